@@ -1,0 +1,55 @@
+"""What an accelerator implements to take parts of a graph, and what it is handed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from litegpu.model.types import Model, Operator, Subgraph
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Nodes of one subgraph that run together. `inputs` and `outputs` are the runtime tensors that cross its border
+    (tensor indices; constants excluded), in ascending order of first use and of production; a tensor that is a graph
+    output or is read outside the partition is an output even if it is also consumed inside."""
+
+    model: Model
+    subgraph: Subgraph
+    nodes: tuple[Operator, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+class DelegateKernel(Protocol):
+    """A prepared partition."""
+
+    def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Required. One inference. `inputs` follow Partition.inputs, with the shapes and dtypes of the tensors, and may
+        be reused by the caller afterwards; the results follow Partition.outputs, in the tensors' dtypes and shapes, and
+        belong to the caller until the next invoke of this kernel."""
+
+    def close(self) -> None:
+        """Required. Free everything; may be called twice."""
+
+
+@runtime_checkable
+class Delegate(Protocol):
+    """An accelerator. One object may serve several interpreters."""
+
+    name: str  # "GPU", for the report
+    max_delegated_partitions: int  # the largest so many are kept; 0 means all
+    min_nodes_per_partition: int
+    first_delegate_node_index: int  # nodes outside first..last are left alone (to bisect a wrong op)
+    last_delegate_node_index: int
+
+    def check(self, model: Model, subgraph: Subgraph, operator: Operator) -> str | None:
+        """Required. None if the delegate runs this node, else the reason why not, as a sentence for the user. Must be
+        complete: prepare() of any set of accepted nodes is expected to succeed."""
+
+    def prepare(self, partition: Partition) -> DelegateKernel:
+        """Required. Build the partition for the tensors' present shapes (those of partition.subgraph); called again
+        after a resize. An exception means fallback to the CPU with a warning that shows it, or an error under strict."""

@@ -1,0 +1,22 @@
+"""What a device can do, as one frozen record that kernels may query (never who made it)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Features:
+    """Defaults are what every WebGPU device guarantees."""
+
+    float16: bool = False  # f16 arithmetic and storage (WGSL `enable f16`)
+    subgroups: bool = False
+    subgroup_size: int = 0  # if known and fixed, else 0
+    timestamps: bool = False
+    max_threads: int = 256  # per workgroup
+    max_shared_bytes: int = 16384
+    max_buffers: int = 8  # storage buffers per kernel
+    max_groups: int = 65535  # per dimension of a dispatch
+    max_binding_bytes: int = 128 << 20
+    storage_alignment: int = 256  # bytes, of a binding's offset
+    compute_units: int = 0  # if known, for choosing tile sizes

@@ -1,0 +1,75 @@
+"""A Program: everything a runtime needs to run a partition, as plain data that can be stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from litegpu.gpu.graph import DType, Shape
+
+
+@dataclass(frozen=True)
+class KernelCode:
+    """One kernel's text for one target."""
+
+    name: str  # entry point
+    source: str  # WGSL or CUDA C++
+    workgroup: tuple[int, int, int]
+    access: tuple[str, ...]  # per binding, in order: "read" or "read_write"
+
+
+@dataclass(frozen=True)
+class Binding:
+    """A range of the arena or of the constants, in bytes; offsets are aligned to Features.storage_alignment."""
+
+    space: str  # "arena" or "constants"
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """One launch of a kernel."""
+
+    kernel: int  # index into Program.kernels
+    groups: tuple[int, int, int]  # each at most Features.max_groups
+    bindings: tuple[Binding, ...]
+    label: str  # for profiles: the op and its .tflite nodes, e.g. "conv_2d [3,4]"
+    sources: tuple[int, ...]  # .tflite node numbers
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of the program: a packed row-major array somewhere in the arena.
+
+    `dtype` is what lies in the arena (BOOL as int32); `shape` is the logical B,H,W,C shape; `tensor` the .tflite
+    tensor's index.
+    """
+
+    name: str
+    tensor: int
+    shape: Shape
+    dtype: DType
+    offset: int  # bytes from the start of the arena
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes: of the arena, of all tensors without sharing, of the widest set of tensors that live at once."""
+
+    arena: int
+    unshared: int
+    lower_bound: int
+
+
+@dataclass(frozen=True)
+class Program:
+    kernels: tuple[KernelCode, ...]
+    dispatches: tuple[Dispatch, ...]
+    constants: np.ndarray  # uint8
+    arena_size: int  # bytes
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    memory: MemoryReport

@@ -1,0 +1,71 @@
+"""The protocol that a GPU runtime satisfies: a device makes sessions, a session runs one Program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.program import Program
+
+
+@dataclass(frozen=True)
+class DeviceInfo:
+    """What a device is, for people."""
+
+    name: str
+    backend: str  # "vulkan", "metal", "d3d12", "gl", "cuda"
+    driver: str
+    is_software: bool
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """GPU time of one dispatch in one profiled inference."""
+
+    label: str
+    sources: tuple[int, ...]
+    seconds: float
+
+
+class Session(Protocol):
+    """One Program on one device: buffers, pipelines and a recorded replay. Thread-safe; close() may be repeated."""
+
+    def write(self, index: int, array: np.ndarray) -> None:
+        """Required. Set program input `index`. `array`: C-contiguous, float32 or int32, as many elements as the port;
+        it may be changed by the caller as soon as this returns."""
+
+    def run(self) -> None:
+        """Required. Run one inference on what was written last; returns when its outputs can be read."""
+
+    def read(self, index: int, out: np.ndarray) -> None:
+        """Required. Copy program output `index` of the last run into `out` (C-contiguous, the port's type)."""
+
+    def profile(self) -> Sequence[KernelTime]:
+        """Required. One inference with each dispatch timed by the device; raises DeviceError if it cannot."""
+
+    def close(self) -> None:
+        """Required. Free everything."""
+
+    @property
+    def allocations(self) -> int:
+        """Required. GPU buffers created by this session so far (does not grow after the first inference)."""
+
+    @property
+    def stats(self) -> Mapping[str, float]:
+        """Required. Seconds of the parts of the last inference: "write", "encode", "wait", "read"; of the build:
+        "compile", "upload"."""
+
+
+class Device(Protocol):
+    """An opened device. Shared by sessions; thread-safe."""
+
+    info: DeviceInfo
+    features: Features
+    target: str  # the printer it wants: "wgsl" or "cuda"
+
+    def session(self, program: Program) -> Session:
+        """Required. Build a session; raises DeviceError naming the kernel that did not compile."""
