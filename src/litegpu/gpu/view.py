@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
-from litegpu.gpu.graph import DType, Shape
+from litegpu.gpu.graph import DType, Reshape, Shape, Slice, Step, Tile, Transpose
 
 
 @dataclass(frozen=True)
@@ -65,3 +66,87 @@ def packed(root: int, shape: Shape, dtype: DType) -> View:
     """The layout of the user's arrays: row-major without padding."""
     _, h, w, c = shape
     return View(root, shape, (h * w * c, w * c, c, 1), dtype, zero_padded=c % 4 == 0, size=math.prod(shape))
+
+
+def follow(view: View, steps: tuple[Step, ...]) -> View | None:
+    """The view through which a Copy with these steps reads `view`, or None if no strided window does it."""
+    axes = [_Axis(n, s, i == 3) for i, (n, s) in enumerate(zip(view.shape, view.strides, strict=True))]
+    offset = view.offset
+    for step in steps:
+        match step:
+            case Transpose(perm):
+                axes = [axes[p] for p in perm]
+            case Slice(begin, stride, target):
+                offset += sum(b * a.stride for a, b in zip(axes, begin, strict=True))
+                axes = [
+                    _Axis(n, a.stride * k, a.last_channels and k == 1 and b % 4 == 0 and b + n == a.size)
+                    for a, b, k, n in zip(axes, begin, stride, target, strict=True)
+                ]
+            case Tile(multiples):
+                if any(m > 1 and a.size > 1 for a, m in zip(axes, multiples, strict=True)):
+                    return None
+                axes = [a if m == 1 else _Axis(m, 0, False) for a, m in zip(axes, multiples, strict=True)]
+            case Reshape(_, target):
+                reshaped = _reshape(axes, target)
+                if reshaped is None:
+                    return None
+                axes = reshaped
+            case _:
+                return None
+    if len(axes) != 4 or any(a.stride < 0 for a in axes):
+        return None
+    b, y, x, c = axes
+    return View(
+        view.root,
+        (b.size, y.size, x.size, c.size),
+        (b.stride, y.stride, x.stride, c.stride if c.size > 1 else 1),
+        view.dtype,
+        offset,
+        zero_padded=c.size % 4 == 0 or (view.zero_padded and c.last_channels),
+        size=view.size,
+    )
+
+
+@dataclass(frozen=True)
+class _Axis:
+    size: int
+    stride: int
+    last_channels: bool  # the axis is the root's channels up to the last one, from a multiple of four
+
+
+def _reshape(axes: list[_Axis], target: Shape) -> list[_Axis] | None:
+    """The axes of a row-major reinterpretation, or None where the strides do not allow one."""
+    sources = [a for a in axes if a.size != 1]
+    result: list[_Axis] = []
+    i = 0
+    wanted: list[int] = []
+    for n in target:
+        if n == 1:
+            result.append(_Axis(1, 0, False))
+            continue
+        wanted.append(n)
+        result.append(_Axis(n, -1, False))  # the stride is filled in below
+    strides: list[tuple[int, bool]] = []
+    j = 0
+    while i < len(sources) and j < len(wanted):
+        first, out = i, j
+        have, want = sources[i].size, wanted[j]
+        while have != want:
+            if have < want:
+                i += 1
+                have *= sources[i].size
+            else:
+                j += 1
+                want *= wanted[j]
+        i, j = i + 1, j + 1
+        group, sizes = sources[first:i], wanted[out:j]
+        if any(a.stride != b.stride * b.size for a, b in itertools.pairwise(group)):
+            return None
+        stride = group[-1].stride
+        found = []
+        for n in reversed(sizes):
+            found.append((stride, len(group) == len(sizes) == 1 and group[0].last_channels))
+            stride *= n
+        strides += reversed(found)
+    filled = iter(strides)
+    return [a if a.size == 1 else _Axis(a.size, *next(filled)) for a in result]

@@ -34,6 +34,8 @@ class KernelTime:
 class Session(Protocol):
     """One Program on one device: buffers, pipelines and a recorded replay. Thread-safe; close() may be repeated."""
 
+    program: Program
+
     def write(self, index: int, array: np.ndarray) -> None:
         """Required. Set program input `index`. `array`: C-contiguous, float32 or int32, as many elements as the port;
         it may be changed by the caller as soon as this returns."""

@@ -1,0 +1,150 @@
+"""From a lowered graph to a Program: run the passes, trace and print the kernels, plan the memory."""
+
+from __future__ import annotations
+
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from litegpu.gpu import memory
+from litegpu.gpu.graph import DType, Graph, Node
+from litegpu.gpu.kernels import build as build_kernels
+from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.lang import Kernel
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.lang.wgsl import print_wgsl
+from litegpu.gpu.passes import optimise
+from litegpu.gpu.passes.layout import Placed, place
+from litegpu.gpu.program import Binding, Dispatch, KernelCode, Port, Program
+from litegpu.gpu.view import View
+
+BYTES = {DType.FLOAT32: 4, DType.FLOAT16: 2, DType.INT32: 4, DType.BOOL: 4}
+PRINTERS = {"wgsl": print_wgsl}
+
+
+def build_program(graph: Graph, features: Features, target: str = "wgsl", *, half: bool = False) -> Program:
+    """Compile `graph` for a device.
+
+    Inputs and outputs of the program follow graph.inputs and graph.outputs. `half`: store intermediates and constants
+    as float16 (needs features.float16). Raises KernelError if a kernel cannot be made for the device.
+    """
+    placed = place(optimise(graph, features), half)
+    launches: list[tuple[Node, Launch]] = []
+    for node in placed.graph.nodes:
+        context = Context(placed.graph, node, placed.views, features)
+        launches += [(node, launch) for launch in build_kernels(context)]
+    alignment = max(256, features.storage_alignment)
+    offsets, report = memory.plan(_lifetimes(placed, launches), alignment)
+    code, constants = _Code(features, target), _Constants(alignment)
+    dispatches = []
+    for node, launch in launches:
+        bindings = []
+        for m in launch.kernel.buffers:
+            operand = launch.operands[m.name]
+            if isinstance(operand, View):
+                size, dtype = placed.roots[operand.root]
+                bindings.append(Binding("arena", offsets[operand.root], _whole_words(size * BYTES[dtype])))
+            else:
+                bindings.append(constants.add(operand))
+        dispatches.append(
+            Dispatch(code.add(launch.kernel), launch.kernel.dispatch, tuple(bindings), launch.label, node.sources)
+        )
+    program = Program(
+        kernels=tuple(code.kernels),
+        dispatches=tuple(dispatches),
+        constants=constants.bytes(),
+        arena_size=report.arena,
+        inputs=tuple(_port(placed, v, offsets) for v in graph.inputs),
+        outputs=tuple(_port(placed, v, offsets) for v in placed.graph.outputs),
+        memory=report,
+    )
+    return program
+
+
+def describe(program: Program) -> str:
+    """The dispatches and the memory of a program, one line each."""
+    m = program.memory
+    lines = [
+        f"{len(program.dispatches)} dispatches of {len(program.kernels)} kernels, {program.constants.size} bytes of "
+        f"constants; arena {m.arena} bytes (lower bound {m.lower_bound}, without sharing {m.unshared})"
+    ]
+    lines += [
+        f"  {i:3d} {d.label} {'x'.join(map(str, d.groups))} groups, nodes {list(d.sources)}"
+        for i, d in enumerate(program.dispatches)
+    ]
+    return "\n".join(lines)
+
+
+def _lifetimes(placed: Placed, launches: list[tuple[Node, Launch]]) -> dict[int, memory.Block]:
+    """Roots live from their first writer to their last reader; inputs from the start, outputs to the end."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for v in placed.graph.inputs:
+        first[placed.views[v].root] = last[placed.views[v].root] = -1
+    for step, (_, launch) in enumerate(launches):
+        for operand in launch.operands.values():
+            if isinstance(operand, View):
+                first.setdefault(operand.root, step)
+                last[operand.root] = step
+    for v in placed.graph.outputs:
+        root = placed.views[v].root
+        first.setdefault(root, -1)
+        last[root] = len(launches)
+    return {
+        r: memory.Block(_whole_words(placed.roots[r][0] * BYTES[placed.roots[r][1]]), first[r], last[r]) for r in first
+    }
+
+
+def _port(placed: Placed, v: int, offsets: dict[int, int]) -> Port:
+    value, view = placed.graph.values[v], placed.views[v]
+    n = value.elements * BYTES[view.dtype]
+    return Port(
+        value.name, -1 if value.tensor is None else value.tensor, value.shape, view.dtype, offsets[view.root], n
+    )
+
+
+def _whole_words(n: int) -> int:
+    """A binding covers whole vec4s of the widest type, so that the last lane of a packed array may be loaded."""
+    return -(-n // 16) * 16
+
+
+@dataclass
+class _Code:
+    """The distinct kernel texts."""
+
+    features: Features
+    target: str
+    kernels: list[KernelCode] = field(default_factory=list)
+    index: dict[str, int] = field(default_factory=dict)
+
+    def add(self, kernel: Kernel) -> int:
+        source = PRINTERS[self.target](kernel, self.features)
+        if source not in self.index:
+            self.index[source] = len(self.kernels)
+            access = tuple(m.access for m in kernel.buffers)
+            self.kernels.append(KernelCode(kernel.name, source, kernel.workgroup, access))
+        return self.index[source]
+
+
+@dataclass
+class _Constants:
+    """Constant arrays one behind the other, equal ones once."""
+
+    alignment: int
+    blobs: list[bytes] = field(default_factory=list)
+    index: dict[bytes, Binding] = field(default_factory=dict)
+    size: int = 0
+
+    def add(self, array: np.ndarray) -> Binding:
+        blob = np.ascontiguousarray(array).tobytes()
+        if blob not in self.index:
+            padded = _whole_words(len(blob))
+            self.index[blob] = Binding("constants", self.size, padded)
+            room = -(-padded // self.alignment) * self.alignment
+            self.blobs.append(blob.ljust(room, b"\0"))
+            self.size += room
+        return self.index[blob]
+
+    def bytes(self) -> np.ndarray:
+        return np.frombuffer(b"".join(self.blobs), np.uint8)

@@ -1,0 +1,131 @@
+"""Join chains of copies into one, drop those that move nothing, and let convolutions do their own zero padding."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from litegpu.gpu.graph import (
+    RESULT,
+    Conv2D,
+    Copy,
+    DepthwiseConv2D,
+    Graph,
+    GraphBuilder,
+    Mirror,
+    Node,
+    Pad,
+    Reshape,
+    Shape,
+    Slice,
+    Step,
+    Take,
+    Tile,
+    Transpose,
+    step_shape,
+)
+from litegpu.gpu.passes.fold import drop_unused
+
+
+def join_copies(graph: Graph) -> Graph:
+    """Read through every plain copy that feeds another copy; copies that change nothing disappear."""
+    values = graph.values
+    plain: dict[int, tuple[int, tuple[Step, ...], tuple[int, ...]]] = {}  # output -> source, steps, .tflite nodes
+    same: dict[int, int] = {}  # output of a copy that moves nothing -> its source
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        node = _rename(node, same)
+        if isinstance(node.op, Copy):
+            source, steps, sources = node.inputs[0], node.op.steps, node.sources
+            if source in plain and _one_fill(plain[source][1] + steps):
+                source, before, first = plain[source]
+                steps, sources = before + steps, tuple(sorted({*first, *sources}))
+            steps = simplify(steps, values[source].shape)
+            node = dataclasses.replace(node, op=Copy(steps), inputs=(source,), sources=sources)
+            if node.epilogue == RESULT and values[source].dtype == values[node.output].dtype:
+                if not steps and node.output not in graph.outputs and not values[source].is_constant:
+                    same[node.output] = source
+                    continue
+                plain[node.output] = (source, steps, sources)
+        nodes.append(node)
+    return drop_unused(GraphBuilder(dict(values), nodes).graph(graph.inputs, graph.outputs))
+
+
+def absorb_padding(graph: Graph) -> Graph:
+    """A zero padding of height and width in front of a convolution becomes the convolution's own."""
+    producer = graph.producer()
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        pad = producer.get(node.inputs[0]) if isinstance(node.op, (Conv2D, DepthwiseConv2D)) else None
+        match (node.op, pad):
+            case ((Conv2D() | DepthwiseConv2D() as op), Node(Copy((Pad(before, after, 0.0),)), _, _, epilogue)) if (
+                epilogue == RESULT and not (before[0] or before[3] or after[0] or after[3]) and min(before + after) >= 0
+            ):
+                padding = (op.padding[0] + before[1], op.padding[1] + before[2])
+                node = dataclasses.replace(
+                    node,
+                    op=dataclasses.replace(op, padding=padding),
+                    inputs=(pad.inputs[0], *node.inputs[1:]),
+                    sources=tuple(sorted({*pad.sources, *node.sources})),
+                )
+        nodes.append(node)
+    return drop_unused(GraphBuilder(dict(graph.values), nodes).graph(graph.inputs, graph.outputs))
+
+
+def simplify(steps: tuple[Step, ...], shape: Shape) -> tuple[Step, ...]:
+    """The same movement of a tensor of `shape` in fewer steps."""
+    kept: list[Step] = []
+    shapes = [tuple(shape)]
+    for step in steps:
+        if kept and isinstance(step, Reshape) and isinstance(kept[-1], Reshape):
+            shapes.pop()
+            step = Reshape(kept.pop().source, step.target)  # type: ignore[union-attr]
+        elif kept and isinstance(step, Transpose) and isinstance(kept[-1], Transpose):
+            shapes.pop()
+            step = Transpose(tuple(kept.pop().perm[p] for p in step.perm))  # type: ignore[union-attr]
+        if not _moves_nothing(step, shapes[-1]):
+            kept.append(_as_reshape(step, shapes[-1]))
+            shapes.append(step_shape(step, shapes[-1]))
+    result = tuple(kept)
+    return result if len(result) == len(steps) or not result else simplify(result, shape)
+
+
+def _moves_nothing(step: Step, shape: Shape) -> bool:
+    match step:
+        case Reshape(source, target):
+            return tuple(source) == tuple(target)
+        case Transpose(perm):
+            return tuple(perm) == tuple(range(len(perm)))
+        case Slice(begin, stride, target):
+            return not any(begin) and tuple(target) == tuple(shape) and (set(stride) <= {1} or max(shape) == 1)
+        case Pad(before, after) | Mirror(before, after):
+            return not any(before) and not any(after)
+        case Tile(multiples):
+            return set(multiples) <= {1}
+        case Take(axis, indices):
+            return tuple(indices) == tuple(range(shape[axis]))
+    return False
+
+
+def _as_reshape(step: Step, shape: Shape) -> Step:
+    """A transposition that only moves axes of size 1 is a reshape."""
+    if isinstance(step, Transpose):
+        moved = [p for p in step.perm if shape[p] != 1]
+        if moved == sorted(moved) and math.prod(shape):
+            return Reshape(shape, step_shape(step, shape))
+    return step
+
+
+def _one_fill(steps: tuple[Step, ...]) -> bool:
+    """Whether one fill value serves all paddings: what lies outside any of them has the same value."""
+    return len({s.fill for s in steps if isinstance(s, Pad)}) <= 1
+
+
+def _rename(node: Node, same: dict[int, int]) -> Node:
+    if not any(v in same for v in node.reads):
+        return node
+    return dataclasses.replace(
+        node,
+        inputs=tuple(same.get(v, v) for v in node.inputs),
+        operands=tuple(same.get(v, v) for v in node.operands),
+    )
