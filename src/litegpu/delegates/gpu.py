@@ -34,7 +34,7 @@ class GpuDelegateOptions:
     device: a part of the adapter's name, to choose among several.
     max_delegated_partitions: the largest so many partitions are taken; 0 means all.
     min_nodes_per_partition: partitions with fewer nodes stay on the CPU.
-    first_delegate_node_index, last_delegate_node_index: nodes outside stay on the CPU (to find a wrong op by bisection).
+    first_delegate_node_index, last_delegate_node_index: nodes outside stay on the CPU (to bisect a wrong op).
     """
 
     precision_loss_allowed: bool = False

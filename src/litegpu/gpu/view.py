@@ -47,7 +47,7 @@ class View:
     def dense(self) -> bool:
         """Whether quad i of the value (in b,y,x,c order) is quad offset/4 + i of the memory."""
         p = self.quads * 4
-        b, y, x, c = self.strides
+        b, y, x, _ = self.strides
         n = self.shape
         return self.vector and self.whole_quads and all(
             size == 1 or stride == want

@@ -159,7 +159,7 @@ class _Layout:
     # ------------------------------------------------------------------------------------------------ memory
 
     def new_root(self, v: int, shared: bool = False) -> None:
-        """Memory for value `v` in the padded layout. `shared`: others write parts of its channels, nobody the padding."""
+        """Memory for value `v`, padded. `shared`: several nodes write its channels, nobody the padding."""
         value = self.builder.values[v]
         dtype = DType.FLOAT16 if self.half and _may_be_half(value) else value.dtype
         view = padded(len(self.roots), value.shape, dtype)
