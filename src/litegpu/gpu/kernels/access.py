@@ -1,0 +1,387 @@
+"""How kernels read operands and write the output: by quads of channels, whatever the layout of the view."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from litegpu.gpu import graph
+from litegpu.gpu.graph import DType, Shape
+from litegpu.gpu.kernels.context import Context
+from litegpu.gpu.kernels.expression import boolean_to, evaluate, scalar_constant
+from litegpu.gpu.lang import Kernel, Memory, Type, Value, boolean, f16, f32, i32, u32, vec
+from litegpu.gpu.view import View, padded
+
+Index = Value | int  # a u32 value, or a number known when tracing
+Operands = dict[str, View | np.ndarray]
+
+STORAGE: dict[DType, Type] = {DType.FLOAT32: f32, DType.FLOAT16: f16, DType.INT32: i32, DType.BOOL: i32}
+LOADED: dict[DType, Type] = {DType.FLOAT32: f32, DType.FLOAT16: f32, DType.INT32: i32, DType.BOOL: i32}
+COMPUTE: dict[DType, Type] = {DType.FLOAT32: f32, DType.FLOAT16: f32, DType.INT32: i32, DType.BOOL: boolean}
+
+
+class Position:
+    """An element of a value of `shape`, four channels at a time: coordinates, or the linear index of the quad.
+
+    From a linear index the coordinates are computed when first asked for, so that dense views need no division.
+    """
+
+    def __init__(self, shape: Shape, *, flat: Value | None = None, coordinates: tuple[Index, ...] = ()) -> None:
+        self.shape = shape
+        self.flat = flat
+        self._coordinates = coordinates
+
+    @functools.cached_property
+    def pixel(self) -> Index | None:
+        """The index of (b, y, x) in row-major order, if the position was made from a linear index."""
+        return None if self.flat is None else divide(self.flat, self._quads)
+
+    @functools.cached_property
+    def q(self) -> Index:
+        return self._coordinates[3] if self.flat is None else remainder(self.flat, self._quads, self._total)
+
+    @functools.cached_property
+    def b(self) -> Index:
+        if self.pixel is None:
+            return self._coordinates[0]
+        b, h, w, _ = self.shape
+        return 0 if b == 1 else divide(self.pixel, h * w)
+
+    @functools.cached_property
+    def y(self) -> Index:
+        if self.pixel is None:
+            return self._coordinates[1]
+        b, h, w, _ = self.shape
+        return remainder(divide(self.pixel, w), h, b * h)
+
+    @functools.cached_property
+    def x(self) -> Index:
+        if self.pixel is None:
+            return self._coordinates[2]
+        b, h, w, _ = self.shape
+        return remainder(self.pixel, w, b * h * w)
+
+    @property
+    def _quads(self) -> int:
+        return -(-self.shape[3] // 4)
+
+    @property
+    def _total(self) -> int:
+        return math.prod(self.shape[:3]) * self._quads
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A value being read in a kernel: a view of the arena, or a constant.
+
+    Results have the compute type: float32 for FLOAT32 and FLOAT16, int32, or bool. Coordinates are u32 values or
+    Python ints, and in range. Memories are declared when first used, one with vector and one with scalar elements.
+    """
+
+    k: Kernel
+    view: View
+    operands: Operands
+    name: str
+    constant: np.ndarray | None = None  # as the caller's graph has it, B,H,W,C
+
+    def quad(self, b: Index, y: Index, x: Index, q: Index) -> Value:
+        """Channels 4q to 4q+3; lanes past the last channel are zero (False)."""
+        if self._single is not None:
+            return self._lanes([self._single])
+        return self._quad(_pixel_terms(self.view, b, y, x), q)
+
+    def at(self, b: Index, y: Index, x: Index, c: Index) -> Value:
+        """One element."""
+        if self._single is not None:
+            return self._single
+        terms = _pixel_terms(self.view, b, y, x)
+        if isinstance(c, int) and self.view.vector:
+            return self._computed(self._vector(terms, c // 4)[c % 4])
+        strides = self.view.strides
+        return self._computed(self._scalars[address(self.view.offset, [*terms, (c, strides[3])])])
+
+    def broadcast(self, b: Index, y: Index, x: Index, q: Index) -> Value:
+        """As `quad`, for an operand that is broadcast to the output at these coordinates: axes of size 1 are read at
+        0, and a single channel is in all lanes."""
+        return self.read(Position(self.view.shape, coordinates=(b, y, x, q)), spread=True)
+
+    def read(self, at: Position, *, spread: bool | None = None) -> Value:
+        """`broadcast` at a position of the output's shape; `spread` says whether one channel fills all lanes
+        (otherwise it does when the position's shape has more channels than one)."""
+        n = self.view.shape
+        if spread is None:
+            spread = at.shape[3] > 1
+        if at.flat is not None and n == at.shape and self.view.dense and self._single is None:
+            return self._computed(self._memory(4)[address(self.view.offset // 4, [(at.flat, 1)])])
+        if at.flat is not None and n[:3] == at.shape[:3] and _linear_pixels(self.view):
+            pixel = at.pixel
+            terms = [] if pixel is None or math.prod(n[:3]) == 1 else [(pixel, _pixel_stride(self.view))]
+        else:
+            terms = _pixel_terms(
+                self.view,
+                0 if n[0] == 1 else at.b,
+                0 if n[1] == 1 else at.y,
+                0 if n[2] == 1 else at.x,
+            )
+        if self._single is not None:
+            return self._lanes([self._single])
+        if n[3] == 1 and spread:
+            if self.view.vector:
+                return self.k.splat(self._computed(self._vector(terms, 0)[0]), 4)
+            return self.k.splat(self._computed(self._scalars[address(self.view.offset, terms)]), 4)
+        return self._quad(terms, at.q)
+
+    # ------------------------------------------------------------------------------------------------- loads
+
+    @functools.cached_property
+    def _single(self) -> Value | None:
+        """A constant of one element is part of the kernel's text."""
+        if self.constant is None or self.constant.size != 1:
+            return None
+        return scalar_constant(self.k, self.constant.reshape(-1)[0].item(), COMPUTE[self.view.dtype])
+
+    def _quad(self, terms: list[tuple[Index, int]], q: Index) -> Value:
+        view, k = self.view, self.k
+        c = view.shape[3]
+        if view.quads == 1:
+            q = 0
+        if view.vector:
+            v = self._computed(self._vector(terms, q))
+            return v if view.whole_quads else mask(k, v, c, q)
+        first = address(view.offset, [*terms, (q, 4 * view.strides[3])])
+        last = is_last(q, view.quads)
+        lanes: list[Value] = []
+        for j in range(4):
+            i = _plus(first, j * view.strides[3])
+            if c % 4 == 0 or j < c % 4 or last is False:
+                lanes.append(self._computed(self._scalars[i]))
+            elif last is True:
+                break
+            else:  # read some element that exists, and forget it
+                value = self._computed(self._scalars[k.select(last, _value(k, first), _value(k, i))])
+                lanes.append(k.select(last, scalar_constant(k, 0, COMPUTE[view.dtype]), value))
+        return self._lanes(lanes, fill=True)
+
+    def _vector(self, terms: list[tuple[Index, int]], q: Index) -> Value:
+        quarter = [(i, stride // 4) for i, stride in terms]
+        return self._memory(4)[address(self.view.offset // 4, [*quarter, (q, 1)])]
+
+    def _lanes(self, lanes: list[Value], *, fill: bool = False) -> Value:
+        """Four lanes: the first one repeated, or filled up with zeros."""
+        k = self.k
+        if not fill:
+            return k.splat(lanes[0], 4)
+        zero = scalar_constant(k, 0, COMPUTE[self.view.dtype])
+        return k.vec(*lanes, *[zero] * (4 - len(lanes)))
+
+    def _computed(self, v: Value) -> Value:
+        return boolean_to(self.k, v, boolean) if self.view.dtype is DType.BOOL else v
+
+    @property
+    def _scalars(self) -> Memory:
+        return self._memory(1)
+
+    def _memory(self, lanes: int) -> Memory:
+        return declare(self.k, self.name, self.view, lanes, self.operands, self._packed)
+
+    @functools.cached_property
+    def _packed(self) -> np.ndarray | None:
+        return None if self.constant is None else pack(self.constant)
+
+
+@dataclass(frozen=True, eq=False)
+class Sink:
+    """The node's output: applies the epilogue and stores, whatever the layout of the view."""
+
+    ctx: Context
+    k: Kernel
+    view: View
+    operands: Operands
+    sources: tuple[Source | None, ...]  # of the epilogue's operands; None where the epilogue does not use one
+
+    def store(self, b: Index, y: Index, x: Index, q: Index, result: Value | None = None) -> None:
+        """Store the epilogue of `result` (four lanes of the op's result; None for Elementwise) in channels 4q to 4q+3.
+        Lanes past the last channel are stored as zeros, or not at all where they belong to other values."""
+        self.write(Position(self.view.shape, coordinates=(b, y, x, q)), result)
+
+    def write(self, at: Position, result: Value | None = None) -> None:
+        """`store` at a position of the output's shape."""
+        args: list[Value | None] = [] if isinstance(self.ctx.node.op, graph.Elementwise) else [result]
+        args += [None if source is None else source.read(at) for source in self.sources]
+        value = evaluate(self.k, self.ctx.node.epilogue, args)
+        self.write_plain(at, value if value.type.lanes == 4 else self.k.splat(value, 4))
+
+    def write_plain(self, at: Position, value: Value) -> None:
+        """Store four lanes to which the epilogue was already applied."""
+        k, view = self.k, self.view
+        want = vec(COMPUTE[view.dtype], 4)
+        if value.type != want:
+            raise TypeError(f"{self.ctx.node.op} gives {value.type} but its output holds {want}")
+        if view.dtype is DType.BOOL:
+            value = boolean_to(k, value, i32)
+        c = view.shape[3]
+        q: Index = 0 if view.quads == 1 else at.q if c % 4 else -1
+        if at.flat is not None and view.dense:
+            self._memory(4)[address(view.offset // 4, [(at.flat, 1)])] = mask(k, value, c, q)
+            return
+        q = 0 if view.quads == 1 else at.q
+        pixel = at.pixel if _linear_pixels(view) else None
+        if pixel is not None:
+            terms = [] if math.prod(view.shape[:3]) == 1 else [(pixel, _pixel_stride(view))]
+        else:
+            terms = _pixel_terms(view, at.b, at.y, at.x)
+        if view.vector and view.whole_quads:
+            quarter = [(i, stride // 4) for i, stride in terms]
+            self._memory(4)[address(view.offset // 4, [*quarter, (q, 1)])] = mask(k, value, c, q)
+            return
+        memory = self._memory(1)
+        first = address(view.offset, [*terms, (q, 4 * view.strides[3])])
+        last = is_last(q, view.quads)
+        if view.zero_padded:
+            value = mask(k, value, c, q)
+        guarded = []
+        for j in range(4):
+            i = _plus(first, j * view.strides[3])
+            if c % 4 == 0 or j < c % 4 or last is False or view.zero_padded:
+                memory[i] = value[j]
+            elif last is not True:
+                guarded.append((i, value[j]))
+        if guarded:
+            with k.If(q != view.quads - 1):
+                for i, lane in guarded:
+                    memory[i] = lane
+
+    def _memory(self, lanes: int) -> Memory:
+        return declare(self.k, "y", self.view, lanes, self.operands, None)
+
+
+def open_source(ctx: Context, k: Kernel, value_id: int, operands: Operands) -> Source:
+    """Read value `value_id` of the graph in `k`; `operands` collects what the kernel's buffers are bound to."""
+    value = ctx.value(value_id)
+    name = _name(ctx, value_id)
+    if value.data is None:
+        return Source(k, ctx.views[value_id], operands, name)
+    dtype = DType.BOOL if value.data.dtype == np.bool_ else value.dtype
+    return Source(k, padded(-1, value.shape, dtype), operands, name, value.data)
+
+
+def open_sink(ctx: Context, k: Kernel, operands: Operands) -> Sink:
+    """Write the node's output in `k`; `operands` collects what the kernel's buffers are bound to."""
+    node = ctx.node
+    used = graph.arguments(node.epilogue)
+    first = 0 if isinstance(node.op, graph.Elementwise) else 1
+    sources = tuple(
+        open_source(ctx, k, v, operands) if first + i in used else None for i, v in enumerate(node.operands)
+    )
+    return Sink(ctx, k, ctx.views[node.output], operands, sources)
+
+
+def declare(k: Kernel, name: str, view: View, lanes: int, operands: Operands, packed: np.ndarray | None) -> Memory:
+    """The buffer of `view` with `lanes` per element; the same one again for another view of the same root and type."""
+    storage, loaded = STORAGE[view.dtype], LOADED[view.dtype]
+    if lanes > 1:
+        storage, loaded = vec(storage, lanes), vec(loaded, lanes)
+    for memory in k.memories:
+        bound = operands.get(memory.name)
+        same = bound is packed if packed is not None else isinstance(bound, View) and bound.root == view.root
+        if same and memory.storage == storage and memory.size == view.size // lanes:
+            return memory
+    taken = {m.name for m in k.memories}
+    name = next(n for n in (name, name + "s" if lanes == 1 else name + "v", *(f"{name}_{i}" for i in range(2, 99)))
+                if n not in taken)  # fmt: skip
+    operands[name] = view if packed is None else packed
+    access = "read" if packed is not None else "read_write"
+    return k.buffer(name, storage, view.size // lanes, compute=loaded, access=access)
+
+
+def pack(constant: np.ndarray) -> np.ndarray:
+    """A constant with its channels padded by zeros to a multiple of four; float32, or int32 also for bool."""
+    c = constant.shape[3]
+    dtype = np.float32 if constant.dtype.kind == "f" else np.int32
+    result = np.zeros((*constant.shape[:3], -(-c // 4) * 4), dtype)
+    result[..., :c] = constant
+    return result
+
+
+# -------------------------------------------------------------------------------------------- index arithmetic
+
+
+def address(base: int, terms: list[tuple[Index, int]]) -> Index:
+    """base + sum of index * stride, with what is known when tracing added up first. Strides may be negative: u32
+    arithmetic wraps."""
+    total: Value | None = None
+    for index, stride in terms:
+        if isinstance(index, int):
+            base += index * stride
+        elif stride:
+            term = index if stride == 1 else index * (stride % (1 << 32))
+            total = term if total is None else total + term
+    if total is None:
+        return base
+    return _plus(total, base)
+
+
+def divide(i: Index, n: int) -> Index:
+    """i // n."""
+    return i if n == 1 else i // n
+
+
+def remainder(i: Index, n: int, extent: int) -> Index:
+    """i % n where i < extent."""
+    if n == 1:
+        return 0
+    return i if extent <= n else i % n
+
+
+def is_last(q: Index, quads: int) -> Value | bool:
+    """Whether q is the last of `quads`."""
+    if isinstance(q, int):
+        return q == quads - 1
+    return True if quads == 1 else q == quads - 1
+
+
+def mask(k: Kernel, v: Value, channels: int, q: Index) -> Value:
+    """`v`, which holds channels 4q to 4q+3, with zeros (False) in the lanes past the last channel."""
+    rest = channels % 4
+    last = is_last(q, -(-channels // 4)) if rest else False
+    if last is False:
+        return v
+    zero = scalar_constant(k, 0, v.type.scalar)
+    past = [zero if last is True else k.select(last, zero, v[j]) for j in range(rest, 4)]
+    return k.vec(*(v[j] for j in range(rest)), *past)
+
+
+def _pixel_terms(view: View, b: Index, y: Index, x: Index) -> list[tuple[Index, int]]:
+    n, strides = view.shape, view.strides
+    return [(i, strides[a]) for a, i in enumerate((b, y, x)) if n[a] > 1 and strides[a] != 0]
+
+
+def _linear_pixels(view: View) -> bool:
+    """Whether pixel (b, y, x), counted in row-major order, lies at a multiple of one stride."""
+    sizes = [(n, s) for n, s in zip(view.shape[:3], view.strides[:3], strict=True) if n > 1]
+    return all(a[1] == b[0] * b[1] for a, b in zip(sizes, sizes[1:], strict=False))
+
+
+def _pixel_stride(view: View) -> int:
+    return next(s for n, s in zip(view.shape[2::-1], view.strides[2::-1], strict=True) if n > 1)
+
+
+def _plus(i: Index, offset: int) -> Index:
+    if isinstance(i, int):
+        return i + offset
+    return i + offset % (1 << 32) if offset else i
+
+
+def _value(k: Kernel, i: Index) -> Value:
+    return k.const(i, u32) if isinstance(i, int) else i
+
+
+def _name(ctx: Context, value_id: int) -> str:
+    node = ctx.node
+    if value_id in node.inputs:
+        i = node.inputs.index(value_id)
+        return ("x", "w")[i] if i < 2 else f"x{i}"
+    return f"e{node.operands.index(value_id)}"
