@@ -1,0 +1,20 @@
+"""Models: bytes to plain data and back."""
+
+from __future__ import annotations
+
+from litegpu.model.reader import read_model
+from litegpu.model.types import Model, Operator, Quantization, Signature, Sparsity, Subgraph, Tensor, TensorType
+from litegpu.model.verifier import verify_model
+
+__all__ = [
+    "Model",
+    "Operator",
+    "Quantization",
+    "Signature",
+    "Sparsity",
+    "Subgraph",
+    "Tensor",
+    "TensorType",
+    "read_model",
+    "verify_model",
+]
