@@ -1,0 +1,62 @@
+"""The kernel language: kernels are Python functions, traced to a tree that printers write as WGSL or CUDA C++."""
+
+from __future__ import annotations
+
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.lang.kernel import Kernel, trace
+from litegpu.gpu.lang.tree import Array, Memory, Variable
+from litegpu.gpu.lang.types import (
+    KernelError,
+    Type,
+    boolean,
+    boolx2,
+    boolx4,
+    f16,
+    f16x2,
+    f16x4,
+    f32,
+    f32x2,
+    f32x4,
+    i8x4,
+    i32,
+    i32x2,
+    i32x4,
+    u8x4,
+    u32,
+    u32x2,
+    u32x4,
+    vec,
+)
+from litegpu.gpu.lang.value import Value
+from litegpu.gpu.lang.verify import verify
+
+__all__ = [
+    "Array",
+    "Features",
+    "Kernel",
+    "KernelError",
+    "Memory",
+    "Type",
+    "Value",
+    "Variable",
+    "boolean",
+    "boolx2",
+    "boolx4",
+    "f16",
+    "f16x2",
+    "f16x4",
+    "f32",
+    "f32x2",
+    "f32x4",
+    "i8x4",
+    "i32",
+    "i32x2",
+    "i32x4",
+    "trace",
+    "u8x4",
+    "u32",
+    "u32x2",
+    "u32x4",
+    "vec",
+    "verify",
+]

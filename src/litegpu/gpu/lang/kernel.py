@@ -1,0 +1,349 @@
+"""Tracing: calling a Python function with a Kernel records its statements as a tree."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+import numbers
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from litegpu.gpu.lang import tree
+from litegpu.gpu.lang.functions import Functions, Operand
+from litegpu.gpu.lang.types import KernelError, Type, boolean, u32
+from litegpu.gpu.lang.value import Value
+
+MAX_GROUPS = 65535  # per dimension of a dispatch, on every target
+MANY_STATEMENTS = 2000  # more than a compiler digests quickly
+
+Dim3 = tuple[int, int, int]
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
+_log = logging.getLogger("litegpu")
+
+
+def trace(fn: Callable[..., None], name: str, workgroup: Dim3, grid: Dim3, **static: Any) -> Kernel:
+    """Call `fn(kernel, **static)` and return the verified kernel. Raises KernelError naming the author's line."""
+    from litegpu.gpu.lang.verify import verify
+
+    try:
+        kernel = Kernel(name, workgroup, grid)
+        fn(kernel, **static)
+    except KernelError as error:
+        if str(error).startswith(f"kernel {name}: "):
+            raise
+        raise KernelError(f"kernel {name}: {_origin(error)}: {error}") from error
+    verify(kernel)
+    return kernel
+
+
+class Kernel(Functions):
+    """A kernel being traced, or traced.
+
+    `workgroup`: threads of a workgroup along x, y, z. `grid`: logical workgroups along x, y, z; more than 65535 along
+    x are folded into two dimensions (then y and z must be 1), see `dispatch`.
+    """
+
+    def __init__(self, name: str, workgroup: Dim3 = (64, 1, 1), grid: Dim3 = (1, 1, 1)) -> None:
+        super().__init__()
+        if not _NAME.match(name) or "__" in name:
+            raise KernelError(f"{name!r} cannot name a kernel: letters, digits and single underscores")
+        for what, dims in (("workgroup", workgroup), ("grid", grid)):
+            if len(dims) != 3 or not all(isinstance(d, numbers.Integral) and d > 0 for d in dims):
+                raise KernelError(f"{what} {dims!r} must be three positive integers")
+        if max(grid[1:]) > MAX_GROUPS or (grid[0] > MAX_GROUPS and (grid[1:] != (1, 1) or grid[0] > MAX_GROUPS**2)):
+            raise KernelError(
+                f"grid {grid} cannot be dispatched: at most {MAX_GROUPS} along y and z, x alone may exceed"
+            )
+        self.name = name
+        self.workgroup: Dim3 = (int(workgroup[0]), int(workgroup[1]), int(workgroup[2]))
+        self.grid: Dim3 = (int(grid[0]), int(grid[1]), int(grid[2]))
+        self.buffers: list[tree.Memory] = []
+        self.shared_memories: list[tree.Memory] = []
+        self.needs_subgroups = False
+        self.statement_count = 0
+        self._variable_count = 0
+
+    @property
+    def dispatch(self) -> Dim3:
+        """The physical workgroups to launch; surplus ones, if any, do nothing."""
+        if self.grid[0] <= MAX_GROUPS:
+            return self.grid
+        rows = -(-self.grid[0] // MAX_GROUPS)
+        return (-(-self.grid[0] // rows), rows, 1)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a workgroup."""
+        return math.prod(self.workgroup)
+
+    @property
+    def shared_bytes(self) -> int:
+        return sum(m.nbytes for m in self.shared_memories)
+
+    def __str__(self) -> str:
+        from litegpu.gpu.lang.listing import listing
+
+        return listing(self)
+
+    def digest(self) -> str:
+        """A hash of the tree, the same in every process."""
+        return hashlib.sha256(str(self).encode()).hexdigest()
+
+    # Declarations
+
+    def buffer(
+        self, name: str, storage: Type, size: int, *, compute: Type | None = None, access: str = "read_write"
+    ) -> tree.Memory:
+        """A storage buffer of `size` elements of `storage`, computed with as `compute` (default: the storage type, or
+        i32x4 / u32x4 for packed 8-bit). `access` "read" is for memory that nothing writes during the whole program."""
+        if access not in ("read", "read_write"):
+            raise KernelError(f"access is 'read' or 'read_write', not {access!r}")
+        if not name.isidentifier() or any(b.name == name for b in self.buffers):
+            raise KernelError(f"buffer name {name!r} is taken or not an identifier")
+        compute = compute or _default_compute(storage)
+        if storage.kind == "bool" or compute.is_packed or not _stores(storage, compute):
+            raise KernelError(f"buffer {name}: {storage} in memory cannot be computed with as {compute}")
+        number = len(self.buffers)
+        memory = tree.Memory(self, number, name, storage, compute, "global", _size(name, size), access)
+        self.buffers.append(memory)
+        return memory
+
+    def shared(self, type: Type, size: int) -> tree.Memory:
+        """Memory of the workgroup, `size` elements, undefined until written."""
+        if type.is_packed:
+            raise KernelError(f"shared memory cannot hold {type}")
+        number = len(self.shared_memories)
+        memory = tree.Memory(self, number, f"shared{number}", type, type, "shared", _size("shared", size), "read_write")
+        self.shared_memories.append(memory)
+        return memory
+
+    def var(self, init: Operand) -> tree.Variable:
+        """A mutable local; a bare Python number makes an f32 (float), u32 (int) or bool."""
+        init = self._use(self._value(init))
+        variable = tree.Variable(self, self._variable_count, init.type, self.block)
+        self._variable_count += 1
+        self._statement(tree.Declare(tree.author_line(), variable, init))
+        return variable
+
+    def array(self, size: int, init: Operand) -> tree.Array:
+        """A local array of `size` elements, each `init`; indexed by Python integers."""
+        init = self._use(self._value(init))
+        array = tree.Array(self, self._variable_count, init.type, self.block, _size("array", size))
+        self._variable_count += 1
+        self._statement(tree.Declare(tree.author_line(), array, init))
+        return array
+
+    # Ids
+
+    def local_id(self, axis: int = 0) -> Value:
+        """This thread's place in its workgroup, u32."""
+        return self._id("local_id", axis, self.workgroup)
+
+    def group_id(self, axis: int = 0) -> Value:
+        """The workgroup's place in the logical grid, u32."""
+        return self._id("group_id", axis, self.grid)
+
+    def subgroup_size(self) -> Value:
+        self.needs_subgroups = True
+        return self._shared("builtin", u32, (), ("subgroup_size", 0), self.body)
+
+    def subgroup_lane(self) -> Value:
+        """This thread's place in its subgroup, u32."""
+        self.needs_subgroups = True
+        return self._shared("builtin", u32, (), ("subgroup_lane", 0), self.body)
+
+    # Memory and variables; Memory, Variable and Array call these
+
+    def load(self, memory: tree.Memory, index: Operand) -> Value:
+        return self._ordered("load", memory.type, (self._index(memory, index),), memory)
+
+    def store(self, memory: tree.Memory, index: Operand, value: Operand) -> None:
+        if memory.access == "read":
+            raise KernelError(f"buffer {memory.name} is read-only: declare it with access='read_write' to store to it")
+        where = self._index(memory, index)
+        self._statement(tree.Store(tree.author_line(), memory, where, self._typed(value, memory.type)))
+
+    def read(self, variable: tree.Variable, element: int) -> Value:
+        return self._ordered("read", variable.type, (), (variable, self._element(variable, element)))
+
+    def assign(self, variable: tree.Variable, element: int, value: Operand) -> None:
+        element = self._element(variable, element)
+        self._statement(tree.Assign(tree.author_line(), variable, element, self._typed(value, variable.type)))
+
+    # Subgroups
+
+    def subgroup_add(self, value: Value) -> Value:
+        return self._subgroup("add", value)
+
+    def subgroup_max(self, value: Value) -> Value:
+        """The largest over the subgroup; with NaN in it, unspecified."""
+        return self._subgroup("max", value)
+
+    def subgroup_min(self, value: Value) -> Value:
+        """The smallest over the subgroup; with NaN in it, unspecified."""
+        return self._subgroup("min", value)
+
+    def subgroup_shuffle_down(self, value: Value, delta: Operand) -> Value:
+        """The value of the thread `delta` further in the subgroup; unspecified past its end."""
+        return self._subgroup("shuffle_down", value, self._typed(delta, u32))
+
+    def subgroup_shuffle_xor(self, value: Value, mask: Operand) -> Value:
+        """The value of the thread whose place differs by the bits of `mask`."""
+        return self._subgroup("shuffle_xor", value, self._typed(mask, u32))
+
+    # Control flow
+
+    def barrier(self) -> None:
+        """Wait for the whole workgroup. Must be reached by all of its threads or none (checked)."""
+        self._statement(tree.Barrier(tree.author_line()))
+
+    @contextlib.contextmanager
+    def loop(self, stop: Operand, start: Operand = 0, step: Operand = 1) -> Iterator[Value]:
+        """A counted loop over u32; gives the index. `stop + step` must not exceed 2**32."""
+        first, last, by = (self._use(self._typed(v, u32)) for v in (start, stop, step))
+        if by.is_constant(0):
+            raise KernelError("a loop needs a step above 0")
+        where = tree.author_line()
+        once = all(isinstance(v.constant, int) for v in (first, last, by)) and _trips(first, last, by) == 1
+        with self._scope() as body:
+            index = first if once else self._new("index", u32, (), None, body)
+            yield index
+        if once:
+            self._statement(tree.If(where, self.const(True, boolean), body))
+        else:
+            self._statement(tree.For(where, index, first, last, by, body))
+
+    @contextlib.contextmanager
+    def If(self, condition: Value | bool) -> Iterator[None]:
+        """The block runs where `condition` (a bool scalar) holds; k.Else() may follow at once."""
+        condition = self._use(self._typed(condition, boolean))
+        where = tree.author_line()
+        with self._scope() as block:
+            yield
+        self._statement(tree.If(where, condition, block))
+
+    @contextlib.contextmanager
+    def Else(self) -> Iterator[None]:
+        """The other branch of the If that ended on the statement before."""
+        last = self.block.statements[-1] if self.block.statements else None
+        if not isinstance(last, tree.If) or last.orelse is not None:
+            raise KernelError("k.Else() must directly follow the block of a k.If(...)")
+        with self._scope() as block:
+            yield
+        self.block.statements[-1] = replace(last, orelse=block)
+
+    @contextlib.contextmanager
+    def While(self, condition: Callable[[], Value]) -> Iterator[None]:
+        """Loop as long as `condition()`, which is traced once and evaluated before every round."""
+        where = tree.author_line()
+        with self._scope() as head:
+            test = self._use(self._typed(condition(), boolean))
+            with self._scope() as body:
+                yield
+        self._statement(tree.While(where, head, test, body))
+
+    # Helpers
+
+    @contextlib.contextmanager
+    def _scope(self) -> Iterator[tree.Block]:
+        outer = self.block
+        self.block = tree.Block(outer)
+        try:
+            yield self.block
+        finally:
+            self.block = outer
+
+    def _statement(self, statement: tree.Statement) -> None:
+        self._emit(statement)
+        self._count()
+
+    def _count(self) -> None:
+        self.statement_count += 1
+        if self.statement_count == MANY_STATEMENTS:
+            _log.warning("kernel %s has over %d statements: unroll less", self.name, MANY_STATEMENTS)
+
+    def _ordered(self, op: str, type: Type, args: tuple[Value, ...], attr: Any) -> Value:
+        for a in args:
+            self._use(a)
+        self._count()
+        return self._new(op, type, args, attr, self.block)
+
+    def _subgroup(self, op: str, value: Value, *more: Value) -> Value:
+        self._need_value(value)
+        if value.type.kind == "bool" or (op in ("add", "max", "min") and not value.type.kind):
+            raise KernelError(f"subgroup_{op} is not defined on {value.type}")
+        self.needs_subgroups = True
+        return self._ordered("subgroup", value.type, (value, *more), op)
+
+    def _typed(self, value: Operand, type: Type) -> Value:
+        """`value` as exactly `type`; a scalar of the same kind spreads over the lanes, numbers take the type."""
+        if not isinstance(value, Value):
+            return self.const(value, type)
+        if value.type != type:
+            if value.type != type.scalar:
+                raise KernelError(f"need {type}, got {value.type}: convert explicitly")
+            value = self.splat(value, type.lanes)
+        return self._use(value)
+
+    def _index(self, memory: tree.Memory, index: Operand) -> Value:
+        if not isinstance(index, Value) and (isinstance(index, bool) or not isinstance(index, numbers.Integral)):
+            raise KernelError(f"{memory.name}[{index!r}]: the index must be u32 or a Python integer")
+        if not isinstance(index, Value) and index < 0:
+            raise KernelError(f"{memory.name}[{index}]: negative indices do not count from the end")
+        value = self._typed(index, u32)
+        if value.op == "const" and value.attr >= memory.size:
+            raise KernelError(f"{memory.name}[{value.attr}] is outside its {memory.size} elements")
+        return value
+
+    def _element(self, variable: tree.Variable, element: int) -> int:
+        if not variable.block.encloses(self.block):
+            raise KernelError("a local made inside a block is used outside of it")
+        if isinstance(element, (Value, bool)) or not isinstance(element, numbers.Integral):
+            raise KernelError("local arrays take Python integers as indices (a run-time index would spill to memory)")
+        if not 0 <= element < variable.size:
+            raise KernelError(f"element {element} is outside the local array's {variable.size}")
+        return int(element)
+
+    def _id(self, name: str, axis: int, extent: Dim3) -> Value:
+        if axis not in (0, 1, 2):
+            raise KernelError(f"{name}({axis!r}): the axis is 0, 1 or 2")
+        if extent[axis] == 1:
+            return self.const(0, u32)
+        return self._shared("builtin", u32, (), (name, axis), self.body)
+
+
+def _trips(start: Value, stop: Value, step: Value) -> int:
+    first, last, by = start.attr, stop.attr, step.attr
+    return max(0, -(-(last - first) // by))
+
+
+def _size(what: str, size: int) -> int:
+    if isinstance(size, bool) or not isinstance(size, numbers.Integral) or not 0 < size < 2**32:
+        raise KernelError(f"{what}: a size of {size!r} elements; need an integer from 1 to 2**32 - 1")
+    return int(size)
+
+
+def _default_compute(storage: Type) -> Type:
+    if storage.is_packed:
+        return Type("i32" if storage.kind == "i8" else "u32", storage.lanes)
+    return storage
+
+
+def _stores(storage: Type, compute: Type) -> bool:
+    """Whether a buffer of `storage` can be computed with as `compute`."""
+    if storage.lanes != compute.lanes:
+        return False
+    if storage.is_packed:
+        return compute.kind in (_default_compute(storage).kind, "f32")
+    return storage == compute or (storage.kind == "f16" and compute.kind == "f32")
+
+
+def _origin(error: BaseException) -> str:
+    """file:line of the innermost frame that is not the language's own."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not tree.is_language_file(f.filename)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"

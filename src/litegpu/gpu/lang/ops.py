@@ -1,0 +1,180 @@
+"""What every pure operation of the language means: the kinds it takes, the type it gives, and its NumPy definition.
+
+Arrays hold one row per thread; vectors have a last axis of lanes. Definitions that differ between targets are pinned
+down here and every printer follows them:
+
+* min(a, b) is `b < a ? b : a` and max(a, b) is `a < b ? b : a`: when either is NaN the first operand comes back, so
+  put the data first and the bound second and NaN propagates, as with C++ std::min and std::max.
+* i32 and u32 wrap; shift amounts count modulo 32; i32 `shr` is arithmetic; idiv and irem truncate as in C.
+  A division by zero gives an unspecified number, never a trap.
+* Float to integer conversion truncates; out of range (and NaN) it is unspecified, use to_i32_saturating.
+* sign(x) is x itself for zeros and NaN. round is to nearest, ties to even.
+* Subnormal float32 numbers may be treated as zero by a device.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from litegpu.gpu.lang.types import Type
+
+Array = Any  # a NumPy array of any type: NumPy's own stubs cannot follow operators over unknown types
+
+NUMPY = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.float16),
+    "i32": np.dtype(np.int32),
+    "u32": np.dtype(np.uint32),
+    "bool": np.dtype(np.bool_),
+    "i8": np.dtype(np.int8),
+    "u8": np.dtype(np.uint8),
+}
+
+FLOAT = frozenset(("f32", "f16"))
+INTEGER = frozenset(("i32", "u32"))
+NUMBER = FLOAT | INTEGER
+ANY = NUMBER | {"bool"}
+
+
+@dataclass(frozen=True)
+class Op:
+    """`result`: "same" as the operands, "bool" lanes, or "lane" (one lane of the operands' kind)."""
+
+    arity: int
+    kinds: frozenset[str]
+    evaluate: Callable[..., Array]
+    result: str = "same"
+    commutes: bool = False
+
+    def result_type(self, operand: Type) -> Type:
+        if self.result == "bool":
+            return Type("bool", operand.lanes)
+        return operand.scalar if self.result == "lane" else operand
+
+
+def evaluate(op: str, args: Sequence[Array]) -> Array:
+    """The value of a table operation on arrays (quiet about overflow and NaN, which are values here)."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return OPS[op].evaluate(*args)
+
+
+def cast(value: Array, kind: str) -> Array:
+    """Conversion between kinds, lane by lane."""
+    dtype = NUMPY[kind]
+    with np.errstate(all="ignore"):
+        if value.dtype == dtype:
+            return value
+        if kind == "bool":
+            return value != 0
+        if value.dtype.kind == "f" and kind in INTEGER:
+            info = np.iinfo(dtype)
+            whole = np.trunc(np.nan_to_num(value.astype(np.float64), nan=0.0, posinf=info.max, neginf=info.min))
+            return np.clip(whole, info.min, info.max).astype(dtype)
+        return value.astype(dtype)
+
+
+def bitcast(value: Array, kind: str) -> Array:
+    return np.ascontiguousarray(value).view(NUMPY[kind])
+
+
+def _rounded(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Compute in float64 and round once."""
+
+    def apply(*args: Array) -> Array:
+        return function(*(a.astype(np.float64) for a in args)).astype(args[0].dtype)
+
+    return apply
+
+
+def _divide(a: Array, b: Array) -> Array:
+    if a.dtype.kind == "f":
+        return a / b
+    return np.where(b == 0, a, a // np.where(b == 0, 1, b).astype(a.dtype))
+
+
+def _modulo(a: Array, b: Array) -> Array:
+    return np.where(b == 0, 0, a % np.where(b == 0, 1, b).astype(a.dtype)).astype(a.dtype)
+
+
+def _idiv(a: Array, b: Array) -> Array:
+    wide, by = a.astype(np.int64), np.where(b == 0, 1, b).astype(np.int64)
+    return (np.sign(wide) * np.sign(by) * (abs(wide) // abs(by))).astype(np.int32)
+
+
+def _irem(a: Array, b: Array) -> Array:
+    wide, by = a.astype(np.int64), np.where(b == 0, 1, b).astype(np.int64)
+    return (np.sign(wide) * (abs(wide) % abs(by))).astype(np.int32)
+
+
+def _select(condition: Array, yes: Array, no: Array) -> Array:
+    if condition.ndim < yes.ndim:
+        condition = condition[..., None]
+    return np.where(condition, yes, no)
+
+
+def _dot(a: Array, b: Array) -> Array:
+    total = np.sum(a.astype(np.float64) * b, axis=-1) if a.dtype.kind == "f" else np.sum(a * b, axis=-1, dtype=a.dtype)
+    return np.asarray(total).astype(a.dtype)
+
+
+def _to_i32_saturating(x: Array) -> Array:
+    clipped = np.clip(np.trunc(np.nan_to_num(x.astype(np.float64), nan=2.0**31)), -(2.0**31), 2.0**31 - 1)
+    return clipped.astype(np.int32)
+
+
+def _sign(x: Array) -> Array:
+    one = x.dtype.type(1)
+    return np.where(x > 0, one, np.where(x < 0, -one, x))
+
+
+OPS: dict[str, Op] = {
+    "add": Op(2, NUMBER, lambda a, b: a + b, commutes=True),
+    "sub": Op(2, NUMBER, lambda a, b: a - b),
+    "mul": Op(2, NUMBER, lambda a, b: a * b, commutes=True),
+    "div": Op(2, FLOAT | {"u32"}, _divide),
+    "mod": Op(2, frozenset({"u32"}), _modulo),
+    "idiv": Op(2, frozenset({"i32"}), _idiv),
+    "irem": Op(2, frozenset({"i32"}), _irem),
+    "min": Op(2, NUMBER, lambda a, b: np.where(b < a, b, a)),
+    "max": Op(2, NUMBER, lambda a, b: np.where(a < b, b, a)),
+    "and": Op(2, INTEGER | {"bool"}, lambda a, b: a & b, commutes=True),
+    "or": Op(2, INTEGER | {"bool"}, lambda a, b: a | b, commutes=True),
+    "xor": Op(2, INTEGER | {"bool"}, lambda a, b: a ^ b, commutes=True),
+    "shl": Op(2, INTEGER, lambda a, b: a << (b & b.dtype.type(31))),
+    "shr": Op(2, INTEGER, lambda a, b: a >> (b & b.dtype.type(31))),
+    "lt": Op(2, NUMBER, lambda a, b: a < b, "bool"),
+    "le": Op(2, NUMBER, lambda a, b: a <= b, "bool"),
+    "gt": Op(2, NUMBER, lambda a, b: a > b, "bool"),
+    "ge": Op(2, NUMBER, lambda a, b: a >= b, "bool"),
+    "eq": Op(2, ANY, lambda a, b: a == b, "bool", commutes=True),
+    "ne": Op(2, ANY, lambda a, b: a != b, "bool", commutes=True),
+    "neg": Op(1, FLOAT | {"i32"}, lambda x: -x),
+    "not": Op(1, INTEGER | {"bool"}, lambda x: ~x),
+    "abs": Op(1, FLOAT | {"i32"}, lambda x: abs(x)),
+    "sign": Op(1, FLOAT | {"i32"}, _sign),
+    "floor": Op(1, FLOAT, np.floor),
+    "ceil": Op(1, FLOAT, np.ceil),
+    "round": Op(1, FLOAT, np.rint),
+    "trunc": Op(1, FLOAT, np.trunc),
+    "sqrt": Op(1, FLOAT, _rounded(np.sqrt)),
+    "rsqrt": Op(1, FLOAT, _rounded(lambda x: 1.0 / np.sqrt(x))),
+    "exp": Op(1, FLOAT, _rounded(np.exp)),
+    "log": Op(1, FLOAT, _rounded(np.log)),
+    "sin": Op(1, FLOAT, _rounded(np.sin)),
+    "cos": Op(1, FLOAT, _rounded(np.cos)),
+    "tanh": Op(1, FLOAT, _rounded(np.tanh)),
+    "pow": Op(2, FLOAT, _rounded(np.power)),
+    "fma": Op(3, FLOAT, _rounded(lambda a, b, c: a * b + c)),
+    "dot": Op(2, NUMBER, _dot, "lane"),
+    "is_nan": Op(1, FLOAT, np.isnan, "bool"),
+    "to_i32_saturating": Op(1, frozenset({"f32"}), _to_i32_saturating),
+    "any": Op(1, frozenset({"bool"}), lambda x: x.any(axis=-1), "lane"),
+    "all": Op(1, frozenset({"bool"}), lambda x: x.all(axis=-1), "lane"),
+    "select": Op(3, ANY, _select),
+}
