@@ -1,0 +1,40 @@
+"""Every op over a sample of its parameter space: the GPU delegate against the official CPU runtime."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from agreement import FLOAT16, FLOAT32, assert_agrees, official, on_gpu, require_gpu, run
+from op_cases import CASES
+
+PER_OP, PER_OP_FULL = 4, 60
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_sample(op: str) -> None:
+    _sweep(op, range(PER_OP), half=False)
+
+
+@pytest.mark.parametrize("op", CASES)
+def test_sample_float16(op: str) -> None:
+    _sweep(op, range(PER_OP, PER_OP + 1), half=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+@pytest.mark.parametrize("op", CASES)
+def test_full(op: str, half: bool) -> None:
+    _sweep(op, range(PER_OP + 1, PER_OP_FULL), half)
+
+
+def _sweep(op: str, seeds: range, half: bool) -> None:
+    require_gpu()
+    for seed in seeds:
+        case = CASES[op](random.Random(f"{op} {seed}"))
+        gpu = on_gpu(case.content, precision_loss_allowed=half, max_delegated_partitions=0)
+        report = gpu.delegation_report()
+        assert report.delegated == report.total, f"{case.name}: {report}"
+        wanted = run(official(case.content), case.inputs)
+        for i, (got, want) in enumerate(zip(run(gpu, case.inputs), wanted, strict=True)):
+            assert_agrees(got, want, FLOAT16 if half else FLOAT32, f"{case.name} (seed {seed}) output {i}")
