@@ -1,4 +1,4 @@
-"""Decodes a flatbuffer of the .tflite schema into plain values and checks every offset on the way."""
+"""Decodes flatbuffers of the .tflite schema into plain values, checking every offset on the way, and encodes them."""
 
 from __future__ import annotations
 
@@ -190,3 +190,151 @@ def _absent(field: Field) -> Any:
 
 _UINT32 = struct.Struct("<I")
 _INT32 = struct.Struct("<i")
+
+
+def encode(root: Table, *, blobs_outside: bool | None = None) -> bytes:
+    """The file whose root table "Model" has these values, the inverse of `decode`.
+
+    Fields that are None, or equal to the schema's default, are left out. Vectors may be any sequence, or bytes-like for
+    vectors of bytes. The data of buffers goes to the end, aligned to 16 bytes, and is copied once.
+    `blobs_outside` puts it behind the flatbuffer, where files of more than 2 GB need it (the default then).
+    """
+    if blobs_outside is None:
+        blobs_outside = sum(len(buffer["data"] or b"") for buffer in root["buffers"]) > _MAX_FLATBUFFER
+    encoder = _Encoder(blobs_outside)
+    return encoder.file(root)
+
+
+class _Encoder:
+    """Writes front to back: a table, then what it refers to, so that every offset points forward."""
+
+    def __init__(self, blobs_outside: bool) -> None:
+        self._out = bytearray(8)
+        self._vtables: dict[bytes, int] = {}
+        self._blobs_outside = blobs_outside
+        self._blobs: list[tuple[int, memoryview]] = []  # where its reference is, its bytes
+
+    def file(self, root: Table) -> bytes:
+        self._out[4:8] = IDENTIFIER
+        self._refer(0, self._table("Model", root))
+        chunks: list[bytes | bytearray | memoryview] = [self._out]
+        size = len(self._out)
+        for reference, blob in self._blobs:
+            header = b"" if self._blobs_outside else _UINT32.pack(len(blob))
+            padding = -(size + len(header)) % _BLOB_ALIGNMENT
+            chunks += [bytes(padding), header, blob]
+            start = size + padding
+            size = start + len(header) + len(blob)
+            if self._blobs_outside:
+                _UINT64.pack_into(self._out, reference, start)
+            else:
+                self._refer(reference, start)
+        chunks.append(bytes(-size % 4))
+        return b"".join(chunks)
+
+    def _refer(self, position: int, target: int) -> None:
+        _UINT32.pack_into(self._out, position, target - position)
+
+    def _align(self, width: int, ahead: int = 0) -> int:
+        """Pads so that what follows after `ahead` more bytes is aligned to `width`; the position reached."""
+        self._out += bytes(-(len(self._out) + ahead) % width)
+        return len(self._out)
+
+    def _table(self, name: str, values: Table) -> int:
+        if name == "Buffer":
+            values = self._placed(values)
+        present = [field for field in schema.fields(name) if _is_present(field, values.get(field.name))]
+        present.sort(key=_width, reverse=True)
+        offsets, size = {}, 4
+        for field in present:
+            size += -size % _width(field)
+            offsets[field.slot] = size
+            size += _width(field)
+        vtable = self._vtable(offsets, size)
+        position = self._align(8)
+        self._out += bytes(size)
+        _INT32.pack_into(self._out, position, position - vtable)
+        for field in present:
+            self._field(name, field, position + offsets[field.slot], values)
+        return position
+
+    def _placed(self, buffer: Table) -> Table:
+        data = buffer["data"]
+        if self._blobs_outside and data is not None and len(data):
+            return {"offset": _UNPLACED, "size": len(data), "outside": data}
+        return buffer
+
+    def _vtable(self, offsets: dict[int, int], table_size: int) -> int:
+        slots = max(offsets, default=-1) + 1
+        content = struct.pack(f"<{slots + 2}H", 4 + 2 * slots, table_size, *(offsets.get(i, 0) for i in range(slots)))
+        position = self._vtables.get(content)
+        if position is None:
+            position = self._vtables[content] = self._align(2)
+            self._out += content
+        return position
+
+    def _field(self, table: str, field: Field, position: int, values: Table) -> None:
+        value = values[field.name]
+        match field.kind:
+            case Kind.SCALAR:
+                try:
+                    struct.pack_into("<" + field.code, self._out, position, value)
+                except struct.error as error:
+                    raise ValueError(f"{table}.{field.name} cannot hold {value!r}: {error}") from None
+                if field.name == "offset" and "outside" in values:
+                    self._blobs.append((position, memoryview(values["outside"])))
+            case Kind.STRING:
+                self._refer(position, self._string(value))
+            case Kind.TABLE:
+                self._refer(position, self._table(field.table, value))
+            case Kind.UNION:
+                kind = schema.enum_names(field.table)[values[f"{field.name}_type"]]
+                self._refer(position, self._table(kind, value))
+            case Kind.SCALARS if (table, field.name) == ("Buffer", "data") and len(value):
+                self._blobs.append((position, memoryview(value)))
+            case Kind.SCALARS:
+                self._refer(position, self._scalars(table, field, value))
+            case Kind.STRINGS | Kind.TABLES:
+                start = self._align(4)
+                self._refer(position, start)
+                self._out += _UINT32.pack(len(value)) + bytes(4 * len(value))
+                for index, element in enumerate(value):
+                    child = self._string(element) if field.kind is Kind.STRINGS else self._table(field.table, element)
+                    self._refer(start + 4 + 4 * index, child)
+
+    def _string(self, text: str) -> int:
+        content = text.encode("utf-8", "backslashreplace")
+        position = self._align(4)
+        self._out += _UINT32.pack(len(content)) + content + b"\0"
+        return position
+
+    def _scalars(self, table: str, field: Field, values: Any) -> int:
+        dtype = np.dtype("u1" if field.code == "?" else "<" + field.code)
+        if isinstance(values, bytes | bytearray | memoryview):
+            content, length = bytes(values), len(values) // dtype.itemsize
+        else:
+            try:
+                content, length = np.asarray(values, dtype).tobytes(), len(values)
+            except (OverflowError, TypeError, ValueError) as error:
+                raise ValueError(f"{table}.{field.name} cannot hold {values!r}: {error}") from None
+        position = self._align(max(4, dtype.itemsize), ahead=4)
+        self._out += _UINT32.pack(length) + content
+        return position
+
+
+def _is_present(field: Field, value: Any) -> bool:
+    if value is None:
+        return False
+    if field.kind is Kind.SCALAR:
+        return bool(value != field.default)
+    return field.kind not in (Kind.TABLES, Kind.STRINGS) or len(value) > 0
+
+
+def _width(field: Field) -> int:
+    return struct.calcsize("<" + field.code) if field.kind is Kind.SCALAR else 4
+
+
+_UINT64 = struct.Struct("<Q")
+_BLOB_ALIGNMENT = 16
+_MAX_FLATBUFFER = 2**31 - 2**24  # flatbuffers end at 2 GB; leaves room for what is not a blob
+_UNPLACED = 2**64 - 1  # where a blob will lie is not known before the tables are written

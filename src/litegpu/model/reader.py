@@ -366,10 +366,8 @@ def _string_fields(table: str) -> frozenset[str]:
 def _called(options: Mapping[str, Any]) -> tuple[int, ...]:
     called: list[int] = []
     for name, value in options.items():
-        if name.endswith("subgraph_index") or name == "subgraph":
-            called.append(value)
-        elif name in ("branch_subgraph_indices", "called_computations"):
-            called.extend(value)
+        if schema.names_subgraph(name):
+            called.extend(value if isinstance(value, tuple) else (value,))
     return tuple(called)
 
 

@@ -143,6 +143,15 @@ def options_union(table: str) -> str:
     return "BuiltinOptions" if table in enum_values("BuiltinOptions") else "BuiltinOptions2"
 
 
+def names_subgraph(option: str) -> bool:
+    """Whether an option of this name is the number of a subgraph, or several."""
+    return option.endswith("subgraph_index") or option in (
+        "subgraph",
+        "branch_subgraph_indices",
+        "called_computations",
+    )
+
+
 def snake_case(name: str) -> str:
     """The schema's spelling of a generated name: "fusedActivationFunction" -> "fused_activation_function"."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
