@@ -1,0 +1,39 @@
+# Each target sets up what it needs in .venv by itself; `make help` lists them.
+
+MODEL ?=
+IMAGE ?=
+# Test processes. The GPU tests share one device, so more processes than cores only slow each other down.
+JOBS ?= 2
+BIN := .venv/bin
+
+.PHONY: help setup demo test test-full lint bench clean
+
+help:  ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup:  ## Make .venv again and look for a GPU again
+	@scripts/setup --again
+
+demo: .ready  ## Run a network on the GPU and on the CPU and compare (MODEL=x.tflite IMAGE=y.jpg for your own)
+	@$(BIN)/litegpu demo $(if $(MODEL),"$(MODEL)") $(if $(IMAGE),--image "$(IMAGE)") --output demo-output
+
+test: .ready  ## Run the tests (a few minutes)
+	$(BIN)/python -m pytest -n $(JOBS)
+
+test-full: .ready  ## Run the tests and the long sweeps (hours on a software driver)
+	$(BIN)/python -m pytest -n $(JOBS) -m "slow or not slow"
+
+lint: .ready  ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .ready  ## Run the benchmarks that the docs quote
+	scripts/bench
+
+clean:  ## Remove .venv, caches and outputs
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist demo-output
+
+.PHONY: .ready
+.ready:
+	@scripts/setup
