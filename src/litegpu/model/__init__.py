@@ -5,9 +5,12 @@ from __future__ import annotations
 from litegpu.model.reader import read_model
 from litegpu.model.types import Model, Operator, Quantization, Signature, Sparsity, Subgraph, Tensor, TensorType
 from litegpu.model.verifier import verify_model
+from litegpu.model.writer import GraphBuilder, ModelBuilder, cut, quantized, write_model
 
 __all__ = [
+    "GraphBuilder",
     "Model",
+    "ModelBuilder",
     "Operator",
     "Quantization",
     "Signature",
@@ -15,6 +18,9 @@ __all__ = [
     "Subgraph",
     "Tensor",
     "TensorType",
+    "cut",
+    "quantized",
     "read_model",
     "verify_model",
+    "write_model",
 ]

@@ -64,7 +64,7 @@ class Sparsity:
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """`shape` has 1 where the file says "unknown"; `shape_signature` has -1 there (equal to shape if the file has none).
+    """`shape` has 1 where the file says "unknown"; `shape_signature` has -1 there (equal to `shape` if it has none).
 
     `data` is a read-only view: typed and shaped for plain dense types; flat uint8 bytes for packed (4-bit), string and
     sparse constants; None for runtime tensors.
@@ -91,7 +91,7 @@ class Tensor:
 class Operator:
     """`name` is the builtin's schema name ("CONV_2D"), or the custom code for custom ops (then `is_custom`).
 
-    `options` holds the builtin options by schema name in snake_case (stride_h, fused_activation_function, ...), with the
+    `options` holds the builtin options by schema name in snake_case (stride_h, fused_activation_function, ...) with the
     schema's defaults for absent fields (an op without an options table has an empty mapping). Enums are ints.
     Absent optional inputs are -1.
     """

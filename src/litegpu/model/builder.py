@@ -1,0 +1,455 @@
+"""Builds models op by op, for tests and for the example models."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from litegpu.errors import ModelError, OptionError
+from litegpu.model import schema
+from litegpu.model.reader import DTYPES
+from litegpu.model.serialize import write_model
+from litegpu.model.types import Model, Operator, Quantization, Signature, Sparsity, Subgraph, Tensor, TensorType
+
+Shape = Sequence[int]
+
+
+def quantized(
+    scales: float | Sequence[float] | np.ndarray, zero_points: int | Sequence[int] | np.ndarray = 0, dimension: int = 0
+) -> Quantization:
+    """real = scale * (q - zero_point), per tensor or per index of `dimension`."""
+    scale = np.atleast_1d(np.asarray(scales, np.float32))
+    zero_point = np.broadcast_to(np.asarray(zero_points, np.int64), scale.shape)
+    return Quantization(scale, zero_point, dimension)
+
+
+class GraphBuilder:
+    """One subgraph under construction; its methods add to it and return tensor indices.
+
+    Shapes may hold -1 for dimensions unknown until the model is resized: the tensor then has 1 there, and -1 in its
+    shape signature.
+    """
+
+    def __init__(self, index: int = 0, name: str = "main") -> None:
+        self.index = index
+        self.name = name
+        self._tensors: list[Tensor] = []
+        self._operators: list[Operator] = []
+        self._inputs: list[int] = []
+        self._outputs: list[int] = []
+
+    def input(
+        self,
+        name: str,
+        shape: Shape,
+        type: TensorType = TensorType.FLOAT32,
+        *,
+        shape_signature: Shape | None = None,
+        quantization: Quantization | None = None,
+    ) -> int:
+        """A graph input."""
+        tensor = self.tensor(shape, type, name, shape_signature=shape_signature, quantization=quantization)
+        self._inputs.append(tensor)
+        return tensor
+
+    def output(self, *tensors: int) -> None:
+        """Makes tensors the graph's next outputs."""
+        for tensor in tensors:
+            self._check(tensor, "output")
+        self._outputs.extend(tensors)
+
+    def variable(
+        self,
+        name: str,
+        shape: Shape,
+        type: TensorType = TensorType.FLOAT32,
+        *,
+        quantization: Quantization | None = None,
+    ) -> int:
+        """A tensor that keeps its value from one inference to the next, zero at first."""
+        return self.tensor(shape, type, name, quantization=quantization, is_variable=True)
+
+    def constant(
+        self,
+        values: npt.ArrayLike | Sequence[bytes],
+        name: str | None = None,
+        *,
+        type: TensorType | None = None,
+        quantization: Quantization | None = None,
+        sparsity: Sparsity | None = None,
+        shape: Shape | None = None,
+    ) -> int:
+        """A constant, whose type is that of the array unless given (int32 and float32 for plain Python numbers).
+
+        INT4, UINT4 and INT2 take an array of small integers, BFLOAT16 one of floats, STRING byte strings; they are
+        packed as the runtime expects. With `sparsity` the values are those that the encoding keeps, and `shape` is that
+        of the tensor which they stand for.
+        """
+        array, type_, data = _packed(values, type)
+        index = self.tensor(
+            array.shape if shape is None else shape,
+            type_,
+            name or f"constant_{len(self._tensors)}",
+            quantization=quantization,
+        )
+        if sparsity is not None:
+            data = data.reshape(-1).view(np.uint8)
+        self._tensors[index] = dataclasses.replace(self._tensors[index], data=data, sparsity=sparsity)
+        return index
+
+    def tensor(
+        self,
+        shape: Shape,
+        type: TensorType = TensorType.FLOAT32,
+        name: str | None = None,
+        *,
+        shape_signature: Shape | None = None,
+        quantization: Quantization | None = None,
+        is_variable: bool = False,
+    ) -> int:
+        """A tensor that some operator will write."""
+        index = len(self._tensors)
+        signature = tuple(int(extent) for extent in (shape if shape_signature is None else shape_signature))
+        extents = tuple(1 if extent < 0 else int(extent) for extent in shape)
+        self._tensors.append(
+            Tensor(
+                index=index,
+                name=name or f"tensor_{index}",
+                type=TensorType(type),
+                shape=extents,
+                shape_signature=signature,
+                buffer=0,
+                quantization=quantization,
+                is_variable=is_variable,
+                has_rank=len(extents) > 0,
+            )
+        )
+        return index
+
+    def op(
+        self,
+        operator: str,
+        inputs: Sequence[int | None],
+        shape: Shape,
+        options: Mapping[str, Any] | None = None,
+        *,
+        type: TensorType | None = None,
+        name: str | None = None,
+        quantization: Quantization | None = None,
+        version: int | None = None,
+        intermediates: Sequence[int] = (),
+    ) -> int:
+        """A builtin operator with one output, whose index is returned.
+
+        Absent optional inputs are None or -1. The output's type follows from the operator and its inputs unless given.
+        Options are named as in the schema; enumerations take names or numbers.
+        """
+        type_ = self._output_type(operator, inputs, options or {}) if type is None else type
+        output = self.tensor(shape, type_, name, quantization=quantization)
+        self.node(operator, inputs, [output], options, version=version, intermediates=intermediates)
+        return output
+
+    def op_multi(
+        self,
+        operator: str,
+        inputs: Sequence[int | None],
+        outputs: Sequence[tuple[Shape, TensorType]],
+        options: Mapping[str, Any] | None = None,
+        *,
+        version: int | None = None,
+        intermediates: Sequence[int] = (),
+    ) -> list[int]:
+        """A builtin operator with outputs of the given shapes and types."""
+        tensors = [self.tensor(shape, type_) for shape, type_ in outputs]
+        self.node(operator, inputs, tensors, options, version=version, intermediates=intermediates)
+        return tensors
+
+    def custom(
+        self,
+        operator: str,
+        inputs: Sequence[int | None],
+        outputs: Sequence[tuple[Shape, TensorType]],
+        custom_options: bytes = b"",
+        *,
+        version: int = 1,
+    ) -> list[int]:
+        """A custom operator with outputs of the given shapes and types."""
+        tensors = [self.tensor(shape, type_) for shape, type_ in outputs]
+        self._append(
+            Operator(
+                index=len(self._operators),
+                name=operator,
+                code=schema.enum_values("BuiltinOperator")["CUSTOM"],
+                version=version,
+                inputs=self._optional(operator, inputs),
+                outputs=tuple(tensors),
+                custom_options=bytes(custom_options),
+                is_custom=True,
+            )
+        )
+        return tensors
+
+    def node(
+        self,
+        operator: str,
+        inputs: Sequence[int | None],
+        outputs: Sequence[int],
+        options: Mapping[str, Any] | None = None,
+        *,
+        version: int | None = None,
+        intermediates: Sequence[int] = (),
+    ) -> None:
+        """A builtin operator that writes tensors which exist already."""
+        codes = schema.enum_values("BuiltinOperator")
+        if operator not in codes:
+            raise OptionError(f"no operator is called '{operator}'{_nearest(operator, codes)}")
+        table = schema.options_table(operator)
+        values = _options(operator, table, options or {})
+        numbers = self._optional(operator, inputs)
+        self._append(
+            Operator(
+                index=len(self._operators),
+                name=operator,
+                code=codes[operator],
+                version=self._version(operator, numbers, values) if version is None else version,
+                inputs=numbers,
+                outputs=tuple(outputs),
+                options=values,
+                options_type=table,
+                intermediates=tuple(intermediates),
+            )
+        )
+
+    def graph(self) -> Subgraph:
+        """The subgraph as it is so far."""
+        return Subgraph(
+            index=self.index,
+            name=self.name,
+            tensors=tuple(self._tensors),
+            operators=tuple(self._operators),
+            inputs=tuple(self._inputs),
+            outputs=tuple(self._outputs),
+        )
+
+    def _append(self, operator: Operator) -> None:
+        for tensor in (*operator.outputs, *operator.intermediates):
+            self._check(tensor, operator.name)
+        self._operators.append(operator)
+
+    def _optional(self, operator: str, inputs: Sequence[int | None]) -> tuple[int, ...]:
+        numbers = tuple(-1 if tensor is None else int(tensor) for tensor in inputs)
+        for tensor in numbers:
+            if tensor != -1:
+                self._check(tensor, operator)
+        return numbers
+
+    def _check(self, tensor: int, user: str) -> None:
+        if not 0 <= tensor < len(self._tensors):
+            raise ModelError(f"{user} uses tensor {tensor}, but the graph has {len(self._tensors)}; add it first")
+
+    def _output_type(self, operator: str, inputs: Sequence[int | None], options: Mapping[str, Any]) -> TensorType:
+        if operator in _FIXED_TYPES:
+            return _FIXED_TYPES[operator]
+        if operator in _TYPE_OPTIONS:
+            name, default = _TYPE_OPTIONS[operator]
+            return TensorType(_enumerated("TensorType", name, options.get(name, default)))
+        source = inputs[_TYPE_INPUTS.get(operator, 0)] if inputs else None
+        if source is None or source < 0:
+            raise OptionError(f"the output type of {operator} does not follow from its inputs: give `type`")
+        return self._tensors[source].type
+
+    def _version(self, operator: str, inputs: tuple[int, ...], options: Mapping[str, Any]) -> int:
+        """The version that the official converter gives the float operator, as its features demand."""
+        match operator:
+            case "CONV_2D":
+                channels = [self._tensors[tensor].shape[-1:] for tensor in inputs[:2]]
+                return 6 if channels[0] != channels[1] else 1
+            case "DEPTHWISE_CONV_2D":
+                return 1 if options["dilation_w_factor"] == options["dilation_h_factor"] == 1 else 2
+            case "FULLY_CONNECTED" if len(inputs) < 3 or inputs[2] < 0:
+                return 6
+            case "FULLY_CONNECTED" if options["keep_num_dims"]:
+                return 5
+            case "TRANSPOSE_CONV":
+                return 4 if options["fused_activation_function"] else 3 if len(inputs) == 4 else 1
+            case "RESIZE_BILINEAR" | "RESIZE_NEAREST_NEIGHBOR" if options["half_pixel_centers"]:
+                return 3
+            case "RESIZE_NEAREST_NEIGHBOR" if options["align_corners"]:
+                return 3
+            case "GATHER" if options["batch_dims"]:
+                return 5
+            case "LSTM" if options["kernel_type"]:
+                return 2
+        return 1
+
+
+class ModelBuilder(GraphBuilder):
+    """A model under construction, and its main graph."""
+
+    def __init__(self, description: str = "", name: str = "main") -> None:
+        super().__init__(0, name)
+        self.description = description
+        self._graphs: list[GraphBuilder] = [self]
+        self._signatures: list[Signature] = []
+        self._metadata: dict[str, bytes] = {}
+
+    def subgraph(self, name: str) -> GraphBuilder:
+        """A further subgraph, to be called by IF, WHILE and the like with its `index`."""
+        graph = GraphBuilder(len(self._graphs), name)
+        self._graphs.append(graph)
+        return graph
+
+    def signature(
+        self, key: str, inputs: Mapping[str, int], outputs: Mapping[str, int], graph: GraphBuilder | None = None
+    ) -> None:
+        """A named entry point of the main graph, or of another: argument names to tensor indices."""
+        self._signatures.append(Signature(key, (graph or self).index, dict(inputs), dict(outputs)))
+
+    def metadata(self, name: str, content: bytes) -> None:
+        """A named blob."""
+        self._metadata[name] = content
+
+    def model(self) -> Model:
+        """The model as it is so far, without the bytes of a file."""
+        return Model(
+            subgraphs=tuple(graph.graph() for graph in self._graphs),
+            signatures=tuple(self._signatures),
+            description=self.description,
+            version=3,
+            metadata=dict(self._metadata),
+            content=b"",
+        )
+
+    def build(self) -> bytes:
+        """The bytes of a .tflite file."""
+        return write_model(self.model())
+
+
+_BOOLEAN = ("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL")
+_FIXED_TYPES = {
+    **{operator: TensorType.BOOL for operator in (*_BOOLEAN, "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT")},
+    "DEQUANTIZE": TensorType.FLOAT32,
+    "RANK": TensorType.INT32,
+    "WHERE": TensorType.INT64,
+    "BUCKETIZE": TensorType.INT32,
+    "COMPLEX_ABS": TensorType.FLOAT32,
+    "REAL": TensorType.FLOAT32,
+    "IMAG": TensorType.FLOAT32,
+    "RFFT2D": TensorType.COMPLEX64,
+    "RANDOM_UNIFORM": TensorType.FLOAT32,
+    "RANDOM_STANDARD_NORMAL": TensorType.FLOAT32,
+    "MULTINOMIAL": TensorType.INT64,
+}
+_TYPE_OPTIONS = {
+    "CAST": ("out_data_type", "FLOAT32"),
+    "SHAPE": ("out_type", "INT32"),
+    "ARG_MAX": ("output_type", "INT32"),
+    "ARG_MIN": ("output_type", "INT32"),
+}
+_TYPE_INPUTS = {
+    "SELECT": 1,
+    "SELECT_V2": 1,
+    "FILL": 1,
+    "EMBEDDING_LOOKUP": 1,
+    "SCATTER_ND": 1,
+    "TRANSPOSE_CONV": 2,
+    "CONV_3D_TRANSPOSE": 2,
+    "ONE_HOT": 2,
+    "SPARSE_TO_DENSE": 2,
+}
+# The schema's default for these enumerations is float32, which the runtime does not take.
+_DEFAULT_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "SHAPE": {"out_type": int(TensorType.INT32)},
+    "ARG_MAX": {"output_type": int(TensorType.INT32)},
+    "ARG_MIN": {"output_type": int(TensorType.INT32)},
+}
+
+
+def _options(operator: str, table: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {field.name: field for field in schema.fields(table)} if table else {}
+    values: dict[str, Any] = {
+        name: field.default if field.kind is schema.Kind.SCALAR else "" if field.kind is schema.Kind.STRING else ()
+        for name, field in fields.items()
+    }
+    values.update(_DEFAULT_OPTIONS.get(operator, {}))
+    for name, value in given.items():
+        field = fields.get(name)
+        if field is None:
+            raise OptionError(f"{operator} has no option '{name}'{_nearest(name, fields)}")
+        if field.kind is schema.Kind.SCALAR and name in schema.ENUM_FIELDS:
+            value = _enumerated(schema.ENUM_FIELDS[name], name, value)
+        elif field.kind is schema.Kind.SCALARS:
+            value = tuple(np.asarray(value).tolist())
+        values[name] = value
+    return values
+
+
+def _enumerated(enumeration: str, option: str, value: int | str) -> int:
+    if not isinstance(value, str):
+        return int(value)
+    names = schema.enum_values(enumeration)
+    if value not in names:
+        raise OptionError(f"{option} cannot be '{value}'{_nearest(value, names)}")
+    return names[value]
+
+
+def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    return f"; choose among {', '.join(known)}" if known else "; it has no options"
+
+
+def _packed(values: Any, type_: TensorType | None) -> tuple[np.ndarray, TensorType, np.ndarray]:
+    """(the array, its element type, the bytes or array to store)."""
+    if type_ is TensorType.STRING:
+        strings = np.asarray(values, dtype=object)
+        return strings, type_, _packed_strings([bytes(value) for value in strings.reshape(-1)])
+    array = np.asarray(values)
+    if not isinstance(values, np.ndarray | np.generic):
+        array = array.astype({"f": np.float32, "i": np.int32}.get(array.dtype.kind, array.dtype))
+    match type_:
+        case None:
+            found = next((candidate for candidate, dtype in DTYPES.items() if dtype == array.dtype), None)
+            if found is None:
+                raise ModelError(f"a constant of {array.dtype} has no element type in .tflite; convert it first")
+            return array, found, array
+        case TensorType.INT4 | TensorType.UINT4:
+            return array, type_, _packed_bits(array, 4)
+        case TensorType.INT2:
+            return array, type_, _packed_bits(array, 2)
+        case TensorType.BFLOAT16:
+            return array, type_, _bfloat16(array)
+        case _ if type_ in DTYPES:
+            converted = array.astype(DTYPES[type_])
+            return converted, type_, converted
+    raise ModelError(f"a constant of {type_.name} cannot be stored")
+
+
+def _packed_bits(array: np.ndarray, bits: int) -> np.ndarray:
+    """Several elements in a byte, the first in its lowest bits."""
+    per_byte = 8 // bits
+    flat = array.reshape(-1).astype(np.int64) & ((1 << bits) - 1)
+    flat = np.pad(flat, (0, -len(flat) % per_byte)).reshape(-1, per_byte)
+    packed: np.ndarray = np.bitwise_or.reduce(flat << (bits * np.arange(per_byte)), axis=1).astype(np.uint8)
+    return packed
+
+
+def _bfloat16(array: np.ndarray) -> np.ndarray:
+    """The upper half of each float32, rounded to nearest even."""
+    bits = np.ascontiguousarray(array, np.float32).reshape(-1).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(array.reshape(-1)), 0x7FC0, rounded).astype(np.uint16).view(np.uint8)
+
+
+def _packed_strings(strings: Sequence[bytes]) -> np.ndarray:
+    """The runtime's layout: count, offsets of each string and of the end, then the strings."""
+    start = 4 * (len(strings) + 2)
+    ends = start + np.cumsum([0, *(len(string) for string in strings)])
+    header = np.array([len(strings), *ends], np.int32)
+    return np.frombuffer(header.tobytes() + b"".join(strings), np.uint8)
