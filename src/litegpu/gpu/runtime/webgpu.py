@@ -1,0 +1,374 @@
+"""The WebGPU runtime: opens a device through wgpu and replays Programs on it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import wgpu
+
+from litegpu.errors import DeviceError, OptionError
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.program import KernelCode, Port, Program
+from litegpu.gpu.runtime import webgpu_native as native
+from litegpu.gpu.runtime.base import DeviceInfo, KernelTime
+from litegpu.gpu.runtime.webgpu_adapters import ADAPTER_VARIABLE, AdapterInfo, choose_adapter, list_adapters
+from litegpu.gpu.runtime.webgpu_check import check_array, check_program
+from litegpu.gpu.runtime.webgpu_record import Copy, Inference, Step, Timer, record
+
+__all__ = ["AdapterInfo", "WebGpuDevice", "WebGpuSession", "list_adapters", "open_device"]
+
+#: Constants go up in pieces, as each piece is copied once more on its way.
+_UPLOAD_BYTES = 32 << 20
+#: Of the ports within the staging buffers.
+_STAGING_ALIGNMENT = 16
+_WAITS = ("passive", "active")
+
+
+def open_device(backend: str = "auto", name: str | None = None) -> WebGpuDevice:
+    """The device of the adapter that choose_adapter() picks, opened once per process and shared; thread-safe.
+
+    Raises DeviceError if there is none (it says what to install) or it cannot be opened, OptionError for an unknown
+    backend.
+    """
+    name = name if name is not None else os.environ.get(ADAPTER_VARIABLE)
+    with _open_lock:
+        device = _open_by_request.get((backend, name))
+        if device is not None and not device.lost:
+            return device
+        adapter = choose_adapter(backend, name)
+        key = (adapter.backend, adapter.name, adapter.driver)
+        device = _open_by_adapter.get(key)
+        if device is None or device.lost:
+            device = WebGpuDevice(adapter)
+        _open_by_request[backend, name] = _open_by_adapter[key] = device
+        return device
+
+
+_open_lock = threading.Lock()
+_open_by_request: dict[tuple[str, str | None], WebGpuDevice] = {}
+_open_by_adapter: dict[tuple[str, str, str], WebGpuDevice] = {}
+
+
+class WebGpuDevice:
+    """An opened WebGPU device; satisfies base.Device. Sessions with equal kernels share the compiled pipelines."""
+
+    target = "wgsl"
+
+    def __init__(self, adapter: AdapterInfo) -> None:
+        self.adapter = adapter
+        self.features: Features = adapter.features
+        self.info = DeviceInfo(adapter.name, adapter.backend, adapter.driver, adapter.is_software)
+        self.lost = False
+        wanted = [name for name in ("shader-f16", "subgroup", "timestamp-query") if name in adapter.handle.features]
+        try:
+            self.handle: Any = adapter.handle.request_device_sync(
+                label="litegpu", required_features=wanted, required_limits=adapter.handle.limits
+            )
+        except Exception as error:
+            raise DeviceError(f"{adapter} was found but could not be opened: {error}") from error
+        self.max_buffer_bytes: int = self.handle.limits["max-buffer-size"]
+        self._pipelines: weakref.WeakValueDictionary[KernelCode, _Pipeline] = weakref.WeakValueDictionary()
+        self._layouts: dict[tuple[str, ...], tuple[Any, Any]] = {}
+        self._lock = threading.Lock()
+
+    def session(self, program: Program, wait: str | None = None) -> WebGpuSession:
+        """A session of `program`. `wait`: "passive" sleeps in run() until the device is done, "active" spins, which
+        answers sooner and occupies a core. The default is passive, but active on Metal, where wgpu's sleep has a
+        granularity of a millisecond. Raises DeviceError naming the kernel that the device refused."""
+        if wait is None:
+            wait = "active" if self.info.backend == "metal" else "passive"
+        if wait not in _WAITS:
+            raise OptionError(f"unknown wait {wait!r}: use {' or '.join(_WAITS)}")
+        return WebGpuSession(self, program, wait)
+
+    def pipelines(self, kernels: Sequence[KernelCode]) -> list[_Pipeline]:
+        """The kernels compiled, in order; in threads where they are not compiled yet."""
+        with self._lock:
+            ready = {kernel: self._pipelines.get(kernel) for kernel in kernels}
+            for kernel in kernels:
+                self._layout(kernel.access)
+        missing = [kernel for kernel, pipeline in ready.items() if pipeline is None]
+        if len(missing) > 1:
+            with ThreadPoolExecutor(min(8, len(missing), os.cpu_count() or 1)) as pool:
+                built = list(pool.map(self._compile, missing))
+        else:
+            built = [self._compile(kernel) for kernel in missing]
+        compiled = {kernel: pipeline for kernel, pipeline in ready.items() if pipeline is not None}
+        compiled.update(zip(missing, built, strict=True))
+        with self._lock:
+            self._pipelines.update(compiled)
+        return [compiled[kernel] for kernel in kernels]
+
+    def _compile(self, kernel: KernelCode) -> _Pipeline:
+        bind_group_layout, pipeline_layout = self._layouts[kernel.access]
+        try:
+            module = native.create_shader_module(self.handle, kernel.name, kernel.source)
+            stage = {"module": module, "entry_point": kernel.name}
+            pipeline = self.handle.create_compute_pipeline(label=kernel.name, layout=pipeline_layout, compute=stage)
+        except Exception as error:
+            message = native.plain_message(str(error))
+            raise DeviceError(f"kernel {kernel.name!r} did not compile on {self.adapter}: {message}") from error
+        return _Pipeline(bind_group_layout, pipeline)
+
+    def _layout(self, access: tuple[str, ...]) -> None:
+        """Make the bind-group and pipeline layouts of kernels with these accesses, if they are new."""
+        if access in self._layouts:
+            return
+        kinds = {"read": "read-only-storage", "read_write": "storage"}
+        entries = [
+            {"binding": i, "visibility": wgpu.ShaderStage.COMPUTE, "buffer": {"type": kinds[one]}}
+            for i, one in enumerate(access)
+        ]
+        bind_group_layout = self.handle.create_bind_group_layout(label=" ".join(access), entries=entries)
+        pipeline_layout = self.handle.create_pipeline_layout(bind_group_layouts=[bind_group_layout])
+        self._layouts[access] = bind_group_layout, pipeline_layout
+
+
+class _Pipeline:
+    """A compiled kernel, alive as long as some session uses it."""
+
+    def __init__(self, bind_group_layout: Any, handle: Any) -> None:
+        self.bind_group_layout = bind_group_layout
+        self.handle = handle
+
+
+class WebGpuSession:
+    """One Program on one WebGpuDevice; satisfies base.Session.
+
+    Inputs wait in a mapped upload buffer, from which every inference copies them into the arena; so the arena may reuse
+    their place, and an inference without a write() before it sees the inputs of the last one. The commands of the next
+    inference are encoded while the device works on this one; those of the first are recorded through wgpu's checked API
+    when the session is built, so that mistakes are found there.
+    """
+
+    def __init__(self, device: WebGpuDevice, program: Program, wait: str) -> None:
+        self.device = device
+        self.program = program
+        self.wait = wait
+        self._lock = threading.RLock()
+        self._closed = False
+        self._has_run = False
+        self._buffers: list[Any] = []
+        self._input_memory: list[np.ndarray] = []
+        self._output_memory: list[np.ndarray] = []
+        self._allocations = 0
+        self._stats = dict.fromkeys(("write", "encode", "submit", "wait", "read", "compile", "upload"), 0.0)
+        self._writing = 0.0  # seconds of write() since the last run
+        self._command: Any = None  # of the next inference
+        self._timer: Timer | None = None
+        try:
+            check_program(program, device.features, str(device.adapter))
+            self._build()
+        except DeviceError:
+            self.close()
+            raise
+        except Exception as error:
+            self.close()
+            message = native.plain_message(str(error))
+            raise DeviceError(f"{device.adapter} refused the program: {message}") from error
+
+    def write(self, index: int, array: np.ndarray) -> None:
+        started = time.perf_counter()
+        check_array(self.program.inputs, index, "input", array)
+        with self._lock:
+            self._check_usable()
+            np.copyto(self._input_memory[index], array.reshape(-1).view(np.uint8))
+            self._writing += time.perf_counter() - started
+
+    def run(self) -> None:
+        with self._lock:
+            self._check_usable()
+            command, self._command = self._command, None
+            self._infer(command, encode_next=True)
+
+    def read(self, index: int, out: np.ndarray) -> None:
+        started = time.perf_counter()
+        check_array(self.program.outputs, index, "output", out)
+        with self._lock:
+            self._check_usable()
+            if not self._has_run:
+                raise DeviceError(f"output {index} was read before the first run: call run() first")
+            np.copyto(out.reshape(-1).view(np.uint8), self._output_memory[index])
+            self._stats["read"] += time.perf_counter() - started
+
+    def profile(self) -> Sequence[KernelTime]:
+        """One inference on what was written last, with each dispatch in a pass of its own between two timestamps. That
+        keeps the device from overlapping dispatches, so the sum is more than an inference takes. Raises DeviceError if
+        the device has no timestamps."""
+        if not self.device.features.timestamps:
+            raise DeviceError(f"{self.device.adapter} has no timestamp queries, so its kernels cannot be timed")
+        with self._lock:
+            self._check_usable()
+            if self._timer is None:
+                self._timer = Timer(self.device.handle, len(self.program.dispatches))
+                self._allocations += 1
+            command = self._replay.adopt(record(self.device.handle, self._inference, self._timer))
+            self._infer(command, encode_next=False)
+            seconds = self._timer.seconds()
+        return [
+            KernelTime(dispatch.label, dispatch.sources, duration)
+            for dispatch, duration in zip(self.program.dispatches, seconds, strict=True)
+        ]
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._input_memory = self._output_memory = []
+            if self._command is not None:
+                self._replay.discard(self._command)
+                self._command = None
+            if self._timer is not None:
+                self._timer.close()
+            for buffer in self._buffers:
+                buffer.destroy()
+            self._buffers.clear()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_timer") and not sys.is_finalizing():
+            self.close()
+
+    @property
+    def allocations(self) -> int:
+        return self._allocations
+
+    @property
+    def stats(self) -> Mapping[str, float]:
+        return dict(self._stats)
+
+    def _build(self) -> None:
+        program, usage = self.program, wgpu.BufferUsage
+        started = time.perf_counter()
+        pipelines = self.device.pipelines(program.kernels)
+        self._stats["compile"] = time.perf_counter() - started
+
+        arena = self._buffer("arena", program.arena_size, usage.STORAGE | usage.COPY_SRC | usage.COPY_DST)
+        spaces = {"arena": arena}
+        if program.constants.size:
+            started = time.perf_counter()
+            spaces["constants"] = self._upload_constants()
+            self._stats["upload"] = time.perf_counter() - started
+
+        def bind(dispatch_number: int) -> Step:
+            dispatch = program.dispatches[dispatch_number]
+            pipeline = pipelines[dispatch.kernel]
+            entries = [
+                {"binding": i, "resource": {"buffer": spaces[b.space], "offset": b.offset, "size": b.size}}
+                for i, b in enumerate(dispatch.bindings)
+            ]
+            group = self.device.handle.create_bind_group(
+                label=dispatch.label, layout=pipeline.bind_group_layout, entries=entries
+            )
+            return Step(pipeline.handle, group, dispatch.groups)
+
+        self._upload_offsets, upload_size = _staging_layout(program.inputs)
+        self._download_offsets, download_size = _staging_layout(program.outputs)
+        upload_usage, download_usage = usage.MAP_WRITE | usage.COPY_SRC, usage.MAP_READ | usage.COPY_DST
+        self._inference = Inference(
+            arena=arena,
+            upload=self._buffer("inputs", upload_size, upload_usage, mapped=True) if program.inputs else None,
+            download=self._buffer("outputs", download_size, download_usage, mapped=True) if program.outputs else None,
+            steps=tuple(bind(i) for i in range(len(program.dispatches))),
+            uploads=tuple(
+                Copy(offset, port.offset, _padded(port.nbytes))
+                for offset, port in zip(self._upload_offsets, program.inputs, strict=True)
+            ),
+            downloads=tuple(
+                Copy(port.offset, offset, _padded(port.nbytes))
+                for offset, port in zip(self._download_offsets, program.outputs, strict=True)
+            ),
+        )
+        self._pipelines = pipelines  # keeps them in the device's table
+        self._replay = native.Replay(self.device.handle, self._inference)
+        self._map_staging()
+        self._command = self._replay.adopt(record(self.device.handle, self._inference))
+
+    def _buffer(self, label: str, size: int, usage: int, mapped: bool = False) -> Any:
+        size = max(_padded(size), _STAGING_ALIGNMENT)
+        if size > self.device.max_buffer_bytes:
+            raise DeviceError(
+                f"the {label} of this model need {size} bytes in one buffer, and {self.device.adapter} allows "
+                f"{self.device.max_buffer_bytes}; use a smaller batch or input"
+            )
+        buffer = self.device.handle.create_buffer(label=label, size=size, usage=usage, mapped_at_creation=mapped)
+        self._buffers.append(buffer)
+        self._allocations += 1
+        return buffer
+
+    def _upload_constants(self) -> Any:
+        constants, queue = self.program.constants, self.device.handle.queue
+        buffer = self._buffer("constants", constants.nbytes, wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_DST)
+        for first in range(0, constants.nbytes, _UPLOAD_BYTES):
+            piece = constants[first : first + _UPLOAD_BYTES]
+            if piece.nbytes % 4:
+                piece = np.concatenate([piece, np.zeros(-piece.nbytes % 4, np.uint8)])
+            queue.write_buffer(buffer, first, np.ascontiguousarray(piece))
+            queue.submit([])
+            native.finish(self.device.handle)
+        return buffer
+
+    def _infer(self, command: Any, encode_next: bool) -> None:
+        clock, stats = time.perf_counter, self._stats
+        started = clock()
+        try:
+            self._replay.start(command)
+            submitted = clock()
+            if encode_next:
+                self._command = self._replay.encode()
+            encoded = clock()
+            self._replay.wait(self.wait == "active")
+            self._map_staging()
+        except DeviceError as error:
+            self.device.lost = True
+            raise DeviceError(f"{self.device.adapter}: {error}") from error
+        self._has_run = True
+        stats["submit"], stats["encode"], stats["wait"] = submitted - started, encoded - submitted, clock() - encoded
+        stats["write"], stats["read"], self._writing = self._writing, 0.0, 0.0
+
+    def _map_staging(self) -> None:
+        """Views of the ports in the staging buffers, whose addresses may change with every mapping."""
+        self._input_memory = self._output_memory = []
+        if self.program.inputs:
+            memory = self._replay.upload_memory()
+            self._input_memory = [
+                memory[at : at + port.nbytes]
+                for at, port in zip(self._upload_offsets, self.program.inputs, strict=True)
+            ]
+        if self.program.outputs:
+            memory = self._replay.download_memory()
+            self._output_memory = [
+                memory[at : at + port.nbytes]
+                for at, port in zip(self._download_offsets, self.program.outputs, strict=True)
+            ]
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise DeviceError("the session was closed: build a new one")
+        if self.device.lost:
+            raise DeviceError(f"{self.device.adapter} was lost: open the device again and build a new session")
+
+
+# ----------------------------------------------------------------------------------------------
+
+
+def _padded(size: int) -> int:
+    """Copies and buffers are whole 32-bit words."""
+    return -(-size // 4) * 4
+
+
+def _staging_layout(ports: Sequence[Port]) -> tuple[list[int], int]:
+    """Each port's offset in a staging buffer, and the buffer's size."""
+    offsets, size = [], 0
+    for port in ports:
+        offsets.append(size)
+        size += -(-port.nbytes // _STAGING_ALIGNMENT) * _STAGING_ALIGNMENT
+    return offsets, size

@@ -1,0 +1,84 @@
+"""Checks made in Python before wgpu sees a Program or an array, with messages that name the kernel or the tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from litegpu.errors import DeviceError, TensorError
+from litegpu.gpu.graph import DType
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.program import Dispatch, KernelCode, Port, Program
+
+_NUMPY = {DType.FLOAT32: np.float32, DType.FLOAT16: np.float16, DType.INT32: np.int32, DType.BOOL: np.int32}
+
+
+def check_program(program: Program, features: Features, device: str) -> None:
+    """Raise DeviceError, naming the kernel, if `program` contradicts itself or needs more than `features` allow."""
+    for kernel in program.kernels:
+        problem = _kernel_problem(kernel, features)
+        if problem is not None:
+            raise DeviceError(f"kernel {kernel.name!r} does not fit {device}: {problem}")
+    for dispatch in program.dispatches:
+        problem = _dispatch_problem(program, dispatch, features)
+        if problem is not None:
+            name = program.kernels[dispatch.kernel].name
+            raise DeviceError(f"kernel {name!r} ({dispatch.label}) does not fit {device}: {problem}")
+    for port in (*program.inputs, *program.outputs):
+        if port.offset < 0 or port.offset % 4 or port.offset + port.nbytes > program.arena_size:
+            raise DeviceError(
+                f"tensor {port.name!r}: {port.nbytes} bytes at {port.offset} are not in the arena of "
+                f"{program.arena_size} bytes"
+            )
+
+
+def check_array(ports: Sequence[Port], index: int, kind: str, array: np.ndarray) -> None:
+    """Raise TensorError unless port `index` exists and `array` can be copied to it (`kind` "input") or from it
+    ("output") byte by byte."""
+    if not 0 <= index < len(ports):
+        raise TensorError(f"{kind} {index} does not exist: the program has {len(ports)} {kind}s")
+    port = ports[index]
+    dtype = _NUMPY[port.dtype]
+    if array.dtype != dtype or array.nbytes != port.nbytes or not array.flags.c_contiguous:
+        raise TensorError(
+            f"{kind} {index} ({port.name}) is a C-contiguous {np.dtype(dtype).name} array of shape {port.shape}, "
+            f"{port.nbytes} bytes; got {array.dtype} of shape {array.shape}, {array.nbytes} bytes"
+            f"{'' if array.flags.c_contiguous else ', not contiguous'}"
+        )
+    if kind == "output" and not array.flags.writeable:
+        raise TensorError(f"output {index} ({port.name}): the array to read into is read-only")
+
+
+# ----------------------------------------------------------------------------------------------
+
+
+def _kernel_problem(kernel: KernelCode, features: Features) -> str | None:
+    threads = math.prod(kernel.workgroup)
+    if threads > features.max_threads:
+        return f"{threads} threads per workgroup, at most {features.max_threads} are possible"
+    if len(kernel.access) > features.max_buffers:
+        return f"{len(kernel.access)} buffers, at most {features.max_buffers} are possible"
+    unknown = set(kernel.access) - {"read", "read_write"}
+    return f"unknown access {sorted(unknown)}" if unknown else None
+
+
+def _dispatch_problem(program: Program, dispatch: Dispatch, features: Features) -> str | None:
+    access = program.kernels[dispatch.kernel].access
+    if len(dispatch.bindings) != len(access):
+        return f"{len(dispatch.bindings)} bindings for {len(access)} buffers"
+    if max(dispatch.groups) > features.max_groups:
+        return f"{dispatch.groups} workgroups, at most {features.max_groups} per dimension are possible"
+    sizes = {"arena": program.arena_size, "constants": program.constants.nbytes}
+    for i, binding in enumerate(dispatch.bindings):
+        place = f"binding {i} ({binding.size} bytes at {binding.offset} of the {binding.space})"
+        if binding.space not in sizes or binding.size <= 0 or binding.offset + binding.size > sizes[binding.space]:
+            return f"{place} is out of bounds"
+        if binding.offset % features.storage_alignment:
+            return f"{place} is not aligned to {features.storage_alignment} bytes"
+        if binding.size > features.max_binding_bytes:
+            return f"{place} is too large: at most {features.max_binding_bytes} bytes can be bound"
+        if (access[i] == "read_write") != (binding.space == "arena"):
+            return f"{place} has access {access[i]!r}: the arena is bound read_write and the constants read"
+    return None
