@@ -1,0 +1,100 @@
+"""Views: what `follow` promises is where the elements really lie."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from litegpu.gpu.evaluate import apply_step
+from litegpu.gpu.graph import DType, Reshape, Shape, Slice, Step, Tile, Transpose, step_shape
+from litegpu.gpu.view import View, follow, packed, padded
+
+
+def fill(view: View) -> tuple[np.ndarray, np.ndarray]:
+    """Memory in which every element of `view` is a distinct number, padding is zero, and the values of the view."""
+    memory = np.full(view.size, -1.0)
+    index = indices(view)
+    memory[index] = np.arange(1, index.size + 1).reshape(index.shape)
+    if view.zero_padded and view.shape[3] % 4:
+        for lane in range(view.shape[3], view.quads * 4):
+            memory[index[..., 0] + lane] = 0
+    return memory, memory[index]
+
+
+def indices(view: View) -> np.ndarray:
+    """For each element of the view, where it lies in memory."""
+    grid = np.indices(view.shape)
+    return view.offset + sum(g * s for g, s in zip(grid, view.strides, strict=True))
+
+
+def random_steps(rnd: random.Random, shape: Shape) -> tuple[Step, ...]:
+    steps: list[Step] = []
+    for _ in range(rnd.randint(1, 4)):
+        match rnd.randrange(4):
+            case 0:
+                step: Step = Transpose(tuple(rnd.sample(range(len(shape)), len(shape))))
+            case 1:
+                begin, stride, target = [], [], []
+                for n in shape:
+                    b, k = rnd.randrange(n), rnd.choice([1, 1, 1, 2, 3])
+                    begin.append(b)
+                    stride.append(k)
+                    target.append(rnd.randint(1, (n - b - 1) // k + 1))
+                step = Slice(tuple(begin), tuple(stride), tuple(target))
+            case 2:
+                step = Tile(tuple(rnd.choice([1, 1, 1, 3]) for _ in shape))
+            case _:
+                factors = [f for n in shape for f in _factors(n)]
+                target = [1] * rnd.randint(1, 5)
+                for i, f in enumerate(factors):
+                    target[min(i * len(target) // len(factors), len(target) - 1)] *= f
+                step = Reshape(tuple(shape), tuple(target))
+        steps.append(step)
+        shape = step_shape(step, shape)
+    n = int(np.prod(shape))
+    if len(shape) != 4:
+        steps.append(Reshape(tuple(shape), rnd.choice([(1, 1, 1, n), (1, 1, n, 1)])))
+    return tuple(steps)
+
+
+def _factors(n: int) -> list[int]:
+    return next(([p, *_factors(n // p)] for p in (2, 3, 5, 7, 17) if n % p == 0), [n] if n > 1 else [])
+
+
+@pytest.mark.parametrize("layout", [padded, packed])
+@pytest.mark.parametrize("seed", range(150))
+def test_follow(seed: int, layout) -> None:  # type: ignore[no-untyped-def]
+    rnd = random.Random(seed)
+    shape = tuple(rnd.choice([1, 2, 3, 4, 6]) for _ in range(3)) + (rnd.choice([1, 3, 4, 5, 8, 12, 17]),)
+    view = layout(0, shape, DType.FLOAT32)
+    memory, values = fill(view)
+    steps = random_steps(rnd, shape)
+    moved = follow(view, steps)
+    if moved is None:
+        return
+    for step in steps:
+        values = apply_step(step, values)
+    assert moved.shape == values.shape
+    np.testing.assert_array_equal(memory[indices(moved)], values)
+    if moved.vector and moved.whole_quads and moved.shape[3] % 4:
+        lanes = [memory[indices(moved)[..., 0] + lane] for lane in range(moved.shape[3], moved.quads * 4)]
+        assert not np.any(lanes), "lanes promised to be zero are not"
+    if moved.dense:
+        quads = memory.reshape(-1, 4)[moved.offset // 4 :][
+            : moved.shape[0] * moved.shape[1] * moved.shape[2] * moved.quads
+        ]
+        got = quads.reshape(*moved.shape[:3], moved.quads * 4)[..., : moved.shape[3]]
+        np.testing.assert_array_equal(got, values)
+
+
+def test_most_movements_that_numpy_does_without_a_copy_are_views() -> None:
+    view = padded(0, (2, 6, 4, 8), DType.FLOAT32)
+    assert follow(view, (Reshape((2, 6, 4, 8), (1, 2, 24, 8)),)) is not None
+    assert follow(view, (Reshape((2, 6, 4, 8), (1, 1, 1, 384)),)) is not None
+    assert follow(view, (Transpose((0, 2, 1, 3)),)) is not None
+    assert follow(view, (Transpose((0, 2, 1, 3)), Reshape((2, 4, 6, 8), (1, 2, 24, 8)))) is None
+    unaligned = padded(0, (2, 6, 4, 5), DType.FLOAT32)
+    assert follow(unaligned, (Reshape((2, 6, 4, 5), (1, 1, 12, 20)),)) is None
+    assert follow(unaligned, (Reshape((2, 6, 4, 5), (1, 1, 48, 5)),)) is not None
