@@ -1,4 +1,4 @@
-"""What a pure operation simplifies to while the tree is built: constants and identities, exactly as the target would."""
+"""What a pure operation simplifies to while the tree is built: constants and identities, just as the target would."""
 
 from __future__ import annotations
 

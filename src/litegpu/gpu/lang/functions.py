@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -303,6 +304,15 @@ class Functions:
         return value
 
 
+class Function(Functions):
+    """A pure function of values, traced on its own: what a printer puts in front of a kernel and calls by name."""
+
+    def __init__(self, definition: Callable[..., Value], types: tuple[Type, ...]) -> None:
+        super().__init__()
+        self.params = tuple(self._new("index", t, (), None, self.body) for t in types)
+        self.result: Value = definition(self, *self.params)
+
+
 def _fits(value: object, kind: str) -> bool:
     if kind == "bool":
         return isinstance(value, bool)
@@ -311,7 +321,7 @@ def _fits(value: object, kind: str) -> bool:
     if kind in ops.FLOAT:
         return True
     low, high = (0, 2**32) if kind == "u32" else (-(2**31), 2**31)
-    return float(value).is_integer() and low <= value < high
+    return float(value).is_integer() and bool(low <= float(value) < high)
 
 
 def _array(value: Value) -> ops.Array:

@@ -64,6 +64,8 @@ class Kernel(Functions):
         self.grid: Dim3 = (int(grid[0]), int(grid[1]), int(grid[2]))
         self.buffers: list[tree.Memory] = []
         self.shared_memories: list[tree.Memory] = []
+        self.loaded: set[tree.Memory] = set()  # buffers
+        self.stored: set[tree.Memory] = set()
         self.needs_subgroups = False
         self.statement_count = 0
         self._variable_count = 0
@@ -160,11 +162,15 @@ class Kernel(Functions):
     # Memory and variables; Memory, Variable and Array call these
 
     def load(self, memory: tree.Memory, index: Operand) -> Value:
+        if memory.space == "global":
+            self.loaded.add(memory)
         return self._ordered("load", memory.type, (self._index(memory, index),), memory)
 
     def store(self, memory: tree.Memory, index: Operand, value: Operand) -> None:
         if memory.access == "read":
             raise KernelError(f"buffer {memory.name} is read-only: declare it with access='read_write' to store to it")
+        if memory.space == "global":
+            self.stored.add(memory)
         where = self._index(memory, index)
         self._statement(tree.Store(tree.author_line(), memory, where, self._typed(value, memory.type)))
 
@@ -275,7 +281,7 @@ class Kernel(Functions):
 
     def _subgroup(self, op: str, value: Value, *more: Value) -> Value:
         self._need_value(value)
-        if value.type.kind == "bool" or (op in ("add", "max", "min") and not value.type.kind):
+        if value.type.kind == "bool":
             raise KernelError(f"subgroup_{op} is not defined on {value.type}")
         self.needs_subgroups = True
         return self._ordered("subgroup", value.type, (value, *more), op)
@@ -318,7 +324,7 @@ class Kernel(Functions):
 
 
 def _trips(start: Value, stop: Value, step: Value) -> int:
-    first, last, by = start.attr, stop.attr, step.attr
+    first, last, by = int(start.attr), int(stop.attr), int(step.attr)
     return max(0, -(-(last - first) // by))
 
 

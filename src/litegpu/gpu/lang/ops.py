@@ -25,7 +25,7 @@ from litegpu.gpu.lang.types import Type
 
 Array = Any  # a NumPy array of any type: NumPy's own stubs cannot follow operators over unknown types
 
-NUMPY = {
+NUMPY: dict[str, Any] = {
     "f32": np.dtype(np.float32),
     "f16": np.dtype(np.float16),
     "i32": np.dtype(np.int32),
@@ -66,7 +66,7 @@ def evaluate(op: str, args: Sequence[Array]) -> Array:
 
 def cast(value: Array, kind: str) -> Array:
     """Conversion between kinds, lane by lane."""
-    dtype = NUMPY[kind]
+    dtype: Any = NUMPY[kind]
     with np.errstate(all="ignore"):
         if value.dtype == dtype:
             return value

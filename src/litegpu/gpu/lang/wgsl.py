@@ -1,0 +1,365 @@
+"""Print a kernel as WGSL."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from litegpu.gpu.lang import math, tree
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.lang.functions import Function
+from litegpu.gpu.lang.kernel import Kernel
+from litegpu.gpu.lang.printer import Printer
+from litegpu.gpu.lang.types import KernelError, Type
+from litegpu.gpu.lang.value import Value
+from litegpu.gpu.lang.verify import verify
+
+MAX_WORKGROUP_Z = 64
+
+# The words of WGSL that are shaped like a kernel's name, and the functions that printed code calls.
+_WORDS = """alias break case const const_assert continue continuing default diagnostic discard else enable false fn for
+if let loop override requires return struct switch true var while array atomic bool f16 f32 i32 u32 vec2 vec3 vec4
+select bitcast abs min max sign floor ceil round trunc sqrt inverseSqrt fma dot any all local_id group_id async await
+asm auto class delete do double enum export extern final float from get goto handle import inline int interface layout
+long meta mod module move mut namespace new null operator package private protected public readonly ref register
+resource self set shader shared short sizeof static std super target template this throw trait try type typedef
+typename typeof undefined union unsafe unsigned use using vec virtual void volatile where with workgroup write yield"""
+RESERVED = frozenset(_WORDS.split())
+
+_INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "mod": "%",
+    "idiv": "/",
+    "irem": "%",
+    "and": "&",
+    "or": "|",
+    "xor": "^",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "eq": "==",
+    "ne": "!=",
+}
+_CALLS = {
+    **{name: name for name in ("abs", "floor", "ceil", "round", "trunc", "sqrt", "fma", "dot", "any", "all")},
+    "rsqrt": "inverseSqrt",
+    "min": "min",  # integers only, as is max
+    "max": "max",
+    "sign": "sign",  # i32 only
+}
+_SUBGROUP = {
+    "add": "subgroupAdd",
+    "max": "subgroupMax",
+    "min": "subgroupMin",
+    "shuffle_down": "subgroupShuffleDown",
+    "shuffle_xor": "subgroupShuffleXor",
+}
+# Vulkan and WGSL promise too little of these: the text brings its own (see `math`).
+_POLYFILLED = ("exp", "log", "sin", "cos", "tanh", "pow", "to_i32_saturating")
+
+_UNPACK_HALF4 = """fn unpack_half4(w: vec2<u32>) -> vec4<f32> {
+  return vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y));
+}"""
+_PACK_HALF4 = """fn pack_half4(x: vec4<f32>) -> vec2<u32> {
+  return vec2<u32>(pack2x16float(x.xy), pack2x16float(x.zw));
+}"""
+
+
+def print_wgsl(kernel: Kernel, features: Features) -> str:
+    """The WGSL module of `kernel`; its entry point has the kernel's name, binding n is buffer n.
+
+    Raises KernelError if the kernel breaks a rule or needs what `features` lacks.
+    """
+    verify(kernel)
+    _check(kernel, features)
+    return _Module(kernel, features).print()
+
+
+def _check(kernel: Kernel, features: Features) -> None:
+    def need(condition: bool, message: str) -> None:
+        if not condition:
+            raise KernelError(f"kernel {kernel.name}: {message}")
+
+    need(kernel.name not in RESERVED, "the name is reserved in WGSL")
+    need(len(kernel.buffers) <= features.max_buffers, f"{len(kernel.buffers)} buffers, {features.max_buffers} allowed")
+    need(kernel.threads <= features.max_threads, f"{kernel.threads} threads, {features.max_threads} allowed")
+    need(kernel.workgroup[2] <= MAX_WORKGROUP_Z, f"{kernel.workgroup[2]} threads along z, {MAX_WORKGROUP_Z} allowed")
+    need(
+        kernel.shared_bytes <= features.max_shared_bytes,
+        f"{kernel.shared_bytes} bytes of shared memory, {features.max_shared_bytes} allowed",
+    )
+    need(max(kernel.dispatch) <= features.max_groups, f"dispatch {kernel.dispatch}, {features.max_groups} allowed")
+    need(features.subgroups or not kernel.needs_subgroups, "needs subgroup operations, which the device lacks")
+    for b in kernel.buffers:
+        need(
+            b.nbytes <= features.max_binding_bytes,
+            f"buffer {b.name} has {b.nbytes} bytes, {features.max_binding_bytes} allowed in one binding",
+        )
+
+
+class _Module(Printer):
+    """Prints the entry point; collects the functions and constants that it needs in front of it."""
+
+    def __init__(self, kernel: Kernel, features: Features) -> None:
+        super().__init__()
+        self.kernel, self.features = kernel, features
+        self.functions: dict[str, str] = {}
+        self.bits: set[int] = set()  # of constants that WGSL cannot spell
+        self.needs_f16 = any(m.storage.kind == "f16" and self._native(m) for m in self._memories())
+
+    def print(self) -> str:
+        k = self.kernel
+        self.depth = 1
+        guarded = k.dispatch != k.grid
+        if guarded:
+            columns, rows, _ = k.dispatch
+            self.line(f"let group_x = group_id.x + group_id.y * {columns}u;")
+            if columns * rows != k.grid[0]:
+                self._open(f"if (group_x < {k.grid[0]}u) ")
+        self.print_block(k.body)
+        while self.depth > 1:
+            self._close()
+        x, y, z = k.workgroup
+        head = ["enable f16;"] if self.needs_f16 else []
+        head += [self._declaration(m) for m in self._memories()]
+        head += [f"var<private> bits_{b:08x}: u32 = 0x{b:08x}u;" for b in sorted(self.bits)]
+        head += self.functions.values()
+        params = "@builtin(local_invocation_id) local_id: vec3<u32>, @builtin(workgroup_id) group_id: vec3<u32>"
+        if k.needs_subgroups:
+            params += ", @builtin(subgroup_size) subgroup_size: u32"
+            params += ", @builtin(subgroup_invocation_id) subgroup_lane: u32"
+        entry = [f"@compute @workgroup_size({x}, {y}, {z})", f"fn {k.name}({params}) {{", *self.lines, "}"]
+        return "\n".join(head + entry) + "\n"
+
+    # Types and leaves
+
+    def type_name(self, type: Type) -> str:
+        if type.kind == "f16":
+            self._need_f16(f"{type} arithmetic")
+        return f"vec{type.lanes}<{type.kind}>" if type.lanes > 1 else type.kind
+
+    def constant(self, value: Value) -> str:
+        text = self._scalar_constant(value)
+        return f"{self.type_name(value.type)}({text})" if value.type.lanes > 1 else text
+
+    def builtin(self, value: Value) -> str:
+        name, axis = value.attr
+        if name == "group_id" and self.kernel.dispatch != self.kernel.grid:
+            return "group_x"
+        return f"{name}.{'xyz'[axis]}" if name in ("local_id", "group_id") else str(name)
+
+    def _scalar_constant(self, value: Value) -> str:
+        number, kind = value.constant, value.type.kind
+        if kind == "bool":
+            return "true" if number else "false"
+        if kind == "u32":
+            return f"{number}u"
+        if kind == "i32":
+            return f"i32({number})" if number is not None and number < 0 else f"{number}i"
+        if kind == "f16":
+            self._need_f16("an f16 constant")
+        bits = value.attr if kind == "f32" else int(np.float32(number).view(np.uint32))
+        if bits & 0x7F800000 == 0x7F800000:  # infinity or NaN, neither of which may be a constant expression
+            self.bits.add(bits)
+            text = f"bitcast<f32>(bits_{bits:08x})"
+        elif bits & 0x7F800000 == 0 and bits & 0x7FFFFFFF:  # subnormal
+            text = f"bitcast<f32>(0x{bits:08x}u)"
+        else:
+            text = _decimal(np.float32(number)) + "f"
+        return f"f16({text})" if kind == "f16" else text
+
+    # Expressions
+
+    def repeats(self, value: Value) -> bool:
+        return value.op in ("min", "max", "sign") and value.type.is_float
+
+    def operation(self, value: Value, args: list[str]) -> str:
+        op, type = value.op, value.type
+        if op == "load":
+            return self._load(value.attr, args[0])
+        if op == "read":
+            return self.local(*value.attr)
+        if op == "subgroup":
+            return f"{_SUBGROUP[value.attr]}({', '.join(args)})"
+        if op in ("cast", "splat", "vec"):
+            return f"{self.type_name(type)}({', '.join(args)})"
+        if op == "bitcast":
+            return f"bitcast<{self.type_name(type)}>({args[0]})"
+        if op == "lane":
+            return f"{args[0]}.{'xyzw'[value.attr]}"
+        if op == "select":
+            return f"select({args[2]}, {args[1]}, {args[0]})"
+        if op in _POLYFILLED:
+            return self._polyfill(value, args)
+        return self._arithmetic(value, args)
+
+    def _arithmetic(self, value: Value, args: list[str]) -> str:
+        op, operand = value.op, value.args[-1].type
+        if operand.is_float:
+            if op in ("min", "max"):
+                a, b = args
+                return f"select({a}, {b}, {b} < {a})" if op == "min" else f"select({a}, {b}, {a} < {b})"
+            if op == "sign":
+                name, x = self.type_name(operand), args[0]
+                return f"select(select({x}, {name}(-1), {x} < {name}(0)), {name}(1), {x} > {name}(0))"
+            if op == "is_nan":
+                name = self.type_name(Type("u32", operand.lanes))
+                wide = args[0] if operand.kind == "f32" else f"{self.type_name(Type('f32', operand.lanes))}({args[0]})"
+                return f"((bitcast<{name}>({wide}) & {name}(0x7fffffffu)) > {name}(0x7f800000u))"
+        if op in ("shl", "shr"):
+            return f"({args[0]} {'<<' if op == 'shl' else '>>'} {self._shift_amount(value.args[1], args[1])})"
+        if operand.kind == "bool" and op == "xor":
+            return f"({args[0]} != {args[1]})"
+        if op == "not":
+            return f"({'!' if operand.kind == 'bool' else '~'}{args[0]})"
+        if op == "neg":
+            return f"(-{args[0]})"
+        if op in _INFIX:
+            return f"({args[0]} {_INFIX[op]} {args[1]})"
+        return f"{_CALLS[op]}({', '.join(args)})"
+
+    def _shift_amount(self, amount: Value, text: str) -> str:
+        name = self.type_name(Type("u32", amount.type.lanes))
+        if amount.op == "const":
+            return f"{name}({amount.attr & 31}u)" if amount.type.lanes > 1 else f"{amount.attr & 31}u"
+        return f"({name}({text}) & {name}(31u))"
+
+    def _polyfill(self, value: Value, args: list[str]) -> str:
+        """A call of the function that computes this operation, in float32 whatever the kind."""
+        operand, lanes = value.args[0].type, value.type.lanes
+        name = f"{value.op}_x{lanes}"
+        if name not in self.functions:
+            self.functions[name] = ""  # keeps its place if printing it meets another
+            self.functions[name] = self._function(name, math.POLYFILLS[value.op], len(args), Type("f32", lanes))
+        if operand.kind == "f32":
+            return f"{name}({', '.join(args)})"
+        wide = self.type_name(Type("f32", lanes))
+        return f"{self.type_name(value.type)}({name}({', '.join(f'{wide}({a})' for a in args)}))"
+
+    def _function(self, name: str, definition: math.Definition, arity: int, type: Type) -> str:
+        function = Function(definition, (type,) * arity)
+        printer = _FunctionBody(self)
+        for i, p in enumerate(function.params):
+            printer.name_leaf(p, f"p{i}")
+        printer.print_block(function.body, (function.result,))
+        params = ", ".join(f"p{i}: {self.type_name(p.type)}" for i, p in enumerate(function.params))
+        head = f"fn {name}({params}) -> {self.type_name(function.result.type)} {{"
+        return "\n".join([head, *printer.lines, f"  return {printer.text(function.result)};", "}"])
+
+    # Memory
+
+    def _memories(self) -> list[tree.Memory]:
+        return [*self.kernel.buffers, *self.kernel.shared_memories]
+
+    def _native(self, memory: tree.Memory) -> bool:
+        """Whether elements are declared with their storage type, rather than packed into 32-bit words."""
+        if memory.storage.kind == "f16":
+            return self.features.float16 or memory.space == "shared"
+        return not memory.storage.is_packed
+
+    def _declaration(self, m: tree.Memory) -> str:
+        if m.space == "shared":
+            return f"var<workgroup> {_name(m)}: array<{self.type_name(m.storage)}, {m.size}>;"
+        if self._native(m):
+            element = self.type_name(m.storage)
+        elif m.storage.kind == "f16" and m.storage.lanes in (3, 4):
+            element = "vec2<u32>"
+        else:
+            element = "u32"
+        return f"@group(0) @binding({m.number}) var<storage, {m.access}> {_name(m)}: array<{element}>;"
+
+    def _load(self, m: tree.Memory, index: str) -> str:
+        element = f"{_name(m)}[{index}]"
+        compute = self.type_name(m.type)
+        if self._native(m):
+            return element if m.storage == m.type else f"{compute}({element})"
+        if m.storage.is_packed:
+            unpacked = f"unpack4x{m.storage.kind.upper()}({element})"
+            return unpacked if m.type.kind != "f32" else f"{compute}({unpacked})"
+        if m.storage.lanes == 1:
+            return f"unpack2x16float({_name(m)}[{index} >> 1u])[{index} & 1u]"
+        if m.storage.lanes == 2:
+            return f"unpack2x16float({element})"
+        unpacked = self._helper("unpack_half4", _UNPACK_HALF4) + f"({element})"
+        return f"{unpacked}.xyz" if m.storage.lanes == 3 else unpacked
+
+    def store(self, memory: tree.Memory, index: str, value: str) -> str:
+        return f"{_name(memory)}[{index}] = {self._packed(memory, value)};"
+
+    def _packed(self, m: tree.Memory, value: str) -> str:
+        if self._native(m):
+            return value if m.storage == m.type else f"{self.type_name(m.storage)}({value})"
+        if m.storage.is_packed:
+            kind = "i32" if m.storage.kind == "i8" else "u32"
+            whole = value if m.type.kind == kind else f"vec4<{kind}>({value})"
+            return f"pack4x{m.storage.kind.upper()}Clamp({whole})"
+        if m.storage.lanes == 1:
+            raise KernelError(
+                f"kernel {self.kernel.name}: buffer {m.name}: storing single f16 values needs a device with float16; "
+                "store f16x2 or f16x4"
+            )
+        if m.storage.lanes == 2:
+            return f"pack2x16float({value})"
+        four = value if m.storage.lanes == 4 else f"vec4<f32>({value}, 0.0)"
+        return self._helper("pack_half4", _PACK_HALF4) + f"({four})"
+
+    def _helper(self, name: str, text: str) -> str:
+        self.functions.setdefault(name, text)
+        return name
+
+    def _need_f16(self, what: str) -> None:
+        if not self.features.float16:
+            raise KernelError(f"kernel {self.kernel.name}: {what} needs float16, which the device lacks")
+        self.needs_f16 = True
+
+    # Statements
+
+    def bind(self, name: str, type: Type, text: str) -> str:
+        return f"let {name} = {text};"
+
+    def declare(self, variable: tree.Variable, init: Value) -> None:
+        name, type = f"v{variable.number}", self.type_name(variable.type)
+        if not variable.is_array:
+            self.line(f"var {name}: {type} = {self.text(init)};")
+            return
+        self.line(f"var {name}: array<{type}, {variable.size}>;")
+        if init.op != "const" or init.attr != 0:  # WGSL starts them as zeros
+            for i in range(variable.size):
+                self.line(f"{name}[{i}] = {self.text(init)};")
+
+    def for_header(self, index: str, start: str, stop: str, step: str) -> str:
+        return f"for (var {index} = {start}; {index} < {stop}; {index} += {step})"
+
+    def forever(self) -> str:
+        return "loop "
+
+    def barrier(self) -> None:
+        self.line("workgroupBarrier();")
+        if self.kernel.loaded & self.kernel.stored:
+            self.line("storageBarrier();")
+
+
+class _FunctionBody(_Module):
+    """Prints a polyfill: shares what it needs with the module that calls it."""
+
+    def __init__(self, module: _Module) -> None:
+        super().__init__(module.kernel, module.features)
+        self.depth = 1
+        self.functions, self.bits = module.functions, module.bits
+
+
+def _name(memory: tree.Memory) -> str:
+    """A name that cannot clash: numbered, and without the double underscores that WGSL refuses."""
+    readable = re.sub(r"[^A-Za-z0-9]+", "_", memory.name).strip("_")
+    return f"{'b' if memory.space == 'global' else 's'}{memory.number}_{readable}".rstrip("_")
+
+
+def _decimal(number: np.float32) -> str:
+    """The shortest decimal text that reads back as `number`."""
+    text = str(number)
+    return text if "." in text or "e" in text else text + ".0"
