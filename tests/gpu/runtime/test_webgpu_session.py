@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import wgpu
 
 from litegpu.errors import DeviceError, OptionError, TensorError
 from litegpu.gpu.graph import DType
@@ -359,6 +360,11 @@ def _resident_bytes() -> int:
     return pages * 4096
 
 
+def _native_objects() -> dict[str, int]:
+    counts = wgpu.diagnostics.wgpu_native_counts.get_dict()
+    return {name: counts[name]["count"] for name in ("Buffer", "CommandBuffer", "BindGroup")}
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 def test_memory_does_not_grow(session: Build) -> None:
     one = session(affine_chain(3, 1.0, 1.0))
@@ -366,11 +372,12 @@ def test_memory_does_not_grow(session: Build) -> None:
     for _ in range(200):
         infer(one, x)
     gc.collect()
-    before = _resident_bytes()
+    before, objects = _resident_bytes(), _native_objects()
     for _ in range(2000):
         infer(one, x)
     gc.collect()
-    assert _resident_bytes() - before < 2 << 20  # a leaked command buffer of 3 dispatches would show as 10 MB
+    assert _resident_bytes() - before < 2 << 20
+    assert _native_objects() == objects
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
