@@ -1,0 +1,298 @@
+"""How convolutions and matrix products divide their output: what a thread, a workgroup and a shared sum cover."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from litegpu.gpu.graph import DType, Shape
+from litegpu.gpu.kernels.access import Index, Operands, Sink, address, divide, remainder
+from litegpu.gpu.kernels.context import Context
+from litegpu.gpu.lang import Array, Kernel, Memory, Value, f16x4, f32x4
+from litegpu.gpu.lang.features import Features
+
+#: Threads that keep one compute unit busy, and the number of units to assume where it is not known.
+THREADS_PER_UNIT = 512
+USUAL_UNITS = 32
+#: A thread that shares its sum with others has at least this many quads of inputs to add up.
+LEAST_DEPTH = 4
+MOST_PARTS = 64
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A thread computes `pixels` x `quads` of the output; a workgroup has `wide` threads along quads, `tall` along
+    blocks of pixels and `parts` that each add up a part of the same sums."""
+
+    pixels: int
+    quads: int
+    wide: int
+    tall: int
+    parts: int
+
+    @property
+    def workgroup(self) -> tuple[int, int, int]:
+        return (self.wide, self.tall, self.parts)
+
+
+def choose_tile(
+    pixels: int, quads: int, depth: int, features: Features, *, most_pixels: int = 8, most_quads: int = 2
+) -> Tile:  # fmt: skip
+    """The tile for an output of `pixels` x `quads`, each the sum over `depth` quads of inputs.
+
+    A thread of p pixels and q quads loads p + 4q vectors for 16pq multiplications, so larger is better as long as
+    there are threads for the whole device: the largest block is taken with which that is so, if need be by splitting
+    the sums among threads.
+    """
+    wanted = THREADS_PER_UNIT * (features.compute_units or USUAL_UNITS)
+    most_parts = min(MOST_PARTS, features.max_threads, _power_below(max(1, depth // LEAST_DEPTH)))
+    blocks = [
+        (p, q)
+        for p, q in ((8, 2), (4, 2), (4, 1), (2, 1), (1, 1))
+        if p <= min(pixels, most_pixels) and q <= min(quads, most_quads)
+    ]
+    for p, q in blocks:
+        threads = -(-pixels // p) * -(-quads // q)
+        parts = 1 if threads >= wanted else min(most_parts, _power_above(-(-wanted // threads)))
+        if threads * parts >= wanted or (p, q) == (1, 1):
+            break
+    size = min(64 if parts == 1 else 256, features.max_threads)
+    if parts > 1:
+        size = min(size, _power_below(features.max_shared_bytes // (16 * p * q)))
+        parts = min(parts, size)
+    across = -(-quads // q)
+    wide = min(8, _power_above(across), size // parts)
+    tall = min(size // parts // wide, _power_above(-(-pixels // p)))
+    return Tile(p, q, wide, tall, parts)
+
+
+class Place:
+    """Where a thread's tile lies: `block`, the number of its block of pixels, and `q`, its quads of channels."""
+
+    def __init__(self, k: Kernel, tile: Tile, blocks: int, quads: int) -> None:
+        self.k, self.tile, self.blocks, self.quads = k, tile, blocks, quads
+        across, _ = _groups(tile, blocks, quads)
+        group = k.group_id()
+        first = group % across * (tile.wide * tile.quads) + k.local_id(0)
+        self.block = group // across * tile.tall + k.local_id(1)
+        self.part = k.local_id(2)
+        self._past = blocks % tile.tall != 0
+        self._q = [first + c * tile.wide for c in range(tile.quads)]
+        self._q_past = quads % (tile.wide * tile.quads) != 0
+        if self._past:
+            self._unclamped = self.block
+            self.block = k.min(self.block, blocks - 1)
+        self.q = [k.min(q, quads - 1) for q in self._q] if self._q_past else self._q
+
+    def inside(self, c: int) -> list[Value]:
+        """What must hold for this thread to store its quad number `c`."""
+        conditions = []
+        if self._past:
+            conditions.append(self._unclamped < self.blocks)
+        if self._q_past:
+            conditions.append(self._q[c] < self.quads)
+        if self.tile.parts > 1:
+            conditions.append(self.part == 0)
+        return conditions
+
+
+def grid(tile: Tile, blocks: int, quads: int) -> tuple[int, int, int]:
+    """Workgroups for `blocks` blocks of pixels and `quads` quads."""
+    return (math.prod(_groups(tile, blocks, quads)), 1, 1)
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The output pixels of one thread, and whether each is a real one (None: always)."""
+
+    coordinates: list[tuple[Index, Index, Index]]
+    real: list[Value | None]
+    linear: list[Value] = field(default_factory=list)  # their numbers in row-major order, if made from these
+
+
+def row_blocks(shape: Shape, n: int) -> int:
+    """Blocks of `n` pixels along rows of an output of `shape`."""
+    b, h, w, _ = shape
+    return b * h * -(-w // n)
+
+
+def row_pixels(block: Value, shape: Shape, n: int) -> Pixels:
+    """Block number `block` of `n` neighbours in a row; the last ones of a row may lie past its end."""
+    _, h, w, _ = shape
+    across = -(-w // n)
+    x = block % across * n
+    y = block // across % h
+    b = block // (across * h)
+    xs = [x + j for j in range(n)]
+    return Pixels([(b, y, x) for x in xs], [x < w if w % n else None for x in xs])
+
+
+def linear_pixels(k: Kernel, block: Value, shape: Shape, n: int) -> Pixels:
+    """Block number `block` of `n` pixels in row-major order, those past the end replaced by the last one."""
+    b, h, w, _ = shape
+    total = b * h * w
+    found, real, linear = [], [], []
+    for j in range(n):
+        p = block * n + j
+        real.append(p < total if total % n else None)
+        if total % n:
+            p = k.min(p, total - 1)
+        linear.append(p)
+        found.append((divide(p, h * w), remainder(divide(p, w), h, b * h), remainder(p, w, total)))
+    return Pixels(found, real, linear)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How output positions and taps of a window map to input positions along one axis.
+
+    `last` is the largest output position that is asked for, whether or not it is a real one.
+    """
+
+    size: int
+    out: int
+    kernel: int
+    stride: int
+    dilation: int
+    padding: int
+    last: int = 0
+
+    @property
+    def padded(self) -> bool:
+        """Whether some tap of a real output position lies outside."""
+        return self.padding > 0 or self._end(self.out - 1) >= self.size
+
+    def at(self, k: Kernel, o: Value, offset: Index) -> tuple[Value, Value | None]:
+        """The input position `o * stride + offset - padding`, clamped to the input, and whether it lay inside (None:
+        always, or it does not matter). Offset is tap * dilation."""
+        if isinstance(offset, int):
+            i = o * self.stride + (offset - self.padding) % (1 << 32)
+        else:
+            i = o * self.stride + offset - self.padding
+        if self.padded:
+            return k.min(i, self.size - 1), i < self.size
+        if self._end(max(self.last, self.out - 1)) >= self.size:
+            return k.min(i, self.size - 1), None
+        return i, None
+
+    def _end(self, o: int) -> int:
+        return o * self.stride + (self.kernel - 1) * self.dilation
+
+
+def window_axes(
+    ctx: Context, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int],
+    padding: tuple[int, int], neighbours: int = 1,
+) -> tuple[Axis, Axis]:  # fmt: skip
+    """The vertical and horizontal axis of a window over the node's first input; threads compute `neighbours` pixels of
+    a row, perhaps past its end."""
+    (_, h, w, _), (_, oh, ow, _) = ctx.value(ctx.node.inputs[0]).shape, ctx.output.shape
+    last = -(-ow // neighbours) * neighbours - 1
+    return (
+        Axis(h, oh, kernel[0], stride[0], dilation[0], padding[0], oh - 1),
+        Axis(w, ow, kernel[1], stride[1], dilation[1], padding[1], last),
+    )
+
+
+def both(*conditions: Value | None) -> Value | None:
+    """All of those that are not None."""
+    result: Value | None = None
+    for c in conditions:
+        if c is not None:
+            result = c if result is None else result & c
+    return result
+
+
+def when(condition: Value | None) -> Value | bool:
+    """The condition of an If."""
+    return True if condition is None else condition
+
+
+def or_zero(k: Kernel, ok: Value | None, v: Value) -> Value:
+    """`v` where `ok`: selected, so that what lies elsewhere, be it NaN, does not matter."""
+    return v if ok is None else k.select(ok, v, k.const(0.0, v.type))
+
+
+def accumulate(
+    k: Kernel, sums: Array, rows: Sequence[Value], columns: Sequence[Sequence[Value]], lanes: int = 4
+) -> None:
+    """sums[p, c] += sum over `lanes` of rows[p][lane] * columns[c][lane]."""
+    for p, row in enumerate(rows):
+        for c, column in enumerate(columns):
+            total = sums[p * len(columns) + c]
+            for lane in range(lanes):
+                total = k.fma(k.splat(row[lane], 4), column[lane], total)
+            sums[p * len(columns) + c] = total
+
+
+def transposed(k: Kernel, rows: Sequence[Value]) -> list[Value]:
+    """Lane i of the result's j is lane j of rows[i]."""
+    return [k.vec(*(row[lane] for row in rows)) for lane in range(4)]
+
+
+def total_of_parts(k: Kernel, tile: Tile, part: Value, sums: Array) -> list[Value]:
+    """The sums over all parts; right in the threads of part 0. Reached by the whole workgroup."""
+    if tile.parts == 1:
+        return [sums[i] for i in range(len(sums))]
+    slots = tile.wide * tile.tall
+    shared = k.shared(f32x4, slots * tile.parts * len(sums))
+    lane = k.local_id(1) * tile.wide + k.local_id(0)
+    mine = [part * slots + lane + i * tile.parts * slots for i in range(len(sums))]
+    for i, at in enumerate(mine):
+        shared[at] = sums[i]
+    k.barrier()
+    half = tile.parts // 2
+    while half:
+        with k.If(part < half):
+            for at in mine:
+                shared[at] = shared[at] + shared[at + half * slots]
+        k.barrier()
+        half //= 2
+    return [shared[at] for at in mine]
+
+
+def store_tile(k: Kernel, sink: Sink, place: Place, pixels: Pixels, sums: Sequence[Value]) -> None:
+    """Store the tile: sums[p * quads + c] at pixel p, quad c, where these exist."""
+    n = len(place.q)
+    for c, q in enumerate(place.q):
+        for p, ((b, y, x), real) in enumerate(zip(pixels.coordinates, pixels.real, strict=True)):
+            with k.If(when(both(*place.inside(c), real))):
+                sink.store(b, y, x, q, sums[p * n + c])
+
+
+class Weights:
+    """Constant weights [taps.., inputs, outputs] in quads of outputs, as float16 where activations are."""
+
+    def __init__(self, ctx: Context, k: Kernel, array: np.ndarray, operands: Operands) -> None:
+        """`array`: weights with the outputs last; they are padded with zeros to a multiple of four."""
+        outputs = array.shape[-1]
+        self.quads = -(-outputs // 4)
+        packed = np.zeros((*array.shape[:-1], self.quads * 4), np.float16 if _half(ctx, array) else np.float32)
+        packed[..., :outputs] = array
+        storage = f16x4 if packed.dtype == np.float16 else f32x4
+        operands["weights"] = packed
+        self.memory: Memory = k.buffer("weights", storage, packed.size // 4, compute=f32x4, access="read")
+
+    def __call__(self, rows: Sequence[tuple[Index, int]], q: Index, offset: int = 0) -> Value:
+        """Four outputs for one input of one tap: that numbered `offset` + the sum of index * stride over `rows`."""
+        return self.memory[address(offset * self.quads, [*((i, n * self.quads) for i, n in rows), (q, 1)])]
+
+
+def _half(ctx: Context, array: np.ndarray) -> bool:
+    views = [ctx.views[v] for v in (ctx.node.inputs[0], ctx.node.output) if v in ctx.views]
+    fits = bool(np.all(np.abs(array) <= np.finfo(np.float16).max))
+    return fits and any(v.dtype is DType.FLOAT16 for v in views)
+
+
+def _groups(tile: Tile, blocks: int, quads: int) -> tuple[int, int]:
+    return -(-quads // (tile.wide * tile.quads)), -(-blocks // tile.tall)
+
+
+def _power_above(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+def _power_below(n: int) -> int:
+    return 1 << (n.bit_length() - 1)

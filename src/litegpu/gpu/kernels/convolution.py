@@ -1,0 +1,209 @@
+"""Convolution: each thread keeps a block of output pixels and channels in registers and walks over the inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from litegpu.gpu.graph import Conv2D, Reshape
+from litegpu.gpu.kernels.access import Index, Operands, Position, Sink, Source, open_sink, open_source
+from litegpu.gpu.kernels.blocking import (
+    Place,
+    Tile,
+    Weights,
+    accumulate,
+    both,
+    choose_tile,
+    grid,
+    linear_pixels,
+    or_zero,
+    row_blocks,
+    row_pixels,
+    store_tile,
+    total_of_parts,
+    transposed,
+    when,
+    window_axes,
+)
+from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.per_quad import per_quad
+from litegpu.gpu.lang import Kernel, Value, f32x4, trace, u32
+from litegpu.gpu.view import follow
+
+#: Multiplications of quads that the taps of one row may unroll to.
+UNROLLED = 160
+
+
+class Columns(Protocol):
+    """The weights of one tap: for four inputs, the quad of outputs each contributes to."""
+
+    def __call__(self, ky: Index, kx: Index, iq: Index, q: Index) -> Sequence[Value]: ...
+
+
+def build(ctx: Context) -> list[Launch]:
+    """Sums are float32, in the order taps then inputs unless several threads share a sum."""
+    op = ctx.node.op
+    assert isinstance(op, Conv2D)
+    outputs, kh, kw, inputs = ctx.value(ctx.node.inputs[1]).shape
+    if op.groups > 1 and (inputs % 4 or outputs // op.groups % 4):
+        return [_grouped(ctx, op)]
+    shape = ctx.output.shape
+    pointwise = (kh, kw) == (1, 1) and op.stride == (1, 1) and op.padding == (0, 0) and _same_size(ctx)
+    pixels, quads = shape[0] * shape[1] * shape[2], -(-outputs // 4)
+    tile = choose_tile(
+        pixels, quads, -(-inputs // 4), ctx.features,
+        most_pixels=pixels if pointwise else shape[2], most_quads=1 if op.groups > 1 else 2,
+    )  # fmt: skip
+    blocks = -(-pixels // tile.pixels) if pointwise else row_blocks(shape, tile.pixels)
+    operands: Operands = {}
+    kernel = trace(
+        _pointwise if pointwise else _spatial, "convolution_1x1" if pointwise else "convolution",
+        tile.workgroup, grid(tile, blocks, quads), ctx=ctx, tile=tile, blocks=blocks, operands=operands,
+    )  # fmt: skip
+    return [Launch(kernel, operands, "conv_2d")]
+
+
+def columns_of(ctx: Context, k: Kernel, operands: Operands) -> Columns:
+    """The weights [O,KH,KW,I] of the node, a constant or a runtime value."""
+    value = ctx.value(ctx.node.inputs[1])
+    outputs, kh, kw, inputs = value.shape
+    depth = -(-inputs // 4)
+    if value.data is not None:
+        array = np.zeros((kh, kw, depth * 4, outputs), np.float32)
+        array[:, :, :inputs] = value.data.transpose(1, 2, 3, 0)
+        weights = Weights(ctx, k, array, operands)
+
+        def constant(ky: Index, kx: Index, iq: Index, q: Index) -> Sequence[Value]:
+            rows = [(ky, kw * depth * 4), (kx, depth * 4), (iq, 4)]
+            return [weights(rows, q, lane) for lane in range(4)]
+
+        return constant
+    source = open_source(ctx, k, value.id, operands)
+
+    def runtime(ky: Index, kx: Index, iq: Index, q: Index) -> Sequence[Value]:
+        rows = [q * 4 + j for j in range(4)]
+        if outputs % 4:  # the surplus lanes are never stored
+            rows = [min(r, outputs - 1) if isinstance(r, int) else k.min(r, outputs - 1) for r in rows]
+        return transposed(k, [source.quad(row, ky, kx, iq) for row in rows])
+
+    return runtime
+
+
+# ------------------------------------------------------------------------------------------------------ kernels
+
+
+def _pointwise(k: Kernel, ctx: Context, tile: Tile, blocks: int, operands: Operands) -> None:
+    """1x1, stride 1: a matrix product over all pixels."""
+    shape = ctx.output.shape
+    outputs, _, _, inputs = ctx.value(ctx.node.inputs[1]).shape
+    columns = columns_of(ctx, k, operands)
+    source = open_source(ctx, k, ctx.node.inputs[0], operands)
+    place = Place(k, tile, blocks, -(-outputs // 4))
+    pixels = linear_pixels(k, place.block, shape, tile.pixels)
+    flat = flattened(source)
+    where = pixels.coordinates if flat is None else [(0, 0, p) for p in pixels.linear]
+    first = _first_input(ctx, place)
+    sums = k.array(tile.pixels * tile.quads, k.const(0.0, f32x4))
+    with k.loop(-(-inputs // 4), start=place.part, step=tile.parts) as iq:
+        rows = [(flat or source).quad(b, y, x, iq + first) for b, y, x in where]
+        accumulate(k, sums, rows, [columns(0, 0, iq, q) for q in place.q], min(inputs, 4))
+    store_tile(k, open_sink(ctx, k, operands), place, pixels, total_of_parts(k, tile, place.part, sums))
+
+
+def _spatial(k: Kernel, ctx: Context, tile: Tile, blocks: int, operands: Operands) -> None:
+    """Any window: loops over the rows of the window and the inputs, and over its columns unless they are unrolled."""
+    op = ctx.node.op
+    assert isinstance(op, Conv2D)
+    outputs, kh, kw, inputs = ctx.value(ctx.node.inputs[1]).shape
+    shape, lanes, n = ctx.output.shape, min(inputs, 4), tile.pixels
+    columns = columns_of(ctx, k, operands)
+    source = open_source(ctx, k, ctx.node.inputs[0], operands)
+    place = Place(k, tile, blocks, -(-outputs // 4))
+    pixels = row_pixels(place.block, shape, n)
+    b, y, x = pixels.coordinates[0]
+    vertical, horizontal = window_axes(ctx, (kh, kw), op.stride, op.dilation, op.padding, n)
+    first = _first_input(ctx, place)
+    sums = k.array(n * tile.quads, k.const(0.0, f32x4))
+
+    def row(ky: Value, taps: Sequence[Index]) -> None:
+        """Add up some taps of row `ky` of the window. Neighbouring pixels share what they load."""
+        iy, ok_y = vertical.at(k, y, ky * op.dilation[0])
+        offsets = {
+            _column(op, kx, p): kx * op.dilation[1] + p * op.stride[1] for kx in taps for p in range(n)
+        }  # of input columns; a tap known only at run time is the only one
+        at = {key: horizontal.at(k, x, offset) for key, offset in offsets.items()}
+        ok = {key: both(ok_x, ok_y) for key, (_, ok_x) in at.items()}
+        with k.loop(-(-inputs // 4), start=place.part, step=tile.parts) as iq:
+            loaded: dict[int, Value] = {}
+            for kx in taps:
+                for p in range(n):
+                    key = _column(op, kx, p)
+                    if key not in loaded:
+                        loaded[key] = or_zero(k, ok[key], source.quad(b, iy, at[key][0], iq + first))
+                rows = [loaded[_column(op, kx, p)] for p in range(n)]
+                accumulate(k, sums, rows, [columns(ky, kx, iq, q) for q in place.q], lanes)
+
+    with k.loop(kh) as ky:
+        if kw * n * tile.quads * lanes <= UNROLLED:
+            row(ky, range(kw))
+        else:
+            with k.loop(kw) as kx:
+                row(ky, [kx])
+    store_tile(k, open_sink(ctx, k, operands), place, pixels, total_of_parts(k, tile, place.part, sums))
+
+
+def _grouped(ctx: Context, op: Conv2D) -> Launch:
+    """Groups whose sizes are not multiples of four: a quad of outputs reads up to four different groups."""
+    weights_value = ctx.value(ctx.node.inputs[1])
+    outputs, kh, kw, inputs = weights_value.shape
+    assert weights_value.data is not None
+    array = weights_value.data.transpose(1, 2, 3, 0)
+    size = outputs // op.groups
+
+    def body(k: Kernel, operands: Operands, sink: Sink, at: Position) -> None:
+        weights = Weights(ctx, k, array, operands)
+        source = open_source(ctx, k, ctx.node.inputs[0], operands)
+        vertical, horizontal = window_axes(ctx, (kh, kw), op.stride, op.dilation, op.padding)
+        q = _value(k, at.q)
+        channels = [k.min(q * 4 + j, outputs - 1) // size * inputs for j in range(1 if size % 4 == 0 else 4)]
+        total = k.var(k.const(0.0, f32x4))
+        with k.loop(kh) as ky, k.loop(kw) as kx:
+            iy, ok_y = vertical.at(k, _value(k, at.y), ky * op.dilation[0])
+            ix, ok_x = horizontal.at(k, _value(k, at.x), kx * op.dilation[1])
+            with k.If(when(both(ok_y, ok_x))), k.loop(inputs) as i:
+                found = [source.at(at.b, iy, ix, c + i) for c in channels]
+                row = k.splat(found[0], 4) if len(found) == 1 else k.vec(*found)
+                total.set(k.fma(row, weights([(ky, kw * inputs), (kx, inputs), (i, 1)], q), total.value))
+        sink.write(at, total.value)
+
+    return per_quad(ctx, "convolution_grouped", body)
+
+
+def flattened(source: Source) -> Source | None:
+    """The same elements as [1, 1, B*H*W, C], if they lie so that one stride leads from pixel to pixel."""
+    b, h, w, c = source.view.shape
+    view = follow(source.view, (Reshape((b, h, w, c), (1, 1, b * h * w, c)),))
+    return None if view is None or source.data is not None else dataclasses.replace(source, view=view)
+
+
+def _column(op: Conv2D, kx: Index, p: int) -> int:
+    return kx * op.dilation[1] + p * op.stride[1] if isinstance(kx, int) else p
+
+
+def _first_input(ctx: Context, place: Place) -> Index:
+    """The quad of inputs where this thread's group begins."""
+    op = ctx.node.op
+    assert isinstance(op, Conv2D)
+    outputs, _, _, inputs = ctx.value(ctx.node.inputs[1]).shape
+    return 0 if op.groups == 1 else place.q[0] // (outputs // op.groups // 4) * (inputs // 4)
+
+
+def _same_size(ctx: Context) -> bool:
+    return ctx.output.shape[:3] == ctx.value(ctx.node.inputs[0]).shape[:3]
+
+
+def _value(k: Kernel, i: Index) -> Value:
+    return k.const(i, u32) if isinstance(i, int) else i
