@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ import numpy as np
 from litegpu.gpu import graph
 from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.context import Context
-from litegpu.gpu.kernels.expression import boolean_to, evaluate, scalar_constant
+from litegpu.gpu.kernels.expression import boolean_to, constant, evaluate
 from litegpu.gpu.lang import Kernel, Memory, Type, Value, boolean, f16, f32, i32, u32, vec
 from litegpu.gpu.view import View, padded
 
@@ -24,45 +25,66 @@ COMPUTE: dict[DType, Type] = {DType.FLOAT32: f32, DType.FLOAT16: f32, DType.INT3
 
 
 class Position:
-    """An element of a value of `shape`, four channels at a time: coordinates, or the linear index of the quad.
+    """Four channels of a pixel of a value of `shape`, given by the quad's linear index `flat`, by the linear index
+    `pixel` with `q`, or by `coordinates` (b, y, x, q).
 
-    From a linear index the coordinates are computed when first asked for, so that dense views need no division.
+    What was not given is computed when first asked for, so that dense views need no division. Ask for it in the block
+    in which the position was made.
     """
 
-    def __init__(self, shape: Shape, *, flat: Value | None = None, coordinates: tuple[Index, ...] = ()) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        flat: Index | None = None,
+        pixel: Index | None = None,
+        q: Index = 0,
+        coordinates: tuple[Index, Index, Index, Index] | None = None,
+    ) -> None:
         self.shape = shape
         self.flat = flat
-        self._coordinates = coordinates
+        self._pixel, self._q, self._coordinates = pixel, q, coordinates
 
     @functools.cached_property
     def pixel(self) -> Index | None:
-        """The index of (b, y, x) in row-major order, if the position was made from a linear index."""
-        return None if self.flat is None else divide(self.flat, self._quads)
+        """The index of (b, y, x) in row-major order, unless the position was made from coordinates."""
+        return self._pixel if self.flat is None else divide(self.flat, self._quads)
 
     @functools.cached_property
     def q(self) -> Index:
-        return self._coordinates[3] if self.flat is None else remainder(self.flat, self._quads, self._total)
+        if self._coordinates is not None:
+            return self._coordinates[3]
+        return self._q if self.flat is None else remainder(self.flat, self._quads, self._total)
 
     @functools.cached_property
     def b(self) -> Index:
         if self.pixel is None:
-            return self._coordinates[0]
+            return self._given[0]
         b, h, w, _ = self.shape
         return 0 if b == 1 else divide(self.pixel, h * w)
 
     @functools.cached_property
     def y(self) -> Index:
         if self.pixel is None:
-            return self._coordinates[1]
+            return self._given[1]
         b, h, w, _ = self.shape
-        return remainder(divide(self.pixel, w), h, b * h)
+        return 0 if h == 1 else remainder(divide(self.pixel, w), h, b * h)
 
     @functools.cached_property
     def x(self) -> Index:
         if self.pixel is None:
-            return self._coordinates[2]
+            return self._given[2]
         b, h, w, _ = self.shape
         return remainder(self.pixel, w, b * h * w)
+
+    @property
+    def is_linear(self) -> bool:
+        return self._coordinates is None
+
+    @property
+    def _given(self) -> tuple[Index, Index, Index, Index]:
+        assert self._coordinates is not None
+        return self._coordinates
 
     @property
     def _quads(self) -> int:
@@ -85,7 +107,7 @@ class Source:
     view: View
     operands: Operands
     name: str
-    constant: np.ndarray | None = None  # as the caller's graph has it, B,H,W,C
+    data: np.ndarray | None = None  # a constant, as the caller's graph has it, B,H,W,C
 
     def quad(self, b: Index, y: Index, x: Index, q: Index) -> Value:
         """Channels 4q to 4q+3; lanes past the last channel are zero (False)."""
@@ -116,7 +138,7 @@ class Source:
             spread = at.shape[3] > 1
         if at.flat is not None and n == at.shape and self.view.dense and self._single is None:
             return self._computed(self._memory(4)[address(self.view.offset // 4, [(at.flat, 1)])])
-        if at.flat is not None and n[:3] == at.shape[:3] and _linear_pixels(self.view):
+        if at.is_linear and n[:3] == at.shape[:3] and _linear_pixels(self.view):
             pixel = at.pixel
             terms = [] if pixel is None or math.prod(n[:3]) == 1 else [(pixel, _pixel_stride(self.view))]
         else:
@@ -139,9 +161,9 @@ class Source:
     @functools.cached_property
     def _single(self) -> Value | None:
         """A constant of one element is part of the kernel's text."""
-        if self.constant is None or self.constant.size != 1:
+        if self.data is None or self.data.size != 1:
             return None
-        return scalar_constant(self.k, self.constant.reshape(-1)[0].item(), COMPUTE[self.view.dtype])
+        return constant(self.k, self.data.reshape(-1)[0].item(), COMPUTE[self.view.dtype])
 
     def _quad(self, terms: list[tuple[Index, int]], q: Index) -> Value:
         view, k = self.view, self.k
@@ -162,7 +184,7 @@ class Source:
                 break
             else:  # read some element that exists, and forget it
                 value = self._computed(self._scalars[k.select(last, _value(k, first), _value(k, i))])
-                lanes.append(k.select(last, scalar_constant(k, 0, COMPUTE[view.dtype]), value))
+                lanes.append(k.select(last, constant(k, 0, COMPUTE[view.dtype]), value))
         return self._lanes(lanes, fill=True)
 
     def _vector(self, terms: list[tuple[Index, int]], q: Index) -> Value:
@@ -174,7 +196,7 @@ class Source:
         k = self.k
         if not fill:
             return k.splat(lanes[0], 4)
-        zero = scalar_constant(k, 0, COMPUTE[self.view.dtype])
+        zero = constant(k, 0, COMPUTE[self.view.dtype])
         return k.vec(*lanes, *[zero] * (4 - len(lanes)))
 
     def _computed(self, v: Value) -> Value:
@@ -189,7 +211,7 @@ class Source:
 
     @functools.cached_property
     def _packed(self) -> np.ndarray | None:
-        return None if self.constant is None else pack(self.constant)
+        return None if self.data is None else pack(self.data)
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +250,7 @@ class Sink:
             self._memory(4)[address(view.offset // 4, [(at.flat, 1)])] = mask(k, value, c, q)
             return
         q = 0 if view.quads == 1 else at.q
-        pixel = at.pixel if _linear_pixels(view) else None
+        pixel = at.pixel if at.is_linear and _linear_pixels(view) else None
         if pixel is not None:
             terms = [] if math.prod(view.shape[:3]) == 1 else [(pixel, _pixel_stride(view))]
         else:
@@ -284,12 +306,12 @@ def declare(k: Kernel, name: str, view: View, lanes: int, operands: Operands, pa
     storage, loaded = STORAGE[view.dtype], LOADED[view.dtype]
     if lanes > 1:
         storage, loaded = vec(storage, lanes), vec(loaded, lanes)
-    for memory in k.memories:
+    for memory in k.buffers:
         bound = operands.get(memory.name)
         same = bound is packed if packed is not None else isinstance(bound, View) and bound.root == view.root
         if same and memory.storage == storage and memory.size == view.size // lanes:
             return memory
-    taken = {m.name for m in k.memories}
+    taken = {m.name for m in k.buffers}
     name = next(n for n in (name, name + "s" if lanes == 1 else name + "v", *(f"{name}_{i}" for i in range(2, 99)))
                 if n not in taken)  # fmt: skip
     operands[name] = view if packed is None else packed
@@ -343,14 +365,14 @@ def is_last(q: Index, quads: int) -> Value | bool:
     return True if quads == 1 else q == quads - 1
 
 
-def mask(k: Kernel, v: Value, channels: int, q: Index) -> Value:
-    """`v`, which holds channels 4q to 4q+3, with zeros (False) in the lanes past the last channel."""
+def mask(k: Kernel, v: Value, channels: int, q: Index, fill: float = 0) -> Value:
+    """`v`, which holds channels 4q to 4q+3, with `fill` (by default zero or False) in lanes past the last channel."""
     rest = channels % 4
     last = is_last(q, -(-channels // 4)) if rest else False
     if last is False:
         return v
-    zero = scalar_constant(k, 0, v.type.scalar)
-    past = [zero if last is True else k.select(last, zero, v[j]) for j in range(rest, 4)]
+    filled = constant(k, fill, v.type.scalar)
+    past = [filled if last is True else k.select(last, filled, v[j]) for j in range(rest, 4)]
     return k.vec(*(v[j] for j in range(rest)), *past)
 
 
@@ -362,7 +384,7 @@ def _pixel_terms(view: View, b: Index, y: Index, x: Index) -> list[tuple[Index, 
 def _linear_pixels(view: View) -> bool:
     """Whether pixel (b, y, x), counted in row-major order, lies at a multiple of one stride."""
     sizes = [(n, s) for n, s in zip(view.shape[:3], view.strides[:3], strict=True) if n > 1]
-    return all(a[1] == b[0] * b[1] for a, b in zip(sizes, sizes[1:], strict=False))
+    return all(a[1] == b[0] * b[1] for a, b in itertools.pairwise(sizes))
 
 
 def _pixel_stride(view: View) -> int:

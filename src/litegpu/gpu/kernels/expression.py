@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from litegpu.gpu.graph import Apply, Arg, DType, Expr, Literal
-from litegpu.gpu.lang import Kernel, Type, Value, boolean, f32, i32, u32, vec
+from litegpu.gpu.lang import Kernel, Type, Value, boolean, f32, i32, vec
 
 _LITERAL_TYPES = {DType.FLOAT32: f32, DType.FLOAT16: f32, DType.INT32: i32, DType.BOOL: boolean}
 _LARGEST_POWER = 16  # integer exponents up to this become multiplications
@@ -19,48 +19,53 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[Value | None]) -> Value:
     operand if either is NaN; against a literal (RELU, RELU6, clamps) a NaN stays NaN, as on the CPU.
     """
     lanes = max((a.type.lanes for a in args if a is not None), default=1)
-    by_identity: dict[int, Value] = {}
-    by_structure: dict[tuple[object, ...], Value] = {}
+    made: dict[int, Value] = {}
 
     def visit(e: Expr) -> Value:
-        if id(e) in by_identity:
-            return by_identity[id(e)]
-        key: tuple[object, ...]
+        if id(e) not in made:
+            made[id(e)] = compute(e)
+        return made[id(e)]
+
+    def compute(e: Expr) -> Value:
         match e:
             case Arg(i):
                 arg = args[i]
                 if arg is None:
                     raise IndexError(f"the expression needs argument {i}, which was not given")
-                value = arg if arg.type.lanes == lanes else k.splat(arg, lanes)
+                return arg if arg.type.lanes == lanes else k.splat(arg, lanes)
             case Literal(number, dtype):
-                key = ("literal", dtype, repr(number))
-                if key not in by_structure:
-                    by_structure[key] = scalar_constant(k, number, vec(_LITERAL_TYPES[dtype], lanes))
-                value = by_structure[key]
+                return constant(k, number, vec(_LITERAL_TYPES[dtype], lanes))
             case Apply(fn, arguments):
-                values = [visit(a) for a in arguments]
-                key = (fn, *(id(v) for v in values))
-                if key not in by_structure:
-                    by_structure[key] = _apply(k, fn, arguments, values)
-                value = by_structure[key]
-        by_identity[id(e)] = value
-        return value
+                return _apply(k, fn, arguments, [visit(a) for a in arguments])
 
     return visit(expr)
 
 
-def scalar_constant(k: Kernel, number: float | int | bool, t: Type) -> Value:
-    """`number` in every lane of a value of type `t`; infinities and NaN too."""
+def result_type(expr: Expr, args: Sequence[Type]) -> Type:
+    """The scalar type of `expr` when Arg(i) is of type args[i]."""
+    match expr:
+        case Arg(i):
+            return args[i]
+        case Literal(_, dtype):
+            return _LITERAL_TYPES[dtype]
+        case Apply("lt" | "le" | "gt" | "ge" | "eq" | "ne" | "logical_and" | "logical_or" | "logical_not" | "to_bool"):
+            return boolean
+        case Apply("to_float32"):
+            return f32
+        case Apply("to_int32"):
+            return i32
+        case Apply("select", (_, yes, _)):
+            return result_type(yes, args)
+        case Apply(_, (first, *_)):
+            return result_type(first, args)
+    raise TypeError(f"{expr!r} is not an expression")
+
+
+def constant(k: Kernel, number: float | int | bool, t: Type) -> Value:
+    """`number`, a Python number of any kind, in every lane of a value of type `t`."""
     if t.kind == "bool":
         return k.const(bool(number), t)
-    if not t.is_float:
-        return k.const(int(number), t)
-    value = float(number)
-    if math.isfinite(value):
-        return k.const(value, t)
-    special = k.bitcast(k.const(0x7FC00000, u32), f32) if math.isnan(value) else k.inf()
-    special = -special if value < 0 else special
-    return k.splat(special, t.lanes) if t.lanes > 1 else special
+    return k.const(float(number) if t.is_float else int(number), t)
 
 
 def boolean_to(k: Kernel, v: Value, kind: Type) -> Value:
@@ -71,7 +76,7 @@ def boolean_to(k: Kernel, v: Value, kind: Type) -> Value:
     if v.type.kind != "bool":
         return v
     t = vec(kind, v.type.lanes)
-    return k.select(v, scalar_constant(k, 1, t), scalar_constant(k, 0, t))
+    return k.select(v, constant(k, 1, t), constant(k, 0, t))
 
 
 def _apply(k: Kernel, fn: str, arguments: Sequence[Expr], values: list[Value]) -> Value:
@@ -103,9 +108,9 @@ def _sigmoid(k: Kernel, x: Value) -> Value:
 def _expm1(k: Kernel, x: Value) -> Value:
     """exp(x) - 1; by its Taylor series to the eighth power where the subtraction would cancel (|x| < 0.5, relative
     remainder below 2**8 / 9! = 1.1e-8)."""
-    series = scalar_constant(k, 1.0, x.type)
+    series = constant(k, 1.0, x.type)
     for n in range(8, 1, -1):
-        series = k.fma(series, x * (1.0 / n), scalar_constant(k, 1.0, x.type))
+        series = k.fma(series, x * (1.0 / n), constant(k, 1.0, x.type))
     return k.select(k.abs(x) < 0.5, x * series, k.exp(x) - 1.0)
 
 
@@ -113,32 +118,17 @@ def _erf(k: Kernel, x: Value) -> Value:
     """The error function: its Maclaurin series for |x| < 1, else 1 - t * polynomial(t) * exp(-x * x) with
     t = 1 / (1 + p |x|) (Abramowitz and Stegun 7.1.26, absolute error at most 1.5e-7)."""
     square = x * x
-    series = scalar_constant(k, 0.0, x.type)
+    series = constant(k, 0.0, x.type)
     for n in reversed(range(11)):
         coefficient = 2.0 / math.sqrt(math.pi) * (-1) ** n / (math.factorial(n) * (2 * n + 1))
-        series = k.fma(series, square, scalar_constant(k, coefficient, x.type))
+        series = k.fma(series, square, constant(k, coefficient, x.type))
     a = k.abs(x)
     t = 1.0 / (a * 0.3275911 + 1.0)
-    tail = scalar_constant(k, 1.061405429, x.type)
+    tail = constant(k, 1.061405429, x.type)
     for coefficient in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
-        tail = k.fma(tail, t, scalar_constant(k, coefficient, x.type))
+        tail = k.fma(tail, t, constant(k, coefficient, x.type))
     far = 1.0 - tail * t * k.exp(-square)
     return k.select(a < 1.0, x * series, k.select(x < 0.0, -far, far))
-
-
-def _pow(k: Kernel, x: Value, y: Value) -> Value:
-    """C's pow: a device's pow takes positive bases only, so the sign and the special cases are put together here."""
-    magnitude = k.pow(k.abs(x), y)
-    half = y * 0.5
-    whole = k.floor(y) == y
-    odd = whole & (k.floor(half) != half)
-    nan = scalar_constant(k, math.nan, x.type)
-    negative = k.select(odd, -magnitude, k.select(whole, magnitude, nan))
-    result = k.select(x < 0.0, negative, magnitude)
-    result = k.select(k.is_nan(x), x, result)
-    result = k.select(k.is_nan(y), y, result)
-    one = scalar_constant(k, 1.0, x.type)
-    return k.select((y == 0.0) | (x == 1.0), one, result)
 
 
 def _literal_power(k: Kernel, x: Value, y: float) -> Value:
@@ -149,7 +139,7 @@ def _literal_power(k: Kernel, x: Value, y: float) -> Value:
     if y == -0.5:
         return k.rsqrt(x)
     if not y.is_integer() or abs(y) > _LARGEST_POWER:
-        return _pow(k, x, scalar_constant(k, y, x.type))
+        return k.pow(x, y)
     result: Value | None = None
     square, n = x, int(abs(y))
     while n:
@@ -158,7 +148,7 @@ def _literal_power(k: Kernel, x: Value, y: float) -> Value:
         n >>= 1
         square = square * square if n else square
     if result is None:
-        return scalar_constant(k, 1.0, x.type)
+        return constant(k, 1.0, x.type)
     return 1.0 / result if y < 0 else result
 
 
@@ -172,17 +162,12 @@ def _to_int32(k: Kernel, x: Value) -> Value:
     return boolean_to(k, x, i32)
 
 
-def _sign(k: Kernel, x: Value) -> Value:
-    one = scalar_constant(k, 1, x.type)
-    return k.select(x > 0, one, k.select(x < 0, -one, x))
-
-
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "add": lambda k, a, b: a + b,
     "sub": lambda k, a, b: a - b,
     "mul": lambda k, a, b: a * b,
     "div": _div,
-    "pow": _pow,
+    "pow": lambda k, x, y: k.pow(x, y),
     "lt": lambda k, a, b: a < b,
     "le": lambda k, a, b: a <= b,
     "gt": lambda k, a, b: a > b,
@@ -207,7 +192,7 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "floor": lambda k, x: k.floor(x),
     "ceil": lambda k, x: k.ceil(x),
     "round": lambda k, x: k.round(x),
-    "sign": _sign,
+    "sign": lambda k, x: k.sign(x),
     "to_float32": _to_float32,
     "to_int32": _to_int32,
     "to_bool": lambda k, x: boolean_to(k, x, boolean),

@@ -1,0 +1,99 @@
+"""Movement of elements (pad, slice, transpose, reshape, mirror, tile, constant gather), with an epilogue."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+
+import numpy as np
+
+from litegpu.gpu.graph import Copy, Reshape
+from litegpu.gpu.kernels.access import COMPUTE, Index, Operands, Position, Sink, Source, is_last, open_source
+from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.expression import constant
+from litegpu.gpu.kernels.movement import Origin, Quad, moves_quads, origin, shapes_along
+from litegpu.gpu.kernels.per_quad import per_quad
+from litegpu.gpu.lang import Kernel, Value, u32, vec
+
+
+def build(ctx: Context) -> list[Launch]:
+    """One thread per output quad: it fetches a quad where channels stay together, else up to four elements."""
+    op = ctx.node.op
+    assert isinstance(op, Copy)
+    shapes = shapes_along(op.steps, ctx.value(ctx.node.inputs[0]).shape)
+    in_place = all(isinstance(s, Reshape) for s in op.steps) and all(s[3] % 4 == 0 for s in (shapes[0], shapes[-1]))
+    by_quads = moves_quads(op.steps, shapes)
+
+    def body(k: Kernel, operands: Operands, sink: Sink, at: Position) -> None:
+        source = open_source(ctx, k, ctx.node.inputs[0], operands)
+        look = functools.partial(_look, k, operands)
+        if not op.steps:
+            value = source.read(at, spread=False)
+        elif in_place:  # quads keep their order
+            value = source.read(Position(source.view.shape, flat=at.flat), spread=False)
+        elif by_quads:
+            found = origin(k, op.steps, shapes, [at.b, at.y, at.x, Quad(at.q)], look)
+            value = fetch(k, source, found)
+        else:
+            value = four_channels(
+                k,
+                at,
+                lambda c: fetch(k, source, origin(k, op.steps, shapes, [at.b, at.y, at.x, c], look)),
+            )
+        sink.write(at, value)
+
+    return [per_quad(ctx, "copy", body)]
+
+
+def fetch(k: Kernel, source: Source, found: Origin) -> Value:
+    """The quad or the element at `found`, or what is there instead where that is outside."""
+    b, y, x, c = found.coordinates
+    assert not (isinstance(b, Quad) or isinstance(y, Quad) or isinstance(x, Quad))
+    scalar = COMPUTE[source.view.dtype]
+    kind = vec(scalar, 4) if isinstance(c, Quad) else scalar
+    inside = [(condition, fill) for condition, fill in found.inside if condition is not True]
+    fallback: Value | None = None
+    conditions: list[Value] = []
+    for condition, fill in reversed(inside):
+        filled = constant(k, fill, kind)
+        if isinstance(condition, bool):
+            fallback, conditions = filled, []
+            continue
+        fallback = filled if fallback is None or fallback is filled else k.select(condition, fallback, filled)
+        conditions.append(condition)
+    if fallback is None:
+        return source.quad(b, y, x, c.q) if isinstance(c, Quad) else source.at(b, y, x, c)
+    if any(condition is False for condition, _ in inside):
+        return fallback
+    result = k.var(fallback)
+    with k.If(functools.reduce(operator.and_, conditions)):
+        result.set(source.quad(b, y, x, c.q) if isinstance(c, Quad) else source.at(b, y, x, c))
+    return result.value
+
+
+def four_channels(k: Kernel, at: Position, element: Callable[[Index], Value]) -> Value:
+    """A quad whose lanes are element(c) for its channels c; lanes past the last channel are arbitrary."""
+    channels = at.shape[3]
+    quads = -(-channels // 4)
+    rest = channels % 4 or 4
+    if quads == 1:
+        lanes = [element(j) for j in range(rest)]
+        return k.vec(*lanes, *[lanes[0]] * (4 - rest))
+    assert isinstance(at.q, Value)
+    first = at.q * 4
+    last = is_last(at.q, quads)
+    assert isinstance(last, Value)
+    lanes = [element(first + j if j < rest else k.select(last, first, first + j)) for j in range(4)]
+    return k.vec(*lanes)
+
+
+def _look(k: Kernel, operands: Operands, table: tuple[int, ...], index: Index) -> Value:
+    packed = np.array(table, np.uint32)
+    for memory in k.buffers:
+        bound = operands[memory.name]
+        if isinstance(bound, np.ndarray) and bound.dtype == np.uint32 and np.array_equal(bound, packed):
+            return memory[index]
+    name = f"t{len(k.buffers)}"
+    operands[name] = packed
+    return k.buffer(name, u32, packed.size, access="read")[index]

@@ -1,0 +1,209 @@
+"""Sum, mean, maximum, minimum and product over any of the four axes, of an expression, accumulated in float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from litegpu.gpu.graph import Reduce, Shape
+from litegpu.gpu.kernels.access import (
+    COMPUTE,
+    Index,
+    Operands,
+    Position,
+    address,
+    divide,
+    mask,
+    open_sink,
+    open_source,
+    remainder,
+)
+from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.expression import constant, evaluate, result_type
+from litegpu.gpu.lang import Kernel, Memory, Type, Value, trace, vec
+
+_SERIAL_ITEMS = 16  # so few items per result are reduced by one thread
+_ENOUGH_THREADS = 8192  # so many results keep a device busy with a thread each
+
+
+def build(ctx: Context) -> list[Launch]:
+    """A thread per output quad where there are many; else several threads per output quad, whose partial results meet
+    in shared memory."""
+    plan = _plan(ctx)
+    operands: Operands = {}
+    groups = -(-plan.results // plan.columns)
+
+    def kernel(k: Kernel) -> None:
+        t = k.local_id()
+        result = k.group_id() * plan.columns + remainder(t, plan.columns, plan.columns * plan.rows)
+        with k.If(True if plan.results % plan.columns == 0 else result < plan.results):
+            item = _Item(ctx, k, plan, operands, result)
+            total = item.reduce(divide(t, plan.columns) if plan.rows > 1 else 0)
+            if plan.rows > 1:
+                total = meet(k, t, plan.columns, plan.rows, total, item.combine)[t]
+                with k.If(t < plan.columns):
+                    item.store(total)
+            else:
+                item.store(total)
+
+    return [Launch(trace(kernel, "reduce", (plan.columns * plan.rows, 1, 1), (groups, 1, 1)), operands, "reduce")]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A workgroup has `columns` neighbouring results side by side, each reduced by `rows` threads."""
+
+    domain: Shape  # of the prologue's values
+    axes: frozenset[int]  # reduced ones that are longer than 1
+    results: int  # output quads
+    items: int  # quads reduced to one result
+    columns: int
+    rows: int
+
+    @property
+    def over_channels(self) -> bool:
+        return 3 in self.axes
+
+    @property
+    def quads(self) -> int:
+        return -(-self.domain[3] // 4)
+
+    @property
+    def reduces_inner_pixels(self) -> bool:
+        """Whether the items of a result are one run of the domain's pixels (of its quads, if over channels)."""
+        kept = [a for a in range(3) if self.domain[a] > 1 and a not in self.axes]
+        return all(a > max(kept, default=-1) for a in self.axes)
+
+
+def _plan(ctx: Context) -> _Plan:
+    op = ctx.node.op
+    assert isinstance(op, Reduce)
+    domain = tuple(np.broadcast_shapes(*(ctx.value(v).shape for v in ctx.node.inputs)))
+    axes = frozenset(a for a in op.axes if domain[a] > 1)
+    in_quads = (*domain[:3], -(-domain[3] // 4))
+    items = math.prod(n for a, n in enumerate(in_quads) if a in axes)
+    results = math.prod(in_quads) // items
+    threads = ctx.features.max_threads
+    if items <= _SERIAL_ITEMS or results >= _ENOUGH_THREADS:
+        return _Plan(domain, axes, results, items, min(64, threads), 1)
+    rows = 1 << (min(threads, items) - 1).bit_length()  # a power of two, at least one item each
+    rows = min(rows, 1 << (threads.bit_length() - 1), 256)
+    columns = 1
+    if 3 not in axes:  # neighbouring quads lie side by side: read them together if enough workgroups remain
+        while columns < 8 and in_quads[3] % (2 * columns) == 0 and results // (2 * columns) >= 64:
+            columns *= 2
+    return _Plan(domain, axes, results, items, columns, max(1, min(rows, 256 // columns)))
+
+
+class _Item:
+    """One result: where its items are, how they are combined, and where it goes."""
+
+    def __init__(self, ctx: Context, k: Kernel, plan: _Plan, operands: Operands, result: Index) -> None:
+        assert isinstance(ctx.node.op, Reduce)
+        self.ctx, self.k, self.plan, self.op = ctx, k, plan, ctx.node.op
+        self.sources = [open_source(ctx, k, v, operands) for v in ctx.node.inputs]
+        self.sink = open_sink(ctx, k, operands)
+        self.type = vec(result_type(self.op.prologue, [COMPUTE[s.view.dtype] for s in self.sources]), 4)
+        self.at = at = Position(ctx.output.shape, flat=result)
+        _ = (at.pixel, at.q) if plan.reduces_inner_pixels else (at.b, at.y, at.x, at.q)  # made here, used in loops
+
+    def reduce(self, row: Index) -> Value:
+        """The items of one thread. Sums go by blocks of about the square root of their number, so that rounding errors
+        add up over two short sums, not one long one."""
+        k, plan = self.k, self.plan
+        rounds = -(-plan.items // plan.rows)
+        block = max(1, math.isqrt(rounds)) if self.op.kind in ("sum", "mean") and rounds > 16 else rounds
+        outer = -(-rounds // block)
+        neutral = constant(k, _neutral(self.op.kind, self.type), self.type)
+        total = k.var(neutral)
+        with k.loop(outer) as o:
+            partial = k.var(neutral) if outer > 1 else total
+            with k.loop(block) as i:
+                index = address(0, [(o, block * plan.rows), (i, plan.rows), (row, 1)])
+                inside = True if outer * block * plan.rows == plan.items else _less(index, plan.items)
+                with k.If(inside):
+                    partial.set(self.combine(partial.value, self.element(index)))
+            if outer > 1:
+                total.set(self.combine(total.value, partial.value))
+        return total.value
+
+    def element(self, index: Index) -> Value:
+        """The prologue at item `index`; neutral in lanes past the last channel where lanes will be combined."""
+        plan, k = self.plan, self.k
+        at = self._position(index)
+        value = evaluate(k, self.op.prologue, [source.read(at) for source in self.sources])
+        if not plan.over_channels:
+            return value
+        return mask(k, value, plan.domain[3], at.q, _neutral(self.op.kind, value.type))
+
+    def combine(self, a: Value, b: Value) -> Value:
+        """Numbers win over NaN, which is also the neutral element of the maximum and minimum of floats. (On the CPU,
+        whether a NaN comes through depends on where it stands.)"""
+        k = self.k
+        match self.op.kind:
+            case "sum" | "mean":
+                return a + b
+            case "prod":
+                return a * b
+        extreme = k.max(a, b) if self.op.kind == "max" else k.min(a, b)
+        return k.select(k.is_nan(a), b, extreme) if a.type.is_float else extreme
+
+    def store(self, total: Value) -> None:
+        k, plan = self.k, self.plan
+        if plan.over_channels:
+            total = k.splat(self.combine(self.combine(total[0], total[2]), self.combine(total[1], total[3])), 4)
+        if self.op.kind == "mean":
+            count = math.prod(plan.domain[a] for a in plan.axes)
+            total = total / float(count) if total.type.is_float else k.idiv_trunc(total, count)
+        self.sink.write(self.at, total)
+
+    def _position(self, index: Index) -> Position:
+        """Item `index` of this result. Items of neighbouring threads are neighbours in memory."""
+        plan = self.plan
+        if plan.reduces_inner_pixels:
+            if plan.over_channels:
+                return Position(plan.domain, flat=address(0, [(self.at.pixel or 0, plan.items), (index, 1)]))
+            pixel = address(0, [(self.at.pixel or 0, plan.items), (index, 1)])
+            return Position(plan.domain, pixel=pixel, q=self.at.q)
+        coordinates: list[Index] = [self.at.b, self.at.y, self.at.x, self.at.q]
+        extent = plan.items
+        for axis in reversed(sorted(plan.axes)):
+            n = plan.quads if axis == 3 else plan.domain[axis]
+            coordinates[axis] = remainder(index, n, extent)
+            index, extent = divide(index, n), extent // n
+        b, y, x, q = coordinates
+        return Position(plan.domain, coordinates=(b, y, x, q))
+
+
+def meet(
+    k: Kernel, t: Value, columns: int, rows: int, value: Value, combine: Callable[[Value, Value], Value]
+) -> Memory:
+    """Shared memory whose first `columns` elements are the combinations of the `value`s of the threads t, t + columns,
+    t + 2 * columns ...; `rows` is a power of two."""
+    shared = k.shared(value.type, columns * rows)
+    shared[t] = value
+    k.barrier()
+    while rows > 1:
+        rows //= 2
+        with k.If(t < columns * rows):
+            shared[t] = combine(shared[t], shared[t + columns * rows])
+        k.barrier()
+    return shared
+
+
+def _less(i: Index, n: int) -> Value | bool:
+    return i < n
+
+
+def _neutral(kind: str, t: Type) -> float | int:
+    """What changes nothing when combined with a value of type `t`."""
+    if kind in ("sum", "mean"):
+        return 0
+    if kind == "prod":
+        return 1
+    if t.is_float:
+        return math.nan
+    return -(2**31) if kind == "max" else 2**31 - 1
