@@ -2,8 +2,220 @@
 
 from __future__ import annotations
 
-from litegpu.model.types import Model
+import math
+
+import numpy as np
+
+from litegpu.errors import ModelError
+from litegpu.model import schema
+from litegpu.model.arity import arity
+from litegpu.model.hazards import check_operator, check_sparsity
+from litegpu.model.types import Model, Operator, Quantization, Subgraph, Tensor, TensorType
+
+_MAX_ELEMENTS = 2**31 - 1  # the official runtime and the GPU kernels count elements in int32
+
+# The values that a quantized element can have, which its zero point must be one of.
+_INTEGER_RANGES = {
+    TensorType.INT8: (-128, 127),
+    TensorType.UINT8: (0, 255),
+    TensorType.INT16: (-32768, 32767),
+    TensorType.UINT16: (0, 65535),
+    TensorType.INT32: (-(2**31), 2**31 - 1),
+    TensorType.INT4: (-8, 7),
+    TensorType.UINT4: (0, 15),
+    TensorType.INT2: (-2, 1),
+}
 
 
 def verify_model(model: Model) -> None:
-    """Raises ModelError if the model contradicts itself."""
+    """Checks shapes, quantization, the order and arity of operators, calls and signatures of a decoded model.
+
+    Constants are looked at only where the official runtime would crash on them (axes, permutations, sizes).
+
+    Raises:
+        ModelError: says what is wrong, where, and what to do.
+    """
+    for subgraph in model.subgraphs:
+        try:
+            _check_subgraph(model, subgraph)
+        except ModelError as error:
+            raise ModelError(f"subgraph {subgraph.index} '{subgraph.name}': {error}") from None
+    _check_calls(model)
+    _check_signatures(model)
+
+
+def _check_subgraph(model: Model, subgraph: Subgraph) -> None:
+    for tensor in subgraph.tensors:
+        _check_tensor(tensor, len(subgraph.tensors))
+    count = len(subgraph.tensors)
+    for kind, indices in (("input", subgraph.inputs), ("output", subgraph.outputs)):
+        for index in indices:
+            if not 0 <= index < count:
+                raise ModelError(f"{kind} tensor {index} does not exist, there are {count}; {_CONVERT}")
+    if len(set(subgraph.inputs)) != len(subgraph.inputs):
+        raise ModelError(f"a tensor is listed as an input twice; {_CONVERT}")
+    _check_order(subgraph)
+    for operator in subgraph.operators:
+        try:
+            check_operator(operator, subgraph.tensors)
+        except ModelError as error:
+            raise ModelError(f"{_called(operator)}: {error}") from None
+
+
+def _check_tensor(tensor: Tensor, count: int) -> None:
+    shape, signature = tensor.shape, tensor.shape_signature
+    if any(extent < 0 for extent in shape):
+        raise ModelError(f"{_named(tensor)} has a negative extent in its shape {list(shape)}; {_CONVERT}")
+    if math.prod(shape) > _MAX_ELEMENTS:
+        raise ModelError(
+            f"{_named(tensor)} of shape {list(shape)} has more than {_MAX_ELEMENTS} elements, which the runtimes "
+            "cannot count; split it into several tensors"
+        )
+    if len(signature) != len(shape) or any(extent < -1 for extent in signature):
+        raise ModelError(f"{_named(tensor)} has shape {list(shape)}, but shape signature {list(signature)}; {_CONVERT}")
+    if tensor.is_variable and tensor.is_constant:
+        raise ModelError(f"{_named(tensor)} is a variable and yet has constant data; {_CONVERT}")
+    if tensor.quantization is not None:
+        _check_quantization(tensor, tensor.quantization, count)
+    if tensor.sparsity is not None:
+        check_sparsity(tensor)
+
+
+def _check_quantization(tensor: Tensor, quantization: Quantization, count: int) -> None:
+    if quantization.block_size:
+        for index in (quantization.scales_tensor, quantization.zero_points_tensor):
+            if not -1 <= index < count:
+                raise ModelError(f"{_named(tensor)} has its scales in tensor {index} of {count}; {_CONVERT}")
+        if quantization.scales_tensor < 0 or quantization.block_size < 0:
+            raise ModelError(f"{_named(tensor)} is quantized in blocks without scales; {_CONVERT}")
+        return
+    scales, zero_points = quantization.scales, quantization.zero_points
+    if len(zero_points) != len(scales):
+        raise ModelError(f"{_named(tensor)} has {len(scales)} scales, but {len(zero_points)} zero points; {_CONVERT}")
+    if not np.isfinite(scales).all() or (scales < 0).any():
+        raise ModelError(f"{_named(tensor)} has a scale that is not a positive number; {_CONVERT}")
+    if tensor.type in _INTEGER_RANGES:
+        low, high = _INTEGER_RANGES[tensor.type]
+        if (zero_points < low).any() or (zero_points > high).any():
+            raise ModelError(f"{_named(tensor)} has a zero point beyond its type {tensor.type.name}; {_CONVERT}")
+    if len(scales) > 1:
+        dimension = quantization.dimension
+        if not 0 <= dimension < len(tensor.shape):
+            raise ModelError(
+                f"{_named(tensor)} of shape {list(tensor.shape)} is quantized along dimension {dimension}; {_CONVERT}"
+            )
+        if tensor.shape[dimension] != len(scales):
+            raise ModelError(
+                f"{_named(tensor)} of shape {list(tensor.shape)} has {len(scales)} scales along dimension "
+                f"{dimension}; {_CONVERT}"
+            )
+
+
+def _check_order(subgraph: Subgraph) -> None:
+    """Every operator reads what is there before it, and writes what nothing else writes."""
+    tensors = subgraph.tensors
+    made_by: dict[int, str] = {index: "a graph input" for index in subgraph.inputs}
+    available = set(subgraph.inputs)
+    available.update(tensor.index for tensor in tensors if tensor.is_constant or tensor.is_variable)
+    for operator in subgraph.operators:
+        _check_arity(operator)
+        _check_options(operator)
+        for index in (*operator.inputs, *operator.outputs, *operator.intermediates):
+            if not -1 <= index < len(tensors):
+                raise ModelError(f"{_called(operator)} uses tensor {index}, but there are {len(tensors)}; {_CONVERT}")
+        for index in operator.inputs:
+            if index >= 0 and index not in available:
+                raise ModelError(
+                    f"{_called(operator)} reads {_named(tensors[index])} before anything has written it (the "
+                    f"operators form a cycle or are out of order); {_CONVERT}"
+                )
+        for index in operator.outputs:
+            if index < 0:
+                raise ModelError(f"{_called(operator)} lacks an output; {_CONVERT}")
+            if index in made_by:
+                raise ModelError(
+                    f"{_called(operator)} writes {_named(tensors[index])}, already {made_by[index]}; {_CONVERT}"
+                )
+            if tensors[index].is_constant:
+                raise ModelError(f"{_called(operator)} writes {_named(tensors[index])}, a constant; {_CONVERT}")
+            made_by[index] = f"written by {_called(operator)}"
+        available.update(operator.outputs)
+    for index in subgraph.outputs:
+        if index not in available:
+            raise ModelError(f"the graph's output {_named(tensors[index])} is written by no operator; {_CONVERT}")
+
+
+def _check_arity(operator: Operator) -> None:
+    if operator.is_custom:
+        return
+    expected = arity(operator.name)
+    for what, indices, (low, high) in (
+        ("inputs", operator.inputs, expected.inputs),
+        ("outputs", operator.outputs, expected.outputs),
+    ):
+        if len(indices) < low or (high is not None and len(indices) > high):
+            wanted = f"{low}" if high == low else f"at least {low}" if high is None else f"{low} to {high}"
+            raise ModelError(f"{_called(operator)} has {len(indices)} {what}, but takes {wanted}; {_CONVERT}")
+    for position, index in enumerate(operator.inputs):
+        if index == -1 and position not in expected.optional:
+            raise ModelError(f"{_called(operator)} lacks its input {position}, which is not optional; {_CONVERT}")
+
+
+def _check_options(operator: Operator) -> None:
+    if operator.is_custom or not operator.options_type:
+        return
+    expected = schema.options_table(operator.name)
+    if expected and operator.options_type != expected:
+        raise ModelError(f"{_called(operator)} has {operator.options_type}, but takes {expected}; {_CONVERT}")
+
+
+def _check_calls(model: Model) -> None:
+    """Called subgraphs exist and do not call themselves, directly or through others."""
+    calls: list[set[int]] = []
+    for subgraph in model.subgraphs:
+        for operator in subgraph.operators:
+            for index in operator.subgraphs:
+                if not 0 <= index < len(model.subgraphs):
+                    raise ModelError(
+                        f"subgraph {subgraph.index}: {_called(operator)} calls subgraph {index}, but there are "
+                        f"{len(model.subgraphs)}; {_CONVERT}"
+                    )
+        calls.append({index for operator in subgraph.operators for index in operator.subgraphs})
+    finished: set[int] = set()
+    while len(finished) < len(calls):
+        ready = [index for index, called in enumerate(calls) if index not in finished and called <= finished]
+        if not ready:
+            stuck = sorted(set(range(len(calls))) - finished)
+            raise ModelError(f"the subgraphs {stuck} call each other in a circle, which never ends; {_CONVERT}")
+        finished.update(ready)
+
+
+def _check_signatures(model: Model) -> None:
+    for signature in model.signatures:
+        if not 0 <= signature.subgraph < len(model.subgraphs):
+            raise ModelError(
+                f"signature '{signature.key}' is of subgraph {signature.subgraph}, but there are "
+                f"{len(model.subgraphs)}; {_CONVERT}"
+            )
+        subgraph = model.subgraphs[signature.subgraph]
+        for kind, arguments, known in (
+            ("input", signature.inputs, subgraph.inputs),
+            ("output", signature.outputs, subgraph.outputs),
+        ):
+            for name, index in arguments.items():
+                if index not in known:
+                    raise ModelError(
+                        f"signature '{signature.key}' maps its {kind} '{name}' to tensor {index}, which is no {kind} "
+                        f"of subgraph {subgraph.index}; {_CONVERT}"
+                    )
+
+
+def _named(tensor: Tensor) -> str:
+    return f"tensor {tensor.index} '{tensor.name}'"
+
+
+def _called(operator: Operator) -> str:
+    return f"operator {operator.index} {operator.name}"
+
+
+_CONVERT = "the file is damaged or its converter is wrong: fetch or convert it again"
