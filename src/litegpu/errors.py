@@ -29,3 +29,7 @@ class DelegateError(LiteGpuError, RuntimeError):
 
 class DeviceError(LiteGpuError, RuntimeError):
     """A device is missing, was lost, or refused a request."""
+
+
+class DelegateTypeError(DelegateError, AttributeError):
+    """An object was given as a delegate that does not implement the delegate protocol."""

@@ -1,0 +1,230 @@
+"""The CPU side: official interpreters made quietly, and a partition that one of them runs as a model of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import interpreter as official
+
+from litegpu.chatter import quiet
+from litegpu.delegates.protocol import Partition
+from litegpu.errors import InvokeError
+from litegpu.model.reader import DTYPES
+from litegpu.model.types import Model, Operator, Subgraph
+from litegpu.model.writer import cut
+
+PLAIN = official.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+
+_UNRESOLVED = ("unresolved custom op", "Select TensorFlow op")
+
+
+@dataclass(frozen=True, eq=False)
+class OfficialOptions:
+    """The arguments of the official constructor, under their own names without `experimental_`."""
+
+    delegates: tuple[Any, ...] = ()  # objects of the official load_delegate
+    num_threads: int | None = None
+    op_resolver_type: Any = official.OpResolverType.AUTO
+    preserve_all_tensors: bool = False
+    disable_delegate_clustering: bool = False
+    default_delegate_latest_features: bool = False
+    compress_quantization_zero_points: bool = False
+    disable_delegate_node_fusion: bool = False
+    force_delegate_node_profiling: bool = False
+    custom_op_registerers: tuple[Any, ...] = ()
+
+    def create(self, path: Any = None, content: bytes | None = None) -> Any:
+        """A new official interpreter over a file or bytes; raises what the official constructor raises."""
+        arguments = {
+            "model_path": path,
+            "model_content": content,
+            "experimental_delegates": list(self.delegates) or None,
+            "num_threads": self.num_threads,
+            "experimental_op_resolver_type": self.op_resolver_type,
+            "experimental_preserve_all_tensors": self.preserve_all_tensors,
+            "experimental_disable_delegate_clustering": self.disable_delegate_clustering,
+            "experimental_default_delegate_latest_features": self.default_delegate_latest_features,
+            "experimental_compress_quantization_zero_points": self.compress_quantization_zero_points,
+            "experimental_disable_delegate_node_fusion": self.disable_delegate_node_fusion,
+            "experimental_force_delegate_node_profiling": self.force_delegate_node_profiling,
+        }
+        with quiet():
+            if self.custom_op_registerers:
+                return official.InterpreterWithCustomOps(list(self.custom_op_registerers), **arguments)
+            return official.Interpreter(**arguments)
+
+    def plain(self) -> OfficialOptions:
+        """The same without any delegate, so that every tensor gets its true shape; the kernels are never run."""
+        reference = official.OpResolverType.BUILTIN_REF
+        resolver = reference if self.op_resolver_type == reference else PLAIN
+        return replace(
+            self,
+            delegates=(),
+            op_resolver_type=resolver,
+            preserve_all_tensors=False,
+            default_delegate_latest_features=False,
+        )
+
+
+class CpuPartition:
+    """Nodes of a model, cut out and run by an official interpreter."""
+
+    def __init__(self, partition: Partition, options: OfficialOptions) -> None:
+        """Raises InvokeError, with the runtime's text, if the official runtime refuses the nodes."""
+        subgraph = partition.subgraph
+        outputs = _outputs(partition, options)
+        nodes = [o.index for o in partition.nodes]
+        shapes = {t.index: t.shape for t in subgraph.tensors if not t.is_constant}
+        content = cut(partition.model, subgraph.index, nodes, partition.inputs, outputs, shapes=shapes)
+        self.outputs = outputs
+        try:
+            # XNNPACK refuses to run what only widens constants, and a cut model has no intermediates to preserve.
+            options = replace(options, preserve_all_tensors=False) if partition.inputs else options.plain()
+            self._interpreter = options.create(content=content)
+            with quiet():
+                self._interpreter.allocate_tensors()
+        except (RuntimeError, ValueError) as error:
+            raise InvokeError(f"{_place(partition.nodes)} cannot run on the CPU: {error}") from None
+        details = self._interpreter.get_input_details()
+        self._inputs = [int(d["index"]) for d in details]
+        self._shapes = [subgraph.tensors[i].shape for i in partition.inputs]
+        self._views = [self._interpreter.tensor(d["index"]) for d in self._interpreter.get_output_details()]
+
+    def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Views of the results; they must be gone before the next call."""
+        interpreter = self._interpreter
+        shapes = [a.shape for a in inputs]
+        if shapes != self._shapes:  # a tensor whose shape only the run decides
+            for index, shape in zip(self._inputs, shapes, strict=True):
+                interpreter.resize_tensor_input(index, shape)
+            with quiet():
+                interpreter.allocate_tensors()
+            self._shapes = shapes
+        for index, value in zip(self._inputs, inputs, strict=True):
+            interpreter.set_tensor(index, value)
+        interpreter.invoke()
+        return [np.asarray(view()) for view in self._views]
+
+    def close(self) -> None:
+        self._views = []
+        self._interpreter = None
+
+
+def is_unresolved(text: str) -> bool:
+    """Whether the runtime's text says that it has no kernel for a custom op."""
+    return any(sign in text for sign in _UNRESOLVED)
+
+
+def unresolved_custom_ops(
+    model: Model, subgraph: Subgraph, operators: Sequence[Operator], options: OfficialOptions
+) -> list[tuple[str, list[int]]]:
+    """(custom code, node numbers) of those of `operators` that the official runtime has no kernel for. Each kind is
+    tried alone: there is no way to ask the runtime's resolver."""
+    kinds: dict[str, list[Operator]] = {}
+    for operator in operators:
+        if operator.is_custom:
+            kinds.setdefault(operator.name, []).append(operator)
+    missing = []
+    for code, found in kinds.items():
+        first = found[0]
+        inputs = [t for t in dict.fromkeys(first.inputs) if t >= 0 and not subgraph.tensors[t].is_constant]
+        partition = Partition(model, subgraph, (first,), tuple(inputs), first.outputs)
+        try:
+            CpuPartition(partition, options.plain()).close()
+        except InvokeError as error:
+            if is_unresolved(str(error)):
+                missing.append((code, [o.index for o in found]))
+    return missing
+
+
+def unresolved_message(missing: Sequence[tuple[str, Sequence[int]]]) -> str:
+    """What to tell a user whose model has ops that neither a delegate nor the official runtime has."""
+    ops = "; ".join(f"{code} (op number {', '.join(str(n) for n in nodes)})" for code, nodes in missing)
+    return (
+        f"Encountered unresolved custom op{'' if len(missing) == 1 else 's'}: {ops}. No delegate took them and the "
+        "official CPU runtime has no kernel for them. Register one with InterpreterWithCustomOps, give a delegate that "
+        "supports them, or convert the model without them."
+    )
+
+
+def _outputs(partition: Partition, options: OfficialOptions) -> tuple[int, ...]:
+    if not options.preserve_all_tensors:
+        return partition.outputs
+    return tuple(t for o in partition.nodes for t in o.outputs if t >= 0)
+
+
+def _place(nodes: Sequence[Operator]) -> str:
+    if len(nodes) == 1:
+        return f"Node {nodes[0].index} ({nodes[0].name})"
+    return f"A partition of {len(nodes)} nodes, {nodes[0].index} ({nodes[0].name}) to {nodes[-1].index}"
+
+
+def undividable(model: Model) -> dict[int, str]:
+    """Why a model runs on the CPU in one piece: the reason for each node of the main subgraph, {} if it need not.
+
+    That is so for control flow (other subgraphs share values with the main one), state that outlives an inference, and
+    element types that have no NumPy array of their own.
+    """
+    main = model.main
+    cause = None
+    for operator in main.operators:
+        if operator.subgraphs:
+            cause = f"op number {operator.index}, {operator.name}, calls another subgraph"
+            break
+    if cause is None and len(model.subgraphs) > 1:
+        cause = f"it has {len(model.subgraphs)} subgraphs"
+    for tensor in main.tensors:
+        if cause is None and tensor.is_variable:
+            cause = f"'{tensor.name}' is a variable"
+        elif cause is None and not tensor.is_constant and tensor.type not in DTYPES:
+            cause = f"'{tensor.name}' is a {tensor.type.name} tensor"
+    if cause is None:
+        return {}
+    return {o.index: f"The model runs in one piece on the CPU: {cause}." for o in main.operators}
+
+
+def shapes_of(interpreter: Any, subgraph: Subgraph) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
+    """Present shapes of an allocated interpreter without delegates: (tensor -> shape, node -> why it is unknown).
+
+    A tensor that has no memory after allocation gets its shape only while the model runs, and so does all that follows
+    from it.
+    """
+    shapes: dict[int, tuple[int, ...]] = {}
+    for tensor in subgraph.tensors:
+        if tensor.is_constant:
+            continue
+        detail = interpreter._get_tensor_details(tensor.index, subgraph.index)
+        shapes[tensor.index] = tuple(int(n) for n in detail["shape"])
+    refused: dict[int, str] = {}
+    origin: dict[int, str] = {}
+    for node, operator in enumerate(subgraph.operators):
+        inherited = [origin[t] for t in operator.inputs if t in origin]
+        unknown = [t for t in operator.outputs if t >= 0 and _is_unallocated(interpreter, t, shapes[t])]
+        for t in unknown:
+            name = subgraph.tensors[t].name
+            origin[t] = inherited[0] if inherited else f"op number {node}, {operator.name}, decides that of '{name}'"
+        if unknown or inherited:
+            cause = (inherited or [origin[unknown[0]]])[0]
+            refused[node] = f"A shape is known only when the model runs: {cause}."
+    return shapes, refused
+
+
+def _is_unallocated(interpreter: Any, tensor: int, shape: tuple[int, ...]) -> bool:
+    if 0 in shape:
+        return False
+    try:
+        interpreter.tensor(tensor)()
+    except ValueError as error:
+        return "Tensor data is null" in str(error)
+    return False
+
+
+def reshaped(subgraph: Subgraph, shapes: Mapping[int, tuple[int, ...]]) -> Subgraph:
+    """`subgraph` with these shapes; the same object if nothing differs."""
+    if all(subgraph.tensors[i].shape == shape for i, shape in shapes.items()):
+        return subgraph
+    tensors = tuple(replace(t, shape=shapes[t.index]) if t.index in shapes else t for t in subgraph.tensors)
+    return replace(subgraph, tensors=tensors)

@@ -1,0 +1,623 @@
+"""The official Python API (`ai_edge_litert.interpreter`) with delegates of our own and CPU fallback.
+
+Changing the import is the whole migration: names, arguments, dictionaries, dtypes and kinds of errors are the official
+ones, and errors are LiteGpuError as well. Where nothing is delegated the whole model runs in one official interpreter
+object. One Interpreter serves one thread at a time; invoke() releases the GIL.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+from ai_edge_litert import interpreter as official
+from ai_edge_litert.interpreter import Delegate, OpResolverType, load_delegate
+
+from litegpu.chatter import quiet
+from litegpu.delegates import cpu
+from litegpu.delegates.cpu import OfficialOptions
+from litegpu.delegates.partitioner import Division, FailedDelegate, divide, whole_on_cpu
+from litegpu.delegates.plan import Plan, PrepareError
+from litegpu.delegates.protocol import Delegate as DelegateProtocol
+from litegpu.delegates.report import DelegationReport
+from litegpu.errors import DelegateError, DelegateTypeError, InvokeError, ModelError, OptionError, TensorError
+from litegpu.model.reader import read_model
+from litegpu.model.types import Subgraph
+
+__all__ = [
+    "Delegate",
+    "Interpreter",
+    "InterpreterWithCustomOps",
+    "OpResolverType",
+    "SignatureRunner",
+    "load_delegate",
+]
+
+log = logging.getLogger("litegpu")
+
+FALLBACKS = ("strict", "warn", "silent")
+
+
+class Interpreter:
+    """Runs a .tflite model. See `ai_edge_litert.interpreter.Interpreter` for the arguments that are not named here.
+
+    experimental_delegates: objects of the litegpu delegate protocol, asked in order, and objects of `load_delegate`,
+        which the official runtime gets for the parts that it runs.
+    experimental_preserve_all_tensors: values inside a delegate's partition stay unreadable all the same.
+    fallback: "warn" logs what stays on the CPU, "silent" does not, "strict" raises DelegateError unless the delegates
+        took every node.
+
+    Raises:
+        ModelError (a ValueError): the bytes are not a model that can be run.
+        OptionError (a ValueError): an argument has an impossible value.
+        DelegateError (a RuntimeError): under "strict", with the report in the message.
+        DelegateTypeError (an AttributeError): an object is not a delegate.
+    """
+
+    def __init__(
+        self,
+        model_path: str | bytes | os.PathLike[Any] | None = None,
+        model_content: bytes | None = None,
+        experimental_delegates: Iterable[Any] | None = None,
+        num_threads: int | None = None,
+        experimental_op_resolver_type: OpResolverType = OpResolverType.AUTO,
+        experimental_preserve_all_tensors: bool = False,
+        experimental_disable_delegate_clustering: bool = False,
+        experimental_default_delegate_latest_features: bool = False,
+        experimental_compress_quantization_zero_points: bool = False,
+        experimental_disable_delegate_node_fusion: bool = False,
+        experimental_force_delegate_node_profiling: bool = False,
+        *,
+        fallback: str = "warn",
+    ) -> None:
+        self._plan: Plan | None = None
+        self._official: Any = _Closed()
+        self._report = DelegationReport((), (), ())
+        _check_arguments(model_path, model_content, num_threads, experimental_op_resolver_type, fallback)
+        delegates = list(experimental_delegates or ())
+        self._path = os.fsdecode(model_path) if model_path else None
+        self._content = model_content if self._path is None else None
+        self._model = read_model(self._path if self._content is None else self._content)  # type: ignore[arg-type]
+        self._fallback = fallback
+        self._options = OfficialOptions(
+            delegates=tuple(d for d in delegates if _is_official(d)),
+            num_threads=num_threads,
+            op_resolver_type=experimental_op_resolver_type,
+            preserve_all_tensors=experimental_preserve_all_tensors,
+            disable_delegate_clustering=experimental_disable_delegate_clustering,
+            default_delegate_latest_features=experimental_default_delegate_latest_features,
+            compress_quantization_zero_points=experimental_compress_quantization_zero_points,
+            disable_delegate_node_fusion=experimental_disable_delegate_node_fusion,
+            force_delegate_node_profiling=experimental_force_delegate_node_profiling,
+            custom_op_registerers=getattr(self, "_custom_op_registerers", ()),
+        )
+        self._delegates: list[DelegateProtocol] = [d for d in delegates if not _is_official(d)]
+        self._open()
+
+    # ------------------------------------------------------------------------------------------------ running
+
+    def allocate_tensors(self) -> None:
+        """Prepare to run with the present input shapes; delegates compile here. If nothing changed since the last call
+        nothing happens. Raises InvokeError (a RuntimeError) if the model or its shapes are refused."""
+        if self._whole:
+            try:
+                with quiet():
+                    self._official.allocate_tensors()
+            except (RuntimeError, ValueError) as error:
+                raise self._allocation_error(error) from None
+            return
+        self._ensure_safe()
+        if self._plan is None:
+            self._prepare()
+
+    def invoke(self) -> None:
+        """One inference. Raises InvokeError (a RuntimeError) if it fails or the tensors are not allocated."""
+        if self._plan is None:
+            try:
+                self._official.invoke()
+            except (RuntimeError, ValueError) as error:
+                raise self._runtime_error(error) from None
+        else:
+            self._ensure_safe()
+            self._plan.invoke()
+
+    def resize_tensor_input(self, input_index: int, tensor_size: Any, strict: bool = False) -> None:
+        """Give an input another shape; allocate_tensors() has to follow. With `strict` only dimensions that are -1 in
+        the shape signature may change. Raises InvokeError (a RuntimeError)."""
+        self._ensure_safe()
+        self._resize(input_index, tensor_size, strict)
+
+    def reset_all_variables(self) -> None:
+        """Set the variables to zero. A model that has any runs in one piece on the CPU."""
+        try:
+            self._official.reset_all_variables()
+        except (RuntimeError, ValueError) as error:
+            raise self._runtime_error(error) from None
+
+    # ------------------------------------------------------------------------------------------------ tensors
+
+    def set_tensor(self, tensor_index: int, value: Any) -> None:
+        """Copy `value` into a tensor. Element type and shape must be the tensor's own; byte order, alignment and
+        strides need not. Raises TensorError (a ValueError)."""
+        if type(value) is np.ndarray and not value.dtype.isnative:
+            value = value.astype(value.dtype.newbyteorder("="))
+        if self._plan is not None and self._is_computed(tensor_index):
+            self._plan.set_input(tensor_index, value)
+            return
+        try:
+            self._official.set_tensor(tensor_index, value)
+        except ValueError as error:
+            raise TensorError(str(error)) from None
+
+    def get_tensor(self, tensor_index: int, subgraph_index: int = 0) -> Any:
+        """A copy of a tensor's value: an array, or a NumPy scalar for rank 0. What exists only inside a partition
+        cannot be read. Raises TensorError (a ValueError)."""
+        if self._plan is not None and subgraph_index == 0 and self._is_computed(tensor_index):
+            return self._plan.value(tensor_index).copy()[()]
+        try:
+            return self._official.get_tensor(tensor_index, subgraph_index)
+        except ValueError as error:
+            raise TensorError(str(error)) from None
+
+    def tensor(self, tensor_index: int) -> Callable[[], Any]:
+        """A function that gives a writable view of a tensor. While a view or a slice of one is alive, allocate_tensors,
+        invoke and resize_tensor_input raise InvokeError; the function itself may be kept."""
+
+        def view() -> Any:
+            if self._plan is not None and self._is_computed(tensor_index):
+                return self._plan.view(tensor_index)
+            try:
+                return self._official.tensor(tensor_index)()
+            except ValueError as error:
+                raise TensorError(str(error)) from None
+
+        return view
+
+    # ------------------------------------------------------------------------------------------------ details
+
+    def get_input_details(self) -> list[dict[str, Any]]:
+        """One dictionary per input: name, index, shape, shape_signature, dtype, quantization and so on."""
+        return self._current(self._official.get_input_details())
+
+    def get_output_details(self) -> list[dict[str, Any]]:
+        """One dictionary per output, as for get_input_details()."""
+        return self._current(self._official.get_output_details())
+
+    def get_tensor_details(self, subgraph_index: int = 0) -> list[dict[str, Any]]:
+        """One dictionary per tensor of a subgraph. Raises TensorError (a ValueError) if there is no such subgraph."""
+        try:
+            details = self._official.get_tensor_details(subgraph_index)
+        except ValueError as error:
+            raise TensorError(str(error)) from None
+        return self._current(details, subgraph_index)
+
+    def num_subgraphs(self) -> int:
+        return int(self._official.num_subgraphs())
+
+    def get_signature_list(self) -> dict[str, dict[str, list[str]]]:
+        """Signature key -> {"inputs": names, "outputs": names}."""
+        found: dict[str, dict[str, list[str]]] = self._official.get_signature_list()
+        return found
+
+    def get_signature_runner(self, signature_key: str | None = None) -> SignatureRunner:
+        """A callable for one signature; the key may be left out if the model has exactly one. Raises TensorError (a
+        ValueError)."""
+        if signature_key is None:
+            keys = list(self.get_signature_list())
+            if len(keys) != 1:
+                raise TensorError(
+                    f"SignatureDef signature_key is None and model has {len(keys)} Signatures. None is only allowed "
+                    "when the model has 1 SignatureDef"
+                )
+            signature_key = keys[0]
+        return SignatureRunner(interpreter=self, signature_key=signature_key)
+
+    @property
+    def experimental_compress_quantization_zero_points(self) -> bool:
+        return self._options.compress_quantization_zero_points
+
+    # -------------------------------------------------------------------------------------------- delegation
+
+    def modify_graph_with_delegate(self, delegate: Any) -> None:
+        """Ask one more delegate, after the earlier ones, for what they left. Tensors that were allocated are allocated
+        again, and the inputs keep shapes and values. Raises DelegateError under "strict", DelegateTypeError."""
+        self._ensure_safe()
+        shapes = self._input_shapes()
+        values = self._input_values()
+        before = self._options, list(self._delegates)
+        if _is_official(delegate):
+            self._options = replace(self._options, delegates=(*self._options.delegates, delegate))
+        else:
+            self._delegates.append(delegate)
+        self._drop_plan()
+        try:
+            self._open()
+        except DelegateError:
+            self._options, self._delegates = before
+            self._open()
+            raise
+        finally:
+            for index, shape in shapes.items():
+                self._resize(index, shape)
+        if values is not None:
+            self.allocate_tensors()
+            for index, value in values.items():
+                self.set_tensor(index, value)
+
+    def delegation_report(self) -> DelegationReport:
+        """Which node runs where, and why those on the CPU do. Before allocate_tensors() it is what is intended."""
+        return self._report
+
+    def close(self) -> None:
+        """Free what the delegates hold; any later use raises InvokeError. May be called twice."""
+        self._drop_plan()
+        self._whole = True
+        self._official = _Closed()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self._drop_plan()
+
+    # ------------------------------------------------------- officially private, and used by many all the same
+
+    def _get_full_signature_list(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._official._get_full_signature_list()
+        return found
+
+    def _get_tensor_details(self, tensor_index: int, subgraph_index: int) -> dict[str, Any]:
+        try:
+            detail = self._official._get_tensor_details(tensor_index, subgraph_index)
+        except ValueError as error:
+            raise TensorError(str(error)) from None
+        return self._current([detail], subgraph_index)[0]
+
+    def _get_op_details(self, op_index: int) -> dict[str, Any]:
+        detail: dict[str, Any] = self._official._get_op_details(op_index)
+        return detail
+
+    def _get_ops_details(self) -> list[dict[str, Any]]:
+        details: list[dict[str, Any]] = self._official._get_ops_details()
+        return details
+
+    def _native_handle(self) -> int:
+        return int(self._official._native_handle())
+
+    def _safe_to_run(self) -> bool:
+        return not (self._plan is not None and self._plan.viewed) and bool(self._official._safe_to_run())
+
+    def _ensure_safe(self) -> None:
+        if not self._safe_to_run():
+            raise InvokeError(
+                "There is at least 1 reference to internal data\n      in the interpreter in the form of a numpy array "
+                "or slice. Be sure to\n      only hold the function returned from tensor() if you are using raw\n      "
+                "data access."
+            )
+
+    # ------------------------------------------------------------------- what the official interpreter is for
+    #
+    # `_whole`: `_official` has the caller's options and runs everything; the wrapper only translates errors.
+    # Otherwise it has no delegates, knows the shapes and describes the tensors, and `_plan`, made by
+    # allocate_tensors() and dropped by a resize, runs. Between those two `_official` itself is not allocated, so it
+    # gives the right errors for set_tensor() and invoke().
+
+    def _open(self) -> None:
+        """Decide from the shapes in the file what goes where, and open the official interpreter that this needs."""
+        self._reported = ""
+        self._division: Division | None = None
+        self._subgraph = self._model.main
+        undividable = cpu.undividable(self._model) if self._delegates else {}
+        if not self._delegates or undividable:
+            self._whole = True
+            self._announce(whole_on_cpu(self._model.main, [d.name for d in self._delegates], undividable))
+            self._official = self._create(self._options)
+        else:
+            self._whole = False
+            self._divide(self._model.main, {})
+            self._official = self._create(self._options.plain())
+
+    def _create(self, options: OfficialOptions) -> Any:
+        try:
+            return options.create(self._path, self._content)
+        except RuntimeError as error:
+            raise DelegateError(str(error)) from None
+        except ValueError as error:
+            raise ModelError(str(error)) from None
+
+    def _divide(self, subgraph: Subgraph, refused: Mapping[int, str], *, announce: bool = True) -> Division:
+        division = divide(self._model, subgraph, self._delegates, refused)
+        self._division, self._subgraph = division, subgraph
+        self._announce(division.report, aloud=announce)
+        return division
+
+    def _announce(self, report: DelegationReport, *, aloud: bool = True) -> None:
+        """Keep the report, refuse it under "strict", and log it if it tells something new."""
+        news = report.delegates != () and report != self._report
+        self._report = report
+        if not report.delegates:
+            return
+        complete = report.fully_delegated
+        if self._fallback == "strict" and not complete:
+            details = "\n".join(report.warnings())
+            raise DelegateError(f'Not every op was delegated, and fallback is "strict". {report.summary()}\n{details}')
+        if news:
+            level = logging.WARNING if self._fallback == "warn" and not complete else logging.INFO
+            if not aloud or self._fallback == "silent":
+                level = logging.DEBUG
+            for line in report.warnings():
+                log.log(level, "%s", line)
+            log.log(level, "%s", report.summary())
+
+    def _prepare(self) -> None:
+        """Learn every tensor's shape, divide again if that changed something, and have the partitions prepared."""
+        shapes = self._input_shapes()
+        try:
+            subgraph, refused, unresolved = self._infer()
+            division = self._division
+            if division is None or refused or subgraph is not self._subgraph:
+                division = self._divide(subgraph, refused)
+            while division.delegated:
+                if unresolved:
+                    self._require_kernels(division)
+                try:
+                    self._plan = Plan(subgraph, division, self._delegates, self._options)
+                    return
+                except PrepareError as failure:
+                    self._give_up(failure)
+                    division = self._divide(subgraph, refused, announce=False)
+        except BaseException:
+            if self._plan is None:
+                self._official = self._resized(self._options.plain(), shapes)  # not allocated: it must not run anything
+            raise
+        self._official = self._resized(self._options, shapes)
+        self._whole = True
+        self.allocate_tensors()
+
+    def _infer(self) -> tuple[Subgraph, dict[int, str], bool]:
+        """(the subgraph with its true shapes, nodes whose shapes only a run decides, whether the official runtime lacks
+        an op of the model)."""
+        main = self._model.main
+        try:
+            with quiet():
+                self._official.allocate_tensors()
+        except (RuntimeError, ValueError) as error:
+            if not cpu.is_unresolved(str(error)):
+                raise self._runtime_error(error) from None
+            changed = [i for i, shape in self._input_shapes().items() if shape != main.tensors[i].shape]
+            if changed:
+                raise InvokeError(
+                    f"Input {changed[0]} ('{main.tensors[changed[0]].name}') was resized, but the shapes that follow "
+                    f"from it cannot be computed: {self._fresh_text(error)}"
+                ) from None
+            return main, {}, True
+        shapes, refused = cpu.shapes_of(self._official, main)
+        return cpu.reshaped(main, shapes), refused, False
+
+    def _require_kernels(self, division: Division) -> None:
+        """Raises InvokeError naming every op on the CPU that the official runtime has no kernel for."""
+        left = [o for o, node in zip(self._subgraph.operators, division.report.nodes, strict=True) if node.reason]
+        missing = cpu.unresolved_custom_ops(self._model, self._subgraph, left, self._options)
+        if missing:
+            raise InvokeError(cpu.unresolved_message(missing))
+
+    def _give_up(self, failure: PrepareError) -> None:
+        """Stop asking a delegate that failed while preparing."""
+        delegate, cause = self._delegates[failure.position], failure.cause
+        text = f"{type(cause).__name__}: {cause}"
+        if self._fallback == "strict":
+            raise DelegateError(
+                f"Delegate {delegate.name} failed to prepare a partition of {failure.nodes} nodes, and fallback is "
+                f'"strict". {text}'
+            ) from cause
+        level = logging.WARNING if self._fallback == "warn" else logging.DEBUG
+        log.log(level, "Delegate %s failed to prepare and is left out; its ops run on the CPU. %s", delegate.name, text)
+        self._delegates[failure.position] = FailedDelegate(delegate.name, cause)
+
+    def _resize(self, index: int, shape: Any, strict: bool = False) -> None:
+        before = None if self._whole and not self._divisible else self._input_shapes()
+        try:
+            self._official.resize_tensor_input(index, shape, strict)
+        except (RuntimeError, ValueError) as error:
+            raise self._runtime_error(error) from None
+        if before is None:
+            return
+        shapes = self._input_shapes()
+        if shapes != before:
+            self._drop_plan()
+            if self._whole:  # the delegates may take the model in its new shape
+                self._official = self._resized(self._options.plain(), shapes)
+                self._whole = False
+
+    def _resized(self, options: OfficialOptions, shapes: Mapping[int, tuple[int, ...]]) -> Any:
+        self._reported = ""
+        interpreter = self._create(options)
+        for index, shape in shapes.items():
+            interpreter.resize_tensor_input(index, shape)
+        return interpreter
+
+    @property
+    def _divisible(self) -> bool:
+        return self._division is not None
+
+    def _input_shapes(self) -> dict[int, tuple[int, ...]]:
+        details = self._official.get_input_details()
+        return {int(d["index"]): tuple(int(n) for n in d["shape"]) for d in details}
+
+    def _input_values(self) -> dict[int, Any] | None:
+        """Copies of the inputs' values; None if they are not allocated."""
+        try:
+            return {i: self.get_tensor(i) for i in self._input_shapes()}
+        except TensorError:
+            return None
+
+    def _drop_plan(self) -> None:
+        plan, self._plan = self._plan, None
+        if plan is not None:
+            plan.close()
+
+    def _is_computed(self, index: int) -> bool:
+        """Whether the plan knows about the tensor: it exists, and is no constant."""
+        tensors = self._model.main.tensors
+        return 0 <= index < len(tensors) and not tensors[index].is_constant
+
+    def _current(self, details: list[dict[str, Any]], subgraph_index: int = 0) -> list[dict[str, Any]]:
+        """`details` with the shapes that only the last run could tell."""
+        if self._plan is not None and subgraph_index == 0:
+            for detail in details:
+                shape = self._plan.shape(detail["index"])
+                if shape is not None and tuple(detail["shape"]) != shape:
+                    detail["shape"] = np.array(shape, np.int32)
+        return details
+
+    # ------------------------------------------------------------------------------------------------ errors
+
+    def _fresh_text(self, error: Exception) -> str:
+        """The text without what earlier errors left in the official reporter, which never forgets."""
+        text = str(error)
+        if isinstance(error, RuntimeError):
+            fresh = text.removeprefix(self._reported)
+            self._reported = text
+            return fresh
+        return text
+
+    def _runtime_error(self, error: Exception) -> Exception:
+        return (InvokeError if isinstance(error, RuntimeError) else TensorError)(self._fresh_text(error))
+
+    def _allocation_error(self, error: Exception) -> Exception:
+        if cpu.is_unresolved(str(error)):
+            main = self._model.main
+            missing = cpu.unresolved_custom_ops(self._model, main, main.operators, self._options)
+            if missing:
+                self._fresh_text(error)
+                return InvokeError(cpu.unresolved_message(missing))
+        return self._runtime_error(error)
+
+
+class InterpreterWithCustomOps(Interpreter):
+    """Interpreter that also registers kernels for custom ops: names of C symbols, or functions that are called with the
+    address of the op resolver, as in the official class."""
+
+    def __init__(self, custom_op_registerers: Iterable[Any] | None = None, **kwargs: Any) -> None:
+        self._custom_op_registerers = tuple(custom_op_registerers or ())
+        super().__init__(**kwargs)
+
+
+class SignatureRunner:
+    """Runs one signature of a model: called with keyword arrays it gives {output name: array}. Every call resizes the
+    inputs to what it is given."""
+
+    def __init__(self, interpreter: Interpreter | None = None, signature_key: str | None = None) -> None:
+        if interpreter is None:
+            raise OptionError("None interpreter provided.")
+        if not signature_key:
+            raise OptionError("None signature_key provided.")
+        signatures = interpreter._get_full_signature_list()
+        if signature_key not in signatures:
+            raise TensorError(f'Invalid signature_key provided: "{signature_key}".')
+        self._interpreter = interpreter
+        self._signature_key = signature_key
+        self._inputs: dict[str, int] = signatures[signature_key]["inputs"]
+        self._outputs: dict[str, int] = signatures[signature_key]["outputs"]
+        self._official: tuple[Any, Any] | None = None
+
+    def __call__(self, **kwargs: Any) -> dict[str, Any]:
+        """Raises TensorError (a ValueError) for wrong names, counts and types, InvokeError (a RuntimeError)."""
+        if len(kwargs) != len(self._inputs):
+            raise TensorError(
+                "Invalid number of inputs provided for running a SignatureDef, "
+                f"expected {len(self._inputs)} vs provided {len(kwargs)}"
+            )
+        for name in kwargs:
+            if name not in self._inputs:
+                raise TensorError(f"Invalid Input name ({name}) for SignatureDef")
+        interpreter = self._interpreter
+        if interpreter._whole:
+            return self._run_whole(kwargs)
+        for name, value in kwargs.items():
+            interpreter._resize(self._inputs[name], value.shape)
+        if interpreter._plan is None:
+            interpreter.allocate_tensors()
+            if interpreter._whole:
+                return self._run_whole(kwargs)
+        plan = interpreter._plan
+        assert plan is not None
+        for name, value in kwargs.items():
+            interpreter.set_tensor(self._inputs[name], value)
+        plan.invoke()
+        return {name: interpreter.get_tensor(index) for name, index in self._outputs.items()}
+
+    def _run_whole(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        interpreter = self._interpreter
+        if self._official is None or self._official[0] is not interpreter._official:
+            whole = interpreter._official
+            self._official = whole, whole.get_signature_runner(self._signature_key)
+        native = {
+            name: value.astype(value.dtype.newbyteorder("="))
+            if type(value) is np.ndarray and not value.dtype.isnative
+            else value
+            for name, value in kwargs.items()
+        }
+        try:
+            with quiet():
+                results: dict[str, Any] = self._official[1](**native)
+        except (RuntimeError, ValueError) as error:
+            raise interpreter._allocation_error(error) from None
+        return results
+
+    def get_input_details(self) -> dict[str, Any]:
+        """Input name -> detail dictionary."""
+        return self._details(self._inputs)
+
+    def get_output_details(self) -> dict[str, Any]:
+        """Output name -> detail dictionary."""
+        return self._details(self._outputs)
+
+    def _details(self, names: Mapping[str, int]) -> dict[str, Any]:
+        subgraph = next(s.subgraph for s in self._interpreter._model.signatures if s.key == self._signature_key)
+        return {name: self._interpreter._get_tensor_details(index, subgraph) for name, index in names.items()}
+
+
+class _Closed:
+    """What a closed Interpreter has in place of an official one."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise InvokeError("The interpreter is closed. Make a new one.")
+
+
+def _is_official(delegate: Any) -> bool:
+    """Raises DelegateTypeError if it is neither an official delegate nor one of the litegpu protocol."""
+    if hasattr(delegate, "_get_native_delegate_pointer"):
+        return True
+    if isinstance(delegate, DelegateProtocol):
+        return False
+    raise DelegateTypeError(
+        f"{type(delegate).__name__!r} object is not a delegate: it has neither the attributes of "
+        "litegpu.delegates.protocol.Delegate nor '_get_native_delegate_pointer' (see load_delegate)"
+    )
+
+
+def _check_arguments(path: Any, content: Any, num_threads: Any, resolver: Any, fallback: str) -> None:
+    """Raises OptionError or TypeError with the official texts."""
+    if fallback not in FALLBACKS:
+        raise OptionError(f"fallback is {fallback!r}; it must be one of {', '.join(FALLBACKS)}")
+    if not isinstance(resolver, official.OpResolverType):
+        raise OptionError(f"Unrecognized passed in op resolver type: {resolver}")
+    if num_threads is not None:
+        if not isinstance(num_threads, int):
+            raise OptionError("type of num_threads should be int")
+        if num_threads < 1:
+            raise OptionError("num_threads should >= 1")
+    if not path and not content:
+        raise OptionError("`model_path` or `model_content` must be specified.")
+    if path and content:
+        raise OptionError("Can't both provide `model_path` and `model_content`")
+    if content and not isinstance(content, bytes):
+        raise TypeError(f"model_content must be bytes, not {type(content).__name__}")
