@@ -210,7 +210,7 @@ class WebGpuSession:
             if self._timer is None:
                 self._timer = Timer(self.device.handle, len(self.program.dispatches))
                 self._allocations += 1
-            command = self._replay.adopt(record(self.device.handle, self._inference, self._timer))
+            command = self.replay.adopt(record(self.device.handle, self.inference, self._timer))
             self._infer(command, encode_next=False)
             seconds = self._timer.seconds()
         return [
@@ -225,7 +225,7 @@ class WebGpuSession:
             self._closed = True
             self._input_memory = self._output_memory = []
             if self._command is not None:
-                self._replay.discard(self._command)
+                self.replay.discard(self._command)
                 self._command = None
             if self._timer is not None:
                 self._timer.close()
@@ -273,7 +273,7 @@ class WebGpuSession:
         self._upload_offsets, upload_size = _staging_layout(program.inputs)
         self._download_offsets, download_size = _staging_layout(program.outputs)
         upload_usage, download_usage = usage.MAP_WRITE | usage.COPY_SRC, usage.MAP_READ | usage.COPY_DST
-        self._inference = Inference(
+        self.inference = Inference(
             arena=arena,
             upload=self._buffer("inputs", upload_size, upload_usage, mapped=True) if program.inputs else None,
             download=self._buffer("outputs", download_size, download_usage, mapped=True) if program.outputs else None,
@@ -288,9 +288,9 @@ class WebGpuSession:
             ),
         )
         self._pipelines = pipelines  # keeps them in the device's table
-        self._replay = native.Replay(self.device.handle, self._inference)
+        self.replay = native.Replay(self.device.handle, self.inference)
         self._map_staging()
-        self._command = self._replay.adopt(record(self.device.handle, self._inference))
+        self._command = self.replay.adopt(record(self.device.handle, self.inference))
 
     def _buffer(self, label: str, size: int, usage: int, mapped: bool = False) -> Any:
         size = max(_padded(size), _STAGING_ALIGNMENT)
@@ -320,12 +320,12 @@ class WebGpuSession:
         clock, stats = time.perf_counter, self._stats
         started = clock()
         try:
-            self._replay.start(command)
+            self.replay.start(command)
             submitted = clock()
             if encode_next:
-                self._command = self._replay.encode()
+                self._command = self.replay.encode()
             encoded = clock()
-            self._replay.wait(self.wait == "active")
+            self.replay.wait(self.wait == "active")
             self._map_staging()
         except DeviceError as error:
             self.device.lost = True
@@ -338,13 +338,13 @@ class WebGpuSession:
         """Views of the ports in the staging buffers, whose addresses may change with every mapping."""
         self._input_memory = self._output_memory = []
         if self.program.inputs:
-            memory = self._replay.upload_memory()
+            memory = self.replay.upload_memory()
             self._input_memory = [
                 memory[at : at + port.nbytes]
                 for at, port in zip(self._upload_offsets, self.program.inputs, strict=True)
             ]
         if self.program.outputs:
-            memory = self._replay.download_memory()
+            memory = self.replay.download_memory()
             self._output_memory = [
                 memory[at : at + port.nbytes]
                 for at, port in zip(self._download_offsets, self.program.outputs, strict=True)
