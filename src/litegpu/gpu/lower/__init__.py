@@ -1,0 +1,75 @@
+"""Lowering: .tflite operators become nodes of the GPU graph, or a reason why they cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from litegpu.gpu.graph import Graph
+
+# Importing a family registers its operators.
+from litegpu.gpu.lower import (
+    convert,
+    convolution,
+    elementwise,
+    gathering,
+    matmul,
+    movement,
+    pooling,
+    reduction,
+    resize,
+    slicing,
+    softmax,
+)
+from litegpu.gpu.lower.constants import Unsupported
+from litegpu.gpu.lower.context import Lowering
+from litegpu.gpu.lower.registry import Entry, supported_ops
+from litegpu.model.types import Operator, Subgraph, TensorType
+
+__all__ = ["Entry", "LoweredGraph", "Unsupported", "check_operator", "lower_partition", "supported_ops"]
+
+FAMILIES = (
+    convert, convolution, elementwise, gathering, matmul, movement, pooling, reduction, resize, slicing, softmax,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class LoweredGraph:
+    """A partition as a GPU graph.
+
+    `inputs` and `outputs` pair the tensors at the border, in the order that was asked for, with the graph's values.
+    `output_types` are the outputs' types in the model: BOOL leaves the GPU as int32 of 0 and 1, INT64 as int32.
+    """
+
+    graph: Graph
+    inputs: tuple[tuple[int, int], ...]
+    outputs: tuple[tuple[int, int], ...]
+    output_types: tuple[TensorType, ...]
+
+
+def lower_partition(
+    subgraph: Subgraph, nodes: Sequence[Operator], inputs: Sequence[int], outputs: Sequence[int]
+) -> LoweredGraph:
+    """Lower `nodes` (in an order in which they can run), given which runtime tensors enter and leave.
+
+    Raises Unsupported with the reason for the first operator that the GPU cannot run.
+    """
+    lowering = Lowering(subgraph)
+    entering = tuple((t, lowering.enter(t)) for t in inputs)
+    for operator in nodes:
+        try:
+            lowering.lower(operator)
+        except Unsupported as reason:
+            raise Unsupported(f"operator {operator.index} ({operator.name}): {reason}") from None
+    leaving = tuple((t, lowering.value(t)) for t in outputs)
+    graph = lowering.builder.graph((v for _, v in entering), (v for _, v in leaving))
+    return LoweredGraph(graph, entering, leaving, tuple(subgraph.tensors[t].type for t in outputs))
+
+
+def check_operator(subgraph: Subgraph, operator: Operator) -> str | None:
+    """The reason why the GPU cannot run `operator`, or None: it is lowered on its own, without decoding constants."""
+    try:
+        Lowering(subgraph, checking=True).lower(operator)
+    except Unsupported as reason:
+        return str(reason)
+    return None

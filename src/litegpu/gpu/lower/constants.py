@@ -1,0 +1,90 @@
+"""Constant tensors as arrays that the GPU computes with: 16-bit floats widened, 8- and 4-bit integers dequantized."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from litegpu.model.types import Tensor, TensorType
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_DTYPES = {
+    TensorType.FLOAT32: np.float32,
+    TensorType.FLOAT16: np.float32,
+    TensorType.FLOAT64: np.float32,
+    TensorType.INT32: np.int32,
+    TensorType.INT64: np.int32,
+    TensorType.BOOL: np.bool_,
+}
+#: Types of constants that stand for real numbers through their quantization parameters.
+QUANTIZED = {
+    TensorType.INT8: 8,
+    TensorType.UINT8: 8,
+    TensorType.INT16: 16,
+    TensorType.INT4: 4,
+}
+
+
+class Unsupported(Exception):
+    """An operator, or a tensor of it, that the GPU cannot take; the text is a reason for the user."""
+
+
+def as_array(tensor: Tensor, *, decode: bool = True) -> Array:
+    """The constant `tensor` as float32, int32 or bool; without `decode` the elements of float arrays are left zero.
+
+    Raises Unsupported for encodings that are not known.
+    """
+    where = f"constant '{tensor.name}'"
+    if tensor.data is None:
+        raise ValueError(f"{where} has no data")
+    if tensor.sparsity is not None:
+        raise Unsupported(f"{where} is stored in the sparse encoding, which the GPU does not read")
+    if tensor.type in QUANTIZED and tensor.quantization is not None and tensor.quantization.scales.size:
+        if tensor.quantization.block_size:
+            raise Unsupported(f"{where} is quantized by blocks, which the GPU does not read")
+        _check_channels(tensor)
+        return _dequantize(tensor) if decode else _placeholder(tensor)
+    if tensor.type not in _DTYPES:
+        raise Unsupported(f"{where} has type {tensor.type.name} without quantization parameters")
+    dtype = np.dtype(_DTYPES[tensor.type])
+    if tensor.type is TensorType.INT64 and tensor.data.size:
+        low, high = int(tensor.data.min()), int(tensor.data.max())
+        if low < -(2**31) or high >= 2**31:
+            raise Unsupported(f"{where} holds 64-bit integers ({low} to {high}): the GPU has 32 bits")
+    if dtype == np.float32 and not decode:
+        return _placeholder(tensor)
+    with np.errstate(over="ignore"):
+        return tensor.data.reshape(tensor.shape).astype(dtype, copy=False)
+
+
+def _placeholder(tensor: Tensor) -> Array:
+    return np.broadcast_to(np.float32(0), tensor.shape)
+
+
+def _check_channels(tensor: Tensor) -> None:
+    assert tensor.quantization is not None
+    q = tensor.quantization
+    if q.scales.size > 1 and (not 0 <= q.dimension < len(tensor.shape) or tensor.shape[q.dimension] != q.scales.size):
+        raise Unsupported(
+            f"constant '{tensor.name}' has shape {list(tensor.shape)} but {q.scales.size} scales along axis {q.dimension}"
+        )
+
+
+def _dequantize(tensor: Tensor) -> Array:
+    """scale * (q - zero_point), per tensor or along one axis."""
+    assert tensor.quantization is not None and tensor.data is not None
+    q = tensor.quantization
+    stored = _unpack(tensor.data, tensor.shape) if tensor.type is TensorType.INT4 else tensor.data.reshape(tensor.shape)
+    axis = [q.scales.size if i == q.dimension and q.scales.size > 1 else 1 for i in range(len(tensor.shape))]
+    scales = q.scales.astype(np.float32).reshape(axis)
+    zeros = q.zero_points.reshape(axis) if q.zero_points.size == q.scales.size else np.int64(0)
+    return (stored.astype(np.float32) - np.asarray(zeros, np.float32)) * scales
+
+
+def _unpack(data: Array, shape: tuple[int, ...]) -> Array:
+    """Signed 4-bit integers, two per byte, the low half first."""
+    pairs = data.reshape(-1).view(np.int8)
+    halves = np.stack([(pairs << 4) >> 4, pairs >> 4], axis=-1)
+    return halves.reshape(-1)[: int(np.prod(shape))].reshape(shape)

@@ -1,0 +1,115 @@
+"""CONV_2D, DEPTHWISE_CONV_2D and TRANSPOSE_CONV."""
+
+from __future__ import annotations
+
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, DepthwiseConv2D, DType, Expr, TransposeConv2D
+from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.registry import FLOAT, STATIC, lowers
+from litegpu.gpu.lower.window import SAME, VALID, before, output_size
+
+Pair = tuple[int, int]
+
+
+@lowers(
+    "CONV_2D", max_version=8, inputs=(FLOAT, FLOAT, FLOAT), counts=(2, 3),
+    notes="strides, dilation, groups; constant or runtime weights (runtime: one group)",
+)  # fmt: skip
+def conv_2d(ctx: OpContext) -> None:
+    x, weights = _shapes(ctx, 0, 1)
+    outputs, *window, depth = weights
+    ctx.require(depth > 0 and x[3] % depth == 0, f"{x[3]} input channels do not divide into groups of {depth}")
+    groups = x[3] // depth
+    ctx.require(groups > 0 and outputs % groups == 0, f"{outputs} output channels do not divide into {groups} groups")
+    stride, dilation, padding = _placement(ctx, x, (window[0], window[1]), outputs)
+    epilogue, operands = bias_and_activation(ctx, 2, outputs)
+    if groups > 1 and depth == 1 and ctx.is_constant(1):
+        # One input channel per group is a depthwise convolution; [C*m, KH, KW, 1] holds the same as [1, KH, KW, C*m].
+        flipped = ctx.builder.constant(ctx.array(1).transpose(3, 1, 2, 0), name=ctx.tensor(1).name)
+        op = DepthwiseConv2D(stride, dilation, padding, outputs // groups)
+        ctx.add(op, [ctx.value(0), flipped], ctx.output_value(), epilogue, operands)
+        return
+    ctx.require(groups == 1 or ctx.is_constant(1), "weights that the model computes are taken with one group only")
+    conv = Conv2D(stride, dilation, padding, groups)
+    ctx.add(conv, [ctx.value(0), ctx.value(1)], ctx.output_value(), epilogue, operands)
+
+
+@lowers(
+    "DEPTHWISE_CONV_2D", max_version=7, inputs=(FLOAT, FLOAT, FLOAT), counts=(2, 3),
+    notes="strides, dilation, depth multiplier; constant or runtime weights",
+)  # fmt: skip
+def depthwise_conv_2d(ctx: OpContext) -> None:
+    x, weights = _shapes(ctx, 0, 1)
+    first, *window, outputs = weights
+    ctx.require(first == 1, f"weights of shape {list(weights)}: their first size must be 1")
+    ctx.require(x[3] > 0 and outputs % x[3] == 0, f"{outputs} output channels are not a multiple of {x[3]}")
+    stride, dilation, padding = _placement(ctx, x, (window[0], window[1]), outputs)
+    epilogue, operands = bias_and_activation(ctx, 2, outputs)
+    op = DepthwiseConv2D(stride, dilation, padding, outputs // x[3])
+    ctx.add(op, [ctx.value(0), ctx.value(1)], ctx.output_value(), epilogue, operands)
+
+
+@lowers(
+    "TRANSPOSE_CONV", max_version=5, inputs=(STATIC, FLOAT, FLOAT, FLOAT), outputs=FLOAT, counts=(3, 4),
+    notes="constant output shape; bias and fused activation",
+)  # fmt: skip
+def transpose_conv(ctx: OpContext) -> None:
+    x, weights = _shapes(ctx, 2, 1)
+    outputs, *window, depth = weights
+    ctx.require(depth == x[3], f"weights for {depth} input channels, the input has {x[3]}")
+    shape = ctx.integers(0, "the output's sizes")
+    ctx.require(
+        len(shape) == 4 and shape[0] == x[0] and shape[3] == outputs, f"output shape {list(shape)} is impossible"
+    )
+    ctx.check_shape(shape)
+    stride = (int(ctx.option("stride_h", 1)), int(ctx.option("stride_w", 1)))
+    ctx.require(min(stride) > 0, f"strides {list(stride)} are not positive")
+    kind = int(ctx.option("padding", SAME))
+    padding = [0, 0]
+    for i in (0, 1):
+        # The windows are those of a convolution from the output to the input.
+        covered = output_size(shape[1 + i], window[i], stride[i], 1, kind)
+        ctx.require(covered == x[1 + i], f"output size {shape[1 + i]} does not belong to input size {x[1 + i]}")
+        padding[i] = before(shape[1 + i], window[i], stride[i], 1, covered) if kind != VALID else 0
+    epilogue, operands = bias_and_activation(ctx, 3, outputs)
+    op = TransposeConv2D(stride, (padding[0], padding[1]))
+    ctx.add(op, [ctx.value(2), ctx.value(1)], ctx.output_value(), epilogue, operands)
+
+
+def bias_and_activation(ctx: OpContext, bias: int, channels: int) -> tuple[Expr, list[int]]:
+    """The epilogue that adds the optional input `bias` and applies the fused activation, and its operands."""
+    expr: Expr = RESULT
+    operands: list[int] = []
+    if ctx.has(bias):
+        ctx.require(
+            ctx.shape(bias) == (channels,) and ctx.dtype(bias) is DType.FLOAT32,
+            f"bias of shape {list(ctx.shape(bias))} and type {ctx.tensor(bias).type.name} for {channels} channels",
+        )
+        expr, operands = fn("add", RESULT, Arg(1)), [ctx.value(bias)]
+    return ctx.activation(expr), operands
+
+
+def _shapes(ctx: OpContext, data: int, weights: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    x, w = ctx.shape(data), ctx.shape(weights)
+    ctx.require(len(x) == 4 and len(w) == 4, f"input of rank {len(x)}, weights of rank {len(w)}: both must have rank 4")
+    return x, w
+
+
+def _placement(ctx: OpContext, x: tuple[int, ...], window: Pair, outputs: int) -> tuple[Pair, Pair, Pair]:
+    """Strides, dilation and what lies before the input; checks the output's shape."""
+    stride = (int(ctx.option("stride_h", 1)), int(ctx.option("stride_w", 1)))
+    dilation = (int(ctx.option("dilation_h_factor", 1)), int(ctx.option("dilation_w_factor", 1)))
+    ctx.require(min(stride) > 0, f"strides {list(stride)} are not positive")
+    ctx.require(min(dilation) > 0, f"dilations {list(dilation)} are not positive")
+    return stride, dilation, placed(ctx, x, window, stride, dilation, outputs)
+
+
+def placed(ctx: OpContext, x: tuple[int, ...], window: Pair, stride: Pair, dilation: Pair, channels: int) -> Pair:
+    """What lies before an input of shape `x` under the operator's padding; checks the output's shape."""
+    kind = int(ctx.option("padding", SAME))
+    h, w = (output_size(x[1 + i], window[i], stride[i], dilation[i], kind) for i in (0, 1))
+    ctx.check_shape((x[0], h, w, channels))
+    return (
+        before(x[1], window[0], stride[0], dilation[0], h) if kind != VALID else 0,
+        before(x[2], window[1], stride[1], dilation[1], w) if kind != VALID else 0,
+    )

@@ -1,0 +1,66 @@
+"""FULLY_CONNECTED and BATCH_MATMUL."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from litegpu.gpu.graph import Conv2D, MatMul
+from litegpu.gpu.lower.constants import Unsupported
+from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.convolution import bias_and_activation
+from litegpu.gpu.lower.registry import FLOAT, lowers
+
+
+@lowers(
+    "FULLY_CONNECTED", max_version=13, inputs=(FLOAT, FLOAT, FLOAT), counts=(2, 3),
+    notes="any input rank (leading sizes are flattened), keep_num_dims; constant or runtime weights",
+)  # fmt: skip
+def fully_connected(ctx: OpContext) -> None:
+    ctx.require(int(ctx.option("weights_format")) == 0, "shuffled weights (weights_format 1) are not taken")
+    x, weights = ctx.shape(0), ctx.shape(1)
+    ctx.require(len(weights) == 2 and min(weights) > 0, f"weights of shape {list(weights)}: they must have rank 2")
+    units, depth = weights
+    elements = math.prod(x)
+    ctx.require(elements % depth == 0, f"an input of shape {list(x)} does not divide into rows of {depth}")
+    if ctx.option("keep_num_dims", False):
+        ctx.require(bool(x) and x[-1] == depth, f"keep_num_dims needs a last size of {depth}, the input has {list(x)}")
+        ctx.check_shape((*x[:-1], units))
+    elif math.prod(ctx.output.shape) != elements // depth * units or ctx.output.shape[-1:] != (units,):
+        raise Unsupported(f"output of shape {list(ctx.output.shape)} for {elements // depth} rows of {units} units")
+    epilogue, operands = bias_and_activation(ctx, 2, units)
+    rows = x if x and x[-1] == depth else (elements // depth, depth)
+    if ctx.is_constant(1):
+        source = ctx.reshaped(ctx.value(0), rows)
+        filters = ctx.builder.constant(ctx.array(1).reshape(units, 1, 1, depth), name=ctx.tensor(1).name)
+        ctx.finish(Conv2D(), [source, filters], (*rows[:-1], units), epilogue, operands)
+        return
+    source = ctx.reshaped(ctx.value(0), (elements // depth, depth))
+    shape = (elements // depth, units)
+    ctx.finish(MatMul(transpose_b=True), [source, ctx.value(1)], shape, epilogue, operands)
+
+
+@lowers(
+    "BATCH_MATMUL", max_version=4, inputs=(FLOAT, FLOAT), counts=2,
+    notes="adj_x, adj_y, broadcasting of the leading axes; either side constant or runtime",
+)  # fmt: skip
+def batch_matmul(ctx: OpContext) -> None:
+    x, y = ctx.shape(0), ctx.shape(1)
+    ctx.require(min(len(x), len(y)) >= 2, f"operands of shapes {list(x)} and {list(y)}: both must have rank 2 to 4")
+    adj_x, adj_y = bool(ctx.option("adj_x", False)), bool(ctx.option("adj_y", False))
+    m, k = x[-2:][::-1] if adj_x else x[-2:]
+    depth, n = y[-2:][::-1] if adj_y else y[-2:]
+    ctx.require(k == depth, f"operands of shapes {list(x)} and {list(y)} do not multiply")
+    try:
+        batch = np.broadcast_shapes(x[:-2], y[:-2])
+    except ValueError:
+        raise Unsupported(f"the leading axes of {list(x)} and {list(y)} do not broadcast") from None
+    ctx.check_shape((*batch, m, n))
+    if ctx.is_constant(1) and not adj_x and math.prod(y[:-2]) == 1:
+        # The same matrix for all rows: a convolution with windows of one pixel.
+        matrix = ctx.array(1).reshape(y[-2:])
+        filters = (matrix if adj_y else matrix.T).reshape(n, 1, 1, k)
+        ctx.finish(Conv2D(), [ctx.value(0), ctx.builder.constant(filters, name=ctx.tensor(1).name)], (*batch, m, n))
+        return
+    ctx.finish(MatMul(adj_x, adj_y), [ctx.value(0), ctx.value(1)], (*batch, m, n))

@@ -1,0 +1,218 @@
+"""Operators that rearrange whole tensors: reshapes, transposition, concatenation, packing, tiling, space and depth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from litegpu.gpu.graph import RESULT, Arg, Concat, Pad, Reshape, Shape, Slice, Step, Tile, Transpose, bhwc, step_shape
+from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.registry import ANY, MANY, STATIC, lowers
+from litegpu.model.types import Tensor
+
+
+def move(ctx: OpContext, steps: Sequence[Step], source: int = 0, output: Tensor | None = None) -> None:
+    """One copy from input `source` to an output: `steps` see the .tflite shapes, whatever their rank."""
+    shape = ctx.shape(source)
+    result = shape
+    for step in steps:
+        result = step_shape(step, result)
+    ctx.check_shape(result, output)
+    ctx.copy(ctx.value(source), _between(shape, steps, result), ctx.output_value(output))
+
+
+def _between(shape: Shape, steps: Sequence[Step], result: Shape) -> list[Step]:
+    """`steps` from a tensor of `shape` to one of `result`, starting from and ending with B,H,W,C."""
+    begin = [] if bhwc(shape) == shape else [Reshape(bhwc(shape), shape)]
+    end = [] if bhwc(result) == result else [Reshape(result, bhwc(result))]
+    return [*begin, *steps, *end]
+
+
+# ---------------------------------------------------------------------------------------- reinterpretation
+
+
+@lowers("RESHAPE", max_version=2, inputs=(ANY, STATIC), counts=(1, 2), notes="constant shape")
+def reshape(ctx: OpContext) -> None:
+    if ctx.has(1) and ctx.tensor(1).data is None:
+        ctx.integers(1, "the new sizes")
+    _reinterpret(ctx)
+
+
+@lowers("SQUEEZE", max_version=2, inputs=(ANY,))
+def squeeze(ctx: OpContext) -> None:
+    x = ctx.shape(0)
+    dims = ctx.option("squeeze_dims", ())
+    axes = {ctx.axis(int(a), len(x)) for a in ([] if dims is None else dims)}
+    ctx.require(all(x[a] == 1 for a in axes), f"axes {sorted(axes)} of shape {list(x)} are not all of size 1")
+    ctx.check_shape(n for i, n in enumerate(x) if not (i in axes if axes else n == 1))
+    _reinterpret(ctx)
+
+
+@lowers("EXPAND_DIMS", max_version=1, inputs=(ANY, STATIC), counts=2)
+def expand_dims(ctx: OpContext) -> None:
+    x, where = ctx.shape(0), ctx.integers(1, "the axis")
+    ctx.require(len(where) == 1, f"{len(where)} axes where the operator takes one")
+    axis = ctx.axis(where[0], len(x) + 1)
+    ctx.check_shape((*x[:axis], 1, *x[axis:]))
+    _reinterpret(ctx)
+
+
+def _reinterpret(ctx: OpContext) -> None:
+    x, y = ctx.shape(0), tuple(ctx.output.shape)
+    ctx.require(math.prod(x) == math.prod(y), f"shape {list(x)} does not hold as many elements as {list(y)}")
+    source, target = bhwc(x), bhwc(y)
+    ctx.copy(ctx.value(0), [] if source == target else [Reshape(source, target)], ctx.output_value())
+
+
+# ------------------------------------------------------------------------------------ transposition, tiling
+
+
+@lowers("TRANSPOSE", max_version=9, inputs=(ANY, STATIC), counts=2, notes="constant permutation")
+def transpose(ctx: OpContext) -> None:
+    rank = len(ctx.shape(0))
+    given = ctx.integers(1, "the permutation")
+    perm = tuple(ctx.axis(p, rank) for p in given)
+    ctx.require(sorted(perm) == list(range(rank)), f"{list(given)} is no permutation of {rank} axes")
+    move(ctx, [Transpose(perm)])
+
+
+@lowers("TILE", max_version=3, inputs=(ANY, STATIC), counts=2, notes="constant multiples")
+def tile(ctx: OpContext) -> None:
+    multiples = ctx.integers(1, "the multiples")
+    ctx.require(
+        len(multiples) == len(ctx.shape(0)) and all(m >= 0 for m in multiples),
+        f"multiples {list(multiples)} for a tensor of shape {list(ctx.shape(0))}",
+    )
+    move(ctx, [Tile(multiples)])
+
+
+# ------------------------------------------------------------------------------------------- space and depth
+
+
+@lowers("SPACE_TO_DEPTH", max_version=2, inputs=(ANY,))
+def space_to_depth(ctx: OpContext) -> None:
+    b, h, w, c = _image(ctx)
+    block = _block(ctx)
+    ctx.require(h % block == 0 and w % block == 0, f"blocks of {block} do not fit shape {[b, h, w, c]}")
+    split, result = (b, h // block, block, w // block, block, c), (b, h // block, w // block, block * block * c)
+    gathered = (b, h // block, w // block, block, block, c)
+    move(ctx, [Reshape((b, h, w, c), split), Transpose((0, 1, 3, 2, 4, 5)), Reshape(gathered, result)])
+
+
+@lowers("DEPTH_TO_SPACE", max_version=2, inputs=(ANY,))
+def depth_to_space(ctx: OpContext) -> None:
+    b, h, w, c = _image(ctx)
+    block = _block(ctx)
+    ctx.require(c % (block * block) == 0, f"{c} channels do not divide into blocks of {block} x {block}")
+    depth = c // (block * block)
+    split, result = (b, h, w, block, block, depth), (b, h * block, w * block, depth)
+    spread = (b, h, block, w, block, depth)
+    move(ctx, [Reshape((b, h, w, c), split), Transpose((0, 1, 3, 2, 4, 5)), Reshape(spread, result)])
+
+
+@lowers(
+    "SPACE_TO_BATCH_ND", max_version=4, inputs=(ANY, STATIC, STATIC), counts=3,
+    notes="ranks 3 and 4, constant blocks and paddings",
+)  # fmt: skip
+def space_to_batch(ctx: OpContext) -> None:
+    x, block, pads = _blocks(ctx, "the paddings")
+    ctx.require(min((n for pair in pads for n in pair), default=0) >= 0, f"paddings {pads} are negative")
+    m = len(block)
+    before = (0, *(p for p, _ in pads), *(0 for _ in x[m + 1 :]))
+    after = (0, *(p for _, p in pads), *(0 for _ in x[m + 1 :]))
+    padded = tuple(p + n + q for p, n, q in zip(before, x, after, strict=True))
+    ctx.require(
+        all(n % k == 0 for n, k in zip(padded[1:], block, strict=False)),
+        f"blocks {list(block)} do not divide the padded shape {list(padded)}",
+    )
+    cells = [n // k for n, k in zip(padded[1:], block, strict=False)]
+    split = (x[0], *(s for pair in zip(cells, block, strict=True) for s in pair), *x[m + 1 :])
+    order = (*range(2, 2 * m + 1, 2), 0, *range(1, 2 * m, 2), *range(2 * m + 1, len(split)))
+    result = (x[0] * math.prod(block), *cells, *x[m + 1 :])
+    gathered = tuple(split[i] for i in order)
+    move(ctx, [Pad(before, after), Reshape(padded, split), Transpose(order), Reshape(gathered, result)])
+
+
+@lowers(
+    "BATCH_TO_SPACE_ND", max_version=4, inputs=(ANY, STATIC, STATIC), counts=3,
+    notes="ranks 3 and 4, constant blocks and crops",
+)  # fmt: skip
+def batch_to_space(ctx: OpContext) -> None:
+    x, block, crops = _blocks(ctx, "the crops")
+    m, area = len(block), math.prod(block)
+    ctx.require(x[0] % area == 0, f"a batch of {x[0]} does not divide into blocks {list(block)}")
+    split = (*block, x[0] // area, *x[1:])
+    # batch, then each spatial axis followed by its block's axis, then the rest
+    order = (m, *(a for i in range(m) for a in (m + 1 + i, i)), *range(2 * m + 1, len(split)))
+    spread = tuple(split[i] for i in order)
+    whole = (x[0] // area, *(n * k for n, k in zip(x[1:], block, strict=False)), *x[m + 1 :])
+    result = (whole[0], *(n - p - q for n, (p, q) in zip(whole[1:], crops, strict=False)), *whole[m + 1 :])
+    ctx.require(
+        min(result) >= 0 and min((n for pair in crops for n in pair), default=0) >= 0, f"crops {crops} do not fit"
+    )
+    begin = (0, *(p for p, _ in crops), *(0 for _ in whole[m + 1 :]))
+    cropped = Slice(begin, (1,) * len(whole), result)
+    move(ctx, [Reshape(x, split), Transpose(order), Reshape(spread, whole), cropped])
+
+
+def _image(ctx: OpContext) -> Shape:
+    x = ctx.shape(0)
+    ctx.require(len(x) == 4, f"input of rank {len(x)}: it must have rank 4")
+    return x
+
+
+def _block(ctx: OpContext) -> int:
+    block = int(ctx.option("block_size"))
+    ctx.require(block > 0, f"block size {block} is not positive")
+    return block
+
+
+def _blocks(ctx: OpContext, what: str) -> tuple[Shape, tuple[int, ...], list[tuple[int, int]]]:
+    """Input shape, block per spatial axis, and the pairs of input 2."""
+    x, block, flat = ctx.shape(0), ctx.integers(1, "the blocks"), ctx.integers(2, what)
+    ctx.require(len(x) in (3, 4) and len(block) == len(x) - 2, f"blocks {list(block)} for a tensor of shape {list(x)}")
+    ctx.require(min(block) > 0, f"blocks {list(block)} are not positive")
+    ctx.require(len(flat) == 2 * len(block), f"{what} have {len(flat)} numbers for {len(block)} axes")
+    return x, block, list(zip(flat[::2], flat[1::2], strict=True))
+
+
+# --------------------------------------------------------------------------------------- joining tensors
+
+
+@lowers("CONCATENATION", max_version=6, inputs=(ANY,), counts=(1, MANY), notes="any axis")
+def concatenation(ctx: OpContext) -> None:
+    rank = len(ctx.output.shape)
+    axis = ctx.axis(int(ctx.option("axis")), rank)
+    shapes = [ctx.shape(i) for i in range(len(ctx.operator.inputs))]
+    for s in shapes:
+        same = len(s) == rank and all(n == m for i, (n, m) in enumerate(zip(s, shapes[0], strict=True)) if i != axis)
+        ctx.require(same, f"shapes {[list(s) for s in shapes]} do not join along axis {axis}")
+    ctx.check_shape(sum(s[axis] for s in shapes) if i == axis else n for i, n in enumerate(shapes[0]))
+    _join(ctx, [ctx.value(i) for i in range(len(shapes))], axis + 4 - rank)
+
+
+@lowers("PACK", max_version=4, inputs=(ANY,), counts=(1, MANY), notes="results up to rank 4")
+def pack(ctx: OpContext) -> None:
+    rank = len(ctx.output.shape)
+    axis = ctx.axis(int(ctx.option("axis")), rank)
+    count, x = len(ctx.operator.inputs), ctx.shape(0)
+    ctx.require(all(ctx.shape(i) == x for i in range(count)), "inputs of different shapes")
+    ctx.check_shape((*x[:axis], count, *x[axis:]))
+    layer = (*x[:axis], 1, *x[axis:])
+    _join(ctx, [ctx.reshaped(ctx.value(i), layer) for i in range(count)], axis + 4 - rank)
+
+
+def _join(ctx: OpContext, values: list[int], axis: int) -> None:
+    """Values along an axis of B,H,W,C, then the fused activation."""
+    found = {ctx.builder.values[v].dtype for v in values}
+    ctx.require(len(found) == 1, "inputs of different types are not taken together")
+    dtype = found.pop()
+    epilogue = ctx.activation(Arg(0), dtype) if ctx.operator.name == "CONCATENATION" else RESULT
+    joined = values[0]
+    if len(values) > 1:
+        output = ctx.output_value() if epilogue == RESULT else ctx.intermediate(ctx.output.shape, dtype)
+        joined = ctx.add(Concat(axis), values, output)
+    if epilogue != RESULT:
+        ctx.elementwise(epilogue, [joined], ctx.output_value())
+    elif len(values) == 1:
+        ctx.copy(joined, [], ctx.output_value())

@@ -1,0 +1,20 @@
+"""AVERAGE_POOL_2D and MAX_POOL_2D."""
+
+from __future__ import annotations
+
+from litegpu.gpu.graph import RESULT, Pool2D
+from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.convolution import placed
+from litegpu.gpu.lower.registry import lowers
+
+
+@lowers("AVERAGE_POOL_2D", "MAX_POOL_2D", max_version=3, notes="an average divides by the cells inside the input")
+def pool_2d(ctx: OpContext) -> None:
+    x = ctx.shape(0)
+    ctx.require(len(x) == 4, f"input of rank {len(x)}: it must have rank 4")
+    window = (int(ctx.option("filter_height", 1)), int(ctx.option("filter_width", 1)))
+    stride = (int(ctx.option("stride_h", 1)), int(ctx.option("stride_w", 1)))
+    ctx.require(min(*window, *stride) > 0, f"window {list(window)} or strides {list(stride)} are not positive")
+    padding = placed(ctx, x, window, stride, (1, 1), x[3])
+    kind = "average" if ctx.operator.name == "AVERAGE_POOL_2D" else "max"
+    ctx.add(Pool2D(kind, window, stride, padding), [ctx.value(0)], ctx.output_value(), ctx.activation(RESULT))

@@ -1,0 +1,51 @@
+"""Reductions along axes: MEAN, SUM, REDUCE_*, ARG_MAX, ARG_MIN, L2_NORMALIZATION."""
+
+from __future__ import annotations
+
+from litegpu.gpu.graph import RESULT, Arg, ArgReduce, DType, Reduce, bhwc
+from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.registry import FLOAT, STATIC, lowers
+from litegpu.model.types import TensorType
+
+KINDS = {"MEAN": "mean", "SUM": "sum", "REDUCE_MAX": "max", "REDUCE_MIN": "min", "REDUCE_PROD": "prod"}
+
+
+@lowers(*KINDS, max_version=3, inputs=(FLOAT, STATIC), counts=2, notes="any constant axes, keep_dims or not")
+def reduce(ctx: OpContext) -> None:
+    x = ctx.shape(0)
+    axes = sorted({ctx.axis(a, len(x)) for a in ctx.integers(1, "the axes")})
+    kept = tuple(1 if i in axes else n for i, n in enumerate(x))
+    ctx.check_shape(kept if ctx.option("keep_dims", False) else [n for i, n in enumerate(x) if i not in axes])
+    if not axes:
+        ctx.copy(ctx.value(0), [], ctx.output_value())
+        return
+    op = Reduce(KINDS[ctx.operator.name], tuple(a + 4 - len(x) for a in axes))
+    ctx.finish(op, [ctx.value(0)], kept)
+
+
+@lowers(
+    "ARG_MAX", "ARG_MIN", max_version=3, inputs=(FLOAT, STATIC), counts=2,
+    outputs=frozenset({TensorType.INT32, TensorType.INT64}), notes="constant axis; the result may be INT32 or INT64",
+)  # fmt: skip
+def arg_reduce(ctx: OpContext) -> None:
+    x = ctx.shape(0)
+    values = ctx.integers(1, "the axis")
+    ctx.require(len(values) == 1, f"{len(values)} axes where the operator takes one")
+    axis = ctx.axis(values[0], len(x))
+    ctx.require(x[axis] > 0, f"axis {axis} of shape {list(x)} is empty")
+    ctx.check_shape(n for i, n in enumerate(x) if i != axis)
+    kind = "max" if ctx.operator.name == "ARG_MAX" else "min"
+    kept = tuple(1 if i == axis else n for i, n in enumerate(x))
+    ctx.finish(ArgReduce(kind, axis + 4 - len(x)), [ctx.value(0)], kept, dtype=DType.INT32)
+
+
+@lowers("L2_NORMALIZATION", max_version=2, notes="along the last axis")
+def l2_normalization(ctx: OpContext) -> None:
+    """x / max(|x|, 1e-6)."""
+    ctx.check_shape(ctx.shape(0))
+    x = ctx.value(0)
+    squares = Reduce("sum", (3,), fn("mul", RESULT, RESULT))
+    length = ctx.intermediate((*bhwc(ctx.shape(0))[:3], 1), DType.FLOAT32)
+    ctx.add(squares, [x], length, fn("max", fn("sqrt", RESULT), 1e-6))
+    ctx.elementwise(ctx.activation(fn("div", Arg(0), Arg(1))), [x, length], ctx.output_value())

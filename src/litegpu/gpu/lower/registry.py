@@ -1,0 +1,79 @@
+"""Which .tflite operators the GPU runs: the lowering functions by operator name, with their limits for the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from litegpu.model.types import TensorType
+
+if TYPE_CHECKING:
+    from litegpu.gpu.lower.context import OpContext
+
+Types = frozenset[TensorType]
+
+FLOAT: Types = frozenset({TensorType.FLOAT32})
+BOOL: Types = frozenset({TensorType.BOOL})
+INT32: Types = frozenset({TensorType.INT32})
+NUMBER = FLOAT | INT32
+ANY = NUMBER | BOOL
+#: An operand that must be constant (an axis, a shape); the lowering function reads it.
+STATIC: Types = frozenset()
+
+Lower = Callable[["OpContext"], None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One operator. `inputs` are the types that each input may have, the last for all further ones."""
+
+    name: str
+    lower: Lower
+    max_version: int
+    inputs: tuple[Types, ...]
+    outputs: Types
+    counts: tuple[int, int]  # fewest and most inputs
+    notes: str
+
+    @property
+    def family(self) -> str:
+        """The module that lowers it."""
+        return self.lower.__module__.rpartition(".")[2]
+
+
+REGISTRY: dict[str, Entry] = {}
+
+#: More inputs than any model has.
+MANY = 1 << 16
+
+
+def lowers(
+    *names: str,
+    max_version: int,
+    inputs: Sequence[Types] = (FLOAT,),
+    outputs: Types | None = None,
+    counts: tuple[int, int] | int = 1,
+    notes: str = "",
+) -> Callable[[Lower], Lower]:
+    """Register a function as the lowering of the operators `names`.
+
+    `max_version` is the highest version whose meaning the function knows. `outputs` defaults to the types of the first
+    input. `counts`: how many inputs there are, exactly or (fewest, most). `notes` go into docs/ops.md.
+    """
+
+    def register(function: Lower) -> Lower:
+        for name in names:
+            if name in REGISTRY:
+                raise ValueError(f"{name} is registered twice")
+            fewest, most = (counts, counts) if isinstance(counts, int) else counts
+            types = inputs[0] if outputs is None else outputs
+            REGISTRY[name] = Entry(name, function, max_version, tuple(inputs), types, (fewest, most), notes)
+        return function
+
+    return register
+
+
+def supported_ops() -> tuple[Entry, ...]:
+    """Every operator that the GPU runs, by name."""
+    return tuple(REGISTRY[name] for name in sorted(REGISTRY))

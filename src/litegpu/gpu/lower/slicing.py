@@ -1,0 +1,198 @@
+"""Operators that cut or extend tensors: slices, splits, unpacking, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from litegpu.gpu.graph import Mirror, Pad, Reshape, Slice
+from litegpu.gpu.lower.constants import Unsupported
+from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.movement import move
+from litegpu.gpu.lower.registry import ANY, STATIC, lowers
+
+REFLECT, SYMMETRIC = 0, 1
+
+
+# -------------------------------------------------------------------------------------------------- slices
+
+
+@lowers("SLICE", max_version=6, inputs=(ANY, STATIC, STATIC), counts=3, notes="constant begin and size")
+def slice_(ctx: OpContext) -> None:
+    x = ctx.shape(0)
+    begin, size = ctx.integers(1, "the begins"), ctx.integers(2, "the sizes")
+    ctx.require(len(begin) == len(size) == len(x), f"begin {list(begin)} and size {list(size)} for shape {list(x)}")
+    target = tuple(n - b if s == -1 else s for n, b, s in zip(x, begin, size, strict=True))
+    fits = all(b >= 0 and s >= 0 and b + s <= n for n, b, s in zip(x, begin, target, strict=True))
+    ctx.require(fits, f"begin {list(begin)} with size {list(size)} is outside shape {list(x)}")
+    move(ctx, [Slice(begin, (1,) * len(x), target)])
+
+
+@lowers(
+    "STRIDED_SLICE", max_version=8, inputs=(ANY, STATIC, STATIC, STATIC), counts=4,
+    notes="constant begin, end and strides (negative ones too), all masks",
+)  # fmt: skip
+def strided_slice(ctx: OpContext) -> None:
+    x = ctx.shape(0)
+    given = [ctx.integers(i, what) for i, what in ((1, "the begins"), (2, "the ends"), (3, "the strides"))]
+    ctx.require(len({len(g) for g in given}) == 1, "begin, end and strides differ in length")
+    begins, strides, sizes, result = _strided(ctx, x, given)
+    steps: list[Slice | Reshape] = [Slice(begins, strides, sizes)]
+    if result != sizes:
+        steps.append(Reshape(sizes, result))
+    move(ctx, steps)
+
+
+def _strided(
+    ctx: OpContext, x: Sequence[int], given: Sequence[Sequence[int]]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """First index, stride and number of elements along each axis of `x`, and the shape of the result.
+
+    The rules of StridedSlice in the TFLite reference: bit i of a mask is about entry i of begin, end and strides.
+    """
+    masks = {name: int(ctx.option(f"{name}_mask")) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+    ctx.require(masks["ellipsis"] & (masks["ellipsis"] - 1) == 0, "more than one ellipsis")
+    offset = bool(ctx.option("offset", False))
+    entries = len(given[0])
+
+    def bit(mask: str, i: int) -> bool:
+        return bool(masks[mask] >> i & 1)
+
+    added = sum(bit("new_axis", i) and not bit("ellipsis", i) for i in range(entries))
+    ellipses = sum(bit("ellipsis", i) for i in range(entries))
+    skipped = len(x) - (entries - added - ellipses)
+    ctx.require(skipped >= 0, f"{entries} entries for a tensor of shape {list(x)}")
+    begins: list[int] = []
+    strides: list[int] = []
+    sizes: list[int] = []
+    result: list[int] = []
+
+    def whole(count: int) -> None:
+        for n in x[len(sizes) : len(sizes) + count]:
+            begins.append(0)
+            strides.append(1)
+            sizes.append(n)
+            result.append(n)
+
+    for i in range(entries):
+        if bit("ellipsis", i):
+            whole(skipped)
+            continue
+        if bit("new_axis", i):
+            result.append(1)
+            continue
+        n, (begin, end, stride) = x[len(sizes)], (g[i] for g in given)
+        first, count = _range(ctx, n, begin, end, stride, bit("begin", i), bit("end", i), bit("shrink_axis", i), offset)
+        begins.append(first)
+        strides.append(stride)
+        sizes.append(count)
+        if not bit("shrink_axis", i):
+            result.append(count)
+    whole(len(x) - len(sizes))
+    return tuple(begins), tuple(strides), tuple(sizes), tuple(result)
+
+
+def _range(
+    ctx: OpContext, n: int, begin: int, end: int, stride: int, open_begin: bool, open_end: bool, shrink: bool,
+    offset: bool,
+) -> tuple[int, int]:  # fmt: skip
+    """First index and number of elements along an axis of size n."""
+    ctx.require(stride != 0, "a stride is 0")
+    low, high = (0, n) if stride > 0 else (-1, n - 1)
+    if offset:
+        end += begin
+    if shrink:
+        first = begin + n if begin < 0 else begin
+        ctx.require(0 <= first < n, f"index {begin} is outside an axis of size {n}")
+        return first, 1
+    first = begin + n if begin < 0 else begin
+    first = (0 if stride > 0 else n - 1) if open_begin else min(max(first, low), high)
+    last = end + n if end < 0 and not offset else end
+    last = (n if stride > 0 else -1) if open_end else min(max(last, low), high)
+    return first, max(0, -((first - last) // stride))
+
+
+# -------------------------------------------------------------------------------------------------- splits
+
+
+@lowers("SPLIT", max_version=4, inputs=(STATIC, ANY), outputs=ANY, counts=2, notes="constant axis")
+def split(ctx: OpContext) -> None:
+    x, count = ctx.shape(1), len(ctx.outputs)
+    axis = _one_axis(ctx, 0, len(x))
+    ctx.require(count > 0 and x[axis] % count == 0, f"axis {axis} of shape {list(x)} does not divide by {count}")
+    _split(ctx, 1, axis, [x[axis] // count] * count)
+
+
+@lowers("SPLIT_V", max_version=2, inputs=(ANY, STATIC, STATIC), counts=3, notes="constant sizes and axis")
+def split_v(ctx: OpContext) -> None:
+    x, sizes = ctx.shape(0), list(ctx.integers(1, "the sizes"))
+    axis = _one_axis(ctx, 2, len(x))
+    ctx.require(sizes.count(-1) <= 1 and len(sizes) == len(ctx.outputs), f"sizes {sizes} are impossible")
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = x[axis] - (sum(sizes) + 1)
+    ctx.require(
+        sum(sizes) == x[axis] and min(sizes) >= 0, f"sizes {sizes} do not add up to axis {axis} of shape {list(x)}"
+    )
+    _split(ctx, 0, axis, sizes)
+
+
+@lowers("UNPACK", max_version=4, inputs=(ANY,))
+def unpack(ctx: OpContext) -> None:
+    x = ctx.shape(0)
+    axis = ctx.axis(int(ctx.option("axis")), len(x))
+    ctx.require(x[axis] == len(ctx.outputs), f"{len(ctx.outputs)} outputs for axis {axis} of shape {list(x)}")
+    layer, result = tuple(1 if i == axis else n for i, n in enumerate(x)), (*x[:axis], *x[axis + 1 :])
+    for k, output in enumerate(ctx.outputs):
+        begin = tuple(k if i == axis else 0 for i in range(len(x)))
+        move(ctx, [Slice(begin, (1,) * len(x), layer), Reshape(layer, result)], output=output)
+
+
+def _split(ctx: OpContext, source: int, axis: int, sizes: Sequence[int]) -> None:
+    x = ctx.shape(source)
+    begin = 0
+    for size, output in zip(sizes, ctx.outputs, strict=True):
+        first = tuple(begin if i == axis else 0 for i in range(len(x)))
+        part = tuple(size if i == axis else n for i, n in enumerate(x))
+        move(ctx, [Slice(first, (1,) * len(x), part)], source, output)
+        begin += size
+
+
+def _one_axis(ctx: OpContext, i: int, rank: int) -> int:
+    values = ctx.integers(i, "the axis")
+    ctx.require(len(values) == 1, f"{len(values)} axes where the operator takes one")
+    return ctx.axis(values[0], rank)
+
+
+# ------------------------------------------------------------------------------------------------- padding
+
+
+@lowers("PAD", "PADV2", max_version=4, inputs=(ANY, STATIC, ANY), counts=(2, 3), notes="constant paddings and value")
+def pad(ctx: OpContext) -> None:
+    before, after = _paddings(ctx)
+    fill = 0.0
+    if ctx.operator.name == "PADV2" and ctx.has(2):
+        ctx.require(ctx.is_constant(2), "the padding value is computed by the model: the GPU needs a constant")
+        ctx.require(ctx.dtype(2) is ctx.dtype(0), "the padding value has another type than the input")
+        ctx.require(ctx.array(2).size == 1, f"the padding value has shape {list(ctx.shape(2))}")
+        fill = float(ctx.array(2).reshape(()))
+    move(ctx, [Pad(before, after, fill)])
+
+
+@lowers("MIRROR_PAD", max_version=3, inputs=(ANY, STATIC), counts=2, notes="REFLECT and SYMMETRIC")
+def mirror_pad(ctx: OpContext) -> None:
+    before, after = _paddings(ctx)
+    mode = int(ctx.option("mode", REFLECT))
+    if mode not in (REFLECT, SYMMETRIC):
+        raise Unsupported(f"mode {mode} is neither REFLECT (0) nor SYMMETRIC (1)")
+    room = [n if mode == SYMMETRIC else n - 1 for n in ctx.shape(0)]
+    fits = all(max(b, a) <= n or (b == a == 0) for b, a, n in zip(before, after, room, strict=True))
+    ctx.require(fits, f"paddings {list(zip(before, after, strict=True))} are larger than shape {list(ctx.shape(0))}")
+    move(ctx, [Mirror(before, after, mode == SYMMETRIC)])
+
+
+def _paddings(ctx: OpContext) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    x, flat = ctx.shape(0), ctx.integers(1, "the paddings")
+    ctx.require(
+        len(flat) == 2 * len(x) and min(flat, default=0) >= 0,
+        f"paddings {list(flat)} for shape {list(x)} are impossible",
+    )
+    return flat[::2], flat[1::2]

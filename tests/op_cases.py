@@ -1,0 +1,708 @@
+"""Random one-operator models over each operator's parameter space, with inputs: the sweeps run them on GPU and CPU.
+
+`CASES[op](random.Random(seed))` gives an OpCase. A new operator needs one function here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+from litegpu.model.types import Quantization, TensorType
+from litegpu.model.writer import ModelBuilder, quantized
+
+Shape = tuple[int, ...]
+
+F32, I32, I64, BOOL = TensorType.FLOAT32, TensorType.INT32, TensorType.INT64, TensorType.BOOL
+CHANNELS = (1, 3, 4, 5, 8, 17)
+ACTIVATIONS = ("NONE", "RELU", "RELU_N1_TO_1", "RELU6", "TANH")
+_TYPES = {np.dtype(np.float32): F32, np.dtype(np.int32): I32, np.dtype(np.bool_): BOOL}
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """A model of one operator (and what feeds it), and arrays for its inputs."""
+
+    name: str
+    content: bytes
+    inputs: list[np.ndarray]
+
+
+CASES: dict[str, Callable[[random.Random], OpCase]] = {}
+
+Make = Callable[["Draft"], OpCase]
+
+
+def case(*names: str) -> Callable[[Make], Make]:
+    """Register a generator for operators; Draft.operator tells it which one it is making."""
+
+    def register(make: Make) -> Make:
+        for name in names:
+            CASES[name] = lambda rng, name=name: make(Draft(name, rng))
+        return make
+
+    return register
+
+
+@dataclass
+class Draft:
+    """One operator being made up: operands in order, then `build`."""
+
+    operator: str
+    rng: random.Random
+    operands: list[tuple[str, Any, Quantization | None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.arrays = np.random.default_rng(self.rng.getrandbits(32))
+
+    # ------------------------------------------------------------------------------------------- drawing
+
+    def pick(self, *choices: Any) -> Any:
+        return self.rng.choice(choices)
+
+    def chance(self, p: float = 0.5) -> bool:
+        return self.rng.random() < p
+
+    def size(self, low: int = 1, high: int = 9) -> int:
+        return self.rng.randint(low, high)
+
+    def channels(self) -> int:
+        return int(self.pick(*CHANNELS))
+
+    def shape(self, low: int = 1, high: int = 4) -> Shape:
+        """A shape of rank low to high, the last axis being channels."""
+        rank = self.rng.randint(low, high)
+        return tuple(self.size(1, 6) for _ in range(rank - 1)) + ((self.channels(),) if rank else ())
+
+    def image(self, high: int = 11) -> Shape:
+        return (self.pick(1, 1, 2, 3), self.size(1, high), self.size(1, high), self.channels())
+
+    def floats(self, shape: Sequence[int], scale: float = 1.0) -> np.ndarray:
+        return (self.arrays.standard_normal(tuple(shape)) * scale).astype(np.float32)
+
+    def positive(self, shape: Sequence[int]) -> np.ndarray:
+        return self.arrays.uniform(0.1, 4.0, tuple(shape)).astype(np.float32)
+
+    def integers(self, shape: Sequence[int], low: int = -4, high: int = 5) -> np.ndarray:
+        return self.arrays.integers(low, high, tuple(shape)).astype(np.int32)
+
+    def bools(self, shape: Sequence[int]) -> np.ndarray:
+        return self.arrays.integers(0, 2, tuple(shape)).astype(np.bool_)
+
+    def any_type(self, shape: Sequence[int]) -> np.ndarray:
+        """Mostly floats; some operators move integers too."""
+        return self.integers(shape, -1000, 1000) if self.chance(0.15) else self.floats(shape)
+
+    def activation(self) -> str:
+        return str(self.pick(*ACTIVATIONS))
+
+    def broadcast(self, shape: Shape) -> tuple[Shape, Shape]:
+        """Two shapes that broadcast to `shape`."""
+
+        def reduced() -> Shape:
+            smaller = tuple(1 if self.chance(0.3) else n for n in shape)
+            return smaller[self.rng.randint(0, len(shape)) if self.chance(0.3) else 0 :]
+
+        left, right = shape, reduced()
+        if self.chance(0.2):  # each side has sizes that the other lacks
+            chosen = [self.chance() for _ in shape]
+            left = tuple(n if c else 1 for n, c in zip(shape, chosen, strict=True))
+            right = tuple(1 if c else n for n, c in zip(shape, chosen, strict=True))
+        return (left, right) if self.chance() else (right, left)
+
+    # ------------------------------------------------------------------------------------------ operands
+
+    def runtime(self, array: np.ndarray) -> None:
+        self.operands.append(("input", array, None))
+
+    def constant(self, array: np.ndarray, quantization: Quantization | None = None) -> None:
+        self.operands.append(("constant", array, quantization))
+
+    def either(self, array: np.ndarray) -> None:
+        """Constant or runtime."""
+        (self.constant if self.chance() else self.runtime)(array)
+
+    def again(self, operand: int) -> None:
+        """The same tensor once more."""
+        self.operands.append(("again", operand, None))
+
+    def missing(self) -> None:
+        self.operands.append(("missing", None, None))
+
+    def ints(self, values: Any) -> None:
+        """A constant int32 operand."""
+        self.constant(np.asarray(values, np.int32))
+
+    def pair(self, left: np.ndarray, right: np.ndarray) -> None:
+        """Two operands, at most one of them constant."""
+        constant = self.pick(None, None, 0, 1)
+        for i, array in enumerate((left, right)):
+            (self.constant if constant == i else self.runtime)(array)
+
+    # ------------------------------------------------------------------------------------------- building
+
+    def build(
+        self,
+        options: dict[str, Any] | None = None,
+        types: Sequence[TensorType] | None = None,
+        version: int | None = None,
+    ) -> OpCase:
+        """The model; output shapes are those that the official runtime works out."""
+        first = next(a for kind, a, _ in self.operands if kind in ("input", "constant"))
+        types = [_TYPES[first.dtype]] if types is None else types
+        shapes = _inferred(self._model([(1,)] * len(types), types, options, version), len(types))
+        content = self._model(shapes, types, options, version)
+        operands = [(k, a if k == "again" else None if a is None else (a.shape, str(a.dtype))) for k, a, _ in self.operands]
+        inputs = [a for kind, a, _ in self.operands if kind == "input"]
+        return OpCase(f"{self.operator} {options or {}} of {operands} to {shapes}", content, inputs)
+
+    def _model(
+        self, shapes: Sequence[Shape], types: Sequence[TensorType], options: dict[str, Any] | None, version: int | None
+    ) -> bytes:
+        b = ModelBuilder()
+        tensors: list[int | None] = []
+        for i, (kind, array, quantization) in enumerate(self.operands):
+            match kind:
+                case "input":
+                    tensors.append(b.input(f"input_{i}", array.shape, _TYPES[array.dtype]))
+                case "constant":
+                    tensors.append(b.constant(array, quantization=quantization))
+                case "again":
+                    tensors.append(tensors[array])
+                case "missing":
+                    tensors.append(None)
+        outputs = list(zip(shapes, types, strict=True))
+        b.output(*b.op_multi(self.operator, tensors, outputs, options, version=version))
+        return b.build()
+
+
+def _inferred(content: bytes, outputs: int) -> list[Shape]:
+    kind = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    interpreter = Interpreter(model_content=content, experimental_op_resolver_type=kind)
+    interpreter.allocate_tensors()
+    return [tuple(int(n) for n in d["shape"]) for d in interpreter.get_output_details()[:outputs]]
+
+
+# --------------------------------------------------------------------------------------------- elementwise
+
+
+@case(
+    "ABS", "COS", "ELU", "EXP", "FLOOR", "CEIL", "ROUND", "GELU", "HARD_SWISH", "LOGISTIC", "NEG", "RELU", "RELU6",
+    "RELU_N1_TO_1", "RELU_0_TO_1", "SIN", "SIGN", "SQUARE", "TANH", "LEAKY_RELU",
+)  # fmt: skip
+def unary(d: Draft) -> OpCase:
+    x = d.floats(d.shape(), 3.0)
+    if d.operator in ("FLOOR", "CEIL", "ROUND"):
+        x = np.round(x * 2) / 2
+    if d.operator == "SIGN":
+        x = np.round(x)
+    d.runtime(x)
+    options = {"LEAKY_RELU": dict(alpha=d.pick(0.1, 1.5, -0.5)), "GELU": dict(approximate=d.chance())}
+    return d.build(options.get(d.operator))
+
+
+@case("LOG", "SQRT", "RSQRT")
+def unary_positive(d: Draft) -> OpCase:
+    d.runtime(d.positive(d.shape()))
+    return d.build()
+
+
+@case("ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE", "POW")
+def arithmetic(d: Draft) -> OpCase:
+    left, right = d.broadcast(d.shape())
+    fused = d.operator in ("ADD", "SUB", "MUL", "DIV")
+    options = dict(fused_activation_function=d.activation()) if fused else None
+    if d.operator not in ("DIV", "POW", "SQUARED_DIFFERENCE") and d.chance(0.15):
+        d.pair(d.integers(left), d.integers(right))
+        return d.build(dict(fused_activation_function=d.pick("NONE", "RELU", "RELU6")) if fused else None)
+    if d.operator == "POW":
+        whole = d.chance(0.3)
+        d.pair(
+            d.floats(left) if whole else d.positive(left),
+            d.integers(right, -2, 4).astype(np.float32) if whole else d.floats(right),
+        )
+    else:
+        d.pair(d.floats(left), d.positive(right) if d.operator == "DIV" else d.floats(right))
+    if left == right and d.chance(0.2):
+        d.operands = [("input", d.floats(left) + 3, None), ("again", 0, None)]
+    return d.build(options)
+
+
+@case("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL")
+def comparison(d: Draft) -> OpCase:
+    left, right = d.broadcast(d.shape())
+    a, b = d.integers(left, -2, 3), d.integers(right, -2, 3)
+    integers = d.chance(0.3)
+    d.pair(*((a, b) if integers else (a.astype(np.float32), b.astype(np.float32))))
+    return d.build(types=[BOOL])
+
+
+@case("LOGICAL_AND", "LOGICAL_OR")
+def logical(d: Draft) -> OpCase:
+    left, right = d.broadcast(d.shape())
+    d.pair(d.bools(left), d.bools(right))
+    return d.build()
+
+
+@case("LOGICAL_NOT")
+def logical_not(d: Draft) -> OpCase:
+    d.runtime(d.bools(d.shape()))
+    return d.build()
+
+
+@case("ADD_N")
+def add_n(d: Draft) -> OpCase:
+    shape = d.shape()
+    d.runtime(d.floats(shape))
+    for _ in range(d.size(1, 8)):
+        d.either(d.floats(shape))
+    return d.build()
+
+
+@case("PRELU")
+def prelu(d: Draft) -> OpCase:
+    shape = d.shape()
+    d.runtime(d.floats(shape))
+    alpha = tuple(1 if d.chance(0.4) else n for n in shape[:-1]) + shape[-1:]
+    d.either(d.floats(alpha[d.rng.randint(0, len(alpha) - 1) :] if d.chance() else alpha))
+    return d.build()
+
+
+@case("SELECT")
+def select(d: Draft) -> OpCase:
+    shape = d.shape()
+    d.runtime(d.bools(d.pick(shape, (), (shape[0],))))
+    d.pair(d.any_type(shape), d.floats(shape))
+    if d.operands[1][1].dtype != d.operands[2][1].dtype:
+        d.operands[2] = ("input", d.integers(shape), None)
+    return d.build(types=[_TYPES[d.operands[1][1].dtype]])
+
+
+@case("SELECT_V2")
+def select_v2(d: Draft) -> OpCase:
+    shape = d.shape()
+    shapes = [shape, *d.broadcast(shape)]
+    d.rng.shuffle(shapes)
+    d.runtime(d.bools(shapes[0]))
+    d.pair(d.floats(shapes[1]), d.floats(shapes[2]))
+    return d.build(types=[F32])
+
+
+@case("CAST")
+def cast(d: Draft) -> OpCase:
+    shape = d.shape()
+    x = d.pick(d.floats(shape, 3), d.integers(shape), d.bools(shape))
+    d.runtime(np.where(d.bools(shape), x, np.zeros((), x.dtype)))
+    target = d.pick(F32, I32, BOOL)
+    return d.build(dict(in_data_type=int(_TYPES[x.dtype]), out_data_type=int(target)), [target])
+
+
+# ---------------------------------------------------------------------------------- convolutions and pools
+
+
+def _window(d: Draft, shape: Shape, dilations: bool = True) -> tuple[tuple[int, int], dict[str, Any]]:
+    """A kernel size, and options under which some window fits."""
+    while True:
+        kernel = (d.size(1, 5), d.size(1, 5)) if d.chance(0.8) else (1, 1)
+        stride = (d.size(1, 3), d.size(1, 3)) if d.chance() else (1, 1)
+        dilation = (d.size(1, 3), d.size(1, 3)) if dilations and stride == (1, 1) and d.chance(0.4) else (1, 1)
+        padding = d.pick("SAME", "VALID")
+        fits = all(n >= (k - 1) * s + 1 for n, k, s in zip(shape[1:3], kernel, dilation, strict=True))
+        if padding == "SAME" or fits:
+            break
+    options = dict(
+        stride_h=stride[0], stride_w=stride[1], padding=padding, fused_activation_function=d.activation()
+    )
+    if dilations:
+        options |= dict(dilation_h_factor=dilation[0], dilation_w_factor=dilation[1])
+    return kernel, options
+
+
+@case("CONV_2D")
+def conv_2d(d: Draft) -> OpCase:
+    x = d.image()
+    groups = 1
+    if d.chance(0.3):
+        groups = d.pick(2, 3, 4)
+        x = (*x[:3], groups * d.size(1, 5))
+    outputs = groups * d.size(1, 5) if groups > 1 else d.channels()
+    kernel, options = _window(d, x)
+    d.runtime(d.floats(x))
+    weights = d.floats((outputs, *kernel, x[3] // groups))
+    (d.runtime if groups == 1 and d.chance(0.15) else d.constant)(weights)
+    if d.chance(0.8):
+        d.constant(d.floats((outputs,)))
+    else:
+        d.missing()
+    return d.build(options)
+
+
+@case("DEPTHWISE_CONV_2D")
+def depthwise_conv_2d(d: Draft) -> OpCase:
+    x = d.image()
+    multiplier = d.pick(1, 1, 2, 3)
+    kernel, options = _window(d, x)
+    d.runtime(d.floats(x))
+    weights = d.floats((1, *kernel, x[3] * multiplier))
+    (d.runtime if d.chance(0.15) else d.constant)(weights)
+    if d.chance(0.8):
+        d.constant(d.floats((x[3] * multiplier,)))
+    return d.build(options | dict(depth_multiplier=multiplier))
+
+
+@case("TRANSPOSE_CONV")
+def transpose_conv(d: Draft) -> OpCase:
+    batch, h, w, depth = d.image(7)
+    outputs, padding = d.channels(), d.pick("SAME", "VALID")
+    kernel, stride = (d.size(1, 5), d.size(1, 5)), (d.size(1, 3), d.size(1, 3))
+    if padding == "SAME":
+        size = [n * s - d.rng.randint(0, s - 1) for n, s in zip((h, w), stride, strict=True)]
+    else:
+        size = [(n - 1) * s + k + d.rng.randint(0, s - 1) for n, s, k in zip((h, w), stride, kernel, strict=True)]
+    d.ints([batch, *size, outputs])
+    d.constant(d.floats((outputs, *kernel, depth)))
+    d.runtime(d.floats((batch, h, w, depth)))
+    options = dict(stride_h=stride[0], stride_w=stride[1], padding=padding)
+    if d.chance():
+        d.constant(d.floats((outputs,)))
+        options |= dict(fused_activation_function=d.pick("NONE", "RELU", "RELU6"))
+    return d.build(options, [F32])
+
+
+@case("AVERAGE_POOL_2D", "MAX_POOL_2D")
+def pool_2d(d: Draft) -> OpCase:
+    x = d.image()
+    kernel, options = _window(d, x, dilations=False)
+    d.runtime(d.floats(x))
+    options["fused_activation_function"] = d.pick("NONE", "RELU", "RELU6")
+    return d.build(options | dict(filter_height=kernel[0], filter_width=kernel[1]))
+
+
+# ------------------------------------------------------------------------------------------ matrix products
+
+
+@case("FULLY_CONNECTED")
+def fully_connected(d: Draft) -> OpCase:
+    x = d.shape(1, 4)
+    flatten = d.chance(0.3)
+    keep = not flatten and d.chance()
+    depth = int(np.prod(x[1:])) if flatten and len(x) > 1 else x[-1]
+    units = d.channels()
+    d.runtime(d.floats(x))
+    weights = d.floats((units, depth))
+    (d.runtime if d.chance(0.25) else d.constant)(weights)
+    if d.chance():
+        d.constant(d.floats((units,)))
+    else:
+        d.missing()
+    return d.build(dict(keep_num_dims=keep, fused_activation_function=d.pick("NONE", "RELU", "RELU6")))
+
+
+@case("BATCH_MATMUL")
+def batch_matmul(d: Draft) -> OpCase:
+    m, k, n = d.size(1, 9), d.channels(), d.channels()
+    batch = tuple(d.size(1, 3) for _ in range(d.rng.randint(0, 2)))
+    adj_x, adj_y = d.chance(0.4), d.chance(0.4)
+    left, right = batch, batch
+    if d.chance(0.4):
+        right = tuple(1 if d.chance() else s for s in batch)[d.rng.randint(0, len(batch)) :]
+    if d.chance(0.2):
+        left, right = right, left
+    d.pair(
+        d.floats((*left, *((k, m) if adj_x else (m, k)))),
+        d.floats((*right, *((n, k) if adj_y else (k, n)))),
+    )
+    return d.build(dict(adj_x=adj_x, adj_y=adj_y))
+
+
+# ------------------------------------------------------------------------------ resizing, sums, normalization
+
+
+@case("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR")
+def resize(d: Draft) -> OpCase:
+    d.runtime(d.floats(d.image()))
+    d.ints([d.size(1, 17), d.size(1, 17)])
+    mode = d.pick({}, dict(align_corners=True), dict(half_pixel_centers=True))
+    return d.build(mode)
+
+
+@case("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD")
+def reduce(d: Draft) -> OpCase:
+    x = d.shape()
+    d.runtime(d.floats(x))
+    axes = d.rng.sample(range(len(x)), d.rng.randint(1, len(x)))
+    d.ints([a - len(x) if d.chance(0.3) else a for a in axes])
+    return d.build(dict(keep_dims=d.chance()))
+
+
+@case("ARG_MAX", "ARG_MIN")
+def arg_reduce(d: Draft) -> OpCase:
+    x = d.shape()
+    d.runtime(np.round(d.floats(x, 2)))  # with ties
+    d.ints(d.rng.randint(-len(x), len(x) - 1))
+    target = d.pick(I32, I64)
+    return d.build(dict(output_type=int(target)), [target])
+
+
+@case("SOFTMAX")
+def softmax(d: Draft) -> OpCase:
+    x = d.shape()
+    d.runtime(d.floats(x if d.chance(0.7) else (*x[:-1], 301), 3))
+    return d.build(dict(beta=d.pick(1.0, 0.5, 2.0)))
+
+
+@case("L2_NORMALIZATION")
+def l2_normalization(d: Draft) -> OpCase:
+    d.runtime(d.floats(d.shape()))
+    return d.build()
+
+
+# --------------------------------------------------------------------------------------------- moving elements
+
+
+@case("RESHAPE")
+def reshape(d: Draft) -> OpCase:
+    x = d.shape()
+    factors = [n for n in x if n > 1]
+    d.rng.shuffle(factors)
+    target = [1] * d.rng.randint(1, 4)
+    for f in factors:
+        target[d.rng.randrange(len(target))] *= f
+    d.runtime(d.any_type(x))
+    d.ints([-1 if i == 0 and d.chance() else n for i, n in enumerate(target)])
+    return d.build()
+
+
+@case("SQUEEZE")
+def squeeze(d: Draft) -> OpCase:
+    x = tuple(1 if d.chance() else n for n in d.shape())
+    ones = [i for i, n in enumerate(x) if n == 1]
+    d.runtime(d.floats(x))
+    return d.build(dict(squeeze_dims=d.rng.sample(ones, d.rng.randint(0, len(ones)))))
+
+
+@case("EXPAND_DIMS")
+def expand_dims(d: Draft) -> OpCase:
+    x = d.shape(1, 3)
+    d.runtime(d.any_type(x))
+    d.ints(d.rng.randint(-len(x) - 1, len(x)))
+    return d.build()
+
+
+@case("TRANSPOSE")
+def transpose(d: Draft) -> OpCase:
+    x = d.shape()
+    d.runtime(d.any_type(x))
+    d.ints(d.rng.sample(range(len(x)), len(x)))
+    return d.build()
+
+
+@case("TILE")
+def tile(d: Draft) -> OpCase:
+    x = d.shape()
+    d.runtime(d.any_type(x))
+    d.ints([d.pick(1, 1, 2, 3) for _ in x])
+    return d.build()
+
+
+@case("PAD", "PADV2")
+def pad(d: Draft) -> OpCase:
+    x = d.shape()
+    d.runtime(d.floats(x))
+    d.ints([[d.pick(0, 0, 1, 2, 3), d.pick(0, 0, 1, 2, 3)] for _ in x])
+    if d.operator == "PADV2":
+        d.constant(d.floats((1,)).reshape(d.pick((), (1,))))
+    return d.build()
+
+
+@case("MIRROR_PAD")
+def mirror_pad(d: Draft) -> OpCase:
+    x, mode = d.shape(), d.pick("REFLECT", "SYMMETRIC")
+    d.runtime(d.floats(x))
+    room = [n if mode == "SYMMETRIC" else n - 1 for n in x]
+    d.ints([[d.rng.randint(0, min(r, 3)), d.rng.randint(0, min(r, 3))] for r in room])
+    return d.build(dict(mode=mode))
+
+
+@case("SLICE")
+def slice_(d: Draft) -> OpCase:
+    x = d.shape()
+    begin = [d.rng.randrange(n) for n in x]
+    d.runtime(d.any_type(x))
+    d.ints(begin)
+    d.ints([-1 if d.chance(0.3) else d.rng.randint(1, n - b) for n, b in zip(x, begin, strict=True)])
+    return d.build()
+
+
+@case("STRIDED_SLICE")
+def strided_slice(d: Draft) -> OpCase:
+    while True:
+        x = d.shape(1, 4)
+        ellipsis = d.rng.randrange(len(x)) if d.chance(0.2) else None
+        entries = d.rng.randint(1, len(x)) if ellipsis is None else d.rng.randint(ellipsis + 1, len(x))
+        begin, end, stride = [], [], []
+        masks = dict.fromkeys(("begin_mask", "end_mask", "shrink_axis_mask", "new_axis_mask"), 0)
+        for i in range(entries):
+            n = x[i]
+            step = d.pick(1, 1, 2, 3, -1, -2)
+            first, last = d.rng.randint(-n, n - 1), d.rng.randint(-n - 2, n + 2)
+            if d.chance(0.2):
+                masks["begin_mask"] |= 1 << i
+            if d.chance(0.3):
+                masks["end_mask"] |= 1 << i
+            if i != ellipsis and d.chance(0.15):
+                masks["shrink_axis_mask"] |= 1 << i
+                step = 1
+            begin.append(first)
+            end.append(last)
+            stride.append(step)
+        if len(x) < 4 and ellipsis is None and d.chance(0.2):
+            at = d.rng.randint(0, entries)
+            for values, value in ((begin, 0), (end, 1), (stride, 1)):
+                values.insert(at, value)
+            masks = {m: (v & ((1 << at) - 1)) | (v >> at << (at + 1)) for m, v in masks.items()}
+            masks["new_axis_mask"] |= 1 << at
+        index = _numpy_index(begin, end, stride, masks, ellipsis)
+        if np.zeros(x)[index].size:
+            break
+    d.runtime(d.any_type(x))
+    d.ints(begin)
+    d.ints(end)
+    d.ints(stride)
+    return d.build(masks | dict(ellipsis_mask=0 if ellipsis is None else 1 << ellipsis))
+
+
+def _numpy_index(
+    begin: list[int], end: list[int], stride: list[int], masks: dict[str, int], ellipsis: int | None
+) -> tuple[Any, ...]:
+    index: list[Any] = []
+    for i, (b, e, s) in enumerate(zip(begin, end, stride, strict=True)):
+        if i == ellipsis:
+            index.append(Ellipsis)
+        elif masks["new_axis_mask"] >> i & 1:
+            index.append(None)
+        elif masks["shrink_axis_mask"] >> i & 1:
+            index.append(b)
+        else:
+            first = None if masks["begin_mask"] >> i & 1 else b
+            index.append(slice(first, None if masks["end_mask"] >> i & 1 else e, s))
+    return tuple(index)
+
+
+@case("SPLIT")
+def split(d: Draft) -> OpCase:
+    x = list(d.shape())
+    axis, count = d.rng.randrange(len(x)), d.size(1, 4)
+    x[axis] = count * d.pick(1, 2, 3, 4)
+    d.ints(axis - (len(x) if d.chance(0.3) else 0))
+    d.runtime(d.floats(x))
+    return d.build(dict(num_splits=count), [F32] * count)
+
+
+@case("SPLIT_V")
+def split_v(d: Draft) -> OpCase:
+    x = list(d.shape())
+    axis, sizes = d.rng.randrange(len(x)), [d.size(1, 5) for _ in range(d.size(1, 4))]
+    x[axis] = sum(sizes)
+    if d.chance(0.3):
+        sizes[d.rng.randrange(len(sizes))] = -1
+    d.runtime(d.floats(x))
+    d.ints(sizes)
+    d.ints(axis)
+    return d.build(dict(num_splits=len(sizes)), [F32] * len(sizes))
+
+
+@case("CONCATENATION")
+def concatenation(d: Draft) -> OpCase:
+    x = d.shape()
+    axis = d.rng.randrange(len(x))
+    make = d.integers if d.chance(0.1) else d.floats
+    d.runtime(make(x))
+    for _ in range(d.size(1, 4)):
+        other = tuple(d.channels() if i == axis else n for i, n in enumerate(x))
+        (d.constant if d.chance(0.2) else d.runtime)(make(other))
+    if d.chance(0.2):
+        d.again(0)
+    activation = "NONE" if make == d.integers else d.pick("NONE", "NONE", "RELU", "RELU6", "RELU_N1_TO_1")
+    axis -= len(x) if d.chance(0.3) else 0
+    return d.build(dict(axis=axis, fused_activation_function="NONE" if activation == "NONE" else "NONE"))
+
+
+@case("PACK")
+def pack(d: Draft) -> OpCase:
+    x, count = d.shape(1, 3), d.size(1, 4)
+    d.runtime(d.floats(x))
+    for _ in range(count - 1):
+        d.either(d.floats(x))
+    return d.build(dict(axis=d.rng.randint(-len(x) - 1, len(x)), values_count=count))
+
+
+@case("UNPACK")
+def unpack(d: Draft) -> OpCase:
+    x = tuple(min(n, 5) for n in d.shape(1, 4))
+    axis = d.rng.randint(-len(x), len(x) - 1)
+    d.runtime(d.floats(x))
+    return d.build(dict(axis=axis, num=x[axis]), [F32] * x[axis])
+
+
+@case("GATHER")
+def gather(d: Draft) -> OpCase:
+    x = d.shape()
+    axis = d.rng.randrange(len(x))
+    batch_dims = d.rng.randint(0, axis) if d.chance(0.3) else 0
+    room = 4 - (len(x) - 1)  # ranks that the indices may add
+    extra = tuple(d.size(1, 4) for _ in range(d.rng.randint(0 if batch_dims == 0 else 1, max(1, min(room, 2)))))
+    d.runtime(d.any_type(x))
+    d.either(d.integers((*x[:batch_dims], *extra), 0, x[axis]))
+    return d.build(dict(axis=axis - (len(x) if d.chance(0.2) else 0), batch_dims=batch_dims))
+
+
+@case("SPACE_TO_DEPTH")
+def space_to_depth(d: Draft) -> OpCase:
+    block = d.pick(2, 2, 3, 4)
+    d.runtime(d.floats((d.pick(1, 2), block * d.size(1, 4), block * d.size(1, 4), d.channels())))
+    return d.build(dict(block_size=block))
+
+
+@case("DEPTH_TO_SPACE")
+def depth_to_space(d: Draft) -> OpCase:
+    block = d.pick(2, 2, 3)
+    d.runtime(d.floats((d.pick(1, 2), d.size(1, 5), d.size(1, 5), block * block * d.pick(1, 3, 4, 5))))
+    return d.build(dict(block_size=block))
+
+
+@case("SPACE_TO_BATCH_ND")
+def space_to_batch(d: Draft) -> OpCase:
+    block = [d.size(1, 3) for _ in range(d.pick(1, 2))]
+    pads = [(d.size(0, 2), d.size(0, 2)) for _ in block]
+    sizes = []
+    for i, (k, (p, q)) in enumerate(zip(block, pads, strict=True)):
+        cells = d.size(1, 4) * k
+        while cells <= p + q:
+            cells += k
+        sizes.append(cells - p - q)
+        pads[i] = (p, q)
+    d.runtime(d.floats((d.size(1, 3), *sizes, d.channels())))
+    d.ints(block)
+    d.ints(pads)
+    return d.build()
+
+
+@case("BATCH_TO_SPACE_ND")
+def batch_to_space(d: Draft) -> OpCase:
+    block = [d.size(1, 3) for _ in range(d.pick(1, 2))]
+    sizes = [d.size(1, 5) for _ in block]
+    crops = []
+    for k, n in zip(block, sizes, strict=True):
+        first = d.rng.randint(0, min(2, k * n - 1))
+        crops.append((first, d.rng.randint(0, min(2, k * n - 1 - first))))
+    d.runtime(d.floats((d.size(1, 2) * int(np.prod(block)), *sizes, d.channels())))
+    d.ints(block)
+    d.ints(crops)
+    return d.build()
