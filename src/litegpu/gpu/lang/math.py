@@ -2,8 +2,8 @@
 
 Vulkan promises 3 + 2|x| ulp for exp, an absolute 2**-11 for sin and cos, and for tanh and pow whatever follows. These
 stay within a few ulp given division to 2.5 ulp, with or without a fused fma. They are straight-line and take any number
-of lanes. The polynomials were fitted for this module (least squares, reweighted towards the smallest maximal error); the
-schemes are the textbook ones: Cody and Waite's reduction for exp, Payne and Hanek's for sin and cos, the series in
+of lanes. The polynomials were fitted for this module (least squares, reweighted towards the smallest maximal error);
+the schemes are the textbook ones: Cody and Waite's reduction for exp, Payne and Hanek's for sin and cos, the series in
 (m - 1) / (m + 1) for log, and Dekker's split products for pow.
 """
 
@@ -40,7 +40,9 @@ _TWO_OVER_PI = (0, 0x28BE60DB, 0x9391054A, 0x7F09D5F4, 0x7D4D3770, 0x36D8A566, 0
 def exp(k: Functions, x: Value) -> Value:
     clamped = k.clamp(x, -104.0, 89.0)
     n = k.round(clamped * (1 / math.log(2)))
-    r = k.fma(n, -LN2_LOW, k.fma(n, -LN2_HIGH, clamped))
+    # From an integer again for the low part: Mesa adds the two factors of one n up, and the reduction is lost.
+    same_n = k.convert(k.convert(n, _like(n, i32)), n.type)
+    r = k.fma(same_n, -LN2_LOW, k.fma(n, -LN2_HIGH, clamped))
     return k.select(k.is_nan(x), x, _scale(k, _exp_reduced(k, r), n))
 
 

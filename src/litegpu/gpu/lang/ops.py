@@ -43,7 +43,7 @@ ANY = NUMBER | {"bool"}
 
 @dataclass(frozen=True)
 class Op:
-    """`result`: "same" as the operands, "bool" lanes, or "lane" (one lane of the operands' kind)."""
+    """`result`: "same" as the operands, "bool" or "i32" lanes, or "lane" (one lane of the operands' kind)."""
 
     arity: int
     kinds: frozenset[str]
@@ -52,8 +52,8 @@ class Op:
     commutes: bool = False
 
     def result_type(self, operand: Type) -> Type:
-        if self.result == "bool":
-            return Type("bool", operand.lanes)
+        if self.result in ("bool", "i32"):
+            return Type(self.result, operand.lanes)
         return operand.scalar if self.result == "lane" else operand
 
 
@@ -173,7 +173,7 @@ OPS: dict[str, Op] = {
     "fma": Op(3, FLOAT, _rounded(lambda a, b, c: a * b + c)),
     "dot": Op(2, NUMBER, _dot, "lane"),
     "is_nan": Op(1, FLOAT, np.isnan, "bool"),
-    "to_i32_saturating": Op(1, frozenset({"f32"}), _to_i32_saturating),
+    "to_i32_saturating": Op(1, frozenset({"f32"}), _to_i32_saturating, "i32"),
     "any": Op(1, frozenset({"bool"}), lambda x: x.any(axis=-1), "lane"),
     "all": Op(1, frozenset({"bool"}), lambda x: x.all(axis=-1), "lane"),
     "select": Op(3, ANY, _select),
