@@ -1,0 +1,58 @@
+"""The list of example models by name."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from litegpu.errors import OptionError
+from litegpu.zoo.deeplab import deeplab_v3
+from litegpu.zoo.mobilenet import mobilenet_v1
+from litegpu.zoo.posenet import posenet
+from litegpu.zoo.ssd import ssd_mobilenet_v1
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model that can be built. `options` are the keyword arguments of `build` with their defaults."""
+
+    name: str
+    task: str
+    build: Callable[..., bytes]
+
+    @property
+    def options(self) -> dict[str, object]:
+        return {name: parameter.default for name, parameter in inspect.signature(self.build).parameters.items()}
+
+
+CATALOGUE = {
+    entry.name: entry
+    for entry in (
+        Entry("mobilenet_v1", "image classification", mobilenet_v1),
+        Entry("deeplab_v3", "semantic segmentation", deeplab_v3),
+        Entry("ssd_mobilenet_v1", "object detection", ssd_mobilenet_v1),
+        Entry("posenet", "body keypoints", posenet),
+    )
+}
+
+
+def build_model(name: str, **options: object) -> bytes:
+    """The bytes of a .tflite file. Options left out or None take the model's defaults.
+
+    Raises OptionError for an unknown model or an option that the model does not have.
+    """
+    if name not in CATALOGUE:
+        raise OptionError(f"the zoo has no model {name!r}{_nearest(name, list(CATALOGUE))}")
+    known = CATALOGUE[name].options
+    given = {option: value for option, value in options.items() if value is not None}
+    for option in given:
+        if option not in known:
+            raise OptionError(f"{name} has no option {option!r}{_nearest(option, list(known))}")
+    return CATALOGUE[name].build(**given)
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {near[0]!r}?" if near else f"; choose among {', '.join(known)}"

@@ -1,0 +1,203 @@
+"""Builds convolutional networks whose seeded weights keep the activations in a healthy range.
+
+Every layer is measured on a few drawn pictures while the network is built: its op is run alone by the CPU runtime, the
+per-channel mean and variance become those of a batch norm with random gamma and beta, and the batch norm is folded into
+the weights and bias. Without that, activations of a deep random network saturate, or all pictures give one result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from litegpu.errors import OptionError
+from litegpu.interpreter import Interpreter, OpResolverType
+from litegpu.model.builder import ModelBuilder
+from litegpu.zoo.scene import draw_scene
+
+PRECISIONS = ("float32", "float16")
+
+_PICTURES = 4  # measured at once
+_EPSILON = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor of the network, and what it holds for the calibration pictures (batch first)."""
+
+    tensor: int
+    sample: np.ndarray
+
+    @property
+    def channels(self) -> int:
+        return int(self.sample.shape[-1])
+
+
+class Network:
+    """A model under construction; layers take and return `Value`s. Call `output` for each result, then `build`.
+
+    Args:
+        description: stored in the file.
+        precision: "float32", or "float16": weights and biases stored as float16, each with a DEQUANTIZE.
+        batch: the first dimension of every tensor.
+    """
+
+    def __init__(self, description: str, *, seed: int = 0, precision: str = "float32", batch: int = 1) -> None:
+        if precision not in PRECISIONS:
+            raise OptionError(f"precision {precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
+        if batch < 1:
+            raise OptionError(f"batch is {batch}; it must be 1 or more")
+        self.builder = ModelBuilder(description=description)
+        self.precision = precision
+        self.batch = batch
+        self.rng = np.random.default_rng(seed)
+        self._inputs: dict[str, int] = {}
+        self._outputs: dict[str, int] = {}
+
+    def image(self, name: str, height: int, width: int) -> Value:
+        """A graph input of RGB pictures in -1..1."""
+        sample = np.stack([draw_scene(height, width, seed) for seed in range(_PICTURES)])
+        tensor = self.builder.input(name, (self.batch, height, width, 3))
+        self._inputs[name] = tensor
+        return Value(tensor, sample.astype(np.float32) / 127.5 - 1)
+
+    def output(self, name: str, tensor: int) -> None:
+        """Make a tensor a graph output, under a name in the signature."""
+        self.builder.output(tensor)
+        self._outputs[name] = tensor
+
+    def build(self) -> bytes:
+        """The bytes of the .tflite file, with the signature "serving_default"."""
+        self.builder.signature("serving_default", self._inputs, self._outputs)
+        return self.builder.build()
+
+    def convolution(
+        self, x: Value, filters: int, kernel: int = 1, stride: int = 1, *, activation: str = "RELU6"
+    ) -> Value:
+        """CONV_2D with a folded batch norm."""
+        weights = self._normal((filters, kernel, kernel, x.channels), fan_in=kernel * kernel * x.channels)
+        options = dict(stride_h=stride, stride_w=stride, padding="SAME")
+        return self._normalized("CONV_2D", x, weights, 0, options, activation)
+
+    def depthwise(self, x: Value, stride: int = 1, dilation: int = 1) -> Value:
+        """DEPTHWISE_CONV_2D 3x3 with multiplier 1, a folded batch norm and RELU6."""
+        weights = self._normal((1, 3, 3, x.channels), fan_in=9)
+        options = dict(stride_h=stride, stride_w=stride, padding="SAME", depth_multiplier=1)
+        options |= dict(dilation_h_factor=dilation, dilation_w_factor=dilation)
+        return self._normalized("DEPTHWISE_CONV_2D", x, weights, 3, options, "RELU6")
+
+    def head(self, x: Value, filters: int, *, mean: float = 0.0, deviation: float = 1.0) -> Value:
+        """A last CONV_2D 1x1 without batch norm, whose results have the given mean and standard deviation."""
+        weights = self._normal((filters, 1, 1, x.channels), fan_in=x.channels)
+        options = dict(stride_h=1, stride_w=1, padding="SAME")
+        raw = self._measure("CONV_2D", [x.sample, weights, np.zeros(filters, np.float32)], options)
+        centre, scale = _rounded(raw.mean()), deviation / _rounded(raw.std())
+        bias = (mean - centre * scale + self.rng.normal(0, deviation / 4, filters)).astype(np.float32)
+        sample = raw * scale + bias
+        return self._emit("CONV_2D", [x], sample, options, [weights * scale, bias])
+
+    def op(self, operator: str, inputs: Sequence[Value], options: dict[str, Any] | None = None) -> Value:
+        """Any op whose inputs are all runtime tensors."""
+        sample = self._measure(operator, [value.sample for value in inputs], options or {}, runtime=len(inputs))
+        return self._emit(operator, inputs, sample, options or {})
+
+    def average_pool(self, x: Value) -> Value:
+        """AVERAGE_POOL_2D of the whole picture: [batch, 1, 1, channels]."""
+        height, width = x.sample.shape[1:3]
+        return self.op(
+            "AVERAGE_POOL_2D",
+            [x],
+            dict(filter_height=height, filter_width=width, stride_h=height, stride_w=width, padding="VALID"),
+        )
+
+    def resize(self, x: Value, height: int, width: int) -> Value:
+        """RESIZE_BILINEAR with aligned corners."""
+        size, options = np.array([height, width], np.int32), dict(align_corners=True)
+        sample = self._measure("RESIZE_BILINEAR", [x.sample, size], options)
+        return self._emit("RESIZE_BILINEAR", [x], sample, options, [size])
+
+    def reshape(self, x: Value, *shape: int) -> Value:
+        """RESHAPE to [batch, *shape]."""
+        sample = x.sample.reshape(_PICTURES, *shape)
+        full = (self.batch, *sample.shape[1:])
+        return self._emit("RESHAPE", [x], sample, dict(new_shape=full), [np.array(full, np.int32)])
+
+    def _normal(self, shape: tuple[int, ...], fan_in: int) -> np.ndarray:
+        return self.rng.normal(0, fan_in**-0.5, shape).astype(np.float32)
+
+    def _normalized(
+        self,
+        operator: str,
+        x: Value,
+        weights: np.ndarray,
+        channel_axis: int,
+        options: dict[str, Any],
+        activation: str,
+    ) -> Value:
+        channels = weights.shape[channel_axis]
+        raw = self._measure(operator, [x.sample, weights, np.zeros(channels, np.float32)], options)
+        mean, variance = raw.mean(axis=(0, 1, 2)), raw.var(axis=(0, 1, 2))
+        # A channel that hardly varies is not blown up to unit variance: it would carry mostly rounding errors.
+        variance = (variance + variance.mean()) / 2
+        gamma, beta = self.rng.uniform(0.5, 1.2, channels), self.rng.normal(0.6, 0.3, channels)
+        scale = (gamma / np.sqrt(_rounded(variance) + _EPSILON)).astype(np.float32)
+        bias = (beta - _rounded(mean) * scale).astype(np.float32)
+        sample = _ACTIVATIONS[activation](raw * scale + bias)
+        along = [1] * weights.ndim
+        along[channel_axis] = channels
+        options = options | dict(fused_activation_function=activation)
+        return self._emit(operator, [x], sample, options, [weights * scale.reshape(along), bias])
+
+    def _emit(
+        self,
+        operator: str,
+        inputs: Sequence[Value],
+        sample: np.ndarray,
+        options: dict[str, Any],
+        constants: Sequence[np.ndarray] = (),
+    ) -> Value:
+        operands = [value.tensor for value in inputs] + [self._constant(array) for array in constants]
+        shape = (self.batch, *sample.shape[1:])
+        return Value(self.builder.op(operator, operands, shape, options), sample)
+
+    def _constant(self, array: np.ndarray) -> int:
+        if array.dtype != np.float32 or self.precision == "float32":
+            return self.builder.constant(array)
+        half = self.builder.constant(array.astype(np.float16))
+        return self.builder.op("DEQUANTIZE", [half], array.shape)
+
+    def _measure(
+        self, operator: str, operands: Sequence[np.ndarray], options: dict[str, Any], runtime: int = 1
+    ) -> np.ndarray:
+        """What the CPU runtime gives for one op; the first `runtime` operands are fed, the others are constants."""
+        builder = ModelBuilder()
+        tensors = [builder.input(f"x{i}", array.shape) for i, array in enumerate(operands[:runtime])]
+        tensors += [builder.constant(array) for array in operands[runtime:]]
+        builder.output(builder.op(operator, tensors, operands[0].shape, options))
+        interpreter = Interpreter(
+            model_content=builder.build(),
+            experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+        )
+        interpreter.allocate_tensors()
+        for detail, array in zip(interpreter.get_input_details(), operands, strict=False):
+            interpreter.set_tensor(detail["index"], array)
+        interpreter.invoke()
+        result: np.ndarray = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+        return result
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    """Float32 with 10 significant bits, so that last-bit differences between CPUs do not reach the file."""
+    fraction, exponent = np.frexp(values)
+    rounded: np.ndarray = np.ldexp(np.round(fraction * 1024) / 1024, exponent).astype(np.float32)
+    return rounded
+
+
+_ACTIVATIONS = {
+    "NONE": lambda x: x,
+    "RELU": lambda x: np.maximum(x, 0),
+    "RELU6": lambda x: np.clip(x, 0, 6),
+}
