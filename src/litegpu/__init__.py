@@ -1,0 +1,67 @@
+"""Run .tflite models on any GPU from Python, with the official Interpreter API and the CPU for the rest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from litegpu.delegates.protocol import Delegate as DelegateProtocol
+from litegpu.delegates.protocol import DelegateKernel, Partition
+from litegpu.delegates.report import DelegationReport
+from litegpu.errors import (
+    DelegateError,
+    DeviceError,
+    InvokeError,
+    LiteGpuError,
+    ModelError,
+    OptionError,
+    TensorError,
+)
+from litegpu.interpreter import (
+    Delegate,
+    Interpreter,
+    InterpreterWithCustomOps,
+    OpResolverType,
+    SignatureRunner,
+    load_delegate,
+)
+from litegpu.model.reader import read_model
+from litegpu.session import LoadedModel, load
+
+if TYPE_CHECKING:
+    from litegpu.delegates.gpu import GpuDelegate, GpuDelegateOptions
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Delegate",
+    "DelegateError",
+    "DelegateKernel",
+    "DelegateProtocol",
+    "DelegationReport",
+    "DeviceError",
+    "GpuDelegate",
+    "GpuDelegateOptions",
+    "Interpreter",
+    "InterpreterWithCustomOps",
+    "InvokeError",
+    "LiteGpuError",
+    "LoadedModel",
+    "ModelError",
+    "OpResolverType",
+    "OptionError",
+    "Partition",
+    "SignatureRunner",
+    "TensorError",
+    "load",
+    "load_delegate",
+    "read_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """The GPU delegate brings the kernels with it, so it is imported when it is first asked for."""
+    if name in ("GpuDelegate", "GpuDelegateOptions"):
+        from litegpu.delegates import gpu
+
+        return getattr(gpu, name)
+    raise AttributeError(f"module 'litegpu' has no attribute {name!r}")

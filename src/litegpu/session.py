@@ -1,0 +1,233 @@
+"""The short way in: `load()` opens a model on a device and gives an object that is called with arrays."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from litegpu.delegates.report import DelegationReport
+from litegpu.errors import DeviceError, InvokeError, OptionError, TensorError
+from litegpu.interpreter import Interpreter
+
+log = logging.getLogger("litegpu")
+
+PRECISIONS = ("float32", "float16")
+
+
+def load(
+    path: str | os.PathLike[str] | bytes,
+    device: str = "auto",
+    precision: str = "float32",
+    *,
+    fallback: str = "warn",
+    num_threads: int | None = None,
+    **delegate_options: Any,
+) -> LoadedModel:
+    """Open a model, ready to be called.
+
+    path: a .tflite file, or its content as bytes.
+    device: "auto" (a GPU if one works, else the CPU), "cpu" or "webgpu" (a GPU, or a DeviceError).
+    precision: "float32", or "float16" (GPU storage in half precision; relative error about 1e-3).
+    fallback: what happens to ops that the GPU cannot run: "warn", "silent" or "strict", as for Interpreter.
+    num_threads: of the CPU part.
+    delegate_options: further options of the GPU delegate, such as backend="vulkan" or max_delegated_partitions=4.
+
+    Raises ModelError, OptionError, DeviceError, DelegateError (under "strict") or InvokeError.
+    """
+    if precision not in PRECISIONS:
+        raise OptionError(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
+    delegate = _delegate(device, precision, delegate_options)
+    content = path if isinstance(path, bytes) else None
+    interpreter = Interpreter(
+        model_path=None if content else path,
+        model_content=content,
+        experimental_delegates=[delegate] if delegate is not None else None,
+        num_threads=num_threads,
+        fallback=fallback,
+    )
+    try:
+        interpreter.allocate_tensors()
+    except BaseException:
+        interpreter.close()
+        raise
+    return LoadedModel(interpreter)
+
+
+class LoadedModel:
+    """A model on a device. Call it with one array per input, in order or by name; it gives the output's array, or a
+    dictionary of arrays by name if the model has several outputs. The arrays belong to the caller.
+
+    Names are those of the signature if the model has exactly one, else of the tensors; a name that several outputs
+    share gets ":1", ":2" ... appended from the second on. Also a context manager; close() frees the device's memory.
+    """
+
+    def __init__(self, interpreter: Interpreter) -> None:
+        self.interpreter = interpreter
+        inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
+        names = _signature_names(interpreter)
+        self._inputs = _named(inputs, names)
+        self._outputs = _named(outputs, names)
+        self._details = self.inputs
+
+    @property
+    def inputs(self) -> dict[str, dict[str, Any]]:
+        """Name -> detail dictionary (shape, dtype, quantization ...), in the order of positional arguments."""
+        details = {d["index"]: d for d in self.interpreter.get_input_details()}
+        return {name: details[index] for name, index in self._inputs.items()}
+
+    @property
+    def outputs(self) -> dict[str, dict[str, Any]]:
+        """Name -> detail dictionary, in the model's order."""
+        details = {d["index"]: d for d in self.interpreter.get_output_details()}
+        return {name: details[index] for name, index in self._outputs.items()}
+
+    @property
+    def report(self) -> DelegationReport:
+        """What runs where."""
+        return self.interpreter.delegation_report()
+
+    @property
+    def device(self) -> str:
+        """What is really used: "webgpu" if any op runs on the GPU, else "cpu"."""
+        return "webgpu" if self.report.delegated else "cpu"
+
+    def __call__(self, *args: npt.ArrayLike, **kwargs: npt.ArrayLike) -> Any:
+        """One inference. Values are converted to the input's type where that loses nothing (Python numbers are rounded
+        to it); an input whose batch, or another dimension that the model leaves open, differs resizes the model.
+
+        Raises TensorError for a wrong name, number, type or shape, InvokeError if the inference fails.
+        """
+        values = self._arguments(args, kwargs)
+        arrays = {name: _converted(name, value, self._details[name]) for name, value in values.items()}
+        self._resize(arrays)
+        for name, array in arrays.items():
+            self.interpreter.set_tensor(self._inputs[name], array)
+        self.interpreter.invoke()
+        results = {name: self.interpreter.get_tensor(index) for name, index in self._outputs.items()}
+        return next(iter(results.values())) if len(results) == 1 else results
+
+    def close(self) -> None:
+        """Free what the device holds; later calls raise InvokeError."""
+        self.interpreter.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<LoadedModel on {self.device}: {self.report.summary()}>"
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        names = list(self._inputs)
+        expected = f"the model has {len(names)}: {', '.join(names)}"
+        if len(args) > len(names):
+            raise TensorError(f"{len(args)} inputs were given, but {expected}")
+        values = dict(zip(names, args, strict=False))
+        for name, value in kwargs.items():
+            if name not in self._inputs:
+                raise TensorError(f"There is no input '{name}'; {expected}")
+            if name in values:
+                raise TensorError(f"Input '{name}' was given twice, by position and by name")
+            values[name] = value
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise TensorError(f"Input '{missing[0]}' was not given; {expected}")
+        return values
+
+    def _resize(self, arrays: Mapping[str, np.ndarray]) -> None:
+        before = {name: tuple(d["shape"].tolist()) for name, d in self._details.items()}
+        changed = [name for name, array in arrays.items() if array.shape != before[name]]
+        if not changed:
+            return
+        try:
+            for name in changed:
+                self.interpreter.resize_tensor_input(self._inputs[name], arrays[name].shape)
+            self.interpreter.allocate_tensors()
+        except (InvokeError, TensorError) as error:
+            for name in changed:
+                self.interpreter.resize_tensor_input(self._inputs[name], before[name])
+            self.interpreter.allocate_tensors()
+            shapes = ", ".join(f"'{n}' {list(before[n])} to {list(arrays[n].shape)}" for n in changed)
+            raise TensorError(f"The model cannot be resized ({shapes}): {error}") from error
+        self._details = self.inputs
+
+
+def _delegate(device: str, precision: str, options: Mapping[str, Any]) -> Any:
+    """The GPU delegate that a device name asks for, None for the CPU."""
+    if device == "cpu":
+        if options:
+            raise OptionError(f"{', '.join(options)}: the CPU has no delegate options; give num_threads instead")
+        return None
+    if re.fullmatch(r"cuda(:\d+)?", device):
+        raise DeviceError(f'device "{device}" is not available in this version; use "webgpu" or "auto"')
+    if device not in ("auto", "webgpu"):
+        raise OptionError(f'device is {device!r}; it must be "auto", "cpu" or "webgpu"')
+    from litegpu.delegates.gpu import GpuDelegate
+
+    delegate = GpuDelegate(precision_loss_allowed=precision == "float16", **options)
+    try:
+        delegate.open_device()
+    except DeviceError as error:
+        if device == "webgpu":
+            raise
+        log.info("No GPU can be used, running on the CPU. %s", error)
+        return None
+    return delegate
+
+
+def _signature_names(interpreter: Interpreter) -> dict[int, str]:
+    """Tensor index -> argument name, if the model has one signature, of its main subgraph."""
+    signatures = interpreter._model.signatures
+    if len(signatures) != 1 or signatures[0].subgraph != 0:
+        return {}
+    names = {**signatures[0].inputs, **signatures[0].outputs}
+    return {index: name for name, index in names.items()}
+
+
+def _named(details: list[dict[str, Any]], names: Mapping[int, str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for d in details:
+        name = stem = names.get(d["index"], d["name"])
+        number = 0
+        while name in found:
+            number += 1
+            name = f"{stem}:{number}"
+        found[name] = int(d["index"])
+    return found
+
+
+def _converted(name: str, value: Any, detail: Mapping[str, Any]) -> np.ndarray:
+    """`value` in the input's type, of a shape that the input has or can be resized to."""
+    dtype = np.dtype(detail["dtype"])
+    given = np.asarray(value)
+    array = given
+    if given.dtype != dtype and dtype.kind not in "SO":
+        if given.dtype.kind not in "biufc":
+            raise TensorError(f"Input '{name}' is {dtype}, but the value is {given.dtype}")
+        with np.errstate(all="ignore"):
+            array = given.astype(dtype)
+        rounds = not hasattr(value, "dtype") and given.dtype.kind in "iuf" and dtype.kind == "f"
+        if not rounds and not np.array_equal(array, given, equal_nan=given.dtype.kind in "fc"):
+            raise TensorError(
+                f"Input '{name}' is {dtype}; converting the {given.dtype} value would change it. Convert it yourself, "
+                f"with .astype({dtype}), or with the input's quantization {detail['quantization']}"
+            )
+    shape, signature = tuple(detail["shape"]), tuple(detail["shape_signature"])
+    fits = len(array.shape) == len(shape) and all(
+        got == now or axis == 0 or open_ == -1
+        for axis, (got, now, open_) in enumerate(zip(array.shape, shape, signature, strict=True))
+    )
+    if not fits:
+        raise TensorError(
+            f"Input '{name}' has shape {[int(n) for n in shape]}, but the value has {list(array.shape)}. Only the "
+            "first dimension (the batch) and those that are -1 in its shape_signature can differ"
+        )
+    return array
