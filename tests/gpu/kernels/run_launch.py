@@ -75,8 +75,13 @@ def run_node(
         if view.zero_padded:
             _window(memory[view.root], view, view.quads * 4)[...] = 0
         _window(memory[view.root], view)[...] = a
-    run_launches(launches, memory, features)
     view = views[node.output]
+    before = memory[view.root].copy()
+    run_launches(launches, memory, features)
+    owned = np.zeros(view.size, np.bool_)
+    _window(owned, view, view.quads * 4 if view.zero_padded else None)[...] = True
+    same = (memory[view.root] == before) | owned
+    assert same.all(), f"elements outside of the output were written: {np.flatnonzero(~same)[:8]}"
     if view.zero_padded:
         assert not _window(memory[view.root], view, view.quads * 4)[..., view.shape[3] :].any(), "padding is not zero"
     result = _window(memory[view.root], view).copy()
@@ -84,7 +89,7 @@ def run_node(
 
 
 def run_launches(launches: list[Launch], memory: dict[int, np.ndarray], features: Features, repeat: int = 0) -> float:
-    """Run the kernels on `memory` (by root, changed in place). Gives the seconds of the fastest of `repeat` more runs."""
+    """Run the kernels on `memory` (by root, changed in place). Gives the seconds of the fastest of `repeat` more."""
     import wgpu
 
     device = _device(features.float16)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,12 +12,14 @@ import numpy as np
 from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.access import Index, Operands, Sink, address, divide, remainder
 from litegpu.gpu.kernels.context import Context
-from litegpu.gpu.lang import Array, Kernel, Memory, Value, f16x4, f32x4
+from litegpu.gpu.lang import Array, Kernel, Memory, Value, f16x4, f32x4, u32
 from litegpu.gpu.lang.features import Features
 
 #: Threads that keep one compute unit busy, and the number of units to assume where it is not known.
 THREADS_PER_UNIT = 512
 USUAL_UNITS = 32
+#: Pixels and quads of a thread, from the most economical to the least.
+BLOCKS = ((8, 2), (4, 2), (4, 1), (2, 1), (1, 1))
 #: A thread that shares its sum with others has at least this many quads of inputs to add up.
 LEAST_DEPTH = 4
 MOST_PARTS = 64
@@ -39,7 +42,8 @@ class Tile:
 
 
 def choose_tile(
-    pixels: int, quads: int, depth: int, features: Features, *, most_pixels: int = 8, most_quads: int = 2
+    pixels: int, quads: int, depth: int, features: Features, *,
+    most_pixels: int, least_pixels: int = 1, most_quads: int = 2,
 ) -> Tile:  # fmt: skip
     """The tile for an output of `pixels` x `quads`, each the sum over `depth` quads of inputs.
 
@@ -49,15 +53,11 @@ def choose_tile(
     """
     wanted = THREADS_PER_UNIT * (features.compute_units or USUAL_UNITS)
     most_parts = min(MOST_PARTS, features.max_threads, _power_below(max(1, depth // LEAST_DEPTH)))
-    blocks = [
-        (p, q)
-        for p, q in ((8, 2), (4, 2), (4, 1), (2, 1), (1, 1))
-        if p <= min(pixels, most_pixels) and q <= min(quads, most_quads)
-    ]
+    blocks = [(p, q) for p, q in BLOCKS if least_pixels <= p <= most_pixels and q <= min(quads, most_quads)]
     for p, q in blocks:
         threads = -(-pixels // p) * -(-quads // q)
         parts = 1 if threads >= wanted else min(most_parts, _power_above(-(-wanted // threads)))
-        if threads * parts >= wanted or (p, q) == (1, 1):
+        if threads * parts >= wanted or (p, q) == blocks[-1]:
             break
     size = min(64 if parts == 1 else 256, features.max_threads)
     if parts > 1:
@@ -165,9 +165,10 @@ class Axis:
         """Whether some tap of a real output position lies outside."""
         return self.padding > 0 or self._end(self.out - 1) >= self.size
 
-    def at(self, k: Kernel, o: Value, offset: Index) -> tuple[Value, Value | None]:
+    def at(self, k: Kernel, o: Index, offset: Index) -> tuple[Value, Value | None]:
         """The input position `o * stride + offset - padding`, clamped to the input, and whether it lay inside (None:
         always, or it does not matter). Offset is tap * dilation."""
+        o = k.const(o, u32) if isinstance(o, int) else o
         if isinstance(offset, int):
             i = o * self.stride + (offset - self.padding) % (1 << 32)
         else:
@@ -177,6 +178,13 @@ class Axis:
         if self._end(max(self.last, self.out - 1)) >= self.size:
             return k.min(i, self.size - 1), None
         return i, None
+
+    def cells(self, k: Kernel, o: Index) -> Value:
+        """How many taps of output position `o`, with dilation 1, lie inside."""
+        if not self.padded:
+            return k.const(self.kernel, u32)
+        first = k.const(o, u32) * self.stride if isinstance(o, int) else o * self.stride
+        return k.min(first + self.kernel, self.size + self.padding) - k.max(first, self.padding)
 
     def _end(self, o: int) -> int:
         return o * self.stride + (self.kernel - 1) * self.dilation
@@ -232,8 +240,11 @@ def transposed(k: Kernel, rows: Sequence[Value]) -> list[Value]:
     return [k.vec(*(row[lane] for row in rows)) for lane in range(4)]
 
 
-def total_of_parts(k: Kernel, tile: Tile, part: Value, sums: Array) -> list[Value]:
-    """The sums over all parts; right in the threads of part 0. Reached by the whole workgroup."""
+def total_of_parts(
+    k: Kernel, tile: Tile, part: Value, sums: Array, combine: Callable[[Value, Value], Value] = operator.add
+) -> list[Value]:
+    """The sums (or what `combine` makes) over all parts; right in the threads of part 0. Reached by the whole
+    workgroup."""
     if tile.parts == 1:
         return [sums[i] for i in range(len(sums))]
     slots = tile.wide * tile.tall
@@ -247,7 +258,7 @@ def total_of_parts(k: Kernel, tile: Tile, part: Value, sums: Array) -> list[Valu
     while half:
         with k.If(part < half):
             for at in mine:
-                shared[at] = shared[at] + shared[at + half * slots]
+                shared[at] = combine(shared[at], shared[at + half * slots])
         k.barrier()
         half //= 2
     return [shared[at] for at in mine]
@@ -258,7 +269,10 @@ def store_tile(k: Kernel, sink: Sink, place: Place, pixels: Pixels, sums: Sequen
     n = len(place.q)
     for c, q in enumerate(place.q):
         for p, ((b, y, x), real) in enumerate(zip(pixels.coordinates, pixels.real, strict=True)):
-            with k.If(when(both(*place.inside(c), real))):
+            condition = both(*place.inside(c), real)
+            if condition is not None and condition.constant is False:
+                continue  # a block with more pixels than the whole output
+            with k.If(when(condition)):
                 sink.store(b, y, x, q, sums[p * n + c])
 
 

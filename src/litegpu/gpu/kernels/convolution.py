@@ -30,7 +30,7 @@ from litegpu.gpu.kernels.blocking import (
 )
 from litegpu.gpu.kernels.context import Context, Launch
 from litegpu.gpu.kernels.per_quad import per_quad
-from litegpu.gpu.lang import Kernel, Value, f32x4, trace, u32
+from litegpu.gpu.lang import Kernel, Value, f32x4, trace
 from litegpu.gpu.view import follow
 
 #: Multiplications of quads that the taps of one row may unroll to.
@@ -55,7 +55,7 @@ def build(ctx: Context) -> list[Launch]:
     pixels, quads = shape[0] * shape[1] * shape[2], -(-outputs // 4)
     tile = choose_tile(
         pixels, quads, -(-inputs // 4), ctx.features,
-        most_pixels=pixels if pointwise else shape[2], most_quads=1 if op.groups > 1 else 2,
+        most_pixels=min(8, pixels) if pointwise else min(4, shape[2]), most_quads=1 if op.groups > 1 else 2,
     )  # fmt: skip
     blocks = -(-pixels // tile.pixels) if pointwise else row_blocks(shape, tile.pixels)
     operands: Operands = {}
@@ -161,20 +161,19 @@ def _grouped(ctx: Context, op: Conv2D) -> Launch:
     outputs, kh, kw, inputs = weights_value.shape
     assert weights_value.data is not None
     array = weights_value.data.transpose(1, 2, 3, 0)
-    size = outputs // op.groups
 
     def body(k: Kernel, operands: Operands, sink: Sink, at: Position) -> None:
         weights = Weights(ctx, k, array, operands)
         source = open_source(ctx, k, ctx.node.inputs[0], operands)
         vertical, horizontal = window_axes(ctx, (kh, kw), op.stride, op.dilation, op.padding)
-        q = _value(k, at.q)
-        channels = [k.min(q * 4 + j, outputs - 1) // size * inputs for j in range(1 if size % 4 == 0 else 4)]
+        b, y, x, q = at.b, at.y, at.x, at.q
+        channels = _first_channels(k, q, op, outputs, inputs)
         total = k.var(k.const(0.0, f32x4))
         with k.loop(kh) as ky, k.loop(kw) as kx:
-            iy, ok_y = vertical.at(k, _value(k, at.y), ky * op.dilation[0])
-            ix, ok_x = horizontal.at(k, _value(k, at.x), kx * op.dilation[1])
+            iy, ok_y = vertical.at(k, y, ky * op.dilation[0])
+            ix, ok_x = horizontal.at(k, x, kx * op.dilation[1])
             with k.If(when(both(ok_y, ok_x))), k.loop(inputs) as i:
-                found = [source.at(at.b, iy, ix, c + i) for c in channels]
+                found = [source.at(b, iy, ix, c + i) for c in channels]
                 row = k.splat(found[0], 4) if len(found) == 1 else k.vec(*found)
                 total.set(k.fma(row, weights([(ky, kw * inputs), (kx, inputs), (i, 1)], q), total.value))
         sink.write(at, total.value)
@@ -201,9 +200,17 @@ def _first_input(ctx: Context, place: Place) -> Index:
     return 0 if op.groups == 1 else place.q[0] // (outputs // op.groups // 4) * (inputs // 4)
 
 
+def _first_channels(k: Kernel, q: Index, op: Conv2D, outputs: int, inputs: int) -> list[Index]:
+    """The first channel of the groups that outputs 4q to 4q+3 read; one if all four read the same."""
+    size = outputs // op.groups
+    found: list[Index] = []
+    for j in range(1 if size % 4 == 0 else 4):
+        o = q * 4 + j
+        if outputs % 4:
+            o = min(o, outputs - 1) if isinstance(o, int) else k.min(o, outputs - 1)
+        found.append(o // size * inputs)
+    return found
+
+
 def _same_size(ctx: Context) -> bool:
     return ctx.output.shape[:3] == ctx.value(ctx.node.inputs[0]).shape[:3]
-
-
-def _value(k: Kernel, i: Index) -> Value:
-    return k.const(i, u32) if isinstance(i, int) else i

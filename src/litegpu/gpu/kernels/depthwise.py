@@ -1,0 +1,118 @@
+"""Depthwise convolution: a thread computes four channels of some neighbouring pixels of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from litegpu.gpu.graph import DepthwiseConv2D
+from litegpu.gpu.kernels.access import Index, Operands, Position, Sink, open_sink, open_source
+from litegpu.gpu.kernels.blocking import (
+    Place,
+    Tile,
+    both,
+    choose_tile,
+    grid,
+    or_zero,
+    row_blocks,
+    row_pixels,
+    store_tile,
+    when,
+    window_axes,
+)
+from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.per_quad import per_quad
+from litegpu.gpu.lang import Kernel, Value, f32x4, trace
+
+#: Taps times pixels that are unrolled; a larger window loops over its rows, and over its columns if need be.
+UNROLLED = 100
+
+
+def build(ctx: Context) -> list[Launch]:
+    """Output channel c * multiplier + j is input channel c convolved with weights channel c * multiplier + j."""
+    op = ctx.node.op
+    assert isinstance(op, DepthwiseConv2D)
+    if op.multiplier > 1:
+        return [_multiplied(ctx, op)]
+    shape = ctx.output.shape
+    pixels, quads = shape[0] * shape[1] * shape[2], -(-shape[3] // 4)
+    tile = choose_tile(pixels, quads, 1, ctx.features, most_pixels=min(4, shape[2]), most_quads=1)
+    blocks = row_blocks(shape, tile.pixels)
+    operands: Operands = {}
+    kernel = trace(
+        _depthwise, "depthwise", tile.workgroup, grid(tile, blocks, quads),
+        ctx=ctx, tile=tile, blocks=blocks, operands=operands,
+    )  # fmt: skip
+    return [Launch(kernel, operands, "depthwise_conv_2d")]
+
+
+def _depthwise(k: Kernel, ctx: Context, tile: Tile, blocks: int, operands: Operands) -> None:
+    op = ctx.node.op
+    assert isinstance(op, DepthwiseConv2D)
+    _, kh, kw, channels = ctx.value(ctx.node.inputs[1]).shape
+    source, weights = (open_source(ctx, k, v, operands) for v in ctx.node.inputs)
+    n = tile.pixels
+    place = Place(k, tile, blocks, -(-channels // 4))
+    pixels = row_pixels(place.block, ctx.output.shape, n)
+    b, y, x = pixels.coordinates[0]
+    vertical, horizontal = window_axes(ctx, (kh, kw), op.stride, op.dilation, op.padding, n)
+    sums = k.array(n, k.const(0.0, f32x4))
+
+    def row(ky: Index, taps: Sequence[Index]) -> None:
+        """Add up some taps of row `ky` of the window; each input is loaded once for all the pixels it belongs to."""
+        iy, ok_y = vertical.at(k, y, ky * op.dilation[0])
+        loaded: dict[int, Value] = {}
+        for kx in taps:
+            tap = weights.quad(0, ky, kx, place.q[0])
+            for p in range(n):
+                offset = kx * op.dilation[1] + p * op.stride[1]
+                key = offset if isinstance(offset, int) else p  # a tap known only at run time is the only one
+                if key not in loaded:
+                    ix, ok_x = horizontal.at(k, x, offset)
+                    loaded[key] = or_zero(k, both(ok_y, ok_x), source.quad(b, iy, ix, place.q[0]))
+                sums[p] = k.fma(loaded[key], tap, sums[p])
+
+    if kh * kw * n <= UNROLLED:
+        for i in range(kh):
+            row(i, range(kw))
+    elif kw * n <= UNROLLED:
+        with k.loop(kh) as ky:
+            row(ky, range(kw))
+    else:
+        with k.loop(kh) as ky, k.loop(kw) as kx:
+            row(ky, [kx])
+    store_tile(k, open_sink(ctx, k, operands), place, pixels, [sums[p] for p in range(n)])
+
+
+def _multiplied(ctx: Context, op: DepthwiseConv2D) -> Launch:
+    """Several outputs for an input channel: a quad of outputs gathers the input channels that it needs."""
+    _, kh, kw, outputs = ctx.value(ctx.node.inputs[1]).shape
+
+    def body(k: Kernel, operands: Operands, sink: Sink, at: Position) -> None:
+        source, weights = (open_source(ctx, k, v, operands) for v in ctx.node.inputs)
+        vertical, horizontal = window_axes(ctx, (kh, kw), op.stride, op.dilation, op.padding)
+        total = k.var(k.const(0.0, f32x4))
+        b, y, x, q = at.b, at.y, at.x, at.q
+        channels = _channels(k, q, op.multiplier, outputs)
+        with k.loop(kh) as ky, k.loop(kw) as kx:
+            iy, ok_y = vertical.at(k, y, ky * op.dilation[0])
+            ix, ok_x = horizontal.at(k, x, kx * op.dilation[1])
+            with k.If(when(both(ok_y, ok_x))):
+                found = [source.at(b, iy, ix, c) for c in channels]
+                row = k.splat(found[0], 4) if len(found) == 1 else k.vec(*found)
+                total.set(k.fma(row, weights.quad(0, ky, kx, q), total.value))
+        sink.write(at, total.value)
+
+    return per_quad(ctx, "depthwise_multiplied", body)
+
+
+def _channels(k: Kernel, q: Index, multiplier: int, outputs: int) -> list[Index]:
+    """The input channels of outputs 4q to 4q+3 (past the last output, the last one's); one if all are the same."""
+    if multiplier == outputs:
+        return [0]
+    found: list[Index] = []
+    for j in range(1 if multiplier % 4 == 0 else 4):
+        o = q * 4 + j
+        if outputs % 4:
+            o = min(o, outputs - 1) if isinstance(o, int) else k.min(o, outputs - 1)
+        found.append(o // multiplier)
+    return found

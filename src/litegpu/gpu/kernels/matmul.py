@@ -1,0 +1,97 @@
+"""Matrix products of two values, each perhaps stored transposed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from litegpu.gpu.graph import MatMul
+from litegpu.gpu.kernels.access import Index, Operands, Source, open_sink, open_source
+from litegpu.gpu.kernels.blocking import (
+    Pixels,
+    Place,
+    Tile,
+    accumulate,
+    choose_tile,
+    grid,
+    row_blocks,
+    row_pixels,
+    store_tile,
+    total_of_parts,
+    transposed,
+)
+from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.lang import Kernel, Value, f32x4, trace
+
+
+def build(ctx: Context) -> list[Launch]:
+    """a [B,H,M,K] and b [B',H',K,N] -> [..,..,M,N]; leading axes of size 1 broadcast."""
+    op = ctx.node.op
+    assert isinstance(op, MatMul)
+    b, h, m, n = ctx.output.shape
+    inner = ctx.value(ctx.node.inputs[0]).shape[2 if op.transpose_a else 3]
+    # four rows of a transposed `a` are one quad of it
+    tile = choose_tile(
+        b * h * m,
+        -(-n // 4),
+        -(-inner // 4),
+        ctx.features,
+        most_pixels=4 if op.transpose_a else min(4, m),
+        least_pixels=4 if op.transpose_a else 1,
+    )
+    blocks = row_blocks(ctx.output.shape, tile.pixels)
+    operands: Operands = {}
+    kernel = trace(
+        _matmul, "matmul", tile.workgroup, grid(tile, blocks, -(-n // 4)),
+        ctx=ctx, op=op, inner=inner, tile=tile, blocks=blocks, operands=operands,
+    )  # fmt: skip
+    return [Launch(kernel, operands, "batch_matmul")]
+
+
+def _matmul(k: Kernel, ctx: Context, op: MatMul, inner: int, tile: Tile, blocks: int, operands: Operands) -> None:
+    a, b = (open_source(ctx, k, v, operands) for v in ctx.node.inputs)
+    place = Place(k, tile, blocks, -(-ctx.output.shape[3] // 4))
+    pixels = row_pixels(place.block, ctx.output.shape, tile.pixels)
+    sums = k.array(tile.pixels * tile.quads, k.const(0.0, f32x4))
+
+    def step(kq: Index, lanes: int) -> None:
+        """The terms 4kq to 4kq + lanes - 1 of the sums."""
+        rows = _rows(k, a, op, pixels, kq, lanes)
+        columns = [_columns(k, b, op, pixels, kq, q, lanes) for q in place.q]
+        accumulate(k, sums, rows, columns, lanes)
+
+    with k.loop(inner // 4, start=place.part, step=tile.parts) as kq:
+        step(kq, 4)
+    if inner % 4:  # what lies past the inner size must not be multiplied: 0 * inf is NaN
+        with k.If(place.part == 0):
+            step(inner // 4, inner % 4)
+    store_tile(k, open_sink(ctx, k, operands), place, pixels, total_of_parts(k, tile, place.part, sums))
+
+
+def _rows(k: Kernel, a: Source, op: MatMul, pixels: Pixels, kq: Index, lanes: int) -> Sequence[Value]:
+    """For each of the thread's rows, `lanes` or more numbers of `a`."""
+    batch, outer, x = pixels.coordinates[0]
+    b, h = _broadcast(a, batch, outer)
+    if op.transpose_a:
+        quads = [a.quad(b, h, kq * 4 + lane, x // 4) for lane in range(lanes)]
+        return transposed(k, quads)
+    height = a.view.shape[2]
+    rows = [x for _, _, x in pixels.coordinates]
+    if height % len(rows):
+        rows = [k.min(x, height - 1) for x in rows]
+    return [a.quad(b, h, x, kq) for x in rows]
+
+
+def _columns(k: Kernel, source: Source, op: MatMul, pixels: Pixels, kq: Index, q: Value, lanes: int) -> Sequence[Value]:
+    """For each of `lanes` numbers of a row, the quad of outputs that it contributes to."""
+    b, h = _broadcast(source, *pixels.coordinates[0][:2])
+    if not op.transpose_b:
+        return [source.quad(b, h, kq * 4 + lane, q) for lane in range(lanes)]
+    height = source.view.shape[2]
+    rows = [q * 4 + j for j in range(4)]
+    if height % 4:  # the surplus lanes are never stored
+        rows = [k.min(r, height - 1) for r in rows]
+    return transposed(k, [source.quad(b, h, r, kq) for r in rows])
+
+
+def _broadcast(source: Source, b: Index, h: Index) -> tuple[Index, Index]:
+    return (0 if source.view.shape[0] == 1 else b, 0 if source.view.shape[1] == 1 else h)

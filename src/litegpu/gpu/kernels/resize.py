@@ -1,0 +1,83 @@
+"""Resizing by tables: for each row and column of the output, which rows and columns of the input it mixes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from litegpu.gpu.graph import Resize2D
+from litegpu.gpu.kernels.access import Operands, Position, Sink, open_source
+from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.per_quad import per_quad
+from litegpu.gpu.lang import Kernel, Value, f32, u32x4
+
+
+def build(ctx: Context) -> list[Launch]:
+    """Coordinates are computed here, in float32 and in the order of TFLite's reference kernels, so that nearest
+    neighbours are the same pixels and weights the same numbers as there."""
+    op = ctx.node.op
+    assert isinstance(op, Resize2D)
+    source, target = ctx.value(ctx.node.inputs[0]).shape, ctx.output.shape
+    tables = [axis_table(op, source[a], target[a]) for a in (1, 2)]
+    body = _nearest if op.kind == "nearest" else _bilinear
+
+    def kernel(k: Kernel, operands: Operands, sink: Sink, at: Position) -> None:
+        body(k, ctx, operands, sink, at, np.concatenate(tables))
+
+    return [per_quad(ctx, f"resize_{op.kind}", kernel)]
+
+
+def axis_table(op: Resize2D, size: int, out: int) -> np.ndarray:
+    """uint32 [out, 4]: the lower and upper input index and the bits of the upper one's weight (float32), of each output
+    index; for "nearest" only the first counts. ComputeInterpolationValues and GetNearestNeighbor of TFLite."""
+    one, half = np.float32(1), np.float32(0.5)
+    aligned = op.align_corners and out > 1
+    scale = np.float32(size - 1) / np.float32(out - 1) if aligned else np.float32(size) / np.float32(out)
+    i = np.arange(out, dtype=np.float32)
+    table = np.zeros((out, 4), np.uint32)
+    if op.kind == "nearest":
+        at = (i + (half if op.half_pixel_centers else np.float32(0))) * scale
+        index = _round(at) if op.align_corners else np.floor(at)
+        table[:, 0] = np.clip(index, 0, size - 1).astype(np.uint32)
+        return table
+    at = (i + half) * scale - half if op.half_pixel_centers else i * scale
+    lower = np.clip(np.floor(at), 0, size - 1)
+    table[:, 0] = lower.astype(np.uint32)
+    table[:, 1] = np.clip(np.ceil(at), 0, size - 1).astype(np.uint32)
+    weight = np.clip(at - lower, np.float32(0), one)  # outside, both indices are the same
+    table[:, 2] = weight.astype(np.float32).view(np.uint32)
+    return table
+
+
+def _round(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Half away from zero, of numbers that are not negative: C's roundf."""
+    whole = np.floor(x)
+    up: np.ndarray[Any, Any] = np.where(x - whole >= np.float32(0.5), whole + np.float32(1), whole)
+    return up
+
+
+def _nearest(k: Kernel, ctx: Context, operands: Operands, sink: Sink, at: Position, table: np.ndarray) -> None:
+    rows, columns = _entries(k, ctx, operands, at, table)
+    source = open_source(ctx, k, ctx.node.inputs[0], operands)
+    sink.write(at, source.quad(at.b, rows[0], columns[0], at.q))
+
+
+def _bilinear(k: Kernel, ctx: Context, operands: Operands, sink: Sink, at: Position, table: np.ndarray) -> None:
+    rows, columns = _entries(k, ctx, operands, at, table)
+    source = open_source(ctx, k, ctx.node.inputs[0], operands)
+    along_y, along_x = (k.bitcast(e[2], f32) for e in (rows, columns))
+
+    def mix(a: Value, b: Value, weight: Value) -> Value:
+        return k.fma(b - a, k.splat(weight, 4), a)
+
+    corners = [[source.quad(at.b, rows[i], columns[j], at.q) for j in range(2)] for i in range(2)]
+    top, bottom = (mix(left, right, along_x) for left, right in corners)
+    sink.write(at, mix(top, bottom, along_y))
+
+
+def _entries(k: Kernel, ctx: Context, operands: Operands, at: Position, table: np.ndarray) -> tuple[Value, Value]:
+    """The entries of this row and this column; those of the columns come after those of the rows."""
+    operands["table"] = table
+    memory = k.buffer("table", u32x4, len(table), access="read")
+    return memory[at.y], memory[at.x + ctx.output.shape[1]]
