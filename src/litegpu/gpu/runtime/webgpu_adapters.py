@@ -74,14 +74,14 @@ def choose_adapter(backend: str = "auto", name: str | None = None) -> AdapterInf
         raise DeviceError(
             f"no {_api_name(backend)} device has {wanted!r} in its name; found: {'; '.join(map(str, found))}"
         )
-    raise DeviceError(f"no {_api_name(backend)} device was found. {install_advice()}")
+    raise DeviceError(f"no {_api_name(backend)} device was found. {install_advice()} `litegpu doctor` says more.")
 
 
 def install_advice(system: str | None = None) -> str:
     """What to install so that a WebGPU device appears on `system` (sys.platform of this machine by default)."""
     system = system or sys.platform
     if system.startswith("linux"):
-        return f"Install a Vulkan driver: {_linux_driver_command()}. `litegpu doctor` says more."
+        return f"Install a Vulkan driver: {_linux_driver_command()}."
     if system == "darwin":
         return "macOS needs 10.15 or later and a GPU that Metal supports; virtual machines often have none."
     if system == "win32":

@@ -1,0 +1,254 @@
+"""`litegpu doctor`: which devices there are, whether they compute correctly, which one is used, and what is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from litegpu.errors import DeviceError
+from litegpu.gpu.lang.features import Features
+from litegpu.tools.doctor_system import SystemReport, inspect_system, system_advice
+
+if TYPE_CHECKING:
+    from litegpu.gpu.runtime.webgpu_adapters import AdapterInfo
+
+_PACKAGES = ("litegpu", "ai-edge-litert", "wgpu", "numpy")
+_CUDA_MODULES = ("cuda.core", "cuda.bindings")
+CUDA_NOTE = (
+    "not part of this version of litegpu; NVIDIA GPUs are used through WebGPU (Vulkan, or Direct3D 12 on Windows)"
+)
+
+
+@dataclass(frozen=True)
+class DeviceReport:
+    """One device through one graphics API. `problem` is None if a test kernel computed the right answer."""
+
+    name: str
+    backend: str
+    kind: str
+    driver: str
+    features: Features
+    problem: str | None
+
+    @property
+    def works(self) -> bool:
+        return self.problem is None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Everything that doctor found. `chosen` is the index in `devices` of what "auto" picks; `webgpu_problem` says why
+    there is no such choice; `advice` is what to do, most useful first."""
+
+    platform: str
+    versions: dict[str, str]  # "missing" where a package is not installed
+    devices: tuple[DeviceReport, ...]
+    chosen: int | None
+    webgpu_problem: str | None
+    system: SystemReport
+    cuda: str
+    cuda_modules: dict[str, bool]  # whether the module can be found
+    advice: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether some device that "auto" would take works; the exit status of `litegpu doctor` is 0 if so, else 1."""
+        return any(device.works for device in self.devices if (device.backend, device.kind) != ("gl", "software"))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {"ok": self.ok, **dataclasses.asdict(self)}
+
+
+def diagnose() -> Diagnosis:
+    """Look at this machine: opens every WebGPU device and runs a tiny kernel on each. Takes seconds; never raises."""
+    adapters, problem = _adapters()
+    devices = tuple(
+        DeviceReport(a.name, a.backend, a.kind, a.driver, a.features, _attempt(_self_test, a)) for a in adapters
+    )
+    chosen, choice_problem = _choice(adapters) if problem is None else (None, None)
+    system = inspect_system()
+    return Diagnosis(
+        platform=f"{platform.system()} {platform.release()} on {platform.machine()}",
+        versions=_versions(),
+        devices=devices,
+        chosen=chosen,
+        webgpu_problem=problem or choice_problem,
+        system=system,
+        cuda=CUDA_NOTE,
+        cuda_modules={module: _can_find(module) for module in _CUDA_MODULES},
+        advice=tuple(_advice(devices, problem, system)),
+    )
+
+
+def render_text(diagnosis: Diagnosis) -> str:
+    """The diagnosis for a terminal."""
+    lines = [diagnosis.platform, ", ".join(f"{name} {version}" for name, version in diagnosis.versions.items()), ""]
+    lines.append("Devices")
+    for i, device in enumerate(diagnosis.devices):
+        mark = "*" if i == diagnosis.chosen else " "
+        lines.append(f" {mark} {device.name} ({device.backend}, {device.kind}), driver {device.driver or 'unknown'}")
+        lines.append(f"     {_features_text(device.features)}")
+        lines.append(f"     self-test: {'passed' if device.works else 'FAILED: ' + str(device.problem)}")
+    if not diagnosis.devices:
+        lines.append("   none")
+    if diagnosis.chosen is not None:
+        lines.append(f"   * is what device=auto uses: {diagnosis.devices[diagnosis.chosen].name}")
+    elif diagnosis.webgpu_problem:
+        lines.append(f"   nothing to use: {diagnosis.webgpu_problem}")
+    lines += ["", "System", *(f"   {line}" for line in diagnosis.system.lines())]
+    found = ", ".join(f"{name} {'found' if there else 'missing'}" for name, there in diagnosis.cuda_modules.items())
+    lines += [f"   CUDA backend: {diagnosis.cuda} (Python packages: {found})"]
+    if diagnosis.advice:
+        lines += ["", "What to do", *(f" - {line}" for line in diagnosis.advice)]
+    lines += ["", _verdict(diagnosis)]
+    return "\n".join(lines)
+
+
+# ----------------------------------------------------------------------------------------------
+
+
+def _verdict(diagnosis: Diagnosis) -> str:
+    if not diagnosis.ok:
+        return "The GPU path does not work here: models run on the CPU."
+    if diagnosis.chosen is not None and not diagnosis.devices[diagnosis.chosen].works:
+        return "The GPU path works here, but not on the device that auto picks: name another one."
+    return "The GPU path works here."
+
+
+def _adapters() -> tuple[Sequence[AdapterInfo], str | None]:
+    """All adapters, those of OpenGL last, and why there are none."""
+    try:
+        from litegpu.gpu.runtime.webgpu_adapters import list_adapters
+
+        found = list_adapters("auto")
+    except Exception as error:
+        return [], f"wgpu does not work: {_text(error)}"
+    try:
+        return [*found, *list_adapters("gl")], None
+    except DeviceError:
+        return found, None
+
+
+def _choice(adapters: Sequence[AdapterInfo]) -> tuple[int | None, str | None]:
+    from litegpu.gpu.runtime.webgpu_adapters import choose_adapter
+
+    try:
+        chosen = choose_adapter()
+    except DeviceError as error:
+        return None, str(error)
+    return next((i for i, adapter in enumerate(adapters) if adapter == chosen), None), None
+
+
+def _attempt(test: Any, adapter: AdapterInfo) -> str | None:
+    try:
+        return test(adapter)  # type: ignore[no-any-return]
+    except Exception as error:
+        return _text(error)
+
+
+def _self_test(adapter: AdapterInfo) -> str | None:
+    """Run x * 2 + 1 on the device, in float32 and if it has it in float16; what is wrong, or None."""
+    import numpy as np
+
+    from litegpu.gpu.graph import DType
+    from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
+    from litegpu.gpu.runtime.webgpu import WebGpuDevice
+
+    device = WebGpuDevice(adapter)
+    count, far = 256, 1024  # elements; byte offset of the output, aligned for every device
+    for kind, enable in (("f32", ""), ("f16", "enable f16;\n")):
+        if kind == "f16" and not adapter.features.float16:
+            continue
+        source = (
+            f"{enable}@group(0) @binding(0) var<storage, read_write> x: array<f32>;\n"
+            "@group(0) @binding(1) var<storage, read_write> y: array<f32>;\n"
+            "@compute @workgroup_size(64) fn self_test(@builtin(global_invocation_id) id: vec3<u32>) {\n"
+            f"  y[id.x] = f32({kind}(x[id.x]) * {kind}(2.0) + {kind}(1.0));\n}}"
+        )
+        ports = [Port(name, 0, (1, 1, 1, count), DType.FLOAT32, at, 4 * count) for name, at in (("x", 0), ("y", far))]
+        program = Program(
+            kernels=(KernelCode("self_test", source, (64, 1, 1), ("read_write", "read_write")),),
+            dispatches=(
+                Dispatch(0, (4, 1, 1), (Binding("arena", 0, far), Binding("arena", far, far)), "self-test", ()),
+            ),
+            constants=np.zeros(0, np.uint8),
+            arena_size=2 * far,
+            inputs=(ports[0],),
+            outputs=(ports[1],),
+            memory=MemoryReport(2 * far, 2 * far, 2 * far),
+        )
+        x, y = np.arange(count, dtype=np.float32), np.full(count, np.nan, np.float32)
+        session = device.session(program)
+        try:
+            session.write(0, x)
+            session.run()
+            session.read(0, y)
+        finally:
+            session.close()
+        wrong = np.flatnonzero(y != 2 * x + 1)
+        if wrong.size:
+            i = int(wrong[0])
+            return (
+                f"a {kind} kernel computed {y[i]} instead of {2 * x[i] + 1} ({wrong.size} of {count} values are wrong)"
+            )
+    return None
+
+
+def _advice(devices: Sequence[DeviceReport], problem: str | None, system: SystemReport) -> list[str]:
+    if problem is not None:
+        return [f"Reinstall wgpu (pip install --force-reinstall wgpu): {problem}"]
+    working = [device for device in devices if device.works]
+    advice = [
+        f"{device.name} ({device.backend}) fails its self-test: update its driver, or avoid it with "
+        "LITEGPU_WEBGPU_ADAPTER=<part of another device's name>."
+        for device in devices
+        if not device.works
+    ]
+    real = [device for device in working if device.kind != "software"]
+    advice += system_advice(system, [f"{device.name} {device.driver}" for device in real])
+    if not real and not advice:
+        from litegpu.gpu.runtime.webgpu_adapters import install_advice
+
+        if working:
+            advice.append("Only a software renderer was found: its results are right, but the CPU path is faster.")
+        advice.append(install_advice() if system.shows_gpu is not False else "No GPU is visible to this machine.")
+    return advice
+
+
+def _versions() -> dict[str, str]:
+    versions = {"Python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "missing"
+    return versions
+
+
+def _can_find(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _features_text(features: Features) -> str:
+    def word(name: str, there: bool) -> str:
+        return name if there else f"no {name}"
+
+    return (
+        f"{word('float16', features.float16)}, {word('subgroups', features.subgroups)}, "
+        f"{word('timestamps', features.timestamps)}; {features.max_threads} threads and "
+        f"{features.max_shared_bytes >> 10} KiB shared memory per workgroup, {features.max_buffers} buffers per kernel "
+        f"of up to {features.max_binding_bytes >> 20} MiB"
+    )
+
+
+def _text(error: Exception) -> str:
+    return str(error).strip() or type(error).__name__

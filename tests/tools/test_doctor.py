@@ -1,0 +1,155 @@
+"""`litegpu doctor`: what it finds here, and what it advises on machines that it is told about."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from litegpu.errors import DeviceError
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.runtime import webgpu, webgpu_adapters
+from litegpu.tools import doctor
+from litegpu.tools.doctor import CUDA_NOTE, DeviceReport, Diagnosis, diagnose, render_text
+from litegpu.tools.doctor_system import (
+    NvidiaReport,
+    RenderNode,
+    SystemReport,
+    VulkanDriver,
+    inspect_system,
+    system_advice,
+)
+
+NO_NVIDIA = NvidiaReport((), False, ())
+NVIDIA = NvidiaReport(("NVIDIA H200, 570.1",), True, ())
+MESA = VulkanDriver("/usr/share/vulkan/icd.d/radeon_icd.json", "libvulkan_radeon.so", None)
+SOFTWARE = VulkanDriver("/usr/share/vulkan/icd.d/lvp_icd.json", "libvulkan_lvp.so", None)
+
+
+def linux(**changes: object) -> SystemReport:
+    plain = SystemReport("linux", False, (), "libvulkan.so.1", (SOFTWARE,), (), NO_NVIDIA, {})
+    return dataclasses.replace(plain, **changes)
+
+
+def test_this_machine() -> None:
+    diagnosis = diagnose()
+    text = render_text(diagnosis)
+    for device in diagnosis.devices:
+        assert device.name in text
+    assert json.loads(json.dumps(diagnosis.as_dict()))["ok"] is diagnosis.ok
+    assert (diagnosis.chosen is None) == (diagnosis.webgpu_problem is not None)
+    assert CUDA_NOTE in text
+    assert diagnosis.versions["numpy"] == np.__version__
+
+
+def test_every_working_device_passes_its_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        adapter = webgpu_adapters.choose_adapter()
+    except DeviceError as error:
+        pytest.skip(str(error))
+    assert doctor._self_test(adapter) is None
+    # a device that computes something else must not pass
+    read = webgpu.WebGpuSession.read
+
+    def read_wrongly(self: webgpu.WebGpuSession, index: int, out: np.ndarray) -> None:
+        read(self, index, out)
+        out[7] = np.nan
+
+    monkeypatch.setattr(webgpu.WebGpuSession, "read", read_wrongly)
+    assert "computed nan instead of 15" in str(doctor._self_test(adapter))
+
+
+def test_wgpu_that_does_not_work_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(gl: bool) -> list[object]:
+        raise OSError("libwgpu_native.so: cannot open shared object file")
+
+    monkeypatch.setattr("litegpu.gpu.runtime.webgpu_native.enumerate_adapters", broken)
+    diagnosis = diagnose()
+    assert not diagnosis.ok
+    assert "cannot open shared object file" in str(diagnosis.webgpu_problem)
+    assert "pip install" in diagnosis.advice[0]
+    assert "models run on the CPU" in render_text(diagnosis)
+
+
+def test_device_that_cannot_be_opened_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = webgpu_adapters.AdapterInfo("Broken GPU", "vulkan", "discrete", "maker", "1", Features(), None)
+
+    def listed(backend: str = "auto") -> list[webgpu_adapters.AdapterInfo]:
+        return [adapter] if backend == "auto" else []
+
+    monkeypatch.setattr(webgpu_adapters, "list_adapters", listed)
+    diagnosis = diagnose()
+    assert not diagnosis.ok
+    assert diagnosis.devices[0].problem
+    assert "Broken GPU" in diagnosis.advice[0]
+    assert "FAILED" in render_text(diagnosis)
+
+
+def test_software_opengl_alone_is_not_ok() -> None:
+    def diagnosis(backend: str, kind: str) -> Diagnosis:
+        device = DeviceReport("x", backend, kind, "", Features(), None)
+        return Diagnosis("here", {}, (device,), 0, None, linux(), CUDA_NOTE, {}, ())
+
+    assert not diagnosis("gl", "software").ok
+    assert diagnosis("gl", "integrated").ok
+    assert diagnosis("vulkan", "software").ok
+
+
+ADVICE = {
+    "no permission": (linux(render_nodes=(RenderNode("/dev/dri/renderD128", False, "render"),)), "usermod -aG render"),
+    "no loader": (linux(vulkan_loader=None), "libvulkan1"),
+    "NVIDIA container": (linux(nvidia=NVIDIA, container=True), "NVIDIA_DRIVER_CAPABILITIES=all"),
+    "NVIDIA without Vulkan": (linux(nvidia=NVIDIA), "nvidia-vulkan-icd"),
+    "NVIDIA driver outside the search path": (
+        linux(nvidia=dataclasses.replace(NVIDIA, unused_driver_files=("/usr/local/nvidia/x.json",))),
+        "VK_DRIVER_FILES=/usr/local/nvidia/x.json",
+    ),
+    "NVIDIA driver that does not load": (
+        linux(nvidia=NVIDIA, vulkan_drivers=(VulkanDriver("/etc/nvidia_icd.json", "libGLX_nvidia.so.0", "no libX11"),)),
+        "no libX11",
+    ),
+    "AMD without Mesa": (linux(pci_gpus=("AMD",), render_nodes=(RenderNode("/dev/dri/renderD128", True, "render"),)),
+                         "mesa-vulkan-drivers"),
+    "GPU without a device file": (linux(pci_gpus=("AMD",), vulkan_drivers=(MESA,)), "/dev/dri"),
+    "variable that hides drivers": (
+        linux(vulkan_drivers=(), variables={"VK_DRIVER_FILES": "/nonexistent"}),
+        "VK_DRIVER_FILES names no driver",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ADVICE)
+def test_advice(case: str) -> None:
+    system, expected = ADVICE[case]
+    assert expected in "\n".join(system_advice(system, []))
+    assert system.lines()
+
+
+def test_no_advice_where_all_is_well() -> None:
+    node = RenderNode("/dev/dri/renderD128", True, "render")
+    assert system_advice(linux(pci_gpus=("AMD",), vulkan_drivers=(MESA,), render_nodes=(node,)), ["AMD Radeon"]) == []
+    assert system_advice(linux(nvidia=NVIDIA), ["NVIDIA H200 570.1"]) == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Vulkan's files as Linux has them")
+def test_driver_files_are_found_and_judged(tmp_path: Path) -> None:
+    good = {"ICD": {"library_path": "libc.so.6"}}
+    (tmp_path / "a.json").write_text(json.dumps(good))
+    (tmp_path / "b.json").write_text("{}")
+    (tmp_path / "c.json").write_text(json.dumps({"ICD": {"library_path": "./libabsent.so"}}))
+    report = inspect_system({"VK_DRIVER_FILES": str(tmp_path)})
+    fine, empty, absent = report.vulkan_drivers
+    assert fine.problem is None
+    assert "not a driver file" in str(empty.problem)
+    assert "libabsent.so" in str(absent.problem)
+    home = inspect_system({"HOME": str(tmp_path), "XDG_DATA_DIRS": "/nonexistent", "XDG_CONFIG_DIRS": "/nonexistent"})
+    assert all(str(tmp_path) not in driver.file for driver in home.vulkan_drivers)
+    folder = tmp_path / ".local/share/vulkan/icd.d"
+    folder.mkdir(parents=True)
+    (folder / "mine.json").write_text(json.dumps(good))
+    home = inspect_system({"HOME": str(tmp_path)})
+    assert str(folder / "mine.json") in [driver.file for driver in home.vulkan_drivers]
