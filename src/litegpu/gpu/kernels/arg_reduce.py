@@ -14,6 +14,7 @@ from litegpu.gpu.kernels.access import (
     Sink,
     Source,
     address,
+    mask,
     open_sink,
     open_source,
 )

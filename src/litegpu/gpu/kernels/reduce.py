@@ -164,10 +164,11 @@ class _Item:
         """Item `index` of this result. Items of neighbouring threads are neighbours in memory."""
         plan = self.plan
         if plan.reduces_inner_pixels:
+            assert self.at.pixel is not None
+            place = address(0, [(self.at.pixel, plan.items), (index, 1)])
             if plan.over_channels:
-                return Position(plan.domain, flat=address(0, [(self.at.pixel or 0, plan.items), (index, 1)]))
-            pixel = address(0, [(self.at.pixel or 0, plan.items), (index, 1)])
-            return Position(plan.domain, pixel=pixel, q=self.at.q)
+                return Position(plan.domain, flat=place)
+            return Position(plan.domain, pixel=place, q=self.at.q)
         coordinates: list[Index] = [self.at.b, self.at.y, self.at.x, self.at.q]
         extent = plan.items
         for axis in reversed(sorted(plan.axes)):

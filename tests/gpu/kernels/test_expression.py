@@ -1,0 +1,156 @@
+"""Every function of expressions on a device, with special values, against NumPy and the official CPU's rules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gpu.kernels.run_launch import check_node, lay_out, run_node
+
+from litegpu.gpu.evaluate import evaluate_expr
+from litegpu.gpu.graph import FUNCTIONS, Apply, Arg, DType, Elementwise, Expr, GraphBuilder, Literal, apply
+from litegpu.gpu.kernels.expression import evaluate
+from litegpu.gpu.lang import Kernel, f32, f32x2, f32x4
+
+UNARY = {
+    "neg": (-9, 9), "abs": (-9, 9), "exp": (-20, 20), "expm1": (-5, 5), "log": (1e-4, 50), "sqrt": (0, 50),
+    "rsqrt": (1e-3, 50), "sin": (-30, 30), "cos": (-30, 30), "tanh": (-6, 6), "sigmoid": (-20, 20), "erf": (-5, 5),
+    "floor": (-9, 9), "ceil": (-9, 9), "round": (-9, 9), "sign": (-9, 9), "to_float32": (-9, 9),
+}  # fmt: skip
+NAN = np.nan
+SPECIAL = np.array([np.nan, 1, -1, np.inf, -np.inf, np.nan, 0.5, -0.0], np.float32)
+OTHER = np.array([1, np.nan, 2, np.nan, np.nan, np.nan, -1, 0.0], np.float32)
+
+
+def run(expr: Expr, *arrays: np.ndarray, output: DType = DType.FLOAT32) -> np.ndarray:
+    types = {"f": DType.FLOAT32, "i": DType.INT32, "b": DType.BOOL}
+    builder = GraphBuilder()
+    shape = (1, 1, arrays[0].size // 8, 8)
+    inputs = [builder.value(shape, types[a.dtype.kind]) for a in arrays]
+    builder.node(Elementwise(), [], builder.value(shape, output), expr, inputs)
+    graph = builder.graph(inputs, [builder.nodes[0].output])
+    return run_node(graph, lay_out(graph), {i: a.reshape(shape) for i, a in zip(inputs, arrays, strict=True)}).ravel()
+
+
+@pytest.mark.parametrize("fn", UNARY)
+def test_unary(fn: str) -> None:
+    x = np.linspace(*UNARY[fn], 512, dtype=np.float32)
+    expected = evaluate_expr(apply(fn, Arg(0)), [x]).astype(np.float64)
+    result = run(apply(fn, Arg(0)), x).astype(np.float64)
+    assert np.linalg.norm(result - expected) <= 2e-6 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("fn", ["expm1", "erf", "tanh", "sigmoid"])
+def test_small_arguments_keep_relative_accuracy(fn: str) -> None:
+    x = np.geomspace(1e-6, 0.7, 64, dtype=np.float32)
+    x = np.concatenate([x, -x])
+    expected = evaluate_expr(apply(fn, Arg(0)), [x])
+    np.testing.assert_allclose(run(apply(fn, Arg(0)), x), expected, rtol=2e-6)
+
+
+def test_gelu_is_exact_to_a_millionth() -> None:
+    x = np.linspace(-6, 6, 1024, dtype=np.float32)
+    gelu = apply("mul", apply("mul", Arg(0), 0.5), apply("add", apply("erf", apply("mul", Arg(0), 0.5**0.5)), 1.0))
+    expected = evaluate_expr(gelu, [x.astype(np.float64)])
+    assert np.abs(run(gelu, x) - expected).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("expr", "expected"),
+    [
+        (apply("max", Arg(0), 0.0), [NAN, 1, 0, np.inf, 0, NAN, 0.5, 0]),
+        (apply("min", apply("max", Arg(0), 0.0), 6.0), [NAN, 1, 0, 6, 0, NAN, 0.5, 0]),
+        (apply("sigmoid", Arg(0)), [NAN, 0.7310586, 0.26894143, 1, 0, NAN, 0.62245935, 0.5]),
+        (apply("tanh", Arg(0)), [NAN, 0.7615942, -0.7615942, 1, -1, NAN, 0.46211717, 0]),
+        (apply("expm1", Arg(0)), [NAN, 1.7182818, -0.63212055, np.inf, -1, NAN, 0.64872127, 0]),
+        (apply("abs", Arg(0)), [NAN, 1, 1, np.inf, np.inf, NAN, 0.5, 0]),
+        (apply("max", Arg(0), Arg(1)), [1, NAN, 2, NAN, NAN, NAN, 0.5, 0]),
+        (apply("min", Arg(0), Arg(1)), [1, NAN, -1, NAN, NAN, NAN, -1, 0]),
+        (apply("sign", Arg(0)), [NAN, 1, -1, 1, -1, NAN, 1, 0]),
+        (apply("erf", Arg(0)), [NAN, 0.8427008, -0.8427008, 1, -1, NAN, 0.5204999, 0]),
+    ],
+)
+def test_special_values_as_the_official_cpu(expr: Expr, expected: list[float]) -> None:
+    """The numbers were measured with ai-edge-litert 2.3 (RELU, RELU6, LOGISTIC, TANH, ELU, ABS, MAXIMUM, MINIMUM)."""
+    arrays = (SPECIAL, OTHER) if "Arg(index=1)" in repr(expr) else (SPECIAL,)
+    np.testing.assert_allclose(run(expr, *arrays), np.array(expected, np.float32), rtol=1e-6)
+
+
+def test_to_int32_saturates() -> None:
+    x = np.array([np.nan, np.inf, -np.inf, 3e9, -3e9, 2.7, -2.7, 0], np.float32)
+    result = run(apply("to_int32", Arg(0)), x, output=DType.INT32)
+    assert result.tolist() == [2**31 - 1, 2**31 - 1, -(2**31), 2**31 - 1, -(2**31), 2, -2, 0]
+
+
+@pytest.mark.parametrize("exponent", [2.0, 3.0, 0.5, -1.0, -0.5, 0.0, 1.7, 40.0])
+def test_pow_of_a_literal(exponent: float) -> None:
+    x = np.linspace(0.25, 4, 64, dtype=np.float32)
+    expected = x.astype(np.float64) ** exponent
+    result = run(apply("pow", Arg(0), exponent), x)
+    assert np.linalg.norm(result - expected) <= 1e-5 * np.linalg.norm(expected)
+
+
+def test_pow_of_negative_bases() -> None:
+    x = np.array([-2, -2, -2, -2, 0, 2, -1, 3], np.float32)
+    y = np.array([2, 3, -1, 0, 2, 0.5, 5, 0], np.float32)
+    np.testing.assert_allclose(run(apply("pow", Arg(0), Arg(1)), x, y), x.astype(float) ** y, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fn", ["add", "sub", "mul", "min", "max"])
+def test_int32_arithmetic(fn: str) -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.integers(-(2**31), 2**31, (2, 64)).astype(np.int32)
+    expected = evaluate_expr(apply(fn, Arg(0), Arg(1)), [a, b])
+    np.testing.assert_array_equal(run(apply(fn, Arg(0), Arg(1)), a, b, output=DType.INT32), expected)
+
+
+def test_int32_division_rounds_toward_zero() -> None:
+    a = np.array([7, -7, 7, -7, 1, 0, 9, -9], np.int32)
+    b = np.array([2, 2, -2, -2, 3, 5, 9, 4], np.int32)
+    expected = [3, -3, -3, 3, 0, 0, 1, -2]
+    assert run(apply("div", Arg(0), Arg(1)), a, b, output=DType.INT32).tolist() == expected
+
+
+@pytest.mark.parametrize("fn", ["lt", "le", "gt", "ge", "eq", "ne"])
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_comparisons(fn: str, kind: type) -> None:
+    a = np.array([0, 1, 2, 2, -1, -2, 5, 5], kind)
+    b = np.array([0, 2, 1, 2, -2, -1, 5, 6], kind)
+    expected = evaluate_expr(apply(fn, Arg(0), Arg(1)), [a, b])
+    np.testing.assert_array_equal(run(apply(fn, Arg(0), Arg(1)), a, b, output=DType.BOOL), expected)
+
+
+@pytest.mark.parametrize("fn", ["logical_and", "logical_or"])
+def test_logic(fn: str) -> None:
+    a, b = np.array([0, 0, 1, 1] * 2, bool), np.array([0, 1, 0, 1] * 2, bool)
+    expected = evaluate_expr(apply(fn, Arg(0), Arg(1)), [a, b])
+    np.testing.assert_array_equal(run(apply(fn, Arg(0), Arg(1)), a, b, output=DType.BOOL), expected)
+
+
+def test_select_and_conversions() -> None:
+    builder = GraphBuilder()
+    shape = (1, 2, 2, 5)
+    a, y = builder.value(shape, DType.INT32), builder.value(shape, DType.FLOAT32)
+    expr = Apply("select", (Apply("to_bool", (Arg(0),)), Apply("to_float32", (Arg(0),)), Literal(0.5)))
+    builder.node(Elementwise(), [], y, expr, [a])
+    check_node(builder, {a: np.arange(20).reshape(shape) - 9})
+
+
+def test_equal_subtrees_are_computed_once() -> None:
+    k = Kernel("k")
+    x = k.buffer("x", f32x4, 1)[0]
+
+    def twice(n: int) -> Expr:
+        return Arg(0) if n == 0 else apply("add", apply("exp", twice(n - 1)), apply("exp", twice(n - 1)))
+
+    evaluate(k, twice(6), [x])
+    assert str(k).count("exp") == 6
+
+
+@pytest.mark.parametrize("t", [f32, f32x2, f32x4])
+def test_any_number_of_lanes(t: object) -> None:
+    for fn, arity in FUNCTIONS.items():
+        if fn.startswith(("logical", "select")):
+            continue
+        k = Kernel("k")
+        x = k.buffer("x", t, 2)
+        assert evaluate(k, Apply(fn, (Arg(0), Arg(1))[:arity]), [x[0], x[1]]).type.lanes == t.lanes
