@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,3 +28,14 @@ def models_dir() -> Path:
 def images_dir() -> Path:
     """The folder of photographs, or a skip."""
     return _folder("LITEGPU_IMAGES", "images")
+
+
+@pytest.fixture(scope="session")
+def numpy_delegate() -> Any:
+    """The class of the example delegate, tests/delegates/numpy_delegate.py."""
+    path = Path(__file__).parent / "delegates" / "numpy_delegate.py"
+    spec = importlib.util.spec_from_file_location("numpy_delegate", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.NumpyDelegate

@@ -1,0 +1,278 @@
+"""Dividing graphs: valid orders, no cycles, limits, copies of widened constants, and results equal to the CPU's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from ai_edge_litert.interpreter import Interpreter as Official
+
+from litegpu.delegates.partitioner import ON_CPU, Division, divide
+from litegpu.interpreter import Interpreter
+from litegpu.model.reader import read_model
+from litegpu.model.writer import ModelBuilder
+
+SHAPE = (2, 3)
+
+
+def random_model(seed: int, nodes: int = 24) -> bytes:
+    """ADD, MUL and RELU (delegated) mixed with ABS and SUB (not), wired at random; several outputs, one read inside."""
+    rng = np.random.default_rng(seed)
+    b = ModelBuilder()
+    values = [b.input("x", SHAPE), b.input("y", SHAPE), b.constant(rng.standard_normal(SHAPE).astype(np.float32))]
+    made = []
+    for _ in range(nodes):
+        recent = values[-6:]
+        left, right = (recent[i] for i in rng.integers(len(recent), size=2))
+        kind = str(rng.choice(["ADD", "MUL", "RELU", "ABS", "SUB"]))
+        value = b.op(kind, [left] if kind in ("RELU", "ABS") else [left, right], SHAPE)
+        values.append(value)
+        made.append(value)
+    b.output(*{made[-1], made[nodes // 2], *(int(i) for i in rng.choice(made, 2))})
+    return b.build()
+
+
+def chain(*ops: str) -> bytes:
+    b = ModelBuilder()
+    value = b.input("x", SHAPE)
+    for op in ops:
+        value = b.op(op, [value] * (2 if op in ("ADD", "MUL", "SUB") else 1), SHAPE)
+    b.output(value)
+    return b.build()
+
+
+def division(content: bytes, *delegates: object) -> Division:
+    model = read_model(content)
+    return divide(model, model.main, delegates)  # type: ignore[arg-type]
+
+
+def check_division(content: bytes, found: Division) -> None:
+    """What every division must satisfy."""
+    main = read_model(content).main
+    available = {*main.inputs, *(t.index for t in main.tensors if t.is_constant)}
+    done: list[int] = []
+    for _, partition in found.partitions:
+        assert set(partition.inputs) <= available, "a partition runs before its inputs exist"
+        assert not any(main.tensors[i].is_constant for i in partition.inputs)
+        inside = set(partition.inputs)
+        for node in partition.nodes:
+            assert all(i in inside or main.tensors[i].is_constant for i in node.inputs), "nodes are out of order"
+            inside |= set(node.outputs)
+        made = {t for node in partition.nodes for t in node.outputs}
+        assert set(partition.outputs) <= made
+        available |= set(partition.outputs)
+        done += [node.index for node in partition.nodes]
+    assert sorted(done) == list(range(len(main.operators))), "every node runs exactly once"
+    assert set(main.outputs) <= available
+    wanted = set(main.outputs) | {i for _, p in found.partitions for i in p.inputs}
+    assert all(i in wanted for _, p in found.partitions for i in p.outputs), "an output that nobody reads"
+
+
+@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("limit", [0, 1, 2])
+def test_random_graphs_divide_validly(numpy_delegate, seed: int, limit: int) -> None:
+    content = random_model(seed)
+    found = division(content, numpy_delegate(max_delegated_partitions=limit))
+    check_division(content, found)
+    taken = [owner for owner, _ in found.partitions if owner != ON_CPU]
+    assert 0 < len(taken) and (limit == 0 or len(taken) <= limit)
+    if limit == 0:
+        accepted = sum(o.name in ("ADD", "MUL", "RELU") for o in read_model(content).main.operators)
+        assert found.report.delegated == accepted
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("ops", [("ADD", "MUL", "RELU"), ("ADD",)])
+def test_random_graphs_give_the_results_of_the_cpu(numpy_delegate, seed: int, ops: tuple[str, ...]) -> None:
+    content = random_model(seed)
+    ours = Interpreter(model_content=content, experimental_delegates=[numpy_delegate(ops=ops)], fallback="silent")
+    theirs = Official(model_content=content, experimental_op_resolver_type=_reference())
+    rng = np.random.default_rng(seed)
+    values = {d["index"]: rng.standard_normal(SHAPE).astype(np.float32) for d in theirs.get_input_details()}
+    for interpreter in (ours, theirs):
+        interpreter.allocate_tensors()
+    for _ in range(2):
+        for index, value in values.items():
+            ours.set_tensor(index, value)
+            theirs.set_tensor(index, value)
+        ours.invoke()
+        theirs.invoke()
+        for detail in theirs.get_output_details():
+            np.testing.assert_allclose(ours.get_tensor(detail["index"]), theirs.get_tensor(detail["index"]), rtol=1e-5)
+        values = {index: value[::-1] * 2 for index, value in values.items()}
+
+
+def _reference():
+    from ai_edge_litert.interpreter import OpResolverType
+
+    return OpResolverType.BUILTIN_REF
+
+
+def test_two_delegates_share_a_graph(numpy_delegate) -> None:
+    for seed in range(8):
+        content = random_model(seed)
+        found = division(content, numpy_delegate(ops=["MUL"]), numpy_delegate(ops=["ADD", "MUL", "RELU"]))
+        check_division(content, found)
+        names = {o.index: o.name for o in read_model(content).main.operators}
+        assert all(names[n.index] == "MUL" for owner, p in found.partitions if owner == 0 for n in p.nodes)
+        assert {owner for owner, _ in found.partitions} >= {0, 1}
+
+
+def test_a_diamond_around_a_cpu_node_makes_no_cycle(numpy_delegate) -> None:
+    b = ModelBuilder()
+    x = b.input("x", SHAPE)
+    a = b.op("RELU", [x], SHAPE)
+    middle = b.op("ABS", [a], SHAPE)
+    b.output(b.op("ADD", [a, middle], SHAPE))
+    content = b.build()
+    found = division(content, numpy_delegate())
+    check_division(content, found)
+    assert [owner for owner, _ in found.partitions] == [0, ON_CPU, 0]
+
+
+def test_an_independent_cpu_node_does_not_split_a_partition(numpy_delegate) -> None:
+    # Taking the delegate's ready nodes first would give {RELU, RELU}, {ABS}, {ADD, MUL}.
+    b = ModelBuilder()
+    x, y = b.input("x", SHAPE), b.input("y", SHAPE)
+    a = b.op("RELU", [b.op("RELU", [x], SHAPE)], SHAPE)
+    side = b.op("ABS", [y], SHAPE)
+    b.output(b.op("MUL", [b.op("ADD", [a, side], SHAPE), a], SHAPE))
+    found = division(b.build(), numpy_delegate())
+    assert [(owner, len(p.nodes)) for owner, p in found.partitions] == [(ON_CPU, 1), (0, 4)]
+
+
+def test_a_late_cpu_node_does_not_split_a_partition(numpy_delegate) -> None:
+    # RELU(y) is ready at once but only needed late: run with the others behind ABS, one partition is larger.
+    b = ModelBuilder()
+    x, y = b.input("x", SHAPE), b.input("y", SHAPE)
+    late = b.op("RELU", [y], SHAPE)
+    b.output(b.op("ADD", [b.op("RELU", [b.op("ABS", [x], SHAPE)], SHAPE), late], SHAPE))
+    found = division(b.build(), numpy_delegate(max_delegated_partitions=1))
+    assert [(owner, len(p.nodes)) for owner, p in found.partitions] == [(ON_CPU, 1), (0, 3)]
+
+
+def test_the_largest_partitions_are_kept(numpy_delegate) -> None:
+    content = chain("ADD", "ABS", "ADD", "MUL", "RELU", "ABS", "ADD", "MUL")
+    found = division(content, numpy_delegate(max_delegated_partitions=1))
+    assert [[n.index for n in p.nodes] for owner, p in found.partitions if owner == 0] == [[2, 3, 4]]
+    left = found.report.nodes[0]
+    assert left.owner == "CPU" and left.accepted and "max_delegated_partitions is 1" in left.reason
+    found = division(content, numpy_delegate(min_nodes_per_partition=2))
+    assert [[n.index for n in p.nodes] for owner, p in found.partitions if owner == 0] == [[2, 3, 4], [6, 7]]
+    assert "min_nodes_per_partition is 2" in found.report.nodes[0].reason
+
+
+def test_first_and_last_node_bound_what_is_delegated(numpy_delegate) -> None:
+    content = chain(*["ADD"] * 6)
+    found = division(content, numpy_delegate(first_delegate_node_index=2, last_delegate_node_index=3))
+    assert [n.index for n in found.report.nodes if n.owner == "NumPy"] == [2, 3]
+    assert "2..3" in found.report.nodes[0].reason
+
+
+def test_a_check_that_raises_refuses_its_node_only(numpy_delegate) -> None:
+    class Broken(numpy_delegate):
+        def check(self, model, subgraph, operator):
+            if operator.index == 1:
+                raise KeyError("stride")
+            return super().check(model, subgraph, operator)
+
+    found = division(chain("ADD", "ADD", "ADD"), Broken())
+    assert [n.owner for n in found.report.nodes] == ["NumPy", "CPU", "NumPy"]
+    assert "KeyError" in found.report.nodes[1].reason
+
+
+class Widening:
+    """Takes ADD, and DEQUANTIZE of constants if `constants`; runs them with NumPy."""
+
+    name = "wide"
+    max_delegated_partitions = 0
+    min_nodes_per_partition = 0
+    first_delegate_node_index = 0
+    last_delegate_node_index = 1000
+
+    def __init__(self, constants: bool) -> None:
+        self.names = ("ADD", "DEQUANTIZE") if constants else ("ADD",)
+
+    def check(self, model, subgraph, operator):
+        return None if operator.name in self.names else "No."
+
+    def prepare(self, partition):
+        constants = {t.index: t.data for t in partition.subgraph.tensors if t.is_constant}
+
+        class Kernel:
+            def invoke(self, inputs):
+                values = constants | dict(zip(partition.inputs, inputs, strict=True))
+                for node in partition.nodes:
+                    given = [values[i] for i in node.inputs]
+                    values[node.outputs[0]] = given[0].astype(np.float32) if len(given) == 1 else given[0] + given[1]
+                return [values[i] for i in partition.outputs]
+
+            def close(self):
+                pass
+
+        return Kernel()
+
+
+def widened() -> bytes:
+    """A float16 constant that an ADD, an ABS-then-MUL and again an ADD read."""
+    b = ModelBuilder()
+    x = b.input("x", SHAPE)
+    w = b.op("DEQUANTIZE", [b.constant(np.arange(6, dtype=np.float16).reshape(SHAPE))], SHAPE)
+    first = b.op("ADD", [x, w], SHAPE)
+    second = b.op("MUL", [first, w], SHAPE)
+    b.output(b.op("ADD", [second, w], SHAPE))
+    return b.build()
+
+
+@pytest.mark.parametrize("constants", [True, False])
+def test_widened_constants(constants: bool) -> None:
+    content = widened()
+    delegate = Widening(constants)
+    found = division(content, delegate)
+    weight = read_model(content).main.operators[0].outputs[0]
+    crossing = [weight in p.inputs for _, p in found.partitions]
+    if constants:  # every partition widens the constant for itself, and it is reported as the delegate's
+        assert not any(crossing)
+        assert [[n.index for n in p.nodes] for _, p in found.partitions] == [[0, 1], [0, 2], [0, 3]]
+        assert found.report.nodes[0].owner == "wide"
+    else:  # the CPU widens it for the delegate; its own partition still has a copy
+        assert [[n.index for n in p.nodes] for _, p in found.partitions] == [[0], [1], [0, 2], [3]]
+        assert crossing == [False, True, False, True]
+    interpreter = Interpreter(model_content=content, experimental_delegates=[delegate], fallback="silent")
+    interpreter.allocate_tensors()
+    x = np.full(SHAPE, 2, np.float32)
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], x)
+    interpreter.invoke()
+    w = np.arange(6, dtype=np.float32).reshape(SHAPE)
+    np.testing.assert_array_equal(interpreter.get_tensor(interpreter.get_output_details()[0]["index"]), (x + w) * w + w)
+
+
+def test_a_widened_constant_that_is_an_output_is_computed_once() -> None:
+    b = ModelBuilder()
+    x = b.input("x", SHAPE)
+    w = b.op("DEQUANTIZE", [b.constant(np.ones(SHAPE, np.float16))], SHAPE)
+    b.output(b.op("ADD", [x, w], SHAPE), w)
+    found = division(b.build(), Widening(True))
+    assert [(owner, len(p.nodes), len(p.outputs)) for owner, p in found.partitions] == [(0, 2, 2)]
+
+
+def test_report_counts_texts_and_data(numpy_delegate) -> None:
+    report = division(chain("ADD", "ABS", "ADD", "MUL", "ABS", "COS"), numpy_delegate()).report
+    assert report.counts == {"NumPy": 3, "CPU": 3} and report.delegated == 3 and not report.fully_delegated
+    assert report.summary() == (
+        "3/6 ops on NumPy in 2 partitions, 3 on the CPU: ABS x2 (Operation is not supported.); "
+        "COS (Operation is not supported.)"
+    )
+    assert report.warnings() == [
+        "op code #101 cannot be handled by this delegate. ABS: Operation is not supported. (nodes 1, 4)",
+        "op code #108 cannot be handled by this delegate. COS: Operation is not supported. (node 5)",
+    ]
+    table = str(report).splitlines()
+    assert len(table) == 8 and table[0].split() == ["node", "op", "owner", "partition", "reason"]
+    assert table[2].split()[:4] == ["1", "ABS", "CPU", "1"]
+    data = report.as_dict()
+    assert data["nodes"][3] == {
+        "index": 3, "op": "MUL", "code": 18, "owner": "NumPy", "partition": 2, "accepted": True, "reason": None,
+    }  # fmt: skip
+    assert data["partitions"][2]["nodes"] == [2, 3]
+    full = division(chain("ADD", "MUL"), numpy_delegate()).report
+    assert full.fully_delegated and full.summary() == "2/2 ops on NumPy in 1 partition" and full.warnings() == []
