@@ -85,6 +85,8 @@ def evaluate_expr(expr: Expr, args: Sequence[Array]) -> Array:
                     memo[id(e)] = args[i]
                 case Literal(value, dtype):
                     memo[id(e)] = np.asarray(value, NUMPY[dtype])
+                case Apply("min" | "max" as fn, (first, Literal() as bound)):
+                    memo[id(e)] = _FUNCTIONS[fn](visit(bound), visit(first))
                 case Apply(fn, arguments):
                     memo[id(e)] = np.asarray(_FUNCTIONS[fn](*(visit(a) for a in arguments)))
         return memo[id(e)]
@@ -151,9 +153,9 @@ _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
-    "div": np.divide,
-    "min": lambda a, b: np.where(b < a, b, a),
-    "max": lambda a, b: np.where(a < b, b, a),
+    "div": lambda a, b: np.divide(a, b),
+    "min": lambda a, b: np.where(a < b, a, b),  # b if either is NaN
+    "max": lambda a, b: np.where(b < a, a, b),
     "pow": _wide(np.power),
     "lt": np.less,
     "le": np.less_equal,

@@ -52,8 +52,8 @@ Expr = Arg | Literal | Apply
 #: name -> number of arguments. Comparisons give BOOL; `select(condition, yes, no)`; `to_*` convert (to_int32
 #: truncates toward zero, saturates, and maps NaN to the largest int32, as the TFLite reference CAST does).
 #: `sigmoid`, `erf`, `expm1` and `sign` are as in NumPy/SciPy; `round` rounds half to even; `pow`, `floor` as in C.
-#: min and max propagate NaN as TFLite's reference kernels do: a NaN second operand yields the first operand's value
-#: where C's `a < b ? a : b` would; kernels document what they do.
+#: `min` and `max` give their second argument if either is NaN, as TFLite's MINIMUM and MAXIMUM do; if the second is a
+#: Literal (RELU, clamps) a NaN first argument comes back instead, so put the data first and it passes through.
 FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "pow", "lt", "le", "gt", "ge", "eq", "ne"), 2),
     **dict.fromkeys(("logical_and", "logical_or"), 2),

@@ -68,7 +68,7 @@ def _check_channels(tensor: Tensor) -> None:
     q = tensor.quantization
     if q.scales.size > 1 and (not 0 <= q.dimension < len(tensor.shape) or tensor.shape[q.dimension] != q.scales.size):
         raise Unsupported(
-            f"constant '{tensor.name}' has shape {list(tensor.shape)} but {q.scales.size} scales along axis {q.dimension}"
+            f"constant '{tensor.name}' of shape {list(tensor.shape)} has {q.scales.size} scales along axis {q.dimension}"
         )
 
 

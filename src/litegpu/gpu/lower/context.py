@@ -165,12 +165,12 @@ class OpContext:
         else:
             stored = t.type
         if stored not in types:
-            raise Unsupported(f"input {i} ('{t.name}') is {_type_reason(t.type, types)}")
+            raise Unsupported(f"input {i} is {_type_reason(t.type, types)}")
 
     def check_output(self, t: Tensor, types: Types) -> None:
         _check_rank(t)
         if t.type not in types:
-            raise Unsupported(f"output '{t.name}' is {_type_reason(t.type, types)}")
+            raise Unsupported(f"the output is {_type_reason(t.type, types)}")
 
     def require(self, condition: bool, reason: str) -> None:
         if not condition:
@@ -264,9 +264,9 @@ def _check_rank(t: Tensor) -> None:
 
 def _type_reason(found: TensorType, wanted: Types) -> str:
     if found in QUANTIZED and wanted & {TensorType.FLOAT32}:
-        return f"{found.name}: quantized activations are not taken, only constants may be quantized"
+        return f"{found.name} and 8-bit models are not taken yet: only constants may be quantized"
     names = " or ".join(t.name for t in sorted(wanted))
-    return f"{found.name}: {names} is taken"
+    return f"{found.name} where {names} is taken"
 
 
 _PRODUCED: weakref.WeakKeyDictionary[Subgraph, dict[int, Tensor]] = weakref.WeakKeyDictionary()

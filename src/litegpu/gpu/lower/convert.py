@@ -10,6 +10,8 @@ from litegpu.gpu.lower.registry import ANY, FLOAT, lowers
 from litegpu.model.types import TensorType
 
 _CONVERSIONS = {DType.FLOAT32: "to_float32", DType.INT32: "to_int32", DType.BOOL: "to_bool"}
+#: What a DEQUANTIZE may read, as a constant.
+STORED = FLOAT | frozenset(QUANTIZED) | frozenset({TensorType.FLOAT16})
 
 
 @lowers(
@@ -25,16 +27,11 @@ def cast(ctx: OpContext) -> None:
         ctx.elementwise(fn(_CONVERSIONS[target], Arg(0)), [ctx.value(0)], ctx.output_value())
 
 
-@lowers(
-    "DEQUANTIZE", max_version=6, inputs=(frozenset({TensorType.FLOAT16}) | frozenset(QUANTIZED) | FLOAT,), outputs=FLOAT,
-    notes="of constants only: they are folded",
-)  # fmt: skip
+@lowers("DEQUANTIZE", max_version=6, inputs=(STORED,), outputs=FLOAT, notes="of constants only: they are folded")
 def dequantize(ctx: OpContext) -> None:
     t = ctx.tensor(0)
     if t.data is None:
-        raise Unsupported(
-            f"input 0 ('{t.name}') is {t.type.name} computed by the model: only constants are dequantized"
-        )
+        raise Unsupported(f"input 0 is {t.type.name} computed by the model: only constants are dequantized")
     ctx.check_shape(t.shape)
     as_array(t, decode=False)
     ctx.lowering.value(ctx.output.index)

@@ -98,16 +98,17 @@ def _range(
     """First index and number of elements along an axis of size n."""
     ctx.require(stride != 0, "a stride is 0")
     low, high = (0, n) if stride > 0 else (-1, n - 1)
-    if offset:
-        end += begin
+    first = begin + n if begin < 0 else begin
+    if open_begin:
+        first = 0 if stride > 0 else n - 1
     if shrink:
-        first = begin + n if begin < 0 else begin
         ctx.require(0 <= first < n, f"index {begin} is outside an axis of size {n}")
         return first, 1
-    first = begin + n if begin < 0 else begin
-    first = (0 if stride > 0 else n - 1) if open_begin else min(max(first, low), high)
-    last = end + n if end < 0 and not offset else end
-    last = (n if stride > 0 else -1) if open_end else min(max(last, low), high)
+    first = min(max(first, low), high)
+    last = end + first if offset else end + n if end < 0 else end
+    last = min(max(last, low), high)
+    if open_end and not offset:
+        last = n if stride > 0 else -1
     return first, max(0, -((first - last) // stride))
 
 
