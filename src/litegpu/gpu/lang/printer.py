@@ -184,7 +184,7 @@ def _effects(block: tree.Block, found: list[tuple[Value, tree.Block]]) -> None:
     for s in block.statements:
         match s:
             case tree.Declare():
-                found.append((s.init, block))
+                found += [(s.init, block)] * (2 if s.variable.is_array else 1)  # an array repeats it: give it a name
             case tree.Assign():
                 found.append((s.value, block))
             case tree.Store():

@@ -327,10 +327,11 @@ class _Module(Printer):
         if not variable.is_array:
             self.line(f"var {name}: {type} = {self.text(init)};")
             return
-        self.line(f"var {name}: array<{type}, {variable.size}>;")
-        if init.op != "const" or init.attr != 0:  # WGSL starts them as zeros
-            for i in range(variable.size):
-                self.line(f"{name}[{i}] = {self.text(init)};")
+        array = f"array<{type}, {variable.size}>"
+        if init.op == "const" and init.attr == 0:
+            self.line(f"var {name} = {array}();")  # spelt out: naga does not zero a bare var again in a loop
+        else:
+            self.line(f"var {name} = {array}({', '.join([self.text(init)] * variable.size)});")
 
     def for_header(self, index: str, start: str, stop: str, step: str) -> str:
         return f"for (var {index} = {start}; {index} < {stop}; {index} += {step})"
