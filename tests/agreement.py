@@ -13,6 +13,7 @@ from ai_edge_litert.interpreter import OpResolverType
 
 import litegpu
 
+PLAIN = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
 FLOAT32, FLOAT16 = 1e-5, 1e-2  # relative L2 error allowed
 
 
@@ -60,10 +61,9 @@ def random_inputs(interpreter: OfficialInterpreter, seed: int = 0) -> list[np.nd
     return arrays
 
 
-def official(content: bytes | Path, *, reference_kernels: bool = False) -> OfficialInterpreter:
-    """The official runtime with the model allocated."""
+def official(content: bytes | Path, kind: OpResolverType = PLAIN) -> OfficialInterpreter:
+    """The official runtime with the model allocated; without XNNPACK unless `kind` says so."""
     source = {"model_path": str(content)} if isinstance(content, Path) else {"model_content": content}
-    kind = OpResolverType.BUILTIN_REF if reference_kernels else OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     interpreter = OfficialInterpreter(**source, experimental_op_resolver_type=kind)
     interpreter.allocate_tensors()
     return interpreter
