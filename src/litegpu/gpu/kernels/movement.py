@@ -66,6 +66,8 @@ def origin(k: Kernel, steps: Sequence[Step], shapes: Sequence[Shape], at: Sequen
             case Take(axis, indices):
                 i = coordinates[axis]
                 assert not isinstance(i, Quad)
+                if inside:  # the coordinate may be outside of the table, and is then of no account
+                    i = min(max(i, 0), len(indices) - 1) if isinstance(i, int) else k.min(i, len(indices) - 1)
                 coordinates[axis] = _taken(i, indices, look)
     return Origin(coordinates, inside)
 
