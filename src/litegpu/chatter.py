@@ -65,8 +65,7 @@ def _enter() -> None:
             _saved = -1
             return
         try:
-            if _captured is None:
-                _captured = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - kept for the life of the process
+            _captured = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by _leave
             os.dup2(_captured.fileno(), _STDERR)
         except OSError:  # no room for a temporary file: chatter is better than a failure
             os.close(_saved)
@@ -74,7 +73,7 @@ def _enter() -> None:
 
 
 def _leave() -> None:
-    global _depth, _saved
+    global _depth, _saved, _captured
     text = b""
     with _lock:
         _depth -= 1
@@ -83,11 +82,10 @@ def _leave() -> None:
         os.dup2(_saved, _STDERR)
         os.close(_saved)
         _saved = -1
-        if _captured.tell():
-            _captured.seek(0)
-            text = _captured.read()
-            _captured.seek(0)
-            _captured.truncate()
+        _captured.seek(0)
+        text = _captured.read()
+        _captured.close()
+        _captured = None
     if text:
         lines, rest = split(text)
         if rest:

@@ -24,7 +24,15 @@ from litegpu.delegates.partitioner import Division, FailedDelegate, divide, whol
 from litegpu.delegates.plan import Plan, PrepareError
 from litegpu.delegates.protocol import Delegate as DelegateProtocol
 from litegpu.delegates.report import DelegationReport
-from litegpu.errors import DelegateError, DelegateTypeError, InvokeError, ModelError, OptionError, TensorError
+from litegpu.errors import (
+    DelegateError,
+    DelegateTypeError,
+    InvokeError,
+    LiteGpuError,
+    ModelError,
+    OptionError,
+    TensorError,
+)
 from litegpu.model.reader import read_model
 from litegpu.model.types import Subgraph
 
@@ -58,6 +66,8 @@ class Interpreter:
         DelegateTypeError (an AttributeError): an object is not a delegate.
     """
 
+    _plan: Plan | None = None
+
     def __init__(
         self,
         model_path: str | bytes | os.PathLike[Any] | None = None,
@@ -74,7 +84,6 @@ class Interpreter:
         *,
         fallback: str = "warn",
     ) -> None:
-        self._plan: Plan | None = None
         self._official: Any = _Closed()
         self._report = DelegationReport((), (), ())
         _check_arguments(model_path, model_content, num_threads, experimental_op_resolver_type, fallback)
@@ -257,6 +266,9 @@ class Interpreter:
         self._drop_plan()
         self._whole = True
         self._official = _Closed()
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"cannot pickle or copy a {type(self).__name__!r} object")
 
     def __enter__(self) -> Self:
         return self
@@ -482,13 +494,15 @@ class Interpreter:
     def _fresh_text(self, error: Exception) -> str:
         """The text without what earlier errors left in the official reporter, which never forgets."""
         text = str(error)
-        if isinstance(error, RuntimeError):
-            fresh = text.removeprefix(self._reported)
-            self._reported = text
-            return fresh
-        return text
+        if isinstance(error, ValueError) or "reference to internal data" in text:  # not from the reporter
+            return text
+        fresh = text.removeprefix(self._reported)
+        self._reported = text
+        return fresh or text
 
     def _runtime_error(self, error: Exception) -> Exception:
+        if isinstance(error, LiteGpuError):
+            return error
         return (InvokeError if isinstance(error, RuntimeError) else TensorError)(self._fresh_text(error))
 
     def _allocation_error(self, error: Exception) -> Exception:

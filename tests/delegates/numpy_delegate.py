@@ -1,7 +1,7 @@
 """An example of a delegate: runs ADD, MUL and RELU of float32 tensors with NumPy.
 
-A delegate answers two questions. `check`: can it run this node, and if not, why? `prepare`: here is a partition, that is
-a set of accepted nodes with the tensors that go in and come out; give me something that runs it. Everything else
+A delegate answers two questions. `check`: can it run this node, and if not, why? `prepare`: here is a partition, a
+set of accepted nodes with the tensors that go in and come out; give me something that runs it. Everything else
 (dividing the graph, running the rest on the CPU, resizing, reports, fallback) is litegpu's.
 
     interpreter = litegpu.Interpreter("model.tflite", experimental_delegates=[NumpyDelegate()])

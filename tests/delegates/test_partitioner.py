@@ -74,7 +74,7 @@ def test_random_graphs_divide_validly(numpy_delegate, seed: int, limit: int) -> 
     found = division(content, numpy_delegate(max_delegated_partitions=limit))
     check_division(content, found)
     taken = [owner for owner, _ in found.partitions if owner != ON_CPU]
-    assert 0 < len(taken) and (limit == 0 or len(taken) <= limit)
+    assert len(taken) > 0 and (limit == 0 or len(taken) <= limit)
     if limit == 0:
         accepted = sum(o.name in ("ADD", "MUL", "RELU") for o in read_model(content).main.operators)
         assert found.report.delegated == accepted

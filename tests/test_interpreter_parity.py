@@ -1,0 +1,374 @@
+"""The same calls on our Interpreter and on the official one give the same values, dictionaries and kinds of errors."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import pickle
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ai_edge_litert import interpreter as official
+
+import litegpu
+from litegpu.interpreter import Interpreter, InterpreterWithCustomOps, OpResolverType, SignatureRunner
+from litegpu.model.types import TensorType
+from litegpu.model.writer import ModelBuilder
+
+SHAPE = (1, 4)
+
+
+def model(open_batch: bool = False) -> bytes:
+    b = ModelBuilder()
+    x = b.input("x", (-1, 4) if open_batch else SHAPE)
+    y = b.op("MUL", [b.op("ADD", [x, b.constant(np.arange(4, dtype=np.float32))], SHAPE), x], SHAPE)
+    b.output(y)
+    b.signature("serve", {"value": x}, {"result": y})
+    return b.build()
+
+
+def two_signatures() -> bytes:
+    b = ModelBuilder()
+    x, y = b.input("x", SHAPE), b.input("y", SHAPE)
+    s, p = b.op("ADD", [x, y], SHAPE), b.op("MUL", [x, y], SHAPE)
+    b.output(s, p)
+    b.signature("sum", {"a": x, "b": y}, {"s": s})
+    b.signature("product", {"a": x, "b": y}, {"p": p})
+    return b.build()
+
+
+def pair(content: bytes, **arguments: Any) -> tuple[Interpreter, Any]:
+    return Interpreter(model_content=content, **arguments), official.Interpreter(model_content=content, **arguments)
+
+
+def same(a: Any, b: Any) -> None:
+    """Equal in value, type, dtype and order of keys."""
+    assert type(a) is type(b)
+    if isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            same(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            same(x, y)
+    elif isinstance(a, np.ndarray):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+    else:
+        assert a == b
+
+
+def fails_alike(ours: Any, theirs: Any, *, text: str | None = None) -> Exception:
+    """Both raise; ours is what theirs is, and a LiteGpuError unless the binding's own TypeError."""
+    with pytest.raises(Exception) as expected:
+        theirs()
+    with pytest.raises(expected.type) as found:
+        ours()
+    assert isinstance(found.value, litegpu.LiteGpuError | TypeError), repr(found.value)
+    if text is not None:
+        assert text in str(expected.value) and text in str(found.value)
+    return found.value
+
+
+def test_the_constructor_takes_the_official_arguments_in_order() -> None:
+    expected = list(inspect.signature(official.Interpreter.__init__).parameters.values())
+    found = list(inspect.signature(Interpreter.__init__).parameters.values())
+    assert [p.name for p in found[: len(expected)]] == [p.name for p in expected]
+    assert [p.default for p in found[1 : len(expected)]] == [p.default for p in expected[1:]]
+    assert [p.kind for p in found[len(expected) :]] == [inspect.Parameter.KEYWORD_ONLY]
+    assert OpResolverType is official.OpResolverType
+
+
+@pytest.mark.parametrize(
+    "ours, theirs", [(Interpreter, official.Interpreter), (SignatureRunner, official.SignatureRunner)]
+)
+def test_every_official_method_is_there(ours: type, theirs: type) -> None:
+    for name, member in vars(theirs).items():
+        if name.startswith("__") or not callable(member):
+            continue
+        assert hasattr(ours, name), name
+        expected = [p.name for p in inspect.signature(member).parameters.values()]
+        assert [p.name for p in inspect.signature(getattr(ours, name)).parameters.values()] == expected, name
+
+
+MODELS = (
+    "kws_ref_model.tflite",
+    "mobilenet_v1_0.25_128_quant.tflite",
+    "face_landmark.tflite",
+    "ssd_mobilenet_v1_coco_quant.tflite",
+)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_details_and_results_of_real_models(models_dir: Path, name: str) -> None:
+    path = models_dir / name
+    ours, theirs = Interpreter(path), official.Interpreter(path)
+    for interpreter in (ours, theirs):
+        interpreter.allocate_tensors()
+    same(ours.get_input_details(), theirs.get_input_details())
+    same(ours.get_output_details(), theirs.get_output_details())
+    same(ours.get_tensor_details(), theirs.get_tensor_details())
+    same(ours._get_ops_details(), theirs._get_ops_details())
+    same(ours.get_signature_list(), theirs.get_signature_list())
+    same(ours.num_subgraphs(), theirs.num_subgraphs())
+    rng = np.random.default_rng(0)
+    for d in theirs.get_input_details():
+        value = (rng.standard_normal(d["shape"]) * 40).astype(d["dtype"])
+        ours.set_tensor(d["index"], value)
+        theirs.set_tensor(d["index"], value)
+    ours.invoke()
+    theirs.invoke()
+    for d in theirs.get_output_details():
+        same(ours.get_tensor(d["index"]), theirs.get_tensor(d["index"]))
+        same(ours.tensor(d["index"])(), theirs.tensor(d["index"])())
+
+
+def test_paths_of_every_kind(tmp_path: Path) -> None:
+    file = tmp_path / "m.tflite"
+    file.write_bytes(model())
+    for path in (file, str(file), str(file).encode()):
+        assert Interpreter(path).num_subgraphs() == 1
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <function (Delegate|Interpreter).__del__")
+def test_bad_arguments(tmp_path: Path) -> None:
+    content = model()
+    empty, page = tmp_path / "empty.tflite", tmp_path / "page.tflite"
+    empty.write_bytes(b"")
+    page.write_text("<!DOCTYPE html><html></html>")
+    cases: list[dict[str, Any]] = [
+        {},
+        {"model_content": b""},
+        {"model_path": "m.tflite", "model_content": content},
+        {"model_path": str(tmp_path / "absent.tflite")},
+        {"model_path": str(empty)},
+        {"model_path": str(page)},
+        {"model_path": 5},
+        {"model_content": bytearray(content)},
+        {"model_content": content[: len(content) // 2]},
+        {"model_content": content, "num_threads": 0},
+        {"model_content": content, "num_threads": np.int32(1)},
+        {"model_content": content, "experimental_op_resolver_type": 1},
+        {"model_content": content, "experimental_delegates": [object()]},
+        {"model_content": content, "unknown": 1},
+    ]
+    for case in cases:
+        fails_alike(lambda case=case: Interpreter(**case), lambda case=case: official.Interpreter(**case))
+    gc.collect()  # the official class fails in __del__ after a failed constructor; ours must not
+    with pytest.raises(litegpu.OptionError, match="strict"):
+        Interpreter(model_content=content, fallback="loud")
+
+
+@pytest.mark.parametrize("delegated", [False, True])
+def test_mistakes_with_tensors(numpy_delegate, delegated: bool) -> None:
+    content = model()
+    theirs = official.Interpreter(model_content=content)
+    delegates = [numpy_delegate()] if delegated else None
+    ours = Interpreter(model_content=content, experimental_delegates=delegates)
+    x, y = 0, ours.get_output_details()[0]["index"]
+    value = np.zeros(SHAPE, np.float32)
+
+    def alike(call: Any, text: str | None = None) -> Exception:
+        return fails_alike(lambda: call(ours), lambda: call(theirs), text=text)
+
+    alike(lambda i: i.set_tensor(x, value), "Tensor is unallocated. Try calling allocate_tensors() first")
+    alike(lambda i: i.get_tensor(y), "Tensor data is null. Run allocate_tensors() first")
+    alike(lambda i: i.tensor(y)(), "Tensor data is null. Run allocate_tensors() first")
+    alike(lambda i: i.invoke(), "Invoke called on model that is not ready.")
+    for interpreter in (ours, theirs):
+        interpreter.allocate_tensors()
+    if delegated:
+        assert ours.delegation_report().fully_delegated
+    alike(
+        lambda i: i.set_tensor(x, value.astype(np.uint8)),
+        "Got value of type UINT8 but expected type FLOAT32 for input 0",
+    )
+    alike(
+        lambda i: i.set_tensor(x, [[1.0, 2, 3, 4]]), "Got value of type FLOAT64 but expected type FLOAT32 for input 0"
+    )
+    alike(lambda i: i.set_tensor(x, None), "Got value of type STRING but expected type FLOAT32 for input 0, name: x")
+    alike(lambda i: i.set_tensor(x, value[0]), "Dimension mismatch. Got 1 but expected 2 for input 0.")
+    alike(lambda i: i.set_tensor(x, np.zeros((1, 3), np.float32)), "Got 3 but expected 4 for dimension 1 of input 0.")
+    for index in (9999, -1):
+        alike(lambda i, index=index: i.set_tensor(index, value), f"Invalid tensor index {index} exceeds max")
+        alike(lambda i, index=index: i.get_tensor(index), f"Invalid tensor index {index} exceeds max")
+        alike(lambda i, index=index: i.tensor(index)(), f"Invalid tensor index {index} exceeds max")
+    alike(lambda i: i.get_tensor(y, 3), "Invalid subgraph index 3")
+    alike(lambda i: i.get_tensor_details(3), "subgraph_index is out of range: 3")
+    alike(lambda i: i.get_tensor("x"))
+    alike(lambda i: i.resize_tensor_input(99, [1, 4]))
+    alike(lambda i: i.resize_tensor_input(x, [[1], [4]]), "Shape should be 1D instead of 2.")
+    alike(lambda i: i.resize_tensor_input(x, [2, 4], strict=True), "Attempting to resize dimension 0 of tensor 0")
+    for interpreter in (ours, theirs):
+        interpreter.set_tensor(np.int64(x), value)
+        interpreter.invoke()
+        interpreter.resize_tensor_input(x, [3, 4])
+    alike(lambda i: i.invoke(), "Invoke called on model that is not ready.")
+    alike(lambda i: i.set_tensor(x, np.zeros((3, 4), np.float32)), "Tensor is unallocated")
+    for interpreter in (ours, theirs):
+        interpreter.allocate_tensors()
+    same(ours.get_output_details(), theirs.get_output_details())
+
+
+@pytest.mark.parametrize("delegated", [False, True])
+def test_views_and_the_reference_guard(numpy_delegate, delegated: bool) -> None:
+    content = model()
+    delegates = [numpy_delegate()] if delegated else None
+    for interpreter in (
+        official.Interpreter(model_content=content),
+        Interpreter(model_content=content, experimental_delegates=delegates),
+    ):
+        interpreter.allocate_tensors()
+        given, result = interpreter.tensor(0), interpreter.tensor(interpreter.get_output_details()[0]["index"])
+        given()[:] = 2
+        interpreter.invoke()
+        np.testing.assert_array_equal(result(), [[4, 6, 8, 10]])
+        view = given()[0, 1:]
+        for call in (
+            interpreter.invoke,
+            interpreter.allocate_tensors,
+            lambda i=interpreter: i.resize_tensor_input(0, [2, 4]),
+        ):
+            with pytest.raises(RuntimeError, match="There is at least 1 reference to internal data"):
+                call()
+        interpreter.set_tensor(0, np.zeros(SHAPE, np.float32))  # not guarded
+        assert not view.any()
+        del view
+        interpreter.invoke()
+        copied = interpreter.get_tensor(0)
+        copied[:] = 7
+        assert not interpreter.get_tensor(0).any()
+
+
+@pytest.mark.parametrize("delegated", [False, True])
+def test_odd_arrays(numpy_delegate, delegated: bool) -> None:
+    delegates = [numpy_delegate()] if delegated else None
+    interpreter = Interpreter(model_content=model(), experimental_delegates=delegates)
+    interpreter.allocate_tensors()
+    value = np.array([[1, -2, 3, 0.5]], np.float32)
+    memory = np.zeros(17, np.uint8)
+    unaligned = memory[1:].view(np.float32).reshape(SHAPE)
+    unaligned[:] = value
+    strided = np.repeat(value, 2, axis=1)[:, ::2]
+    for odd in (value.astype(">f4"), unaligned, strided, np.asfortranarray(value)):
+        interpreter.set_tensor(0, odd)
+        np.testing.assert_array_equal(interpreter.get_tensor(0), value)
+    runner = interpreter.get_signature_runner()
+    np.testing.assert_array_equal(runner(value=value.astype(">f4"))["result"], (value + [[0, 1, 2, 3]]) * value)
+
+
+@pytest.mark.parametrize("delegated", [False, True])
+def test_signatures(numpy_delegate, delegated: bool) -> None:
+    content = two_signatures()
+    theirs = official.Interpreter(model_content=content)
+    ours = Interpreter(model_content=content, experimental_delegates=[numpy_delegate()] if delegated else None)
+    same(ours.get_signature_list(), theirs.get_signature_list())
+    fails_alike(lambda: ours.get_signature_runner(), lambda: theirs.get_signature_runner())
+    fails_alike(lambda: ours.get_signature_runner("no"), lambda: theirs.get_signature_runner("no"), text='"no"')
+    a, b = np.full((3, 4), 2, np.float32), np.arange(12, dtype=np.float32).reshape(3, 4)
+    for key in ("sum", "product"):
+        mine, official_runner = ours.get_signature_runner(key), theirs.get_signature_runner(key)
+        for n in (3, 1, 2):
+            same(mine(a=a[:n], b=b[:n]), official_runner(a=a[:n], b=b[:n]))
+        same(mine.get_input_details(), official_runner.get_input_details())
+        same(mine.get_output_details(), official_runner.get_output_details())
+        text = "Invalid number of inputs provided for running a SignatureDef, expected 2 vs provided 1"
+        fails_alike(lambda: mine(a=a), lambda: official_runner(a=a), text=text)  # noqa: B023
+        fails_alike(lambda: mine(a=a, c=b), lambda: official_runner(a=a, c=b), text="Invalid Input name (c)")  # noqa: B023
+        fails_alike(lambda: mine(a=a, b=b.astype(int)), lambda: official_runner(a=a, b=b.astype(int)), text="INT64")  # noqa: B023
+
+
+def test_rank_0_and_strings() -> None:
+    b = ModelBuilder()
+    x = b.input("x", ())
+    b.output(b.op("ABS", [x], ()))
+    ours, theirs = pair(b.build())
+    for interpreter in (ours, theirs):
+        interpreter.allocate_tensors()
+        interpreter.set_tensor(0, np.float32(-3))
+        interpreter.invoke()
+    same(ours.get_tensor(1), theirs.get_tensor(1))
+    b = ModelBuilder()
+    b.output(b.op("RESHAPE", [b.input("s", (2,), TensorType.STRING)], (2, 1), {"new_shape": [2, 1]}))
+    ours, theirs = pair(b.build())
+    for interpreter in (ours, theirs):
+        interpreter.allocate_tensors()
+        interpreter.set_tensor(0, np.array([b"a", b"bcd"]))
+        interpreter.invoke()
+    same(ours.get_tensor(1), theirs.get_tensor(1))
+
+
+def test_error_text_does_not_accumulate() -> None:
+    interpreter = Interpreter(model_content=model())
+    texts = []
+    for _ in range(3):
+        with pytest.raises(litegpu.InvokeError) as error:
+            interpreter.invoke()
+        texts.append(str(error.value))
+    assert texts[0] == texts[1] == texts[2] and texts[0].count("not ready") == 1
+
+
+def test_preserve_all_tensors_warns_like_the_official_one() -> None:
+    with pytest.warns(UserWarning, match="experimental_preserve_all_tensors"):
+        interpreter = Interpreter(model_content=model(), experimental_preserve_all_tensors=True)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(0, np.ones(SHAPE, np.float32))
+    interpreter.invoke()
+    np.testing.assert_array_equal(interpreter.get_tensor(2), [[1, 2, 3, 4]])
+
+
+def test_it_is_neither_copied_nor_pickled_and_closes() -> None:
+    interpreter = Interpreter(model_content=model())
+    for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError):
+            attempt(interpreter)
+    with interpreter:
+        interpreter.allocate_tensors()
+    interpreter.close()
+    for call in (interpreter.invoke, interpreter.allocate_tensors, interpreter.get_input_details):
+        with pytest.raises(litegpu.InvokeError, match="closed"):
+            call()
+
+
+def test_custom_op_registerers_go_to_the_official_runtime() -> None:
+    def make(module: Any, **arguments: Any) -> Any:
+        return lambda: module.InterpreterWithCustomOps(model_content=model(), **arguments)
+
+    assert InterpreterWithCustomOps(custom_op_registerers=[], model_content=model()).num_subgraphs() == 1
+    theirs = make(official, custom_op_registerers=["no_such_symbol"])
+    fails_alike(make(litegpu, custom_op_registerers=["no_such_symbol"]), theirs, text="no_such_symbol")
+
+
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <function Delegate.__del__")
+def test_load_delegate_is_the_official_one() -> None:
+    assert litegpu.load_delegate is official.load_delegate and litegpu.Delegate is official.Delegate
+    with pytest.raises(OSError):
+        litegpu.load_delegate("no_such_library.so")
+
+
+def test_invoke_releases_the_interpreter_lock(models_dir: Path) -> None:
+    interpreter = Interpreter(models_dir / "mobilenet_v1_1.0_224_random.tflite")
+    interpreter.allocate_tensors()
+    stop, counted = threading.Event(), [0]
+
+    def count() -> None:
+        while not stop.is_set():
+            counted[0] += 1
+            time.sleep(0.0005)
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    before = counted[0]
+    start = time.perf_counter()
+    while time.perf_counter() - start < 0.3:
+        interpreter.invoke()
+    ticks = counted[0] - before
+    stop.set()
+    thread.join()
+    assert ticks > 50
