@@ -15,7 +15,7 @@ from litegpu.gpu.runtime import webgpu_native as native
 
 BACKENDS = ("vulkan", "metal", "d3d12", "gl")
 #: Kinds of adapter, best first.
-KINDS = ("discrete", "integrated", "virtual", "unknown", "software")
+KINDS = ("discrete", "integrated", "unknown", "software")
 #: Part of the name of the adapter to take when the caller names none.
 ADAPTER_VARIABLE = "LITEGPU_WEBGPU_ADAPTER"
 
