@@ -14,6 +14,7 @@ from litegpu.gpu.evaluate import evaluate_node
 from litegpu.gpu.graph import DType, Graph, GraphBuilder
 from litegpu.gpu.kernels import build
 from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.lang import interpret as interpreter
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lang.wgsl import print_wgsl
 from litegpu.gpu.view import View, packed, padded
@@ -31,21 +32,26 @@ def check_node(
     views: Mapping[int, View] | None = None,
     features: Features | None = None,
     tolerance: float | None = None,
+    interpret: bool = False,
 ) -> np.ndarray:
     """Run the only node of `builder` on `inputs` (by value id), compare with NumPy, and return what it wrote.
 
     Values are padded to whole quads unless they are among `packed_values` or have a view in `views`; `half` stores
     padded float values as float16. Relative L2 must be within `tolerance` (1e-6, or 2e-3 with `half`), NaN and
-    infinities must be in the same places, and padding must hold zeros.
+    infinities must be in the same places, and padding must hold zeros. `interpret`: also run the kernels in the
+    language's interpreter, which checks bounds and races.
     """
     (node,) = builder.nodes
     graph = builder.graph(list(inputs), [node.output])
     views = lay_out(graph, half, packed_values) | dict(views or {})
     arrays = {v: _as_stored(a, views[v]) for v, a in inputs.items()}
     known = {i: v.data for i, v in graph.values.items() if v.data is not None} | arrays
-    result = run_node(graph, views, arrays, features)
     expected = evaluate_node(node, known, graph)
-    assert_close(result, expected, tolerance or (2e-3 if half else 1e-6))
+    tolerance = tolerance or (2e-3 if half else 1e-6)
+    if interpret:
+        assert_close(run_node(graph, views, arrays, features, interpret=True), expected, tolerance)
+    result = run_node(graph, views, arrays, features)
+    assert_close(result, expected, tolerance)
     return result
 
 
@@ -63,9 +69,15 @@ def lay_out(graph: Graph, half: bool = False, packed_values: tuple[int, ...] = (
 
 
 def run_node(
-    graph: Graph, views: Mapping[int, View], arrays: Mapping[int, np.ndarray], features: Features | None = None
+    graph: Graph,
+    views: Mapping[int, View],
+    arrays: Mapping[int, np.ndarray],
+    features: Features | None = None,
+    *,
+    interpret: bool = False,
 ) -> np.ndarray:
-    """Run the only node of `graph` and return its output; asserts that padding channels were written as zeros."""
+    """Run the only node of `graph` and return its output; asserts that padding channels were written as zeros, and
+    nothing else but the output was. `interpret`: not on a device but in the language's interpreter."""
     (node,) = graph.nodes
     features = features or Features(float16=any(v.dtype is DType.FLOAT16 for v in views.values()))
     launches = build(Context(graph, node, views, features))
@@ -77,7 +89,10 @@ def run_node(
         _window(memory[view.root], view)[...] = a
     view = views[node.output]
     before = memory[view.root].copy()
-    run_launches(launches, memory, features)
+    if interpret:
+        interpret_launches(launches, memory)
+    else:
+        run_launches(launches, memory, features)
     owned = np.zeros(view.size, np.bool_)
     _window(owned, view, view.quads * 4 if view.zero_padded else None)[...] = True
     same = (memory[view.root] == before) | owned
@@ -144,6 +159,17 @@ def run_launches(launches: list[Launch], memory: dict[int, np.ndarray], features
         device.queue.read_buffer(next(iter(roots.values())), 0, 16)
         times.append(time.perf_counter() - start)
     return min(times, default=0.0)
+
+
+def interpret_launches(launches: list[Launch], memory: dict[int, np.ndarray]) -> None:
+    """Run the kernels on `memory` (by root, changed in place) in NumPy."""
+    for launch in launches:
+        arrays = {}
+        for m in launch.kernel.buffers:
+            bound = launch.operands[m.name]
+            array = memory[bound.root] if isinstance(bound, View) else np.array(bound).reshape(-1)
+            arrays[m.name] = array[: m.size * m.storage.lanes]
+        interpreter.run(launch.kernel, arrays)
 
 
 def assert_close(result: np.ndarray, expected: np.ndarray, tolerance: float) -> None:

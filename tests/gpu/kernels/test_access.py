@@ -33,7 +33,7 @@ def test_layouts(source: str, target: str, channels: int, rng: np.random.Generat
         b: LAYOUTS["padded"](1, shape, DType.FLOAT32),
         y: LAYOUTS[target](2, shape, DType.FLOAT32),
     }
-    check_node(builder, {a: rng.standard_normal(shape), b: rng.standard_normal(shape)}, views=views)
+    check_node(builder, {a: rng.standard_normal(shape), b: rng.standard_normal(shape)}, views=views, interpret=True)
 
 
 @pytest.mark.parametrize("channels", (3, 8))
@@ -44,9 +44,9 @@ def test_float16(layout: str, channels: int, rng: np.random.Generator) -> None:
     a, y = (builder.value(shape, DType.FLOAT32) for _ in range(2))
     builder.node(Elementwise(), [], y, apply("mul", Arg(0), 3.0), [a])
     views = {a: LAYOUTS[layout](0, shape, DType.FLOAT16), y: LAYOUTS[layout](1, shape, DType.FLOAT32)}
-    check_node(builder, {a: rng.standard_normal(shape)}, views=views)
+    check_node(builder, {a: rng.standard_normal(shape)}, views=views, interpret=True)
     views = {a: LAYOUTS["packed"](0, shape, DType.FLOAT32), y: LAYOUTS[layout](1, shape, DType.FLOAT16)}
-    check_node(builder, {a: rng.standard_normal(shape)}, views=views, tolerance=1e-3)
+    check_node(builder, {a: rng.standard_normal(shape)}, views=views, tolerance=1e-3, interpret=True)
 
 
 @pytest.mark.parametrize("channels", (1, 3, 8))
@@ -61,7 +61,7 @@ def test_broadcast(mask: tuple[int, ...], channels: int, constant: bool, rng: np
     b = builder.constant(data) if constant else builder.value(other, DType.FLOAT32)
     builder.node(Elementwise(), [], y, apply("sub", apply("exp", Arg(1)), Arg(0)), [a, b])
     inputs = {a: rng.standard_normal(shape)} | ({} if constant else {b: data})
-    check_node(builder, inputs, packed_values=(a,) if channels == 3 else ())
+    check_node(builder, inputs, packed_values=(a,) if channels == 3 else (), interpret=True)
 
 
 def test_both_sides_broadcast(rng: np.random.Generator) -> None:
@@ -69,7 +69,7 @@ def test_both_sides_broadcast(rng: np.random.Generator) -> None:
     a, b = builder.value((1, 3, 1, 5), DType.FLOAT32), builder.value((2, 1, 4, 1), DType.FLOAT32)
     y = builder.value((2, 3, 4, 5), DType.FLOAT32)
     builder.node(Elementwise(), [], y, apply("add", Arg(0), Arg(1)), [a, b])
-    check_node(builder, {a: rng.standard_normal((1, 3, 1, 5)), b: rng.standard_normal((2, 1, 4, 1))})
+    check_node(builder, {a: rng.standard_normal((1, 3, 1, 5)), b: rng.standard_normal((2, 1, 4, 1))}, interpret=True)
 
 
 def test_one_memory_read_and_written_through_two_views(rng: np.random.Generator) -> None:
@@ -78,7 +78,7 @@ def test_one_memory_read_and_written_through_two_views(rng: np.random.Generator)
     a, y = (builder.value(shape, DType.FLOAT32) for _ in range(2))
     builder.node(Elementwise(), [], y, apply("mul", Arg(0), 2.0), [a])
     halves = [View(0, shape, (48, 12, 4, 1), DType.FLOAT32, 24 * i, zero_padded=True, size=48) for i in range(2)]
-    check_node(builder, {a: rng.standard_normal(shape)}, views={a: halves[0], y: halves[1]})
+    check_node(builder, {a: rng.standard_normal(shape)}, views={a: halves[0], y: halves[1]}, interpret=True)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -90,7 +90,7 @@ def test_int_and_bool(layout: str, rng: np.random.Generator) -> None:
     expr = Apply("logical_or", (Apply("logical_not", (Arg(1),)), Apply("ge", (Arg(0), Literal(3, DType.INT32)))))
     builder.node(Elementwise(), [], y, expr, [a, m])
     views = {v: LAYOUTS[layout](i, shape, builder.values[v].dtype) for i, v in enumerate((a, m, y))}
-    check_node(builder, {a: rng.integers(-9, 9, shape), m: rng.integers(0, 2, shape) > 0}, views=views)
+    check_node(builder, {a: rng.integers(-9, 9, shape), m: rng.integers(0, 2, shape) > 0}, views=views, interpret=True)
 
 
 def test_constant_bool_and_int_operands(rng: np.random.Generator) -> None:
@@ -100,4 +100,4 @@ def test_constant_bool_and_int_operands(rng: np.random.Generator) -> None:
     condition = builder.constant(np.arange(5) % 2 == 0)
     bias = builder.constant(np.arange(5, dtype=np.int32))
     builder.node(Elementwise(), [], y, Apply("select", (Arg(1), Arg(0), Arg(2))), [a, condition, bias])
-    check_node(builder, {a: rng.integers(-9, 9, shape)})
+    check_node(builder, {a: rng.integers(-9, 9, shape)}, interpret=True)

@@ -41,7 +41,7 @@ def check_copy(steps: tuple[Step, ...], shape: Shape, epilogue: Expr = RESULT, d
     builder.node(Copy(steps), [x], y, epilogue)
     views = {x: LAYOUTS[layouts[0]](0, shape, dtype), y: LAYOUTS[layouts[1]](1, target, dtype)}
     data = np.arange(1, math.prod(shape) + 1).reshape(shape)
-    check_node(builder, {x: data % 2 if dtype is DType.BOOL else data}, views=views)
+    check_node(builder, {x: data % 2 if dtype is DType.BOOL else data}, views=views, interpret=True)
 
 
 SINGLE: list[tuple[Shape, tuple[Step, ...], bool]] = [  # shape, steps, whether quads stay together
@@ -138,7 +138,7 @@ def test_between_float16_and_float32() -> None:
         x, y = (builder.value(shape, DType.FLOAT32) for _ in range(2))
         builder.node(Copy(()), [x], y)
         views = {v: LAYOUTS["padded"](i, shape, t) for i, (v, t) in enumerate(zip((x, y), kinds, strict=True))}
-        check_node(builder, {x: np.arange(60).reshape(shape)}, views=views)
+        check_node(builder, {x: np.arange(60).reshape(shape)}, views=views, interpret=True)
 
 
 def test_of_a_constant() -> None:
@@ -146,7 +146,7 @@ def test_of_a_constant() -> None:
     x = builder.constant(np.arange(30, dtype=np.float32).reshape(1, 2, 3, 5))
     y = builder.value((1, 3, 2, 5), DType.FLOAT32)
     builder.node(Copy((Transpose((0, 2, 1, 3)),)), [x], y)
-    check_node(builder, {})
+    check_node(builder, {}, interpret=True)
 
 
 def random_step(rng: np.random.Generator, shape: Shape) -> Step:
@@ -180,7 +180,7 @@ def random_step(rng: np.random.Generator, shape: Shape) -> Step:
 @pytest.mark.parametrize("seed", range(60))
 def test_random_chains(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    shape = tuple(int(rng.choice([1, 2, 3, 4])) for _ in range(3)) + (int(rng.choice([1, 3, 4, 8, 12])),)
+    shape = (*tuple(int(rng.choice([1, 2, 3, 4])) for _ in range(3)), int(rng.choice([1, 3, 4, 8, 12])))
     steps: list[Step] = []
     for _ in range(int(rng.integers(1, 5))):
         current = shapes_along(steps, shape)[-1]
