@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from litegpu.model.model_type import Kind, ModelType, model_type
 from litegpu.model.reader import read_model
 from litegpu.model.types import Model, Operator, Quantization, Signature, Sparsity, Subgraph, Tensor, TensorType
 from litegpu.model.verifier import verify_model
@@ -9,8 +10,10 @@ from litegpu.model.writer import GraphBuilder, ModelBuilder, cut, quantized, wri
 
 __all__ = [
     "GraphBuilder",
+    "Kind",
     "Model",
     "ModelBuilder",
+    "ModelType",
     "Operator",
     "Quantization",
     "Signature",
@@ -19,6 +22,7 @@ __all__ = [
     "Tensor",
     "TensorType",
     "cut",
+    "model_type",
     "quantized",
     "read_model",
     "verify_model",

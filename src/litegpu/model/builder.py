@@ -285,6 +285,8 @@ class GraphBuilder:
                 return 5
             case "LSTM" if options["kernel_type"]:
                 return 2
+            case "BROADCAST_TO":
+                return 2
         return 1
 
 

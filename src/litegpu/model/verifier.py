@@ -13,6 +13,7 @@ from litegpu.model.hazards import check_operator, check_sparsity
 from litegpu.model.types import Model, Operator, Quantization, Subgraph, Tensor, TensorType
 
 _MAX_ELEMENTS = 2**31 - 1  # the official runtime and the GPU kernels count elements in int32
+_MAX_RANK = 8  # the official kernels' limit; some index beyond it without asking
 
 # The values that a quantized element can have, which its zero point must be one of.
 _INTEGER_RANGES = {
@@ -64,6 +65,8 @@ def _check_subgraph(model: Model, subgraph: Subgraph) -> None:
 
 def _check_tensor(tensor: Tensor, count: int) -> None:
     shape, signature = tensor.shape, tensor.shape_signature
+    if len(shape) > _MAX_RANK:
+        raise ModelError(f"{_named(tensor)} has rank {len(shape)}, which is more than {_MAX_RANK}; {_CONVERT}")
     if any(extent < 0 for extent in shape):
         raise ModelError(f"{_named(tensor)} has a negative extent in its shape {list(shape)}; {_CONVERT}")
     if math.prod(shape) > _MAX_ELEMENTS:
