@@ -7,6 +7,7 @@ import pytest
 from gpu.kernels.run_launch import check_node
 
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, apply
+from litegpu.gpu.lang.features import Features
 
 
 def convolve(shape, kernel, outputs, *, stride=(1, 1), dilation=(1, 1), same=True, groups=1, runtime=False,
@@ -95,9 +96,15 @@ def test_fully_connected(channels: int, outputs: int) -> None:
     convolve((3, 1, 1, channels), (1, 1), outputs, packed=True)
 
 
-def test_large_blocks() -> None:
-    convolve((1, 45, 47, 36), (1, 1), 260)
-    convolve((1, 45, 47, 24), (3, 3), 132)
+@pytest.mark.parametrize("units", [1, 16, 200])
+def test_blocks_of_all_sizes(units: int) -> None:
+    """Devices of few units get large blocks, those of many get sums that several threads share."""
+    features = Features(compute_units=units)
+    convolve((1, 21, 23, 36), (1, 1), 260, features=features)
+    convolve((1, 21, 23, 24), (3, 3), 132, features=features)
+    convolve((1, 7, 7, 512), (1, 1), 40, features=features)
+    convolve((2, 7, 7, 130), (3, 3), 41, features=features, fused=True)
+    convolve((2, 7, 7, 64), (3, 3), 40, features=features, runtime=True)
 
 
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])

@@ -16,13 +16,13 @@ from litegpu.gpu.lang import Array, Kernel, Memory, Value, f16x4, f32x4, u32
 from litegpu.gpu.lang.features import Features
 
 #: Threads that keep one compute unit busy, and the number of units to assume where it is not known.
-THREADS_PER_UNIT = 512
+THREADS_PER_UNIT = 256
 USUAL_UNITS = 32
 #: Pixels and quads of a thread, from the most economical to the least.
 BLOCKS = ((8, 2), (4, 2), (4, 1), (2, 1), (1, 1))
 #: A thread that shares its sum with others has at least this many quads of inputs to add up.
-LEAST_DEPTH = 4
-MOST_PARTS = 64
+LEAST_DEPTH = 8
+MOST_PARTS = 32
 
 
 @dataclass(frozen=True)
@@ -52,19 +52,18 @@ def choose_tile(
     the sums among threads.
     """
     wanted = THREADS_PER_UNIT * (features.compute_units or USUAL_UNITS)
-    most_parts = min(MOST_PARTS, features.max_threads, _power_below(max(1, depth // LEAST_DEPTH)))
+    deep = _power_below(max(1, depth // LEAST_DEPTH))
     blocks = [(p, q) for p, q in BLOCKS if least_pixels <= p <= most_pixels and q <= min(quads, most_quads)]
     for p, q in blocks:
         threads = -(-pixels // p) * -(-quads // q)
-        parts = 1 if threads >= wanted else min(most_parts, _power_above(-(-wanted // threads)))
+        shared = min(256, features.max_threads, _power_below(features.max_shared_bytes // (16 * p * q)))
+        parts = 1
+        if threads < wanted:
+            parts = min(deep, MOST_PARTS, max(1, shared // 8), _power_above(-(-wanted // threads)))
         if threads * parts >= wanted or (p, q) == blocks[-1]:
             break
-    size = min(64 if parts == 1 else 256, features.max_threads)
-    if parts > 1:
-        size = min(size, _power_below(features.max_shared_bytes // (16 * p * q)))
-        parts = min(parts, size)
-    across = -(-quads // q)
-    wide = min(8, _power_above(across), size // parts)
+    size = shared if parts > 1 else min(64, features.max_threads)
+    wide = min(_width(-(-quads // q)), size // parts)
     tall = min(size // parts // wide, _power_above(-(-pixels // p)))
     return Tile(p, q, wide, tall, parts)
 
@@ -302,6 +301,14 @@ def _half(ctx: Context, array: np.ndarray) -> bool:
 
 def _groups(tile: Tile, blocks: int, quads: int) -> tuple[int, int]:
     return -(-quads // (tile.wide * tile.quads)), -(-blocks // tile.tall)
+
+
+def _width(across: int) -> int:
+    """Threads side by side that load neighbouring weights: many, unless that leaves over an eighth without work."""
+    for wide in (32, 16, 8):
+        if -(-across // wide) * wide - across <= across // 8:
+            return wide
+    return min(8, _power_above(across))
 
 
 def _power_above(n: int) -> int:

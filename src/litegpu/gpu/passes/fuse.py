@@ -17,6 +17,7 @@ from litegpu.gpu.graph import (
     GraphBuilder,
     Node,
     Reduce,
+    Resize2D,
     substitute,
     walk,
 )
@@ -114,7 +115,8 @@ class _State:
     def fits(self, node: Node) -> bool:
         values = self.graph.values
         buffers = {v for v in node.reads if values[v].elements > 1 or not values[v].is_constant}
-        return len(buffers) + 1 <= self.max_buffers and _size(node.epilogue) <= LARGEST
+        own = 2 if isinstance(node.op, Resize2D) else 1  # the output; Resize2D also reads a table of coordinates
+        return len(buffers) + own <= self.max_buffers and _size(node.epilogue) <= LARGEST
 
     def _domain(self, node: Node) -> tuple[int, ...]:
         if isinstance(node.op, Reduce):

@@ -144,4 +144,5 @@ def _features(adapter: Any) -> Features:
         max_groups=limits["max-compute-workgroups-per-dimension"],
         max_binding_bytes=min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"]),
         storage_alignment=limits["min-storage-buffer-offset-alignment"],
+        compute_units=(os.cpu_count() or 1) if adapter.info["adapter_type"] == "CPU" else 0,
     )
