@@ -137,7 +137,7 @@ def _features(adapter: Any) -> Features:
         float16="shader-f16" in names,
         subgroups="subgroup" in names,
         subgroup_size=smallest if "subgroup" in names and smallest == largest else 0,
-        timestamps="timestamp-query" in names,
+        timestamps=native.can_read_timestamps(adapter),
         max_threads=min(limits["max-compute-invocations-per-workgroup"], limits["max-compute-workgroup-size-x"]),
         max_shared_bytes=limits["max-compute-workgroup-storage-size"],
         max_buffers=min(limits["max-storage-buffers-per-shader-stage"], limits["max-bindings-per-bind-group"]),

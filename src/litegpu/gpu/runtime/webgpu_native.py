@@ -83,9 +83,15 @@ def subgroup_sizes(adapter: Any) -> tuple[int, int]:
     info = ffi.new("WGPUAdapterInfo *")
     if lib.wgpuAdapterGetInfo(adapter._internal, info) != lib.WGPUStatus_Success:
         return 0, 0
-    sizes = int(info.subgroupMinSize), int(info.subgroupMaxSize)
+    # wgpu before 0.32 has no such members
+    sizes = int(getattr(info, "subgroupMinSize", 0)), int(getattr(info, "subgroupMaxSize", 0))
     lib.wgpuAdapterInfoFreeMembers(info[0])
     return sizes
+
+
+def can_read_timestamps(adapter: Any) -> bool:
+    """Whether timestamps can be taken and their unit is known (wgpu before 0.31 does not tell it)."""
+    return "timestamp-query" in adapter.features and hasattr(lib, "wgpuQueueGetTimestampPeriod")
 
 
 def timestamp_period(queue: Any) -> float:
