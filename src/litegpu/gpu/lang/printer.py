@@ -148,7 +148,7 @@ class Printer(ABC):
     def _for(self, s: tree.For) -> None:
         if s.start.op == "const" and s.stop.op == "const" and s.start.attr >= s.stop.attr:
             return
-        index = f"i{s.index.number}"
+        index = f"n{s.index.number}"  # i32 would hide the type
         self.name_leaf(s.index, index)
         self._open(self.for_header(index, self.text(s.start), self.text(s.stop), self.text(s.step)) + " ")
         self._statements(s.body)
