@@ -203,10 +203,10 @@ class WebGpuSession:
         """One inference on what was written last, with each dispatch in a pass of its own between two timestamps. That
         keeps the device from overlapping dispatches, so the sum is more than an inference takes. Raises DeviceError if
         the device has no timestamps."""
-        if not self.device.features.timestamps:
-            raise DeviceError(f"{self.device.adapter} has no timestamp queries, so its kernels cannot be timed")
         with self._lock:
             self._check_usable()
+            if not self.device.features.timestamps:
+                raise DeviceError(f"{self.device.adapter} has no timestamp queries, so its kernels cannot be timed")
             if self._timer is None:
                 self._timer = Timer(self.device.handle, len(self.program.dispatches))
                 self._allocations += 1
