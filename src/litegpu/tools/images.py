@@ -1,0 +1,108 @@
+"""Pictures in and out of tensors: reading, resizing and normalising for a model's input."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from litegpu.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """(pixel - mean) / deviation, for pixels in 0..255."""
+
+    mean: float = 127.5
+    deviation: float = 127.5
+
+    def __post_init__(self) -> None:
+        if not self.deviation > 0:
+            raise OptionError(f"--std is {self.deviation}; it must be above 0")
+
+    def __str__(self) -> str:
+        return f"(pixel - {self.mean:g}) / {self.deviation:g}"
+
+
+def load_image(path: str | os.PathLike[str]) -> np.ndarray:
+    """An image file as uint8 RGB [height, width, 3], turned upright as its EXIF data say."""
+    from PIL import ImageOps
+
+    try:
+        with Image.open(path) as image:
+            return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    except UnidentifiedImageError:
+        raise OptionError(f"{os.fspath(path)} is not an image that Pillow can read") from None
+    except OSError as error:
+        raise OptionError(f"Cannot read the image {os.fspath(path)}: {error.strerror or error}") from None
+
+
+def save_image(path: str | os.PathLike[str], pixels: np.ndarray) -> None:
+    """Write uint8 RGB [height, width, 3]; the format follows from the file's name."""
+    try:
+        Image.fromarray(pixels).save(path)
+    except (OSError, ValueError) as error:
+        raise OptionError(f"Cannot write the picture {os.fspath(path)}: {error}") from None
+
+
+def resize(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Bilinear, with averaging where the picture shrinks; the aspect ratio is not kept. uint8 [height, width, 3]."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BILINEAR))
+
+
+def takes_image(detail: Mapping[str, Any]) -> bool:
+    """Whether an input tensor can be a picture: [batch, height, width, 1, 3 or 4], floating point or 8 bits."""
+    shape = detail["shape"]
+    kinds = (np.float32, np.float16, np.uint8, np.int8)
+    return len(shape) == 4 and shape[3] in (1, 3, 4) and min(shape[1:3]) >= 8 and np.dtype(detail["dtype"]) in kinds
+
+
+def image_to_tensor(
+    pixels: np.ndarray, detail: Mapping[str, Any], normalization: Normalization | None = None
+) -> tuple[np.ndarray, str]:
+    """The picture for an input tensor (its `get_input_details` dictionary), and how it was made, in words.
+
+    float: (pixel - 127.5) / 127.5 unless a normalization is given. 8 bits: with a normalization, its result quantized
+    with the tensor's scale and zero point; without, the range of pixels becomes the range of the type. One channel is
+    the luma (ITU-R 601), the fourth of four is zero; a batch repeats the picture.
+    """
+    batch, height, width, channels = (int(n) for n in detail["shape"])
+    if not takes_image(detail):
+        raise OptionError(
+            f"Input '{detail['name']}' of shape {[batch, height, width, channels]} does not look like a picture"
+        )
+    resized = _with_channels(resize(pixels, height, width), channels)
+    dtype = np.dtype(detail["dtype"])
+    size = f"{pixels.shape[1]}x{pixels.shape[0]} resized to {width}x{height}"
+    if dtype.kind == "f":
+        normalization = normalization or Normalization()
+        values = ((resized.astype(np.float32) - normalization.mean) / normalization.deviation).astype(dtype)
+        how = f"{size}, {normalization}"
+    elif normalization is not None:
+        scale, zero_point = detail["quantization"]
+        if not scale:
+            raise OptionError(f"Input '{detail['name']}' has no quantization, so --mean and --std do not apply to it")
+        real = (resized.astype(np.float32) - normalization.mean) / normalization.deviation
+        limits = np.iinfo(dtype)
+        values = np.clip(np.rint(real / scale) + zero_point, limits.min, limits.max).astype(dtype)
+        how = f"{size}, {normalization}, quantized by {scale:g} and {zero_point}"
+    else:
+        values = resized if dtype == np.uint8 else (resized.astype(np.int16) - 128).astype(np.int8)
+        how = f"{size}, {'pixels as they are' if dtype == np.uint8 else 'pixel - 128'}"
+    if channels == 4:
+        values[..., 3] = 0 if dtype.kind == "f" else detail["quantization"][1]
+    return np.repeat(values[None], batch, axis=0), how
+
+
+def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
+    if channels == 1:
+        return np.asarray(Image.fromarray(pixels).convert("L"))[..., None].copy()
+    if channels == 4:
+        return np.concatenate([pixels, np.zeros_like(pixels[..., :1])], axis=-1)
+    return pixels.copy()

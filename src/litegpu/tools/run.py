@@ -1,0 +1,351 @@
+"""`litegpu run`: a model on pictures or made-up input, what ran where, how fast, how far from the CPU, and drawings."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import litegpu
+from litegpu.errors import OptionError
+from litegpu.tools.agreement import TOLERANCES, Agreement, compare
+from litegpu.tools.console import print_table, print_warning
+from litegpu.tools.drawing import draw
+from litegpu.tools.images import Normalization, image_to_tensor, load_image, save_image, takes_image
+from litegpu.tools.inputs import random_inputs
+from litegpu.tools.tasks import (
+    Classification,
+    Detection,
+    Picture,
+    Pose,
+    Result,
+    Segmentation,
+    Tensors,
+    interpret,
+    read_labels,
+)
+
+_TIMED_RUNS = 10
+_MOST_SECONDS = 3.0  # of timed runs on one device
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds: to open and prepare the model, of the first inference, and of the ones after it."""
+
+    prepare: float
+    first: float
+    median: float
+    fastest: float
+    runs: int
+
+
+@dataclass(frozen=True, eq=False)
+class Inference:
+    """One picture, or one made-up input. `agreement` holds one entry per output; `decision` compares what the outputs
+    mean ("top-5 equal"); both are empty without a comparison. `drawing` is the file that was written."""
+
+    source: str
+    preparation: str
+    result: Result
+    agreement: tuple[Agreement, ...] = ()
+    decision: str = ""
+    drawing: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class RunReport:
+    """Everything that `litegpu run` found out. `cpu` is None without a comparison."""
+
+    model: str
+    device: str
+    precision: str
+    delegation: litegpu.DelegationReport
+    timing: Timing
+    cpu: Timing | None
+    inferences: tuple[Inference, ...]
+
+    @property
+    def suspicious(self) -> bool:
+        """Whether ops were reported on the GPU and yet every float is the CPU's, bit for bit: no GPU rounds like that
+        over a whole network, so most likely nothing ran there."""
+        floats = [a for i in self.inferences for a in i.agreement if a.is_float]
+        return self.delegation.delegated > 0 and bool(floats) and all(a.identical for a in floats)
+
+    @property
+    def worst(self) -> float:
+        """The largest relative L2 error of any output, 0 without a comparison."""
+        return max((a.relative_l2 for i in self.inferences for a in i.agreement), default=0.0)
+
+    @property
+    def agrees(self) -> bool:
+        return self.worst <= TOLERANCES[self.precision] and not self.suspicious
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {
+            "model": self.model,
+            "device": self.device,
+            "precision": self.precision,
+            "delegation": self.delegation.as_dict(),
+            "timing": asdict(self.timing),
+            "cpu": asdict(self.cpu) if self.cpu else None,
+            "worst_relative_l2": self.worst if self.cpu else None,
+            "suspicious": self.suspicious,
+            "inferences": [
+                {
+                    "source": i.source,
+                    "preparation": i.preparation,
+                    "task": i.result.task,
+                    "result": _result_as_dict(i.result),
+                    "agreement": [asdict(a) for a in i.agreement],
+                    "decision": i.decision,
+                    "drawing": i.drawing,
+                }
+                for i in self.inferences
+            ],
+        }
+
+
+def run_model(
+    model: str | os.PathLike[str],
+    images: Sequence[str | os.PathLike[str]] = (),
+    *,
+    labels: str | os.PathLike[str] | None = None,
+    device: str = "auto",
+    precision: str = "float32",
+    compare_with_cpu: bool = True,
+    output: str | os.PathLike[str] | None = None,
+    num_threads: int | None = None,
+    normalization: Normalization | None = None,
+) -> RunReport:
+    """Run a model on each picture, or once on made-up input, and write a drawing of each picture's result.
+
+    Args:
+        labels: a file with one class name a line.
+        device, precision, num_threads: as for `litegpu.load`.
+        compare_with_cpu: also run on the CPU, unless that is all there is.
+        output: the drawing's file, or with several pictures a folder; by default PICTURE-MODEL.png in this folder.
+        normalization: of pixels; by default a guess by the input's type.
+
+    Raises LiteGpuError for everything that the user can do wrong.
+    """
+    names = read_labels(labels) if labels else []
+    pictures = [(os.fspath(path), load_image(path)) for path in images]
+    targets = [_drawing_path(path, model, output, len(pictures)) for path, _ in pictures]
+    with _Opened(model, device, precision, num_threads) as chosen:
+        feeds = [chosen.feed(pixels, normalization) for _, pixels in pictures] or [chosen.feed(None, normalization)]
+        outputs, timing = chosen.infer([arrays for arrays, _ in feeds])
+        report = chosen.loaded.report
+        details = chosen.loaded.interpreter.get_output_details()
+        shape = chosen.loaded.interpreter.get_input_details()[0]["shape"]
+    sources = [path for path, _ in pictures] or ["made-up input"]
+    inferences = [
+        Inference(source, how, interpret(arrays, details, shape, names))
+        for source, (_, how), arrays in zip(sources, feeds, outputs, strict=True)
+    ]
+    cpu = None
+    if compare_with_cpu and report.delegated:
+        with _Opened(model, "cpu", "float32", num_threads) as reference:
+            wanted, cpu = reference.infer([arrays for arrays, _ in feeds])
+        for i, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
+            agreement = tuple(compare(d["name"], g, w) for d, g, w in zip(details, got, want, strict=True))
+            decision = _decision(inferences[i].result, interpret(want, details, shape, names))
+            inferences[i] = replace(inferences[i], agreement=agreement, decision=decision)
+    for i, (target, (_, pixels)) in enumerate(zip(targets, pictures, strict=True)):
+        drawn = draw(pixels, inferences[i].result)
+        if drawn is not None:
+            save_image(target, drawn)
+            inferences[i] = replace(inferences[i], drawing=str(target))
+    used = "gpu" if report.delegated else "cpu"
+    return RunReport(os.fspath(model), used, precision, report, timing, cpu, tuple(inferences))
+
+
+def print_report(report: RunReport) -> None:
+    """The report for people, on stdout."""
+    print(f"{report.model}: {report.delegation.summary()}")
+    print()
+    rows = [
+        (
+            str(p.index),
+            p.owner,
+            str(len(p.nodes)),
+            f"{p.nodes[0]}..{p.nodes[-1]}",
+            f"{len(p.inputs)} -> {len(p.outputs)}",
+        )
+        for p in report.delegation.partitions
+        if p.nodes
+    ]
+    print_table(("partition", "on", "ops", "nodes", "tensors in -> out"), rows)
+    print()
+    timings = [(report.device.upper() if not report.delegation.delegated else "GPU", report.timing)]
+    timings += [("CPU", report.cpu)] if report.cpu else []
+    columns = ("device", "inference ms (median)", "fastest", "first", "prepare ms", "runs")
+    print_table(columns, [(name, *_milliseconds(t), str(t.runs)) for name, t in timings])
+    for inference in report.inferences:
+        print()
+        _print_inference(inference)
+    if report.cpu:
+        print()
+        _print_verdict(report)
+
+
+def _print_inference(inference: Inference) -> None:
+    print(f"{inference.source} ({inference.preparation})" if inference.preparation else inference.source)
+    match inference.result:
+        case Classification(top):
+            print_table(("class", "label", "score"), [(str(e.index), e.label, f"{e.score:.4f}") for e in top])
+        case Segmentation(_, shares):
+            present = [(str(e.index), e.label, f"{e.score:.1%}") for e in shares]
+            print_table(("class", "label", "share of the picture"), present)
+        case Detection(boxes, best):
+            columns = ("class", "label", "score", "top", "left", "bottom", "right")
+            shown = boxes or ((best,) if best else ())
+            if not boxes:
+                print("nothing with a score of 0.3 or more" + ("; the best was" if best else ""))
+            found = [(b.found, (b.top, b.left, b.bottom, b.right)) for b in shown]
+            print_table(
+                columns, [(str(f.index), f.label, f"{f.score:.3f}", *(f"{edge:.3f}" for edge in e)) for f, e in found]
+            )
+        case Pose(keypoints):
+            points = [(k.name, f"{k.score:.3f}", f"{k.y:.3f}", f"{k.x:.3f}") for k in keypoints]
+            print_table(("keypoint", "score", "y", "x"), points)
+        case Picture(pixels):
+            print(f"a picture of {pixels.shape[1]}x{pixels.shape[0]} pixels")
+        case Tensors(tensors):
+            heads = ("output", "shape", "type", "min", "max", "mean", "std")
+            summaries = [
+                (
+                    t.name,
+                    str(list(t.shape)),
+                    t.dtype,
+                    *(f"{v:.5g}" for v in (t.minimum, t.maximum, t.mean, t.deviation)),
+                )
+                for t in tensors
+            ]
+            print_table(heads, summaries)
+    if inference.drawing:
+        print(f"drawn: {inference.drawing}")
+    if inference.agreement:
+        print()
+        rows = [(a.output, f"{a.relative_l2:.2e}", f"{a.max_abs:.2e}") for a in inference.agreement]
+        print_table(("output: GPU beside CPU", "relative L2", "max abs"), rows)
+        if inference.decision:
+            print(inference.decision)
+
+
+def _print_verdict(report: RunReport) -> None:
+    assert report.cpu is not None
+    ratio = report.cpu.median / report.timing.median
+    print(f"speed: the GPU takes {report.timing.median * 1e3:.2f} ms, the CPU {report.cpu.median * 1e3:.2f} ms", end="")
+    print(f" ({ratio:.1f} times as fast)" if ratio >= 1 else f" (the CPU is {1 / ratio:.1f} times as fast: use it)")
+    limit = TOLERANCES[report.precision]
+    if report.suspicious:
+        print_warning("agreement: bit-identical to the CPU: suspicious, did nothing run on the GPU?")
+    elif report.agrees:
+        print(f"agreement: relative L2 {report.worst:.1e}, within {limit:.0e} for {report.precision}")
+    else:
+        print_warning(
+            f"agreement: relative L2 {report.worst:.1e} is MORE than the {limit:.0e} expected of {report.precision}"
+        )
+
+
+class _Opened:
+    """A model on a device, with its timings."""
+
+    def __init__(self, model: str | os.PathLike[str], device: str, precision: str, num_threads: int | None) -> None:
+        start = time.perf_counter()
+        self.loaded = litegpu.load(model, device=device, precision=precision, num_threads=num_threads)
+        self.prepare = time.perf_counter() - start
+
+    def __enter__(self) -> _Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.loaded.close()
+
+    def feed(self, pixels: np.ndarray | None, normalization: Normalization | None) -> tuple[list[np.ndarray], str]:
+        """Arrays for all inputs, and how the picture became one of them."""
+        details = self.loaded.interpreter.get_input_details()
+        arrays = random_inputs(details)
+        if pixels is None:
+            return arrays, ""
+        index = next((i for i, detail in enumerate(details) if takes_image(detail)), None)
+        if index is None:
+            shapes = ", ".join(f"{d['name']} {[int(n) for n in d['shape']]}" for d in details)
+            raise OptionError(f"The model takes no picture (its inputs: {shapes}): leave --image out")
+        arrays[index], how = image_to_tensor(pixels, details[index], normalization)
+        return arrays, how
+
+    def infer(self, feeds: Sequence[Sequence[np.ndarray]]) -> tuple[list[list[np.ndarray]], Timing]:
+        """The outputs for each feed, and timings on the last of them."""
+        interpreter, seconds = self.loaded.interpreter, []
+        outputs = []
+        for arrays in feeds:
+            for detail, array in zip(interpreter.get_input_details(), arrays, strict=True):
+                interpreter.set_tensor(detail["index"], array)
+            seconds.append(_timed(interpreter.invoke))
+            outputs.append([np.asarray(interpreter.get_tensor(d["index"])) for d in interpreter.get_output_details()])
+        later: list[float] = []
+        while len(later) < _TIMED_RUNS and sum(later) < _MOST_SECONDS:
+            later.append(_timed(interpreter.invoke))
+        return outputs, Timing(self.prepare, seconds[0], float(np.median(later)), min(later), len(later))
+
+
+def _timed(call: Any) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _decision(got: Result, want: Result) -> str:
+    """Whether two results mean the same."""
+    match got, want:
+        case Classification(), Classification():
+            same = [e.index for e in got.top] == [e.index for e in want.top]
+            count = len(got.top)
+            return f"top-{count} equal" if same else f"top-{count} DIFFERENT"
+        case Segmentation(), Segmentation():
+            return f"{float((got.mask == want.mask).mean()):.3%} of the pixels have the same class"
+        case Detection(), Detection():
+            same = [b.found.index for b in got.boxes] == [b.found.index for b in want.boxes]
+            return "same classes detected" if same else "DIFFERENT classes detected"
+        case Pose(), Pose():
+            pairs = zip(got.keypoints, want.keypoints, strict=True)
+            farthest = max(max(abs(a.y - b.y), abs(a.x - b.x)) for a, b in pairs)
+            return f"keypoints at most {farthest:.2e} of the picture apart"
+    return ""
+
+
+def _drawing_path(
+    image: str | os.PathLike[str], model: str | os.PathLike[str], output: str | os.PathLike[str] | None, count: int
+) -> Path:
+    name = f"{Path(image).stem}-{Path(model).stem}.png"
+    if output is None:
+        return Path(name)
+    target = Path(output)
+    if target.suffix and not target.is_dir():
+        if count > 1:
+            raise OptionError(f"--output {target} is one file, but there are {count} pictures: give a folder")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target
+    target.mkdir(parents=True, exist_ok=True)
+    return target / name
+
+
+def _milliseconds(timing: Timing) -> tuple[str, ...]:
+    return tuple(f"{t * 1e3:.2f}" for t in (timing.median, timing.fastest, timing.first, timing.prepare))
+
+
+def _result_as_dict(result: Result) -> dict[str, Any]:
+    match result:
+        case Segmentation():
+            return {"classes": [asdict(entry) for entry in result.shares]}
+        case Picture():
+            return {"shape": list(result.pixels.shape)}
+    return asdict(result)
