@@ -573,11 +573,11 @@ def strided_slice(d: Draft) -> OpCase:
             break
     options = masks | dict(ellipsis_mask=0 if ellipsis is None else 1 << ellipsis)
     if ellipsis is None and entries == len(x) and not masks["new_axis_mask"] and d.chance(0.3):
-        options["offset"] = True  # ends count from the begins
-        for i, (n, s) in enumerate(zip(x, stride, strict=False)):
-            first = begin[i] % n
-            end[i] = d.rng.randint(1, n - first) if s > 0 else -d.rng.randint(1, first + 1)
-        options["begin_mask"] = 0
+        # Ends count from the begins. The CPU kernel reads outside the input for negative begins and strides.
+        options |= dict(offset=True, begin_mask=0, end_mask=0)
+        begin = [b % n for b, n in zip(begin, x, strict=True)]
+        end = [d.rng.randint(1, n - b) for b, n in zip(begin, x, strict=True)]
+        stride = [abs(s) for s in stride]
     d.runtime(d.any_type(x))
     d.ints(begin)
     d.ints(end)

@@ -145,6 +145,16 @@ def _erf(x: Array) -> Array:
     return np.asarray(np.frompyfunc(math.erf, 1, 1)(x)).astype(np.float64)
 
 
+def _min(a: Array, b: Array) -> Array:
+    """The smaller, or b if either is NaN."""
+    return np.asarray(np.where(a < b, a, b))
+
+
+def _max(a: Array, b: Array) -> Array:
+    """The larger, or b if either is NaN."""
+    return np.asarray(np.where(b < a, a, b))
+
+
 def _sigmoid(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)))
 
@@ -153,9 +163,9 @@ _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
-    "div": lambda a, b: np.divide(a, b),
-    "min": lambda a, b: np.where(a < b, a, b),  # b if either is NaN
-    "max": lambda a, b: np.where(b < a, a, b),
+    "div": np.divide,
+    "min": _min,
+    "max": _max,
     "pow": _wide(np.power),
     "lt": np.less,
     "le": np.less_equal,
@@ -209,7 +219,7 @@ def _evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             a, b = (x.astype(np.float64) for x in inputs)
             a = a.swapaxes(2, 3) if transpose_a else a
             b = b.swapaxes(2, 3) if transpose_b else b
-            return np.matmul(a, b).astype(np.float32)
+            return np.asarray(np.matmul(a, b), np.float32)
         case Pool2D():
             return _pool(op, inputs[0], shape)
         case Resize2D():
@@ -229,7 +239,7 @@ def _evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             if x.size == 0:
                 return x.astype(np.float32)
             e = np.exp(beta * (x - x.max(3, keepdims=True)))
-            return (e / e.sum(3, keepdims=True)).astype(np.float32)
+            return np.asarray(e / e.sum(3, keepdims=True), np.float32)
         case Copy(steps):
             x = inputs[0]
             for step in steps:
@@ -294,8 +304,9 @@ def _transpose_conv(op: TransposeConv2D, x: Array, weights: Array, shape: Shape)
 
 def _pool(op: Pool2D, x: Array, shape: Shape) -> Array:
     if op.kind == "max":
-        best = np.full(shape, np.finfo(np.float32).min, np.float32)
-        for _, _, cell in _windows(x, shape, op.window, op.stride, (1, 1), op.padding, np.finfo(np.float32).min):
+        lowest = float(np.finfo(np.float32).min)
+        best = np.full(shape, lowest, np.float32)
+        for _, _, cell in _windows(x, shape, op.window, op.stride, (1, 1), op.padding, lowest):
             best = np.where(best < cell, cell, best)
         return best
     total, count = np.zeros(shape), np.zeros((1, *shape[1:3], 1))

@@ -44,7 +44,7 @@ def as_array(tensor: Tensor, *, decode: bool = True) -> Array:
     if tensor.type in QUANTIZED and tensor.quantization is not None and tensor.quantization.scales.size:
         if tensor.quantization.block_size:
             raise Unsupported(f"{where} is quantized by blocks, which the GPU does not read")
-        _check_channels(tensor)
+        _check_channels(tensor, where)
         return _dequantize(tensor) if decode else _placeholder(tensor)
     if tensor.type not in _DTYPES:
         raise Unsupported(f"{where} has type {tensor.type.name} without quantization parameters")
@@ -63,13 +63,12 @@ def _placeholder(tensor: Tensor) -> Array:
     return np.broadcast_to(np.float32(0), tensor.shape)
 
 
-def _check_channels(tensor: Tensor) -> None:
+def _check_channels(tensor: Tensor, where: str) -> None:
     assert tensor.quantization is not None
     q = tensor.quantization
-    if q.scales.size > 1 and (not 0 <= q.dimension < len(tensor.shape) or tensor.shape[q.dimension] != q.scales.size):
-        raise Unsupported(
-            f"constant '{tensor.name}' of shape {list(tensor.shape)} has {q.scales.size} scales along axis {q.dimension}"
-        )
+    along = tensor.shape[q.dimension : q.dimension + 1] if q.dimension >= 0 else ()
+    if q.scales.size > 1 and along != (q.scales.size,):
+        raise Unsupported(f"{where} of shape {list(tensor.shape)} has {q.scales.size} scales along axis {q.dimension}")
 
 
 def _dequantize(tensor: Tensor) -> Array:

@@ -22,7 +22,7 @@ from litegpu.gpu.graph import (
 )
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import QUANTIZED, Array, Unsupported, as_array
-from litegpu.gpu.lower.registry import REGISTRY, STATIC, Types
+from litegpu.gpu.lower.registry import MAX_RANK, REGISTRY, STATIC, Types
 from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 
 DTYPES = {
@@ -47,13 +47,13 @@ class Lowering:
         self._dequantized = _dequantized_constants(subgraph)
 
     def enter(self, tensor: int) -> int:
-        """A value for a runtime tensor that comes from outside."""
-        if tensor not in self.values:
-            t = self.subgraph.tensors[tensor]
-            self.values[tensor] = self.builder.value(
-                bhwc(t.shape), DTYPES.get(t.type, DType.FLOAT32), name=t.name, tensor=tensor
-            )
-        return self.values[tensor]
+        """A value for a tensor that comes from outside (nobody reads it where the constant behind it is known)."""
+        t = self.subgraph.tensors[tensor]
+        _check_rank(t)
+        value = self.builder.value(bhwc(t.shape), DTYPES.get(t.type, DType.FLOAT32), name=t.name, tensor=tensor)
+        if self.constant_tensor(tensor) is None:
+            self.values[tensor] = value
+        return value
 
     def value(self, tensor: int) -> int:
         """The value that stands for a tensor; constants enter the graph when first asked for."""
@@ -87,7 +87,12 @@ class Lowering:
             raise Unsupported(f"{len(operator.inputs)} inputs where the operator takes {wanted}")
         for i in range(len(operator.inputs)):
             if ctx.has(i):
-                ctx.check_input(i, entry.inputs[min(i, len(entry.inputs) - 1)])
+                ctx.check_input(i, entry.types(i))
+        rank = len(ctx.shape(entry.data))
+        low, high = entry.ranks
+        if not low <= rank <= high:
+            wanted = f"rank {low}" if low == high else f"ranks {low} to {high}"
+            raise Unsupported(f"input {entry.data} has rank {rank}: the operator takes {wanted}")
         for tensor in ctx.outputs:
             ctx.check_output(tensor, entry.outputs)
         entry.lower(ctx)
@@ -234,16 +239,19 @@ class OpContext:
 
 
 ACTIVATIONS = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH", 5: "SIGN_BIT"}
+_BOUNDS: dict[int, tuple[float | None, float | None]] = {0: (None, None), 1: (0, None), 2: (-1, 1), 3: (0, 6)}
+_TANH = 4
+#: The fused activations that are known.
+FUSED = (*_BOUNDS, _TANH)
 
 
 def activate(expr: Expr, code: int, dtype: DType = DType.FLOAT32) -> Expr:
     """A fused activation of the schema. Data comes first in min and max, so that NaN passes through."""
-    bounds = {0: (None, None), 1: (0, None), 2: (-1, 1), 3: (0, 6)}
-    if code == 4 and dtype is DType.FLOAT32:
+    if code == _TANH and dtype is DType.FLOAT32:
         return fn("tanh", expr)
-    if code not in bounds:
-        raise Unsupported(f"fused activation {ACTIVATIONS.get(code, code)} of a {dtype.name} result is not known")
-    return clamp(expr, *bounds[code], dtype=dtype)
+    if code not in _BOUNDS:
+        raise Unsupported(f"the fused activation {ACTIVATIONS.get(code, code)} of a {dtype.value} result is not known")
+    return clamp(expr, *_BOUNDS[code], dtype=dtype)
 
 
 def clamp(expr: Expr, low: float | None, high: float | None, dtype: DType = DType.FLOAT32) -> Expr:
@@ -256,9 +264,9 @@ def clamp(expr: Expr, low: float | None, high: float | None, dtype: DType = DTyp
 
 
 def _check_rank(t: Tensor) -> None:
-    if len(t.shape) > 4:
+    if len(t.shape) > MAX_RANK:
         raise Unsupported(
-            f"tensor '{t.name}' has rank {len(t.shape)} (shape {list(t.shape)}): the GPU takes ranks up to 4"
+            f"tensor '{t.name}' has rank {len(t.shape)} (shape {list(t.shape)}): the GPU takes ranks up to {MAX_RANK}"
         )
 
 

@@ -15,7 +15,7 @@ STORED = FLOAT | frozenset(QUANTIZED) | frozenset({TensorType.FLOAT16})
 
 
 @lowers(
-    "CAST", max_version=7, inputs=(ANY,), outputs=ANY,
+    "CAST", max_version=9, inputs=(ANY,), outputs=ANY,
     notes="to integers toward zero, saturating, NaN to the largest; constants of 16-bit floats",
 )  # fmt: skip
 def cast(ctx: OpContext) -> None:

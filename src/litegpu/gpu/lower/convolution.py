@@ -12,7 +12,7 @@ Pair = tuple[int, int]
 
 
 @lowers(
-    "CONV_2D", max_version=8, inputs=(FLOAT, FLOAT, FLOAT), counts=(2, 3),
+    "CONV_2D", max_version=8, inputs=(FLOAT, FLOAT, FLOAT), counts=(2, 3), ranks=(4, 4),
     notes="strides, dilation, groups; constant or runtime weights (runtime: one group)",
 )  # fmt: skip
 def conv_2d(ctx: OpContext) -> None:
@@ -35,7 +35,7 @@ def conv_2d(ctx: OpContext) -> None:
 
 
 @lowers(
-    "DEPTHWISE_CONV_2D", max_version=7, inputs=(FLOAT, FLOAT, FLOAT), counts=(2, 3),
+    "DEPTHWISE_CONV_2D", max_version=7, inputs=(FLOAT, FLOAT, FLOAT), counts=(2, 3), ranks=(4, 4),
     notes="strides, dilation, depth multiplier; constant or runtime weights",
 )  # fmt: skip
 def depthwise_conv_2d(ctx: OpContext) -> None:
@@ -50,7 +50,7 @@ def depthwise_conv_2d(ctx: OpContext) -> None:
 
 
 @lowers(
-    "TRANSPOSE_CONV", max_version=5, inputs=(STATIC, FLOAT, FLOAT, FLOAT), outputs=FLOAT, counts=(3, 4),
+    "TRANSPOSE_CONV", max_version=5, inputs=(STATIC, FLOAT, FLOAT, FLOAT), outputs=FLOAT, counts=(3, 4), ranks=(4, 4),
     notes="constant output shape; bias and fused activation",
 )  # fmt: skip
 def transpose_conv(ctx: OpContext) -> None:
@@ -91,7 +91,7 @@ def bias_and_activation(ctx: OpContext, bias: int, channels: int) -> tuple[Expr,
 
 def _shapes(ctx: OpContext, data: int, weights: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     x, w = ctx.shape(data), ctx.shape(weights)
-    ctx.require(len(x) == 4 and len(w) == 4, f"input of rank {len(x)}, weights of rank {len(w)}: both must have rank 4")
+    ctx.require(len(x) == len(w) == 4, f"input of shape {list(x)}, weights of shape {list(w)}: both must have rank 4")
     return x, w
 
 

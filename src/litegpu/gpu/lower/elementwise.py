@@ -28,19 +28,19 @@ def _unary(name: str, version: int, expr: Expr, notes: str = "") -> None:
 
 
 for _name, _version in (
-    ("ABS", 5), ("EXP", 2), ("LOG", 2), ("SQRT", 2), ("RSQRT", 3), ("SIN", 1), ("COS", 1), ("FLOOR", 1), ("CEIL", 1),
-    ("ROUND", 1), ("SIGN", 2), ("TANH", 3), ("NEG", 1),
+    ("ABS", 5), ("EXP", 2), ("LOG", 2), ("SQRT", 2), ("RSQRT", 3), ("SIN", 2), ("COS", 2), ("FLOOR", 2), ("CEIL", 1),
+    ("ROUND", 1), ("SIGN", 2), ("TANH", 3), ("NEG", 2),
 ):  # fmt: skip
     _unary(_name, _version, fn(_name.lower(), X))
 
-_unary("SQUARE", 1, fn("mul", X, X))
+_unary("SQUARE", 2, fn("mul", X, X))
 _unary("LOGISTIC", 3, fn("sigmoid", X))
-_unary("ELU", 1, fn("select", fn("lt", X, 0), fn("expm1", X), X))
+_unary("ELU", 2, fn("select", fn("lt", X, 0), fn("expm1", X), X))
 _unary("HARD_SWISH", 1, fn("mul", X, fn("div", clamp(fn("add", X, 3), 0, 6), 6)))
 _unary("RELU", 3, clamp(X, 0, None))
 _unary("RELU6", 3, clamp(X, 0, 6))
 _unary("RELU_N1_TO_1", 2, clamp(X, -1, 1))
-_unary("RELU_0_TO_1", 1, clamp(X, 0, 1))
+_unary("RELU_0_TO_1", 2, clamp(X, 0, 1))
 
 
 @lowers("LEAKY_RELU", max_version=2)
@@ -50,7 +50,7 @@ def leaky_relu(ctx: OpContext) -> None:
     ctx.elementwise(expr, [ctx.value(0)], ctx.output_value())
 
 
-@lowers("GELU", max_version=2, notes="exact and approximate (tanh) form")
+@lowers("GELU", max_version=3, notes="exact and approximate (tanh) form")
 def gelu(ctx: OpContext) -> None:
     ctx.check_shape(ctx.shape(0))
     half = fn("mul", X, 0.5)
@@ -107,7 +107,7 @@ _arithmetic("MUL", 8, fn("mul", X, Y))
 _arithmetic("DIV", 2, fn("div", X, Y), integers=False)
 _arithmetic("MAXIMUM", 4, fn("max", X, Y))
 _arithmetic("MINIMUM", 4, fn("min", X, Y))
-_arithmetic("POW", 1, fn("pow", X, Y), integers=False)
+_arithmetic("POW", 2, fn("pow", X, Y), integers=False)
 _arithmetic("SQUARED_DIFFERENCE", 2, fn("mul", fn("sub", X, Y), fn("sub", X, Y)))
 
 
@@ -121,8 +121,8 @@ def _comparison(name: str, version: int, function: str) -> None:
     lower.__module__ = __name__
 
 
-_comparison("EQUAL", 4, "eq")
-_comparison("NOT_EQUAL", 3, "ne")
+_comparison("EQUAL", 5, "eq")
+_comparison("NOT_EQUAL", 4, "ne")
 _comparison("GREATER", 3, "gt")
 _comparison("GREATER_EQUAL", 3, "ge")
 _comparison("LESS", 3, "lt")
@@ -145,7 +145,7 @@ def prelu(ctx: OpContext) -> None:
 # ------------------------------------------------------------------------------------------ more operands
 
 
-@lowers("ADD_N", max_version=1, inputs=(NUMBER,), counts=(1, MANY), notes="any number of inputs of one shape")
+@lowers("ADD_N", max_version=2, inputs=(NUMBER,), counts=(1, MANY), notes="inputs of one shape")
 def add_n(ctx: OpContext) -> None:
     operands = [ctx.value(i) for i in range(len(ctx.operator.inputs))]
     for i in range(len(operands)):

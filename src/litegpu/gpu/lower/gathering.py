@@ -11,7 +11,7 @@ from litegpu.gpu.lower.registry import ANY, INT32, lowers
 
 
 @lowers(
-    "GATHER", max_version=7, inputs=(ANY, INT32), counts=2,
+    "GATHER", max_version=8, inputs=(ANY, INT32), counts=2,
     notes="constant or runtime indices of any rank, batch_dims; a runtime index out of range gives 0",
 )  # fmt: skip
 def gather(ctx: OpContext) -> None:

@@ -14,7 +14,7 @@ from litegpu.gpu.lower.registry import FLOAT, lowers
 
 
 @lowers(
-    "FULLY_CONNECTED", max_version=13, inputs=(FLOAT, FLOAT, FLOAT), counts=(2, 3),
+    "FULLY_CONNECTED", max_version=14, inputs=(FLOAT, FLOAT, FLOAT), counts=(2, 3),
     notes="any input rank (leading sizes are flattened), keep_num_dims; constant or runtime weights",
 )  # fmt: skip
 def fully_connected(ctx: OpContext) -> None:
@@ -42,7 +42,7 @@ def fully_connected(ctx: OpContext) -> None:
 
 
 @lowers(
-    "BATCH_MATMUL", max_version=4, inputs=(FLOAT, FLOAT), counts=2,
+    "BATCH_MATMUL", max_version=4, inputs=(FLOAT, FLOAT), counts=2, ranks=(2, 4),
     notes="adj_x, adj_y, broadcasting of the leading axes; either side constant or runtime",
 )  # fmt: skip
 def batch_matmul(ctx: OpContext) -> None:

@@ -89,9 +89,9 @@ def tile(ctx: OpContext) -> None:
 # ------------------------------------------------------------------------------------------- space and depth
 
 
-@lowers("SPACE_TO_DEPTH", max_version=2, inputs=(ANY,))
+@lowers("SPACE_TO_DEPTH", max_version=2, inputs=(ANY,), ranks=(4, 4))
 def space_to_depth(ctx: OpContext) -> None:
-    b, h, w, c = _image(ctx)
+    b, h, w, c = ctx.shape(0)
     block = _block(ctx)
     ctx.require(h % block == 0 and w % block == 0, f"blocks of {block} do not fit shape {[b, h, w, c]}")
     split, result = (b, h // block, block, w // block, block, c), (b, h // block, w // block, block * block * c)
@@ -99,9 +99,9 @@ def space_to_depth(ctx: OpContext) -> None:
     move(ctx, [Reshape((b, h, w, c), split), Transpose((0, 1, 3, 2, 4, 5)), Reshape(gathered, result)])
 
 
-@lowers("DEPTH_TO_SPACE", max_version=2, inputs=(ANY,))
+@lowers("DEPTH_TO_SPACE", max_version=2, inputs=(ANY,), ranks=(4, 4))
 def depth_to_space(ctx: OpContext) -> None:
-    b, h, w, c = _image(ctx)
+    b, h, w, c = ctx.shape(0)
     block = _block(ctx)
     ctx.require(c % (block * block) == 0, f"{c} channels do not divide into blocks of {block} x {block}")
     depth = c // (block * block)
@@ -111,8 +111,8 @@ def depth_to_space(ctx: OpContext) -> None:
 
 
 @lowers(
-    "SPACE_TO_BATCH_ND", max_version=4, inputs=(ANY, STATIC, STATIC), counts=3,
-    notes="ranks 3 and 4, constant blocks and paddings",
+    "SPACE_TO_BATCH_ND", max_version=4, inputs=(ANY, STATIC, STATIC), counts=3, ranks=(3, 4),
+    notes="constant blocks and paddings",
 )  # fmt: skip
 def space_to_batch(ctx: OpContext) -> None:
     x, block, pads = _blocks(ctx, "the paddings")
@@ -134,8 +134,8 @@ def space_to_batch(ctx: OpContext) -> None:
 
 
 @lowers(
-    "BATCH_TO_SPACE_ND", max_version=4, inputs=(ANY, STATIC, STATIC), counts=3,
-    notes="ranks 3 and 4, constant blocks and crops",
+    "BATCH_TO_SPACE_ND", max_version=4, inputs=(ANY, STATIC, STATIC), counts=3, ranks=(3, 4),
+    notes="constant blocks and crops",
 )  # fmt: skip
 def batch_to_space(ctx: OpContext) -> None:
     x, block, crops = _blocks(ctx, "the crops")
@@ -155,12 +155,6 @@ def batch_to_space(ctx: OpContext) -> None:
     move(ctx, [Reshape(x, split), Transpose(order), Reshape(spread, whole), cropped])
 
 
-def _image(ctx: OpContext) -> Shape:
-    x = ctx.shape(0)
-    ctx.require(len(x) == 4, f"input of rank {len(x)}: it must have rank 4")
-    return x
-
-
 def _block(ctx: OpContext) -> int:
     block = int(ctx.option("block_size"))
     ctx.require(block > 0, f"block size {block} is not positive")
@@ -170,7 +164,7 @@ def _block(ctx: OpContext) -> int:
 def _blocks(ctx: OpContext, what: str) -> tuple[Shape, tuple[int, ...], list[tuple[int, int]]]:
     """Input shape, block per spatial axis, and the pairs of input 2."""
     x, block, flat = ctx.shape(0), ctx.integers(1, "the blocks"), ctx.integers(2, what)
-    ctx.require(len(x) in (3, 4) and len(block) == len(x) - 2, f"blocks {list(block)} for a tensor of shape {list(x)}")
+    ctx.require(len(block) == len(x) - 2, f"blocks {list(block)} for a tensor of shape {list(x)}")
     ctx.require(min(block) > 0, f"blocks {list(block)} are not positive")
     ctx.require(len(flat) == 2 * len(block), f"{what} have {len(flat)} numbers for {len(block)} axes")
     return x, block, list(zip(flat[::2], flat[1::2], strict=True))
@@ -179,7 +173,7 @@ def _blocks(ctx: OpContext, what: str) -> tuple[Shape, tuple[int, ...], list[tup
 # --------------------------------------------------------------------------------------- joining tensors
 
 
-@lowers("CONCATENATION", max_version=6, inputs=(ANY,), counts=(1, MANY), notes="any axis")
+@lowers("CONCATENATION", max_version=7, inputs=(ANY,), counts=(1, MANY), notes="any axis")
 def concatenation(ctx: OpContext) -> None:
     rank = len(ctx.output.shape)
     axis = ctx.axis(int(ctx.option("axis")), rank)
@@ -191,7 +185,7 @@ def concatenation(ctx: OpContext) -> None:
     _join(ctx, [ctx.value(i) for i in range(len(shapes))], axis + 4 - rank)
 
 
-@lowers("PACK", max_version=4, inputs=(ANY,), counts=(1, MANY), notes="results up to rank 4")
+@lowers("PACK", max_version=5, inputs=(ANY,), counts=(1, MANY), notes="results up to rank 4")
 def pack(ctx: OpContext) -> None:
     rank = len(ctx.output.shape)
     axis = ctx.axis(int(ctx.option("axis")), rank)

@@ -8,10 +8,15 @@ from litegpu.gpu.lower.convolution import placed
 from litegpu.gpu.lower.registry import lowers
 
 
-@lowers("AVERAGE_POOL_2D", "MAX_POOL_2D", max_version=3, notes="an average divides by the cells inside the input")
+@lowers(
+    "AVERAGE_POOL_2D",
+    "MAX_POOL_2D",
+    max_version=3,
+    ranks=(4, 4),
+    notes="SAME padding is left out of averages",
+)
 def pool_2d(ctx: OpContext) -> None:
     x = ctx.shape(0)
-    ctx.require(len(x) == 4, f"input of rank {len(x)}: it must have rank 4")
     window = (int(ctx.option("filter_height", 1)), int(ctx.option("filter_width", 1)))
     stride = (int(ctx.option("stride_h", 1)), int(ctx.option("stride_w", 1)))
     ctx.require(min(*window, *stride) > 0, f"window {list(window)} or strides {list(stride)} are not positive")

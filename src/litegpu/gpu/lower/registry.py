@@ -34,6 +34,7 @@ class Entry:
     inputs: tuple[Types, ...]
     outputs: Types
     counts: tuple[int, int]  # fewest and most inputs
+    ranks: tuple[int, int]  # of the data: the first input that is not STATIC
     notes: str
 
     @property
@@ -41,11 +42,21 @@ class Entry:
         """The module that lowers it."""
         return self.lower.__module__.rpartition(".")[2]
 
+    @property
+    def data(self) -> int:
+        """Which input is the first that need not be constant."""
+        return next(i for i, types in enumerate(self.inputs) if types is not STATIC)
+
+    def types(self, i: int) -> Types:
+        """The types that input i may have."""
+        return self.inputs[min(i, len(self.inputs) - 1)]
+
 
 REGISTRY: dict[str, Entry] = {}
 
 #: More inputs than any model has.
 MANY = 1 << 16
+MAX_RANK = 4
 
 
 def lowers(
@@ -54,12 +65,14 @@ def lowers(
     inputs: Sequence[Types] = (FLOAT,),
     outputs: Types | None = None,
     counts: tuple[int, int] | int = 1,
+    ranks: tuple[int, int] = (0, MAX_RANK),
     notes: str = "",
 ) -> Callable[[Lower], Lower]:
     """Register a function as the lowering of the operators `names`.
 
     `max_version` is the highest version whose meaning the function knows. `outputs` defaults to the types of the first
-    input. `counts`: how many inputs there are, exactly or (fewest, most). `notes` go into docs/ops.md.
+    input. `counts`: how many inputs there are, exactly or (fewest, most). `ranks`: lowest and highest of the data.
+    `notes` go into docs/ops.md.
     """
 
     def register(function: Lower) -> Lower:
@@ -68,7 +81,7 @@ def lowers(
                 raise ValueError(f"{name} is registered twice")
             fewest, most = (counts, counts) if isinstance(counts, int) else counts
             types = inputs[0] if outputs is None else outputs
-            REGISTRY[name] = Entry(name, function, max_version, tuple(inputs), types, (fewest, most), notes)
+            REGISTRY[name] = Entry(name, function, max_version, tuple(inputs), types, (fewest, most), ranks, notes)
         return function
 
     return register

@@ -8,12 +8,11 @@ from litegpu.gpu.lower.registry import FLOAT, STATIC, lowers
 
 
 @lowers(
-    "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", max_version=4, inputs=(FLOAT, STATIC), counts=2,
+    "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", max_version=4, inputs=(FLOAT, STATIC), counts=2, ranks=(4, 4),
     notes="constant size; align_corners or half_pixel_centers",
 )  # fmt: skip
 def resize(ctx: OpContext) -> None:
     x = ctx.shape(0)
-    ctx.require(len(x) == 4, f"input of rank {len(x)}: it must have rank 4")
     size = ctx.integers(1, "the new sizes")
     ctx.require(len(size) == 2 and min(size) > 0, f"new sizes {list(size)} are not two positive numbers")
     ctx.check_shape((x[0], *size, x[3]))

@@ -16,7 +16,7 @@ REFLECT, SYMMETRIC = 0, 1
 # -------------------------------------------------------------------------------------------------- slices
 
 
-@lowers("SLICE", max_version=6, inputs=(ANY, STATIC, STATIC), counts=3, notes="constant begin and size")
+@lowers("SLICE", max_version=8, inputs=(ANY, STATIC, STATIC), counts=3, notes="constant begin and size")
 def slice_(ctx: OpContext) -> None:
     x = ctx.shape(0)
     begin, size = ctx.integers(1, "the begins"), ctx.integers(2, "the sizes")
@@ -52,6 +52,7 @@ def _strided(
     masks = {name: int(ctx.option(f"{name}_mask")) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
     ctx.require(masks["ellipsis"] & (masks["ellipsis"] - 1) == 0, "more than one ellipsis")
     offset = bool(ctx.option("offset", False))
+    ctx.require(not (offset and masks["end"]), "end_mask together with offset has no agreed meaning")
     entries = len(given[0])
 
     def bit(mask: str, i: int) -> bool:
@@ -107,7 +108,7 @@ def _range(
     first = min(max(first, low), high)
     last = end + first if offset else end + n if end < 0 else end
     last = min(max(last, low), high)
-    if open_end and not offset:
+    if open_end:
         last = n if stride > 0 else -1
     return first, max(0, -((first - last) // stride))
 
@@ -115,7 +116,7 @@ def _range(
 # -------------------------------------------------------------------------------------------------- splits
 
 
-@lowers("SPLIT", max_version=4, inputs=(STATIC, ANY), outputs=ANY, counts=2, notes="constant axis")
+@lowers("SPLIT", max_version=5, inputs=(STATIC, ANY), outputs=ANY, counts=2, notes="constant axis")
 def split(ctx: OpContext) -> None:
     x, count = ctx.shape(1), len(ctx.outputs)
     axis = _one_axis(ctx, 0, len(x))
@@ -123,7 +124,7 @@ def split(ctx: OpContext) -> None:
     _split(ctx, 1, axis, [x[axis] // count] * count)
 
 
-@lowers("SPLIT_V", max_version=2, inputs=(ANY, STATIC, STATIC), counts=3, notes="constant sizes and axis")
+@lowers("SPLIT_V", max_version=3, inputs=(ANY, STATIC, STATIC), counts=3, notes="constant sizes and axis")
 def split_v(ctx: OpContext) -> None:
     x, sizes = ctx.shape(0), list(ctx.integers(1, "the sizes"))
     axis = _one_axis(ctx, 2, len(x))
@@ -136,7 +137,7 @@ def split_v(ctx: OpContext) -> None:
     _split(ctx, 0, axis, sizes)
 
 
-@lowers("UNPACK", max_version=4, inputs=(ANY,))
+@lowers("UNPACK", max_version=6, inputs=(ANY,))
 def unpack(ctx: OpContext) -> None:
     x = ctx.shape(0)
     axis = ctx.axis(int(ctx.option("axis")), len(x))
@@ -166,16 +167,17 @@ def _one_axis(ctx: OpContext, i: int, rank: int) -> int:
 # ------------------------------------------------------------------------------------------------- padding
 
 
-@lowers("PAD", "PADV2", max_version=4, inputs=(ANY, STATIC, ANY), counts=(2, 3), notes="constant paddings and value")
+@lowers("PAD", max_version=6, inputs=(ANY, STATIC), counts=2, notes="constant paddings")
 def pad(ctx: OpContext) -> None:
-    before, after = _paddings(ctx)
-    fill = 0.0
-    if ctx.operator.name == "PADV2" and ctx.has(2):
-        ctx.require(ctx.is_constant(2), "the padding value is computed by the model: the GPU needs a constant")
-        ctx.require(ctx.dtype(2) is ctx.dtype(0), "the padding value has another type than the input")
-        ctx.require(ctx.array(2).size == 1, f"the padding value has shape {list(ctx.shape(2))}")
-        fill = float(ctx.array(2).reshape(()))
-    move(ctx, [Pad(before, after, fill)])
+    move(ctx, [Pad(*_paddings(ctx))])
+
+
+@lowers("PADV2", max_version=6, inputs=(ANY, STATIC, ANY), counts=3, notes="constant paddings and value")
+def pad_v2(ctx: OpContext) -> None:
+    ctx.require(ctx.is_constant(2), "the padding value is computed by the model: the GPU needs a constant")
+    ctx.require(ctx.dtype(2) is ctx.dtype(0), "the padding value has another type than the input")
+    ctx.require(ctx.array(2).size == 1, f"the padding value has shape {list(ctx.shape(2))}")
+    move(ctx, [Pad(*_paddings(ctx), float(ctx.array(2).reshape(())))])
 
 
 @lowers("MIRROR_PAD", max_version=3, inputs=(ANY, STATIC), counts=2, notes="REFLECT and SYMMETRIC")
