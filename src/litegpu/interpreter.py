@@ -373,6 +373,7 @@ class Interpreter:
         shapes = self._input_shapes()
         try:
             subgraph, refused, unresolved = self._infer()
+            unknown = {t for node in refused for t in subgraph.operators[node].outputs}
             division = self._division
             if division is None or refused or subgraph is not self._subgraph:
                 division = self._divide(subgraph, refused)
@@ -380,7 +381,7 @@ class Interpreter:
                 if unresolved:
                     self._require_kernels(division)
                 try:
-                    self._plan = Plan(subgraph, division, self._delegates, self._options)
+                    self._plan = Plan(subgraph, division, self._delegates, self._options, unknown)
                     return
                 except PrepareError as failure:
                     self._give_up(failure)
@@ -410,7 +411,7 @@ class Interpreter:
                     f"from it cannot be computed: {self._fresh_text(error)}"
                 ) from None
             return main, {}, True
-        shapes, refused = cpu.shapes_of(self._official, main)
+        shapes, refused = cpu.infer_shapes(self._model, self._official, self._options)
         return cpu.reshaped(main, shapes), refused, False
 
     def _require_kernels(self, division: Division) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,8 +72,10 @@ class OfficialOptions:
 class CpuPartition:
     """Nodes of a model, cut out and run by an official interpreter."""
 
-    def __init__(self, partition: Partition, options: OfficialOptions) -> None:
-        """Raises InvokeError, with the runtime's text, if the official runtime refuses the nodes."""
+    def __init__(self, partition: Partition, options: OfficialOptions, unknown: Set[int] = frozenset()) -> None:
+        """`unknown` are tensors whose shape only the run decides: with one as an input, allocation waits for it.
+
+        Raises InvokeError, with the runtime's text, if the official runtime refuses the nodes."""
         subgraph = partition.subgraph
         outputs = _outputs(partition, options)
         nodes = [o.index for o in partition.nodes]
@@ -84,13 +86,15 @@ class CpuPartition:
             # XNNPACK refuses to run what only widens constants, and a cut model has no intermediates to preserve.
             options = replace(options, preserve_all_tensors=False) if partition.inputs else options.plain()
             self._interpreter = options.create(content=content)
-            with quiet():
-                self._interpreter.allocate_tensors()
+            waits = not unknown.isdisjoint(partition.inputs)
+            if not waits:
+                with quiet():
+                    self._interpreter.allocate_tensors()
         except (RuntimeError, ValueError) as error:
             raise InvokeError(f"{_place(partition.nodes)} cannot run on the CPU: {error}") from None
         details = self._interpreter.get_input_details()
         self._inputs = [int(d["index"]) for d in details]
-        self._shapes = [subgraph.tensors[i].shape for i in partition.inputs]
+        self._shapes = None if waits else [subgraph.tensors[i].shape for i in partition.inputs]
         self._views = [self._interpreter.tensor(d["index"]) for d in self._interpreter.get_output_details()]
 
     def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
@@ -186,33 +190,74 @@ def undividable(model: Model) -> dict[int, str]:
     return {o.index: f"The model runs in one piece on the CPU: {cause}." for o in main.operators}
 
 
-def shapes_of(interpreter: Any, subgraph: Subgraph) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
-    """Present shapes of an allocated interpreter without delegates: (tensor -> shape, node -> why it is unknown).
+def infer_shapes(
+    model: Model, interpreter: Any, options: OfficialOptions
+) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
+    """What an allocated interpreter without delegates knows of the main subgraph: (tensor -> shape, node -> why a shape
+    of it is unknown).
 
-    A tensor that has no memory after allocation gets its shape only while the model runs, and so does all that follows
-    from it.
+    The official runtime prepares nodes up to the first whose output's shape depends on values; that output and what
+    comes after it get no memory. What does not follow from it is then asked of a model without that node and its
+    followers. RESHAPE and EXPAND_DIMS share their input's memory even when they are such nodes, so their outputs are
+    given an impossible shape first, which stays there unless the runtime knows better.
     """
-    shapes: dict[int, tuple[int, ...]] = {}
-    for tensor in subgraph.tensors:
-        if tensor.is_constant:
-            continue
-        detail = interpreter._get_tensor_details(tensor.index, subgraph.index)
-        shapes[tensor.index] = tuple(int(n) for n in detail["shape"])
+    main = model.main
+    sharing = {
+        t: _IMPOSSIBLE
+        for o in main.operators
+        if o.name in ("RESHAPE", "EXPAND_DIMS") and len(o.inputs) > 1 and not _is_constant(main, o.inputs[1])
+        for t in o.outputs
+    }
+    inputs = [i for i in main.inputs if not main.tensors[i].is_constant]
+    places = {t.index: t.index for t in main.tensors if not t.is_constant}  # tensor -> its index in `interpreter`
+    shapes = {t: _shape(interpreter, t) for t in places}
+    static = list(main.operators)
     refused: dict[int, str] = {}
-    origin: dict[int, str] = {}
-    for node, operator in enumerate(subgraph.operators):
-        inherited = [origin[t] for t in operator.inputs if t in origin]
-        unknown = [t for t in operator.outputs if t >= 0 and _is_unallocated(interpreter, t, shapes[t])]
-        for t in unknown:
-            name = subgraph.tensors[t].name
-            origin[t] = inherited[0] if inherited else f"op number {node}, {operator.name}, decides that of '{name}'"
-        if unknown or inherited:
-            cause = (inherited or [origin[unknown[0]]])[0]
-            refused[node] = f"A shape is known only when the model runs: {cause}."
-    return shapes, refused
+    stale = bool(sharing)
+    while True:
+        if stale:
+            outputs = [t for o in static for t in o.outputs if t >= 0]
+            known = {i: shapes[i] for i in inputs} | sharing
+            content = cut(model, 0, [o.index for o in static], inputs, outputs, shapes=known)
+            interpreter = options.plain().create(content=content)
+            with quiet():
+                interpreter.allocate_tensors()
+            details = [*interpreter.get_input_details(), *interpreter.get_output_details()]
+            places = {t: int(d["index"]) for t, d in zip((*inputs, *outputs), details, strict=True)}
+            shapes |= {t: s for t, i in places.items() if (s := _shape(interpreter, i)) != _IMPOSSIBLE}
+        first = next((o for o in static if any(_is_unknown(interpreter, places[t]) for t in o.outputs if t >= 0)), None)
+        if first is None:
+            return shapes, refused
+        name = main.tensors[first.outputs[0]].name
+        reason = f"A shape is known only when the model runs: op number {first.index}, {first.name}, decides '{name}'."
+        followers = set(first.outputs)
+        refused[first.index] = reason
+        for operator in static:
+            if not followers.isdisjoint(operator.inputs):
+                followers |= set(operator.outputs)
+                refused[operator.index] = reason
+        static = [o for o in static if o.index not in refused]
+        if not static:
+            return shapes, refused
+        stale = True
 
 
-def _is_unallocated(interpreter: Any, tensor: int, shape: tuple[int, ...]) -> bool:
+_IMPOSSIBLE = (1, 1, 1, 1, 1, 1, 1, 3)
+
+
+def _shape(interpreter: Any, tensor: int) -> tuple[int, ...]:
+    return tuple(int(n) for n in interpreter._get_tensor_details(tensor, 0)["shape"])
+
+
+def _is_constant(subgraph: Subgraph, tensor: int) -> bool:
+    return tensor < 0 or subgraph.tensors[tensor].is_constant
+
+
+def _is_unknown(interpreter: Any, tensor: int) -> bool:
+    """Whether the tensor has neither memory nor a shape that the runtime vouches for."""
+    shape = _shape(interpreter, tensor)
+    if shape == _IMPOSSIBLE:
+        return True
     if 0 in shape:
         return False
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -34,9 +34,16 @@ class Plan:
     """Prepared partitions and the values of the tensors that are inputs, outputs, or cross a border."""
 
     def __init__(
-        self, subgraph: Subgraph, division: Division, delegates: Sequence[Delegate], options: OfficialOptions
+        self,
+        subgraph: Subgraph,
+        division: Division,
+        delegates: Sequence[Delegate],
+        options: OfficialOptions,
+        unknown: Set[int] = frozenset(),
     ) -> None:
-        """Raises PrepareError for a delegate, InvokeError for a CPU partition; nothing stays open then."""
+        """`unknown` are the tensors whose shape only the run decides.
+
+        Raises PrepareError for a delegate, InvokeError for a CPU partition; nothing stays open then."""
         self._tensors = subgraph.tensors
         self._inputs = {
             i: _aligned(self._tensors[i].shape, DTYPES[self._tensors[i].type])
@@ -52,7 +59,7 @@ class Plan:
                 if not partition.outputs:  # nothing reads what it computes
                     continue
                 if owner == ON_CPU:
-                    cpu = CpuPartition(partition, options)
+                    cpu = CpuPartition(partition, options, unknown)
                     self._steps.append(_Step("CPU", cpu, partition.inputs, cpu.outputs, ()))
                     continue
                 try:
