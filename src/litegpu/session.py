@@ -210,7 +210,7 @@ def _converted(name: str, value: Any, detail: Mapping[str, Any]) -> np.ndarray:
     given = np.asarray(value)
     array = given
     if given.dtype != dtype and dtype.kind not in "SO":
-        if given.dtype.kind not in "biufc":
+        if given.dtype.kind not in ("biufc" if dtype.kind == "c" else "biuf"):
             raise TensorError(f"Input '{name}' is {dtype}, but the value is {given.dtype}")
         with np.errstate(all="ignore"):
             array = given.astype(dtype)

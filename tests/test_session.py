@@ -1,0 +1,155 @@
+"""load(): devices, calling with arrays, conversions, resizing, names."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import litegpu
+from litegpu.delegates import gpu
+from litegpu.errors import DeviceError, InvokeError, OptionError, TensorError
+from litegpu.model.types import TensorType
+from litegpu.model.writer import ModelBuilder
+
+X = np.array([[1, -2, 3]], np.float32)
+
+
+def one_output() -> bytes:
+    b = ModelBuilder()
+    x = b.input("x", (1, 3))
+    b.output(b.op("ADD", [x, b.constant(np.ones(3, np.float32))], (1, 3)))
+    return b.build()
+
+
+def two_outputs(signature: bool) -> bytes:
+    b = ModelBuilder()
+    x, y = b.input("left:0", (1, 3)), b.input("right:0", (1, 3))
+    s = b.op("ADD", [x, y], (1, 3), name="out")
+    p = b.op("MUL", [x, y], (1, 3), name="out")
+    b.output(s, p)
+    if signature:
+        b.signature("serve", {"a": x, "b": y}, {"sum": s, "product": p})
+    return b.build()
+
+
+def test_cpu(tmp_path: Path) -> None:
+    file = tmp_path / "m.tflite"
+    file.write_bytes(one_output())
+    for source in (file, str(file), one_output()):
+        with litegpu.load(source, "cpu", num_threads=2) as model:
+            assert model.device == "cpu" and model.report.delegated == 0
+            np.testing.assert_array_equal(model(X), X + 1)
+            assert list(model.inputs) == ["x"] and model.inputs["x"]["shape"].tolist() == [1, 3]
+        with pytest.raises(InvokeError, match="closed"):
+            model(X)
+
+
+def test_several_outputs_come_by_name() -> None:
+    model = litegpu.load(two_outputs(signature=True), "cpu")
+    for found in (model(X, 2 * X), model(a=X, b=2 * X), model(X, b=2 * X), model(b=2 * X, a=X)):
+        assert list(found) == ["sum", "product"]
+        np.testing.assert_array_equal(found["sum"], 3 * X)
+        np.testing.assert_array_equal(found["product"], 2 * X * X)
+    model = litegpu.load(two_outputs(signature=False), "cpu")
+    found = model(**{"left:0": X, "right:0": X})
+    assert list(found) == ["out", "out:1"]
+    np.testing.assert_array_equal(found["out:1"], X * X)
+
+
+def test_wrong_arguments_are_named() -> None:
+    model = litegpu.load(two_outputs(signature=True), "cpu")
+    for arguments, keywords, text in [
+        ((X,), {}, "'b' was not given"),
+        ((X, X, X), {}, "3 inputs were given, but the model has 2: a, b"),
+        ((X,), {"c": X}, "no input 'c'"),
+        ((X, X), {"a": X}, "'a' was given twice"),
+        ((X, X[0]), {}, r"'b' has shape \[1, 3\], but the value has \[3\]"),
+        ((X, X[:, :2]), {}, "Only the first dimension"),
+        ((X, "text"), {}, "'b' is float32"),
+        ((X, X + 1j), {}, "'b' is float32, but the value is complex64"),
+        ((X, X.astype(np.float64) / 3), {}, r"\.astype\(float32\)"),
+    ]:
+        with pytest.raises(TensorError, match=text):
+            model(*arguments, **keywords)
+    np.testing.assert_array_equal(model(X, X)["sum"], 2 * X)
+
+
+def test_conversions_that_lose_nothing() -> None:
+    model = litegpu.load(one_output(), "cpu")
+    for value in (
+        X.tolist(),
+        [[1, -2, 3]],
+        X.astype(np.float64),
+        X.astype(np.int64),
+        X.astype(np.float16),
+        X.astype(">f4"),
+    ):
+        np.testing.assert_array_equal(model(value), X + 1)
+    np.testing.assert_array_equal(model([[0.1, np.nan, np.inf]]), np.float32([[0.1, np.nan, np.inf]]) + 1)
+    b = ModelBuilder()
+    b.output(b.op("RESHAPE", [b.input("x", (1, 2), TensorType.UINT8)], (2,), {"new_shape": [2]}))
+    model = litegpu.load(b.build(), "cpu")
+    np.testing.assert_array_equal(model([[0, 255]]), [0, 255])
+    for wrong in ([[0, 256]], [[-1, 0]], [[0.5, 1]]):
+        with pytest.raises(TensorError, match="would change it"):
+            model(wrong)
+
+
+def test_another_batch_resizes() -> None:
+    model = litegpu.load(two_outputs(signature=True), "cpu")
+    for n in (4, 1, 2):
+        wide = np.repeat(X, n, axis=0)
+        np.testing.assert_array_equal(model(wide, wide)["sum"], 2 * wide)
+        assert model.inputs["a"]["shape"].tolist() == [n, 3]
+
+
+def test_a_batch_that_the_graph_refuses_leaves_the_model_usable() -> None:
+    b = ModelBuilder()
+    b.output(b.op("RESHAPE", [b.input("x", (1, 3))], (3,), {"new_shape": [3]}))
+    model = litegpu.load(b.build(), "cpu")
+    with pytest.raises(TensorError, match=r"cannot be resized \('x' \[1, 3\] to \[2, 3\]\)"):
+        model(np.zeros((2, 3), np.float32))
+    np.testing.assert_array_equal(model(X), X[0])
+
+
+@pytest.mark.parametrize(
+    "arguments, error",
+    [
+        ({"device": "tpu"}, OptionError),
+        ({"device": "cuda:0"}, DeviceError),
+        ({"precision": "int8"}, OptionError),
+        ({"device": "cpu", "backend": "vulkan"}, OptionError),
+        ({"device": "webgpu", "backen": "vulkan"}, OptionError),
+        ({"device": "cpu", "fallback": "never"}, OptionError),
+    ],
+)
+def test_bad_options(arguments: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        litegpu.load(one_output(), **arguments)
+
+
+def test_without_a_gpu(monkeypatch, caplog) -> None:
+    def no_device(self: object) -> None:
+        raise DeviceError("no adapter was found")
+
+    monkeypatch.setattr(gpu.GpuDelegate, "open_device", no_device)
+    caplog.set_level(logging.INFO, logger="litegpu")
+    model = litegpu.load(one_output())
+    (record,) = [r for r in caplog.records if r.levelno >= logging.INFO]
+    assert record.levelname == "INFO" and "no adapter was found" in record.getMessage()
+    assert model.device == "cpu"
+    np.testing.assert_array_equal(model(X), X + 1)
+    with pytest.raises(DeviceError, match="no adapter"):
+        litegpu.load(one_output(), "webgpu")
+
+
+def test_importing_litegpu_stays_light() -> None:
+    code = "import sys, litegpu; print([m for m in ('wgpu', 'typer', 'rich', 'PIL', 'matplotlib') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
