@@ -39,6 +39,13 @@ def window(root: int, shape: Shape, dtype: DType) -> View:
     return View(root, shape, ((h + 2) * y, y, p, 1), dtype, y + p, zero_padded=True, size=size)
 
 
+def odd_pixels(root: int, shape: Shape, dtype: DType) -> View:
+    """Pixels of whole quads and one element that is nobody's, so that none but the first is aligned."""
+    b, h, w, c = shape
+    p = -(-c // 4) * 4 + 1
+    return View(root, shape, (h * w * p, w * p, p, 1), dtype, zero_padded=True, size=b * h * w * p)
+
+
 LAYOUTS: dict[str, Callable[[int, Shape, DType], View]] = {
     "padded": padded,
     "packed": packed,
@@ -46,4 +53,5 @@ LAYOUTS: dict[str, Callable[[int, Shape, DType], View]] = {
     "unaligned_slice": unaligned_slice,
     "channels_first": channels_first,
     "window": window,
+    "odd_pixels": odd_pixels,
 }

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 
 from litegpu.gpu import graph
+from litegpu.gpu.kernels import (
+    arg_reduce,
+    convolution,
+    copy,
+    depthwise,
+    elementwise,
+    gather,
+    matmul,
+    pool,
+    reduce,
+    resize,
+    softmax,
+    transpose_convolution,
+)
 from litegpu.gpu.kernels.context import Context, Launch
 
-_MODULES: dict[type[graph.Op], str] = {
-    graph.Elementwise: "elementwise",
-    graph.Conv2D: "convolution",
-    graph.DepthwiseConv2D: "depthwise",
-    graph.TransposeConv2D: "transpose_convolution",
-    graph.MatMul: "matmul",
-    graph.Pool2D: "pool",
-    graph.Resize2D: "resize",
-    graph.Reduce: "reduce",
-    graph.ArgReduce: "arg_reduce",
-    graph.Softmax: "softmax",
-    graph.Copy: "copy",
-    graph.Gather: "gather",
+_BUILD: dict[type[graph.Op], Callable[[Context], list[Launch]]] = {
+    graph.Elementwise: elementwise.build,
+    graph.Conv2D: convolution.build,
+    graph.DepthwiseConv2D: depthwise.build,
+    graph.TransposeConv2D: transpose_convolution.build,
+    graph.MatMul: matmul.build,
+    graph.Pool2D: pool.build,
+    graph.Resize2D: resize.build,
+    graph.Reduce: reduce.build,
+    graph.ArgReduce: arg_reduce.build,
+    graph.Softmax: softmax.build,
+    graph.Copy: copy.build,
+    graph.Gather: gather.build,
 }
 
 
 def build(ctx: Context) -> list[Launch]:
     """The launches, in order, that compute ctx.node. Concat has no kernel: views or copies stand for it."""
-    module = importlib.import_module(f"litegpu.gpu.kernels.{_MODULES[type(ctx.node.op)]}")
-    launches: list[Launch] = module.build(ctx)
-    return launches
+    return _BUILD[type(ctx.node.op)](ctx)

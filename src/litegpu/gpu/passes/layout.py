@@ -14,6 +14,7 @@ from litegpu.gpu.graph import (
     Graph,
     GraphBuilder,
     Node,
+    Reduce,
     Reshape,
     Shape,
     Slice,
@@ -161,7 +162,8 @@ class _Layout:
     def new_root(self, v: int, shared: bool = False) -> None:
         """Memory for value `v`, padded. `shared`: several nodes write its channels, nobody the padding."""
         value = self.builder.values[v]
-        dtype = DType.FLOAT16 if self.half and _may_be_half(value) else value.dtype
+        reduced = v in self.producer and isinstance(self.producer[v].op, Reduce)
+        dtype = DType.FLOAT16 if self.half and not reduced and _may_be_half(value) else value.dtype
         view = padded(len(self.roots), value.shape, dtype)
         if shared and value.shape[3] % 4:
             view = dataclasses.replace(view, zero_padded=False)
@@ -173,8 +175,8 @@ class _Layout:
 
 
 def _may_be_half(value: Value) -> bool:
-    """Vectors (one pixel: means, variances, scales, logits) stay in float32: they cost nothing, and sums of squares
-    exceed what float16 holds."""
+    """Vectors (one pixel: means, variances, scales, logits) stay in float32, as sums do: they cost nothing, and sums of
+    squares exceed what float16 holds."""
     return value.dtype is DType.FLOAT32 and value.shape[1] * value.shape[2] > 1
 
 

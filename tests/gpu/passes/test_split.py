@@ -1,0 +1,43 @@
+"""Splitting large reductions keeps what they compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.graph import RESULT, Arg, DType, Graph, GraphBuilder, Reduce, apply
+from litegpu.gpu.passes.split import split_reductions
+
+
+def graph_of(kind: str, axes: tuple[int, ...], shape: tuple[int, ...], dtype: DType = DType.FLOAT32) -> Graph:
+    builder = GraphBuilder()
+    x, m = builder.value(shape, dtype), builder.value((1, 1, 1, shape[3]), dtype)
+    y = builder.value([1 if a in axes else n for a, n in enumerate(shape)], dtype)
+    builder.node(Reduce(kind, axes, apply("sub", Arg(0), Arg(1))), [x, m], y, apply("add", RESULT, 1.0), sources=[4])
+    return builder.graph([x, m], [y])
+
+
+@pytest.mark.parametrize("kind", ["sum", "mean", "max", "min", "prod"])
+@pytest.mark.parametrize("axes", [(1, 2), (0, 1, 2), (1, 2, 3), (0, 1, 2, 3)])
+def test_same_result_in_two_steps(kind: str, axes: tuple[int, ...]) -> None:
+    graph = graph_of(kind, axes, (2, 65, 64, 6))
+    split = split_reductions(graph)
+    assert [n.op.axes for n in split.nodes] == [tuple(a for a in axes if a != 1), (1,)]
+    assert all(n.sources == (4,) for n in split.nodes)
+    inputs = [np.random.default_rng(1).uniform(1.9, 2.1, graph.values[v].shape) for v in graph.inputs]
+    inputs[1] = inputs[1] - 1
+    np.testing.assert_allclose(evaluate_graph(split, inputs)[0], evaluate_graph(graph, inputs)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        graph_of("mean", (1, 2), (1, 7, 7, 64)),  # soon done
+        graph_of("mean", (2,), (1, 1, 9000, 4)),  # one axis
+        graph_of("mean", (1, 2), (64, 64, 64, 64)),  # many results
+        graph_of("mean", (1, 2), (1, 64, 64, 4), DType.INT32),  # rounds once only
+    ],
+)
+def test_left_alone(graph: Graph) -> None:
+    assert split_reductions(graph).nodes == graph.nodes
