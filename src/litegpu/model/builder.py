@@ -149,6 +149,7 @@ class GraphBuilder:
         Absent optional inputs are None or -1. The output's type follows from the operator and its inputs unless given.
         Options are named as in the schema; enumerations take names or numbers.
         """
+        _check_name(operator)
         type_ = self._output_type(operator, inputs, options or {}) if type is None else type
         output = self.tensor(shape, type_, name, quantization=quantization)
         self.node(operator, inputs, [output], options, version=version, intermediates=intermediates)
@@ -205,9 +206,7 @@ class GraphBuilder:
         intermediates: Sequence[int] = (),
     ) -> None:
         """A builtin operator that writes tensors which exist already."""
-        codes = schema.enum_values("BuiltinOperator")
-        if operator not in codes:
-            raise OptionError(f"no operator is called '{operator}'{_nearest(operator, codes)}")
+        code = _check_name(operator)
         table = schema.options_table(operator)
         values = _options(operator, table, options or {})
         numbers = self._optional(operator, inputs)
@@ -215,7 +214,7 @@ class GraphBuilder:
             Operator(
                 index=len(self._operators),
                 name=operator,
-                code=codes[operator],
+                code=code,
                 version=self._version(operator, numbers, values) if version is None else version,
                 inputs=numbers,
                 outputs=tuple(outputs),
@@ -258,8 +257,9 @@ class GraphBuilder:
         if operator in _TYPE_OPTIONS:
             name, default = _TYPE_OPTIONS[operator]
             return TensorType(_enumerated("TensorType", name, options.get(name, default)))
-        source = inputs[_TYPE_INPUTS.get(operator, 0)] if inputs else None
-        if source is None or source < 0:
+        position = _TYPE_INPUTS.get(operator, 0)
+        source = self._optional(operator, inputs)[position] if position < len(inputs) else -1
+        if source < 0:
             raise OptionError(f"the output type of {operator} does not follow from its inputs: give `type`")
         return self._tensors[source].type
 
@@ -370,6 +370,14 @@ _DEFAULT_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "ARG_MAX": {"output_type": int(TensorType.INT32)},
     "ARG_MIN": {"output_type": int(TensorType.INT32)},
 }
+
+
+def _check_name(operator: str) -> int:
+    """The code of a builtin operator."""
+    codes = schema.enum_values("BuiltinOperator")
+    if operator not in codes:
+        raise OptionError(f"no operator is called '{operator}'{_nearest(operator, codes)}")
+    return codes[operator]
 
 
 def _options(operator: str, table: str, given: Mapping[str, Any]) -> dict[str, Any]:

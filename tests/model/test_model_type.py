@@ -1,0 +1,98 @@
+"""The kind of every model at hand, and of built ones that those do not cover."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from litegpu.model import Kind, ModelBuilder, TensorType, model_type, quantized, read_model
+
+KINDS = {
+    "ad01_fp32": Kind.FLOAT32,
+    "ad01_int8": Kind.FULL_INTEGER,
+    "deeplabv3_257_mv_gpu": Kind.FLOAT32,
+    "face_landmark": Kind.FLOAT32,
+    "hair_segmentation": Kind.FLOAT32,
+    "kws_ref_model": Kind.FULL_INTEGER,
+    "kws_ref_model_float32": Kind.DYNAMIC_RANGE,  # whatever its name says
+    "mobilenet_v1_0.25_128_quant": Kind.QUANTIZATION_AWARE,
+    "mobilenet_v1_0.75_192_quant": Kind.QUANTIZATION_AWARE,
+    "mobilenet_v1_1.0_224_random": Kind.FLOAT32,
+    "mobilenet_v1_1.0_224_random_dynamic": Kind.DYNAMIC_RANGE,
+    "mobilenet_v1_1.0_224_random_f16": Kind.FLOAT16_WEIGHTS,
+    "mobilenet_v1_1.0_224_random_int8": Kind.FULL_INTEGER,
+    "mobilenet_v2_1.0_224_quant": Kind.QUANTIZATION_AWARE,
+    "pose_detection": Kind.FLOAT32,
+    "posenet_mobilenet_v1_100_257_int8": Kind.FULL_INTEGER,
+    "pretrainedResnet": Kind.FLOAT32,
+    "pretrainedResnet_quant": Kind.FULL_INTEGER,
+    "ssd_mobilenet_v1_coco_quant": Kind.QUANTIZATION_AWARE,
+    "style_transfer_f16_384": Kind.FLOAT16_WEIGHTS,
+    "style_transfer_quantized_dynamic": Kind.DYNAMIC_RANGE,
+    "vww_96_float": Kind.FLOAT32,
+    "vww_96_int8": Kind.FULL_INTEGER,
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kind(models_dir, name):
+    found = model_type(read_model(models_dir / f"{name}.tflite"))
+    assert found.kind is KINDS[name], str(found)
+    assert found.evidence and found.counts
+
+
+@pytest.mark.parametrize(
+    ("name", "modes"),
+    [
+        ("mobilenet_v1_1.0_224_random", ()),
+        ("mobilenet_v1_1.0_224_random_dynamic", (1002,)),
+        ("mobilenet_v1_1.0_224_random_f16", (1001,)),
+        ("mobilenet_v1_1.0_224_random_int8", (1003,)),
+        ("deeplabv3_257_mv_gpu", None),
+    ],
+)
+def test_converter_modes(models_dir, name, modes):
+    assert model_type(read_model(models_dir / f"{name}.tflite")).converter_modes == modes
+
+
+def test_damaged_converter_note_is_no_error(small_models):
+    builder = ModelBuilder()
+    builder.output(builder.op("RELU", [builder.input("x", (1, 4))], (1, 4)))
+    builder.metadata("CONVERSION_METADATA", b"\x08\0\0\0garbage that is no flatbuffer")
+    found = model_type(read_model(builder.build()))
+    assert found.kind is Kind.FLOAT32 and found.converter_modes is None
+
+
+def _fully_connected(builder: ModelBuilder, x: int, weights: int, type_: TensorType, scale: float | None) -> int:
+    quantization = None if scale is None else quantized(scale)
+    return builder.op("FULLY_CONNECTED", [x, weights, None], (1, 4), type=type_, quantization=quantization)
+
+
+def test_16x8():
+    builder = ModelBuilder()
+    x = builder.input("x", (1, 4), TensorType.INT16, quantization=quantized(0.1))
+    weights = builder.constant(np.eye(4, dtype=np.int8), quantization=quantized(0.1))
+    builder.output(_fully_connected(builder, x, weights, TensorType.INT16, 0.1))
+    assert model_type(read_model(builder.build())).kind is Kind.INTEGER_16X8
+
+
+def test_mixed_counts_each():
+    builder = ModelBuilder()
+    x = builder.input("x", (1, 4), TensorType.INT8, quantization=quantized(0.1))
+    weights = builder.constant(np.eye(4, dtype=np.int8), quantization=quantized(0.1))
+    y = _fully_connected(builder, x, weights, TensorType.INT8, 0.1)
+    y = builder.op("DEQUANTIZE", [y], (1, 4))
+    builder.output(
+        _fully_connected(builder, y, builder.constant(np.eye(4, dtype=np.float32)), TensorType.FLOAT32, None)
+    )
+    found = model_type(read_model(builder.build()))
+    assert found.kind is Kind.MIXED and found.counts == {"integer": 1, "float32": 1}
+
+
+def test_weights_only_quantization_counts_as_dynamic_range():
+    builder = ModelBuilder()
+    x = builder.input("x", (1, 4))
+    weights = builder.constant(np.eye(4, dtype=np.int8), quantization=quantized(0.1))
+    weights = builder.op("DEQUANTIZE", [weights], (4, 4))
+    builder.output(_fully_connected(builder, x, weights, TensorType.FLOAT32, None))
+    assert model_type(read_model(builder.build())).kind is Kind.DYNAMIC_RANGE
