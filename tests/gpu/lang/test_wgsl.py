@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gpu.lang.runners import OnDevice
 
-from litegpu.gpu.lang import Features, Kernel, KernelError, f16, f16x2, f16x4, f32, f32x4, trace, u32
+from litegpu.gpu.lang import Features, Kernel, KernelError, f16, f16x2, f16x4, f32, f32x4, i32, trace, u32
 from litegpu.gpu.lang.wgsl import print_wgsl
 
 HALF = Features(float16=True)
@@ -185,3 +185,27 @@ def test_kernels_with_every_kind_of_awkward_name_compile(device: OnDevice) -> No
     arrays = {b.name: np.zeros(4, np.float32) for b in kernel.buffers}
     device.run(kernel, arrays, replace(device.features, float16=False))
     assert all((a == 3).all() for a in arrays.values())
+
+
+def test_generated_names_hide_no_type(device: OnDevice) -> None:
+    """Values are numbered, and every number becomes a loop's index here: i32 and u32 must stay types."""
+
+    def body(k: Kernel) -> None:
+        y = k.buffer("y", f32, 4)
+        i = k.local_id()
+        for _ in range(3):
+            with k.loop(i + 1) as a, k.loop(a + 1) as b:
+                for _ in range(4):
+                    with k.loop(b + 1) as c:
+                        y[i] = y[i] + f32(k.bitcast(c, i32))
+
+    for shift in range(3):
+
+        def shifted(k: Kernel, shift: int = shift) -> None:
+            for n in range(shift):
+                k.const(n + 100, u32)
+            body(k)
+
+        y = np.zeros(4, np.float32)
+        device.run(trace(shifted, f"names{shift}", (4, 1, 1), (1, 1, 1)), {"y": y})
+        assert y.tolist() == [0, 12, 60, 180]
