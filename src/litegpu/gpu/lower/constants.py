@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from litegpu.errors import DelegateError
 from litegpu.model.types import Tensor, TensorType
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -27,7 +28,7 @@ QUANTIZED = {
 }
 
 
-class Unsupported(Exception):
+class Unsupported(DelegateError):
     """An operator, or a tensor of it, that the GPU cannot take; the text is a reason for the user."""
 
 

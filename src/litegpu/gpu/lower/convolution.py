@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DepthwiseConv2D, DType, Expr, TransposeConv2D
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.context import OpContext
@@ -82,10 +84,10 @@ def bias_and_activation(ctx: OpContext, bias: int, channels: int) -> tuple[Expr,
     operands: list[int] = []
     if ctx.has(bias):
         ctx.require(
-            ctx.shape(bias) == (channels,) and ctx.dtype(bias) is DType.FLOAT32,
+            math.prod(ctx.shape(bias)) == channels and ctx.dtype(bias) is DType.FLOAT32,
             f"bias of shape {list(ctx.shape(bias))} and type {ctx.tensor(bias).type.name} for {channels} channels",
         )
-        expr, operands = fn("add", RESULT, Arg(1)), [ctx.value(bias)]
+        expr, operands = fn("add", RESULT, Arg(1)), [ctx.reshaped(ctx.value(bias), (channels,))]
     return ctx.activation(expr), operands
 
 
