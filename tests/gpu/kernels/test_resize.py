@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gpu.kernels.run_launch import check_node
+from gpu.kernels.run_launch import check_node, lay_out, run_node
 
 from litegpu.gpu.graph import DType, GraphBuilder, Resize2D
 from litegpu.gpu.kernels.resize import axis_table
@@ -41,6 +41,18 @@ def test_nearest_of_integers() -> None:
     x, y = builder.value((1, 3, 3, 2), DType.INT32), builder.value((1, 5, 7, 2), DType.INT32)
     builder.node(Resize2D("nearest"), [x], y)
     check_node(builder, {x: np.arange(18).reshape(1, 3, 3, 2)})
+
+
+def test_infinities_where_the_cpu_has_them() -> None:
+    """RESIZE_BILINEAR of TFLite weighs neighbours also by zero."""
+    data = np.arange(4.0).reshape(1, 1, 4, 1)
+    data[0, 0, 1] = np.inf
+    builder = GraphBuilder()
+    x, y = builder.value((1, 1, 4, 1), DType.FLOAT32), builder.value((1, 1, 8, 1), DType.FLOAT32)
+    builder.node(Resize2D("bilinear"), [x], y)
+    graph = builder.graph([x], [y])
+    result = run_node(graph, lay_out(graph), {x: data.astype(np.float32)})
+    np.testing.assert_array_equal(result.ravel(), [0, np.nan, np.nan, np.nan, 2, 2.5, 3, 3])
 
 
 def test_tables_stay_inside() -> None:

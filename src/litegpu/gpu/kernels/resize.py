@@ -10,7 +10,7 @@ from litegpu.gpu.graph import Resize2D
 from litegpu.gpu.kernels.access import Operands, Position, Sink, open_source
 from litegpu.gpu.kernels.context import Context, Launch
 from litegpu.gpu.kernels.per_quad import per_quad
-from litegpu.gpu.lang import Kernel, Value, f32, u32x4
+from litegpu.gpu.lang import Kernel, Value, f32, f32x4, u32x4
 
 
 def build(ctx: Context) -> list[Launch]:
@@ -64,16 +64,17 @@ def _nearest(k: Kernel, ctx: Context, operands: Operands, sink: Sink, at: Positi
 
 
 def _bilinear(k: Kernel, ctx: Context, operands: Operands, sink: Sink, at: Position, table: np.ndarray) -> None:
+    """All four corners are weighted, also by zero, so that infinities become NaN where they do on the CPU."""
     rows, columns = _entries(k, ctx, operands, at, table)
     source = open_source(ctx, k, ctx.node.inputs[0], operands)
     along_y, along_x = (k.bitcast(e[2], f32) for e in (rows, columns))
 
-    def mix(a: Value, b: Value, weight: Value) -> Value:
-        return k.fma(b - a, k.splat(weight, 4), a)
-
-    corners = [[source.quad(at.b, rows[i], columns[j], at.q) for j in range(2)] for i in range(2)]
-    top, bottom = (mix(left, right, along_x) for left, right in corners)
-    sink.write(at, mix(top, bottom, along_y))
+    weights = [[(1 - along_y) * (1 - along_x), (1 - along_y) * along_x], [along_y * (1 - along_x), along_y * along_x]]
+    total = k.const(0.0, f32x4)
+    for i in range(2):
+        for j in range(2):
+            total = k.fma(source.quad(at.b, rows[i], columns[j], at.q), k.splat(weights[i][j], 4), total)
+    sink.write(at, total)
 
 
 def _entries(k: Kernel, ctx: Context, operands: Operands, at: Position, table: np.ndarray) -> tuple[Value, Value]:
