@@ -289,7 +289,7 @@ class Functions:
         for a in args:
             self._use(a)
         block = block or self.block
-        key = (op, type, tuple(a.number for a in args), attr)
+        key = (op, type.kind, type.lanes, tuple([a.number for a in args]), attr)
         found = block.find(key)
         if found is None:
             found = self._new(op, type, args, attr, block)

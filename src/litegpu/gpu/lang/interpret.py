@@ -31,7 +31,8 @@ def run(kernel: Kernel, arrays: Mapping[str, Array], subgroup_size: int = 32) ->
     Raises KernelError naming the author's line for an index out of bounds, a race, a load of shared memory that was
     never stored, or a barrier that only some threads of a workgroup reach.
     """
-    verify(kernel)
+    if not kernel.verified:
+        verify(kernel)
     buffers = {b: _Memory(b, _rows_of(kernel, b, arrays)) for b in kernel.buffers}
     groups = int(np.prod(kernel.grid))
     step = max(1, ROWS_AT_ONCE // kernel.threads)

@@ -38,6 +38,7 @@ def trace(fn: Callable[..., None], name: str, workgroup: Dim3, grid: Dim3, **sta
             raise
         raise KernelError(f"kernel {name}: {_origin(error)}: {error}") from error
     verify(kernel)
+    kernel.verified = True
     return kernel
 
 
@@ -67,6 +68,7 @@ class Kernel(Functions):
         self.loaded: set[tree.Memory] = set()  # buffers
         self.stored: set[tree.Memory] = set()
         self.needs_subgroups = False
+        self.verified = False  # set by trace, whose kernels do not change any more
         self.statement_count = 0
         self._variable_count = 0
 

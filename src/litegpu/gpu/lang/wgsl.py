@@ -75,7 +75,8 @@ def print_wgsl(kernel: Kernel, features: Features) -> str:
 
     Raises KernelError if the kernel breaks a rule or needs what `features` lacks.
     """
-    verify(kernel)
+    if not kernel.verified:
+        verify(kernel)
     _check(kernel, features)
     return _Module(kernel, features).print()
 
