@@ -17,6 +17,7 @@ import numpy as np
 from ai_edge_litert import interpreter as official
 from ai_edge_litert.interpreter import Delegate, OpResolverType, load_delegate
 
+from litegpu import debug
 from litegpu.chatter import quiet
 from litegpu.delegates import cpu
 from litegpu.delegates.cpu import OfficialOptions
@@ -35,6 +36,7 @@ from litegpu.errors import (
 )
 from litegpu.model.reader import read_model
 from litegpu.model.types import Subgraph
+from litegpu.signature import SignatureRunner
 
 __all__ = [
     "Delegate",
@@ -367,6 +369,7 @@ class Interpreter:
             for line in report.warnings():
                 log.log(level, "%s", line)
             log.log(level, "%s", report.summary())
+            debug.say(debug.PARTITIONS, "%s", report)
 
     def _prepare(self) -> None:
         """Learn every tensor's shape, divide again if that changed something, and have the partitions prepared."""
@@ -523,81 +526,6 @@ class InterpreterWithCustomOps(Interpreter):
     def __init__(self, custom_op_registerers: Iterable[Any] | None = None, **kwargs: Any) -> None:
         self._custom_op_registerers = tuple(custom_op_registerers or ())
         super().__init__(**kwargs)
-
-
-class SignatureRunner:
-    """Runs one signature of a model: called with keyword arrays it gives {output name: array}. Every call resizes the
-    inputs to what it is given."""
-
-    def __init__(self, interpreter: Interpreter | None = None, signature_key: str | None = None) -> None:
-        if interpreter is None:
-            raise OptionError("None interpreter provided.")
-        if not signature_key:
-            raise OptionError("None signature_key provided.")
-        signatures = interpreter._get_full_signature_list()
-        if signature_key not in signatures:
-            raise TensorError(f'Invalid signature_key provided: "{signature_key}".')
-        self._interpreter = interpreter
-        self._signature_key = signature_key
-        self._inputs: dict[str, int] = signatures[signature_key]["inputs"]
-        self._outputs: dict[str, int] = signatures[signature_key]["outputs"]
-        self._official: tuple[Any, Any] | None = None
-
-    def __call__(self, **kwargs: Any) -> dict[str, Any]:
-        """Raises TensorError (a ValueError) for wrong names, counts and types, InvokeError (a RuntimeError)."""
-        if len(kwargs) != len(self._inputs):
-            raise TensorError(
-                "Invalid number of inputs provided for running a SignatureDef, "
-                f"expected {len(self._inputs)} vs provided {len(kwargs)}"
-            )
-        for name in kwargs:
-            if name not in self._inputs:
-                raise TensorError(f"Invalid Input name ({name}) for SignatureDef")
-        interpreter = self._interpreter
-        if interpreter._whole:
-            return self._run_whole(kwargs)
-        for name, value in kwargs.items():
-            interpreter._resize(self._inputs[name], value.shape)
-        if interpreter._plan is None:
-            interpreter.allocate_tensors()
-            if interpreter._whole:
-                return self._run_whole(kwargs)
-        plan = interpreter._plan
-        assert plan is not None
-        for name, value in kwargs.items():
-            interpreter.set_tensor(self._inputs[name], value)
-        plan.invoke()
-        return {name: interpreter.get_tensor(index) for name, index in self._outputs.items()}
-
-    def _run_whole(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        interpreter = self._interpreter
-        if self._official is None or self._official[0] is not interpreter._official:
-            whole = interpreter._official
-            self._official = whole, whole.get_signature_runner(self._signature_key)
-        native = {
-            name: value.astype(value.dtype.newbyteorder("="))
-            if type(value) is np.ndarray and not value.dtype.isnative
-            else value
-            for name, value in kwargs.items()
-        }
-        try:
-            with quiet():
-                results: dict[str, Any] = self._official[1](**native)
-        except (RuntimeError, ValueError) as error:
-            raise interpreter._allocation_error(error) from None
-        return results
-
-    def get_input_details(self) -> dict[str, Any]:
-        """Input name -> detail dictionary."""
-        return self._details(self._inputs)
-
-    def get_output_details(self) -> dict[str, Any]:
-        """Output name -> detail dictionary."""
-        return self._details(self._outputs)
-
-    def _details(self, names: Mapping[str, int]) -> dict[str, Any]:
-        subgraph = next(s.subgraph for s in self._interpreter._model.signatures if s.key == self._signature_key)
-        return {name: self._interpreter._get_tensor_details(index, subgraph) for name, index in names.items()}
 
 
 class _Closed:
