@@ -716,3 +716,50 @@ def batch_to_space(d: Draft) -> OpCase:
     d.ints(block)
     d.ints(crops)
     return d.build()
+
+
+# ------------------------------------------------------------------------------------- NaN and infinities
+
+#: One-operator models whose inputs hold NaN, infinities and zeros, where all CPU kernels agree on the result.
+SPECIAL_VALUES: dict[str, Callable[[], OpCase]] = {}
+
+_NAN, _INF = np.nan, np.inf
+_LEFT = np.float32([_NAN, 1, -2, _NAN, _INF, -_INF, 0, 3, 2, _NAN, -1, 1, _NAN, _NAN, _INF, 0.5]).reshape(1, 2, 2, 4)
+_RIGHT = np.float32([0, _NAN, 3, _NAN, _NAN, 5, _INF, -_INF, 1, 0, _NAN, -5, 7, -7, _INF, 0]).reshape(1, 2, 2, 4)
+
+
+def _special(name: str, operator: str, operands: int, options: dict[str, Any] | None = None,
+             constants: Sequence[np.ndarray] = (), type: TensorType = F32) -> None:  # fmt: skip
+    def make() -> OpCase:
+        d = Draft(operator, random.Random(0))
+        for array in (_LEFT, _RIGHT)[:operands]:
+            d.runtime(array)
+        for array in constants:
+            d.constant(array)
+        return d.build(options, [type])
+
+    SPECIAL_VALUES[name] = make
+
+
+for _name in (
+    "ABS", "ELU", "EXP", "FLOOR", "CEIL", "ROUND", "GELU", "HARD_SWISH", "LOGISTIC", "LOG", "NEG", "RELU", "RELU6",
+    "RELU_N1_TO_1", "RELU_0_TO_1", "RSQRT", "SIGN", "SQRT", "SQUARE", "TANH", "SOFTMAX", "L2_NORMALIZATION",
+):  # fmt: skip
+    _special(_name, _name, 1, dict(beta=1.0) if _name == "SOFTMAX" else None)
+# ADD, SUB, MUL, DIV: XNNPACK keeps infinities, as the GPU does; the other CPU kernels cut them to the largest float.
+for _name in ("MAXIMUM", "MINIMUM", "POW", "SQUARED_DIFFERENCE", "PRELU"):
+    _special(_name, _name, 2)
+for _name in ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"):
+    _special(_name, _name, 2, type=BOOL)
+for _name in ("MEAN", "SUM", "REDUCE_PROD"):
+    _special(_name, _name, 1, dict(keep_dims=True), [np.int32([3])])
+_special("LEAKY_RELU", "LEAKY_RELU", 1, dict(alpha=0.1))
+_special("GELU approximate", "GELU", 1, dict(approximate=True))
+_special("ADD RELU6", "ADD", 2, dict(fused_activation_function="RELU6"))
+_special("CAST to INT32", "CAST", 1, dict(in_data_type=int(F32), out_data_type=int(I32)), type=I32)
+_special("CAST to BOOL", "CAST", 1, dict(in_data_type=int(F32), out_data_type=int(BOOL)), type=BOOL)
+for _name in ("RELU", "RELU6"):
+    _special(
+        f"CONV_2D {_name}", "CONV_2D", 1, dict(stride_h=1, stride_w=1, fused_activation_function=_name),
+        [np.eye(4, dtype=np.float32).reshape(4, 1, 1, 4), np.zeros(4, np.float32)],
+    )  # fmt: skip

@@ -36,6 +36,10 @@ def one(
 
 CASES = {
     "rank 5 input": (one("ABS", [(1, 1, 1, 2, 2)], (1, 1, 1, 2, 2)), "'x0' has rank 5"),
+    "empty tensor": (one("ABS", [(0, 3)], (0, 3)), r"'x0' of shape \[0, 3\] is empty"),
+    "empty result": (
+        one("SLICE", [(2, 3), np.int32([0, 0]), np.int32([0, 3])], (0, 3)), r"of shape \[0, 3\] is empty"
+    ),
     "unknown operator": (one("CUMSUM", [(2,), np.int32(0)], (2,)), "CUMSUM is not among those"),
     "version": (one("RELU", [(2,)], (2,), version=9), "version 9: versions up to 3"),
     "int8 input": (one("RELU", [((2,), TensorType.INT8)], (2,), type=TensorType.INT8), "input 0 is INT8 and 8-bit"),

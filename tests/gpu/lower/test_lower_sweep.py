@@ -6,7 +6,7 @@ import random
 
 import pytest
 from agreement import FLOAT32, assert_agrees, official, run
-from op_cases import CASES, OpCase
+from op_cases import CASES, SPECIAL_VALUES, OpCase
 
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.lower import check_operator, lower_partition, supported_ops
@@ -19,6 +19,11 @@ PER_OP, PER_OP_FULL = 8, 200
 def test_sample(op: str) -> None:
     for seed in range(PER_OP):
         check(CASES[op](random.Random(f"{op} {seed}")), seed)
+
+
+@pytest.mark.parametrize("name", SPECIAL_VALUES)
+def test_nan_and_infinity(name: str) -> None:
+    check(SPECIAL_VALUES[name](), 0)
 
 
 @pytest.mark.slow

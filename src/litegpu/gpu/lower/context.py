@@ -160,6 +160,7 @@ class OpContext:
         _check_rank(t)
         if types is STATIC:
             return
+        _check_not_empty(t)
         constant = self.lowering.constant_tensor(self.operator.inputs[i])
         if constant is not None:
             stored = constant.type
@@ -174,6 +175,7 @@ class OpContext:
 
     def check_output(self, t: Tensor, types: Types) -> None:
         _check_rank(t)
+        _check_not_empty(t)
         if t.type not in types:
             raise Unsupported(f"the output is {_type_reason(t.type, types)}")
 
@@ -268,6 +270,11 @@ def _check_rank(t: Tensor) -> None:
         raise Unsupported(
             f"tensor '{t.name}' has rank {len(t.shape)} (shape {list(t.shape)}): the GPU takes ranks up to {MAX_RANK}"
         )
+
+
+def _check_not_empty(t: Tensor) -> None:
+    if 0 in t.shape:
+        raise Unsupported(f"tensor '{t.name}' of shape {list(t.shape)} is empty: there is nothing for the GPU to do")
 
 
 def _type_reason(found: TensorType, wanted: Types) -> str:

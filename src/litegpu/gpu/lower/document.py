@@ -14,7 +14,8 @@ _HEAD = """\
 The {count} operators below run on the GPU; everything else stays on the CPU, with a warning that gives the reason.
 For all of them:
 
-- Tensors have ranks up to {rank} and shapes that are known before the inference; any batch size.
+- Tensors have ranks up to {rank} and shapes, not empty, that are known before the inference.
+  Any batch size.
 - Runtime tensors are float32 (float16 in memory with `precision_loss_allowed`) and, where the table says so, int32 or
   bool. int64 is taken for constants, and for the results of ARG_MAX and ARG_MIN as they leave the GPU.
 - Constants may also be float16, or int8, uint8, int16 or int4 with quantization parameters (per tensor or per channel).
