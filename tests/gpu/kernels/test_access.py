@@ -9,7 +9,12 @@ import pytest
 from gpu.kernels.layouts import LAYOUTS
 from gpu.kernels.run_launch import check_node
 
-from litegpu.gpu.graph import Apply, Arg, DType, Elementwise, GraphBuilder, Literal, apply
+from litegpu.gpu.graph import Apply, Arg, DType, Elementwise, GraphBuilder, Literal, Reduce, apply
+from litegpu.gpu.kernels import build
+from litegpu.gpu.kernels.access import open_source
+from litegpu.gpu.kernels.context import Context
+from litegpu.gpu.lang import Features, Kernel
+from litegpu.gpu.lang.wgsl import print_wgsl
 from litegpu.gpu.view import View
 
 CHANNELS = (1, 3, 4, 5, 17)
@@ -101,3 +106,30 @@ def test_constant_bool_and_int_operands(rng: np.random.Generator) -> None:
     bias = builder.constant(np.arange(5, dtype=np.int32))
     builder.node(Elementwise(), [], y, Apply("select", (Arg(1), Arg(0), Arg(2))), [a, condition, bias])
     check_node(builder, {a: rng.integers(-9, 9, shape)}, interpret=True)
+
+
+def test_padding_of_a_constant_of_one_element_reads_as_zero() -> None:
+    """Ops that combine channels rely on it."""
+    builder = GraphBuilder()
+    x, y = builder.constant(np.full((1, 1, 1, 1), 3.0)), builder.value((1, 1, 1, 1), DType.FLOAT32)
+    builder.node(Reduce("sum", (3,), Arg(0)), [x], y)
+    graph = builder.graph([], [y])
+    k = Kernel("k")
+    quad = open_source(Context(graph, graph.nodes[0], {}, Features()), k, x, {}).quad(0, 0, 0, 0)
+    assert [quad[j].constant for j in range(4)] == [3.0, 0.0, 0.0, 0.0]
+
+
+def test_equal_layers_share_one_text() -> None:
+    def text(root: int) -> str:
+        builder = GraphBuilder()
+        a, y = (builder.value((1, 2, 3, 5), DType.FLOAT32) for _ in range(2))
+        builder.node(
+            Elementwise(), [], y, apply("add", Arg(0), Arg(1)), [a, builder.constant(np.full(5, root, np.float32))]
+        )
+        graph = builder.graph([a], [y])
+        views = {a: LAYOUTS["padded"](root, (1, 2, 3, 5), DType.FLOAT32)}
+        views[y] = LAYOUTS["padded"](root + 1, (1, 2, 3, 5), DType.FLOAT32)
+        (launch,) = build(Context(graph, graph.nodes[0], views, Features()))
+        return print_wgsl(launch.kernel, Features())
+
+    assert text(0) == text(7)

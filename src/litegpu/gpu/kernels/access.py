@@ -112,7 +112,7 @@ class Source:
     def quad(self, b: Index, y: Index, x: Index, q: Index) -> Value:
         """Channels 4q to 4q+3; lanes past the last channel are zero (False)."""
         if self._single is not None:
-            return self._lanes([self._single])
+            return self._filled([self._single])
         return self._quad(_pixel_terms(self.view, b, y, x), q)
 
     def at(self, b: Index, y: Index, x: Index, c: Index) -> Value:
@@ -133,10 +133,12 @@ class Source:
     def read(self, at: Position, *, spread: bool | None = None) -> Value:
         """`broadcast` at a position of the output's shape; `spread` says whether one channel fills all lanes
         (otherwise it does when the position's shape has more channels than one)."""
+        if self._single is not None:
+            return self.k.splat(self._single, 4)
         n = self.view.shape
         if spread is None:
             spread = at.shape[3] > 1
-        if at.flat is not None and n == at.shape and self.view.dense and self._single is None:
+        if at.flat is not None and n == at.shape and self.view.dense:
             return self._computed(self._memory(4)[address(self.view.offset // 4, [(at.flat, 1)])])
         if at.is_linear and n[:3] == at.shape[:3] and _linear_pixels(self.view):
             pixel = at.pixel
@@ -148,12 +150,10 @@ class Source:
                 0 if n[1] == 1 else at.y,
                 0 if n[2] == 1 else at.x,
             )
-        if self._single is not None:
-            return self._lanes([self._single])
         if n[3] == 1 and spread:
-            if self.view.vector:
-                return self.k.splat(self._computed(self._vector(terms, 0)[0]), 4)
-            return self.k.splat(self._computed(self._scalars[address(self.view.offset, terms)]), 4)
+            vector = self.view.vector
+            one = self._vector(terms, 0)[0] if vector else self._scalars[address(self.view.offset, terms)]
+            return self.k.splat(self._computed(one), 4)
         return self._quad(terms, at.q)
 
     # ------------------------------------------------------------------------------------------------- loads
@@ -185,19 +185,16 @@ class Source:
             else:  # read some element that exists, and forget it
                 value = self._computed(self._scalars[k.select(last, _value(k, first), _value(k, i))])
                 lanes.append(k.select(last, constant(k, 0, COMPUTE[view.dtype]), value))
-        return self._lanes(lanes, fill=True)
+        return self._filled(lanes)
 
     def _vector(self, terms: list[tuple[Index, int]], q: Index) -> Value:
         quarter = [(i, stride // 4) for i, stride in terms]
         return self._memory(4)[address(self.view.offset // 4, [*quarter, (q, 1)])]
 
-    def _lanes(self, lanes: list[Value], *, fill: bool = False) -> Value:
-        """Four lanes: the first one repeated, or filled up with zeros."""
-        k = self.k
-        if not fill:
-            return k.splat(lanes[0], 4)
-        zero = constant(k, 0, COMPUTE[self.view.dtype])
-        return k.vec(*lanes, *[zero] * (4 - len(lanes)))
+    def _filled(self, lanes: list[Value]) -> Value:
+        """Four lanes, those that are missing zero."""
+        zero = constant(self.k, 0, COMPUTE[self.view.dtype])
+        return self.k.vec(*lanes, *[zero] * (4 - len(lanes)))
 
     def _computed(self, v: Value) -> Value:
         return boolean_to(self.k, v, boolean) if self.view.dtype is DType.BOOL else v
@@ -234,9 +231,9 @@ class Sink:
         args: list[Value | None] = [] if isinstance(self.ctx.node.op, graph.Elementwise) else [result]
         args += [None if source is None else source.read(at) for source in self.sources]
         value = evaluate(self.k, self.ctx.node.epilogue, args)
-        self.write_plain(at, value if value.type.lanes == 4 else self.k.splat(value, 4))
+        self._put(at, value if value.type.lanes == 4 else self.k.splat(value, 4))
 
-    def write_plain(self, at: Position, value: Value) -> None:
+    def _put(self, at: Position, value: Value) -> None:
         """Store four lanes to which the epilogue was already applied."""
         k, view = self.k, self.view
         want = vec(COMPUTE[view.dtype], 4)
@@ -245,9 +242,9 @@ class Sink:
         if view.dtype is DType.BOOL:
             value = boolean_to(k, value, i32)
         c = view.shape[3]
-        q: Index = 0 if view.quads == 1 else at.q if c % 4 else -1
         if at.flat is not None and view.dense:
-            self._memory(4)[address(view.offset // 4, [(at.flat, 1)])] = mask(k, value, c, q)
+            value = mask(k, value, c, at.q) if c % 4 else value
+            self._memory(4)[address(view.offset // 4, [(at.flat, 1)])] = value
             return
         q = 0 if view.quads == 1 else at.q
         pixel = at.pixel if at.is_linear and _linear_pixels(view) else None
