@@ -40,14 +40,13 @@ def _random(random: np.random.RandomState, detail: Mapping[str, Any], given: tup
     dtype, shape = np.dtype(detail["dtype"]), tuple(int(n) for n in detail["shape"])
     if dtype.kind in "SO":
         return np.full(shape, _SENTENCE, dtype=object)
+    words: np.ndarray = random.randint(0, 2**32, size=shape, dtype=np.uint32)
     if dtype.kind in "fc":
         low, high = given if given and dtype != np.float16 else (-0.5, 0.5)
-        draws = random.randint(0, 2**32, size=shape, dtype=np.uint32).astype(np.float32) / np.float32(2**32)
-        scaled: np.ndarray = (draws * np.float32(high - low) + np.float32(low)).astype(dtype)
-        return scaled
+        fractions: np.ndarray = words.astype(np.float32) / np.float32(2**32)
+        return np.asarray(fractions * np.float32(high - low) + np.float32(low)).astype(dtype)
     if dtype.name not in _RANGES:
         raise OptionError(f"No values can be made up for input '{detail['name']}' of type {dtype}")
-    low, high = given or _RANGES[dtype.name]
-    draws: np.ndarray = random.randint(0, 2**32, size=shape, dtype=np.uint32).astype(np.int64)
-    whole: np.ndarray = (low + ((draws * (high - low + 1)) >> 32)).astype(dtype)
-    return whole
+    lowest, highest = given or _RANGES[dtype.name]
+    scaled: np.ndarray = words.astype(np.int64) * (highest - lowest + 1)
+    return np.asarray(lowest + (scaled >> 32)).astype(dtype)
