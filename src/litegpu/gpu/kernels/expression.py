@@ -72,7 +72,7 @@ def boolean_to(k: Kernel, v: Value, kind: Type) -> Value:
     """A bool as the number 0 or 1 of the scalar type `kind`, or a number as the bool `v != 0`; other values
     unchanged."""
     if kind.kind == "bool":
-        return v if v.type.kind == "bool" else v != 0
+        return v if v.type.kind == "bool" else _differs(v, constant(k, 0, v.type))
     if v.type.kind != "bool":
         return v
     t = vec(kind, v.type.lanes)
@@ -92,6 +92,11 @@ def _apply(k: Kernel, fn: str, arguments: Sequence[Expr], values: list[Value]) -
 
 
 # ------------------------------------------------------------------------------------------------- functions
+
+
+def _differs(a: Value, b: Value) -> Value:
+    """a != b, true next to a NaN: WGSL's own `!=` is compiled to a comparison that is false there."""
+    return ~(a == b)
 
 
 def _div(k: Kernel, a: Value, b: Value) -> Value:
@@ -173,7 +178,7 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "gt": lambda k, a, b: a > b,
     "ge": lambda k, a, b: a >= b,
     "eq": lambda k, a, b: a == b,
-    "ne": lambda k, a, b: a != b,
+    "ne": lambda k, a, b: _differs(a, b),
     "logical_and": lambda k, a, b: a & b,
     "logical_or": lambda k, a, b: a | b,
     "logical_not": lambda k, a: ~a,
