@@ -19,7 +19,9 @@ from litegpu.gpu.lang.features import Features
 THREADS_PER_UNIT = 256
 USUAL_UNITS = 32
 #: Pixels and quads of a thread, from the most economical to the least.
-BLOCKS = ((8, 2), (4, 2), (4, 1), (2, 1), (1, 1))
+BLOCKS = ((8, 2), (4, 2), (8, 1), (4, 1), (2, 1), (1, 1))
+#: With fewer quads than this, a thread has one: its neighbours should load neighbouring weights.
+QUADS_TO_SHARE = 16
 #: A thread that shares its sum with others has at least this many quads of inputs to add up.
 LEAST_DEPTH = 8
 MOST_PARTS = 32
@@ -43,17 +45,18 @@ class Tile:
 
 def choose_tile(
     pixels: int, quads: int, depth: int, features: Features, *,
-    most_pixels: int, least_pixels: int = 1, most_quads: int = 2,
+    most_pixels: int, least_pixels: int = 1, most_quads: int = 2, most: int = 16,
 ) -> Tile:  # fmt: skip
     """The tile for an output of `pixels` x `quads`, each the sum over `depth` quads of inputs.
 
     A thread of p pixels and q quads loads p + 4q vectors for 16pq multiplications, so larger is better as long as
     there are threads for the whole device: the largest block is taken with which that is so, if need be by splitting
-    the sums among threads.
+    the sums among threads. `most`: pixels times quads.
     """
     wanted = THREADS_PER_UNIT * (features.compute_units or USUAL_UNITS)
     deep = _power_below(max(1, depth // LEAST_DEPTH))
-    blocks = [(p, q) for p, q in BLOCKS if least_pixels <= p <= most_pixels and q <= min(quads, most_quads)]
+    most_quads = most_quads if quads >= QUADS_TO_SHARE else 1
+    blocks = [(p, q) for p, q in BLOCKS if least_pixels <= p <= most_pixels and q <= most_quads and p * q <= most]
     for p, q in blocks:
         threads = -(-pixels // p) * -(-quads // q)
         shared = min(256, features.max_threads, _power_below(features.max_shared_bytes // (16 * p * q)))

@@ -34,7 +34,7 @@ from litegpu.gpu.lang import Kernel, Value, f32x4, trace
 from litegpu.gpu.view import follow
 
 #: Multiplications of quads that the taps of one row may unroll to.
-UNROLLED = 160
+UNROLLED = 320
 
 
 class Columns(Protocol):
@@ -54,9 +54,14 @@ def build(ctx: Context) -> list[Launch]:
     pointwise = (kh, kw) == (1, 1) and op.stride == (1, 1) and op.padding == (0, 0) and _same_size(ctx)
     pixels, quads = shape[0] * shape[1] * shape[2], -(-outputs // 4)
     tile = choose_tile(
-        pixels, quads, -(-inputs // 4), ctx.features,
-        most_pixels=min(8, pixels) if pointwise else min(4, shape[2]), most_quads=1 if op.groups > 1 else 2,
-    )  # fmt: skip
+        pixels,
+        quads,
+        -(-inputs // 4),
+        ctx.features,
+        most_pixels=min(8, pixels) if pointwise else row_block(shape[2]),
+        most_quads=1 if op.groups > 1 else 2,
+        most=16 if pointwise else 8,  # a window also keeps neighbouring inputs in registers
+    )
     blocks = -(-pixels // tile.pixels) if pointwise else row_blocks(shape, tile.pixels)
     operands: Operands = {}
     kernel = trace(
@@ -186,6 +191,11 @@ def flattened(source: Source) -> Source | None:
     b, h, w, c = source.view.shape
     view = follow(source.view, (Reshape((b, h, w, c), (1, 1, b * h * w, c)),))
     return None if view is None or source.data is not None else dataclasses.replace(source, view=view)
+
+
+def row_block(width: int) -> int:
+    """The most neighbours of a row that one thread should compute: few of them may lie past the row's end."""
+    return 8 if width % 8 == 0 or width >= 64 else min(4, width)
 
 
 def _column(op: Conv2D, kx: Index, p: int) -> int:
