@@ -94,8 +94,10 @@ class Draft:
     def bools(self, shape: Sequence[int]) -> np.ndarray:
         return self.arrays.integers(0, 2, tuple(shape)).astype(np.bool_)
 
-    def any_type(self, shape: Sequence[int]) -> np.ndarray:
-        """Mostly floats; some operators move integers too."""
+    def any_type(self, shape: Sequence[int], bools: bool = False) -> np.ndarray:
+        """Mostly floats; operators that move elements take integers too, and some take bools."""
+        if bools and self.chance(0.1):
+            return self.bools(shape)
         return self.integers(shape, -1000, 1000) if self.chance(0.15) else self.floats(shape)
 
     def activation(self) -> str:
@@ -478,7 +480,7 @@ def reshape(d: Draft) -> OpCase:
     target = [1] * d.rng.randint(1, 4)
     for f in factors:
         target[d.rng.randrange(len(target))] *= f
-    d.runtime(d.any_type(x))
+    d.runtime(d.any_type(x, bools=True))
     d.ints([-1 if i == 0 and d.chance() else n for i, n in enumerate(target)])
     return d.build()
 
@@ -487,14 +489,14 @@ def reshape(d: Draft) -> OpCase:
 def squeeze(d: Draft) -> OpCase:
     x = tuple(1 if d.chance() else n for n in d.shape())
     ones = [i for i, n in enumerate(x) if n == 1]
-    d.runtime(d.floats(x))
+    d.runtime(d.any_type(x))
     return d.build(dict(squeeze_dims=d.rng.sample(ones, d.rng.randint(0, len(ones)))))
 
 
 @case("EXPAND_DIMS")
 def expand_dims(d: Draft) -> OpCase:
     x = d.shape(1, 3)
-    d.runtime(d.any_type(x))
+    d.runtime(d.any_type(x, bools=True))
     d.ints(d.rng.randint(-len(x) - 1, len(x)))
     return d.build()
 
@@ -502,7 +504,7 @@ def expand_dims(d: Draft) -> OpCase:
 @case("TRANSPOSE")
 def transpose(d: Draft) -> OpCase:
     x = d.shape()
-    d.runtime(d.any_type(x))
+    d.runtime(d.any_type(x, bools=True))
     d.ints(d.rng.sample(range(len(x)), len(x)))
     return d.build()
 
@@ -510,7 +512,7 @@ def transpose(d: Draft) -> OpCase:
 @case("TILE")
 def tile(d: Draft) -> OpCase:
     x = d.shape()
-    d.runtime(d.any_type(x))
+    d.runtime(d.any_type(x, bools=True))
     d.ints([d.pick(1, 1, 2, 3) for _ in x])
     return d.build()
 
@@ -518,17 +520,18 @@ def tile(d: Draft) -> OpCase:
 @case("PAD", "PADV2")
 def pad(d: Draft) -> OpCase:
     x = d.shape()
-    d.runtime(d.floats(x))
+    array = d.any_type(x)
+    d.runtime(array)
     d.ints([[d.pick(0, 0, 1, 2, 3), d.pick(0, 0, 1, 2, 3)] for _ in x])
     if d.operator == "PADV2":
-        d.constant(d.floats((1,)).reshape(d.pick((), (1,))))
+        d.constant((d.floats((1,)) * 9).astype(array.dtype).reshape(d.pick((), (1,))))
     return d.build()
 
 
 @case("MIRROR_PAD")
 def mirror_pad(d: Draft) -> OpCase:
     x, mode = d.shape(), d.pick("REFLECT", "SYMMETRIC")
-    d.runtime(d.floats(x))
+    d.runtime(d.any_type(x))
     room = [n if mode == "SYMMETRIC" else n - 1 for n in x]
     d.ints([[d.rng.randint(0, min(r, 3)), d.rng.randint(0, min(r, 3))] for r in room])
     return d.build(dict(mode=mode))
@@ -539,7 +542,7 @@ def slice_(d: Draft) -> OpCase:
     x = d.shape()
     begin = [d.rng.randrange(n) for n in x]
     size = [-1 if d.chance(0.3) else d.rng.randint(1, n - b) for n, b in zip(x, begin, strict=True)]
-    d.runtime(d.any_type(x))
+    d.runtime(d.any_type(x, bools=True))
     d.ints(begin)
     d.ints(size)
     return d.build(shape=tuple(n - b if s == -1 else s for n, b, s in zip(x, begin, size, strict=True)))
@@ -583,7 +586,7 @@ def strided_slice(d: Draft) -> OpCase:
         begin = [b % n for b, n in zip(begin, x, strict=True)]
         end = [d.rng.randint(1, n - b) for b, n in zip(begin, x, strict=True)]
         stride = [abs(s) for s in stride]
-    d.runtime(d.any_type(x))
+    d.runtime(d.any_type(x, bools=True))
     d.ints(begin)
     d.ints(end)
     d.ints(stride)
@@ -613,8 +616,9 @@ def split(d: Draft) -> OpCase:
     axis, count = d.rng.randrange(len(x)), d.size(1, 4)
     x[axis] = count * d.pick(1, 2, 3, 4)
     d.ints(axis - (len(x) if d.chance(0.3) else 0))
-    d.runtime(d.floats(x))
-    return d.build(dict(num_splits=count), [F32] * count)
+    array = d.any_type(x)
+    d.runtime(array)
+    return d.build(dict(num_splits=count), [_TYPES[array.dtype]] * count)
 
 
 @case("SPLIT_V")
@@ -624,10 +628,11 @@ def split_v(d: Draft) -> OpCase:
     x[axis] = sum(sizes)
     if d.chance(0.3):
         sizes[d.rng.randrange(len(sizes))] = -1
-    d.runtime(d.floats(x))
+    array = d.any_type(x)
+    d.runtime(array)
     d.ints(sizes)
     d.ints(axis)
-    return d.build(dict(num_splits=len(sizes)), [F32] * len(sizes))
+    return d.build(dict(num_splits=len(sizes)), [_TYPES[array.dtype]] * len(sizes))
 
 
 @case("CONCATENATION")
@@ -647,9 +652,10 @@ def concatenation(d: Draft) -> OpCase:
 @case("PACK")
 def pack(d: Draft) -> OpCase:
     x, count = d.shape(1, 3), d.size(1, 4)
-    d.runtime(d.floats(x))
+    make = d.integers if d.chance(0.1) else d.floats
+    d.runtime(make(x))
     for _ in range(count - 1):
-        d.either(d.floats(x))
+        d.either(make(x))
     return d.build(dict(axis=d.rng.randint(-len(x) - 1, len(x)), values_count=count))
 
 
@@ -657,8 +663,9 @@ def pack(d: Draft) -> OpCase:
 def unpack(d: Draft) -> OpCase:
     x = tuple(min(n, 5) for n in d.shape(1, 4))
     axis = d.rng.randint(-len(x), len(x) - 1)
-    d.runtime(d.floats(x))
-    return d.build(dict(axis=axis, num=x[axis]), [F32] * x[axis])
+    array = d.any_type(x)
+    d.runtime(array)
+    return d.build(dict(axis=axis, num=x[axis]), [_TYPES[array.dtype]] * x[axis])
 
 
 @case("GATHER")
@@ -668,7 +675,7 @@ def gather(d: Draft) -> OpCase:
     batch_dims = d.rng.randint(0, axis) if d.chance(0.3) else 0
     room = 4 - (len(x) - 1)  # ranks that the indices may add
     extra = tuple(d.size(1, 4) for _ in range(d.rng.randint(0 if batch_dims == 0 else 1, max(1, min(room, 2)))))
-    d.runtime(d.any_type(x))
+    d.runtime(d.any_type(x, bools=True))
     d.either(d.integers((*x[:batch_dims], *extra), 0, x[axis]))
     return d.build(dict(axis=axis - (len(x) if d.chance(0.2) else 0), batch_dims=batch_dims))
 
@@ -676,14 +683,14 @@ def gather(d: Draft) -> OpCase:
 @case("SPACE_TO_DEPTH")
 def space_to_depth(d: Draft) -> OpCase:
     block = d.pick(2, 2, 3, 4)
-    d.runtime(d.floats((d.pick(1, 2), block * d.size(1, 4), block * d.size(1, 4), d.channels())))
+    d.runtime(d.any_type((d.pick(1, 2), block * d.size(1, 4), block * d.size(1, 4), d.channels())))
     return d.build(dict(block_size=block))
 
 
 @case("DEPTH_TO_SPACE")
 def depth_to_space(d: Draft) -> OpCase:
     block = d.pick(2, 2, 3)
-    d.runtime(d.floats((d.pick(1, 2), d.size(1, 5), d.size(1, 5), block * block * d.pick(1, 3, 4, 5))))
+    d.runtime(d.any_type((d.pick(1, 2), d.size(1, 5), d.size(1, 5), block * block * d.pick(1, 3, 4, 5))))
     return d.build(dict(block_size=block))
 
 
@@ -698,7 +705,7 @@ def space_to_batch(d: Draft) -> OpCase:
             cells += k
         sizes.append(cells - p - q)
         pads[i] = (p, q)
-    d.runtime(d.floats((d.size(1, 3), *sizes, d.channels())))
+    d.runtime(d.any_type((d.size(1, 3), *sizes, d.channels())))
     d.ints(block)
     d.ints(pads)
     return d.build()
@@ -712,7 +719,7 @@ def batch_to_space(d: Draft) -> OpCase:
     for k, n in zip(block, sizes, strict=True):
         first = d.rng.randint(0, min(2, k * n - 1))
         crops.append((first, d.rng.randint(0, min(2, k * n - 1 - first))))
-    d.runtime(d.floats((d.size(1, 2) * int(np.prod(block)), *sizes, d.channels())))
+    d.runtime(d.any_type((d.size(1, 2) * int(np.prod(block)), *sizes, d.channels())))
     d.ints(block)
     d.ints(crops)
     return d.build()
