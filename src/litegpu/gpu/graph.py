@@ -129,7 +129,8 @@ class Slice:
 
 @dataclass(frozen=True)
 class Pad:
-    """Constant padding: source index = target index - before; outside the source the result is `fill`."""
+    """Constant padding: source index = target index - before; outside the source the result is `fill`, converted to
+    the value's type. Negative amounts cut off."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]

@@ -14,8 +14,9 @@ def fold_constants(graph: Graph) -> Graph:
     values = dict(graph.values)
     nodes: list[Node] = []
     for node in graph.nodes:
-        if all(values[v].is_constant for v in node.reads):
-            data = evaluate_node(node, {v: values[v].data for v in node.reads}, graph)
+        known = {v: data for v in node.reads if (data := values[v].data) is not None}
+        if all(v in known for v in node.reads):
+            data = evaluate_node(node, known, graph)
             values[node.output] = dataclasses.replace(values[node.output], data=data.reshape(values[node.output].shape))
         else:
             nodes.append(node)
