@@ -261,7 +261,7 @@ def _log_result(log: _Log, result: BenchmarkResult) -> None:
         log.plain(f"{'[avg ms]':>10}  {'[%]':>8}  [kernel and its nodes]")
         for row in sorted(result.kernels, key=lambda r: -r.milliseconds):
             share = row.milliseconds / total if total else 0
-            log.plain(f"{row.milliseconds:10.3f}  {share:8.3%}  {row.kernel}")
+            log.plain(f"{row.milliseconds:10.3f}  {share:8.3%}  {row.kernel} {list(row.nodes)}")
 
 
 def _resize_inputs(interpreter: litegpu.Interpreter, flags: BenchmarkFlags) -> None:

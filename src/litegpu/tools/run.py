@@ -60,10 +60,12 @@ class Inference:
 
 @dataclass(frozen=True, eq=False)
 class RunReport:
-    """Everything that `litegpu run` found out. `cpu` is None without a comparison."""
+    """Everything that `litegpu run` found out. `device` is the GPU's name, or "CPU"; `is_software`: the GPU is emulated
+    on the CPU; `cpu` is None without a comparison."""
 
     model: str
     device: str
+    is_software: bool
     precision: str
     delegation: litegpu.DelegationReport
     timing: Timing
@@ -91,6 +93,7 @@ class RunReport:
         return {
             "model": self.model,
             "device": self.device,
+            "is_software": self.is_software,
             "precision": self.precision,
             "delegation": self.delegation.as_dict(),
             "timing": asdict(self.timing),
@@ -162,13 +165,15 @@ def run_model(
         if drawn is not None:
             save_image(target, drawn)
             inferences[i] = replace(inferences[i], drawing=str(target))
-    used = "gpu" if report.delegated else "cpu"
-    return RunReport(os.fspath(model), used, precision, report, timing, cpu, tuple(inferences))
+    name, is_software = _gpu() if report.delegated else ("CPU", False)
+    return RunReport(os.fspath(model), name, is_software, precision, report, timing, cpu, tuple(inferences))
 
 
 def print_report(report: RunReport) -> None:
     """The report for people, on stdout."""
     print(f"{report.model}: {report.delegation.summary()}")
+    if report.delegation.delegated:
+        print(f"GPU: {report.device}")
     print()
     rows = [
         (
@@ -183,7 +188,7 @@ def print_report(report: RunReport) -> None:
     ]
     print_table(("partition", "on", "ops", "nodes", "tensors in -> out"), rows)
     print()
-    timings = [(report.device.upper() if not report.delegation.delegated else "GPU", report.timing)]
+    timings = [("GPU" if report.delegation.delegated else "CPU", report.timing)]
     timings += [("CPU", report.cpu)] if report.cpu else []
     columns = ("device", "inference ms (median)", "fastest", "first", "prepare ms", "runs")
     print_table(columns, [(name, *_milliseconds(t), str(t.runs)) for name, t in timings])
@@ -241,9 +246,11 @@ def _print_inference(inference: Inference) -> None:
 
 def _print_verdict(report: RunReport) -> None:
     assert report.cpu is not None
-    ratio = report.cpu.median / report.timing.median
-    print(f"speed: the GPU takes {report.timing.median * 1e3:.2f} ms, the CPU {report.cpu.median * 1e3:.2f} ms", end="")
-    print(f" ({ratio:.1f} times as fast)" if ratio >= 1 else f" (the CPU is {1 / ratio:.1f} times as fast: use it)")
+    gpu, cpu = report.timing.median * 1e3, report.cpu.median * 1e3
+    verdict = f"the GPU is {cpu / gpu:.1f} times as fast" if gpu <= cpu else f"the CPU is {gpu / cpu:.1f} times as fast"
+    if report.is_software:
+        verdict = "a software device: this says nothing about the speed of a GPU"
+    print(f"speed: GPU {gpu:.2f} ms, CPU {cpu:.2f} ms; {verdict}")
     limit = TOLERANCES[report.precision]
     if report.suspicious:
         print_warning("agreement: bit-identical to the CPU: suspicious, did nothing run on the GPU?")
@@ -295,6 +302,12 @@ class _Opened:
         while len(later) < _TIMED_RUNS and sum(later) < _MOST_SECONDS:
             later.append(_timed(interpreter.invoke))
         return outputs, Timing(self.prepare, seconds[0], float(np.median(later)), min(later), len(later))
+
+
+def _gpu() -> tuple[str, bool]:
+    """The name of the device that models are run on, and whether it is a program on the CPU."""
+    info = litegpu.GpuDelegate().open_device().info
+    return f"{info.name} ({info.backend})", info.is_software
 
 
 def _timed(call: Any) -> float:
