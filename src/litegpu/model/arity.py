@@ -51,7 +51,7 @@ _ARITIES: Mapping[str, Arity] = {
     "DILATE": Arity((3, 3)),
     "RESHAPE": Arity((1, 2)),
     "CONV_2D": Arity((2, 3), optional=frozenset({2})),
-    "DEPTHWISE_CONV_2D": Arity((2, 3), optional=frozenset({2})),
+    "DEPTHWISE_CONV_2D": Arity((3, 3), optional=frozenset({2})),  # the runtime crashes on two inputs
     "CONV_3D": Arity((2, 3), optional=frozenset({2})),
     "FULLY_CONNECTED": Arity((2, 3), (1, 2), optional=frozenset({2})),
     "TRANSPOSE_CONV": Arity((3, 4), optional=frozenset({3})),
