@@ -13,6 +13,10 @@ from litegpu.model.hazards import check_operator, check_sparsity
 from litegpu.model.types import Model, Operator, Quantization, Subgraph, Tensor, TensorType
 
 _MAX_ELEMENTS = 2**31 - 1  # the official runtime and the GPU kernels count elements in int32
+# A tensor this large that is this many times larger than all that it is computed from or goes into is a damaged shape:
+# the runtime would allocate and work through it all the same.
+_LARGE_ELEMENTS = 2**26
+_LARGE_RATIO = 2**12
 _MAX_RANK = 8  # the official kernels' limit; some index beyond it without asking
 
 # The values that a quantized element can have, which its zero point must be one of.
@@ -56,6 +60,7 @@ def _check_subgraph(model: Model, subgraph: Subgraph) -> None:
     if len(set(subgraph.inputs)) != len(subgraph.inputs):
         raise ModelError(f"a tensor is listed as an input twice; {_CONVERT}")
     _check_order(subgraph)
+    _check_large(subgraph)
     for operator in subgraph.operators:
         try:
             check_operator(operator, subgraph.tensors)
@@ -146,6 +151,26 @@ def _check_order(subgraph: Subgraph) -> None:
     for index in subgraph.outputs:
         if index not in available:
             raise ModelError(f"the graph's output {_named(tensors[index])} is written by no operator; {_CONVERT}")
+
+
+def _check_large(subgraph: Subgraph) -> None:
+    for tensor in subgraph.tensors:
+        elements = math.prod(tensor.shape)
+        if tensor.is_constant or elements <= _LARGE_ELEMENTS:
+            continue
+        neighbours = {
+            index
+            for operator in subgraph.operators
+            if tensor.index in operator.inputs or tensor.index in operator.outputs
+            for index in (*operator.inputs, *operator.outputs)
+            if index >= 0 and index != tensor.index
+        }
+        largest = max((math.prod(subgraph.tensors[index].shape) for index in neighbours), default=0)
+        if largest * _LARGE_RATIO < elements:
+            raise ModelError(
+                f"{_named(tensor)} of shape {list(tensor.shape)} has {elements} elements, but what it is computed from "
+                f"and goes into has {largest} at most; {_CONVERT}"
+            )
 
 
 def _check_arity(operator: Operator) -> None:

@@ -1,0 +1,128 @@
+"""The verifier's findings: each says what, where and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+
+from litegpu.errors import ModelError
+from litegpu.model import Model, ModelBuilder, TensorType, quantized, read_model, verify_model, write_model
+
+
+@pytest.fixture
+def network(small_models) -> Model:
+    return read_model(small_models["network"])
+
+
+def change(model: Model, *, tensor: int | None = None, operator: int | None = None, graph=None, **values) -> Model:
+    """The model with one tensor, operator or the main graph changed."""
+    main = model.main
+    if tensor is not None:
+        tensors = list(main.tensors)
+        tensors[tensor] = dataclasses.replace(tensors[tensor], **values)
+        main = dataclasses.replace(main, tensors=tuple(tensors))
+    elif operator is not None:
+        operators = list(main.operators)
+        operators[operator] = dataclasses.replace(operators[operator], **values)
+        main = dataclasses.replace(main, operators=tuple(operators))
+    else:
+        main = dataclasses.replace(main, **values)
+    return dataclasses.replace(model, subgraphs=(main, *model.subgraphs[1:]))
+
+
+CASES = {
+    "negative extent": (dict(tensor=0, shape=(1, -8, 8, 3)), r"tensor 0 'x' has a negative extent"),
+    "too many elements": (dict(tensor=0, shape=(2**16, 2**16, 1, 1)), r"tensor 0 'x' .* more than 2147483647"),
+    "rank": (dict(tensor=0, shape=(1,) * 12, shape_signature=(1,) * 12), r"tensor 0 'x' has rank 12"),
+    "signature": (dict(tensor=0, shape_signature=(1, 2)), r"tensor 0 'x' has shape .* signature \[1, 2\]"),
+    "large": (dict(tensor=0, shape=(1, 2**23, 8, 3), shape_signature=(1, 2**23, 8, 3)), r"201326592 elements"),
+    "variable constant": (dict(tensor=1, is_variable=True), r"tensor 1 .* is a variable"),
+    "graph input": (dict(inputs=(99,)), r"input tensor 99 does not exist"),
+    "graph output": (dict(outputs=(99,)), r"output tensor 99 does not exist"),
+    "input twice": (dict(inputs=(0, 0)), r"an input twice"),
+    "no writer": (dict(operators=()), r"output tensor \d+ '.*' is written by no operator"),
+    "operator input": (dict(operator=1, inputs=(99, 4, 5)), r"operator 1 DEPTHWISE_CONV_2D uses tensor 99"),
+    "operator output": (dict(operator=1, outputs=(-1,)), r"operator 1 DEPTHWISE_CONV_2D lacks an output"),
+    "arity": (dict(operator=5, inputs=()), r"operator 5 SOFTMAX has 0 inputs, but takes 1"),
+    "missing input": (dict(operator=0, inputs=(0, -1, 2)), r"operator 0 CONV_2D lacks its input 1"),
+    "options": (dict(operator=0, options_type="AddOptions"), r"operator 0 CONV_2D has AddOptions.*Conv2DOptions"),
+    "writes a constant": (dict(operator=0, outputs=(1,)), r"operator 0 CONV_2D writes tensor 1 .* a constant"),
+    "writes an input": (dict(operator=0, outputs=(0,)), r"operator 0 CONV_2D writes tensor 0 'x'.* a graph input"),
+    "stride": (dict(operator=2, options={"stride_w": 0, "stride_h": 1}), r"operator 2 MAX_POOL_2D: its option stride"),
+    "calls": (dict(operator=0, subgraphs=(7,)), r"operator 0 CONV_2D calls subgraph 7"),
+    "calls itself": (dict(operator=0, subgraphs=(0,)), r"in a circle"),
+    "scales": (dict(tensor=0, quantization=quantized([0.1, 0.2])), r"tensor 0 'x' .* has 2 scales along dimension 0"),
+    "scale": (dict(tensor=0, quantization=quantized(float("nan"))), r"tensor 0 'x' has a scale"),
+    "dimension": (dict(tensor=0, quantization=quantized([0.1, 0.2], 0, 9)), r"along dimension 9"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_finds(network, name):
+    values, message = CASES[name]
+    with pytest.raises(ModelError, match=message) as caught:
+        verify_model(change(network, **values))
+    assert "convert" in str(caught.value) or "split" in str(caught.value)
+
+
+def test_cycle_and_wrong_order(network):
+    reordered = (network.main.operators[1], network.main.operators[0], *network.main.operators[2:])
+    with pytest.raises(ModelError, match=r"operator 1 DEPTHWISE_CONV_2D reads tensor 3 .* before anything has written"):
+        verify_model(change(network, operators=reordered))
+    output = network.main.operators[-1].outputs[0]
+    with pytest.raises(ModelError, match="cycle"):
+        verify_model(change(network, operator=0, inputs=(output, 1, 2)))
+
+
+def test_written_twice(network):
+    second = network.main.operators[1]
+    with pytest.raises(ModelError, match=r"operator 1 DEPTHWISE_CONV_2D writes tensor 6 .* written by operator 1"):
+        verify_model(change(network, operators=(network.main.operators[0], second, second)))
+
+
+def test_signatures(network):
+    (signature,) = network.signatures
+    for values, message in (
+        ({"subgraph": 3}, "signature 'serving_default' is of subgraph 3"),
+        ({"inputs": {"x": 2}}, "maps its input 'x' to tensor 2"),
+        ({"outputs": {"y": 99}}, "maps its output 'y' to tensor 99"),
+    ):
+        changed = dataclasses.replace(network, signatures=(dataclasses.replace(signature, **values),))
+        with pytest.raises(ModelError, match=message):
+            verify_model(changed)
+
+
+def test_zero_point_beyond_its_type():
+    builder = ModelBuilder()
+    x = builder.input("x", (1, 2), TensorType.INT8, quantization=quantized(0.1, 300))
+    builder.output(builder.op("DEQUANTIZE", [x], (1, 2)))
+    with pytest.raises(ModelError, match="tensor 0 'x' has a zero point beyond its type INT8"):
+        read_model(builder.build())
+
+
+def test_the_file_is_named_and_verification_can_be_left_out(network, tmp_path):
+    path = tmp_path / "wrong.tflite"
+    path.write_bytes(write_model(change(network, operator=5, inputs=())))
+    with pytest.raises(ModelError, match=r"wrong\.tflite': subgraph 0 'main': operator 5 SOFTMAX has 0 inputs"):
+        read_model(path)
+    assert read_model(path, verify=False).main.operators[5].inputs == ()
+
+
+def test_absent_bias_is_allowed():
+    builder = ModelBuilder()
+    x = builder.input("x", (1, 4))
+    builder.output(builder.op("FULLY_CONNECTED", [x, builder.constant(np.ones((2, 4), np.float32)), None], (1, 2)))
+    read_model(builder.build())
+
+
+def test_every_model_at_hand_passes_quickly(models_dir):
+    for path in sorted(models_dir.glob("*.tflite")):
+        if path.name == "malformed.tflite":
+            continue
+        model = read_model(path, verify=False)
+        start = time.perf_counter()
+        verify_model(model)
+        assert time.perf_counter() - start < 0.1, path.name
