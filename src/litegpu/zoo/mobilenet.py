@@ -32,7 +32,7 @@ def mobilenet_v1(
     """The classifier: [batch, resolution, resolution, 3] in -1..1 to probabilities [batch, classes]; 31 ops."""
     net = Network(f"MobileNet v1 {width} {resolution}, seeded weights", seed=seed, precision=precision, batch=batch)
     features = v1_features(net, net.image("input", resolution, resolution), width)[-1]
-    logits = net.head(net.average_pool(features), classes, deviation=2.0)
+    logits = net.head(net.average_pool(features), classes, deviation=2.0, spread=1.5)
     net.output("probabilities", net.op("SOFTMAX", [net.reshape(logits, classes)], dict(beta=1.0)).tensor)
     return net.build()
 

@@ -89,13 +89,20 @@ class Network:
         options |= dict(dilation_h_factor=dilation, dilation_w_factor=dilation)
         return self._normalized("DEPTHWISE_CONV_2D", x, weights, 3, options, "RELU6")
 
-    def head(self, x: Value, filters: int, *, mean: float = 0.0, deviation: float = 1.0) -> Value:
-        """A last CONV_2D 1x1 without batch norm, whose results have the given mean and standard deviation."""
+    def head(
+        self, x: Value, filters: int, *, mean: float = 0.0, deviation: float = 1.0, spread: float | None = None
+    ) -> Value:
+        """A last CONV_2D 1x1 without batch norm.
+
+        Before it is centred per channel, its result has the standard deviation given; what remains is what differs from
+        place to place and picture to picture. Biases spread around the mean, by a quarter of the deviation if not told.
+        """
+        spread = deviation / 4 if spread is None else spread
         weights = self._normal((filters, 1, 1, x.channels), fan_in=x.channels)
         options = dict(stride_h=1, stride_w=1, padding="SAME")
         raw = self._measure("CONV_2D", [x.sample, weights, np.zeros(filters, np.float32)], options)
-        centre, scale = _rounded(raw.mean()), deviation / _rounded(raw.std())
-        bias = (mean - centre * scale + self.rng.normal(0, deviation / 4, filters)).astype(np.float32)
+        centre, scale = _rounded(raw.mean(axis=(0, 1, 2))), deviation / _rounded(raw.std())
+        bias = (mean - centre * scale + self.rng.normal(0, spread, filters)).astype(np.float32)
         sample = raw * scale + bias
         return self._emit("CONV_2D", [x], sample, options, [weights * scale, bias])
 
@@ -141,8 +148,8 @@ class Network:
         raw = self._measure(operator, [x.sample, weights, np.zeros(channels, np.float32)], options)
         mean, variance = raw.mean(axis=(0, 1, 2)), raw.var(axis=(0, 1, 2))
         # A channel that hardly varies is not blown up to unit variance: it would carry mostly rounding errors.
-        variance = (variance + variance.mean()) / 2
-        gamma, beta = self.rng.uniform(0.5, 1.2, channels), self.rng.normal(0.6, 0.3, channels)
+        variance = 0.2 * variance + 0.8 * variance.mean()
+        gamma, beta = self.rng.uniform(0.5, 1.2, channels), self.rng.normal(0.8, 0.3, channels)
         scale = (gamma / np.sqrt(_rounded(variance) + _EPSILON)).astype(np.float32)
         bias = (beta - _rounded(mean) * scale).astype(np.float32)
         sample = _ACTIVATIONS[activation](raw * scale + bias)

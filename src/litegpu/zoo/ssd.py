@@ -43,7 +43,7 @@ def ssd_mobilenet_v1(
         height, across = features.sample.shape[1:3]
         count = height * across * len(boxes)
         encodings.append(net.reshape(net.head(features, 4 * len(boxes)), count, 1, 4))
-        logits = net.head(features, (classes + 1) * len(boxes), mean=-6.5, deviation=1.5)
+        logits = net.head(features, (classes + 1) * len(boxes), mean=-5.0, deviation=2.0)
         scores.append(net.reshape(logits, count, classes + 1))
         anchors.append(_anchors(height, across, boxes))
     merged = net.reshape(net.op("CONCATENATION", encodings, dict(axis=1)), -1, 4)
