@@ -37,8 +37,6 @@ def demonstrate(
         print_report(reports[-1])
     if model is None:
         print("\nThe weights are random: the labels mean nothing; where ops run, how fast, and how precisely, does.")
-    if not all(report.delegation.delegated for report in reports):
-        print('\nSome of it ran on the CPU only; "litegpu doctor" says what is missing.')
     return all(report.agrees for report in reports)
 
 

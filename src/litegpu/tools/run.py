@@ -60,10 +60,11 @@ class Inference:
 
 @dataclass(frozen=True, eq=False)
 class RunReport:
-    """Everything that `litegpu run` found out. `device` is the GPU's name, or "CPU"; `is_software`: the GPU is emulated
-    on the CPU; `cpu` is None without a comparison."""
+    """Everything that `litegpu run` found out. `wanted` is the device asked for; `device` is the GPU's name, or "CPU";
+    `is_software`: the GPU is emulated on the CPU; `cpu` is None without a comparison."""
 
     model: str
+    wanted: str
     device: str
     is_software: bool
     precision: str
@@ -92,6 +93,7 @@ class RunReport:
         """Plain values, ready for JSON."""
         return {
             "model": self.model,
+            "wanted_device": self.wanted,
             "device": self.device,
             "is_software": self.is_software,
             "precision": self.precision,
@@ -166,7 +168,7 @@ def run_model(
             save_image(target, drawn)
             inferences[i] = replace(inferences[i], drawing=str(target))
     name, is_software = _gpu() if report.delegated else ("CPU", False)
-    return RunReport(os.fspath(model), name, is_software, precision, report, timing, cpu, tuple(inferences))
+    return RunReport(os.fspath(model), device, name, is_software, precision, report, timing, cpu, tuple(inferences))
 
 
 def print_report(report: RunReport) -> None:
@@ -174,6 +176,8 @@ def print_report(report: RunReport) -> None:
     print(f"{report.model}: {report.delegation.summary()}")
     if report.delegation.delegated:
         print(f"GPU: {report.device}")
+    elif report.wanted != "cpu":
+        print('No op runs on a GPU; "litegpu doctor" says whether one can be used.')
     print()
     rows = [
         (
