@@ -18,7 +18,7 @@ demo: .ready  ## Run a network on the GPU and on the CPU and compare (MODEL=x.tf
 	@$(BIN)/litegpu demo $(if $(MODEL),"$(MODEL)") $(if $(IMAGE),--image "$(IMAGE)") --output demo-output
 
 test: .ready  ## Run the tests (a few minutes)
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) -rs
 
 test-full: .ready  ## Run the tests and the long sweeps (hours on a software driver)
 	$(BIN)/python -m pytest -n $(JOBS) -m "slow or not slow"
