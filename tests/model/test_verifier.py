@@ -111,6 +111,25 @@ def test_the_file_is_named_and_verification_can_be_left_out(network, tmp_path):
     assert read_model(path, verify=False).main.operators[5].inputs == ()
 
 
+@pytest.mark.parametrize("operator", ["BROADCAST_TO", "TILE", "PAD", "RESIZE_BILINEAR"])
+def test_constant_that_asks_for_a_huge_tensor(operator):
+    small, huge = {
+        "BROADCAST_TO": ([1, 2, 2, 1], [2**28, 2, 2, 1]),
+        "TILE": ([1, 1, 1, 1], [2**28, 1, 1, 1]),
+        "PAD": ([[0, 0]] * 4, [[0, 2**28], *[[0, 0]] * 3]),
+        "RESIZE_BILINEAR": ([2, 2], [2**28, 2]),
+    }[operator]
+    for sizes in (small, huge):
+        builder = ModelBuilder()
+        x = builder.input("x", (1, 2, 2, 1))
+        builder.output(builder.op(operator, [x, builder.constant(sizes)], (1, 2, 2, 1)))
+        if sizes is small:
+            read_model(builder.build())
+            continue
+        with pytest.raises(ModelError, match=rf"operator 0 {operator}: its constant .* asks for"):
+            read_model(builder.build())
+
+
 def test_absent_bias_is_allowed():
     builder = ModelBuilder()
     x = builder.input("x", (1, 4))

@@ -30,6 +30,7 @@ def check_operator(operator: Operator, tensors: Tensors) -> None:
         return
     _check_managed_types(operator, tensors)
     _check_windows(operator)
+    _check_made_size(operator, tensors)
     check = _CHECKS.get(operator.name)
     if check is not None:
         check(operator, tensors)
@@ -90,6 +91,31 @@ def _check_windows(operator: Operator) -> None:
     for name in _WINDOW_OPTIONS.get(operator.name, ()):
         value = operator.options.get(name, 0)
         _require(0 < value < 2**24, f"its option {name} is {value}, which is no size")
+
+
+def _check_made_size(operator: Operator, tensors: Tensors) -> None:
+    """A constant that makes a small tensor huge is damaged: the runtime would fill it all the same."""
+    position = _SIZE_INPUTS.get(operator.name)
+    if position is None or (sizes := tensors[operator.inputs[position]].data) is None or sizes.dtype.kind not in "iu":
+        return
+    source, result = tensors[operator.inputs[0]].shape, tensors[operator.outputs[0]].shape
+    product = math.prod(int(value) for value in sizes.flat if value > 0)  # as Python integers, which do not overflow
+    match operator.name:
+        case "BROADCAST_TO" | "FILL":
+            made = product
+        case "TILE" | "ONE_HOT":
+            made = math.prod(source) * product
+        case "RESIZE_BILINEAR" | "RESIZE_NEAREST_NEIGHBOR":
+            made = product * math.prod(source[:1] + source[3:])
+        case _:
+            if sizes.shape != (len(source), 2):
+                return  # which the runtime reports
+            margins = sizes.tolist()
+            made = math.prod(extent + sum(margin) for extent, margin in zip(source, margins, strict=True))
+    _require(
+        made <= LARGE_ELEMENTS or made <= LARGE_RATIO * math.prod(result),
+        f"its constant {sizes.tolist()} asks for {made} elements, but its output has shape {list(result)}",
+    )
 
 
 def _check_split(operator: Operator, tensors: Tensors) -> None:
@@ -248,6 +274,23 @@ def _require(condition: bool, problem: str) -> None:
     if not condition:
         raise ModelError(f"{problem}; the file is damaged or its converter is wrong: fetch or convert it again")
 
+
+# A tensor this large that is this many times larger than what goes with it is not meant.
+LARGE_ELEMENTS = 2**26
+LARGE_RATIO = 2**12
+
+# The input that says how large the output is.
+_SIZE_INPUTS = {
+    "BROADCAST_TO": 1,
+    "FILL": 0,
+    "TILE": 1,
+    "ONE_HOT": 1,
+    "RESIZE_BILINEAR": 1,
+    "RESIZE_NEAREST_NEIGHBOR": 1,
+    "PAD": 1,
+    "PADV2": 1,
+    "MIRROR_PAD": 1,
+}
 
 _EIGHT_BIT = frozenset({TensorType.INT8, TensorType.UINT8})
 _QUANTIZED = _EIGHT_BIT | {TensorType.INT16}

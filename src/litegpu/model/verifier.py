@@ -9,14 +9,10 @@ import numpy as np
 from litegpu.errors import ModelError
 from litegpu.model import schema
 from litegpu.model.arity import arity
-from litegpu.model.hazards import check_operator, check_sparsity
+from litegpu.model.hazards import LARGE_ELEMENTS, LARGE_RATIO, check_operator, check_sparsity
 from litegpu.model.types import Model, Operator, Quantization, Subgraph, Tensor, TensorType
 
 _MAX_ELEMENTS = 2**31 - 1  # the official runtime and the GPU kernels count elements in int32
-# A tensor this large that is this many times larger than all that it is computed from or goes into is a damaged shape:
-# the runtime would allocate and work through it all the same.
-_LARGE_ELEMENTS = 2**26
-_LARGE_RATIO = 2**12
 _MAX_RANK = 8  # the official kernels' limit; some index beyond it without asking
 
 # The values that a quantized element can have, which its zero point must be one of.
@@ -156,7 +152,7 @@ def _check_order(subgraph: Subgraph) -> None:
 def _check_large(subgraph: Subgraph) -> None:
     for tensor in subgraph.tensors:
         elements = math.prod(tensor.shape)
-        if tensor.is_constant or elements <= _LARGE_ELEMENTS:
+        if tensor.is_constant or elements <= LARGE_ELEMENTS:
             continue
         neighbours = {
             index
@@ -166,7 +162,7 @@ def _check_large(subgraph: Subgraph) -> None:
             if index >= 0 and index != tensor.index
         }
         largest = max((math.prod(subgraph.tensors[index].shape) for index in neighbours), default=0)
-        if largest * _LARGE_RATIO < elements:
+        if largest * LARGE_RATIO < elements:
             raise ModelError(
                 f"{_named(tensor)} of shape {list(tensor.shape)} has {elements} elements, but what it is computed from "
                 f"and goes into has {largest} at most; {_CONVERT}"
