@@ -11,6 +11,7 @@ from litegpu.gpu.graph import DType, Graph, Node
 from litegpu.gpu.kernels import build as build_kernels
 from litegpu.gpu.kernels.context import Context, Launch
 from litegpu.gpu.lang import Kernel
+from litegpu.gpu.lang.cuda import print_cuda
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lang.wgsl import print_wgsl
 from litegpu.gpu.passes import optimise
@@ -19,7 +20,7 @@ from litegpu.gpu.program import Binding, Dispatch, KernelCode, Port, Program
 from litegpu.gpu.view import View
 
 BYTES = {DType.FLOAT32: 4, DType.FLOAT16: 2, DType.INT32: 4, DType.BOOL: 4}
-PRINTERS = {"wgsl": print_wgsl}
+PRINTERS = {"wgsl": print_wgsl, "cuda": print_cuda}
 
 
 def build_program(graph: Graph, features: Features, target: str = "wgsl", *, half: bool = False) -> Program:

@@ -17,6 +17,8 @@ class KernelCode:
     source: str  # WGSL or CUDA C++
     workgroup: tuple[int, int, int]
     access: tuple[str, ...]  # per binding, in order: "read" or "read_write"
+    shared_bytes: int = 0  # of shared memory given at launch (CUDA only), beside what the text declares
+    options: tuple[str, ...] = ()  # further options of the compiler (CUDA only)
 
 
 @dataclass(frozen=True)

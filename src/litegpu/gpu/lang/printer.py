@@ -6,8 +6,11 @@ is bound to a name where it was traced. What nothing uses is not printed.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
+
+import numpy as np
 
 from litegpu.gpu.lang import tree
 from litegpu.gpu.lang.types import Type
@@ -177,6 +180,18 @@ class Printer(ABC):
             if self._uses[value.number] == 1:
                 times = 2 if self.repeats(value) else 1
                 todo.extend((a, value.block) for a in value.args * times)
+
+
+def memory_name(memory: tree.Memory) -> str:
+    """A name that cannot clash: numbered, and without the double underscores that WGSL refuses."""
+    readable = re.sub(r"[^A-Za-z0-9]+", "_", memory.name).strip("_")
+    return f"{'b' if memory.space == 'global' else 's'}{memory.number}_{readable}".rstrip("_")
+
+
+def decimal(number: np.float32) -> str:
+    """The shortest decimal text that reads back as `number`."""
+    text = str(number)
+    return text if "." in text or "e" in text else text + ".0"
 
 
 def _effects(block: tree.Block, found: list[tuple[Value, tree.Block]]) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from litegpu.gpu.lang import math, tree
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lang.functions import Function
 from litegpu.gpu.lang.kernel import Kernel
-from litegpu.gpu.lang.printer import Printer
+from litegpu.gpu.lang.limits import check_limits
+from litegpu.gpu.lang.printer import Printer, decimal, memory_name
 from litegpu.gpu.lang.types import KernelError, Type
 from litegpu.gpu.lang.value import Value
 from litegpu.gpu.lang.verify import verify
-
-MAX_WORKGROUP_Z = 64
 
 # The words of WGSL that are shaped like a kernel's name, and the functions that printed code calls.
 _WORDS = """alias break case const const_assert continue continuing default diagnostic discard else enable false fn for
@@ -77,30 +74,8 @@ def print_wgsl(kernel: Kernel, features: Features) -> str:
     """
     if not kernel.verified:
         verify(kernel)
-    _check(kernel, features)
+    check_limits(kernel, features, RESERVED, "WGSL")
     return _Module(kernel, features).print()
-
-
-def _check(kernel: Kernel, features: Features) -> None:
-    def need(condition: bool, message: str) -> None:
-        if not condition:
-            raise KernelError(f"kernel {kernel.name}: {message}")
-
-    need(kernel.name not in RESERVED, "the name is reserved in WGSL")
-    need(len(kernel.buffers) <= features.max_buffers, f"{len(kernel.buffers)} buffers, {features.max_buffers} allowed")
-    need(kernel.threads <= features.max_threads, f"{kernel.threads} threads, {features.max_threads} allowed")
-    need(kernel.workgroup[2] <= MAX_WORKGROUP_Z, f"{kernel.workgroup[2]} threads along z, {MAX_WORKGROUP_Z} allowed")
-    need(
-        kernel.shared_bytes <= features.max_shared_bytes,
-        f"{kernel.shared_bytes} bytes of shared memory, {features.max_shared_bytes} allowed",
-    )
-    need(max(kernel.dispatch) <= features.max_groups, f"dispatch {kernel.dispatch}, {features.max_groups} allowed")
-    need(features.subgroups or not kernel.needs_subgroups, "needs subgroup operations, which the device lacks")
-    for b in kernel.buffers:
-        need(
-            b.nbytes <= features.max_binding_bytes,
-            f"buffer {b.name} has {b.nbytes} bytes, {features.max_binding_bytes} allowed in one binding",
-        )
 
 
 class _Module(Printer):
@@ -171,7 +146,7 @@ class _Module(Printer):
         elif bits & 0x7F800000 == 0 and bits & 0x7FFFFFFF:  # subnormal
             text = f"bitcast<f32>(0x{bits:08x}u)"
         else:
-            text = _decimal(np.float32(number)) + "f"
+            text = decimal(np.float32(number)) + "f"
         return f"f16({text})" if kind == "f16" else text
 
     # Expressions
@@ -265,17 +240,17 @@ class _Module(Printer):
 
     def _declaration(self, m: tree.Memory) -> str:
         if m.space == "shared":
-            return f"var<workgroup> {_name(m)}: array<{self.type_name(m.storage)}, {m.size}>;"
+            return f"var<workgroup> {memory_name(m)}: array<{self.type_name(m.storage)}, {m.size}>;"
         if self._native(m):
             element = self.type_name(m.storage)
         elif m.storage.kind == "f16" and m.storage.lanes in (3, 4):
             element = "vec2<u32>"
         else:
             element = "u32"
-        return f"@group(0) @binding({m.number}) var<storage, {m.access}> {_name(m)}: array<{element}>;"
+        return f"@group(0) @binding({m.number}) var<storage, {m.access}> {memory_name(m)}: array<{element}>;"
 
     def _load(self, m: tree.Memory, index: str) -> str:
-        element = f"{_name(m)}[{index}]"
+        element = f"{memory_name(m)}[{index}]"
         compute = self.type_name(m.type)
         if self._native(m):
             return element if m.storage == m.type else f"{compute}({element})"
@@ -283,14 +258,14 @@ class _Module(Printer):
             unpacked = f"unpack4x{m.storage.kind.upper()}({element})"
             return unpacked if m.type.kind != "f32" else f"{compute}({unpacked})"
         if m.storage.lanes == 1:
-            return f"unpack2x16float({_name(m)}[{index} >> 1u])[{index} & 1u]"
+            return f"unpack2x16float({memory_name(m)}[{index} >> 1u])[{index} & 1u]"
         if m.storage.lanes == 2:
             return f"unpack2x16float({element})"
         unpacked = self._helper("unpack_half4", _UNPACK_HALF4) + f"({element})"
         return f"{unpacked}.xyz" if m.storage.lanes == 3 else unpacked
 
     def store(self, memory: tree.Memory, index: str, value: str) -> str:
-        return f"{_name(memory)}[{index}] = {self._packed(memory, value)};"
+        return f"{memory_name(memory)}[{index}] = {self._packed(memory, value)};"
 
     def _packed(self, m: tree.Memory, value: str) -> str:
         if self._native(m):
@@ -353,15 +328,3 @@ class _FunctionBody(_Module):
         super().__init__(module.kernel, module.features)
         self.depth = 1
         self.functions, self.bits = module.functions, module.bits
-
-
-def _name(memory: tree.Memory) -> str:
-    """A name that cannot clash: numbered, and without the double underscores that WGSL refuses."""
-    readable = re.sub(r"[^A-Za-z0-9]+", "_", memory.name).strip("_")
-    return f"{'b' if memory.space == 'global' else 's'}{memory.number}_{readable}".rstrip("_")
-
-
-def _decimal(number: np.float32) -> str:
-    """The shortest decimal text that reads back as `number`."""
-    text = str(number)
-    return text if "." in text or "e" in text else text + ".0"

@@ -19,8 +19,8 @@ from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import KernelCode, Port, Program
 from litegpu.gpu.runtime import webgpu_native as native
 from litegpu.gpu.runtime.base import DeviceInfo, KernelTime
+from litegpu.gpu.runtime.check import check_array, check_program
 from litegpu.gpu.runtime.webgpu_adapters import ADAPTER_VARIABLE, AdapterInfo, choose_adapter, list_adapters
-from litegpu.gpu.runtime.webgpu_check import check_array, check_program
 from litegpu.gpu.runtime.webgpu_record import Copy, Inference, Step, Timer, record
 
 __all__ = ["AdapterInfo", "WebGpuDevice", "WebGpuSession", "list_adapters", "open_device"]

@@ -1,4 +1,4 @@
-"""Checks made in Python before wgpu sees a Program or an array, with messages that name the kernel or the tensor."""
+"""Checks made in Python before a driver sees a Program or an array; messages name the kernel or the tensor."""
 
 from __future__ import annotations
 

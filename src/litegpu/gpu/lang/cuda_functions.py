@@ -1,0 +1,164 @@
+"""The types of the kernel language in CUDA C++, and the device functions that printed code calls.
+
+Scalars and vectors of 2 and 4 float, int and unsigned are CUDA's own types; three lanes, bool and half vectors are
+structs of this module. Operations on vectors are functions that treat lane by lane; every function is written for the
+types that a kernel uses, and nothing needs a header.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from litegpu.gpu.lang.types import Type
+
+SCALARS = {"f32": "float", "i32": "int", "u32": "unsigned", "bool": "bool", "f16": "f16"}
+_OWN_VECTORS = {"f32": "float", "i32": "int", "u32": "uint"}
+LANES = "xyzw"
+INLINE = "static __device__ __forceinline__"
+
+#: Conversions of halves, which are kept as their 16 bits, and of pairs of them in a word (the first lane is low).
+HALF_CONVERSIONS = f"""{INLINE} float half_to_float(unsigned short x) {{
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+}}
+{INLINE} unsigned short float_to_half(float x) {{
+  unsigned short y;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
+}}
+{INLINE} unsigned pack_half2(float x, float y) {{
+#if __CUDA_ARCH__ >= 800
+  unsigned word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(y), "f"(x));
+  return word;
+#else
+  return float_to_half(x) | (unsigned)float_to_half(y) << 16;
+#endif
+}}"""
+
+HALF_TYPE = f"""struct f16 {{ unsigned short bits; }};
+{INLINE} float to_float(f16 x) {{ return half_to_float(x.bits); }}
+{INLINE} f16 to_half(float x) {{ return f16{{float_to_half(x)}}; }}"""
+
+#: Programmatic dependent launch (sm_90): this kernel may start before those that it depends on have ended, and lets
+#: its dependents start early. Nothing that another kernel writes may be touched before wait_for_predecessors().
+PROGRAMMATIC_LAUNCH = """#ifdef PROGRAMMATIC_LAUNCH
+#define launch_dependents() asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
+#define wait_for_predecessors() asm volatile("griddepcontrol.wait;" ::: "memory")
+#else
+#define launch_dependents()
+#define wait_for_predecessors()
+#endif"""
+
+INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "mod": "%", "and": "&", "or": "|", "xor": "^",
+    "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
+}  # fmt: skip
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+
+# Bodies of functions of one lane each, in terms of the arguments a, b and c.
+_FLOAT = {
+    "abs": "fabsf(a)", "floor": "floorf(a)", "ceil": "ceilf(a)", "round": "rintf(a)", "trunc": "truncf(a)",
+    "sqrt": "sqrtf(a)", "rsqrt": "rsqrtf(a)", "exp": "expf(a)", "log": "logf(a)", "sin": "sinf(a)", "cos": "cosf(a)",
+    "tanh": "tanhf(a)", "fma": "fmaf(a, b, c)", "is_nan": "(a != a)",
+    "sign": "(a > 0.0f ? 1.0f : a < 0.0f ? -1.0f : a)",
+    "to_i32_saturating": "(a != a ? 2147483647 : __float2int_rz(a))",
+}  # fmt: skip
+_INT = {  # signed overflow is undefined in C++, and wraps in the language
+    "add": "(int)((unsigned)a + (unsigned)b)", "sub": "(int)((unsigned)a - (unsigned)b)",
+    "mul": "(int)((unsigned)a * (unsigned)b)", "neg": "(int)(0u - (unsigned)a)",
+    "abs": "(a < 0 ? (int)(0u - (unsigned)a) : a)", "sign": "((a > 0) - (a < 0))", "idiv": "(a / b)",
+    "irem": "(a % b)", "shl": "(int)((unsigned)a << (b & 31))", "shr": "(a >> (b & 31))",
+}  # fmt: skip
+_UNSIGNED = {"shl": "(a << (b & 31u))", "shr": "(a >> (b & 31u))"}
+_BOOL = {"and": "(a && b)", "or": "(a || b)", "xor": "(a != b)", "not": "!a"}
+_ANY = {"min": "(b < a ? b : a)", "max": "(a < b ? b : a)", "neg": "-a", "not": "~a"}
+_OF_KIND = {"f32": _FLOAT, "i32": _INT, "u32": _UNSIGNED, "bool": _BOOL}
+
+
+def type_name(type: Type) -> str:
+    if type.lanes == 1:
+        return SCALARS[type.kind]
+    if type.lanes != 3 and type.kind in _OWN_VECTORS:
+        return f"{_OWN_VECTORS[type.kind]}{type.lanes}"
+    return str(type)
+
+
+def type_definition(type: Type) -> str:
+    """The struct of a type that CUDA lacks; empty for one that it has."""
+    if type_name(type) != str(type):
+        return ""
+    if type.lanes == 1:
+        return HALF_TYPE if type.kind == "f16" else ""
+    align = 1 if type.kind == "bool" else type.nbytes
+    return f"struct __align__({align}) {type} {{ {SCALARS[type.kind]} {', '.join(LANES[: type.lanes])}; }};"
+
+
+def is_infix(op: str, kind: str) -> bool:
+    """Whether C++'s own operator means the same on scalars of this kind."""
+    if kind == "i32":
+        return op in ("and", "or", "xor", *_COMPARISONS)
+    if kind == "bool":
+        return op in ("eq", "ne")
+    return op in INFIX and kind != "f16"
+
+
+def lane_expression(op: str, kind: str) -> str:
+    """`op` on one lane of each of the arguments a, b and c."""
+    if kind == "f16":
+        inner = lane_expression(op, "f32")
+        for name in "abc":
+            inner = substitute(inner, name, f"to_float({name})")
+        return inner if op in (*_COMPARISONS, "is_nan") else f"to_half({inner})"
+    if is_infix(op, kind):
+        return f"(a {INFIX[op]} b)"
+    return _OF_KIND[kind].get(op) or _ANY[op]
+
+
+def cast_expression(source: str, target: str) -> str:
+    """The conversion of `a` from one kind to another."""
+    value = "to_float(a)" if source == "f16" else "a"
+    if target == "bool":
+        return f"({value} != 0)"
+    if target == "f16":
+        return f"to_half((float){value})"
+    return f"({SCALARS[target]}){value}"
+
+
+def bitcast_expression(source: str, target: str) -> str:
+    if "f32" not in (source, target):
+        return f"({SCALARS[target]})a"
+    names = {"f32": "float", "i32": "int", "u32": "uint"}
+    return f"__{names[source]}_as_{names[target]}(a)"
+
+
+def function(name: str, result: Type, params: tuple[Type, ...], body: Callable[[tuple[str, ...]], str]) -> str:
+    """A device function of the parameters a, b, c ...; `body` gives the text of its result, for each lane of it, from
+    the text of each parameter there (a scalar parameter is the same for every lane)."""
+    letters = "abcd"[: len(params)]
+    lanes = [
+        body(tuple(a if p.lanes == 1 else f"{a}.{lane}" for a, p in zip(letters, params, strict=True)))
+        for lane in LANES[: result.lanes]
+    ]
+    value = lanes[0] if result.lanes == 1 else f"{type_name(result)}{{{', '.join(lanes)}}}"
+    head = ", ".join(f"{type_name(p)} {a}" for a, p in zip(letters, params, strict=True))
+    return f"{INLINE} {type_name(result)} {name}({head}) {{ return {value}; }}"
+
+
+def lanewise(name: str, result: Type, params: tuple[Type, ...], expression: str) -> str:
+    """As `function`, from an expression of one lane of each parameter."""
+
+    def body(texts: tuple[str, ...]) -> str:
+        text = expression
+        for letter, value in zip("abcd", texts, strict=False):
+            text = substitute(text, letter, value)
+        return text
+
+    return function(name, result, params, body)
+
+
+def substitute(text: str, name: str, value: str) -> str:
+    """`text` with the one-letter identifier `name` replaced; members and parts of words are left alone."""
+    return re.sub(rf"(?<![\w.]){name}(?!\w)", lambda _: value, text)

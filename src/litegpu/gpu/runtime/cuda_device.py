@@ -1,0 +1,136 @@
+"""An opened CUDA device: what it can do, and the kernels that are loaded on it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from cuda.bindings import driver
+
+from litegpu.errors import DeviceError, OptionError
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.program import KernelCode, Program
+from litegpu.gpu.runtime.base import DeviceInfo
+from litegpu.gpu.runtime.cuda_compile import PROGRAMMATIC_FROM, compile_kernels
+from litegpu.gpu.runtime.cuda_driver import Context, checked
+
+if TYPE_CHECKING:
+    from litegpu.gpu.runtime.cuda import CudaDeviceInfo, CudaVersions
+    from litegpu.gpu.runtime.cuda_session import CudaSession
+
+WAITS = ("active", "passive", "do_not_wait")
+#: Set to 0, kernels do not overlap by programmatic dependent launch where the device could.
+PROGRAMMATIC_VARIABLE = "LITEGPU_CUDA_PROGRAMMATIC"
+#: What every device has without asking; a kernel may ask for more with KernelCode.shared_bytes.
+_PLAIN_SHARED_BYTES = 48 << 10
+_MAX_BUFFERS = 64  # of 512 pointers that fit in a kernel's 4 KiB of parameters
+_MAX_GROUPS = 65535
+
+
+class CudaDevice:
+    """An opened CUDA device; satisfies base.Device. Works in the device's primary context, which is made current only
+    during calls. Sessions with equal kernels share the loaded code."""
+
+    target = "cuda"
+
+    def __init__(self, found: CudaDeviceInfo, versions: CudaVersions) -> None:
+        self.found = found
+        self.versions = versions
+        self.handle = checked(driver.cuDeviceGet(found.index), "cuDeviceGet")
+        self.context = Context(self.handle)
+        self.features = self._features()
+        self.info = DeviceInfo(found.name, "cuda", f"CUDA {versions.driver}, NVRTC {versions.nvrtc}", False)
+        self.lost = False
+        #: Whether kernels may overlap by programmatic dependent launch; sessions read it when they are built.
+        self.programmatic = found.capability >= PROGRAMMATIC_FROM and os.environ.get(PROGRAMMATIC_VARIABLE) != "0"
+        self._loaded: weakref.WeakValueDictionary[_Key, LoadedKernel] = weakref.WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    def __str__(self) -> str:
+        return str(self.found)
+
+    def session(self, program: Program, wait: str | None = None) -> CudaSession:
+        """A session of `program`. `wait`: "active" (the default) spins in run() until the device is done, "passive"
+        sleeps, "do_not_wait" lets run() return at once and read() wait. Raises DeviceError naming the kernel that did
+        not compile or that the device refused."""
+        from litegpu.gpu.runtime.cuda_session import CudaSession
+
+        wait = wait or WAITS[0]
+        if wait not in WAITS:
+            raise OptionError(f"unknown wait {wait!r}: use {', '.join(WAITS)}")
+        return CudaSession(self, program, wait)
+
+    def kernels(self, kernels: Sequence[KernelCode], programmatic: bool) -> list[LoadedKernel]:
+        """The kernels compiled and loaded, in order; each is unloaded when no session uses it any more."""
+        images = compile_kernels(kernels, self.found.capability, programmatic=programmatic)
+        loaded = []
+        with self._lock, self.context:
+            for kernel, image in zip(kernels, images, strict=True):
+                key = (kernel.name, kernel.shared_bytes, image)
+                one = self._loaded.get(key)
+                if one is None:
+                    one = self._loaded[key] = LoadedKernel(self, kernel, image)
+                loaded.append(one)
+        return loaded
+
+    def attribute(self, name: str) -> int:
+        """A device attribute by the end of its name, such as "MULTIPROCESSOR_COUNT"."""
+        which = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(checked(driver.cuDeviceGetAttribute(which, self.handle), f"cuDeviceGetAttribute {name}"))
+
+    def _features(self) -> Features:
+        return Features(
+            float16=True,
+            subgroups=True,
+            subgroup_size=32,
+            timestamps=True,
+            max_threads=self.attribute("MAX_THREADS_PER_BLOCK"),
+            max_shared_bytes=_PLAIN_SHARED_BYTES,
+            max_buffers=_MAX_BUFFERS,
+            max_groups=_MAX_GROUPS,
+            max_binding_bytes=self.found.memory,
+            storage_alignment=256,
+            compute_units=self.attribute("MULTIPROCESSOR_COUNT"),
+        )
+
+
+_Key = tuple[str, int, bytes]
+
+
+class LoadedKernel:
+    """A kernel on a device, ready to be launched."""
+
+    def __init__(self, device: CudaDevice, kernel: KernelCode, image: bytes) -> None:
+        self.device = device
+        self.name = kernel.name
+        self._module: Any = None
+        threads = kernel.workgroup[0] * kernel.workgroup[1] * kernel.workgroup[2]
+        what = f"{device}: kernel {kernel.name!r}"
+        # the driver reads PTX as text up to a zero
+        self._module = checked(driver.cuModuleLoadData(ctypes.create_string_buffer(image)), f"{what} cannot be loaded")
+        self.function = checked(
+            driver.cuModuleGetFunction(self._module, kernel.name.encode()), f"{what} is not in its own module"
+        )
+        attribute = driver.CUfunction_attribute
+        if kernel.shared_bytes:
+            wanted = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            checked(
+                driver.cuFuncSetAttribute(self.function, wanted, kernel.shared_bytes),
+                f"{what} cannot have {kernel.shared_bytes} bytes of shared memory",
+            )
+        # also makes a driver that loads lazily load the code now, which it must not while a graph is captured
+        most = checked(
+            driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, self.function), what
+        )
+        if threads > most:
+            raise DeviceError(f"{what} needs too many registers for its {threads} threads: at most {most} can run")
+
+    def __del__(self) -> None:
+        if self._module is not None and not sys.is_finalizing() and not self.device.lost:
+            with self.device.context:
+                driver.cuModuleUnload(self._module)

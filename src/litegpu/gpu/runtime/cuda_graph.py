@@ -1,0 +1,113 @@
+"""CUDA graphs: what is put on a stream while it is captured, replayed with one call."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cuda.bindings import driver
+
+from litegpu.gpu.runtime.cuda_device import LoadedKernel
+from litegpu.gpu.runtime.cuda_driver import checked
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One dispatch. `params` holds the pointers to the arguments, `arguments` the device addresses themselves."""
+
+    kernel: LoadedKernel
+    groups: tuple[int, int, int]
+    workgroup: tuple[int, int, int]
+    shared_bytes: int
+    label: str
+    params: Any
+    arguments: Any
+
+    def enqueue(self, stream: Any, overlap: bool = False) -> None:
+        """Put the kernel on the stream. `overlap`: it may start before the kernel in front of it has ended (it must
+        then wait for that itself, as the macro PROGRAMMATIC_LAUNCH makes printed kernels do)."""
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self.groups
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.workgroup
+        config.sharedMemBytes = self.shared_bytes
+        config.hStream = stream
+        if overlap:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs = [attribute]
+            config.numAttrs = 1
+        checked(
+            driver.cuLaunchKernelEx(config, self.kernel.function, ctypes.addressof(self.params), 0),
+            f"{self.kernel.device}: launch of kernel {self.kernel.name!r} ({self.label})",
+        )
+
+
+def make_launch(
+    kernel: LoadedKernel,
+    groups: tuple[int, int, int],
+    workgroup: tuple[int, int, int],
+    shared_bytes: int,
+    label: str,
+    addresses: list[int],
+) -> Launch:
+    """A launch whose parameters are device pointers."""
+    arguments = (ctypes.c_uint64 * len(addresses))(*addresses)
+    first, size = ctypes.addressof(arguments), ctypes.sizeof(ctypes.c_uint64)
+    params = (ctypes.c_void_p * len(addresses))(*(first + i * size for i in range(len(addresses))))
+    return Launch(kernel, groups, workgroup, shared_bytes, label, params, arguments)
+
+
+class Graph:
+    """An instantiated graph. The device's context must be current in every method."""
+
+    def __init__(self, stream: Any, enqueue: Callable[[], None]) -> None:
+        """Capture what `enqueue` puts on `stream`. Relaxed: what other threads or this one's garbage collector free or
+        allocate meanwhile has nothing to do with the graph."""
+        self.executable: Any = None
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        checked(driver.cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture")
+        try:
+            enqueue()
+        except BaseException:
+            _, graph = driver.cuStreamEndCapture(stream)
+            if graph is not None and int(graph):
+                driver.cuGraphDestroy(graph)
+            raise
+        graph = checked(driver.cuStreamEndCapture(stream), "cuStreamEndCapture")
+        try:
+            self.executable = checked(driver.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
+        finally:
+            driver.cuGraphDestroy(graph)
+        checked(driver.cuGraphUpload(self.executable, stream), "cuGraphUpload")
+
+    def launch(self, stream: Any) -> None:
+        checked(driver.cuGraphLaunch(self.executable, stream), "cuGraphLaunch")
+
+    def close(self) -> None:
+        if self.executable is not None:
+            driver.cuGraphExecDestroy(self.executable)
+            self.executable = None
+
+
+class Stopwatch:
+    """Device time between two points of a stream."""
+
+    def __init__(self) -> None:
+        self._events = [checked(driver.cuEventCreate(0), "cuEventCreate") for _ in range(2)]
+
+    def seconds(self, stream: Any, enqueue: Callable[[], None]) -> float:
+        """How long the device works on what `enqueue` puts on the stream."""
+        start, stop = self._events
+        checked(driver.cuEventRecord(start, stream), "cuEventRecord")
+        enqueue()
+        checked(driver.cuEventRecord(stop, stream), "cuEventRecord")
+        checked(driver.cuEventSynchronize(stop), "cuEventSynchronize")
+        return float(checked(driver.cuEventElapsedTime(start, stop), "cuEventElapsedTime")) * 1e-3
+
+    def close(self) -> None:
+        for event in self._events:
+            driver.cuEventDestroy(event)
+        self._events = []

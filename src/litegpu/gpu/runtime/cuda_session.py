@@ -1,0 +1,347 @@
+"""A Program on a CUDA device: one allocation, pinned staging, and one graph that is launched for every inference."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+from litegpu.errors import DeviceError
+from litegpu.gpu.program import Dispatch, Port, Program
+from litegpu.gpu.runtime.base import KernelTime
+from litegpu.gpu.runtime.check import check_array, check_program
+from litegpu.gpu.runtime.cuda_device import CudaDevice
+from litegpu.gpu.runtime.cuda_driver import SUCCESS, CudaError, checked, error_text
+from litegpu.gpu.runtime.cuda_graph import Graph, Launch, Stopwatch, make_launch
+
+#: Of the constants behind the arena, and of ports in the staging memory.
+_ALIGNMENT = 256
+#: Each kernel is timed in a graph of so many launches of it, so often.
+_LAUNCHES_TIMED, _ROUNDS_TIMED = 20, 5
+#: NVIDIA's own variable: each kernel is launched by itself and awaited, so that an error can name it.
+_BLOCKING_VARIABLE = "CUDA_LAUNCH_BLOCKING"
+_OUT_OF_MEMORY = int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
+#: Errors of running kernels (illegal addresses, traps, timeouts ...), after which a context is of no use to anyone.
+_STICKY = {700, 702, *range(709, 720), 999}
+
+
+class CudaSession:
+    """One Program on one CudaDevice; satisfies base.Session.
+
+    Inputs wait in pinned host memory, from which the graph copies them into the arena; so the arena may reuse their
+    place, and an inference without a write() before it sees the inputs of the last one. Works on a stream of its own
+    that waits for no other.
+    """
+
+    def __init__(self, device: CudaDevice, program: Program, wait: str) -> None:
+        self.device = device
+        self.program = program
+        self.wait = wait
+        self._lock = threading.RLock()
+        self._closed = False
+        self._has_run = False
+        self._running = False  # launched and not awaited
+        self._allocations = 0
+        self._stats = dict.fromkeys(("write", "encode", "submit", "wait", "read", "compile", "upload"), 0.0)
+        self._writing = 0.0  # seconds of write() since the last run
+        self._memory = self._host = 0  # addresses
+        self._stream: Any = None
+        self._done: Any = None  # the event that a passive wait sleeps on
+        self._graph: Graph | None = None
+        self._kernel_graph: Graph | None = None  # without the copies, for timing
+        self._input_memory: list[np.ndarray] = []
+        self._output_memory: list[np.ndarray] = []
+        self._blocking = os.environ.get(_BLOCKING_VARIABLE, "0") not in ("", "0")
+        try:
+            check_program(program, device.features, str(device))
+            self._check_usable()
+            started = time.perf_counter()
+            kernels = device.kernels(program.kernels, device.programmatic)
+            self._stats["compile"] = time.perf_counter() - started
+            with device.context:
+                self._build(kernels)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, index: int, array: np.ndarray) -> None:
+        started = time.perf_counter()
+        check_array(self.program.inputs, index, "input", array)
+        with self._lock:
+            self._check_usable()
+            if self._running:  # the copy from the staging memory may still be under way
+                self._finish()
+            np.copyto(self._input_memory[index], array.reshape(-1).view(np.uint8))
+            self._writing += time.perf_counter() - started
+
+    def run(self) -> None:
+        with self._lock:
+            self._check_usable()
+            if self._running:
+                self._finish()
+            clock, stats = time.perf_counter, self._stats
+            started = clock()
+            with self.device.context:
+                if self._blocking:
+                    self._run_blocking()
+                else:
+                    (error,) = driver.cuGraphLaunch(self._executable, self._stream)
+                    if error != SUCCESS:
+                        raise self._failure("cuGraphLaunch", error)
+                    self._running = True
+                submitted = clock()
+                if self.wait != "do_not_wait":
+                    self._finish()
+            self._has_run = True
+            stats["submit"], stats["wait"] = submitted - started, clock() - submitted
+            stats["write"], stats["read"], self._writing = self._writing, 0.0, 0.0
+
+    def read(self, index: int, out: np.ndarray) -> None:
+        started = time.perf_counter()
+        check_array(self.program.outputs, index, "output", out)
+        with self._lock:
+            self._check_usable()
+            if not self._has_run:
+                raise DeviceError(f"output {index} was read before the first run: call run() first")
+            if self._running:
+                self._finish()
+            np.copyto(out.reshape(-1).view(np.uint8), self._output_memory[index])
+            self._stats["read"] += time.perf_counter() - started
+
+    def profile(self) -> Sequence[KernelTime]:
+        """GPU time of each dispatch by itself, from time_kernels(). Outputs of the last run() stay readable."""
+        return [
+            KernelTime(dispatch.label, dispatch.sources, seconds)
+            for dispatch, seconds in zip(self.program.dispatches, self.time_kernels(), strict=True)
+        ]
+
+    def time_kernels(self) -> list[float]:
+        """Seconds of each dispatch: the median of several graphs of the same launch repeated, so with warm caches and
+        including the gap to the next kernel. The arena's content is spoilt, which the next run() does not mind."""
+        with self._lock, self.device.context:
+            self._check_usable()
+            self._finish()
+            return [self._time_launch(launch) for launch in self._launches]
+
+    def time_graph(self, repeats: int = 100) -> float:
+        """Seconds of GPU time of all kernels of an inference, without the copies of inputs and outputs: graphs are
+        launched back to back, the mean of `repeats` after some to warm up."""
+        with self._lock, self.device.context:
+            self._check_usable()
+            self._finish()
+            if self._kernel_graph is None:
+                self._kernel_graph = self._capture(self._enqueue_kernels)
+            graph = self._kernel_graph
+
+            def launch(times: int) -> None:
+                for _ in range(times):
+                    graph.launch(self._stream)
+
+            watch = Stopwatch()
+            try:
+                watch.seconds(self._stream, lambda: launch(max(3, repeats // 10)))
+                return watch.seconds(self._stream, lambda: launch(repeats)) / repeats
+            except CudaError as error:
+                raise self._failed(error) from error
+            finally:
+                watch.close()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._input_memory = self._output_memory = []
+            if self.device.lost:
+                return  # the driver has freed everything
+            with self.device.context:
+                if self._stream is not None:
+                    driver.cuStreamSynchronize(self._stream)
+                for graph in (self._graph, self._kernel_graph):
+                    if graph is not None:
+                        graph.close()
+                if self._done is not None:
+                    driver.cuEventDestroy(self._done)
+                if self._stream is not None:
+                    driver.cuStreamDestroy(self._stream)
+                if self._memory:
+                    driver.cuMemFree(self._memory)
+                if self._host:
+                    driver.cuMemFreeHost(self._host)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_blocking") and not sys.is_finalizing():
+            self.close()
+
+    @property
+    def allocations(self) -> int:
+        return self._allocations
+
+    @property
+    def stats(self) -> Mapping[str, float]:
+        return dict(self._stats)
+
+    # Building
+
+    def _build(self, kernels: Sequence[Any]) -> None:
+        program = self.program
+        flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self._stream = checked(driver.cuStreamCreate(int(flags)), "cuStreamCreate")
+        flags = int(driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC) | int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        self._done = checked(driver.cuEventCreate(flags), "cuEventCreate")
+        started = time.perf_counter()
+        constants = _aligned(program.arena_size)
+        self._allocate(constants + program.constants.nbytes)
+        self._upload(constants)
+        self._stats["upload"] = time.perf_counter() - started
+        self._stage()
+        bases = {"arena": self._memory, "constants": self._memory + constants}
+        self._launches = [self._launch(kernels, dispatch, bases) for dispatch in program.dispatches]
+        self._graph = self._capture(self._enqueue_inference)
+        self._executable = self._graph.executable
+        checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
+
+    def _allocate(self, size: int) -> None:
+        """The arena, with zeros, and the constants."""
+        try:
+            self._memory = int(checked(driver.cuMemAlloc(max(size, _ALIGNMENT)), "cuMemAlloc"))
+        except CudaError as error:
+            if error.code != _OUT_OF_MEMORY:
+                raise
+            free, total = checked(driver.cuMemGetInfo(), "cuMemGetInfo")
+            raise DeviceError(
+                f"this model needs {size >> 20} MiB on {self.device}, where {free >> 20} of {total >> 20} MiB are free:"
+                " use a smaller batch or input, or close other programs"
+            ) from error
+        self._allocations += 1
+        checked(driver.cuMemsetD8Async(self._memory, 0, max(size, _ALIGNMENT), self._stream), "cuMemsetD8Async")
+
+    def _upload(self, offset: int) -> None:
+        constants = np.ascontiguousarray(self.program.constants)
+        if constants.nbytes:
+            target, source = self._memory + offset, constants.ctypes.data
+            checked(
+                driver.cuMemcpyHtoDAsync(target, source, constants.nbytes, self._stream), "the upload of the constants"
+            )
+            checked(driver.cuStreamSynchronize(self._stream), "the upload of the constants")
+
+    def _stage(self) -> None:
+        """Pinned host memory for the inputs and outputs."""
+        ports = (*self.program.inputs, *self.program.outputs)
+        offsets, size = [], 0
+        for port in ports:
+            offsets.append(size)
+            size += _aligned(port.nbytes)
+        self._host = int(checked(driver.cuMemHostAlloc(max(size, _ALIGNMENT), 0), f"{size} bytes of pinned memory"))
+        self._allocations += 1
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * max(size, _ALIGNMENT)).from_address(self._host))
+        memory[...] = 0
+        views = [memory[at : at + port.nbytes] for at, port in zip(offsets, ports, strict=True)]
+        count = len(self.program.inputs)
+        self._input_memory, self._output_memory = views[:count], views[count:]
+
+    def _launch(self, kernels: Sequence[Any], dispatch: Dispatch, bases: Mapping[str, int]) -> Launch:
+        code = self.program.kernels[dispatch.kernel]
+        addresses = [bases[b.space] + b.offset for b in dispatch.bindings]
+        loaded = kernels[dispatch.kernel]
+        return make_launch(loaded, dispatch.groups, code.workgroup, code.shared_bytes, dispatch.label, addresses)
+
+    def _capture(self, enqueue: Callable[[], None]) -> Graph:
+        return Graph(self._stream, enqueue)
+
+    def _enqueue_inference(self) -> None:
+        self._enqueue_inputs()
+        self._enqueue_kernels()
+        self._enqueue_outputs()
+
+    def _enqueue_inputs(self) -> None:
+        for port, memory in zip(self.program.inputs, self._input_memory, strict=True):
+            target, source = self._place(port), memory.ctypes.data
+            checked(driver.cuMemcpyHtoDAsync(target, source, port.nbytes, self._stream), f"copy of input {port.name!r}")
+
+    def _enqueue_kernels(self) -> None:
+        for i, launch in enumerate(self._launches):
+            launch.enqueue(self._stream, overlap=self.device.programmatic and i > 0)
+
+    def _enqueue_outputs(self) -> None:
+        for port, memory in zip(self.program.outputs, self._output_memory, strict=True):
+            target, source = memory.ctypes.data, self._place(port)
+            checked(
+                driver.cuMemcpyDtoHAsync(target, source, port.nbytes, self._stream), f"copy of output {port.name!r}"
+            )
+
+    def _place(self, port: Port) -> int:
+        return self._memory + port.offset
+
+    # Running
+
+    def _finish(self) -> None:
+        """Wait for the inference that was launched, if any."""
+        if not self._running:
+            return
+        self._running = False
+        with self.device.context:
+            if self.wait == "passive":
+                (error,) = driver.cuEventRecord(self._done, self._stream)
+                if error == SUCCESS:
+                    (error,) = driver.cuEventSynchronize(self._done)
+            else:
+                (error,) = driver.cuStreamSynchronize(self._stream)
+        if error != SUCCESS:
+            raise self._failure("the inference", error)
+
+    def _run_blocking(self) -> None:
+        """One kernel after the other, each awaited."""
+        self._enqueue_inputs()
+        for launch in self._launches:
+            launch.enqueue(self._stream)
+            (error,) = driver.cuStreamSynchronize(self._stream)
+            if error != SUCCESS:
+                raise self._failure(f"kernel {launch.kernel.name!r} ({launch.label})", error)
+        self._enqueue_outputs()
+        self._running = True
+
+    def _time_launch(self, launch: Launch) -> float:
+        def enqueue() -> None:
+            for _ in range(_LAUNCHES_TIMED):
+                launch.enqueue(self._stream)
+
+        graph, watch = self._capture(enqueue), Stopwatch()
+        try:
+            graph.launch(self._stream)
+            rounds = [watch.seconds(self._stream, lambda: graph.launch(self._stream)) for _ in range(_ROUNDS_TIMED)]
+            return statistics.median(rounds) / _LAUNCHES_TIMED
+        except CudaError as error:
+            raise self._failed(error, f"kernel {launch.kernel.name!r} ({launch.label})") from error
+        finally:
+            watch.close()
+            graph.close()
+
+    def _failure(self, what: str, error: Any) -> DeviceError:
+        return self._failed(CudaError(f"{what} failed: {error_text(error)}", int(error)))
+
+    def _failed(self, error: CudaError, what: str = "") -> DeviceError:
+        self.device.lost |= error.code in _STICKY
+        kernels = sorted({launch.kernel.name for launch in self._launches})
+        advice = f"; the program's kernels are {', '.join(kernels)}: set {_BLOCKING_VARIABLE}=1 to learn which it was"
+        if self._blocking or what:
+            advice = ""
+        return DeviceError(f"{self.device}: {what}{': ' if what else ''}{error}{advice}")
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise DeviceError("the session was closed: build a new one")
+        if self.device.lost:
+            raise DeviceError(f"{self.device} was lost by an earlier error: start the process anew")
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
