@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,9 @@ import numpy.typing as npt
 from litegpu.delegates.report import DelegationReport
 from litegpu.errors import DeviceError, InvokeError, OptionError, TensorError
 from litegpu.interpreter import Interpreter
+
+if TYPE_CHECKING:
+    from litegpu.delegates.gpu import GpuDelegate
 
 log = logging.getLogger("litegpu")
 
@@ -32,7 +34,8 @@ def load(
     """Open a model, ready to be called.
 
     path: a .tflite file, or its content as bytes.
-    device: "auto" (a GPU if one works, else the CPU), "cpu" or "webgpu" (a GPU, or a DeviceError).
+    device: "auto" (a GPU if one works, else the CPU), "cpu", or one kind of GPU, or a DeviceError: "webgpu", "cuda",
+        "cuda:1" (the second NVIDIA GPU).
     precision: "float32", or "float16" (GPU storage in half precision; relative error about 1e-3).
     fallback: what happens to ops that the GPU cannot run: "warn", "silent" or "strict", as for Interpreter.
     num_threads: of the CPU part.
@@ -56,7 +59,7 @@ def load(
     except BaseException:
         interpreter.close()
         raise
-    return LoadedModel(interpreter)
+    return LoadedModel(interpreter, delegate)
 
 
 class LoadedModel:
@@ -67,8 +70,9 @@ class LoadedModel:
     share gets ":1", ":2" ... appended from the second on. Also a context manager; close() frees the device's memory.
     """
 
-    def __init__(self, interpreter: Interpreter) -> None:
+    def __init__(self, interpreter: Interpreter, delegate: GpuDelegate | None = None) -> None:
         self.interpreter = interpreter
+        self._delegate = delegate
         inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
         names = _signature_names(interpreter)
         self._inputs = _named(inputs, names)
@@ -94,8 +98,10 @@ class LoadedModel:
 
     @property
     def device(self) -> str:
-        """What is really used: "webgpu" if any op runs on the GPU, else "cpu"."""
-        return "webgpu" if self.report.delegated else "cpu"
+        """What is really used: "cuda" or "webgpu" if any op runs on the GPU, else "cpu"."""
+        if self._delegate is None or not self.report.delegated:
+            return "cpu"
+        return "cuda" if self._delegate.open_device().target == "cuda" else "webgpu"
 
     def __call__(self, *args: npt.ArrayLike, **kwargs: npt.ArrayLike) -> Any:
         """One inference. Values are converted to the input's type where that loses nothing (Python numbers are rounded
@@ -166,17 +172,20 @@ def _delegate(device: str, precision: str, options: Mapping[str, Any]) -> Any:
         if options:
             raise OptionError(f"{', '.join(options)}: the CPU has no delegate options; give num_threads instead")
         return None
-    if re.fullmatch(r"cuda(:\d+)?", device):
-        raise DeviceError(f'device "{device}" is not available in this version; use "webgpu" or "auto"')
-    if device not in ("auto", "webgpu"):
-        raise OptionError(f'device is {device!r}; it must be "auto", "cpu" or "webgpu"')
+    kind, _, index = device.partition(":")
+    if kind not in ("auto", "webgpu", "cuda") or (device != kind and not (kind == "cuda" and index.isdecimal())):
+        raise OptionError(f'device is {device!r}; it must be "auto", "cpu", "webgpu", "cuda" or "cuda:<index>"')
+    if kind == "cuda":
+        options = {"backend": "cuda", **({"device": index} if index else {}), **options}
+    elif kind == "webgpu":
+        options = {"backend": "webgpu", **options}
     from litegpu.delegates.gpu import GpuDelegate
 
     delegate = GpuDelegate(precision_loss_allowed=precision == "float16", **options)
     try:
         delegate.open_device()
     except DeviceError as error:
-        if device == "webgpu":
+        if device != "auto":
             raise
         log.info("No GPU can be used, running on the CPU. %s", error)
         return None

@@ -12,7 +12,7 @@ import numpy as np
 
 from litegpu import debug
 from litegpu.delegates.protocol import DelegateKernel, Partition
-from litegpu.errors import OptionError
+from litegpu.errors import DeviceError, OptionError
 from litegpu.gpu.build import build_program, describe
 from litegpu.gpu.graph import DType
 from litegpu.gpu.lower import check_operator, lower_partition
@@ -21,7 +21,7 @@ from litegpu.model.types import Model, Operator, Subgraph, TensorType
 
 log = logging.getLogger("litegpu")
 
-BACKENDS = ("auto", "webgpu", "vulkan", "metal", "d3d12", "gl")
+BACKENDS = ("auto", "cuda", "webgpu", "vulkan", "metal", "d3d12", "gl")
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,9 @@ class GpuDelegateOptions:
 
     precision_loss_allowed: store activations and weights as float16 (sums stay in float32); needs a device with 16-bit
         floats, else float32 is used with one warning.
-    backend: "auto" or "webgpu" (the best device of any API), or one API: "vulkan", "metal", "d3d12", "gl".
-    device: a part of the adapter's name, to choose among several.
+    backend: "auto" (CUDA where an NVIDIA GPU and the extra litegpu[cuda] are there, else WebGPU), "cuda", "webgpu" (the
+        best device of any of its APIs), or one of these: "vulkan", "metal", "d3d12", "gl".
+    device: a part of the device's name, to choose among several; with CUDA also its index ("1", "cuda:1") or UUID.
     max_delegated_partitions: the largest so many partitions are taken; 0 means all.
     min_nodes_per_partition: partitions with fewer nodes stay on the CPU.
     first_delegate_node_index, last_delegate_node_index: nodes outside stay on the CPU (to bisect a wrong op).
@@ -54,7 +55,7 @@ class GpuDelegateOptions:
 
 
 class GpuDelegate:
-    """Runs what it can of a model on a GPU through WebGPU (Vulkan, Metal, Direct3D 12 or OpenGL).
+    """Runs what it can of a model on a GPU through CUDA or WebGPU (Vulkan, Metal, Direct3D 12 or OpenGL).
 
     `GpuDelegate(GpuDelegateOptions(...))` or `GpuDelegate(precision_loss_allowed=True, ...)`. The device is opened when
     the first partition is prepared, and shared by all delegates of a process that ask for the same one.
@@ -102,11 +103,21 @@ class GpuDelegate:
         return GpuKernel(device, device.session(program), types, shapes)
 
     def open_device(self) -> Device:
-        """The device that the options ask for; raises DeviceError with advice if there is none."""
+        """The device that the options ask for; raises DeviceError with advice if there is none. Where "auto" would take
+        CUDA but cannot, although the machine has NVIDIA's driver, a warning says why, once per process."""
+        backend, name = self.options.backend, self.options.device
+        if backend in ("auto", "cuda"):
+            from litegpu.gpu.runtime import cuda
+
+            try:
+                return cuda.open_device(name)
+            except DeviceError as error:
+                if backend == "cuda":
+                    raise
+                cuda.warn_unusable(error)
         from litegpu.gpu.runtime.webgpu import open_device
 
-        backend = "auto" if self.options.backend == "webgpu" else self.options.backend
-        return open_device(backend, self.options.device)
+        return open_device("auto" if backend == "webgpu" else backend, name)
 
 
 @dataclass

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import importlib.util
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +14,15 @@ from litegpu.gpu.lang.features import Features
 from litegpu.tools.doctor_system import SystemReport, inspect_system, system_advice
 
 if TYPE_CHECKING:
+    from litegpu.gpu.runtime.base import Device
     from litegpu.gpu.runtime.webgpu_adapters import AdapterInfo
 
-_PACKAGES = ("litegpu", "ai-edge-litert", "wgpu", "numpy")
-_CUDA_MODULES = ("cuda.core", "cuda.bindings")
-CUDA_NOTE = (
-    "not part of this version of litegpu; NVIDIA GPUs are used through WebGPU (Vulkan, or Direct3D 12 on Windows)"
-)
+_PACKAGES = ("litegpu", "ai-edge-litert", "wgpu", "numpy", "cuda-bindings", "nvidia-cuda-nvrtc")
 
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """One device through one graphics API. `problem` is None if a test kernel computed the right answer."""
+    """One device through CUDA or one graphics API. `problem` is None if a test kernel computed the right answer."""
 
     name: str
     backend: str
@@ -51,8 +47,7 @@ class Diagnosis:
     chosen: int | None
     webgpu_problem: str | None
     system: SystemReport
-    cuda: str
-    cuda_modules: dict[str, bool]  # whether the module can be found
+    cuda: str  # versions of the driver and of NVRTC, or why CUDA is not used
     advice: tuple[str, ...]
 
     @property
@@ -66,12 +61,16 @@ class Diagnosis:
 
 
 def diagnose() -> Diagnosis:
-    """Look at this machine: opens every WebGPU device and runs a tiny kernel on each. Takes seconds; never raises."""
+    """Look at this machine: opens every device and runs tiny kernels on each. Takes seconds; never raises."""
+    cuda, cuda_devices = _cuda()
     adapters, problem = _adapters()
-    devices = tuple(
-        DeviceReport(a.name, a.backend, a.kind, a.driver, a.features, _attempt(_self_test, a)) for a in adapters
+    devices = (
+        *cuda_devices,
+        *(DeviceReport(a.name, a.backend, a.kind, a.driver, a.features, _attempt(_self_test, a)) for a in adapters),
     )
     chosen, choice_problem = _choice(adapters) if problem is None else (None, None)
+    if cuda_devices:
+        chosen = 0
     system = inspect_system()
     return Diagnosis(
         platform=f"{platform.system()} {platform.release()} on {platform.machine()}",
@@ -80,9 +79,8 @@ def diagnose() -> Diagnosis:
         chosen=chosen,
         webgpu_problem=problem or choice_problem,
         system=system,
-        cuda=CUDA_NOTE,
-        cuda_modules={module: _can_find(module) for module in _CUDA_MODULES},
-        advice=tuple(_advice(devices, problem, system)),
+        cuda=cuda,
+        advice=tuple(_advice(devices, problem, system, cuda)),
     )
 
 
@@ -102,8 +100,7 @@ def render_text(diagnosis: Diagnosis) -> str:
     elif diagnosis.webgpu_problem:
         lines.append(f"   nothing to use: {diagnosis.webgpu_problem}")
     lines += ["", "System", *(f"   {line}" for line in diagnosis.system.lines())]
-    found = ", ".join(f"{name} {'found' if there else 'missing'}" for name, there in diagnosis.cuda_modules.items())
-    lines += [f"   CUDA backend: {diagnosis.cuda} (Python packages: {found})"]
+    lines += [f"   CUDA: {diagnosis.cuda}"]
     if diagnosis.advice:
         lines += ["", "What to do", *(f" - {line}" for line in diagnosis.advice)]
     lines += ["", _verdict(diagnosis)]
@@ -119,6 +116,27 @@ def _verdict(diagnosis: Diagnosis) -> str:
     if diagnosis.chosen is not None and not diagnosis.devices[diagnosis.chosen].works:
         return "The GPU path works here, but not on the device that auto picks: name another one."
     return "The GPU path works here."
+
+
+def _cuda() -> tuple[str, list[DeviceReport]]:
+    """What there is of CUDA, and its devices."""
+    from litegpu.gpu.runtime import cuda
+
+    try:
+        found, versions = cuda.list_devices(), cuda.versions()
+    except DeviceError as error:
+        return f"not used: {error}", []
+    reports = []
+    for one in found:
+        driver = f"CUDA {versions.driver}, NVRTC {versions.nvrtc}"
+        features = Features()
+        try:
+            features, problem = cuda.open_device(one.index).features, _attempt(_cuda_self_test, one.index)
+        except Exception as error:
+            problem = _text(error)
+        kind = f"compute capability {one.capability / 10}"
+        reports.append(DeviceReport(f"{one.name} {one.uuid}", "cuda", kind, driver, features, problem))
+    return f"driver for CUDA {versions.driver}, NVRTC {versions.nvrtc}", reports
 
 
 def _adapters() -> tuple[Sequence[AdapterInfo], str | None]:
@@ -145,32 +163,54 @@ def _choice(adapters: Sequence[AdapterInfo]) -> tuple[int | None, str | None]:
     return next((i for i, adapter in enumerate(adapters) if adapter == chosen), None), None
 
 
-def _attempt(test: Any, adapter: AdapterInfo) -> str | None:
+def _attempt(test: Any, device: AdapterInfo | int) -> str | None:
     try:
-        return test(adapter)  # type: ignore[no-any-return]
+        return test(device)  # type: ignore[no-any-return]
     except Exception as error:
         return _text(error)
 
 
 def _self_test(adapter: AdapterInfo) -> str | None:
+    from litegpu.gpu.runtime.webgpu import WebGpuDevice
+
+    return _computes_wrongly(WebGpuDevice(adapter), _SELF_TESTS_WGSL)
+
+
+def _cuda_self_test(index: int) -> str | None:
+    from litegpu.gpu.runtime.cuda import open_device
+
+    return _computes_wrongly(open_device(index), _SELF_TESTS_CUDA)
+
+
+_WGSL = """@group(0) @binding(0) var<storage, read_write> x: array<f32>;
+@group(0) @binding(1) var<storage, read_write> y: array<f32>;
+@compute @workgroup_size(64) fn self_test(@builtin(global_invocation_id) id: vec3<u32>) {
+  y[id.x] = f32(KIND(x[id.x]) * KIND(2.0) + KIND(1.0));
+}"""
+_SELF_TESTS_WGSL = {"f32": _WGSL.replace("KIND", "f32"), "f16": "enable f16;\n" + _WGSL.replace("KIND", "f16")}
+
+_CUDA = """extern "C" __global__ void self_test(float* x, float* y) {
+  const unsigned i = blockIdx.x * 64 + threadIdx.x;
+  BODY
+}"""
+_CUDA_HALF = """unsigned short a, b = 0x4000, c = 0x3c00;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(a) : "f"(x[i]));
+  asm("fma.rn.f16 %0, %0, %1, %2;" : "+h"(a) : "h"(b), "h"(c));
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y[i]) : "h"(a));"""
+_SELF_TESTS_CUDA = {"f32": _CUDA.replace("BODY", "y[i] = x[i] * 2 + 1;"), "f16": _CUDA.replace("BODY", _CUDA_HALF)}
+
+
+def _computes_wrongly(device: Device, sources: Mapping[str, str]) -> str | None:
     """Run x * 2 + 1 on the device, in float32 and if it has it in float16; what is wrong, or None."""
     import numpy as np
 
     from litegpu.gpu.graph import DType
     from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
-    from litegpu.gpu.runtime.webgpu import WebGpuDevice
 
-    device = WebGpuDevice(adapter)
     count, far = 256, 1024  # elements; byte offset of the output, aligned for every device
-    for kind, enable in (("f32", ""), ("f16", "enable f16;\n")):
-        if kind == "f16" and not adapter.features.float16:
+    for kind, source in sources.items():
+        if kind == "f16" and not device.features.float16:
             continue
-        source = (
-            f"{enable}@group(0) @binding(0) var<storage, read_write> x: array<f32>;\n"
-            "@group(0) @binding(1) var<storage, read_write> y: array<f32>;\n"
-            "@compute @workgroup_size(64) fn self_test(@builtin(global_invocation_id) id: vec3<u32>) {\n"
-            f"  y[id.x] = f32({kind}(x[id.x]) * {kind}(2.0) + {kind}(1.0));\n}}"
-        )
         ports = [Port(name, 0, (1, 1, 1, count), DType.FLOAT32, at, 4 * count) for name, at in (("x", 0), ("y", far))]
         program = Program(
             kernels=(KernelCode("self_test", source, (64, 1, 1), ("read_write", "read_write")),),
@@ -200,7 +240,7 @@ def _self_test(adapter: AdapterInfo) -> str | None:
     return None
 
 
-def _advice(devices: Sequence[DeviceReport], problem: str | None, system: SystemReport) -> list[str]:
+def _advice(devices: Sequence[DeviceReport], problem: str | None, system: SystemReport, cuda: str = "") -> list[str]:
     if problem is not None:
         return [f"Reinstall wgpu (pip install --force-reinstall wgpu): {problem}"]
     working = [device for device in devices if device.works]
@@ -211,6 +251,8 @@ def _advice(devices: Sequence[DeviceReport], problem: str | None, system: System
         if not device.works
     ]
     real = [device for device in working if device.kind != "software"]
+    if system.nvidia.present and not any(device.backend == "cuda" for device in devices):
+        advice.append(f"The NVIDIA GPU is faster through CUDA, which is {cuda}.")
     advice += system_advice(system, [f"{device.name} {device.driver}" for device in real])
     if not real and not advice:
         from litegpu.gpu.runtime.webgpu_adapters import install_advice
@@ -229,13 +271,6 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             versions[package] = "missing"
     return versions
-
-
-def _can_find(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _features_text(features: Features) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
+import sys
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +15,7 @@ from litegpu.errors import DeviceError
 if TYPE_CHECKING:
     from litegpu.gpu.runtime.cuda_device import CudaDevice
 
-__all__ = ["CudaDeviceInfo", "available", "list_devices", "open_device", "versions"]
+__all__ = ["CudaDeviceInfo", "available", "list_devices", "open_device", "versions", "warn_unusable"]
 
 INSTALL = "pip install litegpu[cuda]"
 #: The first driver for each major version of CUDA.
@@ -66,6 +69,24 @@ def open_device(device: int | str | None = None) -> CudaDevice:
         return opened
 
 
+def warn_unusable(error: DeviceError) -> None:
+    """Say, once per process, why CUDA is not used, if the machine has NVIDIA's driver; else that is no surprise."""
+    global _warned
+    with _lock:
+        if not _warned and driver_is_installed():
+            _warned = True
+            _log.warning("CUDA is not used: %s. `litegpu doctor` says more.", error)
+
+
+def driver_is_installed() -> bool:
+    """Whether NVIDIA's driver library can be loaded, working or not."""
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def list_devices() -> list[CudaDeviceInfo]:
     """The devices that can be used, at least one. Raises DeviceError as open_device() does."""
     driver = _driver()
@@ -104,7 +125,9 @@ def versions() -> CudaVersions:
 
 # ----------------------------------------------------------------------------------------------
 
+_log = logging.getLogger("litegpu")
 _lock = threading.RLock()
+_warned = False
 _opened: dict[str, CudaDevice] = {}
 
 
