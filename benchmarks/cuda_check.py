@@ -1,11 +1,11 @@
 """Check models on an NVIDIA GPU against the official CPU runtime, and time them.
 
-                                    [--programmatic on|off|both] [--wait active|passive|both] [--reference FOLDER]
+    python benchmarks/cuda_check.py MODEL.tflite ... [--repeats 200] [--kernels]
+                                    [--programmatic on|off|both] [--wait active|passive|both]
 
 For each model, in float32 and float16: the relative L2 error of each output, the GPU time of all kernels (graphs of the
 kernels alone, back to back), the median time from host to host (write, run, read), the number of kernels, and the
-seconds to build. --kernels adds the slowest kernels. Where ai-edge-litert is not installed, --reference names a folder
-of <model name>.npz files that `--save FOLDER` wrote on a machine with it (no GPU needed).
+seconds to build. --kernels adds the slowest kernels.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from litegpu.errors import DeviceError
 from litegpu.gpu.build import build_program
 from litegpu.gpu.lower import lower_partition
 from litegpu.gpu.program import Program
+from litegpu.gpu.runtime.cuda import open_device
 from litegpu.model.reader import read_model
 
 
@@ -34,14 +36,7 @@ def main() -> None:
     parser.add_argument("--programmatic", choices=("on", "off", "both"), default="both")
     parser.add_argument("--wait", choices=("active", "passive", "both"), default="active")
     parser.add_argument("--kernels", action="store_true")
-    parser.add_argument("--reference", type=Path)
-    parser.add_argument("--save", type=Path, help="only write the references")
     args = parser.parse_args()
-    if args.save:
-        save_references(args.models, args.save)
-        return
-    from litegpu.gpu.runtime.cuda import open_device
-
     device = open_device()
     print(f"{device}; {device.info.driver}; {device.features}", flush=True)
     failed = 0
@@ -59,7 +54,7 @@ def main() -> None:
 
 
 def check(device: Any, path: Path, half: bool, name: str, args: argparse.Namespace) -> None:
-    inputs, wanted = reference(path, args.reference)
+    inputs, wanted = reference(path)
     graph = read_model(path.read_bytes()).main
     lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs)
     started = time.perf_counter()
@@ -79,8 +74,8 @@ def check(device: Any, path: Path, half: bool, name: str, args: argparse.Namespa
             print(
                 f"{name}, programmatic launch {'on' if programmatic else 'off'}, {session.wait} wait: error "
                 f"{' '.join(f'{e:.1e}' for e in errors)}{'' if repeatable else ' NOT REPEATABLE'}; "
-                f"GPU {gpu * 1e6:.1f} us, host to host {latency * 1e6:.1f} us; {len(program.dispatches)} kernels; built in {printed:.2f} + "
-                f"{built:.2f} s; stats {_microseconds(session.stats)}",
+                f"GPU {gpu * 1e6:.1f} us, host to host {latency * 1e6:.1f} us; {len(program.dispatches)} kernels; "
+                f"built in {printed:.2f} + {built:.2f} s; stats {_microseconds(session.stats)}",
                 flush=True,
             )
             if args.kernels:
@@ -115,13 +110,8 @@ def host_to_host(session: Any, program: Program, inputs: list[np.ndarray], repea
     return statistics.median(times)
 
 
-def reference(path: Path, folder: Path | None) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Inputs and the official runtime's outputs."""
-    if folder is not None:
-        with np.load(folder / f"{path.stem}.npz") as arrays:
-            return tuple([arrays[k] for k in sorted(arrays) if k.startswith(kind)] for kind in ("in", "out"))  # type: ignore[return-value]
-    from ai_edge_litert.interpreter import Interpreter, OpResolverType
-
+def reference(path: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Random inputs and the official runtime's outputs."""
     official = Interpreter(
         str(path), experimental_op_resolver_type=OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES, num_threads=4
     )
@@ -135,15 +125,6 @@ def reference(path: Path, folder: Path | None) -> tuple[list[np.ndarray], list[n
         official.set_tensor(detail["index"], inputs[-1])
     official.invoke()
     return inputs, [np.array(official.get_tensor(d["index"])) for d in official.get_output_details()]
-
-
-def save_references(models: list[Path], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in models:
-        inputs, outputs = reference(path, None)
-        named = {f"in{i:03d}": a for i, a in enumerate(inputs)} | {f"out{i:03d}": a for i, a in enumerate(outputs)}
-        np.savez(folder / f"{path.stem}.npz", **named)  # type: ignore[arg-type]
-        print(f"{folder / path.stem}.npz")
 
 
 def _choices(option: str, yes: str) -> list[bool]:
