@@ -9,6 +9,11 @@ from typing import Any
 
 import pytest
 
+if os.environ.get("LITEGPU_CUDA_EMULATOR"):
+    from cuda_emulator import emulator
+
+    emulator.install()
+
 
 def _folder(variable: str, name: str) -> Path:
     default = Path(__file__).resolve().parents[2] / "shared" / name

@@ -6,7 +6,9 @@ A new runtime joins the whole suite with one line in RUNNERS.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,12 @@ import pytest
 from litegpu.errors import DeviceError
 from litegpu.gpu.graph import DType
 from litegpu.gpu.lang import Features, Kernel, interpret
+from litegpu.gpu.lang.cuda import print_cuda
 from litegpu.gpu.lang.wgsl import print_wgsl
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
 from litegpu.gpu.runtime.base import Device
+
+CAPABILITIES = (75, 90)  # of NVIDIA devices: before and after the packed conversions of sm_80
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -101,7 +106,57 @@ def webgpu() -> OnDevice:
         pytest.skip(f"no WebGPU device: {error}")
 
 
+class Compiled(Interpreter):
+    """Compiles kernels for NVIDIA devices, with no device; what they compute is the interpreter's."""
+
+    def __init__(self) -> None:
+        from litegpu.gpu.runtime import cuda_compile
+
+        cuda_compile.nvrtc_version()  # raises where the library is missing
+        self.compile = cuda_compile.compile_kernels
+        self.features = replace(self.features, max_threads=1024, max_shared_bytes=48 << 10, max_buffers=64)
+
+    def run(self, kernel: Kernel, arrays: Arrays) -> None:
+        code = KernelCode(kernel.name, print_cuda(kernel, self.features), kernel.workgroup, ())
+        for capability in CAPABILITIES:
+            assert self.compile([code], capability, programmatic=True)
+        super().run(kernel, arrays)
+
+
+@functools.cache
+def nvrtc() -> Compiled:
+    try:
+        return Compiled()
+    except Exception as error:  # of the loader of NVIDIA's libraries, or ImportError
+        pytest.skip(f"no NVRTC (pip install litegpu[cuda]): {error}")
+
+
+@functools.cache
+def cuda() -> OnDevice:
+    from litegpu.gpu.runtime.cuda import available, open_device
+
+    reason = available()
+    if reason is not None:
+        pytest.skip(f"no CUDA device: {reason}")
+    return (EmulatedDevice if os.environ.get("LITEGPU_CUDA_EMULATOR") else OnDevice)(open_device(), print_cuda)
+
+
+class EmulatedDevice(OnDevice):
+    """The emulated GPU's processor traps where integer divisions have no specified result: leaves these out."""
+
+    def run(self, kernel: Kernel, arrays: Arrays, features: Features | None = None) -> None:
+        if kernel.name in ("test_div", "test_mod", "test_idiv", "test_irem") and arrays["b"].dtype.kind in "iu":
+            a, b = arrays["a"], arrays["b"].copy()
+            b[b == 0] = 1
+            if b.dtype == np.int32:
+                b[(a == -(2**31)) & (b == -1)] = 1
+            arrays = {**arrays, "b": b}
+        super().run(kernel, arrays, features)
+
+
 RUNNERS: dict[str, Callable[[], Any]] = {
     "interpreter": Interpreter,
     "webgpu": webgpu,
+    "nvrtc": nvrtc,
+    "cuda": cuda,
 }

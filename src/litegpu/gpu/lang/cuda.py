@@ -205,7 +205,9 @@ class _Module(Printer):
             text = "(int)(" + " + ".join(f"(unsigned)a.{n} * (unsigned)b.{n}" for n in lanes) + ")"
         else:
             text = " + ".join(f"a.{lane} * b.{lane}" for lane in lanes)
-        self._define(name, value.type, (type,) * len(value.args), text)
+        params = ", ".join(f"{self.type_name(type)} {letter}" for letter in "ab"[: len(value.args)])
+        result = self.type_name(value.type)
+        self._helper(name, f"{device.INLINE} {result} {name}({params}) {{ return {text}; }}")
         return name
 
     def _power(self, type: Type) -> str:

@@ -1,0 +1,133 @@
+// CUDA's device language for a C++ compiler of the host: enough for the kernels that litegpu prints. The threads of a
+// workgroup take turns, as contexts that switch at every barrier and shuffle; workgroups run one after the other.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <tuple>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+struct uint3 { unsigned x, y, z; };
+#define VECTOR(name, type, size) struct alignas(2 * sizeof(type)) name##2 { type x, y; }; \
+  struct alignas(4 * sizeof(type)) name##4 { type x, y, z, w; };
+VECTOR(float, float, 4)
+VECTOR(int, int, 4)
+VECTOR(uint, unsigned, 4)
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __restrict__
+#define __launch_bounds__(n)
+#define __align__(n) alignas(n)
+#define __shared__ static
+
+namespace emulator {
+struct Thread { ucontext_t context; std::vector<char> stack; uint3 id; bool ended; };
+inline std::vector<Thread> threads;
+inline ucontext_t scheduler;
+inline Thread* current;
+inline uint3 group;
+inline uint64_t slots[1024];
+
+inline void pause() { swapcontext(&current->context, &scheduler); }
+
+template <class T> T shuffle(unsigned mask, T value, unsigned to) {
+  const unsigned self = current - threads.data(), first = self & ~31u;
+  std::memcpy(&slots[self], &value, sizeof(T));
+  pause();
+  T result = value;
+  if (to < 32 && first + to < threads.size() && (mask >> to & 1)) std::memcpy(&result, &slots[first + to], sizeof(T));
+  pause();
+  return result;
+}
+inline unsigned lane() { return (current - threads.data()) & 31u; }
+}  // namespace emulator
+
+#define threadIdx (emulator::current->id)
+#define blockIdx (emulator::group)
+inline void __syncthreads() { emulator::pause(); }
+template <class T> T __shfl_sync(unsigned mask, T v, unsigned from) { return emulator::shuffle(mask, v, from); }
+template <class T> T __shfl_xor_sync(unsigned mask, T v, unsigned by) {
+  return emulator::shuffle(mask, v, emulator::lane() ^ by);
+}
+template <class T> T __shfl_down_sync(unsigned mask, T v, unsigned by) {
+  return emulator::shuffle(mask, v, emulator::lane() + by);
+}
+
+template <class T> T __ldg(const T* p) { return *p; }
+template <class To, class From> To bits(From x) { To y; std::memcpy(&y, &x, sizeof(y)); return y; }
+inline unsigned __float_as_uint(float x) { return bits<unsigned>(x); }
+inline int __float_as_int(float x) { return bits<int>(x); }
+inline float __uint_as_float(unsigned x) { return bits<float>(x); }
+inline float __int_as_float(int x) { return bits<float>(x); }
+inline int __float2int_rz(float x) {
+  return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x <= -2147483648.0f ? -2147483647 - 1 : (int)x;
+}
+inline float rsqrtf(float x) { return (float)(1.0 / std::sqrt((double)x)); }
+
+inline float half_to_float(unsigned short x) { return bits<_Float16>(x); }
+inline unsigned short float_to_half(float x) { return bits<unsigned short>((_Float16)x); }
+inline unsigned pack_half2(float x, float y) { return float_to_half(x) | (unsigned)float_to_half(y) << 16; }
+
+namespace emulator {
+template <class... A, size_t... I> void call(void (*f)(A...), void** p, std::index_sequence<I...>) {
+  f(*(A*)p[I]...);
+}
+template <class... A> void call(void (*f)(A...), void** p) { call(f, p, std::index_sequence_for<A...>()); }
+
+inline void (*body)(void**);
+inline void** arguments;
+inline void enter() {
+  body(arguments);
+  current->ended = true;
+  pause();
+}
+
+inline void run_group(uint3 size) {
+  size_t running = threads.size(), i = 0;
+  for (unsigned z = 0; z < size.z; z++)
+    for (unsigned y = 0; y < size.y; y++)
+      for (unsigned x = 0; x < size.x; x++, i++) {
+        Thread& t = threads[i];
+        t.id = {x, y, z};
+        t.ended = false;
+        getcontext(&t.context);
+        t.context.uc_stack.ss_sp = t.stack.data();
+        t.context.uc_stack.ss_size = t.stack.size();
+        t.context.uc_link = nullptr;
+        makecontext(&t.context, enter, 0);
+      }
+  while (running)
+    for (Thread& t : threads)
+      if (!t.ended) {
+        current = &t;
+        swapcontext(&scheduler, &t.context);
+        running -= t.ended;
+      }
+}
+
+// Runs the whole grid. `switching`: the kernel has barriers or shuffles, so that each thread needs a stack of its own.
+inline void launch(void (*kernel)(void**), void** p, uint3 groups, uint3 size, bool switching) {
+  body = kernel;
+  arguments = p;
+  threads.resize(size.x * size.y * size.z);
+  if (switching)
+    for (Thread& t : threads) t.stack.resize(64 << 10);
+  for (unsigned z = 0; z < groups.z; z++)
+    for (unsigned y = 0; y < groups.y; y++)
+      for (unsigned x = 0; x < groups.x; x++) {
+        group = {x, y, z};
+        if (switching) {
+          run_group(size);
+          continue;
+        }
+        current = threads.data();
+        for (current->id.z = 0; current->id.z < size.z; current->id.z++)
+          for (current->id.y = 0; current->id.y < size.y; current->id.y++)
+            for (current->id.x = 0; current->id.x < size.x; current->id.x++) kernel(p);
+      }
+}
+}  // namespace emulator

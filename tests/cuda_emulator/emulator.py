@@ -1,0 +1,86 @@
+"""Runs the CUDA tests without a GPU: a libcuda of ours, and kernels compiled by g++ for the host.
+
+`install()` before anything opens a device. Slow, and no substitute for a GPU, but the printed text and every call of
+the driver's API are the same; only machine code, timing and overlap differ.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from litegpu.errors import DeviceError
+from litegpu.gpu.lang.cuda_functions import HALF_CONVERSIONS
+from litegpu.gpu.program import KernelCode
+
+VARIABLE = "LITEGPU_CUDA_EMULATOR"
+HERE = Path(__file__).parent
+
+_LAUNCH = """
+extern "C" void emulated_launch(void** p, const unsigned* groups, const unsigned* size) {
+  emulator::launch([](void** p) { emulator::call(NAME, p); }, p, {groups[0], groups[1], groups[2]},
+                   {size[0], size[1], size[2]}, SWITCHING);
+}
+"""
+
+
+def install() -> None:
+    """Make the emulated driver the one that this process finds, and g++ its compiler. Needs g++ on Linux."""
+    library = _compiled((HERE / "libcuda.cpp").read_text(), ["-O1", "-Wl,-soname,libcuda.so.1", "-ldl"], "driver")
+    global driver
+    driver = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)  # found from now on under its name, libcuda.so.1
+    from litegpu.gpu.runtime import cuda_device
+
+    cuda_device.compile_kernels = compile_kernels
+
+
+def objects() -> int:
+    """What the driver holds for its users: memory, modules, streams, graphs, events."""
+    driver.emulated_objects.restype = ctypes.c_size_t
+    return int(driver.emulated_objects())
+
+
+driver: ctypes.CDLL
+
+
+def compile_kernels(kernels: Sequence[KernelCode], capability: int, *, programmatic: bool = False) -> list[bytes]:
+    """In place of litegpu.gpu.runtime.cuda_compile.compile_kernels: an image is the path of a shared library."""
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return list(pool.map(_compile, kernels))
+
+
+def _compile(kernel: KernelCode) -> bytes:
+    source = kernel.source.replace(HALF_CONVERSIONS, "")  # in the header
+    if 'asm("cvt' in source or 'asm("fma' in source:
+        raise DeviceError(f"kernel {kernel.name!r} has PTX, which the emulator cannot run")
+    switching = "true" if "__syncthreads()" in source or "__shfl" in source else "false"
+    text = f'#include "{HERE / "device.h"}"\n{source}' + _LAUNCH.replace("NAME", kernel.name).replace(
+        "SWITCHING", switching
+    )
+    try:
+        return str(_compiled(text, ["-O2", "-march=native", "-w"], kernel.name)).encode() + b"\0"
+    except DeviceError as error:
+        raise DeviceError(f"kernel {kernel.name!r} did not compile: {error}") from None
+
+
+def _compiled(source: str, options: list[str], name: str) -> Path:
+    """A shared library of C++ text, kept in the temporary folder."""
+    header = (HERE / "device.h").read_text()
+    digest = hashlib.sha256("\0".join([source, header, *options]).encode()).hexdigest()[:24]
+    folder = Path(tempfile.gettempdir()) / "litegpu-cuda-emulator"
+    folder.mkdir(exist_ok=True)
+    library = folder / f"{name}-{digest}.so"
+    if not library.exists():
+        draft = folder / f"{name}-{digest}-{os.getpid()}.so"
+        command = ["g++", "-std=c++17", "-shared", "-fPIC", "-x", "c++", "-", "-x", "none", "-o", str(draft), *options]
+        done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise DeviceError(done.stderr)
+        draft.replace(library)
+    return library

@@ -1,0 +1,223 @@
+// A libcuda without a GPU: memory is the host's, streams do everything at once, graphs keep a list of what was
+// captured, and modules are shared libraries for the host (the image of a module is the path of one). What a test could
+// do wrong with the real driver is refused: no current context, unknown handles, memory that was not allocated.
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <dlfcn.h>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <set>
+#include <vector>
+
+typedef int CUresult;
+typedef void* Handle;
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_IMAGE = 200,
+       INVALID_HANDLE = 400, NOT_FOUND = 500, CAPTURE_INVALID = 901 };
+typedef std::vector<std::function<CUresult()>> Work;
+
+namespace {
+std::recursive_mutex lock;
+thread_local std::vector<Handle> contexts;
+char primary;  // its address is the context
+std::map<uintptr_t, size_t> device_memory, host_memory;
+struct Stream { bool capturing = false; Work captured; unsigned flags; };
+struct Graph { Work work; };
+struct Event { std::chrono::steady_clock::time_point at; };
+struct Function { void (*launch)(void**, const unsigned*, const unsigned*); };
+struct Module { void* library; std::vector<Function*> functions; };
+std::set<Handle> alive;
+
+bool inside(const std::map<uintptr_t, size_t>& memory, uintptr_t p, size_t n) {
+  auto after = memory.upper_bound(p);
+  if (after == memory.begin()) return false;
+  auto [base, size] = *--after;
+  return p + n <= base + size;
+}
+template <class T> CUresult make(Handle* out, T* made) { alive.insert(made); *out = made; return SUCCESS; }
+template <class T> CUresult destroy(Handle h) {
+  if (!alive.erase(h)) return INVALID_HANDLE;
+  delete (T*)h;
+  return SUCCESS;
+}
+CUresult enqueue(Handle stream, std::function<CUresult()> what) {
+  if (!alive.count(stream)) return INVALID_HANDLE;
+  Stream* s = (Stream*)stream;
+  if (!s->capturing) return what();
+  s->captured.push_back(what);
+  return SUCCESS;
+}
+}  // namespace
+
+#define API extern "C" CUresult
+#define IN_CONTEXT std::lock_guard guard(lock); if (contexts.empty() || !contexts.back()) return INVALID_CONTEXT
+#define ALIVE(h) if (!alive.count(h)) return INVALID_HANDLE
+
+API cuInit(unsigned) { return getenv("CUDA_VISIBLE_DEVICES") && !*getenv("CUDA_VISIBLE_DEVICES") ? 100 : SUCCESS; }
+API cuDriverGetVersion(int* v) { *v = getenv("EMULATED_DRIVER") ? atoi(getenv("EMULATED_DRIVER")) : 13000; return SUCCESS; }
+API cuDeviceGetCount(int* n) { *n = 2; return SUCCESS; }
+API cuDeviceGet(int* d, int i) { *d = i; return i < 2 ? SUCCESS : 101; }
+API cuDeviceGetName(char* name, int n, int d) { snprintf(name, n, "Emulated GPU %c", 'A' + d); return SUCCESS; }
+API cuDeviceGetUuid(unsigned char* uuid, int d) { for (int i = 0; i < 16; i++) uuid[i] = 16 * d + i; return SUCCESS; }
+API cuDeviceTotalMem(size_t* n, int) { *n = size_t(8) << 30; return SUCCESS; }
+API cuDeviceGetAttribute(int* v, int which, int) {
+  *v = which == 75 ? 9 : which == 76 ? 0 : which == 1 ? 1024 : which == 16 ? 132 : 0;
+  return SUCCESS;
+}
+API cuDevicePrimaryCtxRetain(Handle* c, int) { *c = &primary; return SUCCESS; }
+API cuCtxPushCurrent(Handle c) { contexts.push_back(c); return SUCCESS; }
+API cuCtxPopCurrent(Handle* c) {
+  if (contexts.empty()) return INVALID_CONTEXT;
+  *c = contexts.back();
+  contexts.pop_back();
+  return SUCCESS;
+}
+API cuCtxGetCurrent(Handle* c) { *c = contexts.empty() ? nullptr : contexts.back(); return SUCCESS; }
+
+API cuMemAlloc(uintptr_t* p, size_t n) {
+  IN_CONTEXT;
+  if (n > size_t(8) << 30) return OUT_OF_MEMORY;
+  void* memory;
+  if (posix_memalign(&memory, 256, n)) return OUT_OF_MEMORY;
+  memset(memory, 0xa5, n);
+  device_memory[*p = (uintptr_t)memory] = n;
+  return SUCCESS;
+}
+API cuMemFree(uintptr_t p) {
+  IN_CONTEXT;
+  if (!device_memory.erase(p)) return INVALID_VALUE;
+  free((void*)p);
+  return SUCCESS;
+}
+API cuMemHostAlloc(void** p, size_t n, unsigned) {
+  IN_CONTEXT;
+  if (posix_memalign(p, 4096, n)) return OUT_OF_MEMORY;
+  memset(*p, 0xa5, n);
+  host_memory[(uintptr_t)*p] = n;
+  return SUCCESS;
+}
+API cuMemFreeHost(void* p) {
+  IN_CONTEXT;
+  if (!host_memory.erase((uintptr_t)p)) return INVALID_VALUE;
+  free(p);
+  return SUCCESS;
+}
+API cuMemGetInfo(size_t* free_, size_t* total) { *free_ = size_t(7) << 30; *total = size_t(8) << 30; return SUCCESS; }
+API cuMemsetD8Async(uintptr_t p, unsigned char v, size_t n, Handle s) {
+  IN_CONTEXT;
+  if (!inside(device_memory, p, n)) return INVALID_VALUE;
+  return enqueue(s, [=] { memset((void*)p, v, n); return SUCCESS; });
+}
+API cuMemcpyHtoDAsync(uintptr_t to, const void* from, size_t n, Handle s) {
+  IN_CONTEXT;
+  if (!inside(device_memory, to, n)) return INVALID_VALUE;
+  return enqueue(s, [=] { memcpy((void*)to, from, n); return SUCCESS; });
+}
+API cuMemcpyDtoHAsync(void* to, uintptr_t from, size_t n, Handle s) {
+  IN_CONTEXT;
+  if (!inside(device_memory, from, n) || !inside(host_memory, (uintptr_t)to, n)) return INVALID_VALUE;
+  return enqueue(s, [=] { memcpy(to, (void*)from, n); return SUCCESS; });
+}
+
+API cuModuleLoadData(Handle* m, const char* path) {
+  IN_CONTEXT;
+  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  return library ? make(m, new Module{library, {}}) : INVALID_IMAGE;
+}
+API cuModuleUnload(Handle m) {
+  IN_CONTEXT;
+  ALIVE(m);
+  for (Function* f : ((Module*)m)->functions) destroy<Function>(f);
+  return destroy<Module>(m);  // the library stays: others may have loaded it as well
+}
+API cuModuleGetFunction(Handle* f, Handle m, const char* name) {
+  IN_CONTEXT;
+  ALIVE(m);
+  void* entry = dlsym(((Module*)m)->library, name);
+  void* launch = dlsym(((Module*)m)->library, "emulated_launch");
+  if (!entry || !launch) return NOT_FOUND;
+  Function* made = new Function{(void (*)(void**, const unsigned*, const unsigned*))launch};
+  ((Module*)m)->functions.push_back(made);
+  return make(f, made);
+}
+API cuFuncGetAttribute(int* v, int, Handle f) { IN_CONTEXT; ALIVE(f); *v = 1024; return SUCCESS; }
+API cuFuncSetAttribute(Handle f, int, int) { IN_CONTEXT; ALIVE(f); return SUCCESS; }
+
+struct Config { unsigned grid[3], block[3], shared; Handle stream; void* attributes; unsigned count; };
+API cuLaunchKernelEx(const Config* c, Handle f, void** params, void**) {
+  IN_CONTEXT;
+  ALIVE(f);
+  Config config = *c;
+  if (config.count) {  // id, padding, value
+    const unsigned* a = (const unsigned*)config.attributes;
+    if (config.count != 1 || a[0] != 6 || a[2] != 1) return INVALID_VALUE;
+  }
+  Function* function = (Function*)f;
+  return enqueue(config.stream, [=] { function->launch(params, config.grid, config.block); return SUCCESS; });
+}
+
+API cuStreamCreate(Handle* s, unsigned flags) { IN_CONTEXT; return make(s, new Stream{false, {}, flags}); }
+API cuStreamDestroy(Handle s) { IN_CONTEXT; return destroy<Stream>(s); }
+API cuStreamSynchronize(Handle s) { IN_CONTEXT; ALIVE(s); return ((Stream*)s)->capturing ? CAPTURE_INVALID : SUCCESS; }
+API cuStreamQuery(Handle s) { IN_CONTEXT; ALIVE(s); return SUCCESS; }
+API cuStreamBeginCapture(Handle s, int) { IN_CONTEXT; ALIVE(s); ((Stream*)s)->capturing = true; return SUCCESS; }
+API cuStreamEndCapture(Handle s, Handle* g) {
+  IN_CONTEXT;
+  ALIVE(s);
+  Stream* stream = (Stream*)s;
+  stream->capturing = false;
+  return make(g, new Graph{std::move(stream->captured)});
+}
+API cuGraphInstantiateWithFlags(Handle* e, Handle g, unsigned long long) {
+  IN_CONTEXT;
+  ALIVE(g);
+  return make(e, new Graph(*(Graph*)g));
+}
+API cuGraphUpload(Handle e, Handle s) { IN_CONTEXT; ALIVE(e); ALIVE(s); return SUCCESS; }
+API cuGraphLaunch(Handle e, Handle s) {
+  IN_CONTEXT;
+  ALIVE(e);
+  ALIVE(s);
+  for (auto& one : ((Graph*)e)->work)
+    if (CUresult error = one()) return error;
+  return SUCCESS;
+}
+API cuGraphExecDestroy(Handle e) { IN_CONTEXT; return destroy<Graph>(e); }
+API cuGraphDestroy(Handle g) { IN_CONTEXT; return destroy<Graph>(g); }
+
+API cuEventCreate(Handle* e, unsigned) { IN_CONTEXT; return make(e, new Event); }
+API cuEventDestroy(Handle e) { IN_CONTEXT; return destroy<Event>(e); }
+API cuEventRecord(Handle e, Handle s) {
+  IN_CONTEXT;
+  ALIVE(e);
+  ALIVE(s);
+  ((Event*)e)->at = std::chrono::steady_clock::now();
+  return SUCCESS;
+}
+API cuEventSynchronize(Handle e) { IN_CONTEXT; ALIVE(e); return SUCCESS; }
+API cuEventQuery(Handle e) { IN_CONTEXT; ALIVE(e); return SUCCESS; }
+API cuEventElapsedTime(float* ms, Handle a, Handle b) {
+  IN_CONTEXT;
+  *ms = std::chrono::duration<float, std::milli>(((Event*)b)->at - ((Event*)a)->at).count();
+  return SUCCESS;
+}
+
+API cuGetErrorName(CUresult e, const char** text) {
+  static char name[32];
+  snprintf(name, sizeof name, "CUDA_ERROR_%d", e);
+  *text = name;
+  return SUCCESS;
+}
+API cuGetErrorString(CUresult, const char** text) { *text = "emulated"; return SUCCESS; }
+
+// How many objects and bytes are held, for tests that look for leaks.
+extern "C" size_t emulated_objects() { return alive.size() + device_memory.size() + host_memory.size(); }
+
+API cuGetProcAddress_v2(const char* name, void** f, int, uint64_t, int*) {
+  static void* self = [] { Dl_info info; dladdr((void*)&cuInit, &info); return dlopen(info.dli_fname, RTLD_NOW); }();
+  *f = dlsym(self, name);
+  return *f ? SUCCESS : NOT_FOUND;
+}

@@ -1,0 +1,165 @@
+"""The CUDA text: parameters, vectors, halves, waiting, names, and that nothing needs a header."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from gpu.lang.runners import nvrtc
+
+from litegpu.gpu.lang import Features, Kernel, KernelError, f16, f16x2, f16x4, f32, f32x4, i32, trace, u32, vec
+from litegpu.gpu.lang.cuda import RESERVED, print_cuda
+from litegpu.gpu.program import KernelCode
+
+ALL = Features(float16=True, subgroups=True, subgroup_size=32, max_threads=1024, max_shared_bytes=48 << 10)
+
+
+def text(body: Callable[[Kernel], None], features: Features = ALL, grid: int = 4, threads: int = 64) -> str:
+    return print_cuda(trace(body, "printed", (threads, 1, 1), (grid, 1, 1)), features)
+
+
+def copy(storage: object, compute: object, **options: object) -> Callable[[Kernel], None]:
+    def body(k: Kernel) -> None:
+        x = k.buffer("x", storage, 64, compute=compute, **options)
+        y = k.buffer("y", storage, 64, compute=compute)
+        y[k.local_id()] = x[k.local_id()] + 1.0
+
+    return body
+
+
+def test_the_entry_point_has_the_kernels_name_and_a_parameter_per_buffer() -> None:
+    printed = text(copy(f32x4, f32x4, access="read"))
+    assert (
+        'extern "C" __global__ void __launch_bounds__(64) printed(const float4* __restrict__ b0_x, float4* b1_y) {'
+        in printed
+    )
+    assert "#include" not in printed
+
+
+def test_only_memory_that_nothing_writes_is_restrict_and_cached_read_only() -> None:
+    """Buffers of the arena may overlap, as a view and what it looks at do."""
+    printed = text(copy(f32x4, f32x4))
+    assert "__restrict__" not in printed and "__ldg" not in printed and "const float4*" not in printed
+    assert "__ldg(b0_x + threadIdx.x)" in text(copy(f32x4, f32x4, access="read"))
+
+
+@pytest.mark.parametrize(
+    ("lanes", "element"), [(1, "unsigned short"), (2, "unsigned"), (4, "uint2")], ids=["1", "2", "4"]
+)
+def test_halves_are_loaded_and_converted_together(lanes: int, element: str) -> None:
+    printed = text(copy(vec(f16, lanes), vec(f32, lanes), access="read"))
+    assert f"(const {element}* __restrict__ b0_x, {element}* b1_y)" in printed
+    assert "__ldg(b0_x" in printed and "half_to_float" in printed
+    assert printed.count("pack_half2(a.") == {1: 0, 2: 1, 4: 2}[lanes]
+
+
+def test_half_arithmetic_needs_a_device_that_has_it() -> None:
+    body = copy(f16x2, f16x2)
+    assert "struct __align__(4) f16x2 { f16 x, y; };" in text(body)
+    with pytest.raises(KernelError, match="float16"):
+        text(body, Features())
+
+
+def test_names_of_cpp_and_cuda_are_refused() -> None:
+    for name in ("exp", "template", "float"):
+        assert name in RESERVED
+        with pytest.raises(KernelError, match="reserved in CUDA"):
+            print_cuda(trace(copy(f32, f32), name, (4, 1, 1), (1, 1, 1)), ALL)
+
+
+def test_what_the_device_lacks_is_named() -> None:
+    with pytest.raises(KernelError, match="64 threads, 32 allowed"):
+        text(copy(f32, f32), Features(max_threads=32))
+
+
+def test_a_kernel_waits_before_it_first_touches_the_arena_and_after_what_it_can_do_ahead() -> None:
+    def body(k: Kernel) -> None:
+        weights, x = k.buffer("weights", f32, 64, access="read"), k.buffer("x", f32, 64)
+        i = k.local_id()
+        w = weights[i]
+        with k.If(w > 0.0), k.loop(3) as n:
+            x[i] = x[i] + w * f32(n)
+        x[i] = x[i] + 1.0
+
+    lines = [line.strip() for line in text(body).splitlines()]
+    begin = lines.index("launch_dependents();")
+    (wait,) = [n for n, line in enumerate(lines) if line == "wait_for_predecessors();"]
+    first = next(n for n, line in enumerate(lines) if "b1_x[" in line)
+    load = next(n for n, line in enumerate(lines) if "__ldg(b0_weights" in line)
+    branch = next(n for n, line in enumerate(lines) if line.startswith("if ("))
+    assert begin < load < wait < branch < first
+
+
+def test_every_kernel_that_touches_the_arena_waits_whatever_its_shape() -> None:
+    """Also where the first access is in a condition's body, a while's head or an else."""
+
+    def in_else(k: Kernel) -> None:
+        y = k.buffer("y", f32, 64)
+        with k.If(k.local_id() < 3):
+            pass
+        with k.Else():
+            y[k.local_id()] = 1.0
+
+    def in_head(k: Kernel) -> None:
+        y = k.buffer("y", u32, 64)
+        with k.While(lambda: y[k.local_id()] > 0):
+            y[k.local_id()] = 0
+
+    def folded(k: Kernel) -> None:
+        k.buffer("y", u32, 70001)[k.group_id()] = 1
+
+    for printed in (text(in_else), text(in_head), text(folded, grid=70001)):
+        body = printed[printed.index("{\n  launch_dependents") :]
+        assert body.count("wait_for_predecessors();") == 1
+        assert body.index("wait_for_predecessors();") < body.index("b0_y[")
+
+
+def test_surplus_workgroups_are_guarded() -> None:
+    def body(k: Kernel) -> None:
+        k.buffer("y", u32, 100003)[k.group_id()] = k.group_id()
+
+    printed = text(body, grid=100003)
+    assert "const unsigned group_x = blockIdx.x + blockIdx.y * 50002u;" in printed
+    assert "if (group_x < 100003u) {" in printed
+    assert "group_x" not in text(copy(f32, f32))
+
+
+def test_signed_overflow_is_left_to_unsigned_arithmetic() -> None:
+    def body(k: Kernel) -> None:
+        y = k.buffer("y", i32, 64)
+        i = k.local_id()
+        y[i] = y[i] + y[i] * y[i] - (-y[i])
+
+    printed = text(body)
+    for op in "+-*":
+        assert f"return (int)((unsigned)a {op} (unsigned)b);" in printed
+
+
+def test_functions_are_defined_once_and_before_others_that_call_them() -> None:
+    def body(k: Kernel) -> None:
+        y = k.buffer("y", f32x4, 64)
+        h = k.buffer("h", f16x4, 64)
+        i = k.local_id()
+        y[i] = k.pow(y[i], k.pow(y[i], y[i])) + k.subgroup_add(y[i])
+        h[i] = k.pow(h[i], h[i])
+
+    printed = text(body)
+    defined = re.findall(r"__forceinline__ \w+ (\w+|operator\S+)\(([^)]*)\)", printed)
+    assert len(defined) == len(set(defined))
+    assert nvrtc().compile([KernelCode("printed", printed, (64, 1, 1), ())], 90)
+
+
+@pytest.mark.parametrize("threads", [32, 64, 40, 20])
+def test_subgroups_of_any_workgroup_compile(threads: int) -> None:
+    """Also where the last warp has fewer threads, and on vectors and halves."""
+
+    def body(k: Kernel) -> None:
+        y, h = k.buffer("y", f32x4, 64), k.buffer("h", f16, 64)
+        i = k.local_id()
+        y[i] = k.subgroup_add(y[i]) + k.subgroup_shuffle_down(y[i], 3) + k.subgroup_max(y[i])
+        h[i] = k.subgroup_min(h[i]) + k.subgroup_shuffle_xor(h[i], 1)
+
+    printed = text(body, threads=threads)
+    assert ("u ? 32u : " in printed) == bool(threads % 32)
+    assert nvrtc().compile([KernelCode("printed", printed, (threads, 1, 1), ())], 90)

@@ -1,0 +1,119 @@
+"""NVRTC: every kernel of the models compiles for every architecture, equal texts once, errors with their log."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from litegpu.errors import DeviceError
+from litegpu.gpu.build import build_program
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.lower import lower_partition
+from litegpu.gpu.program import KernelCode
+from litegpu.model.reader import read_model
+
+CUDA = Features(
+    float16=True, subgroups=True, subgroup_size=32, timestamps=True, max_threads=1024, max_shared_bytes=48 << 10,
+    max_buffers=64, max_binding_bytes=8 << 30, compute_units=132,
+)  # fmt: skip
+CAPABILITIES = (75, 80, 86, 89, 90, 100)
+MODELS = ("ad01_fp32", "face_landmark", "mobilenet_v1_1.0_224_random", "vww_96_float")
+MORE_MODELS = (
+    "deeplabv3_257_mv_gpu", "kws_ref_model_float32", "mobilenet_v1_1.0_224_random_f16", "pose_detection",
+    "pretrainedResnet", "style_transfer_f16_384",
+)  # fmt: skip
+
+GOOD = 'extern "C" __global__ void good(float* x) { x[threadIdx.x] = NUMBER; }'
+
+
+def kernel(source: str, name: str = "good", **changes: Any) -> KernelCode:
+    return KernelCode(name, source, (32, 1, 1), ("read_write",), **changes)
+
+
+@pytest.fixture(scope="module")
+def nvrtc() -> Any:
+    """The module of the compiler, or a skip."""
+    try:
+        from litegpu.gpu.runtime import cuda_compile
+
+        cuda_compile.nvrtc_version()
+    except Exception as error:  # of the loader of NVIDIA's libraries, or ImportError
+        pytest.skip(f"no NVRTC (pip install litegpu[cuda]): {error}")
+    return cuda_compile
+
+
+def _compile_model(nvrtc: Any, path: Path, half: bool, capabilities: tuple[int, ...]) -> None:
+    graph = read_model(path.read_bytes()).main
+    lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs)
+    program = build_program(lowered.graph, CUDA, "cuda", half=half)
+    for capability in capabilities:
+        if capability not in nvrtc.supported_capabilities():
+            continue
+        images = nvrtc.compile_kernels(program.kernels, capability, programmatic=True)
+        assert len(images) == len(program.kernels) and all(image.startswith(b"\x7fELF") for image in images)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kernel_of_a_model_compiles(nvrtc: Any, name: str, half: bool, models_dir: Path) -> None:
+    _compile_model(nvrtc, models_dir / f"{name}.tflite", half, (80, 90))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+@pytest.mark.parametrize("name", [*MODELS, *MORE_MODELS])
+def test_every_kernel_compiles_for_every_architecture(nvrtc: Any, name: str, half: bool, models_dir: Path) -> None:
+    _compile_model(nvrtc, models_dir / f"{name}.tflite", half, CAPABILITIES)
+
+
+def test_equal_texts_are_compiled_once_also_by_threads_at_once(nvrtc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    plain = nvrtc._compile
+    monkeypatch.setattr(nvrtc, "_compile", lambda *job: compiled.append(job) or plain(*job))
+    kernels = [kernel(GOOD.replace("NUMBER", str(n % 3))) for n in range(6)]
+    results: list[list[bytes]] = []
+    threads = [threading.Thread(target=lambda: results.append(nvrtc.compile_kernels(kernels, 80))) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(compiled) == 3
+    assert all(r == results[0] for r in results) and len(set(results[0])) == 3
+
+
+def test_errors_name_the_kernel_and_show_the_log(nvrtc: Any) -> None:
+    bad = kernel('extern "C" __global__ void bad(float* x) { x[0] = nonsense; }', "bad")
+    for _ in range(2):  # failures are not kept
+        with pytest.raises(DeviceError, match=r"kernel 'bad' did not compile(.|\n)*bad.cu\(1\)(.|\n)*nonsense"):
+            nvrtc.compile_kernels([kernel(GOOD.replace("NUMBER", "9")), bad], 80)
+
+
+def test_options(nvrtc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LITEGPU_DEBUG", raising=False)
+    assert "--gpu-architecture=sm_86" in nvrtc.compile_options(kernel(""), 86, True)
+    assert "--define-macro=PROGRAMMATIC_LAUNCH" not in nvrtc.compile_options(kernel(""), 86, True)
+    assert "--define-macro=PROGRAMMATIC_LAUNCH" in nvrtc.compile_options(kernel(""), 90, True)
+    assert "--define-macro=PROGRAMMATIC_LAUNCH" not in nvrtc.compile_options(kernel(""), 90, False)
+    own = dataclasses.replace(kernel(GOOD), options=("--gpu-architecture=sm_90a", "--define-macro=NUMBER=5"))
+    assert [o for o in nvrtc.compile_options(own, 90) if "arch" in o] == ["--gpu-architecture=sm_90a"]
+    (image,) = nvrtc.compile_kernels([own], 90)
+    assert image
+    monkeypatch.setenv("LITEGPU_DEBUG", "1")
+    assert "--generate-line-info" in nvrtc.compile_options(kernel(""), 80)
+    lines, plain = (nvrtc.compile_kernels([k], 80)[0] for k in (kernel(GOOD, options=("-DNUMBER=1",)),) * 2)
+    monkeypatch.delenv("LITEGPU_DEBUG")
+    assert lines == plain and b"debug_line" in lines
+    assert b"debug_line" not in nvrtc.compile_kernels([kernel(GOOD, options=("-DNUMBER=1",))], 80)[0]
+
+
+def test_devices_newer_and_older_than_the_compiler(nvrtc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = nvrtc.supported_capabilities()[-1]
+    assert nvrtc.architecture(newest + 40) == f"compute_{newest}"
+    (image,) = nvrtc.compile_kernels([kernel(GOOD.replace("NUMBER", "2"))], newest + 40)
+    assert b".target" in image and b".entry good" in image  # PTX, which a newer driver finishes
+    with pytest.raises(DeviceError, match=r"compute capability 3\.5.*begins at"):
+        nvrtc.architecture(35)

@@ -1,0 +1,129 @@
+"""Finding CUDA devices, and the reasons why there are none; the whole of it on an emulated driver."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import litegpu
+from litegpu.errors import DeviceError, OptionError
+from litegpu.gpu.runtime import cuda
+from litegpu.gpu.runtime.cuda import CudaDeviceInfo
+
+TESTS = Path(__file__).resolve().parents[2]
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None or not sys.platform.startswith("linux"), reason="the emulator needs g++ on Linux"
+)
+
+A = CudaDeviceInfo(0, "NVIDIA H200", "GPU-0a1b2c3d-0000-1111-2222-333333333333", 90, 140 << 30)
+B = CudaDeviceInfo(1, "NVIDIA L4", "GPU-ffb2c3d4-0000-1111-2222-333333333333", 89, 24 << 30)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (None, A), ("", A), (0, A), (1, B), ("1", B), ("cuda", A), ("cuda:1", B), ("l4", B), ("H200", A),
+        (B.uuid, B), ("GPU-ffb2", B),
+    ],
+)  # fmt: skip
+def test_devices_are_chosen_by_index_uuid_or_name(wanted: int | str | None, found: CudaDeviceInfo) -> None:
+    assert cuda._choose([A, B], wanted) is found
+
+
+@pytest.mark.parametrize("wanted", [2, "cuda:7", "GPU-99", "A100"])
+def test_what_is_not_there_is_refused_with_what_is(wanted: int | str) -> None:
+    with pytest.raises(DeviceError, match=r"NVIDIA H200 \(cuda:0, compute capability 9\.0\); NVIDIA L4"):
+        cuda._choose([A, B], wanted)
+
+
+def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    assert "pip install litegpu[cuda]" in str(cuda.available())
+    with pytest.raises(DeviceError, match="bindings for Python are missing"):
+        cuda.open_device()
+
+
+def test_without_cuda_auto_takes_what_is_left_and_says_why_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    monkeypatch.setattr(cuda, "_warned", False)
+    monkeypatch.setattr(cuda, "driver_is_installed", lambda: False)
+    caplog.set_level(logging.WARNING, logger="litegpu")
+    with pytest.raises(DeviceError, match="CUDA bindings"):
+        litegpu.GpuDelegate(backend="cuda").open_device()
+    monkeypatch.setattr("litegpu.gpu.runtime.webgpu.open_device", lambda backend, name: (backend, name))
+    assert litegpu.GpuDelegate().open_device() == ("auto", None)
+    assert not caplog.records
+    monkeypatch.setattr(cuda, "driver_is_installed", lambda: True)
+    for _ in range(2):
+        assert litegpu.GpuDelegate(device="H200").open_device() == ("auto", "H200")
+    (record,) = caplog.records
+    assert "CUDA is not used" in record.getMessage() and "litegpu[cuda]" in record.getMessage()
+
+
+def test_names_of_devices() -> None:
+    for device in ("cuda:x", "cuda:", "cuda1", "webgpu:0"):
+        with pytest.raises(OptionError, match="cuda:<index>"):
+            litegpu.load(b"", device)
+
+
+def test_importing_litegpu_does_not_import_cuda() -> None:
+    script = "import sys, litegpu; litegpu.GpuDelegate(); print([m for m in sys.modules if m.startswith('cuda')])"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=_environment()
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@needs_compiler
+def test_reasons_that_a_driver_gives() -> None:
+    """No device, and a driver older than the compiler, as an emulated driver has them."""
+    pytest.importorskip("cuda.bindings")
+    script = """
+        from cuda_emulator import emulator
+        emulator.install()
+        from litegpu.gpu.runtime.cuda import available, list_devices
+        print(available() or list_devices()[1])
+    """
+    cases = {
+        "Emulated GPU B (cuda:1, compute capability 9.0)": {},
+        "the NVIDIA driver shows no GPU (CUDA_VISIBLE_DEVICES='')": {"CUDA_VISIBLE_DEVICES": ""},
+        "the NVIDIA driver is too old: it supports CUDA 12.4": {"EMULATED_DRIVER": "12040"},
+    }
+    for expected, variables in cases.items():
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=_environment() | variables,
+        )
+        assert done.stdout.startswith(expected), done.stdout
+
+
+@needs_compiler
+@pytest.mark.skipif(bool(os.environ.get("LITEGPU_CUDA_EMULATOR")), reason="is running in it")
+@pytest.mark.parametrize(
+    "folder",
+    ["gpu/runtime", pytest.param("gpu/lang", marks=pytest.mark.slow), pytest.param("gpu", marks=pytest.mark.slow)],
+)
+def test_the_cuda_tests_pass_on_the_emulator(folder: str) -> None:
+    """What needs no real GPU of the tests marked `cuda`."""
+    pytest.importorskip("cuda.bindings")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "cuda and not slow", str(TESTS / folder)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=TESTS.parent, env=_environment() | {"LITEGPU_CUDA_EMULATOR": "1"}
+    )
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-4000:] + done.stderr
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in [str(TESTS), *sys.path] if p)}

@@ -1,0 +1,426 @@
+"""Programs of hand-written CUDA C++ on a CUDA device, and what else the process does with it."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from litegpu.errors import DeviceError, OptionError, TensorError
+from litegpu.gpu.graph import DType
+from litegpu.gpu.lang.cuda_functions import PROGRAMMATIC_LAUNCH
+from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
+
+pytestmark = pytest.mark.cuda
+EMULATED = bool(os.environ.get("LITEGPU_CUDA_EMULATOR"))
+real_only = pytest.mark.skipif(EMULATED, reason="the emulator cannot do this")
+
+COUNT = 1000  # elements of every tensor
+SLOT = 4096  # bytes between tensors in the arena
+
+AFFINE = (
+    PROGRAMMATIC_LAUNCH
+    + """
+extern "C" __global__ void __launch_bounds__(64) affine(float* x, const float* __restrict__ c, float* y) {
+  launch_dependents();
+  const unsigned i = blockIdx.x * 64 + threadIdx.x;
+  const float scale = c[0], offset = c[1];
+  wait_for_predecessors();
+  if (i < 1000) y[i] = x[i] * scale + offset;
+}
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def device() -> Any:
+    from litegpu.gpu.runtime.cuda import available, open_device
+
+    reason = available()
+    if reason is not None:
+        pytest.skip(f"no CUDA device: {reason}")
+    return open_device()
+
+
+def port(name: str, slot: int) -> Port:
+    return Port(name, slot, (1, 1, 1, COUNT), DType.FLOAT32, SLOT * slot, 4 * COUNT)
+
+
+def affine_chain(steps: int, scale: float, offset: float, source: str = AFFINE, slots: int = 0) -> Program:
+    """`steps` dispatches of x * scale + offset, through `slots` places of the arena in turn (0: one place for each)."""
+    slots = slots or steps + 1
+    kernel = KernelCode("affine", source, (64, 1, 1), ("read_write", "read", "read_write"))
+    dispatches = tuple(
+        Dispatch(
+            kernel=0,
+            groups=(-(-COUNT // 64), 1, 1),
+            bindings=(
+                Binding("arena", SLOT * (i % slots), 4 * COUNT),
+                Binding("constants", 0, 8),
+                Binding("arena", SLOT * ((i + 1) % slots), 4 * COUNT),
+            ),
+            label=f"affine [{i}]",
+            sources=(i,),
+        )
+        for i in range(steps)
+    )
+    return Program(
+        kernels=(kernel,),
+        dispatches=dispatches,
+        constants=np.array([scale, offset], np.float32).view(np.uint8),
+        arena_size=SLOT * slots,
+        inputs=(port("x", 0),),
+        outputs=(port("last", steps % slots), port("first", 1 % slots)),
+        memory=MemoryReport(SLOT * slots, SLOT * (steps + 1), SLOT * 2),
+    )
+
+
+def infer(session: Any, array: np.ndarray) -> list[np.ndarray]:
+    session.write(0, array)
+    session.run()
+    outputs = [np.full((1, 1, 1, COUNT), np.nan, np.float32) for _ in session.program.outputs]
+    for i, out in enumerate(outputs):
+        session.read(i, out)
+    return outputs
+
+
+def numbers(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-100, 100, (1, 1, 1, COUNT)).astype(np.float32)
+
+
+@pytest.mark.parametrize("wait", ["active", "passive", "do_not_wait"])
+def test_chain(device: Any, wait: str) -> None:
+    session = device.session(affine_chain(3, 2, 1), wait)
+    for seed in range(5):
+        x = numbers(seed)
+        last, first = infer(session, x)
+        np.testing.assert_array_equal(last, 8 * x + 7)
+        np.testing.assert_array_equal(first, 2 * x + 1)
+    session.close()
+
+
+def test_inputs_stay_and_may_be_written_while_an_inference_runs(device: Any) -> None:
+    """The arena is used up by every inference, here even the input's own place; what was written last is not."""
+    session = device.session(affine_chain(4, 1, 1, slots=2), "do_not_wait")
+    x = numbers(0)
+    session.write(0, x)
+    out = np.empty_like(x)
+    for _ in range(3):
+        session.run()
+        session.read(0, out)
+        np.testing.assert_array_equal(out, x + 4)
+    for n in range(50):
+        session.write(0, x + n)
+        session.run()
+        session.write(0, x + n + 1)  # does not reach the one that was started
+        session.read(0, out)
+        np.testing.assert_array_equal(out, x + n + 4)
+    session.close()
+
+
+@pytest.mark.parametrize("programmatic", [True, False])
+@pytest.mark.parametrize("slots", [0, 2, 3])
+def test_kernels_see_what_those_before_them_wrote(
+    device: Any, slots: int, programmatic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Overlapping kernels too, where places of the arena are used again and again (also written while still read)."""
+    monkeypatch.setattr(device, "programmatic", programmatic and device.found.capability >= 90)
+    session = device.session(affine_chain(100, 1, 1, slots=slots))
+    for seed in range(2 if EMULATED else 200):
+        x = numbers(seed)
+        np.testing.assert_array_equal(infer(session, x)[0], x + 100)
+    session.close()
+
+
+def test_wrong_calls(device: Any) -> None:
+    session = device.session(affine_chain(1, 1, 1))
+    out = np.zeros((1, 1, 1, COUNT), np.float32)
+    with pytest.raises(DeviceError, match="before the first run"):
+        session.read(0, out)
+    with pytest.raises(TensorError, match="float32"):
+        session.write(0, out.astype(np.float64))
+    with pytest.raises(TensorError, match="does not exist"):
+        session.write(1, out)
+    session.close()
+    session.close()
+    with pytest.raises(DeviceError, match="closed"):
+        session.run()
+    with pytest.raises(OptionError, match="sometimes"):
+        device.session(affine_chain(1, 1, 1), "sometimes")
+
+
+def test_errors_of_the_build_name_the_kernel(device: Any) -> None:
+    with pytest.raises(DeviceError, match="kernel 'affine' did not compile"):
+        device.session(affine_chain(1, 1, 1, AFFINE.replace("scale +", "scale +!?")))
+    with pytest.raises(DeviceError, match="kernel 'affine'"):
+        device.session(affine_chain(1, 1, 1, AFFINE.replace(" affine(", " other(")))
+    wrong = affine_chain(1, 1, 1)
+    huge = dataclasses.replace(wrong.kernels[0], workgroup=(2048, 1, 1))
+    with pytest.raises(DeviceError, match=r"kernel 'affine' does not fit .* 2048 threads"):
+        device.session(dataclasses.replace(wrong, kernels=(huge,)))
+
+
+def test_too_little_memory_is_said_with_numbers(device: Any) -> None:
+    with pytest.raises(DeviceError, match=r"needs \d+ MiB on .*MiB are free"):
+        device.session(dataclasses.replace(affine_chain(1, 1, 1), arena_size=1 << 44))
+    assert infer(device.session(affine_chain(1, 1, 1)), numbers(0))
+
+
+def test_no_inputs_no_kernels(device: Any) -> None:
+    plain = affine_chain(1, 1, 1)
+    copy_only = device.session(dataclasses.replace(plain, dispatches=(), outputs=(port("x", 0),)))
+    np.testing.assert_array_equal(infer(copy_only, numbers(1))[0], numbers(1))
+    no_input = device.session(dataclasses.replace(plain, inputs=()))
+    no_input.run()
+    out = np.empty((1, 1, 1, COUNT), np.float32)
+    no_input.read(0, out)
+    assert (out == 1).all(), "the arena does not begin with zeros"
+
+
+def test_sessions_share_loaded_kernels_and_free_them(device: Any) -> None:
+    gc.collect()
+    before = len(device._loaded)
+    source = AFFINE + "// shared by two sessions\n"
+    a, b = device.session(affine_chain(1, 2, 0, source)), device.session(affine_chain(2, 3, 0, source))
+    assert a._launches[0].kernel is b._launches[0].kernel
+    assert len(device._loaded) == before + 1
+    a.close()
+    np.testing.assert_array_equal(infer(b, numbers(2))[0], 9 * numbers(2))
+    b.close()
+    del a, b
+    gc.collect()
+    assert len(device._loaded) == before
+
+
+def test_closed_sessions_leave_nothing_behind(device: Any) -> None:
+    from cuda.bindings import driver
+
+    def held() -> int:
+        gc.collect()
+        if EMULATED:
+            from cuda_emulator import emulator
+
+            return emulator.objects()
+        with device.context:
+            error, free, total = driver.cuMemGetInfo()
+        assert int(error) == 0
+        return int(total - free)
+
+    big = dataclasses.replace(affine_chain(2, 1, 1), arena_size=64 << 20)
+    infer(device.session(big), numbers(0))
+    before = held()
+    for n in range(20):
+        session = device.session(big)
+        infer(session, numbers(n))
+        session.time_graph(3)
+        session.profile()
+        if n % 2:
+            session.close()  # the others by the garbage collector
+        del session
+    assert held() <= before + (0 if EMULATED else 32 << 20)
+
+
+def test_nothing_is_allocated_after_the_build(device: Any) -> None:
+    session = device.session(affine_chain(3, 1, 1))
+    allocations = session.allocations
+    assert allocations == 2
+    for seed in range(10):
+        infer(session, numbers(seed))
+    assert session.allocations == allocations
+    assert set(session.stats) >= {"write", "encode", "wait", "read", "compile", "upload"}
+
+
+def test_many_inferences_leak_no_host_memory(device: Any) -> None:
+    session = device.session(affine_chain(2, 1, 1))
+    x, out = numbers(0), np.empty((1, 1, 1, COUNT), np.float32)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    def many(count: int) -> None:
+        for _ in range(count):
+            session.write(0, x)
+            session.run()
+            session.read(0, out)
+
+    many(1000)
+    before = resident()
+    many(5000 if EMULATED else 100_000)
+    assert resident() - before < 2 << 20
+
+
+def test_sessions_and_threads_side_by_side(device: Any) -> None:
+    sessions = [device.session(affine_chain(n + 1, 1, n)) for n in range(4)]
+    problems: list[str] = []
+
+    def work(n: int) -> None:
+        for seed in range(30):
+            x = numbers(seed)
+            if not np.array_equal(infer(sessions[n], x)[0], x + n * (n + 1)):
+                problems.append(f"session {n}, seed {seed}")
+        own = device.session(affine_chain(2, 2, n))
+        if not np.array_equal(infer(own, numbers(n))[0], 4 * numbers(n) + 3 * n):
+            problems.append(f"a session built in thread {n}")
+        own.close()
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not problems
+
+
+def test_one_session_in_several_threads(device: Any) -> None:
+    session = device.session(affine_chain(2, 1, 1))
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for seed in range(50):
+                infer(session, numbers(seed))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not errors
+
+
+def test_the_callers_context_stays_current(device: Any) -> None:
+    from cuda.bindings import driver
+
+    def current() -> int:
+        error, context = driver.cuCtxGetCurrent()
+        assert int(error) == 0
+        return int(context)
+
+    results = []
+
+    def work() -> None:  # in a thread that has none
+        before = current()
+        session = device.session(affine_chain(2, 1, 1))
+        infer(session, numbers(0))
+        session.time_graph(2)
+        session.close()
+        with pytest.raises(DeviceError):
+            session.run()
+        results.append((before, current()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert results == [(0, 0)]
+
+
+def test_times(device: Any) -> None:
+    session = device.session(affine_chain(3, 1, 1))
+    x = numbers(0)
+    infer(session, x)
+    rows = session.profile()
+    assert [row.label for row in rows] == ["affine [0]", "affine [1]", "affine [2]"]
+    assert [row.sources for row in rows] == [(0,), (1,), (2,)]
+    assert all(0 < row.seconds < 0.1 for row in rows)
+    assert 0 < session.time_graph(10) < 0.1
+    out = np.empty_like(x)
+    session.read(0, out)
+    np.testing.assert_array_equal(out, x + 3)
+    np.testing.assert_array_equal(infer(session, x)[0], x + 3)
+
+
+def test_blocking_launches(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    session = device.session(affine_chain(3, 2, 1))
+    np.testing.assert_array_equal(infer(session, numbers(3))[0], 8 * numbers(3) + 7)
+
+
+@real_only
+def test_shared_memory_given_at_launch(device: Any) -> None:
+    """More than the 48 KiB that a kernel may declare."""
+    source = """
+extern "C" __global__ void affine(float* x, const float* c, float* y) {
+  extern __shared__ float all[];
+  for (unsigned i = threadIdx.x; i < SIZE; i += 64) all[i] = i < 1000 ? x[i] : 0.0f;
+  __syncthreads();
+  for (unsigned i = threadIdx.x; i < 1000; i += 64) y[i] = all[i] * c[0] + all[SIZE - 1] + c[1];
+}
+"""
+    program = affine_chain(1, 2, 1, source)
+    code = dataclasses.replace(program.kernels[0], shared_bytes=60 << 10, options=(f"-DSIZE={(60 << 10) // 4}",))
+    session = device.session(dataclasses.replace(program, kernels=(code,)))
+    np.testing.assert_array_equal(infer(session, numbers(4))[0], 2 * numbers(4) + 1)
+    code = dataclasses.replace(code, shared_bytes=10 << 20)
+    with pytest.raises(DeviceError, match="kernel 'affine' cannot have 10485760 bytes of shared memory"):
+        device.session(dataclasses.replace(program, kernels=(code,)))
+
+
+@real_only
+def test_pytorch_in_the_same_process(device: Any) -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.arange(1000, device="cuda", dtype=torch.float32)
+    session = device.session(affine_chain(2, 1, 1))
+    for seed in range(20):
+        b = a * 2 + 1
+        np.testing.assert_array_equal(infer(session, numbers(seed))[0], numbers(seed) + 2)
+        assert torch.equal(b, a + a + 1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        c = a + 1
+    infer(session, numbers(0))
+    session.close()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(c, a + 1)
+
+
+@real_only
+@pytest.mark.parametrize("blocking", [False, True])
+def test_a_kernel_that_traps_is_reported(blocking: bool) -> None:
+    """In a process of its own, as it is the end of the device's context. Run one by one, the kernel has a name."""
+    script = """
+        import dataclasses
+        from gpu.runtime.test_cuda_session import AFFINE, affine_chain, infer, numbers
+        from litegpu.errors import DeviceError
+        from litegpu.gpu.runtime.cuda import open_device
+
+        trap = AFFINE.replace("if (i < 1000)", 'asm volatile("trap;"); if (i < 1000)').replace(" affine(", " broken(")
+        good, bad = affine_chain(2, 1, 1), affine_chain(1, 1, 1, trap)
+        kernels = (good.kernels[0], dataclasses.replace(bad.kernels[0], name="broken"))
+        second = dataclasses.replace(good.dispatches[1], kernel=1)
+        program = dataclasses.replace(good, kernels=kernels, dispatches=(good.dispatches[0], second))
+        session = open_device().session(program)
+        for _ in range(2):
+            try:
+                infer(session, numbers(0))
+            except DeviceError as error:
+                print(error)
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CUDA_LAUNCH_BLOCKING": str(int(blocking))}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120, env=environment
+    )
+    first, second = done.stdout.strip().splitlines()
+    assert ("kernel 'broken' (affine [1]) failed" in first) == blocking, done.stderr
+    assert blocking or ("affine, broken" in first and "CUDA_LAUNCH_BLOCKING=1" in first)
+    assert "was lost by an earlier error" in second
+
+
+def test_addresses_are_64_bits_wide() -> None:
+    from litegpu.gpu.runtime.cuda_graph import make_launch
+
+    launch = make_launch(None, (1, 1, 1), (1, 1, 1), 0, "", [0x7FFF12345678, 1 << 47])  # type: ignore[arg-type]
+    first, second = (ctypes.c_uint64.from_address(p).value for p in launch.params)
+    assert (first, second) == (0x7FFF12345678, 1 << 47)
