@@ -78,7 +78,8 @@ def run(interpreter: OfficialInterpreter | litegpu.Interpreter, inputs: Sequence
 
 
 def on_gpu(content: bytes | Path, **options: object) -> litegpu.Interpreter:
-    """The model on litegpu with a GPU delegate, allocated."""
+    """The model on litegpu with a GPU delegate (of WebGPU unless `options` name another backend), allocated."""
+    options.setdefault("backend", "webgpu")
     source = {"model_path": str(content)} if isinstance(content, Path) else {"model_content": content}
     interpreter = litegpu.Interpreter(**source, experimental_delegates=[litegpu.GpuDelegate(**options)])
     interpreter.allocate_tensors()
