@@ -12,7 +12,7 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter as Official
 
 import litegpu
-from litegpu.interpreter import Interpreter
+from litegpu.interpreter import Interpreter, OpResolverType
 from litegpu.model.types import TensorType
 from litegpu.model.writer import ModelBuilder
 
@@ -486,7 +486,7 @@ def test_custom_ops_that_a_delegate_takes_are_no_error() -> None:
     np.testing.assert_array_equal(run(interpreter, X)[0], abs(X) * 12)
     assert interpreter.delegation_report().counts == {"custom": 3, "CPU": 1}
     interpreter.resize_tensor_input(0, [1, 3])
-    with pytest.raises(litegpu.InvokeError, match=r"'x'.*resized"):
+    with pytest.raises(litegpu.InvokeError, match=r"'x' was resized.*Doubler"):
         interpreter.allocate_tensors()
 
 
@@ -499,6 +499,26 @@ def test_custom_ops_that_no_delegate_takes_are_named() -> None:
     assert "Doubler" not in str(error.value)
     with pytest.raises(litegpu.InvokeError, match="not ready"):
         interpreter.invoke()
+
+
+def test_custom_ops_that_only_the_default_delegate_has(models_dir: Path, numpy_delegate) -> None:
+    """XNNPACK runs the custom ops of this model, the official kernels do not: whole, in partitions, and resized."""
+    content = (models_dir / "hair_segmentation.tflite").read_bytes()
+    plain = OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    with pytest.raises(litegpu.InvokeError) as error:
+        Interpreter(model_content=content, experimental_op_resolver_type=plain).allocate_tensors()
+    for name in ("MaxPoolingWithArgmax2D", "MaxUnpooling2D", "Convolution2DTransposeBias"):
+        assert name in str(error.value)
+    ours = Interpreter(model_content=content, experimental_delegates=[numpy_delegate()], fallback="silent")
+    theirs = Official(model_content=content)
+    for size in (512, 128):
+        x = np.random.default_rng(2).random((1, size, size, 4), np.float32)
+        for interpreter in (ours, theirs):
+            interpreter.resize_tensor_input(0, x.shape)
+            interpreter.allocate_tensors()
+        assert ours.delegation_report().delegated > 0
+        (a,), (b,) = run(ours, x), run(theirs, x)
+        assert a.shape == (1, size, size, 2) and np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(b)
 
 
 # ------------------------------------------------------------------------------------------ real models

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Self
@@ -398,8 +399,8 @@ class Interpreter:
         self.allocate_tensors()
 
     def _infer(self) -> tuple[Subgraph, dict[int, str], bool]:
-        """(the subgraph with its true shapes, nodes whose shapes only a run decides, whether the official runtime lacks
-        an op of the model)."""
+        """(the subgraph with its true shapes, nodes whose shapes only a run decides, whether kernels of custom ops may
+        be missing)."""
         main = self._model.main
         try:
             with quiet():
@@ -407,15 +408,28 @@ class Interpreter:
         except (RuntimeError, ValueError) as error:
             if not cpu.is_unresolved(str(error)):
                 raise self._runtime_error(error) from None
-            changed = [i for i, shape in self._input_shapes().items() if shape != main.tensors[i].shape]
-            if changed:
-                raise InvokeError(
-                    f"Input {changed[0]} ('{main.tensors[changed[0]].name}') was resized, but the shapes that follow "
-                    f"from it cannot be computed: {self._fresh_text(error)}"
-                ) from None
-            return main, {}, True
+            return self._infer_with_custom_ops(), {}, True
         shapes, refused = cpu.infer_shapes(self._model, self._official, self._options)
         return cpu.reshaped(main, shapes), refused, False
+
+    def _infer_with_custom_ops(self) -> Subgraph:
+        """The subgraph with its true shapes, where only the default delegate has the custom ops, or nothing has them:
+        the shapes in the file hold then, unless an input was resized."""
+        main, inputs = self._model.main, self._input_shapes()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that preserving all tensors takes memory: it is not kept
+            interpreter = self._resized(self._options.preserving(), inputs)
+        try:
+            with quiet():
+                interpreter.allocate_tensors()
+        except (RuntimeError, ValueError) as error:
+            changed = [i for i, shape in inputs.items() if shape != main.tensors[i].shape]
+            if changed or not cpu.is_unresolved(str(error)):
+                names = ", ".join(f"'{main.tensors[i].name}'" for i in changed)
+                what = f"After {names} was resized the" if changed else "The"
+                raise InvokeError(f"{what} shapes of the model cannot be computed: {error}") from None
+            return main
+        return cpu.reshaped(main, cpu.shapes_of(interpreter, main))
 
     def _require_kernels(self, division: Division) -> None:
         """Raises InvokeError naming every op on the CPU that the official runtime has no kernel for."""

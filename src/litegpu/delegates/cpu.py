@@ -68,6 +68,11 @@ class OfficialOptions:
             default_delegate_latest_features=False,
         )
 
+    def preserving(self) -> OfficialOptions:
+        """The same with every tensor kept, for models with custom ops that only the default delegate (XNNPACK) has:
+        it then replaces op by op, so that every tensor has its true shape as well."""
+        return replace(self, delegates=(), preserve_all_tensors=True)
+
 
 class CpuPartition:
     """Nodes of a model, cut out and run by an official interpreter."""
@@ -125,8 +130,8 @@ def is_unresolved(text: str) -> bool:
 def unresolved_custom_ops(
     model: Model, subgraph: Subgraph, operators: Sequence[Operator], options: OfficialOptions
 ) -> list[tuple[str, list[int]]]:
-    """(custom code, node numbers) of those of `operators` that the official runtime has no kernel for. Each kind is
-    tried alone: there is no way to ask the runtime's resolver."""
+    """(custom code, node numbers) of those of `operators` that the official runtime cannot run. Each kind is tried
+    alone: there is no way to ask the runtime's resolver, and its default delegate has a few custom ops as well."""
     kinds: dict[str, list[Operator]] = {}
     for operator in operators:
         if operator.is_custom:
@@ -137,7 +142,7 @@ def unresolved_custom_ops(
         inputs = [t for t in dict.fromkeys(first.inputs) if t >= 0 and not subgraph.tensors[t].is_constant]
         partition = Partition(model, subgraph, (first,), tuple(inputs), first.outputs)
         try:
-            CpuPartition(partition, options.plain()).close()
+            CpuPartition(partition, options).close()
         except InvokeError as error:
             if is_unresolved(str(error)):
                 missing.append((code, [o.index for o in found]))
@@ -190,6 +195,11 @@ def undividable(model: Model) -> dict[int, str]:
     return {o.index: f"The model runs in one piece on the CPU: {cause}." for o in main.operators}
 
 
+def shapes_of(interpreter: Any, subgraph: Subgraph) -> dict[int, tuple[int, ...]]:
+    """Present shapes of the tensors that are no constants, by index."""
+    return {t.index: _shape(interpreter, t.index) for t in subgraph.tensors if not t.is_constant}
+
+
 def infer_shapes(
     model: Model, interpreter: Any, options: OfficialOptions
 ) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
@@ -210,7 +220,7 @@ def infer_shapes(
     }
     inputs = [i for i in main.inputs if not main.tensors[i].is_constant]
     places = {t.index: t.index for t in main.tensors if not t.is_constant}  # tensor -> its index in `interpreter`
-    shapes = {t: _shape(interpreter, t) for t in places}
+    shapes = shapes_of(interpreter, main)
     static = list(main.operators)
     refused: dict[int, str] = {}
     stale = bool(sharing)
