@@ -260,7 +260,7 @@ def test_odd_arrays(numpy_delegate, delegated: bool) -> None:
         interpreter.set_tensor(0, odd)
         np.testing.assert_array_equal(interpreter.get_tensor(0), value)
     runner = interpreter.get_signature_runner()
-    np.testing.assert_array_equal(runner(value=value.astype(">f4"))["result"], (value + [[0, 1, 2, 3]]) * value)
+    np.testing.assert_array_equal(runner(value=value.astype(">f4"))["result"], (value + np.arange(4)) * value)
 
 
 @pytest.mark.parametrize("delegated", [False, True])
