@@ -52,4 +52,4 @@ class Delegate(Protocol):
 
     def prepare(self, partition: Partition) -> DelegateKernel:
         """Required. Build the partition for the tensors' present shapes (those of partition.subgraph); called again
-        after a resize. An exception means fallback to the CPU with a warning that shows it, or an error under strict."""
+        after a resize. An exception means fallback to the CPU with a warning, or an error under strict."""

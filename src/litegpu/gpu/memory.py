@@ -8,7 +8,6 @@ from random import Random
 
 from litegpu.gpu.program import MemoryReport
 
-
 #: Random exchanges tried when no greedy order reaches the lower bound; a few milliseconds each on large graphs.
 TRIES = 60
 

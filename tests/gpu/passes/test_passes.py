@@ -9,6 +9,7 @@ import pytest
 
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import (
+    RESULT,
     Apply,
     Arg,
     Concat,
@@ -50,7 +51,7 @@ class Net:
     def shape(self, v: int) -> tuple[int, ...]:
         return self.b.values[v].shape
 
-    def out(self, op, inputs, shape, epilogue=Arg(0), operands=()) -> None:  # type: ignore[no-untyped-def]
+    def out(self, op, inputs, shape, epilogue=RESULT, operands=()) -> None:  # type: ignore[no-untyped-def]
         y = self.b.value(shape, DType.FLOAT32)
         self.live.append(self.b.node(op, inputs, y, epilogue, operands))
 
