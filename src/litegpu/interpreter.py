@@ -553,7 +553,8 @@ def _is_official(delegate: Any) -> bool:
     """Raises DelegateTypeError if it is neither an official delegate nor one of the litegpu protocol."""
     if hasattr(delegate, "_get_native_delegate_pointer"):
         return True
-    if isinstance(delegate, DelegateProtocol):
+    # Not isinstance: from Python 3.12 on it overlooks attributes that a wrapper forwards by __getattr__.
+    if all(hasattr(delegate, name) for name in (*DelegateProtocol.__annotations__, "check", "prepare")):
         return False
     raise DelegateTypeError(
         f"{type(delegate).__name__!r} object is not a delegate: it has neither the attributes of "

@@ -53,8 +53,8 @@ class OfficialOptions:
         }
         with quiet():
             if self.custom_op_registerers:
-                return official.InterpreterWithCustomOps(list(self.custom_op_registerers), **arguments)
-            return official.Interpreter(**arguments)
+                return official.InterpreterWithCustomOps(list(self.custom_op_registerers), **arguments)  # type: ignore[no-untyped-call]
+            return official.Interpreter(**arguments)  # type: ignore[no-untyped-call]
 
     def plain(self) -> OfficialOptions:
         """The same without any delegate, so that every tensor gets its true shape; the kernels are never run."""

@@ -134,8 +134,7 @@ class GpuKernel:
 
     def __post_init__(self) -> None:
         ports = self.session.program.outputs
-        storage = {DType.FLOAT32: np.float32, DType.INT32: np.int32, DType.BOOL: np.int32}
-        self._staged = [np.empty(s, storage[p.dtype]) for s, p in zip(self.shapes, ports, strict=True)]
+        self._staged = [np.empty(s, _STAGED[p.dtype]) for s, p in zip(self.shapes, ports, strict=True)]
         self._results = [
             a if _NUMPY[t] == a.dtype else np.empty(a.shape, _NUMPY[t])
             for a, t in zip(self._staged, self.types, strict=True)
@@ -163,6 +162,13 @@ class GpuKernel:
     def close(self) -> None:
         self.session.close()
 
+
+#: What a port of each type is copied out as.
+_STAGED = {
+    DType.FLOAT32: np.dtype(np.float32),
+    DType.INT32: np.dtype(np.int32),
+    DType.BOOL: np.dtype(np.int32),
+}
 
 _NUMPY = {
     TensorType.FLOAT32: np.dtype(np.float32),

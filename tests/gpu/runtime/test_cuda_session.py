@@ -352,10 +352,10 @@ def test_shared_memory_given_at_launch(device: Any) -> None:
     """More than the 48 KiB that a kernel may declare."""
     source = """
 extern "C" __global__ void affine(float* x, const float* c, float* y) {
-  extern __shared__ float all[];
-  for (unsigned i = threadIdx.x; i < SIZE; i += 64) all[i] = i < 1000 ? x[i] : 0.0f;
+  extern __shared__ float staged[];
+  for (unsigned i = threadIdx.x; i < SIZE; i += 64) staged[i] = i < 1000 ? x[i] : 0.0f;
   __syncthreads();
-  for (unsigned i = threadIdx.x; i < 1000; i += 64) y[i] = all[i] * c[0] + all[SIZE - 1] + c[1];
+  for (unsigned i = threadIdx.x; i < 1000; i += 64) y[i] = staged[i] * c[0] + staged[SIZE - 1] + c[1];
 }
 """
     program = affine_chain(1, 2, 1, source)

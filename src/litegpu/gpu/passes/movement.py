@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 from litegpu.gpu.graph import (
     RESULT,
@@ -111,7 +110,7 @@ def _as_reshape(step: Step, shape: Shape) -> Step:
     """A transposition that only moves axes of size 1 is a reshape."""
     if isinstance(step, Transpose):
         moved = [p for p in step.perm if shape[p] != 1]
-        if moved == sorted(moved) and math.prod(shape):
+        if moved == sorted(moved) and 0 not in shape:
             return Reshape(shape, step_shape(step, shape))
     return step
 
