@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
@@ -164,13 +165,13 @@ class GpuKernel:
 
 
 #: What a port of each type is copied out as.
-_STAGED = {
+_STAGED: dict[DType, np.dtype[Any]] = {
     DType.FLOAT32: np.dtype(np.float32),
     DType.INT32: np.dtype(np.int32),
     DType.BOOL: np.dtype(np.int32),
 }
 
-_NUMPY = {
+_NUMPY: dict[TensorType, np.dtype[Any]] = {
     TensorType.FLOAT32: np.dtype(np.float32),
     TensorType.INT32: np.dtype(np.int32),
     TensorType.INT64: np.dtype(np.int64),
