@@ -155,7 +155,7 @@ def test_the_largest_partitions_are_kept(numpy_delegate) -> None:
     found = division(content, numpy_delegate(max_delegated_partitions=1))
     assert [[n.index for n in p.nodes] for owner, p in found.partitions if owner == 0] == [[2, 3, 4]]
     left = found.report.nodes[0]
-    assert left.owner == "CPU" and left.accepted and "max_delegated_partitions is 1" in left.reason
+    assert left.owner == "CPU" and left.accepted and "max_delegated_partitions=1" in left.reason
     found = division(content, numpy_delegate(min_nodes_per_partition=2))
     assert [[n.index for n in p.nodes] for owner, p in found.partitions if owner == 0] == [[2, 3, 4], [6, 7]]
     assert "min_nodes_per_partition is 2" in found.report.nodes[0].reason

@@ -185,13 +185,14 @@ def _delegate(
     for group in groups:
         if group not in kept:
             few = size(group) < delegate.min_nodes_per_partition
-            limit = (
-                f"min_nodes_per_partition is {delegate.min_nodes_per_partition}"
+            reason = (
+                f"in partitions of fewer nodes than min_nodes_per_partition={delegate.min_nodes_per_partition}"
                 if few
-                else f"max_delegated_partitions is {delegate.max_delegated_partitions} and others are larger"
+                else f"in smaller partitions than the largest that max_delegated_partitions="
+                f"{delegate.max_delegated_partitions} keeps"
             )
             for node in group:
-                dropped.setdefault(node, f"Its partition has {size(group)} nodes and {limit}.")
+                dropped.setdefault(node, reason)
     chosen = {n for group in kept for n in group}
     remaining = [u for u in units if u.owner != ON_CPU or u.nodes[0] not in chosen]
     return remaining + [_Unit(position, group) for group in kept]

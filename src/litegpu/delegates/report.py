@@ -68,12 +68,26 @@ class DelegationReport:
                 found.setdefault((n.code, n.op, n.accepted, n.reason), []).append(n.index)
         return {kind: tuple(nodes) for kind, nodes in sorted(found.items(), key=lambda item: -len(item[1]))}
 
+    def spared(self) -> dict[str, tuple[int, ...]]:
+        """Reason -> numbers of the nodes that a delegate could run but that stay on the CPU."""
+        found: dict[str, list[int]] = {}
+        for (_, _, accepted, reason), nodes in self.kinds().items():
+            if accepted:
+                found.setdefault(reason, []).extend(nodes)
+        return {reason: tuple(sorted(nodes)) for reason, nodes in found.items()}
+
     def warnings(self) -> list[str]:
-        """One line per kind of node that stays on the CPU, with the op's name, the reason and the node numbers."""
-        lines = []
-        for (code, op, accepted, reason), nodes in self.kinds().items():
-            fate = "is left on the CPU" if accepted else "cannot be handled by this delegate"
-            lines.append(f"op code #{code} {fate}. {op}: {reason} ({_numbers(nodes)})")
+        """One line per kind of node that no delegate can run, with the op's name, the reason and the node numbers; and
+        one per reason for which nodes that one could run are left on the CPU."""
+        lines = [
+            f"op code #{code} cannot be handled by this delegate. {op}: {reason} ({_numbers(nodes)})"
+            for (code, op, accepted, reason), nodes in self.kinds().items()
+            if not accepted
+        ]
+        lines += [
+            f"{_count(len(nodes), 'op')} that the delegate could run left on the CPU: {reason} ({_numbers(nodes)})"
+            for reason, nodes in self.spared().items()
+        ]
         return lines
 
     def summary(self) -> str:
@@ -91,8 +105,10 @@ class DelegationReport:
             parts.append(f"{counts[CPU] if self.delegated else f'all {counts[CPU]}'} on the CPU")
         reasons = [
             f"{op}{f' x{len(nodes)}' if len(nodes) > 1 else ''} ({reason})"
-            for (_, op, _, reason), nodes in self.kinds().items()
+            for (_, op, accepted, reason), nodes in self.kinds().items()
+            if not accepted
         ]
+        reasons += [f"{_count(len(nodes), 'op')} {reason}" for reason, nodes in self.spared().items()]
         return ", ".join(parts) + (f": {'; '.join(reasons)}" if reasons else "")
 
     def as_dict(self) -> Mapping[str, Any]:
