@@ -158,7 +158,7 @@ def test_the_largest_partitions_are_kept(numpy_delegate) -> None:
     assert left.owner == "CPU" and left.accepted and "max_delegated_partitions=1" in left.reason
     found = division(content, numpy_delegate(min_nodes_per_partition=2))
     assert [[n.index for n in p.nodes] for owner, p in found.partitions if owner == 0] == [[2, 3, 4], [6, 7]]
-    assert "min_nodes_per_partition is 2" in found.report.nodes[0].reason
+    assert "min_nodes_per_partition=2" in found.report.nodes[0].reason
 
 
 def test_first_and_last_node_bound_what_is_delegated(numpy_delegate) -> None:
