@@ -96,12 +96,16 @@ def test_every_model_is_read_quickly(models_dir):
     for path in sorted(models_dir.glob("*.tflite")):
         if path.name in MODELS_WITHOUT_RUNTIME:
             continue
-        read_model(path)
-        start = time.perf_counter()
-        model = read_model(path)
-        seconds = time.perf_counter() - start
-        assert model.main.operators
-        assert seconds < 0.25, f"{path.name}: {seconds} s; a few milliseconds on an idle machine"
+        seconds = min(_seconds_to_read(path) for _ in range(3))
+        assert seconds < 0.25, f"{path.name}: {seconds} s of processor time; a few milliseconds on an idle machine"
+
+
+def _seconds_to_read(path) -> float:
+    """Processor time, which other work on the machine does not add to."""
+    start = time.process_time()
+    model = read_model(path)
+    assert model.main.operators
+    return time.process_time() - start
 
 
 def test_agrees_with_the_official_reader(models_dir):
@@ -161,10 +165,10 @@ def test_tables_that_refer_to_each_other_again_and_again():
     assert len(table["subgraphs"]) == 1
     # Append a vector of offsets that all lead to the subgraph, and a vector of tensors for that subgraph.
     expanded = _with_shared_tables(bytes(content), count)
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(ModelError):
         read_model(expanded)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def _with_shared_tables(content: bytes, count: int) -> bytes:

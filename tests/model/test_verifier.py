@@ -142,6 +142,6 @@ def test_every_model_at_hand_passes_quickly(models_dir):
         if path.name == "malformed.tflite":
             continue
         model = read_model(path, verify=False)
-        start = time.perf_counter()
+        start = time.process_time()
         verify_model(model)
-        assert time.perf_counter() - start < 0.1, path.name
+        assert time.process_time() - start < 0.1, path.name

@@ -56,9 +56,9 @@ def test_round_trip_of_real_models(models_dir, run_official):
 
 def test_writes_17_mb_in_a_second(models_dir):
     model = read_model(models_dir / "mobilenet_v1_1.0_224_random.tflite")
-    start = time.perf_counter()
+    start = time.process_time()
     write_model(model)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_constants_are_aligned(small_models):
