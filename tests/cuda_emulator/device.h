@@ -72,6 +72,48 @@ inline float half_to_float(unsigned short x) { return bits<_Float16>(x); }
 inline unsigned short float_to_half(float x) { return bits<unsigned short>((_Float16)x); }
 inline unsigned pack_half2(float x, float y) { return float_to_half(x) | (unsigned)float_to_half(y) << 16; }
 
+// What src/litegpu/gpu/kernels/cuda/device.cu defines by PTX. Copies are done at once.
+alignas(128) inline unsigned char shared[228 << 10];
+inline void copy16(unsigned at, const void* from, bool real) {
+  if (real) std::memcpy(shared + at, from, 16); else std::memset(shared + at, 0, 16);
+}
+inline void copy8(unsigned at, const void* from, bool real) {
+  if (real) std::memcpy(shared + at, from, 8); else std::memset(shared + at, 0, 8);
+}
+inline void copies_commit() {}
+template <int pending> void copies_wait() {}
+
+namespace emulator {
+struct Operands { unsigned a[4], b[2]; };
+inline Operands operands[1024];
+inline unsigned addresses[1024];
+inline float half_of(unsigned word, unsigned i) { return half_to_float((unsigned short)(word >> 16 * i)); }
+}  // namespace emulator
+
+inline void load_matrices(unsigned (&r)[4], unsigned at) {
+  const unsigned self = emulator::current - emulator::threads.data(), first = self & ~31u, lane = self & 31u;
+  emulator::addresses[self] = at;
+  emulator::pause();
+  for (unsigned i = 0; i < 4; i++)
+    std::memcpy(&r[i], shared + emulator::addresses[first + i * 8 + lane / 4] + lane % 4 * 4, 4);
+  emulator::pause();
+}
+
+inline void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  const unsigned self = emulator::current - emulator::threads.data(), first = self & ~31u, lane = self & 31u;
+  emulator::operands[self] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  emulator::pause();
+  for (unsigned i = 0; i < 4; i++) {
+    const unsigned row = lane / 4, column = lane % 4 * 2 + i % 2;
+    for (unsigned k = 0; k < 16; k++) {
+      const auto& left = emulator::operands[first + row * 4 + k % 8 / 2];
+      const auto& right = emulator::operands[first + column * 4 + k % 8 / 2];
+      d[i] += emulator::half_of(left.a[i / 2 + k / 8 * 2], k % 2) * emulator::half_of(right.b[k / 8], k % 2);
+    }
+  }
+  emulator::pause();
+}
+
 namespace emulator {
 template <class... A, size_t... I> void call(void (*f)(A...), void** p, std::index_sequence<I...>) {
   f(*(A*)p[I]...);

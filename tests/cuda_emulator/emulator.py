@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from litegpu.errors import DeviceError
+from litegpu.gpu.kernels.cuda.source import text_of
 from litegpu.gpu.lang.cuda_functions import HALF_CONVERSIONS
 from litegpu.gpu.program import KernelCode
 
@@ -56,7 +57,7 @@ def compile_kernels(kernels: Sequence[KernelCode], capability: int, *, programma
 
 
 def _compile(kernel: KernelCode) -> bytes:
-    source = kernel.source.replace(HALF_CONVERSIONS, "")  # in the header
+    source = kernel.source.replace(HALF_CONVERSIONS, "").replace(text_of("device.cu"), "")  # in the header
     if 'asm("cvt' in source or 'asm("fma' in source:
         raise DeviceError(f"kernel {kernel.name!r} has PTX, which the emulator cannot run")
     switching = "true" if "__syncthreads()" in source or "__shfl" in source else "false"

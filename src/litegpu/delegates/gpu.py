@@ -25,6 +25,9 @@ log = logging.getLogger("litegpu")
 BACKENDS = ("auto", "cuda", "webgpu", "vulkan", "metal", "d3d12", "gl")
 
 
+TUNING = ("off", "fast", "full")
+
+
 @dataclass(frozen=True)
 class GpuDelegateOptions:
     """How the GPU delegate works.
@@ -36,12 +39,16 @@ class GpuDelegateOptions:
     device: a part of the device's name, to choose among several; with CUDA also its index ("1", "cuda:1") or UUID.
     max_delegated_partitions: the largest so many partitions are taken; 0 means all.
     min_nodes_per_partition: partitions with fewer nodes stay on the CPU.
+    tuning: "off" (kernels are chosen by estimates), "fast" or "full" (a few or many candidates are compiled and timed
+        on the device when a model is prepared: seconds, or minutes; only with CUDA does it make a difference). Never
+        changes what is computed beyond the order of sums.
     first_delegate_node_index, last_delegate_node_index: nodes outside stay on the CPU (to bisect a wrong op).
     """
 
     precision_loss_allowed: bool = False
     backend: str = "auto"
     device: str | None = None
+    tuning: str = "off"
     max_delegated_partitions: int = 1
     min_nodes_per_partition: int = 0
     first_delegate_node_index: int = 0
@@ -50,6 +57,8 @@ class GpuDelegateOptions:
     def __post_init__(self) -> None:
         if self.backend not in BACKENDS:
             raise OptionError(f"backend {self.backend!r} is unknown: use one of {', '.join(BACKENDS)}")
+        if self.tuning not in TUNING:
+            raise OptionError(f"tuning {self.tuning!r} is unknown: use one of {', '.join(TUNING)}")
         for name in ("max_delegated_partitions", "min_nodes_per_partition", "first_delegate_node_index"):
             if getattr(self, name) < 0:
                 raise OptionError(f"{name} is {getattr(self, name)}; it must be 0 or more")
@@ -95,7 +104,9 @@ class GpuDelegate:
                 self._warned_float16 = True
                 log.warning("%s has no 16-bit floats (WebGPU feature shader-f16): running in float32", device.info.name)
         lowered = lower_partition(partition.subgraph, partition.nodes, partition.inputs, partition.outputs)
-        program = build_program(lowered.graph, device.features, device.target, half=half)
+        program = build_program(
+            lowered.graph, device.features, device.target, half=half, tuner=device.tuner(self.options.tuning)
+        )
         debug.say(debug.GRAPH, "%s", describe(program))
         for kernel in program.kernels:
             debug.say(debug.KERNELS, "%s", kernel.source)

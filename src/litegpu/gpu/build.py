@@ -9,7 +9,7 @@ import numpy as np
 from litegpu.gpu import memory
 from litegpu.gpu.graph import DType, Graph, Node
 from litegpu.gpu.kernels import build as build_kernels
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import Context, Launch, NativeKernel, Tuner
 from litegpu.gpu.lang import Kernel
 from litegpu.gpu.lang.cuda import print_cuda
 from litegpu.gpu.lang.features import Features
@@ -23,16 +23,19 @@ BYTES = {DType.FLOAT32: 4, DType.FLOAT16: 2, DType.INT32: 4, DType.BOOL: 4}
 PRINTERS = {"wgsl": print_wgsl, "cuda": print_cuda}
 
 
-def build_program(graph: Graph, features: Features, target: str = "wgsl", *, half: bool = False) -> Program:
+def build_program(
+    graph: Graph, features: Features, target: str = "wgsl", *, half: bool = False, tuner: Tuner | None = None
+) -> Program:
     """Compile `graph` for a device.
 
     Inputs and outputs of the program follow graph.inputs and graph.outputs. `half`: store intermediates and constants
-    as float16 (needs features.float16). Raises KernelError if a kernel cannot be made for the device.
+    as float16 (needs features.float16). `tuner`: measures where several kernels would do. Raises KernelError if a
+    kernel cannot be made for the device.
     """
     placed = place(optimise(graph, features), half)
     launches: list[tuple[Node, Launch]] = []
     for node in placed.graph.nodes:
-        context = Context(placed.graph, node, placed.views, features)
+        context = Context(placed.graph, node, placed.views, features, half, tuner)
         launches += [(node, launch) for launch in build_kernels(context)]
     alignment = max(256, features.storage_alignment)
     offsets, report = memory.plan(_lifetimes(placed, launches), alignment)
@@ -118,12 +121,13 @@ class _Code:
     kernels: list[KernelCode] = field(default_factory=list)
     index: dict[str, int] = field(default_factory=dict)
 
-    def add(self, kernel: Kernel) -> int:
-        source = PRINTERS[self.target](kernel, self.features)
+    def add(self, kernel: Kernel | NativeKernel) -> int:
+        source = kernel.source if isinstance(kernel, NativeKernel) else PRINTERS[self.target](kernel, self.features)
         if source not in self.index:
             self.index[source] = len(self.kernels)
             access = tuple(m.access for m in kernel.buffers)
-            self.kernels.append(KernelCode(kernel.name, source, kernel.workgroup, access))
+            more = (kernel.shared_bytes, kernel.options) if isinstance(kernel, NativeKernel) else (0, ())
+            self.kernels.append(KernelCode(kernel.name, source, kernel.workgroup, access, *more))
         return self.index[source]
 
 

@@ -1,4 +1,4 @@
-"""The kernels of every op of the GPU graph, each written once in the kernel language."""
+"""The kernels of every op of the GPU graph: each written once in the kernel language, some also in CUDA C++."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from litegpu.gpu.kernels import (
     arg_reduce,
     convolution,
     copy,
+    cuda,
     depthwise,
     elementwise,
     gather,
@@ -39,4 +40,7 @@ _BUILD: dict[type[graph.Op], Callable[[Context], list[Launch]]] = {
 
 def build(ctx: Context) -> list[Launch]:
     """The launches, in order, that compute ctx.node. Concat has no kernel: views or copies stand for it."""
+    native = cuda.build(ctx) if ctx.features.cuda_capability else None
+    if native is not None:
+        return native
     return _BUILD[type(ctx.node.op)](ctx)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -11,6 +12,15 @@ from litegpu.gpu.graph import Graph, Node, Value
 from litegpu.gpu.lang import Kernel
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.view import View
+
+
+class Tuner(Protocol):
+    """Measures kernels on the device that they are built for."""
+
+    most: int  # candidates worth giving
+
+    def times(self, launches: Sequence[Launch]) -> list[float]:
+        """Seconds of each of several launches that do the same work."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +31,8 @@ class Context:
     node: Node
     views: Mapping[int, View]
     features: Features
+    half: bool = False  # float16 may be used for storage
+    tuner: Tuner | None = None  # to choose among native kernels; without one, estimates do
 
     def value(self, i: int) -> Value:
         return self.graph.values[i]
@@ -31,13 +43,35 @@ class Context:
 
 
 @dataclass(frozen=True)
+class NativeBuffer:
+    """A buffer of a kernel in the target's own language."""
+
+    name: str
+    access: str  # "read" (nothing writes it during the whole program) or "read_write"
+
+
+@dataclass(frozen=True)
+class NativeKernel:
+    """A kernel in the target's own language: what stands in place of a traced Kernel."""
+
+    name: str  # entry point
+    source: str
+    workgroup: tuple[int, int, int]
+    dispatch: tuple[int, int, int]
+    buffers: tuple[NativeBuffer, ...]
+    shared_bytes: int = 0  # to give at launch
+    options: tuple[str, ...] = ()  # of the compiler
+
+
+@dataclass(frozen=True)
 class Launch:
-    """A traced kernel and, by the names of its buffers, what each is bound to.
+    """A kernel and, by the names of its buffers, what each is bound to.
 
     A View binds the whole memory of view.root; an array is a constant in its final layout.
     Kernel names must not depend on the layer, so that equal layers share one text.
     """
 
-    kernel: Kernel
+    kernel: Kernel | NativeKernel
     operands: Mapping[str, View | np.ndarray]
     label: str
+    variant: str = ""  # which of several kernels for the same work, for people

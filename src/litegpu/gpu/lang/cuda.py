@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from litegpu.gpu.lang import cuda_functions as device
 from litegpu.gpu.lang import math, tree
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lang.functions import Function
-from litegpu.gpu.lang.kernel import Kernel
+from litegpu.gpu.lang.kernel import DeviceFunction, Kernel
 from litegpu.gpu.lang.limits import check_limits
 from litegpu.gpu.lang.printer import Printer, decimal, memory_name
 from litegpu.gpu.lang.types import KernelError, Type, f32, u32
@@ -45,6 +47,30 @@ def print_cuda(kernel: Kernel, features: Features) -> str:
     return _Module(kernel, features).print()
 
 
+@dataclass(frozen=True)
+class PrintedFunction:
+    """A device function of CUDA C++: what must stand in front of it and itself, in order; then, for its caller, how its
+    buffers are declared as parameters and what they are called. Its own parameters follow the buffers."""
+
+    definitions: tuple[str, ...]
+    parameters: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+def print_cuda_function(function: DeviceFunction, features: Features) -> PrintedFunction:
+    """The CUDA C++ of `function`, for kernels that are not printed but written."""
+    module = _FunctionBody(function, features)
+    own = []
+    for i, value in enumerate(function.parameters):
+        module.name_leaf(value, f"p{i}")
+        own.append(f"{module.type_name(value.type)} p{i}")
+    module.print_block(function.body)
+    buffers = [module.parameter(m) for m in function.buffers]
+    text = [f"{device.INLINE} void {function.name}({', '.join(buffers + own)}) {{", *module.lines, "}"]
+    definitions = (*module.types.values(), *module.functions.values(), "\n".join(text))
+    return PrintedFunction(definitions, tuple(buffers), tuple(memory_name(m) for m in function.buffers))
+
+
 class _Module(Printer):
     """Prints the entry point; collects the types and functions that it needs in front of it."""
 
@@ -70,7 +96,7 @@ class _Module(Printer):
         self.print_block(k.body)
         while self.depth > 1:
             self._close()
-        params = ", ".join(self._parameter(m) for m in k.buffers)
+        params = ", ".join(self.parameter(m) for m in k.buffers)
         shared = [f"  __shared__ {self.type_name(m.storage)} {memory_name(m)}[{m.size}];" for m in k.shared_memories]
         if k.name in self.functions:
             raise KernelError(f"kernel {k.name}: the name is that of a function that it needs")
@@ -223,7 +249,7 @@ class _Module(Printer):
             self._define(name, type, (type, type), inner)
             return name
         definition = Function(math.POLYFILLS["pow"], (f32, f32))
-        printer = _FunctionBody(self)
+        printer = _FunctionBody(self.kernel, self.features, self)
         for letter, p in zip("ab", definition.params, strict=True):
             printer.name_leaf(p, letter)
         printer.print_block(definition.body, (definition.result,))
@@ -298,7 +324,7 @@ class _Module(Printer):
 
     # Memory
 
-    def _parameter(self, m: tree.Memory) -> str:
+    def parameter(self, m: tree.Memory) -> str:
         element = self._element(m)
         return (
             f"const {element}* __restrict__ {memory_name(m)}" if m.access == "read" else f"{element}* {memory_name(m)}"
@@ -418,12 +444,13 @@ class _Module(Printer):
 
 
 class _FunctionBody(_Module):
-    """Prints the body of a function: shares what it needs with the module that calls it."""
+    """Prints the body of a function: shares what it needs with the module that calls it, if any."""
 
-    def __init__(self, module: _Module) -> None:
-        super().__init__(module.kernel, module.features)
+    def __init__(self, kernel: Kernel, features: Features, module: _Module | None = None) -> None:
+        super().__init__(kernel, features)
         self.depth = 1
-        self.types, self.functions = module.types, module.functions
+        if module is not None:
+            self.types, self.functions = module.types, module.functions
         self.waits = False
 
 

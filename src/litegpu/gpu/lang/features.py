@@ -20,3 +20,5 @@ class Features:
     max_binding_bytes: int = 128 << 20
     storage_alignment: int = 256  # bytes, of a binding's offset
     compute_units: int = 0  # if known, for choosing tile sizes
+    #: Compute capability times ten of a device that runs CUDA C++ for its own instructions, else 0.
+    cuda_capability: int = 0

@@ -9,7 +9,7 @@ import math
 import numbers
 import re
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +40,17 @@ def trace(fn: Callable[..., None], name: str, workgroup: Dim3, grid: Dim3, **sta
     verify(kernel)
     kernel.verified = True
     return kernel
+
+
+def trace_function(fn: Callable[..., None], name: str, types: Sequence[Type], **static: Any) -> DeviceFunction:
+    """Call `fn(function, *parameters, **static)` and return the checked function."""
+    from litegpu.gpu.lang.verify import verify_structure
+
+    function = DeviceFunction(name, types)
+    fn(function, *function.parameters, **static)
+    verify_structure(function, {p.number for p in function.parameters})
+    function.verified = True
+    return function
 
 
 class Kernel(Functions):
@@ -323,6 +334,15 @@ class Kernel(Functions):
         if extent[axis] == 1:
             return self.const(0, u32)
         return self._shared("builtin", u32, (), (name, axis), self.body)
+
+
+class DeviceFunction(Kernel):
+    """A function with parameters that kernels written in the target's own language call: it may load and store buffers
+    (which the caller hands on), but has no threads, shared memory or barriers of its own."""
+
+    def __init__(self, name: str, types: Sequence[Type]) -> None:
+        super().__init__(name, (1, 1, 1), (1, 1, 1))
+        self.parameters = tuple(self._new("index", t, (), None, self.body) for t in types)
 
 
 def _trips(start: Value, stop: Value, step: Value) -> int:

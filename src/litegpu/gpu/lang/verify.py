@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 
 def verify(kernel: Kernel) -> None:
     """Raise KernelError, with the author's line, if the tree breaks a rule of the language."""
-    _Structure(kernel).check(kernel.body, set())
+    verify_structure(kernel, set())
     check_uniformity(kernel)
+
+
+def verify_structure(kernel: Kernel, bound: set[int]) -> None:
+    """As `verify`, without the rules on threads; the values numbered `bound` are the kernel's from the start."""
+    _Structure(kernel).check(kernel.body, bound)
 
 
 def check_uniformity(kernel: Kernel) -> None:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from litegpu.gpu.kernels.context import Tuner
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import Program
 
@@ -71,3 +72,7 @@ class Device(Protocol):
 
     def session(self, program: Program) -> Session:
         """Required. Build a session; raises DeviceError naming the kernel that did not compile."""
+
+    def tuner(self, level: str) -> Tuner | None:
+        """Required. What measures kernels while a program is built, for the option tuning="off", "fast" or "full";
+        None where nothing is to be measured."""

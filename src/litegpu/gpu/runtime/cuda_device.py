@@ -22,7 +22,10 @@ from litegpu.gpu.runtime.cuda_driver import Context, checked
 if TYPE_CHECKING:
     from litegpu.gpu.runtime.cuda import CudaDeviceInfo, CudaVersions
     from litegpu.gpu.runtime.cuda_session import CudaSession
+    from litegpu.gpu.runtime.cuda_tune import CudaTuner
 
+#: Of each kernel that the option `tuning` lets measure.
+CANDIDATES = {"fast": 8, "full": 64}
 WAITS = ("active", "passive", "do_not_wait")
 #: Set to 1, kernels overlap by programmatic dependent launch where the device can. Off by default: on an H200 it made
 #: most networks slower at batch 1 (MobileNet v1 145 to 157 us, DeepLab v3 276 to 322) and only tiny ones faster.
@@ -30,7 +33,7 @@ PROGRAMMATIC_VARIABLE = "LITEGPU_CUDA_PROGRAMMATIC"
 #: What every device has without asking; a kernel may ask for more with KernelCode.shared_bytes.
 _PLAIN_SHARED_BYTES = 48 << 10
 _MAX_BUFFERS = 64  # of 512 pointers that fit in a kernel's 4 KiB of parameters
-_MAX_GROUPS = 65535
+_MAX_GROUPS = (1 << 31) - 1  # along x; what asks for more along y or z than 65535 does not get past the language
 
 
 class CudaDevice:
@@ -50,6 +53,7 @@ class CudaDevice:
         #: Whether kernels may overlap by programmatic dependent launch; sessions read it when they are built.
         self.programmatic = found.capability >= PROGRAMMATIC_FROM and os.environ.get(PROGRAMMATIC_VARIABLE) == "1"
         self._loaded: weakref.WeakValueDictionary[_Key, LoadedKernel] = weakref.WeakValueDictionary()
+        self._tuners: dict[str, CudaTuner] = {}
         self._lock = threading.Lock()
 
     def __str__(self) -> str:
@@ -65,6 +69,17 @@ class CudaDevice:
         if wait not in WAITS:
             raise OptionError(f"unknown wait {wait!r}: use {', '.join(WAITS)}")
         return CudaSession(self, program, wait)
+
+    def tuner(self, level: str) -> CudaTuner | None:
+        """Measures up to 8 ("fast") or 64 ("full") candidates for each kernel that has any; not at all for "off"."""
+        if level == "off":
+            return None
+        from litegpu.gpu.runtime.cuda_tune import CudaTuner
+
+        with self._lock:
+            if level not in self._tuners:
+                self._tuners[level] = CudaTuner(self, CANDIDATES[level])
+            return self._tuners[level]
 
     def kernels(self, kernels: Sequence[KernelCode], programmatic: bool) -> list[LoadedKernel]:
         """The kernels compiled and loaded, in order; each is unloaded when no session uses it any more."""
@@ -97,6 +112,7 @@ class CudaDevice:
             max_binding_bytes=self.found.memory,
             storage_alignment=256,
             compute_units=self.attribute("MULTIPROCESSOR_COUNT"),
+            cuda_capability=self.found.capability,
         )
 
 

@@ -79,6 +79,9 @@ class WebGpuDevice:
         self._layouts: dict[tuple[str, ...], tuple[Any, Any]] = {}
         self._lock = threading.Lock()
 
+    def tuner(self, level: str) -> None:
+        """There is one kernel for each op."""
+
     def session(self, program: Program, wait: str | None = None) -> WebGpuSession:
         """A session of `program`. `wait`: "passive" sleeps in run() until the device is done, "active" spins, which
         answers sooner and occupies a core. The default is passive, but active on Metal, where wgpu's sleep has a

@@ -1,0 +1,210 @@
+// Convolution as a matrix product: rows are output pixels, columns output channels, and the depth is the taps of the
+// window times the input channels. A workgroup computes BM x BN of it in steps of BK along the depth; copies of the
+// next steps run while the tensor cores (HALF) or plain multiplications (float) work on this one. Sums are float.
+//
+// Constants from the host: HALF; BM BN BK STAGES; WARPS_M WARPS_N WARPS_K (warps along rows, columns and depth); TILES_N;
+// PIXELS QUADS (of the output); OUT_H OUT_W; H W CHANNELS (of the input); KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*;
+// OFFSET PITCH_B PITCH_Y PITCH_X PITCH_C (elements, of the input's view); DEPTH (of the packed weights); ACCESS, one of:
+#define POINTS 0  // 1x1, and pixel p lies at p * PITCH_X: rows are copied as they are
+#define WINDOW 1  // copies of VECTOR channels of one tap each
+#define GATHER 2  // any layout or number of channels: element by element, through registers
+
+#if HALF
+typedef unsigned short Element;
+#else
+typedef float Element;
+#endif
+constexpr unsigned PER_CHUNK = 16 / sizeof(Element), CHUNKS = BK / PER_CHUNK, ROW_BYTES = BK * sizeof(Element);
+constexpr unsigned A_BYTES = BM * ROW_BYTES, STAGE_BYTES = (BM + BN) * ROW_BYTES;
+constexpr unsigned THREADS = 32 * WARPS_M * WARPS_N * WARPS_K, STEPS = DEPTH / BK;
+constexpr unsigned A_COPIES = (BM * CHUNKS + THREADS - 1) / THREADS, B_COPIES = (BN * CHUNKS + THREADS - 1) / THREADS;
+constexpr unsigned TAP_CHUNKS = (CHANNELS + PER_CHUNK - 1) / PER_CHUNK;
+constexpr unsigned TILE_M = BM / WARPS_M, TILE_N = BN / WARPS_N;  // of a warp
+constexpr unsigned PITCH = BN + 8;  // of the sums in shared memory, so that the rows of a store lie in different banks
+static_assert(THREADS % CHUNKS == 0 && CHUNKS % WARPS_K == 0 && DEPTH % BK == 0, "tile");
+
+// Where 16 bytes of a row lie: permuted so that the same chunk of eight rows is in eight different groups of banks.
+INLINE unsigned place(unsigned row, unsigned chunk) {
+  const unsigned turn = CHUNKS >= 8 ? row % 8 : row / (8 / CHUNKS) % CHUNKS;
+  return row * ROW_BYTES + (chunk ^ turn) * 16;
+}
+
+// The input position of the first tap of an output pixel, and where its image begins.
+struct Pixel { unsigned image; int y, x; };
+
+INLINE Pixel find(unsigned pixel) {
+  if (pixel >= PIXELS) return {0, -(1 << 29), 0};  // every tap is outside
+  const unsigned row = pixel / OUT_W;
+  return {row / OUT_H * PITCH_B, (int)(row % OUT_H * STRIDE_Y) - PADDING_Y, (int)(pixel % OUT_W * STRIDE_X) - PADDING_X};
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, const Element* __restrict__ w EPILOGUE_BUFFERS) {
+  const unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32, chunk = thread % CHUNKS;
+  const unsigned group = warp / (WARPS_M * WARPS_N), warp_m = warp % WARPS_M, warp_n = warp / WARPS_M % WARPS_N;
+  const unsigned column0 = blockIdx.x % TILES_N * BN, pixel0 = blockIdx.x / TILES_N * BM;
+
+  auto copy_weights = [&](unsigned step, unsigned slot) {
+#pragma unroll
+    for (unsigned i = 0; i < B_COPIES; i++) {
+      const unsigned row = (thread + i * THREADS) / CHUNKS;
+      if (BN * CHUNKS % THREADS == 0 || row < BN)
+        copy16(slot * STAGE_BYTES + A_BYTES + place(row, chunk),
+               w + (column0 + row) * DEPTH + step * BK + chunk * PER_CHUNK, true);
+    }
+  };
+#if ACCESS == POINTS
+  unsigned pixels[A_COPIES];
+#else
+  Pixel pixels[A_COPIES];
+#endif
+#pragma unroll
+  for (unsigned i = 0; i < A_COPIES; i++) {
+    const unsigned pixel = pixel0 + (thread + i * THREADS) / CHUNKS;
+#if ACCESS == POINTS
+    pixels[i] = pixel;
+#else
+    pixels[i] = find(pixel);
+#endif
+  }
+  auto copy_pixels = [&](unsigned step, unsigned slot) {
+    const unsigned depth = step * CHUNKS + chunk;
+#if ACCESS != GATHER
+    const unsigned tap = depth / TAP_CHUNKS, channel = depth % TAP_CHUNKS * PER_CHUNK;
+    const int dy = tap / KERNEL_W * DILATION_Y, dx = tap % KERNEL_W * DILATION_X;
+#endif
+#pragma unroll
+    for (unsigned i = 0; i < A_COPIES; i++) {
+      const unsigned row = (thread + i * THREADS) / CHUNKS, to = slot * STAGE_BYTES + place(row, chunk);
+      if (BM * CHUNKS % THREADS && row >= BM) break;
+#if ACCESS == GATHER
+      float values[PER_CHUNK];
+#pragma unroll
+      for (unsigned e = 0; e < PER_CHUNK; e++) {
+        const unsigned k = depth * PER_CHUNK + e, tap = k / CHANNELS, channel = k % CHANNELS;
+        const int iy = pixels[i].y + (int)(tap / KERNEL_W * DILATION_Y);
+        const int ix = pixels[i].x + (int)(tap % KERNEL_W * DILATION_X);
+        const bool real = tap < TAPS && (unsigned)iy < H && (unsigned)ix < W;
+        const unsigned from = pixels[i].image + iy * PITCH_Y + ix * PITCH_X + channel * PITCH_C + OFFSET;
+        values[e] = real ? LOAD(x[from]) : 0.0f;
+      }
+#if HALF
+      *(uint4*)(shared + to) = uint4{pack_half2(values[0], values[1]), pack_half2(values[2], values[3]),
+                                     pack_half2(values[4], values[5]), pack_half2(values[6], values[7])};
+#else
+      *(float4*)(shared + to) = float4{values[0], values[1], values[2], values[3]};
+#endif
+#else
+#if ACCESS == POINTS
+      const bool real = pixels[i] < PIXELS && tap == 0;
+      const unsigned from = pixels[i] * PITCH_X + channel + OFFSET;
+#else
+      const int iy = pixels[i].y + dy, ix = pixels[i].x + dx;
+      const bool real = tap < TAPS && (unsigned)iy < H && (unsigned)ix < W;
+      const unsigned from = pixels[i].image + iy * PITCH_Y + ix * PITCH_X + channel + OFFSET;
+#endif
+#if VECTOR == 4 && HALF
+      const bool second = real && channel + 4 < CHANNELS;
+      copy8(to, x + (real ? from : 0), real);
+      copy8(to + 8, x + (second ? from + 4 : 0), second);
+#else
+      copy16(to, x + (real ? from : 0), real);
+#endif
+#endif
+    }
+  };
+
+  // The weights are nobody's output: they may come while the kernel before this one still runs.
+#pragma unroll
+  for (unsigned s = 0; s < STAGES - 1; s++)
+    if (s < STEPS) copy_weights(s, s);
+  wait_for_predecessors();
+#pragma unroll
+  for (unsigned s = 0; s < STAGES - 1; s++) {
+    if (s < STEPS) copy_pixels(s, s);
+    copies_commit();
+  }
+
+#if HALF
+  constexpr unsigned ROWS = TILE_M / 16, COLUMNS = TILE_N / 8;  // products of a warp
+  float sums[ROWS][COLUMNS][4] = {};
+  const unsigned a_row = warp_m * TILE_M + lane % 16, a_chunk = lane / 16;
+  const unsigned b_row = warp_n * TILE_N + lane % 8 + lane / 16 * 8, b_chunk = lane / 8 % 2;
+#else
+  constexpr unsigned ROWS = TILE_M / 4, COLUMNS = TILE_N / 8;  // of a thread; those of a warp alternate
+  float sums[ROWS][COLUMNS] = {};
+  const unsigned a_row = warp_m * TILE_M + lane / 8, b_row = warp_n * TILE_N + lane % 8;
+#endif
+  for (unsigned step = 0; step < STEPS; step++) {
+    copies_wait<STAGES - 2>();
+    __syncthreads();
+    const unsigned next = step + STAGES - 1;
+    if (next < STEPS) {
+      copy_weights(next, next % STAGES);
+      copy_pixels(next, next % STAGES);
+    }
+    copies_commit();
+    const unsigned a_tile = step % STAGES * STAGE_BYTES, b_tile = a_tile + A_BYTES;
+#if HALF
+#pragma unroll
+    for (unsigned i = 0; i < BK / 16 / WARPS_K; i++) {
+      const unsigned first = (i * WARPS_K + group) * 2;  // chunk
+      unsigned a[ROWS][4], b[COLUMNS / 2][4];
+#pragma unroll
+      for (unsigned m = 0; m < ROWS; m++) load_matrices(a[m], a_tile + place(a_row + m * 16, first + a_chunk));
+#pragma unroll
+      for (unsigned n = 0; n < COLUMNS / 2; n++) load_matrices(b[n], b_tile + place(b_row + n * 16, first + b_chunk));
+#pragma unroll
+      for (unsigned m = 0; m < ROWS; m++)
+#pragma unroll
+        for (unsigned n = 0; n < COLUMNS; n++) multiply(sums[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+    }
+#else
+#pragma unroll
+    for (unsigned i = 0; i < CHUNKS / WARPS_K; i++) {
+      const unsigned at = i * WARPS_K + group;  // chunk
+      float4 a[ROWS];
+#pragma unroll
+      for (unsigned m = 0; m < ROWS; m++) a[m] = *(const float4*)(shared + a_tile + place(a_row + m * 4, at));
+#pragma unroll
+      for (unsigned n = 0; n < COLUMNS; n++) {
+        const float4 b = *(const float4*)(shared + b_tile + place(b_row + n * 8, at));
+#pragma unroll
+        for (unsigned m = 0; m < ROWS; m++)
+          sums[m][n] = fmaf(a[m].w, b.w, fmaf(a[m].z, b.z, fmaf(a[m].y, b.y, fmaf(a[m].x, b.x, sums[m][n]))));
+      }
+    }
+#endif
+  }
+  launch_dependents();
+
+  // Through shared memory, so that threads next to each other store channels next to each other.
+  copies_wait<0>();
+  __syncthreads();
+  float* const totals = (float*)shared;
+#pragma unroll
+  for (unsigned m = 0; m < ROWS; m++)
+#pragma unroll
+    for (unsigned n = 0; n < COLUMNS; n++) {
+#if HALF
+      const unsigned row = group * BM + warp_m * TILE_M + m * 16 + lane / 4;
+      float* const to = totals + row * PITCH + warp_n * TILE_N + n * 8 + lane % 4 * 2;
+      *(float2*)to = float2{sums[m][n][0], sums[m][n][1]};
+      *(float2*)(to + 8 * PITCH) = float2{sums[m][n][2], sums[m][n][3]};
+#else
+      totals[(group * BM + a_row + m * 4) * PITCH + b_row + n * 8] = sums[m][n];
+#endif
+    }
+  __syncthreads();
+#pragma unroll 2
+  for (unsigned i = thread; i < BM * BN / 4; i += THREADS) {
+    const unsigned row = i / (BN / 4), column = i % (BN / 4), pixel = pixel0 + row, quad = column0 / 4 + column;
+    if (pixel >= PIXELS || quad >= QUADS) continue;
+    float4 total = *(const float4*)(totals + row * PITCH + column * 4);
+#pragma unroll
+    for (unsigned g = 1; g < WARPS_K; g++) {
+      const float4 part = *(const float4*)(totals + (g * BM + row) * PITCH + column * 4);
+      total = float4{total.x + part.x, total.y + part.y, total.z + part.z, total.w + part.w};
+    }
+    STORE(pixel, quad, total);
+  }
+}

@@ -1,0 +1,33 @@
+// Instructions that need PTX: matrix products of a warp, and copies to shared memory that run on their own.
+// `at` is a byte offset in the shared memory that the launch gives.
+extern __shared__ __align__(128) unsigned char shared[];
+
+INLINE unsigned shared_address(unsigned at) { return (unsigned)__cvta_generic_to_shared(shared) + at; }
+
+// 16 or 8 bytes from global to shared memory, or zeros unless `real`.
+INLINE void copy16(unsigned at, const void* from, bool real) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(at)), "l"(from), "r"(real ? 16 : 0)
+               : "memory");
+}
+INLINE void copy8(unsigned at, const void* from, bool real) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(at)), "l"(from), "r"(real ? 8 : 0)
+               : "memory");
+}
+// Copies are awaited in groups: all but the newest `pending` groups have arrived.
+INLINE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int pending> INLINE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
+
+// Four 8x8 matrices of halves; lane i gives where row i % 8 of matrix i / 8 begins.
+INLINE void load_matrices(unsigned (&r)[4], unsigned at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(at))
+               : "memory");
+}
+// d += a (16 x 16) times b (16 x 8), sums in float.
+INLINE void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}

@@ -1,0 +1,147 @@
+"""The convolutions in CUDA C++ against the definition in NumPy: every tile, and every way to read the input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from litegpu.gpu.build import build_program
+from litegpu.gpu.evaluate import evaluate_node
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, apply
+from litegpu.gpu.kernels.cuda import convolution
+from litegpu.gpu.kernels.cuda.tile import Product, Tile, candidates, cost, ranked
+
+pytestmark = pytest.mark.cuda
+PLAIN = Conv2D()
+
+
+@pytest.fixture(scope="module")
+def device():
+    from litegpu.gpu.runtime.cuda import available, open_device
+
+    reason = available()
+    if reason is not None:
+        pytest.skip(f"no CUDA device: {reason}")
+    found = open_device()
+    if found.features.cuda_capability < 80:
+        pytest.skip("needs compute capability 8.0")
+    return found
+
+
+def network(shape, weights, op=PLAIN, *, residual=False, seed=0):
+    """x -> relu -> convolution + bias (+ what relu gave) -> relu6, so that the convolution's own input and output are
+    intermediates; the output's width and height follow from SAME-like padding."""
+    rng = np.random.default_rng(seed)
+    builder = GraphBuilder()
+    b, h, w, c = shape
+    outputs, kh, kw, _ = weights
+    x = builder.value(shape, DType.FLOAT32)
+    inner = builder.value(shape, DType.FLOAT32)
+    builder.node(Conv2D(), [x, builder.constant(np.eye(c, dtype=np.float32).reshape(c, 1, 1, c))], inner)
+    size = [
+        (n + 2 * p - ((k - 1) * d + 1)) // s + 1
+        for n, p, k, d, s in zip((h, w), op.padding, (kh, kw), op.dilation, op.stride, strict=True)
+    ]
+    out = builder.value((b, *size, outputs), DType.FLOAT32)
+    matrix = builder.constant(rng.standard_normal(weights) / np.sqrt(kh * kw * c))
+    bias = builder.constant(rng.standard_normal((1, 1, 1, outputs)))
+    expression = apply("add", RESULT, Arg(1))
+    operands = [bias]
+    if residual:
+        expression, operands = apply("add", expression, Arg(2)), [bias, inner]
+    builder.node(op, [inner, matrix], out, expression, operands)
+    return builder.graph([x], [out]), rng.standard_normal(shape).astype(np.float32)
+
+
+def run(device, graph, values: Mapping[int, np.ndarray], half: bool) -> np.ndarray:
+    program = build_program(graph, device.features, "cuda", half=half)
+    names = [program.kernels[d.kernel].name for d in program.dispatches]
+    assert all(n == ("tensor_convolution" if half else "tiled_convolution") for n in names), names
+    session = device.session(program)
+    try:
+        for i, v in enumerate(graph.inputs):
+            session.write(i, values[v])
+        session.run()
+        out = np.empty(graph.values[graph.outputs[0]].shape, np.float32)
+        session.read(0, out)
+    finally:
+        session.close()
+    return out
+
+
+def expected(graph, values: Mapping[int, np.ndarray], half: bool) -> np.ndarray:
+    known = {i: v.data for i, v in graph.values.items() if v.data is not None} | dict(values)
+    for node in graph.nodes:
+        known[node.output] = evaluate_node(node, known, graph)
+    return known[graph.outputs[0]]
+
+
+def check(device, graph, x: np.ndarray, half: bool) -> None:
+    values = {graph.inputs[0]: x}
+    got, want = run(device, graph, values, half), expected(graph, values, half)
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got - want) <= (2e-3 if half else 1e-6) * np.linalg.norm(want)
+
+
+def some(tiles: tuple[Tile, ...]) -> list[Tile]:
+    """One depth and number of stages for every division into rows, columns and warps, these changing along the way."""
+    by_shape: dict[tuple, list[Tile]] = {}
+    for tile in tiles:
+        by_shape.setdefault((tile.rows, tile.columns, tile.warps), []).append(tile)
+    return [group[i % len(group)] for i, group in enumerate(by_shape.values())]
+
+
+@pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])
+@pytest.mark.parametrize("case", ["points", "window"])
+def test_tiles(device, monkeypatch, half: bool, case: str) -> None:
+    """Partly filled tiles in every direction, depths that are one step and several."""
+    if case == "points":
+        graph, x = network((2, 9, 8, 72), (44, 1, 1, 72), residual=False)
+    else:
+        graph, x = network((1, 9, 7, 12), (20, 3, 3, 12), Conv2D((2, 1), (1, 2), (1, 2)))
+    for tile in some(candidates(half)):
+        monkeypatch.setattr(convolution, "ranked", lambda product, units, tile=tile: [tile])
+        try:
+            check(device, graph, x, half)
+        except Exception as error:
+            raise AssertionError(f"tile {tile}: {error}") from error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])
+@pytest.mark.parametrize("shape", [(1, 5, 5, 3), (2, 14, 14, 64), (1, 17, 3, 136)])
+def test_all_tiles(device, monkeypatch, half: bool, shape) -> None:
+    graph, x = network(shape, (17, 3, 3, shape[3]), Conv2D((1, 1), (1, 1), (1, 1)))
+    for tile in candidates(half):
+        monkeypatch.setattr(convolution, "ranked", lambda product, units, tile=tile: [tile])
+        check(device, graph, x, half)
+
+
+@pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])
+@pytest.mark.parametrize("channels", [1, 3, 4, 5, 8, 12, 17, 32])
+@pytest.mark.parametrize("window", [(1, 1), (3, 2)])
+def test_channels(device, half: bool, channels: int, window) -> None:
+    graph, x = network((3, 5, 6, channels), (channels, *window, channels), residual=window == (1, 1))
+    check(device, graph, x, half)
+
+
+@pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])
+@pytest.mark.parametrize("op", [
+    Conv2D((1, 1), (1, 1), (1, 1)), Conv2D((2, 2), (1, 1), (1, 0)), Conv2D((1, 3), (2, 1), (2, 1)),
+    Conv2D((3, 3), (1, 1), (0, 0)), Conv2D((1, 1), (4, 3), (4, 3)),
+])  # fmt: skip
+def test_windows(device, half: bool, op: Conv2D) -> None:
+    for channels in (3, 16):
+        graph, x = network((2, 13, 11, channels), (9, 3, 3, channels), op)
+        check(device, graph, x, half)
+
+
+def test_chosen_tiles_fit_the_product() -> None:
+    few = Product(49, 1024, 1024, True)
+    many = Product(64 * 112 * 112, 64, 32, True)
+    assert ranked(few, 132)[0].rows < ranked(many, 132)[0].rows
+    for product in (few, many, Product(1, 1, 1, False), Product(10**6, 3, 648, True)):
+        costs = [cost(product, tile, 132) for tile in ranked(product, 132)]
+        assert costs and costs == sorted(costs)
