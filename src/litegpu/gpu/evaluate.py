@@ -271,9 +271,20 @@ def _windows(
 
 def _conv2d(op: Conv2D, x: Array, weights: Array, shape: Shape) -> Array:
     outputs, kh, kw, depth = weights.shape
+    x = np.repeat(np.repeat(x, op.upsample[0], 1), op.upsample[1], 2)
+    padding = op.padding
+    if op.border != "zero":
+        after = [
+            max(0, (o - 1) * s + (k - 1) * d + 1 - n - p)
+            for o, s, k, d, n, p in zip(
+                shape[1:3], op.stride, (kh, kw), op.dilation, x.shape[1:3], padding, strict=True
+            )
+        ]
+        x = np.pad(x, [(0, 0), *zip(padding, after, strict=True), (0, 0)], mode=op.border)  # type: ignore[call-overload]
+        padding = (0, 0)
     total = np.zeros((op.groups, shape[0] * shape[1] * shape[2], outputs // op.groups))
     grouped = weights.astype(np.float64).reshape(op.groups, outputs // op.groups, kh, kw, depth)
-    for ky, kx, cell in _windows(x.astype(np.float64), shape, (kh, kw), op.stride, op.dilation, op.padding, 0):
+    for ky, kx, cell in _windows(x.astype(np.float64), shape, (kh, kw), op.stride, op.dilation, padding, 0):
         columns = cell.reshape(-1, op.groups, depth).transpose(1, 0, 2)
         total += columns @ grouped[:, :, ky, kx].transpose(0, 2, 1)
     return total.transpose(1, 0, 2).reshape(shape).astype(np.float32)

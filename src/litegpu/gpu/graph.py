@@ -196,12 +196,17 @@ class Elementwise:
 class Conv2D:
     """inputs: x [B,H,W,G*I], weights [O,KH,KW,I] -> [B,OH,OW,O]. `padding` is what lies before (top, left); what lies
     after follows from the output's shape. Output channel o reads input group o // (O/groups).
-    Weights may be a runtime value (groups == 1)."""
+    Weights may be a runtime value (groups == 1).
+    Each input pixel counts `upsample` times (down, across) before anything else, as after a nearest-neighbour resize;
+    `border` says what lies outside then: "zero", or its mirror image, "reflect" or "symmetric" as in Mirror (with
+    groups == 1 and a window of more than one tap)."""
 
     stride: tuple[int, int] = (1, 1)
     dilation: tuple[int, int] = (1, 1)
     padding: tuple[int, int] = (0, 0)
     groups: int = 1
+    upsample: tuple[int, int] = (1, 1)
+    border: str = "zero"
 
 
 @dataclass(frozen=True)

@@ -127,3 +127,22 @@ def test_not_finite() -> None:
         result = check_node(builder, {x: data})
         reached = min(8, pad + 1) ** 2
         assert np.isnan(result[..., 0]).sum() == reached
+
+
+@pytest.mark.parametrize("border", ["zero", "reflect", "symmetric"])
+@pytest.mark.parametrize("upsample", [(1, 1), (2, 3)])
+def test_borders_and_enlargements(border: str, upsample: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    for channels, padding, stride in ((3, (2, 1), (1, 1)), (8, (1, 2), (2, 1)), (5, (0, 0), (1, 3))):
+        shape, taps = (2, 5, 6, channels), (5, 3)
+        size = [
+            (n * u + 2 * p - k) // s + 1
+            for n, u, p, k, s in zip(shape[1:3], upsample, padding, taps, stride, strict=True)
+        ]
+        builder = GraphBuilder()
+        x = builder.value(shape, DType.FLOAT32)
+        weights = builder.constant(rng.standard_normal((6, *taps, channels)))
+        y = builder.value((2, *size, 6), DType.FLOAT32)
+        op = Conv2D(stride, (1, 1), padding, upsample=upsample, border=border)
+        builder.node(op, [x, weights], y)
+        check_node(builder, {x: rng.standard_normal(shape)}, interpret=channels == 3)

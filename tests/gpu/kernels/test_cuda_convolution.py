@@ -10,7 +10,7 @@ import pytest
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_node
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, apply
-from litegpu.gpu.kernels.cuda import convolution
+from litegpu.gpu.kernels.cuda import convolution, window
 from litegpu.gpu.kernels.cuda.tile import Product, Tile, candidates, cost, ranked
 
 pytestmark = pytest.mark.cuda
@@ -41,8 +41,8 @@ def network(shape, weights, op=PLAIN, *, residual=False, seed=0):
     inner = builder.value(shape, DType.FLOAT32)
     builder.node(Conv2D(), [x, builder.constant(np.eye(c, dtype=np.float32).reshape(c, 1, 1, c))], inner)
     size = [
-        (n + 2 * p - ((k - 1) * d + 1)) // s + 1
-        for n, p, k, d, s in zip((h, w), op.padding, (kh, kw), op.dilation, op.stride, strict=True)
+        (n * u + 2 * p - ((k - 1) * d + 1)) // s + 1
+        for n, u, p, k, d, s in zip((h, w), op.upsample, op.padding, (kh, kw), op.dilation, op.stride, strict=True)
     ]
     out = builder.value((b, *size, outputs), DType.FLOAT32)
     matrix = builder.constant(rng.standard_normal(weights) / np.sqrt(kh * kw * c))
@@ -55,10 +55,11 @@ def network(shape, weights, op=PLAIN, *, residual=False, seed=0):
     return builder.graph([x], [out]), rng.standard_normal(shape).astype(np.float32)
 
 
-def run(device, graph, values: Mapping[int, np.ndarray], half: bool) -> np.ndarray:
+def run(device, graph, values: Mapping[int, np.ndarray], half: bool, kernel: str) -> np.ndarray:
     program = build_program(graph, device.features, "cuda", half=half)
-    names = [program.kernels[d.kernel].name for d in program.dispatches]
-    assert all(n == ("tensor_convolution" if half else "tiled_convolution") for n in names), names
+    names = {program.kernels[d.kernel].name for d in program.dispatches}
+    assert names <= ({"tensor_convolution", "window_convolution"} if half else {"tiled_convolution"}), names
+    assert kernel in names
     session = device.session(program)
     try:
         for i, v in enumerate(graph.inputs):
@@ -71,16 +72,17 @@ def run(device, graph, values: Mapping[int, np.ndarray], half: bool) -> np.ndarr
     return out
 
 
-def expected(graph, values: Mapping[int, np.ndarray], half: bool) -> np.ndarray:
+def expected(graph, values: Mapping[int, np.ndarray]) -> np.ndarray:
     known = {i: v.data for i, v in graph.values.items() if v.data is not None} | dict(values)
     for node in graph.nodes:
         known[node.output] = evaluate_node(node, known, graph)
     return known[graph.outputs[0]]
 
 
-def check(device, graph, x: np.ndarray, half: bool) -> None:
+def check(device, graph, x: np.ndarray, half: bool, kernel: str = "") -> None:
     values = {graph.inputs[0]: x}
-    got, want = run(device, graph, values, half), expected(graph, values, half)
+    got = run(device, graph, values, half, kernel or ("tensor_convolution" if half else "tiled_convolution"))
+    want = expected(graph, values)
     assert np.isfinite(got).all()
     assert np.linalg.norm(got - want) <= (2e-3 if half else 1e-6) * np.linalg.norm(want)
 
@@ -93,6 +95,11 @@ def some(tiles: tuple[Tile, ...]) -> list[Tile]:
     return [group[i % len(group)] for i, group in enumerate(by_shape.values())]
 
 
+def use_tile(monkeypatch, tile: Tile) -> None:
+    monkeypatch.setattr(convolution, "ranked", lambda product, units: [tile])
+    monkeypatch.setattr(window, "ranked", lambda layer, units: [])
+
+
 @pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])
 @pytest.mark.parametrize("case", ["points", "window"])
 def test_tiles(device, monkeypatch, half: bool, case: str) -> None:
@@ -102,7 +109,7 @@ def test_tiles(device, monkeypatch, half: bool, case: str) -> None:
     else:
         graph, x = network((1, 9, 7, 12), (20, 3, 3, 12), Conv2D((2, 1), (1, 2), (1, 2)))
     for tile in some(candidates(half)):
-        monkeypatch.setattr(convolution, "ranked", lambda product, units, tile=tile: [tile])
+        use_tile(monkeypatch, tile)
         try:
             check(device, graph, x, half)
         except Exception as error:
@@ -115,15 +122,15 @@ def test_tiles(device, monkeypatch, half: bool, case: str) -> None:
 def test_all_tiles(device, monkeypatch, half: bool, shape) -> None:
     graph, x = network(shape, (17, 3, 3, shape[3]), Conv2D((1, 1), (1, 1), (1, 1)))
     for tile in candidates(half):
-        monkeypatch.setattr(convolution, "ranked", lambda product, units, tile=tile: [tile])
+        use_tile(monkeypatch, tile)
         check(device, graph, x, half)
 
 
 @pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])
 @pytest.mark.parametrize("channels", [1, 3, 4, 5, 8, 12, 17, 32])
-@pytest.mark.parametrize("window", [(1, 1), (3, 2)])
-def test_channels(device, half: bool, channels: int, window) -> None:
-    graph, x = network((3, 5, 6, channels), (channels, *window, channels), residual=window == (1, 1))
+@pytest.mark.parametrize("taps", [(1, 1), (3, 2)])
+def test_channels(device, half: bool, channels: int, taps) -> None:
+    graph, x = network((3, 5, 6, channels), (channels, *taps, channels), residual=taps == (1, 1))
     check(device, graph, x, half)
 
 
@@ -136,6 +143,34 @@ def test_windows(device, half: bool, op: Conv2D) -> None:
     for channels in (3, 16):
         graph, x = network((2, 13, 11, channels), (9, 3, 3, channels), op)
         check(device, graph, x, half)
+
+
+@pytest.mark.parametrize("border", ["zero", "reflect", "symmetric"])
+def test_blocks(device, monkeypatch, border: str) -> None:
+    """The kernel for windows: every block, channels that are whole chunks, half of one, and neither."""
+    monkeypatch.setattr(window, "cost", lambda layer, block, units: 0)
+    for i, block in enumerate(window.candidates()):
+        channels, stride, dilation = ((8, 20, 5, 32)[i % 4], 1 + i % 2, 1 + i // 2 % 2)
+        op = Conv2D((stride, 1), (1, dilation), (1, dilation), border=border, upsample=((1, 1), (2, 3))[i // 4 % 2])
+        graph, x = network((2, 5, 9, channels), (10 if block.columns == 8 else 20, 3, 3, channels), op)
+        monkeypatch.setattr(window, "ranked", lambda layer, units, block=block: [block])
+        monkeypatch.setattr(convolution, "cost", lambda product, tile, units: 1)
+        try:
+            check(device, graph, x, True, "window_convolution")
+        except Exception as error:
+            raise AssertionError(f"{block}, {channels} channels, {op}: {error}") from error
+
+
+@pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])
+def test_borders_by_tiles(device, monkeypatch, half: bool) -> None:
+    monkeypatch.setattr(window, "ranked", lambda layer, units: [])
+    for channels, border in ((3, "reflect"), (16, "reflect"), (8, "symmetric")):
+        for op in (
+            Conv2D((1, 1), (1, 1), (2, 1), border=border),
+            Conv2D(padding=(1, 2), border=border, upsample=(2, 2)),
+        ):
+            graph, x = network((2, 6, 7, channels), (9, 5, 3, channels), op)
+            check(device, graph, x, half)
 
 
 def test_chosen_tiles_fit_the_product() -> None:

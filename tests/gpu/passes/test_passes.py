@@ -19,10 +19,12 @@ from litegpu.gpu.graph import (
     Elementwise,
     Graph,
     GraphBuilder,
+    Mirror,
     Pad,
     Pool2D,
     Reduce,
     Reshape,
+    Resize2D,
     Slice,
     Softmax,
     apply,
@@ -174,3 +176,24 @@ def test_fusion_respects_the_number_of_buffers() -> None:
         graph = optimise(b.graph(xs, [total]), Features(max_buffers=limit))
         assert max(len(set(n.reads)) + 1 for n in graph.nodes) <= limit
         assert len(graph.nodes) <= -(-11 // (limit - 2))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("times", [1, 2, 3])
+def test_mirrored_borders_and_enlargements_become_the_convolution_s_own(symmetric: bool, times: int) -> None:
+    rng = np.random.default_rng(0)
+    builder = GraphBuilder()
+    x = builder.value((2, 5, 4, 3), DType.FLOAT32)
+    resized = builder.node(Resize2D("nearest"), [x], builder.value((2, 5 * times, 4 * times, 3), DType.FLOAT32))
+    shape = (2, 5 * times + 3, 4 * times + 4, 3)
+    mirrored = builder.node(
+        Copy((Mirror((0, 2, 3, 0), (0, 1, 1, 0), symmetric),)), [resized], builder.value(shape, DType.FLOAT32)
+    )
+    weights = builder.constant(rng.standard_normal((4, 3, 2, 3)))
+    out = builder.value((2, shape[1] - 2, shape[2] - 1, 4), DType.FLOAT32)
+    graph = builder.graph([x], [builder.node(Conv2D(), [mirrored, weights], out)])
+    optimised = optimise(graph, Features())
+    (node,) = optimised.nodes
+    assert node.op == Conv2D(padding=(2, 3), upsample=(times, times), border="symmetric" if symmetric else "reflect")
+    values = [rng.standard_normal((2, 5, 4, 3)).astype(np.float32)]
+    np.testing.assert_allclose(evaluate_graph(optimised, values)[0], evaluate_graph(graph, values)[0], rtol=1e-6)

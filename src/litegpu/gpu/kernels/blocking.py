@@ -12,6 +12,7 @@ import numpy as np
 from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.access import Index, Operands, Sink, address, divide, remainder
 from litegpu.gpu.kernels.context import Context
+from litegpu.gpu.kernels.movement import mirrored
 from litegpu.gpu.lang import Array, Kernel, Memory, Value, f16x4, f32x4, u32
 from litegpu.gpu.lang.features import Features
 
@@ -151,7 +152,8 @@ def linear_pixels(k: Kernel, block: Value, shape: Shape, n: int) -> Pixels:
 class Axis:
     """How output positions and taps of a window map to input positions along one axis.
 
-    `last` is the largest output position that is asked for, whether or not it is a real one.
+    `size` counts each input element `upsample` times; `border` is as in Conv2D. `last` is the largest output position
+    that is asked for, whether or not it is a real one.
     """
 
     size: int
@@ -161,25 +163,35 @@ class Axis:
     dilation: int
     padding: int
     last: int = 0
+    upsample: int = 1
+    border: str = "zero"
 
     @property
     def padded(self) -> bool:
-        """Whether some tap of a real output position lies outside."""
+        """Whether some tap of a real output position lies outside, where zeros are."""
+        return self.border == "zero" and self._outside
+
+    @property
+    def _outside(self) -> bool:
         return self.padding > 0 or self._end(self.out - 1) >= self.size
 
     def at(self, k: Kernel, o: Index, offset: Index) -> tuple[Value, Value | None]:
         """The input position `o * stride + offset - padding`, clamped to the input, and whether it lay inside (None:
         always, or it does not matter). Offset is tap * dilation."""
         o = k.const(o, u32) if isinstance(o, int) else o
+        if self.border != "zero" and self._outside:
+            turned = mirrored(k, o * self.stride + offset, self.size, self.padding, 1, self.border == "symmetric")
+            assert isinstance(turned, Value)
+            return k.min(turned, self.size - 1) // self.upsample, None
         if isinstance(offset, int):
             i = o * self.stride + (offset - self.padding) % (1 << 32)
         else:
             i = o * self.stride + offset - self.padding
         if self.padded:
-            return k.min(i, self.size - 1), i < self.size
+            return k.min(i, self.size - 1) // self.upsample, i < self.size
         if self._end(max(self.last, self.out - 1)) >= self.size:
-            return k.min(i, self.size - 1), None
-        return i, None
+            i = k.min(i, self.size - 1)
+        return i // self.upsample, None
 
     def cells(self, k: Kernel, o: Index) -> Value:
         """How many taps of output position `o`, with dilation 1, lie inside."""
@@ -194,15 +206,15 @@ class Axis:
 
 def window_axes(
     ctx: Context, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int],
-    padding: tuple[int, int], neighbours: int = 1,
+    padding: tuple[int, int], neighbours: int = 1, upsample: tuple[int, int] = (1, 1), border: str = "zero",
 ) -> tuple[Axis, Axis]:  # fmt: skip
     """The vertical and horizontal axis of a window over the node's first input; threads compute `neighbours` pixels of
     a row, perhaps past its end."""
     (_, h, w, _), (_, oh, ow, _) = ctx.value(ctx.node.inputs[0]).shape, ctx.output.shape
     last = -(-ow // neighbours) * neighbours - 1
     return (
-        Axis(h, oh, kernel[0], stride[0], dilation[0], padding[0], oh - 1),
-        Axis(w, ow, kernel[1], stride[1], dilation[1], padding[1], last),
+        Axis(h * upsample[0], oh, kernel[0], stride[0], dilation[0], padding[0], oh - 1, upsample[0], border),
+        Axis(w * upsample[1], ow, kernel[1], stride[1], dilation[1], padding[1], last, upsample[1], border),
     )
 
 

@@ -129,7 +129,7 @@ def _spatial(k: Kernel, ctx: Context, tile: Tile, blocks: int, operands: Operand
     place = Place(k, tile, blocks, -(-outputs // 4))
     pixels = row_pixels(place.block, shape, n)
     b, y, x = pixels.coordinates[0]
-    vertical, horizontal = window_axes(ctx, (kh, kw), op.stride, op.dilation, op.padding, n)
+    vertical, horizontal = window_axes(ctx, (kh, kw), op.stride, op.dilation, op.padding, n, op.upsample, op.border)
     first = _first_input(ctx, place)
     sums = k.array(n * tile.quads, k.const(0.0, f32x4))
 

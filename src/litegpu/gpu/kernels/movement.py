@@ -60,7 +60,7 @@ def origin(k: Kernel, steps: Sequence[Step], shapes: Sequence[Shape], at: Sequen
                 for axis, (b, a) in enumerate(zip(before, after, strict=True)):
                     i = coordinates[axis]
                     if not isinstance(i, Quad):
-                        coordinates[axis] = _mirrored(k, i, shape[axis], b, a, symmetric)
+                        coordinates[axis] = mirrored(k, i, shape[axis], b, a, symmetric)
             case Tile(multiples):
                 coordinates = [_tiled(i, n, m) for i, n, m in zip(coordinates, shape, multiples, strict=True)]
             case Take(axis, indices):
@@ -179,7 +179,7 @@ def _within(i: Coordinate, n: int) -> Value | bool:
     return 0 <= i < n if isinstance(i, int) else i < n
 
 
-def _mirrored(k: Kernel, i: Index, n: int, before: int, after: int, symmetric: bool) -> Index:
+def mirrored(k: Kernel, i: Index, n: int, before: int, after: int, symmetric: bool) -> Index:
     """TFLite's MirrorPad: at the edges the index turns around, with the edge element repeated if `symmetric`."""
     edge = 1 if symmetric else 0
     if isinstance(i, int):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from litegpu.gpu.graph import Resize2D
 from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.movement import move
 from litegpu.gpu.lower.registry import FLOAT, STATIC, lowers
 
 
@@ -19,4 +20,7 @@ def resize(ctx: OpContext) -> None:
     aligned, centred = bool(ctx.option("align_corners", False)), bool(ctx.option("half_pixel_centers", False))
     kind = "bilinear" if ctx.operator.name == "RESIZE_BILINEAR" else "nearest"
     ctx.require(not (aligned and centred and kind == "bilinear"), "align_corners with half_pixel_centers is undefined")
+    if kind == "nearest" and tuple(size) == tuple(x[1:3]):
+        move(ctx, [])
+        return
     ctx.add(Resize2D(kind, aligned, centred), [ctx.value(0)], ctx.output_value())

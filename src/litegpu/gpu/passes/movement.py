@@ -1,8 +1,10 @@
-"""Join chains of copies into one, drop those that move nothing, and let convolutions do their own zero padding."""
+"""Join chains of copies into one, drop those that move nothing, and let convolutions do their own padding."""
 
 from __future__ import annotations
 
 import dataclasses
+
+import numpy as np
 
 from litegpu.gpu.graph import (
     RESULT,
@@ -15,6 +17,7 @@ from litegpu.gpu.graph import (
     Node,
     Pad,
     Reshape,
+    Resize2D,
     Shape,
     Slice,
     Step,
@@ -69,6 +72,58 @@ def absorb_padding(graph: Graph) -> Graph:
                 )
         nodes.append(node)
     return drop_unused(GraphBuilder(dict(graph.values), nodes).graph(graph.inputs, graph.outputs))
+
+
+def absorb_border(graph: Graph) -> Graph:
+    """A mirrored border in front of a convolution, and a nearest-neighbour enlargement in front of that, become the
+    convolution's own: it reads what lies outside, or counts several times, from where it comes from."""
+    producer, consumers = graph.producer(), graph.consumers()
+
+    def alone(v: int) -> Node | None:
+        return producer.get(v) if len(consumers[v]) == 1 and v not in graph.outputs else None
+
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        op = node.op
+        if not isinstance(op, Conv2D) or op.groups > 1 or graph.values[node.inputs[1]].shape[1:3] == (1, 1):
+            nodes.append(node)
+            continue
+        copy = alone(node.inputs[0])
+        match copy:
+            case Node(Copy((Mirror((0, top, left, 0), (0, _, _, 0), symmetric),)), _, _, epilogue) if (
+                epilogue == RESULT and op.padding == (0, 0) and op.border == "zero"
+            ):
+                op = dataclasses.replace(op, padding=(top, left), border="symmetric" if symmetric else "reflect")
+                node = _reading_from(node, op, copy)
+        resize = alone(node.inputs[0])
+        if resize is not None and resize.epilogue == RESULT:
+            times = _enlargement(resize, graph)
+            if times is not None and op.upsample == (1, 1):
+                node = _reading_from(node, dataclasses.replace(op, upsample=times), resize)
+        nodes.append(node)
+    return drop_unused(GraphBuilder(dict(graph.values), nodes).graph(graph.inputs, graph.outputs))
+
+
+def _reading_from(node: Node, op: Conv2D, before: Node) -> Node:
+    """The convolution `node` as `op` on the input of `before`."""
+    inputs, sources = (before.inputs[0], *node.inputs[1:]), tuple(sorted({*before.sources, *node.sources}))
+    return dataclasses.replace(node, op=op, inputs=inputs, sources=sources)
+
+
+def _enlargement(node: Node, graph: Graph) -> tuple[int, int] | None:
+    """How often a nearest-neighbour resize repeats each row and column, if that is a whole number for all of them."""
+    match node.op:
+        case Resize2D("nearest", False):
+            (_, h, w, _), (_, oh, ow, _) = (graph.values[v].shape for v in (node.inputs[0], node.output))
+            whole = oh % h == ow % w == 0 and all(_repeats(n, m, node.op) for n, m in ((h, oh), (w, ow)))
+            return (oh // h, ow // w) if whole else None
+    return None
+
+
+def _repeats(n: int, m: int, op: Resize2D) -> bool:
+    """Whether output i of m comes from input i // (m / n): TFLite reckons in float32."""
+    i = np.arange(m, dtype=np.float32) + np.float32(0.5 if op.half_pixel_centers else 0)
+    return bool(np.array_equal(np.floor(i * np.float32(n / m)), np.arange(m) // (m // n)))
 
 
 def simplify(steps: tuple[Step, ...], shape: Shape) -> tuple[Step, ...]:

@@ -3,7 +3,8 @@
 // next steps run while the tensor cores (HALF) or plain multiplications (float) work on this one. Sums are float.
 //
 // Constants from the host: HALF; BM BN BK STAGES; WARPS_M WARPS_N WARPS_K (warps along rows, columns and depth); TILES_N;
-// PIXELS QUADS (of the output); OUT_H OUT_W; H W CHANNELS (of the input); KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*;
+// PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input,
+// upsampled); UPSAMPLE_*, BORDER (border.cu); CHANNELS KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*;
 // OFFSET PITCH_B PITCH_Y PITCH_X PITCH_C (elements, of the input's view); DEPTH (of the packed weights); ACCESS, one of:
 #define POINTS 0  // 1x1, and pixel p lies at p * PITCH_X: rows are copied as they are
 #define WINDOW 1  // copies of VECTOR channels of one tap each
@@ -30,12 +31,12 @@ INLINE unsigned place(unsigned row, unsigned chunk) {
 }
 
 // The input position of the first tap of an output pixel, and where its image begins.
-struct Pixel { unsigned image; int y, x; };
+struct Pixel { unsigned image; int y, x; bool real; };
 
 INLINE Pixel find(unsigned pixel) {
-  if (pixel >= PIXELS) return {0, -(1 << 29), 0};  // every tap is outside
   const unsigned row = pixel / OUT_W;
-  return {row / OUT_H * PITCH_B, (int)(row % OUT_H * STRIDE_Y) - PADDING_Y, (int)(pixel % OUT_W * STRIDE_X) - PADDING_X};
+  return {row / OUT_H * PITCH_B, (int)(row % OUT_H * STRIDE_Y) - PADDING_Y, (int)(pixel % OUT_W * STRIDE_X) - PADDING_X,
+          pixel < PIXELS};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, const Element* __restrict__ w EPILOGUE_BUFFERS) {
@@ -81,9 +82,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 #pragma unroll
       for (unsigned e = 0; e < PER_CHUNK; e++) {
         const unsigned k = depth * PER_CHUNK + e, tap = k / CHANNELS, channel = k % CHANNELS;
-        const int iy = pixels[i].y + (int)(tap / KERNEL_W * DILATION_Y);
-        const int ix = pixels[i].x + (int)(tap % KERNEL_W * DILATION_X);
-        const bool real = tap < TAPS && (unsigned)iy < H && (unsigned)ix < W;
+        bool real = tap < TAPS && pixels[i].real;
+        const int iy = inside(pixels[i].y + (int)(tap / KERNEL_W * DILATION_Y), H, UPSAMPLE_Y, real);
+        const int ix = inside(pixels[i].x + (int)(tap % KERNEL_W * DILATION_X), W, UPSAMPLE_X, real);
         const unsigned from = pixels[i].image + iy * PITCH_Y + ix * PITCH_X + channel * PITCH_C + OFFSET;
         values[e] = real ? LOAD(x[from]) : 0.0f;
       }
@@ -98,8 +99,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
       const bool real = pixels[i] < PIXELS && tap == 0;
       const unsigned from = pixels[i] * PITCH_X + channel + OFFSET;
 #else
-      const int iy = pixels[i].y + dy, ix = pixels[i].x + dx;
-      const bool real = tap < TAPS && (unsigned)iy < H && (unsigned)ix < W;
+      bool real = tap < TAPS && pixels[i].real;
+      const int iy = inside(pixels[i].y + dy, H, UPSAMPLE_Y, real);
+      const int ix = inside(pixels[i].x + dx, W, UPSAMPLE_X, real);
       const unsigned from = pixels[i].image + iy * PITCH_Y + ix * PITCH_X + channel + OFFSET;
 #endif
 #if VECTOR == 4 && HALF

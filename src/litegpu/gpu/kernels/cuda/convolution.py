@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.graph import Conv2D, DType, Reshape
+from litegpu.gpu.graph import Conv2D, DType
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.cuda import window
+from litegpu.gpu.kernels.cuda.layer import LOAD, Layer
 from litegpu.gpu.kernels.cuda.source import native_launch
-from litegpu.gpu.kernels.cuda.tile import Product, Tile, ranked
-from litegpu.gpu.view import View, follow
-
-_LOAD = {DType.FLOAT16: ("unsigned short", "half_to_float(value)"), DType.FLOAT32: ("float", "value")}
+from litegpu.gpu.kernels.cuda.tile import Product, Tile, cost, ranked
 
 
 def build(ctx: Context) -> list[Launch] | None:
@@ -26,105 +24,56 @@ def build(ctx: Context) -> list[Launch] | None:
         return None
     source = ctx.views[node.inputs[0]]
     half = ctx.half and bool(np.all(np.abs(weights) <= np.finfo(np.float16).max))
-    if source.dtype not in _LOAD or (source.dtype is DType.FLOAT16 and not half):
+    if source.dtype not in LOAD or (source.dtype is DType.FLOAT16 and not half):
         return None
     layer = Layer(op, source, weights, ctx.output.shape, half)
-    tiles = ranked(layer.product, ctx.features.compute_units)
+    units = ctx.features.compute_units
+    blocks, tiles = window.ranked(layer, units), ranked(product_of(layer), units)
     if ctx.tuner is None:
-        return [launch(ctx, layer, tiles[0])]
-    launches = [launch(ctx, layer, tile) for tile in tiles[: ctx.tuner.most]]
+        by_block = bool(blocks) and window.cost(layer, blocks[0], units) < cost(product_of(layer), tiles[0], units)
+        return [window.launch(ctx, layer, blocks[0]) if by_block else launch(ctx, layer, tiles[0])]
+    share = ctx.tuner.most // 2 if blocks else 0
+    launches = [window.launch(ctx, layer, block) for block in blocks[:share]]
+    launches += [launch(ctx, layer, tile) for tile in tiles[: ctx.tuner.most - len(launches)]]
     times = ctx.tuner.times(launches)
     return [launches[times.index(min(times))]]
 
 
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """A convolution: what of it the kernel must know."""
+def product_of(layer: Layer) -> Product:
+    """The convolution as a matrix product."""
+    return Product(math.prod(layer.shape[:3]), layer.shape[3], layer.depth, layer.half, layer.vector == 0)
 
-    op: Conv2D
-    source: View
-    weights: np.ndarray  # [O, KH, KW, I]
-    shape: tuple[int, ...]  # of the output
-    half: bool
 
-    @property
-    def per_chunk(self) -> int:
-        """Elements in the 16 bytes that are copied at once."""
-        return 8 if self.half else 4
-
-    @property
-    def vector(self) -> int:
-        """Channels that can be copied at once: those of a whole chunk, half a chunk, or none."""
-        view, n = self.source, self.per_chunk
-        if (view.dtype is DType.FLOAT16) != self.half or not (view.vector and view.whole_quads):
-            return 0
-        strides = [s for s, size in zip(view.strides[:3], view.shape[:3], strict=True) if size > 1]
-        aligned = not any(k % n for k in (*strides, view.offset, view.quads * 4))
-        return n if aligned else 4
-
-    @property
-    def pitch(self) -> int | None:
-        """The distance from pixel to pixel, if output pixel p needs input pixel p alone and there is one."""
-        b, h, w, c = self.source.shape
-        plain: bool = self.weights.shape[1:3] == (1, 1) and self.op.stride == (1, 1) and self.op.padding == (0, 0)
-        if not plain or (h, w) != self.shape[1:3]:
-            return None
-        flat = follow(self.source, (Reshape((b, h, w, c), (1, 1, b * h * w, c)),))
-        return None if flat is None else flat.strides[2]
-
-    @property
-    def access(self) -> str:
-        if not self.vector:
-            return "GATHER"
-        return "WINDOW" if self.pitch is None else "POINTS"
-
-    @property
-    def depth(self) -> int:
-        """Products of an output: taps times channels, these in whole chunks if they are copied as such."""
-        _, kh, kw, inputs = self.weights.shape
-        n = self.per_chunk if self.vector else 1
-        return int(kh * kw * (-(-inputs // n) * n))
-
-    @property
-    def product(self) -> Product:
-        return Product(math.prod(self.shape[:3]), self.shape[3], self.depth, self.half, self.vector == 0)
-
-    def packed(self, tile: Tile) -> np.ndarray:
-        """The weights as [outputs, depth], both in whole tiles."""
-        outputs, kh, kw, inputs = self.weights.shape
-        channels = self.depth // (kh * kw)
-        columns, depth = -(-outputs // tile.columns) * tile.columns, -(-self.depth // tile.depth) * tile.depth
-        result = np.zeros((columns, depth), np.float16 if self.half else np.float32)
-        window = result[:outputs, : self.depth].reshape(outputs, kh, kw, channels)
-        window[..., :inputs] = self.weights
-        result[:outputs, : self.depth] = window.reshape(outputs, -1)
-        return result
+def packed(layer: Layer, tile: Tile) -> np.ndarray:
+    """The weights as [outputs, depth], both in whole tiles."""
+    outputs, kh, kw, inputs = layer.weights.shape
+    channels = layer.depth // (kh * kw)
+    columns, depth = -(-outputs // tile.columns) * tile.columns, -(-layer.depth // tile.depth) * tile.depth
+    rows = np.zeros((outputs, kh * kw, channels), np.float16 if layer.half else np.float32)
+    rows[..., :inputs] = layer.weights.reshape(outputs, kh * kw, inputs)
+    result = np.zeros((columns, depth), rows.dtype)
+    result[:outputs, : layer.depth] = rows.reshape(outputs, -1)
+    return result
 
 
 def launch(ctx: Context, layer: Layer, tile: Tile) -> Launch:
     """The convolution with the given tile; see convolution.cu for the constants."""
-    op, view = layer.op, layer.source
-    weights = layer.packed(tile)
-    rows, columns = -(-layer.product.rows // tile.rows), weights.shape[0] // tile.columns
-    source, load = _LOAD[view.dtype]
-    _, kh, kw, inputs = layer.weights.shape
+    product, view = product_of(layer), layer.source
+    weights = packed(layer, tile)
+    rows, columns = -(-product.rows // tile.rows), weights.shape[0] // tile.columns
+    source, load = LOAD[view.dtype]
     constants: dict[str, int | str] = {
-        "HALF": int(layer.half), "SOURCE": source, "LOAD(value)": load, "VECTOR": layer.vector,
+        **layer.constants(), "HALF": int(layer.half), "SOURCE": source, "LOAD(value)": load, "VECTOR": layer.vector,
         "BM": tile.rows, "BN": tile.columns, "BK": tile.depth, "STAGES": tile.stages,
         "WARPS_M": tile.warps[0], "WARPS_N": tile.warps[1], "WARPS_K": tile.warps[2],
-        "TILES_N": columns, "PIXELS": layer.product.rows, "QUADS": -(-layer.shape[3] // 4),
-        "OUT_H": layer.shape[1], "OUT_W": layer.shape[2], "H": view.shape[1], "W": view.shape[2],
-        "CHANNELS": view.quads * 4 if layer.vector else inputs, "KERNEL_W": kw, "TAPS": kh * kw,
-        "STRIDE_Y": op.stride[0], "STRIDE_X": op.stride[1],
-        "DILATION_Y": op.dilation[0], "DILATION_X": op.dilation[1],
-        "PADDING_Y": op.padding[0], "PADDING_X": op.padding[1],
-        "OFFSET": view.offset, "PITCH_B": view.strides[0], "PITCH_Y": view.strides[1],
-        "PITCH_X": view.strides[2] if layer.access != "POINTS" else layer.pitch or 0, "PITCH_C": view.strides[3],
+        "TILES_N": columns, "PIXELS": product.rows, "QUADS": -(-layer.shape[3] // 4),
         "DEPTH": weights.shape[1], "ACCESS": layer.access,
     }  # fmt: skip
+    if layer.access == "POINTS" and layer.pitch is not None:
+        constants["PITCH_X"] = layer.pitch
     operands: Operands = {"x": view, "w": weights}
     return native_launch(
-        ctx, "tensor_convolution" if layer.half else "tiled_convolution", ("device.cu", "convolution.cu"),
+        ctx, "tensor_convolution" if layer.half else "tiled_convolution", ("device.cu", "border.cu", "convolution.cu"),
         constants, operands, label="conv_2d", workgroup=(tile.threads, 1, 1), dispatch=(rows * columns, 1, 1),
         shared_bytes=tile.shared_bytes(layer.half), variant=str(tile),
     )  # fmt: skip

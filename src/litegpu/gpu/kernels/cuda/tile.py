@@ -82,14 +82,14 @@ def candidates(half: bool) -> tuple[Tile, ...]:
 def ranked(product: Product, units: int) -> list[Tile]:
     """The candidates that make sense, the cheapest on a device of `units` multiprocessors first."""
     sensible = [t for t in candidates(product.half) if _suits(t, product)]
-    return sorted(sensible, key=lambda tile: (cost(product, tile, units or USUAL_UNITS), tile.threads))
+    return sorted(sensible, key=lambda tile: (cost(product, tile, units), tile.threads))
 
 
 def _suits(tile: Tile, product: Product) -> bool:
     """Whether no smaller tile or pipeline does the same work."""
     steps = -(-product.depth // tile.depth)
     return (
-        (tile.depth < 2 * product.depth or tile.depth == 16)
+        (tile.depth < 2 * product.depth or tile.depth <= 64)
         and tile.stages <= max(2, steps + 1)
         and (tile.rows < 2 * product.rows or tile.rows == 16)
         and (tile.columns < 2 * product.columns or tile.columns == 16)
@@ -102,6 +102,7 @@ def cost(product: Product, tile: Tile, units: int) -> float:
     A workgroup waits for its first copies, then alternates between waiting for a step and computing it, then stores.
     Those that share a multiprocessor overlap, and share the rate of its copies and its arithmetic.
     """
+    units = units or USUAL_UNITS
     m, n = -(-product.rows // tile.rows), -(-product.columns // tile.columns)
     steps = -(-product.depth // tile.depth)
     groups = m * n

@@ -1,0 +1,85 @@
+"""What the native kernels must know of a convolution."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from litegpu.gpu.graph import Conv2D, DType, Reshape
+from litegpu.gpu.view import View, follow
+
+#: How an element of the input is declared, and how it becomes a float.
+LOAD = {DType.FLOAT16: ("unsigned short", "half_to_float(value)"), DType.FLOAT32: ("float", "value")}
+#: What is outside, as border.cu calls it.
+BORDER = {"zero": "ZERO", "reflect": "REFLECT", "symmetric": "SYMMETRIC"}
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A convolution: what of it the kernel must know."""
+
+    op: Conv2D
+    source: View
+    weights: np.ndarray  # [O, KH, KW, I]
+    shape: tuple[int, ...]  # of the output
+    half: bool
+
+    @property
+    def per_chunk(self) -> int:
+        """Elements in the 16 bytes that are copied at once."""
+        return 8 if self.half else 4
+
+    @property
+    def vector(self) -> int:
+        """Channels that can be copied at once: those of a whole chunk, half a chunk, or none."""
+        view, n = self.source, self.per_chunk
+        if (view.dtype is DType.FLOAT16) != self.half or not (view.vector and view.whole_quads):
+            return 0
+        strides = [s for s, size in zip(view.strides[:3], view.shape[:3], strict=True) if size > 1]
+        aligned = not any(k % n for k in (*strides, view.offset, view.quads * 4))
+        return n if aligned else 4
+
+    @property
+    def pitch(self) -> int | None:
+        """The distance from pixel to pixel, if output pixel p needs input pixel p alone and there is one."""
+        b, h, w, c = self.source.shape
+        plain: bool = (
+            self.op.upsample == (1, 1)
+            and self.weights.shape[1:3] == (1, 1)
+            and self.op.stride == (1, 1)
+            and self.op.padding == (0, 0)
+        )
+        if not plain or (h, w) != self.shape[1:3]:
+            return None
+        flat = follow(self.source, (Reshape((b, h, w, c), (1, 1, b * h * w, c)),))
+        return None if flat is None else flat.strides[2]
+
+    @property
+    def access(self) -> str:
+        if not self.vector:
+            return "GATHER"
+        return "WINDOW" if self.pitch is None else "POINTS"
+
+    @property
+    def depth(self) -> int:
+        """Products of an output: taps times channels, these in whole chunks if they are copied as such."""
+        _, kh, kw, inputs = self.weights.shape
+        n = self.per_chunk if self.vector else 1
+        return int(kh * kw * (-(-inputs // n) * n))
+
+    def constants(self) -> dict[str, int | str]:
+        """Those that all kernels have: the window, the input's size and view, the output's size."""
+        op, view = self.op, self.source
+        _, kh, kw, inputs = self.weights.shape
+        return {
+            "OUT_H": self.shape[1], "OUT_W": self.shape[2],
+            "H": view.shape[1] * op.upsample[0], "W": view.shape[2] * op.upsample[1],
+            "UPSAMPLE_Y": op.upsample[0], "UPSAMPLE_X": op.upsample[1], "BORDER": BORDER[op.border],
+            "CHANNELS": view.quads * 4 if self.vector else inputs, "KERNEL_W": kw, "TAPS": kh * kw,
+            "STRIDE_Y": op.stride[0], "STRIDE_X": op.stride[1],
+            "DILATION_Y": op.dilation[0], "DILATION_X": op.dilation[1],
+            "PADDING_Y": op.padding[0], "PADDING_X": op.padding[1], "OFFSET": view.offset,
+            "PITCH_B": view.strides[0], "PITCH_Y": view.strides[1], "PITCH_X": view.strides[2],
+            "PITCH_C": view.strides[3],
+        }  # fmt: skip
