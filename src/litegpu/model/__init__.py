@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from litegpu.model.batch import with_batch
 from litegpu.model.model_type import Kind, ModelType, model_type
 from litegpu.model.reader import read_model
 from litegpu.model.types import Model, Operator, Quantization, Signature, Sparsity, Subgraph, Tensor, TensorType
@@ -26,5 +27,6 @@ __all__ = [
     "quantized",
     "read_model",
     "verify_model",
+    "with_batch",
     "write_model",
 ]
