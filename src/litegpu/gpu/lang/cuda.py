@@ -84,7 +84,6 @@ class _Module(Printer):
     def print(self) -> str:
         k = self.kernel
         self.depth = 1
-        self.line("launch_dependents();")
         guarded = k.dispatch != k.grid
         if guarded:
             columns, rows, _ = k.dispatch
@@ -419,6 +418,7 @@ class _Module(Printer):
         if self.waits and _touches_arena(s):
             self.waits = False
             self.line("wait_for_predecessors();")
+            self.line("launch_dependents();")  # not before: a third kernel would take the second one's place
         super()._statement(s)
 
     def bind(self, name: str, type: Type, text: str) -> str:

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 #: Of each kernel that the option `tuning` lets measure.
 CANDIDATES = {"fast": 8, "full": 64}
+#: How much of a multiprocessor's fast memory is shared memory rather than cache, in percent, where kernels overlap.
+#: The same for all: a kernel joins only one with the same division, and changing it empties the multiprocessor.
+SHARED_MEMORY_PERCENT = 50
 WAITS = ("active", "passive", "do_not_wait")
-#: Set to 1, kernels overlap by programmatic dependent launch where the device can. Off by default: on an H200 it made
-#: most networks slower at batch 1 (MobileNet v1 145 to 157 us, DeepLab v3 276 to 322) and only tiny ones faster.
+#: Set to 0, kernels do not overlap by programmatic dependent launch where the device can.
 PROGRAMMATIC_VARIABLE = "LITEGPU_CUDA_PROGRAMMATIC"
 #: What every device has without asking; a kernel may ask for more with KernelCode.shared_bytes.
 _PLAIN_SHARED_BYTES = 48 << 10
@@ -50,8 +52,9 @@ class CudaDevice:
         self.features = self._features()
         self.info = DeviceInfo(found.name, "cuda", f"CUDA {versions.driver}, NVRTC {versions.nvrtc}", False)
         self.lost = False
-        #: Whether kernels may overlap by programmatic dependent launch; sessions read it when they are built.
-        self.programmatic = found.capability >= PROGRAMMATIC_FROM and os.environ.get(PROGRAMMATIC_VARIABLE) == "1"
+        #: Whether kernels may overlap by programmatic dependent launch where that should gain; sessions read it when
+        #: they are built.
+        self.programmatic = found.capability >= PROGRAMMATIC_FROM and os.environ.get(PROGRAMMATIC_VARIABLE) != "0"
         self._loaded: weakref.WeakValueDictionary[_Key, LoadedKernel] = weakref.WeakValueDictionary()
         self._tuners: dict[str, CudaTuner] = {}
         self._lock = threading.Lock()
@@ -87,10 +90,10 @@ class CudaDevice:
         loaded = []
         with self._lock, self.context:
             for kernel, image in zip(kernels, images, strict=True):
-                key = (kernel.name, kernel.shared_bytes, image)
+                key = (kernel.name, kernel.shared_bytes, image, programmatic)
                 one = self._loaded.get(key)
                 if one is None:
-                    one = self._loaded[key] = LoadedKernel(self, kernel, image)
+                    one = self._loaded[key] = LoadedKernel(self, kernel, image, programmatic)
                 loaded.append(one)
         return loaded
 
@@ -116,13 +119,13 @@ class CudaDevice:
         )
 
 
-_Key = tuple[str, int, bytes]
+_Key = tuple[str, int, bytes, bool]
 
 
 class LoadedKernel:
-    """A kernel on a device, ready to be launched."""
+    """A kernel on a device, ready to be launched; `programmatic`: it overlaps with its neighbours."""
 
-    def __init__(self, device: CudaDevice, kernel: KernelCode, image: bytes) -> None:
+    def __init__(self, device: CudaDevice, kernel: KernelCode, image: bytes, programmatic: bool) -> None:
         self.device = device
         self.name = kernel.name
         self._module: Any = None
@@ -140,6 +143,9 @@ class LoadedKernel:
                 driver.cuFuncSetAttribute(self.function, wanted, kernel.shared_bytes),
                 f"{what} cannot have {kernel.shared_bytes} bytes of shared memory",
             )
+        if programmatic:
+            wanted = attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            checked(driver.cuFuncSetAttribute(self.function, wanted, SHARED_MEMORY_PERCENT), what)
         # also makes a driver that loads lazily load the code now, which it must not while a graph is captured
         most = checked(
             driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, self.function), what

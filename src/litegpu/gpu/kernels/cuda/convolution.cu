@@ -120,6 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
   for (unsigned s = 0; s < STAGES - 1; s++)
     if (s < STEPS) copy_weights(s, s);
   wait_for_predecessors();
+  launch_dependents();
 #pragma unroll
   for (unsigned s = 0; s < STAGES - 1; s++) {
     if (s < STEPS) copy_pixels(s, s);
@@ -177,8 +178,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
     }
 #endif
   }
-  launch_dependents();
-
   // Through shared memory, so that threads next to each other store channels next to each other.
   copies_wait<0>();
   __syncthreads();

@@ -75,6 +75,7 @@ NAME(const SOURCE* x, const unsigned short* __restrict__ w EPILOGUE_BUFFERS) {
   const unsigned b_at = WEIGHTS + (warp_n * COLUMNS * 8 + lane % 8) * WEIGHT_BYTES + lane / 8 * 16;
 
   wait_for_predecessors();
+  launch_dependents();
   unsigned tile = blockIdx.x / TILES_N, slot = 0;
   copy_halo(tile, 0);
   copies_commit();
