@@ -28,7 +28,7 @@ lint: .ready  ## Check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: .ready  ## Run the benchmarks that the docs quote
+bench: .ready  ## Run the benchmarks that the docs quote (on NVIDIA: benchmarks/h200.py beside its peers)
 	scripts/bench
 
 clean:  ## Remove .venv, caches and outputs
