@@ -80,7 +80,8 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
     got, want = got.astype(np.float64).ravel(), want.astype(np.float64).ravel()
     if not np.isfinite(got[np.isfinite(want)]).all():
         return float("inf")
-    return float(np.linalg.norm(np.nan_to_num(got - want)) / max(np.linalg.norm(np.nan_to_num(want)), 1e-30))
+    difference, size = (float(np.linalg.norm(np.nan_to_num(values))) for values in (got - want, want))
+    return difference / max(size, 1e-30)
 
 
 def output_arrays(program: Program) -> list[np.ndarray]:

@@ -171,7 +171,7 @@ def measure(device: Any, path: Path, batch: int, precision: str, args: argparse.
         session.close()
     if batch == 1:
         row["host"] = interpreter_seconds(model, half, args.tuning, inputs, args.seconds)
-    row["per_second"] = batch * throughput(device, program, inputs, args.seconds)
+    row["pipelined"] = pipelined_seconds(device, program, inputs, args.seconds)
 
 
 def batched(model: Model, given: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -236,15 +236,15 @@ def interpreter_seconds(model: Model, half: bool, tuning: str, inputs: Sequence[
         return median_seconds(once, repeats_within(seconds, estimate))
 
 
-def throughput(device: Any, program: Program, inputs: Sequence[np.ndarray], seconds: float) -> float:
-    """Runs per second with two in flight: while one computes, the other's outputs are read and its inputs written."""
+def pipelined_seconds(device: Any, program: Program, inputs: Sequence[np.ndarray], seconds: float) -> float:
+    """Seconds per run with two in flight: while one computes, the other's outputs are read and its inputs written."""
     sessions: list[Any] = []
     try:
         for _ in range(2):
             sessions.append(device.session(program, wait="do_not_wait"))
         outputs = output_arrays(program)
 
-        def rate(runs: int) -> float:
+        def each(runs: int) -> float:
             started = time.perf_counter()
             for i in range(runs + len(sessions)):
                 session = sessions[i % len(sessions)]
@@ -253,9 +253,9 @@ def throughput(device: Any, program: Program, inputs: Sequence[np.ndarray], seco
                 if i < runs:
                     write_all(session, inputs)
                     session.run()
-            return runs / (time.perf_counter() - started)
+            return (time.perf_counter() - started) / runs
 
-        return rate(repeats_within(seconds, 1 / rate(4), most=20000))
+        return each(repeats_within(seconds, each(4), most=20000))
     finally:
         for session in sessions:
             session.close()
@@ -295,7 +295,8 @@ class Report:
         return found
 
     def note(self, model: str, text: str) -> None:
-        self.notes.setdefault(model, []).append(text)
+        if text not in self.notes.setdefault(model, []):
+            self.notes[model].append(text)
 
     def write(self) -> None:
         if self.folder is None:

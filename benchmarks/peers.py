@@ -85,8 +85,9 @@ def run(folder: Path, job: Job, timeout: float, python: str = sys.executable) ->
         out.seek(0)
         err.seek(0)
         if failure:
-            lines = [line for line in err.read().splitlines() if line.strip()]
-            failure += f": {lines[-1][:200]}" if lines else ""
+            lines = [line.strip() for line in err.read().splitlines() if line.strip()]
+            told = [line for line in lines if _ERROR.match(line)] or lines
+            failure += f": {told[-1][:200]}" if told else ""
         found = parse(out.read())
         return found, failure or ("" if found else "printed no figures")
 
@@ -100,6 +101,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+_ERROR = re.compile(r"^[\w.]*(Error|Exception)\b")
 _TORCH = re.compile(r"^TORCH \S+ torch\.(float16|float32) b(\d+) (cudagraph|compile) gpu_ms=([\d.]+)")
 _HOST = re.compile(r"^\s+host-to-host ms=([\d.]+)")
 _LITERT = re.compile(r"^LITERT \S+ gpu (def|f32) .*?\be2e_ms=([\d.]+).*?\bpipelined_ms=([\d.]+)")

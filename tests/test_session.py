@@ -109,6 +109,33 @@ def test_another_batch_resizes() -> None:
         assert model.inputs["a"]["shape"].tolist() == [n, 3]
 
 
+def test_a_batch_that_constants_hold() -> None:
+    """The official resize would fail on the first reshape and mix the rows in the second."""
+    b = ModelBuilder()
+    x = b.input("x", (1, 2, 2))
+    b.output(
+        b.op("RESHAPE", [x, b.constant([1, 4])], (1, 4), name="flat"),
+        b.op("RESHAPE", [x], (1, 4, 1), {"new_shape": [1, -1, 1]}, name="long"),
+    )
+    with litegpu.load(b.build(), "cpu") as model:
+        for n in (3, 5, 1, 2):
+            value = np.arange(4 * n, dtype=np.float32).reshape(n, 2, 2)
+            found = model(value)
+            np.testing.assert_array_equal(found["flat"], value.reshape(n, 4))
+            np.testing.assert_array_equal(found["long"], value.reshape(n, 4, 1))
+            assert model.inputs["x"]["shape"].tolist() == [n, 2, 2]
+    for later in (value, value[:1]):
+        with pytest.raises(InvokeError, match="closed"):
+            model(later)
+
+
+def test_one_input_gets_a_batch_and_another_does_not() -> None:
+    model = litegpu.load(two_outputs(signature=True), "cpu")
+    wide = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for a, b in ((wide, X), (X, X), (wide, wide), (wide, X)):
+        np.testing.assert_array_equal(model(a, b)["sum"], a + b)
+
+
 def test_a_batch_that_the_graph_refuses_leaves_the_model_usable() -> None:
     b = ModelBuilder()
     b.output(b.op("RESHAPE", [b.input("x", (1, 3))], (3,), {"new_shape": [3]}))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from litegpu.delegates.report import DelegationReport
-from litegpu.errors import DeviceError, InvokeError, OptionError, TensorError
+from litegpu.errors import DeviceError, InvokeError, LiteGpuError, OptionError, TensorError
 from litegpu.interpreter import Interpreter
+from litegpu.model.batch import with_batch
 
 if TYPE_CHECKING:
     from litegpu.delegates.gpu import GpuDelegate
@@ -46,20 +47,24 @@ def load(
     if precision not in PRECISIONS:
         raise OptionError(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
     delegate = _delegate(device, precision, delegate_options)
-    content = path if isinstance(path, bytes) else None
-    interpreter = Interpreter(
-        model_path=None if content else path,
-        model_content=content,
-        experimental_delegates=[delegate] if delegate is not None else None,
-        num_threads=num_threads,
-        fallback=fallback,
-    )
-    try:
-        interpreter.allocate_tensors()
-    except BaseException:
-        interpreter.close()
-        raise
-    return LoadedModel(interpreter, delegate)
+
+    def opened(source: str | os.PathLike[str] | bytes) -> Interpreter:
+        content = source if isinstance(source, bytes) else None
+        interpreter = Interpreter(
+            model_path=None if content else source,
+            model_content=content,
+            experimental_delegates=[delegate] if delegate is not None else None,
+            num_threads=num_threads,
+            fallback=fallback,
+        )
+        try:
+            interpreter.allocate_tensors()
+        except BaseException:
+            interpreter.close()
+            raise
+        return interpreter
+
+    return LoadedModel(opened(path), delegate, opened)
 
 
 class LoadedModel:
@@ -68,11 +73,20 @@ class LoadedModel:
 
     Names are those of the signature if the model has exactly one, else of the tensors; a name that several outputs
     share gets ":1", ":2" ... appended from the second on. Also a context manager; close() frees the device's memory.
+
+    `interpreter` runs the model; after a call with another batch it may be another one. `reopen` opens an interpreter
+    of the bytes of a model for another batch.
     """
 
-    def __init__(self, interpreter: Interpreter, delegate: GpuDelegate | None = None) -> None:
+    def __init__(
+        self,
+        interpreter: Interpreter,
+        delegate: GpuDelegate | None = None,
+        reopen: Callable[[bytes], Interpreter] | None = None,
+    ) -> None:
         self.interpreter = interpreter
         self._delegate = delegate
+        self._reopen = reopen
         inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
         names = _signature_names(interpreter)
         self._inputs = _named(inputs, names)
@@ -120,6 +134,7 @@ class LoadedModel:
 
     def close(self) -> None:
         """Free what the device holds; later calls raise InvokeError."""
+        self._reopen = None
         self.interpreter.close()
 
     def __enter__(self) -> Self:
@@ -153,6 +168,9 @@ class LoadedModel:
         changed = [name for name, array in arrays.items() if array.shape != before[name]]
         if not changed:
             return
+        if self._rebatch(arrays):
+            self._details = self.inputs
+            return
         try:
             for name in changed:
                 self.interpreter.resize_tensor_input(self._inputs[name], arrays[name].shape)
@@ -164,6 +182,35 @@ class LoadedModel:
             shapes = ", ".join(f"'{n}' {list(before[n])} to {list(arrays[n].shape)}" for n in changed)
             raise TensorError(f"The model cannot be resized ({shapes}): {error}") from error
         self._details = self.inputs
+
+    def _rebatch(self, arrays: Mapping[str, np.ndarray]) -> bool:
+        """Open the model for the batch of `arrays`, if that is all that differs from the file and leaves rows apart.
+
+        The official resize fails where a constant holds the batch, or, worse, mixes the rows; it is left to models
+        whose batch is open, and to other changes.
+        """
+        if self._reopen is None:
+            return False
+        model = self.interpreter._model
+        batches = set()
+        changed = []
+        for name, array in arrays.items():
+            tensor = model.main.tensors[self._inputs[name]]
+            if array.shape != tensor.shape:
+                if array.shape[1:] != tensor.shape[1:] or tensor.shape_signature[0] == -1:
+                    return False
+                changed.append(tensor.index)
+                batches.add(len(array))
+        if len(batches) != 1:
+            return False
+        try:
+            interpreter = self._reopen(bytes(with_batch(model, batches.pop(), inputs=changed).content))
+        except LiteGpuError as error:
+            log.debug("Not opened for another batch: %s", error)
+            return False
+        self.interpreter.close()
+        self.interpreter = interpreter
+        return True
 
 
 def _delegate(device: str, precision: str, options: Mapping[str, Any]) -> Any:
