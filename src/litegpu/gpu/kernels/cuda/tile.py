@@ -150,6 +150,7 @@ def cost(product: Product, tile: Tile, units: int) -> float:
     in_flight = min(tile.stages - 1, steps)
     waiting = max(r.step + r.slice * slices + loaded, r.latency / in_flight if steps > in_flight else 0)
     stored = tile.rows * tile.columns * along * r.stored
+    working = multiplied * max(1.0, r.warps * 32 / tile.threads)
     alone = r.start + steps * max(waiting, working, copied) + stored + r.finish
     busy = steps * (copied + multiplied) + stored + r.group
     fitting = max(1, (227 << 10) // (tile.shared_bytes(product.half) + 1024))
