@@ -10,25 +10,10 @@
 #define WINDOW 1  // copies of VECTOR channels of one tap each
 #define GATHER 2  // any layout or number of channels: element by element, through registers
 
-#if HALF
-typedef unsigned short Element;
-#else
-typedef float Element;
-#endif
-constexpr unsigned PER_CHUNK = 16 / sizeof(Element), CHUNKS = BK / PER_CHUNK, ROW_BYTES = BK * sizeof(Element);
-constexpr unsigned A_BYTES = BM * ROW_BYTES, STAGE_BYTES = (BM + BN) * ROW_BYTES;
-constexpr unsigned THREADS = 32 * WARPS_M * WARPS_N * WARPS_K, STEPS = DEPTH / BK;
+constexpr unsigned A_BYTES = BM * ROW_BYTES, STAGE_BYTES = (BM + BN) * ROW_BYTES, STEPS = DEPTH / BK;
 constexpr unsigned A_COPIES = (BM * CHUNKS + THREADS - 1) / THREADS, B_COPIES = (BN * CHUNKS + THREADS - 1) / THREADS;
 constexpr unsigned TAP_CHUNKS = (CHANNELS + PER_CHUNK - 1) / PER_CHUNK;
-constexpr unsigned TILE_M = BM / WARPS_M, TILE_N = BN / WARPS_N;  // of a warp
-constexpr unsigned PITCH = BN + 8;  // of the sums in shared memory, so that the rows of a store lie in different banks
-static_assert(THREADS % CHUNKS == 0 && CHUNKS % WARPS_K == 0 && DEPTH % BK == 0, "tile");
-
-// Where 16 bytes of a row lie: permuted so that the same chunk of eight rows is in eight different groups of banks.
-INLINE unsigned place(unsigned row, unsigned chunk) {
-  const unsigned turn = CHUNKS >= 8 ? row % 8 : row / (8 / CHUNKS) % CHUNKS;
-  return row * ROW_BYTES + (chunk ^ turn) * 16;
-}
+static_assert(DEPTH % BK == 0, "the host pads the weights");
 
 // The input position of the first tap of an output pixel, and where its image begins.
 struct Pixel { unsigned image; int y, x; bool real; };
@@ -40,8 +25,7 @@ INLINE Pixel find(unsigned pixel) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, const Element* __restrict__ w EPILOGUE_BUFFERS) {
-  const unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32, chunk = thread % CHUNKS;
-  const unsigned group = warp / (WARPS_M * WARPS_N), warp_m = warp % WARPS_M, warp_n = warp / WARPS_M % WARPS_N;
+  const unsigned thread = threadIdx.x, chunk = thread % CHUNKS;
   const unsigned column0 = blockIdx.x % TILES_N * BN, pixel0 = blockIdx.x / TILES_N * BM;
 
   auto copy_weights = [&](unsigned step, unsigned slot) {
@@ -127,16 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
     copies_commit();
   }
 
-#if HALF
-  constexpr unsigned ROWS = TILE_M / 16, COLUMNS = TILE_N / 8;  // products of a warp
-  float sums[ROWS][COLUMNS][4] = {};
-  const unsigned a_row = warp_m * TILE_M + lane % 16, a_chunk = lane / 16;
-  const unsigned b_row = warp_n * TILE_N + lane % 8 + lane / 16 * 8, b_chunk = lane / 8 % 2;
-#else
-  constexpr unsigned ROWS = TILE_M / 4, COLUMNS = TILE_N / 8;  // of a thread; those of a warp alternate
-  float sums[ROWS][COLUMNS] = {};
-  const unsigned a_row = warp_m * TILE_M + lane / 8, b_row = warp_n * TILE_N + lane % 8;
-#endif
+  Product product;
   for (unsigned step = 0; step < STEPS; step++) {
     copies_wait<STAGES - 2>();
     __syncthreads();
@@ -146,66 +121,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
       copy_pixels(next, next % STAGES);
     }
     copies_commit();
-    const unsigned a_tile = step % STAGES * STAGE_BYTES, b_tile = a_tile + A_BYTES;
-#if HALF
-#pragma unroll
-    for (unsigned i = 0; i < BK / 16 / WARPS_K; i++) {
-      const unsigned first = (i * WARPS_K + group) * 2;  // chunk
-      unsigned a[ROWS][4], b[COLUMNS / 2][4];
-#pragma unroll
-      for (unsigned m = 0; m < ROWS; m++) load_matrices(a[m], a_tile + place(a_row + m * 16, first + a_chunk));
-#pragma unroll
-      for (unsigned n = 0; n < COLUMNS / 2; n++) load_matrices(b[n], b_tile + place(b_row + n * 16, first + b_chunk));
-#pragma unroll
-      for (unsigned m = 0; m < ROWS; m++)
-#pragma unroll
-        for (unsigned n = 0; n < COLUMNS; n++) multiply(sums[m][n], a[m], b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
-    }
-#else
-#pragma unroll
-    for (unsigned i = 0; i < CHUNKS / WARPS_K; i++) {
-      const unsigned at = i * WARPS_K + group;  // chunk
-      float4 a[ROWS];
-#pragma unroll
-      for (unsigned m = 0; m < ROWS; m++) a[m] = *(const float4*)(shared + a_tile + place(a_row + m * 4, at));
-#pragma unroll
-      for (unsigned n = 0; n < COLUMNS; n++) {
-        const float4 b = *(const float4*)(shared + b_tile + place(b_row + n * 8, at));
-#pragma unroll
-        for (unsigned m = 0; m < ROWS; m++)
-          sums[m][n] = fmaf(a[m].w, b.w, fmaf(a[m].z, b.z, fmaf(a[m].y, b.y, fmaf(a[m].x, b.x, sums[m][n]))));
-      }
-    }
-#endif
+    const unsigned tile = step % STAGES * STAGE_BYTES;
+    product.add([&](unsigned row, unsigned chunk) { return tile + place(row, chunk); }, tile + A_BYTES);
   }
-  // Through shared memory, so that threads next to each other store channels next to each other.
-  copies_wait<0>();
-  __syncthreads();
-  float* const totals = (float*)shared;
-#pragma unroll
-  for (unsigned m = 0; m < ROWS; m++)
-#pragma unroll
-    for (unsigned n = 0; n < COLUMNS; n++) {
-#if HALF
-      const unsigned row = group * BM + warp_m * TILE_M + m * 16 + lane / 4;
-      float* const to = totals + row * PITCH + warp_n * TILE_N + n * 8 + lane % 4 * 2;
-      *(float2*)to = float2{sums[m][n][0], sums[m][n][1]};
-      *(float2*)(to + 8 * PITCH) = float2{sums[m][n][2], sums[m][n][3]};
-#else
-      totals[(group * BM + a_row + m * 4) * PITCH + b_row + n * 8] = sums[m][n];
-#endif
-    }
-  __syncthreads();
-#pragma unroll 2
-  for (unsigned i = thread; i < BM * BN / 4; i += THREADS) {
-    const unsigned row = i / (BN / 4), column = i % (BN / 4), pixel = pixel0 + row, quad = column0 / 4 + column;
-    if (pixel >= PIXELS || quad >= QUADS) continue;
-    float4 total = *(const float4*)(totals + row * PITCH + column * 4);
-#pragma unroll
-    for (unsigned g = 1; g < WARPS_K; g++) {
-      const float4 part = *(const float4*)(totals + (g * BM + row) * PITCH + column * 4);
-      total = float4{total.x + part.x, total.y + part.y, total.z + part.z, total.w + part.w};
-    }
-    STORE(pixel, quad, total);
-  }
+  product.store([&](unsigned row, unsigned column, float4 total) {
+    const unsigned pixel = pixel0 + row, quad = column0 / 4 + column;
+    if (pixel < PIXELS && quad < QUADS) STORE(pixel, quad, total);
+  });
 }

@@ -73,7 +73,7 @@ def launch(ctx: Context, layer: Layer, tile: Tile) -> Launch:
         constants["PITCH_X"] = layer.pitch
     operands: Operands = {"x": view, "w": weights}
     return native_launch(
-        ctx, "tensor_convolution" if layer.half else "tiled_convolution", ("device.cu", "border.cu", "convolution.cu"),
+        ctx, "tensor_convolution" if layer.half else "tiled_convolution", ("device.cu", "product.cu", "border.cu", "convolution.cu"),
         constants, operands, label="conv_2d", workgroup=(tile.threads, 1, 1), dispatch=(rows * columns, 1, 1),
         shared_bytes=tile.shared_bytes(layer.half), variant=str(tile),
     )  # fmt: skip

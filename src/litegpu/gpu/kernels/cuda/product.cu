@@ -1,0 +1,104 @@
+// The product of two tiles in shared memory, BM rows times BN columns, by steps of BK along their depth: on tensor cores
+// (HALF) or by plain multiplications (float). Sums are float. WARPS_M, WARPS_N and WARPS_K warps divide rows, columns
+// and depth; each of the latter has sums of its own, which are added up at the end.
+#if HALF
+typedef unsigned short Element;
+#else
+typedef float Element;
+#endif
+constexpr unsigned PER_CHUNK = 16 / sizeof(Element), CHUNKS = BK / PER_CHUNK, ROW_BYTES = BK * sizeof(Element);
+constexpr unsigned THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
+constexpr unsigned TILE_M = BM / WARPS_M, TILE_N = BN / WARPS_N;  // of a warp
+constexpr unsigned PITCH = BN + 8;  // of the sums in shared memory, so that the rows of a store lie in different banks
+static_assert(THREADS % CHUNKS == 0 && CHUNKS % WARPS_K == 0, "tile");
+
+// Where 16 bytes of a tile's row lie: permuted so that the same chunk of eight rows is in eight different groups of banks.
+INLINE unsigned place(unsigned row, unsigned chunk) {
+  const unsigned turn = CHUNKS >= 8 ? row % 8 : row / (8 / CHUNKS) % CHUNKS;
+  return row * ROW_BYTES + (chunk ^ turn) * 16;
+}
+
+struct Product {
+  const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const unsigned group = warp / (WARPS_M * WARPS_N), warp_m = warp % WARPS_M, warp_n = warp / WARPS_M % WARPS_N;
+#if HALF
+  static constexpr unsigned ROWS = TILE_M / 16, COLUMNS = TILE_N / 8;  // products of a warp
+  float sums[ROWS][COLUMNS][4] = {};
+  const unsigned a_row = warp_m * TILE_M + lane % 16, a_chunk = lane / 16;
+  const unsigned b_row = warp_n * TILE_N + lane % 8 + lane / 16 * 8, b_chunk = lane / 8 % 2;
+#else
+  static constexpr unsigned ROWS = TILE_M / 4, COLUMNS = TILE_N / 8;  // of a thread; those of a warp alternate
+  float sums[ROWS][COLUMNS] = {};
+  const unsigned a_row = warp_m * TILE_M + lane / 8, b_row = warp_n * TILE_N + lane % 8;
+#endif
+
+  // One step: a(row, chunk) is the place of 16 bytes of the left tile; the right one begins at `b`.
+  template <class Left> __device__ __forceinline__ void add(Left a, unsigned b) {
+#if HALF
+#pragma unroll
+    for (unsigned i = 0; i < BK / 16 / WARPS_K; i++) {
+      const unsigned first = (i * WARPS_K + group) * 2;  // chunk
+      unsigned left[ROWS][4], right[COLUMNS / 2][4];
+#pragma unroll
+      for (unsigned m = 0; m < ROWS; m++) load_matrices(left[m], a(a_row + m * 16, first + a_chunk));
+#pragma unroll
+      for (unsigned n = 0; n < COLUMNS / 2; n++) load_matrices(right[n], b + place(b_row + n * 16, first + b_chunk));
+#pragma unroll
+      for (unsigned m = 0; m < ROWS; m++)
+#pragma unroll
+        for (unsigned n = 0; n < COLUMNS; n++)
+          multiply(sums[m][n], left[m], right[n / 2][n % 2 * 2], right[n / 2][n % 2 * 2 + 1]);
+    }
+#else
+#pragma unroll
+    for (unsigned i = 0; i < CHUNKS / WARPS_K; i++) {
+      const unsigned chunk = i * WARPS_K + group;
+      float4 left[ROWS];
+#pragma unroll
+      for (unsigned m = 0; m < ROWS; m++) left[m] = *(const float4*)(shared + a(a_row + m * 4, chunk));
+#pragma unroll
+      for (unsigned n = 0; n < COLUMNS; n++) {
+        const float4 y = *(const float4*)(shared + b + place(b_row + n * 8, chunk));
+#pragma unroll
+        for (unsigned m = 0; m < ROWS; m++) {
+          const float4 x = left[m];
+          sums[m][n] = fmaf(x.w, y.w, fmaf(x.z, y.z, fmaf(x.y, y.y, fmaf(x.x, y.x, sums[m][n]))));
+        }
+      }
+    }
+#endif
+  }
+
+  // Hands out the sums as store(row, quad of columns, float4). They go through shared memory, over what is there, so
+  // that threads next to each other have columns next to each other.
+  template <class Store> __device__ __forceinline__ void store(Store store) {
+    copies_wait<0>();
+    __syncthreads();
+    float* const totals = (float*)shared;
+#pragma unroll
+    for (unsigned m = 0; m < ROWS; m++)
+#pragma unroll
+      for (unsigned n = 0; n < COLUMNS; n++) {
+#if HALF
+        const unsigned row = group * BM + warp_m * TILE_M + m * 16 + lane / 4;
+        float* const to = totals + row * PITCH + warp_n * TILE_N + n * 8 + lane % 4 * 2;
+        *(float2*)to = float2{sums[m][n][0], sums[m][n][1]};
+        *(float2*)(to + 8 * PITCH) = float2{sums[m][n][2], sums[m][n][3]};
+#else
+        totals[(group * BM + a_row + m * 4) * PITCH + b_row + n * 8] = sums[m][n];
+#endif
+      }
+    __syncthreads();
+#pragma unroll 2
+    for (unsigned i = threadIdx.x; i < BM * BN / 4; i += THREADS) {
+      const unsigned row = i / (BN / 4), quad = i % (BN / 4);
+      float4 total = *(const float4*)(totals + row * PITCH + quad * 4);
+#pragma unroll
+      for (unsigned g = 1; g < WARPS_K; g++) {
+        const float4 part = *(const float4*)(totals + (g * BM + row) * PITCH + quad * 4);
+        total = float4{total.x + part.x, total.y + part.y, total.z + part.z, total.w + part.w};
+      }
+      store(row, quad, total);
+    }
+  }
+};
