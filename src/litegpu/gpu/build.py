@@ -32,7 +32,7 @@ def build_program(
     as float16 (needs features.float16). `tuner`: measures where several kernels would do. Raises KernelError if a
     kernel cannot be made for the device.
     """
-    placed = place(optimise(graph, features), half)
+    placed = place(optimise(graph, features, half), half)
     launches: list[tuple[Node, Launch]] = []
     for node in placed.graph.nodes:
         context = Context(placed.graph, node, placed.views, features, half, tuner)

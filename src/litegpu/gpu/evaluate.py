@@ -31,6 +31,7 @@ from litegpu.gpu.graph import (
     Reduce,
     Reshape,
     Resize2D,
+    SeparableConv2D,
     Shape,
     Slice,
     Softmax,
@@ -213,6 +214,10 @@ def _evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             return _conv2d(op, inputs[0], inputs[1], shape)
         case DepthwiseConv2D():
             return _depthwise(op, inputs[0], inputs[1], shape)
+        case SeparableConv2D(depthwise, inner):
+            sums = _depthwise(depthwise, inputs[0], inputs[1], (*shape[:3], inputs[1].shape[3]))
+            middle = evaluate_expr(inner, [sums, *inputs[3:]])
+            return _conv2d(Conv2D(), np.broadcast_to(middle, sums.shape), inputs[2], shape)
         case TransposeConv2D():
             return _transpose_conv(op, inputs[0], inputs[1], shape)
         case MatMul(transpose_a, transpose_b):

@@ -221,6 +221,16 @@ class DepthwiseConv2D:
 
 
 @dataclass(frozen=True)
+class SeparableConv2D:
+    """inputs: x, depthwise weights [1,KH,KW,C], weights [O,1,1,C], then the operands of `inner`, constant and of one
+    pixel: the depthwise convolution (multiplier 1), `inner` of its result (Arg(0), and Arg(i) for inputs[2 + i]), then
+    the 1x1 convolution with the weights. Made by a pass, for devices with a kernel that does both."""
+
+    depthwise: DepthwiseConv2D
+    inner: Expr = RESULT
+
+
+@dataclass(frozen=True)
 class TransposeConv2D:
     """inputs: x [B,H,W,I], weights [O,KH,KW,I] -> [B,OH,OW,O]; x[iy,ix] adds to out[iy*stride - padding + ky, ...]."""
 
@@ -311,8 +321,8 @@ class Gather:
 
 
 Op = (
-    Elementwise | Conv2D | DepthwiseConv2D | TransposeConv2D | MatMul | Pool2D | Resize2D | Reduce | ArgReduce
-    | Softmax | Copy | Concat | Gather
+    Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | TransposeConv2D | MatMul | Pool2D | Resize2D | Reduce
+    | ArgReduce | Softmax | Copy | Concat | Gather
 )  # fmt: skip
 
 

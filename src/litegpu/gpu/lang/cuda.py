@@ -64,9 +64,13 @@ def print_cuda_function(function: DeviceFunction, features: Features) -> Printed
     for i, value in enumerate(function.parameters):
         module.name_leaf(value, f"p{i}")
         own.append(f"{module.type_name(value.type)} p{i}")
-    module.print_block(function.body)
+    result, kind = function.result, "void"
+    module.print_block(function.body, () if result is None else (result,))
+    if result is not None:
+        kind = module.type_name(result.type)
+        module.line(f"return {module.text(result)};")
     buffers = [module.parameter(m) for m in function.buffers]
-    text = [f"{device.INLINE} void {function.name}({', '.join(buffers + own)}) {{", *module.lines, "}"]
+    text = [f"{device.INLINE} {kind} {function.name}({', '.join(buffers + own)}) {{", *module.lines, "}"]
     definitions = (*module.types.values(), *module.functions.values(), "\n".join(text))
     return PrintedFunction(definitions, tuple(buffers), tuple(memory_name(m) for m in function.buffers))
 

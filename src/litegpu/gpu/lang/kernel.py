@@ -42,12 +42,12 @@ def trace(fn: Callable[..., None], name: str, workgroup: Dim3, grid: Dim3, **sta
     return kernel
 
 
-def trace_function(fn: Callable[..., None], name: str, types: Sequence[Type], **static: Any) -> DeviceFunction:
-    """Call `fn(function, *parameters, **static)` and return the checked function."""
+def trace_function(fn: Callable[..., Value | None], name: str, types: Sequence[Type], **static: Any) -> DeviceFunction:
+    """Call `fn(function, *parameters, **static)`, whose value is the function's, and return the checked function."""
     from litegpu.gpu.lang.verify import verify_structure
 
     function = DeviceFunction(name, types)
-    fn(function, *function.parameters, **static)
+    function.result = fn(function, *function.parameters, **static)
     verify_structure(function, {p.number for p in function.parameters})
     function.verified = True
     return function
@@ -342,6 +342,7 @@ class DeviceFunction(Kernel):
 
     def __init__(self, name: str, types: Sequence[Type]) -> None:
         super().__init__(name, (1, 1, 1), (1, 1, 1))
+        self.result: Value | None = None
         self.parameters = tuple(self._new("index", t, (), None, self.body) for t in types)
 
 

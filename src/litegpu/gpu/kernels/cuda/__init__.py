@@ -10,12 +10,13 @@ from collections.abc import Callable
 
 from litegpu.gpu import graph
 from litegpu.gpu.kernels.context import Context, Launch
-from litegpu.gpu.kernels.cuda import convolution
+from litegpu.gpu.kernels.cuda import convolution, separable
+from litegpu.gpu.kernels.cuda.tile import LEAST_CAPABILITY
 
-#: The least compute capability, times ten, that has what these kernels use: asynchronous copies to shared memory.
-LEAST_CAPABILITY = 80
-
-_BUILD: dict[type[graph.Op], Callable[[Context], list[Launch] | None]] = {graph.Conv2D: convolution.build}
+_BUILD: dict[type[graph.Op], Callable[[Context], list[Launch] | None]] = {
+    graph.Conv2D: convolution.build,
+    graph.SeparableConv2D: separable.build,
+}
 
 
 def build(ctx: Context) -> list[Launch] | None:

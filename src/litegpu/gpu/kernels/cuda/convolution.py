@@ -14,6 +14,8 @@ from litegpu.gpu.kernels.cuda.layer import LOAD, Layer
 from litegpu.gpu.kernels.cuda.source import native_launch
 from litegpu.gpu.kernels.cuda.tile import Product, Tile, cost, ranked
 
+FILES = ("device.cu", "product.cu", "border.cu", "convolution.cu")
+
 
 def build(ctx: Context) -> list[Launch] | None:
     """One launch; None for groups, weights that are not constant or do not fit the type, and other kinds of input."""
@@ -72,8 +74,9 @@ def launch(ctx: Context, layer: Layer, tile: Tile) -> Launch:
     if layer.access == "POINTS" and layer.pitch is not None:
         constants["PITCH_X"] = layer.pitch
     operands: Operands = {"x": view, "w": weights}
+    name = "tensor_convolution" if layer.half else "tiled_convolution"
     return native_launch(
-        ctx, "tensor_convolution" if layer.half else "tiled_convolution", ("device.cu", "product.cu", "border.cu", "convolution.cu"),
-        constants, operands, label="conv_2d", workgroup=(tile.threads, 1, 1), dispatch=(rows * columns, 1, 1),
+        ctx, name, FILES, constants, operands, label="conv_2d",
+        workgroup=(tile.threads, 1, 1), dispatch=(rows * columns, 1, 1),
         shared_bytes=tile.shared_bytes(layer.half), variant=str(tile),
     )  # fmt: skip

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 
 import numpy as np
 
 from litegpu.gpu.kernels.access import Operands, Position, open_sink
 from litegpu.gpu.kernels.context import Context, Launch, NativeBuffer, NativeKernel
-from litegpu.gpu.lang import Value, f32x4, u32
+from litegpu.gpu.lang import Type, Value, f32x4, u32
 from litegpu.gpu.lang.cuda import print_cuda_function
 from litegpu.gpu.lang.cuda_functions import HALF_CONVERSIONS, INLINE, PROGRAMMATIC_LAUNCH
 from litegpu.gpu.lang.kernel import Kernel, trace_function
@@ -20,6 +20,38 @@ Dim3 = tuple[int, int, int]
 
 #: From the number of an output pixel in the kernel's order, and a quad of channels, to a place in the node's output.
 Where = Callable[[Value, Value], Position]
+
+
+class Traced:
+    """A function of the kernel language that a native kernel calls.
+
+    MACRO(parameters...) is the call; its buffers become parameters of the kernel, with `name` in front of theirs.
+    """
+
+    def __init__(self, ctx: Context, name: str, types: Sequence[Type], fn: Callable[..., Value | None]) -> None:
+        """`fn(kernel, operands, *parameters)` traces it; `operands` collects what its buffers are bound to."""
+        self.operands: Operands = {}
+        self.name = name
+        function = trace_function(lambda k, *parameters: fn(k, self.operands, *parameters), name, types)
+        self.printed = print_cuda_function(function, ctx.features)
+        self.buffers = [NativeBuffer(f"{name}_{m.name}", m.access) for m in function.buffers]
+        self._count = len(types)
+
+    @property
+    def parameters(self) -> list[str]:
+        """The kernel's own parameters for the function's buffers."""
+        names = zip(self.printed.parameters, self.printed.names, strict=True)
+        return [p.removesuffix(n) + f"{self.name}_{n}" for p, n in names]
+
+    @property
+    def macro(self) -> tuple[str, str]:
+        """How the kernel calls the function: MACRO(p0, ...) and what that stands for."""
+        own = [f"p{i}" for i in range(self._count)]
+        arguments = [f"{self.name}_{n}" for n in self.printed.names] + own
+        return f"{self.name.upper()}({', '.join(own)})", f"{self.name}({', '.join(arguments)})"
+
+    def bound(self) -> Operands:
+        return {f"{self.name}_{n}": v for n, v in self.operands.items()}
 
 
 def native_launch(
@@ -35,37 +67,40 @@ def native_launch(
     shared_bytes: int = 0,
     variant: str = "",
     where: Where | None = None,
+    inner: Traced | None = None,
 ) -> Launch:
     """A launch of the kernel `name` in `files`, compiled with `constants` as macros.
 
     The kernel's parameters are `operands` in order (name -> View or constant array), then EPILOGUE_BUFFERS. Its macro
     STORE(pixel, quad, value) applies the node's epilogue to four channels, a float4, of pixel number `pixel` (row-major
-    over B, H, W, unless `where` says otherwise) and stores them.
+    over B, H, W, unless `where` says otherwise) and stores them; `inner` is another function that it calls.
     """
     shape = ctx.output.shape
-    epilogue: Operands = {}
 
-    def store(k: Kernel, pixel: Value, quad: Value, value: Value) -> None:
+    def store(k: Kernel, bound: Operands, pixel: Value, quad: Value, value: Value) -> None:
         at = where(pixel, quad) if where is not None else Position(shape, pixel=pixel, q=quad)
-        open_sink(ctx, k, epilogue).write(at, value)
+        open_sink(ctx, k, bound).write(at, value)
 
-    function = trace_function(store, "store_quad", (u32, u32, f32x4))
-    printed = print_cuda_function(function, ctx.features)
+    functions = [Traced(ctx, "store", (u32, u32, f32x4), store)]
+    if inner is not None:
+        functions.append(inner)
     buffers = [NativeBuffer(n, _access(v)) for n, v in operands.items()]
-    buffers += [NativeBuffer(f"epilogue_{m.name}", m.access) for m in function.buffers]
-    macros = {
-        **constants,
-        "NAME": name,
-        "EPILOGUE_BUFFERS": "".join(f", {p}" for p in printed.parameters),
-        "STORE(pixel, quad, value)": f"store_quad({', '.join(printed.names)}, pixel, quad, value)",
-    }
+    macros = {**constants, "NAME": name, "EPILOGUE_BUFFERS": "".join(f", {p}" for f in functions for p in f.parameters)}
+    definitions: list[str] = []
+    bound = dict(operands)
+    for function in functions:
+        definitions += function.printed.definitions
+        buffers += function.buffers
+        bound |= function.bound()
+        call, meaning = function.macro
+        macros[call] = meaning
     parts = [
-        *dict.fromkeys([f"#define INLINE {INLINE}", PROGRAMMATIC_LAUNCH, HALF_CONVERSIONS, *printed.definitions]),
+        *dict.fromkeys([f"#define INLINE {INLINE}", PROGRAMMATIC_LAUNCH, HALF_CONVERSIONS, *definitions]),
         *(f"#define {macro} {value}" for macro, value in macros.items()),
         *map(text_of, files),
     ]
     kernel = NativeKernel(name, "\n".join(parts) + "\n", workgroup, dispatch, tuple(buffers), shared_bytes)
-    return Launch(kernel, {**operands, **{f"epilogue_{n}": v for n, v in epilogue.items()}}, label, variant)
+    return Launch(kernel, bound, label, variant)
 
 
 @functools.cache

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
+#: The least compute capability, times ten, that has what native kernels use: asynchronous copies to shared memory.
+LEAST_CAPABILITY = 80
 #: Shared memory of a workgroup that every device with these instructions has (sm_86: 99 KiB).
 MOST_SHARED_BYTES = 99 << 10
 USUAL_UNITS = 64

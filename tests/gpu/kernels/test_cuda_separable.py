@@ -1,0 +1,138 @@
+"""A depthwise and a 1x1 convolution in one kernel, against NumPy and the two kernels of the language."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from litegpu.gpu.build import build_program
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, DepthwiseConv2D, DType, GraphBuilder, SeparableConv2D, apply
+from litegpu.gpu.kernels.cuda import separable
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.passes import optimise
+
+CUDA = Features(float16=True, cuda_capability=90, compute_units=132)
+
+
+@pytest.fixture(scope="module")
+def device():
+    from litegpu.gpu.runtime.cuda import available, open_device
+
+    reason = available()
+    if reason is not None:
+        pytest.skip(f"no CUDA device: {reason}")
+    found = open_device()
+    if found.features.cuda_capability < 80:
+        pytest.skip("needs compute capability 8.0")
+    return found
+
+
+def network(shape, taps, outputs, op, *, direct=False, residual=False):
+    """x -> 1x1 convolution (unless `direct`) -> depthwise, bias, relu6 -> 1x1, bias (+ its own input, relu)."""
+    rng = np.random.default_rng(0)
+    builder = GraphBuilder()
+    b, h, w, c = shape
+    x = builder.value(shape, DType.FLOAT32)
+    middle = x
+    if not direct:
+        eye = builder.constant(np.eye(c, dtype=np.float32).reshape(c, 1, 1, c))
+        middle = builder.node(Conv2D(), [x, eye], builder.value(shape, DType.FLOAT32))
+    size = [
+        (n + 2 * p - ((k - 1) * d + 1)) // s + 1
+        for n, p, k, d, s in zip((h, w), op.padding, taps, op.dilation, op.stride, strict=True)
+    ]
+    inner = builder.value((b, *size, c), DType.FLOAT32)
+    relu6 = apply("min", apply("max", apply("add", RESULT, Arg(1)), 0.0), 6.0)
+    kernel = builder.constant(rng.standard_normal((1, *taps, c)))
+    builder.node(op, [middle, kernel], inner, relu6, [builder.constant(rng.standard_normal((1, 1, 1, c)))])
+    out = builder.value((b, *size, outputs), DType.FLOAT32)
+    weights = builder.constant(rng.standard_normal((outputs, 1, 1, c)) / np.sqrt(c))
+    bias = builder.constant(rng.standard_normal((1, 1, 1, outputs)))
+    expression, operands = apply("add", RESULT, Arg(1)), [bias]
+    if residual:
+        expression, operands = apply("max", apply("add", expression, Arg(2)), 0.0), [bias, middle]
+    builder.node(Conv2D(), [inner, weights], out, expression, operands)
+    return builder.graph([x], [out]), rng.standard_normal(shape).astype(np.float32)
+
+
+def run(device, graph, x, features) -> np.ndarray:
+    program = build_program(graph, features, "cuda", half=True)
+    joint = [k for k in program.kernels if k.name == "separable_convolution"]
+    assert bool(joint) == (features.cuda_capability > 0)
+    session = device.session(program)
+    try:
+        session.write(0, x)
+        session.run()
+        out = np.empty(graph.values[graph.outputs[0]].shape, np.float32)
+        session.read(0, out)
+    finally:
+        session.close()
+    return out
+
+
+def check(device, graph, x) -> None:
+    got = run(device, graph, x, device.features)
+    (want,) = evaluate_graph(graph, [x])
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got - want) <= 3e-3 * np.linalg.norm(want)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("taps", [(3, 3), (5, 5), (2, 3)])
+@pytest.mark.parametrize("channels", [3, 5, 8, 12, 17, 72])
+def test_channels(device, taps, channels: int) -> None:
+    op = DepthwiseConv2D((1, 1), (1, 1), (taps[0] // 2, taps[1] // 2))
+    residual = taps[0] % 2 == 1
+    graph, x = network((2, 7, 9, channels), taps, channels if residual else 21, op, residual=residual)
+    check(device, graph, x)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("op", [
+    DepthwiseConv2D((2, 2), (1, 1), (1, 1)), DepthwiseConv2D((1, 2), (2, 1), (2, 0)), DepthwiseConv2D((3, 1)),
+    DepthwiseConv2D((1, 1), (4, 4), (4, 4)),
+])  # fmt: skip
+def test_windows(device, op: DepthwiseConv2D) -> None:
+    for channels, direct in ((16, False), (24, True), (3, True)):
+        graph, x = network((1, 13, 12, channels), (3, 3), 40, op, direct=direct)
+        check(device, graph, x)
+
+
+@pytest.mark.cuda
+def test_blocks(device, monkeypatch) -> None:
+    """Every shape of block and division among warps; runs, columns and depths change along the way."""
+    groups: dict[tuple, list] = {}
+    for block in separable.candidates():
+        groups.setdefault((block.y, block.x, block.tile.warps), []).append(block)
+    for i, group in enumerate(groups.values()):
+        block = group[(i * 7) % len(group)]
+        stride = 1 + i % 2
+        graph, x = network((2, 9, 10, 40), (3, 3), 36, DepthwiseConv2D((stride, stride), (1, 1), (1, 1)))
+        monkeypatch.setattr(separable, "ranked", lambda window, outputs, units, block=block: [block])
+        try:
+            check(device, graph, x)
+        except Exception as error:
+            raise AssertionError(f"{block}: {error}") from error
+
+
+@pytest.mark.cuda
+def test_agrees_with_the_two_kernels_of_the_language(device) -> None:
+    graph, x = network((1, 17, 15, 48), (3, 3), 32, DepthwiseConv2D((1, 1), (1, 1), (1, 1)))
+    plain = dataclasses.replace(device.features, cuda_capability=0)
+    joint, apart = run(device, graph, x, device.features), run(device, graph, x, plain)
+    assert np.linalg.norm(joint - apart) <= 3e-3 * np.linalg.norm(apart)
+
+
+def test_joined_only_where_the_kernel_is() -> None:
+    op = DepthwiseConv2D((1, 1), (1, 1), (1, 1))
+    graph, x = network((1, 5, 6, 8), (3, 3), 16, op)
+    joined = optimise(graph, CUDA, half=True)
+    assert [type(n.op) for n in joined.nodes] == [Conv2D, SeparableConv2D]
+    np.testing.assert_allclose(evaluate_graph(joined, [x])[0], evaluate_graph(graph, [x])[0], rtol=1e-5, atol=1e-5)
+    for features, half in ((CUDA, False), (dataclasses.replace(CUDA, cuda_capability=75), True), (Features(), True)):
+        assert all(not isinstance(n.op, SeparableConv2D) for n in optimise(graph, features, half).nodes)
+    wide, _ = network((1, 5, 6, 8), (3, 3), 256, op)
+    assert all(not isinstance(n.op, SeparableConv2D) for n in optimise(wide, CUDA, True).nodes)
