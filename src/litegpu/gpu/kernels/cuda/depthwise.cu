@@ -1,0 +1,116 @@
+// Depthwise convolution: a thread computes a chunk of LANES channels of TY x TX neighbouring output pixels. Each input is
+// loaded and converted once for all the taps and pixels that it belongs to, and as many loads as registers hold are under
+// way at once: with few pixels, waiting for memory is most of the time. Sums are float.
+//
+// Constants from the host: HALF (the input; the weights are of the same type), FINITE (all weights are); LANES TX TY; WC WX
+// WY (threads of a workgroup: along chunks, then blocks of pixels), GROUPS_C GROUPS_X GROUPS_Y (workgroups along these,
+// then images); CHUNKS QUADS; OUT_H OUT_W H W; KERNEL_H KERNEL_W STRIDE_* DILATION_* PADDING_*; STEP_Y STEP_X (the inputs
+// of a thread lie in rows and columns that are multiples of these); OFFSET PITCH_* (elements, of the input's view).
+#if HALF && LANES == 8
+typedef uint4 Chunk;
+#elif HALF
+typedef uint2 Chunk;
+#else
+typedef float4 Chunk;
+#endif
+
+constexpr int WORDS = sizeof(Chunk) / 4;
+constexpr int ROWS = ((TY - 1) * STRIDE_Y + (KERNEL_H - 1) * DILATION_Y) / STEP_Y + 1;
+constexpr int COLUMNS = ((TX - 1) * STRIDE_X + (KERNEL_W - 1) * DILATION_X) / STEP_X + 1;
+// Rows of weights that are loaded before anything else, and rows of inputs that are under way: what registers allow.
+INLINE constexpr int least(int a, int b) { return a < b ? a : b; }
+constexpr int FREE = 128 - TX * TY * LANES;
+constexpr int EARLY = least(KERNEL_H, FREE / 2 / (KERNEL_W * WORDS));
+constexpr int AHEAD = least(ROWS, 1 + FREE / 2 / (COLUMNS * WORDS));
+// Whether every input of every thread is inside of the image.
+INLINE constexpr bool inside(int out, int pixels, int stride, int span, int padding, int size) {
+  return padding == 0 && (out - 1) / pixels * pixels * stride + span <= size;
+}
+constexpr bool INSIDE_Y = inside(OUT_H, TY, STRIDE_Y, (ROWS - 1) * STEP_Y + 1, PADDING_Y, H);
+constexpr bool INSIDE_X = inside(OUT_W, TX, STRIDE_X, (COLUMNS - 1) * STEP_X + 1, PADDING_X, W);
+
+// The tap that pixel number `pixel` of a thread uses of the input at `at`, or -1.
+INLINE constexpr int tap_of(int at, int pixel, int stride, int dilation, int taps) {
+  const int from = at - pixel * stride;
+  return from >= 0 && from % dilation == 0 && from / dilation < taps ? from / dilation : -1;
+}
+INLINE constexpr bool needed(int at, int pixels, int stride, int dilation, int taps) {
+  for (int p = 0; p < pixels; p++)
+    if (tap_of(at, p, stride, dilation, taps) >= 0) return true;
+  return false;
+}
+
+extern "C" __global__ void __launch_bounds__(WC * WX * WY)
+NAME(const SOURCE* x, const Chunk* __restrict__ w EPILOGUE_BUFFERS) {
+  const unsigned thread = threadIdx.x, group = blockIdx.x;
+  const unsigned chunk = group % GROUPS_C * WC + thread % WC;
+  const unsigned ox0 = (group / GROUPS_C % GROUPS_X * WX + thread / WC % WX) * TX;
+  const unsigned oy0 = (group / (GROUPS_C * GROUPS_X) % GROUPS_Y * WY + thread / (WC * WX)) * TY;
+  const unsigned image = group / (GROUPS_C * GROUPS_X * GROUPS_Y);
+  if (chunk >= CHUNKS || ox0 >= OUT_W || oy0 >= OUT_H) return;
+
+  Chunk taps[KERNEL_H][KERNEL_W];
+  auto load_taps = [&](int ky) {
+#pragma unroll
+    for (int kx = 0; kx < KERNEL_W; kx++) taps[ky][kx] = __ldg(w + (ky * KERNEL_W + kx) * CHUNKS + chunk);
+  };
+  // The weights are nobody's output: they may come while the kernel before this one still runs.
+#pragma unroll
+  for (int ky = 0; ky < EARLY; ky++) load_taps(ky);
+  wait_for_predecessors();
+  launch_dependents();
+
+  const int iy0 = (int)(oy0 * STRIDE_Y) - PADDING_Y, ix0 = (int)(ox0 * STRIDE_X) - PADDING_X;
+  const SOURCE* first = x + ((long long)image * PITCH_B + (long long)iy0 * PITCH_Y + (long long)ix0 * PITCH_X +
+                             chunk * LANES + OFFSET);
+  Chunk inputs[ROWS][COLUMNS];
+  auto real = [&](int i, int j) {
+    return (INSIDE_Y || (unsigned)(iy0 + i * STEP_Y) < H) && (INSIDE_X || (unsigned)(ix0 + j * STEP_X) < W);
+  };
+  auto load_inputs = [&](int i) {
+    if (!needed(i * STEP_Y, TY, STRIDE_Y, DILATION_Y, KERNEL_H)) return;
+#pragma unroll
+    for (int j = 0; j < COLUMNS; j++)
+      if (needed(j * STEP_X, TX, STRIDE_X, DILATION_X, KERNEL_W))
+        inputs[i][j] = real(i, j) ? *(const Chunk*)(first + (i * STEP_Y * PITCH_Y + j * STEP_X * PITCH_X)) : Chunk{};
+  };
+#pragma unroll
+  for (int i = 0; i < AHEAD; i++) load_inputs(i);
+
+  float sums[TY][TX][LANES] = {};
+#pragma unroll
+  for (int i = 0; i < ROWS; i++) {
+    const int tap = tap_of(i * STEP_Y, 0, STRIDE_Y, DILATION_Y, KERNEL_H);
+    if (tap >= EARLY) load_taps(tap);
+    if (i > 0 && i + AHEAD - 1 < ROWS) load_inputs(i + AHEAD - 1);
+    if (!needed(i * STEP_Y, TY, STRIDE_Y, DILATION_Y, KERNEL_H)) continue;
+#pragma unroll
+    for (int j = 0; j < COLUMNS; j++) {
+      if (!needed(j * STEP_X, TX, STRIDE_X, DILATION_X, KERNEL_W)) continue;
+      float input[LANES];
+      unpack(inputs[i][j], input);
+#pragma unroll
+      for (int p = 0; p < TY * TX; p++) {
+        const int ky = tap_of(i * STEP_Y, p / TX, STRIDE_Y, DILATION_Y, KERNEL_H);
+        const int kx = tap_of(j * STEP_X, p % TX, STRIDE_X, DILATION_X, KERNEL_W);
+        if (ky < 0 || kx < 0) continue;
+        if (!FINITE && !real(i, j)) continue;  // zero times infinity would not be zero
+        float weight[LANES];
+        unpack(taps[ky][kx], weight);
+#pragma unroll
+        for (int e = 0; e < LANES; e++) sums[p / TX][p % TX][e] = fmaf(input[e], weight[e], sums[p / TX][p % TX][e]);
+      }
+    }
+  }
+
+#pragma unroll
+  for (unsigned p = 0; p < TY * TX; p++) {
+    const unsigned oy = oy0 + p / TX, ox = ox0 + p % TX;
+    if ((OUT_H % TY && oy >= OUT_H) || (OUT_W % TX && ox >= OUT_W)) continue;
+    const float(&sum)[LANES] = sums[p / TX][p % TX];
+#pragma unroll
+    for (unsigned q = 0; q < LANES / 4; q++)
+      STORE((image * OUT_H + oy) * OUT_W + ox, chunk * (LANES / 4) + q,
+            (float4{sum[4 * q], sum[4 * q + 1], sum[4 * q + 2], sum[4 * q + 3]}));
+  }
+}

@@ -1,0 +1,208 @@
+"""The depthwise convolution in CUDA C++ against NumPy and the language's kernel: every block, windows, layouts."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from litegpu.gpu.build import build_program
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, DepthwiseConv2D, DType, GraphBuilder, apply
+from litegpu.gpu.kernels.cuda import depthwise
+from litegpu.gpu.kernels.cuda.layer import Layer
+from litegpu.gpu.view import padded
+
+SAME = DepthwiseConv2D(padding=(1, 1))
+
+
+@pytest.fixture(scope="module")
+def device():
+    from litegpu.gpu.runtime.cuda import available, open_device
+
+    reason = available()
+    if reason is not None:
+        pytest.skip(f"no CUDA device: {reason}")
+    found = open_device()
+    if found.features.cuda_capability < 80:
+        pytest.skip("needs compute capability 8.0")
+    return found
+
+
+def network(shape, taps, op=SAME, *, direct=False, residual=False, weights=None):
+    """x -> 1x1 convolution (unless `direct`), relu -> depthwise + bias (+ its own input), relu6 -> twice that, so that
+    the depthwise convolution's input and output are intermediates."""
+    rng = np.random.default_rng(0)
+    builder = GraphBuilder()
+    b, h, w, c = shape
+    x = builder.value(shape, DType.FLOAT32)
+    middle = x
+    if not direct:
+        eye = builder.constant(np.eye(c, dtype=np.float32).reshape(c, 1, 1, c))
+        middle = builder.node(Conv2D(), [x, eye], builder.value(shape, DType.FLOAT32), apply("max", RESULT, 0.0))
+    size = [
+        (n + 2 * p - ((k - 1) * d + 1)) // s + 1
+        for n, p, k, d, s in zip((h, w), op.padding, taps, op.dilation, op.stride, strict=True)
+    ]
+    if weights is None:
+        weights = rng.standard_normal((1, *taps, c * op.multiplier))
+    outputs = weights.shape[3]
+    expression, operands = apply("add", RESULT, Arg(1)), [builder.constant(rng.standard_normal((1, 1, 1, outputs)))]
+    if residual:
+        expression, operands = apply("add", expression, Arg(2)), [*operands, middle]
+    expression = apply("min", apply("max", expression, -6.0), 6.0)
+    out = builder.value((b, *size, outputs), DType.FLOAT32)
+    builder.node(op, [middle, builder.constant(weights)], out, expression, operands)
+    if direct:
+        return builder.graph([x], [out]), rng.standard_normal(shape).astype(np.float32)
+    eye = builder.constant(2 * np.eye(outputs, dtype=np.float32).reshape(outputs, 1, 1, outputs))
+    last = builder.node(Conv2D(padding=(1, 1)), [out, eye], builder.value((b, size[0] + 2, size[1] + 2, outputs),
+                                                                           DType.FLOAT32))  # fmt: skip
+    return builder.graph([x], [last]), rng.standard_normal(shape).astype(np.float32)
+
+
+def run(device, graph, x, half: bool, features=None, native: bool = True) -> np.ndarray:
+    features = features or device.features
+    # no pass that would join the convolutions
+    program = build_program(graph, features, "cuda", half=half)
+    assert ("blocked_depthwise" in {k.name for k in program.kernels}) == native
+    session = device.session(program)
+    try:
+        session.write(0, x)
+        session.run()
+        out = np.empty(graph.values[graph.outputs[0]].shape, np.float32)
+        session.read(0, out)
+    finally:
+        session.close()
+    return out
+
+
+def check(device, graph, x, half: bool, native: bool = True) -> None:
+    got = run(device, graph, x, half, native=native)
+    (want,) = evaluate_graph(graph, [x])
+    assert np.isfinite(want).all() and np.isfinite(got).all()
+    assert np.linalg.norm(got - want) <= (2e-3 if half else 1e-6) * np.linalg.norm(want)
+
+
+def some(blocks: list[depthwise.Block]) -> list[depthwise.Block]:
+    """A few workgroups for every division into threads, changing along the way."""
+    by_thread: dict[tuple, list[depthwise.Block]] = {}
+    for block in blocks:
+        by_thread.setdefault((block.lanes, block.y, block.x), []).append(block)
+    return [group[(i * 5 + j * 7) % len(group)] for i, group in enumerate(by_thread.values()) for j in range(2)]
+
+
+BOTH = pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])
+
+
+@pytest.mark.cuda
+@BOTH
+@pytest.mark.parametrize("channels, taps", [(24, (3, 3)), (136, (5, 5)), (12, (3, 3))])
+def test_blocks(device, monkeypatch, half: bool, channels: int, taps) -> None:
+    """Blocks that overhang in every direction, several images."""
+    op = DepthwiseConv2D((1, 1), (1, 1), (taps[0] // 2, taps[1] // 2))
+    graph, x = network((2, 11, 13, channels), taps, op)
+    (b, h, w, c) = shape = (2, 11, 13, channels)
+    view = padded(0, shape, DType.FLOAT16 if half else DType.FLOAT32)
+    layer = Layer(Conv2D(padding=op.padding), view, np.zeros((1, *taps, c)), (b, h, w, c), half)
+    blocks = some(depthwise.candidates(layer))
+    assert len({(k.lanes, k.y, k.x) for k in blocks}) >= len(depthwise.PIXELS) - 3
+    for block in blocks:
+        monkeypatch.setattr(depthwise, "ranked", lambda layer, units, block=block: [block])
+        try:
+            check(device, graph, x, half)
+        except Exception as error:
+            raise AssertionError(f"{block}: {error}") from error
+
+
+@pytest.mark.cuda
+@BOTH
+@pytest.mark.parametrize("channels", [1, 3, 5, 8, 12, 17, 24, 48, 1024])
+def test_channels(device, half: bool, channels: int) -> None:
+    graph, x = network((3, 5, 6, channels), (3, 3), residual=True)
+    check(device, graph, x, half)
+
+
+@pytest.mark.cuda
+@BOTH
+@pytest.mark.parametrize("op", [
+    DepthwiseConv2D((2, 2), (1, 1), (1, 1)), DepthwiseConv2D((1, 3), (2, 1), (2, 0)), DepthwiseConv2D((3, 1)),
+    DepthwiseConv2D((1, 1), (4, 4), (4, 4)), DepthwiseConv2D((3, 2), (2, 4), (3, 4)),
+    DepthwiseConv2D((1, 1), (9, 9), (9, 9)),
+])  # fmt: skip
+@pytest.mark.parametrize("block", [(1, 1), (2, 4)])
+def test_windows(device, monkeypatch, half: bool, op: DepthwiseConv2D, block: tuple[int, int]) -> None:
+    best = depthwise.ranked
+
+    def ranked(layer, units):
+        blocks = best(layer, units)
+        return [b for b in blocks if (b.y, b.x) == block] or blocks
+
+    monkeypatch.setattr(depthwise, "ranked", ranked)
+    for taps in ((3, 3), (2, 3), (1, 1)):
+        graph, x = network((1, 19, 20, 16), taps, op)
+        check(device, graph, x, half)
+
+
+@pytest.mark.cuda
+@BOTH
+@pytest.mark.parametrize("taps, padding", [((7, 1), (3, 0)), ((5, 5), (2, 2)), ((9, 11), (4, 5)), ((4, 2), (3, 1))])
+def test_taps(device, half: bool, taps, padding) -> None:
+    for stride in ((1, 1), (2, 2)):
+        graph, x = network((2, 14, 15, 20), taps, DepthwiseConv2D(stride, (1, 1), padding))
+        check(device, graph, x, half)
+
+
+@pytest.mark.cuda
+def test_inputs_and_outputs_of_the_network(device) -> None:
+    for half in (True, False):
+        graph, x = network((2, 9, 8, 12), (3, 3), direct=True)
+        check(device, graph, x, half)
+        for channels in (3, 17):
+            graph, x = network((2, 9, 8, channels), (3, 3), direct=True)
+            check(device, graph, x, half, native=False)
+
+
+@pytest.mark.cuda
+@BOTH
+def test_agrees_with_the_kernel_of_the_language(device, half: bool) -> None:
+    graph, x = network((1, 17, 15, 48), (5, 5), DepthwiseConv2D((1, 1), (1, 1), (2, 2)), residual=True)
+    plain = dataclasses.replace(device.features, cuda_capability=0)
+    ours, other = run(device, graph, x, half), run(device, graph, x, half, plain, native=False)
+    assert np.linalg.norm(ours - other) <= (1e-3 if half else 1e-6) * np.linalg.norm(other)
+
+
+@pytest.mark.cuda
+def test_left_to_the_kernel_of_the_language(device) -> None:
+    for op, taps in ((DepthwiseConv2D(multiplier=2), (3, 3)), (DepthwiseConv2D(padding=(7, 7)), (15, 35))):
+        graph, x = network((1, 35, 36, 8), taps, op)
+        check(device, graph, x, True, native=False)
+
+
+@pytest.mark.cuda
+def test_what_is_not_finite_stays_where_it_is(device) -> None:
+    """Taps outside of the image add nothing, even if they are infinite, and an input's NaN reaches its window only."""
+    weights = np.ones((1, 3, 3, 8))
+    weights[0, 0, 1, 2] = np.inf
+    graph, x = network((1, 9, 9, 8), (3, 3), direct=True, weights=weights)
+    x = np.abs(x)
+    x[0, 8, 8, 5] = np.nan
+    got = run(device, graph, x, False)
+    assert np.argwhere(np.isnan(got)).tolist() == [[0, y, x, 5] for y in (7, 8) for x in (7, 8)]
+    (want,) = evaluate_graph(graph, [x])
+    np.testing.assert_allclose(got[..., 5], want[..., 5], rtol=1e-5)
+    assert (got[0, 1:, :, 2] == 6).all() and (got[0, 0, :, 2] < 6).any()
+
+
+def test_chosen_blocks_fit_the_layer() -> None:
+    def layer(shape, taps):
+        view = padded(0, shape, DType.FLOAT16)
+        return Layer(Conv2D(padding=(taps // 2, taps // 2)), view, np.zeros((1, taps, taps, shape[3])), shape, True)
+
+    few, many = layer((1, 7, 7, 1024), 3), layer((64, 128, 128, 48), 5)
+    first, second = depthwise.ranked(few, 132)[0], depthwise.ranked(many, 132)[0]
+    assert first.y * first.x < second.y * second.x and first.threads <= second.threads
+    for case in (few, many):
+        costs = [depthwise.cost(case, block, 132) for block in depthwise.ranked(case, 132)]
+        assert costs and costs == sorted(costs)
