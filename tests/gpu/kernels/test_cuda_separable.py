@@ -13,8 +13,15 @@ from litegpu.gpu.graph import RESULT, Arg, Conv2D, DepthwiseConv2D, DType, Graph
 from litegpu.gpu.kernels.cuda import separable
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes import optimise
+from litegpu.gpu.passes import separable as passes
 
 CUDA = Features(float16=True, cuda_capability=90, compute_units=132)
+
+
+@pytest.fixture(autouse=True)
+def _always(monkeypatch) -> None:
+    """Join however few pixels there are."""
+    monkeypatch.setattr(passes, "LEAST_PIXELS", 1)
 
 
 @pytest.fixture(scope="module")
@@ -126,12 +133,15 @@ def test_agrees_with_the_two_kernels_of_the_language(device) -> None:
     assert np.linalg.norm(joint - apart) <= 3e-3 * np.linalg.norm(apart)
 
 
-def test_joined_only_where_the_kernel_is() -> None:
+def test_joined_only_where_the_kernel_is_and_pays(monkeypatch) -> None:
     op = DepthwiseConv2D((1, 1), (1, 1), (1, 1))
     graph, x = network((1, 5, 6, 8), (3, 3), 16, op)
     joined = optimise(graph, CUDA, half=True)
     assert [type(n.op) for n in joined.nodes] == [Conv2D, SeparableConv2D]
     np.testing.assert_allclose(evaluate_graph(joined, [x])[0], evaluate_graph(graph, [x])[0], rtol=1e-5, atol=1e-5)
+    with monkeypatch.context() as patch:
+        patch.setattr(passes, "LEAST_PIXELS", 31)
+        assert all(not isinstance(n.op, SeparableConv2D) for n in optimise(graph, CUDA, True).nodes)
     for features, half in ((CUDA, False), (dataclasses.replace(CUDA, cuda_capability=75), True), (Features(), True)):
         assert all(not isinstance(n.op, SeparableConv2D) for n in optimise(graph, features, half).nodes)
     wide, _ = network((1, 5, 6, 8), (3, 3), 256, op)

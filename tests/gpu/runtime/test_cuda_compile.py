@@ -14,6 +14,7 @@ from litegpu.gpu.build import build_program
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lower import lower_partition
 from litegpu.gpu.program import KernelCode
+from litegpu.model import with_batch
 from litegpu.model.reader import read_model
 
 CUDA = Features(
@@ -46,13 +47,14 @@ def nvrtc() -> Any:
     return cuda_compile
 
 
-def _compile_model(nvrtc: Any, path: Path, half: bool, capabilities: tuple[int, ...]) -> None:
-    graph = read_model(path.read_bytes()).main
-    lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs)
-    program = build_program(lowered.graph, CUDA, "cuda", half=half)
+def _compile_model(nvrtc: Any, path: Path, half: bool, capabilities: tuple[int, ...], batch: int = 1) -> None:
+    graph = with_batch(read_model(path.read_bytes()), batch).main
     for capability in capabilities:
         if capability not in nvrtc.supported_capabilities():
             continue
+        lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs)
+        features = dataclasses.replace(CUDA, cuda_capability=capability)
+        program = build_program(lowered.graph, features, "cuda", half=half)
         images = nvrtc.compile_kernels(program.kernels, capability, programmatic=True)
         assert len(images) == len(program.kernels) and all(image.startswith(b"\x7fELF") for image in images)
 
@@ -60,7 +62,11 @@ def _compile_model(nvrtc: Any, path: Path, half: bool, capabilities: tuple[int, 
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kernel_of_a_model_compiles(nvrtc: Any, name: str, half: bool, models_dir: Path) -> None:
-    _compile_model(nvrtc, models_dir / f"{name}.tflite", half, (80, 90))
+    _compile_model(nvrtc, models_dir / f"{name}.tflite", half, (75, 90))
+
+
+def test_kernels_for_large_batches_compile(nvrtc: Any, models_dir: Path) -> None:
+    _compile_model(nvrtc, models_dir / "mobilenet_v1_1.0_224_random.tflite", True, (80,), batch=8)
 
 
 @pytest.mark.slow

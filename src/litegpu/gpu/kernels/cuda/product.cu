@@ -89,9 +89,12 @@ struct Product {
 #endif
       }
     __syncthreads();
+    constexpr unsigned QUADS_ACROSS = BN / 4;
+    constexpr bool SAME = THREADS % QUADS_ACROSS == 0;  // a thread stays with its quad, and what belongs to it
+    const unsigned first = threadIdx.x % QUADS_ACROSS;
 #pragma unroll 2
-    for (unsigned i = threadIdx.x; i < BM * BN / 4; i += THREADS) {
-      const unsigned row = i / (BN / 4), quad = i % (BN / 4);
+    for (unsigned i = threadIdx.x; i < BM * QUADS_ACROSS; i += THREADS) {
+      const unsigned row = i / QUADS_ACROSS, quad = SAME ? first : i % QUADS_ACROSS;
       float4 total = *(const float4*)(totals + row * PITCH + quad * 4);
 #pragma unroll
       for (unsigned g = 1; g < WARPS_K; g++) {

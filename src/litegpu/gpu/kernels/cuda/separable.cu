@@ -13,7 +13,7 @@ constexpr unsigned SPAN = (RUN - 1) * STRIDE_X + (KERNEL_W - 1) * DILATION_X + 1
 static_assert(BM == BY * BX && BX % RUN == 0 && DEPTH % BK == 0, "block");
 
 // Whether a run of pixels needs input number i of its row.
-constexpr bool needed(unsigned i) {
+INLINE constexpr bool needed(unsigned i) {
   for (unsigned r = 0; r < RUN; r++)
     for (unsigned k = 0; k < KERNEL_W; k++)
       if (r * STRIDE_X + k * DILATION_X == i) return true;

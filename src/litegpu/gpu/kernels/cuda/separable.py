@@ -137,7 +137,8 @@ def cost(window: Layer, outputs: int, block: Block, units: int) -> float:
     sharing = min(resident, max(1.0, groups / units))  # workgroups that share a multiprocessor
     # a warp's instruction takes a cycle of a quarter of a multiprocessor; alone it waits four times as long
     depthwise = rounds * max(each * 2.5, each * sharing * tile.threads / 128) / 1700 + 0.45 * rounds
-    product = depth / tile.depth * max(0.12, tile.rows * tile.columns * tile.depth / 1024 / 1700 * sharing)
+    fragments = depth / 16 * (tile.rows / tile.warps[0] + tile.columns / tile.warps[1]) / tile.warps[2] / 2000
+    product = depth / tile.depth * 0.1 + max(fragments, tile.rows * tile.columns * depth / 1024 / 1700 * sharing)
     alone = 1.0 + depthwise + product + 0.3 + tile.rows * tile.columns * sharing / 128 / 1700
     return float(alone * max(1.0, groups / (units * resident)))
 

@@ -110,7 +110,7 @@ def cost(layer: Layer, block: Block, units: int) -> float:
     share = -(-groups * columns // units)  # workgroups on a multiprocessor
     steps, pixels = _depth(layer) // 16, block.y * block.x
     warps = block.warps[0] * block.warps[1]
-    copied = (_halo_bytes(layer, block) / 32 + 100) * (1 if layer.vector else 3)
+    copied = (_halo_bytes(layer, block) / 32 + 100) * (1 if layer.vector else 6)
     products = pixels * block.columns * 16 / 1024 * max(1.0, 4 / (warps * share)) + pixels * block.warps[1] / 16 * 4
     multiplied = steps * max(products, 30.0)
     once = 900 + block.columns * _depth(layer) * 2 / 32 * share
