@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.graph import Conv2D, DType
+from litegpu.gpu.graph import Conv2D
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import Context, Launch
 from litegpu.gpu.kernels.cuda import window
-from litegpu.gpu.kernels.cuda.layer import LOAD, Layer
-from litegpu.gpu.kernels.cuda.source import native_launch
+from litegpu.gpu.kernels.cuda.layer import LOAD, Layer, is_half
+from litegpu.gpu.kernels.cuda.source import Where, label_of, native_launch
 from litegpu.gpu.kernels.cuda.tile import Product, Tile, cost, ranked
 
 FILES = ("device.cu", "product.cu", "border.cu", "convolution.cu")
@@ -25,20 +25,25 @@ def build(ctx: Context) -> list[Launch] | None:
     if op.groups > 1 or weights is None or ctx.value(node.inputs[0]).is_constant:
         return None
     source = ctx.views[node.inputs[0]]
-    half = ctx.half and bool(np.all(np.abs(weights) <= np.finfo(np.float16).max))
-    if source.dtype not in LOAD or (source.dtype is DType.FLOAT16 and not half):
+    half = is_half(ctx, source, weights)
+    if half is None:
         return None
-    layer = Layer(op, source, weights, ctx.output.shape, half)
+    return [fastest(ctx, Layer(op, source, weights, ctx.output.shape, half))]
+
+
+def fastest(ctx: Context, layer: Layer, where: Where | None = None) -> Launch:
+    """The convolution by the tile or the block of pixels that is estimated, or measured, to be the fastest. `where`: as
+    for native_launch, if the layer's output is a part of the node's."""
     units = ctx.features.compute_units
     blocks, tiles = window.ranked(layer, units), ranked(product_of(layer), units)
     if ctx.tuner is None:
         by_block = bool(blocks) and window.cost(layer, blocks[0], units) < cost(product_of(layer), tiles[0], units)
-        return [window.launch(ctx, layer, blocks[0]) if by_block else launch(ctx, layer, tiles[0])]
+        return window.launch(ctx, layer, blocks[0], where) if by_block else launch(ctx, layer, tiles[0], where)
     share = ctx.tuner.most // 2 if blocks else 0
-    launches = [window.launch(ctx, layer, block) for block in blocks[:share]]
-    launches += [launch(ctx, layer, tile) for tile in tiles[: ctx.tuner.most - len(launches)]]
+    launches = [window.launch(ctx, layer, block, where) for block in blocks[:share]]
+    launches += [launch(ctx, layer, tile, where) for tile in tiles[: ctx.tuner.most - len(launches)]]
     times = ctx.tuner.times(launches)
-    return [launches[times.index(min(times))]]
+    return launches[times.index(min(times))]
 
 
 def product_of(layer: Layer) -> Product:
@@ -58,7 +63,7 @@ def packed(layer: Layer, tile: Tile) -> np.ndarray:
     return result
 
 
-def launch(ctx: Context, layer: Layer, tile: Tile) -> Launch:
+def launch(ctx: Context, layer: Layer, tile: Tile, where: Where | None = None) -> Launch:
     """The convolution with the given tile; see convolution.cu for the constants."""
     product, view = product_of(layer), layer.source
     weights = packed(layer, tile)
@@ -76,7 +81,7 @@ def launch(ctx: Context, layer: Layer, tile: Tile) -> Launch:
     operands: Operands = {"x": view, "w": weights}
     name = "tensor_convolution" if layer.half else "tiled_convolution"
     return native_launch(
-        ctx, name, FILES, constants, operands, label="conv_2d",
+        ctx, name, FILES, constants, operands, label=label_of(ctx),
         workgroup=(tile.threads, 1, 1), dispatch=(rows * columns, 1, 1),
-        shared_bytes=tile.shared_bytes(layer.half), variant=str(tile),
+        shared_bytes=tile.shared_bytes(layer.half), variant=str(tile), where=where,
     )  # fmt: skip

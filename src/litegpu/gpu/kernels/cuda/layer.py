@@ -7,12 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.graph import Conv2D, DType, Reshape
+from litegpu.gpu.kernels.context import Context
 from litegpu.gpu.view import View, follow
 
 #: How an element of the input is declared, and how it becomes a float.
 LOAD = {DType.FLOAT16: ("unsigned short", "half_to_float(value)"), DType.FLOAT32: ("float", "value")}
 #: What is outside, as border.cu calls it.
 BORDER = {"zero": "ZERO", "reflect": "REFLECT", "symmetric": "SYMMETRIC"}
+
+
+def is_half(ctx: Context, source: View, weights: np.ndarray) -> bool | None:
+    """Whether a convolution of `source` is to be done in float16 (with float32 sums) or else in float32; None if the
+    native kernels can do neither."""
+    half = ctx.half and bool(np.all(np.abs(weights) <= np.finfo(np.float16).max))
+    return None if source.dtype not in LOAD or (source.dtype is DType.FLOAT16 and not half) else half
 
 
 @dataclass(frozen=True, eq=False)

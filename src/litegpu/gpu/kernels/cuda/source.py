@@ -8,6 +8,7 @@ from importlib import resources
 
 import numpy as np
 
+from litegpu.gpu.graph import TransposeConv2D
 from litegpu.gpu.kernels.access import Operands, Position, open_sink
 from litegpu.gpu.kernels.context import Context, Launch, NativeBuffer, NativeKernel
 from litegpu.gpu.lang import Type, Value, f32x4, u32
@@ -101,6 +102,11 @@ def native_launch(
     ]
     kernel = NativeKernel(name, "\n".join(parts) + "\n", workgroup, dispatch, tuple(buffers), shared_bytes)
     return Launch(kernel, bound, label, variant)
+
+
+def label_of(ctx: Context) -> str:
+    """What profiles call the work of the node."""
+    return "transpose_conv_2d" if isinstance(ctx.node.op, TransposeConv2D) else "conv_2d"
 
 
 @functools.cache

@@ -10,7 +10,7 @@ import numpy as np
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import Context, Launch
 from litegpu.gpu.kernels.cuda.layer import LOAD, Layer
-from litegpu.gpu.kernels.cuda.source import native_launch
+from litegpu.gpu.kernels.cuda.source import Where, label_of, native_launch
 from litegpu.gpu.kernels.cuda.tile import MOST_SHARED_BYTES, USUAL_UNITS
 
 #: Workgroups on a multiprocessor: each walks over its share of the blocks.
@@ -60,7 +60,7 @@ def ranked(layer: Layer, units: int) -> list[Block]:
     return sorted(fitting, key=lambda b: cost(layer, b, units))
 
 
-def launch(ctx: Context, layer: Layer, block: Block) -> Launch:
+def launch(ctx: Context, layer: Layer, block: Block, where: Where | None = None) -> Launch:
     """The convolution by blocks; see window.cu for the constants."""
     weights = packed(layer, block.columns)
     batch, out_h, out_w, outputs = layer.shape
@@ -75,9 +75,9 @@ def launch(ctx: Context, layer: Layer, block: Block) -> Launch:
     }  # fmt: skip
     operands: Operands = {"x": layer.source, "w": weights}
     return native_launch(
-        ctx, "window_convolution", ("device.cu", "border.cu", "window.cu"), constants, operands, label="conv_2d",
+        ctx, "window_convolution", ("device.cu", "border.cu", "window.cu"), constants, operands, label=label_of(ctx),
         workgroup=(block.threads, 1, 1), dispatch=(groups * columns, 1, 1),
-        shared_bytes=shared_bytes(layer, block), variant=str(block),
+        shared_bytes=shared_bytes(layer, block), variant=str(block), where=where,
     )  # fmt: skip
 
 
