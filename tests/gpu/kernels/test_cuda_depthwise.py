@@ -63,9 +63,7 @@ def network(shape, taps, op=SAME, *, direct=False, residual=False, weights=None)
 
 
 def run(device, graph, x, half: bool, features=None, native: bool = True) -> np.ndarray:
-    features = features or device.features
-    # no pass that would join the convolutions
-    program = build_program(graph, features, "cuda", half=half)
+    program = build_program(graph, features or device.features, "cuda", half=half)
     assert ("blocked_depthwise" in {k.name for k in program.kernels}) == native
     session = device.session(program)
     try:
@@ -85,12 +83,33 @@ def check(device, graph, x, half: bool, native: bool = True) -> None:
     assert np.linalg.norm(got - want) <= (2e-3 if half else 1e-6) * np.linalg.norm(want)
 
 
+def blocks_of(graph, half: bool) -> list[depthwise.Block]:
+    """The candidates for the depthwise convolution of `graph`."""
+    node = next(n for n in graph.nodes if isinstance(n.op, DepthwiseConv2D))
+    op = node.op
+    view = padded(0, graph.values[node.inputs[0]].shape, DType.FLOAT16 if half else DType.FLOAT32)
+    weights = graph.values[node.inputs[1]].data
+    assert weights is not None
+    shape = graph.values[node.output].shape
+    return depthwise.candidates(Layer(Conv2D(op.stride, op.dilation, op.padding), view, weights, shape, half))
+
+
 def some(blocks: list[depthwise.Block]) -> list[depthwise.Block]:
-    """A few workgroups for every division into threads, changing along the way."""
+    """A workgroup for every division into threads, changing along the way."""
     by_thread: dict[tuple, list[depthwise.Block]] = {}
     for block in blocks:
         by_thread.setdefault((block.lanes, block.y, block.x), []).append(block)
-    return [group[(i * 5 + j * 7) % len(group)] for i, group in enumerate(by_thread.values()) for j in range(2)]
+    assert {(y, x) for _, y, x in by_thread} == set(depthwise.PIXELS)
+    return [group[i * 7 % len(group)] for i, group in enumerate(by_thread.values())]
+
+
+def check_blocks(device, monkeypatch, graph, x, half: bool, blocks: list[depthwise.Block]) -> None:
+    for block in blocks:
+        monkeypatch.setattr(depthwise, "ranked", lambda layer, units, block=block: [block])
+        try:
+            check(device, graph, x, half)
+        except Exception as error:
+            raise AssertionError(f"{block}: {error}") from error
 
 
 BOTH = pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])
@@ -98,22 +117,22 @@ BOTH = pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"]
 
 @pytest.mark.cuda
 @BOTH
-@pytest.mark.parametrize("channels, taps", [(24, (3, 3)), (136, (5, 5)), (12, (3, 3))])
-def test_blocks(device, monkeypatch, half: bool, channels: int, taps) -> None:
+def test_blocks(device, monkeypatch, half: bool) -> None:
     """Blocks that overhang in every direction, several images."""
-    op = DepthwiseConv2D((1, 1), (1, 1), (taps[0] // 2, taps[1] // 2))
-    graph, x = network((2, 11, 13, channels), taps, op)
-    (b, h, w, c) = shape = (2, 11, 13, channels)
-    view = padded(0, shape, DType.FLOAT16 if half else DType.FLOAT32)
-    layer = Layer(Conv2D(padding=op.padding), view, np.zeros((1, *taps, c)), (b, h, w, c), half)
-    blocks = some(depthwise.candidates(layer))
-    assert len({(k.lanes, k.y, k.x) for k in blocks}) >= len(depthwise.PIXELS) - 3
-    for block in blocks:
-        monkeypatch.setattr(depthwise, "ranked", lambda layer, units, block=block: [block])
-        try:
-            check(device, graph, x, half)
-        except Exception as error:
-            raise AssertionError(f"{block}: {error}") from error
+    graph, x = network((2, 11, 13, 136 if half else 12), (3, 3))
+    check_blocks(device, monkeypatch, graph, x, half, some(blocks_of(graph, half)))
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+@BOTH
+@pytest.mark.parametrize("op, taps", [
+    (DepthwiseConv2D(padding=(2, 2)), (5, 5)), (DepthwiseConv2D((2, 2), (1, 1), (1, 1)), (3, 3)),
+    (DepthwiseConv2D((1, 1), (2, 2), (2, 2)), (3, 3)),
+])  # fmt: skip
+def test_all_blocks(device, monkeypatch, half: bool, op: DepthwiseConv2D, taps) -> None:
+    graph, x = network((2, 18, 17, 24), taps, op)
+    check_blocks(device, monkeypatch, graph, x, half, blocks_of(graph, half))
 
 
 @pytest.mark.cuda

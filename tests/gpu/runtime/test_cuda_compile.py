@@ -7,15 +7,18 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from litegpu.errors import DeviceError
 from litegpu.gpu.build import build_program
+from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lower import lower_partition
 from litegpu.gpu.program import KernelCode
 from litegpu.model import with_batch
 from litegpu.model.reader import read_model
+from litegpu.zoo import build_model
 
 CUDA = Features(
     float16=True, subgroups=True, subgroup_size=32, timestamps=True, max_threads=1024, max_shared_bytes=48 << 10,
@@ -27,6 +30,14 @@ MORE_MODELS = (
     "deeplabv3_257_mv_gpu", "kws_ref_model_float32", "mobilenet_v1_1.0_224_random_f16", "pose_detection",
     "pretrainedResnet", "style_transfer_f16_384",
 )  # fmt: skip
+
+#: Architectures with native kernels, and models (with their batch) that use these.
+NATIVE_CAPABILITIES = (80, 86, 89, 90, 100)
+ZOO = (("mobilenet_v1", 1), ("mobilenet_v1", 16), ("deeplab_v3", 1), ("posenet", 1))
+NATIVE_KERNELS = {
+    "tensor_convolution", "tiled_convolution", "window_convolution", "separable_convolution", "blocked_depthwise",
+}  # fmt: skip
+PER_KERNEL = 3  # texts of each that are compiled for an architecture; other ones for the next
 
 GOOD = 'extern "C" __global__ void good(float* x) { x[threadIdx.x] = NUMBER; }'
 
@@ -74,6 +85,46 @@ def test_kernels_for_large_batches_compile(nvrtc: Any, models_dir: Path) -> None
 @pytest.mark.parametrize("name", [*MODELS, *MORE_MODELS])
 def test_every_kernel_compiles_for_every_architecture(nvrtc: Any, name: str, half: bool, models_dir: Path) -> None:
     _compile_model(nvrtc, models_dir / f"{name}.tflite", half, CAPABILITIES)
+
+
+@pytest.fixture(scope="module")
+def native() -> dict[str, list[KernelCode]]:
+    """The different texts of every native kernel in the models of the zoo, and of one in a graph of its own."""
+    graphs = [_wide_convolution()]
+    for name, batch in ZOO:
+        graph = read_model(build_model(name, batch=batch)).main
+        graphs.append(lower_partition(graph, graph.operators, graph.inputs, graph.outputs).graph)
+    features = dataclasses.replace(CUDA, cuda_capability=NATIVE_CAPABILITIES[0])
+    found: dict[str, dict[str, KernelCode]] = {}
+    for lowered in graphs:
+        for half in (False, True):
+            for code in build_program(lowered, features, "cuda", half=half).kernels:
+                if "#define STORE(" in code.source:
+                    found.setdefault(code.name, {})[code.source] = code
+    return {name: list(codes.values()) for name, codes in found.items()}
+
+
+def _wide_convolution() -> Graph:
+    """A layer that is best done by blocks of pixels."""
+    builder = GraphBuilder()
+    x = builder.value((16, 128, 128, 64), DType.FLOAT32)
+    weights = builder.constant(np.ones((64, 3, 3, 64), np.float32))
+    out = builder.node(Conv2D(padding=(1, 1)), [x, weights], builder.value((16, 128, 128, 64), DType.FLOAT32))
+    return builder.graph([x], [out])
+
+
+def test_every_native_kernel_is_in_the_sample(native: dict[str, list[KernelCode]]) -> None:
+    assert set(native) >= NATIVE_KERNELS
+
+
+@pytest.mark.parametrize("capability", NATIVE_CAPABILITIES)
+def test_native_kernels_compile(nvrtc: Any, native: dict[str, list[KernelCode]], capability: int) -> None:
+    if capability not in nvrtc.supported_capabilities():
+        pytest.skip(f"NVRTC {nvrtc.nvrtc_version()} has no code for {capability}")
+    turn = NATIVE_CAPABILITIES.index(capability) * PER_KERNEL
+    sample = [codes[(turn + i) % len(codes)] for codes in native.values() for i in range(PER_KERNEL)]
+    images = nvrtc.compile_kernels(sample, capability, programmatic=True)
+    assert all(image.startswith(b"\x7fELF") for image in images)
 
 
 def test_equal_texts_are_compiled_once_also_by_threads_at_once(nvrtc: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,11 @@
 // loaded and converted once for all the taps and pixels that it belongs to, and as many loads as registers hold are under
 // way at once: with few pixels, waiting for memory is most of the time. Sums are float.
 //
-// Constants from the host: HALF (the input; the weights are of the same type), FINITE (all weights are); LANES TX TY; WC WX
-// WY (threads of a workgroup: along chunks, then blocks of pixels), GROUPS_C GROUPS_X GROUPS_Y (workgroups along these,
-// then images); CHUNKS QUADS; OUT_H OUT_W H W; KERNEL_H KERNEL_W STRIDE_* DILATION_* PADDING_*; STEP_Y STEP_X (the inputs
-// of a thread lie in rows and columns that are multiples of these); OFFSET PITCH_* (elements, of the input's view).
+// Constants from the host: HALF (the input), FINITE (all weights are); LANES TX TY; WC WX WY (threads of a workgroup: along
+// chunks, then blocks of pixels), GROUPS_C GROUPS_X GROUPS_Y (workgroups along these, then images); CHUNKS; OUT_H OUT_W
+// H W; KERNEL_H KERNEL_W STRIDE_* DILATION_* PADDING_*; STEP_Y STEP_X (the inputs of a thread lie in rows and columns that
+// are multiples of these); OFFSET PITCH_* (elements, of the input's view).
+// The weights are float: each is needed for several pixels, and would have to be converted again and again.
 #if HALF && LANES == 8
 typedef uint4 Chunk;
 #elif HALF
@@ -14,14 +15,15 @@ typedef uint2 Chunk;
 typedef float4 Chunk;
 #endif
 
-constexpr int WORDS = sizeof(Chunk) / 4;
 constexpr int ROWS = ((TY - 1) * STRIDE_Y + (KERNEL_H - 1) * DILATION_Y) / STEP_Y + 1;
 constexpr int COLUMNS = ((TX - 1) * STRIDE_X + (KERNEL_W - 1) * DILATION_X) / STEP_X + 1;
 // Rows of weights that are loaded before anything else, and rows of inputs that are under way: what registers allow.
-INLINE constexpr int least(int a, int b) { return a < b ? a : b; }
-constexpr int FREE = 128 - TX * TY * LANES;
-constexpr int EARLY = least(KERNEL_H, FREE / 2 / (KERNEL_W * WORDS));
-constexpr int AHEAD = least(ROWS, 1 + FREE / 2 / (COLUMNS * WORDS));
+INLINE constexpr int rows(int all, int words, int row) {
+  const int most = (words < 104 ? words : 104) / row;
+  return most < 1 ? 1 : most < all ? most : all;
+}
+constexpr int EARLY = rows(KERNEL_H, 128 - TX * TY * LANES, KERNEL_W * LANES);
+constexpr int AHEAD = rows(ROWS, 112 - TX * TY * LANES, COLUMNS * sizeof(Chunk) / 4);
 // Whether every input of every thread is inside of the image.
 INLINE constexpr bool inside(int out, int pixels, int stride, int span, int padding, int size) {
   return padding == 0 && (out - 1) / pixels * pixels * stride + span <= size;
@@ -41,7 +43,7 @@ INLINE constexpr bool needed(int at, int pixels, int stride, int dilation, int t
 }
 
 extern "C" __global__ void __launch_bounds__(WC * WX * WY)
-NAME(const SOURCE* x, const Chunk* __restrict__ w EPILOGUE_BUFFERS) {
+NAME(const SOURCE* x, const float4* w EPILOGUE_BUFFERS) {
   const unsigned thread = threadIdx.x, group = blockIdx.x;
   const unsigned chunk = group % GROUPS_C * WC + thread % WC;
   const unsigned ox0 = (group / GROUPS_C % GROUPS_X * WX + thread / WC % WX) * TX;
@@ -49,12 +51,16 @@ NAME(const SOURCE* x, const Chunk* __restrict__ w EPILOGUE_BUFFERS) {
   const unsigned image = group / (GROUPS_C * GROUPS_X * GROUPS_Y);
   if (chunk >= CHUNKS || ox0 >= OUT_W || oy0 >= OUT_H) return;
 
-  Chunk taps[KERNEL_H][KERNEL_W];
+  float4 taps[KERNEL_H][KERNEL_W][LANES / 4];
   auto load_taps = [&](int ky) {
 #pragma unroll
-    for (int kx = 0; kx < KERNEL_W; kx++) taps[ky][kx] = __ldg(w + (ky * KERNEL_W + kx) * CHUNKS + chunk);
+    for (int kx = 0; kx < KERNEL_W; kx++)
+#pragma unroll
+      for (int q = 0; q < LANES / 4; q++)
+        taps[ky][kx][q] = w[((ky * KERNEL_W + kx) * CHUNKS + chunk) * (LANES / 4) + q];
   };
-  // The weights are nobody's output: they may come while the kernel before this one still runs.
+  // The weights are nobody's output: they may come while the kernel before this one still runs. (By plain loads: the
+  // compiler moves those of __ldg behind the wait.)
 #pragma unroll
   for (int ky = 0; ky < EARLY; ky++) load_taps(ky);
   wait_for_predecessors();
@@ -95,10 +101,15 @@ NAME(const SOURCE* x, const Chunk* __restrict__ w EPILOGUE_BUFFERS) {
         const int kx = tap_of(j * STEP_X, p % TX, STRIDE_X, DILATION_X, KERNEL_W);
         if (ky < 0 || kx < 0) continue;
         if (!FINITE && !real(i, j)) continue;  // zero times infinity would not be zero
-        float weight[LANES];
-        unpack(taps[ky][kx], weight);
+        float(&sum)[LANES] = sums[p / TX][p % TX];
 #pragma unroll
-        for (int e = 0; e < LANES; e++) sums[p / TX][p % TX][e] = fmaf(input[e], weight[e], sums[p / TX][p % TX][e]);
+        for (int q = 0; q < LANES / 4; q++) {
+          const float4 weight = taps[ky][kx][q];
+          sum[4 * q] = fmaf(input[4 * q], weight.x, sum[4 * q]);
+          sum[4 * q + 1] = fmaf(input[4 * q + 1], weight.y, sum[4 * q + 1]);
+          sum[4 * q + 2] = fmaf(input[4 * q + 2], weight.z, sum[4 * q + 2]);
+          sum[4 * q + 3] = fmaf(input[4 * q + 3], weight.w, sum[4 * q + 3]);
+        }
       }
     }
   }

@@ -52,8 +52,8 @@ class Block:
 
 
 def build(ctx: Context) -> list[Launch] | None:
-    """One launch; None for several outputs of an input channel, weights that are not constant or do not fit the input's
-    type, inputs that cannot be read four channels at once, and windows too large to unroll."""
+    """One launch; None for several outputs of an input channel, weights that are not constant, inputs that cannot be
+    read four channels at once, and windows too large to unroll."""
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, DepthwiseConv2D)
     weights = ctx.value(node.inputs[1]).data
@@ -61,7 +61,7 @@ def build(ctx: Context) -> list[Launch] | None:
         return None
     source = ctx.views[node.inputs[0]]
     half = source.dtype is DType.FLOAT16
-    if source.dtype not in LOAD or (half and not np.all(np.abs(weights) <= np.finfo(np.float16).max)):
+    if source.dtype not in LOAD:
         return None
     layer = Layer(Conv2D(op.stride, op.dilation, op.padding), source, weights, ctx.output.shape, half)
     blocks = ranked(layer, ctx.features.compute_units)
@@ -79,7 +79,7 @@ def candidates(layer: Layer) -> list[Block]:
     found = []
     _, kh, kw, _ = layer.weights.shape
     _, out_h, out_w, _ = layer.shape
-    for lanes, (y, x) in itertools.product(sorted({4, layer.vector} - {0}), PIXELS):
+    for lanes, (y, x) in itertools.product((4, 8) if layer.vector == 8 else (4,), PIXELS):
         rows, columns = _inputs(layer, y, x)
         if layer.vector == 0 or lanes * y * x > MOST_SUMS or kh * kw * y * x > MOST_PRODUCTS:
             continue
@@ -108,7 +108,7 @@ def ranked(layer: Layer, units: int) -> list[Block]:
 def packed(layer: Layer) -> np.ndarray:
     """The weights as [taps, channels], channels padded as the input's are."""
     _, kh, kw, channels = layer.weights.shape
-    result = np.zeros((kh * kw, layer.source.quads * 4), np.float16 if layer.half else np.float32)
+    result = np.zeros((kh * kw, layer.source.quads * 4), np.float32)
     result[:, :channels] = layer.weights.reshape(kh * kw, channels)
     return result
 
@@ -149,15 +149,17 @@ def cost(layer: Layer, block: Block, units: int) -> float:
     lanes, pixels, size = block.lanes, block.y * block.x, 2 if layer.half else 4
     rows, columns = _inputs(layer, block.y, block.x)
     convert = lanes if layer.half else 0
-    instructions = rows * columns * (4 + convert) + kh * kw * (1 + convert + pixels * lanes) + pixels * lanes * 5 + 60
+    instructions = rows * columns * (4 + convert) + kh * kw * lanes * (0.25 + pixels) + pixels * lanes * 5 + 60
     words = lanes * size // 4
-    registers = min(255, 40 + lanes * pixels + min(128, (columns * 2 + kw * block.y) * words + kh * kw * words // 2))
+    registers = min(
+        255, 40 + lanes * pixels + min(128, columns * 2 * words + kw * block.y * lanes + kh * kw * lanes // 2)
+    )
     groups, warps = math.prod(block.groups(layer)), -(-block.threads // 32)
     share = -(-groups // units)
     resident = max(1, min(64 // warps, 65536 // (registers * 32 * warps)))
     alone = LATENCY + 1.3 * instructions / CYCLES
     issued = share * warps * instructions / 4 * 1.15 / CYCLES
-    first = share * block.threads * (rows * columns + kh * kw) * lanes * size / FIRST / CYCLES
+    first = share * block.threads * (rows * columns * size + kh * kw * 4) * lanes / FIRST / CYCLES
     halo = math.prod(_inputs(layer, block.y * block.rows, block.x * block.columns)) + kh * kw
     second = share * halo * block.chunks * lanes * size / SECOND / CYCLES
     memory = batch * (math.prod(layer.source.shape[1:3]) + out_h * out_w) * channels * size / MEMORY
