@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from agreement import FLOAT16, FLOAT32, assert_agrees, official, on_gpu, random_inputs, run
 from op_cases import CASES, SPECIAL_VALUES, OpCase
@@ -82,3 +83,33 @@ def _check(case: OpCase, half: bool, seed: str = "") -> None:
     wanted = run(official(case.content), case.inputs)
     for i, (got, want) in enumerate(zip(run(gpu, case.inputs), wanted, strict=True)):
         assert_agrees(got, want, FLOAT16 if half else FLOAT32, f"{case.name}{seed} output {i}")
+
+
+def test_inputs_are_set_in_pinned_memory_and_copied_once() -> None:
+    """set_tensor writes to where the GPU copies from, through every way to set an input and after a resize."""
+    from litegpu.delegates.gpu import GpuKernel
+    from litegpu.model.builder import ModelBuilder
+
+    builder = ModelBuilder()
+    x = builder.input("x", (1, 4, 4, 3))
+    builder.output(builder.op("ABS", [x], (1, 4, 4, 3)))
+    with litegpu.Interpreter(
+        model_content=builder.build(), experimental_delegates=[litegpu.GpuDelegate(backend="cuda")]
+    ) as gpu:
+        for shape in ((1, 4, 4, 3), (2, 3, 5, 3)):
+            gpu.resize_tensor_input(0, shape)
+            gpu.allocate_tensors()
+            (step,) = gpu._plan._steps
+            kernel = step.kernel
+            assert isinstance(kernel, GpuKernel) and kernel._lent[0] is gpu._plan._inputs[0]
+            for value in (-1.5, -2.5):
+                gpu.set_tensor(0, np.full(shape, value, np.float32))
+                gpu.invoke()
+                gpu.invoke()
+                np.testing.assert_array_equal(gpu.get_tensor(gpu.get_output_details()[0]["index"]), -value)
+            gpu.tensor(0)()[...] = -7
+            gpu.invoke()
+            np.testing.assert_array_equal(gpu.get_tensor(gpu.get_output_details()[0]["index"]), 7)
+        view = gpu.tensor(0)()
+    view[...] = 3  # outlives the interpreter
+    assert (view == 3).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import threading
 from collections.abc import Sequence
@@ -112,7 +113,8 @@ class GpuDelegate:
             debug.say(debug.KERNELS, "%s", kernel.source)
         types = [partition.subgraph.tensors[i].type for i in partition.outputs]
         shapes = [partition.subgraph.tensors[i].shape for i in partition.outputs]
-        return GpuKernel(device, device.session(program), types, shapes)
+        inputs = [partition.subgraph.tensors[i].shape for i in partition.inputs]
+        return GpuKernel(device, device.session(program), types, shapes, inputs)
 
     def open_device(self) -> Device:
         """The device that the options ask for; raises DeviceError with advice if there is none. Where "auto" would take
@@ -140,9 +142,20 @@ class GpuKernel:
     session: Session
     types: Sequence[TensorType]  # of the outputs
     shapes: Sequence[tuple[int, ...]]
+    input_shapes: Sequence[tuple[int, ...]] = ()
     _staged: list[np.ndarray] = field(default_factory=list)
     _results: list[np.ndarray] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lent: dict[int, np.ndarray] = field(default_factory=dict)  # inputs in the session's own memory
+
+    def input_memory(self, i: int) -> np.ndarray | None:
+        """See protocol.DelegateKernel.close."""
+        offer = getattr(self.session, "input_memory", None)
+        memory = offer(i) if offer is not None else None
+        if memory is None or memory.size != math.prod(self.input_shapes[i]):
+            return None
+        self._lent[i] = memory.reshape(self.input_shapes[i])
+        return self._lent[i]
 
     def __post_init__(self) -> None:
         ports = self.session.program.outputs
@@ -155,6 +168,8 @@ class GpuKernel:
     def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         with self._lock:
             for i, array in enumerate(inputs):
+                if array is self._lent.get(i):
+                    continue
                 if array.dtype == np.bool_:
                     array = array.astype(np.int32)
                 self.session.write(i, np.ascontiguousarray(array))

@@ -69,9 +69,19 @@ class Plan:
                 tensors = [self._tensors[i] for i in partition.outputs]
                 results = tuple((t.shape, DTYPES[t.type]) for t in tensors)
                 self._steps.append(_Step(delegates[owner].name, kernel, partition.inputs, partition.outputs, results))
+            self._borrow_inputs()
         except BaseException:
             self.close()
             raise
+
+    def _borrow_inputs(self) -> None:
+        """Keep inputs that a single partition reads in that partition's own memory, if it has any for them."""
+        for index, own in self._inputs.items():
+            readers = [step for step in self._steps if index in step.inputs]
+            offer = getattr(readers[0].kernel, "input_memory", None) if len(readers) == 1 else None
+            memory = offer(readers[0].inputs.index(index)) if offer is not None else None
+            if memory is not None and (memory.shape, memory.dtype) == (own.shape, own.dtype):
+                self._inputs[index] = self._values[index] = memory
 
     @property
     def viewed(self) -> bool:

@@ -33,7 +33,10 @@ class DelegateKernel(Protocol):
         belong to the caller until the next invoke of this kernel."""
 
     def close(self) -> None:
-        """Required. Free everything; may be called twice."""
+        """Required. Free everything; may be called twice.
+
+        A kernel may also have `input_memory(i: int) -> np.ndarray | None`: an array of input i's shape and type, zeros
+        at first, that invoke() takes without copying if it is given that very array. set_tensor then writes there."""
 
 
 @runtime_checkable

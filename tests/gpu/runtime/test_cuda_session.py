@@ -424,3 +424,23 @@ def test_addresses_are_64_bits_wide() -> None:
     launch = make_launch(None, (1, 1, 1), (1, 1, 1), 0, "", [0x7FFF12345678, 1 << 47])  # type: ignore[arg-type]
     first, second = (ctypes.c_uint64.from_address(p).value for p in launch.params)
     assert (first, second) == (0x7FFF12345678, 1 << 47)
+
+
+@pytest.mark.parametrize("wait", ["active", "passive"])
+def test_inputs_may_be_written_where_the_copy_reads_them(wait: str, device: Any) -> None:
+    session = device.session(affine_chain(3, 2.0, 1.0), wait=wait)
+    memory = session.input_memory(0)
+    assert memory.dtype == np.float32 and not memory.any()
+    want = infer(session, numbers(1))[0]
+    session.write(0, numbers(2))
+    memory[...] = numbers(1).reshape(-1)
+    session.run()
+    out = np.empty_like(want)
+    session.read(0, out)
+    np.testing.assert_array_equal(out, want)
+    session.close()
+    memory[...] = 1  # still there
+    assert memory.sum() == memory.size
+    late = device.session(affine_chain(3, 2.0, 1.0), wait="do_not_wait")
+    assert late.input_memory(0) is None
+    late.close()

@@ -12,7 +12,7 @@ from litegpu.gpu.graph import DType
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import Dispatch, KernelCode, Port, Program
 
-_NUMPY = {DType.FLOAT32: np.float32, DType.FLOAT16: np.float16, DType.INT32: np.int32, DType.BOOL: np.int32}
+NUMPY = {DType.FLOAT32: np.float32, DType.FLOAT16: np.float16, DType.INT32: np.int32, DType.BOOL: np.int32}
 
 
 def check_program(program: Program, features: Features, device: str) -> None:
@@ -40,7 +40,7 @@ def check_array(ports: Sequence[Port], index: int, kind: str, array: np.ndarray)
     if not 0 <= index < len(ports):
         raise TensorError(f"{kind} {index} does not exist: the program has {len(ports)} {kind}s")
     port = ports[index]
-    dtype = _NUMPY[port.dtype]
+    dtype = NUMPY[port.dtype]
     if array.dtype != dtype or array.nbytes != port.nbytes or not array.flags.c_contiguous:
         raise TensorError(
             f"{kind} {index} ({port.name}) is a C-contiguous {np.dtype(dtype).name} array of shape {port.shape}, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import statistics
 import sys
@@ -17,7 +16,7 @@ from cuda.bindings import driver
 from litegpu.errors import DeviceError
 from litegpu.gpu.program import Dispatch, Port, Program
 from litegpu.gpu.runtime.base import KernelTime
-from litegpu.gpu.runtime.check import check_array, check_program
+from litegpu.gpu.runtime.check import NUMPY, check_array, check_program
 from litegpu.gpu.runtime.cuda_device import CudaDevice
 from litegpu.gpu.runtime.cuda_driver import SUCCESS, CudaError, checked, error_text
 from litegpu.gpu.runtime.cuda_graph import Graph, Launch, Stopwatch, make_launch
@@ -55,7 +54,7 @@ class CudaSession:
         self._allocations = 0
         self._stats = dict.fromkeys(("write", "encode", "submit", "wait", "read", "compile", "upload"), 0.0)
         self._writing = 0.0  # seconds of write() since the last run
-        self._memory = self._host = 0  # addresses
+        self._memory = 0  # address
         self._stream: Any = None
         self._done: Any = None  # the event that a passive wait sleeps on
         self._graph: Graph | None = None
@@ -85,6 +84,13 @@ class CudaSession:
                 self._finish()
             np.copyto(self._input_memory[index], array.reshape(-1).view(np.uint8))
             self._writing += time.perf_counter() - started
+
+    def input_memory(self, index: int) -> np.ndarray | None:
+        """Input `index` in the pinned memory that run() copies it from, flat: what is written there needs no write().
+        None if run() returns before that copy is done. Stays valid after close(), then without effect."""
+        if self.wait == "do_not_wait":
+            return None
+        return self._input_memory[index].view(NUMPY[self.program.inputs[index].dtype])
 
     def run(self) -> None:
         with self._lock:
@@ -178,8 +184,6 @@ class CudaSession:
                     driver.cuStreamDestroy(self._stream)
                 if self._memory:
                     driver.cuMemFree(self._memory)
-                if self._host:
-                    driver.cuMemFreeHost(self._host)
 
     def __del__(self) -> None:
         if hasattr(self, "_blocking") and not sys.is_finalizing():
@@ -244,9 +248,8 @@ class CudaSession:
         for port in ports:
             offsets.append(size)
             size += _aligned(port.nbytes)
-        self._host = int(checked(driver.cuMemHostAlloc(max(size, _ALIGNMENT), 0), f"{size} bytes of pinned memory"))
+        memory = np.asarray(_Pinned(self.device, max(size, _ALIGNMENT)))
         self._allocations += 1
-        memory = np.ctypeslib.as_array((ctypes.c_uint8 * max(size, _ALIGNMENT)).from_address(self._host))
         memory[...] = 0
         views = [memory[at : at + port.nbytes] for at, port in zip(offsets, ports, strict=True)]
         count = len(self.program.inputs)
@@ -345,6 +348,22 @@ class CudaSession:
             raise DeviceError("the session was closed: build a new one")
         if self.device.lost:
             raise DeviceError(f"{self.device} was lost by an earlier error: start the process anew")
+
+
+class _Pinned:
+    """Pinned host memory, seen by NumPy as bytes, until the last array of it is gone."""
+
+    def __init__(self, device: CudaDevice, size: int) -> None:
+        self.device = device
+        self.address = 0
+        with device.context:
+            self.address = int(checked(driver.cuMemHostAlloc(size, 0), f"{size} bytes of pinned memory"))
+        self.__array_interface__ = {"data": (self.address, False), "shape": (size,), "typestr": "|u1", "version": 3}
+
+    def __del__(self) -> None:
+        if self.address and not self.device.lost and not sys.is_finalizing():
+            with self.device.context:
+                driver.cuMemFreeHost(self.address)
 
 
 def latency_bound(program: Program) -> bool:
