@@ -141,8 +141,9 @@ LATENCY = 0.6
 
 
 def cost(layer: Layer, block: Block, units: int) -> float:
-    """Estimated microseconds on a device of `units` multiprocessors: the longest of what a thread takes by itself, of
-    issuing the instructions of all that share a multiprocessor, and of moving bytes through each level of memory."""
+    """Estimated microseconds on a device of `units` multiprocessors. The longest of these hides most of the others:
+    what threads take by themselves, issuing the instructions of all that share a multiprocessor, and moving bytes
+    through each level of memory. (From counts of instructions and registers; not fitted to measurements.)"""
     units = units or USUAL_UNITS
     _, kh, kw, channels = layer.weights.shape
     batch, out_h, out_w, _ = layer.shape
@@ -156,14 +157,15 @@ def cost(layer: Layer, block: Block, units: int) -> float:
     )
     groups, warps = math.prod(block.groups(layer)), -(-block.threads // 32)
     share = -(-groups // units)
-    resident = max(1, min(64 // warps, 65536 // (registers * 32 * warps)))
-    alone = LATENCY + 1.3 * instructions / CYCLES
+    resident = max(1, min(32, 64 // warps, 65536 // (registers * 32 * warps)))
+    waves = max(1.0, share / resident)
+    alone = (waves - 1) * LATENCY + waves * 1.3 * instructions / CYCLES
     issued = share * warps * instructions / 4 * 1.15 / CYCLES
     first = share * block.threads * (rows * columns * size + kh * kw * 4) * lanes / FIRST / CYCLES
     halo = math.prod(_inputs(layer, block.y * block.rows, block.x * block.columns)) + kh * kw
     second = share * halo * block.chunks * lanes * size / SECOND / CYCLES
     memory = batch * (math.prod(layer.source.shape[1:3]) + out_h * out_w) * channels * size / MEMORY
-    return float(max(alone * max(1.0, share / resident), LATENCY + max(issued, first, second, memory)))
+    return float(LATENCY + sum(part**4 for part in (alone, issued, first, second, memory)) ** 0.25)
 
 
 def _chunks(layer: Layer, lanes: int) -> int:
