@@ -17,6 +17,7 @@ from litegpu.gpu.graph import DType, Graph
 from litegpu.gpu.lower import lower_partition
 from litegpu.gpu.program import Program
 from litegpu.model import Model, read_model, with_batch
+from litegpu.model.builder import ModelBuilder
 
 #: Models that the documentation has figures of.
 MODELS = (
@@ -43,6 +44,27 @@ def find_models(names: Sequence[str] = MODELS) -> list[Path]:
             raise FileNotFoundError(f"no model {name!r}: give a path, or the name of a file in {folder}")
         found.append(path)
     return found
+
+
+def small_model() -> bytes:
+    """A network of a few microseconds: convolution 3x3, depthwise 3x3, 1x1, mean, fully connected, softmax."""
+    rng = np.random.default_rng(0)
+    builder = ModelBuilder()
+
+    def weights(*shape: int) -> int:
+        return builder.constant((rng.standard_normal(shape) * 0.3).astype(np.float32))
+
+    window = {"stride_h": 1, "stride_w": 1, "padding": 0, "fused_activation_function": "RELU6"}
+    x = builder.input("image", (1, 16, 16, 3))
+    y = builder.op("CONV_2D", [x, weights(16, 3, 3, 3), weights(16)], (1, 16, 16, 16), window)
+    options = {**window, "depth_multiplier": 1}
+    y = builder.op("DEPTHWISE_CONV_2D", [y, weights(1, 3, 3, 16), weights(16)], (1, 16, 16, 16), options)
+    y = builder.op("CONV_2D", [y, weights(24, 1, 1, 16), weights(24)], (1, 16, 16, 24), window)
+    axes = builder.constant(np.array([1, 2], np.int32))
+    y = builder.op("MEAN", [y, axes], (1, 24), {"keep_dims": False})
+    y = builder.op("FULLY_CONNECTED", [y, weights(10, 24), weights(10)], (1, 10))
+    builder.output(builder.op("SOFTMAX", [y], (1, 10), {"beta": 1.0}))
+    return builder.build()
 
 
 def lowered(path: Path, batch: int | None = None) -> tuple[Model, Graph]:

@@ -309,10 +309,11 @@ class CudaSession:
         """One kernel after the other, each awaited."""
         self._enqueue_inputs()
         for launch in self._launches:
-            launch.enqueue(self._stream)
-            (error,) = driver.cuStreamSynchronize(self._stream)
-            if error != SUCCESS:
-                raise self._failure(f"kernel {launch.kernel.name!r} ({launch.label})", error)
+            try:  # NVIDIA's variable makes the launch itself report what the kernel did
+                launch.enqueue(self._stream)
+                checked(driver.cuStreamSynchronize(self._stream), "waiting for it failed")
+            except CudaError as error:
+                raise self._failed(error, f"kernel {launch.kernel.name!r} ({launch.label})") from error
         self._enqueue_outputs()
         self._running = True
 
