@@ -193,7 +193,8 @@ def test_sessions_share_loaded_kernels_and_free_them(device: Any) -> None:
     source = AFFINE + "// shared by two sessions\n"
     a, b = device.session(affine_chain(1, 2, 0, source)), device.session(affine_chain(2, 3, 0, source))
     assert a._launches[0].kernel is b._launches[0].kernel
-    assert len(device._loaded) == before + 1
+    names = [key[0] for key in device._loaded]
+    assert len(names) <= before + 2 and names.count("copy_words") == 1, "one for both, and one for copies"
     a.close()
     np.testing.assert_array_equal(infer(b, numbers(2))[0], 9 * numbers(2))
     b.close()

@@ -17,6 +17,7 @@ from litegpu.errors import DeviceError
 from litegpu.gpu.program import Dispatch, Port, Program
 from litegpu.gpu.runtime.base import KernelTime
 from litegpu.gpu.runtime.check import NUMPY, check_array, check_program
+from litegpu.gpu.runtime.cuda_copy import COPY, MOST_BYTES, Pinned, copy_launch
 from litegpu.gpu.runtime.cuda_device import CudaDevice
 from litegpu.gpu.runtime.cuda_driver import SUCCESS, CudaError, checked, error_text
 from litegpu.gpu.runtime.cuda_graph import Graph, Launch, Stopwatch, make_launch
@@ -47,6 +48,8 @@ class CudaSession:
         self.program = program
         self.wait = wait
         self.overlap = False
+        self._after_kernel = False  # whether what was enqueued last is a kernel
+        self._copies: dict[tuple[int, int], Launch] = {}
         self._lock = threading.RLock()
         self._closed = False
         self._has_run = False
@@ -67,7 +70,7 @@ class CudaSession:
             self._check_usable()
             started = time.perf_counter()
             self.overlap = device.programmatic and latency_bound(program)
-            kernels = device.kernels(program.kernels, self.overlap)
+            *kernels, self._copy = device.kernels((*program.kernels, COPY), self.overlap)
             self._stats["compile"] = time.perf_counter() - started
             with device.context:
                 self._build(kernels)
@@ -248,7 +251,7 @@ class CudaSession:
         for port in ports:
             offsets.append(size)
             size += _aligned(port.nbytes)
-        memory = np.asarray(_Pinned(self.device, max(size, _ALIGNMENT)))
+        memory = np.asarray(Pinned(self.device, max(size, _ALIGNMENT)))
         self._allocations += 1
         memory[...] = 0
         views = [memory[at : at + port.nbytes] for at, port in zip(offsets, ports, strict=True)]
@@ -265,25 +268,44 @@ class CudaSession:
         return Graph(self._stream, enqueue)
 
     def _enqueue_inference(self) -> None:
+        self._after_kernel = False
         self._enqueue_inputs()
-        self._enqueue_kernels()
+        for launch in self._launches:
+            self._enqueue(launch)
         self._enqueue_outputs()
+
+    def _enqueue_kernels(self) -> None:
+        self._after_kernel = False
+        for launch in self._launches:
+            self._enqueue(launch)
 
     def _enqueue_inputs(self) -> None:
         for port, memory in zip(self.program.inputs, self._input_memory, strict=True):
-            target, source = self._place(port), memory.ctypes.data
-            checked(driver.cuMemcpyHtoDAsync(target, source, port.nbytes, self._stream), f"copy of input {port.name!r}")
-
-    def _enqueue_kernels(self) -> None:
-        for i, launch in enumerate(self._launches):
-            launch.enqueue(self._stream, overlap=self.overlap and i > 0)
+            target, source, what = self._place(port), memory.ctypes.data, f"copy of input {port.name!r}"
+            if not self._copied_by_kernel(port, target, source, what):
+                checked(driver.cuMemcpyHtoDAsync(target, source, port.nbytes, self._stream), what)
 
     def _enqueue_outputs(self) -> None:
         for port, memory in zip(self.program.outputs, self._output_memory, strict=True):
-            target, source = memory.ctypes.data, self._place(port)
-            checked(
-                driver.cuMemcpyDtoHAsync(target, source, port.nbytes, self._stream), f"copy of output {port.name!r}"
-            )
+            target, source, what = memory.ctypes.data, self._place(port), f"copy of output {port.name!r}"
+            if not self._copied_by_kernel(port, target, source, what):
+                checked(driver.cuMemcpyDtoHAsync(target, source, port.nbytes, self._stream), what)
+
+    def _copied_by_kernel(self, port: Port, target: int, source: int, what: str) -> bool:
+        """Put the kernel on the stream that copies the port, unless that is too large for it."""
+        self._after_kernel &= port.nbytes <= MOST_BYTES
+        if port.nbytes > MOST_BYTES:
+            return False
+        launch = self._copies.get((target, source))
+        if launch is None:
+            launch = self._copies[target, source] = copy_launch(self._copy, target, source, port.nbytes, what)
+        self._enqueue(launch)
+        return True
+
+    def _enqueue(self, launch: Launch) -> None:
+        """Put a kernel on the stream: it overlaps with what is in front if that is a kernel as well."""
+        launch.enqueue(self._stream, overlap=self.overlap and self._after_kernel)
+        self._after_kernel = True
 
     def _place(self, port: Port) -> int:
         return self._memory + port.offset
@@ -307,6 +329,7 @@ class CudaSession:
 
     def _run_blocking(self) -> None:
         """One kernel after the other, each awaited."""
+        self._after_kernel = False
         self._enqueue_inputs()
         for launch in self._launches:
             try:  # NVIDIA's variable makes the launch itself report what the kernel did
@@ -349,22 +372,6 @@ class CudaSession:
             raise DeviceError("the session was closed: build a new one")
         if self.device.lost:
             raise DeviceError(f"{self.device} was lost by an earlier error: start the process anew")
-
-
-class _Pinned:
-    """Pinned host memory, seen by NumPy as bytes, until the last array of it is gone."""
-
-    def __init__(self, device: CudaDevice, size: int) -> None:
-        self.device = device
-        self.address = 0
-        with device.context:
-            self.address = int(checked(driver.cuMemHostAlloc(size, 0), f"{size} bytes of pinned memory"))
-        self.__array_interface__ = {"data": (self.address, False), "shape": (size,), "typestr": "|u1", "version": 3}
-
-    def __del__(self) -> None:
-        if self.address and not self.device.lost and not sys.is_finalizing():
-            with self.device.context:
-                driver.cuMemFreeHost(self.address)
 
 
 def latency_bound(program: Program) -> bool:
