@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from litegpu.gpu.graph import Conv2D
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import Context, Launch
-from litegpu.gpu.kernels.cuda import window
+from litegpu.gpu.kernels.cuda import matvec, window
 from litegpu.gpu.kernels.cuda.layer import LOAD, Layer, is_half
 from litegpu.gpu.kernels.cuda.source import Where, label_of, native_launch
 from litegpu.gpu.kernels.cuda.tile import Product, Tile, cost, ranked
@@ -32,15 +33,20 @@ def build(ctx: Context) -> list[Launch] | None:
 
 
 def fastest(ctx: Context, layer: Layer, where: Where | None = None) -> Launch:
-    """The convolution by the tile or the block of pixels that is estimated, or measured, to be the fastest. `where`: as
-    for native_launch, if the layer's output is a part of the node's."""
-    units = ctx.features.compute_units
-    blocks, tiles = window.ranked(layer, units), ranked(product_of(layer), units)
+    """The convolution by the tile, block of pixels or division of few rows that is estimated, or measured, to be the
+    fastest. `where`: as for native_launch, if the layer's output is a part of the node's."""
+    units, product = ctx.features.compute_units, product_of(layer)
+    blocks, tiles, divisions = window.ranked(layer, units), ranked(product, units), matvec.ranked(layer, units)
     if ctx.tuner is None:
-        by_block = bool(blocks) and window.cost(layer, blocks[0], units) < cost(product_of(layer), tiles[0], units)
-        return window.launch(ctx, layer, blocks[0], where) if by_block else launch(ctx, layer, tiles[0], where)
-    share = ctx.tuner.most // 2 if blocks else 0
-    launches = [window.launch(ctx, layer, block, where) for block in blocks[:share]]
+        options: list[tuple[float, Callable[..., Launch], object]]
+        options = [(cost(product, tiles[0], units), launch, tiles[0])]
+        options += [(window.cost(layer, block, units), window.launch, block) for block in blocks[:1]]
+        options += [(matvec.cost(layer, division, units), matvec.launch, division) for division in divisions[:1]]
+        _, make, chosen = min(options, key=lambda option: option[0])
+        return make(ctx, layer, chosen, where)
+    share = ctx.tuner.most // (1 + bool(blocks) + bool(divisions))
+    launches = [matvec.launch(ctx, layer, division, where) for division in divisions[:share]]
+    launches += [window.launch(ctx, layer, block, where) for block in blocks[:share]]
     launches += [launch(ctx, layer, tile, where) for tile in tiles[: ctx.tuner.most - len(launches)]]
     times = ctx.tuner.times(launches)
     return launches[times.index(min(times))]
