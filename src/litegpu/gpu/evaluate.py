@@ -16,6 +16,7 @@ from litegpu.gpu.graph import (
     Concat,
     Conv2D,
     Copy,
+    Custom,
     DepthwiseConv2D,
     DType,
     Elementwise,
@@ -254,6 +255,8 @@ def _evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             return np.concatenate(inputs, axis)
         case Gather():
             return _gather(op, inputs[0], inputs[1]).reshape(shape)
+        case Custom(definition):
+            return definition.evaluate(inputs, shape)
     raise TypeError(f"{op} is not an op of the GPU graph")
 
 

@@ -6,8 +6,12 @@ import enum
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from litegpu.gpu.custom.definition import Definition
 
 Shape = tuple[int, ...]
 
@@ -320,9 +324,17 @@ class Gather:
     count: int
 
 
+@dataclass(frozen=True)
+class Custom:
+    """What `definition` says (gpu/custom/definition.py): its evaluate() computes the node in NumPy, its build() makes
+    the kernels. For operators of users, and for those of .tflite that share nothing with any other."""
+
+    definition: Definition
+
+
 Op = (
     Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | TransposeConv2D | MatMul | Pool2D | Resize2D | Reduce
-    | ArgReduce | Softmax | Copy | Concat | Gather
+    | ArgReduce | Softmax | Copy | Concat | Gather | Custom
 )  # fmt: skip
 
 

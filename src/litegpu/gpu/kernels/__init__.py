@@ -35,6 +35,7 @@ _BUILD: dict[type[graph.Op], Callable[[Context], list[Launch]]] = {
     graph.Softmax: softmax.build,
     graph.Copy: copy.build,
     graph.Gather: gather.build,
+    graph.Custom: lambda ctx: ctx.node.op.definition.build(ctx),  # type: ignore[union-attr]
 }
 
 

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from litegpu.gpu import custom
 from litegpu.gpu.graph import (
     RESULT,
     Copy,
@@ -22,7 +23,8 @@ from litegpu.gpu.graph import (
 )
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import QUANTIZED, Array, Unsupported, as_array
-from litegpu.gpu.lower.registry import MAX_RANK, REGISTRY, STATIC, Types
+from litegpu.gpu.lower.registered import custom_entry
+from litegpu.gpu.lower.registry import MAX_RANK, REGISTRY, STATIC, Entry, Types
 from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 
 DTYPES = {
@@ -74,7 +76,7 @@ class Lowering:
 
     def lower(self, operator: Operator) -> None:
         """Add the nodes of one operator. Raises Unsupported."""
-        entry = None if operator.is_custom else REGISTRY.get(operator.name)
+        entry = _entry(operator)
         if entry is None:
             kind = "custom operator" if operator.is_custom else "operator"
             raise Unsupported(f"the {kind} {operator.name} is not among those that the GPU runs")
@@ -238,6 +240,16 @@ class OpContext:
     def activation(self, expr: Expr, dtype: DType = DType.FLOAT32) -> Expr:
         """`expr` followed by the operator's fused activation."""
         return activate(expr, int(self.option("fused_activation_function")), dtype)
+
+
+def _entry(operator: Operator) -> Entry | None:
+    """How an operator is lowered; what a user registered for a custom code comes first."""
+    if operator.is_custom:
+        registered = custom.registered(operator.name)
+        if registered is not None:
+            return custom_entry(registered)
+    entry = REGISTRY.get(operator.name)
+    return entry if entry is not None and entry.custom == operator.is_custom else None
 
 
 ACTIVATIONS = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH", 5: "SIGN_BIT"}

@@ -36,6 +36,7 @@ class Entry:
     counts: tuple[int, int]  # fewest and most inputs
     ranks: tuple[int, int]  # of the data: the first input that is not STATIC
     notes: str
+    custom: bool = False  # whether it is a custom operator, by its custom code
 
     @property
     def family(self) -> str:
@@ -67,12 +68,13 @@ def lowers(
     counts: tuple[int, int] | int = 1,
     ranks: tuple[int, int] = (0, MAX_RANK),
     notes: str = "",
+    custom: bool = False,
 ) -> Callable[[Lower], Lower]:
     """Register a function as the lowering of the operators `names`.
 
     `max_version` is the highest version whose meaning the function knows. `outputs` defaults to the types of the first
     input. `counts`: how many inputs there are, exactly or (fewest, most). `ranks`: lowest and highest of the data.
-    `notes` go into docs/ops.md.
+    `notes` go into docs/ops.md. `custom`: the names are the custom codes of custom operators.
     """
 
     def register(function: Lower) -> Lower:
@@ -81,7 +83,9 @@ def lowers(
                 raise ValueError(f"{name} is registered twice")
             fewest, most = (counts, counts) if isinstance(counts, int) else counts
             types = inputs[0] if outputs is None else outputs
-            REGISTRY[name] = Entry(name, function, max_version, tuple(inputs), types, (fewest, most), ranks, notes)
+            REGISTRY[name] = Entry(
+                name, function, max_version, tuple(inputs), types, (fewest, most), ranks, notes, custom
+            )
         return function
 
     return register

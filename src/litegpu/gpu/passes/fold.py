@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from litegpu.gpu.evaluate import evaluate_node
-from litegpu.gpu.graph import Graph, GraphBuilder, Node
+from litegpu.gpu.graph import Custom, Graph, GraphBuilder, Node
 
 
 def fold_constants(graph: Graph) -> Graph:
@@ -15,7 +15,7 @@ def fold_constants(graph: Graph) -> Graph:
     nodes: list[Node] = []
     for node in graph.nodes:
         known = {v: data for v in node.reads if (data := values[v].data) is not None}
-        if all(v in known for v in node.reads):
+        if all(v in known for v in node.reads) and _is_known(node):
             data = evaluate_node(node, known, graph)
             values[node.output] = dataclasses.replace(values[node.output], data=data.reshape(values[node.output].shape))
         else:
@@ -32,3 +32,8 @@ def drop_unused(graph: Graph) -> Graph:
             needed.update(node.reads)
             kept.append(node)
     return GraphBuilder(dict(graph.values), kept[::-1]).graph(graph.inputs, graph.outputs)
+
+
+def _is_known(node: Node) -> bool:
+    """Whether NumPy can tell what the node computes."""
+    return not isinstance(node.op, Custom) or node.op.definition.has_reference

@@ -1,0 +1,122 @@
+"""Custom operators that a user registered: each output is one Custom node."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from litegpu.errors import OptionError
+from litegpu.gpu.custom.definition import Array, Group, Thread, per_group, per_thread
+from litegpu.gpu.custom.operation import Operation, TensorInfo
+from litegpu.gpu.custom.registration import Registration, as_outputs
+from litegpu.gpu.graph import Custom, DType, Shape
+from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.lang import Value
+from litegpu.gpu.lower.registry import ANY, MANY, MAX_RANK, Entry
+from litegpu.model.types import Tensor
+
+if TYPE_CHECKING:
+    from litegpu.gpu.lower.context import OpContext
+
+_NUMPY = {
+    DType.FLOAT32: np.dtype(np.float32),
+    DType.INT32: np.dtype(np.int32),
+    DType.BOOL: np.dtype(np.bool_),
+}
+
+
+def custom_entry(registration: Registration) -> Entry:
+    """How the registered operator is lowered."""
+    lower = functools.partial(_lower, registration)
+    counts, ranks = (0, MANY), (0, MAX_RANK)
+    return Entry(registration.name, lower, registration.max_version, (ANY,), ANY, counts, ranks, "", True)
+
+
+@dataclass(frozen=True, eq=False)
+class RegisteredKernel:
+    """One output of a registered operator; satisfies custom.definition.Definition. `present` are the numbers of the
+    operator's inputs that the node reads: all that are not absent."""
+
+    registration: Registration
+    op: Operation
+    output: int
+    dtype: DType
+    present: tuple[int, ...]
+
+    @property
+    def has_reference(self) -> bool:
+        return self.registration.reference is not None
+
+    def evaluate(self, inputs: Sequence[Array], shape: Shape) -> Array:
+        assert self.registration.reference is not None
+        arrays: list[Any] = self._all(inputs)
+        arguments = [
+            None if info is None else a.reshape(info.shape) for a, info in zip(arrays, self.op.inputs, strict=True)
+        ]
+        wanted = [(t.shape, t.dtype) for t in self.op.outputs]
+        outputs = as_outputs(self.op.name, self.registration.reference(self.op, *arguments), wanted)
+        return outputs[self.output].reshape(shape)
+
+    def build(self, ctx: Context) -> list[Launch]:
+        name, grid = self.registration.kernel_name, self.registration.grid
+        kernel: Any = self.registration.kernels[self.output]
+
+        def of_thread(thread: Thread) -> Value:
+            result: Value = kernel(self.op, dataclasses.replace(thread, inputs=tuple(self._all(thread.inputs))))
+            return result
+
+        def of_group(group: Group) -> None:
+            kernel(self.op, dataclasses.replace(group, inputs=tuple(self._all(group.inputs))))
+
+        if grid is None:
+            return per_thread(ctx, name, self.dtype, of_thread)
+        return per_group(ctx, name, functools.partial(grid, self.op), of_group)
+
+    def _all(self, given: Sequence[Any]) -> list[Any]:
+        """`given`, one for each input that is present, in the places of the operator's inputs; None elsewhere."""
+        places: list[Any] = [None] * len(self.op.inputs)
+        for i, one in zip(self.present, given, strict=True):
+            places[i] = one
+        return places
+
+
+def _lower(registration: Registration, ctx: OpContext) -> None:
+    op = Operation(
+        name=registration.name,
+        version=ctx.operator.version,
+        options=ctx.operator.custom_options,
+        inputs=tuple(_input(ctx, i) for i in range(len(ctx.operator.inputs))),
+        outputs=tuple(_output(ctx, t) for t in ctx.outputs),
+    )
+    if registration.check is not None:
+        reason = registration.check(op)
+        if reason is not None and not isinstance(reason, str):
+            raise OptionError(f"check of {op.name} gave {reason!r}: it must give None, or the reason for refusing")
+        ctx.require(reason is None, reason or "")
+    ctx.require(
+        len(registration.kernels) == len(op.outputs),
+        f"{len(op.outputs)} outputs, and {len(registration.kernels)} kernels were registered for it",
+    )
+    present = tuple(i for i, info in enumerate(op.inputs) if info is not None)
+    values = [ctx.value(i) for i in present]
+    for i, tensor in enumerate(ctx.outputs):
+        output = ctx.output_value(tensor)
+        kernel = RegisteredKernel(registration, op, i, ctx.builder.values[output].dtype, present)
+        ctx.add(Custom(kernel), values, output)
+
+
+def _input(ctx: OpContext, i: int) -> TensorInfo | None:
+    if not ctx.has(i):
+        return None
+    data = ctx.array(i) if ctx.is_constant(i) else None
+    return TensorInfo(ctx.tensor(i).name, ctx.shape(i), _NUMPY[ctx.dtype(i)], data)
+
+
+def _output(ctx: OpContext, tensor: Tensor) -> TensorInfo:
+    dtype = {"FLOAT32": DType.FLOAT32, "INT32": DType.INT32, "BOOL": DType.BOOL}[tensor.type.name]
+    return TensorInfo(tensor.name, tuple(tensor.shape), _NUMPY[dtype])
