@@ -29,6 +29,7 @@ from litegpu.session import LoadedModel, load
 
 if TYPE_CHECKING:
     from litegpu.delegates.gpu import GpuDelegate, GpuDelegateOptions
+    from litegpu.gpu.custom import register_op, unregister_op
 
 __version__ = "0.1.0"
 
@@ -55,6 +56,8 @@ __all__ = [
     "load",
     "load_delegate",
     "read_model",
+    "register_op",
+    "unregister_op",
 ]
 
 
@@ -64,4 +67,8 @@ def __getattr__(name: str) -> Any:
         from litegpu.delegates import gpu
 
         return getattr(gpu, name)
+    if name in ("register_op", "unregister_op"):
+        from litegpu.gpu import custom
+
+        return getattr(custom, name)
     raise AttributeError(f"module 'litegpu' has no attribute {name!r}")

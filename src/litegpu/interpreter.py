@@ -22,10 +22,10 @@ from litegpu import debug
 from litegpu.chatter import quiet
 from litegpu.delegates import cpu
 from litegpu.delegates.cpu import OfficialOptions
-from litegpu.delegates.partitioner import Division, FailedDelegate, divide, whole_on_cpu
+from litegpu.delegates.partitioner import ON_CPU, Division, FailedDelegate, divide, whole_on_cpu
 from litegpu.delegates.plan import Plan, PrepareError
 from litegpu.delegates.protocol import Delegate as DelegateProtocol
-from litegpu.delegates.report import DelegationReport
+from litegpu.delegates.report import CPU, DelegationReport
 from litegpu.errors import (
     DelegateError,
     DelegateTypeError,
@@ -108,6 +108,7 @@ class Interpreter:
             custom_op_registerers=getattr(self, "_custom_op_registerers", ()),
         )
         self._delegates: list[DelegateProtocol] = [d for d in delegates if not _is_official(d)]
+        self._delegates += self._reference()
         self._open()
 
     # ------------------------------------------------------------------------------------------------ running
@@ -332,12 +333,27 @@ class Interpreter:
         undividable = cpu.undividable(self._model) if self._delegates else {}
         if not self._delegates or undividable:
             self._whole = True
-            self._announce(whole_on_cpu(self._model.main, [d.name for d in self._delegates], undividable))
+            asked = [d.name for d in self._delegates if d.name != CPU]
+            self._announce(whole_on_cpu(self._model.main, asked, undividable))
             self._official = self._create(self._options)
         else:
             self._whole = False
             self._divide(self._model.main, {})
             self._official = self._create(self._options.plain())
+
+    def _reference(self) -> list[DelegateProtocol]:
+        """What runs, in NumPy, the custom ops that litegpu knows and the official runtime lacks."""
+        main = self._model.main
+        if not any(o.is_custom for o in main.operators):
+            return []
+        from litegpu.delegates.reference import OWN_FORMAT, ReferenceDelegate
+
+        reference = ReferenceDelegate()
+        known = [o for o in main.operators if reference.check(self._model, main, o) is None]
+        missing = {name for name, _ in cpu.unresolved_custom_ops(self._model, main, known, self._options)}
+        if missing or self._delegates:
+            missing |= OWN_FORMAT & {o.name for o in known}
+        return [ReferenceDelegate(frozenset(missing))] if missing else []
 
     def _create(self, options: OfficialOptions) -> Any:
         try:
@@ -433,7 +449,7 @@ class Interpreter:
 
     def _require_kernels(self, division: Division) -> None:
         """Raises InvokeError naming every op on the CPU that the official runtime has no kernel for."""
-        left = [o for o, node in zip(self._subgraph.operators, division.report.nodes, strict=True) if node.reason]
+        left = [o for owner, partition in division.partitions if owner == ON_CPU for o in partition.nodes]
         missing = cpu.unresolved_custom_ops(self._model, self._subgraph, left, self._options)
         if missing:
             raise InvokeError(cpu.unresolved_message(missing))

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agreement import FLOAT32, assert_agrees, on_gpu, require_gpu, run
+from agreement import FLOAT32, assert_agrees, official, on_gpu, require_gpu, run
+from ai_edge_litert.interpreter import OpResolverType
+from flatbuffers import flexbuffers
 
 import litegpu
 from litegpu.gpu.evaluate import evaluate_graph
@@ -209,8 +211,8 @@ def test_refused(name: str) -> None:
 
 
 def test_hair_segmentation(models_dir: Path, images_dir: Path) -> None:
-    """The whole network runs on the GPU, as the evaluator in NumPy computes it, and marks one dark patch of the head:
-    the band of the cap, which the network takes for hair."""
+    """The whole network runs on the GPU, as XNNPACK and the evaluator in NumPy compute it, and marks one dark patch of
+    the head: the band of the cap, which the network takes for hair."""
     require_gpu()
     from PIL import Image
 
@@ -224,8 +226,128 @@ def test_hair_segmentation(models_dir: Path, images_dir: Path) -> None:
     main = litegpu.read_model(path).main
     graph = lower_partition(main, main.operators, main.inputs, main.outputs).graph
     assert_agrees(logits, evaluate_graph(graph, [x])[0], FLOAT32, "logits")
+    assert_agrees(logits, run(official(path, OpResolverType.BUILTIN), [x])[0], FLOAT32, "logits of XNNPACK")
     mask = logits[0, ..., 1] > logits[0, ..., 0]
     assert 0.02 < mask.mean() < 0.06
     rows, columns = np.nonzero(mask)
     assert (rows > 50).all() and (rows < 250).all() and (columns > 140).all() and (columns < 390).all()
     assert mask[85:105, 200:320].mean() > 0.9
+
+
+def sampled(image: np.ndarray, x: float, y: float) -> np.ndarray:
+    """Bilinear with zeros around an image [H,W,C]."""
+    total = np.zeros(image.shape[2])
+    left, top = int(np.floor(x)), int(np.floor(y))
+    for iy, ix in itertools.product((top, top + 1), (left, left + 1)):
+        if 0 <= iy < image.shape[0] and 0 <= ix < image.shape[1]:
+            total += image[iy, ix].astype(np.float64) * (1 - abs(x - ix)) * (1 - abs(y - iy))
+    return total
+
+
+@pytest.mark.parametrize("channels", [1, 4, 7])
+def test_resampler(channels: int) -> None:
+    require_gpu()
+    rng = np.random.default_rng(3)
+    image = rng.standard_normal((2, 5, 7, channels)).astype(np.float32)
+    warp = (rng.random((2, 4, 6, 2)) * (9, 7) - 1.5).astype(np.float32)
+    warp[0, 0, :3] = (-1, 0), (6, 4), (7, 5)
+    warp[1, 0, :3] = (np.nan, 1), (1, np.inf), (-3e38, 2)
+    wanted = np.zeros((2, 4, 6, channels), np.float32)
+    for at in np.ndindex(2, 4, 6):
+        if np.isfinite(warp[at]).all() and abs(warp[at]).max() < 1e6:
+            wanted[at] = sampled(image[at[0]], *map(float, warp[at]))
+    b = model("Resampler", [image.shape, warp.shape], [wanted.shape], b"")
+    check(b, [image, warp], [wanted], "resampler")
+
+
+MATRIX = np.float32([[0.71, -0.37, 9, 1.63], [0.29, 0.83, -7, -0.77], [0, 0, 1, 0], [0, 0, 0, 1]])
+
+
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("name", ["TransformTensor", "TransformTensorBilinear"])
+def test_transform_tensor(name: str, constant: bool) -> None:
+    require_gpu()
+    image = np.random.default_rng(4).standard_normal((1, 6, 9, 3)).astype(np.float32)
+    m, size = MATRIX.astype(np.float64), (8, 5)
+    if name == "TransformTensorBilinear":
+        half = np.eye(4)
+        half[:2, 3] = 0.5
+        m = np.linalg.inv(half) @ m @ half
+    wanted = np.zeros((1, *size, 3), np.float32)
+    for y, x in np.ndindex(size):
+        sx, sy = (m @ (x, y, 0, 1))[:2]
+        if 0 <= sx <= 8 and 0 <= sy <= 5:
+            wanted[0, y, x] = sampled(image[0], sx, sy)
+    assert 0.3 < np.count_nonzero(wanted) / wanted.size < 0.9
+    options = dict(output_height=8, output_width=5) if name[15:] else dict(mode="bilinear", output_size=[8, 5])
+    matrix = MATRIX.reshape(1, 1, 4, 4)
+    operands: list[Any] = [image.shape, matrix if constant else matrix.shape]
+    b = model(name, operands, [wanted.shape], bytes(flexbuffers.Dumps(options)))
+    check(b, [image] if constant else [image, matrix], [wanted], name)
+
+
+@pytest.mark.parametrize(("shape", "dimensions", "version"), [
+    ((1, 1, 1, 12), 3, 1), ((1, 1, 1, 12), 2, 1), ((1, 2, 3, 6), 3, 1), ((1, 5, 3), 3, 2), ((1, 7, 2), 2, 2),
+])  # fmt: skip
+def test_transform_landmarks(shape: tuple[int, ...], dimensions: int, version: int) -> None:
+    require_gpu()
+    points = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
+    scale = 2.5 if version == 1 else 1.0
+    each = points.reshape(-1, dimensions).astype(np.float64)
+    wanted = each.copy()
+    for i, (x, y) in enumerate(each[:, :2]):
+        wanted[i, :2] = MATRIX[:2, 0] * x + MATRIX[:2, 1] * y + MATRIX[:2, 3] * scale
+    options = bytes(flexbuffers.Dumps(dict(dimensions=dimensions, scale=scale))) if version == 1 else b""
+    b = ModelBuilder()
+    x, m = b.input("landmarks", shape), b.input("matrix", (1, 1, 4, 4))
+    b.output(*b.custom("TransformLandmarks", [x, m], [(shape, F32)], options, version=version))
+    check(b, [points, MATRIX.reshape(1, 1, 4, 4)], [wanted.reshape(shape).astype(np.float32)], f"{shape}")
+
+
+def rotation(angle: float) -> np.ndarray:
+    return np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
+
+
+def shift(x: float, y: float) -> np.ndarray:
+    return np.array([[1, 0, x], [0, 1, y], [0, 0, 1]])
+
+
+def as_4x4(m: np.ndarray) -> np.ndarray:
+    wanted = np.zeros((4, 4))
+    wanted[:2, :2], wanted[:2, 3], wanted[2, 2], wanted[3, 3] = m[:2, :2], m[:2, 2], 1, 1
+    return wanted.astype(np.float32)[None]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_landmarks_to_transform_matrix(seed: int) -> None:
+    """Against products of matrices, as the definition has them, in float64."""
+    require_gpu()
+    points = (np.random.default_rng(seed).random((11, 3)) * 200).astype(np.float32)
+    left, right, subset = 3, 8, [0, 2, 4, 5, 10]
+    (lx, ly), (rx, ry) = points[left, :2].astype(np.float64), points[right, :2].astype(np.float64)
+
+    def box(angle: float) -> tuple[np.ndarray, np.ndarray]:
+        turned = (rotation(angle)[:2, :2] @ points[subset, :2].astype(np.float64).T).T
+        return turned.min(0), turned.max(0)
+
+    angle = -np.arctan((ry - ly) / (rx - lx))
+    low, high = box(angle)
+    centre = rotation(-angle)[:2, :2] @ (low + high) / 2 / 192 * 2 - 1
+    scale = np.diag([*(1.5 * (high - low) / 192), 1])
+    relative = np.diag([2 / (64 - 1), 2 / (32 - 1), 1]) + shift(-1, -1) - np.eye(3)
+    absolute = np.diag([(256 - 1) / 2, (128 - 1) / 2, 1]) + shift((256 - 1) / 2, (128 - 1) / 2) - np.eye(3)
+    first = absolute @ (rotation(-angle) + shift(*centre) - np.eye(3)) @ scale @ relative
+    options = dict(input_hw=[128, 256], output_hw=[32, 64], dimensions=3, landmarks_range=192, subset=subset,
+                   bbox_size_multiplier=1.5, left_rotation_idx=left, right_rotation_idx=right)  # fmt: skip
+    b = model("Landmarks2TransformMatrix", [(1, 1, 1, 33)], [(1, 4, 4)], bytes(flexbuffers.Dumps(options)))
+    check(b, [points.reshape(1, 1, 1, 33)], [as_4x4(first)], "version 1")
+
+    angle = 0.4 - np.arctan2(ry - ly, rx - lx)
+    low, high = box(angle)
+    size = (high - low) * (1.2, 1.4) / (64, 32)
+    centre = rotation(-angle)[:2, :2] @ (low + high) / 2
+    second = shift(*centre) @ rotation(-angle) @ np.diag([*size, 1]) @ shift(-32, -16)
+    options = dict(subset_idxs=subset, left_rotation_idx=left, right_rotation_idx=right, output_height=32,
+                   target_rotation_radians=0.4, output_width=64, scale_x=1.2, scale_y=1.4)  # fmt: skip
+    b = model("Landmarks2TransformMatrixV2", [(1, 11, 3)], [(1, 4, 4)], bytes(flexbuffers.Dumps(options)))
+    check(b, [points[None]], [as_4x4(second)], "version 2")

@@ -296,6 +296,7 @@ def _report(
     dropped: Mapping[int, str],
 ) -> DelegationReport:
     names = [d.name for d in delegates]
+    asked = [(name, v) for name, v in zip(names, verdicts, strict=True) if name != CPU]
     place: dict[int, int] = {}
     for i, (owner, partition) in enumerate(partitions):
         for o in partition.nodes:
@@ -303,10 +304,10 @@ def _report(
                 place[o.index] = i
 
     def reason(node: int) -> str | None:
-        if len(delegates) == 1 and verdicts[0][node] is not None:
-            return verdicts[0][node]
-        refusals = [f"{name}: {v[node]}" for name, v in zip(names, verdicts, strict=True) if v[node] is not None]
-        if len(refusals) == len(names):
+        if len(asked) == 1 and asked[0][1][node] is not None:
+            return asked[0][1][node]
+        refusals = [f"{name}: {v[node]}" for name, v in asked if v[node] is not None]
+        if len(refusals) == len(asked):
             return " ".join(refusals) or None
         return dropped.get(node, "Only nodes on the CPU read its result.")
 
@@ -314,11 +315,11 @@ def _report(
     for node, o in enumerate(subgraph.operators):
         owner = partitions[place[node]][0]
         name = CPU if owner == ON_CPU else names[owner]
-        accepted = any(v[node] is None for v in verdicts)
-        why = reason(node) if owner == ON_CPU else None
+        accepted = any(v[node] is None for _, v in asked)
+        why = reason(node) if name == CPU else None
         nodes.append(NodeReport(o.index, o.name, o.code, name, place[node], accepted, why))
     return DelegationReport(
-        tuple(names),
+        tuple(name for name, _ in asked),
         tuple(nodes),
         tuple(
             PartitionReport(

@@ -1,10 +1,19 @@
-"""Custom operators of MediaPipe's models whose options are plain C structs, and Resampler."""
+"""Custom operators of MediaPipe's models."""
 
 from __future__ import annotations
 
+import math
 import struct
+from typing import Any
 
+import numpy as np
+
+from litegpu.errors import ModelError
+from litegpu.gpu.custom.definition import Definition
+from litegpu.gpu.custom.landmarks import CropMatrix, TransformPoints, TurnedCropMatrix
+from litegpu.gpu.custom.operation import decode_flexbuffer
 from litegpu.gpu.custom.pooling import MaxUnpool, WindowArgmax
+from litegpu.gpu.custom.sampling import Resample, TransformImage
 from litegpu.gpu.graph import RESULT, Custom, Pool2D, TransposeConv2D
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
@@ -96,3 +105,131 @@ def _integers(ctx: OpContext, count: int) -> tuple[int, ...]:
     if len(options) < 4 * count:
         raise Unsupported(f"custom options of {len(options)} bytes: the operator needs at least {4 * count}")
     return struct.unpack_from(f"<{count}i", options)
+
+
+@lowers("Resampler", max_version=1, counts=2, ranks=(4, 4), custom=True, notes="bilinear, zeros outside of the image")
+def resampler(ctx: OpContext) -> None:
+    image, warp = ctx.shape(0), ctx.shape(1)
+    ctx.require(
+        len(warp) == 4 and warp[0] == image[0] and warp[3] >= 2,
+        f"a warp of shape {list(warp)} for an image of shape {list(image)}",
+    )
+    ctx.check_shape((*warp[:3], image[3]))
+    ctx.add(Custom(Resample()), [ctx.value(0), ctx.value(1)], ctx.output_value())
+
+
+@lowers(
+    "TransformTensor", "TransformTensorBilinear", max_version=2, counts=2, ranks=(4, 4), custom=True,
+    notes="bilinear; options are FlexBuffers",
+)  # fmt: skip
+def transform_tensor(ctx: OpContext) -> None:
+    centred = ctx.operator.name == "TransformTensorBilinear"
+    options = _Options(ctx)
+    if centred:
+        size = (options.integer("output_height"), options.integer("output_width"))
+    else:
+        mode = options.get("mode")
+        ctx.require(mode == "bilinear", f"mode {mode!r}: only 'bilinear' is known")
+        size = options.pair("output_size")
+    image = ctx.shape(0)
+    ctx.require(image[0] == 1, f"a batch of {image[0]} images: the operator takes one")
+    ctx.check_shape((1, *size, image[3]))
+    ctx.add(Custom(TransformImage(centred)), [ctx.value(0), _matrix(ctx, 1)], ctx.output_value())
+
+
+@lowers(
+    "TransformLandmarks", max_version=2, counts=2, ranks=(3, 4), custom=True,
+    notes="version 1 with dimensions and scale, version 2 without; options are FlexBuffers",
+)  # fmt: skip
+def transform_landmarks(ctx: OpContext) -> None:
+    shape = ctx.shape(0)
+    ctx.check_shape(shape)
+    dimensions, scale = shape[-1], 1.0
+    if ctx.operator.version == 1:
+        options = _Options(ctx)
+        dimensions, scale = options.integer("dimensions"), options.number("scale")
+    ctx.require(dimensions in (2, 3), f"landmarks of {dimensions} dimensions: 2 or 3 are known")
+    ctx.require(shape[-1] % dimensions == 0, f"{shape[-1]} channels are not landmarks of {dimensions} dimensions")
+    ctx.require(scale != 0, "scale is 0")
+    each = (math.prod(shape) // dimensions, dimensions)
+    points = ctx.reshaped(ctx.value(0), each)
+    ctx.finish(Custom(TransformPoints(scale)), [points, _matrix(ctx, 1)], each)
+
+
+@lowers(
+    "Landmarks2TransformMatrix", "Landmarks2TransformMatrixV2", max_version=2, ranks=(3, 4), custom=True,
+    notes="landmarks of three dimensions; options are FlexBuffers",
+)  # fmt: skip
+def landmarks_to_transform_matrix(ctx: OpContext) -> None:
+    options, elements = _Options(ctx), math.prod(ctx.shape(0))
+    ctx.require(elements % 3 == 0, f"{elements} numbers are not landmarks of 3 dimensions")
+    left, right = options.integer("left_rotation_idx"), options.integer("right_rotation_idx")
+    definition: Definition
+    if ctx.operator.name == "Landmarks2TransformMatrix":
+        dimensions, extent = options.integer("dimensions"), options.number("landmarks_range")
+        ctx.require(dimensions == 3, f"landmarks of {dimensions} dimensions: 3 are known")
+        ctx.require(extent > 0, f"landmarks_range {extent} is not positive")
+        subset = options.integers("subset")
+        sizes = options.pair("input_hw"), options.pair("output_hw")
+        ctx.require(min(sizes[0]) > 0 and min(sizes[1]) > 1, f"input_hw or output_hw, {sizes}, are too small")
+        definition = CropMatrix(*sizes, extent, options.number("bbox_size_multiplier"), left, right)
+    else:
+        subset = options.integers("subset_idxs")
+        size = options.integer("output_height"), options.integer("output_width")
+        ctx.require(min(size) > 0, f"the output's size {size} is not positive")
+        scale = options.number("scale_x"), options.number("scale_y")
+        definition = TurnedCropMatrix(size, scale, options.number("target_rotation_radians"), left, right)
+    ctx.require(
+        len(subset) > 0 and all(0 <= i < elements // 3 for i in (left, right, *subset)),
+        f"landmarks {left}, {right} and {list(subset)} are asked for, of {elements // 3}",
+    )
+    ctx.require(math.prod(ctx.output.shape) == 16, f"output of shape {list(ctx.output.shape)}, not a matrix of 4 x 4")
+    landmarks = ctx.reshaped(ctx.value(0), (elements,))
+    chosen = ctx.builder.constant(np.array(subset, np.int32))
+    ctx.finish(Custom(definition), [landmarks, chosen], (4, 4))
+
+
+def _matrix(ctx: OpContext, i: int) -> int:
+    """Input i, a matrix of 4 x 4, as [1,1,1,16]."""
+    shape = ctx.shape(i)
+    ctx.require(math.prod(shape) == 16, f"input {i} has shape {list(shape)}: a matrix of 4 x 4 is taken")
+    return ctx.reshaped(ctx.value(i), (16,))
+
+
+class _Options:
+    """The FlexBuffers map of an operator; what is missing or of the wrong kind is a reason to refuse it."""
+
+    def __init__(self, ctx: OpContext) -> None:
+        try:
+            found = decode_flexbuffer(ctx.operator.custom_options, ctx.operator.name)
+        except ModelError as error:
+            raise Unsupported(str(error)) from None
+        if not isinstance(found, dict):
+            raise Unsupported("the options are not a map of names to values")
+        self._found: dict[str, Any] = found
+
+    def get(self, name: str) -> Any:
+        if name not in self._found:
+            raise Unsupported(f"the option {name} is missing")
+        return self._found[name]
+
+    def number(self, name: str) -> float:
+        value = self.get(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise Unsupported(f"the option {name} is {value!r}, not a number")
+        return float(value)
+
+    def integer(self, name: str) -> int:
+        return int(self.number(name))
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        value = self.get(name)
+        if not isinstance(value, list) or not all(isinstance(v, int) for v in value):
+            raise Unsupported(f"the option {name} is {value!r}, not a list of whole numbers")
+        return tuple(value)
+
+    def pair(self, name: str) -> Pair:
+        values = self.integers(name)
+        if len(values) != 2:
+            raise Unsupported(f"the option {name} is {list(values)}, not two numbers")
+        return values[0], values[1]

@@ -1,0 +1,76 @@
+"""Custom operators on the CPU that the official runtime lacks: computed in NumPy by what defines their GPU kernels."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+from litegpu.delegates.protocol import Partition
+from litegpu.delegates.report import CPU
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.graph import Custom
+from litegpu.gpu.lower import LoweredGraph, Unsupported, check_operator, lower_partition
+from litegpu.model.reader import DTYPES
+from litegpu.model.types import Model, Operator, Subgraph
+
+#: These pass on places in a window. The official runtime (XNNPACK) has the bits of an integer in a float32 tensor for
+#: them, litegpu and MediaPipe a float: so that both sides of a border understand each other, that runtime gets neither.
+OWN_FORMAT = frozenset({"MaxPoolingWithArgmax2D", "MaxUnpooling2D"})
+
+
+class ReferenceDelegate:
+    """Stands behind all delegates, under the CPU's own name: the report tells no difference. Satisfies
+    delegates.protocol.Delegate."""
+
+    name = CPU
+    max_delegated_partitions = 0
+    min_nodes_per_partition = 0
+    first_delegate_node_index = 0
+    last_delegate_node_index = sys.maxsize
+
+    def __init__(self, names: frozenset[str] | None = None) -> None:
+        """`names`: the custom codes of what it takes, if not everything that it can."""
+        self._names = names
+
+    def check(self, model: Model, subgraph: Subgraph, operator: Operator) -> str | None:
+        if not operator.is_custom or (self._names is not None and operator.name not in self._names):
+            return "NumPy runs custom operators only that the official runtime lacks."
+        reason = check_operator(subgraph, operator)
+        if reason is not None:
+            return reason
+        return None if has_reference(subgraph, operator) else f"{operator.name} has no reference in NumPy."
+
+    def prepare(self, partition: Partition) -> ReferenceKernel:
+        lowered = lower_partition(partition.subgraph, partition.nodes, partition.inputs, partition.outputs)
+        return ReferenceKernel(lowered, partition)
+
+
+class ReferenceKernel:
+    """A partition of custom operators; satisfies delegates.protocol.DelegateKernel."""
+
+    def __init__(self, lowered: LoweredGraph, partition: Partition) -> None:
+        self._graph = lowered.graph
+        tensors = [partition.subgraph.tensors[i] for i in partition.outputs]
+        self._results = [(t.shape, DTYPES[t.type]) for t in tensors]
+
+    def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        arrays = evaluate_graph(self._graph, inputs)
+        return [
+            np.ascontiguousarray(a.reshape(shape), dtype)
+            for a, (shape, dtype) in zip(arrays, self._results, strict=True)
+        ]
+
+    def close(self) -> None:
+        pass
+
+
+def has_reference(subgraph: Subgraph, operator: Operator) -> bool:
+    """Whether NumPy can compute a custom operator that the GPU could run."""
+    runtime = [t for t in dict.fromkeys(operator.inputs) if t >= 0 and not subgraph.tensors[t].is_constant]
+    try:
+        graph = lower_partition(subgraph, [operator], runtime, operator.outputs).graph
+    except Unsupported:
+        return False
+    return all(not isinstance(n.op, Custom) or n.op.definition.has_reference for n in graph.nodes)
