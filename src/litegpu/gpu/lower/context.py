@@ -39,11 +39,11 @@ class Lowering:
     """The graph so far, and which value stands for which tensor.
 
     `checking`: one operator is lowered alone to learn whether it can be, so constants need not be decoded, and what it
-    reads is made up.
+    reads is made up. `in_numpy`: the graph is only going to be evaluated, so that what a kernel cannot do is no matter.
     """
 
-    def __init__(self, subgraph: Subgraph, *, checking: bool = False) -> None:
-        self.subgraph, self.checking = subgraph, checking
+    def __init__(self, subgraph: Subgraph, *, checking: bool = False, in_numpy: bool = False) -> None:
+        self.subgraph, self.checking, self.in_numpy = subgraph, checking, in_numpy
         self.builder = GraphBuilder()
         self.values: dict[int, int] = {}
         self._dequantized = _dequantized_constants(subgraph)
