@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
 
 import numpy as np
 
@@ -16,9 +15,10 @@ from litegpu import debug
 from litegpu.delegates.protocol import DelegateKernel, Partition
 from litegpu.errors import DeviceError, OptionError
 from litegpu.gpu.build import build_program, describe
-from litegpu.gpu.graph import DType
 from litegpu.gpu.lower import check_operator, lower_partition
 from litegpu.gpu.runtime.base import Device, KernelTime, Session
+from litegpu.gpu.runtime.check import NUMPY
+from litegpu.model.reader import DTYPES
 from litegpu.model.types import Model, Operator, Subgraph, TensorType
 
 log = logging.getLogger("litegpu")
@@ -35,6 +35,8 @@ class GpuDelegateOptions:
 
     precision_loss_allowed: store activations and weights as float16 (sums stay in float32); needs a device with 16-bit
         floats, else float32 is used with one warning.
+    quantization_enabled: take 8-bit and 16-bit nodes too, computing with the real numbers that they stand for; without
+        it they stay on the CPU (constants may be quantized in any case).
     backend: "auto" (CUDA where an NVIDIA GPU and the extra litegpu[cuda] are there, else WebGPU), "cuda", "webgpu" (the
         best device of any of its APIs), or one of these: "vulkan", "metal", "d3d12", "gl".
     device: a part of the device's name, to choose among several; with CUDA also its index ("1", "cuda:1") or UUID.
@@ -47,6 +49,7 @@ class GpuDelegateOptions:
     """
 
     precision_loss_allowed: bool = False
+    quantization_enabled: bool = True
     backend: str = "auto"
     device: str | None = None
     tuning: str = "off"
@@ -93,7 +96,7 @@ class GpuDelegate:
 
     def check(self, model: Model, subgraph: Subgraph, operator: Operator) -> str | None:
         """The reason why the GPU does not take the node, or None: the same code decides that later lowers it."""
-        return check_operator(subgraph, operator)
+        return check_operator(subgraph, operator, quantization=self.options.quantization_enabled)
 
     def prepare(self, partition: Partition) -> DelegateKernel:
         """Compile a partition; raises DeviceError if there is no device, KernelError if it does not fit it."""
@@ -159,9 +162,9 @@ class GpuKernel:
 
     def __post_init__(self) -> None:
         ports = self.session.program.outputs
-        self._staged = [np.empty(s, _STAGED[p.dtype]) for s, p in zip(self.shapes, ports, strict=True)]
+        self._staged = [np.empty(s, NUMPY[p.dtype]) for s, p in zip(self.shapes, ports, strict=True)]
         self._results = [
-            a if _NUMPY[t] == a.dtype else np.empty(a.shape, _NUMPY[t])
+            a if DTYPES[t] == a.dtype else np.empty(a.shape, DTYPES[t])
             for a, t in zip(self._staged, self.types, strict=True)
         ]
 
@@ -188,21 +191,6 @@ class GpuKernel:
 
     def close(self) -> None:
         self.session.close()
-
-
-#: What a port of each type is copied out as.
-_STAGED: dict[DType, np.dtype[Any]] = {
-    DType.FLOAT32: np.dtype(np.float32),
-    DType.INT32: np.dtype(np.int32),
-    DType.BOOL: np.dtype(np.int32),
-}
-
-_NUMPY: dict[TensorType, np.dtype[Any]] = {
-    TensorType.FLOAT32: np.dtype(np.float32),
-    TensorType.INT32: np.dtype(np.int32),
-    TensorType.INT64: np.dtype(np.int64),
-    TensorType.BOOL: np.dtype(np.bool_),
-}
 
 
 def _unknown_option(name: str, known: Sequence[str]) -> str:

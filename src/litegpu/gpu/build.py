@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from litegpu.gpu import memory
-from litegpu.gpu.graph import DType, Graph, Node
+from litegpu.gpu.graph import Graph, Node
 from litegpu.gpu.kernels import build as build_kernels
 from litegpu.gpu.kernels.context import Context, Launch, NativeKernel, Tuner
 from litegpu.gpu.lang import Kernel
@@ -19,7 +19,6 @@ from litegpu.gpu.passes.layout import Placed, place
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, Port, Program
 from litegpu.gpu.view import View
 
-BYTES = {DType.FLOAT32: 4, DType.FLOAT16: 2, DType.INT32: 4, DType.BOOL: 4}
 PRINTERS = {"wgsl": print_wgsl, "cuda": print_cuda}
 
 
@@ -47,7 +46,7 @@ def build_program(
             operand = launch.operands[m.name]
             if isinstance(operand, View):
                 size, dtype = placed.roots[operand.root]
-                bindings.append(Binding("arena", offsets[operand.root], _whole_words(size * BYTES[dtype])))
+                bindings.append(Binding("arena", offsets[operand.root], _whole_words(size * dtype.nbytes)))
             else:
                 bindings.append(constants.add(operand))
         dispatches.append(
@@ -95,13 +94,13 @@ def _lifetimes(placed: Placed, launches: list[tuple[Node, Launch]]) -> dict[int,
         first.setdefault(root, -1)
         last[root] = len(launches)
     return {
-        r: memory.Block(_whole_words(placed.roots[r][0] * BYTES[placed.roots[r][1]]), first[r], last[r]) for r in first
+        r: memory.Block(_whole_words(placed.roots[r][0] * placed.roots[r][1].nbytes), first[r], last[r]) for r in first
     }
 
 
 def _port(placed: Placed, v: int, offsets: dict[int, int]) -> Port:
     value, view = placed.graph.values[v], placed.views[v]
-    n = value.elements * BYTES[view.dtype]
+    n = value.elements * view.dtype.nbytes
     return Port(
         value.name, -1 if value.tensor is None else value.tensor, value.shape, view.dtype, offsets[view.root], n
     )

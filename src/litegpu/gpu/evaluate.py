@@ -46,12 +46,7 @@ from litegpu.gpu.graph import (
 Array = np.ndarray[Any, np.dtype[Any]]
 
 #: The arrays that hold values of each type; FLOAT16 is rounded to when written and computed with as float32.
-NUMPY: dict[DType, np.dtype[Any]] = {
-    DType.FLOAT32: np.dtype(np.float32),
-    DType.FLOAT16: np.dtype(np.float16),
-    DType.INT32: np.dtype(np.int32),
-    DType.BOOL: np.dtype(np.bool_),
-}
+NUMPY: dict[DType, np.dtype[Any]] = {dtype: np.dtype(dtype.value) for dtype in DType}
 
 
 def evaluate_graph(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
@@ -73,6 +68,9 @@ def evaluate_node(node: Node, values: Mapping[int, Array], graph: Graph) -> Arra
         if not isinstance(node.op, Elementwise):
             operands.insert(0, _evaluate_op(node.op, [_computed(values[v]) for v in node.inputs], output.shape))
         result = evaluate_expr(node.epilogue, operands)
+        if output.dtype.is_narrow:
+            limits = np.iinfo(NUMPY[output.dtype])
+            result = np.clip(result, limits.min, limits.max)
         return np.broadcast_to(result, output.shape).astype(NUMPY[output.dtype])
 
 
@@ -205,7 +203,9 @@ _FUNCTIONS: dict[str, Callable[..., Array]] = {
 
 
 def _computed(x: Array) -> Array:
-    return x.astype(np.float32) if x.dtype == np.float16 else x
+    if x.dtype == np.float16:
+        return x.astype(np.float32)
+    return x.astype(np.int32) if x.dtype.kind in "iu" else x
 
 
 def _evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:

@@ -17,12 +17,32 @@ Shape = tuple[int, ...]
 
 
 class DType(enum.Enum):
-    """What a value holds: arithmetic is float32, int32 or bool; FLOAT16 is a storage type computed in float32."""
+    """What a value holds: arithmetic is float32, int32 or bool.
+
+    The others are storage types: FLOAT16 is computed with as float32; INT8, UINT8 and INT16, which only inputs and
+    outputs of a graph have, as int32. What is written to those saturates.
+    """
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     INT32 = "int32"
     BOOL = "bool"  # stored as int32, 0 or 1
+    INT8 = "int8"
+    UINT8 = "uint8"
+    INT16 = "int16"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one element in memory."""
+        return _BYTES.get(self.value, 4)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether several elements share a 32-bit word, as whole numbers."""
+        return self in (DType.INT8, DType.UINT8, DType.INT16)
+
+
+_BYTES = {"float16": 2, "int16": 2, "int8": 1, "uint8": 1}
 
 
 # ---------------------------------------------------------------------------------------------- expressions

@@ -45,8 +45,8 @@ class Dispatch:
 class Port:
     """An input or output of the program: a packed row-major array somewhere in the arena.
 
-    `dtype` is what lies in the arena (BOOL as int32); `shape` is the logical B,H,W,C shape; `tensor` the .tflite
-    tensor's index.
+    `dtype` is what lies in the arena (BOOL as int32, INT8 as bytes: the last word may have room to spare); `shape` is
+    the logical B,H,W,C shape, or that of all elements in one row; `tensor` the .tflite tensor's index.
     """
 
     name: str

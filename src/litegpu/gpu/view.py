@@ -62,10 +62,17 @@ def padded(root: int, shape: Shape, dtype: DType) -> View:
     return View(root, shape, (h * w * p, w * p, p, 1), dtype, zero_padded=True, size=b * h * w * p)
 
 
-def packed(root: int, shape: Shape, dtype: DType) -> View:
-    """The layout of the user's arrays: row-major without padding."""
-    _, h, w, c = shape
-    return View(root, shape, (h * w * c, w * c, c, 1), dtype, zero_padded=c % 4 == 0, size=math.prod(shape))
+def packed(root: int, shape: Shape, dtype: DType, *, written: bool = False) -> View:
+    """The layout of the user's arrays: row-major without padding.
+
+    Where several elements share a word, memory is whole groups of four; if the kernels write it (`written`), a value of
+    one pixel has what is left of its last group as padding."""
+    b, h, w, c = shape
+    size = math.prod(shape)
+    spare = written and dtype.is_narrow and b * h * w == 1
+    if dtype.is_narrow:
+        size = -(-size // 4) * 4
+    return View(root, shape, (h * w * c, w * c, c, 1), dtype, zero_padded=c % 4 == 0 or spare, size=size)
 
 
 def follow(view: View, steps: tuple[Step, ...]) -> View | None:

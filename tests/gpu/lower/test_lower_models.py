@@ -39,11 +39,11 @@ def test_hair_segmentation_is_refused_for_its_custom_operators_alone(models_dir:
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v2_1.0_224_quant.tflite", "pretrainedResnet_quant.tflite"])
-def test_quantized_models_are_refused_with_the_type(name: str, models_dir: Path) -> None:
+def test_quantized_models_are_refused_without_quantization(name: str, models_dir: Path) -> None:
     graph = read_model((models_dir / name).read_bytes()).main
-    reasons = {check_operator(graph, o) for o in graph.operators}
+    reasons = {check_operator(graph, o, quantization=False) for o in graph.operators}
     assert None not in reasons
-    assert all("8-bit models are not taken yet" in str(r) for r in reasons)
+    assert all("quantization_enabled is False" in str(r) for r in reasons)
 
 
 def _check(path: Path, tolerance: float) -> None:

@@ -42,7 +42,7 @@ CASES = {
     ),
     "unknown operator": (one("CUMSUM", [(2,), np.int32(0)], (2,)), "CUMSUM is not among those"),
     "version": (one("RELU", [(2,)], (2,), version=9), "version 9: versions up to 3"),
-    "int8 input": (one("RELU", [((2,), TensorType.INT8)], (2,), type=TensorType.INT8), "input 0 is INT8 and 8-bit"),
+    "int8 input": (one("RELU", [((2,), TensorType.INT8)], (2,), type=TensorType.INT8), "INT8 without quantization"),
     "int64 input": (one("ABS", [((2,), TensorType.INT64)], (2,)), "input 0 is INT64 where FLOAT32"),
     "float16 input": (one("ABS", [((2,), TensorType.FLOAT16)], (2,)), "input 0 is FLOAT16 where FLOAT32"),
     "int32 division": (one("DIV", [((2,), I32), ((2,), I32)], (2,), type=I32), "input 0 is INT32"),
@@ -78,7 +78,7 @@ CASES = {
     "padding too wide": (one("MIRROR_PAD", [(3,), np.int32([[3, 0]])], (6,)), "larger than shape"),
     "slice outside": (one("SLICE", [(3,), np.int32([1]), np.int32([3])], (3,)), "outside shape"),
     "permutation": (one("TRANSPOSE", [(3, 2), np.int32([0, 0])], (3, 2)), "no permutation"),
-    "runtime int8 dequantize": (one("DEQUANTIZE", [((2,), TensorType.INT8)], (2,)), "computed by the model"),
+    "runtime int8 dequantize": (one("DEQUANTIZE", [((2,), TensorType.INT8)], (2,)), "INT8 without quantization"),
 }  # fmt: skip
 
 

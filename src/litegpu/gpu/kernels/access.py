@@ -13,7 +13,7 @@ from litegpu.gpu import graph
 from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.context import Context
 from litegpu.gpu.kernels.expression import boolean_to, constant, evaluate
-from litegpu.gpu.lang import Kernel, Memory, Type, Value, boolean, f16, f32, i32, u32, vec
+from litegpu.gpu.lang import Kernel, Memory, Type, Value, boolean, f16, f32, i8x4, i32, i32x4, u8x4, u32, u32x2, vec
 from litegpu.gpu.view import View, padded
 
 Index = Value | int  # a u32 value, or a number known when tracing
@@ -21,7 +21,12 @@ Operands = dict[str, View | np.ndarray]
 
 STORAGE: dict[DType, Type] = {DType.FLOAT32: f32, DType.FLOAT16: f16, DType.INT32: i32, DType.BOOL: i32}
 LOADED: dict[DType, Type] = {DType.FLOAT32: f32, DType.FLOAT16: f32, DType.INT32: i32, DType.BOOL: i32}
-COMPUTE: dict[DType, Type] = {DType.FLOAT32: f32, DType.FLOAT16: f32, DType.INT32: i32, DType.BOOL: boolean}
+COMPUTE: dict[DType, Type] = {
+    **{DType.FLOAT32: f32, DType.FLOAT16: f32, DType.INT32: i32, DType.BOOL: boolean},
+    **dict.fromkeys((DType.INT8, DType.UINT8, DType.INT16), i32),
+}
+#: Four elements of a narrow type in memory; one element is a part of a word.
+_NARROW: dict[DType, Type] = {DType.INT8: i8x4, DType.UINT8: u8x4, DType.INT16: u32x2}
 
 
 class Position:
@@ -121,9 +126,9 @@ class Source:
             return self._single
         terms = _pixel_terms(self.view, b, y, x)
         if isinstance(c, int) and self.view.vector:
-            return self._computed(self._vector(terms, c // 4)[c % 4])
+            return self._vector(terms, c // 4)[c % 4]
         strides = self.view.strides
-        return self._computed(self._scalars[address(self.view.offset, [*terms, (c, strides[3])])])
+        return self._scalar(address(self.view.offset, [*terms, (c, strides[3])]))
 
     def broadcast(self, b: Index, y: Index, x: Index, q: Index) -> Value:
         """As `quad`, for an operand that is broadcast to the output at these coordinates: axes of size 1 are read at
@@ -139,7 +144,7 @@ class Source:
         if spread is None:
             spread = at.shape[3] > 1
         if at.flat is not None and n == at.shape and self.view.dense:
-            return self._computed(self._memory(4)[address(self.view.offset // 4, [(at.flat, 1)])])
+            return self._four(address(self.view.offset // 4, [(at.flat, 1)]))
         if at.is_linear and n[:3] == at.shape[:3] and _linear_pixels(self.view):
             pixel = at.pixel
             terms = [] if pixel is None or math.prod(n[:3]) == 1 else [(pixel, _pixel_stride(self.view))]
@@ -152,8 +157,8 @@ class Source:
             )
         if n[3] == 1 and spread:
             vector = self.view.vector
-            one = self._vector(terms, 0)[0] if vector else self._scalars[address(self.view.offset, terms)]
-            return self.k.splat(self._computed(one), 4)
+            one = self._vector(terms, 0)[0] if vector else self._scalar(address(self.view.offset, terms))
+            return self.k.splat(one, 4)
         return self._quad(terms, at.q)
 
     # ------------------------------------------------------------------------------------------------- loads
@@ -171,7 +176,7 @@ class Source:
         if view.quads == 1:
             q = 0
         if view.vector:
-            v = self._computed(self._vector(terms, q))
+            v = self._vector(terms, q)
             return v if view.whole_quads else mask(k, v, c, q)
         first = address(view.offset, [*terms, (q, 4 * view.strides[3])])
         last = is_last(q, view.quads)
@@ -179,17 +184,39 @@ class Source:
         for j in range(4):
             i = _plus(first, j * view.strides[3])
             if c % 4 == 0 or j < c % 4 or last is False:
-                lanes.append(self._computed(self._scalars[i]))
+                lanes.append(self._scalar(i))
             elif last is True:
                 break
             else:  # read some element that exists, and forget it
-                value = self._computed(self._scalars[k.select(last, _value(k, first), _value(k, i))])
+                value = self._scalar(k.select(last, _value(k, first), _value(k, i)))
                 lanes.append(k.select(last, constant(k, 0, COMPUTE[view.dtype]), value))
         return self._filled(lanes)
 
     def _vector(self, terms: list[tuple[Index, int]], q: Index) -> Value:
         quarter = [(i, stride // 4) for i, stride in terms]
-        return self._memory(4)[address(self.view.offset // 4, [*quarter, (q, 1)])]
+        return self._four(address(self.view.offset // 4, [*quarter, (q, 1)]))
+
+    def _four(self, i: Index) -> Value:
+        """Elements 4i to 4i+3 of the memory."""
+        v = self._memory(4)[i]
+        if self.view.dtype is DType.UINT8:
+            return i32x4(v)
+        if self.view.dtype is DType.INT16:
+            low, high = (self.k.bitcast(v[j], i32) for j in (0, 1))
+            return self.k.vec(low << 16 >> 16, low >> 16, high << 16 >> 16, high >> 16)
+        return self._computed(v)
+
+    def _scalar(self, i: Index) -> Value:
+        """Element i of the memory."""
+        if not self.view.dtype.is_narrow:
+            return self._computed(self._memory(1)[i])
+        bits = 8 * self.view.dtype.nbytes
+        i = _value(self.k, i)
+        word = self._memory(1)[i // (32 // bits)]
+        above = 32 - bits - i % (32 // bits) * bits  # bits of the word over those of the element
+        if self.view.dtype is DType.UINT8:
+            return i32(word << above >> (32 - bits))
+        return self.k.bitcast(word << above, i32) >> (32 - bits)
 
     def _filled(self, lanes: list[Value]) -> Value:
         """Four lanes, those that are missing zero."""
@@ -198,10 +225,6 @@ class Source:
 
     def _computed(self, v: Value) -> Value:
         return boolean_to(self.k, v, boolean) if self.view.dtype is DType.BOOL else v
-
-    @property
-    def _scalars(self) -> Memory:
-        return self._memory(1)
 
     def _memory(self, lanes: int) -> Memory:
         return declare(self.k, self.name, self.view, lanes, self.operands, self._packed)
@@ -244,7 +267,7 @@ class Sink:
         c = view.shape[3]
         if at.flat is not None and view.dense:
             value = mask(k, value, c, at.q) if c % 4 else value
-            self._memory(4)[address(view.offset // 4, [(at.flat, 1)])] = value
+            self._store_four(address(view.offset // 4, [(at.flat, 1)]), value)
             return
         q = 0 if view.quads == 1 else at.q
         pixel = at.pixel if at.is_linear and _linear_pixels(view) else None
@@ -254,8 +277,11 @@ class Sink:
             terms = _pixel_terms(view, at.b, at.y, at.x)
         if view.vector and view.whole_quads:
             quarter = [(i, stride // 4) for i, stride in terms]
-            self._memory(4)[address(view.offset // 4, [*quarter, (q, 1)])] = mask(k, value, c, q)
+            value = mask(k, value, c, q)
+            self._store_four(address(view.offset // 4, [*quarter, (q, 1)]), value)
             return
+        if view.dtype.is_narrow:
+            raise ValueError(f"{view} shares words with other values: the output must be whole groups of four")
         memory = self._memory(1)
         first = address(view.offset, [*terms, (q, 4 * view.strides[3])])
         last = is_last(q, view.quads)
@@ -272,6 +298,16 @@ class Sink:
             with k.If(q != view.quads - 1):
                 for i, lane in guarded:
                     memory[i] = lane
+
+    def _store_four(self, i: Index, value: Value) -> None:
+        """Elements 4i to 4i+3 of the memory."""
+        k = self.k
+        if self.view.dtype is DType.UINT8:
+            value = vec(u32, 4)(k.max(value, 0))
+        elif self.view.dtype is DType.INT16:
+            kept = [k.bitcast(k.clamp(value[j], -(1 << 15), (1 << 15) - 1), u32) for j in range(4)]
+            value = k.vec(*(kept[j] & 0xFFFF | kept[j + 1] << 16 for j in (0, 2)))
+        self._memory(4)[i] = value
 
     def _memory(self, lanes: int) -> Memory:
         return declare(self.k, "y", self.view, lanes, self.operands, None)
@@ -299,21 +335,24 @@ def open_sink(ctx: Context, k: Kernel, operands: Operands) -> Sink:
 
 
 def declare(k: Kernel, name: str, view: View, lanes: int, operands: Operands, packed: np.ndarray | None) -> Memory:
-    """The buffer of `view` with `lanes` per element; the same one again for another view of the same root and type."""
-    storage, loaded = STORAGE[view.dtype], LOADED[view.dtype]
-    if lanes > 1:
-        storage, loaded = vec(storage, lanes), vec(loaded, lanes)
+    """The buffer of `view` with `lanes` per element; the same one again for another view of the same root and type.
+    With one lane, the elements of a narrow type are its words."""
+    if view.dtype.is_narrow:
+        storage = u32 if lanes == 1 else _NARROW[view.dtype]
+        loaded, size = None, view.size * view.dtype.nbytes // storage.nbytes
+    else:
+        storage, loaded, size = vec(STORAGE[view.dtype], lanes), vec(LOADED[view.dtype], lanes), view.size // lanes
     for memory in k.buffers:
         bound = operands.get(memory.name)
         same = bound is packed if packed is not None else isinstance(bound, View) and bound.root == view.root
-        if same and memory.storage == storage and memory.size == view.size // lanes:
+        if same and memory.storage == storage and memory.size == size:
             return memory
     taken = {m.name for m in k.buffers}
     name = next(n for n in (name, name + "s" if lanes == 1 else name + "v", *(f"{name}_{i}" for i in range(2, 99)))
                 if n not in taken)  # fmt: skip
     operands[name] = view if packed is None else packed
     access = "read" if packed is not None else "read_write"
-    return k.buffer(name, storage, view.size // lanes, compute=loaded, access=access)
+    return k.buffer(name, storage, size, compute=loaded, access=access)
 
 
 def pack(constant: np.ndarray) -> np.ndarray:

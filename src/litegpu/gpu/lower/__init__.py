@@ -50,34 +50,30 @@ class LoweredGraph:
 
 
 def lower_partition(
-    subgraph: Subgraph,
-    nodes: Sequence[Operator],
-    inputs: Sequence[int],
-    outputs: Sequence[int],
-    *,
-    in_numpy: bool = False,
+    subgraph: Subgraph, nodes: Sequence[Operator], inputs: Sequence[int], outputs: Sequence[int]
 ) -> LoweredGraph:
-    """Lower `nodes` (in an order in which they can run), given which runtime tensors enter and leave. `in_numpy`: the
-    graph is only going to be evaluated (gpu/evaluate.py).
+    """Lower `nodes` (in an order in which they can run), given which runtime tensors enter and leave. Quantized ones
+    cross the border as they are stored.
 
     Raises Unsupported with the reason for the first operator that the GPU cannot run.
     """
-    lowering = Lowering(subgraph, in_numpy=in_numpy)
+    lowering = Lowering(subgraph)
     entering = tuple((t, lowering.enter(t)) for t in inputs)
     for operator in nodes:
         try:
             lowering.lower(operator)
         except Unsupported as reason:
             raise Unsupported(f"operator {operator.index} ({operator.name}): {reason}") from None
-    leaving = tuple((t, lowering.value(t)) for t in outputs)
+    leaving = tuple((t, lowering.leave(t)) for t in outputs)
     graph = lowering.builder.graph((v for _, v in entering), (v for _, v in leaving))
     return LoweredGraph(graph, entering, leaving, tuple(subgraph.tensors[t].type for t in outputs))
 
 
-def check_operator(subgraph: Subgraph, operator: Operator) -> str | None:
-    """The reason why the GPU cannot run `operator`, or None: it is lowered on its own, without decoding constants."""
+def check_operator(subgraph: Subgraph, operator: Operator, *, quantization: bool = True) -> str | None:
+    """The reason why the GPU cannot run `operator`, or None: it is lowered on its own, without decoding constants.
+    Without `quantization`, operators on quantized tensors are refused (constants may be quantized)."""
     try:
-        Lowering(subgraph, checking=True).lower(operator)
+        Lowering(subgraph, checking=True, quantization=quantization).lower(operator)
     except Unsupported as reason:
         return str(reason)
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from litegpu.gpu import custom
 from litegpu.gpu.graph import (
     RESULT,
+    Arg,
     Copy,
     DType,
     Elementwise,
@@ -23,6 +25,7 @@ from litegpu.gpu.graph import (
 )
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import QUANTIZED, Array, Unsupported, as_array
+from litegpu.gpu.lower.quantization import STORED, Grid, grid_after, grid_of
 from litegpu.gpu.lower.registered import custom_entry
 from litegpu.gpu.lower.registry import MAX_RANK, REGISTRY, STATIC, Entry, Types
 from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
@@ -39,23 +42,44 @@ class Lowering:
     """The graph so far, and which value stands for which tensor.
 
     `checking`: one operator is lowered alone to learn whether it can be, so constants need not be decoded, and what it
-    reads is made up. `in_numpy`: the graph is only going to be evaluated, so that what a kernel cannot do is no matter.
+    reads is made up. `quantization`: quantized tensors that the model computes are taken. Their values are the real
+    numbers that they stand for: what an operator computes is rounded to those that its output can hold.
     """
 
-    def __init__(self, subgraph: Subgraph, *, checking: bool = False, in_numpy: bool = False) -> None:
-        self.subgraph, self.checking, self.in_numpy = subgraph, checking, in_numpy
+    def __init__(self, subgraph: Subgraph, *, checking: bool = False, quantization: bool = True) -> None:
+        self.subgraph, self.checking, self.quantization = subgraph, checking, quantization
         self.builder = GraphBuilder()
         self.values: dict[int, int] = {}
+        self.grids: dict[int, Grid] = {}  # values whose elements lie on a grid
+        self._exact: dict[int, int] = {}  # quantized tensor -> its value before it was rounded
         self._dequantized = _dequantized_constants(subgraph)
 
     def enter(self, tensor: int) -> int:
         """A value for a tensor that comes from outside (nobody reads it where the constant behind it is known)."""
         t = self.subgraph.tensors[tensor]
         _check_rank(t)
-        value = self.builder.value(bhwc(t.shape), DTYPES.get(t.type, DType.FLOAT32), name=t.name, tensor=tensor)
+        grid = self.grid(t)
+        dtype = DTYPES.get(t.type, DType.FLOAT32) if grid is None else STORED[t.type]
+        value = self.builder.value(bhwc(t.shape), dtype, name=t.name, tensor=tensor)
         if self.constant_tensor(tensor) is None:
-            self.values[tensor] = value
+            self.values[tensor] = value if grid is None else self._mapped(grid.real(Arg(0)), value, grid)
         return value
+
+    def leave(self, tensor: int) -> int:
+        """The value of a tensor that goes outside, in the type in which it is stored there."""
+        t, value = self.subgraph.tensors[tensor], self.value(tensor)
+        grid = self.grid(t)
+        if grid is None:
+            return value
+        shape = self.builder.values[value].shape
+        if shape[3] % 4 and math.prod(shape[:3]) > 1:  # no thread may write a part of a word
+            flat = (1, 1, 1, math.prod(shape))
+            moved = self.builder.value(flat, DType.FLOAT32)
+            value = self.builder.node(Copy((Reshape(shape, flat),)), [value], moved)
+        elif tensor in self._exact and not any(value in n.reads for n in self.builder.nodes):
+            value = self._exact[tensor]
+        stored = self.builder.value(self.builder.values[value].shape, STORED[t.type], name=t.name, tensor=tensor)
+        return self.builder.node(Elementwise(), (), stored, grid.quantized(Arg(0)), [value])
 
     def value(self, tensor: int) -> int:
         """The value that stands for a tensor; constants enter the graph when first asked for."""
@@ -63,6 +87,8 @@ class Lowering:
         if constant is not None and tensor not in self.values:
             array = as_array(constant, decode=not self.checking)
             self.values[tensor] = self.builder.constant(array, name=constant.name)
+            if (grid := grid_of(constant, constant=True)) is not None:
+                self.grids[self.values[tensor]] = grid
         if tensor not in self.values:
             if not self.checking:
                 raise ValueError(f"tensor {tensor} is read before it is written")
@@ -82,29 +108,54 @@ class Lowering:
             raise Unsupported(f"the {kind} {operator.name} is not among those that the GPU runs")
         if operator.version > entry.max_version:
             raise Unsupported(f"version {operator.version}: versions up to {entry.max_version} are known")
-        ctx = OpContext(self, operator)
+        ctx = OpContext(self, operator, entry)
         fewest, most = entry.counts
         if not fewest <= len(operator.inputs) <= most:
             wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
             raise Unsupported(f"{len(operator.inputs)} inputs where the operator takes {wanted}")
         for i in range(len(operator.inputs)):
             if ctx.has(i):
-                ctx.check_input(i, entry.types(i))
+                ctx.check_input(i)
         rank = len(ctx.shape(entry.data))
         low, high = entry.ranks
         if not low <= rank <= high:
             wanted = f"rank {low}" if low == high else f"ranks {low} to {high}"
             raise Unsupported(f"input {entry.data} has rank {rank}: the operator takes {wanted}")
         for tensor in ctx.outputs:
-            ctx.check_output(tensor, entry.outputs)
+            ctx.check_output(tensor)
+        first = len(self.builder.nodes)
         entry.lower(ctx)
+        for node in self.builder.nodes[first:]:
+            if (grid := grid_after(node, self.grids)) is not None:
+                self.grids[node.output] = grid
+        for tensor in ctx.outputs:
+            if (grid := self.grid(tensor)) is not None:
+                self._round(tensor.index, grid, operator)
+
+    def grid(self, t: Tensor) -> Grid | None:
+        """The grid of a quantized tensor that the model computes."""
+        return None if t.is_constant else grid_of(t)
+
+    def _round(self, tensor: int, grid: Grid, operator: Operator) -> None:
+        """Let the tensor hold only what it can: imitate the quantization of an operator's output."""
+        value = self.values[tensor]
+        if self.grids.get(value) != grid:
+            self._exact[tensor] = value
+            self.values[tensor] = self._mapped(grid.rounded(Arg(0)), value, grid, (operator.index,))
+
+    def _mapped(self, expr: Expr, value: int, grid: Grid, sources: tuple[int, ...] = ()) -> int:
+        """A new value of numbers of `grid`: `expr` of a value."""
+        v = self.builder.values[value]
+        result = self.builder.value(v.shape, DType.FLOAT32, name=v.name, tensor=v.tensor)
+        self.grids[result] = grid
+        return self.builder.node(Elementwise(), (), result, expr, [value], sources)
 
 
 class OpContext:
     """One operator being lowered. Shapes are those of the .tflite tensors unless said otherwise."""
 
-    def __init__(self, lowering: Lowering, operator: Operator) -> None:
-        self.lowering, self.operator = lowering, operator
+    def __init__(self, lowering: Lowering, operator: Operator, entry: Entry) -> None:
+        self.lowering, self.operator, self.entry = lowering, operator, entry
         self.builder = lowering.builder
         self.outputs = tuple(lowering.subgraph.tensors[i] for i in operator.outputs)
 
@@ -157,8 +208,8 @@ class OpContext:
 
     # ------------------------------------------------------------------------------------------- checks
 
-    def check_input(self, i: int, types: Types) -> None:
-        t = self.tensor(i)
+    def check_input(self, i: int) -> None:
+        t, types = self.tensor(i), self.entry.types(i)
         _check_rank(t)
         if types is STATIC:
             return
@@ -171,15 +222,23 @@ class OpContext:
             if stored is TensorType.INT64:
                 stored = TensorType.INT32
         else:
-            stored = t.type
+            stored = self._computed(t, f"input {i}")
         if stored not in types:
             raise Unsupported(f"input {i} is {_type_reason(t.type, types)}")
 
-    def check_output(self, t: Tensor, types: Types) -> None:
+    def check_output(self, t: Tensor) -> None:
         _check_rank(t)
         _check_not_empty(t)
-        if t.type not in types:
-            raise Unsupported(f"the output is {_type_reason(t.type, types)}")
+        if self._computed(t, "the output") not in self.entry.outputs:
+            raise Unsupported(f"the output is {_type_reason(t.type, self.entry.outputs)}")
+
+    def _computed(self, t: Tensor, what: str) -> TensorType:
+        """What kind of tensor it is for the operator: one that stands for real numbers is FLOAT32."""
+        if t.type not in STORED or not self.entry.quantized:
+            return t.type
+        if not self.lowering.quantization:
+            raise Unsupported(f"{what}, '{t.name}', is {t.type.name}: quantization_enabled is False")
+        return t.type if self.lowering.grid(t) is None else TensorType.FLOAT32
 
     def require(self, condition: bool, reason: str) -> None:
         if not condition:
@@ -206,7 +265,7 @@ class OpContext:
     def output_value(self, tensor: Tensor | None = None) -> int:
         """A new value for an output."""
         t = tensor or self.output
-        v = self.builder.value(bhwc(t.shape), DTYPES[t.type], name=t.name, tensor=t.index)
+        v = self.builder.value(bhwc(t.shape), DTYPES.get(t.type, DType.FLOAT32), name=t.name, tensor=t.index)
         self.lowering.values[t.index] = v
         return v
 
@@ -290,10 +349,9 @@ def _check_not_empty(t: Tensor) -> None:
 
 
 def _type_reason(found: TensorType, wanted: Types) -> str:
-    if found in QUANTIZED and wanted & {TensorType.FLOAT32}:
-        return f"{found.name} and 8-bit models are not taken yet: only constants may be quantized"
     names = " or ".join(t.name for t in sorted(wanted))
-    return f"{found.name} where {names} is taken"
+    without = " without quantization parameters" if found in STORED and TensorType.FLOAT32 in wanted else ""
+    return f"{found.name}{without} where {names} is taken"
 
 
 _PRODUCED: weakref.WeakKeyDictionary[Subgraph, dict[int, Tensor]] = weakref.WeakKeyDictionary()

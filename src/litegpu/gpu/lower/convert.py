@@ -1,22 +1,19 @@
-"""CAST, and DEQUANTIZE of constants."""
+"""CAST, QUANTIZE and DEQUANTIZE."""
 
 from __future__ import annotations
 
 from litegpu.gpu.graph import Arg, DType
 from litegpu.gpu.graph import apply as fn
-from litegpu.gpu.lower.constants import QUANTIZED, Unsupported, as_array
+from litegpu.gpu.lower.constants import as_array
 from litegpu.gpu.lower.context import DTYPES, OpContext
-from litegpu.gpu.lower.registry import ANY, FLOAT, lowers
-from litegpu.model.types import TensorType
+from litegpu.gpu.lower.registry import ANY, lowers
 
 _CONVERSIONS = {DType.FLOAT32: "to_float32", DType.INT32: "to_int32", DType.BOOL: "to_bool"}
-#: What a DEQUANTIZE may read, as a constant.
-STORED = FLOAT | frozenset(QUANTIZED) | frozenset({TensorType.FLOAT16})
 
 
 @lowers(
     "CAST", max_version=9, inputs=(ANY,), outputs=ANY,
-    notes="to integers toward zero, saturating, NaN to the largest; constants of 16-bit floats",
+    quantized=False, notes="to integers toward zero, saturating, NaN to the largest; constants of 16-bit floats",
 )  # fmt: skip
 def cast(ctx: OpContext) -> None:
     ctx.check_shape(ctx.shape(0))
@@ -27,11 +24,19 @@ def cast(ctx: OpContext) -> None:
         ctx.elementwise(fn(_CONVERSIONS[target], Arg(0)), [ctx.value(0)], ctx.output_value())
 
 
-@lowers("DEQUANTIZE", max_version=6, inputs=(STORED,), outputs=FLOAT, notes="of constants only: they are folded")
+@lowers("QUANTIZE", max_version=3, notes="of floats, or from one quantization to another")
+def quantize(ctx: OpContext) -> None:
+    """Nothing but the rounding that the output's quantization asks for."""
+    ctx.check_shape(ctx.shape(0))
+    ctx.copy(ctx.value(0), [], ctx.output_value())
+
+
+@lowers("DEQUANTIZE", max_version=6, notes="constants, of 16-bit floats too, are folded")
 def dequantize(ctx: OpContext) -> None:
     t = ctx.tensor(0)
-    if t.data is None:
-        raise Unsupported(f"input 0 is {t.type.name} computed by the model: only constants are dequantized")
     ctx.check_shape(t.shape)
+    if t.data is None:
+        ctx.copy(ctx.value(0), [], ctx.output_value())
+        return
     as_array(t, decode=False)
     ctx.lowering.value(ctx.output.index)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DepthwiseConv2D, DType, Expr, TransposeConv2D
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.registry import FLOAT, STATIC, lowers
+from litegpu.gpu.lower.registry import BIAS, FLOAT, STATIC, lowers
 from litegpu.gpu.lower.window import SAME, VALID, before, output_size
+from litegpu.model.types import TensorType
 
 Pair = tuple[int, int]
+#: What the bias of a quantized convolution may be.
+INTEGERS = (TensorType.INT32, TensorType.INT64)
 
 
 @lowers(
-    "CONV_2D", max_version=8, inputs=(FLOAT, FLOAT, FLOAT), counts=(2, 3), ranks=(4, 4),
+    "CONV_2D", max_version=8, inputs=(FLOAT, FLOAT, BIAS), counts=(2, 3), ranks=(4, 4),
     notes="strides, dilation, groups; constant or runtime weights (runtime: one group)",
 )  # fmt: skip
 def conv_2d(ctx: OpContext) -> None:
@@ -37,7 +42,7 @@ def conv_2d(ctx: OpContext) -> None:
 
 
 @lowers(
-    "DEPTHWISE_CONV_2D", max_version=7, inputs=(FLOAT, FLOAT, FLOAT), counts=(2, 3), ranks=(4, 4),
+    "DEPTHWISE_CONV_2D", max_version=7, inputs=(FLOAT, FLOAT, BIAS), counts=(2, 3), ranks=(4, 4),
     notes="strides, dilation, depth multiplier; constant or runtime weights",
 )  # fmt: skip
 def depthwise_conv_2d(ctx: OpContext) -> None:
@@ -52,7 +57,7 @@ def depthwise_conv_2d(ctx: OpContext) -> None:
 
 
 @lowers(
-    "TRANSPOSE_CONV", max_version=5, inputs=(STATIC, FLOAT, FLOAT, FLOAT), outputs=FLOAT, counts=(3, 4), ranks=(4, 4),
+    "TRANSPOSE_CONV", max_version=5, inputs=(STATIC, FLOAT, FLOAT, BIAS), outputs=FLOAT, counts=(3, 4), ranks=(4, 4),
     notes="constant output shape; bias and fused activation",
 )  # fmt: skip
 def transpose_conv(ctx: OpContext) -> None:
@@ -73,22 +78,37 @@ def transpose_conv(ctx: OpContext) -> None:
         covered = output_size(shape[1 + i], window[i], stride[i], 1, kind)
         ctx.require(covered == x[1 + i], f"output size {shape[1 + i]} does not belong to input size {x[1 + i]}")
         padding[i] = before(shape[1 + i], window[i], stride[i], 1, covered) if kind != VALID else 0
-    epilogue, operands = bias_and_activation(ctx, 3, outputs)
+    epilogue, operands = bias_and_activation(ctx, 3, outputs, data=2)
     op = TransposeConv2D(stride, (padding[0], padding[1]))
     ctx.add(op, [ctx.value(2), ctx.value(1)], ctx.output_value(), epilogue, operands)
 
 
-def bias_and_activation(ctx: OpContext, bias: int, channels: int) -> tuple[Expr, list[int]]:
-    """The epilogue that adds the optional input `bias` and applies the fused activation, and its operands."""
+def bias_and_activation(ctx: OpContext, bias: int, channels: int, *, data: int = 0) -> tuple[Expr, list[int]]:
+    """The epilogue that adds the optional input `bias` and applies the fused activation, and its operands. Input `data`
+    was multiplied with the weights, which are input 1."""
     expr: Expr = RESULT
     operands: list[int] = []
     if ctx.has(bias):
+        value = _integer_bias(ctx, bias, data) if ctx.tensor(bias).type in INTEGERS else ctx.value(bias)
         ctx.require(
-            math.prod(ctx.shape(bias)) == channels and ctx.dtype(bias) is DType.FLOAT32,
+            math.prod(ctx.shape(bias)) == channels and ctx.builder.values[value].dtype is DType.FLOAT32,
             f"bias of shape {list(ctx.shape(bias))} and type {ctx.tensor(bias).type.name} for {channels} channels",
         )
-        expr, operands = fn("add", RESULT, Arg(1)), [ctx.reshaped(ctx.value(bias), (channels,))]
+        expr, operands = fn("add", RESULT, Arg(1)), [ctx.reshaped(value, (channels,))]
     return ctx.activation(expr), operands
+
+
+def _integer_bias(ctx: OpContext, bias: int, data: int) -> int:
+    """The bias of a quantized convolution: the CPU kernels take it in units of the product of the scales of data and
+    weights, whatever its own quantization parameters say."""
+    t = ctx.tensor(bias)
+    ctx.require(t.data is not None, f"the bias '{t.name}' is computed by the model: the GPU needs a constant")
+    quantizations = [ctx.tensor(i).quantization for i in (data, 1)]
+    scales = [q.scales.astype(np.float64) for q in quantizations if q is not None and q.scales.size]
+    ctx.require(len(scales) == 2, f"a bias of type {t.type.name} for data and weights that are not quantized")
+    assert t.data is not None
+    real = t.data.reshape(-1) * (scales[0] * scales[1])
+    return ctx.builder.constant(real.astype(np.float32).reshape(t.shape), name=t.name)
 
 
 def _shapes(ctx: OpContext, data: int, weights: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

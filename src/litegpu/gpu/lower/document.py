@@ -5,6 +5,7 @@ from __future__ import annotations
 from litegpu.gpu.lower import Entry, supported_ops
 from litegpu.gpu.lower.context import ACTIVATIONS, FUSED
 from litegpu.gpu.lower.registry import MANY, MAX_RANK, STATIC, Types
+from litegpu.model.types import TensorType
 
 _HEAD = """\
 # Operators on the GPU
@@ -18,10 +19,14 @@ For all of them:
   Any batch size.
 - Runtime tensors are float32 (float16 in memory with `precision_loss_allowed`) and, where the table says so, int32 or
   bool. int64 is taken for constants, and for the results of ARG_MAX and ARG_MIN as they leave the GPU.
+- "real" stands for float32, or int8, uint8 or int16 with quantization parameters (one scale and zero point), unless the
+  delegate has `quantization_enabled=False`. The GPU computes with the real numbers and rounds each result to what the
+  output can hold, as part of the kernel that computes it. Inputs and outputs of the GPU's part of a model cross the bus
+  as they are stored. Results are within one quantum per operator of the CPU's integer kernels.
 - Constants may also be float16, or int8, uint8, int16 or int4 with quantization parameters (per tensor or per channel).
   They are dequantized when the model is loaded: the weights of a dynamic-range model are exact and its activations are
-  never quantized, where the CPU kernels quantize both. A DEQUANTIZE of a constant is part of that. Sparse constants,
-  blockwise quantized ones and quantized runtime tensors are refused.
+  never quantized, where the CPU kernels quantize both. A DEQUANTIZE of a constant is part of that. Sparse constants and
+  blockwise quantized ones are refused.
 - Fused activations: {fused}. The CPU kernels ignore a fused TANH; the GPU applies it.
 - Broadcasting follows NumPy.
 - NaN and infinities pass through as on the CPU; MAXIMUM and MINIMUM give their second operand if either is NaN.
@@ -48,7 +53,7 @@ def _row(entry: Entry) -> str:
         entry.name,
         "1" if entry.max_version == 1 else f"1 to {entry.max_version}",
         _inputs(entry),
-        _types(entry.outputs),
+        _types(entry, entry.outputs),
         str(low) if low == high else f"{low} to {high}",
         entry.notes,
     ]
@@ -58,15 +63,16 @@ def _row(entry: Entry) -> str:
 def _inputs(entry: Entry) -> str:
     fewest, most = entry.counts
     if most == MANY:
-        return f"any number of {_types(entry.inputs[0])}"
-    shown = [_types(entry.types(i)) + (" (optional)" if i >= fewest else "") for i in range(most)]
+        return f"any number of {_types(entry, entry.inputs[0])}"
+    shown = [_types(entry, entry.types(i)) + (" (optional)" if i >= fewest else "") for i in range(most)]
     if len(shown) > 1 and len(set(shown)) == 1:
         return f"{len(shown)} of {shown[0]}"
     return "; ".join(shown)
 
 
-def _types(types: Types) -> str:
-    return "constant" if types is STATIC else ", ".join(t.name.lower() for t in sorted(types))
+def _types(entry: Entry, types: Types) -> str:
+    names = {t: "real" if t is TensorType.FLOAT32 and entry.quantized else t.name.lower() for t in types}
+    return "constant" if types is STATIC else ", ".join(names[t] for t in sorted(types))
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ from litegpu.gpu.graph import Conv2D, MatMul
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.convolution import bias_and_activation
-from litegpu.gpu.lower.registry import FLOAT, lowers
+from litegpu.gpu.lower.registry import BIAS, FLOAT, lowers
 
 
 @lowers(
-    "FULLY_CONNECTED", max_version=14, inputs=(FLOAT, FLOAT, FLOAT), counts=(2, 3),
+    "FULLY_CONNECTED", max_version=14, inputs=(FLOAT, FLOAT, BIAS), counts=(2, 3),
     notes="any input rank (leading sizes are flattened), keep_num_dims; constant or runtime weights",
 )  # fmt: skip
 def fully_connected(ctx: OpContext) -> None:

@@ -93,13 +93,13 @@ def _lower(registration: Registration, ctx: OpContext) -> None:
         inputs=tuple(_input(ctx, i) for i in range(len(ctx.operator.inputs))),
         outputs=tuple(_output(ctx, t) for t in ctx.outputs),
     )
-    if registration.check is not None and not ctx.lowering.in_numpy:
+    if registration.check is not None:
         reason = registration.check(op)
         if reason is not None and not isinstance(reason, str):
             raise OptionError(f"check of {op.name} gave {reason!r}: it must give None, or the reason for refusing")
         ctx.require(reason is None, reason or "")
     ctx.require(
-        ctx.lowering.in_numpy or len(registration.kernels) == len(op.outputs),
+        len(registration.kernels) == len(op.outputs),
         f"{len(op.outputs)} outputs, and {len(registration.kernels)} kernels were registered for it",
     )
     present = tuple(i for i, info in enumerate(op.inputs) if info is not None)
@@ -118,5 +118,5 @@ def _input(ctx: OpContext, i: int) -> TensorInfo | None:
 
 
 def _output(ctx: OpContext, tensor: Tensor) -> TensorInfo:
-    dtype = {"FLOAT32": DType.FLOAT32, "INT32": DType.INT32, "BOOL": DType.BOOL}[tensor.type.name]
+    dtype = {"FLOAT32": DType.FLOAT32, "INT32": DType.INT32, "BOOL": DType.BOOL}.get(tensor.type.name, DType.FLOAT32)
     return TensorInfo(tensor.name, tuple(tensor.shape), _NUMPY[dtype])

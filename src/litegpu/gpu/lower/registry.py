@@ -18,6 +18,8 @@ BOOL: Types = frozenset({TensorType.BOOL})
 INT32: Types = frozenset({TensorType.INT32})
 NUMBER = FLOAT | INT32
 ANY = NUMBER | BOOL
+#: A bias: whole numbers beside quantized data and weights (INT64 constants count as INT32).
+BIAS = NUMBER
 #: An operand that must be constant (an axis, a shape); the lowering function reads it.
 STATIC: Types = frozenset()
 
@@ -37,6 +39,7 @@ class Entry:
     ranks: tuple[int, int]  # of the data: the first input that is not STATIC
     notes: str
     custom: bool = False  # whether it is a custom operator, by its custom code
+    quantized: bool = True  # whether a quantized tensor may stand where FLOAT32 may
 
     @property
     def family(self) -> str:
@@ -69,12 +72,14 @@ def lowers(
     ranks: tuple[int, int] = (0, MAX_RANK),
     notes: str = "",
     custom: bool = False,
+    quantized: bool = True,
 ) -> Callable[[Lower], Lower]:
     """Register a function as the lowering of the operators `names`.
 
     `max_version` is the highest version whose meaning the function knows. `outputs` defaults to the types of the first
     input. `counts`: how many inputs there are, exactly or (fewest, most). `ranks`: lowest and highest of the data.
-    `notes` go into docs/ops.md. `custom`: the names are the custom codes of custom operators.
+    `notes` go into docs/ops.md. `custom`: the names are the custom codes of custom operators. `quantized`: FLOAT32 also
+    stands for the numbers that quantized tensors stand for.
     """
 
     def register(function: Lower) -> Lower:
@@ -84,7 +89,7 @@ def lowers(
             fewest, most = (counts, counts) if isinstance(counts, int) else counts
             types = inputs[0] if outputs is None else outputs
             REGISTRY[name] = Entry(
-                name, function, max_version, tuple(inputs), types, (fewest, most), ranks, notes, custom
+                name, function, max_version, tuple(inputs), types, (fewest, most), ranks, notes, custom, quantized
             )
         return function
 

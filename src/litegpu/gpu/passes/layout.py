@@ -78,7 +78,8 @@ class _Layout:
         for v in (*self.graph.inputs, *self.graph.outputs):
             if v not in self.views:
                 value = self.graph.values[v]
-                self.root(v, packed(len(self.roots), value.shape, value.dtype))
+                written = v not in self.graph.inputs
+                self.root(v, packed(len(self.roots), value.shape, value.dtype, written=written))
         copies: dict[int, list[Node]] = {}
         for node in reversed(self.graph.nodes):
             if isinstance(node.op, Concat):

@@ -38,8 +38,8 @@ class Session(Protocol):
     program: Program
 
     def write(self, index: int, array: np.ndarray) -> None:
-        """Required. Set program input `index`. `array`: C-contiguous, float32 or int32, as many elements as the port;
-        it may be changed by the caller as soon as this returns."""
+        """Required. Set program input `index`. `array`: C-contiguous, of the port's type (BOOL is int32), as many
+        elements as the port; it may be changed by the caller as soon as this returns."""
 
     def run(self) -> None:
         """Required. Run one inference on what was written last; returns when its outputs can be read."""

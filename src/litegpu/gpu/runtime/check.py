@@ -12,7 +12,8 @@ from litegpu.gpu.graph import DType
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import Dispatch, KernelCode, Port, Program
 
-NUMPY = {DType.FLOAT32: np.float32, DType.FLOAT16: np.float16, DType.INT32: np.int32, DType.BOOL: np.int32}
+#: What an array of each type is for the host.
+NUMPY = {dtype: np.dtype(np.int32 if dtype is DType.BOOL else dtype.value) for dtype in DType}
 
 
 def check_program(program: Program, features: Features, device: str) -> None:
@@ -43,7 +44,7 @@ def check_array(ports: Sequence[Port], index: int, kind: str, array: np.ndarray)
     dtype = NUMPY[port.dtype]
     if array.dtype != dtype or array.nbytes != port.nbytes or not array.flags.c_contiguous:
         raise TensorError(
-            f"{kind} {index} ({port.name}) is a C-contiguous {np.dtype(dtype).name} array of shape {port.shape}, "
+            f"{kind} {index} ({port.name}) is a C-contiguous {dtype.name} array of shape {port.shape}, "
             f"{port.nbytes} bytes; got {array.dtype} of shape {array.shape}, {array.nbytes} bytes"
             f"{'' if array.flags.c_contiguous else ', not contiguous'}"
         )

@@ -38,8 +38,8 @@ copy_words(unsigned* to, const unsigned* from, unsigned long long words) {{
 
 
 def copy_launch(kernel: LoadedKernel, target: int, source: int, nbytes: int, label: str) -> Launch:
-    """`nbytes`, a multiple of four, between addresses that are multiples of 16."""
-    words = nbytes // 4
+    """`nbytes`, in whole words, between addresses that are multiples of 16; both sides have room for the last word."""
+    words = -(-nbytes // 4)
     groups = -(-words // (4 * _THREADS))
     return make_launch(kernel, (groups, 1, 1), COPY.workgroup, 0, label, [target, source, words])
 

@@ -13,7 +13,6 @@ from cuda.bindings import driver
 
 from litegpu import debug
 from litegpu.errors import DeviceError
-from litegpu.gpu.graph import DType
 from litegpu.gpu.kernels.context import Launch, NativeKernel
 from litegpu.gpu.program import KernelCode
 from litegpu.gpu.runtime.cuda_driver import CudaError, checked
@@ -27,7 +26,6 @@ log = logging.getLogger("litegpu")
 
 #: A kernel is launched so often in one graph, and the graph so often.
 LAUNCHES, ROUNDS = 20, 5
-_BYTES = {DType.FLOAT32: 4, DType.FLOAT16: 2, DType.INT32: 4, DType.BOOL: 4}
 _ALIGNMENT = 256
 _FILLER = 0x2E  # two such bytes are the half 0.097, four the float 4e-11: small numbers, none of them special
 
@@ -116,5 +114,5 @@ def _native(launch: Launch) -> NativeKernel:
 
 
 def _size(operand: View | np.ndarray) -> int:
-    n = operand.size * _BYTES[operand.dtype] if isinstance(operand, View) else operand.nbytes
+    n = operand.size * operand.dtype.nbytes if isinstance(operand, View) else operand.nbytes
     return -(-n // _ALIGNMENT) * _ALIGNMENT
