@@ -11,7 +11,7 @@ from litegpu.delegates.protocol import Partition
 from litegpu.delegates.report import CPU
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import Custom
-from litegpu.gpu.lower import LoweredGraph, Unsupported, check_operator, lower_partition
+from litegpu.gpu.lower import LoweredGraph, Unsupported, lower_partition
 from litegpu.model.reader import DTYPES
 from litegpu.model.types import Model, Operator, Subgraph
 
@@ -37,13 +37,18 @@ class ReferenceDelegate:
     def check(self, model: Model, subgraph: Subgraph, operator: Operator) -> str | None:
         if not operator.is_custom or (self._names is not None and operator.name not in self._names):
             return "NumPy runs custom operators only that the official runtime lacks."
-        reason = check_operator(subgraph, operator)
-        if reason is not None:
-            return reason
-        return None if has_reference(subgraph, operator) else f"{operator.name} has no reference in NumPy."
+        runtime = [t for t in dict.fromkeys(operator.inputs) if t >= 0 and not subgraph.tensors[t].is_constant]
+        try:
+            graph = lower_partition(subgraph, [operator], runtime, operator.outputs, in_numpy=True).graph
+        except Unsupported as reason:
+            return str(reason)
+        known = all(not isinstance(n.op, Custom) or n.op.definition.has_reference for n in graph.nodes)
+        return None if known else f"{operator.name} was registered without a reference."
 
     def prepare(self, partition: Partition) -> ReferenceKernel:
-        lowered = lower_partition(partition.subgraph, partition.nodes, partition.inputs, partition.outputs)
+        lowered = lower_partition(
+            partition.subgraph, partition.nodes, partition.inputs, partition.outputs, in_numpy=True
+        )
         return ReferenceKernel(lowered, partition)
 
 
@@ -64,13 +69,3 @@ class ReferenceKernel:
 
     def close(self) -> None:
         pass
-
-
-def has_reference(subgraph: Subgraph, operator: Operator) -> bool:
-    """Whether NumPy can compute a custom operator that the GPU could run."""
-    runtime = [t for t in dict.fromkeys(operator.inputs) if t >= 0 and not subgraph.tensors[t].is_constant]
-    try:
-        graph = lower_partition(subgraph, [operator], runtime, operator.outputs).graph
-    except Unsupported:
-        return False
-    return all(not isinstance(n.op, Custom) or n.op.definition.has_reference for n in graph.nodes)

@@ -50,14 +50,19 @@ class LoweredGraph:
 
 
 def lower_partition(
-    subgraph: Subgraph, nodes: Sequence[Operator], inputs: Sequence[int], outputs: Sequence[int]
+    subgraph: Subgraph,
+    nodes: Sequence[Operator],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    *,
+    in_numpy: bool = False,
 ) -> LoweredGraph:
     """Lower `nodes` (in an order in which they can run), given which runtime tensors enter and leave. Quantized ones
-    cross the border as they are stored.
+    cross the border as they are stored. `in_numpy`: the graph is only going to be evaluated (gpu/evaluate.py).
 
     Raises Unsupported with the reason for the first operator that the GPU cannot run.
     """
-    lowering = Lowering(subgraph)
+    lowering = Lowering(subgraph, in_numpy=in_numpy)
     entering = tuple((t, lowering.enter(t)) for t in inputs)
     for operator in nodes:
         try:

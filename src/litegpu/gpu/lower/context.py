@@ -43,11 +43,14 @@ class Lowering:
 
     `checking`: one operator is lowered alone to learn whether it can be, so constants need not be decoded, and what it
     reads is made up. `quantization`: quantized tensors that the model computes are taken. Their values are the real
-    numbers that they stand for: what an operator computes is rounded to those that its output can hold.
+    numbers that they stand for: what an operator computes is rounded to those that its output can hold. `in_numpy`: the
+    graph is only going to be evaluated, so that what a kernel cannot do is no matter.
     """
 
-    def __init__(self, subgraph: Subgraph, *, checking: bool = False, quantization: bool = True) -> None:
-        self.subgraph, self.checking, self.quantization = subgraph, checking, quantization
+    def __init__(
+        self, subgraph: Subgraph, *, checking: bool = False, quantization: bool = True, in_numpy: bool = False
+    ) -> None:
+        self.subgraph, self.checking, self.quantization, self.in_numpy = subgraph, checking, quantization, in_numpy
         self.builder = GraphBuilder()
         self.values: dict[int, int] = {}
         self.grids: dict[int, Grid] = {}  # values whose elements lie on a grid

@@ -93,13 +93,13 @@ def _lower(registration: Registration, ctx: OpContext) -> None:
         inputs=tuple(_input(ctx, i) for i in range(len(ctx.operator.inputs))),
         outputs=tuple(_output(ctx, t) for t in ctx.outputs),
     )
-    if registration.check is not None:
+    if registration.check is not None and not ctx.lowering.in_numpy:
         reason = registration.check(op)
         if reason is not None and not isinstance(reason, str):
             raise OptionError(f"check of {op.name} gave {reason!r}: it must give None, or the reason for refusing")
         ctx.require(reason is None, reason or "")
     ctx.require(
-        len(registration.kernels) == len(op.outputs),
+        ctx.lowering.in_numpy or len(registration.kernels) == len(op.outputs),
         f"{len(op.outputs)} outputs, and {len(registration.kernels)} kernels were registered for it",
     )
     present = tuple(i for i, info in enumerate(op.inputs) if info is not None)
