@@ -72,8 +72,8 @@ inline float half_to_float(unsigned short x) { return bits<_Float16>(x); }
 inline unsigned short float_to_half(float x) { return bits<unsigned short>((_Float16)x); }
 inline unsigned pack_half2(float x, float y) { return float_to_half(x) | (unsigned)float_to_half(y) << 16; }
 
-// What src/litegpu/gpu/kernels/cuda/device.cu defines by PTX. Copies are done at once.
-alignas(128) inline unsigned char shared[228 << 10];
+// What device.cu and warpgroup.cu of src/litegpu/gpu/kernels/cuda define by PTX. Copies are done at once.
+alignas(1024) inline unsigned char shared[228 << 10];
 inline void copy16(unsigned at, const void* from, bool real) {
   if (real) std::memcpy(shared + at, from, 16); else std::memset(shared + at, 0, 16);
 }
@@ -112,6 +112,33 @@ inline void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigne
     }
   }
   emulator::pause();
+}
+
+// A tile for four warps: where it begins, eight of its rows (both in units of 16 bytes), and how chunks are permuted.
+template <unsigned row_bytes> unsigned long long matrix(unsigned at) {
+  return at / 16 | (unsigned long long)row_bytes / 2 << 32 | (row_bytes == 128 ? 1ull : row_bytes == 64 ? 2 : 3) << 62;
+}
+inline void announce_copies() {}
+inline void begin_products() {}
+inline void end_products() {}
+
+namespace emulator {
+inline float element(unsigned long long matrix, unsigned row, unsigned k) {
+  const unsigned eight = (matrix >> 32 & 0x3fff) * 16, turns = 16 >> (matrix >> 62);  // chunks that change places
+  const unsigned at = (matrix & 0x3fff) * 16 + row / 8 * eight + row % 8 * (eight / 8) + k * 2;
+  unsigned short bits;
+  std::memcpy(&bits, shared + (at ^ (at / 128 % turns * 16)), 2);
+  return half_to_float(bits);
+}
+}  // namespace emulator
+
+template <size_t columns> void multiply(float (&d)[columns][4], unsigned long long a, unsigned long long b) {
+  const unsigned self = emulator::current - emulator::threads.data(), lane = self & 31u, warp = self / 32 % 4;
+  for (unsigned j = 0; j < columns; j++)
+    for (unsigned i = 0; i < 4; i++)
+      for (unsigned k = 0; k < 16; k++)
+        d[j][i] += emulator::element(a, warp * 16 + i / 2 * 8 + lane / 4, k) *
+                   emulator::element(b, j * 8 + lane % 4 * 2 + i % 2, k);
 }
 
 namespace emulator {

@@ -57,7 +57,11 @@ def compile_kernels(kernels: Sequence[KernelCode], capability: int, *, programma
 
 
 def _compile(kernel: KernelCode) -> bytes:
-    source = kernel.source.replace(HALF_CONVERSIONS, "").replace(text_of("device.cu"), "")  # in the header
+    source = (
+        kernel.source.replace(HALF_CONVERSIONS, "")
+        .replace(text_of("device.cu"), "")
+        .replace(text_of("warpgroup.cu"), "")
+    )  # in the header
     if 'asm("cvt' in source or 'asm("fma' in source:
         raise DeviceError(f"kernel {kernel.name!r} has PTX, which the emulator cannot run")
     switching = "true" if "__syncthreads()" in source or "__shfl" in source else "false"

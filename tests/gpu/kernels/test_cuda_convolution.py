@@ -91,7 +91,7 @@ def some(tiles: tuple[Tile, ...]) -> list[Tile]:
     """One depth and number of stages for every division into rows, columns and warps, these changing along the way."""
     by_shape: dict[tuple, list[Tile]] = {}
     for tile in tiles:
-        by_shape.setdefault((tile.rows, tile.columns, tile.warps), []).append(tile)
+        by_shape.setdefault((tile.rows, tile.columns, tile.warps, tile.warpgroups), []).append(tile)
     return [group[i % len(group)] for i, group in enumerate(by_shape.values())]
 
 
@@ -108,7 +108,7 @@ def test_tiles(device, monkeypatch, half: bool, case: str) -> None:
         graph, x = network((2, 9, 8, 72), (44, 1, 1, 72), residual=False)
     else:
         graph, x = network((1, 9, 7, 12), (20, 3, 3, 12), Conv2D((2, 1), (1, 2), (1, 2)))
-    for tile in some(candidates(half)):
+    for tile in some(candidates(half, device.features.cuda_capability)):
         use_tile(monkeypatch, tile)
         try:
             check(device, graph, x, half)
@@ -121,7 +121,7 @@ def test_tiles(device, monkeypatch, half: bool, case: str) -> None:
 @pytest.mark.parametrize("shape", [(1, 5, 5, 3), (2, 14, 14, 64), (1, 17, 3, 136)])
 def test_all_tiles(device, monkeypatch, half: bool, shape) -> None:
     graph, x = network(shape, (17, 3, 3, shape[3]), Conv2D((1, 1), (1, 1), (1, 1)))
-    for tile in candidates(half):
+    for tile in candidates(half, device.features.cuda_capability):
         use_tile(monkeypatch, tile)
         check(device, graph, x, half)
 

@@ -351,14 +351,18 @@ def test_blocking_launches(device: Any, monkeypatch: pytest.MonkeyPatch) -> None
 @real_only
 def test_shared_memory_given_at_launch(device: Any) -> None:
     """More than the 48 KiB that a kernel may declare."""
-    source = """
+    source = (
+        PROGRAMMATIC_LAUNCH
+        + """
 extern "C" __global__ void affine(float* x, const float* c, float* y) {
   extern __shared__ float staged[];
+  wait_for_predecessors();
   for (unsigned i = threadIdx.x; i < SIZE; i += 64) staged[i] = i < 1000 ? x[i] : 0.0f;
   __syncthreads();
   for (unsigned i = threadIdx.x; i < 1000; i += 64) y[i] = staged[i] * c[0] + staged[SIZE - 1] + c[1];
 }
 """
+    )
     program = affine_chain(1, 2, 1, source)
     code = dataclasses.replace(program.kernels[0], shared_bytes=60 << 10, options=(f"-DSIZE={(60 << 10) // 4}",))
     session = device.session(dataclasses.replace(program, kernels=(code,)))

@@ -15,6 +15,8 @@ from litegpu.errors import DeviceError
 from litegpu.gpu.program import KernelCode
 
 _SUCCESS = nvrtc.nvrtcResult.NVRTC_SUCCESS
+#: The compute capability with instructions that later ones lack; an "a" in the target's name turns them on.
+PARTICULAR = 90
 #: From this compute capability on, kernels may overlap by programmatic dependent launch.
 PROGRAMMATIC_FROM = 90
 
@@ -58,7 +60,7 @@ def architecture(capability: int) -> str:
     """The target for a device: its own machine code, or PTX for the newest that NVRTC knows if the device is newer."""
     known = supported_capabilities()
     if capability in known:
-        return f"sm_{capability}"
+        return f"sm_{capability}a" if capability == PARTICULAR else f"sm_{capability}"
     if capability < known[0]:
         raise DeviceError(
             f"the device has compute capability {capability / 10}, and NVRTC {nvrtc_version()} begins at "

@@ -2,9 +2,8 @@
 // window times the input channels. A workgroup computes BM x BN of it in steps of BK along the depth; copies of the
 // next steps run while the tensor cores (HALF) or plain multiplications (float) work on this one. Sums are float.
 //
-// Constants from the host: HALF; BM BN BK STAGES; WARPS_M WARPS_N WARPS_K (warps along rows, columns and depth); TILES_N;
-// PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input,
-// upsampled); UPSAMPLE_*, BORDER (border.cu); CHANNELS KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*;
+// Constants from the host: HALF; BM BN BK STAGES; WARPS_M WARPS_N WARPS_K (warps along rows, columns and depth);
+// WARPGROUPS; TILES_N; PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input, upsampled); UPSAMPLE_*, BORDER (border.cu); CHANNELS KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*;
 // OFFSET PITCH_B PITCH_Y PITCH_X PITCH_C (elements, of the input's view); DEPTH (of the packed weights); ACCESS, one of:
 #define POINTS 0  // 1x1, and pixel p lies at p * PITCH_X: rows are copied as they are
 #define WINDOW 1  // copies of VECTOR channels of one tap each
@@ -114,6 +113,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
   Product product;
   for (unsigned step = 0; step < STEPS; step++) {
     copies_wait<STAGES - 2>();
+#if WARPGROUPS
+    announce_copies();
+#endif
     __syncthreads();
     const unsigned next = step + STAGES - 1;
     if (next < STEPS) {

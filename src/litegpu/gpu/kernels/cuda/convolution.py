@@ -15,8 +15,6 @@ from litegpu.gpu.kernels.cuda.layer import LOAD, Layer, is_half
 from litegpu.gpu.kernels.cuda.source import Where, label_of, native_launch
 from litegpu.gpu.kernels.cuda.tile import Product, Tile, cost, ranked
 
-FILES = ("device.cu", "product.cu", "border.cu", "convolution.cu")
-
 
 def build(ctx: Context) -> list[Launch] | None:
     """One launch; None for groups, weights that are not constant or do not fit the type, and other kinds of input."""
@@ -35,7 +33,7 @@ def build(ctx: Context) -> list[Launch] | None:
 def fastest(ctx: Context, layer: Layer, where: Where | None = None) -> Launch:
     """The convolution by the tile, block of pixels or division of few rows that is estimated, or measured, to be the
     fastest. `where`: as for native_launch, if the layer's output is a part of the node's."""
-    units, product = ctx.features.compute_units, product_of(layer)
+    units, product = ctx.features.compute_units, product_of(layer, ctx.features.cuda_capability)
     blocks, tiles, divisions = window.ranked(layer, units), ranked(product, units), matvec.ranked(layer, units)
     if ctx.tuner is None:
         options: list[tuple[float, Callable[..., Launch], object]]
@@ -52,9 +50,9 @@ def fastest(ctx: Context, layer: Layer, where: Where | None = None) -> Launch:
     return launches[times.index(min(times))]
 
 
-def product_of(layer: Layer) -> Product:
-    """The convolution as a matrix product."""
-    return Product(math.prod(layer.shape[:3]), layer.shape[3], layer.depth, layer.half, layer.vector == 0)
+def product_of(layer: Layer, capability: int) -> Product:
+    """The convolution as a matrix product, on a device of that compute capability (times ten)."""
+    return Product(math.prod(layer.shape[:3]), layer.shape[3], layer.depth, layer.half, layer.vector == 0, capability)
 
 
 def packed(layer: Layer, tile: Tile) -> np.ndarray:
@@ -71,15 +69,13 @@ def packed(layer: Layer, tile: Tile) -> np.ndarray:
 
 def launch(ctx: Context, layer: Layer, tile: Tile, where: Where | None = None) -> Launch:
     """The convolution with the given tile; see convolution.cu for the constants."""
-    product, view = product_of(layer), layer.source
+    product, view = product_of(layer, ctx.features.cuda_capability), layer.source
     weights = packed(layer, tile)
     rows, columns = -(-product.rows // tile.rows), weights.shape[0] // tile.columns
     source, load = LOAD[view.dtype]
     constants: dict[str, int | str] = {
         **layer.constants(), "HALF": int(layer.half), "SOURCE": source, "LOAD(value)": load, "VECTOR": layer.vector,
-        "BM": tile.rows, "BN": tile.columns, "BK": tile.depth, "STAGES": tile.stages,
-        "WARPS_M": tile.warps[0], "WARPS_N": tile.warps[1], "WARPS_K": tile.warps[2],
-        "TILES_N": columns, "PIXELS": product.rows, "QUADS": -(-layer.shape[3] // 4),
+        **tile.constants(), "TILES_N": columns, "PIXELS": product.rows, "QUADS": -(-layer.shape[3] // 4),
         "DEPTH": weights.shape[1], "ACCESS": layer.access,
     }  # fmt: skip
     if layer.access == "POINTS" and layer.pitch is not None:
@@ -87,7 +83,7 @@ def launch(ctx: Context, layer: Layer, tile: Tile, where: Where | None = None) -
     operands: Operands = {"x": view, "w": weights}
     name = "tensor_convolution" if layer.half else "tiled_convolution"
     return native_launch(
-        ctx, name, FILES, constants, operands, label=label_of(ctx),
+        ctx, name, (*tile.files, "border.cu", "convolution.cu"), constants, operands, label=label_of(ctx),
         workgroup=(tile.threads, 1, 1), dispatch=(rows * columns, 1, 1),
         shared_bytes=tile.shared_bytes(layer.half), variant=str(tile), where=where,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 // Instructions that need PTX: matrix products of a warp, and copies to shared memory that run on their own.
 // `at` is a byte offset in the shared memory that the launch gives.
-extern __shared__ __align__(128) unsigned char shared[];
+extern __shared__ __align__(1024) unsigned char shared[];
 
 INLINE unsigned shared_address(unsigned at) { return (unsigned)__cvta_generic_to_shared(shared) + at; }
 

@@ -1,6 +1,7 @@
 // The product of two tiles in shared memory, BM rows times BN columns, by steps of BK along their depth: on tensor cores
 // (HALF) or by plain multiplications (float). Sums are float. WARPS_M, WARPS_N and WARPS_K warps divide rows, columns
-// and depth; each of the latter has sums of its own, which are added up at the end.
+// and depth; each of the latter has sums of its own, which are added up at the end. With WARPGROUPS four warps along the
+// rows multiply 64 rows at once, and the tensor cores read both factors from shared memory (compute capability 9.0).
 #if HALF
 typedef unsigned short Element;
 #else
@@ -11,6 +12,7 @@ constexpr unsigned THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
 constexpr unsigned TILE_M = BM / WARPS_M, TILE_N = BN / WARPS_N;  // of a warp
 constexpr unsigned PITCH = BN + 8;  // of the sums in shared memory, so that the rows of a store lie in different banks
 static_assert(THREADS % CHUNKS == 0 && CHUNKS % WARPS_K == 0, "tile");
+static_assert(!WARPGROUPS || (WARPS_M % 4 == 0 && WARPS_N == 1 && WARPS_K == 1 && BM % (16 * WARPS_M) == 0), "warpgroups");
 
 // Where 16 bytes of a tile's row lie: permuted so that the same chunk of eight rows is in eight different groups of banks.
 INLINE unsigned place(unsigned row, unsigned chunk) {
@@ -23,7 +25,9 @@ struct Product {
   const unsigned group = warp / (WARPS_M * WARPS_N), warp_m = warp % WARPS_M, warp_n = warp / WARPS_M % WARPS_N;
 #if HALF
   static constexpr unsigned ROWS = TILE_M / 16, COLUMNS = TILE_N / 8;  // products of a warp
+  static constexpr unsigned NEXT = WARPGROUPS ? 64 : 16;               // rows from one of them to the next
   float sums[ROWS][COLUMNS][4] = {};
+  const unsigned first_row = WARPGROUPS ? warp_m / 4 * (4 * TILE_M) + warp_m % 4 * 16 : warp_m * TILE_M;
   const unsigned a_row = warp_m * TILE_M + lane % 16, a_chunk = lane / 16;
   const unsigned b_row = warp_n * TILE_N + lane % 8 + lane / 16 * 8, b_chunk = lane / 8 % 2;
 #else
@@ -34,7 +38,16 @@ struct Product {
 
   // One step: a(row, chunk) is the place of 16 bytes of the left tile; the right one begins at `b`.
   template <class Left> __device__ __forceinline__ void add(Left a, unsigned b) {
-#if HALF
+#if WARPGROUPS
+    begin_products();
+#pragma unroll
+    for (unsigned m = 0; m < ROWS; m++)
+#pragma unroll
+      for (unsigned i = 0; i < BK / 16; i++)  // the 16 bytes that a matrix begins with lie where they would unpermuted
+        multiply(sums[m], matrix<ROW_BYTES>(a(warp_m / 4 * (4 * TILE_M) + m * 64, 0) + i * 32),
+                 matrix<ROW_BYTES>(b + i * 32));
+    end_products();
+#elif HALF
 #pragma unroll
     for (unsigned i = 0; i < BK / 16 / WARPS_K; i++) {
       const unsigned first = (i * WARPS_K + group) * 2;  // chunk
@@ -80,7 +93,7 @@ struct Product {
 #pragma unroll
       for (unsigned n = 0; n < COLUMNS; n++) {
 #if HALF
-        const unsigned row = group * BM + warp_m * TILE_M + m * 16 + lane / 4;
+        const unsigned row = group * BM + first_row + m * NEXT + lane / 4;
         float* const to = totals + row * PITCH + warp_n * TILE_N + n * 8 + lane % 4 * 2;
         *(float2*)to = float2{sums[m][n][0], sums[m][n][1]};
         *(float2*)(to + 8 * PITCH) = float2{sums[m][n][2], sums[m][n][3]};

@@ -101,8 +101,7 @@ def launch(ctx: Context, window: Layer, weights: np.ndarray, block: Block) -> La
     source, load = LOAD[window.source.dtype]
     constants: dict[str, int | str] = {
         **window.constants(), "HALF": 1, "SOURCE": source, "LOAD(value)": load, "VECTOR": window.vector,
-        "KERNEL_H": kh, "BM": tile.rows, "BN": tile.columns, "BK": tile.depth, "STAGES": tile.stages,
-        "WARPS_M": tile.warps[0], "WARPS_N": tile.warps[1], "WARPS_K": tile.warps[2],
+        "KERNEL_H": kh, **tile.constants(),
         "BY": block.y, "BX": block.x, "RUN": block.run, "TILES_N": columns, "TILES_Y": down, "TILES_X": across,
         "QUADS": -(-outputs // 4), "DEPTH": depth,
     }  # fmt: skip

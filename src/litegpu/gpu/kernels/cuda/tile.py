@@ -10,6 +10,9 @@ LEAST_CAPABILITY = 80
 #: Shared memory of a workgroup that every device with these instructions has (sm_86: 99 KiB).
 MOST_SHARED_BYTES = 99 << 10
 USUAL_UNITS = 64
+#: The compute capability that has warpgroup products (wgmma), and the shared memory that a workgroup can have there.
+WARPGROUP_CAPABILITY = 90
+MOST_WARPGROUP_SHARED_BYTES = 227 << 10
 
 
 @dataclass(frozen=True)
@@ -21,25 +24,41 @@ class Product:
     depth: int
     half: bool
     gathered: bool = False  # the left factor is read element by element
+    capability: int = LEAST_CAPABILITY  # of the device
 
 
 @dataclass(frozen=True)
 class Tile:
     """A workgroup computes rows x columns and takes `depth` of the sum at a time, with copies `stages` deep; its warps
-    divide rows, columns and depth among them."""
+    divide rows, columns and depth among them. With `warpgroups`, four warps along the rows multiply together, and read
+    both factors right from shared memory."""
 
     rows: int
     columns: int
     depth: int
     warps: tuple[int, int, int]
     stages: int
+    warpgroups: bool = False
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.columns}x{self.depth}-{'x'.join(map(str, self.warps))}-{self.stages}"
+        together = "w" if self.warpgroups else ""
+        return f"{self.rows}x{self.columns}x{self.depth}-{'x'.join(map(str, self.warps))}{together}-{self.stages}"
 
     @property
     def threads(self) -> int:
         return 32 * self.warps[0] * self.warps[1] * self.warps[2]
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Of this folder, those that product.cu needs, and itself."""
+        return ("device.cu", "warpgroup.cu", "product.cu") if self.warpgroups else ("device.cu", "product.cu")
+
+    def constants(self) -> dict[str, int | str]:
+        """As product.cu calls them."""
+        return {
+            "BM": self.rows, "BN": self.columns, "BK": self.depth, "STAGES": self.stages, "WARPS_M": self.warps[0],
+            "WARPS_N": self.warps[1], "WARPS_K": self.warps[2], "WARPGROUPS": int(self.warpgroups),
+        }  # fmt: skip
 
     def shared_bytes(self, half: bool) -> int:
         """What the copies need, or afterwards the sums."""
@@ -49,18 +68,22 @@ class Tile:
     def fits(self, half: bool) -> bool:
         chunks = self.depth // (8 if half else 4)
         rows, columns = (16, 16) if half else (4, 8)  # of a warp, at least
+        if self.warpgroups and self.shared_bytes(half) > MOST_WARPGROUP_SHARED_BYTES:
+            return False
         return (
             self.rows % (rows * self.warps[0]) == 0
             and self.columns % (columns * self.warps[1]) == 0
             and self.threads % chunks == 0
             and (self.depth // 16 if half else chunks) % self.warps[2] == 0
-            and self.shared_bytes(half) <= MOST_SHARED_BYTES
+            and (self.warpgroups or self.shared_bytes(half) <= MOST_SHARED_BYTES)
         )
 
 
 @functools.cache
-def candidates(half: bool) -> tuple[Tile, ...]:
+def candidates(half: bool, capability: int = LEAST_CAPABILITY) -> tuple[Tile, ...]:
     """All tiles that are worth a try."""
+    if half and capability == WARPGROUP_CAPABILITY:
+        return candidates(half) + warpgroup_candidates()
     if half:
         shapes = [
             (16, 16, (1, 1, 4)), (16, 32, (1, 1, 4)), (32, 16, (1, 1, 4)), (32, 32, (1, 1, 4)), (32, 32, (2, 2, 1)),
@@ -82,13 +105,23 @@ def candidates(half: bool) -> tuple[Tile, ...]:
     return tuple(t for t in tiles if t.fits(half))
 
 
+def warpgroup_candidates() -> tuple[Tile, ...]:
+    """Tiles of which each four warps multiply 64 rows at once."""
+    shapes = [
+        (64, 32, 4), (64, 64, 4), (64, 128, 4), (64, 256, 4), (128, 32, 8), (128, 64, 4), (128, 64, 8), (128, 128, 4),
+        (128, 128, 8), (128, 256, 8), (256, 32, 8), (256, 64, 8), (256, 128, 8),
+    ]  # fmt: skip
+    tiles = [Tile(m, n, k, (w, 1, 1), s, True) for m, n, w in shapes for k in (32, 64) for s in (2, 3, 4)]
+    return tuple(t for t in tiles if t.fits(True))
+
+
 def ranked(product: Product, units: int) -> list[Tile]:
     """The candidates that make sense, the cheapest on a device of `units` multiprocessors first."""
-    sensible = [t for t in candidates(product.half) if _suits(t, product)]
+    sensible = [t for t in candidates(product.half, product.capability) if suits(t, product)]
     return sorted(sensible, key=lambda tile: (cost(product, tile, units), tile.threads))
 
 
-def _suits(tile: Tile, product: Product) -> bool:
+def suits(tile: Tile, product: Product) -> bool:
     """Whether no smaller tile or pipeline does the same work."""
     steps = -(-product.depth // tile.depth)
     return (
@@ -103,12 +136,13 @@ def _suits(tile: Tile, product: Product) -> bool:
 class Rates:
     """What the parts of a workgroup's work take, in microseconds.
 
-    Fitted to 5700 (float16) and 2900 (float32) measurements of candidates on an H200, so that the first choice takes
-    little longer than the best one: 4.6% and 5.4% on average. Other devices rank them much alike; `tuning` measures.
+    Fitted to 6000 (float16) and 2900 (float32) measurements of candidates on an H200, so that the first choice takes
+    little longer than the best one: 2.5% and 5.4% on average. Other devices rank them much alike; `tuning` measures.
     """
 
     start: float  # until the first copies have arrived
     step: float  # of a barrier, and waiting for what it guards
+    barrier: float  # what of it other workgroups cannot use
     slice: float  # 16 (float16) or 4 (float32) of the depth, in one warp
     fragment: float  # loading one element of the factors, in one warp
     copied: float  # a byte of the factors
@@ -122,15 +156,23 @@ class Rates:
     resident: float  # workgroups, and
     threads: float  # threads, that share a multiprocessor well
     waves: float  # exponent: less than one if what follows overlaps
+    moved: float  # a byte of the left factor and the result, which a multiprocessor gets from memory
 
 
 HALF_RATES = Rates(
-    start=0.696, step=0.365, slice=0.372, fragment=5.87e-07, copied=2.4e-07, latency=0.0111, gathered=736,
-    multiplied=4.19e-08, warps=96, stored=2.28e-09, finish=0.541, group=0.183, resident=3.8, threads=514, waves=1.2,
+    start=0.384, step=0.0575, barrier=0.0444, slice=0.0585, fragment=5.95e-7, copied=3.07e-6, latency=0.35,
+    gathered=10.2, multiplied=2.42e-7, warps=7.96, stored=1.24e-4, finish=1.21, group=0.0627, resident=2.21,
+    threads=494, waves=0.7, moved=1.25e-5,
+)  # fmt: skip
+WARPGROUP_RATES = Rates(
+    start=1.18, step=0.0717, barrier=0.0103, slice=0.028, fragment=7.67e-9, copied=4.24e-6, latency=0.397,
+    gathered=11.7, multiplied=1.68e-7, warps=9.36, stored=1.33e-4, finish=0.496, group=0.0539, resident=5.98,
+    threads=656, waves=1.1, moved=1.06e-5,
 )  # fmt: skip
 FLOAT_RATES = Rates(
-    start=0.909, step=0.259, slice=0.211, fragment=6.6e-6, copied=8.3e-7, latency=5.42, gathered=44,
+    start=0.909, step=0.259, barrier=0, slice=0.211, fragment=6.6e-6, copied=8.3e-7, latency=5.42, gathered=44,
     multiplied=8.96e-6, warps=12, stored=6.8e-5, finish=0.562, group=0.0002, resident=32, threads=497, waves=0.87,
+    moved=0,
 )  # fmt: skip
 
 
@@ -140,13 +182,13 @@ def cost(product: Product, tile: Tile, units: int) -> float:
     A workgroup waits for its first copies, then each step takes as long as the slowest of its parts, then it stores.
     Workgroups on one multiprocessor overlap as long as they have different parts of it to wait for.
     """
-    r = HALF_RATES if product.half else FLOAT_RATES
-    units = units or USUAL_UNITS
+    r = (WARPGROUP_RATES if tile.warpgroups else HALF_RATES) if product.half else FLOAT_RATES
+    units, size = units or USUAL_UNITS, 2 if product.half else 4
     groups = -(-product.rows // tile.rows) * -(-product.columns // tile.columns)
     steps = -(-product.depth // tile.depth)
     down, across, along = tile.warps
     rows = tile.rows * (r.gathered if product.gathered else 1)
-    copied = (rows + tile.columns) * tile.depth * (2 if product.half else 4) * r.copied
+    copied = (rows + tile.columns) * tile.depth * size * r.copied
     multiplied = tile.rows * tile.columns * tile.depth * r.multiplied
     slices = tile.depth // (16 if product.half else 4) / along
     loaded = tile.depth * (tile.rows / down + tile.columns / across) / along * r.fragment
@@ -155,8 +197,9 @@ def cost(product: Product, tile: Tile, units: int) -> float:
     stored = tile.rows * tile.columns * along * r.stored
     working = multiplied * max(1.0, r.warps * 32 / tile.threads)
     alone = r.start + steps * max(waiting, working, copied) + stored + r.finish
-    busy = steps * (copied + multiplied) + stored + r.group
+    busy = (steps * (r.barrier + copied + multiplied) + stored + r.group) * -(-groups // units)
+    moved = product.rows * (product.depth + product.columns) * size * r.moved / units
     fitting = max(1, (227 << 10) // (tile.shared_bytes(product.half) + 1024))
     resident = min(r.resident, fitting, max(1, r.threads // tile.threads))
     waves = max(1.0, groups / (units * resident))
-    return float(max(alone * waves**r.waves, busy * -(-groups // units)))
+    return float(max(alone * waves**r.waves, busy + moved))

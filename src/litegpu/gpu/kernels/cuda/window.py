@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,7 +102,7 @@ def shared_bytes(layer: Layer, block: Block) -> int:
 
 def cost(layer: Layer, block: Block, units: int) -> float:
     """Estimated microseconds: the weights once, then for each block the larger of copying its halo and multiplying.
-    (Fitted to 500 measurements on an H200.)"""
+    (Fitted to 600 measurements on an H200.)"""
     units = units or USUAL_UNITS
     batch, out_h, out_w, outputs = layer.shape
     columns = -(-outputs // block.columns)
@@ -110,10 +111,11 @@ def cost(layer: Layer, block: Block, units: int) -> float:
     share = -(-groups * columns // units)  # workgroups on a multiprocessor
     steps, pixels = _depth(layer) // 16, block.y * block.x
     warps = block.warps[0] * block.warps[1]
-    copied = (_halo_bytes(layer, block) / 32 + 100) * (1 if layer.vector else 6)
-    products = pixels * block.columns * 16 / 1024 * max(1.0, 4 / (warps * share)) + pixels * block.warps[1] / 16 * 4
-    multiplied = steps * max(products, 30.0)
-    once = 900 + block.columns * _depth(layer) * 2 / 32 * share
+    copied = (_halo_bytes(layer, block) / 32 + 100) * (1 if layer.vector else 6 * math.sqrt(4 / warps))
+    products = pixels * block.columns * 16 / 1024 * max(1.0, 4 / (warps * share))
+    fragments = pixels * block.warps[1] / 16 * 4  # loaded from shared memory
+    multiplied = steps * max(30.0, max(products, fragments) + 0.25 * min(products, fragments))
+    once = 2200 + block.columns * _depth(layer) * 2 / 32 * share
     each = max(copied, multiplied) + 200 + pixels * block.columns / 64
     return (once + -(-blocks // groups) * each * max(1, share)) / CYCLES
 

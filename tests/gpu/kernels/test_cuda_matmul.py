@@ -1,0 +1,125 @@
+"""Products of two computed values, in CUDA C++, against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from litegpu.gpu.build import build_program
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, MatMul, apply
+from litegpu.gpu.kernels.cuda import matmul
+
+HALF = pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])
+
+
+@pytest.fixture(scope="module")
+def device():
+    from litegpu.gpu.runtime.cuda import available, open_device
+
+    reason = available()
+    if reason is not None:
+        pytest.skip(f"no CUDA device: {reason}")
+    found = open_device()
+    if found.features.cuda_capability < 80:
+        pytest.skip("needs compute capability 8.0")
+    return found
+
+
+def network(a, b, op: MatMul, *, inner: str = "", fused: bool = False):
+    """a times b; those named in `inner` are doubled first, as intermediates, which float16 programs store in float16.
+    `fused`: plus a row, then RELU."""
+    rng = np.random.default_rng(0)
+    builder = GraphBuilder()
+    inputs, data, factors = [], [], []
+    for name, shape in (("a", a), ("b", b)):
+        x = source = builder.value(shape, DType.FLOAT32)
+        if name in inner:
+            eye = builder.constant(2 * np.eye(shape[3], dtype=np.float32).reshape(shape[3], 1, 1, shape[3]))
+            source = builder.node(Conv2D(), [x, eye], builder.value(shape, DType.FLOAT32))
+        inputs.append(x)
+        factors.append(source)
+        data.append(rng.standard_normal(shape).astype(np.float32))
+    rows, columns = a[3 if op.transpose_a else 2], b[2 if op.transpose_b else 3]
+    out = builder.value((*np.broadcast_shapes(a[:2], b[:2]), rows, columns), DType.FLOAT32)
+    expression, operands = RESULT, []
+    if fused:
+        operands = [builder.constant(rng.standard_normal((1, 1, 1, columns)).astype(np.float32))]
+        expression = apply("max", apply("add", RESULT, Arg(1)), 0.0)
+    builder.node(op, factors, out, expression, operands)
+    return builder.graph(inputs, [out]), data
+
+
+def check(device, network, half: bool) -> None:
+    graph, data = network
+    program = build_program(graph, device.features, "cuda", half=half)
+    name = program.kernels[program.dispatches[-1].kernel].name
+    assert name == ("tensor_matmul" if half else "tiled_matmul")
+    session = device.session(program)
+    got = np.empty(graph.values[graph.outputs[0]].shape, np.float32)
+    try:
+        for i, values in enumerate(data):
+            session.write(i, values)
+        session.run()
+        session.read(0, got)
+    finally:
+        session.close()
+    want = evaluate_graph(graph, data)[0]
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got - want) <= (2e-3 if half else 1e-6) * np.linalg.norm(want)
+
+
+def shapes(op: MatMul, lead_a, lead_b, m: int, k: int, n: int):
+    a = (*lead_a, k, m) if op.transpose_a else (*lead_a, m, k)
+    b = (*lead_b, n, k) if op.transpose_b else (*lead_b, k, n)
+    return a, b
+
+
+@pytest.mark.cuda
+@HALF
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_layouts(device, half: bool, transpose_a: bool, transpose_b: bool) -> None:
+    """Depths of one number to several steps, in whole chunks, half chunks and neither; the user's values and others."""
+    op = MatMul(transpose_a, transpose_b)
+    for k, inner in ((1, ""), (5, "ab"), (12, "ab"), (16, "a"), (72, "ab"), (67, "b")):
+        check(device, network(*shapes(op, (1, 1), (1, 1), 18, k, 21), op, inner=inner, fused=k == 12), half)
+
+
+@pytest.mark.cuda
+@HALF
+@pytest.mark.parametrize("leads", [((2, 3), (2, 3)), ((1, 3), (2, 1)), ((2, 1), (1, 1)), ((1, 1), (2, 3))])
+def test_leading_axes(device, half: bool, leads) -> None:
+    op = MatMul(False, True)
+    check(device, network(*shapes(op, *leads, 17, 24, 9), op, inner="ab", fused=True), half)
+
+
+@pytest.mark.cuda
+@HALF
+def test_tiles(device, monkeypatch, half: bool) -> None:
+    """Tiles of every division among warps."""
+    op = MatMul()
+    given = matmul.ranked
+    monkeypatch.setattr(matmul, "suits", lambda tile, product: True)
+    by_division = {}
+
+    def chosen(ctx, a, b):
+        by_division.update({(t.warps, t.rows > t.columns, t.warpgroups): t for t in given(ctx, a, b)})
+        return given(ctx, a, b)
+
+    monkeypatch.setattr(matmul, "ranked", chosen)
+    case = network(*shapes(op, (1, 2), (1, 2), 40, 72, 36), op, inner="ab")
+    check(device, case, half)
+    assert len(by_division) > 3
+    for tile in by_division.values():
+        monkeypatch.setattr(matmul, "ranked", lambda ctx, a, b, tile=tile: [tile])
+        check(device, case, half)
+
+
+@pytest.mark.cuda
+def test_small_outputs_are_left_to_the_language(device) -> None:
+    op = MatMul()
+    for m, n in ((15, 100), (100, 7)):
+        graph, _ = network(*shapes(op, (1, 1), (1, 1), m, 8, n), op)
+        program = build_program(graph, device.features, "cuda", half=True)
+        assert program.kernels[program.dispatches[-1].kernel].name == "matmul"
