@@ -32,10 +32,9 @@ def test_dynamic_range_models_differ_by_the_cpu_quantizing_activations(name: str
     _check(models_dir / name, 3e-2)
 
 
-def test_hair_segmentation_is_refused_for_its_custom_operators_alone(models_dir: Path) -> None:
+def test_hair_segmentation_is_taken_with_its_custom_operators(models_dir: Path) -> None:
     graph = read_model((models_dir / "hair_segmentation.tflite").read_bytes()).main
-    refused = {o.name for o in graph.operators if check_operator(graph, o) is not None}
-    assert refused == {"MaxPoolingWithArgmax2D", "MaxUnpooling2D", "Convolution2DTransposeBias"}
+    assert {check_operator(graph, o) for o in graph.operators} == {None}
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v2_1.0_224_quant.tflite", "pretrainedResnet_quant.tflite"])

@@ -72,15 +72,39 @@ def _check_channels(tensor: Tensor, where: str) -> None:
         raise Unsupported(f"{where} of shape {list(tensor.shape)} has {q.scales.size} scales along axis {q.dimension}")
 
 
+def quanta(tensor: Tensor, axis: int, *, decode: bool = True) -> tuple[Array, Array] | None:
+    """The constant `tensor` as quanta, float32, and the scales [1] or [n] along `axis` by which they become real; None
+    if it is not quantized so. Without `decode` the quanta are left zero."""
+    q = tensor.quantization
+    if tensor.data is None or tensor.type not in QUANTIZED or q is None or not q.scales.size:
+        return None
+    if tensor.sparsity is not None or q.block_size or (q.scales.size > 1 and q.dimension != axis):
+        return None
+    _check_channels(tensor, f"constant '{tensor.name}'")
+    return _quanta(tensor) if decode else _placeholder(tensor), q.scales.astype(np.float32)
+
+
 def _dequantize(tensor: Tensor) -> Array:
     """scale * (q - zero_point), per tensor or along one axis."""
+    assert tensor.quantization is not None
+    return _quanta(tensor) * _along(tensor, tensor.quantization.scales)
+
+
+def _quanta(tensor: Tensor) -> Array:
+    """q - zero_point."""
     assert tensor.quantization is not None and tensor.data is not None
     q = tensor.quantization
     stored = _unpack(tensor.data, tensor.shape) if tensor.type is TensorType.INT4 else tensor.data.reshape(tensor.shape)
-    axis = [q.scales.size if i == q.dimension and q.scales.size > 1 else 1 for i in range(len(tensor.shape))]
-    scales = q.scales.astype(np.float32).reshape(axis)
-    zeros = q.zero_points.reshape(axis) if q.zero_points.size == q.scales.size else np.int64(0)
-    return (stored.astype(np.float32) - np.asarray(zeros, np.float32)) * scales
+    known = q.zero_points.size == q.scales.size
+    return stored.astype(np.float32) - (_along(tensor, q.zero_points) if known else np.float32(0))
+
+
+def _along(tensor: Tensor, parameter: Array) -> Array:
+    """A quantization parameter as float32 that broadcasts to the tensor."""
+    assert tensor.quantization is not None
+    n = parameter.size
+    axis = [n if i == tensor.quantization.dimension and n > 1 else 1 for i in range(len(tensor.shape))]
+    return parameter.astype(np.float32).reshape(axis)
 
 
 def _unpack(data: Array, shape: tuple[int, ...]) -> Array:

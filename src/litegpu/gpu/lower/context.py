@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -25,7 +24,7 @@ from litegpu.gpu.graph import (
 )
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import QUANTIZED, Array, Unsupported, as_array
-from litegpu.gpu.lower.quantization import STORED, Grid, grid_after, grid_of
+from litegpu.gpu.lower.quantization import STORED, QuantizedValues, grid_of
 from litegpu.gpu.lower.registered import custom_entry
 from litegpu.gpu.lower.registry import MAX_RANK, REGISTRY, STATIC, Entry, Types
 from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
@@ -42,9 +41,9 @@ class Lowering:
     """The graph so far, and which value stands for which tensor.
 
     `checking`: one operator is lowered alone to learn whether it can be, so constants need not be decoded, and what it
-    reads is made up. `quantization`: quantized tensors that the model computes are taken. Their values are the real
-    numbers that they stand for: what an operator computes is rounded to those that its output can hold. `in_numpy`: the
-    graph is only going to be evaluated, so that what a kernel cannot do is no matter.
+    reads is made up. `quantization`: quantized tensors that the model computes are taken; what an operator computes is
+    rounded to what its output can hold. `in_numpy`: the graph is only going to be evaluated, so that what a kernel
+    cannot do is no matter.
     """
 
     def __init__(
@@ -53,50 +52,43 @@ class Lowering:
         self.subgraph, self.checking, self.quantization, self.in_numpy = subgraph, checking, quantization, in_numpy
         self.builder = GraphBuilder()
         self.values: dict[int, int] = {}
-        self.grids: dict[int, Grid] = {}  # values whose elements lie on a grid
-        self._exact: dict[int, int] = {}  # quantized tensor -> its value before it was rounded
+        self.quantized = QuantizedValues(subgraph, self.builder)
         self._dequantized = _dequantized_constants(subgraph)
 
     def enter(self, tensor: int) -> int:
         """A value for a tensor that comes from outside (nobody reads it where the constant behind it is known)."""
         t = self.subgraph.tensors[tensor]
         _check_rank(t)
-        grid = self.grid(t)
+        grid = grid_of(t)
         dtype = DTYPES.get(t.type, DType.FLOAT32) if grid is None else STORED[t.type]
         value = self.builder.value(bhwc(t.shape), dtype, name=t.name, tensor=tensor)
-        if self.constant_tensor(tensor) is None:
-            self.values[tensor] = value if grid is None else self._mapped(grid.real(Arg(0)), value, grid)
+        if grid is not None:
+            self.quantized.enter(tensor, value, grid)
+        elif self.constant_tensor(tensor) is None:
+            self.values[tensor] = value
         return value
 
     def leave(self, tensor: int) -> int:
         """The value of a tensor that goes outside, in the type in which it is stored there."""
-        t, value = self.subgraph.tensors[tensor], self.value(tensor)
-        grid = self.grid(t)
-        if grid is None:
-            return value
-        shape = self.builder.values[value].shape
-        if shape[3] % 4 and math.prod(shape[:3]) > 1:  # no thread may write a part of a word
-            flat = (1, 1, 1, math.prod(shape))
-            moved = self.builder.value(flat, DType.FLOAT32)
-            value = self.builder.node(Copy((Reshape(shape, flat),)), [value], moved)
-        elif tensor in self._exact and not any(value in n.reads for n in self.builder.nodes):
-            value = self._exact[tensor]
-        stored = self.builder.value(self.builder.values[value].shape, STORED[t.type], name=t.name, tensor=tensor)
-        return self.builder.node(Elementwise(), (), stored, grid.quantized(Arg(0)), [value])
+        grid = grid_of(self.subgraph.tensors[tensor])
+        return self.value(tensor) if grid is None else self.quantized.leave(tensor, grid)
 
     def value(self, tensor: int) -> int:
-        """The value that stands for a tensor; constants enter the graph when first asked for."""
+        """The value that stands for a tensor; constants enter the graph when first asked for. Of a quantized tensor it
+        is one of real numbers."""
         constant = self.constant_tensor(tensor)
         if constant is not None and tensor not in self.values:
             array = as_array(constant, decode=not self.checking)
             self.values[tensor] = self.builder.constant(array, name=constant.name)
-            if (grid := grid_of(constant, constant=True)) is not None:
-                self.grids[self.values[tensor]] = grid
-        if tensor not in self.values:
+        self.ensure(tensor)
+        return self.quantized.real_view(tensor) if tensor in self.quantized else self.values[tensor]
+
+    def ensure(self, tensor: int) -> None:
+        """See that a tensor has a value that may be read now."""
+        if tensor not in self.values and tensor not in self.quantized and self.constant_tensor(tensor) is None:
             if not self.checking:
                 raise ValueError(f"tensor {tensor} is read before it is written")
             self.enter(tensor)
-        return self.values[tensor]
 
     def constant_tensor(self, tensor: int) -> Tensor | None:
         """The constant behind a tensor: itself, or what a DEQUANTIZE reads."""
@@ -126,41 +118,46 @@ class Lowering:
             raise Unsupported(f"input {entry.data} has rank {rank}: the operator takes {wanted}")
         for tensor in ctx.outputs:
             ctx.check_output(tensor)
-        first = len(self.builder.nodes)
+        ctx.choose_unit()
         entry.lower(ctx)
-        for node in self.builder.nodes[first:]:
-            if (grid := grid_after(node, self.grids)) is not None:
-                self.grids[node.output] = grid
         for tensor in ctx.outputs:
-            if (grid := self.grid(tensor)) is not None:
-                self._round(tensor.index, grid, operator)
+            self._settle(ctx, tensor)
 
-    def grid(self, t: Tensor) -> Grid | None:
-        """The grid of a quantized tensor that the model computes."""
-        return None if t.is_constant else grid_of(t)
-
-    def _round(self, tensor: int, grid: Grid, operator: Operator) -> None:
-        """Let the tensor hold only what it can: imitate the quantization of an operator's output."""
-        value = self.values[tensor]
-        if self.grids.get(value) != grid:
-            self._exact[tensor] = value
-            self.values[tensor] = self._mapped(grid.rounded(Arg(0)), value, grid, (operator.index,))
-
-    def _mapped(self, expr: Expr, value: int, grid: Grid, sources: tuple[int, ...] = ()) -> int:
-        """A new value of numbers of `grid`: `expr` of a value."""
-        v = self.builder.values[value]
-        result = self.builder.value(v.shape, DType.FLOAT32, name=v.name, tensor=v.tensor)
-        self.grids[result] = grid
-        return self.builder.node(Elementwise(), (), result, expr, [value], sources)
+    def _settle(self, ctx: OpContext, t: Tensor) -> None:
+        """Turn a result in units of `ctx.unit` into what is kept for the tensor."""
+        value, grid = self.values[t.index], grid_of(t)
+        if grid is not None:
+            del self.values[t.index]
+            self.quantized.settle(t.index, value, grid, ctx.unit, ctx.operator)
+        elif ctx.unit is not None and t.type is TensorType.FLOAT32:
+            result = self.builder.value(bhwc(t.shape), DType.FLOAT32, name=t.name, tensor=t.index)
+            self.builder.node(Elementwise(), (), result, fn("mul", Arg(0), ctx.unit), [value], (ctx.operator.index,))
+            self.values[t.index] = result
 
 
 class OpContext:
-    """One operator being lowered. Shapes are those of the .tflite tensors unless said otherwise."""
+    """One operator being lowered. Shapes are those of the .tflite tensors unless said otherwise.
+
+    `unit` is what 1.0 stands for in the results, None for 1.0: a lowering function that computes them in units of
+    something else sets it before it asks for the activation.
+    """
 
     def __init__(self, lowering: Lowering, operator: Operator, entry: Entry) -> None:
         self.lowering, self.operator, self.entry = lowering, operator, entry
         self.builder = lowering.builder
         self.outputs = tuple(lowering.subgraph.tensors[i] for i in operator.outputs)
+        self.unit: float | None = None
+        self._given_quanta = False
+        self._real: dict[int, int] = {}  # quantized tensor -> the real numbers of it that this operator reads
+
+    def choose_unit(self) -> None:
+        """Give the operator quanta where it works on them as on real numbers."""
+        positions = range(len(self.operator.inputs))
+        real = [i for i in positions if self.has(i) and TensorType.FLOAT32 in self.entry.types(i)]
+        for i in real:
+            self.lowering.ensure(self.operator.inputs[i])
+        self.unit = self.lowering.quantized.unit(self.operator, [self.operator.inputs[i] for i in real])
+        self._given_quanta = self.unit is not None
 
     # ------------------------------------------------------------------------------------- what is there
 
@@ -189,7 +186,19 @@ class OpContext:
 
     def value(self, i: int) -> int:
         """The graph's value for input i."""
-        return self.lowering.value(self.operator.inputs[i])
+        tensor = self.operator.inputs[i]
+        if self._given_quanta and tensor in self.lowering.quantized:
+            return self.lowering.quantized.quanta[tensor]
+        value = self._real.get(tensor)
+        if value is None:
+            value = self.lowering.value(tensor)
+            if tensor in self.lowering.quantized:
+                self._real[tensor] = value
+        return value
+
+    def quanta(self, i: int) -> int | None:
+        """The value of input i in units of its quantum; None where there is none."""
+        return self.lowering.quantized.quanta.get(self.operator.inputs[i])
 
     def is_constant(self, i: int) -> bool:
         return self.lowering.constant_tensor(self.operator.inputs[i]) is not None
@@ -241,7 +250,7 @@ class OpContext:
             return t.type
         if not self.lowering.quantization:
             raise Unsupported(f"{what}, '{t.name}', is {t.type.name}: quantization_enabled is False")
-        return t.type if self.lowering.grid(t) is None else TensorType.FLOAT32
+        return t.type if grid_of(t) is None else TensorType.FLOAT32
 
     def require(self, condition: bool, reason: str) -> None:
         if not condition:
@@ -301,7 +310,7 @@ class OpContext:
 
     def activation(self, expr: Expr, dtype: DType = DType.FLOAT32) -> Expr:
         """`expr` followed by the operator's fused activation."""
-        return activate(expr, int(self.option("fused_activation_function")), dtype)
+        return activate(expr, int(self.option("fused_activation_function")), dtype, self.unit or 1.0)
 
 
 def _entry(operator: Operator) -> Entry | None:
@@ -321,13 +330,14 @@ _TANH = 4
 FUSED = (*_BOUNDS, _TANH)
 
 
-def activate(expr: Expr, code: int, dtype: DType = DType.FLOAT32) -> Expr:
-    """A fused activation of the schema. Data comes first in min and max, so that NaN passes through."""
+def activate(expr: Expr, code: int, dtype: DType = DType.FLOAT32, unit: float = 1.0) -> Expr:
+    """A fused activation of the schema, where 1.0 stands for `unit`. Data come first in min and max, for NaN."""
     if code == _TANH and dtype is DType.FLOAT32:
-        return fn("tanh", expr)
+        return fn("tanh", expr) if unit == 1 else fn("div", fn("tanh", fn("mul", expr, unit)), unit)
     if code not in _BOUNDS:
         raise Unsupported(f"the fused activation {ACTIVATIONS.get(code, code)} of a {dtype.value} result is not known")
-    return clamp(expr, *_BOUNDS[code], dtype=dtype)
+    low, high = (None if bound is None else bound / unit for bound in _BOUNDS[code])
+    return clamp(expr, low, high, dtype=dtype)
 
 
 def clamp(expr: Expr, low: float | None, high: float | None, dtype: DType = DType.FLOAT32) -> Expr:

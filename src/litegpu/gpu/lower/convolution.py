@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
-
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, DepthwiseConv2D, DType, Expr, TransposeConv2D
-from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.graph import Conv2D, DepthwiseConv2D, TransposeConv2D
 from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.product import product
 from litegpu.gpu.lower.registry import BIAS, FLOAT, STATIC, lowers
 from litegpu.gpu.lower.window import SAME, VALID, before, output_size
-from litegpu.model.types import TensorType
 
 Pair = tuple[int, int]
-#: What the bias of a quantized convolution may be.
-INTEGERS = (TensorType.INT32, TensorType.INT64)
 
 
 @lowers(
@@ -29,16 +22,16 @@ def conv_2d(ctx: OpContext) -> None:
     groups = x[3] // depth
     ctx.require(groups > 0 and outputs % groups == 0, f"{outputs} output channels do not divide into {groups} groups")
     stride, dilation, padding = _placement(ctx, x, (window[0], window[1]), outputs)
-    epilogue, operands = bias_and_activation(ctx, 2, outputs)
-    if groups > 1 and depth == 1 and ctx.is_constant(1):
+    p = product(ctx, outputs)
+    if groups > 1 and depth == 1 and p.array is not None:
         # One input channel per group is a depthwise convolution; [C*m, KH, KW, 1] holds the same as [1, KH, KW, C*m].
-        flipped = ctx.builder.constant(ctx.array(1).transpose(3, 1, 2, 0), name=ctx.tensor(1).name)
+        flipped = p.weights(p.array.transpose(3, 1, 2, 0))
         op = DepthwiseConv2D(stride, dilation, padding, outputs // groups)
-        ctx.add(op, [ctx.value(0), flipped], ctx.output_value(), epilogue, operands)
+        ctx.add(op, [p.data, flipped], ctx.output_value(), p.epilogue, p.operands)
         return
     ctx.require(groups == 1 or ctx.is_constant(1), "weights that the model computes are taken with one group only")
     conv = Conv2D(stride, dilation, padding, groups)
-    ctx.add(conv, [ctx.value(0), ctx.value(1)], ctx.output_value(), epilogue, operands)
+    ctx.add(conv, [p.data, p.weights()], ctx.output_value(), p.epilogue, p.operands)
 
 
 @lowers(
@@ -51,9 +44,9 @@ def depthwise_conv_2d(ctx: OpContext) -> None:
     ctx.require(first == 1, f"weights of shape {list(weights)}: their first size must be 1")
     ctx.require(x[3] > 0 and outputs % x[3] == 0, f"{outputs} output channels are not a multiple of {x[3]}")
     stride, dilation, padding = _placement(ctx, x, (window[0], window[1]), outputs)
-    epilogue, operands = bias_and_activation(ctx, 2, outputs)
+    p = product(ctx, outputs, axis=3)
     op = DepthwiseConv2D(stride, dilation, padding, outputs // x[3])
-    ctx.add(op, [ctx.value(0), ctx.value(1)], ctx.output_value(), epilogue, operands)
+    ctx.add(op, [p.data, p.weights()], ctx.output_value(), p.epilogue, p.operands)
 
 
 @lowers(
@@ -78,37 +71,9 @@ def transpose_conv(ctx: OpContext) -> None:
         covered = output_size(shape[1 + i], window[i], stride[i], 1, kind)
         ctx.require(covered == x[1 + i], f"output size {shape[1 + i]} does not belong to input size {x[1 + i]}")
         padding[i] = before(shape[1 + i], window[i], stride[i], 1, covered) if kind != VALID else 0
-    epilogue, operands = bias_and_activation(ctx, 3, outputs, data=2)
+    p = product(ctx, outputs, data=2, bias=3)
     op = TransposeConv2D(stride, (padding[0], padding[1]))
-    ctx.add(op, [ctx.value(2), ctx.value(1)], ctx.output_value(), epilogue, operands)
-
-
-def bias_and_activation(ctx: OpContext, bias: int, channels: int, *, data: int = 0) -> tuple[Expr, list[int]]:
-    """The epilogue that adds the optional input `bias` and applies the fused activation, and its operands. Input `data`
-    was multiplied with the weights, which are input 1."""
-    expr: Expr = RESULT
-    operands: list[int] = []
-    if ctx.has(bias):
-        value = _integer_bias(ctx, bias, data) if ctx.tensor(bias).type in INTEGERS else ctx.value(bias)
-        ctx.require(
-            math.prod(ctx.shape(bias)) == channels and ctx.builder.values[value].dtype is DType.FLOAT32,
-            f"bias of shape {list(ctx.shape(bias))} and type {ctx.tensor(bias).type.name} for {channels} channels",
-        )
-        expr, operands = fn("add", RESULT, Arg(1)), [ctx.reshaped(value, (channels,))]
-    return ctx.activation(expr), operands
-
-
-def _integer_bias(ctx: OpContext, bias: int, data: int) -> int:
-    """The bias of a quantized convolution: the CPU kernels take it in units of the product of the scales of data and
-    weights, whatever its own quantization parameters say."""
-    t = ctx.tensor(bias)
-    ctx.require(t.data is not None, f"the bias '{t.name}' is computed by the model: the GPU needs a constant")
-    quantizations = [ctx.tensor(i).quantization for i in (data, 1)]
-    scales = [q.scales.astype(np.float64) for q in quantizations if q is not None and q.scales.size]
-    ctx.require(len(scales) == 2, f"a bias of type {t.type.name} for data and weights that are not quantized")
-    assert t.data is not None
-    real = t.data.reshape(-1) * (scales[0] * scales[1])
-    return ctx.builder.constant(real.astype(np.float32).reshape(t.shape), name=t.name)
+    ctx.add(op, [p.data, p.weights()], ctx.output_value(), p.epilogue, p.operands)
 
 
 def _shapes(ctx: OpContext, data: int, weights: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

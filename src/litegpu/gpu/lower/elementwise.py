@@ -6,10 +6,11 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.graph import Arg, DType, Expr, Reshape, bhwc
+from litegpu.gpu.graph import Arg, DType, Expr, Reshape, bhwc, substitute
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext, clamp
+from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import ANY, BOOL, FLOAT, MANY, NUMBER, lowers
 
 X, Y = Arg(0), Arg(1)
@@ -79,7 +80,26 @@ def _binary(ctx: OpContext, expr: Expr) -> None:
             f"inputs of types {ctx.tensor(0).type.name} and {ctx.tensor(1).type.name} are not taken together"
         )
     _check_broadcast(ctx, 2)
-    ctx.elementwise(ctx.activation(expr, ctx.dtype(0)), [ctx.value(0), ctx.value(1)], ctx.output_value())
+    operands = [ctx.value(0), ctx.value(1)]
+    quanta, grids = [ctx.quanta(i) for i in (0, 1)], [grid_of(t) for t in (ctx.tensor(0), ctx.tensor(1), ctx.output)]
+    if ctx.operator.name in ("ADD", "SUB", "MUL") and None not in quanta and None not in grids:
+        operands = [q for q in quanta if q is not None]
+        expr = _of_quanta(ctx, expr, [float(grid.scale) for grid in grids if grid is not None])
+    ctx.elementwise(ctx.activation(expr, ctx.dtype(0)), operands, ctx.output_value())
+
+
+def _of_quanta(ctx: OpContext, expr: Expr, scales: list[float]) -> Expr:
+    """The sum, difference or product `expr` of quanta, as XNNPACK's kernels scale it: a product with one factor, the
+    terms of a sum with factors of 21 bits. `scales` of the operands and the result."""
+    x, y, result = (np.float32(scale) for scale in scales)
+    if ctx.operator.name == "MUL":
+        ctx.unit = float(x * y)
+        return expr
+    ctx.unit = scales[2]
+    factors = [x / result, y / result]
+    unit = math.ldexp(1.0, math.frexp(max(factors))[1] - 21)  # of the larger factor's last bit
+    x_factor, y_factor = (round(float(f) / unit) * unit for f in factors)
+    return substitute(expr, {0: fn("mul", X, x_factor), 1: fn("mul", Y, y_factor)})
 
 
 def _check_broadcast(ctx: OpContext, count: int) -> None:

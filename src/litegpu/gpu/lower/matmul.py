@@ -9,7 +9,7 @@ import numpy as np
 from litegpu.gpu.graph import Conv2D, MatMul
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.convolution import bias_and_activation
+from litegpu.gpu.lower.product import product
 from litegpu.gpu.lower.registry import BIAS, FLOAT, lowers
 
 
@@ -29,16 +29,16 @@ def fully_connected(ctx: OpContext) -> None:
         ctx.check_shape((*x[:-1], units))
     elif math.prod(ctx.output.shape) != elements // depth * units or ctx.output.shape[-1:] != (units,):
         raise Unsupported(f"output of shape {list(ctx.output.shape)} for {elements // depth} rows of {units} units")
-    epilogue, operands = bias_and_activation(ctx, 2, units)
+    p = product(ctx, units)
     rows = x if x and x[-1] == depth else (elements // depth, depth)
-    if ctx.is_constant(1):
-        source = ctx.reshaped(ctx.value(0), rows)
-        filters = ctx.builder.constant(ctx.array(1).reshape(units, 1, 1, depth), name=ctx.tensor(1).name)
-        ctx.finish(Conv2D(), [source, filters], (*rows[:-1], units), epilogue, operands)
+    if p.array is not None:
+        source = ctx.reshaped(p.data, rows)
+        filters = p.weights(p.array.reshape(units, 1, 1, depth))
+        ctx.finish(Conv2D(), [source, filters], (*rows[:-1], units), p.epilogue, p.operands)
         return
-    source = ctx.reshaped(ctx.value(0), (elements // depth, depth))
+    source = ctx.reshaped(p.data, (elements // depth, depth))
     shape = (elements // depth, units)
-    ctx.finish(MatMul(transpose_b=True), [source, ctx.value(1)], shape, epilogue, operands)
+    ctx.finish(MatMul(transpose_b=True), [source, p.weights()], shape, p.epilogue, p.operands)
 
 
 @lowers(

@@ -18,7 +18,7 @@ from litegpu.gpu.graph import RESULT, Custom, Pool2D, TransposeConv2D
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext, activate
-from litegpu.gpu.lower.convolution import bias_and_activation
+from litegpu.gpu.lower.product import product
 from litegpu.gpu.lower.registry import FLOAT, lowers
 from litegpu.gpu.lower.window import SAME, VALID, before, output_size
 
@@ -86,9 +86,9 @@ def convolution_transpose_bias(ctx: OpContext) -> None:
     ]
     out = [(n - 1) * s + k - t for n, s, k, t in zip(x[1:3], stride, weights[1:3], cut, strict=True)]
     ctx.check_shape((x[0], *out, weights[0]))
-    epilogue, operands = bias_and_activation(ctx, 2, weights[0])
+    p = product(ctx, weights[0])
     op = TransposeConv2D(stride, (cut[0] // 2, cut[1] // 2))
-    ctx.add(op, [ctx.value(0), ctx.value(1)], ctx.output_value(), epilogue, operands)
+    ctx.add(op, [p.data, p.weights()], ctx.output_value(), p.epilogue, p.operands)
 
 
 def _pool_params(ctx: OpContext) -> tuple[int, Pair, Pair, int]:

@@ -1,20 +1,54 @@
-"""The float view of quantized tensors: what stored numbers stand for, and the expressions from and to them."""
+"""The float view of quantized tensors: what stored numbers stand for, and which values of the graph hold them.
+
+A value holds real numbers, or, where all its readers can do with those, quanta: stored numbers less the zero point.
+Quanta are small whole numbers, so that float16 stores them exactly, and sums of their products are exact in float32:
+convolutions give what the CPU's integer kernels give.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.graph import RESULT, Concat, Copy, DType, Expr, Gather, Node, Pad, Pool2D, Reduce, Resize2D
+from litegpu.gpu.graph import (
+    RESULT,
+    Arg,
+    Concat,
+    Copy,
+    DType,
+    Elementwise,
+    Expr,
+    Gather,
+    GraphBuilder,
+    Node,
+    Pad,
+    Pool2D,
+    Reduce,
+    Reshape,
+    Resize2D,
+)
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
-from litegpu.model.types import Tensor, TensorType
+from litegpu.gpu.lower.registry import REGISTRY
+from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 
 #: The types of quantized tensors that the model computes, and how they cross the border of the graph.
 STORED = {TensorType.INT8: DType.INT8, TensorType.UINT8: DType.UINT8, TensorType.INT16: DType.INT16}
+
+#: Operators whose results scale with their operands, so that they work on quanta as on real numbers.
+LINEAR = frozenset({
+    *("ABS", "ARG_MAX", "ARG_MIN", "AVERAGE_POOL_2D", "BATCH_TO_SPACE_ND", "BROADCAST_TO", "CONCATENATION"),
+    *("DEPTH_TO_SPACE", "DEQUANTIZE", "EXPAND_DIMS", "GATHER", "GATHER_ND", "MAXIMUM", "MAX_POOL_2D", "MEAN"),
+    *("MINIMUM", "MIRROR_PAD", "NEG", "PACK", "PAD", "QUANTIZE", "REDUCE_MAX", "REDUCE_MIN", "RELU", "RESHAPE"),
+    *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "REVERSE_V2", "SLICE", "SPACE_TO_BATCH_ND", "SPACE_TO_DEPTH"),
+    *("SPLIT", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "SUM", "TILE", "TRANSPOSE", "UNPACK"),
+})  # fmt: skip
+#: What else reads quanta at no cost: it multiplies them with weights, or makes them real numbers as it reads them.
+_READS_QUANTA = ("convolution", "elementwise", "FULLY_CONNECTED")
 
 
 @dataclass(frozen=True)
@@ -26,39 +60,32 @@ class Grid:
     low: int
     high: int
 
-    def quantized(self, x: Expr) -> Expr:
-        """The stored number, as int32, nearest to the real number `x`."""
-        nearest = fn("add", fn("round", fn("mul", x, self._inverse)), self.zero)
-        return fn("to_int32", fn("min", fn("max", nearest, self.low), self.high))
-
-    def rounded(self, x: Expr) -> Expr:
-        """The real number of the grid nearest to `x`. Halves go to even numbers of quanta, as in XNNPACK's kernels (the
-        reference kernels mostly round them away from zero)."""
-        quanta = fn("round", fn("mul", x, self._inverse))
-        return fn("mul", fn("min", fn("max", quanta, self.low - self.zero), self.high - self.zero), self.scale)
-
-    def real(self, q: Expr) -> Expr:
-        """The real number of the stored number `q`."""
-        return fn("mul", fn("sub", fn("to_float32", q), self.zero), self.scale)
-
-    def __contains__(self, x: float) -> bool:
-        q = np.float32(x) / np.float32(self.scale)
-        return bool(abs(q - np.round(q)) < 1e-3 and self.low <= np.round(q) + self.zero <= self.high)
+    def rounded(self, quanta: Expr, operator: str = "") -> Expr:
+        """The nearest quanta that can be stored, halves as the CPU's kernel of `operator` rounds them: XNNPACK's to
+        even numbers, but upwards after additions; the reference kernel of AVERAGE_POOL_2D away from a stored zero."""
+        if operator in ("ADD", "SUB") or (operator == "AVERAGE_POOL_2D" and self.low == 0):
+            nearest = fn("floor", fn("add", quanta, 0.5))
+        elif operator == "AVERAGE_POOL_2D":
+            stored = fn("add", quanta, self.zero)
+            magnitude = fn("floor", fn("add", fn("abs", stored), 0.5))
+            nearest = fn("sub", fn("mul", fn("sign", stored), magnitude), self.zero)
+        else:
+            nearest = fn("round", quanta)
+        return fn("min", fn("max", nearest, self.low - self.zero), self.high - self.zero)
 
     @property
-    def _inverse(self) -> float:
-        return float(np.float32(1) / np.float32(self.scale))
+    def bits(self) -> int:
+        return (self.high - self.low).bit_length()
 
 
-def grid_of(tensor: Tensor, *, constant: bool = False) -> Grid | None:
-    """The grid of a quantized tensor, None for any other; raises Unsupported for one that is no constant and has
-    several."""
-    if tensor.type not in STORED or tensor.quantization is None or not tensor.quantization.scales.size:
+def grid_of(tensor: Tensor) -> Grid | None:
+    """The grid of a tensor that is no constant, None if it is not quantized. Raises Unsupported if it has several."""
+    if tensor.is_constant or tensor.type not in STORED:
         return None
     q = tensor.quantization
+    if q is None or not q.scales.size:
+        return None
     if q.scales.size > 1:
-        if constant:
-            return None
         raise Unsupported(f"tensor '{tensor.name}' has {q.scales.size} scales: only constants may be so quantized")
     scale, zero = float(q.scales[0]), int(q.zero_points[0]) if q.zero_points.size else 0
     if not (math.isfinite(scale) and scale > 0):
@@ -67,8 +94,105 @@ def grid_of(tensor: Tensor, *, constant: bool = False) -> Grid | None:
     return Grid(scale, zero, int(limits.min), int(limits.max))
 
 
-def grid_after(node: Node, grids: Mapping[int, Grid]) -> Grid | None:
-    """The grid on which the node's results lie because it only chooses among elements that do (`grids` of values)."""
+class QuantizedValues:
+    """The values of a graph under construction that stand for quantized tensors, by the tensors' numbers."""
+
+    def __init__(self, subgraph: Subgraph, builder: GraphBuilder) -> None:
+        self.subgraph, self.builder = subgraph, builder
+        self.quanta: dict[int, int] = {}
+        self.real: dict[int, int] = {}
+        self._grids: dict[int, Grid] = {}  # values whose elements lie on a grid, as quanta or as real numbers
+        self._seen = 0  # nodes of which it was decided whether their results lie on one
+
+    def __contains__(self, tensor: int) -> bool:
+        return tensor in self.quanta or tensor in self.real
+
+    def enter(self, tensor: int, value: int, grid: Grid) -> None:
+        """The tensor comes from outside as `value`, which holds stored numbers."""
+        self._put(tensor, value, fn("sub", fn("to_float32", Arg(0)), grid.zero), grid)
+
+    def leave(self, tensor: int, grid: Grid) -> int:
+        """A value of stored numbers, for a tensor that goes outside."""
+        t, value = self.subgraph.tensors[tensor], self.quanta.get(tensor, self.real.get(tensor, -1))
+        shape = self.builder.values[value].shape
+        if shape[3] % 4 and math.prod(shape[:3]) > 1:  # no thread may write a part of a word
+            flat = (1, 1, 1, math.prod(shape))
+            moved = self.builder.value(flat, DType.FLOAT32)
+            value, shape = self.builder.node(Copy((Reshape(shape, flat),)), [value], moved), flat
+        quanta: Expr = Arg(0) if tensor in self.quanta else fn("round", fn("mul", Arg(0), _ratio(1.0, grid.scale)))
+        stored = self.builder.value(shape, STORED[t.type], name=t.name, tensor=tensor)
+        return self.builder.node(Elementwise(), (), stored, fn("to_int32", fn("add", quanta, grid.zero)), [value])
+
+    def real_view(self, tensor: int) -> int:
+        """A value of the tensor's real numbers, made anew for each reader so that it becomes part of its kernel."""
+        if tensor in self.real:
+            return self.real[tensor]
+        grid = grid_of(self.subgraph.tensors[tensor])
+        assert grid is not None
+        return self._mapped(fn("mul", Arg(0), grid.scale), self.quanta[tensor], grid)
+
+    def unit(self, operator: Operator, operands: Sequence[int]) -> float | None:
+        """What 1.0 stands for in the values that `operator` is to be given for `operands`, its real tensors: their
+        common quantum if it can work with that, None for real numbers."""
+        if operator.name not in LINEAR or not operands or not all(t in self.quanta for t in operands):
+            return None
+        scales = {grid.scale for t in operands if (grid := grid_of(self.subgraph.tensors[t])) is not None}
+        return scales.pop() if len(scales) == 1 else None
+
+    def settle(self, tensor: int, value: int, grid: Grid, unit: float | None, operator: Operator) -> None:
+        """`operator` computed the tensor as `value`, where 1.0 stands for `unit` (None: real numbers): round that to
+        what the tensor can hold. Nothing need be done if it only chose among elements of that grid."""
+        self._follow()
+        on_grid = self._grids.get(value) == grid
+        if on_grid and (unit is not None) == self._is_read_as_quanta(tensor, grid):
+            (self.real if unit is None else self.quanta)[tensor] = value
+            return
+        quanta: Expr = Arg(0)
+        if unit != grid.scale:
+            quanta = fn("mul", quanta, _ratio(1.0 if unit is None else unit, grid.scale))
+        if not on_grid:
+            quanta = grid.rounded(quanta, operator.name)
+        elif unit is None:
+            quanta = fn("round", quanta)
+        self._put(tensor, value, quanta, grid, (operator.index,))
+
+    # ----------------------------------------------------------------------------------------------------
+
+    def _put(self, tensor: int, value: int, quanta: Expr, grid: Grid, sources: tuple[int, ...] = ()) -> None:
+        """The tensor is `quanta` of `value`: keep that, or the real numbers that it stands for."""
+        if self._is_read_as_quanta(tensor, grid):
+            self.quanta[tensor] = self._mapped(quanta, value, grid, sources)
+        else:
+            self.real[tensor] = self._mapped(fn("mul", quanta, grid.scale), value, grid, sources)
+
+    def _mapped(self, expr: Expr, value: int, grid: Grid, sources: tuple[int, ...] = ()) -> int:
+        """A new value of elements of `grid`: `expr` of a value."""
+        v = self.builder.values[value]
+        result = self.builder.value(v.shape, DType.FLOAT32, name=v.name, tensor=v.tensor)
+        self._grids[result] = grid
+        return self.builder.node(Elementwise(), (), result, expr, [value], sources)
+
+    def _is_read_as_quanta(self, tensor: int, grid: Grid) -> bool:
+        """Whether no reader needs a kernel of its own to make real numbers of quanta (one reader alone never does: its
+        real numbers are made where the quanta are computed)."""
+        readers = _readers(self.subgraph).get(tensor, [])
+        return grid.bits <= 8 and (len(readers) < 2 or all(_reads_quanta(o) for o in readers))
+
+    def _follow(self) -> None:
+        """Decide for the nodes added since the last time whether their results lie on a grid."""
+        for node in self.builder.nodes[self._seen :]:
+            grid = _grid_after(node, self._grids)
+            if grid is not None:
+                self._grids[node.output] = grid
+        self._seen = len(self.builder.nodes)
+
+
+def _ratio(unit: float, quantum: float) -> float:
+    return float(np.float32(unit) / np.float32(quantum))
+
+
+def _grid_after(node: Node, grids: Mapping[int, Grid]) -> Grid | None:
+    """The grid on which the node's results lie because it only chooses among elements that do, or zeros."""
     match node.op:
         case Copy() | Concat() | Pool2D("max") | Resize2D("nearest"):
             chosen = node.inputs
@@ -80,7 +204,26 @@ def grid_after(node: Node, grids: Mapping[int, Grid]) -> Grid | None:
             return None
     found = {grids.get(v) for v in chosen}
     grid = found.pop()
-    if grid is None or found or node.epilogue != RESULT:
-        return None
-    fills = [step.fill for step in node.op.steps if isinstance(step, Pad)] if isinstance(node.op, Copy) else []
-    return grid if all(fill in grid for fill in fills) else None
+    zeros = not isinstance(node.op, Copy) or all(s.fill == 0 for s in node.op.steps if isinstance(s, Pad))
+    return grid if grid is not None and not found and zeros and node.epilogue == RESULT else None
+
+
+_READERS: weakref.WeakKeyDictionary[Subgraph, dict[int, list[Operator]]] = weakref.WeakKeyDictionary()
+
+
+def _readers(subgraph: Subgraph) -> dict[int, list[Operator]]:
+    """tensor -> the operators that read it."""
+    if subgraph not in _READERS:
+        readers: dict[int, list[Operator]] = {}
+        for operator in subgraph.operators:
+            for tensor in dict.fromkeys(operator.inputs):
+                readers.setdefault(tensor, []).append(operator)
+        _READERS[subgraph] = readers
+    return _READERS[subgraph]
+
+
+def _reads_quanta(operator: Operator) -> bool:
+    """Whether the operator reads quanta at no cost, or not on the GPU."""
+    entry = REGISTRY.get(operator.name)
+    names = {operator.name, entry.family} if entry is not None else set()
+    return not operator.is_custom and (entry is None or operator.name in LINEAR or not names.isdisjoint(_READS_QUANTA))

@@ -7,6 +7,7 @@ from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.fold import drop_unused, fold_constants
 from litegpu.gpu.passes.fuse import fuse_elementwise
 from litegpu.gpu.passes.movement import absorb_border, absorb_padding, join_copies
+from litegpu.gpu.passes.raising import raise_elementwise
 from litegpu.gpu.passes.separable import join_separable
 from litegpu.gpu.passes.split import split_reductions
 
@@ -16,5 +17,5 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     `half`: intermediates will be float16."""
     graph = fold_constants(drop_unused(graph))
     graph = absorb_border(absorb_padding(join_copies(graph)))
-    graph = fuse_elementwise(graph, features.max_buffers)
+    graph = fuse_elementwise(raise_elementwise(graph), features.max_buffers)
     return split_reductions(join_separable(graph, features, half))

@@ -1,0 +1,107 @@
+"""What convolutions and fully-connected layers have in common: data times weights, scales, bias and activation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from litegpu.gpu.graph import RESULT, Arg, DType, Expr
+from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.lower.constants import Array, quanta
+from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.quantization import grid_of
+from litegpu.model.types import TensorType
+
+#: What the bias of quantized data and weights may be.
+_INTEGERS = (TensorType.INT32, TensorType.INT64)
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """The operands of a multiplication, and the epilogue that makes the operator's result of the sums."""
+
+    ctx: OpContext
+    data: int
+    array: Array | None  # constant weights, in the shape that the model gives them
+    epilogue: Expr
+    operands: list[int]
+
+    def weights(self, array: Array | None = None) -> int:
+        """The value of the weights; `array` has the constant ones in another shape."""
+        if self.array is None:
+            return self.ctx.value(1)
+        return self.ctx.builder.constant(self.array if array is None else array, name=self.ctx.tensor(1).name)
+
+
+def product(ctx: OpContext, channels: int, *, axis: int = 0, data: int = 0, bias: int = 2) -> Product:
+    """What an operator does whose input 1 has weights with the output's channels along `axis`; `data` and `bias`, which
+    may be missing, are inputs too.
+
+    Quantized weights stay whole numbers, whose scales multiply the sums. Where the data are quanta, so are the sums,
+    which is exact, and become those of the output with one factor, as in XNNPACK's kernels.
+    """
+    stored = ctx.lowering.constant_tensor(ctx.operator.inputs[1])
+    if stored is None:
+        return Product(ctx, ctx.value(data), None, *_finished(ctx, channels, bias, data, None, None))
+    found = quanta(stored, axis, decode=not ctx.lowering.checking)
+    x = ctx.quanta(data)
+    if found is None:
+        return Product(ctx, ctx.value(data), ctx.array(1), *_finished(ctx, channels, bias, data, None, None))
+    unit = None if x is None else grid_of(ctx.tensor(data))
+    result = _finished(ctx, channels, bias, data, found[1], None if unit is None else unit.scale)
+    return Product(ctx, ctx.value(data) if x is None else x, found[0], *result)
+
+
+def _finished(
+    ctx: OpContext, channels: int, bias: int, data: int, scales: Array | None, unit: float | None
+) -> tuple[Expr, list[int]]:
+    """The epilogue and its operands. `scales`: of weights that are quanta. `unit`: of data that are."""
+    expr: Expr = RESULT
+    operands: list[int] = []
+
+    def with_array(function: str, array: Array) -> Expr:
+        """`function` of what there is so far and one number for all or for each channel."""
+        if array.size == 1:
+            return fn(function, expr, float(array.reshape(())))
+        operands.append(ctx.builder.constant(array.astype(np.float32).reshape(-1)))
+        return fn(function, expr, Arg(len(operands)))
+
+    grid = grid_of(ctx.output)
+    if unit is not None and grid is not None and scales is not None:
+        ctx.unit = grid.scale
+        if ctx.has(bias):
+            expr = with_array("add", _integer_bias(ctx, bias, channels))
+        expr = with_array("mul", np.float32(unit) * scales / np.float32(grid.scale))
+        return ctx.activation(expr), operands
+    if scales is not None:
+        expr = with_array("mul", scales * np.float32(1.0 if unit is None else unit))
+    if ctx.has(bias) and ctx.tensor(bias).type in _INTEGERS:
+        expr = with_array("add", _integer_bias(ctx, bias, channels) * _quantum(ctx, data) * _quantum(ctx, 1))
+    elif ctx.has(bias):
+        fits = math.prod(ctx.shape(bias)) == channels and ctx.dtype(bias) is DType.FLOAT32
+        ctx.require(fits, f"bias of shape {list(ctx.shape(bias))} and type {ctx.tensor(bias).type.name}")
+        operands.append(ctx.reshaped(ctx.value(bias), (channels,)))
+        expr = fn("add", expr, Arg(len(operands)))
+    return ctx.activation(expr), operands
+
+
+def _integer_bias(ctx: OpContext, bias: int, channels: int) -> Array:
+    """A bias in units of the product of the quanta of data and weights, whatever its own quantization parameters say:
+    so the CPU kernels take it."""
+    t = ctx.tensor(bias)
+    ctx.require(t.data is not None, f"the bias '{t.name}' is computed by the model: the GPU needs a constant")
+    assert t.data is not None
+    whole = t.type in _INTEGERS and t.data.size == channels
+    ctx.require(whole, f"bias of shape {list(t.shape)} and type {t.type.name} for {channels} quantized channels")
+    return t.data.reshape(-1).astype(np.float64)
+
+
+def _quantum(ctx: OpContext, i: int) -> Array:
+    """The scales of input i."""
+    q = ctx.tensor(i).quantization
+    quantized = q is not None and q.scales.size > 0
+    ctx.require(quantized, f"a bias of whole numbers beside '{ctx.tensor(i).name}', which is not quantized")
+    assert q is not None
+    return q.scales.astype(np.float64)
