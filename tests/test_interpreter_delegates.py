@@ -394,7 +394,7 @@ def test_control_flow_runs_whole_on_the_cpu(numpy_delegate, caplog) -> None:
     np.testing.assert_array_equal(run(interpreter, np.array([False]), X)[0], X * X)
 
 
-def test_strings_and_variables_run_whole_on_the_cpu(numpy_delegate) -> None:
+def test_strings_run_whole_on_the_cpu(numpy_delegate) -> None:
     b = ModelBuilder()
     s, x = b.input("s", (2,), TensorType.STRING), b.input("x", SHAPE)
     b.output(b.op("RESHAPE", [s], (2, 1), {"new_shape": [2, 1]}), b.op("ADD", [x, x], SHAPE))
@@ -403,17 +403,24 @@ def test_strings_and_variables_run_whole_on_the_cpu(numpy_delegate) -> None:
     assert "'s' is a STRING tensor" in interpreter.delegation_report().nodes[1].reason
     np.testing.assert_array_equal(run(interpreter, np.array([b"a", b"bc"]), X)[1], 2 * X)
 
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_variables_are_kept_by_cpu_partitions(numpy_delegate, shared: bool) -> None:
+    """Unless nodes share one: then the model runs whole."""
     b = ModelBuilder()
     x = b.input("x", (1, 2))
     state = b.variable("state", (1, 4))
     weights = [b.constant(np.full((2, 2), 0.5, np.float32)), b.constant(np.ones((2, 2), np.float32))]
     rank = {"rank": 1, "fused_activation_function": "NONE"}
     y = b.op("SVDF", [x, weights[0], weights[1], None, state], (1, 2), rank)
-    b.output(b.op("ADD", [y, y], (1, 2)))
+    y = b.op("ADD", [y, y], (1, 2))
+    b.output(b.op("SVDF", [y, weights[0], weights[1], None, state], (1, 2), rank) if shared else y)
     content = b.build()
     ours = Interpreter(model_content=content, experimental_delegates=[numpy_delegate()], fallback="silent")
     theirs = Official(model_content=content)
-    assert "'state' is a variable" in ours.delegation_report().nodes[1].reason
+    nodes = ours.delegation_report().nodes
+    assert ("share the variable 'state'" if shared else "the delegate keeps none") in nodes[0].reason
+    assert (nodes[1].owner == "CPU") == shared
     for interpreter in (ours, theirs):
         interpreter.allocate_tensors()
     one = np.ones((1, 2), np.float32)

@@ -145,7 +145,12 @@ class Interpreter:
         self._resize(input_index, tensor_size, strict)
 
     def reset_all_variables(self) -> None:
-        """Set the variables to zero. A model that has any runs in one piece on the CPU."""
+        """Set the variables to zero: what recurrent ops keep from one inference to the next. Where delegates run
+        nodes, the variables' values cannot be read."""
+        if self._plan is not None:
+            self._ensure_safe()
+            self._plan.reset_variables()
+            return
         try:
             self._official.reset_all_variables()
         except (RuntimeError, ValueError) as error:

@@ -117,6 +117,9 @@ class CpuPartition:
         interpreter.invoke()
         return [np.asarray(view()) for view in self._views]
 
+    def reset_variables(self) -> None:
+        self._interpreter.reset_all_variables()
+
     def close(self) -> None:
         self._views = []
         self._interpreter = None
@@ -174,8 +177,8 @@ def _place(nodes: Sequence[Operator]) -> str:
 def undividable(model: Model) -> dict[int, str]:
     """Why a model runs on the CPU in one piece: the reason for each node of the main subgraph, {} if it need not.
 
-    That is so for control flow (other subgraphs share values with the main one), state that outlives an inference, and
-    element types that have no NumPy array of their own.
+    That is so for control flow (other subgraphs share values with the main one), variables that are more than one
+    node's own, and element types that have no NumPy array of their own.
     """
     main = model.main
     cause = None
@@ -187,7 +190,10 @@ def undividable(model: Model) -> dict[int, str]:
         cause = f"it has {len(model.subgraphs)} subgraphs"
     for tensor in main.tensors:
         if cause is None and tensor.is_variable:
-            cause = f"'{tensor.name}' is a variable"
+            users = sum(tensor.index in o.inputs for o in main.operators)
+            written = any(tensor.index in o.outputs for o in main.operators)
+            if users > 1 or written or tensor.index in (*main.inputs, *main.outputs):
+                cause = f"several nodes share the variable '{tensor.name}'"
         elif cause is None and not tensor.is_constant and tensor.type not in DTYPES:
             cause = f"'{tensor.name}' is a {tensor.type.name} tensor"
     if cause is None:

@@ -76,6 +76,7 @@ class GpuDelegate:
     """
 
     name = "GPU"
+    keeps_variables = True
 
     def __init__(self, options: GpuDelegateOptions | None = None, **changes: object) -> None:
         known = [f.name for f in fields(GpuDelegateOptions)]
@@ -109,7 +110,12 @@ class GpuDelegate:
                 log.warning("%s has no 16-bit floats (WebGPU feature shader-f16): running in float32", device.info.name)
         lowered = lower_partition(partition.subgraph, partition.nodes, partition.inputs, partition.outputs)
         program = build_program(
-            lowered.graph, device.features, device.target, half=half, tuner=device.tuner(self.options.tuning)
+            lowered.graph,
+            device.features,
+            device.target,
+            half=half,
+            tuner=device.tuner(self.options.tuning),
+            variables=len(lowered.variables),
         )
         debug.say(debug.GRAPH, "%s", describe(program))
         for kernel in program.kernels:
@@ -183,6 +189,11 @@ class GpuKernel:
                     np.copyto(result, staged, casting="unsafe")
             debug.say(debug.TIMINGS, "%s", dict(self.session.stats))
             return self._results
+
+    def reset_variables(self) -> None:
+        """Set the variables to zero."""
+        with self._lock:
+            self.session.reset_variables()
 
     def profile(self) -> Sequence[KernelTime]:
         """GPU time of each kernel in one inference on the inputs of the last invoke()."""

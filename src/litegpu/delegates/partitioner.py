@@ -141,6 +141,9 @@ def _verdicts(model: Model, subgraph: Subgraph, delegate: Delegate, refused: Map
 
 
 def _check(model: Model, subgraph: Subgraph, delegate: Delegate, operator: Operator) -> str | None:
+    reads = any(t >= 0 and subgraph.tensors[t].is_variable for t in operator.inputs)
+    if reads and not getattr(delegate, "keeps_variables", False):
+        return "The node reads a variable, and the delegate keeps none."
     try:
         return delegate.check(model, subgraph, operator)
     except Exception as error:  # a delegate by someone else: one node that it trips over must not lose the model
@@ -285,7 +288,8 @@ def _inputs(subgraph: Subgraph, nodes: Sequence[int]) -> tuple[int, ...]:
     operators = [subgraph.operators[n] for n in nodes]
     inside = {t for o in operators for t in o.outputs}
     read = (t for o in operators for t in o.inputs if t >= 0 and t not in inside)
-    return tuple(dict.fromkeys(t for t in read if not subgraph.tensors[t].is_constant))
+    tensors = subgraph.tensors
+    return tuple(dict.fromkeys(t for t in read if not (tensors[t].is_constant or tensors[t].is_variable)))
 
 
 def _report(

@@ -161,6 +161,14 @@ class Plan:
         self._views.add(memory)
         return np.asarray(memory)
 
+    def reset_variables(self) -> None:
+        """Set what partitions keep from one inference to the next to zero."""
+        with self._lock:
+            for step in self._steps:
+                reset = getattr(step.kernel, "reset_variables", None)
+                if reset is not None:
+                    reset()
+
     def close(self) -> None:
         """Free what the partitions hold; may be called twice."""
         self._values.clear()

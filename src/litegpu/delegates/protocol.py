@@ -35,13 +35,19 @@ class DelegateKernel(Protocol):
     def close(self) -> None:
         """Required. Free everything; may be called twice.
 
+        A kernel of a delegate with `keeps_variables` must have `reset_variables() -> None`, which sets them to zero.
+
         A kernel may also have `input_memory(i: int) -> np.ndarray | None`: an array of input i's shape and type, zeros
         at first, that invoke() takes without copying if it is given that very array. set_tensor then writes there."""
 
 
 @runtime_checkable
 class Delegate(Protocol):
-    """An accelerator. One object may serve several interpreters."""
+    """An accelerator. One object may serve several interpreters.
+
+    Operators that read variables (tensors that keep their value from one inference to the next, zero at first) are
+    offered only to a delegate that has an attribute `keeps_variables` that is true. Variables are no inputs or outputs
+    of a partition: its kernel keeps them."""
 
     name: str  # "GPU", for the report
     max_delegated_partitions: int  # the largest so many are kept; 0 means all

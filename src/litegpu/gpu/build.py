@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from litegpu.gpu import memory
-from litegpu.gpu.graph import Graph, Node
+from litegpu.gpu.graph import Copy, Graph, Node
 from litegpu.gpu.kernels import build as build_kernels
 from litegpu.gpu.kernels.context import Context, Launch, NativeKernel, Tuner
 from litegpu.gpu.lang import Kernel
@@ -23,21 +24,34 @@ PRINTERS = {"wgsl": print_wgsl, "cuda": print_cuda}
 
 
 def build_program(
-    graph: Graph, features: Features, target: str = "wgsl", *, half: bool = False, tuner: Tuner | None = None
+    graph: Graph,
+    features: Features,
+    target: str = "wgsl",
+    *,
+    half: bool = False,
+    tuner: Tuner | None = None,
+    variables: int = 0,
 ) -> Program:
     """Compile `graph` for a device.
 
     Inputs and outputs of the program follow graph.inputs and graph.outputs. `half`: store intermediates and constants
-    as float16 (needs features.float16). `tuner`: measures where several kernels would do. Raises KernelError if a
-    kernel cannot be made for the device.
+    as float16 (needs features.float16). `tuner`: measures where several kernels would do. `variables`: that many of
+    the last inputs and outputs stay in the arena: the outputs become the inputs of the next inference. Raises
+    KernelError if a kernel cannot be made for the device.
     """
     placed = place(optimise(graph, features, half), half)
     launches: list[tuple[Node, Launch]] = []
     for node in placed.graph.nodes:
         context = Context(placed.graph, node, placed.views, features, half, tuner)
         launches += [(node, launch) for launch in build_kernels(context)]
+    inputs, outputs = graph.inputs[: len(graph.inputs) - variables], placed.graph.outputs
+    outputs, after = outputs[: len(outputs) - variables], outputs[len(outputs) - variables :]
+    kept = graph.inputs[len(inputs) :]
+    for v, new in zip(kept, after, strict=True):
+        node = Node(Copy(()), (new,), v)
+        launches += [(node, launch) for launch in build_kernels(Context(placed.graph, node, placed.views, features))]
     alignment = max(256, features.storage_alignment)
-    offsets, report = memory.plan(_lifetimes(placed, launches), alignment)
+    offsets, report = memory.plan(_lifetimes(placed, launches, kept), alignment)
     code, constants = _Code(features, target), _Constants(alignment)
     dispatches = []
     for node, launch in launches:
@@ -57,9 +71,10 @@ def build_program(
         dispatches=tuple(dispatches),
         constants=constants.bytes(),
         arena_size=report.arena,
-        inputs=tuple(_port(placed, v, offsets) for v in graph.inputs),
-        outputs=tuple(_port(placed, v, offsets) for v in placed.graph.outputs),
+        inputs=tuple(_port(placed, v, offsets) for v in inputs),
+        outputs=tuple(_port(placed, v, offsets) for v in outputs),
         memory=report,
+        variables=tuple(_port(placed, v, offsets) for v in kept),
     )
     return program
 
@@ -78,8 +93,11 @@ def describe(program: Program) -> str:
     return "\n".join(lines)
 
 
-def _lifetimes(placed: Placed, launches: list[tuple[Node, Launch]]) -> dict[int, memory.Block]:
-    """Roots live from their first writer to their last reader; inputs from the start, outputs to the end."""
+def _lifetimes(
+    placed: Placed, launches: list[tuple[Node, Launch]], kept: Sequence[int] = ()
+) -> dict[int, memory.Block]:
+    """Roots live from their first writer to their last reader; inputs from the start, outputs to the end, and the
+    values `kept` from the start to the end."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for v in placed.graph.inputs:
@@ -89,7 +107,7 @@ def _lifetimes(placed: Placed, launches: list[tuple[Node, Launch]]) -> dict[int,
             if isinstance(operand, View):
                 first.setdefault(operand.root, step)
                 last[operand.root] = step
-    for v in placed.graph.outputs:
+    for v in (*placed.graph.outputs, *kept):
         root = placed.views[v].root
         first.setdefault(root, -1)
         last[root] = len(launches)

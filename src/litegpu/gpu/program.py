@@ -75,3 +75,4 @@ class Program:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     memory: MemoryReport
+    variables: tuple[Port, ...] = ()  # what stays in the arena from one inference to the next, zeros at first

@@ -17,6 +17,7 @@ from litegpu.gpu.lower import (
     movement,
     perception,
     pooling,
+    recurrent,
     reduction,
     resize,
     slicing,
@@ -30,8 +31,8 @@ from litegpu.model.types import Operator, Subgraph, TensorType
 __all__ = ["Entry", "LoweredGraph", "Unsupported", "check_operator", "lower_partition", "supported_ops"]
 
 FAMILIES = (
-    convert, convolution, elementwise, gathering, matmul, movement, perception, pooling, reduction, resize, slicing,
-    softmax,
+    convert, convolution, elementwise, gathering, matmul, movement, perception, pooling, recurrent, reduction,
+    resize, slicing, softmax,
 )  # fmt: skip
 
 
@@ -41,12 +42,15 @@ class LoweredGraph:
 
     `inputs` and `outputs` pair the tensors at the border, in the order that was asked for, with the graph's values.
     `output_types` are the outputs' types in the model: BOOL leaves the GPU as int32 of 0 and 1, INT64 as int32.
+    `variables` are the tensors that keep their values: the graph's last inputs are those before an inference, its last
+    outputs those after it.
     """
 
     graph: Graph
     inputs: tuple[tuple[int, int], ...]
     outputs: tuple[tuple[int, int], ...]
     output_types: tuple[TensorType, ...]
+    variables: tuple[int, ...] = ()
 
 
 def lower_partition(
@@ -70,8 +74,11 @@ def lower_partition(
         except Unsupported as reason:
             raise Unsupported(f"operator {operator.index} ({operator.name}): {reason}") from None
     leaving = tuple((t, lowering.leave(t)) for t in outputs)
-    graph = lowering.builder.graph((v for _, v in entering), (v for _, v in leaving))
-    return LoweredGraph(graph, entering, leaving, tuple(subgraph.tensors[t].type for t in outputs))
+    variables = tuple(lowering.variables)
+    before, after = ([table[t] for t in variables] for table in (lowering.variables, lowering.updates))
+    graph = lowering.builder.graph([*(v for _, v in entering), *before], [*(v for _, v in leaving), *after])
+    types = tuple(subgraph.tensors[t].type for t in outputs)
+    return LoweredGraph(graph, entering, leaving, types, variables)
 
 
 def check_operator(subgraph: Subgraph, operator: Operator, *, quantization: bool = True) -> str | None:

@@ -53,6 +53,8 @@ class Lowering:
         self.builder = GraphBuilder()
         self.values: dict[int, int] = {}
         self.quantized = QuantizedValues(subgraph, self.builder)
+        self.variables: dict[int, int] = {}  # variable tensor -> its value before the inference
+        self.updates: dict[int, int] = {}  # variable tensor -> its value so far
         self._dequantized = _dequantized_constants(subgraph)
 
     def enter(self, tensor: int) -> int:
@@ -86,6 +88,9 @@ class Lowering:
     def ensure(self, tensor: int) -> None:
         """See that a tensor has a value that may be read now."""
         if tensor not in self.values and tensor not in self.quantized and self.constant_tensor(tensor) is None:
+            if self.subgraph.tensors[tensor].is_variable:
+                name = self.subgraph.tensors[tensor].name
+                raise Unsupported(f"'{name}' is a variable, which the operator may not read on the GPU")
             if not self.checking:
                 raise ValueError(f"tensor {tensor} is read before it is written")
             self.enter(tensor)
@@ -172,6 +177,20 @@ class OpContext:
 
     def shape(self, i: int) -> Shape:
         return tuple(self.tensor(i).shape)
+
+    def variable(self, i: int) -> int:
+        """The value that input i, a variable, has before the operator."""
+        t, lowering = self.tensor(i), self.lowering
+        self.require(t.is_variable, f"input {i}, '{t.name}', is no variable")
+        self.require(t.type is TensorType.FLOAT32, f"the variable '{t.name}' is {t.type.name}: FLOAT32 is taken")
+        if t.index not in lowering.variables:
+            value = self.builder.value(bhwc(t.shape), DType.FLOAT32, name=t.name, tensor=t.index)
+            lowering.variables[t.index] = lowering.updates[t.index] = value
+        return lowering.updates[t.index]
+
+    def update(self, i: int, value: int) -> None:
+        """Let input i, a variable, keep `value`."""
+        self.lowering.updates[self.tensor(i).index] = value
 
     def dtype(self, i: int) -> DType:
         """What input i is on the GPU."""

@@ -47,8 +47,12 @@ class Session(Protocol):
     def read(self, index: int, out: np.ndarray) -> None:
         """Required. Copy program output `index` of the last run into `out` (C-contiguous, the port's type)."""
 
+    def reset_variables(self) -> None:
+        """Required. Set the program's variables to zero, as they are at first."""
+
     def profile(self) -> Sequence[KernelTime]:
-        """Required. One inference with each dispatch timed by the device; raises DeviceError if it cannot."""
+        """Required. One inference with each dispatch timed by the device; raises DeviceError if it cannot. Variables
+        keep their values."""
 
     def close(self) -> None:
         """Required. Free everything."""

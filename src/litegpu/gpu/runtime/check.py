@@ -27,7 +27,7 @@ def check_program(program: Program, features: Features, device: str) -> None:
         if problem is not None:
             name = program.kernels[dispatch.kernel].name
             raise DeviceError(f"kernel {name!r} ({dispatch.label}) does not fit {device}: {problem}")
-    for port in (*program.inputs, *program.outputs):
+    for port in (*program.inputs, *program.outputs, *program.variables):
         if port.offset < 0 or port.offset % 4 or port.offset + port.nbytes > program.arena_size:
             raise DeviceError(
                 f"tensor {port.name!r}: {port.nbytes} bytes at {port.offset} are not in the arena of "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,14 @@ class CudaSession:
             np.copyto(out.reshape(-1).view(np.uint8), self._output_memory[index])
             self._stats["read"] += time.perf_counter() - started
 
+    def reset_variables(self) -> None:
+        with self._lock, self.device.context:
+            self._check_usable()
+            self._finish()
+            for port in self.program.variables:
+                checked(driver.cuMemsetD8Async(self._place(port), 0, port.nbytes, self._stream), "cuMemsetD8Async")
+            checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
+
     def profile(self) -> Sequence[KernelTime]:
         """GPU time of each dispatch by itself, from time_kernels(). Outputs of the last run() stay readable."""
         return [
@@ -138,11 +147,13 @@ class CudaSession:
 
     def time_kernels(self) -> list[float]:
         """Seconds of each dispatch: the median of several graphs of the same launch repeated, so with warm caches and
-        including the gap to the next kernel. The arena's content is spoilt, which the next run() does not mind."""
+        including the gap to the next kernel. The arena's content is spoilt, which the next run() does not mind, except
+        for the variables, which are restored."""
         with self._lock, self.device.context:
             self._check_usable()
             self._finish()
-            return [self._time_launch(launch) for launch in self._launches]
+            with self._same_variables():
+                return [self._time_launch(launch) for launch in self._launches]
 
     def time_graph(self, repeats: int = 100) -> float:
         """Seconds of GPU time of all kernels of an inference, without the copies of inputs and outputs: graphs are
@@ -160,8 +171,9 @@ class CudaSession:
 
             watch = Stopwatch()
             try:
-                watch.seconds(self._stream, lambda: launch(max(3, repeats // 10)))
-                return watch.seconds(self._stream, lambda: launch(repeats)) / repeats
+                with self._same_variables():
+                    watch.seconds(self._stream, lambda: launch(max(3, repeats // 10)))
+                    return watch.seconds(self._stream, lambda: launch(repeats)) / repeats
             except CudaError as error:
                 raise self._failed(error) from error
             finally:
@@ -199,6 +211,20 @@ class CudaSession:
     @property
     def stats(self) -> Mapping[str, float]:
         return dict(self._stats)
+
+    @contextlib.contextmanager
+    def _same_variables(self) -> Iterator[None]:
+        """Restore the variables afterwards."""
+        kept = [np.empty(port.nbytes, np.uint8) for port in self.program.variables]
+        for port, memory in zip(self.program.variables, kept, strict=True):
+            what = f"copy of variable {port.name!r}"
+            checked(driver.cuMemcpyDtoHAsync(memory.ctypes.data, self._place(port), port.nbytes, self._stream), what)
+        checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
+        yield
+        for port, memory in zip(self.program.variables, kept, strict=True):
+            what = f"copy of variable {port.name!r}"
+            checked(driver.cuMemcpyHtoDAsync(self._place(port), memory.ctypes.data, port.nbytes, self._stream), what)
+        checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
 
     # Building
 

@@ -202,6 +202,11 @@ class WebGpuSession:
             np.copyto(out.reshape(-1).view(np.uint8), self._output_memory[index])
             self._stats["read"] += time.perf_counter() - started
 
+    def reset_variables(self) -> None:
+        with self._lock:
+            self._check_usable()
+            self._set_variables([bytes(_padded(port.nbytes)) for port in self.program.variables])
+
     def profile(self) -> Sequence[KernelTime]:
         """One inference on what was written last, with each dispatch in a pass of its own between two timestamps. That
         keeps the device from overlapping dispatches, so the sum is more than an inference takes. Raises DeviceError if
@@ -213,8 +218,11 @@ class WebGpuSession:
             if self._timer is None:
                 self._timer = Timer(self.device.handle, len(self.program.dispatches))
                 self._allocations += 1
+            queue, arena = self.device.handle.queue, self.inference.arena
+            kept = [queue.read_buffer(arena, p.offset, _padded(p.nbytes)) for p in self.program.variables]
             command = self.replay.adopt(record(self.device.handle, self.inference, self._timer))
             self._infer(command, encode_next=False)
+            self._set_variables(kept)
             seconds = self._timer.seconds()
         return [
             KernelTime(dispatch.label, dispatch.sources, duration)
@@ -336,6 +344,10 @@ class WebGpuSession:
         self._has_run = True
         stats["submit"], stats["encode"], stats["wait"] = submitted - started, encoded - submitted, clock() - encoded
         stats["write"], stats["read"], self._writing = self._writing, 0.0, 0.0
+
+    def _set_variables(self, contents: Sequence[Any]) -> None:
+        for port, content in zip(self.program.variables, contents, strict=True):
+            self.device.handle.queue.write_buffer(self.inference.arena, port.offset, content)
 
     def _map_staging(self) -> None:
         """Views of the ports in the staging buffers, whose addresses may change with every mapping."""

@@ -1,0 +1,250 @@
+"""Recurrent ops against the official CPU runtime: every option, both majors, batches, and what is kept between runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from agreement import FLOAT16, FLOAT32, assert_agrees, official, on_gpu, require_gpu, run
+
+import litegpu
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.lower import check_operator, lower_partition
+from litegpu.model.types import TensorType
+from litegpu.model.writer import ModelBuilder
+
+F32 = TensorType.FLOAT32
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An LSTM layer with all its options."""
+
+    steps: int = 5
+    batch: int = 2
+    depth: int = 6
+    units: int = 8
+    outputs: int = 0  # 0: the units, without a projection
+    time_major: bool = True
+    activation: str = "TANH"
+    coupled: bool = False
+    peephole: bool = False
+    normalized: bool = False
+    projection_bias: bool = True
+    cell_clip: float = 0.0
+    proj_clip: float = 0.0
+    op: str = "UNIDIRECTIONAL_SEQUENCE_LSTM"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        if self.op == "LSTM":
+            return self.batch, self.depth
+        return (self.steps, self.batch, self.depth) if self.time_major else (self.batch, self.steps, self.depth)
+
+    def add(self, b: ModelBuilder, x: int, seed: int = 0) -> int:
+        rng = np.random.default_rng(seed)
+        n, m = self.units, self.outputs or self.units
+
+        def constant(*shape: int, wanted: bool = True, around: float = 0.0) -> int | None:
+            values = (rng.standard_normal(shape) * 0.5 + around).astype(np.float32)
+            return b.constant(values) if wanted else None
+
+        own = not self.coupled
+        inputs: list[Any] = [x]
+        inputs += [constant(n, self.depth, wanted=own), *(constant(n, self.depth) for _ in range(3))]
+        inputs += [constant(n, m, wanted=own), *(constant(n, m) for _ in range(3))]
+        inputs += [constant(n, wanted=self.peephole and own), *(constant(n, wanted=self.peephole) for _ in range(2))]
+        inputs += [constant(n, wanted=own), *(constant(n) for _ in range(3))]
+        projected = self.outputs > 0
+        inputs += [constant(m, n, wanted=projected), constant(m, wanted=projected and self.projection_bias)]
+        inputs += [b.variable(f"output{seed}", (self.batch, m)), b.variable(f"cell{seed}", (self.batch, n))]
+        if self.normalized:
+            inputs += [constant(n, wanted=own, around=1), *(constant(n, around=1) for _ in range(3))]
+        options: dict[str, Any] = dict(
+            fused_activation_function=self.activation, cell_clip=self.cell_clip, proj_clip=self.proj_clip
+        )
+        if self.op != "LSTM":
+            options["time_major"] = self.time_major
+        return b.op(self.op, inputs, (*self.shape[:-1], m), options)
+
+    def model(self) -> bytes:
+        b = ModelBuilder()
+        x = b.input("x", self.shape)
+        b.output(b.op("NEG", [self.add(b, x)], (*self.shape[:-1], self.outputs or self.units)))
+        return b.build()
+
+    def data(self, seed: int) -> np.ndarray:
+        return np.random.default_rng(seed).standard_normal(self.shape).astype(np.float32)
+
+
+LAYERS = {
+    "plain": Layer(),
+    "batch major": Layer(time_major=False),
+    "one sequence": Layer(batch=1, units=5, depth=3),
+    "odd sizes": Layer(batch=3, units=7, depth=5, steps=4, time_major=False),
+    "many units": Layer(units=300, depth=20, batch=1, steps=3),
+    "relu": Layer(activation="RELU", cell_clip=2.0),
+    "relu6": Layer(activation="RELU6"),
+    "relu from -1 to 1": Layer(activation="RELU_N1_TO_1"),
+    "coupled": Layer(coupled=True),
+    "peephole": Layer(peephole=True),
+    "coupled peephole": Layer(coupled=True, peephole=True, units=9),
+    "cell clip": Layer(cell_clip=0.3),
+    "projection": Layer(outputs=3),
+    "wide projection": Layer(outputs=20, time_major=False, projection_bias=False),
+    "projection clip": Layer(outputs=6, proj_clip=0.2, cell_clip=0.5),
+    "normalized": Layer(normalized=True),
+    "everything": Layer(normalized=True, peephole=True, outputs=5, cell_clip=0.8, proj_clip=0.7, time_major=False),
+    "coupled and normalized": Layer(normalized=True, coupled=True, peephole=True, units=33, batch=1),
+    "one step": Layer(op="LSTM"),
+    "one step of everything": Layer(op="LSTM", peephole=True, normalized=True, outputs=3, coupled=True),
+}
+
+
+def compare(content: bytes, inputs: list[list[np.ndarray]], tolerance: float = FLOAT32, **options: Any) -> None:
+    """Several inferences, a reset, and the first again, on the GPU and the CPU."""
+    gpu, cpu = on_gpu(content, **options), official(content)
+    assert gpu.delegation_report().fully_delegated, gpu.delegation_report().summary()
+    for i, arrays in enumerate([*inputs, inputs[0], inputs[0]]):
+        if i == len(inputs):
+            gpu.reset_all_variables()
+            cpu.reset_all_variables()
+        for got, want in zip(run(gpu, arrays), run(cpu, arrays), strict=True):
+            assert_agrees(got, want, tolerance, f"inference {i}")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name: str) -> None:
+    require_gpu()
+    layer = LAYERS[name]
+    compare(layer.model(), [[layer.data(seed)] for seed in range(3)])
+
+
+@pytest.mark.parametrize("name", ["plain", "odd sizes", "everything", "one step"])
+def test_float16(name: str) -> None:
+    require_gpu()
+    layer = LAYERS[name]
+    compare(layer.model(), [[layer.data(seed)] for seed in range(2)], FLOAT16, precision_loss_allowed=True)
+
+
+def test_two_layers_and_what_is_around_them() -> None:
+    require_gpu()
+    b = ModelBuilder()
+    first, second = Layer(depth=4, units=8, time_major=False), Layer(depth=8, units=6, time_major=False)
+    x = b.input("x", first.shape)
+    hidden = first.add(b, b.op("TANH", [x], first.shape))
+    b.output(b.op("ABS", [second.add(b, hidden, seed=7)], (2, 5, 6)), hidden)
+    compare(b.build(), [[first.data(seed)] for seed in range(2)])
+
+
+def basic(batch: int, depth: int, units: int, variables: bool, used: bool = True) -> bytes:
+    """The basic kernel; its scratch outputs are outputs of the graph if `used`."""
+    rng = np.random.default_rng(1)
+    b = ModelBuilder()
+    x = b.input("x", (batch, depth))
+    states = [
+        b.variable(name, (batch, units)) if variables else b.input(name, (batch, units)) for name in ("output", "state")
+    ]
+    weights = b.constant(rng.standard_normal((4 * units, depth + units)).astype(np.float32) * 0.4)
+    bias = b.constant(rng.standard_normal(4 * units).astype(np.float32))
+    shapes = [(batch, units), (batch, units), (batch, depth + units), (batch, 4 * units)]
+    results = b.op_multi(
+        "LSTM", [x, states[0], weights, bias, states[1]], [(s, F32) for s in shapes],
+        dict(kernel_type="BASIC", fused_activation_function="TANH"), version=2,
+    )  # fmt: skip
+    b.output(*(results if used else results[:1]))
+    return b.build()
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("variables", [False, True])
+@pytest.mark.parametrize(("batch", "depth", "units"), [(1, 4, 8), (3, 5, 7)])
+def test_the_basic_kernel(batch: int, depth: int, units: int, variables: bool, used: bool) -> None:
+    require_gpu()
+    rng = np.random.default_rng(2)
+    shapes = [(batch, depth)] if variables else [(batch, depth), (batch, units), (batch, units)]
+    inputs = [[rng.standard_normal(s).astype(np.float32) for s in shapes] for _ in range(3)]
+    compare(basic(batch, depth, units, variables, used), inputs)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_definition_in_numpy(name: str) -> None:
+    layer = LAYERS[name]
+    content = layer.model()
+    main = litegpu.read_model(content).main
+    lowered = lower_partition(main, main.operators, main.inputs, main.outputs)
+    states = [np.zeros(main.tensors[t].shape, np.float32) for t in lowered.variables]
+    cpu = official(content)
+    for seed in range(2):
+        result, *states = evaluate_graph(lowered.graph, [layer.data(seed), *states])
+        want = run(cpu, [layer.data(seed)])[0]
+        assert_agrees(result.reshape(want.shape), want, FLOAT32, name)
+
+
+def test_few_launches() -> None:
+    """The input of all steps is multiplied at once, and one launch does the steps."""
+    from litegpu.gpu.build import build_program
+    from litegpu.gpu.lang.features import Features
+
+    main = litegpu.read_model(Layer(steps=50, units=16).model()).main
+    lowered = lower_partition(main, main.operators, main.inputs, main.outputs)
+    program = build_program(lowered.graph, Features(), variables=2)
+    assert [d.label for d in program.dispatches].count("lstm") == 1 and len(program.dispatches) <= 7
+
+
+def test_state_belongs_to_the_interpreter() -> None:
+    require_gpu()
+    layer = LAYERS["plain"]
+    one, other = on_gpu(layer.model()), on_gpu(layer.model())
+    first = run(one, [layer.data(0)])[0]
+    run(one, [layer.data(0)])
+    np.testing.assert_array_equal(run(other, [layer.data(0)])[0], first)
+
+
+def test_profiling_keeps_the_state() -> None:
+    require_gpu()
+    layer = LAYERS["plain"]
+    gpu, cpu = on_gpu(layer.model()), official(layer.model())
+    kernel = gpu._plan._steps[0].kernel
+    for i in range(3):
+        assert_agrees(run(gpu, [layer.data(i)])[0], run(cpu, [layer.data(i)])[0], FLOAT32)
+        if kernel.device.features.timestamps:
+            kernel.profile()
+
+
+def test_refused() -> None:
+    def reason(layer: Layer, change: Any = None) -> str:
+        main = litegpu.read_model(layer.model()).main
+        operator = main.operators[0]
+        return check_operator(main, change(operator) if change else operator) or ""
+
+    def without(index: int) -> Any:
+        return lambda o: replace(o, inputs=tuple(-1 if i == index else t for i, t in enumerate(o.inputs)))
+
+    assert "do not fit in the shared memory" in reason(Layer(units=2000, depth=1))
+    assert "need a projection" in reason(Layer(outputs=3), without(16))
+    assert "weights of the forget gate are missing" in reason(Layer(), without(2))
+    assert "activation NONE is not taken" in reason(Layer(activation="NONE"))
+    main = litegpu.read_model(LAYERS["plain"].model()).main
+    swapped = replace(main.operators[0], inputs=(*main.operators[0].inputs[:3], 0, *main.operators[0].inputs[4:]))
+    assert "is computed by the model" in (check_operator(main, swapped) or "")
+
+
+def test_on_the_cpu_beside_a_delegate(numpy_delegate: Any) -> None:
+    """A partition on the CPU keeps its variables too."""
+    layer = LAYERS["plain"]
+    ours = litegpu.Interpreter(
+        model_content=layer.model(), experimental_delegates=[litegpu.GpuDelegate(first_delegate_node_index=1)],
+        fallback="silent",
+    )  # fmt: skip
+    require_gpu()
+    ours.allocate_tensors()
+    assert ours.delegation_report().delegated == 1
+    cpu = official(layer.model())
+    for i in range(3):
+        np.testing.assert_allclose(run(ours, [layer.data(i)])[0], run(cpu, [layer.data(i)])[0], rtol=1e-5, atol=1e-6)
+    ours.reset_all_variables()
+    cpu.reset_all_variables()
+    np.testing.assert_allclose(run(ours, [layer.data(0)])[0], run(cpu, [layer.data(0)])[0], rtol=1e-5, atol=1e-6)
