@@ -78,6 +78,9 @@ class Lowering:
     def value(self, tensor: int) -> int:
         """The value that stands for a tensor; constants enter the graph when first asked for. Of a quantized tensor it
         is one of real numbers."""
+        if self.subgraph.tensors[tensor].is_variable:
+            name = self.subgraph.tensors[tensor].name
+            raise Unsupported(f"'{name}' is a variable, which the operator may not read on the GPU")
         constant = self.constant_tensor(tensor)
         if constant is not None and tensor not in self.values:
             array = as_array(constant, decode=not self.checking)
@@ -88,9 +91,6 @@ class Lowering:
     def ensure(self, tensor: int) -> None:
         """See that a tensor has a value that may be read now."""
         if tensor not in self.values and tensor not in self.quantized and self.constant_tensor(tensor) is None:
-            if self.subgraph.tensors[tensor].is_variable:
-                name = self.subgraph.tensors[tensor].name
-                raise Unsupported(f"'{name}' is a variable, which the operator may not read on the GPU")
             if not self.checking:
                 raise ValueError(f"tensor {tensor} is read before it is written")
             self.enter(tensor)
@@ -158,7 +158,8 @@ class OpContext:
     def choose_unit(self) -> None:
         """Give the operator quanta where it works on them as on real numbers."""
         positions = range(len(self.operator.inputs))
-        real = [i for i in positions if self.has(i) and TensorType.FLOAT32 in self.entry.types(i)]
+        given = [i for i in positions if self.has(i) and not self.tensor(i).is_variable]
+        real = [i for i in given if TensorType.FLOAT32 in self.entry.types(i)]
         for i in real:
             self.lowering.ensure(self.operator.inputs[i])
         self.unit = self.lowering.quantized.unit(self.operator, [self.operator.inputs[i] for i in real])
