@@ -52,7 +52,8 @@ def fastest(ctx: Context, layer: Layer, where: Where | None = None) -> Launch:
 
 def product_of(layer: Layer, capability: int) -> Product:
     """The convolution as a matrix product, on a device of that compute capability (times ten)."""
-    return Product(math.prod(layer.shape[:3]), layer.shape[3], layer.depth, layer.half, layer.vector == 0, capability)
+    gathered, windowed = layer.access == "GATHER", layer.access == "WINDOW"
+    return Product(math.prod(layer.shape[:3]), layer.shape[3], layer.depth, layer.half, gathered, windowed, capability)
 
 
 def packed(layer: Layer, tile: Tile) -> np.ndarray:

@@ -40,7 +40,7 @@ def ranked(ctx: Context, a: View, b: View) -> list[Tile]:
     batch, heads, m, n = ctx.output.shape
     depth = a.shape[2 if op.transpose_a else 3]
     gathered = not (copied(a, ctx.half, op.transpose_a) and copied(b, ctx.half, not op.transpose_b))
-    one = Product(m, n, depth, ctx.half, gathered, ctx.features.cuda_capability)
+    one = Product(m, n, depth, ctx.half, gathered, capability=ctx.features.cuda_capability)
 
     def estimate(tile: Tile) -> float:
         rows = batch * heads * (-(-m // tile.rows) * tile.rows)

@@ -24,6 +24,7 @@ class Product:
     depth: int
     half: bool
     gathered: bool = False  # the left factor is read element by element
+    windowed: bool = False  # where its rows lie has to be computed for every copy
     capability: int = LEAST_CAPABILITY  # of the device
 
 
@@ -137,7 +138,7 @@ class Rates:
     """What the parts of a workgroup's work take, in microseconds.
 
     Fitted to 6000 (float16) and 2900 (float32) measurements of candidates on an H200, so that the first choice takes
-    little longer than the best one: 2.5% and 5.4% on average. Other devices rank them much alike; `tuning` measures.
+    little longer than the best one: 2.3% and 5.4% on average. Other devices rank them much alike; `tuning` measures.
     """
 
     start: float  # until the first copies have arrived
@@ -148,6 +149,8 @@ class Rates:
     copied: float  # a byte of the factors
     latency: float  # of a copy, to be divided by those under way, where there are more steps than that
     gathered: float  # how much more a byte costs that is read element by element
+    windowed: float  # how much more a byte costs whose place has to be computed, and
+    computed: float  # how much longer a step takes
     multiplied: float  # one multiplication
     warps: float  # that are needed for that rate
     stored: float  # a sum
@@ -160,19 +163,19 @@ class Rates:
 
 
 HALF_RATES = Rates(
-    start=0.384, step=0.0575, barrier=0.0444, slice=0.0585, fragment=5.95e-7, copied=3.07e-6, latency=0.35,
-    gathered=10.2, multiplied=2.42e-7, warps=7.96, stored=1.24e-4, finish=1.21, group=0.0627, resident=2.21,
-    threads=494, waves=0.7, moved=1.25e-5,
+    start=0.562, step=0.0429, barrier=0.0587, slice=0.0587, fragment=1.07e-6, copied=2.49e-6, latency=0.323,
+    gathered=11.2, windowed=1.24, computed=0.105, multiplied=3.63e-7, warps=5.85, stored=1.22e-4, finish=1.07,
+    group=0.11, resident=2.86, threads=450, waves=0.871, moved=6.96e-6,
 )  # fmt: skip
 WARPGROUP_RATES = Rates(
-    start=1.18, step=0.0717, barrier=0.0103, slice=0.028, fragment=7.67e-9, copied=4.24e-6, latency=0.397,
-    gathered=11.7, multiplied=1.68e-7, warps=9.36, stored=1.33e-4, finish=0.496, group=0.0539, resident=5.98,
-    threads=656, waves=1.1, moved=1.06e-5,
+    start=0.668, step=0.0819, barrier=0.0157, slice=0.0233, fragment=7.38e-9, copied=3.25e-6, latency=0.432,
+    gathered=16.2, windowed=0.456, computed=0.0688, multiplied=2.92e-7, warps=9.0, stored=1.33e-4, finish=0.88,
+    group=0.0249, resident=4.98, threads=736, waves=1.1, moved=5.32e-6,
 )  # fmt: skip
 FLOAT_RATES = Rates(
     start=0.909, step=0.259, barrier=0, slice=0.211, fragment=6.6e-6, copied=8.3e-7, latency=5.42, gathered=44,
-    multiplied=8.96e-6, warps=12, stored=6.8e-5, finish=0.562, group=0.0002, resident=32, threads=497, waves=0.87,
-    moved=0,
+    windowed=1, computed=0, multiplied=8.96e-6, warps=12, stored=6.8e-5, finish=0.562, group=0.0002, resident=32,
+    threads=497, waves=0.87, moved=0,
 )  # fmt: skip
 
 
@@ -187,13 +190,14 @@ def cost(product: Product, tile: Tile, units: int) -> float:
     groups = -(-product.rows // tile.rows) * -(-product.columns // tile.columns)
     steps = -(-product.depth // tile.depth)
     down, across, along = tile.warps
-    rows = tile.rows * (r.gathered if product.gathered else 1)
+    rows = tile.rows * (r.gathered if product.gathered else r.windowed if product.windowed else 1)
     copied = (rows + tile.columns) * tile.depth * size * r.copied
     multiplied = tile.rows * tile.columns * tile.depth * r.multiplied
     slices = tile.depth // (16 if product.half else 4) / along
     loaded = tile.depth * (tile.rows / down + tile.columns / across) / along * r.fragment
     in_flight = min(tile.stages - 1, steps)
-    waiting = max(r.step + r.slice * slices + loaded, r.latency / in_flight if steps > in_flight else 0)
+    step = r.step + (r.computed if product.windowed else 0)
+    waiting = max(step + r.slice * slices + loaded, r.latency / in_flight if steps > in_flight else 0)
     stored = tile.rows * tile.columns * along * r.stored
     working = multiplied * max(1.0, r.warps * 32 / tile.threads)
     alone = r.start + steps * max(waiting, working, copied) + stored + r.finish

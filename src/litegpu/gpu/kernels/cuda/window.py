@@ -114,8 +114,8 @@ def cost(layer: Layer, block: Block, units: int) -> float:
     copied = (_halo_bytes(layer, block) / 32 + 100) * (1 if layer.vector else 6 * math.sqrt(4 / warps))
     products = pixels * block.columns * 16 / 1024 * max(1.0, 4 / (warps * share))
     fragments = pixels * block.warps[1] / 16 * 4  # loaded from shared memory
-    multiplied = steps * max(30.0, max(products, fragments) + 0.25 * min(products, fragments))
-    once = 2200 + block.columns * _depth(layer) * 2 / 32 * share
+    multiplied = steps * max(30.0, max(products, fragments) + 0.5 * min(products, fragments))
+    once = (900 if layer.vector else 2200) + block.columns * _depth(layer) * 2 / 32 * share
     each = max(copied, multiplied) + 200 + pixels * block.columns / 64
     return (once + -(-blocks // groups) * each * max(1, share)) / CYCLES
 
