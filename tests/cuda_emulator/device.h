@@ -25,13 +25,14 @@ VECTOR(uint, unsigned, 4)
 #define __shared__ static
 
 namespace emulator {
-struct Thread { ucontext_t context; std::vector<char> stack; uint3 id; bool ended; };
+struct Thread { ucontext_t context; std::vector<char> stack; uint3 id; bool ended; unsigned rank; };
 inline std::vector<Thread> threads;
 inline ucontext_t scheduler;
 inline Thread* current;
 inline uint3 group;
-inline uint64_t slots[1024];
+inline uint64_t slots[8192];
 
+inline uint3 block() { return {group.x + current->rank, group.y, group.z}; }
 inline void pause() { swapcontext(&current->context, &scheduler); }
 
 template <class T> T shuffle(unsigned mask, T value, unsigned to) {
@@ -47,7 +48,7 @@ inline unsigned lane() { return (current - threads.data()) & 31u; }
 }  // namespace emulator
 
 #define threadIdx (emulator::current->id)
-#define blockIdx (emulator::group)
+#define blockIdx (emulator::block())
 inline void __syncthreads() { emulator::pause(); }
 template <class T> T __shfl_sync(unsigned mask, T v, unsigned from) { return emulator::shuffle(mask, v, from); }
 template <class T> T __shfl_xor_sync(unsigned mask, T v, unsigned by) {
@@ -82,6 +83,18 @@ inline void copy8(unsigned at, const void* from, bool real) {
 }
 inline void copies_commit() {}
 template <int pending> void copies_wait() {}
+
+// And cluster.cu: the workgroups of a cluster have their shared memory one behind the other. A barrier of one is a
+// barrier of all, as is every switch between threads.
+#define __cluster_dims__(x, y, z)
+inline unsigned cluster_rank() { return emulator::current->rank; }
+inline float* own_shared(unsigned bytes) { return (float*)(shared + emulator::current->rank * bytes); }
+inline void cluster_arrive() {}
+inline void cluster_wait() { emulator::pause(); }
+inline void cluster_store(float* at, unsigned rank, float value, unsigned bytes) {
+  const size_t own = (unsigned char*)at - shared - emulator::current->rank * bytes;
+  std::memcpy(shared + rank * bytes + own, &value, 4);
+}
 
 namespace emulator {
 struct Operands { unsigned a[4], b[2]; };
@@ -156,19 +169,19 @@ inline void enter() {
 }
 
 inline void run_group(uint3 size) {
-  size_t running = threads.size(), i = 0;
-  for (unsigned z = 0; z < size.z; z++)
-    for (unsigned y = 0; y < size.y; y++)
-      for (unsigned x = 0; x < size.x; x++, i++) {
-        Thread& t = threads[i];
-        t.id = {x, y, z};
-        t.ended = false;
-        getcontext(&t.context);
-        t.context.uc_stack.ss_sp = t.stack.data();
-        t.context.uc_stack.ss_size = t.stack.size();
-        t.context.uc_link = nullptr;
-        makecontext(&t.context, enter, 0);
-      }
+  const unsigned each = size.x * size.y * size.z;
+  size_t running = threads.size();
+  for (unsigned i = 0; i < threads.size(); i++) {
+    Thread& t = threads[i];
+    t.id = {i % each % size.x, i % each / size.x % size.y, i % each / size.x / size.y};
+    t.rank = i / each;
+    t.ended = false;
+    getcontext(&t.context);
+    t.context.uc_stack.ss_sp = t.stack.data();
+    t.context.uc_stack.ss_size = t.stack.size();
+    t.context.uc_link = nullptr;
+    makecontext(&t.context, enter, 0);
+  }
   while (running)
     for (Thread& t : threads)
       if (!t.ended) {
@@ -179,15 +192,16 @@ inline void run_group(uint3 size) {
 }
 
 // Runs the whole grid. `switching`: the kernel has barriers or shuffles, so that each thread needs a stack of its own.
-inline void launch(void (*kernel)(void**), void** p, uint3 groups, uint3 size, bool switching) {
+// `cluster` neighbouring workgroups run at the same time.
+inline void launch(void (*kernel)(void**), void** p, uint3 groups, uint3 size, bool switching, unsigned cluster) {
   body = kernel;
   arguments = p;
-  threads.resize(size.x * size.y * size.z);
+  threads.resize(size.x * size.y * size.z * cluster);
   if (switching)
     for (Thread& t : threads) t.stack.resize(64 << 10);
   for (unsigned z = 0; z < groups.z; z++)
     for (unsigned y = 0; y < groups.y; y++)
-      for (unsigned x = 0; x < groups.x; x++) {
+      for (unsigned x = 0; x < groups.x; x += cluster) {
         group = {x, y, z};
         if (switching) {
           run_group(size);

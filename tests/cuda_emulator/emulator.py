@@ -24,9 +24,12 @@ VARIABLE = "LITEGPU_CUDA_EMULATOR"
 HERE = Path(__file__).parent
 
 _LAUNCH = """
+#ifndef CLUSTER
+#define CLUSTER 1
+#endif
 extern "C" void emulated_launch(void** p, const unsigned* groups, const unsigned* size) {
   emulator::launch([](void** p) { emulator::call(NAME, p); }, p, {groups[0], groups[1], groups[2]},
-                   {size[0], size[1], size[2]}, SWITCHING);
+                   {size[0], size[1], size[2]}, SWITCHING, CLUSTER);
 }
 """
 
@@ -61,6 +64,7 @@ def _compile(kernel: KernelCode) -> bytes:
         kernel.source.replace(HALF_CONVERSIONS, "")
         .replace(text_of("device.cu"), "")
         .replace(text_of("warpgroup.cu"), "")
+        .replace(text_of("cluster.cu"), "")
     )  # in the header
     if 'asm("cvt' in source or 'asm("fma' in source:
         raise DeviceError(f"kernel {kernel.name!r} has PTX, which the emulator cannot run")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from litegpu.gpu import memory
-from litegpu.gpu.graph import Copy, Graph, Node
+from litegpu.gpu.graph import RESULT, Copy, Graph, Node
 from litegpu.gpu.kernels import build as build_kernels
 from litegpu.gpu.kernels.context import Context, Launch, NativeKernel, Tuner
 from litegpu.gpu.lang import Kernel
@@ -40,18 +41,16 @@ def build_program(
     KernelError if a kernel cannot be made for the device.
     """
     placed = place(optimise(graph, features, half), half)
-    launches: list[tuple[Node, Launch]] = []
-    for node in placed.graph.nodes:
-        context = Context(placed.graph, node, placed.views, features, half, tuner)
-        launches += [(node, launch) for launch in build_kernels(context)]
     inputs, outputs = graph.inputs[: len(graph.inputs) - variables], placed.graph.outputs
     outputs, after = outputs[: len(outputs) - variables], outputs[len(outputs) - variables :]
     kept = graph.inputs[len(inputs) :]
-    for v, new in zip(kept, after, strict=True):
-        node = Node(Copy(()), (new,), v)
-        launches += [(node, launch) for launch in build_kernels(Context(placed.graph, node, placed.views, features))]
+    last = _into_variables(placed, kept, after)
+    launches: list[tuple[Node, Launch]] = []
+    for node in [*(n for n in placed.graph.nodes if n not in last), *last.values()]:
+        context = Context(placed.graph, node, placed.views, features, half, tuner)
+        launches += [(node, launch) for launch in build_kernels(context)]
     alignment = max(256, features.storage_alignment)
-    offsets, report = memory.plan(_lifetimes(placed, launches, kept), alignment)
+    offsets, report = memory.plan(_lifetimes(placed, launches, (*outputs, *kept)), alignment)
     code, constants = _Code(features, target), _Constants(alignment)
     dispatches = []
     for node, launch in launches:
@@ -93,11 +92,27 @@ def describe(program: Program) -> str:
     return "\n".join(lines)
 
 
-def _lifetimes(
-    placed: Placed, launches: list[tuple[Node, Launch]], kept: Sequence[int] = ()
-) -> dict[int, memory.Block]:
-    """Roots live from their first writer to their last reader; inputs from the start, outputs to the end, and the
-    values `kept` from the start to the end."""
+def _into_variables(placed: Placed, kept: Sequence[int], after: Sequence[int]) -> dict[Node, Node]:
+    """The nodes that end an inference: each writes one of the values `after` where one of `kept` lies. The keys are
+    nodes of the graph that this makes superfluous, or the new ones."""
+    producer, consumers = placed.graph.producer(), placed.graph.consumers()
+    before = {placed.views[v].root for v in kept}
+    found: dict[Node, Node] = {}
+    for v, new in zip(kept, after, strict=True):
+        write = Node(Copy(()), (new,), v)
+        copy = producer.get(new)
+        if copy is not None and isinstance(copy.op, Copy) and copy.epilogue == RESULT and not consumers[new]:
+            source = copy.inputs[0]
+            if source in placed.views and placed.views[source].root not in before:
+                found[copy] = dataclasses.replace(copy, output=v)
+                continue
+        found[write] = write
+    return found
+
+
+def _lifetimes(placed: Placed, launches: list[tuple[Node, Launch]], lasting: Sequence[int]) -> dict[int, memory.Block]:
+    """Roots live from their first writer to their last reader; inputs from the start, and the values `lasting`, outputs
+    and variables, to the end."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for v in placed.graph.inputs:
@@ -107,7 +122,7 @@ def _lifetimes(
             if isinstance(operand, View):
                 first.setdefault(operand.root, step)
                 last[operand.root] = step
-    for v in (*placed.graph.outputs, *kept):
+    for v in lasting:
         root = placed.views[v].root
         first.setdefault(root, -1)
         last[root] = len(launches)

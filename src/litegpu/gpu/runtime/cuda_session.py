@@ -215,7 +215,7 @@ class CudaSession:
     @contextlib.contextmanager
     def _same_variables(self) -> Iterator[None]:
         """Restore the variables afterwards."""
-        kept = [np.empty(port.nbytes, np.uint8) for port in self.program.variables]
+        kept = [np.asarray(Pinned(self.device, port.nbytes)) for port in self.program.variables]
         for port, memory in zip(self.program.variables, kept, strict=True):
             what = f"copy of variable {port.name!r}"
             checked(driver.cuMemcpyDtoHAsync(memory.ctypes.data, self._place(port), port.nbytes, self._stream), what)

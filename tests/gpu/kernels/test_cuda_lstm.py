@@ -1,0 +1,133 @@
+"""The steps of an LSTM by a cluster, in CUDA C++, against the definition in NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from litegpu.gpu.build import build_program
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.graph import RESULT, Conv2D, Copy, Custom, DType, Graph, GraphBuilder, Slice, apply
+from litegpu.gpu.kernels.cuda import lstm
+from litegpu.gpu.kernels.lstm import Lstm
+from litegpu.gpu.lang.features import Features
+
+
+@pytest.fixture(scope="module")
+def device():
+    from litegpu.gpu.runtime.cuda import available, open_device
+
+    reason = available()
+    if reason is not None:
+        pytest.skip(f"no CUDA device: {reason}")
+    found = open_device()
+    if found.features.cuda_capability < 90:
+        pytest.skip("needs compute capability 9.0")
+    return found
+
+
+def network(
+    units: int, steps: int, batch: int, time_major: bool, clip: float = 0.0, inner: bool = False
+) -> tuple[Graph, list[np.ndarray]]:
+    """An LSTM whose gates and results are the graph's own or, with `inner`, intermediates, which may be float16."""
+    rng = np.random.default_rng(units + steps)
+    builder = GraphBuilder()
+    shape = (1, steps, batch, 4 * units) if time_major else (1, batch, steps, 4 * units)
+    gates = x = builder.value(shape, DType.FLOAT32)
+    if inner:
+        eye = builder.constant(np.eye(4 * units, dtype=np.float32).reshape(4 * units, 1, 1, 4 * units))
+        gates = builder.node(Conv2D(), [x, eye], builder.value(shape, DType.FLOAT32))
+    weights = builder.constant(rng.standard_normal((4 * units, units)) / np.sqrt(units))
+    output, state = (builder.value((1, 1, batch, units), DType.FLOAT32) for _ in range(2))
+    op = Lstm(units, units, time_major, apply("tanh", RESULT), cell_clip=clip)
+    result = builder.value((*shape[:3], 2 * units), DType.FLOAT32)
+    builder.node(Custom(op), [gates, weights, output, state], result)
+    if inner:
+        part = builder.value((*shape[:3], units), DType.FLOAT32)
+        builder.node(Copy((Slice((0, 0, 0, units // 2), (1, 1, 1, 1), (*shape[:3], units)),)), [result], part)
+        result = part
+    data = [rng.standard_normal(builder.values[v].shape).astype(np.float32) for v in (x, output, state)]
+    return builder.graph([x, output, state], [result]), data
+
+
+def check(device, network: tuple[Graph, list[np.ndarray]], half: bool = False, units: int = 0) -> None:
+    """`units`: as many multiprocessors as the device is said to have."""
+    graph, data = network
+    features = replace(device.features, compute_units=units) if units else device.features
+    program = build_program(graph, features, "cuda", half=half)
+    assert "lstm_cluster" in {k.name for k in program.kernels}
+    session = device.session(program)
+    got = np.empty(graph.values[graph.outputs[0]].shape, np.float32)
+    try:
+        for i, values in enumerate(data):
+            session.write(i, values)
+        for _ in range(2):
+            session.run()
+        session.read(0, got)
+    finally:
+        session.close()
+    want = evaluate_graph(graph, data)[0]
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got - want) <= (5e-3 if half else 2e-6) * np.linalg.norm(want)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("time_major", [False, True])
+def test_layouts(device, half: bool, time_major: bool, inner: bool) -> None:
+    check(device, network(12, 5, 3, time_major, inner=inner, clip=0.5 if inner else 0.0), half)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("cluster", [1, 2, 4, 8])
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8])
+def test_divisions(device, monkeypatch: pytest.MonkeyPatch, cluster: int, lanes: int) -> None:
+    """Units that do not divide evenly: some workgroups have fewer."""
+    units = 28
+    found = lstm.Division(cluster, lanes, -(-units // cluster), -(-units // (4 * lanes)))
+    monkeypatch.setattr(lstm, "division", lambda units, capability: found)
+    check(device, network(units, 4, 2, True))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("batch", [3, 7, 11])
+def test_many_sequences(device, batch: int) -> None:
+    """Several for each cluster, and numbers that do not divide evenly."""
+    check(device, network(20, 3, batch, True), units=2)
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_256_units(device) -> None:
+    check(device, network(256, 128, 1, True))
+
+
+@pytest.mark.parametrize("units", [4, 32, 64, 100, 128, 200, 256])
+def test_every_size_up_to_256_fits(units: int) -> None:
+    found = lstm.division(units, 90)
+    assert found is not None and found.cluster * found.units_each >= units
+    assert found.chunks * found.lanes * 4 >= units and found.threads <= 512
+    weights = np.arange(4 * units * units, dtype=np.float32) + 1
+    kept = lstm.packed(weights, units, found)
+    assert sorted(kept[kept > 0]) == sorted(weights)
+
+
+def test_what_does_not_fit_is_left_to_the_language() -> None:
+    assert lstm.division(260, 90) is None and lstm.division(128, 80) is None and lstm.division(64, 80) is not None
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(("units", "capability"), [(64, 80), (64, 90), (256, 90), (256, 100), (256, 120)])
+def test_the_kernel_compiles(units: int, capability: int, half: bool) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from litegpu.gpu.runtime.cuda_compile import compile_kernels
+
+    graph, _ = network(units, 16, 1, True, inner=True)
+    features = Features(float16=True, max_buffers=32, cuda_capability=capability, compute_units=132)
+    program = build_program(graph, features, "cuda", half=half)
+    kernels = [k for k in program.kernels if k.name == "lstm_cluster"]
+    assert len(kernels) == 1
+    assert all(compile_kernels(kernels, capability, programmatic=capability >= 90))
