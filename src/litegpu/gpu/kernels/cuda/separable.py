@@ -47,7 +47,8 @@ def candidates() -> tuple[Block, ...]:
                 for depth in (16, 32, 64):
                     tile = Tile(y * x, columns, depth, warps, 3)
                     if tile.fits(True) and y * x * columns // (warps[0] * warps[1]) <= 2048:
-                        found += [Block(y, x, run, tile) for run in (1, 2, 4, 8) if run <= x]
+                        runs = (1, 2) if tile.threads > 128 else (1, 2, 4, 8)  # longer ones need too many registers
+                        found += [Block(y, x, run, tile) for run in runs if run <= x]
     return tuple(found)
 
 
