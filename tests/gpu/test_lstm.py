@@ -13,7 +13,7 @@ import litegpu
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.lower import check_operator, lower_partition
 from litegpu.model.types import TensorType
-from litegpu.model.writer import ModelBuilder
+from litegpu.model.writer import ModelBuilder, quantized
 
 F32 = TensorType.FLOAT32
 
@@ -36,6 +36,7 @@ class Layer:
     cell_clip: float = 0.0
     proj_clip: float = 0.0
     op: str = "UNIDIRECTIONAL_SEQUENCE_LSTM"
+    hybrid: bool = False  # 8-bit weights
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -49,6 +50,9 @@ class Layer:
 
         def constant(*shape: int, wanted: bool = True, around: float = 0.0) -> int | None:
             values = (rng.standard_normal(shape) * 0.5 + around).astype(np.float32)
+            if self.hybrid and len(shape) == 2 and wanted:
+                scale = np.abs(values).max() / 127
+                return b.constant(np.round(values / scale).astype(np.int8), quantization=quantized(scale))
             return b.constant(values) if wanted else None
 
         own = not self.coupled
@@ -127,6 +131,14 @@ def test_float16(name: str) -> None:
     require_gpu()
     layer = LAYERS[name]
     compare(layer.model(), [[layer.data(seed)] for seed in range(2)], FLOAT16, precision_loss_allowed=True)
+
+
+@pytest.mark.parametrize("outputs", [0, 5])
+def test_hybrid_layers(outputs: int) -> None:
+    """8-bit weights and float activations: the CPU quantizes what it multiplies with them, the GPU does not."""
+    require_gpu()
+    layer = Layer(hybrid=True, units=16, outputs=outputs)
+    compare(layer.model(), [[layer.data(seed)] for seed in range(2)], 3e-2)
 
 
 def test_two_layers_and_what_is_around_them() -> None:
@@ -248,3 +260,73 @@ def test_on_the_cpu_beside_a_delegate(numpy_delegate: Any) -> None:
     ours.reset_all_variables()
     cpu.reset_all_variables()
     np.testing.assert_allclose(run(ours, [layer.data(0)])[0], run(cpu, [layer.data(0)])[0], rtol=1e-5, atol=1e-6)
+
+
+def integer(layer: Layer, quantum: float = 1 / 100, seed: int = 0) -> bytes:
+    """An 8-bit layer with 16 bits for the state, as the official converter makes it."""
+    rng = np.random.default_rng(seed)
+    b = ModelBuilder()
+    n, m = layer.units, layer.outputs or layer.units
+    i8, i16 = TensorType.INT8, TensorType.INT16
+    x_scale, hidden_scale, weight_scale = 0.03, 1 / 120, 0.5 / 127
+
+    def weights(*shape: int, wanted: bool = True) -> int | None:
+        values = rng.integers(-127, 128, shape).astype(np.int8)
+        return b.constant(values, quantization=quantized(weight_scale)) if wanted else None
+
+    def bias(size: int, scale: float, wanted: bool = True) -> int | None:
+        values = np.round(rng.standard_normal(size) * 0.3 / scale).astype(np.int32)
+        return b.constant(values, quantization=quantized(scale)) if wanted else None
+
+    def peephole(wanted: bool) -> int | None:
+        values = rng.integers(-9000, 9000, n).astype(np.int16)
+        return b.constant(values, quantization=quantized(1 / 32768)) if wanted else None
+
+    own, projected = not layer.coupled, layer.outputs > 0
+    inputs: list[Any] = [b.input("x", layer.shape, i8, quantization=quantized(x_scale, 4))]
+    inputs += [weights(n, layer.depth, wanted=own), *(weights(n, layer.depth) for _ in range(3))]
+    inputs += [weights(n, m, wanted=own), *(weights(n, m) for _ in range(3))]
+    inputs += [peephole(layer.peephole and own), peephole(layer.peephole), peephole(layer.peephole)]
+    inputs += [bias(n, x_scale * weight_scale, own), *(bias(n, x_scale * weight_scale) for _ in range(3))]
+    inputs += [weights(m, n, wanted=projected), bias(m, hidden_scale * weight_scale, projected)]
+    kept = quantized(quantum, -6)
+    inputs.append(b.variable("output", (layer.batch, m), i8, quantization=kept))
+    inputs.append(b.variable("cell", (layer.batch, n), i16, quantization=quantized(2.0**-11)))
+    inner = [b.tensor((1,), i8, f"intermediate{i}", quantization=quantized(2.0**-12)) for i in range(4)]
+    inner.append(b.tensor((1,), i8, "hidden", quantization=quantized(hidden_scale, 2) if projected else kept))
+    options = dict(
+        fused_activation_function="TANH", time_major=layer.time_major, cell_clip=layer.cell_clip,
+        proj_clip=layer.proj_clip,
+    )  # fmt: skip
+    b.output(b.op(layer.op, inputs, (*layer.shape[:-1], m), options, type=i8, quantization=kept, intermediates=inner))
+    return b.build()
+
+
+INTEGERS = {
+    "plain": Layer(steps=12),
+    "batch major": Layer(time_major=False, units=7, depth=9, batch=3),
+    "coupled peephole": Layer(coupled=True, peephole=True),
+    "cell clip": Layer(cell_clip=0.4),
+    "projection": Layer(outputs=5, time_major=False),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integer_layers(name: str) -> None:
+    """Within a quantum of the CPU, which computes with whole numbers, and mostly equal, although what differs is fed
+    back."""
+    require_gpu()
+    layer = INTEGERS[name]
+    content = integer(layer)
+    gpu, cpu = on_gpu(content), official(content)
+    assert gpu.delegation_report().fully_delegated, gpu.delegation_report().summary()
+    rng = np.random.default_rng(3)
+    x = [rng.integers(-128, 128, layer.shape).astype(np.int8) for _ in range(2)]
+    for i, data in enumerate((*x, x[0])):
+        if i == 2:
+            gpu.reset_all_variables()
+            cpu.reset_all_variables()
+        got, want = run(gpu, [data])[0], run(cpu, [data])[0]
+        assert got.dtype == np.int8 and want.std() > 10
+        difference = np.abs(got.astype(int) - want)
+        assert difference.max() <= 1 and difference.mean() < 0.2, f"{difference.max()} {difference.mean()}"

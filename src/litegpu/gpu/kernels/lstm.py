@@ -45,7 +45,7 @@ class Lstm:
 
     `coupled` (CIFG): the input gate is one minus the forget gate, its rows count for nothing. `activation` is of the
     candidate and of the state. Clips of 0 are none. `keep_output` and `keep_state` are applied to what is kept from
-    step to step: the rounding of quantized models.
+    step to step, and `keep_hidden` to what is projected: the rounding of quantized models.
     """
 
     units: int
@@ -60,6 +60,7 @@ class Lstm:
     projection_clip: float = 0.0
     keep_output: Expr = RESULT
     keep_state: Expr = RESULT
+    keep_hidden: Expr = RESULT
     has_reference = True
 
     def evaluate(self, inputs: Sequence[Array], shape: Shape) -> Array:
@@ -89,6 +90,7 @@ class Lstm:
             c = of(self.keep_state, c)
             h = _sigmoid(gate(sums, OUTPUT, c * peephole[2])) * of(self.activation, c)
             if self.projected:
+                h = of(self.keep_hidden, h)
                 h = h @ more[0][0, 0].T + more[1][0, 0]
                 h = np.clip(h, -self.projection_clip, self.projection_clip) if self.projection_clip > 0 else h
             h = of(self.keep_output, h)
@@ -209,7 +211,8 @@ def _recurrence(k: Kernel, ctx: Context, op: Lstm, operands: Operands) -> None:
         return sums + k.vec(*(a if isinstance(a, Value) else k.const(a, f32) for a in added))
 
     def finish(unit: Value, output_gate: Value, state: Value) -> None:
-        fresh[unit] = _sigmoid_of(k, output_gate) * keep(op.activation, state)
+        hidden = _sigmoid_of(k, output_gate) * keep(op.activation, state)
+        fresh[unit] = keep(op.keep_hidden, hidden) if op.projected else hidden
 
     def for_units(act: Any) -> None:
         """`act` of each of the thread's units, in part 0."""

@@ -180,10 +180,12 @@ class OpContext:
         return tuple(self.tensor(i).shape)
 
     def variable(self, i: int) -> int:
-        """The value that input i, a variable, has before the operator."""
+        """The value that input i, a variable, has before the operator: real numbers, zeros at first."""
         t, lowering = self.tensor(i), self.lowering
         self.require(t.is_variable, f"input {i}, '{t.name}', is no variable")
-        self.require(t.type is TensorType.FLOAT32, f"the variable '{t.name}' is {t.type.name}: FLOAT32 is taken")
+        grid = grid_of(t)  # a reset sets all bytes of the tensor to zero, or to the zero point if it is INT8
+        zero = t.type is TensorType.FLOAT32 or (grid is not None and (t.type is TensorType.INT8 or grid.zero == 0))
+        self.require(zero, f"the variable '{t.name}' is {t.type.name} and no zero after a reset")
         if t.index not in lowering.variables:
             value = self.builder.value(bhwc(t.shape), DType.FLOAT32, name=t.name, tensor=t.index)
             lowering.variables[t.index] = lowering.updates[t.index] = value

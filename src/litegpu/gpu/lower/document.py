@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from litegpu.gpu.lower import Entry, supported_ops
 from litegpu.gpu.lower.context import ACTIVATIONS, FUSED
 from litegpu.gpu.lower.registry import MANY, MAX_RANK, STATIC, Types
@@ -37,6 +39,9 @@ For all of them:
 | --- | --- | --- | --- | --- | --- |
 """
 
+#: Inputs that are listed one by one; of more, neighbours that are alike are counted.
+_LISTED = 5
+
 
 def document() -> str:
     """The text of docs/ops.md."""
@@ -65,9 +70,10 @@ def _inputs(entry: Entry) -> str:
     if most == MANY:
         return f"any number of {_types(entry, entry.inputs[0])}"
     shown = [_types(entry, entry.types(i)) + (" (optional)" if i >= fewest else "") for i in range(most)]
-    if len(shown) > 1 and len(set(shown)) == 1:
-        return f"{len(shown)} of {shown[0]}"
-    return "; ".join(shown)
+    if len(set(shown)) > 1 and len(shown) <= _LISTED:
+        return "; ".join(shown)
+    runs = [(text, len(list(same))) for text, same in itertools.groupby(shown)]
+    return "; ".join(text if count == 1 else f"{count} of {text}" for text, count in runs)
 
 
 def _types(entry: Entry, types: Types) -> str:

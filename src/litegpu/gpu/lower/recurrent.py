@@ -6,23 +6,28 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.graph import RESULT, Arg, Concat, Conv2D, Custom, DType, MatMul, Reshape, Slice, Step, bhwc
+from litegpu.gpu.graph import RESULT, Arg, Concat, Conv2D, Custom, DType, Expr, MatMul, Reshape, Slice, Step, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.kernels.lstm import CANDIDATE, FORGET, GATES, INPUT, OUTPUT, Lstm, fits
-from litegpu.gpu.lower.constants import Array
+from litegpu.gpu.lower.constants import Array, Unsupported
 from litegpu.gpu.lower.context import ACTIVATIONS, FUSED, OpContext, activate
-from litegpu.gpu.lower.registry import lowers
+from litegpu.gpu.lower.quantization import Grid, grid_of
+from litegpu.gpu.lower.registry import BIAS, FLOAT, lowers
+from litegpu.model.types import TensorType
 
 #: The operands of the layer by their meaning: of the gates input, candidate, forget, output.
 _WEIGHTS, _RECURRENT = (1, 3, 2, 4), (5, 7, 6, 8)
 _PEEPHOLES = (9, 10, 11)  # of the gates input, forget, output
 _BIASES, _NORMS = (12, 14, 13, 15), (20, 22, 21, 23)
 _PROJECTION, _PROJECTION_BIAS, _OUTPUT_STATE, _CELL_STATE = 16, 17, 18, 19
-_BASIC = 1  # LSTMKernelType
+_BASIC, _TANH = 1, 4  # LSTMKernelType, ActivationFunctionType
+_HIDDEN = 4  # of the intermediates: what is projected
+
+_INPUTS = (*[FLOAT] * 12, *[BIAS] * 4, FLOAT, BIAS, FLOAT)
 
 
 @lowers(
-    "UNIDIRECTIONAL_SEQUENCE_LSTM", max_version=4, counts=(20, 24), ranks=(3, 3), quantized=False,
+    "UNIDIRECTIONAL_SEQUENCE_LSTM", max_version=4, inputs=_INPUTS, counts=(20, 24), ranks=(3, 3),
     notes="constant weights; CIFG, peepholes, projection, layer normalisation, clips; either major; variable states",
 )  # fmt: skip
 def unidirectional_sequence_lstm(ctx: OpContext) -> None:
@@ -30,7 +35,7 @@ def unidirectional_sequence_lstm(ctx: OpContext) -> None:
 
 
 @lowers(
-    "LSTM", max_version=4, counts=(5, 24), ranks=(2, 2), quantized=False,
+    "LSTM", max_version=4, inputs=_INPUTS, counts=(5, 24), ranks=(2, 2),
     notes="one step: the full kernel as the sequence's, or the basic one (5 inputs), whose states may be variables",
 )  # fmt: skip
 def lstm(ctx: OpContext) -> None:
@@ -67,13 +72,14 @@ def _layer(ctx: OpContext, time_major: bool) -> None:
         projected=projected,
         cell_clip=float(ctx.option("cell_clip", 0.0)),
         projection_clip=float(ctx.option("proj_clip", 0.0)),
+        **_rounding(ctx),
     )
     ctx.require(fits(op), f"{units} units and {outputs} outputs do not fit in the shared memory of every device")
     ctx.require(projected or units == outputs, f"{outputs} outputs of {units} units need a projection")
 
     weights = _rows(ctx, _WEIGHTS, (units, x[-1]))
     recurrent = _rows(ctx, _RECURRENT, (units, outputs))
-    biases = _rows(ctx, _BIASES, (units,))
+    biases = np.concatenate([_bias(ctx, b, 0, w, units) for b, w in zip(_BIASES, _WEIGHTS, strict=True)])
     builder = ctx.builder
     filters = builder.constant(weights.reshape(GATES * units, 1, 1, x[-1]), name=ctx.tensor(_WEIGHTS[FORGET]).name)
     layout = (steps, batch) if time_major else (batch, steps)
@@ -95,7 +101,7 @@ def _layer(ctx: OpContext, time_major: bool) -> None:
         inputs.append(builder.constant(np.concatenate([norms, biases.reshape(GATES, units)])))
     if projected:
         inputs.append(builder.constant(_constant(ctx, _PROJECTION, (outputs, units))))
-        inputs.append(builder.constant(_rows(ctx, (_PROJECTION_BIAS,), (outputs,))))
+        inputs.append(builder.constant(_bias(ctx, _PROJECTION_BIAS, None, _PROJECTION, outputs)))
     everything = ctx.add(Custom(op), inputs, ctx.intermediate((*layout, outputs + units), DType.FLOAT32))
     result = bhwc((*layout, outputs))
     sequence: list[Step] = [Slice((0, 0, 0, 0), (1, 1, 1, 1), result)]
@@ -126,7 +132,11 @@ def _basic(ctx: OpContext) -> None:
     last_output, last_state = (ctx.variable(i) if ctx.tensor(i).is_variable else ctx.value(i) for i in (1, 4))
     hidden, state, joined, gates = (ctx.output_value(t) for t in ctx.outputs)
     ctx.add(Concat(3), [ctx.value(0), last_output], joined)
-    bias = ctx.reshaped(ctx.value(3), (GATES * units,))
+    if ctx.is_constant(3):
+        bias = ctx.builder.constant(_bias(ctx, 3, 0, 2, GATES * units))
+    else:
+        ctx.require(ctx.dtype(3) is DType.FLOAT32, f"a bias of type {ctx.tensor(3).type.name} that the model computes")
+        bias = ctx.reshaped(ctx.value(3), (GATES * units,))
     if ctx.is_constant(2):
         filters = ctx.builder.constant(ctx.array(2).reshape(GATES * units, 1, 1, depth + units))
         rows, columns = (1, 1, batch, depth + units), (1, 1, batch, GATES * units)
@@ -145,6 +155,56 @@ def _basic(ctx: OpContext) -> None:
     for i, value in ((1, hidden), (4, state)):
         if ctx.tensor(i).is_variable:
             ctx.update(i, value)
+
+
+def _rounding(ctx: OpContext) -> dict[str, Expr]:
+    """What an integer layer (8-bit, with 16 bits for the state) rounds from step to step. The CPU kernel also rounds
+    the gates, to 12 bits behind the point; that is little beside the 8 bits of the output."""
+    grids = {i: grid_of(ctx.tensor(i)) for i in (0, _OUTPUT_STATE, _CELL_STATE)}
+    if all(grid is None for grid in grids.values()):
+        return {}
+    output, state = grids[_OUTPUT_STATE], grids[_CELL_STATE]
+    types = [ctx.tensor(i).type for i in grids]
+    ctx.require(
+        output is not None and state is not None and types == [TensorType.INT8, TensorType.INT8, TensorType.INT16],
+        f"input and states are {', '.join(t.name for t in types)}: float layers and INT8, INT8, INT16 are taken",
+    )
+    assert output is not None and state is not None
+    ctx.require(not ctx.has(_NORMS[FORGET]), "layer normalisation of an integer layer")
+    ctx.require(int(ctx.option("fused_activation_function")) == _TANH, "an integer layer has the activation TANH")
+    rounding = {"keep_output": _rounded(output), "keep_state": _rounded(state)}
+    if ctx.has(_PROJECTION):
+        rounding["keep_hidden"] = _rounded(_hidden(ctx))
+    return rounding
+
+
+def _rounded(grid: Grid) -> Expr:
+    """The result as the nearest real number that the grid has."""
+    return fn("mul", grid.rounded(fn("mul", RESULT, float(np.float32(1) / np.float32(grid.scale)))), grid.scale)
+
+
+def _hidden(ctx: OpContext) -> Grid:
+    intermediates = ctx.operator.intermediates
+    ctx.require(len(intermediates) > _HIDDEN, "the scale of what is projected is missing: an integer layer has it")
+    grid = grid_of(ctx.lowering.subgraph.tensors[intermediates[_HIDDEN]])
+    ctx.require(grid is not None, "what an integer layer projects has no scale")
+    assert grid is not None
+    return grid
+
+
+def _bias(ctx: OpContext, i: int, data: int | None, weights: int, size: int) -> Array:
+    """The constant bias i of `weights` on input `data` (None: on what is projected), zeros if it is absent. Whole
+    numbers count products of their quanta."""
+    if not ctx.has(i):
+        return np.zeros(size, np.float32)
+    bias = _constant(ctx, i, (size,))
+    if ctx.tensor(i).type is not TensorType.INT32:
+        return bias
+    grid = _hidden(ctx) if data is None else grid_of(ctx.tensor(data))
+    quantization = ctx.tensor(weights).quantization
+    if grid is None or quantization is None or quantization.scales.size != 1:
+        raise Unsupported(f"the bias {i} is INT32, and what it is added to has no scale")
+    return np.asarray(bias * np.float32(grid.scale) * np.float32(quantization.scales[0]), np.float32)
 
 
 def _rows(ctx: OpContext, which: tuple[int, ...], shape: tuple[int, ...]) -> Array:
