@@ -271,7 +271,7 @@ class OpContext:
         if t.type not in STORED or not self.entry.quantized:
             return t.type
         if not self.lowering.quantization:
-            raise Unsupported(f"{what}, '{t.name}', is {t.type.name}: quantization_enabled is False")
+            raise Unsupported(f"{what} is {t.type.name}: quantization_enabled is False")
         return t.type if grid_of(t) is None else TensorType.FLOAT32
 
     def require(self, condition: bool, reason: str) -> None:

@@ -1,0 +1,163 @@
+"""One-operator models of quantized tensors, made of the float ones of op_cases.py with the ranges that those have."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import numpy as np
+from agreement import official, run
+from op_cases import CASES, OpCase
+
+from litegpu.model import read_model, write_model
+from litegpu.model.types import Operator, Quantization, Tensor, TensorType
+
+KINDS = {"int8": TensorType.INT8, "uint8": TensorType.UINT8, "int16": TensorType.INT16}
+_DTYPES = {TensorType.INT8: np.int8, TensorType.UINT8: np.uint8, TensorType.INT16: np.int16}
+
+#: Inputs that hold weights, and the axis of their output channels; the bias is the input after the data and weights.
+WEIGHTS = {"CONV_2D": (1, 0), "DEPTHWISE_CONV_2D": (1, 3), "FULLY_CONNECTED": (1, 0), "TRANSPOSE_CONV": (1, 0)}
+#: Operators whose CPU kernels want the same quantization of inputs and outputs.
+SAME = frozenset({
+    *("AVERAGE_POOL_2D", "BATCH_TO_SPACE_ND", "CONCATENATION", "DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER"),
+    *("MAXIMUM", "MAX_POOL_2D", "MINIMUM", "MIRROR_PAD", "PACK", "PAD", "PADV2", "REDUCE_MAX", "REDUCE_MIN", "RESHAPE"),
+    *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "SELECT", "SELECT_V2", "SLICE", "SPACE_TO_BATCH_ND", "SPLIT"),
+    *("SPACE_TO_DEPTH", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE", "UNPACK"),
+})  # fmt: skip
+#: Scale and zero point of outputs that CPU kernels insist on, for int8; uint8 has the zero point 128 higher.
+FIXED = {
+    "LOGISTIC": (1 / 256, -128),
+    "SOFTMAX": (1 / 256, -128),
+    "TANH": (1 / 128, 0),
+    "L2_NORMALIZATION": (1 / 128, 0),
+}
+
+
+def quantized_case(operator: str, kind: str, seed: int) -> OpCase | None:
+    """The float case of that seed (or one after it that has float inputs) in quantized form, None if the official
+    runtime would refuse it: a bias beside weights that are not constant."""
+    for attempt in range(20):
+        case = CASES[operator](random.Random(f"{operator} {seed + 1000 * attempt}"))
+        if any(a.dtype == np.float32 for a in case.inputs):
+            return None if _has_float_bias(case) else _quantize(case, KINDS[kind])
+    raise ValueError(f"{operator} takes no real numbers")
+
+
+def _has_float_bias(case: OpCase) -> bool:
+    main = read_model(case.content).main
+    (operator,) = main.operators
+    if operator.name not in WEIGHTS:
+        return False
+    place, _ = WEIGHTS[operator.name]
+    return main.tensors[operator.inputs[place]].data is None and len(operator.inputs) > 2
+
+
+def real_case(case: OpCase) -> list[np.ndarray]:
+    """What the operator of a quantized case gives in float32 on the CPU, as stored numbers."""
+    model = read_model(case.content)
+    tensors = [_real(t) for t in model.main.tensors]
+    changed = dataclasses.replace(model.main, tensors=tuple(tensors))
+    content = write_model(dataclasses.replace(model, subgraphs=(changed,)))
+    pairs = [(model.main.tensors[t], array) for t, array in zip(model.main.inputs, case.inputs, strict=True)]
+    results = run(official(content), [_dequantized(array, t) if t.type in _DTYPES else array for t, array in pairs])
+    outputs = [model.main.tensors[t] for t in model.main.outputs]
+    return [
+        _store(a, t.quantization, t.type) if t.type in _DTYPES else a for a, t in zip(results, outputs, strict=True)
+    ]
+
+
+def _real(tensor: Tensor) -> Tensor:
+    if tensor.type not in _DTYPES:
+        return tensor
+    data = None if tensor.data is None else _dequantized(tensor.data, tensor)
+    return dataclasses.replace(tensor, type=TensorType.FLOAT32, quantization=None, data=data)
+
+
+def _dequantized(array: np.ndarray, tensor: Tensor) -> np.ndarray:
+    q = tensor.quantization
+    return ((array.astype(np.float64) - q.zero_points[0]) * q.scales[0]).astype(np.float32)
+
+
+def _quantize(case: OpCase, type_: TensorType) -> OpCase:
+    model = read_model(case.content)
+    main = model.main
+    (operator,) = main.operators
+    arrays = dict(zip(main.inputs, case.inputs, strict=True))
+    arrays |= dict(zip(main.outputs, run(official(case.content), case.inputs), strict=True))
+    arrays |= {t.index: t.data for t in main.tensors if t.data is not None}
+    places = [t for t in (*operator.inputs, *operator.outputs) if t >= 0 and main.tensors[t].type is TensorType.FLOAT32]
+    chosen = {t: _quantization(arrays[t], type_) for t in places}
+    if operator.name in SAME:
+        shared = _quantization(np.concatenate([arrays[t].reshape(-1) for t in places]), type_)
+        chosen = dict.fromkeys(places, shared)
+    elif operator.name in FIXED:
+        chosen[operator.outputs[0]] = _fixed(operator.name, type_)
+        if operator.name == "TANH" and type_ is TensorType.INT16:
+            chosen[operator.inputs[0]] = _parameters(2.0**-12, 0)
+        if operator.name == "LOGISTIC" and type_ is TensorType.INT16:
+            chosen[operator.inputs[0]] = _parameters(2.0**-12, 0)
+    tensors = list(main.tensors)
+    for t in chosen:
+        tensors[t] = _stored(tensors[t], chosen[t], type_)
+    if operator.name in WEIGHTS:
+        _quantize_weights(operator, main.tensors, tensors, type_)
+    inputs = [
+        _store(array, chosen[t], type_) if t in chosen else array
+        for t, array in zip(main.inputs, case.inputs, strict=True)
+    ]
+    changed = dataclasses.replace(main, tensors=tuple(tensors))
+    return OpCase(f"{type_.name} {case.name}", write_model(dataclasses.replace(model, subgraphs=(changed,))), inputs)
+
+
+def _quantize_weights(operator: Operator, given: tuple[Tensor, ...], tensors: list[Tensor], type_: TensorType) -> None:
+    """Constant weights per channel and symmetric (uint8: per tensor), and the bias as whole numbers."""
+    place, axis = WEIGHTS[operator.name]
+    data, bias = (2, 3) if operator.name == "TRANSPOSE_CONV" else (0, 2)
+    w = given[operator.inputs[place]]
+    if w.data is None:
+        return
+    if type_ is not TensorType.UINT8:
+        largest = np.abs(w.data).max(axis=tuple(i for i in range(w.data.ndim) if i != axis))
+        q = Quantization(np.maximum(largest / 127, 1e-6).astype(np.float32), np.zeros(largest.size, np.int64), axis)
+        tensors[w.index] = _stored(w, q, TensorType.INT8)
+    if len(operator.inputs) > bias and operator.inputs[bias] >= 0:
+        b = given[operator.inputs[bias]]
+        scales = [tensors[operator.inputs[i]].quantization.scales.astype(np.float64) for i in (data, place)]
+        scale = scales[0] * scales[1]
+        wide = TensorType.INT64 if type_ is TensorType.INT16 else TensorType.INT32
+        values = np.rint(b.data.astype(np.float64) / scale).astype(np.int64 if type_ is TensorType.INT16 else np.int32)
+        q = Quantization(scale.astype(np.float32), np.zeros(scale.size, np.int64), 0)
+        tensors[b.index] = dataclasses.replace(b, type=wide, data=values, quantization=q)
+
+
+def _quantization(array: np.ndarray, type_: TensorType) -> Quantization:
+    """For the range of the array and zero; symmetric for int16."""
+    low, high = min(float(array.min(initial=0)), 0.0), max(float(array.max(initial=0)), 0.0)
+    limits = np.iinfo(_DTYPES[type_])
+    if type_ is TensorType.INT16:
+        return _parameters(max(-low, high, 1e-3) / limits.max, 0)
+    scale = max(high - low, 1e-3) / (limits.max - limits.min)
+    return _parameters(scale, int(np.clip(np.rint(limits.min - low / scale), limits.min, limits.max)))
+
+
+def _fixed(operator: str, type_: TensorType) -> Quantization:
+    if type_ is TensorType.INT16:
+        return _parameters(2.0**-15, 0)
+    scale, zero = FIXED[operator]
+    return _parameters(scale, zero + (128 if type_ is TensorType.UINT8 else 0))
+
+
+def _parameters(scale: float, zero: int) -> Quantization:
+    return Quantization(np.float32([scale]), np.int64([zero]))
+
+
+def _stored(tensor: Tensor, q: Quantization, type_: TensorType) -> Tensor:
+    data = None if tensor.data is None else _store(tensor.data, q, type_)
+    return dataclasses.replace(tensor, type=type_, quantization=q, data=data)
+
+
+def _store(array: np.ndarray, q: Quantization, type_: TensorType) -> np.ndarray:
+    axis = [-1 if i == q.dimension and q.scales.size > 1 else 1 for i in range(array.ndim)]
+    scales, zeros = (a.reshape(axis) if a.size > 1 else a.reshape(()) for a in (q.scales, q.zero_points))
+    limits = np.iinfo(_DTYPES[type_])
+    return np.clip(np.rint(array / scales) + zeros, limits.min, limits.max).astype(_DTYPES[type_])
