@@ -82,14 +82,17 @@ def test_layouts(device, half: bool, time_major: bool, inner: bool) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("cluster", [1, 2, 4, 8])
-@pytest.mark.parametrize("lanes", [1, 2, 4, 8])
-def test_divisions(device, monkeypatch: pytest.MonkeyPatch, cluster: int, lanes: int) -> None:
-    """Units that do not divide evenly: some workgroups have fewer."""
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("cluster", [1, 2, 8])
+@pytest.mark.parametrize("lanes", [1, 4, 8])
+def test_divisions(device, monkeypatch: pytest.MonkeyPatch, cluster: int, lanes: int, half: bool) -> None:
+    """Units that do not divide evenly: some workgroups have fewer. Weights in registers, or also in shared memory."""
     units = 28
-    found = lstm.Division(cluster, lanes, -(-units // cluster), -(-units // (4 * lanes)))
-    monkeypatch.setattr(lstm, "division", lambda units, capability: found)
-    check(device, network(units, 4, 2, True))
+    chunks = -(-units // (4 * lanes))
+    for in_registers in {chunks, max(1, chunks // 2)}:
+        found = lstm.Division(cluster, lanes, -(-units // cluster), chunks, in_registers, half)
+        monkeypatch.setattr(lstm, "division", lambda units, capability, half, found=found: found)
+        check(device, network(units, 4, 2, True, inner=half), half)
 
 
 @pytest.mark.cuda
@@ -101,26 +104,36 @@ def test_many_sequences(device, batch: int) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.slow
-def test_256_units(device) -> None:
-    check(device, network(256, 128, 1, True))
-
-
-@pytest.mark.parametrize("units", [4, 32, 64, 100, 128, 200, 256])
-def test_every_size_up_to_256_fits(units: int) -> None:
-    found = lstm.division(units, 90)
-    assert found is not None and found.cluster * found.units_each >= units
-    assert found.chunks * found.lanes * 4 >= units and found.threads <= 512
-    weights = np.arange(4 * units * units, dtype=np.float32) + 1
-    kept = lstm.packed(weights, units, found)
-    assert sorted(kept[kept > 0]) == sorted(weights)
-
-
-def test_what_does_not_fit_is_left_to_the_language() -> None:
-    assert lstm.division(260, 90) is None and lstm.division(128, 80) is None and lstm.division(64, 80) is not None
+@pytest.mark.parametrize(("units", "half"), [(256, False), (256, True), (384, False), (512, True)])
+def test_many_units(device, units: int, half: bool) -> None:
+    check(device, network(units, 128, 1, True, inner=half), half)
 
 
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize(("units", "capability"), [(64, 80), (64, 90), (256, 90), (256, 100), (256, 120)])
+@pytest.mark.parametrize("units", [4, 32, 64, 100, 128, 200, 256, 384])
+def test_every_size_fits(units: int, half: bool) -> None:
+    found = lstm.division(units, 90, half)
+    assert found is not None and found.cluster * found.units_each >= units
+    assert found.chunks * found.lanes * 4 >= units and found.threads <= 512
+    assert found.in_registers <= 64 // (2 if found.half else 4) and found.shared_weights <= 200 << 10
+    weights = np.arange(4 * units * units, dtype=np.float32) % 2000 + 1
+    kept = lstm.packed(weights, units, found).astype(np.float32)
+    np.testing.assert_array_equal(np.sort(kept[kept > 0]), np.sort(weights))
+
+
+def test_up_to_256_units_fit_in_registers() -> None:
+    assert all(lstm.division(units, 90).shared_weights == 0 for units in range(128, 257, 4))
+
+
+def test_what_does_not_fit_is_left_to_the_language() -> None:
+    assert lstm.division(512, 90, True) is not None and lstm.division(512, 90) is None
+    assert lstm.division(128, 80) is None and lstm.division(64, 80) is not None
+
+
+@pytest.mark.parametrize(("units", "capability", "half"), [
+    (64, 80, False), (64, 90, True), (256, 90, False), (256, 90, True), (384, 90, False), (512, 90, True),
+    (256, 100, False), (256, 120, True),
+])  # fmt: skip
 def test_the_kernel_compiles(units: int, capability: int, half: bool) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     from litegpu.gpu.runtime.cuda_compile import compile_kernels

@@ -1,15 +1,27 @@
 // The steps of an LSTM. A cluster of CLUSTER workgroups has BATCH_EACH sequences; each workgroup has UNITS_EACH units and
-// keeps their recurrent weights in registers for all steps. Four rows of weights, the gates, belong to a unit, and LANES
-// neighbouring threads divide a row: thread p of them has the chunks (four numbers) p, p + LANES, ... In each step every
-// workgroup reads the last outputs of all units in its own shared memory, and stores its new ones in that of all
-// workgroups: in the other of two places, so that one barrier a step is enough.
+// keeps their recurrent weights for all steps, in registers and, where these do not suffice, in shared memory. Four rows
+// of weights, the gates, belong to a unit, and LANES neighbouring threads divide a row: thread p of them has the chunks
+// (four numbers) p, p + LANES, ... In each step every workgroup reads the last outputs of all units in its own shared
+// memory, and stores its new ones in that of all workgroups: in the other of two places, so that one barrier a step is
+// enough.
 //
 // Constants from the host: CLUSTER; UNITS, UNITS_EACH; BATCH, BATCH_EACH; STEPS; LANES (1 to 8), CHUNKS (of a row for a
-// thread), THREADS; CLIP (0: none); GATES_TYPE, LOAD_GATE(value), GATES_OFFSET, GATES_T, GATES_B, GATES_C (of the view, in
+// thread; the first IN_REGISTERS of them), HALF (the weights), THREADS; CLIP (0: none); GATES_TYPE, LOAD_GATE(value), GATES_OFFSET, GATES_T, GATES_B, GATES_C (of the view, in
 // elements: a step, a sequence, a channel); FIRST_OUTPUT(batch, unit), FIRST_STATE(batch, unit) (indices); OUT_TYPE,
 // STORE_OUT(value), OUT_OFFSET, OUT_T, OUT_B, OUT_C.
+#if HALF
+typedef uint2 Chunk;
+INLINE float4 unpacked(uint2 a) {
+  return float4{half_to_float((unsigned short)(a.x & 0xffffu)), half_to_float((unsigned short)(a.x >> 16)),
+                half_to_float((unsigned short)(a.y & 0xffffu)), half_to_float((unsigned short)(a.y >> 16))};
+}
+#else
+typedef float4 Chunk;
+INLINE float4 unpacked(float4 a) { return a; }
+#endif
 constexpr unsigned ROOM = CHUNKS * LANES * 4;  // for the outputs of a sequence
-constexpr unsigned BYTES = 2 * BATCH_EACH * ROOM * 4, QUARTER = LANES, TEAM = 4 * LANES;
+constexpr unsigned KEPT = 2 * BATCH_EACH * ROOM, SHARED_CHUNKS = CHUNKS - IN_REGISTERS;
+constexpr unsigned BYTES = KEPT * 4 + SHARED_CHUNKS * THREADS * sizeof(Chunk), QUARTER = LANES, TEAM = 4 * LANES;
 static_assert(TEAM <= 32 && THREADS % 32 == 0 && THREADS >= UNITS_EACH * TEAM, "a unit's threads are in one warp");
 
 INLINE float squash(float x) { return 1.0f / (1.0f + expf(-x)); }
@@ -18,20 +30,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #if CLUSTER > 1
     __cluster_dims__(CLUSTER, 1, 1)
 #endif
-    NAME(const GATES_TYPE* gates, const float4* weights, const float* output, const float* state, OUT_TYPE* out) {
+    NAME(const GATES_TYPE* gates, const Chunk* weights, const float* output, const float* state, OUT_TYPE* out) {
   float* kept = own_shared(BYTES);  // [2][BATCH_EACH][ROOM]
   const unsigned rank = CLUSTER > 1 ? cluster_rank() : 0, team = threadIdx.x / TEAM, member = threadIdx.x % TEAM;
   const unsigned gate = member / LANES, lane = member % LANES;
   const unsigned unit = rank * UNITS_EACH + team, first = blockIdx.x / CLUSTER * BATCH_EACH;
   const bool real = team < UNITS_EACH && unit < UNITS;
 
-  float4 w[CHUNKS];  // zeros past the last unit and the last output
+  Chunk w[IN_REGISTERS];  // zeros past the last unit and the last output
 #pragma unroll
-  for (unsigned j = 0; j < CHUNKS; j++) w[j] = weights[(rank * CHUNKS + j) * THREADS + threadIdx.x];
+  for (unsigned j = 0; j < IN_REGISTERS; j++) w[j] = weights[(rank * CHUNKS + j) * THREADS + threadIdx.x];
+  Chunk* more = (Chunk*)(kept + KEPT) + threadIdx.x;
+  for (unsigned j = 0; j < SHARED_CHUNKS; j++)
+    more[j * THREADS] = weights[(rank * CHUNKS + IN_REGISTERS + j) * THREADS + threadIdx.x];
   wait_for_predecessors();
   launch_dependents();
 
-  for (unsigned i = threadIdx.x; i < 2 * BATCH_EACH * ROOM; i += THREADS) {
+  for (unsigned i = threadIdx.x; i < KEPT; i += THREADS) {
     const unsigned b = first + i / ROOM % BATCH_EACH, u = i % ROOM;
     kept[i] = i < BATCH_EACH * ROOM && u < UNITS && b < BATCH ? output[FIRST_OUTPUT(b, u)] : 0.0f;
   }
@@ -61,14 +76,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (unsigned r = 0; r < BATCH_EACH; r++) {
       float4 sums = {0.0f, 0.0f, 0.0f, 0.0f};
+      auto add = [&](Chunk chunk, unsigned j) {
+        const float4 a = unpacked(chunk), h = ((const float4*)(last + r * ROOM))[j * LANES + lane];
+        sums.x = fmaf(a.x, h.x, sums.x);
+        sums.y = fmaf(a.y, h.y, sums.y);
+        sums.z = fmaf(a.z, h.z, sums.z);
+        sums.w = fmaf(a.w, h.w, sums.w);
+      };
 #pragma unroll
-      for (unsigned j = 0; j < CHUNKS; j++) {
-        const float4 h = ((const float4*)(last + r * ROOM))[j * LANES + lane];
-        sums.x = fmaf(w[j].x, h.x, sums.x);
-        sums.y = fmaf(w[j].y, h.y, sums.y);
-        sums.z = fmaf(w[j].z, h.z, sums.z);
-        sums.w = fmaf(w[j].w, h.w, sums.w);
-      }
+      for (unsigned j = 0; j < IN_REGISTERS; j++) add(w[j], j);
+#pragma unroll 8
+      for (unsigned j = 0; j < SHARED_CHUNKS; j++) add(more[j * THREADS], IN_REGISTERS + j);
       float sum = (sums.x + sums.y) + (sums.z + sums.w);
 #pragma unroll
       for (unsigned by = 1; by < LANES; by *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);

@@ -1,7 +1,8 @@
-"""The steps of an LSTM with the recurrent weights in registers, divided among the workgroups of a cluster."""
+"""The steps of an LSTM by a cluster of workgroups, which keep the recurrent weights."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -20,8 +21,10 @@ from litegpu.gpu.view import View
 #: The compute capability that has clusters, and the most workgroups that every cluster may have.
 CLUSTER_CAPABILITY, MOST_WORKGROUPS = 90, 8
 MOST_THREADS = 512
-#: Weights in the registers of a thread, of which it then has 128.
-MOST_WEIGHTS = 64
+#: 32-bit registers of a thread that weights may have, of the 128 that there are.
+MOST_REGISTERS = 64
+#: Bytes of weights that a workgroup may have in shared memory.
+MOST_SHARED_BYTES = 200 << 10
 #: Sequences that a cluster may have at once.
 MOST_SEQUENCES = 4
 #: Cycles of a step beside the products, of one workgroup and of several (estimated, not measured).
@@ -36,13 +39,20 @@ class Division:
     lanes: int
     units_each: int
     chunks: int
+    in_registers: int  # of the chunks
+    half: bool = False
 
     @property
     def threads(self) -> int:
         return -(-self.units_each * GATES * self.lanes // 32) * 32
 
+    @property
+    def shared_weights(self) -> int:
+        """Bytes of weights in shared memory."""
+        return (self.chunks - self.in_registers) * self.threads * (8 if self.half else 16)
+
     def __str__(self) -> str:
-        return f"lstm {self.cluster} x {self.threads}, {self.lanes} lanes"
+        return f"lstm {self.cluster} x {self.threads}, {self.lanes} lanes, {'half' if self.half else 'float'} weights"
 
 
 def build(ctx: Context) -> list[Launch] | None:
@@ -51,19 +61,22 @@ def build(ctx: Context) -> list[Launch] | None:
     op = ctx.node.op.definition
     if not isinstance(op, Lstm) or not _is_plain(ctx, op):
         return None
-    found = division(op.units, ctx.features.cuda_capability)
+    weights = ctx.value(ctx.node.inputs[1]).data
+    half = ctx.half and weights is not None and bool(np.all(np.abs(weights) <= np.finfo(np.float16).max))
+    found = division(op.units, ctx.features.cuda_capability, half)
     return None if found is None else [launch(ctx, op, found)]
 
 
-def division(units: int, capability: int) -> Division | None:
-    """The division with the least work in a step, if any fits."""
+def division(units: int, capability: int, half: bool = False) -> Division | None:
+    """The division with the least work in a step, if any fits. `half`: weights may be float16."""
     clusters = [1, 2, 4, MOST_WORKGROUPS] if capability >= CLUSTER_CAPABILITY else [1]
     candidates = []
-    for cluster in clusters:
-        for lanes in (1, 2, 4, 8):
-            d = Division(cluster, lanes, -(-units // cluster), -(-units // (4 * lanes)))
-            if d.threads <= MOST_THREADS and 4 * d.chunks <= MOST_WEIGHTS and (cluster - 1) * d.units_each < units:
-                candidates.append(d)
+    for cluster, lanes, narrow in itertools.product(clusters, (1, 2, 4, 8), (False, True) if half else (False,)):
+        each, chunks = -(-units // cluster), -(-units // (4 * lanes))
+        d = Division(cluster, lanes, each, chunks, min(chunks, MOST_REGISTERS // (2 if narrow else 4)), narrow)
+        shared = d.shared_weights == 0 or (capability >= CLUSTER_CAPABILITY and d.shared_weights <= MOST_SHARED_BYTES)
+        if d.threads <= MOST_THREADS and shared and (cluster - 1) * each < units:
+            candidates.append(d)
     return min(candidates, key=_cost, default=None)
 
 
@@ -82,6 +95,7 @@ def launch(ctx: Context, op: Lstm, d: Division) -> Launch:
     constants: dict[str, int | str] = {
         "NAME": "lstm_cluster", "CLUSTER": d.cluster, "UNITS": op.units, "UNITS_EACH": d.units_each, "BATCH": batch,
         "BATCH_EACH": each, "STEPS": steps, "LANES": d.lanes, "CHUNKS": d.chunks, "THREADS": d.threads,
+        "IN_REGISTERS": d.in_registers, "HALF": int(d.half),
         "CLIP": f"{float(np.float32(op.cell_clip))!r}f", "GATES_TYPE": loads, "LOAD_GATE(value)": load,
         **_strides("GATES", gates, op.time_major), "OUT_TYPE": stores, "STORE_OUT(value)": store,
         **_strides("OUT", out, op.time_major), "FIRST_OUTPUT(b, u)": _index(output), "FIRST_STATE(b, u)": _index(state),
@@ -92,7 +106,7 @@ def launch(ctx: Context, op: Lstm, d: Division) -> Launch:
     operands: Operands = {"gates": gates, "weights": packed(weights, op.units, d), "output": output, "state": state}
     operands["out"] = out
     buffers = tuple(NativeBuffer(n, "read_write" if isinstance(v, View) else "read") for n, v in operands.items())
-    shared_bytes = 2 * each * d.chunks * d.lanes * 4 * 4
+    shared_bytes = 2 * each * d.chunks * d.lanes * 4 * 4 + d.shared_weights
     dispatch = (-(-batch // each) * d.cluster, 1, 1)
     workgroup = (d.threads, 1, 1)
     text = "\n".join(parts) + "\n"
@@ -105,14 +119,20 @@ def packed(weights: np.ndarray, units: int, d: Division) -> np.ndarray:
     wide = np.zeros((GATES, d.cluster * d.units_each, d.chunks * d.lanes * 4), np.float32)
     wide[:, :units, :units] = weights.reshape(GATES, units, units)
     split = wide.reshape(GATES, d.cluster, d.units_each, d.chunks, d.lanes, 4).transpose(1, 3, 2, 0, 4, 5)
-    result = np.zeros((d.cluster, d.chunks, d.threads, 4), np.float32)
+    result = np.zeros((d.cluster, d.chunks, d.threads, 4), np.float16 if d.half else np.float32)
     result[:, :, : d.units_each * GATES * d.lanes] = split.reshape(d.cluster, d.chunks, -1, 4)
     return result
 
 
 def _cost(d: Division) -> float:
-    products = d.units_each * GATES * d.chunks * d.lanes * 4 / 128
-    return products + (_ALONE if d.cluster == 1 else _TOGETHER) + 30 * math.log2(d.lanes)
+    """Cycles of a step: products and conversions, weights and outputs from shared memory, and what is there anyway."""
+    products = d.units_each * GATES * d.chunks * d.lanes * 4 / 128 * (2 if d.half else 1)
+    return (
+        products
+        + (d.shared_weights + d.threads * d.chunks * 4) / 128
+        + (_ALONE if d.cluster == 1 else _TOGETHER)
+        + 30 * math.log2(d.lanes)
+    )
 
 
 def _is_plain(ctx: Context, op: Lstm) -> bool:
