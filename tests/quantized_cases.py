@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 from agreement import official, run
+from ai_edge_litert.interpreter import OpResolverType
 from op_cases import CASES, OpCase
 
 from litegpu.model import read_model, write_model
@@ -33,6 +34,34 @@ FIXED = {
 }
 
 
+#: Operators without kernels of the type in the official runtime, or without real numbers.
+_NO_KERNEL = {"ADD_N", "CEIL", "COS", "FLOOR", "POW", "ROUND", "SIGN", "SIN", "SQUARE"}
+_NO_REALS = {"LOGICAL_AND", "LOGICAL_NOT", "LOGICAL_OR", "CAST"}
+_NO_INT16 = {
+    *("ARG_MAX", "ARG_MIN", "DEPTH_TO_SPACE", "ELU", "HARD_SWISH", "L2_NORMALIZATION", "RELU_0_TO_1", "RELU_N1_TO_1"),
+    *("SPACE_TO_DEPTH", "SQUARED_DIFFERENCE", "PRELU"),
+}
+_NO_UINT8 = {
+    *("ABS", "BATCH_MATMUL", "ELU", "EXP", "LOG", "NEG", "REDUCE_PROD", "RELU_0_TO_1", "RSQRT", "SELECT", "SQRT"),
+    "SQUARED_DIFFERENCE",
+}
+_COMPARISONS = {"EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"}
+#: Where the official kernels look int16 up in coarse tables, multiply again and again, or (NEG of int8) let -128 wrap,
+#: the reference is the float op.
+_AGAINST_FLOAT = {
+    *(("int16", op) for op in ("EXP", "GELU", "LOGISTIC", "LOG", "REDUCE_PROD", "RESIZE_BILINEAR", "RSQRT")),
+    *(("int16", "SOFTMAX"), ("int16", "TANH"), ("int8", "NEG")),
+}
+
+
+def operators(kind: str) -> list[str]:
+    missing = {"int8": set(), "int16": _NO_INT16 | _COMPARISONS, "uint8": _NO_UINT8}[kind]
+    return [op for op in CASES if op not in _NO_KERNEL | _NO_REALS | missing]
+
+
+ALL = [(kind, op) for kind in KINDS for op in operators(kind)]
+
+
 def quantized_case(operator: str, kind: str, seed: int) -> OpCase | None:
     """The float case of that seed (or one after it that has float inputs) in quantized form, None if the official
     runtime would refuse it: a bias beside weights that are not constant."""
@@ -41,6 +70,18 @@ def quantized_case(operator: str, kind: str, seed: int) -> OpCase | None:
         if any(a.dtype == np.float32 for a in case.inputs):
             return None if _has_float_bias(case) else _quantize(case, KINDS[kind])
     raise ValueError(f"{operator} takes no real numbers")
+
+
+def compare(kind: str, op: str, case: OpCase, got: list[np.ndarray], seed: int) -> None:
+    wanted = (
+        real_case(case)
+        if (kind, op) in _AGAINST_FLOAT
+        else run(official(case.content, OpResolverType.BUILTIN), case.inputs)
+    )
+    for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
+        difference = np.abs(a.reshape(b.shape).astype(np.float64) - b.astype(np.float64))
+        allowed = 1 if b.dtype in (np.int8, np.uint8, np.int16) else 0
+        assert difference.max(initial=0) <= allowed, f"{case.name} (seed {seed}) output {i}"
 
 
 def _has_float_bias(case: OpCase) -> bool:
