@@ -133,6 +133,18 @@ def test_float16(name: str) -> None:
     compare(layer.model(), [[layer.data(seed)] for seed in range(2)], FLOAT16, precision_loss_allowed=True)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["plain", "batch major", "odd sizes", "cell clip", "coupled peephole", "projection"])
+def test_on_cuda(name: str) -> None:
+    """Some by the native kernel, some by that of the language; what is kept stays on the device as well."""
+    from litegpu.gpu.runtime.cuda import available
+
+    if (why := available()) is not None:
+        pytest.skip(f"no CUDA device: {why}")
+    layer = LAYERS[name]
+    compare(layer.model(), [[layer.data(seed)] for seed in range(3)], backend="cuda")
+
+
 @pytest.mark.parametrize("outputs", [0, 5])
 def test_hybrid_layers(outputs: int) -> None:
     """8-bit weights and float activations: the CPU quantizes what it multiplies with them, the GPU does not."""

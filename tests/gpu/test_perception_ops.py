@@ -210,6 +210,31 @@ def test_refused(name: str) -> None:
     assert given is not None and reason in given
 
 
+@pytest.mark.parametrize("half", [False, True])
+def test_kernels_compile_for_cuda(half: bool) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    from litegpu.gpu.build import build_program
+    from litegpu.gpu.lang import Features
+    from litegpu.gpu.runtime.cuda_compile import compile_kernels
+
+    pool = pool_options(SAME, (2, 2), (3, 3))
+    crop = dict(subset_idxs=[0, 1], left_rotation_idx=0, right_rotation_idx=1, output_height=4, output_width=4,
+                target_rotation_radians=0.0, scale_x=1.0, scale_y=1.0)  # fmt: skip
+    models = [
+        model("MaxPoolingWithArgmax2D", [(1, 8, 8, 6)], [(1, 4, 4, 6)] * 2, pool),
+        model("MaxUnpooling2D", [(1, 4, 4, 6)] * 2, [(1, 12, 12, 6)], pool),
+        model("Resampler", [(1, 4, 4, 6), (1, 3, 3, 2)], [(1, 3, 3, 6)], b""),
+        model("TransformTensorBilinear", [(1, 4, 4, 6), (1, 1, 4, 4)], [(1, 3, 3, 6)],
+              bytes(flexbuffers.Dumps(dict(output_height=3, output_width=3)))),
+        model("Landmarks2TransformMatrixV2", [(1, 2, 3)], [(1, 4, 4)], bytes(flexbuffers.Dumps(crop))),
+    ]  # fmt: skip
+    for b in models:
+        main = b.graph()
+        lowered = lower_partition(main, main.operators, main.inputs, main.outputs)
+        program = build_program(lowered.graph, Features(float16=True, max_buffers=32), "cuda", half=half)
+        assert all(compile_kernels(program.kernels, 80))
+
+
 def test_hair_segmentation(models_dir: Path, images_dir: Path) -> None:
     """The whole network runs on the GPU, as XNNPACK and the evaluator in NumPy compute it, and marks one dark patch of
     the head: the band of the cap, which the network takes for hair."""
