@@ -17,7 +17,7 @@ from litegpu.gpu.build import build_program
 from litegpu.gpu.lang import Features, f32x4, i32, i32x4
 from litegpu.gpu.lower import check_operator, lower_partition
 from litegpu.model.types import TensorType
-from litegpu.model.writer import ModelBuilder
+from litegpu.model.writer import ModelBuilder, quantized
 
 F32, I32, BOOL = TensorType.FLOAT32, TensorType.INT32, TensorType.BOOL
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "custom_ops.md"
@@ -163,6 +163,19 @@ def test_the_reference_runs_where_the_gpu_does_not() -> None:
     whole = litegpu.Interpreter(model_content=content)  # without any delegate
     whole.allocate_tensors()
     np.testing.assert_array_equal(run(whole, [x])[0], [[0, 4, 6]])
+
+
+def test_quantized_tensors_are_real_numbers_for_a_kernel() -> None:
+    require_gpu()
+    litegpu.register_op("Double", doubled, reference=lambda op, x: x * np.float32(2))
+    b = ModelBuilder()
+    x = b.input("x", (1, 5), TensorType.INT8, quantization=quantized(0.5, 3))
+    (y,) = b.custom("Double", [b.op("RELU", [x], (1, 5), quantization=quantized(0.5, 3))], [((1, 5), F32)])
+    b.output(y)
+    data = np.int8([[1, 2, 3, 4, 100]])
+    for interpreter in (on_gpu(b.build()), litegpu.Interpreter(model_content=b.build())):
+        interpreter.allocate_tensors()
+        np.testing.assert_array_equal(run(interpreter, [data])[0], [[0, 0, 0, 1, 97]])
 
 
 def test_constants_are_folded_with_the_reference_only() -> None:

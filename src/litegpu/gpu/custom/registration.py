@@ -62,7 +62,8 @@ def register_op(
         channels that one thread computes; for an operator with several outputs, a sequence with one function for each.
         The elementwise ops around the operator are computed in the same kernel.
     check: `check(op)` gives None if the kernel can run the operator, else the reason why not, a sentence for the user.
-        Types other than float32, int32 and bool, ranks above 4 and unknown shapes are refused before it is asked.
+        Types other than float32, int32 and bool, ranks above 4 and unknown shapes are refused before it is asked;
+        quantized tensors count as float32, the real numbers that they stand for.
     reference: `reference(op, *inputs)` gives the output in NumPy, or a tuple of outputs, with the model's shapes. It
         runs the operator where the GPU does not, that is without a delegate too, and lets constants be folded.
     grid: gives `(threads of a workgroup, workgroups)` for a kernel that divides the work itself: it is called as
