@@ -27,8 +27,8 @@ CUDA = Features(
 CAPABILITIES = (75, 80, 86, 89, 90, 100)
 MODELS = ("ad01_fp32", "face_landmark", "kws_ref_model", "mobilenet_v1_1.0_224_random", "vww_96_float")
 MORE_MODELS = (
-    "deeplabv3_257_mv_gpu", "kws_ref_model_float32", "mobilenet_v2_1.0_224_quant", "mobilenet_v1_1.0_224_random_f16", "pose_detection",
-    "pretrainedResnet", "style_transfer_f16_384",
+    "deeplabv3_257_mv_gpu", "kws_ref_model_float32", "mobilenet_v2_1.0_224_quant", "mobilenet_v1_1.0_224_random_f16",
+    "pose_detection", "pretrainedResnet", "style_transfer_f16_384",
 )  # fmt: skip
 
 #: Architectures with native kernels, and models (with their batch) that use these.

@@ -305,6 +305,24 @@ def test_close_may_be_repeated_and_ends_the_session(session: Build) -> None:
             call()
 
 
+def test_passive_waits_spin_where_the_last_one_was_short(
+    session: Build, device: WebGpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, spun = session(affine_chain(1, 2, 1), wait="passive"), []
+    real = one.replay.wait
+    monkeypatch.setattr(one.replay, "wait", lambda spin: (spun.append(spin), real(spin)))
+    monkeypatch.setattr(device, "info", dataclasses.replace(device.info, is_software=False))
+    one.run()
+    one._stats["wait"] = 1e-4
+    one.run()
+    one._stats["wait"] = 0.1
+    one.run()
+    monkeypatch.setattr(device, "info", dataclasses.replace(device.info, is_software=True))
+    one._stats["wait"] = 1e-4
+    one.run()
+    assert spun[0] == spun[2] == spun[3] == 0 < spun[1] < 0.01
+
+
 def test_unknown_wait(device: WebGpuDevice) -> None:
     with pytest.raises(OptionError, match="wait 'later'"):
         device.session(affine_chain(1, 1.0, 0.0), wait="later")

@@ -30,6 +30,10 @@ _UPLOAD_BYTES = 32 << 20
 #: Of the ports within the staging buffers.
 _STAGING_ALIGNMENT = 16
 _WAITS = ("passive", "active")
+#: An active wait spins this long before it sleeps, so that a hung device does not burn a core for ever.
+_ACTIVE_SECONDS = 1.0
+#: A passive wait spins too where the last one was shorter than this: to wake up takes 0.05 to 0.4 ms.
+_SHORT_SECONDS = 2e-3
 
 
 def open_device(backend: str = "auto", name: str | None = None) -> WebGpuDevice:
@@ -83,9 +87,10 @@ class WebGpuDevice:
         """There is one kernel for each op."""
 
     def session(self, program: Program, wait: str | None = None) -> WebGpuSession:
-        """A session of `program`. `wait`: "passive" sleeps in run() until the device is done, "active" spins, which
-        answers sooner and occupies a core. The default is passive, but active on Metal, where wgpu's sleep has a
-        granularity of a millisecond. Raises DeviceError naming the kernel that the device refused."""
+        """A session of `program`. `wait`: "passive" sleeps in run() until the device is done, except where that takes
+        less than 2 ms; "active" spins, which answers sooner and occupies a core. The default is passive, but active
+        on Metal, where wgpu's sleep has a granularity of a millisecond. Raises DeviceError naming the kernel that the
+        device refused."""
         if wait is None:
             wait = "active" if self.info.backend == "metal" else "passive"
         if wait not in _WAITS:
@@ -336,7 +341,7 @@ class WebGpuSession:
             if encode_next:
                 self._command = self.replay.encode()
             encoded = clock()
-            self.replay.wait(self.wait == "active")
+            self.replay.wait(self._spin_seconds())
             self._map_staging()
         except DeviceError as error:
             self.device.lost = True
@@ -344,6 +349,13 @@ class WebGpuSession:
         self._has_run = True
         stats["submit"], stats["encode"], stats["wait"] = submitted - started, encoded - submitted, clock() - encoded
         stats["write"], stats["read"], self._writing = self._writing, 0.0, 0.0
+
+    def _spin_seconds(self) -> float:
+        """How long to ask before sleeping. A software device needs the cores itself."""
+        if self.wait == "active":
+            return _ACTIVE_SECONDS
+        short = self._has_run and self._stats["wait"] < _SHORT_SECONDS and not self.device.info.is_software
+        return _SHORT_SECONDS if short else 0.0
 
     def _set_variables(self, contents: Sequence[Any]) -> None:
         for port, content in zip(self.program.variables, contents, strict=True):

@@ -32,8 +32,6 @@ _RUNTIME_CHECKS_BOUNDS = 1 << 0
 
 #: How long a map callback may be missing after the device said that the work is done.
 _CALLBACK_SECONDS = 10.0
-#: An active wait spins this long before it blocks, so that a hung device does not burn a core for ever.
-_SPIN_SECONDS = 1.0
 
 
 class CapturedErrors:
@@ -259,11 +257,12 @@ class Replay:
         if errors.message is not None:
             raise DeviceError(f"the GPU was lost: {errors.message}")
 
-    def wait(self, active: bool) -> None:
-        """Return when the staging buffers are mapped again; spin (`active`) or sleep. The GIL is free meanwhile."""
+    def wait(self, spin: float) -> None:
+        """Return when the staging buffers are mapped again: ask for `spin` seconds, then sleep. The GIL is free
+        while the library is at work."""
         poll, device, mapped, count = lib.wgpuDevicePoll, self._device, self._mapped, len(self._staging)
-        if active:
-            deadline = time.monotonic() + _SPIN_SECONDS
+        if spin:
+            deadline = time.monotonic() + spin
             while len(mapped) < count and time.monotonic() < deadline:
                 poll(device, False, ffi.NULL)
         if len(mapped) < count or not count:
