@@ -34,8 +34,9 @@ def test_full(op: str) -> None:
 
 
 def test_every_operator_has_cases() -> None:
-    """QUANTIZE and DEQUANTIZE are in test_quantized_sweep.py, what keeps values between inferences in test_lstm.py."""
-    elsewhere = {"DEQUANTIZE", "QUANTIZE", "LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"}
+    """QUANTIZE and DEQUANTIZE are in test_quantization.py, DENSIFY in test_quantizer.py, what keeps values between
+    inferences in test_lstm.py."""
+    elsewhere = {"DENSIFY", "DEQUANTIZE", "QUANTIZE", "LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"}
     assert {e.name for e in supported_ops() if not e.custom} - set(CASES) == elsewhere
 
 

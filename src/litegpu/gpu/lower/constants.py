@@ -1,12 +1,16 @@
-"""Constant tensors as arrays that the GPU computes with: 16-bit floats widened, 8- and 4-bit integers dequantized."""
+"""Constant tensors as arrays that the GPU computes with: halves widened, quantized ones real, sparse ones dense."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from litegpu.errors import DelegateError
+from litegpu.errors import DelegateError, ModelError
+from litegpu.model.sparse import densified
 from litegpu.model.types import Tensor, TensorType
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -19,12 +23,14 @@ _DTYPES = {
     TensorType.INT64: np.int32,
     TensorType.BOOL: np.bool_,
 }
-#: Types of constants that stand for real numbers through their quantization parameters.
+#: Types of constants that stand for real numbers through their quantization parameters, and their bits.
 QUANTIZED = {
     TensorType.INT8: 8,
     TensorType.UINT8: 8,
     TensorType.INT16: 16,
     TensorType.INT4: 4,
+    TensorType.UINT4: 4,
+    TensorType.INT2: 2,
 }
 
 
@@ -32,8 +38,9 @@ class Unsupported(DelegateError):
     """An operator, or a tensor of it, that the GPU cannot take; the text is a reason for the user."""
 
 
-def as_array(tensor: Tensor, *, decode: bool = True) -> Array:
+def as_array(tensor: Tensor, *, decode: bool = True, tensors: Sequence[Tensor] = ()) -> Array:
     """The constant `tensor` as float32, int32 or bool; without `decode` the elements of float arrays are left zero.
+    `tensors` of its subgraph have the scales of one that is quantized by blocks.
 
     Raises Unsupported for encodings that are not known.
     """
@@ -41,15 +48,18 @@ def as_array(tensor: Tensor, *, decode: bool = True) -> Array:
     if tensor.data is None:
         raise ValueError(f"{where} has no data")
     if tensor.sparsity is not None:
-        raise Unsupported(f"{where} is stored in the sparse encoding, which the GPU does not read")
-    if tensor.type in QUANTIZED and tensor.quantization is not None and tensor.quantization.scales.size:
-        if tensor.quantization.block_size:
-            raise Unsupported(f"{where} is quantized by blocks, which the GPU does not read")
+        tensor = dataclasses.replace(tensor, data=_dense(tensor), sparsity=None)
+    q = tensor.quantization
+    if tensor.type in QUANTIZED and q is not None and q.block_size:
+        scales = _block_scales(tensor, tensors)
+        return _by_blocks(tensor, scales) if decode else _placeholder(tensor)
+    if tensor.type in QUANTIZED and q is not None and q.scales.size:
         _check_channels(tensor, where)
         return _dequantize(tensor) if decode else _placeholder(tensor)
     if tensor.type not in _DTYPES:
         raise Unsupported(f"{where} has type {tensor.type.name} without quantization parameters")
     dtype = np.dtype(_DTYPES[tensor.type])
+    assert tensor.data is not None
     if tensor.type is TensorType.INT64 and tensor.data.size:
         low, high = int(tensor.data.min()), int(tensor.data.max())
         if low < -(2**31) or high >= 2**31:
@@ -94,9 +104,35 @@ def _quanta(tensor: Tensor) -> Array:
     """q - zero_point."""
     assert tensor.quantization is not None and tensor.data is not None
     q = tensor.quantization
-    stored = _unpack(tensor.data, tensor.shape) if tensor.type is TensorType.INT4 else tensor.data.reshape(tensor.shape)
     known = q.zero_points.size == q.scales.size
-    return stored.astype(np.float32) - (_along(tensor, q.zero_points) if known else np.float32(0))
+    return _stored(tensor).astype(np.float32) - (_along(tensor, q.zero_points) if known else np.float32(0))
+
+
+def _block_scales(tensor: Tensor, tensors: Sequence[Tensor]) -> Array:
+    """The scale of each block of `block_size` elements of a row, in order."""
+    q = tensor.quantization
+    assert q is not None
+    blocks = math.prod(tensor.shape) // q.block_size
+    data = tensors[q.scales_tensor].data if 0 <= q.scales_tensor < len(tensors) else None
+    if data is None or data.dtype.kind != "f" or data.size != blocks or tensor.shape[-1] % q.block_size:
+        raise Unsupported(
+            f"constant '{tensor.name}' of shape {list(tensor.shape)} is quantized in blocks of {q.block_size}, but has "
+            "not one constant scale for each"
+        )
+    return data.astype(np.float32).reshape(blocks, 1)
+
+
+def _by_blocks(tensor: Tensor, scales: Array) -> Array:
+    """scale * q: the CPU kernels take zero points for zero."""
+    rows = _stored(tensor).reshape(scales.size, -1).astype(np.float32)
+    return (rows * scales).reshape(tensor.shape)
+
+
+def _dense(tensor: Tensor) -> Array:
+    try:
+        return densified(tensor)
+    except ModelError as error:
+        raise Unsupported(str(error)) from None
 
 
 def _along(tensor: Tensor, parameter: Array) -> Array:
@@ -107,8 +143,13 @@ def _along(tensor: Tensor, parameter: Array) -> Array:
     return parameter.astype(np.float32).reshape(axis)
 
 
-def _unpack(data: Array, shape: tuple[int, ...]) -> Array:
-    """Signed 4-bit integers, two per byte, the low half first."""
-    pairs = data.reshape(-1).view(np.int8)
-    halves = np.stack([(pairs << 4) >> 4, pairs >> 4], axis=-1)
-    return halves.reshape(-1)[: int(np.prod(shape))].reshape(shape)
+def _stored(tensor: Tensor) -> Array:
+    """The stored numbers, those of less than a byte unpacked: the lowest bits first."""
+    assert tensor.data is not None
+    bits, count = QUANTIZED[tensor.type], math.prod(tensor.shape)
+    if bits >= 8:
+        return tensor.data.reshape(tensor.shape)
+    signed = tensor.type is not TensorType.UINT4
+    packed = tensor.data.reshape(-1).view(np.int8 if signed else np.uint8)
+    parts = np.stack([packed << (8 - bits - at) >> (8 - bits) for at in range(0, 8, bits)], axis=-1)
+    return parts.reshape(-1)[:count].reshape(tensor.shape)

@@ -83,7 +83,7 @@ class Lowering:
             raise Unsupported(f"'{name}' is a variable, which the operator may not read on the GPU")
         constant = self.constant_tensor(tensor)
         if constant is not None and tensor not in self.values:
-            array = as_array(constant, decode=not self.checking)
+            array = as_array(constant, decode=not self.checking, tensors=self.subgraph.tensors)
             self.values[tensor] = self.builder.constant(array, name=constant.name)
         self.ensure(tensor)
         return self.quantized.real_view(tensor) if tensor in self.quantized else self.values[tensor]
@@ -393,11 +393,14 @@ _PRODUCED: weakref.WeakKeyDictionary[Subgraph, dict[int, Tensor]] = weakref.Weak
 
 
 def _dequantized_constants(subgraph: Subgraph) -> dict[int, Tensor]:
-    """Tensors that a DEQUANTIZE makes from a constant -> that constant."""
+    """Tensors that a DEQUANTIZE or DENSIFY makes from a constant -> that constant."""
     if subgraph not in _PRODUCED:
-        _PRODUCED[subgraph] = {
-            o.outputs[0]: subgraph.tensors[o.inputs[0]]
-            for o in subgraph.operators
-            if o.name == "DEQUANTIZE" and subgraph.tensors[o.inputs[0]].is_constant
-        }
+        made: dict[int, Tensor] = {}
+        for o in subgraph.operators:
+            if o.name in ("DEQUANTIZE", "DENSIFY") and o.inputs and o.inputs[0] >= 0:
+                source = subgraph.tensors[o.inputs[0]]
+                constant = source if source.is_constant else made.get(o.inputs[0])
+                if constant is not None:
+                    made[o.outputs[0]] = constant
+        _PRODUCED[subgraph] = made
     return _PRODUCED[subgraph]

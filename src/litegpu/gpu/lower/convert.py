@@ -1,10 +1,9 @@
-"""CAST, QUANTIZE and DEQUANTIZE."""
+"""CAST, QUANTIZE, DEQUANTIZE and DENSIFY."""
 
 from __future__ import annotations
 
 from litegpu.gpu.graph import Arg, DType
 from litegpu.gpu.graph import apply as fn
-from litegpu.gpu.lower.constants import as_array
 from litegpu.gpu.lower.context import DTYPES, OpContext
 from litegpu.gpu.lower.registry import ANY, lowers
 
@@ -33,10 +32,15 @@ def quantize(ctx: OpContext) -> None:
 
 @lowers("DEQUANTIZE", max_version=6, notes="constants, of 16-bit floats too, are folded")
 def dequantize(ctx: OpContext) -> None:
-    t = ctx.tensor(0)
-    ctx.check_shape(t.shape)
-    if t.data is None:
+    ctx.check_shape(ctx.shape(0))
+    if ctx.is_constant(0):
+        ctx.lowering.value(ctx.output.index)
+    else:
         ctx.copy(ctx.value(0), [], ctx.output_value())
-        return
-    as_array(t, decode=False)
+
+
+@lowers("DENSIFY", max_version=1, notes="of sparse constants, which are folded")
+def densify(ctx: OpContext) -> None:
+    ctx.require(ctx.is_constant(0), "the input is computed by the model: only constants are sparse")
+    ctx.check_shape(ctx.shape(0))
     ctx.lowering.value(ctx.output.index)

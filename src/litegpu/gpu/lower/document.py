@@ -25,10 +25,10 @@ For all of them:
   delegate has `quantization_enabled=False`. The GPU computes with the real numbers and rounds each result to what the
   output can hold, as part of the kernel that computes it. Inputs and outputs of the GPU's part of a model cross the bus
   as they are stored. Results are within one quantum per operator of the CPU's integer kernels.
-- Constants may also be float16, or int8, uint8, int16 or int4 with quantization parameters (per tensor or per channel).
-  They are dequantized when the model is loaded: the weights of a dynamic-range model are exact and its activations are
-  never quantized, where the CPU kernels quantize both. A DEQUANTIZE of a constant is part of that. Sparse constants and
-  blockwise quantized ones are refused.
+- Constants may also be float16, or int8, uint8, int16, int4, uint4 or int2 with quantization parameters (per tensor,
+  per channel or by blocks), and sparse. They become real numbers when the model is loaded: the weights of a
+  dynamic-range model are exact and its activations are never quantized, where the CPU kernels quantize both. A
+  DEQUANTIZE of a constant is part of that.
 - Fused activations: {fused}. The CPU kernels ignore a fused TANH; the GPU applies it.
 - Broadcasting follows NumPy.
 - NaN and infinities pass through as on the CPU; MAXIMUM and MINIMUM give their second operand if either is NaN.
