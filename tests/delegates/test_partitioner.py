@@ -259,8 +259,7 @@ def test_report_counts_texts_and_data(numpy_delegate) -> None:
     report = division(chain("ADD", "ABS", "ADD", "MUL", "ABS", "COS"), numpy_delegate()).report
     assert report.counts == {"NumPy": 3, "CPU": 3} and report.delegated == 3 and not report.fully_delegated
     assert report.summary() == (
-        "3/6 ops on NumPy in 2 partitions, 3 on the CPU: ABS x2 (Operation is not supported.); "
-        "COS (Operation is not supported.)"
+        "3/6 ops on NumPy in 2 partitions, 3 on the CPU: ABS x2, COS (Operation is not supported.)"
     )
     assert report.warnings() == [
         "op code #101 cannot be handled by this delegate. ABS: Operation is not supported. (nodes 1, 4)",

@@ -103,11 +103,11 @@ class DelegationReport:
             parts.append(part)
         if counts[CPU]:
             parts.append(f"{counts[CPU] if self.delegated else f'all {counts[CPU]}'} on the CPU")
-        reasons = [
-            f"{op}{f' x{len(nodes)}' if len(nodes) > 1 else ''} ({reason})"
-            for (_, op, accepted, reason), nodes in self.kinds().items()
-            if not accepted
-        ]
+        refused: dict[str, list[str]] = {}  # reason -> ops
+        for (_, op, accepted, reason), nodes in self.kinds().items():
+            if not accepted:
+                refused.setdefault(reason, []).append(f"{op}{f' x{len(nodes)}' if len(nodes) > 1 else ''}")
+        reasons = [f"{', '.join(ops)} ({reason})" for reason, ops in refused.items()]
         reasons += [f"{_count(len(nodes), 'op')} {reason}" for reason, nodes in self.spared().items()]
         return ", ".join(parts) + (f": {'; '.join(reasons)}" if reasons else "")
 
@@ -126,10 +126,20 @@ class DelegationReport:
 
     def __str__(self) -> str:
         rows = [("node", "op", "owner", "partition", "reason")]
-        rows += [(str(n.index), n.op, n.owner, str(n.partition), n.reason or "") for n in self.nodes]
+        first = {n.reason: n.index for n in reversed(self.nodes)}  # a reason is said once
+        rows += [
+            (str(n.index), n.op, n.owner, str(n.partition), _reason(n.reason, first[n.reason], n.index))
+            for n in self.nodes
+        ]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = ["  ".join((*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4])) for row in rows]
         return "\n".join([*(line.rstrip() for line in lines), self.summary()])
+
+
+def _reason(reason: str | None, first: int, node: int) -> str:
+    if not reason or first == node or len(reason) < 40:
+        return reason or ""
+    return f"as node {first}"
 
 
 def _count(n: int, noun: str) -> str:

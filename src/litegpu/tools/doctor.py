@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import litegpu
 from litegpu.errors import DeviceError
 from litegpu.gpu.lang.features import Features
 from litegpu.tools.doctor_system import SystemReport, inspect_system, system_advice
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from litegpu.gpu.runtime.base import Device
     from litegpu.gpu.runtime.webgpu_adapters import AdapterInfo
 
-_PACKAGES = ("litegpu", "ai-edge-litert", "wgpu", "numpy", "cuda-bindings", "nvidia-cuda-nvrtc")
+_PACKAGES = ("ai-edge-litert", "wgpu", "numpy", "cuda-bindings", "nvidia-cuda-nvrtc")
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,7 @@ def _advice(devices: Sequence[DeviceReport], problem: str | None, system: System
 
 
 def _versions() -> dict[str, str]:
-    versions = {"Python": platform.python_version()}
+    versions = {"Python": platform.python_version(), "litegpu": litegpu.__version__}
     for package in _PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)

@@ -10,12 +10,15 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import litegpu
 from litegpu.errors import DeviceError, OptionError
 from litegpu.gpu.runtime import cuda
 from litegpu.gpu.runtime.cuda import CudaDeviceInfo
+from litegpu.model.builder import ModelBuilder
+from litegpu.tools import doctor
 
 TESTS = Path(__file__).resolve().parents[2]
 needs_compiler = pytest.mark.skipif(
@@ -69,6 +72,46 @@ def test_without_cuda_auto_takes_what_is_left_and_says_why_once(
     assert "CUDA is not used" in record.getMessage() and "litegpu[cuda]" in record.getMessage()
 
 
+@pytest.mark.parametrize("cause, told", [
+    ("the NVIDIA driver is too old: it supports CUDA 11.4", "too old"), ("NVRTC, CUDA's compiler, is missing", "NVRTC"),
+    ("the NVIDIA driver shows no GPU", "shows no GPU"),
+])  # fmt: skip
+@pytest.mark.parametrize("webgpu", [True, False])
+def test_models_run_where_cuda_cannot(
+    cause: str, told: str, webgpu: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On WebGPU, or on the CPU where that cannot be had either; a warning names each cause once; doctor repeats it."""
+
+    def unusable() -> list[CudaDeviceInfo]:
+        raise DeviceError(cause)
+
+    def without_webgpu(backend: str, name: str | None) -> None:
+        raise DeviceError("no WebGPU device was found")
+
+    monkeypatch.setattr(cuda, "list_devices", unusable)
+    monkeypatch.setattr(cuda, "_warned", False)
+    monkeypatch.setattr(cuda, "driver_is_installed", lambda: True)
+    if not webgpu:
+        monkeypatch.setattr("litegpu.gpu.runtime.webgpu.open_device", without_webgpu)
+    builder = ModelBuilder()
+    x = builder.input("x", (1, 5))
+    builder.output(builder.op("ABS", [x], (1, 5)))
+    values = np.linspace(-2, 2, 5, dtype=np.float32).reshape(1, 5)
+    caplog.set_level(logging.WARNING, logger="litegpu")
+    for _ in range(2):
+        with litegpu.Interpreter(model_content=builder.build(), experimental_delegates=[litegpu.GpuDelegate()]) as one:
+            one.allocate_tensors()
+            one.set_tensor(one.get_input_details()[0]["index"], values)
+            one.invoke()
+            np.testing.assert_array_equal(one.get_tensor(one.get_output_details()[0]["index"]), np.abs(values))
+    messages = [record.getMessage() for record in caplog.records]
+    assert sum("CUDA is not used" in m and told in m for m in messages) == 1, messages
+    if not webgpu:
+        assert any("no WebGPU device was found" in m and "CPU" in m for m in messages), messages
+    text, devices = doctor._cuda()
+    assert text == f"not used: {cause}" and not devices
+
+
 def test_names_of_devices() -> None:
     for device in ("cuda:x", "cuda:", "cuda1", "webgpu:0"):
         with pytest.raises(OptionError, match="cuda:<index>"):
@@ -113,7 +156,13 @@ def test_reasons_that_a_driver_gives() -> None:
 @pytest.mark.skipif(bool(os.environ.get("LITEGPU_CUDA_EMULATOR")), reason="is running in it")
 @pytest.mark.parametrize(
     "folder",
-    ["gpu/runtime", pytest.param("gpu/lang", marks=pytest.mark.slow), pytest.param("gpu", marks=pytest.mark.slow)],
+    [
+        "gpu/runtime",
+        "gpu/kernels/test_cuda_matmul.py",
+        "gpu/kernels/test_cuda_separable.py",
+        pytest.param("gpu/lang", marks=pytest.mark.slow),
+        pytest.param("gpu", marks=pytest.mark.slow),
+    ],
 )
 def test_the_cuda_tests_pass_on_the_emulator(folder: str) -> None:
     """What needs no real GPU of the tests marked `cuda`."""
