@@ -77,6 +77,27 @@ def test_stored_numbers_come_back_as_they_went(shape: tuple[int, ...], type_: Te
     np.testing.assert_array_equal(clamped, np.clip(given, int(q.zero_points[0]) - 10, int(q.zero_points[0]) + 10))
 
 
+@pytest.mark.parametrize("type_", [INT8, UINT8, INT16])
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 5, 3)])
+def test_bytes_that_stand_for_themselves(shape: tuple[int, ...], type_: TensorType) -> None:
+    """Without quantization parameters they are integers, which movement and CAST take."""
+    require_gpu()
+    b = ModelBuilder()
+    x = b.input("x", shape, type_)
+    moved = b.op("TILE", [x, b.constant(np.int32([2] * len(shape)))], tuple(2 * n for n in shape), type=type_)
+    real = b.op("CAST", [x], shape, {"out_data_type": "FLOAT32"}, type=TensorType.FLOAT32)
+    half = b.op("MUL", [real, b.constant(np.float32(0.5))], shape)
+    b.output(moved, half, b.op("CAST", [half], shape, {"out_data_type": type_.name}, type=type_))
+    content = b.build()
+    limits = np.iinfo(type_.name.lower())
+    given = RNG.integers(limits.min, limits.max + 1, shape).astype(limits.dtype)
+    gpu = on_gpu(content)
+    assert gpu.delegation_report().fully_delegated
+    for got, want in zip(run(gpu, [given]), run(official(content), [given]), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize(("type_", "nbytes"), [(INT8, 1), (UINT8, 1), (INT16, 2)])
 def test_one_element_crosses_the_bus_in_its_own_size(type_: TensorType, nbytes: int) -> None:
     b = ModelBuilder()

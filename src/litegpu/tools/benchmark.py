@@ -214,6 +214,7 @@ def _opened(flags: BenchmarkFlags, log: _Log) -> tuple[litegpu.Interpreter, _Rec
     if flags.use_gpu:
         gpu = litegpu.GpuDelegate(
             precision_loss_allowed=flags.gpu_precision_loss_allowed,
+            quantization_enabled=flags.gpu_experimental_enable_quant,
             backend=flags.gpu_backend or "auto",
             max_delegated_partitions=max(flags.max_delegated_partitions, 1),
         )

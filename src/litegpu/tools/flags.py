@@ -32,6 +32,9 @@ class BenchmarkFlags:
     warmup_min_secs: float = _flag(0.5, "Min warmup runs duration (seconds)", "keep warming up at least so long")
     use_gpu: bool = _flag(False, "Use gpu", "run on the GPU what it can take")
     gpu_precision_loss_allowed: bool = _flag(True, "Allow lower precision in gpu", "float16 where the GPU has it")
+    gpu_experimental_enable_quant: bool = _flag(
+        True, "Enable quant in gpu delegate", "8-bit nodes too (officially moot)"
+    )
     gpu_backend: str = _flag("", "Force gpu backend", "cuda, webgpu, vulkan, metal, d3d12 or gl; empty: the best")
     max_delegated_partitions: int = _flag(0, "Max number of delegated partitions", "0 means 1, as officially")
     require_full_delegation: bool = _flag(False, "Require full delegation", "fail unless the GPU takes every op")

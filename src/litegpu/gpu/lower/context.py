@@ -24,9 +24,9 @@ from litegpu.gpu.graph import (
 )
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import QUANTIZED, Array, Unsupported, as_array
-from litegpu.gpu.lower.quantization import STORED, QuantizedValues, grid_of
+from litegpu.gpu.lower.quantization import STORED, QuantizedValues, grid_of, stored
 from litegpu.gpu.lower.registered import custom_entry
-from litegpu.gpu.lower.registry import MAX_RANK, REGISTRY, STATIC, Entry, Types
+from litegpu.gpu.lower.registry import ANY, MAX_RANK, REGISTRY, STATIC, Entry, Types
 from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 
 DTYPES = {
@@ -35,6 +35,13 @@ DTYPES = {
     TensorType.INT64: DType.INT32,  # of results that leave the GPU
     TensorType.BOOL: DType.BOOL,
 }
+
+
+def dtype_of(tensor: Tensor) -> DType:
+    """What a tensor holds while it is computed with."""
+    if tensor.type in STORED:
+        return DType.INT32 if grid_of(tensor) is None else DType.FLOAT32
+    return DTYPES.get(tensor.type, DType.FLOAT32)
 
 
 class Lowering:
@@ -62,18 +69,23 @@ class Lowering:
         t = self.subgraph.tensors[tensor]
         _check_rank(t)
         grid = grid_of(t)
-        dtype = DTYPES.get(t.type, DType.FLOAT32) if grid is None else STORED[t.type]
-        value = self.builder.value(bhwc(t.shape), dtype, name=t.name, tensor=tensor)
+        value = self.builder.value(bhwc(t.shape), STORED.get(t.type, dtype_of(t)), name=t.name, tensor=tensor)
         if grid is not None:
             self.quantized.enter(tensor, value, grid)
+        elif t.type in STORED:
+            self.values[tensor] = self.builder.value(bhwc(t.shape), DType.INT32, name=t.name, tensor=tensor)
+            self.builder.node(Elementwise(), (), self.values[tensor], fn("to_int32", Arg(0)), [value])
         elif self.constant_tensor(tensor) is None:
             self.values[tensor] = value
         return value
 
     def leave(self, tensor: int) -> int:
         """The value of a tensor that goes outside, in the type in which it is stored there."""
-        grid = grid_of(self.subgraph.tensors[tensor])
-        return self.value(tensor) if grid is None else self.quantized.leave(tensor, grid)
+        t = self.subgraph.tensors[tensor]
+        grid = grid_of(t)
+        if grid is not None:
+            return self.quantized.leave(tensor, grid)
+        return stored(self.builder, t, Arg(0), self.value(tensor)) if t.type in STORED else self.value(tensor)
 
     def value(self, tensor: int) -> int:
         """The value that stands for a tensor; constants enter the graph when first asked for. Of a quantized tensor it
@@ -250,29 +262,32 @@ class OpContext:
         _check_not_empty(t)
         constant = self.lowering.constant_tensor(self.operator.inputs[i])
         if constant is not None:
-            stored = constant.type
-            if stored in (TensorType.FLOAT16, TensorType.FLOAT64) or stored in QUANTIZED:
-                stored = TensorType.FLOAT32
-            if stored is TensorType.INT64:
-                stored = TensorType.INT32
+            found = constant.type
+            if found in (TensorType.FLOAT16, TensorType.FLOAT64) or found in QUANTIZED:
+                found = TensorType.FLOAT32
+            if found is TensorType.INT64:
+                found = TensorType.INT32
         else:
-            stored = self._computed(t, f"input {i}")
-        if stored not in types:
+            found = self._computed(t, f"input {i}", types)
+        if found not in types:
             raise Unsupported(f"input {i} is {_type_reason(t.type, types)}")
 
     def check_output(self, t: Tensor) -> None:
         _check_rank(t)
         _check_not_empty(t)
-        if self._computed(t, "the output") not in self.entry.outputs:
+        if self._computed(t, "the output", self.entry.outputs) not in self.entry.outputs:
             raise Unsupported(f"the output is {_type_reason(t.type, self.entry.outputs)}")
 
-    def _computed(self, t: Tensor, what: str) -> TensorType:
-        """What kind of tensor it is for the operator: one that stands for real numbers is FLOAT32."""
-        if t.type not in STORED or not self.entry.quantized:
+    def _computed(self, t: Tensor, what: str, types: Types) -> TensorType:
+        """What kind of tensor it is for the operator: one that stands for real numbers is FLOAT32, other bytes are
+        INT32 where the operator takes whatever there is."""
+        if t.type not in STORED:
             return t.type
         if not self.lowering.quantization:
             raise Unsupported(f"{what} is {t.type.name}: quantization_enabled is False")
-        return t.type if grid_of(t) is None else TensorType.FLOAT32
+        if grid_of(t) is not None:
+            return TensorType.FLOAT32 if self.entry.quantized else t.type
+        return TensorType.INT32 if types >= ANY else t.type
 
     def require(self, condition: bool, reason: str) -> None:
         if not condition:
@@ -299,7 +314,7 @@ class OpContext:
     def output_value(self, tensor: Tensor | None = None) -> int:
         """A new value for an output."""
         t = tensor or self.output
-        v = self.builder.value(bhwc(t.shape), DTYPES.get(t.type, DType.FLOAT32), name=t.name, tensor=t.index)
+        v = self.builder.value(bhwc(t.shape), dtype_of(t), name=t.name, tensor=t.index)
         self.lowering.values[t.index] = v
         return v
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from litegpu.gpu.graph import Arg, DType
 from litegpu.gpu.graph import apply as fn
-from litegpu.gpu.lower.context import DTYPES, OpContext
+from litegpu.gpu.lower.context import OpContext, dtype_of
 from litegpu.gpu.lower.registry import ANY, lowers
 
 _CONVERSIONS = {DType.FLOAT32: "to_float32", DType.INT32: "to_int32", DType.BOOL: "to_bool"}
@@ -12,11 +12,12 @@ _CONVERSIONS = {DType.FLOAT32: "to_float32", DType.INT32: "to_int32", DType.BOOL
 
 @lowers(
     "CAST", max_version=9, inputs=(ANY,), outputs=ANY,
-    quantized=False, notes="to integers toward zero, saturating, NaN to the largest; constants of 16-bit floats",
+    quantized=False,
+    notes="to integers toward zero, saturating, NaN to the largest; constants of 16-bit floats",
 )  # fmt: skip
 def cast(ctx: OpContext) -> None:
     ctx.check_shape(ctx.shape(0))
-    target = DTYPES[ctx.output.type]
+    target = dtype_of(ctx.output)
     if ctx.dtype(0) is target:
         ctx.copy(ctx.value(0), [], ctx.output_value())
     else:

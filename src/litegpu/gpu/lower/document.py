@@ -24,7 +24,8 @@ For all of them:
 - "real" stands for float32, or int8, uint8 or int16 with quantization parameters (one scale and zero point), unless the
   delegate has `quantization_enabled=False`. The GPU computes with the real numbers and rounds each result to what the
   output can hold, as part of the kernel that computes it. Inputs and outputs of the GPU's part of a model cross the bus
-  as they are stored. Results are within one quantum per operator of the CPU's integer kernels.
+  as they are stored. Results are within one quantum per operator of the CPU's integer kernels. Without quantization
+  parameters int8, uint8 and int16 are integers, taken where int32 and bool both are.
 - Constants may also be float16, or int8, uint8, int16, int4, uint4 or int2 with quantization parameters (per tensor,
   per channel or by blocks), and sparse. They become real numbers when the model is loaded: the weights of a
   dynamic-range model are exact and its activations are never quantized, where the CPU kernels quantize both. A

@@ -94,6 +94,16 @@ def grid_of(tensor: Tensor) -> Grid | None:
     return Grid(scale, zero, int(limits.min), int(limits.max))
 
 
+def stored(builder: GraphBuilder, tensor: Tensor, expr: Expr, value: int) -> int:
+    """A value of the numbers that a tensor of a narrow type has in memory: `expr`, int32, of `value`."""
+    v = builder.values[value]
+    if v.shape[3] % 4 and math.prod(v.shape[:3]) > 1:  # no thread may write a part of a word
+        v = builder.values[builder.value((1, 1, 1, v.elements), v.dtype)]
+        builder.node(Copy((Reshape(builder.values[value].shape, v.shape),)), [value], v.id)
+    result = builder.value(v.shape, STORED[tensor.type], name=tensor.name, tensor=tensor.index)
+    return builder.node(Elementwise(), (), result, expr, [v.id])
+
+
 class QuantizedValues:
     """The values of a graph under construction that stand for quantized tensors, by the tensors' numbers."""
 
@@ -113,15 +123,9 @@ class QuantizedValues:
 
     def leave(self, tensor: int, grid: Grid) -> int:
         """A value of stored numbers, for a tensor that goes outside."""
-        t, value = self.subgraph.tensors[tensor], self.quanta.get(tensor, self.real.get(tensor, -1))
-        shape = self.builder.values[value].shape
-        if shape[3] % 4 and math.prod(shape[:3]) > 1:  # no thread may write a part of a word
-            flat = (1, 1, 1, math.prod(shape))
-            moved = self.builder.value(flat, DType.FLOAT32)
-            value, shape = self.builder.node(Copy((Reshape(shape, flat),)), [value], moved), flat
+        value = self.quanta.get(tensor, self.real.get(tensor, -1))
         quanta: Expr = Arg(0) if tensor in self.quanta else fn("round", fn("mul", Arg(0), _ratio(1.0, grid.scale)))
-        stored = self.builder.value(shape, STORED[t.type], name=t.name, tensor=tensor)
-        return self.builder.node(Elementwise(), (), stored, fn("to_int32", fn("add", quanta, grid.zero)), [value])
+        return stored(self.builder, self.subgraph.tensors[tensor], fn("to_int32", fn("add", quanta, grid.zero)), value)
 
     def real_view(self, tensor: int) -> int:
         """A value of the tensor's real numbers, made anew for each reader so that it becomes part of its kernel."""
