@@ -209,8 +209,9 @@ def test_quantization_can_be_refused() -> None:
         ("ad01_int8.tflite", "ad01_fp32.tflite"),
     ],
 )
-def test_models_have_one_kernel_more_than_their_float_counterparts(whole: str, real: str, models_dir: Path) -> None:
-    """The one that makes numbers of the input's bytes; on CUDA all convolutions are native, as theirs are."""
+def test_models_have_the_kernels_of_their_float_counterparts(whole: str, real: str, models_dir: Path) -> None:
+    """And one more, which makes numbers of the input's bytes, but on CUDA the first convolution does that; there all
+    convolutions are native, as theirs are."""
     for target in ("wgsl", "cuda"):
         names = []
         for name in (whole, real):
@@ -220,5 +221,5 @@ def test_models_have_one_kernel_more_than_their_float_counterparts(whole: str, r
             features = Features(float16=cuda, compute_units=132, cuda_capability=90 if cuda else 0)
             program = build_program(lowered.graph, features, target, half=cuda)
             names.append(sorted(program.kernels[d.kernel].name for d in program.dispatches))
-        assert len(names[0]) == len(names[1]) + 1
+        assert len(names[0]) == len(names[1]) + (target == "wgsl")
         assert target == "wgsl" or not {"convolution", "convolution_1x1", "depthwise"} & {*names[0], *names[1]}

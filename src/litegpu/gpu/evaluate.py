@@ -279,6 +279,8 @@ def _windows(
 
 def _conv2d(op: Conv2D, x: Array, weights: Array, shape: Shape) -> Array:
     outputs, kh, kw, depth = weights.shape
+    if op.zero_point is not None:
+        x = x.astype(np.float32) - op.zero_point
     x = np.repeat(np.repeat(x, op.upsample[0], 1), op.upsample[1], 2)
     padding = op.padding
     if op.border != "zero":

@@ -223,7 +223,8 @@ class Conv2D:
     Weights may be a runtime value (groups == 1).
     Each input pixel counts `upsample` times (down, across) before anything else, as after a nearest-neighbour resize;
     `border` says what lies outside then: "zero", or its mirror image, "reflect" or "symmetric" as in Mirror (with
-    groups == 1 and a window of more than one tap)."""
+    groups == 1 and a window of more than one tap).
+    With a `zero_point` (and groups == 1, constant weights) x is of a narrow type, and stands for x - zero_point."""
 
     stride: tuple[int, int] = (1, 1)
     dilation: tuple[int, int] = (1, 1)
@@ -231,6 +232,7 @@ class Conv2D:
     groups: int = 1
     upsample: tuple[int, int] = (1, 1)
     border: str = "zero"
+    zero_point: int | None = None
 
 
 @dataclass(frozen=True)

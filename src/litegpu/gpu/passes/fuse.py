@@ -21,6 +21,7 @@ from litegpu.gpu.graph import (
     substitute,
     walk,
 )
+from litegpu.gpu.passes.clamp import join_clamps
 from litegpu.gpu.view import follow, padded
 
 #: An elementwise node that is smaller than its consumer is recomputed there only if it is at most this many functions.
@@ -34,7 +35,7 @@ def fuse_elementwise(graph: Graph, max_buffers: int) -> Graph:
     state = _State(graph, max_buffers)
     for node in graph.nodes:
         state.visit(node)
-    nodes = [n for n in state.nodes if n is not None]
+    nodes = [dataclasses.replace(n, epilogue=join_clamps(n.epilogue)) for n in state.nodes if n is not None]
     return GraphBuilder(dict(graph.values), nodes).graph(graph.inputs, graph.outputs)
 
 

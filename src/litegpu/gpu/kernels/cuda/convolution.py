@@ -11,7 +11,7 @@ from litegpu.gpu.graph import Conv2D
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import Context, Launch
 from litegpu.gpu.kernels.cuda import matvec, window
-from litegpu.gpu.kernels.cuda.layer import LOAD, Layer, is_half
+from litegpu.gpu.kernels.cuda.layer import Layer, is_half
 from litegpu.gpu.kernels.cuda.source import Where, label_of, native_launch
 from litegpu.gpu.kernels.cuda.tile import Product, Tile, cost, ranked
 
@@ -73,7 +73,7 @@ def launch(ctx: Context, layer: Layer, tile: Tile, where: Where | None = None) -
     product, view = product_of(layer, ctx.features.cuda_capability), layer.source
     weights = packed(layer, tile)
     rows, columns = -(-product.rows // tile.rows), weights.shape[0] // tile.columns
-    source, load = LOAD[view.dtype]
+    source, load = layer.load
     constants: dict[str, int | str] = {
         **layer.constants(), "HALF": int(layer.half), "SOURCE": source, "LOAD(value)": load, "VECTOR": layer.vector,
         **tile.constants(), "TILES_N": columns, "PIXELS": product.rows, "QUADS": -(-layer.shape[3] // 4),

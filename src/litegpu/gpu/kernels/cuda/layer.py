@@ -12,6 +12,8 @@ from litegpu.gpu.view import View, follow
 
 #: How an element of the input is declared, and how it becomes a float.
 LOAD = {DType.FLOAT16: ("unsigned short", "half_to_float(value)"), DType.FLOAT32: ("float", "value")}
+#: The same for stored numbers, from which the zero point is still to be subtracted.
+NARROW = {DType.INT8: "signed char", DType.UINT8: "unsigned char", DType.INT16: "short"}
 #: What is outside, as border.cu calls it.
 BORDER = {"zero": "ZERO", "reflect": "REFLECT", "symmetric": "SYMMETRIC"}
 
@@ -20,6 +22,8 @@ def is_half(ctx: Context, source: View, weights: np.ndarray) -> bool | None:
     """Whether a convolution of `source` is to be done in float16 (with float32 sums) or else in float32; None if the
     native kernels can do neither."""
     half = ctx.half and bool(np.all(np.abs(weights) <= np.finfo(np.float16).max))
+    if source.dtype in NARROW:
+        return half
     return None if source.dtype not in LOAD or (source.dtype is DType.FLOAT16 and not half) else half
 
 
@@ -34,6 +38,13 @@ class Layer:
     half: bool
 
     @property
+    def load(self) -> tuple[str, str]:
+        """How an element of the input is declared, and how `value` becomes a float."""
+        if self.source.dtype not in NARROW:
+            return LOAD[self.source.dtype]
+        return NARROW[self.source.dtype], f"((float)(value) - ({self.op.zero_point or 0}))"
+
+    @property
     def per_chunk(self) -> int:
         """Elements in the 16 bytes that are copied at once."""
         return 8 if self.half else 4
@@ -42,7 +53,8 @@ class Layer:
     def vector(self) -> int:
         """Channels that can be copied at once: those of a whole chunk, half a chunk, or none."""
         view, n = self.source, self.per_chunk
-        if (view.dtype is DType.FLOAT16) != self.half or not (view.vector and view.whole_quads):
+        kind = DType.FLOAT16 if self.half else DType.FLOAT32
+        if view.dtype is not kind or not (view.vector and view.whole_quads):
             return 0
         strides = [s for s, size in zip(view.strides[:3], view.shape[:3], strict=True) if size > 1]
         aligned = not any(k % n for k in (*strides, view.offset, view.quads * 4))

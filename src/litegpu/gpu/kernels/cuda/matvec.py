@@ -51,7 +51,7 @@ def ranked(layer: Layer, units: int) -> list[Division]:
 
 def launch(ctx: Context, layer: Layer, division: Division, where: Where | None = None) -> Launch:
     """The convolution with the given division; see matvec.cu for the constants."""
-    source, load = LOAD[layer.source.dtype]
+    source, load = layer.load
     piece = _piece(layer)
     per_group = division.threads // division.lanes
     constants: dict[str, int | str] = {
@@ -107,7 +107,7 @@ def cost(layer: Layer, division: Division, units: int) -> float:
 def _piece(layer: Layer) -> int:
     """Channels of the input that can be loaded at once."""
     view = layer.source
-    if not (view.vector and view.whole_quads):
+    if view.dtype not in LOAD or not (view.vector and view.whole_quads):
         return 1
     if view.dtype is not DType.FLOAT16:
         return 4

@@ -10,7 +10,7 @@ import numpy as np
 
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import Context, Launch
-from litegpu.gpu.kernels.cuda.layer import LOAD, Layer
+from litegpu.gpu.kernels.cuda.layer import Layer
 from litegpu.gpu.kernels.cuda.source import Where, label_of, native_launch
 from litegpu.gpu.kernels.cuda.tile import MOST_SHARED_BYTES, USUAL_UNITS
 
@@ -67,7 +67,7 @@ def launch(ctx: Context, layer: Layer, block: Block, where: Where | None = None)
     batch, out_h, out_w, outputs = layer.shape
     columns, down, across = weights.shape[0] // block.columns, -(-out_h // block.y), -(-out_w // block.x)
     groups = min(batch * down * across, max(1, RESIDENT * (ctx.features.compute_units or USUAL_UNITS) // columns))
-    source, load = LOAD[layer.source.dtype]
+    source, load = layer.load
     constants: dict[str, int | str] = {
         **layer.constants(), "SOURCE": source, "LOAD(value)": load, "VECTOR": layer.vector,
         "BY": block.y, "BX": block.x, "BN": block.columns, "WARPS_M": block.warps[0], "WARPS_N": block.warps[1],
