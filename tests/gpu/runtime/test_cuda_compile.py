@@ -25,7 +25,7 @@ CUDA = Features(
     max_buffers=64, max_binding_bytes=8 << 30, compute_units=132,
 )  # fmt: skip
 CAPABILITIES = (75, 80, 86, 89, 90, 100)
-MODELS = ("ad01_fp32", "face_landmark", "kws_ref_model", "mobilenet_v1_1.0_224_random", "vww_96_float")
+MODELS = ("ad01_fp32", "ad01_int8", "face_landmark", "kws_ref_model", "mobilenet_v1_1.0_224_random", "vww_96_float")
 MORE_MODELS = (
     "deeplabv3_257_mv_gpu", "kws_ref_model_float32", "mobilenet_v2_1.0_224_quant", "mobilenet_v1_1.0_224_random_f16",
     "pose_detection", "pretrainedResnet", "style_transfer_f16_384",

@@ -13,7 +13,7 @@ from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.access import Index, Operands, Sink, address, divide, remainder
 from litegpu.gpu.kernels.context import Context
 from litegpu.gpu.kernels.movement import mirrored
-from litegpu.gpu.lang import Array, Kernel, Memory, Value, f16x4, f32x4, u32
+from litegpu.gpu.lang import Array, Kernel, Memory, Type, Value, f16x4, f32x4, i8x4, u32
 from litegpu.gpu.lang.features import Features
 
 #: Threads that keep one compute unit busy, and the number of units to assume where it is not known.
@@ -291,21 +291,39 @@ def store_tile(k: Kernel, sink: Sink, place: Place, pixels: Pixels, sums: Sequen
 
 
 class Weights:
-    """Constant weights [taps.., inputs, outputs] in quads of outputs, as float16 where activations are."""
+    """Constant weights [taps.., inputs, outputs] in quads of outputs: as float16 where activations are, as bytes where
+    they are small whole numbers and to load them is most of the work."""
 
     def __init__(self, ctx: Context, k: Kernel, array: np.ndarray, operands: Operands) -> None:
         """`array`: weights with the outputs last; they are padded with zeros to a multiple of four."""
         outputs = array.shape[-1]
         self.quads = -(-outputs // 4)
-        packed = np.zeros((*array.shape[:-1], self.quads * 4), np.float16 if _half(ctx, array) else np.float32)
+        dtype, storage = (
+            (np.int8, i8x4) if fit_bytes(math.prod(ctx.output.shape[:3]), array) else _FLOATS[_half(ctx, array)]
+        )
+        packed = np.zeros((*array.shape[:-1], self.quads * 4), dtype)
         packed[..., :outputs] = array
-        storage = f16x4 if packed.dtype == np.float16 else f32x4
         operands["weights"] = packed
         self.memory: Memory = k.buffer("weights", storage, packed.size // 4, compute=f32x4, access="read")
 
     def __call__(self, rows: Sequence[tuple[Index, int]], q: Index, offset: int = 0) -> Value:
         """Four outputs for one input of one tap: that numbered `offset` + the sum of index * stride over `rows`."""
         return self.memory[address(offset * self.quads, [*((i, n * self.quads) for i, n in rows), (q, 1)])]
+
+
+#: How weights are stored otherwise: in float16 or not.
+_FLOATS: dict[bool, tuple[type, Type]] = {False: (np.float32, f32x4), True: (np.float16, f16x4)}
+#: Output pixels up to which each weight is used so seldom that loading it takes longest, and weights from which on it
+#: matters.
+_FEW_PIXELS, _MANY_WEIGHTS = 8, 1 << 14
+
+
+def fit_bytes(pixels: int, array: np.ndarray) -> bool:
+    """Whether weights for so many output pixels are worth storing as bytes, and whole numbers that bytes hold: those of
+    int8 models are."""
+    if pixels > _FEW_PIXELS or array.size < _MANY_WEIGHTS:
+        return False
+    return bool(np.all(np.abs(array) <= 127) and np.array_equal(array, np.rint(array)))
 
 
 def _half(ctx: Context, array: np.ndarray) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from litegpu.gpu.graph import Conv2D, DType, Reshape
+from litegpu.gpu.kernels.blocking import fit_bytes
 from litegpu.gpu.kernels.context import Context
 from litegpu.gpu.view import View, follow
 
@@ -87,6 +90,11 @@ class Layer:
         _, kh, kw, inputs = self.weights.shape
         n = self.per_chunk if self.vector else 1
         return int(kh * kw * (-(-inputs // n) * n))
+
+    @functools.cached_property
+    def whole(self) -> bool:
+        """Whether the weights are bytes, and loading them takes longest."""
+        return fit_bytes(math.prod(self.shape[:3]), self.weights)
 
     def constants(self) -> dict[str, int | str]:
         """Those that all kernels have: the window, the input's size and view, the output's size."""

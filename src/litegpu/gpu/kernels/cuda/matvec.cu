@@ -3,14 +3,17 @@
 // depth, which is the taps of the window times the input channels; EARLY chunks of each output are under way at once,
 // the first of them before the inputs exist. Sums are float.
 //
-// Constants from the host: HALF (the weights); LANES (8 to 32, or a multiple of 32), THREADS, EARLY; ROWS (output pixels),
+// Constants from the host: WEIGHTS (INT8, FLOAT16 or FLOAT32); LANES (8 to 32, or a multiple of 32), THREADS, EARLY; ROWS (output pixels),
 // QUADS; CHUNKS (of the depth; DEPTH elements); PIECE (channels of the input that are loaded at once: 8, 4 or 1, which
 // divide CHANNELS); OUT_H OUT_W; H W (of the input, upsampled); UPSAMPLE_*, BORDER (border.cu); CHANNELS KERNEL_W TAPS;
 // STRIDE_*, DILATION_*, PADDING_*; OFFSET PITCH_* (elements, of the input's view).
-#if HALF
-typedef uint4 Chunk;
-#else
+#define INT8 1
+#define FLOAT16 2
+#define FLOAT32 4
+#if WEIGHTS == FLOAT32
 typedef float4 Chunk;
+#else
+typedef uint4 Chunk;
 #endif
 #if PIECE == 8
 typedef uint4 Piece;
@@ -23,7 +26,7 @@ typedef SOURCE Piece;
 INLINE void unpack(Piece a, float (&v)[1]) { v[0] = LOAD(a); }
 #endif
 
-constexpr unsigned PER_CHUNK = HALF ? 8 : 4, STEPS = (CHUNKS + LANES - 1) / LANES;
+constexpr unsigned PER_CHUNK = 16 / WEIGHTS, STEPS = (CHUNKS + LANES - 1) / LANES;
 constexpr unsigned WIDTH = LANES < 32 ? LANES : 32, WARPS = LANES / WIDTH;        // that compute the same outputs
 constexpr unsigned PLACES = ROWS > 4 ? 8 : ROWS > 2 ? 4 : ROWS;                   // for rows: a power of two
 static_assert(PLACES <= WIDTH && THREADS % 32 == 0 && THREADS % LANES == 0, "each row's sum ends in a lane of its own");

@@ -55,7 +55,7 @@ def launch(ctx: Context, layer: Layer, division: Division, where: Where | None =
     piece = _piece(layer)
     per_group = division.threads // division.lanes
     constants: dict[str, int | str] = {
-        **layer.constants(), "HALF": int(layer.half), "SOURCE": source, "LOAD(value)": load,
+        **layer.constants(), "WEIGHTS": _weights_type(layer).__name__.upper(), "SOURCE": source, "LOAD(value)": load,
         "HALF_SOURCE": int(layer.source.dtype is DType.FLOAT16), "PIECE": piece, "CHANNELS": _channels(layer),
         "LANES": division.lanes, "THREADS": division.threads, "EARLY": _early(layer, division),
         "ROWS": math.prod(layer.shape[:3]), "QUADS": _quads(layer), "CHUNKS": _chunks(layer), "DEPTH": _depth(layer),
@@ -71,9 +71,9 @@ def launch(ctx: Context, layer: Layer, division: Division, where: Where | None =
 def packed(layer: Layer) -> np.ndarray:
     """The weights as [outputs, depth], outputs in whole quads and the depth in whole chunks."""
     outputs, kh, kw, inputs = layer.weights.shape
-    rows = np.zeros((outputs, kh * kw, _channels(layer)), np.float16 if layer.half else np.float32)
+    rows = np.zeros((outputs, kh * kw, _channels(layer)), _weights_type(layer))
     rows[..., :inputs] = layer.weights.reshape(outputs, kh * kw, inputs)
-    result = np.zeros((_quads(layer) * 4, _chunks(layer) * layer.per_chunk), rows.dtype)
+    result = np.zeros((_quads(layer) * 4, _chunks(layer) * _per_chunk(layer)), rows.dtype)
     result[:outputs, : _depth(layer)] = rows.reshape(outputs, -1)
     return result
 
@@ -89,11 +89,11 @@ def cost(layer: Layer, division: Division, units: int) -> float:
     instructions and moving the weights, then adding up what the lanes have. (Not fitted to measurements.)"""
     units = units or USUAL_UNITS
     lanes, threads = division.lanes, division.threads
-    rows, n = math.prod(layer.shape[:3]), layer.per_chunk
+    rows, n = math.prod(layer.shape[:3]), _per_chunk(layer)
     steps, early = -(-_chunks(layer) // lanes), _early(layer, division)
     share = -(-_quads(layer) // (threads // lanes) // units) or 1  # workgroups on a multiprocessor
     index = 4 if layer.weights.shape[1:3] == (1, 1) and layer.op.upsample == (1, 1) else 20
-    convert = 4 * n if layer.half else 0
+    convert = 0 if _weights_type(layer) is np.float32 else 4 * n
     instructions = steps * (convert + 12 + rows * (4 * n + n // _piece(layer) * index)) + 60
     alone = LATENCY * (1 + max(0, steps - early) / early) + LATENCY / 2 + 1.5 * instructions
     issued = share * (threads // 32) * instructions / 4
@@ -126,7 +126,17 @@ def _depth(layer: Layer) -> int:
 
 
 def _chunks(layer: Layer) -> int:
-    return -(-_depth(layer) // layer.per_chunk)
+    return -(-_depth(layer) // _per_chunk(layer))
+
+
+def _weights_type(layer: Layer) -> type:
+    """How the weights are stored: those that are small whole numbers as bytes."""
+    return np.int8 if layer.whole else np.float16 if layer.half else np.float32
+
+
+def _per_chunk(layer: Layer) -> int:
+    """Weights in the 16 bytes that are loaded at once."""
+    return 16 // np.dtype(_weights_type(layer)).itemsize
 
 
 def _quads(layer: Layer) -> int:
@@ -136,4 +146,5 @@ def _quads(layer: Layer) -> int:
 def _early(layer: Layer, division: Division) -> int:
     """Chunks of each output that a thread loads ahead: what registers allow."""
     steps = -(-_chunks(layer) // division.lanes)
-    return min(steps, 4 if math.prod(layer.shape[:3]) <= 2 and division.threads <= 256 else 2)
+    few = math.prod(layer.shape[:3]) <= 2 and division.threads <= 256 and not layer.whole
+    return min(steps, 4 if few else 2)
