@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from litegpu.delegates.options import (
+    ExperimentalFlags,
+    GpuDelegateOptions,
+    InferencePreference,
+    InferencePriority,
+    WaitType,
+)
 from litegpu.delegates.protocol import Delegate as DelegateProtocol
 from litegpu.delegates.protocol import DelegateKernel, Partition
 from litegpu.delegates.report import DelegationReport
@@ -28,7 +35,7 @@ from litegpu.model.reader import read_model
 from litegpu.session import LoadedModel, load
 
 if TYPE_CHECKING:
-    from litegpu.delegates.gpu import GpuDelegate, GpuDelegateOptions
+    from litegpu.delegates.gpu import GpuDelegate
     from litegpu.gpu.custom import register_op, unregister_op
 
 __version__ = "0.1.0"
@@ -40,8 +47,11 @@ __all__ = [
     "DelegateProtocol",
     "DelegationReport",
     "DeviceError",
+    "ExperimentalFlags",
     "GpuDelegate",
     "GpuDelegateOptions",
+    "InferencePreference",
+    "InferencePriority",
     "Interpreter",
     "InterpreterWithCustomOps",
     "InvokeError",
@@ -53,6 +63,7 @@ __all__ = [
     "Partition",
     "SignatureRunner",
     "TensorError",
+    "WaitType",
     "load",
     "load_delegate",
     "read_model",
@@ -63,10 +74,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """The GPU delegate brings the kernels with it, so it is imported when it is first asked for."""
-    if name in ("GpuDelegate", "GpuDelegateOptions"):
+    if name == "GpuDelegate":
         from litegpu.delegates import gpu
 
-        return getattr(gpu, name)
+        return gpu.GpuDelegate
     if name in ("register_op", "unregister_op"):
         from litegpu.gpu import custom
 

@@ -54,6 +54,7 @@ class Plan:
         self._views: WeakSet[_Memory] = WeakSet()
         self._lock = threading.Lock()
         self._steps: list[_Step] = []
+        self._pending: list[_Step] = []  # whose results are perhaps still being computed
         try:
             for owner, partition in division.partitions:
                 if not partition.outputs:  # nothing reads what it computes
@@ -97,13 +98,17 @@ class Plan:
             )
         values = self._values
         try:
+            self._settle()
             values.clear()  # drops the views of CPU partitions, which could not run again otherwise
             values.update(self._inputs)
             for step in self._steps:
+                self._settle()
                 results = step.run([values[i] for i in step.inputs])
+                self._pending.append(step)
                 for index, result in zip(step.outputs, results, strict=True):
                     values[index] = result
         except BaseException:
+            self._pending.clear()
             values.clear()
             values.update(self._inputs)
             raise
@@ -144,7 +149,13 @@ class Plan:
                 f"Tensor data is null. Run allocate_tensors() first (tensor {index}, '{tensor.name}', has no value to "
                 "read: it has not been computed yet, or it exists only inside a partition)"
             )
+        self._settle()
         return self._values[index]
+
+    def _settle(self) -> None:
+        """Wait for what delegates that do not wait have begun."""
+        while self._pending:
+            self._pending.pop().finish()
 
     def shape(self, index: int) -> tuple[int, ...] | None:
         """The shape of a tensor's present value, if it has one."""
@@ -164,6 +175,7 @@ class Plan:
     def reset_variables(self) -> None:
         """Set what partitions keep from one inference to the next to zero."""
         with self._lock:
+            self._settle()
             for step in self._steps:
                 reset = getattr(step.kernel, "reset_variables", None)
                 if reset is not None:
@@ -172,6 +184,7 @@ class Plan:
     def close(self) -> None:
         """Free what the partitions hold; may be called twice."""
         self._values.clear()
+        self._pending.clear()
         for step in self._steps:
             step.kernel.close()
         self._steps = []
@@ -193,15 +206,30 @@ class _Step:
         except LiteGpuError:
             raise
         except Exception as error:
-            text = str(error) or type(error).__name__
-            if self.results:
-                raise DelegateError(f"Delegate {self.owner} failed to invoke: {text}") from error
-            if "reference to internal data" in text:
-                text = "a delegate keeps a reference to an array that it was handed beyond its invoke(); it must copy"
-            raise InvokeError(f"A CPU partition failed to invoke: {text}") from error
+            raise self._failure(error) from error
         if self.results:
             self._check(given)
         return given
+
+    def finish(self) -> None:
+        """Have what run() gave ready."""
+        finish = getattr(self.kernel, "finish", None)
+        if finish is None:
+            return
+        try:
+            finish()
+        except LiteGpuError:
+            raise
+        except Exception as error:
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> LiteGpuError:
+        text = str(error) or type(error).__name__
+        if self.results:
+            return DelegateError(f"Delegate {self.owner} failed to invoke: {text}")
+        if "reference to internal data" in text:
+            text = "a delegate keeps a reference to an array that it was handed beyond its invoke(); it must copy"
+        return InvokeError(f"A CPU partition failed to invoke: {text}")
 
     def _check(self, given: Sequence[np.ndarray]) -> None:
         if len(given) != len(self.results):

@@ -38,7 +38,10 @@ class DelegateKernel(Protocol):
         A kernel of a delegate with `keeps_variables` must have `reset_variables() -> None`, which sets them to zero.
 
         A kernel may also have `input_memory(i: int) -> np.ndarray | None`: an array of input i's shape and type, zeros
-        at first, that invoke() takes without copying if it is given that very array. set_tensor then writes there."""
+        at first, that invoke() takes without copying if it is given that very array. set_tensor then writes there.
+
+        And it may have `finish() -> None`: the results of invoke() need be ready only when that returns, and the next
+        invoke() begins with it."""
 
 
 @runtime_checkable

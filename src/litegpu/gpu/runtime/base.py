@@ -12,6 +12,9 @@ from litegpu.gpu.kernels.context import Tuner
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import Program
 
+#: A passive wait spins where the last one was shorter than this: to be woken takes 0.05 to 0.4 ms.
+SHORT_SECONDS = 2e-3
+
 
 @dataclass(frozen=True)
 class DeviceInfo:
@@ -42,7 +45,8 @@ class Session(Protocol):
         elements as the port; it may be changed by the caller as soon as this returns."""
 
     def run(self) -> None:
-        """Required. Run one inference on what was written last; returns when its outputs can be read."""
+        """Required. Run one inference on what was written last; returns when its outputs can be read, unless the
+        session does not wait."""
 
     def read(self, index: int, out: np.ndarray) -> None:
         """Required. Copy program output `index` of the last run into `out` (C-contiguous, the port's type)."""
@@ -74,8 +78,13 @@ class Device(Protocol):
     features: Features
     target: str  # the printer it wants: "wgsl" or "cuda"
 
-    def session(self, program: Program) -> Session:
-        """Required. Build a session; raises DeviceError naming the kernel that did not compile."""
+    def session(self, program: Program, wait: str | None = None, *, validation: bool = False) -> Session:
+        """Required. Build a session; raises DeviceError naming the kernel that did not compile. `wait`: what run()
+        does until the device is done: "passive" (sleep, unless that takes less than 2 ms), "active" (spin), or
+        "do_not_wait" (return at once; read() waits). `validation`: check every call."""
+
+    def nudge(self) -> None:
+        """Required. Give the device something tiny to do."""
 
     def tuner(self, level: str) -> Tuner | None:
         """Required. What measures kernels while a program is built, for the option tuning="off", "fast" or "full";

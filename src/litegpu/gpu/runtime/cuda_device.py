@@ -34,6 +34,7 @@ WAITS = ("active", "passive", "do_not_wait")
 PROGRAMMATIC_VARIABLE = "LITEGPU_CUDA_PROGRAMMATIC"
 #: What every device has without asking; a kernel may ask for more with KernelCode.shared_bytes.
 _PLAIN_SHARED_BYTES = 48 << 10
+_NUDGE_BYTES = 256
 _MAX_BUFFERS = 64  # of 512 pointers that fit in a kernel's 4 KiB of parameters
 _MAX_GROUPS = (1 << 31) - 1  # along x; what asks for more along y or z than 65535 does not get past the language
 
@@ -57,21 +58,33 @@ class CudaDevice:
         self.programmatic = found.capability >= PROGRAMMATIC_FROM and os.environ.get(PROGRAMMATIC_VARIABLE) != "0"
         self._loaded: weakref.WeakValueDictionary[_Key, LoadedKernel] = weakref.WeakValueDictionary()
         self._tuners: dict[str, CudaTuner] = {}
+        self._nudging: tuple[Any, int] | None = None  # a stream and some memory
         self._lock = threading.Lock()
 
     def __str__(self) -> str:
         return str(self.found)
 
-    def session(self, program: Program, wait: str | None = None) -> CudaSession:
+    def session(self, program: Program, wait: str | None = None, *, validation: bool = False) -> CudaSession:
         """A session of `program`. `wait`: "active" (the default) spins in run() until the device is done, "passive"
-        sleeps, "do_not_wait" lets run() return at once and read() wait. Raises DeviceError naming the kernel that did
-        not compile or that the device refused."""
+        sleeps, except where that takes less than 2 ms, "do_not_wait" lets run() return at once and read() wait.
+        `validation`: kernels are launched one by one and awaited, so that errors name them. Raises DeviceError naming
+        the kernel that did not compile or that the device refused."""
         from litegpu.gpu.runtime.cuda_session import CudaSession
 
         wait = wait or WAITS[0]
         if wait not in WAITS:
             raise OptionError(f"unknown wait {wait!r}: use {', '.join(WAITS)}")
-        return CudaSession(self, program, wait)
+        return CudaSession(self, program, wait, validation)
+
+    def nudge(self) -> None:
+        """Give the device something tiny to do."""
+        with self._lock, self.context:
+            if self._nudging is None:
+                stream = checked(driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)), "nudging")
+                self._nudging = stream, int(checked(driver.cuMemAlloc(_NUDGE_BYTES), "nudging"))
+            stream, memory = self._nudging
+            checked(driver.cuMemsetD8Async(memory, 0, _NUDGE_BYTES, stream), "nudging")
+            checked(driver.cuStreamSynchronize(stream), "nudging")
 
     def tuner(self, level: str) -> CudaTuner | None:
         """Measures up to 8 ("fast") or 64 ("full") candidates for each kernel that has any; not at all for "off"."""

@@ -16,7 +16,7 @@ from cuda.bindings import driver
 
 from litegpu.errors import DeviceError
 from litegpu.gpu.program import Dispatch, Port, Program
-from litegpu.gpu.runtime.base import KernelTime
+from litegpu.gpu.runtime.base import SHORT_SECONDS, KernelTime
 from litegpu.gpu.runtime.check import NUMPY, check_array, check_program
 from litegpu.gpu.runtime.cuda_copy import COPY, MOST_BYTES, Pinned, copy_launch
 from litegpu.gpu.runtime.cuda_device import CudaDevice
@@ -44,7 +44,7 @@ class CudaSession:
     that waits for no other.
     """
 
-    def __init__(self, device: CudaDevice, program: Program, wait: str) -> None:
+    def __init__(self, device: CudaDevice, program: Program, wait: str, validation: bool = False) -> None:
         self.device = device
         self.program = program
         self.wait = wait
@@ -65,7 +65,7 @@ class CudaSession:
         self._kernel_graph: Graph | None = None  # without the copies, for timing
         self._input_memory: list[np.ndarray] = []
         self._output_memory: list[np.ndarray] = []
-        self._blocking = os.environ.get(_BLOCKING_VARIABLE, "0") not in ("", "0")
+        self._blocking = validation or os.environ.get(_BLOCKING_VARIABLE, "0") not in ("", "0")
         try:
             check_program(program, device.features, str(device))
             self._check_usable()
@@ -344,7 +344,7 @@ class CudaSession:
             return
         self._running = False
         with self.device.context:
-            if self.wait == "passive":
+            if self.wait == "passive" and not (self._has_run and self._stats["wait"] < SHORT_SECONDS):
                 (error,) = driver.cuEventRecord(self._done, self._stream)
                 if error == SUCCESS:
                     (error,) = driver.cuEventSynchronize(self._done)

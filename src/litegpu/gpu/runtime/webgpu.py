@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,7 +19,7 @@ from litegpu.errors import DeviceError, OptionError
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import KernelCode, Port, Program
 from litegpu.gpu.runtime import webgpu_native as native
-from litegpu.gpu.runtime.base import DeviceInfo, KernelTime
+from litegpu.gpu.runtime.base import SHORT_SECONDS, DeviceInfo, KernelTime
 from litegpu.gpu.runtime.check import check_array, check_program
 from litegpu.gpu.runtime.webgpu_adapters import ADAPTER_VARIABLE, AdapterInfo, choose_adapter, list_adapters
 from litegpu.gpu.runtime.webgpu_record import Copy, Inference, Step, Timer, record
@@ -29,11 +30,9 @@ __all__ = ["AdapterInfo", "WebGpuDevice", "WebGpuSession", "list_adapters", "ope
 _UPLOAD_BYTES = 32 << 20
 #: Of the ports within the staging buffers.
 _STAGING_ALIGNMENT = 16
-_WAITS = ("passive", "active")
+_WAITS = ("passive", "active", "do_not_wait")
 #: An active wait spins this long before it sleeps, so that a hung device does not burn a core for ever.
 _ACTIVE_SECONDS = 1.0
-#: A passive wait spins too where the last one was shorter than this: to wake up takes 0.05 to 0.4 ms.
-_SHORT_SECONDS = 2e-3
 
 
 def open_device(backend: str = "auto", name: str | None = None) -> WebGpuDevice:
@@ -81,21 +80,31 @@ class WebGpuDevice:
         self.max_buffer_bytes: int = self.handle.limits["max-buffer-size"]
         self._pipelines: weakref.WeakValueDictionary[KernelCode, _Pipeline] = weakref.WeakValueDictionary()
         self._layouts: dict[tuple[str, ...], tuple[Any, Any]] = {}
+        self._nudged: Any = None
         self._lock = threading.Lock()
 
     def tuner(self, level: str) -> None:
         """There is one kernel for each op."""
 
-    def session(self, program: Program, wait: str | None = None) -> WebGpuSession:
+    def session(self, program: Program, wait: str | None = None, *, validation: bool = False) -> WebGpuSession:
         """A session of `program`. `wait`: "passive" sleeps in run() until the device is done, except where that takes
-        less than 2 ms; "active" spins, which answers sooner and occupies a core. The default is passive, but active
-        on Metal, where wgpu's sleep has a granularity of a millisecond. Raises DeviceError naming the kernel that the
-        device refused."""
-        if wait is None:
+        less than 2 ms; "active" spins, which answers sooner and occupies a core; "do_not_wait" returns at once, and
+        read() or the next write() waits. The default is passive, which means active on Metal, where wgpu's sleep has a
+        granularity of a millisecond. `validation`: every inference is recorded anew through wgpu's checked API.
+        Raises DeviceError naming the kernel that the device refused."""
+        if wait in (None, "passive"):
             wait = "active" if self.info.backend == "metal" else "passive"
         if wait not in _WAITS:
             raise OptionError(f"unknown wait {wait!r}: use {' or '.join(_WAITS)}")
-        return WebGpuSession(self, program, wait)
+        return WebGpuSession(self, program, wait, validation)
+
+    def nudge(self) -> None:
+        """Give the device something tiny to do."""
+        with self._lock:
+            if self._nudged is None:
+                self._nudged = self.handle.create_buffer(label="nudge", size=16, usage=wgpu.BufferUsage.COPY_DST)
+            self.handle.queue.write_buffer(self._nudged, 0, bytes(16))
+            self.handle.queue.submit([])
 
     def pipelines(self, kernels: Sequence[KernelCode]) -> list[_Pipeline]:
         """The kernels compiled, in order; in threads where they are not compiled yet."""
@@ -157,10 +166,13 @@ class WebGpuSession:
     when the session is built, so that mistakes are found there.
     """
 
-    def __init__(self, device: WebGpuDevice, program: Program, wait: str) -> None:
+    def __init__(self, device: WebGpuDevice, program: Program, wait: str, validation: bool = False) -> None:
         self.device = device
         self.program = program
         self.wait = wait
+        self.validation = validation
+        self._running = False  # started and not awaited
+        self._awaited = False  # whether any was
         self._lock = threading.RLock()
         self._closed = False
         self._has_run = False
@@ -188,14 +200,18 @@ class WebGpuSession:
         check_array(self.program.inputs, index, "input", array)
         with self._lock:
             self._check_usable()
+            self._finish()
             np.copyto(self._input_memory[index], array.reshape(-1).view(np.uint8))
             self._writing += time.perf_counter() - started
 
     def run(self) -> None:
         with self._lock:
             self._check_usable()
+            self._finish()
             command, self._command = self._command, None
-            self._infer(command, encode_next=True)
+            self._start(command, encode_next=True)
+            if self.wait != "do_not_wait":
+                self._finish()
 
     def read(self, index: int, out: np.ndarray) -> None:
         started = time.perf_counter()
@@ -204,12 +220,14 @@ class WebGpuSession:
             self._check_usable()
             if not self._has_run:
                 raise DeviceError(f"output {index} was read before the first run: call run() first")
+            self._finish()
             np.copyto(out.reshape(-1).view(np.uint8), self._output_memory[index])
             self._stats["read"] += time.perf_counter() - started
 
     def reset_variables(self) -> None:
         with self._lock:
             self._check_usable()
+            self._finish()
             self._set_variables([bytes(_padded(port.nbytes)) for port in self.program.variables])
 
     def profile(self) -> Sequence[KernelTime]:
@@ -220,13 +238,15 @@ class WebGpuSession:
             self._check_usable()
             if not self.device.features.timestamps:
                 raise DeviceError(f"{self.device.adapter} has no timestamp queries, so its kernels cannot be timed")
+            self._finish()
             if self._timer is None:
                 self._timer = Timer(self.device.handle, len(self.program.dispatches))
                 self._allocations += 1
             queue, arena = self.device.handle.queue, self.inference.arena
             kept = [queue.read_buffer(arena, p.offset, _padded(p.nbytes)) for p in self.program.variables]
             command = self.replay.adopt(record(self.device.handle, self.inference, self._timer))
-            self._infer(command, encode_next=False)
+            self._start(command, encode_next=False)
+            self._finish()
             self._set_variables(kept)
             seconds = self._timer.seconds()
         return [
@@ -239,6 +259,8 @@ class WebGpuSession:
             if self._closed:
                 return
             self._closed = True
+            with contextlib.suppress(DeviceError):
+                self._finish()
             self._input_memory = self._output_memory = []
             if self._command is not None:
                 self.replay.discard(self._command)
@@ -332,30 +354,47 @@ class WebGpuSession:
             native.finish(self.device.handle)
         return buffer
 
-    def _infer(self, command: Any, encode_next: bool) -> None:
+    def _start(self, command: Any, encode_next: bool) -> None:
         clock, stats = time.perf_counter, self._stats
         started = clock()
-        try:
+        with self._losing_the_device():
             self.replay.start(command)
+            self._running = True
             submitted = clock()
-            if encode_next:
+            if encode_next and self.validation:
+                self._command = self.replay.adopt(record(self.device.handle, self.inference))
+            elif encode_next:
                 self._command = self.replay.encode()
-            encoded = clock()
+        self._has_run = True
+        stats["submit"], stats["encode"] = submitted - started, clock() - submitted
+        stats["write"], stats["read"], self._writing = self._writing, 0.0, 0.0
+
+    def _finish(self) -> None:
+        """Wait for the inference that was started, if any."""
+        if not self._running:
+            return
+        self._running = False
+        started = time.perf_counter()
+        with self._losing_the_device():
             self.replay.wait(self._spin_seconds())
             self._map_staging()
+        self._awaited = True
+        self._stats["wait"] = time.perf_counter() - started
+
+    @contextlib.contextmanager
+    def _losing_the_device(self) -> Iterator[None]:
+        try:
+            yield
         except DeviceError as error:
             self.device.lost = True
             raise DeviceError(f"{self.device.adapter}: {error}") from error
-        self._has_run = True
-        stats["submit"], stats["encode"], stats["wait"] = submitted - started, encoded - submitted, clock() - encoded
-        stats["write"], stats["read"], self._writing = self._writing, 0.0, 0.0
 
     def _spin_seconds(self) -> float:
         """How long to ask before sleeping. A software device needs the cores itself."""
         if self.wait == "active":
             return _ACTIVE_SECONDS
-        short = self._has_run and self._stats["wait"] < _SHORT_SECONDS and not self.device.info.is_software
-        return _SHORT_SECONDS if short else 0.0
+        short = self._awaited and self._stats["wait"] < SHORT_SECONDS and not self.device.info.is_software
+        return SHORT_SECONDS if short else 0.0
 
     def _set_variables(self, contents: Sequence[Any]) -> None:
         for port, content in zip(self.program.variables, contents, strict=True):

@@ -1,0 +1,89 @@
+"""The GPU delegate's options: defaults, spellings, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from litegpu import (
+    ExperimentalFlags,
+    GpuDelegate,
+    GpuDelegateOptions,
+    InferencePreference,
+    InferencePriority,
+    OptionError,
+    WaitType,
+)
+
+AUTO, PRECISION, LATENCY, MEMORY = InferencePriority
+
+
+def test_defaults_are_those_of_the_original() -> None:
+    options = GpuDelegateOptions()
+    assert GpuDelegate().options == options == GpuDelegate(GpuDelegateOptions()).options
+    assert not options.precision_loss_allowed and options.quantization_enabled
+    assert options.wait_type is WaitType.PASSIVE
+    assert options.inference_preference is InferencePreference.FAST_SINGLE_ANSWER
+    assert options.priorities == (PRECISION, AUTO, AUTO)
+    assert options.experimental_flags == ExperimentalFlags.ENABLE_QUANT
+    assert options.max_delegated_partitions == 1 and not options.validation
+    assert not options.half and options.quantization and options.tuning_level == "off"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.backend = "gl"  # type: ignore[misc]
+    for field in dataclasses.fields(options):
+        assert f"{field.name}=" in repr(GpuDelegate())
+
+
+def test_members_may_be_given_by_name_or_value() -> None:
+    for spelling in (WaitType.ACTIVE, "active", "ACTIVE"):
+        assert GpuDelegateOptions(wait_type=spelling).wait_type is WaitType.ACTIVE  # type: ignore[arg-type]
+    assert GpuDelegateOptions(inference_priority1=2).inference_priority1 is LATENCY  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="wait_type is 'lazy'; it must be one of PASSIVE, ACTIVE"):
+        GpuDelegateOptions(wait_type="lazy")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("priorities, half", [
+    ((PRECISION, AUTO, AUTO), False), ((PRECISION, LATENCY, MEMORY), False), ((PRECISION, LATENCY, AUTO), False),
+    ((LATENCY, AUTO, AUTO), True), ((LATENCY, PRECISION, AUTO), True), ((MEMORY, LATENCY, PRECISION), True),
+])  # fmt: skip
+def test_priorities(priorities, half: bool) -> None:
+    first, second, third = priorities
+    options = GpuDelegateOptions(inference_priority1=first, inference_priority2=second, inference_priority3=third)
+    assert options.half is half
+    assert dataclasses.replace(options, precision_loss_allowed=True).half
+
+
+@pytest.mark.parametrize("priorities", [
+    (AUTO, AUTO, AUTO), (AUTO, LATENCY, AUTO), (PRECISION, AUTO, LATENCY), (LATENCY, LATENCY, AUTO),
+    (PRECISION, LATENCY, PRECISION),
+])  # fmt: skip
+def test_impossible_priorities(priorities) -> None:
+    first, second, third = priorities
+    with pytest.raises(OptionError, match="are invalid"):
+        GpuDelegateOptions(inference_priority1=first, inference_priority2=second, inference_priority3=third)
+
+
+def test_flags() -> None:
+    assert not GpuDelegateOptions(experimental_flags=ExperimentalFlags.NONE).quantization
+    assert not GpuDelegateOptions(quantization_enabled=False).quantization
+    gl = ExperimentalFlags.GL_ONLY | ExperimentalFlags.ENABLE_QUANT
+    assert GpuDelegateOptions(experimental_flags=gl).chosen_backend == "gl"
+    with pytest.raises(OptionError, match="no OpenCL backend"):
+        GpuDelegateOptions(experimental_flags=ExperimentalFlags.CL_ONLY)
+    with pytest.raises(OptionError, match="GL_ONLY, but backend is 'cuda'"):
+        GpuDelegateOptions(experimental_flags=gl, backend="cuda")
+
+
+def test_preference() -> None:
+    sustained = GpuDelegateOptions(inference_preference=InferencePreference.SUSTAINED_SPEED)
+    assert sustained.tuning_level == "fast"
+    assert dataclasses.replace(sustained, tuning="full").tuning_level == "full"
+
+
+def test_unknown_names_are_refused_with_the_nearest_one() -> None:
+    with pytest.raises(OptionError, match="no option 'wait_typ': did you mean 'wait_type'"):
+        GpuDelegate(wait_typ="active")
+    for bad in ({"backend": "opencl"}, {"tuning": "some"}, {"max_delegated_partitions": -1}):
+        with pytest.raises(OptionError):
+            GpuDelegate(**bad)
