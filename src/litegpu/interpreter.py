@@ -19,6 +19,7 @@ from ai_edge_litert import interpreter as official
 from ai_edge_litert.interpreter import Delegate, OpResolverType, load_delegate
 
 from litegpu import debug
+from litegpu.background import Background, InferenceFuture
 from litegpu.chatter import quiet
 from litegpu.delegates import cpu
 from litegpu.delegates.cpu import OfficialOptions
@@ -88,6 +89,7 @@ class Interpreter:
         fallback: str = "warn",
     ) -> None:
         self._official: Any = _Closed()
+        self._background = Background()
         self._report = DelegationReport((), (), ())
         _check_arguments(model_path, model_content, num_threads, experimental_op_resolver_type, fallback)
         delegates = list(experimental_delegates or ())
@@ -116,6 +118,7 @@ class Interpreter:
     def allocate_tensors(self) -> None:
         """Prepare to run with the present input shapes; delegates compile here. If nothing changed since the last call
         nothing happens. Raises InvokeError (a RuntimeError) if the model or its shapes are refused."""
+        self._background.settle()
         if self._whole:
             try:
                 with quiet():
@@ -129,6 +132,23 @@ class Interpreter:
 
     def invoke(self) -> None:
         """One inference. Raises InvokeError (a RuntimeError) if it fails or the tensors are not allocated."""
+        self._background.settle()
+        self._invoke()
+
+    def invoke_async(self) -> InferenceFuture:
+        """Begin one inference and return at once: a future that is done when the outputs can be read, for `await`,
+        `concurrent.futures`, or its own result(), which raises what invoke() would. Any other method of this
+        interpreter, one that sets the next inputs as well, waits for the inference first; to have several run at once,
+        use several interpreters, or LoadedModel.stream()."""
+
+        def work() -> None:
+            self._invoke()
+            if self._plan is not None:
+                self._plan.settle()
+
+        return self._background.start(work)
+
+    def _invoke(self) -> None:
         if self._plan is None:
             try:
                 self._official.invoke()
@@ -141,12 +161,14 @@ class Interpreter:
     def resize_tensor_input(self, input_index: int, tensor_size: Any, strict: bool = False) -> None:
         """Give an input another shape; allocate_tensors() has to follow. With `strict` only dimensions that are -1 in
         the shape signature may change. Raises InvokeError (a RuntimeError)."""
+        self._background.settle()
         self._ensure_safe()
         self._resize(input_index, tensor_size, strict)
 
     def reset_all_variables(self) -> None:
         """Set the variables to zero: what recurrent ops keep from one inference to the next. Where delegates run
         nodes, the variables' values cannot be read."""
+        self._background.settle()
         if self._plan is not None:
             self._ensure_safe()
             self._plan.reset_variables()
@@ -161,6 +183,7 @@ class Interpreter:
     def set_tensor(self, tensor_index: int, value: Any) -> None:
         """Copy `value` into a tensor. Element type and shape must be the tensor's own; byte order, alignment and
         strides need not. Raises TensorError (a ValueError)."""
+        self._background.settle()
         if type(value) is np.ndarray and not value.dtype.isnative:
             value = value.astype(value.dtype.newbyteorder("="))
         if self._plan is not None and self._is_computed(tensor_index):
@@ -174,6 +197,7 @@ class Interpreter:
     def get_tensor(self, tensor_index: int, subgraph_index: int = 0) -> Any:
         """A copy of a tensor's value: an array, or a NumPy scalar for rank 0. What exists only inside a partition
         cannot be read. Raises TensorError (a ValueError)."""
+        self._background.settle()
         if self._plan is not None and subgraph_index == 0 and self._is_computed(tensor_index):
             return self._plan.value(tensor_index).copy()[()]
         try:
@@ -186,6 +210,7 @@ class Interpreter:
         invoke and resize_tensor_input raise InvokeError; the function itself may be kept."""
 
         def view() -> Any:
+            self._background.settle()
             if self._plan is not None and self._is_computed(tensor_index):
                 return self._plan.view(tensor_index)
             try:
@@ -243,6 +268,7 @@ class Interpreter:
     def modify_graph_with_delegate(self, delegate: Any) -> None:
         """Ask one more delegate, after the earlier ones, for what they left. Tensors that were allocated are allocated
         again, and the inputs keep shapes and values. Raises DelegateError under "strict", DelegateTypeError."""
+        self._background.settle()
         self._ensure_safe()
         shapes = self._input_shapes()
         values = self._input_values()
@@ -272,6 +298,7 @@ class Interpreter:
 
     def close(self) -> None:
         """Free what the delegates hold; any later use raises InvokeError. May be called twice."""
+        self._background.close()
         self._drop_plan()
         self._whole = True
         self._official = _Closed()
@@ -286,6 +313,9 @@ class Interpreter:
         self.close()
 
     def __del__(self) -> None:
+        background = getattr(self, "_background", None)
+        if background is not None:
+            background.close()
         self._drop_plan()
 
     # ------------------------------------------------------- officially private, and used by many all the same

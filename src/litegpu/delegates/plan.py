@@ -98,11 +98,11 @@ class Plan:
             )
         values = self._values
         try:
-            self._settle()
+            self.settle()
             values.clear()  # drops the views of CPU partitions, which could not run again otherwise
             values.update(self._inputs)
             for step in self._steps:
-                self._settle()
+                self.settle()
                 results = step.run([values[i] for i in step.inputs])
                 self._pending.append(step)
                 for index, result in zip(step.outputs, results, strict=True):
@@ -149,10 +149,10 @@ class Plan:
                 f"Tensor data is null. Run allocate_tensors() first (tensor {index}, '{tensor.name}', has no value to "
                 "read: it has not been computed yet, or it exists only inside a partition)"
             )
-        self._settle()
+        self.settle()
         return self._values[index]
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Wait for what delegates that do not wait have begun."""
         while self._pending:
             self._pending.pop().finish()
@@ -175,7 +175,7 @@ class Plan:
     def reset_variables(self) -> None:
         """Set what partitions keep from one inference to the next to zero."""
         with self._lock:
-            self._settle()
+            self.settle()
             for step in self._steps:
                 reset = getattr(step.kernel, "reset_variables", None)
                 if reset is not None:
