@@ -96,4 +96,4 @@ def test_interpreters_that_are_forgotten_leave_no_thread() -> None:
     deadline = time.monotonic() + 10
     while count() > before and time.monotonic() < deadline:
         time.sleep(1e-3)
-    assert count() == before
+    assert count() <= before
