@@ -23,6 +23,7 @@ RECIPES = {
     "dynamic_wi2c_afp32": True,
     "weight_only_wi8_afp32": False,
     "weight_only_wi4_afp32": False,
+    "float16": False,
 }
 
 
@@ -62,12 +63,21 @@ def network_input(seed: int = 0) -> np.ndarray:
 @functools.cache
 def quantized_network(recipe: str) -> bytes:
     """The network in the recipe's form; raises ImportError without ai-edge-quantizer."""
-    from ai_edge_quantizer import quantizer
+    from ai_edge_quantizer import qtyping, quantizer
     from ai_edge_quantizer import recipe as recipes
 
     with warnings.catch_warnings(), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         warnings.simplefilter("ignore")
-        q = quantizer.Quantizer(bytearray(float_network()), getattr(recipes, recipe)())
+        q = quantizer.Quantizer(bytearray(float_network()), getattr(recipes, recipe, list)())
+        if recipe == "float16":
+            tensor = qtyping.TensorQuantizationConfig(num_bits=16, dtype=qtyping.TensorDataType.FLOAT)
+            config = qtyping.OpQuantizationConfig(
+                weight_tensor_config=tensor, compute_precision=qtyping.ComputePrecision.FLOAT, explicit_dequantize=True
+            )
+            for name in ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"):
+                q.update_quantization_recipe(
+                    ".*", qtyping.TFLOperationName[name], config, recipes.AlgorithmName.FLOAT_CASTING
+                )
         samples = {"serving_default": [{"x": network_input(seed)} for seed in range(4)]}
         calibration = q.calibrate(samples) if q.need_calibration else None
         return bytes(q.quantize(calibration).quantized_model)

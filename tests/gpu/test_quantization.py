@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from agreement import official, on_gpu, require_gpu, run
+from ai_edge_litert.interpreter import OpResolverType
 
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import DType
@@ -162,6 +163,30 @@ def test_an_int8_network_gives_what_the_cpu_gives() -> None:
         gpu = on_gpu(content, precision_loss_allowed=half)
         assert gpu.delegation_report().fully_delegated
         assert np.abs(run(gpu, [x])[0].astype(int) - want).max() <= 2
+
+
+def test_convolutions_give_the_bits_of_xnnpack() -> None:
+    """Sums of quanta are exact, in float16 too, and are scaled and rounded as there."""
+    require_gpu()
+    b = ModelBuilder()
+    window = dict(stride_h=1, stride_w=1, padding="SAME", fused_activation_function="RELU6")
+    last = b.input("x", (1, 9, 9, 16), INT8, quantization=quantized(0.03, -5))
+    for i in range(6):
+        shape, axis = ((1, 3, 3, 16), 3) if i % 2 else ((16, 1, 1, 16), 0)
+        scales = RNG.uniform(0.002, 0.01, 16)
+        w = b.constant(RNG.integers(-127, 128, shape).astype(np.int8), quantization=quantized(scales, [0] * 16, axis))
+        unit = quantized((0.03 if i == 0 else 0.0231) * scales, [0] * 16, 0)  # without it XNNPACK refuses the node
+        bias = b.constant(RNG.integers(-500, 500, 16).astype(np.int32), quantization=unit)
+        options = window | ({"depth_multiplier": 1} if i % 2 else {})
+        op = "DEPTHWISE_CONV_2D" if i % 2 else "CONV_2D"
+        last = b.op(op, [last, w, bias], (1, 9, 9, 16), options, quantization=quantized(0.0231, -120))
+    b.output(last)
+    content = b.build()
+    x = RNG.integers(-128, 128, (1, 9, 9, 16)).astype(np.int8)
+    want = run(official(content, OpResolverType.BUILTIN), [x])[0]
+    assert len(np.unique(want)) > 50
+    for half in (False, True):
+        np.testing.assert_array_equal(run(on_gpu(content, precision_loss_allowed=half), [x])[0], want)
 
 
 def test_concatenation_of_several_scales() -> None:

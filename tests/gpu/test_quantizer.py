@@ -17,6 +17,7 @@ from litegpu.model.types import Sparsity, Tensor, TensorType
 from litegpu.model.writer import ModelBuilder
 
 pytest.importorskip("ai_edge_quantizer")
+#: Of elements that are whole numbers.
 BITS = {TensorType.INT8: 8, TensorType.INT4: 4, TensorType.INT2: 2}
 FLOAT_ACTIVATIONS = [name for name in RECIPES if not name.startswith("static")]
 
@@ -75,7 +76,7 @@ def _widened(content: bytes) -> bytes:
         else:
             operators.append(dataclasses.replace(o, version=1, index=len(operators)))
     for t in main.tensors:
-        if t.data is not None and t.type in BITS:
+        if t.data is not None and (t.type in BITS or t.type is TensorType.FLOAT16):
             tensors[t.index] = dataclasses.replace(
                 t, type=TensorType.FLOAT32, data=_real(t, main.tensors), quantization=None
             )
@@ -84,7 +85,10 @@ def _widened(content: bytes) -> bytes:
 
 
 def _real(tensor: Tensor, tensors: tuple[Tensor, ...]) -> np.ndarray:
-    """scale * q, element by element."""
+    """scale * q, element by element; a half as it is."""
+    if tensor.type is TensorType.FLOAT16:
+        assert tensor.data is not None
+        return tensor.data.astype(np.float32)
     bits, q = BITS[tensor.type], tensor.quantization
     assert tensor.data is not None and q is not None
     stored = tensor.data.reshape(-1).view(np.uint8)
