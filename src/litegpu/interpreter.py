@@ -21,7 +21,7 @@ from ai_edge_litert.interpreter import Delegate, OpResolverType, load_delegate
 from litegpu import debug
 from litegpu.background import Background, InferenceFuture
 from litegpu.chatter import quiet
-from litegpu.delegates import cpu
+from litegpu.delegates import cpu, folding
 from litegpu.delegates.cpu import OfficialOptions
 from litegpu.delegates.partitioner import ON_CPU, Division, FailedDelegate, divide, whole_on_cpu
 from litegpu.delegates.plan import Plan, PrepareError
@@ -38,6 +38,7 @@ from litegpu.errors import (
 )
 from litegpu.model.reader import read_model
 from litegpu.model.types import Subgraph
+from litegpu.model.writer import write_model
 from litegpu.signature import SignatureRunner
 
 __all__ = [
@@ -399,7 +400,10 @@ class Interpreter:
             raise ModelError(str(error)) from None
 
     def _divide(self, subgraph: Subgraph, refused: Mapping[int, str], *, announce: bool = True) -> Division:
-        division = divide(self._model, subgraph, self._delegates, refused)
+        model = self._model
+        if len(subgraph.tensors) > len(model.main.tensors):  # values that were folded
+            model = replace(model, subgraphs=(subgraph, *model.subgraphs[1:]))
+        division = divide(model, subgraph, self._delegates, refused)
         self._division, self._subgraph = division, subgraph
         self._announce(division.report, aloud=announce)
         return division
@@ -461,7 +465,21 @@ class Interpreter:
                 raise self._runtime_error(error) from None
             return self._infer_with_custom_ops(), {}, True
         shapes, refused = cpu.infer_shapes(self._model, self._official, self._options)
-        return cpu.reshaped(main, shapes), refused, False
+        subgraph = cpu.reshaped(main, shapes)
+        while folding.may_fold(subgraph):  # what follows from shapes may decide further ones
+            unknown = frozenset(t for node in refused for t in subgraph.operators[node].outputs)
+            folded = folding.fold(self._model, subgraph, unknown, self._options)
+            if folded is None:
+                break
+            model = replace(self._model, subgraphs=(folded, *self._model.subgraphs[1:]))
+            interpreter = self._options.plain().create(content=write_model(model))
+            for index, shape in self._input_shapes().items():
+                interpreter.resize_tensor_input(index, shape)
+            with quiet():
+                interpreter.allocate_tensors()
+            shapes, refused = cpu.infer_shapes(model, interpreter, self._options)
+            subgraph = cpu.reshaped(folded, shapes)
+        return subgraph, refused, False
 
     def _infer_with_custom_ops(self) -> Subgraph:
         """The subgraph with its true shapes, where only the default delegate has the custom ops, or nothing has them:

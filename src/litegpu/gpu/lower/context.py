@@ -113,7 +113,9 @@ class Lowering:
         return t if t.is_constant else self._dequantized.get(tensor)
 
     def lower(self, operator: Operator) -> None:
-        """Add the nodes of one operator. Raises Unsupported."""
+        """Add the nodes of one operator, none if nothing reads its results. Raises Unsupported."""
+        if not self._is_read(operator):
+            return
         entry = _entry(operator)
         if entry is None:
             kind = "custom operator" if operator.is_custom else "operator"
@@ -139,6 +141,15 @@ class Lowering:
         entry.lower(ctx)
         for tensor in ctx.outputs:
             self._settle(ctx, tensor)
+
+    def _is_read(self, operator: Operator) -> bool:
+        """Whether anything reads what the operator computes, or a variable keeps it."""
+        if self.subgraph not in _READ:
+            _READ[self.subgraph] = {*self.subgraph.outputs, *(t for o in self.subgraph.operators for t in o.inputs)}
+        tensors = self.subgraph.tensors
+        return not _READ[self.subgraph].isdisjoint(operator.outputs) or any(
+            t >= 0 and tensors[t].is_variable for t in operator.inputs
+        )
 
     def _settle(self, ctx: OpContext, t: Tensor) -> None:
         """Turn a result in units of `ctx.unit` into what is kept for the tensor."""
@@ -404,6 +415,7 @@ def _type_reason(found: TensorType, wanted: Types) -> str:
     return f"{found.name}{without} where {names} is taken"
 
 
+_READ: weakref.WeakKeyDictionary[Subgraph, set[int]] = weakref.WeakKeyDictionary()
 _PRODUCED: weakref.WeakKeyDictionary[Subgraph, dict[int, Tensor]] = weakref.WeakKeyDictionary()
 
 
