@@ -253,6 +253,24 @@ def comparison(d: Draft) -> OpCase:
     return d.build(types=[BOOL])
 
 
+@case("FLOOR_DIV", "FLOOR_MOD")
+def floored(d: Draft) -> OpCase:
+    left, right = d.broadcast(d.shape(0))
+    if d.chance(0.3):
+        divisor = d.integers(right, -5, 6)
+        d.pair(d.integers(left, -50, 51), np.where(divisor == 0, 7, divisor).astype(np.int32))
+    else:
+        d.pair(d.floats(left, 5.0), d.positive(right) * np.float32(d.pick(1, -1)))
+    return d.build()
+
+
+@case("ATAN2")
+def angle(d: Draft) -> OpCase:
+    shape = d.shape(0)
+    d.pair(d.floats(shape), np.where(d.bools(shape), d.floats(shape), np.float32(1)))
+    return d.build()
+
+
 @case("LOGICAL_AND", "LOGICAL_OR")
 def logical(d: Draft) -> OpCase:
     left, right = d.broadcast(d.shape())
@@ -770,3 +788,93 @@ for _name in ("RELU", "RELU6"):
         f"CONV_2D {_name}", "CONV_2D", 1, dict(stride_h=1, stride_w=1, fused_activation_function=_name),
         [np.eye(4, dtype=np.float32).reshape(4, 1, 1, 4), np.zeros(4, np.float32)],
     )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------- order along an axis
+
+
+@case("LOG_SOFTMAX")
+def log_softmax(d: Draft) -> OpCase:
+    d.runtime(d.floats(d.shape(), 4.0))
+    return d.build()
+
+
+@case("REVERSE_V2")
+def reverse(d: Draft) -> OpCase:
+    shape = d.shape()
+    d.runtime(d.any_type(shape))
+    first = d.rng.randrange(len(shape))
+    d.ints(range(first, d.rng.randint(first + 1, len(shape))))  # the official kernel takes axes in a row
+    return d.build()
+
+
+@case("CUMSUM")
+def cumsum(d: Draft) -> OpCase:
+    shape = d.shape()
+    d.runtime(d.floats(shape))
+    axis = d.rng.randrange(len(shape))
+    d.ints(axis - len(shape) if d.chance(0.3) else axis)
+    return d.build(dict(exclusive=d.chance(), reverse=d.chance()))
+
+
+@case("TOPK_V2")
+def top_k(d: Draft) -> OpCase:
+    shape = d.shape()
+    d.runtime(np.round(d.floats(shape) * 2))  # with equals
+    d.ints(d.size(1, shape[-1]))
+    return d.build(types=[F32, I32])
+
+
+@case("BROADCAST_TO")
+def broadcast_to(d: Draft) -> OpCase:
+    shape = d.shape()
+    smaller = tuple(1 if d.chance(0.4) else n for n in shape)[d.rng.randint(0, len(shape) - 1) :]
+    d.runtime(d.any_type(smaller))
+    d.ints(shape)
+    return d.build()
+
+
+# ---------------------------------------------------------------------------------------- choice by indices
+
+
+def _indices(d: Draft, sizes: Shape, shape: Shape) -> np.ndarray:
+    columns = [d.arrays.integers(0, n, shape) for n in sizes]
+    return np.stack(columns, -1).astype(np.int32)
+
+
+@case("GATHER_ND")
+def gather_nd(d: Draft) -> OpCase:
+    shape = d.shape(1, 4)
+    depth = d.rng.randint(1, len(shape))
+    d.runtime(d.any_type(shape))
+    lead = tuple(d.size(1, 4) for _ in range(d.rng.randint(1, max(1, min(3, 4 - (len(shape) - depth))))))
+    d.either(_indices(d, shape[:depth], lead))
+    return d.build()
+
+
+@case("SCATTER_ND")
+def scatter_nd(d: Draft) -> OpCase:
+    shape = d.shape(1, 4)
+    depth = d.rng.randint(1, len(shape))
+    lead = (d.size(1, 6),)
+    indices = _indices(d, shape[:depth], lead)
+    places = np.ravel_multi_index(tuple(indices.reshape(-1, depth).T), shape[:depth])
+    different = len(set(places.tolist())) == len(places)
+    updates = (*lead, *shape[depth:])
+    d.either(indices)
+    whole = d.operands[0][0] == "constant" and different and d.chance(0.3)
+    d.runtime(d.integers(updates) if whole else d.floats(updates))
+    d.ints(shape)
+    return d.build(types=[_TYPES[d.operands[1][1].dtype]])
+
+
+@case("ONE_HOT")
+def one_hot(d: Draft) -> OpCase:
+    shape = tuple(d.size(1, 5) for _ in range(d.rng.randint(1, 3)))
+    depth = d.size(1, 9)
+    d.runtime(d.integers(shape, -1, depth + 1))
+    d.ints(depth)
+    value = d.pick(np.float32, np.int32)
+    for number in (2, -3):
+        d.either(np.array(number, value))
+    return d.build(dict(axis=d.pick(-1, *range(len(shape) + 1))), [_TYPES[np.dtype(value)]])

@@ -24,6 +24,7 @@ SAME = frozenset({
     *("MAXIMUM", "MAX_POOL_2D", "MINIMUM", "MIRROR_PAD", "PACK", "PAD", "PADV2", "REDUCE_MAX", "REDUCE_MIN", "RESHAPE"),
     *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "SELECT", "SELECT_V2", "SLICE", "SPACE_TO_BATCH_ND", "SPLIT"),
     *("SPACE_TO_DEPTH", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE", "UNPACK"),
+    *("BROADCAST_TO", "GATHER_ND", "ONE_HOT", "REVERSE_V2", "TOPK_V2"),
 })  # fmt: skip
 #: Scale and zero point of outputs that CPU kernels insist on, for int8; uint8 has the zero point 128 higher.
 FIXED = {
@@ -31,15 +32,16 @@ FIXED = {
     "SOFTMAX": (1 / 256, -128),
     "TANH": (1 / 128, 0),
     "L2_NORMALIZATION": (1 / 128, 0),
+    "LOG_SOFTMAX": (16 / 256, 127),
 }
 
 
 #: Operators without kernels of the type in the official runtime, or without real numbers.
-_NO_KERNEL = {"ADD_N", "CEIL", "COS", "FLOOR", "POW", "ROUND", "SIGN", "SIN", "SQUARE"}
-_NO_REALS = {"LOGICAL_AND", "LOGICAL_NOT", "LOGICAL_OR", "CAST"}
+_NO_KERNEL = {"ADD_N", "ATAN2", "CEIL", "COS", "CUMSUM", "FLOOR", "POW", "ROUND", "SIGN", "SIN", "SQUARE"}
+_NO_REALS = {"LOGICAL_AND", "LOGICAL_NOT", "LOGICAL_OR", "CAST", "FLOOR_DIV", "FLOOR_MOD", "SCATTER_ND"}
 _NO_INT16 = {
     *("ARG_MAX", "ARG_MIN", "DEPTH_TO_SPACE", "ELU", "HARD_SWISH", "L2_NORMALIZATION", "RELU_0_TO_1", "RELU_N1_TO_1"),
-    *("SPACE_TO_DEPTH", "SQUARED_DIFFERENCE", "PRELU"),
+    *("SPACE_TO_DEPTH", "SQUARED_DIFFERENCE", "PRELU", "LOG_SOFTMAX", "ONE_HOT"),
 }
 _NO_UINT8 = {
     *("ABS", "BATCH_MATMUL", "ELU", "EXP", "LOG", "NEG", "REDUCE_PROD", "RELU_0_TO_1", "RSQRT", "SELECT", "SQRT"),

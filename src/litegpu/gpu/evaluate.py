@@ -159,6 +159,13 @@ def _sigmoid(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
+def _floor_div(a: Array, b: Array) -> Array:
+    """The quotient of floats in float64, rounded down, as TFLite's kernel has it."""
+    if a.dtype.kind != "f":
+        return np.asarray(np.floor_divide(a, b))
+    return np.asarray(np.floor(a.astype(np.float64) / b)).astype(np.float32)
+
+
 _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -167,6 +174,9 @@ _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "min": _min,
     "max": _max,
     "pow": _wide(np.power),
+    "floor_div": _floor_div,
+    "floor_mod": lambda a, b: np.mod(a, b),
+    "atan2": _wide(np.arctan2),
     "lt": np.less,
     "le": np.less_equal,
     "gt": np.greater,

@@ -75,12 +75,13 @@ Expr = Arg | Literal | Apply
 
 #: name -> number of arguments. Comparisons give BOOL; `select(condition, yes, no)`; `to_*` convert (to_int32
 #: truncates toward zero, saturates, and maps NaN to the largest int32, as the TFLite reference CAST does).
-#: `sigmoid`, `erf`, `expm1` and `sign` are as in NumPy/SciPy; `round` rounds half to even; `pow`, `floor` as in C.
+#: `sigmoid`, `erf`, `expm1` and `sign` are as in NumPy/SciPy; `round` rounds half to even; `floor_div` and `floor_mod`
+#: (which has the sign of the divisor) as in Python; `pow`, `floor`, `atan2` as in C (`atan2` not of -0 and infinity).
 #: `min` and `max` give their second argument if either is NaN, as TFLite's MINIMUM and MAXIMUM do; if the second is a
 #: Literal (RELU, clamps) a NaN first argument comes back instead, so put the data first and it passes through.
 FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "pow", "lt", "le", "gt", "ge", "eq", "ne"), 2),
-    **dict.fromkeys(("logical_and", "logical_or"), 2),
+    **dict.fromkeys(("logical_and", "logical_or", "floor_div", "floor_mod", "atan2"), 2),
     **dict.fromkeys(("neg", "abs", "exp", "expm1", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "erf"), 1),
     **dict.fromkeys(("floor", "ceil", "round", "sign", "logical_not", "to_float32", "to_int32", "to_bool"), 1),
     "select": 3,

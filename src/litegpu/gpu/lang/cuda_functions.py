@@ -69,8 +69,8 @@ _FLOAT = {
 _INT = {  # signed overflow is undefined in C++, and wraps in the language
     "add": "(int)((unsigned)a + (unsigned)b)", "sub": "(int)((unsigned)a - (unsigned)b)",
     "mul": "(int)((unsigned)a * (unsigned)b)", "neg": "(int)(0u - (unsigned)a)",
-    "abs": "(a < 0 ? (int)(0u - (unsigned)a) : a)", "sign": "((a > 0) - (a < 0))", "idiv": "(a / b)",
-    "irem": "(a % b)", "shl": "(int)((unsigned)a << (b & 31))", "shr": "(a >> (b & 31))",
+    "abs": "(a < 0 ? (int)(0u - (unsigned)a) : a)", "sign": "((a > 0) - (a < 0))", "idiv": "(b == 0 ? a : a / b)",
+    "irem": "(b == 0 ? 0 : a % b)", "shl": "(int)((unsigned)a << (b & 31))", "shr": "(a >> (b & 31))",
 }  # fmt: skip
 _UNSIGNED = {"shl": "(a << (b & 31u))", "shr": "(a >> (b & 31u))"}
 _BOOL = {"and": "(a && b)", "or": "(a || b)", "xor": "(a != b)", "not": "!a"}

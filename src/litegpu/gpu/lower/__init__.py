@@ -15,6 +15,7 @@ from litegpu.gpu.lower import (
     gathering,
     matmul,
     movement,
+    ordering,
     perception,
     pooling,
     recurrent,
@@ -31,8 +32,8 @@ from litegpu.model.types import Operator, Subgraph, TensorType
 __all__ = ["Entry", "LoweredGraph", "Unsupported", "check_operator", "lower_partition", "supported_ops"]
 
 FAMILIES = (
-    convert, convolution, elementwise, gathering, matmul, movement, perception, pooling, recurrent, reduction,
-    resize, slicing, softmax,
+    convert, convolution, elementwise, gathering, matmul, movement, ordering, perception, pooling, recurrent,
+    reduction, resize, slicing, softmax,
 )  # fmt: skip
 
 

@@ -111,10 +111,10 @@ def _check_broadcast(ctx: OpContext, count: int) -> None:
     ctx.check_shape(result)
 
 
-def _arithmetic(name: str, version: int, expr: Expr, integers: bool = True) -> None:
+def _arithmetic(name: str, version: int, expr: Expr, integers: bool = True, quantized: bool = True) -> None:
     types = NUMBER if integers else FLOAT
 
-    @lowers(name, max_version=version, inputs=(types, types), counts=2, notes="broadcasting")
+    @lowers(name, max_version=version, inputs=(types, types), counts=2, notes="broadcasting", quantized=quantized)
     def lower(ctx: OpContext) -> None:
         _binary(ctx, expr)
 
@@ -128,6 +128,9 @@ _arithmetic("DIV", 2, fn("div", X, Y), integers=False)
 _arithmetic("MAXIMUM", 4, fn("max", X, Y))
 _arithmetic("MINIMUM", 4, fn("min", X, Y))
 _arithmetic("POW", 2, fn("pow", X, Y), integers=False)
+_arithmetic("FLOOR_DIV", 3, fn("floor_div", X, Y), quantized=False)  # the CPU divides the stored numbers
+_arithmetic("FLOOR_MOD", 2, fn("floor_mod", X, Y), quantized=False)
+_arithmetic("ATAN2", 1, fn("atan2", X, Y), integers=False)
 _arithmetic("SQUARED_DIFFERENCE", 2, fn("mul", fn("sub", X, Y), fn("sub", X, Y)))
 
 

@@ -86,6 +86,16 @@ def tile(ctx: OpContext) -> None:
     move(ctx, [Tile(multiples)])
 
 
+@lowers("BROADCAST_TO", max_version=3, inputs=(ANY, STATIC), counts=2, notes="constant shape")
+def broadcast_to(ctx: OpContext) -> None:
+    x, target = ctx.shape(0), ctx.integers(1, "the sizes")
+    whole = (1,) * (len(target) - len(x)) + x
+    fits = len(whole) == len(target) and all(n in (1, wanted) for n, wanted in zip(whole, target, strict=True))
+    ctx.require(fits, f"shape {list(x)} does not broadcast to {list(target)}")
+    multiples = tuple(wanted if n == 1 else 1 for n, wanted in zip(whole, target, strict=True))
+    move(ctx, [Reshape(x, whole), Tile(multiples)] if whole != x else [Tile(multiples)])
+
+
 # ------------------------------------------------------------------------------------------- space and depth
 
 

@@ -1,0 +1,91 @@
+"""Operators along one axis whose results depend on the order there: REVERSE_V2, CUMSUM, TOPK_V2."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from litegpu.gpu.graph import RESULT, Arg, DType, Gather, Reduce, Reshape, Shape, Slice, Step, Transpose, bhwc
+from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.movement import move
+from litegpu.gpu.lower.registry import ANY, FLOAT, STATIC, lowers
+from litegpu.model.types import TensorType
+
+#: Each result of CUMSUM and TOPK_V2 looks at the whole axis, so long ones are left to the CPU.
+LONGEST = 8192
+
+
+@lowers("REVERSE_V2", max_version=3, inputs=(ANY, STATIC), counts=2, notes="constant axes")
+def reverse(ctx: OpContext) -> None:
+    x = ctx.shape(0)
+    axes = {ctx.axis(a, len(x)) for a in ctx.integers(1, "the axes")}
+    begin = tuple(n - 1 if i in axes else 0 for i, n in enumerate(x))
+    stride = tuple(-1 if i in axes else 1 for i in range(len(x)))
+    move(ctx, [Slice(begin, stride, x)])
+
+
+@lowers(
+    "CUMSUM", max_version=1, inputs=(FLOAT, STATIC), counts=2, ranks=(1, 4),
+    notes=f"constant axis of up to {LONGEST} elements, exclusive, reverse",
+)  # fmt: skip
+def cumsum(ctx: OpContext) -> None:
+    """Each result is the sum of those elements of its row that come before it."""
+    x = ctx.shape(0)
+    ctx.check_shape(x)
+    (number,) = ctx.integers(1, "the axis")
+    axis = ctx.axis(number, len(x))
+    n = x[axis]
+    ctx.require(n <= LONGEST, f"axis {axis} has {n} elements: up to {LONGEST} are taken")
+    exclusive, backward = bool(ctx.option("exclusive", False)), bool(ctx.option("reverse", False))
+    last = (*(i for i in range(len(x)) if i != axis), axis)
+    rows = math.prod(x) // n
+    steps: list[Step] = [Reshape(bhwc(x), x), Transpose(last), Reshape(tuple(x[i] for i in last), (rows, 1, 1, n))]
+    source = ctx.copy(ctx.value(0), steps, ctx.intermediate((rows, 1, 1, n), DType.FLOAT32))
+    function = ("gt" if exclusive else "ge") if backward else ("lt" if exclusive else "le")
+    taken = fn("select", fn(function, Arg(1), Arg(2)), Arg(0), 0.0)
+    places = [_numbers(ctx, (1, 1, 1, n)), _numbers(ctx, (1, 1, n, 1))]
+    total = ctx.intermediate((rows, 1, n, 1), DType.FLOAT32)
+    ctx.add(Reduce("sum", (3,), taken), [source, *places], total)
+    moved = tuple(x[i] for i in last)
+    back = tuple(last.index(i) for i in range(len(x)))
+    ctx.copy(total, [Reshape((rows, 1, n, 1), moved), Transpose(back), Reshape(x, bhwc(x))], ctx.output_value())
+
+
+@lowers(
+    "TOPK_V2", max_version=3, inputs=(FLOAT, STATIC), counts=2, ranks=(1, 4),
+    notes=f"constant k, rows of up to {LONGEST} elements; of equals the first comes first",
+    outputs=FLOAT | frozenset({TensorType.INT32}),
+)  # fmt: skip
+def top_k(ctx: OpContext) -> None:
+    """An element's rank is the number of those before it in order; the element of rank i is result number i."""
+    x = ctx.shape(0)
+    (count,) = ctx.integers(1, "k")
+    n, rows = x[-1], math.prod(x[:-1])
+    ctx.require(0 < count <= n <= LONGEST, f"k is {count} of rows of {n} elements: rows of up to {LONGEST} are taken")
+    values, indices = ctx.outputs
+    for tensor in ctx.outputs:
+        ctx.check_shape((*x[:-1], count), tensor)
+    ctx.require(indices.type is TensorType.INT32, f"the indices are {indices.type.name}: INT32 is taken")
+    row, column = (rows, 1, 1, n), (rows, 1, n, 1)
+    across = ctx.copy(ctx.value(0), [Reshape(bhwc(x), row)], ctx.intermediate(row, DType.FLOAT32))
+    down = ctx.copy(ctx.value(0), [Reshape(bhwc(x), column)], ctx.intermediate(column, DType.FLOAT32))
+    places = [_numbers(ctx, (1, 1, 1, n)), _numbers(ctx, (1, 1, n, 1))]
+    other, own, other_place, own_place = Arg(0), Arg(1), Arg(2), Arg(3)
+    earlier = fn("logical_and", fn("eq", other, own), fn("lt", other_place, own_place))
+    before = fn("select", fn("logical_or", fn("gt", other, own), earlier), 1.0, 0.0)
+    rank = ctx.intermediate(column, DType.INT32)
+    ctx.add(Reduce("sum", (3,), before), [across, down, *places], rank, fn("to_int32", RESULT))
+    ranks = ctx.copy(rank, [Reshape(column, row)], ctx.intermediate(row, DType.INT32))
+    chosen = ctx.intermediate((rows, 1, count, 1), DType.INT32)
+    hit = fn("select", fn("eq", Arg(0), Arg(1)), fn("to_float32", Arg(2)), 0.0)
+    wanted = [ranks, _numbers(ctx, (1, 1, count, 1)), places[0]]
+    ctx.add(Reduce("sum", (3,), hit), wanted, chosen, fn("to_int32", RESULT))
+    ctx.copy(chosen, [Reshape((rows, 1, count, 1), bhwc(indices.shape))], ctx.output_value(indices))
+    ctx.add(Gather(rows, 1, n, 1, count), [ctx.value(0), chosen], ctx.output_value(values))
+
+
+def _numbers(ctx: OpContext, shape: Shape) -> int:
+    """The constant 0, 1, 2 ... as integers, which float16 does not round."""
+    return ctx.builder.constant(np.arange(math.prod(shape), dtype=np.int32).reshape(shape))
