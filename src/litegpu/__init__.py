@@ -31,6 +31,7 @@ from litegpu.interpreter import (
     SignatureRunner,
     load_delegate,
 )
+from litegpu.model.bundle import BundledModel, list_models
 from litegpu.model.reader import read_model
 from litegpu.session import LoadedModel, load
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "BundledModel",
     "Delegate",
     "DelegateError",
     "DelegateKernel",
@@ -64,6 +66,7 @@ __all__ = [
     "SignatureRunner",
     "TensorError",
     "WaitType",
+    "list_models",
     "load",
     "load_delegate",
     "read_model",

@@ -30,6 +30,7 @@ class Device(StrEnum):
     AUTO = "auto"
     CPU = "cpu"
     WEBGPU = "webgpu"
+    CUDA = "cuda"
 
 
 class Precision(StrEnum):
@@ -99,6 +100,29 @@ def run(
         _print_json(report.as_dict())
     else:
         print_report(report)
+
+
+@app.command()
+def models(
+    bundle: Annotated[Path, typer.Argument(help="A .task bundle or a .litertlm container.", show_default=False)],
+    as_json: Json = False,
+) -> None:
+    """List the models in a bundle. Each runs by the path that is printed.
+
+    litegpu models hands.task
+
+    litegpu run hands.task/hand_detector.tflite
+    """
+    from litegpu.model.bundle import list_models
+
+    found = list_models(bundle)
+    if not found:
+        raise OptionError(f"{bundle} is no bundle of models")
+    if as_json:
+        _print_json({"models": [{"path": f"{bundle}/{m.name}", "bytes": m.size} for m in found]})
+    else:
+        width = max(len(f"{bundle}/{m.name}") for m in found)
+        print("\n".join(f"{f'{bundle}/{m.name}':<{width}}  {m.size / 1e6:8.2f} MB" for m in found))
 
 
 @app.command()

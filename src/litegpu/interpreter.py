@@ -36,6 +36,7 @@ from litegpu.errors import (
     OptionError,
     TensorError,
 )
+from litegpu.model.bundle import bundled_content
 from litegpu.model.reader import read_model
 from litegpu.model.types import Subgraph
 from litegpu.model.writer import write_model
@@ -58,6 +59,7 @@ FALLBACKS = ("strict", "warn", "silent")
 class Interpreter:
     """Runs a .tflite model. See `ai_edge_litert.interpreter.Interpreter` for the arguments that are not named here.
 
+    model_path: a file, or a model in a bundle (`hands.task/hand_detector.tflite`), or a bundle of one model.
     experimental_delegates: objects of the litegpu delegate protocol, asked in order, and objects of `load_delegate`,
         which the official runtime gets for the parts that it runs.
     experimental_preserve_all_tensors: values inside a delegate's partition stay unreadable all the same.
@@ -96,6 +98,9 @@ class Interpreter:
         delegates = list(experimental_delegates or ())
         self._path = os.fsdecode(model_path) if model_path else None
         self._content = model_content if self._path is None else None
+        bundled = bundled_content(self._path) if self._path is not None else None
+        if bundled is not None:
+            self._path, self._content = None, bytes(bundled)
         self._model = read_model(self._path if self._content is None else self._content)  # type: ignore[arg-type]
         self._fallback = fallback
         self._options = OfficialOptions(

@@ -13,6 +13,7 @@ import numpy as np
 
 from litegpu.errors import ModelError
 from litegpu.model import flatbuffer, schema
+from litegpu.model.bundle import bundled_content
 from litegpu.model.types import (
     Model,
     Operator,
@@ -58,7 +59,7 @@ ELEMENT_BITS: Mapping[TensorType, int | None] = {
 
 
 def read_model(source: Source, *, verify: bool = True) -> Model:
-    """Reads a model from a path (mapped into memory, not copied) or from bytes.
+    """Reads a model from a path (mapped into memory, not copied) or from bytes. A path may lead into a bundle.
 
     `verify=False` leaves out the checks of what the model means (see `litegpu.model.verifier`) and is for tools that
     look at broken models; offsets are always checked.
@@ -67,7 +68,7 @@ def read_model(source: Source, *, verify: bool = True) -> Model:
         ModelError: the file cannot be opened, is not a model, or contradicts itself.
     """
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
-    content = _map(path) if path is not None else memoryview(source).cast("B").toreadonly()  # type: ignore[arg-type]
+    content = _open(path) if path is not None else memoryview(source).cast("B").toreadonly()  # type: ignore[arg-type]
     where = f"'{path}'" if path is not None else "the model content"
     try:
         root = flatbuffer.decode(content)
@@ -90,6 +91,11 @@ def constant_bytes(type_: TensorType, shape: Sequence[int]) -> int | None:
     return None if bits is None else (math.prod(shape) * bits + 7) // 8
 
 
+def _open(path: str) -> memoryview:
+    bundled = bundled_content(path)
+    return _map(path) if bundled is None else bundled
+
+
 def _map(path: str) -> memoryview:
     try:
         with open(path, "rb") as file:
@@ -107,7 +113,7 @@ def _advice(content: memoryview) -> str:
     if start.startswith(b"version https://git-lfs"):
         return "It is a Git LFS pointer: run `git lfs pull` to fetch the model itself."
     if start.startswith(b"pk"):
-        return "It is a zip archive: unpack it first."
+        return "It is a zip archive: save it as a file and open that."
     return "The file is damaged, truncated, or of another format; fetch or convert it again."
 
 
