@@ -36,6 +36,7 @@ class Device(StrEnum):
 class Precision(StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
+    AUTO = "auto"
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -60,7 +61,7 @@ def run(
     image: Annotated[list[Path] | None, typer.Option(help="A picture to run it on; may be repeated.")] = None,
     labels: Annotated[Path | None, typer.Option(help="A file with one class name a line.")] = None,
     device: Annotated[Device, typer.Option(help="Where to run; auto is a GPU if one works.")] = Device.AUTO,
-    precision: Annotated[Precision, typer.Option(help="float16 is faster and less precise.")] = Precision.FLOAT32,
+    precision: Annotated[Precision, typer.Option(help="float16 is faster, auto a safe mixture.")] = Precision.FLOAT32,
     compare: Annotated[bool, typer.Option(help="Also run on the CPU and say how far apart the results are.")] = True,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The drawing, or a folder for several.")] = None,
     num_threads: Annotated[int | None, typer.Option("--num-threads", "--num_threads", help="For the CPU.")] = None,

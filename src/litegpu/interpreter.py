@@ -37,6 +37,7 @@ from litegpu.errors import (
     TensorError,
 )
 from litegpu.model.bundle import bundled_content
+from litegpu.model.inline import inline_composites
 from litegpu.model.reader import read_model
 from litegpu.model.types import Subgraph
 from litegpu.model.writer import write_model
@@ -62,6 +63,7 @@ class Interpreter:
     model_path: a file, or a model in a bundle (`hands.task/hand_detector.tflite`), or a bundle of one model.
     experimental_delegates: objects of the litegpu delegate protocol, asked in order, and objects of `load_delegate`,
         which the official runtime gets for the parts that it runs.
+        Composite operators count as what they stand for, and operators are numbered accordingly.
     experimental_preserve_all_tensors: values inside a delegate's partition stay unreadable all the same.
     fallback: "warn" logs what stays on the CPU, "silent" does not, "strict" raises DelegateError unless the delegates
         took every node.
@@ -116,6 +118,10 @@ class Interpreter:
             custom_op_registerers=getattr(self, "_custom_op_registerers", ()),
         )
         self._delegates: list[DelegateProtocol] = [d for d in delegates if not _is_official(d)]
+        inlined = inline_composites(self._model) if self._delegates else self._model
+        if inlined is not self._model:
+            self._path, self._content = None, bytes(write_model(inlined))
+            self._model = read_model(self._content)
         self._delegates += self._reference()
         self._open()
 
@@ -446,6 +452,7 @@ class Interpreter:
                     self._require_kernels(division)
                 try:
                     self._plan = Plan(subgraph, division, self._delegates, self._options, unknown)
+                    self._report = replace(self._report, notes=self._plan.notes)
                     return
                 except PrepareError as failure:
                     self._give_up(failure)

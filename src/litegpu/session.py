@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("litegpu")
 
-PRECISIONS = ("float32", "float16")
+PRECISIONS = ("float32", "float16", "auto")
 
 
 def load(
@@ -37,7 +37,8 @@ def load(
     path: a .tflite file, or its content as bytes.
     device: "auto" (a GPU if one works, else the CPU), "cpu", or one kind of GPU, or a DeviceError: "webgpu", "cuda",
         "cuda:1" (the second NVIDIA GPU).
-    precision: "float32", or "float16" (GPU storage in half precision; relative error about 1e-3).
+    precision: "float32", "float16" (GPU storage in half precision; relative error about 1e-3), or "auto" (float16 but
+        for what that would spoil; calibration=[[array, ...], ...] makes it better informed).
     fallback: what happens to ops that the GPU cannot run: "warn", "silent" or "strict", as for Interpreter.
     num_threads: of the CPU part.
     delegate_options: further options of the GPU delegate, such as backend="vulkan" or max_delegated_partitions=4.
@@ -228,7 +229,7 @@ def _delegate(device: str, precision: str, options: Mapping[str, Any]) -> Any:
         options = {"backend": "webgpu", **options}
     from litegpu.delegates.gpu import GpuDelegate
 
-    delegate = GpuDelegate(precision_loss_allowed=precision == "float16", **options)
+    delegate = GpuDelegate(precision=precision, **options)
     try:
         delegate.open_device()
     except DeviceError as error:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from litegpu import debug
+from litegpu.delegates.calibration import tensor_ranges
 from litegpu.delegates.gpu_kernel import GpuKernel
 from litegpu.delegates.options import GpuDelegateOptions
 from litegpu.delegates.protocol import DelegateKernel, Partition
@@ -44,6 +45,7 @@ class GpuDelegate:
         self.first_delegate_node_index = self.options.first_delegate_node_index
         self.last_delegate_node_index = self.options.last_delegate_node_index
         self._warned_float16 = False
+        self._calibrated: tuple[bytes | memoryview, dict[int, tuple[float, float]]] | None = None
 
     def __repr__(self) -> str:
         return f"GpuDelegate({self.options!r})"
@@ -69,6 +71,8 @@ class GpuDelegate:
             half=half,
             tuner=device.tuner(self.options.tuning_level),
             variables=len(lowered.variables),
+            auto=self.options.precision == "auto",
+            ranges=self._ranges(partition.model),
         )
         debug.say(debug.GRAPH, "%s", describe(program))
         for kernel in program.kernels:
@@ -79,6 +83,14 @@ class GpuDelegate:
         return GpuKernel(
             device, program, types, shapes, inputs, wait=self.options.wait_type, validation=self.options.validation
         )
+
+    def _ranges(self, model: Model) -> dict[int, tuple[float, float]]:
+        """Of the model's tensors on the calibration inputs."""
+        if not self.options.calibration:
+            return {}
+        if self._calibrated is None or self._calibrated[0] is not model.content:
+            self._calibrated = model.content, tensor_ranges(model, self.options.calibration)
+        return self._calibrated[1]
 
     def open_device(self) -> Device:
         """The device that the options ask for; raises DeviceError with advice if there is none. Where "auto" would take

@@ -50,6 +50,11 @@ class GpuKernel:
         self.session = device.session(program, session_wait, validation=validation)
         self._awake = KeepAwake(device.nudge) if wait is WaitType.AGGRESSIVE else None
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the report is to say about the partition."""
+        return tuple(f"'{name}' stays in float32: {reason}" for name, reason in self.program.in_float32)
+
     def another(self) -> GpuKernel:
         """The same partition with memory of its own, that does not wait."""
         return GpuKernel(

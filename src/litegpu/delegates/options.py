@@ -5,12 +5,15 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from litegpu.errors import OptionError
 
 BACKENDS = ("auto", "cuda", "webgpu", "vulkan", "metal", "d3d12", "gl")
 TUNING = ("off", "fast", "full")
+PRECISIONS = ("float32", "float16", "auto")
 
 
 class WaitType(enum.Enum):
@@ -62,6 +65,9 @@ class GpuDelegateOptions:
 
     precision_loss_allowed: store activations and weights as float16 (sums stay in float32); needs a device with 16-bit
         floats, else float32 is used with one warning.
+    precision: "float32", "float16", or "auto": float16, but float32 for what that would spoil, by the model's structure
+        and by `calibration`. By default precision_loss_allowed and the priorities decide.
+    calibration: for "auto", inputs like those to come: a sequence of samples, each a sequence of one array per input.
     wait_type: what invoke() does until the GPU is done, a WaitType or its name ("passive").
     quantization_enabled: take 8-bit and 16-bit nodes too, computing with the real numbers that they stand for; without
         it they stay on the CPU (constants may be quantized in any case).
@@ -85,6 +91,8 @@ class GpuDelegateOptions:
     """
 
     precision_loss_allowed: bool = False
+    precision: str | None = None
+    calibration: Sequence[Sequence[np.ndarray]] | None = field(default=None, compare=False)
     wait_type: WaitType = WaitType.PASSIVE
     quantization_enabled: bool = True
     inference_preference: InferencePreference = InferencePreference.FAST_SINGLE_ANSWER
@@ -113,6 +121,12 @@ class GpuDelegateOptions:
         _check_priorities(self.priorities)
         if self.backend not in BACKENDS:
             raise OptionError(f"backend {self.backend!r} is unknown: use one of {', '.join(BACKENDS)}")
+        if self.precision not in (None, *PRECISIONS):
+            raise OptionError(f"precision {self.precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
+        if self.precision == "float32" and self.precision_loss_allowed:
+            raise OptionError("precision is 'float32', but precision_loss_allowed is True")
+        if self.calibration is not None and self.precision != "auto":
+            raise OptionError("calibration is for precision='auto'")
         if self.tuning not in TUNING:
             raise OptionError(f"tuning {self.tuning!r} is unknown: use one of {', '.join(TUNING)}")
         if self.experimental_flags & ExperimentalFlags.CL_ONLY:
@@ -130,6 +144,8 @@ class GpuDelegateOptions:
     @property
     def half(self) -> bool:
         """Whether float16 may be used."""
+        if self.precision is not None:
+            return self.precision != "float32"
         return self.precision_loss_allowed or self.inference_priority1 is not InferencePriority.MAX_PRECISION
 
     @property

@@ -85,6 +85,11 @@ class Plan:
                 self._inputs[index] = self._values[index] = memory
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What delegates say about their partitions."""
+        return tuple(note for step in self._steps for note in getattr(step.kernel, "notes", ()))
+
+    @property
     def viewed(self) -> bool:
         """Whether an array that view() gave, or a slice of one, is alive."""
         return len(self._views) > 0

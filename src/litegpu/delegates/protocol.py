@@ -40,6 +40,8 @@ class DelegateKernel(Protocol):
         A kernel may also have `input_memory(i: int) -> np.ndarray | None`: an array of input i's shape and type, zeros
         at first, that invoke() takes without copying if it is given that very array. set_tensor then writes there.
 
+        It may have `notes: tuple[str, ...]`, lines for the delegation report.
+
         And it may have `finish() -> None`: the results of invoke() need be ready only when that returns, and the next
         invoke() begins with it."""
 

@@ -39,11 +39,13 @@ class PartitionReport:
 
 @dataclass(frozen=True)
 class DelegationReport:
-    """Every node and every partition, in order; `delegates` are the names of those that were asked, in order."""
+    """Every node and every partition, in order; `delegates` are the names of those that were asked, in order. `notes`:
+    what delegates say about the partitions that they prepared, such as what stays in float32 and why."""
 
     delegates: tuple[str, ...]
     nodes: tuple[NodeReport, ...]
     partitions: tuple[PartitionReport, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def counts(self) -> dict[str, int]:
@@ -117,6 +119,7 @@ class DelegationReport:
             "delegates": list(self.delegates),
             "counts": self.counts,
             "summary": self.summary(),
+            "notes": list(self.notes),
             "nodes": [asdict(n) for n in self.nodes],
             "partitions": [
                 {**asdict(p), "nodes": list(p.nodes), "inputs": list(p.inputs), "outputs": list(p.outputs)}
@@ -133,7 +136,7 @@ class DelegationReport:
         ]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = ["  ".join((*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4])) for row in rows]
-        return "\n".join([*(line.rstrip() for line in lines), self.summary()])
+        return "\n".join([*(line.rstrip() for line in lines), *self.notes, self.summary()])
 
 
 def _reason(reason: str | None, first: int, node: int) -> str:

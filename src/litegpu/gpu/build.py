@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,6 +18,7 @@ from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lang.wgsl import print_wgsl
 from litegpu.gpu.passes import optimise
 from litegpu.gpu.passes.layout import Placed, place
+from litegpu.gpu.passes.precision import values_in_float32
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, Port, Program
 from litegpu.gpu.view import View
 
@@ -32,22 +33,30 @@ def build_program(
     half: bool = False,
     tuner: Tuner | None = None,
     variables: int = 0,
+    auto: bool = False,
+    ranges: Mapping[int, tuple[float, float]] | None = None,
 ) -> Program:
     """Compile `graph` for a device.
 
     Inputs and outputs of the program follow graph.inputs and graph.outputs. `half`: store intermediates and constants
     as float16 (needs features.float16). `tuner`: measures where several kernels would do. `variables`: that many of
-    the last inputs and outputs stay in the arena: the outputs become the inputs of the next inference. Raises
-    KernelError if a kernel cannot be made for the device.
+    the last inputs and outputs stay in the arena: the outputs become the inputs of the next inference. `auto`: with
+    `half`, what float16 would spoil stays float32 all the same, by what `ranges` (tensor -> least and largest element)
+    and the graph itself tell (passes/precision.py). Raises KernelError if a kernel cannot be made for the device.
     """
-    placed = place(optimise(graph, features, half), half)
+    auto = auto and half
+    optimised = optimise(graph, features, half and not auto)
+    exact = values_in_float32(optimised, ranges) if auto else {}
+    placed = place(optimised, half, exact)
     inputs, outputs = graph.inputs[: len(graph.inputs) - variables], placed.graph.outputs
     outputs, after = outputs[: len(outputs) - variables], outputs[len(outputs) - variables :]
     kept = graph.inputs[len(inputs) :]
     last = _into_variables(placed, kept, after)
     launches: list[tuple[Node, Launch]] = []
     for node in [*(n for n in placed.graph.nodes if n not in last), *last.values()]:
-        context = Context(placed.graph, node, placed.views, features, half, tuner)
+        context = Context(
+            placed.graph, node, placed.views, features, half and exact.keys().isdisjoint(node.inputs), tuner
+        )
         launches += [(node, launch) for launch in build_kernels(context)]
     alignment = max(256, features.storage_alignment)
     offsets, report = memory.plan(_lifetimes(placed, launches, (*outputs, *kept)), alignment)
@@ -74,6 +83,7 @@ def build_program(
         outputs=tuple(_port(placed, v, offsets) for v in outputs),
         memory=report,
         variables=tuple(_port(placed, v, offsets) for v in kept),
+        in_float32=tuple((optimised.values[v].name, reason) for v, reason in exact.items()),
     )
     return program
 

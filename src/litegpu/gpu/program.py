@@ -75,4 +75,5 @@ class Program:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     memory: MemoryReport
+    in_float32: tuple[tuple[str, str], ...] = ()  # values that float16 would spoil, by name, and why
     variables: tuple[Port, ...] = ()  # what stays in the arena from one inference to the next, zeros at first

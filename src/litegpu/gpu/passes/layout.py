@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container
 from dataclasses import dataclass
 
 from litegpu.gpu.graph import (
@@ -38,13 +39,13 @@ class Placed:
     roots: dict[int, tuple[int, DType]]
 
 
-def place(graph: Graph, half: bool) -> Placed:
-    """Give every value a View. `half`: intermediates of floating point are stored as float16.
+def place(graph: Graph, half: bool, exact: Container[int] = ()) -> Placed:
+    """Give every value a View. `half`: intermediates of floating point are stored as float16, but not those in `exact`.
 
     Inputs and outputs of the graph are packed row-major as the user's arrays are; everything else has channels padded
     to a multiple of four. Values are written once, so a view never overlaps what somebody else writes.
     """
-    return _Layout(_with_own_outputs(graph), half).run()
+    return _Layout(_with_own_outputs(graph), half, exact).run()
 
 
 def _with_own_outputs(graph: Graph) -> Graph:
@@ -65,8 +66,8 @@ def _with_own_outputs(graph: Graph) -> Graph:
 
 
 class _Layout:
-    def __init__(self, graph: Graph, half: bool) -> None:
-        self.graph, self.half = graph, half
+    def __init__(self, graph: Graph, half: bool, exact: Container[int]) -> None:
+        self.graph, self.half, self.exact = graph, half, exact
         self.builder = GraphBuilder(dict(graph.values), [])
         self.views: dict[int, View] = {}
         self.roots: dict[int, tuple[int, DType]] = {}
@@ -164,7 +165,8 @@ class _Layout:
         """Memory for value `v`, padded. `shared`: several nodes write its channels, nobody the padding."""
         value = self.builder.values[v]
         reduced = v in self.producer and isinstance(self.producer[v].op, Reduce)
-        dtype = DType.FLOAT16 if self.half and not reduced and _may_be_half(value) else value.dtype
+        small = self.half and not reduced and v not in self.exact and _may_be_half(value)
+        dtype = DType.FLOAT16 if small else value.dtype
         view = padded(len(self.roots), value.shape, dtype)
         if shared and value.shape[3] % 4:
             view = dataclasses.replace(view, zero_padded=False)
