@@ -76,6 +76,7 @@ class Interpreter:
     """
 
     _plan: Plan | None = None
+    _leave_outputs = False
 
     def __init__(
         self,
@@ -231,6 +232,34 @@ class Interpreter:
                 raise TensorError(str(error)) from None
 
         return view
+
+    # --------------------------------------------------------------------------------------- memory on the GPU
+
+    def set_allow_buffer_handle_output(self, allow: bool) -> None:
+        """Whether outputs that are bound to buffers on the GPU (GpuDelegate.bind_buffer_to_tensor) are left there by
+        invoke(). False at first: then invoke() also copies them to the host. Otherwise get_tensor() and
+        ensure_tensor_data_is_readable() copy them when they are asked for."""
+        self._background.settle()
+        self._leave_outputs = bool(allow)
+        if self._plan is not None:
+            self._plan.leave_outputs(self._leave_outputs)
+
+    def ensure_tensor_data_is_readable(self, tensor_index: int) -> None:
+        """Copy a tensor's value to the host if it is only on the GPU. Raises TensorError (a ValueError)."""
+        self._background.settle()
+        if self._plan is not None and self._is_computed(tensor_index):
+            self._plan.value(tensor_index)
+
+    def get_output_buffer(self, tensor_index: int) -> Any:
+        """The buffer on the GPU that holds an output: the one that was bound to it, or else one of litegpu's, which is
+        bound by this and which other libraries can read (`__dlpack__`, `__cuda_array_interface__`). The same one after
+        every invoke(), with new content. Raises TensorError if the output is not computed on such a device."""
+        self._background.settle()
+        found = self._plan.output_kernel(tensor_index) if self._plan is not None else None
+        if found is None:
+            raise TensorError(f"Tensor {tensor_index} is no output that a GPU computes, or tensors are not allocated")
+        kernel, position = found
+        return kernel.output_buffer(position, self._subgraph.tensors[tensor_index])
 
     # ------------------------------------------------------------------------------------------------ details
 
@@ -453,6 +482,7 @@ class Interpreter:
                 try:
                     self._plan = Plan(subgraph, division, self._delegates, self._options, unknown)
                     self._report = replace(self._report, notes=self._plan.notes)
+                    self._plan.leave_outputs(self._leave_outputs)
                     return
                 except PrepareError as failure:
                     self._give_up(failure)

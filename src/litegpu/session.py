@@ -17,10 +17,13 @@ from litegpu.model.batch import with_batch
 
 if TYPE_CHECKING:
     from litegpu.delegates.gpu import GpuDelegate
+    from litegpu.delegates.gpu_kernel import GpuKernel
 
 log = logging.getLogger("litegpu")
 
 PRECISIONS = ("float32", "float16", "auto")
+#: Of DLPack: CUDA memory, and managed memory.
+_CUDA_DEVICE_TYPES = (2, 13)
 
 
 def load(
@@ -93,6 +96,7 @@ class LoadedModel:
         self._inputs = _named(inputs, names)
         self._outputs = _named(outputs, names)
         self._details = self.inputs
+        self._bound: GpuKernel | None = None  # to arrays of the last call
 
     @property
     def inputs(self) -> dict[str, dict[str, Any]]:
@@ -122,9 +126,16 @@ class LoadedModel:
         """One inference. Values are converted to the input's type where that loses nothing (Python numbers are rounded
         to it); an input whose batch, or another dimension that the model leaves open, differs resizes the model.
 
+        Arrays in CUDA memory (PyTorch, CuPy, JAX, Numba) are not copied to the host: the outputs are arrays of the same
+        library on the same device, ready for what is put on the library's current stream. The model must then run on
+        that device as a whole.
+
         Raises TensorError for a wrong name, number, type or shape, InvokeError if the inference fails.
         """
         values = self._arguments(args, kwargs)
+        if any(_is_on_gpu(value) for value in values.values()):
+            return self._call_on_gpu(values)
+        self._unbind()
         arrays = {name: _converted(name, value, self._details[name]) for name, value in values.items()}
         self._resize(arrays)
         for name, array in arrays.items():
@@ -132,6 +143,54 @@ class LoadedModel:
         self.interpreter.invoke()
         results = {name: self.interpreter.get_tensor(index) for name, index in self._outputs.items()}
         return next(iter(results.values())) if len(results) == 1 else results
+
+    def _call_on_gpu(self, values: Mapping[str, Any]) -> Any:
+        """One inference on arrays on the GPU, some perhaps on the host."""
+        from litegpu.delegates import gpu_binding
+
+        delegate = self._delegate
+        if delegate is None or self.device != "cuda":
+            raise TensorError(
+                f'An input is in the memory of a GPU, but the model runs on {self.device}: use device="cuda", or give '
+                "arrays in host memory"
+            )
+        shapes = {}
+        for name, value in values.items():
+            shape = value.shape if _is_on_gpu(value) else np.shape(value)
+            dtype = np.dtype(self._details[name]["dtype"])
+            shapes[name] = np.broadcast_to(np.zeros((), dtype), tuple(int(n) for n in shape))
+            _converted(name, shapes[name], self._details[name])  # raises if it can never fit
+        self._resize(shapes)
+        if not self.report.fully_delegated:
+            raise TensorError(
+                "An input is in the memory of a GPU, but parts of the model run on the CPU: give arrays in host "
+                f"memory, or bind buffers to what the GPU runs. {self.report.summary()}"
+            )
+        bound = {}
+        for name, value in values.items():
+            kernel, _, place, tensor = gpu_binding.find(delegate._prepared, self._inputs[name])
+            if _is_on_gpu(value):
+                bound[place] = tensor, value
+            else:
+                kernel.unbind("input", place)
+                array = _converted(name, value, self._details[name])
+                kernel.session.write(place, np.ascontiguousarray(array, np.int32 if array.dtype == bool else None))
+        places = {}
+        for name, index in self._outputs.items():
+            kernel, _, place, tensor = gpu_binding.find(delegate._prepared, index)
+            places[place] = name, tensor
+        self._bound = kernel
+        arrays = gpu_binding.run_on_gpu(kernel, bound, [places[i][1] for i in range(len(places))])
+        results = {places[i][0]: array for i, array in enumerate(arrays)}
+        results = {name: results[name] for name in self._outputs}
+        return next(iter(results.values())) if len(results) == 1 else results
+
+    def _unbind(self) -> None:
+        """Go back to host memory after a call on arrays on the GPU."""
+        kernel, self._bound = self._bound, None
+        if kernel is not None and not kernel.closed:
+            for kind, place in list(kernel.bound):
+                kernel.unbind(kind, place)
 
     def close(self) -> None:
         """Free what the device holds; later calls raise InvokeError."""
@@ -238,6 +297,20 @@ def _delegate(device: str, precision: str, options: Mapping[str, Any]) -> Any:
         log.info("No GPU can be used, running on the CPU. %s", error)
         return None
     return delegate
+
+
+def _is_on_gpu(value: Any) -> bool:
+    """Whether `value` is an array in CUDA memory."""
+    if isinstance(value, (np.ndarray, list, tuple, int, float)) or not (
+        hasattr(value, "__dlpack_device__") or hasattr(value, "__cuda_array_interface__")
+    ):
+        return False
+    try:
+        if hasattr(value, "__dlpack_device__"):
+            return int(value.__dlpack_device__()[0]) in _CUDA_DEVICE_TYPES
+        return value.__cuda_array_interface__ is not None
+    except Exception:  # of the library, about other kinds of its arrays
+        return False
 
 
 def _signature_names(interpreter: Interpreter) -> dict[int, str]:

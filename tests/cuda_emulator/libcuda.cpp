@@ -44,6 +44,7 @@ template <class T> CUresult destroy(Handle h) {
   return SUCCESS;
 }
 CUresult enqueue(Handle stream, std::function<CUresult()> what) {
+  if (uintptr_t(stream) <= 2) return what();
   if (!alive.count(stream)) return INVALID_HANDLE;
   Stream* s = (Stream*)stream;
   if (!s->capturing) return what();
@@ -55,6 +56,7 @@ CUresult enqueue(Handle stream, std::function<CUresult()> what) {
 #define API extern "C" CUresult
 #define IN_CONTEXT std::lock_guard guard(lock); if (contexts.empty() || !contexts.back()) return INVALID_CONTEXT
 #define ALIVE(h) if (!alive.count(h)) return INVALID_HANDLE
+#define ALIVE_STREAM(s) if (uintptr_t(s) > 2) ALIVE(s)  // 0 to 2 are the default streams
 
 API cuInit(unsigned) { return getenv("CUDA_VISIBLE_DEVICES") && !*getenv("CUDA_VISIBLE_DEVICES") ? 100 : SUCCESS; }
 API cuDriverGetVersion(int* v) { *v = getenv("EMULATED_DRIVER") ? atoi(getenv("EMULATED_DRIVER")) : 13000; return SUCCESS; }
@@ -121,6 +123,17 @@ API cuMemcpyDtoHAsync(void* to, uintptr_t from, size_t n, Handle s) {
   if (!inside(device_memory, from, n) || !inside(host_memory, (uintptr_t)to, n)) return INVALID_VALUE;
   return enqueue(s, [=] { memcpy(to, (void*)from, n); return SUCCESS; });
 }
+API cuMemcpyDtoDAsync(uintptr_t to, uintptr_t from, size_t n, Handle s) {
+  IN_CONTEXT;
+  if (!inside(device_memory, from, n) || !inside(device_memory, to, n)) return INVALID_VALUE;
+  return enqueue(s, [=] { memcpy((void*)to, (void*)from, n); return SUCCESS; });
+}
+API cuPointerGetAttribute(void* value, int which, uintptr_t p) {
+  IN_CONTEXT;
+  if (which != 9 || !inside(device_memory, p, 1)) return INVALID_VALUE;
+  *(int*)value = 0;
+  return SUCCESS;
+}
 
 API cuModuleLoadData(Handle* m, const char* path) {
   IN_CONTEXT;
@@ -161,7 +174,7 @@ API cuLaunchKernelEx(const Config* c, Handle f, void** params, void**) {
 
 API cuStreamCreate(Handle* s, unsigned flags) { IN_CONTEXT; return make(s, new Stream{false, {}, flags}); }
 API cuStreamDestroy(Handle s) { IN_CONTEXT; return destroy<Stream>(s); }
-API cuStreamSynchronize(Handle s) { IN_CONTEXT; ALIVE(s); return ((Stream*)s)->capturing ? CAPTURE_INVALID : SUCCESS; }
+API cuStreamSynchronize(Handle s) { IN_CONTEXT; ALIVE_STREAM(s); return uintptr_t(s) > 2 && ((Stream*)s)->capturing ? CAPTURE_INVALID : SUCCESS; }
 API cuStreamQuery(Handle s) { IN_CONTEXT; ALIVE(s); return SUCCESS; }
 API cuStreamBeginCapture(Handle s, int) { IN_CONTEXT; ALIVE(s); ((Stream*)s)->capturing = true; return SUCCESS; }
 API cuStreamEndCapture(Handle s, Handle* g) {
@@ -180,7 +193,7 @@ API cuGraphUpload(Handle e, Handle s) { IN_CONTEXT; ALIVE(e); ALIVE(s); return S
 API cuGraphLaunch(Handle e, Handle s) {
   IN_CONTEXT;
   ALIVE(e);
-  ALIVE(s);
+  ALIVE_STREAM(s);
   for (auto& one : ((Graph*)e)->work)
     if (CUresult error = one()) return error;
   return SUCCESS;
@@ -193,10 +206,11 @@ API cuEventDestroy(Handle e) { IN_CONTEXT; return destroy<Event>(e); }
 API cuEventRecord(Handle e, Handle s) {
   IN_CONTEXT;
   ALIVE(e);
-  ALIVE(s);
+  ALIVE_STREAM(s);
   ((Event*)e)->at = std::chrono::steady_clock::now();
   return SUCCESS;
 }
+API cuStreamWaitEvent(Handle s, Handle e, unsigned) { IN_CONTEXT; ALIVE_STREAM(s); ALIVE(e); return SUCCESS; }
 API cuEventSynchronize(Handle e) { IN_CONTEXT; ALIVE(e); return SUCCESS; }
 API cuEventQuery(Handle e) { IN_CONTEXT; ALIVE(e); return SUCCESS; }
 API cuEventElapsedTime(float* ms, Handle a, Handle b) {

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Sequence
 from dataclasses import fields
+from typing import Any
 
 from litegpu import debug
+from litegpu.delegates import gpu_binding
 from litegpu.delegates.calibration import tensor_ranges
 from litegpu.delegates.gpu_kernel import GpuKernel
 from litegpu.delegates.options import GpuDelegateOptions
 from litegpu.delegates.protocol import DelegateKernel, Partition
 from litegpu.errors import DeviceError, OptionError
+from litegpu.gpu.adapter import ImageInput
 from litegpu.gpu.build import build_program, describe
 from litegpu.gpu.lower import check_operator, lower_partition
 from litegpu.gpu.runtime.base import Device
@@ -46,6 +50,7 @@ class GpuDelegate:
         self.last_delegate_node_index = self.options.last_delegate_node_index
         self._warned_float16 = False
         self._calibrated: tuple[bytes | memoryview, dict[int, tuple[float, float]]] | None = None
+        self._prepared: list[gpu_binding.Prepared] = []
 
     def __repr__(self) -> str:
         return f"GpuDelegate({self.options!r})"
@@ -80,9 +85,34 @@ class GpuDelegate:
         types = [partition.subgraph.tensors[i].type for i in partition.outputs]
         shapes = [partition.subgraph.tensors[i].shape for i in partition.outputs]
         inputs = [partition.subgraph.tensors[i].shape for i in partition.inputs]
-        return GpuKernel(
+        prepared = GpuKernel(
             device, program, types, shapes, inputs, wait=self.options.wait_type, validation=self.options.validation
         )
+        self._prepared = [p for p in self._prepared if p.alive]
+        self._prepared.append(gpu_binding.Prepared(weakref.ref(prepared), partition))
+        return prepared
+
+    def bind_buffer_to_tensor(
+        self, buffer: Any, tensor_index: int, *, stream: Any = None, image: ImageInput | None = None
+    ) -> None:
+        """Let memory on the GPU stand for an input or output of the delegated graph, from the next invoke() on; None
+        for `buffer` ends that. After allocate_tensors(), and again after a resize.
+
+        buffer: an array with `__dlpack__` or `__cuda_array_interface__` on the model's device, dense, of the tensor's
+            type and shape (or all elements in one row); float32 also for quantized tensors, whose real numbers it then
+            holds. Kept alive as long as it is bound. What the user does to it on the GPU before invoke(), or
+            afterwards, is ordered with the inference; nothing needs to be synchronized.
+        stream: the CUDA stream that the user works with the buffer on, if that is not the current one of the buffer's
+            library.
+        image: the buffer is an RGBA image of 8 bits, from which the input is made.
+
+        Raises DelegateError before the graph was delegated, TensorError and DeviceError, naming the tensor, for a
+        buffer that does not fit. docs/guide/gpu_memory.md has more."""
+        kernel, kind, place, tensor = gpu_binding.find(self._prepared, tensor_index)
+        if buffer is None:
+            kernel.unbind(kind, place)
+        else:
+            kernel.bind(kind, place, tensor, buffer, stream=stream, image=image)
 
     def _ranges(self, model: Model) -> dict[int, tuple[float, float]]:
         """Of the model's tensors on the calibration inputs."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from litegpu import debug
+from litegpu.delegates import gpu_binding
 from litegpu.delegates.options import WaitType
 from litegpu.gpu.program import Program
 from litegpu.gpu.runtime.base import Device, KernelTime
 from litegpu.gpu.runtime.check import NUMPY
 from litegpu.gpu.runtime.keep_awake import KeepAwake
 from litegpu.model.reader import DTYPES
-from litegpu.model.types import TensorType
+from litegpu.model.types import Tensor, TensorType
 
 
 class GpuKernel:
@@ -40,6 +42,11 @@ class GpuKernel:
         self._lock = threading.Lock()
         self._lent: dict[int, np.ndarray] = {}  # inputs in the session's own memory
         self._pending = False
+        self.closed = False
+        self.bound: dict[tuple[str, int], Any] = {}  # the user's buffers, by "input" or "output" and place
+        self.adapters: dict[Any, Program] = {}  # compiled for buffers in other formats
+        self._left: frozenset[int] = frozenset()  # outputs that stay on the GPU if they are bound
+        self._stale: set[int] = set()  # those whose arrays are older than the last inference
         ports = program.outputs
         self._staged = [np.empty(s, NUMPY[p.dtype]) for s, p in zip(shapes, ports, strict=True)]
         self._results = [
@@ -74,18 +81,65 @@ class GpuKernel:
     def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         with self._lock:
             for i, array in enumerate(inputs):
-                if array is self._lent.get(i):
+                if array is self._lent.get(i) or ("input", i) in self.bound:
                     continue
                 if array.dtype == np.bool_:
                     array = array.astype(np.int32)
                 self.session.write(i, np.ascontiguousarray(array))
             self.session.run()
+            self._stale.clear()
             if self._awake is not None:
                 self._awake.used()
             self._pending = True
             if self.wait is not WaitType.DO_NOT_WAIT:
                 self._finish()
             return self._results
+
+    def run_bound(self) -> None:
+        """One inference whose inputs are all bound, or were written before. Returns at once, and leaves the outputs,
+        which are bound, where they are."""
+        session: Any = self.session
+        with self._lock:
+            session.run(wait=False)
+            self._stale.update(range(len(self._results)))
+
+    def bind(self, kind: str, i: int, tensor: Tensor, buffer: Any, **how: Any) -> None:
+        """Let `buffer` stand for input or output `i` (`kind` says which), that is `tensor`. Raises TensorError or
+        DeviceError if it does not fit."""
+        with self._lock:
+            self._finish()
+            gpu_binding.bind(self, kind, i, tensor, buffer, **how)
+            self.bound[kind, i] = buffer
+
+    def unbind(self, kind: str, i: int) -> None:
+        """Go back to host memory for input or output `i`."""
+        with self._lock:
+            self._finish()
+            if kind == "output" and i in self._stale:
+                self._read(i)
+            if self.bound.pop((kind, i), None) is not None:
+                session: Any = self.session
+                session.bind(kind, i, None, "")
+
+    def output_buffer(self, i: int, tensor: Tensor) -> Any:
+        """What is bound to output `i`, or else memory of our own, which is bound by this."""
+        if ("output", i) not in self.bound:
+            buffer = gpu_binding.own_buffer(self, i, tensor)
+            self.bind("output", i, tensor, buffer)
+            session: Any = self.session
+            session.fill_bound_output(i)
+        return self.bound["output", i]
+
+    def leave(self, outputs: Iterable[int]) -> None:
+        """Of these outputs, those that are bound are copied to the arrays only by ensure_readable()."""
+        self._left = frozenset(outputs)
+
+    def ensure_readable(self, i: int) -> None:
+        """Have output `i` of the last inference in its array."""
+        with self._lock:
+            self._finish()
+            if i in self._stale:
+                self._read(i)
 
     def finish(self) -> None:
         """Wait for the inference that was started, if any, and fill the arrays that invoke() gave."""
@@ -96,11 +150,19 @@ class GpuKernel:
         if not self._pending:
             return
         self._pending = False
-        for i, (staged, result) in enumerate(zip(self._staged, self._results, strict=True)):
-            self.session.read(i, staged)
-            if result is not staged:
-                np.copyto(result, staged, casting="unsafe")
+        for i in range(len(self._results)):
+            if i in self._left and ("output", i) in self.bound:
+                self._stale.add(i)
+            else:
+                self._read(i)
         debug.say(debug.TIMINGS, "%s", dict(self.session.stats))
+
+    def _read(self, i: int) -> None:
+        staged, result = self._staged[i], self._results[i]
+        self.session.read(i, staged)
+        if result is not staged:
+            np.copyto(result, staged, casting="unsafe")
+        self._stale.discard(i)
 
     def reset_variables(self) -> None:
         """Set the variables to zero."""
@@ -115,6 +177,8 @@ class GpuKernel:
             return self.session.profile()
 
     def close(self) -> None:
+        self.closed = True
+        self.bound.clear()
         if self._awake is not None:
             self._awake.stop()
         self.session.close()

@@ -54,6 +54,7 @@ class Plan:
         self._views: WeakSet[_Memory] = WeakSet()
         self._lock = threading.Lock()
         self._steps: list[_Step] = []
+        self._on_gpu: dict[int, tuple[Any, int]] = {}  # outputs that a kernel may keep, and its number for them
         self._pending: list[_Step] = []  # whose results are perhaps still being computed
         try:
             for owner, partition in division.partitions:
@@ -71,6 +72,7 @@ class Plan:
                 results = tuple((t.shape, DTYPES[t.type]) for t in tensors)
                 self._steps.append(_Step(delegates[owner].name, kernel, partition.inputs, partition.outputs, results))
             self._borrow_inputs()
+            self._find_outputs(subgraph.outputs)
         except BaseException:
             self.close()
             raise
@@ -83,6 +85,25 @@ class Plan:
             memory = offer(readers[0].inputs.index(index)) if offer is not None else None
             if memory is not None and (memory.shape, memory.dtype) == (own.shape, own.dtype):
                 self._inputs[index] = self._values[index] = memory
+
+    def _find_outputs(self, outputs: Sequence[int]) -> None:
+        """The graph's outputs that need not leave the GPU: no other partition reads them."""
+        read = {i for step in self._steps for i in step.inputs}
+        for step in self._steps:
+            if hasattr(step.kernel, "ensure_readable"):
+                for position, index in enumerate(step.outputs):
+                    if index in outputs and index not in read:
+                        self._on_gpu[index] = step.kernel, position
+
+    def leave_outputs(self, leave: bool) -> None:
+        """Whether outputs that are bound to buffers stay there until they are read."""
+        kernels = {id(kernel): kernel for kernel, _ in self._on_gpu.values()}
+        for kernel in kernels.values():
+            kernel.leave([p for k, p in self._on_gpu.values() if k is kernel] if leave else [])
+
+    def output_kernel(self, index: int) -> tuple[Any, int] | None:
+        """The kernel that computes a graph output on the GPU, and its number for it."""
+        return self._on_gpu.get(index)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -155,6 +176,9 @@ class Plan:
                 "read: it has not been computed yet, or it exists only inside a partition)"
             )
         self.settle()
+        if index in self._on_gpu:
+            kernel, position = self._on_gpu[index]
+            kernel.ensure_readable(position)
         return self._values[index]
 
     def settle(self) -> None:
@@ -190,6 +214,7 @@ class Plan:
         """Free what the partitions hold; may be called twice."""
         self._values.clear()
         self._pending.clear()
+        self._on_gpu.clear()
         for step in self._steps:
             step.kernel.close()
         self._steps = []

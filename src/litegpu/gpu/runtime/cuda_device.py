@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 import threading
@@ -10,6 +11,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from cuda.bindings import driver
 
 from litegpu.errors import DeviceError, OptionError
@@ -21,6 +23,7 @@ from litegpu.gpu.runtime.cuda_driver import Context, checked
 
 if TYPE_CHECKING:
     from litegpu.gpu.runtime.cuda import CudaDeviceInfo, CudaVersions
+    from litegpu.gpu.runtime.cuda_array import CudaBuffer, MemoryPool
     from litegpu.gpu.runtime.cuda_session import CudaSession
     from litegpu.gpu.runtime.cuda_tune import CudaTuner
 
@@ -59,6 +62,8 @@ class CudaDevice:
         self._loaded: weakref.WeakValueDictionary[_Key, LoadedKernel] = weakref.WeakValueDictionary()
         self._tuners: dict[str, CudaTuner] = {}
         self._nudging: tuple[Any, int] | None = None  # a stream and some memory
+        self._event: Any = None
+        self._pool: MemoryPool | None = None
         self._lock = threading.Lock()
 
     def __str__(self) -> str:
@@ -85,6 +90,28 @@ class CudaDevice:
             stream, memory = self._nudging
             checked(driver.cuMemsetD8Async(memory, 0, _NUDGE_BYTES, stream), "nudging")
             checked(driver.cuStreamSynchronize(stream), "nudging")
+
+    def make_wait(self, later: int, earlier: int) -> None:
+        """Let what is put on the stream `later` from now on wait for what is on `earlier`."""
+        if later == earlier:
+            return
+        from litegpu.gpu.runtime.cuda_binding import make_wait
+
+        with self._lock, self.context:
+            if self._event is None:
+                flags = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+                self._event = checked(driver.cuEventCreate(flags), "cuEventCreate")
+            make_wait(self._event, later, earlier)
+
+    def buffer(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: int | None = None) -> CudaBuffer:
+        """Memory that is written on `stream` (the legacy default stream, which always exists, if None) and that other
+        libraries can read; its content is anything."""
+        from litegpu.gpu.runtime.cuda_array import LEGACY_STREAM, CudaBuffer, MemoryPool
+
+        with self._lock:
+            if self._pool is None:
+                self._pool = MemoryPool(self)
+        return CudaBuffer(self._pool.take(math.prod(shape) * dtype.itemsize, stream or LEGACY_STREAM), shape, dtype)
 
     def tuner(self, level: str) -> CudaTuner | None:
         """Measures up to 8 ("fast") or 64 ("full") candidates for each kernel that has any; not at all for "off"."""

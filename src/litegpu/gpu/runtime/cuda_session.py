@@ -18,6 +18,8 @@ from litegpu.errors import DeviceError
 from litegpu.gpu.program import Dispatch, Port, Program
 from litegpu.gpu.runtime.base import SHORT_SECONDS, KernelTime
 from litegpu.gpu.runtime.check import NUMPY, check_array, check_program
+from litegpu.gpu.runtime.cuda_array import LEGACY_STREAM, CudaArray
+from litegpu.gpu.runtime.cuda_binding import Bindings, Bound, check_fit
 from litegpu.gpu.runtime.cuda_copy import COPY, MOST_BYTES, Pinned, copy_launch
 from litegpu.gpu.runtime.cuda_device import CudaDevice
 from litegpu.gpu.runtime.cuda_driver import SUCCESS, CudaError, checked, error_text
@@ -41,7 +43,7 @@ class CudaSession:
 
     Inputs wait in pinned host memory, from which the graph copies them into the arena; so the arena may reuse their
     place, and an inference without a write() before it sees the inputs of the last one. Works on a stream of its own
-    that waits for no other.
+    that waits for no other, unless arrays of the user's are bound to ports.
     """
 
     def __init__(self, device: CudaDevice, program: Program, wait: str, validation: bool = False) -> None:
@@ -60,6 +62,9 @@ class CudaSession:
         self._writing = 0.0  # seconds of write() since the last run
         self._memory = 0  # address
         self._stream: Any = None
+        self._working: Any = None  # the stream of the last inference
+        self._bindings = Bindings(self)
+        self._captured: frozenset[tuple[str, int]] = frozenset()  # the bound ports that _graph leaves out
         self._done: Any = None  # the event that a passive wait sleeps on
         self._graph: Graph | None = None
         self._kernel_graph: Graph | None = None  # without the copies, for timing
@@ -96,23 +101,27 @@ class CudaSession:
             return None
         return self._input_memory[index].view(NUMPY[self.program.inputs[index].dtype])
 
-    def run(self) -> None:
+    def run(self, *, wait: bool = True) -> None:
+        """See base.Session; without `wait` it returns at once in any case."""
         with self._lock:
             self._check_usable()
-            if self._running:
+            if self._running and not self._bindings.complete:  # graphs use the staging memory in turn
                 self._finish()
             clock, stats = time.perf_counter, self._stats
             started = clock()
             with self.device.context:
                 if self._blocking:
                     self._run_blocking()
+                elif self._bindings or self._captured:
+                    self._run_bound()
                 else:
+                    self._working = self._stream
                     (error,) = driver.cuGraphLaunch(self._executable, self._stream)
                     if error != SUCCESS:
                         raise self._failure("cuGraphLaunch", error)
                     self._running = True
                 submitted = clock()
-                if self.wait != "do_not_wait":
+                if wait and self.wait != "do_not_wait":
                     self._finish()
             self._has_run = True
             stats["submit"], stats["wait"] = submitted - started, clock() - submitted
@@ -127,15 +136,81 @@ class CudaSession:
                 raise DeviceError(f"output {index} was read before the first run: call run() first")
             if self._running:
                 self._finish()
+            if index in self._bindings.outputs:
+                self._download(index)
             np.copyto(out.reshape(-1).view(np.uint8), self._output_memory[index])
             self._stats["read"] += time.perf_counter() - started
+
+    def bind(self, kind: str, index: int, array: CudaArray | None, what: str, adapter: Program | None = None) -> None:
+        """Let the user's array stand for a port (`kind` "input" or "output") in every inference from the next on; None
+        ends that. `adapter`: a program with one input and one output, between the array's format and the port's. What
+        is bound is neither written nor downloaded, though read() still gives it. Raises TensorError, with `what` being
+        the port's name, if it does not fit."""
+        ports = self.program.inputs if kind == "input" else self.program.outputs
+        with self._lock, self.device.context:
+            self._check_usable()
+            table = self._bindings.inputs if kind == "input" else self._bindings.outputs
+            before = table.get(index)
+            if array is None:
+                table.pop(index, None)
+            elif adapter is None:
+                check_fit(ports[index], array, what)
+                table[index] = Bound(array, None)
+            else:
+                check_fit(adapter.inputs[0] if kind == "input" else adapter.outputs[0], array, what)
+                kept = before.adapter if before is not None else None
+                if kept is None or kept.program is not adapter:
+                    kept = CudaSession(self.device, adapter, self.wait)
+                table[index] = Bound(array, kept)
+            after = table.get(index)
+            if before is not None and before.adapter and (after is None or after.adapter is not before.adapter):
+                self._finish()
+                before.adapter.close()
+
+    def fill_bound_output(self, index: int) -> None:
+        """Copy the last inference's output, if there was one, to the array that was bound to it since."""
+        with self._lock, self.device.context:
+            self._check_usable()
+            self._finish()
+            if self._has_run:
+                self._bindings.give(index, int(self._stream))
+                checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
+
+    @property
+    def stream(self) -> int:
+        """The session's own stream."""
+        return int(self._stream)
+
+    @property
+    def next_stream(self) -> int:
+        """A stream that the next inference is ordered with, if nothing else is bound: that of the bound inputs, or the
+        legacy default stream."""
+        with self._lock:
+            return next((b.array.stream() for b in self._bindings.inputs.values() if b.array.stream), LEGACY_STREAM)
+
+    @property
+    def copies(self) -> dict[str, int]:
+        """How many copies an inference makes: between host and device, and of bound arrays on the device."""
+        bound = [*self._bindings.inputs.values(), *self._bindings.outputs.values()]
+        ports = len(self.program.inputs) + len(self.program.outputs)
+        return {"host": ports - len(bound), "device": sum(2 if b.adapter else 1 for b in bound)}
+
+    def place(self, port: Port) -> int:
+        """The address of a port in the arena."""
+        return self._memory + port.offset
+
+    def enqueue_kernels(self, stream: int) -> None:
+        """Put the kernels alone on a stream."""
+        handle = driver.CUstream(stream)
+        for launch in self._launches:
+            launch.enqueue(handle)
 
     def reset_variables(self) -> None:
         with self._lock, self.device.context:
             self._check_usable()
             self._finish()
             for port in self.program.variables:
-                checked(driver.cuMemsetD8Async(self._place(port), 0, port.nbytes, self._stream), "cuMemsetD8Async")
+                checked(driver.cuMemsetD8Async(self.place(port), 0, port.nbytes, self._stream), "cuMemsetD8Async")
             checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
 
     def profile(self) -> Sequence[KernelTime]:
@@ -188,8 +263,10 @@ class CudaSession:
             if self.device.lost:
                 return  # the driver has freed everything
             with self.device.context:
-                if self._stream is not None:
-                    driver.cuStreamSynchronize(self._stream)
+                for stream in (self._stream, self._working):
+                    if stream is not None:
+                        driver.cuStreamSynchronize(stream)
+                self._bindings.close()
                 for graph in (self._graph, self._kernel_graph):
                     if graph is not None:
                         graph.close()
@@ -218,12 +295,12 @@ class CudaSession:
         kept = [np.asarray(Pinned(self.device, port.nbytes)) for port in self.program.variables]
         for port, memory in zip(self.program.variables, kept, strict=True):
             what = f"copy of variable {port.name!r}"
-            checked(driver.cuMemcpyDtoHAsync(memory.ctypes.data, self._place(port), port.nbytes, self._stream), what)
+            checked(driver.cuMemcpyDtoHAsync(memory.ctypes.data, self.place(port), port.nbytes, self._stream), what)
         checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
         yield
         for port, memory in zip(self.program.variables, kept, strict=True):
             what = f"copy of variable {port.name!r}"
-            checked(driver.cuMemcpyHtoDAsync(self._place(port), memory.ctypes.data, port.nbytes, self._stream), what)
+            checked(driver.cuMemcpyHtoDAsync(self.place(port), memory.ctypes.data, port.nbytes, self._stream), what)
         checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
 
     # Building
@@ -306,14 +383,18 @@ class CudaSession:
             self._enqueue(launch)
 
     def _enqueue_inputs(self) -> None:
-        for port, memory in zip(self.program.inputs, self._input_memory, strict=True):
-            target, source, what = self._place(port), memory.ctypes.data, f"copy of input {port.name!r}"
+        for index, (port, memory) in enumerate(zip(self.program.inputs, self._input_memory, strict=True)):
+            if index in self._bindings.inputs:
+                continue
+            target, source, what = self.place(port), memory.ctypes.data, f"copy of input {port.name!r}"
             if not self._copied_by_kernel(port, target, source, what):
                 checked(driver.cuMemcpyHtoDAsync(target, source, port.nbytes, self._stream), what)
 
     def _enqueue_outputs(self) -> None:
-        for port, memory in zip(self.program.outputs, self._output_memory, strict=True):
-            target, source, what = memory.ctypes.data, self._place(port), f"copy of output {port.name!r}"
+        for index, (port, memory) in enumerate(zip(self.program.outputs, self._output_memory, strict=True)):
+            if index in self._bindings.outputs:
+                continue
+            target, source, what = memory.ctypes.data, self.place(port), f"copy of output {port.name!r}"
             if not self._copied_by_kernel(port, target, source, what):
                 checked(driver.cuMemcpyDtoHAsync(target, source, port.nbytes, self._stream), what)
 
@@ -333,9 +414,6 @@ class CudaSession:
         launch.enqueue(self._stream, overlap=self.overlap and self._after_kernel)
         self._after_kernel = True
 
-    def _place(self, port: Port) -> int:
-        return self._memory + port.offset
-
     # Running
 
     def _finish(self) -> None:
@@ -345,17 +423,53 @@ class CudaSession:
         self._running = False
         with self.device.context:
             if self.wait == "passive" and not (self._has_run and self._stats["wait"] < SHORT_SECONDS):
-                (error,) = driver.cuEventRecord(self._done, self._stream)
+                (error,) = driver.cuEventRecord(self._done, self._working)
                 if error == SUCCESS:
                     (error,) = driver.cuEventSynchronize(self._done)
             else:
-                (error,) = driver.cuStreamSynchronize(self._stream)
+                (error,) = driver.cuStreamSynchronize(self._working)
         if error != SUCCESS:
             raise self._failure("the inference", error)
+
+    def _run_bound(self) -> None:
+        """An inference on the stream of those whose arrays are bound, with a graph that leaves those ports out."""
+        bindings = self._bindings
+        self._recapture()
+        stream = bindings.stream() or int(self._stream)
+        if self._running and int(self._working) != stream:  # the last inference still uses the arena
+            self.device.make_wait(stream, int(self._working))
+        self._working = driver.CUstream(stream)
+        bindings.before(stream)
+        (error,) = driver.cuGraphLaunch(self._executable, self._working)
+        if error != SUCCESS:
+            raise self._failure("cuGraphLaunch", error)
+        self._running = True
+        bindings.after(stream)
+
+    def _recapture(self) -> None:
+        """Make the graph anew if other ports are bound than it leaves out."""
+        bindings = self._bindings
+        bound = frozenset([*(("input", i) for i in bindings.inputs), *(("output", i) for i in bindings.outputs)])
+        if bound != self._captured:
+            self._finish()
+            graph, self._graph = self._graph, self._capture(self._enqueue_inference)
+            self._executable, self._captured = self._graph.executable, bound
+            if graph is not None:
+                graph.close()
+
+    def _download(self, index: int) -> None:
+        """Copy a bound output, which the arena still holds, to where read() finds it."""
+        port, memory = self.program.outputs[index], self._output_memory[index]
+        with self.device.context:
+            what = f"copy of output {port.name!r}"
+            checked(driver.cuMemcpyDtoHAsync(memory.ctypes.data, self.place(port), port.nbytes, self._stream), what)
+            checked(driver.cuStreamSynchronize(self._stream), what)
 
     def _run_blocking(self) -> None:
         """One kernel after the other, each awaited."""
         self._after_kernel = False
+        self._working = self._stream
+        self._bindings.before(int(self._stream))
         self._enqueue_inputs()
         for launch in self._launches:
             try:  # NVIDIA's variable makes the launch itself report what the kernel did
@@ -364,6 +478,7 @@ class CudaSession:
             except CudaError as error:
                 raise self._failed(error, f"kernel {launch.kernel.name!r} ({launch.label})") from error
         self._enqueue_outputs()
+        self._bindings.after(int(self._stream))
         self._running = True
 
     def _time_launch(self, launch: Launch) -> float:

@@ -1,0 +1,136 @@
+"""Ports of a CUDA session that are the user's arrays: copied on the device, in the order of the user's streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cuda.bindings import driver
+
+from litegpu.errors import TensorError
+from litegpu.gpu.program import Port
+from litegpu.gpu.runtime.check import NUMPY
+from litegpu.gpu.runtime.cuda_array import CudaArray
+from litegpu.gpu.runtime.cuda_driver import checked
+
+if TYPE_CHECKING:
+    from litegpu.gpu.runtime.cuda_session import CudaSession
+
+
+@dataclass(frozen=True, eq=False)
+class Bound:
+    """An array in place of a port; `adapter` runs the program between the array's format and the port's."""
+
+    array: CudaArray
+    adapter: CudaSession | None
+
+
+class Bindings:
+    """What is bound to a session. An inference runs on the stream that all arrays are worked with on, if there is one;
+    else on the session's own, between two waits for each of the others. The device's context is current and the
+    session's lock held in every method."""
+
+    def __init__(self, session: CudaSession) -> None:
+        self._session = session
+        self.inputs: dict[int, Bound] = {}
+        self.outputs: dict[int, Bound] = {}
+        self._event: object = None
+        self._exports: list[object] = []  # capsules, alive until the next inference
+
+    def __bool__(self) -> bool:
+        return bool(self.inputs or self.outputs)
+
+    @property
+    def complete(self) -> bool:
+        """Whether no port is in host memory."""
+        program = self._session.program
+        return len(self.inputs) == len(program.inputs) and len(self.outputs) == len(program.outputs)
+
+    def stream(self) -> int | None:
+        """The one stream to run on, if all arrays agree."""
+        streams = self._streams()
+        unknown = any(b.array.order for b in (*self.inputs.values(), *self.outputs.values()))
+        return streams[0] if len(streams) == 1 and not unknown else None
+
+    def before(self, stream: int) -> None:
+        """Put on `stream` what comes before the program: waiting for those who write the arrays, and the inputs."""
+        for other in self._streams():
+            self._wait(stream, other)
+        both = (*self.inputs.values(), *self.outputs.values())
+        self._exports = [bound.array.order(stream) for bound in both if bound.array.order is not None]
+        for index, bound in self.inputs.items():
+            port = self._session.program.inputs[index]
+            place, array, adapter = self._session.place(port), bound.array, bound.adapter
+            if adapter is None:
+                _copy(place, array.address, port.nbytes, stream, port.name)
+            else:
+                source, target = adapter.program.inputs[0], adapter.program.outputs[0]
+                _copy(adapter.place(source), array.address, source.nbytes, stream, port.name)
+                adapter.enqueue_kernels(stream)
+                _copy(place, adapter.place(target), port.nbytes, stream, port.name)
+
+    def after(self, stream: int) -> None:
+        """Put on `stream` what comes after the program: the outputs; then let the other streams wait for it."""
+        for index in self.outputs:
+            self.give(index, stream)
+        for other in self._streams():
+            self._wait(other, stream)
+
+    def give(self, index: int, stream: int) -> None:
+        """Copy output `index` from the arena to the array that is bound to it."""
+        bound, port = self.outputs[index], self._session.program.outputs[index]
+        place, array, adapter = self._session.place(port), bound.array, bound.adapter
+        if adapter is None:
+            _copy(array.address, place, port.nbytes, stream, port.name)
+        else:
+            source, target = adapter.program.inputs[0], adapter.program.outputs[0]
+            _copy(adapter.place(source), place, source.nbytes, stream, port.name)
+            adapter.enqueue_kernels(stream)
+            _copy(array.address, adapter.place(target), target.nbytes, stream, port.name)
+
+    def close(self) -> None:
+        for bound in (*self.inputs.values(), *self.outputs.values()):
+            if bound.adapter is not None:
+                bound.adapter.close()
+        self.inputs.clear()
+        self.outputs.clear()
+        self._exports = []
+        if self._event is not None and not self._session.device.lost:
+            driver.cuEventDestroy(self._event)
+        self._event = None
+
+    def _streams(self) -> list[int]:
+        asked: dict[Callable[[], int], None] = {}
+        for bound in (*self.inputs.values(), *self.outputs.values()):
+            if bound.array.stream is not None:
+                asked[bound.array.stream] = None
+        return list(dict.fromkeys(ask() for ask in asked))
+
+    def _wait(self, later: int, earlier: int) -> None:
+        if later == earlier:
+            return
+        if self._event is None:
+            flags = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+            self._event = checked(driver.cuEventCreate(flags), "cuEventCreate")
+        make_wait(self._event, later, earlier)
+
+
+def make_wait(event: object, later: int, earlier: int) -> None:
+    """Let what is put on the stream `later` from now on wait for what is on `earlier`."""
+    checked(driver.cuEventRecord(event, driver.CUstream(earlier)), "cuEventRecord")
+    checked(driver.cuStreamWaitEvent(driver.CUstream(later), event, 0), "cuStreamWaitEvent")
+
+
+def check_fit(port: Port, array: CudaArray, what: str) -> None:
+    """Raise TensorError unless the array is one of the port's type and size."""
+    expected = NUMPY[port.dtype]
+    if array.dtype != expected:
+        raise TensorError(f"{what} holds {expected} on the GPU; the buffer holds {array.dtype}")
+    if array.nbytes != port.nbytes:
+        raise TensorError(f"{what} has {port.nbytes} bytes; the buffer of shape {list(array.shape)} has {array.nbytes}")
+
+
+def _copy(target: int, source: int, size: int, stream: int, name: str) -> None:
+    if size:
+        checked(driver.cuMemcpyDtoDAsync(target, source, size, driver.CUstream(stream)), f"copy of tensor {name!r}")

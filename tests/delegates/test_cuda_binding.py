@@ -1,0 +1,400 @@
+"""The user's own CUDA memory as inputs and outputs, by fake libraries that share it; with PyTorch and CuPy if there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import litegpu
+from litegpu import DelegateError, DeviceError, GpuDelegate, Interpreter, TensorError
+from litegpu.gpu.adapter import ImageInput
+from litegpu.model.builder import ModelBuilder, quantized
+from litegpu.model.types import TensorType
+from litegpu.model.writer import write_model
+
+pytestmark = pytest.mark.cuda
+SHAPE = (1, 5, 7, 3)
+EMULATED = bool(os.environ.get("LITEGPU_CUDA_EMULATOR"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def device() -> Any:
+    from litegpu.gpu.runtime.cuda import available, open_device
+
+    reason = available()
+    if reason is not None:
+        pytest.skip(f"no CUDA device: {reason}")
+    return open_device()
+
+
+class Memory:
+    """An array in CUDA memory; what other libraries would have. Remembers the streams that it was asked about."""
+
+    def __init__(self, device: Any, array: np.ndarray) -> None:
+        from cuda.bindings import driver
+
+        self.device, self.driver = device, driver
+        self.shape, self.dtype, self.nbytes = array.shape, array.dtype, array.nbytes
+        with device.context:
+            error, self.address = driver.cuMemAlloc(array.nbytes)
+            assert not int(error)
+        self.address = int(self.address)
+        self.set(array)
+
+    def set(self, array: np.ndarray) -> None:
+        array = np.ascontiguousarray(array)
+        with self.device.context:
+            _, stream = self.driver.cuStreamCreate(0)
+            self.driver.cuMemcpyHtoDAsync(self.address, array.ctypes.data, array.nbytes, stream)
+            self.driver.cuStreamSynchronize(stream)
+            self.driver.cuStreamDestroy(stream)
+
+    def get(self) -> np.ndarray:
+        from litegpu.gpu.runtime.cuda_copy import Pinned
+
+        pinned = np.asarray(Pinned(self.device, self.nbytes))
+        with self.device.context:
+            _, stream = self.driver.cuStreamCreate(0)
+            assert not int(self.driver.cuMemcpyDtoHAsync(pinned.ctypes.data, self.address, self.nbytes, stream)[0])
+            self.driver.cuStreamSynchronize(stream)
+            self.driver.cuStreamDestroy(stream)
+        return pinned.copy().view(self.dtype).reshape(self.shape)
+
+    def free(self) -> None:
+        with self.device.context:
+            self.driver.cuMemFree(self.address)
+
+
+class ByDLPack(Memory):
+    kind, index = 2, 0
+
+    def __init__(self, device: Any, array: np.ndarray) -> None:
+        super().__init__(device, array)
+        self.asked: list[Any] = []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.kind, self.index
+
+    def __dlpack__(self, *, stream: int | None = None) -> Any:
+        from litegpu.gpu.runtime import dlpack
+
+        self.asked.append(stream)
+        return dlpack.capsule(self.address, (self.kind, self.index), self.shape, self.dtype, self)
+
+
+class ByInterface(Memory):
+    strides: Any = None
+    read_only = False
+    stream: Any = None
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {
+            "shape": self.shape, "typestr": self.dtype.str, "data": (self.address, self.read_only), "version": 3,
+            "strides": self.strides, "stream": self.stream,
+        }  # fmt: skip
+
+
+def neg() -> bytes:
+    b = ModelBuilder()
+    b.output(b.op("NEG", [b.input("x", SHAPE)], SHAPE, name="y"))
+    return b.build()
+
+
+def _zero(type_: TensorType) -> int:
+    return 0 if type_ is TensorType.INT16 else 3
+
+
+def relu8(type_: TensorType = TensorType.INT8) -> bytes:
+    b = ModelBuilder()
+    q = quantized(0.5, _zero(type_))
+    b.output(b.op("RELU", [b.input("x", SHAPE, type_, quantization=q)], SHAPE, quantization=q, name="y"))
+    return b.build()
+
+
+@pytest.fixture
+def opened() -> Iterator[Any]:
+    made: list[Interpreter] = []
+
+    def open_(content: bytes, **options: Any) -> tuple[Interpreter, GpuDelegate, int, int]:
+        delegate = GpuDelegate(backend="cuda", **options)
+        interpreter = Interpreter(model_content=content, experimental_delegates=[delegate], fallback="strict")
+        made.append(interpreter)
+        interpreter.allocate_tensors()
+        x, y = interpreter.get_input_details()[0]["index"], interpreter.get_output_details()[0]["index"]
+        return interpreter, delegate, x, y
+
+    yield open_
+    for interpreter in made:
+        interpreter.close()
+
+
+def numbers(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=SHAPE).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", [ByDLPack, ByInterface])
+@pytest.mark.parametrize("wait", ["passive", "do_not_wait"])
+@pytest.mark.parametrize("validation", [False, True])
+def test_both_sides(device: Any, opened: Any, kind: Any, wait: str, validation: bool) -> None:
+    interpreter, delegate, x, y = opened(neg(), wait_type=wait, validation=validation)
+    source, target = kind(device, numbers(0)), kind(device, numbers(1))
+    delegate.bind_buffer_to_tensor(source, x)
+    delegate.bind_buffer_to_tensor(target, y)
+    for seed in range(3):
+        source.set(numbers(seed))
+        interpreter.invoke()
+        np.testing.assert_array_equal(interpreter.get_tensor(y), -numbers(seed))
+        np.testing.assert_array_equal(target.get(), -numbers(seed))
+    interpreter.set_tensor(x, numbers(7))  # is not looked at
+    interpreter.invoke()
+    np.testing.assert_array_equal(interpreter.get_tensor(y), -numbers(2))
+    delegate.bind_buffer_to_tensor(None, x)
+    interpreter.set_tensor(x, numbers(8))
+    interpreter.invoke()
+    np.testing.assert_array_equal(interpreter.get_tensor(y), -numbers(8))
+    np.testing.assert_array_equal(target.get(), -numbers(8))
+    delegate.bind_buffer_to_tensor(None, y)
+    interpreter.set_tensor(x, numbers(9))
+    interpreter.invoke()
+    np.testing.assert_array_equal(interpreter.get_tensor(y), -numbers(9))
+    np.testing.assert_array_equal(target.get(), -numbers(8))
+
+
+def test_outputs_stay_on_the_gpu_until_they_are_asked_for(device: Any, opened: Any) -> None:
+    interpreter, delegate, x, y = opened(neg())
+    source, target = ByDLPack(device, numbers(0)), ByDLPack(device, numbers(0))
+    delegate.bind_buffer_to_tensor(source, x)
+    delegate.bind_buffer_to_tensor(target, y)
+    interpreter.set_allow_buffer_handle_output(True)
+    kernel = delegate._prepared[0].kernel()
+    assert kernel.session.copies == {"host": 0, "device": 2}
+    reads: list[int] = []
+    read = kernel.session.read
+    kernel.session.read = lambda i, out: (reads.append(i), read(i, out))
+    interpreter.invoke()
+    np.testing.assert_array_equal(target.get(), -numbers(0))
+    assert interpreter.get_output_buffer(y) is target and not reads
+    interpreter.ensure_tensor_data_is_readable(y)
+    assert reads == [0]
+    np.testing.assert_array_equal(interpreter.get_tensor(y), -numbers(0))
+    assert reads == [0], "once is enough"
+    source.set(numbers(1))
+    interpreter.invoke()
+    np.testing.assert_array_equal(interpreter.get_tensor(y), -numbers(1))
+    interpreter.set_allow_buffer_handle_output(False)
+    interpreter.invoke()
+    assert reads == [0, 0, 0]
+
+
+def test_an_output_buffer_of_our_own(device: Any, opened: Any) -> None:
+    from litegpu.gpu.runtime import dlpack
+
+    interpreter, _, x, y = opened(neg())
+    interpreter.set_tensor(x, numbers(0))
+    interpreter.invoke()
+    buffer = interpreter.get_output_buffer(y)
+    assert interpreter.get_output_buffer(y) is buffer
+    for seed in (0, 1):
+        interpreter.set_tensor(x, numbers(seed))
+        if seed:
+            interpreter.invoke()
+        capsule = buffer.__dlpack__(stream=-1)
+        found = dlpack.describe(capsule)
+        assert found.shape == SHAPE and found.dtype == "float32" and found.device == (2, 0)
+        interface = buffer.__cuda_array_interface__
+        assert interface["data"] == (found.address, False) and interface["shape"] == SHAPE
+        if EMULATED:  # the memory is the host's
+            import ctypes
+
+            memory = (ctypes.c_float * np.prod(SHAPE)).from_address(found.address)
+            np.testing.assert_array_equal(np.array(memory).reshape(SHAPE), -numbers(seed))
+    interpreter.close()
+    assert dlpack.describe(capsule).address == buffer.memory.address, "buffers outlive the interpreter"
+
+
+@pytest.mark.parametrize("type_", [TensorType.INT8, TensorType.UINT8, TensorType.INT16])
+def test_quantized_tensors_take_their_own_type_and_float32(device: Any, opened: Any, type_: TensorType) -> None:
+    interpreter, delegate, x, y = opened(relu8(type_))
+    zero = np.float32(_zero(type_))
+    dtype = np.dtype(type_.name.lower())
+    stored = np.random.default_rng(0).integers(-20 if dtype.kind == "i" else 0, 40, SHAPE).astype(dtype)
+    interpreter.set_tensor(x, stored)
+    interpreter.invoke()
+    expected = interpreter.get_tensor(y)
+    real = (stored.astype(np.float32) - zero) * np.float32(0.5)
+    for given in (stored, real):
+        for wanted in (expected, (expected.astype(np.float32) - zero) * np.float32(0.5)):
+            source, target = ByDLPack(device, given), ByInterface(device, np.zeros_like(wanted))
+            delegate.bind_buffer_to_tensor(source, x)
+            delegate.bind_buffer_to_tensor(target, y)
+            interpreter.invoke()
+            np.testing.assert_array_equal(target.get(), wanted)
+            np.testing.assert_array_equal(interpreter.get_tensor(y), expected)
+
+
+def test_streams(device: Any, opened: Any) -> None:
+    """One known stream is worked on itself; unknown ones are asked for, and others waited for."""
+    from cuda.bindings import driver
+
+    interpreter, delegate, x, y = opened(neg())
+    kernel = delegate._prepared[0].kernel()
+    with device.context:
+        streams = [driver.cuStreamCreate(0)[1] for _ in range(2)]
+    source, target = ByInterface(device, numbers(0)), ByInterface(device, numbers(0))
+    source.stream = target.stream = int(streams[0])
+    delegate.bind_buffer_to_tensor(source, x)
+    delegate.bind_buffer_to_tensor(target, y)
+    interpreter.invoke()
+    assert int(kernel.session._working) == int(streams[0])
+    delegate.bind_buffer_to_tensor(target, y, stream=streams[1])
+    interpreter.invoke()
+    assert int(kernel.session._working) == kernel.session.stream
+    np.testing.assert_array_equal(target.get(), -numbers(0))
+    asked = ByDLPack(device, numbers(3))
+    delegate.bind_buffer_to_tensor(asked, x)
+    assert asked.asked == [kernel.session.stream]
+    interpreter.invoke()
+    assert asked.asked == [kernel.session.stream] * 2
+    interpreter.close()
+    with device.context:
+        for stream in streams:
+            driver.cuStreamDestroy(stream)
+
+
+def test_wrong_bindings_name_the_tensor(device: Any, opened: Any) -> None:
+    delegate = GpuDelegate(backend="cuda")
+    good = ByDLPack(device, numbers(0))
+    with pytest.raises(DelegateError, match="tensor 0 cannot be bound before"):
+        delegate.bind_buffer_to_tensor(good, 0)
+    _, delegate, x, _ = opened(neg())
+
+    def refused(kind: type[Exception], match: str, buffer: Any, index: int = x) -> None:
+        with pytest.raises(kind, match=match):
+            delegate.bind_buffer_to_tensor(buffer, index)
+
+    refused(TensorError, "tensor 99 does not exist", good, 99)
+    refused(TensorError, r"tensor 0 \('x'\).*list object", [1.0])
+    refused(DeviceError, r"tensor 0 \('x'\).*host memory", numbers(0))
+    refused(TensorError, r"tensor 0 \('x'\).*\[1, 5, 7, 3\].*\[1, 5, 7, 2\]", ByDLPack(device, numbers(0)[..., :2]))
+    refused(TensorError, r"tensor 0 \('x'\).*float32.*float64", ByDLPack(device, numbers(0).astype(np.float64)))
+    other = ByDLPack(device, numbers(0))
+    other.index = 1
+    refused(DeviceError, r"tensor 0 \('x'\).*cuda:1", other)
+    transposed = ByInterface(device, numbers(0))
+    transposed.strides = (420, 12, 60, 4)
+    refused(TensorError, r"tensor 0 \('x'\).*strides.*contiguous", transposed)
+    freed = ByDLPack(device, numbers(0))
+    freed.free()
+    if EMULATED:
+        refused(TensorError, r"tensor 0 \('x'\).*was the array freed", freed)
+    constant = ByInterface(device, numbers(0))
+    constant.read_only = True
+    delegate.bind_buffer_to_tensor(constant, x)
+    refused(TensorError, r"tensor 1 \('y'\).*read-only", constant, 1)
+
+
+def test_a_delegate_of_two_models(device: Any) -> None:
+    delegate = GpuDelegate(backend="cuda")
+    with Interpreter(model_content=neg(), experimental_delegates=[delegate]) as one:
+        one.allocate_tensors()
+        with Interpreter(model_content=relu8(), experimental_delegates=[delegate]) as two:
+            two.allocate_tensors()
+            with pytest.raises(DelegateError, match="several"):
+                delegate.bind_buffer_to_tensor(ByDLPack(device, numbers(0)), 0)
+        delegate.bind_buffer_to_tensor(ByDLPack(device, numbers(0)), 0)
+
+
+def test_an_image(device: Any, opened: Any) -> None:
+    from litegpu.gpu.adapter import image_reading
+
+    interpreter, delegate, x, y = opened(neg())
+    rgba = np.random.default_rng(0).integers(0, 256, (9, 11, 4), np.uint8)
+    image = ImageInput(crop=(1, 2, 8, 6), mean=(1, 2, 3), scale=0.25)
+    delegate.bind_buffer_to_tensor(ByDLPack(device, rgba), x, image=image)
+    interpreter.invoke()
+    model = image_reading(delegate._prepared[0].partition.subgraph.tensors[x], 11, 9, image)
+    reference = Interpreter(model_content=bytes(write_model(model)))
+    reference.allocate_tensors()
+    reference.set_tensor(0, rgba[None])
+    reference.invoke()
+    expected = reference.get_tensor(reference.get_output_details()[0]["index"])
+    np.testing.assert_allclose(interpreter.get_tensor(y), -expected, rtol=1e-5, atol=1e-5)
+    with pytest.raises(TensorError, match=r"tensor 0 \('x'\).*crop"):
+        delegate.bind_buffer_to_tensor(ByDLPack(device, rgba), x, image=ImageInput(crop=(5, 0, 8, 6)))
+
+
+class Library(ByDLPack):
+    """What a library with from_dlpack() calls its arrays."""
+
+
+def from_dlpack(array: Any) -> Any:
+    """This module is the library `Library` is of."""
+    from litegpu.gpu.runtime import dlpack
+
+    found = dlpack.describe(array.__dlpack__(stream=1))
+    made = Library.__new__(Library)
+    made.__dict__.update(device=array.memory.device, driver=_driver(), address=found.address, shape=found.shape)
+    made.__dict__.update(dtype=np.dtype(found.dtype), nbytes=array.nbytes, asked=[], keep=array)
+    return made
+
+
+def _driver() -> Any:
+    from cuda.bindings import driver
+
+    return driver
+
+
+def test_a_loaded_model_answers_in_kind(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, Library.__module__.partition(".")[0], sys.modules[__name__])
+    with litegpu.load(neg(), "cuda") as model:
+        np.testing.assert_array_equal(model(numbers(5)), -numbers(5))
+        results = []
+        for seed in range(3):
+            results.append(model(Library(device, numbers(seed))))
+            assert type(results[-1]) is Library
+        assert len({r.address for r in results}) == 3, "results belong to the caller"
+        for seed, result in enumerate(results):
+            np.testing.assert_array_equal(result.get(), -numbers(seed))
+        np.testing.assert_array_equal(model(numbers(6)), -numbers(6))
+        twice = np.concatenate([numbers(0), numbers(1)])
+        np.testing.assert_array_equal(model(Library(device, twice)).get(), -twice)
+        address = results[0].address
+        del results, result
+        reused = [model(Library(device, twice[:1])).address for _ in range(2)]
+        assert address in reused or len(set(reused)) == 1
+        with pytest.raises(TensorError, match="float64"):
+            model(Library(device, numbers(0).astype(np.float64)))
+    with litegpu.load(neg(), "cpu") as model, pytest.raises(TensorError, match="memory of a GPU"):
+        model(Library(device, numbers(0)))
+
+
+@pytest.mark.parametrize("library", ["torch", "cupy"])
+@pytest.mark.skipif(EMULATED, reason="needs a GPU")
+def test_real_libraries(library: str) -> None:
+    xp = pytest.importorskip(library)
+    stream = xp.cuda.Stream() if library == "torch" else xp.cuda.Stream(non_blocking=True)
+    with litegpu.load(neg(), "cuda") as model:
+        for seed in range(20):
+            array = numbers(seed)
+            if library == "torch":
+                with xp.cuda.stream(stream):
+                    big = xp.randn(2000, 2000, device="cuda")
+                    x = xp.from_numpy(array).cuda() + (big @ big @ big).sum() * 0
+                    y = model(x)
+                    assert isinstance(y, xp.Tensor) and y.device == x.device
+                    doubled = y * 2
+                result = doubled.cpu().numpy()
+            else:
+                with stream:
+                    x = xp.asarray(array)
+                    y = model(x)
+                    assert isinstance(y, xp.ndarray)
+                    doubled = y * 2
+                    result = doubled.get()
+            np.testing.assert_array_equal(result, -2 * array)
