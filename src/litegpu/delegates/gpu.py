@@ -98,13 +98,14 @@ class GpuDelegate:
         """Let memory on the GPU stand for an input or output of the delegated graph, from the next invoke() on; None
         for `buffer` ends that. After allocate_tensors(), and again after a resize.
 
-        buffer: an array with `__dlpack__` or `__cuda_array_interface__` on the model's device, dense, of the tensor's
-            type and shape (or all elements in one row); float32 also for quantized tensors, whose real numbers it then
-            holds. Kept alive as long as it is bound. What the user does to it on the GPU before invoke(), or
-            afterwards, is ordered with the inference; nothing needs to be synchronized.
+        buffer: with CUDA, an array with `__dlpack__` or `__cuda_array_interface__` on the model's device, dense, of the
+            tensor's type and shape (or all elements in one row); float32 also for quantized tensors, whose real numbers
+            it then holds. With WebGPU, a wgpu.GPUBuffer of `wgpu_device` (of exactly the float32 size for that), or
+            for images a wgpu.GPUTexture. Kept alive as long as it is bound. What the user does to it on the GPU before
+            invoke(), or afterwards, is ordered with the inference; nothing needs to be synchronized.
         stream: the CUDA stream that the user works with the buffer on, if that is not the current one of the buffer's
             library.
-        image: the buffer is an RGBA image of 8 bits, from which the input is made.
+        image: the buffer is an RGBA image of 8 bits, from which the input is made (textures always are).
 
         Raises DelegateError before the graph was delegated, TensorError and DeviceError, naming the tensor, for a
         buffer that does not fit. docs/guide/gpu_memory.md has more."""
@@ -121,6 +122,15 @@ class GpuDelegate:
         if self._calibrated is None or self._calibrated[0] is not model.content:
             self._calibrated = model.content, tensor_ranges(model, self.options.calibration)
         return self._calibrated[1]
+
+    @property
+    def wgpu_device(self) -> Any:
+        """The wgpu.GPUDevice that models run on, to make buffers and textures with that can be bound. Raises
+        DeviceError if they do not run through WebGPU."""
+        device: Any = self.open_device()
+        if device.target != "wgsl":
+            raise DeviceError(f'models run on {device}, not through WebGPU: give backend="webgpu"')
+        return device.handle
 
     def open_device(self) -> Device:
         """The device that the options ask for; raises DeviceError with advice if there is none. Where "auto" would take

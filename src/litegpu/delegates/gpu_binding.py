@@ -84,9 +84,12 @@ def bind(
     """See GpuKernel.bind."""
     if image is not None and kind != "input":
         raise TensorError(f"{describe(tensor)} is an output: image= is for inputs")
-    if kernel.device.target != "cuda":
-        raise DeviceError(f"{describe(tensor)}: buffers can be bound on CUDA devices, not on {kernel.device.info.name}")
-    _bind_cuda(kernel, kind, i, tensor, buffer, stream, image)
+    if kernel.device.target == "cuda":
+        _bind_cuda(kernel, kind, i, tensor, buffer, stream, image)
+    elif stream is not None:
+        raise DeviceError(f"{describe(tensor)}: stream= is for CUDA; {kernel.device.info.name} has one queue")
+    else:
+        _bind_webgpu(kernel, kind, i, tensor, buffer, image)
 
 
 def run_on_gpu(kernel: GpuKernel, inputs: Mapping[int, tuple[Tensor, Any]], outputs: Sequence[Tensor]) -> list[Any]:
@@ -111,11 +114,10 @@ def run_on_gpu(kernel: GpuKernel, inputs: Mapping[int, tuple[Tensor, Any]], outp
 
 
 def own_buffer(kernel: GpuKernel, i: int, tensor: Tensor) -> Any:
-    """Memory for output `i` that other libraries can read."""
+    """Memory for output `i` that other libraries, or with WebGPU other programs, can read."""
     if kernel.device.target != "cuda":
-        raise DeviceError(
-            f"{describe(tensor)}: outputs can be shared on CUDA devices, not on {kernel.device.info.name}"
-        )
+        session: Any = kernel.session
+        return session.output_buffer(i)
     device: Any = kernel.device
     return device.buffer(tensor.shape, NUMPY[kernel.program.outputs[i].dtype])
 
@@ -130,13 +132,46 @@ def _bind_cuda(
     array = import_array(session.device, buffer, what, session.stream, stream=stream, writable=kind == "output")
     if image is not None:
         height, width = _image_shape(array.shape, array.dtype, what)
-        between = _program(kernel, ("image", tensor.index, width, height, image),
-                           lambda: adapter.image_reading(tensor, width, height, image))  # fmt: skip
-        session.bind(kind, i, array, what, between)
+        session.bind(kind, i, array, what, _image_program(kernel, tensor, width, height, image))
         return
     if array.shape not in (tensor.shape, (math.prod(tensor.shape),)):
         raise TensorError(f"{what} has shape {list(tensor.shape)}; the buffer has {list(array.shape)}")
     session.bind(kind, i, array, what, _conversion(kernel, kind, tensor, array.dtype))
+
+
+def _bind_webgpu(kernel: GpuKernel, kind: str, i: int, tensor: Tensor, resource: Any, image: ImageInput | None) -> None:
+    from litegpu.gpu.runtime import webgpu_binding as webgpu
+
+    session: Any = kernel.session
+    what = f"{kind} {describe(tensor)}"
+    webgpu.check_resource(session.device, resource, what, output=kind == "output")
+    between = None
+    if hasattr(resource, "create_view"):  # a texture
+        image = image or ImageInput()
+        if resource.dimension != "2d" or resource.depth_or_array_layers != 1 or resource.sample_count != 1:
+            raise TensorError(f"{what}: the texture must be 2d, of one layer and one sample")
+        if webgpu.FORMATS[resource.format]:
+            image = image.swapped()
+        width, height, row = resource.width, resource.height, webgpu.row_pixels(resource.width)
+        between = _image_program(kernel, tensor, width, height, image, row)
+    elif image is not None:
+        if image.size is None:
+            raise TensorError(f"{what}: a buffer does not tell the image's size: give ImageInput(size=(width, height))")
+        webgpu.check_size(resource, 4 * math.prod(image.size), what)
+        between = _image_program(kernel, tensor, *image.size, image)
+    else:
+        port = (kernel.program.inputs if kind == "input" else kernel.program.outputs)[i]
+        if adapter.is_quantized(tensor) and resource.size == 4 * math.prod(tensor.shape):
+            between = _conversion(kernel, kind, tensor, np.dtype(np.float32))
+        webgpu.check_size(resource, port.nbytes, what)
+    session.bind(kind, i, resource, what, between)
+
+
+def _image_program(
+    kernel: GpuKernel, tensor: Tensor, width: int, height: int, image: ImageInput, row: int | None = None
+) -> Program:
+    key = ("image", tensor.index, width, height, row, repr(image))
+    return _program(kernel, key, lambda: adapter.image_reading(tensor, width, height, image, row))
 
 
 def _conversion(kernel: GpuKernel, kind: str, tensor: Tensor, dtype: np.dtype[Any]) -> Program | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,8 +28,8 @@ class ImageInput:
     crop: (left, top, width, height) in pixels, the whole image if None.
     mean, scale: a number, or one for each channel of the model; the default maps 0..255 to -1..1. For a quantized
         input, these give the real numbers, which are then quantized.
-    order: the channels of the image that the model's channels are, "rgb" or "bgr", or "rgba" for four; the first one
-        for models with one channel.
+    order: which channels of the image, by their places in "rgba", are the model's: "rgb" or "bgr"; four-channel models
+        get the fourth in either case; for models with one channel the first of these.
     """
 
     size: tuple[int, int] | None = None
@@ -38,8 +39,12 @@ class ImageInput:
     order: str = "rgb"
 
     def __post_init__(self) -> None:
-        if self.order not in ("rgb", "bgr", "rgba"):
-            raise OptionError(f"order is {self.order!r}; it must be rgb, bgr or rgba")
+        if self.order not in ("rgb", "bgr", "rgba", "bgra"):
+            raise OptionError(f"order is {self.order!r}; it must be rgb, bgr, rgba or bgra")
+
+    def swapped(self) -> ImageInput:
+        """The same for an image whose red and blue are swapped."""
+        return dataclasses.replace(self, order={"rgb": "bgr", "bgr": "rgb", "rgba": "bgra", "bgra": "rgba"}[self.order])
 
 
 def is_quantized(tensor: Tensor) -> bool:
@@ -75,14 +80,16 @@ def image_reading(tensor: Tensor, width: int, height: int, image: ImageInput, ro
     _, rows, columns, channels = tensor.shape
     b = ModelBuilder()
     x = b.input("rgba", (1, height, row or width, 4), TensorType.UINT8, quantization=quantized(1.0, 0))
-    x = _sliced(b, x, (0, top, left, 0), (1, h, w, channels if channels < 4 else 4))
+    swapped = image.order.startswith("b")
+    first = 2 if channels == 1 and swapped else 0
+    x = _sliced(b, x, (0, top, left, first), (1, h, w, channels))
     x = b.op("DEQUANTIZE", [x], (1, h, w, channels), type=TensorType.FLOAT32)
     if (h, w) != (rows, columns):
         size = b.constant(np.array([rows, columns], np.int32))
         x = b.op("RESIZE_BILINEAR", [x, size], (1, rows, columns, channels), {"half_pixel_centers": True})
     shape = (1, rows, columns, channels)
-    if image.order == "bgr" and channels == 3:
-        parts = [_sliced(b, x, (0, 0, 0, c), (1, rows, columns, 1)) for c in (2, 1, 0)]
+    if swapped and channels > 1:
+        parts = [_sliced(b, x, (0, 0, 0, c), (1, rows, columns, 1)) for c in (2, 1, 0, 3)[:channels]]
         x = b.op("CONCATENATION", parts, shape, {"axis": 3})
     for op, values in (("SUB", image.mean), ("MUL", image.scale)):
         constant = np.broadcast_to(np.asarray(values, np.float32), (channels,)).copy()

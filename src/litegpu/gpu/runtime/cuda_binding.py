@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,7 +33,8 @@ class Bindings:
     session's lock held in every method."""
 
     def __init__(self, session: CudaSession) -> None:
-        self._session = session
+        self._session: CudaSession = weakref.proxy(session)  # which is then freed without the garbage collector
+        self._device = session.device
         self.inputs: dict[int, Bound] = {}
         self.outputs: dict[int, Bound] = {}
         self._event: object = None
@@ -96,7 +98,7 @@ class Bindings:
         self.inputs.clear()
         self.outputs.clear()
         self._exports = []
-        if self._event is not None and not self._session.device.lost:
+        if self._event is not None and not self._device.lost:
             driver.cuEventDestroy(self._event)
         self._event = None
 

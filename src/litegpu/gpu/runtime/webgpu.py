@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import threading
@@ -22,6 +23,8 @@ from litegpu.gpu.runtime import webgpu_native as native
 from litegpu.gpu.runtime.base import SHORT_SECONDS, DeviceInfo, KernelTime
 from litegpu.gpu.runtime.check import check_array, check_program
 from litegpu.gpu.runtime.webgpu_adapters import ADAPTER_VARIABLE, AdapterInfo, choose_adapter, list_adapters
+from litegpu.gpu.runtime.webgpu_binding import Bindings, Bound
+from litegpu.gpu.runtime.webgpu_binding import padded as _padded
 from litegpu.gpu.runtime.webgpu_record import Copy, Inference, Step, Timer, record
 
 __all__ = ["AdapterInfo", "WebGpuDevice", "WebGpuSession", "list_adapters", "open_device"]
@@ -184,6 +187,7 @@ class WebGpuSession:
         self._writing = 0.0  # seconds of write() since the last run
         self._command: Any = None  # of the next inference
         self._timer: Timer | None = None
+        self._bindings = Bindings(self)
         try:
             check_program(program, device.features, str(device.adapter))
             self._build()
@@ -208,8 +212,15 @@ class WebGpuSession:
         with self._lock:
             self._check_usable()
             self._finish()
+            bindings, queue = self._bindings, self.device.handle.queue
+            before = bindings.before() if bindings.inputs else None
+            after = bindings.after() if bindings.outputs else None
+            if before is not None:
+                queue.submit([before])
             command, self._command = self._command, None
             self._start(command, encode_next=True)
+            if after is not None:
+                queue.submit([after])
             if self.wait != "do_not_wait":
                 self._finish()
 
@@ -221,8 +232,44 @@ class WebGpuSession:
             if not self._has_run:
                 raise DeviceError(f"output {index} was read before the first run: call run() first")
             self._finish()
-            np.copyto(out.reshape(-1).view(np.uint8), self._output_memory[index])
+            port, source = self.program.outputs[index], self._output_memory[index]
+            if index in self._bindings.outputs:  # only the arena and the user's buffer have it
+                read = self.device.handle.queue.read_buffer
+                source = np.frombuffer(read(self.inference.arena, port.offset, _padded(port.nbytes)), np.uint8)
+            np.copyto(out.reshape(-1).view(np.uint8), source[: port.nbytes])
             self._stats["read"] += time.perf_counter() - started
+
+    def bind(self, kind: str, index: int, resource: Any, what: str, adapter: Program | None = None) -> None:
+        """Let the user's buffer or texture stand for a port (`kind` "input" or "output") in every inference from the
+        next on; None ends that. `adapter`: a program with one input and one output, between the resource's format and
+        the port's. What is bound is neither uploaded nor downloaded, though read() still gives it. The resource must
+        have been checked."""
+        with self._lock:
+            self._check_usable()
+            self._finish()
+            table = self._bindings.inputs if kind == "input" else self._bindings.outputs
+            before = table.pop(index, None)
+            if before is not None and before.adapter is not None:
+                before.adapter.close()
+            if resource is not None:
+                between = None if adapter is None else WebGpuSession(self.device, adapter, self.wait)
+                table[index] = Bound(resource, between, what)
+            if (before is None) != (resource is None):
+                self._record_anew()
+
+    def fill_bound_output(self, index: int) -> None:
+        """Copy the last inference's output, if there was one, to the buffer that was bound to it since."""
+        with self._lock:
+            self._check_usable()
+            self._finish()
+            if self._has_run:
+                self.device.handle.queue.submit([self._bindings.after(index)])
+
+    def output_buffer(self, index: int) -> Any:
+        """A new wgpu buffer for output `index`; it belongs to the caller."""
+        usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
+        port = self.program.outputs[index]
+        return self.device.handle.create_buffer(label=port.name, size=_padded(port.nbytes), usage=usage)
 
     def reset_variables(self) -> None:
         with self._lock:
@@ -262,6 +309,7 @@ class WebGpuSession:
             with contextlib.suppress(DeviceError):
                 self._finish()
             self._input_memory = self._output_memory = []
+            self._bindings.close()
             if self._command is not None:
                 self.replay.discard(self._command)
                 self._command = None
@@ -316,18 +364,37 @@ class WebGpuSession:
             upload=self._buffer("inputs", upload_size, upload_usage, mapped=True) if program.inputs else None,
             download=self._buffer("outputs", download_size, download_usage, mapped=True) if program.outputs else None,
             steps=tuple(bind(i) for i in range(len(program.dispatches))),
-            uploads=tuple(
-                Copy(offset, port.offset, _padded(port.nbytes))
-                for offset, port in zip(self._upload_offsets, program.inputs, strict=True)
-            ),
-            downloads=tuple(
-                Copy(port.offset, offset, _padded(port.nbytes))
-                for offset, port in zip(self._download_offsets, program.outputs, strict=True)
-            ),
+            uploads=self._uploads(),
+            downloads=self._downloads(),
         )
         self._pipelines = pipelines  # keeps them in the device's table
         self.replay = native.Replay(self.device.handle, self.inference)
         self._map_staging()
+        self._command = self.replay.adopt(record(self.device.handle, self.inference))
+
+    def _uploads(self) -> tuple[Copy, ...]:
+        ports = enumerate(zip(self._upload_offsets, self.program.inputs, strict=True))
+        return tuple(
+            Copy(offset, port.offset, _padded(port.nbytes))
+            for i, (offset, port) in ports
+            if i not in self._bindings.inputs
+        )
+
+    def _downloads(self) -> tuple[Copy, ...]:
+        ports = enumerate(zip(self._download_offsets, self.program.outputs, strict=True))
+        return tuple(
+            Copy(port.offset, offset, _padded(port.nbytes))
+            for i, (offset, port) in ports
+            if i not in self._bindings.outputs
+        )
+
+    def _record_anew(self) -> None:
+        """Leave the copies of bound ports out of the inference."""
+        if self._command is not None:
+            self.replay.discard(self._command)
+            self._command = None
+        self.inference = dataclasses.replace(self.inference, uploads=self._uploads(), downloads=self._downloads())
+        self.replay = native.Replay(self.device.handle, self.inference)
         self._command = self.replay.adopt(record(self.device.handle, self.inference))
 
     def _buffer(self, label: str, size: int, usage: int, mapped: bool = False) -> Any:
@@ -424,11 +491,6 @@ class WebGpuSession:
 
 
 # ----------------------------------------------------------------------------------------------
-
-
-def _padded(size: int) -> int:
-    """Copies and buffers are whole 32-bit words."""
-    return -(-size // 4) * 4
 
 
 def _staging_layout(ports: Sequence[Port]) -> tuple[list[int], int]:

@@ -96,7 +96,7 @@ def record(device: Any, inference: Inference, timer: Timer | None = None) -> Any
     for copy in inference.uploads:
         encoder.copy_buffer_to_buffer(inference.upload, copy.source, inference.arena, copy.target, copy.size)
     if timer is None:
-        _record_pass(encoder.begin_compute_pass(), inference.steps)
+        record_steps(encoder, inference.steps)
     else:
         for i, step in enumerate(inference.steps):
             _record_pass(encoder.begin_compute_pass(timestamp_writes=timer.writes(i)), [step])
@@ -104,6 +104,11 @@ def record(device: Any, inference: Inference, timer: Timer | None = None) -> Any
     for copy in inference.downloads:
         encoder.copy_buffer_to_buffer(inference.arena, copy.source, inference.download, copy.target, copy.size)
     return encoder.finish()
+
+
+def record_steps(encoder: Any, steps: Sequence[Step]) -> None:
+    """Put the dispatches into one pass."""
+    _record_pass(encoder.begin_compute_pass(), steps)
 
 
 def _record_pass(compute: Any, steps: Sequence[Step]) -> None:
