@@ -17,7 +17,7 @@ PRECISIONS = ("float32", "float16", "auto")
 
 
 class WaitType(enum.Enum):
-    """What invoke() does until the GPU is done (docs/guide/waiting.md has what each costs).
+    """What invoke() does until the GPU is done.
 
     PASSIVE sleeps, except where inferences take less than 2 ms: to be woken would take a good part of that.
     ACTIVE asks again and again: the earliest answer, and one core busy meanwhile.

@@ -13,6 +13,7 @@ from litegpu.gpu.graph import (
     Apply,
     Arg,
     ArgReduce,
+    Attention,
     Concat,
     Conv2D,
     Copy,
@@ -236,6 +237,11 @@ def _evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             a = a.swapaxes(2, 3) if transpose_a else a
             b = b.swapaxes(2, 3) if transpose_b else b
             return np.asarray(np.matmul(a, b), np.float32)
+        case Attention(scale, beta):
+            q, k, v = (x.astype(np.float64) for x in inputs[:3])
+            logits = np.matmul(q, k.swapaxes(2, 3)) * scale + (inputs[3] * beta if len(inputs) > 3 else 0)
+            weights = np.exp(logits - logits.max(-1, keepdims=True))
+            return np.asarray(np.matmul(weights / weights.sum(-1, keepdims=True), v), np.float32)
         case Pool2D():
             return _pool(op, inputs[0], shape)
         case Resize2D():

@@ -275,6 +275,15 @@ class MatMul:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """inputs: q [B,H,M,D], k [B',H',N,D], v [B',H',N,E] and perhaps a mask that broadcasts to [B,H,M,N] -> [B,H,M,E]:
+    the softmax over N of scale * q k^T + beta * mask, times v. B' is B or 1, H' is H or 1. Made by a pass."""
+
+    scale: float = 1.0
+    beta: float = 1.0
+
+
+@dataclass(frozen=True)
 class Pool2D:
     """kind "average" (divides by the number of cells inside the input) or "max" (starts at the lowest float)."""
 
@@ -357,7 +366,7 @@ class Custom:
 
 Op = (
     Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | TransposeConv2D | MatMul | Pool2D | Resize2D | Reduce
-    | ArgReduce | Softmax | Copy | Concat | Gather | Custom
+    | ArgReduce | Softmax | Attention | Copy | Concat | Gather | Custom
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from litegpu.gpu import graph
 from litegpu.gpu.kernels import (
     arg_reduce,
+    attention,
     convolution,
     copy,
     cuda,
@@ -33,6 +34,7 @@ _BUILD: dict[type[graph.Op], Callable[[Context], list[Launch]]] = {
     graph.Reduce: reduce.build,
     graph.ArgReduce: arg_reduce.build,
     graph.Softmax: softmax.build,
+    graph.Attention: attention.build,
     graph.Copy: copy.build,
     graph.Gather: gather.build,
     graph.Custom: lambda ctx: ctx.node.op.definition.build(ctx),  # type: ignore[union-attr]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from litegpu.gpu.graph import Graph
 from litegpu.gpu.lang.features import Features
+from litegpu.gpu.passes.attention import join_attention
 from litegpu.gpu.passes.entry import join_entry
 from litegpu.gpu.passes.fold import drop_unused, fold_constants
 from litegpu.gpu.passes.fuse import fuse_elementwise
@@ -19,4 +20,4 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     graph = fold_constants(drop_unused(graph))
     graph = absorb_border(absorb_padding(join_copies(graph)))
     graph = fuse_elementwise(raise_elementwise(graph), features.max_buffers)
-    return split_reductions(join_separable(join_entry(graph, features), features, half))
+    return split_reductions(join_separable(join_attention(join_entry(graph, features), features), features, half))

@@ -10,6 +10,7 @@ import numpy as np
 from litegpu.gpu.graph import (
     Apply,
     Arg,
+    Attention,
     Concat,
     Conv2D,
     Copy,
@@ -188,6 +189,10 @@ class _Precision:
     def exponential(self, node: Node) -> None:
         """Logits: an exponential turns the rounding of a large number into an error of many percent."""
         op = node.op
+        if isinstance(op, Attention):
+            for v in node.inputs[:2]:
+                self.keep(v, "its products are logits of a softmax")
+            return
         sums = isinstance(op, Reduce) and any(isinstance(e, Apply) and e.fn == "exp" for e in walk(op.prologue))
         if not (isinstance(op, Softmax) or sums):
             return

@@ -1,0 +1,100 @@
+"""Join the products and the softmax of an attention, where one kernel does them without storing the logits."""
+
+from __future__ import annotations
+
+import math
+
+from litegpu.gpu.graph import (
+    RESULT,
+    Apply,
+    Arg,
+    Attention,
+    DType,
+    Expr,
+    Graph,
+    GraphBuilder,
+    Literal,
+    MatMul,
+    Node,
+    Softmax,
+    substitute,
+)
+from litegpu.gpu.kernels.cuda.tile import LEAST_CAPABILITY
+from litegpu.gpu.lang.features import Features
+
+#: Numbers of a query, and of a value, that a thread keeps in registers.
+MOST_DEPTH, MOST_COLUMNS = 256, 128
+#: Logits from which on tensor cores, which the separate products use, win what storing the logits costs.
+MANY_LOGITS = 1 << 20
+
+
+def join_attention(graph: Graph, features: Features) -> Graph:
+    """The graph with Attention nodes for softmax(scale * q k^T + mask) v."""
+    producer, consumers = graph.producer(), graph.consumers()
+    gone: set[int] = set()
+    nodes = []
+    for node in graph.nodes:
+        joined = _joined(node, graph, producer, features)
+        if joined is not None:
+            weights = producer[node.inputs[0]]
+            inner = {weights.output, weights.inputs[0]}
+            if all(len(consumers[v]) == 1 and v not in graph.outputs for v in inner):
+                gone |= inner
+                node = joined
+        nodes.append(node)
+    if not gone:
+        return graph
+    left = [node for node in nodes if node.output not in gone]
+    return GraphBuilder(dict(graph.values), left).graph(graph.inputs, graph.outputs)
+
+
+def _joined(node: Node, graph: Graph, producer: dict[int, Node], features: Features) -> Node | None:
+    """The Attention that ends in `node`, if it is the product of weights and values."""
+    values = graph.values
+    if node.op != MatMul() or node.inputs[0] not in producer:
+        return None
+    weights = producer[node.inputs[0]]
+    if not isinstance(weights.op, Softmax) or weights.epilogue != RESULT or weights.inputs[0] not in producer:
+        return None
+    logits = producer[weights.inputs[0]]
+    if logits.op != MatMul(transpose_b=True):
+        return None
+    replace: dict[int, Expr] = {0: RESULT}
+    for i, operand in enumerate(logits.operands):
+        data = values[operand].data
+        replace[i + 1] = Literal(float(data.reshape(-1)[0])) if data is not None and data.size == 1 else Arg(i + 1)
+    found = _scale(substitute(logits.epilogue, replace))
+    if found is None:
+        return None
+    scale, added = found
+    q, k, v = (values[i] for i in (*logits.inputs, node.inputs[1]))
+    lead = values[logits.output].shape[:2]
+    many = math.prod(values[logits.output].shape) > MANY_LOGITS and features.cuda_capability >= LEAST_CAPABILITY
+    fits = (
+        all(t.dtype is DType.FLOAT32 for t in (q, k, v))
+        and q.shape[:2] == lead == values[node.output].shape[:2]
+        and q.shape[3] <= MOST_DEPTH
+        and v.shape[3] <= MOST_COLUMNS
+        and v.shape[2] == k.shape[2]
+    )
+    if many or not fits:
+        return None
+    mask = () if added == 0 else (logits.operands[added - 1],)
+    sources = tuple(sorted({*logits.sources, *weights.sources, *node.sources}))
+    op = Attention(scale * weights.op.beta, weights.op.beta)
+    return Node(op, (*logits.inputs, node.inputs[1], *mask), node.output, node.epilogue, node.operands, sources)
+
+
+def _scale(expr: Expr) -> tuple[float, int] | None:
+    """(factor, number of the Arg that is added to the products, 0 for none), None if anything else is done to them."""
+    match expr:
+        case Arg(0):
+            return 1.0, 0
+        case Apply("mul", (Arg(0), Literal(factor))) | Apply("mul", (Literal(factor), Arg(0))):
+            return float(factor), 0
+        case Apply("div", (Arg(0), Literal(divisor))) if divisor:
+            return 1.0 / float(divisor), 0
+        case Apply("add", (inner, Arg(mask))) | Apply("add", (Arg(mask), inner)) if mask:
+            found = _scale(inner)
+            return None if found is None or found[1] else (found[0], mask)
+    return None

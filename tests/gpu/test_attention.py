@@ -1,0 +1,96 @@
+"""Attention in one kernel, against the official CPU runtime's separate operators."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from agreement import FLOAT16, FLOAT32, assert_agrees, official, on_gpu, require_gpu, run
+
+from litegpu.gpu.build import build_program
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.graph import Attention
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.lower import lower_partition
+from litegpu.gpu.passes import optimise
+from litegpu.model import read_model
+from litegpu.model.builder import ModelBuilder
+
+
+def network(lead=(2, 3), m=5, n=9, d=8, e=8, *, scale: str = "mul", masked=None, shared=False) -> bytes:
+    b = ModelBuilder()
+    q, k = b.input("q", (*lead, m, d)), b.input("k", (1 if shared else lead[0], lead[1], n, d))
+    v = b.input("v", (1 if shared else lead[0], lead[1], n, e))
+    whole = (*lead, m, n)
+    logits = b.op("BATCH_MATMUL", [q, k], whole, {"adj_y": True})
+    if scale == "mul":
+        logits = b.op("MUL", [logits, b.constant(np.array(d**-0.5, np.float32))], whole)
+    elif scale == "div":
+        logits = b.op("DIV", [logits, b.constant(np.array(d**0.5, np.float32))], whole)
+    if masked is not None:
+        logits = b.op("ADD", [logits, b.input("mask", masked)], whole)
+    weights = b.op("SOFTMAX", [logits], whole, {"beta": 1.0 if scale != "beta" else 0.5})
+    b.output(b.op("BATCH_MATMUL", [weights, v], (*lead, m, e)))
+    return b.build()
+
+
+CASES = {
+    "plain": dict(), "one key": dict(n=1), "odd": dict(lead=(1, 5), m=3, n=17, d=5, e=3), "one column": dict(d=1, e=1),
+    "many keys": dict(lead=(1, 2), m=4, n=100, d=17, e=12), "divided": dict(scale="div"), "unscaled": dict(scale=""),
+    "beta": dict(scale="beta"), "masked": dict(masked=(2, 1, 5, 9)), "row mask": dict(masked=(1, 1, 1, 9)),
+    "shared keys": dict(shared=True), "wide": dict(lead=(1, 1), m=3, n=40, d=64, e=100),
+}  # fmt: skip
+
+
+def inputs_of(content: bytes, scale: float = 1.0) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    model = read_model(content).main
+    return [(rng.standard_normal(model.tensors[i].shape) * scale).astype(np.float32) for i in model.inputs]
+
+
+def joined(content: bytes, features: Features) -> bool:
+    model = read_model(content).main
+    graph = optimise(lower_partition(model, model.operators, model.inputs, model.outputs).graph, features)
+    return [type(n.op) for n in graph.nodes] == [Attention]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_attention(case: str) -> None:
+    content = network(**CASES[case])
+    assert joined(content, Features())
+    x = inputs_of(content, 3.0)
+    want = run(official(content), x)[0]
+    model = read_model(content).main
+    lowered = lower_partition(model, model.operators, model.inputs, model.outputs)
+    assert_agrees(evaluate_graph(optimise(lowered.graph, Features()), x)[0].reshape(want.shape), want, FLOAT32)
+    require_gpu()
+    assert_agrees(run(on_gpu(content), x)[0], want, FLOAT32)
+
+
+def test_in_float16() -> None:
+    require_gpu()
+    content = network(lead=(1, 4), m=20, n=30, d=16, e=16)
+    x = inputs_of(content)
+    assert_agrees(run(on_gpu(content, precision_loss_allowed=True), x)[0], run(official(content), x)[0], FLOAT16)
+
+
+def test_masked_keys_count_for_nothing() -> None:
+    """-infinity for some, and for all keys that a thread sees first."""
+    require_gpu()
+    content = network(lead=(1, 1), m=4, n=70, d=4, e=4, masked=(1, 1, 4, 70))
+    x = inputs_of(content)
+    x[3][:] = 0
+    x[3][0, 0, 0, :69] = -np.inf
+    x[3][0, 0, 1, ::2] = -np.inf
+    got, want = run(on_gpu(content), x)[0], run(official(content), x)[0]
+    assert np.isfinite(want).all()
+    assert_agrees(got, want, FLOAT32)
+
+
+def test_tensor_cores_do_large_ones() -> None:
+    content = network(lead=(1, 8), m=512, n=512, d=64, e=64)
+    assert joined(content, Features()) and not joined(content, Features(cuda_capability=90))
+    model = read_model(content).main
+    lowered = lower_partition(model, model.operators, model.inputs, model.outputs)
+    features = Features(cuda_capability=90, compute_units=132, float16=True)
+    names = {k.name for k in build_program(lowered.graph, features, "cuda", half=True).kernels}
+    assert "tensor_matmul" in names
