@@ -37,6 +37,7 @@ from litegpu.session import LoadedModel, load
 
 if TYPE_CHECKING:
     from litegpu.delegates.gpu import GpuDelegate
+    from litegpu.gpu.adapter import ImageInput
     from litegpu.gpu.custom import register_op, unregister_op
 
 __version__ = "0.1.0"
@@ -52,6 +53,7 @@ __all__ = [
     "ExperimentalFlags",
     "GpuDelegate",
     "GpuDelegateOptions",
+    "ImageInput",
     "InferencePreference",
     "InferencePriority",
     "Interpreter",
@@ -81,6 +83,10 @@ def __getattr__(name: str) -> Any:
         from litegpu.delegates import gpu
 
         return gpu.GpuDelegate
+    if name == "ImageInput":
+        from litegpu.gpu import adapter
+
+        return adapter.ImageInput
     if name in ("register_op", "unregister_op"):
         from litegpu.gpu import custom
 
