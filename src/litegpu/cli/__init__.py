@@ -1,0 +1,25 @@
+"""The `litegpu` command: reads the command line and calls the tools."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import NoReturn
+
+from litegpu.cli import inspect, measure, run, zoo  # noqa: F401 (each module adds its commands to the application)
+from litegpu.cli.application import app
+from litegpu.errors import LiteGpuError
+
+
+def main() -> NoReturn:
+    """Entry point: exit status 0 for success, 1 for an error (one line on stderr), 2 for a wrong command line."""
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    try:
+        app()
+    except LiteGpuError as error:
+        if os.environ.get("LITEGPU_DEBUG"):
+            raise
+        print(f"litegpu: {error}", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(0)

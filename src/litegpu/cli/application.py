@@ -1,0 +1,39 @@
+"""The Typer application that the commands join, and what they share: choices of device and precision, JSON output."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Run .tflite models on any GPU, with the CPU for the rest, and see whether it was worth it.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    epilog="Start with [bold]litegpu doctor[/], then [bold]litegpu demo[/]. LITEGPU_DEBUG=1..4 shows what goes on.",
+)
+
+
+class Device(StrEnum):
+    AUTO = "auto"
+    CPU = "cpu"
+    WEBGPU = "webgpu"
+    CUDA = "cuda"
+
+
+class Precision(StrEnum):
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    AUTO = "auto"
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+def print_json(value: object) -> None:
+    """Print one JSON object on standard output."""
+    print(json.dumps(value, indent=2, default=str))

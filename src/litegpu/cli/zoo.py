@@ -1,0 +1,68 @@
+"""`litegpu zoo list` and `litegpu zoo build`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from litegpu.cli.application import Json, Precision, app, print_json
+from litegpu.errors import OptionError
+
+zoo_app = typer.Typer(help="Build example models offline.", no_args_is_help=True)
+app.add_typer(zoo_app, name="zoo")
+
+
+@zoo_app.command("list")
+def zoo_list(as_json: Json = False) -> None:
+    """List the models that can be built, and their options."""
+    from litegpu.tools.console import print_table
+    from litegpu.zoo import CATALOGUE
+
+    if as_json:
+        print_json({name: {"task": entry.task, "options": entry.options} for name, entry in CATALOGUE.items()})
+        return
+    rows = [
+        (name, entry.task, " ".join(f"--{option.replace('_', '-')} {value}" for option, value in entry.options.items()))
+        for name, entry in CATALOGUE.items()
+    ]
+    print_table(("model", "task", "options and their defaults"), rows)
+
+
+@zoo_app.command("build")
+def zoo_build(
+    name: Annotated[str, typer.Argument(help="One of those that [bold]litegpu zoo list[/] shows.", show_default=False)],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="NAME.tflite by default.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Other weights.")] = None,
+    precision: Annotated[Precision | None, typer.Option(help="Of the weights in the file.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Pictures at once.")] = None,
+    width: Annotated[float | None, typer.Option(help="Width multiplier of the backbone.")] = None,
+    resolution: Annotated[int | None, typer.Option(help="Pixels a side.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Classes told apart.")] = None,
+    max_detections: Annotated[int | None, typer.Option(help="Boxes returned.")] = None,
+) -> None:
+    """Build a model with seeded random weights, offline.
+
+    litegpu zoo build mobilenet_v1 -o m.tflite
+
+    litegpu zoo build deeplab_v3 --precision float16 --resolution 513
+    """
+    from litegpu.zoo import build_model
+
+    content = build_model(
+        name,
+        seed=seed,
+        precision=precision.value if precision else None,
+        batch=batch,
+        width=width,
+        resolution=resolution,
+        classes=classes,
+        max_detections=max_detections,
+    )
+    path = output or Path(f"{name}.tflite")
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise OptionError(f"Cannot write {path}: {error.strerror}") from None
+    print(f"{path}: {len(content) / 1e6:.1f} MB")
