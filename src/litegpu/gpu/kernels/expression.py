@@ -104,11 +104,13 @@ def _div(k: Kernel, a: Value, b: Value) -> Value:
 
 
 def _floor_div(k: Kernel, a: Value, b: Value) -> Value:
-    """a / b rounded down. The quotient of floats may have been rounded up to a whole number: its remainder tells."""
+    """a / b rounded down. The quotient of floats may have passed a whole number, upwards by rounding, or downwards where
+    division is not exact (2.5 units in the last place in WGSL): its remainder tells."""
     zero = constant(k, 0, a.type)
     if a.type.is_float:
         q = k.floor(a / b)
         rest = k.fma(-q, b, a)
+        q = k.select((rest >= b) & (b > zero) | (rest <= b) & (b < zero), q + 1.0, q)
         return k.select((rest < zero) & (b > zero) | (rest > zero) & (b < zero), q - 1.0, q)
     q, rest = k.idiv_trunc(a, b), k.irem(a, b)
     down = _differs(rest, zero) & ((rest < zero) ^ (b < zero))

@@ -178,15 +178,12 @@ class _Module(Printer):
         op, operand = value.op, value.args[-1].type
         if operand.is_float:
             if op in ("min", "max"):
-                a, b = args
-                return f"select({a}, {b}, {b} < {a})" if op == "min" else f"select({a}, {b}, {a} < {b})"
+                return self._bounded(value, *args)
             if op == "sign":
                 name, x = self.type_name(operand), args[0]
                 return f"select(select({x}, {name}(-1), {x} < {name}(0)), {name}(1), {x} > {name}(0))"
             if op == "is_nan":
-                name = self.type_name(Type("u32", operand.lanes))
-                wide = args[0] if operand.kind == "f32" else f"{self.type_name(Type('f32', operand.lanes))}({args[0]})"
-                return f"((bitcast<{name}>({wide}) & {name}(0x7fffffffu)) > {name}(0x7f800000u))"
+                return self._is_nan(operand, args[0])
         if op in ("shl", "shr"):
             return f"({args[0]} {'<<' if op == 'shl' else '>>'} {self._shift_amount(value.args[1], args[1])})"
         if operand.kind == "bool" and op == "xor":
@@ -198,6 +195,19 @@ class _Module(Printer):
         if op in _INFIX:
             return f"({args[0]} {_INFIX[op]} {args[1]})"
         return f"{_CALLS[op]}({', '.join(args)})"
+
+    def _bounded(self, value: Value, a: str, b: str) -> str:
+        """min(a, b) or max(a, b) that is `a` if that is NaN. Drivers may take it that there is no NaN: NVIDIA's makes
+        a native min or max, which drops it, of a comparison with a constant."""
+        chosen = f"select({a}, {b}, {b} < {a})" if value.op == "min" else f"select({a}, {b}, {a} < {b})"
+        bound = value.args[1]
+        constant = bound.op == "const" or (bound.op == "splat" and bound.args[0].op == "const")
+        return f"select({chosen}, {a}, {self._is_nan(value.type, a)})" if constant else chosen
+
+    def _is_nan(self, type: Type, text: str) -> str:
+        name = self.type_name(Type("u32", type.lanes))
+        wide = text if type.kind == "f32" else f"{self.type_name(Type('f32', type.lanes))}({text})"
+        return f"((bitcast<{name}>({wide}) & {name}(0x7fffffffu)) > {name}(0x7f800000u))"
 
     def _shift_amount(self, amount: Value, text: str) -> str:
         name = self.type_name(Type("u32", amount.type.lanes))
