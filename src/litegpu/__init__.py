@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from litegpu.delegates.gpu import GpuDelegate
     from litegpu.gpu.adapter import ImageInput
     from litegpu.gpu.custom import register_op, unregister_op
+    from litegpu.tools.advise import advise
 
 __version__ = "0.1.0"
 
@@ -68,6 +69,7 @@ __all__ = [
     "SignatureRunner",
     "TensorError",
     "WaitType",
+    "advise",
     "list_models",
     "load",
     "load_delegate",
@@ -78,7 +80,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The GPU delegate brings the kernels with it, so it is imported when it is first asked for."""
+    """The GPU delegate brings the kernels with it, so it is imported when it is first asked for; so are the tools."""
     if name == "GpuDelegate":
         from litegpu.delegates import gpu
 
@@ -91,4 +93,8 @@ def __getattr__(name: str) -> Any:
         from litegpu.gpu import custom
 
         return getattr(custom, name)
+    if name == "advise":
+        from litegpu.tools import advise
+
+        return advise.advise
     raise AttributeError(f"module 'litegpu' has no attribute {name!r}")

@@ -337,6 +337,18 @@ class Interpreter:
         """Which node runs where, and why those on the CPU do. Before allocate_tensors() it is what is intended."""
         return self._report
 
+    def preview_delegation(self) -> DelegationReport:
+        """What allocate_tensors() would delegate with the present input shapes, if every delegate can prepare what it
+        accepts. Nothing is prepared, so no device is needed. Raises InvokeError if the shapes are refused."""
+        self._background.settle()
+        if not self._whole and self._plan is None:
+            shapes = self._input_shapes()
+            try:
+                self._divide_inferred()
+            finally:
+                self._official = self._resized(self._options.plain(), shapes)  # not allocated, as it was
+        return self._report
+
     def close(self) -> None:
         """Free what the delegates hold; any later use raises InvokeError. May be called twice."""
         self._background.close()
@@ -471,11 +483,9 @@ class Interpreter:
         """Learn every tensor's shape, divide again if that changed something, and have the partitions prepared."""
         shapes = self._input_shapes()
         try:
-            subgraph, refused, unresolved = self._infer()
+            division, refused, unresolved = self._divide_inferred()
+            subgraph = self._subgraph
             unknown = {t for node in refused for t in subgraph.operators[node].outputs}
-            division = self._division
-            if division is None or refused or subgraph is not self._subgraph:
-                division = self._divide(subgraph, refused)
             while division.delegated:
                 if unresolved:
                     self._require_kernels(division)
@@ -494,6 +504,14 @@ class Interpreter:
         self._official = self._resized(self._options, shapes)
         self._whole = True
         self.allocate_tensors()
+
+    def _divide_inferred(self) -> tuple[Division, dict[int, str], bool]:
+        """The division of the subgraph with its true shapes, and what _infer() says of it besides."""
+        subgraph, refused, unresolved = self._infer()
+        division = self._division
+        if division is None or refused or subgraph is not self._subgraph:
+            division = self._divide(subgraph, refused)
+        return division, refused, unresolved
 
     def _infer(self) -> tuple[Subgraph, dict[int, str], bool]:
         """(the subgraph with its true shapes, nodes whose shapes only a run decides, whether kernels of custom ops may

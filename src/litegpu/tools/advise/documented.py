@@ -1,0 +1,73 @@
+"""What the documentation of the official delegates tabulates: the platforms of each, and the model types it takes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from litegpu.model.model_type import Kind
+
+GPU, NNAPI, HEXAGON, CORE_ML, CPU = "GPU", "NNAPI", "Hexagon", "Core ML", "CPU"
+DELEGATES = (GPU, NNAPI, HEXAGON, CORE_ML, CPU)
+
+
+@dataclass(frozen=True)
+class Platforms:
+    """Where a delegate exists, as documented. `here`: whether litegpu's users on this platform have it."""
+
+    delegate: str
+    platforms: str
+    note: str
+
+    @property
+    def here(self) -> bool:
+        return self.delegate in (GPU, CPU)
+
+
+@dataclass(frozen=True)
+class TypeRow:
+    """A row of the table of model types: delegate -> whether the documentation says that it takes them."""
+
+    model_type: str
+    kind: Kind
+    takes: Mapping[str, bool]
+
+
+PLATFORMS = (
+    Platforms(
+        GPU,
+        "Android, iOS; on desktops special builds only",
+        "litegpu's own delegate: Linux, Windows and macOS, by CUDA, Vulkan, Direct3D 12, Metal or OpenGL",
+    ),
+    Platforms(NNAPI, "Android 8.1 and later", "deprecated; not on desktops"),
+    Platforms(HEXAGON, "Android with an older Qualcomm DSP", "deprecated; not on desktops"),
+    Platforms(CORE_ML, "iOS with an Apple A12 or later", "not in the Python runtime"),
+    Platforms(CPU, "all", "XNNPACK, applied by default, and plain kernels for the rest"),
+)
+
+
+def _row(model_type: str, kind: Kind, *, nnapi: bool, hexagon: bool, core_ml: bool) -> TypeRow:
+    """The GPU and the CPU take every documented type."""
+    takes = {GPU: True, NNAPI: nnapi, HEXAGON: hexagon, CORE_ML: core_ml, CPU: True}
+    return TypeRow(model_type, kind, takes)
+
+
+MODEL_TYPES = (
+    _row("float32", Kind.FLOAT32, nnapi=True, hexagon=False, core_ml=True),
+    _row("post-training float16", Kind.FLOAT16_WEIGHTS, nnapi=False, hexagon=False, core_ml=True),
+    _row("post-training dynamic range", Kind.DYNAMIC_RANGE, nnapi=True, hexagon=False, core_ml=False),
+    _row("post-training integer", Kind.FULL_INTEGER, nnapi=True, hexagon=True, core_ml=False),
+    _row("quantization-aware training", Kind.QUANTIZATION_AWARE, nnapi=True, hexagon=True, core_ml=False),
+)
+
+
+def row_of(kind: Kind) -> TypeRow | None:
+    """The row for a kind of model; None for kinds that the documentation does not mention."""
+    return next((row for row in MODEL_TYPES if row.kind is kind), None)
+
+
+def this_platform() -> str:
+    """The name of the system that this runs on."""
+    names = {"linux": "Linux", "darwin": "macOS", "win32": "Windows", "android": "Android", "ios": "iOS"}
+    return names.get(sys.platform, sys.platform)

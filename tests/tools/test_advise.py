@@ -1,0 +1,243 @@
+"""`litegpu advise`: the model's type, the documented rows, and what delegates would take without running anything."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import litegpu
+from litegpu import cli
+from litegpu.delegates.gpu import GpuDelegate
+from litegpu.delegates.xnnpack import xnnpack_partitions
+from litegpu.errors import DeviceError, ModelError
+from litegpu.model.builder import ModelBuilder
+from litegpu.model.model_type import Kind
+from litegpu.model.types import TensorType
+from litegpu.tools.advise import advise, print_advice
+from litegpu.tools.advise.documented import MODEL_TYPES, row_of
+from litegpu.tools.advise.text import node_numbers
+from litegpu.zoo import build_model
+
+SHAPE = (1, 4, 4, 8)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("advise") / "tiny.tflite"
+    path.write_bytes(build_model("mobilenet_v1", width=0.25, resolution=32, classes=5, precision="float16"))
+    return path
+
+
+@pytest.fixture
+def without_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which the GPU delegate finds nothing to run on."""
+
+    def refuse(self: GpuDelegate) -> None:
+        raise DeviceError("no device was found")
+
+    monkeypatch.setattr(GpuDelegate, "open_device", refuse)
+
+
+def islands() -> bytes:
+    """Two runs of ops that the GPU takes, three and two long, around one that it does not."""
+    b = ModelBuilder()
+    x = b.input("x", SHAPE)
+    for _ in range(3):
+        x = b.op("RELU", [x], SHAPE)
+    (x,) = b.custom("Unheard", [x], [(SHAPE, TensorType.FLOAT32)])
+    for _ in range(2):
+        x = b.op("RELU", [x], SHAPE)
+    b.output(x)
+    return b.build()
+
+
+def test_type_row_and_coverage_of_a_float16_model(classifier: Path, without_device: None) -> None:
+    advice = litegpu.advise(classifier)
+    assert advice.type.kind is Kind.FLOAT16_WEIGHTS
+    assert advice.row is row_of(Kind.FLOAT16_WEIGHTS) and advice.row is not None
+    assert advice.row.takes == {"GPU": True, "NNAPI": False, "Hexagon": False, "Core ML": True, "CPU": True}
+    gpu, cpu = advice.coverages
+    assert gpu.complete and gpu.partitions == 1 and gpu.left == () and gpu.total == 87
+    assert cpu.delegate == "XNNPACK" and (cpu.taken, cpu.partitions) == (87, 1)
+    assert advice.fully_delegated
+
+
+def test_no_device_is_needed_but_its_absence_decides(classifier: Path, without_device: None) -> None:
+    advice = advise(classifier.read_bytes())
+    assert advice.coverages[0].problem == "no device was found" and advice.coverages[0].taken == 87
+    assert advice.recommendation.delegate == "CPU" and "no device was found" in advice.recommendation.reasons[0]
+    assert advice.here == {"GPU": "absent", "NNAPI": "absent", "Hexagon": "absent", "Core ML": "absent", "CPU": "yes"}
+
+
+def test_the_preview_is_what_is_delegated(classifier: Path) -> None:
+    with litegpu.Interpreter(str(classifier), experimental_delegates=[_Taking({"CONV_2D", "RESHAPE"})]) as one:
+        previewed = one.preview_delegation()
+        with pytest.raises(ValueError, match="Tensor data is null"):
+            one.get_tensor(one.get_output_details()[0]["index"])
+        one.allocate_tensors()
+        assert one.delegation_report() == previewed
+        assert one.preview_delegation() == previewed
+    assert 0 < previewed.delegated < len(previewed.nodes)
+
+
+def test_limits_are_told_apart_from_refusals(without_device: None) -> None:
+    (gpu, xnnpack) = advise(islands()).coverages
+    assert (gpu.taken, gpu.total, gpu.partitions, gpu.without_limit) == (3, 6, 1, (5, 2))
+    refused = [one for one in gpu.left if not one.accepted]
+    limited = [one for one in gpu.left if one.accepted]
+    assert [(one.op, one.nodes) for one in refused] == [("Unheard", (3,))]
+    assert "custom operator" in refused[0].reason
+    assert [(one.op, one.nodes) for one in limited] == [("RELU", (4, 5))]
+    assert "max_delegated_partitions=1" in limited[0].reason
+    # The official runtime cannot even allocate a model with this op, so nobody knows what XNNPACK would do.
+    assert xnnpack.unknown and "Unheard" in str(xnnpack.problem)
+
+
+def test_reasons_are_the_delegates_own(without_device: None) -> None:
+    b = ModelBuilder()
+    x = b.input("x", (1, 2, 2, 2, 3))
+    b.output(b.op("RELU", [x], (1, 2, 2, 2, 3)))
+    content = b.build()
+    delegate = GpuDelegate()
+    model = litegpu.read_model(content)
+    gpu = advise(content, delegates=[delegate]).coverages[0]
+    assert gpu.left[0].reason == delegate.check(model, model.main, model.main.operators[0])
+    assert advise(content).recommendation.delegate == "CPU"
+
+
+def test_delegates_of_ones_own_are_asked_one_by_one(classifier: Path) -> None:
+    convolutions, shapes = _Taking({"CONV_2D"}, limit=0), _Taking({"RESHAPE"})
+    advice = advise(classifier, delegates=[convolutions, shapes])
+    assert [(c.taken, c.partitions, c.without_limit) for c in advice.coverages[:2]] == [(15, 15, None), (1, 1, None)]
+    assert advice.recommendation.delegate == "taking"
+    assert convolutions.max_delegated_partitions == 0 and shapes.max_delegated_partitions == 1
+
+
+def test_control_flow_has_one_reason(without_device: None) -> None:
+    b = ModelBuilder()
+    x = b.input("x", (2, 2))
+    b.output(b.op("RELU", [x], (2, 2)))
+    second = b.subgraph("other")
+    y = second.input("y", (2, 2))
+    second.output(second.op("RELU", [y], (2, 2)))
+    advice = advise(b.build())
+    assert advice.coverages[0].taken == 0 and "one piece" in advice.coverages[0].left[0].reason
+    assert "2 subgraphs" in advice.recommendation.reasons[0]
+
+
+def test_xnnpack_partitions_hold_what_leads_from_their_inputs_to_their_outputs() -> None:
+    b = ModelBuilder()
+    x = b.input("x", (1, 8))
+    y = b.op("ABS", [x], (1, 8))  # XNNPACK
+    y = b.op("CUMSUM", [y, b.constant(np.array(1, np.int32))], (1, 8))  # a plain kernel
+    b.output(b.op("ABS", [y], (1, 8)))
+    assert xnnpack_partitions(b.build()) == ((0,), (2,))
+
+
+def test_every_documented_type_is_in_the_table_once() -> None:
+    assert len({row.kind for row in MODEL_TYPES}) == len(MODEL_TYPES) == 5
+    assert row_of(Kind.MIXED) is None and row_of(Kind.INTEGER_16X8) is None
+    assert [row.model_type for row in MODEL_TYPES if row.takes["Hexagon"]] == [
+        "post-training integer",
+        "quantization-aware training",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "gpu", "xnnpack"),
+    [
+        ("mobilenet_v1_1.0_224_random_dynamic.tflite", Kind.DYNAMIC_RANGE, (31, 31), (20, 12)),
+        ("mobilenet_v1_1.0_224_random_int8.tflite", Kind.FULL_INTEGER, (31, 31), (30, 1)),
+        ("ssd_mobilenet_v1_coco_quant.tflite", Kind.QUANTIZATION_AWARE, (63, 64), (61, 2)),
+        ("hair_segmentation.tflite", Kind.FLOAT32, (259, 259), (259, 1)),
+        ("style_transfer_f16_384.tflite", Kind.FLOAT16_WEIGHTS, (285, 285), (266, 16)),
+    ],
+)
+def test_shared_models(
+    models_dir: Path, name: str, kind: Kind, gpu: tuple[int, int], xnnpack: tuple[int, int], without_device: None
+) -> None:
+    advice = advise(models_dir / name)
+    assert advice.type.kind is kind
+    assert (advice.coverages[0].taken, advice.coverages[0].total) == gpu
+    assert (advice.coverages[1].taken, advice.coverages[1].partitions) == xnnpack
+
+
+def test_command(classifier: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+                 without_device: None) -> None:  # fmt: skip
+    def call(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["litegpu", "advise", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        return int(exit_.value.code or 0), capsys.readouterr().out
+
+    status, text = call(str(classifier), "--json")
+    found = json.loads(text)
+    assert status == 0 and found["type"]["kind"] == "float16_weights"
+    assert found["documented"]["this_model"]["Core ML"] is True
+    assert found["delegates"][0]["report"]["counts"] == {"GPU": 87, "CPU": 0}
+    status, text = call(str(classifier), "--require_full_delegation")
+    assert status == 0 and "would take 87 of 87 ops, in 1 partition" in text and "<- this model" in text
+    partly = classifier.with_name("islands.tflite")
+    partly.write_bytes(islands())
+    status, text = call(str(partly), "--require-full-delegation")
+    assert status == 1 and "Unheard" in text and "With max_delegated_partitions=0: 5 ops, in 2 partitions" in text
+
+
+def test_what_is_no_model_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "page.tflite").write_text("<!DOCTYPE html>")
+    with pytest.raises(ModelError, match="HTML"):
+        advise(tmp_path / "page.tflite")
+
+
+def test_a_real_gpu_is_recommended(classifier: Path, monkeypatch: pytest.MonkeyPatch,
+                                   capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    class _Info:
+        name, backend, is_software = "Big GPU", "vulkan", False
+
+    class _Features:
+        float16 = True
+
+    class _Device:
+        info, features = _Info, _Features
+
+    monkeypatch.setattr(GpuDelegate, "open_device", lambda self: _Device)
+    advice = advise(classifier)
+    assert advice.recommendation.delegate == "GPU" and advice.here["GPU"] == "yes"
+    print_advice(advice)
+    assert "GPU on Big GPU (vulkan) would take 87 of 87 ops" in capsys.readouterr().out
+
+
+def test_node_numbers_join_neighbours() -> None:
+    assert node_numbers([3, 1, 2, 7, 9, 10]) == "1-3, 7, 9-10"
+    assert node_numbers(range(0, 20, 2), limit=3) == "0, 2, 4 and 7 more"
+
+
+class _Taking:
+    """A delegate that takes ops by name and prepares nothing."""
+
+    name = "taking"
+    min_nodes_per_partition = 0
+    first_delegate_node_index = 0
+    last_delegate_node_index = sys.maxsize
+
+    def __init__(self, ops: set[str], limit: int = 1) -> None:
+        self.ops = ops
+        self.max_delegated_partitions = limit
+
+    def check(self, model: object, subgraph: object, operator: litegpu.model.types.Operator) -> str | None:
+        return None if operator.name in self.ops else "It is not asked for."
+
+    def prepare(self, partition: object) -> _Kernel:
+        return _Kernel()
+
+
+class _Kernel:
+    def invoke(self, inputs: object) -> object:
+        raise AssertionError("nothing is run")
+
+    def close(self) -> None:
+        pass
