@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from litegpu.delegates.array_place import is_on_gpu
 from litegpu.delegates.report import DelegationReport
 from litegpu.errors import DeviceError, InvokeError, LiteGpuError, OptionError, TensorError
 from litegpu.interpreter import Interpreter
@@ -17,13 +18,11 @@ from litegpu.model.batch import with_batch
 
 if TYPE_CHECKING:
     from litegpu.delegates.gpu import GpuDelegate
-    from litegpu.delegates.gpu_kernel import GpuKernel
+    from litegpu.delegates.gpu_call import GpuCall
 
 log = logging.getLogger("litegpu")
 
 PRECISIONS = ("float32", "float16", "auto")
-#: Of DLPack: CUDA memory, and managed memory.
-_CUDA_DEVICE_TYPES = (2, 13)
 
 
 def load(
@@ -96,7 +95,7 @@ class LoadedModel:
         self._inputs = _named(inputs, names)
         self._outputs = _named(outputs, names)
         self._details = self.inputs
-        self._bound: GpuKernel | None = None  # to arrays of the last call
+        self._gpu_call: GpuCall | None = None  # how the last call was made, if it was on arrays on the GPU
 
     @property
     def inputs(self) -> dict[str, dict[str, Any]]:
@@ -133,7 +132,7 @@ class LoadedModel:
         Raises TensorError for a wrong name, number, type or shape, InvokeError if the inference fails.
         """
         values = self._arguments(args, kwargs)
-        if any(_is_on_gpu(value) for value in values.values()):
+        if any(is_on_gpu(value) for value in values.values()):
             return self._call_on_gpu(values)
         self._unbind()
         arrays = {name: _converted(name, value, self._details[name]) for name, value in values.items()}
@@ -146,7 +145,14 @@ class LoadedModel:
 
     def _call_on_gpu(self, values: Mapping[str, Any]) -> Any:
         """One inference on arrays on the GPU, some perhaps on the host."""
-        from litegpu.delegates import gpu_binding
+        call = self._gpu_call
+        if call is None or not call.takes(values):
+            call = self._gpu_call = self._prepared_gpu_call(values)
+        arrays = call.run(values)
+        return arrays[0] if len(arrays) == 1 else dict(zip(self._outputs, arrays, strict=True))
+
+    def _prepared_gpu_call(self, values: Mapping[str, Any]) -> GpuCall:
+        from litegpu.delegates.gpu_call import prepare
 
         delegate = self._delegate
         if delegate is None or self.device != "cuda":
@@ -156,7 +162,7 @@ class LoadedModel:
             )
         shapes = {}
         for name, value in values.items():
-            shape = value.shape if _is_on_gpu(value) else np.shape(value)
+            shape = value.shape if is_on_gpu(value) else np.shape(value)
             dtype = np.dtype(self._details[name]["dtype"])
             shapes[name] = np.broadcast_to(np.zeros((), dtype), tuple(int(n) for n in shape))
             _converted(name, shapes[name], self._details[name])  # raises if it can never fit
@@ -166,31 +172,16 @@ class LoadedModel:
                 "An input is in the memory of a GPU, but parts of the model run on the CPU: give arrays in host "
                 f"memory, or bind buffers to what the GPU runs. {self.report.summary()}"
             )
-        bound = {}
-        for name, value in values.items():
-            kernel, _, place, tensor = gpu_binding.find(delegate._prepared, self._inputs[name])
-            if _is_on_gpu(value):
-                bound[place] = tensor, value
-            else:
-                kernel.unbind("input", place)
-                array = _converted(name, value, self._details[name])
-                kernel.session.write(place, np.ascontiguousarray(array, np.int32 if array.dtype == bool else None))
-        places = {}
-        for name, index in self._outputs.items():
-            kernel, _, place, tensor = gpu_binding.find(delegate._prepared, index)
-            places[place] = name, tensor
-        self._bound = kernel
-        arrays = gpu_binding.run_on_gpu(kernel, bound, [places[i][1] for i in range(len(places))])
-        results = {places[i][0]: array for i, array in enumerate(arrays)}
-        results = {name: results[name] for name in self._outputs}
-        return next(iter(results.values())) if len(results) == 1 else results
+        details = self._details
+        return prepare(
+            delegate, values, self._inputs, self._outputs, lambda name, value: _converted(name, value, details[name])
+        )
 
     def _unbind(self) -> None:
         """Go back to host memory after a call on arrays on the GPU."""
-        kernel, self._bound = self._bound, None
-        if kernel is not None and not kernel.closed:
-            for kind, place in list(kernel.bound):
-                kernel.unbind(kind, place)
+        call, self._gpu_call = self._gpu_call, None
+        if call is not None:
+            call.unbind()
 
     def close(self) -> None:
         """Free what the device holds; later calls raise InvokeError."""
@@ -297,20 +288,6 @@ def _delegate(device: str, precision: str, options: Mapping[str, Any]) -> Any:
         log.info("No GPU can be used, running on the CPU. %s", error)
         return None
     return delegate
-
-
-def _is_on_gpu(value: Any) -> bool:
-    """Whether `value` is an array in CUDA memory."""
-    if isinstance(value, (np.ndarray, list, tuple, int, float)) or not (
-        hasattr(value, "__dlpack_device__") or hasattr(value, "__cuda_array_interface__")
-    ):
-        return False
-    try:
-        if hasattr(value, "__dlpack_device__"):
-            return int(value.__dlpack_device__()[0]) in _CUDA_DEVICE_TYPES
-        return value.__cuda_array_interface__ is not None
-    except Exception:  # of the library, about other kinds of its arrays
-        return False
 
 
 def _signature_names(interpreter: Interpreter) -> dict[int, str]:

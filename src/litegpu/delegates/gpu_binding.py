@@ -97,19 +97,19 @@ def run_on_gpu(kernel: GpuKernel, inputs: Mapping[int, tuple[Tensor, Any]], outp
     that belong to the caller. Does not wait: the results are for the stream that the library works on.
 
     Outputs of types that the GPU does not have (BOOL, INT64) are int32."""
-    from litegpu.gpu.runtime.cuda_array import like
+    from litegpu.gpu.runtime.cuda_array import empty_like, like
 
     for i, (tensor, array) in inputs.items():
         kernel.bind("input", i, tensor, array)
     session: Any = kernel.session
+    example, stream = next(iter(inputs.values()))[1], session.next_stream
     buffers = [
-        session.device.buffer(tensor.shape, NUMPY[port.dtype], session.next_stream)
+        empty_like(example, tensor.shape, NUMPY[port.dtype], session.device, stream)
         for tensor, port in zip(outputs, kernel.program.outputs, strict=True)
     ]
     for i, (tensor, buffer) in enumerate(zip(outputs, buffers, strict=True)):
         kernel.bind("output", i, tensor, buffer)
     kernel.run_bound()
-    example = next(iter(inputs.values()))[1]
     return [like(example, buffer) for buffer in buffers]
 
 

@@ -81,11 +81,8 @@ class GpuKernel:
     def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         with self._lock:
             for i, array in enumerate(inputs):
-                if array is self._lent.get(i) or ("input", i) in self.bound:
-                    continue
-                if array.dtype == np.bool_:
-                    array = array.astype(np.int32)
-                self.session.write(i, np.ascontiguousarray(array))
+                if array is not self._lent.get(i) and ("input", i) not in self.bound:
+                    self.write(i, array)
             self.session.run()
             self._stale.clear()
             if self._awake is not None:
@@ -94,6 +91,10 @@ class GpuKernel:
             if self.wait is not WaitType.DO_NOT_WAIT:
                 self._finish()
             return self._results
+
+    def write(self, i: int, array: np.ndarray) -> None:
+        """Copy an array to input `i`, for the next inference."""
+        self.session.write(i, np.ascontiguousarray(array, np.int32 if array.dtype == np.bool_ else None))
 
     def run_bound(self) -> None:
         """One inference whose inputs are all bound, or were written before. Returns at once, and leaves the outputs,

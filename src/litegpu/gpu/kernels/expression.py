@@ -104,8 +104,8 @@ def _div(k: Kernel, a: Value, b: Value) -> Value:
 
 
 def _floor_div(k: Kernel, a: Value, b: Value) -> Value:
-    """a / b rounded down. The quotient of floats may have passed a whole number, upwards by rounding, or downwards where
-    division is not exact (2.5 units in the last place in WGSL): its remainder tells."""
+    """a / b rounded down. The quotient of floats may have passed a whole number, upwards by rounding, or downwards
+    where division is not exact (2.5 units in the last place in WGSL): its remainder tells."""
     zero = constant(k, 0, a.type)
     if a.type.is_float:
         q = k.floor(a / b)

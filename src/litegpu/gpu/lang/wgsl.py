@@ -31,7 +31,6 @@ _INFIX = {
     "div": "/",
     "mod": "%",
     "idiv": "/",
-    "irem": "%",
     "and": "&",
     "or": "|",
     "xor": "^",
@@ -86,6 +85,7 @@ class _Module(Printer):
         self.kernel, self.features = kernel, features
         self.functions: dict[str, str] = {}
         self.bits: set[int] = set()  # of constants that WGSL cannot spell
+        self.half = any(m.storage.kind == "f16" for m in self._memories())
         self.needs_f16 = any(m.storage.kind == "f16" and self._native(m) for m in self._memories())
 
     def print(self) -> str:
@@ -152,7 +152,7 @@ class _Module(Printer):
     # Expressions
 
     def repeats(self, value: Value) -> bool:
-        return value.op in ("min", "max", "sign") and value.type.is_float
+        return (value.op in ("min", "max", "sign") and value.type.is_float) or value.op == "irem"
 
     def operation(self, value: Value, args: list[str]) -> str:
         op, type = value.op, value.type
@@ -186,6 +186,9 @@ class _Module(Printer):
                 return self._is_nan(operand, args[0])
         if op in ("shl", "shr"):
             return f"({args[0]} {'<<' if op == 'shl' else '>>'} {self._shift_amount(value.args[1], args[1])})"
+        if op == "irem":  # Vulkan leaves the sign of % open where an operand is negative
+            (a, b), name = args, self.type_name(operand)
+            return f"select({a} - {a} / {b} * {b}, {name}(0), {b} == {name}(0))"
         if operand.kind == "bool" and op == "xor":
             return f"({args[0]} != {args[1]})"
         if op == "not":
@@ -197,12 +200,11 @@ class _Module(Printer):
         return f"{_CALLS[op]}({', '.join(args)})"
 
     def _bounded(self, value: Value, a: str, b: str) -> str:
-        """min(a, b) or max(a, b) that is `a` if that is NaN. Drivers may take it that there is no NaN: NVIDIA's makes
-        a native min or max, which drops it, of a comparison with a constant."""
+        """min(a, b) or max(a, b) that is `a` if that is NaN. Drivers may take it that there is no NaN, and NVIDIA's
+        makes native operations that drop it of the comparison; the bits are compared too, then. That costs a tenth of
+        MobileNet's time in float16, for which the comparison has to do."""
         chosen = f"select({a}, {b}, {b} < {a})" if value.op == "min" else f"select({a}, {b}, {a} < {b})"
-        bound = value.args[1]
-        constant = bound.op == "const" or (bound.op == "splat" and bound.args[0].op == "const")
-        return f"select({chosen}, {a}, {self._is_nan(value.type, a)})" if constant else chosen
+        return chosen if self.half else f"select({chosen}, {a}, {self._is_nan(value.type, a)})"
 
     def _is_nan(self, type: Type, text: str) -> str:
         name = self.type_name(Type("u32", type.lanes))

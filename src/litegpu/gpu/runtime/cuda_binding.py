@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cuda.bindings import driver
 
@@ -49,18 +49,26 @@ class Bindings:
         program = self._session.program
         return len(self.inputs) == len(program.inputs) and len(self.outputs) == len(program.outputs)
 
-    def stream(self) -> int | None:
-        """The one stream to run on, if all arrays agree."""
-        streams = self._streams()
-        unknown = any(b.array.order for b in (*self.inputs.values(), *self.outputs.values()))
-        return streams[0] if len(streams) == 1 and not unknown else None
+    def streams(self, stream: int | None = None) -> tuple[int | None, list[int]]:
+        """(the stream to run on, the others that it is to be ordered with): the one stream that all arrays agree on, or
+        None for the session's own; `stream` if that is given."""
+        asked: dict[Callable[[], int], None] = {}
+        unknown = False
+        for bound in (*self.inputs.values(), *self.outputs.values()):
+            if bound.array.stream is not None:
+                asked[bound.array.stream] = None
+            unknown |= bound.array.order is not None
+        found = list(dict.fromkeys(ask() for ask in asked))
+        if stream is None and len(found) == 1 and not unknown:
+            return found[0], []
+        return stream, found
 
-    def before(self, stream: int) -> None:
+    def before(self, stream: Any, others: Sequence[int]) -> None:
         """Put on `stream` what comes before the program: waiting for those who write the arrays, and the inputs."""
-        for other in self._streams():
-            self._wait(stream, other)
+        for other in others:
+            self._wait(int(stream), other)
         both = (*self.inputs.values(), *self.outputs.values())
-        self._exports = [bound.array.order(stream) for bound in both if bound.array.order is not None]
+        self._exports = [bound.array.order(int(stream)) for bound in both if bound.array.order is not None]
         for index, bound in self.inputs.items():
             port = self._session.program.inputs[index]
             place, array, adapter = self._session.place(port), bound.array, bound.adapter
@@ -72,14 +80,14 @@ class Bindings:
                 adapter.enqueue_kernels(stream)
                 _copy(place, adapter.place(target), port.nbytes, stream, port.name)
 
-    def after(self, stream: int) -> None:
+    def after(self, stream: Any, others: Sequence[int]) -> None:
         """Put on `stream` what comes after the program: the outputs; then let the other streams wait for it."""
         for index in self.outputs:
             self.give(index, stream)
-        for other in self._streams():
-            self._wait(other, stream)
+        for other in others:
+            self._wait(other, int(stream))
 
-    def give(self, index: int, stream: int) -> None:
+    def give(self, index: int, stream: Any) -> None:
         """Copy output `index` from the arena to the array that is bound to it."""
         bound, port = self.outputs[index], self._session.program.outputs[index]
         place, array, adapter = self._session.place(port), bound.array, bound.adapter
@@ -101,13 +109,6 @@ class Bindings:
         if self._event is not None and not self._device.lost:
             driver.cuEventDestroy(self._event)
         self._event = None
-
-    def _streams(self) -> list[int]:
-        asked: dict[Callable[[], int], None] = {}
-        for bound in (*self.inputs.values(), *self.outputs.values()):
-            if bound.array.stream is not None:
-                asked[bound.array.stream] = None
-        return list(dict.fromkeys(ask() for ask in asked))
 
     def _wait(self, later: int, earlier: int) -> None:
         if later == earlier:
@@ -133,6 +134,6 @@ def check_fit(port: Port, array: CudaArray, what: str) -> None:
         raise TensorError(f"{what} has {port.nbytes} bytes; the buffer of shape {list(array.shape)} has {array.nbytes}")
 
 
-def _copy(target: int, source: int, size: int, stream: int, name: str) -> None:
+def _copy(target: int, source: int, size: int, stream: Any, name: str) -> None:
     if size:
-        checked(driver.cuMemcpyDtoDAsync(target, source, size, driver.CUstream(stream)), f"copy of tensor {name!r}")
+        checked(driver.cuMemcpyDtoDAsync(target, source, size, stream), f"copy of tensor {name!r}")

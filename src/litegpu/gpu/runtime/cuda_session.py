@@ -64,7 +64,7 @@ class CudaSession:
         self._stream: Any = None
         self._working: Any = None  # the stream of the last inference
         self._bindings = Bindings(self)
-        self._captured: frozenset[tuple[str, int]] = frozenset()  # the bound ports that _graph leaves out
+        self._rebound = False  # whether other ports are bound than those that _graph leaves out
         self._done: Any = None  # the event that a passive wait sleeps on
         self._graph: Graph | None = None
         self._kernel_graph: Graph | None = None  # without the copies, for timing
@@ -112,7 +112,7 @@ class CudaSession:
             with self.device.context:
                 if self._blocking:
                     self._run_blocking()
-                elif self._bindings or self._captured:
+                elif self._bindings or self._rebound:
                     self._run_bound()
                 else:
                     self._working = self._stream
@@ -147,7 +147,7 @@ class CudaSession:
         is bound is neither written nor downloaded, though read() still gives it. Raises TensorError, with `what` being
         the port's name, if it does not fit."""
         ports = self.program.inputs if kind == "input" else self.program.outputs
-        with self._lock, self.device.context:
+        with self._lock:
             self._check_usable()
             table = self._bindings.inputs if kind == "input" else self._bindings.outputs
             before = table.get(index)
@@ -163,6 +163,7 @@ class CudaSession:
                     kept = CudaSession(self.device, adapter, self.wait)
                 table[index] = Bound(array, kept)
             after = table.get(index)
+            self._rebound |= (before is None) != (after is None)
             if before is not None and before.adapter and (after is None or after.adapter is not before.adapter):
                 self._finish()
                 before.adapter.close()
@@ -173,7 +174,7 @@ class CudaSession:
             self._check_usable()
             self._finish()
             if self._has_run:
-                self._bindings.give(index, int(self._stream))
+                self._bindings.give(index, self._stream)
                 checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
 
     @property
@@ -199,11 +200,10 @@ class CudaSession:
         """The address of a port in the arena."""
         return self._memory + port.offset
 
-    def enqueue_kernels(self, stream: int) -> None:
+    def enqueue_kernels(self, stream: Any) -> None:
         """Put the kernels alone on a stream."""
-        handle = driver.CUstream(stream)
         for launch in self._launches:
-            launch.enqueue(handle)
+            launch.enqueue(stream)
 
     def reset_variables(self) -> None:
         with self._lock, self.device.context:
@@ -434,28 +434,29 @@ class CudaSession:
     def _run_bound(self) -> None:
         """An inference on the stream of those whose arrays are bound, with a graph that leaves those ports out."""
         bindings = self._bindings
-        self._recapture()
-        stream = bindings.stream() or int(self._stream)
+        if self._rebound:
+            self._recapture()
+        stream, others = bindings.streams()
+        if stream is None:
+            stream = int(self._stream)
         if self._running and int(self._working) != stream:  # the last inference still uses the arena
             self.device.make_wait(stream, int(self._working))
-        self._working = driver.CUstream(stream)
-        bindings.before(stream)
+        if self._working is None or int(self._working) != stream:
+            self._working = driver.CUstream(stream)
+        bindings.before(self._working, others)
         (error,) = driver.cuGraphLaunch(self._executable, self._working)
         if error != SUCCESS:
             raise self._failure("cuGraphLaunch", error)
         self._running = True
-        bindings.after(stream)
+        bindings.after(self._working, others)
 
     def _recapture(self) -> None:
-        """Make the graph anew if other ports are bound than it leaves out."""
-        bindings = self._bindings
-        bound = frozenset([*(("input", i) for i in bindings.inputs), *(("output", i) for i in bindings.outputs)])
-        if bound != self._captured:
-            self._finish()
-            graph, self._graph = self._graph, self._capture(self._enqueue_inference)
-            self._executable, self._captured = self._graph.executable, bound
-            if graph is not None:
-                graph.close()
+        """Make the graph anew: it leaves out the ports that are bound."""
+        self._finish()
+        graph, self._graph = self._graph, self._capture(self._enqueue_inference)
+        self._executable, self._rebound = self._graph.executable, False
+        if graph is not None:
+            graph.close()
 
     def _download(self, index: int) -> None:
         """Copy a bound output, which the arena still holds, to where read() finds it."""
@@ -469,7 +470,8 @@ class CudaSession:
         """One kernel after the other, each awaited."""
         self._after_kernel = False
         self._working = self._stream
-        self._bindings.before(int(self._stream))
+        _, others = self._bindings.streams(int(self._stream))
+        self._bindings.before(self._stream, others)
         self._enqueue_inputs()
         for launch in self._launches:
             try:  # NVIDIA's variable makes the launch itself report what the kernel did
@@ -478,7 +480,7 @@ class CudaSession:
             except CudaError as error:
                 raise self._failed(error, f"kernel {launch.kernel.name!r} ({launch.label})") from error
         self._enqueue_outputs()
-        self._bindings.after(int(self._stream))
+        self._bindings.after(self._stream, others)
         self._running = True
 
     def _time_launch(self, launch: Launch) -> float:
