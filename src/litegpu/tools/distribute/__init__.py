@@ -1,0 +1,8 @@
+"""Work in shards on several workers, in this process or on Ray: one outcome per shard, in order, whatever dies."""
+
+from __future__ import annotations
+
+from litegpu.tools.distribute.crew import Context, WorkerDied
+from litegpu.tools.distribute.scheduler import Outcome, map_shards, plan_workers
+
+__all__ = ["Context", "Outcome", "WorkerDied", "map_shards", "plan_workers"]

@@ -1,0 +1,205 @@
+"""Hands shards to workers, keeps a bounded number under way, and gives every result once, in order."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from litegpu.errors import OptionError
+from litegpu.tools.distribute.crew import Context, Crew, Factory, Finished, LocalCrew, Lost, Started, WorkerDied
+
+#: Deaths of workers while starting, without a shard done in between, after which none is started any more.
+_MOST_FAILED_STARTS = 5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of shard number `index`: `value`, or the exception that the function raised or, after too many
+    attempts, a WorkerDied. `worker` describes who did it; `attempts` counts those who died of it, and that one."""
+
+    index: int
+    shard: Any
+    value: Any
+    error: Exception | None
+    worker: str
+    attempts: int
+
+
+def map_shards(
+    factory: Factory,
+    shards: Iterable[Any],
+    *,
+    workers: int | None = None,
+    ray: str | None = None,
+    gpus: bool = True,
+    concurrency: int = 2,
+    ahead: int = 4,
+    attempts: int = 4,
+) -> Iterator[Outcome]:
+    """Apply a function to every shard: one outcome per shard, in the order of the shards.
+
+    factory: called once in each worker with its Context; gives the function from a shard to its result, called by
+        `concurrency` threads at once (so that one shard is read while another is computed). For Ray it is pickled, and
+        so are shards and results: keep shards small (paths, ranges), and results in arrays.
+    shards: taken when they are needed: no more than 2 * workers * ahead are in memory, results included. A consumer
+        that is slow slows everything down rather than fill the memory.
+    workers: how many; by default one per GPU of Ray's cluster, one in this process.
+    ray: None runs in this process. "auto" joins the Ray cluster that is running or starts one on this machine, "local"
+        always starts one, anything else is the address of a cluster.
+    gpus: whether each worker needs a GPU, where Ray knows of any.
+    ahead: shards given to a worker at a time, so that it need not wait for the next.
+    attempts: how many workers may die of a shard. A shard whose worker died is tried again alone, so that those beside
+        it are not blamed.
+
+    An exception of the function is an outcome's error; one of the factory is raised here, as is WorkerDied if workers
+    die while they start. Workers are ended when the iterator is closed.
+    """
+    if attempts < 1 or ahead < 1 or concurrency < 1:
+        raise OptionError("attempts, ahead and concurrency must be at least 1")
+    crew: Crew
+    if ray is None:
+        crew = LocalCrew(factory, plan_workers(1 if workers is None else workers, os.cpu_count() or 1), concurrency)
+    else:
+        from litegpu.tools.distribute.ray_crew import RayCrew
+
+        crew = RayCrew(factory, address=ray, workers=workers, gpus=gpus, concurrency=concurrency)
+    try:
+        yield from _Scheduler(crew, shards, ahead, attempts).run()
+    finally:
+        crew.close()
+
+
+def plan_workers(count: int, threads: int, *, own_gpus: bool = True) -> list[Context]:
+    """Contexts of the workers of one process, which share `threads` threads; several workers get a CUDA device each."""
+    if count < 1:
+        raise OptionError(f"workers is {count}; it must be at least 1")
+    each = max(1, threads // count)
+    return [Context(i, count, each, gpu=i if own_gpus and count > 1 else None) for i in range(count)]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A shard on its way; `deaths` are the workers that died while they had it."""
+
+    index: int
+    shard: Any
+    deaths: int = 0
+
+
+@dataclass
+class _Worker:
+    """What the scheduler knows of one worker."""
+
+    description: str = ""
+    ready: bool = False
+    jobs: dict[int, _Job] = field(default_factory=dict)  # by ticket
+
+    @property
+    def has_suspect(self) -> bool:
+        """Whether it works on a shard that may have killed another one."""
+        return any(job.deaths for job in self.jobs.values())
+
+
+class _Scheduler:
+    """One run of map_shards()."""
+
+    def __init__(self, crew: Crew, shards: Iterable[Any], ahead: int, attempts: int) -> None:
+        self._crew = crew
+        self._ahead = ahead
+        self._attempts = attempts
+        self._window = 2 * crew.count * ahead
+        self._shards = iter(shards)
+        self._exhausted = False
+        self._again: deque[_Job] = deque()  # whose worker died
+        self._taken = 0
+        self._given = 0
+        self._done: dict[int, Outcome] = {}
+        self._workers = [_Worker() for _ in range(crew.count)]
+        self._tickets = itertools.count()
+        self._failed_starts = 0
+
+    def run(self) -> Iterator[Outcome]:
+        while True:
+            self._hand_out()
+            while self._given in self._done:
+                self._given += 1
+                yield self._done.pop(self._given - 1)
+            if self._exhausted and self._given == self._taken:
+                return
+            for event in self._crew.wait():
+                match event:
+                    case Started(worker, description):
+                        self._workers[worker].description = description
+                        self._workers[worker].ready = True
+                    case Finished():
+                        self._finish(event)
+                    case Lost():
+                        self._bury(event)
+
+    def _hand_out(self) -> None:
+        """Give shards to workers, the least busy first, until all have enough."""
+        while True:
+            ready = [i for i, w in enumerate(self._workers) if w.ready and not w.has_suspect]
+            idle = [i for i in ready if not self._workers[i].jobs]
+            if self._again and idle:
+                self._submit(idle[0], self._again.popleft())
+                continue
+            # One worker without new shards empties, for the suspects.
+            reserved = min(ready, key=self._busyness) if self._again and ready else None
+            open_ = [i for i in ready if i != reserved and len(self._workers[i].jobs) < self._ahead]
+            job = self._next() if open_ else None
+            if job is None:
+                return
+            self._submit(min(open_, key=self._busyness), job)
+
+    def _busyness(self, worker: int) -> int:
+        return len(self._workers[worker].jobs)
+
+    def _next(self) -> _Job | None:
+        """The next new shard, None if there is none or too many are under way."""
+        if self._exhausted or self._taken - self._given >= self._window:
+            return None
+        try:
+            shard = next(self._shards)
+        except StopIteration:
+            self._exhausted = True
+            return None
+        self._taken += 1
+        return _Job(self._taken - 1, shard)
+
+    def _submit(self, worker: int, job: _Job) -> None:
+        ticket = next(self._tickets)
+        self._workers[worker].jobs[ticket] = job
+        self._crew.submit(worker, ticket, job.shard)
+
+    def _finish(self, event: Finished) -> None:
+        worker = self._workers[event.worker]
+        job = worker.jobs.pop(event.ticket, None)
+        if job is None:  # reported after its worker was buried: another one has the shard
+            return
+        self._failed_starts = 0
+        self._done[job.index] = Outcome(
+            job.index, job.shard, event.value, event.error, worker.description, job.deaths + 1
+        )
+
+    def _bury(self, event: Lost) -> None:
+        worker = self._workers[event.worker]
+        if not worker.ready:
+            if event.error is not None:
+                raise event.error
+            self._failed_starts += 1
+            if self._failed_starts >= _MOST_FAILED_STARTS:
+                raise WorkerDied(f"{self._failed_starts} workers died while they started, the last so: {event.cause}")
+        orphans = [replace(job, deaths=job.deaths + 1) for job in worker.jobs.values()]
+        description = worker.description
+        self._workers[event.worker] = _Worker()
+        for job in orphans:
+            if job.deaths < self._attempts:
+                self._again.append(job)
+            else:
+                error = WorkerDied(f"{job.deaths} workers died while they worked on this, the last so: {event.cause}")
+                self._done[job.index] = Outcome(job.index, job.shard, None, error, description, job.deaths)

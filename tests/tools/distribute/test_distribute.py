@@ -1,0 +1,128 @@
+"""map_shards(): order, limits, errors, and on Ray exactly one outcome per shard while workers are killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from litegpu.errors import OptionError
+from litegpu.tools.distribute import Context, WorkerDied, map_shards, plan_workers
+
+sys.path.insert(0, str(Path(__file__).parent))
+from shards import Counting, Refusing, Squares
+
+
+def test_outcomes_come_in_order_from_several_workers() -> None:
+    outcomes = list(map_shards(Squares(delay=0.002), range(40), workers=3))
+    assert [o.index for o in outcomes] == [o.shard for o in outcomes] == list(range(40))
+    assert [int(o.value[1][0]) for o in outcomes] == [i * i for i in range(40)]
+    assert all(o.error is None and o.attempts == 1 and f"process {os.getpid()}" in o.worker for o in outcomes)
+
+
+def test_errors_of_the_function_are_outcomes_and_those_of_the_factory_are_raised() -> None:
+    outcomes = list(map_shards(Squares(raises=frozenset({3})), range(6)))
+    assert [o.index for o in outcomes if o.error is not None] == [3]
+    assert isinstance(outcomes[3].error, ValueError) and outcomes[3].value is None
+    with pytest.raises(LookupError, match="has no model"):
+        list(map_shards(Refusing(), range(6)))
+
+
+def test_a_slow_consumer_holds_the_shards_back() -> None:
+    taken = 0
+
+    def shards() -> Iterator[int]:
+        nonlocal taken
+        for number in range(1000):
+            taken = number
+            yield number
+
+    outcomes = map_shards(Squares(), shards(), workers=2, ahead=3)
+    for _ in range(5):
+        next(outcomes)
+    time.sleep(0.05)
+    assert taken <= 5 + 2 * 2 * 3
+    outcomes.close()
+
+
+def test_threads_overlap_and_the_function_is_closed() -> None:
+    counting = Counting()
+    seen = [o.worker for o in map_shards(lambda context: counting, range(12), concurrency=2)]
+    assert counting.most == 2 and counting.closed and seen[0].endswith("on a counter")
+
+
+def test_nothing_to_do() -> None:
+    assert list(map_shards(Squares(), [])) == []
+
+
+def test_contexts_share_threads_and_gpus() -> None:
+    assert plan_workers(1, 8) == [Context(0, 1, 8)]
+    assert plan_workers(2, 8) == [Context(0, 2, 4, 0), Context(1, 2, 4, 1)]
+    with pytest.raises(OptionError, match="at least 1"):
+        plan_workers(0, 8)
+
+
+# --------------------------------------------------------------------------------------------------------------- Ray
+
+on_ray = [
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray: pip install 'litegpu[ray]'"),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+]
+
+
+class TestRay:
+    """On a cluster of four workers on this machine, started once."""
+
+    pytestmark = on_ray
+
+    @pytest.fixture(scope="class", autouse=True)
+    def cluster(self) -> Iterator[None]:
+        import ray
+
+        folders = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        environment = {"env_vars": {"PYTHONPATH": folders}}
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env=environment)
+        yield
+        ray.shutdown()
+
+    def test_every_shard_is_answered_once_while_workers_are_killed(self) -> None:
+        rng, killed = random.Random(5), 0
+        answers: Counter[int] = Counter()
+        pids: set[int] = set()
+        again = 0
+        for outcome in map_shards(Squares(delay=0.01), range(200), workers=4, ray="auto", gpus=False, attempts=10):
+            assert outcome.error is None and int(outcome.value[1][0]) == outcome.index**2
+            answers[outcome.index] += 1
+            again += outcome.attempts > 1
+            pids.add(outcome.value[0])
+            if outcome.index % 40 == 20:
+                victim = rng.choice(sorted(pids))
+                pids.discard(victim)
+                try:
+                    os.kill(victim, signal.SIGKILL)
+                    killed += 1
+                except ProcessLookupError:
+                    pass
+        assert answers == Counter(range(200)) and list(answers) == list(range(200))
+        assert killed >= 3 and again >= 1 and os.getpid() not in pids
+
+    def test_a_shard_that_kills_is_given_up_and_those_beside_it_are_not(self) -> None:
+        work = Squares(kills=frozenset({9}))
+        outcomes = list(map_shards(work, range(30), workers=2, ray="auto", gpus=False, attempts=2))
+        assert [o.index for o in outcomes] == list(range(30))
+        assert [o.index for o in outcomes if o.error is not None] == [9]
+        assert isinstance(outcomes[9].error, WorkerDied) and outcomes[9].attempts == 2
+
+    def test_errors_cross_the_border_of_processes(self) -> None:
+        outcomes = list(map_shards(Squares(raises=frozenset({2})), range(4), workers=1, ray="auto", gpus=False))
+        assert isinstance(outcomes[2].error, ValueError) and "2 is not wanted" in str(outcomes[2].error)
+        with pytest.raises(LookupError, match="has no model"):
+            list(map_shards(Refusing(), range(4), workers=1, ray="auto", gpus=False))
