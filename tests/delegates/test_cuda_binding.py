@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,88 @@ def test_both_sides(device: Any, opened: Any, kind: Any, wait: str, validation: 
     interpreter.invoke()
     np.testing.assert_array_equal(interpreter.get_tensor(y), -numbers(9))
     np.testing.assert_array_equal(target.get(), -numbers(8))
+
+
+def test_arrays_that_come_again(device: Any, opened: Any) -> None:
+    """Arrays that come again are copied by graphs of their own, of which only some are kept."""
+    interpreter, delegate, x, y = opened(neg())
+    pairs = [(ByDLPack(device, numbers(i)), ByDLPack(device, numbers(i))) for i in range(7)]
+    order = [*range(7), *range(7), *range(7), 0, 0, 0, 6, 6, 6, 3, 0, 3]
+    for turn, i in enumerate(order):
+        source, target = pairs[i]
+        source.set(numbers(100 + turn))
+        delegate.bind_buffer_to_tensor(source, x)
+        delegate.bind_buffer_to_tensor(target, y)
+        interpreter.invoke()
+        np.testing.assert_array_equal(target.get(), -numbers(100 + turn))
+    session = delegate._prepared[0].kernel().session
+    assert any(None not in ways.values() for ways, _ in session._bound_graphs), "no graph copies for itself"
+    assert len(session._bound_graphs) <= 4
+
+
+@pytest.mark.parametrize("offset", [0, 4, 8])
+def test_addresses_between_boundaries(device: Any, opened: Any, offset: int) -> None:
+    b = ModelBuilder()
+    b.output(b.op("NEG", [b.input("x", (3, 7))], (3, 7), name="y"))
+    interpreter, delegate, x, y = opened(b.build())
+    values = np.random.default_rng(offset).normal(size=(3, 7)).astype(np.float32)
+    whole = [ByDLPack(device, np.zeros((3, 9), np.float32)) for _ in range(2)]
+    source, target = (ByDLPack(device, np.zeros((3, 7), np.float32)) for _ in range(2))
+    source.address, target.address = (w.address + offset for w in whole)
+    source.set(values)
+    delegate.bind_buffer_to_tensor(source, x)
+    delegate.bind_buffer_to_tensor(target, y)
+    for _ in range(4):
+        interpreter.invoke()
+        np.testing.assert_array_equal(target.get(), -values)
+    assert not whole[1].get().reshape(-1)[21 + offset // 4 :].any(), "written beyond the end"
+
+
+class Tensor(ByDLPack):
+    """As PyTorch's tensors answer."""
+
+    is_cuda = True
+
+    def get_device(self) -> int:
+        return 0
+
+    def is_contiguous(self) -> bool:
+        return True
+
+    def is_neg(self) -> bool:
+        return False
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def test_pytorch_tensors_are_read_directly(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from litegpu.gpu.runtime import cuda_array
+
+    names = ("float32", "float16", "uint8", "int8", "int16", "int32", "int64", "float64", "bool")
+    streams: list[int] = []
+    torch = SimpleNamespace(Tensor=Tensor, **{name: np.dtype(name) for name in names})
+    torch.empty = lambda shape, dtype, device: Tensor(device, np.zeros(shape, dtype))
+    torch._C = SimpleNamespace(_cuda_getCurrentRawStream=lambda index: streams.append(index) or 0)
+    torch.cuda = SimpleNamespace()
+    caches = (cuda_array._torch_types, cuda_array._torch_type, cuda_array._torch_stream)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    for cache in caches:
+        cache.cache_clear()
+    try:
+        with litegpu.load(neg(), "cuda") as model:
+            for seed in (*range(3), 1, 1):
+                given = Tensor(device, numbers(seed))
+                result = model(given)
+                assert type(result) is Tensor and not given.asked, "DLPack was used"
+                np.testing.assert_array_equal(result.get(), -numbers(seed))
+            assert streams and set(streams) == {0}
+            twice = np.concatenate([numbers(0), numbers(1)])
+            np.testing.assert_array_equal(model(Tensor(device, twice)).get(), -twice)
+            np.testing.assert_array_equal(model(numbers(6)), -numbers(6))
+    finally:
+        for cache in caches:
+            cache.cache_clear()
 
 
 def test_outputs_stay_on_the_gpu_until_they_are_asked_for(device: Any, opened: Any) -> None:

@@ -99,16 +99,18 @@ def run_on_gpu(kernel: GpuKernel, inputs: Mapping[int, tuple[Tensor, Any]], outp
     Outputs of types that the GPU does not have (BOOL, INT64) are int32."""
     from litegpu.gpu.runtime.cuda_array import empty_like, like
 
-    for i, (tensor, array) in inputs.items():
-        kernel.bind("input", i, tensor, array)
     session: Any = kernel.session
+    for i, (tensor, array) in inputs.items():
+        if not kernel.rebind("input", i, array):
+            kernel.bind("input", i, tensor, array)
     example, stream = next(iter(inputs.values()))[1], session.next_stream
     buffers = [
         empty_like(example, tensor.shape, NUMPY[port.dtype], session.device, stream)
         for tensor, port in zip(outputs, kernel.program.outputs, strict=True)
     ]
     for i, (tensor, buffer) in enumerate(zip(outputs, buffers, strict=True)):
-        kernel.bind("output", i, tensor, buffer)
+        if not kernel.rebind("output", i, buffer):
+            kernel.bind("output", i, tensor, buffer)
     kernel.run_bound()
     return [like(example, buffer) for buffer in buffers]
 

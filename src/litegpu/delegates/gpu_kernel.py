@@ -112,6 +112,16 @@ class GpuKernel:
             gpu_binding.bind(self, kind, i, tensor, buffer, **how)
             self.bound[kind, i] = buffer
 
+    def rebind(self, kind: str, i: int, buffer: Any) -> bool:
+        """bind(), but quick, for a buffer as plain as the one that is bound and a kernel that is not waited for; False
+        if that does not apply."""
+        session: Any = self.session
+        with self._lock:
+            if self._pending or not session.replace(kind, i, buffer):
+                return False
+            self.bound[kind, i] = buffer
+            return True
+
     def unbind(self, kind: str, i: int) -> None:
         """Go back to host memory for input or output `i`."""
         with self._lock:

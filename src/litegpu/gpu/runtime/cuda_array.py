@@ -7,8 +7,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from cuda.bindings import driver
@@ -27,8 +26,7 @@ _KEPT_BLOCKS = 8
 _LARGEST_KEPT = 64 << 20
 
 
-@dataclass(frozen=True, eq=False)
-class CudaArray:
+class CudaArray(NamedTuple):
     """Somebody's dense row-major array. `owner` keeps the memory alive.
 
     `stream()` is the stream that the array's library works on now, where that can be known; else `order(stream)`, if
@@ -39,7 +37,7 @@ class CudaArray:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     owner: Any
-    stream: Callable[[], int] | None
+    stream: Callable[[], int] | None = None
     order: Callable[[int], object] | None = None
 
     @property
@@ -57,7 +55,7 @@ def import_array(
         stream = array.stream if stream is None else stream_handle(stream)
         return CudaArray(array.memory.address, array.shape, array.dtype, array, lambda: stream)
     if stream is None and is_torch_tensor(array):
-        plain = _from_torch(device, array)
+        plain = from_torch(device, array)
         if plain is not None:
             return plain
     if hasattr(array, "__dlpack_device__") and hasattr(array, "__dlpack__"):
@@ -95,14 +93,25 @@ def is_torch_tensor(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
+def from_torch(device: CudaDevice, tensor: Any) -> CudaArray | None:
+    """A plain dense PyTorch tensor on the device, without the detour by DLPack, which takes ten times as long; else
+    None."""
+    index = device.found.index
+    if not tensor.is_cuda or tensor.get_device() != index or not tensor.is_contiguous():
+        return None
+    dtype = _torch_types().get(tensor.dtype)
+    if dtype is None or tensor.is_neg():  # (complex numbers, which may be conjugates, are none of the types)
+        return None
+    return CudaArray(tensor.data_ptr(), tuple(tensor.shape), dtype, tensor, _torch_stream(index))
+
+
 def empty_like(example: Any, shape: tuple[int, ...], dtype: np.dtype[Any], device: CudaDevice, stream: int) -> Any:
     """A new array of the library that `example` is of, or a CudaBuffer for `like()` to convert, to be written on
     `stream`, the one that the library works on."""
     if is_torch_tensor(example):
-        torch = sys.modules["torch"]
-        kind = getattr(torch, dtype.name, None)
+        kind = _torch_type(dtype)
         if kind is not None:
-            return torch.empty(shape, dtype=kind, device=example.device)
+            return sys.modules["torch"].empty(shape, dtype=kind, device=example.device)
     return device.buffer(shape, dtype, stream)
 
 
@@ -220,22 +229,15 @@ class MemoryPool:
 _Found = tuple[dlpack.Described, Any, Callable[[], int] | None, Callable[[int], object] | None]
 
 
-def _from_torch(device: CudaDevice, tensor: Any) -> CudaArray | None:
-    """A plain dense tensor on the device, without the detour by DLPack, which takes ten times as long; else None."""
-    if not (tensor.is_cuda and tensor.get_device() == device.found.index and tensor.is_contiguous()):
-        return None
-    if tensor.is_conj() or tensor.is_neg():
-        return None
-    dtype = _TORCH_TYPES.get(str(tensor.dtype))
-    if dtype is None:
-        return None
-    return CudaArray(tensor.data_ptr(), tuple(tensor.shape), dtype, tensor, _torch_stream(device.found.index))
+@functools.cache
+def _torch_types() -> dict[Any, np.dtype[Any]]:
+    names = ("float32", "float16", "uint8", "int8", "int16", "int32", "int64", "float64", "bool")
+    return {getattr(sys.modules["torch"], name): np.dtype(name) for name in names}
 
 
-_TORCH_TYPES = {
-    f"torch.{name}": np.dtype(name)
-    for name in ("float32", "float16", "uint8", "int8", "int16", "int32", "int64", "float64", "bool")
-}
+@functools.cache
+def _torch_type(dtype: np.dtype[Any]) -> Any:
+    return next((kind for kind, known in _torch_types().items() if known == dtype), None)
 
 
 @functools.cache

@@ -18,8 +18,8 @@ from litegpu.errors import DeviceError
 from litegpu.gpu.program import Dispatch, Port, Program
 from litegpu.gpu.runtime.base import SHORT_SECONDS, KernelTime
 from litegpu.gpu.runtime.check import NUMPY, check_array, check_program
-from litegpu.gpu.runtime.cuda_array import LEGACY_STREAM, CudaArray
-from litegpu.gpu.runtime.cuda_binding import Bindings, Bound, check_fit
+from litegpu.gpu.runtime.cuda_array import LEGACY_STREAM, CudaArray, from_torch, is_torch_tensor
+from litegpu.gpu.runtime.cuda_binding import Bindings, Bound, Ways, check_fit
 from litegpu.gpu.runtime.cuda_copy import COPY, MOST_BYTES, Pinned, copy_launch
 from litegpu.gpu.runtime.cuda_device import CudaDevice
 from litegpu.gpu.runtime.cuda_driver import SUCCESS, CudaError, checked, error_text
@@ -33,6 +33,9 @@ _LAUNCHES_TIMED, _ROUNDS_TIMED = 20, 5
 LITTLE_BYTES = 3 << 20
 #: NVIDIA's own variable: each kernel is launched by itself and awaited, so that an error can name it.
 _BLOCKING_VARIABLE = "CUDA_LAUNCH_BLOCKING"
+#: Graphs kept for different bound arrays.
+_BOUND_GRAPHS = 4
+_NOTHING_BOUND: Ways = {}
 _OUT_OF_MEMORY = int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
 #: Errors of running kernels (illegal addresses, traps, timeouts ...), after which a context is of no use to anyone.
 _STICKY = {700, 702, *range(709, 720), 999}
@@ -64,7 +67,7 @@ class CudaSession:
         self._stream: Any = None
         self._working: Any = None  # the stream of the last inference
         self._bindings = Bindings(self)
-        self._rebound = False  # whether other ports are bound than those that _graph leaves out
+        self._bound_graphs: list[tuple[Ways, Graph]] = []  # for arrays that are bound, latest last
         self._done: Any = None  # the event that a passive wait sleeps on
         self._graph: Graph | None = None
         self._kernel_graph: Graph | None = None  # without the copies, for timing
@@ -112,7 +115,7 @@ class CudaSession:
             with self.device.context:
                 if self._blocking:
                     self._run_blocking()
-                elif self._bindings or self._rebound:
+                elif self._bindings:
                     self._run_bound()
                 else:
                     self._working = self._stream
@@ -163,10 +166,22 @@ class CudaSession:
                     kept = CudaSession(self.device, adapter, self.wait)
                 table[index] = Bound(array, kept)
             after = table.get(index)
-            self._rebound |= (before is None) != (after is None)
             if before is not None and before.adapter and (after is None or after.adapter is not before.adapter):
                 self._finish()
                 before.adapter.close()
+
+    def replace(self, kind: str, index: int, array: Any) -> bool:
+        """Let a plain PyTorch tensor stand for a port in place of an array of the same type and shape that is bound to
+        it. What does not fit is left to bind(), which is slower: then False."""
+        table = self._bindings.inputs if kind == "input" else self._bindings.outputs
+        before = table.get(index)
+        if before is None or before.adapter is not None or not is_torch_tensor(array):
+            return False
+        plain = from_torch(self.device, array)
+        if plain is None or plain.dtype != before.array.dtype or plain.shape != before.array.shape:
+            return False
+        table[index] = Bound(plain, None)
+        return True
 
     def fill_bound_output(self, index: int) -> None:
         """Copy the last inference's output, if there was one, to the array that was bound to it since."""
@@ -267,7 +282,7 @@ class CudaSession:
                     if stream is not None:
                         driver.cuStreamSynchronize(stream)
                 self._bindings.close()
-                for graph in (self._graph, self._kernel_graph):
+                for graph in (self._graph, self._kernel_graph, *(graph for _, graph in self._bound_graphs)):
                     if graph is not None:
                         graph.close()
                 if self._done is not None:
@@ -370,44 +385,45 @@ class CudaSession:
     def _capture(self, enqueue: Callable[[], None]) -> Graph:
         return Graph(self._stream, enqueue)
 
-    def _enqueue_inference(self) -> None:
+    def _enqueue_inference(self, ways: Ways = _NOTHING_BOUND) -> None:
         self._after_kernel = False
-        self._enqueue_inputs()
+        self._enqueue_inputs(ways)
         for launch in self._launches:
             self._enqueue(launch)
-        self._enqueue_outputs()
+        self._enqueue_outputs(ways)
 
     def _enqueue_kernels(self) -> None:
         self._after_kernel = False
         for launch in self._launches:
             self._enqueue(launch)
 
-    def _enqueue_inputs(self) -> None:
+    def _enqueue_inputs(self, ways: Ways) -> None:
         for index, (port, memory) in enumerate(zip(self.program.inputs, self._input_memory, strict=True)):
-            if index in self._bindings.inputs:
-                continue
-            target, source, what = self.place(port), memory.ctypes.data, f"copy of input {port.name!r}"
-            if not self._copied_by_kernel(port, target, source, what):
-                checked(driver.cuMemcpyHtoDAsync(target, source, port.nbytes, self._stream), what)
+            bound = ways.get(("input", index), memory.ctypes.data)
+            if bound is not None:
+                copy = driver.cuMemcpyDtoDAsync if ("input", index) in ways else driver.cuMemcpyHtoDAsync
+                self._enqueue_copy(self.place(port), bound, port.nbytes, copy, f"copy of input {port.name!r}")
 
-    def _enqueue_outputs(self) -> None:
+    def _enqueue_outputs(self, ways: Ways) -> None:
         for index, (port, memory) in enumerate(zip(self.program.outputs, self._output_memory, strict=True)):
-            if index in self._bindings.outputs:
-                continue
-            target, source, what = memory.ctypes.data, self.place(port), f"copy of output {port.name!r}"
-            if not self._copied_by_kernel(port, target, source, what):
-                checked(driver.cuMemcpyDtoHAsync(target, source, port.nbytes, self._stream), what)
+            bound = ways.get(("output", index), memory.ctypes.data)
+            if bound is not None:
+                copy = driver.cuMemcpyDtoDAsync if ("output", index) in ways else driver.cuMemcpyDtoHAsync
+                self._enqueue_copy(bound, self.place(port), port.nbytes, copy, f"copy of output {port.name!r}")
 
-    def _copied_by_kernel(self, port: Port, target: int, source: int, what: str) -> bool:
-        """Put the kernel on the stream that copies the port, unless that is too large for it."""
-        self._after_kernel &= port.nbytes <= MOST_BYTES
-        if port.nbytes > MOST_BYTES:
-            return False
+    def _enqueue_copy(self, target: int, source: int, nbytes: int, copy: Callable[..., Any], what: str) -> None:
+        """Put a copy of a port on the stream, as a kernel where that can be."""
+        ours = copy is not driver.cuMemcpyDtoDAsync  # with room behind the last byte
+        fits = ours or (nbytes % 4 == 0 and target % 16 == 0 and source % 16 == 0)
+        by_kernel = fits and nbytes <= MOST_BYTES
+        self._after_kernel &= by_kernel
+        if not by_kernel:
+            checked(copy(target, source, nbytes, self._stream), what)
+            return
         launch = self._copies.get((target, source))
         if launch is None:
-            launch = self._copies[target, source] = copy_launch(self._copy, target, source, port.nbytes, what)
+            launch = self._copies[target, source] = copy_launch(self._copy, target, source, nbytes, what)
         self._enqueue(launch)
-        return True
 
     def _enqueue(self, launch: Launch) -> None:
         """Put a kernel on the stream: it overlaps with what is in front if that is a kernel as well."""
@@ -434,8 +450,8 @@ class CudaSession:
     def _run_bound(self) -> None:
         """An inference on the stream of those whose arrays are bound, with a graph that leaves those ports out."""
         bindings = self._bindings
-        if self._rebound:
-            self._recapture()
+        ways = bindings.ways(lambda ways: any(ways == known for known, _ in self._bound_graphs))
+        executable = self._bound_graph(ways).executable
         stream, others = bindings.streams()
         if stream is None:
             stream = int(self._stream)
@@ -443,20 +459,27 @@ class CudaSession:
             self.device.make_wait(stream, int(self._working))
         if self._working is None or int(self._working) != stream:
             self._working = driver.CUstream(stream)
-        bindings.before(self._working, others)
-        (error,) = driver.cuGraphLaunch(self._executable, self._working)
+        bindings.before(self._working, others, ways)
+        (error,) = driver.cuGraphLaunch(executable, self._working)
         if error != SUCCESS:
             raise self._failure("cuGraphLaunch", error)
         self._running = True
-        bindings.after(self._working, others)
+        bindings.after(self._working, others, ways)
 
-    def _recapture(self) -> None:
-        """Make the graph anew: it leaves out the ports that are bound."""
-        self._finish()
-        graph, self._graph = self._graph, self._capture(self._enqueue_inference)
-        self._executable, self._rebound = self._graph.executable, False
-        if graph is not None:
+    def _bound_graph(self, ways: Ways) -> Graph:
+        """The graph for what is bound, made if there is none yet."""
+        graphs = self._bound_graphs
+        for known, graph in graphs:
+            if known == ways:
+                return graph
+        if len(graphs) == _BOUND_GRAPHS:
+            self._finish()
+            old, graph = graphs.pop(0)
             graph.close()
+            addresses = {address for address in old.values() if address is not None}
+            self._copies = {pair: launch for pair, launch in self._copies.items() if addresses.isdisjoint(pair)}
+        graphs.append((ways, self._capture(lambda: self._enqueue_inference(ways))))
+        return graphs[-1][1]
 
     def _download(self, index: int) -> None:
         """Copy a bound output, which the arena still holds, to where read() finds it."""
@@ -470,17 +493,19 @@ class CudaSession:
         """One kernel after the other, each awaited."""
         self._after_kernel = False
         self._working = self._stream
-        _, others = self._bindings.streams(int(self._stream))
-        self._bindings.before(self._stream, others)
-        self._enqueue_inputs()
+        bindings = self._bindings
+        _, others = bindings.streams(int(self._stream))
+        ways = dict.fromkeys([*(("input", i) for i in bindings.inputs), *(("output", i) for i in bindings.outputs)])
+        bindings.before(self._stream, others, ways)
+        self._enqueue_inputs(ways)
         for launch in self._launches:
             try:  # NVIDIA's variable makes the launch itself report what the kernel did
                 launch.enqueue(self._stream)
                 checked(driver.cuStreamSynchronize(self._stream), "waiting for it failed")
             except CudaError as error:
                 raise self._failed(error, f"kernel {launch.kernel.name!r} ({launch.label})") from error
-        self._enqueue_outputs()
-        self._bindings.after(self._stream, others)
+        self._enqueue_outputs(ways)
+        bindings.after(self._stream, others, ways)
         self._running = True
 
     def _time_launch(self, launch: Launch) -> float:
