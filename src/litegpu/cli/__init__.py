@@ -7,7 +7,14 @@ import os
 import sys
 from typing import NoReturn
 
-from litegpu.cli import advise, inspect, measure, run, zoo  # noqa: F401 (each module adds its commands to the application)
+from litegpu.cli import (  # noqa: F401 (each module adds its commands to the application)
+    advise,
+    evaluate,
+    inspect,
+    measure,
+    run,
+    zoo,
+)
 from litegpu.cli.application import app
 from litegpu.errors import LiteGpuError
 

@@ -1,0 +1,9 @@
+"""Accuracy of a model on a data set: what the official evaluation tools measure, on any delegate.
+
+An evaluation is a row of small parts, and `shard.map_shard` is its middle:
+
+    items -> decoded by worker processes -> model, a batch at a time -> a record for each item -> metrics
+
+`items` lists the inputs, `decoding` prepares them, `records` keeps what came out, so that an interrupted evaluation can
+go on, and the modules named after a data set turn records into a report.
+"""

@@ -1,0 +1,110 @@
+"""Which delegate a model is evaluated on, and the model opened there for a batch of images."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import litegpu
+from litegpu.errors import OptionError, TensorError
+from litegpu.model.batch import with_batch
+from litegpu.session import LoadedModel
+
+log = logging.getLogger("litegpu")
+
+_KINDS = ("cpu", "gpu", "webgpu", "cuda", "vulkan", "metal", "d3d12", "gl")
+_BACKENDS = ("vulkan", "metal", "d3d12", "gl")
+_PRECISIONS = ("float32", "float16", "auto")
+_ELSEWHERE = {
+    "nnapi": "NNAPI is a part of Android",
+    "hexagon": "the Hexagon delegate needs a Qualcomm DSP under Android",
+    "coreml": "the Core ML delegate is a part of Apple's own runtime; Metal is reached by 'gpu'",
+}
+
+
+@dataclass(frozen=True)
+class DelegateChoice:
+    """`kind`: "cpu", "gpu" (the best there is), "webgpu", "cuda", "cuda:1", or a WebGPU backend by name.
+
+    `precision` is that of the GPU. `num_threads` are the CPU's, `max_delegated_partitions` the GPU's (0: all).
+    """
+
+    kind: str = "cpu"
+    precision: str = "float16"
+    num_threads: int = field(default=1, compare=False)
+    max_delegated_partitions: int = 1
+
+    def __post_init__(self) -> None:
+        if self.kind in _ELSEWHERE:
+            raise OptionError(
+                f"{self.kind!r} cannot be evaluated here: {_ELSEWHERE[self.kind]}. Use {', '.join(_KINDS)}"
+            )
+        name, colon, index = self.kind.partition(":")
+        if name not in _KINDS or (colon and not (name == "cuda" and index.isdecimal())):
+            raise OptionError(f"The delegate {self.kind!r} is unknown: use {', '.join(_KINDS)} or cuda:<index>")
+        if self.precision not in _PRECISIONS:
+            raise OptionError(f"The precision {self.precision!r} is unknown: use {', '.join(_PRECISIONS)}")
+        if self.num_threads < 1:
+            raise OptionError(f"The CPU threads are {self.num_threads}; there must be 1 or more")
+        if self.max_delegated_partitions < 0:
+            raise OptionError(f"max_delegated_partitions is {self.max_delegated_partitions}; it must be 0 or more")
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.kind != "cpu"
+
+    def __str__(self) -> str:
+        """ "cpu", "gpu/float16"; also how a choice is written on the command line."""
+        return f"{self.kind}/{self.precision}" if self.on_gpu else self.kind
+
+
+def parse_choice(text: str, like: DelegateChoice | None = None) -> DelegateChoice:
+    """ "cpu", "xnnpack" (the same), "gpu", "cuda:1/float32" ...; what is not said is as in `like`."""
+    like = like or DelegateChoice()
+    kind, _, precision = text.partition("/")
+    return DelegateChoice(
+        "cpu" if kind in ("", "xnnpack") else kind,
+        precision or like.precision,
+        like.num_threads,
+        like.max_delegated_partitions,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedModel:
+    """A model that takes `batch` items at once. `note` says why it is one at a time although more were asked for."""
+
+    loaded: LoadedModel
+    batch: int
+    note: str = ""
+
+
+def open_model(path: str | os.PathLike[str], choice: DelegateChoice, batch: int = 1) -> OpenedModel:
+    """The model on its delegate, for `batch` items at once if its rows can be kept apart, else for one.
+
+    Raises ModelError, OptionError, and DeviceError if there is no such device: a GPU that is missing is never replaced
+    by the CPU, whose accuracy nobody asked for.
+    """
+    model = litegpu.read_model(path)
+    source: str | bytes = os.fspath(path)
+    note = ""
+    if batch > 1:
+        try:
+            source = bytes(with_batch(model, batch).content)
+        except TensorError as error:
+            batch, note = 1, str(error)
+            log.info("%s is run one image at a time: %s", os.fspath(path), error)
+    if not choice.on_gpu:
+        return OpenedModel(litegpu.load(source, "cpu", num_threads=choice.num_threads), batch, note)
+    name = choice.kind.partition(":")[0]
+    options: dict[str, Any] = {"max_delegated_partitions": choice.max_delegated_partitions}
+    device = choice.kind
+    if name in _BACKENDS:
+        device, options["backend"] = "webgpu", name
+    elif name == "gpu":
+        device = "auto"
+        litegpu.GpuDelegate().open_device()  # raises where load() would go on with the CPU
+    loaded = litegpu.load(source, device, choice.precision, num_threads=choice.num_threads, **options)
+    return OpenedModel(loaded, batch, note)

@@ -1,0 +1,242 @@
+"""A whole evaluation: what is known already is kept, the rest is computed, recorded and shown as it comes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import litegpu
+from litegpu.errors import OptionError
+from litegpu.tools.console import progress
+from litegpu.tools.evaluate.choice import DelegateChoice, OpenedModel, open_model
+from litegpu.tools.evaluate.decoding import worker_count
+from litegpu.tools.evaluate.items import Item
+from litegpu.tools.evaluate.records import RecordFile, unfinished
+from litegpu.tools.evaluate.shard import Job, Placement, Record, map_shard, placement
+from litegpu.tools.statistics import Statistics
+
+REPORT = "report.json"
+_GPU_BATCH = 32
+_SHOWN_EVERY = 0.2  # seconds
+
+
+@dataclass(frozen=True)
+class Running:
+    """How an evaluation is run, whatever it measures.
+
+    choice, compare: the delegate, and one to compare it with on the same images.
+    batch: images at once; 0: 32 on a GPU, 1 on the CPU. workers: decoding processes; -1: one for each core.
+    output: the folder for all that is written; without one nothing is, and nothing can be resumed.
+    restart: forget what an interrupted evaluation left there. skip_errors: go on after images that cannot be read.
+    """
+
+    choice: DelegateChoice = field(default_factory=DelegateChoice)
+    compare: DelegateChoice | None = None
+    batch: int = 0
+    workers: int = -1
+    output: str | None = None
+    restart: bool = False
+    skip_errors: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch < 0:
+            raise OptionError(f"The batch is {self.batch}; it must be 1 or more, or 0 for a suitable one")
+        if self.workers < -1:
+            raise OptionError(f"The workers are {self.workers}; they must be 0 or more, or -1 for one per core")
+        if self.compare is not None and str(self.compare) == str(self.choice):
+            raise OptionError(f"{self.choice} is compared with itself: name another delegate or precision")
+
+    def batch_on(self, choice: DelegateChoice) -> int:
+        return self.batch or (_GPU_BATCH if choice.on_gpu else 1)
+
+    def workers_for(self, items: int) -> int:
+        return worker_count(items) if self.workers < 0 else self.workers
+
+    @property
+    def choices(self) -> tuple[DelegateChoice, ...]:
+        return (self.choice, self.compare) if self.compare else (self.choice,)
+
+
+@dataclass(frozen=True, eq=False)
+class Collected:
+    """The records on one delegate, one for each item in the items' order. `reused` of them were known before;
+    `seconds` is how long the others took, and `rate` their number per second once all was running (0 if too few)."""
+
+    choice: DelegateChoice
+    placement: Placement
+    records: tuple[Record, ...]
+    reused: int
+    seconds: float
+    rate: float
+
+    @property
+    def good(self) -> tuple[Record, ...]:
+        return tuple(r for r in self.records if not r.error)
+
+    @property
+    def failed(self) -> tuple[Record, ...]:
+        return tuple(r for r in self.records if r.error)
+
+    @property
+    def preprocessing(self) -> Statistics:
+        return Statistics(tuple(r.preprocessing_us for r in self.good))
+
+    @property
+    def inference(self) -> Statistics:
+        """Of one image: with a batch, its time divided by the images in it."""
+        return Statistics(tuple(r.inference_us for r in self.good))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {
+            "delegate": str(self.choice),
+            "device": self.placement.device,
+            "delegation": self.placement.delegation.summary(),
+            "batch": self.placement.batch,
+            "images": len(self.good),
+            "reused": self.reused,
+            "failed": {r.name: r.error for r in self.failed},
+            "seconds": self.seconds,
+            "images_per_second": self.rate,
+            "preprocessing_us": _summary(self.preprocessing),
+            "inference_us": _summary(self.inference),
+        }
+
+
+class ImageError(OptionError):
+    """An image cannot be read, and the evaluation was told to stop at such."""
+
+
+def prepare_output(running: Running, *files: str) -> None:
+    """Make sure, before anything is computed, that the output folder and further files ("" for none) can be written.
+
+    Raises OptionError.
+    """
+    if running.output is not None:
+        try:
+            Path(running.output).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OptionError(f"Cannot make the output folder {running.output}: {error.strerror}") from None
+        files = (*files, str(Path(running.output) / REPORT))
+    for path in (Path(file) for file in files if file):
+        existed = path.exists()
+        try:
+            path.open("ab").close()
+        except OSError as error:
+            raise OptionError(f"Cannot write {path}: {error.strerror}") from None
+        if not existed:
+            path.unlink()
+
+
+def fingerprint(task: str, digest: str, job: Job) -> dict[str, Any]:
+    """What has to be the same for records to be of the same evaluation."""
+    return {
+        "task": task,
+        "model": digest,
+        "delegate": str(job.choice),
+        "max_delegated_partitions": job.choice.max_delegated_partitions,
+        "preprocessing": asdict(job.prepare),  # type: ignore[call-overload]
+        "litegpu": litegpu.__version__,
+    }
+
+
+def collect(job: Job, items: Sequence[Item], running: Running, marks: Mapping[str, Any]) -> Collected:
+    """Run a job over all items, but for those whose records (of the same `marks`, a fingerprint) are in the output
+    folder already.
+
+    Raises ImageError for an input that is missing or cannot be read, unless such are to be skipped; whatever stops the
+    evaluation, the records so far are kept.
+    """
+    missing = [item for item in items if item.stamp is None]
+    if missing and not running.skip_errors:
+        names = ", ".join(item.path for item in missing[:5]) + (" ..." if len(missing) > 5 else "")
+        raise ImageError(f"{len(missing)} images are missing: {names} (--on-error=skip goes on without them)")
+    with _record_file(running, job.choice, marks) as file:
+        rest = unfinished(items, file)
+        opened = open_model(job.model, job.choice, job.batch)
+        try:
+            place = placement(opened)
+            start = first = time.perf_counter()
+            fresh: dict[str, Record] = {}
+            warm = 0
+            for group in _shown(_batches(job, rest, opened), len(items), len(items) - len(rest), str(job.choice)):
+                if file is not None:
+                    file.append(group)
+                fresh |= {r.name: r for r in group}
+                if not warm:
+                    first, warm = time.perf_counter(), len(fresh)
+                if not running.skip_errors:
+                    _stop_at_errors(group, items)
+            end = time.perf_counter()
+        finally:
+            opened.loaded.close()
+        known = file.records if file is not None else {}
+        records = tuple(fresh.get(item.name) or known[item.name] for item in items)
+    rate = (len(fresh) - warm) / (end - first) if len(fresh) > warm else 0.0
+    return Collected(job.choice, place, records, len(items) - len(rest), end - start, rate)
+
+
+def write_bytes(path: Path, content: bytes) -> Path:
+    """A file of the report. Raises OptionError."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise OptionError(f"Cannot write {path}: {error.strerror}") from None
+    return path
+
+
+@contextlib.contextmanager
+def _record_file(running: Running, choice: DelegateChoice, marks: Mapping[str, Any]) -> Iterator[RecordFile | None]:
+    if running.output is None:
+        yield None
+        return
+    path = Path(running.output, f"records-{str(choice).replace('/', '-').replace(':', '')}.jsonl")
+    if running.restart:
+        path.unlink(missing_ok=True)
+    with RecordFile(path, marks) as file:
+        yield file
+
+
+def _batches(job: Job, items: Sequence[Item], opened: OpenedModel) -> Iterator[list[Record]]:
+    """The records as they come, a batch together."""
+    group: list[Record] = []
+    for record in map_shard(job, items, opened):
+        group.append(record)
+        if len(group) == opened.batch:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _shown(groups: Iterator[list[Record]], total: int, done: int, what: str) -> Iterator[list[Record]]:
+    """The same with a progress bar."""
+    with progress() as bar:
+        task = bar.add_task(what, total=total, completed=done)
+        last = 0.0
+        for group in groups:
+            yield group
+            done += len(group)
+            now = time.perf_counter()
+            if now - last >= _SHOWN_EVERY:
+                last = now
+                bar.update(task, completed=done, refresh=True)
+
+
+def _stop_at_errors(group: Sequence[Record], items: Sequence[Item]) -> None:
+    bad = next((r for r in group if r.error), None)
+    if bad is not None:
+        path = next(item.path for item in items if item.name == bad.name)
+        raise ImageError(f"Cannot read the image {path}: {bad.error} (--on-error=skip goes on without it)")
+
+
+def _summary(statistics: Statistics) -> dict[str, Any]:
+    return {
+        "avg": statistics.average,
+        "std": statistics.deviation,
+        **{name: statistics.percentile(p) for name, p in (("median", 50), ("p95", 95))},
+    }

@@ -1,0 +1,220 @@
+"""Decodes inputs ahead of the model: worker processes fill a ring of shared memory, whose slices are the batches."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import multiprocessing
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+import numpy as np
+
+from litegpu.errors import InvokeError
+from litegpu.tools.evaluate.items import Item
+
+_RING_BYTES = 256 * 2**20
+_ITEMS_PER_WORKER = 24  # in the ring, if memory allows: what decodes while the model computes
+_LARGEST_CHUNK = 8  # items sent to a worker at once
+_CHUNKS_IN_FLIGHT = 2  # of a worker: the next one waits there already when one is done
+_FEW_ITEMS = 16  # for a worker to be worth its start
+
+
+class Prepare(Protocol):
+    """Turns a file into a model's input; sent to the workers once, by pickling."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    def __call__(self, path: str, out: np.ndarray) -> dict[str, Any]:
+        """Write one input into `out`; gives facts about it. An exception's text says why it could not be read."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What became of one item: facts about it, or an error; and the seconds that took."""
+
+    item: Item
+    facts: dict[str, Any]
+    error: str
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """`array` has a row for each of `rows`, then rows of no meaning; it is overwritten when the next is asked for."""
+
+    rows: tuple[Prepared, ...]
+    array: np.ndarray
+
+
+def decoded_batches(items: Iterable[Item], prepare: Prepare, batch: int, workers: int) -> Iterator[Batch]:
+    """The items in their order, `batch` at a time, decoded by `workers` processes, or by this one if 0.
+
+    At most a ring of memory (256 MB, or one batch for each of two if that is more) is decoded ahead. Processes are
+    spawned: a script that calls this needs `if __name__ == "__main__":`, as always with multiprocessing.
+
+    Raises InvokeError if a worker dies.
+    """
+    if workers <= 0:
+        return _decoded_here(items, prepare, batch)
+    return _decoded_by_workers(items, prepare, batch, workers)
+
+
+def worker_count(items: int) -> int:
+    """One for each core that this process may use, fewer for few items, none if they are not worth a process."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, items // _FEW_ITEMS)
+
+
+def _decoded_here(items: Iterable[Item], prepare: Prepare, batch: int) -> Iterator[Batch]:
+    array = np.zeros((batch, *prepare.shape), prepare.dtype)
+    for group in _chunks(items, batch):
+        yield Batch(tuple(_prepared(prepare, item, array[i]) for i, item in enumerate(group)), array)
+
+
+def _decoded_by_workers(items: Iterable[Item], prepare: Prepare, batch: int, workers: int) -> Iterator[Batch]:
+    context = multiprocessing.get_context("spawn")
+    item_bytes = math.prod(prepare.shape) * np.dtype(prepare.dtype).itemsize
+    slots = min(max(_RING_BYTES // item_bytes, 1), _ITEMS_PER_WORKER * workers + batch)
+    slots = max(slots // batch, 2) * batch  # whole batches, so that each is one slice
+    memory = context.RawArray("B", slots * item_bytes)
+    ring = np.frombuffer(memory, prepare.dtype).reshape(slots, *prepare.shape)
+    chunk = max(1, min(_LARGEST_CHUNK, slots // (2 * workers)))
+    with contextlib.ExitStack() as stack:
+        team = [stack.enter_context(_worker(context, prepare, memory, slots)) for _ in range(workers)]
+        yield from _Ring(ring, batch, chunk, team).batches(items)
+
+
+@dataclass(eq=False)
+class _Worker:
+    connection: Connection
+    process: Any
+    chunks: int = 0  # on the way
+
+
+class _Ring:
+    """Places in items: `taken` were given to the model and are free again, `sent` are with the workers or done."""
+
+    def __init__(self, ring: np.ndarray, batch: int, chunk: int, team: Sequence[_Worker]) -> None:
+        self.ring, self.batch, self.chunk, self.team = ring, batch, chunk, team
+        self.pending: deque[Item] = deque()  # sent, in order
+        self.done: dict[int, Prepared] = {}
+        self.sent = self.taken = 0
+
+    def batches(self, items: Iterable[Item]) -> Iterator[Batch]:
+        source = iter(items)
+        exhausted = False
+        while True:
+            while not exhausted and self.sent - self.taken < len(self.ring):
+                idle = min(self.team, key=lambda w: w.chunks)
+                if idle.chunks >= _CHUNKS_IN_FLIGHT:
+                    break
+                room = min(self.chunk, len(self.ring) - (self.sent - self.taken))
+                group = list(itertools.islice(source, room))
+                exhausted = len(group) < room
+                if group:
+                    self._send(idle, group)
+            rows = self._finished(exhausted)
+            if rows:
+                first = self.taken % len(self.ring)
+                yield Batch(tuple(rows), self.ring[first : first + self.batch])
+                self.taken += len(rows)
+            elif self.pending:
+                self._receive()
+            elif exhausted:
+                return
+
+    def _send(self, worker: _Worker, group: Sequence[Item]) -> None:
+        with _telling_of_deaths(worker):
+            worker.connection.send([(self.sent + i, item.path) for i, item in enumerate(group)])
+        worker.chunks += 1
+        self.pending.extend(group)
+        self.sent += len(group)
+
+    def _receive(self) -> None:
+        """Waits until a worker has something."""
+        for connection in wait([w.connection for w in self.team if w.chunks]):
+            worker = next(w for w in self.team if w.connection is connection)
+            with _telling_of_deaths(worker):
+                results = worker.connection.recv()
+            worker.chunks -= 1
+            for place, facts, error, seconds in results:
+                self.done[place] = Prepared(self.pending[place - self.taken], facts, error, seconds)
+
+    def _finished(self, exhausted: bool) -> list[Prepared]:
+        """The next batch if all of it is decoded; the last one may be shorter."""
+        size = min(self.batch, len(self.pending)) if exhausted else self.batch
+        places = range(self.taken, self.taken + size)
+        if not size or not all(place in self.done for place in places):
+            return []
+        rows = [self.done.pop(place) for place in places]
+        for _ in places:
+            self.pending.popleft()
+        return rows
+
+
+@contextlib.contextmanager
+def _worker(context: Any, prepare: Prepare, memory: Any, slots: int) -> Iterator[_Worker]:
+    here, there = context.Pipe()
+    process = context.Process(target=_work, args=(there, prepare, memory, slots), daemon=True)
+    process.start()
+    there.close()
+    try:
+        yield _Worker(here, process)
+    finally:
+        here.close()
+        process.terminate()
+        process.join()
+
+
+@contextlib.contextmanager
+def _telling_of_deaths(worker: _Worker) -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, OSError):
+        worker.process.join(5)
+        raise InvokeError(
+            f"A decoding process ended (exit status {worker.process.exitcode}): was memory short? Fewer workers need "
+            "less of it; a script must call this under 'if __name__ == \"__main__\":'"
+        ) from None
+
+
+def _work(connection: Connection, prepare: Prepare, memory: Any, slots: int) -> None:
+    """A worker process: decodes what it is sent until the other end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends this one
+    ring = np.frombuffer(memory, prepare.dtype).reshape(slots, *prepare.shape)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            results = []
+            for place, path in connection.recv():
+                found = _prepared(prepare, Item("", path, None), ring[place % slots])
+                results.append((place, found.facts, found.error, found.seconds))
+            connection.send(results)
+
+
+def _prepared(prepare: Prepare, item: Item, out: np.ndarray) -> Prepared:
+    start = time.perf_counter()
+    facts: dict[str, Any] = {}
+    error = ""
+    try:
+        facts = prepare(item.path, out)
+    except Exception as problem:  # whatever a damaged file causes is about that file alone
+        error = str(problem) or type(problem).__name__
+    return Prepared(item, facts, error, time.perf_counter() - start)
+
+
+def _chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    source = iter(items)
+    while group := list(itertools.islice(source, size)):
+        yield group
