@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
@@ -32,6 +34,29 @@ class Precision(StrEnum):
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="[ADDRESS]",
+        help="Work on Ray: on the cluster at this address (host:port, ray://...); without one, on the cluster that is "
+        "running, else on a local one; local: always on a new local one.",
+        show_default=False,
+    ),
+]
+_ADDRESS = re.compile(r"auto|local|ray://.+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+")
+
+
+def with_ray_address(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with what `--ray` means without an address: Typer has no options whose value may be absent."""
+    found: list[str] = []
+    for i, argument in enumerate(arguments):
+        if argument == "--ray" and not _ADDRESS.fullmatch("".join(arguments[i + 1 : i + 2])):
+            argument = "--ray=auto"
+        found.append(argument)
+    return found
 
 
 def print_json(value: object) -> None:

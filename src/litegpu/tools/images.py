@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,15 +31,12 @@ class Normalization:
 
 def load_image(path: str | os.PathLike[str]) -> np.ndarray:
     """An image file as uint8 RGB [height, width, 3], turned upright as its EXIF data say."""
-    from PIL import ImageOps
+    return _pixels(path, os.fspath(path))
 
-    try:
-        with Image.open(path) as image:
-            return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
-    except UnidentifiedImageError:
-        raise OptionError(f"{os.fspath(path)} is not an image that Pillow can read") from None
-    except OSError as error:
-        raise OptionError(f"Cannot read the image {os.fspath(path)}: {error.strerror or error}") from None
+
+def decode_image(content: bytes) -> np.ndarray:
+    """The bytes of an image file, as load_image() gives it."""
+    return _pixels(io.BytesIO(content), "the value")
 
 
 def save_image(path: str | os.PathLike[str], pixels: np.ndarray) -> None:
@@ -98,6 +96,18 @@ def image_to_tensor(
     if channels == 4:
         values[..., 3] = 0 if dtype.kind == "f" else detail["quantization"][1]
     return np.repeat(values[None], batch, axis=0), how
+
+
+def _pixels(file: str | os.PathLike[str] | io.BytesIO, name: str) -> np.ndarray:
+    from PIL import ImageOps
+
+    try:
+        with Image.open(file) as image:
+            return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    except UnidentifiedImageError:
+        raise OptionError(f"{name} is not an image that Pillow can read") from None
+    except OSError as error:
+        raise OptionError(f"Cannot read the image {name}: {error.strerror or error}") from None
 
 
 def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,7 +39,7 @@ def map_shards(
     concurrency: int = 2,
     ahead: int = 4,
     attempts: int = 4,
-) -> Iterator[Outcome]:
+) -> Generator[Outcome, None, None]:
     """Apply a function to every shard: one outcome per shard, in the order of the shards.
 
     factory: called once in each worker with its Context; gives the function from a shard to its result, called by

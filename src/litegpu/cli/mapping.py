@@ -1,0 +1,106 @@
+"""`litegpu map`."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from litegpu.cli.application import Device, Json, Precision, Ray, app, print_json
+
+
+class OnError(StrEnum):
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+@app.command("map")
+def map_(
+    model: Annotated[Path, typer.Argument(help="A .tflite file.", show_default=False)],
+    inputs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Folders of images or .npy files, images, .npy files (an item, or rows of items), Parquet files, .txt "
+            "files with the name of a file in each line.",
+            show_default=False,
+        ),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="NAME.parquet, or a folder of Parquet files.", show_default=False)
+    ],
+    device: Annotated[Device, typer.Option(help="Where to run; auto is a GPU if one works.")] = Device.AUTO,
+    precision: Annotated[Precision, typer.Option(help="float16 is faster, auto a safe mixture.")] = Precision.FLOAT32,
+    batch: Annotated[int | None, typer.Option(help="Inputs computed at a time; by default up to 64.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="By default one per GPU with --ray, and one without.", show_default=False)
+    ] = None,
+    ray: Ray = None,
+    on_error: Annotated[
+        OnError, typer.Option("--on-error", "--on_error", help="What an unreadable input does: end it all, or its row.")
+    ] = OnError.FAIL,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after the rows of an interrupted run.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove an earlier output.")] = False,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(help="Column of Parquet, or INPUT=COLUMN for each of several inputs; may be repeated."),
+    ] = None,
+    dequantize: Annotated[bool, typer.Option("--dequantize", help="Store real numbers, not quantized ones.")] = False,
+    mean: Annotated[float | None, typer.Option(help="Subtracted from pixels (0..255); 127.5 for float models.")] = None,
+    std: Annotated[float | None, typer.Option(help="Then divided by; 127.5 for float models.")] = None,
+    num_threads: Annotated[int | None, typer.Option("--num-threads", "--num_threads", help="For the CPU.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a model on many inputs: one row of Parquet for each, in order, whatever is interrupted or dies.
+
+    The rows have the input's number and name, its error if it has one, and the outputs. The exit status is 1 if an
+    input cannot be used, unless --on-error=skip says that its row records that.
+
+    litegpu map classifier.tflite photos/ --out scores.parquet
+
+    litegpu map detector.tflite frames/ extra.jpg --out found --on-error=skip --precision float16
+
+    litegpu map model.tflite features.npy --out result.parquet --resume
+
+    litegpu map model.tflite shard-*.parquet --column image --out result --ray --workers 4
+    """
+    from litegpu.tools.images import Normalization
+    from litegpu.tools.mapping import map_model, print_report
+
+    normalization = None
+    if mean is not None or std is not None:
+        normalization = Normalization(127.5 if mean is None else mean, 127.5 if std is None else std)
+    columns = dict(_pair(text) for text in column or ())
+    try:
+        report = map_model(
+            model,
+            inputs,
+            out,
+            device=device.value,
+            precision=precision.value,
+            batch=batch,
+            workers=workers,
+            ray=ray,
+            on_error=on_error.value,
+            resume=resume,
+            overwrite=overwrite,
+            normalization=normalization,
+            dequantize=dequantize,
+            columns=columns,
+            num_threads=num_threads,
+        )
+    except KeyboardInterrupt:
+        print("litegpu: interrupted. The finished rows are kept: --resume goes on after them.", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        print_report(report)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    """INPUT=COLUMN, or COLUMN of the only input."""
+    name, equals, column = text.partition("=")
+    return (name, column) if equals else ("", name)
