@@ -185,10 +185,106 @@ def imagenet(
     else:
         print_report(report)
         _print_files(files)
-    top1 = report.result.accuracy.accuracies[0]
-    if top1 < min_top1:
-        print(f"litegpu: the top-1 accuracy {top1:g} is below {min_top1:g}", file=sys.stderr)
-        raise typer.Exit(1)
+    _threshold("top-1 accuracy", report.result.accuracy.accuracies[0], min_top1)
+
+
+@evaluate_app.command()
+def coco(
+    model_file: ModelFile,
+    ground_truth_images_path: Images,
+    annotations: Annotated[
+        Path | None, typer.Option(help="COCO's instances_*.json; or --ground_truth_proto.", show_default=False)
+    ] = None,
+    ground_truth_proto: Annotated[
+        Path | None, typer.Option(help="The official tool's binary ground truth.", show_default=False)
+    ] = None,
+    model_output_labels: Annotated[Path | None, typer.Option(help="A name a line, the background first.")] = None,
+    match_labels: Annotated[
+        bool, typer.Option("--match-labels", help="Classes are categories by name, not by id (models with 80 classes).")
+    ] = False,
+    class_offset: Annotated[int, typer.Option(help="Class i of the model is category (or line) i plus this.")] = 1,
+    allowlist_file: Annotated[Path | None, typer.Option(help="Ids of the images to evaluate, one a line.")] = None,
+    num_images: NumImages = 0,
+    anchors: Annotated[
+        Path | None, typer.Option(help="Of raw heads: .npy, float [n, 4] of centre y, x, height, width.")
+    ] = None,
+    max_detections: Annotated[int, typer.Option(help="Of raw heads, for an image.")] = 100,
+    output_order: Annotated[
+        str, typer.Option(help="Of four outputs without the official op: boxes,classes,scores,count.")
+    ] = "",
+    output_file_path: OutputFile = None,
+    debug_mode: Annotated[str, typer.Option(metavar="BOOL", help="true: print each detection.")] = "false",
+    drawings: Annotated[int, typer.Option(help="Images with the most mistakes to draw, in --output.")] = 10,
+    min_map: Annotated[float, typer.Option("--min-map", help="The exit status is 1 if the mAP is below this.")] = 0.0,
+    delegate: Delegate = "cpu",
+    compare: Compare = None,
+    precision: GpuPrecision = Precision.FLOAT16,
+    use_gpu: UseGpu = None,
+    gpu_precision_loss_allowed: LossAllowed = None,
+    gpu_backend: GpuBackend = None,
+    max_delegated_partitions: Partitions = 0,
+    num_interpreter_threads: Threads = 1,
+    output: Output = None,
+    restart: Restart = False,
+    batch: Batch = 0,
+    workers: Workers = -1,
+    on_error: OnErrorOption = OnError.FAIL,
+    resize: ResizeOption = Resize.BILINEAR,
+    mean: Mean = None,
+    std: Std = None,
+    as_json: Json = False,
+) -> None:
+    """Mean average precision of a detector (COCO, IoU 0.50:0.05:0.95), as pycocotools computes it.
+
+    litegpu evaluate coco --model_file=ssd.tflite --ground_truth_images_path=val2017
+    --annotations=instances_val2017.json --delegate=gpu -o result
+
+    ... --model_output_labels=80.txt --match-labels --class_offset=0      a model with COCO's 80 classes in a row
+
+    ... --delegate=gpu --compare=cpu      both beside one another
+
+    The model ends in TFLite_Detection_PostProcess, or has the raw heads of an SSD. The exit status is 1 for an error or
+    an mAP below --min-map, and 130 if it was interrupted.
+    """
+    from litegpu.tools.evaluate.coco import CocoTask, evaluate_coco
+    from litegpu.tools.evaluate.coco_output import print_report, write_report
+
+    running = _running(
+        _Delegates(delegate, compare, precision, use_gpu, gpu_precision_loss_allowed, gpu_backend),
+        max_delegated_partitions,
+        num_interpreter_threads,
+        output,
+        restart,
+        batch,
+        workers,
+        on_error,
+    )
+    debug = _boolean("debug_mode", debug_mode)
+    task = CocoTask(
+        str(model_file),
+        str(ground_truth_images_path),
+        str(annotations or ""),
+        str(ground_truth_proto or ""),
+        str(model_output_labels or ""),
+        match_labels,
+        class_offset,
+        str(allowlist_file or ""),
+        num_images,
+        str(anchors or ""),
+        output_order,
+        max_detections,
+        _preprocessing(0.0, resize, mean, std),
+        str(output_file_path or ""),
+    )
+    with _Interruptible(output):
+        report = evaluate_coco(task, running)
+    files = write_report(report, running.output, drawings)
+    if as_json:
+        print_json(report.as_dict())
+    else:
+        print_report(report, debug)
+        _print_files(files)
+    _threshold("mAP", report.result.precisions.overall, min_map)
 
 
 class _Delegates:
@@ -274,6 +370,12 @@ class _Interruptible:
             how = "the same command goes on from here" if self.output else "with --output it could go on from here"
             print(f"litegpu: interrupted; {how}", file=sys.stderr)
             raise typer.Exit(130)
+
+
+def _threshold(what: str, value: float, least: float) -> None:
+    if value < least:
+        print(f"litegpu: the {what} {value:g} is below {least:g}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def _print_files(files: list[Path]) -> None:

@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from litegpu.tools.images import resize
 from litegpu.tools.tasks import (
     LIMBS,
+    Box,
     Classification,
     Detection,
     Labelled,
@@ -38,6 +39,20 @@ def draw(pixels: np.ndarray, result: Result) -> np.ndarray | None:
         case Picture():
             return result.pixels
     return None
+
+
+def draw_boxes(pixels: np.ndarray, found: Sequence[Box], wanted: Sequence[Box]) -> np.ndarray:
+    """Boxes that were found, each in the colour of its class with its score, on those that should be found, in white
+    with their labels at the bottom; uint8 RGB."""
+    image, font, line = _canvas(_enlarged(pixels))
+    pen = ImageDraw.Draw(image)
+    for box in wanted:
+        left, top, right, bottom = _edges(image, box)
+        pen.rectangle((left - line, top - line, right + line, bottom + line), outline=(0, 0, 0), width=3 * line)
+        pen.rectangle((left, top, right, bottom), outline=(255, 255, 255), width=line)
+        _tag(pen, max(left, 0), bottom - font.size * 1.2, box.found.label, font, (255, 255, 255))
+    _outline(image, font, line, found)
+    return np.asarray(image)
 
 
 def palette(count: int) -> np.ndarray:
@@ -91,15 +106,24 @@ def _borders(mask: np.ndarray, width: int) -> np.ndarray:
 
 def _boxed(pixels: np.ndarray, result: Detection) -> np.ndarray:
     image, font, line = _canvas(pixels)
+    _outline(image, font, line, result.boxes)
+    return np.asarray(image)
+
+
+def _outline(image: Image.Image, font: ImageFont.FreeTypeFont, line: int, boxes: Sequence[Box]) -> None:
     pen = ImageDraw.Draw(image)
     colours = palette(256)
-    for box in reversed(result.boxes):  # the best on top
+    for box in reversed(boxes):  # the best on top
         colour = tuple(int(c) for c in colours[box.found.index % 255 + 1])
-        left, right = sorted((box.left * image.width, box.right * image.width))
-        top, bottom = sorted((box.top * image.height, box.bottom * image.height))
+        left, top, right, bottom = _edges(image, box)
         pen.rectangle((left, top, right, bottom), outline=colour, width=line)
         _tag(pen, max(left, 0), max(top - font.size * 1.2, 0), f"{box.found.label} {box.found.score:.2f}", font, colour)
-    return np.asarray(image)
+
+
+def _edges(image: Image.Image, box: Box) -> tuple[float, float, float, float]:
+    left, right = sorted((box.left * image.width, box.right * image.width))
+    top, bottom = sorted((box.top * image.height, box.bottom * image.height))
+    return left, top, right, bottom
 
 
 def _posed(pixels: np.ndarray, result: Pose) -> np.ndarray:

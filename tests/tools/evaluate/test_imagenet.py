@@ -92,7 +92,7 @@ def test_two_delegates_are_compared_image_by_image(images: ImageSet, capsys: pyt
     report = evaluate_imagenet(images.task(num_images=20), running)
     comparison = report.comparison
     assert comparison is not None and comparison.top1.images == 20
-    assert report.result.collected.placement.batch == 32 and report.result.collected.placement.delegation.delegated
+    assert report.result.collected.placement.batch == 20 and report.result.collected.placement.delegation.delegated
     assert comparison.same_label == 1 and comparison.differing == ()
     assert comparison.top1.only_first == comparison.top1.only_second == 0 and comparison.top1.p_value == 1
     print_report(report)

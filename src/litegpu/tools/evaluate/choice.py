@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,21 +80,19 @@ class OpenedModel:
     note: str = ""
 
 
-def open_model(path: str | os.PathLike[str], choice: DelegateChoice, batch: int = 1) -> OpenedModel:
+def open_model(model: str | bytes, choice: DelegateChoice, batch: int = 1) -> OpenedModel:
     """The model on its delegate, for `batch` items at once if its rows can be kept apart, else for one.
 
     Raises ModelError, OptionError, and DeviceError if there is no such device: a GPU that is missing is never replaced
     by the CPU, whose accuracy nobody asked for.
     """
-    model = litegpu.read_model(path)
-    source: str | bytes = os.fspath(path)
-    note = ""
+    source, note = model, ""
     if batch > 1:
         try:
-            source = bytes(with_batch(model, batch).content)
+            source = bytes(with_batch(litegpu.read_model(model), batch).content)
         except TensorError as error:
             batch, note = 1, str(error)
-            log.info("%s is run one image at a time: %s", os.fspath(path), error)
+            log.info("The model takes one image at a time: %s", error)
     if not choice.on_gpu:
         return OpenedModel(litegpu.load(source, "cpu", num_threads=choice.num_threads), batch, note)
     name = choice.kind.partition(":")[0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -50,8 +52,9 @@ class Running:
         if self.compare is not None and str(self.compare) == str(self.choice):
             raise OptionError(f"{self.choice} is compared with itself: name another delegate or precision")
 
-    def batch_on(self, choice: DelegateChoice) -> int:
-        return self.batch or (_GPU_BATCH if choice.on_gpu else 1)
+    def batch_on(self, choice: DelegateChoice, items: int) -> int:
+        """Images at once, of so many in all."""
+        return self.batch or (min(_GPU_BATCH, items) if choice.on_gpu else 1)
 
     def workers_for(self, items: int) -> int:
         return worker_count(items) if self.workers < 0 else self.workers
@@ -187,6 +190,15 @@ def write_bytes(path: Path, content: bytes) -> Path:
     except OSError as error:
         raise OptionError(f"Cannot write {path}: {error.strerror}") from None
     return path
+
+
+def write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:
+    """A CSV file of the report. Raises OptionError."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return write_bytes(path, text.getvalue().encode())
 
 
 @contextlib.contextmanager

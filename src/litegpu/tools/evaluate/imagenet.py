@@ -110,7 +110,14 @@ def evaluate_imagenet(task: ImagenetTask, running: Running | None = None) -> Ima
     results: list[DelegateAccuracy] = []
     truth_of = dict(zip((item.name for item in items), truths, strict=True))
     for choice in running.choices:
-        job = Job(task.model_file, choice, prepare, read_top, running.batch_on(choice), running.workers_for(len(items)))
+        job = Job(
+            task.model_file,
+            choice,
+            prepare,
+            read_top,
+            running.batch_on(choice, len(items)),
+            running.workers_for(len(items)),
+        )
         collected = collect(job, items, running, fingerprint("imagenet", digest, job))
         results.append(_accuracy(collected, truth_of, labels))
     comparison = _comparison(results[0], results[1], truth_of, labels) if len(results) > 1 else None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from litegpu.tools.console import print_table, print_warning
-from litegpu.tools.evaluate.collecting import REPORT, Collected, write_bytes
+from litegpu.tools.evaluate.collecting import REPORT, Collected, write_bytes, write_table
 from litegpu.tools.evaluate.confusion import confusion_matrix, confusion_picture
 from litegpu.tools.evaluate.imagenet import Comparison, DelegateAccuracy, ImagenetReport
 from litegpu.tools.evaluate.paired import Paired
@@ -49,9 +47,9 @@ def write_report(report: ImagenetReport, output: str | None) -> list[Path]:
         (c.label, c.images, c.top1, c.top5, "; ".join(f"{label} ({n})" for label, n in c.mistaken_for))
         for c in report.result.classes
     ]
-    files.append(write_bytes(folder / "classes.csv", _csv(("label", "images", "top1", "top5", "mistaken_for"), rows)))
+    files.append(write_table(folder / "classes.csv", ("label", "images", "top1", "top5", "mistaken_for"), rows))
     pairs = [(truth, predicted, n) for (truth, predicted), n in report.result.confusions.items()]
-    files.append(write_bytes(folder / "confusion.csv", _csv(("label", "put_first", "images"), pairs)))
+    files.append(write_table(folder / "confusion.csv", ("label", "put_first", "images"), pairs))
     matrix = confusion_matrix(report.result.confusions, report.labels)
     save_image(folder / "confusion.png", confusion_picture(matrix, report.labels))
     files.append(folder / "confusion.png")
@@ -115,11 +113,3 @@ def _print_comparison(first: DelegateAccuracy, comparison: Comparison) -> None:
         print_warning("The two differ in top-1 accuracy by more than chance explains.")
     else:
         print("The difference in top-1 accuracy is no larger than chance explains.")
-
-
-def _csv(columns: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue().encode()

@@ -37,10 +37,11 @@ class Record:
 class Job:
     """What is done with every input; plain data and functions of modules, so that it can be sent to other machines.
 
-    batch: inputs at once, if the model can take them so. workers: decoding processes, 0 for none.
+    model: the .tflite file, or its bytes. batch: inputs at once, if the model can take them so.
+    workers: decoding processes, 0 for none.
     """
 
-    model: str
+    model: str | bytes
     choice: DelegateChoice
     prepare: Prepare
     read: Read
