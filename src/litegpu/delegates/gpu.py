@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from litegpu import debug
 from litegpu.delegates import gpu_binding
+from litegpu.delegates.cache_key import describe as describe_entry
+from litegpu.delegates.cache_key import fingerprint
 from litegpu.delegates.calibration import tensor_ranges
 from litegpu.delegates.gpu_kernel import GpuKernel
 from litegpu.delegates.options import GpuDelegateOptions
@@ -17,7 +19,10 @@ from litegpu.delegates.protocol import DelegateKernel, Partition
 from litegpu.errors import DeviceError, OptionError
 from litegpu.gpu.adapter import ImageInput
 from litegpu.gpu.build import build_program, describe
+from litegpu.gpu.cache_entry import Entry
+from litegpu.gpu.cache_folder import CacheFolder, default_folder
 from litegpu.gpu.lower import check_operator, lower_partition
+from litegpu.gpu.program import Program
 from litegpu.gpu.runtime.base import Device
 from litegpu.model.types import Model, Operator, Subgraph
 
@@ -51,6 +56,11 @@ class GpuDelegate:
         self._warned_float16 = False
         self._calibrated: tuple[bytes | memoryview, dict[int, tuple[float, float]]] | None = None
         self._prepared: list[gpu_binding.Prepared] = []
+        self._fingerprint: tuple[bytes | memoryview, str] | None = None
+        self._cache: CacheFolder | None = None
+        folder = self.options.serialization_dir
+        if folder is not None:
+            self._cache = CacheFolder(default_folder() if folder == "auto" else folder)
 
     def __repr__(self) -> str:
         return f"GpuDelegate({self.options!r})"
@@ -68,20 +78,7 @@ class GpuDelegate:
             if not self._warned_float16:
                 self._warned_float16 = True
                 log.warning("%s has no 16-bit floats (WebGPU feature shader-f16): running in float32", device.info.name)
-        lowered = lower_partition(partition.subgraph, partition.nodes, partition.inputs, partition.outputs)
-        program = build_program(
-            lowered.graph,
-            device.features,
-            device.target,
-            half=half,
-            tuner=device.tuner(self.options.tuning_level),
-            variables=len(lowered.variables),
-            auto=self.options.precision == "auto",
-            ranges=self._ranges(partition.model),
-        )
-        debug.say(debug.GRAPH, "%s", describe(program))
-        for kernel in program.kernels:
-            debug.say(debug.KERNELS, "%s", kernel.source)
+        program = self._cached_program(partition, device, half)
         types = [partition.subgraph.tensors[i].type for i in partition.outputs]
         shapes = [partition.subgraph.tensors[i].shape for i in partition.outputs]
         inputs = [partition.subgraph.tensors[i].shape for i in partition.inputs]
@@ -91,6 +88,49 @@ class GpuDelegate:
         self._prepared = [p for p in self._prepared if p.alive]
         self._prepared.append(gpu_binding.Prepared(weakref.ref(prepared), partition))
         return prepared
+
+    def _cached_program(self, partition: Partition, device: Device, half: bool) -> Program:
+        """The partition's program, from the cache if it is there; else built, and kept there if there is a cache."""
+        ranges = self._ranges(partition.model)
+        about = None
+        if self._cache is not None:
+            about = describe_entry(partition, device, self.options, half, ranges, self._token(partition.model))
+        if self._cache is not None and about is not None:
+            entry = self._cache.load(about["key"])
+            if entry is not None:
+                device.adopt(entry.program, entry.images)
+                return entry.program
+        program = self._built(partition, device, half, ranges)
+        if self._cache is not None and about is not None:
+            self._cache.store(about["key"], Entry(about, program, tuple(device.images(program))))
+        return program
+
+    def _built(
+        self, partition: Partition, device: Device, half: bool, ranges: Mapping[int, tuple[float, float]]
+    ) -> Program:
+        lowered = lower_partition(partition.subgraph, partition.nodes, partition.inputs, partition.outputs)
+        program = build_program(
+            lowered.graph,
+            device.features,
+            device.target,
+            half=half,
+            tuner=device.tuner(self.options.tuning_level),
+            variables=len(lowered.variables),
+            auto=self.options.precision == "auto",
+            ranges=ranges,
+        )
+        debug.say(debug.GRAPH, "%s", describe(program))
+        for kernel in program.kernels:
+            debug.say(debug.KERNELS, "%s", kernel.source)
+        return program
+
+    def _token(self, model: Model) -> str:
+        """What names the model in the cache."""
+        if self.options.model_token is not None:
+            return self.options.model_token
+        if self._fingerprint is None or self._fingerprint[0] is not model.content:
+            self._fingerprint = model.content, fingerprint(model.content)
+        return self._fingerprint[1]
 
     def bind_buffer_to_tensor(
         self, buffer: Any, tensor_index: int, *, stream: Any = None, image: ImageInput | None = None

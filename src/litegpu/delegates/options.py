@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -85,6 +86,11 @@ class GpuDelegateOptions:
     validation: check every call to the GPU, to find mistakes of litegpu or of drivers: with CUDA kernels are launched
         one by one and awaited, so that an error names its kernel; with WebGPU the commands of every inference are
         recorded anew through the checked API. Several times slower.
+    serialization_dir: a folder for what was compiled, from which the next start is ten times as fast: made, private to
+        the user, if it is missing; "auto" is LITEGPU_CACHE_DIR or litegpu in the user's cache folder. Refused if others
+        can write to it. `litegpu cache` shows, checks and clears it.
+    model_token: names the model in the cache, in place of a fingerprint of its bytes; must then change when the model
+        does.
     first_delegate_node_index, last_delegate_node_index: nodes outside stay on the CPU (to bisect a wrong op).
 
     Raises OptionError for values and combinations that are not allowed.
@@ -106,6 +112,8 @@ class GpuDelegateOptions:
     validation: bool = False
     max_delegated_partitions: int = 1
     min_nodes_per_partition: int = 0
+    serialization_dir: str | os.PathLike[str] | None = None
+    model_token: str | None = None
     first_delegate_node_index: int = 0
     last_delegate_node_index: int = sys.maxsize
 
@@ -133,6 +141,12 @@ class GpuDelegateOptions:
             raise OptionError("experimental_flags has CL_ONLY, but there is no OpenCL backend: use backend=...")
         if self.experimental_flags & ExperimentalFlags.GL_ONLY and self.backend not in ("auto", "webgpu", "gl"):
             raise OptionError(f"experimental_flags has GL_ONLY, but backend is {self.backend!r}")
+        if self.model_token is not None and self.serialization_dir is None:
+            raise OptionError("model_token names a model in a cache: give serialization_dir too")
+        if self.model_token is not None and not (isinstance(self.model_token, str) and self.model_token):
+            raise OptionError(f"model_token is {self.model_token!r}; it must be a text that is not empty")
+        if self.experimental_flags & ExperimentalFlags.ENABLE_SERIALIZATION and self.serialization_dir is None:
+            raise OptionError("experimental_flags has ENABLE_SERIALIZATION, but there is no serialization_dir")
         for name in ("max_delegated_partitions", "min_nodes_per_partition", "first_delegate_node_index"):
             if getattr(self, name) < 0:
                 raise OptionError(f"{name} is {getattr(self, name)}; it must be 0 or more")

@@ -89,3 +89,10 @@ class Device(Protocol):
     def tuner(self, level: str) -> Tuner | None:
         """Required. What measures kernels while a program is built, for the option tuning="off", "fast" or "full";
         None where nothing is to be measured."""
+
+    def images(self, program: Program) -> Sequence[bytes]:
+        """Required. The compiled kernels of a program, as adopt() takes them; empty where the driver gives none. Raises
+        DeviceError naming the kernel that did not compile."""
+
+    def adopt(self, program: Program, images: Sequence[bytes]) -> None:
+        """Required. Let sessions of the program use these images, which images() gave for it on such a device."""

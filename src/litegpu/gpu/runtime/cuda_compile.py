@@ -44,6 +44,18 @@ def compile_kernels(kernels: Sequence[KernelCode], capability: int, *, programma
     return [future.result() for future in futures]
 
 
+def adopt_images(
+    kernels: Sequence[KernelCode], images: Sequence[bytes], capability: int, *, programmatic: bool = False
+) -> None:
+    """Take images that compile_kernels() gave, perhaps in another process, as what these kernels compile to."""
+    with _lock:
+        for kernel, image in zip(kernels, images, strict=True):
+            job = kernel.name, kernel.source, compile_options(kernel, capability, programmatic)
+            if job not in _images:
+                _images[job] = Future()
+                _images[job].set_result(image)
+
+
 def compile_options(kernel: KernelCode, capability: int, programmatic: bool = False) -> tuple[str, ...]:
     """NVRTC's options for a kernel. Its own come last and may name another architecture."""
     options = ["--std=c++17"]

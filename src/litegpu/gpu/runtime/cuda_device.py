@@ -18,7 +18,7 @@ from litegpu.errors import DeviceError, OptionError
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import KernelCode, Program
 from litegpu.gpu.runtime.base import DeviceInfo
-from litegpu.gpu.runtime.cuda_compile import PROGRAMMATIC_FROM, compile_kernels
+from litegpu.gpu.runtime.cuda_compile import PROGRAMMATIC_FROM, adopt_images, compile_kernels
 from litegpu.gpu.runtime.cuda_driver import Context, checked
 
 if TYPE_CHECKING:
@@ -124,6 +124,26 @@ class CudaDevice:
                 self._tuners[level] = CudaTuner(self, CANDIDATES[level])
             return self._tuners[level]
 
+    def images(self, program: Program) -> list[bytes]:
+        """See base.Device."""
+        return compile_kernels(_needed(program), self.found.capability, programmatic=self.overlaps(program))
+
+    def adopt(self, program: Program, images: Sequence[bytes]) -> None:
+        """See base.Device."""
+        kernels = _needed(program)
+        if len(kernels) == len(images):
+            adopt_images(kernels, images, self.found.capability, programmatic=self.overlaps(program))
+
+    def overlaps(self, program: Program) -> bool:
+        """Whether the program's kernels overlap by programmatic dependent launch."""
+        from litegpu.gpu.runtime.cuda_session import latency_bound
+
+        return self.programmatic and latency_bound(program)
+
+    def program_kernels(self, program: Program) -> list[LoadedKernel]:
+        """kernels() of the program, and last the one that copies."""
+        return self.kernels(_needed(program), self.overlaps(program))
+
     def kernels(self, kernels: Sequence[KernelCode], programmatic: bool) -> list[LoadedKernel]:
         """The kernels compiled and loaded, in order; each is unloaded when no session uses it any more."""
         images = compile_kernels(kernels, self.found.capability, programmatic=programmatic)
@@ -157,6 +177,13 @@ class CudaDevice:
             compute_units=self.attribute("MULTIPROCESSOR_COUNT"),
             cuda_capability=self.found.capability,
         )
+
+
+def _needed(program: Program) -> tuple[KernelCode, ...]:
+    """The kernels that a session of the program loads."""
+    from litegpu.gpu.runtime.cuda_copy import COPY
+
+    return *program.kernels, COPY
 
 
 _Key = tuple[str, int, bytes, bool]

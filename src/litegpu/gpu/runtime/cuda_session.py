@@ -20,7 +20,7 @@ from litegpu.gpu.runtime.base import SHORT_SECONDS, KernelTime
 from litegpu.gpu.runtime.check import NUMPY, check_array, check_program
 from litegpu.gpu.runtime.cuda_array import LEGACY_STREAM, CudaArray, from_torch, is_torch_tensor
 from litegpu.gpu.runtime.cuda_binding import Bindings, Bound, Ways, check_fit
-from litegpu.gpu.runtime.cuda_copy import COPY, MOST_BYTES, Pinned, copy_launch
+from litegpu.gpu.runtime.cuda_copy import MOST_BYTES, Pinned, copy_launch
 from litegpu.gpu.runtime.cuda_device import CudaDevice
 from litegpu.gpu.runtime.cuda_driver import SUCCESS, CudaError, checked, error_text
 from litegpu.gpu.runtime.cuda_graph import Graph, Launch, Stopwatch, make_launch
@@ -78,8 +78,8 @@ class CudaSession:
             check_program(program, device.features, str(device))
             self._check_usable()
             started = time.perf_counter()
-            self.overlap = device.programmatic and latency_bound(program)
-            *kernels, self._copy = device.kernels((*program.kernels, COPY), self.overlap)
+            self.overlap = device.overlaps(program)
+            *kernels, self._copy = device.program_kernels(program)
             self._stats["compile"] = time.perf_counter() - started
             with device.context:
                 self._build(kernels)

@@ -109,6 +109,13 @@ class WebGpuDevice:
             self.handle.queue.write_buffer(self._nudged, 0, bytes(16))
             self.handle.queue.submit([])
 
+    def images(self, program: Program) -> list[bytes]:
+        """None: WebGPU gives no compiled code. (Drivers keep a cache of their own.)"""
+        return []
+
+    def adopt(self, program: Program, images: Sequence[bytes]) -> None:
+        """Nothing to adopt."""
+
     def pipelines(self, kernels: Sequence[KernelCode]) -> list[_Pipeline]:
         """The kernels compiled, in order; in threads where they are not compiled yet."""
         with self._lock:

@@ -76,7 +76,7 @@ def build(ctx: Context) -> list[Launch] | None:
 
 def candidates(layer: Layer) -> list[Block]:
     """All blocks that are worth a try; none if the kernel cannot do the layer."""
-    found = []
+    found: dict[tuple[int, ...], Block] = {}
     _, kh, kw, _ = layer.weights.shape
     _, out_h, out_w, _ = layer.shape
     for lanes, (y, x) in itertools.product((4, 8) if layer.vector == 8 else (4,), PIXELS):
@@ -90,11 +90,11 @@ def candidates(layer: Layer) -> list[Block]:
             n = _chunks(layer, lanes)
             chunks = -(-n // -(-n // most))
             for down, across in itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16, 32)):
-                block = Block(lanes, y, x, chunks, down, across)
                 fits = (down == 1 or down * y < 2 * out_h) and (across == 1 or across * x < 2 * out_w)
-                if fits and 24 <= block.threads <= MOST_THREADS and block not in found:
-                    found.append(block)
-    return found
+                if fits and 24 <= chunks * down * across <= MOST_THREADS:
+                    numbers = lanes, y, x, chunks, down, across
+                    found.setdefault(numbers, Block(*numbers))
+    return list(found.values())
 
 
 def ranked(layer: Layer, units: int) -> list[Block]:

@@ -1,0 +1,96 @@
+"""What a cached Program depends on, as a key: model, partition, options, device, driver, and litegpu's own code."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import litegpu
+from litegpu.delegates.options import GpuDelegateOptions
+from litegpu.delegates.protocol import Partition
+from litegpu.gpu.custom.registration import registered
+from litegpu.gpu.runtime.base import Device
+
+#: Models are hashed in pieces of so many bytes, side by side.
+_PIECE = 4 << 20
+#: The parts of the package whose code decides what a Program is.
+_CODE = ("delegates", "gpu", "model")
+
+
+def fingerprint(content: bytes | memoryview) -> str:
+    """A hash of a model's bytes: SHA-256 of the SHA-256 of each 4 MiB."""
+    view = memoryview(content).cast("B")
+    pieces = [view[i : i + _PIECE] for i in range(0, len(view), _PIECE)]
+    if len(pieces) > 1:
+        with ThreadPoolExecutor(min(len(pieces), os.cpu_count() or 1, 8)) as pool:
+            digests = list(pool.map(_digest, pieces))
+    else:
+        digests = [_digest(piece) for piece in pieces]
+    return hashlib.sha256(b"".join(digests)).hexdigest()[:32]
+
+
+def describe(
+    partition: Partition,
+    device: Device,
+    options: GpuDelegateOptions,
+    half: bool,
+    ranges: Mapping[int, tuple[float, float]],
+    token: str,
+) -> dict[str, Any] | None:
+    """What the entry of a partition is of: `key`, which differs as soon as anything differs that the program depends
+    on, and what people want to know. None for partitions with operators that the user registered: their code is not
+    ours to know."""
+    if any(o.is_custom and registered(o.name) is not None for o in partition.nodes):
+        return None
+    tensors = partition.subgraph.tensors
+    touched = sorted({t for o in partition.nodes for t in (*o.inputs, *o.outputs) if t >= 0})
+    parts = (
+        litegpu.__version__,
+        code_stamp(),
+        token,
+        len(partition.model.content),
+        partition.subgraph.index,
+        [(o.index, o.name, o.inputs, o.outputs) for o in partition.nodes],
+        [(i, tensors[i].type.name, tensors[i].shape, tensors[i].is_constant) for i in touched],
+        (partition.inputs, partition.outputs),
+        (half, options.precision, options.quantization, options.tuning_level, sorted(ranges.items())),
+        (device.target, device.info.name, device.info.backend, device.info.driver, device.features),
+        getattr(device, "programmatic", None),
+    )
+    key = hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
+    precision = "float32" if not half else "auto" if options.precision == "auto" else "float16"
+    return {
+        "key": key,
+        "model": token,
+        "file": os.path.basename(partition.model.path or ""),
+        "nodes": len(partition.nodes),
+        "precision": precision,
+        "device": device.info.name,
+        "backend": device.info.backend,
+        "driver": device.info.driver,
+        "litegpu": litegpu.__version__,
+    }
+
+
+@functools.cache
+def code_stamp() -> str:
+    """Names, sizes and times of the files that programs come from: another installation has other programs, even under
+    the same version."""
+    root = Path(litegpu.__file__).parent
+    rows = []
+    for part in _CODE:
+        for folder, _, names in os.walk(root / part):
+            for name in names:
+                if not name.endswith(".pyc"):
+                    status = os.stat(os.path.join(folder, name))
+                    rows.append((os.path.relpath(os.path.join(folder, name), root), status.st_size, status.st_mtime_ns))
+    return hashlib.sha256(repr(sorted(rows)).encode()).hexdigest()
+
+
+def _digest(piece: memoryview) -> bytes:
+    return hashlib.sha256(piece).digest()

@@ -1,0 +1,526 @@
+"""The cache of compiled programs: the same results from it, and no harm from whatever befalls its files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import logging
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from agreement import require_gpu
+from typer.testing import CliRunner
+
+import litegpu
+from litegpu import GpuDelegate, GpuDelegateOptions, Interpreter, OptionError
+from litegpu.delegates.cache_key import fingerprint
+from litegpu.gpu import cache_folder
+from litegpu.gpu.cache_entry import Entry, EntryError, decode, encode
+from litegpu.gpu.cache_folder import CacheFolder, default_folder
+from litegpu.gpu.graph import DType
+from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
+from litegpu.model.builder import ModelBuilder
+from litegpu.model.types import TensorType
+
+SHAPE = (1, 4, 5, 3)
+
+
+def network(seed: int = 0) -> bytes:
+    rng = np.random.default_rng(seed)
+    b = ModelBuilder()
+    x = b.input("x", SHAPE)
+    w, bias = b.constant(rng.normal(size=(6, 3, 3, 3)).astype(np.float32)), b.constant(np.zeros(6, np.float32))
+    options = {"padding": 0, "stride_h": 1, "stride_w": 1, "fused_activation_function": 1}
+    y = b.op("CONV_2D", [x, w, bias], (1, 4, 5, 6), options=options)
+    b.output(b.op("LOGISTIC", [y], (1, 4, 5, 6), name="y"))
+    return b.build()
+
+
+def example(key: str = "k", size: int = 300, images: tuple[bytes, ...] = (b"image", b"")) -> Entry:
+    port = Port("x", 0, (1, 2, 3, 4), DType.FLOAT16, 0, 48)
+    program = Program(
+        kernels=(KernelCode("a", "text ä", (8, 4, 1), ("read", "read_write"), 16, ("-x",)),),
+        dispatches=(
+            Dispatch(0, (3, 2, 1), (Binding("arena", 0, 64), Binding("constants", 0, 16)), "conv [1]", (1, 2)),
+        ),
+        constants=np.arange(size, dtype=np.uint8),
+        arena_size=256,
+        inputs=(port,),
+        outputs=(dataclasses.replace(port, name="y", dtype=DType.INT8, nbytes=24),),
+        memory=MemoryReport(256, 512, 128),
+        in_float32=(("v", "a sum"),),
+        variables=(port,),
+    )
+    return Entry({"key": key}, program, images)
+
+
+def content(entry: Entry) -> bytes:
+    return b"".join(encode(entry))
+
+
+def run(folder: Path, **options: Any) -> np.ndarray:
+    delegate = GpuDelegate(backend="webgpu", serialization_dir=folder, **options)
+    with Interpreter(model_content=network(), experimental_delegates=[delegate], fallback="strict") as interpreter:
+        interpreter.allocate_tensors()
+        values = np.random.default_rng(5).normal(size=SHAPE).astype(np.float32)
+        interpreter.set_tensor(interpreter.get_input_details()[0]["index"], values)
+        interpreter.invoke()
+        return interpreter.get_tensor(interpreter.get_output_details()[0]["index"]).copy()
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one whenever a program is built."""
+    from litegpu.delegates import gpu
+
+    found: list[int] = []
+    build = gpu.build_program
+
+    def counted(*args: Any, **named: Any) -> Program:
+        found.append(1)
+        return build(*args, **named)
+
+    monkeypatch.setattr(gpu, "build_program", counted)
+    return found
+
+
+# ------------------------------------------------------------------------------------- bytes
+
+
+def test_entries_come_back_as_they_were() -> None:
+    for entry in (example(), example(size=0, images=()), example(images=(bytes(1000), b"x"))):
+        found = decode(content(entry))
+        assert dataclasses.replace(found.program, constants=b"") == dataclasses.replace(entry.program, constants=b"")
+        np.testing.assert_array_equal(found.program.constants, entry.program.constants)
+        assert (found.about, found.images) == (dict(entry.about), entry.images)
+
+
+def test_every_flipped_byte_is_noticed() -> None:
+    good = content(example())
+    for position in range(len(good)):
+        bad = bytearray(good)
+        bad[position] ^= 1 << position % 8
+        with pytest.raises(EntryError):
+            decode(bytes(bad))
+
+
+def test_every_cut_is_noticed() -> None:
+    good = content(example())
+    for length in range(len(good)):
+        with pytest.raises(EntryError):
+            decode(good[:length])
+    with pytest.raises(EntryError):
+        decode(good + b"\0")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"blobs": [[0, 1 << 40]]}, {"kernels": [["a"]]}, {"inputs": [["x", 0, [1], "float99", 0, 4]]}, {"images": -3},
+     {"memory": [1]}, {"dispatches": 3}, {"about": None}],
+)  # fmt: skip
+def test_headers_that_make_no_sense(change: dict[str, Any], tmp_path: Path) -> None:
+    """With a right checksum: what another version, or somebody, might have written."""
+    good = content(example("key"))
+    length = int.from_bytes(good[48:56], "little")
+    header = json.loads(good[56 : 56 + length]) | change
+    text = json.dumps(header).encode()
+    rest = len(text).to_bytes(8, "little") + text + good[56 + length :]
+    bad = good[:16] + hashlib.sha256(rest).digest() + rest
+    folder = CacheFolder(tmp_path / "c")
+    (folder.path / "key.litegpu").write_bytes(bad)
+    assert folder.load("key") is None
+
+
+def test_fingerprints() -> None:
+    large = np.random.default_rng(0).integers(0, 256, 9 << 20, np.uint8)
+    before = fingerprint(large.tobytes())
+    assert before == fingerprint(memoryview(large.tobytes()))
+    for position in (0, 5 << 20, (9 << 20) - 1):
+        large[position] ^= 1
+        assert fingerprint(large.tobytes()) != before
+        large[position] ^= 1
+    assert len({fingerprint(b""), fingerprint(b"\0"), fingerprint(b"\0\0")}) == 3
+
+
+# ------------------------------------------------------------------------------------- the folder
+
+
+def test_the_folder_is_private(tmp_path: Path) -> None:
+    folder = CacheFolder(tmp_path / "a" / "b")
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert folder.store("k", example()) and stat.S_IMODE((folder.path / "k.litegpu").stat().st_mode) == 0o600
+    assert sorted(p.name for p in folder.path.iterdir()) == ["k.litegpu"]
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o777, 0o720])
+def test_folders_that_others_can_write_to_are_refused(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(OptionError, match="can be written by others"):
+        GpuDelegate(serialization_dir=tmp_path)
+
+
+def test_folders_of_other_users_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = CacheFolder(tmp_path)
+    folder.store("k", example())
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
+    real = os.fstat
+
+    def of_somebody(handle: int) -> os.stat_result:
+        return os.stat_result([*real(handle)[:4], 4712, *real(handle)[5:]])
+
+    monkeypatch.setattr(os, "fstat", of_somebody)
+    assert folder.load("k") is None
+    monkeypatch.setattr(Path, "stat", lambda self: os.stat_result([0o40700, 0, 0, 0, 4712, 0, 0, 0, 0, 0]))
+    with pytest.raises(OptionError, match="belongs to another user"):
+        CacheFolder(tmp_path)
+
+
+def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("")
+    with pytest.raises(OptionError, match="cannot be made or read"):
+        GpuDelegate(serialization_dir=tmp_path / "f")
+
+
+def test_entries_that_others_can_write_to_are_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = CacheFolder(tmp_path)
+    folder.store("k", example("k"))
+    (tmp_path / "k.litegpu").chmod(0o666)
+    assert folder.load("k") is None and "written by others" in caplog.text
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    folder = CacheFolder(tmp_path / "c")
+    folder.store("k", example("k"))
+    (folder.path / "k.litegpu").rename(tmp_path / "elsewhere")
+    (folder.path / "k.litegpu").symlink_to(tmp_path / "elsewhere")
+    assert folder.load("k") is None
+
+
+def test_an_entry_under_another_key_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = CacheFolder(tmp_path)
+    folder.store("a", example("a"))
+    (tmp_path / "a.litegpu").rename(tmp_path / "b.litegpu")
+    assert folder.load("b") is None and "of something else" in caplog.text
+
+
+def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
+    size = len(content(example("a")))
+    folder = CacheFolder(tmp_path, most_bytes=3 * size)
+    for i, key in enumerate("abc"):
+        folder.store(key, example(key))
+        os.utime(tmp_path / f"{key}.litegpu", (1000 + i, 1000 + i))
+    assert folder.load("a") is not None  # is used: the time is renewed
+    folder.store("d", example("d"))
+    assert sorted(p.stem for p in tmp_path.iterdir()) == ["a", "c", "d"]
+    CacheFolder(tmp_path, most_bytes=1).store("e", example("e"))
+    assert [p.stem for p in tmp_path.iterdir()] == ["e"], "what was just written stays"
+
+
+def test_the_limit_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITEGPU_CACHE_BYTES", "12345")
+    assert CacheFolder(tmp_path).most_bytes == 12345
+    monkeypatch.setenv("LITEGPU_CACHE_BYTES", "1G")
+    with pytest.raises(OptionError, match="number of bytes"):
+        CacheFolder(tmp_path)
+    monkeypatch.setenv("LITEGPU_CACHE_DIR", "/somewhere")
+    assert default_folder() == Path("/somewhere")
+
+
+def test_what_dead_processes_left_is_removed(tmp_path: Path) -> None:
+    folder = CacheFolder(tmp_path)
+    (tmp_path / ".writing-1-dead").write_bytes(b"half")
+    script = f"""
+import sys, time
+from litegpu.gpu import cache_folder
+handle = open({str(tmp_path / ".writing-2-alive")!r}, "wb")
+assert cache_folder._lock(handle.fileno())
+print("locked", flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as writer:
+        try:
+            assert writer.stdout is not None and writer.stdout.readline()
+            folder.store("k", example())
+            assert sorted(p.name for p in tmp_path.iterdir()) == [".writing-2-alive", "k.litegpu"]
+        finally:
+            writer.kill()
+    folder.store("k", example())
+    assert [p.name for p in tmp_path.iterdir()] == ["k.litegpu"]
+
+
+# ------------------------------------------------------------------------------------- models
+
+
+def test_a_second_start_builds_nothing(tmp_path: Path, builds: list[int]) -> None:
+    require_gpu()
+    first = run(tmp_path)
+    assert len(builds) == 1
+    np.testing.assert_array_equal(run(tmp_path), first)
+    assert len(builds) == 1 and len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_another_program_depends_on(tmp_path: Path, builds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change of anything that the program depends on leads to an entry of its own."""
+    require_gpu()
+    from litegpu.delegates import cache_key, gpu
+    from litegpu.gpu.runtime.webgpu import open_device
+
+    changes: list[tuple[dict[str, Any], Any]] = [
+        ({}, None),
+        ({"precision_loss_allowed": True}, None),
+        ({"precision": "auto"}, None),
+        ({"model_token": "a"}, None),
+        ({"model_token": "b"}, None),
+        ({}, lambda: monkeypatch.setattr(litegpu, "__version__", "9.9")),
+        ({}, lambda: monkeypatch.setattr(cache_key, "code_stamp", lambda: "other code")),
+        ({}, lambda: monkeypatch.setattr(gpu, "fingerprint", lambda content: "other weights")),
+    ]
+    for i, (options, change) in enumerate(changes):
+        if change:
+            change()
+        for _ in range(2):
+            run(tmp_path, **options)
+        assert len(builds) == len(list(tmp_path.iterdir())) == i + 1, f"change {i}: {options}"
+    device = open_device("auto")
+    for i, changed in enumerate(({"driver": "other"}, {"name": "other"})):
+        monkeypatch.setattr(device, "info", dataclasses.replace(device.info, **changed))
+        run(tmp_path)
+        assert len(builds) == len(changes) + i + 1
+
+
+def test_a_resize_has_an_entry_of_its_own(tmp_path: Path, builds: list[int]) -> None:
+    require_gpu()
+    delegate = GpuDelegate(backend="webgpu", serialization_dir=tmp_path)
+    for _ in range(2):
+        with Interpreter(model_content=network(), experimental_delegates=[delegate]) as interpreter:
+            x, y = interpreter.get_input_details()[0]["index"], interpreter.get_output_details()[0]["index"]
+            for batch in (1, 3):
+                values = np.random.default_rng(batch).normal(size=(batch, *SHAPE[1:])).astype(np.float32)
+                interpreter.resize_tensor_input(x, values.shape)
+                interpreter.allocate_tensors()
+                interpreter.set_tensor(x, values)
+                interpreter.invoke()
+                assert interpreter.get_tensor(y).shape[0] == batch
+    assert len(builds) == 2
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "text"])
+def test_damaged_entries_are_built_anew_with_one_warning(
+    tmp_path: Path, builds: list[int], damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    require_gpu()
+    first = run(tmp_path)
+    (path,) = tmp_path.iterdir()
+    good = path.read_bytes()
+    bad = {"flip": good[:200] + bytes([good[200] ^ 1]) + good[201:], "cut": good[:-100], "empty": b"", "text": b"hi"}
+    path.write_bytes(bad[damage])
+    caplog.clear()
+    np.testing.assert_array_equal(run(tmp_path), first)
+    assert len(builds) == 2 and [r.levelname for r in caplog.records if "cache" in r.message] == ["WARNING"]
+    caplog.clear()
+    np.testing.assert_array_equal(run(tmp_path), first)
+    assert len(builds) == 2 and "cache" not in caplog.text, "it was written anew"
+
+
+def test_flipped_bytes_never_change_a_result(tmp_path: Path, builds: list[int]) -> None:
+    require_gpu()
+    first = run(tmp_path)
+    (path,) = tmp_path.iterdir()
+    good = path.read_bytes()
+    rng = random.Random(3)
+    for i, position in enumerate(rng.sample(range(len(good)), 24)):
+        path.write_bytes(good[:position] + bytes([good[position] ^ 1 << rng.randrange(8)]) + good[position + 1 :])
+        np.testing.assert_array_equal(run(tmp_path), first)
+        assert len(builds) == i + 2
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    require_gpu()
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        first = run(tmp_path)
+    assert "No space left" in caplog.text and not list(tmp_path.iterdir())
+    np.testing.assert_array_equal(run(tmp_path), first)
+
+
+def test_a_file_that_may_not_grow(tmp_path: Path) -> None:
+    """A write that the system really cuts short."""
+    script = f"""
+import resource, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r}), sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from test_cache import CacheFolder, example
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+folder = CacheFolder({str(tmp_path)!r})
+assert not folder.store("k", example("k", 100_000))
+resource.setrlimit
+assert folder.load("k") is None
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "takes no new entries" in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, builds: list[int]
+) -> None:
+    require_gpu()
+    real = os.open
+
+    def refused(path: Any, flags: int, *mode: int) -> int:
+        if flags & os.O_CREAT:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, flags, *mode)
+
+    kept = run(tmp_path)
+    monkeypatch.setattr(os, "open", refused)
+    np.testing.assert_array_equal(run(tmp_path), kept)
+    assert len(builds) == 1 and not caplog.records
+    delegate = GpuDelegate(backend="webgpu", serialization_dir=tmp_path)
+    for seed in (1, 2):
+        with Interpreter(model_content=network(seed), experimental_delegates=[delegate]) as interpreter:
+            interpreter.allocate_tensors()
+    assert [
+        r.message for r in caplog.records if "Permission denied" in r.message and "cache" in r.message
+    ].__len__() == 1
+
+
+def test_user_ops_are_not_kept(tmp_path: Path) -> None:
+    require_gpu()
+    b = ModelBuilder()
+    b.output(*b.custom("Twice", [b.input("x", SHAPE)], [(SHAPE, TensorType.FLOAT32)]))
+    litegpu.register_op("Twice", lambda op, t: t.here(0) * 2.0)
+    try:
+        delegate = GpuDelegate(backend="webgpu", serialization_dir=tmp_path)
+        with Interpreter(model_content=b.build(), experimental_delegates=[delegate], fallback="strict") as interpreter:
+            interpreter.allocate_tensors()
+    finally:
+        litegpu.unregister_op("Twice")
+    assert not list(tmp_path.iterdir())
+
+
+def test_options() -> None:
+    with pytest.raises(OptionError, match="serialization_dir"):
+        GpuDelegateOptions(model_token="a")
+    with pytest.raises(OptionError, match="model_token"):
+        GpuDelegateOptions(model_token="", serialization_dir="x")
+    with pytest.raises(OptionError, match="ENABLE_SERIALIZATION"):
+        GpuDelegateOptions(experimental_flags=litegpu.ExperimentalFlags.ENABLE_SERIALIZATION)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    from litegpu.cli import app
+
+    folder = CacheFolder(tmp_path)
+    for key in ("one", "two"):
+        entry = example(key)
+        folder.store(key, dataclasses.replace(entry, about={**entry.about, "file": f"{key}.tflite", "nodes": 3}))
+
+    def call(*words: str) -> Any:
+        return CliRunner().invoke(app, ["cache", *words])
+
+    shown = call("list", str(tmp_path))
+    assert shown.exit_code == 0 and "one.tflite" in shown.output and "2 entries" in shown.output
+    found = json.loads(call("list", str(tmp_path), "--json").output)
+    assert {e["file"] for e in found["entries"]} == {"one.tflite", "two.tflite"} and found["damaged"] == 0
+    assert call("verify", str(tmp_path)).exit_code == 0
+    (tmp_path / "one.litegpu").write_bytes(b"nothing")
+    checked = call("verify", str(tmp_path))
+    assert checked.exit_code == 1 and "1 damaged" in checked.output
+    cleared = call("clear", str(tmp_path))
+    assert cleared.exit_code == 0 and "2 entries" in cleared.output and not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------- many processes
+
+
+def _kill_rounds(folder: Path, rounds: int) -> None:
+    """Eight processes at a time build or load the same model, and are killed at random points; a process that lives
+    has the right result, and no file is left but the entry."""
+    expected = run(folder.parent / "expected")
+    np.save(folder.parent / "expected.npy", expected)
+    script = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r}), sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+import logging
+from pathlib import Path
+import numpy as np
+import test_cache
+expected = np.load({str(folder.parent / "expected.npy")!r})
+print("ready", flush=True)
+for line in sys.stdin:  # a round: fork, so that only the work itself is killed
+    children = []
+    for _ in range(8):
+        child = os.fork()
+        if child == 0:
+            try:
+                found = test_cache.run(Path({str(folder)!r}))
+                os._exit(0 if np.array_equal(found, expected) else 7)
+            except BaseException as error:
+                print("failed", repr(error), file=sys.stderr, flush=True)
+                os._exit(8)
+        children.append(child)
+    print(*children, flush=True)
+    print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children), flush=True)
+"""
+    rng = random.Random(1)
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdin is not None and parent.stdout is not None
+        assert parent.stdout.readline().strip() == "ready"
+        longest, lived = 2.0, 0
+        for turn in range(rounds):
+            print("go", file=parent.stdin, flush=True)
+            started = time.perf_counter()
+            children = [int(word) for word in parent.stdout.readline().split()]
+            for child in rng.sample(children, 6):
+                time.sleep(rng.uniform(0, longest / 6))
+                with contextlib.suppress(ProcessLookupError):  # it has ended, and its parent has seen that
+                    os.kill(child, signal.SIGKILL)
+            codes = [int(word) for word in parent.stdout.readline().split()]
+            assert set(codes) <= {0, -signal.SIGKILL}, f"round {turn}: {codes}"
+            longest = max(0.2, min(longest, time.perf_counter() - started))
+            lived += codes.count(0)
+            if turn % 3 == 2:
+                CacheFolder(folder).clear()
+        parent.stdin.close()
+    assert lived >= 2 * rounds, "those that were not killed"
+    run(folder)
+    CacheFolder(folder).store("other", example("other"))  # tidies up
+    left = sorted(p.name for p in folder.iterdir())
+    assert len(left) == 2 and all(name.endswith(".litegpu") for name in left), left
+    assert all(one.problem is None for one in CacheFolder(folder).list())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_processes_killed_at_random(tmp_path: Path) -> None:
+    require_gpu()
+    _kill_rounds(tmp_path / "cache", 4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_processes_killed_at_random_200_rounds(tmp_path: Path) -> None:
+    require_gpu()
+    _kill_rounds(tmp_path / "cache", 200)
+
+
+def test_the_module_logs_where_the_package_does() -> None:
+    assert cache_folder.log is logging.getLogger("litegpu")
