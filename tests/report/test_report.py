@@ -6,11 +6,11 @@ import os
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from pages import check_self_contained
 from PIL import Image
 
 import litegpu
@@ -18,45 +18,6 @@ from litegpu.errors import OptionError
 from litegpu.report import GraphNode, Page, Plot, bars, graph_nodes, histogram, lines
 from litegpu.report.network import picture
 from litegpu.zoo import build_model
-
-VOID = {"meta", "img", "br", "rect", "polyline", "circle", "link", "hr"}
-
-
-class Reader(HTMLParser):
-    """What a page refers to, and whether its elements nest."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.seen: list[str] = []
-        self.references: list[str] = []
-        self.text: list[str] = []
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
-        self.references += [v or "" for name, v in attrs if name in ("src", "href", "srcset", "xlink:href", "action")]
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.seen.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
-
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
-
-
-def check_self_contained(html: str) -> Reader:
-    """The reader of a page, after the checks that every page has to pass."""
-    reader = Reader(html)
-    assert not reader.open
-    assert all(r.startswith("data:") for r in reader.references)
-    assert not re.search(r"https?:|url\(|@import|<script|<link|<iframe", html)
-    return reader
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -118,6 +118,7 @@ class GpuDelegate:
             variables=len(lowered.variables),
             auto=self.options.precision == "auto",
             ranges=ranges,
+            staged=self._staged(partition),
         )
         debug.say(debug.GRAPH, "%s", describe(program))
         for kernel in program.kernels:
@@ -154,6 +155,11 @@ class GpuDelegate:
             kernel.unbind(kind, place)
         else:
             kernel.bind(kind, place, tensor, buffer, stream=stream, image=image)
+
+    def _staged(self, partition: Partition) -> tuple[Collection[int], Collection[int]]:
+        """Positions of the partition's inputs and outputs that must not change the kernels next to them: for tools that
+        look into a model by making inner tensors its inputs and outputs. What overrides this must not use the cache."""
+        return (), ()
 
     def _ranges(self, model: Model) -> dict[int, tuple[float, float]]:
         """Of the model's tensors on the calibration inputs."""

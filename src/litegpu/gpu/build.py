@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,7 @@ from litegpu.gpu.lang.wgsl import print_wgsl
 from litegpu.gpu.passes import optimise
 from litegpu.gpu.passes.layout import Placed, place
 from litegpu.gpu.passes.precision import values_in_float32
+from litegpu.gpu.passes.staging import stage
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, Port, Program
 from litegpu.gpu.view import View
 
@@ -35,6 +36,7 @@ def build_program(
     variables: int = 0,
     auto: bool = False,
     ranges: Mapping[int, tuple[float, float]] | None = None,
+    staged: tuple[Collection[int], Collection[int]] = ((), ()),
 ) -> Program:
     """Compile `graph` for a device.
 
@@ -42,10 +44,12 @@ def build_program(
     as float16 (needs features.float16). `tuner`: measures where several kernels would do. `variables`: that many of
     the last inputs and outputs stay in the arena: the outputs become the inputs of the next inference. `auto`: with
     `half`, what float16 would spoil stays float32 all the same, by what `ranges` (tensor -> least and largest element)
-    and the graph itself tell (passes/precision.py). Raises KernelError if a kernel cannot be made for the device.
+    and the graph itself tell (passes/precision.py). `staged`: positions of inputs and outputs that are kept from
+    changing the kernels that read and write them (passes/staging.py). Raises KernelError if a kernel cannot be made for
+    the device.
     """
     auto = auto and half
-    optimised = optimise(graph, features, half and not auto)
+    optimised = stage(optimise(graph, features, half and not auto), *staged)
     exact = values_in_float32(optimised, ranges) if auto else {}
     placed = place(optimised, half, exact)
     inputs, outputs = graph.inputs[: len(graph.inputs) - variables], placed.graph.outputs

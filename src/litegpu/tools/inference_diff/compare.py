@@ -1,0 +1,361 @@
+"""Runs a model on a reference and on what is tested, on the same inputs, and measures how far the outputs are apart."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+import litegpu
+from litegpu.errors import DelegateError, OptionError
+from litegpu.model.types import Model, Subgraph
+from litegpu.tools.console import progress
+from litegpu.tools.inference_diff.feeds import Feed, file_feeds, gaussian_feeds
+from litegpu.tools.inference_diff.measures import (
+    Difference,
+    Histogram,
+    OutputDifference,
+    histogram,
+    measure,
+    plain,
+    summarise,
+)
+from litegpu.tools.inference_diff.per_op import PerOpReport, analyse
+from litegpu.tools.inference_diff.recording import RecordingDelegate, Staging
+from litegpu.tools.statistics import Statistics, microseconds
+
+DELEGATES = ("gpu", "xnnpack", "cpu")
+REFERENCES = ("auto", "xnnpack", "builtin", "reference")
+RUNS = 50
+#: Both sides are invoked so often on each input; the outputs of the last are compared (the official tool's habit).
+_INVOKES = 3
+_RESOLVERS = {
+    "xnnpack": litegpu.OpResolverType.AUTO,
+    "builtin": litegpu.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+    "cpu": litegpu.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+    "reference": litegpu.OpResolverType.BUILTIN_REF,
+}
+_ELSEWHERE = {
+    "nnapi": "it exists on Android only",
+    "hexagon": "it exists on Qualcomm's phones only",
+    "coreml": "on a Mac the GPU delegate runs on Metal",
+}
+
+
+@dataclass(frozen=True)
+class DiffOptions:
+    """What is compared with what.
+
+    delegate: "gpu"; "xnnpack": the CPU as the official runtime uses it; "cpu": its plain built-in kernels.
+    precision, backend, quantization, max_delegated_partitions: of the GPU delegate; 0 partitions means 1.
+    num_threads: of the CPU part of what is tested; the reference always has one.
+    reference: the kernels of the reference: "xnnpack" (the official runtime's default), "builtin" (without XNNPACK),
+        "reference" (the slow ones that define the ops), or "auto": xnnpack, but builtin where XNNPACK is tested.
+    num_runs: by default 50, or as many as the files in `inputs` have samples.
+    inputs: files (see feeds.file_feeds); by default random values by `seed`.
+    max_relative_error: of any output; what is above fails.
+    per_op, tolerance: also compare op by op, where a relative L2 error above `tolerance` deviates (by default 1e-5 in
+        float32, 1e-2 in float16).
+    """
+
+    delegate: str = "gpu"
+    precision: str = "float32"
+    backend: str = "auto"
+    quantization: bool = True
+    max_delegated_partitions: int = 0
+    num_threads: int = 1
+    reference: str = "auto"
+    num_runs: int | None = None
+    inputs: tuple[str, ...] = ()
+    seed: int = 0
+    max_relative_error: float | None = None
+    per_op: bool = False
+    tolerance: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.delegate not in DELEGATES:
+            why = f": {_ELSEWHERE[self.delegate]}" if self.delegate in _ELSEWHERE else ""
+            raise OptionError(f"Unsupported TFLite delegate: {self.delegate}{why}; use one of {', '.join(DELEGATES)}")
+        if self.reference not in REFERENCES:
+            raise OptionError(f"reference is {self.reference!r}; it must be one of {', '.join(REFERENCES)}")
+        for name in ("num_runs", "num_threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(f"{name} is {value}; it must be 1 or more")
+        for name in ("max_relative_error", "tolerance"):
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
+                raise OptionError(f"{name} is {value}; it must be 0 or more")
+        if self.per_op and self.delegate != "gpu":
+            raise OptionError("op by op is a comparison with the GPU: use delegate gpu")
+
+    @property
+    def reference_kernels(self) -> str:
+        if self.reference != "auto":
+            return self.reference
+        return "builtin" if self.delegate == "xnnpack" else "xnnpack"
+
+
+@dataclass(frozen=True, eq=False)
+class DiffReport:
+    """What came out. `device` is the GPU's name, or "CPU"; `is_software`: the GPU is emulated on the CPU; `half`:
+    float16 was really used; `graph`: the model's, as it was divided. Latencies are microseconds of each invoke, after
+    one warm-up."""
+
+    model: str
+    options: DiffOptions
+    device: str
+    is_software: bool
+    half: bool
+    delegation: litegpu.DelegationReport
+    inputs: str
+    graph: Subgraph
+    num_runs: int
+    reference_latency: Statistics
+    test_latency: Statistics
+    outputs: tuple[OutputDifference, ...]
+    per_op: PerOpReport | None = None
+
+    @property
+    def worst(self) -> float:
+        """The largest relative L2 error of any output in any run."""
+        return max((o.relative_l2 for o in self.outputs), default=0.0)
+
+    @property
+    def passed(self) -> bool:
+        """Whether no output is beyond max_relative_error."""
+        limit = self.options.max_relative_error
+        return limit is None or self.worst <= limit
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {
+            "model": self.model,
+            "options": asdict(self.options) | {"reference": self.options.reference_kernels},
+            "device": self.device,
+            "is_software": self.is_software,
+            "float16": self.half,
+            "delegation": self.delegation.as_dict(),
+            "inputs": self.inputs,
+            "num_runs": self.num_runs,
+            "reference_latency_us": _latency(self.reference_latency),
+            "test_latency_us": _latency(self.test_latency),
+            "outputs": [o.as_dict() for o in self.outputs],
+            "worst_relative_l2": plain(self.worst),
+            "passed": self.passed,
+            "per_op": self.per_op.as_dict() if self.per_op else None,
+        }
+
+
+def inference_diff(model: str | os.PathLike[str], options: DiffOptions | None = None) -> DiffReport:
+    """Compare a model's outputs, and with `per_op` what its ops compute.
+
+    Raises LiteGpuError for everything that can go wrong; DeviceError where no GPU works and DelegateError where it
+    takes no op of the model: the difference would be none, and mean nothing.
+    """
+    options = options or DiffOptions()
+    recording = _gpu(options) if options.delegate == "gpu" else None
+    with contextlib.ExitStack() as stack:
+        reference = stack.enter_context(contextlib.closing(_opened(model, _RESOLVERS[options.reference_kernels])))
+        test = stack.enter_context(
+            contextlib.closing(_opened(model, _resolver(options), options.num_threads, recording))
+        )
+        report = test.delegation_report()
+        if recording is not None and not report.delegated:
+            raise DelegateError(
+                f"The GPU takes no op of {os.fspath(model)}, so nothing is compared: {report.summary()}"
+            )
+        feeds, count, described = _feeds(reference, options)
+        runs = _Runs(reference, test)
+        worst: Feed | None = None
+        with progress() as bar:
+            task = bar.add_task("runs", total=count)
+            for feed in feeds:
+                if runs.add(feed):
+                    worst = feed
+                bar.update(task, advance=1, refresh=True)
+        plain_outputs = _invoked(test, worst, 1)[0] if options.per_op and worst is not None else []
+        programs = list(recording.programs) if recording is not None else []
+        divided = dataclasses.replace(test._model, subgraphs=(test._subgraph, *test._model.subgraphs[1:]))
+    per_op = None
+    if options.per_op:
+        assert recording is not None and worst is not None
+        per_op = analyse(
+            divided,
+            report,
+            programs,
+            worst,
+            plain_outputs,
+            open_reference=lambda content: _opened(
+                content, _RESOLVERS[options.reference_kernels], delegate=_own_format(divided)
+            ),
+            open_test=_opener(options),
+            tolerance=options.tolerance if options.tolerance is not None else _tolerance(recording),
+        )
+    name, is_software = ("CPU", False) if recording is None else recording.device
+    return DiffReport(
+        model=os.fspath(model),
+        options=options,
+        device=name,
+        is_software=is_software,
+        half=recording is not None and recording.half,
+        delegation=report,
+        inputs=described,
+        graph=divided.main,
+        num_runs=runs.count,
+        reference_latency=microseconds(runs.reference_seconds),
+        test_latency=microseconds(runs.test_seconds),
+        outputs=runs.outputs(),
+        per_op=per_op,
+    )
+
+
+class _Runs:
+    """Both sides, and what was measured so far."""
+
+    def __init__(self, reference: litegpu.Interpreter, test: litegpu.Interpreter) -> None:
+        self.reference, self.test = reference, test
+        self.reference_seconds: list[float] = []
+        self.test_seconds: list[float] = []
+        self.count = 0
+        self._details = reference.get_output_details()
+        self._found: list[list[Difference]] = [[] for _ in self._details]
+        self._histograms: list[Histogram | None] = [None for _ in self._details]
+        self._shapes: list[tuple[int, ...]] = [() for _ in self._details]
+        self._worst = -1.0
+
+    def add(self, feed: Feed) -> bool:
+        """One run; whether it is the worst so far."""
+        if self.count == 0:
+            _invoked(self.reference, feed, 1)
+            _invoked(self.test, feed, 1)
+        want, seconds = _invoked(self.reference, feed, _INVOKES)
+        self.reference_seconds += seconds
+        got, seconds = _invoked(self.test, feed, _INVOKES)
+        self.test_seconds += seconds
+        self.count += 1
+        largest = 0.0
+        for i, (test, reference, detail) in enumerate(zip(got, want, self._details, strict=True)):
+            found, errors = measure(test, reference, detail), histogram(test, reference, detail)
+            self._found[i].append(found)
+            before = self._histograms[i]
+            self._histograms[i] = errors if before is None else before + errors
+            self._shapes[i] = reference.shape
+            largest = max(largest, found.relative_l2)
+        worse = largest > self._worst
+        self._worst = max(self._worst, largest)
+        return worse
+
+    def outputs(self) -> tuple[OutputDifference, ...]:
+        return tuple(
+            summarise(detail, shape, found, errors)
+            for detail, shape, found, errors in zip(
+                self._details, self._shapes, self._found, self._histograms, strict=True
+            )
+            if errors is not None
+        )
+
+
+def _invoked(interpreter: litegpu.Interpreter, feed: Feed, times: int) -> tuple[list[np.ndarray], list[float]]:
+    """The outputs after the last of several inferences from zeroed variables, and the seconds of each."""
+    interpreter.reset_all_variables()
+    for detail, array in zip(interpreter.get_input_details(), feed, strict=True):
+        interpreter.set_tensor(detail["index"], array)
+    seconds = []
+    for _ in range(times):
+        start = time.perf_counter()
+        interpreter.invoke()
+        seconds.append(time.perf_counter() - start)
+    return [np.asarray(interpreter.get_tensor(d["index"])) for d in interpreter.get_output_details()], seconds
+
+
+def _opened(
+    model: str | os.PathLike[str] | bytes,
+    resolver: litegpu.OpResolverType,
+    num_threads: int = 1,
+    delegate: litegpu.DelegateProtocol | None = None,
+) -> litegpu.Interpreter:
+    content = model if isinstance(model, bytes) else None
+    interpreter = litegpu.Interpreter(
+        model_path=None if isinstance(model, bytes) else model,
+        model_content=content,
+        experimental_delegates=[delegate] if delegate is not None else None,
+        num_threads=num_threads,
+        experimental_op_resolver_type=resolver,
+        fallback="silent",
+    )
+    try:
+        interpreter.allocate_tensors()
+    except BaseException:
+        interpreter.close()
+        raise
+    return interpreter
+
+
+def _gpu(options: DiffOptions, staging: Staging | None = None) -> RecordingDelegate:
+    delegate = RecordingDelegate(
+        litegpu.GpuDelegateOptions(
+            precision=options.precision,
+            backend=options.backend,
+            quantization_enabled=options.quantization,
+            max_delegated_partitions=max(options.max_delegated_partitions, 1),
+        ),
+        staging,
+    )
+    delegate.open_device()  # a missing GPU is an error here, not a reason to compare the CPU with itself
+    return delegate
+
+
+def _own_format(model: Model) -> litegpu.DelegateProtocol | None:
+    """Runs on the reference's side the ops whose inner tensors the official runtime has in another format."""
+    from litegpu.delegates.reference import OWN_FORMAT, ReferenceDelegate
+
+    names = OWN_FORMAT & {o.name for o in model.main.operators}
+    return ReferenceDelegate(names) if names else None
+
+
+def _opener(options: DiffOptions) -> Callable[[bytes, Staging], tuple[litegpu.Interpreter, RecordingDelegate]]:
+    def opened(content: bytes, staging: Staging) -> tuple[litegpu.Interpreter, RecordingDelegate]:
+        recording = _gpu(options, staging)
+        return _opened(content, _resolver(options), options.num_threads, recording), recording
+
+    return opened
+
+
+def _resolver(options: DiffOptions) -> litegpu.OpResolverType:
+    """Of the CPU kernels of what is tested; those that are left to the CPU beside a GPU are the reference's own."""
+    return _RESOLVERS[options.reference_kernels if options.delegate == "gpu" else options.delegate]
+
+
+def _tolerance(recording: RecordingDelegate) -> float:
+    from litegpu.tools.agreement import TOLERANCES
+
+    return TOLERANCES["float16" if recording.half else "float32"]
+
+
+def _feeds(interpreter: litegpu.Interpreter, options: DiffOptions) -> tuple[Iterable[Feed], int, str]:
+    details = interpreter.get_input_details()
+    if options.inputs:
+        feeds = file_feeds(details, options.inputs)
+        feeds = feeds[: options.num_runs]
+        return feeds, len(feeds), f"{len(feeds)} of the user's own"
+    count = options.num_runs or RUNS
+    model: Model = interpreter._model
+    return gaussian_feeds(details, model.main, count, options.seed), count, f"random, seed {options.seed}"
+
+
+def _latency(statistics: Statistics) -> dict[str, float]:
+    values: Sequence[int] = statistics.values
+    return {
+        "count": len(values),
+        "avg": statistics.average,
+        "std": statistics.deviation,
+        "min": min(values, default=0),
+        "max": max(values, default=0),
+    }

@@ -1,0 +1,118 @@
+"""Models made from a model to look inside it: with inner tensors as outputs, or with parts that no longer touch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from litegpu.gpu.lower.constants import as_array
+from litegpu.model.cut import cut
+from litegpu.model.reader import DTYPES
+from litegpu.model.types import Model, Operator, Subgraph, TensorType
+
+#: Of tensors that one model hands out: what is beyond goes into another model.
+_MOST_BYTES = 64 << 20
+_DYNAMIC_RANGE = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
+
+
+def is_readable(main: Subgraph, tensor: int) -> bool:
+    """Whether a tensor's value can be an output: it is computed, and holds numbers."""
+    t = main.tensors[tensor]
+    return tensor >= 0 and not (t.is_constant or t.is_variable) and t.type in DTYPES and DTYPES[t.type].kind in "fiub"
+
+
+def widens_constant(main: Subgraph, operator: Operator) -> bool:
+    """Whether an operator only makes floats of a constant, which belongs to whoever reads it."""
+    return operator.name == "DEQUANTIZE" and main.tensors[operator.inputs[0]].is_constant
+
+
+def exposed(model: Model, tensors: Sequence[int]) -> bytes:
+    """The main subgraph with these tensors behind its outputs."""
+    main = model.main
+    outputs = [*main.outputs, *(t for t in tensors if t not in main.outputs)]
+    return cut(model, 0, range(len(main.operators)), main.inputs, outputs)
+
+
+def isolated(model: Model, parts: Sequence[Sequence[int]]) -> tuple[bytes, tuple[int, ...], tuple[int, ...]]:
+    """A model in which parts of the main subgraph, each a list of nodes in the order of the file, stand side by side:
+    what a part reads from elsewhere comes from inputs of the model. Gives its bytes, the tensors of `model` that its
+    inputs stand for, and those that its outputs are.
+    """
+    main = model.main
+    tensors, operators, outputs = list(main.tensors), [], list[int]()
+    widening = {t: o for o in main.operators if widens_constant(main, o) for t in o.outputs}
+    fed: dict[int, int] = {}  # tensor -> the one that stands for it as an input
+    widened: dict[int, Operator] = {}
+    for part in parts:
+        inside = {t for n in part for t in main.operators[n].outputs}
+        for n in part:
+            operator = main.operators[n]
+            for t in operator.inputs:
+                if t in widening:
+                    widened[t] = widening[t]
+                elif t not in inside and t not in fed and t >= 0 and _is_computed(main, t):
+                    fed[t] = len(tensors)
+                    tensors.append(dataclasses.replace(main.tensors[t], index=len(tensors)))
+            inputs = tuple(t if t in inside else fed.get(t, t) for t in operator.inputs)
+            operators.append(dataclasses.replace(operator, inputs=inputs))
+        outputs += leaving(main, part)
+    operators = [*dict.fromkeys(widened.values()), *operators]
+    numbered = tuple(dataclasses.replace(o, index=i) for i, o in enumerate(operators))
+    whole = Subgraph(0, main.name, tuple(tensors), numbered, tuple(fed.values()), tuple(outputs))
+    apart = dataclasses.replace(model, subgraphs=(whole, *model.subgraphs[1:]))
+    return cut(apart, 0, range(len(numbered)), whole.inputs, whole.outputs), tuple(fed), tuple(outputs)
+
+
+def with_float_weights(model: Model) -> tuple[Model, tuple[int, ...]]:
+    """The model with the weights of its dynamic-range ops as the float32 numbers that they stand for, and the numbers
+    of these ops. The official kernels quantize the inputs of such ops to 8 bits, which the GPU does not."""
+    main = model.main
+    tensors = list(main.tensors)
+    found = [o for o in main.operators if o.name in _DYNAMIC_RANGE and _has_quantized_weights(main, o)]
+    for operator in found:
+        weights = main.tensors[operator.inputs[1]]
+        tensors[weights.index] = dataclasses.replace(
+            weights,
+            type=TensorType.FLOAT32,
+            data=as_array(weights, tensors=main.tensors),
+            quantization=None,
+            sparsity=None,
+        )
+    changed = dataclasses.replace(main, tensors=tuple(tensors))
+    return dataclasses.replace(model, subgraphs=(changed, *model.subgraphs[1:])), tuple(o.index for o in found)
+
+
+def _has_quantized_weights(main: Subgraph, operator: Operator) -> bool:
+    activations, weights = (main.tensors[t] for t in operator.inputs[:2])
+    return (
+        activations.type is TensorType.FLOAT32
+        and weights.is_constant
+        and weights.type in (TensorType.INT8, TensorType.UINT8, TensorType.INT4)
+        and all(o is operator or weights.index not in o.inputs or o.name in _DYNAMIC_RANGE for o in main.operators)
+    )
+
+
+def leaving(main: Subgraph, part: Sequence[int]) -> list[int]:
+    """The tensors that nodes hand on to others, or the model to its user; of nodes that nothing reads, all."""
+    read = {t for o in main.operators if o.index not in part for t in o.inputs} | set(main.outputs)
+    made = [t for n in part for t in main.operators[n].outputs if t >= 0 and is_readable(main, t)]
+    return [t for t in made if t in read] or made[-1:]
+
+
+def portions(main: Subgraph, items: Sequence[Sequence[int]]) -> list[slice]:
+    """Divides `items`, each the tensors that something hands out, so that no group's take more than 64 MiB if it has
+    more than one."""
+    cuts, size = [0], 0
+    for i, item in enumerate(items):
+        more = sum(math.prod(main.tensors[t].shape) * DTYPES[main.tensors[t].type].itemsize for t in item)
+        if i > cuts[-1] and size + more > _MOST_BYTES:
+            cuts.append(i)
+            size = 0
+        size += more
+    return [slice(a, b) for a, b in zip(cuts, [*cuts[1:], len(items)], strict=True) if b > a]
+
+
+def _is_computed(main: Subgraph, tensor: int) -> bool:
+    t = main.tensors[tensor]
+    return not (t.is_constant or t.is_variable)

@@ -1,0 +1,209 @@
+"""`litegpu inference-diff --per-op`: planted faults are found in weights, in fused kernels, in float16, in parts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from agreement import require_gpu
+from pages import check_self_contained
+
+import litegpu
+from litegpu import cli
+from litegpu.gpu import build
+from litegpu.gpu.graph import Graph, GraphBuilder, apply
+from litegpu.gpu.lower import context, product
+from litegpu.model import ModelBuilder
+from litegpu.tools.inference_diff import DiffOptions, DiffReport, PerOpReport, inference_diff
+from litegpu.tools.inference_diff.page import write_page
+from litegpu.zoo import build_model
+
+Plant = Callable[[str, float], None]
+
+
+@pytest.fixture(autouse=True)
+def gpu() -> None:
+    require_gpu()
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """Perturbs a constant, given by its name, in what the GPU is given and nowhere else."""
+
+    def planted(name: str, factor: float) -> None:
+        original = context.as_array
+
+        def perturbed(tensor: Any, **options: Any) -> Any:
+            array = original(tensor, **options)
+            return array * np.float32(factor) if tensor.name == name else array
+
+        def perturbed_quanta(tensor: Any, *arguments: Any, **options: Any) -> Any:
+            found = whole_numbers(tensor, *arguments, **options)
+            return (found[0], found[1] * np.float32(factor)) if found is not None and tensor.name == name else found
+
+        whole_numbers = product.quanta
+        monkeypatch.setattr(context, "as_array", perturbed)
+        monkeypatch.setattr(product, "quanta", perturbed_quanta)
+
+    return planted
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("per_op") / "tiny.tflite"
+    path.write_bytes(build_model("mobilenet_v1", width=0.25, resolution=32, classes=10))
+    return path
+
+
+@pytest.fixture(scope="module")
+def residual(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Convolution, ADD of a constant and RELU, which become one kernel, then a join with the input and a reshape."""
+    rng = np.random.default_rng(3)
+    b = ModelBuilder()
+    x = b.input("x", [1, 8, 8, 5])
+    weights = b.constant(rng.standard_normal((5, 3, 3, 5)).astype(np.float32), "weights")
+    bias = b.constant(rng.standard_normal(5).astype(np.float32), "bias")
+    y = b.op("CONV_2D", [x, weights, bias], [1, 8, 8, 5], {"stride_w": 1, "stride_h": 1, "padding": "SAME"})
+    y = b.op("ADD", [y, b.constant(rng.standard_normal((1, 1, 1, 5)).astype(np.float32), "shift")], [1, 8, 8, 5])
+    y = b.op("RELU", [y], [1, 8, 8, 5])
+    y = b.op("MAX_POOL_2D", [y], [1, 4, 4, 5],
+             {"stride_w": 2, "stride_h": 2, "filter_width": 2, "filter_height": 2, "padding": "VALID"})  # fmt: skip
+    y = b.op("RESHAPE", [y, b.constant(np.int32([1, 80]))], [1, 80])
+    b.output(b.op("TANH", [y], [1, 80]))
+    path = tmp_path_factory.mktemp("per_op") / "residual.tflite"
+    path.write_bytes(bytes(b.build()))
+    return path
+
+
+def analysed(path: Path, **options: Any) -> tuple[DiffReport, PerOpReport]:
+    report = inference_diff(path, DiffOptions(num_runs=1, backend="webgpu", per_op=True, **options))
+    assert report.per_op is not None
+    return report, report.per_op
+
+
+def errors(report: PerOpReport, which: str) -> dict[int, float]:
+    return {n.node: getattr(n, which).relative_l2 for n in report.nodes if getattr(n, which) is not None}
+
+
+def test_without_a_fault_no_op_deviates(model: Path) -> None:
+    report, per_op = analysed(model)
+    assert per_op.culprit is None and per_op.first_lock_step is None
+    assert per_op.same_kernels and per_op.same_outputs
+    lock_step, alone = errors(per_op, "lock_step"), errors(per_op, "alone")
+    assert set(alone) == set(range(31)) and set(lock_step) >= set(range(29))
+    assert lock_step[30] == report.worst  # the last op's result is the model's
+    assert lock_step[28] > 2 * alone[28]  # rounding adds up through the model
+    assert "No op deviates" in per_op.verdict()
+
+
+@pytest.mark.parametrize(("precision", "factor"), [("float32", 1.001), ("float16", 1.1)])
+def test_perturbed_weights_are_reproduced_and_named(model: Path, plant: Plant, precision: str, factor: float) -> None:
+    node = litegpu.read_model(model).main.operators[13]
+    plant(litegpu.read_model(model).main.tensors[node.inputs[1]].name, factor)
+    report, per_op = analysed(model, precision=precision, max_relative_error=per_tolerance(precision) / 10)
+    assert not report.passed
+    assert per_op.culprit == per_op.first_alone == per_op.first_lock_step == 13
+    alone, lock_step = errors(per_op, "alone"), errors(per_op, "lock_step")
+    assert [n for n, e in alone.items() if e > per_op.tolerance] == [13]
+    assert all(lock_step[n] <= per_op.tolerance for n in range(13)) and lock_step[13] > per_op.tolerance
+    assert f"Node 13 {node.name}" in per_op.verdict()
+
+
+def per_tolerance(precision: str) -> float:
+    return {"float32": 1e-5, "float16": 1e-2}[precision]
+
+
+def test_float16_is_looked_at_as_it_is_stored(model: Path) -> None:
+    """Handing out tensors must not turn them into float32, nor change the model's results."""
+    report, per_op = analysed(model, precision="float16")
+    assert report.half and per_op.same_outputs and per_op.same_kernels
+    assert errors(per_op, "lock_step")[30] == report.worst
+    assert errors(per_op, "lock_step")[5] > 1e-4 and errors(per_op, "alone")[5] > 1e-4
+
+
+def test_a_fault_in_an_op_that_is_fused(residual: Path, plant: Plant) -> None:
+    plant("shift", 1.01)
+    _, per_op = analysed(residual)
+    rows = {n.node: n for n in per_op.nodes}
+    assert rows[1].kernel == (0, 1, 2) and rows[1].lock_step is None  # it exists only inside the kernel
+    assert per_op.culprit == 1 and rows[1].op == "ADD" and per_op.first_kernel is None
+    assert per_op.first_lock_step == 2
+    joined = rows[2].kernel_alone
+    assert joined is not None and joined.relative_l2 > per_op.tolerance
+
+
+def test_a_fault_of_the_fusion_alone(residual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each op is right by itself, but not together: the kernel is named."""
+
+    def wrong(graph: Graph, *arguments: Any) -> Graph:
+        optimised = original(graph, *arguments)
+        builder = GraphBuilder(dict(optimised.values), [])
+        for node in optimised.nodes:
+            epilogue = apply("mul", node.epilogue, 1.01) if len(node.sources) > 1 else node.epilogue
+            builder.node(node.op, node.inputs, node.output, epilogue, node.operands, node.sources)
+        return builder.graph(optimised.inputs, optimised.outputs)
+
+    original = build.optimise
+    monkeypatch.setattr(build, "optimise", wrong)
+    _, per_op = analysed(residual)
+    assert per_op.first_alone is None and per_op.first_kernel == (0, 1, 2) and per_op.culprit == 2
+    assert "The kernel of the nodes 0, 1, 2" in per_op.verdict()
+
+
+def test_nodes_on_the_cpu_pass_errors_on(
+    residual: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A model in parts: the pooling stays on the CPU, and what comes after it belongs to a second GPU partition."""
+    check = litegpu.GpuDelegate.check
+    monkeypatch.setattr(
+        litegpu.GpuDelegate, "check", lambda self, m, s, o: "no" if o.name == "MAX_POOL_2D" else check(self, m, s, o)
+    )
+    plant("weights", 1.01)
+    report, per_op = analysed(residual, max_delegated_partitions=2)
+    rows = {n.node: n for n in per_op.nodes}
+    assert [rows[n].owner for n in range(6)] == ["GPU", "GPU", "GPU", "CPU", "GPU", "GPU"]
+    assert rows[3].alone is None and rows[3].lock_step is not None and rows[3].lock_step.relative_l2 > per_op.tolerance
+    assert per_op.culprit == 0 and per_op.first_lock_step == 2 and rows[5].growth is not None
+    write_page(report, tmp_path / "page.html")
+    assert "GPU, partition 2" in (tmp_path / "page.html").read_text()
+
+
+def test_the_page_and_the_json(
+    model: Path, plant: Plant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant(litegpu.read_model(model).main.tensors[litegpu.read_model(model).main.operators[4].inputs[1]].name, 1.5)
+    arguments = [str(model), "--per-op", "--precision=float32", "--num_runs=1", f"--plots={tmp_path}"]
+    monkeypatch.setattr(
+        sys, "argv", ["litegpu", "inference-diff", *arguments, f"--html={tmp_path / 'r.html'}", "--json"]
+    )
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    assert exit_.value.code == 0
+    found = json.loads(capsys.readouterr().out)["per_op"]
+    assert found["culprit"] == 4 and len(found["nodes"]) == 31
+    html = (tmp_path / "r.html").read_text()
+    text = " ".join(check_self_contained(html).text)
+    assert "Node 4 CONV_2D" in text and "Graph" in text and html.count("<tr class=marked>") == 1
+    assert (tmp_path / "per-op.png").exists()
+
+
+def test_weights_of_8_bits_with_float_inputs(models_dir: Path) -> None:
+    """The official kernels quantize the inputs of such ops; that is not the GPU's error."""
+    report, per_op = analysed(models_dir / "kws_ref_model_float32.tflite")
+    assert report.worst > 1e-4 and per_op.dynamic_range
+    assert per_op.culprit is None and per_op.first_lock_step is None
+
+
+def test_quantized_models(models_dir: Path, plant: Plant) -> None:
+    path = models_dir / "kws_ref_model.tflite"
+    report, per_op = analysed(path)
+    assert per_op.culprit is None and report.outputs[0].max_quanta is not None and report.outputs[0].max_quanta <= 1
+    main = litegpu.read_model(path).main
+    plant(main.tensors[main.operators[5].inputs[1]].name, 1.3)
+    _, per_op = analysed(path)
+    assert per_op.culprit == per_op.first_alone == 5
