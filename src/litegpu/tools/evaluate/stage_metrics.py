@@ -22,6 +22,16 @@ def detection_metrics(
     return _stage(preprocessing, inference, number=7, metrics=rows + _float(2, overall))
 
 
+def profiler_metrics(
+    num_runs: int, reference: Statistics, test: Statistics, errors: Sequence[tuple[float, float, float, float]]
+) -> bytes:
+    """Of the inference diff; `errors` are, for each output, the (largest, least, mean, standard deviation) of runs."""
+    profile = _message(1, _latency(reference)) + _message(2, _latency(test))
+    for largest, least, mean, deviation in errors:
+        profile += _message(3, _float(1, largest) + _float(2, least) + _double(3, mean) + _float(4, deviation))
+    return _integer(1, num_runs) + _message(2, _message(5, profile))
+
+
 def _stage(preprocessing: Statistics, inference: Statistics, number: int, metrics: bytes) -> bytes:
     runs = len(inference.values)
     task = _message(1, _latency(preprocessing)) + _message(2, _latency(inference))
@@ -35,7 +45,7 @@ def _latency(statistics: Statistics) -> bytes:
         return b""
     integers = (values[-1], max(values), min(values), sum(values))
     numbers = b"".join(_integer(i + 1, value) for i, value in enumerate(integers))
-    return numbers + _tag(5, 1) + struct.pack("<d", statistics.average) + _integer(6, statistics.deviation)
+    return numbers + _double(5, statistics.average) + _integer(6, statistics.deviation)
 
 
 def _integer(field: int, value: int) -> bytes:
@@ -44,6 +54,10 @@ def _integer(field: int, value: int) -> bytes:
 
 def _float(field: int, value: float) -> bytes:
     return _tag(field, 5) + struct.pack("<f", value)
+
+
+def _double(field: int, value: float) -> bytes:
+    return _tag(field, 1) + struct.pack("<d", value)
 
 
 def _message(field: int, content: bytes) -> bytes:
