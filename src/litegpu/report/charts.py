@@ -64,7 +64,7 @@ def lines(
     dashed vertical line at this x."""
     points = {name: _points(found) for name, found in series.items()}
     drawable = [p for found in points.values() for p in found if math.isfinite(p[1]) and (p[1] > 0 or not log)]
-    top, bottom, left, right = _TOP + (18 if len(series) > 1 else 0), 300.0, 64.0, _WIDTH - 16
+    top, bottom, left, right = _TOP + (18 if len(series) > 1 else 0), 300.0, 64.0, _WIDTH - 28
     across = _Axis([p[0] for p in drawable], left, right, tight=True)
     up = _Axis([p[1] for p in drawable], bottom, top + 8, log)
     marks: list[Mark] = [Text(0, 10, title + (f" ({unit})" if unit else ""))]
@@ -95,7 +95,7 @@ def histogram(
     title: str, edges: Sequence[float], counts: Sequence[int], *, x_label: str = "", log_counts: bool = False
 ) -> Plot:
     """One upright bar between each two edges (one edge more than counts, ascending; the bars are equally wide)."""
-    top, bottom, left, right = _TOP, 240.0, 64.0, _WIDTH - 16
+    top, bottom, left, right = _TOP, 240.0, 64.0, _WIDTH - 28
     up = _Axis([float(c) for c in counts if c > 0] + [0.5 if log_counts else 0.0], bottom, top + 8, log_counts)
     marks: list[Mark] = [Text(0, 10, title)]
     for tick in up.ticks:

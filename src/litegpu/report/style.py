@@ -56,10 +56,10 @@ footer{margin-top:2.5rem;border-top:1px solid var(--grid);padding-top:.5rem}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;padding-bottom:.25rem}
 th,td{padding:.25rem .7rem;text-align:left;border-bottom:1px solid var(--grid);vertical-align:top;
-overflow-wrap:normal}
-td.long{min-width:14rem;overflow-wrap:anywhere}
+white-space:nowrap}
+td.long{min-width:14rem;white-space:normal;overflow-wrap:anywhere}
 th{color:var(--muted);font-weight:600;position:sticky;top:0;background:var(--page)}
-.num{text-align:right;white-space:nowrap}
+.num{text-align:right}
 tr.marked td{background:var(--card);font-weight:600}
 figure{margin:1rem 0}
 figure svg{display:block;width:100%;min-width:34rem;height:auto}

@@ -90,16 +90,14 @@ def output_row(output: OutputDifference) -> tuple[str, ...]:
 
 
 def node_row(row: NodeDifference) -> tuple[str, ...]:
-    """A row of NODE_COLUMNS. What exists only inside a kernel is "in" its last node."""
-    last = row.kernel[-1] if row.kernel else row.node
-    inside = f"in {last}" if row.lock_step is None and last != row.node else "-"
+    """A row of NODE_COLUMNS."""
     shown = row.alone or row.lock_step
     return (
         str(row.node),
         row.op,
         row.owner,
         nodes_text(row.kernel) if row.kernel else "-",
-        figure(row.lock_step.relative_l2) if row.lock_step else inside,
+        _error(row.lock_step),
         f"{row.growth:.2f}" if row.growth is not None else "-",
         _error(row.alone),
         _error(row.kernel_alone),
@@ -119,7 +117,8 @@ def notes(report: PerOpReport) -> list[str]:
     """What to know when reading the comparison op by op."""
     lines = [
         "lock-step: relative L2 error in the whole model on the GPU; growth: over that of what the kernel reads; "
-        "alone: of the op on the reference's values; kernel alone: of the ops that one kernel computes."
+        "alone: of the op on the reference's values; kernel alone: of the ops that one kernel computes. What exists "
+        "only inside a kernel, or is a part of another tensor's memory, has no lock-step error."
     ]
     if report.dynamic_range:
         lines.append(
