@@ -13,11 +13,12 @@ from litegpu.cli import (  # noqa: F401 (each module adds its commands to the ap
     difference,
     evaluate,
     inspect,
+    mapping,
     measure,
     run,
     zoo,
 )
-from litegpu.cli.application import app
+from litegpu.cli.application import app, with_ray_address
 from litegpu.errors import LiteGpuError
 
 
@@ -25,7 +26,7 @@ def main() -> NoReturn:
     """Entry point: exit status 0 for success, 1 for an error (one line on stderr), 2 for a wrong command line."""
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
     try:
-        app()
+        app(with_ray_address(sys.argv[1:]))
     except LiteGpuError as error:
         if os.environ.get("LITEGPU_DEBUG"):
             raise

@@ -18,7 +18,6 @@ import pytest
 
 import litegpu
 from litegpu import cli
-from litegpu.cli import mapping  # noqa: F401
 from litegpu.cli.application import with_ray_address
 from litegpu.errors import ModelError, OptionError, TensorError
 from litegpu.model.builder import ModelBuilder, quantized
