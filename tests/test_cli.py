@@ -20,7 +20,9 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return int(exit_.value.code or 0)
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["doctor"], ["benchmark"], ["demo"], ["zoo"], ["zoo", "build"]])
+@pytest.mark.parametrize(
+    "command", [[], ["run"], ["doctor"], ["benchmark"], ["demo"], ["zoo"], ["zoo", "build"], ["advise"], ["map"]]
+)
 def test_every_command_explains_itself(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,6 +121,16 @@ class TestRay:
         assert [o.index for o in outcomes if o.error is not None] == [9]
         assert isinstance(outcomes[9].error, WorkerDied) and outcomes[9].attempts == 2
 
+    def test_more_workers_than_cores_are_all_placed(self) -> None:
+        pids: set[int] = set()
+        outcomes = map_shards(Squares(delay=0.01), range(3000), workers=6, ray="auto", gpus=False)
+        for outcome in outcomes:  # at least 15 seconds, if one is never placed
+            pids.add(outcome.value[0])
+            if len(pids) == 6:
+                break
+        outcomes.close()
+        assert len(pids) == 6
+
     def test_errors_cross_the_border_of_processes(self) -> None:
         outcomes = list(map_shards(Squares(raises=frozenset({2})), range(4), workers=1, ray="auto", gpus=False))
         assert isinstance(outcomes[2].error, ValueError) and "2 is not wanted" in str(outcomes[2].error)

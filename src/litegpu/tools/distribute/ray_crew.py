@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -29,9 +30,9 @@ class RayCrew:
             resources = self._ray.cluster_resources()
             cpus, found = max(1, int(resources.get("CPU", 1))), int(resources.get("GPU", 0)) if gpus else 0
             self.count = _count(workers, found, cpus, gpus)
-            share = min(1.0, cpus / self.count)  # more workers than cores are placed all the same
             self._options = {
-                "num_cpus": share if share == 1 else round(share, 3),
+                # More workers than cores are placed all the same; the sum of their shares must not exceed the cores.
+                "num_cpus": 1 if self.count <= cpus else math.floor(1000 * cpus / self.count) / 1000,
                 "num_gpus": 1 if found else 0,
                 "max_concurrency": concurrency,
                 "max_restarts": 0,
