@@ -7,12 +7,12 @@ import csv
 import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import litegpu
-from litegpu.errors import OptionError
+from litegpu.errors import InvokeError, OptionError
 from litegpu.tools.console import progress
 from litegpu.tools.evaluate.choice import DelegateChoice, OpenedModel, open_model
 from litegpu.tools.evaluate.decoding import worker_count
@@ -34,6 +34,8 @@ class Running:
     batch: images at once; 0: 32 on a GPU, 1 on the CPU. workers: decoding processes; -1: one for each core.
     output: the folder for all that is written; without one nothing is, and nothing can be resumed.
     restart: forget what an interrupted evaluation left there. skip_errors: go on after images that cannot be read.
+    ray: None for this process, or a Ray cluster as for map_shards(); all its machines must see the images under the
+    same paths. actors: workers there, by default one for each GPU; `workers` are then the decoding processes of each.
     """
 
     choice: DelegateChoice = field(default_factory=DelegateChoice)
@@ -43,8 +45,12 @@ class Running:
     output: str | None = None
     restart: bool = False
     skip_errors: bool = False
+    ray: str | None = None
+    actors: int | None = None
 
     def __post_init__(self) -> None:
+        if self.actors is not None and (self.actors < 1 or self.ray is None):
+            raise OptionError("The actors must be 1 or more, and are those of --ray")
         if self.batch < 0:
             raise OptionError(f"The batch is {self.batch}; it must be 1 or more, or 0 for a suitable one")
         if self.workers < -1:
@@ -160,13 +166,11 @@ def collect(job: Job, items: Sequence[Item], running: Running, marks: Mapping[st
         raise ImageError(f"{len(missing)} images are missing: {names} (--on-error=skip goes on without them)")
     with _record_file(running, job.choice, marks) as file:
         rest = unfinished(items, file)
-        opened = open_model(job.model, job.choice, job.batch)
-        try:
-            place = placement(opened)
+        with _pipeline(job, running) as pipeline:
             start = first = time.perf_counter()
             fresh: dict[str, Record] = {}
             warm = 0
-            for group in _shown(_batches(job, rest, opened), len(items), len(items) - len(rest), str(job.choice)):
+            for group in _shown(pipeline.groups(rest), len(items), len(items) - len(rest), str(job.choice)):
                 if file is not None:
                     file.append(group)
                 fresh |= {r.name: r for r in group}
@@ -175,8 +179,9 @@ def collect(job: Job, items: Sequence[Item], running: Running, marks: Mapping[st
                 if not running.skip_errors:
                     _stop_at_errors(group, items)
             end = time.perf_counter()
-        finally:
-            opened.loaded.close()
+            place = pipeline.placement
+        if place is None:
+            raise InvokeError("No worker answered: all of them died")
         known = file.records if file is not None else {}
         records = tuple(fresh.get(item.name) or known[item.name] for item in items)
     rate = (len(fresh) - warm) / (end - first) if len(fresh) > warm else 0.0
@@ -213,16 +218,47 @@ def _record_file(running: Running, choice: DelegateChoice, marks: Mapping[str, A
         yield file
 
 
-def _batches(job: Job, items: Sequence[Item], opened: OpenedModel) -> Iterator[list[Record]]:
-    """The records as they come, a batch together."""
-    group: list[Record] = []
-    for record in map_shard(job, items, opened):
-        group.append(record)
-        if len(group) == opened.batch:
+class _Pipeline(Protocol):
+    """What computes records. `placement` is known, at the latest, when all of them are there."""
+
+    @property
+    def placement(self) -> Placement | None: ...
+
+    def groups(self, items: Sequence[Item]) -> Iterator[list[Record]]:
+        """Required. The records of all items as they come, some together."""
+
+
+class _Here:
+    """In this process."""
+
+    def __init__(self, job: Job, opened: OpenedModel) -> None:
+        self._job, self._opened = job, opened
+        self.placement = placement(opened)
+
+    def groups(self, items: Sequence[Item]) -> Iterator[list[Record]]:
+        group: list[Record] = []
+        for record in map_shard(self._job, items, self._opened):
+            group.append(record)
+            if len(group) == self._opened.batch:
+                yield group
+                group = []
+        if group:
             yield group
-            group = []
-    if group:
-        yield group
+
+
+@contextlib.contextmanager
+def _pipeline(job: Job, running: Running) -> Iterator[_Pipeline]:
+    if running.ray is not None:
+        from litegpu.tools.evaluate.cluster import OnRay
+
+        own = replace(job, workers=running.workers)
+        yield OnRay(own, running.ray, running.actors)
+        return
+    opened = open_model(job.model, job.choice, job.batch)
+    try:
+        yield _Here(job, opened)
+    finally:
+        opened.loaded.close()
 
 
 def _shown(groups: Iterator[list[Record]], total: int, done: int, what: str) -> Iterator[list[Record]]:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -66,9 +66,44 @@ def decoded_batches(items: Iterable[Item], prepare: Prepare, batch: int, workers
 
     Raises InvokeError if a worker dies.
     """
-    if workers <= 0:
-        return _decoded_here(items, prepare, batch)
-    return _decoded_by_workers(items, prepare, batch, workers)
+    with Decoder(prepare, batch, workers) as decoder:
+        yield from decoder.batches(items)
+
+
+class Decoder:
+    """What decoded_batches() decodes with, for several rows of items: its processes live as long as it does."""
+
+    def __init__(self, prepare: Prepare, batch: int, workers: int) -> None:
+        self._prepare, self._batch = prepare, batch
+        self._stack = contextlib.ExitStack()
+        self._team: list[_Worker] = []
+        if workers <= 0:
+            return
+        context = multiprocessing.get_context("spawn")
+        item_bytes = math.prod(prepare.shape) * np.dtype(prepare.dtype).itemsize
+        slots = min(max(_RING_BYTES // item_bytes, 1), _ITEMS_PER_WORKER * workers + batch)
+        slots = max(slots // batch, 2) * batch  # whole batches, so that each is one slice
+        memory = context.RawArray("B", slots * item_bytes)
+        self._memory = np.frombuffer(memory, prepare.dtype).reshape(slots, *prepare.shape)
+        self._chunk = max(1, min(_LARGEST_CHUNK, slots // (2 * workers)))
+        with contextlib.ExitStack() as stack:
+            self._team = [stack.enter_context(_worker(context, prepare, memory, slots)) for _ in range(workers)]
+            self._stack = stack.pop_all()
+
+    def batches(self, items: Iterable[Item]) -> Iterator[Batch]:
+        """The items in their order, a batch at a time. Raises InvokeError if a process dies."""
+        if not self._team:
+            return _decoded_here(items, self._prepare, self._batch)
+        return _Ring(self._memory, self._batch, self._chunk, self._team).batches(items)
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def worker_count(items: int) -> int:
@@ -81,19 +116,6 @@ def _decoded_here(items: Iterable[Item], prepare: Prepare, batch: int) -> Iterat
     array = np.zeros((batch, *prepare.shape), prepare.dtype)
     for group in _chunks(items, batch):
         yield Batch(tuple(_prepared(prepare, item, array[i]) for i, item in enumerate(group)), array)
-
-
-def _decoded_by_workers(items: Iterable[Item], prepare: Prepare, batch: int, workers: int) -> Iterator[Batch]:
-    context = multiprocessing.get_context("spawn")
-    item_bytes = math.prod(prepare.shape) * np.dtype(prepare.dtype).itemsize
-    slots = min(max(_RING_BYTES // item_bytes, 1), _ITEMS_PER_WORKER * workers + batch)
-    slots = max(slots // batch, 2) * batch  # whole batches, so that each is one slice
-    memory = context.RawArray("B", slots * item_bytes)
-    ring = np.frombuffer(memory, prepare.dtype).reshape(slots, *prepare.shape)
-    chunk = max(1, min(_LARGEST_CHUNK, slots // (2 * workers)))
-    with contextlib.ExitStack() as stack:
-        team = [stack.enter_context(_worker(context, prepare, memory, slots)) for _ in range(workers)]
-        yield from _Ring(ring, batch, chunk, team).batches(items)
 
 
 @dataclass(eq=False)
@@ -115,6 +137,11 @@ class _Ring:
     def batches(self, items: Iterable[Item]) -> Iterator[Batch]:
         source = iter(items)
         exhausted = False
+        for worker in self.team:  # what is left of a ring that was not read to its end
+            while worker.chunks:
+                with _telling_of_deaths(worker):
+                    worker.connection.recv()
+                worker.chunks -= 1
         while True:
             while not exhausted and self.sent - self.taken < len(self.ring):
                 idle = min(self.team, key=lambda w: w.chunks)

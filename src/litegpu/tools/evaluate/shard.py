@@ -11,7 +11,7 @@ import numpy as np
 
 from litegpu.delegates.report import DelegationReport
 from litegpu.tools.evaluate.choice import DelegateChoice, OpenedModel, open_model
-from litegpu.tools.evaluate.decoding import Prepare, decoded_batches
+from litegpu.tools.evaluate.decoding import Decoder, Prepare, decoded_batches
 from litegpu.tools.evaluate.items import Item
 
 #: The outputs of one item (each with a leading dimension of 1) and the facts about it -> what is kept, as plain values.
@@ -59,14 +59,21 @@ class Placement:
     note: str = ""
 
 
-def map_shard(job: Job, items: Iterable[Item], opened: OpenedModel | None = None) -> Iterator[Record]:
-    """A record for each item, in order. `opened`: the job's model if it is open already; it stays open then.
+def map_shard(
+    job: Job, items: Iterable[Item], opened: OpenedModel | None = None, decoder: Decoder | None = None
+) -> Iterator[Record]:
+    """A record for each item, in order. `opened`: the job's model if it is open already, and `decoder`: what decodes
+    for it; both stay open then.
 
     Raises LiteGpuError if the model cannot be opened or fails; an input that cannot be read is a record with an error.
     """
     model = opened or open_model(job.model, job.choice, job.batch)
     try:
-        for decoded in decoded_batches(items, job.prepare, model.batch, job.workers):
+        if decoder is None:
+            batches = decoded_batches(items, job.prepare, model.batch, job.workers)
+        else:
+            batches = decoder.batches(items)
+        for decoded in batches:
             if all(row.error for row in decoded.rows):
                 yield from (_failed(row.item, row.error, row.seconds) for row in decoded.rows)
                 continue
