@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from litegpu.cli.application import Json, Precision, app, print_json
+from litegpu.cli.application import Json, Precision, Ray, app, print_json
 from litegpu.errors import OptionError
 
 if TYPE_CHECKING:
@@ -92,6 +92,14 @@ Workers = Annotated[
     int,
     typer.Option(help="Processes that decode; 0: none, -1: one for each core.", rich_help_panel=_RUN),
 ]
+Actors = Annotated[
+    int | None,
+    typer.Option(
+        help="Workers on Ray, by default one for each GPU; --workers are the processes of each that decode.",
+        rich_help_panel=_RUN,
+        show_default=False,
+    ),
+]
 OnErrorOption = Annotated[
     OnError, typer.Option("--on-error", help="What an image that cannot be read does.", rich_help_panel=_RUN)
 ]
@@ -134,6 +142,8 @@ def imagenet(
     batch: Batch = 0,
     workers: Workers = -1,
     on_error: OnErrorOption = OnError.FAIL,
+    ray: Ray = None,
+    actors: Actors = None,
     crop: Annotated[
         float,
         typer.Option(help="Side of the central square, over the shorter side; 0: no crop.", rich_help_panel=_PIXELS),
@@ -152,6 +162,8 @@ def imagenet(
 
     ... --num_images=500 --min-top1=0.7   for continuous integration: exit status 1 if it is worse
 
+    ... --delegate=gpu --ray              on Ray: a worker on each GPU
+
     The exit status is 1 for an error or an accuracy below --min-top1, and 130 if it was interrupted.
     """
     from litegpu.tools.evaluate.imagenet import ImagenetTask, evaluate_imagenet
@@ -166,6 +178,8 @@ def imagenet(
         batch,
         workers,
         on_error,
+        ray,
+        actors,
     )
     task = ImagenetTask(
         str(model_file),
@@ -229,6 +243,8 @@ def coco(
     batch: Batch = 0,
     workers: Workers = -1,
     on_error: OnErrorOption = OnError.FAIL,
+    ray: Ray = None,
+    actors: Actors = None,
     resize: ResizeOption = Resize.BILINEAR,
     mean: Mean = None,
     std: Std = None,
@@ -258,6 +274,8 @@ def coco(
         batch,
         workers,
         on_error,
+        ray,
+        actors,
     )
     debug = _boolean("debug_mode", debug_mode)
     task = CocoTask(
@@ -320,6 +338,8 @@ def _running(
     batch: int,
     workers: int,
     on_error: OnError,
+    ray: str | None,
+    actors: int | None,
 ) -> Running:
     from litegpu.tools.evaluate.choice import DelegateChoice, parse_choice
     from litegpu.tools.evaluate.collecting import Running
@@ -333,6 +353,8 @@ def _running(
         str(output) if output is not None else None,
         restart,
         on_error is OnError.SKIP,
+        ray,
+        actors,
     )
 
 

@@ -6,19 +6,16 @@ import importlib.util
 import os
 import random
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tools.distribute.shards import Counting, Refusing, Squares
 
 from litegpu.errors import OptionError
 from litegpu.tools.distribute import Context, WorkerDied, map_shards, plan_workers
-
-sys.path.insert(0, str(Path(__file__).parent))
-from shards import Counting, Refusing, Squares
 
 
 def test_outcomes_come_in_order_from_several_workers() -> None:
@@ -87,7 +84,7 @@ class TestRay:
     def cluster(self) -> Iterator[None]:
         import ray
 
-        folders = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        folders = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
         environment = {"env_vars": {"PYTHONPATH": folders}}
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env=environment)
         yield

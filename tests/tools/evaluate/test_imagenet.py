@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 import os
 import signal
@@ -57,6 +58,18 @@ def test_workers_and_batches_change_nothing(images: ImageSet, expected: list[flo
     report = evaluate_imagenet(images.task(), Running(batch=7, workers=2))
     assert list(report.result.accuracy.accuracies) == expected
     assert report.result.collected.placement.batch == 7
+    assert [r.name for r in report.result.collected.records] == list(images.names)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray: pip install 'litegpu[ray]'")
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_ray_changes_nothing(images: ImageSet, expected: list[float], tmp_path: Path) -> None:
+    evaluate_imagenet(images.task(num_images=20), replace(HERE, output=str(tmp_path)))
+    on_ray = Running(batch=4, workers=1, ray="local", actors=2, output=str(tmp_path))
+    report = evaluate_imagenet(images.task(), on_ray)
+    assert report.result.collected.placement.batch == 4
+    assert list(report.result.accuracy.accuracies) == expected
+    assert report.result.collected.reused == 20
     assert [r.name for r in report.result.collected.records] == list(images.names)
 
 
