@@ -170,6 +170,11 @@ def test_leaving_early_ends_the_workers() -> None:
 def test_highest_prefers_the_lower_index() -> None:
     assert highest(np.array([0.5, 0.9, 0.5, 0.9, np.nan, 0.1]), 5) == [1, 3, 0, 2, 5]
     assert highest(np.array([3, 250, 3], np.uint8), 2) == [1, 0]  # negated as numbers, not as bytes
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        scores = rng.integers(0, 20, 60).astype(np.float32)
+        scores[rng.integers(0, 60, seed)] = np.nan
+        assert highest(scores, 10) == np.argsort(-scores, kind="stable")[:10].tolist()
 
 
 def test_rank_counts_labels_not_indices() -> None:

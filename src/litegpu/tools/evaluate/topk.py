@@ -37,8 +37,16 @@ class TopK:
 
 def highest(scores: np.ndarray, k: int = K) -> list[int]:
     """Indices of the k highest scores of a flat array, best first; equal ones by rising index, NaN last."""
-    order = np.argsort(-np.asarray(scores, np.float64), kind="stable")
-    return [int(i) for i in order[:k]]
+    negated = -np.asarray(scores, np.float64)
+    if k < negated.size:
+        # Sorting all of them is slow. What is not above the k-th largest includes all that equal it.
+        limit = np.partition(negated, k - 1)[k - 1]
+        places = np.flatnonzero(~(negated > limit))
+        order = places[np.argsort(negated[places], kind="stable")]
+    else:
+        order = np.argsort(negated, kind="stable")
+    found: list[int] = order[:k].tolist()
+    return found
 
 
 def rank(top: Sequence[int], truth: str, labels: Sequence[str]) -> int:
