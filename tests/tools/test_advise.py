@@ -13,11 +13,11 @@ import litegpu
 from litegpu import cli
 from litegpu.delegates.gpu import GpuDelegate
 from litegpu.delegates.xnnpack import xnnpack_partitions
-from litegpu.errors import DeviceError, ModelError
+from litegpu.errors import DeviceError, ModelError, OptionError
 from litegpu.model.builder import ModelBuilder
 from litegpu.model.model_type import Kind
 from litegpu.model.types import TensorType
-from litegpu.tools.advise import advise, print_advice
+from litegpu.tools.advise import advise, print_advice, write_page
 from litegpu.tools.advise.documented import MODEL_TYPES, row_of
 from litegpu.tools.advise.text import node_numbers
 from litegpu.zoo import build_model
@@ -185,6 +185,15 @@ def test_command(classifier: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     partly.write_bytes(islands())
     status, text = call(str(partly), "--require-full-delegation")
     assert status == 1 and "Unheard" in text and "With max_delegated_partitions=0: 5 ops, in 2 partitions" in text
+
+
+def test_page(tmp_path: Path, without_device: None) -> None:
+    advice = advise(islands())
+    write_page(advice, islands(), tmp_path / "advice.html")
+    page = (tmp_path / "advice.html").read_text()
+    assert page.count("<svg") == 1 and "Unheard" in page and "GPU takes" in page and "3/6" in page
+    with pytest.raises(OptionError):
+        write_page(advice, islands(), tmp_path / "advice.html" / "below")
 
 
 def test_what_is_no_model_is_an_error(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ def advise(
             help="Exit with 1 unless the GPU delegate would take every op.",
         ),
     ] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a report as one HTML file, with the graph.")] = None,
     as_json: Json = False,
 ) -> None:
     """Say what type a model is, which delegates take it, and why not all of it. Runs nothing and needs no GPU.
@@ -32,12 +33,16 @@ def advise(
 
     litegpu advise model.tflite --json | jq '.delegates[0].left'
 
+    litegpu advise model.tflite --html advice.html
+
     litegpu advise model.tflite --require-full-delegation > /dev/null || echo "parts of it need the CPU"
     """
     from litegpu.tools.advise import advise as ask
-    from litegpu.tools.advise import print_advice
+    from litegpu.tools.advise import print_advice, write_page
 
     advice = ask(model)
+    if html is not None:
+        write_page(advice, model, html)
     if as_json:
         print_json(advice.as_dict())
     else:

@@ -25,41 +25,66 @@ def print_advice(advice: Advice) -> None:
 
 def _print_documented(advice: Advice) -> None:
     """The tables by platform and by model type, this model's row marked."""
-    print(f"\nDelegates by platform, as the official documentation has it (here: {advice.platform})")
-    rows = [(one.delegate, one.platforms, "yes" if one.here else "no", one.note) for one in documented.PLATFORMS]
-    print_table(("delegate", "platforms", "here", "note"), rows)
-    print("\nDelegates by model type, as the official documentation has it")
-    types = [
-        (row.model_type, *("yes" if row.takes[d] else "no" for d in documented.DELEGATES), _mark(row, advice.row))
-        for row in documented.MODEL_TYPES
-    ]
-    types.append(("this model, here", *(advice.here.get(d, "-") for d in documented.DELEGATES), ""))
-    print_table(("model type", *documented.DELEGATES, ""), types)
+    print(f"\n{BY_PLATFORM} (here: {advice.platform})")
+    print_table(PLATFORM_COLUMNS, platform_rows())
+    print(f"\n{BY_TYPE}")
+    marks = ["<- this model" if row is advice.row else "" for row in documented.MODEL_TYPES]
+    print_table((*TYPE_COLUMNS, ""), [(*row, mark) for row, mark in zip(type_rows(advice), [*marks, ""], strict=True)])
     if advice.row is None:
-        print("The documentation has no row for a model of this type.")
-
-
-def _mark(row: documented.TypeRow, mine: documented.TypeRow | None) -> str:
-    return "<- this model" if row is mine else ""
+        print(NO_ROW)
 
 
 def _print_coverage(coverage: Coverage) -> None:
+    first, *others = coverage_lines(coverage)
+    print(first)
+    for line in others:
+        print(f"  {line}")
+    if coverage.left:
+        print_table(LEFT_COLUMNS, left_rows(coverage))
+
+
+BY_PLATFORM = "Delegates by platform, as the official documentation has it"
+BY_TYPE = "Delegates by model type, as the official documentation has it"
+NO_ROW = "The documentation has no row for a model of this type."
+PLATFORM_COLUMNS = ("delegate", "platforms", "here", "note")
+TYPE_COLUMNS = ("model type", *documented.DELEGATES)
+LEFT_COLUMNS = ("op left", "count", "nodes", "reason")
+
+
+def platform_rows() -> list[tuple[str, ...]]:
+    return [(one.delegate, one.platforms, "yes" if one.here else "no", one.note) for one in documented.PLATFORMS]
+
+
+def type_rows(advice: Advice) -> list[tuple[str, ...]]:
+    """The documented rows, and a last one for this model on this machine."""
+    rows = [
+        (row.model_type, *("yes" if row.takes[d] else "no" for d in documented.DELEGATES))
+        for row in documented.MODEL_TYPES
+    ]
+    return [*rows, ("this model, here", *(advice.here.get(d, "-") for d in documented.DELEGATES))]
+
+
+def coverage_lines(coverage: Coverage) -> list[str]:
+    """What a delegate would take, in sentences."""
     name = coverage.delegate
     if coverage.device is not None:
         kind = f"{coverage.device.backend}, software" if coverage.device.is_software else coverage.device.backend
         name += f" on {coverage.device.name} ({kind})"
     if coverage.unknown:
-        print(f"{name}: what it would take is unknown. {coverage.problem}")
-        return
-    print(f"{name} would take {coverage.taken} of {coverage.total} ops, in {count(coverage.partitions, 'partition')}")
+        return [f"{name}: what it would take is unknown. {coverage.problem}"]
+    lines = [
+        f"{name} would take {coverage.taken} of {coverage.total} ops, in {count(coverage.partitions, 'partition')}"
+    ]
     if coverage.problem is not None:
-        print(f"  It cannot be used here: {coverage.problem}")
+        lines.append(f"It cannot be used here: {coverage.problem}")
     if coverage.without_limit is not None:
         taken, partitions = coverage.without_limit
-        print(f"  With max_delegated_partitions=0: {taken} ops, in {count(partitions, 'partition')}")
-    if coverage.left:
-        rows = [(one.op, str(len(one.nodes)), node_numbers(one.nodes), one.reason) for one in coverage.left]
-        print_table(("op left", "count", "nodes", "reason"), rows)
+        lines.append(f"With max_delegated_partitions=0: {taken} ops, in {count(partitions, 'partition')}")
+    return lines
+
+
+def left_rows(coverage: Coverage) -> list[tuple[str, ...]]:
+    return [(one.op, str(len(one.nodes)), node_numbers(one.nodes), one.reason) for one in coverage.left]
 
 
 def count(n: int, noun: str) -> str:
