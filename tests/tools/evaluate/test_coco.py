@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agreement import require_gpu
+from pages import check_self_contained
 from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
@@ -435,9 +436,11 @@ def test_command_writes_its_files(detections: DetectionSet, tmp_path: Path) -> N
     assert sum(line.startswith("Average Precision [IOU Threshold=0.") for line in lines) == 10
     (overall,) = (line for line in lines if line.startswith("Overall mAP: "))
     assert float(overall.split()[-1]) == pytest.approx(wanted[0], abs=1e-5)
-    assert len(list((tmp_path / "out" / "worst").glob("*.png"))) == 3
+    assert len(list((tmp_path / "out" / "worst").glob("*.jpg"))) == 3
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["statistics"]["AP"] == pytest.approx(wanted[0], abs=1e-6)
+    text = "".join(check_self_contained((tmp_path / "out" / "report.html").read_text()).text)
+    assert f"{wanted[0]:.4f}" in text and "most mistakes" in text
     # What it writes as COCO results gives the same numbers once more.
     again, _ = directly(detections.folder, json.loads((tmp_path / "out" / "detections.json").read_text()))
     np.testing.assert_allclose(again, wanted, rtol=0, atol=1e-6)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from agreement import require_gpu
+from pages import check_self_contained
 from tools.evaluate.image_set import LABELS, ImageSet, make_image_set, scores_by_hand, top_k_by_hand
 from typer.testing import CliRunner
 
@@ -282,6 +283,8 @@ def test_command_prints_the_official_lines_and_writes_its_files(
     with open(tmp_path / "out" / "classes.csv") as file:
         assert sum(int(row["images"]) for row in csv.DictReader(file)) == COUNT
     assert (tmp_path / "out" / "confusion.png").stat().st_size > 1000
+    text = "".join(check_self_contained((tmp_path / "out" / "report.html").read_text()).text)
+    assert f"{expected[0]:.2%}" in text and "Classes" in text and "CONV_2D" in text
     assert accuracies_in(proto.read_bytes()) == pytest.approx(expected, abs=1e-7)
 
 

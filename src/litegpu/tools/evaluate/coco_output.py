@@ -12,6 +12,7 @@ from litegpu.tools.evaluate.coco import CocoReport
 from litegpu.tools.evaluate.coco_truth import TrueImage
 from litegpu.tools.evaluate.collecting import REPORT, write_bytes, write_table
 from litegpu.tools.evaluate.imagenet_output import print_collected
+from litegpu.tools.evaluate.pages import write_coco_page
 from litegpu.tools.evaluate.preprocessing import UnreadableImage, read_pixels
 from litegpu.tools.evaluate.stage_metrics import detection_metrics
 from litegpu.tools.images import save_image
@@ -67,12 +68,13 @@ def write_report(report: CocoReport, output: str | None, drawings: int = 10) -> 
     table = [(r.name, r.objects, r.detections, r.ap, r.ap50, r.recall) for r in precisions.categories]
     files.append(write_table(folder / "categories.csv", columns, table))
     images = {image.id: image for image in report.truth.images}
+    drawn = []
     for place, entry in enumerate(precisions.mistakes[:drawings], 1):
         image = images[entry.image]
-        path = folder / "worst" / f"{place:02}-{Path(image.item.name).stem}.png"
+        path = folder / "worst" / f"{place:02}-{Path(image.item.name).stem}.jpg"
         if _draw(report, image, path):
-            files.append(path)
-    return files
+            drawn.append(path)
+    return [*files, *drawn, write_coco_page(report, folder, drawn)]
 
 
 def _print_statistics(report: CocoReport) -> None:

@@ -10,6 +10,7 @@ from litegpu.tools.console import print_table, print_warning
 from litegpu.tools.evaluate.collecting import REPORT, Collected, write_bytes, write_table
 from litegpu.tools.evaluate.confusion import confusion_matrix, confusion_picture
 from litegpu.tools.evaluate.imagenet import Comparison, DelegateAccuracy, ImagenetReport
+from litegpu.tools.evaluate.pages import write_imagenet_page
 from litegpu.tools.evaluate.paired import Paired
 from litegpu.tools.evaluate.stage_metrics import classification_metrics
 from litegpu.tools.images import save_image
@@ -53,6 +54,7 @@ def write_report(report: ImagenetReport, output: str | None) -> list[Path]:
     matrix = confusion_matrix(report.result.confusions, report.labels)
     save_image(folder / "confusion.png", confusion_picture(matrix, report.labels))
     files.append(folder / "confusion.png")
+    files.append(write_imagenet_page(report, folder, (folder / "confusion.png").read_bytes()))
     return files
 
 

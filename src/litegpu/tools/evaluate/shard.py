@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from litegpu.delegates.report import DelegationReport
+from litegpu.report import GraphNode, graph_nodes
 from litegpu.tools.evaluate.choice import DelegateChoice, OpenedModel, open_model
 from litegpu.tools.evaluate.decoding import Decoder, Prepare, decoded_batches
 from litegpu.tools.evaluate.items import Item
@@ -51,10 +52,11 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """Where a job's model runs: the device's name, what it took of the model, and the batch."""
+    """Where a job's model runs: the device's name, what it took of the model (`graph`, for a page), and the batch."""
 
     device: str
     delegation: DelegationReport
+    graph: tuple[GraphNode, ...]
     batch: int
     note: str = ""
 
@@ -99,7 +101,8 @@ def placement(opened: OpenedModel) -> Placement:
         assert loaded._delegate is not None
         info = loaded._delegate.open_device().info
         device = f"{info.name} ({info.backend})"
-    return Placement(device, loaded.report, opened.batch, opened.note)
+    graph = graph_nodes(loaded.interpreter._subgraph, loaded.report)
+    return Placement(device, loaded.report, tuple(graph), opened.batch, opened.note)
 
 
 def _inference(model: OpenedModel, array: np.ndarray) -> tuple[list[np.ndarray], float]:
