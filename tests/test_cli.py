@@ -21,7 +21,19 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["run"], ["doctor"], ["benchmark"], ["demo"], ["zoo"], ["zoo", "build"], ["advise"], ["map"]]
+    "command",
+    [
+        [],
+        ["advise"],
+        ["benchmark"],
+        ["demo"],
+        ["doctor"],
+        ["inference-diff"],
+        ["map"],
+        ["run"],
+        ["zoo"],
+        ["zoo", "build"],
+    ],
 )
 def test_every_command_explains_itself(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

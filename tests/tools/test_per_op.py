@@ -199,6 +199,22 @@ def test_weights_of_8_bits_with_float_inputs(models_dir: Path) -> None:
     assert per_op.culprit is None and per_op.first_lock_step is None
 
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_reference_adds_carefully(keep: bool, tmp_path: Path) -> None:
+    """The official kernels add one by one in float32: over 512x512 elements the error is theirs, not the GPU's."""
+    b = ModelBuilder()
+    x = b.input("x", [1, 512, 512, 4])
+    squares = b.op("MUL", [x, x], [1, 512, 512, 4])
+    shape = [1, 1, 1, 4] if keep else [1, 4]
+    y = b.op("MEAN", [squares, b.constant(np.int32([1, 2]))], shape, {"keep_dims": keep})
+    b.output(b.op("TANH", [y], shape))
+    path = tmp_path / "mean.tflite"
+    path.write_bytes(bytes(b.build()))
+    report, per_op = analysed(path)
+    assert per_op.culprit is None and per_op.first_lock_step is None
+    assert errors(per_op, "alone")[1] < 5e-6 < report.worst
+
+
 def test_quantized_models(models_dir: Path, plant: Plant) -> None:
     path = models_dir / "kws_ref_model.tflite"
     report, per_op = analysed(path)

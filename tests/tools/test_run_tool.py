@@ -60,6 +60,11 @@ def test_gpu_agrees_with_the_cpu_without_being_identical(
     assert "within 1e-05 for float32" in capsys.readouterr().out
 
 
+def test_automatic_precision_is_judged_as_float16(model: Path) -> None:
+    require_gpu()
+    assert run_model(model, device="webgpu", precision="auto").agrees
+
+
 def test_bit_identical_results_are_suspicious(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     require_gpu()
     report = run_model(model, device="webgpu")

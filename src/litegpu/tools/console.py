@@ -53,7 +53,8 @@ def progress() -> Progress:
 
 
 def _is_number(cell: str) -> bool:
-    return cell.replace(".", "", 1).replace("e-", "", 1).replace("e+", "", 1).rstrip("%").isdecimal() or cell in (
-        "",
-        "-",
-    )
+    try:
+        float(cell.rstrip("%"))
+    except ValueError:
+        return cell in ("", "-")
+    return True
