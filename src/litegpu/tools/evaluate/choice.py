@@ -104,4 +104,5 @@ def open_model(model: str | bytes, choice: DelegateChoice, batch: int = 1) -> Op
         device = "auto"
         litegpu.GpuDelegate().open_device()  # raises where load() would go on with the CPU
     loaded = litegpu.load(source, device, choice.precision, num_threads=choice.num_threads, **options)
+    loaded.interpreter.invoke()  # what drivers compile at the first inference is no latency of a model
     return OpenedModel(loaded, batch, note)

@@ -34,6 +34,7 @@ def print_report(report: CocoReport, debug: bool = False) -> None:
     print(f"Overall mAP: {number(max(result.precisions.overall, 0.0))}")
     if all(value < 0 for value in result.precisions.by_threshold.values()):
         print_warning("There is no object in the ground truth, so there is no precision.")
+    print(f"The model {report.how}.")
     if result.strange:
         print_warning(f"{result.strange} detections are of no category of the ground truth and do not count.")
     if report.truth.unlisted:

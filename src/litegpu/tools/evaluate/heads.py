@@ -115,7 +115,12 @@ def read_detector(
     outputs = [graph.tensors[i] for i in graph.outputs]
     if len(outputs) == 4:
         order = _named_order(output_order or ",".join(_PARTS))
-        return Detector(path, ReadDetections(order, tuple(map(_quantization, outputs))), None, "four outputs")
+        return Detector(
+            path,
+            ReadDetections(order, tuple(map(_quantization, outputs))),
+            None,
+            f"gives {output_order or ','.join(_PARTS)}",
+        )
     if len(outputs) == 2:
         return _raw_heads(model, path, outputs, anchors, max_detections)
     shapes = ", ".join(f"'{t.name}' {list(t.shape)}" for t in outputs)
@@ -167,7 +172,7 @@ def _raw_heads(model: Model, path: str, outputs: Sequence[Tensor], anchors: str,
         tuple(map(_quantization, outputs)),
     )
     kind = "logits" if logits else "probabilities"
-    return Detector(path, read, columns - 1, f"raw heads: {count} boxes with {kind} of {columns} classes, {how}")
+    return Detector(path, read, columns - 1, f"has raw heads: {count} boxes with {kind} of {columns} classes, {how}")
 
 
 def _anchors(model: Model, path: str, count: int, file: str) -> tuple[np.ndarray, str]:
