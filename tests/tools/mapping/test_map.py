@@ -25,7 +25,7 @@ from litegpu.model.types import TensorType
 from litegpu.tools.images import image_to_tensor, load_image, save_image
 from litegpu.tools.mapping import map_model
 from litegpu.tools.mapping import run as run_module
-from litegpu.tools.mapping.batched import Port, interface_of, plan_batch
+from litegpu.tools.mapping.batched import Interface, Port, default_batch, interface_of, plan_batch
 from litegpu.tools.mapping.sources import open_source
 from litegpu.tools.mapping.worker import to_input
 from litegpu.zoo import build_model
@@ -209,6 +209,15 @@ def test_models_whose_rows_depend_on_each_other_are_not_batched(tmp_path: Path) 
     interface = interface_of(tmp_path / "m.tflite")
     assert interface.lead is None and interface.inputs[0].shape == (4, 3)
     assert plan_batch(tmp_path / "m.tflite", interface, 8).batch == 1
+
+
+def test_the_batch_is_bounded_by_inputs_and_outputs() -> None:
+    def interface(given: int, made: int) -> Interface:
+        ports = (Port("p", (n << 20,), np.dtype(np.uint8), (0.0, 0)) for n in (given, made))
+        return Interface((next(ports),), (next(ports),), 1)
+
+    assert [default_batch(interface(*sizes), 1000) for sizes in ((0, 0), (1, 0), (1, 4), (64, 1))] == [64, 16, 4, 1]
+    assert default_batch(interface(0, 0), 10) == 10
 
 
 def test_the_gpu_gives_the_same(adder: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from litegpu.model.types import Model
 from litegpu.session import LoadedModel
 
 _MOST_BATCH = 64
-_BATCH_BYTES = 16 << 20  # of inputs
+_BATCH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ def interface_of(path: str | os.PathLike[str] | bytes) -> Interface:
 
 
 def default_batch(interface: Interface, count: int) -> int:
-    """As many of `count` items as make 16 MiB of inputs, 64 at most."""
-    size = sum(port.bytes for port in interface.inputs)
-    return max(1, min(_MOST_BATCH, count, _BATCH_BYTES // max(1, size)))
+    """As many of `count` items as make 16 MiB of inputs or of outputs, 64 at most."""
+    sizes = (sum(port.bytes for port in ports) for ports in (interface.inputs, interface.outputs))
+    return max(1, min(_MOST_BATCH, count, _BATCH_BYTES // max(1, *sizes)))
 
 
 @dataclass(frozen=True)
