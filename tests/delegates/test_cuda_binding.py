@@ -167,6 +167,40 @@ def test_both_sides(device: Any, opened: Any, kind: Any, wait: str, validation: 
     np.testing.assert_array_equal(target.get(), -numbers(8))
 
 
+def chain() -> bytes:
+    """Whose input is read twice, and then its place used again."""
+    b, shape = ModelBuilder(), (1, 4, 8, 4)
+    x = b.input("x", shape)
+    pooled = b.op(
+        "MAX_POOL_2D", [b.op("NEG", [x], shape)], shape,
+        dict(padding=0, stride_h=1, stride_w=1, filter_height=3, filter_width=3),
+    )  # fmt: skip
+    y = b.op("SUB", [x, pooled], shape)
+    b.output(b.op("SOFTMAX", [y], shape, dict(beta=1.0), name="y"))
+    return b.build()
+
+
+def test_inputs_that_are_read_in_place(device: Any, opened: Any) -> None:
+    interpreter, delegate, x, y = opened(chain())
+    values = [np.random.default_rng(i).normal(size=(1, 4, 8, 4)).astype(np.float32) for i in range(8)]
+    expected = []
+    for one in values:
+        interpreter.set_tensor(x, one)
+        interpreter.invoke()
+        expected.append(interpreter.get_tensor(y).copy())
+    pairs = [(ByDLPack(device, v), ByDLPack(device, v)) for v in values]
+    for i in (*range(8), *range(8), 0, 0, 1, 1, 0, 1):
+        source, target = pairs[i]
+        delegate.bind_buffer_to_tensor(source, x)
+        delegate.bind_buffer_to_tensor(target, y)
+        interpreter.invoke()
+        np.testing.assert_array_equal(target.get(), expected[i])
+        np.testing.assert_array_equal(source.get(), values[i], "inputs are only read")
+    session = delegate._prepared[0].kernel().session
+    graph = session._bound_graphs[-1][1]
+    assert any(pairs[1][0].address in launch.arguments for launch in graph.launches), "it was copied"
+
+
 def test_arrays_that_come_again(device: Any, opened: Any) -> None:
     """Arrays that come again are copied by graphs of their own, of which only some are kept."""
     interpreter, delegate, x, y = opened(neg())

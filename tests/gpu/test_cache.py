@@ -49,7 +49,7 @@ def network(seed: int = 0) -> bytes:
 
 
 def example(key: str = "k", size: int = 300, images: tuple[bytes, ...] = (b"image", b"")) -> Entry:
-    port = Port("x", 0, (1, 2, 3, 4), DType.FLOAT16, 0, 48)
+    port = Port("x", 0, (1, 2, 3, 4), DType.FLOAT16, 0, 48, ((0, 1), (2, 0)))
     program = Program(
         kernels=(KernelCode("a", "text ä", (8, 4, 1), ("read", "read_write"), 16, ("-x",)),),
         dispatches=(
@@ -127,8 +127,8 @@ def test_every_cut_is_noticed() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"blobs": [[0, 1 << 40]]}, {"kernels": [["a"]]}, {"inputs": [["x", 0, [1], "float99", 0, 4]]}, {"images": -3},
-     {"memory": [1]}, {"dispatches": 3}, {"about": None}],
+    [{"blobs": [[0, 1 << 40]]}, {"kernels": [["a"]]}, {"inputs": [["x", 0, [1], "float99", 0, 4, None]]},
+     {"images": -3}, {"memory": [1]}, {"dispatches": 3}, {"about": None}],
 )  # fmt: skip
 def test_headers_that_make_no_sense(change: dict[str, Any], tmp_path: Path) -> None:
     """With a right checksum: what another version, or somebody, might have written."""

@@ -24,6 +24,7 @@ from litegpu.gpu.cache_folder import CacheFolder, default_folder
 from litegpu.gpu.lower import check_operator, lower_partition
 from litegpu.gpu.program import Program
 from litegpu.gpu.runtime.base import Device
+from litegpu.model import schema
 from litegpu.model.types import Model, Operator, Subgraph
 
 __all__ = ["GpuDelegate", "GpuDelegateOptions", "GpuKernel"]
@@ -56,6 +57,7 @@ class GpuDelegate:
         self._warned_float16 = False
         self._calibrated: tuple[bytes | memoryview, dict[int, tuple[float, float]]] | None = None
         self._prepared: list[gpu_binding.Prepared] = []
+        schema.generated()  # every model needs it and it is large: here it delays no model's start
         self._fingerprint: tuple[bytes | memoryview, str] | None = None
         self._cache: CacheFolder | None = None
         folder = self.options.serialization_dir

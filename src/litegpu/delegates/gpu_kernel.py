@@ -42,6 +42,7 @@ class GpuKernel:
         self._lock = threading.Lock()
         self._lent: dict[int, np.ndarray] = {}  # inputs in the session's own memory
         self._pending = False
+        self._says_timings = debug.level() >= debug.TIMINGS  # asked here, as it takes a microsecond
         self.closed = False
         self.bound: dict[tuple[str, int], Any] = {}  # the user's buffers, by "input" or "output" and place
         self.adapters: dict[Any, Program] = {}  # compiled for buffers in other formats
@@ -166,7 +167,8 @@ class GpuKernel:
                 self._stale.add(i)
             else:
                 self._read(i)
-        debug.say(debug.TIMINGS, "%s", dict(self.session.stats))
+        if self._says_timings:
+            debug.say(debug.TIMINGS, "%s", dict(self.session.stats))
 
     def _read(self, i: int) -> None:
         staged, result = self._staged[i], self._results[i]

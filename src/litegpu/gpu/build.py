@@ -65,12 +65,14 @@ def build_program(
     alignment = max(256, features.storage_alignment)
     offsets, report = memory.plan(_lifetimes(placed, launches, (*outputs, *kept)), alignment)
     code, constants = _Code(features, target), _Constants(alignment)
-    dispatches = []
+    dispatches: list[Dispatch] = []
+    used: dict[int, list[tuple[int, int]]] = {}  # root -> (dispatch, binding)
     for node, launch in launches:
-        bindings = []
+        bindings: list[Binding] = []
         for m in launch.kernel.buffers:
             operand = launch.operands[m.name]
             if isinstance(operand, View):
+                used.setdefault(operand.root, []).append((len(dispatches), len(bindings)))
                 size, dtype = placed.roots[operand.root]
                 bindings.append(Binding("arena", offsets[operand.root], _whole_words(size * dtype.nbytes)))
             else:
@@ -78,12 +80,13 @@ def build_program(
         dispatches.append(
             Dispatch(code.add(launch.kernel), launch.kernel.dispatch, tuple(bindings), launch.label, node.sources)
         )
+    lasting = {placed.views[v].root for v in (*outputs, *kept)}
     program = Program(
         kernels=tuple(code.kernels),
         dispatches=tuple(dispatches),
         constants=constants.bytes(),
         arena_size=report.arena,
-        inputs=tuple(_port(placed, v, offsets) for v in inputs),
+        inputs=tuple(_input(placed, v, offsets, used, lasting) for v in inputs),
         outputs=tuple(_port(placed, v, offsets) for v in outputs),
         memory=report,
         variables=tuple(_port(placed, v, offsets) for v in kept),
@@ -151,6 +154,14 @@ def _port(placed: Placed, v: int, offsets: dict[int, int]) -> Port:
     return Port(
         value.name, -1 if value.tensor is None else value.tensor, value.shape, view.dtype, offsets[view.root], n
     )
+
+
+def _input(
+    placed: Placed, v: int, offsets: dict[int, int], used: Mapping[int, Sequence[tuple[int, int]]], lasting: set[int]
+) -> Port:
+    root = placed.views[v].root
+    readers = None if root in lasting else tuple(used.get(root, ()))
+    return dataclasses.replace(_port(placed, v, offsets), readers=readers)
 
 
 def _whole_words(n: int) -> int:

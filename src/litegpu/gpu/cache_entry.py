@@ -153,14 +153,15 @@ def _entry(header: Mapping[str, Any], room: memoryview) -> Entry:
 
 
 def _port(port: Port) -> tuple[Any, ...]:
-    return port.name, port.tensor, port.shape, port.dtype.value, port.offset, port.nbytes
+    return port.name, port.tensor, port.shape, port.dtype.value, port.offset, port.nbytes, port.readers
 
 
 def _ports(rows: Sequence[Sequence[Any]]) -> tuple[Port, ...]:
-    return tuple(
-        Port(name, tensor, tuple(shape), DType(dtype), offset, nbytes)
-        for name, tensor, shape, dtype, offset, nbytes in rows
-    )
+    ports = []
+    for name, tensor, shape, dtype, offset, nbytes, readers in rows:
+        places = None if readers is None else tuple((i, n) for i, n in readers)
+        ports.append(Port(name, tensor, tuple(shape), DType(dtype), offset, nbytes, places))
+    return tuple(ports)
 
 
 def _triple(numbers: Sequence[int]) -> tuple[int, int, int]:

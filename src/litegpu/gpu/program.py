@@ -46,7 +46,8 @@ class Port:
     """An input or output of the program: a packed row-major array somewhere in the arena.
 
     `dtype` is what lies in the arena (BOOL as int32, INT8 as bytes: the last word may have room to spare); `shape` is
-    the logical B,H,W,C shape, or that of all elements in one row; `tensor` the .tflite tensor's index.
+    the logical B,H,W,C shape, or that of all elements in one row; `tensor` the .tflite tensor's index. `readers` are
+    the places (dispatch, binding) where an input is read; None if something else depends on what lies there.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Port:
     dtype: DType
     offset: int  # bytes from the start of the arena
     nbytes: int
+    readers: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True)

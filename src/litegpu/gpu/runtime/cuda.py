@@ -63,6 +63,7 @@ def open_device(device: int | str | None = None) -> CudaDevice:
         info = _choose(list_devices(), device)
         opened = _opened.get(info.uuid)
         if opened is None:
+            import litegpu.gpu.runtime.cuda_session  # noqa: F401 (here, where opening takes long: no model waits for it)
             from litegpu.gpu.runtime.cuda_device import CudaDevice
 
             opened = _opened[info.uuid] = CudaDevice(info, versions())

@@ -45,6 +45,9 @@ class Bindings:
         self._event: object = None
         self._exports: list[object] = []  # capsules, alive until the next inference
         self._recent: deque[Ways] = deque(maxlen=_REMEMBERED)
+        self._asked: list[Callable[[], int]] | None = None  # of streams(), until something else is bound
+        self._unknown = False  # whether some array's stream cannot be asked for
+        self._ways: Ways | None = None  # of ways(), likewise
 
     def __bool__(self) -> bool:
         return bool(self.inputs or self.outputs)
@@ -55,28 +58,38 @@ class Bindings:
         program = self._session.program
         return len(self.inputs) == len(program.inputs) and len(self.outputs) == len(program.outputs)
 
+    def put(self, kind: str, index: int, bound: Bound | None) -> None:
+        """Let `bound` stand for a port, or nothing."""
+        table = self.inputs if kind == "input" else self.outputs
+        if bound is None:
+            table.pop(index, None)
+        else:
+            table[index] = bound
+        self._asked = self._ways = None
+
     def streams(self, stream: int | None = None) -> tuple[int | None, list[int]]:
         """(the stream to run on, the others that it is to be ordered with): the one stream that all arrays agree on, or
         None for the session's own; `stream` if that is given."""
-        asked: dict[Callable[[], int], None] = {}
-        unknown = False
-        for bound in (*self.inputs.values(), *self.outputs.values()):
-            if bound.array.stream is not None:
-                asked[bound.array.stream] = None
-            unknown |= bound.array.order is not None
-        found = list(dict.fromkeys(ask() for ask in asked))
-        if stream is None and len(found) == 1 and not unknown:
+        if self._asked is None:
+            both = (*self.inputs.values(), *self.outputs.values())
+            self._asked = list(dict.fromkeys(b.array.stream for b in both if b.array.stream is not None))
+            self._unknown = any(b.array.order is not None for b in both)
+        found = [ask() for ask in self._asked]
+        if len(found) > 1:
+            found = list(dict.fromkeys(found))
+        if stream is None and len(found) == 1 and not self._unknown:
             return found[0], []
         return stream, found
 
     def ways(self, has_graph: Callable[[Ways], bool]) -> Ways:
         """What a graph for the arrays that are bound now leaves to before() and after(): all of it, until the same
         arrays come again and a graph that copies them by itself, which takes a third of the time, pays."""
+        if self._ways is not None:
+            return self._ways
         both = {("input", i): b for i, b in self.inputs.items()} | {("output", i): b for i, b in self.outputs.items()}
         ways = {port: None if b.adapter else b.array.address for port, b in both.items()}
-        if has_graph(ways):
-            return ways
-        if ways in self._recent:
+        if has_graph(ways) or ways in self._recent:
+            self._ways = ways
             return ways
         self._recent.append(ways)
         return dict.fromkeys(ways)
@@ -86,8 +99,9 @@ class Bindings:
         graph does not copy."""
         for other in others:
             self._wait(int(stream), other)
-        both = (*self.inputs.values(), *self.outputs.values())
-        self._exports = [bound.array.order(int(stream)) for bound in both if bound.array.order is not None]
+        if self._unknown:
+            both = (*self.inputs.values(), *self.outputs.values())
+            self._exports = [bound.array.order(int(stream)) for bound in both if bound.array.order is not None]
         for index, bound in self.inputs.items():
             if ways["input", index] is not None:
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,10 +63,11 @@ def make_launch(
 class Graph:
     """An instantiated graph. The device's context must be current in every method."""
 
-    def __init__(self, stream: Any, enqueue: Callable[[], None]) -> None:
+    def __init__(self, stream: Any, enqueue: Callable[[], object]) -> None:
         """Capture what `enqueue` puts on `stream`. Relaxed: what other threads or this one's garbage collector free or
         allocate meanwhile has nothing to do with the graph."""
         self.executable: Any = None
+        self.launches: Sequence[Launch] = ()  # whose arguments the owner wants kept
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         checked(driver.cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture")
         try:

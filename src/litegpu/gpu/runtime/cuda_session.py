@@ -33,6 +33,8 @@ _LAUNCHES_TIMED, _ROUNDS_TIMED = 20, 5
 LITTLE_BYTES = 3 << 20
 #: NVIDIA's own variable: each kernel is launched by itself and awaited, so that an error can name it.
 _BLOCKING_VARIABLE = "CUDA_LAUNCH_BLOCKING"
+#: What kernels read at once: arrays of the user's that they read in place begin and end at multiples of it.
+_BLOCK = 16
 #: Graphs kept for different bound arrays.
 _BOUND_GRAPHS = 4
 _NOTHING_BOUND: Ways = {}
@@ -125,7 +127,7 @@ class CudaSession:
                     self._running = True
                 submitted = clock()
                 if wait and self.wait != "do_not_wait":
-                    self._finish()
+                    self._await()
             self._has_run = True
             stats["submit"], stats["wait"] = submitted - started, clock() - submitted
             stats["write"], stats["read"], self._writing = self._writing, 0.0, 0.0
@@ -155,16 +157,16 @@ class CudaSession:
             table = self._bindings.inputs if kind == "input" else self._bindings.outputs
             before = table.get(index)
             if array is None:
-                table.pop(index, None)
+                self._bindings.put(kind, index, None)
             elif adapter is None:
                 check_fit(ports[index], array, what)
-                table[index] = Bound(array, None)
+                self._bindings.put(kind, index, Bound(array, None))
             else:
                 check_fit(adapter.inputs[0] if kind == "input" else adapter.outputs[0], array, what)
                 kept = before.adapter if before is not None else None
                 if kept is None or kept.program is not adapter:
                     kept = CudaSession(self.device, adapter, self.wait)
-                table[index] = Bound(array, kept)
+                self._bindings.put(kind, index, Bound(array, kept))
             after = table.get(index)
             if before is not None and before.adapter and (after is None or after.adapter is not before.adapter):
                 self._finish()
@@ -180,7 +182,7 @@ class CudaSession:
         plain = from_torch(self.device, array)
         if plain is None or plain.dtype != before.array.dtype or plain.shape != before.array.shape:
             return False
-        table[index] = Bound(plain, None)
+        self._bindings.put(kind, index, Bound(plain, None))
         return True
 
     def fill_bound_output(self, index: int) -> None:
@@ -382,27 +384,37 @@ class CudaSession:
         loaded = kernels[dispatch.kernel]
         return make_launch(loaded, dispatch.groups, code.workgroup, code.shared_bytes, dispatch.label, addresses)
 
-    def _capture(self, enqueue: Callable[[], None]) -> Graph:
+    def _capture(self, enqueue: Callable[[], object]) -> Graph:
         return Graph(self._stream, enqueue)
 
-    def _enqueue_inference(self, ways: Ways = _NOTHING_BOUND) -> None:
+    def _enqueue_inference(self, ways: Ways = _NOTHING_BOUND) -> Sequence[Launch]:
         self._after_kernel = False
-        self._enqueue_inputs(ways)
-        for launch in self._launches:
+        launches = self._enqueue_inputs(ways)
+        for launch in launches:
             self._enqueue(launch)
         self._enqueue_outputs(ways)
+        return launches
 
     def _enqueue_kernels(self) -> None:
         self._after_kernel = False
         for launch in self._launches:
             self._enqueue(launch)
 
-    def _enqueue_inputs(self, ways: Ways) -> None:
+    def _enqueue_inputs(self, ways: Ways) -> Sequence[Launch]:
+        """Put the copies of inputs on the stream; the launches of the kernels, of which those that can read arrays of
+        the user's where they are do so."""
+        launches: Sequence[Launch] = self._launches
         for index, (port, memory) in enumerate(zip(self.program.inputs, self._input_memory, strict=True)):
             bound = ways.get(("input", index), memory.ctypes.data)
-            if bound is not None:
+            places = None
+            if ("input", index) in ways and bound is not None and (bound | port.nbytes) % _BLOCK == 0:
+                places = port.readers
+            if places is not None and bound is not None:
+                launches = _moved(launches, places, bound)
+            elif bound is not None:
                 copy = driver.cuMemcpyDtoDAsync if ("input", index) in ways else driver.cuMemcpyHtoDAsync
                 self._enqueue_copy(self.place(port), bound, port.nbytes, copy, f"copy of input {port.name!r}")
+        return launches
 
     def _enqueue_outputs(self, ways: Ways) -> None:
         for index, (port, memory) in enumerate(zip(self.program.outputs, self._output_memory, strict=True)):
@@ -434,23 +446,26 @@ class CudaSession:
 
     def _finish(self) -> None:
         """Wait for the inference that was launched, if any."""
-        if not self._running:
-            return
+        if self._running:
+            with self.device.context:
+                self._await()
+
+    def _await(self) -> None:
+        """_finish() while an inference runs and the context is current."""
         self._running = False
-        with self.device.context:
-            if self.wait == "passive" and not (self._has_run and self._stats["wait"] < SHORT_SECONDS):
-                (error,) = driver.cuEventRecord(self._done, self._working)
-                if error == SUCCESS:
-                    (error,) = driver.cuEventSynchronize(self._done)
-            else:
-                (error,) = driver.cuStreamSynchronize(self._working)
+        if self.wait == "passive" and not (self._has_run and self._stats["wait"] < SHORT_SECONDS):
+            (error,) = driver.cuEventRecord(self._done, self._working)
+            if error == SUCCESS:
+                (error,) = driver.cuEventSynchronize(self._done)
+        else:
+            (error,) = driver.cuStreamSynchronize(self._working)
         if error != SUCCESS:
             raise self._failure("the inference", error)
 
     def _run_bound(self) -> None:
         """An inference on the stream of those whose arrays are bound, with a graph that leaves those ports out."""
         bindings = self._bindings
-        ways = bindings.ways(lambda ways: any(ways == known for known, _ in self._bound_graphs))
+        ways = bindings.ways(self._has_graph)
         executable = self._bound_graph(ways).executable
         stream, others = bindings.streams()
         if stream is None:
@@ -466,11 +481,14 @@ class CudaSession:
         self._running = True
         bindings.after(self._working, others, ways)
 
+    def _has_graph(self, ways: Ways) -> bool:
+        return any(ways == known for known, _ in self._bound_graphs)
+
     def _bound_graph(self, ways: Ways) -> Graph:
         """The graph for what is bound, made if there is none yet."""
         graphs = self._bound_graphs
         for known, graph in graphs:
-            if known == ways:
+            if known is ways or known == ways:
                 return graph
         if len(graphs) == _BOUND_GRAPHS:
             self._finish()
@@ -478,8 +496,11 @@ class CudaSession:
             graph.close()
             addresses = {address for address in old.values() if address is not None}
             self._copies = {pair: launch for pair, launch in self._copies.items() if addresses.isdisjoint(pair)}
-        graphs.append((ways, self._capture(lambda: self._enqueue_inference(ways))))
-        return graphs[-1][1]
+        launches: list[Launch] = []
+        graph = self._capture(lambda: launches.extend(self._enqueue_inference(ways)))
+        graph.launches = launches
+        graphs.append((ways, graph))
+        return graph
 
     def _download(self, index: int) -> None:
         """Copy a bound output, which the arena still holds, to where read() finds it."""
@@ -540,6 +561,17 @@ class CudaSession:
             raise DeviceError("the session was closed: build a new one")
         if self.device.lost:
             raise DeviceError(f"{self.device} was lost by an earlier error: start the process anew")
+
+
+def _moved(launches: Sequence[Launch], places: Sequence[tuple[int, int]], address: int) -> list[Launch]:
+    """The launches with another address at some of (launch, argument)."""
+    found = list(launches)
+    for i, argument in places:
+        old = found[i]
+        addresses = list(old.arguments)
+        addresses[argument] = address
+        found[i] = make_launch(old.kernel, old.groups, old.workgroup, old.shared_bytes, old.label, addresses)
+    return found
 
 
 def latency_bound(program: Program) -> bool:
