@@ -155,6 +155,33 @@ def test_a_fault_of_the_fusion_alone(residual: Path, monkeypatch: pytest.MonkeyP
     assert "The kernel of the nodes 0, 1, 2" in per_op.verdict()
 
 
+def test_work_that_moved_past_views(tmp_path: Path, plant: Plant) -> None:
+    """LOGISTIC after a concatenation is computed by the convolutions in front of it: no kernel writes their own
+    results, and asking for these must not change that."""
+    rng = np.random.default_rng(0)
+    b = ModelBuilder()
+    x = b.input("x", [1, 8, 8, 4])
+    heads = []
+    for i in range(2):
+        weights = b.constant(rng.standard_normal((4, 3, 3, 4)).astype(np.float32), f"weights_{i}")
+        bias = b.constant(np.zeros(4, np.float32))
+        y = b.op("CONV_2D", [x, weights, bias], [1, 8, 8, 4], {"stride_w": 1, "stride_h": 1, "padding": "SAME"})
+        heads.append(b.op("RESHAPE", [y, b.constant(np.int32([1, 64, 4]))], [1, 64, 4]))
+    joined = b.op("CONCATENATION", heads, [1, 128, 4], {"axis": 1})
+    b.output(b.op("LOGISTIC", [joined], [1, 128, 4]))
+    path = tmp_path / "heads.tflite"
+    path.write_bytes(bytes(b.build()))
+    _, per_op = analysed(path)
+    rows = {n.node: n for n in per_op.nodes}
+    assert per_op.same_kernels and per_op.same_outputs and per_op.culprit is None
+    assert rows[0].kernel == rows[5].kernel == (0, 2, 5)
+    assert rows[0].lock_step is None and rows[0].alone is not None
+    assert rows[5].lock_step is not None and rows[5].kernel_alone is not None
+    plant("weights_1", 1.01)
+    _, per_op = analysed(path)
+    assert per_op.culprit == 2 and per_op.first_lock_step == 5
+
+
 def test_nodes_on_the_cpu_pass_errors_on(
     residual: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -26,6 +26,7 @@ from litegpu.model.types import Model, Subgraph
 from litegpu.tools.console import progress
 from litegpu.tools.inference_diff import surgery
 from litegpu.tools.inference_diff.feeds import Feed
+from litegpu.tools.inference_diff.fusion import Kernels, kernels_of, with_views
 from litegpu.tools.inference_diff.measures import Difference, measure, plain
 from litegpu.tools.inference_diff.recording import RecordingDelegate, Staging
 
@@ -132,7 +133,7 @@ def analyse(
     """`model`: as it was divided, `report` and `programs`: how, and what the GPU runs; `feed`: one array per input;
     `outputs`: what the model makes of it on the GPU."""
     main = model.main
-    kernels = _kernels(main, programs)
+    kernels = kernels_of(main, programs)
     with progress() as bar:
         task = bar.add_task("op by op", total=1.0)
 
@@ -144,17 +145,18 @@ def analyse(
         step(0.2)
         on_gpu = [n.index for n in report.nodes if n.owner != CPU]
         border = _border(report)
-        found, before, after = _lock_step(model, report, kernels, feed, open_test)
+        found, same_kernels = _lock_step(model, report, kernels, feed, open_test)
         step(0.4)
         singles = [(n,) for n in on_gpu if surgery.computes(main, main.operators[n])]
         alone = _alone(model, singles, wanted, border, open_test, lambda f: step(0.4 + 0.4 * f))
-        several = [k for k in dict.fromkeys(kernels.values()) if len(k) > 1]
-        together = _alone(model, several, wanted, border, open_test, lambda f: step(0.8 + 0.2 * f))
+        parts = {group: with_views(main, group, kernels) for group in kernels.several}
+        by_part = _alone(model, list(parts.values()), wanted, border, open_test, lambda f: step(0.8 + 0.2 * f))
+        together = {group: by_part[part] for group, part in parts.items() if part in by_part}
     compare = _Comparison(main, wanted)
-    nodes = _rows(main, report, kernels, compare, found, alone, together)
+    nodes = _rows(main, report, kernels.groups, compare, found, alone, together)
     # As bytes: NaN in the same places is the same.
     same = all(found[t].tobytes() == a.tobytes() for t, a in zip(main.outputs, outputs, strict=True) if t in found)
-    return _concluded(nodes, tolerance, before <= after, same, dynamic_range)
+    return _concluded(nodes, tolerance, same_kernels, same, dynamic_range)
 
 
 @dataclass(frozen=True)
@@ -171,17 +173,6 @@ class _Comparison:
         return measure(got, self.wanted[tensor], _detail(self.main, tensor))
 
 
-def _kernels(main: Subgraph, programs: Sequence[Program]) -> dict[int, tuple[int, ...]]:
-    """Node -> the nodes, itself among them, that kernels compute with it; nodes without kernels are missing."""
-    home: dict[int, set[int]] = {}
-    for program in programs:
-        for dispatch in program.dispatches:
-            joined = set(dispatch.sources).union(*(home.get(n, ()) for n in dispatch.sources))
-            home.update(dict.fromkeys(joined, joined))
-    widening = {o.index for o in main.operators if surgery.widens_constant(main, o)}
-    return {n: tuple(sorted(nodes - widening)) for n, nodes in home.items() if n not in widening}
-
-
 def _reference_values(model: Model, feed: Feed, open_reference: OpenReference) -> dict[int, np.ndarray]:
     """Every inner tensor's value, and the inputs'."""
     main = model.main
@@ -196,18 +187,17 @@ def _reference_values(model: Model, feed: Feed, open_reference: OpenReference) -
 
 
 def _lock_step(
-    model: Model, report: litegpu.DelegationReport, kernels: Mapping[int, tuple[int, ...]], feed: Feed,
-    open_test: OpenTest,
-) -> tuple[dict[int, np.ndarray], set[tuple[int, ...]], set[tuple[int, ...]]]:  # fmt: skip
-    """The values of the tensors that kernels write and that the CPU computes, in the whole model; the kernels that the
-    model has otherwise, and those that it had for this, each by its nodes."""
+    model: Model, report: litegpu.DelegationReport, kernels: Kernels, feed: Feed, open_test: OpenTest
+) -> tuple[dict[int, np.ndarray], bool]:
+    """The values of the tensors that kernels write and that the CPU computes, in the whole model; whether all of the
+    model's kernels were there."""
     main = model.main
-    parts = [*dict.fromkeys(kernels.values()), *((n.index,) for n in report.nodes if n.owner == CPU)]
-    parts = [p for p in parts if any(surgery.computes(main, main.operators[n]) for n in p)]
-    items = [surgery.leaving(main, part) for part in parts]
+    nodes = [n.index for n in report.nodes if n.index in kernels.written or n.owner == CPU]
+    nodes = [n for n in nodes if surgery.computes(main, main.operators[n])]
+    items = [[t for t in main.operators[n].outputs if t >= 0 and surgery.is_readable(main, t)] for n in nodes]
     border = _border(report)
     values: dict[int, np.ndarray] = {}
-    kernels_then: set[tuple[int, ...]] | None = None
+    same = True
     for portion in surgery.portions(main, items):
         tensors = [t for item in items[portion] for t in item]
         outputs = _outputs(main, tensors)
@@ -215,10 +205,9 @@ def _lock_step(
         interpreter, recording = open_test(surgery.exposed(model, tensors), inner)
         with contextlib.closing(interpreter):
             values |= _run(interpreter, feed, outputs)
-            # cut() keeps all nodes, in order, so their numbers are the model's.
-            seen = set(_kernels(main, recording.programs).values())
-            kernels_then = seen if kernels_then is None else kernels_then & seen
-    return values, set(kernels.values()), kernels_then or set()
+            # exposed() keeps all nodes, in order, so their numbers are the model's.
+            same &= kernels.sources <= kernels_of(main, recording.programs).sources
+    return values, same
 
 
 def _border(report: litegpu.DelegationReport) -> set[int]:

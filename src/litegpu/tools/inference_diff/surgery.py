@@ -17,7 +17,10 @@ from litegpu.model.types import Model, Operator, Subgraph, Tensor, TensorType
 #: Of tensors that one model hands out: what is beyond goes into another model.
 _MOST_BYTES = 64 << 20
 _SUMS = frozenset({"MEAN", "SUM"})
-_DYNAMIC_RANGE = frozenset({"CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"})
+_DYNAMIC_RANGE = frozenset({
+    *("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"),
+    *("LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_LSTM"),
+})  # fmt: skip
 
 
 def is_readable(main: Subgraph, tensor: int) -> bool:
@@ -90,16 +93,19 @@ def with_float_weights(model: Model) -> tuple[Model, tuple[int, ...]]:
     of these ops. The official kernels quantize the inputs of such ops to 8 bits, which the GPU does not."""
     main = model.main
     tensors = list(main.tensors)
-    found = [o for o in main.operators if o.name in _DYNAMIC_RANGE and _has_quantized_weights(main, o)]
-    for operator in found:
-        weights = main.tensors[operator.inputs[1]]
-        tensors[weights.index] = dataclasses.replace(
-            weights,
-            type=TensorType.FLOAT32,
-            data=as_array(weights, tensors=main.tensors),
-            quantization=None,
-            sparsity=None,
-        )
+    found = []
+    for operator in main.operators:
+        weights = _quantized_weights(main, operator)
+        for t in weights:
+            tensors[t.index] = dataclasses.replace(
+                t,
+                type=TensorType.FLOAT32,
+                data=as_array(t, tensors=main.tensors),
+                quantization=None,
+                sparsity=None,
+            )
+        if weights:
+            found.append(operator)
     changed = dataclasses.replace(main, tensors=tuple(tensors))
     return dataclasses.replace(model, subgraphs=(changed, *model.subgraphs[1:])), tuple(o.index for o in found)
 
@@ -141,14 +147,13 @@ def _constant(index: int, data: np.ndarray) -> Tensor:
     return Tensor(index, f"constant_{index}", TensorType.INT32, data.shape, data.shape, buffer=0, data=data)
 
 
-def _has_quantized_weights(main: Subgraph, operator: Operator) -> bool:
-    activations, weights = (main.tensors[t] for t in operator.inputs[:2])
-    return (
-        activations.type is TensorType.FLOAT32
-        and weights.is_constant
-        and weights.type in (TensorType.INT8, TensorType.UINT8, TensorType.INT4)
-        and all(o is operator or weights.index not in o.inputs or o.name in _DYNAMIC_RANGE for o in main.operators)
-    )
+def _quantized_weights(main: Subgraph, operator: Operator) -> list[Tensor]:
+    """Of an operator with float inputs, those that no operator of another kind reads."""
+    if operator.name not in _DYNAMIC_RANGE or main.tensors[operator.inputs[0]].type is not TensorType.FLOAT32:
+        return []
+    elsewhere = {t for o in main.operators if o.name not in _DYNAMIC_RANGE for t in o.inputs}
+    given = [main.tensors[t] for t in operator.inputs if t >= 0 and t not in elsewhere]
+    return [t for t in given if t.is_constant and t.type in (TensorType.INT8, TensorType.UINT8, TensorType.INT4)]
 
 
 def leaving(main: Subgraph, part: Sequence[int]) -> list[int]:
