@@ -81,7 +81,7 @@ def residual(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def analysed(path: Path, **options: Any) -> tuple[DiffReport, PerOpReport]:
-    report = inference_diff(path, DiffOptions(num_runs=1, backend="webgpu", per_op=True, **options))
+    report = inference_diff(path, DiffOptions(**{"num_runs": 1, "backend": "webgpu", "per_op": True} | options))
     assert report.per_op is not None
     return report, report.per_op
 
@@ -112,6 +112,21 @@ def test_perturbed_weights_are_reproduced_and_named(model: Path, plant: Plant, p
     assert [n for n, e in alone.items() if e > per_op.tolerance] == [13]
     assert all(lock_step[n] <= per_op.tolerance for n in range(13)) and lock_step[13] > per_op.tolerance
     assert f"Node 13 {node.name}" in per_op.verdict()
+
+
+@pytest.mark.cuda
+def test_native_kernels_are_looked_at_as_they_run(model: Path, plant: Plant) -> None:
+    """CUDA's own kernels, in float16 on tensor cores."""
+    from litegpu.gpu.runtime.cuda import available
+
+    if (why := available()) is not None:
+        pytest.skip(f"no CUDA device: {why}")
+    report, per_op = analysed(model, precision="float16", backend="cuda")
+    assert report.half and per_op.culprit is None and per_op.same_kernels and per_op.same_outputs
+    assert errors(per_op, "lock_step")[30] == report.worst
+    node = litegpu.read_model(model).main.operators[12]
+    plant(litegpu.read_model(model).main.tensors[node.inputs[1]].name, 1.1)
+    assert analysed(model, precision="float16", backend="cuda")[1].culprit == 12
 
 
 def per_tolerance(precision: str) -> float:
