@@ -23,10 +23,10 @@ _CONFUSIONS = 50
 def write_imagenet_page(report: ImagenetReport, folder: Path, confusion_png: bytes) -> Path:
     """With the accuracies, the classes and the confusion matrix. Raises OptionError where it cannot be written."""
     result = report.result
-    page = _begin("ImageNet evaluation", report.task.model_file, result.collected)
+    page = begin_page("ImageNet evaluation", report.task.model_file, result.collected)
     shares = result.accuracy.accuracies
     figures = [(f"top-{k}", f"{shares[k - 1]:.2%}") for k in (1, 5) if k <= len(shares)]
-    page.figures([*figures, *_key_figures(result.collected)])
+    page.figures([*figures, *key_figures(result.collected)])
     sides = {str(result.collected.choice): shares}
     if report.comparison:
         sides[str(report.comparison.other.collected.choice)] = report.comparison.other.accuracy.accuracies
@@ -54,15 +54,15 @@ def write_imagenet_page(report: ImagenetReport, folder: Path, confusion_png: byt
         rows,
         caption=f"The {len(rows)} of {len(worst)} with the lowest top-1",
     )
-    return _end(page, report.preprocessing, result.collected, folder)
+    return end_page(page, report.preprocessing, result.collected, folder)
 
 
 def write_coco_page(report: CocoReport, folder: Path, drawings: Sequence[Path]) -> Path:
     """With the precisions, the categories and the worst images. Raises OptionError where it cannot be written."""
     result = report.result
-    page = _begin("COCO evaluation", report.task.model_file, result.collected)
+    page = begin_page("COCO evaluation", report.task.model_file, result.collected)
     figures = [(name, _share(result.precisions.statistics[name])) for name in ("AP", "AP50", "AP75")]
-    page.figures([*figures, *_key_figures(result.collected)])
+    page.figures([*figures, *key_figures(result.collected)])
     sides = [result, *([report.comparison] if report.comparison else [])]
     names = [str(side.collected.choice) for side in sides]
     thresholds = list(result.precisions.by_threshold)
@@ -78,7 +78,7 @@ def write_coco_page(report: CocoReport, folder: Path, drawings: Sequence[Path]) 
         page.text("White: what should be found. In colours: what was found, with scores from 0.3 on.")
         for path in drawings:
             page.image(path.read_bytes(), alt=path.stem, caption=path.stem)
-    return _end(page, report.preprocessing, result.collected, folder)
+    return end_page(page, report.preprocessing, result.collected, folder)
 
 
 def _add_categories(page: Page, result: DelegatePrecision) -> None:
@@ -93,12 +93,14 @@ def _add_categories(page: Page, result: DelegatePrecision) -> None:
     page.table(("category", "objects", "detections", "AP", "AP50", "AR 100"), rows, caption="All of them", folded=True)
 
 
-def _begin(title: str, model: str, collected: Collected) -> Page:
+def begin_page(title: str, model: str, collected: Collected) -> Page:
+    """A page that says what was evaluated where."""
     where = f"{collected.choice} on {collected.placement.device}" if collected.choice.on_gpu else "CPU"
     return Page(f"{title}: {Path(model).name}", subtitle=where)
 
 
-def _key_figures(collected: Collected) -> list[tuple[str, str]]:
+def key_figures(collected: Collected) -> list[tuple[str, str]]:
+    """How many images, and how fast."""
     figures = [("images", str(len(collected.good)))]
     if collected.failed:
         figures.append(("skipped", str(len(collected.failed))))
@@ -107,7 +109,8 @@ def _key_figures(collected: Collected) -> list[tuple[str, str]]:
     return [*figures, ("inference", f"{collected.inference.average / 1e3:.2f} ms")]
 
 
-def _end(page: Page, preprocessing: Preprocessing, collected: Collected, folder: Path) -> Path:
+def end_page(page: Page, preprocessing: Preprocessing, collected: Collected, folder: Path) -> Path:
+    """How images were prepared, what was skipped, and the graph; then the page is written."""
     page.section("How")
     options: Mapping[str, Any] = asdict(preprocessing)
     page.table(("preprocessing", "value"), [(name, str(value)) for name, value in options.items() if value is not None])

@@ -1,0 +1,207 @@
+"""The flags that the `litegpu evaluate` commands share, and what they come to."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from litegpu.cli.application import Precision
+from litegpu.errors import OptionError
+
+if TYPE_CHECKING:
+    from litegpu.tools.evaluate.collecting import Running
+
+
+class OnError(StrEnum):
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+class Resize(StrEnum):
+    BILINEAR = "bilinear"
+    HALF_PIXEL = "half-pixel"
+    ANTIALIAS = "antialias"
+    NONE = "none"
+
+
+class Upsampling(StrEnum):
+    BILINEAR = "bilinear"
+    NEAREST = "nearest"
+
+
+_DELEGATES, _RUN, _PIXELS = "Where it runs", "How it runs", "Images"
+
+ModelFile = Annotated[Path, typer.Option("--model-file", help="The .tflite file.", show_default=False)]
+Images = Annotated[Path, typer.Option("--ground-truth-images-path", help="The folder of images.", show_default=False)]
+NumImages = Annotated[int, typer.Option(help="The first so many images; 0: all.")]
+OutputFile = Annotated[
+    Path | None, typer.Option("--output-file-path", help="Write the official EvaluationStageMetrics message here.")
+]
+Delegate = Annotated[
+    str,
+    typer.Option(
+        help="cpu, gpu (the best), webgpu, cuda, cuda:1, vulkan, metal, d3d12 or gl; gpu/float32 sets the precision.",
+        rich_help_panel=_DELEGATES,
+    ),
+]
+Compare = Annotated[
+    str | None,
+    typer.Option(help="Also evaluate on this delegate: cpu, gpu/float32 ...", rich_help_panel=_DELEGATES),
+]
+GpuPrecision = Annotated[Precision, typer.Option(help="Of the GPU.", rich_help_panel=_DELEGATES)]
+UseGpu = Annotated[str | None, typer.Option(metavar="BOOL", help="true: --delegate=gpu.", rich_help_panel=_DELEGATES)]
+LossAllowed = Annotated[
+    str | None,
+    typer.Option(
+        "--gpu-precision-loss-allowed",
+        metavar="BOOL",
+        help="false: --precision=float32.",
+        rich_help_panel=_DELEGATES,
+    ),
+]
+GpuBackend = Annotated[
+    str | None, typer.Option(help="cuda, vulkan, metal, d3d12 or gl, for --use_gpu.", rich_help_panel=_DELEGATES)
+]
+Partitions = Annotated[
+    int,
+    typer.Option("--max-delegated-partitions", help="0 means 1, as officially.", rich_help_panel=_DELEGATES),
+]
+Threads = Annotated[
+    int, typer.Option("--num-interpreter-threads", help="Threads of the CPU.", rich_help_panel=_DELEGATES)
+]
+Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help="The folder for reports and records; an interrupted evaluation goes on from the records there.",
+        rich_help_panel=_RUN,
+    ),
+]
+Restart = Annotated[bool, typer.Option("--restart", help="Forget the records.", rich_help_panel=_RUN)]
+Batch = Annotated[int, typer.Option(help="Images at once; 0: 32 on a GPU, 1 on the CPU.", rich_help_panel=_RUN)]
+Workers = Annotated[
+    int,
+    typer.Option(help="Processes that decode; 0: none, -1: one for each core.", rich_help_panel=_RUN),
+]
+Actors = Annotated[
+    int | None,
+    typer.Option(
+        help="Workers on Ray, by default one for each GPU; --workers are the processes of each that decode.",
+        rich_help_panel=_RUN,
+        show_default=False,
+    ),
+]
+OnErrorOption = Annotated[
+    OnError, typer.Option("--on-error", help="What an image that cannot be read does.", rich_help_panel=_RUN)
+]
+Crop = Annotated[
+    float,
+    typer.Option(help="Side of the central square, over the shorter side; 0: no crop.", rich_help_panel=_PIXELS),
+]
+ResizeOption = Annotated[
+    Resize, typer.Option(help="bilinear is the official tools'; antialias averages.", rich_help_panel=_PIXELS)
+]
+Mean = Annotated[
+    str | None,
+    typer.Option(help="Subtracted from pixels (0..255): one number, or R,G,B.", rich_help_panel=_PIXELS),
+]
+Std = Annotated[str | None, typer.Option(help="Then divided by: one number, or R,G,B.", rich_help_panel=_PIXELS)]
+
+
+def running(
+    delegate: str,
+    compare: str | None,
+    precision: Precision,
+    use_gpu: str | None,
+    loss_allowed: str | None,
+    backend: str | None,
+    partitions: int,
+    threads: int,
+    output: Path | None,
+    restart: bool,
+    batch: int,
+    workers: int,
+    on_error: OnError,
+    ray: str | None,
+    actors: int | None,
+) -> Running:
+    """How an evaluation runs, by the flags."""
+    from litegpu.tools.evaluate.choice import DelegateChoice, parse_choice
+    from litegpu.tools.evaluate.collecting import Running
+
+    if use_gpu is not None and boolean("use_gpu", use_gpu) and delegate == "cpu":
+        delegate = backend or "gpu"
+    elif backend and delegate == "gpu":
+        delegate = backend
+    elif backend:
+        raise OptionError("--gpu_backend is for --use_gpu=true or --delegate=gpu")
+    lossless = loss_allowed is not None and not boolean("gpu_precision_loss_allowed", loss_allowed)
+    like = DelegateChoice("cpu", "float32" if lossless else precision.value, threads, max(partitions, 1))
+    return Running(
+        parse_choice(delegate, like),
+        parse_choice(compare, like) if compare is not None else None,
+        batch,
+        workers,
+        str(output) if output is not None else None,
+        restart,
+        on_error is OnError.SKIP,
+        ray,
+        actors,
+    )
+
+
+def preprocessing(crop: float, resize: Resize, mean: str | None, std: str | None) -> dict[str, Any]:
+    """Options of `Preprocessing`."""
+    options: dict[str, Any] = {"crop": crop, "resize": resize.value}
+    if mean is not None or std is not None:
+        options |= {"mean": _numbers("mean", mean or "127.5"), "deviation": _numbers("std", std or "127.5")}
+    return options
+
+
+def _numbers(flag: str, text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise OptionError(f"--{flag} is {text!r}; it must be one number, or three with commas between") from None
+
+
+def boolean(flag: str, text: str) -> bool:
+    """As the official tools read them."""
+    if text not in ("true", "false", "1", "0"):
+        raise OptionError(f"--{flag} is {text!r}; it must be true, false, 1 or 0")
+    return text in ("true", "1")
+
+
+class Interruptible:
+    """Ends the command with exit status 130 on Ctrl-C, and says how to go on."""
+
+    def __init__(self, output: Path | None) -> None:
+        self.output = output
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is KeyboardInterrupt:
+            how = "the same command goes on from here" if self.output else "with --output it could go on from here"
+            print(f"litegpu: interrupted; {how}", file=sys.stderr)
+            raise typer.Exit(130)
+
+
+def threshold(what: str, value: float, least: float) -> None:
+    """End with exit status 1 where a result is too low."""
+    if value < least:
+        print(f"litegpu: the {what} {value:g} is below {least:g}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def print_files(files: list[Path]) -> None:
+    """Say what was written."""
+    if files:
+        print()
+        print("written: " + ", ".join(str(file) for file in files))
