@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -94,7 +94,7 @@ class LoadedModel:
         names = _signature_names(interpreter)
         self._inputs = _named(inputs, names)
         self._outputs = _named(outputs, names)
-        self._details = self.inputs
+        self._learn_inputs()
         self._gpu_call: GpuCall | None = None  # how the last call was made, if it was on arrays on the GPU
 
     @property
@@ -134,22 +134,35 @@ class LoadedModel:
         values = self._arguments(args, kwargs)
         if any(is_on_gpu(value) for value in values.values()):
             return self._call_on_gpu(values)
-        self._unbind()
-        arrays = {name: _converted(name, value, self._details[name]) for name, value in values.items()}
+        arrays = self._converted(values)
         self._resize(arrays)
-        for name, array in arrays.items():
-            self.interpreter.set_tensor(self._inputs[name], array)
+        self._set_inputs(arrays)
         self.interpreter.invoke()
-        results = {name: self.interpreter.get_tensor(index) for name, index in self._outputs.items()}
-        return next(iter(results.values())) if len(results) == 1 else results
+        return self._results()
+
+    def stream(self, items: Iterable[Any], ahead: int = 3) -> Iterator[Any]:
+        """The results for many items, in their order, at the rate of the slowest part rather than of all in turn:
+        while the GPU works on some items, others are uploaded and downloaded, and the caller's own code around it runs.
+
+            for frame, scores in zip(frames, model.stream(prepared(f) for f in frames)): ...
+
+        items: each what a call takes: an array, a tuple of arrays, or a dictionary by name. Drawn by the thread that
+            draws results, at most `ahead` before their own result; of each in flight the device holds one more set of
+            activations. Another batch drains what is in flight and resizes the model.
+
+        What the items raise comes after the results of the items before; what the model raises comes in its item's
+        place. Stopping early, or an error, ends it all; an own close() of the items is called. Models that are not
+        wholly on the GPU, or that keep variables, have one inference in flight, in a thread."""
+        from litegpu.stream import stream
+
+        return stream(self, items, ahead)
 
     def _call_on_gpu(self, values: Mapping[str, Any]) -> Any:
         """One inference on arrays on the GPU, some perhaps on the host."""
         call = self._gpu_call
         if call is None or not call.takes(values):
             call = self._gpu_call = self._prepared_gpu_call(values)
-        arrays = call.run(values)
-        return arrays[0] if len(arrays) == 1 else dict(zip(self._outputs, arrays, strict=True))
+        return self._as_result(call.run(values))
 
     def _prepared_gpu_call(self, values: Mapping[str, Any]) -> GpuCall:
         from litegpu.delegates.gpu_call import prepare
@@ -214,13 +227,40 @@ class LoadedModel:
             raise TensorError(f"Input '{missing[0]}' was not given; {expected}")
         return values
 
+    def _converted(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The values in the inputs' types."""
+        arrays = {}
+        for name, value in values.items():
+            if type(value) is np.ndarray and (value.shape, value.dtype) == self._expected[name]:
+                arrays[name] = value  # as nearly always, and this takes a tenth of the time
+            else:
+                arrays[name] = _converted(name, value, self._details[name])
+        return arrays
+
+    def _set_inputs(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._unbind()
+        for name, array in arrays.items():
+            self.interpreter.set_tensor(self._inputs[name], array)
+
+    def _results(self) -> Any:
+        """Of the last inference."""
+        return self._as_result([self.interpreter.get_tensor(index) for index in self._outputs.values()])
+
+    def _as_result(self, arrays: Sequence[Any]) -> Any:
+        """The outputs as a call gives them."""
+        return arrays[0] if len(arrays) == 1 else dict(zip(self._outputs, arrays, strict=True))
+
+    def _learn_inputs(self) -> None:
+        self._details = self.inputs
+        self._expected = {name: (tuple(d["shape"].tolist()), np.dtype(d["dtype"])) for name, d in self._details.items()}
+
     def _resize(self, arrays: Mapping[str, np.ndarray]) -> None:
-        before = {name: tuple(d["shape"].tolist()) for name, d in self._details.items()}
+        before = {name: shape for name, (shape, _) in self._expected.items()}
         changed = [name for name, array in arrays.items() if array.shape != before[name]]
         if not changed:
             return
         if self._rebatch(arrays):
-            self._details = self.inputs
+            self._learn_inputs()
             return
         try:
             for name in changed:
@@ -232,7 +272,7 @@ class LoadedModel:
             self.interpreter.allocate_tensors()
             shapes = ", ".join(f"'{n}' {list(before[n])} to {list(arrays[n].shape)}" for n in changed)
             raise TensorError(f"The model cannot be resized ({shapes}): {error}") from error
-        self._details = self.inputs
+        self._learn_inputs()
 
     def _rebatch(self, arrays: Mapping[str, np.ndarray]) -> bool:
         """Open the model for the batch of `arrays`, if that is all that differs from the file and leaves rows apart.

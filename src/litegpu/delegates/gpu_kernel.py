@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -176,6 +176,26 @@ class GpuKernel:
         if result is not staged:
             np.copyto(result, staged, casting="unsafe")
         self._stale.discard(i)
+
+    def begin(self, inputs: Mapping[int, np.ndarray]) -> None:
+        """Start an inference on these inputs, by place, which may be changed afterwards; collect() gives its results.
+        For kernels that do not wait."""
+        with self._lock:
+            for i, array in inputs.items():
+                self.write(i, array)
+            self.session.run()
+            self._pending = True
+
+    def collect(self) -> list[np.ndarray]:
+        """The outputs of the inference that was started, as arrays of the caller's; waits for it."""
+        found = []
+        with self._lock:
+            self._pending = False
+            for i, (port, shape, type_) in enumerate(zip(self.program.outputs, self.shapes, self.types, strict=True)):
+                array = np.empty(shape, NUMPY[port.dtype])
+                self.session.read(i, array)
+                found.append(array if array.dtype == DTYPES[type_] else array.astype(DTYPES[type_]))
+        return found
 
     def reset_variables(self) -> None:
         """Set the variables to zero."""

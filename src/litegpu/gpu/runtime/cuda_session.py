@@ -24,6 +24,7 @@ from litegpu.gpu.runtime.cuda_copy import MOST_BYTES, Pinned, copy_launch
 from litegpu.gpu.runtime.cuda_device import CudaDevice
 from litegpu.gpu.runtime.cuda_driver import SUCCESS, CudaError, checked, error_text
 from litegpu.gpu.runtime.cuda_graph import Graph, Launch, Stopwatch, make_launch
+from litegpu.gpu.runtime.host_copy import copy_bytes
 
 #: Of the constants behind the arena, and of ports in the staging memory.
 _ALIGNMENT = 256
@@ -96,7 +97,7 @@ class CudaSession:
             self._check_usable()
             if self._running:  # the copy from the staging memory may still be under way
                 self._finish()
-            np.copyto(self._input_memory[index], array.reshape(-1).view(np.uint8))
+            copy_bytes(self._input_memory[index], array.reshape(-1).view(np.uint8))
             self._writing += time.perf_counter() - started
 
     def input_memory(self, index: int) -> np.ndarray | None:
@@ -143,7 +144,7 @@ class CudaSession:
                 self._finish()
             if index in self._bindings.outputs:
                 self._download(index)
-            np.copyto(out.reshape(-1).view(np.uint8), self._output_memory[index])
+            copy_bytes(out.reshape(-1).view(np.uint8), self._output_memory[index])
             self._stats["read"] += time.perf_counter() - started
 
     def bind(self, kind: str, index: int, array: CudaArray | None, what: str, adapter: Program | None = None) -> None:

@@ -22,6 +22,7 @@ from litegpu.gpu.program import KernelCode, Port, Program
 from litegpu.gpu.runtime import webgpu_native as native
 from litegpu.gpu.runtime.base import SHORT_SECONDS, DeviceInfo, KernelTime
 from litegpu.gpu.runtime.check import check_array, check_program
+from litegpu.gpu.runtime.host_copy import copy_bytes
 from litegpu.gpu.runtime.webgpu_adapters import ADAPTER_VARIABLE, AdapterInfo, choose_adapter, list_adapters
 from litegpu.gpu.runtime.webgpu_binding import Bindings, Bound
 from litegpu.gpu.runtime.webgpu_binding import padded as _padded
@@ -212,7 +213,7 @@ class WebGpuSession:
         with self._lock:
             self._check_usable()
             self._finish()
-            np.copyto(self._input_memory[index], array.reshape(-1).view(np.uint8))
+            copy_bytes(self._input_memory[index], array.reshape(-1).view(np.uint8))
             self._writing += time.perf_counter() - started
 
     def run(self) -> None:
@@ -243,7 +244,7 @@ class WebGpuSession:
             if index in self._bindings.outputs:  # only the arena and the user's buffer have it
                 read = self.device.handle.queue.read_buffer
                 source = np.frombuffer(read(self.inference.arena, port.offset, _padded(port.nbytes)), np.uint8)
-            np.copyto(out.reshape(-1).view(np.uint8), source[: port.nbytes])
+            copy_bytes(out.reshape(-1).view(np.uint8), source[: port.nbytes])
             self._stats["read"] += time.perf_counter() - started
 
     def bind(self, kind: str, index: int, resource: Any, what: str, adapter: Program | None = None) -> None:

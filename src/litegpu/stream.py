@@ -1,0 +1,214 @@
+"""Many inferences in a row, overlapping: the parts of LoadedModel.stream()."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from litegpu.delegates.array_place import is_on_gpu
+from litegpu.errors import OptionError, TensorError
+
+if TYPE_CHECKING:
+    from litegpu.delegates.gpu_kernel import GpuKernel
+    from litegpu.session import LoadedModel
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def stream(model: LoadedModel, items: Iterable[Any], ahead: int) -> Iterator[Any]:
+    """See LoadedModel.stream()."""
+    if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
+        raise OptionError(f"ahead is {ahead!r}; it must be 1 or more")
+    return _streamed(model, iter(items), ahead)
+
+
+def _streamed(model: LoadedModel, items: Iterator[Any], ahead: int) -> Iterator[Any]:
+    lane: _Lane | None = None
+    try:
+        while True:
+            try:
+                values = _next_values(model, items)
+            except Exception:
+                if lane is not None:  # the results of the items before come first
+                    yield from lane.drain()
+                raise
+            if values is None:
+                break
+            shapes = tuple(tuple(value.shape) for value in values.values())
+            on_gpu = any(is_on_gpu(value) for value in values.values())
+            if lane is not None and (on_gpu or lane.shapes != shapes):
+                yield from lane.drain()
+                lane.close()
+                lane = None
+            if on_gpu:  # does not wait for the GPU in any case
+                yield model(**values)
+                continue
+            if lane is None:
+                lane = _open(model, values, shapes, ahead)
+            done = [lane.next()] if lane.full else []
+            try:
+                lane.begin(values)
+            except Exception:
+                yield from done
+                yield from lane.drain()
+                raise
+            yield from done  # while the next inference runs
+        if lane is not None:
+            yield from lane.drain()
+    finally:
+        if lane is not None:
+            lane.close()
+        close = getattr(items, "close", None)
+        if close is not None:
+            close()
+
+
+def _next_values(model: LoadedModel, items: Iterator[Any]) -> dict[str, Any] | None:
+    """The next item by name, in the inputs' types unless some of it is on the GPU; None at the end."""
+    try:
+        item = next(items)
+    except StopIteration:
+        return None
+    if isinstance(item, Mapping):
+        values = model._arguments((), item)
+    else:
+        values = model._arguments(item if isinstance(item, tuple) else (item,), {})
+    return values if any(is_on_gpu(value) for value in values.values()) else model._converted(values)
+
+
+class _Lane(Protocol):
+    """Inferences in flight, for inputs of some shapes."""
+
+    shapes: Shapes
+
+    @property
+    def full(self) -> bool:
+        """Whether next() has to come before another begin()."""
+
+    def begin(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Start an inference."""
+
+    def next(self) -> Any:
+        """The oldest result."""
+
+    def drain(self) -> Iterator[Any]:
+        """All that is in flight."""
+
+    def close(self) -> None:
+        """Wait for the device, and free what was made for this."""
+
+
+def _open(model: LoadedModel, arrays: Mapping[str, np.ndarray], shapes: Shapes, ahead: int) -> _Lane:
+    model._resize(arrays)
+    route = only_kernel(model)
+    if route is None or route.kernel.program.variables:
+        return _InTurn(model, shapes)
+    return _Overlapping(model, route, shapes, ahead)
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """A kernel that runs a whole model: its number of each input, by name, and of the outputs, in the model's order."""
+
+    kernel: GpuKernel
+    inputs: Mapping[str, int]
+    outputs: tuple[int, ...]
+
+
+def only_kernel(model: LoadedModel) -> Route | None:
+    """The kernel that runs the whole model, if one does."""
+    from litegpu.delegates import gpu_binding
+
+    delegate = model._delegate
+    if delegate is None or not model.report.fully_delegated:
+        return None
+    living = [p for p in delegate._prepared if p.alive]
+    if len(living) != 1:
+        return None
+    try:
+        inputs = {name: gpu_binding.find(living, index)[2] for name, index in model._inputs.items()}
+        outputs = tuple(gpu_binding.find(living, index)[2] for index in model._outputs.values())
+    except TensorError:  # an input that nothing reads, an output that nothing computes
+        return None
+    kernel = living[0].kernel()
+    return None if kernel is None else Route(kernel, inputs, outputs)
+
+
+class _Overlapping:
+    """Copies of a kernel that runs the whole model, each with memory and a queue of its own."""
+
+    def __init__(self, model: LoadedModel, route: Route, shapes: Shapes, ahead: int) -> None:
+        self.shapes = shapes
+        self._model = model
+        self._route = route
+        self._ahead = ahead
+        self._free: deque[GpuKernel] = deque()
+        self._busy: deque[GpuKernel] = deque()
+
+    @property
+    def full(self) -> bool:
+        return len(self._busy) == self._ahead
+
+    def begin(self, arrays: Mapping[str, np.ndarray]) -> None:
+        kernel = self._free.popleft() if self._free else self._route.kernel.another()
+        try:
+            kernel.begin({place: arrays[name] for name, place in self._route.inputs.items()})
+        except BaseException:
+            kernel.close()
+            raise
+        self._busy.append(kernel)
+
+    def next(self) -> Any:
+        kernel = self._busy.popleft()
+        try:
+            results = kernel.collect()
+        except BaseException:
+            kernel.close()
+            raise
+        self._free.append(kernel)
+        return self._model._as_result([results[i] for i in self._route.outputs])
+
+    def drain(self) -> Iterator[Any]:
+        while self._busy:
+            yield self.next()
+
+    def close(self) -> None:
+        for kernel in (*self._busy, *self._free):
+            kernel.close()
+        self._busy.clear()
+        self._free.clear()
+
+
+class _InTurn:
+    """One inference in a thread, while the caller's code runs."""
+
+    def __init__(self, model: LoadedModel, shapes: Shapes) -> None:
+        self.shapes = shapes
+        self._model = model
+        self._future: Any = None
+
+    @property
+    def full(self) -> bool:
+        return self._future is not None
+
+    def begin(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._model._set_inputs(arrays)
+        self._future = self._model.interpreter.invoke_async()
+
+    def next(self) -> Any:
+        future, self._future = self._future, None
+        future.result()
+        return self._model._results()
+
+    def drain(self) -> Iterator[Any]:
+        if self._future is not None:
+            yield self.next()
+
+    def close(self) -> None:
+        future, self._future = self._future, None
+        if future is not None:
+            future.exception()  # waits; nobody asks for its result any more

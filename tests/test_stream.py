@@ -1,0 +1,273 @@
+"""LoadedModel.stream(): the results of calls in turn, in order, with errors in their place and nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from agreement import require_gpu
+
+import litegpu
+from litegpu import OptionError, TensorError
+from litegpu.gpu.runtime.host_copy import LARGE_BYTES, copy_bytes
+from litegpu.model.builder import ModelBuilder
+from litegpu.model.types import TensorType
+
+SHAPE = (1, 6, 5, 3)
+DEVICES = [
+    "cpu",
+    pytest.param("webgpu"),
+    pytest.param("cuda", marks=pytest.mark.cuda),
+]
+
+
+def network(outputs: int = 1, shape: tuple[int, ...] = SHAPE) -> bytes:
+    b = ModelBuilder()
+    x = b.input("x", shape)
+    y = b.op("TANH", [x], shape, name="y")
+    z = b.op("NEG", [y], shape, name="z")
+    b.output(*([z] if outputs == 1 else [y, z]))
+    return b.build()
+
+
+def inputs(count: int, shape: tuple[int, ...] = SHAPE) -> list[np.ndarray]:
+    return [np.random.default_rng(i).normal(size=shape).astype(np.float32) for i in range(count)]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    name = str(request.param)
+    if name == "webgpu":
+        require_gpu()
+    if name == "cuda":
+        from litegpu.gpu.runtime.cuda import available
+
+        reason = available()
+        if reason is not None:
+            pytest.skip(f"no CUDA device: {reason}")
+    return name
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [0, 1, 2, 7])
+def test_results_are_those_of_calls_in_order(device: str, ahead: int, count: int) -> None:
+    with litegpu.load(network(), device) as model:
+        expected = [model(x) for x in inputs(count)]
+        found = list(model.stream(inputs(count), ahead))
+        assert len(found) == count
+        for got, want in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(got, want)
+        assert len({id(f) for f in found}) == count
+        for x, want in zip(inputs(count), expected, strict=True):  # calls go on as before
+            np.testing.assert_array_equal(model(x), want)
+
+
+def test_items_are_what_calls_take(device: str) -> None:
+    with litegpu.load(network(2), device) as model:
+        x = inputs(1)[0]
+        want = model(x)
+        items: list[Any] = [x, (x,), {"x": x}, x.tolist(), x.astype(np.float32, order="F")]
+        for found in model.stream(items):
+            assert list(found) == list(want)
+            for name in want:
+                np.testing.assert_array_equal(found[name], want[name])
+
+
+def test_an_item_may_be_changed_once_it_was_taken(device: str) -> None:
+    with litegpu.load(network(), device) as model:
+        expected = [model(x) for x in inputs(6)]
+        frame = np.empty(SHAPE, np.float32)
+
+        def frames() -> Iterator[np.ndarray]:
+            for x in inputs(6):
+                frame[...] = x
+                yield frame
+
+        for got, want in zip(model.stream(frames()), expected, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+def test_other_batches(device: str) -> None:
+    shapes = [SHAPE, SHAPE, (3, *SHAPE[1:]), (3, *SHAPE[1:]), SHAPE, (2, *SHAPE[1:])]
+    items = [inputs(1, shape)[0] + i for i, shape in enumerate(shapes)]
+    with litegpu.load(network(), device) as model:
+        expected = [model(x) for x in items]
+        for got, want in zip(model.stream(items), expected, strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+def test_an_error_of_the_items_comes_after_the_results_before_it(device: str) -> None:
+    closed = []
+
+    def items() -> Iterator[np.ndarray]:
+        try:
+            yield from inputs(5)
+            raise KeyError("camera")
+        finally:
+            closed.append(True)
+
+    with litegpu.load(network(), device) as model:
+        expected = [model(x) for x in inputs(5)]
+        found = []
+        with pytest.raises(KeyError, match="camera"):
+            for result in model.stream(items()):
+                found.append(result)
+        np.testing.assert_array_equal(found, expected)
+        assert closed
+
+
+@pytest.mark.parametrize("bad", [np.zeros((1, 2, 3, 4), np.float32), {"w": 1}, (1, 2, 3), "text"])
+def test_an_item_that_does_not_fit(device: str, bad: Any) -> None:
+    with litegpu.load(network(), device) as model:
+        found = []
+        with pytest.raises(TensorError):
+            for result in model.stream([*inputs(2), bad, *inputs(2)]):
+                found.append(result)
+        assert len(found) == 2
+        assert model(inputs(1)[0]).shape == SHAPE
+
+
+def test_an_error_of_the_model_comes_in_its_place(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "cpu":
+        pytest.skip("the official runtime has no place to fail at")
+    from litegpu.delegates.gpu_kernel import GpuKernel
+
+    collect = GpuKernel.collect
+    calls = []
+
+    def failing(self: GpuKernel) -> list[np.ndarray]:
+        calls.append(1)
+        if len(calls) == 3:
+            raise litegpu.DeviceError("lost")
+        return collect(self)
+
+    monkeypatch.setattr(GpuKernel, "collect", failing)
+    with litegpu.load(network(), device) as model:
+        found = []
+        with pytest.raises(litegpu.DeviceError, match="lost"):
+            for result in model.stream(inputs(9)):
+                found.append(result)
+        assert len(found) == 2
+
+
+def test_items_are_taken_no_further_ahead_than_asked(device: str) -> None:
+    taken = []
+
+    def items() -> Iterator[np.ndarray]:
+        for i, x in enumerate(inputs(20)):
+            taken.append(i)
+            yield x
+
+    with litegpu.load(network(), device) as model:
+        for done, _ in enumerate(model.stream(items(), ahead=2)):
+            assert len(taken) - done <= 3
+
+
+def test_abandoned_streams_leave_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "cpu":
+        pytest.skip("nothing is made for it")
+    from litegpu.delegates.gpu_kernel import GpuKernel
+
+    made: list[GpuKernel] = []
+    another = GpuKernel.another
+
+    def counted(self: GpuKernel) -> GpuKernel:
+        made.append(another(self))
+        return made[-1]
+
+    monkeypatch.setattr(GpuKernel, "another", counted)
+    closed = []
+
+    def items() -> Iterator[np.ndarray]:
+        try:
+            while True:
+                yield inputs(1)[0]
+        finally:
+            closed.append(True)
+
+    with litegpu.load(network(), device) as model:
+        want = model(inputs(1)[0])
+        for i, _ in enumerate(model.stream(items())):
+            if i == 4:
+                break
+        gc.collect()
+        assert closed == [True] and len(made) == 3 and all(kernel.closed for kernel in made)
+        stream = model.stream(items())
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+        assert closed == [True, True] and all(kernel.closed for kernel in made)
+        assert not list(model.stream([])) and len(made) == 6, "nothing is made for nothing"
+        with pytest.raises(ZeroDivisionError):
+            for _ in model.stream(items()):
+                _ = 1 / 0
+        gc.collect()
+        assert all(kernel.closed for kernel in made)
+        np.testing.assert_array_equal(model(inputs(1)[0]), want)
+
+
+def test_no_threads_are_left() -> None:
+    before = threading.active_count()
+    with litegpu.load(network(), "cpu") as model:
+        list(model.stream(inputs(4)))
+    assert threading.active_count() == before
+
+
+def test_models_that_keep_variables(device: str) -> None:
+    """Their inferences depend on each other, so they run in turn."""
+    rng = np.random.default_rng(1)
+    b, units = ModelBuilder(), 3
+    x = b.input("x", (1, 4))
+    states = [b.variable(name, (1, units)) for name in ("output", "state")]
+    weights = b.constant(rng.normal(size=(4 * units, 4 + units)).astype(np.float32))
+    bias = b.constant(rng.normal(size=4 * units).astype(np.float32))
+    shapes = [(1, units), (1, units), (1, 4 + units), (1, 4 * units)]
+    results = b.op_multi(
+        "LSTM", [x, states[0], weights, bias, states[1]], [(s, TensorType.FLOAT32) for s in shapes],
+        dict(kernel_type="BASIC", fused_activation_function="TANH"), version=2,
+    )  # fmt: skip
+    b.output(results[0])
+    items = inputs(6, (1, 4))
+    with litegpu.load(b.build(), device) as model:
+        expected = [model(item).copy() for item in items]
+        model.interpreter.reset_all_variables()
+        found = list(model.stream(items))
+        np.testing.assert_array_equal(found, expected)
+        assert not np.array_equal(expected[0], model(items[0])), "it keeps nothing"
+
+
+@pytest.mark.parametrize("ahead", [0, -1, 1.5, True])
+def test_bad_options(ahead: Any) -> None:
+    with litegpu.load(network(), "cpu") as model, pytest.raises(OptionError, match="ahead"):
+        model.stream([], ahead)
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, LARGE_BYTES - 1, LARGE_BYTES, 3 * LARGE_BYTES + 12345])
+def test_large_copies(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    source = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    target = np.zeros(size + 8, np.uint8)
+    copy_bytes(target[4 : 4 + size], source)
+    np.testing.assert_array_equal(target[4 : 4 + size], source)
+    assert not target[:4].any() and not target[4 + size :].any()
+
+
+def test_user_code_and_inferences_overlap() -> None:
+    """Each of the caller's steps and each inference sleep: together they take as long as the slower of the two."""
+    with litegpu.load(network(), "cpu") as model:
+        invoke = model.interpreter._invoke
+
+        def slow() -> None:
+            time.sleep(0.03)
+            invoke()
+
+        model.interpreter._invoke = slow  # type: ignore[method-assign]
+        started = time.perf_counter()
+        for _ in model.stream(inputs(10)):
+            time.sleep(0.03)
+        assert time.perf_counter() - started < 0.03 * 20 * 0.8
