@@ -241,6 +241,29 @@ def test_models_that_keep_variables(device: str) -> None:
         assert not np.array_equal(expected[0], model(items[0])), "it keeps nothing"
 
 
+def test_arrays_of_empty_input(device: str) -> None:
+    """Large ones go to the GPU from where they are."""
+    shape = (3, 300, 300, 3)
+    assert np.zeros(shape, np.float32).nbytes > 2 << 20
+    with litegpu.load(network(2, (1, *shape[1:])), device) as model:
+        arrays = [model.empty_input(batch=3) for _ in range(5)]
+        for array, item in zip(arrays, inputs(5, shape), strict=True):
+            assert array.shape == shape and array.dtype == np.float32
+            array[...] = item
+        expected = [model(array.copy()) for array in arrays]
+        for _ in range(2):
+            for found, want in zip(model.stream(arrays), expected, strict=True):
+                for name in want:
+                    np.testing.assert_array_equal(found[name], want[name])
+        mixed = [arrays[0], np.array(arrays[1]), arrays[2], arrays[0][:, :, ::-1], arrays[3]]
+        wanted = [expected[0], expected[1], expected[2], model(np.ascontiguousarray(mixed[3])), expected[3]]
+        for found, want in zip(model.stream(mixed), wanted, strict=True):
+            np.testing.assert_array_equal(found["z"], want["z"])
+        assert model.empty_input("x").shape == shape  # as the model is now
+        with pytest.raises(TensorError, match="no input"):
+            model.empty_input("w")
+
+
 @pytest.mark.parametrize("ahead", [0, -1, 1.5, True])
 def test_bad_options(ahead: Any) -> None:
     with litegpu.load(network(), "cpu") as model, pytest.raises(OptionError, match="ahead"):

@@ -148,7 +148,8 @@ class LoadedModel:
 
         items: each what a call takes: an array, a tuple of arrays, or a dictionary by name. Drawn by the thread that
             draws results, at most `ahead` before their own result; of each in flight the device holds one more set of
-            activations. Another batch drains what is in flight and resizes the model.
+            activations. Arrays may be changed once the next item is drawn, except those of empty_input(), which large
+            inputs are best made in. Another batch drains what is in flight and resizes the model.
 
         What the items raise comes after the results of the items before; what the model raises comes in its item's
         place. Stopping early, or an error, ends it all; an own close() of the items is called. Models that are not
@@ -156,6 +157,24 @@ class LoadedModel:
         from litegpu.stream import stream
 
         return stream(self, items, ahead)
+
+    def empty_input(self, name: str | None = None, batch: int | None = None) -> np.ndarray:
+        """A new array for an input (the only one, if no name is given), of its shape, perhaps with another batch, and
+        its type; its content is anything. With CUDA it lies in pinned memory: large arrays (from 2 MB) then go to the
+        GPU without being copied on the host first, which stream() is twice as fast for. What was given to stream() must
+        not be changed before its result has come. Raises TensorError for an unknown name."""
+        if name is None and len(self._inputs) > 1:
+            raise TensorError(f"The model has {len(self._inputs)} inputs, so give a name: {', '.join(self._inputs)}")
+        if name is not None and name not in self._inputs:
+            raise TensorError(f"There is no input '{name}'; the model has {', '.join(self._inputs)}")
+        shape, dtype = self._expected[name or next(iter(self._inputs))]
+        if batch is not None:
+            shape = (batch, *shape[1:])
+        if self.device != "cuda" or self._delegate is None:
+            return np.empty(shape, dtype)
+        device: Any = self._delegate.open_device()
+        array: np.ndarray = device.pinned(shape, dtype)
+        return array
 
     def _call_on_gpu(self, values: Mapping[str, Any]) -> Any:
         """One inference on arrays on the GPU, some perhaps on the host."""

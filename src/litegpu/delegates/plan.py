@@ -14,6 +14,7 @@ from litegpu.delegates.cpu import CpuPartition, OfficialOptions
 from litegpu.delegates.partitioner import ON_CPU, Division
 from litegpu.delegates.protocol import Delegate, DelegateKernel
 from litegpu.errors import DelegateError, InvokeError, LiteGpuError, TensorError
+from litegpu.gpu.runtime.host_copy import LARGE_BYTES, copy_bytes
 from litegpu.model.reader import DTYPES
 from litegpu.model.types import Subgraph
 
@@ -165,7 +166,10 @@ class Plan:
                     f"Cannot set tensor: Dimension mismatch. Got {got} but expected {expected} for dimension {axis} of "
                     f"input {index}."
                 )
-        memory[...] = array
+        if array.flags.c_contiguous and array.nbytes >= LARGE_BYTES:
+            copy_bytes(memory.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8))
+        else:
+            memory[...] = array
 
     def value(self, index: int) -> np.ndarray:
         """The present value of a tensor, not a copy; raises TensorError if it is not kept."""

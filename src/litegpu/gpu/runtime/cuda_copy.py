@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from cuda.bindings import driver
 
 from litegpu.gpu.lang.cuda_functions import PROGRAMMATIC_LAUNCH
@@ -58,3 +59,11 @@ class Pinned:
         if self.address and not self.device.lost and not sys.is_finalizing():
             with self.device.context:
                 driver.cuMemFreeHost(self.address)
+
+
+def is_pinned(array: np.ndarray, device: CudaDevice) -> bool:
+    """Whether `array` lies in memory of a Pinned of the device."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    return isinstance(owner, Pinned) and owner.device is device

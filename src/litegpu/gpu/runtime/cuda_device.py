@@ -113,6 +113,13 @@ class CudaDevice:
                 self._pool = MemoryPool(self)
         return CudaBuffer(self._pool.take(math.prod(shape) * dtype.itemsize, stream or LEGACY_STREAM), shape, dtype)
 
+    def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """Host memory that copies to and from the device start at without a detour; its content is anything."""
+        from litegpu.gpu.runtime.cuda_copy import Pinned
+
+        size = math.prod(shape) * dtype.itemsize
+        return np.asarray(Pinned(self, max(size, 1)))[:size].view(dtype).reshape(shape)
+
     def tuner(self, level: str) -> CudaTuner | None:
         """Measures up to 8 ("fast") or 64 ("full") candidates for each kernel that has any; not at all for "off"."""
         if level == "off":

@@ -20,7 +20,7 @@ from litegpu.gpu.runtime.base import SHORT_SECONDS, KernelTime
 from litegpu.gpu.runtime.check import NUMPY, check_array, check_program
 from litegpu.gpu.runtime.cuda_array import LEGACY_STREAM, CudaArray, from_torch, is_torch_tensor
 from litegpu.gpu.runtime.cuda_binding import Bindings, Bound, Ways, check_fit
-from litegpu.gpu.runtime.cuda_copy import MOST_BYTES, Pinned, copy_launch
+from litegpu.gpu.runtime.cuda_copy import MOST_BYTES, Pinned, copy_launch, is_pinned
 from litegpu.gpu.runtime.cuda_device import CudaDevice
 from litegpu.gpu.runtime.cuda_driver import SUCCESS, CudaError, checked, error_text
 from litegpu.gpu.runtime.cuda_graph import Graph, Launch, Stopwatch, make_launch
@@ -70,6 +70,7 @@ class CudaSession:
         self._stream: Any = None
         self._working: Any = None  # the stream of the last inference
         self._bindings = Bindings(self)
+        self._in_place: dict[int, np.ndarray] = {}  # inputs in pinned memory that is not the session's
         self._bound_graphs: list[tuple[Ways, Graph]] = []  # for arrays that are bound, latest last
         self._done: Any = None  # the event that a passive wait sleeps on
         self._graph: Graph | None = None
@@ -97,7 +98,11 @@ class CudaSession:
             self._check_usable()
             if self._running:  # the copy from the staging memory may still be under way
                 self._finish()
-            copy_bytes(self._input_memory[index], array.reshape(-1).view(np.uint8))
+            if array.nbytes > MOST_BYTES and is_pinned(array, self.device):
+                self._in_place[index] = array
+            else:
+                self._in_place.pop(index, None)
+                copy_bytes(self._input_memory[index], array.reshape(-1).view(np.uint8))
             self._writing += time.perf_counter() - started
 
     def input_memory(self, index: int) -> np.ndarray | None:
@@ -118,7 +123,7 @@ class CudaSession:
             with self.device.context:
                 if self._blocking:
                     self._run_blocking()
-                elif self._bindings:
+                elif self._bindings or self._in_place:
                     self._run_bound()
                 else:
                     self._working = self._stream
@@ -467,6 +472,8 @@ class CudaSession:
         """An inference on the stream of those whose arrays are bound, with a graph that leaves those ports out."""
         bindings = self._bindings
         ways = bindings.ways(self._has_graph)
+        if self._in_place:
+            ways = {**ways, **{("input", i): None for i in self._in_place}}
         executable = self._bound_graph(ways).executable
         stream, others = bindings.streams()
         if stream is None:
@@ -476,11 +483,18 @@ class CudaSession:
         if self._working is None or int(self._working) != stream:
             self._working = driver.CUstream(stream)
         bindings.before(self._working, others, ways)
+        self._enqueue_in_place()
         (error,) = driver.cuGraphLaunch(executable, self._working)
         if error != SUCCESS:
             raise self._failure("cuGraphLaunch", error)
         self._running = True
         bindings.after(self._working, others, ways)
+
+    def _enqueue_in_place(self) -> None:
+        for index, array in self._in_place.items():
+            port = self.program.inputs[index]
+            answer = driver.cuMemcpyHtoDAsync(self.place(port), array.ctypes.data, port.nbytes, self._working)
+            checked(answer, f"copy of input {port.name!r}")
 
     def _has_graph(self, ways: Ways) -> bool:
         return any(ways == known for known, _ in self._bound_graphs)
@@ -517,8 +531,13 @@ class CudaSession:
         self._working = self._stream
         bindings = self._bindings
         _, others = bindings.streams(int(self._stream))
-        ways = dict.fromkeys([*(("input", i) for i in bindings.inputs), *(("output", i) for i in bindings.outputs)])
+        ports = [
+            *(("input", i) for i in {**bindings.inputs, **self._in_place}),
+            *(("output", i) for i in bindings.outputs),
+        ]
+        ways: Ways = dict.fromkeys(ports)
         bindings.before(self._stream, others, ways)
+        self._enqueue_in_place()
         self._enqueue_inputs(ways)
         for launch in self._launches:
             try:  # NVIDIA's variable makes the launch itself report what the kernel did
