@@ -85,6 +85,15 @@ def test_pose_is_cell_times_stride_plus_offset() -> None:
     assert nose.score == pytest.approx(1 / (1 + np.exp(-2)))
 
 
+def test_pose_that_is_listed() -> None:
+    rows = np.linspace(0, 1, 51, dtype=np.float32).reshape(1, 1, 17, 3)
+    result = interpret([rows], details([rows]), (1, 192, 192, 3))
+    assert isinstance(result, Pose)
+    nose, *_, ankle = result.keypoints
+    assert (nose.name, nose.y, ankle.name) == ("nose", 0, "right ankle")
+    assert (ankle.y, ankle.x, ankle.score) == pytest.approx((0.96, 0.98, 1))
+
+
 def test_anything_else_is_summarised() -> None:
     outputs = [np.arange(6, dtype=np.float32).reshape(2, 3), np.array([True, False])]
     result = interpret(outputs, details(outputs), (1, 640))

@@ -159,6 +159,8 @@ def interpret(
                 return Picture(_pixels(values[0][0]))
             if 2 <= shape[3] <= _MOST_CLASSES:
                 return _segmentation(values[0][0], labels)
+    if len(values) == 1 and shapes[0] == (1, 1, len(KEYPOINTS), 3):
+        return _listed_pose(values[0][0, 0])
     if len(values) == 4:
         detection = _detection(values, labels)
         if detection is not None:
@@ -234,6 +236,12 @@ def _pose(heat: np.ndarray, offsets: np.ndarray, input_shape: Sequence[int]) -> 
         score = 1 / (1 + np.exp(-float(heat[row, column, k])))
         keypoints.append(Keypoint(KEYPOINTS[k], float(y / input_shape[1]), float(x / input_shape[2]), float(score)))
     return Pose(tuple(keypoints))
+
+
+def _listed_pose(rows: np.ndarray) -> Pose:
+    """y, x as fractions of the picture and score of each keypoint (MoveNet)."""
+    listed = zip(KEYPOINTS, rows.tolist(), strict=True)
+    return Pose(tuple(Keypoint(name, float(y), float(x), float(score)) for name, (y, x, score) in listed))
 
 
 def _summary(array: np.ndarray, detail: Mapping[str, Any]) -> TensorSummary:

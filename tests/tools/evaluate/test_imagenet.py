@@ -48,7 +48,6 @@ def test_top_k_is_that_of_a_numpy_script(images: ImageSet, expected: list[float]
     assert report.result.accuracy.images == COUNT
 
 
-@pytest.mark.slow
 def test_top_k_of_two_thousand_images(tmp_path: Path) -> None:
     images = make_image_set(tmp_path, 2000)
     wanted = top_k_by_hand(scores_by_hand(images, images.names), images.truths)

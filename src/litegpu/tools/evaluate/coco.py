@@ -11,13 +11,13 @@ from litegpu.errors import OptionError
 from litegpu.model.types import Model
 from litegpu.tools.evaluate.choice import DelegateChoice
 from litegpu.tools.evaluate.coco_metric import Precisions, coco_precisions, require_pycocotools
-from litegpu.tools.evaluate.coco_truth import GroundTruth, TrueImage, picked, read_instances, read_message
+from litegpu.tools.evaluate.coco_truth import GroundTruth, TrueImage, picked, read_instances, read_message, true_size
 from litegpu.tools.evaluate.collecting import Collected, Running, collect, fingerprint, prepare_output
 from litegpu.tools.evaluate.heads import Detector, read_detector
 from litegpu.tools.evaluate.items import read_names
 from litegpu.tools.evaluate.preprocessing import Preprocessing, for_input
 from litegpu.tools.evaluate.records import model_digest
-from litegpu.tools.evaluate.shard import Job, Record
+from litegpu.tools.evaluate.shard import Job
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def _precision(collected: Collected, truth: GroundTruth, category_of: Callable[[
     strange = 0
     for record in collected.good:
         image = by_name[record.name]
-        height, width = _size(image, record)
+        height, width = true_size(image, record.result)
         images.append({"id": image.id, "file_name": record.name, "height": height, "width": width})
         annotations += _annotations(image, height, width)
         for box, class_, score in zip(*(record.result[k] for k in ("boxes", "classes", "scores")), strict=True):
@@ -192,16 +192,6 @@ def _precision(collected: Collected, truth: GroundTruth, category_of: Callable[[
             detections.append({"image_id": image.id, "category_id": category, "bbox": pixels, "score": score})
     precisions = coco_precisions(images, annotations, truth.categories, detections)
     return DelegatePrecision(collected, precisions, tuple(detections), strange)
-
-
-def _size(image: TrueImage, record: Record) -> tuple[int, int]:
-    size = (record.result["height"], record.result["width"])
-    if image.size is not None and image.size != size:
-        raise OptionError(
-            f"{image.item.path} is {size[1]}x{size[0]}, but the ground truth says {image.size[1]}x{image.size[0]}: are "
-            "these the images that were annotated?"
-        )
-    return size
 
 
 def _annotations(image: TrueImage, height: int, width: int) -> Sequence[dict[str, Any]]:

@@ -18,6 +18,11 @@ STATISTICS = (
     *("AP", "AP50", "AP75", "AP small", "AP medium", "AP large"),
     *("AR 1", "AR 10", "AR 100", "AR small", "AR medium", "AR large"),
 )
+#: The ten of keypoints, where precision is of the object keypoint similarity (OKS) in place of the IoU.
+KEYPOINT_STATISTICS = (
+    *("AP", "AP50", "AP75", "AP medium", "AP large"),
+    *("AR", "AR50", "AR75", "AR medium", "AR large"),
+)
 _SURE = 0.3  # the score from which a false detection counts among the mistakes of an image
 
 
@@ -75,11 +80,14 @@ def coco_precisions(
     annotations: Sequence[Mapping[str, Any]],
     categories: Mapping[int, str],
     detections: Sequence[Mapping[str, Any]],
+    *,
+    keypoints: bool = False,
 ) -> Precisions:
-    """The metric for boxes, over all of `images`.
+    """The metric for boxes, or for keypoints, over all of `images`.
 
     images: id, height, width. annotations: image_id, category_id, bbox (x, y, width, height in pixels), area, iscrowd.
-    detections: image_id, category_id, bbox, score.
+    detections: image_id, category_id, bbox, score. For keypoints, annotations also have keypoints and num_keypoints,
+        and detections have keypoints.
 
     Raises OptionError where pycocotools is not installed.
     """
@@ -98,10 +106,11 @@ def coco_precisions(
         return dataset
 
     with contextlib.redirect_stdout(io.StringIO()):
-        evaluation = COCOeval(indexed(annotations), indexed(detections), "bbox")
+        evaluation = COCOeval(indexed(annotations), indexed(detections), "keypoints" if keypoints else "bbox")
         evaluation.evaluate()
         evaluation.accumulate()
         evaluation.summarize()
+    names = KEYPOINT_STATISTICS if keypoints else STATISTICS
     precision, recall = evaluation.eval["precision"], evaluation.eval["recall"]
     thresholds = [round(float(t), 2) for t in evaluation.params.iouThrs]
     objects = _counted(annotations)
@@ -119,7 +128,7 @@ def coco_precisions(
         for k, id_ in enumerate(int(i) for i in evaluation.params.catIds)
     ]
     return Precisions(
-        {name: float(value) for name, value in zip(STATISTICS, evaluation.stats, strict=True)},
+        {name: float(value) for name, value in zip(names, evaluation.stats, strict=True)},
         {t: _mean(precision[i, :, :, 0, -1]) for i, t in enumerate(thresholds)},
         tuple(rows),
         _mistakes(evaluation),

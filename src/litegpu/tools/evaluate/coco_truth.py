@@ -17,13 +17,15 @@ from litegpu.tools.evaluate.items import Item, item_of, list_images, read_lines
 @dataclass(frozen=True)
 class TrueObject:
     """`box`: x, y, width, height; of pixels, or with `normalized` of the image. `crowd`: one region for many objects,
-    in which detections count neither as right nor as wrong."""
+    in which detections count neither as right nor as wrong. `keypoints`: x, y, visibility (0: not labelled) of each.
+    """
 
     category: int
     box: tuple[float, float, float, float]
     area: float | None = None
     crowd: bool = False
     normalized: bool = False
+    keypoints: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,17 @@ def picked(truth: GroundTruth, allowlist: str, num_images: int) -> GroundTruth:
     return GroundTruth(tuple(images[:num_images] if num_images else images), truth.categories, truth.unlisted)
 
 
+def true_size(image: TrueImage, facts: Mapping[str, Any]) -> tuple[int, int]:
+    """Height and width of an image as it was decoded. Raises OptionError if the ground truth has another size."""
+    size = (facts["height"], facts["width"])
+    if image.size is not None and image.size != size:
+        raise OptionError(
+            f"{image.item.path} is {size[1]}x{size[0]}, but the ground truth says {image.size[1]}x{image.size[0]}: are "
+            "these the images that were annotated?"
+        )
+    return size
+
+
 def _ids(path: str, known: Collection[int]) -> set[int]:
     ids = set()
     for number, line in enumerate(read_lines(path, "the allowlist"), 1):
@@ -129,7 +142,8 @@ def _from_instances(content: Mapping[str, Any], path: str, folder: str | os.Path
             raise OptionError(f"{where} has the box {box}, which is not x, y, width, height")
         x, y, width, height = (float(n) for n in box)
         area = float(annotation["area"]) if "area" in annotation else None
-        objects[image].append(TrueObject(category, (x, y, width, height), area, bool(annotation.get("iscrowd", 0))))
+        crowd, keypoints = bool(annotation.get("iscrowd", 0)), tuple(float(n) for n in annotation.get("keypoints", ()))
+        objects[image].append(TrueObject(category, (x, y, width, height), area, crowd, keypoints=keypoints))
     images = []
     for entry in content["images"]:
         id_ = int(entry["id"])
