@@ -20,10 +20,10 @@ import numpy as np
 from litegpu.errors import InvokeError
 from litegpu.tools.evaluate.items import Item
 
-_RING_BYTES = 256 * 2**20
+_RING_BYTES = 512 * 2**20  # of many cores; few need less
 _ITEMS_PER_WORKER = 24  # in the ring, if memory allows: what decodes while the model computes
 _LARGEST_CHUNK = 8  # items sent to a worker at once
-_CHUNKS_IN_FLIGHT = 2  # of a worker: the next one waits there already when one is done
+_CHUNKS_IN_FLIGHT = 3  # of a worker: the next ones wait there already while the model computes
 _FEW_ITEMS = 16  # for a worker to be worth its start
 
 
@@ -61,7 +61,7 @@ class Batch:
 def decoded_batches(items: Iterable[Item], prepare: Prepare, batch: int, workers: int) -> Iterator[Batch]:
     """The items in their order, `batch` at a time, decoded by `workers` processes, or by this one if 0.
 
-    At most a ring of memory (256 MB, or one batch for each of two if that is more) is decoded ahead. Processes are
+    At most a ring of memory is decoded ahead: 24 items for each worker and a batch, within 512 MB, at least two batches. Processes are
     spawned: a script that calls this needs `if __name__ == "__main__":`, as always with multiprocessing.
 
     Raises InvokeError if a worker dies.
