@@ -10,7 +10,7 @@ import numpy as np
 
 #: Smaller arrays are copied sooner than threads are woken.
 LARGE_BYTES = 4 << 20
-_THREADS = 16
+_THREADS = 8
 _ALIGNMENT = 4096
 
 
