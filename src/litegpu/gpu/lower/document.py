@@ -32,7 +32,8 @@ For all of them:
   DEQUANTIZE of a constant is part of that.
 - Fused activations: {fused}. The CPU kernels ignore a fused TANH; the GPU applies it.
 - Broadcasting follows NumPy.
-- NaN and infinities pass through as on the CPU; MAXIMUM and MINIMUM give their second operand if either is NaN.
+- NaN and infinities pass through as on the CPU; MAXIMUM and MINIMUM give their second operand if either is NaN. (In
+  float16 through WebGPU, drivers may take a number in place of NaN.)
 
 "Constant" stands for an operand, such as an axis or a shape, that the model must not compute.
 

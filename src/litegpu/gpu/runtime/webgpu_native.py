@@ -17,12 +17,14 @@ from wgpu.backends.wgpu_native import _ffi as _wgpu_ffi
 from wgpu.backends.wgpu_native import extras
 
 from litegpu.errors import DeviceError
+from litegpu.gpu.runtime.webgpu_types import know_types
 
 if TYPE_CHECKING:
     from litegpu.gpu.runtime.webgpu_record import Inference
 
 ffi: Any = _wgpu_ffi.ffi
 lib: Any = _wgpu_ffi.lib
+know_types(ffi)
 _api: Any = _wgpu_api
 
 # flags of wgpu.h, which cffi cannot read from the library
