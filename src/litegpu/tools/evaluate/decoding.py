@@ -62,7 +62,8 @@ def decoded_batches(items: Iterable[Item], prepare: Prepare, batch: int, workers
     """The items in their order, `batch` at a time, decoded by `workers` processes, or by this one if 0.
 
     At most a ring of memory is decoded ahead: 24 items for each worker and a batch, within 512 MB, at least two
-    batches. Processes are spawned: a script that calls this needs `if __name__ == "__main__":`, as always with multiprocessing.
+    batches. Processes are spawned: a script that calls this needs `if __name__ == "__main__":`, as always with
+    multiprocessing.
 
     Raises InvokeError if a worker dies.
     """
