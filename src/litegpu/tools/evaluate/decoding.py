@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import math
 import multiprocessing
@@ -24,6 +25,7 @@ _RING_BYTES = 512 * 2**20  # of many cores; few need less
 _ITEMS_PER_WORKER = 24  # in the ring, if memory allows: what decodes while the model computes
 _LARGEST_CHUNK = 8  # items sent to a worker at once
 _CHUNKS_IN_FLIGHT = 3  # of a worker: the next ones wait there already while the model computes
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _FEW_ITEMS = 16  # for a worker to be worth its start
 
 
@@ -61,8 +63,8 @@ class Batch:
 def decoded_batches(items: Iterable[Item], prepare: Prepare, batch: int, workers: int) -> Iterator[Batch]:
     """The items in their order, `batch` at a time, decoded by `workers` processes, or by this one if 0.
 
-    At most a ring of memory is decoded ahead: 24 items for each worker and a batch, within 512 MB, at least two
-    batches. Processes are spawned: a script that calls this needs `if __name__ == "__main__":`, as always with
+    At most a ring of memory is decoded ahead: 24 items for each worker and a batch, within 512 MB, but no less than
+    two batches. Processes are spawned: a script that calls this needs `if __name__ == "__main__":`, as always with
     multiprocessing.
 
     Raises InvokeError if a worker dies.
@@ -221,6 +223,7 @@ def _telling_of_deaths(worker: _Worker) -> Iterator[None]:
 def _work(connection: Connection, prepare: Prepare, memory: Any, slots: int) -> None:
     """A worker process: decodes what it is sent until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends this one
+    _keep_freed_memory()
     ring = np.frombuffer(memory, prepare.dtype).reshape(slots, *prepare.shape)
     with contextlib.suppress(EOFError, OSError):
         while True:
@@ -229,6 +232,15 @@ def _work(connection: Connection, prepare: Prepare, memory: Any, slots: int) -> 
                 found = _prepared(prepare, Item("", path, None), ring[place % slots])
                 results.append((place, found.facts, found.error, found.seconds))
             connection.send(results)
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc's malloc reuse what was freed. It would return it to the system, and every image would have its pages
+    mapped again, which takes as long as decoding it does."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 64 * 2**20)
+        libc.mallopt(_M_TRIM_THRESHOLD, 256 * 2**20)
 
 
 def _prepared(prepare: Prepare, item: Item, out: np.ndarray) -> Prepared:
