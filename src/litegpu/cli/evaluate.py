@@ -41,6 +41,7 @@ from litegpu.cli.evaluate_flags import (
     running,
     threshold,
 )
+from litegpu.cli.official_flags import OfficialCommand
 
 # The official tools write their flags with underscores: --model_file and --model-file are the same here.
 evaluate_app = typer.Typer(
@@ -52,7 +53,7 @@ evaluate_app = typer.Typer(
 app.add_typer(evaluate_app, name="evaluate")
 
 
-@evaluate_app.command()
+@evaluate_app.command(cls=OfficialCommand)
 def imagenet(
     model_file: ModelFile,
     ground_truth_images_path: Images,
@@ -143,7 +144,7 @@ def imagenet(
     threshold("top-1 accuracy", report.result.accuracy.accuracies[0], min_top1)
 
 
-@evaluate_app.command()
+@evaluate_app.command(cls=OfficialCommand)
 def coco(
     model_file: ModelFile,
     ground_truth_images_path: Images,
@@ -251,7 +252,7 @@ def coco(
     threshold("mAP", report.result.precisions.overall, min_map)
 
 
-@evaluate_app.command()
+@evaluate_app.command(cls=OfficialCommand)
 def segmentation(
     model_file: ModelFile,
     ground_truth_images_path: Images,
@@ -335,7 +336,7 @@ def segmentation(
     threshold("mean IoU", report.result.mean_iou, min_iou)
 
 
-@evaluate_app.command()
+@evaluate_app.command(cls=OfficialCommand)
 def pose(
     model_file: ModelFile,
     ground_truth_images_path: Images,

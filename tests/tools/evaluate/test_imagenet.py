@@ -240,8 +240,8 @@ def test_files_that_do_not_fit_are_named_before_work_starts(
     with pytest.raises(OptionError, match=r"1 files that are no images, such as 'notes.md'"):
         evaluate_imagenet(images.task(ground_truth_images_path=str(tmp_path / "empty")), HERE)
     with pytest.raises(OptionError, match="Cannot write"):
-        evaluate_imagenet(images.task(output_file_path=str(tmp_path / "absent" / "metrics")), HERE)
-    with pytest.raises(OptionError, match="Cannot make the output folder"):
+        evaluate_imagenet(images.task(output_file_path=str(tmp_path / "file.txt" / "metrics")), HERE)
+    with pytest.raises(OptionError, match="Cannot write"):
         evaluate_imagenet(images.task(), replace(HERE, output=str(tmp_path / "file.txt" / "out")))
 
 
@@ -292,6 +292,18 @@ def test_command_has_json_and_a_threshold(images: ImageSet) -> None:
     assert json.loads(result.stdout)["images"] == 5
     result = CliRunner().invoke(app, [*arguments(images), "--num_images=5", "--min-top1=0.99"])
     assert result.exit_code == 1 and "is below 0.99" in result.stderr
+
+
+def test_official_flags_without_use_are_answered(images: ImageSet) -> None:
+    flags = ["--use_xnnpack=true", "--use_nnapi=false", "--num_threads=4", "--num_images=2", "--json"]
+    result = CliRunner().invoke(app, [*arguments(images), *flags])
+    assert result.exit_code == 0 and json.loads(result.stdout)["images"] == 2
+    assert "--num_threads is ignored: use --num_interpreter_threads" in result.stderr
+    assert "nnapi" not in result.stderr
+    for flag, words in (("--use_nnapi=true", "a part of Android"), ("--external_delegate_path=x.so", "load_delegate")):
+        with pytest.raises(OptionError, match=words):
+            CliRunner().invoke(app, [*arguments(images), flag], catch_exceptions=False)
+    assert CliRunner().invoke(app, [*arguments(images), "--no_such_flag=1"]).exit_code == 2
 
 
 def test_flags_of_the_official_tool_choose_the_delegate(images: ImageSet) -> None:

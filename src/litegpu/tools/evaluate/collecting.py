@@ -19,6 +19,7 @@ from litegpu.tools.evaluate.decoding import worker_count
 from litegpu.tools.evaluate.items import Item
 from litegpu.tools.evaluate.records import RecordFile, unfinished
 from litegpu.tools.evaluate.shard import Job, Placement, Record, map_shard, placement
+from litegpu.tools.outputs import require_folder, require_writable
 from litegpu.tools.statistics import Statistics
 
 REPORT = "report.json"
@@ -126,19 +127,9 @@ def prepare_output(running: Running, *files: str) -> None:
     Raises OptionError.
     """
     if running.output is not None:
-        try:
-            Path(running.output).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OptionError(f"Cannot make the output folder {running.output}: {error.strerror}") from None
-        files = (*files, str(Path(running.output) / REPORT))
-    for path in (Path(file) for file in files if file):
-        existed = path.exists()
-        try:
-            path.open("ab").close()
-        except OSError as error:
-            raise OptionError(f"Cannot write {path}: {error.strerror}") from None
-        if not existed:
-            path.unlink()
+        require_folder(running.output)
+    for file in filter(None, files):
+        require_writable(file)
 
 
 def fingerprint(task: str, digest: str, job: Job) -> dict[str, Any]:
