@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from litegpu.gpu.adapter import ImageInput
     from litegpu.gpu.custom import register_op, unregister_op
     from litegpu.tools.advise import advise
+    from litegpu.tools.benchmark import benchmark, compare_benchmarks
 
 __version__ = "0.1.0"
 
@@ -70,6 +71,8 @@ __all__ = [
     "TensorError",
     "WaitType",
     "advise",
+    "benchmark",
+    "compare_benchmarks",
     "list_models",
     "load",
     "load_delegate",
@@ -97,4 +100,8 @@ def __getattr__(name: str) -> Any:
         from litegpu.tools import advise
 
         return advise.advise
+    if name in ("benchmark", "compare_benchmarks"):
+        from litegpu.tools import benchmark
+
+        return getattr(benchmark, name)
     raise AttributeError(f"module 'litegpu' has no attribute {name!r}")

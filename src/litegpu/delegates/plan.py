@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Mapping, Sequence, Set
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakSet
@@ -29,6 +31,16 @@ class PrepareError(Exception):
         self.position = position
         self.nodes = nodes
         self.cause = cause
+
+
+@dataclass(frozen=True)
+class PartTime:
+    """One partition in one inference: when it began (time.perf_counter) and how many seconds it took on the host."""
+
+    owner: str
+    nodes: tuple[int, ...]
+    start: float
+    seconds: float
 
 
 class Plan:
@@ -61,9 +73,10 @@ class Plan:
             for owner, partition in division.partitions:
                 if not partition.outputs:  # nothing reads what it computes
                     continue
+                nodes = tuple(o.index for o in partition.nodes)
                 if owner == ON_CPU:
                     cpu = CpuPartition(partition, options, unknown)
-                    self._steps.append(_Step("CPU", cpu, partition.inputs, cpu.outputs, ()))
+                    self._steps.append(_Step("CPU", cpu, partition.inputs, cpu.outputs, (), nodes))
                     continue
                 try:
                     kernel = delegates[owner].prepare(partition)
@@ -71,7 +84,8 @@ class Plan:
                     raise PrepareError(owner, len(partition.nodes), error) from error
                 tensors = [self._tensors[i] for i in partition.outputs]
                 results = tuple((t.shape, DTYPES[t.type]) for t in tensors)
-                self._steps.append(_Step(delegates[owner].name, kernel, partition.inputs, partition.outputs, results))
+                name, inputs, outputs = delegates[owner].name, partition.inputs, partition.outputs
+                self._steps.append(_Step(name, kernel, inputs, outputs, results, nodes))
             self._borrow_inputs()
             self._find_outputs(subgraph.outputs)
         except BaseException:
@@ -205,6 +219,19 @@ class Plan:
         self._views.add(memory)
         return np.asarray(memory)
 
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[list[PartTime]]:
+        """While this is open, every inference adds the time of each partition, in order, to the list."""
+        found: list[PartTime] = []
+        steps = self._steps
+        self._steps = [
+            _TimedStep(s.owner, s.kernel, s.inputs, s.outputs, s.results, s.nodes, found.append) for s in steps
+        ]
+        try:
+            yield found
+        finally:
+            self._steps = steps
+
     def reset_variables(self) -> None:
         """Set what partitions keep from one inference to the next to zero."""
         with self._lock:
@@ -233,6 +260,7 @@ class _Step:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     results: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+    nodes: tuple[int, ...] = ()
 
     def run(self, arrays: list[np.ndarray]) -> Sequence[np.ndarray]:
         try:
@@ -274,6 +302,20 @@ class _Step:
                     f"Delegate {self.owner} gave {result.dtype} {list(result.shape)} for tensor {index}, which is "
                     f"{dtype} {list(shape)}"
                 )
+
+
+@dataclass(frozen=True, eq=False)
+class _TimedStep(_Step):
+    """A partition that also says how long it took, waiting included."""
+
+    report: Callable[[PartTime], None] = lambda _: None
+
+    def run(self, arrays: list[np.ndarray]) -> Sequence[np.ndarray]:
+        start = time.perf_counter()
+        given = super().run(arrays)
+        self.finish()
+        self.report(PartTime(self.owner, self.nodes, start, time.perf_counter() - start))
+        return given
 
 
 class _Memory:

@@ -29,6 +29,11 @@ def xnnpack_partitions(
             interpreter.allocate_tensors()
     except (RuntimeError, ValueError) as error:
         raise InvokeError(f"the official runtime does not allocate the model: {error}") from None
+    return partitions_of(interpreter)
+
+
+def partitions_of(interpreter: Any) -> tuple[tuple[int, ...], ...]:
+    """The node numbers in each kernel of the delegates of an allocated official interpreter."""
     listed = interpreter._get_ops_details()
     nodes = [o for o in listed if o["op_name"] != _DELEGATE]
     producers = {int(t): o for o in nodes for t in o["outputs"]}

@@ -9,26 +9,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Statistics:
-    """Microseconds, in the order of the runs."""
+    """Microseconds, in the order of the runs. `mean`: their average before they were truncated, if it is known."""
 
     values: tuple[int, ...]
+    mean: float | None = None
 
     @property
     def average(self) -> float:
         """0 without runs."""
-        return sum(self.values) / len(self.values) if self.values else 0.0
+        return self._truncated_average if self.mean is None else self.mean
 
     @property
     def deviation(self) -> int:
         """Of the population: sqrt(mean of squares - square of the mean), both truncated to integers."""
         if not self.values:
             return 0
-        variance = int(sum(v * v for v in self.values) / len(self.values) - self.average**2)
+        variance = int(sum(v * v for v in self.values) / len(self.values) - self._truncated_average**2)
         return int(math.sqrt(max(variance, 0)))
 
     def percentile(self, percent: int) -> int:
         """The sorted element floor(count * percent / 100), without interpolation; 0 without runs."""
         return sorted(self.values)[len(self.values) * percent // 100] if self.values else 0
+
+    @property
+    def _truncated_average(self) -> float:
+        return sum(self.values) / len(self.values) if self.values else 0.0
 
     def __str__(self) -> str:
         values = self.values

@@ -1,0 +1,152 @@
+"""The command `litegpu benchmark`: reads the flags, runs what they ask for, prints and writes the results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from litegpu.errors import LiteGpuError, OptionError
+from litegpu.tools.benchmark.compare import Comparison, run_comparison
+from litegpu.tools.benchmark.comparison_text import official_summary, print_comparison
+from litegpu.tools.benchmark.configurations import Configuration, batch_sizes, configurations, performance_options
+from litegpu.tools.benchmark.files import write
+from litegpu.tools.benchmark.flags import BenchmarkFlags, ReportFlags
+from litegpu.tools.benchmark.opening import signature_keys
+from litegpu.tools.benchmark.page import comparison_page, comparison_plots, result_page, result_plots
+from litegpu.tools.benchmark.parse import CommandLine, parse_flags, suggestion, usage
+from litegpu.tools.benchmark.result import BenchmarkResult
+from litegpu.tools.benchmark.run import check_files, run
+from litegpu.tools.benchmark.text import Log, log_parameters
+from litegpu.tools.benchmark.trace import trace
+from litegpu.tools.outputs import require_folder, require_writable
+
+HELP = f"""Usage: litegpu benchmark --graph=MODEL [--flag=value ...]
+
+Times a model as the official benchmark tool does: same flags, same rules, same closing lines.
+
+  litegpu benchmark --graph=model.tflite                                        on the CPU, one thread
+  litegpu benchmark --graph=model.tflite --use_gpu=true                         on the GPU, float16 allowed
+  litegpu benchmark --graph=model.tflite --use_gpu=true --gpu_precision=float32
+  litegpu benchmark --graph=model.tflite --use_gpu=true --enable_op_profiling=true --trace=trace.json
+  litegpu benchmark --graph=model.tflite --compare=cpu:threads=4,gpu,gpu:precision=float32 --html=report.html
+  litegpu benchmark --graph=model.tflite --compare=cpu,gpu --batch_sizes=1,4,16 --json
+
+Flags, with their defaults:
+{usage()}
+  --help                                    this text
+
+The exit status is 0, or 1 for an error and for a wrong flag.
+"""
+
+_ALONE = ("output_filepath", "output_proto_filepath", "result_file_path", "model_runtime_info_output_file")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit status; raises LiteGpuError, after a line in the log, for what did not work."""
+    if any(a in ("--help", "--help=true", "--help=1") for a in arguments):
+        print(HELP, end="")
+        return 0
+    line = parse_flags(arguments)
+    flags, report = line.flags, line.report
+    if not flags.graph:
+        raise OptionError("--graph is missing: litegpu benchmark --graph=MODEL (--help lists all flags)")
+    if flags.list_signatures:
+        return _list_signatures(flags)
+    log = Log(silent=report.json)
+    log.info("STARTING!")
+    if line.unknown:
+        log.warn("Unconsumed cmdline flags: " + " ".join(f"{a}{suggestion(a)}" for a in line.unknown))
+    for answer in line.answers:
+        log.warn(answer)
+    if report.trace:
+        flags = replace(flags, enable_op_profiling=True)
+    log_parameters(log, flags, line.given)
+    _check_files(flags, report)
+    try:
+        if report.compare or report.perf_options_list or report.batch_sizes:
+            _compare(line, flags, log)
+        else:
+            _single(flags, report, log)
+    except LiteGpuError:
+        log.error("Benchmarking failed.")
+        raise
+    return 0
+
+
+def _list_signatures(flags: BenchmarkFlags) -> int:
+    keys = signature_keys(flags)
+    print(f"The Model contains {len(keys)} signature key(s).")
+    for key in keys:
+        print(f"-> Signature Key: {key}")
+    return 0
+
+
+def _check_files(flags: BenchmarkFlags, report: ReportFlags) -> None:
+    """Raises OptionError for what could not be written afterwards."""
+    check_files(flags)
+    for path in (report.html, report.trace):
+        if path:
+            require_writable(path)
+    if report.plot:
+        require_folder(report.plot)
+
+
+def _single(flags: BenchmarkFlags, report: ReportFlags, log: Log) -> BenchmarkResult:
+    result = run(flags, log)
+    if report.trace:
+        write(report.trace, json.dumps(trace(result)))
+    if report.html:
+        result_page(result).write(report.html)
+    if report.plot:
+        for name, plot in result_plots(result):
+            plot.write(f"{report.plot}/{name}.png")
+    if report.json:
+        print(json.dumps(result.as_dict(), indent=2))
+    return result
+
+
+def _compare(line: CommandLine, flags: BenchmarkFlags, log: Log) -> Comparison:
+    report = line.report
+    _refuse_files(flags, report)
+    official = bool(report.perf_options_list)
+    if official:
+        found = performance_options(flags, report.perf_options_list)
+    elif report.compare:
+        found = configurations(flags, report.compare)
+    else:
+        found = [Configuration("gpu" if flags.use_gpu else "cpu", flags)]
+    comparison = run_comparison(
+        found,
+        batch_sizes(report.batch_sizes),
+        log,
+        shuffle=report.random_shuffle_benchmark_runs,
+        pause=report.option_benchmark_run_delay,
+        keep_going=official,
+    )
+    if report.html:
+        comparison_page(comparison).write(report.html)
+    if report.plot:
+        for name, plot in comparison_plots(comparison):
+            plot.write(f"{report.plot}/{name}.png")
+    if report.json:
+        print(json.dumps(comparison.as_dict(), indent=2))
+        return comparison
+    if official:
+        for text in official_summary(comparison, [c.label for c in found]):
+            log.plain(text)
+    print_comparison(comparison)
+    return comparison
+
+
+def _refuse_files(flags: BenchmarkFlags, report: ReportFlags) -> None:
+    """Raises OptionError for flags that are about one run of one configuration."""
+    asked = [name for name in _ALONE if getattr(flags, name)]
+    asked += ["trace"] if report.trace else []
+    asked += ["dry_run"] if flags.dry_run else []
+    if asked:
+        raise OptionError(
+            f"--{asked[0]} is about one configuration: leave out --compare, --perf_options_list and --batch_sizes"
+        )
+    if report.compare and report.perf_options_list:
+        raise OptionError("give either --compare or --perf_options_list, not both")

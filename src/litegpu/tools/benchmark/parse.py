@@ -1,0 +1,150 @@
+"""How a command line, or keyword arguments, are read into the flags."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, fields
+from typing import Any
+
+from litegpu.errors import OptionError
+from litegpu.tools.benchmark.answers import DELEGATES, KNOWN
+from litegpu.tools.benchmark.flags import BenchmarkFlags, ReportFlags
+
+_BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
+_OFF = ("", "false", "0")
+_PROFILE_MODES = ("stdout", "csv", "proto", "json")
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """`given` are the names of the flags that were given, `unknown` the arguments that are none, or none any more, and
+    `answers` what to say about flags without effect."""
+
+    flags: BenchmarkFlags
+    report: ReportFlags
+    given: tuple[str, ...]
+    unknown: tuple[str, ...]
+    answers: tuple[str, ...]
+
+
+def parse_flags(arguments: Sequence[str]) -> CommandLine:
+    """Read `--name=value` and `--name value`; a bare `--name` is true for booleans. The first of several counts, and
+    hyphens in names count as underscores.
+
+    Raises OptionError for a value that does not fit the flag's type, and for a delegate that there is not here.
+    """
+    kinds = {field.name: field.metadata["kind"] for field in _all_fields()}
+    values: dict[str, Any] = {}
+    unknown: list[str] = []
+    answers: list[str] = []
+    rest = list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, has_value, text = argument.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        if not argument.startswith("--") or (name not in kinds and name not in KNOWN):
+            unknown.append(argument)
+            continue
+        kind = kinds.get(name, str)
+        if not has_value:
+            follows = bool(rest) and not rest[0].startswith("--")
+            if kind is bool or name not in kinds:
+                text = rest.pop(0) if follows and rest[0] in _BOOLEANS else "true"
+            elif follows:
+                text = rest.pop(0)
+            else:
+                raise OptionError(f"--{name} needs a value: --{name}=...")
+        if name in KNOWN:
+            if name in DELEGATES and text not in _OFF:
+                raise OptionError(f"--{name}={text} cannot be had: {DELEGATES[name]}")
+            answers.append(f"--{name} has no effect: {KNOWN[name]}")
+        elif name in values:
+            unknown.append(argument)
+        else:
+            values[name] = _converted(name, text, kind)
+    own = {field.name for field in fields(ReportFlags)}
+    report = ReportFlags(**{k: v for k, v in values.items() if k in own})
+    flags = checked(BenchmarkFlags(**{k: v for k, v in values.items() if k not in own}))
+    return CommandLine(flags, report, tuple(values), tuple(unknown), tuple(answers))
+
+
+def flags_from(model: str | os.PathLike[str] | BenchmarkFlags, changes: Mapping[str, Any]) -> BenchmarkFlags:
+    """The flags for a model by keyword arguments of the flags' names. Raises OptionError for unknown names and for
+    values of another type."""
+    if isinstance(model, BenchmarkFlags):
+        return with_changes(model, changes)
+    return with_changes(BenchmarkFlags(graph=os.fspath(model)), changes)
+
+
+def with_changes(flags: BenchmarkFlags, changes: Mapping[str, Any]) -> BenchmarkFlags:
+    """The flags with others in place of some; text is read as on the command line. Raises OptionError."""
+    from dataclasses import replace
+
+    kinds = {field.name: field.metadata["kind"] for field in fields(BenchmarkFlags)}
+    values = {}
+    for name, value in changes.items():
+        if name not in kinds:
+            raise OptionError(f"litegpu benchmark has no flag {name}{suggestion(name)}")
+        kind = kinds[name]
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if isinstance(value, str):
+            value = _converted(name, value, kind)
+        elif kind is float and type(value) is int:
+            value = float(value)
+        elif not (type(value) is kind or (value is None and name == "use_xnnpack")):
+            raise OptionError(f"{name} is {value!r}; it must be of type {kind.__name__}")
+        values[name] = value
+    return checked(replace(flags, **values))
+
+
+def checked(flags: BenchmarkFlags) -> BenchmarkFlags:
+    """The same flags; raises OptionError for values that can never be right."""
+    if flags.num_threads < -1 or flags.num_threads == 0:
+        raise OptionError(f"--num_threads is {flags.num_threads}; it must be 1 or more, or -1")
+    if flags.op_profiling_output_mode not in _PROFILE_MODES:
+        known = ", ".join(_PROFILE_MODES)
+        raise OptionError(
+            f"--op_profiling_output_mode is {flags.op_profiling_output_mode!r}; it must be one of {known}"
+        )
+    if flags.export_model_runtime_info and not flags.model_runtime_info_output_file:
+        raise OptionError("--export_model_runtime_info needs --model_runtime_info_output_file=FILE")
+    for name in ("max_delegated_partitions", "min_nodes_per_partition", "first_delegate_node_index"):
+        if getattr(flags, name) < 0:
+            raise OptionError(f"--{name} is {getattr(flags, name)}; it must be 0 or more")
+    return flags
+
+
+def usage() -> str:
+    """One line per flag: name with default, type, meaning."""
+    rows = []
+    for field in _all_fields():
+        default = "" if field.default is None else str(field.default)
+        default = default.lower() if field.metadata["kind"] is bool else default
+        rows.append((f"--{field.name}={default}", field.metadata["kind"].__name__, field.metadata["help"]))
+    widths = [max(len(row[i]) for row in rows if len(row[i]) < 40) for i in range(2)]
+    return "\n".join(f"  {flag:<{widths[0]}}  {kind:<{widths[1]}}  {meaning}" for flag, kind, meaning in rows)
+
+
+def suggestion(argument: str) -> str:
+    """The flag that an unknown argument resembles, for a message; empty if there is none."""
+    name = argument.removeprefix("--").partition("=")[0].replace("-", "_")
+    near = difflib.get_close_matches(name, [field.name for field in _all_fields()], 1)
+    return f" (did you mean --{near[0]}?)" if near else ""
+
+
+def _all_fields() -> tuple[Field[Any], ...]:
+    return (*fields(BenchmarkFlags), *fields(ReportFlags))
+
+
+def _converted(name: str, text: str, kind: type) -> Any:
+    if kind is bool:
+        if text not in _BOOLEANS:
+            raise OptionError(f"--{name} is {text!r}; it must be true, false, 1 or 0")
+        return _BOOLEANS[text]
+    try:
+        return kind(text)
+    except ValueError:
+        raise OptionError(f"--{name} is {text!r}; it must be a number of type {kind.__name__}") from None
