@@ -88,9 +88,9 @@ def copies(session: Any, items: list[np.ndarray]) -> tuple[float, float]:
     program, device = session.program, session.device
     stream = driver.CUstream(session.stream)
     ports = [(port, memory, driver.cuMemcpyHtoDAsync, True) for port, memory in
-             zip(program.inputs, session._input_memory, strict=True)]  # fmt: skip
+             zip(program.inputs, session.memory.inputs, strict=True)]  # fmt: skip
     ports += [(port, memory, driver.cuMemcpyDtoHAsync, False) for port, memory in
-              zip(program.outputs, session._output_memory, strict=True)]  # fmt: skip
+              zip(program.outputs, session.memory.outputs, strict=True)]  # fmt: skip
     times = []
     with device.context:
         for _ in range(30):
@@ -104,7 +104,7 @@ def copies(session: Any, items: list[np.ndarray]) -> tuple[float, float]:
     staged = []
     for item in items * 4:
         started = time.perf_counter()
-        copy_bytes(session._input_memory[0], item.reshape(-1).view(np.uint8))
+        copy_bytes(session.memory.inputs[0], item.reshape(-1).view(np.uint8))
         staged.append(time.perf_counter() - started)
     return float(np.median(times)), float(np.median(staged))
 

@@ -197,7 +197,7 @@ def test_inputs_that_are_read_in_place(device: Any, opened: Any) -> None:
         np.testing.assert_array_equal(target.get(), expected[i])
         np.testing.assert_array_equal(source.get(), values[i], "inputs are only read")
     session = delegate._prepared[0].kernel().session
-    graph = session._bound_graphs[-1][1]
+    graph = session.recorder._bound_graphs[-1][1]
     assert any(pairs[1][0].address in launch.arguments for launch in graph.launches), "it was copied"
 
 
@@ -214,8 +214,8 @@ def test_arrays_that_come_again(device: Any, opened: Any) -> None:
         interpreter.invoke()
         np.testing.assert_array_equal(target.get(), -numbers(100 + turn))
     session = delegate._prepared[0].kernel().session
-    assert any(None not in ways.values() for ways, _ in session._bound_graphs), "no graph copies for itself"
-    assert len(session._bound_graphs) <= 4
+    assert any(None not in ways.values() for ways, _ in session.recorder._bound_graphs), "no graph copies for itself"
+    assert len(session.recorder._bound_graphs) <= 4
 
 
 @pytest.mark.parametrize("offset", [0, 4, 8])

@@ -192,7 +192,7 @@ def test_sessions_share_loaded_kernels_and_free_them(device: Any) -> None:
     before = len(device._loaded)
     source = AFFINE + "// shared by two sessions\n"
     a, b = device.session(affine_chain(1, 2, 0, source)), device.session(affine_chain(2, 3, 0, source))
-    assert a._launches[0].kernel is b._launches[0].kernel
+    assert a.recorder.launches[0].kernel is b.recorder.launches[0].kernel
     names = [key[0] for key in device._loaded]
     assert len(names) <= before + 2 and names.count("copy_words") == 1, "one for both, and one for copies"
     a.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,9 @@ from cuda.bindings import driver
 
 from litegpu.gpu.runtime.cuda_device import LoadedKernel
 from litegpu.gpu.runtime.cuda_driver import checked
+
+#: Each kernel is timed in a graph of so many launches of it, so often.
+_LAUNCHES_TIMED, _ROUNDS_TIMED = 20, 5
 
 
 @dataclass(frozen=True)
@@ -112,3 +116,36 @@ class Stopwatch:
         for event in self._events:
             driver.cuEventDestroy(event)
         self._events = []
+
+
+def launch_seconds(stream: Any, launch: Launch) -> float:
+    """Of one launch: the median of several graphs of it repeated, so with warm caches and including the gap to the next
+    kernel."""
+
+    def enqueue() -> None:
+        for _ in range(_LAUNCHES_TIMED):
+            launch.enqueue(stream)
+
+    graph, watch = Graph(stream, enqueue), Stopwatch()
+    try:
+        graph.launch(stream)
+        rounds = [watch.seconds(stream, lambda: graph.launch(stream)) for _ in range(_ROUNDS_TIMED)]
+        return statistics.median(rounds) / _LAUNCHES_TIMED
+    finally:
+        watch.close()
+        graph.close()
+
+
+def graph_seconds(stream: Any, graph: Graph, repeats: int) -> float:
+    """Of one launch of a graph: launched back to back, the mean of `repeats` after some to warm up."""
+
+    def launch(times: int) -> None:
+        for _ in range(times):
+            graph.launch(stream)
+
+    watch = Stopwatch()
+    try:
+        watch.seconds(stream, lambda: launch(max(3, repeats // 10)))
+        return watch.seconds(stream, lambda: launch(repeats)) / repeats
+    finally:
+        watch.close()

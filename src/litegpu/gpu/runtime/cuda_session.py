@@ -2,44 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
 
 from litegpu.errors import DeviceError
-from litegpu.gpu.program import Dispatch, Port, Program
+from litegpu.gpu.program import Port, Program
 from litegpu.gpu.runtime.base import SHORT_SECONDS, KernelTime
 from litegpu.gpu.runtime.check import NUMPY, check_array, check_program
 from litegpu.gpu.runtime.cuda_array import LEGACY_STREAM, CudaArray, from_torch, is_torch_tensor
 from litegpu.gpu.runtime.cuda_binding import Bindings, Bound, Ways, check_fit
-from litegpu.gpu.runtime.cuda_copy import MOST_BYTES, Pinned, copy_launch, is_pinned
-from litegpu.gpu.runtime.cuda_device import CudaDevice
+from litegpu.gpu.runtime.cuda_copy import MOST_BYTES, is_pinned
+from litegpu.gpu.runtime.cuda_device import CudaDevice, LoadedKernel
 from litegpu.gpu.runtime.cuda_driver import SUCCESS, CudaError, checked, error_text
-from litegpu.gpu.runtime.cuda_graph import Graph, Launch, Stopwatch, make_launch
+from litegpu.gpu.runtime.cuda_graph import Launch, graph_seconds, launch_seconds
+from litegpu.gpu.runtime.cuda_memory import SessionMemory
+from litegpu.gpu.runtime.cuda_record import Recorder
 from litegpu.gpu.runtime.host_copy import copy_bytes
 
-#: Of the constants behind the arena, and of ports in the staging memory.
-_ALIGNMENT = 256
-#: Each kernel is timed in a graph of so many launches of it, so often.
-_LAUNCHES_TIMED, _ROUNDS_TIMED = 20, 5
 #: A microsecond or less on a fast GPU: what starting a kernel costs.
 LITTLE_BYTES = 3 << 20
 #: NVIDIA's own variable: each kernel is launched by itself and awaited, so that an error can name it.
 _BLOCKING_VARIABLE = "CUDA_LAUNCH_BLOCKING"
-#: What kernels read at once: arrays of the user's that they read in place begin and end at multiples of it.
-_BLOCK = 16
-#: Graphs kept for different bound arrays.
-_BOUND_GRAPHS = 4
-_NOTHING_BOUND: Ways = {}
-_OUT_OF_MEMORY = int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
 #: Errors of running kernels (illegal addresses, traps, timeouts ...), after which a context is of no use to anyone.
 _STICKY = {700, 702, *range(709, 720), 999}
 
@@ -57,33 +48,26 @@ class CudaSession:
         self.program = program
         self.wait = wait
         self.overlap = False
-        self._after_kernel = False  # whether what was enqueued last is a kernel
-        self._copies: dict[tuple[int, int], Launch] = {}
         self._lock = threading.RLock()
         self._closed = False
         self._has_run = False
         self._running = False  # launched and not awaited
-        self._allocations = 0
         self._stats = dict.fromkeys(("write", "encode", "submit", "wait", "read", "compile", "upload"), 0.0)
         self._writing = 0.0  # seconds of write() since the last run
-        self._memory = 0  # address
+        self._memory: SessionMemory | None = None
+        self._recorder: Recorder | None = None
         self._stream: Any = None
         self._working: Any = None  # the stream of the last inference
         self._bindings = Bindings(self)
         self._in_place: dict[int, np.ndarray] = {}  # inputs in pinned memory that is not the session's
-        self._bound_graphs: list[tuple[Ways, Graph]] = []  # for arrays that are bound, latest last
         self._done: Any = None  # the event that a passive wait sleeps on
-        self._graph: Graph | None = None
-        self._kernel_graph: Graph | None = None  # without the copies, for timing
-        self._input_memory: list[np.ndarray] = []
-        self._output_memory: list[np.ndarray] = []
         self._blocking = validation or os.environ.get(_BLOCKING_VARIABLE, "0") not in ("", "0")
         try:
             check_program(program, device.features, str(device))
             self._check_usable()
             started = time.perf_counter()
             self.overlap = device.overlaps(program)
-            *kernels, self._copy = device.program_kernels(program)
+            kernels = device.program_kernels(program)
             self._stats["compile"] = time.perf_counter() - started
             with device.context:
                 self._build(kernels)
@@ -102,7 +86,7 @@ class CudaSession:
                 self._in_place[index] = array
             else:
                 self._in_place.pop(index, None)
-                copy_bytes(self._input_memory[index], array.reshape(-1).view(np.uint8))
+                copy_bytes(self.memory.inputs[index], array.reshape(-1).view(np.uint8))
             self._writing += time.perf_counter() - started
 
     def input_memory(self, index: int) -> np.ndarray | None:
@@ -110,7 +94,7 @@ class CudaSession:
         None if run() returns before that copy is done. Stays valid after close(), then without effect."""
         if self.wait == "do_not_wait":
             return None
-        return self._input_memory[index].view(NUMPY[self.program.inputs[index].dtype])
+        return self.memory.inputs[index].view(NUMPY[self.program.inputs[index].dtype])
 
     def run(self, *, wait: bool = True) -> None:
         """See base.Session; without `wait` it returns at once in any case."""
@@ -148,8 +132,9 @@ class CudaSession:
             if self._running:
                 self._finish()
             if index in self._bindings.outputs:
-                self._download(index)
-            copy_bytes(out.reshape(-1).view(np.uint8), self._output_memory[index])
+                with self.device.context:
+                    self.memory.download(index)
+            copy_bytes(out.reshape(-1).view(np.uint8), self.memory.outputs[index])
             self._stats["read"] += time.perf_counter() - started
 
     def bind(self, kind: str, index: int, array: CudaArray | None, what: str, adapter: Program | None = None) -> None:
@@ -221,19 +206,18 @@ class CudaSession:
 
     def place(self, port: Port) -> int:
         """The address of a port in the arena."""
-        return self._memory + port.offset
+        return self.memory.place(port)
 
     def enqueue_kernels(self, stream: Any) -> None:
         """Put the kernels alone on a stream."""
-        for launch in self._launches:
+        for launch in self.recorder.launches:
             launch.enqueue(stream)
 
     def reset_variables(self) -> None:
         with self._lock, self.device.context:
             self._check_usable()
             self._finish()
-            for port in self.program.variables:
-                checked(driver.cuMemsetD8Async(self.place(port), 0, port.nbytes, self._stream), "cuMemsetD8Async")
+            self.memory.clear_variables()
             checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
 
     def profile(self) -> Sequence[KernelTime]:
@@ -250,8 +234,8 @@ class CudaSession:
         with self._lock, self.device.context:
             self._check_usable()
             self._finish()
-            with self._same_variables():
-                return [self._time_launch(launch) for launch in self._launches]
+            with self.memory.same_variables():
+                return [self._time_launch(launch) for launch in self.recorder.launches]
 
     def time_graph(self, repeats: int = 100) -> float:
         """Seconds of GPU time of all kernels of an inference, without the copies of inputs and outputs: graphs are
@@ -259,30 +243,17 @@ class CudaSession:
         with self._lock, self.device.context:
             self._check_usable()
             self._finish()
-            if self._kernel_graph is None:
-                self._kernel_graph = self._capture(self._enqueue_kernels)
-            graph = self._kernel_graph
-
-            def launch(times: int) -> None:
-                for _ in range(times):
-                    graph.launch(self._stream)
-
-            watch = Stopwatch()
             try:
-                with self._same_variables():
-                    watch.seconds(self._stream, lambda: launch(max(3, repeats // 10)))
-                    return watch.seconds(self._stream, lambda: launch(repeats)) / repeats
+                with self.memory.same_variables():
+                    return graph_seconds(self._stream, self.recorder.kernel_graph, repeats)
             except CudaError as error:
                 raise self._failed(error) from error
-            finally:
-                watch.close()
 
     def close(self) -> None:
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            self._input_memory = self._output_memory = []
             if self.device.lost:
                 return  # the driver has freed everything
             with self.device.context:
@@ -290,15 +261,14 @@ class CudaSession:
                     if stream is not None:
                         driver.cuStreamSynchronize(stream)
                 self._bindings.close()
-                for graph in (self._graph, self._kernel_graph, *(graph for _, graph in self._bound_graphs)):
-                    if graph is not None:
-                        graph.close()
+                if self._recorder is not None:
+                    self._recorder.close()
                 if self._done is not None:
                     driver.cuEventDestroy(self._done)
                 if self._stream is not None:
                     driver.cuStreamDestroy(self._stream)
-                if self._memory:
-                    driver.cuMemFree(self._memory)
+                if self._memory is not None:
+                    self._memory.free()
 
     def __del__(self) -> None:
         if hasattr(self, "_blocking") and not sys.is_finalizing():
@@ -306,149 +276,35 @@ class CudaSession:
 
     @property
     def allocations(self) -> int:
-        return self._allocations
+        return self.memory.allocations
 
     @property
     def stats(self) -> Mapping[str, float]:
         return dict(self._stats)
 
-    @contextlib.contextmanager
-    def _same_variables(self) -> Iterator[None]:
-        """Restore the variables afterwards."""
-        kept = [np.asarray(Pinned(self.device, port.nbytes)) for port in self.program.variables]
-        for port, memory in zip(self.program.variables, kept, strict=True):
-            what = f"copy of variable {port.name!r}"
-            checked(driver.cuMemcpyDtoHAsync(memory.ctypes.data, self.place(port), port.nbytes, self._stream), what)
-        checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
-        yield
-        for port, memory in zip(self.program.variables, kept, strict=True):
-            what = f"copy of variable {port.name!r}"
-            checked(driver.cuMemcpyHtoDAsync(self.place(port), memory.ctypes.data, port.nbytes, self._stream), what)
-        checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
+    @property
+    def memory(self) -> SessionMemory:
+        assert self._memory is not None  # but while a session that cannot be built is taken down
+        return self._memory
 
-    # Building
+    @property
+    def recorder(self) -> Recorder:
+        assert self._recorder is not None
+        return self._recorder
 
-    def _build(self, kernels: Sequence[Any]) -> None:
-        program = self.program
+    def _build(self, kernels: Sequence[LoadedKernel]) -> None:
+        """`kernels` of the program, and last the one that copies."""
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._stream = checked(driver.cuStreamCreate(int(flags)), "cuStreamCreate")
         flags = int(driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC) | int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         self._done = checked(driver.cuEventCreate(flags), "cuEventCreate")
         started = time.perf_counter()
-        constants = _aligned(program.arena_size)
-        self._allocate(constants + program.constants.nbytes)
-        self._upload(constants)
+        memory = self._memory = SessionMemory(self.device, self.program, self._stream)
         self._stats["upload"] = time.perf_counter() - started
-        self._stage()
-        bases = {"arena": self._memory, "constants": self._memory + constants}
-        self._launches = [self._launch(kernels, dispatch, bases) for dispatch in program.dispatches]
-        self._graph = self._capture(self._enqueue_inference)
-        self._executable = self._graph.executable
+        *kernels, copy = kernels
+        self._recorder = Recorder(self.program, memory, kernels, copy, self._stream, self.overlap)
+        self._executable = self._recorder.graph.executable
         checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
-
-    def _allocate(self, size: int) -> None:
-        """The arena, with zeros, and the constants."""
-        try:
-            self._memory = int(checked(driver.cuMemAlloc(max(size, _ALIGNMENT)), "cuMemAlloc"))
-        except CudaError as error:
-            if error.code != _OUT_OF_MEMORY:
-                raise
-            free, total = checked(driver.cuMemGetInfo(), "cuMemGetInfo")
-            raise DeviceError(
-                f"this model needs {size >> 20} MiB on {self.device}, where {free >> 20} of {total >> 20} MiB are free:"
-                " use a smaller batch or input, or close other programs"
-            ) from error
-        self._allocations += 1
-        checked(driver.cuMemsetD8Async(self._memory, 0, max(size, _ALIGNMENT), self._stream), "cuMemsetD8Async")
-
-    def _upload(self, offset: int) -> None:
-        constants = np.ascontiguousarray(self.program.constants)
-        if constants.nbytes:
-            target, source = self._memory + offset, constants.ctypes.data
-            checked(
-                driver.cuMemcpyHtoDAsync(target, source, constants.nbytes, self._stream), "the upload of the constants"
-            )
-            checked(driver.cuStreamSynchronize(self._stream), "the upload of the constants")
-
-    def _stage(self) -> None:
-        """Pinned host memory for the inputs and outputs."""
-        ports = (*self.program.inputs, *self.program.outputs)
-        offsets, size = [], 0
-        for port in ports:
-            offsets.append(size)
-            size += _aligned(port.nbytes)
-        memory = np.asarray(Pinned(self.device, max(size, _ALIGNMENT)))
-        self._allocations += 1
-        memory[...] = 0
-        views = [memory[at : at + port.nbytes] for at, port in zip(offsets, ports, strict=True)]
-        count = len(self.program.inputs)
-        self._input_memory, self._output_memory = views[:count], views[count:]
-
-    def _launch(self, kernels: Sequence[Any], dispatch: Dispatch, bases: Mapping[str, int]) -> Launch:
-        code = self.program.kernels[dispatch.kernel]
-        addresses = [bases[b.space] + b.offset for b in dispatch.bindings]
-        loaded = kernels[dispatch.kernel]
-        return make_launch(loaded, dispatch.groups, code.workgroup, code.shared_bytes, dispatch.label, addresses)
-
-    def _capture(self, enqueue: Callable[[], object]) -> Graph:
-        return Graph(self._stream, enqueue)
-
-    def _enqueue_inference(self, ways: Ways = _NOTHING_BOUND) -> Sequence[Launch]:
-        self._after_kernel = False
-        launches = self._enqueue_inputs(ways)
-        for launch in launches:
-            self._enqueue(launch)
-        self._enqueue_outputs(ways)
-        return launches
-
-    def _enqueue_kernels(self) -> None:
-        self._after_kernel = False
-        for launch in self._launches:
-            self._enqueue(launch)
-
-    def _enqueue_inputs(self, ways: Ways) -> Sequence[Launch]:
-        """Put the copies of inputs on the stream; the launches of the kernels, of which those that can read arrays of
-        the user's where they are do so."""
-        launches: Sequence[Launch] = self._launches
-        for index, (port, memory) in enumerate(zip(self.program.inputs, self._input_memory, strict=True)):
-            bound = ways.get(("input", index), memory.ctypes.data)
-            places = None
-            if ("input", index) in ways and bound is not None and (bound | port.nbytes) % _BLOCK == 0:
-                places = port.readers
-            if places is not None and bound is not None:
-                launches = _moved(launches, places, bound)
-            elif bound is not None:
-                copy = driver.cuMemcpyDtoDAsync if ("input", index) in ways else driver.cuMemcpyHtoDAsync
-                self._enqueue_copy(self.place(port), bound, port.nbytes, copy, f"copy of input {port.name!r}")
-        return launches
-
-    def _enqueue_outputs(self, ways: Ways) -> None:
-        for index, (port, memory) in enumerate(zip(self.program.outputs, self._output_memory, strict=True)):
-            bound = ways.get(("output", index), memory.ctypes.data)
-            if bound is not None:
-                copy = driver.cuMemcpyDtoDAsync if ("output", index) in ways else driver.cuMemcpyDtoHAsync
-                self._enqueue_copy(bound, self.place(port), port.nbytes, copy, f"copy of output {port.name!r}")
-
-    def _enqueue_copy(self, target: int, source: int, nbytes: int, copy: Callable[..., Any], what: str) -> None:
-        """Put a copy of a port on the stream, as a kernel where that can be."""
-        ours = copy is not driver.cuMemcpyDtoDAsync  # with room behind the last byte
-        fits = ours or (nbytes % 4 == 0 and target % 16 == 0 and source % 16 == 0)
-        by_kernel = fits and nbytes <= MOST_BYTES
-        self._after_kernel &= by_kernel
-        if not by_kernel:
-            checked(copy(target, source, nbytes, self._stream), what)
-            return
-        launch = self._copies.get((target, source))
-        if launch is None:
-            launch = self._copies[target, source] = copy_launch(self._copy, target, source, nbytes, what)
-        self._enqueue(launch)
-
-    def _enqueue(self, launch: Launch) -> None:
-        """Put a kernel on the stream: it overlaps with what is in front if that is a kernel as well."""
-        launch.enqueue(self._stream, overlap=self.overlap and self._after_kernel)
-        self._after_kernel = True
-
-    # Running
 
     def _finish(self) -> None:
         """Wait for the inference that was launched, if any."""
@@ -471,10 +327,10 @@ class CudaSession:
     def _run_bound(self) -> None:
         """An inference on the stream of those whose arrays are bound, with a graph that leaves those ports out."""
         bindings = self._bindings
-        ways = bindings.ways(self._has_graph)
+        ways = bindings.ways(self.recorder.has_graph)
         if self._in_place:
             ways = {**ways, **{("input", i): None for i in self._in_place}}
-        executable = self._bound_graph(ways).executable
+        executable = self.recorder.bound_graph(ways, self._finish).executable
         stream, others = bindings.streams()
         if stream is None:
             stream = int(self._stream)
@@ -496,38 +352,8 @@ class CudaSession:
             answer = driver.cuMemcpyHtoDAsync(self.place(port), array.ctypes.data, port.nbytes, self._working)
             checked(answer, f"copy of input {port.name!r}")
 
-    def _has_graph(self, ways: Ways) -> bool:
-        return any(ways == known for known, _ in self._bound_graphs)
-
-    def _bound_graph(self, ways: Ways) -> Graph:
-        """The graph for what is bound, made if there is none yet."""
-        graphs = self._bound_graphs
-        for known, graph in graphs:
-            if known is ways or known == ways:
-                return graph
-        if len(graphs) == _BOUND_GRAPHS:
-            self._finish()
-            old, graph = graphs.pop(0)
-            graph.close()
-            addresses = {address for address in old.values() if address is not None}
-            self._copies = {pair: launch for pair, launch in self._copies.items() if addresses.isdisjoint(pair)}
-        launches: list[Launch] = []
-        graph = self._capture(lambda: launches.extend(self._enqueue_inference(ways)))
-        graph.launches = launches
-        graphs.append((ways, graph))
-        return graph
-
-    def _download(self, index: int) -> None:
-        """Copy a bound output, which the arena still holds, to where read() finds it."""
-        port, memory = self.program.outputs[index], self._output_memory[index]
-        with self.device.context:
-            what = f"copy of output {port.name!r}"
-            checked(driver.cuMemcpyDtoHAsync(memory.ctypes.data, self.place(port), port.nbytes, self._stream), what)
-            checked(driver.cuStreamSynchronize(self._stream), what)
-
     def _run_blocking(self) -> None:
         """One kernel after the other, each awaited."""
-        self._after_kernel = False
         self._working = self._stream
         bindings = self._bindings
         _, others = bindings.streams(int(self._stream))
@@ -538,39 +364,29 @@ class CudaSession:
         ways: Ways = dict.fromkeys(ports)
         bindings.before(self._stream, others, ways)
         self._enqueue_in_place()
-        self._enqueue_inputs(ways)
-        for launch in self._launches:
+        self.recorder.enqueue_inputs(ways)
+        for launch in self.recorder.launches:
             try:  # NVIDIA's variable makes the launch itself report what the kernel did
                 launch.enqueue(self._stream)
                 checked(driver.cuStreamSynchronize(self._stream), "waiting for it failed")
             except CudaError as error:
                 raise self._failed(error, f"kernel {launch.kernel.name!r} ({launch.label})") from error
-        self._enqueue_outputs(ways)
+        self.recorder.enqueue_outputs(ways)
         bindings.after(self._stream, others, ways)
         self._running = True
 
     def _time_launch(self, launch: Launch) -> float:
-        def enqueue() -> None:
-            for _ in range(_LAUNCHES_TIMED):
-                launch.enqueue(self._stream)
-
-        graph, watch = self._capture(enqueue), Stopwatch()
         try:
-            graph.launch(self._stream)
-            rounds = [watch.seconds(self._stream, lambda: graph.launch(self._stream)) for _ in range(_ROUNDS_TIMED)]
-            return statistics.median(rounds) / _LAUNCHES_TIMED
+            return launch_seconds(self._stream, launch)
         except CudaError as error:
             raise self._failed(error, f"kernel {launch.kernel.name!r} ({launch.label})") from error
-        finally:
-            watch.close()
-            graph.close()
 
     def _failure(self, what: str, error: Any) -> DeviceError:
         return self._failed(CudaError(f"{what} failed: {error_text(error)}", int(error)))
 
     def _failed(self, error: CudaError, what: str = "") -> DeviceError:
         self.device.lost |= error.code in _STICKY
-        kernels = sorted({launch.kernel.name for launch in self._launches})
+        kernels = sorted({launch.kernel.name for launch in self.recorder.launches})
         advice = f"; the program's kernels are {', '.join(kernels)}: set {_BLOCKING_VARIABLE}=1 to learn which it was"
         if self._blocking or what:
             advice = ""
@@ -583,23 +399,8 @@ class CudaSession:
             raise DeviceError(f"{self.device} was lost by an earlier error: start the process anew")
 
 
-def _moved(launches: Sequence[Launch], places: Sequence[tuple[int, int]], address: int) -> list[Launch]:
-    """The launches with another address at some of (launch, argument)."""
-    found = list(launches)
-    for i, argument in places:
-        old = found[i]
-        addresses = list(old.arguments)
-        addresses[argument] = address
-        found[i] = make_launch(old.kernel, old.groups, old.workgroup, old.shared_bytes, old.label, addresses)
-    return found
-
-
 def latency_bound(program: Program) -> bool:
     """Whether most kernels touch so little memory that their time goes into starting and waiting: then overlap pays
     (on an H200, MobileNet v1 80 to 70 us at batch 1), else it does not (DeepLab v3, batch 64: 2.4 to 2.7 ms)."""
     touched = [sum(binding.size for binding in d.bindings) for d in program.dispatches]
     return bool(touched) and statistics.median(touched) <= LITTLE_BYTES
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
