@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Self
@@ -21,12 +20,13 @@ from ai_edge_litert.interpreter import Delegate, OpResolverType, load_delegate
 from litegpu import debug
 from litegpu.background import Background, InferenceFuture
 from litegpu.chatter import quiet
-from litegpu.delegates import cpu, folding
+from litegpu.delegates import cpu
 from litegpu.delegates.cpu import OfficialOptions
 from litegpu.delegates.partitioner import ON_CPU, Division, FailedDelegate, divide, whole_on_cpu
 from litegpu.delegates.plan import Plan, PrepareError
 from litegpu.delegates.protocol import Delegate as DelegateProtocol
 from litegpu.delegates.report import CPU, DelegationReport
+from litegpu.delegates.shapes import infer
 from litegpu.errors import (
     DelegateError,
     DelegateTypeError,
@@ -123,7 +123,10 @@ class Interpreter:
         if inlined is not self._model:
             self._path, self._content = None, bytes(write_model(inlined))
             self._model = read_model(self._content)
-        self._delegates += self._reference()
+        if any(o.is_custom for o in self._model.main.operators):
+            from litegpu.delegates.reference import for_missing_ops
+
+            self._delegates += for_missing_ops(self._model, self._options, alone=not self._delegates)
         self._open()
 
     # ------------------------------------------------------------------------------------------------ running
@@ -429,20 +432,6 @@ class Interpreter:
             self._divide(self._model.main, {})
             self._official = self._create(self._options.plain())
 
-    def _reference(self) -> list[DelegateProtocol]:
-        """What runs, in NumPy, the custom ops that litegpu knows and the official runtime lacks."""
-        main = self._model.main
-        if not any(o.is_custom for o in main.operators):
-            return []
-        from litegpu.delegates.reference import OWN_FORMAT, ReferenceDelegate
-
-        reference = ReferenceDelegate()
-        known = [o for o in main.operators if reference.check(self._model, main, o) is None]
-        missing = {name for name, _ in cpu.unresolved_custom_ops(self._model, main, known, self._options)}
-        if missing or self._delegates:
-            missing |= OWN_FORMAT & {o.name for o in known}
-        return [ReferenceDelegate(frozenset(missing))] if missing else []
-
     def _create(self, options: OfficialOptions) -> Any:
         try:
             return options.create(self._path, self._content)
@@ -506,59 +495,16 @@ class Interpreter:
         self.allocate_tensors()
 
     def _divide_inferred(self) -> tuple[Division, dict[int, str], bool]:
-        """The division of the subgraph with its true shapes, and what _infer() says of it besides."""
-        subgraph, refused, unresolved = self._infer()
+        """The division of the subgraph with its true shapes, and what is known of it besides: see Inferred."""
+        content = self._path, self._content
+        try:
+            found = infer(self._model, self._official, content, self._options, self._input_shapes())
+        except (RuntimeError, ValueError) as error:
+            raise self._runtime_error(error) from None
         division = self._division
-        if division is None or refused or subgraph is not self._subgraph:
-            division = self._divide(subgraph, refused)
-        return division, refused, unresolved
-
-    def _infer(self) -> tuple[Subgraph, dict[int, str], bool]:
-        """(the subgraph with its true shapes, nodes whose shapes only a run decides, whether kernels of custom ops may
-        be missing)."""
-        main = self._model.main
-        try:
-            with quiet():
-                self._official.allocate_tensors()
-        except (RuntimeError, ValueError) as error:
-            if not cpu.is_unresolved(str(error)):
-                raise self._runtime_error(error) from None
-            return self._infer_with_custom_ops(), {}, True
-        shapes, refused = cpu.infer_shapes(self._model, self._official, self._options)
-        subgraph = cpu.reshaped(main, shapes)
-        while folding.may_fold(subgraph):  # what follows from shapes may decide further ones
-            unknown = frozenset(t for node in refused for t in subgraph.operators[node].outputs)
-            folded = folding.fold(self._model, subgraph, unknown, self._options)
-            if folded is None:
-                break
-            model = replace(self._model, subgraphs=(folded, *self._model.subgraphs[1:]))
-            interpreter = self._options.plain().create(content=write_model(model))
-            for index, shape in self._input_shapes().items():
-                interpreter.resize_tensor_input(index, shape)
-            with quiet():
-                interpreter.allocate_tensors()
-            shapes, refused = cpu.infer_shapes(model, interpreter, self._options)
-            subgraph = cpu.reshaped(folded, shapes)
-        return subgraph, refused, False
-
-    def _infer_with_custom_ops(self) -> Subgraph:
-        """The subgraph with its true shapes, where only the default delegate has the custom ops, or nothing has them:
-        the shapes in the file hold then, unless an input was resized."""
-        main, inputs = self._model.main, self._input_shapes()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that preserving all tensors takes memory: it is not kept
-            interpreter = self._resized(self._options.preserving(), inputs)
-        try:
-            with quiet():
-                interpreter.allocate_tensors()
-        except (RuntimeError, ValueError) as error:
-            changed = [i for i, shape in inputs.items() if shape != main.tensors[i].shape]
-            if changed or not cpu.is_unresolved(str(error)):
-                names = ", ".join(f"'{main.tensors[i].name}'" for i in changed)
-                what = f"After {names} was resized the" if changed else "The"
-                raise InvokeError(f"{what} shapes of the model cannot be computed: {error}") from None
-            return main
-        return cpu.reshaped(main, cpu.shapes_of(interpreter, main))
+        if division is None or found.refused or found.subgraph is not self._subgraph:
+            division = self._divide(found.subgraph, found.refused)
+        return division, found.refused, found.unresolved
 
     def _require_kernels(self, division: Division) -> None:
         """Raises InvokeError naming every op on the CPU that the official runtime has no kernel for."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from litegpu.delegates import cpu
+from litegpu.delegates.cpu import OfficialOptions
 from litegpu.delegates.protocol import Partition
 from litegpu.delegates.report import CPU
 from litegpu.gpu.evaluate import evaluate_graph
@@ -18,6 +20,18 @@ from litegpu.model.types import Model, Operator, Subgraph
 #: These pass on places in a window. The official runtime (XNNPACK) has the bits of an integer in a float32 tensor for
 #: them, litegpu and MediaPipe a float: so that both sides of a border understand each other, that runtime gets neither.
 OWN_FORMAT = frozenset({"MaxPoolingWithArgmax2D", "MaxUnpooling2D"})
+
+
+def for_missing_ops(model: Model, options: OfficialOptions, *, alone: bool) -> list[ReferenceDelegate]:
+    """A delegate for the model's custom ops that litegpu knows and the official runtime lacks, if there are any.
+    `alone`: there is no other delegate."""
+    main = model.main
+    delegate = ReferenceDelegate()
+    known = [o for o in main.operators if delegate.check(model, main, o) is None]
+    missing = {name for name, _ in cpu.unresolved_custom_ops(model, main, known, options)}
+    if missing or not alone:
+        missing |= OWN_FORMAT & {o.name for o in known}
+    return [ReferenceDelegate(frozenset(missing))] if missing else []
 
 
 class ReferenceDelegate:
