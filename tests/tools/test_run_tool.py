@@ -14,7 +14,9 @@ from litegpu.errors import OptionError
 from litegpu.tools.agreement import compare
 from litegpu.tools.demo import demonstrate
 from litegpu.tools.images import load_image, save_image
-from litegpu.tools.run import print_report, run_model
+from litegpu.tools.run import run_model
+from litegpu.tools.run_page import write_page
+from litegpu.tools.run_text import print_report
 from litegpu.tools.tasks import Classification, Segmentation
 from litegpu.zoo import build_model, draw_scene
 
@@ -45,6 +47,9 @@ def test_cpu_run_with_a_picture(model: Path, picture: Path, tmp_path: Path, caps
     text = capsys.readouterr().out
     assert inference.result.top[0].label in text and "31 ops on the CPU" in text
     assert json.loads(json.dumps(report.as_dict()))["inferences"][0]["task"] == "classification"
+    write_page(report, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert inference.result.top[0].label in page and "data:image/png;base64," in page and "31 ops on the CPU" in page
 
 
 def test_gpu_agrees_with_the_cpu_without_being_identical(

@@ -22,6 +22,7 @@ def run(
     num_threads: Annotated[int | None, typer.Option("--num-threads", "--num_threads", help="For the CPU.")] = None,
     mean: Annotated[float | None, typer.Option(help="Subtracted from pixels (0..255); 127.5 for float models.")] = None,
     std: Annotated[float | None, typer.Option(help="Then divided by; 127.5 for float models.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a page with all of it, the pictures too.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run a model on pictures, or on made-up input, and show what ran where, how fast, and what came out.
@@ -36,7 +37,9 @@ def run(
     litegpu run model.tflite --image a.jpg --image b.jpg --precision float16 -o folder --json
     """
     from litegpu.tools.images import Normalization
-    from litegpu.tools.run import print_report, run_model
+    from litegpu.tools.run import run_model
+    from litegpu.tools.run_page import write_page
+    from litegpu.tools.run_text import print_report
 
     normalization = None
     if mean is not None or std is not None:
@@ -52,6 +55,8 @@ def run(
         num_threads=num_threads,
         normalization=normalization,
     )
+    if html is not None:
+        write_page(report, html)
     if as_json:
         print_json(report.as_dict())
     else:

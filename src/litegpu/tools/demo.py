@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 
 from litegpu.tools.images import save_image
-from litegpu.tools.run import RunReport, print_report, run_model
+from litegpu.tools.run import RunReport, run_model
+from litegpu.tools.run_text import print_report
 from litegpu.zoo import build_model, draw_scene
 
 _NETWORKS = ("mobilenet_v1", "deeplab_v3")

@@ -14,7 +14,6 @@ import numpy as np
 import litegpu
 from litegpu.errors import OptionError
 from litegpu.tools.agreement import TOLERANCES, Agreement, compare
-from litegpu.tools.console import print_table, print_warning
 from litegpu.tools.drawing import draw
 from litegpu.tools.images import Normalization, image_to_tensor, load_image, save_image, takes_image
 from litegpu.tools.inputs import random_inputs
@@ -25,7 +24,6 @@ from litegpu.tools.tasks import (
     Pose,
     Result,
     Segmentation,
-    Tensors,
     interpret,
     read_labels,
 )
@@ -171,101 +169,6 @@ def run_model(
     return RunReport(os.fspath(model), device, name, is_software, precision, report, timing, cpu, tuple(inferences))
 
 
-def print_report(report: RunReport) -> None:
-    """The report for people, on stdout."""
-    print(f"{report.model}: {report.delegation.summary()}")
-    if report.delegation.delegated:
-        print(f"GPU: {report.device}")
-    elif report.wanted != "cpu":
-        print('No op runs on a GPU; "litegpu doctor" says whether one can be used.')
-    print()
-    rows = [
-        (
-            str(p.index),
-            p.owner,
-            str(len(p.nodes)),
-            f"{p.nodes[0]}..{p.nodes[-1]}",
-            f"{len(p.inputs)} -> {len(p.outputs)}",
-        )
-        for p in report.delegation.partitions
-        if p.nodes
-    ]
-    print_table(("partition", "on", "ops", "nodes", "tensors in -> out"), rows)
-    print()
-    timings = [("GPU" if report.delegation.delegated else "CPU", report.timing)]
-    timings += [("CPU", report.cpu)] if report.cpu else []
-    columns = ("device", "inference ms (median)", "fastest", "first", "prepare ms", "runs")
-    print_table(columns, [(name, *_milliseconds(t), str(t.runs)) for name, t in timings])
-    for inference in report.inferences:
-        print()
-        _print_inference(inference)
-    if report.cpu:
-        print()
-        _print_verdict(report)
-
-
-def _print_inference(inference: Inference) -> None:
-    print(f"{inference.source} ({inference.preparation})" if inference.preparation else inference.source)
-    match inference.result:
-        case Classification(top):
-            print_table(("class", "label", "score"), [(str(e.index), e.label, f"{e.score:.4f}") for e in top])
-        case Segmentation(_, shares):
-            present = [(str(e.index), e.label, f"{e.score:.1%}") for e in shares]
-            print_table(("class", "label", "share of the picture"), present)
-        case Detection(boxes, best):
-            columns = ("class", "label", "score", "top", "left", "bottom", "right")
-            shown = boxes or ((best,) if best else ())
-            if not boxes:
-                print("nothing with a score of 0.3 or more" + ("; the best was" if best else ""))
-            found = [(b.found, (b.top, b.left, b.bottom, b.right)) for b in shown]
-            print_table(
-                columns, [(str(f.index), f.label, f"{f.score:.3f}", *(f"{edge:.3f}" for edge in e)) for f, e in found]
-            )
-        case Pose(keypoints):
-            points = [(k.name, f"{k.score:.3f}", f"{k.y:.3f}", f"{k.x:.3f}") for k in keypoints]
-            print_table(("keypoint", "score", "y", "x"), points)
-        case Picture(pixels):
-            print(f"a picture of {pixels.shape[1]}x{pixels.shape[0]} pixels")
-        case Tensors(tensors):
-            heads = ("output", "shape", "type", "min", "max", "mean", "std")
-            summaries = [
-                (
-                    t.name,
-                    str(list(t.shape)),
-                    t.dtype,
-                    *(f"{v:.5g}" for v in (t.minimum, t.maximum, t.mean, t.deviation)),
-                )
-                for t in tensors
-            ]
-            print_table(heads, summaries)
-    if inference.drawing:
-        print(f"drawn: {inference.drawing}")
-    if inference.agreement:
-        print()
-        rows = [(a.output, f"{a.relative_l2:.2e}", f"{a.max_abs:.2e}") for a in inference.agreement]
-        print_table(("output: GPU beside CPU", "relative L2", "max abs"), rows)
-        if inference.decision:
-            print(inference.decision)
-
-
-def _print_verdict(report: RunReport) -> None:
-    assert report.cpu is not None
-    gpu, cpu = report.timing.median * 1e3, report.cpu.median * 1e3
-    verdict = f"the GPU is {cpu / gpu:.1f} times as fast" if gpu <= cpu else f"the CPU is {gpu / cpu:.1f} times as fast"
-    if report.is_software:
-        verdict = "a software device: this says nothing about the speed of a GPU"
-    print(f"speed: GPU {gpu:.2f} ms, CPU {cpu:.2f} ms; {verdict}")
-    limit = TOLERANCES[report.precision]
-    if report.suspicious:
-        print_warning("agreement: bit-identical to the CPU: suspicious, did nothing run on the GPU?")
-    elif report.agrees:
-        print(f"agreement: relative L2 {report.worst:.1e}, within {limit:.0e} for {report.precision}")
-    else:
-        print_warning(
-            f"agreement: relative L2 {report.worst:.1e} is MORE than the {limit:.0e} expected of {report.precision}"
-        )
-
-
 class _Opened:
     """A model on a device, with its timings."""
 
@@ -353,10 +256,6 @@ def _drawing_path(
         return target
     target.mkdir(parents=True, exist_ok=True)
     return target / name
-
-
-def _milliseconds(timing: Timing) -> tuple[str, ...]:
-    return tuple(f"{t * 1e3:.2f}" for t in (timing.median, timing.fastest, timing.first, timing.prepare))
 
 
 def _result_as_dict(result: Result) -> dict[str, Any]:
