@@ -51,6 +51,7 @@ def map_(
     mean: Annotated[float | None, typer.Option(help="Subtracted from pixels (0..255); 127.5 for float models.")] = None,
     std: Annotated[float | None, typer.Option(help="Then divided by; 127.5 for float models.")] = None,
     num_threads: Annotated[int | None, typer.Option("--num-threads", "--num_threads", help="For the CPU.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the report as a page.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run a model on many inputs: one row of Parquet for each, in order, whatever is interrupted or dies.
@@ -94,6 +95,10 @@ def map_(
     except KeyboardInterrupt:
         print("litegpu: interrupted. The finished rows are kept: --resume goes on after them.", file=sys.stderr)
         raise typer.Exit(130) from None
+    if html is not None:
+        from litegpu.tools.mapping.page import write_page
+
+        write_page(report, html)
     if as_json:
         print_json(report.as_dict())
     else:

@@ -399,6 +399,10 @@ def test_command(
     (tmp_path / "l.txt").write_text("a.npy")
     status, text, error = call(adder, tmp_path / "l.txt", "-o", out, "--device=cpu", "--overwrite", "--on_error=skip")
     assert status == 0 and "1 input has an error" in text and "a.npy" in text
+    status, text, error = call(adder, tmp_path / "l.txt", "-o", out, "--device=cpu", "--overwrite", "--on-error=skip",
+                               "--html", tmp_path / "p.html")  # fmt: skip
+    page = (tmp_path / "p.html").read_text()
+    assert status == 0 and "Inputs without results" in page and "a.npy" in page and "adder" in page
     status, _, error = call(adder, tmp_path / "in.npy")
     assert status == 2 and "--out" in error
 
