@@ -52,8 +52,12 @@ class Recorder:
     def kernel_graph(self) -> Graph:
         """A graph of the kernels without the copies."""
         if self._kernel_graph is None:
-            self._kernel_graph = Graph(self._stream, self._enqueue_kernels)
+            self._kernel_graph = self.first_kernels(len(self.launches))
         return self._kernel_graph
+
+    def first_kernels(self, count: int) -> Graph:
+        """A new graph of so many kernels, without copies."""
+        return Graph(self._stream, lambda: self._enqueue_kernels(count))
 
     def has_graph(self, ways: Ways) -> bool:
         return any(ways == known for known, _ in self._bound_graphs)
@@ -120,9 +124,9 @@ class Recorder:
         addresses = [self._memory.bases[b.space] + b.offset for b in dispatch.bindings]
         return make_launch(loaded, dispatch.groups, code.workgroup, code.shared_bytes, dispatch.label, addresses)
 
-    def _enqueue_kernels(self) -> None:
+    def _enqueue_kernels(self, count: int) -> None:
         self._after_kernel = False
-        for launch in self.launches:
+        for launch in self.launches[:count]:
             self._enqueue(launch)
 
     def _enqueue_copy(self, target: int, source: int, nbytes: int, copy: Callable[..., Any], what: str) -> None:

@@ -29,6 +29,8 @@ from litegpu.gpu.runtime.host_copy import copy_bytes
 
 #: A microsecond or less on a fast GPU: what starting a kernel costs.
 LITTLE_BYTES = 3 << 20
+#: How often the first so many kernels are launched together to be timed, and how often that is done.
+_PREFIX_REPEATS, _PREFIX_ROUNDS = 20, 5
 #: NVIDIA's own variable: each kernel is launched by itself and awaited, so that an error can name it.
 _BLOCKING_VARIABLE = "CUDA_LAUNCH_BLOCKING"
 #: Errors of running kernels (illegal addresses, traps, timeouts ...), after which a context is of no use to anyone.
@@ -229,12 +231,15 @@ class CudaSession:
 
     def time_kernels(self) -> list[float]:
         """Seconds of each dispatch: the median of several graphs of the same launch repeated, so with warm caches and
-        including the gap to the next kernel. The arena's content is spoilt, which the next run() does not mind, except
-        for the variables, which are restored."""
+        including the gap to the next kernel. Where kernels overlap, that would count time twice: there it is how much
+        longer the graph of all kernels up to this one takes than that of those before it, which adds up to the time of
+        the whole. Spoils the arena, which the next run() does not mind, but for the variables, which are restored."""
         with self._lock, self.device.context:
             self._check_usable()
             self._finish()
             with self.memory.same_variables():
+                if self.overlap:
+                    return self._time_added()
                 return [self._time_launch(launch) for launch in self.recorder.launches]
 
     def time_graph(self, repeats: int = 100) -> float:
@@ -380,6 +385,19 @@ class CudaSession:
             return launch_seconds(self._stream, launch)
         except CudaError as error:
             raise self._failed(error, f"kernel {launch.kernel.name!r} ({launch.label})") from error
+
+    def _time_added(self) -> list[float]:
+        ends = []
+        for count in range(1, len(self.recorder.launches) + 1):
+            graph = self.recorder.first_kernels(count)
+            try:
+                ends.append(min(graph_seconds(self._stream, graph, _PREFIX_REPEATS) for _ in range(_PREFIX_ROUNDS)))
+            except CudaError as error:
+                raise self._failed(error) from error
+            finally:
+                graph.close()
+        later = np.maximum.accumulate([0.0, *ends])  # what is left of the noise takes no time
+        return [float(seconds) for seconds in np.diff(later)]
 
     def _failure(self, what: str, error: Any) -> DeviceError:
         return self._failed(CudaError(f"{what} failed: {error_text(error)}", int(error)))
