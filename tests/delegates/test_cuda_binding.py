@@ -514,3 +514,16 @@ def test_real_libraries(library: str) -> None:
                     assert isinstance(y, xp.ndarray)
                     result = (y * 2).get()
             np.testing.assert_array_equal(result, -2 * array)
+
+
+@pytest.mark.skipif(EMULATED, reason="needs a GPU")
+def test_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    jax = pytest.importorskip("jax")
+    if jax.default_backend() != "gpu":
+        pytest.skip("JAX has no GPU here")
+    with litegpu.load(neg(), "cuda") as model:
+        for seed in range(5):
+            y = model(jax.numpy.asarray(numbers(seed)))
+            assert isinstance(y, jax.Array) and y.devices() == jax.numpy.asarray(0).devices()
+            np.testing.assert_array_equal(np.asarray(y * 2), -2 * numbers(seed))
