@@ -231,19 +231,22 @@ class LoadedModel:
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         names = list(self._inputs)
-        expected = f"the model has {len(names)}: {', '.join(names)}"
+
+        def expected() -> str:
+            return f"the model has {len(names)}: {', '.join(names)}"
+
         if len(args) > len(names):
-            raise TensorError(f"{len(args)} inputs were given, but {expected}")
+            raise TensorError(f"{len(args)} inputs were given, but {expected()}")
         values = dict(zip(names, args, strict=False))
         for name, value in kwargs.items():
             if name not in self._inputs:
-                raise TensorError(f"There is no input '{name}'; {expected}")
+                raise TensorError(f"There is no input '{name}'; {expected()}")
             if name in values:
                 raise TensorError(f"Input '{name}' was given twice, by position and by name")
             values[name] = value
         missing = [name for name in names if name not in values]
         if missing:
-            raise TensorError(f"Input '{missing[0]}' was not given; {expected}")
+            raise TensorError(f"Input '{missing[0]}' was not given; {expected()}")
         return values
 
     def _converted(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
