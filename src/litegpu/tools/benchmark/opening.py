@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -207,6 +208,9 @@ def _external(flags: BenchmarkFlags) -> Any:
     """The official runtime's object for a delegate in a shared library, None if there is none."""
     if not flags.external_delegate_path:
         return None
+    path = flags.external_delegate_path
+    if os.path.dirname(path) and not os.path.exists(path):
+        raise OptionError(f"--external_delegate_path={path}: there is no such file")
     options = {}
     for item in filter(None, flags.external_delegate_options.split(";")):
         key, colon, value = item.partition(":")
@@ -214,9 +218,9 @@ def _external(flags: BenchmarkFlags) -> Any:
             raise OptionError(f"{item!r} in --external_delegate_options is not key:value")
         options[key] = value
     try:
-        return litegpu.load_delegate(flags.external_delegate_path, options)
+        return litegpu.load_delegate(path, options)
     except (OSError, ValueError) as error:
-        raise DelegateError(f"The delegate in {flags.external_delegate_path} cannot be loaded: {error}") from None
+        raise DelegateError(f"The delegate in {path} cannot be loaded: {error}") from None
 
 
 def _signature(interpreter: litegpu.Interpreter, flags: BenchmarkFlags) -> litegpu.SignatureRunner | None:

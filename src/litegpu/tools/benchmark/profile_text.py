@@ -57,7 +57,7 @@ def profile_text(result: BenchmarkResult) -> str:
 
 def closing(profile: Profile) -> list[str]:
     """How the sum of the kernels relates to the whole."""
-    text = f"GPU: {profile.kernel_sum:.3f} ms for the kernels, each timed by itself"
+    text = f"GPU: {profile.kernel_sum:.3f} ms for the kernels, one by one"
     if profile.gpu is not None:
         text += f"; {profile.gpu:.3f} ms for all of them together"
     return [text]
