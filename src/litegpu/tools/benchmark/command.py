@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     log.info("STARTING!")
     if line.unknown:
         log.warn("Unconsumed cmdline flags: " + " ".join(f"{a}{suggestion(a)}" for a in line.unknown))
-    for answer in line.answers:
+    for answer in (*line.answers, *_idle(line)):
         log.warn(answer)
     if report.trace:
         flags = replace(flags, enable_op_profiling=True)
@@ -72,6 +72,13 @@ def main(arguments: Sequence[str]) -> int:
         log.error("Benchmarking failed.")
         raise
     return 0
+
+
+def _idle(line: CommandLine) -> list[str]:
+    """What to say about flags of the GPU where it is not used."""
+    if line.flags.use_gpu or line.report.compare or line.report.perf_options_list:
+        return []
+    return [f"--{name} has no effect without --use_gpu=true" for name in line.given if name.startswith("gpu_")]
 
 
 def _list_signatures(flags: BenchmarkFlags) -> int:

@@ -94,7 +94,9 @@ def open_model(flags: BenchmarkFlags, content: bytes | None = None, announce: Ca
         allocating = clock()
         interpreter.allocate_tensors()
         ready = clock()
-        startup = _startup(delegate, opened - start, loaded - opened - checks, ready - allocating + checks)
+        startup = _startup(
+            delegate, opened - start if given else 0.0, loaded - opened - checks, ready - allocating + checks
+        )
         kernels = tuple(delegate.prepared) if delegate is not None else ()
         delegates = _applied(interpreter, delegate, external, flags)
         if flags.require_full_delegation and not any(whole for _, _, whole in delegates):

@@ -31,7 +31,7 @@ class CommandLine:
 
 def parse_flags(arguments: Sequence[str]) -> CommandLine:
     """Read `--name=value` and `--name value`; a bare `--name` is true for booleans. The first of several counts, and
-    hyphens in names count as underscores.
+    hyphens in names count as underscores. Without --graph, the first word that is no flag's is the model.
 
     Raises OptionError for a value that does not fit the flag's type, and for a delegate that there is not here.
     """
@@ -64,6 +64,10 @@ def parse_flags(arguments: Sequence[str]) -> CommandLine:
             unknown.append(argument)
         else:
             values[name] = _converted(name, text, kind)
+    words = [a for a in unknown if not a.startswith("-")]
+    if "graph" not in values and words:
+        values["graph"] = words[0]
+        unknown.remove(words[0])
     own = {field.name for field in fields(ReportFlags)}
     report = ReportFlags(**{k: v for k, v in values.items() if k in own})
     flags = checked(BenchmarkFlags(**{k: v for k, v in values.items() if k not in own}))
