@@ -10,6 +10,7 @@ from litegpu.report.style import SERIES
 
 _WIDTH = 720.0
 _LETTER = 6.6  # average width at the size of the plots
+_CAPITAL = 8.4
 _TOP = 26.0
 _LONGEST_LABEL = 34
 
@@ -23,7 +24,7 @@ def bars(
     above zero has no bar then. Values that are no numbers are shown as text without a bar."""
     thick = 16.0 if len(series) == 1 else 12.0
     group = thick * len(series) + 8
-    left = 12 + _LETTER * max((len(_shortened(label)) for label in labels), default=0)
+    left = 12 + max((_width(_shortened(label)) for label in labels), default=0.0)
     values = [v for found in series.values() for v in found]
     axis = _Axis([*values, *([] if log else [0.0])], left, _WIDTH - 90, log)
     top = _TOP + (18 if len(series) > 1 else 0)
@@ -179,6 +180,11 @@ def _legend(names: Sequence[str], y: float) -> list[Mark]:
 
 def _shortened(label: str) -> str:
     return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…"
+
+
+def _width(text: str) -> float:
+    """About how wide a text is; capitals are wider."""
+    return sum(_CAPITAL if letter.isupper() else _LETTER for letter in text)
 
 
 def _figure(value: float) -> str:

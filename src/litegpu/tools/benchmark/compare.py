@@ -18,7 +18,7 @@ from litegpu.tools.benchmark.bootstrap import Interval, median_ratio
 from litegpu.tools.benchmark.configurations import Configuration, configurations
 from litegpu.tools.benchmark.energy import EnergyWatch
 from litegpu.tools.benchmark.flags import BenchmarkFlags
-from litegpu.tools.benchmark.loop import progress_bar, timed_runs
+from litegpu.tools.benchmark.loop import Rule, progress_bar, timed_runs
 from litegpu.tools.benchmark.measurement import Measurement
 from litegpu.tools.benchmark.parse import flags_from
 from litegpu.tools.benchmark.profile import profile
@@ -28,6 +28,7 @@ from litegpu.tools.benchmark.timing import Timing
 
 _TURN_SECONDS = 0.02  # about as long a configuration runs before it is the next one's turn
 _ROUNDS = 10  # at least, if there are as many runs: what the intervals are made from
+_TRIED = 3  # runs to learn how long they take
 _SEED = 5489
 
 
@@ -191,7 +192,8 @@ def _interleaved(measured: Sequence[Measurement], shuffle: bool, pause: float, l
 
 def _runs_in_turn(measurement: Measurement) -> int:
     """So many that a turn lasts some time, but that there are enough rounds."""
-    typical = (measurement.warmup.median or 1e3) * 1e-6
+    opened = measurement.opened  # the warm-up may have been one run, a slow first one
+    typical = timed_runs(opened.prepare, opened.run, Rule(_TRIED, -1.0, math.inf)).minimum * 1e-6
     return max(1, min(math.ceil(_TURN_SECONDS / typical), measurement.flags.num_runs // _ROUNDS))
 
 

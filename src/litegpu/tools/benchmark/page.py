@@ -77,7 +77,7 @@ def comparison_page(comparison: Comparison) -> Page:
     """Several configurations."""
     page = Page(f"Benchmark: {Path(comparison.model).name}", subtitle="configurations in interleaved runs")
     page.figures([
-        (f"{s.label}{f', batch {s.batch}' if s.batch else ''}", f"{s.value:.2f} x",
+        (f"{s.label}{f', batch {s.batch}' if s.batch else ''}", f"{s.value:.3g} x",
          {"faster": "good", "slower": "bad"}.get(s.verdict, ""))
         for s in comparison.speedups
     ])  # fmt: skip
