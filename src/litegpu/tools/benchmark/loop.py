@@ -80,8 +80,8 @@ def setter(interpreter: Any, indices: Sequence[int], arrays: Sequence[Any]) -> C
     set_tensor, pairs = interpreter.set_tensor, list(zip(indices, arrays, strict=True))
 
     def prepare() -> None:
-        for index, array in pairs:
-            set_tensor(index, array)
+        for index, value in pairs:
+            set_tensor(index, value)
 
     return prepare
 
