@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import litegpu
-from litegpu.errors import LiteGpuError, ModelError
+from litegpu.errors import LiteGpuError
 from litegpu.model.batch import with_batch
 from litegpu.tools.benchmark.bootstrap import Interval, median_ratio
 from litegpu.tools.benchmark.configurations import Configuration, configurations
@@ -156,10 +156,7 @@ def _batched(graph: str, batch_sizes: Sequence[int]) -> list[tuple[int | None, b
     """(batch size, the model's bytes) of each; the file itself without batch sizes."""
     if not batch_sizes:
         return [(None, None)]
-    try:
-        model = litegpu.read_model(graph)
-    except OSError as error:
-        raise ModelError(f"Cannot read {graph}: {error.strerror or error}") from None
+    model = litegpu.read_model(graph)
     return [(batch, bytes(with_batch(model, batch).content)) for batch in batch_sizes]
 
 

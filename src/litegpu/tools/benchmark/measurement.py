@@ -40,7 +40,7 @@ class Measurement:
             if i == 0:
                 log.info(f"{name} delegate created.")
         log_delegation(log, self.opened)
-        self.megabytes = (len(content) if content is not None else Path(flags.graph).stat().st_size) / 1e6
+        self.megabytes = _bytes_of(flags.graph, content, self.opened) / 1e6
         log.info(f"The input model file size (MB): {number(self.megabytes)}")
         log.info(f"Initialized session in {number(self.opened.startup.total * 1e3)}ms.")
         self.warmup = Timing(())
@@ -95,6 +95,7 @@ class Measurement:
             batch=self._batch,
             input_bytes=sum(array.nbytes for array in opened.inputs if array.dtype.kind not in "SO"),
             began=self.began,
+            graph=opened.interpreter._subgraph,
         )
 
     def close(self) -> None:
@@ -107,3 +108,10 @@ class Measurement:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _bytes_of(path: str, content: bytes | None, opened: Opened) -> int:
+    """Of the model: of its file, if that is not a bundle of several."""
+    if content is not None:
+        return len(content)
+    return Path(path).stat().st_size if Path(path).is_file() else len(opened.interpreter._model.content)

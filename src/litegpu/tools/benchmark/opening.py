@@ -13,7 +13,7 @@ import numpy as np
 import litegpu
 from litegpu.delegates.cpu import PLAIN
 from litegpu.delegates.xnnpack import partitions_of
-from litegpu.errors import DelegateError, LiteGpuError, ModelError, OptionError
+from litegpu.errors import DelegateError, LiteGpuError, OptionError
 from litegpu.tools.benchmark import feeds
 from litegpu.tools.benchmark.flags import BenchmarkFlags
 from litegpu.tools.benchmark.loop import setter
@@ -71,17 +71,14 @@ def open_model(flags: BenchmarkFlags, content: bytes | None = None, announce: Ca
     external = _external(flags)
     opened = clock()
     given = [d for d in (delegate, external) if d is not None]
-    try:
-        interpreter = litegpu.Interpreter(
-            model_path=None if content is not None else flags.graph,
-            model_content=content,
-            experimental_delegates=given or None,
-            num_threads=flags.num_threads if flags.num_threads > 0 else None,
-            experimental_op_resolver_type=PLAIN if flags.use_xnnpack is False else litegpu.OpResolverType.AUTO,
-            experimental_disable_delegate_clustering=flags.disable_delegate_clustering,
-        )
-    except OSError as error:
-        raise ModelError(f"Cannot read {flags.graph}: {error.strerror or error}") from None
+    interpreter = litegpu.Interpreter(
+        model_path=None if content is not None else flags.graph,
+        model_content=content,
+        experimental_delegates=given or None,
+        num_threads=flags.num_threads if flags.num_threads > 0 else None,
+        experimental_op_resolver_type=PLAIN if flags.use_xnnpack is False else litegpu.OpResolverType.AUTO,
+        experimental_disable_delegate_clustering=flags.disable_delegate_clustering,
+    )
     try:
         loaded, checks = clock(), delegate.checking if delegate is not None else 0.0
         announce(f"Loaded model {flags.graph}")

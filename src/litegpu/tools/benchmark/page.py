@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from litegpu.model.inline import inline_composites
-from litegpu.model.reader import read_model
 from litegpu.report import Page, Plot, bars, graph_nodes, histogram, lines
 from litegpu.tools.benchmark.compare import Comparison
 from litegpu.tools.benchmark.comparison_text import notes, table
@@ -48,10 +46,8 @@ def result_page(result: BenchmarkResult) -> Page:
         page.text(line)
     if result.profile is not None:
         _add_profile(page, result.profile)
-    page.section("Graph").graph(
-        graph_nodes(inline_composites(read_model(result.flags.graph)).main, result.delegation, _node_times(result)),
-        folded=True,
-    )
+    if result.graph is not None:
+        page.section("Graph").graph(graph_nodes(result.graph, result.delegation, _node_times(result)), folded=True)
     return page
 
 

@@ -79,6 +79,8 @@ def flags_from(model: str | os.PathLike[str] | BenchmarkFlags, changes: Mapping[
     values of another type."""
     if isinstance(model, BenchmarkFlags):
         return with_changes(model, changes)
+    if not isinstance(model, str | os.PathLike):
+        raise OptionError(f"the model is {type(model).__name__}; it must be the path of a file")
     return with_changes(BenchmarkFlags(graph=os.fspath(model)), changes)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from litegpu.delegates.report import DelegationReport
+from litegpu.model.types import Subgraph
 from litegpu.tools.benchmark.flags import BenchmarkFlags
 from litegpu.tools.benchmark.timing import Timing
 
@@ -123,7 +124,8 @@ class Profile:
 @dataclass(frozen=True)
 class BenchmarkResult:
     """One configuration. `label` names it, `device` is what runs it, `batch` the leading dimension of its inputs if it
-    was changed, `began` when it was begun to be opened, on the clock of Timing.ends."""
+    was changed, `began` when it was begun to be opened, on the clock of Timing.ends, `graph` the main subgraph, with
+    the shapes that were run."""
 
     label: str
     flags: BenchmarkFlags
@@ -140,6 +142,7 @@ class BenchmarkResult:
     batch: int | None = None
     input_bytes: int = 0
     began: float = 0.0
+    graph: Subgraph | None = field(default=None, compare=False, repr=False)
 
     @property
     def init(self) -> int:
