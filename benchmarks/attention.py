@@ -2,22 +2,28 @@
 
     python benchmarks/attention.py [--precisions float16 float32]
 
-Microseconds of GPU time, from graphs launched back to back; "chosen" is what litegpu takes by itself. PyTorch
-(scaled_dot_product_attention) is timed as a CUDA graph, and left out where it is not installed.
+Microseconds of GPU time, of kernels launched back to back, of what litegpu chooses, of one kernel of the kernel
+language, of separate products and softmax, and of PyTorch's scaled_dot_product_attention (as a CUDA graph; left out
+where it is not installed).
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import Any
+from unittest import mock
 
 import numpy as np
 from lstm import median
 
+from litegpu.gpu import graph, passes
 from litegpu.gpu.build import build_program
+from litegpu.gpu.kernels import cuda
 from litegpu.gpu.lower import lower_partition
 from litegpu.gpu.passes import attention
 from litegpu.gpu.runtime.cuda import open_device
+from litegpu.gpu.runtime.cuda_graph import launch_seconds
 from litegpu.model.reader import read_model
 from litegpu.model.writer import ModelBuilder
 
@@ -32,30 +38,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--precisions", nargs="+", default=["float16", "float32"])
     options = parser.parse_args()
-    threshold = attention.MANY_LOGITS
-    print(f"{'batch x heads x queries x keys x depth':<40} {'':8} {'logits':>9} {'one':>8} {'three':>8} {'PyTorch':>8}")
+    head = "batch x heads x queries x keys x depth"
+    print(f"{head:<40} {'':8} {'chosen':>8} {'language':>8} {'products':>8} {'PyTorch':>8}")
     for precision in options.precisions:
         for case in CASES:
-            content = network(*case)
-            logits = int(np.prod(case[:4]))
-            times = []
-            for limit in (1 << 40, 0):
-                attention.MANY_LOGITS = limit
-                times.append(seconds(content, precision == "float16"))
-            attention.MANY_LOGITS = threshold
-            peer = torch_seconds(case, precision)
-            chosen = "one" if logits <= threshold else "three"
-            print(
-                f"{'x'.join(map(str, case)):<40} {precision:8} {logits:9} {1e6 * times[0]:8.1f} {1e6 * times[1]:8.1f} "
-                f"{f'{1e6 * peer:8.1f}' if peer else '       -'}   chosen: {chosen}",
-                flush=True,
-            )
+            content, half = network(*case), precision == "float16"
+            times: list[float | None] = [seconds(content, half)]
+            with mock.patch.dict(cuda._BUILD, {graph.Attention: lambda ctx: None}), in_one(True):
+                times.append(seconds(content, half))
+            with in_one(False):
+                times.append(seconds(content, half))
+            times.append(torch_seconds(case, precision))
+            shown = " ".join("       -" if t is None else f"{1e6 * t:8.1f}" for t in times)
+            print(f"{'x'.join(map(str, case)):<40} {precision:8} {shown}", flush=True)
+
+
+def in_one(joined: bool) -> Any:
+    """Attention in one kernel whatever the estimates say, or never."""
+    if joined:
+        return mock.patch.object(attention, "FEW_KEYS", 1 << 30)
+    return mock.patch.object(passes, "join_attention", lambda found, features, half: found)
 
 
 def network(batch: int, heads: int, queries: int, keys: int, depth: int) -> bytes:
     b = ModelBuilder()
-    q = b.input("q", (batch, heads, queries, depth))
-    k, v = (b.input(name, (batch, heads, keys, depth)) for name in "kv")
+    shapes = {"q": (batch, heads, queries, depth), "k": (batch, heads, keys, depth), "v": (batch, heads, keys, depth)}
+    # softmax, so that what the attention reads is computed, and stored as the precision says
+    q, k, v = (b.op("SOFTMAX", [b.input(name, shape)], shape, {"beta": 1.0}) for name, shape in shapes.items())
     whole = (batch, heads, queries, keys)
     logits = b.op("BATCH_MATMUL", [q, k], whole, {"adj_y": True})
     logits = b.op("MUL", [logits, b.constant(np.array(depth**-0.5, np.float32))], whole)
@@ -65,14 +74,15 @@ def network(batch: int, heads: int, queries: int, keys: int, depth: int) -> byte
 
 
 def seconds(content: bytes, half: bool) -> float:
-    """GPU time of an inference."""
+    """GPU time of the attention's kernels, each by itself: the first three are others."""
     device = open_device()
     main = read_model(content).main
     lowered = lower_partition(main, main.operators, main.inputs, main.outputs)
     program = build_program(lowered.graph, device.features, device.target, half=half)
     session = device.session(program)
     try:
-        return median(lambda: session.time_graph(50), 5)
+        with device.context:
+            return sum(launch_seconds(session._stream, launch) for launch in session.recorder.launches[3:])
     finally:
         session.close()
 
@@ -93,15 +103,15 @@ def torch_seconds(case: tuple[int, ...], precision: str) -> float | None:
         for _ in range(3):
             function(q, k, v)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.inference_mode(), torch.cuda.graph(graph):
+    recorded = torch.cuda.CUDAGraph()
+    with torch.inference_mode(), torch.cuda.graph(recorded):
         function(q, k, v)
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def measure() -> float:
         start.record()
         for _ in range(50):
-            graph.replay()
+            recorded.replay()
         stop.record()
         stop.synchronize()
         return float(start.elapsed_time(stop)) * 1e-3 / 50

@@ -112,6 +112,19 @@ inline void load_matrices(unsigned (&r)[4], unsigned at) {
   emulator::pause();
 }
 
+inline void load_matrices_turned(unsigned (&r)[4], unsigned at) {
+  const unsigned self = emulator::current - emulator::threads.data(), first = self & ~31u, lane = self & 31u;
+  emulator::addresses[self] = at;
+  emulator::pause();
+  for (unsigned i = 0; i < 4; i++) {
+    unsigned short pair[2];
+    for (unsigned j = 0; j < 2; j++)
+      std::memcpy(&pair[j], shared + emulator::addresses[first + i * 8 + lane % 4 * 2 + j] + lane / 4 * 2, 2);
+    r[i] = pair[0] | (unsigned)pair[1] << 16;
+  }
+  emulator::pause();
+}
+
 inline void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   const unsigned self = emulator::current - emulator::threads.data(), first = self & ~31u, lane = self & 31u;
   emulator::operands[self] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};

@@ -92,5 +92,6 @@ def test_tensor_cores_do_large_ones() -> None:
     model = read_model(content).main
     lowered = lower_partition(model, model.operators, model.inputs, model.outputs)
     features = Features(cuda_capability=90, compute_units=132, float16=True)
-    names = {k.name for k in build_program(lowered.graph, features, "cuda", half=True).kernels}
-    assert "tensor_matmul" in names
+    for half, expected in ((True, "flash_attention"), (False, "tiled_matmul")):
+        names = {k.name for k in build_program(lowered.graph, features, "cuda", half=half).kernels}
+        assert expected in names

@@ -20,4 +20,4 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     graph = fold_constants(drop_unused(graph))
     graph = absorb_border(absorb_padding(join_copies(graph)))
     graph = fuse_elementwise(raise_elementwise(graph), features.max_buffers)
-    return split_reductions(join_separable(join_attention(join_entry(graph, features), features), features, half))
+    return split_reductions(join_separable(join_attention(join_entry(graph, features), features, half), features, half))

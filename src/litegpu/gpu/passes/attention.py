@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from litegpu.gpu.graph import (
     RESULT,
     Apply,
@@ -19,22 +17,23 @@ from litegpu.gpu.graph import (
     Softmax,
     substitute,
 )
+from litegpu.gpu.kernels.cuda.attention import fits as native_fits
 from litegpu.gpu.kernels.cuda.tile import LEAST_CAPABILITY
 from litegpu.gpu.lang.features import Features
 
 #: Numbers of a query, and of a value, that a thread keeps in registers.
 MOST_DEPTH, MOST_COLUMNS = 256, 128
-#: Logits from which on tensor cores, which the separate products use, win what storing the logits costs.
-MANY_LOGITS = 1 << 20
+#: Keys up to which one kernel of the language takes no longer on CUDA than native products.
+FEW_KEYS = 32
 
 
-def join_attention(graph: Graph, features: Features) -> Graph:
-    """The graph with Attention nodes for softmax(scale * q k^T + mask) v."""
+def join_attention(graph: Graph, features: Features, half: bool) -> Graph:
+    """The graph with Attention nodes for softmax(scale * q k^T + mask) v. `half`: intermediates will be float16."""
     producer, consumers = graph.producer(), graph.consumers()
     gone: set[int] = set()
     nodes = []
     for node in graph.nodes:
-        joined = _joined(node, graph, producer, features)
+        joined = _joined(node, graph, producer, features, half)
         if joined is not None:
             weights = producer[node.inputs[0]]
             inner = {weights.output, weights.inputs[0]}
@@ -48,7 +47,7 @@ def join_attention(graph: Graph, features: Features) -> Graph:
     return GraphBuilder(dict(graph.values), left).graph(graph.inputs, graph.outputs)
 
 
-def _joined(node: Node, graph: Graph, producer: dict[int, Node], features: Features) -> Node | None:
+def _joined(node: Node, graph: Graph, producer: dict[int, Node], features: Features, half: bool) -> Node | None:
     """The Attention that ends in `node`, if it is the product of weights and values."""
     values = graph.values
     if node.op != MatMul() or node.inputs[0] not in producer:
@@ -69,7 +68,8 @@ def _joined(node: Node, graph: Graph, producer: dict[int, Node], features: Featu
     scale, added = found
     q, k, v = (values[i] for i in (*logits.inputs, node.inputs[1]))
     lead = values[logits.output].shape[:2]
-    many = math.prod(values[logits.output].shape) > MANY_LOGITS and features.cuda_capability >= LEAST_CAPABILITY
+    native = half and native_fits(q.shape[3], v.shape[3], k.shape[2])
+    slow = features.cuda_capability >= LEAST_CAPABILITY and k.shape[2] > FEW_KEYS and not native
     fits = (
         all(t.dtype is DType.FLOAT32 for t in (q, k, v))
         and q.shape[:2] == lead == values[node.output].shape[:2]
@@ -77,7 +77,7 @@ def _joined(node: Node, graph: Graph, producer: dict[int, Node], features: Featu
         and v.shape[3] <= MOST_COLUMNS
         and v.shape[2] == k.shape[2]
     )
-    if many or not fits:
+    if slow or not fits:
         return None
     mask = () if added == 0 else (logits.operands[added - 1],)
     sources = tuple(sorted({*logits.sources, *weights.sources, *node.sources}))

@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 from litegpu.gpu import graph
 from litegpu.gpu.kernels.context import Context, Launch
-from litegpu.gpu.kernels.cuda import convolution, depthwise, lstm, matmul, separable, transpose
+from litegpu.gpu.kernels.cuda import attention, convolution, depthwise, lstm, matmul, separable, transpose
 from litegpu.gpu.kernels.cuda.tile import LEAST_CAPABILITY
 
 _BUILD: dict[type[graph.Op], Callable[[Context], list[Launch] | None]] = {
+    graph.Attention: attention.build,
     graph.Conv2D: convolution.build,
     graph.Custom: lstm.build,
     graph.DepthwiseConv2D: depthwise.build,

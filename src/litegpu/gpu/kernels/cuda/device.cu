@@ -24,6 +24,13 @@ INLINE void load_matrices(unsigned (&r)[4], unsigned at) {
                : "r"(shared_address(at))
                : "memory");
 }
+// The same, each matrix transposed.
+INLINE void load_matrices_turned(unsigned (&r)[4], unsigned at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(at))
+               : "memory");
+}
 // d += a (16 x 16) times b (16 x 8), sums in float.
 INLINE void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

@@ -1,0 +1,199 @@
+// softmax(scale * q k^T + beta * mask) v for each of the leading positions, in half precision with float sums, without ever
+// storing the logits. A workgroup has 16 * WARPS_M queries; it goes through the keys and values in steps of STEP, whose
+// copies run one step ahead, and WARPS_K warps divide the keys of a step among them. Every warp keeps, for its queries, the
+// largest logit so far, and relative to that the sum of the exponentials and the sums of the values.
+//
+// Constants from the host: WARPS_M WARPS_K STEP; DP EP (depth and columns, padded to a power of two); HEADS QUERIES KEYS
+// QUADS (of the output); TILES (workgroups along the queries); SCALE BETA (times log2 e); for Q_, K_ and V_: _TYPE,
+// _LOAD(value), _COPY (8 or 4 numbers at once, 1: four floats, or 0: one by one), _WIDTH (that can be read of a row), _OFFSET _PITCH_BATCH
+// _PITCH_HEAD _PITCH_ROW _PITCH_COLUMN; MASKED, and for the mask: MASK_TYPE MASK_LOAD(value) MASK_OFFSET MASK_PITCH_*.
+#define NOTHING __int_as_float(0xff800000)  // minus infinity, of which the exponential is 0
+constexpr unsigned THREADS = 32 * WARPS_M * WARPS_K, ROWS = 16 * WARPS_M, OWN = STEP / WARPS_K;
+constexpr unsigned STEPS = (KEYS + STEP - 1) / STEP;
+constexpr unsigned Q_AT = 0, K_AT = ROWS * DP * 2, K_BYTES = STEP * DP * 2, V_AT = K_AT + 2 * K_BYTES, V_BYTES = STEP * EP * 2;
+constexpr unsigned PITCH = EP + 8;  // of the sums in shared memory, in floats
+static_assert(OWN % 16 == 0, "a warp multiplies 16 keys at once");
+
+// Where 16 bytes of a row lie: permuted so that the same chunk of eight rows is in eight different groups of banks.
+template <unsigned chunks> INLINE unsigned place(unsigned row, unsigned chunk) {
+  const unsigned turn = chunks >= 8 ? row % 8 : row / (8 / chunks) % chunks;
+  return (row * chunks + (chunk ^ turn)) * 16;
+}
+
+// `rows` rows from number `first` on, of which there are `count`, go to the tile at `at`; what is outside becomes zero.
+#define BRING(name, SIDE)                                                                                               \
+  template <unsigned rows, unsigned chunks>                                                                             \
+  INLINE void bring_##name(const SIDE##_TYPE* x, unsigned first, unsigned count, unsigned at) {                         \
+    _Pragma("unroll") for (unsigned i = threadIdx.x; i < rows * chunks; i += THREADS) {                                 \
+      const unsigned row = i / chunks, chunk = i % chunks, column = chunk * 8;                                          \
+      const unsigned from = (first + row) * SIDE##_PITCH_ROW + column * SIDE##_PITCH_COLUMN;                            \
+      const unsigned to = at + place<chunks>(row, chunk);                                                               \
+      const bool real = first + row < count;                                                                            \
+      if constexpr (SIDE##_COPY == 8) {                                                                                 \
+        const bool there = real && column < SIDE##_WIDTH;                                                               \
+        copy16(to, x + (there ? from : 0), there);                                                                      \
+      } else if constexpr (SIDE##_COPY == 4) {                                                                          \
+        const bool there = real && column < SIDE##_WIDTH, more = real && column + 4 < SIDE##_WIDTH;                     \
+        copy8(to, x + (there ? from : 0), there);                                                                       \
+        copy8(to + 8, x + (more ? from + 4 : 0), more);                                                                 \
+      } else if constexpr (SIDE##_COPY == 1) {                                                                          \
+        const float4 zero = float4{0.0f, 0.0f, 0.0f, 0.0f};                                                             \
+        const float4 a = real && column < SIDE##_WIDTH ? *(const float4*)(x + from) : zero;                             \
+        const float4 b = real && column + 4 < SIDE##_WIDTH ? *(const float4*)(x + from + 4) : zero;                     \
+        *(uint4*)(shared + to) = uint4{pack_half2(a.x, a.y), pack_half2(a.z, a.w), pack_half2(b.x, b.y),                \
+                                       pack_half2(b.z, b.w)};                                                           \
+      } else {                                                                                                          \
+        float v[8];                                                                                                     \
+        _Pragma("unroll") for (unsigned e = 0; e < 8; e++)                                                              \
+          v[e] = real && column + e < SIDE##_WIDTH ? SIDE##_LOAD(x[from + e * SIDE##_PITCH_COLUMN]) : 0.0f;             \
+        *(uint4*)(shared + to) = uint4{pack_half2(v[0], v[1]), pack_half2(v[2], v[3]), pack_half2(v[4], v[5]),          \
+                                       pack_half2(v[6], v[7])};                                                         \
+      }                                                                                                                 \
+    }                                                                                                                   \
+  }
+BRING(q, Q)
+BRING(k, K)
+BRING(v, V)
+
+INLINE float of_neighbours(float x, bool add) {  // the sum or the largest of the four threads that share a row
+#pragma unroll
+  for (unsigned by = 1; by < 4; by *= 2) {
+    const float other = __shfl_xor_sync(~0u, x, by);
+    x = add ? x + other : fmaxf(x, other);
+  }
+  return x;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+NAME(const Q_TYPE* q, const K_TYPE* k, const V_TYPE* v MASK_PARAMETER EPILOGUE_BUFFERS) {
+  const unsigned tile = blockIdx.x % TILES, position = blockIdx.x / TILES, batch = position / HEADS, head = position % HEADS;
+  const unsigned row0 = tile * ROWS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const unsigned warp_m = warp % WARPS_M, warp_k = warp / WARPS_M;
+  const K_TYPE* const keys = k + batch * K_PITCH_BATCH + head * K_PITCH_HEAD + K_OFFSET;
+  const V_TYPE* const values = v + batch * V_PITCH_BATCH + head * V_PITCH_HEAD + V_OFFSET;
+  wait_for_predecessors();
+  launch_dependents();
+
+  auto bring = [&](unsigned step) {
+    bring_k<STEP, DP / 8>(keys, step * STEP, KEYS, K_AT + step % 2 * K_BYTES);
+    bring_v<STEP, EP / 8>(values, step * STEP, KEYS, V_AT + step % 2 * V_BYTES);
+  };
+  bring_q<ROWS, DP / 8>(q + batch * Q_PITCH_BATCH + head * Q_PITCH_HEAD + Q_OFFSET, row0, QUERIES, Q_AT);
+  bring(0);
+  copies_commit();
+
+  unsigned query[DP / 16][4];
+  float sums[EP / 8][4] = {}, largest[2] = {NOTHING, NOTHING}, total[2] = {0.0f, 0.0f};
+  for (unsigned step = 0; step < STEPS; step++) {
+    copies_wait<0>();
+    __syncthreads();  // this step is there, and all are done with the one before it
+    if (step + 1 < STEPS) bring(step + 1);
+    copies_commit();
+    if (step == 0) {
+#pragma unroll
+      for (unsigned i = 0; i < DP / 16; i++)
+        load_matrices(query[i], Q_AT + place<DP / 8>(warp_m * 16 + lane % 16, i * 2 + lane / 16));
+    }
+    const unsigned key_tile = K_AT + step % 2 * K_BYTES, value_tile = V_AT + step % 2 * V_BYTES;
+    float logits[OWN / 8][4] = {};
+#pragma unroll
+    for (unsigned i = 0; i < DP / 16; i++)
+#pragma unroll
+      for (unsigned n = 0; n < OWN / 16; n++) {
+        unsigned right[4];
+        const unsigned row = warp_k * OWN + n * 16 + lane % 8 + lane / 16 * 8;
+        load_matrices(right, key_tile + place<DP / 8>(row, i * 2 + lane / 8 % 2));
+        multiply(logits[2 * n], query[i], right[0], right[1]);
+        multiply(logits[2 * n + 1], query[i], right[2], right[3]);
+      }
+    float most[2] = {largest[0], largest[1]};
+#pragma unroll
+    for (unsigned n = 0; n < OWN / 8; n++)
+#pragma unroll
+      for (unsigned e = 0; e < 4; e++) {
+        const unsigned key = step * STEP + warp_k * OWN + n * 8 + lane % 4 * 2 + e % 2;
+        float logit = logits[n][e] * SCALE;
+#if MASKED
+        const unsigned row = row0 + warp_m * 16 + lane / 4 + e / 2 * 8;
+        if (row < QUERIES && key < KEYS)
+          logit += BETA * MASK_LOAD(mask[batch * MASK_PITCH_BATCH + head * MASK_PITCH_HEAD + row * MASK_PITCH_ROW +
+                                         key * MASK_PITCH_COLUMN + MASK_OFFSET]);
+#endif
+        logit = key < KEYS ? logit : NOTHING;
+        logits[n][e] = logit;
+        most[e / 2] = logit != logit ? logit : fmaxf(most[e / 2], logit);
+      }
+    float factor[2], base[2];
+#pragma unroll
+    for (unsigned r = 0; r < 2; r++) {
+      most[r] = of_neighbours(most[r], false);
+      base[r] = most[r] == NOTHING ? 0.0f : most[r];  // where nothing but -infinity came so far there is no difference
+      factor[r] = exp2f(largest[r] - base[r]);
+      largest[r] = most[r];
+      total[r] *= factor[r];
+    }
+#pragma unroll
+    for (unsigned n = 0; n < OWN / 8; n++)
+#pragma unroll
+      for (unsigned e = 0; e < 4; e++) {
+        logits[n][e] = exp2f(logits[n][e] - base[e / 2]);
+        total[e / 2] += logits[n][e];
+      }
+#pragma unroll
+    for (unsigned n = 0; n < EP / 8; n++)
+#pragma unroll
+      for (unsigned e = 0; e < 4; e++) sums[n][e] *= factor[e / 2];
+#pragma unroll
+    for (unsigned i = 0; i < OWN / 16; i++) {
+      const float(&a)[4] = logits[2 * i], (&b)[4] = logits[2 * i + 1];
+      const unsigned weights[4] = {pack_half2(a[0], a[1]), pack_half2(a[2], a[3]), pack_half2(b[0], b[1]),
+                                   pack_half2(b[2], b[3])};
+#pragma unroll
+      for (unsigned n = 0; n < EP / 16; n++) {
+        unsigned right[4];
+        load_matrices_turned(right, value_tile + place<EP / 8>(warp_k * OWN + i * 16 + lane % 16, n * 2 + lane / 16));
+        multiply(sums[2 * n], weights, right[0], right[1]);
+        multiply(sums[2 * n + 1], weights, right[2], right[3]);
+      }
+    }
+  }
+
+  // What the warps have of a row meets in shared memory, over the tiles.
+  copies_wait<0>();
+  __syncthreads();
+  float* const parts = (float*)shared;
+  float* const tops = parts + WARPS_K * ROWS * PITCH;  // the largest logit and the sum, by warp and row
+#pragma unroll
+  for (unsigned r = 0; r < 2; r++) {
+    const unsigned row = warp_k * ROWS + warp_m * 16 + lane / 4 + r * 8;
+    const float all = of_neighbours(total[r], true);
+    if (lane % 4 == 0) tops[row * 2] = largest[r], tops[row * 2 + 1] = all;
+#pragma unroll
+    for (unsigned n = 0; n < EP / 8; n++)
+      *(float2*)(parts + row * PITCH + n * 8 + lane % 4 * 2) = float2{sums[n][2 * r], sums[n][2 * r + 1]};
+  }
+  __syncthreads();
+#pragma unroll 2
+  for (unsigned i = threadIdx.x; i < ROWS * (EP / 4); i += THREADS) {
+    const unsigned row = i / (EP / 4), quad = i % (EP / 4);
+    if (row0 + row >= QUERIES || quad >= QUADS) continue;
+    float top = NOTHING, all = 0.0f;
+#pragma unroll
+    for (unsigned w = 0; w < WARPS_K; w++) {
+      const float one = tops[(w * ROWS + row) * 2];
+      top = one != one || one > top ? one : top;
+    }
+    const float base = top == NOTHING ? 0.0f : top;
+    float4 result = float4{0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (unsigned w = 0; w < WARPS_K; w++) {
+      const float factor = exp2f(tops[(w * ROWS + row) * 2] - base);
+      const float4 part = *(const float4*)(parts + (w * ROWS + row) * PITCH + quad * 4);
+      all += tops[(w * ROWS + row) * 2 + 1] * factor;
+      result = float4{fmaf(part.x, factor, result.x), fmaf(part.y, factor, result.y), fmaf(part.z, factor, result.z),
+                      fmaf(part.w, factor, result.w)};
+    }
+    const float4 value = float4{result.x / all, result.y / all, result.z / all, result.w / all};
+    STORE(position * QUERIES + row0 + row, quad, value);
+  }
+}
