@@ -126,10 +126,11 @@ def test_the_kernels_add_up_to_the_gpu_s_time(graph: str, backend: str) -> None:
         found = profile(opened)
         if not found.kernels:
             pytest.skip(found.note)
-        assert sum(row.milliseconds for row in found.ops) == pytest.approx(found.kernel_sum)
-        if found.gpu is not None:
+        assert sum(row.milliseconds for row in found.ops) == pytest.approx(sum(k.average for k in found.kernels))
+        assert found.gpu is not None
+        if backend == "cuda":
             assert found.kernel_sum == pytest.approx(found.gpu, rel=0.10)
-        else:  # the host's time has copies in it, and a software device's timestamps have what else the cores do
-            assert 0.2 * found.parts[0].average < found.kernel_sum < 3 * found.parts[0].average
+        else:  # passes of their own keep kernels from overlapping; a software device also times what else the cores do
+            assert 0.4 * found.gpu < found.kernel_sum < 2.5 * found.gpu
     finally:
         opened.close()

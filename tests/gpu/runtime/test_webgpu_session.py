@@ -347,6 +347,20 @@ def test_profile_names_and_times_every_dispatch(session: Build, device: WebGpuDe
     assert one.allocations == allocations
 
 
+def test_the_whole_is_timed_in_one_pass(session: Build, device: WebGpuDevice) -> None:
+    if not device.features.timestamps:
+        pytest.skip("the device has no timestamps")
+    one = session(affine_chain(5, 1.0, 1.0))
+    one.write(0, np.zeros(COUNT, np.float32))
+    one.profile()
+    seconds = one.time_graph(repeats=3)
+    assert 0 < seconds < 10
+    out = np.empty(COUNT, np.float32)
+    one.read(0, out)
+    np.testing.assert_array_equal(out, np.full(COUNT, 5, np.float32))
+    assert len(one.profile()) == 5  # the two ways have timers of their own
+
+
 def test_profile_of_more_dispatches_than_a_query_set_holds(session: Build, device: WebGpuDevice) -> None:
     if not device.features.timestamps:
         pytest.skip("the device has no timestamps")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import statistics
 import sys
 import threading
 import time
@@ -194,7 +195,7 @@ class WebGpuSession:
         self._stats = dict.fromkeys(("write", "encode", "submit", "wait", "read", "compile", "upload"), 0.0)
         self._writing = 0.0  # seconds of write() since the last run
         self._command: Any = None  # of the next inference
-        self._timer: Timer | None = None
+        self._timers: dict[int, Timer] = {}  # by the number of passes
         self._bindings = Bindings(self)
         try:
             check_program(program, device.features, str(device.adapter))
@@ -289,25 +290,16 @@ class WebGpuSession:
         """One inference on what was written last, with each dispatch in a pass of its own between two timestamps. That
         keeps the device from overlapping dispatches, so the sum is more than an inference takes. Raises DeviceError if
         the device has no timestamps."""
-        with self._lock:
-            self._check_usable()
-            if not self.device.features.timestamps:
-                raise DeviceError(f"{self.device.adapter} has no timestamp queries, so its kernels cannot be timed")
-            self._finish()
-            if self._timer is None:
-                self._timer = Timer(self.device.handle, len(self.program.dispatches))
-                self._allocations += 1
-            queue, arena = self.device.handle.queue, self.inference.arena
-            kept = [queue.read_buffer(arena, p.offset, _padded(p.nbytes)) for p in self.program.variables]
-            command = self.replay.adopt(record(self.device.handle, self.inference, self._timer))
-            self._start(command, encode_next=False)
-            self._finish()
-            self._set_variables(kept)
-            seconds = self._timer.seconds()
+        seconds = self._timed(len(self.program.dispatches))
         return [
             KernelTime(dispatch.label, dispatch.sources, duration)
             for dispatch, duration in zip(self.program.dispatches, seconds, strict=True)
         ]
+
+    def time_graph(self, repeats: int = 10) -> float:
+        """Seconds of GPU time of all dispatches of an inference in one pass, as they run without profiling and without
+        the copies of inputs and outputs: the median of `repeats` inferences. Raises DeviceError as profile() does."""
+        return statistics.median(sum(self._timed(1)) for _ in range(repeats))
 
     def close(self) -> None:
         with self._lock:
@@ -321,14 +313,14 @@ class WebGpuSession:
             if self._command is not None:
                 self.replay.discard(self._command)
                 self._command = None
-            if self._timer is not None:
-                self._timer.close()
+            for timer in self._timers.values():
+                timer.close()
             for buffer in self._buffers:
                 buffer.destroy()
             self._buffers.clear()
 
     def __del__(self) -> None:
-        if hasattr(self, "_timer") and not sys.is_finalizing():
+        if hasattr(self, "_timers") and not sys.is_finalizing():
             self.close()
 
     @property
@@ -470,6 +462,25 @@ class WebGpuSession:
             return _ACTIVE_SECONDS
         short = self._awaited and self._stats["wait"] < SHORT_SECONDS and not self.device.info.is_software
         return SHORT_SECONDS if short else 0.0
+
+    def _timed(self, passes: int) -> Sequence[float]:
+        """Seconds of each of the passes of an inference that leaves the variables as they are."""
+        with self._lock:
+            self._check_usable()
+            if not self.device.features.timestamps:
+                raise DeviceError(f"{self.device.adapter} has no timestamp queries, so its kernels cannot be timed")
+            self._finish()
+            timer = self._timers.get(passes)
+            if timer is None:
+                timer = self._timers[passes] = Timer(self.device.handle, passes)
+                self._allocations += 1
+            queue, arena = self.device.handle.queue, self.inference.arena
+            kept = [queue.read_buffer(arena, p.offset, _padded(p.nbytes)) for p in self.program.variables]
+            command = self.replay.adopt(record(self.device.handle, self.inference, timer))
+            self._start(command, encode_next=False)
+            self._finish()
+            self._set_variables(kept)
+            return timer.seconds()
 
     def _set_variables(self, contents: Sequence[Any]) -> None:
         for port, content in zip(self.program.variables, contents, strict=True):

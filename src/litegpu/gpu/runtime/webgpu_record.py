@@ -47,11 +47,11 @@ class Inference:
 
 
 class Timer:
-    """Timestamps around each of `count` dispatches."""
+    """Timestamps around each of `count` passes."""
 
     def __init__(self, device: Any, count: int) -> None:
         self._device = device
-        self._count = count
+        self.count = count
         self._sets = [
             device.create_query_set(
                 label="timestamps", type="timestamp", count=min(_QUERIES_PER_SET, 2 * count - first)
@@ -75,8 +75,8 @@ class Timer:
             encoder.resolve_query_set(queries, 0, queries.count, self._ticks, 8 * _QUERIES_PER_SET * i)
 
     def seconds(self) -> list[float]:
-        """Seconds of each dispatch in the last finished inference that was recorded with this timer."""
-        if not self._count:
+        """Seconds of each pass in the last finished inference that was recorded with this timer."""
+        if not self.count:
             return []
         ticks = np.frombuffer(self._device.queue.read_buffer(self._ticks), np.uint64).reshape(-1, 2)
         period = native.timestamp_period(self._device.queue) * 1e-9
@@ -90,16 +90,18 @@ class Timer:
 
 
 def record(device: Any, inference: Inference, timer: Timer | None = None) -> Any:
-    """A wgpu command buffer of one inference; raises wgpu's GPUError for what the device refuses. With a timer each
-    dispatch has a pass of its own."""
+    """A wgpu command buffer of one inference; raises wgpu's GPUError for what the device refuses. With a timer of as
+    many passes as there are dispatches each has one of its own, else all share one."""
     encoder = device.create_command_encoder(label="litegpu inference")
     for copy in inference.uploads:
         encoder.copy_buffer_to_buffer(inference.upload, copy.source, inference.arena, copy.target, copy.size)
     if timer is None:
         record_steps(encoder, inference.steps)
     else:
-        for i, step in enumerate(inference.steps):
-            _record_pass(encoder.begin_compute_pass(timestamp_writes=timer.writes(i)), [step])
+        steps = inference.steps
+        passes = [[step] for step in steps] if timer.count == len(steps) else [steps]
+        for i, members in enumerate(passes):
+            _record_pass(encoder.begin_compute_pass(timestamp_writes=timer.writes(i)), members)
         timer.resolve(encoder)
     for copy in inference.downloads:
         encoder.copy_buffer_to_buffer(inference.arena, copy.source, inference.download, copy.target, copy.size)

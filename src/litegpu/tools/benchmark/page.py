@@ -125,7 +125,7 @@ def _add_profile(page: Page, profile: Profile) -> None:
     )
     if profile.kernels:
         page.text(closing(profile)[0])
-        total = profile.kernel_sum or 1.0
+        total = sum(k.average for k in profile.kernels) or 1.0
         page.table(
             ("order", "kernel", "nodes", "ms", "share"),
             [

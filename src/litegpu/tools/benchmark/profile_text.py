@@ -186,7 +186,7 @@ def _rows(events: Sequence[Event], total: float) -> list[str]:
 
 def _op_table(profile: Profile) -> list[str]:
     """GPU time by op, slowest first."""
-    total = profile.kernel_sum or 1.0
+    total = sum(row.milliseconds for row in profile.ops) or 1.0
     lines = ["GPU time by op:", f"\t{'[avg ms]':>9}\t{'[%]':>8}\t{'[kernels]':>9}\t[ops and their nodes]"]
     for row in sorted(profile.ops, key=lambda r: -r.milliseconds):
         told = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -117,8 +118,9 @@ class Profile:
 
     @property
     def kernel_sum(self) -> float:
-        """Milliseconds of all kernels, each timed by itself."""
-        return sum(row.average for row in self.kernels)
+        """Milliseconds of all kernels, each timed on its own: the median over the profiled inferences."""
+        rounds = [sum(times) for times in zip(*(row.milliseconds for row in self.kernels), strict=True)]
+        return statistics.median(rounds) if rounds else 0.0
 
 
 @dataclass(frozen=True)

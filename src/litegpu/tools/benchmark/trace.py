@@ -17,7 +17,7 @@ def trace(result: BenchmarkResult) -> dict[str, Any]:
     and the GPU's kernels one behind the other, as long as each is on average."""
     events = [
         *_names(_HOST, "host", {_STARTUP: "start-up", _INFERENCES: "inferences", _PARTS: "a profiled inference"}),
-        *_names(_GPU, f"GPU: {result.device}", {_KERNELS: "kernels of a profiled inference (each timed by itself)"}),
+        *_names(_GPU, f"GPU: {result.device}", {_KERNELS: "kernels of a profiled inference (each timed on its own)"}),
     ]
     at = 0.0
     for name, seconds in result.startup.parts().items():
