@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from litegpu.gpu.graph import (
     RESULT,
     Apply,
@@ -25,6 +27,8 @@ from litegpu.gpu.lang.features import Features
 MOST_DEPTH, MOST_COLUMNS = 256, 128
 #: Keys up to which one kernel of the language takes no longer on CUDA than native products.
 FEW_KEYS = 32
+#: Logits from which on separate products win elsewhere: the kernel reads all keys and values for each query.
+MANY_LOGITS = 1 << 17
 
 
 def join_attention(graph: Graph, features: Features, half: bool) -> Graph:
@@ -69,7 +73,8 @@ def _joined(node: Node, graph: Graph, producer: dict[int, Node], features: Featu
     q, k, v = (values[i] for i in (*logits.inputs, node.inputs[1]))
     lead = values[logits.output].shape[:2]
     native = half and native_fits(q.shape[3], v.shape[3], k.shape[2])
-    slow = features.cuda_capability >= LEAST_CAPABILITY and k.shape[2] > FEW_KEYS and not native
+    many = math.prod(values[logits.output].shape) > MANY_LOGITS
+    slow = k.shape[2] > FEW_KEYS and not native if features.cuda_capability >= LEAST_CAPABILITY else many
     fits = (
         all(t.dtype is DType.FLOAT32 for t in (q, k, v))
         and q.shape[:2] == lead == values[node.output].shape[:2]
