@@ -64,8 +64,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("conventions")
     names = {
         "folder": folder, "model": folder / "tiny.tflite", "picture": folder / "picture.png",
-        "bundle": folder / "b.task", "arrays": folder / "arrays.npy", "cache": folder / "cache", "pictures": folder / "pictures",
-        "truth": folder / "truth.txt", "labels": folder / "labels.txt",
+        "bundle": folder / "b.task", "arrays": folder / "arrays.npy", "cache": folder / "cache",
+        "pictures": folder / "pictures", "truth": folder / "truth.txt", "labels": folder / "labels.txt",
     }  # fmt: skip
     names["model"].write_bytes(build_model("mobilenet_v1", width=0.25, resolution=32, classes=10))
     names["cache"].mkdir(mode=0o700)
