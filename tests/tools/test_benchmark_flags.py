@@ -10,13 +10,14 @@ import pytest
 from agreement import require_gpu
 
 import litegpu
-from litegpu.errors import DelegateError, OptionError
+from litegpu.errors import DelegateError, InvokeError, OptionError
 from litegpu.model.builder import ModelBuilder
 from litegpu.tools.benchmark import BenchmarkFlags, main
 from litegpu.tools.benchmark.answers import KNOWN
+from litegpu.tools.benchmark.delegates import gpu_delegate
 from litegpu.tools.benchmark.energy import EnergyWatch, meter_of
 from litegpu.tools.benchmark.flags import ReportFlags
-from litegpu.tools.benchmark.opening import gpu_delegate, open_model
+from litegpu.tools.benchmark.opening import open_model
 from litegpu.tools.benchmark.parse import parse_flags, usage
 from litegpu.zoo import build_model
 
@@ -171,6 +172,11 @@ def test_a_delegate_s_library_that_is_missing_is_named(graph: str, tmp_path: Pat
         litegpu.benchmark(graph, external_delegate_path=tmp_path / "x.so", **QUICK)
     with pytest.raises(OptionError, match="not key:value"):
         litegpu.benchmark(graph, external_delegate_path="x.so", external_delegate_options="odd", **QUICK)
+
+
+def test_a_batch_that_the_model_does_not_take_comes_with_advice(graph: str) -> None:
+    with pytest.raises(InvokeError, match="made by --batch_sizes"):
+        litegpu.benchmark(graph, input_layer="input", input_layer_shape="2,32,32,3", use_xnnpack=False, **QUICK)
 
 
 def test_keyword_arguments_are_checked(graph: str) -> None:

@@ -76,7 +76,7 @@ def _row(result: BenchmarkResult, speedup: Speedup | None) -> list[str]:
     row.append(f"{result.memory.device:.1f}" if result.memory.device else "-")
     if speedup is None:
         return [*row, "-", "-", "-"]
-    return [*row, f"{speedup.value:.3f}", f"{speedup.low:.3f} to {speedup.high:.3f}", speedup.verdict]
+    return [*row, f"{speedup.value:.3g}", f"{speedup.low:.3g} to {speedup.high:.3g}", speedup.verdict]
 
 
 def _speedup_of(comparison: Comparison, result: BenchmarkResult) -> Speedup | None:
