@@ -70,8 +70,8 @@ def content(entry: Entry) -> bytes:
     return b"".join(encode(entry))
 
 
-def run(folder: Path, **options: Any) -> np.ndarray:
-    delegate = GpuDelegate(backend="webgpu", serialization_dir=folder, **options)
+def run(folder: Path, backend: str = "webgpu", **options: Any) -> np.ndarray:
+    delegate = GpuDelegate(backend=backend, serialization_dir=folder, **options)
     with Interpreter(model_content=network(), experimental_delegates=[delegate], fallback="strict") as interpreter:
         interpreter.allocate_tensors()
         values = np.random.default_rng(5).normal(size=SHAPE).astype(np.float32)
@@ -269,6 +269,30 @@ def test_a_second_start_builds_nothing(tmp_path: Path, builds: list[int]) -> Non
     assert len(builds) == 1
     np.testing.assert_array_equal(run(tmp_path), first)
     assert len(builds) == 1 and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.cuda
+def test_a_second_start_compiles_nothing(tmp_path: Path, builds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    from litegpu.gpu.runtime import cuda
+
+    reason = cuda.available()
+    if reason is not None:
+        pytest.skip(f"no CUDA device: {reason}")
+    from litegpu.gpu.runtime import cuda_compile
+
+    first = run(tmp_path, "cuda")
+
+    def refused(*arguments: Any) -> bytes:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(cuda_compile, "_compile", refused)
+    for _ in range(2):
+        cuda_compile._images.clear()  # as in a new process
+        np.testing.assert_array_equal(run(tmp_path, "cuda"), first)
+    assert len(builds) == 1
+    (path,) = tmp_path.iterdir()
+    entry = decode(path.read_bytes())
+    assert len(entry.images) == len(entry.program.kernels) + 1 and all(entry.images), "and the kernel that copies"
 
 
 def test_what_another_program_depends_on(tmp_path: Path, builds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
