@@ -93,6 +93,21 @@ def test_an_item_may_be_changed_once_it_was_taken(device: str) -> None:
             np.testing.assert_array_equal(got, want)
 
 
+def test_calls_between(device: str) -> None:
+    """The caller may use the model itself meanwhile, with another batch too."""
+    other = inputs(1, (2, *SHAPE[1:]))[0]
+    with litegpu.load(network(), device) as model:
+        expected = [model(x) for x in inputs(6)]
+        between = model(other)
+        model(inputs(1)[0])
+        for i, (got, want) in enumerate(zip(model.stream(inputs(6)), expected, strict=True)):
+            np.testing.assert_array_equal(got, want)
+            if i in (1, 3):
+                np.testing.assert_array_equal(model(other), between)
+            else:
+                np.testing.assert_array_equal(model(inputs(1)[0]), expected[0])
+
+
 def test_other_batches(device: str) -> None:
     shapes = [SHAPE, SHAPE, (3, *SHAPE[1:]), (3, *SHAPE[1:]), SHAPE, (2, *SHAPE[1:])]
     items = [inputs(1, shape)[0] + i for i, shape in enumerate(shapes)]

@@ -157,10 +157,16 @@ class Interpreter:
         interpreter, one that sets the next inputs as well, waits for the inference first; to have several run at once,
         use several interpreters, or LoadedModel.stream()."""
 
+        return self._invoke_async(lambda: None)
+
+    def _invoke_async(self, then: Callable[[], None]) -> InferenceFuture:
+        """invoke_async(), and `then` in the same thread, before anything else can touch the tensors."""
+
         def work() -> None:
             self._invoke()
             if self._plan is not None:
                 self._plan.settle()
+            then()
 
         return self._background.start(work)
 

@@ -190,19 +190,25 @@ class _InTurn:
         self.shapes = shapes
         self._model = model
         self._future: Any = None
+        self._result: Any = None
 
     @property
     def full(self) -> bool:
         return self._future is not None
 
     def begin(self, arrays: Mapping[str, np.ndarray]) -> None:
+        self._model._resize(arrays)  # the caller may have used another batch meanwhile
         self._model._set_inputs(arrays)
-        self._future = self._model.interpreter.invoke_async()
+        self._future = self._model.interpreter._invoke_async(self._keep)
 
     def next(self) -> Any:
         future, self._future = self._future, None
         future.result()
-        return self._model._results()
+        return self._result
+
+    def _keep(self) -> None:
+        """Have the result before the caller can run something else on the model."""
+        self._result = self._model._results()
 
     def drain(self) -> Iterator[Any]:
         if self._future is not None:
