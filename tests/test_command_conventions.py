@@ -103,6 +103,8 @@ def _needs(name: str) -> None:
         require_gpu()  # whose exit status says whether there is one
     if name == "map":
         pytest.importorskip("pyarrow")
+    if name == "evaluate coco":
+        pytest.importorskip("pycocotools")
 
 
 @pytest.mark.parametrize("name", COMMANDS)

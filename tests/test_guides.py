@@ -82,19 +82,25 @@ def test_a_command_that_fails_ends_it(guides: ModuleType) -> None:
         guides.work_through(PAGE.replace("$ exit 3", "$ exit 4"), "a GPU")
 
 
+def _as_where_they_were_pasted(guides: ModuleType) -> None:
+    require_gpu()
+    if "llvmpipe" not in guides.current_device():
+        pytest.skip("the guides show Mesa's software driver; a GPU prints more, such as energy")
+
+
 @pytest.mark.parametrize(
     "pages", [("run.md", "cache.md", "advise.md"), ("inference_diff.md", "map.md", "benchmark.md")]
 )
-def test_the_guides_show_what_is_printed(pages: tuple[str, ...]) -> None:
-    require_gpu()
+def test_the_guides_show_what_is_printed(guides: ModuleType, pages: tuple[str, ...]) -> None:
+    _as_where_they_were_pasted(guides)
     command = [sys.executable, str(ROOT / "scripts" / "guides.py"), "--check", "--quick", *pages]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\nIf that is meant: python scripts/guides.py"
 
 
 @pytest.mark.slow
-def test_all_guides() -> None:
-    require_gpu()
+def test_all_guides(guides: ModuleType) -> None:
+    _as_where_they_were_pasted(guides)
     command = [sys.executable, str(ROOT / "scripts" / "guides.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -14,6 +14,7 @@ import pytest
 import litegpu
 from litegpu.delegates import gpu
 from litegpu.errors import DeviceError, InvokeError, OptionError, TensorError
+from litegpu.gpu.runtime.cuda import available
 from litegpu.model.types import TensorType
 from litegpu.model.writer import ModelBuilder
 
@@ -157,6 +158,8 @@ def test_a_batch_that_the_graph_refuses_leaves_the_model_usable() -> None:
     ],
 )
 def test_bad_options(arguments: dict[str, Any], error: type[Exception]) -> None:
+    if error is DeviceError and available() is None:
+        pytest.skip("there is such a device here")
     with pytest.raises(error):
         litegpu.load(one_output(), **arguments)
 

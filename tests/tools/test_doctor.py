@@ -12,7 +12,7 @@ import pytest
 
 from litegpu.errors import DeviceError
 from litegpu.gpu.lang.features import Features
-from litegpu.gpu.runtime import webgpu, webgpu_adapters
+from litegpu.gpu.runtime import cuda, webgpu, webgpu_adapters
 from litegpu.tools import doctor
 from litegpu.tools.doctor import DeviceReport, Diagnosis, diagnose, render_text
 from litegpu.tools.doctor_system import (
@@ -81,7 +81,11 @@ def test_device_that_cannot_be_opened_is_reported(monkeypatch: pytest.MonkeyPatc
     def listed(backend: str = "auto") -> list[webgpu_adapters.AdapterInfo]:
         return [adapter] if backend == "auto" else []
 
+    def no_cuda() -> None:
+        raise DeviceError("no NVIDIA GPU")
+
     monkeypatch.setattr(webgpu_adapters, "list_adapters", listed)
+    monkeypatch.setattr(cuda, "list_devices", no_cuda)
     diagnosis = diagnose()
     assert not diagnosis.ok
     assert diagnosis.devices[0].problem

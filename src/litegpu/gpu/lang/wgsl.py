@@ -252,7 +252,7 @@ class _Module(Printer):
 
     def _declaration(self, m: tree.Memory) -> str:
         if m.space == "shared":
-            return f"var<workgroup> {memory_name(m)}: array<{self.type_name(m.storage)}, {m.size}>;"
+            return f"var<workgroup> {memory_name(m)}: array<{self.type_name(_in_shared_memory(m))}, {m.size}>;"
         if self._native(m):
             element = self.type_name(m.storage)
         elif m.storage.kind == "f16" and m.storage.lanes in (3, 4):
@@ -264,6 +264,8 @@ class _Module(Printer):
     def _load(self, m: tree.Memory, index: str) -> str:
         element = f"{memory_name(m)}[{index}]"
         compute = self.type_name(m.type)
+        if m.storage.kind == "bool":
+            return f"({element} != {self.type_name(_in_shared_memory(m))}())"
         if self._native(m):
             return element if m.storage == m.type else f"{compute}({element})"
         if m.storage.is_packed:
@@ -280,6 +282,8 @@ class _Module(Printer):
         return f"{memory_name(memory)}[{index}] = {self._packed(memory, value)};"
 
     def _packed(self, m: tree.Memory, value: str) -> str:
+        if m.storage.kind == "bool":
+            return f"{self.type_name(_in_shared_memory(m))}({value})"
         if self._native(m):
             return value if m.storage == m.type else f"{self.type_name(m.storage)}({value})"
         if m.storage.is_packed:
@@ -331,6 +335,11 @@ class _Module(Printer):
         self.line("workgroupBarrier();")
         if self.kernel.loaded & self.kernel.stored:
             self.line("storageBarrier();")
+
+
+def _in_shared_memory(m: tree.Memory) -> Type:
+    """The type of its elements there: booleans are words, as NVIDIA's driver gives bool too little room."""
+    return Type("u32", m.storage.lanes) if m.storage.kind == "bool" else m.storage
 
 
 class _FunctionBody(_Module):
