@@ -45,8 +45,15 @@ CASES = [
     Case("add", "f32 f16 i32 u32", lambda a, b: a + b, 0.5),
     Case("sub", "f32 f16 i32 u32", lambda a, b: a - b, 0.5),
     Case("mul", "f32 f16 i32 u32", lambda a, b: a * b, 0.5),
-    # WGSL promises nothing for larger divisors: drivers multiply by the reciprocal, which is then subnormal
-    Case("div", "f32 f16", lambda a, b: a / b, 2.5, domain=lambda a, b: ~(abs(b) > 2.0**126)),
+    # WGSL promises nothing for other divisors: drivers multiply by the reciprocal, which is then subnormal or infinite
+    Case("div", "f32", lambda a, b: a / b, 2.5, domain=lambda a, b: ~(abs(b) > 2.0**126)),
+    Case(
+        "div",
+        "f16",
+        lambda a, b: a / b,
+        2.5,
+        domain=lambda a, b: ~(abs(b) > 2.0**14) & ((b == 0) | ~(abs(b) < 2.0**-14)),
+    ),
     Case("div", "u32", lambda a, b: a // np.where(b == 0, 1, b), domain=lambda a, b: b != 0),
     Case("mod", "u32", lambda a, b: a % np.where(b == 0, 1, b), domain=lambda a, b: b != 0),
     Case("idiv", "i32", c_divide, domain=lambda a, b: (b != 0) & ~((a == -(2**31)) & (b == -1))),
