@@ -305,7 +305,10 @@ def test_user_code_and_inferences_overlap() -> None:
             invoke()
 
         model.interpreter._invoke = slow  # type: ignore[method-assign]
-        started = time.perf_counter()
-        for _ in model.stream(inputs(10)):
-            time.sleep(0.03)
-        assert time.perf_counter() - started < 0.03 * 20 * 0.8
+        times = []
+        for _ in range(3):  # a busy machine may sleep longer
+            started = time.perf_counter()
+            for _ in model.stream(inputs(10)):
+                time.sleep(0.03)
+            times.append(time.perf_counter() - started)
+        assert min(times) < 0.03 * 20 * 0.8
