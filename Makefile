@@ -20,8 +20,9 @@ demo: .ready  ## Run a network on the GPU and on the CPU and compare (MODEL=x.tf
 test: .ready  ## Run the tests (a few minutes)
 	$(BIN)/python -m pytest -n $(JOBS) -rs
 
-test-full: .ready  ## Run the tests and the long sweeps (hours on a software driver)
+test-full: .ready  ## Run the tests and the long sweeps, then plant defects (hours on a software driver)
 	$(BIN)/python -m pytest -n $(JOBS) -m "slow or not slow"
+	scripts/plant --jobs $(JOBS)
 
 lint: .ready  ## Check style and types
 	$(BIN)/ruff check .

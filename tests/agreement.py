@@ -78,9 +78,13 @@ def run(interpreter: OfficialInterpreter | litegpu.Interpreter, inputs: Sequence
 
 
 def on_gpu(content: bytes | Path, **options: object) -> litegpu.Interpreter:
-    """The model on litegpu with a GPU delegate (of WebGPU unless `options` name another backend), allocated."""
+    """The model on litegpu with a GPU delegate (of WebGPU unless `options` name another backend; `resolver`
+    is the CPU's), allocated."""
     options.setdefault("backend", "webgpu")
+    resolver = options.pop("resolver", OpResolverType.AUTO)
     source = {"model_path": str(content)} if isinstance(content, Path) else {"model_content": content}
-    interpreter = litegpu.Interpreter(**source, experimental_delegates=[litegpu.GpuDelegate(**options)])
+    interpreter = litegpu.Interpreter(
+        **source, experimental_delegates=[litegpu.GpuDelegate(**options)], experimental_op_resolver_type=resolver
+    )
     interpreter.allocate_tensors()
     return interpreter

@@ -47,18 +47,23 @@ _NO_UINT8 = {
     *("ABS", "BATCH_MATMUL", "ELU", "EXP", "LOG", "NEG", "REDUCE_PROD", "RELU_0_TO_1", "RSQRT", "SELECT", "SQRT"),
     "SQUARED_DIFFERENCE",
 }
-_COMPARISONS = {"EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"}
-#: Where the official kernels look int16 up in coarse tables, round product after product, let -128 wrap (NEG), or make
-#: the lowest number of 0 / y, the reference is the float op.
+#: Where the official kernels look int16 up in coarse tables or round product after product, the reference is the float
+#: op, and one quantum may be missing; as it may where the official sums of int16 go beyond 24 bits.
 _AGAINST_FLOAT = {
-    *(("int16", op) for op in ("EXP", "GELU", "LOGISTIC", "LOG", "REDUCE_PROD", "RESIZE_BILINEAR", "RSQRT", "SOFTMAX")),
-    *((kind, op) for kind in KINDS for op in ("DIV", "REDUCE_PROD")),
-    *(("int16", "TANH"), ("int8", "NEG")),
+    *(("int16", op) for op in ("DIV", "EXP", "GELU", "LOGISTIC", "LOG", "RSQRT", "SOFTMAX", "TANH")),
+    *((kind, "REDUCE_PROD") for kind in KINDS),
+}
+#: XNNPACK declines a TRANSPOSE_CONV whose window is smaller than its stride, and the runtime's own kernel rounds twice.
+_NEAR = _AGAINST_FLOAT | {
+    *((kind, "TRANSPOSE_CONV") for kind in KINDS),
+    ("int16", "FULLY_CONNECTED"),
+    *(("int16", op) for op in ("ADD", "BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D")),
+    *(("int16", "SQRT"), ("int8", "SQRT"), ("uint8", "L2_NORMALIZATION")),
 }
 
 
 def operators(kind: str) -> list[str]:
-    missing = {"int8": set(), "int16": _NO_INT16 | _COMPARISONS, "uint8": _NO_UINT8}[kind]
+    missing = {"int8": set(), "int16": _NO_INT16, "uint8": _NO_UINT8}[kind]
     return [op for op in CASES if op not in _NO_KERNEL | _NO_REALS | missing]
 
 
@@ -78,7 +83,7 @@ def quantized_case(operator: str, kind: str, seed: int) -> OpCase | None:
     raise ValueError(f"{operator} takes no real numbers")
 
 
-def compare(kind: str, op: str, case: OpCase, got: list[np.ndarray], seed: int) -> None:
+def compare(kind: str, op: str, case: OpCase, got: list[np.ndarray], seed: int, *, half: bool = False) -> None:
     wanted = (
         real_case(case)
         if (kind, op) in _AGAINST_FLOAT
@@ -86,7 +91,7 @@ def compare(kind: str, op: str, case: OpCase, got: list[np.ndarray], seed: int) 
     )
     for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
         difference = np.abs(a.reshape(b.shape).astype(np.float64) - b.astype(np.float64))
-        allowed = 1 if b.dtype in (np.int8, np.uint8, np.int16) else 0
+        allowed = 1 if b.dtype in (np.int8, np.uint8, np.int16) and (half or (kind, op) in _NEAR) else 0
         assert difference.max(initial=0) <= allowed, f"{case.name} (seed {seed}) output {i}"
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from litegpu import cli
+from litegpu.errors import OptionError
+from litegpu.tools.labels import read_labels
 
 
 def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -106,3 +108,60 @@ def test_a_web_page_is_not_a_model(models_dir: Path, tmp_path: Path) -> None:
 def test_versions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(monkeypatch, "version", "--json") == 0
     assert set(json.loads(capsys.readouterr().out)) == {"litegpu", "ai-edge-litert", "wgpu", "numpy"}
+
+
+def test_the_command_leaves_the_logger_of_wgpu_to_wgpu() -> None:
+    """In a process of its own: wgpu must be imported after the command has begun, as it is there."""
+    code = (
+        "import sys; sys.argv = ['litegpu', 'version']\n"
+        "import litegpu.cli\n"
+        "try: litegpu.cli.main()\n"
+        "except SystemExit: pass\n"
+        "import logging, wgpu\n"
+        "logging.getLogger('wgpu').warning('of wgpu'); logging.getLogger('litegpu').warning('of litegpu')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "WARNING: of litegpu\n"
+
+
+def test_labels_without_end_are_no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("litegpu.tools.labels._MOST_CHARACTERS", 1 << 20)
+    with pytest.raises(OptionError, match="longer than 1 MiB"):
+        read_labels("/dev/zero")
+
+
+def test_memory_that_is_used_up_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("litegpu.tools.run.run_model", fail)
+    monkeypatch.setattr(sys, "argv", ["litegpu", "run", "m.tflite"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1 and capsys.readouterr().err == "litegpu: out of memory\n"
+
+
+def test_large_pictures_are_no_warning(tmp_path: Path) -> None:
+    """In a process of its own: pytest has its own filters of warnings."""
+    code = (
+        "import sys; sys.argv = ['litegpu', 'version']\n"
+        "import litegpu.cli\n"
+        "try: litegpu.cli.main()\n"
+        "except SystemExit: pass\n"
+        "from PIL import Image\n"
+        "Image.new('L', (5, 5)).save('p.png')\n"
+        "Image.MAX_IMAGE_PIXELS = 20\n"
+        "from litegpu.tools.images import load_image\n"
+        "load_image('p.png')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(("closed", "says"), [(">&-", ""), ("2>&-", "litegpu"), (">&- 2>&-", "")])
+def test_closed_streams_are_no_error(closed: str, says: str) -> None:
+    command = ["sh", "-c", f'"$0" -m litegpu version {closed}', sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stderr == "" and says in done.stdout

@@ -565,3 +565,29 @@ def test_real_models_in_many_partitions(models_dir: Path, numpy_delegate, name: 
     shape = Official(model_content=content).get_input_details()[0]["shape"]
     interpreter = like_official(content, [Convolutions()], rng.standard_normal(shape).astype(np.float32))
     assert 1 < len(interpreter.delegation_report().partitions) < 60
+
+
+def test_the_gpu_keeps_nothing_of_the_cpu() -> None:
+    """What a CPU partition gave is a view of its memory: it runs again only if nobody holds it, after failures too."""
+    from agreement import on_gpu, require_gpu
+
+    require_gpu()
+    b = ModelBuilder()
+    x = b.input("x", (2, 4))
+    reversed_ = b.op("REVERSE_SEQUENCE", [x, b.constant([4, 2])], (2, 4), {"seq_dim": 1, "batch_dim": 0})
+    b.output(b.op("EXP", [b.op("ADD", [reversed_, reversed_], (2, 4))], (2, 4)))
+    gpu = on_gpu(b.build())
+    assert gpu.delegation_report().counts["CPU"] == 1
+    value = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.float32) / 8
+    wanted = np.exp(2 * np.array([[4, 3, 2, 1], [6, 5, 7, 8]], np.float32) / 8)
+    kernel = next(step.kernel for step in gpu._plan._steps if step.owner == "GPU")
+    run = kernel.session.run
+    for attempt in range(4):
+        gpu.set_tensor(x, value)
+        if attempt == 1:
+            kernel.session.run = lambda *_, **__: 1 / 0
+            with pytest.raises(litegpu.DelegateError):
+                gpu.invoke()
+            kernel.session.run = run
+        gpu.invoke()
+        np.testing.assert_allclose(gpu.get_tensor(gpu.get_output_details()[0]["index"]), wanted, rtol=1e-5)

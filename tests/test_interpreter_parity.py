@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import inspect
+import os
 import pickle
+import shutil
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,8 +22,9 @@ from ai_edge_litert import interpreter as official
 
 import litegpu
 from litegpu.interpreter import Interpreter, InterpreterWithCustomOps, OpResolverType, SignatureRunner
-from litegpu.model.types import TensorType
-from litegpu.model.writer import ModelBuilder
+from litegpu.model.reader import read_model
+from litegpu.model.types import Operator, Sparsity, TensorType
+from litegpu.model.writer import ModelBuilder, write_model
 
 SHAPE = (1, 4)
 
@@ -217,6 +223,125 @@ def test_mistakes_with_tensors(numpy_delegate, delegated: bool) -> None:
 
 
 @pytest.mark.parametrize("delegated", [False, True])
+def test_outputs_can_be_read_before_the_first_inference(numpy_delegate, delegated: bool) -> None:
+    content = model(open_batch=True)
+    delegates = [numpy_delegate()] if delegated else None
+    for interpreter in (
+        official.Interpreter(model_content=content),
+        Interpreter(model_content=content, experimental_delegates=delegates),
+    ):
+        for batch in (1, 3):
+            interpreter.resize_tensor_input(0, (batch, 4))
+            interpreter.allocate_tensors()
+            (detail,) = interpreter.get_output_details()
+            found, view = interpreter.get_tensor(detail["index"]), interpreter.tensor(detail["index"])
+            assert found.shape == view().shape == (batch, 4) and found.dtype == view().dtype == np.float32
+            held = view()
+            with pytest.raises(RuntimeError, match="There is at least 1 reference to internal data"):
+                interpreter.invoke()
+            del held
+            interpreter.set_tensor(0, np.full((batch, 4), 2, np.float32))
+            interpreter.invoke()
+            np.testing.assert_array_equal(view()[-1], [4, 6, 8, 10])
+
+
+@pytest.mark.parametrize("delegated", [False, True])
+def test_between_a_resize_and_the_allocation(numpy_delegate, delegated: bool) -> None:
+    """Outputs have the shapes of the last allocation; a resize of a tensor that is no input asks for another, too."""
+    content = model(open_batch=True)
+    ours = Interpreter(model_content=content, experimental_delegates=[numpy_delegate()] if delegated else None)
+    theirs = official.Interpreter(model_content=content)
+    for step in ((0, (3, 4)), None, (0, (2, 4)), None, (2, (2, 4)), None):
+        for interpreter in (ours, theirs):
+            if step is None:
+                interpreter.allocate_tensors()
+            else:
+                interpreter.resize_tensor_input(*step)
+        for details in ("get_input_details", "get_output_details"):
+            for mine, other in zip(getattr(ours, details)(), getattr(theirs, details)(), strict=True):
+                assert mine["shape"].tolist() == other["shape"].tolist(), (step, details)
+        if step is not None:
+            fails_alike(ours.invoke, theirs.invoke, text="Invoke called on model that is not ready")
+
+
+def test_after_an_inference_that_failed_there_is_no_output(numpy_delegate) -> None:
+    """It would be taken for a result."""
+    interpreter = Interpreter(model_content=model(), experimental_delegates=[delegate := numpy_delegate()])
+    interpreter.allocate_tensors()
+    assert not interpreter.get_tensor(3).any()
+    (kernel,) = delegate.kernels
+    kernel.invoke = lambda inputs: 1 / 0
+    with pytest.raises(litegpu.DelegateError):
+        interpreter.invoke()
+    with pytest.raises(litegpu.TensorError, match="Tensor data is null"):
+        interpreter.get_tensor(3)
+
+
+@pytest.mark.parametrize("delegated", [False, True])
+def test_what_is_officially_private(numpy_delegate, delegated: bool) -> None:
+    """Google's own tools look there."""
+    content = two_signatures()
+    delegates = [numpy_delegate()] if delegated else []
+    ours, theirs = (
+        Interpreter(model_content=content, experimental_delegates=delegates),
+        official.Interpreter(model_content=content),
+    )
+    assert ours._delegates is (delegates if delegated else ours._delegates) and list(ours._delegates) == delegates
+    same(ours._signature_defs, theirs._signature_defs)
+    same(ours._get_full_signature_list(), theirs._get_full_signature_list())
+    assert ours._custom_op_registerers == theirs._custom_op_registerers == []
+    for interpreter in (ours, theirs):
+        interpreter.allocate_tensors()
+        assert interpreter._safe_to_run() and isinstance(interpreter._native_handle(), int)
+        assert interpreter._interpreter.NumSubgraphs() == 1
+        assert interpreter._interpreter.TensorName(0, 0) == "x"
+    nodes = len(read_model(content).main.operators)
+    same(ours._get_ops_details()[:nodes], theirs._get_ops_details()[:nodes])
+    same([ours._get_op_details(i) for i in range(nodes)], [theirs._get_op_details(i) for i in range(nodes)])
+    fails_alike(lambda: ours._get_op_details(99), lambda: theirs._get_op_details(99), text="Invalid node index")
+    fails_alike(lambda: ours._get_tensor_details(99, 0), lambda: theirs._get_tensor_details(99, 0))
+    mine, runner = ours.get_signature_runner("sum"), theirs.get_signature_runner("sum")
+    for name in ("_signature_key", "_signature_def", "_inputs", "_subgraph_index"):
+        same(getattr(mine, name), getattr(runner, name))
+    assert list(mine._outputs) == list(runner._outputs) and type(mine._outputs) is type(runner._outputs)
+    for module in (litegpu, official):
+        made = module.InterpreterWithCustomOps(custom_op_registerers=[], model_content=content)
+        assert made._custom_op_registerers == []
+
+
+def test_signatures_of_what_is_no_input() -> None:
+    """The official modify_model_interface gives a model other inputs and leaves its signatures as they were."""
+    b = ModelBuilder()
+    x = b.input("x", SHAPE)
+    inner = b.op("NEG", [x], SHAPE)
+    y = b.op("ABS", [inner], SHAPE)
+    b.output(y)
+    b.signature("serve", {"value": inner}, {"result": 77})
+    ours, theirs = pair(b.build())
+    same(ours._get_full_signature_list(), theirs._get_full_signature_list())
+    same(ours.get_signature_list(), theirs.get_signature_list())
+    for interpreter in (ours, theirs):
+        interpreter.allocate_tensors()
+        interpreter.set_tensor(x, np.full(SHAPE, -2, np.float32))
+        interpreter.invoke()
+        np.testing.assert_array_equal(interpreter.get_tensor(y), np.full(SHAPE, 2))
+    runner, official_runner = ours.get_signature_runner(), theirs.get_signature_runner()
+    fails_alike(runner.get_output_details, official_runner.get_output_details)
+
+
+def test_models_that_are_none_are_called_as_officially(tmp_path: Path) -> None:
+    text = "The model is not a valid Flatbuffer buffer"
+    page = tmp_path / "page.tflite"
+    page.write_text("<!DOCTYPE html><html></html>")
+    for arguments in ({"model_content": b"short"}, {"model_content": b"wrong_identifier"}, {"model_path": str(page)}):
+        fails_alike(
+            lambda arguments=arguments: Interpreter(**arguments),
+            lambda arguments=arguments: official.Interpreter(**arguments),
+            text=text,
+        )
+
+
+@pytest.mark.parametrize("delegated", [False, True])
 def test_views_and_the_reference_guard(numpy_delegate, delegated: bool) -> None:
     content = model()
     delegates = [numpy_delegate()] if delegated else None
@@ -304,6 +429,19 @@ def test_rank_0_and_strings() -> None:
     same(ours.get_tensor(1), theirs.get_tensor(1))
 
 
+def test_strings_that_are_chosen_by_number() -> None:
+    b = ModelBuilder()
+    words, places = b.input("words", (4,), TensorType.STRING), b.input("places", (2,), TensorType.INT64)
+    b.output(b.op("GATHER", [words, places], (2,)))
+    ours, theirs = pair(b.build())
+    for interpreter in (ours, theirs):
+        interpreter.allocate_tensors()
+        interpreter.set_tensor(places, np.array([3, 1]))
+        interpreter.set_tensor(words, np.array(["a", "b", "c", "d"]))
+        interpreter.invoke()
+    same(ours.get_tensor(2), theirs.get_tensor(2))
+
+
 def test_error_text_does_not_accumulate() -> None:
     interpreter = Interpreter(model_content=model())
     texts = []
@@ -345,11 +483,106 @@ def test_custom_op_registerers_go_to_the_official_runtime() -> None:
     fails_alike(make(litegpu, custom_op_registerers=["no_such_symbol"]), theirs, text="no_such_symbol")
 
 
+def test_a_custom_operator_that_lacks_its_output_is_left_to_who_registers_it(numpy_delegate: Any) -> None:
+    """As in the official sparse_tensor.bin: its one operator reads and writes nothing, and its constant is input and
+    output alike."""
+    b = ModelBuilder()
+    levels = (("dense", 2), ("csr", np.array([0, 2, 3]), np.array([0, 1, 1])), ("dense", 2), ("dense", 2))
+    blocks = np.array([1, 0, 0, 4, 2, 3, 0, 0, 5, 0, 0, 6], np.int8)
+    x = b.constant(blocks, "sparse_tensor", sparsity=Sparsity((0, 1, 2, 3), (0, 1), levels), shape=(4, 4))
+    b.output(x)
+    made = b.model()
+    fake = Operator(0, "FakeOp", 32, 1, inputs=(-1,), outputs=(-1,), is_custom=True)
+    main = dataclasses.replace(made.main, operators=(fake,), inputs=(x,))
+    content = bytes(write_model(dataclasses.replace(made, subgraphs=(main,))))
+
+    ours, theirs = pair(content)
+    delegated = Interpreter(model_content=content, experimental_delegates=[numpy_delegate()], fallback="silent")
+    assert delegated.delegation_report().nodes[0].owner == "CPU"
+    assert "lacks an output" in str(delegated.delegation_report())
+    for interpreter in (ours, delegated):
+        same(interpreter.get_tensor_details(), theirs.get_tensor_details())
+        same(interpreter._get_ops_details(), theirs._get_ops_details())
+        fails_alike(interpreter.allocate_tensors, theirs.allocate_tensors, text="unresolved custom op: FakeOp")
+
+
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <function Delegate.__del__")
 def test_load_delegate_is_the_official_one() -> None:
     assert litegpu.load_delegate is official.load_delegate and litegpu.Delegate is official.Delegate
     with pytest.raises(OSError):
         litegpu.load_delegate("no_such_library.so")
+
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "official_tests"
+
+OFFICIAL_STYLE = """
+import ctypes
+from unittest import mock
+import tensorflow as tf
+from tensorflow.python.framework import test_util
+from tensorflow.python.platform import resource_loader
+from tensorflow.python.platform import test
+from tflite.python import interpreter as interpreter_wrapper
+from tflite.python.metrics import metrics
+from tflite.python.testdata import _pywrap_test_registerer as test_registerer
+
+FILE = resource_loader.get_path_to_datafile("testdata/permute_float.tflite")
+
+class SomeTest(test_util.TensorFlowTestCase):
+  def testPasses(self):
+    interpreter = interpreter_wrapper.Interpreter(model_path=FILE)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(0, tf.zeros((1, 4), tf.float32) + tf.float32([[1, 2, 3, 4]]))
+    interpreter.invoke()
+    self.assertAllEqual(interpreter.get_tensor(2), [[4, 3, 2, 1]])
+    self.assertLen(interpreter.get_tensor_details(), 3)
+
+  def testDelegates(self):
+    library = resource_loader.get_path_to_datafile("testdata/test_delegate.so")
+    ctypes.pydll.LoadLibrary(library).initialize_counters()
+    delegate = interpreter_wrapper.load_delegate(library)
+    counts = delegate._library
+    interpreter = interpreter_wrapper.Interpreter(model_path=FILE, experimental_delegates=[delegate])
+    self.assertIs(interpreter._delegates[0], delegate)
+    self.assertEqual(counts.get_num_delegates_invoked(), 1)
+    del interpreter, delegate
+    self.assertEqual(counts.get_num_delegates_destroyed(), 1)
+
+  def testRegisterers(self):
+    for registerer in ("TF_TestRegisterer", test_registerer.TF_TestRegisterer):
+      interpreter_wrapper.InterpreterWithCustomOps(model_path=FILE, custom_op_registerers=[registerer])
+      self.assertEqual(test_registerer.get_num_test_registerer_calls(), 1)
+
+  @mock.patch.object(metrics.TFLiteMetrics, "increase_counter_interpreter_creation")
+  def testCounter(self, increase):
+    interpreter_wrapper.Interpreter(model_path=FILE)
+    increase.assert_called_once()
+
+  def testFailsOfficially(self):
+    self.assertTrue(hasattr(interpreter_wrapper.Interpreter(model_path=FILE), "delegation_report"))
+
+  def testFailsHere(self):
+    self.assertFalse(hasattr(interpreter_wrapper.Interpreter(model_path=FILE), "delegation_report"))
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None and shutil.which("gcc") is None, reason="needs a C compiler")
+def test_files_of_official_tests_run_on_three_sides(tmp_path: Path) -> None:
+    """Delegates of the official kind and registerers are released and counted as they are officially; and the script
+    that runs the official tests tells apart what passes where."""
+    file = tmp_path / "some_test.py"
+    file.write_text(OFFICIAL_STYLE)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(file)], capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(litegpu.__file__).parents[1])},
+    )  # fmt: skip
+    lines = {line.split(":")[0].split()[1]: line for line in done.stdout.splitlines() if "SomeTest." in line}
+    for test in ("Passes", "Delegates", "Registerers", "Counter"):
+        assert lines[f"SomeTest.test{test}"] == f"ok   SomeTest.test{test}: passed", done.stdout + done.stderr
+    assert lines["SomeTest.testFailsOfficially"].startswith("ok   ") and "False is not true" in done.stdout
+    assert lines["SomeTest.testFailsHere"].startswith("FAIL")
+    assert "times tensors were allocated with operators on the GPU" in done.stdout
+    assert done.returncode == 1 and "5 pass on the official runtime, 4 of them on litegpu" in done.stdout
 
 
 def test_invoke_releases_the_interpreter_lock(models_dir: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +51,72 @@ def test_cpu(tmp_path: Path) -> None:
             assert list(model.inputs) == ["x"] and model.inputs["x"]["shape"].tolist() == [1, 3]
         with pytest.raises(InvokeError, match="closed"):
             model(X)
+
+
+def dense() -> bytes:
+    """Two layers with a batch that is open, as converters write it."""
+    b = ModelBuilder()
+    x = b.input("x", (1, 6, 6, 2), shape_signature=(-1, 6, 6, 2))
+    stride = {"stride_h": 1, "stride_w": 1, "padding": "SAME"}
+    weights, bias = np.arange(18, dtype=np.float32).reshape(1, 3, 3, 2) / 9, np.ones(2, np.float32)
+    y = b.op("DEPTHWISE_CONV_2D", [x, b.constant(weights), b.constant(bias)], (1, 6, 6, 2), stride)
+    window = {**stride, "stride_h": 2, "stride_w": 2, "filter_height": 2, "filter_width": 2}
+    b.output(b.op("AVERAGE_POOL_2D", [y], (1, 3, 3, 2), window))
+    return b.build()
+
+
+@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+def test_an_empty_batch_gives_an_empty_result_and_leaves_the_model_whole(device: str) -> None:
+    """XNNPACK, resized to nothing, gives sizes from memory that nobody wrote, and soon ends the process."""
+    x = np.arange(72, dtype=np.float32).reshape(1, 6, 6, 2)
+    with litegpu.load(dense(), device, fallback="silent") as model:
+        expected = model(x)
+        for _ in range(4):
+            assert model(x[:0]).shape == (0, 3, 3, 2)
+            np.testing.assert_array_equal(model(x), expected)
+            interpreter = model.interpreter
+            interpreter.resize_tensor_input(0, (0, 6, 6, 2))
+            interpreter.allocate_tensors()
+            interpreter.invoke()
+            assert interpreter.get_tensor(interpreter.get_output_details()[0]["index"]).shape == (0, 3, 3, 2)
+            interpreter.resize_tensor_input(0, (1, 6, 6, 2))
+            interpreter.allocate_tensors()
+            np.testing.assert_array_equal(model(x), expected)
+
+
+def test_representations_in_every_state() -> None:
+    assert repr(litegpu.LoadedModel.__new__(litegpu.LoadedModel)) == "<LoadedModel, not opened>"
+    assert repr(litegpu.GpuDelegate.__new__(litegpu.GpuDelegate)) == "<GpuDelegate, not opened>"
+    model = litegpu.load(one_output(), "cpu")
+    assert repr(model).startswith("<LoadedModel on cpu: ")
+    model.close()
+    assert repr(model).startswith("<LoadedModel on cpu, closed: ")
+
+
+def test_models_are_not_copied_and_delegates_are() -> None:
+    """Two models over one interpreter would close it under each other's hands."""
+    with litegpu.load(one_output(), "cpu") as model:
+        for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=r"LoadedModel: load\(\) the model again"):
+                attempt(model)
+
+    class Named(litegpu.GpuDelegate):
+        def __init__(self, name: str) -> None:
+            super().__init__(precision="float16")
+            self.called = name
+
+    named = copy.deepcopy(Named("mine"))
+    assert type(named) is Named and (named.called, named.options.precision) == ("mine", "float16")
+    delegate = litegpu.GpuDelegate(precision="float16", max_delegated_partitions=3)
+    for other in (copy.copy(delegate), copy.deepcopy(delegate), pickle.loads(pickle.dumps(delegate))):
+        assert other is not delegate and other.options == delegate.options and other.max_delegated_partitions == 3
+
+
+def test_masked_values_are_refused() -> None:
+    with litegpu.load(one_output(), "cpu") as model:
+        np.testing.assert_array_equal(model(np.ma.array(X, mask=False)), X + 1)
+        with pytest.raises(TensorError, match="'x' has masked values"):
+            model(np.ma.array(X, mask=[[False, True, False]]))
 
 
 def test_several_outputs_come_by_name() -> None:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from litegpu import starting  # noqa: F401 (first, as the others take a while)
+
+# isort: split
+
+import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from litegpu.delegates.options import (
@@ -34,6 +40,7 @@ from litegpu.interpreter import (
 from litegpu.model.bundle import BundledModel, list_models
 from litegpu.model.reader import read_model
 from litegpu.session import LoadedModel, load
+from litegpu.visible import VisibleLog
 
 if TYPE_CHECKING:
     from litegpu.delegates.gpu import GpuDelegate
@@ -43,6 +50,9 @@ if TYPE_CHECKING:
     from litegpu.tools.benchmark import benchmark, compare_benchmarks
 
 __version__ = "0.1.0"
+
+for _name in ("litegpu", "litegpu.debug"):
+    logging.getLogger(_name).addFilter(VisibleLog())
 
 __all__ = [
     "BundledModel",
@@ -82,26 +92,23 @@ __all__ = [
 ]
 
 
+#: What is imported when it is first asked for: the GPU delegate brings the kernels with it, and there are the tools.
+_LATER = {
+    "GpuDelegate": "litegpu.delegates.gpu",
+    "ImageInput": "litegpu.gpu.adapter",
+    "register_op": "litegpu.gpu.custom",
+    "unregister_op": "litegpu.gpu.custom",
+    "advise": "litegpu.tools.advise",
+    "benchmark": "litegpu.tools.benchmark",
+    "compare_benchmarks": "litegpu.tools.benchmark",
+}
+
+
 def __getattr__(name: str) -> Any:
-    """The GPU delegate brings the kernels with it, so it is imported when it is first asked for; so are the tools."""
-    if name == "GpuDelegate":
-        from litegpu.delegates import gpu
+    if name not in _LATER:
+        raise AttributeError(f"module 'litegpu' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LATER[name]), name)
 
-        return gpu.GpuDelegate
-    if name == "ImageInput":
-        from litegpu.gpu import adapter
 
-        return adapter.ImageInput
-    if name in ("register_op", "unregister_op"):
-        from litegpu.gpu import custom
-
-        return getattr(custom, name)
-    if name == "advise":
-        from litegpu.tools import advise
-
-        return advise.advise
-    if name in ("benchmark", "compare_benchmarks"):
-        from litegpu.tools import benchmark
-
-        return getattr(benchmark, name)
-    raise AttributeError(f"module 'litegpu' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,60 +3,226 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import concurrent.futures
+import contextlib
+import math
 import threading
+import time
 from collections.abc import Callable, Generator
+from queue import SimpleQueue
 from typing import Any
+from weakref import WeakSet
+
+from litegpu import fork
+from litegpu.errors import InvokeError
+
+#: How long a thread that waits for another's inference may sleep before it looks again.
+_LOOK_AGAIN = 0.25
+#: Signals may be kept waiting as long as this.
+_MOMENT = 0.2
 
 
 class InferenceFuture(concurrent.futures.Future[None]):
     """Done when the inference is; its result is None. Works with `concurrent.futures` (wait, as_completed, callbacks)
     and with `await`. An inference that has begun cannot be cancelled."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        # Future waits with a condition of Python code: a signal can leave its lock taken, and the inference's thread
+        # would wait for it for ever. This lock is taken and given back by C code, and open when the future is done.
+        self._open = threading.Lock()
+        self._open.acquire()
+        self.worker: int | None = None  # the thread that it runs in
+
+    def result(self, timeout: float | None = None) -> None:
+        self.wait(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self.wait(timeout)
+        return super().exception(0)
+
+    def cancel(self) -> bool:
+        cancelled = super().cancel()
+        if cancelled:
+            self._opened()
+        return cancelled
+
+    def set_result(self, result: None) -> None:
+        super().set_result(result)
+        self._opened()
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        super().set_exception(exception)
+        self._opened()
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when the inference is done or cancelled, or the time is over; signals get through."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._state not in _DONE:
+            left = _LOOK_AGAIN if deadline is None else min(_LOOK_AGAIN, deadline - time.monotonic())
+            if left <= 0:
+                return
+            if self._open.acquire(timeout=left):
+                self._opened()
+
+    def _opened(self) -> None:
+        with contextlib.suppress(RuntimeError):  # it is open
+            self._open.release()
+
     def __await__(self) -> Generator[Any, None, None]:
         return asyncio.wrap_future(self).__await__()
 
 
+_DONE = ("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED")
+
+
 class Background:
-    """Runs what it is given, one after the other, in a thread that exists from the first time on."""
+    """Runs what it is given, one after the other, in a thread that exists from the first time on.
+
+    Whatever raises in the middle of start() or settle(), nothing is under way that settle() does not know of."""
 
     def __init__(self) -> None:
-        self._executor: concurrent.futures.ThreadPoolExecutor | None = None
+        self._jobs: SimpleQueue[tuple[Callable[[], None], InferenceFuture] | None] | None = None
         self._running: InferenceFuture | None = None
-        self._worker: int | None = None
+        self._thread: threading.Thread | None = None
 
     def start(self, work: Callable[[], None]) -> InferenceFuture:
         """The future of `work`, which begins when what is running is done."""
         self.settle()
-        if self._executor is None:
-            self._executor = concurrent.futures.ThreadPoolExecutor(1, "litegpu inference")
-        future = self._running = InferenceFuture()
-        self._executor.submit(self._run, work, future)
+        future = InferenceFuture()
+        self._running = future
+        try:
+            self._begun().put((work, future))
+        except BaseException:
+            future.cancel()  # unless it runs already
+            raise
         return future
 
     def settle(self) -> None:
         """Wait until nothing runs. Whether it failed is for those to know who have the future."""
         running = self._running
-        if running is None or threading.get_ident() == self._worker:
+        if running is None or threading.get_ident() == running.worker or threading.current_thread() is self._thread:
             return
-        concurrent.futures.wait([running])
+        running.wait()
         self._running = None
 
-    def close(self) -> None:
-        """End the thread; may be called twice."""
-        self.settle()
-        executor, self._executor = self._executor, None
-        if executor is not None:
-            # the inference itself may hold the last reference to what this belongs to
-            executor.shutdown(wait=threading.get_ident() != self._worker)
+    def close(self, *, wait: bool = True) -> None:
+        """End the thread, when what is running is done, and without `wait` do not wait for that; may be called
+        twice."""
+        if wait:
+            self.settle()
+        thread, self._thread = self._thread, None
+        jobs, self._jobs = self._jobs, None
+        if jobs is not None:
+            jobs.put(None)
+        # the inference itself may hold the last reference to what this belongs to
+        if wait and thread is not None and thread is not threading.current_thread():
+            thread.join()
 
-    def _run(self, work: Callable[[], None], future: InferenceFuture) -> None:
-        self._worker = threading.get_ident()
-        if not future.set_running_or_notify_cancel():
-            return
+    def forked(self) -> None:
+        """In the child of a fork: the thread is in the parent alone, and so is what it does."""
+        running, self._running, self._jobs, self._thread = self._running, None, None, None
+        if running is not None and not running.done():
+            running._condition = threading.Condition()  # the thread may have held its lock
+            running.set_exception(
+                InvokeError("The process was forked while the inference ran: it goes on in the parent")
+            )
+
+    def _begun(self) -> SimpleQueue[tuple[Callable[[], None], InferenceFuture] | None]:
+        jobs = self._jobs
+        if jobs is None:
+            jobs = SimpleQueue()
+            # not a thread that the end of the process waits for, as it ends with the last reference to this only
+            thread = threading.Thread(target=_labour, args=(jobs,), name="litegpu inference", daemon=True)
+            thread.start()
+            self._jobs, self._thread = jobs, thread
+            _living.add(self)
+        return jobs
+
+
+class Patient:
+    """Calls of native code that may take long and tell nothing meanwhile, one at a time.
+
+    On the main thread signals would have to wait for their end; so there a call that took long the last time, or may
+    for all that is known, is made in a thread, which the main thread waits for. When that is interrupted the call goes
+    on, and the next one, and settle(), waits for its end."""
+
+    def __init__(self) -> None:
+        self._background = Background()
+        self._seconds = math.inf  # that the last call took
+        fork.follow(self)
+
+    def call(self, work: Callable[[], None]) -> None:
+        """`work()`, and what it raises."""
+        self._background.settle()
+        if self._seconds < _MOMENT or threading.current_thread() is not threading.main_thread():
+            self._timed(work)
+        else:
+            self._background.start(lambda: self._timed(work)).result()
+            self._background.close()
+
+    def settle(self) -> None:
+        """Wait for a call that an interruption has left."""
+        self._background.settle()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_background"):
+            self._background.close(wait=False)
+
+    def _forked(self) -> None:
+        self._background.forked()
+
+    def _timed(self, work: Callable[[], None]) -> None:
+        start = time.perf_counter()
+        work()
+        self._seconds = time.perf_counter() - start
+
+
+_living: WeakSet[Background] = WeakSet()
+
+
+#: Threads that finish what an interruption has left.
+_left: set[threading.Thread] = set()
+
+
+def leave(work: Callable[[], None]) -> None:
+    """Do in a thread what nobody here waits for, but the end of the process does."""
+
+    def finish() -> None:
         try:
             work()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(None)
+        finally:
+            _left.discard(threading.current_thread())
+
+    thread = threading.Thread(target=finish, name="litegpu finishing", daemon=True)
+    _left.add(thread)
+    thread.start()
+
+
+@atexit.register
+def settle_all() -> None:
+    """Native code must not be at work while the process is taken down."""
+    for one in list(_living):
+        one.settle()
+    for thread in list(_left):
+        thread.join()
+
+
+def _labour(jobs: SimpleQueue[tuple[Callable[[], None], InferenceFuture] | None]) -> None:
+    while (job := jobs.get()) is not None:
+        _run(*job)
+        del job  # the last reference, perhaps, to what the jobs come from
+
+
+def _run(work: Callable[[], None], future: InferenceFuture) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    future.worker = threading.get_ident()
+    try:
+        work()
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(None)

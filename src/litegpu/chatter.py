@@ -7,8 +7,11 @@ import os
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO
+from weakref import WeakSet
+
+from litegpu.fork import in_child
 
 log = logging.getLogger("litegpu")
 
@@ -23,7 +26,7 @@ LEVELS = {
 
 _STDERR = 2
 _lock = threading.Lock()
-_depth = 0
+_inside: WeakSet[_Visit] = WeakSet()  # weak: one that is interrupted on its way in or out is gone with its frame
 _saved = -1
 _captured: IO[bytes] | None = None
 
@@ -33,11 +36,16 @@ def quiet() -> Iterator[None]:
     """While any thread is inside, file descriptor 2 goes to a temporary file. When the last one leaves, the runtime's
     own lines go to the logger "litegpu" (its INFO as DEBUG) and every other byte, such as what another thread wrote
     meanwhile, is written to stderr unchanged. Without a stderr nothing is redirected."""
-    _enter()
+    visit = _Visit()
     try:
+        _enter(visit)
         yield
     finally:
-        _leave()
+        _leave(visit)
+
+
+class _Visit:
+    """One thread's stay inside quiet()."""
 
 
 def split(text: bytes) -> tuple[list[tuple[int, str]], bytes]:
@@ -53,11 +61,23 @@ def split(text: bytes) -> tuple[list[tuple[int, str]], bytes]:
     return lines, b"".join(rest)
 
 
-def _enter() -> None:
-    global _depth, _saved, _captured
+@in_child
+def _forked() -> None:
+    """Other threads were perhaps inside, which will not leave here."""
+    global _lock, _inside, _saved, _captured
+    _lock = threading.Lock()
+    if _saved >= 0:
+        with suppress(OSError):  # one of them was just about to put it back
+            os.dup2(_saved, _STDERR)
+            os.close(_saved)
+    _inside, _saved, _captured = WeakSet(), -1, None
+
+
+def _enter(visit: _Visit) -> None:
+    global _saved, _captured
     with _lock:
-        _depth += 1
-        if _depth > 1:
+        _inside.add(visit)
+        if _saved >= 0 and _captured is not None:
             return
         try:
             _saved = os.dup(_STDERR)
@@ -72,20 +92,21 @@ def _enter() -> None:
             _saved = -1
 
 
-def _leave() -> None:
-    global _depth, _saved, _captured
+def _leave(visit: _Visit) -> None:
+    global _saved, _captured
     text = b""
     with _lock:
-        _depth -= 1
-        if _depth or _saved < 0 or _captured is None:
+        _inside.discard(visit)
+        if len(_inside) or _saved < 0:
             return
         os.dup2(_saved, _STDERR)
-        os.close(_saved)
-        _saved = -1
-        _captured.seek(0)
-        text = _captured.read()
-        _captured.close()
-        _captured = None
+        saved, captured = _saved, _captured
+        _saved, _captured = -1, None
+        os.close(saved)
+        if captured is not None:  # else interrupted on the way in
+            captured.seek(0)
+            text = captured.read()
+            captured.close()
     if text:
         lines, rest = split(text)
         if rest:

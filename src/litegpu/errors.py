@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+from litegpu.visible import visible
+
+_Error = TypeVar("_Error", bound=Exception)
+
 
 class LiteGpuError(Exception):
-    """Base class of every error that litegpu raises on purpose."""
+    """Base class of every error that litegpu raises on purpose. What a message quotes from a file cannot command the
+    terminal that it is shown on."""
+
+    def __str__(self) -> str:
+        return visible(super().__str__())
 
 
 class ModelError(LiteGpuError, ValueError):
@@ -19,6 +29,10 @@ class OptionError(LiteGpuError, ValueError):
     """An option has an unknown name or an impossible value."""
 
 
+class WrongTypeError(LiteGpuError, TypeError):
+    """An argument is of a type that cannot be used, or the number or names of the arguments are wrong."""
+
+
 class InvokeError(LiteGpuError, RuntimeError):
     """Allocation or inference failed."""
 
@@ -31,5 +45,19 @@ class DeviceError(LiteGpuError, RuntimeError):
     """A device is missing, was lost, or refused a request."""
 
 
+class SoftwareDeviceError(DeviceError):
+    """The only device is a program that computes on the CPU, and it was not asked for by name."""
+
+
+class ForkError(DeviceError):
+    """This process was forked from one that had used a GPU, and therefore cannot use it."""
+
+
 class DelegateTypeError(DelegateError, AttributeError):
     """An object was given as a delegate that does not implement the delegate protocol."""
+
+
+def blame(error: _Error, nodes: tuple[int, ...]) -> _Error:
+    """The error, with the numbers of the operators that it is about, unless others were blamed before."""
+    error.__dict__.setdefault("nodes", nodes)
+    return error

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from litegpu import fork
+from litegpu.arguments import by_name, converted
+from litegpu.boundary import typed, typed_errors
 from litegpu.delegates.array_place import is_on_gpu
 from litegpu.delegates.report import DelegationReport
-from litegpu.errors import DeviceError, InvokeError, LiteGpuError, OptionError, TensorError
+from litegpu.device_choice import delegate_for
+from litegpu.errors import InvokeError, LiteGpuError, OptionError, TensorError
 from litegpu.interpreter import Interpreter
 from litegpu.model.batch import with_batch
 
@@ -25,6 +30,7 @@ log = logging.getLogger("litegpu")
 PRECISIONS = ("float32", "float16", "auto")
 
 
+@typed
 def load(
     path: str | os.PathLike[str] | bytes,
     device: str = "auto",
@@ -38,7 +44,8 @@ def load(
 
     path: a .tflite file, or its content as bytes.
     device: "auto" (a GPU if one works, else the CPU), "cpu", or one kind of GPU, or a DeviceError: "webgpu", "cuda",
-        "cuda:1" (the second NVIDIA GPU).
+        "cuda:1" (the second NVIDIA GPU). A software device, such as Mesa's llvmpipe, is slower than the CPU: "auto"
+        passes it over, with a line in the log; "webgpu" takes it if there is nothing better.
     precision: "float32", "float16" (GPU storage in half precision; relative error about 1e-3), or "auto" (float16 but
         for what that would spoil; calibration=[[array, ...], ...] makes it better informed).
     fallback: what happens to ops that the GPU cannot run: "warn", "silent" or "strict", as for Interpreter.
@@ -49,7 +56,7 @@ def load(
     """
     if precision not in PRECISIONS:
         raise OptionError(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
-    delegate = _delegate(device, precision, delegate_options)
+    delegate = delegate_for(device, precision, delegate_options)
 
     def opened(source: str | os.PathLike[str] | bytes) -> Interpreter:
         content = source if isinstance(source, bytes) else None
@@ -70,9 +77,13 @@ def load(
     return LoadedModel(opened(path), delegate, opened)
 
 
+@typed_errors
 class LoadedModel:
     """A model on a device. Call it with one array per input, in order or by name; it gives the output's array, or a
     dictionary of arrays by name if the model has several outputs. The arrays belong to the caller.
+
+    Any number of threads may share it: each inference is one turn under a lock, so that every call gets its own
+    results, also where batches differ. (To have several run at once, use stream(), or a model for each thread.)
 
     Names are those of the signature if the model has exactly one, else of the tensors; a name that several outputs
     share gets ":1", ":2" ... appended from the second on. Also a context manager; close() frees the device's memory.
@@ -89,24 +100,34 @@ class LoadedModel:
     ) -> None:
         self.interpreter = interpreter
         self._delegate = delegate
+        self._gpu = "cpu" if delegate is None else "cuda" if delegate.open_device().target == "cuda" else "webgpu"
         self._reopen = reopen
         inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
         names = _signature_names(interpreter)
         self._inputs = _named(inputs, names)
         self._outputs = _named(outputs, names)
+        self._names = tuple(self._inputs)
+        self._ranks = tuple(len(d["shape"]) for d in inputs)
+        #: Held over all of an inference, from the first input that is set to the last result that is copied.
+        self._lock = threading.RLock()
+        fork.follow(self)
+        self._closed = False
+        self._resizing = False  # also after a resize that was broken off, whose shapes nobody knows
         self._learn_inputs()
         self._gpu_call: GpuCall | None = None  # how the last call was made, if it was on arrays on the GPU
 
     @property
     def inputs(self) -> dict[str, dict[str, Any]]:
         """Name -> detail dictionary (shape, dtype, quantization ...), in the order of positional arguments."""
-        details = {d["index"]: d for d in self.interpreter.get_input_details()}
+        with self._lock:
+            details = {d["index"]: d for d in self.interpreter.get_input_details()}
         return {name: details[index] for name, index in self._inputs.items()}
 
     @property
     def outputs(self) -> dict[str, dict[str, Any]]:
         """Name -> detail dictionary, in the model's order."""
-        details = {d["index"]: d for d in self.interpreter.get_output_details()}
+        with self._lock:
+            details = {d["index"]: d for d in self.interpreter.get_output_details()}
         return {name: details[index] for name, index in self._outputs.items()}
 
     @property
@@ -117,13 +138,15 @@ class LoadedModel:
     @property
     def device(self) -> str:
         """What is really used: "cuda" or "webgpu" if any op runs on the GPU, else "cpu"."""
-        if self._delegate is None or not self.report.delegated:
-            return "cpu"
-        return "cuda" if self._delegate.open_device().target == "cuda" else "webgpu"
+        return self._gpu if self.report.delegated else "cpu"
 
     def __call__(self, *args: npt.ArrayLike, **kwargs: npt.ArrayLike) -> Any:
         """One inference. Values are converted to the input's type where that loses nothing (Python numbers are rounded
         to it); an input whose batch, or another dimension that the model leaves open, differs resizes the model.
+
+        `model(x, y)`, `model(left=x, right=y)`, `model({"left": x, "right": y})` and `model([x, y])` are the same. For
+        a single input, a list is the value itself if it is as deep as the input has dimensions, and `[x]` if one
+        deeper.
 
         Arrays in CUDA memory (PyTorch, CuPy, JAX, Numba) are not copied to the host: the outputs are arrays of the same
         library on the same device, ready for what is put on the library's current stream. The model must then run on
@@ -134,11 +157,7 @@ class LoadedModel:
         values = self._arguments(args, kwargs)
         if any(is_on_gpu(value) for value in values.values()):
             return self._call_on_gpu(values)
-        arrays = self._converted(values)
-        self._resize(arrays)
-        self._set_inputs(arrays)
-        self.interpreter.invoke()
-        return self._results()
+        return self._infer(self._converted(values))
 
     def stream(self, items: Iterable[Any], ahead: int = 3) -> Iterator[Any]:
         """The results for many items, in their order, at the rate of the slowest part rather than of all in turn:
@@ -146,10 +165,10 @@ class LoadedModel:
 
             for frame, scores in zip(frames, model.stream(prepared(f) for f in frames)): ...
 
-        items: each what a call takes: an array, a tuple of arrays, or a dictionary by name. Drawn by the thread that
-            draws results, at most `ahead` before their own result; of each in flight the device holds one more set of
-            activations. Arrays may be changed once the next item is drawn, except those of empty_input(), which large
-            inputs are best made in. Another batch drains what is in flight and resizes the model.
+        items: each what a call takes: an array, a list or tuple of arrays, or a dictionary by name. Drawn by the thread
+            that draws results, at most `ahead` before their own result; of each in flight the device holds one more set
+            of activations. Arrays may be changed once the next item is drawn, except those of empty_input(), which
+            large inputs are best made in. Another batch drains what is in flight and resizes the model.
 
         What the items raise comes after the results of the items before; what the model raises comes in its item's
         place. Stopping early, or an error, ends it all; an own close() of the items is called. Models that are not
@@ -176,12 +195,32 @@ class LoadedModel:
         array: np.ndarray = device.pinned(shape, dtype)
         return array
 
+    def _infer(self, arrays: Mapping[str, np.ndarray]) -> Any:
+        """One inference on arrays of the inputs' types; the outputs."""
+        with self._lock:
+            self._check_open()
+            self._resize(arrays)
+            self._unbind()
+            for name, array in arrays.items():
+                self.interpreter.set_tensor(self._inputs[name], array)
+            self.interpreter.invoke()
+            return self._as_result([self.interpreter.get_tensor(index) for index in self._outputs.values()])
+
     def _call_on_gpu(self, values: Mapping[str, Any]) -> Any:
         """One inference on arrays on the GPU, some perhaps on the host."""
-        call = self._gpu_call
-        if call is None or not call.takes(values):
-            call = self._gpu_call = self._prepared_gpu_call(values)
-        return self._as_result(call.run(values))
+        with self._lock:
+            self._check_open()
+            call = self._gpu_call
+            if call is None or not call.takes(values):
+                call = self._gpu_call = self._prepared_gpu_call(values)
+            return self._as_result(call.run(values))
+
+    def _forked(self) -> None:
+        self._lock = threading.RLock()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise InvokeError("The model is closed: load it again.")
 
     def _prepared_gpu_call(self, values: Mapping[str, Any]) -> GpuCall:
         from litegpu.delegates.gpu_call import prepare
@@ -197,7 +236,7 @@ class LoadedModel:
             shape = value.shape if is_on_gpu(value) else np.shape(value)
             dtype = np.dtype(self._details[name]["dtype"])
             shapes[name] = np.broadcast_to(np.zeros((), dtype), tuple(int(n) for n in shape))
-            _converted(name, shapes[name], self._details[name])  # raises if it can never fit
+            converted(name, shapes[name], self._details[name])  # raises if it can never fit
         self._resize(shapes)
         if not self.report.fully_delegated:
             raise TensorError(
@@ -206,48 +245,43 @@ class LoadedModel:
             )
         details = self._details
         return prepare(
-            delegate, values, self._inputs, self._outputs, lambda name, value: _converted(name, value, details[name])
+            delegate, values, self._inputs, self._outputs, lambda name, value: converted(name, value, details[name])
         )
 
     def _unbind(self) -> None:
         """Go back to host memory after a call on arrays on the GPU."""
-        call, self._gpu_call = self._gpu_call, None
-        if call is not None:
-            call.unbind()
+        if self._gpu_call is not None:
+            self._gpu_call.unbind()
+            self._gpu_call = None
 
     def close(self) -> None:
-        """Free what the device holds; later calls raise InvokeError."""
-        self._reopen = None
-        self.interpreter.close()
+        """Free what the device holds, when the call that is running, if any, has ended; later calls raise InvokeError.
+        May be called twice."""
+        self._close(wait=True)
+
+    def _close(self, *, wait: bool) -> None:
+        with self._lock:
+            self._closed = True
+            self._reopen = None
+            self._gpu_call = None
+            self.interpreter._close(wait=wait)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._close(wait=kind is None or issubclass(kind, Exception))  # Ctrl-C does not wait
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle or copy a LoadedModel: load() the model again where it is needed")
 
     def __repr__(self) -> str:
-        return f"<LoadedModel on {self.device}: {self.report.summary()}>"
+        if not hasattr(self, "_gpu"):
+            return "<LoadedModel, not opened>"
+        return f"<LoadedModel on {self.device}{', closed' if self._closed else ''}: {self.report.summary()}>"
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        names = list(self._inputs)
-
-        def expected() -> str:
-            return f"the model has {len(names)}: {', '.join(names)}"
-
-        if len(args) > len(names):
-            raise TensorError(f"{len(args)} inputs were given, but {expected()}")
-        values = dict(zip(names, args, strict=False))
-        for name, value in kwargs.items():
-            if name not in self._inputs:
-                raise TensorError(f"There is no input '{name}'; {expected()}")
-            if name in values:
-                raise TensorError(f"Input '{name}' was given twice, by position and by name")
-            values[name] = value
-        missing = [name for name in names if name not in values]
-        if missing:
-            raise TensorError(f"Input '{missing[0]}' was not given; {expected()}")
-        return values
+        return by_name(self._names, self._ranks, args, kwargs)
 
     def _converted(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """The values in the inputs' types."""
@@ -256,17 +290,8 @@ class LoadedModel:
             if type(value) is np.ndarray and (value.shape, value.dtype) == self._expected[name]:
                 arrays[name] = value  # as nearly always, and this takes a tenth of the time
             else:
-                arrays[name] = _converted(name, value, self._details[name])
+                arrays[name] = converted(name, value, self._details[name])
         return arrays
-
-    def _set_inputs(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._unbind()
-        for name, array in arrays.items():
-            self.interpreter.set_tensor(self._inputs[name], array)
-
-    def _results(self) -> Any:
-        """Of the last inference."""
-        return self._as_result([self.interpreter.get_tensor(index) for index in self._outputs.values()])
 
     def _as_result(self, arrays: Sequence[Any]) -> Any:
         """The outputs as a call gives them."""
@@ -278,23 +303,28 @@ class LoadedModel:
 
     def _resize(self, arrays: Mapping[str, np.ndarray]) -> None:
         before = {name: shape for name, (shape, _) in self._expected.items()}
-        changed = [name for name, array in arrays.items() if array.shape != before[name]]
+        changed = [name for name, array in arrays.items() if self._resizing or array.shape != before[name]]
         if not changed:
             return
-        if self._rebatch(arrays):
-            self._learn_inputs()
-            return
+        self._resizing = True
+        if not self._rebatch(arrays):
+            self._resize_inputs({name: arrays[name].shape for name in changed}, before)
+        self._learn_inputs()
+        self._resizing = False
+
+    def _resize_inputs(self, shapes: Mapping[str, tuple[int, ...]], before: Mapping[str, tuple[int, ...]]) -> None:
+        """The official resize; with the shapes from before if it fails."""
         try:
-            for name in changed:
-                self.interpreter.resize_tensor_input(self._inputs[name], arrays[name].shape)
+            for name, shape in shapes.items():
+                self.interpreter.resize_tensor_input(self._inputs[name], shape)
             self.interpreter.allocate_tensors()
         except (InvokeError, TensorError) as error:
-            for name in changed:
+            for name in shapes:
                 self.interpreter.resize_tensor_input(self._inputs[name], before[name])
             self.interpreter.allocate_tensors()
-            shapes = ", ".join(f"'{n}' {list(before[n])} to {list(arrays[n].shape)}" for n in changed)
-            raise TensorError(f"The model cannot be resized ({shapes}): {error}") from error
-        self._learn_inputs()
+            self._resizing = False
+            shapes_text = ", ".join(f"'{n}' {list(before[n])} to {list(shape)}" for n, shape in shapes.items())
+            raise TensorError(f"The model cannot be resized ({shapes_text}): {error}") from error
 
     def _rebatch(self, arrays: Mapping[str, np.ndarray]) -> bool:
         """Open the model for the batch of `arrays`, if that is all that differs from the file and leaves rows apart.
@@ -317,39 +347,14 @@ class LoadedModel:
         if len(batches) != 1:
             return False
         try:
-            interpreter = self._reopen(bytes(with_batch(model, batches.pop(), inputs=changed).content))
+            with self.interpreter._own_operators():
+                interpreter = self._reopen(bytes(with_batch(model, batches.pop(), inputs=changed).content))
         except LiteGpuError as error:
             log.debug("Not opened for another batch: %s", error)
             return False
-        self.interpreter.close()
-        self.interpreter = interpreter
+        former, self.interpreter = self.interpreter, interpreter
+        former.close()
         return True
-
-
-def _delegate(device: str, precision: str, options: Mapping[str, Any]) -> Any:
-    """The GPU delegate that a device name asks for, None for the CPU."""
-    if device == "cpu":
-        if options:
-            raise OptionError(f"{', '.join(options)}: the CPU has no delegate options; give num_threads instead")
-        return None
-    kind, _, index = device.partition(":")
-    if kind not in ("auto", "webgpu", "cuda") or (device != kind and not (kind == "cuda" and index.isdecimal())):
-        raise OptionError(f'device is {device!r}; it must be "auto", "cpu", "webgpu", "cuda" or "cuda:<index>"')
-    if kind == "cuda":
-        options = {"backend": "cuda", **({"device": index} if index else {}), **options}
-    elif kind == "webgpu":
-        options = {"backend": "webgpu", **options}
-    from litegpu.delegates.gpu import GpuDelegate
-
-    delegate = GpuDelegate(precision=precision, **options)
-    try:
-        delegate.open_device()
-    except DeviceError as error:
-        if device != "auto":
-            raise
-        log.info("No GPU can be used, running on the CPU. %s", error)
-        return None
-    return delegate
 
 
 def _signature_names(interpreter: Interpreter) -> dict[int, str]:
@@ -371,32 +376,3 @@ def _named(details: list[dict[str, Any]], names: Mapping[int, str]) -> dict[str,
             name = f"{stem}:{number}"
         found[name] = int(d["index"])
     return found
-
-
-def _converted(name: str, value: Any, detail: Mapping[str, Any]) -> np.ndarray:
-    """`value` in the input's type, of a shape that the input has or can be resized to."""
-    dtype = np.dtype(detail["dtype"])
-    given = np.asarray(value)
-    array = given
-    if given.dtype != dtype and dtype.kind not in "SO":
-        if given.dtype.kind not in ("biufc" if dtype.kind == "c" else "biuf"):
-            raise TensorError(f"Input '{name}' is {dtype}, but the value is {given.dtype}")
-        with np.errstate(all="ignore"):
-            array = given.astype(dtype)
-        rounds = not hasattr(value, "dtype") and given.dtype.kind in "iuf" and dtype.kind == "f"
-        if not rounds and not np.array_equal(array, given, equal_nan=given.dtype.kind in "fc"):
-            raise TensorError(
-                f"Input '{name}' is {dtype}; converting the {given.dtype} value would change it. Convert it yourself, "
-                f"with .astype({dtype}), or with the input's quantization {detail['quantization']}"
-            )
-    shape, signature = tuple(detail["shape"]), tuple(detail["shape_signature"])
-    fits = len(array.shape) == len(shape) and all(
-        got == now or axis == 0 or open_ == -1
-        for axis, (got, now, open_) in enumerate(zip(array.shape, shape, signature, strict=True))
-    )
-    if not fits:
-        raise TensorError(
-            f"Input '{name}' has shape {[int(n) for n in shape]}, but the value has {list(array.shape)}. Only the "
-            "first dimension (the batch) and those that are -1 in its shape_signature can differ"
-        )
-    return array

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from litegpu import fork
+from litegpu.background import Background
 from litegpu.delegates.array_place import is_on_gpu
 from litegpu.errors import OptionError, TensorError
 
@@ -73,10 +75,7 @@ def _next_values(model: LoadedModel, items: Iterator[Any]) -> dict[str, Any] | N
         item = next(items)
     except StopIteration:
         return None
-    if isinstance(item, Mapping):
-        values = model._arguments((), item)
-    else:
-        values = model._arguments(item if isinstance(item, tuple) else (item,), {})
+    values = model._arguments(item if isinstance(item, tuple) else (item,), {})
     return values if any(is_on_gpu(value) for value in values.values()) else model._converted(values)
 
 
@@ -99,12 +98,15 @@ class _Lane(Protocol):
         """All that is in flight."""
 
     def close(self) -> None:
-        """Wait for the device, and free what was made for this."""
+        """Free what was made for this, without waiting for the device: a caller who stops early, with Ctrl-C say, must
+        not wait for what is in flight."""
 
 
 def _open(model: LoadedModel, arrays: Mapping[str, np.ndarray], shapes: Shapes, ahead: int) -> _Lane:
-    model._resize(arrays)
-    route = only_kernel(model)
+    with model._lock:
+        model._check_open()
+        model._resize(arrays)
+        route = only_kernel(model)
     if route is None or route.kernel.program.variables:
         return _InTurn(model, shapes)
     return _Overlapping(model, route, shapes, ahead)
@@ -158,7 +160,7 @@ class _Overlapping:
         try:
             kernel.begin({place: arrays[name] for name, place in self._route.inputs.items()})
         except BaseException:
-            kernel.close()
+            kernel.close(wait=False)
             raise
         self._busy.append(kernel)
 
@@ -167,7 +169,7 @@ class _Overlapping:
         try:
             results = kernel.collect()
         except BaseException:
-            kernel.close()
+            kernel.close(wait=False)
             raise
         self._free.append(kernel)
         return self._model._as_result([results[i] for i in self._route.outputs])
@@ -177,38 +179,42 @@ class _Overlapping:
             yield self.next()
 
     def close(self) -> None:
-        for kernel in (*self._busy, *self._free):
-            kernel.close()
-        self._busy.clear()
-        self._free.clear()
+        for kernels in (self._busy, self._free):
+            while kernels:
+                kernels[-1].close(wait=False)
+                kernels.pop()
 
 
 class _InTurn:
-    """One inference in a thread, while the caller's code runs."""
+    """One inference in a thread, as a call of the model, while the caller's code runs."""
 
     def __init__(self, model: LoadedModel, shapes: Shapes) -> None:
         self.shapes = shapes
         self._model = model
+        self._background = Background()
+        fork.follow(self)
         self._future: Any = None
         self._result: Any = None
+
+    def _forked(self) -> None:
+        self._background.forked()
 
     @property
     def full(self) -> bool:
         return self._future is not None
 
     def begin(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._model._resize(arrays)  # the caller may have used another batch meanwhile
-        self._model._set_inputs(arrays)
-        self._future = self._model.interpreter._invoke_async(self._keep)
+        own = {name: array.copy() for name, array in arrays.items()}  # the caller may change theirs from now on
+
+        def infer() -> None:
+            self._result = self._model._infer(own)
+
+        self._future = self._background.start(infer)
 
     def next(self) -> Any:
         future, self._future = self._future, None
         future.result()
         return self._result
-
-    def _keep(self) -> None:
-        """Have the result before the caller can run something else on the model."""
-        self._result = self._model._results()
 
     def drain(self) -> Iterator[Any]:
         if self._future is not None:
@@ -216,5 +222,4 @@ class _InTurn:
 
     def close(self) -> None:
         future, self._future = self._future, None
-        if future is not None:
-            future.exception()  # waits; nobody asks for its result any more
+        self._background.close(wait=future is None)  # else nobody asks for its result any more

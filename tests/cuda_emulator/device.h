@@ -1,8 +1,13 @@
 // CUDA's device language for a C++ compiler of the host: enough for the kernels that litegpu prints. The threads of a
-// workgroup take turns, as contexts that switch at every barrier and shuffle; workgroups run one after the other.
+// warp take turns, as contexts that switch at every shuffle and product; a warp runs until all its threads wait at a
+// barrier of the workgroup, so that one that is missing shows; workgroups run one after the other. Shared memory begins
+// as NaN, half of the copies to it are done at once and half as late as may be; a write past its end is an error.
 #pragma once
 #include <cmath>
+#include <csetjmp>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <tuple>
 #include <ucontext.h>
@@ -24,16 +29,45 @@ VECTOR(uint, unsigned, 4)
 #define __align__(n) alignas(n)
 #define __shared__ static
 
+extern "C" bool emulated_waited;
+bool emulated_waited = false;  // whether this kernel has waited for those in front of it
+#define launch_dependents()
+#define wait_for_predecessors() (emulated_waited = true)
+
 namespace emulator {
-struct Thread { ucontext_t context; std::vector<char> stack; uint3 id; bool ended; unsigned rank; };
+constexpr unsigned char NOTHING_YET = 0xff;  // of shared memory: four such bytes are NaN
+struct Copy { unsigned at; const void* from; unsigned size, group; bool real; };
+enum State { RUNNING, AT_BARRIER, AT_CLUSTER, ENDED };
+struct Thread {
+  ucontext_t context;
+  jmp_buf place;
+  std::vector<char> stack;
+  uint3 id;
+  unsigned rank, groups;  // of its workgroup in the cluster; of copies that it has committed
+  State state;
+  bool started, arrived;
+  int line;  // of the barrier that it waits at
+  std::vector<Copy> copies;
+};
 inline std::vector<Thread> threads;
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline Thread* current;
 inline uint3 group;
 inline uint64_t slots[8192];
 
 inline uint3 block() { return {group.x + current->rank, group.y, group.z}; }
-inline void pause() { swapcontext(&current->context, &scheduler); }
+inline void pause() {
+  if (!_setjmp(current->place)) _longjmp(scheduler, 1);
+}
+inline void fail(const char* what) {
+  std::fprintf(stderr, "emulated GPU: %s\n", what);
+  std::abort();
+}
+inline void barrier(int line) {
+  current->state = AT_BARRIER;
+  current->line = line;
+  pause();
+}
 
 template <class T> T shuffle(unsigned mask, T value, unsigned to) {
   const unsigned self = current - threads.data(), first = self & ~31u;
@@ -49,7 +83,7 @@ inline unsigned lane() { return (current - threads.data()) & 31u; }
 
 #define threadIdx (emulator::current->id)
 #define blockIdx (emulator::block())
-inline void __syncthreads() { emulator::pause(); }
+#define __syncthreads() emulator::barrier(__LINE__)
 template <class T> T __shfl_sync(unsigned mask, T v, unsigned from) { return emulator::shuffle(mask, v, from); }
 template <class T> T __shfl_xor_sync(unsigned mask, T v, unsigned by) {
   return emulator::shuffle(mask, v, emulator::lane() ^ by);
@@ -73,24 +107,39 @@ inline float half_to_float(unsigned short x) { return bits<_Float16>(x); }
 inline unsigned short float_to_half(float x) { return bits<unsigned short>((_Float16)x); }
 inline unsigned pack_half2(float x, float y) { return float_to_half(x) | (unsigned)float_to_half(y) << 16; }
 
-// What device.cu and warpgroup.cu of src/litegpu/gpu/kernels/cuda define by PTX. Copies are done at once.
+// What device.cu and warpgroup.cu of src/litegpu/gpu/kernels/cuda define by PTX.
 alignas(1024) inline unsigned char shared[228 << 10];
-inline void copy16(unsigned at, const void* from, bool real) {
-  if (real) std::memcpy(shared + at, from, 16); else std::memset(shared + at, 0, 16);
+namespace emulator {
+inline void perform(const Copy& c) {
+  if (c.real) std::memcpy(shared + c.at, c.from, c.size); else std::memset(shared + c.at, 0, c.size);
 }
-inline void copy8(unsigned at, const void* from, bool real) {
-  if (real) std::memcpy(shared + at, from, 8); else std::memset(shared + at, 0, 8);
+inline void copy(unsigned at, const void* from, unsigned size, bool real) {
+  if (at % size || (uintptr_t)from % size) fail("a copy to shared memory is not aligned");
+  const Copy c = {at, from, size, current->groups, real};
+  if ((current - threads.data()) % 2) current->copies.push_back(c); else perform(c);
 }
-inline void copies_commit() {}
-template <int pending> void copies_wait() {}
+}  // namespace emulator
+inline void copy16(unsigned at, const void* from, bool real) { emulator::copy(at, from, 16, real); }
+inline void copy8(unsigned at, const void* from, bool real) { emulator::copy(at, from, 8, real); }
+inline void copies_commit() { emulator::current->groups++; }
+template <int pending> void copies_wait() {
+  std::vector<emulator::Copy> left;
+  for (const emulator::Copy& c : emulator::current->copies)
+    if (c.group + pending < emulator::current->groups) emulator::perform(c); else left.push_back(c);
+  emulator::current->copies = left;
+}
 
-// And cluster.cu: the workgroups of a cluster have their shared memory one behind the other. A barrier of one is a
-// barrier of all, as is every switch between threads.
+// And cluster.cu: the workgroups of a cluster have their shared memory one behind the other.
 #define __cluster_dims__(x, y, z)
 inline unsigned cluster_rank() { return emulator::current->rank; }
 inline float* own_shared(unsigned bytes) { return (float*)(shared + emulator::current->rank * bytes); }
-inline void cluster_arrive() {}
-inline void cluster_wait() { emulator::pause(); }
+inline void cluster_arrive() { emulator::current->arrived = true; }
+inline void cluster_wait() {
+  if (!emulator::current->arrived) emulator::fail("a thread waits for a cluster without having arrived");
+  emulator::current->arrived = false;
+  emulator::current->state = emulator::AT_CLUSTER;
+  emulator::pause();
+}
 inline void cluster_store(float* at, unsigned rank, float value, unsigned bytes) {
   const size_t own = (unsigned char*)at - shared - emulator::current->rank * bytes;
   std::memcpy(shared + rank * bytes + own, &value, 4);
@@ -177,36 +226,77 @@ inline void (*body)(void**);
 inline void** arguments;
 inline void enter() {
   body(arguments);
-  current->ended = true;
-  pause();
+  current->state = ENDED;
+  _longjmp(scheduler, 1);
+}
+inline void resume(Thread& t) {
+  current = &t;
+  if (_setjmp(scheduler)) return;
+  if (t.started) _longjmp(t.place, 1);
+  t.started = true;
+  setcontext(&t.context);
 }
 
-inline void run_group(uint3 size) {
-  const unsigned each = size.x * size.y * size.z;
-  size_t running = threads.size();
+// Run the threads from number `first` on, a warp, until each waits for others or has ended.
+inline void run_warp(unsigned first, unsigned count) {
+  for (bool running = true; running;) {
+    running = false;
+    for (unsigned i = first; i < first + count; i++)
+      if (threads[i].state == RUNNING) {
+        resume(threads[i]);
+        running |= threads[i].state == RUNNING;
+      }
+  }
+}
+
+// Let those go on that all others of their workgroup, or cluster, have caught up with; false if all have ended.
+inline bool release(unsigned each) {
+  bool all = true, alive = false, released = false;
+  for (const Thread& t : threads) all &= t.state == AT_CLUSTER, alive |= t.state != ENDED;
+  for (unsigned first = 0; first < threads.size(); first += each) {
+    const Thread& one = threads[first];
+    bool here = true;
+    for (unsigned i = first; i < first + each; i++)
+      here &= threads[i].state == AT_BARRIER && threads[i].line == one.line;
+    for (unsigned i = first; i < first + each && (all || here); i++) threads[i].state = RUNNING, released = true;
+  }
+  if (alive && !released) fail("only some threads of a workgroup reach a barrier");
+  return alive;
+}
+
+inline void run_group(uint3 size, unsigned shared_bytes) {
+  const unsigned each = size.x * size.y * size.z, warps = (each + 31) / 32;
   for (unsigned i = 0; i < threads.size(); i++) {
     Thread& t = threads[i];
     t.id = {i % each % size.x, i % each / size.x % size.y, i % each / size.x / size.y};
     t.rank = i / each;
-    t.ended = false;
+    t.state = RUNNING;
+    t.started = t.arrived = false;
+    t.groups = 0;
+    t.copies.clear();
     getcontext(&t.context);
     t.context.uc_stack.ss_sp = t.stack.data();
     t.context.uc_stack.ss_size = t.stack.size();
     t.context.uc_link = nullptr;
     makecontext(&t.context, enter, 0);
   }
-  while (running)
-    for (Thread& t : threads)
-      if (!t.ended) {
-        current = &t;
-        swapcontext(&scheduler, &t.context);
-        running -= t.ended;
-      }
+  std::memset(shared, NOTHING_YET, sizeof(shared));
+  const unsigned all = warps * (threads.size() / each);
+  for (bool backward = false, alive = true; alive; backward = !backward) {
+    for (unsigned i = 0; i < all; i++) {
+      const unsigned warp = backward ? all - 1 - i : i, first = warp % warps * 32;
+      run_warp(warp / warps * each + first, each - first < 32 ? each - first : 32);
+    }
+    alive = release(each);
+  }
+  for (const unsigned char* p = shared + shared_bytes * (threads.size() / each); p < shared + sizeof(shared); p++)
+    if (*p != NOTHING_YET) fail("a kernel writes past the shared memory that it was given");
 }
 
 // Runs the whole grid. `switching`: the kernel has barriers or shuffles, so that each thread needs a stack of its own.
 // `cluster` neighbouring workgroups run at the same time.
-inline void launch(void (*kernel)(void**), void** p, uint3 groups, uint3 size, bool switching, unsigned cluster) {
+inline void launch(void (*kernel)(void**), void** p, uint3 groups, uint3 size, unsigned shared_bytes, bool switching,
+                   unsigned cluster) {
   body = kernel;
   arguments = p;
   threads.resize(size.x * size.y * size.z * cluster);
@@ -217,7 +307,7 @@ inline void launch(void (*kernel)(void**), void** p, uint3 groups, uint3 size, b
       for (unsigned x = 0; x < groups.x; x += cluster) {
         group = {x, y, z};
         if (switching) {
-          run_group(size);
+          run_group(size, shared_bytes);
           continue;
         }
         current = threads.data();

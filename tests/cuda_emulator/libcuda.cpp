@@ -16,7 +16,7 @@
 typedef int CUresult;
 typedef void* Handle;
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_IMAGE = 200,
-       INVALID_HANDLE = 400, NOT_FOUND = 500, CAPTURE_INVALID = 901 };
+       INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_PERMITTED = 800, CAPTURE_INVALID = 901 };
 typedef std::vector<std::function<CUresult()>> Work;
 
 namespace {
@@ -27,7 +27,7 @@ std::map<uintptr_t, size_t> device_memory, host_memory;
 struct Stream { bool capturing = false; Work captured; unsigned flags; };
 struct Graph { Work work; };
 struct Event { std::chrono::steady_clock::time_point at; };
-struct Function { void (*launch)(void**, const unsigned*, const unsigned*); };
+struct Function { void (*launch)(void**, const unsigned*, const unsigned*, unsigned); bool* waited; };
 struct Module { void* library; std::vector<Function*> functions; };
 std::set<Handle> alive;
 
@@ -152,7 +152,8 @@ API cuModuleGetFunction(Handle* f, Handle m, const char* name) {
   void* entry = dlsym(((Module*)m)->library, name);
   void* launch = dlsym(((Module*)m)->library, "emulated_launch");
   if (!entry || !launch) return NOT_FOUND;
-  Function* made = new Function{(void (*)(void**, const unsigned*, const unsigned*))launch};
+  bool* waited = (bool*)dlsym(((Module*)m)->library, "emulated_waited");
+  Function* made = new Function{(void (*)(void**, const unsigned*, const unsigned*, unsigned))launch, waited};
   ((Module*)m)->functions.push_back(made);
   return make(f, made);
 }
@@ -169,13 +170,18 @@ API cuLaunchKernelEx(const Config* c, Handle f, void** params, void**) {
     if (config.count != 1 || a[0] != 6 || a[2] != 1) return INVALID_VALUE;
   }
   Function* function = (Function*)f;
-  return enqueue(config.stream, [=] { function->launch(params, config.grid, config.block); return SUCCESS; });
+  return enqueue(config.stream, [=] {
+    *function->waited = false;
+    function->launch(params, config.grid, config.block, config.shared);
+    // started early without waiting: on a GPU it may have read what was not written yet
+    return config.count && !*function->waited ? NOT_PERMITTED : SUCCESS;
+  });
 }
 
 API cuStreamCreate(Handle* s, unsigned flags) { IN_CONTEXT; return make(s, new Stream{false, {}, flags}); }
 API cuStreamDestroy(Handle s) { IN_CONTEXT; return destroy<Stream>(s); }
 API cuStreamSynchronize(Handle s) { IN_CONTEXT; ALIVE_STREAM(s); return uintptr_t(s) > 2 && ((Stream*)s)->capturing ? CAPTURE_INVALID : SUCCESS; }
-API cuStreamQuery(Handle s) { IN_CONTEXT; ALIVE(s); return SUCCESS; }
+API cuStreamQuery(Handle s) { IN_CONTEXT; ALIVE_STREAM(s); return uintptr_t(s) > 2 && ((Stream*)s)->capturing ? CAPTURE_INVALID : SUCCESS; }
 API cuStreamBeginCapture(Handle s, int) { IN_CONTEXT; ALIVE(s); ((Stream*)s)->capturing = true; return SUCCESS; }
 API cuStreamEndCapture(Handle s, Handle* g) {
   IN_CONTEXT;

@@ -87,3 +87,62 @@ def test_unknown_names_are_refused_with_the_nearest_one() -> None:
     for bad in ({"backend": "opencl"}, {"tuning": "some"}, {"max_delegated_partitions": -1}):
         with pytest.raises(OptionError):
             GpuDelegate(**bad)
+
+
+@pytest.mark.parametrize("precision", [None, "float32", "float16", "auto"])
+@pytest.mark.parametrize("priorities", [(PRECISION, AUTO, AUTO), (LATENCY, AUTO, AUTO)])
+@pytest.mark.parametrize("loss", [False, True])
+def test_precision_by_name_outweighs_the_rest(precision: str | None, priorities, loss: bool) -> None:
+    given = dict(precision=precision, precision_loss_allowed=loss, inference_priority1=priorities[0])
+    if precision == "float32" and loss:
+        with pytest.raises(OptionError, match="precision is 'float32', but precision_loss_allowed is True"):
+            GpuDelegateOptions(**given)
+        return
+    wanted = {None: loss or priorities[0] is LATENCY, "float32": False}.get(precision, True)
+    assert GpuDelegateOptions(**given).half is wanted
+
+
+@pytest.mark.parametrize("quantization, flag", [(a, b) for a in (False, True) for b in (False, True)])
+def test_quantization_needs_both(quantization: bool, flag: bool) -> None:
+    flags = ExperimentalFlags.ENABLE_QUANT if flag else ExperimentalFlags.NONE
+    options = GpuDelegateOptions(quantization_enabled=quantization, experimental_flags=flags)
+    assert options.quantization is (quantization and flag)
+
+
+@pytest.mark.parametrize("tuning", ["off", "fast", "full"])
+@pytest.mark.parametrize("preference", list(InferencePreference))
+def test_what_the_tuner_is_asked_for(tuning: str, preference: InferencePreference) -> None:
+    sustained = preference is InferencePreference.SUSTAINED_SPEED and tuning == "off"
+    options = GpuDelegateOptions(tuning=tuning, inference_preference=preference)
+    assert options.tuning_level == ("fast" if sustained else tuning)
+
+
+SAVED = ExperimentalFlags.ENABLE_SERIALIZATION
+CONTRADICTIONS: dict[str, tuple[dict[str, object], str]] = {
+    **{f"calibration in {precision}": (dict(calibration=[], precision=precision), "calibration is for precision='auto'")
+       for precision in (None, "float32", "float16")},
+    "a token without a cache": (dict(model_token="m"), "model_token names a model in a cache"),
+    "an empty token": (dict(model_token="", serialization_dir="d"), "model_token is ''"),
+    "serialization into nothing": (dict(experimental_flags=SAVED), "there is no serialization_dir"),
+    "a precision that is none": (dict(precision="float64"), "precision 'float64' is unknown"),
+    "a tuning that is none": (dict(tuning="some"), "tuning 'some' is unknown"),
+    "a backend that is none": (dict(backend="opencl"), "backend 'opencl' is unknown"),
+    **{f"{name} below 0": ({name: -1}, f"{name} is -1; it must be 0 or more") for name in
+       ("max_delegated_partitions", "min_nodes_per_partition", "first_delegate_node_index")},
+    **{f"GL_ONLY on {backend}": (dict(experimental_flags=ExperimentalFlags.GL_ONLY, backend=backend), "GL_ONLY, but")
+       for backend in ("cuda", "vulkan", "metal", "d3d12")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_contradictions(name: str) -> None:
+    values, words = CONTRADICTIONS[name]
+    with pytest.raises(OptionError, match=words):
+        GpuDelegateOptions(**values)  # type: ignore[arg-type]
+
+
+def test_what_goes_together() -> None:
+    GpuDelegateOptions(calibration=[], precision="auto")
+    GpuDelegateOptions(model_token="m", serialization_dir="d", experimental_flags=SAVED)
+    for backend in ("auto", "webgpu", "gl"):
+        assert GpuDelegateOptions(experimental_flags=ExperimentalFlags.GL_ONLY, backend=backend).chosen_backend == "gl"

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter as Official
 
-from litegpu.delegates.partitioner import ON_CPU, Division, divide
+from litegpu.delegates.partitioner import ON_CPU, Division, NarrowedDelegate, divide
+from litegpu.delegates.report import _numbers
+from litegpu.errors import DelegateError
 from litegpu.interpreter import Interpreter
 from litegpu.model.reader import read_model
 from litegpu.model.writer import ModelBuilder
@@ -275,3 +277,105 @@ def test_report_counts_texts_and_data(numpy_delegate) -> None:
     assert data["partitions"][2]["nodes"] == [2, 3]
     full = division(chain("ADD", "MUL"), numpy_delegate()).report
     assert full.fully_delegated and full.summary() == "2/2 ops on NumPy in 1 partition" and full.warnings() == []
+
+
+def test_widened_constants_count_to_a_partition() -> None:
+    """ADD with the constant that it widens is two nodes."""
+    b = ModelBuilder()
+    x = b.input("x", SHAPE)
+    w = b.op("DEQUANTIZE", [b.constant(np.ones(SHAPE, np.float16))], SHAPE)
+    b.output(b.op("ADD", [x, w], SHAPE))
+    for least, delegated in ((2, 2), (3, 0)):
+        delegate = Widening(True)
+        delegate.min_nodes_per_partition = least
+        assert division(b.build(), delegate).report.delegated == delegated
+
+
+def test_two_delegates_each_widen_for_themselves(numpy_delegate) -> None:
+    """What one delegate widened for its ADD the other's MUL does not read from it."""
+    b = ModelBuilder()
+    x = b.input("x", SHAPE)
+    w = b.op("DEQUANTIZE", [b.constant(np.ones(SHAPE, np.float16))], SHAPE)
+    b.output(b.op("MUL", [b.op("ADD", [x, w], SHAPE), w], SHAPE))
+    first, second = Widening(True), Widening(True)
+    first.names, second.names = ("ADD", "DEQUANTIZE"), ("MUL", "DEQUANTIZE")
+    found = division(b.build(), first, second)
+    assert [(owner, [n.index for n in p.nodes]) for owner, p in found.partitions] == [(0, [0, 1]), (1, [0, 2])]
+    assert not any(w in p.inputs for _, p in found.partitions)
+
+
+@pytest.mark.parametrize("keeps", [None, False, True])
+def test_only_delegates_that_keep_variables_get_them(keeps: bool | None) -> None:
+    b = ModelBuilder()
+    x, kept = b.input("x", SHAPE), b.variable("kept", SHAPE)
+    b.output(b.op("ADD", [b.op("ADD", [x, kept], SHAPE), x], SHAPE))
+    delegate = Widening(False)
+    if keeps is not None:
+        delegate.keeps_variables = keeps  # type: ignore[attr-defined]
+    report = division(b.build(), delegate).report
+    assert [n.owner for n in report.nodes] == ["wide" if keeps else "CPU", "wide"]
+    assert report.nodes[0].reason == (None if keeps else "The node reads a variable, and the delegate keeps none.")
+
+
+@pytest.mark.parametrize("answer", [False, True, 0, (), b"no", ["no"]])
+def test_answers_that_are_neither_none_nor_a_reason(answer: object) -> None:
+    delegate = Widening(True)
+    delegate.check = lambda *_: answer  # type: ignore[method-assign]
+    with pytest.raises(DelegateError, match=r"check\(\) of operator 0 ADD gave"):
+        division(chain("ADD"), delegate)
+
+
+def test_an_empty_reason_is_a_reason() -> None:
+    delegate = Widening(True)
+    delegate.check = lambda *_: ""  # type: ignore[method-assign]
+    assert division(chain("ADD"), delegate).report.delegated == 0
+
+
+@pytest.mark.parametrize("least, most, reasons", [
+    (2, 1, ["min_nodes_per_partition=2", "max_delegated_partitions=1"]),
+    (1, 1, ["max_delegated_partitions=1", "max_delegated_partitions=1"]),
+    (2, 0, ["min_nodes_per_partition=2", None]),
+])  # fmt: skip
+def test_why_partitions_are_left(numpy_delegate, least: int, most: int, reasons: list[str | None]) -> None:
+    """Of partitions of one, two and three nodes."""
+    content = chain("ADD", "ABS", "ADD", "MUL", "ABS", "ADD", "MUL", "RELU")
+    given = numpy_delegate(min_nodes_per_partition=least, max_delegated_partitions=most)
+    report = division(content, given).report
+    for node, reason in zip((0, 2), reasons, strict=True):
+        found = report.nodes[node].reason
+        assert found is None if reason is None else reason in (found or "") and (found or "").count("=") == 1
+    assert report.nodes[5].owner == "NumPy"
+
+
+def test_nodes_that_are_refused_beforehand(numpy_delegate) -> None:
+    model = read_model(chain("ADD", "MUL", "ADD"))
+    found = divide(model, model.main, [numpy_delegate()], {1: "Not this one."})
+    assert [(n.owner, n.reason) for n in found.report.nodes] == [
+        ("NumPy", None), ("CPU", "Not this one."), ("NumPy", None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 30])
+def test_as_many_numbers_as_are_said(count: int) -> None:
+    nodes = tuple(range(count))
+    text = _numbers(nodes)
+    shown = ", ".join(map(str, nodes[:8]))
+    more = f" and {count - 8} more" if count > 8 else ""
+    assert text == f"node{'' if count == 1 else 's'} {shown}{more}"
+
+
+def test_a_reason_is_said_at_its_first_node(numpy_delegate) -> None:
+    delegate = numpy_delegate()
+    delegate.check = lambda model, graph, o: (
+        None if o.name == "ADD" else "A reason of more than forty letters, as most."
+    )
+    rows = str(division(chain("ABS", "ADD", "ABS", "ABS"), delegate).report).splitlines()
+    assert rows[1].endswith("as most.") and rows[3].endswith("as node 0") and rows[4].endswith("as node 0")
+
+
+def test_a_delegate_that_failed_for_some_nodes_is_not_asked_for_them_again(numpy_delegate) -> None:
+    delegate = NarrowedDelegate(numpy_delegate(max_delegated_partitions=3), {0: "It failed."})
+    model = read_model(chain("ADD", "MUL", "ABS"))
+    answers = [delegate.check(model, model.main, o) for o in model.main.operators]
+    assert answers == ["It failed.", None, "Operation is not supported."]
+    assert delegate.name == "NumPy" and delegate.max_delegated_partitions == 3

@@ -28,7 +28,9 @@ def network(lead=(2, 3), m=5, n=9, d=8, e=8, *, scale: str = "mul", masked=None,
         logits = b.op("DIV", [logits, b.constant(np.array(d**0.5, np.float32))], whole)
     if masked is not None:
         logits = b.op("ADD", [logits, b.input("mask", masked)], whole)
-    weights = b.op("SOFTMAX", [logits], whole, {"beta": 1.0 if scale != "beta" else 0.5})
+    weights = b.op(
+        "SOFTMAX", [logits], whole, {"beta": {"beta": 0.5, "no beta": 0.0, "negative": -1.0}.get(scale, 1.0)}
+    )
     b.output(b.op("BATCH_MATMUL", [weights, v], (*lead, m, e)))
     return b.build()
 
@@ -53,6 +55,33 @@ def joined(content: bytes, features: Features) -> bool:
     return [type(n.op) for n in graph.nodes] == [Attention]
 
 
+@pytest.mark.parametrize("d, e, joins", [(256, 8, True), (257, 8, False), (8, 128, True), (8, 129, False)])
+def test_what_a_thread_s_registers_hold(d: int, e: int, joins: bool) -> None:
+    assert joined(network(lead=(1, 1), m=2, n=3, d=d, e=e), Features()) == joins
+
+
+@pytest.mark.parametrize("inner", ["SOFTMAX", "BATCH_MATMUL"])
+def test_what_others_read_is_computed(inner: str) -> None:
+    """Logits, or weights, that another operator reads as well, or that the graph gives out, are not joined away."""
+    for handed_out in (False, True):
+        b = ModelBuilder()
+        q, k, v = b.input("q", (1, 2, 5, 8)), b.input("k", (1, 2, 9, 8)), b.input("v", (1, 2, 9, 8))
+        logits = b.op("BATCH_MATMUL", [q, k], (1, 2, 5, 9), {"adj_y": True})
+        weights = b.op("SOFTMAX", [logits], (1, 2, 5, 9), {"beta": 1.0})
+        b.output(b.op("BATCH_MATMUL", [weights, v], (1, 2, 5, 8)))
+        shared = weights if inner == "SOFTMAX" else logits
+        axes = b.constant(np.array([3], np.int32))
+        b.output(shared if handed_out else b.op("SUM", [shared, axes], (1, 2, 5), {"keep_dims": False}))
+        content = b.build()
+        graph = read_model(content).main
+        lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs).graph
+        better = optimise(lowered, Features())
+        assert not any(isinstance(node.op, Attention) for node in better.nodes)
+        arrays = [a.reshape(lowered.values[v].shape) for a, v in zip(inputs_of(content), lowered.inputs, strict=True)]
+        for got, want in zip(evaluate_graph(better, arrays), evaluate_graph(lowered, arrays), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_attention(case: str) -> None:
     content = network(**CASES[case])
@@ -64,6 +93,16 @@ def test_attention(case: str) -> None:
     assert_agrees(evaluate_graph(optimise(lowered.graph, Features()), x)[0].reshape(want.shape), want, FLOAT32)
     require_gpu()
     assert_agrees(run(on_gpu(content), x)[0], want, FLOAT32)
+
+
+@pytest.mark.parametrize("scale", ("no beta", "negative"))
+def test_without_a_positive_beta_it_is_not_joined(scale: str) -> None:
+    """The kernel looks for the largest logit, which the official one makes of the least product then."""
+    content = network(n=9, scale=scale)
+    assert not joined(content, Features())
+    require_gpu()
+    x = inputs_of(content)
+    assert_agrees(run(on_gpu(content), x)[0], run(official(content), x)[0], FLOAT32)
 
 
 def test_in_float16() -> None:

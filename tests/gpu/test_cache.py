@@ -370,6 +370,28 @@ def test_flipped_bytes_never_change_a_result(tmp_path: Path, builds: list[int]) 
         assert len(builds) == i + 2
 
 
+def test_an_entry_appears_when_all_of_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then it has no name that anybody looks for, and its bytes are on the disk before it gets one."""
+    folder = CacheFolder(tmp_path)
+    order: list[str] = []
+    sync, replace = os.fsync, os.replace
+
+    def synced(handle: int) -> None:
+        assert not list(tmp_path.glob("*.litegpu")) and folder.load("k") is None
+        assert os.fstat(handle).st_size == len(content(example()))
+        order.append("sync")
+        sync(handle)
+
+    def replaced(source: Any, target: Any) -> None:
+        order.append("replace")
+        replace(source, target)
+
+    monkeypatch.setattr(cache_folder.os, "fsync", synced)
+    monkeypatch.setattr(cache_folder.os, "replace", replaced)
+    assert folder.store("k", example()) and order == ["sync", "replace"]
+    assert [path.name for path in tmp_path.iterdir()] == ["k.litegpu"] and folder.load("k") is not None
+
+
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     require_gpu()
 

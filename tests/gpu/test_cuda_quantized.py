@@ -40,7 +40,7 @@ def test_sample(op: str, half: bool) -> None:
     if case is not None:
         gpu = on_gpu(case.content, precision_loss_allowed=half, backend="cuda")
         assert gpu.delegation_report().fully_delegated, case.name
-        compare("int8", op, case, run(gpu, case.inputs), 7 + half)
+        compare("int8", op, case, run(gpu, case.inputs), 7 + half, half=half)
 
 
 @pytest.mark.parametrize("type_", ["INT8", "UINT8", "INT16"])

@@ -205,7 +205,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
     operator, inputs, outputs, options, reason = REFUSED[name]
-    main = litegpu.read_model(model(operator, inputs, outputs, options).build()).main
+    main = litegpu.read_model(model(operator, inputs, outputs, options).build(), verify=False).main
     given = check_operator(main, main.operators[0])
     assert given is not None and reason in given
 

@@ -1,12 +1,13 @@
-"""Every op on quantized tensors: within one quantum of the official runtime's integer kernels."""
+"""Every op on quantized tensors: what the official runtime's integer kernels give."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from agreement import on_gpu, require_gpu, run
+from agreement import official, on_gpu, require_gpu, run
+from ai_edge_litert.interpreter import OpResolverType
 from op_cases import OpCase
-from quantized_cases import ALL, compare, operators, quantized_case
+from quantized_cases import ALL, WEIGHTS, compare, operators, quantized_case
 
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.lower import check_operator, lower_partition
@@ -21,6 +22,22 @@ def test_sample_in_numpy(kind: str, op: str) -> None:
         case = quantized_case(op, kind, seed)
         if case is not None:
             compare(kind, op, case, _evaluated(case), seed)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8"])
+@pytest.mark.parametrize("op", WEIGHTS)
+def test_without_xnnpack(op: str, kind: str) -> None:
+    """Convolutions as the runtime's reference kernels round them."""
+    require_gpu()
+    for seed in range(4):
+        case = quantized_case(op, kind, seed)
+        if case is None:
+            continue
+        wanted = run(official(case.content, OpResolverType.BUILTIN_REF), case.inputs)
+        with on_gpu(case.content, resolver=OpResolverType.BUILTIN_REF) as gpu:
+            assert gpu.delegation_report().fully_delegated, case.name
+            for got, want in zip(run(gpu, case.inputs), wanted, strict=True):
+                np.testing.assert_array_equal(got, want, err_msg=f"{case.name} (seed {seed})")
 
 
 @pytest.mark.parametrize(("kind", "op"), ALL)
@@ -47,7 +64,7 @@ def _sweep(kind: str, op: str, seeds: range, half: bool) -> None:
             continue
         gpu = on_gpu(case.content, precision_loss_allowed=half)
         assert gpu.delegation_report().fully_delegated, case.name
-        compare(kind, op, case, run(gpu, case.inputs), seed)
+        compare(kind, op, case, run(gpu, case.inputs), seed, half=half)
 
 
 def _evaluated(case: OpCase) -> list[np.ndarray]:

@@ -98,3 +98,54 @@ def test_most_movements_that_numpy_does_without_a_copy_are_views() -> None:
     unaligned = padded(0, (2, 6, 4, 5), DType.FLOAT32)
     assert follow(unaligned, (Reshape((2, 6, 4, 5), (1, 1, 12, 20)),)) is None
     assert follow(unaligned, (Reshape((2, 6, 4, 5), (1, 1, 48, 5)),)) is not None
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_vectors_are_where_a_view_says(seed: int) -> None:
+    """A view that is read by vectors has every quad of channels at a multiple of four, one channel beside the other;
+    one that is dense has them one behind the other; and whole quads own their lanes."""
+    rnd = random.Random(seed)
+    shape = (*(rnd.choice([1, 2, 3, 4, 8]) for _ in range(3)), rnd.choice([1, 2, 3, 4, 6, 8, 12]))
+    make = padded if rnd.random() < 0.6 else packed
+    view: View | None = make(0, shape, DType.FLOAT32)
+    root = view
+    for _ in range(rnd.randint(0, 2)):
+        assert view is not None
+        begin = [rnd.randrange(n) for n in view.shape]
+        target = tuple(rnd.randint(1, n - b) for n, b in zip(view.shape, begin, strict=True))
+        view = follow(view, (Slice(tuple(begin), (1, 1, 1, 1), target),))
+    assert view is not None and root is not None
+    index = indices(view)
+    assert index.min() >= 0 and index.max() < view.size
+    if view.vector:
+        assert not (index[..., 0] % 4).any() and (index == index[..., :1] + np.arange(view.shape[3])).all()
+    if view.dense:
+        quads = index[..., ::4].reshape(-1) // 4
+        assert (quads == view.offset // 4 + np.arange(quads.size)).all()
+    if view.zero_padded and view.shape[3] % 4:  # what lies behind the last channel is padding of the root's, too
+        memory, _ = fill(root)
+        for lane in range(view.shape[3], view.quads * 4):
+            assert not memory[index[..., 0] + lane].any()
+
+
+@pytest.mark.parametrize("offset, stride, vector", [
+    (0, 8, True), (4, 8, True), (2, 8, False), (1, 8, False), (0, 6, False), (4, 4, True), (0, 2, False),
+])  # fmt: skip
+def test_vectors_begin_at_multiples_of_four(offset: int, stride: int, vector: bool) -> None:
+    view = View(0, (1, 1, 3, 4), (64, 64, stride, 1), DType.FLOAT32, offset, size=64)
+    assert view.vector == vector
+    rows = View(0, (2, 3, 1, 4), (64, stride, 1, 1), DType.FLOAT32, offset, size=128)
+    assert rows.vector == vector
+    assert not View(0, (1, 1, 3, 4), (64, 64, 8, 2), DType.FLOAT32, 0, size=64).vector
+    assert not View(0, (1, 1, 3, 4), (64, 64, 8, 1), DType.FLOAT32, 0, size=62).vector
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_memory_of_narrow_types_is_whole_words(count: int) -> None:
+    for dtype in (DType.INT8, DType.UINT8, DType.INT16):
+        assert packed(0, (1, 1, 1, count), dtype).size == -(-count // 4) * 4
+    assert packed(0, (1, 1, 1, count), DType.FLOAT32).size == count
+    assert padded(0, (1, 1, 1, count), DType.FLOAT32).size == -(-count // 4) * 4
+    assert packed(0, (1, 1, 1, count), DType.INT8, written=True).zero_padded  # one pixel has the rest of its last group
+    assert packed(0, (1, 1, 1, count), DType.INT8).zero_padded == (count % 4 == 0)
+    assert packed(0, (1, 1, 2, count), DType.INT8, written=True).zero_padded == (count % 4 == 0)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+from batch_networks import NETWORKS
 
+import litegpu
 from litegpu.errors import LiteGpuError, ModelError, OptionError, TensorError
 from litegpu.model import ModelBuilder, TensorType, read_model, with_batch, write_model
 from litegpu.model.types import Model
@@ -65,6 +68,26 @@ def assert_rows_agree(content: bytes, batch: int = BATCH, inputs: list[int] | No
 )
 def test_example_models(name: str, options: dict[str, object]) -> None:
     assert_rows_agree(build_model(name, **options))
+
+
+def test_a_loaded_model_takes_any_batch() -> None:
+    content = NETWORKS["vision transformer, class token broadcast and reshaped"](1)
+    images = np.random.default_rng(2).uniform(0, 1, (64, 8, 8, 3)).astype(np.float32)
+    with litegpu.load(content, device="cpu") as model:
+        rows = np.concatenate([model(image[None]) for image in images])
+        np.testing.assert_allclose(model(images), rows, rtol=1e-4, atol=1e-5)
+
+
+def test_every_real_model_but_those_with_boxes_takes_a_batch(models_dir: Path) -> None:
+    refused = {}
+    for path in sorted(models_dir.glob("*.tflite")):
+        try:
+            main = with_batch(path.read_bytes(), 64).main
+        except (TensorError, ModelError) as error:
+            refused[path.stem] = str(error)
+            continue
+        assert all(main.tensors[i].shape[0] == 64 for i in (*main.inputs, *main.outputs))
+    assert set(refused) <= {"malformed", "ssd_mobilenet_v1_coco_quant", "style_transfer_quantized_dynamic"}
 
 
 @pytest.mark.parametrize("name", ["mobilenet_v1_1.0_224_random", "pose_detection", "face_landmark"])
@@ -177,6 +200,20 @@ GOOD: dict[str, Ops] = {
         b.op("BATCH_MATMUL", [x, x], (1, 4, 6, 6), dict(adj_y=True)),
         b.op("FULLY_CONNECTED", [x, b.constant(_normal(5, 192)), None], (1, 5)),
     ],
+    "repeated": lambda b, x: [
+        b.op("CONCATENATION", [x, b.constant(_normal(1, 4, 6, 1))], (1, 4, 6, 9), dict(axis=3)),
+        b.op("PACK", [x, b.op("NEG", [b.constant(_normal(1, 4, 6, 8))], (1, 4, 6, 8))], (1, 2, 4, 6, 8),
+             dict(axis=1, values_count=2)),
+    ],
+    "away_and_back": lambda b, x: [
+        b.op("TRANSPOSE", [b.op("TRANSPOSE", [x, b.constant([3, 1, 0, 2])], (8, 4, 1, 6)), b.constant([2, 1, 3, 0])],
+             (1, 4, 6, 8)),
+        b.op("RESHAPE", [b.op("EXP", [b.op("RESHAPE", [x, b.constant([24, 8])], (24, 8))], (24, 8)),
+                         b.constant([1, 4, 6, 8])], (1, 4, 6, 8)),
+        b.op("MEAN", [b.op("PACK", [x, x], (2, 1, 4, 6, 8), dict(axis=0, values_count=2)), b.constant([0, 2])],
+             (1, 6, 8)),
+        b.op("BATCH_MATMUL", [b.op("RESHAPE", [x, b.constant([24, 8])], (24, 8)), b.constant(_normal(8, 4))], (24, 4)),
+    ][:3],
     "moving": lambda b, x: [
         b.op("TRANSPOSE", [x, b.constant([0, 3, 1, 2])], (1, 8, 4, 6)),
         b.op("PAD", [x, b.constant([[0, 0], [1, 1], [2, 0], [0, 0]])], (1, 6, 8, 8)),
@@ -201,9 +238,14 @@ BAD: dict[str, tuple[Ops, str]] = {
         lambda b, x: [b.op("CONCATENATION", [x, x], (2, 4, 6, 8), dict(axis=0))],
         "CONCATENATION (node 1): it joins along the batch axis",
     ),
-    "constant": (
-        lambda b, x: [b.op("CONCATENATION", [x, b.constant(_normal(1, 4, 6, 1))], (1, 4, 6, 9), dict(axis=3))],
-        "CONCATENATION (node 1): its input 1 does not depend on the batch",
+    "rows": (
+        lambda b, x: [b.op("ADD", [x, b.op("NEG", [b.constant(_normal(4, 4, 6, 8))], (4, 4, 6, 8))], (4, 4, 6, 8))],
+        "ADD (node 2): its input 1 [4, 4, 6, 8] has rows of its own",
+    ),
+    "heads": (
+        lambda b, x: [b.op("UNPACK", [b.op("TRANSPOSE", [x, b.constant([1, 0, 2, 3])], (4, 1, 6, 8))], (1, 6, 8),
+                           dict(num=1, axis=1))],
+        "UNPACK (node 2): it takes apart the batch axis",
     ),
     "other_rank": (
         lambda b, x: [b.op("ADD", [x, b.op("MEAN", [x, b.constant([1, 2])], (1, 8))], (1, 4, 6, 8))],
@@ -255,6 +297,30 @@ def test_ops_that_mix_rows_are_named(name: str) -> None:
     with pytest.raises(TensorError) as caught:
         with_batch(_model(ops), BATCH)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("old, new", [(1, 2), (1, 3), (1, 64), (2, 6)])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks(name: str, old: int, new: int) -> None:
+    """Class tokens, heads and windows joined to the batch, recurrent layers, gates, detection heads."""
+    assert_rows_agree(NETWORKS[name](old), new)
+
+
+@pytest.mark.parametrize(
+    "name, shape", [("vision transformer, class token constant", (2, 1, 8)), ("windowed transformer", (8, 1, 1, 16))]
+)
+def test_rows_of_its_own_are_refused(name: str, shape: tuple[int, ...]) -> None:
+    """A file for a batch of two whose constants differ from row to row has no meaning for another batch."""
+    model = read_model(NETWORKS[name](2))
+    main = model.main
+    tensors = list(main.tensors)
+    marked = next(t for t in tensors if t.is_constant and t.shape == shape)
+    data = np.array(marked.data)
+    data[-1] += 1
+    tensors[marked.index] = dataclasses.replace(marked, data=data)
+    changed = dataclasses.replace(model, subgraphs=(dataclasses.replace(main, tensors=tuple(tensors)),))
+    with pytest.raises(TensorError, match="has rows of its own for the batch"):
+        with_batch(changed, 4)
 
 
 def test_shared_constants_change_for_the_batch_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import struct
 import zipfile
 from pathlib import Path
@@ -219,3 +220,109 @@ def test_command(bundle: Path) -> None:
     result = CliRunner().invoke(app, ["models", str(bundle)])
     assert result.exit_code == 0 and f"{bundle}/inner.task/third.tflite" in result.stdout
     assert CliRunner().invoke(app, ["models", str(bundle), "--json"]).stdout.count('"path"') == 3
+
+
+def test_what_is_unpacked_is_limited_in_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forty bundles of 4 MiB each, which a kilobyte says."""
+    inner = archive({"zeros.bin": bytes(4 << 20)})
+    path = tmp_path / "flood.task"
+    path.write_bytes(archive({f"{i}.task": inner for i in range(40)}, zipfile.ZIP_DEFLATED))
+    assert path.stat().st_size < 1 << 20 and list_models(path) == []
+    monkeypatch.setenv("LITEGPU_MEMORY_LIMIT", "100M")
+    with pytest.raises(ModelError, match=r"24\.task' would unpack, .*LITEGPU_MEMORY_LIMIT"):
+        list_models(path)
+    deep = archive({"a.task": archive({"b.task": inner}, zipfile.ZIP_DEFLATED), "c.task": inner}, zipfile.ZIP_DEFLATED)
+    path.write_bytes(deep)
+    monkeypatch.setenv("LITEGPU_MEMORY_LIMIT", "8M")  # bundles in bundles count as well
+    with pytest.raises(ModelError, match="LITEGPU_MEMORY_LIMIT"):
+        list_models(path)
+
+
+def test_a_model_that_is_nearly_nothing_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "small.task"
+    path.write_bytes(archive({"m.tflite": b"\x1c\0\0\0TFL3" + bytes(4 << 20)}, zipfile.ZIP_DEFLATED))
+    (found,) = list_models(path)
+    found.read()
+    monkeypatch.setenv("LITEGPU_MEMORY_LIMIT", "2M")
+    with pytest.raises(ModelError, match="LITEGPU_MEMORY_LIMIT"):
+        found.read()
+
+
+def test_members_do_not_overlap(tmp_path: Path) -> None:
+    """Many entries of the directory that stand for the same bytes."""
+    content = bytearray(archive({"a.task": archive({"m.tflite": model("ABS")})}))
+    start = content.rindex(b"PK\x01\x02")
+    end = content.rindex(b"PK\x05\x06")
+    entry = bytes(content[start:end])
+    directory = b"".join(entry.replace(b"a.task", b"%06d" % i) for i in range(50))
+    ending = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 50, 50, len(directory), start, 0)
+    path = tmp_path / "overlap.task"
+    path.write_bytes(bytes(content[:start]) + directory + ending)
+    with pytest.raises(ModelError, match=r"overlap|damaged"):
+        list_models(path)
+
+
+def test_other_compressions_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "other.task"
+    for method in (zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2):
+        path.write_bytes(archive(MODELS, method))
+        with pytest.raises(ModelError, match=f"compressed by method {method}"):
+            list_models(path)
+
+
+def test_damaged_bundles_give_models_or_model_errors(tmp_path: Path) -> None:
+    nested = archive({"third.tflite": model("FLOOR")}, zipfile.ZIP_DEFLATED)
+    whole = archive({**MODELS, "inner.task": nested}, zipfile.ZIP_DEFLATED)
+    rng = random.Random(0)
+    refused = 0
+    for _ in range(600):
+        content = bytearray(whole)
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            content[rng.randrange(len(content))] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        if rng.random() < 0.1:
+            del content[rng.randrange(len(content)) :]
+        path = tmp_path / "damaged.task"
+        path.write_bytes(bytes(content))
+        try:
+            for found in list_models(path):
+                found.read()
+            Interpreter(model_path=f"{path}/first.tflite")
+        except ModelError:
+            refused += 1
+    assert 50 < refused < 600
+
+
+@pytest.mark.parametrize("depth, fits", [(4, True), (5, False)])
+def test_how_deep_bundles_may_be_nested(tmp_path: Path, depth: int, fits: bool) -> None:
+    content = model("ABS")
+    for _ in range(depth):
+        content = archive({"x.tflite": content})
+    path = tmp_path / "deep.task"
+    path.write_bytes(content)
+    if fits:
+        assert [m.name for m in list_models(path)] == ["/".join(["x.tflite"] * depth)]
+        return
+    with pytest.raises(ModelError, match="nested more than 4 deep"):
+        list_models(path)
+
+
+def test_members_whose_sizes_add_up_to_more_than_the_file(tmp_path: Path) -> None:
+    """One member is listed twice: each fits into the file, both do not."""
+    content = bytearray(archive({"a.tflite": model("ABS") + bytes(1000)}))
+    start, end = content.rindex(b"PK\x01\x02"), content.rindex(b"PK\x05\x06")
+    entry = bytes(content[start:end])
+    ending = struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, 2, 2, 2 * len(entry), start, 0)
+    path = tmp_path / "twice.task"
+    path.write_bytes(bytes(content[:start]) + entry * 2 + ending)
+    with pytest.raises(ModelError, match="its members overlap"):
+        list_models(path)
+
+
+def test_a_section_ends_within_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "chat.litertlm"
+    whole = litertlm([(3, "a", model("ABS"))])
+    path.write_bytes(whole)
+    assert len(list_models(path)) == 1
+    path.write_bytes(whole[:-1])
+    with pytest.raises(ModelError, match="is cut off: a section is at bytes"):
+        list_models(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from agreement import FLOAT32, assert_agrees, official, on_gpu, require_gpu, run
@@ -9,6 +11,7 @@ from agreement import FLOAT32, assert_agrees, official, on_gpu, require_gpu, run
 from litegpu.model import read_model
 from litegpu.model.builder import ModelBuilder
 from litegpu.model.inline import inline_composites
+from litegpu.model.types import Signature, TensorType
 
 
 def composite(b: ModelBuilder, name: str, body: int, inputs: list[int], shape) -> int:
@@ -80,3 +83,46 @@ def test_bodies_that_hand_an_input_through_stay() -> None:
     b.output(composite(b, "same", 1, [b.input("x", (2,))], (2,)))
     model = read_model(b.build())
     assert inline_composites(model) is model
+
+
+def test_absent_operands_stay_absent() -> None:
+    b = ModelBuilder()
+    inner = b.subgraph("dense")
+    weights = inner.constant(np.ones((3, 2), np.float32))
+    inner.output(inner.op("FULLY_CONNECTED", [inner.input("x", (1, 2)), weights, None], (1, 3)))
+    b.output(composite(b, "dense", 1, [b.input("x", (1, 2))], (1, 3)))
+    (operator,) = inline_composites(read_model(b.build())).main.operators
+    assert operator.name == "FULLY_CONNECTED" and operator.inputs[2] == -1
+
+
+@pytest.mark.parametrize("uses", ["nothing", "a branch", "a signature"])
+def test_subgraphs_stay_as_long_as_something_uses_them(uses: str) -> None:
+    b = ModelBuilder()
+    inner = b.subgraph("same")
+    inner.output(inner.op("ABS", [inner.input("x", (2,))], (2,)))
+    y = composite(b, "same", 1, [b.input("x", (2,))], (2,))
+    if uses == "a branch":
+        branches = {"then_subgraph_index": 1, "else_subgraph_index": 1}
+        y = b.op("IF", [b.constant(np.array(True)), y], (2,), branches, type=TensorType.FLOAT32)
+    b.output(y)
+    model = read_model(b.build())
+    if uses == "a signature":
+        model = dataclasses.replace(model, signatures=(Signature("inner", 1, {"x": 0}, {"y": 1}),))
+    assert len(inline_composites(model).subgraphs) == (1 if uses == "nothing" else 2)
+
+
+def test_bodies_that_keep_variables_stay() -> None:
+    b = ModelBuilder()
+    inner = b.subgraph("kept")
+    x = inner.input("x", (2,))
+    inner.output(inner.op("ADD", [x, inner.variable("v", (2,))], (2,)))
+    b.output(composite(b, "kept", 1, [b.input("x", (2,))], (2,)))
+    model = read_model(b.build())
+    assert inline_composites(model) is model
+
+
+def test_each_use_of_a_body_has_tensors_of_its_own() -> None:
+    model = inline_composites(read_model(rms_norm()))
+    made = [t for o in model.main.operators for t in o.outputs]
+    assert len(set(made)) == len(made) == 12
+    assert [t.index for t in model.main.tensors] == list(range(len(model.main.tensors)))

@@ -96,3 +96,27 @@ def test_weights_only_quantization_counts_as_dynamic_range():
     weights = builder.op("DEQUANTIZE", [weights], (4, 4))
     builder.output(_fully_connected(builder, x, weights, TensorType.FLOAT32, None))
     assert model_type(read_model(builder.build())).kind is Kind.DYNAMIC_RANGE
+
+
+@pytest.mark.parametrize(
+    "type_", [TensorType.INT8, TensorType.UINT8, TensorType.INT4, TensorType.UINT4, TensorType.INT2]
+)
+def test_weights_of_few_bits_are_dynamic_range(type_):
+    builder = ModelBuilder()
+    x = builder.input("x", (1, 4))
+    weights = builder.constant(np.eye(4, dtype=np.int8), type=type_, quantization=quantized(0.1))
+    builder.output(_fully_connected(builder, x, weights, TensorType.FLOAT32, None))
+    assert model_type(read_model(builder.build(), verify=False)).kind is Kind.DYNAMIC_RANGE
+
+
+@pytest.mark.parametrize("integers, kind", [(9, Kind.FULL_INTEGER), (8, Kind.MIXED)])
+def test_nine_of_ten_decide(integers, kind):
+    builder = ModelBuilder()
+    for count, type_, number in ((integers, TensorType.INT8, np.int8), (10 - integers, TensorType.FLOAT32, np.float32)):
+        scale = 0.1 if type_ is TensorType.INT8 else None
+        x = builder.input(f"x{count}", (1, 4), type_, quantization=quantized(0.1) if scale else None)
+        for _ in range(count):
+            weights = builder.constant(np.eye(4, dtype=number), quantization=quantized(0.1) if scale else None)
+            x = _fully_connected(builder, x, weights, type_, scale)
+        builder.output(x)
+    assert model_type(read_model(builder.build())).kind is kind

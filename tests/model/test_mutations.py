@@ -35,7 +35,11 @@ def verdicts(cases: Sequence[bytes], folder: Path) -> list[str]:
     while start < len(cases):
         command = [sys.executable, str(CHILD), str(path), str(start)]
         child = subprocess.run(
-            command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(SOURCE)}, check=False
+            command,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": f"{SOURCE}{os.pathsep}{CHILD.parents[1]}"},
+            check=False,
         )
         for line in child.stdout.splitlines():
             number, verdict = line.split(" ", 1)

@@ -17,6 +17,8 @@ import litegpu
 from litegpu.errors import OptionError
 from litegpu.report import GraphNode, Page, Plot, bars, graph_nodes, histogram, lines
 from litegpu.report.network import picture
+from litegpu.report.plot import Line, Text
+from litegpu.report.style import style_sheet
 from litegpu.zoo import build_model
 
 
@@ -165,3 +167,42 @@ def test_a_browser_shows_the_page_in_both_schemes_and_on_a_phone(page: Page, tmp
         assert min(background) > 240 if scheme == "light" else max(background) < 60
         colours = image.convert("RGB").getcolors(1 << 24) or []
         assert len(colours) > 20
+
+
+def test_charts_are_never_cut_off() -> None:
+    """Neither by the height of a window nor by the width of a phone; large graphs scroll by themselves."""
+    chart = bars("t", [f"op {i}" for i in range(80)], {"ms": [1.0] * 80})
+    assert '<div class="wide chart"><svg' in Page("t").plot(chart).html()
+    assert "max-width:40rem){figure .wide.chart{overflow-x:auto}" in Page("t").html()  # on a telephone it scrolls
+    sheet = style_sheet()
+    assert "figure .wide.chart{overflow:visible;max-height:none}" in sheet and "min-width:34rem" not in sheet
+    graph = Page("t").graph([GraphNode(0, "ADD", "CPU")]).html()
+    assert '<div class="wide" tabindex="0"><svg' in graph and 'class="as-is"' in graph
+
+
+def test_long_legends_take_several_rows() -> None:
+    series = {f"configuration with a long name {i}": [1.0, 2.0] for i in range(8)}
+    for plot in (bars("t", ["a", "b"], series), lines("t", series)):
+        names = [m for m in plot.marks if isinstance(m, Text) and m.text.startswith("configuration")]
+        assert len(names) == 8 and len({m.y for m in names}) > 1
+        assert all(m.x + 8 * len(m.text) < plot.width + 40 for m in names)
+        first = min(m.points[0][1] for m in plot.marks if isinstance(m, Line))
+        assert max(m.y for m in names) < first
+
+
+HOSTILE = "a\x1b[31m</script><img src=x onerror=alert(1)>\" onload='x' \u202etxt.exe\n\x00\u2028" + "long " * 3000
+
+
+def test_texts_from_files_stay_texts() -> None:
+    """Whatever stands in a name is seen as such: no markup, no control characters, no change of direction."""
+    nodes = [GraphNode(0, HOSTILE, HOSTILE, (), HOSTILE, True), GraphNode(1, "ADD", "CPU", (0,))]
+    page = Page(HOSTILE, subtitle=HOSTILE, footer=HOSTILE)
+    page.figures([(HOSTILE, HOSTILE, HOSTILE)]).section(HOSTILE).text(HOSTILE, HOSTILE).code(HOSTILE)
+    page.table([HOSTILE], [[HOSTILE]], caption=HOSTILE).table(["a"], [[HOSTILE]], caption=HOSTILE, folded=True)
+    page.plot(bars(HOSTILE, [HOSTILE], {HOSTILE: [1.0], "b": [2.0]}, unit=HOSTILE), caption=HOSTILE)
+    page.plot(lines(HOSTILE, {HOSTILE: [1.0, 2.0]}, x_label=HOSTILE, dots=True, point_labels=[HOSTILE]))
+    page.image(b"", alt=HOSTILE, caption=HOSTILE).graph(nodes)
+    html = page.html()
+    assert "<script" not in html and "<img src=x" not in html and " onload='x" not in html and 'l" onload' not in html
+    assert not any(c in html for c in "\x1b\u202e\x00\u2028") and "\\x1b[31m" in html
+    ElementTree.fromstring(bars(HOSTILE, [HOSTILE], {HOSTILE: [1.0], "b": [2.0]}).svg(standalone=True))

@@ -170,3 +170,28 @@ def test_precisions_are_compared_on_the_gpu(graph: str) -> None:
         litegpu.compare_benchmarks(
             graph, "gpu", use_gpu=True, require_full_delegation=True, last_delegate_node_index=3, **QUICK
         )
+
+
+def test_cuda_devices_have_their_usual_names() -> None:
+    from litegpu.tools.benchmark.configurations import configurations
+    from litegpu.tools.benchmark.flags import BenchmarkFlags
+
+    flags = BenchmarkFlags(graph="m.tflite")
+    first, second = configurations(flags, "cuda:1:precision=float32,webgpu")
+    assert (first.flags.gpu_backend, first.flags.gpu_device, first.flags.gpu_precision) == ("cuda", "1", "float32")
+    assert (second.flags.gpu_backend, second.flags.gpu_device) == ("webgpu", "")
+
+
+def test_rows_of_profiles_are_in_microseconds_as_well() -> None:
+    import dataclasses
+
+    from litegpu.tools.benchmark import result
+
+    kinds = [c for c in vars(result).values() if isinstance(c, type)]
+    rows = [c for c in kinds if "milliseconds" in getattr(c, "__annotations__", ())]
+    assert len(rows) == 3
+    for kind in rows:
+        row = object.__new__(kind)
+        one = "tuple" not in str(kind.__annotations__["milliseconds"])
+        object.__setattr__(row, "milliseconds", 0.25 if one else (0.25, 1.0))
+        assert dataclasses.is_dataclass(row) and row.microseconds == (250.0 if one else (250.0, 1000.0))

@@ -144,8 +144,8 @@ def test_a_trace_has_every_inference_and_the_kernels_within_their_part(profiled:
     events = [e for e in found["traceEvents"] if e["ph"] == "X"]
     assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in events)
     inferences = [e for e in events if e["name"].startswith("inference ")]
-    assert [round(e["dur"], 2) for e in inferences] == [round(s * 1e6, 2) for s in profiled.inference.seconds]
-    assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in itertools.pairwise(inferences))
+    assert [e["dur"] for e in inferences] == pytest.approx([s * 1e6 for s in profiled.inference.seconds], abs=2e-3)
+    assert all(a["ts"] + a["dur"] <= b["ts"] + 2e-3 for a, b in itertools.pairwise(inferences))
     assert profiled.profile is not None
     kernels = [e for e in events if e["pid"] == 2]
     assert [e["args"]["order"][0] for e in kernels] == [k.order for k in profiled.profile.kernels]

@@ -35,6 +35,10 @@ def linux(**changes: object) -> SystemReport:
     return dataclasses.replace(plain, **changes)
 
 
+def no_cuda() -> None:
+    raise DeviceError("no NVIDIA GPU")
+
+
 def test_this_machine() -> None:
     diagnosis = diagnose()
     text = render_text(diagnosis)
@@ -51,7 +55,8 @@ def test_every_working_device_passes_its_self_test(monkeypatch: pytest.MonkeyPat
         adapter = webgpu_adapters.choose_adapter()
     except DeviceError as error:
         pytest.skip(str(error))
-    assert doctor._self_test(adapter) is None
+    device = webgpu.WebGpuDevice(adapter)
+    assert doctor._self_test(device) is None
     # a device that computes something else must not pass
     read = webgpu.WebGpuSession.read
 
@@ -60,7 +65,42 @@ def test_every_working_device_passes_its_self_test(monkeypatch: pytest.MonkeyPat
         out[7] = np.nan
 
     monkeypatch.setattr(webgpu.WebGpuSession, "read", read_wrongly)
-    assert "computed nan instead of 15" in str(doctor._self_test(adapter))
+    assert "computed nan instead of 15" in str(doctor._self_test(device))
+
+
+def test_an_opengl_that_cannot_compute_is_no_fault_beside_another_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    def report(backend: str, problem: str | None, unusable: bool = False) -> DeviceReport:
+        return DeviceReport("A GPU", backend, "discrete", "driver 1", Features(), problem, unusable)
+
+    vulkan, gl = report("vulkan", None), report("gl", "Parent device is lost", True)
+    assert doctor._advice([vulkan, gl], None, linux()) == []
+    diagnosis = dataclasses.replace(diagnose(), devices=(vulkan, gl), chosen=0, advice=())
+    text = render_text(diagnosis)
+    assert text.count("self-test: passed") == 1 and "FAILED" not in text and "not used: this OpenGL" in text
+    for devices in ([gl], [vulkan, report("gl", "computed 1 instead of 3")], [vulkan, report("vulkan", "lost", True)]):
+        assert any("fails its self-test" in line for line in doctor._advice(devices, None, linux()))
+        assert "FAILED" in render_text(dataclasses.replace(diagnosis, devices=tuple(devices)))
+
+
+@pytest.mark.cuda
+def test_cuda_devices_pass_their_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    if cuda.available() is not None:
+        pytest.skip(f"no CUDA device: {cuda.available()}")
+    from litegpu.gpu.runtime.cuda_session import CudaSession
+
+    assert doctor._cuda_self_test(0) is None
+    diagnosis = diagnose()
+    assert diagnosis.ok and diagnosis.chosen == 0
+    assert [d.problem for d in diagnosis.devices if d.backend == "cuda"] == [None] * len(cuda.list_devices())
+    assert "FAILED" not in render_text(diagnosis)
+    read = CudaSession.read
+
+    def read_wrongly(self: CudaSession, index: int, out: np.ndarray) -> None:
+        read(self, index, out)
+        out[7] = np.nan
+
+    monkeypatch.setattr(CudaSession, "read", read_wrongly)
+    assert "a f32 kernel computed nan instead of 15" in str(doctor._cuda_self_test(0))
 
 
 def test_wgpu_that_does_not_work_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +108,7 @@ def test_wgpu_that_does_not_work_is_reported(monkeypatch: pytest.MonkeyPatch) ->
         raise OSError("libwgpu_native.so: cannot open shared object file")
 
     monkeypatch.setattr("litegpu.gpu.runtime.webgpu_native.enumerate_adapters", broken)
+    monkeypatch.setattr(cuda, "list_devices", no_cuda)
     diagnosis = diagnose()
     assert not diagnosis.ok
     assert "cannot open shared object file" in str(diagnosis.webgpu_problem)
@@ -80,9 +121,6 @@ def test_device_that_cannot_be_opened_is_reported(monkeypatch: pytest.MonkeyPatc
 
     def listed(backend: str = "auto") -> list[webgpu_adapters.AdapterInfo]:
         return [adapter] if backend == "auto" else []
-
-    def no_cuda() -> None:
-        raise DeviceError("no NVIDIA GPU")
 
     monkeypatch.setattr(webgpu_adapters, "list_adapters", listed)
     monkeypatch.setattr(cuda, "list_devices", no_cuda)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from litegpu.errors import OptionError
+from litegpu.tools.evaluate.preprocessing import UnreadableImage, read_pixels
+from litegpu.tools.evaluate.segmentation import read_mask
 from litegpu.tools.images import Normalization, image_to_tensor, load_image, save_image, takes_image
 
 
@@ -68,3 +73,52 @@ def test_files_round_trip_and_mistakes_are_named(tmp_path: Path) -> None:
         save_image(tmp_path / "absent" / "a.png", PIXELS)
     with pytest.raises(OptionError, match="--std is 0"):
         Normalization(0, 0)
+
+
+def png(width: int, height: int, *chunks: tuple[bytes, bytes]) -> bytes:
+    """A PNG file of RGB pixels with the given chunks behind its header."""
+    header = (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    framed = (
+        struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+        for name, content in (header, *chunks, (b"IEND", b""))
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(framed)
+
+
+@pytest.mark.parametrize("depth", ["png", "tiff", "pgm"])
+def test_pictures_of_sixteen_bits_keep_their_upper_eight(tmp_path: Path, depth: str) -> None:
+    grey = np.arange(0, 65536, 512, dtype=np.uint16).reshape(8, 16)
+    path = tmp_path / f"deep.{depth}"
+    if depth == "pgm":
+        path.write_bytes(b"P5 16 8 65535\n" + grey.astype(">u2").tobytes())
+    else:
+        Image.fromarray(grey).save(path)
+    expected = np.repeat((grey >> 8).astype(np.uint8)[..., None], 3, axis=-1)
+    np.testing.assert_array_equal(load_image(path), expected)
+    np.testing.assert_array_equal(read_pixels(str(path)), expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        pytest.param(png(60000, 60000, (b"IDAT", zlib.compress(b"\0"))), "decompression bomb", id="huge"),
+        pytest.param(png(8, 8, (b"zTXt", b"k\0\0" + zlib.compress(bytes(8 << 20)))), "too large", id="text"),
+        pytest.param(np.ones((8, 8), np.float32), "real numbers of 32 bits", id="float"),
+        pytest.param(np.full((8, 8), 1 << 20, np.int32), "whole numbers of 32 bits", id="int32"),
+        pytest.param(png(8, 8, (b"IDAT", b"x")), "image file", id="damaged"),
+        pytest.param(b"", "not an image", id="empty"),
+    ],
+)
+def test_pictures_that_cannot_be_decoded_are_one_line(tmp_path: Path, content: bytes | np.ndarray, says: str) -> None:
+    path = tmp_path / "hostile.tiff"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        Image.fromarray(content).save(path)
+    with pytest.raises(OptionError, match=says) as failed:
+        load_image(path)
+    assert str(path) in str(failed.value) and "\n" not in str(failed.value)
+    with pytest.raises(UnreadableImage, match=says):
+        read_pixels(str(path))
+    with pytest.raises(UnreadableImage, match="mask"):
+        read_mask(path if isinstance(content, bytes) else tmp_path / "missing.png")

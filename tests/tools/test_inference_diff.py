@@ -17,7 +17,7 @@ from litegpu import cli
 from litegpu.errors import DelegateError, OptionError
 from litegpu.model import ModelBuilder, TensorType
 from litegpu.tools.inference_diff import DiffOptions, inference_diff
-from litegpu.tools.inference_diff.feeds import file_feeds, gaussian_feeds
+from litegpu.tools.inference_diff.feeds import _samples, file_feeds, gaussian_feeds
 from litegpu.tools.inference_diff.measures import EDGES, histogram, measure, summarise
 from litegpu.tools.inference_diff.text import official_lines
 from litegpu.zoo import build_model
@@ -341,3 +341,10 @@ def _decoded(content: bytes) -> dict[int, list]:
             value, at = content[at : at + size], at + size
         fields.setdefault(key >> 3, []).append(value)
     return fields
+
+
+def test_values_that_the_input_cannot_hold_are_one_line(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([[np.nan, 300.0]], np.float32))
+    detail = {"name": "x", "dtype": np.uint8, "shape": np.array([1, 2], np.int32)}
+    with pytest.raises(OptionError, match="holds float32, but input 'x' takes uint8"):
+        _samples(np.load(tmp_path / "x.npy"), detail, "x.npy")

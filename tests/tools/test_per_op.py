@@ -19,7 +19,9 @@ from litegpu.gpu import build
 from litegpu.gpu.graph import Graph, GraphBuilder, apply
 from litegpu.gpu.lower import context, product
 from litegpu.model import ModelBuilder
-from litegpu.tools.inference_diff import DiffOptions, DiffReport, PerOpReport, inference_diff
+from litegpu.model.builder import quantized
+from litegpu.model.types import TensorType
+from litegpu.tools.inference_diff import DiffOptions, DiffReport, PerOpReport, exact, inference_diff
 from litegpu.tools.inference_diff.page import write_page
 from litegpu.zoo import build_model
 
@@ -108,10 +110,58 @@ def test_perturbed_weights_are_reproduced_and_named(model: Path, plant: Plant, p
     report, per_op = analysed(model, precision=precision, max_relative_error=per_tolerance(precision) / 10)
     assert not report.passed
     assert per_op.culprit == per_op.first_alone == per_op.first_lock_step == 13
+    assert per_op.nodes[13].blame(per_op.tolerance) == ""  # what is read wrongly is read so by the definition as well
     alone, lock_step = errors(per_op, "alone"), errors(per_op, "lock_step")
     assert [n for n, e in alone.items() if e > per_op.tolerance] == [13]
     assert all(lock_step[n] <= per_op.tolerance for n in range(13)) and lock_step[13] > per_op.tolerance
     assert f"Node 13 {node.name}" in per_op.verdict()
+
+
+def test_a_reference_that_is_wrong_is_named(tmp_path: Path) -> None:
+    """The official kernel gives zeros for products of 16 bits and 8 bits."""
+    rng = np.random.default_rng(3)
+    b = ModelBuilder()
+    x = b.input("x", [40, 128], TensorType.INT16, quantization=quantized(3e-5))
+    scales = quantized(rng.uniform(2e-4, 3e-4, 16), np.zeros(16, np.int64), 1)
+    weights = b.constant(rng.integers(-127, 127, (128, 16)).astype(np.int8), "w", quantization=scales)
+    b.output(b.op("BATCH_MATMUL", [x, weights], [40, 16], type=TensorType.INT16, quantization=quantized(7e-6)))
+    path = tmp_path / "int16.tflite"
+    path.write_bytes(b.build())
+    _, per_op = analysed(path)
+    (row,) = per_op.nodes
+    if row.alone is None or row.alone.relative_l2 < 1:
+        pytest.skip("this official runtime multiplies 16-bit numbers")
+    assert row.blame(per_op.tolerance) == "reference" and row.test_from_exact == 0
+    assert "wrong in the reference, and right on the GPU: 0 BATCH_MATMUL" in per_op.verdict()
+    assert per_op.as_dict()["nodes"][0]["reference_from_exact"] == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("op", ["ADD", "SUB", "MUL", "BATCH_MATMUL"])
+@pytest.mark.parametrize("dtype", [np.float32, np.int8])
+def test_the_direct_definitions_are_those_of_the_evaluator(
+    op: str, dtype: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(4)
+    b = ModelBuilder()
+    of_float = dtype is np.float32
+    quantization = None if of_float else quantized(0.02, 3)
+    type_ = TensorType.FLOAT32 if of_float else TensorType.INT8
+    x, y = (b.input(name, [2, 4, 4], type_, quantization=quantization) for name in "xy")
+    options = {"adj_y": True} if op == "BATCH_MATMUL" else {}
+    b.output(b.op(op, [x, y], [2, 4, 4], options, quantization=None if of_float else quantized(0.05, -4)))
+    model = litegpu.read_model(b.build())
+    arrays = [rng.integers(-100, 100, (2, 4, 4)).astype(dtype) for _ in range(2)]
+    values = dict(zip(model.main.inputs, arrays, strict=True))
+    direct = exact.exact_results(model, model.main.operators[0], values)
+    monkeypatch.setattr(exact, "_DIRECT", {})
+    evaluated = exact.exact_results(model, model.main.operators[0], values)
+    assert direct is not None and evaluated is not None and (direct[1], evaluated[1]) == (True, False)
+    direct, evaluated = direct[0], evaluated[0]
+    (tensor,) = direct
+    assert np.abs(direct[tensor].astype(np.float64)).max() > 1
+    np.testing.assert_allclose(
+        direct[tensor].astype(np.float64), evaluated[tensor], rtol=1e-6, atol=0 if of_float else 1
+    )
 
 
 @pytest.mark.cuda

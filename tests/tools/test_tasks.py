@@ -10,6 +10,7 @@ import pytest
 
 from litegpu.errors import OptionError
 from litegpu.tools.drawing import draw, palette
+from litegpu.tools.labels import read_labels
 from litegpu.tools.tasks import (
     Classification,
     Detection,
@@ -18,7 +19,6 @@ from litegpu.tools.tasks import (
     Segmentation,
     Tensors,
     interpret,
-    read_labels,
 )
 
 IMAGE = (1, 257, 257, 3)

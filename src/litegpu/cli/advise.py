@@ -39,13 +39,14 @@ def advise(
     """
     from litegpu.tools.advise import advise as ask
     from litegpu.tools.advise import print_advice, write_page
+    from litegpu.tools.outputs import all_of, require_writable
 
-    advice = ask(model)
     if html is not None:
-        write_page(advice, model, html)
-    if as_json:
-        print_json(advice.as_dict())
-    else:
-        print_advice(advice)
+        require_writable(html)
+    advice = ask(model)
+    all_of(
+        lambda: print_json(advice.as_dict()) if as_json else print_advice(advice),
+        lambda: write_page(advice, model, html) if html is not None else None,
+    )
     if require_full_delegation and not advice.fully_delegated:
         raise typer.Exit(1)

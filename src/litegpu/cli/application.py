@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+
+from litegpu.device_choice import is_device
+
+#: The exit status after Ctrl-C, as shells give it: 128 and the number of SIGINT.
+INTERRUPTED = 130
+
+
+class _Interruptible(TyperGroup):
+    """Commands that Ctrl-C ends with exit status 130 and one line, unless they say more themselves."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        with _telling():
+            return super().make_context(*arguments, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _telling():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _telling() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("litegpu: interrupted", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
 
 app = typer.Typer(
+    cls=_Interruptible,
     help="Run .tflite models on any GPU, with the CPU for the rest, and see whether it was worth it.",
     no_args_is_help=True,
     add_completion=False,
@@ -20,17 +51,32 @@ app = typer.Typer(
 )
 
 
-class Device(StrEnum):
-    AUTO = "auto"
-    CPU = "cpu"
-    WEBGPU = "webgpu"
-    CUDA = "cuda"
-
-
 class Precision(StrEnum):
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     AUTO = "auto"
+
+
+def _device(text: str) -> str:
+    if not is_device(text):
+        raise typer.BadParameter(f"{text!r} is none of auto, cpu, webgpu, cuda, cuda:<index>")
+    return text
+
+
+Device = Annotated[
+    str,
+    typer.Option(
+        parser=_device,
+        metavar="[auto|cpu|webgpu|cuda|cuda:N]",
+        help="Where to run: auto is a GPU if there is one (software does not count), else the CPU.",
+    ),
+]
+
+#: The largest whole numbers that flags take: what the official tools' hold, and what a machine could be asked for.
+LARGEST = 2**31 - 1
+MOST_THREADS = 4096
+MOST_WORKERS = 1024
+MOST_ITEMS = 1 << 16  # at once
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -44,6 +90,13 @@ Ray = Annotated[
         help="Work on Ray: on the cluster at this address (host:port, ray://...); without one, on the cluster that is "
         "running, else on a local one; local: always on a new local one.",
         show_default=False,
+    ),
+]
+Patience = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="A worker process without a sign of life for so long is replaced, and its work is another one's.",
     ),
 ]
 _ADDRESS = re.compile(r"auto|local|ray://.+|[\w.-]+:\d+|\[[0-9a-fA-F:]+\]:\d+")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from litegpu.cli.application import Json, Precision, app, print_json
+from litegpu.cli.application import LARGEST, MOST_THREADS, Json, Precision, app, print_json
 from litegpu.errors import OptionError
 
 
@@ -38,7 +38,7 @@ def inference_diff(
     use_xnnpack: Annotated[Truth | None, typer.Option("--use_xnnpack", help="true: as --delegate=xnnpack.")] = None,
     num_runs: Annotated[
         int | None,
-        typer.Option("--num_runs", "--num-runs", help="Different inputs; 50, or as many as --input has."),
+        typer.Option("--num_runs", "--num-runs", help="Different inputs; 50, or as many as --input has.", max=LARGEST),
     ] = None,
     inputs: Annotated[
         list[str] | None,
@@ -46,7 +46,7 @@ def inference_diff(
             "--input", help="Inputs of your own: .npz, or [NAME=]FILE of .npy or raw bytes for each. May be repeated."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Other random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Other random inputs.", min=0)] = 0,
     precision: Annotated[
         Precision | None, typer.Option(help="Of the GPU; by default what --gpu_precision_loss_allowed says.")
     ] = None,
@@ -60,13 +60,17 @@ def inference_diff(
         Truth, typer.Option("--gpu_experimental_enable_quant", help="8-bit ops too.")
     ] = Truth.TRUE,
     max_delegated_partitions: Annotated[
-        int, typer.Option("--max_delegated_partitions", help="The GPU's; 0 means 1, as officially.")
+        int, typer.Option("--max_delegated_partitions", help="The GPU's; 0 means 1, as officially.", min=0, max=LARGEST)
     ] = 0,
     num_interpreter_threads: Annotated[
-        int | None, typer.Option("--num_interpreter_threads", help="CPU threads of what is tested.", show_default="1")
+        int | None,
+        typer.Option(
+            "--num_interpreter_threads", help="CPU threads of what is tested.", max=MOST_THREADS, show_default="1"
+        ),
     ] = None,
     num_threads: Annotated[
-        int | None, typer.Option("--num_threads", "--num-threads", help="The same, if that is not given.")
+        int | None,
+        typer.Option("--num_threads", "--num-threads", help="The same, if that is not given.", max=MOST_THREADS),
     ] = None,
     reference: Annotated[
         str, typer.Option(help="The reference's kernels: xnnpack, builtin or reference.", show_default="xnnpack")
@@ -106,7 +110,7 @@ def inference_diff(
     from litegpu.tools.inference_diff.metrics_file import write_metrics
     from litegpu.tools.inference_diff.page import write_page, write_plots
     from litegpu.tools.inference_diff.text import print_report
-    from litegpu.tools.outputs import require_folder, require_writable
+    from litegpu.tools.outputs import all_of, require_folder, require_writable
 
     if model is not None and model_file is not None:
         raise OptionError("The model was given twice, as an argument and by --model_file")
@@ -139,14 +143,10 @@ def inference_diff(
     if plots is not None:
         require_folder(plots)
     report = compare(path, options)
-    if output_file_path is not None:
-        write_metrics(report, output_file_path)
-    if html is not None:
-        write_page(report, html)
-    if plots is not None:
-        write_plots(report, plots)
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        print_report(report)
+    all_of(
+        lambda: print_json(report.as_dict()) if as_json else print_report(report),
+        lambda: write_metrics(report, output_file_path) if output_file_path is not None else None,
+        lambda: write_page(report, html) if html is not None else None,
+        lambda: write_plots(report, plots) if plots is not None else None,
+    )
     raise typer.Exit(0 if report.passed else 1)

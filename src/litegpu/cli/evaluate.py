@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from litegpu.cli.application import Json, Precision, Ray, app, print_json
+from litegpu.cli.application import LARGEST, MOST_ITEMS, Json, Patience, Precision, Ray, app
 from litegpu.cli.evaluate_flags import (
     Actors,
     Batch,
@@ -36,8 +36,8 @@ from litegpu.cli.evaluate_flags import (
     Workers,
     boolean,
     preprocessing,
-    print_files,
     running,
+    show_and_write,
     threshold,
 )
 from litegpu.cli.official_flags import OfficialCommand
@@ -83,6 +83,7 @@ def imagenet(
     on_error: OnErrorOption = OnError.FAIL,
     ray: Ray = None,
     actors: Actors = None,
+    patience: Patience = 60.0,
     crop: Crop = 0.875,
     resize: ResizeOption = Resize.BILINEAR,
     mean: Mean = None,
@@ -121,6 +122,7 @@ def imagenet(
         on_error,
         ray,
         actors,
+        patience,
     )
     task = ImagenetTask(
         str(model_file),
@@ -134,12 +136,7 @@ def imagenet(
     )
     with Interruptible(output):
         report = evaluate_imagenet(task, how)
-    files = write_report(report, how.output)
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        print_report(report)
-        print_files(files)
+    show_and_write(report, as_json, lambda: print_report(report), lambda: write_report(report, how.output))
     threshold("top-1 accuracy", report.result.accuracy.accuracies[0], min_top1)
 
 
@@ -163,13 +160,15 @@ def coco(
     anchors: Annotated[
         Path | None, typer.Option(help="Of raw heads: .npy, float [n, 4] of centre y, x, height, width.")
     ] = None,
-    max_detections: Annotated[int, typer.Option(help="Of raw heads, for an image.")] = 100,
+    max_detections: Annotated[int, typer.Option(help="Of raw heads, for an image.", min=1, max=MOST_ITEMS)] = 100,
     output_order: Annotated[
         str, typer.Option(help="Of four outputs without the official op: boxes,classes,scores,count.")
     ] = "",
     output_file_path: OutputFile = None,
     debug_mode: Annotated[str, typer.Option(metavar="BOOL", help="true: print each detection.")] = "false",
-    drawings: Annotated[int, typer.Option(help="Images with the most mistakes to draw, in --output.")] = 10,
+    drawings: Annotated[
+        int, typer.Option(help="Images with the most mistakes to draw, in --output.", min=0, max=LARGEST)
+    ] = 10,
     min_map: Annotated[float, typer.Option("--min-map", help="The exit status is 1 if the mAP is below this.")] = 0.0,
     delegate: Delegate = "cpu",
     compare: Compare = None,
@@ -186,6 +185,7 @@ def coco(
     on_error: OnErrorOption = OnError.FAIL,
     ray: Ray = None,
     actors: Actors = None,
+    patience: Patience = 60.0,
     resize: ResizeOption = Resize.BILINEAR,
     mean: Mean = None,
     std: Std = None,
@@ -222,6 +222,7 @@ def coco(
         on_error,
         ray,
         actors,
+        patience,
     )
     debug = boolean("debug_mode", debug_mode)
     task = CocoTask(
@@ -242,10 +243,7 @@ def coco(
     )
     with Interruptible(output):
         report = evaluate_coco(task, how)
-    files = write_report(report, how.output, drawings)
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        print_report(report, debug)
-        print_files(files)
+    show_and_write(
+        report, as_json, lambda: print_report(report, debug), lambda: write_report(report, how.output, drawings)
+    )
     threshold("mAP", report.result.precisions.overall, min_map)

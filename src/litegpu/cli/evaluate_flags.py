@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from litegpu.cli.application import Precision
+from litegpu.cli.application import LARGEST, MOST_ITEMS, MOST_THREADS, MOST_WORKERS, Precision, print_json
 from litegpu.errors import OptionError
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ _DELEGATES, _RUN, _PIXELS = "Where it runs", "How it runs", "Images"
 
 ModelFile = Annotated[Path, typer.Option("--model-file", help="The .tflite file.", show_default=False)]
 Images = Annotated[Path, typer.Option("--ground-truth-images-path", help="The folder of images.", show_default=False)]
-NumImages = Annotated[int, typer.Option(help="The first so many images; 0: all.")]
+NumImages = Annotated[int, typer.Option(help="The first so many images; 0: all.", min=0, max=LARGEST)]
 OutputFile = Annotated[
     Path | None, typer.Option("--output-file-path", help="Write the official EvaluationStageMetrics message here.")
 ]
@@ -68,10 +70,19 @@ GpuBackend = Annotated[
 ]
 Partitions = Annotated[
     int,
-    typer.Option("--max-delegated-partitions", help="0 means 1, as officially.", rich_help_panel=_DELEGATES),
+    typer.Option(
+        "--max-delegated-partitions", help="0 means 1, as officially.", min=0, max=LARGEST, rich_help_panel=_DELEGATES
+    ),
 ]
 Threads = Annotated[
-    int, typer.Option("--num-interpreter-threads", help="Threads of the CPU.", rich_help_panel=_DELEGATES)
+    int,
+    typer.Option(
+        "--num-interpreter-threads",
+        help="Threads of the CPU; -1: one.",
+        min=-1,
+        max=MOST_THREADS,
+        rich_help_panel=_DELEGATES,
+    ),
 ]
 Output = Annotated[
     Path | None,
@@ -83,15 +94,18 @@ Output = Annotated[
     ),
 ]
 Restart = Annotated[bool, typer.Option("--restart", help="Forget the records.", rich_help_panel=_RUN)]
-Batch = Annotated[int, typer.Option(help="Images at once; 0: 32 on a GPU, 1 on the CPU.", rich_help_panel=_RUN)]
+Batch = Annotated[
+    int, typer.Option(help="Images at once; 0: 32 on a GPU, 1 on the CPU.", max=MOST_ITEMS, rich_help_panel=_RUN)
+]
 Workers = Annotated[
     int,
-    typer.Option(help="Processes that decode; 0: none, -1: one for each core.", rich_help_panel=_RUN),
+    typer.Option(help="Processes that decode; 0: none, -1: one for each core.", max=MOST_WORKERS, rich_help_panel=_RUN),
 ]
 Actors = Annotated[
     int | None,
     typer.Option(
         help="Workers on Ray, by default one for each GPU; --workers are the processes of each that decode.",
+        max=MOST_WORKERS,
         rich_help_panel=_RUN,
         show_default=False,
     ),
@@ -129,6 +143,7 @@ def running(
     on_error: OnError,
     ray: str | None,
     actors: int | None,
+    patience: float,
 ) -> Running:
     """How an evaluation runs, by the flags."""
     from litegpu.tools.evaluate.choice import DelegateChoice, parse_choice
@@ -141,7 +156,8 @@ def running(
     elif backend:
         raise OptionError("--gpu_backend is for --use_gpu=true or --delegate=gpu")
     lossless = loss_allowed is not None and not boolean("gpu_precision_loss_allowed", loss_allowed)
-    like = DelegateChoice("cpu", "float32" if lossless else precision.value, threads, max(partitions, 1))
+    kind = "float32" if lossless else precision.value
+    like = DelegateChoice("cpu", kind, 1 if threads == -1 else threads, max(partitions, 1))
     return Running(
         parse_choice(delegate, like),
         parse_choice(compare, like) if compare is not None else None,
@@ -152,22 +168,28 @@ def running(
         on_error is OnError.SKIP,
         ray,
         actors,
+        patience,
     )
 
 
 def preprocessing(crop: float, resize: Resize, mean: str | None, std: str | None) -> dict[str, Any]:
     """Options of `Preprocessing`."""
     options: dict[str, Any] = {"crop": crop, "resize": resize.value}
+    by_default = "127.5"
     if mean is not None or std is not None:
-        options |= {"mean": _numbers("mean", mean or "127.5"), "deviation": _numbers("std", std or "127.5")}
+        options["mean"] = _numbers("mean", by_default if mean is None else mean)
+        options["deviation"] = _numbers("std", by_default if std is None else std)
     return options
 
 
 def _numbers(flag: str, text: str) -> tuple[float, ...]:
     try:
-        return tuple(float(part) for part in text.split(","))
+        found = tuple(float(part) for part in text.split(","))
     except ValueError:
-        raise OptionError(f"--{flag} is {text!r}; it must be one number, or three with commas between") from None
+        found = ()
+    if not found or not all(map(math.isfinite, found)):
+        raise OptionError(f"--{flag} is {text!r}; it must be one number, or three with commas between")
+    return found
 
 
 def boolean(flag: str, text: str) -> bool:
@@ -195,13 +217,33 @@ class Interruptible:
 
 def threshold(what: str, value: float, least: float) -> None:
     """End with exit status 1 where a result is too low."""
-    if value < least:
+    if not value >= least:  # nor is anything as good as NaN
         print(f"litegpu: the {what} {value:g} is below {least:g}", file=sys.stderr)
         raise typer.Exit(1)
 
 
-def print_files(files: list[Path]) -> None:
-    """Say what was written."""
-    if files:
-        print()
-        print("written: " + ", ".join(str(file) for file in files))
+def show_and_write(report: Any, as_json: bool, show: Callable[[], object], write: Callable[[], list[Path]]) -> None:
+    """Print an evaluation, write its files, and say what was written; raises OptionError for what could not be, which
+    loses nothing else."""
+    from litegpu.tools.outputs import all_of
+
+    files: list[Path] = []
+    sides = [report.result]
+    if report.comparison is not None:
+        sides.append(getattr(report.comparison, "other", report.comparison))
+
+    def tell_problems() -> None:
+        problems = [side.collected.problem for side in sides if side.collected.problem]
+        if problems:
+            raise OptionError("; ".join(problems))
+
+    try:
+        all_of(
+            lambda: print_json(report.as_dict()) if as_json else show(),
+            lambda: files.extend(write()),
+            tell_problems,
+        )
+    finally:
+        if files and not as_json:
+            print()
+            print("written: " + ", ".join(str(file) for file in files))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from litegpu.cli.application import Json, Precision, Ray, print_json
+from litegpu.cli.application import LARGEST, Json, Patience, Precision, Ray
 from litegpu.cli.evaluate import evaluate_app
 from litegpu.cli.evaluate_flags import (
     Actors,
@@ -35,8 +35,8 @@ from litegpu.cli.evaluate_flags import (
     UseGpu,
     Workers,
     preprocessing,
-    print_files,
     running,
+    show_and_write,
     threshold,
 )
 from litegpu.cli.official_flags import OfficialCommand
@@ -72,6 +72,7 @@ def segmentation(
     workers: Workers = -1,
     ray: Ray = None,
     actors: Actors = None,
+    patience: Patience = 60.0,
     on_error: OnErrorOption = OnError.FAIL,
     resize: ResizeOption = Resize.BILINEAR,
     mean: Mean = None,
@@ -104,6 +105,7 @@ def segmentation(
         on_error,
         ray,
         actors,
+        patience,
     )
     task = SegmentationTask(
         str(model_file),
@@ -117,12 +119,7 @@ def segmentation(
     )
     with Interruptible(output):
         report = evaluate_segmentation(task, how)
-    files = write_report(report, how.output)
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        print_report(report)
-        print_files(files)
+    show_and_write(report, as_json, lambda: print_report(report), lambda: write_report(report, how.output))
     threshold("mean IoU", report.result.mean_iou, min_iou)
 
 
@@ -136,7 +133,9 @@ def pose(
     ] = False,
     allowlist_file: Annotated[Path | None, typer.Option(help="Ids of the images to evaluate, one a line.")] = None,
     num_images: NumImages = 0,
-    drawings: Annotated[int, typer.Option(help="Images with the lowest OKS to draw, in --output.")] = 10,
+    drawings: Annotated[
+        int, typer.Option(help="Images with the lowest OKS to draw, in --output.", min=0, max=LARGEST)
+    ] = 10,
     min_oks: Annotated[
         float, typer.Option("--min-oks", help="The exit status is 1 if the mean OKS is below this.")
     ] = 0.0,
@@ -154,6 +153,7 @@ def pose(
     workers: Workers = -1,
     ray: Ray = None,
     actors: Actors = None,
+    patience: Patience = 60.0,
     on_error: OnErrorOption = OnError.FAIL,
     resize: ResizeOption = Resize.BILINEAR,
     mean: Mean = None,
@@ -187,6 +187,7 @@ def pose(
         on_error,
         ray,
         actors,
+        patience,
     )
     task = PoseTask(
         str(model_file),
@@ -199,10 +200,5 @@ def pose(
     )
     with Interruptible(output):
         report = evaluate_pose(task, how)
-    files = write_report(report, how.output, drawings)
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        print_report(report)
-        print_files(files)
+    show_and_write(report, as_json, lambda: print_report(report), lambda: write_report(report, how.output, drawings))
     threshold("mean OKS", report.result.mean_oks, min_oks)

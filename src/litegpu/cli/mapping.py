@@ -9,7 +9,18 @@ from typing import Annotated
 
 import typer
 
-from litegpu.cli.application import Device, Json, Precision, Ray, app, print_json
+from litegpu.cli.application import (
+    MOST_ITEMS,
+    MOST_THREADS,
+    MOST_WORKERS,
+    Device,
+    Json,
+    Patience,
+    Precision,
+    Ray,
+    app,
+    print_json,
+)
 
 
 class OnError(StrEnum):
@@ -31,13 +42,17 @@ def map_(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="NAME.parquet, or a folder of Parquet files.", show_default=False)
     ],
-    device: Annotated[Device, typer.Option(help="Where to run; auto is a GPU if one works.")] = Device.AUTO,
+    device: Device = "auto",
     precision: Annotated[Precision, typer.Option(help="float16 is faster, auto a safe mixture.")] = Precision.FLOAT32,
-    batch: Annotated[int | None, typer.Option(help="Inputs computed at a time; by default up to 64.")] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Inputs computed at a time; by default up to 64.", max=MOST_ITEMS)
+    ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="By default one per GPU with --ray, and one without.", show_default=False)
+        int | None,
+        typer.Option(help="By default one per GPU with --ray, and one without.", max=MOST_WORKERS, show_default=False),
     ] = None,
     ray: Ray = None,
+    patience: Patience = 60.0,
     on_error: Annotated[
         OnError, typer.Option("--on-error", "--on_error", help="What an unreadable input does: end it all, or its row.")
     ] = OnError.FAIL,
@@ -50,7 +65,9 @@ def map_(
     dequantize: Annotated[bool, typer.Option("--dequantize", help="Store real numbers, not quantized ones.")] = False,
     mean: Annotated[float | None, typer.Option(help="Subtracted from pixels (0..255); 127.5 for float models.")] = None,
     std: Annotated[float | None, typer.Option(help="Then divided by; 127.5 for float models.")] = None,
-    num_threads: Annotated[int | None, typer.Option("--num-threads", "--num_threads", help="For the CPU.")] = None,
+    num_threads: Annotated[
+        int | None, typer.Option("--num-threads", "--num_threads", help="For the CPU.", min=-1, max=MOST_THREADS)
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write the report as a page.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -69,21 +86,26 @@ def map_(
     """
     from litegpu.tools.images import Normalization
     from litegpu.tools.mapping import map_model, print_report
+    from litegpu.tools.mapping.page import write_page
+    from litegpu.tools.outputs import all_of, require_writable
 
     normalization = None
     if mean is not None or std is not None:
         normalization = Normalization(127.5 if mean is None else mean, 127.5 if std is None else std)
+    if html is not None:
+        require_writable(html)
     columns = dict(_pair(text) for text in column or ())
     try:
         report = map_model(
             model,
             inputs,
             out,
-            device=device.value,
+            device=device,
             precision=precision.value,
             batch=batch,
             workers=workers,
             ray=ray,
+            patience=patience,
             on_error=on_error.value,
             resume=resume,
             overwrite=overwrite,
@@ -95,14 +117,10 @@ def map_(
     except KeyboardInterrupt:
         print("litegpu: interrupted. The finished rows are kept: --resume goes on after them.", file=sys.stderr)
         raise typer.Exit(130) from None
-    if html is not None:
-        from litegpu.tools.mapping.page import write_page
-
-        write_page(report, html)
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        print_report(report)
+    all_of(
+        lambda: print_json(report.as_dict()) if as_json else print_report(report),
+        lambda: write_page(report, html) if html is not None else None,
+    )
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from litegpu.cli.application import Device, Json, Precision, app, print_json
+from litegpu.cli.application import MOST_THREADS, Device, Json, Precision, app, print_json
+from litegpu.errors import OptionError
 
 
 @app.command()
@@ -15,11 +16,13 @@ def run(
     model: Annotated[Path, typer.Argument(help="A .tflite file.", show_default=False)],
     image: Annotated[list[Path] | None, typer.Option(help="A picture to run it on; may be repeated.")] = None,
     labels: Annotated[Path | None, typer.Option(help="A file with one class name a line.")] = None,
-    device: Annotated[Device, typer.Option(help="Where to run; auto is a GPU if one works.")] = Device.AUTO,
+    device: Device = "auto",
     precision: Annotated[Precision, typer.Option(help="float16 is faster, auto a safe mixture.")] = Precision.FLOAT32,
     compare: Annotated[bool, typer.Option(help="Also run on the CPU and say how far apart the results are.")] = True,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The drawing, or a folder for several.")] = None,
-    num_threads: Annotated[int | None, typer.Option("--num-threads", "--num_threads", help="For the CPU.")] = None,
+    num_threads: Annotated[
+        int | None, typer.Option("--num-threads", "--num_threads", help="For the CPU.", min=-1, max=MOST_THREADS)
+    ] = None,
     mean: Annotated[float | None, typer.Option(help="Subtracted from pixels (0..255); 127.5 for float models.")] = None,
     std: Annotated[float | None, typer.Option(help="Then divided by; 127.5 for float models.")] = None,
     html: Annotated[Path | None, typer.Option(help="Also write a page with all of it, the pictures too.")] = None,
@@ -37,6 +40,7 @@ def run(
     litegpu run model.tflite --image a.jpg --image b.jpg --precision float16 -o folder --json
     """
     from litegpu.tools.images import Normalization
+    from litegpu.tools.outputs import all_of, require_writable
     from litegpu.tools.run import run_model
     from litegpu.tools.run_page import write_page
     from litegpu.tools.run_text import print_report
@@ -44,23 +48,29 @@ def run(
     normalization = None
     if mean is not None or std is not None:
         normalization = Normalization(127.5 if mean is None else mean, 127.5 if std is None else std)
+    if html is not None:
+        require_writable(html)
     report = run_model(
         model,
         image or (),
         labels=labels,
-        device=device.value,
+        device=device,
         precision=precision.value,
         compare_with_cpu=compare,
         output=output,
         num_threads=num_threads,
         normalization=normalization,
     )
-    if html is not None:
-        write_page(report, html)
-    if as_json:
-        print_json(report.as_dict())
-    else:
-        print_report(report)
+
+    def tell_problems() -> None:
+        if report.problems:
+            raise OptionError("; ".join(report.problems))
+
+    all_of(
+        lambda: print_json(report.as_dict()) if as_json else print_report(report),
+        tell_problems,
+        lambda: write_page(report, html) if html is not None else None,
+    )
 
 
 @app.command()

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from litegpu.cli.application import Json, Precision, app, print_json
-from litegpu.errors import OptionError
 
 zoo_app = typer.Typer(help="Build example models offline.", no_args_is_help=True)
 app.add_typer(zoo_app, name="zoo")
@@ -48,8 +47,11 @@ def zoo_build(
 
     litegpu zoo build deeplab_v3 --precision float16 --resolution 513
     """
+    from litegpu.tools.outputs import require_writable, write_file
     from litegpu.zoo import build_model
 
+    path = output or Path(f"{name}.tflite")
+    require_writable(path)
     content = build_model(
         name,
         seed=seed,
@@ -60,9 +62,5 @@ def zoo_build(
         classes=classes,
         max_detections=max_detections,
     )
-    path = output or Path(f"{name}.tflite")
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise OptionError(f"Cannot write {path}: {error.strerror}") from None
+    write_file(path, content)
     print(f"{path}: {len(content) / 1e6:.1f} MB")

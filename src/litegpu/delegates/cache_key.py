@@ -57,7 +57,7 @@ def describe(
         partition.subgraph.index,
         [(o.index, o.name, o.inputs, o.outputs) for o in partition.nodes],
         [(i, tensors[i].type.name, tensors[i].shape, tensors[i].is_constant) for i in touched],
-        (partition.inputs, partition.outputs),
+        (partition.inputs, partition.outputs, partition.xnnpack),
         (half, options.precision, options.quantization, options.tuning_level, sorted(ranges.items())),
         (device.target, device.info.name, device.info.backend, device.info.driver, device.features),
         getattr(device, "programmatic", None),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from ai_edge_litert import interpreter as official
 
+from litegpu.background import Patient
 from litegpu.chatter import quiet
+from litegpu.delegates.aborts import WITH_XNNPACK, refuse_aborting
 from litegpu.delegates.protocol import Partition
+from litegpu.delegates.short_bias import completed
 from litegpu.errors import InvokeError
 from litegpu.model.reader import DTYPES
 from litegpu.model.types import Model, Operator, Subgraph
@@ -56,6 +59,11 @@ class OfficialOptions:
                 return official.InterpreterWithCustomOps(list(self.custom_op_registerers), **arguments)  # type: ignore[no-untyped-call]
             return official.Interpreter(**arguments)  # type: ignore[no-untyped-call]
 
+    @property
+    def uses_xnnpack(self) -> bool:
+        """Whether the runtime uses XNNPACK's kernels where there are some."""
+        return self.op_resolver_type in (official.OpResolverType.AUTO, official.OpResolverType.BUILTIN)
+
     def plain(self) -> OfficialOptions:
         """The same without any delegate, so that every tensor gets its true shape; the kernels are never run."""
         reference = official.OpResolverType.BUILTIN_REF
@@ -67,6 +75,13 @@ class OfficialOptions:
             preserve_all_tensors=False,
             default_delegate_latest_features=False,
         )
+
+    def fitting(self, shapes: Iterable[Sequence[int]]) -> OfficialOptions:
+        """The same without XNNPACK where a shape is empty: its kernels give the tensors behind it shapes from memory
+        that nobody wrote, and damage the heap. The plain kernels take empty tensors as they should."""
+        if self.uses_xnnpack and any(0 in shape for shape in shapes):
+            return replace(self, op_resolver_type=PLAIN)
+        return self
 
     def preserving(self) -> OfficialOptions:
         """The same with every tensor kept, for models with custom ops that only the default delegate (XNNPACK) has:
@@ -81,12 +96,17 @@ class CpuPartition:
         """`unknown` are tensors whose shape only the run decides: with one as an input, allocation waits for it.
 
         Raises InvokeError, with the runtime's text, if the official runtime refuses the nodes."""
+        if options.op_resolver_type in WITH_XNNPACK:
+            partition = completed(partition)
         subgraph = partition.subgraph
+        options = options.fitting(subgraph.tensors[t].shape for o in partition.nodes for t in o.inputs if t >= 0)
         outputs = _outputs(partition, options)
         nodes = [o.index for o in partition.nodes]
         shapes = {t.index: t.shape for t in subgraph.tensors if not t.is_constant}
+        refuse_aborting(partition.nodes, subgraph.tensors, outputs, options.op_resolver_type)
         content = cut(partition.model, subgraph.index, nodes, partition.inputs, outputs, shapes=shapes)
         self.outputs = outputs
+        self._patient = Patient()
         try:
             # XNNPACK refuses to run what only widens constants, and a cut model has no intermediates to preserve.
             options = replace(options, preserve_all_tensors=False) if partition.inputs else options.plain()
@@ -104,6 +124,7 @@ class CpuPartition:
 
     def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         """Views of the results; they must be gone before the next call."""
+        self._patient.settle()
         interpreter = self._interpreter
         shapes = [a.shape for a in inputs]
         if shapes != self._shapes:  # a tensor whose shape only the run decides
@@ -114,10 +135,11 @@ class CpuPartition:
             self._shapes = shapes
         for index, value in zip(self._inputs, inputs, strict=True):
             interpreter.set_tensor(index, value)
-        interpreter.invoke()
+        self._patient.call(interpreter.invoke)
         return [np.asarray(view()) for view in self._views]
 
     def reset_variables(self) -> None:
+        self._patient.settle()
         self._interpreter.reset_all_variables()
 
     def close(self) -> None:
@@ -178,13 +200,16 @@ def undividable(model: Model) -> dict[int, str]:
     """Why a model runs on the CPU in one piece: the reason for each node of the main subgraph, {} if it need not.
 
     That is so for control flow (other subgraphs share values with the main one), variables that are more than one
-    node's own, and element types that have no NumPy array of their own.
+    node's own, custom operators that lack an output, and element types that have no NumPy array of their own.
     """
     main = model.main
     cause = None
     for operator in main.operators:
         if operator.subgraphs:
             cause = f"op number {operator.index}, {operator.name}, calls another subgraph"
+            break
+        if -1 in operator.outputs:
+            cause = f"op number {operator.index}, {operator.name}, lacks an output"
             break
     if cause is None and len(model.subgraphs) > 1:
         cause = f"it has {len(model.subgraphs)} subgraphs"
@@ -201,80 +226,36 @@ def undividable(model: Model) -> dict[int, str]:
     return {o.index: f"The model runs in one piece on the CPU: {cause}." for o in main.operators}
 
 
-def shapes_of(interpreter: Any, subgraph: Subgraph) -> dict[int, tuple[int, ...]]:
-    """Present shapes of the tensors that are no constants, by index."""
-    return {t.index: _shape(interpreter, t.index) for t in subgraph.tensors if not t.is_constant}
-
-
-def infer_shapes(
-    model: Model, interpreter: Any, options: OfficialOptions
-) -> tuple[dict[int, tuple[int, ...]], dict[int, str]]:
-    """What an allocated interpreter without delegates knows of the main subgraph: (tensor -> shape, node -> why a shape
-    of it is unknown).
-
-    The official runtime prepares nodes up to the first whose output's shape depends on values; that output and what
-    comes after it get no memory. What does not follow from it is then asked of a model without that node and its
-    followers. RESHAPE and EXPAND_DIMS share their input's memory even when they are such nodes, so their outputs are
-    given an impossible shape first, which stays there unless the runtime knows better.
-    """
+def ask_shapes(
+    model: Model, operator: Operator, options: OfficialOptions, shapes: Mapping[int, tuple[int, ...]]
+) -> dict[int, tuple[int, ...]] | None:
+    """The shapes of an operator's results as the official runtime finds them, None if only a run decides them. Raises
+    InvokeError with its text."""
     main = model.main
-    sharing = {
-        t: _IMPOSSIBLE
-        for o in main.operators
-        if o.name in ("RESHAPE", "EXPAND_DIMS") and len(o.inputs) > 1 and not _is_constant(main, o.inputs[1])
-        for t in o.outputs
-    }
-    inputs = [i for i in main.inputs if not main.tensors[i].is_constant]
-    places = {t.index: t.index for t in main.tensors if not t.is_constant}  # tensor -> its index in `interpreter`
-    shapes = shapes_of(interpreter, main)
-    static = list(main.operators)
-    refused: dict[int, str] = {}
-    stale = bool(sharing)
-    while True:
-        if stale:
-            outputs = [t for o in static for t in o.outputs if t >= 0]
-            known = {i: shapes[i] for i in inputs} | sharing
-            content = cut(model, 0, [o.index for o in static], inputs, outputs, shapes=known)
-            interpreter = options.plain().create(content=content)
-            with quiet():
-                interpreter.allocate_tensors()
-            details = [*interpreter.get_input_details(), *interpreter.get_output_details()]
-            places = {t: int(d["index"]) for t, d in zip((*inputs, *outputs), details, strict=True)}
-            shapes |= {t: s for t, i in places.items() if (s := _shape(interpreter, i)) != _IMPOSSIBLE}
-        first = next((o for o in static if any(_is_unknown(interpreter, places[t]) for t in o.outputs if t >= 0)), None)
-        if first is None:
-            return shapes, refused
-        name = main.tensors[first.outputs[0]].name
-        reason = f"A shape is known only when the model runs: op number {first.index}, {first.name}, decides '{name}'."
-        followers = set(first.outputs)
-        refused[first.index] = reason
-        for operator in static:
-            if not followers.isdisjoint(operator.inputs):
-                followers |= set(operator.outputs)
-                refused[operator.index] = reason
-        static = [o for o in static if o.index not in refused]
-        if not static:
-            return shapes, refused
-        stale = True
-
-
-_IMPOSSIBLE = (1, 1, 1, 1, 1, 1, 1, 3)
+    read = [t for t in dict.fromkeys(operator.inputs) if t >= 0]
+    inputs = [t for t in read if not (main.tensors[t].is_constant or main.tensors[t].is_variable)]
+    refuse_aborting([operator], main.tensors, operator.outputs, options.op_resolver_type)
+    content = cut(model, 0, [operator.index], inputs, operator.outputs, shapes={t: shapes[t] for t in inputs})
+    try:
+        interpreter = options.create(content=content)
+        with quiet():
+            interpreter.allocate_tensors()
+    except (RuntimeError, ValueError) as error:
+        text = str(error).replace("Node number 0 ", f"Node number {operator.index} ")
+        raise InvokeError(text) from None
+    places = [int(d["index"]) for d in interpreter.get_output_details()]
+    if any(_is_unknown(interpreter, place) for place in places):
+        return None
+    return {t: _shape(interpreter, place) for t, place in zip(operator.outputs, places, strict=True)}
 
 
 def _shape(interpreter: Any, tensor: int) -> tuple[int, ...]:
     return tuple(int(n) for n in interpreter._get_tensor_details(tensor, 0)["shape"])
 
 
-def _is_constant(subgraph: Subgraph, tensor: int) -> bool:
-    return tensor < 0 or subgraph.tensors[tensor].is_constant
-
-
 def _is_unknown(interpreter: Any, tensor: int) -> bool:
-    """Whether the tensor has neither memory nor a shape that the runtime vouches for."""
-    shape = _shape(interpreter, tensor)
-    if shape == _IMPOSSIBLE:
-        return True
-    if 0 in shape:
+    """Whether the tensor has no memory, so that the runtime does not vouch for its shape."""
+    if 0 in _shape(interpreter, tensor):
         return False
     try:
         interpreter.tensor(tensor)()

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import copyreg
 import logging
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from litegpu import debug
-from litegpu.delegates import gpu_binding
+from litegpu import debug, fork
+from litegpu.boundary import typed_errors
+from litegpu.delegates import fitting, gpu_binding, slices
 from litegpu.delegates.cache_key import describe as describe_entry
 from litegpu.delegates.cache_key import fingerprint
 from litegpu.delegates.calibration import tensor_ranges
 from litegpu.delegates.gpu_kernel import GpuKernel
 from litegpu.delegates.options import GpuDelegateOptions
 from litegpu.delegates.protocol import DelegateKernel, Partition
-from litegpu.errors import DeviceError, OptionError
+from litegpu.delegates.second_attempt import SecondAttempt, Told
+from litegpu.errors import DeviceError, LiteGpuError, OptionError, blame
 from litegpu.gpu.adapter import ImageInput
 from litegpu.gpu.build import build_program, describe
 from litegpu.gpu.cache_entry import Entry
 from litegpu.gpu.cache_folder import CacheFolder, default_folder
+from litegpu.gpu.kernels.context import Tuner
+from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lower import check_operator, lower_partition
 from litegpu.gpu.program import Program
 from litegpu.gpu.runtime.base import Device
@@ -32,6 +38,7 @@ __all__ = ["GpuDelegate", "GpuDelegateOptions", "GpuKernel"]
 log = logging.getLogger("litegpu")
 
 
+@typed_errors
 class GpuDelegate:
     """Runs what it can of a model on a GPU through CUDA or WebGPU (Vulkan, Metal, Direct3D 12 or OpenGL).
 
@@ -41,12 +48,17 @@ class GpuDelegate:
 
     name = "GPU"
     keeps_variables = True
+    #: Whether open_device() may give a device that computes on the CPU, though nothing names it; else it raises
+    #: SoftwareDeviceError.
+    takes_software = True
 
     def __init__(self, options: GpuDelegateOptions | None = None, **changes: object) -> None:
         known = [f.name for f in fields(GpuDelegateOptions)]
         for name in changes:
             if name not in known:
                 raise OptionError(_unknown_option(name, known))
+        if not isinstance(options, GpuDelegateOptions | None):
+            raise OptionError(f"options is {options!r}; it must be a GpuDelegateOptions object")
         if options is not None and changes:
             raise OptionError("give either a GpuDelegateOptions object or keyword options, not both")
         self.options = options if options is not None else GpuDelegateOptions(**changes)  # type: ignore[arg-type]
@@ -56,6 +68,7 @@ class GpuDelegate:
         self.last_delegate_node_index = self.options.last_delegate_node_index
         self._warned_float16 = False
         self._calibrated: tuple[bytes | memoryview, dict[int, tuple[float, float]]] | None = None
+        self._told: tuple[bytes | memoryview, Told] | None = None  # of results that are not finite
         self._prepared: list[gpu_binding.Prepared] = []
         schema.generated()  # every model needs it and it is large: here it delays no model's start
         self._fingerprint: tuple[bytes | memoryview, str] | None = None
@@ -65,30 +78,114 @@ class GpuDelegate:
             self._cache = CacheFolder(default_folder() if folder == "auto" else folder)
 
     def __repr__(self) -> str:
-        return f"GpuDelegate({self.options!r})"
+        options = getattr(self, "options", None)  # None where the constructor has failed
+        return f"GpuDelegate({options!r})" if options is not None else "<GpuDelegate, not opened>"
+
+    def __reduce__(self) -> Any:
+        """A copy, in another process as well, is a delegate of its own; what a subclass adds is copied."""
+        added = {name: value for name, value in vars(self).items() if name not in vars(GpuDelegate(self.options))}
+        return copyreg.__newobj__, (type(self),), (self.options, added)  # type: ignore[attr-defined]
+
+    def __setstate__(self, state: tuple[GpuDelegateOptions, dict[str, Any]]) -> None:
+        GpuDelegate.__init__(self, state[0])
+        vars(self).update(state[1])
 
     def check(self, model: Model, subgraph: Subgraph, operator: Operator) -> str | None:
-        """The reason why the GPU does not take the node, or None: the same code decides that later lowers it."""
-        return check_operator(subgraph, operator, quantization=self.options.quantization)
+        """The reason why the GPU does not take the node, or None: the same code decides that later lowers it. What
+        every device can bind is not asked of any."""
+        reason = check_operator(subgraph, operator, quantization=self.options.quantization)
+        size, tensor = fitting.largest(subgraph, operator, self.options.half)
+        if reason is not None or tensor is None or size <= self._limited(Features()).max_binding_bytes:
+            return reason
+        try:
+            device = self.open_device()
+        except DeviceError as error:
+            features, name = Features(), f"any WebGPU device is sure to (none could be opened here: {error}), which"
+        else:
+            features, name = device.features, device.info.name
+            if self.options.half and not features.float16:
+                size, tensor = fitting.largest(subgraph, operator, False)
+        assert tensor is not None
+        limits = self._limited(features)
+        half = self.options.half and features.float16
+        if slices.fits_sliced(model, subgraph, operator, half, limits.max_binding_bytes):
+            return None
+        return fitting.too_large(size, tensor, limits, name)
+
+    def rehearse(self, partition: Partition) -> None:
+        """See protocol.Delegate: a partition that may be too large for one buffer is built, for the device or, where
+        there is none, for one with the limits that all have."""
+        most = fitting.together(partition, self.options.half)
+        if most <= self._limited(Features()).max_buffer_bytes:
+            return
+        features, target = Features(float16=True), "wgsl"
+        with contextlib.suppress(DeviceError):
+            device = self.open_device()
+            features, target = device.features, device.target
+        limits, half = self._limited(features), self.options.half and features.float16
+        if most <= limits.max_buffer_bytes:
+            return
+        parts = [s.partition for s in slices.slices(partition, half, limits.max_binding_bytes)] or [partition]
+        for part in parts:
+            try:
+                self._build(part, features, target, half, {})
+                return
+            except LiteGpuError:
+                if part is parts[-1]:
+                    raise
+
+    def _limited(self, features: Features) -> Features:
+        """What kernels may use of a device with these features: for tests of smaller ones. What overrides this must not
+        use the cache."""
+        return features
 
     def prepare(self, partition: Partition) -> DelegateKernel:
-        """Compile a partition; raises DeviceError if there is no device, KernelError if it does not fit it."""
+        """Compile a partition; raises DeviceError if there is no device, KernelError if it does not fit it. The error
+        has the numbers of the nodes to blame in `nodes` where some of them are."""
         device = self.open_device()
+        try:
+            return self._prepare_sliced(partition, device)
+        except Exception as error:
+            lost = getattr(device, "lost", False)
+            if not fitting.blamed(error) and not lost and len(partition.nodes) > 1:
+                blame(error, fitting.culprits(partition, lambda part: self._prepare_sliced(part, device).close()))
+            raise
+
+    def _prepare_sliced(self, partition: Partition, device: Device) -> DelegateKernel:
+        """The partition, or as many rows of it at a time as the device can hold."""
+        half = self.options.half and device.features.float16
+        failure: Exception | None = None
+        for part in slices.slices(partition, half, self._limited(device.features).max_binding_bytes):
+            try:
+                return slices.SlicedKernel(self._prepare(part.partition, device, whole=False), part, partition)
+            except LiteGpuError as error:
+                failure = error
+        if failure is not None:
+            raise failure
+        return self._prepare(partition, device)
+
+    def _prepare(self, partition: Partition, device: Device, *, whole: bool = True) -> GpuKernel:
+        """`whole`: not a slice, which is neither kept in the cache nor found by those who bind buffers."""
         half = self.options.half
         if half and not device.features.float16:
             half = False
             if not self._warned_float16:
                 self._warned_float16 = True
                 log.warning("%s has no 16-bit floats (WebGPU feature shader-f16): running in float32", device.info.name)
-        program = self._cached_program(partition, device, half)
+        if whole:
+            program = self._cached_program(partition, device, half)
+        else:
+            program = self._built(partition, device, half, self._ranges(partition.model))
         types = [partition.subgraph.tensors[i].type for i in partition.outputs]
         shapes = [partition.subgraph.tensors[i].shape for i in partition.outputs]
         inputs = [partition.subgraph.tensors[i].shape for i in partition.inputs]
         prepared = GpuKernel(
-            device, program, types, shapes, inputs, wait=self.options.wait_type, validation=self.options.validation
-        )
-        self._prepared = [p for p in self._prepared if p.alive]
-        self._prepared.append(gpu_binding.Prepared(weakref.ref(prepared), partition))
+            device, program, types, shapes, inputs, wait=self.options.wait_type, validation=self.options.validation,
+            attempt=self._second_attempt(partition, device) if half else None,
+        )  # fmt: skip
+        if whole:
+            self._prepared = [p for p in self._prepared if p.alive]
+            self._prepared.append(gpu_binding.Prepared(weakref.ref(prepared), partition))
         return prepared
 
     def _cached_program(self, partition: Partition, device: Device, half: bool) -> Program:
@@ -110,22 +207,43 @@ class GpuDelegate:
     def _built(
         self, partition: Partition, device: Device, half: bool, ranges: Mapping[int, tuple[float, float]]
     ) -> Program:
-        lowered = lower_partition(partition.subgraph, partition.nodes, partition.inputs, partition.outputs)
-        program = build_program(
+        tuner = device.tuner(self.options.tuning_level)
+        program = self._build(partition, device.features, device.target, half, ranges, tuner)
+        debug.say(debug.GRAPH, "%s", describe(program))
+        for kernel in program.kernels:
+            debug.say(debug.KERNELS, "%s", kernel.source)
+        return program
+
+    def _build(
+        self,
+        partition: Partition,
+        features: Features,
+        target: str,
+        half: bool,
+        ranges: Mapping[int, tuple[float, float]],
+        tuner: Tuner | None = None,
+    ) -> Program:
+        lowered = lower_partition(
+            partition.subgraph, partition.nodes, partition.inputs, partition.outputs, xnnpack=partition.xnnpack
+        )
+        return build_program(
             lowered.graph,
-            device.features,
-            device.target,
+            self._limited(features),
+            target,
             half=half,
-            tuner=device.tuner(self.options.tuning_level),
+            tuner=tuner,
             variables=len(lowered.variables),
             auto=self.options.precision == "auto",
             ranges=ranges,
             staged=self._staged(partition),
         )
-        debug.say(debug.GRAPH, "%s", describe(program))
-        for kernel in program.kernels:
-            debug.say(debug.KERNELS, "%s", kernel.source)
-        return program
+
+    def _second_attempt(self, partition: Partition, device: Device) -> SecondAttempt:
+        """In float32, if results in float16 are not finite."""
+        if self._told is None or self._told[0] is not partition.model.content:
+            self._told = partition.model.content, Told()
+        stays = self.options.precision == "auto"
+        return SecondAttempt(lambda: self._cached_program(partition, device, False), self._told[1], stays=stays)
 
     def _token(self, model: Model) -> str:
         """What names the model in the cache."""
@@ -183,6 +301,7 @@ class GpuDelegate:
     def open_device(self) -> Device:
         """The device that the options ask for; raises DeviceError with advice if there is none. Where "auto" would take
         CUDA but cannot, although the machine has NVIDIA's driver, a warning says why, once per process."""
+        fork.check()
         backend, name = self.options.chosen_backend, self.options.device
         if backend in ("auto", "cuda"):
             from litegpu.gpu.runtime import cuda
@@ -195,7 +314,9 @@ class GpuDelegate:
                 cuda.warn_unusable(error)
         from litegpu.gpu.runtime.webgpu import open_device
 
-        return open_device("auto" if backend == "webgpu" else backend, name)
+        software = self.takes_software or backend != "auto" or name is not None
+        which = "auto" if backend == "webgpu" else backend
+        return open_device(which, name) if software else open_device(which, name, software=False)
 
 
 def _unknown_option(name: str, known: Sequence[str]) -> str:

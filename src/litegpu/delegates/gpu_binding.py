@@ -40,6 +40,8 @@ def find(prepared: Sequence[Prepared], index: int) -> tuple[GpuKernel, str, int,
 
     Raises DelegateError if nothing was delegated yet, or it is unclear which model is meant, TensorError if the tensor
     is no input or output of what was."""
+    if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
+        raise TensorError(f"bind_buffer_to_tensor: the tensor is given by its index, an int, not {index!r}")
     living = [p for p in prepared if p.alive]
     if not living:
         raise DelegateError(

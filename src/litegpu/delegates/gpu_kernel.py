@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from litegpu import debug
+from litegpu import debug, fork
 from litegpu.delegates import gpu_binding
 from litegpu.delegates.options import WaitType
+from litegpu.delegates.second_attempt import SecondAttempt, all_finite
+from litegpu.errors import LiteGpuError
 from litegpu.gpu.program import Program
-from litegpu.gpu.runtime.base import Device, KernelTime
+from litegpu.gpu.runtime.base import Device, KernelTime, Session
 from litegpu.gpu.runtime.check import NUMPY
 from litegpu.gpu.runtime.keep_awake import KeepAwake
 from litegpu.model.reader import DTYPES
@@ -23,6 +25,8 @@ from litegpu.model.types import Tensor, TensorType
 class GpuKernel:
     """A partition on a device. `types` and `shapes` are those of the outputs. With WaitType.DO_NOT_WAIT the arrays that
     invoke() gives are filled by finish(), which the next invoke() calls as well."""
+
+    uses_gpu = True
 
     def __init__(
         self,
@@ -34,14 +38,20 @@ class GpuKernel:
         *,
         wait: WaitType = WaitType.PASSIVE,
         validation: bool = False,
+        attempt: SecondAttempt | None = None,
     ) -> None:
         self.device = device
         self.program = program
         self.types, self.shapes, self.input_shapes = types, shapes, input_shapes
         self.wait, self.validation = wait, validation
-        self._lock = threading.Lock()
+        self._lock: threading.Lock | fork.Refusal = threading.Lock()
+        fork.follow(self)
         self._lent: dict[int, np.ndarray] = {}  # inputs in the session's own memory
         self._pending = False
+        self._attempt = attempt  # None for programs in float32
+        self._kept: dict[int, np.ndarray] = {}  # the inputs of an inference that is not waited for
+        self._given: Sequence[np.ndarray] | None = None  # those of one that is
+        self._twin: Any = None  # a session in float32, whose results were no better so far
         self._says_timings = debug.level() >= debug.TIMINGS  # asked here, as it takes a microsecond
         self.closed = False
         self.bound: dict[tuple[str, int], Any] = {}  # the user's buffers, by "input" or "output" and place
@@ -54,21 +64,26 @@ class GpuKernel:
             a if DTYPES[t] == a.dtype else np.empty(a.shape, DTYPES[t])
             for a, t in zip(self._staged, types, strict=True)
         ]
-        session_wait = "active" if wait is WaitType.AGGRESSIVE else wait.value
-        self.session = device.session(program, session_wait, validation=validation)
+        self.session = self._open(program)
         self._awake = KeepAwake(device.nudge) if wait is WaitType.AGGRESSIVE else None
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the report is to say about the partition."""
+        if self._attempt is not None and self._attempt.settled:
+            return ("a partition runs in float32, as its results in float16 were not finite",)
         return tuple(f"'{name}' stays in float32: {reason}" for name, reason in self.program.in_float32)
 
     def another(self) -> GpuKernel:
         """The same partition with memory of its own, that does not wait."""
         return GpuKernel(
             self.device, self.program, self.types, self.shapes, self.input_shapes,
-            wait=WaitType.DO_NOT_WAIT, validation=self.validation,
+            wait=WaitType.DO_NOT_WAIT, validation=self.validation, attempt=self._attempt,
         )  # fmt: skip
+
+    def _open(self, program: Program) -> Session:
+        wait = "active" if self.wait is WaitType.AGGRESSIVE else self.wait.value
+        return self.device.session(program, wait, validation=self.validation)
 
     def input_memory(self, i: int) -> np.ndarray | None:
         """See protocol.DelegateKernel.close."""
@@ -81,37 +96,47 @@ class GpuKernel:
 
     def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         with self._lock:
+            self._follow()
             for i, array in enumerate(inputs):
                 if array is not self._lent.get(i) and ("input", i) not in self.bound:
                     self.write(i, array)
-            self.session.run()
-            self._stale.clear()
-            if self._awake is not None:
-                self._awake.used()
-            self._pending = True
-            if self.wait is not WaitType.DO_NOT_WAIT:
-                self._finish()
+                    self._keep(i, array)
+            self._given = None if self.wait is WaitType.DO_NOT_WAIT else inputs
+            try:
+                self.session.run()
+                self._stale.clear()
+                if self._awake is not None:
+                    self._awake.used()
+                self._pending = True
+                if self.wait is not WaitType.DO_NOT_WAIT:
+                    self._finish()
+            finally:
+                self._given = None  # views of a CPU partition's memory, which could not run again
             return self._results
 
     def write(self, i: int, array: np.ndarray) -> None:
         """Copy an array to input `i`, for the next inference."""
-        self.session.write(i, np.ascontiguousarray(array, np.int32 if array.dtype == np.bool_ else None))
+        self.session.write(i, _as_written(array))
 
     def run_bound(self) -> None:
         """One inference whose inputs are all bound, or were written before. Returns at once, and leaves the outputs,
         which are bound, where they are."""
         session: Any = self.session
         with self._lock:
-            session.run(wait=False)
             self._stale.update(range(len(self._results)))
+            session.run(wait=False)
 
     def bind(self, kind: str, i: int, tensor: Tensor, buffer: Any, **how: Any) -> None:
         """Let `buffer` stand for input or output `i` (`kind` says which), that is `tensor`. Raises TensorError or
         DeviceError if it does not fit."""
         with self._lock:
             self._finish()
-            gpu_binding.bind(self, kind, i, tensor, buffer, **how)
-            self.bound[kind, i] = buffer
+            try:
+                gpu_binding.bind(self, kind, i, tensor, buffer, **how)
+                self.bound[kind, i] = buffer
+            except BaseException:
+                self._agree(kind, i)
+                raise
 
     def rebind(self, kind: str, i: int, buffer: Any) -> bool:
         """bind(), but quick, for a buffer as plain as the one that is bound and a kernel that is not waited for; False
@@ -120,7 +145,7 @@ class GpuKernel:
         with self._lock:
             if self._pending or not session.replace(kind, i, buffer):
                 return False
-            self.bound[kind, i] = buffer
+            self.bound[kind, i] = buffer  # if this is not reached, it holds the former one, as plain
             return True
 
     def unbind(self, kind: str, i: int) -> None:
@@ -129,12 +154,28 @@ class GpuKernel:
             self._finish()
             if kind == "output" and i in self._stale:
                 self._read(i)
-            if self.bound.pop((kind, i), None) is not None:
+            if (kind, i) in self.bound:
                 session: Any = self.session
-                session.bind(kind, i, None, "")
+                try:
+                    session.bind(kind, i, None, "")
+                    del self.bound[kind, i]
+                except BaseException:
+                    self._agree(kind, i)
+                    raise
+
+    def _agree(self, kind: str, i: int) -> None:
+        """After a change of what is bound to a port was broken off: have `bound` and the session agree. An input that
+        only one of them takes for bound would be neither written nor copied."""
+        session: Any = self.session
+        ours, sessions = (kind, i) in self.bound, session.is_bound(kind, i)
+        if ours and not sessions:
+            del self.bound[kind, i]
+        elif sessions and not ours:
+            session.bind(kind, i, None, "")
 
     def output_buffer(self, i: int, tensor: Tensor) -> Any:
         """What is bound to output `i`, or else memory of our own, which is bound by this."""
+        fork.check()
         if ("output", i) not in self.bound:
             buffer = gpu_binding.own_buffer(self, i, tensor)
             self.bind("output", i, tensor, buffer)
@@ -161,12 +202,17 @@ class GpuKernel:
     def _finish(self) -> None:
         if not self._pending:
             return
-        self._pending = False
         for i in range(len(self._results)):
             if i in self._left and ("output", i) in self.bound:
                 self._stale.add(i)
             else:
                 self._read(i)
+        better = self._second_attempt([a for i, a in enumerate(self._staged) if i not in self._stale])
+        for i, array in enumerate(better or ()):
+            self._staged[i][...] = array
+            if self._results[i] is not self._staged[i]:
+                np.copyto(self._results[i], array, casting="unsafe")
+        self._pending = False
         if self._says_timings:
             debug.say(debug.TIMINGS, "%s", dict(self.session.stats))
 
@@ -181,21 +227,105 @@ class GpuKernel:
         """Start an inference on these inputs, by place, which may be changed afterwards; collect() gives its results.
         For kernels that do not wait."""
         with self._lock:
+            self._follow()
             for i, array in inputs.items():
                 self.write(i, array)
+                self._keep(i, array)
             self.session.run()
             self._pending = True
 
     def collect(self) -> list[np.ndarray]:
         """The outputs of the inference that was started, as arrays of the caller's; waits for it."""
-        found = []
         with self._lock:
+            found = self._read_all(self.session)
+            found = self._second_attempt(found) or found
             self._pending = False
-            for i, (port, shape, type_) in enumerate(zip(self.program.outputs, self.shapes, self.types, strict=True)):
-                array = np.empty(shape, NUMPY[port.dtype])
-                self.session.read(i, array)
-                found.append(array if array.dtype == DTYPES[type_] else array.astype(DTYPES[type_]))
+        return [a if a.dtype == DTYPES[t] else a.astype(DTYPES[t]) for a, t in zip(found, self.types, strict=True)]
+
+    def _read_all(self, session: Any) -> list[np.ndarray]:
+        found = []
+        for i, (port, shape) in enumerate(zip(self.program.outputs, self.shapes, strict=True)):
+            found.append(np.empty(shape, NUMPY[port.dtype]))
+            session.read(i, found[-1])
         return found
+
+    # ------------------------------------------------------------------------------------------- float32 after all
+
+    def _second_attempt(self, results: list[np.ndarray]) -> list[np.ndarray] | None:
+        """The results of float32 on the same inputs, if those of float16 are not finite and these are; then the kernel
+        goes on with it. See SecondAttempt, which is without memory and inputs of its own."""
+        attempt = self._attempt
+        if attempt is None or not attempt.watching or all_finite(results):
+            return None
+        inputs = self._last_inputs()
+        if self.program.variables:
+            attempt.give_up("the model keeps variables, which the inference has changed")
+        elif self.bound:
+            attempt.give_up("buffers are bound to it")
+        elif inputs is None:
+            attempt.give_up("the inference was not waited for")
+        else:
+            try:
+                return self._in_float32(attempt, results, inputs)
+            except LiteGpuError as error:
+                attempt.give_up(f"that failed: {error}")
+        return None
+
+    def _in_float32(
+        self, attempt: SecondAttempt, results: list[np.ndarray], inputs: Sequence[np.ndarray]
+    ) -> list[np.ndarray] | None:
+        twin, self._twin = self._twin or self._open(attempt.program), None
+        try:
+            for i, array in enumerate(inputs):
+                twin.write(i, _as_written(array))
+            twin.run()
+            found = self._read_all(twin)
+            better = attempt.judge(results, found)
+        except BaseException:
+            twin.close()
+            raise
+        if better and attempt.stays:
+            self._go_on_with(attempt.program, twin)
+            return found
+        if attempt.watching:
+            self._twin = twin
+        else:
+            twin.close()
+        return None
+
+    def _follow(self) -> None:
+        """Change over to float32 where a copy of this kernel had to."""
+        attempt = self._attempt
+        if attempt is not None and attempt.settled and self.program is not attempt.program and not self.bound:
+            self._go_on_with(attempt.program, self._open(attempt.program))
+
+    def _go_on_with(self, program: Program, session: Any) -> None:
+        self._lent.clear()  # the memory that was lent is still written to, but copied from now on
+        self._kept.clear()
+        before, self.session, self.program = self.session, session, program
+        before.close()
+
+    def _keep(self, i: int, array: np.ndarray) -> None:
+        """Have input `i` for a second attempt, where the caller may change it before the results are there."""
+        attempt = self._attempt
+        if self.wait is not WaitType.DO_NOT_WAIT or attempt is None or not (attempt.stays and attempt.watching):
+            return
+        if hasattr(self.session, "given"):  # the session has it
+            return
+        kept = self._kept.get(i)
+        if kept is None or kept.shape != array.shape or kept.dtype != array.dtype:
+            kept = self._kept[i] = np.empty(array.shape, array.dtype)
+        np.copyto(kept, array)
+
+    def _last_inputs(self) -> Sequence[np.ndarray] | None:
+        """What the last inference was made from; None if that is not known any more."""
+        if self.wait is not WaitType.DO_NOT_WAIT:
+            return self._given
+        count = len(self.program.inputs)
+        given = getattr(self.session, "given", None)
+        if given is not None:
+            return [given(i) for i in range(count)]
+        return [self._kept[i] for i in range(count)] if len(self._kept) == count else None
 
     def reset_variables(self) -> None:
         """Set the variables to zero."""
@@ -209,9 +339,26 @@ class GpuKernel:
             self._finish()
             return self.session.profile()
 
-    def close(self) -> None:
+    def _forked(self) -> None:
+        self._lock = fork.Refusal()
+
+    def close(self, *, wait: bool = True) -> None:
+        """Free everything; without `wait`, what the device still works with is freed later, when it is done."""
         self.closed = True
+        if fork.is_forbidden():  # what is bound stays alive, as freeing it would touch the GPU
+            return
         self.bound.clear()
         if self._awake is not None:
             self._awake.stop()
-        self.session.close()
+        self.session.close(wait=wait)
+        if self._twin is not None:
+            self._twin.close(wait=wait)
+
+    def abandon(self) -> None:
+        """close() without waiting for the device."""
+        self.close(wait=False)
+
+
+def _as_written(array: np.ndarray) -> np.ndarray:
+    """As sessions take it."""
+    return np.ascontiguousarray(array, np.int32 if array.dtype == np.bool_ else None)

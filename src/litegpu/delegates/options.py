@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from litegpu.boundary import typed
 from litegpu.errors import OptionError
 
 BACKENDS = ("auto", "cuda", "webgpu", "vulkan", "metal", "d3d12", "gl")
@@ -67,7 +68,9 @@ class GpuDelegateOptions:
     precision_loss_allowed: store activations and weights as float16 (sums stay in float32); needs a device with 16-bit
         floats, else float32 is used with one warning.
     precision: "float32", "float16", or "auto": float16, but float32 for what that would spoil, by the model's structure
-        and by `calibration`. By default precision_loss_allowed and the priorities decide.
+        and weights, and by `calibration`. A result that overflows all the same is computed again in float32, which the
+        model then stays in (docs/guide/gpu_memory.md says where not); in "float16" there is one warning. By default
+        precision_loss_allowed and the priorities decide.
     calibration: for "auto", inputs like those to come: a sequence of samples, each a sequence of one array per input.
     wait_type: what invoke() does until the GPU is done, a WaitType or its name ("passive").
     quantization_enabled: take 8-bit and 16-bit nodes too, computing with the real numbers that they stand for; without
@@ -117,6 +120,7 @@ class GpuDelegateOptions:
     first_delegate_node_index: int = 0
     last_delegate_node_index: int = sys.maxsize
 
+    @typed
     def __post_init__(self) -> None:
         put = object.__setattr__  # the dataclass is frozen
         put(self, "wait_type", _member(WaitType, "wait_type", self.wait_type))

@@ -11,10 +11,12 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from litegpu.blame import described
 from litegpu.delegates.protocol import Delegate, DelegateKernel, Partition
 from litegpu.delegates.report import CPU, DelegationReport, NodeReport, PartitionReport
-from litegpu.errors import ModelError
+from litegpu.errors import DelegateError, ModelError
 from litegpu.model.types import Model, Operator, Subgraph
 
 ON_CPU = -1
@@ -49,6 +51,20 @@ class FailedDelegate:
 
     def prepare(self, partition: Partition) -> DelegateKernel:
         raise self.cause
+
+
+@dataclass
+class NarrowedDelegate:
+    """Stands for a delegate that failed to prepare some nodes, and is not asked for those again."""
+
+    whole: Delegate
+    reasons: dict[int, str]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
+
+    def check(self, model: Model, subgraph: Subgraph, operator: Operator) -> str | None:
+        return self.reasons.get(operator.index) or self.whole.check(model, subgraph, operator)
 
 
 def divide(
@@ -145,9 +161,15 @@ def _check(model: Model, subgraph: Subgraph, delegate: Delegate, operator: Opera
     if reads and not getattr(delegate, "keeps_variables", False):
         return "The node reads a variable, and the delegate keeps none."
     try:
-        return delegate.check(model, subgraph, operator)
+        reason: object = delegate.check(model, subgraph, operator)
     except Exception as error:  # a delegate by someone else: one node that it trips over must not lose the model
-        return f"The delegate's check failed: {type(error).__name__}: {error}"
+        return f"The delegate's check failed: {described(error)}"
+    if reason is None or isinstance(reason, str):
+        return reason
+    raise DelegateError(
+        f"Delegate {delegate.name}: check() of operator {operator.index} {operator.name} gave {reason!r}; it must give "
+        "None if the delegate runs the node, else the reason why not, a str"
+    )
 
 
 def _delegate(
@@ -159,18 +181,16 @@ def _delegate(
     attached: set[int],
     dropped: dict[int, str],
 ) -> list[_Unit]:
-    """`units` after this delegate took its partitions."""
-    taken = {n for u in units if u.owner != ON_CPU for n in u.nodes}
-    free = attached - taken
-    active = [u for u in units if not (len(u.nodes) == 1 and u.nodes[0] in free)]
+    """`units` after this delegate took its partitions, which the widened constants in `attached` may join."""
+    active = [u for u in units if not (len(u.nodes) == 1 and u.nodes[0] in attached)]
     accepted = [u.owner == ON_CPU and verdict[u.nodes[0]] is None for u in active]
-    successors = graph.successors(active, free)
+    successors = graph.successors(active, attached)
 
     def groups_of(epochs: list[tuple[bool, list[int]]]) -> list[tuple[int, ...]]:
         return [tuple(sorted(n for i in members for n in active[i].nodes)) for kind, members in epochs if kind]
 
     def size(nodes: tuple[int, ...]) -> int:
-        return len(nodes) + len(graph.attachments(nodes, free))
+        return len(nodes) + len(graph.attachments(nodes, attached))
 
     best: tuple[tuple[int, int], list[tuple[int, ...]], list[tuple[int, ...]]] | None = None
     for backward in (False, True):
@@ -268,6 +288,15 @@ def _epochs(
 
 
 # ------------------------------------------------------------------------------------------ borders and report
+
+
+def borders(subgraph: Subgraph, operators: Sequence[Operator]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tensors that enter and leave some operators as a partition."""
+    own = {o.index for o in operators}
+    read = {t for o in subgraph.operators if o.index not in own for t in o.inputs}
+    wanted = read.union(subgraph.outputs)
+    made = dict.fromkeys(t for o in operators for t in o.outputs if t in wanted)
+    return _inputs(subgraph, [o.index for o in operators]), tuple(made)
 
 
 def _borders(model: Model, subgraph: Subgraph, units: Sequence[_Unit]) -> tuple[tuple[int, Partition], ...]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakSet
 
 import numpy as np
 
+from litegpu import fork
+from litegpu.blame import described
 from litegpu.delegates.cpu import CpuPartition, OfficialOptions
 from litegpu.delegates.partitioner import ON_CPU, Division
 from litegpu.delegates.protocol import Delegate, DelegateKernel
@@ -19,18 +21,39 @@ from litegpu.errors import DelegateError, InvokeError, LiteGpuError, TensorError
 from litegpu.gpu.runtime.host_copy import LARGE_BYTES, copy_bytes
 from litegpu.model.reader import DTYPES
 from litegpu.model.types import Subgraph
+from litegpu.turns import Turns, alone
+
+log = logging.getLogger("litegpu")
 
 ALIGNMENT = 64  # bytes; what GPU uploads and SIMD copies like best
 
 
 class PrepareError(Exception):
-    """A delegate's prepare() raised; `position` is the delegate's place in the list."""
+    """A delegate's prepare() raised for a partition of `nodes`; `position` is the delegate's place in the list.
+    `blamed` are the nodes that the error names, () if it names none."""
 
-    def __init__(self, position: int, nodes: int, cause: Exception) -> None:
+    def __init__(self, position: int, nodes: tuple[int, ...], cause: Exception) -> None:
         super().__init__(str(cause))
         self.position = position
         self.nodes = nodes
         self.cause = cause
+        named = getattr(cause, "nodes", ())
+        self.blamed = tuple(n for n in nodes if isinstance(named, tuple) and n in named)
+
+
+def rehearsed(division: Division, delegates: Sequence[Delegate]) -> PrepareError | None:
+    """What prepare() would raise and blame on nodes, as far as delegates can tell without a device."""
+    for owner, partition in division.partitions:
+        rehearse = getattr(delegates[owner], "rehearse", None) if owner != ON_CPU else None
+        if rehearse is None:
+            continue
+        try:
+            rehearse(partition)
+        except Exception as error:
+            failure = PrepareError(owner, tuple(o.index for o in partition.nodes), error)
+            if failure.blamed:
+                return failure
+    return None
 
 
 @dataclass(frozen=True)
@@ -65,7 +88,9 @@ class Plan:
         }
         self._values: dict[int, np.ndarray] = dict(self._inputs)
         self._views: WeakSet[_Memory] = WeakSet()
-        self._lock = threading.Lock()
+        self._turns = Turns()
+        self._unreachable = False  # in a process that was forked from the one that uses the GPU
+        fork.follow(self)
         self._steps: list[_Step] = []
         self._on_gpu: dict[int, tuple[Any, int]] = {}  # outputs that a kernel may keep, and its number for them
         self._pending: list[_Step] = []  # whose results are perhaps still being computed
@@ -79,18 +104,32 @@ class Plan:
                     self._steps.append(_Step("CPU", cpu, partition.inputs, cpu.outputs, (), nodes))
                     continue
                 try:
-                    kernel = delegates[owner].prepare(partition)
+                    kernel = delegates[owner].prepare(replace(partition, xnnpack=options.uses_xnnpack))
                 except Exception as error:
-                    raise PrepareError(owner, len(partition.nodes), error) from error
+                    raise PrepareError(owner, tuple(o.index for o in partition.nodes), error) from error
+                _check_kernel(delegates[owner].name, kernel)
                 tensors = [self._tensors[i] for i in partition.outputs]
                 results = tuple((t.shape, DTYPES[t.type]) for t in tensors)
                 name, inputs, outputs = delegates[owner].name, partition.inputs, partition.outputs
                 self._steps.append(_Step(name, kernel, inputs, outputs, results, nodes))
             self._borrow_inputs()
             self._find_outputs(subgraph.outputs)
+            made = {i for step in self._steps for i in step.outputs}
+            self._untouched = frozenset(
+                made - set(unknown)
+            )  # what the official runtime gives before the first inference, too
         except BaseException:
             self.close()
             raise
+
+    def _forked(self) -> None:
+        self.forked()
+
+    def forked(self) -> bool:
+        """In the child of a fork: whether parts of the plan are on a GPU, which is out of reach there."""
+        self._turns.forked()
+        self._unreachable = any(getattr(step.kernel, "uses_gpu", False) for step in self._steps)
+        return self._unreachable
 
     def _borrow_inputs(self) -> None:
         """Keep inputs that a single partition reads in that partition's own memory, if it has any for them."""
@@ -98,6 +137,11 @@ class Plan:
             readers = [step for step in self._steps if index in step.inputs]
             offer = getattr(readers[0].kernel, "input_memory", None) if len(readers) == 1 else None
             memory = offer(readers[0].inputs.index(index)) if offer is not None else None
+            if memory is not None and not isinstance(memory, np.ndarray):
+                raise DelegateError(
+                    f"Delegate {readers[0].owner}: input_memory() gave {type(memory).__name__!r}; it must give an "
+                    "array of the input's shape and type, or None"
+                )
             if memory is not None and (memory.shape, memory.dtype) == (own.shape, own.dtype):
                 self._inputs[index] = self._values[index] = memory
 
@@ -109,6 +153,11 @@ class Plan:
                 for position, index in enumerate(step.outputs):
                     if index in outputs and index not in read:
                         self._on_gpu[index] = step.kernel, position
+
+    def takes(self, shapes: Mapping[int, tuple[int, ...]]) -> bool:
+        """Whether it was made for these shapes of the inputs: a resize may have been interrupted after the official
+        interpreter's."""
+        return all(shapes.get(index, memory.shape) == memory.shape for index, memory in self._inputs.items())
 
     def leave_outputs(self, leave: bool) -> None:
         """Whether outputs that are bound to buffers stay there until they are read."""
@@ -132,14 +181,14 @@ class Plan:
 
     def invoke(self) -> None:
         """One inference from the present input values."""
-        if not self._lock.acquire(blocking=False):
-            raise InvokeError(
-                "This interpreter is running in another thread. One interpreter serves one thread at a time: make one "
-                "per thread, or guard it with a lock."
-            )
+        self._check_reach()
+        alone(self._turns, self._invoke)
+
+    def _invoke(self) -> None:
         values = self._values
         try:
             self.settle()
+            self._untouched = frozenset()  # after an inference that fails there is no value
             values.clear()  # drops the views of CPU partitions, which could not run again otherwise
             values.update(self._inputs)
             for step in self._steps:
@@ -153,11 +202,10 @@ class Plan:
             values.clear()
             values.update(self._inputs)
             raise
-        finally:
-            self._lock.release()
 
     def set_input(self, index: int, value: Any) -> None:
         """Copy `value`, whose type and shape must be the tensor's own, into an input; raises TensorError."""
+        self._check_reach()
         if index not in self._inputs:
             raise TensorError(
                 f"Cannot set tensor: tensor {index} ('{self._tensors[index].name}') is not an input. With delegates "
@@ -187,6 +235,11 @@ class Plan:
 
     def value(self, index: int) -> np.ndarray:
         """The present value of a tensor, not a copy; raises TensorError if it is not kept."""
+        self._check_reach()
+        if index in self._untouched:
+            if index not in self._values:
+                self._values[index] = self._blank(index)
+            return self._values[index]
         if index not in self._values:
             tensor = self._tensors[index]
             raise TensorError(
@@ -199,10 +252,23 @@ class Plan:
             kernel.ensure_readable(position)
         return self._values[index]
 
+    def _blank(self, index: int) -> np.ndarray:
+        tensor = self._tensors[index]
+        return _aligned(tensor.shape, DTYPES[tensor.type])
+
+    def _check_reach(self) -> None:
+        if self._unreachable:
+            fork.refuse()
+
     def settle(self) -> None:
         """Wait for what delegates that do not wait have begun."""
         while self._pending:
-            self._pending.pop().finish()
+            try:
+                self._pending[-1].finish()
+            except Exception:
+                self._pending.pop()
+                raise
+            self._pending.pop()  # not before: an interrupted finish() is to be repeated
 
     def shape(self, index: int) -> tuple[int, ...] | None:
         """The shape of a tensor's present value, if it has one."""
@@ -234,21 +300,40 @@ class Plan:
 
     def reset_variables(self) -> None:
         """Set what partitions keep from one inference to the next to zero."""
-        with self._lock:
-            self.settle()
-            for step in self._steps:
-                reset = getattr(step.kernel, "reset_variables", None)
-                if reset is not None:
-                    reset()
+        alone(self._turns, self._reset_variables)
 
-    def close(self) -> None:
-        """Free what the partitions hold; may be called twice."""
+    def _reset_variables(self) -> None:
+        self.settle()
+        for step in self._steps:
+            reset = getattr(step.kernel, "reset_variables", None)
+            if reset is not None:
+                step.guarded(reset)
+
+    def close(self, *, wait: bool = True) -> None:
+        """Free what the partitions hold, without `wait` as their kernels abandon() it; may be called twice."""
         self._values.clear()
         self._pending.clear()
         self._on_gpu.clear()
-        for step in self._steps:
-            step.kernel.close()
-        self._steps = []
+        while self._steps:
+            step = self._steps[-1]
+            try:
+                (step.kernel.close if wait else getattr(step.kernel, "abandon", step.kernel.close))()
+            except Exception as error:  # of one delegate; the others' kernels are to be closed as well
+                log.warning("Delegate %s failed to close a kernel: %s", step.owner, described(error))
+            self._steps.pop()
+
+
+def _check_kernel(delegate: str, kernel: object) -> None:
+    """Raises DelegateError if a delegate's prepare() gave something else than a kernel."""
+    missing = [name for name in ("invoke", "close") if not callable(getattr(kernel, name, None))]
+    if missing:
+        raise DelegateError(
+            f"Delegate {delegate}: prepare() gave a {type(kernel).__name__} without {' and '.join(missing)}(); it must "
+            "give an object with invoke(inputs) and close()"
+        )
+    notes = getattr(kernel, "notes", ())
+    if isinstance(notes, str) or not isinstance(notes, Sequence) or not all(isinstance(n, str) for n in notes):
+        raise DelegateError(f"Delegate {delegate}: a kernel's notes are {notes!r}; they must be a tuple of str")
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,10 +361,13 @@ class _Step:
     def finish(self) -> None:
         """Have what run() gave ready."""
         finish = getattr(self.kernel, "finish", None)
-        if finish is None:
-            return
+        if finish is not None:
+            self.guarded(finish)
+
+    def guarded(self, work: Callable[[], object]) -> None:
+        """Call a method of the kernel's; raises LiteGpuError."""
         try:
-            finish()
+            work()
         except LiteGpuError:
             raise
         except Exception as error:
@@ -288,12 +376,19 @@ class _Step:
     def _failure(self, error: Exception) -> LiteGpuError:
         text = str(error) or type(error).__name__
         if self.results:
-            return DelegateError(f"Delegate {self.owner} failed to invoke: {text}")
+            nodes = f"{self.nodes[0]}..{self.nodes[-1]}" if len(self.nodes) > 1 else "".join(map(str, self.nodes))
+            return DelegateError(f"Delegate {self.owner} failed to invoke: {described(error)}; nodes {nodes}")
         if "reference to internal data" in text:
             text = "a delegate keeps a reference to an array that it was handed beyond its invoke(); it must copy"
         return InvokeError(f"A CPU partition failed to invoke: {text}")
 
     def _check(self, given: Sequence[np.ndarray]) -> None:
+        if not isinstance(given, Sequence) or not all(isinstance(one, np.ndarray) for one in given):
+            inside = f" of {', '.join(type(one).__name__ for one in given)}" if isinstance(given, (list, tuple)) else ""
+            raise DelegateError(
+                f"Delegate {self.owner}: invoke() gave a {type(given).__name__}{inside}; it must give a list of NumPy "
+                f"arrays, one for each of the {len(self.results)} outputs"
+            )
         if len(given) != len(self.results):
             raise DelegateError(f"Delegate {self.owner} gave {len(given)} results for {len(self.results)} outputs")
         for index, result, (shape, dtype) in zip(self.outputs, given, self.results, strict=True):

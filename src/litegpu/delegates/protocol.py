@@ -15,13 +15,15 @@ from litegpu.model.types import Model, Operator, Subgraph
 class Partition:
     """Nodes of one subgraph that run together. `inputs` and `outputs` are the runtime tensors that cross its border
     (tensor indices; constants excluded), in ascending order of first use and of production; a tensor that is a graph
-    output or is read outside the partition is an output even if it is also consumed inside."""
+    output or is read outside the partition is an output even if it is also consumed inside. `xnnpack`: whether the CPU
+    would run it with XNNPACK's kernels, which round integers in other ways than the official runtime's own."""
 
     model: Model
     subgraph: Subgraph
     nodes: tuple[Operator, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    xnnpack: bool = True
 
 
 class DelegateKernel(Protocol):
@@ -42,8 +44,10 @@ class DelegateKernel(Protocol):
 
         It may have `notes: tuple[str, ...]`, lines for the delegation report.
 
-        And it may have `finish() -> None`: the results of invoke() need be ready only when that returns, and the next
-        invoke() begins with it."""
+        It may have `finish() -> None`: the results of invoke() need be ready only when that returns, and the next
+        invoke() begins with it. A finish() that Ctrl-C has interrupted is called again.
+
+        And it may have `abandon() -> None`: close() without waiting for a device, for callers who were interrupted."""
 
 
 @runtime_checkable
@@ -66,4 +70,8 @@ class Delegate(Protocol):
 
     def prepare(self, partition: Partition) -> DelegateKernel:
         """Required. Build the partition for the tensors' present shapes (those of partition.subgraph); called again
-        after a resize. An exception means fallback to the CPU with a warning, or an error under strict."""
+        after a resize. An exception means fallback to the CPU with a warning, or an error under strict: of all nodes,
+        or only of those whose numbers it has in a tuple `nodes`; prepare() is then called for what is left.
+
+        A delegate may also have `rehearse(partition) -> None`, which raises what prepare() would, so far as that can be
+        told at once and without a device: previews ask it."""

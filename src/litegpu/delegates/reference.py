@@ -51,6 +51,11 @@ class ReferenceDelegate:
     def check(self, model: Model, subgraph: Subgraph, operator: Operator) -> str | None:
         if not operator.is_custom or (self._names is not None and operator.name not in self._names):
             return "NumPy runs custom operators only that the official runtime lacks."
+        if -1 in operator.outputs:
+            return "It lacks an output."
+        read = {*subgraph.outputs, *(t for o in subgraph.operators for t in o.inputs)}
+        if read.isdisjoint(operator.outputs):
+            return "Nothing reads what it computes."
         runtime = [t for t in dict.fromkeys(operator.inputs) if t >= 0 and not subgraph.tensors[t].is_constant]
         try:
             graph = lower_partition(subgraph, [operator], runtime, operator.outputs, in_numpy=True).graph

@@ -1,83 +1,125 @@
-"""The shapes that a model's tensors have for given inputs, as the official runtime and folding tell them."""
+"""The shapes that a model's tensors have for given inputs, found operator by operator."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from litegpu.chatter import quiet
 from litegpu.delegates import cpu, folding
 from litegpu.delegates.cpu import OfficialOptions
+from litegpu.delegates.shape_rules import Computed, Unexpected, shapes_of_results
 from litegpu.errors import InvokeError
-from litegpu.model.types import Model, Subgraph
-from litegpu.model.writer import write_model
+from litegpu.model.types import Model, Operator, Subgraph
 
-InputShapes = Mapping[int, tuple[int, ...]]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Inferred:
     """`subgraph`: with its true shapes; what follows from them alone is constant in it. `refused`: nodes whose shapes
-    only a run decides, and why. `unresolved`: whether kernels of custom ops may be missing."""
+    only a run decides, and why."""
 
     subgraph: Subgraph
     refused: dict[int, str]
-    unresolved: bool
 
 
-def infer(model: Model, official: Any, content: tuple[str | None, bytes | None], options: OfficialOptions,
-          inputs: InputShapes) -> Inferred:  # fmt: skip
-    """`official`: an interpreter of the model, resized and not allocated; `content`: the path or the bytes to open it
-    once more from. Raises RuntimeError or ValueError as the official runtime does, or InvokeError."""
-    try:
-        with quiet():
-            official.allocate_tensors()
-    except (RuntimeError, ValueError) as error:
-        if not cpu.is_unresolved(str(error)):
-            raise
-        return Inferred(_with_custom_ops(model, content, options, inputs), {}, True)
-    shapes, refused = cpu.infer_shapes(model, official, options)
-    subgraph = cpu.reshaped(model.main, shapes)
-    while folding.may_fold(subgraph):  # what follows from shapes may decide further ones
+def infer(model: Model, options: OfficialOptions, inputs: Mapping[int, Shape]) -> Inferred:
+    """The shapes for these shapes of the inputs.
+
+    Rules give them for what the GPU runs (delegates/shape_rules.py), so that nothing has to be allocated which the CPU
+    could not hold. Operators without a rule, and those that a rule finds odd, are asked of the official runtime, each
+    cut out alone. Raises InvokeError with the runtime's text, or where it does not know either.
+    """
+    subgraph = model.main
+    while True:
+        shapes, refused = _walk(model, subgraph, options, inputs)
+        subgraph = cpu.reshaped(subgraph, shapes)
+        if not folding.may_fold(subgraph):
+            return Inferred(subgraph, refused)
         unknown = frozenset(t for node in refused for t in subgraph.operators[node].outputs)
-        folded = folding.fold(model, subgraph, unknown, options)
+        folded = folding.fold(model, subgraph, unknown, options)  # what follows from shapes may decide further ones
         if folded is None:
-            break
-        changed = replace(model, subgraphs=(folded, *model.subgraphs[1:]))
-        interpreter = _opened(options.plain(), (None, bytes(write_model(changed))), inputs)
-        with quiet():
-            interpreter.allocate_tensors()
-        shapes, refused = cpu.infer_shapes(changed, interpreter, options)
-        subgraph = cpu.reshaped(folded, shapes)
-    return Inferred(subgraph, refused, False)
+            return Inferred(subgraph, refused)
+        subgraph = folded
 
 
-def _with_custom_ops(
-    model: Model, content: tuple[str | None, bytes | None], options: OfficialOptions, inputs: InputShapes
-) -> Subgraph:
-    """Where only the default delegate has the custom ops, or nothing has them: the shapes in the file hold then, unless
-    an input was resized."""
-    main = model.main
+def _walk(
+    model: Model, subgraph: Subgraph, options: OfficialOptions, inputs: Mapping[int, Shape]
+) -> tuple[dict[int, Shape], dict[int, str]]:
+    """Tensor -> shape as far as they are known, and node -> why a shape of it is not."""
+    whole = replace(model, subgraphs=(subgraph, *model.subgraphs[1:]))
+    shapes = {i: shape for i, shape in inputs.items() if not subgraph.tensors[i].is_constant}
+    causes: dict[int, str] = {}  # tensor of unknown shape -> why
+    refused: dict[int, str] = {}
+    for operator in subgraph.operators:
+        cause = next((causes[t] for t in operator.inputs if t in causes), None)
+        if cause is None:
+            found = _results(whole, operator, options, shapes)
+            if found is not None:
+                _check_sizes(subgraph, operator, found)
+                shapes.update(found)
+                continue
+            name = subgraph.tensors[operator.outputs[0]].name
+            cause = (
+                f"A shape is known only when the model runs: op number {operator.index}, {operator.name}, decides "
+                f"'{name}'."
+            )
+        refused[operator.index] = cause
+        causes.update(dict.fromkeys(operator.outputs, cause))
+    return shapes, refused
+
+
+def _results(
+    model: Model, operator: Operator, options: OfficialOptions, shapes: Mapping[int, Shape]
+) -> dict[int, Shape] | None:
+    """The shapes of an operator's results, None if values decide them."""
+    try:
+        found = shapes_of_results(model.main, operator, shapes)
+    except Computed:
+        return None
+    except Unexpected:
+        found = None
+    if found is not None:
+        return dict(zip(operator.outputs, found, strict=True))
+    return _asked(model, operator, options, shapes)
+
+
+def _asked(
+    model: Model, operator: Operator, options: OfficialOptions, shapes: Mapping[int, Shape]
+) -> dict[int, Shape] | None:
+    """What the official runtime says, without its default delegate and else with it, which accepts some that the plain
+    kernels do not and has a few custom operators. Where nothing has the operator the shapes in the file hold, unless
+    what it reads was resized."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that preserving all tensors takes memory: it is not kept
-        interpreter = _opened(options.preserving(), content, inputs)
-    try:
-        with quiet():
-            interpreter.allocate_tensors()
-    except (RuntimeError, ValueError) as error:
-        changed = [i for i, shape in inputs.items() if shape != main.tensors[i].shape]
-        if changed or not cpu.is_unresolved(str(error)):
-            names = ", ".join(f"'{main.tensors[i].name}'" for i in changed)
-            what = f"After {names} was resized the" if changed else "The"
-            raise InvokeError(f"{what} shapes of the model cannot be computed: {error}") from None
-        return main
-    return cpu.reshaped(main, cpu.shapes_of(interpreter, main))
+        try:
+            return cpu.ask_shapes(model, operator, options.plain(), shapes)
+        except InvokeError as error:
+            refusal = error
+            try:
+                return cpu.ask_shapes(model, operator, options.preserving(), shapes)
+            except InvokeError:
+                pass
+    if not cpu.is_unresolved(str(refusal)):
+        raise refusal
+    main = model.main
+    changed = [t for t in operator.inputs if t in shapes and shapes[t] != main.tensors[t].shape]
+    if not changed:
+        return {t: main.tensors[t].shape for t in operator.outputs}
+    names = ", ".join(f"'{main.tensors[t].name}'" for t in changed)
+    raise InvokeError(f"After {names} was resized the shapes of the model cannot be computed: {refusal}")
 
 
-def _opened(options: OfficialOptions, content: tuple[str | None, bytes | None], inputs: InputShapes) -> Any:
-    interpreter: Any = options.create(*content)
-    for index, shape in inputs.items():
-        interpreter.resize_tensor_input(index, shape)
-    return interpreter
+def _check_sizes(subgraph: Subgraph, operator: Operator, found: Mapping[int, Shape]) -> None:
+    for tensor, shape in found.items():
+        if math.prod(shape) > _MOST_ELEMENTS:
+            name = subgraph.tensors[tensor].name
+            raise InvokeError(
+                f"Node number {operator.index} ({operator.name}) would make '{name}' {list(shape)}, which has "
+                f"more than {_MOST_ELEMENTS} elements. Use a smaller batch or input."
+            )
+
+
+_MOST_ELEMENTS = 2**31 - 1  # elements are counted in int32

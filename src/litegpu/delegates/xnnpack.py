@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from litegpu.chatter import quiet
+from litegpu.delegates.aborts import refuse_aborting
 from litegpu.delegates.cpu import OfficialOptions
 from litegpu.errors import InvokeError
+from litegpu.model.reader import read_model
 
 _DELEGATE = "DELEGATE"  # the name under which the runtime lists a delegate's kernels
 
@@ -22,8 +24,11 @@ def xnnpack_partitions(
     replaced is therefore what leads from the ones to the others. Raises InvokeError with the runtime's text if the
     model cannot be allocated, and what the official constructor raises.
     """
+    options = options or OfficialOptions()
+    for subgraph in read_model(model).subgraphs:
+        refuse_aborting(subgraph.operators, subgraph.tensors, subgraph.outputs, options.op_resolver_type)
     content = model if isinstance(model, bytes) else None
-    interpreter: Any = (options or OfficialOptions()).create(None if content else os.fspath(model), content)
+    interpreter: Any = options.create(None if content else os.fspath(model), content)
     try:
         with quiet():
             interpreter.allocate_tensors()

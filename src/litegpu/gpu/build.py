@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from litegpu.errors import blame
 from litegpu.gpu import memory
 from litegpu.gpu.graph import RESULT, Copy, Graph, Node
 from litegpu.gpu.kernels import build as build_kernels
 from litegpu.gpu.kernels.context import Context, Launch, NativeKernel, Tuner
-from litegpu.gpu.lang import Kernel
+from litegpu.gpu.lang import Kernel, KernelError
 from litegpu.gpu.lang.cuda import print_cuda
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lang.wgsl import print_wgsl
 from litegpu.gpu.passes import optimise
+from litegpu.gpu.passes.decisions import values_decided_on
 from litegpu.gpu.passes.layout import Placed, place
 from litegpu.gpu.passes.precision import values_in_float32
 from litegpu.gpu.passes.staging import stage
@@ -41,16 +43,17 @@ def build_program(
     """Compile `graph` for a device.
 
     Inputs and outputs of the program follow graph.inputs and graph.outputs. `half`: store intermediates and constants
-    as float16 (needs features.float16). `tuner`: measures where several kernels would do. `variables`: that many of
-    the last inputs and outputs stay in the arena: the outputs become the inputs of the next inference. `auto`: with
-    `half`, what float16 would spoil stays float32 all the same, by what `ranges` (tensor -> least and largest element)
-    and the graph itself tell (passes/precision.py). `staged`: positions of inputs and outputs that are kept from
-    changing the kernels that read and write them (passes/staging.py). Raises KernelError if a kernel cannot be made for
-    the device.
+    as float16 (needs features.float16), but for what decides something (passes/decisions.py). `tuner`: measures where
+    several kernels would do. `variables`: that many of the last inputs and outputs stay in the arena: the outputs
+    become the inputs of the next inference. `auto`: with `half`, what float16 would spoil stays float32 all the same,
+    by what `ranges` (tensor -> least and largest element) and the graph itself tell (passes/precision.py). `staged`:
+    positions of inputs and outputs that are kept from changing the kernels that read and write them
+    (passes/staging.py). Raises KernelError if a kernel cannot be made for the device.
     """
     auto = auto and half
     optimised = stage(optimise(graph, features, half and not auto), *staged)
-    exact = values_in_float32(optimised, ranges) if auto else {}
+    exact = values_decided_on(optimised) if half else {}
+    exact |= values_in_float32(optimised, ranges) if auto else {}
     placed = place(optimised, half, exact)
     inputs, outputs = graph.inputs[: len(graph.inputs) - variables], placed.graph.outputs
     outputs, after = outputs[: len(outputs) - variables], outputs[len(outputs) - variables :]
@@ -61,9 +64,22 @@ def build_program(
         context = Context(
             placed.graph, node, placed.views, features, half and exact.keys().isdisjoint(node.inputs), tuner
         )
-        launches += [(node, launch) for launch in build_kernels(context)]
+        try:
+            launches += [(node, launch) for launch in build_kernels(context)]
+        except Exception as error:
+            blame(error, node.sources)
+            raise
     alignment = max(256, features.storage_alignment)
-    offsets, report = memory.plan(_lifetimes(placed, launches, (*outputs, *kept)), alignment)
+    lifetimes = _lifetimes(placed, launches, (*outputs, *kept))
+    offsets, report = memory.plan(lifetimes, alignment)
+    if report.arena > features.max_buffer_bytes:
+        raise blame(
+            KernelError(
+                f"the values that are needed at the same time take {report.arena} bytes, and the device has at most "
+                f"{features.max_buffer_bytes} in one buffer (max-buffer-size)"
+            ),
+            _at_widest(lifetimes, launches),
+        )
     code, constants = _Code(features, target), _Constants(alignment)
     dispatches: list[Dispatch] = []
     used: dict[int, list[tuple[int, int]]] = {}  # root -> (dispatch, binding)
@@ -77,8 +93,16 @@ def build_program(
                 bindings.append(Binding("arena", offsets[operand.root], _whole_words(size * dtype.nbytes)))
             else:
                 bindings.append(constants.add(operand))
+        if constants.size > features.max_buffer_bytes:
+            raise blame(
+                KernelError(
+                    f"the constants take more than {features.max_buffer_bytes} bytes, the most that the device has in "
+                    "one buffer (max-buffer-size)"
+                ),
+                node.sources,
+            )
         dispatches.append(
-            Dispatch(code.add(launch.kernel), launch.kernel.dispatch, tuple(bindings), launch.label, node.sources)
+            Dispatch(_printed(code, node, launch), launch.kernel.dispatch, tuple(bindings), launch.label, node.sources)
         )
     lasting = {placed.views[v].root for v in (*outputs, *kept)}
     program = Program(
@@ -146,6 +170,24 @@ def _lifetimes(placed: Placed, launches: list[tuple[Node, Launch]], lasting: Seq
     return {
         r: memory.Block(_whole_words(placed.roots[r][0] * placed.roots[r][1].nbytes), first[r], last[r]) for r in first
     }
+
+
+def _printed(code: _Code, node: Node, launch: Launch) -> int:
+    try:
+        return code.add(launch.kernel)
+    except Exception as error:
+        blame(error, node.sources)
+        raise
+
+
+def _at_widest(lifetimes: Mapping[int, memory.Block], launches: Sequence[tuple[Node, Launch]]) -> tuple[int, ...]:
+    """The operators of the launch while which the most memory is in use."""
+
+    def live(step: int) -> int:
+        return sum(b.size for b in lifetimes.values() if b.first <= step <= b.last)
+
+    widest = max(range(len(launches)), key=live, default=-1)
+    return launches[widest][0].sources if widest >= 0 else ()
 
 
 def _port(placed: Placed, v: int, offsets: dict[int, int]) -> Port:

@@ -43,6 +43,7 @@ from litegpu.gpu.graph import (
     Transpose,
     TransposeConv2D,
 )
+from litegpu.gpu.interpolation import XNNPACK_BITS, integer_table
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -167,6 +168,16 @@ def _floor_div(a: Array, b: Array) -> Array:
     return np.asarray(np.floor(a.astype(np.float64) / b)).astype(np.float32)
 
 
+def _fixed_mul(x: Array, multiplier: Array, shift: Array) -> Array:
+    """SaturatingRoundingDoublingHighMul and RoundingDivideByPOT of gemmlowp, after the shift to the left."""
+    left, right = (np.maximum(s, 0) for s in (shift.astype(np.int64), -shift.astype(np.int64)))
+    product = (x.astype(np.int64) << left).astype(np.int32).astype(np.int64) * multiplier.astype(np.int64)
+    nudged = product + np.where(product >= 0, 1 << 30, 1 - (1 << 30))
+    high = np.sign(nudged) * (np.abs(nudged) >> 31)
+    mask = (np.int64(1) << right) - 1
+    return np.asarray((high >> right) + ((high & mask) > (mask >> 1) + (high < 0))).astype(np.int32)
+
+
 _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -178,6 +189,8 @@ _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "floor_div": _floor_div,
     "floor_mod": lambda a, b: np.mod(a, b),
     "atan2": _wide(np.arctan2),
+    "shift_right": np.right_shift,
+    "fixed_mul": _fixed_mul,
     "lt": np.less,
     "le": np.less_equal,
     "gt": np.greater,
@@ -248,14 +261,8 @@ def _evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             return _resize(op, inputs[0], shape)
         case Reduce():
             return _reduce(op, inputs)
-        case ArgReduce(kind, axis):
-            x = inputs[0].astype(np.float64)
-            worst = -np.inf if kind == "max" else np.inf
-            # A number, even an infinite one, comes before a NaN.
-            found = (np.argmax if kind == "max" else np.argmin)(np.where(np.isnan(x), worst, x), axis)
-            best = np.take_along_axis(x, np.expand_dims(found, axis), axis)
-            number = np.expand_dims(np.argmax(~np.isnan(x), axis), axis)
-            return np.where(np.isnan(best), number, np.expand_dims(found, axis)).astype(np.int32)
+        case ArgReduce():
+            return _arg_reduce(op, inputs[0])
         case Softmax(beta):
             x = inputs[0].astype(np.float64)
             if x.size == 0:
@@ -355,7 +362,20 @@ def _pool(op: Pool2D, x: Array, shape: Shape) -> Array:
     return (total / count).astype(np.float32)
 
 
+def _resize_integers(op: Resize2D, x: Array, shape: Shape) -> Array:
+    x = x.astype(np.int64)
+    for axis in (1, 2):
+        low, high, weight = integer_table(op, x.shape[axis], shape[axis])
+        weight = weight.reshape([-1 if i == axis else 1 for i in range(4)])
+        x = np.take(x, low, axis) * ((1 << op.bits) - weight) + np.take(x, high, axis) * weight
+    half = 1 << (2 * op.bits - 1)
+    away = np.sign(x) * ((np.abs(x) + half) >> 2 * op.bits)
+    return np.asarray((x + half) >> 2 * op.bits if op.bits == XNNPACK_BITS else away).astype(np.int32)
+
+
 def _resize(op: Resize2D, x: Array, shape: Shape) -> Array:
+    if op.bits:
+        return _resize_integers(op, x, shape)
     x = x.astype(np.float32)
     for axis in (1, 2):
         size, wanted = x.shape[axis], shape[axis]
@@ -374,6 +394,28 @@ def _resize(op: Resize2D, x: Array, shape: Shape) -> Array:
         far = np.take(x, np.clip(low.astype(np.int64) + 1, 0, size - 1), axis)
         x = near * (1 - weight) + far * weight
     return x.astype(np.float32)
+
+
+def _arg_reduce(op: ArgReduce, x: Array) -> Array:
+    """Numbers, even infinite ones, come before NaN; along the channels as TFLite's vector kernel has it
+    (kernels/arg_reduce.py)."""
+    x = x.astype(np.float64) if op.kind == "max" else -x.astype(np.float64)
+
+    def best(a: Array, axis: int) -> Array:
+        """The first largest number along an axis, NaN where there is none."""
+        known = np.where(np.isnan(a), -np.inf, a).max(axis, keepdims=True, initial=-np.inf)
+        return np.asarray(np.where(np.isnan(a).all(axis, keepdims=True), np.nan, known))
+
+    top = best(x, op.axis)
+    if op.axis == 3 and x.shape[3] >= 4:
+        whole = x.shape[3] // 4 * 4
+        lanes = best(x[..., :whole].reshape(*x.shape[:3], -1, 4), 3)[..., 0, :]
+        left, right = (np.where(lanes[..., j + 1] > lanes[..., j], lanes[..., j + 1], lanes[..., j]) for j in (0, 2))
+        first = np.where(right > left, right, left)[..., None]
+        top = best(np.concatenate([first, x[..., whole:]], 3), 3)
+        own = np.tile(lanes, whole // 4)  # the best of the lane that each element is in
+        x = np.concatenate([np.where((first == top) & (own == top), x[..., :whole], np.nan), x[..., whole:]], 3)
+    return np.asarray(np.argmax(x == top, op.axis, keepdims=True), np.int32)
 
 
 def _reduce(op: Reduce, inputs: list[Array]) -> Array:

@@ -75,16 +75,19 @@ Expr = Arg | Literal | Apply
 
 #: name -> number of arguments. Comparisons give BOOL; `select(condition, yes, no)`; `to_*` convert (to_int32
 #: truncates toward zero, saturates, and maps NaN to the largest int32, as the TFLite reference CAST does).
+#: `shift_right` of an int32 by a Literal rounds down; `fixed_mul(x, m, s)` is x * m * 2**(s - 31) of three int32,
+#: m not negative unless it is a Literal, rounded twice as MultiplyByQuantizedMultiplier of TFLite is
+#: (lower/fixed_point.py).
 #: `sigmoid`, `erf`, `expm1` and `sign` are as in NumPy/SciPy; `round` rounds half to even; `floor_div` and `floor_mod`
-#: (which has the sign of the divisor) as in Python; `pow`, `floor`, `atan2` as in C (`atan2` not of -0 and infinity).
+#: (which has the sign of the divisor) as in Python; `pow`, `floor`, `atan2` as in C.
 #: `min` and `max` give their second argument if either is NaN, as TFLite's MINIMUM and MAXIMUM do; if the second is a
 #: Literal (RELU, clamps) a NaN first argument comes back instead, so put the data first and it passes through.
 FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "pow", "lt", "le", "gt", "ge", "eq", "ne"), 2),
-    **dict.fromkeys(("logical_and", "logical_or", "floor_div", "floor_mod", "atan2"), 2),
+    **dict.fromkeys(("logical_and", "logical_or", "floor_div", "floor_mod", "atan2", "shift_right"), 2),
     **dict.fromkeys(("neg", "abs", "exp", "expm1", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "erf"), 1),
     **dict.fromkeys(("floor", "ceil", "round", "sign", "logical_not", "to_float32", "to_int32", "to_bool"), 1),
-    "select": 3,
+    **dict.fromkeys(("select", "fixed_mul"), 3),
 }
 
 RESULT = Arg(0)
@@ -295,11 +298,15 @@ class Pool2D:
 
 @dataclass(frozen=True)
 class Resize2D:
-    """kind "bilinear" or "nearest"; TFLite's coordinate rules (align_corners, half_pixel_centers)."""
+    """kind "bilinear" or "nearest"; TFLite's coordinate rules (align_corners, half_pixel_centers).
+
+    With `bits`, bilinear of INT32 with weights of so many bits (interpolation.py), numbers of up to 16 bits; halves are
+    rounded up with 11 of them, as XNNPACK does, and away from zero with 10, as the runtime's own kernel does."""
 
     kind: str
     align_corners: bool = False
     half_pixel_centers: bool = False
+    bits: int = 0
 
 
 @dataclass(frozen=True)

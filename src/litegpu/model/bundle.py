@@ -15,13 +15,15 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from litegpu.boundary import reading, typed
 from litegpu.errors import ModelError
+from litegpu.limits import MEMORY_VARIABLE, limits
 
 _ZIP, _LITERTLM, _TFLITE = b"PK\x03\x04", b"LITERTLM", b"TFL3"
 #: Bundles in bundles in bundles.
 _DEPTH = 4
 #: No model is larger unpacked (flatbuffers end at 2 GiB; larger models are stored as they are), nor compressed so well.
-_LARGEST, _BEST_RATIO = 2 << 30, 1100
+_LARGEST, _BEST_RATIO, _LIKELY_RATIO = 2 << 30, 1100, 16
 #: What the sections of a .litertlm container hold, as far as it matters here.
 _MODEL_SECTION, _WEIGHTS_SECTION = 3, 7
 _STRING_VALUE = 9  # the member of the union of values
@@ -41,21 +43,26 @@ class BundledModel:
     read: Callable[[], memoryview]
 
 
+@typed
 def list_models(path: str | os.PathLike[str]) -> list[BundledModel]:
-    """The models in a bundle, in its order; [] for a file that is no bundle. Raises ModelError for a broken one."""
-    content = _mapped(os.fspath(path))
-    return list(_models(content, os.fspath(path), 0)) if _is_bundle(content) else []
+    """The models in a bundle, in its order; [] for a file that is no bundle. Raises ModelError for a broken one, and
+    for one whose inner bundles would unpack to more than 1 GiB (see litegpu.limits)."""
+    where = os.fspath(path)
+    with reading(f"'{where}'"):
+        content = _mapped(where)
+        return list(_models(content, where, 0, _Unpacking())) if _is_bundle(content) else []
 
 
 def bundled_content(path: str | os.PathLike[str]) -> memoryview | None:
     """The bytes of the model that `path` names in a bundle, or of its only model if `path` is the bundle; None for what
     is no bundle. Raises ModelError with the names if there are several, or none of that name."""
-    file, name = _split(os.fspath(path))
-    if not os.path.isfile(file):
-        return None
-    with open(file, "rb") as opened:
-        if not _is_bundle(memoryview(opened.read(8))):
+    with reading(f"'{os.fspath(path)}'"):
+        file, name = _split(os.fspath(path))
+        if not os.path.isfile(file):
             return None
+        with open(file, "rb") as opened:
+            if not _is_bundle(memoryview(opened.read(8))):
+                return None
     models = list_models(file)
     if not models:
         raise ModelError(f"'{file}' is a bundle without a .tflite model.")
@@ -92,14 +99,31 @@ def _is_bundle(content: memoryview) -> bool:
     return start.startswith(_ZIP) or start == _LITERTLM
 
 
-def _models(content: memoryview, where: str, depth: int) -> Iterator[BundledModel]:
+class _Unpacking:
+    """Counts what is unpacked of one file, bundles in bundles included."""
+
+    def __init__(self) -> None:
+        self._limit, self._total = limits().unstated_memory, 0
+
+    def add(self, size: int, where: str) -> None:
+        """Raises ModelError if `size` bytes more are too many."""
+        self._total += size
+        if self._total > self._limit:
+            raise ModelError(
+                f"'{where}' would unpack, with what was before it in its bundle, to {self._total:,} bytes, where "
+                f"{self._limit:,} are allowed; if that is meant, set the environment variable {MEMORY_VARIABLE} to "
+                f"{self._total} or more (see litegpu.limits)"
+            )
+
+
+def _models(content: memoryview, where: str, depth: int, unpacking: _Unpacking) -> Iterator[BundledModel]:
     if depth == _DEPTH:
         raise ModelError(f"'{where}': bundles are nested more than {_DEPTH} deep.")
     try:
         if bytes(content[:8]) == _LITERTLM:
             yield from _sections(content, where)
         else:
-            yield from _members(content, where, depth)
+            yield from _members(content, where, depth, unpacking)
     except ModelError:
         raise
     except _DAMAGE as error:
@@ -109,11 +133,18 @@ def _models(content: memoryview, where: str, depth: int) -> Iterator[BundledMode
 # ------------------------------------------------------------------------------------------------ zip archives
 
 
-def _members(content: memoryview, where: str, depth: int) -> Iterator[BundledModel]:
+def _members(content: memoryview, where: str, depth: int, unpacking: _Unpacking) -> Iterator[BundledModel]:
     archive = zipfile.ZipFile(_File(content))
-    for info in archive.infolist():
+    members = archive.infolist()
+    if sum(info.compress_size for info in members) > len(content):
+        raise ModelError(f"'{where}': its members overlap: they take more bytes than the file has. Fetch it again.")
+    for info in members:
         if info.is_dir() or info.file_size < 8:
             continue
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ModelError(
+                f"'{where}': '{info.filename}' is compressed by method {info.compress_type}, where bundles use deflate."
+            )
         if info.flag_bits & 1:
             raise ModelError(f"'{where}': '{info.filename}' is encrypted, which is not supported.")
         place = f"{where}/{info.filename}"
@@ -122,8 +153,10 @@ def _members(content: memoryview, where: str, depth: int) -> Iterator[BundledMod
         if start[4:8] == _TFLITE:
             yield BundledModel(info.filename, info.file_size, _reader(archive, info, content, place))
         elif _is_bundle(memoryview(start)):
+            if info.compress_type != zipfile.ZIP_STORED:
+                unpacking.add(info.file_size, place)
             inner = _read(archive, info, content, place)
-            for model in _models(inner, place, depth + 1):
+            for model in _models(inner, place, depth + 1, unpacking):
                 yield BundledModel(f"{info.filename}/{model.name}", model.size, model.read)
 
 
@@ -142,6 +175,8 @@ def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo, content: memoryview, 
         return content[begin : begin + info.file_size]
     if info.file_size > min(_LARGEST, _BEST_RATIO * max(info.compress_size, 1)):
         raise ModelError(f"'{where}' would unpack to {info.file_size} bytes, more than a model can have.")
+    if info.file_size > _LIKELY_RATIO * info.compress_size:  # weights do not get so small
+        _Unpacking().add(info.file_size, where)
     try:
         return memoryview(archive.read(info))
     except _DAMAGE as error:

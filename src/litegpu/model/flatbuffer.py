@@ -17,6 +17,7 @@ IDENTIFIER = b"TFL3"
 Table = dict[str, Any]
 
 _MAX_VISITS = 1_000_000  # as flatbuffers' own verifier: more tables than this is an attack, not a model
+_MAX_SHARED = 1 << 22  # elements of vectors that tables share, beyond those that the file has
 
 
 class FormatError(Exception):
@@ -64,6 +65,7 @@ class _Decoder:
         self._content = content
         self._size = len(content)
         self._visits = min(self._size, _MAX_VISITS) + 1024
+        self._elements = self._size + _MAX_SHARED
         self._layouts: dict[tuple[str, int], _Layout] = {}
 
     def follow(self, position: int) -> int:
@@ -150,10 +152,12 @@ class _Decoder:
         start, length = self._vector(self.follow(position), dtype.itemsize)
         if dtype.itemsize == 1:
             return self._content[start : start + length]
+        self._count(length)
         return np.frombuffer(self._content, dtype, length, start)
 
     def _each(self, position: int, table: str, read: Callable[[str, int], Any]) -> tuple[Any, ...]:
         start, length = self._vector(self.follow(position), 4)
+        self._count(length)
         values = []
         for element in range(length):
             try:
@@ -162,6 +166,12 @@ class _Decoder:
                 error.path.insert(0, f"[{element}]")
                 raise
         return tuple(values)
+
+    def _count(self, length: int) -> None:
+        """Vectors may be shared, but not so often that a small file becomes a large model."""
+        self._elements -= length
+        if self._elements < 0:
+            raise FormatError("more elements in vectors than the file has room for: tables share them again and again")
 
     def _vector(self, position: int, width: int) -> tuple[int, int]:
         length: int = _UINT32.unpack_from(self._content, position)[0]

@@ -142,7 +142,7 @@ def _scheme(subgraph: Subgraph, operator: Operator, producers: Mapping[int, Oper
     constants = [_constant(subgraph, tensor, producers) for tensor in tensors]
     weights = {constant.type for constant in constants if constant is not None}
     activations = [tensor for tensor, constant in zip(tensors, constants, strict=True) if constant is None]
-    activations = activations or [subgraph.tensors[index] for index in operator.outputs]
+    activations = activations or [subgraph.tensors[index] for index in operator.outputs if index >= 0]
     types = {tensor.type for tensor in activations} & _COMPUTE_TYPES
     if TensorType.INT16 in types and TensorType.FLOAT32 not in types:
         return "integer 16x8"

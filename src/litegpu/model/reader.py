@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from litegpu.boundary import reading, typed
 from litegpu.errors import ModelError
 from litegpu.model import flatbuffer, schema
 from litegpu.model.bundle import bundled_content
@@ -58,6 +59,7 @@ ELEMENT_BITS: Mapping[TensorType, int | None] = {
 }
 
 
+@typed
 def read_model(source: Source, *, verify: bool = True) -> Model:
     """Reads a model from a path (mapped into memory, not copied) or from bytes. A path may lead into a bundle.
 
@@ -68,14 +70,20 @@ def read_model(source: Source, *, verify: bool = True) -> Model:
         ModelError: the file cannot be opened, is not a model, or contradicts itself.
     """
     path = os.fspath(source) if isinstance(source, str | os.PathLike) else None
-    content = _open(path) if path is not None else memoryview(source).cast("B").toreadonly()  # type: ignore[arg-type]
     where = f"'{path}'" if path is not None else "the model content"
+    with reading(where):
+        content = _open(path) if path is not None else memoryview(source).cast("B").toreadonly()  # type: ignore[arg-type]
+        return _read(content, source if isinstance(source, bytes) else content, path, where, verify)
+
+
+def _read(view: memoryview, content: bytes | memoryview, path: str | None, where: str, verify: bool) -> Model:
     try:
-        root = flatbuffer.decode(content)
+        root = flatbuffer.decode(view)
     except flatbuffer.FormatError as error:
-        raise ModelError(f"{where} is not a readable .tflite model: {error}. {_advice(content)}") from None
+        official = "The model is not a valid Flatbuffer buffer"  # as the official runtime says
+        raise ModelError(f"{where} is not a readable .tflite model. {official}: {error}. {_advice(view)}") from None
     try:
-        model = _model(root, content, source if isinstance(source, bytes) else content, path)
+        model = _model(root, view, content, path)
         if verify:
             from litegpu.model.verifier import verify_model
 

@@ -93,7 +93,7 @@ class Operator:
 
     `options` holds the builtin options by schema name in snake_case (stride_h, fused_activation_function, ...) with the
     schema's defaults for absent fields (an op without an options table has an empty mapping). Enums are ints.
-    Absent optional inputs are -1.
+    Absent optional inputs are -1, and so are outputs that a custom operator goes without.
     """
 
     index: int

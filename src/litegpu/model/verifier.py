@@ -7,12 +7,12 @@ import math
 import numpy as np
 
 from litegpu.errors import ModelError
-from litegpu.model import schema
-from litegpu.model.arity import arity
-from litegpu.model.hazards import LARGE_ELEMENTS, LARGE_RATIO, check_operator, check_sparsity
+from litegpu.model import operands, schema
+from litegpu.model.hazards import LARGE_ELEMENTS, LARGE_RATIO, check_operator, check_sparsity, check_strings
 from litegpu.model.types import Model, Operator, Quantization, Subgraph, Tensor, TensorType
 
 _MAX_ELEMENTS = 2**31 - 1  # the official runtime and the GPU kernels count elements in int32
+_MAX_EMPTY = 2**28
 _MAX_RANK = 8  # the official kernels' limit; some index beyond it without asking
 
 # The values that a quantized element can have, which its zero point must be one of.
@@ -42,6 +42,7 @@ def verify_model(model: Model) -> None:
         except ModelError as error:
             raise ModelError(f"subgraph {subgraph.index} '{subgraph.name}': {error}") from None
     _check_calls(model)
+    _check_resources(model)
     _check_signatures(model)
 
 
@@ -53,8 +54,6 @@ def _check_subgraph(model: Model, subgraph: Subgraph) -> None:
         for index in indices:
             if not 0 <= index < count:
                 raise ModelError(f"{kind} tensor {index} does not exist, there are {count}; {_CONVERT}")
-    if len(set(subgraph.inputs)) != len(subgraph.inputs):
-        raise ModelError(f"a tensor is listed as an input twice; {_CONVERT}")
     _check_order(subgraph)
     _check_large(subgraph)
     for operator in subgraph.operators:
@@ -70,7 +69,8 @@ def _check_tensor(tensor: Tensor, count: int) -> None:
         raise ModelError(f"{_named(tensor)} has rank {len(shape)}, which is more than {_MAX_RANK}; {_CONVERT}")
     if any(extent < 0 for extent in shape):
         raise ModelError(f"{_named(tensor)} has a negative extent in its shape {list(shape)}; {_CONVERT}")
-    if math.prod(shape) > _MAX_ELEMENTS:
+    # Of empty arrays NumPy counts the other extents as well, and so do kernels that broadcast them.
+    if math.prod(extent for extent in shape if extent) > (_MAX_EMPTY if 0 in shape else _MAX_ELEMENTS):
         raise ModelError(
             f"{_named(tensor)} of shape {list(shape)} has more than {_MAX_ELEMENTS} elements, which the runtimes "
             "cannot count; split it into several tensors"
@@ -83,6 +83,8 @@ def _check_tensor(tensor: Tensor, count: int) -> None:
         _check_quantization(tensor, tensor.quantization, count)
     if tensor.sparsity is not None:
         check_sparsity(tensor)
+    if tensor.type is TensorType.STRING and tensor.is_constant:
+        check_strings(tensor)
 
 
 def _check_quantization(tensor: Tensor, quantization: Quantization, count: int) -> None:
@@ -96,7 +98,7 @@ def _check_quantization(tensor: Tensor, quantization: Quantization, count: int) 
     scales, zero_points = quantization.scales, quantization.zero_points
     if len(zero_points) != len(scales):
         raise ModelError(f"{_named(tensor)} has {len(scales)} scales, but {len(zero_points)} zero points; {_CONVERT}")
-    if not np.isfinite(scales).all() or (scales < 0).any():
+    if tensor.type in _INTEGER_RANGES and (not np.isfinite(scales).all() or np.signbit(scales).any()):
         raise ModelError(f"{_named(tensor)} has a scale that is not a positive number; {_CONVERT}")
     if tensor.type in _INTEGER_RANGES:
         low, high = _INTEGER_RANGES[tensor.type]
@@ -122,7 +124,6 @@ def _check_order(subgraph: Subgraph) -> None:
     available = set(subgraph.inputs)
     available.update(tensor.index for tensor in tensors if tensor.is_constant or tensor.is_variable)
     for operator in subgraph.operators:
-        _check_arity(operator)
         _check_options(operator)
         for index in (*operator.inputs, *operator.outputs, *operator.intermediates):
             if not -1 <= index < len(tensors):
@@ -134,6 +135,8 @@ def _check_order(subgraph: Subgraph) -> None:
                     f"operators form a cycle or are out of order); {_CONVERT}"
                 )
         for index in operator.outputs:
+            if index < 0 and _may_lack_outputs(operator):
+                continue
             if index < 0:
                 raise ModelError(f"{_called(operator)} lacks an output; {_CONVERT}")
             if index in made_by:
@@ -149,6 +152,11 @@ def _check_order(subgraph: Subgraph) -> None:
             raise ModelError(f"the graph's output {_named(tensors[index])} is written by no operator; {_CONVERT}")
 
 
+def _may_lack_outputs(operator: Operator) -> bool:
+    """Whether only whoever registers the operator's kernel knows which outputs it needs."""
+    return operator.is_custom and operands.signature(operator.name, custom=True) is None
+
+
 def _check_large(subgraph: Subgraph) -> None:
     for tensor in subgraph.tensors:
         elements = math.prod(tensor.shape)
@@ -162,27 +170,12 @@ def _check_large(subgraph: Subgraph) -> None:
             if index >= 0 and index != tensor.index
         }
         largest = max((math.prod(subgraph.tensors[index].shape) for index in neighbours), default=0)
-        if largest * LARGE_RATIO < elements:
+        stated = all(subgraph.tensors[index].shape or subgraph.tensors[index].is_constant for index in neighbours)
+        if stated and largest * LARGE_RATIO < elements:
             raise ModelError(
                 f"{_named(tensor)} of shape {list(tensor.shape)} has {elements} elements, but what it is computed from "
                 f"and goes into has {largest} at most; {_CONVERT}"
             )
-
-
-def _check_arity(operator: Operator) -> None:
-    if operator.is_custom:
-        return
-    expected = arity(operator.name)
-    for what, indices, (low, high) in (
-        ("inputs", operator.inputs, expected.inputs),
-        ("outputs", operator.outputs, expected.outputs),
-    ):
-        if len(indices) < low or (high is not None and len(indices) > high):
-            wanted = f"{low}" if high == low else f"at least {low}" if high is None else f"{low} to {high}"
-            raise ModelError(f"{_called(operator)} has {len(indices)} {what}, but takes {wanted}; {_CONVERT}")
-    for position, index in enumerate(operator.inputs):
-        if index == -1 and position not in expected.optional:
-            raise ModelError(f"{_called(operator)} lacks its input {position}, which is not optional; {_CONVERT}")
 
 
 def _check_options(operator: Operator) -> None:
@@ -214,24 +207,45 @@ def _check_calls(model: Model) -> None:
         finished.update(ready)
 
 
+def _check_resources(model: Model) -> None:
+    """What READ_VARIABLE reads has been assigned: earlier in its subgraph, or in another, which may be called first.
+    The runtime would follow a null pointer."""
+    assigned = {s.index: {_resource(s, o) for o in s.operators if o.name == "ASSIGN_VARIABLE"} for s in model.subgraphs}
+    for subgraph in model.subgraphs:
+        known = set().union(*(names for index, names in assigned.items() if index != subgraph.index))
+        for operator in subgraph.operators:
+            name = _resource(subgraph, operator) if operator.name in ("ASSIGN_VARIABLE", "READ_VARIABLE") else None
+            if operator.name == "READ_VARIABLE" and name is not None and name not in known:
+                raise ModelError(
+                    f"subgraph {subgraph.index}: {_called(operator)} reads the variable '{name[1]}', to which nothing "
+                    f"has assigned a value; {_CONVERT}"
+                )
+            if name is not None and operator.name == "ASSIGN_VARIABLE":
+                value = subgraph.tensors[operator.inputs[1]]
+                if 0 in value.shape:
+                    raise ModelError(
+                        f"subgraph {subgraph.index}: {_called(operator)} assigns the empty {_named(value)}; {_CONVERT}"
+                    )
+            known.add(name)
+
+
+def _resource(subgraph: Subgraph, operator: Operator) -> tuple[str, str] | None:
+    """The variable that an operator's handle stands for, None if another subgraph hands it in."""
+    handle = next((o for o in subgraph.operators if o.name == "VAR_HANDLE" and operator.inputs[0] in o.outputs), None)
+    if handle is None:
+        return None
+    return handle.options.get("container", ""), handle.options.get("shared_name", "")
+
+
 def _check_signatures(model: Model) -> None:
+    """The tensors that arguments stand for may be any: the official modify_model_interface leaves signatures as they
+    were, so that they name tensors that are no inputs any more, or are gone."""
     for signature in model.signatures:
         if not 0 <= signature.subgraph < len(model.subgraphs):
             raise ModelError(
                 f"signature '{signature.key}' is of subgraph {signature.subgraph}, but there are "
                 f"{len(model.subgraphs)}; {_CONVERT}"
             )
-        subgraph = model.subgraphs[signature.subgraph]
-        for kind, arguments, known in (
-            ("input", signature.inputs, subgraph.inputs),
-            ("output", signature.outputs, subgraph.outputs),
-        ):
-            for name, index in arguments.items():
-                if index not in known:
-                    raise ModelError(
-                        f"signature '{signature.key}' maps its {kind} '{name}' to tensor {index}, which is no {kind} "
-                        f"of subgraph {subgraph.index}; {_CONVERT}"
-                    )
 
 
 def _named(tensor: Tensor) -> str:

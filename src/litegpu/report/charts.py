@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from litegpu.report.plot import Dot, Line, Mark, Plot, Rect, Text
 from litegpu.report.style import SERIES
+from litegpu.visible import in_line
 
 _WIDTH = 720.0
 _LETTER = 6.6  # average width at the size of the plots
 _CAPITAL = 8.4
 _TOP = 26.0
 _LONGEST_LABEL = 34
+_ROW = 18.0  # of a legend
 
 Point = tuple[float, float]
 
@@ -27,11 +29,10 @@ def bars(
     left = 12 + max((_width(_shortened(label)) for label in labels), default=0.0)
     values = [v for found in series.values() for v in found]
     axis = _Axis([*values, *([] if log else [0.0])], left, _WIDTH - 90, log)
-    top = _TOP + (18 if len(series) > 1 else 0)
+    legend, room = _legend(list(series), 28)
+    top = _TOP + room
     bottom = top + group * len(labels)
-    marks: list[Mark] = [Text(0, 10, title + (f" ({unit})" if unit else ""))]
-    if len(series) > 1:
-        marks += _legend(list(series), 28)
+    marks: list[Mark] = [Text(0, 10, title + (f" ({unit})" if unit else "")), *legend]
     for tick in axis.ticks:
         marks += [Line(((axis(tick), top), (axis(tick), bottom)), "grid"), _tick_label(axis, tick, bottom + 10)]
     start = axis.low if log else axis(0.0)
@@ -65,12 +66,11 @@ def lines(
     dashed vertical line at this x."""
     points = {name: _points(found) for name, found in series.items()}
     drawable = [p for found in points.values() for p in found if math.isfinite(p[1]) and (p[1] > 0 or not log)]
-    top, bottom, left, right = _TOP + (18 if len(series) > 1 else 0), 300.0, 64.0, _WIDTH - 28
+    legend, room = _legend(list(series), 28)
+    top, bottom, left, right = _TOP + room, 300.0 + max(0.0, room - _ROW), 64.0, _WIDTH - 28
     across = _Axis([p[0] for p in drawable], left, right, tight=True)
     up = _Axis([p[1] for p in drawable], bottom, top + 8, log)
-    marks: list[Mark] = [Text(0, 10, title + (f" ({unit})" if unit else ""))]
-    if len(series) > 1:
-        marks += _legend(list(series), 28)
+    marks: list[Mark] = [Text(0, 10, title + (f" ({unit})" if unit else "")), *legend]
     for tick in up.ticks:
         y = up(tick)
         marks += [Line(((left, y), (right, y)), "grid"), Text(left - 6, y, _figure(tick), "muted", "end")]
@@ -169,16 +169,25 @@ def _pieces(points: Sequence[Point], log: bool) -> list[list[tuple[int, float, f
     return [piece for piece in pieces if piece]
 
 
-def _legend(names: Sequence[str], y: float) -> list[Mark]:
+def _legend(names: Sequence[str], y: float) -> tuple[list[Mark], float]:
+    """The marks, in as many rows as they need, and how high these are; nothing for a single series."""
+    if len(names) < 2:
+        return [], 0.0
     marks: list[Mark] = []
-    x = 0.0
+    x, rows = 0.0, 1
     for j, name in enumerate(names):
-        marks += [Rect(x, y - 5, 10, 10, SERIES[j % len(SERIES)], rounded=True), Text(x + 15, y, name, "muted")]
-        x += 30 + _LETTER * len(name)
-    return marks
+        label = _shortened(name)
+        width = 30 + _width(label)
+        if x and x + width > _WIDTH:
+            x, rows = 0.0, rows + 1
+        at = y + _ROW * (rows - 1)
+        marks += [Rect(x, at - 5, 10, 10, SERIES[j % len(SERIES)], rounded=True), Text(x + 15, at, label, "muted")]
+        x += width
+    return marks, _ROW * rows
 
 
 def _shortened(label: str) -> str:
+    label = in_line(label, None)
     return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…"
 
 

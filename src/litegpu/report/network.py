@@ -9,10 +9,12 @@ from litegpu.delegates.report import CPU, DelegationReport
 from litegpu.model.types import Subgraph
 from litegpu.report.plot import Line, Mark, Plot, Rect, Text
 from litegpu.report.style import SERIES
+from litegpu.visible import in_line
 
 _BOX_WIDTH, _BOX_HEIGHT = 190.0, 22.0
 _STEP_X, _STEP_Y = 204.0, 38.0
 _LONGEST_NAME = 21
+_LONGEST_NOTE = 60
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def graph_nodes(
     nodes = []
     for operator, told in zip(subgraph.operators, report.nodes, strict=True):
         part = f", partition {told.partition}" if told.owner in several and told.owner != CPU else ""
-        sources = dict.fromkeys(producer[t] for t in operator.inputs if t in producer)
+        sources = dict.fromkeys(producer[t] for t in operator.inputs if t in producer and t >= 0)
         note = (notes or {}).get(operator.index, "")
         name = operator.name
         nodes.append(GraphNode(operator.index, name, told.owner + part, tuple(sources), note, operator.index in marked))
@@ -63,7 +65,8 @@ def picture(nodes: Sequence[GraphNode]) -> Plot:
     place = _places(nodes, layers)
     roles = {n.index: role for role, members in groups_of(nodes).values() for n in members}
     columns = max((x for x, _ in place.values()), default=0) + 1
-    note_room = 8 + 6.6 * max((len(n.note) for n in nodes), default=0)
+    notes = {n.index: in_line(n.note, _LONGEST_NOTE) for n in nodes}
+    note_room = 8 + 6.6 * max(map(len, notes.values()), default=0)
     spread = _STEP_X + (note_room if note_room > 8 else 0)
     marks: list[Mark] = []
     far = 0
@@ -85,12 +88,14 @@ def picture(nodes: Sequence[GraphNode]) -> Plot:
         x, y = _top_left(place[node.index], spread)
         if node.marked:
             marks.append(Rect(x - 3, y - 3, _BOX_WIDTH + 6, _BOX_HEIGHT + 6, "bad", rounded=True))
-        name = node.op if len(node.op) <= _LONGEST_NAME else f"{node.op[: _LONGEST_NAME - 1]}…"
+        name = in_line(node.op, _LONGEST_NAME)
         told = f"node {node.index} {node.op}: {node.group}{f'; {node.note}' if node.note else ''}"
         marks.append(Rect(x, y, _BOX_WIDTH, _BOX_HEIGHT, roles[node.index], told, rounded=True))
         marks.append(Text(x + 6, y + _BOX_HEIGHT / 2, f"{node.index} {name}", "page"))
         if node.note:
-            marks.append(Text(x + _BOX_WIDTH + 6, y + _BOX_HEIGHT / 2, node.note, "bad" if node.marked else "muted"))
+            marks.append(
+                Text(x + _BOX_WIDTH + 6, y + _BOX_HEIGHT / 2, notes[node.index], "bad" if node.marked else "muted")
+            )
     depth = max((y for _, y in place.values()), default=0) + 1
     return Plot(f"graph of {len(nodes)} nodes", 24 + columns * spread, depth * _STEP_Y, tuple(marks), as_is=True)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Collection, Sequence
-from html import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +13,7 @@ from litegpu.report import network
 from litegpu.report.network import GraphNode
 from litegpu.report.plot import Plot
 from litegpu.report.style import style_sheet
+from litegpu.report.text import escape
 
 _LARGEST_GRAPH = 600  # nodes; larger ones are listed only
 _LONG_CELL = 40  # characters from which on a cell may break
@@ -81,7 +81,8 @@ class Page:
     def plot(self, plot: Plot, *, caption: str = "") -> Self:
         """A plot, as inline SVG."""
         told = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-        return self._add(f'<figure><div class="wide" tabindex="0">{plot.svg()}</div>{told}</figure>')
+        place = '<div class="wide" tabindex="0">' if plot.as_is else '<div class="wide chart">'
+        return self._add(f"<figure>{place}{plot.svg()}</div>{told}</figure>")
 
     def image(self, png: bytes, *, alt: str, caption: str = "") -> Self:
         """A picture, given as the content of a PNG or JPEG file, which becomes a part of the page."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from litegpu.errors import OptionError
 from litegpu.report.style import PALETTE
+from litegpu.report.text import escape
+from litegpu.visible import in_line
 
 _SCALE = 2  # pixels of a PNG for a unit
 _FONT = 12
@@ -129,7 +130,7 @@ class Plot:
                 case Text():
                     anchor = {"start": "lm", "middle": "mm", "end": "rm"}[mark.anchor]
                     left, top = place(mark.x, mark.y)
-                    draw.text((left, top), mark.text, fill=colour, font=font, anchor=anchor)
+                    draw.text((left, top), in_line(mark.text), fill=colour, font=font, anchor=anchor)
         return image
 
 

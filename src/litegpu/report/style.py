@@ -53,6 +53,8 @@ footer{margin-top:2.5rem;border-top:1px solid var(--grid);padding-top:.5rem}
 .figures dd{margin:0;font-size:1.25rem;font-weight:600;font-variant-numeric:tabular-nums}
 .good{color:var(--good)}.bad{color:var(--bad)}
 .wide{overflow:auto;margin:.75rem 0;max-height:80vh}
+figure .wide.chart{overflow:visible;max-height:none}
+@media print{.wide{overflow:visible;max-height:none}}
 table{border-collapse:collapse;font-size:.9rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;padding-bottom:.25rem}
 th,td{padding:.25rem .7rem;text-align:left;border-bottom:1px solid var(--grid);vertical-align:top;
@@ -62,8 +64,9 @@ th{color:var(--muted);font-weight:600;position:sticky;top:0;background:var(--pag
 .num{text-align:right}
 tr.marked td{background:var(--card);font-weight:600}
 figure{margin:1rem 0}
-figure svg{display:block;width:100%;min-width:34rem;height:auto}
-figure svg.as-is{width:auto;min-width:0}
+figure svg{display:block;width:100%;height:auto}
+figure svg.as-is{width:auto}
+@media screen and (max-width:40rem){figure .wide.chart{overflow-x:auto}figure .chart svg{min-width:40rem}}
 figure img{max-width:100%;height:auto}
 svg text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 .wrap{display:flex;flex-wrap:wrap;gap:.2rem .9rem;font-size:.9rem;padding:0;margin:.5rem 0;list-style:none}

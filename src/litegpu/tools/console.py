@@ -10,19 +10,24 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from litegpu.visible import in_line, terminal_of, visible
+
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on stdout; columns whose cells are all numbers are aligned to the right."""
+    """A table on stdout; columns whose cells are all numbers are aligned to the right. Each cell is one line, with what
+    cannot be seen escaped."""
+    columns, rows = [in_line(name) for name in columns], [[in_line(cell) for cell in row] for row in rows]
     right = [all(_is_number(row[i]) for row in rows) for i in range(len(columns))]
-    if sys.stdout.isatty():
+    terminal = terminal_of(sys.stdout)
+    if terminal.isatty():
         table = Table()
         for name, numeric in zip(columns, right, strict=True):
             table.add_column(escape(name), justify="right" if numeric else "left")
         for row in rows:
             table.add_row(*(escape(cell) for cell in row))
-        Console().print(table)
+        Console(file=terminal).print(table)
         return
-    lines = [tuple(columns), *rows]
+    lines = [columns, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     for line in lines:
         cells = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True))
@@ -31,15 +36,16 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def print_warning(text: str) -> None:
     """A line on stdout that stands out on a terminal."""
-    if sys.stdout.isatty():
-        Console().print(f"[yellow]{escape(text)}[/]", highlight=False, soft_wrap=True)
+    terminal = terminal_of(sys.stdout)
+    if terminal.isatty():
+        Console(file=terminal).print(f"[yellow]{escape(visible(text))}[/]", highlight=False, soft_wrap=True)
     else:
-        print(text)
+        print(visible(text))
 
 
 def progress() -> Progress:
     """A progress bar on stderr, shown only on a terminal; it draws when told to, so as not to disturb timings."""
-    console = Console(stderr=True)
+    console = Console(file=terminal_of(sys.stderr))
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ class DeviceReport:
     driver: str
     features: Features
     problem: str | None
+    unusable: bool = False  # it could not even be opened, as OpenGL without compute shaders cannot
 
     @property
     def works(self) -> bool:
@@ -39,7 +40,8 @@ class DeviceReport:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Everything that doctor found. `chosen` is the index in `devices` of what "auto" picks; `webgpu_problem` says why
+    """Everything that doctor found. `chosen` is the index in `devices` of what "auto" picks, or, where it is
+    software, passes over; `webgpu_problem` says why
     there is no such choice; `advice` is what to do, most useful first."""
 
     platform: str
@@ -65,10 +67,7 @@ def diagnose() -> Diagnosis:
     """Look at this machine: opens every device and runs tiny kernels on each. Takes seconds; never raises."""
     cuda, cuda_devices = _cuda()
     adapters, problem = _adapters()
-    devices = (
-        *cuda_devices,
-        *(DeviceReport(a.name, a.backend, a.kind, a.driver, a.features, _attempt(_self_test, a)) for a in adapters),
-    )
+    devices = (*cuda_devices, *map(_adapter_report, adapters))
     chosen, choice_problem = _choice(adapters) if problem is None else (None, None)
     if cuda_devices:
         chosen = 0
@@ -93,11 +92,18 @@ def render_text(diagnosis: Diagnosis) -> str:
         mark = "*" if i == diagnosis.chosen else " "
         lines.append(f" {mark} {device.name} ({device.backend}, {device.kind}), driver {device.driver or 'unknown'}")
         lines.append(f"     {_features_text(device.features)}")
-        lines.append(f"     self-test: {'passed' if device.works else 'FAILED: ' + str(device.problem)}")
+        if _passed_over(device, diagnosis.devices):
+            lines.append("     not used: this OpenGL cannot compute, and another API of this list can")
+        else:
+            lines.append(f"     self-test: {'passed' if device.works else 'FAILED: ' + str(device.problem)}")
     if not diagnosis.devices:
         lines.append("   none")
     if diagnosis.chosen is not None:
-        lines.append(f"   * is what device=auto uses: {diagnosis.devices[diagnosis.chosen].name}")
+        chosen = diagnosis.devices[diagnosis.chosen]
+        if chosen.kind == "software":
+            lines.append(f"   device=auto uses the CPU; * is what device=webgpu uses, software: {chosen.name}")
+        else:
+            lines.append(f"   * is what device=auto uses: {chosen.name}")
     elif diagnosis.webgpu_problem:
         lines.append(f"   nothing to use: {diagnosis.webgpu_problem}")
     lines += ["", "System", *(f"   {line}" for line in diagnosis.system.lines())]
@@ -164,59 +170,70 @@ def _choice(adapters: Sequence[AdapterInfo]) -> tuple[int | None, str | None]:
     return next((i for i, adapter in enumerate(adapters) if adapter == chosen), None), None
 
 
-def _attempt(test: Any, device: AdapterInfo | int) -> str | None:
+def _attempt(test: Any, device: Any) -> str | None:
     try:
         return test(device)  # type: ignore[no-any-return]
     except Exception as error:
         return _text(error)
 
 
-def _self_test(adapter: AdapterInfo) -> str | None:
+def _adapter_report(adapter: AdapterInfo) -> DeviceReport:
     from litegpu.gpu.runtime.webgpu import WebGpuDevice
 
-    return _computes_wrongly(WebGpuDevice(adapter), _SELF_TESTS_WGSL)
+    problem: str | None
+    unusable = False
+    try:
+        device = WebGpuDevice(adapter)
+    except Exception as error:
+        problem, unusable = _text(error), True
+    else:
+        problem = _attempt(_self_test, device)
+    return DeviceReport(
+        adapter.name, adapter.backend, adapter.kind, adapter.driver, adapter.features, problem, unusable
+    )
+
+
+def _passed_over(device: DeviceReport, devices: Sequence[DeviceReport]) -> bool:
+    """Whether it is no fault that a device does not work: OpenGL that has no compute shaders, beside another API."""
+    return device.backend == "gl" and device.unusable and any(d.works and d.kind != "software" for d in devices)
+
+
+def _self_test(device: Device) -> str | None:
+    return _computes_wrongly(device, "wgsl")
 
 
 def _cuda_self_test(index: int) -> str | None:
     from litegpu.gpu.runtime.cuda import open_device
 
-    return _computes_wrongly(open_device(index), _SELF_TESTS_CUDA)
+    return _computes_wrongly(open_device(index), "cuda")
 
 
-_WGSL = """@group(0) @binding(0) var<storage, read_write> x: array<f32>;
-@group(0) @binding(1) var<storage, read_write> y: array<f32>;
-@compute @workgroup_size(64) fn self_test(@builtin(global_invocation_id) id: vec3<u32>) {
-  y[id.x] = f32(KIND(x[id.x]) * KIND(2.0) + KIND(1.0));
-}"""
-_SELF_TESTS_WGSL = {"f32": _WGSL.replace("KIND", "f32"), "f16": "enable f16;\n" + _WGSL.replace("KIND", "f16")}
-
-_CUDA = """extern "C" __global__ void self_test(float* x, float* y) {
-  const unsigned i = blockIdx.x * 64 + threadIdx.x;
-  BODY
-}"""
-_CUDA_HALF = """unsigned short a, b = 0x4000, c = 0x3c00;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(a) : "f"(x[i]));
-  asm("fma.rn.f16 %0, %0, %1, %2;" : "+h"(a) : "h"(b), "h"(c));
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y[i]) : "h"(a));"""
-_SELF_TESTS_CUDA = {"f32": _CUDA.replace("BODY", "y[i] = x[i] * 2 + 1;"), "f16": _CUDA.replace("BODY", _CUDA_HALF)}
-
-
-def _computes_wrongly(device: Device, sources: Mapping[str, str]) -> str | None:
+def _computes_wrongly(device: Device, target: str) -> str | None:
     """Run x * 2 + 1 on the device, in float32 and if it has it in float16; what is wrong, or None."""
     import numpy as np
 
+    from litegpu.gpu.build import PRINTERS
     from litegpu.gpu.graph import DType
+    from litegpu.gpu.lang import Kernel, f16, f32, trace
     from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
 
     count, far = 256, 1024  # elements; byte offset of the output, aligned for every device
-    for kind, source in sources.items():
-        if kind == "f16" and not device.features.float16:
+
+    def double_and_add_one(k: Kernel) -> None:
+        x, y = k.buffer("x", f32, count), k.buffer("y", f32, count)
+        i = k.group_id() * k.workgroup[0] + k.local_id()
+        y[i] = k.convert(k.convert(x[i], kind) * 2 + 1, f32)
+
+    for kind in (f32, f16):
+        if kind == f16 and not device.features.float16:
             continue
+        kernel = trace(double_and_add_one, "self_test", (64, 1, 1), (count // 64, 1, 1))
+        source = PRINTERS[target](kernel, device.features)
         ports = [Port(name, 0, (1, 1, 1, count), DType.FLOAT32, at, 4 * count) for name, at in (("x", 0), ("y", far))]
         program = Program(
-            kernels=(KernelCode("self_test", source, (64, 1, 1), ("read_write", "read_write")),),
+            kernels=(KernelCode(kernel.name, source, kernel.workgroup, ("read_write", "read_write")),),
             dispatches=(
-                Dispatch(0, (4, 1, 1), (Binding("arena", 0, far), Binding("arena", far, far)), "self-test", ()),
+                Dispatch(0, kernel.dispatch, (Binding("arena", 0, far), Binding("arena", far, far)), "self-test", ()),
             ),
             constants=np.zeros(0, np.uint8),
             arena_size=2 * far,
@@ -249,7 +266,7 @@ def _advice(devices: Sequence[DeviceReport], problem: str | None, system: System
         f"{device.name} ({device.backend}) fails its self-test: update its driver, or avoid it with "
         "LITEGPU_WEBGPU_ADAPTER=<part of another device's name>."
         for device in devices
-        if not device.works
+        if not device.works and not _passed_over(device, devices)
     ]
     real = [device for device in working if device.kind != "software"]
     if system.nvidia.present and not any(device.backend == "cuda" for device in devices):

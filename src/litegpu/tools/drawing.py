@@ -19,6 +19,7 @@ from litegpu.tools.tasks import (
     Result,
     Segmentation,
 )
+from litegpu.visible import in_line
 
 _SMALLEST_SIDE = 480  # of the drawing, in pixels: text has to be readable
 _SHOWN_KEYPOINT = 0.05
@@ -145,6 +146,7 @@ def _with_legend(pixels: np.ndarray, lines: Sequence[tuple[str, tuple[int, ...] 
     """Lines of text on a dark panel in the upper left corner, each with a square of its colour if it has one."""
     image, font, _ = _canvas(pixels)
     pen = ImageDraw.Draw(image, "RGBA")
+    lines = [(in_line(text), colour) for text, colour in lines]
     step = font.size * 1.3
     indent = step if any(colour for _, colour in lines) else 0
     widest = max((pen.textlength(text, font=font) for text, _ in lines), default=0)
@@ -160,6 +162,7 @@ def _with_legend(pixels: np.ndarray, lines: Sequence[tuple[str, tuple[int, ...] 
 def _tag(
     pen: ImageDraw.ImageDraw, x: float, y: float, text: str, font: ImageFont.FreeTypeFont, colour: tuple[int, ...]
 ) -> None:
+    text = in_line(text)
     pen.rectangle(pen.textbbox((x + 3, y), text, font=font), fill=colour)
     light = sum(colour) > 380
     pen.text((x + 3, y), text, fill=(0, 0, 0) if light else (255, 255, 255), font=font)

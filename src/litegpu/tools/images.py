@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from PIL import Image, UnidentifiedImageError
 
 from litegpu.errors import OptionError
 
+#: Formats whose pictures of one channel with 16 bits Pillow opens as 32.
+_SIXTEEN_BITS = frozenset({"PNG", "PPM"})
+
 
 @dataclass(frozen=True)
 class Normalization:
@@ -22,8 +26,10 @@ class Normalization:
     deviation: float = 127.5
 
     def __post_init__(self) -> None:
-        if not self.deviation > 0:
-            raise OptionError(f"--std is {self.deviation}; it must be above 0")
+        if not 0 < self.deviation < math.inf:
+            raise OptionError(f"--std is {self.deviation}; it must be above 0, and finite")
+        if not math.isfinite(self.mean):
+            raise OptionError(f"--mean is {self.mean}; it must be finite")
 
     def __str__(self) -> str:
         return f"(pixel - {self.mean:g}) / {self.deviation:g}"
@@ -98,16 +104,40 @@ def image_to_tensor(
     return np.repeat(values[None], batch, axis=0), how
 
 
+def to_rgb(image: Image.Image) -> np.ndarray:
+    """A picture of Pillow's as uint8 RGB [height, width, 3]: of 16 bits the upper 8, as Pillow takes them of
+    three channels. Raises ValueError where nothing says which numbers are black and white."""
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in _SIXTEEN_BITS):
+        upper = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
+        return np.repeat(upper[..., None], 3, axis=-1)
+    if image.mode in ("I", "F"):
+        kind = "whole" if image.mode == "I" else "real"
+        raise ValueError(f"its pixels are {kind} numbers of 32 bits; save it with 8 or 16 bits for each channel")
+    return np.asarray(image.convert("RGB"))
+
+
+def undecodable(error: Exception) -> str:
+    """What Pillow raises for a file that it cannot decode, in one line. It raises errors of many types: those of its
+    own, and whatever its readers of each format stumble over."""
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image that Pillow can read"
+    cause = error.strerror if isinstance(error, OSError) else None
+    return " ".join((cause or str(error) or type(error).__name__).split())
+
+
 def _pixels(file: str | os.PathLike[str] | io.BytesIO, name: str) -> np.ndarray:
     from PIL import ImageOps
 
     try:
         with Image.open(file) as image:
-            return np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
-    except UnidentifiedImageError:
-        raise OptionError(f"{name} is not an image that Pillow can read") from None
-    except OSError as error:
-        raise OptionError(f"Cannot read the image {name}: {error.strerror or error}") from None
+            image_format = image.format
+            upright = ImageOps.exif_transpose(image)
+            upright.format = image_format  # which a turned copy forgets
+            return to_rgb(upright)
+    except UnidentifiedImageError as error:
+        raise OptionError(f"{name} is {undecodable(error)}") from None
+    except Exception as error:
+        raise OptionError(f"Cannot read the image {name}: {undecodable(error)}") from None
 
 
 def _with_channels(pixels: np.ndarray, channels: int) -> np.ndarray:

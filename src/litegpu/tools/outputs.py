@@ -1,8 +1,10 @@
-"""Files that a tool will write: whether it can is found out before the work, not after it."""
+"""Files that a tool writes: whether it can is found out before the work, not after it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from litegpu.errors import OptionError
@@ -20,6 +22,41 @@ def require_writable(path: str | os.PathLike[str]) -> None:
             target.unlink()
     except OSError as error:
         raise OptionError(f"Cannot write {target}: {error.strerror or error}") from None
+
+
+def write_file(path: str | os.PathLike[str], content: bytes | str) -> None:
+    """Write a file, and the folders that lead to it. Raises OptionError; a new file that could not be written whole is
+    removed."""
+    target = Path(path)
+    existed = target.exists()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        if not existed:
+            with contextlib.suppress(OSError):
+                target.unlink(missing_ok=True)
+        raise OptionError(f"Cannot write {target}: {error.strerror or error}") from None
+
+
+def all_of(show: Callable[[], object], *writes: Callable[[], object]) -> None:
+    """Print results, then write files, each whatever becomes of the others: hours of work are not lost because a disk
+    is full. Raises OptionError at the end for what could not be written."""
+    problems: list[str] = []
+    gone: BrokenPipeError | None = None
+    for step in (show, *writes):
+        try:
+            step()
+        except BrokenPipeError as error:
+            gone = error
+        except OptionError as error:
+            problems.append(str(error))
+        except OSError as error:
+            problems.append(f"Cannot write {error.filename or 'the results'}: {error.strerror or error}")
+    if problems:
+        raise OptionError("; ".join(problems))
+    if gone is not None:
+        raise gone
 
 
 def require_folder(path: str | os.PathLike[str]) -> None:

@@ -12,11 +12,19 @@ from typing import Any
 import numpy as np
 
 import litegpu
+from litegpu.delegates.report import CPU
 from litegpu.errors import OptionError
-from litegpu.tools.agreement import TOLERANCES, Agreement, compare
+from litegpu.model.cut import cut
+from litegpu.model.inline import inline_composites
+from litegpu.model.reader import DTYPES, read_model
+from litegpu.model.types import Subgraph
+from litegpu.tools.agreement import Agreement, Verdict, compare, judge, step_of
 from litegpu.tools.drawing import draw
 from litegpu.tools.images import Normalization, image_to_tensor, load_image, save_image, takes_image
-from litegpu.tools.inputs import random_inputs
+from litegpu.tools.inference_diff.surgery import with_float_weights
+from litegpu.tools.inputs import made_up_inputs
+from litegpu.tools.labels import packed_labels, read_labels, require_fit
+from litegpu.tools.outputs import require_folder, require_writable
 from litegpu.tools.tasks import (
     Classification,
     Detection,
@@ -24,8 +32,8 @@ from litegpu.tools.tasks import (
     Pose,
     Result,
     Segmentation,
+    class_count,
     interpret,
-    read_labels,
 )
 
 _TIMED_RUNS = 10
@@ -46,12 +54,14 @@ class Timing:
 @dataclass(frozen=True, eq=False)
 class Inference:
     """One picture, or one made-up input. `agreement` holds one entry per output; `decision` compares what the outputs
-    mean ("top-5 equal"); both are empty without a comparison. `drawing` is the file that was written."""
+    mean ("top-5 equal"); both are empty without a comparison. `hybrid`: the agreement with a CPU whose 8-bit weights of
+    float ops are floats, where a model has such on the GPU. `drawing` is the file that was written."""
 
     source: str
     preparation: str
     result: Result
     agreement: tuple[Agreement, ...] = ()
+    hybrid: tuple[Agreement, ...] = ()
     decision: str = ""
     drawing: str = ""
 
@@ -59,7 +69,8 @@ class Inference:
 @dataclass(frozen=True, eq=False)
 class RunReport:
     """Everything that `litegpu run` found out. `wanted` is the device asked for; `device` is the GPU's name, or "CPU";
-    `is_software`: the GPU is emulated on the CPU; `cpu` is None without a comparison."""
+    `is_software`: the GPU is emulated on the CPU; `cpu` is None without a comparison. `hybrid_ops`: how many ops on the
+    GPU have 8-bit weights and float inputs. `problems`: what could not be written."""
 
     model: str
     wanted: str
@@ -70,13 +81,8 @@ class RunReport:
     timing: Timing
     cpu: Timing | None
     inferences: tuple[Inference, ...]
-
-    @property
-    def suspicious(self) -> bool:
-        """Whether ops were reported on the GPU and yet every float is the CPU's, bit for bit: no GPU rounds like that
-        over a whole network, so most likely nothing ran there."""
-        floats = [a for i in self.inferences for a in i.agreement if a.is_float]
-        return self.delegation.delegated > 0 and bool(floats) and all(a.identical for a in floats)
+    hybrid_ops: int = 0
+    problems: tuple[str, ...] = ()
 
     @property
     def worst(self) -> float:
@@ -84,8 +90,17 @@ class RunReport:
         return max((a.relative_l2 for i in self.inferences for a in i.agreement), default=0.0)
 
     @property
+    def verdict(self) -> Verdict:
+        """Whether the GPU's results are the CPU's; without a comparison they are."""
+        found = [a for i in self.inferences for a in i.agreement]
+        hybrid = [a for i in self.inferences for a in i.hybrid]
+        if not found:
+            return Verdict("", True, tells=False)
+        return judge(found, self.precision, hybrid, self.hybrid_ops)
+
+    @property
     def agrees(self) -> bool:
-        return self.worst <= TOLERANCES[self.precision] and not self.suspicious
+        return self.verdict.agrees
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -99,7 +114,8 @@ class RunReport:
             "timing": asdict(self.timing),
             "cpu": asdict(self.cpu) if self.cpu else None,
             "worst_relative_l2": self.worst if self.cpu else None,
-            "suspicious": self.suspicious,
+            "verdict": asdict(self.verdict) if self.cpu else None,
+            "problems": list(self.problems),
             "inferences": [
                 {
                     "source": i.source,
@@ -107,6 +123,7 @@ class RunReport:
                     "task": i.result.task,
                     "result": _result_as_dict(i.result),
                     "agreement": [asdict(a) for a in i.agreement],
+                    "agreement_with_float_weights": [asdict(a) for a in i.hybrid],
                     "decision": i.decision,
                     "drawing": i.drawing,
                 }
@@ -130,49 +147,78 @@ def run_model(
     """Run a model on each picture, or once on made-up input, and write a drawing of each picture's result.
 
     Args:
-        labels: a file with one class name a line.
+        labels: a file with one class name a line; by default one that is packed into the model, if it fits.
         device, precision, num_threads: as for `litegpu.load`.
         compare_with_cpu: also run on the CPU, unless that is all there is.
         output: the drawing's file, or with several pictures a folder; by default PICTURE-MODEL.png in this folder.
         normalization: of pixels; by default a guess by the input's type.
 
-    Raises LiteGpuError for everything that the user can do wrong.
+    Raises LiteGpuError for everything that the user can do wrong; a drawing that cannot be written is one of the
+    report's problems.
     """
     names = read_labels(labels) if labels else []
     pictures = [(os.fspath(path), load_image(path)) for path in images]
     targets = [_drawing_path(path, model, output, len(pictures)) for path, _ in pictures]
     with _Opened(model, device, precision, num_threads) as chosen:
+        if labels:
+            require_fit(names, chosen.classes, labels)
+        else:
+            names = packed_labels(read_model(model).content, chosen.classes)
         feeds = [chosen.feed(pixels, normalization) for _, pixels in pictures] or [chosen.feed(None, normalization)]
         outputs, timing = chosen.infer([arrays for arrays, _ in feeds])
         report = chosen.loaded.report
         details = chosen.loaded.interpreter.get_output_details()
-        shape = chosen.loaded.interpreter.get_input_details()[0]["shape"]
+        shape = chosen.shape
     sources = [path for path, _ in pictures] or ["made-up input"]
     inferences = [
         Inference(source, how, interpret(arrays, details, shape, names))
         for source, (_, how), arrays in zip(sources, feeds, outputs, strict=True)
     ]
-    cpu = None
+    cpu, hybrid_ops = None, 0
     if compare_with_cpu and report.delegated:
+        given = [arrays for arrays, _ in feeds]
+        steps = _steps(model)
         with _Opened(model, "cpu", "float32", num_threads) as reference:
-            wanted, cpu = reference.infer([arrays for arrays, _ in feeds])
-        for i, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
-            agreement = tuple(compare(d["name"], g, w) for d, g, w in zip(details, got, want, strict=True))
+            wanted, cpu = reference.infer(given)
+        in_float, hybrid_ops = _with_float_weights(model, report)
+        careful = wanted
+        if hybrid_ops:
+            with _Opened(in_float, "cpu", "float32", num_threads) as reference:
+                careful, _ = reference.infer(given, timed=False)
+        for i, (got, want, exact) in enumerate(zip(outputs, wanted, careful, strict=True)):
+            agreement, hybrid = (
+                tuple(
+                    compare(d["name"], g, w, step_of(d, g, steps[k]))
+                    for k, (d, g, w) in enumerate(zip(details, got, side, strict=True))
+                )
+                for side in (want, exact)
+            )
             decision = _decision(inferences[i].result, interpret(want, details, shape, names))
-            inferences[i] = replace(inferences[i], agreement=agreement, decision=decision)
+            inferences[i] = replace(
+                inferences[i], agreement=agreement, hybrid=hybrid if hybrid_ops else (), decision=decision
+            )
+    problems = []
     for i, (target, (_, pixels)) in enumerate(zip(targets, pictures, strict=True)):
         drawn = draw(pixels, inferences[i].result)
         if drawn is not None:
-            save_image(target, drawn)
-            inferences[i] = replace(inferences[i], drawing=str(target))
-    name, is_software = _gpu() if report.delegated else ("CPU", False)
-    return RunReport(os.fspath(model), device, name, is_software, precision, report, timing, cpu, tuple(inferences))
+            try:
+                save_image(target, drawn)
+                inferences[i] = replace(inferences[i], drawing=str(target))
+            except OptionError as problem:
+                problems.append(str(problem))
+    name, is_software = _gpu(chosen.loaded) if report.delegated else ("CPU", False)
+    return RunReport(
+        os.fspath(model), device, name, is_software, precision, report, timing, cpu, tuple(inferences), hybrid_ops,
+        tuple(problems),
+    )  # fmt: skip
 
 
 class _Opened:
     """A model on a device, with its timings."""
 
-    def __init__(self, model: str | os.PathLike[str], device: str, precision: str, num_threads: int | None) -> None:
+    def __init__(
+        self, model: str | os.PathLike[str] | bytes, device: str, precision: str, num_threads: int | None
+    ) -> None:
         start = time.perf_counter()
         self.loaded = litegpu.load(model, device=device, precision=precision, num_threads=num_threads)
         self.prepare = time.perf_counter() - start
@@ -183,10 +229,22 @@ class _Opened:
     def __exit__(self, *_: object) -> None:
         self.loaded.close()
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the first input; of a model without inputs none."""
+        details = self.loaded.interpreter.get_input_details()
+        return tuple(int(n) for n in details[0]["shape"]) if details else ()
+
+    @property
+    def classes(self) -> int | None:
+        """How many classes the model tells apart, as far as its shapes say."""
+        details = self.loaded.interpreter.get_output_details()
+        return class_count([tuple(int(n) for n in d["shape"]) for d in details], self.shape)
+
     def feed(self, pixels: np.ndarray | None, normalization: Normalization | None) -> tuple[list[np.ndarray], str]:
         """Arrays for all inputs, and how the picture became one of them."""
         details = self.loaded.interpreter.get_input_details()
-        arrays = random_inputs(details)
+        arrays = made_up_inputs(details, self.loaded.interpreter._subgraph)
         if pixels is None:
             return arrays, ""
         index = next((i for i, detail in enumerate(details) if takes_image(detail)), None)
@@ -196,7 +254,9 @@ class _Opened:
         arrays[index], how = image_to_tensor(pixels, details[index], normalization)
         return arrays, how
 
-    def infer(self, feeds: Sequence[Sequence[np.ndarray]]) -> tuple[list[list[np.ndarray]], Timing]:
+    def infer(
+        self, feeds: Sequence[Sequence[np.ndarray]], *, timed: bool = True
+    ) -> tuple[list[list[np.ndarray]], Timing]:
         """The outputs for each feed, and timings on the last of them."""
         interpreter, seconds = self.loaded.interpreter, []
         outputs = []
@@ -206,14 +266,48 @@ class _Opened:
             seconds.append(_timed(interpreter.invoke))
             outputs.append([np.asarray(interpreter.get_tensor(d["index"])) for d in interpreter.get_output_details()])
         later: list[float] = []
-        while len(later) < _TIMED_RUNS and sum(later) < _MOST_SECONDS:
+        while timed and len(later) < _TIMED_RUNS and sum(later) < _MOST_SECONDS:
             later.append(_timed(interpreter.invoke))
+        later = later or seconds
         return outputs, Timing(self.prepare, seconds[0], float(np.median(later)), min(later), len(later))
 
 
-def _gpu() -> tuple[str, bool]:
-    """The name of the device that models are run on, and whether it is a program on the CPU."""
-    info = litegpu.GpuDelegate().open_device().info
+def takes_picture(model: str | os.PathLike[str]) -> bool:
+    """Whether an input of the model can be a picture."""
+    main = read_model(model).main
+    inputs = [main.tensors[t] for t in main.inputs]
+    return any(t.type in DTYPES and takes_image({"shape": t.shape, "dtype": DTYPES[t.type]}) for t in inputs)
+
+
+def _steps(model: str | os.PathLike[str]) -> list[float]:
+    """For each output of floats that are made of stored numbers how far two of these are apart, else 0."""
+    main = read_model(model).main
+    made = {t: o for o in main.operators for t in o.outputs}
+    steps = []
+    for output in main.outputs:
+        source = made.get(output)
+        widened = source is not None and source.name == "DEQUANTIZE"
+        quantization = main.tensors[source.inputs[0]].quantization if source is not None and widened else None
+        single = quantization is not None and len(quantization.scales) == 1
+        steps.append(float(quantization.scales[0]) if quantization is not None and single else 0.0)
+    return steps
+
+
+def _with_float_weights(model: str | os.PathLike[str], report: litegpu.DelegationReport) -> tuple[bytes, int]:
+    """The model with float weights in those of its dynamic-range ops that run on the GPU, and how many these are."""
+    whole = inline_composites(read_model(model))
+    taken = {n.index for n in report.nodes if n.owner != CPU}
+    changed, nodes = with_float_weights(whole, taken)
+    if not nodes:
+        return b"", 0
+    main: Subgraph = changed.main
+    return cut(changed, 0, range(len(main.operators)), main.inputs, main.outputs), len(nodes)
+
+
+def _gpu(loaded: litegpu.LoadedModel) -> tuple[str, bool]:
+    """The name of the GPU that a model runs on, and whether it is a program on the CPU."""
+    assert loaded._delegate is not None
+    info = loaded._delegate.open_device().info
     return f"{info.name} ({info.backend})", info.is_software
 
 
@@ -247,14 +341,15 @@ def _drawing_path(
 ) -> Path:
     name = f"{Path(image).stem}-{Path(model).stem}.png"
     if output is None:
+        require_writable(name)
         return Path(name)
     target = Path(output)
     if target.suffix and not target.is_dir():
         if count > 1:
             raise OptionError(f"--output {target} is one file, but there are {count} pictures: give a folder")
-        target.parent.mkdir(parents=True, exist_ok=True)
+        require_writable(target)
         return target
-    target.mkdir(parents=True, exist_ok=True)
+    require_folder(target)
     return target / name
 
 

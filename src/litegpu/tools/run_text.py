@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from litegpu.tools.agreement import TOLERANCES
 from litegpu.tools.console import print_table, print_warning
 from litegpu.tools.run import Inference, RunReport
 from litegpu.tools.tasks import Classification, Detection, Picture, Pose, Result, Segmentation, Tensors
@@ -104,16 +103,9 @@ def speed(report: RunReport) -> str:
 
 
 def agreement(report: RunReport) -> tuple[str, bool]:
-    """How near the results are to the CPU's, and whether that is near enough."""
-    limit = TOLERANCES[report.precision]
-    if report.suspicious:
-        return "agreement: bit-identical to the CPU: suspicious, did nothing run on the GPU?", False
-    if report.agrees:
-        return f"agreement: relative L2 {report.worst:.1e}, within {limit:.0e} for {report.precision}", True
-    return (
-        f"agreement: relative L2 {report.worst:.1e} is MORE than the {limit:.0e} expected of {report.precision}",
-        False,
-    )
+    """How near the results are to the CPU's, and whether that is near enough and says something."""
+    verdict = report.verdict
+    return verdict.text, verdict.agrees and verdict.tells
 
 
 def source_line(inference: Inference) -> str:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-from litegpu.errors import OptionError
 
 # The PoseNet order of keypoints, and the limbs that are drawn between them.
 KEYPOINTS = (
@@ -121,17 +118,22 @@ class Tensors:
 Result = Classification | Segmentation | Picture | Detection | Pose | Tensors
 
 
-def read_labels(path: str | os.PathLike[str]) -> list[str]:
-    """The lines of a label file up to the first empty one."""
-    try:
-        with open(path, encoding="utf-8") as file:
-            lines = [line.strip() for line in file]
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"Cannot read the labels {os.fspath(path)}: {error}") from None
-    labels = lines[: lines.index("")] if "" in lines else lines
-    if not labels:
-        raise OptionError(f"{os.fspath(path)} holds no labels: the first line is empty")
-    return labels
+def class_count(shapes: Sequence[Sequence[int]], input_shape: Sequence[int]) -> int | None:
+    """How many classes outputs of these shapes tell apart, None where that is not seen from shapes."""
+    if len(shapes) != 1 or len(input_shape) != 4:
+        return None
+    shape = shapes[0]
+    if _is_scores(shape) or _is_mask(shape):
+        return int(shape[-1])
+    return None
+
+
+def _is_scores(shape: Sequence[int]) -> bool:
+    return len(shape) >= 2 and shape[-1] > 1 and all(n == 1 for n in shape[1:-1])
+
+
+def _is_mask(shape: Sequence[int]) -> bool:
+    return len(shape) == 4 and min(shape[1:3]) > _SMALLEST_MASK and shape[3] != 3 and 2 <= shape[3] <= _MOST_CLASSES
 
 
 def interpret(
@@ -152,13 +154,12 @@ def interpret(
     shapes = [array.shape for array in values]
     if len(values) == 1 and len(input_shape) == 4:
         shape = shapes[0]
-        if len(shape) >= 2 and shape[-1] > 1 and all(n == 1 for n in shape[1:-1]):
+        if _is_scores(shape):
             return _classification(values[0].reshape(-1, shape[-1])[0], labels)
-        if len(shape) == 4 and min(shape[1:3]) > _SMALLEST_MASK:
-            if shape[3] == 3:
-                return Picture(_pixels(values[0][0]))
-            if 2 <= shape[3] <= _MOST_CLASSES:
-                return _segmentation(values[0][0], labels)
+        if _is_mask(shape):
+            return _segmentation(values[0][0], labels)
+        if len(shape) == 4 and min(shape[1:3]) > _SMALLEST_MASK and shape[3] == 3:
+            return Picture(_pixels(values[0][0]))
     if len(values) == 1 and shapes[0] == (1, 1, len(KEYPOINTS), 3):
         return _listed_pose(values[0][0, 0])
     if len(values) == 4:

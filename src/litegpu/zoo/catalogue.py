@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +28,16 @@ class Entry:
         return {name: parameter.default for name, parameter in inspect.signature(self.build).parameters.items()}
 
 
+#: What networks of this kind are built with, and a computer can hold.
+_RANGES: dict[str, tuple[float, float]] = {
+    "seed": (0, 2**63),
+    "batch": (1, 4096),
+    "width": (0.05, 8),
+    "resolution": (32, 4096),
+    "classes": (2, 100_000),
+    "max_detections": (1, 10_000),
+}
+
 CATALOGUE = {
     entry.name: entry
     for entry in (
@@ -47,9 +58,12 @@ def build_model(name: str, **options: object) -> bytes:
         raise OptionError(f"the zoo has no model {name!r}{_nearest(name, list(CATALOGUE))}")
     known = CATALOGUE[name].options
     given = {option: value for option, value in options.items() if value is not None}
-    for option in given:
+    for option, value in given.items():
         if option not in known:
             raise OptionError(f"{name} has no option {option!r}{_nearest(option, list(known))}")
+        least, most = _RANGES.get(option, (-math.inf, math.inf))
+        if isinstance(value, int | float) and not least <= value <= most:
+            raise OptionError(f"{option} is {value}; it must be from {least:g} to {most:g}")
     return CATALOGUE[name].build(**given)
 
 

@@ -14,8 +14,10 @@ from litegpu.gpu.kernels import build
 from litegpu.gpu.kernels.access import open_source
 from litegpu.gpu.kernels.context import Context
 from litegpu.gpu.lang import Features, Kernel
+from litegpu.gpu.lang.interpret import run as interpret
+from litegpu.gpu.lang.ops import NUMPY
 from litegpu.gpu.lang.wgsl import print_wgsl
-from litegpu.gpu.view import View
+from litegpu.gpu.view import View, packed
 
 CHANNELS = (1, 3, 4, 5, 17)
 
@@ -133,3 +135,51 @@ def test_equal_layers_share_one_text() -> None:
         return print_wgsl(launch.kernel, Features())
 
     assert text(0) == text(7)
+
+
+NARROW = {DType.INT8: np.int8, DType.UINT8: np.uint8, DType.INT16: np.int16}
+
+
+def run_narrow(source: DType, target: DType, data: np.ndarray) -> np.ndarray:
+    """`data` [1,1,W,C] copied from one type to another by a kernel in the language's interpreter."""
+    builder = GraphBuilder()
+    x, y = builder.value(data.shape, source), builder.value(data.shape, target)
+    builder.node(Elementwise(), [], y, Arg(0), [x])
+    graph = builder.graph([x], [y])
+    views = {v: packed(i, data.shape, t, written=bool(i)) for i, (v, t) in enumerate(((x, source), (y, target)))}
+    (launch,) = build(Context(graph, graph.nodes[0], views, Features()))
+    memory = {}
+    for view, values in ((views[x], data), (views[y], None)):
+        raw = np.zeros(view.size, NARROW.get(view.dtype, np.int32))
+        if values is not None:
+            raw[: values.size] = values.ravel()
+        memory[view.root] = np.frombuffer(bytearray(raw.tobytes()), np.uint8)
+    arrays = {}
+    for m in launch.kernel.buffers:
+        view = launch.operands[m.name]
+        assert isinstance(view, View)
+        arrays[m.name] = memory[view.root].view(NUMPY[m.storage.kind])
+    interpret(launch.kernel, arrays)
+    found = memory[views[y].root].view(NARROW.get(target, np.int32))
+    return found[: data.size].reshape(data.shape)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=lambda d: d.value)
+@pytest.mark.parametrize("shape", [(1, 1, 3, 4), (1, 1, 2, 8), (1, 1, 1, 7), (1, 1, 2, 3)])
+def test_narrow_numbers_are_read_with_their_signs(dtype: DType, shape: tuple[int, ...]) -> None:
+    """In every place of a word, by fours and one by one."""
+    limits = np.iinfo(NARROW[dtype])
+    for shift in range(4):
+        cycle = np.roll([limits.min, -1 % (limits.max + 1) if limits.min == 0 else -1, limits.max, 1], shift)
+        data = np.resize(cycle, shape).astype(NARROW[dtype])
+        np.testing.assert_array_equal(run_narrow(dtype, DType.INT32, data), data.astype(np.int32))
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=lambda d: d.value)
+@pytest.mark.parametrize("shape", [(1, 1, 3, 4), (1, 1, 1, 7)])
+def test_what_narrow_types_do_not_hold_is_cut_to_their_limits(dtype: DType, shape: tuple[int, ...]) -> None:
+    limits = np.iinfo(NARROW[dtype])
+    for shift in range(5):
+        cycle = np.roll([limits.min, limits.min - 1, limits.max, limits.max + 1, 1], shift)
+        data = np.resize(cycle, shape).astype(np.int32)
+        np.testing.assert_array_equal(run_narrow(DType.INT32, dtype, data), np.clip(data, limits.min, limits.max))

@@ -59,7 +59,7 @@ def run(device, graph, values: Mapping[int, np.ndarray], half: bool, kernel: str
     program = build_program(graph, device.features, "cuda", half=half)
     names = {program.kernels[d.kernel].name for d in program.dispatches}
     assert names <= ({"tensor_convolution", "window_convolution"} if half else {"tiled_convolution"}), names
-    assert kernel in names
+    assert not kernel or kernel in names
     session = device.session(program)
     try:
         for i, v in enumerate(graph.inputs):
@@ -114,6 +114,82 @@ def test_tiles(device, monkeypatch, half: bool, case: str) -> None:
             check(device, graph, x, half)
         except Exception as error:
             raise AssertionError(f"tile {tile}: {error}") from error
+
+
+@pytest.mark.parametrize("half, rows, columns, depth, warps, stages, warpgroups", [
+    (True, 32, 32, 16, (1, 1, 1), 2, False), (True, 32, 64, 64, (1, 2, 2), 3, False),
+    (True, 64, 32, 32, (2, 1, 2), 4, False), (True, 64, 64, 32, (2, 2, 1), 3, False),
+    (True, 64, 32, 32, (4, 1, 1), 3, True),
+    (False, 16, 32, 16, (1, 2, 2), 3, False), (False, 32, 16, 8, (2, 1, 1), 2, False),
+])  # fmt: skip
+def test_some_tiles(device, monkeypatch, half: bool, rows, columns, depth, warps, stages, warpgroups: bool) -> None:
+    """Warps that divide rows, columns and depth, more steps than stages: few enough for the emulated driver."""
+    use_tile(monkeypatch, Tile(rows, columns, depth, warps, stages, warpgroups))
+    graph, x = network((2, 5, 9, 136), (44, 1, 1, 136), residual=False)
+    check(device, graph, x, half)
+    graph, x = network((2, 5, 7, 20), (20, 3, 3, 20), Conv2D((2, 1), (1, 2), (1, 2)))
+    check(device, graph, x, half)
+
+
+@pytest.mark.parametrize("op", [Conv2D((2, 2)), Conv2D((1, 2)), Conv2D(padding=(1, 1)), Conv2D(upsample=(2, 2))])
+def test_strided_points(device, op: Conv2D) -> None:
+    """One tap at every second pixel is no plain matrix product; nor are padded or enlarged pixels."""
+    graph, x = network((2, 6, 8, 16), (9, 1, 1, 16), op)
+    for half in (True, False):
+        check(device, graph, x, half)
+
+
+@pytest.mark.parametrize("i", [5, 30])
+@pytest.mark.parametrize("channels, border", [(8, "zero"), (20, "reflect"), (5, "symmetric")])
+def test_some_blocks(device, monkeypatch, i: int, channels: int, border: str) -> None:
+    """The kernel for windows, each workgroup with several blocks: few enough for the emulated driver."""
+    block = window.candidates()[i]
+    op = Conv2D((1 + i % 2, 1), (1, 2), (1, 2), border=border, upsample=(2, 3) if border == "symmetric" else (1, 1))
+    size = (9, 40) if border == "zero" else (5, 9)
+    graph, x = network((2, *size, channels), (20, 3, 3, channels), op)
+    monkeypatch.setattr(window, "ranked", lambda layer, units: [block])
+    monkeypatch.setattr(window, "cost", lambda layer, block, units: 0)
+    monkeypatch.setattr(window, "RESIDENT", 0.01)  # so that there are few workgroups
+    check(device, graph, x, True, "window_convolution")
+
+
+@pytest.mark.parametrize("half, windowed", [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize("channels", [12, 5])
+def test_some_pixels_are_nan(device, monkeypatch, half: bool, windowed: bool, channels: int) -> None:
+    """They spoil the windows that they are in, and nothing beside them: channels past the last one are another pixel's,
+    which no weight of zero makes harmless."""
+    monkeypatch.setattr(window, "ranked", lambda layer, units: [window.candidates()[5]] if windowed else [])
+    monkeypatch.setattr(window, "cost", lambda layer, block, units: 0)
+    graph, x = network((2, 5, 9, channels), (9, 3, 3, channels), Conv2D((1, 2), (1, 1), (1, 1)))
+    x[0, 2, 4], x[1, 0, 0], x[1, 4, 8] = np.nan, np.nan, np.nan
+    values = {graph.inputs[0]: x}
+    got = run(device, graph, values, half, "window_convolution" if windowed else "")
+    want = expected(graph, values)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(want))
+    finite = np.isfinite(want)
+    assert np.linalg.norm(got[finite] - want[finite]) <= (2e-3 if half else 1e-6) * np.linalg.norm(want[finite])
+
+
+@pytest.mark.parametrize("largest", [65504, 65600])
+def test_weights_that_float16_does_not_hold(device, largest: float) -> None:
+    """What is above 65504 would be infinite as float16: then the language's kernel has float32 weights."""
+    graph, x = network((1, 4, 5, 8), (8, 3, 3, 8), Conv2D(padding=(1, 1)))
+    weights = graph.values[graph.nodes[-1].inputs[1]].data
+    assert weights is not None
+    weights[0, 0, 0, 0] = largest
+    program = build_program(graph, device.features, "cuda", half=True)
+    native = program.kernels[program.dispatches[-1].kernel].name in ("tensor_convolution", "window_convolution")
+    assert native == (largest == 65504)
+    session = device.session(program)
+    got = np.empty(graph.values[graph.outputs[0]].shape, np.float32)
+    try:
+        session.write(0, x)
+        session.run()
+        session.read(0, got)
+    finally:
+        session.close()
+    want = expected(graph, {graph.inputs[0]: x})
+    assert np.isfinite(got).all() and np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
 
 
 @pytest.mark.slow

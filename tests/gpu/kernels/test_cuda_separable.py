@@ -126,6 +126,19 @@ def test_blocks(device, monkeypatch) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("channels, direct", [(12, False), (12, True), (5, True)])
+def test_nan_stays_in_its_window(device, channels: int, direct: bool) -> None:
+    """Channels past the last one are the next pixel's."""
+    graph, x = network((2, 5, 9, channels), (3, 3), 20, DepthwiseConv2D((1, 2), (1, 1), (1, 1)), direct=direct)
+    x[0, 2, 4], x[1, 0, 0], x[1, 4, 8] = np.nan, np.nan, np.nan
+    got = run(device, graph, x, device.features)
+    (want,) = evaluate_graph(graph, [x])
+    finite = np.isfinite(want)
+    np.testing.assert_array_equal(np.isfinite(got), finite)
+    assert np.linalg.norm(got[finite] - want[finite]) <= 3e-3 * np.linalg.norm(want[finite])
+
+
+@pytest.mark.cuda
 def test_agrees_with_the_two_kernels_of_the_language(device) -> None:
     graph, x = network((1, 17, 15, 48), (3, 3), 32, DepthwiseConv2D((1, 1), (1, 1), (1, 1)))
     plain = dataclasses.replace(device.features, cuda_capability=0)
@@ -144,5 +157,24 @@ def test_joined_only_where_the_kernel_is_and_pays(monkeypatch) -> None:
         assert all(not isinstance(n.op, SeparableConv2D) for n in optimise(graph, CUDA, True).nodes)
     for features, half in ((CUDA, False), (dataclasses.replace(CUDA, cuda_capability=75), True), (Features(), True)):
         assert all(not isinstance(n.op, SeparableConv2D) for n in optimise(graph, features, half).nodes)
+    for taps, joins in (((7, 7), True), ((7, 8), False), ((8, 7), False), ((1, 49), True), ((1, 50), False)):
+        window = DepthwiseConv2D((1, 1), (1, 1), (taps[0] // 2, taps[1] // 2))
+        windowed = optimise(network((1, 9, 60, 8), taps, 16, window)[0], CUDA, True)
+        assert any(isinstance(n.op, SeparableConv2D) for n in windowed.nodes) == joins, taps
+    for channels, outputs, joins in ((128, 128, True), (132, 16, False), (16, 129, False)):
+        sized = optimise(network((1, 5, 6, channels), (3, 3), outputs, op)[0], CUDA, True)
+        assert any(isinstance(n.op, SeparableConv2D) for n in sized.nodes) == joins, (channels, outputs)
+    read_twice = GraphBuilder.of(graph)
+    inner = next(n.output for n in graph.nodes if isinstance(n.op, DepthwiseConv2D))
+    copy = read_twice.node(Conv2D(), [inner, read_twice.constant(np.ones((4, 1, 1, 8)))],
+                           read_twice.value((1, 5, 6, 4), DType.FLOAT32))  # fmt: skip
+    for outputs in ((*graph.outputs, copy), (*graph.outputs, inner)):
+        both = read_twice.graph(graph.inputs, outputs)
+        if inner in outputs:
+            both = GraphBuilder.of(graph).graph(graph.inputs, outputs)
+        kept = optimise(both, CUDA, half=True)
+        assert any(isinstance(n.op, DepthwiseConv2D) for n in kept.nodes)
+        for got, want in zip(evaluate_graph(kept, [x]), evaluate_graph(both, [x]), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
     wide, _ = network((1, 5, 6, 8), (3, 3), 256, op)
     assert all(not isinstance(n.op, SeparableConv2D) for n in optimise(wide, CUDA, True).nodes)

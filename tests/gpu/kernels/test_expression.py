@@ -149,8 +149,45 @@ def test_equal_subtrees_are_computed_once() -> None:
 @pytest.mark.parametrize("t", [f32, f32x2, f32x4])
 def test_any_number_of_lanes(t: object) -> None:
     for fn, arity in FUNCTIONS.items():
-        if fn.startswith(("logical", "select")):
+        if fn.startswith(("logical", "select", "shift_right", "fixed_mul")):  # of other types
             continue
         k = Kernel("k")
         x = k.buffer("x", t, 2)
         assert evaluate(k, Apply(fn, (Arg(0), Arg(1))[:arity]), [x[0], x[1]]).type.lanes == t.lanes
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_fixed_point_products(known: bool) -> None:
+    """With multipliers and shifts that are literals, and with those that are operands, against 64-bit arithmetic."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.integers(-(2**24), 2**24, 200), [0, 1, -1, 2, -2, 3, -3, 2**23, -(2**23), 5, -5, 7, 9, 11]])
+    x = np.resize(x, 512).astype(np.int32)
+    for multiplier, shift in ((2**30, 0), (2**30, -1), (2**31 - 1, 3), (1518500250, -7), (1073741825, -31), (2**30, 5)):
+        if known:
+            numbers: list[Expr] = [Literal(multiplier, DType.INT32), Literal(shift, DType.INT32)]
+            arrays = [x]
+        else:
+            numbers, arrays = [Arg(1), Arg(2)], [x, np.full_like(x, multiplier), np.full_like(x, shift)]
+        expr = apply("fixed_mul", Arg(0), *numbers)
+        wide = (x.astype(np.int64) << max(shift, 0)).astype(np.int32).astype(object) * multiplier
+        high = [(p + 2**30) // 2**31 if p >= 0 else -((-p + 2**30 - 1) // 2**31) for p in wide]
+        right = max(-shift, 0)
+        want = [(abs(h) + (1 << right >> 1) >> right) * (1 if h >= 0 else -1) for h in high]
+        np.testing.assert_array_equal(evaluate_expr(expr, arrays), want)
+        np.testing.assert_array_equal(run(expr, *arrays, output=DType.INT32), want)
+
+
+def test_shifts_round_down() -> None:
+    x = np.arange(-256, 256).astype(np.int32)
+    np.testing.assert_array_equal(
+        run(apply("shift_right", Arg(0), Literal(3, DType.INT32)), x, output=DType.INT32), x >> 3
+    )
+
+
+@pytest.mark.parametrize("fn", ["floor_div", "floor_mod"])
+def test_whole_numbers_are_divided_as_the_cpu_does(fn: str) -> None:
+    """Every combination of signs, exact and not."""
+    a, b = (x.ravel().astype(np.int32) for x in np.meshgrid(np.arange(-8, 8), [-7, -3, -2, -1, 1, 2, 3, 7]))
+    want = {"floor_div": a // b, "floor_mod": a % b}[fn].astype(np.int32)
+    np.testing.assert_array_equal(run(apply(fn, Arg(0), Arg(1)), a, b, output=DType.INT32), want)
+    np.testing.assert_array_equal(evaluate_expr(apply(fn, Arg(0), Arg(1)), [a, b]), want)

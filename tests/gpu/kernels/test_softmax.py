@@ -52,3 +52,15 @@ def test_special_values_as_the_official_cpu(channels: int) -> None:
     assert np.isnan(result[0, 0, :3]).all()
     np.testing.assert_allclose(result[0, 0, 3], [0, *[1 / (channels - 1)] * (channels - 1)], rtol=1e-6)
     np.testing.assert_allclose(result[0, 0, 4], 1 / channels, rtol=1e-6)
+
+
+@pytest.mark.parametrize("channels", (1, 2, 3, 4, 5, 6, 7, 33, 130, 1001))
+@pytest.mark.parametrize("beta", (0.0, -1.0, -0.25, 1e-42))
+def test_padding_takes_no_part_whatever_beta(beta: float, channels: int) -> None:
+    shape = (1, 2, 3, channels)
+    builder = GraphBuilder()
+    x, y = builder.value(shape, DType.FLOAT32), builder.value(shape, DType.FLOAT32)
+    builder.node(Softmax(beta), [x], y)
+    data = np.random.default_rng(3).uniform(-9, 9, shape)
+    result = check_node(builder, {x: data}, packed_values=(x,), tolerance=2e-6, interpret=True)
+    np.testing.assert_allclose(result.sum(3), 1, rtol=1e-5)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from litegpu.gpu.lang import Kernel, KernelError, f32, trace, u32
+from litegpu.gpu.lang import Kernel, KernelError, boolean, f32, trace, u32
 from litegpu.gpu.lang.interpret import run
 
 
@@ -137,3 +138,100 @@ def test_loops_must_not_wrap() -> None:
     kernel = trace(body, "wraps", (8, 1, 1), (2, 1, 1))
     with pytest.raises(KernelError, match="passes"):
         run(kernel, {"y": np.zeros(16, np.float32), "n": np.array([2**32 - 1], np.uint32)})
+
+
+def divergent(condition, loop: bool = False):  # type: ignore[no-untyped-def]
+    """A kernel with a barrier where `condition(k)` holds; its own check is not asked, so that the interpreter's is."""
+
+    def body(k: Kernel) -> None:
+        y = k.buffer("y", f32, 16)
+        y[k.group_id() * 8 + k.local_id()] = 1.0
+        if loop:
+            with k.loop(condition(k)) as _:
+                k.barrier()
+        else:
+            with k.If(condition(k)):
+                k.barrier()
+
+    return body
+
+
+def in_both_branches(k: Kernel) -> None:
+    y = k.buffer("y", f32, 16)
+    with k.If(k.local_id() < 4):
+        k.barrier()
+    with k.Else():
+        k.barrier()
+    y[k.group_id() * 8 + k.local_id()] = 1.0
+
+
+def in_a_while(k: Kernel) -> None:
+    y = k.buffer("y", f32, 16)
+    left = k.var(k.local_id() % 2 + 1)
+    with k.While(lambda: left.value > 0):
+        k.barrier()
+        left.set(left.value - 1)
+    y[k.group_id() * 8 + k.local_id()] = 1.0
+
+
+@pytest.mark.parametrize("body", [
+    in_both_branches, in_a_while,
+    divergent(lambda k: k.local_id() < 4), divergent(lambda k: k.local_id() != 7),
+    divergent(lambda k: k.group_id() * 8 + k.local_id() < 9),  # whole in one workgroup only
+    divergent(lambda k: k.local_id(), loop=True), divergent(lambda k: k.local_id() // 4 + 1, loop=True),
+])  # fmt: skip
+def test_barriers_that_only_some_threads_reach(body, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KernelError, match="control flow that may differ"):
+        trace(body, "checked", (8, 1, 1), (2, 1, 1))
+    module = importlib.import_module("litegpu.gpu.lang.verify")  # whose name in the package is the function's
+    monkeypatch.setattr(module, "check_uniformity", lambda kernel: None)
+    check(body, "only some threads of a workgroup reach the barrier")
+
+
+@pytest.mark.parametrize("body", [
+    divergent(lambda k: k.group_id() == 1), divergent(lambda k: k.group_id(), loop=True),
+    divergent(lambda k: k.const(False, boolean)),
+])  # fmt: skip
+def test_barriers_that_whole_workgroups_reach_or_none(body) -> None:
+    check(body, None)
+
+
+def test_index_just_past_the_end() -> None:
+    def load(k: Kernel) -> None:
+        y = k.buffer("y", f32, 16)
+        with k.If(k.local_id() == 0):
+            y[k.group_id()] = y[k.group_id() + 15]
+
+    def shared(k: Kernel) -> None:
+        k.buffer("y", f32, 16)[0] = 1.0
+        k.shared(f32, 8)[k.local_id() + 1] = 2.0
+
+    check(load, r"y\[16\] is outside its 16")
+    check(shared, r"\[8\] is outside its 8")
+    check(lambda k: k.buffer("y", f32, 16).__setitem__(k.group_id() * 8 + k.local_id(), 1.0), None)
+
+
+def test_what_another_workgroup_wrote_is_a_race_even_behind_a_barrier() -> None:
+    def body(k: Kernel) -> None:
+        y = k.buffer("y", f32, 16)
+        i = k.group_id() * 8 + k.local_id()
+        y[i] = f32(i)
+        k.barrier()
+        k.barrier()
+        with k.If((k.group_id() == 1) & (k.local_id() == 0)):
+            y[15] = y[0]
+
+    check(body, "loads what another thread stored")
+
+
+def test_reading_what_another_workgroup_then_writes() -> None:
+    def body(k: Kernel) -> None:
+        y = k.buffer("y", f32, 16)
+        shared = k.shared(f32, 8)
+        shared[k.local_id()] = y[k.local_id()]
+        k.barrier()
+        k.barrier()
+        with k.If(k.group_id() == 1):
+            y[k.local_id()] = 3.0
+
+    check(body, "stores to what another thread loads")

@@ -113,3 +113,19 @@ def test_blockwise_quantization_and_raw_integers_are_refused() -> None:
         as_array(constant(np.zeros((2, 3), np.int8), TensorType.INT8, blocks))
     with pytest.raises(Unsupported, match="INT8 without quantization"):
         as_array(constant(np.zeros((2, 3), np.int8), TensorType.INT8))
+
+
+@pytest.mark.parametrize("value, fits", [
+    (2**31 - 1, True), (2**31, False), (2**32 + 5, False), (2**62, False), (-(2**31), True), (-(2**31) - 1, False),
+])  # fmt: skip
+def test_integers_beyond_32_bits_are_refused(value: int, fits: bool) -> None:
+    """Both at the ends and in the middle of the others."""
+    for at in range(3):
+        data = np.array([1, -2, 3], np.int64)
+        data[at] = value
+        tensor = Tensor(0, "c", TensorType.INT64, (3,), (3,), 0, data=data)
+        if fits:
+            assert as_array(tensor).tolist() == data.tolist()
+        else:
+            with pytest.raises(Unsupported, match="64-bit"):
+                as_array(tensor)

@@ -48,6 +48,9 @@ def test_where_it_does_not_fit() -> None:
     assert join_entry(graph, Features()) is graph
     several, _ = network(DType.INT8, twice=True)
     assert len(join_entry(several, CUDA).nodes) == 3
+    given, _ = network(DType.INT8)
+    handed_out = GraphBuilder.of(given).graph(given.inputs, (*given.outputs, given.nodes[0].output))
+    assert len(join_entry(handed_out, CUDA).nodes) == 2
     half = dataclasses.replace(graph.nodes[0], epilogue=apply("sub", apply("to_float32", Arg(0)), 0.5))
     halves = GraphBuilder(dict(graph.values), [half, graph.nodes[1]]).graph(graph.inputs, graph.outputs)
     assert len(join_entry(halves, CUDA).nodes) == 2

@@ -7,7 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.build import build_program
+from litegpu.gpu.evaluate import evaluate_graph, evaluate_node
 from litegpu.gpu.graph import (
     RESULT,
     Apply,
@@ -27,11 +28,14 @@ from litegpu.gpu.graph import (
     Resize2D,
     Slice,
     Softmax,
+    Transpose,
     apply,
+    walk,
 )
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes import optimise
-from litegpu.gpu.passes.layout import place
+from litegpu.gpu.passes.layout import Placed, place
+from litegpu.gpu.view import View
 
 RELU = apply("max", Arg(0), 0.0)
 ADD = apply("add", Arg(0), Arg(1))
@@ -40,7 +44,9 @@ ADD = apply("add", Arg(0), Arg(1))
 class Net:
     """A random graph of convolutions, elementwise ops, copies, concatenations and reductions."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, moving: bool = False) -> None:
+        """`moving`: with transpositions too."""
+        self.kinds = 11 if moving else 9
         self.rnd, self.rng = random.Random(seed), np.random.default_rng(seed)
         self.b = GraphBuilder()
         self.inputs = [self.b.value((1, 4, 6, self.rnd.choice([3, 4, 8])), DType.FLOAT32) for _ in range(2)]
@@ -60,7 +66,7 @@ class Net:
     def grow(self) -> None:
         x = self.rnd.choice(self.live[-4:])
         b, h, w, c = self.shape(x)
-        match self.rnd.randrange(9):
+        match self.rnd.randrange(self.kinds):
             case 0:
                 o = self.rnd.choice([3, 4, 8])
                 weights = self.b.constant(self.rng.standard_normal((o, 3, 3, c)) / 5)
@@ -95,6 +101,9 @@ class Net:
                 self.out(Elementwise(), [], (b, h, w, c), apply("sub", Arg(0), Arg(1)), [x, mean])
             case 8:
                 self.out(Softmax(), [x], (b, h, w, c))
+            case _:
+                perm = self.rnd.choice([(0, 3, 1, 2), (0, 2, 3, 1), (0, 2, 1, 3), (0, 1, 3, 2)])
+                self.out(Copy((Transpose(perm),)), [x], tuple((b, h, w, c)[p] for p in perm))
 
     def graph(self) -> Graph:
         return self.b.graph(self.inputs, self.outputs)
@@ -128,6 +137,142 @@ def test_layout_never_lets_two_values_overlap(seed: int, half: bool) -> None:
             written[view.root, int(i)] = node.output
     for v in (*placed.graph.inputs, *placed.graph.outputs):
         assert placed.views[v].dtype is DType.FLOAT32
+
+
+def index_of(view: View, channels: int | None = None) -> np.ndarray:
+    """Where the elements of a view lie in its memory."""
+    shape = (*view.shape[:3], channels or view.shape[3])
+    return view.offset + sum(g * s for g, s in zip(np.indices(shape), view.strides, strict=True))
+
+
+def run_placed(placed: Placed, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """The graph's outputs, each node reading and writing where the views say; memory is NaN at first, and a node's
+    output has zeros in the padding that is its own."""
+    memory = {root: np.full(size, np.nan, np.float32) for root, (size, _) in placed.roots.items()}
+    known = {v: value.data for v, value in placed.graph.values.items() if value.data is not None}
+    for v, data in zip(placed.graph.inputs, inputs, strict=True):
+        memory[placed.views[v].root][index_of(placed.views[v])] = data
+    for node in placed.graph.nodes:
+        read = {v: memory[placed.views[v].root][index_of(placed.views[v])] for v in node.reads if v not in known}
+        for v in read:
+            view = placed.views[v]
+            if view.zero_padded and view.vector:
+                quads = memory[view.root][index_of(view, view.quads * 4)]
+                assert not quads[..., view.shape[3] :].any() or v in placed.graph.inputs
+        view = placed.views[node.output]
+        if view.zero_padded:
+            memory[view.root][index_of(view, view.quads * 4)] = 0
+        memory[view.root][index_of(view)] = evaluate_node(node, known | read, placed.graph)
+    return [memory[placed.views[v].root][index_of(placed.views[v])] for v in placed.graph.outputs]
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_a_random_graph_where_the_layout_puts_it(seed: int) -> None:
+    graph = Net(seed, moving=True).graph()
+    rng = np.random.default_rng(seed)
+    inputs = [rng.standard_normal(graph.values[v].shape).astype(np.float32) for v in graph.inputs]
+    want = evaluate_graph(graph, inputs)
+    for got, expected in zip(run_placed(place(optimise(graph, Features()), False), inputs), want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_stored_as_float16() -> None:
+    """Values of several pixels; not those of one, nor sums, nor what is exact, nor what the user sees."""
+    b = GraphBuilder()
+    x = b.value((1, 4, 4, 4), DType.FLOAT32)
+    pixels, exact = (b.node(Pool2D("max", (1, 1), (1, 1)), [x], b.value((1, 4, 4, 4), DType.FLOAT32)) for _ in range(2))
+    one = b.node(Pool2D("max", (4, 4), (1, 1)), [pixels], b.value((1, 1, 1, 4), DType.FLOAT32))
+    column = b.node(Pool2D("max", (1, 4), (1, 1)), [exact], b.value((1, 4, 1, 4), DType.FLOAT32))
+    total = b.node(Reduce("sum", (2,)), [pixels], b.value((1, 4, 1, 4), DType.FLOAT32))
+    out = b.node(Elementwise(), [], b.value((1, 4, 1, 4), DType.FLOAT32),
+                 apply("add", apply("add", Arg(0), Arg(1)), Arg(2)), [one, column, total])  # fmt: skip
+    placed = place(b.graph([x], [out]), True, {exact})
+    halves = [v for v in (x, pixels, exact, one, column, total, out) if placed.views[v].dtype is DType.FLOAT16]
+    assert halves == [pixels, column]
+    assert not any(view.dtype is DType.FLOAT16 for view in place(b.graph([x], [out]), False).views.values())
+
+
+def test_every_output_is_written_by_a_node_of_its_own() -> None:
+    b = GraphBuilder()
+    x = b.value((1, 2, 2, 4), DType.FLOAT32)
+    y = b.node(Elementwise(), [], b.value((1, 2, 2, 4), DType.FLOAT32), RELU, [x])
+    constant = b.constant(np.ones((1, 1, 1, 4)))
+    placed = place(b.graph([x], [y, x, y, constant]), False)
+    outputs = placed.graph.outputs
+    assert len(set(outputs)) == 4 and len({placed.views[v].root for v in outputs}) == 4
+    assert {n.output for n in placed.graph.nodes} == set(outputs)
+
+
+def test_joined_channels_have_padding_that_nobody_writes() -> None:
+    """Two and three channels side by side: what lies behind the fifth may be anything, and must not be read."""
+    for counts, zeros in (((2, 3), False), ((1, 4), False), ((3, 3), False), ((4, 4), True)):
+        b = GraphBuilder()
+        xs = [b.value((1, 2, 2, n), DType.FLOAT32) for n in counts]
+        ys = [b.node(Pool2D("max", (1, 1), (1, 1)), [x], b.value(b.values[x].shape, DType.FLOAT32)) for x in xs]
+        joined = b.node(Concat(3), ys, b.value((1, 2, 2, sum(counts)), DType.FLOAT32))
+        out = b.node(Softmax(), [joined], b.value((1, 2, 2, sum(counts)), DType.FLOAT32))
+        placed = place(b.graph(xs, [out]), False)
+        assert placed.views[joined].zero_padded == zeros and placed.views[joined].whole_quads == zeros
+        assert [placed.views[y].offset for y in ys] == [0, counts[0]]
+        assert placed.views[ys[1]].whole_quads == (counts[1] % 4 == 0)
+
+
+def test_what_others_read_by_vectors_is_copied_into_a_concatenation() -> None:
+    """A value that only moves is written right into its place, at channel 3; one that a convolution reads as well is
+    not put where every channel would be loaded by itself."""
+    for read in (False, True):
+        b = GraphBuilder()
+        x, z = b.value((1, 2, 2, 4), DType.FLOAT32), b.value((1, 2, 2, 3), DType.FLOAT32)
+        y = b.node(Pool2D("max", (1, 1), (1, 1)), [x], b.value((1, 2, 2, 4), DType.FLOAT32))
+        first = b.node(Pool2D("max", (1, 1), (1, 1)), [z], b.value((1, 2, 2, 3), DType.FLOAT32))
+        joined = b.node(Concat(3), [first, y], b.value((1, 2, 2, 7), DType.FLOAT32))
+        outputs = [joined]
+        if read:
+            weights = b.constant(np.ones((4, 1, 1, 4)))
+            outputs.append(b.node(Conv2D(), [y, weights], b.value((1, 2, 2, 4), DType.FLOAT32)))
+        placed = place(b.graph([x, z], outputs), False)
+        assert (placed.views[y].root == placed.views[joined].root) == (not read)
+        assert placed.views[y].vector == read
+
+
+@pytest.mark.parametrize("fill", [0.0, 5.0])
+def test_only_zeros_are_a_convolution_s_padding(fill: float) -> None:
+    b = GraphBuilder()
+    x = b.value((1, 3, 3, 4), DType.FLOAT32)
+    steps = (Pad((0, 1, 1, 0), (0, 1, 1, 0), fill),)
+    padded = b.node(Copy(steps), [x], b.value((1, 5, 5, 4), DType.FLOAT32))
+    weights = b.constant(np.random.default_rng(0).standard_normal((4, 3, 3, 4)))
+    graph = b.graph([x], [b.node(Conv2D(), [padded, weights], b.value((1, 3, 3, 4), DType.FLOAT32))])
+    better = optimise(graph, Features())
+    assert len(better.nodes) == (1 if fill == 0 else 2)
+    values = [np.ones((1, 3, 3, 4), np.float32)]
+    np.testing.assert_allclose(evaluate_graph(better, values)[0], evaluate_graph(graph, values)[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_functions_that_a_reduction_computes_itself(first: int) -> None:
+    """Of its two inputs either is a function of others, in any order; shared operands are read once."""
+    rng = np.random.default_rng(0)
+    b = GraphBuilder()
+    x, y, z = (b.value((1, 3, 4, 8), DType.FLOAT32) for _ in range(3))
+    inner = b.node(Elementwise(), [], b.value((1, 3, 4, 8), DType.FLOAT32), apply("sub", Arg(0), Arg(1)), [x, y])
+    inputs = [inner, z] if first == 0 else [z, inner]
+    prologue = apply("div", Arg(0), apply("add", apply("mul", Arg(1), Arg(1)), 1.0))
+    total = b.node(Reduce("sum", (3,), prologue), inputs, b.value((1, 3, 4, 1), DType.FLOAT32))
+    other = b.node(Reduce("sum", (1, 3), prologue), [y, inner], b.value((1, 1, 4, 1), DType.FLOAT32))
+    for outputs, count in (([total], 1), ([total, other], 3)):
+        graph = b.graph([x, y, z], outputs)
+        better = optimise(graph, Features())
+        values = [rng.standard_normal((1, 3, 4, 8)).astype(np.float32) for _ in range(3)]
+        assert len(better.nodes) <= count
+        for got, want in zip(evaluate_graph(better, values), evaluate_graph(graph, values), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+    alone = GraphBuilder.of(b.graph([x, y, z], [other]))
+    graph = alone.graph([x, y, z], [other])  # y is an operand of what the reduction reads, and read by itself
+    values = [rng.standard_normal((1, 3, 4, 8)).astype(np.float32) for _ in range(3)]
+    np.testing.assert_allclose(
+        evaluate_graph(optimise(graph, Features()), values)[0], evaluate_graph(graph, values)[0], rtol=1e-5, atol=1e-6
+    )
 
 
 def test_bias_activation_and_residual_become_the_epilogue() -> None:
@@ -176,6 +321,112 @@ def test_fusion_respects_the_number_of_buffers() -> None:
         graph = optimise(b.graph(xs, [total]), Features(max_buffers=limit))
         assert max(len(set(n.reads)) + 1 for n in graph.nodes) <= limit
         assert len(graph.nodes) <= -(-11 // (limit - 2))
+
+
+@pytest.mark.parametrize("limit", [4, 5, 6])
+@pytest.mark.parametrize("seed", range(25))
+def test_kernels_of_a_random_graph_bind_no_more_buffers_than_there_are(seed: int, limit: int) -> None:
+    program = build_program(Net(seed).graph(), Features(max_buffers=limit))
+    assert max(len(kernel.access) for kernel in program.kernels) <= limit
+
+
+def test_the_table_of_a_resize_is_a_buffer() -> None:
+    """Input, table and output leave room for one operand of four buffers; a constant number needs none."""
+    b = GraphBuilder()
+    x = b.value((1, 4, 4, 4), DType.FLOAT32)
+    operands = [b.value((1, 8, 8, 4), DType.FLOAT32) for _ in range(2)]
+    y = b.node(Resize2D("bilinear"), [x], b.value((1, 8, 8, 4), DType.FLOAT32))
+    for operand in (*operands, b.constant(np.full((1, 1, 1, 1), 3.0))):
+        y = b.node(Elementwise(), [], b.value((1, 8, 8, 4), DType.FLOAT32), ADD, [y, operand])
+    graph = b.graph([x, *operands], [y])
+    for limit, kernels in ((4, 2), (5, 1)):
+        program = build_program(graph, Features(max_buffers=limit))
+        assert max(len(kernel.access) for kernel in program.kernels) <= limit
+        assert len(program.dispatches) == kernels
+
+
+def test_fused_functions_stay_readable() -> None:
+    """A chain of 200 functions becomes kernels of at most 64; a long function of a small operand is computed once."""
+    b = GraphBuilder()
+    x = y = b.value((1, 4, 4, 4), DType.FLOAT32)
+    for i in range(200):
+        y = b.node(Elementwise(), [], b.value((1, 4, 4, 4), DType.FLOAT32), apply("add", Arg(0), float(i)), [y])
+    sizes = [sum(isinstance(e, Apply) for e in walk(n.epilogue)) for n in optimise(b.graph([x], [y]), Features()).nodes]
+    assert sum(sizes) == 200 and max(sizes) == 64
+
+    for functions, kernels in ((8, 1), (9, 2)):
+        b = GraphBuilder()
+        x, row = b.value((1, 4, 4, 4), DType.FLOAT32), b.value((1, 1, 1, 4), DType.FLOAT32)
+        small = row
+        for _ in range(functions):
+            small = b.node(Elementwise(), [], b.value((1, 1, 1, 4), DType.FLOAT32), apply("exp", Arg(0)), [small])
+        y = b.node(Elementwise(), [], b.value((1, 4, 4, 4), DType.FLOAT32), ADD, [x, small])
+        assert len(optimise(b.graph([x, row], [y]), Features()).nodes) == kernels
+
+
+def test_paddings_with_different_values_stay_apart() -> None:
+    b = GraphBuilder()
+    x = b.value((1, 2, 2, 4), DType.FLOAT32)
+    one = b.node(Copy((Pad((0, 1, 0, 0), (0, 0, 0, 0), 5.0),)), [x], b.value((1, 3, 2, 4), DType.FLOAT32))
+    two = b.node(Copy((Pad((0, 0, 1, 0), (0, 0, 0, 0), -7.0),)), [one], b.value((1, 3, 3, 4), DType.FLOAT32))
+    graph = b.graph([x], [two])
+    values = [np.ones((1, 2, 2, 4), np.float32)]
+    np.testing.assert_array_equal(
+        evaluate_graph(optimise(graph, Features()), values)[0], evaluate_graph(graph, values)[0]
+    )
+
+
+@pytest.mark.parametrize("before, after", [
+    ((0, 1, 1, 0), (0, 1, 1, 4)), ((0, 1, 1, 4), (0, 1, 1, 0)), ((1, 1, 1, 0), (0, 1, 1, 0)),
+    ((0, 1, 1, 0), (1, 1, 1, 0)),
+])  # fmt: skip
+def test_only_rows_and_columns_are_a_convolution_s_padding(before, after) -> None:
+    rng = np.random.default_rng(0)
+    b = GraphBuilder()
+    x = b.value((1, 4, 5, 4), DType.FLOAT32)
+    shape = tuple(n + i + j for n, i, j in zip((1, 4, 5, 4), before, after, strict=True))
+    padded = b.node(Copy((Pad(before, after),)), [x], b.value(shape, DType.FLOAT32))
+    weights = b.constant(rng.standard_normal((4, 3, 3, shape[3])))
+    y = b.node(Conv2D(), [padded, weights], b.value((shape[0], 4, 5, 4), DType.FLOAT32))
+    graph = b.graph([x], [y])
+    values = [rng.standard_normal((1, 4, 5, 4)).astype(np.float32)]
+    better = optimise(graph, Features())
+    assert len(better.nodes) == 2
+    np.testing.assert_allclose(evaluate_graph(better, values)[0], evaluate_graph(graph, values)[0], rtol=1e-5)
+
+
+def test_transpositions_are_joined_in_order() -> None:
+    rng = np.random.default_rng(0)
+    for first, second in (((0, 2, 3, 1), (0, 3, 1, 2)), ((0, 2, 3, 1), (0, 2, 3, 1)), ((0, 3, 1, 2), (0, 1, 3, 2))):
+        b = GraphBuilder()
+        shape = (1, 3, 5, 4)
+        x = y = b.value(shape, DType.FLOAT32)
+        for perm in (first, second):
+            shape = tuple(shape[p] for p in perm)
+            y = b.node(Copy((Transpose(perm),)), [y], b.value(shape, DType.FLOAT32))
+        graph = b.graph([x], [y])
+        values = [rng.standard_normal((1, 3, 5, 4)).astype(np.float32)]
+        better = optimise(graph, Features())
+        assert len(better.nodes) == 1
+        np.testing.assert_array_equal(evaluate_graph(better, values)[0], evaluate_graph(graph, values)[0])
+
+
+@pytest.mark.parametrize("op", [
+    Resize2D("nearest"), Resize2D("nearest", half_pixel_centers=True), Resize2D("nearest", align_corners=True),
+    Resize2D("bilinear"),
+])  # fmt: skip
+@pytest.mark.parametrize("size", [(4, 6), (6, 12), (5, 7), (8, 15), (3, 5)])
+def test_enlargements_of_every_kind_keep_their_function(op: Resize2D, size: tuple[int, int]) -> None:
+    rng = np.random.default_rng(0)
+    b = GraphBuilder()
+    x = b.value((1, 2, 3, 4), DType.FLOAT32)
+    resized = b.node(op, [x], b.value((1, *size, 4), DType.FLOAT32))
+    weights = b.constant(rng.standard_normal((4, 3, 3, 4)))
+    y = b.node(Conv2D(padding=(1, 1)), [resized, weights], b.value((1, *size, 4), DType.FLOAT32))
+    graph = b.graph([x], [y])
+    values = [rng.standard_normal((1, 2, 3, 4)).astype(np.float32)]
+    better = evaluate_graph(optimise(graph, Features()), values)[0]
+    np.testing.assert_allclose(better, evaluate_graph(graph, values)[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
@@ -80,3 +81,22 @@ def test_stays_behind_copies_that_move_or_fill() -> None:
     graph = b.graph([x], [b.node(Elementwise(), (), value(b, 1, 6, 6, 8), apply("neg", Arg(0)), [padded])])
     assert [type(n.op) for n in raise_elementwise(graph).nodes] == [Copy, Elementwise]
     assert raise_elementwise(graph).nodes[-1].epilogue != RESULT
+
+
+@pytest.mark.parametrize("shared", range(4))
+def test_not_over_parts_that_others_read(shared: int) -> None:
+    """A function of three joined values becomes theirs, unless two of them would need kernels of their own for that."""
+    b = GraphBuilder()
+    shape = (1, 2, 2, 4)
+    x = b.value(shape, DType.FLOAT32)
+    weights = b.constant(np.eye(4).reshape(4, 1, 1, 4))
+    parts = [b.node(Conv2D(), [x, weights], b.value(shape, DType.FLOAT32)) for _ in range(3)]
+    joined = b.node(Concat(3), parts, b.value((1, 2, 2, 12), DType.FLOAT32))
+    out = b.node(Elementwise(), [], b.value((1, 2, 2, 12), DType.FLOAT32), apply("max", Arg(0), 0.0), [joined])
+    raised = raise_elementwise(b.graph([x], [out, *parts[:shared]]))
+    functions = [n for n in raised.nodes if isinstance(n.op, Elementwise)]
+    assert len(functions) == (3 if shared <= 1 else 1)
+    values = [np.random.default_rng(0).standard_normal(shape).astype(np.float32)]
+    for got, want in zip(evaluate_graph(raised, values), evaluate_graph(b.graph([x], [out, *parts[:shared]]), values),
+                         strict=True):  # fmt: skip
+        np.testing.assert_array_equal(got, want)

@@ -35,6 +35,8 @@ def test_the_function_stays(graph: Graph) -> None:
     assert len(staged.nodes) == 5 and staged.inputs == graph.inputs and not set(staged.outputs) & set(graph.outputs)
     for got, want in zip(evaluate_graph(staged, [x]), evaluate_graph(graph, [x]), strict=True):
         np.testing.assert_array_equal(got, want)
+    readers = [node for node in staged.nodes if staged.inputs[0] in node.reads]
+    assert [type(node.op) for node in readers] == [Elementwise]  # the copy alone
 
 
 def test_inner_values_are_stored_as_intermediates_are(graph: Graph) -> None:

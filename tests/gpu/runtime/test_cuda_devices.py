@@ -152,22 +152,38 @@ def test_reasons_that_a_driver_gives() -> None:
         assert done.stdout.startswith(expected), done.stdout
 
 
+#: Of the tests that need a kernel compiled for each case, those that together touch every line of the kernels.
+QUICK = {
+    "gpu/runtime": "",
+    "tools/test_doctor.py": "",
+    "gpu/kernels/test_cuda_attention.py": "not 1000",
+    "gpu/kernels/test_cuda_convolution.py": "test_some or test_weights or (strided and op0)"
+    " or (test_channels and taps1-12) or (test_windows and op2 and float16)",
+    "gpu/kernels/test_cuda_depthwise.py": "(test_channels and (5-float or 17-float)) or finite or inputs"
+    " or (test_windows and block1 and op1) or (test_taps and taps2 and float32)",
+    "gpu/kernels/test_cuda_lstm.py": "layouts or sequences or (divisions and (4-2 or 1-1))",
+    "gpu/kernels/test_cuda_matmul.py": "leading or (layouts and (True-False-float16 or False-True-float32))",
+    "gpu/kernels/test_cuda_matvec.py": "views or beside or test_some or (rows and 3-float)"
+    " or (windows and (op2 or op4) and float16)",
+    "gpu/kernels/test_cuda_separable.py": "5-taps1 or 17-taps0 or 12-taps2 or (windows and op1) or nan",
+    "gpu/kernels/test_cuda_transpose.py": "(case1 and float16) or (case3 and float32) or (case5 and float16)",
+}
+
+
 @needs_compiler
 @pytest.mark.skipif(bool(os.environ.get("LITEGPU_CUDA_EMULATOR")), reason="is running in it")
 @pytest.mark.parametrize(
-    "folder",
+    "folder, chosen",
     [
-        "gpu/runtime",
-        "gpu/kernels/test_cuda_matmul.py",
-        "gpu/kernels/test_cuda_separable.py",
-        pytest.param("gpu/lang", marks=pytest.mark.slow),
-        pytest.param("gpu", marks=pytest.mark.slow),
+        *QUICK.items(),
+        pytest.param("gpu/lang", "", marks=pytest.mark.slow),
+        pytest.param("gpu", "", marks=pytest.mark.slow),
     ],
 )
-def test_the_cuda_tests_pass_on_the_emulator(folder: str) -> None:
+def test_the_cuda_tests_pass_on_the_emulator(folder: str, chosen: str) -> None:
     """What needs no real GPU of the tests marked `cuda`."""
     pytest.importorskip("cuda.bindings")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "cuda and not slow", str(TESTS / folder)]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "cuda and not slow", "-k", chosen, str(TESTS / folder)]
     done = subprocess.run(
         command, capture_output=True, text=True, cwd=TESTS.parent, env=_environment() | {"LITEGPU_CUDA_EMULATOR": "1"}
     )

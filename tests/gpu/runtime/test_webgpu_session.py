@@ -18,6 +18,7 @@ from litegpu.gpu.graph import DType
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
 from litegpu.gpu.runtime.webgpu import WebGpuDevice, WebGpuSession
 from litegpu.gpu.runtime.webgpu_adapters import choose_adapter
+from litegpu.gpu.runtime.webgpu_replay import Answers, Replay
 
 Build = Callable[..., WebGpuSession]
 
@@ -309,8 +310,13 @@ def test_passive_waits_spin_where_the_last_one_was_short(
     session: Build, device: WebGpuDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, spun = session(affine_chain(1, 2, 1), wait="passive"), []
-    real = one.replay.wait
-    monkeypatch.setattr(one.replay, "wait", lambda spin: (spun.append(spin), real(spin)))
+    real = Replay.wait
+
+    def wait(replay: Replay, answers: Answers, spin: float, expected: float) -> None:
+        spun.append(spin)
+        real(replay, answers, spin, expected)
+
+    monkeypatch.setattr(Replay, "wait", wait)
     monkeypatch.setattr(device, "info", dataclasses.replace(device.info, is_software=False))
     one.run()
     one._stats["wait"] = 1e-4
@@ -378,7 +384,7 @@ def test_stats(session: Build) -> None:
 
 
 def test_constants_larger_than_one_upload_piece(session: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("litegpu.gpu.runtime.webgpu._UPLOAD_BYTES", 64)
+    monkeypatch.setattr("litegpu.gpu.runtime.webgpu_session._UPLOAD_BYTES", 64)
     values = np.arange(COUNT, dtype=np.float32)
     source = AFFINE.replace("x[id.x] * c[0] + c[1]", "x[id.x] + c[id.x]")
     program = dataclasses.replace(affine_chain(1, 1.0, 0.0, source=source), constants=values.view(np.uint8))

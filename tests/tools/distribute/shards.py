@@ -33,6 +33,23 @@ class Squares:
         return square
 
 
+class Stuck:
+    """A worker that never comes back from one shard, the first time that it is given to any."""
+
+    def __init__(self, shard: int) -> None:
+        self.shard, self.calls, self.release = shard, 0, threading.Event()
+
+    def __call__(self, context: Context) -> Callable[[int], int]:
+        def work(number: int) -> int:
+            if number == self.shard:
+                self.calls += 1
+                if self.calls == 1:
+                    self.release.wait()
+            return number
+
+        return work
+
+
 class Refusing:
     """A factory that fails in every worker."""
 

@@ -6,16 +6,19 @@ import importlib.util
 import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tools.distribute.shards import Counting, Refusing, Squares
+from tools.distribute.shards import Counting, Refusing, Squares, Stuck
 
+from litegpu.background import settle_all
 from litegpu.errors import OptionError
 from litegpu.tools.distribute import Context, WorkerDied, map_shards, plan_workers
+from litegpu.tools.distribute.scheduler import ending
 
 
 def test_outcomes_come_in_order_from_several_workers() -> None:
@@ -56,6 +59,64 @@ def test_threads_overlap_and_the_function_is_closed() -> None:
     assert counting.most == 2 and counting.closed and seen[0].endswith("on a counter")
 
 
+def test_outcomes_can_come_as_they_are_known() -> None:
+    work = Stuck(0)
+    outcomes = map_shards(work, range(6), workers=2, concurrency=1, in_order=False)
+    first = [next(outcomes).index for _ in range(3)]  # while the first shard is still under way
+    assert 0 not in first and work.calls == 1
+    work.release.set()
+    assert sorted(first + [o.index for o in outcomes]) == list(range(6))
+
+
+def test_a_thread_that_does_not_come_back_is_given_up() -> None:
+    work = Stuck(3)
+    outcomes = list(map_shards(work, range(20), workers=2, concurrency=1, patience=0.02))
+    assert [o.value for o in outcomes] == list(range(20)) and work.calls == 2
+    assert outcomes[3].attempts == 2 and sum(o.attempts > 1 for o in outcomes) <= 4  # and those that waited behind it
+    work.release.set()
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["in the consumer", "while waiting"])
+def test_an_interruption_does_not_wait_for_the_shard_in_hand(here: bool) -> None:
+    """The function is closed all the same, when its thread has come back."""
+    begun, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow:
+        def __call__(self, shard: int) -> int:
+            if shard:
+                begun.set()
+                go_on.wait(60)
+            return shard
+
+        def close(self) -> None:
+            closed.set()
+
+    def shards() -> Iterator[int]:
+        yield 0
+        yield 1
+        if not here:
+            begun.wait(60)
+            raise KeyboardInterrupt
+        yield 2
+
+    outcomes = map_shards(lambda context: Slow(), shards(), concurrency=1, ahead=1 if here else 2)
+    with pytest.raises(KeyboardInterrupt), ending(outcomes):
+        for _ in outcomes:
+            if here:
+                begun.wait(60)
+                raise KeyboardInterrupt
+    assert not go_on.is_set() and not closed.is_set()
+    go_on.set()
+    assert closed.wait(60)
+    settle_all()
+
+
+def test_the_patience_is_a_time() -> None:
+    for patience in (0, -1, float("nan")):
+        with pytest.raises(OptionError, match="above 0"):
+            list(map_shards(Squares(), range(3), patience=patience))
+
+
 def test_nothing_to_do() -> None:
     assert list(map_shards(Squares(), [])) == []
 
@@ -68,6 +129,15 @@ def test_contexts_share_threads_and_gpus() -> None:
 
 
 # --------------------------------------------------------------------------------------------------------------- Ray
+
+
+def _lives(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
 
 on_ray = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs ray: pip install 'litegpu[ray]'"),
@@ -110,6 +180,30 @@ class TestRay:
                     pass
         assert answers == Counter(range(200)) and list(answers) == list(range(200))
         assert killed >= 3 and again >= 1 and os.getpid() not in pids
+
+    def test_a_worker_that_is_stopped_is_replaced(self) -> None:
+        """Its process lives, answers nothing, and would not hear a request to end."""
+        stopped = 0
+        answers: Counter[int] = Counter()
+        outcomes = map_shards(
+            Squares(delay=0.01), range(60), workers=2, ray="auto", gpus=False, patience=2, in_order=False
+        )
+        for outcome in outcomes:
+            assert outcome.error is None and int(outcome.value[1][0]) == outcome.index**2
+            answers[outcome.index] += 1
+            if not stopped:
+                stopped = outcome.value[0]
+                os.kill(stopped, signal.SIGSTOP)
+        assert answers == Counter(range(60))
+        deadline = time.monotonic() + 10
+        while _lives(stopped) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not _lives(stopped)
+
+    def test_a_worker_that_is_busy_is_not_replaced(self) -> None:
+        """However long its start and its shards take."""
+        outcomes = list(map_shards(Squares(delay=1.0), [1, 3], workers=1, ray="auto", gpus=False, patience=0.8))
+        assert [o.attempts for o in outcomes] == [1, 1] and outcomes[0].value[0] == outcomes[1].value[0]
 
     def test_a_shard_that_kills_is_given_up_and_those_beside_it_are_not(self) -> None:
         work = Squares(kills=frozenset({9}))

@@ -377,16 +377,24 @@ def test_ground_truth_that_contradicts_itself_is_named(detections: DetectionSet,
         (changed(image_id=7), "annotation 1 is about image 7"),
         (changed(category_id=77), "annotation 1 is of category 77"),
         (changed(bbox=[1, 2, 3]), "annotation 1 has the box"),
+        (changed(bbox=[1, 2, float("nan"), 3]), "annotation 1 has the box"),
+        (changed(area=float("inf")), "annotation 1 has the area"),
+        (changed(image_id=float("inf")), "no COCO instances file"),
         (good | {"annotations": [{}]}, "no COCO instances file"),
+        (good | {"annotations": ["text"]}, "no COCO instances file"),
+        (good | {"annotations": None}, "no COCO instances file"),
+        (good | {"categories": [["id"]]}, "no COCO instances file"),
+        (good | {"images": 7}, "no COCO instances file"),
         (good | {"images": good["images"] * 2}, "the same id"),
     ]
     for content, words in mistakes:
         path.write_text(json.dumps(content))
         with pytest.raises(OptionError, match=words):
             evaluate_coco(task, HERE)
-    path.write_text("{")
-    with pytest.raises(OptionError, match="is no JSON"):
-        evaluate_coco(task, HERE)
+    for text in ("{", "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(OptionError, match="is no JSON"):
+            evaluate_coco(task, HERE)
     with pytest.raises(OptionError, match="one of --annotations"):
         evaluate_coco(detections.task(annotations=""), HERE)
     path.write_text(json.dumps(good | {"images": [good["images"][0] | {"height": 5000}], "annotations": []}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tools.evaluate.image_set import resized_officially
 
 from litegpu.errors import InvokeError, OptionError
 from litegpu.tools.evaluate.confusion import confusion_matrix, confusion_picture
-from litegpu.tools.evaluate.decoding import decoded_batches
+from litegpu.tools.evaluate.decoding import Decoder, decoded_batches
 from litegpu.tools.evaluate.items import Item
 from litegpu.tools.evaluate.paired import mcnemar_exact, paired
 from litegpu.tools.evaluate.preprocessing import Preprocessing, UnreadableImage, bilinear, central_square
@@ -153,6 +154,31 @@ def test_a_dead_worker_is_an_error_and_no_hang() -> None:
     items = [*numbers(5), Item("666", "666", None), *numbers(5)]
     with pytest.raises(InvokeError, match="exit status 3"):
         list(decoded_batches(items, Numbers(), 2, 1))
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_decoder_that_stops_or_dies_is_replaced(how: signal.Signals) -> None:
+    with Decoder(Numbers(), 4, 2, patience=1.0) as decoder:
+        victim = None
+        seen: list[int] = []
+        for found in decoder.batches(numbers(400)):
+            seen += [int(a[0]) for a, row in zip(found.array, found.rows, strict=False) if not row.error]
+            assert not any(row.error for row in found.rows if row.item.path != "13")
+            if victim is None:
+                victim = decoder._team[0].process
+                assert victim.pid is not None
+                os.kill(victim.pid, how)
+        assert seen == [n for n in range(400) if n != 13]
+        assert victim is not None and victim is not decoder._team[0].process
+        assert [row.item for found in decoder.batches(numbers(6)) for row in found.rows] == numbers(6)
+
+
+def test_an_item_that_kills_its_decoder_is_an_error_and_those_beside_it_are_not() -> None:
+    items = [*numbers(40), Item("666", "666", None), *numbers(60)[40:]]
+    rows = [row for found in decoded_batches(items, Numbers(), 4, 2) for row in found.rows]
+    assert [row.item for row in rows] == items
+    assert [row.item.path for row in rows if row.error and row.item.path != "13"] == ["666"]
+    assert "exit status" in next(row.error for row in rows if row.item.path == "666")
 
 
 def test_leaving_early_ends_the_workers() -> None:

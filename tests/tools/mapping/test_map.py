@@ -223,9 +223,11 @@ def test_the_batch_is_bounded_by_inputs_and_outputs() -> None:
 def test_the_gpu_gives_the_same(adder: Path, tmp_path: Path) -> None:
     from agreement import require_gpu
 
+    from litegpu.device_choice import best_gpu
+
     require_gpu()
     np.save(tmp_path / "in.npy", np.arange(30, dtype=np.float32).reshape(10, 3))
-    report = map_model(adder, [tmp_path / "in.npy"], tmp_path / "o.parquet", batch=4)
+    report = map_model(adder, [tmp_path / "in.npy"], tmp_path / "o.parquet", batch=4, device=best_gpu())
     assert "CPU" not in report.workers[0]
     np.testing.assert_array_equal(
         numbers(rows(tmp_path / "o.parquet")), np.load(tmp_path / "in.npy") + np.array([1, 2, 3], np.float32)
@@ -375,6 +377,10 @@ def test_overwriting_removes_nothing_but_parts(adder: Path, tmp_path: Path) -> N
     with pytest.raises(OptionError, match="holds other files"):
         map_model(adder, [tmp_path / "in.npy"], home, device="cpu", overwrite=True)
     assert (home / "thesis.tex").exists()
+    parts = tmp_path / "parts"
+    for overwrite in (False, True):
+        assert map_model(adder, [tmp_path / "in.npy"], parts, device="cpu", overwrite=overwrite).inputs == 5
+        assert [p.name for p in parts.iterdir()] == ["part-000000000000.parquet"]
 
 
 # ------------------------------------------------------------------------------------------------ the command

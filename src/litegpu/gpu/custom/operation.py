@@ -36,6 +36,7 @@ class Operation:
     options: bytes
     inputs: tuple[TensorInfo | None, ...]
     outputs: tuple[TensorInfo, ...]
+    index: int = 0  # the operator's number in the model
 
     def flexbuffer(self) -> Any:
         """The options as FlexBuffers, which most converters write: usually a dictionary. Raises ModelError if they are

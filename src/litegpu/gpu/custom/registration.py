@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from litegpu.boundary import typed
 from litegpu.errors import OptionError
 from litegpu.gpu.custom.definition import Dim3, Group, Thread
 from litegpu.gpu.custom.operation import Operation
@@ -46,6 +49,7 @@ class Registration:
         return f"custom_{letters}" if letters else "custom"
 
 
+@typed
 def register_op(
     name: str,
     kernel: ThreadKernel | GroupKernel | Sequence[ThreadKernel | GroupKernel],
@@ -91,8 +95,10 @@ def register_op(
     _REGISTERED[name] = Registration(name, kernels, check, reference, grid, max_version)
 
 
+@typed
 def unregister_op(name: str) -> None:
-    """Forget a registered operator; models that are prepared already keep it. Raises OptionError if there is none."""
+    """Forget a registered operator; models that are open already keep it, also for
+    other batches. Raises OptionError if there is none."""
     if name not in _REGISTERED:
         known = ", ".join(sorted(_REGISTERED)) or "none"
         raise OptionError(f"{name!r} is not registered (registered: {known})")
@@ -100,11 +106,28 @@ def unregister_op(name: str) -> None:
 
 
 def registered(name: str) -> Registration | None:
-    """What was registered for a custom code."""
-    return _REGISTERED.get(name)
+    """What was registered for a custom code: now, or when the model was opened that is being worked on."""
+    return known().get(name)
+
+
+def known() -> dict[str, Registration]:
+    """All registrations, as registered() finds them; not to be changed."""
+    kept = _KEPT.get()
+    return _REGISTERED if kept is None else kept
+
+
+@contextlib.contextmanager
+def keeping(registrations: dict[str, Registration] | None) -> Iterator[None]:
+    """In this thread, what was known earlier is what is registered; None changes nothing."""
+    token = _KEPT.set(registrations if registrations is not None else _KEPT.get())
+    try:
+        yield
+    finally:
+        _KEPT.reset(token)
 
 
 _REGISTERED: dict[str, Registration] = {}
+_KEPT: ContextVar[dict[str, Registration] | None] = ContextVar("_KEPT", default=None)
 
 
 def as_outputs(name: str, result: Any, shapes: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[np.ndarray]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -252,7 +253,7 @@ class Sink:
     def write(self, at: Position, result: Value | None = None) -> None:
         """`store` at a position of the output's shape."""
         args: list[Value | None] = [] if isinstance(self.ctx.node.op, graph.Elementwise) else [result]
-        args += [None if source is None else source.read(at) for source in self.sources]
+        args += read_all(self.sources, at)
         value = evaluate(self.k, self.ctx.node.epilogue, args)
         self._put(at, value if value.type.lanes == 4 else self.k.splat(value, 4))
 
@@ -313,6 +314,26 @@ class Sink:
         return declare(self.k, "y", self.view, lanes, self.operands, None)
 
 
+def read_all(sources: Sequence[Source | None], at: Position) -> list[Value | None]:
+    """What each source has at `at`. One that comes again is read once, and so known to be the same."""
+    found: dict[int, Value] = {}
+    for source in sources:
+        if source is not None and id(source) not in found:
+            found[id(source)] = source.read(at)
+    return [None if source is None else found[id(source)] for source in sources]
+
+
+def open_sources(
+    ctx: Context, k: Kernel, values: Sequence[int], operands: Operands, used: Container[int] | None = None
+) -> tuple[Source | None, ...]:
+    """Read several values in `k`, those whose places are in `used` (by default all); equal ones by one source."""
+    opened = {
+        v: open_source(ctx, k, v, operands)
+        for v in dict.fromkeys(v for i, v in enumerate(values) if used is None or i in used)
+    }
+    return tuple(opened[v] if used is None or i in used else None for i, v in enumerate(values))
+
+
 def open_source(ctx: Context, k: Kernel, value_id: int, operands: Operands) -> Source:
     """Read value `value_id` of the graph in `k`; `operands` collects what the kernel's buffers are bound to."""
     value = ctx.value(value_id)
@@ -328,9 +349,7 @@ def open_sink(ctx: Context, k: Kernel, operands: Operands) -> Sink:
     node = ctx.node
     used = graph.arguments(node.epilogue)
     first = 0 if isinstance(node.op, graph.Elementwise) else 1
-    sources = tuple(
-        open_source(ctx, k, v, operands) if first + i in used else None for i, v in enumerate(node.operands)
-    )
+    sources = open_sources(ctx, k, node.operands, operands, {i - first for i in used})
     return Sink(ctx, k, ctx.views[node.output], operands, sources)
 
 

@@ -14,7 +14,6 @@ from litegpu.gpu.kernels.access import (
     Sink,
     Source,
     address,
-    mask,
     open_sink,
     open_source,
 )
@@ -23,9 +22,11 @@ from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.per_quad import per_quad
 from litegpu.gpu.lang import Kernel, Type, Value, i32, i32x4, trace, u32, vec
 
-# TFLite's ARG_MAX compares each element with the best so far, beginning with element 0. So a NaN is never chosen over
-# a number, except that a NaN in element 0 stays: nothing compares above it.
+# A NaN is never chosen over a number. Along the channels that is as TFLite's vector kernel has it, to the letter: it
+# keeps the best of each of four lanes, NaN where a lane has no number, and `b > a ? b : a` joins them, two and two, so
+# that numbers beside such a lane may be lost. What the last, incomplete quad has is compared with that one by one.
 
+_UNKNOWN = 2**31 - 1  # an index that loses to every other
 _FEW_ROWS = 1024  # so few rows of channels get a workgroup each, if they are long
 _LONG_ROW = 64  # quads
 
@@ -44,7 +45,7 @@ def build(ctx: Context) -> list[Launch]:
         source = open_source(ctx, k, ctx.node.inputs[0], operands)
         if op.axis == 3:
             row = _Row(k, source, op.kind, (at.b, at.y, at.x))
-            sink.write(at, k.splat(row.unless_first_is_nan(row.scan(0, 1)[1]), 4))
+            sink.write(at, k.splat(row.index(*row.scan(0, 1)), 4))
         else:
             sink.write(at, _along_pixels(k, source, op.kind, op.axis, at))
 
@@ -52,17 +53,20 @@ def build(ctx: Context) -> list[Launch]:
 
 
 def _along_pixels(k: Kernel, source: Source, kind: str, axis: int, at: Position) -> Value:
-    def element(i: Index) -> Value:
-        b, y, x = (i if a == axis else place for a, place in enumerate((at.b, at.y, at.x)))
-        return source.quad(b, y, x, at.q)
+    places = (at.b, at.y, at.x, at.q)  # made here, used in the loop
 
-    best, index = k.var(element(0)), k.var(k.const(0, i32x4))
-    with k.loop(source.view.shape[axis], 1) as i:
-        value = element(i)
-        better = _better(kind, value, best.value)
+    def element(i: Index) -> Value:
+        b, y, x, q = (i if a == axis else place for a, place in enumerate(places))
+        return source.quad(b, y, x, q)
+
+    worst = constant(k, _worst(kind, COMPUTE[source.view.dtype]), vec(COMPUTE[source.view.dtype], 4))
+    best, index = k.var(worst), k.var(k.const(_UNKNOWN, i32x4))
+    with k.loop(source.view.shape[axis]) as i:
+        value, here = element(i), k.splat(i32(i), 4)
+        better = _comes_first(kind, (value, here), (best.value, index.value))
         best.set(k.select(better, value, best.value))
-        index.set(k.select(better, k.splat(i32(i), 4), index.value))
-    return index.value
+        index.set(k.select(better, here, index.value))
+    return _or_first(k, index.value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,38 +79,62 @@ class _Row:
     pixel: tuple[Index, Index, Index]
 
     def scan(self, first: Index, step: int) -> tuple[Value, Value]:
-        """The best element of quads first, first + step, ... and its index. Without any number: the worst number there
-        is, and an index that no other loses to."""
-        k, quads = self.k, self.source.view.quads
+        """The best element of each lane of the whole quads first, first + step, ... and its index. Without any number:
+        the worst number there is, and _UNKNOWN."""
+        k, quads = self.k, self.channels // 4
         t = COMPUTE[self.source.view.dtype]
-        worst = _worst(self.kind, t)
-        best = k.var(constant(k, worst, vec(t, 4)))
-        index = k.var(k.const(2**31 - 1, i32x4))
-        channel = k.vec(*(k.const(j, i32) for j in range(4)))
+        best = k.var(constant(k, _worst(self.kind, t), vec(t, 4)))
+        index = k.var(k.const(_UNKNOWN, i32x4))
         rounds = -(-quads // step)
         with k.loop(rounds) as r:
             q = address(0, [(r, step), (first, 1)])
             with k.If(True if rounds * step == quads else q < quads):
-                value = mask(k, self.source.quad(*self.pixel, q), self.source.view.shape[3], q, worst)
-                here = k.splat(i32(q if isinstance(q, Value) else k.const(q, u32)) * 4, 4) + channel
-                better = _better(self.kind, value, best.value)
-                best.set(k.select(better, value, best.value))
-                index.set(k.select(better, here, index.value))
-        lanes = [(best.value[j], index.value[j]) for j in range(4)]
-        return self.merge(self.merge(lanes[0], lanes[1]), self.merge(lanes[2], lanes[3]))
+                found = self.merge((best.value, index.value), (self.source.quad(*self.pixel, q), self.places(q)))
+                best.set(found[0])
+                index.set(found[1])
+        return best.value, index.value
 
     def merge(self, a: tuple[Value, Value], b: tuple[Value, Value]) -> tuple[Value, Value]:
-        """The better one of two (element, index); the lower index of equals."""
+        """The better one of two (element, index)."""
         k = self.k
-        take = _better(self.kind, b[0], a[0]) | ((b[0] == a[0]) & (b[1] < a[1]))
+        take = _comes_first(self.kind, b, a)
         return k.select(take, b[0], a[0]), k.select(take, b[1], a[1])
 
-    def unless_first_is_nan(self, index: Value) -> Value:
-        """The index found; 0 if no element was better than the worst number."""
+    def index(self, best: Value, index: Value) -> Value:
+        """The index of the row's best element, from the best of its whole quads' lanes; 0 if there is no number."""
         k = self.k
-        found = k.select(index == 2**31 - 1, k.const(0, i32), index)
-        first = self.source.at(*self.pixel, 0)
-        return k.select(k.is_nan(first), k.const(0, i32), found) if first.type.is_float else found
+        unknown = k.const(_UNKNOWN, i32)
+        values, places = [best[j] for j in range(4)], [index[j] for j in range(4)]
+        left, right = (k.select(self.better(values[j + 1], values[j]), values[j + 1], values[j]) for j in (0, 2))
+        joined = k.select(self.better(right, left), right, left)
+        value = k.select(places[2] == _UNKNOWN, left, joined)
+        lowest = unknown
+        for v, i in zip(values, places, strict=True):
+            lowest = k.select((v == value) & (i < lowest), i, lowest)
+        lost = places[0] == _UNKNOWN
+        found = (
+            k.select(lost, constant(k, _worst(self.kind, value.type), value.type), value),
+            k.select(lost, unknown, lowest),
+        )
+        rest, last = self.channels % 4, self.channels // 4
+        if rest:
+            quad = self.source.quad(*self.pixel, last)
+            for j in range(rest):
+                found = self.merge(found, (quad[j], k.const(4 * last + j, i32)))
+        return _or_first(k, found[1])
+
+    def better(self, a: Value, b: Value) -> Value:
+        return a > b if self.kind == "max" else a < b
+
+    def places(self, q: Index) -> Value:
+        """The indices of a quad's elements."""
+        k = self.k
+        lanes = k.vec(*(k.const(j, i32) for j in range(4)))
+        return k.splat(i32(q if isinstance(q, Value) else k.const(q, u32)) * 4, 4) + lanes
+
+    @property
+    def channels(self) -> int:
+        return self.source.view.shape[3]
 
 
 def _workgroup_per_pixel(ctx: Context, kind: str, pixels: int, quads: int) -> Launch:
@@ -120,7 +148,7 @@ def _workgroup_per_pixel(ctx: Context, kind: str, pixels: int, quads: int) -> La
         source = open_source(ctx, k, ctx.node.inputs[0], operands)
         row = _Row(k, source, kind, (at.b, at.y, at.x))
         best, index = row.scan(t, threads)
-        values, places = k.shared(best.type, threads), k.shared(i32, threads)
+        values, places = k.shared(best.type, threads), k.shared(i32x4, threads)
         values[t], places[t] = best, index
         k.barrier()
         half = threads
@@ -130,13 +158,20 @@ def _workgroup_per_pixel(ctx: Context, kind: str, pixels: int, quads: int) -> La
                 values[t], places[t] = row.merge((values[t], places[t]), (values[t + half], places[t + half]))
             k.barrier()
         with k.If(t == 0):
-            open_sink(ctx, k, operands).write(at, k.splat(row.unless_first_is_nan(places[0]), 4))
+            open_sink(ctx, k, operands).write(at, k.splat(row.index(values[0], places[0]), 4))
 
     return Launch(trace(kernel, "arg_reduce", (threads, 1, 1), (pixels, 1, 1)), operands, "arg_reduce")
 
 
-def _better(kind: str, a: Value, b: Value) -> Value:
-    return a > b if kind == "max" else a < b
+def _comes_first(kind: str, a: tuple[Value, Value], b: tuple[Value, Value]) -> Value:
+    """Whether the (element, index) a is better than b, or as good and of a lower index; never if it is a NaN."""
+    better = a[0] > b[0] if kind == "max" else a[0] < b[0]
+    return better | ((a[0] == b[0]) & (a[1] < b[1]))
+
+
+def _or_first(k: Kernel, index: Value) -> Value:
+    """The index found; 0 if there was no number."""
+    return k.select(index == _UNKNOWN, constant(k, 0, index.type), index)
 
 
 def _worst(kind: str, t: Type) -> float:

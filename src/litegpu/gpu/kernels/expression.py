@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from litegpu.gpu.graph import Apply, Arg, DType, Expr, Literal
-from litegpu.gpu.lang import Kernel, Type, Value, boolean, f32, i32, vec
+from litegpu.gpu.lang import Kernel, Type, Value, boolean, f32, i32, u32, vec
 
 _LITERAL_TYPES = {DType.FLOAT32: f32, DType.FLOAT16: f32, DType.INT32: i32, DType.BOOL: boolean}
 _LARGEST_POWER = 16  # integer exponents up to this become multiplications
@@ -88,6 +88,10 @@ def _apply(k: Kernel, fn: str, arguments: Sequence[Expr], values: list[Value]) -
             return k.min(first, second) if fn == "min" else k.max(first, second)
         case "pow" if isinstance(arguments[1], Literal):
             return _literal_power(k, values[0], float(arguments[1].value))
+        case "shift_right":
+            return values[0] >> _whole(arguments[1])
+        case "fixed_mul":
+            return _fixed_mul(k, values[0], *(_known(e, v) for e, v in zip(arguments[1:], values[1:], strict=True)))
     return _FUNCTIONS[fn](k, *values)
 
 
@@ -118,10 +122,14 @@ def _floor_div(k: Kernel, a: Value, b: Value) -> Value:
 
 
 def _floor_mod(k: Kernel, a: Value, b: Value) -> Value:
-    """What is left of a, with the sign of b."""
+    """What is left of a, with the sign of b. Of an infinite b all of a is left, or b itself for the sign. Quotients
+    from 2**24 on are not whole numbers to the last bit, nor are their remainders."""
     zero = constant(k, 0, a.type)
     if a.type.is_float:
-        return k.fma(-_floor_div(k, a, b), b, a)
+        rest = k.fma(-_floor_div(k, a, b), b, a)
+        infinite = constant(k, math.inf, a.type)
+        whole = k.select((a < zero) & (b > zero) | (a > zero) & (b < zero), b, a)
+        return k.select((k.abs(b) == infinite) & (k.abs(a) < infinite), whole, rest)
     rest = k.irem(a, b)
     return rest + k.select(_differs(rest, zero) & ((rest < zero) ^ (b < zero)), b, zero)
 
@@ -131,11 +139,13 @@ _ATAN = (-0.33332955837249756, 0.19977931678295135, -0.13879917562007904, 0.0806
 
 
 def _atan2(k: Kernel, y: Value, x: Value) -> Value:
-    """The angle of (x, y). The smaller over the larger side, reduced once more by pi / 4, then a polynomial."""
-    zero = constant(k, 0.0, x.type)
+    """The angle of (x, y), for zeros and infinities as in C. The smaller over the larger side, reduced once more by
+    pi / 4, then a polynomial."""
+    zero, one, infinite = (constant(k, number, x.type) for number in (0.0, 1.0, math.inf))
     wide, high = k.abs(x), k.abs(y)
     longer = k.max(wide, high)
-    t = k.min(wide, high) / k.select(longer == zero, constant(k, 1.0, x.type), longer)
+    t = k.min(wide, high) / k.select(longer == zero, one, longer)
+    t = k.select((wide == infinite) & (high == infinite), one, t)
     far = t > math.tan(math.pi / 8)
     r = k.select(far, (t - 1.0) / (t + 1.0), t)
     square = r * r
@@ -144,8 +154,10 @@ def _atan2(k: Kernel, y: Value, x: Value) -> Value:
         series = k.fma(series, square, constant(k, coefficient, x.type))
     angle = k.fma(series * square, r, r) + k.select(far, constant(k, math.pi / 4, x.type), zero)
     angle = k.select(high > wide, math.pi / 2 - angle, angle)
-    angle = k.select(x < zero, math.pi - angle, angle)
-    return k.select(y < zero, -angle, angle)
+    x_negative, y_negative = (k.bitcast(v, vec(u32, v.type.lanes)) >> 31 == 1 for v in (x, y))
+    angle = k.select(x_negative, math.pi - angle, angle)
+    angle = k.select(y_negative, -angle, angle)
+    return k.select(k.is_nan(x) | k.is_nan(y), constant(k, math.nan, x.type), angle)
 
 
 def _sigmoid(k: Kernel, x: Value) -> Value:
@@ -179,6 +191,53 @@ def _erf(k: Kernel, x: Value) -> Value:
         tail = k.fma(tail, t, constant(k, coefficient, x.type))
     far = 1.0 - tail * t * k.exp(-square)
     return k.select(a < 1.0, x * series, k.select(x < 0.0, -far, far))
+
+
+def _whole(expr: Expr) -> int:
+    if not isinstance(expr, Literal):
+        raise TypeError(f"{expr!r} must be a literal")
+    return int(expr.value)
+
+
+def _known(expr: Expr, value: Value) -> Value | int:
+    return int(expr.value) if isinstance(expr, Literal) else value
+
+
+def _fixed_mul(k: Kernel, x: Value, multiplier: Value | int, shift: Value | int) -> Value:
+    """The product of magnitudes in two words, made of products of half words, rounded to a multiple of 2**31; then what
+    `shift` leaves to the right, halves away from zero. Numbers that are known make shorter code."""
+    unsigned = vec(u32, x.type.lanes)
+    one, none = constant(k, 1, unsigned), constant(k, 0, unsigned)
+    if isinstance(shift, int):
+        x = x << shift if shift > 0 else x
+    else:
+        zero = constant(k, 0, shift.type)
+        right = k.bitcast(k.max(-shift, zero), unsigned)
+        x = x << k.max(shift, zero)
+    if isinstance(multiplier, int):
+        negative = (x < 0) if multiplier >= 0 else (x > 0)
+        low: Value | int = abs(multiplier) & 0xFFFF
+        high: Value | int = abs(multiplier) >> 16
+    else:
+        negative, b = x < 0, k.bitcast(multiplier, unsigned)
+        low, high = b & 0xFFFF, b >> 16
+    a = k.bitcast(k.abs(x), unsigned)
+    a_low, a_high = a & 0xFFFF, a >> 16
+    first, second, third = a_low * low, a_low * high, a_high * low
+    middle = (first >> 16) + (second & 0xFFFF) + (third & 0xFFFF)
+    bottom = (first & 0xFFFF) | (middle << 16)
+    top = a_high * high + (second >> 16) + (third >> 16) + (middle >> 16)
+    nudged = bottom + (1 << 30) - k.select(negative, one, none)
+    top = top + k.select(nudged < bottom, one, none)
+    magnitude = (top << 1) | (nudged >> 31)
+    if isinstance(shift, int):
+        if shift < 0:
+            magnitude = (magnitude >> -shift) + ((magnitude >> (-shift - 1)) & 1) if shift > -32 else none
+    else:
+        half = k.select(right > 0, (magnitude >> (k.max(right, one) - one)) & one, none)
+        magnitude = (magnitude >> right) + half
+    found = k.bitcast(magnitude, x.type)
+    return k.select(negative, -found, found)
 
 
 def _literal_power(k: Kernel, x: Value, y: float) -> Value:

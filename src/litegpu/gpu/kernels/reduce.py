@@ -18,7 +18,8 @@ from litegpu.gpu.kernels.access import (
     divide,
     mask,
     open_sink,
-    open_source,
+    open_sources,
+    read_all,
     remainder,
 )
 from litegpu.gpu.kernels.context import Context, Launch
@@ -104,9 +105,11 @@ class _Item:
     def __init__(self, ctx: Context, k: Kernel, plan: _Plan, operands: Operands, result: Index) -> None:
         assert isinstance(ctx.node.op, Reduce)
         self.ctx, self.k, self.plan, self.op = ctx, k, plan, ctx.node.op
-        self.sources = [open_source(ctx, k, v, operands) for v in ctx.node.inputs]
+        self.sources = open_sources(ctx, k, ctx.node.inputs, operands)
         self.sink = open_sink(ctx, k, operands)
-        self.type = vec(result_type(self.op.prologue, [COMPUTE[s.view.dtype] for s in self.sources]), 4)
+        self.type = vec(
+            result_type(self.op.prologue, [COMPUTE[s.view.dtype] for s in self.sources if s is not None]), 4
+        )
         self.at = at = Position(ctx.output.shape, flat=result)
         _ = (at.pixel, at.q) if plan.reduces_inner_pixels else (at.b, at.y, at.x, at.q)  # made here, used in loops
 
@@ -134,7 +137,7 @@ class _Item:
         """The prologue at item `index`; neutral in lanes past the last channel where lanes will be combined."""
         plan, k = self.plan, self.k
         at = self._position(index)
-        value = evaluate(k, self.op.prologue, [source.read(at) for source in self.sources])
+        value = evaluate(k, self.op.prologue, read_all(self.sources, at))
         if not plan.over_channels:
             return value
         return mask(k, value, plan.domain[3], at.q, _neutral(self.op.kind, value.type))

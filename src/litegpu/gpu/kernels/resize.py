@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from litegpu.gpu.graph import Resize2D
+from litegpu.gpu.interpolation import XNNPACK_BITS, integer_table
 from litegpu.gpu.kernels.access import Operands, Position, Sink, open_source
 from litegpu.gpu.kernels.context import Context, Launch
 from litegpu.gpu.kernels.per_quad import per_quad
-from litegpu.gpu.lang import Kernel, Value, f32, f32x4, u32x4
+from litegpu.gpu.lang import Kernel, Value, f32, f32x4, i32, i32x4, u32x4
 
 
 def build(ctx: Context) -> list[Launch]:
@@ -20,7 +21,7 @@ def build(ctx: Context) -> list[Launch]:
     assert isinstance(op, Resize2D)
     source, target = ctx.value(ctx.node.inputs[0]).shape, ctx.output.shape
     tables = [axis_table(op, source[a], target[a]) for a in (1, 2)]
-    body = _nearest if op.kind == "nearest" else _bilinear
+    body = _nearest if op.kind == "nearest" else _bilinear_integers if op.bits else _bilinear
 
     def kernel(k: Kernel, operands: Operands, sink: Sink, at: Position) -> None:
         body(k, ctx, operands, sink, at, np.concatenate(tables))
@@ -31,6 +32,9 @@ def build(ctx: Context) -> list[Launch]:
 def axis_table(op: Resize2D, size: int, out: int) -> np.ndarray:
     """uint32 [out, 4]: the lower and upper input index and the bits of the upper one's weight (float32), of each output
     index; for "nearest" only the first counts. ComputeInterpolationValues and GetNearestNeighbor of TFLite."""
+    if op.bits:
+        lower, upper, weight = integer_table(op, size, out)
+        return np.stack([lower, upper, weight, np.zeros_like(lower)], axis=1).astype(np.uint32)
     one, half = np.float32(1), np.float32(0.5)
     aligned = op.align_corners and out > 1
     scale = np.float32(size - 1) / np.float32(out - 1) if aligned else np.float32(size) / np.float32(out)
@@ -75,6 +79,35 @@ def _bilinear(k: Kernel, ctx: Context, operands: Operands, sink: Sink, at: Posit
         for j in range(2):
             total = k.fma(source.quad(at.b, rows[i], columns[j], at.q), k.splat(weights[i][j], 4), total)
     sink.write(at, total)
+
+
+def _bilinear_integers(
+    k: Kernel, ctx: Context, operands: Operands, sink: Sink, at: Position, table: np.ndarray
+) -> None:
+    """The sums have up to 36 bits: of the upper and the lower bytes of the numbers they have 28."""
+    op = ctx.node.op
+    assert isinstance(op, Resize2D)
+    rows, columns = _entries(k, ctx, operands, at, table)
+    source = open_source(ctx, k, ctx.node.inputs[0], operands)
+    along_y, along_x = (k.bitcast(e[2], i32) for e in (rows, columns))
+    whole = 1 << op.bits
+    weights = [
+        [(whole - along_y) * (whole - along_x), (whole - along_y) * along_x],
+        [along_y * (whole - along_x), along_y * along_x],
+    ]
+    upper, lower = k.const(0, i32x4), k.const(0, i32x4)
+    for i in range(2):
+        for j in range(2):
+            corner, weight = source.quad(at.b, rows[i], columns[j], at.q), k.splat(weights[i][j], 4)
+            upper, lower = upper + (corner >> 8) * weight, lower + (corner & 255) * weight
+    half, down = 1 << (2 * op.bits - 1), 2 * op.bits - 8
+    if op.bits == XNNPACK_BITS:
+        sink.write(at, (upper + ((lower + half) >> 8)) >> down)
+        return
+    negative = (upper + (lower >> 8)) < 0
+    upper, lower = k.select(negative, -upper, upper), k.select(negative, -lower, lower)
+    magnitude = (upper + ((lower + half) >> 8)) >> down
+    sink.write(at, k.select(negative, -magnitude, magnitude))
 
 
 def _entries(k: Kernel, ctx: Context, operands: Operands, at: Position, table: np.ndarray) -> tuple[Value, Value]:

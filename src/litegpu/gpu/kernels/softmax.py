@@ -66,17 +66,19 @@ class _Row:
         kept = [self.load(q) for q in range(self.quads)] if self.quads <= _UNROLLED and threads == 1 else None
         largest = self.over_row(first, threads, kept, -math.inf, k.max)
 
-        def term(v: Value) -> Value:
-            return k.exp((v - largest) if self.beta == 1.0 else (v - largest) * self.beta)
+        def term(q: Index, v: Value) -> Value:
+            """Zero in lanes past the last channel: -infinity there would not do for every beta."""
+            scaled = (v - largest) if self.beta == 1.0 else (v - largest) * self.beta
+            return mask(k, k.exp(scaled), self.channels, q)
 
-        terms = None if kept is None else [term(v) for v in kept]
+        terms = None if kept is None else [term(q, v) for q, v in enumerate(kept)]
         total = self.over_row(first, threads, terms, 0.0, operator.add, term)
         if terms is not None:
             for q, v in enumerate(terms):
                 self.sink.store(*self.at, q, v / total)
             return
         with self.each(first, threads) as here:
-            self.sink.store(*self.at, here, term(self.load(here)) / total)
+            self.sink.store(*self.at, here, term(here, self.load(here)) / total)
 
     def over_row(
         self,
@@ -85,16 +87,16 @@ class _Row:
         kept: list[Value] | None,
         start: float,
         combine: Callable[[Value, Value], Value],
-        of: Callable[[Value], Value] = lambda v: v,
+        of: Callable[[Index, Value], Value] = lambda _, v: v,
     ) -> Value:
-        """Combine of(v) over the row, or what is in `kept`; a scalar that all threads get."""
+        """Combine of(q, v) over the row, or what is in `kept`; a scalar that all threads get."""
         k = self.k
         if kept is not None:
             quad = functools.reduce(combine, kept)
         else:
             partial = k.var(k.const(start, f32x4))
             with self.each(first, threads) as q:
-                partial.set(combine(partial.value, of(self.load(q))))
+                partial.set(combine(partial.value, of(q, self.load(q))))
             quad = partial.value
         one = combine(combine(quad[0], quad[2]), combine(quad[1], quad[3]))
         if threads == 1:

@@ -421,7 +421,7 @@ class _Module(Printer):
     def _statement(self, s: tree.Statement) -> None:
         if self.waits and _touches_arena(s):
             self.waits = False
-            self.line("wait_for_predecessors();")
+            self.line(device.WAIT)
             self.line("launch_dependents();")  # not before: a third kernel would take the second one's place
         super()._statement(s)
 

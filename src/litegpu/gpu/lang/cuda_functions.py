@@ -51,6 +51,8 @@ PROGRAMMATIC_LAUNCH = """#ifdef PROGRAMMATIC_LAUNCH
 #define launch_dependents()
 #define wait_for_predecessors()
 #endif"""
+#: The statement that waits. A text without it is never started before what it depends on has ended.
+WAIT = "wait_for_predecessors();"
 
 INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "mod": "%", "and": "&", "or": "|", "xor": "^",

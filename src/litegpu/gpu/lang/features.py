@@ -18,7 +18,9 @@ class Features:
     max_buffers: int = 8  # storage buffers per kernel
     max_groups: int = 65535  # per dimension of a dispatch
     max_binding_bytes: int = 128 << 20
+    max_buffer_bytes: int = 256 << 20  # of the arena, and of the constants
     storage_alignment: int = 256  # bytes, of a binding's offset
+    max_rounds: int = 0  # of all loops of a thread together, after which the device ends them; 0: no limit
     compute_units: int = 0  # if known, for choosing tile sizes
     #: Compute capability times ten of a device that runs CUDA C++ for its own instructions, else 0.
     cuda_capability: int = 0

@@ -54,6 +54,8 @@ def _float_identity(op: str, a: Value, b: Value) -> Value | None:
         return a
     if op == "mul" and a.is_constant(1):
         return b
+    if op in ("min", "max") and a is b:
+        return a
     if op == "sub" and b.op == "const" and b.attr == 0:  # +0.0: x - 0.0 is x even for x = -0.0
         return a
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from litegpu.gpu.lang import tree
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lang.kernel import Kernel
 from litegpu.gpu.lang.types import KernelError
@@ -26,8 +27,30 @@ def check_limits(kernel: Kernel, features: Features, reserved: frozenset[str], l
     )
     need(max(kernel.dispatch) <= features.max_groups, f"dispatch {kernel.dispatch}, {features.max_groups} allowed")
     need(features.subgroups or not kernel.needs_subgroups, "needs subgroup operations, which the device lacks")
+    if features.max_rounds:
+        found = rounds(kernel.body)
+        need(found <= features.max_rounds, f"a thread goes {found} times round loops, {features.max_rounds} allowed")
     for b in kernel.buffers:
         need(
             b.nbytes <= features.max_binding_bytes,
             f"buffer {b.name} has {b.nbytes} bytes, {features.max_binding_bytes} allowed in one binding",
         )
+
+
+def rounds(block: tree.Block) -> int:
+    """How often a thread goes round loops, inner ones included, at most; loops whose end only data tell: once."""
+    found = 0
+    for statement in block.statements:
+        match statement:
+            case tree.For():
+                found += _trips(statement) * (1 + rounds(statement.body))
+            case tree.While():
+                found += 1 + rounds(statement.head) + rounds(statement.body)
+            case tree.If():
+                found += max(rounds(statement.then), rounds(statement.orelse) if statement.orelse else 0)
+    return found
+
+
+def _trips(loop: tree.For) -> int:
+    first, last, by = (v.constant for v in (loop.start, loop.stop, loop.step))
+    return 1 if last is None else max(0, -(-(int(last) - int(first or 0)) // int(by or 1)))

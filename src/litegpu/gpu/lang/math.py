@@ -76,6 +76,7 @@ def tanh(k: Functions, x: Value) -> Value:
     size = k.abs(x)
     z = x * x
     small = k.fma(x * z, _polynomial(k, z, _TANH), x)
+    small = k.select(size < 2.0**-13, x, small)  # -0 as well
     large = 1.0 - 2.0 / (k.exp(2.0 * k.min(size, 10.0)) + 1.0)
     return k.select(size < 0.625, small, k.select(k.is_nan(x), x, k.select(x < 0.0, -large, large)))
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from litegpu.gpu.lang import math, tree
+from litegpu.gpu.lang import math as own_math
+from litegpu.gpu.lang import tree
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lang.functions import Function
 from litegpu.gpu.lang.kernel import Kernel
@@ -42,8 +45,7 @@ _INFIX = {
     "ne": "!=",
 }
 _CALLS = {
-    **{name: name for name in ("abs", "floor", "ceil", "round", "trunc", "sqrt", "fma", "dot", "any", "all")},
-    "rsqrt": "inverseSqrt",
+    **{name: name for name in ("abs", "floor", "ceil", "round", "trunc", "fma", "dot", "any", "all")},
     "min": "min",  # integers only, as is max
     "max": "max",
     "sign": "sign",  # i32 only
@@ -55,7 +57,7 @@ _SUBGROUP = {
     "shuffle_down": "subgroupShuffleDown",
     "shuffle_xor": "subgroupShuffleXor",
 }
-# Vulkan and WGSL promise too little of these: the text brings its own (see `math`).
+# Vulkan and WGSL promise too little of these: the text brings its own (see `own_math`).
 _POLYFILLED = ("exp", "log", "sin", "cos", "tanh", "pow", "to_i32_saturating")
 
 _UNPACK_HALF4 = """fn unpack_half4(w: vec2<u32>) -> vec4<f32> {
@@ -152,7 +154,9 @@ class _Module(Printer):
     # Expressions
 
     def repeats(self, value: Value) -> bool:
-        return (value.op in ("min", "max", "sign") and value.type.is_float) or value.op == "irem"
+        if value.op in ("min", "max", "sign", "sqrt", "rsqrt") and value.type.is_float:
+            return True
+        return value.op == "irem" or _cancels(value) or _compares_itself(value)
 
     def operation(self, value: Value, args: list[str]) -> str:
         op, type = value.op, value.type
@@ -184,6 +188,12 @@ class _Module(Printer):
                 return f"select(select({x}, {name}(-1), {x} < {name}(0)), {name}(1), {x} > {name}(0))"
             if op == "is_nan":
                 return self._is_nan(operand, args[0])
+            if op in ("sqrt", "rsqrt"):
+                return self._root(op, operand, args[0])
+            if _cancels(value):
+                return self._cancelled(value, *args)
+            if _compares_itself(value):
+                return f"{'' if op == 'ne' else '!'}{self._is_nan(operand, args[0])}"
         if op in ("shl", "shr"):
             return f"({args[0]} {'<<' if op == 'shl' else '>>'} {self._shift_amount(value.args[1], args[1])})"
         if op == "irem":  # Vulkan leaves the sign of % open where an operand is negative
@@ -206,6 +216,43 @@ class _Module(Printer):
         chosen = f"select({a}, {b}, {b} < {a})" if value.op == "min" else f"select({a}, {b}, {a} < {b})"
         return chosen if self.half else f"select({chosen}, {a}, {self._is_nan(value.type, a)})"
 
+    def _root(self, op: str, type: Type, x: str) -> str:
+        """sqrt(x) or 1 / sqrt(x). Drivers take it that the results of their own are not negative, nor NaN, so that the
+        square of a root is x, and simplify what comes after; so those of negative numbers and -0 are put in."""
+        name = self.type_name(type)
+        if op == "sqrt":
+            return f"select(sqrt({x}), {self._special(type, math.nan)}, {x} < {name}(0))"
+        bits, of_zero = self.type_name(Type("u32", type.lanes)), self._special(type, -math.inf)
+        wide = x if type.kind == "f32" else f"{self.type_name(Type('f32', type.lanes))}({x})"
+        root = f"select(inverseSqrt({x}), {self._special(type, math.nan)}, {x} < {name}(0))"
+        return f"select({root}, {of_zero}, bitcast<{bits}>({wide}) == {bits}(0x80000000u))"
+
+    def _cancelled(self, value: Value, a: str, b: str) -> str:
+        """What drivers know without looking at the operand: 0, 1 or an infinity. NaN for some operands, though."""
+        type, op = value.type, value.op
+        name, words = self.type_name(type), self.type_name(Type("u32", type.lanes))
+        first, second = value.args
+        x = b if first.op == "const" else a
+        bits, sign = f"(bitcast<{words}>({x}) & {words}(0x7fffffffu))", f"{words}(0x80000000u)"
+        turned = f"((bitcast<{words}>({a}) ^ bitcast<{words}>({b})) & {sign})"  # the sign of a product or quotient
+        large, zero = f"{bits} >= {words}(0x7f800000u)", f"({bits} - {words}(1u)) >= "  # 0 - 1 is the largest
+        result, special = f"{name}(0)", large  # x - x, x + -x
+        if first.op == "const" or second.op == "const":
+            result = f"bitcast<{name}>({turned})"  # x * 0, x / infinity
+            if op == "div" and first.op == "const":  # 0 / x
+                special = f"{zero}{words}(0x7f800000u)"
+            elif op == "div" and second.is_constant(0):
+                result, special = f"bitcast<{name}>({turned} | {words}(0x7f800000u))", f"{zero}{words}(0x7f800000u)"
+        elif op == "div":  # x / x
+            result, special = f"{name}(1)", f"{zero}{words}(0x7f7fffffu)"
+        return f"select({result}, {self._special(type, math.nan)}, {special})"
+
+    def _special(self, type: Type, number: float) -> str:
+        """NaN or an infinity in every lane."""
+        bits = int(np.float32(number).view(np.uint32))
+        self.bits.add(bits)
+        return f"{self.type_name(type)}(bitcast<f32>(bits_{bits:08x}))"
+
     def _is_nan(self, type: Type, text: str) -> str:
         name = self.type_name(Type("u32", type.lanes))
         wide = text if type.kind == "f32" else f"{self.type_name(Type('f32', type.lanes))}({text})"
@@ -223,13 +270,13 @@ class _Module(Printer):
         name = f"{value.op}_x{lanes}"
         if name not in self.functions:
             self.functions[name] = ""  # keeps its place if printing it meets another
-            self.functions[name] = self._function(name, math.POLYFILLS[value.op], len(args), Type("f32", lanes))
+            self.functions[name] = self._function(name, own_math.POLYFILLS[value.op], len(args), Type("f32", lanes))
         if operand.kind == "f32":
             return f"{name}({', '.join(args)})"
         wide = self.type_name(Type("f32", lanes))
         return f"{self.type_name(value.type)}({name}({', '.join(f'{wide}({a})' for a in args)}))"
 
-    def _function(self, name: str, definition: math.Definition, arity: int, type: Type) -> str:
+    def _function(self, name: str, definition: own_math.Definition, arity: int, type: Type) -> str:
         function = Function(definition, (type,) * arity)
         printer = _FunctionBody(self)
         for i, p in enumerate(function.params):
@@ -335,6 +382,28 @@ class _Module(Printer):
         self.line("workgroupBarrier();")
         if self.kernel.loaded & self.kernel.stored:
             self.line("storageBarrier();")
+
+
+def _cancels(value: Value) -> bool:
+    """Whether a driver that knows no NaN and no infinity needs no operand: x - x, x + -x, x / x, x * 0, 0 / x, x / 0,
+    x / infinity."""
+    if value.type.kind != "f32" or value.op not in ("sub", "div", "add", "mul"):
+        return False
+    a, b = value.args
+    match value.op:
+        case "add":
+            return (a.op == "neg" and a.args[0] is b) or (b.op == "neg" and b.args[0] is a)
+        case "sub":
+            return a is b
+        case "mul":
+            return a.is_constant(0) or b.is_constant(0)
+    return a is b or a.is_constant(0) or (b.op == "const" and b.constant in (0, math.inf, -math.inf))
+
+
+def _compares_itself(value: Value) -> bool:
+    """Whether a driver that knows no NaN knows the result: x == x, x != x, x <= x, x >= x."""
+    same = len(value.args) == 2 and value.args[0] is value.args[1]
+    return same and value.op in ("eq", "ne", "le", "ge") and value.args[0].type.is_float
 
 
 def _in_shared_memory(m: tree.Memory) -> Type:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from litegpu.errors import blame
 from litegpu.gpu.graph import Graph
 
 # Importing a family registers its operators.
@@ -61,19 +62,22 @@ def lower_partition(
     outputs: Sequence[int],
     *,
     in_numpy: bool = False,
+    xnnpack: bool = True,
 ) -> LoweredGraph:
     """Lower `nodes` (in an order in which they can run), given which runtime tensors enter and leave. Quantized ones
     cross the border as they are stored. `in_numpy`: the graph is only going to be evaluated (gpu/evaluate.py).
+    `xnnpack`: whether integers are to be rounded as XNNPACK rounds them, or as the runtime's own kernels do.
 
     Raises Unsupported with the reason for the first operator that the GPU cannot run.
     """
-    lowering = Lowering(subgraph, in_numpy=in_numpy)
+    lowering = Lowering(subgraph, in_numpy=in_numpy, xnnpack=xnnpack)
     entering = tuple((t, lowering.enter(t)) for t in inputs)
     for operator in nodes:
         try:
             lowering.lower(operator)
         except Unsupported as reason:
-            raise Unsupported(f"operator {operator.index} ({operator.name}): {reason}") from None
+            error = Unsupported(f"operator {operator.index} ({operator.name}): {reason}")
+            raise blame(error, (operator.index,)) from None
     leaving = tuple((t, lowering.leave(t)) for t in outputs)
     variables = tuple(lowering.variables)
     before, after = ([table[t] for t in variables] for table in (lowering.variables, lowering.updates))

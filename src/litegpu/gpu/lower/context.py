@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from litegpu.gpu import custom
 from litegpu.gpu.graph import (
     RESULT,
@@ -37,6 +39,19 @@ DTYPES = {
 }
 
 
+#: Operators of which the CPU moves or chooses elements without looking at what they stand for.
+MOVES = frozenset({
+    *("BATCH_TO_SPACE_ND", "BROADCAST_TO", "CONCATENATION", "DEPTH_TO_SPACE", "EXPAND_DIMS", "GATHER"),
+    *("GATHER_ND", "MAXIMUM", "MINIMUM", "MIRROR_PAD", "PACK", "RESHAPE", "RESIZE_NEAREST_NEIGHBOR"),
+    *("REVERSE_V2", "SLICE", "SPACE_TO_DEPTH", "SPLIT", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE"),
+    *("TRANSPOSE", "UNPACK"),
+})  # fmt: skip
+#: Scales that differ by this are the same for the CPU's kernels that want equal ones.
+_NEAR = 1e-6
+#: Others that take input and output to be quantized alike.
+KEEPS = frozenset({"AVERAGE_POOL_2D", "MAX_POOL_2D", "PAD", "PADV2", "REDUCE_MAX", "REDUCE_MIN", "SPACE_TO_BATCH_ND"})
+
+
 def dtype_of(tensor: Tensor) -> DType:
     """What a tensor holds while it is computed with."""
     if tensor.type in STORED:
@@ -50,13 +65,21 @@ class Lowering:
     `checking`: one operator is lowered alone to learn whether it can be, so constants need not be decoded, and what it
     reads is made up. `quantization`: quantized tensors that the model computes are taken; what an operator computes is
     rounded to what its output can hold. `in_numpy`: the graph is only going to be evaluated, so that what a kernel
-    cannot do is no matter.
+    cannot do is no matter. `xnnpack`: integers are rounded as XNNPACK's kernels do, where it has some, else as the
+    runtime's own.
     """
 
     def __init__(
-        self, subgraph: Subgraph, *, checking: bool = False, quantization: bool = True, in_numpy: bool = False
+        self,
+        subgraph: Subgraph,
+        *,
+        checking: bool = False,
+        quantization: bool = True,
+        in_numpy: bool = False,
+        xnnpack: bool = True,
     ) -> None:
         self.subgraph, self.checking, self.quantization, self.in_numpy = subgraph, checking, quantization, in_numpy
+        self.xnnpack = xnnpack
         self.builder = GraphBuilder()
         self.values: dict[int, int] = {}
         self.quantized = QuantizedValues(subgraph, self.builder)
@@ -154,7 +177,10 @@ class Lowering:
     def _settle(self, ctx: OpContext, t: Tensor) -> None:
         """Turn a result in units of `ctx.unit` into what is kept for the tensor."""
         value, grid = self.values[t.index], grid_of(t)
-        if grid is not None:
+        if grid is not None and ctx.moves_stored:
+            del self.values[t.index]
+            self.quantized.enter(t.index, value, grid)
+        elif grid is not None:
             del self.values[t.index]
             self.quantized.settle(t.index, value, grid, ctx.unit, ctx.operator)
         elif ctx.unit is not None and t.type is TensorType.FLOAT32:
@@ -176,10 +202,52 @@ class OpContext:
         self.outputs = tuple(lowering.subgraph.tensors[i] for i in operator.outputs)
         self.unit: float | None = None
         self._given_quanta = False
+        self.moves_stored = operator.name in MOVES and not self._rescales and self._grids_differ()
         self._real: dict[int, int] = {}  # quantized tensor -> the real numbers of it that this operator reads
+
+    def _grids_differ(self, near: float = 0.0) -> bool:
+        """Whether what is moved is quantized otherwise where it comes to, or not at all: the CPU moves the bytes.
+        Scales that are so near to each other are the same."""
+        data = [i for i in range(len(self.operator.inputs)) if self.has(i) and self.entry.types(i) is not STATIC]
+        moved = [t for t in (*(self.tensor(i) for i in data), *self.outputs) if t.type in STORED]
+        grids = {grid_of(t) for t in moved if not t.is_constant}
+        known = [g for g in grids if g is not None]
+        if near and len(known) == len(grids) and len({(g.zero, g.low) for g in known}) == 1:
+            scales = [g.scale for g in known]
+            return max(scales) - min(scales) > near
+        return len(grids) > 1
+
+    def _some_unknown(self) -> bool:
+        tensors = [*(self.tensor(i) for i in range(len(self.operator.inputs))), self.output]
+        return any(not t.is_constant and grid_of(t) is None for t in tensors)
+
+    @property
+    def _rescales(self) -> bool:
+        """Whether the CPU takes into account that what is joined is quantized otherwise than the result."""
+        return self.operator.name == "CONCATENATION" and self.output.type is TensorType.UINT8
+
+    def _stored(self, i: int) -> int:
+        """The value of the numbers that input i has in memory, int32."""
+        t, quantized = self.tensor(i), self.lowering.quantized
+        if t.is_constant and t.data is not None:
+            return self.builder.constant(t.data.reshape(t.shape).astype(np.int32), name=t.name)
+        self.lowering.ensure(t.index)
+        grid = grid_of(t)
+        if grid is None:
+            return self.lowering.value(t.index)
+        value, expr = quantized.whole(t.index)
+        return self.builder.node(
+            Elementwise(), (), self.intermediate(t.shape, DType.INT32),
+            fn("add", expr, Literal(grid.zero, DType.INT32)), [value], (self.operator.index,),
+        )  # fmt: skip
 
     def choose_unit(self) -> None:
         """Give the operator quanta where it works on them as on real numbers."""
+        if self.moves_stored:
+            return
+        mixed = self._rescales and self._grids_differ() and self._some_unknown()
+        if mixed or (self.operator.name in KEEPS and self._grids_differ(near=_NEAR)):
+            raise Unsupported("inputs and outputs are quantized in different ways, which the CPU's kernel does not see")
         positions = range(len(self.operator.inputs))
         given = [i for i in positions if self.has(i) and not self.tensor(i).is_variable]
         real = [i for i in given if TensorType.FLOAT32 in self.entry.types(i)]
@@ -232,6 +300,8 @@ class OpContext:
     def value(self, i: int) -> int:
         """The graph's value for input i."""
         tensor = self.operator.inputs[i]
+        if self.moves_stored and self.tensor(i).type in STORED:
+            return self._stored(i)
         if self._given_quanta and tensor in self.lowering.quantized:
             return self.lowering.quantized.quanta[tensor]
         value = self._real.get(tensor)
@@ -325,7 +395,8 @@ class OpContext:
     def output_value(self, tensor: Tensor | None = None) -> int:
         """A new value for an output."""
         t = tensor or self.output
-        v = self.builder.value(bhwc(t.shape), dtype_of(t), name=t.name, tensor=t.index)
+        dtype = DType.INT32 if self.moves_stored and t.type in STORED else dtype_of(t)
+        v = self.builder.value(bhwc(t.shape), dtype, name=t.name, tensor=t.index)
         self.lowering.values[t.index] = v
         return v
 
@@ -372,19 +443,19 @@ def _entry(operator: Operator) -> Entry | None:
 
 
 ACTIVATIONS = {0: "NONE", 1: "RELU", 2: "RELU_N1_TO_1", 3: "RELU6", 4: "TANH", 5: "SIGN_BIT"}
-_BOUNDS: dict[int, tuple[float | None, float | None]] = {0: (None, None), 1: (0, None), 2: (-1, 1), 3: (0, 6)}
+BOUNDS: dict[int, tuple[float | None, float | None]] = {0: (None, None), 1: (0, None), 2: (-1, 1), 3: (0, 6)}
 _TANH = 4
 #: The fused activations that are known.
-FUSED = (*_BOUNDS, _TANH)
+FUSED = (*BOUNDS, _TANH)
 
 
 def activate(expr: Expr, code: int, dtype: DType = DType.FLOAT32, unit: float = 1.0) -> Expr:
     """A fused activation of the schema, where 1.0 stands for `unit`. Data come first in min and max, for NaN."""
     if code == _TANH and dtype is DType.FLOAT32:
         return fn("tanh", expr) if unit == 1 else fn("div", fn("tanh", fn("mul", expr, unit)), unit)
-    if code not in _BOUNDS:
+    if code not in BOUNDS:
         raise Unsupported(f"the fused activation {ACTIVATIONS.get(code, code)} of a {dtype.value} result is not known")
-    low, high = (None if bound is None else bound / unit for bound in _BOUNDS[code])
+    low, high = (None if bound is None else bound / unit for bound in BOUNDS[code])
     return clamp(expr, low, high, dtype=dtype)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from litegpu.gpu.graph import Arg, DType
 from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.context import OpContext, dtype_of
 from litegpu.gpu.lower.registry import ANY, lowers
 
@@ -28,7 +29,8 @@ def cast(ctx: OpContext) -> None:
 def quantize(ctx: OpContext) -> None:
     """Nothing but the rounding that the output's quantization asks for."""
     ctx.check_shape(ctx.shape(0))
-    ctx.copy(ctx.value(0), [], ctx.output_value())
+    if not integers.unary(ctx):
+        ctx.copy(ctx.value(0), [], ctx.output_value())
 
 
 @lowers("DEQUANTIZE", max_version=6, notes="constants, of 16-bit floats too, are folded")

@@ -22,18 +22,37 @@ For all of them:
 - Runtime tensors are float32 (float16 in memory with `precision_loss_allowed`) and, where the table says so, int32 or
   bool. int64 is taken for constants, and for the results of ARG_MAX and ARG_MIN as they leave the GPU.
 - "real" stands for float32, or int8, uint8 or int16 with quantization parameters (one scale and zero point), unless the
-  delegate has `quantization_enabled=False`. The GPU computes with the real numbers and rounds each result to what the
-  output can hold, as part of the kernel that computes it. Inputs and outputs of the GPU's part of a model cross the bus
-  as they are stored. Results are within one quantum per operator of the CPU's integer kernels. Without quantization
+  delegate has `quantization_enabled=False`. Results are rounded to what the output can hold, as part of the kernel that
+  computes them. Inputs and outputs of the GPU's part of a model cross the bus as they are stored. Without quantization
   parameters int8, uint8 and int16 are integers, taken where int32 and bool both are.
+- Of int8 and uint8 the results equal, element by element, those of the kernels that the CPU would use, XNNPACK's or, if
+  the interpreter was told not to use that, the runtime's reference kernels. Exceptions, within one quantum: SQRT,
+  L2_NORMALIZATION of uint8, TRANSPOSE_CONV with a window smaller than its stride, sums of products beyond 2^24, and
+  without XNNPACK also QUANTIZE of floats, SOFTMAX and RESIZE_BILINEAR of uint8. REDUCE_PROD is computed with real
+  numbers, where the CPU rounds product after product. Operators that only move or choose elements leave what is stored
+  as it is, however their results are quantized, as on the CPU; pooling, padding, REDUCE_MAX and REDUCE_MIN of tensors
+  that are quantized otherwise than their results stay on the CPU. What DIV divides by zero, an error on the CPU,
+  saturates.
+- Of int16 they are equal for ABS, ADD, AVERAGE_POOL_2D, comparisons, LEAKY_RELU, MAXIMUM, MAX_POOL_2D, MEAN, MINIMUM,
+  MUL, NEG, QUANTIZE, RELU, RELU6, RESIZE_BILINEAR, SUB and what only moves elements (but one sum in 300,000, which the
+  CPU's SIMD code rounds otherwise), and within one quantum for convolutions and products (float32 does not hold their
+  sums exactly). DIV, EXP, GELU, LOG, LOGISTIC, RSQRT, SOFTMAX, SQRT and TANH are
+  nearer to the real function than the CPU, which looks them up in coarse tables or rounds in several steps.
 - Constants may also be float16, or int8, uint8, int16, int4, uint4 or int2 with quantization parameters (per tensor,
   per channel or by blocks), and sparse. They become real numbers when the model is loaded: the weights of a
   dynamic-range model are exact and its activations are never quantized, where the CPU kernels quantize both. A
   DEQUANTIZE of a constant is part of that.
 - Fused activations: {fused}. The CPU kernels ignore a fused TANH; the GPU applies it.
 - Broadcasting follows NumPy.
-- NaN and infinities pass through as on the CPU; MAXIMUM and MINIMUM give their second operand if either is NaN. (In
-  float16 through WebGPU, drivers may take a number in place of NaN.)
+- NaN, infinities and zeros of both signs pass through as in the CPU's own kernels, also where drivers would simplify
+  expressions as if there were none. (XNNPACK's kernels differ: its EXP of NaN is 0, its RSQRT of 0 is NaN.) MAXIMUM and
+  MINIMUM give their second operand if either is NaN. The rest of what does not hold is in the notes, and this:
+  - Infinities stay; the CPU's own ADD, SUB, MUL, DIV and pools cut them to the largest float, XNNPACK's do not.
+  - SIGN of -0 and ROUND of what becomes -0 keep the sign, which the CPU drops.
+  - WebGPU drivers may reorder sums and products, so that (y - x) - y is -x even if y is infinite, and take subnormal
+    numbers for 0. In float16, they may take a number in place of NaN.
+- In float16, what is compared with another computed value stays in float32, so that both are rounded alike; near ties
+  (of ARG_MAX, TOPK_V2, max pooling with places) may fall otherwise than on the CPU in either precision.
 
 "Constant" stands for an operand, such as an axis or a shape, that the model must not compute.
 

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.graph import Arg, DType, Expr, Reshape, bhwc, substitute
+from litegpu.gpu.graph import Arg, DType, Expr, Reshape, bhwc
 from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext, clamp
 from litegpu.gpu.lower.quantization import grid_of
@@ -23,7 +24,11 @@ def _unary(name: str, version: int, expr: Expr, notes: str = "") -> None:
     @lowers(name, max_version=version, notes=notes)
     def lower(ctx: OpContext) -> None:
         ctx.check_shape(ctx.shape(0))
-        ctx.elementwise(expr, [ctx.value(0)], ctx.output_value())
+        if not integers.unary(ctx):
+            stays = name != "LOG" or grid_of(ctx.output) is None
+            # Integers have no NaN or infinity: the CPU stores the lowest number for them.
+            safe = expr if stays else fn("select", fn("gt", X, 0), expr, -1e30)
+            ctx.elementwise(safe, [ctx.value(0)], ctx.output_value())
 
     lower.__module__ = __name__
 
@@ -47,6 +52,8 @@ _unary("RELU_0_TO_1", 2, clamp(X, 0, 1))
 @lowers("LEAKY_RELU", max_version=2)
 def leaky_relu(ctx: OpContext) -> None:
     ctx.check_shape(ctx.shape(0))
+    if integers.unary(ctx):
+        return
     expr = fn("select", fn("gt", X, 0), X, fn("mul", X, float(ctx.option("alpha", 0.0))))
     ctx.elementwise(expr, [ctx.value(0)], ctx.output_value())
 
@@ -80,26 +87,9 @@ def _binary(ctx: OpContext, expr: Expr) -> None:
             f"inputs of types {ctx.tensor(0).type.name} and {ctx.tensor(1).type.name} are not taken together"
         )
     _check_broadcast(ctx, 2)
-    operands = [ctx.value(0), ctx.value(1)]
-    quanta, grids = [ctx.quanta(i) for i in (0, 1)], [grid_of(t) for t in (ctx.tensor(0), ctx.tensor(1), ctx.output)]
-    if ctx.operator.name in ("ADD", "SUB", "MUL") and None not in quanta and None not in grids:
-        operands = [q for q in quanta if q is not None]
-        expr = _of_quanta(ctx, expr, [float(grid.scale) for grid in grids if grid is not None])
-    ctx.elementwise(ctx.activation(expr, ctx.dtype(0)), operands, ctx.output_value())
-
-
-def _of_quanta(ctx: OpContext, expr: Expr, scales: list[float]) -> Expr:
-    """The sum, difference or product `expr` of quanta, as XNNPACK's kernels scale it: a product with one factor, the
-    terms of a sum with factors of 21 bits. `scales` of the operands and the result."""
-    x, y, result = (np.float32(scale) for scale in scales)
-    if ctx.operator.name == "MUL":
-        ctx.unit = float(x * y)
-        return expr
-    ctx.unit = scales[2]
-    factors = [x / result, y / result]
-    unit = math.ldexp(1.0, math.frexp(max(factors))[1] - 21)  # of the larger factor's last bit
-    x_factor, y_factor = (round(float(f) / unit) * unit for f in factors)
-    return substitute(expr, {0: fn("mul", X, x_factor), 1: fn("mul", Y, y_factor)})
+    if integers.binary(ctx):
+        return
+    ctx.elementwise(ctx.activation(expr, ctx.dtype(0)), [ctx.value(0), ctx.value(1)], ctx.output_value())
 
 
 def _check_broadcast(ctx: OpContext, count: int) -> None:
@@ -111,10 +101,12 @@ def _check_broadcast(ctx: OpContext, count: int) -> None:
     ctx.check_shape(result)
 
 
-def _arithmetic(name: str, version: int, expr: Expr, integers: bool = True, quantized: bool = True) -> None:
+def _arithmetic(
+    name: str, version: int, expr: Expr, integers: bool = True, quantized: bool = True, notes: str = "broadcasting"
+) -> None:
     types = NUMBER if integers else FLOAT
 
-    @lowers(name, max_version=version, inputs=(types, types), counts=2, notes="broadcasting", quantized=quantized)
+    @lowers(name, max_version=version, inputs=(types, types), counts=2, notes=notes, quantized=quantized)
     def lower(ctx: OpContext) -> None:
         _binary(ctx, expr)
 
@@ -128,8 +120,11 @@ _arithmetic("DIV", 2, fn("div", X, Y), integers=False)
 _arithmetic("MAXIMUM", 4, fn("max", X, Y))
 _arithmetic("MINIMUM", 4, fn("min", X, Y))
 _arithmetic("POW", 2, fn("pow", X, Y), integers=False)
-_arithmetic("FLOOR_DIV", 3, fn("floor_div", X, Y), quantized=False)  # the CPU divides the stored numbers
-_arithmetic("FLOOR_MOD", 2, fn("floor_mod", X, Y), quantized=False)
+# Not quantized: the CPU divides the stored numbers.
+_arithmetic("FLOOR_DIV", 3, fn("floor_div", X, Y), quantized=False,
+            notes="broadcasting; a division by 0 is an error on the CPU, and infinite or NaN here")  # fmt: skip
+_arithmetic("FLOOR_MOD", 2, fn("floor_mod", X, Y), quantized=False,
+            notes="broadcasting; exact for quotients of floats below 2^24")  # fmt: skip
 _arithmetic("ATAN2", 1, fn("atan2", X, Y), integers=False)
 _arithmetic("SQUARED_DIFFERENCE", 2, fn("mul", fn("sub", X, Y), fn("sub", X, Y)))
 
@@ -161,6 +156,8 @@ def logical(ctx: OpContext) -> None:
 def prelu(ctx: OpContext) -> None:
     _check_broadcast(ctx, 2)
     ctx.check_shape(ctx.shape(0))
+    if integers.binary(ctx):
+        return
     expr = fn("select", fn("ge", X, 0), X, fn("mul", X, Y))
     ctx.elementwise(expr, [ctx.value(0), ctx.value(1)], ctx.output_value())
 

@@ -6,10 +6,13 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.graph import Conv2D, MatMul
+from litegpu.gpu.graph import RESULT, Conv2D, MatMul
+from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.lower import fixed_point, integers
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.product import product
+from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import BIAS, FLOAT, lowers
 
 
@@ -57,6 +60,8 @@ def batch_matmul(ctx: OpContext) -> None:
     except ValueError:
         raise Unsupported(f"the leading axes of {list(x)} and {list(y)} do not broadcast") from None
     ctx.check_shape((*batch, m, n))
+    if _of_quanta(ctx, MatMul(adj_x, adj_y), (*batch, m, n)):
+        return
     if ctx.is_constant(1) and not adj_x and math.prod(y[:-2]) == 1:
         # The same matrix for all rows: a convolution with windows of one pixel.
         matrix = ctx.array(1).reshape(y[-2:])
@@ -64,3 +69,17 @@ def batch_matmul(ctx: OpContext) -> None:
         ctx.finish(Conv2D(), [ctx.value(0), ctx.builder.constant(filters, name=ctx.tensor(1).name)], (*batch, m, n))
         return
     ctx.finish(MatMul(adj_x, adj_y), [ctx.value(0), ctx.value(1)], (*batch, m, n))
+
+
+def _of_quanta(ctx: OpContext, op: MatMul, shape: tuple[int, ...]) -> bool:
+    """The product of two 8-bit tensors: sums of products of quanta, which float32 holds exactly below 2**24, scaled in
+    fixed point. False for anything else."""
+    x, y, made = integers.operand(ctx, 0), integers.operand(ctx, 1), grid_of(ctx.output)
+    if x is None or y is None or made is None or max(g.bits for g in (x.grid, y.grid, made)) > 8:
+        return False
+    factor = float(x.scale * y.scale) / made.scale
+    sums = fn("to_int32", fn("round", RESULT))
+    inputs = [integers.as_float(ctx, i, o) for i, o in enumerate((x, y))]
+    ctx.finish(op, inputs, shape, integers.quanta_of(made, fixed_point.times(sums, factor)))
+    integers.settle(ctx, made)
+    return True

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from litegpu.gpu.graph import RESULT, Pool2D
+from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.convolution import placed
+from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import lowers
 
 
@@ -22,4 +24,9 @@ def pool_2d(ctx: OpContext) -> None:
     ctx.require(min(*window, *stride) > 0, f"window {list(window)} or strides {list(stride)} are not positive")
     padding = placed(ctx, x, window, stride, (1, 1), x[3])
     kind = "average" if ctx.operator.name == "AVERAGE_POOL_2D" else "max"
-    ctx.add(Pool2D(kind, window, stride, padding), [ctx.value(0)], ctx.output_value(), ctx.activation(RESULT))
+    source = ctx.value(0)
+    grid = grid_of(ctx.output)
+    whole = integers.operand(ctx, 0) if kind == "average" and grid is not None and ctx.unit is None else None
+    if whole is not None and grid is not None:  # halves are rounded by what is stored
+        source, ctx.unit = integers.as_float(ctx, 0, whole), grid.scale
+    ctx.add(Pool2D(kind, window, stride, padding), [source], ctx.output_value(), ctx.activation(RESULT))

@@ -10,8 +10,10 @@ import numpy as np
 from litegpu.gpu.graph import RESULT, Arg, DType, Expr
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Array, quanta
-from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.quantization import grid_of
+from litegpu.gpu.lower.context import BOUNDS, OpContext
+from litegpu.gpu.lower.fixed_point import multiplier_of, whole
+from litegpu.gpu.lower.integers import quanta_of
+from litegpu.gpu.lower.quantization import Grid, grid_of
 from litegpu.model.types import TensorType
 
 #: What the bias of quantized data and weights may be.
@@ -71,6 +73,8 @@ def _finished(
     grid = grid_of(ctx.output)
     if unit is not None and grid is not None and scales is not None:
         ctx.unit = grid.scale
+        if not ctx.lowering.xnnpack and grid.bits <= 8 and ctx.operator.name != "FULLY_CONNECTED":
+            return _in_fixed_point(ctx, bias, channels, unit * scales.astype(np.float64) / grid.scale, grid)
         if ctx.has(bias):
             expr = with_array("add", _integer_bias(ctx, bias, channels))
         expr = with_array("mul", np.float32(unit) * scales / np.float32(grid.scale))
@@ -85,6 +89,26 @@ def _finished(
         operands.append(ctx.reshaped(ctx.value(bias), (channels,)))
         expr = fn("add", expr, Arg(len(operands)))
     return ctx.activation(expr), operands
+
+
+def _in_fixed_point(ctx: OpContext, bias: int, channels: int, factors: Array, grid: Grid) -> tuple[Expr, list[int]]:
+    """The sums and the bias in whole numbers, times a multiplier of 31 bits for all or for each channel. (The runtime's
+    own kernel of FULLY_CONNECTED rounds once, as XNNPACK's do.)"""
+    operands: list[int] = []
+    expr: Expr = fn("to_int32", fn("round", RESULT))
+
+    def argument(array: Array) -> Expr:
+        if array.size == 1:
+            return whole(int(array.reshape(())))
+        operands.append(ctx.builder.constant(array.astype(np.int32).reshape(-1)))
+        return Arg(len(operands))
+
+    if ctx.has(bias):
+        expr = fn("add", expr, argument(_integer_bias(ctx, bias, channels)))
+    multipliers, shifts = np.array([multiplier_of(float(f)) for f in factors.reshape(-1)]).T
+    expr = fn("fixed_mul", expr, argument(multipliers), argument(shifts))
+    code = int(ctx.option("fused_activation_function"))
+    return quanta_of(grid, expr, *BOUNDS.get(code, BOUNDS[0])), operands
 
 
 def _integer_bias(ctx: OpContext, bias: int, channels: int) -> Array:

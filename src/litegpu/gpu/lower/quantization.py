@@ -48,7 +48,7 @@ LINEAR = frozenset({
     *("SPLIT", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "SUM", "TILE", "TRANSPOSE", "UNPACK"),
 })  # fmt: skip
 #: What else reads quanta at no cost: it multiplies them with weights, or makes them real numbers as it reads them.
-_READS_QUANTA = ("convolution", "elementwise", "FULLY_CONNECTED")
+_READS_QUANTA = ("convolution", "elementwise", "FULLY_CONNECTED", "BATCH_MATMUL")
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,14 @@ class QuantizedValues:
         assert grid is not None
         return self._mapped(fn("mul", Arg(0), grid.scale), self.quanta[tensor], grid)
 
+    def whole(self, tensor: int) -> tuple[int, Expr]:
+        """A value of the tensor, and the expression that makes its quanta of it, int32."""
+        grid = grid_of(self.subgraph.tensors[tensor])
+        assert grid is not None
+        if tensor in self.quanta:
+            return self.quanta[tensor], fn("to_int32", Arg(0))
+        return self.real[tensor], fn("to_int32", fn("round", fn("mul", Arg(0), _ratio(1.0, grid.scale))))
+
     def unit(self, operator: Operator, operands: Sequence[int]) -> float | None:
         """What 1.0 stands for in the values that `operator` is to be given for `operands`, its real tensors: their
         common quantum if it can work with that, None for real numbers."""
@@ -159,6 +167,10 @@ class QuantizedValues:
         elif unit is None:
             quanta = fn("round", quanta)
         self._put(tensor, value, quanta, grid, (operator.index,))
+
+    def mark(self, value: int, grid: Grid) -> None:
+        """All elements of `value` lie on the grid."""
+        self._grids[value] = grid
 
     # ----------------------------------------------------------------------------------------------------
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import math
+
 from litegpu.gpu.graph import RESULT, Arg, ArgReduce, DType, Reduce, bhwc
 from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.fixed_point import multiplier_of, whole
+from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import FLOAT, STATIC, lowers
 from litegpu.model.types import TensorType
 
 KINDS = {"MEAN": "mean", "SUM": "sum", "REDUCE_MAX": "max", "REDUCE_MIN": "min", "REDUCE_PROD": "prod"}
 
 
-@lowers(*KINDS, max_version=3, inputs=(FLOAT, STATIC), counts=2, notes="any constant axes, keep_dims or not")
+@lowers(
+    "REDUCE_MAX", "REDUCE_MIN", max_version=3, inputs=(FLOAT, STATIC), counts=2,
+    notes="any constant axes, keep_dims or not; a NaN is passed over (on the CPU its place decides)",
+)  # fmt: skip
+@lowers(
+    "MEAN", "SUM", "REDUCE_PROD", max_version=3, inputs=(FLOAT, STATIC), counts=2,
+    notes="any constant axes, keep_dims or not",
+)  # fmt: skip
 def reduce(ctx: OpContext) -> None:
     x = ctx.shape(0)
     axes = sorted({ctx.axis(a, len(x)) for a in ctx.integers(1, "the axes")})
@@ -20,13 +32,30 @@ def reduce(ctx: OpContext) -> None:
     if not axes:
         ctx.copy(ctx.value(0), [], ctx.output_value())
         return
-    op = Reduce(KINDS[ctx.operator.name], tuple(a + 4 - len(x) for a in axes))
-    ctx.finish(op, [ctx.value(0)], kept)
+    spatial = tuple(a + 4 - len(x) for a in axes)
+    if ctx.operator.name != "MEAN" or not _mean_of_integers(ctx, spatial, kept, math.prod(x[a] for a in axes)):
+        ctx.finish(Reduce(KINDS[ctx.operator.name], spatial), [ctx.value(0)], kept)
+
+
+def _mean_of_integers(ctx: OpContext, axes: tuple[int, ...], shape: tuple[int, ...], count: int) -> bool:
+    """The sum of quanta times one multiplier in fixed point that also divides by their number, as the runtime's own
+    kernel has it; False where XNNPACK's is used, or the tensor is not quantized."""
+    x, made = integers.operand(ctx, 0), grid_of(ctx.output)
+    if x is None or made is None or (ctx.lowering.xnnpack and made.bits <= 8):
+        return False
+    multiplier, exponent = multiplier_of(x.grid.scale / made.scale)
+    shift = min(count.bit_length() - 1, 32, 31 + exponent)
+    multiplier, exponent = (multiplier << shift) // count, exponent - shift
+    scaled = fn("fixed_mul", fn("to_int32", fn("round", RESULT)), whole(multiplier), whole(exponent))
+    ctx.finish(Reduce("sum", axes), [integers.as_float(ctx, 0, x)], shape, integers.quanta_of(made, scaled))
+    integers.settle(ctx, made)
+    return True
 
 
 @lowers(
     "ARG_MAX", "ARG_MIN", max_version=3, inputs=(FLOAT, STATIC), counts=2,
-    outputs=frozenset({TensorType.INT32, TensorType.INT64}), notes="constant axis; the result may be INT32 or INT64",
+    outputs=frozenset({TensorType.INT32, TensorType.INT64}),
+    notes="constant axis; the result may be INT32 or INT64; numbers come before NaN",
 )  # fmt: skip
 def arg_reduce(ctx: OpContext) -> None:
     x = ctx.shape(0)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from litegpu.errors import OptionError
-from litegpu.gpu.custom.definition import Array, Group, Thread, per_group, per_thread
+from litegpu.blame import described
+from litegpu.errors import InvokeError, LiteGpuError, OptionError
+from litegpu.gpu.custom.definition import Array, Dim3, Group, Operand, Thread, per_group, per_thread
 from litegpu.gpu.custom.operation import Operation, TensorInfo
 from litegpu.gpu.custom.registration import Registration, as_outputs
 from litegpu.gpu.graph import Custom, DType, Shape
 from litegpu.gpu.kernels.context import Context, Launch
-from litegpu.gpu.lang import Value
+from litegpu.gpu.lang import Features, KernelError, Value
 from litegpu.gpu.lower.registry import ANY, MANY, MAX_RANK, Entry
 from litegpu.model.types import Tensor
 
@@ -59,7 +61,9 @@ class RegisteredKernel:
             None if info is None else a.reshape(info.shape) for a, info in zip(arrays, self.op.inputs, strict=True)
         ]
         wanted = [(t.shape, t.dtype) for t in self.op.outputs]
-        outputs = as_outputs(self.op.name, self.registration.reference(self.op, *arguments), wanted)
+        with _blaming(self.op, "reference", InvokeError):
+            result = self.registration.reference(self.op, *arguments)
+        outputs = as_outputs(self.op.name, result, wanted)
         return outputs[self.output].reshape(shape)
 
     def build(self, ctx: Context) -> list[Launch]:
@@ -67,15 +71,32 @@ class RegisteredKernel:
         kernel: Any = self.registration.kernels[self.output]
 
         def of_thread(thread: Thread) -> Value:
-            result: Value = kernel(self.op, dataclasses.replace(thread, inputs=tuple(self._all(thread.inputs))))
+            with _blaming(self.op, "kernel", KernelError):
+                result: Value = kernel(self.op, dataclasses.replace(thread, inputs=self._operands(thread.inputs)))
             return result
 
         def of_group(group: Group) -> None:
-            kernel(self.op, dataclasses.replace(group, inputs=tuple(self._all(group.inputs))))
+            with _blaming(self.op, "kernel", KernelError):
+                kernel(self.op, dataclasses.replace(group, inputs=self._operands(group.inputs)))
+
+        def of_grid(shape: Shape, features: Features) -> tuple[Dim3, Dim3]:
+            assert grid is not None
+            with _blaming(self.op, "grid", KernelError):
+                sizes: object = grid(self.op, shape, features)
+            if not (isinstance(sizes, tuple) and len(sizes) == 2 and all(isinstance(s, tuple) for s in sizes)):
+                raise KernelError(
+                    f"grid of operator {self.op.index} {self.op.name} gave {sizes!r}: it must give two tuples of three "
+                    "ints, the threads of a workgroup and the workgroups"
+                )
+            return sizes
 
         if grid is None:
             return per_thread(ctx, name, self.dtype, of_thread)
-        return per_group(ctx, name, functools.partial(grid, self.op), of_group)
+        return per_group(ctx, name, of_grid, of_group)
+
+    def _operands(self, given: Sequence[Operand]) -> tuple[Operand, ...]:
+        """`given`, under the numbers that the operator's inputs have."""
+        return tuple(self._all([dataclasses.replace(o, number=i) for i, o in zip(self.present, given, strict=True)]))
 
     def _all(self, given: Sequence[Any]) -> list[Any]:
         """`given`, one for each input that is present, in the places of the operator's inputs; None elsewhere."""
@@ -85,6 +106,17 @@ class RegisteredKernel:
         return places
 
 
+@contextlib.contextmanager
+def _blaming(op: Operation, what: str, kind: type[LiteGpuError]) -> Iterator[None]:
+    """Errors in a function of the user's name the operator, the function and the line."""
+    try:
+        yield
+    except LiteGpuError:
+        raise
+    except Exception as error:
+        raise kind(f"{what} of operator {op.index} {op.name}: {described(error)}") from error
+
+
 def _lower(registration: Registration, ctx: OpContext) -> None:
     op = Operation(
         name=registration.name,
@@ -92,9 +124,11 @@ def _lower(registration: Registration, ctx: OpContext) -> None:
         options=ctx.operator.custom_options,
         inputs=tuple(_input(ctx, i) for i in range(len(ctx.operator.inputs))),
         outputs=tuple(_output(ctx, t) for t in ctx.outputs),
+        index=ctx.operator.index,
     )
     if registration.check is not None and not ctx.lowering.in_numpy:
-        reason = registration.check(op)
+        with _blaming(op, "check", OptionError):
+            reason = registration.check(op)
         if reason is not None and not isinstance(reason, str):
             raise OptionError(f"check of {op.name} gave {reason!r}: it must give None, or the reason for refusing")
         ctx.require(reason is None, reason or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 from litegpu.gpu.graph import Mirror, Pad, Reshape, Slice
 from litegpu.gpu.lower.constants import Unsupported
@@ -35,15 +36,23 @@ def strided_slice(ctx: OpContext) -> None:
     x = ctx.shape(0)
     given = [ctx.integers(i, what) for i, what in ((1, "the begins"), (2, "the ends"), (3, "the strides"))]
     ctx.require(len({len(g) for g in given}) == 1, "begin, end and strides differ in length")
-    begins, strides, sizes, result = _strided(ctx, x, given)
+    begins, strides, sizes, result = strided(ctx, x, given)
     steps: list[Slice | Reshape] = [Slice(begins, strides, sizes)]
     if result != sizes:
         steps.append(Reshape(sizes, result))
     move(ctx, steps)
 
 
-def _strided(
-    ctx: OpContext, x: Sequence[int], given: Sequence[Sequence[int]]
+class Asked(Protocol):
+    """What strided() asks of an operator."""
+
+    def option(self, name: str, default: Any = 0) -> Any: ...
+
+    def require(self, condition: bool, reason: str) -> None: ...
+
+
+def strided(
+    ctx: Asked, x: Sequence[int], given: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """First index, stride and number of elements along each axis of `x`, and the shape of the result.
 
@@ -93,7 +102,7 @@ def _strided(
 
 
 def _range(
-    ctx: OpContext, n: int, begin: int, end: int, stride: int, open_begin: bool, open_end: bool, shrink: bool,
+    ctx: Asked, n: int, begin: int, end: int, stride: int, open_begin: bool, open_end: bool, shrink: bool,
     offset: bool,
 ) -> tuple[int, int]:  # fmt: skip
     """First index and number of elements along an axis of size n."""

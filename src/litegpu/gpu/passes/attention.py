@@ -59,6 +59,8 @@ def _joined(node: Node, graph: Graph, producer: dict[int, Node], features: Featu
     weights = producer[node.inputs[0]]
     if not isinstance(weights.op, Softmax) or weights.epilogue != RESULT or weights.inputs[0] not in producer:
         return None
+    if not weights.op.beta > 0:  # the largest product would be the least logit
+        return None
     logits = producer[weights.inputs[0]]
     if logits.op != MatMul(transpose_b=True):
         return None
@@ -70,6 +72,8 @@ def _joined(node: Node, graph: Graph, producer: dict[int, Node], features: Featu
     if found is None:
         return None
     scale, added = found
+    if not math.isfinite(scale * weights.op.beta):
+        return None
     q, k, v = (values[i] for i in (*logits.inputs, node.inputs[1]))
     lead = values[logits.output].shape[:2]
     native = half and native_fits(q.shape[3], v.shape[3], k.shape[2])

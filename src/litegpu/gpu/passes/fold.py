@@ -10,12 +10,14 @@ from litegpu.gpu.graph import Custom, Graph, GraphBuilder, Node
 
 def fold_constants(graph: Graph) -> Graph:
     """Replace every node that reads constants only by its value. A graph output that becomes constant stays a value
-    written by a plain Copy, made by the layout pass."""
+    written by a plain Copy, made by the layout pass; one of a narrow type is left to its node, since constants are
+    kept in words."""
     values = dict(graph.values)
     nodes: list[Node] = []
     for node in graph.nodes:
         known = {v: data for v in node.reads if (data := values[v].data) is not None}
-        if all(v in known for v in node.reads) and _is_known(node):
+        foldable = all(v in known for v in node.reads) and not values[node.output].dtype.is_narrow
+        if foldable and _is_known(node):
             data = evaluate_node(node, known, graph)
             values[node.output] = dataclasses.replace(values[node.output], data=data.reshape(values[node.output].shape))
         else:

@@ -140,6 +140,8 @@ class _Layout:
         value = self.builder.values[v]
         if v in self.views or value.is_constant or v not in self.producer or v in self.graph.outputs:
             return False
+        if v in self.exact and view.dtype is DType.FLOAT16:
+            return False
         return len(self.consumers[v]) == 1 or _is_good(view, self.consumers[v])
 
     # ------------------------------------------------------------------------------------ from producers on

@@ -131,12 +131,13 @@ def simplify(steps: tuple[Step, ...], shape: Shape) -> tuple[Step, ...]:
     kept: list[Step] = []
     shapes = [tuple(shape)]
     for step in steps:
-        if kept and isinstance(step, Reshape) and isinstance(kept[-1], Reshape):
-            shapes.pop()
-            step = Reshape(kept.pop().source, step.target)  # type: ignore[union-attr]
-        elif kept and isinstance(step, Transpose) and isinstance(kept[-1], Transpose):
-            shapes.pop()
-            step = Transpose(tuple(kept.pop().perm[p] for p in step.perm))  # type: ignore[union-attr]
+        before = kept[-1] if kept else None
+        if isinstance(step, Reshape) and isinstance(before, Reshape):
+            step = Reshape(before.source, step.target)
+            kept.pop(), shapes.pop()
+        elif isinstance(step, Transpose) and isinstance(before, Transpose):
+            step = Transpose(tuple(before.perm[p] for p in step.perm))
+            kept.pop(), shapes.pop()
         if not _moves_nothing(step, shapes[-1]):
             kept.append(_as_reshape(step, shapes[-1]))
             shapes.append(step_shape(step, shapes[-1]))

@@ -31,10 +31,16 @@ from litegpu.gpu.graph import (
     TransposeConv2D,
     walk,
 )
+from litegpu.gpu.passes.sizes import expected_sizes
 
 #: The largest and smallest absolute value that a tensor measured, or known, to be so large may have in float16, which
 #: ends at 65504 and loses digits below 6e-5.
 LARGEST, SMALLEST = 3e4, 1e-4
+#: What is expected to be larger, of inputs of size one, is taken to overflow with others. (In real networks nothing
+#: comes near: the largest of those that litegpu is tested with is 2e3.)
+MOST_EXPECTED = 1e4
+#: Weights that are all smaller have few digits in float16.
+SMALL_WEIGHTS = 5e-4
 #: How much larger than inputs and results of convolutions sums and multiples of them may grow: those are taken to be
 #: below 100.
 MOST_GAIN = LARGEST / 100
@@ -61,6 +67,7 @@ class _Precision:
         self.gain: dict[int, float] = {}
         self.depth: dict[int, int] = {}
         self.consumers = graph.consumers()
+        self.sizes = expected_sizes(graph, self.ranges)
 
     def run(self) -> dict[int, str]:
         for value in self.graph.values.values():
@@ -75,6 +82,7 @@ class _Precision:
         for node in self.graph.nodes:
             self.normalisation(node)
             self.exponential(node)
+            self.small_weights(node)
         self.follow_movement()
         return {v: reason for v, reason in self.kept.items() if self.graph.values[v].dtype is DType.FLOAT32}
 
@@ -119,6 +127,8 @@ class _Precision:
                 self.keep(v, f"it reached {largest:.3g} in calibration, and float16 ends at 65504")
             elif 0 < largest < SMALLEST:
                 self.keep(v, f"it stayed below {largest:.3g} in calibration, where float16 has few digits")
+            else:  # on inputs of another size it may be much larger
+                self.judge_expected(v)
         elif math.isfinite(max(map(abs, limits))):
             if max(map(abs, limits)) > LARGEST:
                 self.keep(v, f"it can reach {max(map(abs, limits)):.3g}, and float16 ends at 65504")
@@ -126,8 +136,18 @@ class _Precision:
             self.keep(v, "it is a power, a quotient or an exponential of numbers without a known limit")
         elif gain > MOST_GAIN:
             self.keep(v, f"it is {gain:.3g} times as large as what it is computed from")
+        else:
+            self.judge_expected(v)
         if depth > DEEPEST:
             self.keep(v, f"it is the last of {depth} sums one after the other, each of which would be rounded")
+
+    def judge_expected(self, v: int) -> None:
+        """By what the weights make of inputs of size one."""
+        size = self.sizes[v]
+        if size.largest > MOST_EXPECTED:
+            self.keep(v, f"the weights can make it about {size.largest:.2g}, and float16 ends at 65504")
+        elif 0 < size.usual < SMALLEST:
+            self.keep(v, f"the weights make it about {size.usual:.2g}, where float16 has few digits")
 
     def follow_movement(self) -> None:
         """What is only moved keeps its type: the sources of what is kept, and what they are joined with."""
@@ -215,6 +235,13 @@ class _Precision:
                     waiting += [
                         u for u in producer.reads if not self.graph.values[u].is_constant and u not in self.kept
                     ]
+
+    def small_weights(self, node: Node) -> None:
+        """A product whose weights float16 would spoil is computed in float32, which goes by its input."""
+        data = self.graph.values[node.inputs[1]].data if isinstance(node.op, _LINEAR) else None
+        largest = 0.0 if data is None else float(np.max(np.abs(data), initial=0.0))
+        if 0 < largest < SMALL_WEIGHTS:
+            self.keep(node.inputs[0], f"its weights are at most {largest:.2g}, where float16 has few digits")
 
     def is_small(self, v: int) -> bool:
         """Whether what is known of the value says that its rounding to float16 does not matter before an exp."""

@@ -58,8 +58,9 @@ class Session(Protocol):
         """Required. One inference with each dispatch timed by the device; raises DeviceError if it cannot. Variables
         keep their values."""
 
-    def close(self) -> None:
-        """Required. Free everything."""
+    def close(self, *, wait: bool = True) -> None:
+        """Required. Free everything. Without `wait` it returns at once, and what the device still works with is freed
+        when that is done."""
 
     @property
     def allocations(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from litegpu.errors import DeviceError, TensorError
+from litegpu.errors import DeviceError, TensorError, blame
 from litegpu.gpu.graph import DType
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import Dispatch, KernelCode, Port, Program
@@ -21,12 +21,15 @@ def check_program(program: Program, features: Features, device: str) -> None:
     for kernel in program.kernels:
         problem = _kernel_problem(kernel, features)
         if problem is not None:
-            raise DeviceError(f"kernel {kernel.name!r} does not fit {device}: {problem}")
+            users = [d for d in program.dispatches if program.kernels[d.kernel] is kernel]
+            error = DeviceError(f"kernel {kernel.name!r} does not fit {device}: {problem}")
+            raise blame(error, tuple(n for d in users for n in d.sources))
     for dispatch in program.dispatches:
         problem = _dispatch_problem(program, dispatch, features)
         if problem is not None:
             name = program.kernels[dispatch.kernel].name
-            raise DeviceError(f"kernel {name!r} ({dispatch.label}) does not fit {device}: {problem}")
+            error = DeviceError(f"kernel {name!r} ({dispatch.label}) does not fit {device}: {problem}")
+            raise blame(error, dispatch.sources)
     for port in (*program.inputs, *program.outputs, *program.variables):
         if port.offset < 0 or port.offset % 4 or port.offset + port.nbytes > program.arena_size:
             raise DeviceError(

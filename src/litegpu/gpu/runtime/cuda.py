@@ -10,6 +10,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from litegpu import fork
 from litegpu.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -57,8 +58,10 @@ def open_device(device: int | str | None = None) -> CudaDevice:
     """A device, opened once per process and shared; thread-safe. `device`: its index, "cuda:1", its UUID or the
     beginning of that, or a part of its name (the default is the first).
 
-    Raises DeviceError that names the cause: no driver, a driver that is too old, the extra is missing, no device.
+    Raises DeviceError that names the cause: no driver, a driver that is too old, the extra is missing, no device, or
+    one that a kernel's error has made useless, which lasts as long as the process.
     """
+    fork.check()
     with _lock:
         info = _choose(list_devices(), device)
         opened = _opened.get(info.uuid)
@@ -67,6 +70,7 @@ def open_device(device: int | str | None = None) -> CudaDevice:
             from litegpu.gpu.runtime.cuda_device import CudaDevice
 
             opened = _opened[info.uuid] = CudaDevice(info, versions())
+        opened.check()
         return opened
 
 
@@ -128,12 +132,21 @@ def versions() -> CudaVersions:
 
 _log = logging.getLogger("litegpu")
 _lock = threading.RLock()
+
+
+@fork.in_child
+def _forked() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
 _warned = False
 _opened: dict[str, CudaDevice] = {}
 
 
 def _driver() -> Any:
     """The driver's bindings after cuInit()."""
+    fork.check()
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -150,6 +163,7 @@ def _driver() -> Any:
         from litegpu.gpu.runtime.cuda_driver import error_text
 
         raise DeviceError(f"the NVIDIA driver does not start (cuInit): {error_text(result)}")
+    fork.gpu_is_used()
     return driver
 
 

@@ -137,15 +137,16 @@ class Bindings:
             _copy(array.address, adapter.place(target), target.nbytes, stream, port.name)
 
     def close(self) -> None:
-        for bound in (*self.inputs.values(), *self.outputs.values()):
-            if bound.adapter is not None:
-                bound.adapter.close()
-        self.inputs.clear()
-        self.outputs.clear()
-        self._exports = []
-        if self._event is not None and not self._device.lost:
-            driver.cuEventDestroy(self._event)
-        self._event = None
+        for table in (self.inputs, self.outputs):
+            while table:
+                _, bound = table.popitem()
+                if bound.adapter is not None:
+                    bound.adapter.close(wait=False)
+        self._exports, self._asked, self._ways = [], None, None
+        self._recent.clear()
+        event, self._event = self._event, None
+        if event is not None and not self._device.lost:
+            driver.cuEventDestroy(event)
 
     def _wait(self, later: int, earlier: int) -> None:
         if later == earlier:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from cuda.bindings import nvrtc
 
-from litegpu import debug
+from litegpu import debug, fork
 from litegpu.errors import DeviceError
 from litegpu.gpu.program import KernelCode
+from litegpu.gpu.runtime.in_threads import in_threads
 
 _SUCCESS = nvrtc.nvrtcResult.NVRTC_SUCCESS
 #: The compute capability with instructions that later ones lack; an "a" in the target's name turns them on.
@@ -29,31 +28,16 @@ def compile_kernels(kernels: Sequence[KernelCode], capability: int, *, programma
     compile.
     """
     jobs = [(k.name, k.source, compile_options(k, capability, programmatic)) for k in kernels]
-    new: dict[_Job, Future[bytes]] = {}
-    with _lock:
-        for job in jobs:
-            if job not in _images:
-                _images[job] = new[job] = Future()
-        futures = [_images[job] for job in jobs]
-    if len(new) > 1:
-        with ThreadPoolExecutor(min(len(new), os.cpu_count() or 1)) as pool:
-            list(pool.map(_settle, new.items()))
-    else:
-        for item in new.items():
-            _settle(item)
-    return [future.result() for future in futures]
+    in_threads(_settle, [job for job in dict.fromkeys(jobs) if job not in _images])
+    return [_images[job] for job in jobs]
 
 
 def adopt_images(
     kernels: Sequence[KernelCode], images: Sequence[bytes], capability: int, *, programmatic: bool = False
 ) -> None:
     """Take images that compile_kernels() gave, perhaps in another process, as what these kernels compile to."""
-    with _lock:
-        for kernel, image in zip(kernels, images, strict=True):
-            job = kernel.name, kernel.source, compile_options(kernel, capability, programmatic)
-            if job not in _images:
-                _images[job] = Future()
-                _images[job].set_result(image)
+    for kernel, image in zip(kernels, images, strict=True):
+        _images.setdefault((kernel.name, kernel.source, compile_options(kernel, capability, programmatic)), image)
 
 
 def compile_options(kernel: KernelCode, capability: int, programmatic: bool = False) -> tuple[str, ...]:
@@ -95,18 +79,19 @@ def nvrtc_version() -> str:
 # ----------------------------------------------------------------------------------------------
 
 _Job = tuple[str, str, tuple[str, ...]]  # name, text, options
-_images: dict[_Job, Future[bytes]] = {}
-_lock = threading.Lock()
+_images: dict[_Job, bytes] = {}
+_locks: dict[_Job, threading.Lock] = {}  # each held while its job is worked on
 
 
-def _settle(item: tuple[_Job, Future[bytes]]) -> None:
-    job, future = item
-    try:
-        future.set_result(_compile(*job))
-    except BaseException as error:
-        with _lock:
-            del _images[job]
-        future.set_exception(error)
+@fork.in_child
+def _forked() -> None:
+    _locks.clear()
+
+
+def _settle(job: _Job) -> None:
+    with _locks.setdefault(job, threading.Lock()):
+        if job not in _images:
+            _images[job] = _compile(*job)
 
 
 def _compile(name: str, source: str, options: tuple[str, ...]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
@@ -14,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from cuda.bindings import driver
 
+from litegpu import fork
 from litegpu.errors import DeviceError, OptionError
+from litegpu.gpu.lang.cuda_functions import WAIT
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import KernelCode, Program
 from litegpu.gpu.runtime.base import DeviceInfo
 from litegpu.gpu.runtime.cuda_compile import PROGRAMMATIC_FROM, adopt_images, compile_kernels
-from litegpu.gpu.runtime.cuda_driver import Context, checked
+from litegpu.gpu.runtime.cuda_driver import Context, checked, synchronize
 
 if TYPE_CHECKING:
     from litegpu.gpu.runtime.cuda import CudaDeviceInfo, CudaVersions
@@ -52,7 +55,7 @@ class CudaDevice:
         self.found = found
         self.versions = versions
         self.handle = checked(driver.cuDeviceGet(found.index), "cuDeviceGet")
-        self.context = Context(self.handle)
+        self.context: Context | fork.Refusal = Context(self.handle)
         self.features = self._features()
         self.info = DeviceInfo(found.name, "cuda", f"CUDA {versions.driver}, NVRTC {versions.nvrtc}", False)
         self.lost = False
@@ -64,7 +67,32 @@ class CudaDevice:
         self._nudging: tuple[Any, int] | None = None  # a stream and some memory
         self._event: Any = None
         self._pool: MemoryPool | None = None
-        self._lock = threading.Lock()
+        self._lock: threading.Lock | fork.Refusal = threading.Lock()
+        fork.follow(self)
+        self._left: list[CudaSession] = []  # closed while the device worked for them
+
+    def _forked(self) -> None:
+        self.lost = True  # so that nothing is freed
+        self._lock = self.context = fork.Refusal()
+
+    def check(self) -> None:
+        """Raises DeviceError if the device is lost: an error of a kernel spoils the context that all of the process,
+        other libraries too, share."""
+        if self.lost:
+            raise DeviceError(
+                f"{self} was lost by an earlier error of a kernel, and is of no use to this process: start the "
+                "process anew"
+            )
+
+    def leave(self, session: CudaSession) -> None:
+        """Free a closed session when the device is done with it: when another one is opened or closed."""
+        self._left.append(session)
+
+    def free_what_was_left(self) -> None:
+        """Free the sessions of leave() that the device is done with."""
+        for _ in range(len(self._left)):
+            with contextlib.suppress(IndexError):  # another thread was sooner
+                self._left.pop(0).close(wait=False)
 
     def __str__(self) -> str:
         return str(self.found)
@@ -76,9 +104,11 @@ class CudaDevice:
         the kernel that did not compile or that the device refused."""
         from litegpu.gpu.runtime.cuda_session import CudaSession
 
+        fork.check()
         wait = wait or WAITS[0]
         if wait not in WAITS:
             raise OptionError(f"unknown wait {wait!r}: use {', '.join(WAITS)}")
+        self.free_what_was_left()
         return CudaSession(self, program, wait, validation)
 
     def nudge(self) -> None:
@@ -89,7 +119,7 @@ class CudaDevice:
                 self._nudging = stream, int(checked(driver.cuMemAlloc(_NUDGE_BYTES), "nudging"))
             stream, memory = self._nudging
             checked(driver.cuMemsetD8Async(memory, 0, _NUDGE_BYTES, stream), "nudging")
-            checked(driver.cuStreamSynchronize(stream), "nudging")
+            synchronize(stream, "nudging")
 
     def make_wait(self, later: int, earlier: int) -> None:
         """Let what is put on the stream `later` from now on wait for what is on `earlier`."""
@@ -180,6 +210,7 @@ class CudaDevice:
             max_buffers=_MAX_BUFFERS,
             max_groups=_MAX_GROUPS,
             max_binding_bytes=self.found.memory,
+            max_buffer_bytes=self.found.memory,
             storage_alignment=256,
             compute_units=self.attribute("MULTIPROCESSOR_COUNT"),
             cuda_capability=self.found.capability,
@@ -196,19 +227,38 @@ def _needed(program: Program) -> tuple[KernelCode, ...]:
 _Key = tuple[str, int, bytes, bool]
 
 
+class _Module:
+    """A module of the driver's, unloaded when nothing refers to it any more."""
+
+    def __init__(self, device: CudaDevice, image: bytes, what: str) -> None:
+        self.handle: Any = None
+        self._device = device
+        # the driver reads PTX as text up to a zero
+        self.handle = checked(driver.cuModuleLoadData(ctypes.create_string_buffer(image)), what)
+
+    def __del__(self) -> None:
+        handle, self.handle = self.handle, None
+        if handle is not None and not sys.is_finalizing() and not self._device.lost:
+            with self._device.context:
+                driver.cuModuleUnload(handle)
+
+
 class LoadedKernel:
-    """A kernel on a device, ready to be launched; `programmatic`: it overlaps with its neighbours."""
+    """A kernel on a device, ready to be launched; `programmatic`: it overlaps with its neighbours. `waits`: its text
+    waits for those in front of it by itself, without which it must not be started before they have ended.
+
+    It has no finalizer: while one ran, another thread could still get the kernel from the device's weak dictionary,
+    and would launch what is being unloaded."""
 
     def __init__(self, device: CudaDevice, kernel: KernelCode, image: bytes, programmatic: bool) -> None:
         self.device = device
         self.name = kernel.name
-        self._module: Any = None
+        self.waits = programmatic and WAIT in kernel.source
         threads = kernel.workgroup[0] * kernel.workgroup[1] * kernel.workgroup[2]
         what = f"{device}: kernel {kernel.name!r}"
-        # the driver reads PTX as text up to a zero
-        self._module = checked(driver.cuModuleLoadData(ctypes.create_string_buffer(image)), f"{what} cannot be loaded")
+        self._module = _Module(device, image, f"{what} cannot be loaded")
         self.function = checked(
-            driver.cuModuleGetFunction(self._module, kernel.name.encode()), f"{what} is not in its own module"
+            driver.cuModuleGetFunction(self._module.handle, kernel.name.encode()), f"{what} is not in its own module"
         )
         attribute = driver.CUfunction_attribute
         if kernel.shared_bytes:
@@ -226,8 +276,3 @@ class LoadedKernel:
         )
         if threads > most:
             raise DeviceError(f"{what} needs too many registers for its {threads} threads: at most {most} can run")
-
-    def __del__(self) -> None:
-        if self._module is not None and not sys.is_finalizing() and not self.device.lost:
-            with self.device.context:
-                driver.cuModuleUnload(self._module)

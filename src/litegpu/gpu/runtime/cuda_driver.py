@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from typing import Any
 
 from cuda.bindings import driver
 
 from litegpu.errors import DeviceError
+from litegpu.gpu.runtime.waiting import wait_until
 
 SUCCESS = driver.CUresult.CUDA_SUCCESS
+_NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
+#: A wait spins so long at most, so that a long one does not burn a core.
+_LONGEST_SPIN = 1.0
 
 
 class CudaError(DeviceError):
@@ -35,6 +41,28 @@ def error_text(error: Any) -> str:
         if answer == SUCCESS and text:
             texts.append(text.decode() if isinstance(text, bytes) else str(text))
     return ": ".join(texts) or f"CUDA error {int(error)}"
+
+
+def await_stream(stream: Any, spin: float = math.inf, expected: float = 0.0) -> Any:
+    """The CUresult of what is on a stream, when it is done. Signals get through: on the main thread the driver is
+    asked, for `spin` seconds without a pause, instead of told to wait; for `expected` see wait_until()."""
+    if threading.get_ident() != threading.main_thread().ident:
+        (error,) = driver.cuStreamSynchronize(stream)
+        return error
+    error = _NOT_READY
+
+    def done() -> bool:
+        nonlocal error
+        (error,) = driver.cuStreamQuery(stream)
+        return bool(error != _NOT_READY)
+
+    wait_until(done, min(spin, _LONGEST_SPIN), expected)
+    return error
+
+
+def synchronize(stream: Any, what: str = "cuStreamSynchronize") -> None:
+    """Return when what is on a stream is done; signals get through. Raises CudaError, with `what` was awaited."""
+    checked((await_stream(stream),), what)
 
 
 class Context:

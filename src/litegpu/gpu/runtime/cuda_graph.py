@@ -11,7 +11,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from litegpu.gpu.runtime.cuda_device import LoadedKernel
-from litegpu.gpu.runtime.cuda_driver import checked
+from litegpu.gpu.runtime.cuda_driver import checked, synchronize
 
 #: Each kernel is timed in a graph of so many launches of it, so often.
 _LAUNCHES_TIMED, _ROUNDS_TIMED = 20, 5
@@ -30,14 +30,14 @@ class Launch:
     arguments: Any
 
     def enqueue(self, stream: Any, overlap: bool = False) -> None:
-        """Put the kernel on the stream. `overlap`: it may start before the kernel in front of it has ended (it must
-        then wait for that itself, as the macro PROGRAMMATIC_LAUNCH makes printed kernels do)."""
+        """Put the kernel on the stream. `overlap`: where its text waits for the kernel in front of it by itself, it may
+        start before that has ended. One whose text does not is started after it, whoever wrote it."""
         config = driver.CUlaunchConfig()
         config.gridDimX, config.gridDimY, config.gridDimZ = self.groups
         config.blockDimX, config.blockDimY, config.blockDimZ = self.workgroup
         config.sharedMemBytes = self.shared_bytes
         config.hStream = stream
-        if overlap:
+        if overlap and self.kernel.waits:
             attribute = driver.CUlaunchAttribute()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
@@ -73,8 +73,8 @@ class Graph:
         self.executable: Any = None
         self.launches: Sequence[Launch] = ()  # whose arguments the owner wants kept
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        checked(driver.cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture")
-        try:
+        try:  # from here on: a stream that is left capturing is of no use to anyone
+            checked(driver.cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture")
             enqueue()
         except BaseException:
             _, graph = driver.cuStreamEndCapture(stream)
@@ -92,9 +92,9 @@ class Graph:
         checked(driver.cuGraphLaunch(self.executable, stream), "cuGraphLaunch")
 
     def close(self) -> None:
-        if self.executable is not None:
-            driver.cuGraphExecDestroy(self.executable)
-            self.executable = None
+        executable, self.executable = self.executable, None  # destroyed once, whatever comes between
+        if executable is not None:
+            driver.cuGraphExecDestroy(executable)
 
 
 class Stopwatch:
@@ -109,13 +109,12 @@ class Stopwatch:
         checked(driver.cuEventRecord(start, stream), "cuEventRecord")
         enqueue()
         checked(driver.cuEventRecord(stop, stream), "cuEventRecord")
-        checked(driver.cuEventSynchronize(stop), "cuEventSynchronize")
+        synchronize(stream)
         return float(checked(driver.cuEventElapsedTime(start, stop), "cuEventElapsedTime")) * 1e-3
 
     def close(self) -> None:
-        for event in self._events:
-            driver.cuEventDestroy(event)
-        self._events = []
+        while self._events:
+            driver.cuEventDestroy(self._events.pop())
 
 
 def launch_seconds(stream: Any, launch: Launch) -> float:

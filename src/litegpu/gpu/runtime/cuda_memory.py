@@ -13,7 +13,7 @@ from litegpu.errors import DeviceError
 from litegpu.gpu.program import Port, Program
 from litegpu.gpu.runtime.cuda_copy import Pinned
 from litegpu.gpu.runtime.cuda_device import CudaDevice
-from litegpu.gpu.runtime.cuda_driver import CudaError, checked
+from litegpu.gpu.runtime.cuda_driver import CudaError, checked, synchronize
 
 #: Of the constants behind the arena, and of ports in the staging memory.
 _ALIGNMENT = 256
@@ -31,6 +31,7 @@ class SessionMemory:
         self._program = program
         self._stream = stream
         self._arena = 0
+        self._kept: list[np.ndarray] | None = None  # values of the variables that are to be restored
         self.allocations = 0
         constants = _aligned(program.arena_size)
         self.inputs: list[np.ndarray] = []
@@ -58,27 +59,41 @@ class SessionMemory:
         port, memory = self._program.outputs[index], self.outputs[index]
         what = f"copy of output {port.name!r}"
         checked(driver.cuMemcpyDtoHAsync(memory.ctypes.data, self.place(port), port.nbytes, self._stream), what)
-        checked(driver.cuStreamSynchronize(self._stream), what)
+        synchronize(self._stream, what)
 
     @contextlib.contextmanager
     def same_variables(self) -> Iterator[None]:
-        """Restore the variables afterwards."""
+        """Restore the variables afterwards, also if something raises meanwhile."""
         variables = self._program.variables
         kept = [np.asarray(Pinned(self._device, port.nbytes)) for port in variables]
         for port, memory in zip(variables, kept, strict=True):
             what = f"copy of variable {port.name!r}"
             checked(driver.cuMemcpyDtoHAsync(memory.ctypes.data, self.place(port), port.nbytes, self._stream), what)
-        checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
-        yield
-        for port, memory in zip(variables, kept, strict=True):
+        synchronize(self._stream)
+        self._kept = kept
+        try:
+            yield
+        finally:
+            self.restore_variables()
+
+    @property
+    def spoilt(self) -> bool:
+        """Whether the variables are still to be restored."""
+        return self._kept is not None
+
+    def restore_variables(self) -> None:
+        """What same_variables() does in the end, if it was broken off before."""
+        for port, memory in zip(self._program.variables, self._kept or (), strict=False):
             what = f"copy of variable {port.name!r}"
             checked(driver.cuMemcpyHtoDAsync(self.place(port), memory.ctypes.data, port.nbytes, self._stream), what)
-        checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
+        synchronize(self._stream)
+        self._kept = None
 
     def free(self) -> None:
-        if self._arena:
-            driver.cuMemFree(self._arena)
-            self._arena = 0
+        arena, self._arena = self._arena, 0  # freed once, whatever comes between
+        if arena:
+            driver.cuMemFree(arena)
+        self.inputs, self.outputs = [], []
 
     def _allocate(self, size: int) -> None:
         """The arena, with zeros, and the constants."""
@@ -100,7 +115,7 @@ class SessionMemory:
         if constants.nbytes:
             what, target = "the upload of the constants", self.bases["constants"]
             checked(driver.cuMemcpyHtoDAsync(target, constants.ctypes.data, constants.nbytes, self._stream), what)
-            checked(driver.cuStreamSynchronize(self._stream), what)
+            synchronize(self._stream, what)
 
     def _stage(self) -> None:
         ports = (*self._program.inputs, *self._program.outputs)

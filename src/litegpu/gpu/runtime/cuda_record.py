@@ -118,6 +118,8 @@ class Recorder:
         for graph in (self.graph, self._kernel_graph, *(graph for _, graph in self._bound_graphs)):
             if graph is not None:
                 graph.close()
+        self._bound_graphs.clear()
+        self._copies.clear()
 
     def _launch(self, kernels: Sequence[LoadedKernel], dispatch: Dispatch) -> Launch:
         code, loaded = self._program.kernels[dispatch.kernel], kernels[dispatch.kernel]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
+from litegpu import fork
 from litegpu.errors import DeviceError
 from litegpu.gpu.program import Port, Program
 from litegpu.gpu.runtime.base import SHORT_SECONDS, KernelTime
@@ -21,7 +22,7 @@ from litegpu.gpu.runtime.cuda_array import LEGACY_STREAM, CudaArray, from_torch,
 from litegpu.gpu.runtime.cuda_binding import Bindings, Bound, Ways, check_fit
 from litegpu.gpu.runtime.cuda_copy import MOST_BYTES, is_pinned
 from litegpu.gpu.runtime.cuda_device import CudaDevice, LoadedKernel
-from litegpu.gpu.runtime.cuda_driver import SUCCESS, CudaError, checked, error_text
+from litegpu.gpu.runtime.cuda_driver import SUCCESS, CudaError, await_stream, checked, error_text, synchronize
 from litegpu.gpu.runtime.cuda_graph import Launch, graph_seconds, launch_seconds
 from litegpu.gpu.runtime.cuda_memory import SessionMemory
 from litegpu.gpu.runtime.cuda_record import Recorder
@@ -33,6 +34,7 @@ LITTLE_BYTES = 3 << 20
 _PREFIX_REPEATS, _PREFIX_ROUNDS = 20, 5
 #: NVIDIA's own variable: each kernel is launched by itself and awaited, so that an error can name it.
 _BLOCKING_VARIABLE = "CUDA_LAUNCH_BLOCKING"
+_NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
 #: Errors of running kernels (illegal addresses, traps, timeouts ...), after which a context is of no use to anyone.
 _STICKY = {700, 702, *range(709, 720), 999}
 
@@ -50,10 +52,11 @@ class CudaSession:
         self.program = program
         self.wait = wait
         self.overlap = False
-        self._lock = threading.RLock()
+        self._lock: Any = threading.RLock()
+        fork.follow(self)
         self._closed = False
         self._has_run = False
-        self._running = False  # launched and not awaited
+        self._running = False  # perhaps launched and not awaited
         self._stats = dict.fromkeys(("write", "encode", "submit", "wait", "read", "compile", "upload"), 0.0)
         self._writing = 0.0  # seconds of write() since the last run
         self._memory: SessionMemory | None = None
@@ -82,8 +85,7 @@ class CudaSession:
         check_array(self.program.inputs, index, "input", array)
         with self._lock:
             self._check_usable()
-            if self._running:  # the copy from the staging memory may still be under way
-                self._finish()
+            self._finish()  # the copy from the staging memory may still be under way
             if array.nbytes > MOST_BYTES and is_pinned(array, self.device):
                 self._in_place[index] = array
             else:
@@ -98,11 +100,17 @@ class CudaSession:
             return None
         return self.memory.inputs[index].view(NUMPY[self.program.inputs[index].dtype])
 
+    def given(self, index: int) -> np.ndarray:
+        """Input `index` as it was written last, flat, until it is written again."""
+        found = self._in_place.get(index)
+        port = self.program.inputs[index]
+        return self.memory.inputs[index].view(NUMPY[port.dtype]) if found is None else found
+
     def run(self, *, wait: bool = True) -> None:
         """See base.Session; without `wait` it returns at once in any case."""
         with self._lock:
             self._check_usable()
-            if self._running and not self._bindings.complete:  # graphs use the staging memory in turn
+            if self.memory.spoilt or not self._bindings.complete:  # graphs use the staging memory in turn
                 self._finish()
             clock, stats = time.perf_counter, self._stats
             started = clock()
@@ -112,11 +120,10 @@ class CudaSession:
                 elif self._bindings or self._in_place:
                     self._run_bound()
                 else:
-                    self._working = self._stream
+                    self._working, self._running = self._stream, True
                     (error,) = driver.cuGraphLaunch(self._executable, self._stream)
                     if error != SUCCESS:
                         raise self._failure("cuGraphLaunch", error)
-                    self._running = True
                 submitted = clock()
                 if wait and self.wait != "do_not_wait":
                     self._await()
@@ -131,8 +138,7 @@ class CudaSession:
             self._check_usable()
             if not self._has_run:
                 raise DeviceError(f"output {index} was read before the first run: call run() first")
-            if self._running:
-                self._finish()
+            self._finish()
             if index in self._bindings.outputs:
                 with self.device.context:
                     self.memory.download(index)
@@ -178,6 +184,10 @@ class CudaSession:
         self._bindings.put(kind, index, Bound(plain, None))
         return True
 
+    def is_bound(self, kind: str, index: int) -> bool:
+        """Whether an array of the user's stands for the port."""
+        return index in (self._bindings.inputs if kind == "input" else self._bindings.outputs)
+
     def fill_bound_output(self, index: int) -> None:
         """Copy the last inference's output, if there was one, to the array that was bound to it since."""
         with self._lock, self.device.context:
@@ -185,7 +195,7 @@ class CudaSession:
             self._finish()
             if self._has_run:
                 self._bindings.give(index, self._stream)
-                checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
+                synchronize(self._stream)
 
     @property
     def stream(self) -> int:
@@ -220,7 +230,7 @@ class CudaSession:
             self._check_usable()
             self._finish()
             self.memory.clear_variables()
-            checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
+            synchronize(self._stream)
 
     def profile(self) -> Sequence[KernelTime]:
         """GPU time of each dispatch by itself, from time_kernels(). Outputs of the last run() stay readable."""
@@ -254,30 +264,52 @@ class CudaSession:
             except CudaError as error:
                 raise self._failed(error) from error
 
-    def close(self) -> None:
+    def _forked(self) -> None:
+        self._lock = fork.Refusal()
+
+    def close(self, *, wait: bool = True) -> None:
+        if fork.is_forbidden():
+            return
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
+            try:
+                if wait and not self._closed and not self.device.lost:
+                    with self.device.context:
+                        for stream in self._streams():
+                            await_stream(stream)
+            finally:
+                self._closed = True
             if self.device.lost:
                 return  # the driver has freed everything
             with self.device.context:
-                for stream in (self._stream, self._working):
-                    if stream is not None:
-                        driver.cuStreamSynchronize(stream)
-                self._bindings.close()
-                if self._recorder is not None:
-                    self._recorder.close()
-                if self._done is not None:
-                    driver.cuEventDestroy(self._done)
-                if self._stream is not None:
-                    driver.cuStreamDestroy(self._stream)
-                if self._memory is not None:
-                    self._memory.free()
+                if any(driver.cuStreamQuery(stream)[0] == _NOT_READY for stream in self._streams()):
+                    self.device.leave(self)
+                else:
+                    self._free()
+        if wait:
+            self.device.free_what_was_left()
 
     def __del__(self) -> None:
         if hasattr(self, "_blocking") and not sys.is_finalizing():
-            self.close()
+            self.close(wait=False)
+
+    def _streams(self) -> list[Any]:
+        return [stream for stream in (self._stream, self._working) if stream is not None]
+
+    def _free(self) -> None:
+        """Let go of everything, whatever is left of it; nothing twice."""
+        self._bindings.close()
+        self._in_place.clear()
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            recorder.close()
+        done, self._done = self._done, None
+        if done is not None:
+            driver.cuEventDestroy(done)
+        stream, self._stream, self._working = self._stream, None, None
+        if stream is not None:
+            driver.cuStreamDestroy(stream)
+        if self._memory is not None:
+            self._memory.free()
 
     @property
     def allocations(self) -> int:
@@ -309,23 +341,36 @@ class CudaSession:
         *kernels, copy = kernels
         self._recorder = Recorder(self.program, memory, kernels, copy, self._stream, self.overlap)
         self._executable = self._recorder.graph.executable
-        checked(driver.cuStreamSynchronize(self._stream), "cuStreamSynchronize")
+        synchronize(self._stream)
+
+    @property
+    def _unsettled(self) -> bool:
+        """Whether an inference was launched, or is not known not to be, and not awaited."""
+        return self._running or self.memory.spoilt
 
     def _finish(self) -> None:
-        """Wait for the inference that was launched, if any."""
-        if self._running:
+        """Wait for the inference that was launched, if any; afterwards nothing is left that another method was
+        interrupted in."""
+        if self._unsettled:
             with self.device.context:
                 self._await()
+                if self.memory.spoilt:
+                    self.memory.restore_variables()
 
     def _await(self) -> None:
-        """_finish() while an inference runs and the context is current."""
-        self._running = False
-        if self.wait == "passive" and not (self._has_run and self._stats["wait"] < SHORT_SECONDS):
+        """Wait for the inference that was launched, if any, while the context is current."""
+        if not self._running:
+            return
+        expected = self._stats["wait"] if self._has_run else 0.0
+        if self.wait != "passive" or (self._has_run and expected < SHORT_SECONDS):
+            error = await_stream(self._working, expected=expected)
+        elif threading.current_thread() is threading.main_thread():  # which signals must reach
+            error = await_stream(self._working, 0.0, expected)
+        else:
             (error,) = driver.cuEventRecord(self._done, self._working)
             if error == SUCCESS:
                 (error,) = driver.cuEventSynchronize(self._done)
-        else:
-            (error,) = driver.cuStreamSynchronize(self._working)
+        self._running = False
         if error != SUCCESS:
             raise self._failure("the inference", error)
 
@@ -343,12 +388,12 @@ class CudaSession:
             self.device.make_wait(stream, int(self._working))
         if self._working is None or int(self._working) != stream:
             self._working = driver.CUstream(stream)
+        self._running = True
         bindings.before(self._working, others, ways)
         self._enqueue_in_place()
         (error,) = driver.cuGraphLaunch(executable, self._working)
         if error != SUCCESS:
             raise self._failure("cuGraphLaunch", error)
-        self._running = True
         bindings.after(self._working, others, ways)
 
     def _enqueue_in_place(self) -> None:
@@ -359,7 +404,7 @@ class CudaSession:
 
     def _run_blocking(self) -> None:
         """One kernel after the other, each awaited."""
-        self._working = self._stream
+        self._working, self._running = self._stream, True
         bindings = self._bindings
         _, others = bindings.streams(int(self._stream))
         ports = [
@@ -373,12 +418,11 @@ class CudaSession:
         for launch in self.recorder.launches:
             try:  # NVIDIA's variable makes the launch itself report what the kernel did
                 launch.enqueue(self._stream)
-                checked(driver.cuStreamSynchronize(self._stream), "waiting for it failed")
+                synchronize(self._stream, "waiting for it failed")
             except CudaError as error:
                 raise self._failed(error, f"kernel {launch.kernel.name!r} ({launch.label})") from error
         self.recorder.enqueue_outputs(ways)
         bindings.after(self._stream, others, ways)
-        self._running = True
 
     def _time_launch(self, launch: Launch) -> float:
         try:
@@ -413,8 +457,7 @@ class CudaSession:
     def _check_usable(self) -> None:
         if self._closed:
             raise DeviceError("the session was closed: build a new one")
-        if self.device.lost:
-            raise DeviceError(f"{self.device} was lost by an earlier error: start the process anew")
+        self.device.check()
 
 
 def latency_bound(program: Program) -> bool:

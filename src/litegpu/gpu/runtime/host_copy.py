@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections import deque
+from queue import SimpleQueue
 
 import numpy as np
+
+from litegpu.fork import in_child
 
 #: Smaller arrays are copied sooner than threads are woken.
 LARGE_BYTES = 4 << 20
@@ -15,21 +19,80 @@ _ALIGNMENT = 4096
 
 
 def copy_bytes(target: np.ndarray, source: np.ndarray) -> None:
-    """Copy `source` to `target`: flat arrays of bytes, of one length."""
+    """Copy `source` to `target`: flat arrays of bytes, of one length. Whatever interrupts it, nobody copies any more
+    when it has returned or raised."""
     size = target.size
+    if size < LARGE_BYTES:  # asked first, as to count the processors takes 20 us
+        np.copyto(target, source)
+        return
     threads = min(_THREADS, os.cpu_count() or 1, size // (LARGE_BYTES // 2))
-    if size < LARGE_BYTES or threads < 2:
+    if threads < 2:
         np.copyto(target, source)
         return
     part = -(-size // threads)
     part += -part % _ALIGNMENT
-    pieces = [slice(start, min(start + part, size)) for start in range(0, size, part)]
-    jobs = [_pool().submit(np.copyto, target[piece], source[piece]) for piece in pieces[1:]]
-    np.copyto(target[pieces[0]], source[pieces[0]])
-    for job in jobs:
-        job.result()
+    job = _Copy(target, source, [slice(start, min(start + part, size)) for start in range(0, size, part)])
+    try:
+        jobs = _jobs()
+        for _ in range(threads - 1):
+            jobs.put(job)
+        job.help()
+        job.wait()
+    except BaseException:
+        job.cancel()
+        raise
+
+
+class _Copy:
+    """One copy in pieces, which any thread may help with."""
+
+    def __init__(self, target: np.ndarray, source: np.ndarray, pieces: list[slice]) -> None:
+        self._target, self._source = target, source
+        self._todo = deque((piece, threading.Lock()) for piece in pieces)
+        self._locks = [lock for _, lock in self._todo]  # each held while its piece is copied
+        self._done: SimpleQueue[None] = SimpleQueue()
+        self._cancelled = False
+
+    def help(self) -> None:
+        """Copy pieces until none is left."""
+        while True:
+            try:
+                piece, lock = self._todo.popleft()
+            except IndexError:
+                return
+            with lock:
+                if self._cancelled:
+                    return
+                np.copyto(self._target[piece], self._source[piece])
+            self._done.put(None)
+
+    def wait(self) -> None:
+        """Return when all pieces are copied."""
+        for _ in self._locks:
+            self._done.get()
+
+    def cancel(self) -> None:
+        """Return when nobody copies any more."""
+        self._cancelled = True
+        for lock in self._locks:
+            with lock:
+                pass
+
+
+@in_child
+def _forked() -> None:
+    _jobs.cache_clear()  # its threads are in the parent
 
 
 @functools.cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_THREADS - 1, thread_name_prefix="litegpu-copy")
+def _jobs() -> SimpleQueue[_Copy]:
+    """Where copies wait for helpers, who begin with the first."""
+    jobs: SimpleQueue[_Copy] = SimpleQueue()
+
+    def labour() -> None:
+        while True:
+            jobs.get().help()
+
+    for i in range(_THREADS - 1):
+        threading.Thread(target=labour, name=f"litegpu copy {i}", daemon=True).start()
+    return jobs

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from litegpu import fork
 from litegpu.errors import DeviceError, OptionError
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.runtime import webgpu_native as native
+from litegpu.gpu.runtime.in_threads import in_threads
 
 BACKENDS = ("vulkan", "metal", "d3d12", "gl")
 #: Kinds of adapter, best first.
@@ -19,6 +21,8 @@ KINDS = ("discrete", "integrated", "unknown", "software")
 #: Part of the name of the adapter to take when the caller names none.
 ADAPTER_VARIABLE = "LITEGPU_WEBGPU_ADAPTER"
 
+#: Mesa's software driver ends all loops of a thread after so many rounds, without a word (lp_bld_limits.h).
+_LLVMPIPE_ROUNDS = 65534
 _BACKEND_OF = {"Vulkan": "vulkan", "Metal": "metal", "D3D12": "d3d12", "OpenGL": "gl", "OpenGLES": "gl"}
 _KIND_OF = {"DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "CPU": "software"}
 
@@ -48,10 +52,13 @@ def list_adapters(backend: str = "auto") -> list[AdapterInfo]:
     only if wgpu itself does not work."""
     if backend != "auto" and backend not in BACKENDS:
         raise OptionError(f"unknown WebGPU backend {backend!r}: use auto, {', '.join(BACKENDS)}")
+    fork.check()
     try:
-        found = [_describe(adapter) for adapter in native.enumerate_adapters(gl=backend == "gl")]
+        found = [_describe(adapter) for adapter in in_threads(native.enumerate_adapters, [backend == "gl"])[0]]
     except Exception as error:
         raise DeviceError(f"wgpu could not list devices: {error}") from error
+    if any(not adapter.is_software for adapter in found):
+        fork.gpu_is_used()  # its driver's library has begun to work
     if backend != "auto":
         found = [adapter for adapter in found if adapter.backend == backend]
     return sorted(found, key=lambda adapter: KINDS.index(adapter.kind))  # stable: wgpu's order within a kind
@@ -143,6 +150,8 @@ def _features(adapter: Any) -> Features:
         max_buffers=min(limits["max-storage-buffers-per-shader-stage"], limits["max-bindings-per-bind-group"]),
         max_groups=limits["max-compute-workgroups-per-dimension"],
         max_binding_bytes=min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"]),
+        max_buffer_bytes=limits["max-buffer-size"],
         storage_alignment=limits["min-storage-buffer-offset-alignment"],
+        max_rounds=_LLVMPIPE_ROUNDS if "llvmpipe" in str(adapter.info["device"]).lower() else 0,
         compute_units=(os.cpu_count() or 1) if adapter.info["adapter_type"] == "CPU" else 0,
     )

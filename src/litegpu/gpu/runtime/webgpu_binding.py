@@ -6,13 +6,16 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import wgpu
 import wgpu.classes
 
 from litegpu.errors import DeviceError, TensorError
+from litegpu.gpu.runtime.webgpu_native import is_destroyed, plain_message
 from litegpu.gpu.runtime.webgpu_record import record_steps
 
 if TYPE_CHECKING:
-    from litegpu.gpu.runtime.webgpu import WebGpuDevice, WebGpuSession
+    from litegpu.gpu.runtime.webgpu import WebGpuDevice
+    from litegpu.gpu.runtime.webgpu_session import WebGpuSession
 
 #: WebGPU wants rows of a texture to begin at multiples of 256 bytes in a buffer: 64 RGBA pixels.
 ROW_PIXELS = 64
@@ -42,9 +45,15 @@ class Bindings:
         self.inputs: dict[int, Bound] = {}
         self.outputs: dict[int, Bound] = {}
 
-    def before(self) -> Any:
-        """A command buffer with what comes before the program: the inputs."""
-        _check_alive(self.inputs)
+    def around(self) -> tuple[list[Any], list[Any]]:
+        """Command buffers with what comes before the program, the inputs, and after it, the outputs."""
+        _check_free(self.inputs)
+        _check_free(self.outputs)
+        return self._before(), self.after()
+
+    def _before(self) -> list[Any]:
+        if not self.inputs:
+            return []
         encoder = self._session.device.handle.create_command_encoder(label="litegpu bound inputs")
         for index, bound in self.inputs.items():
             port, arena = self._session.program.inputs[index], self._session.inference.arena
@@ -68,12 +77,14 @@ class Bindings:
                 encoder.copy_buffer_to_buffer(bound.resource, 0, scratch, source.offset, padded(source.nbytes))
             record_steps(encoder, adapter.inference.steps)
             encoder.copy_buffer_to_buffer(scratch, target.offset, arena, port.offset, size)
-        return encoder.finish()
+        return _finished(encoder, self.inputs)
 
-    def after(self, only: int | None = None) -> Any:
-        """A command buffer with what comes after the program: the outputs, or one of them."""
+    def after(self, only: int | None = None) -> list[Any]:
+        """Command buffers with what comes after the program: the outputs, or one of them."""
         outputs = self.outputs if only is None else {only: self.outputs[only]}
-        _check_alive(outputs)
+        if not outputs:
+            return []
+        _check_free(outputs)
         encoder = self._session.device.handle.create_command_encoder(label="litegpu bound outputs")
         for index, bound in outputs.items():
             port, arena = self._session.program.outputs[index], self._session.inference.arena
@@ -86,31 +97,14 @@ class Bindings:
             encoder.copy_buffer_to_buffer(arena, port.offset, scratch, source.offset, size)
             record_steps(encoder, adapter.inference.steps)
             encoder.copy_buffer_to_buffer(scratch, target.offset, bound.resource, 0, padded(target.nbytes))
-        return encoder.finish()
+        return _finished(encoder, outputs)
 
     def close(self) -> None:
-        for bound in (*self.inputs.values(), *self.outputs.values()):
-            if bound.adapter is not None:
-                bound.adapter.close()
-        self.inputs.clear()
-        self.outputs.clear()
-
-
-def watch(resource: Any) -> None:
-    """Notice when the user destroys a buffer or texture: wgpu-native ends the process when commands with such a thing
-    are submitted, and has no way to ask."""
-    if hasattr(resource, _DESTROYED):
-        return
-    kind, reference = type(resource), weakref.ref(resource)
-
-    def destroy() -> None:
-        alive = reference()
-        if alive is not None:
-            setattr(alive, _DESTROYED, True)
-            kind.destroy(alive)
-
-    setattr(resource, _DESTROYED, False)
-    resource.destroy = destroy
+        for table in (self.inputs, self.outputs):
+            while table:
+                _, bound = table.popitem()
+                if bound.adapter is not None:
+                    bound.adapter.close(wait=False)
 
 
 def check_resource(device: WebGpuDevice, resource: Any, what: str, *, output: bool) -> None:
@@ -122,8 +116,7 @@ def check_resource(device: WebGpuDevice, resource: Any, what: str, *, output: bo
             f"{what}: a {type(resource).__name__} object is no wgpu.GPUBuffer{'' if output else ' or wgpu.GPUTexture'}"
             f"; the model runs on {device.adapter} through WebGPU"
         )
-    watch(resource)
-    if getattr(resource, _DESTROYED):
+    if is_destroyed(resource):
         raise TensorError(f"{what}: the {type(resource).__name__} was destroyed")
     if resource._device is not device.handle:
         raise DeviceError(
@@ -154,12 +147,21 @@ def padded(size: int) -> int:
     return -(-size // 4) * 4
 
 
-_DESTROYED = "_litegpu_destroyed"
-
-
-def _check_alive(bound: dict[int, Bound]) -> None:
+def _check_free(bound: dict[int, Bound]) -> None:
+    """Raise TensorError where wgpu-native would end the process."""
     for one in bound.values():
-        if getattr(one.resource, _DESTROYED):
+        kind = type(one.resource).__name__
+        if is_destroyed(one.resource):
+            raise TensorError(f"{one.name}: the bound {kind} was destroyed: bind another, or None")
+        if getattr(one.resource, "map_state", "unmapped") != "unmapped":
             raise TensorError(
-                f"{one.name}: the bound {type(one.resource).__name__} was destroyed: bind another, or None"
+                f"{one.name}: the bound {kind} is mapped, or about to be, so the GPU cannot use it: unmap() it first"
             )
+
+
+def _finished(encoder: Any, bound: dict[int, Bound]) -> list[Any]:
+    try:
+        return [encoder.finish()]
+    except wgpu.classes.GPUError as error:  # destroyed before it was bound, say
+        names = ", ".join(one.name for one in bound.values())
+        raise TensorError(f"{names}: the bound buffers cannot be used: {plain_message(str(error))}") from error

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import wgpu
 
 from litegpu.gpu.runtime import webgpu_native as native
+from litegpu.gpu.runtime.webgpu_replay import read_back
+
+if TYPE_CHECKING:
+    from litegpu.gpu.runtime.webgpu import WebGpuDevice
 
 #: WebGPU's limit for one query set; a dispatch needs two.
 _QUERIES_PER_SET = 4096
@@ -49,17 +53,17 @@ class Inference:
 class Timer:
     """Timestamps around each of `count` passes."""
 
-    def __init__(self, device: Any, count: int) -> None:
+    def __init__(self, device: WebGpuDevice, count: int) -> None:
         self._device = device
         self.count = count
         self._sets = [
-            device.create_query_set(
+            device.handle.create_query_set(
                 label="timestamps", type="timestamp", count=min(_QUERIES_PER_SET, 2 * count - first)
             )
             for first in range(0, 2 * count, _QUERIES_PER_SET)
         ]
         usage = wgpu.BufferUsage.QUERY_RESOLVE | wgpu.BufferUsage.COPY_SRC
-        self._ticks = device.create_buffer(label="timestamps", size=max(16 * count, 16), usage=usage)
+        self._ticks = device.handle.create_buffer(label="timestamps", size=max(16 * count, 16), usage=usage)
 
     def writes(self, step: int) -> dict[str, Any]:
         """The `timestamp_writes` of the pass of dispatch number `step`."""
@@ -78,8 +82,8 @@ class Timer:
         """Seconds of each pass in the last finished inference that was recorded with this timer."""
         if not self.count:
             return []
-        ticks = np.frombuffer(self._device.queue.read_buffer(self._ticks), np.uint64).reshape(-1, 2)
-        period = native.timestamp_period(self._device.queue) * 1e-9
+        ticks = read_back(self._device, self._ticks, 0, 16 * self.count).view(np.uint64).reshape(-1, 2)
+        period = native.timestamp_period(self._device.handle.queue) * 1e-9
         # ticks are unsigned: devices may reset the counter between two passes, which must not look like centuries
         return [float(end - start) * period if end > start else 0.0 for start, end in ticks.tolist()]
 
@@ -105,6 +109,14 @@ def record(device: Any, inference: Inference, timer: Timer | None = None) -> Any
         timer.resolve(encoder)
     for copy in inference.downloads:
         encoder.copy_buffer_to_buffer(inference.arena, copy.source, inference.download, copy.target, copy.size)
+    return encoder.finish()
+
+
+def rehearse(device: Any, steps: Sequence[Step]) -> Any:
+    """record() of no copies and of dispatches without workgroups: what can be wrong with them is found, and nothing is
+    done."""
+    encoder = device.create_command_encoder(label="litegpu rehearsal")
+    record_steps(encoder, [replace(step, groups=(0, 0, 0)) for step in steps])
     return encoder.finish()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from litegpu.boundary import typed
 from litegpu.delegates.protocol import Delegate
 from litegpu.model.bundle import bundled_content
 from litegpu.model.model_type import Kind, ModelType, model_type
@@ -77,6 +78,7 @@ class Advice:
         }
 
 
+@typed
 def advise(model: str | os.PathLike[str] | bytes, *, delegates: Sequence[Delegate] | None = None) -> Advice:
     """Say what is known of a model before anything is run or compiled.
 

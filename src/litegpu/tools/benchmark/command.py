@@ -10,7 +10,6 @@ from litegpu.errors import LiteGpuError, OptionError
 from litegpu.tools.benchmark.compare import Comparison, run_comparison
 from litegpu.tools.benchmark.comparison_text import official_summary, print_comparison
 from litegpu.tools.benchmark.configurations import Configuration, batch_sizes, configurations, performance_options
-from litegpu.tools.benchmark.files import write
 from litegpu.tools.benchmark.flags import BenchmarkFlags, ReportFlags
 from litegpu.tools.benchmark.opening import signature_keys
 from litegpu.tools.benchmark.page import comparison_page, comparison_plots, result_page, result_plots
@@ -19,7 +18,7 @@ from litegpu.tools.benchmark.result import BenchmarkResult
 from litegpu.tools.benchmark.run import check_files, run
 from litegpu.tools.benchmark.text import Log, log_parameters
 from litegpu.tools.benchmark.trace import trace
-from litegpu.tools.outputs import require_folder, require_writable
+from litegpu.tools.outputs import all_of, require_folder, require_writable, write_file
 
 HELP = f"""Usage: litegpu benchmark --graph=MODEL [--flag=value ...]
 
@@ -100,16 +99,24 @@ def _check_files(flags: BenchmarkFlags, report: ReportFlags) -> None:
 
 
 def _single(flags: BenchmarkFlags, report: ReportFlags, log: Log) -> BenchmarkResult:
-    result = run(flags, log)
-    if report.trace:
-        write(report.trace, json.dumps(trace(result)))
-    if report.html:
-        result_page(result).write(report.html)
-    if report.plot:
+    problems: list[str] = []
+    result = run(flags, log, problems)
+
+    def tell_problems() -> None:
+        if problems:
+            raise OptionError("; ".join(problems))
+
+    def write_plots() -> None:
         for name, plot in result_plots(result):
             plot.write(f"{report.plot}/{name}.png")
-    if report.json:
-        print(json.dumps(result.as_dict(), indent=2))
+
+    all_of(
+        lambda: print(json.dumps(result.as_dict(), indent=2)) if report.json else None,
+        tell_problems,
+        lambda: write_file(report.trace, json.dumps(trace(result))) if report.trace else None,
+        lambda: result_page(result).write(report.html) if report.html else None,
+        lambda: write_plots() if report.plot else None,
+    )
     return result
 
 
@@ -131,18 +138,25 @@ def _compare(line: CommandLine, flags: BenchmarkFlags, log: Log) -> Comparison:
         pause=report.option_benchmark_run_delay,
         keep_going=official,
     )
-    if report.html:
-        comparison_page(comparison).write(report.html)
-    if report.plot:
+
+    def show() -> None:
+        if report.json:
+            print(json.dumps(comparison.as_dict(), indent=2))
+            return
+        if official:
+            for text in official_summary(comparison, [c.label for c in found]):
+                log.plain(text)
+        print_comparison(comparison)
+
+    def write_plots() -> None:
         for name, plot in comparison_plots(comparison):
             plot.write(f"{report.plot}/{name}.png")
-    if report.json:
-        print(json.dumps(comparison.as_dict(), indent=2))
-        return comparison
-    if official:
-        for text in official_summary(comparison, [c.label for c in found]):
-            log.plain(text)
-    print_comparison(comparison)
+
+    all_of(
+        show,
+        lambda: comparison_page(comparison).write(report.html) if report.html else None,
+        lambda: write_plots() if report.plot else None,
+    )
     return comparison
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import litegpu
+from litegpu.boundary import typed
 from litegpu.errors import LiteGpuError
 from litegpu.model.batch import with_batch
 from litegpu.tools.benchmark.bootstrap import Interval, median_ratio
@@ -82,6 +83,7 @@ class Comparison:
         }
 
 
+@typed
 def compare_benchmarks(
     model: str | os.PathLike[str] | BenchmarkFlags,
     configurations_: str | Mapping[str, Mapping[str, Any]] = "cpu,gpu",

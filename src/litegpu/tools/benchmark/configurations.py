@@ -38,9 +38,9 @@ class Configuration:
 def configurations(flags: BenchmarkFlags, wanted: str | Mapping[str, Mapping[str, Any]]) -> list[Configuration]:
     """What is to be compared, with `flags` for what is not said of it.
 
-    `wanted`: `cpu,gpu,gpu:precision=float32:wait=active`, where each is cpu, gpu or a backend (cuda, webgpu ...),
-    followed by settings: the short names threads, xnnpack, precision, backend, wait, device, tuning, partitions and
-    quantized, or any flag. Or name -> settings. Raises OptionError.
+    `wanted`: `cpu,gpu,gpu:precision=float32:wait=active`, where each is cpu, gpu, cuda:1 or a backend (cuda, webgpu
+    ...), followed by settings: the short names threads, xnnpack, precision, backend, wait, device, tuning, partitions
+    and quantized, or any flag. Or name -> settings. Raises OptionError.
     """
     if not isinstance(wanted, str):
         return [Configuration(label, with_changes(flags, changes)) for label, changes in wanted.items()]
@@ -96,6 +96,8 @@ def _flags(flags: BenchmarkFlags, item: str) -> BenchmarkFlags:
     changes: dict[str, str] = {"use_gpu": "false" if kind == "cpu" else "true"}
     if kind in _BACKENDS:
         changes["gpu_backend"] = kind
+        if kind == "cuda" and settings and settings[0].isdecimal():  # cuda:1, as everywhere
+            changes["gpu_device"] = settings.pop(0)
     elif kind not in ("cpu", "gpu"):
         known = ", ".join(("cpu", "gpu", *_BACKENDS))
         raise OptionError(f"{item!r} in --compare begins with none of {known}")

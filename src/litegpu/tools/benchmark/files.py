@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from litegpu.delegates.report import DelegationReport
-from litegpu.errors import OptionError
 from litegpu.model.reader import DTYPES
 from litegpu.model.types import Subgraph, Tensor
 from litegpu.tools import protobuf
@@ -24,14 +23,6 @@ _TYPES = {
     "FLOAT16": 10, "FLOAT64": 11, "COMPLEX128": 12, "UINT64": 13, "RESOURCE": 14, "VARIANT": 15, "UINT32": 16,
     "UINT16": 17, "INT4": 18, "BFLOAT16": 19,
 }  # fmt: skip
-
-
-def write(path: str, content: bytes | str) -> None:
-    """Raises OptionError where that cannot be."""
-    try:
-        Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
-    except OSError as error:
-        raise OptionError(f"Cannot write {path}: {error.strerror or error}") from None
 
 
 def profile_content(result: BenchmarkResult, mode: str) -> bytes | str:

@@ -111,7 +111,12 @@ def comparison_plots(comparison: Comparison) -> list[tuple[str, Plot]]:
 def _op_plot(profile: Profile) -> Plot:
     rows = sorted(profile.ops, key=lambda row: -row.milliseconds)[:_MOST_BARS]
     labels = [f"{row.ops[0] if row.ops else 'no op'} {list(row.nodes)}" for row in rows]
-    return bars("GPU time by op", labels, {"ms": [row.milliseconds for row in rows]}, unit="ms")
+    return bars(
+        "GPU time by op, average of the profiled inferences",
+        labels,
+        {"ms": [row.milliseconds for row in rows]},
+        unit="ms",
+    )
 
 
 def _add_profile(page: Page, profile: Profile) -> None:
@@ -119,7 +124,7 @@ def _add_profile(page: Page, profile: Profile) -> None:
     if profile.note:
         page.text(profile.note)
     page.table(
-        ("part", "nodes", "ms", "first ms"),
+        ("part", "nodes", "average ms", "first ms"),
         [(p.owner, len(p.nodes), f"{p.average:.4f}", f"{p.milliseconds[0]:.4f}") for p in profile.parts],
         caption="Partitions, as the host sees them, copies and waiting included",
     )
@@ -127,7 +132,7 @@ def _add_profile(page: Page, profile: Profile) -> None:
         page.text(closing(profile)[0])
         total = sum(k.average for k in profile.kernels) or 1.0
         page.table(
-            ("order", "kernel", "nodes", "ms", "share"),
+            ("order", "kernel", "nodes", "average ms", "share"),
             [
                 (k.order, k.kernel, " ".join(map(str, k.nodes)), f"{k.average:.4f}", f"{k.average / total:.1%}")
                 for k in profile.kernels

@@ -14,6 +14,7 @@ from litegpu.tools.benchmark.flags import BenchmarkFlags, ReportFlags
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _OFF = ("", "false", "0")
+_LARGEST = 2**31 - 1  # the official flags hold 32 bits
 _PROFILE_MODES = ("stdout", "csv", "proto", "json")
 
 
@@ -108,6 +109,10 @@ def with_changes(flags: BenchmarkFlags, changes: Mapping[str, Any]) -> Benchmark
 
 def checked(flags: BenchmarkFlags) -> BenchmarkFlags:
     """The same flags; raises OptionError for values that can never be right."""
+    for field in fields(BenchmarkFlags):
+        value = getattr(flags, field.name)
+        if type(value) is int and abs(value) > _LARGEST and value != field.default:
+            raise OptionError(f"--{field.name} is {value}; it must be from {-_LARGEST} to {_LARGEST}")
     if flags.num_threads < -1 or flags.num_threads == 0:
         raise OptionError(f"--num_threads is {flags.num_threads}; it must be 1 or more, or -1")
     if flags.op_profiling_output_mode not in _PROFILE_MODES:

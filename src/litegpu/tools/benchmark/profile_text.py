@@ -11,6 +11,7 @@ from itertools import accumulate
 from litegpu.tools import protobuf
 from litegpu.tools.benchmark.result import BenchmarkResult, Profile, Startup
 from litegpu.tools.benchmark.timing import Timing
+from litegpu.visible import visible
 
 _STEPS = {
     "device": "OpenDevice",
@@ -21,6 +22,7 @@ _STEPS = {
     "upload": "UploadConstants",
 }
 _TOP = 10
+_NOTICED = 0.01  # share from which on two sums look different
 _LISTED = 8  # node numbers in a name
 
 
@@ -56,8 +58,13 @@ def profile_text(result: BenchmarkResult) -> str:
 
 
 def closing(profile: Profile) -> list[str]:
-    """How the sum of the kernels relates to the whole."""
+    """How the sum of the kernels relates to the whole, and to that of the averages in the tables, which single slow
+    inferences raise."""
     text = f"GPU: {profile.kernel_sum:.3f} ms for the kernels, one by one"
+    if abs(profile.sum_of_averages - profile.kernel_sum) > _NOTICED * profile.kernel_sum:
+        text += (
+            f" (median of the profiled inferences; the averages of the kernels add up to {profile.sum_of_averages:.3f})"
+        )
     if profile.gpu is not None:
         text += f"; {profile.gpu:.3f} ms for all of them together"
     return [text]
@@ -76,7 +83,8 @@ def profile_csv(result: BenchmarkResult) -> str:
         for event, share, total in zip(events, *_shares(events), strict=True):
             figures = [f"{event.milliseconds[0]:.6f}", f"{event.average:.6f}", f"{share:.3%}", f"{total:.3%}"]
             nodes = " ".join(map(str, event.nodes))
-            writer.writerow([event.type, *figures, "0.000", 1, event.name, section, nodes])
+            names = visible(event.type, keep=""), visible(event.name, keep="")
+            writer.writerow([names[0], *figures, "0.000", 1, names[1], section, nodes])
     return out.getvalue()
 
 

@@ -78,6 +78,10 @@ class KernelRow:
     def average(self) -> float:
         return sum(self.milliseconds) / len(self.milliseconds)
 
+    @property
+    def microseconds(self) -> tuple[float, ...]:
+        return tuple(1e3 * ms for ms in self.milliseconds)
+
 
 @dataclass(frozen=True)
 class OpRow:
@@ -88,6 +92,10 @@ class OpRow:
     nodes: tuple[int, ...]
     milliseconds: float
     kernels: int
+
+    @property
+    def microseconds(self) -> float:
+        return 1e3 * self.milliseconds
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,10 @@ class PartRow:
     def average(self) -> float:
         return sum(self.milliseconds) / len(self.milliseconds)
 
+    @property
+    def microseconds(self) -> tuple[float, ...]:
+        return tuple(1e3 * ms for ms in self.milliseconds)
+
 
 @dataclass(frozen=True)
 class Profile:
@@ -115,6 +127,11 @@ class Profile:
     ops: tuple[OpRow, ...]
     gpu: float | None = None
     note: str = ""
+
+    @property
+    def sum_of_averages(self) -> float:
+        """Milliseconds of all kernels, the average of each: what tables and charts of them add up to."""
+        return sum(row.average for row in self.kernels)
 
     @property
     def kernel_sum(self) -> float:
@@ -201,6 +218,7 @@ def profile_dict(profile: Profile) -> dict[str, Any]:
     return {
         "gpu_ms": profile.gpu,
         "kernel_sum_ms": profile.kernel_sum,
+        "kernel_sum_of_averages_ms": profile.sum_of_averages,
         "note": profile.note,
         "kernels": [
             {"order": k.order, "kernel": k.kernel, "nodes": list(k.nodes), "ms": k.average, "runs_ms": k.milliseconds}

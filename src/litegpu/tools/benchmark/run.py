@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from litegpu.boundary import typed
 from litegpu.errors import OptionError
 from litegpu.tools.benchmark.energy import EnergyWatch
 from litegpu.tools.benchmark.files import (
@@ -15,7 +16,6 @@ from litegpu.tools.benchmark.files import (
     raw_outputs,
     result_message,
     runtime_message,
-    write,
 )
 from litegpu.tools.benchmark.flags import BenchmarkFlags
 from litegpu.tools.benchmark.measurement import Measurement
@@ -24,9 +24,10 @@ from litegpu.tools.benchmark.profile import profile
 from litegpu.tools.benchmark.result import BenchmarkResult
 from litegpu.tools.benchmark.state import state_text
 from litegpu.tools.benchmark.text import Log, log_result
-from litegpu.tools.outputs import require_writable
+from litegpu.tools.outputs import all_of, require_writable, write_file
 
 
+@typed
 def benchmark(model: str | os.PathLike[str] | BenchmarkFlags, **flags: Any) -> BenchmarkResult:
     """Load, warm up and time a model, as `litegpu benchmark` does, and print nothing.
 
@@ -42,8 +43,9 @@ def benchmark(model: str | os.PathLike[str] | BenchmarkFlags, **flags: Any) -> B
     return run(flags_from(model, flags), Log(silent=True))
 
 
-def run(flags: BenchmarkFlags, log: Log) -> BenchmarkResult:
-    """benchmark(), with the official tool's lines in the log, and its files."""
+def run(flags: BenchmarkFlags, log: Log, problems: list[str] | None = None) -> BenchmarkResult:
+    """benchmark(), with the official tool's lines in the log, and its files. What cannot be written is added to
+    `problems`; without these it is an OptionError."""
     check_files(flags)
     if flags.dry_run:
         flags = replace(flags, warmup_runs=0, warmup_min_secs=-1.0, num_runs=0, min_secs=-1.0)
@@ -57,11 +59,23 @@ def run(flags: BenchmarkFlags, log: Log) -> BenchmarkResult:
         profiled = profile(measurement.opened) if flags.enable_op_profiling and not flags.dry_run else None
         result = measurement.result(inference, energy, note, profiled)
         log_result(log, result)
-        if profiled is not None:
-            _give_profile(log, result)
-        if flags.print_postinvoke_state:
-            log.plain(state_text(measurement.opened, flags))
-        _write_files(log, measurement, result)
+
+        def state_afterwards() -> None:
+            if flags.print_postinvoke_state:
+                log.plain(state_text(measurement.opened, flags))
+
+        try:
+            all_of(
+                lambda: _give_profile(log, result) if profiled is not None else None,
+                state_afterwards,
+                lambda: _write_outputs(measurement),
+                lambda: _write_runtime_info(measurement, result),
+                lambda: _write_result(log, result),
+            )
+        except OptionError as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
     return result
 
 
@@ -89,25 +103,33 @@ def _give_profile(log: Log, result: BenchmarkResult) -> None:
         mode, path = "csv", flags.profiling_output_csv_file
     content = profile_content(result, mode)
     if path:
-        write(path, content)
+        write_file(path, content)
         log.info(f"Saved the op profile to: {path}")
     else:
         log.plain(str(content).rstrip("\n"))
 
 
-def _write_files(log: Log, measurement: Measurement, result: BenchmarkResult) -> None:
-    flags, opened = result.flags, measurement.opened
+def _write_outputs(measurement: Measurement) -> None:
+    flags, opened = measurement.flags, measurement.opened
     if (flags.output_filepath or flags.output_proto_filepath) and not flags.dry_run:
         outputs = opened.outputs()
         if flags.output_filepath:
-            write(flags.output_filepath, raw_outputs(outputs))
+            write_file(flags.output_filepath, raw_outputs(outputs))
         if flags.output_proto_filepath:
-            write(flags.output_proto_filepath, example_message(outputs))
+            write_file(flags.output_proto_filepath, example_message(outputs))
+
+
+def _write_runtime_info(measurement: Measurement, result: BenchmarkResult) -> None:
+    flags = result.flags
     if flags.export_model_runtime_info:
-        name = Path(flags.graph).name
-        graph = opened.interpreter._subgraph
-        write(flags.model_runtime_info_output_file, runtime_message(graph, result.delegation, name))
-    if flags.result_file_path:
-        log.info(f"Saving benchmark result to: {flags.result_file_path}")
-        write(flags.result_file_path, result_message(result))
-        log.info(f"Saved benchmark result to: {flags.result_file_path}")
+        graph = measurement.opened.interpreter._subgraph
+        content = runtime_message(graph, result.delegation, Path(flags.graph).name)
+        write_file(flags.model_runtime_info_output_file, content)
+
+
+def _write_result(log: Log, result: BenchmarkResult) -> None:
+    path = result.flags.result_file_path
+    if path:
+        log.info(f"Saving benchmark result to: {path}")
+        write_file(path, result_message(result))
+        log.info(f"Saved benchmark result to: {path}")

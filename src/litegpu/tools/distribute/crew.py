@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from litegpu.background import leave
 from litegpu.errors import LiteGpuError
 
 
@@ -71,56 +73,108 @@ class Crew(Protocol):
     def submit(self, worker: int, ticket: int, shard: Any) -> None:
         """Required. Have a worker, one that was reported as started, work on a shard."""
 
-    def wait(self) -> Sequence[Event]:
-        """Required. What has happened since the last call; waits for something to happen."""
+    def wait(self, timeout: float) -> Sequence[Event]:
+        """Required. What has happened since the last call; waits for something to happen, but not longer than so many
+        seconds."""
 
-    def close(self) -> None:
-        """Required. End all workers, whatever they are doing."""
+    def replace(self, worker: int) -> None:
+        """Required. Give a worker up, whatever it is doing, and start another one under its number; what it may still
+        report is not told."""
+
+    def close(self, *, wait: bool = True) -> None:
+        """Required. End all workers, whatever they are doing; without `wait` do not wait for it."""
 
 
 class LocalCrew:
-    """Workers in this process, each with `concurrency` threads. They cannot die alone."""
+    """Workers in this process, each with `concurrency` threads. They cannot die alone. One that is given up goes on in
+    vain, since nothing can end a thread; the process ends without it."""
 
     def __init__(self, factory: Factory, contexts: Sequence[Context], concurrency: int) -> None:
         self.count = len(contexts)
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._pools = [ThreadPoolExecutor(concurrency, f"worker-{c.index}") for c in contexts]
-        self._functions: list[Callable[[Any], Any] | None] = [None] * len(contexts)
-        for context, pool in zip(contexts, self._pools, strict=True):
-            pool.submit(self._start, factory, context)
+        self._factory, self._contexts, self._concurrency = factory, contexts, concurrency
+        self._events: queue.SimpleQueue[tuple[_Threads, Event]] = queue.SimpleQueue()
+        self._workers = [_Threads(factory, c, concurrency, self._events) for c in contexts]
 
     def submit(self, worker: int, ticket: int, shard: Any) -> None:
-        self._pools[worker].submit(self._work, worker, ticket, shard)
+        self._workers[worker].work.put((ticket, shard))
 
-    def wait(self) -> Sequence[Event]:
-        events = [self._events.get()]
-        while not self._events.empty():
-            events.append(self._events.get())
+    def wait(self, timeout: float) -> Sequence[Event]:
+        events: list[Event] = []
+        with contextlib.suppress(queue.Empty):
+            found = [self._events.get(timeout=timeout)]
+            while not self._events.empty():
+                found.append(self._events.get())
+            events = [event for threads, event in found if threads is self._workers[event.worker]]
         return events
 
+    def replace(self, worker: int) -> None:
+        self._workers[worker].end()
+        self._workers[worker] = _Threads(self._factory, self._contexts[worker], self._concurrency, self._events)
+
+    def close(self, *, wait: bool = True) -> None:
+        for worker in self._workers:
+            worker.end()
+        for worker in self._workers:
+            if wait:
+                worker.close()
+            else:
+                leave(worker.close)
+
+
+class _Threads:
+    """One local worker: the first of its threads makes the function."""
+
+    def __init__(
+        self, factory: Factory, context: Context, count: int, events: queue.SimpleQueue[tuple[_Threads, Event]]
+    ) -> None:
+        self.work: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self._context, self._events = context, events
+        self._function: Callable[[Any], Any] | None = None
+        self._ended = False
+        self._count = count
+        start = threading.Thread(target=self._start, args=(factory,), name=f"worker-{context.index}", daemon=True)
+        self._threads = [start]
+        start.start()
+
+    def end(self) -> None:
+        """Let the threads end when they have done what they are doing."""
+        self._ended = True
+        for _ in range(self._count):
+            self.work.put(None)
+
     def close(self) -> None:
-        for pool in self._pools:
-            pool.shutdown(wait=True, cancel_futures=True)
-        for function in self._functions:
-            close_function(function)
+        """Wait for the threads, and free what the function holds."""
+        for thread in self._threads:
+            thread.join()
+        close_function(self._function)
 
-    def _start(self, factory: Factory, context: Context) -> None:
-        try:
-            function = self._functions[context.index] = factory(context)
-        except Exception as error:
-            self._events.put(Lost(context.index, str(error), error))
-        else:
-            self._events.put(Started(context.index, describe(function)))
+    def _tell(self, event: Event) -> None:
+        self._events.put((self, event))
 
-    def _work(self, worker: int, ticket: int, shard: Any) -> None:
-        function = self._functions[worker]
-        assert function is not None
+    def _start(self, factory: Factory) -> None:
+        index = self._context.index
         try:
-            value = function(shard)
+            self._function = factory(self._context)
         except Exception as error:
-            self._events.put(Finished(worker, ticket, error=error))
-        else:
-            self._events.put(Finished(worker, ticket, value))
+            self._tell(Lost(index, str(error), error))
+            return
+        others = [threading.Thread(target=self._work, name=f"worker-{index}", daemon=True) for _ in range(self._count)]
+        self._threads += others[1:]
+        for thread in others[1:]:
+            thread.start()
+        self._tell(Started(index, describe(self._function)))
+        self._work()
+
+    def _work(self) -> None:
+        assert self._function is not None
+        while (item := self.work.get()) is not None and not self._ended:
+            ticket, shard = item
+            try:
+                value = self._function(shard)
+            except Exception as error:
+                self._tell(Finished(self._context.index, ticket, error=error))
+            else:
+                self._tell(Finished(self._context.index, ticket, value))
 
 
 def describe(function: Callable[[Any], Any]) -> str:

@@ -6,12 +6,14 @@ import logging
 import math
 import os
 import pickle
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from litegpu.errors import LiteGpuError, OptionError
 from litegpu.tools.distribute.crew import Context, Event, Factory, Finished, Lost, Started, describe
+from litegpu.tools.distribute.pulses import Pulses
 
 log = logging.getLogger("litegpu")
 
@@ -23,7 +25,9 @@ _START = -1  # stands for a ticket
 class RayCrew:
     """Actors of a Ray cluster, which is started on this machine if there is none. Satisfies crew.Crew."""
 
-    def __init__(self, factory: Factory, *, address: str, workers: int | None, gpus: bool, concurrency: int) -> None:
+    def __init__(
+        self, factory: Factory, *, address: str, workers: int | None, gpus: bool, concurrency: int, patience: float
+    ) -> None:
         self._ray = _import_ray()
         self._is_ours = _join(self._ray, address)
         try:
@@ -44,6 +48,8 @@ class RayCrew:
             self._actors: list[Any] = [None] * self.count
             self._under_way: dict[Any, tuple[int, int]] = {}  # reference -> worker, ticket
             self._warned = False
+            self._idle = 0.0
+            self._pulses = Pulses(self._ray, patience)
             for worker in range(self.count):
                 self._start(worker)
         except BaseException:
@@ -53,13 +59,8 @@ class RayCrew:
     def submit(self, worker: int, ticket: int, shard: Any) -> None:
         self._under_way[self._actors[worker].work.remote(shard)] = worker, ticket
 
-    def wait(self) -> Sequence[Event]:
-        ready: list[Any] = []
-        while not ready:
-            ready, _ = self._ray.wait(list(self._under_way), num_returns=1, timeout=_PATIENCE)
-            if not ready:
-                self._warn()
-        ready, _ = self._ray.wait(list(self._under_way), num_returns=len(self._under_way), timeout=0)
+    def wait(self, timeout: float) -> Sequence[Event]:
+        ready = self._ready(timeout)
         events: list[Event] = []
         lost: dict[int, str] = {}
         for reference in ready:
@@ -75,12 +76,37 @@ class RayCrew:
                 events.append(Lost(worker, str(error), error))
             else:
                 events.append(Started(worker, value))
+        for worker in self._pulses.silent():
+            lost.setdefault(worker, f"it gave no sign of life for {self._pulses.patience:g} s")
         for worker, cause in lost.items():
+            log.warning("worker %d is replaced: %s", worker, cause)
             events.append(Lost(worker, cause))
-            self._replace(worker)
+            self.replace(worker)
         return events
 
-    def close(self) -> None:
+    def replace(self, worker: int) -> None:
+        self._pulses.kill(worker)
+        self._ray.kill(self._actors[worker])  # it may be out of reach rather than dead
+        self._under_way = {r: place for r, place in self._under_way.items() if place[0] != worker}
+        self._start(worker)
+
+    def _ready(self, timeout: float) -> list[Any]:
+        """References to what has been done. Workers are asked for signs of life meanwhile."""
+        awaited = 0.0
+        while True:
+            step = min(self._pulses.interval, max(0.0, timeout - awaited))
+            begun = time.monotonic()
+            ready, _ = self._ray.wait([*self._under_way, *self._pulses.asked], num_returns=1, timeout=step)
+            awaited += time.monotonic() - begun
+            self._pulses.look()
+            if not self._pulses.silent() and not any(r in self._under_way for r in ready) and awaited < timeout:
+                continue
+            self._idle = 0.0 if ready else self._idle + awaited
+            self._warn()
+            found, _ = self._ray.wait(list(self._under_way), num_returns=len(self._under_way), timeout=0)
+            return list(found)
+
+    def close(self, *, wait: bool = True) -> None:
         for actor in getattr(self, "_actors", ()):
             if actor is not None:
                 self._ray.kill(actor)
@@ -89,17 +115,15 @@ class RayCrew:
             self._ray.shutdown()
 
     def _start(self, worker: int) -> None:
-        self._actors[worker] = self._ray.remote(_Actor).options(**self._options).remote()
+        actor = self._ray.remote(concurrency_groups={"pulse": 1})(_Actor)
+        self._actors[worker] = actor.options(**self._options).remote()
         reference = self._actors[worker].start.remote(self._factory, self._contexts[worker])
         self._under_way[reference] = worker, _START
-
-    def _replace(self, worker: int) -> None:
-        """Start another actor; what the old one was working on is forgotten here, and told to the scheduler as lost."""
-        self._ray.kill(self._actors[worker])  # it may be out of reach rather than dead
-        self._under_way = {r: place for r, place in self._under_way.items() if place[0] != worker}
-        self._start(worker)
+        self._pulses.begin(worker, self._actors[worker])
 
     def _warn(self) -> None:
+        if self._idle < _PATIENCE:
+            return
         waiting = sum(ticket == _START for _, ticket in self._under_way.values())
         if waiting and not self._warned:
             self._warned = True
@@ -126,6 +150,10 @@ class _Actor:
         except Exception as error:
             return "", _portable(error)
         return describe(self._function), None
+
+    def pulse(self) -> tuple[int, str]:
+        """A sign of life, whatever the other threads are doing: the process, and the machine that it is on."""
+        return os.getpid(), _import_ray().get_runtime_context().get_node_id()
 
     def work(self, shard: Any) -> tuple[Any, Exception | None]:
         """The result, or what the function raised."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import os
+import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -14,6 +17,13 @@ from litegpu.tools.distribute.crew import Context, Crew, Factory, Finished, Loca
 
 #: Deaths of workers while starting, without a shard done in between, after which none is started any more.
 _MOST_FAILED_STARTS = 5
+#: Seconds without a sign of life after which a worker of Ray is replaced.
+PATIENCE = 60.0
+_LONGEST_PATIENCE = 7 * 24 * 3600.0
+#: A worker that lives but finishes nothing is replaced after so many times the patience, and the slowest shard's time.
+_STUCK, _SLOWER = 10, 20
+
+log = logging.getLogger("litegpu")
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,8 @@ def map_shards(
     concurrency: int = 2,
     ahead: int = 4,
     attempts: int = 4,
+    patience: float = PATIENCE,
+    in_order: bool = True,
 ) -> Generator[Outcome, None, None]:
     """Apply a function to every shard: one outcome per shard, in the order of the shards.
 
@@ -50,14 +62,20 @@ def map_shards(
     workers: how many; by default one per GPU of Ray's cluster, one in this process.
     ray: None runs in this process. "auto" joins the Ray cluster that is running or starts one on this machine, "local"
         always starts one, anything else is the address of a cluster.
+    patience: seconds without a sign of life after which a worker of Ray is given up and its shards are another one's;
+        however long a shard or the start takes, a worker that lives gives such signs. A worker (a thread too) that
+        lives and finishes nothing for ten times as long, and 20 times as long as any shard took, is given up as well.
+    in_order: False gives outcomes as they come, so that what is known can be kept at once.
     gpus: whether each worker needs a GPU, where Ray knows of any.
     ahead: shards given to a worker at a time, so that it need not wait for the next.
     attempts: how many workers may die of a shard. A shard whose worker died is tried again alone, so that those beside
         it are not blamed.
 
     An exception of the function is an outcome's error; one of the factory is raised here, as is WorkerDied if workers
-    die while they start. Workers are ended when the iterator is closed.
+    die while they start. Workers are ended when the iterator is closed, see ending(); a KeyboardInterrupt does not wait
+    for the shards that threads of this process are at.
     """
+    require_patience(patience)
     if attempts < 1 or ahead < 1 or concurrency < 1:
         raise OptionError("attempts, ahead and concurrency must be at least 1")
     crew: Crew
@@ -66,11 +84,34 @@ def map_shards(
     else:
         from litegpu.tools.distribute.ray_crew import RayCrew
 
-        crew = RayCrew(factory, address=ray, workers=workers, gpus=gpus, concurrency=concurrency)
+        crew = RayCrew(factory, address=ray, workers=workers, gpus=gpus, concurrency=concurrency, patience=patience)
+    wait = True
     try:
-        yield from _Scheduler(crew, shards, ahead, attempts).run()
+        yield from _Scheduler(crew, shards, ahead, attempts, patience, in_order).run()
+    except KeyboardInterrupt:
+        wait = False  # for the shards in hand, which may take long
+        raise
     finally:
-        crew.close()
+        crew.close(wait=wait)
+
+
+@contextlib.contextmanager
+def ending(outcomes: Generator[Outcome, None, None]) -> Iterator[None]:
+    """Ends the workers when the block does, and if it is interrupted without waiting for the shards in hand."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        with contextlib.suppress(KeyboardInterrupt, StopIteration):
+            outcomes.throw(interrupt)
+        raise
+    finally:
+        outcomes.close()
+
+
+def require_patience(seconds: float) -> None:
+    """Raises OptionError for what is no time to wait."""
+    if not 0 < seconds <= _LONGEST_PATIENCE:
+        raise OptionError(f"The patience is {seconds} s; it must be above 0, and at most a week")
 
 
 def plan_workers(count: int, threads: int, *, own_gpus: bool = True) -> list[Context]:
@@ -97,6 +138,7 @@ class _Worker:
     description: str = ""
     ready: bool = False
     jobs: dict[int, _Job] = field(default_factory=dict)  # by ticket
+    waited: float = 0.0  # seconds in which it was given something to do and has finished nothing
 
     @property
     def has_suspect(self) -> bool:
@@ -107,7 +149,9 @@ class _Worker:
 class _Scheduler:
     """One run of map_shards()."""
 
-    def __init__(self, crew: Crew, shards: Iterable[Any], ahead: int, attempts: int) -> None:
+    def __init__(
+        self, crew: Crew, shards: Iterable[Any], ahead: int, attempts: int, patience: float, in_order: bool
+    ) -> None:
         self._crew = crew
         self._ahead = ahead
         self._attempts = attempts
@@ -121,16 +165,24 @@ class _Scheduler:
         self._workers = [_Worker() for _ in range(crew.count)]
         self._tickets = itertools.count()
         self._failed_starts = 0
+        self._patience = patience
+        self._in_order = in_order
+        self._longest = 0.0  # seconds from one result of a worker to its next
 
     def run(self) -> Iterator[Outcome]:
         while True:
             self._hand_out()
-            while self._given in self._done:
+            while self._done and (self._given in self._done or not self._in_order):
                 self._given += 1
-                yield self._done.pop(self._given - 1)
+                yield self._done.pop(self._given - 1 if self._in_order else next(iter(self._done)))
             if self._exhausted and self._given == self._taken:
                 return
-            for event in self._crew.wait():
+            begun = time.monotonic()
+            events = self._crew.wait(self._patience)
+            waited = time.monotonic() - begun
+            for one in self._workers:
+                one.waited += waited if one.jobs else 0.0
+            for event in events:
                 match event:
                     case Started(worker, description):
                         self._workers[worker].description = description
@@ -139,6 +191,17 @@ class _Scheduler:
                         self._finish(event)
                     case Lost():
                         self._bury(event)
+            self._give_up_the_stuck()
+
+    def _give_up_the_stuck(self) -> None:
+        """Replace workers that live, and do not get on: none needs so many times as long as the slowest shard took."""
+        limit = max(_STUCK * self._patience, _SLOWER * self._longest)
+        for number, worker in enumerate(self._workers):
+            if self._longest and worker.jobs and worker.waited > limit:
+                cause = f"it finished nothing for {worker.waited:.0f} s"
+                log.warning("worker %d is replaced: %s", number, cause)
+                self._crew.replace(number)
+                self._bury(Lost(number, cause))
 
     def _hand_out(self) -> None:
         """Give shards to workers, the least busy first, until all have enough."""
@@ -182,6 +245,8 @@ class _Scheduler:
         if job is None:  # reported after its worker was buried: another one has the shard
             return
         self._failed_starts = 0
+        self._longest = max(self._longest, worker.waited, 1e-3)
+        worker.waited = 0.0
         self._done[job.index] = Outcome(
             job.index, job.shard, event.value, event.error, worker.description, job.deaths + 1
         )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import litegpu
+from litegpu.device_choice import best_gpu
 from litegpu.errors import OptionError, TensorError
 from litegpu.model.batch import with_batch
 from litegpu.session import LoadedModel
@@ -101,8 +102,7 @@ def open_model(model: str | bytes, choice: DelegateChoice, batch: int = 1) -> Op
     if name in _BACKENDS:
         device, options["backend"] = "webgpu", name
     elif name == "gpu":
-        device = "auto"
-        litegpu.GpuDelegate().open_device()  # raises where load() would go on with the CPU
+        device = best_gpu()
     loaded = litegpu.load(source, device, choice.precision, num_threads=choice.num_threads, **options)
     loaded.interpreter.invoke()  # what drivers compile at the first inference is no latency of a model
     return OpenedModel(loaded, batch, note)

@@ -45,12 +45,13 @@ class OnRay:
         self.placement: Placement | None = None
 
     def groups(self, items: Sequence[Item]) -> Iterator[list[Record]]:
-        """The records of all items, in order, some at a time. An item whose workers died has an error."""
+        """The records of all items, some at a time, as they come: whoever keeps them keeps all that is known. An item
+        whose workers died has an error."""
         size = _shard_size(len(items), self._job.batch, self._actors)
         shards = [tuple(items[i : i + size]) for i in range(0, len(items), size)] or [()]
         outcomes = map_shards(
             EvaluationFactory(self._job), shards, ray=self._address, workers=self._actors,
-            gpus=self._job.choice.on_gpu, concurrency=1,
+            gpus=self._job.choice.on_gpu, concurrency=1, patience=self._job.patience, in_order=False,
         )  # fmt: skip
         try:
             for outcome in outcomes:
@@ -73,7 +74,9 @@ class _Worker:
         self._opened = open_model(job.model, job.choice, job.batch)
         self._placement = placement(self._opened)
         cores = context.threads if context.threads > 1 else 0
-        self._decoder = Decoder(job.prepare, self._opened.batch, cores if job.workers < 0 else job.workers)
+        self._decoder = Decoder(
+            job.prepare, self._opened.batch, cores if job.workers < 0 else job.workers, patience=job.patience
+        )
         self._lock = threading.Lock()
         self.description = self._placement.device
 

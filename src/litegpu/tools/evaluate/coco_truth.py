@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -56,16 +57,16 @@ def read_instances(path: str | os.PathLike[str], folder: str | os.PathLike[str])
             content = json.load(file)
     except OSError as error:
         raise OptionError(f"Cannot read the annotations {os.fspath(path)}: {error.strerror}") from None
-    except ValueError as error:
-        raise OptionError(f"{os.fspath(path)} is no JSON: {error}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise OptionError(f"{os.fspath(path)} is no JSON: {str(error) or type(error).__name__}") from None
     missing = [k for k in ("images", "annotations", "categories") if not isinstance(content, dict) or k not in content]
     if missing:
         raise OptionError(f"{os.fspath(path)} is no COCO instances file: it has no {', '.join(missing)}")
     try:
         return _from_instances(content, os.fspath(path), folder)
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, OptionError):
-            raise
+    except OptionError:
+        raise
+    except Exception as error:  # whatever JSON of another shape makes of it
         raise OptionError(f"{os.fspath(path)} is no COCO instances file: {type(error).__name__} {error}") from None
 
 
@@ -138,10 +139,12 @@ def _from_instances(content: Mapping[str, Any], path: str, folder: str | os.Path
             raise OptionError(f"{where} is about image {image}, which is not among the images")
         if category not in categories:
             raise OptionError(f"{where} is of category {category}, which is not among the categories")
-        if len(box) != 4 or min(box[2:]) < 0:
+        if len(box) != 4 or not all(map(math.isfinite, box)) or min(box[2:]) < 0:
             raise OptionError(f"{where} has the box {box}, which is not x, y, width, height")
         x, y, width, height = (float(n) for n in box)
         area = float(annotation["area"]) if "area" in annotation else None
+        if area is not None and not (math.isfinite(area) and area >= 0):
+            raise OptionError(f"{where} has the area {area}")
         crowd, keypoints = bool(annotation.get("iscrowd", 0)), tuple(float(n) for n in annotation.get("keypoints", ()))
         objects[image].append(TrueObject(category, (x, y, width, height), area, crowd, keypoints=keypoints))
     images = []

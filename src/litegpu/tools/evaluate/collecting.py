@@ -14,13 +14,15 @@ from typing import Any, Protocol
 import litegpu
 from litegpu.errors import InvokeError, OptionError
 from litegpu.tools.console import progress
+from litegpu.tools.distribute.scheduler import PATIENCE, require_patience
 from litegpu.tools.evaluate.choice import DelegateChoice, OpenedModel, open_model
 from litegpu.tools.evaluate.decoding import worker_count
 from litegpu.tools.evaluate.items import Item
 from litegpu.tools.evaluate.records import RecordFile, unfinished
 from litegpu.tools.evaluate.shard import Job, Placement, Record, map_shard, placement
-from litegpu.tools.outputs import require_folder, require_writable
+from litegpu.tools.outputs import require_folder, require_writable, write_file
 from litegpu.tools.statistics import Statistics
+from litegpu.visible import visible
 
 REPORT = "report.json"
 _GPU_BATCH = 32
@@ -37,6 +39,7 @@ class Running:
     restart: forget what an interrupted evaluation left there. skip_errors: go on after images that cannot be read.
     ray: None for this process, or a Ray cluster as for map_shards(); all its machines must see the images under the
     same paths. actors: workers there, by default one for each GPU; `workers` are then the decoding processes of each.
+    patience: seconds without a sign of life after which a worker process is replaced.
     """
 
     choice: DelegateChoice = field(default_factory=DelegateChoice)
@@ -48,8 +51,10 @@ class Running:
     skip_errors: bool = False
     ray: str | None = None
     actors: int | None = None
+    patience: float = PATIENCE
 
     def __post_init__(self) -> None:
+        require_patience(self.patience)
         if self.actors is not None and (self.actors < 1 or self.ray is None):
             raise OptionError("The actors must be 1 or more, and are those of --ray")
         if self.batch < 0:
@@ -74,7 +79,8 @@ class Running:
 @dataclass(frozen=True, eq=False)
 class Collected:
     """The records on one delegate, one for each item in the items' order. `reused` of them were known before;
-    `seconds` is how long the others took, and `rate` their number per second once all was running (0 if too few)."""
+    `seconds` is how long the others took, and `rate` their number per second once all was running (0 if too few).
+    `problem`: why not all of the records are in the output folder."""
 
     choice: DelegateChoice
     placement: Placement
@@ -82,6 +88,7 @@ class Collected:
     reused: int
     seconds: float
     rate: float
+    problem: str = ""
 
     @property
     def good(self) -> tuple[Record, ...]:
@@ -155,6 +162,7 @@ def collect(job: Job, items: Sequence[Item], running: Running, marks: Mapping[st
     if missing and not running.skip_errors:
         names = ", ".join(item.path for item in missing[:5]) + (" ..." if len(missing) > 5 else "")
         raise ImageError(f"{len(missing)} images are missing: {names} (--on-error=skip goes on without them)")
+    job = replace(job, patience=running.patience)
     with _record_file(running, job.choice, marks) as file:
         rest = unfinished(items, file)
         with _pipeline(job, running) as pipeline:
@@ -173,18 +181,15 @@ def collect(job: Job, items: Sequence[Item], running: Running, marks: Mapping[st
             place = pipeline.placement
         if place is None:
             raise InvokeError("No worker answered: all of them died")
-        known = file.records if file is not None else {}
+        known, problem = (file.records, file.problem) if file is not None else ({}, "")
         records = tuple(fresh.get(item.name) or known[item.name] for item in items)
     rate = (len(fresh) - warm) / (end - first) if len(fresh) > warm else 0.0
-    return Collected(job.choice, place, records, len(items) - len(rest), end - start, rate)
+    return Collected(job.choice, place, records, len(items) - len(rest), end - start, rate, problem)
 
 
 def write_bytes(path: Path, content: bytes) -> Path:
     """A file of the report. Raises OptionError."""
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise OptionError(f"Cannot write {path}: {error.strerror}") from None
+    write_file(path, content)
     return path
 
 
@@ -193,7 +198,7 @@ def write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[obje
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(rows)
+    writer.writerows([[visible(cell) if isinstance(cell, str) else cell for cell in row] for row in rows])
     return write_bytes(path, text.getvalue().encode())
 
 

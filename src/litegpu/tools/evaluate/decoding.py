@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import logging
 import math
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 
 from litegpu.errors import InvokeError
+from litegpu.tools.distribute.scheduler import PATIENCE
 from litegpu.tools.evaluate.items import Item
 
 _RING_BYTES = 512 * 2**20  # of many cores; few need less
@@ -26,6 +28,11 @@ _ITEMS_PER_WORKER = 24  # in the ring, if memory allows: what decodes while the 
 _LARGEST_CHUNK = 8  # items sent to a worker at once
 _CHUNKS_IN_FLIGHT = 3  # of a worker: the next ones wait there already while the model computes
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_READY = "ready"
+_SILENCES_AT_START = 10
+
+log = logging.getLogger("litegpu")
+
 _FEW_ITEMS = 16  # for a worker to be worth its start
 
 
@@ -60,25 +67,27 @@ class Batch:
     array: np.ndarray
 
 
-def decoded_batches(items: Iterable[Item], prepare: Prepare, batch: int, workers: int) -> Iterator[Batch]:
+def decoded_batches(
+    items: Iterable[Item], prepare: Prepare, batch: int, workers: int, *, patience: float = PATIENCE
+) -> Iterator[Batch]:
     """The items in their order, `batch` at a time, decoded by `workers` processes, or by this one if 0.
 
     At most a ring of memory is decoded ahead: 24 items for each worker and a batch, within 512 MB, but no less than
     two batches. Processes are spawned: a script that calls this needs `if __name__ == "__main__":`, as always with
     multiprocessing.
 
-    Raises InvokeError if a worker dies.
+    A worker that dies, or does not answer for `patience` seconds in which the model waits, is replaced; an item that
+    this happens to twice has an error. Raises InvokeError if workers die before they have decoded anything.
     """
-    with Decoder(prepare, batch, workers) as decoder:
+    with Decoder(prepare, batch, workers, patience=patience) as decoder:
         yield from decoder.batches(items)
 
 
 class Decoder:
     """What decoded_batches() decodes with, for several rows of items: its processes live as long as it does."""
 
-    def __init__(self, prepare: Prepare, batch: int, workers: int) -> None:
-        self._prepare, self._batch = prepare, batch
-        self._stack = contextlib.ExitStack()
+    def __init__(self, prepare: Prepare, batch: int, workers: int, *, patience: float = PATIENCE) -> None:
+        self._prepare, self._batch, self._patience = prepare, batch, patience
         self._team: list[_Worker] = []
         if workers <= 0:
             return
@@ -89,18 +98,22 @@ class Decoder:
         memory = context.RawArray("B", slots * item_bytes)
         self._memory = np.frombuffer(memory, prepare.dtype).reshape(slots, *prepare.shape)
         self._chunk = max(1, min(_LARGEST_CHUNK, slots // (2 * workers)))
-        with contextlib.ExitStack() as stack:
-            self._team = [stack.enter_context(_worker(context, prepare, memory, slots)) for _ in range(workers)]
-            self._stack = stack.pop_all()
+        try:
+            for _ in range(workers):
+                self._team.append(_Worker(context, (prepare, memory, slots)))
+        except BaseException:
+            self.close()
+            raise
 
     def batches(self, items: Iterable[Item]) -> Iterator[Batch]:
-        """The items in their order, a batch at a time. Raises InvokeError if a process dies."""
+        """The items in their order, a batch at a time. Raises InvokeError if processes die before they decode."""
         if not self._team:
             return _decoded_here(items, self._prepare, self._batch)
-        return _Ring(self._memory, self._batch, self._chunk, self._team).batches(items)
+        return _Ring(self._memory, self._batch, self._chunk, self._team, self._patience).batches(items)
 
     def close(self) -> None:
-        self._stack.close()
+        for worker in self._team:
+            worker.close()
 
     def __enter__(self) -> Self:
         return self
@@ -121,18 +134,71 @@ def _decoded_here(items: Iterable[Item], prepare: Prepare, batch: int) -> Iterat
         yield Batch(tuple(_prepared(prepare, item, array[i]) for i, item in enumerate(group)), array)
 
 
-@dataclass(eq=False)
+Chunk = list[tuple[int, str]]  # places in items, and paths
+
+
 class _Worker:
-    connection: Connection
-    process: Any
-    chunks: int = 0  # on the way
+    """A process, or the one that replaced it; `chunks` are on the way, the oldest first."""
+
+    def __init__(self, context: Any, arguments: tuple[Any, ...]) -> None:
+        self._context, self._arguments = context, arguments
+        self.chunks: deque[Chunk] = deque()
+        self._start()
+
+    def _start(self) -> None:
+        self.connection, there = self._context.Pipe()
+        self.process = self._context.Process(target=_work, args=(there, *self._arguments), daemon=True)
+        self.process.start()
+        there.close()
+        self.has_started = self.has_answered = False
+        self.silences = 0
+
+    def send(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        with contextlib.suppress(OSError):  # of a process that is gone, which is seen when its answer is due
+            self.connection.send(chunk)
+
+    def receive(self) -> Any:
+        """The results of the oldest chunk; None if the process is gone."""
+        try:
+            results = self.connection.recv()
+        except (EOFError, OSError):
+            return None
+        self.silences = 0
+        if results == _READY:
+            self.has_started = True
+            return []
+        self.has_answered = True
+        self.chunks.popleft()
+        return results
+
+    def is_hung(self) -> bool:
+        """To be asked after a silence. To start, which is to import, may take as long as several."""
+        self.silences += 1
+        return self.has_started or self.silences > _SILENCES_AT_START
+
+    def replace(self) -> list[Chunk]:
+        """Start another process; the chunks that were on the way, of which the first may be to blame."""
+        chunks = list(self.chunks)
+        self.chunks.clear()
+        self.close()
+        self._start()
+        return chunks
+
+    def close(self) -> None:
+        self.connection.close()
+        self.process.kill()  # one that is stopped would not hear of a termination
+        self.process.join()
 
 
 class _Ring:
     """Places in items: `taken` were given to the model and are free again, `sent` are with the workers or done."""
 
-    def __init__(self, ring: np.ndarray, batch: int, chunk: int, team: Sequence[_Worker]) -> None:
-        self.ring, self.batch, self.chunk, self.team = ring, batch, chunk, team
+    def __init__(
+        self, ring: np.ndarray, batch: int, chunk: int, team: Sequence[_Worker], patience: float = PATIENCE
+    ) -> None:
+        self.ring, self.batch, self.chunk, self.team, self.patience = ring, batch, chunk, team, patience
+        self.suspects: dict[int, int] = {}  # place -> how many workers it was with when they died
         self.pending: deque[Item] = deque()  # sent, in order
         self.done: dict[int, Prepared] = {}
         self.sent = self.taken = 0
@@ -140,15 +206,15 @@ class _Ring:
     def batches(self, items: Iterable[Item]) -> Iterator[Batch]:
         source = iter(items)
         exhausted = False
-        for worker in self.team:  # what is left of a ring that was not read to its end
-            while worker.chunks:
-                with _telling_of_deaths(worker):
-                    worker.connection.recv()
-                worker.chunks -= 1
+        while left := [w for w in self.team if w.chunks]:  # of a ring that was not read to its end
+            ready = wait([w.connection for w in left], self.patience)
+            for worker in left:
+                if (worker.connection in ready and worker.receive() is None) or (not ready and worker.is_hung()):
+                    worker.replace()
         while True:
             while not exhausted and self.sent - self.taken < len(self.ring):
-                idle = min(self.team, key=lambda w: w.chunks)
-                if idle.chunks >= _CHUNKS_IN_FLIGHT:
+                idle = min(self.team, key=lambda w: len(w.chunks))
+                if len(idle.chunks) >= _CHUNKS_IN_FLIGHT:
                     break
                 room = min(self.chunk, len(self.ring) - (self.sent - self.taken))
                 group = list(itertools.islice(source, room))
@@ -166,21 +232,45 @@ class _Ring:
                 return
 
     def _send(self, worker: _Worker, group: Sequence[Item]) -> None:
-        with _telling_of_deaths(worker):
-            worker.connection.send([(self.sent + i, item.path) for i, item in enumerate(group)])
-        worker.chunks += 1
+        worker.send([(self.sent + i, item.path) for i, item in enumerate(group)])
         self.pending.extend(group)
         self.sent += len(group)
 
     def _receive(self) -> None:
-        """Waits until a worker has something."""
-        for connection in wait([w.connection for w in self.team if w.chunks]):
-            worker = next(w for w in self.team if w.connection is connection)
-            with _telling_of_deaths(worker):
-                results = worker.connection.recv()
-            worker.chunks -= 1
-            for place, facts, error, seconds in results:
-                self.done[place] = Prepared(self.pending[place - self.taken], facts, error, seconds)
+        """Waits until a worker has something; those that are gone, or silent while nobody else has anything, are
+        replaced."""
+        busy = [w for w in self.team if w.chunks]
+        ready = wait([w.connection for w in busy], self.patience)
+        for worker in busy:
+            if worker.connection in ready:
+                results = worker.receive()
+                if results is None:
+                    worker.process.join(5)
+                    self._replace(worker, f"ended (exit status {worker.process.exitcode}): was memory short?")
+                    continue
+                for place, facts, error, seconds in results:
+                    self.done[place] = Prepared(self.pending[place - self.taken], facts, error, seconds)
+            elif not ready and worker.is_hung():
+                self._replace(worker, f"did not answer for {self.patience:g} s.")
+
+    def _replace(self, worker: _Worker, cause: str) -> None:
+        """Have another process decode what one was decoding: what it may have ended of one by one, and at last not."""
+        if not worker.has_answered and not any(w.has_answered for w in self.team):
+            raise InvokeError(
+                f"A decoding process {cause} Fewer workers need less memory; a script must call this under "
+                "'if __name__ == \"__main__\":'"
+            )
+        log.warning("a decoding process %s; another one takes its place", cause)
+        first, *others = worker.replace()
+        for place, path in first:
+            self.suspects[place] = self.suspects.get(place, 0) + 1
+            if len(first) == 1 and self.suspects[place] > 1:
+                error = f"a process that decoded it {cause}"
+                self.done[place] = Prepared(self.pending[place - self.taken], {}, error, 0.0)
+            else:
+                worker.send([(place, path)])
+        for chunk in others:
+            worker.send(chunk)
 
     def _finished(self, exhausted: bool) -> list[Prepared]:
         """The next batch if all of it is decoded; the last one may be shorter."""
@@ -194,38 +284,13 @@ class _Ring:
         return rows
 
 
-@contextlib.contextmanager
-def _worker(context: Any, prepare: Prepare, memory: Any, slots: int) -> Iterator[_Worker]:
-    here, there = context.Pipe()
-    process = context.Process(target=_work, args=(there, prepare, memory, slots), daemon=True)
-    process.start()
-    there.close()
-    try:
-        yield _Worker(here, process)
-    finally:
-        here.close()
-        process.terminate()
-        process.join()
-
-
-@contextlib.contextmanager
-def _telling_of_deaths(worker: _Worker) -> Iterator[None]:
-    try:
-        yield
-    except (EOFError, OSError):
-        worker.process.join(5)
-        raise InvokeError(
-            f"A decoding process ended (exit status {worker.process.exitcode}): was memory short? Fewer workers need "
-            "less of it; a script must call this under 'if __name__ == \"__main__\":'"
-        ) from None
-
-
 def _work(connection: Connection, prepare: Prepare, memory: Any, slots: int) -> None:
     """A worker process: decodes what it is sent until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends this one
     _keep_freed_memory()
     ring = np.frombuffer(memory, prepare.dtype).reshape(slots, *prepare.shape)
     with contextlib.suppress(EOFError, OSError):
+        connection.send(_READY)
         while True:
             results = []
             for place, path in connection.recv():

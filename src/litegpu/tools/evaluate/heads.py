@@ -16,6 +16,7 @@ from litegpu.gpu.custom.operation import decode_flexbuffer
 from litegpu.model.builder import ModelBuilder
 from litegpu.model.cut import cut
 from litegpu.model.types import Model, Operator, Tensor, TensorType
+from litegpu.tools.arrays import read_array
 from litegpu.tools.evaluate.shard import Read
 from litegpu.zoo.ssd import ssd_anchors, ssd_feature_maps, ssd_post_process
 
@@ -177,12 +178,11 @@ def _raw_heads(model: Model, path: str, outputs: Sequence[Tensor], anchors: str,
 
 def _anchors(model: Model, path: str, count: int, file: str) -> tuple[np.ndarray, str]:
     if file:
-        try:
-            table = np.load(file, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise OptionError(f"Cannot read the anchors {file}: {error}") from None
+        table = read_array(file, "the anchors")
         if table.shape != (count, 4) or table.dtype.kind != "f":
             raise OptionError(f"{file} holds {table.dtype} {list(table.shape)}; {path} needs float [{count}, 4]")
+        if not np.isfinite(table).all():
+            raise OptionError(f"{file} holds numbers that are not finite")
         return table.astype(np.float32), f"anchors of {Path(file).name}"
     height, width = model.main.tensors[model.main.inputs[0]].shape[1:3]
     table = ssd_anchors(ssd_feature_maps(height, width))

@@ -10,6 +10,7 @@ from pathlib import Path
 from litegpu.errors import OptionError
 
 RAW = ".rgb8"  # interleaved RGB bytes, already of the model's size
+_MOST_CHARACTERS = 256 << 20  # of a list; the names of a million images take a tenth
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", RAW)
 
 
@@ -80,10 +81,14 @@ def pick(count: int, left_out: Collection[int], wanted: int) -> Sequence[int]:
 def read_lines(path: str | os.PathLike[str], what: str) -> list[str]:
     """The lines of a text file without their ends (those of Windows too) and without empty lines at the end."""
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+        with open(path, encoding="utf-8-sig") as file:
+            text = file.read(_MOST_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise OptionError(f"Cannot read {what} {os.fspath(path)}: {reason}") from None
+    if len(text) > _MOST_CHARACTERS:
+        raise OptionError(f"{os.fspath(path)} ({what}) is longer than {_MOST_CHARACTERS >> 20} MiB")
+    lines = text.splitlines()
     while lines and not lines[-1].strip():
         lines.pop()
     if not lines:

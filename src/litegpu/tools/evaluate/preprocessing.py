@@ -8,11 +8,12 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from litegpu.errors import OptionError
 from litegpu.model.types import Model
 from litegpu.tools.evaluate.items import RAW
+from litegpu.tools.images import to_rgb, undecodable
 
 RESIZING = ("bilinear", "half-pixel", "antialias", "none")
 _INPUTS = ("float32", "float16", "uint8", "int8")
@@ -145,13 +146,11 @@ def read_pixels(path: str) -> np.ndarray:
     """An image file as uint8 RGB [height, width, 3]; a rotation noted in it (EXIF) is left out, as officially."""
     try:
         with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
+            return to_rgb(image)
     except FileNotFoundError:
         raise UnreadableImage("no such file") from None
-    except UnidentifiedImageError:
-        raise UnreadableImage("not an image that can be read") from None
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # Pillow's, for damaged files
-        raise UnreadableImage(str(error) or type(error).__name__) from None
+    except Exception as error:
+        raise UnreadableImage(undecodable(error)) from None
 
 
 def central_square(pixels: np.ndarray, fraction: float) -> np.ndarray:

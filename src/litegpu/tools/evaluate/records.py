@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +14,8 @@ from typing import Any, BinaryIO, Self
 from litegpu.errors import OptionError
 from litegpu.tools.evaluate.items import Item
 from litegpu.tools.evaluate.shard import Record
+
+log = logging.getLogger("litegpu")
 
 _FORMAT = 1
 
@@ -25,15 +29,17 @@ class RecordFile:
     """Lines of JSON: first the fingerprint of the evaluation, then a record each; of one input the last counts.
 
     A file of another fingerprint (another model, delegate or option) raises OptionError, naming what differs; a last
-    line that was cut off when the process ended is dropped.
+    line that was cut off when the process ended is dropped. Once something cannot be written (a full disk) nothing more
+    is: `problem` says what, and the records are known all the same.
     """
 
     def __init__(self, path: str | os.PathLike[str], fingerprint: Mapping[str, Any]) -> None:
         self.path = Path(path)
         self.records: dict[str, Record] = {}
+        self.problem = ""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: BinaryIO = open(self.path, "a+b")  # noqa: SIM115 (closed by close())
+            self._file: BinaryIO = open(self.path, "a+b", buffering=0)  # noqa: SIM115 (closed by close())
         except OSError as error:
             raise OptionError(f"Cannot write {self.path}: {error.strerror}") from None
         try:
@@ -49,7 +55,8 @@ class RecordFile:
         self.close()
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written has been told
+            self._file.close()
 
     def known(self, item: Item) -> Record | None:
         """What is known of an input, if it has not changed since and could be read."""
@@ -57,13 +64,21 @@ class RecordFile:
         return record if record and not record.error and record.stamp == item.stamp else None
 
     def append(self, records: Iterable[Record]) -> None:
-        """Keep records; they are in the file when this returns."""
+        """Keep records; they are in the file when this returns, unless there is a problem with that."""
         lines = []
         for record in records:
             self.records[record.name] = record
             lines.append(json.dumps(_as_json(record), separators=(",", ":")))
-        if lines:
+        if not lines or self.problem:
+            return
+        whole = self._file.tell()
+        try:
             self._write("\n".join(lines) + "\n")
+        except OptionError as error:
+            self.problem = f"{error}. What was computed later is not kept for another time"
+            log.warning("%s", self.problem)
+            with contextlib.suppress(OSError):
+                self._file.truncate(whole)
 
     def _load(self, fingerprint: Mapping[str, Any]) -> None:
         self._file.seek(0)
@@ -99,8 +114,9 @@ class RecordFile:
 
     def _write(self, text: str) -> None:
         try:
-            self._file.write(text.encode())
-            self._file.flush()
+            rest = memoryview(text.encode())
+            while rest:
+                rest = rest[self._file.write(rest) :]
         except OSError as error:
             raise OptionError(f"Cannot write {self.path}: {error.strerror}") from None
 

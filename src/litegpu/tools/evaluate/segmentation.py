@@ -18,6 +18,7 @@ from litegpu.tools.evaluate.items import Item, item_of, list_images, pick, read_
 from litegpu.tools.evaluate.preprocessing import Preprocessing, UnreadableImage, bilinear, for_input
 from litegpu.tools.evaluate.records import model_digest
 from litegpu.tools.evaluate.shard import Job
+from litegpu.tools.images import undecodable
 
 UPSAMPLING = ("bilinear", "nearest")
 
@@ -215,8 +216,10 @@ def read_mask(path: Path) -> np.ndarray:
             if image.mode not in ("L", "P", "I", "I;16", "1"):
                 raise UnreadableImage(f"its mask {path} is a picture of mode {image.mode}; one channel is needed")
             return np.array(image)
-    except (OSError, ValueError, SyntaxError) as error:
-        raise UnreadableImage(f"its mask {path} cannot be read: {error}") from None
+    except UnreadableImage:
+        raise
+    except Exception as error:
+        raise UnreadableImage(f"its mask {path} cannot be read: {undecodable(error)}") from None
 
 
 def iou_by_class(matrix: np.ndarray, labels: Sequence[str]) -> list[ClassIou]:

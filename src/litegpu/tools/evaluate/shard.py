@@ -11,6 +11,7 @@ import numpy as np
 
 from litegpu.delegates.report import DelegationReport
 from litegpu.report import GraphNode, graph_nodes
+from litegpu.tools.distribute.scheduler import PATIENCE
 from litegpu.tools.evaluate.choice import DelegateChoice, OpenedModel, open_model
 from litegpu.tools.evaluate.decoding import Decoder, Prepare, decoded_batches
 from litegpu.tools.evaluate.items import Item
@@ -39,7 +40,7 @@ class Job:
     """What is done with every input; plain data and functions of modules, so that it can be sent to other machines.
 
     model: the .tflite file, or its bytes. batch: inputs at once, if the model can take them so.
-    workers: decoding processes, 0 for none.
+    workers: decoding processes, 0 for none. patience: seconds without an answer after which one is replaced.
     """
 
     model: str | bytes
@@ -48,6 +49,7 @@ class Job:
     read: Read
     batch: int = 1
     workers: int = 0
+    patience: float = PATIENCE
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +74,7 @@ def map_shard(
     model = opened or open_model(job.model, job.choice, job.batch)
     try:
         if decoder is None:
-            batches = decoded_batches(items, job.prepare, model.batch, job.workers)
+            batches = decoded_batches(items, job.prepare, model.batch, job.workers, patience=job.patience)
         else:
             batches = decoder.batches(items)
         for decoded in batches:

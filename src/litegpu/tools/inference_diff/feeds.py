@@ -12,19 +12,13 @@ import numpy as np
 
 from litegpu.errors import OptionError
 from litegpu.model.types import Subgraph
+from litegpu.tools.arrays import read_archive, read_array
+from litegpu.tools.inputs import index_limit
 
 Feed = list[np.ndarray]
 
 _MEAN, _DEVIATION = 0.5, 1 / 3
-_WHOLE_NUMBERS = 100  # below which int32 and int64 inputs stay that select nothing
 _TEXT = b"a sentence of made-up text"
-#: Operator -> (the input that selects, the input that it selects from, the axis or the option that names it).
-_SELECTING: dict[str, tuple[int, int, int | str]] = {
-    "GATHER": (1, 0, "axis"),
-    "EMBEDDING_LOOKUP": (0, 1, 0),
-    "ONE_HOT": (0, 1, "depth"),
-}
-_PASSING = frozenset({"CAST", "RESHAPE", "EXPAND_DIMS", "SQUEEZE", "IDENTITY"})
 
 
 def gaussian_feeds(details: Sequence[Mapping[str, Any]], main: Subgraph, runs: int, seed: int) -> Iterator[Feed]:
@@ -36,7 +30,7 @@ def gaussian_feeds(details: Sequence[Mapping[str, Any]], main: Subgraph, runs: i
     EMBEDDING_LOOKUP; bool is r >= 1/2. The same seed gives the same values.
     """
     random = np.random.default_rng(seed)
-    limits = [_limit(main, int(d["index"])) for d in details]
+    limits = [index_limit(main, int(d["index"])) for d in details]
     for _ in range(runs):
         yield [_drawn(random, d, limit) for d, limit in zip(details, limits, strict=True)]
 
@@ -55,7 +49,7 @@ def file_feeds(details: Sequence[Mapping[str, Any]], files: Sequence[str]) -> li
         if not (equals and name in names):
             name, path = "", given
         if Path(path).suffix.lower() == ".npz":
-            for key, array in _read_npz(path).items():
+            for key, array in read_archive(path, "the input values").items():
                 if key not in names:
                     raise OptionError(f"{path} has an array '{key}'; the inputs are {', '.join(names)}")
                 _put(found, names.index(key), _samples(array, details[names.index(key)], path), names)
@@ -64,7 +58,7 @@ def file_feeds(details: Sequence[Mapping[str, Any]], files: Sequence[str]) -> li
         if position is None:
             raise OptionError(f"{path} is one file too many: the inputs are {', '.join(names)}")
         detail = details[position]
-        array = _read_npy(path) if Path(path).suffix.lower() == ".npy" else _read_raw(path, detail)
+        array = read_array(path, "the input values") if Path(path).suffix.lower() == ".npy" else _read_raw(path, detail)
         _put(found, position, _samples(array, detail, path), names)
     missing = [name for i, name in enumerate(names) if i not in found]
     if missing:
@@ -102,47 +96,10 @@ def _fractions(random: np.random.Generator, count: int) -> np.ndarray:
     return np.concatenate(parts)[:count] if parts else np.empty(0)
 
 
-def _limit(main: Subgraph, tensor: int) -> int:
-    """One more than the largest whole number that an input may hold, by the operators that read it."""
-    limits = []
-    same = {tensor}
-    for operator in main.operators:
-        if operator.name in _PASSING and operator.inputs[0] in same:
-            same.update(operator.outputs)
-        if operator.name in _SELECTING:
-            selects, source, axis = _SELECTING[operator.name]
-            if operator.inputs[selects] in same:
-                limits.append(_choices(main, operator.inputs[source], operator.options, axis))
-    return max(1, min(limits, default=_WHOLE_NUMBERS))
-
-
-def _choices(main: Subgraph, source: int, options: Mapping[str, Any], axis: int | str) -> int:
-    tensor = main.tensors[source]
-    if axis == "depth":
-        return int(tensor.data.reshape(-1)[0]) if tensor.data is not None else _WHOLE_NUMBERS
-    return int(tensor.shape[options.get(axis, 0) if isinstance(axis, str) else axis])
-
-
 def _put(found: dict[int, list[np.ndarray]], position: int, samples: list[np.ndarray], names: Sequence[str]) -> None:
     if position in found:
         raise OptionError(f"Input '{names[position]}' was given twice")
     found[position] = samples
-
-
-def _read_npz(path: str) -> dict[str, np.ndarray]:
-    loaded = _loaded(path)
-    return {name: loaded[name] for name in loaded.files}
-
-
-def _read_npy(path: str) -> np.ndarray:
-    return np.asarray(_loaded(path))
-
-
-def _loaded(path: str) -> Any:
-    try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise OptionError(f"Cannot read the input values {path}: {_cause(error)}") from None
 
 
 def _read_raw(path: str, detail: Mapping[str, Any]) -> np.ndarray:
@@ -162,7 +119,8 @@ def _read_raw(path: str, detail: Mapping[str, Any]) -> np.ndarray:
 def _samples(array: np.ndarray, detail: Mapping[str, Any], path: str | os.PathLike[str]) -> list[np.ndarray]:
     dtype, shape = np.dtype(detail["dtype"]), tuple(int(n) for n in detail["shape"])
     if array.dtype != dtype:
-        converted = array.astype(dtype) if array.dtype.kind in "fiub" and dtype.kind in "fiub" else None
+        with np.errstate(invalid="ignore", over="ignore"):  # what does not fit is refused below
+            converted = array.astype(dtype) if array.dtype.kind in "fiub" and dtype.kind in "fiub" else None
         floats = array.dtype.kind == dtype.kind == "f"
         if converted is None or not (floats or np.array_equal(converted, array)):
             raise OptionError(f"{path} holds {array.dtype}, but input '{detail['name']}' takes {dtype}")

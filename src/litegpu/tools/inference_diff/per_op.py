@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from litegpu.gpu.program import Program
 from litegpu.model.types import Model, Subgraph
 from litegpu.tools.console import progress
 from litegpu.tools.inference_diff import surgery
+from litegpu.tools.inference_diff.exact import exact_results
 from litegpu.tools.inference_diff.feeds import Feed
 from litegpu.tools.inference_diff.fusion import Kernels, kernels_of, with_views
 from litegpu.tools.inference_diff.measures import Difference, measure, plain
@@ -40,7 +41,8 @@ class NodeDifference:
     """One node. `tensor` and `shape` are those of its (worst) output. `kernel`: the nodes that its kernel computes, if
     more than itself. `lock_step` is None where the value exists only inside a kernel, `alone` for nodes on the CPU,
     `kernel_alone` but for the last node of a kernel of several. `growth`: the lock-step error over the largest of those
-    of the tensors that go into the kernel."""
+    of the tensors that go into the kernel. Of nodes that deviate alone, `test_from_exact` and `reference_from_exact`:
+    the relative L2 errors of both sides beside the op in float64 (see exact.py), None where that is not known."""
 
     node: int
     op: str
@@ -52,6 +54,15 @@ class NodeDifference:
     alone: Difference | None
     kernel_alone: Difference | None
     growth: float | None
+    test_from_exact: float | None = None
+    reference_from_exact: float | None = None
+
+    def blame(self, tolerance: float) -> str:
+        """Which side is wrong: "test", "reference", "both", or "" where that cannot be said."""
+        if self.test_from_exact is None or self.reference_from_exact is None:
+            return ""
+        wrong = [not error <= tolerance for error in (self.test_from_exact, self.reference_from_exact)]
+        return {(True, False): "test", (False, True): "reference", (True, True): "both"}.get((wrong[0], wrong[1]), "")
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,7 @@ class PerOpReport:
             text = (
                 f"Node {row.node} {row.op} ('{row.tensor}') is the first to deviate by itself: relative L2 "
                 f"{row.alone.relative_l2:.2e} on the reference's own values, more than {self.tolerance:.0e}."
+                f"{self._blame()}"
             )
         elif self.first_kernel is not None:
             row = rows[self.first_kernel[-1]]
@@ -112,6 +124,22 @@ class PerOpReport:
         """Plain values, ready for JSON."""
         found: dict[str, Any] = plain({"verdict": self.verdict(), "culprit": self.culprit} | asdict(self))
         return found
+
+    def _blame(self) -> str:
+        """Which side exact arithmetic is on, for each node that deviates alone."""
+        told = {
+            "reference": "wrong in the reference, and right on the GPU",
+            "test": "wrong on the GPU, and right in the reference",
+            "both": "wrong on both sides",
+        }
+        text = ""
+        for side, sentence in told.items():
+            rows = [row for row in self.nodes if row.blame(self.tolerance) == side]
+            if rows:
+                sides = [(r, _e(r.test_from_exact), _e(r.reference_from_exact)) for r in rows]
+                names = ", ".join(f"{r.node} {r.op} (GPU {test}, reference {other})" for r, test, other in sides)
+                text += f" By exact arithmetic {sentence}: {names}."
+        return text
 
     def _growth(self, row: NodeDifference) -> str:
         if row.growth is None or not math.isfinite(row.growth):
@@ -153,7 +181,12 @@ def analyse(
         by_part = _alone(model, list(parts.values()), wanted, border, open_test, lambda f: step(0.8 + 0.2 * f))
         together = {group: by_part[part] for group, part in parts.items() if part in by_part}
     compare = _Comparison(main, wanted)
-    nodes = _rows(main, report, kernels.groups, compare, found, alone, together)
+    nodes = tuple(
+        _beside_exact(model, row, wanted, alone.get((row.node,), {}), tolerance)
+        if _deviates(row.alone, tolerance)
+        else row
+        for row in _rows(main, report, kernels.groups, compare, found, alone, together)
+    )
     # As bytes: NaN in the same places is the same.
     same = all(found[t].tobytes() == a.tobytes() for t, a in zip(main.outputs, outputs, strict=True) if t in found)
     return _concluded(nodes, tolerance, same_kernels, same, dynamic_range)
@@ -310,6 +343,32 @@ def _rows(
     return tuple(rows)
 
 
+def _beside_exact(model: Model, row: NodeDifference, wanted: Values, got: Values, tolerance: float) -> NodeDifference:
+    """The row with how far each side is from the op in float64, on the reference's values."""
+    found = exact_results(model, model.main.operators[row.node], wanted)
+    if found is None:
+        return row
+    exact, independent = found
+    compare = _Comparison(model.main, exact)
+    test, reference = (compare.worst(got, side) for side in (got, {t: wanted[t] for t in got if t in wanted}))
+    if test is None or reference is None:
+        return row
+    errors = [0.0 if (d.max_quanta or 2) <= 1 else d.relative_l2 for _, d in (test, reference)]
+    if not independent and errors[0] <= tolerance:
+        return row
+    return replace(row, test_from_exact=errors[0], reference_from_exact=errors[1])
+
+
+def _deviates(found: Difference | None, tolerance: float) -> bool:
+    if found is None or (found.max_quanta is not None and found.max_quanta <= 1):
+        return False
+    return not found.relative_l2 <= tolerance
+
+
+def _e(error: float | None) -> str:
+    return "-" if error is None else f"{error:.1e}"
+
+
 def _growth(error: float, inputs: Sequence[float | None]) -> float | None:
     known = [e for e in inputs if e is not None]
     largest = max(known, default=0.0)
@@ -326,9 +385,7 @@ def _concluded(
     dynamic_range: tuple[int, ...],
 ) -> PerOpReport:
     def deviates(found: Difference | None) -> bool:
-        if found is None or (found.max_quanta is not None and found.max_quanta <= 1):
-            return False
-        return not found.relative_l2 <= tolerance
+        return _deviates(found, tolerance)
 
     guilty = {n.node for n in nodes if deviates(n.alone)}
     kernels = [n.kernel for n in nodes if deviates(n.kernel_alone) and guilty.isdisjoint(n.kernel)]

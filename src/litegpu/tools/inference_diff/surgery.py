@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,14 +88,18 @@ def isolated(model: Model, parts: Sequence[Sequence[int]]) -> Isolated:
     return Isolated(content, tuple(fed), tuple(outputs), tuple(o.index for o in operators))
 
 
-def with_float_weights(model: Model) -> tuple[Model, tuple[int, ...]]:
-    """The model with the weights of its dynamic-range ops as the float32 numbers that they stand for, and the numbers
-    of these ops. The official kernels quantize the inputs of such ops to 8 bits, which the GPU does not."""
+def with_float_weights(model: Model, nodes: Container[int] | None = None) -> tuple[Model, tuple[int, ...]]:
+    """The model with the weights of its dynamic-range ops (those among `nodes`) as the float32 numbers that they stand
+    for, and the numbers of these ops. The official kernels quantize the inputs of such ops to 8 bits, which the GPU
+    does not."""
     main = model.main
     tensors = list(main.tensors)
     found = []
+    others = {t for o in main.operators if nodes is not None and o.index not in nodes for t in o.inputs}
     for operator in main.operators:
-        weights = _quantized_weights(main, operator)
+        if nodes is not None and operator.index not in nodes:
+            continue
+        weights = [t for t in _quantized_weights(main, operator) if t.index not in others]
         for t in weights:
             tensors[t.index] = dataclasses.replace(
                 t,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class Output:
         may not be gone on with or overwritten, or if nothing can be written."""
         if resume and overwrite:
             raise OptionError("--resume keeps what is there and --overwrite does not: give one of them")
-        there = [p for p in (self._path, self._folder) if p.exists()]
+        there = [p for p in dict.fromkeys((self._path, self._folder)) if p.exists()]
         if overwrite:
             for path in there:
                 self._remove(path)
@@ -88,8 +89,9 @@ class Output:
         first = self.rows - table.num_rows
         part = self._folder / f"part-{first:012}.parquet"
         temporary = part.with_suffix(".unfinished")
-        self._arrow.parquet.write_table(table, temporary, use_dictionary=_WITH_DICTIONARY)
-        os.replace(temporary, part)
+        with self._writing(temporary):
+            self._arrow.parquet.write_table(table, temporary, use_dictionary=_WITH_DICTIONARY)
+            os.replace(temporary, part)
         self._tables, self._bytes = [], 0
 
     def finish(self) -> None:
@@ -98,13 +100,31 @@ class Output:
         if not self._is_file or not self._folder.exists():
             return
         temporary = self._folder / "whole.unfinished"
-        with self._arrow.parquet.ParquetWriter(temporary, self._schema, use_dictionary=_WITH_DICTIONARY) as writer:
-            for part in self._parts():
-                with self._arrow.parquet.ParquetFile(part) as file:
-                    for group in range(file.metadata.num_row_groups):
-                        writer.write_table(file.read_row_group(group).cast(self._schema))
-        os.replace(temporary, self._path)
-        shutil.rmtree(self._folder)
+        with self._writing(temporary):
+            with self._arrow.parquet.ParquetWriter(temporary, self._schema, use_dictionary=_WITH_DICTIONARY) as writer:
+                for part in self._parts():
+                    with self._arrow.parquet.ParquetFile(part) as file:
+                        for group in range(file.metadata.num_row_groups):
+                            writer.write_table(file.read_row_group(group).cast(self._schema))
+            os.replace(temporary, self._path)
+            shutil.rmtree(self._folder)
+
+    @contextlib.contextmanager
+    def _writing(self, temporary: Path) -> Iterator[None]:
+        """Raises OptionError where a file cannot be written, and leaves no half of it."""
+        try:
+            yield
+        except (OSError, self._arrow.ArrowException) as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            why = getattr(error, "strerror", None) or str(error)
+            raise OptionError(
+                f"Cannot write to {self._folder}: {why}. The {self._written()} rows that are there are kept: --resume "
+                "goes on after them"
+            ) from None
+
+    def _written(self) -> int:
+        return self.rows - sum(int(table.num_rows) for table in self._tables)
 
     def _make_schema(self) -> Any:
         arrow = self._arrow

@@ -13,6 +13,7 @@ from litegpu.errors import LiteGpuError, OptionError
 from litegpu.model.reader import read_model
 from litegpu.tools.console import print_table, progress
 from litegpu.tools.distribute import Outcome, map_shards
+from litegpu.tools.distribute.scheduler import PATIENCE, ending
 from litegpu.tools.images import Normalization
 from litegpu.tools.mapping.batched import Interface, default_batch, interface_of, plan_batch
 from litegpu.tools.mapping.output import Output
@@ -72,6 +73,7 @@ def map_model(
     batch: int | None = None,
     workers: int | None = None,
     ray: str | None = None,
+    patience: float = PATIENCE,
     on_error: str = "fail",
     resume: bool = False,
     overwrite: bool = False,
@@ -87,7 +89,7 @@ def map_model(
     output: a Parquet file (NAME.parquet) or a folder of them.
     device, precision, num_threads: as for `litegpu.load`.
     batch: inputs computed at a time, where the model can be had for that; by default up to 64.
-    workers, ray: as for `map_shards`; with Ray, every machine must see the inputs under the same paths.
+    workers, ray, patience: as for `map_shards`; with Ray, every machine must see the inputs under the same paths.
     on_error: "fail" raises OptionError at the first input that cannot be used; "skip" records the error in its row.
     resume: go on after the rows that an interrupted run has written; the model, the inputs and the options must be the
         same. overwrite: remove what is there.
@@ -127,16 +129,16 @@ def map_model(
     run = _Run(table, on_error)
     if resumed < source.count:
         chunks = source.chunks(_chunk_size(interface, plan.batch), resumed)
-        outcomes = map_shards(factory, chunks, workers=workers, ray=ray, gpus=device != "cpu")
+        outcomes = map_shards(factory, chunks, workers=workers, ray=ray, gpus=device != "cpu", patience=patience)
         with progress() as bar:
             task = bar.add_task("map", total=source.count, completed=resumed)
             try:
-                for outcome in outcomes:
-                    run.add(outcome)
-                    bar.update(task, completed=table.rows)
-                    bar.refresh()
+                with ending(outcomes):
+                    for outcome in outcomes:
+                        run.add(outcome)
+                        bar.update(task, completed=table.rows)
+                        bar.refresh()
             finally:
-                outcomes.close()
                 table.flush()
     if table.rows != source.count:
         raise OptionError(

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from litegpu.errors import OptionError
+from litegpu.tools.arrays import read_array
 from litegpu.tools.mapping.batched import Interface, Port
 
 IMAGE_SUFFIXES = frozenset(
@@ -45,7 +45,7 @@ class Rows:
     count: int
 
     def items(self) -> Iterator[Item]:
-        array = np.load(self.path, mmap_mode="r", allow_pickle=False)
+        array = read_array(self.path, "the inputs", mapped=True)
         return ((np.array(row),) for row in array[self.first : self.first + self.count])
 
 
@@ -260,10 +260,7 @@ class _RowsPart(Part):
 
 def _array_part(path: str, port: Port) -> Part:
     """One item if the array has an item's shape, else rows."""
-    try:
-        array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise OptionError(f"{path} is no array file that NumPy can read: {error}") from None
+    array = read_array(path, "the array", mapped=True)
     if array.shape == port.shape:
         return _FilesPart((path,))
     size = int(np.prod(port.shape))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from litegpu.errors import TensorError
+from litegpu.tools.arrays import read_array
 from litegpu.tools.distribute import Context
 from litegpu.tools.images import Normalization, decode_image, image_to_tensor, load_image
 from litegpu.tools.mapping.batched import BatchedModel, BatchPlan, Interface, Port
@@ -101,7 +102,7 @@ class _Worker:
         if isinstance(raw, np.ndarray):
             return to_input(raw, port)
         if isinstance(raw, str) and is_array_file(raw):
-            return to_input(np.load(raw, allow_pickle=False), port)
+            return to_input(read_array(raw, "the array"), port)
         pixels = load_image(raw) if isinstance(raw, str) else decode_image(raw)
         tensor, _ = image_to_tensor(pixels, port.detail(), self._job.normalization)
         return np.asarray(tensor[0])

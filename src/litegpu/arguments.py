@@ -1,0 +1,96 @@
+"""The arguments of a LoadedModel: which value is for which input, and values in the inputs' types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from litegpu.errors import TensorError
+
+
+def by_name(
+    names: Sequence[str], ranks: Sequence[int], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Input name -> value, all of them, of a call with these arguments. `names` and `ranks` are the inputs'.
+
+    The only argument may be a dictionary by name, or a list or tuple with one value for each input. A list for a single
+    input may also be its value: its depth tells, as the value has the input's rank and a list around it one more.
+    Raises TensorError."""
+
+    def expected() -> str:
+        return f"the model has {len(names)}: {', '.join(names)}"
+
+    if len(args) == 1 and not kwargs:
+        (only,) = args
+        if type(only) is np.ndarray:  # as nearly always: what follows takes a microsecond
+            pass
+        elif isinstance(only, Mapping):
+            args, kwargs = (), only
+        elif isinstance(only, (list, tuple)):
+            args = _listed(only, ranks, expected())
+    if len(args) > len(names):
+        raise TensorError(f"{len(args)} inputs were given, but {expected()}")
+    values = dict(zip(names, args, strict=False))
+    for name, value in kwargs.items():
+        if name not in names:
+            raise TensorError(f"There is no input {name!r}; {expected()}")
+        if name in values:
+            raise TensorError(f"Input '{name}' was given twice, by position and by name")
+        values[name] = value
+    if len(values) < len(names):
+        missing = next(name for name in names if name not in values)
+        raise TensorError(f"Input '{missing}' was not given; {expected()}")
+    return values
+
+
+def converted(name: str, value: Any, detail: Mapping[str, Any]) -> np.ndarray:
+    """`value` in the input's type, of a shape that the input has or can be resized to; raises TensorError."""
+    dtype = np.dtype(detail["dtype"])
+    try:
+        given = np.asarray(value)
+    except Exception as error:  # lists of unequal lengths, and what objects raise that cannot be arrays
+        raise TensorError(f"Input '{name}' cannot be made an array: {type(error).__name__}: {error}") from error
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise TensorError(f"Input '{name}' has masked values, which the model cannot leave out: give .filled(...)")
+    array = given
+    if given.dtype != dtype and dtype.kind not in "SO":
+        if given.dtype.kind not in ("biufc" if dtype.kind == "c" else "biuf"):
+            raise TensorError(f"Input '{name}' is {dtype}, but the value is {given.dtype}")
+        with np.errstate(all="ignore"):
+            array = given.astype(dtype)
+        rounds = not hasattr(value, "dtype") and given.dtype.kind in "iuf" and dtype.kind == "f"
+        if not rounds and not np.array_equal(array, given, equal_nan=given.dtype.kind in "fc"):
+            raise TensorError(
+                f"Input '{name}' is {dtype}; converting the {given.dtype} value would change it. Convert it yourself, "
+                f"with .astype({dtype}), or with the input's quantization {detail['quantization']}"
+            )
+    shape, signature = tuple(detail["shape"]), tuple(detail["shape_signature"])
+    fits = len(array.shape) == len(shape) and all(
+        got == now or axis == 0 or open_ == -1
+        for axis, (got, now, open_) in enumerate(zip(array.shape, shape, signature, strict=True))
+    )
+    if not fits:
+        raise TensorError(
+            f"Input '{name}' has shape {[int(n) for n in shape]}, but the value has {list(array.shape)}. Only the "
+            "first dimension (the batch) and those that are -1 in its shape_signature can differ"
+        )
+    return array
+
+
+def _listed(values: Sequence[Any], ranks: Sequence[int], expected: str) -> Sequence[Any]:
+    """The arguments that one list or tuple stands for."""
+    if len(ranks) == 1 and (not values or _rank(values) <= ranks[0]):
+        return (values,)
+    if len(values) != len(ranks):
+        raise TensorError(f"A {type(values).__name__} of {len(values)} inputs was given, but {expected}")
+    return values
+
+
+def _rank(value: Any) -> int:
+    """The rank of a value as an array, as far as its first elements tell."""
+    depth = 0
+    while isinstance(value, (list, tuple)) and value:
+        value, depth = value[0], depth + 1
+    return depth + len(getattr(value, "shape", ()))

@@ -1,0 +1,78 @@
+"""Turns what untrusted files and the official runtime make Python raise into errors of litegpu's own, in one place."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar, cast
+
+from litegpu.errors import InvokeError, LiteGpuError, ModelError, OptionError, TensorError, WrongTypeError, blame
+
+_Class = TypeVar("_Class", bound=type)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Whatever decoding stumbles over becomes a ModelError that names `what` and has the cause; a bug of a decoder
+    looks like a damaged file then, but never gets past one who catches LiteGpuError."""
+    try:
+        yield
+    except LiteGpuError:
+        raise
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"[:500]
+        raise ModelError(f"{what} cannot be read ({text}); fetch or convert it again") from error
+
+
+def typed_errors(cls: _Class) -> _Class:
+    """A class decorator: ValueErrors and RuntimeErrors that leave a public method and are not litegpu's become
+    TensorError and InvokeError, those of the constructor ModelError; TypeErrors and AttributeErrors become
+    WrongTypeError. Methods whose names begin with an underscore are called by those, and are left alone: an inference
+    passes a dozen of them."""
+    for name, value in list(vars(cls).items()):
+        if name.startswith("_") and not name.startswith("__"):
+            continue
+        if callable(value) and not isinstance(value, type | staticmethod | classmethod) and name not in _LEFT:
+            setattr(cls, name, _typed(value, ModelError if name == "__init__" else TensorError))
+        elif isinstance(value, property) and value.fget is not None:
+            setattr(cls, name, value.getter(_typed(value.fget, TensorError)))
+    return cls
+
+
+def typed(function: Callable[P, R]) -> Callable[P, R]:
+    """The same for a function; its ValueErrors become OptionError."""
+    return cast("Callable[P, R]", _typed(function, OptionError))
+
+
+def typed_method(method: Callable[P, R]) -> Callable[P, R]:
+    """The same for what is called later, in another way than by its class."""
+    return cast("Callable[P, R]", _typed(method, TensorError))
+
+
+def _typed(method: Callable[..., Any], wrong: type[LiteGpuError]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def typed(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except LiteGpuError:
+            raise
+        except (RuntimeError, MemoryError) as error:
+            raise _blamed(InvokeError(str(error) or type(error).__name__), error) from error
+        except _WRONG_VALUES as error:
+            raise _blamed(wrong(f"{type(error).__name__}: {error}"), error) from error
+        except (TypeError, AttributeError) as error:
+            raise _blamed(WrongTypeError(f"{method.__name__}(): {error}"), error) from error
+
+    return typed
+
+
+def _blamed(found: LiteGpuError, error: Exception) -> LiteGpuError:
+    nodes = getattr(error, "nodes", ())
+    return blame(found, nodes) if nodes else found
+
+
+_WRONG_VALUES = (ValueError, ArithmeticError, LookupError, BufferError, EOFError)
+_LEFT = frozenset({"__del__", "__reduce__", "__enter__", "__exit__"})

@@ -1,0 +1,63 @@
+"""The words for devices, the same everywhere: "auto", "cpu", "webgpu", "cuda" and "cuda:<index>"."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from litegpu.errors import DeviceError, ForkError, OptionError, SoftwareDeviceError
+
+if TYPE_CHECKING:
+    from litegpu.delegates.gpu import GpuDelegate
+
+log = logging.getLogger("litegpu")
+
+
+def is_device(name: object) -> bool:
+    """Whether this is one of the words."""
+    if not isinstance(name, str):
+        return False
+    kind, colon, index = name.partition(":")
+    return kind == "cuda" and index.isdecimal() if colon else kind in ("auto", "cpu", "webgpu", "cuda")
+
+
+def delegate_for(device: str, precision: str, options: Mapping[str, Any]) -> GpuDelegate | None:
+    """The GPU delegate that a device's name asks for, None for the CPU. Raises OptionError, DeviceError.
+
+    "auto" takes no software device, which computes on the CPU, only slower than the official runtime does: such a one
+    has to be asked for, by "webgpu", by the options `backend` or `device`, or by LITEGPU_WEBGPU_ADAPTER."""
+    if not is_device(device):
+        raise OptionError(f'device is {device!r}; it must be "auto", "cpu", "webgpu", "cuda" or "cuda:<index>"')
+    kind, _, index = device.partition(":")
+    if kind == "cpu":
+        if options:
+            raise OptionError(f"{', '.join(options)}: the CPU has no delegate options; give num_threads instead")
+        return None
+    if kind == "cuda":
+        options = {"backend": "cuda", **({"device": index} if index else {}), **options}
+    elif kind == "webgpu":
+        options = {"backend": "webgpu", **options}
+    from litegpu.delegates.gpu import GpuDelegate
+
+    delegate = GpuDelegate(precision=precision, **options)
+    delegate.takes_software = kind != "auto"
+    try:
+        delegate.open_device()
+    except ForkError:
+        raise
+    except DeviceError as error:
+        if kind != "auto":
+            raise
+        level = logging.WARNING if isinstance(error, SoftwareDeviceError) else logging.INFO
+        log.log(level, "No GPU can be used, running on the CPU: %s", error)
+        return None
+    return delegate
+
+
+def best_gpu() -> str:
+    """The name of the GPU that GpuDelegate() takes, a software device too if there is nothing better: for who asks for
+    a GPU and does not mind which. Raises DeviceError if there is none."""
+    from litegpu.delegates.gpu import GpuDelegate
+
+    return "cuda" if GpuDelegate().open_device().target == "cuda" else "webgpu"

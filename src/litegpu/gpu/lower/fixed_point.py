@@ -1,0 +1,63 @@
+"""The fixed-point arithmetic of the CPU's integer kernels: multipliers on the host, and expressions that apply them."""
+
+from __future__ import annotations
+
+import math
+
+from litegpu.gpu.graph import DType, Expr, Literal
+from litegpu.gpu.graph import apply as fn
+
+
+def whole(number: float) -> Literal:
+    """An int32 literal."""
+    return Literal(int(number), DType.INT32)
+
+
+def multiplier_of(real: float) -> tuple[int, int]:
+    """(m, s) such that m * 2**(s - 31) is nearest to `real`: QuantizeMultiplier of TFLite."""
+    if real == 0 or not math.isfinite(real):
+        return 0, 0
+    fraction, exponent = math.frexp(real)
+    scaled = math.copysign(math.floor(abs(fraction) * 2**31 + 0.5), fraction)
+    if abs(scaled) == 2**31:
+        scaled, exponent = scaled / 2, exponent + 1
+    if exponent < -31:
+        return 0, 0
+    return (2**31 - 1, 30) if exponent > 30 else (int(scaled), exponent)
+
+
+def times(x: Expr, real: float) -> Expr:
+    """An int32 `x` times a real number, as MultiplyByQuantizedMultiplier rounds it."""
+    multiplier, shift = multiplier_of(float(real))
+    if multiplier == 0:
+        return fn("mul", x, whole(0))
+    return fn("fixed_mul", x, whole(multiplier), whole(shift))
+
+
+def shifted_left(x: Expr, bits: int) -> Expr:
+    return fn("mul", x, whole(1 << bits))
+
+
+def shifted_right(x: Expr, bits: int) -> Expr:
+    """Half of a unit is rounded up, as XNNPACK's integer kernels do."""
+    return fn("shift_right", fn("add", x, whole(1 << (bits - 1))), whole(bits))
+
+
+def rounded_away(x: Expr, bits: int) -> Expr:
+    """RoundingDivideByPOT: half of a unit is rounded away from zero."""
+    magnitude = shifted_right(fn("abs", x), bits)
+    return fn("select", fn("lt", x, whole(0)), fn("neg", magnitude), magnitude)
+
+
+def high_product(x: Expr, y: Expr | int) -> Expr:
+    """SaturatingRoundingDoublingHighMul of two int16."""
+    product = fn("mul", x, whole(y) if isinstance(y, int) else y)
+    negative = fn("neg", fn("shift_right", fn("add", fn("neg", product), whole((1 << 14) - 1)), whole(15)))
+    positive = fn("shift_right", fn("add", product, whole(1 << 14)), whole(15))
+    return fn("min", fn("select", fn("lt", product, whole(0)), negative, positive), whole(32767))
+
+
+def narrow_multiplier_of(real: float) -> tuple[int, int]:
+    """multiplier_of(), the multiplier in 16 bits: DownScaleInt32ToInt16Multiplier."""
+    multiplier, shift = multiplier_of(real)
+    return min((multiplier + (1 << 15)) >> 16, 32767), shift

@@ -1,0 +1,79 @@
+"""What the official runtime is asked for on the CPU side: every argument under its own name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+from ai_edge_litert import interpreter as official
+
+from litegpu.delegates.cpu import CpuPartition, OfficialOptions
+from litegpu.delegates.protocol import Partition
+from litegpu.model import read_model
+from litegpu.model.builder import ModelBuilder
+
+SHAPE = (2, 3)
+NAMES = {
+    "delegates": "experimental_delegates", "num_threads": "num_threads",
+    "op_resolver_type": "experimental_op_resolver_type", "preserve_all_tensors": "experimental_preserve_all_tensors",
+    "disable_delegate_clustering": "experimental_disable_delegate_clustering",
+    "default_delegate_latest_features": "experimental_default_delegate_latest_features",
+    "compress_quantization_zero_points": "experimental_compress_quantization_zero_points",
+    "disable_delegate_node_fusion": "experimental_disable_delegate_node_fusion",
+    "force_delegate_node_profiling": "experimental_force_delegate_node_profiling",
+}  # fmt: skip
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The arguments of every official interpreter made."""
+    found: list[dict[str, Any]] = []
+    real = official.Interpreter
+
+    class Noted(real):  # type: ignore[misc, valid-type]
+        def __init__(self, **arguments: Any) -> None:
+            found.append(arguments)
+            if "sentinel" not in map(repr, arguments.values()):
+                super().__init__(**arguments)
+
+    monkeypatch.setattr(official, "Interpreter", Noted)
+    return found
+
+
+class Sentinel:
+    def __repr__(self) -> str:
+        return "sentinel"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_arrives(given: list[dict[str, Any]], name: str) -> None:
+    value: Any = Sentinel() if name != "delegates" else (Sentinel(),)
+    try:
+        OfficialOptions(**{name: value}).create(content=b"")
+    except (ValueError, TypeError):  # it is no model
+        assert name == "delegates"
+    arrived = given[0][NAMES[name]]
+    assert arrived == (list(value) if name == "delegates" else value)
+    others = {n: v for n, v in given[0].items() if n not in (NAMES[name], "model_path", "model_content")}
+    assert "sentinel" not in repr(others)
+
+
+def test_no_option_is_forgotten() -> None:
+    assert {f.name for f in fields(OfficialOptions)} - {"custom_op_registerers"} == set(NAMES)
+
+
+def test_a_partition_has_the_options_of_the_interpreter(given: list[dict[str, Any]]) -> None:
+    b = ModelBuilder()
+    b.output(b.op("ABS", [b.input("x", SHAPE)], SHAPE))
+    model = read_model(b.build())
+    main = model.main
+    partition = Partition(model, main, tuple(main.operators), tuple(main.inputs), tuple(main.outputs))
+    one = CpuPartition(partition, OfficialOptions(num_threads=3))
+    assert given[-1]["num_threads"] == 3
+    (got,) = one.invoke([np.full(SHAPE, -2, np.float32)])
+    assert (got == 2).all()
+    del got
+    one.close()
+    assert one._interpreter is None and not one._views

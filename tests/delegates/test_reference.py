@@ -1,0 +1,69 @@
+"""Custom operators that the official runtime lacks, in NumPy: which are taken, and in what types results come."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from litegpu.delegates.cpu import OfficialOptions
+from litegpu.delegates.protocol import Partition
+from litegpu.delegates.reference import ReferenceDelegate, ReferenceKernel, for_missing_ops
+from litegpu.model import ModelBuilder, TensorType, read_model
+from litegpu.model.types import Model
+
+F = TensorType.FLOAT32
+
+
+def pooling(*, read: bool = True, beside: str = "") -> Model:
+    """2x2 windows with the places of their greatest elements; `beside` is a custom operator on the same input."""
+    b = ModelBuilder()
+    x = b.input("x", (1, 4, 4, 1))
+    options = struct.pack("<5i", 2, 2, 2, 2, 2) + bytes(40)
+    highest, places = b.custom("MaxPoolingWithArgmax2D", [x], [((1, 2, 2, 1), F)] * 2, options)
+    if read:
+        b.output(highest, places)
+    if beside:
+        b.output(*b.custom(beside, [x], [((1, 4, 4, 1), F)]))
+    if not read:
+        b.output(b.op("ABS", [x], (1, 4, 4, 1)))
+    return read_model(b.build())
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_places_in_windows_are_litegpu_s_own_beside_delegates(alone: bool) -> None:
+    """The official runtime has the operator, but writes places that a GPU partition would take for others."""
+    found = for_missing_ops(pooling(), OfficialOptions(), alone=alone)
+    assert bool(found) is not alone
+    model = pooling()
+    for delegate in found:
+        assert delegate.check(model, model.main, model.main.operators[0]) is None
+
+
+def test_what_nothing_reads_is_left_out() -> None:
+    for read in (True, False):
+        model = pooling(read=read)
+        reason = ReferenceDelegate().check(model, model.main, model.main.operators[0])
+        assert reason == (None if read else "Nothing reads what it computes.")
+
+
+def test_builtin_operators_and_unknown_ones_are_not_taken() -> None:
+    model = pooling(read=False, beside="Unknown")
+    delegate = ReferenceDelegate()
+    assert all(delegate.check(model, model.main, o) is not None for o in model.main.operators)
+    named = ReferenceDelegate(frozenset({"Other"}))
+    assert named.check(pooling(), pooling().main, pooling().main.operators[0]) is not None
+
+
+def test_results_have_the_tensors_types() -> None:
+    model = pooling()
+    main = model.main
+    part = Partition(model, main, main.operators, tuple(main.inputs), tuple(main.outputs))
+    kernel = ReferenceDelegate().prepare(part)
+    assert isinstance(kernel, ReferenceKernel)
+    x = np.arange(16, dtype=np.float32).reshape(1, 4, 4, 1)
+    highest, places = kernel.invoke([x])
+    np.testing.assert_array_equal(highest.ravel(), [5, 7, 13, 15])
+    for result in (highest, places):
+        assert result.dtype == np.float32 and result.shape == (1, 2, 2, 1) and result.flags.c_contiguous

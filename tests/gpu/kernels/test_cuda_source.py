@@ -1,0 +1,47 @@
+"""The texts of the native kernels: what no test on one device can see."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+import pytest
+
+from litegpu.gpu.kernels import cuda
+
+TEXTS = {file.name: file.read_text() for file in resources.files(cuda).iterdir() if file.name.endswith(".cu")}
+KERNELS = {name: text for name, text in TEXTS.items() if "__global__" in text}
+
+
+def test_every_kernel_is_looked_at() -> None:
+    assert {"attention.cu", "convolution.cu", "depthwise.cu", "lstm.cu", "matmul.cu", "matvec.cu", "separable.cu",
+            "window.cu"} == set(KERNELS)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_waits_before_it_lets_others_start(name: str) -> None:
+    """With programmatic launch it may begin before the one in front of it has ended, and the one behind it before it
+    has: it waits once, on every way through it, and only then lets go."""
+    text = KERNELS[name]
+    body = text[text.index("__global__") :]
+    calls = re.findall(r"\n( *)(wait_for_predecessors|launch_dependents)\(\);", text)
+    assert calls == [("  ", "wait_for_predecessors"), ("  ", "launch_dependents")]  # unconditionally
+    assert re.search(r"wait_for_predecessors\(\);\s+launch_dependents\(\);", body)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_what_is_loaded_early_is_constant(name: str) -> None:
+    """In front of the wait a kernel calls nothing that reads what other kernels write."""
+    body = KERNELS[name][KERNELS[name].index("__global__") :]
+    before = body[: body.index("wait_for_predecessors();")]
+    called = set(
+        re.findall(r"^ +(?:if \([^;]*\) )?(?:for \([^{]*\) )?(copy_\w+|load_\w+|bring\w*)\(", before, re.MULTILINE)
+    )
+    assert called <= {"copy_weights", "load_weights", "load_taps"}, called
+
+
+def test_shared_memory_is_awaited_where_it_is_read() -> None:
+    """Between a wait for copies and the first use of what they brought there is a barrier: others have copied too."""
+    for name, text in TEXTS.items():
+        for found in re.finditer(r"copies_wait<[^>]*>\(\);\n((?: +[^\n]*\n|#[^\n]*\n){1,4})", text):
+            assert "__syncthreads();" in found[1], f"{name}: {found[0]}"

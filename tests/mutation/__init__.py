@@ -1,0 +1,1 @@
+"""Damaged models by the hundred thousand: what to damage, how, and a process to try them in."""

@@ -1,0 +1,105 @@
+""" "auto" passes over devices that compute on the CPU; who names one gets it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from agreement import require_gpu
+
+import litegpu
+from litegpu.device_choice import best_gpu, is_device
+from litegpu.errors import DeviceError, SoftwareDeviceError
+from litegpu.gpu.runtime import cuda, webgpu, webgpu_adapters
+from litegpu.model.builder import ModelBuilder
+
+X = np.array([[1, -2, 3]], np.float32)
+
+
+def negation() -> bytes:
+    b = ModelBuilder()
+    b.output(b.op("NEG", [b.input("x", (1, 3))], (1, 3)))
+    return b.build()
+
+
+@pytest.fixture
+def only_software(monkeypatch: pytest.MonkeyPatch) -> webgpu_adapters.AdapterInfo:
+    """A machine whose only device is a software one."""
+    require_gpu()
+    software = [a for a in webgpu_adapters.list_adapters() if a.is_software]
+    if not software:
+        pytest.skip("no software device")
+
+    def no_cuda(*_: Any) -> None:
+        raise DeviceError("no CUDA here")
+
+    monkeypatch.setattr(cuda, "open_device", no_cuda)
+    monkeypatch.setattr(webgpu_adapters, "list_adapters", lambda backend="auto": software if backend != "gl" else [])
+    monkeypatch.setattr(webgpu, "_open_by_request", {})
+    monkeypatch.delenv(webgpu_adapters.ADAPTER_VARIABLE, raising=False)
+    return software[0]
+
+
+def test_auto_passes_a_software_device_over_and_says_so(only_software: Any, caplog: Any) -> None:
+    for _ in range(2):  # also once it is open, since something else has asked for it by name
+        caplog.clear()
+        with litegpu.load(negation()) as model:
+            assert model.device == "cpu"
+            np.testing.assert_array_equal(model(X), -X)
+        (record,) = [r for r in caplog.records if r.name == "litegpu"]
+        text = record.getMessage()
+        assert record.levelno == logging.WARNING and "\n" not in text
+        assert only_software.name in text and "running on the CPU" in text and 'device="webgpu"' in text
+        assert not webgpu._open_by_request or _ == 1
+        with litegpu.load(negation(), "webgpu") as model:
+            assert model.device == "webgpu"
+
+
+@pytest.mark.parametrize("asked", ["webgpu", "backend", "device", "environment", "delegate"])
+def test_who_names_a_software_device_gets_it(only_software: Any, asked: str, monkeypatch: Any, caplog: Any) -> None:
+    options: dict[str, Any] = {
+        "webgpu": {"device": "webgpu"},
+        "backend": {"backend": only_software.backend},
+        "environment": {},
+    }.get(asked, {})
+    if asked == "environment":
+        monkeypatch.setenv(webgpu_adapters.ADAPTER_VARIABLE, only_software.name)
+    if asked in ("device", "delegate"):
+        given = {"device": only_software.name} if asked == "device" else {}
+        assert litegpu.GpuDelegate(**given).open_device().info.is_software
+        return
+    with litegpu.load(negation(), **options) as model:
+        assert model.device == "webgpu"
+        np.testing.assert_array_equal(model(X), -X)
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_the_error_has_a_type_of_its_own(only_software: Any) -> None:
+    delegate = litegpu.GpuDelegate()
+    delegate.takes_software = False
+    with pytest.raises(SoftwareDeviceError, match="a program that computes on the CPU"):
+        delegate.open_device()
+    assert best_gpu() == "webgpu"
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu", "webgpu", "cuda", "cuda:0", "cuda:12"])
+def test_words(name: str) -> None:
+    assert is_device(name)
+
+
+@pytest.mark.parametrize("name", ["", "gpu", "vulkan", "CPU", "cpu:0", "cuda:", "cuda:x", "cuda:-1", "auto:", None, 3])
+def test_other_words(name: Any) -> None:
+    assert not is_device(name)
+    with pytest.raises(litegpu.OptionError, match="it must be"):
+        litegpu.load(negation(), name)
+
+
+def test_the_package_says_what_it_has() -> None:
+    assert set(litegpu.__all__) <= set(dir(litegpu))
+    assert all(getattr(litegpu, name) is not None for name in litegpu.__all__)
+    assert (Path(litegpu.__file__).parent / "py.typed").is_file()
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        litegpu.nothing  # noqa: B018

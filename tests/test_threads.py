@@ -1,0 +1,237 @@
+"""One LoadedModel in many threads: every call gets its own results, on every device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from agreement import require_gpu
+
+import litegpu
+from litegpu import GpuDelegate, Interpreter, InvokeError, TensorError
+from litegpu.model.builder import ModelBuilder
+
+THREADS = 16
+SHAPE = (1, 32, 32, 12)
+
+
+def network(shape: tuple[int, ...] = SHAPE) -> bytes:
+    """Two inputs and two outputs, so that a mixture of two calls shows."""
+    b = ModelBuilder()
+    x, y = b.input("x", shape), b.input("y", shape)
+    total = b.op("ADD", [x, y], shape, name="total")
+    b.output(b.op("NEG", [total], shape, name="negated"), b.op("MUL", [x, y], shape, name="product"))
+    return b.build()
+
+
+def inputs(seed: int, batch: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    x, y = generator.integers(-8, 8, (2, batch, *SHAPE[1:])).astype(np.float32)
+    return x, y
+
+
+def is_right(found: Any, x: np.ndarray, y: np.ndarray) -> bool:
+    """Small whole numbers: to the bit on every device."""
+    return np.array_equal(found["negated"], -(x + y)) and np.array_equal(found["product"], x * y)
+
+
+def race(work: Callable[[int], None], threads: int = THREADS) -> None:
+    """`work(number)` in so many threads, all beginning at once; raises what the first of them raised."""
+    start, failures = threading.Barrier(threads), []
+
+    def run(number: int) -> None:
+        try:
+            start.wait(60)
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+
+    running = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in running), "a thread hangs"
+    if failures:
+        raise failures[0]
+
+
+@pytest.fixture(params=["cpu", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request: pytest.FixtureRequest) -> str:
+    name = str(request.param)
+    if name == "webgpu":
+        require_gpu()
+    if name == "cuda":
+        from litegpu.gpu.runtime.cuda import available
+
+        reason = available()
+        if reason is not None:
+            pytest.skip(f"no CUDA device: {reason}")
+    return name
+
+
+def test_sixteen_threads_share_a_model(device: str) -> None:
+    with litegpu.load(network(), device) as model:
+        assert model.device == device
+
+        def work(number: int) -> None:
+            for i in range(12):
+                x, y = inputs(100 * number + i)
+                assert is_right(model(x, y=y), x, y)
+
+        race(work)
+
+
+def test_threads_with_different_batches(device: str) -> None:
+    with litegpu.load(network(), device) as model:
+
+        def work(number: int) -> None:
+            for i in range(4):
+                x, y = inputs(100 * number + i, batch=1 + (number + i) % 3)
+                assert is_right(model(x, y), x, y)
+                assert set(model.inputs) == {"x", "y"} and len(model.outputs) == 2
+
+        race(work, 6)
+
+
+def test_calls_streams_and_mistakes_at_the_same_time(device: str) -> None:
+    with litegpu.load(network(), device) as model:
+
+        def work(number: int) -> None:
+            items = [inputs(100 * number + i, batch=1 + number // 6) for i in range(5)]
+            if number % 3 == 0:
+                found = list(model.stream(items, ahead=2))
+                assert all(is_right(f, x, y) for f, (x, y) in zip(found, items, strict=True))
+            elif number % 3 == 1:
+                for x, y in items:
+                    with pytest.raises(TensorError):
+                        model(x, y[..., :5])
+            else:
+                assert all(is_right(model(x, y), x, y) for x, y in items)
+
+        race(work, 9)
+
+
+def test_close_while_others_call(device: str) -> None:
+    """They get their right result, or an InvokeError that says why."""
+    for ending in range(3):
+        model = litegpu.load(network(), device)
+        closed = []
+
+        def work(number: int, model: Any = model, ending: int = ending, closed: list[int] = closed) -> None:
+            if number == 0:
+                x, y = inputs(ending)
+                for _ in range(ending):
+                    model(x, y)
+                model.close()
+                return
+            for i in range(1000):
+                x, y = inputs(100 * number + i)
+                try:
+                    assert is_right(model(x, y), x, y)
+                except InvokeError as error:
+                    assert "closed" in str(error)
+                    closed.append(number)
+                    return
+
+        race(work, 4)
+        assert sorted(closed) == [1, 2, 3]
+
+
+def test_a_broken_off_call_leaves_the_model_usable(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interrupted in the middle of a resize, or of the inputs, by Ctrl-C."""
+    with litegpu.load(network(), device) as model:
+        x, y = inputs(0)
+        for method in ("set_tensor", "allocate_tensors", "invoke", "get_tensor"):
+
+            def interrupted(*_: Any) -> None:
+                raise KeyboardInterrupt
+
+            with monkeypatch.context() as patch:
+                patch.setattr(Interpreter, method, interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    model(*inputs(1, batch=2))
+            assert is_right(model(x, y), x, y)
+            wide = inputs(2, batch=3)
+            race(lambda _, wide=wide: pytest.fail("wrong") if not is_right(model(*wide), *wide) else None, 2)
+
+
+def test_models_that_are_opened_and_closed_in_threads_share_a_device(device: str) -> None:
+    """A delegate for all as well as one for each."""
+    content = network()
+    backend = {"webgpu": "webgpu", "cuda": "cuda"}.get(device)
+    shared = [GpuDelegate(backend=backend)] if backend else None
+
+    def work(number: int) -> None:
+        for i in range(3):
+            x, y = inputs(100 * number + i)
+            if number % 2:
+                with litegpu.load(content, device) as model:
+                    assert is_right(model(x, y), x, y)
+                continue
+            with Interpreter(model_content=content, experimental_delegates=shared) as interpreter:
+                interpreter.allocate_tensors()
+                first, second = (d["index"] for d in interpreter.get_input_details())
+                interpreter.set_tensor(first, x)
+                interpreter.set_tensor(second, y)
+                interpreter.invoke()
+                found = [interpreter.get_tensor(d["index"]) for d in interpreter.get_output_details()]
+                assert is_right(dict(zip(("negated", "product"), found, strict=True)), x, y)
+
+    race(work, 8)
+
+
+@pytest.mark.cuda
+def test_arrays_on_the_gpu_and_on_the_host_in_threads() -> None:
+    torch = pytest.importorskip("torch")
+    from litegpu.gpu.runtime.cuda import available
+
+    if available() is not None:
+        pytest.skip("no CUDA device")
+    with litegpu.load(network(), "cuda") as model:
+
+        def work(number: int) -> None:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for i in range(8):
+                    x, y = inputs(100 * number + i, batch=1 + number % 2)
+                    if number % 3 == 0:
+                        assert is_right(model(x, y), x, y)
+                        continue
+                    found = model(torch.tensor(x, device="cuda"), torch.tensor(y, device="cuda"))
+                    assert is_right({name: value.cpu().numpy() for name, value in found.items()}, x, y)
+
+        race(work)
+
+
+def test_models_that_are_garbage_in_a_cycle_or_open_at_the_end() -> None:
+    """The collector frees the parts of a cycle in any order, as Python does with everything when it ends."""
+    require_gpu()
+    code = """
+import gc, sys
+sys.path.insert(0, sys.argv[1])
+import litegpu
+from test_threads import inputs, is_right, network
+x, y = inputs(1)
+for i in range(3):
+    model = litegpu.load(network(), "webgpu")
+    assert is_right(model(x, y), x, y)
+    model.interpreter.itself, model.itself = model.interpreter, model
+    kernel = model._delegate._prepared[0].kernel()
+    kernel.session.inference.arena.session = kernel.session
+    del model, kernel
+    gc.collect()
+left = litegpu.load(network(), "webgpu")
+assert is_right(left(x, y), x, y)
+running = left.stream([(x, y)] * 5)
+next(running)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(Path(__file__).parent)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-1500:]
