@@ -15,6 +15,12 @@ if os.environ.get("LITEGPU_CUDA_EMULATOR"):
     emulator.install()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(7200))
+
+
 def _folder(variable: str, name: str) -> Path:
     default = Path(__file__).resolve().parents[2] / "shared" / name
     path = Path(os.environ.get(variable, default))

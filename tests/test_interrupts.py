@@ -192,10 +192,14 @@ def test_interrupted_everywhere(opened: Opened, action: str) -> None:
 # ------------------------------------------------------------------------------------------------ true signals
 
 
+LISTENING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
 def started(code: str, *arguments: str) -> subprocess.Popen[str]:
-    """A Python process that runs `code` and says "ready" when it may be interrupted."""
+    """A Python process that runs `code` and says "ready" when it may be interrupted: a process that was started in the
+    background, as these tests may have been, ignores SIGINT, and so do its children, until they ask for it."""
     path = os.pathsep.join([str(Path(litegpu.__file__).parents[1]), str(Path(__file__).parent), *sys.path])
-    command = [sys.executable, "-u", "-c", textwrap.dedent(code), *arguments]
+    command = [sys.executable, "-u", "-c", LISTENING + textwrap.dedent(code), *arguments]
     child = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
     )
@@ -211,14 +215,19 @@ def started(code: str, *arguments: str) -> subprocess.Popen[str]:
     raise AssertionError(said + child.communicate()[1])
 
 
-def ended(child: subprocess.Popen[str], seconds: float) -> str:
-    """What the process says after the signal; it must end within `seconds`."""
+def interrupted(child: subprocess.Popen[str], seconds: float) -> tuple[str, str]:
+    """What the process says after the signal, and its errors; it must end within `seconds`."""
     child.send_signal(signal.SIGINT)
     try:
-        out, errors = child.communicate(timeout=seconds)
+        return child.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         child.kill()
         raise AssertionError(f"still running: {child.communicate()}") from None
+
+
+def ended(child: subprocess.Popen[str], seconds: float) -> str:
+    """The same, where nothing is to be wrong."""
+    out, errors = interrupted(child, seconds)
     assert "Traceback" not in errors and "ignored" not in errors, errors
     return out
 
@@ -305,6 +314,5 @@ COMMAND = """
 def test_commands_end_with_130_and_one_line(tmp_path: Path, delay: float) -> None:
     (tmp_path / "model.tflite").write_bytes(content())
     child = started(COMMAND, str(delay), "benchmark", f"--graph={tmp_path / 'model.tflite'}", "--min_secs=100")
-    child.send_signal(signal.SIGINT)
-    _, errors = child.communicate(timeout=60)
+    _, errors = interrupted(child, 60)
     assert (child.returncode, errors) == (130, "litegpu: interrupted\n")

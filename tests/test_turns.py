@@ -388,7 +388,7 @@ def test_signatures_in_threads(numpy_delegate: Any) -> None:
 
 
 def test_the_check_costs_little() -> None:
-    """Less than a microsecond; four are allowed, as machines are busy."""
+    """About as much as 55 empty calls of Python, 2 us; in that measure it holds on slow and busy machines as well."""
     interpreter = Interpreter(model_content=network((1, 1, 1, 4)))
     interpreter.allocate_tensors()
     index = interpreter.get_output_details()[0]["index"]
@@ -402,5 +402,8 @@ def test_the_check_costs_little() -> None:
             best = min(best, (time.perf_counter() - start) / 200)
         return best
 
-    cost = fastest(lambda: interpreter.get_tensor(index)) - fastest(lambda: interpreter._official.get_tensor(index, 0))
-    assert cost < 4e-6
+    def costs() -> float:
+        ours, official = (lambda: interpreter.get_tensor(index)), (lambda: interpreter._official.get_tensor(index, 0))
+        return (fastest(ours) - fastest(official)) / fastest(lambda: None)
+
+    assert min(costs() for _ in range(3)) < 120

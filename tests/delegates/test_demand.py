@@ -240,3 +240,24 @@ def test_the_bytes_of_an_element(type_: TensorType) -> None:
         (TensorType.INT4, TensorType.UINT4, TensorType.INT2, TensorType.RESOURCE, TensorType.VARIANT), 8)}  # fmt: skip
     wanted = known[type_] if type_ in known else DTYPES[type_].itemsize * 8
     assert demand._BITS[type_] == wanted
+
+
+@pytest.mark.parametrize("name", ["RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL"])
+def test_random_tensors_of_shapes_that_none_can_have(name: str) -> None:
+    """The official kernels fill what the runtime could not make."""
+    model = ModelBuilder()
+    model.output(model.op(name, [model.input("shape", (2,), TensorType.INT32)], (2, 3), dict(seed=1, seed2=2)))
+    with Interpreter(model_content=model.build()) as interpreter:
+        interpreter.allocate_tensors()
+        for values in ([-2, 3], [2**16, 2**16]):
+            interpreter.set_tensor(0, np.array(values, np.int32))
+            with pytest.raises(InvokeError, match=r"its shape is \[-2, 3\]|has 4294967296 elements"):
+                interpreter.invoke()
+        interpreter.set_tensor(0, np.array([4, 5], np.int32))
+        interpreter.invoke()
+        assert interpreter.get_tensor(1).shape == (4, 5)
+
+    constant = ModelBuilder()
+    constant.output(constant.op(name, [constant.constant([-2, 3])], (2, 3), dict(seed=1, seed2=2)))
+    with pytest.raises(ModelError, match=r"its shape is \[-2, 3\]"):
+        Interpreter(model_content=constant.build())

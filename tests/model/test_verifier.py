@@ -141,3 +141,52 @@ def test_every_model_at_hand_passes_quickly(models_dir):
         start = time.process_time()
         verify_model(model)
         assert time.process_time() - start < 0.1, path.name
+
+
+def calling(
+    kind: str, inner: TensorType = TensorType.FLOAT32, result: TensorType = TensorType.FLOAT32, inputs: int = 1
+) -> bytes:
+    """A model whose operator `kind` calls subgraphs, the first with inputs of type `inner` and a result of `result`,
+    the others with those of float32."""
+    model = ModelBuilder()
+    x, p = model.input("x", (2,)), model.input("p", (), TensorType.BOOL)
+    bodies = [model.subgraph(name) for name in ("first", "second")]
+    for graph, (given, made) in zip(bodies, ((inner, result), (TensorType.FLOAT32,) * 2), strict=True):
+        values = [graph.input(f"a{i}", (2,), given) for i in range(inputs)]
+        if kind == "WHILE" and graph is bodies[1]:
+            graph.output(graph.op("LESS", [values[0], values[0]], (2,), type=TensorType.BOOL))
+        else:
+            graph.output(graph.op("CAST", values[:1], (2,), type=made))
+    operands, options = {
+        "IF": ([p, x], dict(then_subgraph_index=1, else_subgraph_index=2)),
+        "WHILE": ([x], dict(cond_subgraph_index=2, body_subgraph_index=1)),
+        "STABLEHLO_COMPOSITE": ([x], dict(name="odml.thing", decomposition_subgraph_index=1, version=1)),
+    }[kind]
+    model.output(model.op(kind, operands, (2,), options, type=TensorType.FLOAT32))
+    return model.build()
+
+
+@pytest.mark.parametrize("kind", ["IF", "WHILE", "STABLEHLO_COMPOSITE"])
+def test_what_is_handed_to_subgraphs_is_of_their_types(kind):
+    """The official runtime copies it into memory of another size: it crashes, or its heap is damaged."""
+    read_model(calling(kind))
+    with pytest.raises(ModelError, match=rf"{kind} has tensor 0 'x' of type FLOAT32 where subgraph 1 .* of type INT8"):
+        read_model(calling(kind, inner=TensorType.INT8))
+    with pytest.raises(ModelError, match=rf"{kind} has tensor .* of type FLOAT32 where subgraph 1 .* of type FLOAT64"):
+        read_model(calling(kind, result=TensorType.FLOAT64))
+    with pytest.raises(ModelError, match=rf"{kind} has 1 inputs for subgraph \d, which has 2"):
+        read_model(calling(kind, inputs=2))
+
+
+@pytest.mark.parametrize("name", ["ARG_MAX", "SUM"])
+def test_a_number_of_a_huge_vector(name):
+    def vector(length: int) -> bytes:
+        model = ModelBuilder()
+        x = model.input("x", (length,), TensorType.INT8, quantization=quantized(0.1))
+        type_ = dict(type=TensorType.INT64) if name == "ARG_MAX" else dict(quantization=quantized(0.1))
+        model.output(model.op(name, [x, model.constant([0] if name == "SUM" else 0)], (), **type_))
+        return model.build()
+
+    read_model(vector(2**26))
+    with pytest.raises(ModelError, match="has 2147483647 elements, but what it is computed from"):
+        read_model(vector(2**31 - 1))

@@ -291,6 +291,13 @@ def _check_broadcast_args(operator: Operator, tensors: Tensors) -> None:
     )
 
 
+def _check_random(operator: Operator, tensors: Tensors) -> None:
+    """The kernel fills its result even if the runtime could not make one of that shape."""
+    shape = tensors[operator.inputs[0]]
+    if shape.data is not None:
+        _require(bool((shape.data >= 0).all()), f"its shape is {_values(shape)}")
+
+
 def _check_dilate(operator: Operator, tensors: Tensors) -> None:
     factors = tensors[operator.inputs[1]]
     if factors.data is not None:
@@ -559,6 +566,8 @@ _CHECKS: Mapping[str, Callable[[Operator, Tensors], None]] = {
     "UNIDIRECTIONAL_SEQUENCE_LSTM": _check_lstm,
     "BROADCAST_ARGS": _check_broadcast_args,
     "DILATE": _check_dilate,
+    "RANDOM_STANDARD_NORMAL": _check_random,
+    "RANDOM_UNIFORM": _check_random,
     "SOFTMAX": _check_softmax,
     "DEQUANTIZE": _check_widened,
     "DENSIFY": _check_widened,

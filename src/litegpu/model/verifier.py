@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -28,6 +29,9 @@ _INTEGER_RANGES = {
 }
 
 
+_REDUCTIONS = ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "REDUCE_ANY", "REDUCE_ALL")
+
+
 def verify_model(model: Model) -> None:
     """Checks shapes, quantization, the order and arity of operators, calls and signatures of a decoded model.
 
@@ -42,6 +46,7 @@ def verify_model(model: Model) -> None:
         except ModelError as error:
             raise ModelError(f"subgraph {subgraph.index} '{subgraph.name}': {error}") from None
     _check_calls(model)
+    _check_arguments(model)
     _check_resources(model)
     _check_signatures(model)
 
@@ -170,12 +175,30 @@ def _check_large(subgraph: Subgraph) -> None:
             if index >= 0 and index != tensor.index
         }
         largest = max((math.prod(subgraph.tensors[index].shape) for index in neighbours), default=0)
-        stated = all(subgraph.tensors[index].shape or subgraph.tensors[index].is_constant for index in neighbours)
+        scalars = {index for operator in subgraph.operators for index in _scalars(operator, subgraph)}
+        stated = all(
+            subgraph.tensors[index].shape or subgraph.tensors[index].is_constant or index in scalars
+            for index in neighbours
+        )
         if stated and largest * LARGE_RATIO < elements:
             raise ModelError(
                 f"{_named(tensor)} of shape {list(tensor.shape)} has {elements} elements, but what it is computed from "
                 f"and goes into has {largest} at most; {_CONVERT}"
             )
+
+
+def _scalars(operator: Operator, subgraph: Subgraph) -> tuple[int, ...]:
+    """The results of a reduction over all axes, where no shape in the file means that it has none."""
+    if operator.options.get("keep_dims") or not operator.inputs or operator.inputs[0] < 0:
+        return ()
+    rank = len(subgraph.tensors[operator.inputs[0]].shape)
+    if operator.name in ("ARG_MAX", "ARG_MIN"):
+        return operator.outputs if rank == 1 else ()
+    if operator.name not in _REDUCTIONS or len(operator.inputs) < 2 or operator.inputs[1] < 0:
+        return ()
+    axes = subgraph.tensors[operator.inputs[1]].data
+    whole = axes is not None and {int(a) % rank for a in axes.reshape(-1) if rank} == set(range(rank))
+    return operator.outputs if whole else ()
 
 
 def _check_options(operator: Operator) -> None:
@@ -205,6 +228,46 @@ def _check_calls(model: Model) -> None:
             stuck = sorted(set(range(len(calls))) - finished)
             raise ModelError(f"the subgraphs {stuck} call each other in a circle, which never ends; {_CONVERT}")
         finished.update(ready)
+
+
+def _check_arguments(model: Model) -> None:
+    """What an operator hands to the subgraphs that it calls, and gets from them, is of the types that they state. The
+    runtime would copy what is of one type into the memory of another."""
+    for subgraph in model.subgraphs:
+        for operator in subgraph.operators:
+            called = [model.subgraphs[index] for index in operator.subgraphs]
+            given, results = operator.inputs, operator.outputs
+            match operator.name:
+                case "IF":
+                    given = given[1:]
+                case "WHILE" | "STABLEHLO_WHILE":
+                    condition, body = called
+                    _check_handed(subgraph, operator, given, condition, condition.inputs, "input")
+                    _check_handed(subgraph, operator, given, body, body.outputs, "input")
+                    called = [body]
+                case "CALL" | "STABLEHLO_COMPOSITE":
+                    pass
+                case _:
+                    continue
+            for inner in called:
+                _check_handed(subgraph, operator, given, inner, inner.inputs, "input")
+                _check_handed(subgraph, operator, results, inner, inner.outputs, "output")
+
+
+def _check_handed(
+    subgraph: Subgraph, operator: Operator, outer: Sequence[int], called: Subgraph, inner: Sequence[int], what: str
+) -> None:
+    where = f"subgraph {subgraph.index}: {_called(operator)}"
+    if len(outer) != len(inner):
+        raise ModelError(
+            f"{where} has {len(outer)} {what}s for subgraph {called.index}, which has {len(inner)}; {_CONVERT}"
+        )
+    for a, b in zip(outer, inner, strict=True):
+        if a >= 0 and b >= 0 and subgraph.tensors[a].type is not called.tensors[b].type:
+            raise ModelError(
+                f"{where} has {_named(subgraph.tensors[a])} of type {subgraph.tensors[a].type.name} where subgraph "
+                f"{called.index} has {_named(called.tensors[b])} of type {called.tensors[b].type.name}; {_CONVERT}"
+            )
 
 
 def _check_resources(model: Model) -> None:

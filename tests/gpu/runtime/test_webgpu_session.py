@@ -410,11 +410,14 @@ def test_memory_does_not_grow(session: Build) -> None:
     for _ in range(200):
         infer(one, x)
     gc.collect()
-    before, objects = _resident_bytes(), _native_objects()
-    for _ in range(2000):
-        infer(one, x)
-    gc.collect()
-    assert _resident_bytes() - before < 2 << 20
+    objects, grown = _native_objects(), []
+    for _ in range(3):  # what leaks does so each time; what this process did before has its after-effects once
+        before = _resident_bytes()
+        for _ in range(1000):
+            infer(one, x)
+        gc.collect()
+        grown.append(_resident_bytes() - before)
+    assert min(grown) < 512 << 10
     assert _native_objects() == objects
 
 
