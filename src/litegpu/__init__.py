@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from litegpu.tools.advise import advise
     from litegpu.tools.benchmark import benchmark, compare_benchmarks
 
+#: The only place that has it: packages, commands, pages and caches read it here.
 __version__ = "0.1.0"
 
 for _name in ("litegpu", "litegpu.debug"):

@@ -1,4 +1,4 @@
-"""`litegpu doctor`, `litegpu models` and `litegpu version`: what there is."""
+"""`litegpu doctor`, `litegpu models`, `litegpu version` and `litegpu --version`: what there is."""
 
 from __future__ import annotations
 
@@ -63,3 +63,26 @@ def version(as_json: Json = False) -> None:
     else:
         for name, number in versions.items():
             print(f"{name} {number}")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from litegpu import __version__
+
+        print(f"litegpu {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version of litegpu; `litegpu version` has those of what it stands on, too.",
+        ),
+    ] = False,
+) -> None:
+    """What may stand before a command."""
