@@ -149,8 +149,8 @@ def windowed_transformer(batch: int = 1) -> bytes:
     return b.build()
 
 
-def recurrent(batch: int = 1, *, time_major: bool = False) -> bytes:
-    """An LSTM, its steps in front or behind the batch, and a classifier of the last step."""
+def recurrent(batch: int = 1, *, time_major: bool = False, state: bool = False) -> bytes:
+    """An LSTM, its steps in front or behind the batch, and a classifier of the last step; perhaps what it keeps."""
     b, steps, size, cells = Network(), 5, 3, 4
     x = b.input("x", (batch, steps, size))
     shape = (steps, batch, size) if time_major else (batch, steps, size)
@@ -169,6 +169,8 @@ def recurrent(batch: int = 1, *, time_major: bool = False) -> bytes:
     picked = [y, *(b.sizes(v) for v in ([0, steps - 1, 0], [batch, steps, cells], [1, 1, 1]))]
     last = b.op("STRIDED_SLICE", picked, (batch, cells), {"shrink_axis_mask": 2})
     b.output(b.op("FULLY_CONNECTED", [last, b.weights(3, cells), b.weights(3)], (batch, 3)))
+    if state:
+        b.output(b.op("ABS", [kept[0]], (batch, cells)))
     return b.build()
 
 

@@ -11,7 +11,7 @@ import pytest
 from agreement import require_gpu
 
 import litegpu
-from litegpu.device_choice import best_gpu, is_device
+from litegpu.device_choice import best_gpu, delegate_for, is_device
 from litegpu.errors import DeviceError, SoftwareDeviceError
 from litegpu.gpu.runtime import cuda, webgpu, webgpu_adapters
 from litegpu.model.builder import ModelBuilder
@@ -83,6 +83,25 @@ def test_the_error_has_a_type_of_its_own(only_software: Any) -> None:
     with pytest.raises(SoftwareDeviceError, match="a program that computes on the CPU"):
         delegate.open_device()
     assert best_gpu() == "webgpu"
+
+
+@pytest.mark.parametrize("error, level", [(SoftwareDeviceError, logging.WARNING), (DeviceError, logging.INFO)])
+def test_auto_asks_for_no_software_device(error: Any, level: int, monkeypatch: Any, caplog: Any) -> None:
+    """Whatever devices there are here."""
+    asked = []
+
+    def open_device(self: litegpu.GpuDelegate) -> None:
+        asked.append(self.takes_software)
+        raise error("none that would do")
+
+    monkeypatch.setattr(litegpu.GpuDelegate, "open_device", open_device)
+    caplog.set_level(logging.INFO, "litegpu")
+    assert delegate_for("auto", "float32", {}) is None
+    assert [r.levelno for r in caplog.records if "none that would do" in r.getMessage()] == [level]
+    for named in ("webgpu", "cuda"):
+        with pytest.raises(error):
+            delegate_for(named, "float32", {})
+    assert asked == [False, True, True]
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu", "webgpu", "cuda", "cuda:0", "cuda:12"])

@@ -379,3 +379,32 @@ def test_a_delegate_that_failed_for_some_nodes_is_not_asked_for_them_again(numpy
     answers = [delegate.check(model, model.main, o) for o in model.main.operators]
     assert answers == ["It failed.", None, "Operation is not supported."]
     assert delegate.name == "NumPy" and delegate.max_delegated_partitions == 3
+
+
+def test_of_equally_large_partitions_the_first_is_kept(numpy_delegate) -> None:
+    """Each half has most of its nodes in one partition if they run as late as they can."""
+    b = ModelBuilder()
+
+    def half(x: int) -> int:
+        early, middle = b.op("RELU", [x], SHAPE), b.op("ABS", [b.op("RELU", [x], SHAPE)], SHAPE)
+        late, last = b.op("RELU", [middle], SHAPE), b.op("ABS", [b.op("RELU", [middle], SHAPE)], SHAPE)
+        return b.op("ADD", [b.op("ADD", [last, early], SHAPE), late], SHAPE)
+
+    b.output(half(b.op("ABS", [half(b.input("x", SHAPE))], SHAPE)))
+    content = b.build()
+    for most, kept in ((1, [[0, 3, 6, 7]]), (2, [[0, 3, 6, 7], [9, 12, 15, 16]])):
+        found = division(content, numpy_delegate(max_delegated_partitions=most))
+        check_division(content, found)
+        assert [[n.index for n in p.nodes] for owner, p in found.partitions if owner == 0] == kept
+
+
+def test_a_widened_constant_that_nothing_reads_has_its_place() -> None:
+    b = ModelBuilder()
+    x = b.input("x", SHAPE)
+    b.op("DEQUANTIZE", [b.constant(np.ones(SHAPE, np.float16))], SHAPE)
+    b.output(b.op("ADD", [x, x], SHAPE))
+    content = b.build()
+    for constants in (False, True):
+        found = division(content, Widening(constants))
+        check_division(content, found)
+        assert [n.op for n in found.report.nodes] == ["DEQUANTIZE", "ADD"]

@@ -10,6 +10,7 @@ import pytest
 from litegpu.delegates.cpu import OfficialOptions
 from litegpu.delegates.protocol import Partition
 from litegpu.delegates.reference import ReferenceDelegate, ReferenceKernel, for_missing_ops
+from litegpu.gpu import custom
 from litegpu.model import ModelBuilder, TensorType, read_model
 from litegpu.model.types import Model
 
@@ -67,3 +68,14 @@ def test_results_have_the_tensors_types() -> None:
     np.testing.assert_array_equal(highest.ravel(), [5, 7, 13, 15])
     for result in (highest, places):
         assert result.dtype == np.float32 and result.shape == (1, 2, 2, 1) and result.flags.c_contiguous
+
+
+def test_results_have_the_tensors_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(custom.registration, "_REGISTERED", {})
+    custom.register_op("Sum", lambda op, thread: None, reference=lambda op, x: x.sum(-1))
+    b = ModelBuilder()
+    b.output(*b.custom("Sum", [b.input("x", (2, 3, 4))], [((2, 3), F)]))
+    model = read_model(b.build())
+    part = Partition(model, model.main, model.main.operators, tuple(model.main.inputs), tuple(model.main.outputs))
+    (found,) = ReferenceDelegate().prepare(part).invoke([np.ones((2, 3, 4), np.float32)])
+    assert found.shape == (2, 3) and (found == 4).all()

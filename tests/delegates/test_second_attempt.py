@@ -12,7 +12,7 @@ from agreement import FLOAT16, assert_agrees, official, on_gpu, require_gpu, run
 
 import litegpu
 from litegpu.delegates.options import WaitType
-from litegpu.delegates.second_attempt import all_finite
+from litegpu.delegates.second_attempt import SecondAttempt, Told, all_finite
 from litegpu.model.builder import ModelBuilder
 
 SHAPE = (1, 6, 5, 4)
@@ -137,3 +137,34 @@ def test_an_attempt_that_fails_says_why(
         monkeypatch.setattr(type(model._delegate), "_cached_program", fail)
         assert not np.isfinite(model(LARGE)).all()
     assert len(warnings_in(caplog)) == 1 and "no memory left" in warnings_in(caplog)[0]
+
+
+def no_program() -> Any:
+    raise AssertionError("not asked for")
+
+
+FINITE, INFINITE = [np.ones(3, np.float32)], [np.full(3, np.inf, np.float32)]
+
+
+def test_a_warning_is_looked_for_three_times_in_vain(caplog: pytest.LogCaptureFixture) -> None:
+    attempt = SecondAttempt(no_program, Told(), stays=False)
+    for _ in range(3):
+        assert attempt.watching
+        assert not attempt.judge(INFINITE, INFINITE)
+    assert not attempt.watching and not warnings_in(caplog)
+    late = SecondAttempt(no_program, Told(), stays=False)
+    for single in (INFINITE, INFINITE, FINITE):
+        assert late.watching
+        assert late.judge(INFINITE, single) is (single is FINITE)
+    assert not late.watching and len(warnings_in(caplog)) == 1
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_results_that_were_under_way_are_told_of_once(stays: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Of the same kernel, and of another one of the model."""
+    told = Told()
+    first, second = (SecondAttempt(no_program, told, stays=stays) for _ in range(2))
+    for attempt in (first, first, second):
+        assert attempt.judge(INFINITE, FINITE)
+        attempt.give_up("there is no memory left")
+    assert len(warnings_in(caplog)) == 1

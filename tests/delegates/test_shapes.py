@@ -17,8 +17,10 @@ from op_cases import CASES
 import litegpu
 from litegpu.delegates import cpu
 from litegpu.delegates.cpu import OfficialOptions
+from litegpu.delegates.protocol import Partition
 from litegpu.delegates.shape_rules import RULES, Computed, Unexpected, shapes_of_results
 from litegpu.delegates.shapes import infer
+from litegpu.delegates.short_bias import completed
 from litegpu.gpu.lower import supported_ops
 from litegpu.model.reader import read_model
 from litegpu.model.types import TensorType
@@ -242,10 +244,10 @@ def test_details_follow_the_shapes(numpy_delegate) -> None:
             assert mine[key].dtype == official[key].dtype
 
 
-def short_bias() -> tuple[bytes, int, int]:
+def short_bias(size: int = 1) -> tuple[bytes, int, int]:
     b = ModelBuilder()
     x = b.input("x", (1, 4, 4, 2))
-    w, bias = b.constant(np.ones((3, 2, 2, 2), np.float32)), b.constant(np.ones(1, np.float32))
+    w, bias = b.constant(np.ones((3, 2, 2, 2), np.float32)), b.constant(np.ones(size, np.float32))
     options = {"stride_h": 2, "stride_w": 2, "padding": "VALID"}
     y = b.op("TRANSPOSE_CONV", [b.constant(i32(1, 8, 8, 3)), w, x, bias], (1, 8, 8, 3), options)
     b.output(b.op("ABS", [y], (1, 8, 8, 3)))
@@ -279,6 +281,18 @@ def test_a_bias_that_is_too_short_goes_on_in_the_file(numpy_delegate) -> None:
         results.append(interpreter.get_tensor(interpreter.get_output_details()[0]["index"]))
     assert ours.delegation_report().counts["CPU"] == 1
     np.testing.assert_array_equal(results[0], results[1])
+
+
+@pytest.mark.parametrize("size, read", [(1, 3), (2, 3), (3, 3), (5, 5)])
+def test_a_bias_that_is_long_enough_stays(size: int, read: int) -> None:
+    """Of a convolution to three channels."""
+    content, _, _ = short_bias(size)
+    model = read_model(content)
+    main = model.main
+    whole = Partition(model, main, main.operators, tuple(main.inputs), tuple(main.outputs))
+    found = completed(whole)
+    assert (found is whole) == (size == read)
+    assert found.subgraph.tensors[main.operators[0].inputs[3]].shape == (read,)
 
 
 class Absolute:

@@ -143,9 +143,25 @@ def test_partitions_that_keep_something_are_not_sliced() -> None:
     assert rows_of(partition(b), 128) == []
 
 
+def test_layers_that_keep_a_row_for_each_sequence_are_not_sliced() -> None:
+    """Their state could be had for fewer rows, but the slices would share it."""
+    model = read_model(NETWORKS["recurrent"](4))
+    main = model.main
+    (layer,) = [o for o in main.operators if o.name == "UNIDIRECTIONAL_SEQUENCE_LSTM"]
+    made = Partition(model, main, (layer,), tuple(layer.inputs[:1]), tuple(layer.outputs))
+    assert rows_of(made, 200) == []
+
+
 def test_outputs_without_rows_are_not_sliced() -> None:
     b = ModelBuilder()
     x = b.input("x", (4, 16))
     y = b.op("ABS", [x], (4, 16))
     b.output(y, b.op("TRANSPOSE", [y, b.constant(np.array([1, 0], np.int32))], (16, 4)))
+    assert rows_of(partition(b), 128) == []
+
+
+def test_outputs_that_do_not_depend_on_the_batch_are_not_sliced() -> None:
+    b = ModelBuilder()
+    scale, x = b.input("scale", (1, 16)), b.input("x", (4, 16))
+    b.output(b.op("ABS", [x], (4, 16)), b.op("ABS", [scale], (1, 16)))
     assert rows_of(partition(b), 128) == []

@@ -15,7 +15,7 @@ from types import EllipsisType
 import numpy as np
 import pytest
 from agreement import official, run
-from batch_networks import Network
+from batch_networks import Network, recurrent
 
 from litegpu.errors import TensorError
 from litegpu.model import ModelBuilder, TensorType, quantized, read_model, with_batch, write_model
@@ -425,9 +425,28 @@ def _broadcasts() -> Iterator[Case]:
             yield Case(f"MUL by {shape}", place, smaller)
 
 
+def _selections() -> Iterator[Case]:
+    """By a condition in the file that is alike for all rows, or is not; in front it may be one for whole rows."""
+    for place, alike, whole in itertools.product(range(RANK), (True, False), (False, True)):
+        if whole and place:
+            continue
+
+        def chosen(b: Network, x: int, shape: tuple[int, ...], n: int,
+                   place: int = place, alike: bool = alike, whole: bool = whole) -> Made:  # fmt: skip
+            rest = () if whole else shape[place + 1 :]
+            first = b.random.integers(0, 2, (*shape[:place], 1, *rest)).astype(bool)
+            condition = first.repeat(n, place)
+            if not alike:
+                condition = condition ^ (np.arange(n).reshape(-1, *[1] * len(rest)) % 2 == 1)
+            return [(b.op("SELECT", [b.constant(condition), x, b.op("SIN", [x], shape)], shape), shape)]
+
+        name = f"SELECT by {'whole rows' if whole else 'rows'} that are {'alike' if alike else 'different'}"
+        yield Case(name, place, chosen, "" if alike else "has rows of its own", (1, 2) if alike else (2,))
+
+
 CASES = [
     replace(case, name=f"{case.name}, batch at {case.place}")
-    for source in (_along_axes, _slices, _strided_slices, _squeezes, _products, _lookups, _broadcasts)
+    for source in (_along_axes, _slices, _strided_slices, _squeezes, _products, _lookups, _broadcasts, _selections)
     for case in source()
 ]
 
@@ -554,3 +573,10 @@ def test_a_constant_with_a_scale_for_each_row_is_not_repeated(scales: float | tu
         return
     with pytest.raises(TensorError, match="has rows of its own"):
         with_batch(b.build(), 3)
+
+
+@pytest.mark.parametrize("time_major", [False, True])
+def test_state_that_another_node_reads_is_refused(time_major: bool) -> None:
+    with_batch(recurrent(1, time_major=time_major), 3)
+    with pytest.raises(TensorError, match="its variables have no row for each sequence"):
+        with_batch(recurrent(1, time_major=time_major, state=True), 3)

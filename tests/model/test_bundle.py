@@ -326,3 +326,25 @@ def test_a_section_ends_within_the_file(tmp_path: Path) -> None:
     path.write_bytes(whole[:-1])
     with pytest.raises(ModelError, match="is cut off: a section is at bytes"):
         list_models(path)
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_encrypted_members_are_named(tmp_path: Path, compression: int) -> None:
+    content = bytearray(archive({"only.tflite": model("ABS")}, compression))
+    content[content.rindex(b"PK\x01\x02") + 8] |= 1
+    path = tmp_path / "secret.task"
+    path.write_bytes(bytes(content))
+    with pytest.raises(ModelError, match=r"'only\.tflite' is encrypted, which is not supported"):
+        list_models(path)
+
+
+def test_stored_members_begin_behind_their_extra_field(tmp_path: Path) -> None:
+    """Which tools fill so that models are aligned."""
+    info = zipfile.ZipInfo("only.tflite")
+    info.extra = struct.pack("<HH6s", 0xD935, 6, b"filled")
+    path = tmp_path / "aligned.task"
+    with zipfile.ZipFile(path, "w") as out:
+        out.writestr(info, model("ABS"))
+    (found,) = list_models(path)
+    assert bytes(found.read()) == model("ABS")
+    assert run(path).tolist() == [1.5, 0, 2, 3]

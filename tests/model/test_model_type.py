@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 
@@ -120,3 +122,25 @@ def test_nine_of_ten_decide(integers, kind):
             x = _fully_connected(builder, x, weights, type_, scale)
         builder.output(x)
     assert model_type(read_model(builder.build())).kind is kind
+
+
+def _noted(*modes: int) -> bytes:
+    """A converter's note with these modes."""
+    fixed = struct.pack("<I4HiI4HiII", 12, 8, 8, 0, 4, 8, 12, 6, 8, 4, 0, 8, 4, len(modes))
+    return fixed + struct.pack(f"<{len(modes)}i", *modes)
+
+
+@pytest.mark.parametrize("modes, kind", [
+    (None, Kind.QUANTIZATION_AWARE), ((), Kind.QUANTIZATION_AWARE), ((3001,), Kind.QUANTIZATION_AWARE),
+    ((1003,), Kind.FULL_INTEGER), ((3001, 1003), Kind.FULL_INTEGER), ((1003, 2000), Kind.QUANTIZATION_AWARE),
+])  # fmt: skip
+def test_a_note_outweighs_names(modes, kind):
+    """Of a tensor that is named after fake quantization."""
+    builder = ModelBuilder()
+    x = builder.input("act_quant/FakeQuantWithMinMaxVars", (1, 4), TensorType.INT8, quantization=quantized(0.1))
+    weights = builder.constant(np.eye(4, dtype=np.int8), quantization=quantized(0.1))
+    builder.output(_fully_connected(builder, x, weights, TensorType.INT8, 0.1))
+    if modes is not None:
+        builder.metadata("CONVERSION_METADATA", _noted(*modes))
+    found = model_type(read_model(builder.build()))
+    assert (found.kind, found.converter_modes) == (kind, modes)

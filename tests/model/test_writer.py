@@ -261,3 +261,14 @@ def test_per_channel_quantization_round_trip():
     tensor = read_model(builder.build()).main.tensors[weights]
     np.testing.assert_array_equal(tensor.quantization.scales, np.float32([0.1, 0.2, 0.3]))
     assert tensor.quantization.dimension == 0
+
+
+def test_bfloat16_is_rounded_to_nearest_even():
+    """0x3f80 is 1.0, 0x3f81 the next bfloat16."""
+    bits = [0x3F800000, 0x3F807FFF, 0x3F808000, 0x3F808001, 0x3F818000, 0xBF818000, 0x7F7FFFFF, 0x7F800000, 0x7F800001]
+    builder = ModelBuilder()
+    builder.output(builder.op("ABS", [builder.input("x", (1,))], (1,)))
+    number = builder.constant(np.array(bits, np.uint32).view(np.float32), type=TensorType.BFLOAT16)
+    data = read_model(builder.build(), verify=False).main.tensors[number].data
+    expected = [0x3F80, 0x3F80, 0x3F80, 0x3F81, 0x3F82, 0xBF82, 0x7F80, 0x7F80, 0x7FC0]
+    assert np.ascontiguousarray(data).view(np.uint16).tolist() == expected

@@ -161,5 +161,18 @@ def test_subgroups_of_any_workgroup_compile(threads: int) -> None:
         h[i] = k.subgroup_min(h[i]) + k.subgroup_shuffle_xor(h[i], 1)
 
     printed = text(body, threads=threads)
-    assert ("u ? 32u : " in printed) == bool(threads % 32)
+    rest = f" < {threads - threads % 32}u ? 32u : {threads % 32}u;"
+    assert ("subgroup_threads = 32u;" not in printed) == (rest in printed) == bool(threads % 32)
     assert nvrtc().compile([KernelCode("printed", printed, (threads, 1, 1), ())], 90)
+
+
+def test_the_smallest_integer_is_no_negation() -> None:
+    """2147483648 is no int in C++."""
+
+    def body(k: Kernel) -> None:
+        y = k.buffer("y", i32, 4)
+        for i, number in enumerate((-(2**31), -(2**31) + 1, -(2**30), -1)):
+            y[i] = k.const(number, i32)
+
+    stored = re.findall(r"b0_y\[\d+u?\] = (.*);", text(body))
+    assert stored == ["(-2147483647 - 1)", "(-2147483647)", "(-1073741824)", "(-1)"]
