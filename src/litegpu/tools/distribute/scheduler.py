@@ -175,6 +175,7 @@ class _Scheduler:
             while self._done and (self._given in self._done or not self._in_order):
                 self._given += 1
                 yield self._done.pop(self._given - 1 if self._in_order else next(iter(self._done)))
+                self._hand_out()  # what was taken makes room
             if self._exhausted and self._given == self._taken:
                 return
             begun = time.monotonic()
