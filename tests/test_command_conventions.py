@@ -128,9 +128,22 @@ def test_json_is_alone_on_standard_output(name: str, call: Call) -> None:
 def test_what_is_missing_is_one_line_and_status_1(name: str, call: Call) -> None:
     _needs(name)
     status, _, error = call(*MISSING[name])
-    lines = [line for line in error.splitlines() if line.startswith("litegpu: ")]
-    assert status == 1 and len(lines) == 1 and "nothing" in lines[0], error
-    assert "Traceback" not in error
+    assert status == 1 and error.count("\n") == 1, error
+    assert error.startswith("litegpu: ") and "nothing" in error
+
+
+@pytest.mark.parametrize("name", [name for name, words in MISSING.items() if "nothing.tflite" in " ".join(words)])
+@pytest.mark.parametrize("file", ["picture", "folder"])
+def test_what_is_no_model_is_one_line_and_status_1(name: str, file: str, call: Call, files: dict[str, str]) -> None:
+    _needs(name)
+    status, _, error = call(*(word.replace("nothing.tflite", files[file]) for word in MISSING[name]))
+    assert status == 1 and error.count("\n") == 1, error
+    assert error.startswith("litegpu: ") and files[file] in error
+
+
+def test_a_misspelt_flag_of_the_benchmark_is_named(call: Call) -> None:
+    status, out, error = call("benchmark", "--grap={model}")
+    assert (status, out) == (1, "") and error.count("\n") == 1 and "did you mean --graph?" in error
 
 
 @pytest.mark.parametrize("name", [n for n in COMMANDS if n not in ("benchmark",)])

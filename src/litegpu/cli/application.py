@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
@@ -17,6 +19,27 @@ from litegpu.device_choice import is_device
 
 #: The exit status after Ctrl-C, as shells give it: 128 and the number of SIGINT.
 INTERRUPTED = 130
+#: The same of SIGTERM.
+TERMINATED = 143
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, where it is heeded like Ctrl-C."""
+
+
+@contextlib.contextmanager
+def heeding_sigterm() -> Iterator[None]:
+    """SIGTERM, which would end the process at once, raises Terminated."""
+
+    def heed(*_: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, heed) if threading.current_thread() is threading.main_thread() else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 class _Interruptible(TyperGroup):

@@ -10,15 +10,19 @@ from typing import Annotated
 import typer
 
 from litegpu.cli.application import (
+    INTERRUPTED,
     MOST_ITEMS,
     MOST_THREADS,
     MOST_WORKERS,
+    TERMINATED,
     Device,
     Json,
     Patience,
     Precision,
     Ray,
+    Terminated,
     app,
+    heeding_sigterm,
     print_json,
 )
 
@@ -56,7 +60,7 @@ def map_(
     on_error: Annotated[
         OnError, typer.Option("--on-error", "--on_error", help="What an unreadable input does: end it all, or its row.")
     ] = OnError.FAIL,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after the rows of an interrupted run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Compute what an interrupted run has not.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Remove an earlier output.")] = False,
     column: Annotated[
         list[str] | None,
@@ -96,27 +100,28 @@ def map_(
         require_writable(html)
     columns = dict(_pair(text) for text in column or ())
     try:
-        report = map_model(
-            model,
-            inputs,
-            out,
-            device=device,
-            precision=precision.value,
-            batch=batch,
-            workers=workers,
-            ray=ray,
-            patience=patience,
-            on_error=on_error.value,
-            resume=resume,
-            overwrite=overwrite,
-            normalization=normalization,
-            dequantize=dequantize,
-            columns=columns,
-            num_threads=num_threads,
-        )
-    except KeyboardInterrupt:
-        print("litegpu: interrupted. The finished rows are kept: --resume goes on after them.", file=sys.stderr)
-        raise typer.Exit(130) from None
+        with heeding_sigterm():
+            report = map_model(
+                model,
+                inputs,
+                out,
+                device=device,
+                precision=precision.value,
+                batch=batch,
+                workers=workers,
+                ray=ray,
+                patience=patience,
+                on_error=on_error.value,
+                resume=resume,
+                overwrite=overwrite,
+                normalization=normalization,
+                dequantize=dequantize,
+                columns=columns,
+                num_threads=num_threads,
+            )
+    except KeyboardInterrupt as interrupt:
+        print("litegpu: interrupted. The finished rows are kept: --resume goes on with the others.", file=sys.stderr)
+        raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED) from None
     all_of(
         lambda: print_json(report.as_dict()) if as_json else print_report(report),
         lambda: write_page(report, html) if html is not None else None,

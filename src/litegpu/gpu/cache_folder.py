@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from litegpu.errors import OptionError
+from litegpu.file_lock import lock
 from litegpu.gpu.cache_entry import Entry, EntryError, decode, encode
 
 #: Of all entries of a folder together; those that were not used longest go first.
@@ -147,7 +148,7 @@ class CacheFolder:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(handle, "wb") as file:
-                _lock(file.fileno())
+                lock(file.fileno())
                 for piece in encode(entry):
                     file.write(piece)
                 file.flush()
@@ -179,7 +180,7 @@ class CacheFolder:
         """Remove temporary files that no process writes any more: whoever writes one holds a lock on it."""
         for path in self.path.glob(f"{_TEMPORARY}*"):
             with contextlib.suppress(OSError), open(path, "rb") as file:
-                if _lock(file.fileno()) or time.time() - os.fstat(file.fileno()).st_mtime > _ABANDONED_SECONDS:
+                if lock(file.fileno()) or time.time() - os.fstat(file.fileno()).st_mtime > _ABANDONED_SECONDS:
                     path.unlink()
 
     def _warn(self, kind: str, message: str) -> None:
@@ -210,19 +211,6 @@ def _read_own(path: Path) -> bytes:
         if problem:
             raise EntryError(f"it {problem}")
         return file.read()
-
-
-def _lock(handle: int) -> bool:
-    """Lock a file for this process; False if another has it, or files cannot be locked here."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 def _most_bytes() -> int:

@@ -34,10 +34,11 @@ class Squares:
 
 
 class Stuck:
-    """A worker that never comes back from one shard, the first time that it is given to any."""
+    """A worker that never comes back from one shard, the first time that it is given to any. `done`: the others."""
 
     def __init__(self, shard: int) -> None:
         self.shard, self.calls, self.release = shard, 0, threading.Event()
+        self.done: list[int] = []
 
     def __call__(self, context: Context) -> Callable[[int], int]:
         def work(number: int) -> int:
@@ -45,6 +46,7 @@ class Stuck:
                 self.calls += 1
                 if self.calls == 1:
                     self.release.wait()
+            self.done.append(number)
             return number
 
         return work

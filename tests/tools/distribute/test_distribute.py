@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import random
@@ -18,7 +19,6 @@ from tools.distribute.shards import Counting, Refusing, Squares, Stuck
 from litegpu.background import settle_all
 from litegpu.errors import OptionError
 from litegpu.tools.distribute import Context, WorkerDied, map_shards, plan_workers
-from litegpu.tools.distribute.scheduler import ending
 
 
 def test_outcomes_come_in_order_from_several_workers() -> None:
@@ -76,8 +76,8 @@ def test_a_thread_that_does_not_come_back_is_given_up() -> None:
     work.release.set()
 
 
-@pytest.mark.parametrize("here", [True, False], ids=["in the consumer", "while waiting"])
-def test_an_interruption_does_not_wait_for_the_shard_in_hand(here: bool) -> None:
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "interrupted"])
+def test_an_interruption_does_not_wait_for_the_shard_in_hand(stopped: bool) -> None:
     """The function is closed all the same, when its thread has come back."""
     begun, go_on, closed = threading.Event(), threading.Event(), threading.Event()
 
@@ -94,21 +94,49 @@ def test_an_interruption_does_not_wait_for_the_shard_in_hand(here: bool) -> None
     def shards() -> Iterator[int]:
         yield 0
         yield 1
-        if not here:
-            begun.wait(60)
+        begun.wait(60)
+        if not stopped:
             raise KeyboardInterrupt
+        stop.set()
         yield 2
 
-    outcomes = map_shards(lambda context: Slow(), shards(), concurrency=1, ahead=1 if here else 2)
-    with pytest.raises(KeyboardInterrupt), ending(outcomes):
-        for _ in outcomes:
-            if here:
-                begun.wait(60)
-                raise KeyboardInterrupt
+    stop = threading.Event()
+    outcomes = map_shards(lambda context: Slow(), shards(), concurrency=1, ahead=2, stop=stop)
+    with contextlib.nullcontext() if stopped else pytest.raises(KeyboardInterrupt):
+        assert [o.value for o in outcomes] == [0]
     assert not go_on.is_set() and not closed.is_set()
     go_on.set()
     assert closed.wait(60)
     settle_all()
+
+
+def test_what_is_finished_behind_an_unfinished_shard_is_given_when_it_stops() -> None:
+    work, stop = Stuck(0), threading.Event()
+    outcomes = map_shards(work, range(8), workers=2, concurrency=1, ahead=4, stop=stop)
+    given: list[int] = []
+    consumer = threading.Thread(target=lambda: given.extend(o.value for o in outcomes))
+    consumer.start()
+    while len(work.done) < 4:
+        threading.Event().wait(0.001)
+    known = set(work.done[:-1])  # the last may not be told yet
+    stop.set()
+    consumer.join()
+    assert set(given) >= known and 0 not in given and len(given) == len(set(given))
+    work.release.set()
+    settle_all()
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_shards_that_cannot_be_read_on_cost_none_of_those_before(in_order: bool) -> None:
+    def shards() -> Iterator[int]:
+        yield from range(5)
+        raise OptionError("the list ends here")
+
+    outcomes = map_shards(Squares(delay=0.01), shards(), workers=2, in_order=in_order)
+    found: list[int] = []
+    with pytest.raises(OptionError, match="ends here"):
+        found.extend(o.index for o in outcomes)
+    assert sorted(found) == list(range(5))
 
 
 def test_the_patience_is_a_time() -> None:

@@ -7,14 +7,17 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from test_interrupts import started
 
 import litegpu
 from litegpu import cli
@@ -25,6 +28,7 @@ from litegpu.model.types import TensorType
 from litegpu.tools.images import image_to_tensor, load_image, save_image
 from litegpu.tools.mapping import map_model
 from litegpu.tools.mapping import run as run_module
+from litegpu.tools.mapping import worker as worker_module
 from litegpu.tools.mapping.batched import Interface, Port, default_batch, interface_of, plan_batch
 from litegpu.tools.mapping.sources import open_source
 from litegpu.tools.mapping.worker import to_input
@@ -137,7 +141,7 @@ def test_several_inputs_come_from_columns_across_row_groups(tmp_path: Path) -> N
     np.testing.assert_allclose(numbers(rows(tmp_path / "out")), values / 2)
     source = open_source([tmp_path / "in.parquet"], interface_of(tmp_path / "m.tflite"), {"x": "other"})
     for skip in (0, 6, 7, 13, 19):
-        chunks = list(source.chunks(4, skip))
+        chunks = list(source.chunks(4, [range(skip, 20)]))
         assert [name for chunk in chunks for name in chunk.names] == [
             f"{tmp_path / 'in.parquet'}#{row}" for row in range(skip, 20)
         ]
@@ -257,12 +261,12 @@ def test_skipped_inputs_keep_their_rows(classifier: Path, tmp_path: Path) -> Non
     assert [value is None for value in table.column(3).to_pylist()] == [False, True, True, False, True, False]
 
 
-def test_a_failure_ends_the_run_and_what_was_before_it_is_kept(classifier: Path, tmp_path: Path) -> None:
+def test_a_failure_ends_the_run_and_what_was_computed_is_kept(classifier: Path, tmp_path: Path) -> None:
     inputs = broken_inputs(tmp_path)
     with pytest.raises(OptionError, match=r"Input 1, .*001.png.*--on-error=skip"):
         map_model(classifier, [inputs], tmp_path / "o.parquet", device="cpu")
     report = map_model(classifier, [inputs], tmp_path / "o.parquet", device="cpu", on_error="skip", resume=True)
-    assert report.resumed == 1 and rows(tmp_path / "o.parquet").num_rows == 6
+    assert report.resumed == 3 and rows(tmp_path / "o.parquet").num_rows == 6
 
 
 def test_all_inputs_may_fail(adder: Path, tmp_path: Path) -> None:
@@ -353,6 +357,136 @@ def test_an_interrupted_run_goes_on(
     assert again.resumed == 50 and again.workers == ()
 
 
+class Delayed:
+    """Workers that stay at the chunk which begins with input 0 while the other chunks are computed, send `number` to
+    this process when those before input `until` are, and say which chunks they have computed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, until: int, number: int = signal.SIGINT) -> None:
+        self.computed: list[int] = []
+        self.release = threading.Event()
+        original = worker_module._Worker.__call__
+
+        def call(worker: Any, chunk: Any) -> Any:
+            if chunk.start == 0:
+                self.release.wait()
+            result = original(worker, chunk)
+            self.computed.append(chunk.start)
+            if chunk.start == until:
+                os.kill(os.getpid(), number)
+            return result
+
+        monkeypatch.setattr(worker_module._Worker, "__call__", call)
+
+
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """A process that was started in the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.parametrize("part_bytes", [1, 32 << 20])
+@pytest.mark.parametrize("name", ["out.parquet", "out"])
+def test_every_chunk_that_was_computed_is_kept(
+    adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listening: None, name: str, part_bytes: int
+) -> None:
+    """Those behind an unfinished one as well: only the others are computed later, and rows stand in order."""
+    monkeypatch.setattr("litegpu.tools.mapping.run._CHUNK_ITEMS", 4)
+    monkeypatch.setattr("litegpu.tools.mapping.output._PART_BYTES", part_bytes)
+    values = np.random.default_rng(2).standard_normal((50, 3)).astype(np.float32)
+    np.save(tmp_path / "in.npy", values)
+    arguments = (adder, [tmp_path / "in.npy"], tmp_path / name)
+    with monkeypatch.context() as patch:
+        first = Delayed(patch, until=16)
+        with pytest.raises(KeyboardInterrupt):
+            map_model(*arguments, device="cpu", batch=4)
+        kept = {n for part in tmp_path.glob("out*/part-*") for n in pq.read_table(part).column("index").to_pylist()}
+        first.release.set()
+    assert kept >= set(range(4, 20)) and 0 not in kept
+    with monkeypatch.context() as patch:
+        second = Delayed(patch, until=-1)
+        second.release.set()
+        report = map_model(*arguments, device="cpu", batch=4, resume=True)
+    assert report.resumed == len(kept) and not kept & set(second.computed)
+    assert kept | {n for start in second.computed for n in range(start, min(start + 4, 50))} == set(range(50))
+    np.testing.assert_array_equal(numbers(rows(tmp_path / name)), values + np.array([1, 2, 3], np.float32))
+
+
+def test_what_dead_processes_left_is_no_part(adder: Path, tmp_path: Path, in_small_parts: None) -> None:
+    """A process that died while it wrote a part, and one that died when it had put the parts together."""
+    np.save(tmp_path / "in.npy", np.zeros((9, 3), np.float32))
+    map_model(adder, [tmp_path / "in.npy"], tmp_path / "out", device="cpu", batch=4)
+    part = tmp_path / "out" / "part-000000000004.parquet"
+    for name in (".part-000000000004.parquet.unfinished", "part-000000000004.unfinished"):
+        (tmp_path / "out" / name).write_bytes(part.read_bytes()[:100])
+    part.unlink()
+    assert map_model(adder, [tmp_path / "in.npy"], tmp_path / "out", device="cpu", batch=4, resume=True).resumed == 5
+    assert rows(tmp_path / "out").num_rows == 9
+    map_model(adder, [tmp_path / "in.npy"], tmp_path / "o.parquet", device="cpu", batch=4)
+    shutil.copytree(tmp_path / "out", tmp_path / "o.parquet.parts")
+    (tmp_path / "o.parquet.parts" / "part-000000000000.parquet").unlink()
+    assert (
+        map_model(adder, [tmp_path / "in.npy"], tmp_path / "o.parquet", device="cpu", batch=4, resume=True).resumed == 9
+    )
+    assert rows(tmp_path / "o.parquet").num_rows == 9 and not (tmp_path / "o.parquet.parts").exists()
+
+
+def test_a_part_under_another_name_is_not_gone_on_with(adder: Path, tmp_path: Path, in_small_parts: None) -> None:
+    np.save(tmp_path / "in.npy", np.zeros((12, 3), np.float32))
+    map_model(adder, [tmp_path / "in.npy"], tmp_path / "out", device="cpu", batch=4)
+    parts = {n: tmp_path / "out" / f"part-{n:012}.parquet" for n in (0, 2, 4, 8)}
+    content = parts[8].read_bytes()
+    for n, message in ((4, "begins with row 8, not 4"), (2, "as well"), (8, "Cannot go on with .*Parquet")):
+        parts[n].write_bytes(b"garbage" if n == 8 else content)
+        with pytest.raises(OptionError, match=message):
+            map_model(adder, [tmp_path / "in.npy"], tmp_path / "out", device="cpu", batch=4, resume=True)
+        parts[n].unlink()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs locks")
+@pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}], ids=["", "resume", "overwrite"])
+@pytest.mark.parametrize("name", ["out.parquet", "out"])
+def test_one_run_at_a_time_writes_an_output(
+    adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, bool]
+) -> None:
+    np.save(tmp_path / "in.npy", np.zeros((12, 3), np.float32))
+    arguments = (adder, [tmp_path / "in.npy"], tmp_path / name)
+    refusals: list[str] = []
+    original = run_module.map_shards
+
+    def shards(*given: Any, **other: Any) -> Iterator[Any]:
+        with pytest.raises(OptionError) as refused:
+            map_model(*arguments, device="cpu", **options)
+        refusals.append(str(refused.value))
+        yield from original(*given, **other)
+
+    monkeypatch.setattr(run_module, "map_shards", shards)
+    assert map_model(*arguments, device="cpu").inputs == rows(tmp_path / name).num_rows == 12
+    assert len(refusals) == 1 and "Another process is writing" in refusals[0]
+    monkeypatch.setattr(run_module, "map_shards", original)
+    assert map_model(*arguments, device="cpu", resume=True).resumed == 12
+
+
+@pytest.mark.parametrize("on_file", [True, False])
+def test_a_table_that_is_damaged_in_the_middle_costs_nothing_of_what_is_before(
+    adder: Path, tmp_path: Path, in_small_parts: None, on_file: bool
+) -> None:
+    values = np.arange(60, dtype=np.float32).reshape(20, 3)
+    table, path = pa.table({"x": values.tolist()}), tmp_path / "in.parquet"
+    pq.write_table(table, path, row_group_size=5, compression="NONE", use_dictionary=False)
+    whole = path.read_bytes()
+    place = pq.read_metadata(path).row_group(2).column(0).data_page_offset
+    path.write_bytes(whole[:place] + b"\xff" * 40 + whole[place + 40 :])
+    out = tmp_path / ("o.parquet" if on_file else "o")
+    with pytest.raises(OptionError, match=r"Cannot read .*in\.parquet"):
+        map_model(adder, [path], out, device="cpu", batch=4)
+    path.write_bytes(whole)
+    assert map_model(adder, [path], out, device="cpu", batch=4, resume=True).resumed == 8
+    np.testing.assert_array_equal(numbers(rows(out)), values + np.array([1, 2, 3], np.float32))
+
+
 def test_other_work_is_not_gone_on_with(adder: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "in.npy", np.zeros((5, 3), np.float32))
     out = tmp_path / "o.parquet"
@@ -411,6 +545,40 @@ def test_command(
     assert status == 0 and "Inputs without results" in page and "a.npy" in page and "adder" in page
     status, _, error = call(adder, tmp_path / "in.npy")
     assert status == 2 and "--out" in error
+
+
+MAP = """
+    import sys
+    import threading
+    from litegpu.__main__ import main
+    from litegpu.tools.mapping import run, worker
+    run._CHUNK_ITEMS = 4
+    original = worker._Worker.__call__
+    def call(self, chunk):
+        if chunk.start == 40:
+            print("ready")
+            threading.Event().wait(1)
+        return original(self, chunk)
+    worker._Worker.__call__ = call
+    main()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_ended_by_a_signal_and_gone_on_with(adder: Path, tmp_path: Path, number: int, status: int) -> None:
+    values = np.random.default_rng(4).standard_normal((90, 3)).astype(np.float32)
+    np.save(tmp_path / "in.npy", values)
+    out = tmp_path / "o.parquet"
+    child = started(MAP, "map", str(adder), str(tmp_path / "in.npy"), "--out", str(out), "--device=cpu", "--batch=4")
+    child.send_signal(number)
+    errors = child.communicate(timeout=60)[1]
+    assert child.returncode == status and not out.exists()
+    if number != signal.SIGKILL:
+        assert errors == "litegpu: interrupted. The finished rows are kept: --resume goes on with the others.\n"
+    report = map_model(adder, [tmp_path / "in.npy"], out, device="cpu", batch=4, resume=True)
+    assert report.resumed >= (36 if number != signal.SIGKILL else 0)
+    np.testing.assert_array_equal(numbers(rows(out)), values + np.array([1, 2, 3], np.float32))
 
 
 def test_ray_needs_no_address() -> None:

@@ -157,11 +157,12 @@ def test_chunks_go_on_after_what_is_done(tmp_path: Path) -> None:
     source = open_source(files, Interface((port("x", 2),), (port("y", 2),), 1), {})
     names = [f"{tmp_path / n}.npy#{i}" for n, count in (("b", 3), ("a", 5), ("c", 4)) for i in range(count)]
     assert source.count == 12
-    for skip in range(13):
-        chunks = list(source.chunks(2, skip))
-        assert [name for chunk in chunks for name in chunk.names] == names[skip:]
-        starts = [chunk.start for chunk in chunks]
-        assert starts == [skip + sum(len(c.names) for c in chunks[:i]) for i in range(len(chunks))]
+    wholes = [[range(skip, 12)] for skip in range(13)]
+    for ranges in [*wholes, *([range(1, n), range(n + 1, 11)] for n in range(1, 10))]:
+        numbers = [number for numbers in ranges for number in numbers]
+        chunks = list(source.chunks(2, ranges))
+        assert [name for chunk in chunks for name in chunk.names] == [names[number] for number in numbers]
+        assert [c.start + i for c in chunks for i in range(len(c.names))] == numbers
         assert all(len(c.names) <= 2 for c in chunks)
 
 
@@ -169,7 +170,7 @@ def test_folders_are_walked_by_name(tmp_path: Path) -> None:
     for name, size in (("b", 1), ("a", 3), ("c", 2)):
         np.save(tmp_path / f"{name}.npy", np.zeros((size, 2), np.float32))
     source = open_source([tmp_path], Interface((port("x", 2),), (port("y", 2),), 1), {})
-    assert [Path(n).name for c in source.chunks(2) for n in c.names] == ["a.npy", "b.npy", "c.npy"]
+    assert [Path(n).name for c in source.chunks(2, [range(3)]) for n in c.names] == ["a.npy", "b.npy", "c.npy"]
 
 
 def test_rows_are_numbered_and_parts_are_called_by_their_first(tmp_path: Path) -> None:
@@ -178,9 +179,11 @@ def test_rows_are_numbered_and_parts_are_called_by_their_first(tmp_path: Path) -
     assert table.open(resume=False, overwrite=False) == 0
     for first, count in ((0, 3), (3, 2)):
         values = np.arange(first, first + count, dtype=np.float32)
-        table.append([f"n{i}" for i in range(count)], ChunkResult(("",) * count, (np.stack([values] * 2, 1), values)))
+        table.append(
+            first, [f"n{i}" for i in range(count)], ChunkResult(("",) * count, (np.stack([values] * 2, 1), values))
+        )
         table.flush()
-    table.append(["bad"], table.nothing(1, "broken"))
+    table.append(5, ["bad"], table.nothing(1, "broken"))
     table.finish()
     assert [p.name for p in sorted((tmp_path / "out").iterdir())] == [f"part-{n:012}.parquet" for n in (0, 3, 5)]
     rows = pq.read_table(tmp_path / "out").to_pydict()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
-from litegpu.errors import LiteGpuError, OptionError
+from litegpu.errors import OptionError
 from litegpu.tools.benchmark.compare import Comparison, run_comparison
 from litegpu.tools.benchmark.comparison_text import official_summary, print_comparison
 from litegpu.tools.benchmark.configurations import Configuration, batch_sizes, configurations, performance_options
@@ -35,21 +35,22 @@ Flags, with their defaults:
 {usage()}
   --help                                    this text
 
-The exit status is 0, or 1 for an error and for a wrong flag.
+The exit status is 0, or 1 for an error and for a wrong value. Unknown flags are warned of, as officially.
 """
 
 _ALONE = ("output_filepath", "output_proto_filepath", "result_file_path", "model_runtime_info_output_file")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status; raises LiteGpuError, after a line in the log, for what did not work."""
+    """Returns the exit status; raises LiteGpuError for what did not work."""
     if any(a in ("--help", "--help=true", "--help=1") for a in arguments):
         print(HELP, end="")
         return 0
     line = parse_flags(arguments)
     flags, report = line.flags, line.report
     if not flags.graph:
-        raise OptionError("--graph is missing: litegpu benchmark --graph=MODEL (--help lists all flags)")
+        strange = "".join(f"; there is no {a}{suggestion(a)}" for a in line.unknown)
+        raise OptionError(f"--graph is missing: litegpu benchmark --graph=MODEL (--help lists all flags){strange}")
     if flags.list_signatures:
         return _list_signatures(flags)
     log = Log(silent=report.json)
@@ -62,14 +63,10 @@ def main(arguments: Sequence[str]) -> int:
         flags = replace(flags, enable_op_profiling=True)
     log_parameters(log, flags, line.given)
     _check_files(flags, report)
-    try:
-        if report.compare or report.perf_options_list or report.batch_sizes:
-            _compare(line, flags, log)
-        else:
-            _single(flags, report, log)
-    except LiteGpuError:
-        log.error("Benchmarking failed.")
-        raise
+    if report.compare or report.perf_options_list or report.batch_sizes:
+        _compare(line, flags, log)
+    else:
+        _single(flags, report, log)
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import fields
 
@@ -30,9 +29,6 @@ class Log:
     def plain(self, text: str) -> None:
         if not self.silent:
             print(text, flush=True)
-
-    def error(self, text: str) -> None:
-        print(f"ERROR: {text}", file=sys.stderr)
 
 
 def log_parameters(log: Log, flags: BenchmarkFlags, given: Sequence[str]) -> None:

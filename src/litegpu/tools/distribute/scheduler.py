@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -22,6 +22,8 @@ PATIENCE = 60.0
 _LONGEST_PATIENCE = 7 * 24 * 3600.0
 #: A worker that lives but finishes nothing is replaced after so many times the patience, and the slowest shard's time.
 _STUCK, _SLOWER = 10, 20
+#: Seconds after which a scheduler that waits looks whether it is to stop.
+_LOOK_AGAIN = 0.25
 
 log = logging.getLogger("litegpu")
 
@@ -51,6 +53,7 @@ def map_shards(
     attempts: int = 4,
     patience: float = PATIENCE,
     in_order: bool = True,
+    stop: threading.Event | None = None,
 ) -> Generator[Outcome, None, None]:
     """Apply a function to every shard: one outcome per shard, in the order of the shards.
 
@@ -66,14 +69,17 @@ def map_shards(
         however long a shard or the start takes, a worker that lives gives such signs. A worker (a thread too) that
         lives and finishes nothing for ten times as long, and 20 times as long as any shard took, is given up as well.
     in_order: False gives outcomes as they come, so that what is known can be kept at once.
+    stop: once it is set (from another thread), what is finished is given, however the order, and nothing else: shards
+        in hand are not waited for.
     gpus: whether each worker needs a GPU, where Ray knows of any.
     ahead: shards given to a worker at a time, so that it need not wait for the next.
     attempts: how many workers may die of a shard. A shard whose worker died is tried again alone, so that those beside
         it are not blamed.
 
     An exception of the function is an outcome's error; one of the factory is raised here, as is WorkerDied if workers
-    die while they start. Workers are ended when the iterator is closed, see ending(); a KeyboardInterrupt does not wait
-    for the shards that threads of this process are at.
+    die while they start, and what `shards` raises: each after the outcomes of all shards that are finished. Workers are
+    ended when the iterator is closed; a KeyboardInterrupt while it waits does not wait for the shards that threads of
+    this process are at.
     """
     require_patience(patience)
     if attempts < 1 or ahead < 1 or concurrency < 1:
@@ -87,25 +93,12 @@ def map_shards(
         crew = RayCrew(factory, address=ray, workers=workers, gpus=gpus, concurrency=concurrency, patience=patience)
     wait = True
     try:
-        yield from _Scheduler(crew, shards, ahead, attempts, patience, in_order).run()
+        yield from _Scheduler(crew, shards, ahead, attempts, patience, in_order, stop or threading.Event()).run()
     except KeyboardInterrupt:
         wait = False  # for the shards in hand, which may take long
         raise
     finally:
-        crew.close(wait=wait)
-
-
-@contextlib.contextmanager
-def ending(outcomes: Generator[Outcome, None, None]) -> Iterator[None]:
-    """Ends the workers when the block does, and if it is interrupted without waiting for the shards in hand."""
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        with contextlib.suppress(KeyboardInterrupt, StopIteration):
-            outcomes.throw(interrupt)
-        raise
-    finally:
-        outcomes.close()
+        crew.close(wait=wait and not (stop and stop.is_set()))
 
 
 def require_patience(seconds: float) -> None:
@@ -150,7 +143,14 @@ class _Scheduler:
     """One run of map_shards()."""
 
     def __init__(
-        self, crew: Crew, shards: Iterable[Any], ahead: int, attempts: int, patience: float, in_order: bool
+        self,
+        crew: Crew,
+        shards: Iterable[Any],
+        ahead: int,
+        attempts: int,
+        patience: float,
+        in_order: bool,
+        stop: threading.Event,
     ) -> None:
         self._crew = crew
         self._ahead = ahead
@@ -158,6 +158,8 @@ class _Scheduler:
         self._window = 2 * crew.count * ahead
         self._shards = iter(shards)
         self._exhausted = False
+        self._broken: Exception | None = None  # what the shards raised
+        self._stop = stop
         self._again: deque[_Job] = deque()  # whose worker died
         self._taken = 0
         self._given = 0
@@ -170,16 +172,28 @@ class _Scheduler:
         self._longest = 0.0  # seconds from one result of a worker to its next
 
     def run(self) -> Iterator[Outcome]:
+        try:
+            yield from self._running()
+        except Exception:
+            yield from self._finished()
+            raise
+
+    def _running(self) -> Iterator[Outcome]:
         while True:
+            if self._stop.is_set():
+                yield from self._finished()
+                return
             self._hand_out()
             while self._done and (self._given in self._done or not self._in_order):
                 self._given += 1
                 yield self._done.pop(self._given - 1 if self._in_order else next(iter(self._done)))
                 self._hand_out()  # what was taken makes room
             if self._exhausted and self._given == self._taken:
+                if self._broken is not None:
+                    raise self._broken
                 return
             begun = time.monotonic()
-            events = self._crew.wait(self._patience)
+            events = self._crew.wait(min(self._patience, _LOOK_AGAIN))
             waited = time.monotonic() - begun
             for one in self._workers:
                 one.waited += waited if one.jobs else 0.0
@@ -193,6 +207,14 @@ class _Scheduler:
                     case Lost():
                         self._bury(event)
             self._give_up_the_stuck()
+
+    def _finished(self) -> Iterator[Outcome]:
+        """What has been finished and was not given yet."""
+        for event in self._crew.wait(0.0):
+            if isinstance(event, Finished):
+                self._finish(event)
+        for index in sorted(self._done):
+            yield self._done.pop(index)
 
     def _give_up_the_stuck(self) -> None:
         """Replace workers that live, and do not get on: none needs so many times as long as the slowest shard took."""
@@ -231,6 +253,9 @@ class _Scheduler:
             shard = next(self._shards)
         except StopIteration:
             self._exhausted = True
+            return None
+        except Exception as error:  # told when what was taken before is done
+            self._exhausted, self._broken = True, error
             return None
         self._taken += 1
         return _Job(self._taken - 1, shard)

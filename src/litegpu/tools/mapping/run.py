@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from litegpu.background import Background
 from litegpu.errors import LiteGpuError, OptionError
 from litegpu.model.reader import read_model
 from litegpu.tools.console import print_table, progress
 from litegpu.tools.distribute import Outcome, map_shards
-from litegpu.tools.distribute.scheduler import PATIENCE, ending
+from litegpu.tools.distribute.scheduler import PATIENCE
 from litegpu.tools.images import Normalization
 from litegpu.tools.mapping.batched import Interface, default_batch, interface_of, plan_batch
 from litegpu.tools.mapping.output import Output
@@ -90,9 +93,10 @@ def map_model(
     device, precision, num_threads: as for `litegpu.load`.
     batch: inputs computed at a time, where the model can be had for that; by default up to 64.
     workers, ray, patience: as for `map_shards`; with Ray, every machine must see the inputs under the same paths.
-    on_error: "fail" raises OptionError at the first input that cannot be used; "skip" records the error in its row.
-    resume: go on after the rows that an interrupted run has written; the model, the inputs and the options must be the
-        same. overwrite: remove what is there.
+    on_error: "fail" raises OptionError when an input turns out to be unusable, and keeps the rows that were computed;
+        "skip" records the error in its row.
+    resume: compute only the rows that an interrupted run has not written; the model, the inputs and the options must
+        be the same. overwrite: remove what is there.
     normalization: of pixels; by default a guess by the input's type.
     dequantize: store real numbers instead of quantized ones.
     columns: input's name -> column of Parquet; "" is the name of the only input.
@@ -124,27 +128,22 @@ def map_model(
         "count": source.count,
         "options": f"{precision} {normalization} {dequantize}",
     }
-    table = Output(output, ports, origin)
-    resumed = table.open(resume=resume, overwrite=overwrite)
-    run = _Run(table, on_error)
-    if resumed < source.count:
-        chunks = source.chunks(_chunk_size(interface, plan.batch), resumed)
-        outcomes = map_shards(factory, chunks, workers=workers, ray=ray, gpus=device != "cpu", patience=patience)
-        with progress() as bar:
-            task = bar.add_task("map", total=source.count, completed=resumed)
-            try:
-                with ending(outcomes):
-                    for outcome in outcomes:
-                        run.add(outcome)
-                        bar.update(task, completed=table.rows)
-                        bar.refresh()
-            finally:
-                table.flush()
-    if table.rows != source.count:
-        raise OptionError(
-            f"There were {source.count} inputs at first and {table.rows} in the end: something changed them meanwhile"
-        )
-    table.finish()
+    with contextlib.closing(Output(output, ports, origin)) as table:
+        resumed = table.open(resume=resume, overwrite=overwrite)
+        run = _Run(table, on_error)
+        if resumed < source.count:
+            chunks = source.chunks(_chunk_size(interface, plan.batch), table.missing(source.count))
+            outcomes = map_shards(
+                factory, chunks, workers=workers, ray=ray, gpus=device != "cpu", patience=patience, in_order=False,
+                stop=run.stop,
+            )  # fmt: skip
+            _apart(lambda: run.all_of(outcomes, source.count), run.stop)
+        if table.rows != source.count:
+            raise OptionError(
+                f"There were {source.count} inputs at first and {table.rows} in the end: something changed them "
+                "meanwhile"
+            )
+        table.finish()
     return MapReport(
         model=os.fspath(model),
         output=os.fspath(output),
@@ -180,31 +179,72 @@ def print_report(report: MapReport) -> None:
             print(f"and {report.failed - len(report.failures)} more")
 
 
+def _apart(work: Callable[[], None], stop: threading.Event) -> None:
+    """Do the work in a thread of its own, which no signal interrupts in the middle of what it keeps. An interruption of
+    this one sets `stop`, and waits until the work has ended for that."""
+    thread = Background()
+    try:
+        thread.start(work).result()
+    except BaseException:
+        stop.set()
+        thread.settle()
+        raise
+    finally:
+        thread.close(wait=False)
+
+
 class _Run:
-    """What has happened so far."""
+    """What has happened so far. `stop`: whether to end, with what is finished by then."""
 
     def __init__(self, table: Output, on_error: str) -> None:
         self._table = table
         self._on_error = on_error
+        self._fatal: Failure | None = None
+        self.stop = threading.Event()
         self.failed = 0
         self.failures: list[Failure] = []
         self.retried = 0
         self.workers: dict[str, None] = {}
 
-    def add(self, outcome: Outcome) -> None:
-        """Write the rows of a chunk, or raise what is wrong with it."""
+    def all_of(self, outcomes: Iterator[Outcome], count: int) -> None:
+        """Write the rows of all chunks as they come. What ends it early is raised when all that is finished is kept."""
+        problem: Exception | None = None
+        with progress() as bar:
+            task = bar.add_task("map", total=count, completed=self._table.rows)
+            try:
+                for outcome in outcomes:
+                    try:
+                        self._add(outcome)
+                    except LiteGpuError as error:
+                        problem = problem or error
+                        self.stop.set()
+                    bar.update(task, completed=self._table.rows)
+                    bar.refresh()
+            finally:
+                self._table.flush()
+        if problem is not None:
+            raise problem
+        if self._fatal is not None:
+            raise OptionError(
+                f"Input {self._fatal.index}, {self._fatal.input}: {self._fatal.error}. What was computed is written: "
+                "correct it and give --resume, or give --on-error=skip, which records the error and goes on"
+            )
+
+    def _add(self, outcome: Outcome) -> None:
+        """The rows of a chunk."""
         chunk: Chunk = outcome.shard
-        if chunk.start != self._table.rows:
-            raise LiteGpuError(f"rows from {chunk.start} on follow {self._table.rows} rows: inputs changed meanwhile")
         result: ChunkResult = outcome.value
         if outcome.error is not None:
             result = self._without_results(chunk, outcome.error)
-        for i, error in enumerate(result.errors):
-            if error:
-                if self._on_error == "fail":
-                    self._table.append(chunk.names[:i], result.head(i))
-                self._fail(Failure(chunk.start + i, chunk.names[i], error))
-        self._table.append(chunk.names, result)
+        failures = [Failure(chunk.start + i, chunk.names[i], error) for i, error in enumerate(result.errors) if error]
+        if failures and self._on_error == "fail":
+            for at, good in result.good():
+                self._table.append(chunk.start + at, chunk.names[at : at + len(good.errors)], good)
+            self._fatal = min(failures[0], self._fatal or failures[0], key=lambda failure: failure.index)
+            self.stop.set()
+        else:
+            self._table.append(chunk.start, chunk.names, result)
+            self._note(failures)
         self.workers.setdefault(outcome.worker)
         if outcome.attempts > 1:
             self.retried += len(chunk.names)
@@ -219,15 +259,9 @@ class _Run:
             raise LiteGpuError(f"{chunk.names[0]} and what follows: {type(error).__name__}: {error}") from error
         return self._table.nothing(len(chunk.names), str(error))
 
-    def _fail(self, failure: Failure) -> None:
-        if self._on_error == "fail":
-            raise OptionError(
-                f"Input {failure.index}, {failure.input}: {failure.error}. What is before it is written: correct it "
-                "and give --resume, or give --on-error=skip, which records the error and goes on"
-            )
-        self.failed += 1
-        if len(self.failures) < _LISTED_FAILURES:
-            self.failures.append(failure)
+    def _note(self, failures: Sequence[Failure]) -> None:
+        self.failed += len(failures)
+        self.failures = sorted([*self.failures, *failures], key=lambda failure: failure.index)[:_LISTED_FAILURES]
 
 
 def _chunk_size(interface: Interface, batch: int) -> int:

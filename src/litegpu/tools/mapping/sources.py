@@ -79,17 +79,18 @@ class Source:
     count: int
     digest: str
 
-    def chunks(self, size: int, skip: int = 0) -> Iterator[Chunk]:
-        """The inputs from number `skip` on, `size` at a time at most; a chunk never spans two parts."""
+    def chunks(self, size: int, wanted: Sequence[range]) -> Iterator[Chunk]:
+        """The inputs of the numbers in `wanted`, which rise, `size` at a time at most. No chunk spans two parts."""
         start = 0
         for part in self.parts:
             count = part.count()
-            left_out = min(count, max(0, skip - start))
-            if left_out < count:
-                at = start + left_out
-                for names, content in part.read(size, left_out):
-                    yield Chunk(at, names, content)
-                    at += len(names)
+            for numbers in wanted:
+                first, end = max(numbers.start - start, 0), min(numbers.stop - start, count)
+                if first < end:
+                    at = start + first
+                    for names, content in part.read(size, first, end):
+                        yield Chunk(at, names, content)
+                        at += len(names)
             start += count
 
 
@@ -163,8 +164,8 @@ class Part:
         """What tells these inputs from others."""
         raise NotImplementedError
 
-    def read(self, size: int, skip: int) -> Iterator[tuple[tuple[str, ...], Files | Rows | Values]]:
-        """Names and contents, from number `skip` on."""
+    def read(self, size: int, first: int, end: int) -> Iterator[tuple[tuple[str, ...], Files | Rows | Values]]:
+        """Names and contents, from number `first` to the one before `end`."""
         raise NotImplementedError
 
 
@@ -184,8 +185,8 @@ class _PathsPart(Part):
     def identity(self) -> Iterator[str]:
         return self.paths()
 
-    def read(self, size: int, skip: int) -> Iterator[tuple[tuple[str, ...], Files]]:
-        paths = islice(self.paths(), skip, self.count())
+    def read(self, size: int, first: int, end: int) -> Iterator[tuple[tuple[str, ...], Files]]:
+        paths = islice(self.paths(), first, end)
         while names := tuple(islice(paths, size)):
             yield names, Files(names)
 
@@ -252,10 +253,10 @@ class _RowsPart(Part):
     def identity(self) -> Iterator[str]:
         yield f"{self._path}#{self._rows}"
 
-    def read(self, size: int, skip: int) -> Iterator[tuple[tuple[str, ...], Rows]]:
-        for first in range(skip, self._rows, size):
-            count = min(size, self._rows - first)
-            yield tuple(f"{self._path}#{row}" for row in range(first, first + count)), Rows(self._path, first, count)
+    def read(self, size: int, first: int, end: int) -> Iterator[tuple[tuple[str, ...], Rows]]:
+        for start in range(first, end, size):
+            count = min(size, end - start)
+            yield tuple(f"{self._path}#{row}" for row in range(start, start + count)), Rows(self._path, start, count)
 
 
 def _array_part(path: str, port: Port) -> Part:

@@ -41,22 +41,31 @@ class TablePart(Part):
     def identity(self) -> Iterator[str]:
         yield f"{self._path}#{self._rows}#{','.join(self._columns)}"
 
-    def read(self, size: int, skip: int) -> Iterator[tuple[tuple[str, ...], Values]]:
+    def read(self, size: int, first: int, end: int) -> Iterator[tuple[tuple[str, ...], Values]]:
         folder = os.path.dirname(self._path)
+        try:
+            for at, rows in self._batches(size, first, end):
+                columns = tuple(tuple(_raw(folder, v) for v in rows.column(name)) for name in self._columns)
+                yield tuple(f"{self._path}#{at + i}" for i in range(len(rows))), Values(columns)
+        except (OSError, import_pyarrow().ArrowException) as error:
+            raise OptionError(f"Cannot read {self._path} between rows {first} and {end}: {error}") from None
+
+    def _batches(self, size: int, first: int, end: int) -> Iterator[tuple[int, Any]]:
+        """Rows, with the number of the first of them."""
         with self._open() as file:
             metadata = file.metadata
-            first, groups = 0, list(range(metadata.num_row_groups))
-            while groups and first + metadata.row_group(groups[0]).num_rows <= skip:
-                first += metadata.row_group(groups.pop(0)).num_rows
+            at, groups = 0, list(range(metadata.num_row_groups))
+            while groups and at + metadata.row_group(groups[0]).num_rows <= first:
+                at += metadata.row_group(groups.pop(0)).num_rows
             names = sorted(set(self._columns))
             for batch in file.iter_batches(batch_size=min(size, _READ_ROWS), row_groups=groups, columns=names):
-                leave = min(len(batch), max(0, skip - first))
-                rows = batch.slice(leave)
-                first += leave
+                leave = min(len(batch), max(0, first - at))
+                rows = batch.slice(leave, min(len(batch), end - at) - leave) if at + leave < end else batch.slice(0, 0)
                 if len(rows):
-                    columns = tuple(tuple(_raw(folder, v) for v in rows.column(name)) for name in self._columns)
-                    yield tuple(f"{self._path}#{first + i}" for i in range(len(rows))), Values(columns)
-                first += len(rows)
+                    yield at + leave, rows
+                at += len(batch)
+                if at >= end:
+                    return
 
     def _open(self) -> Any:
         pyarrow = import_pyarrow()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -30,9 +31,15 @@ class ChunkResult:
             a.nbytes for output in self.outputs for a in ([output] if isinstance(output, np.ndarray) else output)
         )
 
-    def head(self, count: int) -> ChunkResult:
-        """The first `count` inputs, none of which has an error."""
-        return ChunkResult(self.errors[:count], tuple(output[:count] for output in self.outputs))
+    def good(self) -> Iterator[tuple[int, ChunkResult]]:
+        """The inputs without an error: each run of them, with the place of its first in the chunk."""
+        at = before = 0  # before: results of earlier runs
+        for failed, errors in groupby(self.errors, bool):
+            run = tuple(errors)
+            if not failed:
+                yield at, ChunkResult(run, tuple(output[before : before + len(run)] for output in self.outputs))
+                before += len(run)
+            at += len(run)
 
 
 @dataclass(frozen=True, eq=False)
