@@ -397,12 +397,19 @@ def transpose_conv(d: Draft) -> OpCase:
     return d.build(options, [F32])
 
 
-@case("AVERAGE_POOL_2D", "MAX_POOL_2D")
+@case("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D")
 def pool_2d(d: Draft) -> OpCase:
     x = d.image()
     kernel, options = _window(d, x, dilations=False)
-    d.runtime(d.floats(x))
+    d.runtime(d.floats(x, 300.0 if d.operator == "L2_POOL_2D" else 1.0))  # squares beyond what float16 holds
     return d.build(options | dict(filter_height=kernel[0], filter_width=kernel[1]))
+
+
+@case("LOCAL_RESPONSE_NORMALIZATION")
+def local_response_normalization(d: Draft) -> OpCase:
+    d.runtime(d.floats(d.image(5), d.pick(1.0, 300.0)))
+    powers = dict(alpha=d.pick(1e-4, 0.5, 1.0), beta=d.pick(0.0, 0.5, 0.75, 1.0, 1.5))
+    return d.build(dict(radius=d.pick(0, 1, 2, 5, 1000), bias=d.pick(0.5, 1.0, 2.0)) | powers)
 
 
 # ------------------------------------------------------------------------------------------ matrix products
@@ -462,6 +469,15 @@ def reduce(d: Draft) -> OpCase:
         d.runtime(d.floats(x) + np.float32(4))  # a sum near zero would have few accurate digits
     axes = d.rng.sample(range(len(x)), d.rng.randint(1, len(x)))
     d.ints([a - len(x) if d.chance(0.3) else a for a in axes])
+    return d.build(dict(keep_dims=d.chance()))
+
+
+@case("REDUCE_ALL", "REDUCE_ANY")
+def reduce_bools(d: Draft) -> OpCase:
+    x = d.shape()
+    d.runtime(d.arrays.random(x) < d.pick(0.03, 0.5, 0.97))
+    axes = d.rng.sample(range(len(x)), d.rng.randint(0, len(x)))
+    d.ints([a - len(x) if d.chance(0.3) else a for a in axes + axes[: d.chance(0.2)]])  # one axis twice
     return d.build(dict(keep_dims=d.chance()))
 
 
@@ -779,6 +795,9 @@ for _name in ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQ
 for _name in ("MEAN", "SUM", "REDUCE_PROD"):
     _special(_name, _name, 1, dict(keep_dims=True), [np.int32([3])])
 _special("LEAKY_RELU", "LEAKY_RELU", 1, dict(alpha=0.1))
+_special(  # all channels are in all windows: the CPU's running sum never loses what it has met
+    "LOCAL_RESPONSE_NORMALIZATION", "LOCAL_RESPONSE_NORMALIZATION", 1, dict(radius=3, bias=1.0, alpha=0.5, beta=0.75)
+)
 _special("GELU approximate", "GELU", 1, dict(approximate=True))
 _special("ADD RELU6", "ADD", 2, dict(fused_activation_function="RELU6"))
 _special("CAST to INT32", "CAST", 1, dict(in_data_type=int(F32), out_data_type=int(I32)), type=I32)

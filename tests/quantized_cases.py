@@ -37,8 +37,14 @@ FIXED = {
 
 
 #: Operators without kernels of the type in the official runtime, or without real numbers.
-_NO_KERNEL = {"ADD_N", "ATAN2", "CEIL", "COS", "CUMSUM", "FLOOR", "POW", "ROUND", "SIGN", "SIN", "SQUARE"}
-_NO_REALS = {"LOGICAL_AND", "LOGICAL_NOT", "LOGICAL_OR", "CAST", "FLOOR_DIV", "FLOOR_MOD", "SCATTER_ND"}
+_NO_KERNEL = {
+    *("ADD_N", "ATAN2", "CEIL", "COS", "CUMSUM", "FLOOR", "L2_POOL_2D", "LOCAL_RESPONSE_NORMALIZATION", "POW", "ROUND"),
+    *("SIGN", "SIN", "SQUARE"),
+}
+_NO_REALS = {
+    *("LOGICAL_AND", "LOGICAL_NOT", "LOGICAL_OR", "CAST", "FLOOR_DIV", "FLOOR_MOD", "REDUCE_ALL", "REDUCE_ANY"),
+    "SCATTER_ND",
+}
 _NO_INT16 = {
     *("ARG_MAX", "ARG_MIN", "DEPTH_TO_SPACE", "ELU", "HARD_SWISH", "L2_NORMALIZATION", "RELU_0_TO_1", "RELU_N1_TO_1"),
     *("SPACE_TO_DEPTH", "SQUARED_DIFFERENCE", "PRELU", "LOG_SOFTMAX", "ONE_HOT"),

@@ -292,7 +292,7 @@ def test_extremes_of_every_width(op: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("channels", (1, 2, 3, 4, 5))
-@pytest.mark.parametrize("op", ("AVERAGE_POOL_2D", "MAX_POOL_2D"))
+@pytest.mark.parametrize("op", ("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D"))
 def test_pools_of_negative_and_special_elements(op: str, channels: int, backend: str) -> None:
     for value in (NAN, INF, -INF, -5.0, LARGEST, -LARGEST):
         x = -np.random.default_rng(0).random((1, 9, 7, channels)).astype(np.float32) - 1

@@ -151,16 +151,15 @@ def test_a_mixed_graph_reports_what_stayed_on_the_cpu(caplog: pytest.LogCaptureF
     b = ModelBuilder()
     shape = (1, 6, 6, 4)
     y = conv(b, b.input("x", shape), shape, 4)
-    options = dict(radius=1, bias=1.0, alpha=0.5, beta=0.5)
-    c = b.op("LOCAL_RESPONSE_NORMALIZATION", [y], shape=shape, options=options)
+    c = b.op("FAKE_QUANT", [y], shape=shape, options=dict(min=-9.0, max=9.0, num_bits=16))
     b.output(conv(b, c, shape, 4, seed=2))
     content = b.build()
     with caplog.at_level(logging.WARNING, "litegpu"):
         gpu = on_gpu(content, max_delegated_partitions=0)
     report = gpu.delegation_report()
     assert (report.delegated, len(report.nodes)) == (2, 3)
-    assert [n.op for n in report.nodes if n.reason] == ["LOCAL_RESPONSE_NORMALIZATION"]
-    assert "cannot be handled by this delegate" in caplog.text and "LOCAL_RESPONSE_NORMALIZATION" in caplog.text
+    assert [n.op for n in report.nodes if n.reason] == ["FAKE_QUANT"]
+    assert "cannot be handled by this delegate" in caplog.text and "FAKE_QUANT" in caplog.text
     cpu = official(content)
     inputs = random_inputs(cpu)
     assert_agrees(run(gpu, inputs)[0], run(cpu, inputs)[0], FLOAT32)

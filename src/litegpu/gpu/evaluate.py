@@ -355,6 +355,7 @@ def _pool(op: Pool2D, x: Array, shape: Shape) -> Array:
         return best
     total, count = np.zeros(shape), np.zeros((1, *shape[1:3], 1))
     arguments = (shape, op.window, op.stride, (1, 1), op.padding, 0)
+    x = x * x if op.kind == "squares" else x
     for _, _, cell in _windows(x.astype(np.float64), *arguments):
         total += cell
     for _, _, cell in _windows(np.ones((1, *x.shape[1:3], 1)), *arguments):

@@ -288,7 +288,8 @@ class Attention:
 
 @dataclass(frozen=True)
 class Pool2D:
-    """kind "average" (divides by the number of cells inside the input) or "max" (starts at the lowest float)."""
+    """kind "average" (divides by the number of cells inside the input), "squares" (the average of their squares) or
+    "max" (starts at the lowest float)."""
 
     kind: str
     window: tuple[int, int]

@@ -28,7 +28,7 @@ def pool(kind, shape, window, stride, *, same=True, fused=False, packed=False, d
     )
 
 
-@pytest.mark.parametrize("kind", ["average", "max"])
+@pytest.mark.parametrize("kind", ["average", "squares", "max"])
 @pytest.mark.parametrize("channels", [1, 3, 4, 5, 17])
 def test_channels(kind: str, channels: int) -> None:
     pool(kind, (2, 7, 8, channels), (3, 2), (2, 2), fused=True)
@@ -36,7 +36,7 @@ def test_channels(kind: str, channels: int) -> None:
     pool(kind, (1, 9, 8, channels), (5, 6), (1, 3), half=True)
 
 
-@pytest.mark.parametrize("kind", ["average", "max"])
+@pytest.mark.parametrize("kind", ["average", "squares", "max"])
 @pytest.mark.parametrize("size", [(7, 7), (33, 33), (17, 5)])
 def test_global(kind: str, size: tuple[int, int]) -> None:
     pool(kind, (2, *size, 37), size, (1, 1), same=False)

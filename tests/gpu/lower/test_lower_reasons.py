@@ -40,8 +40,9 @@ CASES = {
     "empty result": (
         one("SLICE", [(2, 3), np.int32([0, 0]), np.int32([0, 3])], (0, 3)), r"of shape \[0, 3\] is empty"
     ),
-    "unknown operator": (
-        one("LOCAL_RESPONSE_NORMALIZATION", [(1, 1, 1, 2)], (1, 1, 1, 2)), "NORMALIZATION is not among those"
+    "unknown operator": (one("FAKE_QUANT", [(2,)], (2,)), "FAKE_QUANT is not among those"),
+    "quantized squares": (
+        one("L2_POOL_2D", [((1, 1, 1, 2), TensorType.INT8)], (1, 1, 1, 2), type=TensorType.INT8), "input 0 is INT8"
     ),
     "version": (one("RELU", [(2,)], (2,), version=9), "version 9: versions up to 3"),
     "int8 input": (one("RELU", [((2,), TensorType.INT8)], (2,), type=TensorType.INT8), "INT8 without quantization"),

@@ -123,6 +123,16 @@ def test_reductions_give_what_their_range_says() -> None:
             assert (low, high) == (-2.0 * count, 3.0 * count)
 
 
+@pytest.mark.parametrize("least, spoilt", [(-2e4, False), (-4e4, True)])
+def test_pooled_squares_are_those_of_the_larger_end(least: float, spoilt: bool) -> None:
+    b = GraphBuilder()
+    x = b.value(SHAPE, DType.FLOAT32)
+    limits = apply("min", apply("max", Arg(0), least), 1.0)
+    limited = b.node(Elementwise(), [], b.value(SHAPE, DType.FLOAT32), limits, [x])
+    y = b.node(Pool2D("squares", (1, 1), (1, 1)), [limited], b.value(SHAPE, DType.FLOAT32), apply("sqrt", RESULT))
+    assert (y in kept(b.graph([x], [y]))) == spoilt
+
+
 @pytest.mark.parametrize("sums, spoilt", [(32, False), (33, True)])
 def test_long_chains_of_sums(sums: int, spoilt: bool) -> None:
     b = GraphBuilder()

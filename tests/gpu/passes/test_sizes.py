@@ -90,6 +90,9 @@ def network(name: str) -> Graph:
             net.then(Copy((Reshape(SHAPE, (1, 1, 120, 8)),)), (1, 1, 120, 8))
             keys = net.last
             net.then(MatMul(transpose_b=True), (1, 1, 120, 120), keys).then(Softmax(), (1, 1, 120, 120))
+        case "pooled squares":
+            net.then(Elementwise(), epilogue=apply("mul", Arg(0), 100.0), operands=[net.last])
+            net.then(Pool2D("squares", (2, 2), (2, 2)), (1, 6, 5, 8))
         case "pools":
             net.then(Pool2D("max", (2, 2), (2, 2)), (1, 6, 5, 8)).then(Resize2D("nearest"), SHAPE)
     return net.done()
@@ -98,7 +101,7 @@ def network(name: str) -> Graph:
 @pytest.mark.parametrize(
     "name",
     ["convolutions", "large", "small", "groups", "depthwise", "transposed", "means of squares", "moved", "joined",
-     "attention", "pools"],
+     "attention", "pooled squares", "pools"],
 )  # fmt: skip
 def test_expected_sizes(name: str) -> None:
     """Within a factor of 8, where one that would matter is a thousand."""

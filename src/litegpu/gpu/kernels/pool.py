@@ -29,7 +29,8 @@ UNROLLED = 16
 
 
 def build(ctx: Context) -> list[Launch]:
-    """Average over the cells inside the input, or the largest of them. TFLite's MAX_POOL_2D passes over NaN."""
+    """Average over the cells inside the input, or their squares, or the largest of them. TFLite's MAX_POOL_2D passes
+    over NaN."""
     op = ctx.node.op
     assert isinstance(op, Pool2D)
     b, h, w, c = ctx.output.shape
@@ -45,7 +46,7 @@ def build(ctx: Context) -> list[Launch]:
 
 def _pool(k: Kernel, ctx: Context, op: Pool2D, tile: Tile, blocks: int, operands: Operands) -> None:
     kh, kw = op.window
-    average = op.kind == "average"
+    average = op.kind != "max"
     source = open_source(ctx, k, ctx.node.inputs[0], operands)
     place = Place(k, tile, blocks, source.view.quads)
     pixels = linear_pixels(k, place.block, ctx.output.shape, 1)
@@ -57,7 +58,7 @@ def _pool(k: Kernel, ctx: Context, op: Pool2D, tile: Tile, blocks: int, operands
         (iy, ok_y), (ix, ok_x) = vertical.at(k, y, ky), horizontal.at(k, x, kx)
         ok, found = both(ok_y, ok_x), source.quad(b, iy, ix, place.q[0])
         if average:
-            result[0] = result[0] + or_zero(k, ok, found)
+            result[0] = result[0] + or_zero(k, ok, found * found if op.kind == "squares" else found)
         else:
             largest = k.max(result[0], found)
             result[0] = largest if ok is None else k.select(ok, largest, result[0])

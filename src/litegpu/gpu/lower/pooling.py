@@ -1,13 +1,21 @@
-"""AVERAGE_POOL_2D and MAX_POOL_2D."""
+"""What a window moves over: AVERAGE_POOL_2D, L2_POOL_2D, MAX_POOL_2D and, along the channels,
+LOCAL_RESPONSE_NORMALIZATION."""
 
 from __future__ import annotations
 
-from litegpu.gpu.graph import RESULT, Pool2D
+import math
+
+import numpy as np
+
+from litegpu.gpu.graph import RESULT, Arg, DType, Pool2D, Reshape, Step, Transpose
+from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.convolution import placed
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import lowers
+
+KINDS = {"AVERAGE_POOL_2D": "average", "L2_POOL_2D": "squares", "MAX_POOL_2D": "max"}
 
 
 @lowers(
@@ -17,16 +25,52 @@ from litegpu.gpu.lower.registry import lowers
     ranks=(4, 4),
     notes="SAME padding is left out of averages",
 )
+@lowers(
+    "L2_POOL_2D",
+    max_version=1,
+    ranks=(4, 4),
+    quantized=False,
+    notes="the root of the mean of the squares; SAME padding is left out",
+)
 def pool_2d(ctx: OpContext) -> None:
     x = ctx.shape(0)
     window = (int(ctx.option("filter_height", 1)), int(ctx.option("filter_width", 1)))
     stride = (int(ctx.option("stride_h", 1)), int(ctx.option("stride_w", 1)))
     ctx.require(min(*window, *stride) > 0, f"window {list(window)} or strides {list(stride)} are not positive")
     padding = placed(ctx, x, window, stride, (1, 1), x[3])
-    kind = "average" if ctx.operator.name == "AVERAGE_POOL_2D" else "max"
+    kind = KINDS[ctx.operator.name]
     source = ctx.value(0)
     grid = grid_of(ctx.output)
     whole = integers.operand(ctx, 0) if kind == "average" and grid is not None and ctx.unit is None else None
     if whole is not None and grid is not None:  # halves are rounded by what is stored
         source, ctx.unit = integers.as_float(ctx, 0, whole), grid.scale
-    ctx.add(Pool2D(kind, window, stride, padding), [source], ctx.output_value(), ctx.activation(RESULT))
+    result = fn("sqrt", RESULT) if kind == "squares" else RESULT
+    ctx.add(Pool2D(kind, window, stride, padding), [source], ctx.output_value(), ctx.activation(result))
+
+
+@lowers(
+    "LOCAL_RESPONSE_NORMALIZATION",
+    max_version=1,
+    ranks=(4, 4),
+    quantized=False,
+    notes="infinities and NaN reach the channels at most `radius` away (on the CPU all later ones)",
+)
+def local_response_normalization(ctx: OpContext) -> None:
+    """x * (bias + alpha * s) ** -beta, where s is the sum of the squares of the channels at most `radius` away. They
+    are pooled in an image of one row, which has a column for each channel and a channel for each pixel."""
+    x = ctx.shape(0)
+    ctx.check_shape(x)
+    pixels, channels = math.prod(x[:3]), x[3]
+    row = (1, 1, channels, pixels)
+    there: list[Step] = [Reshape(x, (pixels, channels)), Transpose((1, 0)), Reshape((channels, pixels), row)]
+    back: list[Step] = [Reshape(row, (channels, pixels)), Transpose((1, 0)), Reshape((pixels, channels), x)]
+    source = ctx.copy(ctx.value(0), there, ctx.intermediate(row, DType.FLOAT32))
+    reach = min(int(ctx.option("radius")), channels - 1)
+    place = np.arange(channels)
+    cells = np.minimum(place + reach, channels - 1) - np.maximum(place - reach, 0) + 1
+    count = ctx.builder.constant(cells.astype(np.float32).reshape(1, 1, channels, 1))
+    squares = fn("mul", fn("mul", RESULT, Arg(2)), float(ctx.option("alpha")))
+    scale = fn("pow", fn("add", squares, float(ctx.option("bias"))), -float(ctx.option("beta")))
+    pool = Pool2D("squares", (1, 2 * reach + 1), (1, 1), (0, reach))
+    result = ctx.intermediate(row, DType.FLOAT32)
+    ctx.copy(ctx.add(pool, [source], result, fn("mul", Arg(1), scale), [source, count]), back, ctx.output_value())

@@ -10,10 +10,11 @@ from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.fixed_point import multiplier_of, whole
 from litegpu.gpu.lower.quantization import grid_of
-from litegpu.gpu.lower.registry import FLOAT, STATIC, lowers
+from litegpu.gpu.lower.registry import BOOL, FLOAT, STATIC, lowers
 from litegpu.model.types import TensorType
 
 KINDS = {"MEAN": "mean", "SUM": "sum", "REDUCE_MAX": "max", "REDUCE_MIN": "min", "REDUCE_PROD": "prod"}
+OF_BOOLS = {"REDUCE_ALL": "min", "REDUCE_ANY": "max"}
 
 
 @lowers(
@@ -24,6 +25,10 @@ KINDS = {"MEAN": "mean", "SUM": "sum", "REDUCE_MAX": "max", "REDUCE_MIN": "min",
     "MEAN", "SUM", "REDUCE_PROD", max_version=3, inputs=(FLOAT, STATIC), counts=2,
     notes="any constant axes, keep_dims or not",
 )  # fmt: skip
+@lowers(
+    "REDUCE_ALL", "REDUCE_ANY", max_version=1, inputs=(BOOL, STATIC), counts=2,
+    notes="any constant axes, keep_dims or not",
+)  # fmt: skip
 def reduce(ctx: OpContext) -> None:
     x = ctx.shape(0)
     axes = sorted({ctx.axis(a, len(x)) for a in ctx.integers(1, "the axes")})
@@ -32,9 +37,12 @@ def reduce(ctx: OpContext) -> None:
     if not axes:
         ctx.copy(ctx.value(0), [], ctx.output_value())
         return
-    spatial = tuple(a + 4 - len(x) for a in axes)
-    if ctx.operator.name != "MEAN" or not _mean_of_integers(ctx, spatial, kept, math.prod(x[a] for a in axes)):
-        ctx.finish(Reduce(KINDS[ctx.operator.name], spatial), [ctx.value(0)], kept)
+    spatial, name = tuple(a + 4 - len(x) for a in axes), ctx.operator.name
+    if name in OF_BOOLS:
+        extreme = Reduce(OF_BOOLS[name], spatial, fn("to_int32", RESULT))
+        ctx.finish(extreme, [ctx.value(0)], kept, fn("to_bool", RESULT), dtype=DType.BOOL)
+    elif name != "MEAN" or not _mean_of_integers(ctx, spatial, kept, math.prod(x[a] for a in axes)):
+        ctx.finish(Reduce(KINDS[name], spatial), [ctx.value(0)], kept)
 
 
 def _mean_of_integers(ctx: OpContext, axes: tuple[int, ...], shape: tuple[int, ...], count: int) -> bool:

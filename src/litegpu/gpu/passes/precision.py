@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from litegpu.gpu.graph import (
+    RESULT,
     Apply,
     Arg,
     Attention,
@@ -29,6 +30,7 @@ from litegpu.gpu.graph import (
     SeparableConv2D,
     Softmax,
     TransposeConv2D,
+    apply,
     walk,
 )
 from litegpu.gpu.passes.sizes import expected_sizes
@@ -161,6 +163,8 @@ class _Precision:
     def result(self, node: Node) -> Range:
         """What Arg(0) of the epilogue can be."""
         match node.op:
+            case Pool2D("squares"):
+                return _limits(apply("mul", RESULT, RESULT), [self.limits.get(node.inputs[0], _ANYTHING)])
             case Copy() | Concat() | Gather() | Pool2D() | Resize2D():
                 found = [
                     self.limits.get(v, _ANYTHING) for v in node.inputs[: 1 if isinstance(node.op, Gather) else None]

@@ -19,6 +19,7 @@ import numpy as np
 
 from litegpu.gpu.evaluate import evaluate_expr
 from litegpu.gpu.graph import (
+    RESULT,
     Arg,
     Attention,
     Concat,
@@ -41,6 +42,7 @@ from litegpu.gpu.graph import (
     Softmax,
     TransposeConv2D,
     Value,
+    apply,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -180,6 +182,8 @@ def _of_result(graph: Graph, node: Node, inputs: Sequence[Size]) -> Size:
         case Softmax():
             share = 1.0 / max(1, values[0].shape[3])
             return Size(np.asarray(share), np.asarray(share))  # as if each row had one peak
+        case Pool2D("squares"):
+            return _of_expression(apply("mul", RESULT, RESULT), [x], [DType.FLOAT32])
         case Pool2D() | Resize2D():
             return x
         case Copy(steps):
