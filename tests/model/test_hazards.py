@@ -261,3 +261,17 @@ def test_the_table_holds_every_operator_that_can_be_built() -> None:
         assert found.options.keys() <= known, name
         least, most = count(found.inputs)
         assert most is None or least <= most
+
+
+@pytest.mark.parametrize("name", ["RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL"])
+@pytest.mark.parametrize("shape, fits", [([2, 3], True), ([0, 3], True), ([2, -1], False), ([-1, -1], False)])
+def test_random_numbers_have_a_shape_without_negative_extents(name: str, shape: list[int], fits: bool) -> None:
+    """The kernel writes past its memory otherwise."""
+    model = ModelBuilder()
+    model.input("x", (1,))
+    model.output(model.op(name, [model.constant(shape)], tuple(max(n, 1) for n in shape), dict(seed=1, seed2=2)))
+    if fits:
+        read_model(model.build())
+        return
+    with pytest.raises(ModelError, match=rf"{name}: its shape is"):
+        read_model(model.build())

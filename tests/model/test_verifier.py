@@ -11,6 +11,7 @@ import pytest
 from litegpu.errors import ModelError
 from litegpu.model import Model, ModelBuilder, TensorType, quantized, read_model, verify_model, write_model
 from litegpu.model.types import Operator
+from litegpu.model.verifier import _scalars
 
 
 @pytest.fixture
@@ -190,3 +191,61 @@ def test_a_number_of_a_huge_vector(name):
     read_model(vector(2**26))
     with pytest.raises(ModelError, match="has 2147483647 elements, but what it is computed from"):
         read_model(vector(2**31 - 1))
+
+
+def choosing(kind: str, **types: TensorType) -> bytes:
+    """IF or WHILE whose subgraphs have each their own types: by default float32, which is what is handed in.
+
+    first, second: inputs of the subgraphs; made, other: their results; result: what comes out.
+    """
+    f = TensorType.FLOAT32
+    of = {"first": f, "second": f, "made": f, "other": f, "result": f} | types
+    model = ModelBuilder()
+    x, p = model.input("x", (2,)), model.input("p", (), TensorType.BOOL)
+    first, second = model.subgraph("first"), model.subgraph("second")
+    first.output(first.op("CAST", [first.input("a", (2,), of["first"])], (2,), type=of["made"]))
+    b = second.input("b", (2,), of["second"])
+    if kind == "WHILE":
+        second.output(second.op("LESS", [b, b], (2,), type=TensorType.BOOL))
+        operands, options = [x], dict(cond_subgraph_index=2, body_subgraph_index=1)
+    else:
+        second.output(second.op("CAST", [b], (2,), type=of["other"]))
+        operands, options = [p, x], dict(then_subgraph_index=1, else_subgraph_index=2)
+    model.output(model.op(kind, operands, (2,), options, type=of["result"]))
+    return model.build()
+
+
+@pytest.mark.parametrize("kind, types, called", [
+    ("IF", {}, None), ("WHILE", {}, None),
+    ("IF", {"made": TensorType.INT32, "other": TensorType.INT32, "result": TensorType.INT32}, None),
+    ("IF", {"second": TensorType.INT32}, 2), ("IF", {"other": TensorType.INT32}, 2),
+    ("IF", {"result": TensorType.INT32}, 1), ("WHILE", {"second": TensorType.INT32}, 2),
+    ("WHILE", {"made": TensorType.INT32, "result": TensorType.INT32}, 1), ("WHILE", {"result": TensorType.INT32}, 1),
+])  # fmt: skip
+def test_every_subgraph_is_held_against_what_it_is_handed(kind, types, called):
+    """Both of IF; of WHILE the condition, and the body's results also against what goes in again."""
+    if called is None:
+        read_model(choosing(kind, **types))
+        return
+    with pytest.raises(ModelError, match=rf"{kind} has tensor \d+ '.*' of type .* where subgraph {called} has"):
+        read_model(choosing(kind, **types))
+
+
+@pytest.mark.parametrize("name, axes, rank, options, whole", [
+    ("SUM", [0], 1, {}, True), ("SUM", [-1], 1, {}, True), ("SUM", [0, -1], 2, {}, True), ("SUM", [0], 2, {}, False),
+    ("SUM", [-2, 1], 2, {}, True), ("SUM", [1, -1], 2, {}, False), ("SUM", [0], 1, dict(keep_dims=True), False),
+    ("SUM", None, 1, {}, False), ("ARG_MAX", [0], 1, {}, True), ("ARG_MAX", [0], 2, {}, False),
+    ("ABS", None, 1, {}, False),
+])  # fmt: skip
+def test_which_results_are_numbers(name, axes, rank, options, whole):
+    """A result without a shape in the file: known to be a number, or just not stated."""
+    model = ModelBuilder()
+    x = model.input("x", (1,) * rank)
+    given = (
+        [] if name == "ABS" else [model.input("axes", (1,), TensorType.INT32) if axes is None else model.constant(axes)]
+    )
+    type_ = dict(type=TensorType.INT64) if name == "ARG_MAX" else {}
+    y = model.op(name, [x, *given], (), options, **type_)
+    model.output(y)
+    main = read_model(model.build(), verify=False).main
+    assert _scalars(main.operators[0], main) == ((y,) if whole else ())

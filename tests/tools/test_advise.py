@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from litegpu.model.builder import ModelBuilder
 from litegpu.model.model_type import Kind
 from litegpu.model.types import TensorType
 from litegpu.tools.advise import advise, print_advice, write_page
+from litegpu.tools.advise.advice import _recommend
+from litegpu.tools.advise.coverage import Coverage, Device, Left
 from litegpu.tools.advise.documented import MODEL_TYPES, row_of
 from litegpu.tools.advise.text import node_numbers
 from litegpu.zoo import build_model
@@ -250,3 +253,44 @@ class _Kernel:
 
     def close(self) -> None:
         pass
+
+
+def covered(taken: int, *, name: str = "GPU", problem: str | None = None, left: str = "", **more: object) -> Coverage:
+    """Of ten ops, those that a delegate takes."""
+    others = (Left("ABS", (0,), left),) if left else ()
+    return Coverage(name, taken, 10, 1, others, problem=problem, **more)  # type: ignore[arg-type]
+
+
+def test_who_can_be_used_is_recommended_before_who_would_take_more() -> None:
+    found = _recommend([covered(10, name="absent", problem="no device"), covered(4, name="here")])
+    assert found.delegate == "here" and "4 of 10 ops; 6 run on the CPU" in found.reasons[0]
+    assert _recommend([covered(4, name="few"), covered(9, name="most")]).delegate == "most"
+    assert "1 runs on the CPU" in _recommend([covered(9)]).reasons[0]
+    assert _recommend([]).delegate == "CPU"
+    assert _recommend([covered(0, left="It is odd.")]).reasons == ("GPU would take no op: It is odd.",)
+
+
+def test_the_extent_is_said_with_its_partitions() -> None:
+    assert "in one partition" in _recommend([covered(10)]).reasons[0]
+    two = dataclasses.replace(covered(10), partitions=2)
+    assert _recommend([two]).reasons[0] == "It would take 10 of 10 ops."
+    limited = covered(4, without_limit=(8, 3))
+    assert "it would take 8, in 3 partitions" in _recommend([limited]).reasons[1]
+
+
+def test_a_software_device_is_not_recommended() -> None:
+    for software, delegate in ((True, "CPU"), (False, "GPU")):
+        assert _recommend([covered(10, device=Device("Chip", "vulkan", software, True))]).delegate == delegate
+
+
+def test_what_nobody_knows() -> None:
+    assert covered(0, problem="It could not be asked.").unknown
+    for known in (covered(0), covered(1, problem="no device"), covered(0, problem="no device", left="It is odd.")):
+        assert not known.unknown
+
+
+def test_the_cpu_s_own_delegate_does_not_make_a_model_delegated(classifier: Path) -> None:
+    advice = advise(classifier, delegates=[_Taking({"CONV_2D"}, limit=0)])
+    assert advice.coverages[-1].complete and not advice.fully_delegated
+    assert advice.here["taking"] == "partly"
+    assert advise(classifier, delegates=[_Taking(set())]).here["taking"] == "no"

@@ -195,3 +195,88 @@ def test_driver_files_are_found_and_judged(tmp_path: Path) -> None:
     (folder / "mine.json").write_text(json.dumps(good))
     home = inspect_system({"HOME": str(tmp_path)})
     assert str(folder / "mine.json") in [driver.file for driver in home.vulkan_drivers]
+
+
+def on(*devices: tuple[str, str, str | None], chosen: int | None = None, problem: str | None = None) -> Diagnosis:
+    """A machine with such devices: graphics API, kind, and what is wrong."""
+    reports = tuple(DeviceReport(f"GPU {i}", api, kind, "", Features(), p) for i, (api, kind, p) in enumerate(devices))
+    return Diagnosis("here", {}, reports, chosen, problem, linux(), "", ())
+
+
+def test_the_verdict_is_of_the_chosen_device() -> None:
+    good, bad = ("vulkan", "discrete", None), ("vulkan", "discrete", "computed 1 instead of 3")
+    for diagnosis, verdict in (
+        (on(good, bad, chosen=0), "The GPU path works here."),
+        (on(good, bad, chosen=1), "not on the device that auto picks"),
+        (on(bad, chosen=0), "does not work here"),
+        (on(chosen=None, problem="no adapter"), "nothing to use: no adapter"),
+        (on(("vulkan", "software", None), chosen=0), "device=auto uses the CPU; * is what device=webgpu uses"),
+        (on(good, chosen=0), "* is what device=auto uses: GPU 0"),
+    ):
+        assert verdict in render_text(diagnosis)
+
+
+def test_software_alone_brings_advice() -> None:
+    def advice(*kinds: str) -> str:
+        return "\n".join(doctor._advice(on(*[("vulkan", kind, None) for kind in kinds]).devices, None, linux()))
+
+    assert "Only a software renderer was found" in advice("software")
+    assert "software renderer" not in advice() and advice() != ""
+    assert advice("software", "discrete") == advice("discrete") == ""
+
+
+def test_an_opengl_is_a_fault_where_only_software_computes() -> None:
+    gl = DeviceReport("A GPU", "gl", "discrete", "", Features(), "lost", True)
+    assert not doctor._passed_over(gl, [gl, *on(("vulkan", "software", None)).devices])
+    assert doctor._passed_over(gl, [gl, *on(("vulkan", "integrated", None)).devices])
+    assert not doctor._passed_over(gl, [gl, *on(("vulkan", "integrated", "lost")).devices])
+
+
+def test_any_wrong_number_fails_the_self_test() -> None:
+    """Too large, too small, or none."""
+
+    class Session:
+        def __init__(self, fault: tuple[int, float]) -> None:
+            self.fault = fault
+
+        def write(self, index: int, x: np.ndarray) -> None:
+            self.x = x.copy()
+
+        def run(self) -> None:
+            pass
+
+        def read(self, index: int, out: np.ndarray) -> None:
+            out[:] = 2 * self.x + 1
+            out[self.fault[0]] += self.fault[1]
+
+        def close(self) -> None:
+            pass
+
+    class Device:
+        features = Features()
+
+        def __init__(self, place: int, fault: float) -> None:
+            self.fault = place, fault
+
+        def session(self, program: object) -> Session:
+            return Session(self.fault)
+
+    assert doctor._self_test(Device(0, 0)) is None  # type: ignore[arg-type]
+    for place, fault in ((0, 1.0), (255, -1.0), (9, np.nan)):
+        found = doctor._self_test(Device(place, fault))  # type: ignore[arg-type]
+        assert found is not None and f"instead of {2 * place + 1}" in found and "1 of 256 values" in found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Vulkan's files as Linux has them")
+def test_variables_say_where_drivers_are(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"ICD": {"library_path": "libc.so.6"}}))
+    one, two = (str(tmp_path / f"{name}.json") for name in ("one", "two"))
+
+    def found(**environment: str) -> list[str]:
+        return [driver.file for driver in inspect_system(environment).vulkan_drivers]
+
+    assert found(VK_ICD_FILENAMES=one) == [one] and found(VK_DRIVER_FILES=f"{two}:{one}") == [two, one]
+    assert found(VK_DRIVER_FILES=two, VK_ICD_FILENAMES=one) == [two]
+    elsewhere = {"XDG_DATA_DIRS": "/nonexistent", "XDG_CONFIG_DIRS": "/nonexistent", "HOME": str(tmp_path)}
+    assert found(**elsewhere, VK_ADD_DRIVER_FILES=one)[-1] == one

@@ -9,6 +9,9 @@ from agreement import official, run
 from litegpu.errors import OptionError
 from litegpu.model import read_model
 from litegpu.zoo import CATALOGUE, build_model, draw_scene
+from litegpu.zoo.mobilenet import scaled
+from litegpu.zoo.network import Network, _rounded
+from litegpu.zoo.ssd import ssd_feature_maps
 
 # Small variants, so that the tests are quick; (options, number of ops, output shapes).
 SMALL = {
@@ -120,3 +123,46 @@ def test_scenes_differ_by_seed() -> None:
     np.testing.assert_array_equal(first, again)
     assert np.abs(first.astype(int) - other).mean() > 10
     assert first.std() > 20
+
+
+def test_ranges_are_closed_on_both_sides() -> None:
+    for option, least, most in (("resolution", 32, 4096), ("classes", 2, 100_000), ("width", 0.05, 8)):
+        for wrong in (least / 2, most * 2):
+            with pytest.raises(OptionError, match=f"{option} is {wrong}; it must be from {least:g} to {most:g}"):
+                build_model("mobilenet_v1", **{option: wrong})
+
+
+def test_options_that_are_none_are_the_model_s_own() -> None:
+    options, _, _ = SMALL["mobilenet_v1"]
+    assert build_model("mobilenet_v1", seed=None, precision=None, **options) == build_model("mobilenet_v1", **options)
+
+
+def test_feature_maps_are_halved_upward() -> None:
+    assert ssd_feature_maps(300, 300) == [(19, 19), (10, 10), (5, 5), (3, 3), (2, 2), (1, 1)]
+    assert ssd_feature_maps(160, 481) == [(10, 31), (5, 16), (3, 8), (2, 4), (1, 2), (1, 1)]
+
+
+def test_channels_are_eight_at_least() -> None:
+    assert [scaled(64, width) for width in (0.05, 0.125, 0.15, 0.5, 2)] == [8, 8, 9, 32, 128]
+
+
+def test_what_is_measured_is_rounded_before_it_reaches_the_file() -> None:
+    """Last bits differ between CPUs."""
+    values = np.random.default_rng(0).normal(0, 100, 1000)
+    rounded = _rounded(values)
+    np.testing.assert_allclose(rounded, values, rtol=2**-10)
+    fraction = np.frexp(rounded)[0] * 1024
+    np.testing.assert_array_equal(fraction, np.round(fraction))
+    np.testing.assert_array_equal(rounded, _rounded(rounded * np.float32(1 + 1e-6)))
+
+
+def test_a_head_s_results_are_around_their_mean() -> None:
+    """Without spread every channel has the mean that was asked for, whatever comes in."""
+    net = Network("a head", seed=3)
+    x = net.convolution(net.image("input", 32, 32), 16, 3, 2)
+    y = net.head(x, 5, mean=-2.0, deviation=3.0, spread=0.0)
+    np.testing.assert_allclose(y.sample.mean((0, 1, 2)), -2, atol=0.05)
+    net.output("y", y.tensor)
+    scores = np.concatenate([infer(net.build(), seed)[0] for seed in range(4)])  # the pictures that it was measured on
+    np.testing.assert_allclose(scores, y.sample, rtol=1e-3, atol=1e-3)
+    assert 1 < y.sample.std() < 3.5
