@@ -175,6 +175,7 @@ def test_no_advice_where_all_is_well() -> None:
     node = RenderNode("/dev/dri/renderD128", True, "render")
     assert system_advice(linux(pci_gpus=("AMD",), vulkan_drivers=(MESA,), render_nodes=(node,)), ["AMD Radeon"]) == []
     assert system_advice(linux(nvidia=NVIDIA), ["NVIDIA H200 570.1"]) == []
+    assert system_advice(linux(vulkan_loader=None), ["AMD Radeon"]) == []  # through OpenGL
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Vulkan's files as Linux has them")
