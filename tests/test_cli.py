@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from litegpu import cli
 from litegpu.errors import OptionError
+from litegpu.tools.evaluate.items import read_lines
 from litegpu.tools.labels import read_labels
 
 
@@ -124,10 +126,12 @@ def test_the_command_leaves_the_logger_of_wgpu_to_wgpu() -> None:
     assert done.stderr == "WARNING: of litegpu\n"
 
 
-def test_labels_without_end_are_no_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("litegpu.tools.labels._MOST_CHARACTERS", 1 << 20)
+@pytest.mark.parametrize("module", ["labels", "evaluate.items"])
+def test_text_files_without_end_are_refused(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"litegpu.tools.{module}._MOST_CHARACTERS", 1 << 20)
+    read = read_labels if module == "labels" else partial(read_lines, what="the list")
     with pytest.raises(OptionError, match="longer than 1 MiB"):
-        read_labels("/dev/zero")
+        read("/dev/zero")
 
 
 def test_memory_that_is_used_up_is_one_line(

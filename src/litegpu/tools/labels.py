@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Sequence
 
 from litegpu.errors import OptionError
+from litegpu.tools.text_file import read_text
 
 _MOST_CHARACTERS = 64 << 20  # of a file of labels
 _MOST_BYTES = 4 << 20  # of a packed file; the labels of 20,000 classes take a tenth
@@ -16,15 +17,7 @@ _MOST_BYTES = 4 << 20  # of a packed file; the labels of 20,000 classes take a t
 
 def read_labels(path: str | os.PathLike[str]) -> list[str]:
     """The lines of a label file up to the first empty one."""
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            text = file.read(_MOST_CHARACTERS + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        cause = error.strerror if isinstance(error, OSError) else error
-        raise OptionError(f"Cannot read the labels {os.fspath(path)}: {cause}") from None
-    if len(text) > _MOST_CHARACTERS:
-        raise OptionError(f"{os.fspath(path)} is longer than {_MOST_CHARACTERS >> 20} MiB: these are no labels")
-    labels = _lines(text)
+    labels = _lines(read_text(path, "the labels", _MOST_CHARACTERS))
     if not labels:
         raise OptionError(f"{os.fspath(path)} holds no labels: the first line is empty")
     return labels

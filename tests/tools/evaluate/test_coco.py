@@ -397,7 +397,9 @@ def test_ground_truth_that_contradicts_itself_is_named(detections: DetectionSet,
             evaluate_coco(task, HERE)
     with pytest.raises(OptionError, match="one of --annotations"):
         evaluate_coco(detections.task(annotations=""), HERE)
-    path.write_text(json.dumps(good | {"images": [good["images"][0] | {"height": 5000}], "annotations": []}))
+    image = good["images"][0] | {"height": 5000}
+    thing = good["annotations"][0] | {"image_id": image["id"], "iscrowd": 0}
+    path.write_text(json.dumps(good | {"images": [image], "annotations": [thing]}))
     with pytest.raises(OptionError, match=r"but the ground truth says \d+x5000"):
         evaluate_coco(task, HERE)
 
@@ -420,9 +422,16 @@ def test_nothing_to_find_and_nothing_found(detections: DetectionSet, tmp_path: P
     content = json.loads((detections.folder / "instances.json").read_text())
     (tmp_path / "instances.json").write_text(json.dumps(content | {"annotations": []}))
     task = detections.task(annotations=str(tmp_path / "instances.json"), num_images=2)
-    report = evaluate_coco(task, HERE)
-    assert report.result.precisions.overall == -1
-    print_report(report)
+    with pytest.raises(OptionError, match="no object in the 2 images"):
+        evaluate_coco(task, HERE)
+    shutil.copytree(detections.folder / "images", tmp_path / "images")
+    (tmp_path / "images" / detections.names[EMPTY - 1]).write_text("no image")
+    (tmp_path / "allow.txt").write_text(f"{100 + 3 * EMPTY}\n{100 + 3 * (EMPTY - 1)}\n")
+    task = detections.task(
+        ground_truth_images_path=str(tmp_path / "images"), allowlist_file=str(tmp_path / "allow.txt")
+    )
+    with pytest.raises(OptionError, match="no object in the 1 images"):
+        evaluate_coco(task, replace(HERE, skip_errors=True))
     silent = detections.task(class_offset=-100 + CLASSES, num_images=3)
     with pytest.raises(OptionError, match="None of the ground truth's categories"):
         evaluate_coco(silent, HERE)

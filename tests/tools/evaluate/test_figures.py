@@ -471,6 +471,19 @@ def test_records_are_kept_and_found_again(tmp_path: Path) -> None:
         RecordFile(path, {"task": "u"})
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs locks")
+@pytest.mark.parametrize("restart", [False, True])
+def test_one_evaluation_at_a_time_writes_records(tmp_path: Path, restart: bool) -> None:
+    path = tmp_path / "records.jsonl"
+    record = Record("a", (3, 4), {"top": [1]}, "", 11, 22)
+    with RecordFile(path, {"task": "t"}) as file:
+        with pytest.raises(OptionError, match="Another process is writing"):
+            RecordFile(path, {"task": "t"}, restart=restart)
+        file.append([record])
+    with RecordFile(path, {"task": "t"}, restart=restart) as file:
+        assert file.records == ({} if restart else {"a": record})
+
+
 def test_what_tells_evaluations_apart() -> None:
     def marks(choice: DelegateChoice | None = None, digest: str = "d", task: str = "t", **options: Any) -> Any:
         image = Preprocessing(8, 8, "float32", **options)

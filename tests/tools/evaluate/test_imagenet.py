@@ -195,6 +195,14 @@ def test_unreadable_images_stop_or_are_skipped(tmp_path: Path, capsys: pytest.Ca
     assert len(again.result.collected.failed) == 1 and again.result.collected.reused == 6
 
 
+def test_images_none_of_which_can_be_read_have_no_accuracy(tmp_path: Path) -> None:
+    images = make_image_set(tmp_path / "set", 3)
+    for name in images.names:
+        (images.images / name).write_text("no image")
+    with pytest.raises(ImageError, match=r"None of the 3 images can be read.*image_0000.*not an image"):
+        evaluate_imagenet(images.task(), replace(HERE, skip_errors=True))
+
+
 def test_missing_images_are_named_before_work_starts(tmp_path: Path) -> None:
     images = make_image_set(tmp_path / "set", 4)
     (images.images / images.names[1]).unlink()

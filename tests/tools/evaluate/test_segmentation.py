@@ -137,6 +137,13 @@ def test_classes_that_do_not_occur_do_not_count() -> None:
     assert [c.iou for c in found] == [4 / 7, 3 / 6, None]
 
 
+def test_masks_of_which_nothing_counts_have_no_iou(masks: MaskSet, tmp_path: Path) -> None:
+    for path in (masks.folder / "masks").iterdir():
+        Image.fromarray(np.full_like(np.array(Image.open(path)), 255)).save(tmp_path / path.name)
+    with pytest.raises(OptionError, match=f"No pixel of the {COUNT} masks counts"):
+        evaluate_segmentation(masks.task(ground_truth_masks_path=str(tmp_path)), HERE)
+
+
 def test_what_does_not_fit_is_named(masks: MaskSet, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="is no folder"):
         evaluate_segmentation(masks.task(ground_truth_masks_path=str(tmp_path / "absent")), HERE)
@@ -156,7 +163,8 @@ def test_what_does_not_fit_is_named(masks: MaskSet, tmp_path: Path) -> None:
     Image.new("RGB", (7, 9)).save(tmp_path / "masks" / "scene0.png")
     with pytest.raises(ImageError, match="one channel is needed"):
         evaluate_segmentation(task, HERE)
-    assert len(evaluate_segmentation(task, replace(HERE, skip_errors=True)).result.collected.failed) == COUNT
+    with pytest.raises(ImageError, match=f"None of the {COUNT} images can be read"):
+        evaluate_segmentation(task, replace(HERE, skip_errors=True))
 
 
 def test_models_of_another_kind_are_refused(masks: MaskSet, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -140,7 +140,16 @@ def _truth(task: CocoTask) -> GroundTruth:
     truth = picked(truth, task.allowlist_file, task.num_images)
     if not truth.images:
         raise OptionError("The ground truth has no image to evaluate")
+    _require_object((o.crowd for image in truth.images for o in image.objects), len(truth.images))
     return truth
+
+
+def _require_object(crowds: Iterable[bool], images: int) -> None:
+    if all(crowds):
+        raise OptionError(
+            f"The ground truth has no object in the {images} images to evaluate (crowds do not count), so there is no "
+            "precision to measure"
+        )
 
 
 def _categories(task: CocoTask, truth: GroundTruth, detector: Detector) -> Callable[[int], int | None]:
@@ -190,6 +199,7 @@ def _precision(collected: Collected, truth: GroundTruth, category_of: Callable[[
             top, left, bottom, right = box
             pixels = [left * width, top * height, (right - left) * width, (bottom - top) * height]
             detections.append({"image_id": image.id, "category_id": category, "bbox": pixels, "score": score})
+    _require_object((bool(a["iscrowd"]) for a in annotations), len(images))
     precisions = coco_precisions(images, annotations, truth.categories, detections)
     return DelegatePrecision(collected, precisions, tuple(detections), strange)
 

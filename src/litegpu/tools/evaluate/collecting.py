@@ -155,7 +155,8 @@ def collect(job: Job, items: Sequence[Item], running: Running, marks: Mapping[st
     """Run a job over all items, but for those whose records (of the same `marks`, a fingerprint) are in the output
     folder already.
 
-    Raises ImageError for an input that is missing or cannot be read, unless such are to be skipped; whatever stops the
+    Raises ImageError for an input that is missing or cannot be read, unless such are to be skipped, or if none can
+    be; whatever stops the
     evaluation, the records so far are kept.
     """
     missing = [item for item in items if item.stamp is None]
@@ -183,6 +184,11 @@ def collect(job: Job, items: Sequence[Item], running: Running, marks: Mapping[st
             raise InvokeError("No worker answered: all of them died")
         known, problem = (file.records, file.problem) if file is not None else ({}, "")
         records = tuple(fresh.get(item.name) or known[item.name] for item in items)
+    if records and all(r.error for r in records):
+        raise ImageError(
+            f"None of the {len(items)} images can be read, so there is nothing to measure; {items[0].path}: "
+            f"{records[0].error}"
+        )
     rate = (len(fresh) - warm) / (end - first) if len(fresh) > warm else 0.0
     return Collected(job.choice, place, records, len(items) - len(rest), end - start, rate, problem)
 
@@ -208,9 +214,7 @@ def _record_file(running: Running, choice: DelegateChoice, marks: Mapping[str, A
         yield None
         return
     path = Path(running.output, f"records-{str(choice).replace('/', '-').replace(':', '')}.jsonl")
-    if running.restart:
-        path.unlink(missing_ok=True)
-    with RecordFile(path, marks) as file:
+    with RecordFile(path, marks, restart=running.restart) as file:
         yield file
 
 

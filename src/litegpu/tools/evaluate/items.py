@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from litegpu.errors import OptionError
+from litegpu.tools.text_file import read_text
 
 RAW = ".rgb8"  # interleaved RGB bytes, already of the model's size
 _MOST_CHARACTERS = 256 << 20  # of a list; the names of a million images take a tenth
@@ -80,15 +81,7 @@ def pick(count: int, left_out: Collection[int], wanted: int) -> Sequence[int]:
 
 def read_lines(path: str | os.PathLike[str], what: str) -> list[str]:
     """The lines of a text file without their ends (those of Windows too) and without empty lines at the end."""
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            text = file.read(_MOST_CHARACTERS + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise OptionError(f"Cannot read {what} {os.fspath(path)}: {reason}") from None
-    if len(text) > _MOST_CHARACTERS:
-        raise OptionError(f"{os.fspath(path)} ({what}) is longer than {_MOST_CHARACTERS >> 20} MiB")
-    lines = text.splitlines()
+    lines = read_text(path, what, _MOST_CHARACTERS).splitlines()
     while lines and not lines[-1].strip():
         lines.pop()
     if not lines:

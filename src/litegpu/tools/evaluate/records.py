@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from litegpu.errors import OptionError
+from litegpu.file_lock import lock
 from litegpu.tools.evaluate.items import Item
 from litegpu.tools.evaluate.shard import Record
 
@@ -30,10 +31,11 @@ class RecordFile:
 
     A file of another fingerprint (another model, delegate or option) raises OptionError, naming what differs; a last
     line that was cut off when the process ended is dropped. Once something cannot be written (a full disk) nothing more
-    is: `problem` says what, and the records are known all the same.
+    is: `problem` says what, and the records are known all the same. While it is open nobody else can open it. `restart`
+    drops what is in it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], fingerprint: Mapping[str, Any]) -> None:
+    def __init__(self, path: str | os.PathLike[str], fingerprint: Mapping[str, Any], *, restart: bool = False) -> None:
         self.path = Path(path)
         self.records: dict[str, Record] = {}
         self.problem = ""
@@ -43,6 +45,12 @@ class RecordFile:
         except OSError as error:
             raise OptionError(f"Cannot write {self.path}: {error.strerror}") from None
         try:
+            if lock(self._file.fileno()) is False:
+                raise OptionError(
+                    f"Another process is writing {self.path}: wait for its end, or choose another output folder"
+                )
+            if restart:
+                self._file.truncate(0)
             self._load(json.loads(json.dumps({"format": _FORMAT, **fingerprint})))
         except BaseException:
             self._file.close()

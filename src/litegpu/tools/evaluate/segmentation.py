@@ -242,6 +242,8 @@ def _iou(collected: Collected, labels: Sequence[str]) -> DelegateIou:
         total += own
         values = [c.iou for c in iou_by_class(own, labels) if c.iou is not None]
         images.append(ImageIou(record.name, sum(values) / len(values) if values else 1.0))
+    if not total.any():
+        raise OptionError(f"No pixel of the {len(images)} masks counts: all are to be ignored")
     images.sort(key=lambda i: (i.iou, i.name))
     return DelegateIou(collected, total, tuple(iou_by_class(total, labels)), tuple(images))
 
