@@ -6,7 +6,7 @@ IMAGE ?=
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-full lint bench clean
+.PHONY: help setup demo test test-full lint bench wheel clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -31,6 +31,9 @@ lint: .ready  ## Check style and types
 
 bench: .ready  ## Run the benchmarks that the docs quote (on NVIDIA: benchmarks/h200.py beside its peers)
 	scripts/bench
+
+wheel: .ready  ## Build the packages; try the wheel with the oldest and the newest dependencies
+	$(BIN)/python scripts/wheel
 
 clean:  ## Remove .venv, caches and outputs
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache build dist demo-output
