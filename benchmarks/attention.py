@@ -18,12 +18,11 @@ import numpy as np
 from lstm import median
 
 from litegpu.gpu import graph, passes
+from litegpu.gpu.backends.cuda import native
+from litegpu.gpu.backends.cuda.graph import launch_seconds
+from litegpu.gpu.backends.cuda.opening import open_device
 from litegpu.gpu.build import build_program
-from litegpu.gpu.kernels import cuda
 from litegpu.gpu.lower import lower_partition
-from litegpu.gpu.passes import attention
-from litegpu.gpu.runtime.cuda import open_device
-from litegpu.gpu.runtime.cuda_graph import launch_seconds
 from litegpu.model.reader import read_model
 from litegpu.model.writer import ModelBuilder
 
@@ -44,7 +43,7 @@ def main() -> None:
         for case in CASES:
             content, half = network(*case), precision == "float16"
             times: list[float | None] = [seconds(content, half)]
-            with mock.patch.dict(cuda._BUILD, {graph.Attention: lambda ctx: None}), in_one(True):
+            with mock.patch.dict(native._LAUNCHES, {graph.Attention: lambda ctx: None}), in_one(True):
                 times.append(seconds(content, half))
             with in_one(False):
                 times.append(seconds(content, half))
@@ -56,7 +55,7 @@ def main() -> None:
 def in_one(joined: bool) -> Any:
     """Attention in one kernel whatever the estimates say, or never."""
     if joined:
-        return mock.patch.object(attention, "FEW_KEYS", 1 << 30)
+        return mock.patch.object(native, "FEW_KEYS", 1 << 30)
     return mock.patch.object(passes, "join_attention", lambda found, features, half: found)
 
 

@@ -31,7 +31,7 @@ from cuda_measure import find_models
 
 import litegpu
 from litegpu import GpuDelegate, Interpreter
-from litegpu.gpu.runtime.cuda_copy import COPY
+from litegpu.gpu.backends.cuda.copy import COPY
 
 ORDER_ROUNDS = 200
 

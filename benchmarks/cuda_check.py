@@ -21,7 +21,7 @@ import numpy as np
 from cuda_measure import build, find_models, host_to_host, infer, lowered, reference, relative_error
 
 from litegpu.errors import DeviceError
-from litegpu.gpu.runtime.cuda import open_device
+from litegpu.gpu.backends.cuda.opening import open_device
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ def run_cases(ops: list[str], cases: int, time_limit: float) -> int:
     from cuda_measure import small_model
     from op_cases import CASES
 
-    from litegpu.gpu.passes import separable
+    from litegpu.gpu.backends.cuda.passes import separable
 
     separable.LEAST_PIXELS = 1  # so that the network uses the joint kernel
     network = small_model()

@@ -52,8 +52,8 @@ from cuda_measure import (
 import litegpu
 from litegpu.delegates.gpu import GpuDelegate
 from litegpu.errors import DeviceError
+from litegpu.gpu.backends.cuda.opening import open_device
 from litegpu.gpu.program import Program
-from litegpu.gpu.runtime.cuda import open_device
 from litegpu.model import Model
 
 PRECISIONS = ("float16", "float32")

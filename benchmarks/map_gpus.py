@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from litegpu.gpu.runtime import cuda
+from litegpu.gpu.backends.cuda import opening as cuda
 from litegpu.tools.distribute import Context, map_shards
 from litegpu.tools.mapping.batched import default_batch, interface_of, plan_batch
 from litegpu.tools.mapping.output import Output

@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--batches", default="1,64")
     args = parser.parse_args()
     try:
-        from litegpu.gpu.runtime.cuda import open_device
+        from litegpu.gpu.backends.cuda.opening import open_device
 
         device = open_device()
         peak, features = peak_of(device) or H200, device.features

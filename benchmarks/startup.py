@@ -33,7 +33,7 @@ delegate = litegpu.GpuDelegate(
     backend=backend, precision_loss_allowed=half == "float16", serialization_dir=folder or None
 )
 delegate.open_device()
-import litegpu.gpu.build, litegpu.gpu.runtime.base
+import litegpu.gpu.build, litegpu.gpu.backends.contract
 started = time.perf_counter()
 interpreter = litegpu.Interpreter(path, experimental_delegates=[delegate], fallback="strict")
 interpreter.allocate_tensors()

@@ -18,10 +18,10 @@ import numpy as np
 
 from litegpu.delegates.gpu import GpuDelegate, GpuKernel
 from litegpu.delegates.protocol import DelegateKernel, Partition
+from litegpu.gpu.backends.webgpu.device import WebGpuSession, open_device
+from litegpu.gpu.backends.webgpu.record import record
 from litegpu.gpu.graph import DType
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
-from litegpu.gpu.runtime.webgpu import WebGpuSession, open_device
-from litegpu.gpu.runtime.webgpu_record import record
 from litegpu.interpreter import Interpreter
 from litegpu.zoo import build_model
 

@@ -19,7 +19,7 @@ FLOAT32, FLOAT16 = 1e-5, 1e-2  # relative L2 error allowed
 
 def require_gpu() -> None:
     """Skip the calling test where WebGPU finds no device at all."""
-    from litegpu.gpu.runtime.webgpu import open_device
+    from litegpu.gpu.backends.webgpu.device import open_device
 
     try:
         open_device("auto", None)

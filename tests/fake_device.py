@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from litegpu.gpu.backends.check import NUMPY
+from litegpu.gpu.backends.contract import DeviceInfo, KernelTime
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import Program
-from litegpu.gpu.runtime.base import DeviceInfo, KernelTime
-from litegpu.gpu.runtime.check import NUMPY
 
 
 class FakeSession:
@@ -68,7 +68,7 @@ class FakeSession:
 
 
 class FakeDevice:
-    """Satisfies litegpu.gpu.runtime.base.Device."""
+    """Satisfies litegpu.gpu.backends.contract.Device."""
 
     target = "wgsl"
 

@@ -13,7 +13,9 @@ from agreement import require_gpu
 import litegpu
 from litegpu.device_choice import best_gpu, delegate_for, is_device
 from litegpu.errors import DeviceError, SoftwareDeviceError
-from litegpu.gpu.runtime import cuda, webgpu, webgpu_adapters
+from litegpu.gpu.backends.cuda import opening as cuda
+from litegpu.gpu.backends.webgpu import adapters as webgpu_adapters
+from litegpu.gpu.backends.webgpu import device as webgpu
 from litegpu.model.builder import ModelBuilder
 
 X = np.array([[1, -2, 3]], np.float32)

@@ -34,7 +34,7 @@ def test_children_of_a_process_that_has_used_a_gpu(device: str) -> None:
     if device == "webgpu":
         require_gpu()
     else:
-        from litegpu.gpu.runtime.cuda import available
+        from litegpu.gpu.backends.cuda.opening import available
 
         reason = available()
         if reason is not None:

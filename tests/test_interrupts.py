@@ -238,7 +238,7 @@ LONG = """
     import numpy as np
     import litegpu
     try:
-        from litegpu.gpu.runtime.webgpu import open_device
+        from litegpu.gpu.backends.webgpu.device import open_device
         device = open_device()
     except litegpu.DeviceError as error:
         print("skip", error)

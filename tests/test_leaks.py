@@ -175,7 +175,7 @@ def objects(device: str) -> dict[str, int]:
     if device == "webgpu":
         import wgpu
 
-        from litegpu.gpu.runtime.webgpu import open_device
+        from litegpu.gpu.backends.webgpu.device import open_device
 
         open_device().handle._poll()  # what was in use when it was freed
         counts = wgpu.diagnostics.wgpu_native_counts.get_dict()
@@ -183,7 +183,7 @@ def objects(device: str) -> dict[str, int]:
     elif device == "cuda" and os.environ.get("LITEGPU_CUDA_EMULATOR"):
         from cuda_emulator import emulator
 
-        from litegpu.gpu.runtime.cuda import open_device as open_cuda
+        from litegpu.gpu.backends.cuda.opening import open_device as open_cuda
 
         open_cuda().free_what_was_left()
         found["driver"] = emulator.objects()

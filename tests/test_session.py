@@ -16,7 +16,7 @@ import pytest
 import litegpu
 from litegpu.delegates import gpu
 from litegpu.errors import DeviceError, InvokeError, OptionError, TensorError
-from litegpu.gpu.runtime.cuda import available
+from litegpu.gpu.backends.cuda.opening import available
 from litegpu.model.types import TensorType
 from litegpu.model.writer import ModelBuilder
 

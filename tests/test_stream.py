@@ -15,7 +15,7 @@ from agreement import require_gpu
 
 import litegpu
 from litegpu import OptionError, TensorError
-from litegpu.gpu.runtime.host_copy import LARGE_BYTES, copy_bytes
+from litegpu.gpu.backends.host_copy import LARGE_BYTES, copy_bytes
 from litegpu.model.builder import ModelBuilder
 from litegpu.model.types import TensorType
 
@@ -46,7 +46,7 @@ def device(request: pytest.FixtureRequest) -> str:
     if name == "webgpu":
         require_gpu()
     if name == "cuda":
-        from litegpu.gpu.runtime.cuda import available
+        from litegpu.gpu.backends.cuda.opening import available
 
         reason = available()
         if reason is not None:

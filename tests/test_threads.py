@@ -68,7 +68,7 @@ def device(request: pytest.FixtureRequest) -> str:
     if name == "webgpu":
         require_gpu()
     if name == "cuda":
-        from litegpu.gpu.runtime.cuda import available
+        from litegpu.gpu.backends.cuda.opening import available
 
         reason = available()
         if reason is not None:
@@ -190,7 +190,7 @@ def test_models_that_are_opened_and_closed_in_threads_share_a_device(device: str
 @pytest.mark.cuda
 def test_arrays_on_the_gpu_and_on_the_host_in_threads() -> None:
     torch = pytest.importorskip("torch")
-    from litegpu.gpu.runtime.cuda import available
+    from litegpu.gpu.backends.cuda.opening import available
 
     if available() is not None:
         pytest.skip("no CUDA device")

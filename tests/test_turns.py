@@ -27,7 +27,7 @@ def opened(request: pytest.FixtureRequest, numpy_delegate: Any) -> Callable[...,
     if kind == "webgpu":
         require_gpu()
     if kind == "cuda":
-        from litegpu.gpu.runtime.cuda import available
+        from litegpu.gpu.backends.cuda.opening import available
 
         if available() is not None:
             pytest.skip("no CUDA device")

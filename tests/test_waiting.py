@@ -10,8 +10,8 @@ import pytest
 
 import litegpu
 from litegpu import GpuDelegate, Interpreter, WaitType
-from litegpu.gpu.runtime import keep_awake
-from litegpu.gpu.runtime.keep_awake import KeepAwake
+from litegpu.gpu.backends import keep_awake
+from litegpu.gpu.backends.keep_awake import KeepAwake
 from litegpu.model.builder import ModelBuilder
 
 SHAPE = (1, 6, 5, 3)

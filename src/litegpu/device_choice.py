@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from litegpu.errors import DeviceError, ForkError, OptionError, SoftwareDeviceError
+from litegpu.gpu.backends import registry
 
 if TYPE_CHECKING:
     from litegpu.delegates.gpu import GpuDelegate
@@ -19,7 +20,9 @@ def is_device(name: object) -> bool:
     if not isinstance(name, str):
         return False
     kind, colon, index = name.partition(":")
-    return kind == "cuda" and index.isdecimal() if colon else kind in ("auto", "cpu", "webgpu", "cuda")
+    if colon:
+        return kind in registry.ENTRIES and registry.ENTRIES[kind].numbered and index.isdecimal()
+    return kind in ("auto", "cpu", *registry.ENTRIES)
 
 
 def delegate_for(device: str, precision: str, options: Mapping[str, Any]) -> GpuDelegate | None:
@@ -34,10 +37,8 @@ def delegate_for(device: str, precision: str, options: Mapping[str, Any]) -> Gpu
         if options:
             raise OptionError(f"{', '.join(options)}: the CPU has no delegate options; give num_threads instead")
         return None
-    if kind == "cuda":
-        options = {"backend": "cuda", **({"device": index} if index else {}), **options}
-    elif kind == "webgpu":
-        options = {"backend": "webgpu", **options}
+    if kind != "auto":
+        options = {"backend": kind, **({"device": index} if index else {}), **options}
     from litegpu.delegates.gpu import GpuDelegate
 
     delegate = GpuDelegate(precision=precision, **options)
@@ -60,4 +61,4 @@ def best_gpu() -> str:
     a GPU and does not mind which. Raises DeviceError if there is none."""
     from litegpu.delegates.gpu import GpuDelegate
 
-    return "cuda" if GpuDelegate().open_device().target == "cuda" else "webgpu"
+    return registry.name_of(GpuDelegate().open_device())

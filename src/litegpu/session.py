@@ -18,6 +18,7 @@ from litegpu.delegates.array_place import is_on_gpu
 from litegpu.delegates.report import DelegationReport
 from litegpu.device_choice import delegate_for
 from litegpu.errors import InvokeError, LiteGpuError, OptionError, TensorError
+from litegpu.gpu.backends import registry
 from litegpu.interpreter import Interpreter
 from litegpu.model.batch import with_batch
 
@@ -100,7 +101,7 @@ class LoadedModel:
     ) -> None:
         self.interpreter = interpreter
         self._delegate = delegate
-        self._gpu = "cpu" if delegate is None else "cuda" if delegate.open_device().target == "cuda" else "webgpu"
+        self._gpu = "cpu" if delegate is None else registry.name_of(delegate.open_device())
         self._reopen = reopen
         inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
         names = _signature_names(interpreter)

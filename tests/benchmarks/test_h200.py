@@ -64,7 +64,7 @@ def write_peers(folder: Path, sleep: str = "") -> Path:
 def test_a_tiny_model(
     benchmark: Any, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from litegpu.gpu.runtime.cuda import available
+    from litegpu.gpu.backends.cuda.opening import available
 
     if (reason := available()) is not None:
         pytest.skip(f"no CUDA device: {reason}")

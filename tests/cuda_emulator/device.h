@@ -107,7 +107,7 @@ inline float half_to_float(unsigned short x) { return bits<_Float16>(x); }
 inline unsigned short float_to_half(float x) { return bits<unsigned short>((_Float16)x); }
 inline unsigned pack_half2(float x, float y) { return float_to_half(x) | (unsigned)float_to_half(y) << 16; }
 
-// What device.cu and warpgroup.cu of src/litegpu/gpu/kernels/cuda define by PTX.
+// What device.cu and warpgroup.cu of src/litegpu/gpu/backends/cuda/kernels define by PTX.
 alignas(1024) inline unsigned char shared[228 << 10];
 namespace emulator {
 inline void perform(const Copy& c) {

@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from litegpu.errors import DeviceError
-from litegpu.gpu.kernels.cuda.source import text_of
-from litegpu.gpu.lang.cuda_functions import HALF_CONVERSIONS, PROGRAMMATIC_LAUNCH
+from litegpu.gpu.backends.cuda.functions import HALF_CONVERSIONS, PROGRAMMATIC_LAUNCH
+from litegpu.gpu.backends.cuda.kernels.source import text_of
 from litegpu.gpu.program import KernelCode
 
 VARIABLE = "LITEGPU_CUDA_EMULATOR"
@@ -44,7 +44,7 @@ def install() -> None:
     library = _compiled((HERE / "libcuda.cpp").read_text(), ["-O1", "-Wl,-soname,libcuda.so.1", "-ldl"], "driver")
     global driver
     driver = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)  # found from now on under its name, libcuda.so.1
-    from litegpu.gpu.runtime import cuda_device
+    from litegpu.gpu.backends.cuda import device as cuda_device
 
     cuda_device.compile_kernels = compile_kernels
 
@@ -59,7 +59,7 @@ driver: ctypes.CDLL
 
 
 def compile_kernels(kernels: Sequence[KernelCode], capability: int, *, programmatic: bool = False) -> list[bytes]:
-    """In place of litegpu.gpu.runtime.cuda_compile.compile_kernels: an image is the path of a shared library."""
+    """In place of litegpu.gpu.backends.cuda.compile.compile_kernels: an image is the path of a shared library."""
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         return list(pool.map(_compile, kernels))
 

@@ -25,7 +25,7 @@ EMULATED = bool(os.environ.get("LITEGPU_CUDA_EMULATOR"))
 
 @pytest.fixture(autouse=True, scope="module")
 def device() -> Any:
-    from litegpu.gpu.runtime.cuda import available, open_device
+    from litegpu.gpu.backends.cuda.opening import available, open_device
 
     reason = available()
     if reason is not None:
@@ -56,7 +56,7 @@ class Memory:
             self.driver.cuStreamDestroy(stream)
 
     def get(self) -> np.ndarray:
-        from litegpu.gpu.runtime.cuda_copy import Pinned
+        from litegpu.gpu.backends.cuda.copy import Pinned
 
         pinned = np.asarray(Pinned(self.device, self.nbytes))
         with self.device.context:
@@ -82,7 +82,7 @@ class ByDLPack(Memory):
         return self.kind, self.index
 
     def __dlpack__(self, *, stream: int | None = None) -> Any:
-        from litegpu.gpu.runtime import dlpack
+        from litegpu.gpu.backends.cuda import dlpack
 
         self.asked.append(stream)
         return dlpack.capsule(self.address, (self.kind, self.index), self.shape, self.dtype, self)
@@ -255,7 +255,7 @@ class Tensor(ByDLPack):
 
 
 def test_pytorch_tensors_are_read_directly(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from litegpu.gpu.runtime import cuda_array
+    from litegpu.gpu.backends.cuda import array as cuda_array
 
     names = ("float32", "float16", "uint8", "int8", "int16", "int32", "int64", "float64", "bool")
     streams: list[int] = []
@@ -310,7 +310,7 @@ def test_outputs_stay_on_the_gpu_until_they_are_asked_for(device: Any, opened: A
 
 
 def test_an_output_buffer_of_our_own(device: Any, opened: Any) -> None:
-    from litegpu.gpu.runtime import dlpack
+    from litegpu.gpu.backends.cuda import dlpack
 
     interpreter, _, x, y = opened(neg())
     interpreter.set_tensor(x, numbers(0))
@@ -452,7 +452,7 @@ class Library(ByDLPack):
 
 def from_dlpack(array: Any) -> Any:
     """This module is the library `Library` is of."""
-    from litegpu.gpu.runtime import dlpack
+    from litegpu.gpu.backends.cuda import dlpack
 
     found = dlpack.describe(array.__dlpack__(stream=1))
     made = Library.__new__(Library)

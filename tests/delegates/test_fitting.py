@@ -38,7 +38,7 @@ def require(backend: str) -> None:
     if backend == "webgpu":
         require_gpu()
         return
-    from litegpu.gpu.runtime.cuda import available
+    from litegpu.gpu.backends.cuda.opening import available
 
     if available() is not None:
         pytest.skip(f"no CUDA device: {available()}")

@@ -11,8 +11,9 @@ from fake_device import FakeDevice
 
 from litegpu import GpuDelegate, GpuDelegateOptions, Interpreter
 from litegpu.delegates import gpu
+from litegpu.gpu.backends.cuda import opening as cuda
+from litegpu.gpu.backends.webgpu import device as webgpu
 from litegpu.gpu.lang.features import Features
-from litegpu.gpu.runtime import cuda, webgpu
 from litegpu.model import read_model
 from litegpu.model.builder import ModelBuilder, quantized
 from litegpu.model.types import TensorType

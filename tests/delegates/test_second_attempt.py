@@ -22,7 +22,7 @@ BACKENDS = ["webgpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "cuda":
-        from litegpu.gpu.runtime.cuda import available
+        from litegpu.gpu.backends.cuda.opening import available
 
         if reason := available():
             pytest.skip(f"no CUDA device: {reason}")

@@ -126,13 +126,13 @@ def test_masked_keys_count_for_nothing() -> None:
 
 
 def test_tensor_cores_do_large_ones() -> None:
-    cuda = Features(cuda_capability=90)
+    cuda = Features(native="cuda", capability=90)
     assert joined(network(lead=(1, 8), m=100, n=100), Features()) and joined(network(lead=(1, 8), m=100, n=30), cuda)
     content = network(lead=(1, 8), m=512, n=512, d=64, e=64)
     assert not joined(content, Features()) and not joined(content, cuda)
     model = read_model(content).main
     lowered = lower_partition(model, model.operators, model.inputs, model.outputs)
-    features = Features(cuda_capability=90, compute_units=132, float16=True)
+    features = Features(native="cuda", capability=90, compute_units=132, float16=True)
     for half, expected in ((True, "flash_attention"), (False, "tiled_matmul")):
         names = {k.name for k in build_program(lowered.graph, features, "cuda", half=half).kernels}
         assert expected in names

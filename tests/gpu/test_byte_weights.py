@@ -37,7 +37,7 @@ def layer(rows: int, whole: bool, type_: TensorType = TensorType.INT8) -> bytes:
 def program(content: bytes, target: str, half: bool = False, capability: int = 0) -> Program:
     graph = read_model(content).main
     lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs)
-    features = Features(float16=half, compute_units=132, cuda_capability=capability)
+    features = Features(float16=half, compute_units=132, native="cuda", capability=capability)
     return build_program(lowered.graph, features, target, half=half)
 
 
@@ -63,7 +63,7 @@ def test_results_are_those_of_real_weights(rows: int, type_: TensorType) -> None
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_results_on_cuda(rows: int, half: bool) -> None:
-    from litegpu.gpu.runtime.cuda import available
+    from litegpu.gpu.backends.cuda.opening import available
 
     if available() is not None:
         pytest.skip("no CUDA device")

@@ -273,12 +273,12 @@ def test_a_second_start_builds_nothing(tmp_path: Path, builds: list[int]) -> Non
 
 @pytest.mark.cuda
 def test_a_second_start_compiles_nothing(tmp_path: Path, builds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    from litegpu.gpu.runtime import cuda
+    from litegpu.gpu.backends.cuda import opening as cuda
 
     reason = cuda.available()
     if reason is not None:
         pytest.skip(f"no CUDA device: {reason}")
-    from litegpu.gpu.runtime import cuda_compile
+    from litegpu.gpu.backends.cuda import compile as cuda_compile
 
     first = run(tmp_path, "cuda")
 
@@ -299,7 +299,7 @@ def test_what_another_program_depends_on(tmp_path: Path, builds: list[int], monk
     """A change of anything that the program depends on leads to an entry of its own."""
     require_gpu()
     from litegpu.delegates import cache_key, gpu
-    from litegpu.gpu.runtime.webgpu import open_device
+    from litegpu.gpu.backends.webgpu.device import open_device
 
     changes: list[tuple[dict[str, Any], Any]] = [
         ({}, None),

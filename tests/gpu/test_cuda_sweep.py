@@ -22,7 +22,7 @@ MODELS = (
 
 @pytest.fixture(autouse=True, scope="module")
 def _device() -> None:
-    from litegpu.gpu.runtime.cuda import available
+    from litegpu.gpu.backends.cuda.opening import available
 
     reason = available()
     if reason is not None:

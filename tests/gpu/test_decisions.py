@@ -208,7 +208,7 @@ def test_decisions(name: str, precision: str) -> None:
 @pytest.mark.parametrize("precision", ["float16", "auto"])
 @pytest.mark.parametrize("name", MODELS)
 def test_decisions_on_cuda(name: str, precision: str) -> None:
-    from litegpu.gpu.runtime.cuda import available
+    from litegpu.gpu.backends.cuda.opening import available
 
     if reason := available():
         pytest.skip(f"no CUDA device: {reason}")

@@ -58,7 +58,7 @@ def digests(name: str) -> dict[str, list[str]]:
     for target, (printer, half, capability) in TARGETS.items():
         if capability and name in SLOW:
             continue
-        features = Features(float16=half, compute_units=16, cuda_capability=capability)
+        features = Features(float16=half, compute_units=16, native="cuda", capability=capability)
         program = build_program(MODELS[name](), features, printer, half=half)
         lines[target] = [
             f"{d.label} {'x'.join(map(str, d.groups))} {program.kernels[d.kernel].name} "

@@ -137,7 +137,7 @@ def test_float16(name: str) -> None:
 @pytest.mark.parametrize("name", ["plain", "batch major", "odd sizes", "cell clip", "coupled peephole", "projection"])
 def test_on_cuda(name: str) -> None:
     """Some by the native kernel, some by that of the language; what is kept stays on the device as well."""
-    from litegpu.gpu.runtime.cuda import available
+    from litegpu.gpu.backends.cuda.opening import available
 
     if (why := available()) is not None:
         pytest.skip(f"no CUDA device: {why}")

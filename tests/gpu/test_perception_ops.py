@@ -213,9 +213,9 @@ def test_refused(name: str) -> None:
 @pytest.mark.parametrize("half", [False, True])
 def test_kernels_compile_for_cuda(half: bool) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
+    from litegpu.gpu.backends.cuda.compile import compile_kernels
     from litegpu.gpu.build import build_program
     from litegpu.gpu.lang import Features
-    from litegpu.gpu.runtime.cuda_compile import compile_kernels
 
     pool = pool_options(SAME, (2, 2), (3, 3))
     crop = dict(subset_idxs=[0, 1], left_rotation_idx=0, right_rotation_idx=1, output_height=4, output_width=4,

@@ -243,7 +243,7 @@ def test_models_have_the_kernels_of_their_float_counterparts(whole: str, real: s
             graph = read_model((models_dir / name).read_bytes()).main
             lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs)
             cuda = target == "cuda"
-            features = Features(float16=cuda, compute_units=132, cuda_capability=90 if cuda else 0)
+            features = Features(float16=cuda, compute_units=132, native="cuda", capability=90 if cuda else 0)
             program = build_program(lowered.graph, features, target, half=cuda)
             names.append(sorted(program.kernels[d.kernel].name for d in program.dispatches))
         assert len(names[0]) == len(names[1]) + (target == "wgsl")

@@ -135,7 +135,7 @@ def doubled(op: custom.Operation, t: custom.Thread) -> Any:
 
 def test_kernels_compile_for_cuda() -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    from litegpu.gpu.runtime.cuda_compile import compile_kernels
+    from litegpu.gpu.backends.cuda.compile import compile_kernels
 
     names = guide()
     litegpu.register_op("Double", doubled)

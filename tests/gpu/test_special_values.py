@@ -61,7 +61,7 @@ REORDERED = frozenset((250,))
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     if request.param == "cuda":
-        from litegpu.gpu.runtime.cuda import available
+        from litegpu.gpu.backends.cuda.opening import available
 
         if reason := available():
             pytest.skip(f"no CUDA device: {reason}")

@@ -10,7 +10,7 @@ from tools.test_benchmark_figures import made_up_result
 
 from litegpu.delegates.report import DelegationReport, NodeReport, PartitionReport
 from litegpu.errors import DeviceError, OptionError
-from litegpu.gpu.runtime.base import KernelTime
+from litegpu.gpu.backends.contract import KernelTime
 from litegpu.model import ModelBuilder, TensorType, read_model
 from litegpu.tools.benchmark import profile as profile_module
 from litegpu.tools.benchmark.flags import BenchmarkFlags

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from litegpu.errors import DeviceError
+from litegpu.gpu.backends.cuda import opening as cuda
+from litegpu.gpu.backends.webgpu import adapters as webgpu_adapters
+from litegpu.gpu.backends.webgpu import device as webgpu
 from litegpu.gpu.lang.features import Features
-from litegpu.gpu.runtime import cuda, webgpu, webgpu_adapters
 from litegpu.tools import doctor
 from litegpu.tools.doctor import DeviceReport, Diagnosis, diagnose, render_text
 from litegpu.tools.doctor_system import (
@@ -86,7 +88,7 @@ def test_an_opengl_that_cannot_compute_is_no_fault_beside_another_api(monkeypatc
 def test_cuda_devices_pass_their_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
     if cuda.available() is not None:
         pytest.skip(f"no CUDA device: {cuda.available()}")
-    from litegpu.gpu.runtime.cuda_session import CudaSession
+    from litegpu.gpu.backends.cuda.session import CudaSession
 
     assert doctor._cuda_self_test(0) is None
     diagnosis = diagnose()
@@ -107,7 +109,7 @@ def test_wgpu_that_does_not_work_is_reported(monkeypatch: pytest.MonkeyPatch) ->
     def broken(gl: bool) -> list[object]:
         raise OSError("libwgpu_native.so: cannot open shared object file")
 
-    monkeypatch.setattr("litegpu.gpu.runtime.webgpu_native.enumerate_adapters", broken)
+    monkeypatch.setattr("litegpu.gpu.backends.webgpu.native.enumerate_adapters", broken)
     monkeypatch.setattr(cuda, "list_devices", no_cuda)
     diagnosis = diagnose()
     assert not diagnosis.ok
@@ -254,7 +256,7 @@ def test_any_wrong_number_fails_the_self_test() -> None:
             pass
 
     class Device:
-        features = Features()
+        features, target = Features(), "wgsl"
 
         def __init__(self, place: int, fault: float) -> None:
             self.fault = place, fault

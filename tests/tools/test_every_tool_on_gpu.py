@@ -47,14 +47,14 @@ class Gpu:
 def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Gpu:
     session: Any
     if request.param == "cuda":
-        from litegpu.gpu.runtime.cuda import available
+        from litegpu.gpu.backends.cuda.opening import available
 
         if (why := available()) is not None:
             pytest.skip(f"no CUDA device: {why}")
-        from litegpu.gpu.runtime.cuda_session import CudaSession as session
+        from litegpu.gpu.backends.cuda.session import CudaSession as session
     else:
         require_gpu()
-        from litegpu.gpu.runtime.webgpu import WebGpuSession as session
+        from litegpu.gpu.backends.webgpu.device import WebGpuSession as session
 
     def command(*arguments: object, status: int = 0) -> str:
         words = [str(a) for a in arguments]

@@ -167,7 +167,7 @@ def test_the_direct_definitions_are_those_of_the_evaluator(
 @pytest.mark.cuda
 def test_native_kernels_are_looked_at_as_they_run(model: Path, plant: Plant) -> None:
     """CUDA's own kernels, in float16 on tensor cores."""
-    from litegpu.gpu.runtime.cuda import available
+    from litegpu.gpu.backends.cuda.opening import available
 
     if (why := available()) is not None:
         pytest.skip(f"no CUDA device: {why}")

@@ -13,8 +13,8 @@ from typing import Any
 import litegpu
 from litegpu.delegates.options import GpuDelegateOptions
 from litegpu.delegates.protocol import Partition
+from litegpu.gpu.backends.contract import Device
 from litegpu.gpu.custom.registration import registered
-from litegpu.gpu.runtime.base import Device
 
 #: Models are hashed in pieces of so many bytes, side by side.
 _PIECE = 4 << 20

@@ -22,6 +22,8 @@ from litegpu.delegates.protocol import DelegateKernel, Partition
 from litegpu.delegates.second_attempt import SecondAttempt, Told
 from litegpu.errors import DeviceError, LiteGpuError, OptionError, blame
 from litegpu.gpu.adapter import ImageInput
+from litegpu.gpu.backends import registry
+from litegpu.gpu.backends.contract import Device
 from litegpu.gpu.build import build_program, describe
 from litegpu.gpu.cache_entry import Entry
 from litegpu.gpu.cache_folder import CacheFolder, default_folder
@@ -29,7 +31,6 @@ from litegpu.gpu.kernels.context import Tuner
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lower import check_operator, lower_partition
 from litegpu.gpu.program import Program
-from litegpu.gpu.runtime.base import Device
 from litegpu.model import schema
 from litegpu.model.types import Model, Operator, Subgraph
 
@@ -303,20 +304,8 @@ class GpuDelegate:
         CUDA but cannot, although the machine has NVIDIA's driver, a warning says why, once per process."""
         fork.check()
         backend, name = self.options.chosen_backend, self.options.device
-        if backend in ("auto", "cuda"):
-            from litegpu.gpu.runtime import cuda
-
-            try:
-                return cuda.open_device(name)
-            except DeviceError as error:
-                if backend == "cuda":
-                    raise
-                cuda.warn_unusable(error)
-        from litegpu.gpu.runtime.webgpu import open_device
-
         software = self.takes_software or backend != "auto" or name is not None
-        which = "auto" if backend == "webgpu" else backend
-        return open_device(which, name) if software else open_device(which, name, software=False)
+        return registry.open_device(backend, name, software=software)
 
 
 def _unknown_option(name: str, known: Sequence[str]) -> str:

@@ -14,8 +14,8 @@ from litegpu.delegates.protocol import Partition
 from litegpu.errors import DelegateError, DeviceError, TensorError
 from litegpu.gpu import adapter
 from litegpu.gpu.adapter import ImageInput
+from litegpu.gpu.backends.check import NUMPY
 from litegpu.gpu.program import Program
-from litegpu.gpu.runtime.check import NUMPY
 from litegpu.model.types import Model, Tensor
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def run_on_gpu(kernel: GpuKernel, inputs: Mapping[int, tuple[Tensor, Any]], outp
     that belong to the caller. Does not wait: the results are for the stream that the library works on.
 
     Outputs of types that the GPU does not have (BOOL, INT64) are int32."""
-    from litegpu.gpu.runtime.cuda_array import empty_like, like
+    from litegpu.gpu.backends.cuda.array import empty_like, like
 
     session: Any = kernel.session
     for i, (tensor, array) in inputs.items():
@@ -129,7 +129,7 @@ def own_buffer(kernel: GpuKernel, i: int, tensor: Tensor) -> Any:
 def _bind_cuda(
     kernel: GpuKernel, kind: str, i: int, tensor: Tensor, buffer: Any, stream: Any, image: ImageInput | None
 ) -> None:
-    from litegpu.gpu.runtime.cuda_array import import_array
+    from litegpu.gpu.backends.cuda.array import import_array
 
     session: Any = kernel.session
     what = f"{kind} {describe(tensor)}"
@@ -144,7 +144,7 @@ def _bind_cuda(
 
 
 def _bind_webgpu(kernel: GpuKernel, kind: str, i: int, tensor: Tensor, resource: Any, image: ImageInput | None) -> None:
-    from litegpu.gpu.runtime import webgpu_binding as webgpu
+    from litegpu.gpu.backends.webgpu import binding as webgpu
 
     session: Any = kernel.session
     what = f"{kind} {describe(tensor)}"

@@ -14,10 +14,10 @@ from litegpu.delegates import gpu_binding
 from litegpu.delegates.options import WaitType
 from litegpu.delegates.second_attempt import SecondAttempt, all_finite
 from litegpu.errors import LiteGpuError
+from litegpu.gpu.backends.check import NUMPY
+from litegpu.gpu.backends.contract import Device, KernelTime, Session
+from litegpu.gpu.backends.keep_awake import KeepAwake
 from litegpu.gpu.program import Program
-from litegpu.gpu.runtime.base import Device, KernelTime, Session
-from litegpu.gpu.runtime.check import NUMPY
-from litegpu.gpu.runtime.keep_awake import KeepAwake
 from litegpu.model.reader import DTYPES
 from litegpu.model.types import Tensor, TensorType
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from litegpu.boundary import typed
 from litegpu.errors import OptionError
+from litegpu.gpu.backends import registry
 
-BACKENDS = ("auto", "cuda", "webgpu", "vulkan", "metal", "d3d12", "gl")
+BACKENDS = registry.words()
 TUNING = ("off", "fast", "full")
 PRECISIONS = ("float32", "float16", "auto")
 

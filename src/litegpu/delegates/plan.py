@@ -18,7 +18,7 @@ from litegpu.delegates.cpu import CpuPartition, OfficialOptions
 from litegpu.delegates.partitioner import ON_CPU, Division
 from litegpu.delegates.protocol import Delegate, DelegateKernel
 from litegpu.errors import DelegateError, InvokeError, LiteGpuError, TensorError
-from litegpu.gpu.runtime.host_copy import LARGE_BYTES, copy_bytes
+from litegpu.gpu.backends.host_copy import LARGE_BYTES, copy_bytes
 from litegpu.model.reader import DTYPES
 from litegpu.model.types import Subgraph
 from litegpu.turns import Turns, alone

@@ -10,13 +10,13 @@ import numpy as np
 
 from litegpu.errors import blame
 from litegpu.gpu import memory
+from litegpu.gpu.backends import registry
+from litegpu.gpu.backends.contract import Backend
 from litegpu.gpu.graph import RESULT, Copy, Graph, Node
 from litegpu.gpu.kernels import build as build_kernels
 from litegpu.gpu.kernels.context import Context, Launch, NativeKernel, Tuner
 from litegpu.gpu.lang import Kernel, KernelError
-from litegpu.gpu.lang.cuda import print_cuda
 from litegpu.gpu.lang.features import Features
-from litegpu.gpu.lang.wgsl import print_wgsl
 from litegpu.gpu.passes import optimise
 from litegpu.gpu.passes.decisions import values_decided_on
 from litegpu.gpu.passes.layout import Placed, place
@@ -24,8 +24,6 @@ from litegpu.gpu.passes.precision import values_in_float32
 from litegpu.gpu.passes.staging import stage
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, Port, Program
 from litegpu.gpu.view import View
-
-PRINTERS = {"wgsl": print_wgsl, "cuda": print_cuda}
 
 
 def build_program(
@@ -40,7 +38,7 @@ def build_program(
     ranges: Mapping[int, tuple[float, float]] | None = None,
     staged: tuple[Collection[int], Collection[int]] = ((), ()),
 ) -> Program:
-    """Compile `graph` for a device.
+    """Compile `graph` for a device with these features whose kernels are in the language `target`.
 
     Inputs and outputs of the program follow graph.inputs and graph.outputs. `half`: store intermediates and constants
     as float16 (needs features.float16), but for what decides something (passes/decisions.py). `tuner`: measures where
@@ -50,7 +48,7 @@ def build_program(
     positions of inputs and outputs that are kept from changing the kernels that read and write them
     (passes/staging.py). Raises KernelError if a kernel cannot be made for the device.
     """
-    auto = auto and half
+    auto, backend = auto and half, registry.of_language(target)
     optimised = stage(optimise(graph, features, half and not auto), *staged)
     exact = values_decided_on(optimised) if half else {}
     exact |= values_in_float32(optimised, ranges) if auto else {}
@@ -80,7 +78,7 @@ def build_program(
             ),
             _at_widest(lifetimes, launches),
         )
-    code, constants = _Code(features, target), _Constants(alignment)
+    code, constants = _Code(features, backend), _Constants(alignment)
     dispatches: list[Dispatch] = []
     used: dict[int, list[tuple[int, int]]] = {}  # root -> (dispatch, binding)
     for node, launch in launches:
@@ -216,12 +214,12 @@ class _Code:
     """The distinct kernel texts."""
 
     features: Features
-    target: str
+    backend: Backend
     kernels: list[KernelCode] = field(default_factory=list)
     index: dict[str, int] = field(default_factory=dict)
 
     def add(self, kernel: Kernel | NativeKernel) -> int:
-        source = kernel.source if isinstance(kernel, NativeKernel) else PRINTERS[self.target](kernel, self.features)
+        source = kernel.source if isinstance(kernel, NativeKernel) else self.backend.print_kernel(kernel, self.features)
         if source not in self.index:
             self.index[source] = len(self.kernels)
             access = tuple(m.access for m in kernel.buffers)

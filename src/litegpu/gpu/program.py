@@ -14,11 +14,11 @@ class KernelCode:
     """One kernel's text for one target."""
 
     name: str  # entry point
-    source: str  # WGSL or CUDA C++
+    source: str  # in the language of the backend
     workgroup: tuple[int, int, int]
     access: tuple[str, ...]  # per binding, in order: "read" or "read_write"
-    shared_bytes: int = 0  # of shared memory given at launch (CUDA only), beside what the text declares
-    options: tuple[str, ...] = ()  # further options of the compiler (CUDA only)
+    shared_bytes: int = 0  # of shared memory to give at launch, beside what the text declares: of native kernels
+    options: tuple[str, ...] = ()  # further options of the compiler: of native kernels
 
 
 @dataclass(frozen=True)

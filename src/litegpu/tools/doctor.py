@@ -15,8 +15,8 @@ from litegpu.gpu.lang.features import Features
 from litegpu.tools.doctor_system import SystemReport, inspect_system, system_advice
 
 if TYPE_CHECKING:
-    from litegpu.gpu.runtime.base import Device
-    from litegpu.gpu.runtime.webgpu_adapters import AdapterInfo
+    from litegpu.gpu.backends.contract import Device
+    from litegpu.gpu.backends.webgpu.adapters import AdapterInfo
 
 _PACKAGES = ("ai-edge-litert", "wgpu", "numpy", "cuda-bindings", "nvidia-cuda-nvrtc")
 
@@ -127,7 +127,7 @@ def _verdict(diagnosis: Diagnosis) -> str:
 
 def _cuda() -> tuple[str, list[DeviceReport]]:
     """What there is of CUDA, and its devices."""
-    from litegpu.gpu.runtime import cuda
+    from litegpu.gpu.backends.cuda import opening as cuda
 
     try:
         found, versions = cuda.list_devices(), cuda.versions()
@@ -149,7 +149,7 @@ def _cuda() -> tuple[str, list[DeviceReport]]:
 def _adapters() -> tuple[Sequence[AdapterInfo], str | None]:
     """All adapters, those of OpenGL last, and why there are none."""
     try:
-        from litegpu.gpu.runtime.webgpu_adapters import list_adapters
+        from litegpu.gpu.backends.webgpu.adapters import list_adapters
 
         found = list_adapters("auto")
     except Exception as error:
@@ -161,7 +161,7 @@ def _adapters() -> tuple[Sequence[AdapterInfo], str | None]:
 
 
 def _choice(adapters: Sequence[AdapterInfo]) -> tuple[int | None, str | None]:
-    from litegpu.gpu.runtime.webgpu_adapters import choose_adapter
+    from litegpu.gpu.backends.webgpu.adapters import choose_adapter
 
     try:
         chosen = choose_adapter()
@@ -178,7 +178,7 @@ def _attempt(test: Any, device: Any) -> str | None:
 
 
 def _adapter_report(adapter: AdapterInfo) -> DeviceReport:
-    from litegpu.gpu.runtime.webgpu import WebGpuDevice
+    from litegpu.gpu.backends.webgpu.device import WebGpuDevice
 
     problem: str | None
     unusable = False
@@ -199,20 +199,20 @@ def _passed_over(device: DeviceReport, devices: Sequence[DeviceReport]) -> bool:
 
 
 def _self_test(device: Device) -> str | None:
-    return _computes_wrongly(device, "wgsl")
+    return _computes_wrongly(device)
 
 
 def _cuda_self_test(index: int) -> str | None:
-    from litegpu.gpu.runtime.cuda import open_device
+    from litegpu.gpu.backends.cuda.opening import open_device
 
-    return _computes_wrongly(open_device(index), "cuda")
+    return _computes_wrongly(open_device(index))
 
 
-def _computes_wrongly(device: Device, target: str) -> str | None:
+def _computes_wrongly(device: Device) -> str | None:
     """Run x * 2 + 1 on the device, in float32 and if it has it in float16; what is wrong, or None."""
     import numpy as np
 
-    from litegpu.gpu.build import PRINTERS
+    from litegpu.gpu.backends import registry
     from litegpu.gpu.graph import DType
     from litegpu.gpu.lang import Kernel, f16, f32, trace
     from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
@@ -228,7 +228,7 @@ def _computes_wrongly(device: Device, target: str) -> str | None:
         if kind == f16 and not device.features.float16:
             continue
         kernel = trace(double_and_add_one, "self_test", (64, 1, 1), (count // 64, 1, 1))
-        source = PRINTERS[target](kernel, device.features)
+        source = registry.of_language(device.target).print_kernel(kernel, device.features)
         ports = [Port(name, 0, (1, 1, 1, count), DType.FLOAT32, at, 4 * count) for name, at in (("x", 0), ("y", far))]
         program = Program(
             kernels=(KernelCode(kernel.name, source, kernel.workgroup, ("read_write", "read_write")),),
@@ -273,7 +273,7 @@ def _advice(devices: Sequence[DeviceReport], problem: str | None, system: System
         advice.append(f"The NVIDIA GPU is faster through CUDA, which is {cuda}.")
     advice += system_advice(system, [f"{device.name} {device.driver}" for device in real])
     if not real and not advice:
-        from litegpu.gpu.runtime.webgpu_adapters import install_advice
+        from litegpu.gpu.backends.webgpu.adapters import install_advice
 
         if working:
             advice.append("Only a software renderer was found: its results are right, but the CPU path is faster.")

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from litegpu.gpu.backends.webgpu.printer import print_wgsl
 from litegpu.gpu.evaluate import evaluate_node
 from litegpu.gpu.graph import DType, Graph, GraphBuilder
 from litegpu.gpu.kernels import build
 from litegpu.gpu.kernels.context import Context, Launch
 from litegpu.gpu.lang import interpret as interpreter
 from litegpu.gpu.lang.features import Features
-from litegpu.gpu.lang.wgsl import print_wgsl
 from litegpu.gpu.view import View, packed, padded
 
 STORED = {DType.FLOAT32: np.float32, DType.FLOAT16: np.float16, DType.INT32: np.int32, DType.BOOL: np.int32}

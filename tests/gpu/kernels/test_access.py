@@ -9,6 +9,7 @@ import pytest
 from gpu.kernels.layouts import LAYOUTS
 from gpu.kernels.run_launch import check_node
 
+from litegpu.gpu.backends.webgpu.printer import print_wgsl
 from litegpu.gpu.graph import Apply, Arg, DType, Elementwise, GraphBuilder, Literal, Reduce, apply
 from litegpu.gpu.kernels import build
 from litegpu.gpu.kernels.access import open_source
@@ -16,7 +17,6 @@ from litegpu.gpu.kernels.context import Context
 from litegpu.gpu.lang import Features, Kernel
 from litegpu.gpu.lang.interpret import run as interpret
 from litegpu.gpu.lang.ops import NUMPY
-from litegpu.gpu.lang.wgsl import print_wgsl
 from litegpu.gpu.view import View, packed
 
 CHANNELS = (1, 3, 4, 5, 17)

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from litegpu.gpu.backends.cuda.compile import compile_kernels
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import RESULT, Arg, Attention, Conv2D, DType, Graph, GraphBuilder, apply
 from litegpu.gpu.lang.features import Features
-from litegpu.gpu.runtime.cuda_compile import compile_kernels
 
 CASES: dict[str, dict[str, Any]] = {
     "one tile": dict(m=16, n=64, d=16, e=16),
@@ -35,13 +35,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def device() -> Any:
-    from litegpu.gpu.runtime.cuda import available, open_device
+    from litegpu.gpu.backends.cuda.opening import available, open_device
 
     reason = available()
     if reason is not None:
         pytest.skip(f"no CUDA device: {reason}")
     found = open_device()
-    if found.features.cuda_capability < 80:
+    if found.features.capability < 80:
         pytest.skip("needs compute capability 8.0")
     return found
 
@@ -129,7 +129,7 @@ def test_compiles(case: str, capability: int) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     features = Features(
         float16=True, subgroups=True, subgroup_size=32, max_threads=1024, max_shared_bytes=48 << 10, max_buffers=64,
-        max_groups=(1 << 31) - 1, max_binding_bytes=1 << 40, compute_units=100, cuda_capability=capability,
+        max_groups=(1 << 31) - 1, max_binding_bytes=1 << 40, compute_units=100, native="cuda", capability=capability,
     )  # fmt: skip
     program = build_program(network(**CASES[case])[0], features, "cuda", half=True)
     kernels = [k for k in program.kernels if k.name == "flash_attention"]

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from litegpu.gpu.backends.cuda.kernels import convolution, window
+from litegpu.gpu.backends.cuda.kernels.tile import Product, Tile, candidates, cost, ranked
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_node
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, apply
-from litegpu.gpu.kernels.cuda import convolution, window
-from litegpu.gpu.kernels.cuda.tile import Product, Tile, candidates, cost, ranked
 
 pytestmark = pytest.mark.cuda
 PLAIN = Conv2D()
@@ -19,13 +19,13 @@ PLAIN = Conv2D()
 
 @pytest.fixture(scope="module")
 def device():
-    from litegpu.gpu.runtime.cuda import available, open_device
+    from litegpu.gpu.backends.cuda.opening import available, open_device
 
     reason = available()
     if reason is not None:
         pytest.skip(f"no CUDA device: {reason}")
     found = open_device()
-    if found.features.cuda_capability < 80:
+    if found.features.capability < 80:
         pytest.skip("needs compute capability 8.0")
     return found
 
@@ -108,7 +108,7 @@ def test_tiles(device, monkeypatch, half: bool, case: str) -> None:
         graph, x = network((2, 9, 8, 72), (44, 1, 1, 72), residual=False)
     else:
         graph, x = network((1, 9, 7, 12), (20, 3, 3, 12), Conv2D((2, 1), (1, 2), (1, 2)))
-    for tile in some(candidates(half, device.features.cuda_capability)):
+    for tile in some(candidates(half, device.features.capability)):
         use_tile(monkeypatch, tile)
         try:
             check(device, graph, x, half)
@@ -197,7 +197,7 @@ def test_weights_that_float16_does_not_hold(device, largest: float) -> None:
 @pytest.mark.parametrize("shape", [(1, 5, 5, 3), (2, 14, 14, 64), (1, 17, 3, 136)])
 def test_all_tiles(device, monkeypatch, half: bool, shape) -> None:
     graph, x = network(shape, (17, 3, 3, shape[3]), Conv2D((1, 1), (1, 1), (1, 1)))
-    for tile in candidates(half, device.features.cuda_capability):
+    for tile in candidates(half, device.features.capability):
         use_tile(monkeypatch, tile)
         check(device, graph, x, half)
 

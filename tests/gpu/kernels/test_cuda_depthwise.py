@@ -7,11 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from litegpu.gpu.backends.cuda.kernels import depthwise
+from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DepthwiseConv2D, DType, GraphBuilder, apply
-from litegpu.gpu.kernels.cuda import depthwise
-from litegpu.gpu.kernels.cuda.layer import Layer
 from litegpu.gpu.view import padded
 
 SAME = DepthwiseConv2D(padding=(1, 1))
@@ -19,13 +19,13 @@ SAME = DepthwiseConv2D(padding=(1, 1))
 
 @pytest.fixture(scope="module")
 def device():
-    from litegpu.gpu.runtime.cuda import available, open_device
+    from litegpu.gpu.backends.cuda.opening import available, open_device
 
     reason = available()
     if reason is not None:
         pytest.skip(f"no CUDA device: {reason}")
     found = open_device()
-    if found.features.cuda_capability < 80:
+    if found.features.capability < 80:
         pytest.skip("needs compute capability 8.0")
     return found
 
@@ -187,7 +187,7 @@ def test_inputs_and_outputs_of_the_network(device) -> None:
 @BOTH
 def test_agrees_with_the_kernel_of_the_language(device, half: bool) -> None:
     graph, x = network((1, 17, 15, 48), (5, 5), DepthwiseConv2D((1, 1), (1, 1), (2, 2)), residual=True)
-    plain = dataclasses.replace(device.features, cuda_capability=0)
+    plain = dataclasses.replace(device.features, capability=0)
     ours, other = run(device, graph, x, half), run(device, graph, x, half, plain, native=False)
     assert np.linalg.norm(ours - other) <= (1e-3 if half else 1e-6) * np.linalg.norm(other)
 

@@ -7,23 +7,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from litegpu.gpu.backends.cuda.kernels import lstm
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import RESULT, Conv2D, Copy, Custom, DType, Graph, GraphBuilder, Slice, apply
-from litegpu.gpu.kernels.cuda import lstm
 from litegpu.gpu.kernels.lstm import Lstm
 from litegpu.gpu.lang.features import Features
 
 
 @pytest.fixture(scope="module")
 def device():
-    from litegpu.gpu.runtime.cuda import available, open_device
+    from litegpu.gpu.backends.cuda.opening import available, open_device
 
     reason = available()
     if reason is not None:
         pytest.skip(f"no CUDA device: {reason}")
     found = open_device()
-    if found.features.cuda_capability < 90:
+    if found.features.capability < 90:
         pytest.skip("needs compute capability 9.0")
     return found
 
@@ -136,10 +136,10 @@ def test_what_does_not_fit_is_left_to_the_language() -> None:
 ])  # fmt: skip
 def test_the_kernel_compiles(units: int, capability: int, half: bool) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    from litegpu.gpu.runtime.cuda_compile import compile_kernels
+    from litegpu.gpu.backends.cuda.compile import compile_kernels
 
     graph, _ = network(units, 16, 1, True, inner=True)
-    features = Features(float16=True, max_buffers=32, cuda_capability=capability, compute_units=132)
+    features = Features(float16=True, max_buffers=32, native="cuda", capability=capability, compute_units=132)
     program = build_program(graph, features, "cuda", half=half)
     kernels = [k for k in program.kernels if k.name == "lstm_cluster"]
     assert len(kernels) == 1

@@ -5,23 +5,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from litegpu.gpu.backends.cuda.kernels import matmul
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, MatMul, apply
-from litegpu.gpu.kernels.cuda import matmul
 
 HALF = pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])
 
 
 @pytest.fixture(scope="module")
 def device():
-    from litegpu.gpu.runtime.cuda import available, open_device
+    from litegpu.gpu.backends.cuda.opening import available, open_device
 
     reason = available()
     if reason is not None:
         pytest.skip(f"no CUDA device: {reason}")
     found = open_device()
-    if found.features.cuda_capability < 80:
+    if found.features.capability < 80:
         pytest.skip("needs compute capability 8.0")
     return found
 

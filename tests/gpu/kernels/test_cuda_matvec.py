@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from litegpu.gpu.backends.cuda.kernels import convolution, matvec, window
+from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, Copy, DType, GraphBuilder, Slice, apply
-from litegpu.gpu.kernels.cuda import convolution, matvec, window
-from litegpu.gpu.kernels.cuda.layer import Layer
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.view import packed, padded
 
@@ -18,13 +18,13 @@ PLAIN = Conv2D()
 
 @pytest.fixture(scope="module")
 def device():
-    from litegpu.gpu.runtime.cuda import available, open_device
+    from litegpu.gpu.backends.cuda.opening import available, open_device
 
     reason = available()
     if reason is not None:
         pytest.skip(f"no CUDA device: {reason}")
     found = open_device()
-    if found.features.cuda_capability < 80:
+    if found.features.capability < 80:
         pytest.skip("needs compute capability 8.0")
     return found
 

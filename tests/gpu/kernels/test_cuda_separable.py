@@ -7,15 +7,15 @@ import dataclasses
 import numpy as np
 import pytest
 
+from litegpu.gpu.backends.cuda.kernels import separable
+from litegpu.gpu.backends.cuda.passes import separable as passes
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DepthwiseConv2D, DType, GraphBuilder, SeparableConv2D, apply
-from litegpu.gpu.kernels.cuda import separable
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes import optimise
-from litegpu.gpu.passes import separable as passes
 
-CUDA = Features(float16=True, cuda_capability=90, compute_units=132)
+CUDA = Features(float16=True, native="cuda", capability=90, compute_units=132)
 
 
 @pytest.fixture(autouse=True)
@@ -26,13 +26,13 @@ def _always(monkeypatch) -> None:
 
 @pytest.fixture(scope="module")
 def device():
-    from litegpu.gpu.runtime.cuda import available, open_device
+    from litegpu.gpu.backends.cuda.opening import available, open_device
 
     reason = available()
     if reason is not None:
         pytest.skip(f"no CUDA device: {reason}")
     found = open_device()
-    if found.features.cuda_capability < 80:
+    if found.features.capability < 80:
         pytest.skip("needs compute capability 8.0")
     return found
 
@@ -68,7 +68,7 @@ def network(shape, taps, outputs, op, *, direct=False, residual=False):
 def run(device, graph, x, features) -> np.ndarray:
     program = build_program(graph, features, "cuda", half=True)
     joint = [k for k in program.kernels if k.name == "separable_convolution"]
-    assert bool(joint) == (features.cuda_capability > 0)
+    assert bool(joint) == (features.capability > 0)
     session = device.session(program)
     try:
         session.write(0, x)
@@ -141,7 +141,7 @@ def test_nan_stays_in_its_window(device, channels: int, direct: bool) -> None:
 @pytest.mark.cuda
 def test_agrees_with_the_two_kernels_of_the_language(device) -> None:
     graph, x = network((1, 17, 15, 48), (3, 3), 32, DepthwiseConv2D((1, 1), (1, 1), (1, 1)))
-    plain = dataclasses.replace(device.features, cuda_capability=0)
+    plain = dataclasses.replace(device.features, capability=0)
     joint, apart = run(device, graph, x, device.features), run(device, graph, x, plain)
     assert np.linalg.norm(joint - apart) <= 3e-3 * np.linalg.norm(apart)
 
@@ -155,7 +155,11 @@ def test_joined_only_where_the_kernel_is_and_pays(monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(passes, "LEAST_PIXELS", 31)
         assert all(not isinstance(n.op, SeparableConv2D) for n in optimise(graph, CUDA, True).nodes)
-    for features, half in ((CUDA, False), (dataclasses.replace(CUDA, cuda_capability=75), True), (Features(), True)):
+    for features, half in (
+        (CUDA, False),
+        (dataclasses.replace(CUDA, capability=75), True),
+        (Features(), True),
+    ):
         assert all(not isinstance(n.op, SeparableConv2D) for n in optimise(graph, features, half).nodes)
     for taps, joins in (((7, 7), True), ((7, 8), False), ((8, 7), False), ((1, 49), True), ((1, 50), False)):
         window = DepthwiseConv2D((1, 1), (1, 1), (taps[0] // 2, taps[1] // 2))

@@ -7,7 +7,7 @@ from importlib import resources
 
 import pytest
 
-from litegpu.gpu.kernels import cuda
+from litegpu.gpu.backends.cuda import kernels as cuda
 
 TEXTS = {file.name: file.read_text() for file in resources.files(cuda).iterdir() if file.name.endswith(".cu")}
 KERNELS = {name: text for name, text in TEXTS.items() if "__global__" in text}

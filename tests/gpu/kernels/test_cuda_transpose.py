@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from litegpu.gpu.backends.cuda.kernels.transpose import phases
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, TransposeConv2D, apply
-from litegpu.gpu.kernels.cuda.transpose import phases
 
 KERNELS = {"tensor_convolution", "window_convolution", "tiled_convolution"}
 
@@ -41,7 +41,7 @@ def test_phases_cover_every_product_once(taps: int, stride: int, padding: int) -
     ((2, 3), (3, 1), (0, 1), 3, 3), ((1, 1), (2, 3), (0, 0), 12, 4), ((5, 2), (1, 3), (2, 0), 20, 24),
 ])  # fmt: skip
 def test_agrees(half: bool, case) -> None:
-    from litegpu.gpu.runtime.cuda import available, open_device
+    from litegpu.gpu.backends.cuda.opening import available, open_device
 
     reason = available()
     if reason is not None:

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from litegpu.errors import DeviceError
+from litegpu.gpu.backends.contract import Device
+from litegpu.gpu.backends.cuda.printer import print_cuda
+from litegpu.gpu.backends.webgpu.printer import print_wgsl
 from litegpu.gpu.graph import DType
 from litegpu.gpu.lang import Features, Kernel, interpret
-from litegpu.gpu.lang.cuda import print_cuda
-from litegpu.gpu.lang.wgsl import print_wgsl
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
-from litegpu.gpu.runtime.base import Device
 
 CAPABILITIES = (75, 90)  # of NVIDIA devices: before and after the packed conversions of sm_80
 
@@ -98,7 +98,7 @@ def _words(array: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def webgpu() -> OnDevice:
-    from litegpu.gpu.runtime.webgpu import open_device
+    from litegpu.gpu.backends.webgpu.device import open_device
 
     try:
         return OnDevice(open_device(), print_wgsl)
@@ -110,7 +110,7 @@ class Compiled(Interpreter):
     """Compiles kernels for NVIDIA devices, with no device; what they compute is the interpreter's."""
 
     def __init__(self) -> None:
-        from litegpu.gpu.runtime import cuda_compile
+        from litegpu.gpu.backends.cuda import compile as cuda_compile
 
         cuda_compile.nvrtc_version()  # raises where the library is missing
         self.compile = cuda_compile.compile_kernels
@@ -133,7 +133,7 @@ def nvrtc() -> Compiled:
 
 @functools.cache
 def cuda() -> OnDevice:
-    from litegpu.gpu.runtime.cuda import available, open_device
+    from litegpu.gpu.backends.cuda.opening import available, open_device
 
     reason = available()
     if reason is not None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 from gpu.lang.runners import nvrtc
 
+from litegpu.gpu.backends.cuda.printer import RESERVED, print_cuda
 from litegpu.gpu.lang import Features, Kernel, KernelError, f16, f16x2, f16x4, f32, f32x4, i32, trace, u32, vec
-from litegpu.gpu.lang.cuda import RESERVED, print_cuda
 from litegpu.gpu.program import KernelCode
 
 ALL = Features(float16=True, subgroups=True, subgroup_size=32, max_threads=1024, max_shared_bytes=48 << 10)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from agreement import on_gpu, require_gpu, run
 
-from litegpu.gpu.lang import Kernel, f32, trace, u32, wgsl
+from litegpu.gpu.backends.webgpu import printer as wgsl
+from litegpu.gpu.lang import Kernel, f32, trace, u32
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lang.limits import rounds
 from litegpu.gpu.lang.types import KernelError

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gpu.lang.runners import OnDevice
 
+from litegpu.gpu.backends.webgpu.printer import print_wgsl
 from litegpu.gpu.lang import Features, Kernel, KernelError, f16, f16x2, f16x4, f32, f32x4, i32, trace, u32
-from litegpu.gpu.lang.wgsl import print_wgsl
 
 HALF = Features(float16=True)
 

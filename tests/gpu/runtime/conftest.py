@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from litegpu.errors import DeviceError
-from litegpu.gpu.runtime.webgpu import WebGpuDevice, open_device
+from litegpu.gpu.backends.webgpu.device import WebGpuDevice, open_device
 
 
 @pytest.fixture(scope="session")

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from litegpu.errors import DeviceError, TensorError
+from litegpu.gpu.backends.check import check_array, check_program
 from litegpu.gpu.graph import DType
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
-from litegpu.gpu.runtime.check import check_array, check_program
 
 FEATURES = Features(max_threads=64, max_buffers=3, max_groups=100, max_binding_bytes=1024, storage_alignment=256)
 KERNEL = KernelCode("k", "text", (8, 8, 1), ("read_write", "read"))

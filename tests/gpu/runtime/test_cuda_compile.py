@@ -50,7 +50,7 @@ def kernel(source: str, name: str = "good", **changes: Any) -> KernelCode:
 def nvrtc() -> Any:
     """The module of the compiler, or a skip."""
     try:
-        from litegpu.gpu.runtime import cuda_compile
+        from litegpu.gpu.backends.cuda import compile as cuda_compile
 
         cuda_compile.nvrtc_version()
     except Exception as error:  # of the loader of NVIDIA's libraries, or ImportError
@@ -64,7 +64,7 @@ def _compile_model(nvrtc: Any, path: Path, half: bool, capabilities: tuple[int, 
         if capability not in nvrtc.supported_capabilities():
             continue
         lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs)
-        features = dataclasses.replace(CUDA, cuda_capability=capability)
+        features = dataclasses.replace(CUDA, capability=capability)
         program = build_program(lowered.graph, features, "cuda", half=half)
         images = nvrtc.compile_kernels(program.kernels, capability, programmatic=True)
         assert len(images) == len(program.kernels) and all(image.startswith(b"\x7fELF") for image in images)
@@ -94,7 +94,7 @@ def native() -> dict[str, list[KernelCode]]:
     for name, batch in ZOO:
         graph = read_model(build_model(name, batch=batch)).main
         graphs.append(lower_partition(graph, graph.operators, graph.inputs, graph.outputs).graph)
-    features = dataclasses.replace(CUDA, cuda_capability=NATIVE_CAPABILITIES[0])
+    features = dataclasses.replace(CUDA, capability=NATIVE_CAPABILITIES[0])
     found: dict[str, dict[str, KernelCode]] = {}
     for lowered in graphs:
         for half in (False, True):

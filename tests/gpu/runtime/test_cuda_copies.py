@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from litegpu.gpu.backends.cuda import record as cuda_record
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import Arg, DType, Elementwise, GraphBuilder, apply
-from litegpu.gpu.runtime import cuda_record
 
 pytestmark = pytest.mark.cuda
 
 
 @pytest.fixture(scope="module")
 def device() -> Any:
-    from litegpu.gpu.runtime.cuda import available, open_device
+    from litegpu.gpu.backends.cuda.opening import available, open_device
 
     reason = available()
     if reason is not None:

@@ -15,8 +15,8 @@ import pytest
 
 import litegpu
 from litegpu.errors import DeviceError, OptionError
-from litegpu.gpu.runtime import cuda
-from litegpu.gpu.runtime.cuda import CudaDeviceInfo
+from litegpu.gpu.backends.cuda import opening as cuda
+from litegpu.gpu.backends.cuda.opening import CudaDeviceInfo
 from litegpu.model.builder import ModelBuilder
 from litegpu.tools import doctor
 
@@ -62,7 +62,7 @@ def test_without_cuda_auto_takes_what_is_left_and_says_why_once(
     caplog.set_level(logging.WARNING, logger="litegpu")
     with pytest.raises(DeviceError, match="CUDA bindings"):
         litegpu.GpuDelegate(backend="cuda").open_device()
-    monkeypatch.setattr("litegpu.gpu.runtime.webgpu.open_device", lambda backend, name: (backend, name))
+    monkeypatch.setattr("litegpu.gpu.backends.webgpu.device.open_device", lambda backend, name: (backend, name))
     assert litegpu.GpuDelegate().open_device() == ("auto", None)
     assert not caplog.records
     monkeypatch.setattr(cuda, "driver_is_installed", lambda: True)
@@ -92,7 +92,7 @@ def test_models_run_where_cuda_cannot(
     monkeypatch.setattr(cuda, "_warned", False)
     monkeypatch.setattr(cuda, "driver_is_installed", lambda: True)
     if not webgpu:
-        monkeypatch.setattr("litegpu.gpu.runtime.webgpu.open_device", without_webgpu)
+        monkeypatch.setattr("litegpu.gpu.backends.webgpu.device.open_device", without_webgpu)
     builder = ModelBuilder()
     x = builder.input("x", (1, 5))
     builder.output(builder.op("ABS", [x], (1, 5)))
@@ -133,7 +133,7 @@ def test_reasons_that_a_driver_gives() -> None:
     script = """
         from cuda_emulator import emulator
         emulator.install()
-        from litegpu.gpu.runtime.cuda import available, list_devices
+        from litegpu.gpu.backends.cuda.opening import available, list_devices
         print(available() or list_devices()[1])
     """
     cases = {

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from litegpu.errors import DeviceError, OptionError, TensorError
+from litegpu.gpu.backends.cuda.functions import PROGRAMMATIC_LAUNCH
 from litegpu.gpu.graph import DType
-from litegpu.gpu.lang.cuda_functions import PROGRAMMATIC_LAUNCH
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
 
 pytestmark = pytest.mark.cuda
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(64) affine(float* x, const float* _
 
 @pytest.fixture(scope="module")
 def device() -> Any:
-    from litegpu.gpu.runtime.cuda import available, open_device
+    from litegpu.gpu.backends.cuda.opening import available, open_device
 
     reason = available()
     if reason is not None:
@@ -230,7 +230,7 @@ def test_sessions_share_loaded_kernels_and_free_them(device: Any) -> None:
 
 def test_a_kernel_that_is_being_unloaded_is_not_taken_again(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by another thread that opens the same model meanwhile: the driver's calls give Python's lock away."""
-    from litegpu.gpu.runtime import cuda_device
+    from litegpu.gpu.backends.cuda import device as cuda_device
 
     unload, unloaded, taken = cuda_device.driver.cuModuleUnload, [], []
     other = device.session(affine_chain(1, 2, 0))  # which keeps the kernel that copies
@@ -448,7 +448,7 @@ def test_a_kernel_that_traps_is_reported(blocking: bool, device: Any) -> None:
         import dataclasses
         from gpu.runtime.test_cuda_session import AFFINE, affine_chain, infer, numbers
         from litegpu.errors import DeviceError
-        from litegpu.gpu.runtime.cuda import open_device
+        from litegpu.gpu.backends.cuda.opening import open_device
 
         trap = AFFINE.replace("if (i < 1000)", 'asm volatile("trap;"); if (i < 1000)').replace(" affine(", " broken(")
         good, bad = affine_chain(2, 1, 1), affine_chain(1, 1, 1, trap)
@@ -473,7 +473,7 @@ def test_a_kernel_that_traps_is_reported(blocking: bool, device: Any) -> None:
 
 
 def test_addresses_are_64_bits_wide() -> None:
-    from litegpu.gpu.runtime.cuda_graph import make_launch
+    from litegpu.gpu.backends.cuda.graph import make_launch
 
     launch = make_launch(None, (1, 1, 1), (1, 1, 1), 0, "", [0x7FFF12345678, 1 << 47])  # type: ignore[arg-type]
     first, second = (ctypes.c_uint64.from_address(p).value for p in launch.params)

@@ -23,7 +23,7 @@ HEAD = """
     import wgpu
     import litegpu
     from litegpu import DeviceError, GpuDelegate, Interpreter, TensorError
-    from litegpu.gpu.runtime.webgpu import open_device
+    from litegpu.gpu.backends.webgpu.device import open_device
     from test_interrupts import SHAPE, X, content, right
 
     logging.disable(logging.CRITICAL)  # nothing may depend on wgpu's log
@@ -155,7 +155,7 @@ def test_losses_are_errors(case: str) -> None:
 
 @pytest.mark.cuda
 def test_a_lost_cuda_device_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from litegpu.gpu.runtime import cuda
+    from litegpu.gpu.backends.cuda import opening as cuda
 
     reason = cuda.available()
     if reason is not None:

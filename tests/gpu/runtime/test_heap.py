@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from litegpu import GpuDelegate, Interpreter
-from litegpu.gpu.runtime import heap
+from litegpu.gpu.backends import heap
 from litegpu.model.builder import ModelBuilder
 
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from litegpu.gpu.runtime import keep_awake
-from litegpu.gpu.runtime.keep_awake import KeepAwake
+from litegpu.gpu.backends import keep_awake
+from litegpu.gpu.backends.keep_awake import KeepAwake
 
 
 def alive() -> list[threading.Thread]:

@@ -39,9 +39,9 @@ def sessions() -> list[Any]:
 @pytest.fixture
 def session(request: pytest.FixtureRequest) -> Any:
     if request.param == "webgpu":
-        from litegpu.gpu.runtime.webgpu import open_device
+        from litegpu.gpu.backends.webgpu.device import open_device
     else:
-        from litegpu.gpu.runtime.cuda import available, open_device
+        from litegpu.gpu.backends.cuda.opening import available, open_device
 
         if available() is not None:
             pytest.skip(f"no CUDA device: {available()}")

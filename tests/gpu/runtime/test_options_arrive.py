@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from litegpu.gpu.backends.webgpu import record as webgpu_record
+from litegpu.gpu.backends.webgpu import session as webgpu_session
+from litegpu.gpu.backends.webgpu.device import WebGpuDevice
+from litegpu.gpu.backends.webgpu.record import Timer
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import Arg, DType, Elementwise, GraphBuilder, apply
 from litegpu.gpu.program import Port, Program
-from litegpu.gpu.runtime import webgpu_record, webgpu_session
-from litegpu.gpu.runtime.webgpu import WebGpuDevice
-from litegpu.gpu.runtime.webgpu_record import Timer
 
 SHAPE = (1, 2, 2, 4)
 
@@ -114,7 +115,7 @@ def test_ports_have_places_of_their_own_in_the_staging_buffers() -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("validation", [False, True])
 def test_validation_launches_kernels_one_by_one(monkeypatch, validation: bool) -> None:
-    from litegpu.gpu.runtime.cuda import available, open_device
+    from litegpu.gpu.backends.cuda.opening import available, open_device
 
     if available() is not None:
         pytest.skip(f"no CUDA device: {available()}")

@@ -12,9 +12,10 @@ import pytest
 
 import litegpu
 from litegpu.errors import DeviceError, OptionError
+from litegpu.gpu.backends.webgpu import adapters as webgpu_adapters
+from litegpu.gpu.backends.webgpu import device as webgpu
+from litegpu.gpu.backends.webgpu.adapters import AdapterInfo, choose_adapter, install_advice, list_adapters
 from litegpu.gpu.lang.features import Features
-from litegpu.gpu.runtime import webgpu, webgpu_adapters
-from litegpu.gpu.runtime.webgpu_adapters import AdapterInfo, choose_adapter, install_advice, list_adapters
 
 
 def _adapter(name: str, backend: str = "vulkan", kind: str = "discrete") -> AdapterInfo:
@@ -105,7 +106,7 @@ def _run_python(code: str, **environment: str) -> subprocess.CompletedProcess[st
 def test_no_driver_gives_an_error_with_advice_and_nothing_on_stderr() -> None:
     code = (
         "from litegpu.errors import DeviceError\n"
-        "from litegpu.gpu.runtime.webgpu import open_device\n"
+        "from litegpu.gpu.backends.webgpu.device import open_device\n"
         "try:\n    print('opened', open_device().info)\n"
         "except DeviceError as error:\n    print(error)\n"
     )
@@ -116,5 +117,5 @@ def test_no_driver_gives_an_error_with_advice_and_nothing_on_stderr() -> None:
 
 
 def test_a_whole_session_prints_nothing(device: webgpu.WebGpuDevice) -> None:
-    done = _run_python("from litegpu.gpu.runtime.webgpu import open_device\nopen_device()\n")
+    done = _run_python("from litegpu.gpu.backends.webgpu.device import open_device\nopen_device()\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

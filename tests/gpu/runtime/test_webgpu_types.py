@@ -8,7 +8,7 @@ pytest.importorskip("wgpu")
 
 from wgpu.backends.wgpu_native import _ffi
 
-from litegpu.gpu.runtime import webgpu_types
+from litegpu.gpu.backends.webgpu import types as webgpu_types
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The kernels of every op of the GPU graph: each written once in the kernel language, some also in CUDA C++."""
+"""The kernels of every op of the GPU graph: each written once in the kernel language; a backend may have its own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from litegpu.gpu.kernels import (
     attention,
     convolution,
     copy,
-    cuda,
     depthwise,
     elementwise,
     gather,
     matmul,
+    native,
     pool,
     reduce,
     resize,
@@ -43,7 +43,8 @@ _BUILD: dict[type[graph.Op], Callable[[Context], list[Launch]]] = {
 
 def build(ctx: Context) -> list[Launch]:
     """The launches, in order, that compute ctx.node. Concat has no kernel: views or copies stand for it."""
-    native = cuda.build(ctx) if ctx.features.cuda_capability else None
-    if native is not None:
-        return native
+    own = native.of(ctx.features)
+    launches = None if own is None else own.launches(ctx)
+    if launches is not None:
+        return launches
     return _BUILD[type(ctx.node.op)](ctx)

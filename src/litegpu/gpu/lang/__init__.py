@@ -1,4 +1,4 @@
-"""The kernel language: kernels are Python functions, traced to a tree that printers write as WGSL or CUDA C++."""
+"""The kernel language: kernels are Python functions, traced to a tree that the printers of the backends write."""
 
 from __future__ import annotations
 

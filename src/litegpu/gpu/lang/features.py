@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Features:
-    """Defaults are what every WebGPU device guarantees."""
+    """Defaults are what every device guarantees: the least that the WebGPU standard allows."""
 
-    float16: bool = False  # f16 arithmetic and storage (WGSL `enable f16`)
+    float16: bool = False  # arithmetic and storage in 16 bits
     subgroups: bool = False
     subgroup_size: int = 0  # if known and fixed, else 0
     timestamps: bool = False
@@ -22,5 +22,5 @@ class Features:
     storage_alignment: int = 256  # bytes, of a binding's offset
     max_rounds: int = 0  # of all loops of a thread together, after which the device ends them; 0: no limit
     compute_units: int = 0  # if known, for choosing tile sizes
-    #: Compute capability times ten of a device that runs CUDA C++ for its own instructions, else 0.
-    cuda_capability: int = 0
+    native: str = ""  # the backend whose own kernels (kernels/native.py) the device runs beside those of the language
+    capability: int = 0  # which of their instructions it has: the compute capability times ten, say

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from litegpu.gpu.graph import Graph
+from litegpu.gpu.kernels import native
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.attention import join_attention
-from litegpu.gpu.passes.entry import join_entry
 from litegpu.gpu.passes.fold import drop_unused, fold_constants
 from litegpu.gpu.passes.fuse import fuse_elementwise
 from litegpu.gpu.passes.movement import absorb_border, absorb_padding, join_copies
 from litegpu.gpu.passes.raising import raise_elementwise
-from litegpu.gpu.passes.separable import join_separable
 from litegpu.gpu.passes.split import split_reductions
 
 
@@ -20,4 +19,8 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     graph = fold_constants(drop_unused(graph))
     graph = absorb_border(absorb_padding(join_copies(graph)))
     graph = fuse_elementwise(raise_elementwise(graph), features.max_buffers)
-    return split_reductions(join_separable(join_attention(join_entry(graph, features), features, half), features, half))
+    own = native.of(features)
+    graph = graph if own is None else own.join_first(graph, features, half)
+    graph = join_attention(graph, features, half)
+    graph = graph if own is None else own.join_last(graph, features, half)
+    return split_reductions(graph)

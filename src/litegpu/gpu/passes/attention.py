@@ -19,15 +19,13 @@ from litegpu.gpu.graph import (
     Softmax,
     substitute,
 )
-from litegpu.gpu.kernels.cuda.attention import fits as native_fits
-from litegpu.gpu.kernels.cuda.tile import LEAST_CAPABILITY
+from litegpu.gpu.kernels import native
 from litegpu.gpu.lang.features import Features
 
 #: Numbers of a query, and of a value, that a thread keeps in registers.
 MOST_DEPTH, MOST_COLUMNS = 256, 128
-#: Keys up to which one kernel of the language takes no longer on CUDA than native products.
-FEW_KEYS = 32
-#: Logits from which on separate products win elsewhere: the kernel reads all keys and values for each query.
+#: Logits from which on separate products win, where native kernels do not decide: the kernel of the language reads all
+#: keys and values for each query.
 MANY_LOGITS = 1 << 17
 
 
@@ -76,9 +74,10 @@ def _joined(node: Node, graph: Graph, producer: dict[int, Node], features: Featu
         return None
     q, k, v = (values[i] for i in (*logits.inputs, node.inputs[1]))
     lead = values[logits.output].shape[:2]
-    native = half and native_fits(q.shape[3], v.shape[3], k.shape[2])
-    many = math.prod(values[logits.output].shape) > MANY_LOGITS
-    slow = k.shape[2] > FEW_KEYS and not native if features.cuda_capability >= LEAST_CAPABILITY else many
+    own = native.of(features)
+    pays = None if own is None else own.attention_pays(q.shape[3], v.shape[3], k.shape[2], features, half)
+    if pays is None:
+        pays = math.prod(values[logits.output].shape) <= MANY_LOGITS
     fits = (
         all(t.dtype is DType.FLOAT32 for t in (q, k, v))
         and q.shape[:2] == lead == values[node.output].shape[:2]
@@ -86,7 +85,7 @@ def _joined(node: Node, graph: Graph, producer: dict[int, Node], features: Featu
         and v.shape[3] <= MOST_COLUMNS
         and v.shape[2] == k.shape[2]
     )
-    if slow or not fits:
+    if not pays or not fits:
         return None
     mask = () if added == 0 else (logits.operands[added - 1],)
     sources = tuple(sorted({*logits.sources, *weights.sources, *node.sources}))

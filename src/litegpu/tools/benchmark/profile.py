@@ -8,7 +8,7 @@ from typing import Any
 
 from litegpu.delegates.plan import PartTime
 from litegpu.errors import DeviceError
-from litegpu.gpu.runtime.base import KernelTime
+from litegpu.gpu.backends.contract import KernelTime
 from litegpu.tools.benchmark.opening import Opened
 from litegpu.tools.benchmark.result import KernelRow, OpRow, PartRow, Profile
 

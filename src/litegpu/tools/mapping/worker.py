@@ -154,7 +154,7 @@ def _device(wanted: str, context: Context) -> str:
     if wanted not in ("auto", "cuda") or context.gpu is None:
         return wanted
     from litegpu.errors import DeviceError
-    from litegpu.gpu.runtime import cuda
+    from litegpu.gpu.backends.cuda import opening as cuda
 
     try:
         count = len(cuda.list_devices())

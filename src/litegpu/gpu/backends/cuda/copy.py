@@ -1,0 +1,69 @@
+"""Pinned host memory, and small copies between it and the device as kernels: these start sooner than copy engines."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from cuda.bindings import driver
+
+from litegpu.gpu.backends.cuda.driver import checked
+from litegpu.gpu.backends.cuda.functions import PROGRAMMATIC_LAUNCH
+from litegpu.gpu.backends.cuda.graph import Launch, make_launch
+from litegpu.gpu.program import KernelCode
+
+if TYPE_CHECKING:
+    from litegpu.gpu.backends.cuda.device import CudaDevice, LoadedKernel
+
+#: Bytes up to which a kernel copies; more leave the multiprocessors alone, and take long in any case.
+MOST_BYTES = 2 << 20
+_THREADS = 256
+
+COPY = KernelCode(
+    "copy_words",
+    PROGRAMMATIC_LAUNCH
+    + f"""
+extern "C" __global__ void __launch_bounds__({_THREADS})
+copy_words(unsigned* to, const unsigned* from, unsigned long long words) {{
+  const unsigned i = blockIdx.x * {_THREADS}u + threadIdx.x, rest = words / 4 * 4 + i;
+  wait_for_predecessors();
+  launch_dependents();
+  if (i < words / 4) ((uint4*)to)[i] = ((const uint4*)from)[i];
+  if (rest < words) to[rest] = from[rest];
+}}
+""",
+    (_THREADS, 1, 1),
+    ("read_write", "read_write"),
+)
+
+
+def copy_launch(kernel: LoadedKernel, target: int, source: int, nbytes: int, label: str) -> Launch:
+    """`nbytes`, in whole words, between addresses that are multiples of 16; both sides have room for the last word."""
+    words = -(-nbytes // 4)
+    groups = -(-words // (4 * _THREADS))
+    return make_launch(kernel, (groups, 1, 1), COPY.workgroup, 0, label, [target, source, words])
+
+
+class Pinned:
+    """Pinned host memory, seen by NumPy as bytes, until the last array of it is gone."""
+
+    def __init__(self, device: CudaDevice, size: int) -> None:
+        self.device = device
+        self.address = 0
+        with device.context:
+            self.address = int(checked(driver.cuMemHostAlloc(size, 0), f"{size} bytes of pinned memory"))
+        self.__array_interface__ = {"data": (self.address, False), "shape": (size,), "typestr": "|u1", "version": 3}
+
+    def __del__(self) -> None:
+        if self.address and not self.device.lost and not sys.is_finalizing():
+            with self.device.context:
+                driver.cuMemFreeHost(self.address)
+
+
+def is_pinned(array: np.ndarray, device: CudaDevice) -> bool:
+    """Whether `array` lies in memory of a Pinned of the device."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    return isinstance(owner, Pinned) and owner.device is device

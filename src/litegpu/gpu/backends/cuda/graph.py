@@ -1,0 +1,150 @@
+"""CUDA graphs: what is put on a stream while it is captured, replayed with one call."""
+
+from __future__ import annotations
+
+import ctypes
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cuda.bindings import driver
+
+from litegpu.gpu.backends.cuda.device import LoadedKernel
+from litegpu.gpu.backends.cuda.driver import checked, synchronize
+
+#: Each kernel is timed in a graph of so many launches of it, so often.
+_LAUNCHES_TIMED, _ROUNDS_TIMED = 20, 5
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One dispatch. `params` holds the pointers to the arguments, `arguments` the device addresses themselves."""
+
+    kernel: LoadedKernel
+    groups: tuple[int, int, int]
+    workgroup: tuple[int, int, int]
+    shared_bytes: int
+    label: str
+    params: Any
+    arguments: Any
+
+    def enqueue(self, stream: Any, overlap: bool = False) -> None:
+        """Put the kernel on the stream. `overlap`: where its text waits for the kernel in front of it by itself, it may
+        start before that has ended. One whose text does not is started after it, whoever wrote it."""
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self.groups
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.workgroup
+        config.sharedMemBytes = self.shared_bytes
+        config.hStream = stream
+        if overlap and self.kernel.waits:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs = [attribute]
+            config.numAttrs = 1
+        checked(
+            driver.cuLaunchKernelEx(config, self.kernel.function, ctypes.addressof(self.params), 0),
+            f"{self.kernel.device}: launch of kernel {self.kernel.name!r} ({self.label})",
+        )
+
+
+def make_launch(
+    kernel: LoadedKernel,
+    groups: tuple[int, int, int],
+    workgroup: tuple[int, int, int],
+    shared_bytes: int,
+    label: str,
+    addresses: list[int],
+) -> Launch:
+    """A launch whose parameters are device pointers."""
+    arguments = (ctypes.c_uint64 * len(addresses))(*addresses)
+    first, size = ctypes.addressof(arguments), ctypes.sizeof(ctypes.c_uint64)
+    params = (ctypes.c_void_p * len(addresses))(*(first + i * size for i in range(len(addresses))))
+    return Launch(kernel, groups, workgroup, shared_bytes, label, params, arguments)
+
+
+class Graph:
+    """An instantiated graph. The device's context must be current in every method."""
+
+    def __init__(self, stream: Any, enqueue: Callable[[], object]) -> None:
+        """Capture what `enqueue` puts on `stream`. Relaxed: what other threads or this one's garbage collector free or
+        allocate meanwhile has nothing to do with the graph."""
+        self.executable: Any = None
+        self.launches: Sequence[Launch] = ()  # whose arguments the owner wants kept
+        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        try:  # from here on: a stream that is left capturing is of no use to anyone
+            checked(driver.cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture")
+            enqueue()
+        except BaseException:
+            _, graph = driver.cuStreamEndCapture(stream)
+            if graph is not None and int(graph):
+                driver.cuGraphDestroy(graph)
+            raise
+        graph = checked(driver.cuStreamEndCapture(stream), "cuStreamEndCapture")
+        try:
+            self.executable = checked(driver.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
+        finally:
+            driver.cuGraphDestroy(graph)
+        checked(driver.cuGraphUpload(self.executable, stream), "cuGraphUpload")
+
+    def launch(self, stream: Any) -> None:
+        checked(driver.cuGraphLaunch(self.executable, stream), "cuGraphLaunch")
+
+    def close(self) -> None:
+        executable, self.executable = self.executable, None  # destroyed once, whatever comes between
+        if executable is not None:
+            driver.cuGraphExecDestroy(executable)
+
+
+class Stopwatch:
+    """Device time between two points of a stream."""
+
+    def __init__(self) -> None:
+        self._events = [checked(driver.cuEventCreate(0), "cuEventCreate") for _ in range(2)]
+
+    def seconds(self, stream: Any, enqueue: Callable[[], None]) -> float:
+        """How long the device works on what `enqueue` puts on the stream."""
+        start, stop = self._events
+        checked(driver.cuEventRecord(start, stream), "cuEventRecord")
+        enqueue()
+        checked(driver.cuEventRecord(stop, stream), "cuEventRecord")
+        synchronize(stream)
+        return float(checked(driver.cuEventElapsedTime(start, stop), "cuEventElapsedTime")) * 1e-3
+
+    def close(self) -> None:
+        while self._events:
+            driver.cuEventDestroy(self._events.pop())
+
+
+def launch_seconds(stream: Any, launch: Launch) -> float:
+    """Of one launch: the median of several graphs of it repeated, so with warm caches and including the gap to the next
+    kernel."""
+
+    def enqueue() -> None:
+        for _ in range(_LAUNCHES_TIMED):
+            launch.enqueue(stream)
+
+    graph, watch = Graph(stream, enqueue), Stopwatch()
+    try:
+        graph.launch(stream)
+        rounds = [watch.seconds(stream, lambda: graph.launch(stream)) for _ in range(_ROUNDS_TIMED)]
+        return statistics.median(rounds) / _LAUNCHES_TIMED
+    finally:
+        watch.close()
+        graph.close()
+
+
+def graph_seconds(stream: Any, graph: Graph, repeats: int) -> float:
+    """Of one launch of a graph: launched back to back, the mean of `repeats` after some to warm up."""
+
+    def launch(times: int) -> None:
+        for _ in range(times):
+            graph.launch(stream)
+
+    watch = Stopwatch()
+    try:
+        watch.seconds(stream, lambda: launch(max(3, repeats // 10)))
+        return watch.seconds(stream, lambda: launch(repeats)) / repeats
+    finally:
+        watch.close()

@@ -1,0 +1,192 @@
+"""Depthwise convolution with as many loads under way as registers hold, and each input used for several pixels."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer
+from litegpu.gpu.backends.cuda.kernels.source import native_launch
+from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
+from litegpu.gpu.graph import Conv2D, DepthwiseConv2D, DType
+from litegpu.gpu.kernels.access import Operands
+from litegpu.gpu.kernels.context import Context, Launch
+
+#: Rows and columns of the output pixels of a thread.
+PIXELS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2), (1, 8), (4, 4))
+#: A thread's sums, multiplications of a lane, and inputs: everything is unrolled.
+MOST_SUMS, MOST_PRODUCTS, MOST_INPUTS = 64, 400, 200
+MOST_THREADS = 256
+
+
+@dataclass(frozen=True)
+class Block:
+    """A thread computes `lanes` channels of y x x pixels; a workgroup has chunks x rows x columns such threads."""
+
+    lanes: int
+    y: int
+    x: int
+    chunks: int
+    rows: int
+    columns: int
+
+    def __str__(self) -> str:
+        return f"{self.lanes} of {self.y}x{self.x} by {self.chunks}x{self.rows}x{self.columns}"
+
+    @property
+    def threads(self) -> int:
+        return self.chunks * self.rows * self.columns
+
+    def groups(self, layer: Layer) -> tuple[int, int, int, int]:
+        """Workgroups along chunks, columns, rows and images."""
+        batch, out_h, out_w, _ = layer.shape
+        return (
+            -(-_chunks(layer, self.lanes) // self.chunks),
+            -(-out_w // (self.x * self.columns)),
+            -(-out_h // (self.y * self.rows)),
+            batch,
+        )
+
+
+def build(ctx: Context) -> list[Launch] | None:
+    """One launch; None for several outputs of an input channel, weights that are not constant, inputs that cannot be
+    read four channels at once, and windows too large to unroll."""
+    op, node = ctx.node.op, ctx.node
+    assert isinstance(op, DepthwiseConv2D)
+    weights = ctx.value(node.inputs[1]).data
+    if op.multiplier > 1 or weights is None or ctx.value(node.inputs[0]).is_constant:
+        return None
+    source = ctx.views[node.inputs[0]]
+    half = source.dtype is DType.FLOAT16
+    if source.dtype not in LOAD:
+        return None
+    layer = Layer(Conv2D(op.stride, op.dilation, op.padding), source, weights, ctx.output.shape, half)
+    blocks = ranked(layer, ctx.features.compute_units)
+    if not blocks:
+        return None
+    if ctx.tuner is None:
+        return [launch(ctx, layer, blocks[0])]
+    launches = [launch(ctx, layer, block) for block in blocks[: ctx.tuner.most]]
+    times = ctx.tuner.times(launches)
+    return [launches[times.index(min(times))]]
+
+
+def candidates(layer: Layer) -> list[Block]:
+    """All blocks that are worth a try; none if the kernel cannot do the layer."""
+    found: dict[tuple[int, ...], Block] = {}
+    _, kh, kw, _ = layer.weights.shape
+    _, out_h, out_w, _ = layer.shape
+    for lanes, (y, x) in itertools.product((4, 8) if layer.vector == 8 else (4,), PIXELS):
+        rows, columns = _inputs(layer, y, x)
+        if layer.vector == 0 or lanes * y * x > MOST_SUMS or kh * kw * y * x > MOST_PRODUCTS:
+            continue
+        if rows * columns > MOST_INPUTS or y >= 2 * out_h or x >= 2 * out_w:
+            continue
+        for most in (8, 16, 32):
+            # neighbouring threads have neighbouring chunks, divided evenly among workgroups
+            n = _chunks(layer, lanes)
+            chunks = -(-n // -(-n // most))
+            for down, across in itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16, 32)):
+                fits = (down == 1 or down * y < 2 * out_h) and (across == 1 or across * x < 2 * out_w)
+                if fits and 24 <= chunks * down * across <= MOST_THREADS:
+                    numbers = lanes, y, x, chunks, down, across
+                    found.setdefault(numbers, Block(*numbers))
+    return list(found.values())
+
+
+def ranked(layer: Layer, units: int) -> list[Block]:
+    """For every division into threads the cheapest workgroup, the cheapest first."""
+    best: dict[tuple[int, int, int], Block] = {}
+    for block in sorted(candidates(layer), key=lambda b: (cost(layer, b, units), b.threads)):
+        best.setdefault((block.lanes, block.y, block.x), block)
+    return list(best.values())
+
+
+def packed(layer: Layer) -> np.ndarray:
+    """The weights as [taps, channels], channels padded as the input's are."""
+    _, kh, kw, channels = layer.weights.shape
+    result = np.zeros((kh * kw, layer.source.quads * 4), np.float32)
+    result[:, :channels] = layer.weights.reshape(kh * kw, channels)
+    return result
+
+
+def launch(ctx: Context, layer: Layer, block: Block) -> Launch:
+    """The convolution with the given block; see depthwise.cu for the constants."""
+    groups = block.groups(layer)
+    step_y, step_x = _steps(layer, block.y, block.x)
+    constants: dict[str, int | str] = {
+        **layer.constants(), "HALF": int(layer.half), "SOURCE": LOAD[layer.source.dtype][0],
+        "FINITE": int(np.isfinite(layer.weights).all()), "KERNEL_H": layer.weights.shape[1],
+        "LANES": block.lanes, "TY": block.y, "TX": block.x,
+        "WC": block.chunks, "WX": block.columns, "WY": block.rows,
+        "GROUPS_C": groups[0], "GROUPS_X": groups[1], "GROUPS_Y": groups[2],
+        "CHUNKS": _chunks(layer, block.lanes), "STEP_Y": step_y, "STEP_X": step_x,
+    }  # fmt: skip
+    operands: Operands = {"x": layer.source, "w": packed(layer)}
+    return native_launch(
+        ctx, "blocked_depthwise", ("chunk.cu", "depthwise.cu"), constants, operands, label="depthwise_conv_2d",
+        workgroup=(block.threads, 1, 1), dispatch=(math.prod(groups), 1, 1), variant=str(block),
+    )  # fmt: skip
+
+
+#: Of a multiprocessor, in a microsecond.
+CYCLES = 1700
+#: Bytes of the device's memory in a microsecond, and of a multiprocessor's first and second cache in a cycle.
+MEMORY, FIRST, SECOND = 4e6, 100, 40
+#: Until the first loads have arrived, in microseconds.
+LATENCY = 0.6
+
+
+def cost(layer: Layer, block: Block, units: int) -> float:
+    """Estimated microseconds on a device of `units` multiprocessors. The longest of these hides most of the others:
+    what threads take by themselves, issuing the instructions of all that share a multiprocessor, and moving bytes
+    through each level of memory. (From counts of instructions and registers; not fitted to measurements.)"""
+    units = units or USUAL_UNITS
+    _, kh, kw, channels = layer.weights.shape
+    batch, out_h, out_w, _ = layer.shape
+    lanes, pixels, size = block.lanes, block.y * block.x, 2 if layer.half else 4
+    rows, columns = _inputs(layer, block.y, block.x)
+    convert = lanes if layer.half else 0
+    instructions = rows * columns * (4 + convert) + kh * kw * lanes * (0.25 + pixels) + pixels * lanes * 5 + 60
+    words = lanes * size // 4
+    registers = min(
+        255, 40 + lanes * pixels + min(128, columns * 2 * words + kw * block.y * lanes + kh * kw * lanes // 2)
+    )
+    groups, warps = math.prod(block.groups(layer)), -(-block.threads // 32)
+    share = -(-groups // units)
+    resident = max(1, min(32, 64 // warps, 65536 // (registers * 32 * warps)))
+    waves = max(1.0, share / resident)
+    alone = (waves - 1) * LATENCY + waves * 1.3 * instructions / CYCLES
+    issued = share * warps * instructions / 4 * 1.15 / CYCLES
+    first = share * block.threads * (rows * columns * size + kh * kw * 4) * lanes / FIRST / CYCLES
+    halo = math.prod(_inputs(layer, block.y * block.rows, block.x * block.columns)) + kh * kw
+    second = share * halo * block.chunks * lanes * size / SECOND / CYCLES
+    memory = batch * (math.prod(layer.source.shape[1:3]) + out_h * out_w) * channels * size / MEMORY
+    return float(LATENCY + sum(part**4 for part in (alone, issued, first, second, memory)) ** 0.25)
+
+
+def _chunks(layer: Layer, lanes: int) -> int:
+    return -(-layer.source.quads * 4 // lanes)
+
+
+def _steps(layer: Layer, y: int, x: int) -> tuple[int, int]:
+    """The largest numbers that rows and columns of the inputs of y x x outputs are multiples of."""
+    op = layer.op
+    down, across = (
+        math.gcd(stride if pixels > 1 else 0, dilation if taps > 1 else 0) or 1
+        for stride, pixels, dilation, taps in zip(op.stride, (y, x), op.dilation, layer.weights.shape[1:3], strict=True)
+    )
+    return down, across
+
+
+def _inputs(layer: Layer, y: int, x: int) -> tuple[int, int]:
+    """Rows and columns of inputs that y x x outputs need."""
+    op, (_, kh, kw, _) = layer.op, layer.weights.shape
+    down, across = _steps(layer, y, x)
+    return (
+        ((y - 1) * op.stride[0] + (kh - 1) * op.dilation[0]) // down + 1,
+        ((x - 1) * op.stride[1] + (kw - 1) * op.dilation[1]) // across + 1,
+    )

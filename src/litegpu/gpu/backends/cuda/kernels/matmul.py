@@ -1,0 +1,95 @@
+"""The product of two values that are both computed: by tiles, in float16 on tensor cores or in exact float32."""
+
+from __future__ import annotations
+
+from litegpu.gpu.backends.cuda.kernels.layer import LOAD
+from litegpu.gpu.backends.cuda.kernels.source import native_launch
+from litegpu.gpu.backends.cuda.kernels.tile import Product, Tile, candidates, cost, suits
+from litegpu.gpu.graph import DType, MatMul
+from litegpu.gpu.kernels.access import Operands
+from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.view import View
+
+#: Rows and columns of an output from which tiles are worth it.
+LEAST_ROWS, LEAST_COLUMNS = 16, 8
+
+
+def build(ctx: Context) -> list[Launch] | None:
+    """One launch; None for outputs that are too small for tiles, and factors that are not floats."""
+    op, node = ctx.node.op, ctx.node
+    assert isinstance(op, MatMul)
+    if any(ctx.value(v).is_constant for v in node.inputs):
+        return None
+    a, b = (ctx.views[v] for v in node.inputs)
+    _, _, m, n = ctx.output.shape
+    kinds = {a.dtype, b.dtype}
+    if m < LEAST_ROWS or n < LEAST_COLUMNS or not kinds <= set(LOAD) or (DType.FLOAT16 in kinds and not ctx.half):
+        return None
+    tiles = ranked(ctx, a, b)
+    if ctx.tuner is None:
+        return [launch(ctx, a, b, tiles[0])]
+    launches = [launch(ctx, a, b, tile) for tile in tiles[: ctx.tuner.most]]
+    times = ctx.tuner.times(launches)
+    return [launches[times.index(min(times))]]
+
+
+def ranked(ctx: Context, a: View, b: View) -> list[Tile]:
+    """The tiles that make sense, the cheapest first."""
+    op = ctx.node.op
+    assert isinstance(op, MatMul)
+    batch, heads, m, n = ctx.output.shape
+    depth = a.shape[2 if op.transpose_a else 3]
+    gathered = not (copied(a, ctx.half, op.transpose_a) and copied(b, ctx.half, not op.transpose_b))
+    one = Product(m, n, depth, ctx.half, gathered, capability=ctx.features.capability)
+
+    def estimate(tile: Tile) -> float:
+        rows = batch * heads * (-(-m // tile.rows) * tile.rows)
+        return cost(Product(rows, n, depth, ctx.half, gathered), tile, ctx.features.compute_units)
+
+    sensible = [t for t in candidates(ctx.half, ctx.features.capability) if suits(t, one)]
+    return sorted(sensible, key=lambda t: (estimate(t), t.threads))
+
+
+def launch(ctx: Context, a: View, b: View, tile: Tile) -> Launch:
+    """The product with the given tile; see matmul.cu for the constants."""
+    op = ctx.node.op
+    assert isinstance(op, MatMul)
+    batch, heads, m, n = ctx.output.shape
+    depth = a.shape[2 if op.transpose_a else 3]
+    down, across = -(-m // tile.rows), -(-n // tile.columns)
+    constants: dict[str, int | str] = {
+        "HALF": int(ctx.half), **tile.constants(), "TILES_M": down, "TILES_N": across, "HEADS": heads, "M": m, "N": n,
+        "QUADS": -(-n // 4), "STEPS": -(-depth // tile.depth),
+        **_side("A", a, ctx.half, op.transpose_a), **_side("B", b, ctx.half, not op.transpose_b),
+    }  # fmt: skip
+    operands: Operands = {"a": a, "b": b}
+    name = "tensor_matmul" if ctx.half else "tiled_matmul"
+    return native_launch(
+        ctx, name, (*tile.files, "matmul.cu"), constants, operands, label="batch_matmul",
+        workgroup=(tile.threads, 1, 1), dispatch=(batch * heads * down * across, 1, 1),
+        shared_bytes=tile.shared_bytes(ctx.half), variant=str(tile),
+    )  # fmt: skip
+
+
+def copied(view: View, half: bool, down: bool) -> int:
+    """How many numbers along the depth, which is the second last axis (`down`) or the last one, can be copied at once;
+    0 if they must be loaded one by one."""
+    most = 8 if half else 4
+    if down or (view.dtype is DType.FLOAT16) != half or not (view.vector and view.whole_quads):
+        return 0
+    strides = [s for s, size in zip(view.strides[:3], view.shape[:3], strict=True) if size > 1]
+    return 4 if any(k % most for k in (*strides, view.offset, view.quads * 4)) else most
+
+
+def _side(name: str, view: View, half: bool, down: bool) -> dict[str, int | str]:
+    kind, load = LOAD[view.dtype]
+    along = copied(view, half, down)
+    batch, heads, rows, columns = view.strides
+    depth = view.shape[2 if down else 3]
+    return {
+        f"{name}_TYPE": kind, f"{name}_LOAD(value)": load, f"{name}_COPY": along,
+        f"{name}_DEPTH": view.quads * 4 if along else depth, f"{name}_OFFSET": view.offset,
+        f"{name}_PITCH_BATCH": batch if view.shape[0] > 1 else 0,
+        f"{name}_PITCH_HEAD": heads if view.shape[1] > 1 else 0,
+        f"{name}_PITCH_ROW": columns if down else rows, f"{name}_PITCH_K": rows if down else columns,
+    }  # fmt: skip

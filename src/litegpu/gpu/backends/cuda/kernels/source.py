@@ -1,0 +1,119 @@
+"""The text of a native kernel: what it needs from the kernel language, its constants, and a file of CUDA C++."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
+
+import numpy as np
+
+from litegpu.gpu.backends.cuda.functions import HALF_CONVERSIONS, INLINE, PROGRAMMATIC_LAUNCH
+from litegpu.gpu.backends.cuda.printer import print_cuda_function
+from litegpu.gpu.graph import TransposeConv2D
+from litegpu.gpu.kernels.access import Operands, Position, open_sink
+from litegpu.gpu.kernels.context import Context, Launch, NativeBuffer, NativeKernel
+from litegpu.gpu.lang import Type, Value, f32x4, u32
+from litegpu.gpu.lang.kernel import Kernel, trace_function
+from litegpu.gpu.view import View
+
+Dim3 = tuple[int, int, int]
+
+#: From the number of an output pixel in the kernel's order, and a quad of channels, to a place in the node's output.
+Where = Callable[[Value, Value], Position]
+
+
+class Traced:
+    """A function of the kernel language that a native kernel calls.
+
+    MACRO(parameters...) is the call; its buffers become parameters of the kernel, with `name` in front of theirs.
+    """
+
+    def __init__(self, ctx: Context, name: str, types: Sequence[Type], fn: Callable[..., Value | None]) -> None:
+        """`fn(kernel, operands, *parameters)` traces it; `operands` collects what its buffers are bound to."""
+        self.operands: Operands = {}
+        self.name = name
+        function = trace_function(lambda k, *parameters: fn(k, self.operands, *parameters), name, types)
+        self.printed = print_cuda_function(function, ctx.features)
+        self.buffers = [NativeBuffer(f"{name}_{m.name}", m.access) for m in function.buffers]
+        self._count = len(types)
+
+    @property
+    def parameters(self) -> list[str]:
+        """The kernel's own parameters for the function's buffers."""
+        names = zip(self.printed.parameters, self.printed.names, strict=True)
+        return [p.removesuffix(n) + f"{self.name}_{n}" for p, n in names]
+
+    @property
+    def macro(self) -> tuple[str, str]:
+        """How the kernel calls the function: MACRO(p0, ...) and what that stands for."""
+        own = [f"p{i}" for i in range(self._count)]
+        arguments = [f"{self.name}_{n}" for n in self.printed.names] + own
+        return f"{self.name.upper()}({', '.join(own)})", f"{self.name}({', '.join(arguments)})"
+
+    def bound(self) -> Operands:
+        return {f"{self.name}_{n}": v for n, v in self.operands.items()}
+
+
+def native_launch(
+    ctx: Context,
+    name: str,
+    files: tuple[str, ...],
+    constants: Mapping[str, int | str],
+    operands: Operands,
+    *,
+    label: str,
+    workgroup: Dim3,
+    dispatch: Dim3,
+    shared_bytes: int = 0,
+    variant: str = "",
+    where: Where | None = None,
+    inner: Traced | None = None,
+) -> Launch:
+    """A launch of the kernel `name` in `files`, compiled with `constants` as macros.
+
+    The kernel's parameters are `operands` in order (name -> View or constant array), then EPILOGUE_BUFFERS. Its macro
+    STORE(pixel, quad, value) applies the node's epilogue to four channels, a float4, of pixel number `pixel` (row-major
+    over B, H, W, unless `where` says otherwise) and stores them; `inner` is another function that it calls.
+    """
+    shape = ctx.output.shape
+
+    def store(k: Kernel, bound: Operands, pixel: Value, quad: Value, value: Value) -> None:
+        at = where(pixel, quad) if where is not None else Position(shape, pixel=pixel, q=quad)
+        open_sink(ctx, k, bound).write(at, value)
+
+    functions = [Traced(ctx, "store", (u32, u32, f32x4), store)]
+    if inner is not None:
+        functions.append(inner)
+    buffers = [NativeBuffer(n, _access(v)) for n, v in operands.items()]
+    macros = {**constants, "NAME": name, "EPILOGUE_BUFFERS": "".join(f", {p}" for f in functions for p in f.parameters)}
+    definitions: list[str] = []
+    bound = dict(operands)
+    for function in functions:
+        definitions += function.printed.definitions
+        buffers += function.buffers
+        bound |= function.bound()
+        call, meaning = function.macro
+        macros[call] = meaning
+    parts = [
+        *dict.fromkeys([f"#define INLINE {INLINE}", PROGRAMMATIC_LAUNCH, HALF_CONVERSIONS, *definitions]),
+        *(f"#define {macro} {value}" for macro, value in macros.items()),
+        *map(text_of, files),
+    ]
+    kernel = NativeKernel(name, "\n".join(parts) + "\n", workgroup, dispatch, tuple(buffers), shared_bytes)
+    return Launch(kernel, bound, label, variant)
+
+
+def label_of(ctx: Context) -> str:
+    """What profiles call the work of the node."""
+    return "transpose_conv_2d" if isinstance(ctx.node.op, TransposeConv2D) else "conv_2d"
+
+
+@functools.cache
+def text_of(file: str) -> str:
+    """A file of this folder."""
+    return (resources.files(__package__) / file).read_text()
+
+
+def _access(operand: View | np.ndarray) -> str:
+    return "read_write" if isinstance(operand, View) else "read"

@@ -1,0 +1,82 @@
+"""Transposed convolution as one convolution for each residue of the output's coordinates by the stride."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from litegpu.gpu.backends.cuda.kernels.convolution import fastest
+from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half
+from litegpu.gpu.backends.cuda.kernels.source import Where
+from litegpu.gpu.graph import Conv2D, TransposeConv2D
+from litegpu.gpu.kernels.access import Position, divide, remainder
+from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.lang import Value
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The output positions `first`, first + stride, ... along one axis: `size` of them.
+
+    Each is a sum over `taps`, which may be none, in this order, as of an ordinary convolution with this padding, which
+    may be negative.
+    """
+
+    first: int
+    size: int
+    taps: tuple[int, ...]
+    padding: int
+
+
+def build(ctx: Context) -> list[Launch] | None:
+    """A launch for every phase; None where Conv2D would not be taken either."""
+    op, node = ctx.node.op, ctx.node
+    assert isinstance(op, TransposeConv2D)
+    weights = ctx.value(node.inputs[1]).data
+    if weights is None or ctx.value(node.inputs[0]).is_constant:
+        return None
+    source = ctx.views[node.inputs[0]]
+    half = is_half(ctx, source, weights)
+    if half is None:
+        return None
+    batch, out_h, out_w, outputs = ctx.output.shape
+    _, kh, kw, inputs = weights.shape
+    down = phases(out_h, kh, op.stride[0], op.padding[0])
+    across = phases(out_w, kw, op.stride[1], op.padding[1])
+    launches = []
+    for y, x in itertools.product(down, across):
+        # without any tap there is still the epilogue of zero to be stored
+        part = np.zeros((outputs, max(1, len(y.taps)), max(1, len(x.taps)), inputs), weights.dtype)
+        if y.taps and x.taps:
+            part[...] = weights[:, y.taps][:, :, x.taps]
+        layer = Layer(Conv2D(padding=(y.padding, x.padding)), source, part, (batch, y.size, x.size, outputs), half)
+        launches.append(fastest(ctx, layer, _where(ctx, op, y, x)))
+    return launches
+
+
+def phases(out: int, taps: int, stride: int, padding: int) -> list[Phase]:
+    """The phases of an axis of `out` outputs: output o is the sum of x[i] w[k] where i * stride = o + padding - k."""
+    found = []
+    for first in range(min(stride, out)):
+        nearest = (first + padding) % stride  # the tap that reads the input at or just before the output
+        own = tuple(reversed(range(nearest, taps, stride)))  # from the first input on
+        start = (first + padding) // stride - (len(own) - 1)  # the input of own[0] for the first output
+        found.append(Phase(first, -(-(out - first) // stride), own, -start if own else 0))
+    return found
+
+
+def _where(ctx: Context, op: TransposeConv2D, y: Phase, x: Phase) -> Where:
+    shape = ctx.output.shape
+
+    def where(pixel: Value, quad: Value) -> Position:
+        row, total = divide(pixel, x.size), shape[0] * y.size * x.size
+        at = (
+            0 if shape[0] == 1 else divide(row, y.size),
+            remainder(row, y.size, shape[0] * y.size) * op.stride[0] + y.first,
+            remainder(pixel, x.size, total) * op.stride[1] + x.first,
+        )
+        return Position(shape, coordinates=(*at, quad))
+
+    return where

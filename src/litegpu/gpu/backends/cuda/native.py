@@ -1,0 +1,46 @@
+"""What CUDA adds to the kernels of the language; satisfies kernels.native.Native."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from litegpu.gpu import graph
+from litegpu.gpu.backends.cuda.kernels import attention, convolution, depthwise, lstm, matmul, separable, transpose
+from litegpu.gpu.backends.cuda.kernels.tile import LEAST_CAPABILITY
+from litegpu.gpu.backends.cuda.passes.entry import join_entry
+from litegpu.gpu.backends.cuda.passes.separable import join_separable
+from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.lang.features import Features
+
+#: Keys up to which one kernel of the language takes no longer than native products.
+FEW_KEYS = 32
+
+_LAUNCHES: dict[type[graph.Op], Callable[[Context], list[Launch] | None]] = {
+    graph.Attention: attention.build,
+    graph.Conv2D: convolution.build,
+    graph.Custom: lstm.build,
+    graph.DepthwiseConv2D: depthwise.build,
+    graph.MatMul: matmul.build,
+    graph.SeparableConv2D: separable.build,
+    graph.TransposeConv2D: transpose.build,
+}
+
+
+class CudaNative:
+    """The native kernels and their fusions, on devices that have the instructions."""
+
+    def launches(self, ctx: Context) -> list[Launch] | None:
+        if ctx.features.capability < LEAST_CAPABILITY or type(ctx.node.op) not in _LAUNCHES:
+            return None
+        return _LAUNCHES[type(ctx.node.op)](ctx)
+
+    def join_first(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
+        return graph if features.capability < LEAST_CAPABILITY else join_entry(graph)
+
+    def join_last(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
+        return join_separable(graph) if half and features.capability >= LEAST_CAPABILITY else graph
+
+    def attention_pays(self, depth: int, columns: int, keys: int, features: Features, half: bool) -> bool | None:
+        if features.capability < LEAST_CAPABILITY:
+            return None
+        return keys <= FEW_KEYS or (half and attention.fits(depth, columns, keys))

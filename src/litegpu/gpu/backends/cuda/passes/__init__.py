@@ -1,0 +1,1 @@
+"""Passes over the graph for what only the native kernels here compute."""

@@ -1,0 +1,476 @@
+"""Print a kernel as CUDA C++ for NVRTC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from litegpu.gpu.backends.cuda import functions as device
+from litegpu.gpu.lang import math, tree
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.lang.functions import Function
+from litegpu.gpu.lang.kernel import DeviceFunction, Kernel
+from litegpu.gpu.lang.limits import check_limits
+from litegpu.gpu.lang.printer import Printer, decimal, memory_name
+from litegpu.gpu.lang.types import KernelError, Type, f32, u32
+from litegpu.gpu.lang.value import Value
+from litegpu.gpu.lang.verify import verify
+
+WARP = 32
+
+# The words of C++ and the functions of CUDA that are shaped like a kernel's name, and those that printed code defines.
+_WORDS = """alignas alignof and asm auto bool break case catch char class concept const consteval constexpr continue
+decltype default delete do double else enum explicit export extern false float for friend goto if inline int long main
+mutable namespace new not operator or private protected public register requires return short signed sizeof static
+struct switch template this throw true try typedef typeid typename union unsigned using virtual void volatile while xor
+abs acos asin atan cbrt ceil clock cos cosh erf exp exp2 expm1 fabs floor fma fmax fmin fmod free hypot isinf isnan log
+log10 log1p log2 malloc max memcpy memset min pow printf rint round rsqrt sin sinh sqrt tan tanh trunc f16 to_float
+to_half half_to_float float_to_half pack_half2 launch_dependents wait_for_predecessors"""
+RESERVED = frozenset(_WORDS.split())
+
+_INT_MIN = "(-2147483647 - 1)"
+_WARP_MASK = f"0xffffffffu >> ({WARP}u - threads)"  # the first `threads` of a warp
+
+
+def print_cuda(kernel: Kernel, features: Features) -> str:
+    """The CUDA C++ of `kernel`: an extern "C" function of its name, whose parameter n is buffer n.
+
+    Buffers with access "read" are read through the read-only cache; the others may overlap. With the macro
+    PROGRAMMATIC_LAUNCH defined (sm_90 and later) the kernel takes part in programmatic dependent launch: it waits
+    before it first touches what other kernels write. Raises KernelError if the kernel breaks a rule or needs what
+    `features` lacks.
+    """
+    if not kernel.verified:
+        verify(kernel)
+    check_limits(kernel, features, RESERVED, "CUDA C++")
+    return _Module(kernel, features).print()
+
+
+@dataclass(frozen=True)
+class PrintedFunction:
+    """A device function of CUDA C++: what must stand in front of it and itself, in order; then, for its caller, how its
+    buffers are declared as parameters and what they are called. Its own parameters follow the buffers."""
+
+    definitions: tuple[str, ...]
+    parameters: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+def print_cuda_function(function: DeviceFunction, features: Features) -> PrintedFunction:
+    """The CUDA C++ of `function`, for kernels that are not printed but written."""
+    module = _FunctionBody(function, features)
+    own = []
+    for i, value in enumerate(function.parameters):
+        module.name_leaf(value, f"p{i}")
+        own.append(f"{module.type_name(value.type)} p{i}")
+    result, kind = function.result, "void"
+    module.print_block(function.body, () if result is None else (result,))
+    if result is not None:
+        kind = module.type_name(result.type)
+        module.line(f"return {module.text(result)};")
+    buffers = [module.parameter(m) for m in function.buffers]
+    text = [f"{device.INLINE} {kind} {function.name}({', '.join(buffers + own)}) {{", *module.lines, "}"]
+    definitions = (*module.types.values(), *module.functions.values(), "\n".join(text))
+    return PrintedFunction(definitions, tuple(buffers), tuple(memory_name(m) for m in function.buffers))
+
+
+class _Module(Printer):
+    """Prints the entry point; collects the types and functions that it needs in front of it."""
+
+    def __init__(self, kernel: Kernel, features: Features) -> None:
+        super().__init__()
+        self.kernel, self.features = kernel, features
+        self.types: dict[str, str] = {}
+        self.functions: dict[str, str] = {}
+        self.waits = True  # still to be printed
+
+    def print(self) -> str:
+        k = self.kernel
+        self.depth = 1
+        guarded = k.dispatch != k.grid
+        if guarded:
+            columns, rows, _ = k.dispatch
+            self.line(f"const unsigned group_x = blockIdx.x + blockIdx.y * {columns}u;")
+            if columns * rows != k.grid[0]:
+                self._open(f"if (group_x < {k.grid[0]}u) ")
+        if k.needs_subgroups:
+            self._subgroup_ids()
+        self.print_block(k.body)
+        while self.depth > 1:
+            self._close()
+        params = ", ".join(self.parameter(m) for m in k.buffers)
+        shared = [f"  __shared__ {self.type_name(m.storage)} {memory_name(m)}[{m.size}];" for m in k.shared_memories]
+        if k.name in self.functions:
+            raise KernelError(f"kernel {k.name}: the name is that of a function that it needs")
+        head = [device.PROGRAMMATIC_LAUNCH, *self.types.values(), *self.functions.values()]
+        entry = [f'extern "C" __global__ void __launch_bounds__({k.threads}) {k.name}({params}) {{']
+        return "\n".join([*head, *entry, *shared, *self.lines, "}"]) + "\n"
+
+    # Types and leaves
+
+    def type_name(self, type: Type) -> str:
+        name = device.type_name(type)
+        if name not in self.types:
+            if type.kind == "f16":
+                self._need_f16(f"{type} arithmetic")
+            definition = device.type_definition(type)
+            if definition:
+                if type.lanes > 1:
+                    self.type_name(type.scalar)
+                self.types[name] = definition
+        return name
+
+    def constant(self, value: Value) -> str:
+        text = self._scalar_constant(value)
+        return f"{self._splat(value.type)}({text})" if value.type.lanes > 1 else text
+
+    def builtin(self, value: Value) -> str:
+        name, axis = value.attr
+        if name == "subgroup_size":
+            return f"{WARP}u"
+        if name == "subgroup_lane":
+            return "subgroup_lane"
+        if name == "group_id" and self.kernel.dispatch != self.kernel.grid:
+            return "group_x"
+        return f"{'threadIdx' if name == 'local_id' else 'blockIdx'}.{'xyz'[axis]}"
+
+    def _scalar_constant(self, value: Value) -> str:
+        number, kind = value.constant, value.type.kind
+        if kind == "bool":
+            return "true" if number else "false"
+        if kind == "u32":
+            return f"{number}u"
+        if kind == "i32":
+            return (
+                _INT_MIN if number == -(2**31) else f"({number})" if number is not None and number < 0 else f"{number}"
+            )
+        if kind == "f16":
+            self.type_name(value.type)
+            return f"f16{{0x{value.attr:04x}}}"
+        bits = value.attr
+        if bits & 0x7F800000 in (0, 0x7F800000) and bits & 0x7FFFFFFF:  # subnormal, infinity or NaN
+            return f"__uint_as_float(0x{bits:08x}u)"
+        text = decimal(np.float32(number)) + "f"
+        return f"({text})" if text.startswith("-") else text
+
+    # Expressions
+
+    def repeats(self, value: Value) -> bool:
+        return False
+
+    def operation(self, value: Value, args: list[str]) -> str:
+        op, type = value.op, value.type
+        if op == "load":
+            return self._load(value.attr, args[0])
+        if op == "read":
+            return self.local(*value.attr)
+        if op == "subgroup":
+            return self._subgroup(value, args)
+        if op == "lane":
+            return f"{args[0]}.{device.LANES[value.attr]}"
+        if op == "vec":
+            return f"{self.type_name(type)}{{{', '.join(args)}}}"
+        if op == "splat":
+            return f"{self._splat(type)}({args[0]})"
+        if op in ("cast", "bitcast"):
+            return self._conversion(value, args[0])
+        if op == "select":
+            return self._select(value, args)
+        if op in ("dot", "any", "all"):
+            return f"{self._across_lanes(value)}({', '.join(args)})"
+        return self._arithmetic(value, args)
+
+    def _arithmetic(self, value: Value, args: list[str]) -> str:
+        op, operand = value.op, value.args[-1].type
+        kind = operand.kind
+        if op == "pow":
+            return f"{self._power(operand)}({', '.join(args)})"
+        if operand.lanes == 1 and device.is_infix(op, kind):
+            return f"({args[0]} {device.INFIX[op]} {args[1]})"
+        if kind == "bool" and operand.lanes == 1:
+            return {"and": "({} && {})", "or": "({} || {})", "xor": "({} != {})", "not": "(!{})"}[op].format(*args)
+        if op == "neg" and kind == "f32" and operand.lanes == 1:
+            return f"(-{args[0]})"
+        infix = operand.lanes > 1 and op in device.INFIX
+        name = f"operator{device.INFIX[op]}" if infix else f"{op}_{operand}"
+        self._define(name, value.type, (operand,) * len(args), device.lane_expression(op, kind))
+        return f"({args[0]} {device.INFIX[op]} {args[1]})" if infix else f"{name}({', '.join(args)})"
+
+    def _conversion(self, value: Value, text: str) -> str:
+        source, target = value.args[0].type, value.type
+        convert = device.cast_expression if value.op == "cast" else device.bitcast_expression
+        expression = convert(source.kind, target.kind)
+        if target.lanes == 1:
+            self.type_name(target)
+            return f"({device.substitute(expression, 'a', text)})"
+        name = f"{target}_{'from' if value.op == 'cast' else 'bits'}_{source}"
+        self._define(name, target, (source,), expression)
+        return f"{name}({text})"
+
+    def _select(self, value: Value, args: list[str]) -> str:
+        condition, type = value.args[0].type, value.type
+        if type.lanes == 1 and type.kind != "f16":
+            return f"({args[0]} ? {args[1]} : {args[2]})"
+        name = f"select_{type}" + ("_lanes" if condition.lanes > 1 else "")
+        self._define(name, type, (condition, type, type), "(a ? b : c)")
+        return f"{name}({', '.join(args)})"
+
+    def _splat(self, type: Type) -> str:
+        name = f"splat_{type}"
+        self._define(name, type, (type.scalar,), "a")
+        return name
+
+    def _across_lanes(self, value: Value) -> str:
+        """The function of a vector's lanes together: dot, any or all."""
+        op, type = value.op, value.args[0].type
+        name = f"{op}_{type}"
+        lanes = device.LANES[: type.lanes]
+        if op != "dot":
+            text = (" || " if op == "any" else " && ").join(f"a.{lane}" for lane in lanes)
+        elif type.kind == "f16":
+            text = "to_half(" + " + ".join(f"to_float(a.{n}) * to_float(b.{n})" for n in lanes) + ")"
+        elif type.kind == "i32":
+            text = "(int)(" + " + ".join(f"(unsigned)a.{n} * (unsigned)b.{n}" for n in lanes) + ")"
+        else:
+            text = " + ".join(f"a.{lane} * b.{lane}" for lane in lanes)
+        params = ", ".join(f"{self.type_name(type)} {letter}" for letter in "ab"[: len(value.args)])
+        result = self.type_name(value.type)
+        self._helper(name, f"{device.INLINE} {result} {name}({params}) {{ return {text}; }}")
+        return name
+
+    def _power(self, type: Type) -> str:
+        """pow by the language's own definition, which is more accurate than CUDA's."""
+        name = f"pow_{type}"
+        if name in self.functions:
+            return name
+        if type != f32:
+            inner = f"{self._power(f32)}(a, b)"
+            if type.kind == "f16":
+                self.type_name(type)
+                inner = f"to_half({self._power(f32)}(to_float(a), to_float(b)))"
+            self._define(name, type, (type, type), inner)
+            return name
+        definition = Function(math.POLYFILLS["pow"], (f32, f32))
+        printer = _FunctionBody(self.kernel, self.features, self)
+        for letter, p in zip("ab", definition.params, strict=True):
+            printer.name_leaf(p, letter)
+        printer.print_block(definition.body, (definition.result,))
+        head = f"{device.INLINE} float {name}(float a, float b) {{"
+        result = f"  return {printer.text(definition.result)};"
+        self.functions[name] = "\n".join([head, *printer.lines, result, "}"])
+        return name
+
+    def _define(self, name: str, result: Type, params: tuple[Type, ...], expression: str) -> None:
+        """The function of one lane's expression, overloaded by name where the name is an operator's."""
+        key = f"{name} {params[0]}" if name.startswith("operator") else name
+        if key in self.functions:
+            return
+        for type in (result, *params):
+            self.type_name(type)
+        if "half" in expression or "to_float" in expression:
+            self.type_name(Type("f16"))
+        self.functions[key] = device.lanewise(name, result, params, expression)
+
+    # Subgroups
+
+    def _subgroup_ids(self) -> None:
+        x, y, _ = self.kernel.workgroup
+        thread = f"(threadIdx.z * {y}u + threadIdx.y) * {x}u + threadIdx.x"
+        self.line(f"const unsigned subgroup_lane = ({thread}) % {WARP}u;")
+        if self.kernel.threads % WARP:  # the last warp is not full
+            rest = self.kernel.threads % WARP
+            whole = self.kernel.threads - rest
+            self.line(f"const unsigned subgroup_threads = ({thread}) < {whole}u ? {WARP}u : {rest}u;")
+        else:
+            self.line(f"const unsigned subgroup_threads = {WARP}u;")
+
+    def _subgroup(self, value: Value, args: list[str]) -> str:
+        op, type = value.attr, value.type
+        one = f"subgroup_{op}_{type.kind}"
+        extra = ["subgroup_threads"]
+        if op in ("shuffle_down", "shuffle_xor"):
+            self._helper(one, self._shuffle(op, type.scalar))
+        else:
+            self._helper(one, self._reduction(op, type.scalar))
+            extra.append("subgroup_lane")
+        if type.lanes == 1:
+            return f"{one}({', '.join([*args, *extra])})"
+        name = f"subgroup_{op}_{type}"
+        letters = "abcd"[: len(args) + len(extra)]
+        params = (type, *(u32 for _ in letters[1:]))
+        self._define(name, type, params, f"{one}({', '.join(letters)})")
+        return f"{name}({', '.join([*args, *extra])})"
+
+    def _shuffle(self, op: str, type: Type) -> str:
+        name, wire = self.type_name(type), "(int)a.bits" if type.kind == "f16" else "a"
+        call = f"__{op.replace('shuffle', 'shfl')}_sync({_WARP_MASK}, {wire}, by)"
+        result = f"f16{{(unsigned short){call}}}" if type.kind == "f16" else call
+        function = f"subgroup_{op}_{type.kind}"
+        return f"{device.INLINE} {name} {function}({name} a, unsigned by, unsigned threads) {{ return {result}; }}"
+
+    def _reduction(self, op: str, type: Type) -> str:
+        """A tree towards the first thread, of as many threads as the warp has, and its result to all."""
+        name, shuffled = self.type_name(type), self._shuffle("shuffle_down", type)
+        self._helper(f"subgroup_shuffle_down_{type.kind}", shuffled)
+        self._define(f"{op}_{type}", type, (type, type), device.lane_expression(op, type.kind))
+        first = f"__shfl_sync({_WARP_MASK}, {'(int)a.bits' if type.kind == 'f16' else 'a'}, 0)"
+        return "\n".join([
+            f"{device.INLINE} {name} subgroup_{op}_{type.kind}({name} a, unsigned threads, unsigned lane) {{",
+            f"  for (unsigned half = {WARP // 2}; half > 0; half /= 2) {{",
+            f"    const {name} other = subgroup_shuffle_down_{type.kind}(a, half, threads);",
+            f"    if (lane + half < threads) a = {op}_{type}(a, other);",
+            "  }",
+            f"  return {f'f16{{(unsigned short){first}}}' if type.kind == 'f16' else first};",
+            "}",
+        ])  # fmt: skip
+
+    # Memory
+
+    def parameter(self, m: tree.Memory) -> str:
+        element = self._element(m)
+        return (
+            f"const {element}* __restrict__ {memory_name(m)}" if m.access == "read" else f"{element}* {memory_name(m)}"
+        )
+
+    def _element(self, m: tree.Memory) -> str:
+        """How an element of a buffer is declared: halves and bytes that are computed with as other kinds as words."""
+        if m.storage.is_packed:
+            return "unsigned"
+        if m.storage.kind == "f16" and m.type.kind != "f16":
+            return {1: "unsigned short", 2: "unsigned", 3: "uint2", 4: "uint2"}[m.storage.lanes]
+        return self.type_name(m.storage)
+
+    def _load(self, m: tree.Memory, index: str) -> str:
+        element = self._element(m)
+        text = f"{memory_name(m)}[{index}]"
+        if m.space == "global" and m.access == "read" and element not in self.types:
+            text = f"__ldg({memory_name(m)} + {index})"
+        if m.storage == m.type:
+            return text
+        return f"{self._unpack(m)}({text})"
+
+    def store(self, memory: tree.Memory, index: str, value: str) -> str:
+        name = memory_name(memory)
+        if memory.storage != memory.type:
+            value = f"{self._pack(memory)}({value})"
+        elif memory.storage.lanes == 3 and memory.space == "global":  # leave the fourth place alone
+            lanes = " ".join(f"p->{lane} = v.{lane};" for lane in device.LANES[:3])
+            type = self.type_name(memory.storage)
+            self._helper(f"store_{memory.storage}", f"{device.INLINE} void store_{memory.storage}({type}* p, {type} v) "
+                         f"{{ {lanes} }}")  # fmt: skip
+            return f"store_{memory.storage}({name} + {index}, {value});"
+        return f"{name}[{index}] = {value};"
+
+    def _unpack(self, m: tree.Memory) -> str:
+        """The function from what an element is in memory to what the kernel computes with."""
+        name = f"{m.type}_of_{m.storage}"
+        result = self.type_name(m.type)
+        if m.storage.is_packed:
+            signed = "(signed char)" if m.storage.kind == "i8" else "(unsigned char)"
+            lanes = [f"({device.SCALARS[m.type.kind]}){signed}(a >> {8 * i})" for i in range(4)]
+            value = f"{result}{{{', '.join(lanes)}}}"
+        else:
+            self._half_conversions()
+            words = ["a"] if m.storage.lanes == 2 else ["a.x", "a.y"]
+            halves = [f"half_to_float((unsigned short)({w}{shift}))" for w in words for shift in ("", " >> 16")]
+            value = f"{result}{{{', '.join(halves[: m.storage.lanes])}}}" if m.storage.lanes > 1 else "half_to_float(a)"
+        self._helper(name, f"{device.INLINE} {result} {name}({self._element(m)} a) {{ return {value}; }}")
+        return name
+
+    def _pack(self, m: tree.Memory) -> str:
+        name = f"{m.storage}_of_{m.type}"
+        element = self._element(m)
+        if m.storage.is_packed:
+            value = self._packed_bytes(m)
+        else:
+            self._half_conversions()
+            value = {
+                1: "float_to_half(a)",
+                2: "pack_half2(a.x, a.y)",
+                3: "uint2{pack_half2(a.x, a.y), pack_half2(a.z, 0.0f)}",
+                4: "uint2{pack_half2(a.x, a.y), pack_half2(a.z, a.w)}",
+            }[m.storage.lanes]
+        self._helper(name, f"{device.INLINE} {element} {name}({self.type_name(m.type)} a) {{ return {value}; }}")
+        return name
+
+    def _packed_bytes(self, m: tree.Memory) -> str:
+        """Four lanes in one word, each saturated to the byte's range."""
+        low, high = (-128, 127) if m.storage.kind == "i8" else (0, 255)
+        kind = "int" if m.storage.kind == "i8" or m.type.kind == "f32" else "unsigned"
+        below = f"x < {low} ? {low} : " if kind == "int" else ""
+        limit = f"saturate_{m.storage.kind}_{kind}"
+        body = f"return (unsigned)({below}x > {high} ? {high} : x) & 255u;"
+        self._helper(limit, f"{device.INLINE} unsigned {limit}({kind} x) {{ {body} }}")
+        convert = "__float2int_rz" if m.type.kind == "f32" else ""
+        return " | ".join(f"{limit}({convert}(a.{n})) << {8 * i}" for i, n in enumerate(device.LANES))
+
+    def _half_conversions(self) -> None:
+        self.types.setdefault("halves", device.HALF_CONVERSIONS)
+
+    def _helper(self, name: str, text: str) -> None:
+        self.functions.setdefault(name, text)
+
+    def _need_f16(self, what: str) -> None:
+        if not self.features.float16:
+            raise KernelError(f"kernel {self.kernel.name}: {what} needs float16, which the device lacks")
+        self._half_conversions()
+
+    # Statements
+
+    def _statement(self, s: tree.Statement) -> None:
+        if self.waits and _touches_arena(s):
+            self.waits = False
+            self.line(device.WAIT)
+            self.line("launch_dependents();")  # not before: a third kernel would take the second one's place
+        super()._statement(s)
+
+    def bind(self, name: str, type: Type, text: str) -> str:
+        return f"const {self.type_name(type)} {name} = {text};"
+
+    def declare(self, variable: tree.Variable, init: Value) -> None:
+        name, type = f"v{variable.number}", self.type_name(variable.type)
+        if not variable.is_array:
+            self.line(f"{type} {name} = {self.text(init)};")
+        elif init.op == "const" and init.attr == 0:
+            self.line(f"{type} {name}[{variable.size}] = {{}};")
+        else:
+            self.line(f"{type} {name}[{variable.size}] = {{{', '.join([self.text(init)] * variable.size)}}};")
+
+    def for_header(self, index: str, start: str, stop: str, step: str) -> str:
+        return f"for (unsigned {index} = {start}; {index} < {stop}; {index} += {step})"
+
+    def forever(self) -> str:
+        return "for (;;) "
+
+    def barrier(self) -> None:
+        self.line("__syncthreads();")
+
+
+class _FunctionBody(_Module):
+    """Prints the body of a function: shares what it needs with the module that calls it, if any."""
+
+    def __init__(self, kernel: Kernel, features: Features, module: _Module | None = None) -> None:
+        super().__init__(kernel, features)
+        self.depth = 1
+        if module is not None:
+            self.types, self.functions = module.types, module.functions
+        self.waits = False
+
+
+def _touches_arena(s: tree.Statement) -> bool:
+    """Whether a statement, or one inside it, loads from or stores to memory that other kernels may write."""
+    match s:
+        case tree.Bind(value=v):
+            return v.op == "load" and v.attr.space == "global" and bool(v.attr.access != "read")
+        case tree.Store():
+            return s.memory.space == "global"
+        case tree.If():
+            blocks = [s.then] + ([s.orelse] if s.orelse is not None else [])
+        case tree.For():
+            blocks = [s.body]
+        case tree.While():
+            blocks = [s.head, s.body]
+        case _:
+            return False
+    return any(_touches_arena(inner) for b in blocks for inner in b.statements)

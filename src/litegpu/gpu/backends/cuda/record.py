@@ -1,0 +1,162 @@
+"""What an inference puts on a CUDA stream, and the graphs that repeat it: copies of ports around the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cuda.bindings import driver
+
+from litegpu.gpu.backends.cuda.binding import Ways
+from litegpu.gpu.backends.cuda.copy import MOST_BYTES, copy_launch
+from litegpu.gpu.backends.cuda.device import LoadedKernel
+from litegpu.gpu.backends.cuda.driver import checked
+from litegpu.gpu.backends.cuda.graph import Graph, Launch, make_launch
+from litegpu.gpu.backends.cuda.memory import SessionMemory
+from litegpu.gpu.program import Dispatch, Program
+
+#: What kernels read at once: arrays of the user's that they read in place begin and end at multiples of it.
+_BLOCK = 16
+#: Graphs kept for different bound arrays.
+_BOUND_GRAPHS = 4
+_NOTHING_BOUND: Ways = {}
+
+
+class Recorder:
+    """Of one session. The device's context must be current in every method."""
+
+    def __init__(
+        self,
+        program: Program,
+        memory: SessionMemory,
+        kernels: Sequence[LoadedKernel],
+        copy: LoadedKernel,
+        stream: Any,
+        overlap: bool,
+    ) -> None:
+        """`kernels` of the program in order, and the one that copies. `overlap`: kernels start before those in front of
+        them have ended."""
+        self._program = program
+        self._memory = memory
+        self._copy = copy
+        self._stream = stream
+        self._overlap = overlap
+        self._after_kernel = False  # whether what was enqueued last is a kernel
+        self._copies: dict[tuple[int, int], Launch] = {}
+        self._kernel_graph: Graph | None = None
+        self._bound_graphs: list[tuple[Ways, Graph]] = []  # latest last
+        self.launches = [self._launch(kernels, dispatch) for dispatch in program.dispatches]
+        self.graph = Graph(stream, self.enqueue_inference)
+
+    @property
+    def kernel_graph(self) -> Graph:
+        """A graph of the kernels without the copies."""
+        if self._kernel_graph is None:
+            self._kernel_graph = self.first_kernels(len(self.launches))
+        return self._kernel_graph
+
+    def first_kernels(self, count: int) -> Graph:
+        """A new graph of so many kernels, without copies."""
+        return Graph(self._stream, lambda: self._enqueue_kernels(count))
+
+    def has_graph(self, ways: Ways) -> bool:
+        return any(ways == known for known, _ in self._bound_graphs)
+
+    def bound_graph(self, ways: Ways, finish: Callable[[], None]) -> Graph:
+        """The graph for what is bound, made if there is none yet; `finish` waits for the device if need be."""
+        graphs = self._bound_graphs
+        for known, graph in graphs:
+            if known is ways or known == ways:
+                return graph
+        if len(graphs) == _BOUND_GRAPHS:
+            finish()
+            old, graph = graphs.pop(0)
+            graph.close()
+            addresses = {address for address in old.values() if address is not None}
+            self._copies = {pair: launch for pair, launch in self._copies.items() if addresses.isdisjoint(pair)}
+        launches: list[Launch] = []
+        graph = Graph(self._stream, lambda: launches.extend(self.enqueue_inference(ways)))
+        graph.launches = launches
+        graphs.append((ways, graph))
+        return graph
+
+    def enqueue_inference(self, ways: Ways = _NOTHING_BOUND) -> Sequence[Launch]:
+        """Put everything on the stream; the launches of the kernels as they were put there."""
+        launches = self.enqueue_inputs(ways)
+        for launch in launches:
+            self._enqueue(launch)
+        self.enqueue_outputs(ways)
+        return launches
+
+    def enqueue_inputs(self, ways: Ways) -> Sequence[Launch]:
+        """Begin an inference with the copies of inputs; the launches of the kernels, of which those that can read
+        arrays of the user's where they are do so."""
+        self._after_kernel = False
+        launches: Sequence[Launch] = self.launches
+        for index, (port, memory) in enumerate(zip(self._program.inputs, self._memory.inputs, strict=True)):
+            bound = ways.get(("input", index), memory.ctypes.data)
+            places = None
+            if ("input", index) in ways and bound is not None and (bound | port.nbytes) % _BLOCK == 0:
+                places = port.readers
+            if places is not None and bound is not None:
+                launches = _moved(launches, places, bound)
+            elif bound is not None:
+                copy = driver.cuMemcpyDtoDAsync if ("input", index) in ways else driver.cuMemcpyHtoDAsync
+                place, what = self._memory.place(port), f"copy of input {port.name!r}"
+                self._enqueue_copy(place, bound, port.nbytes, copy, what)
+        return launches
+
+    def enqueue_outputs(self, ways: Ways) -> None:
+        for index, (port, memory) in enumerate(zip(self._program.outputs, self._memory.outputs, strict=True)):
+            bound = ways.get(("output", index), memory.ctypes.data)
+            if bound is not None:
+                copy = driver.cuMemcpyDtoDAsync if ("output", index) in ways else driver.cuMemcpyDtoHAsync
+                place, what = self._memory.place(port), f"copy of output {port.name!r}"
+                self._enqueue_copy(bound, place, port.nbytes, copy, what)
+
+    def close(self) -> None:
+        for graph in (self.graph, self._kernel_graph, *(graph for _, graph in self._bound_graphs)):
+            if graph is not None:
+                graph.close()
+        self._bound_graphs.clear()
+        self._copies.clear()
+
+    def _launch(self, kernels: Sequence[LoadedKernel], dispatch: Dispatch) -> Launch:
+        code, loaded = self._program.kernels[dispatch.kernel], kernels[dispatch.kernel]
+        addresses = [self._memory.bases[b.space] + b.offset for b in dispatch.bindings]
+        return make_launch(loaded, dispatch.groups, code.workgroup, code.shared_bytes, dispatch.label, addresses)
+
+    def _enqueue_kernels(self, count: int) -> None:
+        self._after_kernel = False
+        for launch in self.launches[:count]:
+            self._enqueue(launch)
+
+    def _enqueue_copy(self, target: int, source: int, nbytes: int, copy: Callable[..., Any], what: str) -> None:
+        """Put a copy of a port on the stream, as a kernel where that can be."""
+        ours = copy is not driver.cuMemcpyDtoDAsync  # with room behind the last byte
+        fits = ours or (nbytes % 4 == 0 and target % _BLOCK == 0 and source % _BLOCK == 0)
+        by_kernel = fits and nbytes <= MOST_BYTES
+        self._after_kernel &= by_kernel
+        if not by_kernel:
+            checked(copy(target, source, nbytes, self._stream), what)
+            return
+        launch = self._copies.get((target, source))
+        if launch is None:
+            launch = self._copies[target, source] = copy_launch(self._copy, target, source, nbytes, what)
+        self._enqueue(launch)
+
+    def _enqueue(self, launch: Launch) -> None:
+        """Put a kernel on the stream: it overlaps with what is in front if that is a kernel as well."""
+        launch.enqueue(self._stream, overlap=self._overlap and self._after_kernel)
+        self._after_kernel = True
+
+
+def _moved(launches: Sequence[Launch], places: Sequence[tuple[int, int]], address: int) -> list[Launch]:
+    """The launches with another address at some of (launch, argument)."""
+    found = list(launches)
+    for i, argument in places:
+        old = found[i]
+        addresses = list(old.arguments)
+        addresses[argument] = address
+        found[i] = make_launch(old.kernel, old.groups, old.workgroup, old.shared_bytes, old.label, addresses)
+    return found

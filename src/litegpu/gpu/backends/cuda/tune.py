@@ -1,0 +1,118 @@
+"""Measuring kernels that do the same work, to take the fastest."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from cuda.bindings import driver
+
+from litegpu import debug
+from litegpu.errors import DeviceError
+from litegpu.gpu.backends.cuda.driver import CudaError, checked
+from litegpu.gpu.backends.cuda.graph import Graph, Stopwatch, make_launch
+from litegpu.gpu.kernels.context import Launch, NativeKernel
+from litegpu.gpu.program import KernelCode
+from litegpu.gpu.view import View
+
+if TYPE_CHECKING:
+    from litegpu.gpu.backends.cuda.device import CudaDevice
+
+log = logging.getLogger("litegpu")
+
+#: A kernel is launched so often in one graph, and the graph so often.
+LAUNCHES, ROUNDS = 20, 5
+_ALIGNMENT = 256
+_FILLER = 0x2E  # two such bytes are the half 0.097, four the float 4e-11: small numbers, none of them special
+
+
+class CudaTuner:
+    """Times launches on a device; satisfies kernels.context.Tuner. What was once measured is known from then on.
+
+    `most`: how many candidates are measured.
+    """
+
+    def __init__(self, device: CudaDevice, most: int) -> None:
+        self.device = device
+        self.most = most
+        self._known: dict[tuple[str, ...], list[float]] = {}
+
+    def times(self, launches: Sequence[Launch]) -> list[float]:
+        """Seconds of each launch by itself; infinite for one that does not run on this device."""
+        kernels = [_native(launch) for launch in launches]
+        key = tuple(k.source for k in kernels)
+        if key not in self._known:
+            codes = [
+                KernelCode(k.name, k.source, k.workgroup, tuple(b.access for b in k.buffers), k.shared_bytes, k.options)
+                for k in kernels
+            ]
+            loaded = self._load(codes)
+            self._known[key] = [
+                math.inf if one is None else self._time(launch, code, one)
+                for launch, code, one in zip(launches, codes, loaded, strict=True)
+            ]
+            for seconds, launch in sorted(zip(self._known[key], launches, strict=True), key=lambda pair: pair[0]):
+                debug.say(debug.TIMINGS, "tuning %s: %.2f us %s", launch.label, seconds * 1e6, launch.variant)
+        return self._known[key]
+
+    def _load(self, codes: list[KernelCode]) -> list[Any]:
+        try:
+            return list(self.device.kernels(codes, False))
+        except DeviceError:  # which of them?
+            found: list[Any] = []
+            for code in codes:
+                try:
+                    found += self.device.kernels([code], False)
+                except DeviceError as error:
+                    log.debug("not a candidate: %s", error)
+                    found.append(None)
+            return found
+
+    def _time(self, launch: Launch, code: KernelCode, loaded: Any) -> float:
+        kernel = _native(launch)
+        operands = [launch.operands[b.name] for b in kernel.buffers]
+        sizes = [_size(operand) for operand in operands]
+        with self.device.context:
+            stream = checked(driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)), "cuStreamCreate")
+            memory, graph, watch = 0, None, Stopwatch()
+            try:
+                memory = int(checked(driver.cuMemAlloc(sum(sizes)), "cuMemAlloc"))
+                checked(driver.cuMemsetD8Async(memory, _FILLER, sum(sizes), stream), "cuMemsetD8Async")
+                addresses = [memory + sum(sizes[:i]) for i in range(len(sizes))]
+                one = make_launch(
+                    loaded, kernel.dispatch, kernel.workgroup, kernel.shared_bytes, launch.label, addresses
+                )
+
+                def enqueue() -> None:
+                    for _ in range(LAUNCHES):
+                        one.enqueue(stream)
+
+                timed = graph = Graph(stream, enqueue)
+                timed.launch(stream)
+                rounds = [watch.seconds(stream, lambda: timed.launch(stream)) for _ in range(ROUNDS)]
+                return statistics.median(rounds) / LAUNCHES
+            except CudaError as error:
+                raise DeviceError(
+                    f"kernel {code.name!r} ({launch.label}) failed while it was timed: {error}"
+                ) from error
+            finally:
+                watch.close()
+                if graph is not None:
+                    graph.close()
+                if memory:
+                    driver.cuMemFree(memory)
+                driver.cuStreamDestroy(stream)
+
+
+def _native(launch: Launch) -> NativeKernel:
+    assert isinstance(launch.kernel, NativeKernel)
+    return launch.kernel
+
+
+def _size(operand: View | np.ndarray) -> int:
+    n = operand.size * operand.dtype.nbytes if isinstance(operand, View) else operand.nbytes
+    return -(-n // _ALIGNMENT) * _ALIGNMENT

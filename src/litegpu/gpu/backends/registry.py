@@ -1,0 +1,77 @@
+"""Which backends there are: a line for each. They are loaded when they are asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from litegpu.errors import DeviceError
+from litegpu.gpu.backends.contract import Backend, Device
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`language`: what its kernels are printed in, a device's `target`. `apis`: names of parts of it that a device can
+    be asked for by. `numbered`: whether devices have numbers, as in "cuda:1"."""
+
+    module: str
+    language: str
+    apis: tuple[str, ...] = ()
+    numbered: bool = False
+
+
+#: By name, in the order in which "auto" tries them.
+ENTRIES: Mapping[str, Entry] = {
+    "cuda": Entry("litegpu.gpu.backends.cuda.backend", "cuda", numbered=True),
+    "webgpu": Entry("litegpu.gpu.backends.webgpu.backend", "wgsl", ("vulkan", "metal", "d3d12", "gl")),
+}
+
+
+def words() -> tuple[str, ...]:
+    """What open_device() takes: "auto", the backends, and their parts."""
+    return "auto", *ENTRIES, *(api for entry in ENTRIES.values() for api in entry.apis)
+
+
+def backend(name: str) -> Backend:
+    """The backend of this name."""
+    found: Backend = importlib.import_module(ENTRIES[name].module).BACKEND
+    return found
+
+
+def name_of(device: Device) -> str:
+    """The name of the backend that the device is of."""
+    return next(name for name, entry in ENTRIES.items() if entry.language == device.target)
+
+
+def of_language(language: str) -> Backend:
+    """The backend whose kernels are printed in this language."""
+    return backend(next(name for name, entry in ENTRIES.items() if entry.language == language))
+
+
+def open_device(word: str = "auto", name: str | None = None, *, software: bool = True) -> Device:
+    """The device that a word of words() asks for. With "auto" a backend that has none is passed over for the next.
+
+    name: a part of the device's name, to choose among several. software: whether a device that computes on the CPU will
+    do, though nothing names it.
+
+    Raises DeviceError, of the last backend that was tried, if there is none."""
+    for last, (found, api) in _candidates(word):
+        try:
+            return found.open_device(api, name, software=software)
+        except DeviceError as error:
+            if last:
+                raise
+            found.is_passed_over(error)
+    raise DeviceError(f"there is no backend {word!r}")
+
+
+def _candidates(word: str) -> Iterator[tuple[bool, tuple[Backend, str | None]]]:
+    """(whether it is the last one, (backend, the part of it that is asked for))."""
+    if word == "auto":
+        for number, name in enumerate(ENTRIES, 1):
+            yield number == len(ENTRIES), (backend(name), None)
+        return
+    for name, entry in ENTRIES.items():
+        if word == name or word in entry.apis:
+            yield True, (backend(name), word if word in entry.apis else None)

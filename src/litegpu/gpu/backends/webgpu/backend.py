@@ -1,0 +1,25 @@
+"""WebGPU as one of the backends; satisfies contract.Backend."""
+
+from __future__ import annotations
+
+from litegpu.errors import DeviceError
+from litegpu.gpu.backends.contract import Device
+from litegpu.gpu.backends.webgpu.printer import print_wgsl
+from litegpu.gpu.lang import Features, Kernel
+
+
+class WebGpuBackend:
+    def open_device(self, api: str | None, name: str | None, *, software: bool) -> Device:
+        from litegpu.gpu.backends.webgpu import device  # wgpu takes its time, and prints without it
+
+        which = api or "auto"
+        return device.open_device(which, name) if software else device.open_device(which, name, software=False)
+
+    def is_passed_over(self, error: DeviceError) -> None:
+        pass  # nothing comes after it
+
+    def print_kernel(self, kernel: Kernel, features: Features) -> str:
+        return print_wgsl(kernel, features)
+
+
+BACKEND = WebGpuBackend()

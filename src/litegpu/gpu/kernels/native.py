@@ -1,0 +1,40 @@
+"""What a backend adds to the kernels of the language: kernels in its own, and the fusions that only those compute."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from litegpu.gpu.graph import Graph
+from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.lang.features import Features
+
+
+class Native(Protocol):
+    """Each method is asked for devices whose features name it."""
+
+    def launches(self, ctx: Context) -> list[Launch] | None:
+        """The launches that compute ctx.node, or None where the kernel of the language is to."""
+
+    def join_first(self, graph: Graph, features: Features, half: bool) -> Graph:
+        """The graph with what is fused before attention is looked for. `half`: intermediates will be float16."""
+
+    def join_last(self, graph: Graph, features: Features, half: bool) -> Graph:
+        """The graph with what is fused after that."""
+
+    def attention_pays(self, depth: int, columns: int, keys: int, features: Features, half: bool) -> bool | None:
+        """Whether one kernel computes an attention faster than separate products do, of queries of `depth` numbers,
+        values of `columns` and so many keys; None where the common rule holds."""
+
+
+_REGISTERED: dict[str, Native] = {}
+
+
+def register(name: str, native: Native) -> None:
+    """Let devices whose features name it have these kernels; the backend does so when it is loaded."""
+    _REGISTERED[name] = native
+
+
+def of(features: Features) -> Native | None:
+    """The native kernels of a device with these features; None if it has none. LookupError if its backend has not been
+    loaded, which backends/registry.py does."""
+    return _REGISTERED[features.native] if features.native else None
