@@ -261,3 +261,25 @@ def test_random_tensors_of_shapes_that_none_can_have(name: str) -> None:
     constant.output(constant.op(name, [constant.constant([-2, 3])], (2, 3), dict(seed=1, seed2=2)))
     with pytest.raises(ModelError, match=r"its shape is \[-2, 3\]"):
         Interpreter(model_content=constant.build())
+
+
+def test_shapes_that_the_official_kernels_go_beyond() -> None:
+    """Neither in the file nor by the caller's wish."""
+    model = ModelBuilder()
+    a, b = model.input("a", (2, 3), shape_signature=(-1, 3)), model.input("b", (2, 3), shape_signature=(-1, 3))
+    model.output(model.op("REVERSE_V2", [model.op("ATAN2", [a, b], (2, 3)), model.constant([0])], (2, 3)))
+    with Interpreter(model_content=model.build()) as interpreter:
+        interpreter.resize_tensor_input(0, [4, 3])
+        with pytest.raises(InvokeError, match=r"ATAN2: its inputs have the shapes \[4, 3\] and \[2, 3\]"):
+            interpreter.allocate_tensors()
+        interpreter.resize_tensor_input(1, [4, 3])
+        interpreter.allocate_tensors()
+        for index in (0, 1):
+            interpreter.resize_tensor_input(index, [4, 0])
+        with pytest.raises(InvokeError, match=r"REVERSE_V2: its input of shape \[4, 0\] has no elements to reverse"):
+            interpreter.allocate_tensors()
+        for index in (0, 1):
+            interpreter.resize_tensor_input(index, [0, 3])
+        interpreter.allocate_tensors()
+        interpreter.invoke()
+        assert interpreter.get_tensor(interpreter.get_output_details()[0]["index"]).shape == (0, 3)

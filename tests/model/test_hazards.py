@@ -67,6 +67,12 @@ WRONG: dict[str, tuple[str, Change, str]] = {
     "too few anchors": ("further TFLite_Detection_PostProcess", operand(2, shape=(2, 4), data=np.ones((2, 4), "f4")),
                         "anchors"),
     "scores of other classes": ("further TFLite_Detection_PostProcess", operand(1, shape=(1, 6, 9)), "scores"),
+    **{
+        f"{name} with states of {type_.name}": (f"further {name}", operand(position, type=type_), "its state")
+        for name, position in (("svdf", 4), ("lstm", 18), ("sequence_lstm", 19), ("basic_lstm", 4),
+                               ("bidirectional_lstm", 38))
+        for type_ in (T.BOOL, T.INT8)
+    },
     "an operand less": ("further MaxUnpooling2D", operator(inputs=(0, -1)), "not optional"),
     **{
         f"{name} into another type": (seed, operand(-1, type=T.FLOAT16), "type")

@@ -47,6 +47,7 @@ def check_demand(subgraph: Subgraph, inputs: Mapping[int, Shape] | None = None) 
                 against |= not resized and _is_stated(tensor)
         given = [shapes.get(i, subgraph.tensors[i].shape) for i in operator.inputs if i >= 0]
         results = [shapes.get(i, subgraph.tensors[i].shape) for i in operator.outputs if i >= 0]
+        _check_shapes(subgraph, operator, given)
         effort = _work(operator, given, results)
         total += effort
         if against or _is_odd(operator.name, operator.options, given):
@@ -75,6 +76,22 @@ def check_input_shape(shape: Any) -> None:
         raise TensorError(
             f"The shape {extents} has more than {_MAX_ELEMENTS} elements, which the runtimes cannot count"
         )
+
+
+def _check_shapes(subgraph: Subgraph, operator: Operator, given: Sequence[Shape]) -> None:
+    """Refuses shapes on which the official kernels go beyond their tensors, whatever the file or the caller says."""
+    if operator.is_custom:
+        return
+    what = f"operator {operator.index} {operator.name}"
+    if operator.name == "ATAN2" and given[0] != given[1]:
+        raise ModelError(
+            f"{what}: its inputs have the shapes {list(given[0])} and {list(given[1])}, which have to be one"
+        )
+    if operator.name == "REVERSE_V2" and 0 in given[0][1:]:
+        axes, rank = subgraph.tensors[operator.inputs[1]].data, len(given[0])
+        first = 0 if axes is None or not axes.size else min(int(axis) % rank for axis in axes.reshape(-1))
+        if 0 in given[0][first + 1 :]:
+            raise ModelError(f"{what}: its input of shape {list(given[0])} has no elements to reverse")
 
 
 def _results(subgraph: Subgraph, operator: Operator, shapes: Mapping[int, Shape]) -> Sequence[Shape]:

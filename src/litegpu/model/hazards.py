@@ -248,8 +248,10 @@ def _check_reverse(operator: Operator, tensors: Tensors) -> None:
 def _check_lstm(operator: Operator, tensors: Tensors) -> None:
     if len(operator.inputs) < 20:
         _require(-1 not in operator.inputs, "the basic kernel has no optional inputs")
+        _check_state_types(operator, tensors, 1, 4)
         return
     _check_layer(operator.inputs, 0)
+    _check_state_types(operator, tensors, 18, 19)
     quantized = tensors[operator.inputs[0]].type is TensorType.INT8
     computed = [i for i in operator.inputs[1:18] if i >= 0 and not tensors[i].is_constant]
     _require(not (quantized and computed), f"its weights {computed} are no constants, which the integer kernel sums up")
@@ -261,12 +263,29 @@ def _check_lstm(operator: Operator, tensors: Tensors) -> None:
 def _check_bidirectional_lstm(operator: Operator, tensors: Tensors) -> None:
     _check_layer(operator.inputs, 0)
     _check_layer(operator.inputs, 17)
+    _check_state_types(operator, tensors, 35, 36, 37, 38)
     shape = tensors[operator.inputs[0]].shape
     _require(len(shape) == 3, f"its input has shape {list(shape)} where rank 3 is needed")
     auxiliary = [index for index in operator.inputs[40:] if index >= 0]
     _require(
         operator.inputs[39] >= 0 or not auxiliary, "it has weights of an auxiliary input (40 to 47), but not that (39)"
     )
+
+
+def _check_svdf(operator: Operator, tensors: Tensors) -> None:
+    _check_state_types(operator, tensors, 4)
+
+
+def _check_state_types(operator: Operator, tensors: Tensors, *positions: int) -> None:
+    """States are of the type that the kernel for the input writes, which does not ask."""
+    source = tensors[operator.inputs[0]]
+    types = {TensorType.FLOAT32} if source.type is TensorType.FLOAT32 else _QUANTIZED
+    for index in (operator.inputs[position] for position in positions):
+        _require(
+            index < 0 or tensors[index].type in types,
+            f"its input is of type {source.type.name}, its state, tensor {index} "
+            f"'{tensors[index].name}', of {tensors[index].type.name}",
+        )
 
 
 def _check_layer(inputs: Sequence[int], first: int) -> None:
@@ -563,6 +582,7 @@ _CHECKS: Mapping[str, Callable[[Operator, Tensors], None]] = {
     "LOG_SOFTMAX": _check_log_softmax,
     "REVERSE_V2": _check_reverse,
     "LSTM": _check_lstm,
+    "SVDF": _check_svdf,
     "UNIDIRECTIONAL_SEQUENCE_LSTM": _check_lstm,
     "BROADCAST_ARGS": _check_broadcast_args,
     "DILATE": _check_dilate,

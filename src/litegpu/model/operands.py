@@ -284,7 +284,7 @@ SQUEEZE                    x:any -> =x
 STRIDED_SLICE              x:any begin{{8}}:int32|int64 end{{8}}:=begin strides{{8}}:=begin -> =x
 SUB                        a b -> .
 SUM                        x axes{{8}}:int32 -> =x
-SVDF                       x w t b~ s -> .
+SVDF                       x:float32|int8 w:float32|uint8|int8 t:float32|uint8|int8|int16 b~ s -> .
 TANH                       x -> .
 TILE                       x:any n{{8}}:int32|int64 -> =x
 TOPK_V2                    x k{{1}}:int32|int16 -> . .
