@@ -43,10 +43,9 @@ def test_hooks_run_what_make_lint_runs() -> None:
     assert tools(r"entry: \.venv/bin/(.*)", text) == tools(r"\t\$\(BIN\)/(.*)", lint[1])
 
 
-@pytest.mark.parametrize("name", ["PRINTERS", "COMMANDS", "_BUILD", "RUNNERS"])
+@pytest.mark.parametrize("name", ["COMMANDS", "_BUILD", "RUNNERS"])
 def test_the_tables_that_it_names_are_there(name: str) -> None:
     places = {
-        "PRINTERS": "src/litegpu/gpu/build.py",
         "COMMANDS": "tests/test_command_conventions.py",
         "_BUILD": "src/litegpu/gpu/kernels/__init__.py",
         "RUNNERS": "tests/gpu/lang/runners.py",

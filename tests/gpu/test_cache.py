@@ -243,9 +243,9 @@ def test_what_dead_processes_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".writing-1-dead").write_bytes(b"half")
     script = f"""
 import sys, time
-from litegpu.gpu import cache_folder
+from litegpu.file_lock import lock
 handle = open({str(tmp_path / ".writing-2-alive")!r}, "wb")
-assert cache_folder._lock(handle.fileno())
+assert lock(handle.fileno())
 print("locked", flush=True)
 time.sleep(60)
 """

@@ -64,7 +64,7 @@ def _compile_model(nvrtc: Any, path: Path, half: bool, capabilities: tuple[int, 
         if capability not in nvrtc.supported_capabilities():
             continue
         lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs)
-        features = dataclasses.replace(CUDA, capability=capability)
+        features = dataclasses.replace(CUDA, native="cuda", capability=capability)
         program = build_program(lowered.graph, features, "cuda", half=half)
         images = nvrtc.compile_kernels(program.kernels, capability, programmatic=True)
         assert len(images) == len(program.kernels) and all(image.startswith(b"\x7fELF") for image in images)
@@ -94,7 +94,7 @@ def native() -> dict[str, list[KernelCode]]:
     for name, batch in ZOO:
         graph = read_model(build_model(name, batch=batch)).main
         graphs.append(lower_partition(graph, graph.operators, graph.inputs, graph.outputs).graph)
-    features = dataclasses.replace(CUDA, capability=NATIVE_CAPABILITIES[0])
+    features = dataclasses.replace(CUDA, native="cuda", capability=NATIVE_CAPABILITIES[0])
     found: dict[str, dict[str, KernelCode]] = {}
     for lowered in graphs:
         for half in (False, True):

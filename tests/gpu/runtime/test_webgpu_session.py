@@ -418,7 +418,8 @@ def test_memory_does_not_grow(session: Build) -> None:
         gc.collect()
         grown.append(_resident_bytes() - before)
     assert min(grown) < 512 << 10
-    assert _native_objects() == objects
+    now = _native_objects()
+    assert all(now[name] <= objects[name] for name in objects), (objects, now)  # fewer: of sessions before this one
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
@@ -41,6 +42,8 @@ class Scripted:
         event = self._acts.popleft()(self) if self._acts else None
         if event is not None:
             return [event]
+        if not timeout and not self.under_way:
+            return []  # asked for what is there, as it ends
         worker, ticket, shard = self.under_way.popleft()
         return [Finished(worker, ticket, shard)]
 
@@ -63,7 +66,7 @@ def dies(worker: int) -> Act:
 
 
 def outcomes(crew: Scripted, shards: int, *, ahead: int = 2, attempts: int = 4) -> list[Outcome]:
-    return list(_Scheduler(crew, iter(range(shards)), ahead, attempts, 60.0, True).run())
+    return list(_Scheduler(crew, iter(range(shards)), ahead, attempts, 60.0, True, threading.Event()).run())
 
 
 def test_what_a_worker_has_is_bounded() -> None:
@@ -91,7 +94,7 @@ def test_no_more_is_taken_than_the_window_holds() -> None:
                 assert len(taken) == 8  # twice two workers with two shards each
             return super().wait(timeout)
 
-    assert len(list(_Scheduler(Slow(2), shards(), 2, 4, 60.0, True).run())) == 30
+    assert len(list(_Scheduler(Slow(2), shards(), 2, 4, 60.0, True, threading.Event()).run())) == 30
 
 
 def test_a_shard_whose_worker_died_is_tried_alone() -> None:
