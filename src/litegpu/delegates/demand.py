@@ -12,6 +12,7 @@ from litegpu.delegates.demand_rules import RULES
 from litegpu.delegates.shape_rules import Computed, Node, Shape, Unexpected, shapes_of_results
 from litegpu.errors import ModelError, TensorError
 from litegpu.limits import MEMORY_VARIABLE, WORK_VARIABLE, Limits, limits
+from litegpu.model.hazards import MAX_ELEMENTS, MAX_RANK
 from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 
 _BITS: Mapping[TensorType, int] = {
@@ -72,10 +73,8 @@ def check_input_shape(shape: Any) -> None:
         raise TensorError(
             f"The shape {extents[:20]} has {len(extents)} dimensions; the runtimes know at most {MAX_RANK}"
         )
-    if math.prod(max(0, extent) for extent in extents) > _MAX_ELEMENTS:
-        raise TensorError(
-            f"The shape {extents} has more than {_MAX_ELEMENTS} elements, which the runtimes cannot count"
-        )
+    if math.prod(max(0, extent) for extent in extents) > MAX_ELEMENTS:
+        raise TensorError(f"The shape {extents} has more than {MAX_ELEMENTS} elements, which the runtimes cannot count")
 
 
 def _check_shapes(subgraph: Subgraph, operator: Operator, given: Sequence[Shape]) -> None:
@@ -175,10 +174,10 @@ def _is_odd(name: str, options: Mapping[str, object], given: list[Shape]) -> boo
 
 def _check_elements(tensor: Tensor, shape: Shape) -> None:
     elements = math.prod(shape)
-    if elements > _MAX_ELEMENTS:
+    if elements > MAX_ELEMENTS:
         raise ModelError(
             f"tensor {tensor.index} '{tensor.name}' gets shape {list(shape)}, which has {elements} elements, more than "
-            f"the runtimes can count ({_MAX_ELEMENTS}); the file says {list(tensor.shape)}"
+            f"the runtimes can count ({MAX_ELEMENTS}); the file says {list(tensor.shape)}"
         )
 
 
@@ -188,7 +187,3 @@ def _require(condition: bool, what: str, amount: int, limit: int, unit: str, var
             f"the model asks for {amount:,} {unit} as of {what}, where {limit:,} are allowed; if that is meant, set "
             f"the environment variable {variable} to {amount} or more (see litegpu.limits)"
         )
-
-
-MAX_RANK = 8
-_MAX_ELEMENTS = 2**31 - 1  # the official runtime and the GPU kernels count elements in int32

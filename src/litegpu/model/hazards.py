@@ -373,7 +373,7 @@ def _check_strided_slice(operator: Operator, tensors: Tensors) -> None:
     new = options.get("new_axis_mask", 0)
     _require(0 <= new < 1 << count, f"its option new_axis_mask is {new}, but it has {count} indices")
     _require(
-        count <= rank + bin(new).count("1") <= _MAX_RANK or not source.has_rank,
+        count <= rank + bin(new).count("1") <= MAX_RANK or not source.has_rank,
         f"it has {count} indices and new_axis_mask {new} for an input of shape {list(source.shape)}",
     )
     if not options.get("offset", False):
@@ -545,7 +545,8 @@ _CONVERT = "the file is damaged or its converter is wrong: fetch or convert it a
 LARGE_ELEMENTS = 2**26
 LARGE_RATIO = 2**12
 
-_MAX_RANK = 8
+MAX_RANK = 8  # the official kernels' limit; some index beyond it without asking
+MAX_ELEMENTS = 2**31 - 1  # the official runtime and the GPU kernels count elements in int32
 #: Operators that hand on what they are given: their results hold strings if that does.
 _PASSING = frozenset(
     {

@@ -9,12 +9,18 @@ import numpy as np
 
 from litegpu.errors import ModelError
 from litegpu.model import operands, schema
-from litegpu.model.hazards import LARGE_ELEMENTS, LARGE_RATIO, check_operator, check_sparsity, check_strings
+from litegpu.model.hazards import (
+    LARGE_ELEMENTS,
+    LARGE_RATIO,
+    MAX_ELEMENTS,
+    MAX_RANK,
+    check_operator,
+    check_sparsity,
+    check_strings,
+)
 from litegpu.model.types import Model, Operator, Quantization, Subgraph, Tensor, TensorType
 
-_MAX_ELEMENTS = 2**31 - 1  # the official runtime and the GPU kernels count elements in int32
 _MAX_EMPTY = 2**28
-_MAX_RANK = 8  # the official kernels' limit; some index beyond it without asking
 
 # The values that a quantized element can have, which its zero point must be one of.
 _INTEGER_RANGES = {
@@ -70,14 +76,14 @@ def _check_subgraph(model: Model, subgraph: Subgraph) -> None:
 
 def _check_tensor(tensor: Tensor, count: int) -> None:
     shape, signature = tensor.shape, tensor.shape_signature
-    if len(shape) > _MAX_RANK:
-        raise ModelError(f"{_named(tensor)} has rank {len(shape)}, which is more than {_MAX_RANK}; {_CONVERT}")
+    if len(shape) > MAX_RANK:
+        raise ModelError(f"{_named(tensor)} has rank {len(shape)}, which is more than {MAX_RANK}; {_CONVERT}")
     if any(extent < 0 for extent in shape):
         raise ModelError(f"{_named(tensor)} has a negative extent in its shape {list(shape)}; {_CONVERT}")
     # Of empty arrays NumPy counts the other extents as well, and so do kernels that broadcast them.
-    if math.prod(extent for extent in shape if extent) > (_MAX_EMPTY if 0 in shape else _MAX_ELEMENTS):
+    if math.prod(extent for extent in shape if extent) > (_MAX_EMPTY if 0 in shape else MAX_ELEMENTS):
         raise ModelError(
-            f"{_named(tensor)} of shape {list(shape)} has more than {_MAX_ELEMENTS} elements, which the runtimes "
+            f"{_named(tensor)} of shape {list(shape)} has more than {MAX_ELEMENTS} elements, which the runtimes "
             "cannot count; split it into several tensors"
         )
     if len(signature) != len(shape) or any(extent < -1 for extent in signature):

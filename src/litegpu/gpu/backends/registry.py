@@ -41,12 +41,12 @@ def backend(name: str) -> Backend:
 
 def name_of(device: Device) -> str:
     """The name of the backend that the device is of."""
-    return next(name for name, entry in ENTRIES.items() if entry.language == device.target)
+    return _printing(device.target)
 
 
 def of_language(language: str) -> Backend:
     """The backend whose kernels are printed in this language."""
-    return backend(next(name for name, entry in ENTRIES.items() if entry.language == language))
+    return backend(_printing(language))
 
 
 def open_device(word: str = "auto", name: str | None = None, *, software: bool = True) -> Device:
@@ -64,6 +64,10 @@ def open_device(word: str = "auto", name: str | None = None, *, software: bool =
                 raise
             found.is_passed_over(error)
     raise DeviceError(f"there is no backend {word!r}")
+
+
+def _printing(language: str) -> str:
+    return next(name for name, entry in ENTRIES.items() if entry.language == language)
 
 
 def _candidates(word: str) -> Iterator[tuple[bool, tuple[Backend, str | None]]]:
