@@ -50,9 +50,9 @@ from cuda_measure import (
 )
 
 import litegpu
-from litegpu.delegates.gpu import GpuDelegate
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends.cuda.opening import open_device
+from litegpu.gpu.delegate.delegate import GpuDelegate
 from litegpu.gpu.program import Program
 from litegpu.model import Model
 

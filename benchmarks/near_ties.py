@@ -24,8 +24,8 @@ import numpy as np
 from ai_edge_litert.interpreter import OpResolverType
 
 import litegpu
-from litegpu.delegates.options import GpuDelegateOptions
 from litegpu.delegates.report import CPU
+from litegpu.gpu.delegate.options import GpuDelegateOptions
 from litegpu.model import read_model
 from litegpu.model.cut import cut
 from litegpu.model.types import Model, Operator, TensorType

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from litegpu.delegates.gpu import GpuDelegate, GpuKernel
 from litegpu.delegates.protocol import DelegateKernel, Partition
 from litegpu.gpu.backends.webgpu.device import WebGpuSession, open_device
 from litegpu.gpu.backends.webgpu.record import record
+from litegpu.gpu.delegate.delegate import GpuDelegate, GpuKernel
 from litegpu.gpu.graph import DType
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
 from litegpu.interpreter import Interpreter

@@ -14,7 +14,7 @@ import pytest
 
 import litegpu
 from litegpu import GpuDelegate, Interpreter
-from litegpu.gpu.adapter import ImageInput
+from litegpu.gpu.delegate.images import ImageInput
 from litegpu.model.builder import ModelBuilder
 
 SHAPE = (1, 8, 16, 4)

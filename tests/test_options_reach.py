@@ -137,7 +137,7 @@ def test_words_for_devices_become_options(monkeypatch: pytest.MonkeyPatch) -> No
         def open_device(self) -> None:
             self.opened += 1
 
-    monkeypatch.setattr("litegpu.delegates.gpu.GpuDelegate", Delegate)
+    monkeypatch.setattr("litegpu.gpu.delegate.delegate.GpuDelegate", Delegate)
     more = {"max_delegated_partitions": 4}
     for word, options in (
         ("auto", {}), ("cuda", {"backend": "cuda"}), ("cuda:3", {"backend": "cuda", "device": "3"}),

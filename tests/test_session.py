@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import litegpu
-from litegpu.delegates import gpu
 from litegpu.errors import DeviceError, InvokeError, OptionError, TensorError
 from litegpu.gpu.backends.cuda.opening import available
+from litegpu.gpu.delegate import delegate as gpu
 from litegpu.model.types import TensorType
 from litegpu.model.writer import ModelBuilder
 

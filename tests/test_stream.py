@@ -151,7 +151,7 @@ def test_an_item_that_does_not_fit(device: str, bad: Any) -> None:
 def test_an_error_of_the_model_comes_in_its_place(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if device == "cpu":
         pytest.skip("the official runtime has no place to fail at")
-    from litegpu.delegates.gpu_kernel import GpuKernel
+    from litegpu.gpu.delegate.kernel import GpuKernel
 
     collect = GpuKernel.collect
     calls = []
@@ -187,7 +187,7 @@ def test_items_are_taken_no_further_ahead_than_asked(device: str) -> None:
 def test_abandoned_streams_leave_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if device == "cpu":
         pytest.skip("nothing is made for it")
-    from litegpu.delegates.gpu_kernel import GpuKernel
+    from litegpu.gpu.delegate.kernel import GpuKernel
 
     made: list[GpuKernel] = []
     another = GpuKernel.another

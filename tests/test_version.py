@@ -42,7 +42,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 def test_what_shows_it_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Commands, doctor and pages. tests/delegates/test_cache_key.py has caches."""
+    """Commands, doctor and pages. tests/gpu/delegate/test_cache_key.py has caches."""
     monkeypatch.setattr(litegpu, "__version__", "9.8.7")
     assert printed(monkeypatch, capsys, "--version") == "litegpu 9.8.7\n"
     assert printed(monkeypatch, capsys, "version").splitlines()[0] == "litegpu 9.8.7"

@@ -10,13 +10,6 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from litegpu.delegates.options import (
-    ExperimentalFlags,
-    GpuDelegateOptions,
-    InferencePreference,
-    InferencePriority,
-    WaitType,
-)
 from litegpu.delegates.protocol import Delegate as DelegateProtocol
 from litegpu.delegates.protocol import DelegateKernel, Partition
 from litegpu.delegates.report import DelegationReport
@@ -28,6 +21,13 @@ from litegpu.errors import (
     ModelError,
     OptionError,
     TensorError,
+)
+from litegpu.gpu.delegate.options import (
+    ExperimentalFlags,
+    GpuDelegateOptions,
+    InferencePreference,
+    InferencePriority,
+    WaitType,
 )
 from litegpu.interpreter import (
     Delegate,
@@ -43,9 +43,9 @@ from litegpu.session import LoadedModel, load
 from litegpu.visible import VisibleLog
 
 if TYPE_CHECKING:
-    from litegpu.delegates.gpu import GpuDelegate
-    from litegpu.gpu.adapter import ImageInput
     from litegpu.gpu.custom import register_op, unregister_op
+    from litegpu.gpu.delegate.delegate import GpuDelegate
+    from litegpu.gpu.delegate.images import ImageInput
     from litegpu.tools.advise import advise
     from litegpu.tools.benchmark import benchmark, compare_benchmarks
 
@@ -95,8 +95,8 @@ __all__ = [
 
 #: What is imported when it is first asked for: the GPU delegate brings the kernels with it, and there are the tools.
 _LATER = {
-    "GpuDelegate": "litegpu.delegates.gpu",
-    "ImageInput": "litegpu.gpu.adapter",
+    "GpuDelegate": "litegpu.gpu.delegate.delegate",
+    "ImageInput": "litegpu.gpu.delegate.images",
     "register_op": "litegpu.gpu.custom",
     "unregister_op": "litegpu.gpu.custom",
     "advise": "litegpu.tools.advise",

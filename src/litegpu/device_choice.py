@@ -10,7 +10,7 @@ from litegpu.errors import DeviceError, ForkError, OptionError, SoftwareDeviceEr
 from litegpu.gpu.backends import registry
 
 if TYPE_CHECKING:
-    from litegpu.delegates.gpu import GpuDelegate
+    from litegpu.gpu.delegate.delegate import GpuDelegate
 
 log = logging.getLogger("litegpu")
 
@@ -39,7 +39,7 @@ def delegate_for(device: str, precision: str, options: Mapping[str, Any]) -> Gpu
         return None
     if kind != "auto":
         options = {"backend": kind, **({"device": index} if index else {}), **options}
-    from litegpu.delegates.gpu import GpuDelegate
+    from litegpu.gpu.delegate.delegate import GpuDelegate
 
     delegate = GpuDelegate(precision=precision, **options)
     delegate.takes_software = kind != "auto"
@@ -59,6 +59,6 @@ def delegate_for(device: str, precision: str, options: Mapping[str, Any]) -> Gpu
 def best_gpu() -> str:
     """The name of the GPU that GpuDelegate() takes, a software device too if there is nothing better: for who asks for
     a GPU and does not mind which. Raises DeviceError if there is none."""
-    from litegpu.delegates.gpu import GpuDelegate
+    from litegpu.gpu.delegate.delegate import GpuDelegate
 
     return registry.name_of(GpuDelegate().open_device())

@@ -14,17 +14,17 @@ import numpy.typing as npt
 from litegpu import fork
 from litegpu.arguments import by_name, converted
 from litegpu.boundary import typed, typed_errors
-from litegpu.delegates.array_place import is_on_gpu
 from litegpu.delegates.report import DelegationReport
 from litegpu.device_choice import delegate_for
 from litegpu.errors import InvokeError, LiteGpuError, OptionError, TensorError
 from litegpu.gpu.backends import registry
+from litegpu.gpu.delegate.array_place import is_on_gpu
 from litegpu.interpreter import Interpreter
 from litegpu.model.batch import with_batch
 
 if TYPE_CHECKING:
-    from litegpu.delegates.gpu import GpuDelegate
-    from litegpu.delegates.gpu_call import GpuCall
+    from litegpu.gpu.delegate.call import GpuCall
+    from litegpu.gpu.delegate.delegate import GpuDelegate
 
 log = logging.getLogger("litegpu")
 
@@ -224,7 +224,7 @@ class LoadedModel:
             raise InvokeError("The model is closed: load it again.")
 
     def _prepared_gpu_call(self, values: Mapping[str, Any]) -> GpuCall:
-        from litegpu.delegates.gpu_call import prepare
+        from litegpu.gpu.delegate.call import prepare
 
         delegate = self._delegate
         if delegate is None or self.device != "cuda":

@@ -11,11 +11,11 @@ import numpy as np
 
 from litegpu import fork
 from litegpu.background import Background
-from litegpu.delegates.array_place import is_on_gpu
 from litegpu.errors import OptionError, TensorError
+from litegpu.gpu.delegate.array_place import is_on_gpu
 
 if TYPE_CHECKING:
-    from litegpu.delegates.gpu_kernel import GpuKernel
+    from litegpu.gpu.delegate.kernel import GpuKernel
     from litegpu.session import LoadedModel
 
 Shapes = tuple[tuple[int, ...], ...]
@@ -123,7 +123,7 @@ class Route:
 
 def only_kernel(model: LoadedModel) -> Route | None:
     """The kernel that runs the whole model, if one does."""
-    from litegpu.delegates import gpu_binding
+    from litegpu.gpu.delegate import binding
 
     delegate = model._delegate
     if delegate is None or not model.report.fully_delegated:
@@ -132,8 +132,8 @@ def only_kernel(model: LoadedModel) -> Route | None:
     if len(living) != 1:
         return None
     try:
-        inputs = {name: gpu_binding.find(living, index)[2] for name, index in model._inputs.items()}
-        outputs = tuple(gpu_binding.find(living, index)[2] for index in model._outputs.values())
+        inputs = {name: binding.find(living, index)[2] for name, index in model._inputs.items()}
+        outputs = tuple(binding.find(living, index)[2] for index in model._outputs.values())
     except TensorError:  # an input that nothing reads, an output that nothing computes
         return None
     kernel = living[0].kernel()

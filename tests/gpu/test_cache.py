@@ -25,10 +25,10 @@ from typer.testing import CliRunner
 
 import litegpu
 from litegpu import GpuDelegate, GpuDelegateOptions, Interpreter, OptionError
-from litegpu.delegates.cache_key import fingerprint
 from litegpu.gpu import cache_folder
 from litegpu.gpu.cache_entry import Entry, EntryError, decode, encode
 from litegpu.gpu.cache_folder import CacheFolder, default_folder
+from litegpu.gpu.delegate.cache_key import fingerprint
 from litegpu.gpu.graph import DType
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
 from litegpu.model.builder import ModelBuilder
@@ -83,7 +83,7 @@ def run(folder: Path, backend: str = "webgpu", **options: Any) -> np.ndarray:
 @pytest.fixture
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one whenever a program is built."""
-    from litegpu.delegates import gpu
+    from litegpu.gpu.delegate import delegate as gpu
 
     found: list[int] = []
     build = gpu.build_program
@@ -298,8 +298,9 @@ def test_a_second_start_compiles_nothing(tmp_path: Path, builds: list[int], monk
 def test_what_another_program_depends_on(tmp_path: Path, builds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A change of anything that the program depends on leads to an entry of its own."""
     require_gpu()
-    from litegpu.delegates import cache_key, gpu
     from litegpu.gpu.backends.webgpu.device import open_device
+    from litegpu.gpu.delegate import cache_key
+    from litegpu.gpu.delegate import delegate as gpu
 
     changes: list[tuple[dict[str, Any], Any]] = [
         ({}, None),
@@ -508,7 +509,7 @@ import logging
 from pathlib import Path
 import numpy as np
 import test_cache
-from litegpu.delegates.cache_key import code_stamp
+from litegpu.gpu.delegate.cache_key import code_stamp
 code_stamp()  # once for all, in case somebody works on the code meanwhile
 expected = np.load({str(folder.parent / "expected.npy")!r})
 print("ready", flush=True)

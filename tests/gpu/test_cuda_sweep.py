@@ -87,7 +87,7 @@ def _check(case: OpCase, half: bool, seed: str = "") -> None:
 
 def test_inputs_are_set_in_pinned_memory_and_copied_once() -> None:
     """set_tensor writes to where the GPU copies from, through every way to set an input and after a resize."""
-    from litegpu.delegates.gpu import GpuKernel
+    from litegpu.gpu.delegate.delegate import GpuKernel
     from litegpu.model.builder import ModelBuilder
 
     builder = ModelBuilder()

@@ -116,7 +116,7 @@ def test_two_interpreters_on_one_device() -> None:
 
 
 def test_no_gpu_memory_is_allocated_after_the_first_inference() -> None:
-    from litegpu.delegates.gpu import GpuDelegate, GpuKernel
+    from litegpu.gpu.delegate.delegate import GpuDelegate, GpuKernel
 
     kernels: list[GpuKernel] = []
 
@@ -194,7 +194,7 @@ def test_float16_without_device_support_runs_in_float32_with_one_warning(
 ) -> None:
     import dataclasses
 
-    from litegpu.delegates.gpu import GpuDelegate
+    from litegpu.gpu.delegate.delegate import GpuDelegate
 
     device = GpuDelegate().open_device()
     monkeypatch.setattr(device, "features", dataclasses.replace(device.features, float16=False))

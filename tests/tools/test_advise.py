@@ -12,9 +12,9 @@ import pytest
 
 import litegpu
 from litegpu import cli
-from litegpu.delegates.gpu import GpuDelegate
 from litegpu.delegates.xnnpack import xnnpack_partitions
 from litegpu.errors import DeviceError, ModelError, OptionError
+from litegpu.gpu.delegate.delegate import GpuDelegate
 from litegpu.model.builder import ModelBuilder
 from litegpu.model.model_type import Kind
 from litegpu.model.types import TensorType

@@ -136,7 +136,7 @@ def test_the_official_summary_closes_the_log(graph: str, capsys: pytest.CaptureF
 def test_a_configuration_that_fails_ends_a_comparison_but_not_the_official_set(
     graph: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from litegpu.delegates.gpu import GpuDelegate
+    from litegpu.gpu.delegate.delegate import GpuDelegate
 
     def no_device(_: GpuDelegate) -> None:
         raise DeviceError("there is no device")

@@ -93,7 +93,7 @@ def advise(model: str | os.PathLike[str] | bytes, *, delegates: Sequence[Delegat
     read = read_model(source)
     kind = model_type(read)
     if delegates is None:
-        from litegpu.delegates.gpu import GpuDelegate
+        from litegpu.gpu.delegate.delegate import GpuDelegate
 
         delegates = [GpuDelegate()]
     asked = [delegate_coverage(source, delegate) for delegate in delegates]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import litegpu
-from litegpu.delegates.gpu import GpuDelegate
-from litegpu.delegates.options import GpuDelegateOptions
+from litegpu.gpu.delegate.delegate import GpuDelegate
+from litegpu.gpu.delegate.options import GpuDelegateOptions
 from litegpu.gpu.program import Program
 
 

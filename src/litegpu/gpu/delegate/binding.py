@@ -12,14 +12,14 @@ import numpy as np
 
 from litegpu.delegates.protocol import Partition
 from litegpu.errors import DelegateError, DeviceError, TensorError
-from litegpu.gpu import adapter
-from litegpu.gpu.adapter import ImageInput
 from litegpu.gpu.backends.check import NUMPY
+from litegpu.gpu.delegate import images
+from litegpu.gpu.delegate.images import ImageInput
 from litegpu.gpu.program import Program
 from litegpu.model.types import Model, Tensor
 
 if TYPE_CHECKING:
-    from litegpu.delegates.gpu_kernel import GpuKernel
+    from litegpu.gpu.delegate.kernel import GpuKernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +165,7 @@ def _bind_webgpu(kernel: GpuKernel, kind: str, i: int, tensor: Tensor, resource:
         between = _image_program(kernel, tensor, *image.size, image)
     else:
         port = (kernel.program.inputs if kind == "input" else kernel.program.outputs)[i]
-        if adapter.is_quantized(tensor) and resource.size == 4 * math.prod(tensor.shape):
+        if images.is_quantized(tensor) and resource.size == 4 * math.prod(tensor.shape):
             between = _conversion(kernel, kind, tensor, np.dtype(np.float32))
         webgpu.check_size(resource, port.nbytes, what)
     session.bind(kind, i, resource, what, between)
@@ -175,14 +175,14 @@ def _image_program(
     kernel: GpuKernel, tensor: Tensor, width: int, height: int, image: ImageInput, row: int | None = None
 ) -> Program:
     key = ("image", tensor.index, width, height, row, repr(image))
-    return _program(kernel, key, lambda: adapter.image_reading(tensor, width, height, image, row))
+    return _program(kernel, key, lambda: images.image_reading(tensor, width, height, image, row))
 
 
 def _conversion(kernel: GpuKernel, kind: str, tensor: Tensor, dtype: np.dtype[Any]) -> Program | None:
     """What lies between a buffer of `dtype` and the tensor: float32 buffers hold the real numbers of quantized ones."""
-    if dtype != np.float32 or not adapter.is_quantized(tensor):
+    if dtype != np.float32 or not images.is_quantized(tensor):
         return None
-    make = adapter.quantizing if kind == "input" else adapter.dequantizing
+    make = images.quantizing if kind == "input" else images.dequantizing
     return _program(kernel, (make.__name__, tensor.index), lambda: make(tensor))
 
 
@@ -190,7 +190,7 @@ def _program(kernel: GpuKernel, key: Any, make: Any) -> Program:
     found = kernel.adapters.get(key)
     if found is None:
         model: Model = make()
-        found = kernel.adapters[key] = adapter.compiled(model, kernel.device.features, kernel.device.target)
+        found = kernel.adapters[key] = images.compiled(model, kernel.device.features, kernel.device.target)
     return found
 
 

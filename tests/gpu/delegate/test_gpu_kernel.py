@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from fake_device import FakeDevice, FakeSession
 
-from litegpu.delegates.gpu_kernel import GpuKernel
-from litegpu.delegates.options import WaitType
+from litegpu.gpu.delegate.kernel import GpuKernel
+from litegpu.gpu.delegate.options import WaitType
 from litegpu.gpu.graph import DType
 from litegpu.gpu.program import MemoryReport, Port, Program
 from litegpu.model.types import TensorType

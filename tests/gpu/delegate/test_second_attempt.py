@@ -11,8 +11,8 @@ import pytest
 from agreement import FLOAT16, assert_agrees, official, on_gpu, require_gpu, run
 
 import litegpu
-from litegpu.delegates.options import WaitType
-from litegpu.delegates.second_attempt import SecondAttempt, Told, all_finite
+from litegpu.gpu.delegate.options import WaitType
+from litegpu.gpu.delegate.second_attempt import SecondAttempt, Told, all_finite
 from litegpu.model.builder import ModelBuilder
 
 SHAPE = (1, 6, 5, 4)

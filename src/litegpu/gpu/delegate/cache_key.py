@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import litegpu
-from litegpu.delegates.options import GpuDelegateOptions
 from litegpu.delegates.protocol import Partition
 from litegpu.gpu.backends.contract import Device
 from litegpu.gpu.custom.registration import registered
+from litegpu.gpu.delegate.options import GpuDelegateOptions
 
 #: Models are hashed in pieces of so many bytes, side by side.
 _PIECE = 4 << 20

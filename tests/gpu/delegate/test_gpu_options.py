@@ -10,9 +10,9 @@ import pytest
 from fake_device import FakeDevice
 
 from litegpu import GpuDelegate, GpuDelegateOptions, Interpreter
-from litegpu.delegates import gpu
 from litegpu.gpu.backends.cuda import opening as cuda
 from litegpu.gpu.backends.webgpu import device as webgpu
+from litegpu.gpu.delegate import delegate as gpu
 from litegpu.gpu.lang.features import Features
 from litegpu.model import read_model
 from litegpu.model.builder import ModelBuilder, quantized

@@ -12,8 +12,8 @@ from fake_device import FakeDevice
 
 import litegpu
 from litegpu import GpuDelegateOptions
-from litegpu.delegates import cache_key
 from litegpu.delegates.protocol import Partition
+from litegpu.gpu.delegate import cache_key
 from litegpu.gpu.lang.features import Features
 from litegpu.model import read_model
 from litegpu.model.builder import ModelBuilder

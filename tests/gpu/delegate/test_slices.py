@@ -12,7 +12,7 @@ from batch_networks import NETWORKS
 import litegpu
 from litegpu import GpuDelegate
 from litegpu.delegates.protocol import Partition
-from litegpu.delegates.slices import SlicedKernel, slices
+from litegpu.gpu.delegate.slices import SlicedKernel, slices
 from litegpu.gpu.lang.features import Features
 from litegpu.model import ModelBuilder, read_model, with_batch, write_model
 

@@ -12,21 +12,21 @@ from typing import Any
 
 from litegpu import debug, fork
 from litegpu.boundary import typed_errors
-from litegpu.delegates import fitting, gpu_binding, slices
-from litegpu.delegates.cache_key import describe as describe_entry
-from litegpu.delegates.cache_key import fingerprint
-from litegpu.delegates.calibration import tensor_ranges
-from litegpu.delegates.gpu_kernel import GpuKernel
-from litegpu.delegates.options import GpuDelegateOptions
 from litegpu.delegates.protocol import DelegateKernel, Partition
-from litegpu.delegates.second_attempt import SecondAttempt, Told
 from litegpu.errors import DeviceError, LiteGpuError, OptionError, blame
-from litegpu.gpu.adapter import ImageInput
 from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.contract import Device
 from litegpu.gpu.build import build_program, describe
 from litegpu.gpu.cache_entry import Entry
 from litegpu.gpu.cache_folder import CacheFolder, default_folder
+from litegpu.gpu.delegate import binding, fitting, slices
+from litegpu.gpu.delegate.cache_key import describe as describe_entry
+from litegpu.gpu.delegate.cache_key import fingerprint
+from litegpu.gpu.delegate.calibration import tensor_ranges
+from litegpu.gpu.delegate.images import ImageInput
+from litegpu.gpu.delegate.kernel import GpuKernel
+from litegpu.gpu.delegate.options import GpuDelegateOptions
+from litegpu.gpu.delegate.second_attempt import SecondAttempt, Told
 from litegpu.gpu.kernels.context import Tuner
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lower import check_operator, lower_partition
@@ -70,7 +70,7 @@ class GpuDelegate:
         self._warned_float16 = False
         self._calibrated: tuple[bytes | memoryview, dict[int, tuple[float, float]]] | None = None
         self._told: tuple[bytes | memoryview, Told] | None = None  # of results that are not finite
-        self._prepared: list[gpu_binding.Prepared] = []
+        self._prepared: list[binding.Prepared] = []
         schema.generated()  # every model needs it and it is large: here it delays no model's start
         self._fingerprint: tuple[bytes | memoryview, str] | None = None
         self._cache: CacheFolder | None = None
@@ -186,7 +186,7 @@ class GpuDelegate:
         )  # fmt: skip
         if whole:
             self._prepared = [p for p in self._prepared if p.alive]
-            self._prepared.append(gpu_binding.Prepared(weakref.ref(prepared), partition))
+            self._prepared.append(binding.Prepared(weakref.ref(prepared), partition))
         return prepared
 
     def _cached_program(self, partition: Partition, device: Device, half: bool) -> Program:
@@ -271,7 +271,7 @@ class GpuDelegate:
 
         Raises DelegateError before the graph was delegated, TensorError and DeviceError, naming the tensor, for a
         buffer that does not fit. docs/guide/gpu_memory.md has more."""
-        kernel, kind, place, tensor = gpu_binding.find(self._prepared, tensor_index)
+        kernel, kind, place, tensor = binding.find(self._prepared, tensor_index)
         if buffer is None:
             kernel.unbind(kind, place)
         else:

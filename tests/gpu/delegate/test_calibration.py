@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from litegpu.delegates.calibration import tensor_ranges
 from litegpu.errors import OptionError
+from litegpu.gpu.delegate.calibration import tensor_ranges
 from litegpu.model import read_model
 from litegpu.model.builder import ModelBuilder
 

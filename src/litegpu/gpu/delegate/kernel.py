@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from litegpu import debug, fork
-from litegpu.delegates import gpu_binding
-from litegpu.delegates.options import WaitType
-from litegpu.delegates.second_attempt import SecondAttempt, all_finite
 from litegpu.errors import LiteGpuError
 from litegpu.gpu.backends.check import NUMPY
 from litegpu.gpu.backends.contract import Device, KernelTime, Session
 from litegpu.gpu.backends.keep_awake import KeepAwake
+from litegpu.gpu.delegate import binding
+from litegpu.gpu.delegate.options import WaitType
+from litegpu.gpu.delegate.second_attempt import SecondAttempt, all_finite
 from litegpu.gpu.program import Program
 from litegpu.model.reader import DTYPES
 from litegpu.model.types import Tensor, TensorType
@@ -132,7 +132,7 @@ class GpuKernel:
         with self._lock:
             self._finish()
             try:
-                gpu_binding.bind(self, kind, i, tensor, buffer, **how)
+                binding.bind(self, kind, i, tensor, buffer, **how)
                 self.bound[kind, i] = buffer
             except BaseException:
                 self._agree(kind, i)
@@ -177,7 +177,7 @@ class GpuKernel:
         """What is bound to output `i`, or else memory of our own, which is bound by this."""
         fork.check()
         if ("output", i) not in self.bound:
-            buffer = gpu_binding.own_buffer(self, i, tensor)
+            buffer = binding.own_buffer(self, i, tensor)
             self.bind("output", i, tensor, buffer)
             session: Any = self.session
             session.fill_bound_output(i)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from litegpu.delegates import gpu_binding
-from litegpu.delegates.array_place import is_on_gpu
-from litegpu.delegates.gpu_kernel import GpuKernel
+from litegpu.gpu.delegate import binding
+from litegpu.gpu.delegate.array_place import is_on_gpu
+from litegpu.gpu.delegate.kernel import GpuKernel
 from litegpu.model.types import Tensor
 
 if TYPE_CHECKING:
-    from litegpu.delegates.gpu import GpuDelegate
+    from litegpu.gpu.delegate.delegate import GpuDelegate
 
 _Shapes = dict[str, tuple[bool, tuple[int, ...]]]
 
@@ -50,7 +50,7 @@ class GpuCall:
             else:
                 self.kernel.unbind("input", place)
                 self.kernel.write(place, self.converted(name, values[name]))
-        arrays = gpu_binding.run_on_gpu(self.kernel, bound, self.outputs)
+        arrays = binding.run_on_gpu(self.kernel, bound, self.outputs)
         return [arrays[i] for i in self.order]
 
     def unbind(self) -> None:
@@ -75,9 +75,9 @@ def prepare(
         shapes[name] = on_gpu, tuple(value.shape) if on_gpu else np.shape(value)
     ways = {}
     for name, index in inputs.items():
-        _, _, place, tensor = gpu_binding.find(delegate._prepared, index)
+        _, _, place, tensor = binding.find(delegate._prepared, index)
         ways[name] = place, tensor
-    found = [gpu_binding.find(delegate._prepared, index) for index in outputs.values()]
+    found = [binding.find(delegate._prepared, index) for index in outputs.values()]
     kernel, order = found[0][0], tuple(place for _, _, place, _ in found)
     tensors = {place: tensor for _, _, place, tensor in found}
     return GpuCall(kernel, shapes, ways, tuple(tensors[i] for i in sorted(tensors)), order, converted)

@@ -11,7 +11,7 @@ import wgpu
 from ai_edge_litert.interpreter import Interpreter as OfficialInterpreter
 
 from litegpu import DelegateError, DeviceError, GpuDelegate, Interpreter, TensorError
-from litegpu.gpu.adapter import ImageInput, image_reading
+from litegpu.gpu.delegate.images import ImageInput, image_reading
 from litegpu.model.builder import ModelBuilder, quantized
 from litegpu.model.types import Quantization, TensorType
 from litegpu.model.writer import write_model

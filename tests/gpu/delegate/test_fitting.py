@@ -12,9 +12,9 @@ from agreement import assert_agrees, official, require_gpu, run
 
 import litegpu
 from litegpu import GpuDelegate, Interpreter
-from litegpu.delegates import fitting
 from litegpu.delegates.protocol import Partition
 from litegpu.gpu import passes
+from litegpu.gpu.delegate import fitting
 from litegpu.gpu.kernels import _BUILD
 from litegpu.gpu.lang.features import Features
 from litegpu.model.types import TensorType

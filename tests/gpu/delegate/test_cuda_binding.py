@@ -13,7 +13,7 @@ import pytest
 
 import litegpu
 from litegpu import DelegateError, DeviceError, GpuDelegate, Interpreter, TensorError
-from litegpu.gpu.adapter import ImageInput
+from litegpu.gpu.delegate.images import ImageInput
 from litegpu.model.builder import ModelBuilder, quantized
 from litegpu.model.types import TensorType
 from litegpu.model.writer import write_model
@@ -428,7 +428,7 @@ def test_a_delegate_of_two_models(device: Any) -> None:
 
 
 def test_an_image(device: Any, opened: Any) -> None:
-    from litegpu.gpu.adapter import image_reading
+    from litegpu.gpu.delegate.images import image_reading
 
     interpreter, delegate, x, y = opened(neg())
     rgba = np.random.default_rng(0).integers(0, 256, (9, 11, 4), np.uint8)

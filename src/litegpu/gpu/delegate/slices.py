@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from litegpu.delegates import fitting
 from litegpu.delegates.protocol import Partition
 from litegpu.errors import TensorError
+from litegpu.gpu.delegate import fitting
 from litegpu.model.batch import rebatched
 from litegpu.model.reader import DTYPES
 from litegpu.model.types import Operator, Subgraph
