@@ -51,7 +51,7 @@ from litegpu.model.inline import inline_composites
 from litegpu.model.inputs import is_given, without_value
 from litegpu.model.operands import OBJECTS
 from litegpu.model.reader import read_model
-from litegpu.model.types import Subgraph, TensorType
+from litegpu.model.types import Operator, Subgraph, TensorType
 from litegpu.model.writer import write_model
 from litegpu.signature import SignatureRunner
 from litegpu.turns import Cycle, Turns, alone, exclusive, lost_results, wait_until_free
@@ -608,11 +608,14 @@ class Interpreter:
             self._whole = True
             asked = [d.name for d in self._asked if d.name != CPU]
             self._announce(whole_on_cpu(self._model.main, asked, undividable))
-            self._official = self._create(self._options)
+            self._official = self._create(self._options.fitting((), self._every_operator()))
         else:
             self._whole = False
             self._divide(self._model.main, {})
             self._official = self._create(self._options.plain())
+
+    def _every_operator(self) -> tuple[Operator, ...]:
+        return tuple(operator for subgraph in self._model.subgraphs for operator in subgraph.operators)
 
     def _create(self, options: OfficialOptions) -> Any:
         self._opened_with = options
@@ -738,8 +741,8 @@ class Interpreter:
     def _fit_options(self) -> None:
         """Have the official interpreter that the shapes of the inputs need; see OfficialOptions.fitting()."""
         shapes = self._input_shapes()
-        fitting = self._options.fitting(shapes.values())
-        if fitting != self._opened_with:
+        fitting = self._options.fitting(shapes.values(), self._every_operator())
+        if self._opened_with is None or fitting.op_resolver_type != self._opened_with.op_resolver_type:
             self._official = self._resized(fitting, shapes)
 
     def _resized(self, options: OfficialOptions, shapes: Mapping[int, tuple[int, ...]]) -> Any:

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from ai_edge_litert import interpreter as official
 
+import litegpu
 from litegpu.delegates.cpu import CpuPartition, OfficialOptions
 from litegpu.delegates.protocol import Partition
 from litegpu.model import read_model
 from litegpu.model.builder import ModelBuilder
+from litegpu.model.types import TensorType
 
 SHAPE = (2, 3)
 NAMES = {
@@ -77,3 +79,29 @@ def test_a_partition_has_the_options_of_the_interpreter(given: list[dict[str, An
     del got
     one.close()
     assert one._interpreter is None and not one._views
+
+
+@pytest.mark.parametrize("operator", ["ADD", "MUL"])
+def test_the_square_of_a_variable(operator: str, numpy_delegate) -> None:
+    """XNNPACK crashes on an operator that reads the content of a resource variable twice; the plain kernels do not."""
+    model = ModelBuilder()
+    x = model.input("x", (2, 3))
+    handle = model.op("VAR_HANDLE", [], (), dict(shared_name="v"), type=TensorType.RESOURCE)
+    model.node("ASSIGN_VARIABLE", [handle, x], [])
+    content = model.op("READ_VARIABLE", [handle], (2, 3), type=TensorType.FLOAT32)
+    y = model.op(operator, [content, content], (2, 3))
+    model.output(model.op("ADD", [y, x], (2, 3)))
+    model.signature("serving_default", {"x": x}, {"y": model.graph().outputs[0]})
+    value = np.arange(6, dtype=np.float32).reshape(2, 3)
+    expected = (value + value if operator == "ADD" else value * value) + value
+    for delegates in (None, [numpy_delegate()]):
+        interpreter = litegpu.Interpreter(model_content=model.build(), experimental_delegates=delegates)
+        found = interpreter.get_signature_runner("serving_default")(x=value)["y"]
+        np.testing.assert_array_equal(found, expected)
+        interpreter.allocate_tensors()
+        opened = interpreter._official
+        interpreter.set_tensor(interpreter.get_input_details()[0]["index"], value)
+        interpreter.invoke()
+        np.testing.assert_array_equal(interpreter.get_tensor(interpreter.get_output_details()[0]["index"]), expected)
+        interpreter.allocate_tensors()
+        assert interpreter._official is opened

@@ -283,3 +283,20 @@ def test_shapes_that_the_official_kernels_go_beyond() -> None:
         interpreter.allocate_tensors()
         interpreter.invoke()
         assert interpreter.get_tensor(interpreter.get_output_details()[0]["index"]).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("width", "made", "refused"), [(1 << 16, 1 << 19, True), (1 << 16, 1, False), (100, 1 << 10, False)]
+)
+def test_a_window_that_no_image_needs(width: int, made: int, refused: bool) -> None:
+    """One that moves; one over the whole input is a mean of all."""
+    given = made + width - 1 if made == 1 else 2 * made
+    model = ModelBuilder()
+    x = model.input("x", (1, 1, given, 17))
+    options = dict(stride_h=1, stride_w=2, filter_height=1, filter_width=width, padding="SAME" if made > 1 else "VALID")
+    model.output(model.op("MAX_POOL_2D", [x], (1, 1, made, 17), options))
+    if not refused:
+        Interpreter(model_content=model.build())
+        return
+    with pytest.raises(ModelError, match="operations"):
+        Interpreter(model_content=model.build())

@@ -281,3 +281,13 @@ def test_random_numbers_have_a_shape_without_negative_extents(name: str, shape: 
         return
     with pytest.raises(ModelError, match=rf"{name}: its shape is"):
         read_model(model.build())
+
+
+def test_a_variable_of_integers_is_no_operand() -> None:
+    """Nothing sets it, and as the shape of another it made the official kernel abort."""
+    model = ModelBuilder()
+    x = model.input("x", (2,), type=TensorType.INT32)
+    state = model.variable("state", (1,), type=TensorType.INT32)
+    model.output(model.op("BROADCAST_ARGS", [x, state], (2,), type=TensorType.INT32))
+    with pytest.raises(ModelError, match="a variable of integers, which no operator ever sets"):
+        Interpreter(model_content=model.build())

@@ -76,10 +76,12 @@ class OfficialOptions:
             default_delegate_latest_features=False,
         )
 
-    def fitting(self, shapes: Iterable[Sequence[int]]) -> OfficialOptions:
-        """The same without XNNPACK where a shape is empty: its kernels give the tensors behind it shapes from memory
-        that nobody wrote, and damage the heap. The plain kernels take empty tensors as they should."""
-        if self.uses_xnnpack and any(0 in shape for shape in shapes):
+    def fitting(self, shapes: Iterable[Sequence[int]], operators: Iterable[Operator]) -> OfficialOptions:
+        """The same without XNNPACK where its kernels would not do and the plain ones do.
+
+        Where a shape is empty they give the tensors behind it shapes from memory that nobody wrote, and damage the
+        heap. An operator that reads the content of a resource variable twice (its square) crashes them."""
+        if self.uses_xnnpack and (any(0 in shape for shape in shapes) or _squares_variable(operators)):
             return replace(self, op_resolver_type=PLAIN)
         return self
 
@@ -87,6 +89,12 @@ class OfficialOptions:
         """The same with every tensor kept, for models with custom ops that only the default delegate (XNNPACK) has:
         it then replaces op by op, so that every tensor has its true shape as well."""
         return replace(self, delegates=(), preserve_all_tensors=True)
+
+
+def _squares_variable(operators: Iterable[Operator]) -> bool:
+    operators = tuple(operators)
+    contents = {o.outputs[0] for o in operators if o.name == "READ_VARIABLE"}
+    return any(o.inputs.count(t) > 1 for o in operators for t in contents.intersection(o.inputs))
 
 
 class CpuPartition:
@@ -99,7 +107,8 @@ class CpuPartition:
         if options.op_resolver_type in WITH_XNNPACK:
             partition = completed(partition)
         subgraph = partition.subgraph
-        options = options.fitting(subgraph.tensors[t].shape for o in partition.nodes for t in o.inputs if t >= 0)
+        shapes_read = (subgraph.tensors[t].shape for o in partition.nodes for t in o.inputs if t >= 0)
+        options = options.fitting(shapes_read, partition.nodes)
         outputs = _outputs(partition, options)
         nodes = [o.index for o in partition.nodes]
         shapes = {t.index: t.shape for t in subgraph.tensors if not t.is_constant}

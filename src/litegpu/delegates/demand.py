@@ -24,6 +24,9 @@ _BITS: Mapping[TensorType, int] = {
     TensorType.STRING: 64,
 }
 
+#: Elements of the largest window that is believed to move in steps smaller than its input.
+_LARGEST_MOVING_WINDOW = 1 << 14
+
 
 def check_demand(subgraph: Subgraph, inputs: Mapping[int, Shape] | None = None) -> None:
     """Checks that a subgraph's tensors and operators stay within the limits, with `inputs` of these shapes instead of
@@ -51,7 +54,7 @@ def check_demand(subgraph: Subgraph, inputs: Mapping[int, Shape] | None = None) 
         _check_shapes(subgraph, operator, given)
         effort = _work(operator, given, results)
         total += effort
-        if against or _is_odd(operator.name, operator.options, given):
+        if against or _is_odd(operator.name, operator.options, given, results):
             unstated += effort
         what = f"operator {operator.index} {operator.name}"
         _require(total <= bounds.work, what, total, bounds.work, "operations", WORK_VARIABLE)
@@ -162,14 +165,15 @@ def _is_stated(tensor: Tensor) -> bool:
     return bool(tensor.shape) and min(tensor.shape_signature, default=0) >= 0
 
 
-def _is_odd(name: str, options: Mapping[str, object], given: list[Shape]) -> bool:
-    """Whether a window is far larger than what it moves over, which no output shows."""
+def _is_odd(name: str, options: Mapping[str, object], given: list[Shape], made: list[Shape]) -> bool:
+    """Whether a window is far larger than what it moves over, which no output shows, or moves though it is larger than
+    any image needs."""
     if not name.endswith("POOL_2D") or len(given[0]) != 4:
         return False
-    return any(
-        int(options.get(option, 1)) > 2 * extent + 64  # type: ignore[call-overload]
-        for option, extent in (("filter_height", given[0][1]), ("filter_width", given[0][2]))
-    )
+    height, width = (int(options.get(option, 1)) for option in ("filter_height", "filter_width"))  # type: ignore[call-overload]
+    moves = bool(made) and math.prod(made[0]) > given[0][0] * given[0][3]
+    larger = height > 2 * given[0][1] + 64 or width > 2 * given[0][2] + 64
+    return larger or (moves and height * width > _LARGEST_MOVING_WINDOW)
 
 
 def _check_elements(tensor: Tensor, shape: Shape) -> None:

@@ -188,6 +188,11 @@ def _check_operands(operator: Operator, tensors: Tensors, signature: Signature) 
                 )
             if what == "output":
                 _require(not tensor.is_variable, f"{name} is a variable, which only its own operator may change")
+            else:
+                _require(
+                    not (tensor.is_variable and tensor.type in (TensorType.INT32, TensorType.INT64)),
+                    f"{name} is a variable of integers, which no operator ever sets",
+                )
 
 
 def _check_ranges(options: Mapping[str, Any], ranges: Mapping[str, tuple[float, float]]) -> None:
