@@ -13,6 +13,7 @@ from typing import Any
 import litegpu
 
 _PACKAGE = str(Path(litegpu.__file__).parent)
+#: Not CALL_INTRINSIC_1, which Python 3.12 ends generators with.
 _AFTER = ("CALL", "RESUME", "JUMP_BACKWARD")
 
 
@@ -72,7 +73,7 @@ def _places(code: CodeType) -> dict[int, frozenset[int]]:
     return {
         i.offset: frozenset(o for o in offsets if handler(o) == handler(i.offset))
         for i in instructions
-        if i.opname.startswith(_AFTER)
+        if i.opname.startswith(_AFTER) and not i.opname.startswith("CALL_INTRINSIC")
     }
 
 
