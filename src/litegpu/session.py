@@ -18,7 +18,8 @@ from litegpu.delegates.report import DelegationReport
 from litegpu.device_choice import delegate_for
 from litegpu.errors import InvokeError, LiteGpuError, OptionError, TensorError
 from litegpu.gpu.backends import registry
-from litegpu.gpu.delegate.array_place import is_on_gpu
+from litegpu.gpu.backends.abilities import PinnedMemory
+from litegpu.gpu.delegate.array_place import backend_of, is_on_gpu
 from litegpu.interpreter import Interpreter
 from litegpu.model.batch import with_batch
 
@@ -190,11 +191,10 @@ class LoadedModel:
         shape, dtype = self._expected[name or next(iter(self._inputs))]
         if batch is not None:
             shape = (batch, *shape[1:])
-        if self.device != "cuda" or self._delegate is None:
+        if self.device == "cpu" or self._delegate is None:
             return np.empty(shape, dtype)
-        device: Any = self._delegate.open_device()
-        array: np.ndarray = device.pinned(shape, dtype)
-        return array
+        device = self._delegate.open_device()
+        return device.pinned(shape, dtype) if isinstance(device, PinnedMemory) else np.empty(shape, dtype)
 
     def _infer(self, arrays: Mapping[str, np.ndarray]) -> Any:
         """One inference on arrays of the inputs' types; the outputs."""
@@ -227,10 +227,11 @@ class LoadedModel:
         from litegpu.gpu.delegate.call import prepare
 
         delegate = self._delegate
-        if delegate is None or self.device != "cuda":
+        backend = next(name for name in map(backend_of, values.values()) if name is not None)
+        if delegate is None or self.device != backend:
             raise TensorError(
-                f'An input is in the memory of a GPU, but the model runs on {self.device}: use device="cuda", or give '
-                "arrays in host memory"
+                f"An input is in the memory of a GPU, but the model runs on {self.device}: use "
+                f'device="{backend}", or give arrays in host memory'
             )
         shapes = {}
         for name, value in values.items():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_device import FakeDevice, FakeSession
 
+from litegpu.errors import DeviceError
 from litegpu.gpu.delegate.kernel import GpuKernel
 from litegpu.gpu.delegate.options import WaitType
 from litegpu.gpu.graph import DType
@@ -110,6 +112,20 @@ def test_what_is_bound_is_neither_written_nor_read_until_asked() -> None:
     one.leave([])
     one.invoke(arrays(3.0, 0.0))
     assert (results[0] == 18).all()
+
+
+def test_a_session_that_takes_no_buffers_says_so() -> None:
+    one, session = kernel()
+    tensor: Any = SimpleNamespace(index=3, name="x", shape=SHAPE)
+    for act in (lambda: one.bind("input", 0, tensor, object()), lambda: one.output_buffer(0, tensor)):
+        with pytest.raises(DeviceError, match=r"fake \(vulkan\) takes no buffers"):
+            act()
+    with pytest.raises(DeviceError, match="takes no libraries' arrays"):
+        one.rebind("input", 0, object())
+    one.unbind("input", 0)
+    assert session.calls == [] and not one.bound
+    one.invoke(arrays(1.0, 2.0))
+    assert session.calls[-1] == "read 1"
 
 
 def test_closing_closes_the_session_and_ends_the_thread() -> None:

@@ -13,18 +13,20 @@ from litegpu.gpu.backends.contract import Backend, Device
 @dataclass(frozen=True)
 class Entry:
     """`language`: what its kernels are printed in, a device's `target`. `apis`: names of parts of it that a device can
-    be asked for by. `numbered`: whether devices have numbers, as in "cuda:1"."""
+    be asked for by. `numbered`: whether devices have numbers, as in "cuda:1". `widespread`: nearly every machine has a
+    device of it."""
 
     module: str
     language: str
     apis: tuple[str, ...] = ()
     numbered: bool = False
+    widespread: bool = False
 
 
 #: By name, in the order in which "auto" tries them.
 ENTRIES: Mapping[str, Entry] = {
     "cuda": Entry("litegpu.gpu.backends.cuda.backend", "cuda", numbered=True),
-    "webgpu": Entry("litegpu.gpu.backends.webgpu.backend", "wgsl", ("vulkan", "metal", "d3d12", "gl")),
+    "webgpu": Entry("litegpu.gpu.backends.webgpu.backend", "wgsl", ("vulkan", "metal", "d3d12", "gl"), widespread=True),
 }
 
 
@@ -33,10 +35,26 @@ def words() -> tuple[str, ...]:
     return "auto", *ENTRIES, *(api for entry in ENTRIES.values() for api in entry.apis)
 
 
+def words_for(api: str) -> tuple[str, ...]:
+    """Those of words() by which a device of this part of a backend may be opened."""
+    return "auto", *(name for name, entry in ENTRIES.items() if api in entry.apis), api
+
+
+def widespread() -> str:
+    """The language of a backend that nearly every machine has a device of."""
+    return next(entry.language for entry in ENTRIES.values() if entry.widespread)
+
+
 def backend(name: str) -> Backend:
     """The backend of this name."""
     found: Backend = importlib.import_module(ENTRIES[name].module).BACKEND
     return found
+
+
+def every() -> Iterator[tuple[str, Backend]]:
+    """All backends, by name: loaded, for what not all of them can (abilities.py)."""
+    for name in ENTRIES:
+        yield name, backend(name)
 
 
 def name_of(device: Device) -> str:

@@ -1,26 +1,30 @@
-"""Whether an array lies in CUDA memory, without importing the library that it is of."""
+"""Whether an array lies in a GPU's memory: each backend knows its own."""
 
 from __future__ import annotations
 
-import sys
+import functools
 from typing import Any
 
 import numpy as np
 
-#: Of DLPack: CUDA memory, and managed memory.
-_CUDA_DEVICE_TYPES = (2, 13)
+from litegpu.gpu.backends import registry
+from litegpu.gpu.backends.abilities import ArrayPlace
+
+_ON_HOST = (np.ndarray, np.generic, list, tuple, int, float)
+
+
+def backend_of(value: Any) -> str | None:
+    """The name of the backend whose memory `value` is an array in; None for everything else."""
+    if isinstance(value, _ON_HOST):
+        return None
+    return next((name for name, place in _places() if place.holds(value)), None)
 
 
 def is_on_gpu(value: Any) -> bool:
-    """Whether `value` is an array in CUDA memory."""
-    if isinstance(value, (np.ndarray, list, tuple, int, float)):
-        return False
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        return bool(value.is_cuda)
-    try:
-        if hasattr(value, "__dlpack_device__"):
-            return int(value.__dlpack_device__()[0]) in _CUDA_DEVICE_TYPES
-        return getattr(value, "__cuda_array_interface__", None) is not None
-    except Exception:  # of the library, about other kinds of its arrays
-        return False
+    """Whether `value` is an array in the memory of some backend's devices."""
+    return backend_of(value) is not None
+
+
+@functools.cache
+def _places() -> tuple[tuple[str, ArrayPlace], ...]:
+    return tuple((name, backend) for name, backend in registry.every() if isinstance(backend, ArrayPlace))

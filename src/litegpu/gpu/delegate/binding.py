@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from litegpu.delegates.protocol import Partition
-from litegpu.errors import DelegateError, DeviceError, TensorError
-from litegpu.gpu.backends.check import NUMPY
+from litegpu.errors import DelegateError, TensorError
+from litegpu.gpu.backends.abilities import UserBuffer
 from litegpu.gpu.delegate import images
 from litegpu.gpu.delegate.images import ImageInput
 from litegpu.gpu.program import Program
@@ -86,12 +86,28 @@ def bind(
     """See GpuKernel.bind."""
     if image is not None and kind != "input":
         raise TensorError(f"{describe(tensor)} is an output: image= is for inputs")
-    if kernel.device.target == "cuda":
-        _bind_cuda(kernel, kind, i, tensor, buffer, stream, image)
-    elif stream is not None:
-        raise DeviceError(f"{describe(tensor)}: stream= is for CUDA; {kernel.device.info.name} has one queue")
-    else:
-        _bind_webgpu(kernel, kind, i, tensor, buffer, image)
+    what = f"{kind} {describe(tensor)}"
+    found = kernel.binder.examine(buffer, what, output=kind == "output", stream=stream)
+    kernel.binder.bind(kind, i, found.resource, what, _between(kernel, kind, tensor, found, image, what))
+
+
+def _between(
+    kernel: GpuKernel, kind: str, tensor: Tensor, found: UserBuffer, image: ImageInput | None, what: str
+) -> Program | None:
+    """What converts between what a buffer holds and the tensor; None if they are the same."""
+    if found.pixels is not None:
+        pixels, image = found.pixels, image or ImageInput()
+        image = image.swapped() if pixels.swapped else image
+        return _image_program(kernel, tensor, pixels.width, pixels.height, image, pixels.row)
+    if image is not None:
+        return _image_program(kernel, tensor, *_image_size(found, image, what), image)
+    if found.shape is not None and found.shape not in (tensor.shape, (math.prod(tensor.shape),)):
+        raise TensorError(f"{what} has shape {list(tensor.shape)}; the buffer has {list(found.shape)}")
+    holds_real = found.nbytes == 4 * math.prod(tensor.shape) if found.dtype is None else found.dtype == np.float32
+    if not (holds_real and images.is_quantized(tensor)):
+        return None
+    make = images.quantizing if kind == "input" else images.dequantizing  # float32 buffers hold the real numbers
+    return _program(kernel, (make.__name__, tensor.index), lambda: make(tensor))
 
 
 def run_on_gpu(kernel: GpuKernel, inputs: Mapping[int, tuple[Tensor, Any]], outputs: Sequence[Tensor]) -> list[Any]:
@@ -99,76 +115,16 @@ def run_on_gpu(kernel: GpuKernel, inputs: Mapping[int, tuple[Tensor, Any]], outp
     that belong to the caller. Does not wait: the results are for the stream that the library works on.
 
     Outputs of types that the GPU does not have (BOOL, INT64) are int32."""
-    from litegpu.gpu.backends.cuda.array import empty_like, like
-
-    session: Any = kernel.session
     for i, (tensor, array) in inputs.items():
         if not kernel.rebind("input", i, array):
             kernel.bind("input", i, tensor, array)
-    example, stream = next(iter(inputs.values()))[1], session.next_stream
-    buffers = [
-        empty_like(example, tensor.shape, NUMPY[port.dtype], session.device, stream)
-        for tensor, port in zip(outputs, kernel.program.outputs, strict=True)
-    ]
+    session, example = kernel.array_binder, next(iter(inputs.values()))[1]
+    buffers = session.empty_outputs(example, [tensor.shape for tensor in outputs])
     for i, (tensor, buffer) in enumerate(zip(outputs, buffers, strict=True)):
         if not kernel.rebind("output", i, buffer):
             kernel.bind("output", i, tensor, buffer)
     kernel.run_bound()
-    return [like(example, buffer) for buffer in buffers]
-
-
-def own_buffer(kernel: GpuKernel, i: int, tensor: Tensor) -> Any:
-    """Memory for output `i` that other libraries, or with WebGPU other programs, can read."""
-    if kernel.device.target != "cuda":
-        session: Any = kernel.session
-        return session.output_buffer(i)
-    device: Any = kernel.device
-    return device.buffer(tensor.shape, NUMPY[kernel.program.outputs[i].dtype])
-
-
-def _bind_cuda(
-    kernel: GpuKernel, kind: str, i: int, tensor: Tensor, buffer: Any, stream: Any, image: ImageInput | None
-) -> None:
-    from litegpu.gpu.backends.cuda.array import import_array
-
-    session: Any = kernel.session
-    what = f"{kind} {describe(tensor)}"
-    array = import_array(session.device, buffer, what, session.stream, stream=stream, writable=kind == "output")
-    if image is not None:
-        height, width = _image_shape(array.shape, array.dtype, what)
-        session.bind(kind, i, array, what, _image_program(kernel, tensor, width, height, image))
-        return
-    if array.shape not in (tensor.shape, (math.prod(tensor.shape),)):
-        raise TensorError(f"{what} has shape {list(tensor.shape)}; the buffer has {list(array.shape)}")
-    session.bind(kind, i, array, what, _conversion(kernel, kind, tensor, array.dtype))
-
-
-def _bind_webgpu(kernel: GpuKernel, kind: str, i: int, tensor: Tensor, resource: Any, image: ImageInput | None) -> None:
-    from litegpu.gpu.backends.webgpu import binding as webgpu
-
-    session: Any = kernel.session
-    what = f"{kind} {describe(tensor)}"
-    webgpu.check_resource(session.device, resource, what, output=kind == "output")
-    between = None
-    if hasattr(resource, "create_view"):  # a texture
-        image = image or ImageInput()
-        if resource.dimension != "2d" or resource.depth_or_array_layers != 1 or resource.sample_count != 1:
-            raise TensorError(f"{what}: the texture must be 2d, of one layer and one sample")
-        if webgpu.FORMATS[resource.format]:
-            image = image.swapped()
-        width, height, row = resource.width, resource.height, webgpu.row_pixels(resource.width)
-        between = _image_program(kernel, tensor, width, height, image, row)
-    elif image is not None:
-        if image.size is None:
-            raise TensorError(f"{what}: a buffer does not tell the image's size: give ImageInput(size=(width, height))")
-        webgpu.check_size(resource, 4 * math.prod(image.size), what)
-        between = _image_program(kernel, tensor, *image.size, image)
-    else:
-        port = (kernel.program.inputs if kind == "input" else kernel.program.outputs)[i]
-        if images.is_quantized(tensor) and resource.size == 4 * math.prod(tensor.shape):
-            between = _conversion(kernel, kind, tensor, np.dtype(np.float32))
-        webgpu.check_size(resource, port.nbytes, what)
-    session.bind(kind, i, resource, what, between)
+    return [session.in_library(example, buffer) for buffer in buffers]
 
 
 def _image_program(
@@ -176,14 +132,6 @@ def _image_program(
 ) -> Program:
     key = ("image", tensor.index, width, height, row, repr(image))
     return _program(kernel, key, lambda: images.image_reading(tensor, width, height, image, row))
-
-
-def _conversion(kernel: GpuKernel, kind: str, tensor: Tensor, dtype: np.dtype[Any]) -> Program | None:
-    """What lies between a buffer of `dtype` and the tensor: float32 buffers hold the real numbers of quantized ones."""
-    if dtype != np.float32 or not images.is_quantized(tensor):
-        return None
-    make = images.quantizing if kind == "input" else images.dequantizing
-    return _program(kernel, (make.__name__, tensor.index), lambda: make(tensor))
 
 
 def _program(kernel: GpuKernel, key: Any, make: Any) -> Program:
@@ -194,9 +142,17 @@ def _program(kernel: GpuKernel, key: Any, make: Any) -> Program:
     return found
 
 
-def _image_shape(shape: tuple[int, ...], dtype: np.dtype[Any], what: str) -> tuple[int, int]:
+def _image_size(found: UserBuffer, image: ImageInput, what: str) -> tuple[int, int]:
+    """(width, height) of the image in a buffer."""
+    if found.shape is None:
+        if image.size is None:
+            raise TensorError(f"{what}: a buffer does not tell the image's size: give ImageInput(size=(width, height))")
+        return image.size
+    shape = found.shape
     while len(shape) > 3 and shape[0] == 1:
         shape = shape[1:]
-    if len(shape) != 3 or shape[2] != 4 or dtype != np.uint8:
-        raise TensorError(f"{what}: an image is uint8 of shape height, width, 4; the buffer is {dtype} {list(shape)}")
-    return shape[0], shape[1]
+    if len(shape) != 3 or shape[2] != 4 or found.dtype != np.uint8:
+        raise TensorError(
+            f"{what}: an image is uint8 of shape height, width, 4; the buffer is {found.dtype} {list(shape)}"
+        )
+    return shape[1], shape[0]

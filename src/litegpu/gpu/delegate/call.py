@@ -1,4 +1,4 @@
-"""Calls of a model with arrays in CUDA memory: what is found once and used for every call with the same shapes."""
+"""Calls of a model with arrays in a GPU's memory: what is found once and used for every call with the same shapes."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from litegpu.boundary import typed_errors
 from litegpu.delegates.protocol import DelegateKernel, Partition
 from litegpu.errors import DeviceError, LiteGpuError, OptionError, blame
 from litegpu.gpu.backends import registry
+from litegpu.gpu.backends.abilities import BufferMaker
 from litegpu.gpu.backends.contract import Device
 from litegpu.gpu.build import build_program, describe
 from litegpu.gpu.cache_entry import Entry
@@ -119,7 +120,7 @@ class GpuDelegate:
         most = fitting.together(partition, self.options.half)
         if most <= self._limited(Features()).max_buffer_bytes:
             return
-        features, target = Features(float16=True), "wgsl"
+        features, target = Features(float16=True), registry.widespread()
         with contextlib.suppress(DeviceError):
             device = self.open_device()
             features, target = device.features, device.target
@@ -294,10 +295,10 @@ class GpuDelegate:
     def wgpu_device(self) -> Any:
         """The wgpu.GPUDevice that models run on, to make buffers and textures with that can be bound. Raises
         DeviceError if they do not run through WebGPU."""
-        device: Any = self.open_device()
-        if device.target != "wgsl":
+        device = self.open_device()
+        if not isinstance(device, BufferMaker):
             raise DeviceError(f'models run on {device}, not through WebGPU: give backend="webgpu"')
-        return device.handle
+        return device.buffer_maker
 
     def open_device(self) -> Device:
         """The device that the options ask for; raises DeviceError with advice if there is none. Where "auto" would take

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from litegpu import debug, fork
-from litegpu.errors import LiteGpuError
+from litegpu.errors import DeviceError, LiteGpuError
+from litegpu.gpu.backends.abilities import ArrayBinder, Binder
 from litegpu.gpu.backends.check import NUMPY
 from litegpu.gpu.backends.contract import Device, KernelTime, Session
 from litegpu.gpu.backends.keep_awake import KeepAwake
@@ -64,7 +65,7 @@ class GpuKernel:
             a if DTYPES[t] == a.dtype else np.empty(a.shape, DTYPES[t])
             for a, t in zip(self._staged, types, strict=True)
         ]
-        self.session = self._open(program)
+        self._take(self._open(program))
         self._awake = KeepAwake(device.nudge) if wait is WaitType.AGGRESSIVE else None
 
     @property
@@ -84,6 +85,26 @@ class GpuKernel:
     def _open(self, program: Program) -> Session:
         wait = "active" if self.wait is WaitType.AGGRESSIVE else self.wait.value
         return self.device.session(program, wait, validation=self.validation)
+
+    def _take(self, session: Session) -> None:
+        """Run in this session; what it can is asked here, as calls with arrays are too short for it."""
+        self.session = session
+        self._binder = session if isinstance(session, Binder) else None
+        self._array_binder = session if isinstance(session, ArrayBinder) else None
+
+    @property
+    def binder(self) -> Binder:
+        """The session, for buffers of the user's; raises DeviceError if it takes none."""
+        if self._binder is None:
+            raise DeviceError(f"{self.device.info.name} ({self.device.info.backend}) takes no buffers of the user's")
+        return self._binder
+
+    @property
+    def array_binder(self) -> ArrayBinder:
+        """The session, for arrays of other libraries; raises DeviceError if it takes none."""
+        if self._array_binder is None:
+            raise DeviceError(f"{self.device.info.name} ({self.device.info.backend}) takes no libraries' arrays")
+        return self._array_binder
 
     def input_memory(self, i: int) -> np.ndarray | None:
         """See protocol.DelegateKernel.close."""
@@ -121,10 +142,9 @@ class GpuKernel:
     def run_bound(self) -> None:
         """One inference whose inputs are all bound, or were written before. Returns at once, and leaves the outputs,
         which are bound, where they are."""
-        session: Any = self.session
         with self._lock:
             self._stale.update(range(len(self._results)))
-            session.run(wait=False)
+            self.array_binder.run(wait=False)
 
     def bind(self, kind: str, i: int, tensor: Tensor, buffer: Any, **how: Any) -> None:
         """Let `buffer` stand for input or output `i` (`kind` says which), that is `tensor`. Raises TensorError or
@@ -141,9 +161,8 @@ class GpuKernel:
     def rebind(self, kind: str, i: int, buffer: Any) -> bool:
         """bind(), but quick, for a buffer as plain as the one that is bound and a kernel that is not waited for; False
         if that does not apply."""
-        session: Any = self.session
         with self._lock:
-            if self._pending or not session.replace(kind, i, buffer):
+            if self._pending or not self.array_binder.replace(kind, i, buffer):
                 return False
             self.bound[kind, i] = buffer  # if this is not reached, it holds the former one, as plain
             return True
@@ -155,9 +174,8 @@ class GpuKernel:
             if kind == "output" and i in self._stale:
                 self._read(i)
             if (kind, i) in self.bound:
-                session: Any = self.session
                 try:
-                    session.bind(kind, i, None, "")
+                    self.binder.bind(kind, i, None, "")
                     del self.bound[kind, i]
                 except BaseException:
                     self._agree(kind, i)
@@ -166,21 +184,21 @@ class GpuKernel:
     def _agree(self, kind: str, i: int) -> None:
         """After a change of what is bound to a port was broken off: have `bound` and the session agree. An input that
         only one of them takes for bound would be neither written nor copied."""
-        session: Any = self.session
-        ours, sessions = (kind, i) in self.bound, session.is_bound(kind, i)
+        if self._binder is None:
+            return
+        ours, sessions = (kind, i) in self.bound, self._binder.is_bound(kind, i)
         if ours and not sessions:
             del self.bound[kind, i]
         elif sessions and not ours:
-            session.bind(kind, i, None, "")
+            self._binder.bind(kind, i, None, "")
 
     def output_buffer(self, i: int, tensor: Tensor) -> Any:
         """What is bound to output `i`, or else memory of our own, which is bound by this."""
         fork.check()
         if ("output", i) not in self.bound:
-            buffer = binding.own_buffer(self, i, tensor)
+            buffer = self.binder.output_buffer(i, tensor.shape)
             self.bind("output", i, tensor, buffer)
-            session: Any = self.session
-            session.fill_bound_output(i)
+            self.binder.fill_bound_output(i)
         return self.bound["output", i]
 
     def leave(self, outputs: Iterable[int]) -> None:
@@ -302,7 +320,8 @@ class GpuKernel:
     def _go_on_with(self, program: Program, session: Any) -> None:
         self._lent.clear()  # the memory that was lent is still written to, but copied from now on
         self._kept.clear()
-        before, self.session, self.program = self.session, session, program
+        before, self.program = self.session, program
+        self._take(session)
         before.close()
 
     def _keep(self, i: int, array: np.ndarray) -> None:

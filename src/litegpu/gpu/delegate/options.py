@@ -144,7 +144,7 @@ class GpuDelegateOptions:
             raise OptionError(f"tuning {self.tuning!r} is unknown: use one of {', '.join(TUNING)}")
         if self.experimental_flags & ExperimentalFlags.CL_ONLY:
             raise OptionError("experimental_flags has CL_ONLY, but there is no OpenCL backend: use backend=...")
-        if self.experimental_flags & ExperimentalFlags.GL_ONLY and self.backend not in ("auto", "webgpu", "gl"):
+        if self.experimental_flags & ExperimentalFlags.GL_ONLY and self.backend not in registry.words_for("gl"):
             raise OptionError(f"experimental_flags has GL_ONLY, but backend is {self.backend!r}")
         if self.model_token is not None and self.serialization_dir is None:
             raise OptionError("model_token names a model in a cache: give serialization_dir too")

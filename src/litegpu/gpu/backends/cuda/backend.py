@@ -1,11 +1,14 @@
-"""CUDA as one of the backends; satisfies contract.Backend."""
+"""CUDA as one of the backends; satisfies contract.Backend, and what it can besides is in abilities.py."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends.contract import Device
 from litegpu.gpu.backends.cuda import opening
 from litegpu.gpu.backends.cuda.native import CudaNative
+from litegpu.gpu.backends.cuda.place import is_in_cuda_memory
 from litegpu.gpu.backends.cuda.printer import print_cuda
 from litegpu.gpu.kernels import native
 from litegpu.gpu.lang import Features, Kernel
@@ -20,6 +23,9 @@ class CudaBackend:
 
     def print_kernel(self, kernel: Kernel, features: Features) -> str:
         return print_cuda(kernel, features)
+
+    def holds(self, value: Any) -> bool:
+        return is_in_cuda_memory(value)
 
 
 BACKEND = CudaBackend()

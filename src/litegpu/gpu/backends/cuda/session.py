@@ -15,9 +15,19 @@ from cuda.bindings import driver
 
 from litegpu import fork
 from litegpu.errors import DeviceError
+from litegpu.gpu.backends.abilities import UserBuffer
 from litegpu.gpu.backends.check import NUMPY, check_array, check_program
 from litegpu.gpu.backends.contract import SHORT_SECONDS, KernelTime
-from litegpu.gpu.backends.cuda.array import LEGACY_STREAM, CudaArray, from_torch, is_torch_tensor
+from litegpu.gpu.backends.cuda.array import (
+    LEGACY_STREAM,
+    CudaArray,
+    CudaBuffer,
+    empty_like,
+    from_torch,
+    import_array,
+    is_torch_tensor,
+    like,
+)
 from litegpu.gpu.backends.cuda.binding import Bindings, Bound, Ways, check_fit
 from litegpu.gpu.backends.cuda.copy import MOST_BYTES, is_pinned
 from litegpu.gpu.backends.cuda.device import CudaDevice, LoadedKernel
@@ -145,11 +155,12 @@ class CudaSession:
             copy_bytes(out.reshape(-1).view(np.uint8), self.memory.outputs[index])
             self._stats["read"] += time.perf_counter() - started
 
+    def examine(self, buffer: Any, what: str, *, output: bool, stream: Any = None) -> UserBuffer:
+        array = import_array(self.device, buffer, what, self.stream, stream=stream, writable=output)
+        return UserBuffer(array, array.nbytes, array.shape, array.dtype)
+
     def bind(self, kind: str, index: int, array: CudaArray | None, what: str, adapter: Program | None = None) -> None:
-        """Let the user's array stand for a port (`kind` "input" or "output") in every inference from the next on; None
-        ends that. `adapter`: a program with one input and one output, between the array's format and the port's. What
-        is bound is neither written nor downloaded, though read() still gives it. Raises TensorError, with `what` being
-        the port's name, if it does not fit."""
+        """See abilities.Binder. What is bound is neither written nor downloaded, though read() still gives it."""
         ports = self.program.inputs if kind == "input" else self.program.outputs
         with self._lock:
             self._check_usable()
@@ -172,8 +183,7 @@ class CudaSession:
                 before.adapter.close()
 
     def replace(self, kind: str, index: int, array: Any) -> bool:
-        """Let a plain PyTorch tensor stand for a port in place of an array of the same type and shape that is bound to
-        it. What does not fit is left to bind(), which is slower: then False."""
+        """See abilities.ArrayBinder; for plain PyTorch tensors of the type and shape of what is bound."""
         table = self._bindings.inputs if kind == "input" else self._bindings.outputs
         before = table.get(index)
         if before is None or before.adapter is not None or not is_torch_tensor(array):
@@ -196,6 +206,19 @@ class CudaSession:
             if self._has_run:
                 self._bindings.give(index, self._stream)
                 synchronize(self._stream)
+
+    def output_buffer(self, index: int, shape: tuple[int, ...]) -> CudaBuffer:
+        return self.device.buffer(shape, NUMPY[self.program.outputs[index].dtype])
+
+    def empty_outputs(self, example: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+        stream = self.next_stream
+        return [
+            empty_like(example, shape, NUMPY[port.dtype], self.device, stream)
+            for shape, port in zip(shapes, self.program.outputs, strict=True)
+        ]
+
+    def in_library(self, example: Any, array: Any) -> Any:
+        return like(example, array)
 
     @property
     def stream(self) -> int:

@@ -10,6 +10,7 @@ import wgpu
 import wgpu.classes
 
 from litegpu.errors import DeviceError, TensorError
+from litegpu.gpu.backends.abilities import Pixels, UserBuffer
 from litegpu.gpu.backends.webgpu.native import is_destroyed, plain_message
 from litegpu.gpu.backends.webgpu.record import record_steps
 
@@ -107,8 +108,19 @@ class Bindings:
                     bound.adapter.close(wait=False)
 
 
-def check_resource(device: WebGpuDevice, resource: Any, what: str, *, output: bool) -> None:
-    """Raise unless `resource` is a buffer or, for inputs, a texture of the same wgpu device that can be copied."""
+def examine(device: WebGpuDevice, resource: Any, what: str, *, output: bool) -> UserBuffer:
+    """A buffer or, for inputs, a texture of the same wgpu device that can be copied; raises TensorError or DeviceError
+    for everything else."""
+    _check_resource(device, resource, what, output=output)
+    if isinstance(resource, wgpu.classes.GPUBuffer):
+        return UserBuffer(resource, resource.size)
+    if resource.dimension != "2d" or resource.depth_or_array_layers != 1 or resource.sample_count != 1:
+        raise TensorError(f"{what}: the texture must be 2d, of one layer and one sample")
+    width, height, row = resource.width, resource.height, row_pixels(resource.width)
+    return UserBuffer(resource, 4 * row * height, pixels=Pixels(width, height, row, FORMATS[resource.format]))
+
+
+def _check_resource(device: WebGpuDevice, resource: Any, what: str, *, output: bool) -> None:
     if not isinstance(
         resource, wgpu.classes.GPUBuffer if output else (wgpu.classes.GPUBuffer, wgpu.classes.GPUTexture)
     ):
@@ -132,8 +144,8 @@ def check_resource(device: WebGpuDevice, resource: Any, what: str, *, output: bo
 
 
 def check_size(resource: Any, nbytes: int, what: str) -> None:
-    """Raise TensorError if a buffer is smaller than `nbytes` in whole words."""
-    if resource.size < padded(nbytes):
+    """Raise TensorError if it is a buffer, and smaller than `nbytes` in whole words."""
+    if isinstance(resource, wgpu.classes.GPUBuffer) and resource.size < padded(nbytes):
         raise TensorError(f"{what} has {padded(nbytes)} bytes, in whole words; the buffer has {resource.size}")
 
 

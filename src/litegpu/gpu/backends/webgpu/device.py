@@ -141,6 +141,10 @@ class WebGpuDevice:
     def tuner(self, level: str) -> None:
         """There is one kernel for each op."""
 
+    @property
+    def buffer_maker(self) -> Any:
+        return self.handle
+
     def session(self, program: Program, wait: str | None = None, *, validation: bool = False) -> WebGpuSession:
         """A session of `program`. `wait`: "passive" sleeps in run() until the device is done, except where that takes
         less than 2 ms; "active" spins, which answers sooner and occupies a core; "do_not_wait" returns at once, and

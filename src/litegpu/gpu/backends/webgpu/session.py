@@ -18,11 +18,12 @@ import wgpu.classes
 from litegpu import fork
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends import heap
+from litegpu.gpu.backends.abilities import UserBuffer
 from litegpu.gpu.backends.check import check_array, check_program
 from litegpu.gpu.backends.contract import SHORT_SECONDS, KernelTime
 from litegpu.gpu.backends.host_copy import copy_bytes
 from litegpu.gpu.backends.webgpu import native
-from litegpu.gpu.backends.webgpu.binding import Bindings, Bound
+from litegpu.gpu.backends.webgpu.binding import Bindings, Bound, check_size, examine
 from litegpu.gpu.backends.webgpu.binding import padded as _padded
 from litegpu.gpu.backends.webgpu.record import Copy, Inference, Step, Timer, record, rehearse
 from litegpu.gpu.backends.webgpu.replay import Answers, Replay, read_back
@@ -124,11 +125,16 @@ class WebGpuSession:
             copy_bytes(out.reshape(-1).view(np.uint8), source[: port.nbytes])
             self._stats["read"] += time.perf_counter() - started
 
+    def examine(self, buffer: Any, what: str, *, output: bool, stream: Any = None) -> UserBuffer:
+        if stream is not None:
+            raise DeviceError(f"{what}: {self.device.info.name} has one queue, so there is no stream= to give")
+        return examine(self.device, buffer, what, output=output)
+
     def bind(self, kind: str, index: int, resource: Any, what: str, adapter: Program | None = None) -> None:
-        """Let the user's buffer or texture stand for a port (`kind` "input" or "output") in every inference from the
-        next on; None ends that. `adapter`: a program with one input and one output, between the resource's format and
-        the port's. What is bound is neither uploaded nor downloaded, though read() still gives it. The resource must
-        have been checked."""
+        """See abilities.Binder. What is bound is neither uploaded nor downloaded, though read() still gives it."""
+        if resource is not None:
+            program, at = (self.program, index) if adapter is None else (adapter, 0)
+            check_size(resource, (program.inputs if kind == "input" else program.outputs)[at].nbytes, what)
         with self._lock:
             self._finish()
             table = self._bindings.inputs if kind == "input" else self._bindings.outputs
@@ -165,8 +171,7 @@ class WebGpuSession:
                     self.device.check()
                     self._current_replay().submit(commands)
 
-    def output_buffer(self, index: int) -> Any:
-        """A new wgpu buffer for output `index`; it belongs to the caller."""
+    def output_buffer(self, index: int, shape: tuple[int, ...]) -> Any:
         self._check_open()
         usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
         port = self.program.outputs[index]

@@ -1,0 +1,104 @@
+"""What backends, devices and sessions may be able to do besides what contract.py asks of all: ask with isinstance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from litegpu.gpu.program import Program
+
+
+@runtime_checkable
+class ArrayPlace(Protocol):
+    """A backend whose memory other libraries have arrays in."""
+
+    def holds(self, value: Any) -> bool:
+        """Required. Whether `value` is an array in memory that the backend's devices read. Raises nothing, and imports
+        no library: who has an array of one has imported it."""
+
+
+@runtime_checkable
+class PinnedMemory(Protocol):
+    """A device that copies faster from memory of its choice."""
+
+    def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """Required. Host memory that copies to and from the device start at; its content is anything."""
+
+
+@runtime_checkable
+class BufferMaker(Protocol):
+    """A device with an object, of a library that users know, that makes buffers which can be bound."""
+
+    @property
+    def buffer_maker(self) -> Any:
+        """Required. The object."""
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """The form of an image, RGBA with 8 bits a channel: `row` pixels from the beginning of one row to that of the next
+    where kernels read it. `swapped`: red and blue."""
+
+    width: int
+    height: int
+    row: int
+    swapped: bool
+
+
+@dataclass(frozen=True, eq=False)
+class UserBuffer:
+    """Memory of the user's that may be bound, as Binder.examine() found it. `resource`: as Binder.bind() takes it.
+    `shape`, `dtype`: None where it is bytes that do not say what they mean. `pixels`: of what is an image in any case.
+    """
+
+    resource: Any
+    nbytes: int
+    shape: tuple[int, ...] | None = None
+    dtype: np.dtype[Any] | None = None
+    pixels: Pixels | None = None
+
+
+@runtime_checkable
+class Binder(Protocol):
+    """A session whose inputs and outputs may be memory of the user's on the device."""
+
+    def examine(self, buffer: Any, what: str, *, output: bool, stream: Any = None) -> UserBuffer:
+        """Required. What the user's buffer is. `stream`: the user's word for when it is written. Raises TensorError if
+        it is nothing that can be bound, DeviceError if it is of another device; `what` names the tensor in errors."""
+
+    def bind(self, kind: str, index: int, resource: Any, what: str, adapter: Program | None = None) -> None:
+        """Required. Let what examine() gave stand for a port (`kind` "input" or "output") in every inference from the
+        next on; None ends that. `adapter`: a program with one input and one output, between the buffer's format and
+        the port's. Raises TensorError if it does not fit."""
+
+    def is_bound(self, kind: str, index: int) -> bool:
+        """Required. Whether something of the user's stands for the port."""
+
+    def output_buffer(self, index: int, shape: tuple[int, ...]) -> Any:
+        """Required. Memory for output `index`, of a tensor of this shape, that can be bound to it and that other
+        libraries, or other programs of the same device, can read. It belongs to the caller."""
+
+    def fill_bound_output(self, index: int) -> None:
+        """Required. Copy the last inference's output, if there was one, to what was bound to it since."""
+
+
+@runtime_checkable
+class ArrayBinder(Binder, Protocol):
+    """One that takes arrays of other libraries, and gives results as arrays of theirs."""
+
+    def replace(self, kind: str, index: int, array: Any) -> bool:
+        """Required. bind(), but quick, for a plain array in place of one that is bound and alike; False, with nothing
+        done, if that does not apply."""
+
+    def empty_outputs(self, example: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
+        """Required. For each output a new array of such a shape, to be bound: of the library that `example` is of, or
+        one that in_library() converts. To be written on the stream that the next inference is ordered with."""
+
+    def in_library(self, example: Any, array: Any) -> Any:
+        """Required. An array of empty_outputs() as one of the library that `example` is of; nothing is copied."""
+
+    def run(self, *, wait: bool = True) -> None:
+        """Required. As Session.run(); without `wait` it returns at once in any case."""
