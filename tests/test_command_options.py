@@ -15,6 +15,11 @@ from typer.testing import CliRunner
 from litegpu.cli import cache
 from litegpu.cli.application import app, with_ray_address
 from litegpu.errors import OptionError
+from litegpu.tools.evaluate.coco import DelegatePrecision
+from litegpu.tools.evaluate.data_set import DelegateResult
+from litegpu.tools.evaluate.imagenet import DelegateAccuracy
+from litegpu.tools.evaluate.pose import DelegatePose
+from litegpu.tools.evaluate.segmentation import DelegateIou
 from litegpu.tools.images import Normalization
 
 Called = dict[str, Any]
@@ -220,29 +225,37 @@ def test_evaluations(kind: str, reaching: Callable[..., Called], tmp_path: Path)
     official = ["--use_gpu=true", "--gpu_backend=cuda", "--gpu_precision_loss_allowed=false"]
     assert str(reaching(target, *base, *official)["given"][1].choice) == "cuda/float32"
     assert str(reaching(target, *base, "--delegate=gpu", "--gpu_backend=gl")["given"][1].choice) == "gl/float16"
+    if kind == "imagenet":
+        assert reaching(target, *base, "--crop=0.5")["given"][0].preprocessing["crop"] == 0.5
     (options,) = (reaching(target, *base, "--std=2")["given"][0].preprocessing,)
     assert (options["mean"], options["deviation"]) == ((127.5,), (2.0,))
 
 
-FIGURES: dict[str, tuple[str, Any]] = {
-    "imagenet": ("top1", lambda v: SimpleNamespace(accuracy=SimpleNamespace(accuracies=(v, 1.0, 1.0)))),
-    "coco": ("map", lambda v: SimpleNamespace(precisions=SimpleNamespace(overall=v, statistics={"AP50": 1.0}))),
-    "segmentation": ("iou", lambda v: SimpleNamespace(mean_iou=v, pixel_accuracy=1.0)),
-    "pose": ("oks", lambda v: SimpleNamespace(mean_oks=v, precisions=SimpleNamespace(overall=1.0))),
-}
+FIGURES: dict[str, tuple[str, type[DelegateResult], Any]] = {
+    "imagenet": (
+        "top1", DelegateAccuracy, lambda v: SimpleNamespace(accuracy=SimpleNamespace(accuracies=(v, 1.0, 1.0))),
+    ),
+    "coco": (
+        "map", DelegatePrecision,
+        lambda v: SimpleNamespace(precisions=SimpleNamespace(overall=v, statistics={"AP50": 1.0})),
+    ),
+    "segmentation": ("iou", DelegateIou, lambda v: SimpleNamespace(mean_iou=v, pixel_accuracy=1.0)),
+    "pose": ("oks", DelegatePose, lambda v: SimpleNamespace(mean_oks=v, precisions=SimpleNamespace(overall=1.0))),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", FIGURES)
 def test_a_result_that_is_too_low_is_an_exit_status(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, result = FIGURES[kind]
+    name, measured, result = FIGURES[kind]
     target, base = evaluating(kind)
 
     def ends(value: float, *arguments: str) -> Result:
         found = result(value)
         found.collected = SimpleNamespace(problem="")
-        report = SimpleNamespace(result=found, comparison=None, as_dict=dict)
+        found.headline = measured.headline.fget(found)  # type: ignore[attr-defined]
+        report = SimpleNamespace(result=found, sides=[found], as_dict=dict)
         monkeypatch.setattr(target, lambda *_: report)
-        monkeypatch.setattr(f"litegpu.tools.evaluate.{kind}_output.write_report", lambda *_: [])
+        monkeypatch.setattr("litegpu.tools.evaluate.presentation.Presentation.write", lambda *_: [])
         return CliRunner().invoke(app, [*base, "--json", *arguments])
 
     assert ends(0.5, f"--min-{name}=0.5").exit_code == 0 and ends(0.0).exit_code == 0
@@ -255,6 +268,17 @@ def test_a_result_that_is_too_low_is_an_exit_status(kind: str, monkeypatch: pyte
 
     monkeypatch.setattr(target, interrupted)
     assert CliRunner().invoke(app, base).exit_code == 130
+
+
+def test_records_that_were_not_kept_are_an_error_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, base = evaluating("segmentation")
+    full = SimpleNamespace(headline=("mean IoU", 1.0), collected=SimpleNamespace(problem="No space left"))
+    report = SimpleNamespace(result=full, sides=[full], as_dict=dict)
+    monkeypatch.setattr(target, lambda *_: report)
+    monkeypatch.setattr("litegpu.tools.evaluate.presentation.Presentation.write", lambda *_: [])
+    result = CliRunner().invoke(app, [*base, "--json"])
+    assert isinstance(result.exception, OptionError) and "No space left" in str(result.exception)
+    assert result.stdout.strip() == "{}", "what was computed is shown all the same"
 
 
 def test_ctrl_c_in_any_command(monkeypatch: pytest.MonkeyPatch) -> None:

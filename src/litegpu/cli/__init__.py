@@ -13,7 +13,6 @@ from litegpu.cli import (  # noqa: F401 (each module adds its commands to the ap
     cache,
     difference,
     evaluate,
-    evaluate_maps,
     inspect,
     mapping,
     measure,

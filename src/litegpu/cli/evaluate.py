@@ -1,46 +1,30 @@
-"""`litegpu evaluate`: accuracy on a data set; the commands for ImageNet and COCO."""
+"""`litegpu evaluate`: accuracy on a data set, a command for each kind."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from litegpu.cli.application import LARGEST, MOST_ITEMS, Json, Patience, Precision, Ray, app
+from litegpu.cli.application import LARGEST, MOST_ITEMS, Json, app
 from litegpu.cli.evaluate_flags import (
-    Actors,
-    Batch,
-    Compare,
+    PIXEL_FLAGS,
+    RUN_FLAGS,
     Crop,
-    Delegate,
-    GpuBackend,
-    GpuPrecision,
     Images,
-    Interruptible,
-    LossAllowed,
-    Mean,
     ModelFile,
     NumImages,
-    OnError,
-    OnErrorOption,
-    Output,
     OutputFile,
-    Partitions,
-    Resize,
-    ResizeOption,
-    Restart,
-    Std,
-    Threads,
-    UseGpu,
-    Workers,
+    Upsampling,
     boolean,
-    preprocessing,
-    running,
-    show_and_write,
-    threshold,
+    run_evaluation,
 )
+from litegpu.cli.flag_groups import with_flag_groups
 from litegpu.cli.official_flags import OfficialCommand
+
+if TYPE_CHECKING:
+    from litegpu.tools.evaluate.collecting import Running
 
 # The official tools write their flags with underscores: --model_file and --model-file are the same here.
 evaluate_app = typer.Typer(
@@ -53,6 +37,7 @@ app.add_typer(evaluate_app, name="evaluate")
 
 
 @evaluate_app.command(cls=OfficialCommand)
+@with_flag_groups
 def imagenet(
     model_file: ModelFile,
     ground_truth_images_path: Images,
@@ -68,26 +53,9 @@ def imagenet(
     min_top1: Annotated[
         float, typer.Option("--min-top1", help="The exit status is 1 if the top-1 accuracy is below this.")
     ] = 0.0,
-    delegate: Delegate = "cpu",
-    compare: Compare = None,
-    precision: GpuPrecision = Precision.FLOAT16,
-    use_gpu: UseGpu = None,
-    gpu_precision_loss_allowed: LossAllowed = None,
-    gpu_backend: GpuBackend = None,
-    max_delegated_partitions: Partitions = 0,
-    num_interpreter_threads: Threads = 1,
-    output: Output = None,
-    restart: Restart = False,
-    batch: Batch = 0,
-    workers: Workers = -1,
-    on_error: OnErrorOption = OnError.FAIL,
-    ray: Ray = None,
-    actors: Actors = None,
-    patience: Patience = 60.0,
+    how: Running = RUN_FLAGS,
     crop: Crop = 0.875,
-    resize: ResizeOption = Resize.BILINEAR,
-    mean: Mean = None,
-    std: Std = None,
+    image: dict[str, Any] = PIXEL_FLAGS,
     as_json: Json = False,
 ) -> None:
     """Top-1 to top-10 accuracy of a classifier (ILSVRC 2012), with a report for each class.
@@ -104,26 +72,8 @@ def imagenet(
     The exit status is 1 for an error or an accuracy below --min-top1, and 130 if it was interrupted.
     """
     from litegpu.tools.evaluate.imagenet import ImagenetTask, evaluate_imagenet
-    from litegpu.tools.evaluate.imagenet_output import print_report, write_report
+    from litegpu.tools.evaluate.imagenet_presentation import ImagenetPresentation
 
-    how = running(
-        delegate,
-        compare,
-        precision,
-        use_gpu,
-        gpu_precision_loss_allowed,
-        gpu_backend,
-        max_delegated_partitions,
-        num_interpreter_threads,
-        output,
-        restart,
-        batch,
-        workers,
-        on_error,
-        ray,
-        actors,
-        patience,
-    )
     task = ImagenetTask(
         str(model_file),
         str(ground_truth_images_path),
@@ -131,16 +81,14 @@ def imagenet(
         str(model_output_labels),
         str(denylist_file_path or ""),
         num_images,
-        preprocessing(crop, resize, mean, std),
+        {"crop": crop, **image},
         str(output_file_path or ""),
     )
-    with Interruptible(output):
-        report = evaluate_imagenet(task, how)
-    show_and_write(report, as_json, lambda: print_report(report), lambda: write_report(report, how.output))
-    threshold("top-1 accuracy", report.result.accuracy.accuracies[0], min_top1)
+    run_evaluation(lambda: evaluate_imagenet(task, how), ImagenetPresentation(), how.output, as_json, min_top1)
 
 
 @evaluate_app.command(cls=OfficialCommand)
+@with_flag_groups
 def coco(
     model_file: ModelFile,
     ground_truth_images_path: Images,
@@ -170,25 +118,8 @@ def coco(
         int, typer.Option(help="Images with the most mistakes to draw, in --output.", min=0, max=LARGEST)
     ] = 10,
     min_map: Annotated[float, typer.Option("--min-map", help="The exit status is 1 if the mAP is below this.")] = 0.0,
-    delegate: Delegate = "cpu",
-    compare: Compare = None,
-    precision: GpuPrecision = Precision.FLOAT16,
-    use_gpu: UseGpu = None,
-    gpu_precision_loss_allowed: LossAllowed = None,
-    gpu_backend: GpuBackend = None,
-    max_delegated_partitions: Partitions = 0,
-    num_interpreter_threads: Threads = 1,
-    output: Output = None,
-    restart: Restart = False,
-    batch: Batch = 0,
-    workers: Workers = -1,
-    on_error: OnErrorOption = OnError.FAIL,
-    ray: Ray = None,
-    actors: Actors = None,
-    patience: Patience = 60.0,
-    resize: ResizeOption = Resize.BILINEAR,
-    mean: Mean = None,
-    std: Std = None,
+    how: Running = RUN_FLAGS,
+    image: dict[str, Any] = PIXEL_FLAGS,
     as_json: Json = False,
 ) -> None:
     """Mean average precision of a detector (COCO, IoU 0.50:0.05:0.95), as pycocotools computes it.
@@ -204,26 +135,8 @@ def coco(
     an mAP below --min-map, and 130 if it was interrupted.
     """
     from litegpu.tools.evaluate.coco import CocoTask, evaluate_coco
-    from litegpu.tools.evaluate.coco_output import print_report, write_report
+    from litegpu.tools.evaluate.coco_presentation import CocoPresentation
 
-    how = running(
-        delegate,
-        compare,
-        precision,
-        use_gpu,
-        gpu_precision_loss_allowed,
-        gpu_backend,
-        max_delegated_partitions,
-        num_interpreter_threads,
-        output,
-        restart,
-        batch,
-        workers,
-        on_error,
-        ray,
-        actors,
-        patience,
-    )
     debug = boolean("debug_mode", debug_mode)
     task = CocoTask(
         str(model_file),
@@ -238,12 +151,95 @@ def coco(
         str(anchors or ""),
         output_order,
         max_detections,
-        preprocessing(0.0, resize, mean, std),
+        {"crop": 0.0, **image},
         str(output_file_path or ""),
     )
-    with Interruptible(output):
-        report = evaluate_coco(task, how)
-    show_and_write(
-        report, as_json, lambda: print_report(report, debug), lambda: write_report(report, how.output, drawings)
+    run_evaluation(lambda: evaluate_coco(task, how), CocoPresentation(drawings, debug), how.output, as_json, min_map)
+
+
+@evaluate_app.command(cls=OfficialCommand)
+@with_flag_groups
+def segmentation(
+    model_file: ModelFile,
+    ground_truth_images_path: Images,
+    ground_truth_masks_path: Annotated[
+        Path, typer.Option(help="The folder of masks: NAME.png for NAME.jpg, numbers of classes.", show_default=False)
+    ],
+    model_output_labels: Annotated[Path | None, typer.Option(help="Line i names class i.")] = None,
+    ignore_label: Annotated[int, typer.Option(help="The number in masks that does not count.")] = 255,
+    upsampling: Annotated[
+        Upsampling, typer.Option(help="To the mask's size: bilinear of the scores, or nearest of the classes.")
+    ] = Upsampling.BILINEAR,
+    num_images: NumImages = 0,
+    min_iou: Annotated[
+        float, typer.Option("--min-iou", help="The exit status is 1 if the mean IoU is below this.")
+    ] = 0.0,
+    how: Running = RUN_FLAGS,
+    image: dict[str, Any] = PIXEL_FLAGS,
+    as_json: Json = False,
+) -> None:
+    """Mean intersection over union of a segmentation network (as PASCAL VOC defines it).
+
+    litegpu evaluate segmentation --model_file=deeplab.tflite --ground_truth_images_path=JPEGImages
+    --ground_truth_masks_path=SegmentationClass --model_output_labels=voc.txt --delegate=gpu -o result
+
+    The exit status is 1 for an error or a mean IoU below --min-iou, and 130 if it was interrupted.
+    """
+    from litegpu.tools.evaluate.segmentation import SegmentationTask, evaluate_segmentation
+    from litegpu.tools.evaluate.segmentation_presentation import SegmentationPresentation
+
+    task = SegmentationTask(
+        str(model_file),
+        str(ground_truth_images_path),
+        str(ground_truth_masks_path),
+        str(model_output_labels or ""),
+        ignore_label,
+        upsampling.value,
+        num_images,
+        {"crop": 0.0, **image},
     )
-    threshold("mAP", report.result.precisions.overall, min_map)
+    run_evaluation(lambda: evaluate_segmentation(task, how), SegmentationPresentation(), how.output, as_json, min_iou)
+
+
+@evaluate_app.command(cls=OfficialCommand)
+@with_flag_groups
+def pose(
+    model_file: ModelFile,
+    ground_truth_images_path: Images,
+    annotations: Annotated[Path, typer.Option(help="COCO's person_keypoints_*.json.", show_default=False)],
+    every_image: Annotated[
+        bool, typer.Option("--every-image", help="Not only images with exactly one person.")
+    ] = False,
+    allowlist_file: Annotated[Path | None, typer.Option(help="Ids of the images to evaluate, one a line.")] = None,
+    num_images: NumImages = 0,
+    drawings: Annotated[
+        int, typer.Option(help="Images with the lowest OKS to draw, in --output.", min=0, max=LARGEST)
+    ] = 10,
+    min_oks: Annotated[
+        float, typer.Option("--min-oks", help="The exit status is 1 if the mean OKS is below this.")
+    ] = 0.0,
+    how: Running = RUN_FLAGS,
+    image: dict[str, Any] = PIXEL_FLAGS,
+    as_json: Json = False,
+) -> None:
+    """Object keypoint similarity and average precision of a network that finds one person's keypoints (COCO).
+
+    litegpu evaluate pose --model_file=posenet.tflite --ground_truth_images_path=val2017
+    --annotations=person_keypoints_val2017.json --delegate=gpu -o result
+
+    The outputs are PoseNet's four maps, or a list of keypoints as MoveNet gives it. The exit status is 1 for an error
+    or a mean OKS below --min-oks, and 130 if it was interrupted.
+    """
+    from litegpu.tools.evaluate.pose import PoseTask, evaluate_pose
+    from litegpu.tools.evaluate.pose_presentation import PosePresentation
+
+    task = PoseTask(
+        str(model_file),
+        str(ground_truth_images_path),
+        str(annotations),
+        every_image,
+        str(allowlist_file or ""),
+        num_images,
+        {"crop": 0.0, **image},
+    )
+    run_evaluation(lambda: evaluate_pose(task, how), PosePresentation(drawings), how.output, as_json, min_oks)

@@ -11,11 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from litegpu.cli.application import LARGEST, MOST_ITEMS, MOST_THREADS, MOST_WORKERS, Precision, print_json
+from litegpu.cli.application import (
+    INTERRUPTED,
+    LARGEST,
+    MOST_ITEMS,
+    MOST_THREADS,
+    MOST_WORKERS,
+    Patience,
+    Precision,
+    Ray,
+    print_json,
+)
+from litegpu.cli.flag_groups import FlagGroup
 from litegpu.errors import OptionError
 
 if TYPE_CHECKING:
     from litegpu.tools.evaluate.collecting import Running
+    from litegpu.tools.evaluate.data_set import EvaluationReport
+    from litegpu.tools.evaluate.presentation import Presentation
 
 
 class OnError(StrEnum):
@@ -128,36 +141,39 @@ Std = Annotated[str | None, typer.Option(help="Then divided by: one number, or R
 
 
 def running(
-    delegate: str,
-    compare: str | None,
-    precision: Precision,
-    use_gpu: str | None,
-    loss_allowed: str | None,
-    backend: str | None,
-    partitions: int,
-    threads: int,
-    output: Path | None,
-    restart: bool,
-    batch: int,
-    workers: int,
-    on_error: OnError,
-    ray: str | None,
-    actors: int | None,
-    patience: float,
+    delegate: Delegate = "cpu",
+    compare: Compare = None,
+    precision: GpuPrecision = Precision.FLOAT16,
+    use_gpu: UseGpu = None,
+    gpu_precision_loss_allowed: LossAllowed = None,
+    gpu_backend: GpuBackend = None,
+    max_delegated_partitions: Partitions = 0,
+    num_interpreter_threads: Threads = 1,
+    output: Output = None,
+    restart: Restart = False,
+    batch: Batch = 0,
+    workers: Workers = -1,
+    on_error: OnErrorOption = OnError.FAIL,
+    ray: Ray = None,
+    actors: Actors = None,
+    patience: Patience = 60.0,
 ) -> Running:
     """How an evaluation runs, by the flags."""
     from litegpu.tools.evaluate.choice import DelegateChoice, parse_choice
     from litegpu.tools.evaluate.collecting import Running
 
     if use_gpu is not None and boolean("use_gpu", use_gpu) and delegate == "cpu":
-        delegate = backend or "gpu"
-    elif backend and delegate == "gpu":
-        delegate = backend
-    elif backend:
+        delegate = gpu_backend or "gpu"
+    elif gpu_backend and delegate == "gpu":
+        delegate = gpu_backend
+    elif gpu_backend:
         raise OptionError("--gpu_backend is for --use_gpu=true or --delegate=gpu")
-    lossless = loss_allowed is not None and not boolean("gpu_precision_loss_allowed", loss_allowed)
+    lossless = gpu_precision_loss_allowed is not None and not boolean(
+        "gpu_precision_loss_allowed", gpu_precision_loss_allowed
+    )
     kind = "float32" if lossless else precision.value
-    like = DelegateChoice("cpu", kind, 1 if threads == -1 else threads, max(partitions, 1))
+    threads = 1 if num_interpreter_threads == -1 else num_interpreter_threads
+    like = DelegateChoice("cpu", kind, threads, max(max_delegated_partitions, 1))
     return Running(
         parse_choice(delegate, like),
         parse_choice(compare, like) if compare is not None else None,
@@ -172,14 +188,19 @@ def running(
     )
 
 
-def preprocessing(crop: float, resize: Resize, mean: str | None, std: str | None) -> dict[str, Any]:
-    """Options of `Preprocessing`."""
-    options: dict[str, Any] = {"crop": crop, "resize": resize.value}
+def pixels(resize: ResizeOption = Resize.BILINEAR, mean: Mean = None, std: Std = None) -> dict[str, Any]:
+    """Options of `Preprocessing`, but for the crop."""
+    options: dict[str, Any] = {"resize": resize.value}
     by_default = "127.5"
     if mean is not None or std is not None:
         options["mean"] = _numbers("mean", by_default if mean is None else mean)
         options["deviation"] = _numbers("std", by_default if std is None else std)
     return options
+
+
+#: As the defaults of a command's parameters: the flags of running() and of pixels().
+RUN_FLAGS: Any = FlagGroup(running)
+PIXEL_FLAGS: Any = FlagGroup(pixels)
 
 
 def _numbers(flag: str, text: str) -> tuple[float, ...]:
@@ -199,48 +220,46 @@ def boolean(flag: str, text: str) -> bool:
     return text in ("true", "1")
 
 
-class Interruptible:
-    """Ends the command with exit status 130 on Ctrl-C, and says how to go on."""
-
-    def __init__(self, output: Path | None) -> None:
-        self.output = output
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is KeyboardInterrupt:
-            how = "the same command goes on from here" if self.output else "with --output it could go on from here"
-            print(f"litegpu: interrupted; {how}", file=sys.stderr)
-            raise typer.Exit(130)
-
-
-def threshold(what: str, value: float, least: float) -> None:
-    """End with exit status 1 where a result is too low."""
+def run_evaluation(
+    evaluate: Callable[[], EvaluationReport[Any, Any]],
+    presentation: Presentation[Any],
+    output: str | None,
+    as_json: bool,
+    least: float,
+) -> None:
+    """Evaluate, print, write the files, and end with exit status 1 where the headline is below `least`, with 130 after
+    Ctrl-C, saying how to go on."""
+    try:
+        report = evaluate()
+    except KeyboardInterrupt:
+        how = "the same command goes on from here" if output is not None else "with --output it could go on from here"
+        print(f"litegpu: interrupted; {how}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    _show_and_write(report, presentation, output, as_json)
+    what, value = report.result.headline
     if not value >= least:  # nor is anything as good as NaN
         print(f"litegpu: the {what} {value:g} is below {least:g}", file=sys.stderr)
         raise typer.Exit(1)
 
 
-def show_and_write(report: Any, as_json: bool, show: Callable[[], object], write: Callable[[], list[Path]]) -> None:
+def _show_and_write(
+    report: EvaluationReport[Any, Any], presentation: Presentation[Any], output: str | None, as_json: bool
+) -> None:
     """Print an evaluation, write its files, and say what was written; raises OptionError for what could not be, which
     loses nothing else."""
     from litegpu.tools.outputs import all_of
 
     files: list[Path] = []
-    sides = [report.result]
-    if report.comparison is not None:
-        sides.append(getattr(report.comparison, "other", report.comparison))
 
     def tell_problems() -> None:
-        problems = [side.collected.problem for side in sides if side.collected.problem]
+        problems = [side.collected.problem for side in report.sides if side.collected.problem]
         if problems:
             raise OptionError("; ".join(problems))
 
     try:
         all_of(
-            lambda: print_json(report.as_dict()) if as_json else show(),
-            lambda: files.extend(write()),
+            lambda: print_json(report.as_dict()) if as_json else presentation.print(report),
+            lambda: files.extend(presentation.write(report, output)),
             tell_problems,
         )
     finally:

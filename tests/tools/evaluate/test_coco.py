@@ -31,7 +31,7 @@ from litegpu.model.builder import ModelBuilder
 from litegpu.model.serialize import write_model
 from litegpu.tools.evaluate.choice import DelegateChoice, parse_choice
 from litegpu.tools.evaluate.coco import CocoTask, evaluate_coco
-from litegpu.tools.evaluate.coco_output import print_report, write_report
+from litegpu.tools.evaluate.coco_presentation import CocoPresentation
 from litegpu.tools.evaluate.collecting import ImageError, Running
 from litegpu.tools.evaluate.heads import ReadDetections
 from litegpu.zoo import build_model, draw_scene
@@ -154,7 +154,11 @@ def test_batches_workers_and_threads_change_nothing(detections: DetectionSet) ->
     whole = evaluate_coco(detections.task(), HERE)
     choice = DelegateChoice("cpu", num_threads=2)
     apart = evaluate_coco(detections.task(), Running(choice, batch=5, workers=2))
-    assert apart.result.collected.placement.batch == 5 and "runs apart" in apart.how and "runs apart" not in whole.how
+    assert (
+        apart.result.collected.placement.batch == 5
+        and "runs apart" in apart.data.how
+        and "runs apart" not in whole.data.how
+    )
     assert len(apart.result.detections) == len(whole.result.detections)
     assert apart.result.precisions.overall == pytest.approx(whole.result.precisions.overall, abs=1e-4)
 
@@ -181,7 +185,7 @@ def test_two_delegates_beside_one_another(detections: DetectionSet, capsys: pyte
     report = evaluate_coco(detections.task(num_images=6), running)
     assert report.comparison is not None and report.result.collected.placement.delegation.fully_delegated
     assert report.result.precisions.overall == pytest.approx(report.comparison.precisions.overall, abs=0.02)
-    print_report(report)
+    CocoPresentation().print(report)
     assert "compared with cpu" in capsys.readouterr().out
 
 
@@ -197,13 +201,13 @@ def test_raw_heads_with_the_anchors_of_ssd(detections: DetectionSet, tmp_path: P
     (tmp_path / "heads.tflite").write_bytes(write_model(dataclasses.replace(model, subgraphs=(main,), signatures=())))
     task = detections.task(model_file=str(tmp_path / "heads.tflite"), max_detections=20)
     report = evaluate_coco(task, HERE)
-    assert "probabilities of 7 classes, anchors of SSD" in report.how
+    assert "probabilities of 7 classes, anchors of SSD" in report.data.how
     wanted, _ = directly(detections.folder, detections.results)
     np.testing.assert_allclose(list(report.result.precisions.statistics.values()), wanted, rtol=0, atol=1e-6)
     anchors = np.array(model.main.tensors[model.main.operators[-1].inputs[2]].data)
     np.save(tmp_path / "anchors.npy", anchors)
     given = evaluate_coco(replace(task, anchors=str(tmp_path / "anchors.npy"), num_images=3), HERE)
-    assert "anchors of anchors.npy" in given.how
+    assert "anchors of anchors.npy" in given.data.how
     np.save(tmp_path / "anchors.npy", anchors[1:])
     with pytest.raises(OptionError, match=r"float32 \[\d+, 4\]; .* needs float \[\d+, 4\]"):
         evaluate_coco(replace(task, anchors=str(tmp_path / "anchors.npy")), HERE)
@@ -240,7 +244,7 @@ def test_logits_of_raw_heads_are_told_from_probabilities(detections: DetectionSe
     model = two_headed(tmp_path / "two.tflite", (1, 50, 1, 4), (1, 50, 7))
     task = detections.task(model_file=model, anchors=str(tmp_path / "anchors.npy"), num_images=2)
     report = evaluate_coco(task, HERE)
-    assert "logits of 7 classes" in report.how
+    assert "logits of 7 classes" in report.data.how
     assert all(0.25 < d["score"] < 0.75 for d in report.result.detections)  # sigmoids of -1 to 1
 
 
@@ -357,7 +361,7 @@ def test_the_official_ground_truth_gives_the_same(detections: DetectionSet, tmp_
     got = evaluate_coco(official, HERE)
     wanted, _ = directly(tmp_path, detections.results)
     np.testing.assert_allclose(list(got.result.precisions.statistics.values())[:3], wanted[:3], rtol=0, atol=1e-4)
-    assert len(got.truth.images) == COUNT  # the one without objects too
+    assert len(got.data.truth.images) == COUNT  # the one without objects too
     (tmp_path / "truth.pb").write_bytes(b"\x0f\xff")
     with pytest.raises(OptionError, match="no binary ObjectDetectionGroundTruth"):
         evaluate_coco(official, HERE)
@@ -412,7 +416,7 @@ def test_missing_images_stop_or_are_skipped(detections: DetectionSet, tmp_path: 
     with pytest.raises(ImageError, match="1 images are missing"):
         evaluate_coco(task, HERE)
     report = evaluate_coco(task, replace(HERE, skip_errors=True))
-    assert report.truth.unlisted == ("zebra.jpg",) and len(report.result.collected.failed) == 1
+    assert report.data.truth.unlisted == ("zebra.jpg",) and len(report.result.collected.failed) == 1
     ids = [100 + 3 * i for i in range(COUNT) if i != 2]
     wanted, _ = directly(detections.folder, detections.results, ids)
     np.testing.assert_allclose(list(report.result.precisions.statistics.values()), wanted, rtol=0, atol=1e-6)
@@ -467,4 +471,4 @@ def test_command_writes_its_files(detections: DetectionSet, tmp_path: Path) -> N
 
 
 def test_report_without_a_folder_writes_nothing(detections: DetectionSet) -> None:
-    assert write_report(evaluate_coco(detections.task(num_images=1), HERE), None) == []
+    assert CocoPresentation().write(evaluate_coco(detections.task(num_images=1), HERE), None) == []

@@ -19,12 +19,13 @@ from pycocotools.cocoeval import Params
 import litegpu
 from litegpu.errors import OptionError
 from litegpu.tools.evaluate import choice as choice_module
-from litegpu.tools.evaluate import coco, collecting, imagenet, pose, shard
+from litegpu.tools.evaluate import coco, collecting, evaluation, imagenet, pose, shard
 from litegpu.tools.evaluate.choice import DelegateChoice, parse_choice
 from litegpu.tools.evaluate.coco_metric import STATISTICS, ImageMistakes, coco_precisions
 from litegpu.tools.evaluate.coco_truth import GroundTruth, TrueImage, TrueObject, read_instances, read_message
 from litegpu.tools.evaluate.collecting import Collected, Running
 from litegpu.tools.evaluate.confusion import confusion_matrix, confusion_picture
+from litegpu.tools.evaluate.data_set import DataSet, DelegateResult
 from litegpu.tools.evaluate.heads import ReadDetections, read_detector
 from litegpu.tools.evaluate.items import Item, list_images, pick, read_denylist
 from litegpu.tools.evaluate.paired import mcnemar_exact, paired
@@ -90,7 +91,7 @@ def test_two_delegates_image_by_image() -> None:
     truth_of = dict.fromkeys(tops, "l0")
     first, second = (imagenet._accuracy(side, truth_of, labels) for side in sides)
     assert first.accuracy.correct == (2, 2, 2, 2, 2, 4, 4, 4, 4, 5)
-    found = imagenet._comparison(first, second, truth_of, labels)
+    found = imagenet._compared(first, second, truth_of, labels)
     top1, top5 = found.top1, found.top5
     assert (top1.both, top1.only_first, top1.only_second, top1.neither) == (1, 1, 1, 2)
     assert (top5.both, top5.only_first, top5.only_second, top5.neither) == (2, 0, 2, 1)
@@ -497,6 +498,47 @@ def test_what_tells_evaluations_apart() -> None:
         marks(mean=(1, 2, 3), deviation=(1, 1, 1)),
     ):  # fmt: skip
         assert other != first
+
+
+class Pages(DataSet[SegmentationTask, DelegateResult]):
+    """A data set that counts nothing."""
+
+    kind = "pages"
+
+    def network(self, choice: DelegateChoice) -> tuple[str, Any]:
+        return f"model on {choice}", "read"
+
+    def marks(self) -> dict[str, Any]:
+        return {"paper": "A4"}
+
+    def measured(self, collected: Any) -> Any:
+        return SimpleNamespace(collected=collected)
+
+    def compared(self, first: Any, second: Any) -> Any:
+        return first.collected.choice, second.collected.choice
+
+
+def test_the_loop_of_all_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Job, Any]] = []
+
+    def collect(job: Job, items: Any, running: Any, marks: Any) -> Any:
+        calls.append((job, marks))
+        return SimpleNamespace(choice=job.choice)
+
+    monkeypatch.setattr(evaluation, "collect", collect)
+    cpu, gpu = DelegateChoice(), DelegateChoice("gpu")
+    model: Any = SimpleNamespace(content=b"abc")
+    running = Running(cpu, gpu, workers=3)
+    pages = Pages(SegmentationTask("m", "", ""), running, model, ITEMS, Preprocessing(8, 8))
+    report = evaluation.evaluate(pages)
+    assert [(j.model, j.choice, j.batch, j.workers, j.read) for j, _ in calls] == [
+        ("model on cpu", cpu, 1, 3, "read"), ("model on gpu/float16", gpu, 5, 3, "read"),
+    ]  # fmt: skip
+    digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # SHA-256 of "abc"
+    assert all(m["paper"] == "A4" and m["model"] == digest and m["task"] == "pages" for _, m in calls)
+    assert report.comparison == (cpu, gpu)
+    alone = evaluation.evaluate(Pages(pages.task, Running(gpu), model, ITEMS, pages.preprocessing))
+    assert alone.comparison is None and alone.sides == [alone.result]
 
 
 def test_batches_and_workers() -> None:

@@ -24,8 +24,8 @@ from litegpu.cli.application import app
 from litegpu.errors import ModelError, OptionError
 from litegpu.tools.evaluate.choice import DelegateChoice, parse_choice
 from litegpu.tools.evaluate.collecting import ImageError, Running
-from litegpu.tools.evaluate.imagenet import evaluate_imagenet
-from litegpu.tools.evaluate.imagenet_output import print_report
+from litegpu.tools.evaluate.imagenet import ComparedAccuracy, evaluate_imagenet
+from litegpu.tools.evaluate.imagenet_presentation import ImagenetPresentation, shown_labels
 
 HERE = Running(workers=0)
 COUNT = 60
@@ -81,7 +81,8 @@ def test_classes_and_confusions_add_up(images: ImageSet) -> None:
     assert hits == report.result.accuracy.correct[0]
     assert sum(report.result.confusions.values()) == COUNT
     assert sum(n for (truth, put), n in report.result.confusions.items() if truth == put) == hits
-    assert "crane" in classes and len(report.labels) == len(set(report.labels))
+    shown = shown_labels(report)
+    assert "crane" in classes and len(shown) == len(set(shown)) and set(images.truths) <= set(shown) <= set(LABELS)
 
 
 def test_denylist_and_number_of_images(images: ImageSet, tmp_path: Path) -> None:
@@ -104,11 +105,11 @@ def test_two_delegates_are_compared_image_by_image(images: ImageSet, capsys: pyt
     running = Running(parse_choice("webgpu/float32"), parse_choice("cpu"), workers=0)
     report = evaluate_imagenet(images.task(num_images=20), running)
     comparison = report.comparison
-    assert comparison is not None and comparison.top1.images == 20
+    assert isinstance(comparison, ComparedAccuracy) and comparison.top1.images == 20
     assert report.result.collected.placement.batch == 20 and report.result.collected.placement.delegation.delegated
     assert comparison.same_label == 1 and comparison.differing == ()
     assert comparison.top1.only_first == comparison.top1.only_second == 0 and comparison.top1.p_value == 1
-    print_report(report)
+    ImagenetPresentation().print(report)
     assert "no larger than chance explains" in capsys.readouterr().out
 
 
@@ -187,7 +188,7 @@ def test_unreadable_images_stop_or_are_skipped(tmp_path: Path, capsys: pytest.Ca
     kept = [i for i in range(8) if i not in (3, 5)]
     wanted = top_k_by_hand(scores_by_hand(images, [images.names[i] for i in kept]), [images.truths[i] for i in kept])
     assert list(report.result.accuracy.accuracies) == wanted
-    print_report(report)
+    ImagenetPresentation().print(report)
     assert "2 images were skipped" in capsys.readouterr().out
     # One that has been repaired since is not skipped for ever.
     broken.write_bytes((images.images / images.names[0]).read_bytes())
@@ -219,7 +220,7 @@ def test_files_that_do_not_fit_are_named_before_work_starts(
     def no_work(*_: object) -> None:
         raise AssertionError("work started")
 
-    monkeypatch.setattr("litegpu.tools.evaluate.imagenet.collect", no_work)
+    monkeypatch.setattr("litegpu.tools.evaluate.evaluation.collect", no_work)
 
     def file(text: str) -> str:
         (tmp_path / "file.txt").write_text(text)

@@ -26,7 +26,7 @@ from litegpu.tools.evaluate.choice import parse_choice
 from litegpu.tools.evaluate.coco_truth import TrueObject
 from litegpu.tools.evaluate.collecting import Running
 from litegpu.tools.evaluate.pose import PoseTask, evaluate_pose, similarities
-from litegpu.tools.evaluate.pose_output import print_report
+from litegpu.tools.evaluate.pose_presentation import PosePresentation
 from litegpu.zoo import build_model, draw_scene
 
 HERE = Running(workers=0)
@@ -114,7 +114,7 @@ def test_similarities_and_precisions_are_those_of_pycocotools(poses: PoseSet) ->
     wanted = {f"{i:03}.png": evaluation.ious[i, 1][0, 0] for i in poses.single}
     assert {i.name: i.oks for i in report.result.images} == pytest.approx(wanted, abs=1e-4)
     assert report.result.mean_oks == pytest.approx(np.mean(list(wanted.values())), abs=1e-4)
-    assert report.left_out == COUNT - len(poses.single) > 2
+    assert report.data.left_out == COUNT - len(poses.single) > 2
     assert sum(k.labelled for k in report.result.keypoints) > 50
 
 
@@ -122,7 +122,7 @@ def test_images_with_several_people_or_none(poses: PoseSet) -> None:
     report = evaluate_pose(poses.task(every_image=True), HERE)
     stats = directly(poses, list(range(1, COUNT + 1))).stats
     np.testing.assert_allclose(list(report.result.precisions.statistics.values()), stats, atol=1e-6)
-    assert len(report.result.collected.good) == COUNT and report.left_out == 0
+    assert len(report.result.collected.good) == COUNT and report.data.left_out == 0
 
 
 def test_similarity_of_a_keypoint() -> None:
@@ -145,7 +145,7 @@ def test_resuming_and_two_delegates(poses: PoseSet, tmp_path: Path, capsys: pyte
     wanted = np.mean([evaluation.ious[i, 1][0, 0] for i in poses.single[:4]])
     assert report.result.mean_oks == pytest.approx(wanted, abs=1e-4)
     assert report.comparison.mean_oks == pytest.approx(wanted, abs=1e-3)
-    print_report(report)
+    PosePresentation().print(report)
     assert "compared with webgpu/float32" in capsys.readouterr().out
 
 

@@ -21,7 +21,7 @@ from litegpu.model.builder import ModelBuilder
 from litegpu.tools.evaluate.choice import parse_choice
 from litegpu.tools.evaluate.collecting import ImageError, Running
 from litegpu.tools.evaluate.segmentation import CountPixels, SegmentationTask, evaluate_segmentation, iou_by_class
-from litegpu.tools.evaluate.segmentation_output import print_report
+from litegpu.tools.evaluate.segmentation_presentation import SegmentationPresentation
 from litegpu.zoo import build_model, draw_scene
 
 HERE = Running(workers=0)
@@ -115,7 +115,7 @@ def test_two_delegates(masks: MaskSet, capsys: pytest.CaptureFixture[str]) -> No
     assert np.abs(report.result.matrix - matrix).sum() <= 2
     assert np.abs(report.comparison.matrix - matrix).sum() <= 2
     assert report.comparison.mean_iou == pytest.approx(np.nanmean(iou_by_hand(matrix)), abs=1e-3)
-    print_report(report)
+    SegmentationPresentation().print(report)
     assert "compared with webgpu/float32" in capsys.readouterr().out
 
 

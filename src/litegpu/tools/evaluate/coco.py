@@ -12,12 +12,13 @@ from litegpu.model.types import Model
 from litegpu.tools.evaluate.choice import DelegateChoice
 from litegpu.tools.evaluate.coco_metric import Precisions, coco_precisions, require_pycocotools
 from litegpu.tools.evaluate.coco_truth import GroundTruth, TrueImage, picked, read_instances, read_message, true_size
-from litegpu.tools.evaluate.collecting import Collected, Running, collect, fingerprint, prepare_output
+from litegpu.tools.evaluate.collecting import Collected, Running
+from litegpu.tools.evaluate.data_set import DataSet, DelegateResult, EvaluationReport
+from litegpu.tools.evaluate.evaluation import evaluate
 from litegpu.tools.evaluate.heads import Detector, read_detector
 from litegpu.tools.evaluate.items import read_names
-from litegpu.tools.evaluate.preprocessing import Preprocessing, for_input
-from litegpu.tools.evaluate.records import model_digest
-from litegpu.tools.evaluate.shard import Job
+from litegpu.tools.evaluate.preprocessing import for_input
+from litegpu.tools.evaluate.shard import Read
 
 
 @dataclass(frozen=True)
@@ -50,69 +51,67 @@ class CocoTask:
 
 
 @dataclass(frozen=True, eq=False)
-class DelegatePrecision:
+class DelegatePrecision(DelegateResult):
     """The precision on one delegate. `detections` are COCO's results (image_id, category_id, bbox, score); `strange`
     ones had no category of the ground truth."""
 
-    collected: Collected
     precisions: Precisions
     detections: tuple[Mapping[str, Any], ...]
     strange: int
 
+    @property
+    def headline(self) -> tuple[str, float]:
+        return "mAP", self.precisions.overall
 
-@dataclass(frozen=True, eq=False)
-class CocoReport:
-    """What an evaluation found; `comparison` is on the second delegate."""
-
-    task: CocoTask
-    preprocessing: Preprocessing
-    truth: GroundTruth
-    how: str
-    result: DelegatePrecision
-    comparison: DelegatePrecision | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        found = {
-            "model": self.task.model_file,
-            "outputs": self.how,
-            "preprocessing": asdict(self.preprocessing),
-            "unlisted_images": list(self.truth.unlisted),
-            **_precision_as_dict(self.result),
+    def figures(self) -> dict[str, Any]:
+        precisions = self.precisions
+        return {
+            "statistics": dict(precisions.statistics),
+            "by_threshold": {f"{t:.2f}": ap for t, ap in precisions.by_threshold.items()},
+            "categories": [asdict(row) for row in precisions.categories],
+            "detections": len(self.detections),
+            "detections_of_unknown_categories": self.strange,
+            "images_with_mistakes": [asdict(entry) for entry in precisions.mistakes],
         }
-        if self.comparison:
-            found["comparison"] = _precision_as_dict(self.comparison)
-        return found
+
+
+class CocoData(DataSet[CocoTask, DelegatePrecision]):
+    """Images with the boxes of objects. `detectors`: how outputs are read on each delegate; `how`, in words."""
+
+    kind = "coco"
+
+    def __init__(self, task: CocoTask, running: Running) -> None:
+        require_pycocotools()
+        model = litegpu.read_model(task.model_file)
+        preprocessing = for_input(model, **{"crop": 0.0, **task.preprocessing})
+        self.truth = _truth(task)
+        items = [image.item for image in self.truth.images]
+        self.detectors = {c: _detector(model, task, c, running.batch_on(c, len(items))) for c in running.choices}
+        first = self.detectors[running.choice]
+        self.how = first.how
+        self.category_of = _categories(task, self.truth, first)
+        self.output_file = task.output_file_path
+        super().__init__(task, running, model, items, preprocessing)
+
+    def network(self, choice: DelegateChoice) -> tuple[str | bytes, Read]:
+        return self.detectors[choice].model, self.detectors[choice].read
+
+    def marks(self) -> dict[str, Any]:
+        return {"heads": [self.task.anchors, self.task.output_order, self.task.max_detections]}
+
+    def measured(self, collected: Collected) -> DelegatePrecision:
+        return _precision(collected, self.truth, self.category_of)
+
+    def description(self) -> dict[str, Any]:
+        return {"outputs": self.how, **super().description(), "unlisted_images": list(self.truth.unlisted)}
+
+
+CocoReport = EvaluationReport[CocoData, DelegatePrecision]
 
 
 def evaluate_coco(task: CocoTask, running: Running | None = None) -> CocoReport:
-    """Evaluate a detector; everything that can be wrong with the files is checked before the first inference.
-
-    Nothing is written but the records, in `running.output`; `coco_output.write_report` writes the rest.
-
-    Raises OptionError (also for images that cannot be read), ModelError, DeviceError, InvokeError.
-    """
-    running = running or Running()
-    require_pycocotools()
-    model = litegpu.read_model(task.model_file)
-    prepare = for_input(model, **{"crop": 0.0, **task.preprocessing})
-    truth = _truth(task)
-    items = [image.item for image in truth.images]
-    detectors = {c: _detector(model, task, c, running.batch_on(c, len(items))) for c in running.choices}
-    category_of = _categories(task, truth, detectors[running.choice])
-    prepare_output(running, task.output_file_path)
-
-    digest = model_digest(model.content)
-    results = []
-    for choice, detector in detectors.items():
-        batch = running.batch_on(choice, len(items))
-        job = Job(detector.model, choice, prepare, detector.read, batch, running.workers_for(len(items)))
-        marks = fingerprint("coco", digest, job) | {
-            "heads": [task.anchors, task.output_order, task.max_detections],
-        }
-        results.append(_precision(collect(job, items, running, marks), truth, category_of))
-    how = detectors[running.choice].how
-    return CocoReport(task, prepare, truth, how, results[0], results[1] if len(results) > 1 else None)
+    """Evaluate a detector, as evaluate() does."""
+    return evaluate(CocoData(task, running or Running()))
 
 
 def _detector(model: Model, task: CocoTask, choice: DelegateChoice, batch: int) -> Detector:
@@ -213,16 +212,3 @@ def _annotations(image: TrueImage, height: int, width: int) -> Sequence[dict[str
         entry = {"image_id": image.id, "category_id": thing.category, "bbox": box, "area": area}
         found.append(entry | {"iscrowd": int(thing.crowd)})
     return found
-
-
-def _precision_as_dict(found: DelegatePrecision) -> dict[str, Any]:
-    precisions = found.precisions
-    return {
-        **found.collected.as_dict(),
-        "statistics": dict(precisions.statistics),
-        "by_threshold": {f"{t:.2f}": ap for t, ap in precisions.by_threshold.items()},
-        "categories": [asdict(row) for row in precisions.categories],
-        "detections": len(found.detections),
-        "detections_of_unknown_categories": found.strange,
-        "images_with_mistakes": [asdict(entry) for entry in precisions.mistakes],
-    }

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,11 +18,9 @@ from litegpu.tools.evaluate.decoding import worker_count
 from litegpu.tools.evaluate.items import Item
 from litegpu.tools.evaluate.records import RecordFile, unfinished
 from litegpu.tools.evaluate.shard import Job, Placement, Record, map_shard, placement
-from litegpu.tools.outputs import require_folder, require_writable, write_file
+from litegpu.tools.outputs import require_folder, require_writable
 from litegpu.tools.statistics import Statistics
-from litegpu.visible import visible
 
-REPORT = "report.json"
 _GPU_BATCH = 32
 _SHOWN_EVERY = 0.2  # seconds
 
@@ -191,21 +187,6 @@ def collect(job: Job, items: Sequence[Item], running: Running, marks: Mapping[st
         )
     rate = (len(fresh) - warm) / (end - first) if len(fresh) > warm else 0.0
     return Collected(job.choice, place, records, len(items) - len(rest), end - start, rate, problem)
-
-
-def write_bytes(path: Path, content: bytes) -> Path:
-    """A file of the report. Raises OptionError."""
-    write_file(path, content)
-    return path
-
-
-def write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:
-    """A CSV file of the report. Raises OptionError."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([[visible(cell) if isinstance(cell, str) else cell for cell in row] for row in rows])
-    return write_bytes(path, text.getvalue().encode())
 
 
 @contextlib.contextmanager

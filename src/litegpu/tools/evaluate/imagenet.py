@@ -11,12 +11,14 @@ import numpy as np
 import litegpu
 from litegpu.errors import OptionError
 from litegpu.model.types import Model
-from litegpu.tools.evaluate.collecting import Collected, Running, collect, fingerprint, prepare_output
+from litegpu.tools.evaluate.choice import DelegateChoice
+from litegpu.tools.evaluate.collecting import Collected, Running
+from litegpu.tools.evaluate.data_set import DataSet, DelegateResult, EvaluationReport
+from litegpu.tools.evaluate.evaluation import evaluate
 from litegpu.tools.evaluate.items import Item, list_images, pick, read_denylist, read_names
 from litegpu.tools.evaluate.paired import Paired, paired
-from litegpu.tools.evaluate.preprocessing import Preprocessing, for_input
-from litegpu.tools.evaluate.records import model_digest
-from litegpu.tools.evaluate.shard import Job
+from litegpu.tools.evaluate.preprocessing import for_input
+from litegpu.tools.evaluate.shard import Read
 from litegpu.tools.evaluate.topk import ClassAccuracy, K, TopK, by_class, confusions, highest, rank, top_k
 
 
@@ -42,88 +44,77 @@ class ImagenetTask:
 
 
 @dataclass(frozen=True, eq=False)
-class DelegateAccuracy:
+class DelegateAccuracy(DelegateResult):
     """The accuracy on one delegate."""
 
-    collected: Collected
     accuracy: TopK
     classes: tuple[ClassAccuracy, ...]
     confusions: Mapping[tuple[str, str], int]
 
+    @property
+    def headline(self) -> tuple[str, float]:
+        return "top-1 accuracy", self.accuracy.accuracies[0]
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "top_k": list(self.accuracy.accuracies),
+            "correct": list(self.accuracy.correct),
+            "classes": [asdict(entry) for entry in self.classes],
+        }
+
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
-    """A second delegate on the same images; `same_label`: the share on which both put the same label first."""
+class ComparedAccuracy(DelegateAccuracy):
+    """That of a second delegate on the same images; `same_label`: the share on which both put the same label first."""
 
-    other: DelegateAccuracy
     top1: Paired
     top5: Paired
     same_label: float
     differing: tuple[str, ...]
 
-
-@dataclass(frozen=True, eq=False)
-class ImagenetReport:
-    """What an evaluation found. `labels` are those that occur, in the model's order."""
-
-    task: ImagenetTask
-    preprocessing: Preprocessing
-    result: DelegateAccuracy
-    comparison: Comparison | None
-    labels: tuple[str, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        found = {
-            "model": self.task.model_file,
-            "preprocessing": asdict(self.preprocessing),
-            **_accuracy_as_dict(self.result),
+    def figures(self) -> dict[str, Any]:
+        return {
+            **super().figures(),
+            "top1": _paired_as_dict(self.top1),
+            "top5": _paired_as_dict(self.top5),
+            "same_label": self.same_label,
+            "differing_images": list(self.differing),
         }
-        if self.comparison:
-            other = self.comparison
-            found["comparison"] = {
-                **_accuracy_as_dict(other.other),
-                "top1": _paired_as_dict(other.top1),
-                "top5": _paired_as_dict(other.top5),
-                "same_label": other.same_label,
-                "differing_images": list(other.differing),
-            }
-        return found
+
+
+class ImagenetData(DataSet[ImagenetTask, DelegateAccuracy]):
+    """Images with a label each. `labels` are those of the model's outputs, `truths` those of the items."""
+
+    kind = "imagenet"
+
+    def __init__(self, task: ImagenetTask, running: Running) -> None:
+        self.labels = read_names(task.model_output_labels, "the model's labels")
+        items, self.truths = _ground_truth(task, self.labels)
+        model = litegpu.read_model(task.model_file)
+        _check_output(model, self.labels, task)
+        self.output_file = task.output_file_path
+        super().__init__(task, running, model, items, for_input(model, **task.preprocessing))
+
+    def network(self, choice: DelegateChoice) -> tuple[str | bytes, Read]:
+        return self.task.model_file, read_top
+
+    def measured(self, collected: Collected) -> DelegateAccuracy:
+        return _accuracy(collected, self._truth_of, self.labels)
+
+    def compared(self, first: DelegateAccuracy, second: DelegateAccuracy) -> ComparedAccuracy:
+        return _compared(first, second, self._truth_of, self.labels)
+
+    @property
+    def _truth_of(self) -> dict[str, str]:
+        return dict(zip((item.name for item in self.items), self.truths, strict=True))
+
+
+ImagenetReport = EvaluationReport[ImagenetData, DelegateAccuracy]
 
 
 def evaluate_imagenet(task: ImagenetTask, running: Running | None = None) -> ImagenetReport:
-    """Evaluate a classifier; everything that can be wrong with the files is checked before the first inference.
-
-    Nothing is written but the records, in `running.output`; `imagenet_output.write_report` writes the rest.
-
-    Raises OptionError (also for images that cannot be read), ModelError, DeviceError, InvokeError.
-    """
-    running = running or Running()
-    labels = read_names(task.model_output_labels, "the model's labels")
-    items, truths = _ground_truth(task, labels)
-    model = litegpu.read_model(task.model_file)
-    _check_output(model, labels, task)
-    prepare = for_input(model, **task.preprocessing)
-    prepare_output(running, task.output_file_path)
-    digest = model_digest(model.content)
-
-    results: list[DelegateAccuracy] = []
-    truth_of = dict(zip((item.name for item in items), truths, strict=True))
-    for choice in running.choices:
-        job = Job(
-            task.model_file,
-            choice,
-            prepare,
-            read_top,
-            running.batch_on(choice, len(items)),
-            running.workers_for(len(items)),
-        )
-        collected = collect(job, items, running, fingerprint("imagenet", digest, job))
-        results.append(_accuracy(collected, truth_of, labels))
-    comparison = _comparison(results[0], results[1], truth_of, labels) if len(results) > 1 else None
-    shown = {label for result in results for pair in result.confusions for label in pair}
-    ordered = tuple(dict.fromkeys(label for label in labels if label in shown))
-    return ImagenetReport(task, prepare, results[0], comparison, ordered)
+    """Evaluate a classifier, as evaluate() does."""
+    return evaluate(ImagenetData(task, running or Running()))
 
 
 def read_top(outputs: Sequence[np.ndarray], facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,9 +167,9 @@ def _accuracy(collected: Collected, truth_of: Mapping[str, str], labels: Sequenc
     return DelegateAccuracy(collected, top_k(ranks, k), tuple(classes), confusions(truths, predicted))
 
 
-def _comparison(
+def _compared(
     first: DelegateAccuracy, second: DelegateAccuracy, truth_of: Mapping[str, str], labels: Sequence[str]
-) -> Comparison:
+) -> ComparedAccuracy:
     """On the images that both could read."""
     tops = [{r.name: r.result["top"] for r in side.collected.good} for side in (first, second)]
     names = [name for name in tops[0] if name in tops[1]]
@@ -190,16 +181,8 @@ def _comparison(
         return paired(*([r < k for r in side] for side in ranks))
 
     same = 1 - len(differing) / len(names) if names else 0.0
-    return Comparison(second, at(1), at(5), same, tuple(differing))
-
-
-def _accuracy_as_dict(found: DelegateAccuracy) -> dict[str, Any]:
-    return {
-        **found.collected.as_dict(),
-        "top_k": list(found.accuracy.accuracies),
-        "correct": list(found.accuracy.correct),
-        "classes": [asdict(entry) for entry in found.classes],
-    }
+    own = (second.collected, second.accuracy, second.classes, second.confusions)
+    return ComparedAccuracy(*own, at(1), at(5), same, tuple(differing))
 
 
 def _paired_as_dict(found: Paired) -> dict[str, Any]:

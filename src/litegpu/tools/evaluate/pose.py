@@ -11,12 +11,14 @@ import numpy as np
 import litegpu
 from litegpu.errors import OptionError
 from litegpu.model.types import Model
+from litegpu.tools.evaluate.choice import DelegateChoice
 from litegpu.tools.evaluate.coco_metric import Precisions, coco_precisions, require_pycocotools
 from litegpu.tools.evaluate.coco_truth import GroundTruth, TrueImage, TrueObject, picked, read_instances, true_size
-from litegpu.tools.evaluate.collecting import Collected, Running, collect, fingerprint, prepare_output
-from litegpu.tools.evaluate.preprocessing import Preprocessing, for_input
-from litegpu.tools.evaluate.records import model_digest
-from litegpu.tools.evaluate.shard import Job
+from litegpu.tools.evaluate.collecting import Collected, Running
+from litegpu.tools.evaluate.data_set import DataSet, DelegateResult, EvaluationReport
+from litegpu.tools.evaluate.evaluation import evaluate
+from litegpu.tools.evaluate.preprocessing import for_input
+from litegpu.tools.evaluate.shard import Read
 from litegpu.tools.tasks import KEYPOINTS, Pose, interpret
 
 #: COCO's tolerance of each keypoint, as a share of the square root of the person's area (Ronchi and Perona 2017).
@@ -61,10 +63,9 @@ class ImageSimilarity:
 
 
 @dataclass(frozen=True, eq=False)
-class DelegatePose:
+class DelegatePose(DelegateResult):
     """On one delegate. `poses` are COCO's results (keypoints in pixels); `images`: the worst first."""
 
-    collected: Collected
     precisions: Precisions
     poses: tuple[Mapping[str, Any], ...]
     keypoints: tuple[KeypointSimilarity, ...]
@@ -75,33 +76,17 @@ class DelegatePose:
         """Over the images with a person; 0 if there are none."""
         return sum(i.oks for i in self.images) / len(self.images) if self.images else 0.0
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+    @property
+    def headline(self) -> tuple[str, float]:
+        return "mean OKS", self.mean_oks
+
+    def figures(self) -> dict[str, Any]:
         return {
-            **self.collected.as_dict(),
             "mean_oks": self.mean_oks,
             "statistics": dict(self.precisions.statistics),
             "keypoints": [asdict(k) for k in self.keypoints],
             "images_by_oks": [asdict(i) for i in self.images],
         }
-
-
-@dataclass(frozen=True, eq=False)
-class PoseReport:
-    """What an evaluation found; `comparison` is on the second delegate. `left_out`: images with none or several."""
-
-    task: PoseTask
-    preprocessing: Preprocessing
-    truth: GroundTruth
-    left_out: int
-    result: DelegatePose
-    comparison: DelegatePose | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        found: dict[str, Any] = {"model": self.task.model_file, "preprocessing": asdict(self.preprocessing)}
-        found |= {"left_out": self.left_out, **self.result.as_dict()}
-        return found | ({"comparison": self.comparison.as_dict()} if self.comparison else {})
 
 
 @dataclass(frozen=True)
@@ -122,30 +107,37 @@ class ReadPose:
         return {"height": facts["height"], "width": facts["width"], "keypoints": points}
 
 
-def evaluate_pose(task: PoseTask, running: Running | None = None) -> PoseReport:
-    """Evaluate a network that finds the keypoints of one person; what can be wrong with the files is checked before the
-    first inference.
+class PoseData(DataSet[PoseTask, DelegatePose]):
+    """Images with the keypoints of people. `left_out`: how many have none or several."""
 
-    Nothing is written but the records, in `running.output`. Raises OptionError (also for images that cannot be read),
-    ModelError, DeviceError, InvokeError.
-    """
-    running = running or Running()
-    require_pycocotools()
-    truth, left_out = _truth(task)
-    model = litegpu.read_model(task.model_file)
-    prepare = for_input(model, **{"crop": 0.0, **task.preprocessing})
-    if prepare.crop:
-        raise OptionError("A crop has no place here: the annotations are of whole images")
-    read = _reader(model)
-    prepare_output(running)
-    digest = model_digest(model.content)
-    items = [image.item for image in truth.images]
-    results = []
-    for choice in running.choices:
-        batch, workers = running.batch_on(choice, len(items)), running.workers_for(len(items))
-        job = Job(task.model_file, choice, prepare, read, batch, workers)
-        results.append(_pose(collect(job, items, running, fingerprint("pose", digest, job)), truth))
-    return PoseReport(task, prepare, truth, left_out, results[0], results[1] if len(results) > 1 else None)
+    kind = "pose"
+
+    def __init__(self, task: PoseTask, running: Running) -> None:
+        require_pycocotools()
+        self.truth, self.left_out = _truth(task)
+        model = litegpu.read_model(task.model_file)
+        preprocessing = for_input(model, **{"crop": 0.0, **task.preprocessing})
+        if preprocessing.crop:
+            raise OptionError("A crop has no place here: the annotations are of whole images")
+        self.read = _reader(model)
+        super().__init__(task, running, model, [image.item for image in self.truth.images], preprocessing)
+
+    def network(self, choice: DelegateChoice) -> tuple[str | bytes, Read]:
+        return self.task.model_file, self.read
+
+    def measured(self, collected: Collected) -> DelegatePose:
+        return _pose(collected, self.truth)
+
+    def description(self) -> dict[str, Any]:
+        return {**super().description(), "left_out": self.left_out}
+
+
+PoseReport = EvaluationReport[PoseData, DelegatePose]
+
+
+def evaluate_pose(task: PoseTask, running: Running | None = None) -> PoseReport:
+    """Evaluate a network that finds the keypoints of one person, as evaluate() does."""
+    return evaluate(PoseData(task, running or Running()))
 
 
 def similarities(found: np.ndarray, person: TrueObject) -> np.ndarray:

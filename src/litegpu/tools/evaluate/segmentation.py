@@ -13,11 +13,13 @@ from PIL import Image
 import litegpu
 from litegpu.errors import OptionError
 from litegpu.model.types import Model
-from litegpu.tools.evaluate.collecting import Collected, Running, collect, fingerprint, prepare_output
+from litegpu.tools.evaluate.choice import DelegateChoice
+from litegpu.tools.evaluate.collecting import Collected, Running
+from litegpu.tools.evaluate.data_set import DataSet, DelegateResult, EvaluationReport
+from litegpu.tools.evaluate.evaluation import evaluate
 from litegpu.tools.evaluate.items import Item, item_of, list_images, pick, read_names
 from litegpu.tools.evaluate.preprocessing import Preprocessing, UnreadableImage, bilinear, for_input
-from litegpu.tools.evaluate.records import model_digest
-from litegpu.tools.evaluate.shard import Job
+from litegpu.tools.evaluate.shard import Read
 from litegpu.tools.images import undecodable
 
 UPSAMPLING = ("bilinear", "nearest")
@@ -68,10 +70,9 @@ class ImageIou:
 
 
 @dataclass(frozen=True, eq=False)
-class DelegateIou:
+class DelegateIou(DelegateResult):
     """On one delegate. `matrix`: pixels [true class, class of the model]; `images`: the worst first."""
 
-    collected: Collected
     matrix: np.ndarray
     classes: tuple[ClassIou, ...]
     images: tuple[ImageIou, ...]
@@ -87,30 +88,17 @@ class DelegateIou:
         total = int(self.matrix.sum())
         return int(np.trace(self.matrix)) / total if total else 0.0
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+    @property
+    def headline(self) -> tuple[str, float]:
+        return "mean IoU", self.mean_iou
+
+    def figures(self) -> dict[str, Any]:
         return {
-            **self.collected.as_dict(),
             "mean_iou": self.mean_iou,
             "pixel_accuracy": self.pixel_accuracy,
             "classes": [asdict(c) for c in self.classes],
             "images_by_iou": [asdict(i) for i in self.images],
         }
-
-
-@dataclass(frozen=True, eq=False)
-class SegmentationReport:
-    """What an evaluation found; `comparison` is on the second delegate."""
-
-    task: SegmentationTask
-    preprocessing: Preprocessing
-    result: DelegateIou
-    comparison: DelegateIou | None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        found = {"model": self.task.model_file, "preprocessing": asdict(self.preprocessing), **self.result.as_dict()}
-        return found | ({"comparison": self.comparison.as_dict()} if self.comparison else {})
 
 
 @dataclass(frozen=True)
@@ -175,33 +163,44 @@ class CountPixels:
         return np.asarray(found[rows][:, columns].astype(np.int64))
 
 
-def evaluate_segmentation(task: SegmentationTask, running: Running | None = None) -> SegmentationReport:
-    """Evaluate a segmentation network; what can be wrong with the files is checked before the first inference.
+class SegmentationData(DataSet[SegmentationTask, DelegateIou]):
+    """Images with a mask each. `labels`: of all classes."""
 
-    Nothing is written but the records, in `running.output`. Raises OptionError (also for images that cannot be read and
-    masks that do not fit), ModelError, DeviceError, InvokeError.
-    """
-    running = running or Running()
-    images = list_images(task.ground_truth_images_path)
-    items = _with_masks(task, [images[i] for i in pick(len(images), (), task.num_images)])
-    model = litegpu.read_model(task.model_file)
-    labels = read_names(task.model_output_labels, "the model's labels") if task.model_output_labels else []
-    classes = _class_count(model, labels, task)
-    image = for_input(model, **{"crop": 0.0, **task.preprocessing})
-    if image.crop:
-        raise OptionError("A crop has no place here: the masks are of whole images")
-    prepare_output(running)
-    prepare = WithMask(image, task.ground_truth_masks_path)
-    read = CountPixels(classes, task.ignore_label, task.upsampling)
-    digest = model_digest(model.content)
-    names = [*labels, *(f"class {i}" for i in range(len(labels), classes))]
-    results = []
-    for choice in running.choices:
-        batch, workers = running.batch_on(choice, len(items)), running.workers_for(len(items))
-        job = Job(task.model_file, choice, prepare, read, batch, workers)
-        marks = fingerprint("segmentation", digest, job) | {"reading": asdict(read)}
-        results.append(_iou(collect(job, items, running, marks), names))
-    return SegmentationReport(task, image, results[0], results[1] if len(results) > 1 else None)
+    kind = "segmentation"
+
+    def __init__(self, task: SegmentationTask, running: Running) -> None:
+        images = list_images(task.ground_truth_images_path)
+        items = _with_masks(task, [images[i] for i in pick(len(images), (), task.num_images)])
+        model = litegpu.read_model(task.model_file)
+        labels = read_names(task.model_output_labels, "the model's labels") if task.model_output_labels else []
+        classes = _class_count(model, labels, task)
+        preprocessing = for_input(model, **{"crop": 0.0, **task.preprocessing})
+        if preprocessing.crop:
+            raise OptionError("A crop has no place here: the masks are of whole images")
+        self.labels = [*labels, *(f"class {i}" for i in range(len(labels), classes))]
+        self.read = CountPixels(classes, task.ignore_label, task.upsampling)
+        super().__init__(task, running, model, items, preprocessing)
+
+    @property
+    def prepare(self) -> WithMask:
+        return WithMask(self.preprocessing, self.task.ground_truth_masks_path)
+
+    def network(self, choice: DelegateChoice) -> tuple[str | bytes, Read]:
+        return self.task.model_file, self.read
+
+    def marks(self) -> dict[str, Any]:
+        return {"reading": asdict(self.read)}
+
+    def measured(self, collected: Collected) -> DelegateIou:
+        return _iou(collected, self.labels)
+
+
+SegmentationReport = EvaluationReport[SegmentationData, DelegateIou]
+
+
+def evaluate_segmentation(task: SegmentationTask, running: Running | None = None) -> SegmentationReport:
+    """Evaluate a segmentation network, as evaluate() does. Raises OptionError also for masks that do not fit."""
+    return evaluate(SegmentationData(task, running or Running()))
 
 
 def mask_path(folder: str, image: str) -> Path:
