@@ -124,3 +124,30 @@ def test_the_package_says_what_it_has() -> None:
     assert (Path(litegpu.__file__).parent / "py.typed").is_file()
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         litegpu.nothing  # noqa: B018
+
+
+def test_backends_that_auto_does_not_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    from litegpu.gpu.backends import registry
+
+    tried: list[str] = []
+
+    class Absent:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def open_device(self, *_: Any, **__: Any) -> None:
+            tried.append(self.name)
+            raise DeviceError(f"no {self.name}")
+
+        def is_passed_over(self, error: DeviceError) -> None:
+            pass
+
+    entries = {**registry.ENTRIES, "slow": registry.Entry("slow", "slow", automatic=False)}
+    monkeypatch.setattr(registry, "ENTRIES", entries)
+    monkeypatch.setattr(registry, "backend", Absent)
+    with pytest.raises(DeviceError, match="no webgpu"):
+        registry.open_device("auto")
+    assert tried == ["cuda", "webgpu"]
+    with pytest.raises(DeviceError, match="no slow"):
+        registry.open_device("slow")
+    assert is_device("slow") and not is_device("slow:1")

@@ -31,7 +31,8 @@ def delegate_for(device: str, precision: str, options: Mapping[str, Any]) -> Gpu
     "auto" takes no software device, which computes on the CPU, only slower than the official runtime does: such a one
     has to be asked for, by "webgpu", by the options `backend` or `device`, or by LITEGPU_WEBGPU_ADAPTER."""
     if not is_device(device):
-        raise OptionError(f'device is {device!r}; it must be "auto", "cpu", "webgpu", "cuda" or "cuda:<index>"')
+        *words, last = (f'"{word}"' for word in _words())
+        raise OptionError(f"device is {device!r}; it must be {', '.join(words)} or {last}")
     kind, _, index = device.partition(":")
     if kind == "cpu":
         if options:
@@ -54,6 +55,11 @@ def delegate_for(device: str, precision: str, options: Mapping[str, Any]) -> Gpu
         log.log(level, "No GPU can be used, running on the CPU: %s", error)
         return None
     return delegate
+
+
+def _words() -> tuple[str, ...]:
+    numbered = (f"{name}:<index>" for name, entry in registry.ENTRIES.items() if entry.numbered)
+    return "auto", "cpu", *registry.ENTRIES, *numbered
 
 
 def best_gpu() -> str:

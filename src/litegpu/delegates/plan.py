@@ -126,9 +126,10 @@ class Plan:
         self.forked()
 
     def forked(self) -> bool:
-        """In the child of a fork: whether parts of the plan are on a GPU, which is out of reach there."""
+        """In the child of a fork: whether parts of the plan are on a GPU that is out of reach there."""
         self._turns.forked()
-        self._unreachable = any(getattr(step.kernel, "uses_gpu", False) for step in self._steps)
+        on_gpu = any(getattr(step.kernel, "uses_gpu", False) for step in self._steps)
+        self._unreachable = on_gpu and fork.is_forbidden()
         return self._unreachable
 
     def _borrow_inputs(self) -> None:

@@ -14,13 +14,14 @@ from litegpu.gpu.backends.contract import Backend, Device
 class Entry:
     """`language`: what its kernels are printed in, a device's `target`. `apis`: names of parts of it that a device can
     be asked for by. `numbered`: whether devices have numbers, as in "cuda:1". `widespread`: nearly every machine has a
-    device of it."""
+    device of it. `automatic`: whether "auto" tries it."""
 
     module: str
     language: str
     apis: tuple[str, ...] = ()
     numbered: bool = False
     widespread: bool = False
+    automatic: bool = True
 
 
 #: By name, in the order in which "auto" tries them.
@@ -91,8 +92,9 @@ def _printing(language: str) -> str:
 def _candidates(word: str) -> Iterator[tuple[bool, tuple[Backend, str | None]]]:
     """(whether it is the last one, (backend, the part of it that is asked for))."""
     if word == "auto":
-        for number, name in enumerate(ENTRIES, 1):
-            yield number == len(ENTRIES), (backend(name), None)
+        tried = [name for name, entry in ENTRIES.items() if entry.automatic]
+        for name in tried:
+            yield name == tried[-1], (backend(name), None)
         return
     for name, entry in ENTRIES.items():
         if word == name or word in entry.apis:

@@ -359,7 +359,7 @@ class GpuKernel:
             return self.session.profile()
 
     def _forked(self) -> None:
-        self._lock = fork.Refusal()
+        self._lock = fork.Refusal() if fork.is_forbidden() else threading.Lock()
 
     def close(self, *, wait: bool = True) -> None:
         """Free everything; without `wait`, what the device still works with is freed later, when it is done."""

@@ -57,11 +57,12 @@ def _stride(b: tree.Memory) -> int:
 
 
 class _Memory:
-    """The elements of a buffer, or of one shared array in each workgroup, and who touched them last."""
+    """The elements of a buffer, or of one shared array in each workgroup, and, unless it is only read, who touched them
+    last."""
 
     def __init__(self, memory: tree.Memory, data: Array) -> None:
         self.memory, self.data = memory, data
-        n = len(data)
+        n = len(data) if memory.access == "read_write" else 0
         self.writer, self.reader = (np.full(n, _NOBODY, np.int64) for _ in range(2))  # thread
         self.reader_group = np.full(n, _NOBODY, np.int64)
         self.write_phase, self.read_phase = (np.zeros(n, np.int64) for _ in range(2))  # barriers passed
