@@ -106,6 +106,14 @@ def webgpu() -> OnDevice:
         pytest.skip(f"no WebGPU device: {error}")
 
 
+@functools.cache
+def reference() -> OnDevice:
+    """The interpreter again, of kernels that went through text."""
+    from litegpu.gpu.backends import registry
+
+    return OnDevice(registry.open_device("reference"), registry.backend("reference").print_kernel)
+
+
 class Compiled(Interpreter):
     """Compiles kernels for NVIDIA devices, with no device; what they compute is the interpreter's."""
 
@@ -156,6 +164,7 @@ class EmulatedDevice(OnDevice):
 
 RUNNERS: dict[str, Callable[[], Any]] = {
     "interpreter": Interpreter,
+    "reference": reference,
     "webgpu": webgpu,
     "nvrtc": nvrtc,
     "cuda": cuda,

@@ -28,6 +28,7 @@ class Entry:
 ENTRIES: Mapping[str, Entry] = {
     "cuda": Entry("litegpu.gpu.backends.cuda.backend", "cuda", numbered=True),
     "webgpu": Entry("litegpu.gpu.backends.webgpu.backend", "wgsl", ("vulkan", "metal", "d3d12", "gl"), widespread=True),
+    "reference": Entry("litegpu.gpu.backends.reference.backend", "tree", automatic=False),
 }
 
 
