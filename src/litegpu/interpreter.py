@@ -49,7 +49,7 @@ from litegpu.errors import (
 from litegpu.model.bundle import bundled_content
 from litegpu.model.inline import inline_composites
 from litegpu.model.inputs import is_given, without_value
-from litegpu.model.operands import OBJECTS
+from litegpu.model.ops.operands import OBJECTS
 from litegpu.model.reader import read_model
 from litegpu.model.types import Operator, Subgraph, TensorType
 from litegpu.model.writer import write_model

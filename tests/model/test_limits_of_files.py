@@ -10,8 +10,10 @@ import pytest
 from mutation.seeds import seed_model
 
 from litegpu.errors import ModelError
-from litegpu.model import ModelBuilder, TensorType, hazards, quantized, read_model, verify_model, write_model
-from litegpu.model.hazards import check_sparsity
+from litegpu.model import ModelBuilder, TensorType, quantized, read_model, verify_model, write_model
+from litegpu.model.encodings import check_sparsity
+from litegpu.model.ops import BUILTIN, CUSTOM
+from litegpu.model.ops.checks import flexbuffer_options
 from litegpu.model.types import Model, Operator, Quantization, Sparsity, Tensor
 
 T = TensorType
@@ -411,7 +413,8 @@ def ordered(operator: str, problem: str, absent: set[int]) -> None:
     """The ranks of these weights do not matter: what the gates lack is said before, or is not what is said."""
     model = layers(absent, operator)
     (node,) = model.main.operators
-    check = hazards._CHECKS[operator]
+    check = BUILTIN[operator].hazard
+    assert check is not None
     if problem:
         with pytest.raises(ModelError, match=problem):
             check(node, model.main.tensors)
@@ -460,9 +463,10 @@ def detection(anchors: int, boxes: int = 6, classes: int = 3, scores: int = 6) -
 
 
 def test_detections_have_an_anchor_for_each_box() -> None:
-    check = hazards._CHECKS["TFLite_Detection_PostProcess"]
+    check = CUSTOM["TFLite_Detection_PostProcess"].hazard
+    assert check is not None
     node, tensors = detection(6)
-    classes = int(hazards._custom_options(node)["num_classes"])
+    classes = int(flexbuffer_options(node)["num_classes"])
     for anchors, named, scores, problem in (
         (6, classes, 6, ""), (7, classes, 6, ""), (6, classes + 1, 6, ""), (5, classes, 6, "anchors"),
         (6, classes + 2, 6, "scores"), (6, classes - 1, 6, "scores"), (6, classes, 5, "scores"),

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from litegpu.delegates.demand_rules import RULES
-from litegpu.delegates.shape_rules import Computed, Node, Shape, Unexpected, shapes_of_results
 from litegpu.errors import ModelError, TensorError
 from litegpu.limits import MEMORY_VARIABLE, WORK_VARIABLE, Limits, limits
 from litegpu.model.hazards import MAX_ELEMENTS, MAX_RANK
+from litegpu.model.ops import find
+from litegpu.model.shapes import Shape, estimated_shapes
 from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 
 _BITS: Mapping[TensorType, int] = {
@@ -23,9 +23,6 @@ _BITS: Mapping[TensorType, int] = {
     TensorType.COMPLEX128: 128,
     TensorType.STRING: 64,
 }
-
-#: Elements of the largest window that is believed to move in steps smaller than its input.
-_LARGEST_MOVING_WINDOW = 1 << 14
 
 
 def check_demand(subgraph: Subgraph, inputs: Mapping[int, Shape] | None = None) -> None:
@@ -41,7 +38,7 @@ def check_demand(subgraph: Subgraph, inputs: Mapping[int, Shape] | None = None) 
     total = unstated = 0
     for operator in subgraph.operators:
         against = False
-        for index, shape in zip(operator.outputs, _results(subgraph, operator, shapes), strict=False):
+        for index, shape in zip(operator.outputs, estimated_shapes(subgraph, operator, shapes), strict=False):
             if index < 0:
                 continue
             tensor = subgraph.tensors[index]
@@ -50,11 +47,11 @@ def check_demand(subgraph: Subgraph, inputs: Mapping[int, Shape] | None = None) 
                 shapes[index] = shape
                 against |= not resized and _is_stated(tensor)
         given = [shapes.get(i, subgraph.tensors[i].shape) for i in operator.inputs if i >= 0]
-        results = [shapes.get(i, subgraph.tensors[i].shape) for i in operator.outputs if i >= 0]
+        results = sum(math.prod(shapes.get(i, subgraph.tensors[i].shape)) for i in operator.outputs if i >= 0)
         _check_shapes(subgraph, operator, given)
         effort = _work(operator, given, results)
         total += effort
-        if against or _is_odd(operator.name, operator.options, given, results):
+        if against or _is_outsized(operator, given, results):
             unstated += effort
         what = f"operator {operator.index} {operator.name}"
         _require(total <= bounds.work, what, total, bounds.work, "operations", WORK_VARIABLE)
@@ -82,48 +79,25 @@ def check_input_shape(shape: Any) -> None:
 
 def _check_shapes(subgraph: Subgraph, operator: Operator, given: Sequence[Shape]) -> None:
     """Refuses shapes on which the official kernels go beyond their tensors, whatever the file or the caller says."""
-    if operator.is_custom:
+    known = find(operator)
+    if known is None or known.shape_hazard is None:
         return
-    what = f"operator {operator.index} {operator.name}"
-    if operator.name == "ATAN2" and given[0] != given[1]:
-        raise ModelError(
-            f"{what}: its inputs have the shapes {list(given[0])} and {list(given[1])}, which have to be one"
-        )
-    if operator.name == "REVERSE_V2" and 0 in given[0][1:]:
-        axes, rank = subgraph.tensors[operator.inputs[1]].data, len(given[0])
-        first = 0 if axes is None or not axes.size else min(int(axis) % rank for axis in axes.reshape(-1))
-        if 0 in given[0][first + 1 :]:
-            raise ModelError(f"{what}: its input of shape {list(given[0])} has no elements to reverse")
+    problem = known.shape_hazard(operator, subgraph.tensors, given)
+    if problem is not None:
+        raise ModelError(f"operator {operator.index} {operator.name}: {problem}")
 
 
-def _results(subgraph: Subgraph, operator: Operator, shapes: Mapping[int, Shape]) -> Sequence[Shape]:
-    """The shapes of the results; none where values decide, or the runtime will have something to say."""
-    try:
-        if operator.name in RULES and not operator.is_custom:
-            return [tuple(max(0, extent) for extent in RULES[operator.name](Node(subgraph, operator, shapes)))]
-        return shapes_of_results(subgraph, operator, shapes) or ()
-    except (Computed, Unexpected, ArithmeticError, LookupError, ValueError):
-        return ()
-
-
-def _work(operator: Operator, given: Sequence[Shape], made: Sequence[Shape]) -> int:
+def _work(operator: Operator, given: Sequence[Shape], results: int) -> int:
     """Elementary operations: products in convolutions and the like, elements touched elsewhere."""
-    results = sum(math.prod(shape) for shape in made)
-    inputs = sum(math.prod(shape) for shape in given)
-    name, options = operator.name, operator.options
-    if name in ("CONV_2D", "CONV_3D", "FULLY_CONNECTED") and len(given) > 1:
-        return results * math.prod(given[1][1:] if name != "CONV_3D" else given[1][:-1])
-    if name == "DEPTHWISE_CONV_2D" and len(given) > 1:
-        return results * math.prod(given[1][:-1])
-    if name in ("TRANSPOSE_CONV", "CONV_3D_TRANSPOSE") and len(given) > 2:
-        return results + math.prod(given[2]) * math.prod(given[1][:-1])
-    if name.endswith("POOL_2D"):
-        return results * int(options.get("filter_height", 1)) * int(options.get("filter_width", 1))
-    if name == "BATCH_MATMUL" and given and given[0]:
-        return results * given[0][-2 if options.get("adj_x") and len(given[0]) > 1 else -1]
-    if name == "LOCAL_RESPONSE_NORMALIZATION":
-        return results * (2 * int(options.get("radius", 0)) + 1)
-    return results + inputs
+    known = find(operator)
+    work = None if known is None or known.work is None else known.work(operator.options, given, results)
+    return results + sum(math.prod(shape) for shape in given) if work is None else work
+
+
+def _is_outsized(operator: Operator, given: Sequence[Shape], results: int) -> bool:
+    """Whether the options ask for more than anybody means."""
+    known = find(operator)
+    return known is not None and known.outsized is not None and known.outsized(operator.options, given, results)
 
 
 def _check_memory(subgraph: Subgraph, shapes: Mapping[int, Shape], bounds: Limits, resized: bool) -> None:
@@ -163,17 +137,6 @@ def _check_memory(subgraph: Subgraph, shapes: Mapping[int, Shape], bounds: Limit
 def _is_stated(tensor: Tensor) -> bool:
     """Whether the file says how large the tensor is."""
     return bool(tensor.shape) and min(tensor.shape_signature, default=0) >= 0
-
-
-def _is_odd(name: str, options: Mapping[str, object], given: list[Shape], made: list[Shape]) -> bool:
-    """Whether a window is far larger than what it moves over, which no output shows, or moves though it is larger than
-    any image needs."""
-    if not name.endswith("POOL_2D") or len(given[0]) != 4:
-        return False
-    height, width = (int(options.get(option, 1)) for option in ("filter_height", "filter_width"))  # type: ignore[call-overload]
-    moves = bool(made) and math.prod(made[0]) > given[0][0] * given[0][3]
-    larger = height > 2 * given[0][1] + 64 or width > 2 * given[0][2] + 64
-    return larger or (moves and height * width > _LARGEST_MOVING_WINDOW)
 
 
 def _check_elements(tensor: Tensor, shape: Shape) -> None:

@@ -13,20 +13,11 @@ import numpy as np
 from litegpu.chatter import quiet
 from litegpu.delegates.cpu import OfficialOptions
 from litegpu.model.cut import cut
+from litegpu.model.ops import find
 from litegpu.model.types import Model, Operator, Subgraph, Tensor, TensorType
 
 log = logging.getLogger("litegpu")
 
-#: Operators whose results depend on their inputs' shapes only.
-_OF_SHAPES = frozenset({"SHAPE", "RANK"})
-#: Operators that are computed now if all their inputs are known: what models calculate shapes with.
-_OF_VALUES = frozenset({
-    *("ADD", "BROADCAST_ARGS", "BROADCAST_TO", "CAST", "CONCATENATION", "DIV", "EQUAL", "EXPAND_DIMS", "FILL"),
-    *("FLOOR_DIV", "FLOOR_MOD", "GATHER", "GATHER_ND", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL", "MAXIMUM"),
-    *("MINIMUM", "MUL", "NEG", "NOT_EQUAL", "PACK", "RANGE", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "RESHAPE"),
-    *("REVERSE_V2", "SELECT", "SELECT_V2", "SLICE", "SPLIT", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "SUB", "SUM"),
-    *("TILE", "TRANSPOSE", "UNPACK", "ZEROS_LIKE", "CEIL", "FLOOR", "ROUND", "ABS"),
-})  # fmt: skip
 _TYPES = frozenset({TensorType.INT32, TensorType.INT64, TensorType.BOOL, TensorType.FLOAT32})
 #: Larger values are left to the run.
 MOST_ELEMENTS = 1 << 16
@@ -35,7 +26,7 @@ MOST_ELEMENTS = 1 << 16
 def may_fold(subgraph: Subgraph) -> bool:
     """Whether any operator is of a kind that fold() can do away with."""
     return any(
-        o.name in _OF_SHAPES or (o.name in _OF_VALUES and _is_known(subgraph, o, {})) for o in subgraph.operators
+        _folds(o) == "shapes" or (_folds(o) == "values" and _is_known(subgraph, o, {})) for o in subgraph.operators
     )
 
 
@@ -53,8 +44,8 @@ def fold(model: Model, subgraph: Subgraph, unknown: frozenset[int], options: Off
     for operator in subgraph.operators:
         if any(i in unknown or i in subgraph.outputs for i in operator.outputs):
             continue
-        of_shapes = operator.name in _OF_SHAPES and not any(i in unknown for i in operator.inputs)
-        if not of_shapes and not (operator.name in _OF_VALUES and _is_known(subgraph, operator, found)):
+        of_shapes = _folds(operator) == "shapes" and not any(i in unknown for i in operator.inputs)
+        if not of_shapes and not (_folds(operator) == "values" and _is_known(subgraph, operator, found)):
             continue
         tensors = [subgraph.tensors[i] for i in operator.outputs]
         if any(t.type not in _TYPES or math.prod(t.shape) > MOST_ELEMENTS for t in tensors):
@@ -71,6 +62,12 @@ def fold(model: Model, subgraph: Subgraph, unknown: frozenset[int], options: Off
         log.debug("Values that follow from shapes are left to the run: %s", error)
         return None
     return _with_constants(subgraph, values)
+
+
+def _folds(operator: Operator) -> str:
+    """What its results follow from: shapes alone, or values, with which models calculate shapes; "" if it is left."""
+    known = find(operator)
+    return "" if known is None else known.folds
 
 
 def _is_known(subgraph: Subgraph, operator: Operator, found: Mapping[int, Operator]) -> bool:

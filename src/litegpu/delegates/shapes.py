@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from litegpu.delegates import cpu, folding
 from litegpu.delegates.cpu import OfficialOptions
-from litegpu.delegates.shape_rules import Computed, Unexpected, shapes_of_results
 from litegpu.errors import InvokeError
+from litegpu.model.shapes import Computed, Unexpected, shapes_of_results
 from litegpu.model.types import Model, Operator, Subgraph
 
 Shape = tuple[int, ...]
@@ -28,7 +28,7 @@ class Inferred:
 def infer(model: Model, options: OfficialOptions, inputs: Mapping[int, Shape]) -> Inferred:
     """The shapes for these shapes of the inputs.
 
-    Rules give them for what the GPU runs (delegates/shape_rules.py), so that nothing has to be allocated which the CPU
+    Rules give them for what the GPU runs (model/shapes.py), so that nothing has to be allocated which the CPU
     could not hold. Operators without a rule, and those that a rule finds odd, are asked of the official runtime, each
     cut out alone. Raises InvokeError with the runtime's text, or where it does not know either.
     """

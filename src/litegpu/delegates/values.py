@@ -16,6 +16,7 @@ import numpy as np
 from litegpu.delegates.demand import check_demand
 from litegpu.errors import InvokeError, ModelError
 from litegpu.model.hazards import check_operator
+from litegpu.model.ops import find
 from litegpu.model.types import Operator, Subgraph
 
 #: More elements than any vector of sizes has.
@@ -27,7 +28,7 @@ class ValueChecks:
 
     def __init__(self, subgraph: Subgraph, inputs: Sequence[int], operators: Sequence[Operator]) -> None:
         tensors = subgraph.tensors
-        read = {i for o in operators for i in o.inputs[_FIRST.get(o.name, 1) :]}
+        read = {i for o in operators for i in o.inputs[_first_size(o) :]}
         self._operators = tuple(operators)
         self._subgraph = subgraph
         self.inputs = tuple(
@@ -58,6 +59,7 @@ class ValueChecks:
         self._last = content
 
 
-#: The first operand that is a size, where it is not the second.
-_FIRST = {"FILL": 0, "RANGE": 0, "RANDOM_UNIFORM": 0, "RANDOM_STANDARD_NORMAL": 0, "TRANSPOSE_CONV": 0,
-          "CONV_3D_TRANSPOSE": 0, "BROADCAST_ARGS": 0, "SPLIT": 0}  # fmt: skip
+def _first_size(operator: Operator) -> int:
+    """The first operand that may be a size."""
+    known = find(operator)
+    return 1 if known is None else known.sizes_from

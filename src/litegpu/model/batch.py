@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from litegpu.errors import OptionError, TensorError
-from litegpu.model.batch_node import Node, Place, Repeat
-from litegpu.model.batch_rules import of_operator, of_repeated
+from litegpu.model.ops import Repeating, find
+from litegpu.model.ops.batch_node import BatchNode, Place, Repeat
 from litegpu.model.reader import read_model
 from litegpu.model.serialize import write_model
 from litegpu.model.types import Model, Operator, Subgraph, Tensor
@@ -120,11 +120,11 @@ class _Rebatching:
         wanted = [self.repeated[t] for t in operator.outputs if t in self.repeated]
         if not wanted and not any(i in self.places for i in operator.inputs):
             return operator
-        node = Node(self, operator)
+        node = BatchNode(self, operator)
         if wanted and not any(i in self.places for i in operator.inputs):
-            place = of_repeated(node, wanted[0])
+            place = _of_repeated(node, wanted[0])
         else:
-            place = of_operator(node)
+            place = _of_operator(node)
         if place is not None:
             for i in (output for output in operator.outputs if output >= 0):
                 tensor = self.graph.tensors[i]
@@ -144,3 +144,38 @@ def _with_extent(tensor: Tensor, axis: int, extent: int) -> Tensor:
     return dataclasses.replace(
         tensor, shape=(*tensor.shape[:axis], extent, *tensor.shape[axis + 1 :]), shape_signature=signature
     )
+
+
+def _of_operator(node: BatchNode) -> Place | None:
+    """Where the outputs of a node that reads the batch have it (None: nowhere); the node's operands are changed. Raises
+    TensorError or Repeat."""
+    known = find(node.operator)
+    if known is None or known.batch is None:
+        node.refuse("it is not known to treat the rows of a batch alike")
+    return known.batch(node)
+
+
+def _of_repeated(node: BatchNode, place: Place) -> Place | None:
+    """The same for a node whose inputs do not depend on the batch, and whose outputs have to have it at `place`."""
+    known = find(node.operator)
+    repeating = Repeating() if known is None else known.repeating
+    if repeating.sizes is not None and repeating.sizes(node, place):
+        return place
+    repeated = False
+    for i in node.given if repeating.data is None else [repeating.data]:
+        before = (repeating.before or _same_axis)(node, i, place)
+        if before is not None:
+            node.repeat(i, before)
+            repeated = True
+    cannot = "its output does not depend on the batch, and cannot be repeated for it"
+    node.require(repeated, cannot)
+    found = _of_operator(node)
+    node.require(found == place, cannot)
+    return found
+
+
+def _same_axis(node: BatchNode, i: int, place: Place) -> Place | None:
+    """The place in input i that broadcasts to `place` of the output."""
+    shape = node.shape(i)
+    axis = place.axis - (len(node.output) - len(shape))
+    return place.at(axis) if axis >= 0 and shape[axis] == place.size(node.owner.old) else None

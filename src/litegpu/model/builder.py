@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from litegpu.errors import ModelError, OptionError
 from litegpu.model import schema
+from litegpu.model.ops import BUILTIN, Op
 from litegpu.model.reader import DTYPES
 from litegpu.model.serialize import write_model
 from litegpu.model.types import Model, Operator, Quantization, Signature, Sparsity, Subgraph, Tensor, TensorType
@@ -252,12 +253,13 @@ class GraphBuilder:
             raise ModelError(f"{user} uses tensor {tensor}, but the graph has {len(self._tensors)}; add it first")
 
     def _output_type(self, operator: str, inputs: Sequence[int | None], options: Mapping[str, Any]) -> TensorType:
-        if operator in _FIXED_TYPES:
-            return _FIXED_TYPES[operator]
-        if operator in _TYPE_OPTIONS:
-            name, default = _TYPE_OPTIONS[operator]
-            return TensorType(_enumerated("TensorType", name, options.get(name, default)))
-        position = _TYPE_INPUTS.get(operator, 0)
+        known = BUILTIN.get(operator, Op(operator))
+        if known.makes is not None:
+            return known.makes
+        if known.makes_option:
+            default = known.defaults.get(known.makes_option, "FLOAT32")
+            return TensorType(_enumerated("TensorType", known.makes_option, options.get(known.makes_option, default)))
+        position = known.makes_like
         source = self._optional(operator, inputs)[position] if position < len(inputs) else -1
         if source < 0:
             raise OptionError(f"the output type of {operator} does not follow from its inputs: give `type`")
@@ -265,29 +267,10 @@ class GraphBuilder:
 
     def _version(self, operator: str, inputs: tuple[int, ...], options: Mapping[str, Any]) -> int:
         """The version that the official converter gives the float operator, as its features demand."""
-        match operator:
-            case "CONV_2D":
-                channels = [self._tensors[tensor].shape[-1:] for tensor in inputs[:2]]
-                return 6 if channels[0] != channels[1] else 1
-            case "DEPTHWISE_CONV_2D":
-                return 1 if options["dilation_w_factor"] == options["dilation_h_factor"] == 1 else 2
-            case "FULLY_CONNECTED" if len(inputs) < 3 or inputs[2] < 0:
-                return 6
-            case "FULLY_CONNECTED" if options["keep_num_dims"]:
-                return 5
-            case "TRANSPOSE_CONV":
-                return 4 if options["fused_activation_function"] else 3 if len(inputs) == 4 else 1
-            case "RESIZE_BILINEAR" | "RESIZE_NEAREST_NEIGHBOR" if options["half_pixel_centers"]:
-                return 3
-            case "RESIZE_NEAREST_NEIGHBOR" if options["align_corners"]:
-                return 3
-            case "GATHER" if options["batch_dims"]:
-                return 5
-            case "LSTM" if options["kernel_type"]:
-                return 2
-            case "BROADCAST_TO":
-                return 2
-        return 1
+        known = BUILTIN.get(operator)
+        if known is None or known.version is None:
+            return 1
+        return known.version([None if i < 0 else self._tensors[i].shape for i in inputs], options)
 
 
 class ModelBuilder(GraphBuilder):
@@ -332,46 +315,6 @@ class ModelBuilder(GraphBuilder):
         return write_model(self.model())
 
 
-_BOOLEAN = ("EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER", "GREATER_EQUAL")
-_FIXED_TYPES = {
-    **{operator: TensorType.BOOL for operator in (*_BOOLEAN, "LOGICAL_AND", "LOGICAL_OR", "LOGICAL_NOT")},
-    "DEQUANTIZE": TensorType.FLOAT32,
-    "RANK": TensorType.INT32,
-    "WHERE": TensorType.INT64,
-    "BUCKETIZE": TensorType.INT32,
-    "COMPLEX_ABS": TensorType.FLOAT32,
-    "REAL": TensorType.FLOAT32,
-    "IMAG": TensorType.FLOAT32,
-    "RFFT2D": TensorType.COMPLEX64,
-    "RANDOM_UNIFORM": TensorType.FLOAT32,
-    "RANDOM_STANDARD_NORMAL": TensorType.FLOAT32,
-    "MULTINOMIAL": TensorType.INT64,
-}
-_TYPE_OPTIONS = {
-    "CAST": ("out_data_type", "FLOAT32"),
-    "SHAPE": ("out_type", "INT32"),
-    "ARG_MAX": ("output_type", "INT32"),
-    "ARG_MIN": ("output_type", "INT32"),
-}
-_TYPE_INPUTS = {
-    "SELECT": 1,
-    "SELECT_V2": 1,
-    "FILL": 1,
-    "EMBEDDING_LOOKUP": 1,
-    "SCATTER_ND": 1,
-    "TRANSPOSE_CONV": 2,
-    "CONV_3D_TRANSPOSE": 2,
-    "ONE_HOT": 2,
-    "SPARSE_TO_DENSE": 2,
-}
-# The schema's default for these enumerations is float32, which the runtime does not take.
-_DEFAULT_OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "SHAPE": {"out_type": int(TensorType.INT32)},
-    "ARG_MAX": {"output_type": int(TensorType.INT32)},
-    "ARG_MIN": {"output_type": int(TensorType.INT32)},
-}
-
-
 def _check_name(operator: str) -> int:
     """The code of a builtin operator."""
     codes = schema.enum_values("BuiltinOperator")
@@ -386,7 +329,8 @@ def _options(operator: str, table: str, given: Mapping[str, Any]) -> dict[str, A
         name: field.default if field.kind is schema.Kind.SCALAR else "" if field.kind is schema.Kind.STRING else ()
         for name, field in fields.items()
     }
-    values.update(_DEFAULT_OPTIONS.get(operator, {}))
+    known = BUILTIN.get(operator)
+    values.update({} if known is None else known.defaults)
     for name, value in given.items():
         field = fields.get(name)
         if field is None:

@@ -11,28 +11,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from litegpu.model.ops import find
 from litegpu.model.types import Model, Operator, Subgraph, Tensor, TensorType
-
-# Operators with weights; what they compute in decides the model's kind.
-COMPUTE_OPERATORS = frozenset(
-    {
-        "CONV_2D",
-        "DEPTHWISE_CONV_2D",
-        "TRANSPOSE_CONV",
-        "CONV_3D",
-        "CONV_3D_TRANSPOSE",
-        "FULLY_CONNECTED",
-        "BATCH_MATMUL",
-        "EMBEDDING_LOOKUP",
-        "LSTM",
-        "UNIDIRECTIONAL_SEQUENCE_LSTM",
-        "BIDIRECTIONAL_SEQUENCE_LSTM",
-        "RNN",
-        "UNIDIRECTIONAL_SEQUENCE_RNN",
-        "BIDIRECTIONAL_SEQUENCE_RNN",
-        "SVDF",
-    }
-)
 
 
 class Kind(enum.Enum):
@@ -126,7 +106,8 @@ def _schemes(subgraph: Subgraph, *, only_weighted: bool) -> list[str]:
     producers = {output: operator for operator in subgraph.operators for output in operator.outputs}
     schemes = []
     for operator in subgraph.operators:
-        if only_weighted and operator.name not in COMPUTE_OPERATORS:
+        known = find(operator)
+        if only_weighted and not (known is not None and known.has_weights):
             continue
         scheme = _scheme(subgraph, operator, producers)
         if scheme is not None:
@@ -136,7 +117,8 @@ def _schemes(subgraph: Subgraph, *, only_weighted: bool) -> list[str]:
 
 def _scheme(subgraph: Subgraph, operator: Operator, producers: Mapping[int, Operator]) -> str | None:
     """How one operator computes, from its activations and, if it has them, its weights."""
-    if operator.name in ("QUANTIZE", "DEQUANTIZE", "DENSIFY"):  # the seams between schemes
+    known = find(operator)
+    if known is not None and known.is_seam:
         return None
     tensors = [subgraph.tensors[index] for index in operator.inputs if index >= 0]
     constants = [_constant(subgraph, tensor, producers) for tensor in tensors]
@@ -161,7 +143,7 @@ def _constant(subgraph: Subgraph, tensor: Tensor, producers: Mapping[int, Operat
     """The constant behind an input, through DEQUANTIZE and DENSIFY."""
     while not tensor.is_constant:
         producer = producers.get(tensor.index)
-        if producer is None or producer.name not in ("DEQUANTIZE", "DENSIFY"):
+        if producer is None or (known := find(producer)) is None or not known.widens:
             return None
         tensor = subgraph.tensors[producer.inputs[0]]
     return tensor

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+from litegpu.model.ops import BUILTIN
+
 # The generated accessors name the table of a union's alternatives only through an "unpack" function; these are the
 # schema's unions by the field that holds them.
 UNIONS = {
@@ -42,30 +44,6 @@ ENUM_FIELDS = {
     "key_dtype": "TensorType",
     "value_dtype": "TensorType",
     "precision_config": "StablehloPrecisionConfig",
-}
-
-# Operators whose options table is not called after them.
-_OPTIONS_EXCEPTIONS = {
-    "AVERAGE_POOL_2D": "Pool2DOptions",
-    "MAX_POOL_2D": "Pool2DOptions",
-    "L2_POOL_2D": "Pool2DOptions",
-    "L2_NORMALIZATION": "L2NormOptions",
-    "RNN": "RNNOptions",
-    "UNIDIRECTIONAL_SEQUENCE_RNN": "SequenceRNNOptions",
-    "MEAN": "ReducerOptions",
-    "SUM": "ReducerOptions",
-    "REDUCE_PROD": "ReducerOptions",
-    "REDUCE_MAX": "ReducerOptions",
-    "REDUCE_MIN": "ReducerOptions",
-    "REDUCE_ANY": "ReducerOptions",
-    "REDUCE_ALL": "ReducerOptions",
-    "MAXIMUM": "MaximumMinimumOptions",
-    "MINIMUM": "MaximumMinimumOptions",
-    "CONV_3D_TRANSPOSE": "Conv3DOptions",
-    "RANDOM_STANDARD_NORMAL": "RandomOptions",
-    "RANDOM_UNIFORM": "RandomOptions",
-    "MULTINOMIAL": "RandomOptions",
-    "REDUCE_WINDOW": "ReduceWindowOptions",
 }
 
 
@@ -128,8 +106,9 @@ def enum_values(name: str) -> dict[str, int]:
 @functools.cache
 def options_table(operator: str) -> str:
     """The options table that a builtin operator takes, "" when the schema has none ("CONV_2D" -> "Conv2DOptions")."""
-    if operator in _OPTIONS_EXCEPTIONS:
-        return _OPTIONS_EXCEPTIONS[operator]
+    known = BUILTIN.get(operator)
+    if known is not None and known.table:
+        return known.table
     wanted = operator.replace("_", "").lower() + "options"
     for union in ("BuiltinOptions", "BuiltinOptions2"):
         for table in enum_values(union):

@@ -8,16 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from litegpu.errors import ModelError
-from litegpu.model import operands, schema
-from litegpu.model.hazards import (
-    LARGE_ELEMENTS,
-    LARGE_RATIO,
-    MAX_ELEMENTS,
-    MAX_RANK,
-    check_operator,
-    check_sparsity,
-    check_strings,
-)
+from litegpu.model import schema
+from litegpu.model.encodings import check_constant
+from litegpu.model.hazards import LARGE_ELEMENTS, LARGE_RATIO, MAX_ELEMENTS, MAX_RANK, check_operator
+from litegpu.model.ops import find
 from litegpu.model.types import Model, Operator, Quantization, Subgraph, Tensor, TensorType
 
 _MAX_EMPTY = 2**28
@@ -33,9 +27,6 @@ _INTEGER_RANGES = {
     TensorType.UINT4: (0, 15),
     TensorType.INT2: (-2, 1),
 }
-
-
-_REDUCTIONS = ("MEAN", "SUM", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "REDUCE_ANY", "REDUCE_ALL")
 
 
 def verify_model(model: Model) -> None:
@@ -92,10 +83,7 @@ def _check_tensor(tensor: Tensor, count: int) -> None:
         raise ModelError(f"{_named(tensor)} is a variable and yet has constant data; {_CONVERT}")
     if tensor.quantization is not None:
         _check_quantization(tensor, tensor.quantization, count)
-    if tensor.sparsity is not None:
-        check_sparsity(tensor)
-    if tensor.type is TensorType.STRING and tensor.is_constant:
-        check_strings(tensor)
+    check_constant(tensor)
 
 
 def _check_quantization(tensor: Tensor, quantization: Quantization, count: int) -> None:
@@ -165,7 +153,8 @@ def _check_order(subgraph: Subgraph) -> None:
 
 def _may_lack_outputs(operator: Operator) -> bool:
     """Whether only whoever registers the operator's kernel knows which outputs it needs."""
-    return operator.is_custom and operands.signature(operator.name, custom=True) is None
+    known = find(operator)
+    return operator.is_custom and (known is None or known.operands is None)
 
 
 def _check_large(subgraph: Subgraph) -> None:
@@ -197,13 +186,8 @@ def _scalars(operator: Operator, subgraph: Subgraph) -> tuple[int, ...]:
     """The results of a reduction over all axes, where no shape in the file means that it has none."""
     if operator.options.get("keep_dims") or not operator.inputs or operator.inputs[0] < 0:
         return ()
-    rank = len(subgraph.tensors[operator.inputs[0]].shape)
-    if operator.name in ("ARG_MAX", "ARG_MIN"):
-        return operator.outputs if rank == 1 else ()
-    if operator.name not in _REDUCTIONS or len(operator.inputs) < 2 or operator.inputs[1] < 0:
-        return ()
-    axes = subgraph.tensors[operator.inputs[1]].data
-    whole = axes is not None and {int(a) % rank for a in axes.reshape(-1) if rank} == set(range(rank))
+    known = find(operator)
+    whole = known is not None and known.is_scalar is not None and known.is_scalar(operator, subgraph.tensors)
     return operator.outputs if whole else ()
 
 
@@ -243,15 +227,16 @@ def _check_arguments(model: Model) -> None:
         for operator in subgraph.operators:
             called = [model.subgraphs[index] for index in operator.subgraphs]
             given, results = operator.inputs, operator.outputs
-            match operator.name:
-                case "IF":
+            known = find(operator)
+            match known and known.calls:
+                case "branch":
                     given = given[1:]
-                case "WHILE" | "STABLEHLO_WHILE":
+                case "loop":
                     condition, body = called
                     _check_handed(subgraph, operator, given, condition, condition.inputs, "input")
                     _check_handed(subgraph, operator, given, body, body.outputs, "input")
                     called = [body]
-                case "CALL" | "STABLEHLO_COMPOSITE":
+                case "all":
                     pass
                 case _:
                     continue

@@ -6,7 +6,7 @@ from litegpu.gpu.graph import Conv2D, DepthwiseConv2D, TransposeConv2D
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.product import product
 from litegpu.gpu.lower.registry import BIAS, FLOAT, STATIC, lowers
-from litegpu.gpu.lower.window import SAME, VALID, before, output_size
+from litegpu.model.ops.windows import SAME, VALID, before, output_size
 
 Pair = tuple[int, int]
 
@@ -64,7 +64,7 @@ def transpose_conv(ctx: OpContext) -> None:
     ctx.check_shape(shape)
     stride = (int(ctx.option("stride_h", 1)), int(ctx.option("stride_w", 1)))
     ctx.require(min(stride) > 0, f"strides {list(stride)} are not positive")
-    kind = int(ctx.option("padding", SAME))
+    kind = _padding(ctx)
     padding = [0, 0]
     for i in (0, 1):
         # The windows are those of a convolution from the output to the input.
@@ -91,9 +91,15 @@ def _placement(ctx: OpContext, x: tuple[int, ...], window: Pair, outputs: int) -
     return stride, dilation, placed(ctx, x, window, stride, dilation, outputs)
 
 
+def _padding(ctx: OpContext) -> int:
+    kind = int(ctx.option("padding", SAME))
+    ctx.require(kind in (SAME, VALID), f"padding {kind} is neither SAME (0) nor VALID (1)")
+    return kind
+
+
 def placed(ctx: OpContext, x: tuple[int, ...], window: Pair, stride: Pair, dilation: Pair, channels: int) -> Pair:
     """What lies before an input of shape `x` under the operator's padding; checks the output's shape."""
-    kind = int(ctx.option("padding", SAME))
+    kind = _padding(ctx)
     h, w = (output_size(x[1 + i], window[i], stride[i], dilation[i], kind) for i in (0, 1))
     ctx.check_shape((x[0], h, w, channels))
     return (

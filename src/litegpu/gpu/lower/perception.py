@@ -20,7 +20,7 @@ from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext, activate
 from litegpu.gpu.lower.product import product
 from litegpu.gpu.lower.registry import FLOAT, lowers
-from litegpu.gpu.lower.window import SAME, VALID, before, output_size
+from litegpu.model.ops.windows import SAME, VALID, before, output_size
 
 Pair = tuple[int, int]
 

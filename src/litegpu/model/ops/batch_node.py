@@ -1,4 +1,4 @@
-"""Where tensors have the batch, and how the rule for an operator (model/batch_rules.py) sees one that reads it."""
+"""Where tensors have the batch, and how an operator's batch rule sees one that reads it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Rebatching(Protocol):
     def constant(self, tensor: int, data: np.ndarray) -> int: ...
 
 
-class Node:
+class BatchNode:
     """An operator that reads the batch, seen by the rule for its kind; shapes are those of the old batch."""
 
     def __init__(self, owner: Rebatching, operator: Operator) -> None:
@@ -135,6 +135,11 @@ class Node:
             self.inputs[i] = self.owner.constant(
                 self.operator.inputs[i], np.asarray(values, data.dtype).reshape(data.shape)
             )
+
+    def resize(self, i: int, place: Place) -> None:
+        """Gives constant input i, the sizes of the result, the new extent of the batch's axis."""
+        values = self.integers(i)
+        self.rewrite(i, [*values[: place.axis], self.extent(place)[1], *values[place.axis + 1 :]])
 
     def repeat(self, i: int, place: Place) -> None:
         """Has input i, which does not depend on the batch, as many rows as what does."""

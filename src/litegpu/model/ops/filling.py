@@ -1,0 +1,106 @@
+"""Operators that make values of shapes, sizes or chance."""
+
+from __future__ import annotations
+
+import itertools
+
+from litegpu.model.ops.batch_node import BatchNode, Place
+from litegpu.model.ops.checks import Tensors, require, values_of
+from litegpu.model.ops.record import Op, Repeating
+from litegpu.model.ops.rules import filled
+from litegpu.model.ops.shape_node import Shape, ShapeNode
+from litegpu.model.types import Operator, TensorType
+
+
+def _shape_shape(node: ShapeNode) -> list[Shape]:
+    return [(len(node.shape(0)),)]
+
+
+def _rank_shape(node: ShapeNode) -> list[Shape]:
+    return [()]
+
+
+def _fill_shape(node: ShapeNode) -> list[Shape]:
+    node.require(len(node.shape(0)) == 1 and node.shape(1) == ())
+    return [node.integers(0)]
+
+
+def _range_estimate(node: ShapeNode) -> Shape:
+    return (len(range(node.integer(0), node.integer(1), node.integer(2))),)
+
+
+def _diagonal_estimate(node: ShapeNode) -> Shape:
+    return *node.shape(0), node.shape(0)[-1]
+
+
+def _samples_estimate(node: ShapeNode) -> Shape:
+    return node.shape(0)[0], node.integer(1)
+
+
+def _nowhere(node: BatchNode) -> None:
+    return None
+
+
+def _broadcast_args_hazard(operator: Operator, tensors: Tensors) -> None:
+    first, second = (tensors[index].data for index in operator.inputs)
+    if first is None or second is None:
+        return
+    pairs = itertools.zip_longest(first.reshape(-1)[::-1], second.reshape(-1)[::-1], fillvalue=1)
+    require(
+        all(a == b or 1 in (a, b) for a, b in pairs),
+        f"the shapes {first.tolist()} and {second.tolist()} do not broadcast",
+    )
+
+
+def _random_hazard(operator: Operator, tensors: Tensors) -> None:
+    """The kernel fills its result even if the runtime could not make one of that shape."""
+    shape = tensors[operator.inputs[0]]
+    if shape.data is not None:
+        require(bool((shape.data >= 0).all()), f"its shape is {values_of(shape)}")
+
+
+def _diagonal_hazard(operator: Operator, tensors: Tensors) -> None:
+    matrix, diagonal = (tensors[index].shape for index in operator.inputs)
+    require(
+        len(matrix) >= 2 and diagonal == (*matrix[:-2], min(matrix[-2:])),
+        f"its diagonal of shape {list(diagonal)} is not that of matrices of shape {list(matrix)}",
+    )
+
+
+def _repeats_fill(node: BatchNode, place: Place) -> bool:
+    node.resize(0, place)
+    return True
+
+
+# fmt: off
+OPS = (
+    Op(
+        "BROADCAST_ARGS", "a{8}:int32|int64 b{8}:int32|int64 -> .", sizes_from=0, hazard=_broadcast_args_hazard,
+        folds="values",
+    ),
+    Op(
+        "FILL", "shape{8}:int32|int64 x:any -> .", shape=_fill_shape, sizes_from=0,
+        repeating=Repeating(sizes=_repeats_fill), folds="values", passes_strings=True, makes_like=1,
+    ),
+    Op("MATRIX_DIAG", "x -> .", estimate=_diagonal_estimate),
+    Op("MATRIX_SET_DIAG", "x d:=x -> .", hazard=_diagonal_hazard),
+    Op(
+        "MULTINOMIAL", "x:float32 n{1}:int32 -> .:int32|int64", estimate=_samples_estimate, table="RandomOptions",
+        makes=TensorType.INT64,
+    ),
+    Op(
+        "RANDOM_STANDARD_NORMAL", "shape{8} -> .:float32", estimate=filled, sizes_from=0, hazard=_random_hazard,
+        table="RandomOptions", makes=TensorType.FLOAT32,
+    ),
+    Op(
+        "RANDOM_UNIFORM", "shape{8} -> .:float32", estimate=filled, sizes_from=0, hazard=_random_hazard,
+        table="RandomOptions", makes=TensorType.FLOAT32,
+    ),
+    Op("RANGE", "a b c -> .", estimate=_range_estimate, sizes_from=0, folds="values"),
+    Op("RANK", "x:any -> .", shape=_rank_shape, batch=_nowhere, folds="shapes", makes=TensorType.INT32),
+    Op(
+        "SHAPE", "x:any|variant -> .", shape=_shape_shape, folds="shapes", makes_option="out_type",
+        defaults={"out_type": int(TensorType.INT32)},
+    ),
+)
+# fmt: on

@@ -1,0 +1,79 @@
+"""Operators that look at a whole axis: sums, reversals, choices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from litegpu.model.ops.checks import Tensors, require, values_of
+from litegpu.model.ops.record import ANY, FLOAT, NUMBER, STATIC, Gpu, Op
+from litegpu.model.ops.rules import along, last_axis, same_shape
+from litegpu.model.ops.shape_node import Shape, ShapeNode
+from litegpu.model.types import Operator, TensorType
+
+#: Each result of CUMSUM and TOPK_V2 looks at the whole axis, so the GPU leaves long ones to the CPU.
+LONGEST = 8192
+
+
+def _top_shape(node: ShapeNode) -> list[Shape]:
+    x, k = node.shape(0), node.integer(1)
+    node.require(len(x) > 0 and 0 <= k <= x[-1])
+    return [(*x[:-1], k)] * 2
+
+
+def _reverse_hazard(operator: Operator, tensors: Tensors) -> None:
+    axes = tensors[operator.inputs[1]]
+    rank = len(tensors[operator.inputs[0]].shape)
+    require(math.prod(axes.shape) > 0, "it is given no axis")
+    if axes.data is not None:
+        require(
+            bool(((axes.data >= -rank) & (axes.data < rank)).all()), f"its axes {values_of(axes)} exceed rank {rank}"
+        )
+
+
+def _sequence_hazard(operator: Operator, tensors: Tensors) -> None:
+    """The kernel reverses as many elements as it is told, however many there are."""
+    source, lengths = (tensors[index] for index in operator.inputs)
+    axis = operator.options.get("seq_dim", 0)
+    if lengths.data is not None and 0 <= axis < len(source.shape):
+        require(
+            bool(np.all((lengths.data >= 0) & (lengths.data <= source.shape[axis]))),
+            f"its lengths {values_of(lengths)} exceed shape {list(source.shape)} along {axis}",
+        )
+
+
+def _nothing_hazard(operator: Operator, tensors: Tensors, given: Sequence[Shape]) -> str | None:
+    """The kernel divides by the extents behind the first axis that it reverses."""
+    if 0 not in given[0][1:]:
+        return None
+    axes, rank = tensors[operator.inputs[1]].data, len(given[0])
+    first = 0 if axes is None or not axes.size else min(int(axis) % rank for axis in axes.reshape(-1))
+    return f"its input of shape {list(given[0])} has no elements to reverse" if 0 in given[0][first + 1 :] else None
+
+
+# fmt: off
+OPS = (
+    Op(
+        "CUMSUM", "x axis{1}:int32 -> =x", shape=same_shape, batch=along("sums up"),
+        gpu=Gpu(1, inputs=(FLOAT, STATIC), counts=2, ranks=(1, 4),
+            notes=f"constant axis of up to {LONGEST} elements, exclusive, reverse"),
+    ),
+    Op("NON_MAX_SUPPRESSION_V4", "boxes scores n iou score -> . ."),
+    Op("NON_MAX_SUPPRESSION_V5", "boxes scores n iou score sigma -> . . ."),
+    Op("REVERSE_SEQUENCE", "x n -> .", hazard=_sequence_hazard),
+    Op(
+        "REVERSE_V2", "x axes{8}:int32 -> .", shape=same_shape, batch=along("reverses"), hazard=_reverse_hazard,
+        shape_hazard=_nothing_hazard, folds="values",
+        gpu=Gpu(3, inputs=(ANY, STATIC), counts=2, quanta="linear", grids="moved", notes="constant axes"),
+    ),
+    Op(
+        "TOPK_V2", "x k{1}:int32|int16 -> . .", shape=_top_shape, batch=last_axis,
+        gpu=Gpu(3, inputs=(FLOAT, STATIC), outputs=NUMBER, counts=2, ranks=(1, 4),
+            notes=f"constant k, rows of up to {LONGEST} elements; of equals the first comes first"),
+    ),
+    Op("UNIQUE", "x -> . ."),
+    Op("WHERE", "x -> .", makes=TensorType.INT64),
+)
+# fmt: on

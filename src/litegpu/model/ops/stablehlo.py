@@ -1,0 +1,94 @@
+"""The operators of StableHLO, few of which the official runtime can run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from litegpu.model.ops.checks import Tensors, require
+from litegpu.model.ops.record import Op
+from litegpu.model.types import Operator
+
+
+def _gather_hazard(operator: Operator, tensors: Tensors) -> None:
+    """STABLEHLO_GATHER, whose attributes are those of the StableHLO specification."""
+    operand, indices = (tensors[index].shape for index in operator.inputs)
+    result = tensors[operator.outputs[0]].shape
+    options = operator.options
+    vector = options.get("index_vector_dim", 0)
+    require(0 <= vector <= len(indices), f"its option index_vector_dim is {vector}")
+    batch_rank = len(indices) - (vector < len(indices))
+    offsets, collapsed = options.get("offset_dims", ()), options.get("collapsed_slice_dims", ())
+    require(
+        _distinct_below(offsets, len(result))
+        and _distinct_below(collapsed, len(operand))
+        and _distinct_below(options.get("start_index_map", ()), len(operand))
+        and len(options.get("slice_sizes", ())) == len(operand)
+        and len(offsets) + len(collapsed) == len(operand)
+        and len(offsets) + batch_rank == len(result),
+        "its dimension numbers do not fit the shapes",
+    )
+    places = [extent for axis, extent in enumerate(indices) if axis != vector]
+    sizes = [size for axis, size in enumerate(options["slice_sizes"]) if axis not in collapsed]
+    require(
+        [extent for axis, extent in enumerate(result) if axis not in offsets] == places
+        and [result[axis] for axis in sorted(offsets)] == sizes
+        and len(options["start_index_map"]) == (indices[vector] if vector < len(indices) else 1)
+        and all(0 < size <= extent for size, extent in zip(options["slice_sizes"], operand, strict=True)),
+        f"its slices of {list(options['slice_sizes'])} at {list(indices)} do not make shape {list(result)}",
+    )
+
+
+def _distinct_below(numbers: Sequence[int], limit: int) -> bool:
+    return len(set(numbers)) == len(numbers) and all(0 <= number < limit for number in numbers)
+
+
+# fmt: off
+OPS = (
+    Op("STABLEHLO_ABS", "x -> =x"),
+    Op("STABLEHLO_ADD", "a b -> =a"),
+    Op("STABLEHLO_AND", "a b -> =a"),
+    Op("STABLEHLO_BROADCAST_IN_DIM", "x -> ."),
+    Op("STABLEHLO_CASE", "x*:object -> .*:object"),
+    Op("STABLEHLO_CBRT", "x -> =x"),
+    Op("STABLEHLO_CLAMP", "a x b -> ."),
+    Op("STABLEHLO_COMPARE", "a b -> ."),
+    Op("STABLEHLO_COMPOSITE", "x*:object -> .*:object", calls="all"),
+    Op("STABLEHLO_CONCATENATE", "x+ -> ."),
+    Op("STABLEHLO_CONVERT", "x -> ."),
+    Op("STABLEHLO_CONVOLUTION", "a b -> ."),
+    Op("STABLEHLO_COSINE", "x -> =x"),
+    Op("STABLEHLO_CUSTOM_CALL", "x*:object -> .*:object"),
+    Op("STABLEHLO_DIVIDE", "a b -> =a"),
+    Op("STABLEHLO_DOT_GENERAL", "a b -> ."),
+    Op("STABLEHLO_DYNAMIC_SLICE", "x at* -> ."),
+    Op("STABLEHLO_DYNAMIC_UPDATE_SLICE", "x u at* -> ."),
+    Op("STABLEHLO_EXPONENTIAL", "x -> =x"),
+    Op("STABLEHLO_FLOOR", "x -> =x"),
+    Op("STABLEHLO_GATHER", "x at -> .", hazard=_gather_hazard),
+    Op("STABLEHLO_IOTA", "-> ."),
+    Op("STABLEHLO_LOG", "x -> =x"),
+    Op("STABLEHLO_LOGISTIC", "x -> =x"),
+    Op("STABLEHLO_MAXIMUM", "a b -> =a"),
+    Op("STABLEHLO_MINIMUM", "a b -> =a"),
+    Op("STABLEHLO_MULTIPLY", "a b -> =a"),
+    Op("STABLEHLO_NEGATE", "x -> =x"),
+    Op("STABLEHLO_OR", "a b -> =a"),
+    Op("STABLEHLO_PAD", "x v -> ."),
+    Op("STABLEHLO_POWER", "a b -> =a"),
+    Op("STABLEHLO_REDUCE", "x* -> .*"),
+    Op("STABLEHLO_REDUCE_WINDOW", "x* -> .*"),
+    Op("STABLEHLO_REMAINDER", "a b -> =a"),
+    Op("STABLEHLO_RESHAPE", "x -> ."),
+    Op("STABLEHLO_RNG_BIT_GENERATOR", "x -> . ."),
+    Op("STABLEHLO_RSQRT", "x -> =x"),
+    Op("STABLEHLO_SCATTER", "x at u -> ."),
+    Op("STABLEHLO_SELECT", "p a b -> ."),
+    Op("STABLEHLO_SHIFT_LEFT", "a b -> =a"),
+    Op("STABLEHLO_SLICE", "x -> ."),
+    Op("STABLEHLO_SORT", "x* -> .*"),
+    Op("STABLEHLO_SUBTRACT", "a b -> =a"),
+    Op("STABLEHLO_TANH", "x -> =x"),
+    Op("STABLEHLO_TRANSPOSE", "x -> ."),
+    Op("STABLEHLO_WHILE", "x*:object -> .*:object", calls="loop"),
+)
+# fmt: on
