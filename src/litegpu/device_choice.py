@@ -1,4 +1,4 @@
-"""The words for devices, the same everywhere: "auto", "cpu", "webgpu", "cuda" and "cuda:<index>"."""
+"""The words for devices, the same everywhere: "auto", "cpu", a backend, "<backend>:<index>" if it has several."""
 
 from __future__ import annotations
 
@@ -15,13 +15,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("litegpu")
 
 
+def device_words(index: str = "<index>") -> tuple[str, ...]:
+    """The words, for people; `index` stands for numbers."""
+    numbered = tuple(f"{name}:{index}" for name in registry.numbered())
+    return "auto", "cpu", *registry.ENTRIES, *numbered
+
+
 def is_device(name: object) -> bool:
     """Whether this is one of the words."""
     if not isinstance(name, str):
         return False
     kind, colon, index = name.partition(":")
     if colon:
-        return kind in registry.ENTRIES and registry.ENTRIES[kind].numbered and index.isdecimal()
+        return kind in registry.numbered() and index.isdecimal()
     return kind in ("auto", "cpu", *registry.ENTRIES)
 
 
@@ -31,8 +37,8 @@ def delegate_for(device: str, precision: str, options: Mapping[str, Any]) -> Gpu
     "auto" takes no software device, which computes on the CPU, only slower than the official runtime does: such a one
     has to be asked for, by "webgpu", by the options `backend` or `device`, or by LITEGPU_WEBGPU_ADAPTER."""
     if not is_device(device):
-        *words, last = (f'"{word}"' for word in _words())
-        raise OptionError(f"device is {device!r}; it must be {', '.join(words)} or {last}")
+        *first, last = (f'"{word}"' for word in device_words())
+        raise OptionError(f"device is {device!r}; it must be {', '.join(first)} or {last}")
     kind, _, index = device.partition(":")
     if kind == "cpu":
         if options:
@@ -55,11 +61,6 @@ def delegate_for(device: str, precision: str, options: Mapping[str, Any]) -> Gpu
         log.log(level, "No GPU can be used, running on the CPU: %s", error)
         return None
     return delegate
-
-
-def _words() -> tuple[str, ...]:
-    numbered = (f"{name}:<index>" for name, entry in registry.ENTRIES.items() if entry.numbered)
-    return "auto", "cpu", *registry.ENTRIES, *numbered
 
 
 def best_gpu() -> str:

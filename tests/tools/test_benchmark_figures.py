@@ -265,6 +265,8 @@ def test_short_names_of_configurations() -> None:
 class Meter:
     """Two readings of a counter, or power that rises by 10 W a reading from 100 W on."""
 
+    source = "the test"
+
     def __init__(self, counts: bool, clock: Clock) -> None:
         self.counter, self.power, self.clock = iter([1_000_000, 1_007_500]) if counts else None, 90_000, clock
 
@@ -300,15 +302,35 @@ def test_the_peak_of_the_memory_is_in_mib() -> None:
 
 
 def test_memory_on_the_device_is_in_mib() -> None:
-    def kernel(target: str) -> Any:
+    class WithPorts:
+        def session_bytes(self, program: Any) -> int:
+            return 19 << 19
+
+    def kernel(device: object) -> Any:
         ports = [SimpleNamespace(nbytes=1 << 20), SimpleNamespace(nbytes=1 << 19)]
         program = SimpleNamespace(
             arena_size=3 << 20, constants=SimpleNamespace(nbytes=5 << 20), inputs=ports[:1], outputs=ports[1:]
         )
-        return SimpleNamespace(program=program, device=SimpleNamespace(target=target))
+        return SimpleNamespace(program=program, device=device)
 
-    assert memory.allocated_on_device([kernel("cuda")]) == 8.0
-    assert memory.allocated_on_device([kernel("webgpu"), kernel("cuda")]) == 17.5
+    assert memory.allocated_on_device([kernel(object())]) == 8.0
+    assert memory.allocated_on_device([kernel(WithPorts()), kernel(object())]) == 17.5
+
+
+def test_free_memory_is_asked_of_devices_that_tell() -> None:
+    class Tells:
+        def __init__(self, *free: int | None) -> None:
+            self.free = list(free)
+
+        def free_bytes(self) -> int | None:
+            return self.free.pop(0)
+
+    def used(device: Any) -> float | None:
+        return memory.DeviceMemory(device).used()
+
+    assert used(Tells(5 << 20, 2 << 20)) == 3.0
+    assert used(Tells(5 << 20, None)) is None and used(Tells(None, 1)) is None
+    assert used(object()) is None and used(None) is None
 
 
 # What is reported

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from agreement import require_gpu
+from fake_device import FakeDevice
 
 import litegpu
-from litegpu.errors import DelegateError, InvokeError, OptionError
+from litegpu.errors import DelegateError, DeviceError, InvokeError, OptionError
+from litegpu.gpu.backends import registry
 from litegpu.model.builder import ModelBuilder
 from litegpu.tools.benchmark import BenchmarkFlags, main
 from litegpu.tools.benchmark.answers import KNOWN
@@ -200,6 +202,8 @@ def test_a_cache_makes_the_second_start_quicker(graph: str, tmp_path: Path) -> N
 class Meter:
     """A device of 100 W, with a counter of energy or without."""
 
+    source = "the test"
+
     def __init__(self, counts: bool) -> None:
         self.counts, self.asked = counts, 0
 
@@ -223,7 +227,7 @@ def test_energy_is_counted_or_sampled(counts: bool, monkeypatch: pytest.MonkeyPa
     found, note = watch.energy(10)
     assert found is not None and note == ""
     if counts:
-        assert found.joules == 50 and found.per_inference == 5
+        assert found.joules == 50 and found.per_inference == 5 and found.source == "the test's counter"
     else:
         assert found.watts == pytest.approx(100) and found.per_inference == pytest.approx(100 * found.seconds / 10)
     with EnergyWatch(Meter(counts)) as watch:
@@ -238,3 +242,23 @@ def test_what_reports_no_power_is_told(graph: str) -> None:
     assert meter_of(None) == (None, "energy is measured of NVIDIA GPUs only, not of the CPU")
     result = litegpu.benchmark(graph, **QUICK)
     assert result.energy is None and "NVIDIA" in result.energy_note
+    found, note = meter_of(FakeDevice())  # type: ignore[arg-type]
+    assert found is None and note == "fake does not report power: only NVIDIA's driver is asked"
+
+
+def test_the_first_backend_that_knows_a_device_s_power_measures_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Knows:
+        def power_meter(self, device: object) -> Meter:
+            return Meter(True)
+
+    class KnowsNot:
+        def power_meter(self, device: object) -> Meter:
+            raise DeviceError("not mine")
+
+    def found(*backends: object) -> tuple[object, str]:
+        monkeypatch.setattr(registry, "every", lambda: [("x", backend) for backend in backends])
+        return meter_of(FakeDevice())  # type: ignore[arg-type]
+
+    assert isinstance(found(object(), KnowsNot(), Knows())[0], Meter)
+    assert found(object(), KnowsNot()) == (None, "not mine")
+    assert found(object()) == (None, "no backend knows of its power")

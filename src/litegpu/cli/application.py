@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from litegpu.device_choice import is_device
+from litegpu.device_choice import device_words, is_device
 
 #: The exit status after Ctrl-C, as shells give it: 128 and the number of SIGINT.
 INTERRUPTED = 130
@@ -82,7 +82,7 @@ class Precision(StrEnum):
 
 def _device(text: str) -> str:
     if not is_device(text):
-        raise typer.BadParameter(f"{text!r} is none of auto, cpu, webgpu, cuda, cuda:<index>")
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(device_words())}")
     return text
 
 
@@ -90,7 +90,7 @@ Device = Annotated[
     str,
     typer.Option(
         parser=_device,
-        metavar="[auto|cpu|webgpu|cuda|cuda:N]",
+        metavar=f"[{'|'.join(device_words('N'))}]",
         help="Where to run: auto is a GPU if there is one (software does not count), else the CPU.",
     ),
 ]

@@ -22,9 +22,11 @@ from test_interrupts import started
 import litegpu
 from litegpu import cli
 from litegpu.cli.application import with_ray_address
-from litegpu.errors import ModelError, OptionError, TensorError
+from litegpu.errors import DeviceError, ModelError, OptionError, TensorError
+from litegpu.gpu.backends import registry
 from litegpu.model.builder import ModelBuilder, quantized
 from litegpu.model.types import TensorType
+from litegpu.tools.distribute.crew import Context
 from litegpu.tools.images import image_to_tensor, load_image, save_image
 from litegpu.tools.mapping import map_model
 from litegpu.tools.mapping import run as run_module
@@ -617,3 +619,23 @@ def test_on_ray_every_input_has_one_row_although_workers_are_killed(
     )
     assert report.inputs == 400 and report.failed == 0 and len(killed) >= 3 and len(report.workers) > 3
     np.testing.assert_array_equal(numbers(rows(tmp_path / "o.parquet")), values + np.array([1, 2, 3], np.float32))
+
+
+def test_workers_take_turns_with_numbered_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Two:
+        def count_devices(self) -> int:
+            return 2
+
+    class Broken:
+        def count_devices(self) -> int:
+            raise DeviceError("no driver")
+
+    def device(wanted: str, number: int | None, backend: object) -> str:
+        monkeypatch.setattr(registry, "backend", lambda name: backend)
+        return worker_module._device(wanted, Context(0, 4, 1, gpu=number))
+
+    (name,) = registry.numbered()
+    assert [device("auto", i, Two()) for i in range(3)] == [f"{name}:0", f"{name}:1", f"{name}:0"]
+    assert device(name, 3, Two()) == f"{name}:1"
+    assert device("auto", None, Two()) == "auto" and device("cpu", 1, Two()) == "cpu"
+    assert device("auto", 1, Broken()) == "auto" and device("auto", 1, object()) == "auto"

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from litegpu.gpu.backends.contract import Device
 from litegpu.gpu.program import Program
 
 
@@ -26,6 +27,50 @@ class PinnedMemory(Protocol):
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         """Required. Host memory that copies to and from the device start at; its content is anything."""
+
+
+@runtime_checkable
+class CountedDevices(Protocol):
+    """A backend whose devices have numbers (registry.Entry.numbered)."""
+
+    def count_devices(self) -> int:
+        """Required. How many there are; their numbers begin with 0. Raises DeviceError if none can be used."""
+
+
+class PowerMeter(Protocol):
+    """Something that tells about the power of one device; None for what it does not tell."""
+
+    source: str  # what tells it, for people
+
+    def millijoules(self) -> int | None:
+        """Required. A counter that only grows."""
+
+    def milliwatts(self) -> int | None:
+        """Required. The present power."""
+
+
+@runtime_checkable
+class PowerReader(Protocol):
+    """A backend that knows of the power of devices, perhaps of other backends' as well."""
+
+    def power_meter(self, device: Device) -> PowerMeter:
+        """Required. What measures the device; raises DeviceError that says why nothing does."""
+
+
+@runtime_checkable
+class FreeMemory(Protocol):
+    """A device that tells how much of its memory is free."""
+
+    def free_bytes(self) -> int | None:
+        """Required. Now, of all processes; None if the driver does not say."""
+
+
+@runtime_checkable
+class SessionSize(Protocol):
+    """A device on which sessions take more than a program's arena and constants."""
+
+    def session_bytes(self, program: Program) -> int:
+        """Required. What a session of the program takes on it."""
 
 
 @runtime_checkable

@@ -26,6 +26,7 @@ class DeviceInfo:
     backend: str  # the backend, or the part of it that the device is driven by: "cuda", "vulkan"
     driver: str
     is_software: bool
+    uuid: str | None = None  # as the maker's own tools know it
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,16 @@ def words() -> tuple[str, ...]:
     return "auto", *ENTRIES, *(api for entry in ENTRIES.values() for api in entry.apis)
 
 
+def numbered() -> tuple[str, ...]:
+    """The backends whose devices have numbers."""
+    return tuple(name for name, entry in ENTRIES.items() if entry.numbered)
+
+
+def owner(word: str) -> str:
+    """The backend that a word of words(), but "auto", asks for."""
+    return next(name for name, entry in ENTRIES.items() if word == name or word in entry.apis)
+
+
 def words_for(api: str) -> tuple[str, ...]:
     """Those of words() by which a device of this part of a backend may be opened."""
     return "auto", *(name for name, entry in ENTRIES.items() if api in entry.apis), api

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from litegpu.device_choice import is_device
 from litegpu.errors import OptionError
+from litegpu.gpu.backends import registry
 from litegpu.tools.benchmark.flags import BenchmarkFlags
 from litegpu.tools.benchmark.parse import with_changes
 
-_BACKENDS = ("cuda", "webgpu", "vulkan", "metal", "d3d12", "gl")
+_BACKENDS = registry.words()[1:]
 _SHORT = {
     "threads": "num_threads",
     "xnnpack": "use_xnnpack",
@@ -96,7 +98,7 @@ def _flags(flags: BenchmarkFlags, item: str) -> BenchmarkFlags:
     changes: dict[str, str] = {"use_gpu": "false" if kind == "cpu" else "true"}
     if kind in _BACKENDS:
         changes["gpu_backend"] = kind
-        if kind == "cuda" and settings and settings[0].isdecimal():  # cuda:1, as everywhere
+        if settings and is_device(f"{kind}:{settings[0]}"):  # cuda:1, as everywhere
             changes["gpu_device"] = settings.pop(0)
     elif kind not in ("cpu", "gpu"):
         known = ", ".join(("cpu", "gpu", *_BACKENDS))

@@ -8,6 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from litegpu.gpu.backends.abilities import FreeMemory, SessionSize
+from litegpu.gpu.backends.contract import Device
+from litegpu.gpu.program import Program
+
 _MB = 2.0**20
 
 
@@ -41,24 +45,25 @@ def resident_memory() -> tuple[int, int, int] | None:
 
 
 def allocated_on_device(kernels: Iterable[Any]) -> float:
-    """MB that the sessions of prepared partitions hold on the device: activations and constants, and with WebGPU the
-    buffers that inputs and outputs pass through."""
-    total = 0
-    for kernel in kernels:
-        program = kernel.program
-        total += program.arena_size + program.constants.nbytes
-        if kernel.device.target != "cuda":  # there they are in host memory
-            total += sum(port.nbytes for port in (*program.inputs, *program.outputs))
-    return total / _MB
+    """MB that the sessions of prepared partitions hold on the device: activations and constants, and what else the
+    backend puts there."""
+    return sum(_session_bytes(kernel.device, kernel.program) for kernel in kernels) / _MB
+
+
+def _session_bytes(device: Device, program: Program) -> int:
+    return (
+        device.session_bytes(program)
+        if isinstance(device, SessionSize)
+        else program.arena_size + program.constants.nbytes
+    )
 
 
 class DeviceMemory:
-    """Tells how far the free memory of a CUDA device has fallen since this was made; of other devices nothing is
-    known. Sessions allocate when they are built, and free when they are closed, so what is used after the runs is the
-    largest that was."""
+    """Tells how far the free memory of a device has fallen since this was made, if the device tells. Sessions allocate
+    when they are built, and free when they are closed, so what is used after the runs is the largest that was."""
 
-    def __init__(self, device: Any) -> None:
-        self._device = device if device is not None and device.target == "cuda" else None
+    def __init__(self, device: Device | None) -> None:
+        self._device = device if isinstance(device, FreeMemory) else None
         self._before = self._free()
 
     def used(self) -> float | None:
@@ -67,10 +72,4 @@ class DeviceMemory:
         return None if self._before is None or now is None else (self._before - now) / _MB
 
     def _free(self) -> int | None:
-        if self._device is None:
-            return None
-        from cuda.bindings import driver
-
-        with self._device.context:
-            error, free, _ = driver.cuMemGetInfo()
-        return int(free) if error == driver.CUresult.CUDA_SUCCESS else None
+        return None if self._device is None else self._device.free_bytes()

@@ -21,7 +21,7 @@ class WorkerDied(LiteGpuError, RuntimeError):
 @dataclass(frozen=True)
 class Context:
     """What a worker knows of its place: it is number `index` of `count`, and may use `threads` threads. `gpu`: its own
-    CUDA device as this process counts them, None where no device is its own."""
+    GPU as this process counts them, None where no device is its own."""
 
     index: int
     count: int

@@ -108,7 +108,7 @@ def require_patience(seconds: float) -> None:
 
 
 def plan_workers(count: int, threads: int, *, own_gpus: bool = True) -> list[Context]:
-    """Contexts of the workers of one process, which share `threads` threads; several workers get a CUDA device each."""
+    """Contexts of the workers of one process, which share `threads` threads; several workers get a GPU each."""
     if count < 1:
         raise OptionError(f"workers is {count}; it must be at least 1")
     each = max(1, threads // count)

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import litegpu
-from litegpu.device_choice import best_gpu
+from litegpu.device_choice import best_gpu, is_device
 from litegpu.errors import OptionError, TensorError
+from litegpu.gpu.backends import registry
 from litegpu.model.batch import with_batch
 from litegpu.session import LoadedModel
 
 log = logging.getLogger("litegpu")
 
-_KINDS = ("cpu", "gpu", "webgpu", "cuda", "vulkan", "metal", "d3d12", "gl")
-_BACKENDS = ("vulkan", "metal", "d3d12", "gl")
+_KINDS = ("cpu", "gpu", *registry.words()[1:])
 _PRECISIONS = ("float32", "float16", "auto")
 _ELSEWHERE = {
     "nnapi": "NNAPI is a part of Android",
@@ -26,7 +26,7 @@ _ELSEWHERE = {
 
 @dataclass(frozen=True)
 class DelegateChoice:
-    """`kind`: "cpu", "gpu" (the best there is), "webgpu", "cuda", "cuda:1", or a WebGPU backend by name.
+    """`kind`: "cpu", "gpu" (the best there is), or a backend, a part of one, or a device of one by its number.
 
     `precision` is that of the GPU. `num_threads` are the CPU's, `max_delegated_partitions` the GPU's (0: all).
     """
@@ -41,9 +41,9 @@ class DelegateChoice:
             raise OptionError(
                 f"{self.kind!r} cannot be evaluated here: {_ELSEWHERE[self.kind]}. Use {', '.join(_KINDS)}"
             )
-        name, colon, index = self.kind.partition(":")
-        if name not in _KINDS or (colon and not (name == "cuda" and index.isdecimal())):
-            raise OptionError(f"The delegate {self.kind!r} is unknown: use {', '.join(_KINDS)} or cuda:<index>")
+        if self.kind not in _KINDS and not (":" in self.kind and is_device(self.kind)):
+            numbered = " or ".join(f"{name}:<index>" for name in registry.numbered())
+            raise OptionError(f"The delegate {self.kind!r} is unknown: use {', '.join(_KINDS)} or {numbered}")
         if self.precision not in _PRECISIONS:
             raise OptionError(f"The precision {self.precision!r} is unknown: use {', '.join(_PRECISIONS)}")
         if self.num_threads < 1:
@@ -96,13 +96,12 @@ def open_model(model: str | bytes, choice: DelegateChoice, batch: int = 1) -> Op
             log.info("The model takes one image at a time: %s", error)
     if not choice.on_gpu:
         return OpenedModel(litegpu.load(source, "cpu", num_threads=choice.num_threads), batch, note)
-    name = choice.kind.partition(":")[0]
     options: dict[str, Any] = {"max_delegated_partitions": choice.max_delegated_partitions}
     device = choice.kind
-    if name in _BACKENDS:
-        device, options["backend"] = "webgpu", name
-    elif name == "gpu":
+    if device == "gpu":
         device = best_gpu()
+    elif not is_device(device):  # a part of a backend
+        device, options["backend"] = registry.owner(device), device
     loaded = litegpu.load(source, device, choice.precision, num_threads=choice.num_threads, **options)
     loaded.interpreter.invoke()  # what drivers compile at the first inference is no latency of a model
     return OpenedModel(loaded, batch, note)

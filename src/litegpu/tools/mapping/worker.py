@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -150,14 +151,16 @@ def to_input(array: np.ndarray, port: Port) -> np.ndarray:
 
 
 def _device(wanted: str, context: Context) -> str:
-    """The device of one worker: its own CUDA device if it has one and CUDA works."""
-    if wanted not in ("auto", "cuda") or context.gpu is None:
+    """The device of one worker: its own if it has one, of a backend whose devices have numbers, if that works."""
+    if context.gpu is None:
         return wanted
     from litegpu.errors import DeviceError
-    from litegpu.gpu.backends.cuda import opening as cuda
+    from litegpu.gpu.backends import registry
+    from litegpu.gpu.backends.abilities import CountedDevices
 
-    try:
-        count = len(cuda.list_devices())
-    except DeviceError:
-        return wanted
-    return f"cuda:{context.gpu % count}"
+    for name in registry.numbered():
+        backend = registry.backend(name)
+        if wanted in ("auto", name) and isinstance(backend, CountedDevices):
+            with contextlib.suppress(DeviceError):
+                return f"{name}:{context.gpu % backend.count_devices()}"
+    return wanted

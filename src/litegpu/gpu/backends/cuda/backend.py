@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from litegpu.errors import DeviceError
+from litegpu.gpu.backends.abilities import PowerMeter
 from litegpu.gpu.backends.contract import Device
-from litegpu.gpu.backends.cuda import opening
+from litegpu.gpu.backends.cuda import energy, opening
 from litegpu.gpu.backends.cuda.native import CudaNative
 from litegpu.gpu.backends.cuda.place import is_in_cuda_memory
 from litegpu.gpu.backends.cuda.printer import print_cuda
@@ -23,6 +24,12 @@ class CudaBackend:
 
     def print_kernel(self, kernel: Kernel, features: Features) -> str:
         return print_cuda(kernel, features)
+
+    def count_devices(self) -> int:
+        return len(opening.list_devices())
+
+    def power_meter(self, device: Device) -> PowerMeter:
+        return energy.power_meter(device)
 
     def holds(self, value: Any) -> bool:
         return is_in_cuda_memory(value)

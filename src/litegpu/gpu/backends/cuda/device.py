@@ -57,7 +57,8 @@ class CudaDevice:
         self.handle = checked(driver.cuDeviceGet(found.index), "cuDeviceGet")
         self.context: Context | fork.Refusal = Context(self.handle)
         self.features = self._features()
-        self.info = DeviceInfo(found.name, "cuda", f"CUDA {versions.driver}, NVRTC {versions.nvrtc}", False)
+        driver_text = f"CUDA {versions.driver}, NVRTC {versions.nvrtc}"
+        self.info = DeviceInfo(found.name, "cuda", driver_text, False, found.uuid)
         self.lost = False
         #: Whether kernels may overlap by programmatic dependent launch where that should gain; sessions read it when
         #: they are built.
@@ -149,6 +150,11 @@ class CudaDevice:
 
         size = math.prod(shape) * dtype.itemsize
         return np.asarray(Pinned(self, max(size, 1)))[:size].view(dtype).reshape(shape)
+
+    def free_bytes(self) -> int | None:
+        with self.context:
+            error, free, _ = driver.cuMemGetInfo()
+        return int(free) if error == driver.CUresult.CUDA_SUCCESS else None
 
     def tuner(self, level: str) -> CudaTuner | None:
         """Measures up to 8 ("fast") or 64 ("full") candidates for each kernel that has any; not at all for "off"."""

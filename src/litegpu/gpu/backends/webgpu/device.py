@@ -141,6 +141,11 @@ class WebGpuDevice:
     def tuner(self, level: str) -> None:
         """There is one kernel for each op."""
 
+    def session_bytes(self, program: Program) -> int:
+        """Besides the arena and the constants, the buffers that inputs and outputs pass through."""
+        ports = sum(port.nbytes for port in (*program.inputs, *program.outputs))
+        return program.arena_size + program.constants.nbytes + ports
+
     @property
     def buffer_maker(self) -> Any:
         return self.handle
