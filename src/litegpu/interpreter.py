@@ -33,6 +33,7 @@ from litegpu.delegates.demand import check_demand, check_input_shape
 from litegpu.delegates.partitioner import ON_CPU, Division, FailedDelegate, NarrowedDelegate, divide, whole_on_cpu
 from litegpu.delegates.plan import Plan, PrepareError, rehearsed
 from litegpu.delegates.protocol import Delegate as DelegateProtocol
+from litegpu.delegates.protocol import OfficialDelegate, lacking
 from litegpu.delegates.report import CPU, DelegationReport
 from litegpu.delegates.shapes import infer
 from litegpu.delegates.values import ValueChecks
@@ -900,15 +901,15 @@ class _Closed:
 
 def _is_official(delegate: Any) -> bool:
     """Raises DelegateTypeError if it is neither an official delegate nor one of the litegpu protocol."""
-    if hasattr(delegate, "_get_native_delegate_pointer"):
+    if isinstance(delegate, OfficialDelegate):
         return True
-    # Not isinstance: from Python 3.12 on it overlooks attributes that a wrapper forwards by __getattr__.
-    if all(hasattr(delegate, name) for name in (*DelegateProtocol.__annotations__, "check", "prepare")):
+    missing = lacking(delegate, DelegateProtocol)
+    if not missing:
         _check_delegate(delegate)
         return False
     raise DelegateTypeError(
-        f"{type(delegate).__name__!r} object is not a delegate: it has neither the attributes of "
-        "litegpu.delegates.protocol.Delegate nor '_get_native_delegate_pointer' (see load_delegate)"
+        f"{type(delegate).__name__!r} object is not a delegate: it lacks {', '.join(missing)} of "
+        "litegpu.delegates.protocol.Delegate, and has no '_get_native_delegate_pointer' (see load_delegate)"
     )
 
 
@@ -920,9 +921,6 @@ def _check_delegate(delegate: Any) -> None:
         if not isinstance(value, kind) or isinstance(value, bool):
             what = "a str" if kind is str else "an int"
             raise DelegateTypeError(f"{type(delegate).__name__!r} object: its {name} is {value!r}; it must be {what}")
-    for name in ("check", "prepare"):
-        if not callable(getattr(delegate, name)):
-            raise DelegateTypeError(f"{type(delegate).__name__!r} object: its {name} must be a method")
 
 
 def _check_arguments(path: Any, content: Any, num_threads: Any, resolver: Any, fallback: str) -> None:

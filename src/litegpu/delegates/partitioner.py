@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from litegpu.blame import described
-from litegpu.delegates.protocol import Delegate, DelegateKernel, Partition
+from litegpu.delegates.protocol import Delegate, DelegateKernel, KeepsVariables, Partition
 from litegpu.delegates.report import CPU, DelegationReport, NodeReport, PartitionReport
 from litegpu.errors import DelegateError, ModelError
 from litegpu.model.types import Model, Operator, Subgraph
@@ -158,7 +158,7 @@ def _verdicts(model: Model, subgraph: Subgraph, delegate: Delegate, refused: Map
 
 def _check(model: Model, subgraph: Subgraph, delegate: Delegate, operator: Operator) -> str | None:
     reads = any(t >= 0 and subgraph.tensors[t].is_variable for t in operator.inputs)
-    if reads and not getattr(delegate, "keeps_variables", False):
+    if reads and not (isinstance(delegate, KeepsVariables) and delegate.keeps_variables):
         return "The node reads a variable, and the delegate keeps none."
     try:
         reason: object = delegate.check(model, subgraph, operator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -16,7 +17,19 @@ from litegpu import fork
 from litegpu.blame import described
 from litegpu.delegates.cpu import CpuPartition, OfficialOptions
 from litegpu.delegates.partitioner import ON_CPU, Division
-from litegpu.delegates.protocol import Delegate, DelegateKernel
+from litegpu.delegates.protocol import (
+    Abandons,
+    Delegate,
+    DelegateKernel,
+    FinishesLater,
+    HasNotes,
+    KeepsOutputs,
+    LendsInputs,
+    OnGpu,
+    Rehearses,
+    ResetsVariables,
+    lacking,
+)
 from litegpu.errors import DelegateError, InvokeError, LiteGpuError, TensorError
 from litegpu.gpu.backends.host_copy import LARGE_BYTES, copy_bytes
 from litegpu.model.reader import DTYPES
@@ -44,11 +57,11 @@ class PrepareError(Exception):
 def rehearsed(division: Division, delegates: Sequence[Delegate]) -> PrepareError | None:
     """What prepare() would raise and blame on nodes, as far as delegates can tell without a device."""
     for owner, partition in division.partitions:
-        rehearse = getattr(delegates[owner], "rehearse", None) if owner != ON_CPU else None
-        if rehearse is None:
+        delegate = delegates[owner] if owner != ON_CPU else None
+        if not isinstance(delegate, Rehearses):
             continue
         try:
-            rehearse(partition)
+            delegate.rehearse(partition)
         except Exception as error:
             failure = PrepareError(owner, tuple(o.index for o in partition.nodes), error)
             if failure.blamed:
@@ -92,7 +105,9 @@ class Plan:
         self._unreachable = False  # in a process that was forked from the one that uses the GPU
         fork.follow(self)
         self._steps: list[_Step] = []
-        self._on_gpu: dict[int, tuple[Any, int]] = {}  # outputs that a kernel may keep, and its number for them
+        self._on_gpu: dict[
+            int, tuple[KeepsOutputs, int]
+        ] = {}  # outputs that a kernel may keep, and its number for them
         self._pending: list[_Step] = []  # whose results are perhaps still being computed
         try:
             for owner, partition in division.partitions:
@@ -128,7 +143,7 @@ class Plan:
     def forked(self) -> bool:
         """In the child of a fork: whether parts of the plan are on a GPU that is out of reach there."""
         self._turns.forked()
-        on_gpu = any(getattr(step.kernel, "uses_gpu", False) for step in self._steps)
+        on_gpu = any(isinstance(step.kernel, OnGpu) and step.kernel.uses_gpu for step in self._steps)
         self._unreachable = on_gpu and fork.is_forbidden()
         return self._unreachable
 
@@ -136,8 +151,8 @@ class Plan:
         """Keep inputs that a single partition reads in that partition's own memory, if it has any for them."""
         for index, own in self._inputs.items():
             readers = [step for step in self._steps if index in step.inputs]
-            offer = getattr(readers[0].kernel, "input_memory", None) if len(readers) == 1 else None
-            memory = offer(readers[0].inputs.index(index)) if offer is not None else None
+            lender = readers[0].kernel if len(readers) == 1 else None
+            memory = lender.input_memory(readers[0].inputs.index(index)) if isinstance(lender, LendsInputs) else None
             if memory is not None and not isinstance(memory, np.ndarray):
                 raise DelegateError(
                     f"Delegate {readers[0].owner}: input_memory() gave {type(memory).__name__!r}; it must give an "
@@ -150,7 +165,7 @@ class Plan:
         """The graph's outputs that need not leave the GPU: no other partition reads them."""
         read = {i for step in self._steps for i in step.inputs}
         for step in self._steps:
-            if hasattr(step.kernel, "ensure_readable"):
+            if isinstance(step.kernel, KeepsOutputs):
                 for position, index in enumerate(step.outputs):
                     if index in outputs and index not in read:
                         self._on_gpu[index] = step.kernel, position
@@ -166,14 +181,14 @@ class Plan:
         for kernel in kernels.values():
             kernel.leave([p for k, p in self._on_gpu.values() if k is kernel] if leave else [])
 
-    def output_kernel(self, index: int) -> tuple[Any, int] | None:
+    def output_kernel(self, index: int) -> tuple[KeepsOutputs, int] | None:
         """The kernel that computes a graph output on the GPU, and its number for it."""
         return self._on_gpu.get(index)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What delegates say about their partitions."""
-        return tuple(note for step in self._steps for note in getattr(step.kernel, "notes", ()))
+        return tuple(n for step in self._steps if isinstance(step.kernel, HasNotes) for n in step.kernel.notes)
 
     @property
     def viewed(self) -> bool:
@@ -306,9 +321,8 @@ class Plan:
     def _reset_variables(self) -> None:
         self.settle()
         for step in self._steps:
-            reset = getattr(step.kernel, "reset_variables", None)
-            if reset is not None:
-                step.guarded(reset)
+            if isinstance(step.kernel, ResetsVariables):
+                step.guarded(step.kernel.reset_variables)
 
     def close(self, *, wait: bool = True) -> None:
         """Free what the partitions hold, without `wait` as their kernels abandon() it; may be called twice."""
@@ -318,7 +332,10 @@ class Plan:
         while self._steps:
             step = self._steps[-1]
             try:
-                (step.kernel.close if wait else getattr(step.kernel, "abandon", step.kernel.close))()
+                if not wait and isinstance(step.kernel, Abandons):
+                    step.kernel.abandon()
+                else:
+                    step.kernel.close()
             except Exception as error:  # of one delegate; the others' kernels are to be closed as well
                 log.warning("Delegate %s failed to close a kernel: %s", step.owner, described(error))
             self._steps.pop()
@@ -326,13 +343,13 @@ class Plan:
 
 def _check_kernel(delegate: str, kernel: object) -> None:
     """Raises DelegateError if a delegate's prepare() gave something else than a kernel."""
-    missing = [name for name in ("invoke", "close") if not callable(getattr(kernel, name, None))]
+    missing = lacking(kernel, DelegateKernel)
     if missing:
         raise DelegateError(
             f"Delegate {delegate}: prepare() gave a {type(kernel).__name__} without {' and '.join(missing)}(); it must "
             "give an object with invoke(inputs) and close()"
         )
-    notes = getattr(kernel, "notes", ())
+    notes = kernel.notes if isinstance(kernel, HasNotes) else ()
     if isinstance(notes, str) or not isinstance(notes, Sequence) or not all(isinstance(n, str) for n in notes):
         raise DelegateError(f"Delegate {delegate}: a kernel's notes are {notes!r}; they must be a tuple of str")
 
@@ -361,9 +378,12 @@ class _Step:
 
     def finish(self) -> None:
         """Have what run() gave ready."""
-        finish = getattr(self.kernel, "finish", None)
-        if finish is not None:
-            self.guarded(finish)
+        if self._finishing is not None:
+            self.guarded(self._finishing.finish)
+
+    @functools.cached_property
+    def _finishing(self) -> FinishesLater | None:
+        return self.kernel if isinstance(self.kernel, FinishesLater) else None
 
     def guarded(self, work: Callable[[], object]) -> None:
         """Call a method of the kernel's; raises LiteGpuError."""

@@ -1,14 +1,53 @@
-"""What an accelerator implements to take parts of a graph, and what it is handed."""
+"""What an accelerator implements to take parts of a graph, and what it is handed. What `Delegate` and `DelegateKernel`
+have is needed; each of the other protocols is an ability that a delegate or a kernel may have: ask with isinstance."""
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from litegpu.model.types import Model, Operator, Subgraph
+from litegpu.model.types import Model, Operator, Subgraph, Tensor
+
+#: Of Protocol classes, at run time.
+_Meta = ABCMeta if TYPE_CHECKING else type(Protocol)
+
+
+class Ability(_Meta):
+    """isinstance() with such a protocol asks the object for each member, and methods have to be callable. Python's own
+    check does neither: from 3.12 on it overlooks what a wrapper forwards by __getattr__."""
+
+    def __instancecheck__(cls, thing: object) -> bool:
+        return not lacking(thing, cls)
+
+
+def lacking(thing: object, protocol: type) -> tuple[str, ...]:
+    """The names of the protocol's members that the object has not."""
+    return tuple(name for name in members(protocol) if not _has(thing, name, callable(vars(protocol).get(name))))
+
+
+def members(protocol: type) -> tuple[str, ...]:
+    """The names of what a protocol declares, attributes first."""
+    return *protocol.__annotations__, *(name for name in vars(protocol) if name not in _OF_ALL and name[:2] != "__")
+
+
+def _has(thing: object, name: str, method: bool) -> bool:
+    try:
+        value = getattr(thing, name)
+    except AttributeError:
+        return False
+    return callable(value) or not method
+
+
+@runtime_checkable
+class _Nothing(Protocol):
+    pass
+
+
+_OF_ALL = frozenset(vars(_Nothing))
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,37 +65,93 @@ class Partition:
     xnnpack: bool = True
 
 
-class DelegateKernel(Protocol):
-    """A prepared partition."""
-
-    def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """Required. One inference. `inputs` follow Partition.inputs, with the shapes and dtypes of the tensors, and may
-        be reused by the caller afterwards; the results follow Partition.outputs, in the tensors' dtypes and shapes, and
-        belong to the caller until the next invoke of this kernel."""
-
-    def close(self) -> None:
-        """Required. Free everything; may be called twice.
-
-        A kernel of a delegate with `keeps_variables` must have `reset_variables() -> None`, which sets them to zero.
-
-        A kernel may also have `input_memory(i: int) -> np.ndarray | None`: an array of input i's shape and type, zeros
-        at first, that invoke() takes without copying if it is given that very array. set_tensor then writes there.
-
-        It may have `notes: tuple[str, ...]`, lines for the delegation report.
-
-        It may have `finish() -> None`: the results of invoke() need be ready only when that returns, and the next
-        invoke() begins with it. A finish() that Ctrl-C has interrupted is called again.
-
-        And it may have `abandon() -> None`: close() without waiting for a device, for callers who were interrupted."""
+# ------------------------------------------------------------------------------------------------ kernels
 
 
 @runtime_checkable
-class Delegate(Protocol):
-    """An accelerator. One object may serve several interpreters.
+class DelegateKernel(Protocol, metaclass=Ability):
+    """A prepared partition."""
 
-    Operators that read variables (tensors that keep their value from one inference to the next, zero at first) are
-    offered only to a delegate that has an attribute `keeps_variables` that is true. Variables are no inputs or outputs
-    of a partition: its kernel keeps them."""
+    def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """One inference. `inputs` follow Partition.inputs, with the shapes and dtypes of the tensors, and may be reused
+        by the caller afterwards; the results follow Partition.outputs, in the tensors' dtypes and shapes, and belong to
+        the caller until the next invoke of this kernel."""
+
+    def close(self) -> None:
+        """Free everything; may be called twice."""
+
+
+@runtime_checkable
+class ResetsVariables(Protocol, metaclass=Ability):
+    """A kernel of a delegate that keeps variables: such a one has to have this."""
+
+    def reset_variables(self) -> None:
+        """Set the variables to zero."""
+
+
+@runtime_checkable
+class LendsInputs(Protocol, metaclass=Ability):
+    """A kernel with memory of its own for inputs."""
+
+    def input_memory(self, i: int) -> np.ndarray | None:
+        """An array of input i's shape and type, zeros at first, that invoke() takes without copying if it is given that
+        very array; None if there is none. set_tensor then writes there."""
+
+
+@runtime_checkable
+class FinishesLater(Protocol, metaclass=Ability):
+    """A kernel whose invoke() may return before its results are there."""
+
+    def finish(self) -> None:
+        """Have the results of invoke() ready; the next invoke() begins with it. Called again if Ctrl-C has interrupted
+        it."""
+
+
+@runtime_checkable
+class HasNotes(Protocol, metaclass=Ability):
+    """A kernel that has something to say in the delegation report."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines."""
+
+
+@runtime_checkable
+class Abandons(Protocol, metaclass=Ability):
+    """A kernel that can be closed while its device works."""
+
+    def abandon(self) -> None:
+        """As close(), without waiting, for callers who were interrupted."""
+
+
+@runtime_checkable
+class KeepsOutputs(Protocol, metaclass=Ability):
+    """A kernel that can leave results on its device."""
+
+    def leave(self, outputs: Sequence[int]) -> None:
+        """Of these outputs, by their places, those that are bound to the user's memory are in the arrays of invoke()
+        only after ensure_readable()."""
+
+    def ensure_readable(self, i: int) -> None:
+        """Have output `i` of the last inference in its array."""
+
+    def output_buffer(self, i: int, tensor: Tensor) -> Any:
+        """The user's memory that is bound to output `i`, which is this tensor, or else new memory, bound by this."""
+
+
+@runtime_checkable
+class OnGpu(Protocol, metaclass=Ability):
+    """A kernel that may be on a GPU that forked processes cannot reach."""
+
+    uses_gpu: bool
+
+
+# ------------------------------------------------------------------------------------------------ delegates
+
+
+@runtime_checkable
+class Delegate(Protocol, metaclass=Ability):
+    """An accelerator. One object may serve several interpreters."""
 
     name: str  # "GPU", for the report
     max_delegated_partitions: int  # the largest so many are kept; 0 means all
@@ -65,13 +160,35 @@ class Delegate(Protocol):
     last_delegate_node_index: int
 
     def check(self, model: Model, subgraph: Subgraph, operator: Operator) -> str | None:
-        """Required. None if the delegate runs this node, else the reason why not, as a sentence for the user. Must be
-        complete: prepare() of any set of accepted nodes is expected to succeed."""
+        """None if the delegate runs this node, else the reason why not, as a sentence for the user. Must be complete:
+        prepare() of any set of accepted nodes is expected to succeed."""
 
     def prepare(self, partition: Partition) -> DelegateKernel:
-        """Required. Build the partition for the tensors' present shapes (those of partition.subgraph); called again
-        after a resize. An exception means fallback to the CPU with a warning, or an error under strict: of all nodes,
-        or only of those whose numbers it has in a tuple `nodes`; prepare() is then called for what is left.
+        """Build the partition for the tensors' present shapes (those of partition.subgraph); called again after a
+        resize. An exception means fallback to the CPU with a warning, or an error under strict: of all nodes, or only
+        of those whose numbers it has in a tuple `nodes`; prepare() is then called for what is left."""
 
-        A delegate may also have `rehearse(partition) -> None`, which raises what prepare() would, so far as that can be
-        told at once and without a device: previews ask it."""
+
+@runtime_checkable
+class KeepsVariables(Protocol, metaclass=Ability):
+    """A delegate that may be offered operators that read variables: tensors that keep their value from one inference to
+    the next, zero at first. They are no inputs or outputs of a partition: its kernel keeps them, and resets them
+    (ResetsVariables)."""
+
+    keeps_variables: bool
+
+
+@runtime_checkable
+class Rehearses(Protocol, metaclass=Ability):
+    """A delegate that can tell without a device that it will not prepare something: for previews."""
+
+    def rehearse(self, partition: Partition) -> None:
+        """Raises what prepare() would, so far as that can be told at once."""
+
+
+@runtime_checkable
+class OfficialDelegate(Protocol, metaclass=Ability):
+    """A delegate in a shared library, as the official load_delegate() gives it: not one of these."""
+
+    def _get_native_delegate_pointer(self) -> Any:
+        """The official runtime's structure."""

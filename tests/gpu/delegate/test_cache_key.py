@@ -104,7 +104,7 @@ CHANGES: dict[str, Callable[[Case], None]] = {
     "backend": of_info(backend="metal"),
     "features": lambda case: setattr(case.device, "features", Features(float16=True, compute_units=7)),
     "target": lambda case: setattr(case.device, "target", "cuda"),
-    "overlap": lambda case: setattr(case.device, "programmatic", True),
+    "overlap": lambda case: setattr(case.device, "way", True),
 }
 
 

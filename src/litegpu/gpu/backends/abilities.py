@@ -17,7 +17,7 @@ class ArrayPlace(Protocol):
     """A backend whose memory other libraries have arrays in."""
 
     def holds(self, value: Any) -> bool:
-        """Required. Whether `value` is an array in memory that the backend's devices read. Raises nothing, and imports
+        """Whether `value` is an array in memory that the backend's devices read. Raises nothing, and imports
         no library: who has an array of one has imported it."""
 
 
@@ -26,7 +26,7 @@ class PinnedMemory(Protocol):
     """A device that copies faster from memory of its choice."""
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        """Required. Host memory that copies to and from the device start at; its content is anything."""
+        """Host memory that copies to and from the device start at; its content is anything."""
 
 
 @runtime_checkable
@@ -79,7 +79,49 @@ class BufferMaker(Protocol):
 
     @property
     def buffer_maker(self) -> Any:
-        """Required. The object."""
+        """The object."""
+
+
+@runtime_checkable
+class Recompiles(Protocol):
+    """A device that compiles a program in several ways."""
+
+    @property
+    def way(self) -> object:
+        """The present one: its repr is part of the cache's key."""
+
+
+@runtime_checkable
+class Opener(Protocol):
+    """A delegate, say, that runs on one device."""
+
+    def open_device(self) -> Device:
+        """The device; raises DeviceError if there is none."""
+
+
+@runtime_checkable
+class InputLender(Protocol):
+    """A session whose inputs can be written where run() reads them."""
+
+    def input_memory(self, index: int) -> np.ndarray | None:
+        """Program input `index`, flat: what is written there needs no write(). None if run() may return before it has
+        been read. Stays valid after close(), then without effect."""
+
+
+@runtime_checkable
+class InputKeeper(Protocol):
+    """A session that still has what it was given."""
+
+    def given(self, index: int) -> np.ndarray:
+        """Program input `index` as it was written last, flat, until it is written again."""
+
+
+@runtime_checkable
+class WholeTimer(Protocol):
+    """A session that can time all kernels of an inference together."""
+
+    def time_graph(self) -> float:
+        """Seconds of the device, without copies of inputs and outputs. Raises DeviceError if it cannot."""
 
 
 @dataclass(frozen=True)
@@ -111,23 +153,23 @@ class Binder(Protocol):
     """A session whose inputs and outputs may be memory of the user's on the device."""
 
     def examine(self, buffer: Any, what: str, *, output: bool, stream: Any = None) -> UserBuffer:
-        """Required. What the user's buffer is. `stream`: the user's word for when it is written. Raises TensorError if
+        """What the user's buffer is. `stream`: the user's word for when it is written. Raises TensorError if
         it is nothing that can be bound, DeviceError if it is of another device; `what` names the tensor in errors."""
 
     def bind(self, kind: str, index: int, resource: Any, what: str, adapter: Program | None = None) -> None:
-        """Required. Let what examine() gave stand for a port (`kind` "input" or "output") in every inference from the
+        """Let what examine() gave stand for a port (`kind` "input" or "output") in every inference from the
         next on; None ends that. `adapter`: a program with one input and one output, between the buffer's format and
         the port's. Raises TensorError if it does not fit."""
 
     def is_bound(self, kind: str, index: int) -> bool:
-        """Required. Whether something of the user's stands for the port."""
+        """Whether something of the user's stands for the port."""
 
     def output_buffer(self, index: int, shape: tuple[int, ...]) -> Any:
-        """Required. Memory for output `index`, of a tensor of this shape, that can be bound to it and that other
+        """Memory for output `index`, of a tensor of this shape, that can be bound to it and that other
         libraries, or other programs of the same device, can read. It belongs to the caller."""
 
     def fill_bound_output(self, index: int) -> None:
-        """Required. Copy the last inference's output, if there was one, to what was bound to it since."""
+        """Copy the last inference's output, if there was one, to what was bound to it since."""
 
 
 @runtime_checkable
@@ -135,15 +177,15 @@ class ArrayBinder(Binder, Protocol):
     """One that takes arrays of other libraries, and gives results as arrays of theirs."""
 
     def replace(self, kind: str, index: int, array: Any) -> bool:
-        """Required. bind(), but quick, for a plain array in place of one that is bound and alike; False, with nothing
+        """bind(), but quick, for a plain array in place of one that is bound and alike; False, with nothing
         done, if that does not apply."""
 
     def empty_outputs(self, example: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
-        """Required. For each output a new array of such a shape, to be bound: of the library that `example` is of, or
+        """For each output a new array of such a shape, to be bound: of the library that `example` is of, or
         one that in_library() converts. To be written on the stream that the next inference is ordered with."""
 
     def in_library(self, example: Any, array: Any) -> Any:
-        """Required. An array of empty_outputs() as one of the library that `example` is of; nothing is copied."""
+        """An array of empty_outputs() as one of the library that `example` is of; nothing is copied."""
 
     def run(self, *, wait: bool = True) -> None:
-        """Required. As Session.run(); without `wait` it returns at once in any case."""
+        """As Session.run(); without `wait` it returns at once in any case."""

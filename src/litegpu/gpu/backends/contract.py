@@ -1,4 +1,5 @@
-"""What a backend has to have: it opens devices and prints kernels; a device makes sessions, each for one Program."""
+"""What a backend has to have: it opens devices and prints kernels; a device makes sessions, each for one Program. What
+some of them can do besides is in abilities.py."""
 
 from __future__ import annotations
 
@@ -44,34 +45,34 @@ class Session(Protocol):
     program: Program
 
     def write(self, index: int, array: np.ndarray) -> None:
-        """Required. Set program input `index`. `array`: C-contiguous, of the port's type (BOOL is int32), as many
+        """Set program input `index`. `array`: C-contiguous, of the port's type (BOOL is int32), as many
         elements as the port; it may be changed by the caller as soon as this returns."""
 
     def run(self) -> None:
-        """Required. Run one inference on what was written last; returns when its outputs can be read, unless the
+        """Run one inference on what was written last; returns when its outputs can be read, unless the
         session does not wait."""
 
     def read(self, index: int, out: np.ndarray) -> None:
-        """Required. Copy program output `index` of the last run into `out` (C-contiguous, the port's type)."""
+        """Copy program output `index` of the last run into `out` (C-contiguous, the port's type)."""
 
     def reset_variables(self) -> None:
-        """Required. Set the program's variables to zero, as they are at first."""
+        """Set the program's variables to zero, as they are at first."""
 
     def profile(self) -> Sequence[KernelTime]:
-        """Required. One inference with each dispatch timed by the device; raises DeviceError if it cannot. Variables
+        """One inference with each dispatch timed by the device; raises DeviceError if it cannot. Variables
         keep their values."""
 
     def close(self, *, wait: bool = True) -> None:
-        """Required. Free everything. Without `wait` it returns at once, and what the device still works with is freed
+        """Free everything. Without `wait` it returns at once, and what the device still works with is freed
         when that is done."""
 
     @property
     def allocations(self) -> int:
-        """Required. GPU buffers created by this session so far (does not grow after the first inference)."""
+        """GPU buffers created by this session so far (does not grow after the first inference)."""
 
     @property
     def stats(self) -> Mapping[str, float]:
-        """Required. Seconds of the parts of the last inference: "write", "encode", "wait", "read"; of the build:
+        """Seconds of the parts of the last inference: "write", "encode", "wait", "read"; of the build:
         "compile", "upload"."""
 
 
@@ -81,25 +82,26 @@ class Device(Protocol):
     info: DeviceInfo
     features: Features
     target: str  # the language of its kernels, by which registry.py knows its backend
+    lost: bool  # of no use any more: whatever its sessions are asked for raises DeviceError
 
     def session(self, program: Program, wait: str | None = None, *, validation: bool = False) -> Session:
-        """Required. Build a session; raises DeviceError naming the kernel that did not compile. `wait`: what run()
+        """Build a session; raises DeviceError naming the kernel that did not compile. `wait`: what run()
         does until the device is done: "passive" (sleep, unless that takes less than 2 ms), "active" (spin), or
         "do_not_wait" (return at once; read() waits). `validation`: check every call."""
 
     def nudge(self) -> None:
-        """Required. Give the device something tiny to do."""
+        """Give the device something tiny to do."""
 
     def tuner(self, level: str) -> Tuner | None:
-        """Required. What measures kernels while a program is built, for the option tuning="off", "fast" or "full";
+        """What measures kernels while a program is built, for the option tuning="off", "fast" or "full";
         None where nothing is to be measured."""
 
     def images(self, program: Program) -> Sequence[bytes]:
-        """Required. The compiled kernels of a program, as adopt() takes them; empty where the driver gives none. Raises
+        """The compiled kernels of a program, as adopt() takes them; empty where the driver gives none. Raises
         DeviceError naming the kernel that did not compile."""
 
     def adopt(self, program: Program, images: Sequence[bytes]) -> None:
-        """Required. Let sessions of the program use these images, which images() gave for it on such a device."""
+        """Let sessions of the program use these images, which images() gave for it on such a device."""
 
 
 class Backend(Protocol):
@@ -107,13 +109,13 @@ class Backend(Protocol):
     (kernels/native.py)."""
 
     def open_device(self, api: str | None, name: str | None, *, software: bool) -> Device:
-        """Required. A device, opened once per process and shared; thread-safe. `api`: one of the backend's parts.
+        """A device, opened once per process and shared; thread-safe. `api`: one of the backend's parts.
         `name`: a part of its name. `software`: whether a device that computes on the CPU will do, though nothing names
         it. Raises DeviceError, which says why there is none and what to do, SoftwareDeviceError if there is only such a
         one."""
 
     def is_passed_over(self, error: DeviceError) -> None:
-        """Required. Another backend is taken, as open_device() raised this: warn where that is a surprise."""
+        """Another backend is taken, as open_device() raised this: warn where that is a surprise."""
 
     def print_kernel(self, kernel: Kernel, features: Features) -> str:
-        """Required. The kernel in the backend's language."""
+        """The kernel in the backend's language."""

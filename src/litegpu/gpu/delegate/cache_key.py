@@ -12,6 +12,7 @@ from typing import Any
 
 import litegpu
 from litegpu.delegates.protocol import Partition
+from litegpu.gpu.backends.abilities import Recompiles
 from litegpu.gpu.backends.contract import Device
 from litegpu.gpu.custom.registration import registered
 from litegpu.gpu.delegate.options import GpuDelegateOptions
@@ -60,7 +61,7 @@ def describe(
         (partition.inputs, partition.outputs, partition.xnnpack),
         (half, options.precision, options.quantization, options.tuning_level, sorted(ranges.items())),
         (device.target, device.info.name, device.info.backend, device.info.driver, device.features),
-        getattr(device, "programmatic", None),
+        device.way if isinstance(device, Recompiles) else None,
     )
     key = hashlib.sha256(repr(parts).encode()).hexdigest()[:40]
     precision = "float32" if not half else "auto" if options.precision == "auto" else "float16"

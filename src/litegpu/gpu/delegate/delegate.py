@@ -148,8 +148,7 @@ class GpuDelegate:
         try:
             return self._prepare_sliced(partition, device)
         except Exception as error:
-            lost = getattr(device, "lost", False)
-            if not fitting.blamed(error) and not lost and len(partition.nodes) > 1:
+            if not fitting.blamed(error) and not device.lost and len(partition.nodes) > 1:
                 blame(error, fitting.culprits(partition, lambda part: self._prepare_sliced(part, device).close()))
             raise
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from litegpu import debug, fork
 from litegpu.errors import DeviceError, LiteGpuError
-from litegpu.gpu.backends.abilities import ArrayBinder, Binder
+from litegpu.gpu.backends.abilities import ArrayBinder, Binder, InputKeeper, InputLender
 from litegpu.gpu.backends.check import NUMPY
 from litegpu.gpu.backends.contract import Device, KernelTime, Session
 from litegpu.gpu.backends.keep_awake import KeepAwake
@@ -52,7 +52,7 @@ class GpuKernel:
         self._attempt = attempt  # None for programs in float32
         self._kept: dict[int, np.ndarray] = {}  # the inputs of an inference that is not waited for
         self._given: Sequence[np.ndarray] | None = None  # those of one that is
-        self._twin: Any = None  # a session in float32, whose results were no better so far
+        self._twin: Session | None = None  # a session in float32, whose results were no better so far
         self._says_timings = debug.level() >= debug.TIMINGS  # asked here, as it takes a microsecond
         self.closed = False
         self.bound: dict[tuple[str, int], Any] = {}  # the user's buffers, by "input" or "output" and place
@@ -91,6 +91,7 @@ class GpuKernel:
         self.session = session
         self._binder = session if isinstance(session, Binder) else None
         self._array_binder = session if isinstance(session, ArrayBinder) else None
+        self._keeper = session if isinstance(session, InputKeeper) else None
 
     @property
     def binder(self) -> Binder:
@@ -107,9 +108,8 @@ class GpuKernel:
         return self._array_binder
 
     def input_memory(self, i: int) -> np.ndarray | None:
-        """See protocol.DelegateKernel.close."""
-        offer = getattr(self.session, "input_memory", None)
-        memory = offer(i) if offer is not None else None
+        """See protocol.LendsInputs."""
+        memory = self.session.input_memory(i) if isinstance(self.session, InputLender) else None
         if memory is None or memory.size != math.prod(self.input_shapes[i]):
             return None
         self._lent[i] = memory.reshape(self.input_shapes[i])
@@ -260,7 +260,7 @@ class GpuKernel:
             self._pending = False
         return [a if a.dtype == DTYPES[t] else a.astype(DTYPES[t]) for a, t in zip(found, self.types, strict=True)]
 
-    def _read_all(self, session: Any) -> list[np.ndarray]:
+    def _read_all(self, session: Session) -> list[np.ndarray]:
         found = []
         for i, (port, shape) in enumerate(zip(self.program.outputs, self.shapes, strict=True)):
             found.append(np.empty(shape, NUMPY[port.dtype]))
@@ -317,7 +317,7 @@ class GpuKernel:
         if attempt is not None and attempt.settled and self.program is not attempt.program and not self.bound:
             self._go_on_with(attempt.program, self._open(attempt.program))
 
-    def _go_on_with(self, program: Program, session: Any) -> None:
+    def _go_on_with(self, program: Program, session: Session) -> None:
         self._lent.clear()  # the memory that was lent is still written to, but copied from now on
         self._kept.clear()
         before, self.program = self.session, program
@@ -329,7 +329,7 @@ class GpuKernel:
         attempt = self._attempt
         if self.wait is not WaitType.DO_NOT_WAIT or attempt is None or not (attempt.stays and attempt.watching):
             return
-        if hasattr(self.session, "given"):  # the session has it
+        if self._keeper is not None:  # the session has it
             return
         kept = self._kept.get(i)
         if kept is None or kept.shape != array.shape or kept.dtype != array.dtype:
@@ -341,9 +341,8 @@ class GpuKernel:
         if self.wait is not WaitType.DO_NOT_WAIT:
             return self._given
         count = len(self.program.inputs)
-        given = getattr(self.session, "given", None)
-        if given is not None:
-            return [given(i) for i in range(count)]
+        if self._keeper is not None:
+            return [self._keeper.given(i) for i in range(count)]
         return [self._kept[i] for i in range(count)] if len(self._kept) == count else None
 
     def reset_variables(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +13,10 @@ from litegpu.errors import TensorError
 from litegpu.gpu.delegate import fitting
 from litegpu.model.batch import rebatched
 from litegpu.model.reader import DTYPES
-from litegpu.model.types import Operator, Subgraph
+from litegpu.model.types import Model, Operator, Subgraph
+
+if TYPE_CHECKING:
+    from litegpu.gpu.delegate.kernel import GpuKernel
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,7 +29,7 @@ class Slice:
     carriers: frozenset[int]
 
 
-def fits_sliced(model: Any, subgraph: Subgraph, operator: Operator, half: bool, most: int) -> bool:
+def fits_sliced(model: Model, subgraph: Subgraph, operator: Operator, half: bool, most: int) -> bool:
     """Whether the tensors of one operator take at most so many bytes each for a single row of their batch."""
     inputs = tuple(t for t in dict.fromkeys(operator.inputs) if t >= 0 and not subgraph.tensors[t].is_constant)
     partition = Partition(model, subgraph, (operator,), inputs, tuple(operator.outputs))
@@ -67,7 +70,7 @@ class SlicedKernel:
 
     uses_gpu = True
 
-    def __init__(self, kernel: Any, made: Slice, partition: Partition) -> None:
+    def __init__(self, kernel: GpuKernel, made: Slice, partition: Partition) -> None:
         """`partition`: the whole one, whose results it gives."""
         self._kernel, self._slice = kernel, made
         tensors = [partition.subgraph.tensors[t] for t in partition.outputs]

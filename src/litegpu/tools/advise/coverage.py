@@ -12,6 +12,7 @@ from litegpu.delegates.protocol import Delegate
 from litegpu.delegates.report import DelegationReport
 from litegpu.delegates.xnnpack import xnnpack_partitions
 from litegpu.errors import DeviceError, InvokeError
+from litegpu.gpu.backends.abilities import Opener
 from litegpu.interpreter import Interpreter
 from litegpu.model.types import Model
 
@@ -137,11 +138,10 @@ def _without_limit(model: str | os.PathLike[str] | bytes, delegate: Delegate) ->
 
 def _device(delegate: Delegate) -> tuple[Device | None, str | None]:
     """What a delegate that opens a device would run on, or why it cannot."""
-    opener = getattr(delegate, "open_device", None)
-    if opener is None:
+    if not isinstance(delegate, Opener):
         return None, None
     try:
-        device = opener()
+        device = delegate.open_device()
     except DeviceError as error:
         return None, str(error)
     info = device.info

@@ -8,6 +8,7 @@ from typing import Any
 
 from litegpu.delegates.plan import PartTime
 from litegpu.errors import DeviceError
+from litegpu.gpu.backends.abilities import WholeTimer
 from litegpu.gpu.backends.contract import KernelTime
 from litegpu.tools.benchmark.opening import Opened
 from litegpu.tools.benchmark.result import KernelRow, OpRow, PartRow, Profile
@@ -66,8 +67,9 @@ def _rounds(kernels: Sequence[Any]) -> list[list[KernelTime]]:
 
 def _whole(kernels: Sequence[Any]) -> float | None:
     """Milliseconds of all kernels of an inference together, where the device can tell."""
-    timers = [getattr(kernel.session, "time_graph", None) for kernel in kernels]
-    return sum(timer() for timer in timers if timer is not None) * 1e3 if all(timers) else None
+    sessions = [kernel.session for kernel in kernels]
+    timers = [session for session in sessions if isinstance(session, WholeTimer)]
+    return sum(timer.time_graph() for timer in timers) * 1e3 if len(timers) == len(sessions) else None
 
 
 def _parts(opened: Opened) -> tuple[PartRow, ...]:

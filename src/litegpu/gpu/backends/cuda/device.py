@@ -177,6 +177,11 @@ class CudaDevice:
         if len(kernels) == len(images):
             adopt_images(kernels, images, self.found.capability, programmatic=self.overlaps(program))
 
+    @property
+    def way(self) -> object:
+        """Whether kernels may overlap."""
+        return self.programmatic
+
     def overlaps(self, program: Program) -> bool:
         """Whether the program's kernels overlap by programmatic dependent launch."""
         from litegpu.gpu.backends.cuda.session import latency_bound
