@@ -249,6 +249,14 @@ class Manners(OneEach):
         return kernel
 
 
+@pytest.mark.parametrize("wait", [True, False])
+def test_kernels_that_can_are_abandoned_by_who_does_not_wait(wait: bool) -> None:
+    abandoned: list[int] = []
+    delegate = Manners(at=1, abandon=lambda: abandoned.append(1))
+    plan(model(), delegate).close(wait=wait)
+    assert [kernel.closed for kernel in delegate.kernels] == [1, int(wait), 1] and len(abandoned) == (not wait)
+
+
 def test_an_input_that_one_partition_reads_lies_in_its_memory() -> None:
     memory = np.zeros(SHAPE, np.float32)
     given = model()

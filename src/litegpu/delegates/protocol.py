@@ -12,8 +12,10 @@ import numpy as np
 
 from litegpu.model.types import Model, Operator, Subgraph, Tensor
 
-#: Of Protocol classes, at run time.
-_Meta = ABCMeta if TYPE_CHECKING else type(Protocol)
+if TYPE_CHECKING:
+    _Meta = ABCMeta
+else:
+    _Meta = type(Protocol)
 
 
 class Ability(_Meta):
