@@ -37,7 +37,7 @@ def test_every_operator_has_cases() -> None:
     """QUANTIZE and DEQUANTIZE are in test_quantization.py, DENSIFY in test_quantizer.py, what keeps values between
     inferences in test_lstm.py."""
     elsewhere = {"DENSIFY", "DEQUANTIZE", "QUANTIZE", "LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"}
-    assert {e.name for e in supported_ops() if not e.custom} - set(CASES) == elsewhere
+    assert {e.op.name for e in supported_ops() if not e.op.custom} - set(CASES) == elsewhere
 
 
 def check(case: OpCase, seed: int) -> None:

@@ -26,7 +26,7 @@ from litegpu.gpu.lower import (
     softmax,
 )
 from litegpu.gpu.lower.constants import Unsupported
-from litegpu.gpu.lower.context import Lowering
+from litegpu.gpu.lower.lowering import Lowering
 from litegpu.gpu.lower.registry import Entry, supported_ops
 from litegpu.model.types import Operator, Subgraph, TensorType
 

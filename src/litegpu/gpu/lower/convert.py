@@ -5,17 +5,14 @@ from __future__ import annotations
 from litegpu.gpu.graph import Arg, DType
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers
-from litegpu.gpu.lower.context import OpContext, dtype_of
-from litegpu.gpu.lower.registry import ANY, lowers
+from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.registry import lowers
+from litegpu.gpu.lower.values import dtype_of
 
 _CONVERSIONS = {DType.FLOAT32: "to_float32", DType.INT32: "to_int32", DType.BOOL: "to_bool"}
 
 
-@lowers(
-    "CAST", max_version=9, inputs=(ANY,), outputs=ANY,
-    quantized=False,
-    notes="to integers toward zero, saturating, NaN to the largest; constants of 16-bit floats",
-)  # fmt: skip
+@lowers("CAST")
 def cast(ctx: OpContext) -> None:
     ctx.check_shape(ctx.shape(0))
     target = dtype_of(ctx.output)
@@ -25,15 +22,15 @@ def cast(ctx: OpContext) -> None:
         ctx.elementwise(fn(_CONVERSIONS[target], Arg(0)), [ctx.value(0)], ctx.output_value())
 
 
-@lowers("QUANTIZE", max_version=3, notes="of floats, or from one quantization to another")
+@lowers("QUANTIZE")
 def quantize(ctx: OpContext) -> None:
     """Nothing but the rounding that the output's quantization asks for."""
     ctx.check_shape(ctx.shape(0))
-    if not integers.unary(ctx):
+    if not integers.unary(ctx, integers.requantized):
         ctx.copy(ctx.value(0), [], ctx.output_value())
 
 
-@lowers("DEQUANTIZE", max_version=6, notes="constants, of 16-bit floats too, are folded")
+@lowers("DEQUANTIZE")
 def dequantize(ctx: OpContext) -> None:
     ctx.check_shape(ctx.shape(0))
     if ctx.is_constant(0):
@@ -42,7 +39,7 @@ def dequantize(ctx: OpContext) -> None:
         ctx.copy(ctx.value(0), [], ctx.output_value())
 
 
-@lowers("DENSIFY", max_version=1, notes="of sparse constants, which are folded")
+@lowers("DENSIFY")
 def densify(ctx: OpContext) -> None:
     ctx.require(ctx.is_constant(0), "the input is computed by the model: only constants are sparse")
     ctx.check_shape(ctx.shape(0))

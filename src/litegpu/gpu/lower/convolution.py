@@ -5,16 +5,13 @@ from __future__ import annotations
 from litegpu.gpu.graph import Conv2D, DepthwiseConv2D, TransposeConv2D
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.product import product
-from litegpu.gpu.lower.registry import BIAS, FLOAT, STATIC, lowers
+from litegpu.gpu.lower.registry import lowers
 from litegpu.model.ops.windows import SAME, VALID, before, output_size
 
 Pair = tuple[int, int]
 
 
-@lowers(
-    "CONV_2D", max_version=8, inputs=(FLOAT, FLOAT, BIAS), counts=(2, 3), ranks=(4, 4),
-    notes="strides, dilation, groups; constant or runtime weights (runtime: one group)",
-)  # fmt: skip
+@lowers("CONV_2D")
 def conv_2d(ctx: OpContext) -> None:
     x, weights = _shapes(ctx, 0, 1)
     outputs, *window, depth = weights
@@ -34,10 +31,7 @@ def conv_2d(ctx: OpContext) -> None:
     ctx.add(conv, [p.data, p.weights()], ctx.output_value(), p.epilogue, p.operands)
 
 
-@lowers(
-    "DEPTHWISE_CONV_2D", max_version=7, inputs=(FLOAT, FLOAT, BIAS), counts=(2, 3), ranks=(4, 4),
-    notes="strides, dilation, depth multiplier; constant or runtime weights",
-)  # fmt: skip
+@lowers("DEPTHWISE_CONV_2D")
 def depthwise_conv_2d(ctx: OpContext) -> None:
     x, weights = _shapes(ctx, 0, 1)
     first, *window, outputs = weights
@@ -49,10 +43,7 @@ def depthwise_conv_2d(ctx: OpContext) -> None:
     ctx.add(op, [p.data, p.weights()], ctx.output_value(), p.epilogue, p.operands)
 
 
-@lowers(
-    "TRANSPOSE_CONV", max_version=5, inputs=(STATIC, FLOAT, FLOAT, BIAS), outputs=FLOAT, counts=(3, 4), ranks=(4, 4),
-    notes="constant output shape; bias and fused activation",
-)  # fmt: skip
+@lowers("TRANSPOSE_CONV")
 def transpose_conv(ctx: OpContext) -> None:
     x, weights = _shapes(ctx, 2, 1)
     outputs, *window, depth = weights

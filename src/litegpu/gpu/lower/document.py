@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from litegpu.gpu.lower import Entry, supported_ops
-from litegpu.gpu.lower.context import ACTIVATIONS, FUSED
-from litegpu.gpu.lower.registry import MANY, MAX_RANK, STATIC, Types
+from litegpu.gpu.lower import supported_ops
+from litegpu.gpu.lower.activation import ACTIVATIONS, FUSED
+from litegpu.model.ops.record import MANY, MAX_RANK, STATIC, Gpu, Types
 from litegpu.model.types import TensorType
 
 _HEAD = """\
@@ -69,36 +69,36 @@ def document() -> str:
     entries = supported_ops()
     fused = ", ".join(ACTIVATIONS[code] for code in FUSED)
     lines = _HEAD.format(count=len(entries), rank=MAX_RANK, fused=fused).splitlines()
-    lines += [_row(entry) for entry in entries]
+    lines += [_row(entry.op.name, entry.gpu) for entry in entries]
     return "\n".join(lines) + "\n"
 
 
-def _row(entry: Entry) -> str:
-    low, high = entry.ranks
+def _row(name: str, gpu: Gpu) -> str:
+    low, high = gpu.ranks
     cells = [
-        entry.name,
-        "1" if entry.max_version == 1 else f"1 to {entry.max_version}",
-        _inputs(entry),
-        _types(entry, entry.outputs),
+        name,
+        "1" if gpu.max_version == 1 else f"1 to {gpu.max_version}",
+        _inputs(gpu),
+        _types(gpu, gpu.results),
         str(low) if low == high else f"{low} to {high}",
-        entry.notes,
+        gpu.notes,
     ]
     return "| " + " | ".join(cells) + " |"
 
 
-def _inputs(entry: Entry) -> str:
-    fewest, most = entry.counts
+def _inputs(gpu: Gpu) -> str:
+    fewest, most = gpu.count
     if most == MANY:
-        return f"any number of {_types(entry, entry.inputs[0])}"
-    shown = [_types(entry, entry.types(i)) + (" (optional)" if i >= fewest else "") for i in range(most)]
+        return f"any number of {_types(gpu, gpu.inputs[0])}"
+    shown = [_types(gpu, gpu.types(i)) + (" (optional)" if i >= fewest else "") for i in range(most)]
     if len(set(shown)) > 1 and len(shown) <= _LISTED:
         return "; ".join(shown)
     runs = [(text, len(list(same))) for text, same in itertools.groupby(shown)]
     return "; ".join(text if count == 1 else f"{count} of {text}" for text, count in runs)
 
 
-def _types(entry: Entry, types: Types) -> str:
-    names = {t: "real" if t is TensorType.FLOAT32 and entry.quantized else t.name.lower() for t in types}
+def _types(gpu: Gpu, types: Types) -> str:
+    names = {t: "real" if t is TensorType.FLOAT32 and gpu.quantized else t.name.lower() for t in types}
     return "constant" if types is STATIC else ", ".join(names[t] for t in sorted(types))
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from litegpu.gpu.graph import Arg, DType, Expr, Reshape, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers
+from litegpu.gpu.lower.activation import clamp
 from litegpu.gpu.lower.constants import Unsupported
-from litegpu.gpu.lower.context import OpContext, clamp
+from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.quantization import grid_of
-from litegpu.gpu.lower.registry import ANY, BOOL, FLOAT, MANY, NUMBER, lowers
+from litegpu.gpu.lower.registry import lowers, lowers_as
 
 X, Y = Arg(0), Arg(1)
 
@@ -20,45 +22,57 @@ X, Y = Arg(0), Arg(1)
 # ------------------------------------------------------------------------------------------ one operand
 
 
-def _unary(name: str, version: int, expr: Expr, notes: str = "") -> None:
-    @lowers(name, max_version=version, notes=notes)
+def _unary(
+    name: str,
+    expr: Expr,
+    rule: integers.Unary | None = None,
+    bounds: tuple[float | None, float | None] = (None, None),
+    on_grid: Expr | None = None,
+) -> None:
+    """`rule`: for whole numbers. `on_grid`: where the output is quantized, if that is another expression."""
+
+    @lowers(name)
     def lower(ctx: OpContext) -> None:
         ctx.check_shape(ctx.shape(0))
-        if not integers.unary(ctx):
-            stays = name != "LOG" or grid_of(ctx.output) is None
-            # Integers have no NaN or infinity: the CPU stores the lowest number for them.
-            safe = expr if stays else fn("select", fn("gt", X, 0), expr, -1e30)
-            ctx.elementwise(safe, [ctx.value(0)], ctx.output_value())
-
-    lower.__module__ = __name__
+        if not integers.unary(ctx, rule, bounds):
+            found = expr if on_grid is None or grid_of(ctx.output) is None else on_grid
+            ctx.elementwise(found, [ctx.value(0)], ctx.output_value())
 
 
-for _name, _version in (
-    ("ABS", 5), ("EXP", 2), ("LOG", 2), ("SQRT", 2), ("RSQRT", 3), ("SIN", 2), ("COS", 2), ("FLOOR", 2), ("CEIL", 1),
-    ("ROUND", 1), ("SIGN", 2), ("TANH", 3), ("NEG", 2),
-):  # fmt: skip
-    _unary(_name, _version, fn(_name.lower(), X))
+_unary("ABS", fn("abs", X), integers.magnitude)
+_unary("NEG", fn("neg", X), integers.negated)
+_unary("EXP", fn("exp", X))
+# Integers have no NaN or infinity: the CPU stores the lowest number for them.
+_unary("LOG", fn("log", X), on_grid=fn("select", fn("gt", X, 0), fn("log", X), -1e30))
+_unary("SQRT", fn("sqrt", X))
+_unary("RSQRT", fn("rsqrt", X))
+_unary("SIN", fn("sin", X))
+_unary("COS", fn("cos", X))
+_unary("FLOOR", fn("floor", X))
+_unary("CEIL", fn("ceil", X))
+_unary("ROUND", fn("round", X))
+_unary("SIGN", fn("sign", X))
+_unary("TANH", fn("tanh", X))
+_unary("SQUARE", fn("mul", X, X))
+_unary("LOGISTIC", fn("sigmoid", X))
+_unary("ELU", fn("select", fn("lt", X, 0), fn("expm1", X), X))
+_unary("HARD_SWISH", fn("mul", X, fn("div", clamp(fn("add", X, 3), 0, 6), 6)), integers.hard_swish)
+_unary("RELU", clamp(X, 0, None), integers.rescaled, (0, None))
+_unary("RELU6", clamp(X, 0, 6), integers.rescaled, (0, 6))
+_unary("RELU_N1_TO_1", clamp(X, -1, 1), integers.rescaled, (-1, 1))
+_unary("RELU_0_TO_1", clamp(X, 0, 1), integers.rescaled, (0, 1))
 
-_unary("SQUARE", 2, fn("mul", X, X))
-_unary("LOGISTIC", 3, fn("sigmoid", X))
-_unary("ELU", 2, fn("select", fn("lt", X, 0), fn("expm1", X), X))
-_unary("HARD_SWISH", 1, fn("mul", X, fn("div", clamp(fn("add", X, 3), 0, 6), 6)))
-_unary("RELU", 3, clamp(X, 0, None))
-_unary("RELU6", 3, clamp(X, 0, 6))
-_unary("RELU_N1_TO_1", 2, clamp(X, -1, 1))
-_unary("RELU_0_TO_1", 2, clamp(X, 0, 1))
 
-
-@lowers("LEAKY_RELU", max_version=2)
+@lowers("LEAKY_RELU")
 def leaky_relu(ctx: OpContext) -> None:
     ctx.check_shape(ctx.shape(0))
-    if integers.unary(ctx):
+    if integers.unary(ctx, integers.leaky):
         return
     expr = fn("select", fn("gt", X, 0), X, fn("mul", X, float(ctx.option("alpha", 0.0))))
     ctx.elementwise(expr, [ctx.value(0)], ctx.output_value())
 
 
-@lowers("GELU", max_version=3, notes="exact and approximate (tanh) form")
+@lowers("GELU")
 def gelu(ctx: OpContext) -> None:
     ctx.check_shape(ctx.shape(0))
     half = fn("mul", X, 0.5)
@@ -71,7 +85,7 @@ def gelu(ctx: OpContext) -> None:
     ctx.elementwise(expr, [ctx.value(0)], ctx.output_value())
 
 
-@lowers("LOGICAL_NOT", max_version=1, inputs=(BOOL,))
+@lowers("LOGICAL_NOT")
 def logical_not(ctx: OpContext) -> None:
     ctx.check_shape(ctx.shape(0))
     ctx.elementwise(fn("logical_not", X), [ctx.value(0)], ctx.output_value())
@@ -80,14 +94,15 @@ def logical_not(ctx: OpContext) -> None:
 # ------------------------------------------------------------------------------------------ two operands
 
 
-def _binary(ctx: OpContext, expr: Expr) -> None:
-    """`expr` of the two inputs, broadcast as NumPy does, then the fused activation."""
+def _binary(ctx: OpContext, expr: Expr, in_whole_numbers: Callable[[], bool]) -> None:
+    """`expr` of the two inputs, broadcast as NumPy does, then the fused activation, unless it could be done in whole
+    numbers."""
     if ctx.dtype(0) is not ctx.dtype(1):
         raise Unsupported(
             f"inputs of types {ctx.tensor(0).type.name} and {ctx.tensor(1).type.name} are not taken together"
         )
     _check_broadcast(ctx, 2)
-    if integers.binary(ctx):
+    if in_whole_numbers():
         return
     ctx.elementwise(ctx.activation(expr, ctx.dtype(0)), [ctx.value(0), ctx.value(1)], ctx.output_value())
 
@@ -101,62 +116,37 @@ def _check_broadcast(ctx: OpContext, count: int) -> None:
     ctx.check_shape(result)
 
 
-def _arithmetic(
-    name: str, version: int, expr: Expr, integers: bool = True, quantized: bool = True, notes: str = "broadcasting"
-) -> None:
-    types = NUMBER if integers else FLOAT
-
-    @lowers(name, max_version=version, inputs=(types, types), counts=2, notes=notes, quantized=quantized)
+def _arithmetic(name: str, expr: Expr, rule: integers.Binary | None = None) -> None:
+    @lowers(name)
     def lower(ctx: OpContext) -> None:
-        _binary(ctx, expr)
-
-    lower.__module__ = __name__
+        _binary(ctx, expr, lambda: integers.binary(ctx, rule))
 
 
-_arithmetic("ADD", 6, fn("add", X, Y))
-_arithmetic("SUB", 5, fn("sub", X, Y))
-_arithmetic("MUL", 8, fn("mul", X, Y))
-_arithmetic("DIV", 2, fn("div", X, Y), integers=False)
-_arithmetic("MAXIMUM", 4, fn("max", X, Y))
-_arithmetic("MINIMUM", 4, fn("min", X, Y))
-_arithmetic("POW", 2, fn("pow", X, Y), integers=False)
-# Not quantized: the CPU divides the stored numbers.
-_arithmetic("FLOOR_DIV", 3, fn("floor_div", X, Y), quantized=False,
-            notes="broadcasting; a division by 0 is an error on the CPU, and infinite or NaN here")  # fmt: skip
-_arithmetic("FLOOR_MOD", 2, fn("floor_mod", X, Y), quantized=False,
-            notes="broadcasting; exact for quotients of floats below 2^24")  # fmt: skip
-_arithmetic("ATAN2", 1, fn("atan2", X, Y), integers=False)
-_arithmetic("SQUARED_DIFFERENCE", 2, fn("mul", fn("sub", X, Y), fn("sub", X, Y)))
+_arithmetic("ADD", fn("add", X, Y), integers.added)
+_arithmetic("SUB", fn("sub", X, Y), integers.subtracted)
+_arithmetic("MUL", fn("mul", X, Y), integers.multiplied)
+_arithmetic("DIV", fn("div", X, Y), integers.divided)
+_arithmetic("MAXIMUM", fn("max", X, Y))
+_arithmetic("MINIMUM", fn("min", X, Y))
+_arithmetic("POW", fn("pow", X, Y))
+_arithmetic("FLOOR_DIV", fn("floor_div", X, Y))
+_arithmetic("FLOOR_MOD", fn("floor_mod", X, Y))
+_arithmetic("ATAN2", fn("atan2", X, Y))
+_arithmetic("SQUARED_DIFFERENCE", fn("mul", fn("sub", X, Y), fn("sub", X, Y)), integers.squared_difference)
+_arithmetic("LOGICAL_AND", fn("logical_and", X, Y))
+_arithmetic("LOGICAL_OR", fn("logical_or", X, Y))
 
 
-def _comparison(name: str, version: int, function: str) -> None:
-    types = ANY if function in ("eq", "ne") else NUMBER
-
-    @lowers(name, max_version=version, inputs=(types, types), outputs=BOOL, counts=2, notes="broadcasting")
-    def lower(ctx: OpContext) -> None:
-        _binary(ctx, fn(function, X, Y))
-
-    lower.__module__ = __name__
+@lowers_as(EQUAL="eq", NOT_EQUAL="ne", GREATER="gt", GREATER_EQUAL="ge", LESS="lt", LESS_EQUAL="le")
+def comparison(ctx: OpContext, function: str) -> None:
+    _binary(ctx, fn(function, X, Y), lambda: integers.compared(ctx, function))
 
 
-_comparison("EQUAL", 5, "eq")
-_comparison("NOT_EQUAL", 4, "ne")
-_comparison("GREATER", 3, "gt")
-_comparison("GREATER_EQUAL", 3, "ge")
-_comparison("LESS", 3, "lt")
-_comparison("LESS_EQUAL", 3, "le")
-
-
-@lowers("LOGICAL_AND", "LOGICAL_OR", max_version=1, inputs=(BOOL, BOOL), counts=2, notes="broadcasting")
-def logical(ctx: OpContext) -> None:
-    _binary(ctx, fn(ctx.operator.name.lower(), X, Y))
-
-
-@lowers("PRELU", max_version=1, inputs=(FLOAT, FLOAT), counts=2, notes="alpha of any shape that broadcasts")
+@lowers("PRELU")
 def prelu(ctx: OpContext) -> None:
     _check_broadcast(ctx, 2)
     ctx.check_shape(ctx.shape(0))
-    if integers.binary(ctx):
+    if integers.binary(ctx, integers.rectified):
         return
     expr = fn("select", fn("ge", X, 0), X, fn("mul", X, Y))
     ctx.elementwise(expr, [ctx.value(0), ctx.value(1)], ctx.output_value())
@@ -165,7 +155,7 @@ def prelu(ctx: OpContext) -> None:
 # ------------------------------------------------------------------------------------------ more operands
 
 
-@lowers("ADD_N", max_version=2, inputs=(NUMBER,), counts=(1, MANY), notes="inputs of one shape")
+@lowers("ADD_N")
 def add_n(ctx: OpContext) -> None:
     operands = [ctx.value(i) for i in range(len(ctx.operator.inputs))]
     for i in range(len(operands)):
@@ -189,16 +179,13 @@ def add_n(ctx: OpContext) -> None:
 GROUP = 3
 
 
-@lowers("SELECT_V2", max_version=2, inputs=(BOOL, ANY, ANY), outputs=ANY, counts=3, notes="broadcasting of all three")
+@lowers("SELECT_V2")
 def select_v2(ctx: OpContext) -> None:
     _check_broadcast(ctx, 3)
     _select(ctx, ctx.value(0))
 
 
-@lowers(
-    "SELECT", max_version=4, inputs=(BOOL, ANY, ANY), outputs=ANY, counts=3,
-    notes="condition of the operands' shape, a scalar, or of rank 1 for axis 0",
-)  # fmt: skip
+@lowers("SELECT")
 def select(ctx: OpContext) -> None:
     condition, shape = ctx.shape(0), ctx.shape(1)
     ctx.require(ctx.shape(2) == shape, f"operands of shapes {list(shape)} and {list(ctx.shape(2))} differ")

@@ -10,16 +10,13 @@ from litegpu.gpu.graph import Arg, DType, Gather, MatMul, Pad, Reshape, Shape, S
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.movement import move
-from litegpu.gpu.lower.registry import ANY, INT32, STATIC, lowers
+from litegpu.gpu.lower.registry import lowers
 
 #: Elements of the matrix by which SCATTER_ND with computed indices multiplies.
 LARGEST_SCATTER = 1 << 22
 
 
-@lowers(
-    "GATHER", max_version=8, inputs=(ANY, INT32), counts=2,
-    notes="constant or runtime indices of any rank, batch_dims; a runtime index out of range gives 0",
-)  # fmt: skip
+@lowers("GATHER")
 def gather(ctx: OpContext) -> None:
     x, indices = ctx.shape(0), ctx.shape(1)
     axis = ctx.axis(int(ctx.option("axis")), len(x))
@@ -50,10 +47,7 @@ def gather(ctx: OpContext) -> None:
     ctx.add(op, [ctx.value(0), ctx.value(1)], ctx.output_value())
 
 
-@lowers(
-    "GATHER_ND", max_version=5, inputs=(ANY, INT32), counts=2,
-    notes="constant or runtime indices; of runtime indices only the row-major place that they give has to exist",
-)  # fmt: skip
+@lowers("GATHER_ND")
 def gather_nd(ctx: OpContext) -> None:
     x, indices = ctx.shape(0), ctx.shape(1)
     depth = _depth(ctx, indices, x)
@@ -67,11 +61,7 @@ def gather_nd(ctx: OpContext) -> None:
     ctx.add(Gather(1, 1, places, inner, count), [ctx.value(0), _computed_places(ctx, 1, x[:depth])], ctx.output_value())
 
 
-@lowers(
-    "SCATTER_ND", max_version=1, inputs=(INT32, ANY, STATIC), outputs=ANY, counts=3,
-    quantized=False,  # the CPU fills with the stored number 0
-    notes="constant shape; indices that are constant and all different, or, for floats, any (equal ones add up)",
-)  # fmt: skip
+@lowers("SCATTER_ND")
 def scatter_nd(ctx: OpContext) -> None:
     indices, shape = ctx.shape(0), ctx.integers(2, "the sizes")
     depth = _depth(ctx, indices, shape)
@@ -102,10 +92,7 @@ def scatter_nd(ctx: OpContext) -> None:
     ctx.finish(MatMul(), [chosen, source], (1, 1, places, inner))
 
 
-@lowers(
-    "ONE_HOT", max_version=1, inputs=(INT32, STATIC, ANY, ANY), outputs=ANY, counts=4,
-    notes="constant depth, any axis; on and off values constant or runtime",
-)  # fmt: skip
+@lowers("ONE_HOT")
 def one_hot(ctx: OpContext) -> None:
     indices, (depth,) = ctx.shape(0), ctx.integers(1, "the depth")
     axis = ctx.axis(int(ctx.option("axis", -1)), len(indices) + 1)

@@ -15,8 +15,9 @@ import numpy as np
 from litegpu.gpu.graph import Arg, DType, Expr, Gather, substitute
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import fixed_point as fixed
+from litegpu.gpu.lower.activation import BOUNDS
 from litegpu.gpu.lower.constants import quanta
-from litegpu.gpu.lower.context import BOUNDS, OpContext
+from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.division import quotients
 from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.quantization import STORED, Grid, grid_of
@@ -103,26 +104,27 @@ def limits(grid: Grid, low: float | None, high: float | None) -> tuple[int, int]
 
 # ------------------------------------------------------------------------------------------ one operand
 
-Unary = Callable[[OpContext, Expr, Grid, Grid], Expr]
+#: The quanta of the result, by those of the operand and both grids; None if they are beyond the CPU's kernel.
+Unary = Callable[[OpContext, Expr, Grid, Grid], Expr | None]
 
 
-def _negative(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr:
+def negated(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr:
     """Of what is stored, whatever it stands for; the lowest number wraps."""
     stored = fn("neg", fn("add", x, whole(given.zero)))
     wrapped = fn("select", fn("gt", stored, whole(made.high)), whole(made.low), stored)
     return fn("sub", wrapped, whole(made.zero))
 
 
-def _rescaled(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr:
+def rescaled(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr:
     return fixed.times(x, float(np.float32(given.scale) / np.float32(made.scale)))
 
 
-def _absolute(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr:
-    magnitude = fn("abs", x)
-    return magnitude if given.scale == made.scale else _rescaled(ctx, magnitude, given, made)
+def magnitude(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr:
+    positive = fn("abs", x)
+    return positive if given.scale == made.scale else rescaled(ctx, positive, given, made)
 
 
-def _leaky(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr:
+def leaky(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr:
     alpha = np.float32(ctx.option("alpha", 0.0))
     up = np.float32(given.scale) / np.float32(made.scale)
     down = up * alpha
@@ -134,7 +136,7 @@ def _leaky(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr:
     return fn("select", fn("ge", x, whole(0)), fixed.times(x, float(up)), fixed.times(x, slope))
 
 
-def _requantized(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr:
+def requantized(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr:
     ratio = np.float32(given.scale) / np.float32(made.scale)
     same = (given.low, given.high) == (made.low, made.high)
     if given.scale == made.scale:
@@ -144,8 +146,10 @@ def _requantized(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr:
     return fixed.times(x, float(given.scale) / float(made.scale))
 
 
-def _hard_swish(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr:
+def hard_swish(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr | None:
     """x * relu6(x + 3) / 6 in 16 bits; the second factor, from 0 to 1, has 15 of them behind the point."""
+    if given.bits > 8 or fixed.multiplier_of(given.scale / 128 / made.scale)[1] > 0:
+        return None
     fine = np.float32(given.scale) / np.float32(128)
     output, output_shift = fixed.narrow_multiplier_of(float(fine / np.float32(made.scale)))
     reluish, shift = fixed.narrow_multiplier_of(float(fine / np.float32(3.0 / 32768.0)))
@@ -169,84 +173,98 @@ def _saturated(x: Expr) -> Expr:
     return fn("min", fn("max", x, whole(-32768)), whole(32767))
 
 
-_UNARY: dict[str, Unary] = {
-    "ABS": _absolute,
-    "NEG": _negative,
-    **dict.fromkeys(("RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1"), _rescaled),
-    "LEAKY_RELU": _leaky,
-    "QUANTIZE": _requantized,
-    "HARD_SWISH": _hard_swish,
-}
-_CLAMPS = {"RELU": (0, None), "RELU6": (0, 6), "RELU_N1_TO_1": (-1, 1), "RELU_0_TO_1": (0, 1)}
-
-
-def unary(ctx: OpContext) -> bool:
-    """Lower an operator of one operand in whole numbers; False if it is not one of those."""
-    rule, made = _UNARY.get(ctx.operator.name), grid_of(ctx.output)
+def unary(ctx: OpContext, rule: Unary | None, bounds: tuple[float | None, float | None] = (None, None)) -> bool:
+    """Lower an operator of one operand in whole numbers, within these real numbers; False if the CPU's kernel does not
+    compute so."""
+    made = grid_of(ctx.output)
     x = operand(ctx, 0) if rule is not None and made is not None else None
-    if rule is None or x is None or made is None:
+    result = None if rule is None or x is None or made is None else rule(ctx, x.expr(Arg(0)), x.grid, made)
+    if result is None or x is None or made is None:
         return False
-    name = ctx.operator.name
-    if name == "HARD_SWISH" and (x.grid.bits > 8 or fixed.multiplier_of(x.grid.scale / 128 / made.scale)[1] > 0):
-        return False
-    result = rule(ctx, x.expr(Arg(0)), x.grid, made)
-    ctx.elementwise(quanta_of(made, result, *_CLAMPS.get(name, (None, None))), [x.value], ctx.output_value())
+    ctx.elementwise(quanta_of(made, result, *bounds), [x.value], ctx.output_value())
     settle(ctx, made)
     return True
 
 
 # ------------------------------------------------------------------------------------------ two operands
 
-_COMPARISONS = {"EQUAL": "eq", "NOT_EQUAL": "ne", "GREATER": "gt", "GREATER_EQUAL": "ge", "LESS": "lt"}
-_COMPARISONS["LESS_EQUAL"] = "le"
-_ARITHMETIC = ("ADD", "SUB", "MUL", "DIV", "SQUARED_DIFFERENCE", "PRELU")
+#: Gives the output its value, if the CPU's kernel computes so.
+Binary = Callable[[OpContext, Operand, Operand, Grid], bool]
 
 
-def binary(ctx: OpContext) -> bool:
-    """Lower an operator of two operands, which broadcast, in whole numbers; False if it is not one of those."""
-    name, made = ctx.operator.name, grid_of(ctx.output)
-    known = name in _COMPARISONS or (made is not None and name in _ARITHMETIC)
-    if not known or int(ctx.option("fused_activation_function")) not in BOUNDS:
+def binary(ctx: OpContext, rule: Binary | None) -> bool:
+    """Lower an operator of two operands, which broadcast, in whole numbers; False if the CPU's kernel does not compute
+    so."""
+    made = grid_of(ctx.output)
+    found = None if rule is None or made is None else _operands(ctx)
+    return rule is not None and found is not None and made is not None and rule(ctx, *found, made)
+
+
+def compared(ctx: OpContext, function: str) -> bool:
+    """The same for a comparison. Real numbers in units of 2**-8, compared as rounded; the CPU orders int16 by what is
+    stored."""
+    found = _operands(ctx)
+    if found is None:
         return False
-    x, y = operand(ctx, 0), operand(ctx, 1)
-    if x is None or y is None or (name == "DIV" and max(x.grid.bits, y.grid.bits) > 8):
-        return False
-    a, b = x.expr(Arg(0)), y.expr(Arg(1))
-    operands = [x.value, y.value]
-    if name in _COMPARISONS:
-        ctx.elementwise(_compared(_COMPARISONS[name], (a, x), (b, y)), operands, ctx.output_value())
-        return True
-    assert made is not None
-    if name in ("ADD", "SUB"):
-        total = _sum(ctx, a, b, x.scale, y.scale, made)
-        if total is None:
-            return False
-        finish(ctx, total, operands)
-    elif name == "MUL":
-        factor = x.scale * y.scale / np.float32(made.scale)
-        product = fn("mul", a, b)
-        if _by_xnnpack(ctx, _PRODUCTS, factor):
-            nearest = fn("to_int32", fn("round", fn("mul", fn("to_float32", product), float(factor))))
-            finish(ctx, nearest, operands)
-        else:
-            finish(ctx, fixed.times(product, float(factor)), operands)
-    elif name == "DIV":
-        _divide(ctx, (a, x), (b, y), made)
-    elif name == "SQUARED_DIFFERENCE":
-        finish(ctx, _squared_difference(a, b, x.scale, y.scale, made), operands, activation=False)
+    places = (Arg(0), Arg(1))
+    numbers: list[Expr]
+    if function not in ("eq", "ne") and all(o.grid.bits > 8 for o in found):
+        numbers = [fn("add", o.expr(x), whole(o.grid.zero)) for o, x in zip(found, places, strict=True)]
     else:
-        up = x.scale / np.float32(made.scale)
-        down = x.scale * y.scale / np.float32(made.scale)
-        negative = fixed.times(fn("mul", a, b), float(down))
-        result = fn("select", fn("ge", a, whole(0)), fixed.times(a, float(up)), negative)
-        finish(ctx, result, operands, activation=False)
+        shifted = [fixed.shifted_left(o.expr(x), 8) for o, x in zip(found, places, strict=True)]
+        numbers = [fixed.times(q, float(o.scale)) for q, o in zip(shifted, found, strict=True)]
+    ctx.elementwise(fn(function, *numbers), [o.value for o in found], ctx.output_value())
     return True
 
 
-def _sum(ctx: OpContext, a: Expr, b: Expr, x: np.float32, y: np.float32, made: Grid) -> Expr | None:
+def _operands(ctx: OpContext) -> tuple[Operand, Operand] | None:
+    if int(ctx.option("fused_activation_function")) not in BOUNDS:
+        return None
+    x, y = operand(ctx, 0), operand(ctx, 1)
+    return None if x is None or y is None else (x, y)
+
+
+def added(ctx: OpContext, x: Operand, y: Operand, made: Grid) -> bool:
+    return _summed(ctx, "add", x, y, made)
+
+
+def subtracted(ctx: OpContext, x: Operand, y: Operand, made: Grid) -> bool:
+    return _summed(ctx, "sub", x, y, made)
+
+
+def _summed(ctx: OpContext, operation: str, x: Operand, y: Operand, made: Grid) -> bool:
+    total = _sum(ctx, operation, x.expr(Arg(0)), y.expr(Arg(1)), x.scale, y.scale, made)
+    if total is None:
+        return False
+    finish(ctx, total, [x.value, y.value])
+    return True
+
+
+def multiplied(ctx: OpContext, x: Operand, y: Operand, made: Grid) -> bool:
+    factor = x.scale * y.scale / np.float32(made.scale)
+    product = fn("mul", x.expr(Arg(0)), y.expr(Arg(1)))
+    if _by_xnnpack(ctx, _PRODUCTS, factor):
+        nearest = fn("to_int32", fn("round", fn("mul", fn("to_float32", product), float(factor))))
+        finish(ctx, nearest, [x.value, y.value])
+    else:
+        finish(ctx, fixed.times(product, float(factor)), [x.value, y.value])
+    return True
+
+
+def rectified(ctx: OpContext, x: Operand, slope: Operand, made: Grid) -> bool:
+    """PRELU."""
+    a, b = x.expr(Arg(0)), slope.expr(Arg(1))
+    up = x.scale / np.float32(made.scale)
+    down = x.scale * slope.scale / np.float32(made.scale)
+    negative = fixed.times(fn("mul", a, b), float(down))
+    result = fn("select", fn("ge", a, whole(0)), fixed.times(a, float(up)), negative)
+    finish(ctx, result, [x.value, slope.value], activation=False)
+    return True
+
+
+def _sum(ctx: OpContext, operation: str, a: Expr, b: Expr, x: np.float32, y: np.float32, made: Grid) -> Expr | None:
     """The sum or difference: XNNPACK scales both terms with 21 bits, the other kernels first to a common scale."""
     scales = [float(x), float(y), made.scale]
-    operation = ctx.operator.name.lower()
     factors = [x / np.float32(made.scale), y / np.float32(made.scale)]
     if _by_xnnpack(ctx, _SUMS, *factors):
         shift = 21 - math.frexp(float(max(factors)))[1]
@@ -262,10 +280,12 @@ def _sum(ctx: OpContext, a: Expr, b: Expr, x: np.float32, y: np.float32, made: G
     return fixed.times(fn(operation, *apart), common / ((1 << left) * made.scale))
 
 
-def _divide(ctx: OpContext, x: tuple[Expr, Operand], y: tuple[Expr, Operand], made: Grid) -> None:
+def divided(ctx: OpContext, dividend: Operand, divisor: Operand, made: Grid) -> bool:
     """Looked up in a table of all quotients."""
-    (a, dividend), (b, divisor) = x, y
     first, second = dividend.grid, divisor.grid
+    if max(first.bits, second.bits) > 8:
+        return False
+    a, b = dividend.expr(Arg(0)), divisor.expr(Arg(1))
     row = fn("mul", fn("add", a, whole(first.zero - first.low)), whole(256))
     place = fn("add", row, fn("add", b, whole(second.zero - second.low)))
     places = ctx.intermediate(ctx.output.shape, DType.INT32)
@@ -274,20 +294,17 @@ def _divide(ctx: OpContext, x: tuple[Expr, Operand], y: tuple[Expr, Operand], ma
     count = math.prod(ctx.output.shape)
     found = ctx.add(Gather(1, 1, 1 << 16, 1, count), [table, places], ctx.intermediate(ctx.output.shape, DType.INT32))
     finish(ctx, Arg(0), [found])
+    return True
 
 
-def _squared_difference(a: Expr, b: Expr, x: np.float32, y: np.float32, made: Grid) -> Expr:
-    left, common = 7, 2.0 * float(max(x, y))
-    terms = [fixed.times(fixed.shifted_left(q, left), float(s) / common) for q, s in ((a, x), (b, y))]
+def squared_difference(ctx: OpContext, x: Operand, y: Operand, made: Grid) -> bool:
+    left, common = 7, 2.0 * float(max(x.scale, y.scale))
+    quanta = ((x.expr(Arg(0)), x.scale), (y.expr(Arg(1)), y.scale))
+    terms = [fixed.times(fixed.shifted_left(q, left), float(s) / common) for q, s in quanta]
     difference = fn("sub", *terms)
-    return fixed.times(fn("mul", difference, difference), common * common / ((1 << 2 * left) * made.scale))
-
-
-def _compared(function: str, *operands: tuple[Expr, Operand]) -> Expr:
-    """Real numbers in units of 2**-8, compared as rounded; the CPU orders int16 by what is stored."""
-    if function not in ("eq", "ne") and all(o.grid.bits > 8 for _, o in operands):
-        return fn(function, *(fn("add", q, whole(o.grid.zero)) for q, o in operands))
-    return fn(function, *(fixed.times(fixed.shifted_left(q, 8), float(o.scale)) for q, o in operands))
+    result = fixed.times(fn("mul", difference, difference), common * common / ((1 << 2 * left) * made.scale))
+    finish(ctx, result, [x.value, y.value], activation=False)
+    return True
 
 
 def _by_xnnpack(ctx: OpContext, allowed: tuple[float, float], *ratios: np.float32) -> bool:

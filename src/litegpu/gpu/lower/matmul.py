@@ -13,13 +13,10 @@ from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.product import product
 from litegpu.gpu.lower.quantization import grid_of
-from litegpu.gpu.lower.registry import BIAS, FLOAT, lowers
+from litegpu.gpu.lower.registry import lowers
 
 
-@lowers(
-    "FULLY_CONNECTED", max_version=14, inputs=(FLOAT, FLOAT, BIAS), counts=(2, 3),
-    notes="any input rank (leading sizes are flattened), keep_num_dims; constant or runtime weights",
-)  # fmt: skip
+@lowers("FULLY_CONNECTED")
 def fully_connected(ctx: OpContext) -> None:
     ctx.require(int(ctx.option("weights_format")) == 0, "shuffled weights (weights_format 1) are not taken")
     x, weights = ctx.shape(0), ctx.shape(1)
@@ -32,7 +29,7 @@ def fully_connected(ctx: OpContext) -> None:
         ctx.check_shape((*x[:-1], units))
     elif math.prod(ctx.output.shape) != elements // depth * units or ctx.output.shape[-1:] != (units,):
         raise Unsupported(f"output of shape {list(ctx.output.shape)} for {elements // depth} rows of {units} units")
-    p = product(ctx, units)
+    p = product(ctx, units, once=True)
     rows = x if x and x[-1] == depth else (elements // depth, depth)
     if p.array is not None:
         source = ctx.reshaped(p.data, rows)
@@ -44,10 +41,7 @@ def fully_connected(ctx: OpContext) -> None:
     ctx.finish(MatMul(transpose_b=True), [source, p.weights()], shape, p.epilogue, p.operands)
 
 
-@lowers(
-    "BATCH_MATMUL", max_version=4, inputs=(FLOAT, FLOAT), counts=2, ranks=(2, 4),
-    notes="adj_x, adj_y, broadcasting of the leading axes; either side constant or runtime",
-)  # fmt: skip
+@lowers("BATCH_MATMUL")
 def batch_matmul(ctx: OpContext) -> None:
     x, y = ctx.shape(0), ctx.shape(1)
     ctx.require(min(len(x), len(y)) >= 2, f"operands of shapes {list(x)} and {list(y)}: both must have rank 2 to 4")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from litegpu.gpu.graph import RESULT, Arg, Concat, Pad, Reshape, Shape, Slice, Step, Tile, Transpose, bhwc, step_shape
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.registry import ANY, MANY, STATIC, lowers
+from litegpu.gpu.lower.registry import lowers
 from litegpu.model.types import Tensor
 
 
@@ -31,14 +31,14 @@ def _between(shape: Shape, steps: Sequence[Step], result: Shape) -> list[Step]:
 # ---------------------------------------------------------------------------------------- reinterpretation
 
 
-@lowers("RESHAPE", max_version=2, inputs=(ANY, STATIC), counts=(1, 2), notes="constant shape")
+@lowers("RESHAPE")
 def reshape(ctx: OpContext) -> None:
     if ctx.has(1) and ctx.tensor(1).data is None:
         ctx.integers(1, "the new sizes")
     _reinterpret(ctx)
 
 
-@lowers("SQUEEZE", max_version=2, inputs=(ANY,))
+@lowers("SQUEEZE")
 def squeeze(ctx: OpContext) -> None:
     x = ctx.shape(0)
     dims = ctx.option("squeeze_dims", ())
@@ -48,7 +48,7 @@ def squeeze(ctx: OpContext) -> None:
     _reinterpret(ctx)
 
 
-@lowers("EXPAND_DIMS", max_version=1, inputs=(ANY, STATIC), counts=2)
+@lowers("EXPAND_DIMS")
 def expand_dims(ctx: OpContext) -> None:
     x, where = ctx.shape(0), ctx.integers(1, "the axis")
     ctx.require(len(where) == 1, f"{len(where)} axes where the operator takes one")
@@ -67,7 +67,7 @@ def _reinterpret(ctx: OpContext) -> None:
 # ------------------------------------------------------------------------------------ transposition, tiling
 
 
-@lowers("TRANSPOSE", max_version=9, inputs=(ANY, STATIC), counts=2, notes="constant permutation")
+@lowers("TRANSPOSE")
 def transpose(ctx: OpContext) -> None:
     rank = len(ctx.shape(0))
     given = ctx.integers(1, "the permutation")
@@ -76,7 +76,7 @@ def transpose(ctx: OpContext) -> None:
     move(ctx, [Transpose(perm)])
 
 
-@lowers("TILE", max_version=3, inputs=(ANY, STATIC), counts=2, notes="constant multiples")
+@lowers("TILE")
 def tile(ctx: OpContext) -> None:
     multiples = ctx.integers(1, "the multiples")
     ctx.require(
@@ -86,7 +86,7 @@ def tile(ctx: OpContext) -> None:
     move(ctx, [Tile(multiples)])
 
 
-@lowers("BROADCAST_TO", max_version=3, inputs=(ANY, STATIC), counts=2, notes="constant shape")
+@lowers("BROADCAST_TO")
 def broadcast_to(ctx: OpContext) -> None:
     x, target = ctx.shape(0), ctx.integers(1, "the sizes")
     whole = (1,) * (len(target) - len(x)) + x
@@ -99,7 +99,7 @@ def broadcast_to(ctx: OpContext) -> None:
 # ------------------------------------------------------------------------------------------- space and depth
 
 
-@lowers("SPACE_TO_DEPTH", max_version=2, inputs=(ANY,), ranks=(4, 4))
+@lowers("SPACE_TO_DEPTH")
 def space_to_depth(ctx: OpContext) -> None:
     b, h, w, c = ctx.shape(0)
     block = _block(ctx)
@@ -109,7 +109,7 @@ def space_to_depth(ctx: OpContext) -> None:
     move(ctx, [Reshape((b, h, w, c), split), Transpose((0, 1, 3, 2, 4, 5)), Reshape(gathered, result)])
 
 
-@lowers("DEPTH_TO_SPACE", max_version=2, inputs=(ANY,), ranks=(4, 4))
+@lowers("DEPTH_TO_SPACE")
 def depth_to_space(ctx: OpContext) -> None:
     b, h, w, c = ctx.shape(0)
     block = _block(ctx)
@@ -120,10 +120,7 @@ def depth_to_space(ctx: OpContext) -> None:
     move(ctx, [Reshape((b, h, w, c), split), Transpose((0, 1, 3, 2, 4, 5)), Reshape(spread, result)])
 
 
-@lowers(
-    "SPACE_TO_BATCH_ND", max_version=4, inputs=(ANY, STATIC, STATIC), counts=3, ranks=(3, 4),
-    notes="constant blocks and paddings",
-)  # fmt: skip
+@lowers("SPACE_TO_BATCH_ND")
 def space_to_batch(ctx: OpContext) -> None:
     x, block, pads = _blocks(ctx, "the paddings")
     ctx.require(min((n for pair in pads for n in pair), default=0) >= 0, f"paddings {pads} are negative")
@@ -143,10 +140,7 @@ def space_to_batch(ctx: OpContext) -> None:
     move(ctx, [Pad(before, after), Reshape(padded, split), Transpose(order), Reshape(gathered, result)])
 
 
-@lowers(
-    "BATCH_TO_SPACE_ND", max_version=4, inputs=(ANY, STATIC, STATIC), counts=3, ranks=(3, 4),
-    notes="constant blocks and crops",
-)  # fmt: skip
+@lowers("BATCH_TO_SPACE_ND")
 def batch_to_space(ctx: OpContext) -> None:
     x, block, crops = _blocks(ctx, "the crops")
     m, area = len(block), math.prod(block)
@@ -183,7 +177,7 @@ def _blocks(ctx: OpContext, what: str) -> tuple[Shape, tuple[int, ...], list[tup
 # --------------------------------------------------------------------------------------- joining tensors
 
 
-@lowers("CONCATENATION", max_version=7, inputs=(ANY,), counts=(1, MANY), notes="any axis")
+@lowers("CONCATENATION")
 def concatenation(ctx: OpContext) -> None:
     rank = len(ctx.output.shape)
     axis = ctx.axis(int(ctx.option("axis")), rank)
@@ -192,10 +186,10 @@ def concatenation(ctx: OpContext) -> None:
         same = len(s) == rank and all(n == m for i, (n, m) in enumerate(zip(s, shapes[0], strict=True)) if i != axis)
         ctx.require(same, f"shapes {[list(s) for s in shapes]} do not join along axis {axis}")
     ctx.check_shape(sum(s[axis] for s in shapes) if i == axis else n for i, n in enumerate(shapes[0]))
-    _join(ctx, [ctx.value(i) for i in range(len(shapes))], axis + 4 - rank)
+    _join(ctx, [ctx.value(i) for i in range(len(shapes))], axis + 4 - rank, activated=True)
 
 
-@lowers("PACK", max_version=5, inputs=(ANY,), counts=(1, MANY), notes="results up to rank 4")
+@lowers("PACK")
 def pack(ctx: OpContext) -> None:
     rank = len(ctx.output.shape)
     axis = ctx.axis(int(ctx.option("axis")), rank)
@@ -206,12 +200,12 @@ def pack(ctx: OpContext) -> None:
     _join(ctx, [ctx.reshaped(ctx.value(i), layer) for i in range(count)], axis + 4 - rank)
 
 
-def _join(ctx: OpContext, values: list[int], axis: int) -> None:
-    """Values along an axis of B,H,W,C, then the fused activation."""
+def _join(ctx: OpContext, values: list[int], axis: int, *, activated: bool = False) -> None:
+    """Values along an axis of B,H,W,C, then the fused activation if the operator has one."""
     found = {ctx.builder.values[v].dtype for v in values}
     ctx.require(len(found) == 1, "inputs of different types are not taken together")
     dtype = found.pop()
-    epilogue = ctx.activation(Arg(0), dtype) if ctx.operator.name == "CONCATENATION" else RESULT
+    epilogue = ctx.activation(Arg(0), dtype) if activated else RESULT
     joined = values[0]
     if len(values) > 1:
         output = ctx.output_value() if epilogue == RESULT else ctx.intermediate(ctx.output.shape, dtype)

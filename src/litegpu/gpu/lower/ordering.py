@@ -10,14 +10,12 @@ from litegpu.gpu.graph import RESULT, Arg, DType, Gather, Reduce, Reshape, Shape
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.movement import move
-from litegpu.gpu.lower.registry import ANY, FLOAT, STATIC, lowers
+from litegpu.gpu.lower.registry import lowers
+from litegpu.model.ops.ordering import LONGEST
 from litegpu.model.types import TensorType
 
-#: Each result of CUMSUM and TOPK_V2 looks at the whole axis, so long ones are left to the CPU.
-LONGEST = 8192
 
-
-@lowers("REVERSE_V2", max_version=3, inputs=(ANY, STATIC), counts=2, notes="constant axes")
+@lowers("REVERSE_V2")
 def reverse(ctx: OpContext) -> None:
     x = ctx.shape(0)
     axes = {ctx.axis(a, len(x)) for a in ctx.integers(1, "the axes")}
@@ -26,10 +24,7 @@ def reverse(ctx: OpContext) -> None:
     move(ctx, [Slice(begin, stride, x)])
 
 
-@lowers(
-    "CUMSUM", max_version=1, inputs=(FLOAT, STATIC), counts=2, ranks=(1, 4),
-    notes=f"constant axis of up to {LONGEST} elements, exclusive, reverse",
-)  # fmt: skip
+@lowers("CUMSUM")
 def cumsum(ctx: OpContext) -> None:
     """Each result is the sum of those elements of its row that come before it."""
     x = ctx.shape(0)
@@ -53,11 +48,7 @@ def cumsum(ctx: OpContext) -> None:
     ctx.copy(total, [Reshape((rows, 1, n, 1), moved), Transpose(back), Reshape(x, bhwc(x))], ctx.output_value())
 
 
-@lowers(
-    "TOPK_V2", max_version=3, inputs=(FLOAT, STATIC), counts=2, ranks=(1, 4),
-    notes=f"constant k, rows of up to {LONGEST} elements; of equals the first comes first",
-    outputs=FLOAT | frozenset({TensorType.INT32}),
-)  # fmt: skip
+@lowers("TOPK_V2")
 def top_k(ctx: OpContext) -> None:
     """An element's rank is the number of those before it in order; the element of rank i is result number i."""
     x = ctx.shape(0)

@@ -16,10 +16,11 @@ from litegpu.gpu.custom.pooling import MaxUnpool, WindowArgmax
 from litegpu.gpu.custom.sampling import Resample, TransformImage
 from litegpu.gpu.graph import RESULT, Custom, Pool2D, TransposeConv2D
 from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.lower.activation import activate
 from litegpu.gpu.lower.constants import Unsupported
-from litegpu.gpu.lower.context import OpContext, activate
+from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.product import product
-from litegpu.gpu.lower.registry import FLOAT, lowers
+from litegpu.gpu.lower.registry import lowers, lowers_as
 from litegpu.model.ops.windows import SAME, VALID, before, output_size
 
 Pair = tuple[int, int]
@@ -30,10 +31,7 @@ _PADDING = {1: SAME, 2: VALID}
 _INDEX_MARGIN = 0.1
 
 
-@lowers(
-    "MaxPoolingWithArgmax2D", max_version=1, ranks=(4, 4), custom=True,
-    notes="values, and places in the window + 0.1; options are a TfLitePoolParams",
-)  # fmt: skip
+@lowers("MaxPoolingWithArgmax2D")
 def max_pooling_with_argmax(ctx: OpContext) -> None:
     ctx.require(len(ctx.outputs) == 2, f"{len(ctx.outputs)} outputs where the operator has 2")
     padding, stride, window, activation = _pool_params(ctx)
@@ -53,10 +51,7 @@ def max_pooling_with_argmax(ctx: OpContext) -> None:
     ctx.add(Custom(WindowArgmax(window, stride, padded)), [x], ctx.output_value(places), margin)
 
 
-@lowers(
-    "MaxUnpooling2D", max_version=1, counts=2, ranks=(4, 4), custom=True,
-    notes="of values and their places in the window; options are a TfLitePoolParams",
-)  # fmt: skip
+@lowers("MaxUnpooling2D")
 def max_unpooling(ctx: OpContext) -> None:
     _, stride, window, _ = _pool_params(ctx)
     values, places, out = ctx.shape(0), ctx.shape(1), tuple(ctx.output.shape)
@@ -70,10 +65,7 @@ def max_unpooling(ctx: OpContext) -> None:
     ctx.add(Custom(op), [ctx.value(0), ctx.value(1)], ctx.output_value())
 
 
-@lowers(
-    "Convolution2DTransposeBias", max_version=1, inputs=(FLOAT, FLOAT, FLOAT), counts=(2, 3), ranks=(4, 4), custom=True,
-    notes="data, weights OHWI, bias; options are a TfLiteTransposeConvParams",
-)  # fmt: skip
+@lowers("Convolution2DTransposeBias")
 def convolution_transpose_bias(ctx: OpContext) -> None:
     padding, stride_w, stride_h = _integers(ctx, 3)
     x, weights = ctx.shape(0), ctx.shape(1)
@@ -107,7 +99,7 @@ def _integers(ctx: OpContext, count: int) -> tuple[int, ...]:
     return struct.unpack_from(f"<{count}i", options)
 
 
-@lowers("Resampler", max_version=1, counts=2, ranks=(4, 4), custom=True, notes="bilinear, zeros outside of the image")
+@lowers("Resampler")
 def resampler(ctx: OpContext) -> None:
     image, warp = ctx.shape(0), ctx.shape(1)
     ctx.require(
@@ -118,12 +110,8 @@ def resampler(ctx: OpContext) -> None:
     ctx.add(Custom(Resample()), [ctx.value(0), ctx.value(1)], ctx.output_value())
 
 
-@lowers(
-    "TransformTensor", "TransformTensorBilinear", max_version=2, counts=2, ranks=(4, 4), custom=True,
-    notes="bilinear; options are FlexBuffers",
-)  # fmt: skip
-def transform_tensor(ctx: OpContext) -> None:
-    centred = ctx.operator.name == "TransformTensorBilinear"
+@lowers_as(TransformTensor=False, TransformTensorBilinear=True)
+def transform_tensor(ctx: OpContext, centred: bool) -> None:
     options = _Options(ctx)
     if centred:
         size = (options.integer("output_height"), options.integer("output_width"))
@@ -137,10 +125,7 @@ def transform_tensor(ctx: OpContext) -> None:
     ctx.add(Custom(TransformImage(centred)), [ctx.value(0), _matrix(ctx, 1)], ctx.output_value())
 
 
-@lowers(
-    "TransformLandmarks", max_version=2, counts=2, ranks=(3, 4), custom=True,
-    notes="version 1 with dimensions and scale, version 2 without; options are FlexBuffers",
-)  # fmt: skip
+@lowers("TransformLandmarks")
 def transform_landmarks(ctx: OpContext) -> None:
     shape = ctx.shape(0)
     ctx.check_shape(shape)
@@ -156,16 +141,13 @@ def transform_landmarks(ctx: OpContext) -> None:
     ctx.finish(Custom(TransformPoints(scale)), [points, _matrix(ctx, 1)], each)
 
 
-@lowers(
-    "Landmarks2TransformMatrix", "Landmarks2TransformMatrixV2", max_version=2, ranks=(3, 4), custom=True,
-    notes="landmarks of three dimensions; options are FlexBuffers",
-)  # fmt: skip
-def landmarks_to_transform_matrix(ctx: OpContext) -> None:
+@lowers_as(Landmarks2TransformMatrix=1, Landmarks2TransformMatrixV2=2)
+def landmarks_to_transform_matrix(ctx: OpContext, edition: int) -> None:
     options, elements = _Options(ctx), math.prod(ctx.shape(0))
     ctx.require(elements % 3 == 0, f"{elements} numbers are not landmarks of 3 dimensions")
     left, right = options.integer("left_rotation_idx"), options.integer("right_rotation_idx")
     definition: Definition
-    if ctx.operator.name == "Landmarks2TransformMatrix":
+    if edition == 1:
         dimensions, extent = options.integer("dimensions"), options.number("landmarks_range")
         ctx.require(dimensions == 3, f"landmarks of {dimensions} dimensions: 3 are known")
         ctx.require(extent > 0, f"landmarks_range {extent} is not positive")

@@ -13,32 +13,16 @@ from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.convolution import placed
 from litegpu.gpu.lower.quantization import grid_of
-from litegpu.gpu.lower.registry import lowers
-
-KINDS = {"AVERAGE_POOL_2D": "average", "L2_POOL_2D": "squares", "MAX_POOL_2D": "max"}
+from litegpu.gpu.lower.registry import lowers, lowers_as
 
 
-@lowers(
-    "AVERAGE_POOL_2D",
-    "MAX_POOL_2D",
-    max_version=3,
-    ranks=(4, 4),
-    notes="SAME padding is left out of averages",
-)
-@lowers(
-    "L2_POOL_2D",
-    max_version=1,
-    ranks=(4, 4),
-    quantized=False,
-    notes="the root of the mean of the squares; SAME padding is left out",
-)
-def pool_2d(ctx: OpContext) -> None:
+@lowers_as(AVERAGE_POOL_2D="average", L2_POOL_2D="squares", MAX_POOL_2D="max")
+def pool_2d(ctx: OpContext, kind: str) -> None:
     x = ctx.shape(0)
     window = (int(ctx.option("filter_height", 1)), int(ctx.option("filter_width", 1)))
     stride = (int(ctx.option("stride_h", 1)), int(ctx.option("stride_w", 1)))
     ctx.require(min(*window, *stride) > 0, f"window {list(window)} or strides {list(stride)} are not positive")
     padding = placed(ctx, x, window, stride, (1, 1), x[3])
-    kind = KINDS[ctx.operator.name]
     source = ctx.value(0)
     grid = grid_of(ctx.output)
     whole = integers.operand(ctx, 0) if kind == "average" and grid is not None and ctx.unit is None else None
@@ -48,13 +32,7 @@ def pool_2d(ctx: OpContext) -> None:
     ctx.add(Pool2D(kind, window, stride, padding), [source], ctx.output_value(), ctx.activation(result))
 
 
-@lowers(
-    "LOCAL_RESPONSE_NORMALIZATION",
-    max_version=1,
-    ranks=(4, 4),
-    quantized=False,
-    notes="infinities and NaN reach the channels at most `radius` away (on the CPU all later ones)",
-)
+@lowers("LOCAL_RESPONSE_NORMALIZATION")
 def local_response_normalization(ctx: OpContext) -> None:
     """x * (bias + alpha * s) ** -beta, where s is the sum of the squares of the channels at most `radius` away. They
     are pooled in an image of one row, which has a column for each channel and a channel for each pixel."""

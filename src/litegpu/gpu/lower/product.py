@@ -9,8 +9,9 @@ import numpy as np
 
 from litegpu.gpu.graph import RESULT, Arg, DType, Expr
 from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.lower.activation import BOUNDS
 from litegpu.gpu.lower.constants import Array, quanta
-from litegpu.gpu.lower.context import BOUNDS, OpContext
+from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.fixed_point import multiplier_of, whole
 from litegpu.gpu.lower.integers import quanta_of
 from litegpu.gpu.lower.quantization import Grid, grid_of
@@ -37,27 +38,36 @@ class Product:
         return self.ctx.builder.constant(self.array if array is None else array, name=self.ctx.tensor(1).name)
 
 
-def product(ctx: OpContext, channels: int, *, axis: int = 0, data: int = 0, bias: int = 2) -> Product:
+def product(
+    ctx: OpContext, channels: int, *, axis: int = 0, data: int = 0, bias: int = 2, once: bool = False
+) -> Product:
     """What an operator does whose input 1 has weights with the output's channels along `axis`; `data` and `bias`, which
     may be missing, are inputs too.
 
     Quantized weights stay whole numbers, whose scales multiply the sums. Where the data are quanta, so are the sums,
-    which is exact, and become those of the output with one factor, as in XNNPACK's kernels.
+    which is exact, and become those of the output with one factor, as in XNNPACK's kernels; `once`: also where the
+    runtime's own kernel is asked for, which rounds as often.
     """
     stored = ctx.lowering.constant_tensor(ctx.operator.inputs[1])
     if stored is None:
-        return Product(ctx, ctx.value(data), None, *_finished(ctx, channels, bias, data, None, None))
+        return Product(ctx, ctx.value(data), None, *_finished(ctx, channels, bias, data, None, None, once))
     found = quanta(stored, axis, decode=not ctx.lowering.checking)
     x = ctx.quanta(data)
     if found is None:
-        return Product(ctx, ctx.value(data), ctx.array(1), *_finished(ctx, channels, bias, data, None, None))
+        return Product(ctx, ctx.value(data), ctx.array(1), *_finished(ctx, channels, bias, data, None, None, once))
     unit = None if x is None else grid_of(ctx.tensor(data))
-    result = _finished(ctx, channels, bias, data, found[1], None if unit is None else unit.scale)
+    result = _finished(ctx, channels, bias, data, found[1], None if unit is None else unit.scale, once)
     return Product(ctx, ctx.value(data) if x is None else x, found[0], *result)
 
 
 def _finished(
-    ctx: OpContext, channels: int, bias: int, data: int, scales: Array | None, unit: float | None
+    ctx: OpContext,
+    channels: int,
+    bias: int,
+    data: int,
+    scales: Array | None,
+    unit: float | None,
+    once: bool,
 ) -> tuple[Expr, list[int]]:
     """The epilogue and its operands. `scales`: of weights that are quanta. `unit`: of data that are."""
     expr: Expr = RESULT
@@ -73,7 +83,7 @@ def _finished(
     grid = grid_of(ctx.output)
     if unit is not None and grid is not None and scales is not None:
         ctx.unit = grid.scale
-        if not ctx.lowering.xnnpack and grid.bits <= 8 and ctx.operator.name != "FULLY_CONNECTED":
+        if not ctx.lowering.xnnpack and grid.bits <= 8 and not once:
             return _in_fixed_point(ctx, bias, channels, unit * scales.astype(np.float64) / grid.scale, grid)
         if ctx.has(bias):
             expr = with_array("add", _integer_bias(ctx, bias, channels))
@@ -93,7 +103,7 @@ def _finished(
 
 def _in_fixed_point(ctx: OpContext, bias: int, channels: int, factors: Array, grid: Grid) -> tuple[Expr, list[int]]:
     """The sums and the bias in whole numbers, times a multiplier of 31 bits for all or for each channel. (The runtime's
-    own kernel of FULLY_CONNECTED rounds once, as XNNPACK's do.)"""
+    own kernel of dense layers rounds once, as XNNPACK's do.)"""
     operands: list[int] = []
     expr: Expr = fn("to_int32", fn("round", RESULT))
 

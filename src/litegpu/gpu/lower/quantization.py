@@ -33,22 +33,12 @@ from litegpu.gpu.graph import (
 )
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
-from litegpu.gpu.lower.registry import REGISTRY
+from litegpu.model.ops import find
+from litegpu.model.ops.record import Halves
 from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 
 #: The types of quantized tensors that the model computes, and how they cross the border of the graph.
 STORED = {TensorType.INT8: DType.INT8, TensorType.UINT8: DType.UINT8, TensorType.INT16: DType.INT16}
-
-#: Operators whose results scale with their operands, so that they work on quanta as on real numbers.
-LINEAR = frozenset({
-    *("ABS", "ARG_MAX", "ARG_MIN", "AVERAGE_POOL_2D", "BATCH_TO_SPACE_ND", "BROADCAST_TO", "CONCATENATION"),
-    *("DEPTH_TO_SPACE", "DEQUANTIZE", "EXPAND_DIMS", "GATHER", "GATHER_ND", "MAXIMUM", "MAX_POOL_2D", "MEAN"),
-    *("MINIMUM", "MIRROR_PAD", "NEG", "PACK", "PAD", "QUANTIZE", "REDUCE_MAX", "REDUCE_MIN", "RELU", "RESHAPE"),
-    *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "REVERSE_V2", "SLICE", "SPACE_TO_BATCH_ND", "SPACE_TO_DEPTH"),
-    *("SPLIT", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "SUM", "TILE", "TRANSPOSE", "UNPACK"),
-})  # fmt: skip
-#: What else reads quanta at no cost: it multiplies them with weights, or makes them real numbers as it reads them.
-_READS_QUANTA = ("convolution", "elementwise", "FULLY_CONNECTED", "BATCH_MATMUL")
 
 
 @dataclass(frozen=True)
@@ -60,12 +50,11 @@ class Grid:
     low: int
     high: int
 
-    def rounded(self, quanta: Expr, operator: str = "") -> Expr:
-        """The nearest quanta that can be stored, halves as the CPU's kernel of `operator` rounds them: XNNPACK's to
-        even numbers, but upwards after additions; the reference kernel of AVERAGE_POOL_2D away from a stored zero."""
-        if operator in ("ADD", "SUB") or (operator == "AVERAGE_POOL_2D" and self.low == 0):
+    def rounded(self, quanta: Expr, halves: Halves = "even") -> Expr:
+        """The nearest quanta that can be stored; halves go to even numbers, up, or away from a stored zero."""
+        if halves == "up" or (halves == "away" and self.low == 0):
             nearest = fn("floor", fn("add", quanta, 0.5))
-        elif operator == "AVERAGE_POOL_2D":
+        elif halves == "away":
             stored = fn("add", quanta, self.zero)
             magnitude = fn("floor", fn("add", fn("abs", stored), 0.5))
             nearest = fn("sub", fn("mul", fn("sign", stored), magnitude), self.zero)
@@ -143,17 +132,17 @@ class QuantizedValues:
             return self.quanta[tensor], fn("to_int32", Arg(0))
         return self.real[tensor], fn("to_int32", fn("round", fn("mul", Arg(0), _ratio(1.0, grid.scale))))
 
-    def unit(self, operator: Operator, operands: Sequence[int]) -> float | None:
+    def unit(self, operands: Sequence[int]) -> float | None:
         """What 1.0 stands for in the values that `operator` is to be given for `operands`, its real tensors: their
         common quantum if it can work with that, None for real numbers."""
-        if operator.name not in LINEAR or not operands or not all(t in self.quanta for t in operands):
+        if not operands or not all(t in self.quanta for t in operands):
             return None
         scales = {grid.scale for t in operands if (grid := grid_of(self.subgraph.tensors[t])) is not None}
         return scales.pop() if len(scales) == 1 else None
 
-    def settle(self, tensor: int, value: int, grid: Grid, unit: float | None, operator: Operator) -> None:
-        """`operator` computed the tensor as `value`, where 1.0 stands for `unit` (None: real numbers): round that to
-        what the tensor can hold. Nothing need be done if it only chose among elements of that grid."""
+    def settle(self, tensor: int, value: int, grid: Grid, unit: float | None, halves: Halves, operator: int) -> None:
+        """The operator of this number computed the tensor as `value`, where 1.0 stands for `unit` (None: real numbers):
+        round that to what the tensor can hold. Nothing need be done if it only chose among elements of that grid."""
         self._follow()
         on_grid = self._grids.get(value) == grid
         if on_grid and (unit is not None) == self._is_read_as_quanta(tensor, grid):
@@ -163,10 +152,10 @@ class QuantizedValues:
         if unit != grid.scale:
             quanta = fn("mul", quanta, _ratio(1.0 if unit is None else unit, grid.scale))
         if not on_grid:
-            quanta = grid.rounded(quanta, operator.name)
+            quanta = grid.rounded(quanta, halves)
         elif unit is None:
             quanta = fn("round", quanta)
-        self._put(tensor, value, quanta, grid, (operator.index,))
+        self._put(tensor, value, quanta, grid, (operator,))
 
     def mark(self, value: int, grid: Grid) -> None:
         """All elements of `value` lie on the grid."""
@@ -240,6 +229,5 @@ def _readers(subgraph: Subgraph) -> dict[int, list[Operator]]:
 
 def _reads_quanta(operator: Operator) -> bool:
     """Whether the operator reads quanta at no cost, or not on the GPU."""
-    entry = REGISTRY.get(operator.name)
-    names = {operator.name, entry.family} if entry is not None else set()
-    return not operator.is_custom and (entry is None or operator.name in LINEAR or not names.isdisjoint(_READS_QUANTA))
+    known = find(operator)
+    return not operator.is_custom and (known is None or known.gpu is None or known.gpu.quanta != "")

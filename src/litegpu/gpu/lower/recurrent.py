@@ -9,10 +9,12 @@ import numpy as np
 from litegpu.gpu.graph import RESULT, Arg, Concat, Conv2D, Custom, DType, Expr, MatMul, Reshape, Slice, Step, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.kernels.lstm import CANDIDATE, FORGET, GATES, INPUT, OUTPUT, Lstm, fits
+from litegpu.gpu.lower.activation import ACTIVATIONS, FUSED, activate
 from litegpu.gpu.lower.constants import Array, Unsupported
-from litegpu.gpu.lower.context import ACTIVATIONS, FUSED, OpContext, activate
+from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.quantization import Grid, grid_of
-from litegpu.gpu.lower.registry import BIAS, FLOAT, lowers
+from litegpu.gpu.lower.registry import lowers
+from litegpu.model.ops.record import BIAS, FLOAT
 from litegpu.model.types import TensorType
 
 #: The operands of the layer by their meaning: of the gates input, candidate, forget, output.
@@ -26,18 +28,12 @@ _HIDDEN = 4  # of the intermediates: what is projected
 _INPUTS = (*[FLOAT] * 12, *[BIAS] * 4, FLOAT, BIAS, FLOAT)
 
 
-@lowers(
-    "UNIDIRECTIONAL_SEQUENCE_LSTM", max_version=4, inputs=_INPUTS, counts=(20, 24), ranks=(3, 3),
-    notes="constant weights; CIFG, peepholes, projection, layer normalisation, clips; either major; variable states",
-)  # fmt: skip
+@lowers("UNIDIRECTIONAL_SEQUENCE_LSTM")
 def unidirectional_sequence_lstm(ctx: OpContext) -> None:
     _layer(ctx, bool(ctx.option("time_major", False)))
 
 
-@lowers(
-    "LSTM", max_version=4, inputs=_INPUTS, counts=(5, 24), ranks=(2, 2),
-    notes="one step: the full kernel as the sequence's, or the basic one (5 inputs), whose states may be variables",
-)  # fmt: skip
+@lowers("LSTM")
 def lstm(ctx: OpContext) -> None:
     if int(ctx.option("kernel_type", 0)) == _BASIC:
         _basic(ctx)

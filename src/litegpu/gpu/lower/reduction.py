@@ -10,26 +10,13 @@ from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.fixed_point import multiplier_of, whole
 from litegpu.gpu.lower.quantization import grid_of
-from litegpu.gpu.lower.registry import BOOL, FLOAT, STATIC, lowers
-from litegpu.model.types import TensorType
-
-KINDS = {"MEAN": "mean", "SUM": "sum", "REDUCE_MAX": "max", "REDUCE_MIN": "min", "REDUCE_PROD": "prod"}
-OF_BOOLS = {"REDUCE_ALL": "min", "REDUCE_ANY": "max"}
+from litegpu.gpu.lower.registry import lowers, lowers_as
 
 
-@lowers(
-    "REDUCE_MAX", "REDUCE_MIN", max_version=3, inputs=(FLOAT, STATIC), counts=2,
-    notes="any constant axes, keep_dims or not; a NaN is passed over (on the CPU its place decides)",
-)  # fmt: skip
-@lowers(
-    "MEAN", "SUM", "REDUCE_PROD", max_version=3, inputs=(FLOAT, STATIC), counts=2,
-    notes="any constant axes, keep_dims or not",
-)  # fmt: skip
-@lowers(
-    "REDUCE_ALL", "REDUCE_ANY", max_version=1, inputs=(BOOL, STATIC), counts=2,
-    notes="any constant axes, keep_dims or not",
-)  # fmt: skip
-def reduce(ctx: OpContext) -> None:
+@lowers_as(
+    MEAN="mean", SUM="sum", REDUCE_MAX="max", REDUCE_MIN="min", REDUCE_PROD="prod", REDUCE_ALL="all", REDUCE_ANY="any"
+)
+def reduce(ctx: OpContext, kind: str) -> None:
     x = ctx.shape(0)
     axes = sorted({ctx.axis(a, len(x)) for a in ctx.integers(1, "the axes")})
     kept = tuple(1 if i in axes else n for i, n in enumerate(x))
@@ -37,12 +24,12 @@ def reduce(ctx: OpContext) -> None:
     if not axes:
         ctx.copy(ctx.value(0), [], ctx.output_value())
         return
-    spatial, name = tuple(a + 4 - len(x) for a in axes), ctx.operator.name
-    if name in OF_BOOLS:
-        extreme = Reduce(OF_BOOLS[name], spatial, fn("to_int32", RESULT))
+    spatial = tuple(a + 4 - len(x) for a in axes)
+    if kind in ("all", "any"):
+        extreme = Reduce("min" if kind == "all" else "max", spatial, fn("to_int32", RESULT))
         ctx.finish(extreme, [ctx.value(0)], kept, fn("to_bool", RESULT), dtype=DType.BOOL)
-    elif name != "MEAN" or not _mean_of_integers(ctx, spatial, kept, math.prod(x[a] for a in axes)):
-        ctx.finish(Reduce(KINDS[name], spatial), [ctx.value(0)], kept)
+    elif kind != "mean" or not _mean_of_integers(ctx, spatial, kept, math.prod(x[a] for a in axes)):
+        ctx.finish(Reduce(kind, spatial), [ctx.value(0)], kept)
 
 
 def _mean_of_integers(ctx: OpContext, axes: tuple[int, ...], shape: tuple[int, ...], count: int) -> bool:
@@ -60,24 +47,19 @@ def _mean_of_integers(ctx: OpContext, axes: tuple[int, ...], shape: tuple[int, .
     return True
 
 
-@lowers(
-    "ARG_MAX", "ARG_MIN", max_version=3, inputs=(FLOAT, STATIC), counts=2,
-    outputs=frozenset({TensorType.INT32, TensorType.INT64}),
-    notes="constant axis; the result may be INT32 or INT64; numbers come before NaN",
-)  # fmt: skip
-def arg_reduce(ctx: OpContext) -> None:
+@lowers_as(ARG_MAX="max", ARG_MIN="min")
+def arg_reduce(ctx: OpContext, kind: str) -> None:
     x = ctx.shape(0)
     values = ctx.integers(1, "the axis")
     ctx.require(len(values) == 1, f"{len(values)} axes where the operator takes one")
     axis = ctx.axis(values[0], len(x))
     ctx.require(x[axis] > 0, f"axis {axis} of shape {list(x)} is empty")
     ctx.check_shape(n for i, n in enumerate(x) if i != axis)
-    kind = "max" if ctx.operator.name == "ARG_MAX" else "min"
     kept = tuple(1 if i == axis else n for i, n in enumerate(x))
     ctx.finish(ArgReduce(kind, axis + 4 - len(x)), [ctx.value(0)], kept, dtype=DType.INT32)
 
 
-@lowers("L2_NORMALIZATION", max_version=2, notes="along the last axis")
+@lowers("L2_NORMALIZATION")
 def l2_normalization(ctx: OpContext) -> None:
     """x / max(|x|, 1e-6)."""
     ctx.check_shape(ctx.shape(0))

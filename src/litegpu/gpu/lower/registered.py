@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,11 +19,11 @@ from litegpu.gpu.custom.registration import Registration, as_outputs
 from litegpu.gpu.graph import Custom, DType, Shape
 from litegpu.gpu.kernels.context import Context, Launch
 from litegpu.gpu.lang import Features, KernelError, Value
-from litegpu.gpu.lower.registry import ANY, MANY, MAX_RANK, Entry
+from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.registry import Entry
+from litegpu.model.ops import Gpu, Op
+from litegpu.model.ops.record import ANY, MANY
 from litegpu.model.types import Tensor
-
-if TYPE_CHECKING:
-    from litegpu.gpu.lower.context import OpContext
 
 _NUMPY = {
     DType.FLOAT32: np.dtype(np.float32),
@@ -35,8 +35,8 @@ _NUMPY = {
 def custom_entry(registration: Registration) -> Entry:
     """How the registered operator is lowered."""
     lower = functools.partial(_lower, registration)
-    counts, ranks = (0, MANY), (0, MAX_RANK)
-    return Entry(registration.name, lower, registration.max_version, (ANY,), ANY, counts, ranks, "", True)
+    gpu = Gpu(registration.max_version, inputs=(ANY,), counts=(0, MANY))
+    return Entry(Op(registration.name, custom=True, gpu=gpu), gpu, lower)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,21 +10,17 @@ from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.movement import move
 from litegpu.gpu.lower.quantization import grid_of
-from litegpu.gpu.lower.registry import FLOAT, STATIC, lowers
+from litegpu.gpu.lower.registry import lowers_as
 from litegpu.model.types import TensorType
 
 
-@lowers(
-    "RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", max_version=4, inputs=(FLOAT, STATIC), counts=2, ranks=(4, 4),
-    notes="constant size; align_corners or half_pixel_centers",
-)  # fmt: skip
-def resize(ctx: OpContext) -> None:
+@lowers_as(RESIZE_BILINEAR="bilinear", RESIZE_NEAREST_NEIGHBOR="nearest")
+def resize(ctx: OpContext, kind: str) -> None:
     x = ctx.shape(0)
     size = ctx.integers(1, "the new sizes")
     ctx.require(len(size) == 2 and min(size) > 0, f"new sizes {list(size)} are not two positive numbers")
     ctx.check_shape((x[0], *size, x[3]))
     aligned, centred = bool(ctx.option("align_corners", False)), bool(ctx.option("half_pixel_centers", False))
-    kind = "bilinear" if ctx.operator.name == "RESIZE_BILINEAR" else "nearest"
     ctx.require(not (aligned and centred and kind == "bilinear"), "align_corners with half_pixel_centers is undefined")
     if kind == "nearest" and tuple(size) == tuple(x[1:3]):
         move(ctx, [])

@@ -8,7 +8,7 @@ from litegpu.gpu.graph import Mirror, Pad, Reshape, Slice
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.movement import move
-from litegpu.gpu.lower.registry import ANY, STATIC, lowers
+from litegpu.gpu.lower.registry import lowers
 from litegpu.model.ops.strides import strided
 
 REFLECT, SYMMETRIC = 0, 1
@@ -17,7 +17,7 @@ REFLECT, SYMMETRIC = 0, 1
 # -------------------------------------------------------------------------------------------------- slices
 
 
-@lowers("SLICE", max_version=8, inputs=(ANY, STATIC, STATIC), counts=3, notes="constant begin and size")
+@lowers("SLICE")
 def slice_(ctx: OpContext) -> None:
     x = ctx.shape(0)
     begin, size = ctx.integers(1, "the begins"), ctx.integers(2, "the sizes")
@@ -28,10 +28,7 @@ def slice_(ctx: OpContext) -> None:
     move(ctx, [Slice(begin, (1,) * len(x), target)])
 
 
-@lowers(
-    "STRIDED_SLICE", max_version=8, inputs=(ANY, STATIC, STATIC, STATIC), counts=4,
-    notes="constant begin, end and strides (negative ones too), all masks",
-)  # fmt: skip
+@lowers("STRIDED_SLICE")
 def strided_slice(ctx: OpContext) -> None:
     x = ctx.shape(0)
     given = [ctx.integers(i, what) for i, what in ((1, "the begins"), (2, "the ends"), (3, "the strides"))]
@@ -46,7 +43,7 @@ def strided_slice(ctx: OpContext) -> None:
 # -------------------------------------------------------------------------------------------------- splits
 
 
-@lowers("SPLIT", max_version=5, inputs=(STATIC, ANY), outputs=ANY, counts=2, notes="constant axis")
+@lowers("SPLIT")
 def split(ctx: OpContext) -> None:
     x, count = ctx.shape(1), len(ctx.outputs)
     axis = _one_axis(ctx, 0, len(x))
@@ -54,7 +51,7 @@ def split(ctx: OpContext) -> None:
     _split(ctx, 1, axis, [x[axis] // count] * count)
 
 
-@lowers("SPLIT_V", max_version=3, inputs=(ANY, STATIC, STATIC), counts=3, notes="constant sizes and axis")
+@lowers("SPLIT_V")
 def split_v(ctx: OpContext) -> None:
     x, sizes = ctx.shape(0), list(ctx.integers(1, "the sizes"))
     axis = _one_axis(ctx, 2, len(x))
@@ -67,7 +64,7 @@ def split_v(ctx: OpContext) -> None:
     _split(ctx, 0, axis, sizes)
 
 
-@lowers("UNPACK", max_version=6, inputs=(ANY,))
+@lowers("UNPACK")
 def unpack(ctx: OpContext) -> None:
     x = ctx.shape(0)
     axis = ctx.axis(int(ctx.option("axis")), len(x))
@@ -97,12 +94,12 @@ def _one_axis(ctx: OpContext, i: int, rank: int) -> int:
 # ------------------------------------------------------------------------------------------------- padding
 
 
-@lowers("PAD", max_version=6, inputs=(ANY, STATIC), counts=2, notes="constant paddings")
+@lowers("PAD")
 def pad(ctx: OpContext) -> None:
     move(ctx, [Pad(*_paddings(ctx))])
 
 
-@lowers("PADV2", max_version=6, inputs=(ANY, STATIC, ANY), counts=3, notes="constant paddings and value")
+@lowers("PADV2")
 def pad_v2(ctx: OpContext) -> None:
     ctx.require(ctx.is_constant(2), "the padding value is computed by the model: the GPU needs a constant")
     ctx.require(ctx.dtype(2) is ctx.dtype(0), "the padding value has another type than the input")
@@ -110,7 +107,7 @@ def pad_v2(ctx: OpContext) -> None:
     move(ctx, [Pad(*_paddings(ctx), float(ctx.array(2).reshape(())))])
 
 
-@lowers("MIRROR_PAD", max_version=3, inputs=(ANY, STATIC), counts=2, notes="REFLECT and SYMMETRIC")
+@lowers("MIRROR_PAD")
 def mirror_pad(ctx: OpContext) -> None:
     before, after = _paddings(ctx)
     mode = int(ctx.option("mode", REFLECT))

@@ -8,13 +8,13 @@ from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.registry import lowers
 
 
-@lowers("SOFTMAX", max_version=4, notes="along the last axis, any beta")
+@lowers("SOFTMAX")
 def softmax(ctx: OpContext) -> None:
     ctx.check_shape(ctx.shape(0))
     ctx.add(Softmax(float(ctx.option("beta", 1.0))), [ctx.value(0)], ctx.output_value())
 
 
-@lowers("LOG_SOFTMAX", max_version=2, notes="along the last axis")
+@lowers("LOG_SOFTMAX")
 def log_softmax(ctx: OpContext) -> None:
     """x - max - log(sum(exp(x - max)))."""
     ctx.check_shape(ctx.shape(0))

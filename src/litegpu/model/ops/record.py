@@ -28,6 +28,9 @@ MANY = 1 << 16
 #: The highest rank of a tensor on the GPU.
 MAX_RANK = 4
 
+#: How halves of a quantum are rounded.
+Halves = Literal["even", "up", "away"]
+
 ShapeRule = Callable[[ShapeNode], Sequence[Shape]]
 Estimate = Callable[[ShapeNode], Shape]
 BatchRule = Callable[[BatchNode], Place | None]
@@ -65,7 +68,7 @@ class Gpu:
     rescales: Types = frozenset()
     #: How the CPU's kernel rounds halves of a quantum: XNNPACK's to even numbers, but upwards after additions; the
     #: reference kernel of pools away from a stored zero.
-    halves: Literal["even", "up", "away"] = "even"
+    halves: Halves = "even"
 
     @property
     def count(self) -> tuple[int, int]:

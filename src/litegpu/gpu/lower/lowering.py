@@ -1,0 +1,85 @@
+"""Operators become nodes of the graph, one after another."""
+
+from __future__ import annotations
+
+import weakref
+
+from litegpu.gpu import custom
+from litegpu.gpu.graph import Arg, DType, Elementwise, bhwc
+from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.lower.constants import Unsupported
+from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.quantization import grid_of
+from litegpu.gpu.lower.registered import custom_entry
+from litegpu.gpu.lower.registry import REGISTRY, Entry
+from litegpu.gpu.lower.values import Values
+from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
+
+
+class Lowering(Values):
+    """Adds operators to the graph."""
+
+    def lower(self, operator: Operator) -> None:
+        """Add the nodes of one operator, none if nothing reads its results. Raises Unsupported."""
+        if not self._is_read(operator):
+            return
+        entry = _entry(operator)
+        if entry is None:
+            kind = "custom operator" if operator.is_custom else "operator"
+            raise Unsupported(f"the {kind} {operator.name} is not among those that the GPU runs")
+        if operator.version > entry.gpu.max_version:
+            raise Unsupported(f"version {operator.version}: versions up to {entry.gpu.max_version} are known")
+        ctx = OpContext(self, operator, entry.gpu)
+        fewest, most = entry.gpu.count
+        if not fewest <= len(operator.inputs) <= most:
+            wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
+            raise Unsupported(f"{len(operator.inputs)} inputs where the operator takes {wanted}")
+        for i in range(len(operator.inputs)):
+            if ctx.has(i):
+                ctx.check_input(i)
+        rank = len(ctx.shape(entry.gpu.data))
+        low, high = entry.gpu.ranks
+        if not low <= rank <= high:
+            wanted = f"rank {low}" if low == high else f"ranks {low} to {high}"
+            raise Unsupported(f"input {entry.gpu.data} has rank {rank}: the operator takes {wanted}")
+        for tensor in ctx.outputs:
+            ctx.check_output(tensor)
+        ctx.choose_unit()
+        entry.lower(ctx)
+        for tensor in ctx.outputs:
+            self._settle(ctx, tensor)
+
+    def _is_read(self, operator: Operator) -> bool:
+        """Whether anything reads what the operator computes, or a variable keeps it."""
+        if self.subgraph not in _READ:
+            _READ[self.subgraph] = {*self.subgraph.outputs, *(t for o in self.subgraph.operators for t in o.inputs)}
+        tensors = self.subgraph.tensors
+        return not _READ[self.subgraph].isdisjoint(operator.outputs) or any(
+            t >= 0 and tensors[t].is_variable for t in operator.inputs
+        )
+
+    def _settle(self, ctx: OpContext, t: Tensor) -> None:
+        """Turn a result in units of `ctx.unit` into what is kept for the tensor."""
+        value, grid = self.values[t.index], grid_of(t)
+        if grid is not None and ctx.moves_stored:
+            del self.values[t.index]
+            self.quantized.enter(t.index, value, grid)
+        elif grid is not None:
+            del self.values[t.index]
+            self.quantized.settle(t.index, value, grid, ctx.unit, ctx.gpu.halves, ctx.operator.index)
+        elif ctx.unit is not None and t.type is TensorType.FLOAT32:
+            result = self.builder.value(bhwc(t.shape), DType.FLOAT32, name=t.name, tensor=t.index)
+            self.builder.node(Elementwise(), (), result, fn("mul", Arg(0), ctx.unit), [value], (ctx.operator.index,))
+            self.values[t.index] = result
+
+
+def _entry(operator: Operator) -> Entry | None:
+    """How an operator is lowered; what a user registered for a custom code comes first."""
+    if operator.is_custom:
+        registered = custom.registered(operator.name)
+        if registered is not None:
+            return custom_entry(registered)
+    return REGISTRY.get((operator.name, operator.is_custom))
+
+
+_READ: weakref.WeakKeyDictionary[Subgraph, set[int]] = weakref.WeakKeyDictionary()
