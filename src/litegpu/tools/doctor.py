@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import litegpu
-from litegpu.errors import DeviceError
+from litegpu.gpu.backends import registry
+from litegpu.gpu.backends.contract import Backend, Device
+from litegpu.gpu.backends.diagnosis import Diagnosed, Doctor, ListedDevice, Listing, SystemPart, SystemReport
 from litegpu.gpu.lang.features import Features
-from litegpu.tools.doctor_system import SystemReport, inspect_system, system_advice
+from litegpu.tools.doctor_system import inspect_system, missing_file_advice, permission_advice, system_lines
 
-if TYPE_CHECKING:
-    from litegpu.gpu.backends.contract import Device
-    from litegpu.gpu.backends.webgpu.adapters import AdapterInfo
-
-_PACKAGES = ("ai-edge-litert", "wgpu", "numpy", "cuda-bindings", "nvidia-cuda-nvrtc")
+_PACKAGES = ("ai-edge-litert", "numpy")
 
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """One device through CUDA or one graphics API. `problem` is None if a test kernel computed the right answer."""
+    """One device through one backend or API. `problem` is None if a test kernel computed the right answer."""
 
     name: str
     backend: str
@@ -37,50 +36,75 @@ class DeviceReport:
     def works(self) -> bool:
         return self.problem is None
 
+    @property
+    def is_software(self) -> bool:
+        return self.kind == "software"
+
+    @property
+    def is_last_resort(self) -> bool:
+        """Whether it is only taken where no other API has a device."""
+        return self.backend in registry.entry_of(self.backend).last_resorts
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether "auto" would take it if there were no other."""
+        return registry.entry_of(self.backend).automatic and not (self.is_last_resort and self.is_software)
+
 
 @dataclass(frozen=True)
 class Diagnosis:
     """Everything that doctor found. `chosen` is the index in `devices` of what "auto" picks, or, where it is
-    software, passes over; `webgpu_problem` says why
-    there is no such choice; `advice` is what to do, most useful first."""
+    software, passes over; `problem` says why there is no such choice; `parts` is what the system has for a backend, by
+    its name, and `notes` what backends say of themselves; `advice` is what to do, most useful first."""
 
     platform: str
     versions: dict[str, str]  # "missing" where a package is not installed
     devices: tuple[DeviceReport, ...]
     chosen: int | None
-    webgpu_problem: str | None
+    problem: str | None
     system: SystemReport
-    cuda: str  # versions of the driver and of NVRTC, or why CUDA is not used
+    parts: Mapping[str, SystemPart]
+    notes: tuple[str, ...]
     advice: tuple[str, ...]
 
     @property
     def ok(self) -> bool:
         """Whether some device that "auto" would take works; the exit status of `litegpu doctor` is 0 if so, else 1."""
-        return any(device.works for device in self.devices if (device.backend, device.kind) != ("gl", "software"))
+        return any(device.works for device in self.devices if device.is_automatic)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {"ok": self.ok, **dataclasses.asdict(self)}
 
 
+@dataclass(frozen=True)
+class _Part:
+    """What one backend says. `doctor` is None for one that has nothing to say but its device."""
+
+    name: str
+    listing: Listing
+    doctor: Doctor | None
+    system: SystemPart | None
+
+
 def diagnose() -> Diagnosis:
     """Look at this machine: opens every device and runs tiny kernels on each. Takes seconds; never raises."""
-    cuda, cuda_devices = _cuda()
-    adapters, problem = _adapters()
-    devices = (*cuda_devices, *map(_adapter_report, adapters))
-    chosen, choice_problem = _choice(adapters) if problem is None else (None, None)
-    if cuda_devices:
-        chosen = 0
-    system = inspect_system()
+    parts = [_part(name, backend) for name, backend in registry.every()]
+    doctors = [part.doctor for part in parts if part.doctor is not None]
+    devices = tuple(_report(listed) for part in parts for listed in part.listing.devices)
+    chosen, problem = _choice(parts)
+    makers = dict.fromkeys(maker for part in parts if part.system is not None for maker in part.system.makers)
+    system = inspect_system(tuple(makers), [name for doctor in doctors for name in doctor.variables])
     return Diagnosis(
         platform=f"{platform.system()} {platform.release()} on {platform.machine()}",
-        versions=_versions(),
+        versions=_versions((*_PACKAGES, *(name for doctor in reversed(doctors) for name in doctor.packages))),
         devices=devices,
         chosen=chosen,
-        webgpu_problem=problem or choice_problem,
+        problem=problem,
         system=system,
-        cuda=cuda,
-        advice=tuple(_advice(devices, problem, system, cuda)),
+        parts={part.name: part.system for part in parts if part.system is not None},
+        notes=tuple(part.listing.note for part in parts if part.listing.note),
+        advice=tuple(_advice(devices, parts, system)),
     )
 
 
@@ -100,14 +124,15 @@ def render_text(diagnosis: Diagnosis) -> str:
         lines.append("   none")
     if diagnosis.chosen is not None:
         chosen = diagnosis.devices[diagnosis.chosen]
-        if chosen.kind == "software":
-            lines.append(f"   device=auto uses the CPU; * is what device=webgpu uses, software: {chosen.name}")
+        if chosen.is_software:
+            asked = registry.owner(chosen.backend)
+            lines.append(f"   device=auto uses the CPU; * is what device={asked} uses, software: {chosen.name}")
         else:
             lines.append(f"   * is what device=auto uses: {chosen.name}")
-    elif diagnosis.webgpu_problem:
-        lines.append(f"   nothing to use: {diagnosis.webgpu_problem}")
-    lines += ["", "System", *(f"   {line}" for line in diagnosis.system.lines())]
-    lines += [f"   CUDA: {diagnosis.cuda}"]
+    elif diagnosis.problem:
+        lines.append(f"   nothing to use: {diagnosis.problem}")
+    facts = [*system_lines(diagnosis.system), *(line for part in diagnosis.parts.values() for line in part.lines())]
+    lines += ["", "System", *(f"   {line}" for line in (*facts, *diagnosis.notes))]
     if diagnosis.advice:
         lines += ["", "What to do", *(f" - {line}" for line in diagnosis.advice)]
     lines += ["", _verdict(diagnosis)]
@@ -125,94 +150,61 @@ def _verdict(diagnosis: Diagnosis) -> str:
     return "The GPU path works here."
 
 
-def _cuda() -> tuple[str, list[DeviceReport]]:
-    """What there is of CUDA, and its devices."""
-    from litegpu.gpu.backends.cuda import opening as cuda
-
+def _part(name: str, backend: Backend) -> _Part:
+    if isinstance(backend, Diagnosed):
+        doctor = backend.doctor()
+        return _Part(name, doctor.list_devices(), doctor, doctor.inspect(os.environ))
     try:
-        found, versions = cuda.list_devices(), cuda.versions()
-    except DeviceError as error:
-        return f"not used: {error}", []
-    reports = []
-    for one in found:
-        driver = f"CUDA {versions.driver}, NVRTC {versions.nvrtc}"
-        features = Features()
-        try:
-            features, problem = cuda.open_device(one.index).features, _attempt(_cuda_self_test, one.index)
-        except Exception as error:
-            problem = _text(error)
-        kind = f"compute capability {one.capability / 10}"
-        reports.append(DeviceReport(f"{one.name} {one.uuid}", "cuda", kind, driver, features, problem))
-    return f"driver for CUDA {versions.driver}, NVRTC {versions.nvrtc}", reports
-
-
-def _adapters() -> tuple[Sequence[AdapterInfo], str | None]:
-    """All adapters, those of OpenGL last, and why there are none."""
-    try:
-        from litegpu.gpu.backends.webgpu.adapters import list_adapters
-
-        found = list_adapters("auto")
+        device = backend.open_device(None, None, software=True)
     except Exception as error:
-        return [], f"wgpu does not work: {_text(error)}"
+        return _Part(name, Listing((), problem=_text(error)), None, None)
+    info = device.info
+    kind = "software" if info.is_software else "unknown"
+    listed = ListedDevice(info.name, info.backend, kind, info.driver, device.features, lambda: device)
+    return _Part(name, Listing((listed,), 0), None, None)
+
+
+def _choice(parts: Sequence[_Part]) -> tuple[int | None, str | None]:
+    """The number, among all devices, of the one that "auto" tries first, or None and why there is none."""
+    before, problem = 0, None
+    for part in parts:
+        if registry.ENTRIES[part.name].automatic:
+            if part.listing.chosen is not None:
+                return before + part.listing.chosen, None
+            problem = part.listing.problem
+        before += len(part.listing.devices)
+    return None, problem
+
+
+def _report(listed: ListedDevice) -> DeviceReport:
+    features, unusable = listed.features, False
     try:
-        return [*found, *list_adapters("gl")], None
-    except DeviceError:
-        return found, None
-
-
-def _choice(adapters: Sequence[AdapterInfo]) -> tuple[int | None, str | None]:
-    from litegpu.gpu.backends.webgpu.adapters import choose_adapter
-
-    try:
-        chosen = choose_adapter()
-    except DeviceError as error:
-        return None, str(error)
-    return next((i for i, adapter in enumerate(adapters) if adapter == chosen), None), None
-
-
-def _attempt(test: Any, device: Any) -> str | None:
-    try:
-        return test(device)  # type: ignore[no-any-return]
+        device = listed.open()
     except Exception as error:
-        return _text(error)
-
-
-def _adapter_report(adapter: AdapterInfo) -> DeviceReport:
-    from litegpu.gpu.backends.webgpu.device import WebGpuDevice
-
-    problem: str | None
-    unusable = False
-    try:
-        device = WebGpuDevice(adapter)
-    except Exception as error:
-        problem, unusable = _text(error), True
+        problem: str | None = _text(error)
+        unusable = True
     else:
-        problem = _attempt(_self_test, device)
-    return DeviceReport(
-        adapter.name, adapter.backend, adapter.kind, adapter.driver, adapter.features, problem, unusable
-    )
+        features, problem = device.features, _self_test(device)
+    return DeviceReport(listed.name, listed.api, listed.kind, listed.driver, features, problem, unusable)
 
 
 def _passed_over(device: DeviceReport, devices: Sequence[DeviceReport]) -> bool:
     """Whether it is no fault that a device does not work: OpenGL that has no compute shaders, beside another API."""
-    return device.backend == "gl" and device.unusable and any(d.works and d.kind != "software" for d in devices)
+    return device.is_last_resort and device.unusable and any(d.works and not d.is_software for d in devices)
 
 
 def _self_test(device: Device) -> str | None:
-    return _computes_wrongly(device)
-
-
-def _cuda_self_test(index: int) -> str | None:
-    from litegpu.gpu.backends.cuda.opening import open_device
-
-    return _computes_wrongly(open_device(index))
+    """What is wrong with the device, or None."""
+    try:
+        return _computes_wrongly(device)
+    except Exception as error:
+        return _text(error)
 
 
 def _computes_wrongly(device: Device) -> str | None:
     """Run x * 2 + 1 on the device, in float32 and if it has it in float16; what is wrong, or None."""
     import numpy as np
 
-    from litegpu.gpu.backends import registry
     from litegpu.gpu.graph import DType
     from litegpu.gpu.lang import Kernel, f16, f32, trace
     from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
@@ -258,32 +250,36 @@ def _computes_wrongly(device: Device) -> str | None:
     return None
 
 
-def _advice(devices: Sequence[DeviceReport], problem: str | None, system: SystemReport, cuda: str = "") -> list[str]:
-    if problem is not None:
-        return [f"Reinstall wgpu (pip install --force-reinstall wgpu): {problem}"]
-    working = [device for device in devices if device.works]
+def _advice(devices: Sequence[DeviceReport], parts: Sequence[_Part], system: SystemReport) -> list[str]:
+    repairs = [part.listing.repair for part in parts if part.listing.repair is not None]
+    if repairs:
+        return repairs
     advice = [
         f"{device.name} ({device.backend}) fails its self-test: update its driver, or avoid it with "
         "LITEGPU_WEBGPU_ADAPTER=<part of another device's name>."
         for device in devices
         if not device.works and not _passed_over(device, devices)
     ]
-    real = [device for device in working if device.kind != "software"]
-    if system.nvidia.present and not any(device.backend == "cuda" for device in devices):
-        advice.append(f"The NVIDIA GPU is faster through CUDA, which is {cuda}.")
-    advice += system_advice(system, [f"{device.name} {device.driver}" for device in real])
+    real = [device for device in devices if device.works and not device.is_software]
+    working = [f"{device.name} {device.driver}" for device in real]
+    advice += permission_advice(system)
+    for part in parts:
+        if part.doctor is not None and part.system is not None:
+            advice += part.doctor.advice(part.listing, part.system, system, working)
+    advice += missing_file_advice(system, working)
     if not real and not advice:
-        from litegpu.gpu.backends.webgpu.adapters import install_advice
-
-        if working:
+        if any(device.works and registry.entry_of(device.backend).automatic for device in devices):
             advice.append("Only a software renderer was found: its results are right, but the CPU path is faster.")
-        advice.append(install_advice() if system.shows_gpu is not False else "No GPU is visible to this machine.")
+        if system.shows_gpu is False:
+            advice.append("No GPU is visible to this machine.")
+        else:
+            advice += filter(None, (part.doctor.install_advice() for part in parts if part.doctor is not None))
     return advice
 
 
-def _versions() -> dict[str, str]:
+def _versions(packages: Sequence[str]) -> dict[str, str]:
     versions = {"Python": platform.python_version(), "litegpu": litegpu.__version__}
-    for package in _PACKAGES:
+    for package in packages:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -14,7 +14,8 @@ from litegpu.gpu.backends.contract import Backend, Device
 class Entry:
     """`language`: what its kernels are printed in, a device's `target`. `apis`: names of parts of it that a device can
     be asked for by. `numbered`: whether devices have numbers, as in "cuda:1". `widespread`: nearly every machine has a
-    device of it. `automatic`: whether "auto" tries it."""
+    device of it. `automatic`: whether "auto" tries it. `last_resorts`: parts that are only taken where no other has a
+    device."""
 
     module: str
     language: str
@@ -22,12 +23,19 @@ class Entry:
     numbered: bool = False
     widespread: bool = False
     automatic: bool = True
+    last_resorts: tuple[str, ...] = ()
 
 
 #: By name, in the order in which "auto" tries them.
 ENTRIES: Mapping[str, Entry] = {
     "cuda": Entry("litegpu.gpu.backends.cuda.backend", "cuda", numbered=True),
-    "webgpu": Entry("litegpu.gpu.backends.webgpu.backend", "wgsl", ("vulkan", "metal", "d3d12", "gl"), widespread=True),
+    "webgpu": Entry(
+        "litegpu.gpu.backends.webgpu.backend",
+        "wgsl",
+        ("vulkan", "metal", "d3d12", "gl"),
+        widespread=True,
+        last_resorts=("gl",),
+    ),
     "reference": Entry("litegpu.gpu.backends.reference.backend", "tree", automatic=False),
 }
 
@@ -45,6 +53,11 @@ def numbered() -> tuple[str, ...]:
 def owner(word: str) -> str:
     """The backend that a word of words(), but "auto", asks for."""
     return next(name for name, entry in ENTRIES.items() if word == name or word in entry.apis)
+
+
+def entry_of(word: str) -> Entry:
+    """What is registered of the backend that a word asks for."""
+    return ENTRIES[owner(word)]
 
 
 def words_for(api: str) -> tuple[str, ...]:

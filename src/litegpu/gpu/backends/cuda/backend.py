@@ -11,6 +11,7 @@ from litegpu.gpu.backends.cuda import energy, opening
 from litegpu.gpu.backends.cuda.native import CudaNative
 from litegpu.gpu.backends.cuda.place import is_in_cuda_memory
 from litegpu.gpu.backends.cuda.printer import print_cuda
+from litegpu.gpu.backends.diagnosis import Doctor
 from litegpu.gpu.kernels import native
 from litegpu.gpu.lang import Features, Kernel
 
@@ -21,6 +22,11 @@ class CudaBackend:
 
     def is_passed_over(self, error: DeviceError) -> None:
         opening.warn_unusable(error)
+
+    def doctor(self) -> Doctor:
+        from litegpu.gpu.backends.cuda.doctor import DOCTOR
+
+        return DOCTOR
 
     def print_kernel(self, kernel: Kernel, features: Features) -> str:
         return print_cuda(kernel, features)

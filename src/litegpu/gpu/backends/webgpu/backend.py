@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends.contract import Device
+from litegpu.gpu.backends.diagnosis import Doctor
 from litegpu.gpu.backends.webgpu.printer import print_wgsl
 from litegpu.gpu.lang import Features, Kernel
 
@@ -17,6 +18,11 @@ class WebGpuBackend:
 
     def is_passed_over(self, error: DeviceError) -> None:
         pass  # nothing comes after it
+
+    def doctor(self) -> Doctor:
+        from litegpu.gpu.backends.webgpu.doctor import DOCTOR
+
+        return DOCTOR
 
     def print_kernel(self, kernel: Kernel, features: Features) -> str:
         return print_wgsl(kernel, features)
