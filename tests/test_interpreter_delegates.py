@@ -580,7 +580,7 @@ def test_the_gpu_keeps_nothing_of_the_cpu() -> None:
     assert gpu.delegation_report().counts["CPU"] == 1
     value = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.float32) / 8
     wanted = np.exp(2 * np.array([[4, 3, 2, 1], [6, 5, 7, 8]], np.float32) / 8)
-    kernel = next(step.kernel for step in gpu._plan._steps if step.owner == "GPU")
+    kernel = gpu.plan.kernels[0]
     run = kernel.session.run
     for attempt in range(4):
         gpu.set_tensor(x, value)

@@ -605,3 +605,35 @@ def test_invoke_releases_the_interpreter_lock(models_dir: Path) -> None:
     stop.set()
     thread.join()
     assert ticks > 50
+
+
+def test_a_file_that_is_replaced_meanwhile(tmp_path: Path) -> None:
+    """The official runtime opens the file again, for another shape say: it has to be the one that was read at first."""
+
+    def adding(number: float) -> bytes:
+        model = ModelBuilder()
+        x = model.input("x", (1, 3), shape_signature=(-1, 3))
+        model.output(model.op("ADD", [x, model.constant(np.full((1, 3), number, np.float32))], (1, 3)))
+        return bytes(model.build())
+
+    def run(interpreter: litegpu.Interpreter, rows: int) -> np.ndarray:
+        interpreter.resize_tensor_input(0, (rows, 3))
+        interpreter.allocate_tensors()
+        interpreter.set_tensor(0, np.zeros((rows, 3), np.float32))
+        interpreter.invoke()
+        found: np.ndarray = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+        return found
+
+    path, new = tmp_path / "a.tflite", tmp_path / "b.tflite"
+    for rows in (2, 0):  # of nothing: with another official interpreter, without XNNPACK
+        path.write_bytes(adding(1))
+        new.write_bytes(adding(2))
+        interpreter = litegpu.Interpreter(path)
+        assert (run(interpreter, 1) == 1).all()
+        os.replace(new, path)
+        assert run(interpreter, rows).shape == (rows, 3)
+        assert (run(interpreter, 4) == 1).all()
+        assert (run(litegpu.Interpreter(path), 1) == 2).all()
+    path.unlink()
+    run(interpreter, 0)
+    assert (run(interpreter, 1) == 1).all()

@@ -304,7 +304,7 @@ def test_signatures_check_their_names_and_resize(delegated: bool) -> None:
     for batch in (1, 3, 2):
         x = np.repeat(X, batch, axis=0)
         np.testing.assert_array_equal(runner(in0=x)["out0"], x + 1)
-        assert (interpreter._plan is not None) == delegated
+        assert (interpreter.plan is not None) == delegated
 
 
 def test_a_signature_s_inference_is_on_its_own_inputs() -> None:
@@ -327,16 +327,16 @@ def test_options_of_the_interpreter_reach_the_official_one() -> None:
         f.name for f in dataclasses.fields(OfficialOptions) if f.name not in ("delegates", "custom_op_registerers")
     ]
     switches = [name for name in names if name not in ("num_threads", "op_resolver_type")]
-    plain = litegpu.Interpreter(model_content=adder())._options
+    plain = litegpu.Interpreter(model_content=adder())._setup.options
     assert plain.num_threads is None and plain.op_resolver_type is litegpu.OpResolverType.AUTO
     for chosen in switches:
         options: dict[str, Any] = {f"experimental_{chosen}": True}
-        found = litegpu.Interpreter(model_content=adder(), **options)._options
+        found = litegpu.Interpreter(model_content=adder(), **options)._setup.options
         assert {name: getattr(found, name) for name in switches} == {name: name == chosen for name in switches}
     reference = litegpu.OpResolverType.BUILTIN_REF
     found = litegpu.Interpreter(
         model_content=adder(), num_threads=3, experimental_op_resolver_type=reference
-    )._options  # fmt: skip
+    )._setup.options  # fmt: skip
     assert (found.num_threads, found.op_resolver_type) == (3, reference)
 
 
@@ -346,7 +346,7 @@ def test_values_of_another_byte_order_and_views_of_constants() -> None:
     (given,) = interpreter.get_input_details()
     interpreter.set_tensor(given["index"], X.astype(">f4"))
     np.testing.assert_array_equal(interpreter.get_tensor(given["index"]), X)
-    constant = next(t.index for t in interpreter._model.main.tensors if t.is_constant)
+    constant = next(t.index for t in interpreter.model.main.tensors if t.is_constant)
     view = interpreter.tensor(constant)()
     assert not view.flags.writeable and interpreter.tensor(given["index"])().flags.writeable
 
@@ -354,7 +354,7 @@ def test_values_of_another_byte_order_and_views_of_constants() -> None:
 def test_an_inference_in_the_background_is_done_when_its_plan_is(monkeypatch: pytest.MonkeyPatch) -> None:
     interpreter = litegpu.Interpreter(model_content=adder(), experimental_delegates=[NumpyDelegate()])
     interpreter.allocate_tensors()
-    plan = type(interpreter._plan)
+    plan = type(interpreter.plan)
     log: list[str] = []
     for name in ("invoke", "settle"):
         real = getattr(plan, name)

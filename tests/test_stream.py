@@ -298,13 +298,13 @@ def test_large_copies(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_user_code_and_inferences_overlap() -> None:
     """Each of the caller's steps and each inference sleep: together they take as long as the slower of the two."""
     with litegpu.load(network(), "cpu") as model:
-        invoke = model.interpreter._invoke
+        invoke = model.interpreter._engine.invoke
 
         def slow() -> None:
             time.sleep(0.03)
             invoke()
 
-        model.interpreter._invoke = slow  # type: ignore[method-assign]
+        model.interpreter._engine.invoke = slow  # type: ignore[method-assign]
         times = []
         for _ in range(3):  # a busy machine may sleep longer
             started = time.perf_counter()

@@ -269,7 +269,7 @@ def test_calls_that_overlap(numpy_delegate: Any) -> None:
     interpreter = Interpreter(model_content=network(), experimental_delegates=[numpy_delegate()])
     interpreter.allocate_tensors()
     inside, go_on = threading.Event(), threading.Event()
-    plan = interpreter._plan
+    plan = interpreter.plan
     assert plan is not None
     usual = plan.invoke
 
@@ -314,7 +314,7 @@ def test_nothing_stays_locked_after_an_error_or_an_interruption(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(interpreter, "_invoke", interrupted)
+        patch.setattr(interpreter._engine, "invoke", interrupted)
         with pytest.raises(KeyboardInterrupt):
             interpreter.invoke()
     assert not interpreter._turns.inside
@@ -403,7 +403,7 @@ def test_the_check_costs_little() -> None:
         return best
 
     def costs() -> float:
-        ours, official = (lambda: interpreter.get_tensor(index)), (lambda: interpreter._official.get_tensor(index, 0))
+        ours, official = (lambda: interpreter.get_tensor(index)), (lambda: interpreter.official.get_tensor(index, 0))
         return (fastest(ours) - fastest(official)) / fastest(lambda: None)
 
     assert min(costs() for _ in range(3)) < 120

@@ -138,6 +138,11 @@ class LoadedModel:
         return self.interpreter.delegation_report()
 
     @property
+    def delegate(self) -> GpuDelegate | None:
+        """The GPU delegate that was asked; None if the model was loaded for the CPU."""
+        return self._delegate
+
+    @property
     def device(self) -> str:
         """What is really used: "cuda" or "webgpu" if any op runs on the GPU, else "cpu"."""
         return self._gpu if self.report.delegated else "cpu"
@@ -336,7 +341,7 @@ class LoadedModel:
         """
         if self._reopen is None:
             return False
-        model = self.interpreter._model
+        model = self.interpreter.model
         batches = set()
         changed = []
         for name, array in arrays.items():
@@ -349,7 +354,7 @@ class LoadedModel:
         if len(batches) != 1:
             return False
         try:
-            with self.interpreter._own_operators():
+            with self.interpreter.own_operators():
                 interpreter = self._reopen(bytes(with_batch(model, batches.pop(), inputs=changed).content))
         except LiteGpuError as error:
             log.debug("Not opened for another batch: %s", error)
@@ -361,7 +366,7 @@ class LoadedModel:
 
 def _signature_names(interpreter: Interpreter) -> dict[int, str]:
     """Tensor index -> argument name, if the model has one signature, of its main subgraph."""
-    signatures = interpreter._model.signatures
+    signatures = interpreter.model.signatures
     if len(signatures) != 1 or signatures[0].subgraph != 0:
         return {}
     names = {**signatures[0].inputs, **signatures[0].outputs}

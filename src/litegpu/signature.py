@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from litegpu.boundary import typed_errors
-from litegpu.chatter import quiet
-from litegpu.delegates.demand import check_demand, check_input_shape
+from litegpu.engines.whole import Whole
 from litegpu.errors import OptionError, TensorError
 
 if TYPE_CHECKING:
@@ -34,8 +31,9 @@ class SignatureRunner:
         self._signature_def: dict[str, dict[str, int]] = signatures[signature_key]
         self._inputs: dict[str, int] = self._signature_def["inputs"]
         self._outputs = self._signature_def["outputs"].items()  # as the official class keeps them
-        self._subgraph_index = next(s.subgraph for s in interpreter._model.signatures if s.key == signature_key)
-        self._official: tuple[Any, Any] | None = None
+        self._subgraph_index = next(s.subgraph for s in interpreter.model.signatures if s.key == signature_key)
+
+        self._official: tuple[Any, Any] | None = None  # an interpreter and its runner
 
     def __call__(self, **kwargs: Any) -> dict[str, Any]:
         """Raises TensorError (a ValueError) for wrong names, counts and types, InvokeError (a RuntimeError)."""
@@ -55,44 +53,25 @@ class SignatureRunner:
         cycle = interpreter._turns.mine
         interpreter._turns.beginning(cycle, checked=False)
         cycle.sets.clear()
-        if interpreter._whole:
-            return self._run_whole(kwargs)
-        for name, value in kwargs.items():
-            interpreter._resize(self._inputs[name], value.shape)
-        if interpreter._plan is None:
-            interpreter.allocate_tensors()
-            if interpreter._whole:
-                return self._run_whole(kwargs)
-        plan = interpreter._plan
-        assert plan is not None
+        if not interpreter.runs_whole:
+            for name, value in kwargs.items():
+                interpreter._resize(self._inputs[name], value.shape)
+            if interpreter.plan is None:
+                interpreter.allocate_tensors()
+        engine = interpreter._engine
+        if isinstance(engine, Whole):
+            return engine.run_signature(self._runner(engine), self._subgraph_index, self._inputs, kwargs)
         for name, value in kwargs.items():
             interpreter.set_tensor(self._inputs[name], value)
-        plan.invoke()
+        engine.invoke()
         cycle.sets.clear()
         return {name: interpreter.get_tensor(index) for name, index in self._outputs}
 
-    def _run_whole(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        interpreter = self._interpreter
-        if self._official is None or self._official[0] is not interpreter._official:
-            whole = interpreter._official
-            self._official = whole, whole.get_signature_runner(self._signature_key)
-        native = {
-            name: value.astype(value.dtype.newbyteorder("="))
-            if type(value) is np.ndarray and not value.dtype.isnative
-            else value
-            for name, value in kwargs.items()
-        }
-        shapes = {self._inputs[name]: np.shape(value) for name, value in native.items()}
-        for shape in shapes.values():
-            check_input_shape(shape)
-        check_demand(interpreter._model.subgraphs[self._subgraph], shapes)
-        interpreter._refuse_aborting()
-        try:
-            with quiet():
-                results: dict[str, Any] = self._official[1](**native)
-        except (RuntimeError, ValueError) as error:
-            raise interpreter._allocation_error(error) from None
-        return results
+    def _runner(self, engine: Whole) -> Any:
+        """The official runner, which is kept here: while one is alive, the official interpreter counts as in use."""
+        if self._official is None or self._official[0] is not engine.official:
+            self._official = engine.official, engine.official.get_signature_runner(self._signature_key)
+        return self._official[1]
 
     def get_input_details(self) -> dict[str, Any]:
         """Input name -> detail dictionary."""
@@ -103,8 +82,6 @@ class SignatureRunner:
         return self._details(dict(self._outputs))
 
     def _details(self, names: Mapping[str, int]) -> dict[str, Any]:
-        return {name: self._interpreter._get_tensor_details(index, self._subgraph) for name, index in names.items()}
-
-    @property
-    def _subgraph(self) -> int:
-        return next(s.subgraph for s in self._interpreter._model.signatures if s.key == self._signature_key)
+        return {
+            name: self._interpreter._get_tensor_details(index, self._subgraph_index) for name, index in names.items()
+        }

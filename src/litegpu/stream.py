@@ -125,7 +125,7 @@ def only_kernel(model: LoadedModel) -> Route | None:
     """The kernel that runs the whole model, if one does."""
     from litegpu.gpu.delegate import binding
 
-    delegate = model._delegate
+    delegate = model.delegate
     if delegate is None or not model.report.fully_delegated:
         return None
     living = [p for p in delegate._prepared if p.alive]

@@ -99,9 +99,9 @@ def test_the_square_of_a_variable(operator: str, numpy_delegate) -> None:
         found = interpreter.get_signature_runner("serving_default")(x=value)["y"]
         np.testing.assert_array_equal(found, expected)
         interpreter.allocate_tensors()
-        opened = interpreter._official
+        opened = interpreter.official
         interpreter.set_tensor(interpreter.get_input_details()[0]["index"], value)
         interpreter.invoke()
         np.testing.assert_array_equal(interpreter.get_tensor(interpreter.get_output_details()[0]["index"]), expected)
         interpreter.allocate_tensors()
-        assert interpreter._official is opened
+        assert interpreter.official is opened

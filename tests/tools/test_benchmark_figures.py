@@ -451,7 +451,7 @@ def test_what_is_read_around_the_runs(
     opened = SimpleNamespace(
         delegates=(), device=None, device_name="CPU", kernels=[], prepare=lambda: None, run=run,
         report=NOTHING, startup=Startup(0.125), device_memory=SimpleNamespace(used=lambda: None),
-        inputs=(np.zeros((3, 5), np.float32), np.zeros(7, np.int8)), interpreter=SimpleNamespace(_subgraph=None),
+        inputs=(np.zeros((3, 5), np.float32), np.zeros(7, np.int8)), interpreter=SimpleNamespace(graph=None),
         close=lambda: closed.append(True),
     )  # fmt: skip
     peaks = iter([100.0, 130.0, 190.0])

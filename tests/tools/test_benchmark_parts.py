@@ -109,7 +109,7 @@ class Clock:
 def opened(*kernels: Any) -> Any:
     nodes = (NodeReport(0, "ADD", 0, "CPU", 0, False, None), NodeReport(1, "MUL", 18, "CPU", 0, False, None))
     return SimpleNamespace(
-        kernels=kernels, report=DelegationReport((), nodes, ()), interpreter=SimpleNamespace(_plan=None),
+        kernels=kernels, report=DelegationReport((), nodes, ()), interpreter=SimpleNamespace(plan=None),
         prepare=lambda: None, run=lambda: None,
     )  # fmt: skip
 
@@ -162,7 +162,7 @@ def test_a_part_begins_when_it_does_on_average(monkeypatch: pytest.MonkeyPatch) 
             pass
 
     one = opened()
-    one.interpreter = SimpleNamespace(_plan=SimpleNamespace(timed=Timed))
+    one.interpreter = SimpleNamespace(plan=SimpleNamespace(timed=Timed))
     (part,) = profile(one).parts
     assert (part.start, part.milliseconds, times) == (2000.0, (500.0, 500.0), [])
 
@@ -183,7 +183,7 @@ def stateful() -> Any:
 
 def state(report: DelegationReport, **flags: int) -> list[str]:
     model = stateful()
-    interpreter = SimpleNamespace(_model=model, _subgraph=model.main)
+    interpreter = SimpleNamespace(model=model, graph=model.main)
     return state_text(SimpleNamespace(interpreter=interpreter, report=report), BenchmarkFlags(**flags)).splitlines()
 
 

@@ -181,6 +181,11 @@ class Plan:
         for kernel in kernels.values():
             kernel.leave([p for k, p in self._on_gpu.values() if k is kernel] if leave else [])
 
+    @property
+    def kernels(self) -> tuple[Any, ...]:
+        """What delegates prepared, in the order in which it runs."""
+        return tuple(step.kernel for step in self._steps if step.owner != "CPU")
+
     def output_kernel(self, index: int) -> tuple[KeepsOutputs, int] | None:
         """The kernel that computes a graph output on the GPU, and its number for it."""
         return self._on_gpu.get(index)

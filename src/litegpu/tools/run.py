@@ -244,7 +244,7 @@ class _Opened:
     def feed(self, pixels: np.ndarray | None, normalization: Normalization | None) -> tuple[list[np.ndarray], str]:
         """Arrays for all inputs, and how the picture became one of them."""
         details = self.loaded.interpreter.get_input_details()
-        arrays = made_up_inputs(details, self.loaded.interpreter._subgraph)
+        arrays = made_up_inputs(details, self.loaded.interpreter.graph)
         if pixels is None:
             return arrays, ""
         index = next((i for i, detail in enumerate(details) if takes_image(detail)), None)
@@ -306,8 +306,8 @@ def _with_float_weights(model: str | os.PathLike[str], report: litegpu.Delegatio
 
 def _gpu(loaded: litegpu.LoadedModel) -> tuple[str, bool]:
     """The name of the GPU that a model runs on, and whether it is a program on the CPU."""
-    assert loaded._delegate is not None
-    info = loaded._delegate.open_device().info
+    assert loaded.delegate is not None
+    info = loaded.delegate.open_device().info
     return f"{info.name} ({info.backend})", info.is_software
 
 

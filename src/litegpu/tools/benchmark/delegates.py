@@ -109,9 +109,9 @@ def applied(
         count = sum(p.owner == "GPU" for p in report.partitions)
         found.append(("GPU", count, count == 1 and report.fully_delegated))
     name = "EXTERNAL" if external is not None else "XNNPACK" if flags.use_xnnpack else ""
-    if name and interpreter._whole:
+    if name and interpreter.runs_whole:
         try:
-            kernels = partitions_of(interpreter._official)
+            kernels = partitions_of(interpreter.official)
         except (LiteGpuError, RuntimeError, ValueError):
             kernels = ()
         nodes: Sequence[int] = [n for kernel in kernels for n in kernel]

@@ -95,7 +95,7 @@ class Measurement:
             batch=self._batch,
             input_bytes=sum(array.nbytes for array in opened.inputs if array.dtype.kind not in "SO"),
             began=self.began,
-            graph=opened.interpreter._subgraph,
+            graph=opened.interpreter.graph,
         )
 
     def close(self) -> None:
@@ -114,4 +114,4 @@ def _bytes_of(path: str, content: bytes | None, opened: Opened) -> int:
     """Of the model: of its file, if that is not a bundle of several."""
     if content is not None:
         return len(content)
-    return Path(path).stat().st_size if Path(path).is_file() else len(opened.interpreter._model.content)
+    return Path(path).stat().st_size if Path(path).is_file() else len(opened.interpreter.model.content)

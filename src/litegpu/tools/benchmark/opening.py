@@ -117,7 +117,7 @@ def _startup(delegate: GpuWatch | None, device: float, load: float, allocate: fl
 
 def _signature(interpreter: litegpu.Interpreter, flags: BenchmarkFlags) -> litegpu.SignatureRunner | None:
     """What runs the chosen signature, None if that is the main subgraph; raises OptionError."""
-    signatures = {s.key: s for s in interpreter._model.signatures}
+    signatures = {s.key: s for s in interpreter.model.signatures}
     wanted = flags.signature_to_run_for
     if not wanted:
         if len(signatures) > 1:

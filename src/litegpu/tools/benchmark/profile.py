@@ -73,7 +73,7 @@ def _whole(kernels: Sequence[Any]) -> float | None:
 
 
 def _parts(opened: Opened) -> tuple[PartRow, ...]:
-    plan = opened.interpreter._plan
+    plan = opened.interpreter.plan
     starts: list[float] = []
     found: list[list[PartTime]] = []
     start = time.perf_counter()

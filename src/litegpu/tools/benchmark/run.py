@@ -122,7 +122,7 @@ def _write_outputs(measurement: Measurement) -> None:
 def _write_runtime_info(measurement: Measurement, result: BenchmarkResult) -> None:
     flags = result.flags
     if flags.export_model_runtime_info:
-        graph = measurement.opened.interpreter._subgraph
+        graph = measurement.opened.interpreter.graph
         content = runtime_message(graph, result.delegation, Path(flags.graph).name)
         write_file(flags.model_runtime_info_output_file, content)
 

@@ -13,10 +13,10 @@ from litegpu.tools.benchmark.opening import Opened
 
 def state_text(opened: Opened, flags: BenchmarkFlags) -> str:
     """All subgraphs; the delegation is that of the main one. Addresses are not known, so that column has none."""
-    lines = [f"Interpreter has {len(opened.interpreter._model.subgraphs)} subgraphs."]
-    for subgraph in opened.interpreter._model.subgraphs:
+    lines = [f"Interpreter has {len(opened.interpreter.model.subgraphs)} subgraphs."]
+    for subgraph in opened.interpreter.model.subgraphs:
         main = subgraph.index == 0
-        lines += _subgraph(opened.interpreter._subgraph if main else subgraph, opened.report if main else None, flags)
+        lines += _subgraph(opened.interpreter.graph if main else subgraph, opened.report if main else None, flags)
     return "\n".join(lines)
 
 

@@ -100,10 +100,10 @@ def placement(opened: OpenedModel) -> Placement:
     loaded = opened.loaded
     device = "CPU"
     if loaded.device != "cpu":
-        assert loaded._delegate is not None
-        info = loaded._delegate.open_device().info
+        assert loaded.delegate is not None
+        info = loaded.delegate.open_device().info
         device = f"{info.name} ({info.backend})"
-    graph = graph_nodes(loaded.interpreter._subgraph, loaded.report)
+    graph = graph_nodes(loaded.interpreter.graph, loaded.report)
     return Placement(device, loaded.report, tuple(graph), opened.batch, opened.note)
 
 

@@ -182,7 +182,7 @@ def inference_diff(model: str | os.PathLike[str], options: DiffOptions | None = 
                 bar.update(task, advance=1, refresh=True)
         plain_outputs = _invoked(test, worst, 1)[0] if options.per_op and worst is not None else []
         programs = list(recording.programs) if recording is not None else []
-        divided = dataclasses.replace(test._model, subgraphs=(test._subgraph, *test._model.subgraphs[1:]))
+        divided = dataclasses.replace(test.model, subgraphs=(test.graph, *test.model.subgraphs[1:]))
     per_op = None
     if options.per_op:
         assert recording is not None and worst is not None
@@ -346,7 +346,7 @@ def _feeds(interpreter: litegpu.Interpreter, options: DiffOptions) -> tuple[Iter
         feeds = feeds[: options.num_runs]
         return feeds, len(feeds), f"{len(feeds)} of the user's own"
     count = options.num_runs or RUNS
-    model: Model = interpreter._model
+    model: Model = interpreter.model
     return gaussian_feeds(details, model.main, count, options.seed), count, f"random, seed {options.seed}"
 
 

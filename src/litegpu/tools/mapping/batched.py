@@ -62,7 +62,7 @@ def interface_of(path: str | os.PathLike[str] | bytes) -> Interface:
     """What a model takes and gives for one item. Runs nothing; raises ModelError, or OptionError for text inputs."""
     content = path if isinstance(path, bytes) else None
     with LoadedModel(litegpu.Interpreter(None if content else path, content)) as loaded:
-        model = loaded.interpreter._model
+        model = loaded.interpreter.model
         lead = _lead(model)
         with suppress(InvokeError):  # an op that only the GPU has; the shapes in the file must do
             loaded.interpreter.allocate_tensors()
@@ -135,14 +135,14 @@ class BatchedModel:
         self._interpreter = self._loaded.interpreter
         self._inputs = [d["index"] for d in self._loaded.inputs.values()]
         self._outputs = [d["index"] for d in self._loaded.outputs.values()]
-        main = self._interpreter._model.main
+        main = self._interpreter.model.main
         self._has_variables = any(t.is_variable for t in main.tensors)
         self._lock = threading.Lock()
 
     @property
     def device(self) -> str:
         """What it runs on, for people."""
-        delegate = self._loaded._delegate
+        delegate = self._loaded.delegate
         if self._loaded.device == "cpu" or delegate is None:
             return "CPU"
         info = delegate.open_device().info

@@ -1,0 +1,231 @@
+"""The engine that runs a model in partitions: those of delegates on their devices, the rest on the CPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from litegpu.delegates import cpu
+from litegpu.delegates.partitioner import ON_CPU, Division, NarrowedDelegate, divide
+from litegpu.delegates.plan import Plan, PrepareError, rehearsed
+from litegpu.delegates.shapes import infer
+from litegpu.engines.engine import Engine, Setup, Shapes, resized
+from litegpu.engines.whole import Whole
+from litegpu.errors import ForkError, InvokeError, TensorError
+from litegpu.model.types import Subgraph, TensorType
+
+
+class Divided(Engine):
+    """`plan` runs; allocate() makes it and another shape ends it. `official` has no delegates and describes the
+    tensors. It is never allocated, so that without a plan it gives the right errors for setting, running and reading.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.plan: Plan | None = None
+        self._leaves_outputs = False
+        self._division: Division | None = None
+        self._graph = setup.source.model.main
+        self._divide(self._graph, {})
+        self._official = resized(setup, setup.options.plain(), {})
+
+    @property
+    def official(self) -> Any:
+        return self._official
+
+    @property
+    def graph(self) -> Subgraph:
+        return self._graph
+
+    # ----------------------------------------------------------------------------------------------- dividing
+
+    def allocate(self) -> Engine:
+        """Learn every tensor's shape, divide again if that changed something, and have the partitions prepared."""
+        self.ensure_safe()
+        if self.plan is not None:
+            return self
+        with self.setup.own_operators():
+            return self if self._prepare() else self._on_cpu()
+
+    def _prepare(self) -> bool:
+        """Whether a delegate takes anything."""
+        asked = self.setup.asked
+        if any(isinstance(d, NarrowedDelegate) for d in asked):  # of other shapes perhaps
+            asked[:] = [d.whole if isinstance(d, NarrowedDelegate) else d for d in asked]
+            self._division = None
+        division, refused = self._divide_inferred()
+        unknown = {t for node in refused for t in self._graph.operators[node].outputs}
+        while division.delegated:
+            self._require_kernels(division)
+            try:
+                plan = Plan(self._graph, division, asked, self.setup.options, unknown)
+                plan.leave_outputs(self._leaves_outputs)
+                self.setup.announcer.note(plan.notes)
+                self.plan = plan  # last: an interrupted preparation is made anew
+                return True
+            except PrepareError as failure:
+                if isinstance(failure.cause, ForkError):
+                    raise failure.cause from None
+                self._narrow(failure)
+                division = self._divide(self._graph, refused, announce=False)
+        return False
+
+    def _on_cpu(self) -> Engine:
+        return Whole(self.setup, self.input_shapes(), undecided=self).allocate()
+
+    def in_shapes(self, shapes: Shapes) -> Engine:
+        self._official = resized(self.setup, self.setup.options.plain(), shapes)
+        self._reported = ""
+        return self
+
+    def preview(self) -> None:
+        if self.plan is not None:
+            return
+        with self.setup.own_operators():
+            division, refused = self._divide_inferred()
+        while (failure := rehearsed(division, self.setup.asked)) is not None:
+            self._narrow(failure, logging.DEBUG)
+            division = self._divide(self._graph, refused, announce=False)
+
+    def _divide(self, graph: Subgraph, refused: Mapping[int, str], *, announce: bool = True) -> Division:
+        model = self.setup.source.model
+        if len(graph.tensors) > len(model.main.tensors):  # values that were folded
+            model = replace(model, subgraphs=(graph, *model.subgraphs[1:]))
+        division = divide(model, graph, self.setup.asked, refused)
+        self._division, self._graph = division, graph
+        self.setup.announcer.announce(division.report, aloud=announce)
+        return division
+
+    def _divide_inferred(self) -> tuple[Division, dict[int, str]]:
+        """The division of the subgraph with its true shapes, and which nodes' shapes are unknown: see Inferred."""
+        found = infer(self.setup.source.model, self.setup.options, self.input_shapes())
+        division = self._division
+        if division is None or found.refused or found.subgraph is not self._graph:
+            division = self._divide(found.subgraph, found.refused)
+        return division, found.refused
+
+    def _narrow(self, failure: PrepareError, loud: int = logging.WARNING) -> None:
+        asked = self.setup.asked
+        asked[failure.position] = self.setup.announcer.narrowed(asked[failure.position], failure, loud)
+
+    def _require_kernels(self, division: Division) -> None:
+        """Raises InvokeError naming every op on the CPU that the official runtime has no kernel for."""
+        left = [o for owner, partition in division.partitions if owner == ON_CPU for o in partition.nodes]
+        missing = cpu.unresolved_custom_ops(self.setup.source.model, self._graph, left, self.setup.options)
+        if missing:
+            raise InvokeError(cpu.unresolved_message(missing))
+
+    # ------------------------------------------------------------------------------------------------ running
+
+    def invoke(self) -> None:
+        if self.plan is not None:
+            self.ensure_safe()
+            self.plan.invoke()
+            return
+        try:
+            self._official.invoke()
+        except (RuntimeError, ValueError) as error:
+            raise self.translated(error) from None
+
+    def finish(self) -> None:
+        if self.plan is not None:
+            self.plan.settle()
+
+    def reset_variables(self) -> None:
+        if self.plan is not None:
+            self.ensure_safe()
+            self.plan.reset_variables()
+            return
+        try:
+            self._official.reset_all_variables()
+        except (RuntimeError, ValueError) as error:
+            raise self.translated(error) from None
+
+    def is_safe(self) -> bool:
+        return not (self.plan is not None and self.plan.viewed) and super().is_safe()
+
+    def reopened(self) -> None:
+        shapes = self.input_shapes()
+        self._drop_plan()
+        self.in_shapes(shapes)
+
+    def forked(self) -> bool:
+        return self.plan is not None and self.plan.forked()
+
+    def close(self, *, wait: bool) -> None:
+        self._drop_plan(wait=wait)
+
+    def _drop_plan(self, *, wait: bool = True) -> None:
+        plan, self.plan = self.plan, None
+        if plan is not None:
+            plan.close(wait=wait)
+
+    # ------------------------------------------------------------------------------------------------ tensors
+
+    def set(self, index: int, value: Any) -> None:
+        if self.plan is not None and self.setup.source.is_computed(index):
+            self.plan.set_input(index, value)
+        else:
+            self._set_official(index, value)
+
+    def get(self, index: int, subgraph_index: int) -> Any:
+        if self.plan is not None and subgraph_index == 0 and self.setup.source.is_computed(index):
+            return self.plan.value(index).copy()[()]
+        tensor = self.setup.source.tensor(index, subgraph_index)
+        if tensor is not None and tensor.type is TensorType.STRING and not tensor.is_constant:
+            raise TensorError(f"Tensor {index} '{tensor.name}' holds no strings yet; set the inputs and invoke() first")
+        return self._get_official(index, subgraph_index)
+
+    def view(self, index: int) -> Any:
+        if self.plan is not None and self.setup.source.is_computed(index):
+            return self.plan.view(index)
+        return self._view_official(index)
+
+    def resize(self, index: int, shape: Any, strict: bool) -> Engine:
+        before = self.input_shapes()
+        self._resize_official(index, shape, strict)
+        shapes = self.input_shapes()
+        inner = index not in before  # which asks for another allocation, as officially
+        if shapes != before or inner or (self.plan is not None and not self.plan.takes(shapes)):
+            self._drop_plan()
+        return self
+
+    def described(self, details: list[dict[str, Any]], subgraph_index: int) -> list[dict[str, Any]]:
+        """With the shapes that tensors have for the inputs as they were last allocated, or that only the last run could
+        tell."""
+        if subgraph_index != 0:
+            return details
+        plan, tensors, inputs = self.plan, self._graph.tensors, self.setup.source.model.main.inputs
+        for detail in details:
+            index = detail["index"]
+            shape = plan.shape(index) if plan is not None else None
+            known = index < len(tensors) and not tensors[index].is_constant
+            if shape is None and known and (plan is not None or index not in inputs):
+                shape = tensors[index].shape
+            if shape is not None and tuple(detail["shape"]) != shape:
+                if -1 not in detail["shape_signature"]:  # the file has none then
+                    detail["shape_signature"] = np.array(shape, np.int32)
+                detail["shape"] = np.array(shape, np.int32)
+        return details
+
+    # --------------------------------------------------------------------------------------- memory on the GPU
+
+    def leave_outputs(self, leave: bool) -> None:
+        self._leaves_outputs = leave
+        if self.plan is not None:
+            self.plan.leave_outputs(leave)
+
+    def ensure_readable(self, index: int) -> None:
+        if self.plan is not None and self.setup.source.is_computed(index):
+            self.plan.value(index)
+
+    def output_buffer(self, index: int) -> Any:
+        found = self.plan.output_kernel(index) if self.plan is not None else None
+        if found is None:
+            return super().output_buffer(index)
+        kernel, position = found
+        return kernel.output_buffer(position, self._graph.tensors[index])

@@ -1,0 +1,113 @@
+"""A model file that is opened once, whatever is done with it later."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any, Self
+
+from litegpu.delegates.cpu import OfficialOptions
+from litegpu.errors import DelegateError, ModelError
+from litegpu.model.ops.operands import OBJECTS
+from litegpu.model.reader import read_model
+from litegpu.model.types import Model, Operator, Tensor, TensorType
+
+
+class Source:
+    """What was opened: `model`, and official interpreters for it.
+
+    The file is mapped, not copied, and the official runtime maps it once more, by its path. If that has come to lead
+    to another file meanwhile (a model that was replaced under a running program), it gets the bytes that were mapped
+    at first, so that all that was decided about the model holds."""
+
+    def __init__(self, model: Model, path: str | None = None, identity: tuple[int, ...] = ()) -> None:
+        """`path`: of the file that the model is the whole of, and its `identity` when it was read."""
+        self.model = model
+        self._path = path
+        self._identity = identity
+
+    @classmethod
+    def open(cls, path: str | None, content: bytes | None) -> Self:
+        """Raises ModelError: nothing can be opened, or is no model. `path` may lead into a bundle."""
+        if path is None:
+            assert content is not None
+            return cls(read_model(content))
+        identity = _identity(path)
+        model = read_model(path)
+        return cls(model, path, identity) if len(model.content) == _size(identity) else cls(model)
+
+    @classmethod
+    def changed(cls, content: bytes) -> Self:
+        """Of a model that was made of an opened one."""
+        return cls(read_model(content))
+
+    def create(self, options: OfficialOptions) -> Any:
+        """A new official interpreter. Raises ModelError or DelegateError with the runtime's text."""
+        try:
+            if self._path is not None and _identity(self._path) == self._identity:
+                created = options.create(self._path)
+                if _identity(self._path) == self._identity:
+                    return created
+            return options.create(content=self._content)
+        except RuntimeError as error:
+            raise DelegateError(str(error)) from None
+        except ValueError as error:
+            raise ModelError(str(error)) from None
+
+    @functools.cached_property
+    def _content(self) -> bytes:
+        content = self.model.content
+        return content if isinstance(content, bytes) else bytes(content)
+
+    # ------------------------------------------------------------------------------- what is asked of the model
+
+    @functools.cached_property
+    def operators(self) -> tuple[Operator, ...]:
+        """Of all subgraphs."""
+        return tuple(operator for subgraph in self.model.subgraphs for operator in subgraph.operators)
+
+    def tensor(self, index: int, subgraph_index: int = 0) -> Tensor | None:
+        """None if there is none of this number."""
+        if not 0 <= subgraph_index < len(self.model.subgraphs):
+            return None
+        tensors = self.model.subgraphs[subgraph_index].tensors
+        return tensors[index] if 0 <= index < len(tensors) else None
+
+    def is_computed(self, index: int) -> bool:
+        """Whether a tensor of the main subgraph exists, and is no constant."""
+        tensors = self.model.main.tensors
+        return 0 <= index < len(tensors) and not tensors[index].is_constant
+
+    def is_result(self, index: int) -> bool:
+        """Whether an inference changes the tensor."""
+        return self.is_computed(index) and index not in self.model.main.inputs
+
+    def has_no_view(self, index: int) -> bool:
+        """Whether it holds strings or handles."""
+        tensor = self.tensor(index)
+        return tensor is not None and tensor.type in OBJECTS
+
+    def string_inputs(self) -> set[int]:
+        """Inputs that have nothing the official runtime could read until they are set."""
+        main = self.model.main
+        return {i for i in main.inputs if main.tensors[i].type is TensorType.STRING and not main.tensors[i].is_constant}
+
+
+def input_shapes(official: Any) -> Mapping[int, tuple[int, ...]]:
+    """The present shapes of an official interpreter's inputs."""
+    inner = official._interpreter  # get_input_details() fails for names that are no text
+    return {int(i): tuple(int(n) for n in inner.TensorSize(int(i), 0)) for i in inner.InputIndices()}
+
+
+def _identity(path: str) -> tuple[int, ...]:
+    """Of the file that the path leads to at present: another one, or another state of it, has another."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return ()
+    return found.st_size, found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def _size(identity: tuple[int, ...]) -> int:
+    return identity[0] if identity else -1
