@@ -12,6 +12,7 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter as Official
 
 import litegpu
+from litegpu.delegates.plan import Plan
 from litegpu.interpreter import Interpreter, OpResolverType
 from litegpu.model.types import TensorType
 from litegpu.model.writer import ModelBuilder
@@ -591,3 +592,36 @@ def test_the_gpu_keeps_nothing_of_the_cpu() -> None:
             kernel.session.run = run
         gpu.invoke()
         np.testing.assert_allclose(gpu.get_tensor(gpu.get_output_details()[0]["index"]), wanted, rtol=1e-5)
+
+
+def test_another_shape_is_another_chance_for_delegates(numpy_delegate) -> None:
+    """What no delegate takes runs on the CPU as a whole, until a shape comes that one takes."""
+
+    class Small(numpy_delegate):  # type: ignore[misc, valid-type]
+        def check(self, model: Any, subgraph: Any, operator: Any) -> str | None:
+            if subgraph.tensors[operator.inputs[0]].shape[0] > 2:
+                return "Too many rows."
+            reason: str | None = super().check(model, subgraph, operator)
+            return reason
+
+    interpreter = Interpreter(model_content=chain("ADD", "MUL"), experimental_delegates=[Small()], fallback="silent")
+    for rows in (1, 5, 2, 7, 7, 1):
+        interpreter.resize_tensor_input(0, (rows, 3))
+        interpreter.allocate_tensors()
+        value = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
+        np.testing.assert_array_equal(run(interpreter, value)[0], (2 * value) ** 2)
+        assert interpreter.runs_whole == (rows > 2)
+        assert interpreter.delegation_report().delegated == (0 if rows > 2 else 2)
+        assert interpreter.graph.tensors[0].shape == (rows, 3)
+
+
+def test_outputs_are_left_on_the_gpu_after_a_resize_too(numpy_delegate, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(Plan, "leave_outputs", lambda self, leave: asked.append(leave))
+    interpreter = Interpreter(model_content=chain("ADD"), experimental_delegates=[numpy_delegate()])
+    interpreter.set_allow_buffer_handle_output(True)
+    for rows in (2, 4):
+        interpreter.resize_tensor_input(0, (rows, 3))
+        interpreter.allocate_tensors()
+    interpreter.modify_graph_with_delegate(numpy_delegate())
+    assert asked == [True] * 3
