@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import io
 import json
+import os
 import shutil
 import struct
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from tools.evaluate.image_set import resized_officially, run_officially
+from tools.evaluate.interruption import interrupted_and_resumed
 from typer.testing import CliRunner
 
 from litegpu import read_model
@@ -472,3 +474,16 @@ def test_command_writes_its_files(detections: DetectionSet, tmp_path: Path) -> N
 
 def test_report_without_a_folder_writes_nothing(detections: DetectionSet) -> None:
     assert CocoPresentation().write(evaluate_coco(detections.task(num_images=1), HERE), None) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals to a group of processes")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_interrupted_evaluation_goes_on(detections: DetectionSet, tmp_path: Path, workers: int) -> None:
+    images = shutil.copytree(detections.folder / "images", tmp_path / "images")
+    task = detections.task(ground_truth_images_path=str(images))
+    names = ("model_file", "ground_truth_images_path", "annotations")
+    arguments = ["coco", *(f"--{n}={getattr(task, n)}" for n in names)]
+    report = interrupted_and_resumed(arguments, images / detections.names[6], tmp_path / "out", workers)
+    assert report["images"] == COUNT
+    wanted, _ = directly(detections.folder, detections.results)
+    np.testing.assert_allclose(list(report["statistics"].values()), wanted, rtol=0, atol=1e-6)

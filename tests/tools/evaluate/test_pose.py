@@ -6,6 +6,8 @@ import contextlib
 import copy
 import io
 import json
+import os
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from tools.evaluate.image_set import resized_officially, run_officially
+from tools.evaluate.interruption import interrupted_and_resumed
 from typer.testing import CliRunner
 
 from litegpu.cli.application import app
@@ -183,3 +186,14 @@ def test_command_writes_its_files(poses: PoseSet, tmp_path: Path) -> None:
     stats = directly(poses, poses.single).stats
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["statistics"]["AP"] == pytest.approx(stats[0], abs=1e-6)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals to a group of processes")
+def test_an_interrupted_evaluation_goes_on(poses: PoseSet, tmp_path: Path) -> None:
+    images = shutil.copytree(poses.folder / "images", tmp_path / "images")
+    task = poses.task(ground_truth_images_path=str(images))
+    names = ("model_file", "ground_truth_images_path", "annotations")
+    arguments = ["pose", *(f"--{n}={getattr(task, n)}" for n in names)]
+    report = interrupted_and_resumed(arguments, images / f"{poses.single[4]:03}.png", tmp_path / "out", 0)
+    assert report["images"] == len(poses.single)
+    assert report["statistics"]["AP"] == pytest.approx(directly(poses, poses.single).stats[0], abs=1e-6)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from agreement import require_gpu
 from pages import check_self_contained
 from PIL import Image
 from tools.evaluate.image_set import resized_officially, run_officially
+from tools.evaluate.interruption import interrupted_and_resumed
 from typer.testing import CliRunner
 
 from litegpu.cli.application import app
@@ -188,3 +191,14 @@ def test_command_writes_its_files(masks: MaskSet, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "report.json").read_text())["mean_iou"] == pytest.approx(wanted, abs=1e-4)
     text = "".join(check_self_contained((tmp_path / "out" / "report.html").read_text()).text)
     assert "pixel accuracy" in text and "IoU by class" in text
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals to a group of processes")
+def test_an_interrupted_evaluation_goes_on(masks: MaskSet, tmp_path: Path) -> None:
+    images = shutil.copytree(masks.folder / "images", tmp_path / "images")
+    task = masks.task(ground_truth_images_path=str(images))
+    names = ("model_file", "ground_truth_images_path", "ground_truth_masks_path")
+    arguments = ["segmentation", *(f"--{n}={getattr(task, n)}" for n in names)]
+    report = interrupted_and_resumed(arguments, images / "scene5.png", tmp_path / "out", 0)
+    assert report["images"] == COUNT
+    assert report["mean_iou"] == pytest.approx(np.nanmean(iou_by_hand(masks.matrix)), abs=1e-4)
