@@ -387,6 +387,49 @@ def test_signatures_in_threads(numpy_delegate: Any) -> None:
         assert right
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_runners_of_changing_shapes_in_threads(backend: str) -> None:
+    """Those of one interpreter resize it under each other; each with one of its own do not meet."""
+    b = ModelBuilder()
+    x, y = b.input("x", (1, 3)), b.input("y", (1, 3))
+    total, product = b.op("ADD", [x, y], (1, 3)), b.op("MUL", [x, y], (1, 3))
+    b.output(total)
+    b.output(product)
+    b.signature("sum", {"x": x, "y": y}, {"total": total})
+    b.signature("product", {"a": x, "b": y}, {"product": product})
+    content = b.build()
+
+    def opened() -> Interpreter:
+        delegates = [] if backend == "cpu" else [GpuDelegate(backend=backend)]
+        return Interpreter(model_content=content, experimental_delegates=delegates)
+
+    for shared in (opened(), None):
+        own = [shared or opened() for _ in range(6)]
+        runners = [(one.get_signature_runner("sum"), one.get_signature_runner("product")) for one in own]
+        right, refused = [], []
+
+        def work(number: int, runners: Any = runners, right: list[int] = right, refused: list[int] = refused) -> None:
+            rng = np.random.default_rng(number)
+            add, multiply = runners[number]
+            for i in range(12):
+                rows = 1 + (number + i) % 3
+                values = rng.random((rows, 3), np.float32), rng.random((rows, 3), np.float32)
+                try:
+                    if i % 2:
+                        np.testing.assert_allclose(add(x=values[0], y=values[1])["total"], values[0] + values[1])
+                    else:
+                        np.testing.assert_allclose(
+                            multiply(a=values[0], b=values[1])["product"], values[0] * values[1], rtol=1e-6
+                        )
+                    right.append(i)
+                except InvokeError:
+                    refused.append(i)
+
+        race(work, 6)
+        assert right and len(right) + len(refused) == 72
+        assert shared is not None or not refused
+
+
 def test_the_check_costs_little() -> None:
     """About as much as 55 empty calls of Python, 2 us; in that measure it holds on slow and busy machines as well."""
     interpreter = Interpreter(model_content=network((1, 1, 1, 4)))

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import random
+import shutil
 import signal
 import stat
 import subprocess
@@ -185,6 +186,63 @@ def test_folders_of_other_users_are_refused(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Path, "stat", lambda self: os.stat_result([0o40700, 0, 0, 0, 4712, 0, 0, 0, 0, 0]))
     with pytest.raises(OptionError, match="belongs to another user"):
         CacheFolder(tmp_path)
+
+
+#: A user who is a number without a name and a home, as in containers.
+_NAMELESS = """
+import pwd
+pwd.getpwuid = {}.__getitem__
+"""
+_UNWRITABLE = """
+import logging, sys
+logging.basicConfig()
+import litegpu
+delegate = litegpu.GpuDelegate(serialization_dir=sys.argv[2], backend="reference")
+interpreter = litegpu.Interpreter(sys.argv[1], experimental_delegates=[delegate])
+interpreter.allocate_tensors()
+interpreter.invoke()
+print(interpreter.delegation_report().summary())
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs permissions")
+@pytest.mark.parametrize("home", ["read-only", "none"])
+def test_a_cache_that_cannot_be_written(tmp_path: Path, home: str) -> None:
+    """With the rights of an ordinary user: "auto" goes without, a folder that was named is an error, and one that can
+    only be read is read."""
+    (tmp_path / "model.tflite").write_bytes(network())
+    locked, filled = tmp_path / "locked", tmp_path / "filled"
+    for folder in (locked, filled):
+        folder.mkdir(mode=0o700)
+    environment = {k: v for k, v in os.environ.items() if k not in ("XDG_CACHE_HOME", "LITEGPU_CACHE_DIR", "HOME")}
+    if home == "read-only":
+        environment["HOME"] = str(locked)
+    ordinary: list[str] = []
+    if os.getuid() == 0:  # whom permissions do not bind
+        if not shutil.which("setpriv"):
+            pytest.skip("needs setpriv")
+        ordinary = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+
+    def run(where: object, environment: dict[str, str] = environment) -> subprocess.CompletedProcess[str]:
+        script = _UNWRITABLE if home == "read-only" else _NAMELESS + _UNWRITABLE
+        command = [*ordinary, sys.executable, "-c", script, str(tmp_path / "model.tflite"), str(where)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    assert run(filled).returncode == 0 and len(list(filled.iterdir())) == 1
+    for folder in (locked, filled):
+        folder.chmod(0o500)
+    try:
+        auto = run("auto")
+        assert auto.returncode == 0 and "2/2 ops" in auto.stdout, auto.stderr
+        assert auto.stderr.count("nothing that is compiled is kept") == 1, auto.stderr
+        named = run("auto", environment | {"LITEGPU_CACHE_DIR": str(locked / "named")})
+        assert named.returncode == 1 and "OptionError" in named.stderr and "Permission denied" in named.stderr
+        assert "takes no new entries: Permission denied" in run(locked).stderr
+        kept = run(filled)
+        assert kept.returncode == 0 and "cache" not in kept.stderr, kept.stderr
+    finally:
+        for folder in (locked, filled):
+            folder.chmod(0o700)
 
 
 def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:

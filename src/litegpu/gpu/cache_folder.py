@@ -54,7 +54,25 @@ def default_folder() -> Path:
         base = "~/Library/Caches"
     else:
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "litegpu"
+    try:
+        return Path(base).expanduser() / "litegpu"
+    except RuntimeError:  # a user without a home, as numbers without a name in containers
+        raise OptionError(f"There is no home folder to keep a cache in: {FOLDER_VARIABLE} names another") from None
+
+
+def open_cache(where: str | os.PathLike[str]) -> CacheFolder | None:
+    """The folder that serialization_dir is. The user's own, which nobody has named, is a matter of speed: where it
+    cannot be had, as in containers that are read-only, a warning says so, and there is none.
+
+    Raises OptionError for one that was named, also by LITEGPU_CACHE_DIR.
+    """
+    if where != "auto" or os.environ.get(FOLDER_VARIABLE):
+        return CacheFolder(default_folder() if where == "auto" else where)
+    try:
+        return CacheFolder(default_folder())
+    except OptionError as error:
+        log.warning("nothing that is compiled is kept: %s", error)
+        return None
 
 
 class CacheFolder:

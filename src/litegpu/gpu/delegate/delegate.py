@@ -19,7 +19,7 @@ from litegpu.gpu.backends.abilities import BufferMaker
 from litegpu.gpu.backends.contract import Device
 from litegpu.gpu.build import build_program, describe
 from litegpu.gpu.cache_entry import Entry
-from litegpu.gpu.cache_folder import CacheFolder, default_folder
+from litegpu.gpu.cache_folder import CacheFolder, open_cache
 from litegpu.gpu.delegate import binding, fitting, slices
 from litegpu.gpu.delegate.cache_key import describe as describe_entry
 from litegpu.gpu.delegate.cache_key import fingerprint
@@ -74,10 +74,8 @@ class GpuDelegate:
         self._prepared: list[binding.Prepared] = []
         schema.generated()  # every model needs it and it is large: here it delays no model's start
         self._fingerprint: tuple[bytes | memoryview, str] | None = None
-        self._cache: CacheFolder | None = None
         folder = self.options.serialization_dir
-        if folder is not None:
-            self._cache = CacheFolder(default_folder() if folder == "auto" else folder)
+        self._cache: CacheFolder | None = open_cache(folder) if folder is not None else None
 
     def __repr__(self) -> str:
         options = getattr(self, "options", None)  # None where the constructor has failed

@@ -91,8 +91,8 @@ class GpuDelegateOptions:
         one by one and awaited, so that an error names its kernel; with WebGPU the commands of every inference are
         recorded anew through the checked API. CUDA is then two to four times slower, WebGPU hardly.
     serialization_dir: a folder for what was compiled, from which the next start is ten times as fast: made, private to
-        the user, if it is missing; "auto" is LITEGPU_CACHE_DIR or litegpu in the user's cache folder. Refused if others
-        can write to it. `litegpu cache` shows, checks and clears it.
+        the user, if it is missing; "auto" is LITEGPU_CACHE_DIR or litegpu in the user's cache folder, and does without
+        where there can be none. Refused if others can write to it. `litegpu cache` shows, checks and clears it.
     model_token: names the model in the cache, in place of a fingerprint of its bytes; must then change when the model
         does.
     first_delegate_node_index, last_delegate_node_index: nodes outside stay on the CPU (to bisect a wrong op).
