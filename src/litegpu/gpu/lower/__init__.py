@@ -65,7 +65,7 @@ def lower_partition(
     xnnpack: bool = True,
 ) -> LoweredGraph:
     """Lower `nodes` (in an order in which they can run), given which runtime tensors enter and leave. Quantized ones
-    cross the border as they are stored. `in_numpy`: the graph is only going to be evaluated (gpu/evaluate.py).
+    cross the border as they are stored. `in_numpy`: the graph is only going to be evaluated (gpu/evaluate).
     `xnnpack`: whether integers are to be rounded as XNNPACK rounds them, or as the runtime's own kernels do.
 
     Raises Unsupported with the reason for the first operator that the GPU cannot run.

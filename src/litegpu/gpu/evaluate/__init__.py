@@ -1,0 +1,44 @@
+"""What the nodes of a GPU graph compute, in NumPy: folds constants, and is the definition the kernels are tested by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from litegpu.gpu.evaluate.expressions import NUMPY, Array, evaluate_expr
+from litegpu.gpu.evaluate.ops import apply_step, evaluate_op
+from litegpu.gpu.graph import Elementwise, Graph, Node
+
+__all__ = ["NUMPY", "Array", "apply_step", "evaluate_expr", "evaluate_graph", "evaluate_node"]
+
+
+def evaluate_graph(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
+    """The outputs of `graph` (B,H,W,C) for `inputs` in the order of graph.inputs, reshaped to B,H,W,C."""
+    values: dict[int, Array] = {i: v.data for i, v in graph.values.items() if v.data is not None}
+    for i, array in zip(graph.inputs, inputs, strict=True):
+        value = graph.values[i]
+        values[i] = np.asarray(array, NUMPY[value.dtype]).reshape(value.shape)
+    for node in graph.nodes:
+        values[node.output] = evaluate_node(node, values, graph)
+    return [values[i] for i in graph.outputs]
+
+
+def evaluate_node(node: Node, values: Mapping[int, Array], graph: Graph) -> Array:
+    """What `node` writes, given the arrays that it reads; sums are taken in float64 and rounded once."""
+    output = graph.values[node.output]
+    operands = [_computed(values[v]) for v in node.operands]
+    with np.errstate(all="ignore"):
+        if not isinstance(node.op, Elementwise):
+            operands.insert(0, evaluate_op(node.op, [_computed(values[v]) for v in node.inputs], output.shape))
+        result = evaluate_expr(node.epilogue, operands)
+        if output.dtype.is_narrow:
+            limits = np.iinfo(NUMPY[output.dtype])
+            result = np.clip(result, limits.min, limits.max)
+        return np.broadcast_to(result, output.shape).astype(NUMPY[output.dtype])
+
+
+def _computed(x: Array) -> Array:
+    if x.dtype == np.float16:
+        return x.astype(np.float32)
+    return x.astype(np.int32) if x.dtype.kind in "iu" else x

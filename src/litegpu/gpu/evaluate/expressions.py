@@ -1,0 +1,137 @@
+"""What expressions compute, and what arrays hold values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from litegpu.gpu.graph import Apply, Arg, DType, Expr, Literal
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+#: The arrays that hold values of each type; FLOAT16 is rounded to when written and computed with as float32.
+NUMPY: dict[DType, np.dtype[Any]] = {dtype: np.dtype(dtype.value) for dtype in DType}
+
+
+def evaluate_expr(expr: Expr, args: Sequence[Array]) -> Array:
+    """An expression over broadcastable arrays of float32, int32 and bool; Arg(i) is args[i]."""
+    memo: dict[int, Array] = {}
+
+    def visit(e: Expr) -> Array:
+        if id(e) not in memo:
+            match e:
+                case Arg(i):
+                    memo[id(e)] = args[i]
+                case Literal(value, dtype):
+                    memo[id(e)] = np.asarray(value, NUMPY[dtype])
+                case Apply("min" | "max" as fn, (first, Literal() as bound)):
+                    memo[id(e)] = _FUNCTIONS[fn](visit(bound), visit(first))
+                case Apply(fn, arguments):
+                    memo[id(e)] = np.asarray(_FUNCTIONS[fn](*(visit(a) for a in arguments)))
+        return memo[id(e)]
+
+    with np.errstate(all="ignore"):
+        return visit(expr)
+
+
+def _saturate(x: Array) -> Array:
+    """Toward zero, out of range to the nearest int32, NaN to the largest."""
+    if x.dtype.kind != "f":
+        return x.astype(np.int32)
+    limits = np.iinfo(np.int32)
+    whole = np.trunc(np.nan_to_num(x.astype(np.float64), nan=limits.max, posinf=limits.max, neginf=limits.min))
+    return np.clip(whole, limits.min, limits.max).astype(np.int32)
+
+
+def _wide(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Computed in float64 and rounded once; integers as they are."""
+
+    def rounded(*args: Array) -> Array:
+        if args[0].dtype.kind != "f":
+            return function(*args)
+        return np.asarray(function(*(a.astype(np.float64) for a in args))).astype(np.float32)
+
+    return rounded
+
+
+def _erf(x: Array) -> Array:
+    return np.asarray(np.frompyfunc(math.erf, 1, 1)(x)).astype(np.float64)
+
+
+def _min(a: Array, b: Array) -> Array:
+    """The smaller, or b if either is NaN."""
+    return np.asarray(np.where(a < b, a, b))
+
+
+def _max(a: Array, b: Array) -> Array:
+    """The larger, or b if either is NaN."""
+    return np.asarray(np.where(b < a, a, b))
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def _floor_div(a: Array, b: Array) -> Array:
+    """The quotient of floats in float64, rounded down, as TFLite's kernel has it."""
+    if a.dtype.kind != "f":
+        return np.asarray(np.floor_divide(a, b))
+    return np.asarray(np.floor(a.astype(np.float64) / b)).astype(np.float32)
+
+
+def _fixed_mul(x: Array, multiplier: Array, shift: Array) -> Array:
+    """SaturatingRoundingDoublingHighMul and RoundingDivideByPOT of gemmlowp, after the shift to the left."""
+    left, right = (np.maximum(s, 0) for s in (shift.astype(np.int64), -shift.astype(np.int64)))
+    product = (x.astype(np.int64) << left).astype(np.int32).astype(np.int64) * multiplier.astype(np.int64)
+    nudged = product + np.where(product >= 0, 1 << 30, 1 - (1 << 30))
+    high = np.sign(nudged) * (np.abs(nudged) >> 31)
+    mask = (np.int64(1) << right) - 1
+    return np.asarray((high >> right) + ((high & mask) > (mask >> 1) + (high < 0))).astype(np.int32)
+
+
+_FUNCTIONS: dict[str, Callable[..., Array]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+    "min": _min,
+    "max": _max,
+    "pow": _wide(np.power),
+    "floor_div": _floor_div,
+    "floor_mod": lambda a, b: np.mod(a, b),
+    "atan2": _wide(np.arctan2),
+    "shift_right": np.right_shift,
+    "fixed_mul": _fixed_mul,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "logical_not": np.logical_not,
+    "neg": np.negative,
+    "abs": np.abs,
+    "exp": _wide(np.exp),
+    "expm1": _wide(np.expm1),
+    "log": _wide(np.log),
+    "sqrt": _wide(np.sqrt),
+    "rsqrt": _wide(lambda x: 1 / np.sqrt(x)),
+    "sin": _wide(np.sin),
+    "cos": _wide(np.cos),
+    "tanh": _wide(np.tanh),
+    "sigmoid": _wide(_sigmoid),
+    "erf": _wide(_erf),
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "round": np.rint,
+    "sign": np.sign,
+    "to_float32": lambda x: x.astype(np.float32),
+    "to_int32": _saturate,
+    "to_bool": lambda x: x != 0,
+    "select": np.where,
+}

@@ -1,0 +1,196 @@
+"""What each op computes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from litegpu.gpu.evaluate.expressions import Array, evaluate_expr
+from litegpu.gpu.evaluate.windows import conv2d, depthwise, pool, transpose_conv
+from litegpu.gpu.graph import (
+    ArgReduce,
+    Attention,
+    Concat,
+    Conv2D,
+    Copy,
+    Custom,
+    DepthwiseConv2D,
+    Gather,
+    MatMul,
+    Mirror,
+    Pad,
+    Pool2D,
+    Reduce,
+    Reshape,
+    Resize2D,
+    SeparableConv2D,
+    Shape,
+    Slice,
+    Softmax,
+    Step,
+    Take,
+    Tile,
+    Transpose,
+    TransposeConv2D,
+)
+from litegpu.gpu.interpolation import XNNPACK_BITS, integer_table
+
+
+def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
+    """The op's own result, float32 unless it only moves elements or gives indices."""
+    match op:
+        case Conv2D():
+            return conv2d(op, inputs[0], inputs[1], shape)
+        case DepthwiseConv2D():
+            return depthwise(op, inputs[0], inputs[1], shape)
+        case SeparableConv2D(first, inner):
+            sums = depthwise(first, inputs[0], inputs[1], (*shape[:3], inputs[1].shape[3]))
+            middle = evaluate_expr(inner, [sums, *inputs[3:]])
+            return conv2d(Conv2D(), np.broadcast_to(middle, sums.shape), inputs[2], shape)
+        case TransposeConv2D():
+            return transpose_conv(op, inputs[0], inputs[1], shape)
+        case MatMul(transpose_a, transpose_b):
+            a, b = (x.astype(np.float64) for x in inputs)
+            a = a.swapaxes(2, 3) if transpose_a else a
+            b = b.swapaxes(2, 3) if transpose_b else b
+            return np.asarray(np.matmul(a, b), np.float32)
+        case Attention(scale, beta):
+            q, k, v = (x.astype(np.float64) for x in inputs[:3])
+            logits = np.matmul(q, k.swapaxes(2, 3)) * scale + (inputs[3] * beta if len(inputs) > 3 else 0)
+            weights = np.exp(logits - logits.max(-1, keepdims=True))
+            return np.asarray(np.matmul(weights / weights.sum(-1, keepdims=True), v), np.float32)
+        case Pool2D():
+            return pool(op, inputs[0], shape)
+        case Resize2D():
+            return _resize(op, inputs[0], shape)
+        case Reduce():
+            return _reduce(op, inputs)
+        case ArgReduce():
+            return _arg_reduce(op, inputs[0])
+        case Softmax(beta):
+            x = inputs[0].astype(np.float64)
+            if x.size == 0:
+                return x.astype(np.float32)
+            e = np.exp(beta * (x - x.max(3, keepdims=True)))
+            return np.asarray(e / e.sum(3, keepdims=True), np.float32)
+        case Copy(steps):
+            x = inputs[0]
+            for step in steps:
+                x = apply_step(step, x)
+            return x
+        case Concat(axis):
+            return np.concatenate(inputs, axis)
+        case Gather():
+            return _gather(op, inputs[0], inputs[1]).reshape(shape)
+        case Custom(definition):
+            return definition.evaluate(inputs, shape)
+    raise TypeError(f"{op} is not an op of the GPU graph")
+
+
+def apply_step(step: Step, x: Array) -> Array:
+    """One movement step of a Copy."""
+    match step:
+        case Reshape(_, target):
+            return x.reshape(target)
+        case Transpose(perm):
+            return x.transpose(perm)
+        case Slice(begin, stride, target):
+            for axis, (b, s, n) in enumerate(zip(begin, stride, target, strict=True)):
+                x = np.take(x, b + s * np.arange(n), axis)
+            return x
+        case Pad(before, after, fill):
+            crop = tuple(slice(max(-b, 0), n - max(-a, 0)) for b, n, a in zip(before, x.shape, after, strict=True))
+            widths = [(max(b, 0), max(a, 0)) for b, a in zip(before, after, strict=True)]
+            return np.pad(x[crop], widths, constant_values=np.asarray(fill).astype(x.dtype))
+        case Mirror(before, after, symmetric):
+            return np.pad(x, list(zip(before, after, strict=True)), mode="symmetric" if symmetric else "reflect")
+        case Tile(multiples):
+            return np.tile(x, multiples)
+        case Take(axis, indices):
+            return np.take(x, np.asarray(indices, np.int64), axis)
+
+
+def _resize_integers(op: Resize2D, x: Array, shape: Shape) -> Array:
+    x = x.astype(np.int64)
+    for axis in (1, 2):
+        low, high, weight = integer_table(op, x.shape[axis], shape[axis])
+        weight = weight.reshape([-1 if i == axis else 1 for i in range(4)])
+        x = np.take(x, low, axis) * ((1 << op.bits) - weight) + np.take(x, high, axis) * weight
+    half = 1 << (2 * op.bits - 1)
+    away = np.sign(x) * ((np.abs(x) + half) >> 2 * op.bits)
+    return np.asarray((x + half) >> 2 * op.bits if op.bits == XNNPACK_BITS else away).astype(np.int32)
+
+
+def _resize(op: Resize2D, x: Array, shape: Shape) -> Array:
+    if op.bits:
+        return _resize_integers(op, x, shape)
+    x = x.astype(np.float32)
+    for axis in (1, 2):
+        size, wanted = x.shape[axis], shape[axis]
+        aligned = op.align_corners and wanted > 1
+        scale = np.float32(size - 1) / np.float32(wanted - 1) if aligned else np.float32(size) / np.float32(wanted)
+        out = np.arange(wanted, dtype=np.float32)
+        if op.kind == "nearest":
+            v = (out + np.float32(0.5 if op.half_pixel_centers else 0)) * scale
+            index = np.floor(v + np.float32(0.5)) if op.align_corners else np.floor(v)
+            x = np.take(x, np.clip(index.astype(np.int64), 0, size - 1), axis)
+            continue
+        v = (out + np.float32(0.5)) * scale - np.float32(0.5) if op.half_pixel_centers else out * scale
+        low = np.floor(v)
+        weight = (v - low).reshape([-1 if i == axis else 1 for i in range(4)]).astype(np.float64)
+        near = np.take(x, np.clip(low.astype(np.int64), 0, size - 1), axis)
+        far = np.take(x, np.clip(low.astype(np.int64) + 1, 0, size - 1), axis)
+        x = near * (1 - weight) + far * weight
+    return x.astype(np.float32)
+
+
+def _arg_reduce(op: ArgReduce, x: Array) -> Array:
+    """Numbers, even infinite ones, come before NaN; along the channels as TFLite's vector kernel has it
+    (kernels/arg_reduce.py)."""
+    x = x.astype(np.float64) if op.kind == "max" else -x.astype(np.float64)
+
+    def best(a: Array, axis: int) -> Array:
+        """The first largest number along an axis, NaN where there is none."""
+        known = np.where(np.isnan(a), -np.inf, a).max(axis, keepdims=True, initial=-np.inf)
+        return np.asarray(np.where(np.isnan(a).all(axis, keepdims=True), np.nan, known))
+
+    top = best(x, op.axis)
+    if op.axis == 3 and x.shape[3] >= 4:
+        whole = x.shape[3] // 4 * 4
+        lanes = best(x[..., :whole].reshape(*x.shape[:3], -1, 4), 3)[..., 0, :]
+        left, right = (np.where(lanes[..., j + 1] > lanes[..., j], lanes[..., j + 1], lanes[..., j]) for j in (0, 2))
+        first = np.where(right > left, right, left)[..., None]
+        top = best(np.concatenate([first, x[..., whole:]], 3), 3)
+        own = np.tile(lanes, whole // 4)  # the best of the lane that each element is in
+        x = np.concatenate([np.where((first == top) & (own == top), x[..., :whole], np.nan), x[..., whole:]], 3)
+    return np.asarray(np.argmax(x == top, op.axis, keepdims=True), np.int32)
+
+
+def _reduce(op: Reduce, inputs: list[Array]) -> Array:
+    x = evaluate_expr(op.prologue, np.broadcast_arrays(*inputs)).astype(np.float64)
+    match op.kind:
+        case "sum":
+            result = x.sum(op.axes, keepdims=True)
+        case "mean":
+            result = x.sum(op.axes, keepdims=True) / math.prod(x.shape[a] for a in op.axes)
+        case "prod":
+            result = x.prod(op.axes, keepdims=True)
+        case "max":
+            lowest = float(np.finfo(np.float32).min)
+            result = np.where(np.isnan(x), lowest, x).max(op.axes, keepdims=True, initial=lowest)
+        case "min":
+            highest = float(np.finfo(np.float32).max)
+            result = np.where(np.isnan(x), highest, x).min(op.axes, keepdims=True, initial=highest)
+    return np.asarray(result).astype(np.float32)
+
+
+def _gather(op: Gather, x: Array, indices: Array) -> Array:
+    source = x.reshape(op.batch, op.outer, op.size, op.inner)
+    wanted = indices.reshape(op.batch, 1, op.count, 1)
+    inside = (wanted >= 0) & (wanted < op.size)
+    if op.size == 0:
+        return np.zeros((op.batch, op.outer, op.count, op.inner), x.dtype)
+    found = np.take_along_axis(source, np.where(inside, wanted, 0).astype(np.int64), 2)
+    return np.where(inside, found, np.zeros((), x.dtype))

@@ -1,0 +1,128 @@
+"""Values, the nodes that compute them, and the graph that they make."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from litegpu.gpu.graph.expression import RESULT, DType, Expr, Shape
+from litegpu.gpu.graph.ops import Op
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """A tensor of a fixed B,H,W,C shape (lower ranks are padded with 1 on the left).
+
+    Constants carry `data`, an array of exactly that shape: float32 (widened if need be), int32 or bool.
+    `tensor` is the index of the .tflite tensor that it stands for, if any.
+    """
+
+    id: int
+    shape: Shape
+    dtype: DType
+    data: np.ndarray | None = None
+    name: str = ""
+    tensor: int | None = None
+
+    @property
+    def is_constant(self) -> bool:
+        return self.data is not None
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One op, the values it reads and the one it writes, and the expression applied to each element of its result.
+
+    In `epilogue`, Arg(0) is the op's result and Arg(i) is operands[i-1], broadcast to the output's shape. For
+    Elementwise, `inputs` is empty and Arg(i) is operands[i].
+    `sources` are the .tflite node numbers this node does the work of.
+    """
+
+    op: Op
+    inputs: tuple[int, ...]
+    output: int
+    epilogue: Expr = RESULT
+    operands: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        return self.inputs + self.operands
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Values by id, and nodes in an order in which they can run."""
+
+    values: dict[int, Value]
+    nodes: tuple[Node, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    def producer(self) -> dict[int, Node]:
+        return {n.output: n for n in self.nodes}
+
+    def consumers(self) -> dict[int, list[Node]]:
+        """value id -> the nodes that read it (a node that reads it twice stands there once)."""
+        found: dict[int, list[Node]] = {v: [] for v in self.values}
+        for n in self.nodes:
+            for v in dict.fromkeys(n.reads):
+                found[v].append(n)
+        return found
+
+
+@dataclass
+class GraphBuilder:
+    """Collects values and nodes; lowering and passes make graphs with it."""
+
+    values: dict[int, Value] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, graph: Graph) -> GraphBuilder:
+        return cls(dict(graph.values), list(graph.nodes))
+
+    def value(self, shape: Iterable[int], dtype: DType, *, name: str = "", tensor: int | None = None) -> int:
+        return self._add(tuple(int(n) for n in shape), dtype, None, name, tensor)
+
+    def constant(self, data: np.ndarray, *, name: str = "") -> int:
+        """A constant; `data` of rank 0 to 4 is padded on the left to B,H,W,C; floats become float32, ints int32."""
+        a = np.asarray(data)
+        if a.dtype.kind == "f":
+            a, dtype = a.astype(np.float32, copy=False), DType.FLOAT32
+        elif a.dtype.kind == "b":
+            dtype = DType.BOOL
+        else:
+            a, dtype = a.astype(np.int32, copy=False), DType.INT32
+        a = a.reshape(bhwc(a.shape))
+        return self._add(a.shape, dtype, a, name, None)
+
+    def node(self, op: Op, inputs: Iterable[int], output: int, epilogue: Expr = RESULT, operands: Iterable[int] = (),
+             sources: Iterable[int] = ()) -> int:  # fmt: skip
+        self.nodes.append(Node(op, tuple(inputs), output, epilogue, tuple(operands), tuple(sources)))
+        return output
+
+    def graph(self, inputs: Iterable[int], outputs: Iterable[int]) -> Graph:
+        inputs, outputs = tuple(inputs), tuple(outputs)
+        used = {*inputs, *outputs, *(v for n in self.nodes for v in (*n.reads, n.output))}
+        return Graph({i: v for i, v in self.values.items() if i in used}, tuple(self.nodes), inputs, outputs)
+
+    def _add(self, shape: Shape, dtype: DType, data: np.ndarray | None, name: str, tensor: int | None) -> int:
+        i = len(self.values) if len(self.values) not in self.values else max(self.values) + 1
+        self.values[i] = Value(i, shape, dtype, data, name, tensor)
+        return i
+
+
+def bhwc(shape: Iterable[int]) -> Shape:
+    """`shape` of rank 0 to 4 padded on the left with 1 to rank 4."""
+    s = tuple(int(n) for n in shape)
+    if len(s) > 4:
+        raise ValueError(f"rank {len(s)} is above 4")
+    return (1,) * (4 - len(s)) + s

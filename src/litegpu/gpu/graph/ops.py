@@ -1,0 +1,175 @@
+"""What a node may compute: op(inputs), and then its epilogue expression. Shapes are B,H,W,C unless said otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from litegpu.gpu.graph.expression import RESULT, Expr
+from litegpu.gpu.graph.movement import Step
+
+if TYPE_CHECKING:
+    from litegpu.gpu.custom.definition import Definition
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """The epilogue over `operands` only: Arg(i) is operand i (there is no op result). NumPy broadcasting."""
+
+
+@dataclass(frozen=True)
+class Conv2D:
+    """inputs: x [B,H,W,G*I], weights [O,KH,KW,I] -> [B,OH,OW,O]. `padding` is what lies before (top, left); what lies
+    after follows from the output's shape. Output channel o reads input group o // (O/groups).
+    Weights may be a runtime value (groups == 1).
+    Each input pixel counts `upsample` times (down, across) before anything else, as after a nearest-neighbour resize;
+    `border` says what lies outside then: "zero", or its mirror image, "reflect" or "symmetric" as in Mirror (with
+    groups == 1 and a window of more than one tap).
+    With a `zero_point` (and groups == 1, constant weights) x is of a narrow type, and stands for x - zero_point."""
+
+    stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    groups: int = 1
+    upsample: tuple[int, int] = (1, 1)
+    border: str = "zero"
+    zero_point: int | None = None
+
+
+@dataclass(frozen=True)
+class DepthwiseConv2D:
+    """inputs: x [B,H,W,C], weights [1,KH,KW,C*multiplier] -> [B,OH,OW,C*multiplier]; output channel c*multiplier + j
+    reads input channel c. Weights may be a runtime value."""
+
+    stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    multiplier: int = 1
+
+
+@dataclass(frozen=True)
+class SeparableConv2D:
+    """inputs: x, depthwise weights [1,KH,KW,C], weights [O,1,1,C], then the operands of `inner`, constant and of one
+    pixel: the depthwise convolution (multiplier 1), `inner` of its result (Arg(0), and Arg(i) for inputs[2 + i]), then
+    the 1x1 convolution with the weights. Made by a pass, for devices with a kernel that does both."""
+
+    depthwise: DepthwiseConv2D
+    inner: Expr = RESULT
+
+
+@dataclass(frozen=True)
+class TransposeConv2D:
+    """inputs: x [B,H,W,I], weights [O,KH,KW,I] -> [B,OH,OW,O]; x[iy,ix] adds to out[iy*stride - padding + ky, ...]."""
+
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class MatMul:
+    """inputs: a [B,H,M,K], b [B',H',K,N] -> [.., .., M, N]; leading axes broadcast; a transposed flag means that the
+    stored value has its last two axes exchanged. Both may be runtime values."""
+
+    transpose_a: bool = False
+    transpose_b: bool = False
+
+
+@dataclass(frozen=True)
+class Attention:
+    """inputs: q [B,H,M,D], k [B',H',N,D], v [B',H',N,E] and perhaps a mask that broadcasts to [B,H,M,N] -> [B,H,M,E]:
+    the softmax over N of scale * q k^T + beta * mask, times v. B' is B or 1, H' is H or 1. Made by a pass."""
+
+    scale: float = 1.0
+    beta: float = 1.0
+
+
+@dataclass(frozen=True)
+class Pool2D:
+    """kind "average" (divides by the number of cells inside the input), "squares" (the average of their squares) or
+    "max" (starts at the lowest float)."""
+
+    kind: str
+    window: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Resize2D:
+    """kind "bilinear" or "nearest"; TFLite's coordinate rules (align_corners, half_pixel_centers).
+
+    With `bits`, bilinear of INT32 with weights of so many bits (interpolation.py), numbers of up to 16 bits; halves are
+    rounded up with 11 of them, as XNNPACK does, and away from zero with 10, as the runtime's own kernel does."""
+
+    kind: str
+    align_corners: bool = False
+    half_pixel_centers: bool = False
+    bits: int = 0
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """kind "sum", "mean", "max", "min" or "prod" over `axes` (of B,H,W,C), keeping size-1 axes. `inputs` are the
+    arguments of `prologue`, broadcast against each other; it is evaluated per element before reducing."""
+
+    kind: str
+    axes: tuple[int, ...]
+    prologue: Expr = RESULT
+
+
+@dataclass(frozen=True)
+class ArgReduce:
+    """kind "max" or "min" along `axis`, first extreme wins -> INT32, the axis kept with size 1. A NaN is never chosen
+    over a number."""
+
+    kind: str
+    axis: int
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """exp(beta * (x - max)) / sum over C."""
+
+    beta: float = 1.0
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Movement of elements: `steps` applied in order to the input (steps may pass through any rank); the first step
+    sees the input's B,H,W,C shape and the last one gives the output's."""
+
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Concat:
+    """inputs joined along `axis` (of B,H,W,C)."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
+class Gather:
+    """inputs: x, indices (INT32, runtime). Views x as [batch, outer, axis, inner] and indices as [batch, count];
+    output is [batch, outer, count, inner] reinterpreted row-major as the output's shape. An index out of range
+    gives 0."""
+
+    batch: int
+    outer: int
+    size: int
+    inner: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Custom:
+    """What `definition` says (gpu/custom/definition.py): its evaluate() computes the node in NumPy, its build() makes
+    the kernels. For operators of users, and for those of .tflite that share nothing with any other."""
+
+    definition: Definition
+
+
+Op = (
+    Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | TransposeConv2D | MatMul | Pool2D | Resize2D | Reduce
+    | ArgReduce | Softmax | Attention | Copy | Concat | Gather | Custom
+)  # fmt: skip
