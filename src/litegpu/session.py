@@ -47,7 +47,8 @@ def load(
     path: a .tflite file, or its content as bytes.
     device: "auto" (a GPU if one works, else the CPU), "cpu", or one kind of GPU, or a DeviceError: "webgpu", "cuda",
         "cuda:1" (the second NVIDIA GPU). A software device, such as Mesa's llvmpipe, is slower than the CPU: "auto"
-        passes it over, with a line in the log; "webgpu" takes it if there is nothing better.
+        passes it over, with a line in the log; "webgpu" takes it if there is nothing better. "reference" needs none at
+        all, and takes seconds for what others do in milliseconds.
     precision: "float32", "float16" (GPU storage in half precision; relative error about 1e-3), or "auto" (float16 but
         for what that would spoil; calibration=[[array, ...], ...] makes it better informed).
     fallback: what happens to ops that the GPU cannot run: "warn", "silent" or "strict", as for Interpreter.
@@ -144,7 +145,7 @@ class LoadedModel:
 
     @property
     def device(self) -> str:
-        """What is really used: "cuda" or "webgpu" if any op runs on the GPU, else "cpu"."""
+        """What is really used: "cuda", "webgpu" or "reference" if the GPU delegate runs any op, else "cpu"."""
         return self._gpu if self.report.delegated else "cpu"
 
     def __call__(self, *args: npt.ArrayLike, **kwargs: npt.ArrayLike) -> Any:

@@ -34,7 +34,7 @@ class CountedDevices(Protocol):
     """A backend whose devices have numbers (registry.Entry.numbered)."""
 
     def count_devices(self) -> int:
-        """Required. How many there are; their numbers begin with 0. Raises DeviceError if none can be used."""
+        """How many there are; their numbers begin with 0. Raises DeviceError if none can be used."""
 
 
 class PowerMeter(Protocol):
@@ -43,10 +43,10 @@ class PowerMeter(Protocol):
     source: str  # what tells it, for people
 
     def millijoules(self) -> int | None:
-        """Required. A counter that only grows."""
+        """A counter that only grows."""
 
     def milliwatts(self) -> int | None:
-        """Required. The present power."""
+        """The present power."""
 
 
 @runtime_checkable
@@ -54,7 +54,7 @@ class PowerReader(Protocol):
     """A backend that knows of the power of devices, perhaps of other backends' as well."""
 
     def power_meter(self, device: Device) -> PowerMeter:
-        """Required. What measures the device; raises DeviceError that says why nothing does."""
+        """What measures the device; raises DeviceError that says why nothing does."""
 
 
 @runtime_checkable
@@ -62,7 +62,7 @@ class FreeMemory(Protocol):
     """A device that tells how much of its memory is free."""
 
     def free_bytes(self) -> int | None:
-        """Required. Now, of all processes; None if the driver does not say."""
+        """Now, of all processes; None if the driver does not say."""
 
 
 @runtime_checkable
@@ -70,7 +70,7 @@ class SessionSize(Protocol):
     """A device on which sessions take more than a program's arena and constants."""
 
     def session_bytes(self, program: Program) -> int:
-        """Required. What a session of the program takes on it."""
+        """What a session of the program takes on it."""
 
 
 @runtime_checkable

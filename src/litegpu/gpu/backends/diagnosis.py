@@ -68,10 +68,10 @@ class SystemPart(Protocol):
 
     @property
     def makers(self) -> tuple[str, ...]:
-        """Required. Makers of GPUs that show by it."""
+        """Makers of GPUs that show by it."""
 
     def lines(self) -> list[str]:
-        """Required. For people, one fact each."""
+        """For people, one fact each."""
 
 
 class Doctor(Protocol):
@@ -81,17 +81,17 @@ class Doctor(Protocol):
     variables: tuple[str, ...]  # of the environment, that change which device is found
 
     def list_devices(self) -> Listing:
-        """Required. The devices, best first."""
+        """The devices, best first."""
 
     def inspect(self, environment: Mapping[str, str]) -> SystemPart:
-        """Required. What the system has for the backend."""
+        """What the system has for the backend."""
 
     def advice(self, listing: Listing, part: SystemPart, system: SystemReport, working: Sequence[str]) -> list[str]:
-        """Required. What to do so that its devices appear, most useful first. `listing` and `part`: what it said
+        """What to do so that its devices appear, most useful first. `listing` and `part`: what it said
         itself. `working`: names and drivers of the hardware that works, through any backend."""
 
     def install_advice(self) -> str:
-        """Required. What to install where nothing else is wrong; empty if that is another backend's to say."""
+        """What to install where nothing else is wrong; empty if that is another backend's to say."""
 
 
 @runtime_checkable
@@ -99,4 +99,4 @@ class Diagnosed(Protocol):
     """A backend that has a part in `litegpu doctor`; of others the device that they open is listed."""
 
     def doctor(self) -> Doctor:
-        """Required. The part."""
+        """The part."""

@@ -80,7 +80,8 @@ class GpuDelegateOptions:
         original's second structure; see the classes. Priority 1 must not be AUTO, priority 3 must be if priority 2 is,
         and none may come twice.
     backend: "auto" (CUDA where an NVIDIA GPU and the extra litegpu[cuda] are there, else WebGPU), "cuda", "webgpu" (the
-        best device of any of its APIs), or one of these: "vulkan", "metal", "d3d12", "gl".
+        best device of any of its APIs), or one of these: "vulkan", "metal", "d3d12", "gl". "reference" interprets every
+        kernel in NumPy and checks it, on any machine: for small models, as it takes some 10 s for a mobile network.
     device: a part of the device's name, to choose among several; with CUDA also its index ("1", "cuda:1") or UUID.
     max_delegated_partitions: the largest so many partitions are taken; 0 means all.
     min_nodes_per_partition: partitions with fewer nodes stay on the CPU.

@@ -71,18 +71,18 @@ class Crew(Protocol):
     count: int
 
     def submit(self, worker: int, ticket: int, shard: Any) -> None:
-        """Required. Have a worker, one that was reported as started, work on a shard."""
+        """Have a worker, one that was reported as started, work on a shard."""
 
     def wait(self, timeout: float) -> Sequence[Event]:
-        """Required. What has happened since the last call; waits for something to happen, but not longer than so many
+        """What has happened since the last call; waits for something to happen, but not longer than so many
         seconds."""
 
     def replace(self, worker: int) -> None:
-        """Required. Give a worker up, whatever it is doing, and start another one under its number; what it may still
+        """Give a worker up, whatever it is doing, and start another one under its number; what it may still
         report is not told."""
 
     def close(self, *, wait: bool = True) -> None:
-        """Required. End all workers, whatever they are doing; without `wait` do not wait for it."""
+        """End all workers, whatever they are doing; without `wait` do not wait for it."""
 
 
 class LocalCrew:

@@ -206,7 +206,7 @@ class _Pipeline(Protocol):
     def placement(self) -> Placement | None: ...
 
     def groups(self, items: Sequence[Item]) -> Iterator[list[Record]]:
-        """Required. The records of all items as they come, some together."""
+        """The records of all items as they come, some together."""
 
 
 class _Here:
