@@ -22,6 +22,7 @@ from litegpu.cli import (  # noqa: F401 (each module adds its commands to the ap
 from litegpu.cli.application import app, with_ray_address
 from litegpu.cli.streams import end_streams, open_streams
 from litegpu.errors import LiteGpuError
+from litegpu.gpu.backends import registry
 
 
 def main() -> NoReturn:
@@ -43,10 +44,10 @@ def main() -> NoReturn:
 
 
 def _log_warnings() -> None:
-    """On standard error; but for those of wgpu, since what is wrong for us comes as an error of ours. Its logger is not
-    touched, nor made: wgpu cannot be imported where another made it."""
+    """On standard error; but for those of backends' libraries, since what is wrong for us comes as an error of ours.
+    Their loggers are not touched, nor made: a library may not be importable where another made its logger."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.addFilter(lambda record: record.name.partition(".")[0] != "wgpu")
+    handler.addFilter(lambda record: record.name.partition(".")[0] not in registry.libraries())
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, handlers=[handler])
     # Pillow's, for pictures of more than 89 million pixels: it opens them, and refuses those of twice as many.
     warnings.filterwarnings("ignore", message="Image size .* could be decompression bomb")

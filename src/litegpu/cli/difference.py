@@ -10,6 +10,7 @@ import typer
 
 from litegpu.cli.application import LARGEST, MOST_THREADS, Json, Precision, app, print_json
 from litegpu.errors import OptionError
+from litegpu.gpu.backends import registry
 
 
 class Truth(StrEnum):
@@ -54,7 +55,7 @@ def inference_diff(
         Truth, typer.Option("--gpu_precision_loss_allowed", help="true: float16 where the GPU has it.")
     ] = Truth.TRUE,
     gpu_backend: Annotated[
-        str, typer.Option("--gpu_backend", help="cuda, webgpu, vulkan, metal, d3d12 or gl.", show_default="the best")
+        str, typer.Option("--gpu_backend", help=f"{registry.listed()}.", show_default="the best")
     ] = "",
     gpu_experimental_enable_quant: Annotated[
         Truth, typer.Option("--gpu_experimental_enable_quant", help="8-bit ops too.")

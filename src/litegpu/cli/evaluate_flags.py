@@ -24,6 +24,7 @@ from litegpu.cli.application import (
 )
 from litegpu.cli.flag_groups import FlagGroup
 from litegpu.errors import OptionError
+from litegpu.gpu.backends import registry
 
 if TYPE_CHECKING:
     from litegpu.tools.evaluate.collecting import Running
@@ -59,7 +60,7 @@ OutputFile = Annotated[
 Delegate = Annotated[
     str,
     typer.Option(
-        help="cpu, gpu (the best), webgpu, cuda, cuda:1, vulkan, metal, d3d12 or gl; gpu/float32 sets the precision.",
+        help=f"cpu, gpu (the best), {registry.listed()}; gpu/float32 sets the precision, cuda:1 the device.",
         rich_help_panel=_DELEGATES,
     ),
 ]
@@ -79,7 +80,7 @@ LossAllowed = Annotated[
     ),
 ]
 GpuBackend = Annotated[
-    str | None, typer.Option(help="cuda, vulkan, metal, d3d12 or gl, for --use_gpu.", rich_help_panel=_DELEGATES)
+    str | None, typer.Option(help=f"{registry.listed()}, for --use_gpu.", rich_help_panel=_DELEGATES)
 ]
 Partitions = Annotated[
     int,

@@ -56,8 +56,10 @@ def version(as_json: Json = False) -> None:
     from importlib.metadata import version as installed
 
     from litegpu import __version__
+    from litegpu.gpu.backends import registry
 
-    versions = {"litegpu": __version__} | {name: installed(name) for name in ("ai-edge-litert", "wgpu", "numpy")}
+    packages = ("ai-edge-litert", *registry.libraries(), "numpy")
+    versions = {"litegpu": __version__} | {name: installed(name) for name in packages}
     if as_json:
         print_json(versions)
     else:

@@ -29,7 +29,7 @@ from litegpu.gpu.view import View
 def build_program(
     graph: Graph,
     features: Features,
-    target: str = "wgsl",
+    target: str = registry.widespread(),
     *,
     half: bool = False,
     tuner: Tuner | None = None,

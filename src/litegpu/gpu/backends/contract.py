@@ -24,7 +24,7 @@ class DeviceInfo:
     """What a device is, for people."""
 
     name: str
-    backend: str  # the backend, or the part of it that the device is driven by: "cuda", "vulkan"
+    backend: str  # a word of registry.py: the backend, or the part of it that the device is driven by
     driver: str
     is_software: bool
     uuid: str | None = None  # as the maker's own tools know it

@@ -15,7 +15,7 @@ class Entry:
     """`language`: what its kernels are printed in, a device's `target`. `apis`: names of parts of it that a device can
     be asked for by. `numbered`: whether devices have numbers, as in "cuda:1". `widespread`: nearly every machine has a
     device of it. `automatic`: whether "auto" tries it. `last_resorts`: parts that are only taken where no other has a
-    device."""
+    device. `libraries`: packages that it stands on and that come with litegpu; their loggers have their names."""
 
     module: str
     language: str
@@ -24,6 +24,7 @@ class Entry:
     widespread: bool = False
     automatic: bool = True
     last_resorts: tuple[str, ...] = ()
+    libraries: tuple[str, ...] = ()
 
 
 #: By name, in the order in which "auto" tries them.
@@ -35,6 +36,7 @@ ENTRIES: Mapping[str, Entry] = {
         ("vulkan", "metal", "d3d12", "gl"),
         widespread=True,
         last_resorts=("gl",),
+        libraries=("wgpu",),
     ),
     "reference": Entry("litegpu.gpu.backends.reference.backend", "tree", automatic=False),
 }
@@ -43,6 +45,17 @@ ENTRIES: Mapping[str, Entry] = {
 def words() -> tuple[str, ...]:
     """What open_device() takes: "auto", the backends, and their parts."""
     return "auto", *ENTRIES, *(api for entry in ENTRIES.values() for api in entry.apis)
+
+
+def listed() -> str:
+    """The words but "auto", as a text for people."""
+    *first, last = words()[1:]
+    return f"{', '.join(first)} or {last}"
+
+
+def libraries() -> tuple[str, ...]:
+    """The packages that backends stand on and that always come with litegpu."""
+    return tuple(library for entry in ENTRIES.values() for library in entry.libraries)
 
 
 def numbered() -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Features:
-    """Defaults are what every device guarantees: the least that the WebGPU standard allows."""
+    """Defaults are what every device guarantees: the least that W3C's standard for GPUs allows."""
 
     float16: bool = False  # arithmetic and storage in 16 bits
     subgroups: bool = False

@@ -7,7 +7,7 @@ from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lang.kernel import Kernel
 from litegpu.gpu.lang.types import KernelError
 
-MAX_WORKGROUP_Z = 64  # of WebGPU by default, and of CUDA always
+MAX_WORKGROUP_Z = 64  # what all devices have, and some no more
 
 
 def check_limits(kernel: Kernel, features: Features, reserved: frozenset[str], language: str) -> None:

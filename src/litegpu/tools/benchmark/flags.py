@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any
 
+from litegpu.gpu.backends import registry
+
 
 def _flag(default: Any, label: str, meaning: str, kind: type | None = None) -> Any:
     metadata = {"label": label, "help": meaning, "kind": kind or type(default)}
@@ -96,7 +98,7 @@ class BenchmarkFlags:
     gpu_inference_for_sustained_speed: bool = _flag(
         False, "Prefer maximizing the throughput in gpu", "measure kernels while preparing"
     )
-    gpu_backend: str = _flag("", "Force gpu backend", "cuda, webgpu, vulkan, metal, d3d12 or gl; empty: the best")
+    gpu_backend: str = _flag("", "Force gpu backend", f"{registry.listed()}; empty: the best")
     gpu_wait_type: str = _flag("", "GPU delegate wait type", "passive, active, do_not_wait or aggressive")
     gpu_device: str = _flag("", "GPU device", "a part of its name, or its number with CUDA")
     gpu_tuning: str = _flag("off", "GPU tuning", "off, fast or full: measure kernels while preparing (CUDA)")
