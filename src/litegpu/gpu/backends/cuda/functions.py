@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from litegpu.gpu.lang.c_like import INFIX
 from litegpu.gpu.lang.types import Type
 
 SCALARS = {"f32": "float", "i32": "int", "u32": "unsigned", "bool": "bool", "f16": "f16"}
@@ -54,10 +55,6 @@ PROGRAMMATIC_LAUNCH = """#ifdef PROGRAMMATIC_LAUNCH
 #: The statement that waits. A text without it is never started before what it depends on has ended.
 WAIT = "wait_for_predecessors();"
 
-INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "mod": "%", "and": "&", "or": "|", "xor": "^",
-    "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
-}  # fmt: skip
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 # Bodies of functions of one lane each, in terms of the arguments a, b and c.

@@ -8,14 +8,13 @@ import numpy as np
 
 from litegpu.gpu.backends.cuda import functions as device
 from litegpu.gpu.lang import math, tree
+from litegpu.gpu.lang.c_like import INFIX, CLikePrinter, check_kernel
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lang.functions import Function
 from litegpu.gpu.lang.kernel import DeviceFunction, Kernel
-from litegpu.gpu.lang.limits import check_limits
-from litegpu.gpu.lang.printer import Printer, decimal, memory_name
+from litegpu.gpu.lang.printer import decimal, memory_name
 from litegpu.gpu.lang.types import KernelError, Type, f32, u32
 from litegpu.gpu.lang.value import Value
-from litegpu.gpu.lang.verify import verify
 
 WARP = 32
 
@@ -41,9 +40,7 @@ def print_cuda(kernel: Kernel, features: Features) -> str:
     before it first touches what other kernels write. Raises KernelError if the kernel breaks a rule or needs what
     `features` lacks.
     """
-    if not kernel.verified:
-        verify(kernel)
-    check_limits(kernel, features, RESERVED, "CUDA C++")
+    check_kernel(kernel, features, RESERVED, "CUDA C++")
     return _Module(kernel, features).print()
 
 
@@ -75,30 +72,19 @@ def print_cuda_function(function: DeviceFunction, features: Features) -> Printed
     return PrintedFunction(definitions, tuple(buffers), tuple(memory_name(m) for m in function.buffers))
 
 
-class _Module(Printer):
+class _Module(CLikePrinter):
     """Prints the entry point; collects the types and functions that it needs in front of it."""
 
+    index_type = "unsigned"
+
     def __init__(self, kernel: Kernel, features: Features) -> None:
-        super().__init__()
-        self.kernel, self.features = kernel, features
+        super().__init__(kernel, features)
         self.types: dict[str, str] = {}
-        self.functions: dict[str, str] = {}
         self.waits = True  # still to be printed
 
     def print(self) -> str:
         k = self.kernel
-        self.depth = 1
-        guarded = k.dispatch != k.grid
-        if guarded:
-            columns, rows, _ = k.dispatch
-            self.line(f"const unsigned group_x = blockIdx.x + blockIdx.y * {columns}u;")
-            if columns * rows != k.grid[0]:
-                self._open(f"if (group_x < {k.grid[0]}u) ")
-        if k.needs_subgroups:
-            self._subgroup_ids()
-        self.print_block(k.body)
-        while self.depth > 1:
-            self._close()
+        self.print_body()
         params = ", ".join(self.parameter(m) for m in k.buffers)
         shared = [f"  __shared__ {self.type_name(m.storage)} {memory_name(m)}[{m.size}];" for m in k.shared_memories]
         if k.name in self.functions:
@@ -107,13 +93,17 @@ class _Module(Printer):
         entry = [f'extern "C" __global__ void __launch_bounds__({k.threads}) {k.name}({params}) {{']
         return "\n".join([*head, *entry, *shared, *self.lines, "}"]) + "\n"
 
+    def before_body(self) -> None:
+        if self.kernel.needs_subgroups:
+            self._subgroup_ids()
+
     # Types and leaves
 
     def type_name(self, type: Type) -> str:
         name = device.type_name(type)
         if name not in self.types:
             if type.kind == "f16":
-                self._need_f16(f"{type} arithmetic")
+                self.need_f16(f"{type} arithmetic")
             definition = device.type_definition(type)
             if definition:
                 if type.lanes > 1:
@@ -121,26 +111,15 @@ class _Module(Printer):
                 self.types[name] = definition
         return name
 
-    def constant(self, value: Value) -> str:
-        text = self._scalar_constant(value)
-        return f"{self._splat(value.type)}({text})" if value.type.lanes > 1 else text
-
-    def builtin(self, value: Value) -> str:
-        name, axis = value.attr
+    def hardware_id(self, name: str, axis: int) -> str:
         if name == "subgroup_size":
             return f"{WARP}u"
         if name == "subgroup_lane":
             return "subgroup_lane"
-        if name == "group_id" and self.kernel.dispatch != self.kernel.grid:
-            return "group_x"
         return f"{'threadIdx' if name == 'local_id' else 'blockIdx'}.{'xyz'[axis]}"
 
-    def _scalar_constant(self, value: Value) -> str:
+    def number(self, value: Value) -> str:
         number, kind = value.constant, value.type.kind
-        if kind == "bool":
-            return "true" if number else "false"
-        if kind == "u32":
-            return f"{number}u"
         if kind == "i32":
             return (
                 _INT_MIN if number == -(2**31) else f"({number})" if number is not None and number < 0 else f"{number}"
@@ -159,12 +138,8 @@ class _Module(Printer):
     def repeats(self, value: Value) -> bool:
         return False
 
-    def operation(self, value: Value, args: list[str]) -> str:
+    def computed(self, value: Value, args: list[str]) -> str:
         op, type = value.op, value.type
-        if op == "load":
-            return self._load(value.attr, args[0])
-        if op == "read":
-            return self.local(*value.attr)
         if op == "subgroup":
             return self._subgroup(value, args)
         if op == "lane":
@@ -172,7 +147,7 @@ class _Module(Printer):
         if op == "vec":
             return f"{self.type_name(type)}{{{', '.join(args)}}}"
         if op == "splat":
-            return f"{self._splat(type)}({args[0]})"
+            return f"{self.splat(type)}({args[0]})"
         if op in ("cast", "bitcast"):
             return self._conversion(value, args[0])
         if op == "select":
@@ -187,15 +162,15 @@ class _Module(Printer):
         if op == "pow":
             return f"{self._power(operand)}({', '.join(args)})"
         if operand.lanes == 1 and device.is_infix(op, kind):
-            return f"({args[0]} {device.INFIX[op]} {args[1]})"
+            return f"({args[0]} {INFIX[op]} {args[1]})"
         if kind == "bool" and operand.lanes == 1:
             return {"and": "({} && {})", "or": "({} || {})", "xor": "({} != {})", "not": "(!{})"}[op].format(*args)
         if op == "neg" and kind == "f32" and operand.lanes == 1:
             return f"(-{args[0]})"
-        infix = operand.lanes > 1 and op in device.INFIX
-        name = f"operator{device.INFIX[op]}" if infix else f"{op}_{operand}"
+        infix = operand.lanes > 1 and op in INFIX
+        name = f"operator{INFIX[op]}" if infix else f"{op}_{operand}"
         self._define(name, value.type, (operand,) * len(args), device.lane_expression(op, kind))
-        return f"({args[0]} {device.INFIX[op]} {args[1]})" if infix else f"{name}({', '.join(args)})"
+        return f"({args[0]} {INFIX[op]} {args[1]})" if infix else f"{name}({', '.join(args)})"
 
     def _conversion(self, value: Value, text: str) -> str:
         source, target = value.args[0].type, value.type
@@ -216,7 +191,7 @@ class _Module(Printer):
         self._define(name, type, (condition, type, type), "(a ? b : c)")
         return f"{name}({', '.join(args)})"
 
-    def _splat(self, type: Type) -> str:
+    def splat(self, type: Type) -> str:
         name = f"splat_{type}"
         self._define(name, type, (type.scalar,), "a")
         return name
@@ -236,7 +211,7 @@ class _Module(Printer):
             text = " + ".join(f"a.{lane} * b.{lane}" for lane in lanes)
         params = ", ".join(f"{self.type_name(type)} {letter}" for letter in "ab"[: len(value.args)])
         result = self.type_name(value.type)
-        self._helper(name, f"{device.INLINE} {result} {name}({params}) {{ return {text}; }}")
+        self.helper(name, f"{device.INLINE} {result} {name}({params}) {{ return {text}; }}")
         return name
 
     def _power(self, type: Type) -> str:
@@ -290,9 +265,9 @@ class _Module(Printer):
         one = f"subgroup_{op}_{type.kind}"
         extra = ["subgroup_threads"]
         if op in ("shuffle_down", "shuffle_xor"):
-            self._helper(one, self._shuffle(op, type.scalar))
+            self.helper(one, self._shuffle(op, type.scalar))
         else:
-            self._helper(one, self._reduction(op, type.scalar))
+            self.helper(one, self._reduction(op, type.scalar))
             extra.append("subgroup_lane")
         if type.lanes == 1:
             return f"{one}({', '.join([*args, *extra])})"
@@ -312,7 +287,7 @@ class _Module(Printer):
     def _reduction(self, op: str, type: Type) -> str:
         """A tree towards the first thread, of as many threads as the warp has, and its result to all."""
         name, shuffled = self.type_name(type), self._shuffle("shuffle_down", type)
-        self._helper(f"subgroup_shuffle_down_{type.kind}", shuffled)
+        self.helper(f"subgroup_shuffle_down_{type.kind}", shuffled)
         self._define(f"{op}_{type}", type, (type, type), device.lane_expression(op, type.kind))
         first = f"__shfl_sync({_WARP_MASK}, {'(int)a.bits' if type.kind == 'f16' else 'a'}, 0)"
         return "\n".join([
@@ -341,7 +316,7 @@ class _Module(Printer):
             return {1: "unsigned short", 2: "unsigned", 3: "uint2", 4: "uint2"}[m.storage.lanes]
         return self.type_name(m.storage)
 
-    def _load(self, m: tree.Memory, index: str) -> str:
+    def load(self, m: tree.Memory, index: str) -> str:
         element = self._element(m)
         text = f"{memory_name(m)}[{index}]"
         if m.space == "global" and m.access == "read" and element not in self.types:
@@ -357,7 +332,7 @@ class _Module(Printer):
         elif memory.storage.lanes == 3 and memory.space == "global":  # leave the fourth place alone
             lanes = " ".join(f"p->{lane} = v.{lane};" for lane in device.LANES[:3])
             type = self.type_name(memory.storage)
-            self._helper(f"store_{memory.storage}", f"{device.INLINE} void store_{memory.storage}({type}* p, {type} v) "
+            self.helper(f"store_{memory.storage}", f"{device.INLINE} void store_{memory.storage}({type}* p, {type} v) "
                          f"{{ {lanes} }}")  # fmt: skip
             return f"store_{memory.storage}({name} + {index}, {value});"
         return f"{name}[{index}] = {value};"
@@ -375,7 +350,7 @@ class _Module(Printer):
             words = ["a"] if m.storage.lanes == 2 else ["a.x", "a.y"]
             halves = [f"half_to_float((unsigned short)({w}{shift}))" for w in words for shift in ("", " >> 16")]
             value = f"{result}{{{', '.join(halves[: m.storage.lanes])}}}" if m.storage.lanes > 1 else "half_to_float(a)"
-        self._helper(name, f"{device.INLINE} {result} {name}({self._element(m)} a) {{ return {value}; }}")
+        self.helper(name, f"{device.INLINE} {result} {name}({self._element(m)} a) {{ return {value}; }}")
         return name
 
     def _pack(self, m: tree.Memory) -> str:
@@ -391,7 +366,7 @@ class _Module(Printer):
                 3: "uint2{pack_half2(a.x, a.y), pack_half2(a.z, 0.0f)}",
                 4: "uint2{pack_half2(a.x, a.y), pack_half2(a.z, a.w)}",
             }[m.storage.lanes]
-        self._helper(name, f"{device.INLINE} {element} {name}({self.type_name(m.type)} a) {{ return {value}; }}")
+        self.helper(name, f"{device.INLINE} {element} {name}({self.type_name(m.type)} a) {{ return {value}; }}")
         return name
 
     def _packed_bytes(self, m: tree.Memory) -> str:
@@ -401,19 +376,14 @@ class _Module(Printer):
         below = f"x < {low} ? {low} : " if kind == "int" else ""
         limit = f"saturate_{m.storage.kind}_{kind}"
         body = f"return (unsigned)({below}x > {high} ? {high} : x) & 255u;"
-        self._helper(limit, f"{device.INLINE} unsigned {limit}({kind} x) {{ {body} }}")
+        self.helper(limit, f"{device.INLINE} unsigned {limit}({kind} x) {{ {body} }}")
         convert = "__float2int_rz" if m.type.kind == "f32" else ""
         return " | ".join(f"{limit}({convert}(a.{n})) << {8 * i}" for i, n in enumerate(device.LANES))
 
     def _half_conversions(self) -> None:
         self.types.setdefault("halves", device.HALF_CONVERSIONS)
 
-    def _helper(self, name: str, text: str) -> None:
-        self.functions.setdefault(name, text)
-
-    def _need_f16(self, what: str) -> None:
-        if not self.features.float16:
-            raise KernelError(f"kernel {self.kernel.name}: {what} needs float16, which the device lacks")
+    def use_f16(self) -> None:
         self._half_conversions()
 
     # Statements
@@ -436,9 +406,6 @@ class _Module(Printer):
             self.line(f"{type} {name}[{variable.size}] = {{}};")
         else:
             self.line(f"{type} {name}[{variable.size}] = {{{', '.join([self.text(init)] * variable.size)}}};")
-
-    def for_header(self, index: str, start: str, stop: str, step: str) -> str:
-        return f"for (unsigned {index} = {start}; {index} < {stop}; {index} += {step})"
 
     def forever(self) -> str:
         return "for (;;) "

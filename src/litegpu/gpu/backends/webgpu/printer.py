@@ -8,14 +8,13 @@ import numpy as np
 
 from litegpu.gpu.lang import math as own_math
 from litegpu.gpu.lang import tree
+from litegpu.gpu.lang.c_like import INFIX, CLikePrinter, check_kernel
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lang.functions import Function
 from litegpu.gpu.lang.kernel import Kernel
-from litegpu.gpu.lang.limits import check_limits
-from litegpu.gpu.lang.printer import Printer, decimal, memory_name
+from litegpu.gpu.lang.printer import decimal, memory_name
 from litegpu.gpu.lang.types import KernelError, Type
 from litegpu.gpu.lang.value import Value
-from litegpu.gpu.lang.verify import verify
 
 # The words of WGSL that are shaped like a kernel's name, and the functions that printed code calls.
 _WORDS = """alias break case const const_assert continue continuing default diagnostic discard else enable false fn for
@@ -27,23 +26,7 @@ resource self set shader shared short sizeof static std super target template th
 typename typeof undefined union unsafe unsigned use using vec virtual void volatile where with workgroup write yield"""
 RESERVED = frozenset(_WORDS.split())
 
-_INFIX = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "mod": "%",
-    "idiv": "/",
-    "and": "&",
-    "or": "|",
-    "xor": "^",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "eq": "==",
-    "ne": "!=",
-}
+_INFIX = {**INFIX, "idiv": "/"}
 _CALLS = {
     **{name: name for name in ("abs", "floor", "ceil", "round", "trunc", "fma", "dot", "any", "all")},
     "min": "min",  # integers only, as is max
@@ -73,35 +56,24 @@ def print_wgsl(kernel: Kernel, features: Features) -> str:
 
     Raises KernelError if the kernel breaks a rule or needs what `features` lacks.
     """
-    if not kernel.verified:
-        verify(kernel)
-    check_limits(kernel, features, RESERVED, "WGSL")
+    check_kernel(kernel, features, RESERVED, "WGSL")
     return _Module(kernel, features).print()
 
 
-class _Module(Printer):
+class _Module(CLikePrinter):
     """Prints the entry point; collects the functions and constants that it needs in front of it."""
 
+    index_type = "var"
+
     def __init__(self, kernel: Kernel, features: Features) -> None:
-        super().__init__()
-        self.kernel, self.features = kernel, features
-        self.functions: dict[str, str] = {}
+        super().__init__(kernel, features)
         self.bits: set[int] = set()  # of constants that WGSL cannot spell
         self.half = any(m.storage.kind == "f16" for m in self._memories())
         self.needs_f16 = any(m.storage.kind == "f16" and self._native(m) for m in self._memories())
 
     def print(self) -> str:
         k = self.kernel
-        self.depth = 1
-        guarded = k.dispatch != k.grid
-        if guarded:
-            columns, rows, _ = k.dispatch
-            self.line(f"let group_x = group_id.x + group_id.y * {columns}u;")
-            if columns * rows != k.grid[0]:
-                self._open(f"if (group_x < {k.grid[0]}u) ")
-        self.print_block(k.body)
-        while self.depth > 1:
-            self._close()
+        self.print_body()
         x, y, z = k.workgroup
         head = ["enable f16;"] if self.needs_f16 else []
         head += [self._declaration(m) for m in self._memories()]
@@ -118,29 +90,21 @@ class _Module(Printer):
 
     def type_name(self, type: Type) -> str:
         if type.kind == "f16":
-            self._need_f16(f"{type} arithmetic")
+            self.need_f16(f"{type} arithmetic")
         return f"vec{type.lanes}<{type.kind}>" if type.lanes > 1 else type.kind
 
-    def constant(self, value: Value) -> str:
-        text = self._scalar_constant(value)
-        return f"{self.type_name(value.type)}({text})" if value.type.lanes > 1 else text
+    def splat(self, type: Type) -> str:
+        return self.type_name(type)
 
-    def builtin(self, value: Value) -> str:
-        name, axis = value.attr
-        if name == "group_id" and self.kernel.dispatch != self.kernel.grid:
-            return "group_x"
-        return f"{name}.{'xyz'[axis]}" if name in ("local_id", "group_id") else str(name)
+    def hardware_id(self, name: str, axis: int) -> str:
+        return f"{name}.{'xyz'[axis]}" if name in ("local_id", "group_id") else name
 
-    def _scalar_constant(self, value: Value) -> str:
+    def number(self, value: Value) -> str:
         number, kind = value.constant, value.type.kind
-        if kind == "bool":
-            return "true" if number else "false"
-        if kind == "u32":
-            return f"{number}u"
         if kind == "i32":
             return f"i32({number})" if number is not None and number < 0 else f"{number}i"
         if kind == "f16":
-            self._need_f16("an f16 constant")
+            self.need_f16("an f16 constant")
         bits = value.attr if kind == "f32" else int(np.float32(number).view(np.uint32))
         if bits & 0x7F800000 == 0x7F800000:  # infinity or NaN, neither of which may be a constant expression
             self.bits.add(bits)
@@ -158,12 +122,8 @@ class _Module(Printer):
             return True
         return value.op == "irem" or _cancels(value) or _compares_itself(value)
 
-    def operation(self, value: Value, args: list[str]) -> str:
+    def computed(self, value: Value, args: list[str]) -> str:
         op, type = value.op, value.type
-        if op == "load":
-            return self._load(value.attr, args[0])
-        if op == "read":
-            return self.local(*value.attr)
         if op == "subgroup":
             return f"{_SUBGROUP[value.attr]}({', '.join(args)})"
         if op in ("cast", "splat", "vec"):
@@ -308,7 +268,7 @@ class _Module(Printer):
             element = "u32"
         return f"@group(0) @binding({m.number}) var<storage, {m.access}> {memory_name(m)}: array<{element}>;"
 
-    def _load(self, m: tree.Memory, index: str) -> str:
+    def load(self, m: tree.Memory, index: str) -> str:
         element = f"{memory_name(m)}[{index}]"
         compute = self.type_name(m.type)
         if m.storage.kind == "bool":
@@ -322,7 +282,7 @@ class _Module(Printer):
             return f"unpack2x16float({memory_name(m)}[{index} >> 1u])[{index} & 1u]"
         if m.storage.lanes == 2:
             return f"unpack2x16float({element})"
-        unpacked = self._helper("unpack_half4", _UNPACK_HALF4) + f"({element})"
+        unpacked = self.helper("unpack_half4", _UNPACK_HALF4) + f"({element})"
         return f"{unpacked}.xyz" if m.storage.lanes == 3 else unpacked
 
     def store(self, memory: tree.Memory, index: str, value: str) -> str:
@@ -345,15 +305,9 @@ class _Module(Printer):
         if m.storage.lanes == 2:
             return f"pack2x16float({value})"
         four = value if m.storage.lanes == 4 else f"vec4<f32>({value}, 0.0)"
-        return self._helper("pack_half4", _PACK_HALF4) + f"({four})"
+        return self.helper("pack_half4", _PACK_HALF4) + f"({four})"
 
-    def _helper(self, name: str, text: str) -> str:
-        self.functions.setdefault(name, text)
-        return name
-
-    def _need_f16(self, what: str) -> None:
-        if not self.features.float16:
-            raise KernelError(f"kernel {self.kernel.name}: {what} needs float16, which the device lacks")
+    def use_f16(self) -> None:
         self.needs_f16 = True
 
     # Statements
@@ -371,9 +325,6 @@ class _Module(Printer):
             self.line(f"var {name} = {array}();")  # spelt out: naga does not zero a bare var again in a loop
         else:
             self.line(f"var {name} = {array}({', '.join([self.text(init)] * variable.size)});")
-
-    def for_header(self, index: str, start: str, stop: str, step: str) -> str:
-        return f"for (var {index} = {start}; {index} < {stop}; {index} += {step})"
 
     def forever(self) -> str:
         return "loop "
