@@ -244,7 +244,7 @@ LONG = """
         print("skip", error)
         os._exit(0)
     import dataclasses
-    from gpu.runtime.test_webgpu_session import AFFINE, COUNT, affine_chain
+    from gpu.backends.webgpu.test_session import AFFINE, COUNT, affine_chain
     # many groups, as Mesa's software driver ends all loops of a thread after 65,535 rounds
     loop = "var s = 0.0; for (var i = 0u; i < 60000u; i++) { s += sin(s) + c[0]; } y[id.x] = s;"
     slow = affine_chain(1, 1.0, 1.0, source=AFFINE.replace("y[id.x] = x[id.x] * c[0] + c[1];", loop))

@@ -16,11 +16,11 @@ import pytest
 import litegpu
 from litegpu.errors import DeviceError, OptionError
 from litegpu.gpu.backends.cuda import opening as cuda
+from litegpu.gpu.backends.cuda.doctor import DOCTOR
 from litegpu.gpu.backends.cuda.opening import CudaDeviceInfo
 from litegpu.model.builder import ModelBuilder
-from litegpu.tools import doctor
 
-TESTS = Path(__file__).resolve().parents[2]
+TESTS = Path(__file__).resolve().parents[3]
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None or not sys.platform.startswith("linux"), reason="the emulator needs g++ on Linux"
 )
@@ -108,8 +108,8 @@ def test_models_run_where_cuda_cannot(
     assert sum("CUDA is not used" in m and told in m for m in messages) == 1, messages
     if not webgpu:
         assert any("no WebGPU device was found" in m and "CPU" in m for m in messages), messages
-    text, devices = doctor._cuda()
-    assert text == f"not used: {cause}" and not devices
+    listing = DOCTOR.list_devices()
+    assert listing.note == f"CUDA: not used: {cause}" and not listing.devices and listing.problem == cause
 
 
 def test_names_of_devices() -> None:
@@ -154,7 +154,8 @@ def test_reasons_that_a_driver_gives() -> None:
 
 #: Of the tests that need a kernel compiled for each case, those that together touch every line of the kernels.
 QUICK = {
-    "gpu/runtime": "",
+    "gpu/backends/cuda": "",
+    "gpu/backends/test_locks.py": "",
     "tools/test_doctor.py": "",
     "gpu/kernels/test_cuda_attention.py": "not 1000",
     "gpu/kernels/test_cuda_convolution.py": "test_some or test_weights or (strided and op0)"

@@ -145,7 +145,7 @@ def test_losses_are_errors(case: str) -> None:
         litegpu.GpuDelegate(backend="webgpu").open_device()
     except litegpu.DeviceError as error:
         pytest.skip(str(error))
-    path = os.pathsep.join([str(Path(litegpu.__file__).parents[1]), str(Path(__file__).parents[2])])
+    path = os.pathsep.join([str(Path(litegpu.__file__).parents[1]), str(Path(__file__).parents[3])])
     code = textwrap.dedent(HEAD) + textwrap.dedent(CASES[case])
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ | {"PYTHONPATH": path}

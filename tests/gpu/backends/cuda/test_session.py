@@ -446,7 +446,7 @@ def test_a_kernel_that_traps_is_reported(blocking: bool, device: Any) -> None:
     """In a process of its own, as it is the end of the device's context. Run one by one, the kernel has a name."""
     script = """
         import dataclasses
-        from gpu.runtime.test_cuda_session import AFFINE, affine_chain, infer, numbers
+        from gpu.backends.cuda.test_session import AFFINE, affine_chain, infer, numbers
         from litegpu.errors import DeviceError
         from litegpu.gpu.backends.cuda.opening import open_device
 
