@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from litegpu.errors import DeviceError
-from litegpu.tools.benchmark.bootstrap import Interval, median_ratio
+from litegpu.tools.benchmark.benchmark_text import Log
+from litegpu.tools.benchmark.comparison import Interval, median_ratio
 from litegpu.tools.benchmark.flags import BenchmarkFlags
 from litegpu.tools.benchmark.loop import Rule, timed_runs
 from litegpu.tools.benchmark.measurement import Measurement
 from litegpu.tools.benchmark.opening import Opened
 from litegpu.tools.benchmark.profile import profile
-from litegpu.tools.benchmark.text import Log
 from litegpu.zoo import build_model
 
 AVERAGE, KERNELS, LOOP = 0.02, 0.10, 0.01

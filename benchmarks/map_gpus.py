@@ -28,7 +28,7 @@ import numpy as np
 from PIL import Image
 
 from litegpu.gpu.backends.cuda import opening as cuda
-from litegpu.tools.distribute import Context, map_shards
+from litegpu.tools.distribute import WorkerContext, map_shards
 from litegpu.tools.mapping.batched import default_batch, interface_of, plan_batch
 from litegpu.tools.mapping.output import Output
 from litegpu.tools.mapping.sources import Chunk, Files
@@ -60,7 +60,7 @@ class LimitedThreads:
     factory: MapFactory
     threads: int
 
-    def __call__(self, context: Context) -> Any:
+    def __call__(self, context: WorkerContext) -> Any:
         return self.factory(replace(context, threads=self.threads))
 
 

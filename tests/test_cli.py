@@ -140,7 +140,7 @@ def test_memory_that_is_used_up_is_one_line(
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("litegpu.tools.run.run_model", fail)
+    monkeypatch.setattr("litegpu.tools.model_run.run_model", fail)
     monkeypatch.setattr(sys, "argv", ["litegpu", "run", "m.tflite"])
     with pytest.raises(SystemExit) as ended:
         cli.main()

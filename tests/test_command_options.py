@@ -80,7 +80,7 @@ def test_map(reaching: Callable[..., Called], monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_run(reaching: Callable[..., Called], monkeypatch: pytest.MonkeyPatch) -> None:
-    target = "litegpu.tools.run.run_model"
+    target = "litegpu.tools.model_run.run_model"
     plain = reaching(target, "run", "m")
     assert plain.pop("given") == (Path("m"), ())
     assert plain == {
@@ -285,7 +285,7 @@ def test_ctrl_c_in_any_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("litegpu.tools.run.run_model", interrupted)
+    monkeypatch.setattr("litegpu.tools.model_run.run_model", interrupted)
     result = CliRunner().invoke(app, ["run", "m"])
     assert result.exit_code == 130 and "interrupted" in result.stderr
 

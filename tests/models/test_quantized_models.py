@@ -11,7 +11,7 @@ from agreement import official, on_gpu, require_gpu, run
 from ai_edge_litert.interpreter import OpResolverType
 
 from litegpu.tools.images import image_to_tensor, load_image
-from litegpu.tools.tasks import Detection, Pose, interpret
+from litegpu.tools.predictions import Detection, Pose, interpret
 
 #: The CPU as its users have it: with XNNPACK.
 CPU = OpResolverType.BUILTIN

@@ -13,7 +13,7 @@ from litegpu.report.plot import Line, Plot, Rect, Text, _strokes
 from litegpu.tools.drawing import draw, draw_boxes
 from litegpu.tools.inference_diff.measures import Difference
 from litegpu.tools.inference_diff.per_op import _concluded, _deviates, _growth
-from litegpu.tools.tasks import KEYPOINTS, Box, Keypoint, Labelled, Pose, Segmentation
+from litegpu.tools.predictions import KEYPOINTS, Box, Keypoint, Labelled, Pose, Segmentation
 from litegpu.visible import in_line, visible
 
 

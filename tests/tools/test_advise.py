@@ -20,9 +20,9 @@ from litegpu.model.model_type import Kind
 from litegpu.model.types import TensorType
 from litegpu.tools.advise import advise, print_advice, write_page
 from litegpu.tools.advise.advice import _recommend
-from litegpu.tools.advise.coverage import Coverage, Device, Left
+from litegpu.tools.advise.advice_text import node_numbers
+from litegpu.tools.advise.coverage import Coverage, Left, TargetDevice
 from litegpu.tools.advise.documented import MODEL_TYPES, row_of
-from litegpu.tools.advise.text import node_numbers
 from litegpu.zoo import build_model
 
 SHAPE = (1, 4, 4, 8)
@@ -280,7 +280,7 @@ def test_the_extent_is_said_with_its_partitions() -> None:
 
 def test_a_software_device_is_not_recommended() -> None:
     for software, delegate in ((True, "CPU"), (False, "GPU")):
-        assert _recommend([covered(10, device=Device("Chip", "vulkan", software, True))]).delegate == delegate
+        assert _recommend([covered(10, device=TargetDevice("Chip", "vulkan", software, True))]).delegate == delegate
 
 
 def test_what_nobody_knows() -> None:

@@ -15,7 +15,7 @@ from pages import check_self_contained
 import litegpu
 from litegpu.errors import DelegateError, DeviceError, LiteGpuError, OptionError
 from litegpu.tools.benchmark import BenchmarkFlags, main
-from litegpu.tools.benchmark.bootstrap import median_ratio
+from litegpu.tools.benchmark.comparison import median_ratio
 from litegpu.tools.benchmark.configurations import batch_sizes, configurations, performance_options
 from litegpu.zoo import build_model
 

@@ -15,9 +15,9 @@ import pytest
 
 from litegpu.delegates.report import DelegationReport
 from litegpu.errors import OptionError
-from litegpu.tools.benchmark import compare, energy, feeds, files, loop, measurement, memory
-from litegpu.tools.benchmark.bootstrap import Interval, median_ratio
-from litegpu.tools.benchmark.compare import Speedup
+from litegpu.tools.benchmark import comparison, energy, feeds, files, loop, measurement, memory
+from litegpu.tools.benchmark.benchmark_text import Log, log_result, more_lines
+from litegpu.tools.benchmark.comparison import Interval, Speedup, median_ratio
 from litegpu.tools.benchmark.configurations import configurations, performance_options
 from litegpu.tools.benchmark.flags import BenchmarkFlags
 from litegpu.tools.benchmark.loop import Rule, timed_runs
@@ -26,13 +26,12 @@ from litegpu.tools.benchmark.result import (
     BenchmarkResult,
     Energy,
     KernelRow,
-    Memory,
+    MemoryUse,
     OpRow,
     PartRow,
     Profile,
     Startup,
 )
-from litegpu.tools.benchmark.text import Log, log_result, more_lines
 from litegpu.tools.benchmark.timing import Timing
 from litegpu.tools.inputs import made_up_inputs, random_inputs
 from litegpu.tools.statistics import Statistics, microseconds
@@ -67,7 +66,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (loop, compare, measurement, energy):
+    for module in (loop, comparison, measurement, energy):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -180,16 +179,16 @@ def test_turns_are_interleaved_and_their_first_run_does_not_count(clock: Clock) 
 
     flags = {"num_runs": 100, "min_secs": 0.0, "max_secs": 1e6}
     both = [fake_measurement(run(label, seconds), label, **flags) for label, seconds in (("a", 0.001), ("b", 0.004))]
-    assert [compare._runs_in_turn(m) for m in both] == [10, 5]  # a tenth of the runs, and 20 ms
+    assert [comparison._runs_in_turn(m) for m in both] == [10, 5]  # a tenth of the runs, and 20 ms
     calls.clear()
-    turn = compare._turn(both[0], 4)
+    turn = comparison._turn(both[0], 4)
     assert turn.count == 4 and calls == ["a"] * 5 and turn.median == pytest.approx(1000)
-    found = compare._interleaved(both, False, 0.5, Log(silent=True))
+    found = comparison._interleaved(both, False, 0.5, Log(silent=True))
     assert [len(turns) for turns in found] == [20, 20] and {t.count for t in found[0]} == {10}
     assert clock.slept == [0.5] * 40
     calls.clear()
     clock.slept.clear()
-    compare._interleaved(both, True, 0.0, Log(silent=True))
+    comparison._interleaved(both, True, 0.0, Log(silent=True))
     turns = re.findall("(a{11}|b{6})", "".join(calls)[6:])
     firsts = [pair[0][0] for pair in zip(turns[::2], turns[1::2], strict=True)]
     assert len(turns) == 40 and 4 <= firsts.count("a") <= 16, "the order changes"
@@ -222,12 +221,12 @@ def test_a_comparison_is_with_the_first_configuration(clock: Clock, monkeypatch:
         def __exit__(self, *_: object) -> None:
             closed.append(self.label)
 
-    monkeypatch.setattr(compare, "Measurement", Fake)
-    monkeypatch.setattr(compare.litegpu, "read_model", lambda graph: graph)
-    monkeypatch.setattr(compare, "with_batch", lambda model, batch: SimpleNamespace(content=b"%d" % batch))
+    monkeypatch.setattr(comparison, "Measurement", Fake)
+    monkeypatch.setattr(comparison.litegpu, "read_model", lambda graph: graph)
+    monkeypatch.setattr(comparison, "with_batch", lambda model, batch: SimpleNamespace(content=b"%d" % batch))
     flags = BenchmarkFlags(graph="m", num_runs=40, min_secs=0.0, max_secs=1e6)
     wanted = configurations(flags, {"slow": {}, "quick": {}})
-    found = compare.run_comparison(wanted, [2, 4], Log(silent=True))
+    found = comparison.run_comparison(wanted, [2, 4], Log(silent=True))
     assert opened == [(label, batch, b"%d" % batch) for batch in (2, 4) for label in ("slow", "quick")]
     assert closed == ["quick", "slow"] * 2
     assert [(s.label, s.baseline, s.batch) for s in found.speedups] == [("quick", "slow", 2), ("quick", "slow", 4)]
@@ -347,8 +346,8 @@ def made_up_result(**changes: Any) -> BenchmarkResult:
         label="l", flags=BenchmarkFlags(graph="dir/m.tflite"), device="Chip (vulkan)", delegation=NOTHING,
         model_megabytes=4.25, startup=Startup(1.5, 0.5, 0.25, 0.125, 0.125, 0.25, 0.25),
         warmup=Timing((0.004, 0.002), (1.0, 1.1)), inference=Timing((0.001, 0.002, 0.003, 0.006), (2.0, 2.1, 2.2, 2.3)),
-        memory=Memory(10.5, 20.25, 99.5, 7.25, 8.5), energy=Energy(6.0, 2.0, 100, "counter"), profile=profile, batch=8,
-        input_bytes=3 << 20,
+        memory=MemoryUse(10.5, 20.25, 99.5, 7.25, 8.5), energy=Energy(6.0, 2.0, 100, "counter"), profile=profile,
+        batch=8, input_bytes=3 << 20,
     )  # fmt: skip
     return BenchmarkResult(**(known | changes))
 
@@ -533,5 +532,5 @@ def test_indices_stay_within_what_they_select_from() -> None:
 
 
 def test_an_interval_is_read_in_order() -> None:
-    found = compare._speedup("a", "b", 3, Interval(2.0, 1.5, 2.5), 12)
+    found = comparison._speedup("a", "b", 3, Interval(2.0, 1.5, 2.5), 12)
     assert (found.value, found.low, found.high, found.rounds, found.batch) == (2.0, 1.5, 2.5, 12, 3)

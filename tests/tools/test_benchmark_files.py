@@ -18,7 +18,7 @@ from pages import check_self_contained
 import litegpu
 from litegpu.errors import OptionError
 from litegpu.tools.benchmark import BenchmarkResult, main
-from litegpu.tools.benchmark.page import result_page, result_plots
+from litegpu.tools.benchmark.benchmark_page import result_page, result_plots
 from litegpu.tools.benchmark.profile import by_op
 from litegpu.tools.benchmark.profile_text import profile_csv, profile_message, profile_text
 from litegpu.tools.benchmark.result import KernelRow

@@ -22,7 +22,7 @@ from litegpu.model import ModelBuilder
 from litegpu.model.builder import quantized
 from litegpu.model.types import TensorType
 from litegpu.tools.inference_diff import DiffOptions, DiffReport, PerOpReport, exact, inference_diff
-from litegpu.tools.inference_diff.page import write_page
+from litegpu.tools.inference_diff.difference_page import write_page
 from litegpu.zoo import build_model
 
 Plant = Callable[[str, float], None]

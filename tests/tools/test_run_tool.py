@@ -19,10 +19,10 @@ from litegpu.tools.agreement import compare, judge
 from litegpu.tools.demo import demonstrate
 from litegpu.tools.images import load_image, save_image
 from litegpu.tools.inputs import made_up_inputs, random_inputs
-from litegpu.tools.run import run_model
+from litegpu.tools.model_run import run_model
+from litegpu.tools.predictions import Classification, Segmentation
 from litegpu.tools.run_page import write_page
 from litegpu.tools.run_text import print_report
-from litegpu.tools.tasks import Classification, Segmentation
 from litegpu.zoo import build_model, draw_scene
 
 

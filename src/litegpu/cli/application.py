@@ -80,6 +80,13 @@ class Precision(StrEnum):
     AUTO = "auto"
 
 
+class OnError(StrEnum):
+    """What an input that cannot be read does."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+
+
 def _device(text: str) -> str:
     if not is_device(text):
         raise typer.BadParameter(f"{text!r} is none of {', '.join(device_words())}")

@@ -108,9 +108,9 @@ def inference_diff(
     """
     from litegpu.tools.inference_diff import DiffOptions
     from litegpu.tools.inference_diff import inference_diff as compare
+    from litegpu.tools.inference_diff.difference_page import write_page, write_plots
+    from litegpu.tools.inference_diff.difference_text import print_report
     from litegpu.tools.inference_diff.metrics_file import write_metrics
-    from litegpu.tools.inference_diff.page import write_page, write_plots
-    from litegpu.tools.inference_diff.text import print_report
     from litegpu.tools.outputs import all_of, require_folder, require_writable
 
     if model is not None and model_file is not None:

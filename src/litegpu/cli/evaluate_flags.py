@@ -17,6 +17,7 @@ from litegpu.cli.application import (
     MOST_ITEMS,
     MOST_THREADS,
     MOST_WORKERS,
+    OnError,
     Patience,
     Precision,
     Ray,
@@ -30,11 +31,6 @@ if TYPE_CHECKING:
     from litegpu.tools.evaluate.collecting import Running
     from litegpu.tools.evaluate.data_set import EvaluationReport
     from litegpu.tools.evaluate.presentation import Presentation
-
-
-class OnError(StrEnum):
-    FAIL = "fail"
-    SKIP = "skip"
 
 
 class Resize(StrEnum):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +16,7 @@ from litegpu.cli.application import (
     TERMINATED,
     Device,
     Json,
+    OnError,
     Patience,
     Precision,
     Ray,
@@ -25,11 +25,6 @@ from litegpu.cli.application import (
     heeding_sigterm,
     print_json,
 )
-
-
-class OnError(StrEnum):
-    FAIL = "fail"
-    SKIP = "skip"
 
 
 @app.command("map")
@@ -90,7 +85,7 @@ def map_(
     """
     from litegpu.tools.images import Normalization
     from litegpu.tools.mapping import map_model, print_report
-    from litegpu.tools.mapping.page import write_page
+    from litegpu.tools.mapping.map_page import write_page
     from litegpu.tools.outputs import all_of, require_writable
 
     normalization = None

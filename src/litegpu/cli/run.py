@@ -40,8 +40,8 @@ def run(
     litegpu run model.tflite --image a.jpg --image b.jpg --precision float16 -o folder --json
     """
     from litegpu.tools.images import Normalization
+    from litegpu.tools.model_run import run_model
     from litegpu.tools.outputs import all_of, require_writable
-    from litegpu.tools.run import run_model
     from litegpu.tools.run_page import write_page
     from litegpu.tools.run_text import print_report
 

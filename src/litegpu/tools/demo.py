@@ -8,8 +8,8 @@ from pathlib import Path
 from litegpu.device_choice import best_gpu
 from litegpu.errors import DeviceError, OptionError
 from litegpu.tools.images import save_image
+from litegpu.tools.model_run import RunReport, run_model, takes_picture
 from litegpu.tools.outputs import require_folder, write_file
-from litegpu.tools.run import RunReport, run_model, takes_picture
 from litegpu.tools.run_text import print_report
 from litegpu.zoo import build_model, draw_scene
 

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from litegpu.tools.images import resize
-from litegpu.tools.tasks import (
+from litegpu.tools.predictions import (
     LIMBS,
     Box,
     Classification,

@@ -9,7 +9,7 @@ from litegpu.model.inline import inline_composites
 from litegpu.model.reader import read_model
 from litegpu.report import Page, graph_nodes
 from litegpu.tools import run_text as text
-from litegpu.tools.run import RunReport
+from litegpu.tools.model_run import RunReport
 
 
 def write_page(report: RunReport, path: str | os.PathLike[str]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from litegpu.tools.console import print_table, print_warning
-from litegpu.tools.run import Inference, RunReport
-from litegpu.tools.tasks import Classification, Detection, Picture, Pose, Result, Segmentation, Tensors
+from litegpu.tools.model_run import InputResult, RunReport
+from litegpu.tools.predictions import Classification, Detection, Picture, Pose, Result, Segmentation, Tensors
 
 Rows = list[tuple[str, ...]]
 
@@ -88,7 +88,7 @@ def result_table(result: Result) -> tuple[tuple[str, ...], Rows, str]:
             return ("output", "shape", "type", "min", "max", "mean", "std"), summaries, ""
 
 
-def agreement_rows(inference: Inference) -> Rows:
+def agreement_rows(inference: InputResult) -> Rows:
     return [(a.output, f"{a.relative_l2:.2e}", f"{a.max_abs:.2e}") for a in inference.agreement]
 
 
@@ -108,11 +108,11 @@ def agreement(report: RunReport) -> tuple[str, bool]:
     return verdict.text, verdict.agrees and verdict.tells
 
 
-def source_line(inference: Inference) -> str:
+def source_line(inference: InputResult) -> str:
     return f"{inference.source} ({inference.preparation})" if inference.preparation else inference.source
 
 
-def _print_inference(inference: Inference) -> None:
+def _print_inference(inference: InputResult) -> None:
     print(source_line(inference))
     columns, rows, told = result_table(inference.result)
     if told:

@@ -6,7 +6,7 @@ models, and results differ from picture to picture.
 
 from __future__ import annotations
 
-from litegpu.zoo.catalogue import CATALOGUE, Entry, build_model
+from litegpu.zoo.catalogue import CATALOGUE, CatalogueEntry, build_model
 from litegpu.zoo.scene import draw_scene
 
-__all__ = ["CATALOGUE", "Entry", "build_model", "draw_scene"]
+__all__ = ["CATALOGUE", "CatalogueEntry", "build_model", "draw_scene"]

@@ -16,7 +16,7 @@ from litegpu.zoo.ssd import ssd_mobilenet_v1
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueEntry:
     """A model that can be built. `options` are the keyword arguments of `build` with their defaults."""
 
     name: str
@@ -41,10 +41,10 @@ _RANGES: dict[str, tuple[float, float]] = {
 CATALOGUE = {
     entry.name: entry
     for entry in (
-        Entry("mobilenet_v1", "image classification", mobilenet_v1),
-        Entry("deeplab_v3", "semantic segmentation", deeplab_v3),
-        Entry("ssd_mobilenet_v1", "object detection", ssd_mobilenet_v1),
-        Entry("posenet", "body keypoints", posenet),
+        CatalogueEntry("mobilenet_v1", "image classification", mobilenet_v1),
+        CatalogueEntry("deeplab_v3", "semantic segmentation", deeplab_v3),
+        CatalogueEntry("ssd_mobilenet_v1", "object detection", ssd_mobilenet_v1),
+        CatalogueEntry("posenet", "body keypoints", posenet),
     )
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from litegpu.zoo.network import Network, Value
+from litegpu.zoo.network import Network, NetworkTensor
 
 # (channels, stride) of the 13 separable blocks.
 _V1_BLOCKS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1))
@@ -37,7 +37,7 @@ def mobilenet_v1(
     return net.build()
 
 
-def v1_features(net: Network, x: Value, width: float = 1.0) -> list[Value]:
+def v1_features(net: Network, x: NetworkTensor, width: float = 1.0) -> list[NetworkTensor]:
     """The results of the first convolution and of each of the 13 blocks, at last 1/32 of the picture's resolution."""
     features = [net.convolution(x, scaled(32, width), 3, 2)]
     for channels, stride in _V1_BLOCKS:
@@ -45,7 +45,7 @@ def v1_features(net: Network, x: Value, width: float = 1.0) -> list[Value]:
     return features
 
 
-def v2_dilated_features(net: Network, x: Value, width: float = 0.5) -> Value:
+def v2_dilated_features(net: Network, x: NetworkTensor, width: float = 0.5) -> NetworkTensor:
     """The backbone's last block, at 1/8 of the picture's resolution."""
     x = net.depthwise(net.convolution(x, scaled(32, width), 3, 2))
     x = net.convolution(x, scaled(16, width), activation="NONE")

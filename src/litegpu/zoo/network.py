@@ -25,7 +25,7 @@ _EPSILON = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Value:
+class NetworkTensor:
     """A tensor of the network, and what it holds for the calibration pictures (batch first)."""
 
     tensor: int
@@ -37,7 +37,7 @@ class Value:
 
 
 class Network:
-    """A model under construction; layers take and return `Value`s. Call `output` for each result, then `build`.
+    """A model under construction; layers take and return `NetworkTensor`s. Call `output` for each result, then `build`.
 
     Args:
         description: stored in the file.
@@ -57,12 +57,12 @@ class Network:
         self._inputs: dict[str, int] = {}
         self._outputs: dict[str, int] = {}
 
-    def image(self, name: str, height: int, width: int) -> Value:
+    def image(self, name: str, height: int, width: int) -> NetworkTensor:
         """A graph input of RGB pictures in -1..1."""
         sample = np.stack([draw_scene(height, width, seed) for seed in range(_PICTURES)])
         tensor = self.builder.input(name, (self.batch, height, width, 3))
         self._inputs[name] = tensor
-        return Value(tensor, sample.astype(np.float32) / 127.5 - 1)
+        return NetworkTensor(tensor, sample.astype(np.float32) / 127.5 - 1)
 
     def output(self, name: str, tensor: int) -> None:
         """Make a tensor a graph output, under a name in the signature."""
@@ -75,14 +75,14 @@ class Network:
         return self.builder.build()
 
     def convolution(
-        self, x: Value, filters: int, kernel: int = 1, stride: int = 1, *, activation: str = "RELU6"
-    ) -> Value:
+        self, x: NetworkTensor, filters: int, kernel: int = 1, stride: int = 1, *, activation: str = "RELU6"
+    ) -> NetworkTensor:
         """CONV_2D with a folded batch norm."""
         weights = self._normal((filters, kernel, kernel, x.channels), fan_in=kernel * kernel * x.channels)
         options = dict(stride_h=stride, stride_w=stride, padding="SAME")
         return self._normalized("CONV_2D", x, weights, 0, options, activation)
 
-    def depthwise(self, x: Value, stride: int = 1, dilation: int = 1) -> Value:
+    def depthwise(self, x: NetworkTensor, stride: int = 1, dilation: int = 1) -> NetworkTensor:
         """DEPTHWISE_CONV_2D 3x3 with multiplier 1, a folded batch norm and RELU6."""
         weights = self._normal((1, 3, 3, x.channels), fan_in=9)
         options = dict(stride_h=stride, stride_w=stride, padding="SAME", depth_multiplier=1)
@@ -90,8 +90,8 @@ class Network:
         return self._normalized("DEPTHWISE_CONV_2D", x, weights, 3, options, "RELU6")
 
     def head(
-        self, x: Value, filters: int, *, mean: float = 0.0, deviation: float = 1.0, spread: float | None = None
-    ) -> Value:
+        self, x: NetworkTensor, filters: int, *, mean: float = 0.0, deviation: float = 1.0, spread: float | None = None
+    ) -> NetworkTensor:
         """A last CONV_2D 1x1 without batch norm.
 
         Before it is centred per channel, its result has the standard deviation given; what remains is what differs from
@@ -106,12 +106,14 @@ class Network:
         sample = raw * scale + bias
         return self._emit("CONV_2D", [x], sample, options, [weights * scale, bias])
 
-    def op(self, operator: str, inputs: Sequence[Value], options: dict[str, Any] | None = None) -> Value:
+    def op(
+        self, operator: str, inputs: Sequence[NetworkTensor], options: dict[str, Any] | None = None
+    ) -> NetworkTensor:
         """Any op whose inputs are all runtime tensors."""
         sample = self._measure(operator, [value.sample for value in inputs], options or {}, runtime=len(inputs))
         return self._emit(operator, inputs, sample, options or {})
 
-    def average_pool(self, x: Value) -> Value:
+    def average_pool(self, x: NetworkTensor) -> NetworkTensor:
         """AVERAGE_POOL_2D of the whole picture: [batch, 1, 1, channels]."""
         height, width = x.sample.shape[1:3]
         return self.op(
@@ -120,13 +122,13 @@ class Network:
             dict(filter_height=height, filter_width=width, stride_h=height, stride_w=width, padding="VALID"),
         )
 
-    def resize(self, x: Value, height: int, width: int) -> Value:
+    def resize(self, x: NetworkTensor, height: int, width: int) -> NetworkTensor:
         """RESIZE_BILINEAR with aligned corners."""
         size, options = np.array([height, width], np.int32), dict(align_corners=True)
         sample = self._measure("RESIZE_BILINEAR", [x.sample, size], options)
         return self._emit("RESIZE_BILINEAR", [x], sample, options, [size])
 
-    def reshape(self, x: Value, *shape: int) -> Value:
+    def reshape(self, x: NetworkTensor, *shape: int) -> NetworkTensor:
         """RESHAPE to [batch, *shape]."""
         sample = x.sample.reshape(_PICTURES, *shape)
         full = (self.batch, *sample.shape[1:])
@@ -138,12 +140,12 @@ class Network:
     def _normalized(
         self,
         operator: str,
-        x: Value,
+        x: NetworkTensor,
         weights: np.ndarray,
         channel_axis: int,
         options: dict[str, Any],
         activation: str,
-    ) -> Value:
+    ) -> NetworkTensor:
         channels = weights.shape[channel_axis]
         raw = self._measure(operator, [x.sample, weights, np.zeros(channels, np.float32)], options)
         mean, variance = raw.mean(axis=(0, 1, 2)), raw.var(axis=(0, 1, 2))
@@ -161,14 +163,14 @@ class Network:
     def _emit(
         self,
         operator: str,
-        inputs: Sequence[Value],
+        inputs: Sequence[NetworkTensor],
         sample: np.ndarray,
         options: dict[str, Any],
         constants: Sequence[np.ndarray] = (),
-    ) -> Value:
+    ) -> NetworkTensor:
         operands = [value.tensor for value in inputs] + [self._constant(array) for array in constants]
         shape = (self.batch, *sample.shape[1:])
-        return Value(self.builder.op(operator, operands, shape, options), sample)
+        return NetworkTensor(self.builder.op(operator, operands, shape, options), sample)
 
     def _constant(self, array: np.ndarray) -> int:
         if array.dtype != np.float32 or self.precision == "float32":

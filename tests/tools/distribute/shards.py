@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.tools.distribute import Context
+from litegpu.tools.distribute import WorkerContext
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Squares:
     kills: frozenset[int] = frozenset()
     delay: float = 0.0
 
-    def __call__(self, context: Context) -> Callable[[int], tuple[int, np.ndarray]]:
+    def __call__(self, context: WorkerContext) -> Callable[[int], tuple[int, np.ndarray]]:
         def square(number: int) -> tuple[int, np.ndarray]:
             time.sleep(self.delay * (number % 5))
             if number in self.kills:
@@ -40,7 +40,7 @@ class Stuck:
         self.shard, self.calls, self.release = shard, 0, threading.Event()
         self.done: list[int] = []
 
-    def __call__(self, context: Context) -> Callable[[int], int]:
+    def __call__(self, context: WorkerContext) -> Callable[[int], int]:
         def work(number: int) -> int:
             if number == self.shard:
                 self.calls += 1
@@ -55,7 +55,7 @@ class Stuck:
 class Refusing:
     """A factory that fails in every worker."""
 
-    def __call__(self, context: Context) -> Callable[[int], int]:
+    def __call__(self, context: WorkerContext) -> Callable[[int], int]:
         raise LookupError(f"worker {context.index} has no model")
 
 

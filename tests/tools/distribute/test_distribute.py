@@ -18,7 +18,7 @@ from tools.distribute.shards import Counting, Refusing, Squares, Stuck
 
 from litegpu.background import settle_all
 from litegpu.errors import OptionError
-from litegpu.tools.distribute import Context, WorkerDied, map_shards, plan_workers
+from litegpu.tools.distribute import WorkerContext, WorkerDied, map_shards, plan_workers
 
 
 def test_outcomes_come_in_order_from_several_workers() -> None:
@@ -150,8 +150,8 @@ def test_nothing_to_do() -> None:
 
 
 def test_contexts_share_threads_and_gpus() -> None:
-    assert plan_workers(1, 8) == [Context(0, 1, 8)]
-    assert plan_workers(2, 8) == [Context(0, 2, 4, 0), Context(1, 2, 4, 1)]
+    assert plan_workers(1, 8) == [WorkerContext(0, 1, 8)]
+    assert plan_workers(2, 8) == [WorkerContext(0, 2, 4, 0), WorkerContext(1, 2, 4, 1)]
     with pytest.raises(OptionError, match="at least 1"):
         plan_workers(0, 8)
 

@@ -26,12 +26,12 @@ from litegpu.errors import DeviceError, ModelError, OptionError, TensorError
 from litegpu.gpu.backends import registry
 from litegpu.model.builder import ModelBuilder, quantized
 from litegpu.model.types import TensorType
-from litegpu.tools.distribute.crew import Context
+from litegpu.tools.distribute.crew import WorkerContext
 from litegpu.tools.images import image_to_tensor, load_image, save_image
 from litegpu.tools.mapping import map_model
-from litegpu.tools.mapping import run as run_module
+from litegpu.tools.mapping import map_run as run_module
 from litegpu.tools.mapping import worker as worker_module
-from litegpu.tools.mapping.batched import Interface, Port, default_batch, interface_of, plan_batch
+from litegpu.tools.mapping.batched import Interface, ItemPort, default_batch, interface_of, plan_batch
 from litegpu.tools.mapping.sources import open_source
 from litegpu.tools.mapping.worker import to_input
 from litegpu.zoo import build_model
@@ -219,7 +219,7 @@ def test_models_whose_rows_depend_on_each_other_are_not_batched(tmp_path: Path) 
 
 def test_the_batch_is_bounded_by_inputs_and_outputs() -> None:
     def interface(given: int, made: int) -> Interface:
-        ports = (Port("p", (n << 20,), np.dtype(np.uint8), (0.0, 0)) for n in (given, made))
+        ports = (ItemPort("p", (n << 20,), np.dtype(np.uint8), (0.0, 0)) for n in (given, made))
         return Interface((next(ports),), (next(ports),), 1)
 
     assert [default_batch(interface(*sizes), 1000) for sizes in ((0, 0), (1, 0), (1, 4), (64, 1))] == [64, 16, 4, 1]
@@ -305,7 +305,7 @@ def test_mistakes_are_found_before_work_starts(classifier: Path, adder: Path, tm
 
 
 def test_arrays_are_converted_only_where_nothing_is_lost() -> None:
-    port = Port("x", (2,), np.dtype(np.int32), (0.0, 0))
+    port = ItemPort("x", (2,), np.dtype(np.int32), (0.0, 0))
     assert to_input(np.array([[1.0, 2.0]]), port).tolist() == [1, 2]
     for bad, message in (
         ([1.5, 2], "do not fit"),
@@ -316,8 +316,8 @@ def test_arrays_are_converted_only_where_nothing_is_lost() -> None:
         with pytest.raises(TensorError, match=message):
             to_input(np.array(bad), port)
     with pytest.raises(TensorError, match="not finite"):
-        to_input(np.array([np.nan, 0]), Port("x", (2,), np.dtype(np.int8), (0.5, 0)))
-    assert to_input(np.array(3), Port("x", (), np.dtype(np.int32), (0.0, 0))).shape == ()
+        to_input(np.array([np.nan, 0]), ItemPort("x", (2,), np.dtype(np.int8), (0.5, 0)))
+    assert to_input(np.array(3), ItemPort("x", (), np.dtype(np.int32), (0.0, 0))).shape == ()
 
 
 # ------------------------------------------------------------------------------------------------ resuming
@@ -326,7 +326,7 @@ def test_arrays_are_converted_only_where_nothing_is_lost() -> None:
 @pytest.fixture
 def in_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of four inputs, each a part of the output."""
-    monkeypatch.setattr("litegpu.tools.mapping.run._CHUNK_ITEMS", 4)
+    monkeypatch.setattr("litegpu.tools.mapping.map_run._CHUNK_ITEMS", 4)
     monkeypatch.setattr("litegpu.tools.mapping.output._PART_BYTES", 1)
 
 
@@ -395,7 +395,7 @@ def test_every_chunk_that_was_computed_is_kept(
     adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listening: None, name: str, part_bytes: int
 ) -> None:
     """Those behind an unfinished one as well: only the others are computed later, and rows stand in order."""
-    monkeypatch.setattr("litegpu.tools.mapping.run._CHUNK_ITEMS", 4)
+    monkeypatch.setattr("litegpu.tools.mapping.map_run._CHUNK_ITEMS", 4)
     monkeypatch.setattr("litegpu.tools.mapping.output._PART_BYTES", part_bytes)
     values = np.random.default_rng(2).standard_normal((50, 3)).astype(np.float32)
     np.save(tmp_path / "in.npy", values)
@@ -553,8 +553,8 @@ MAP = """
     import sys
     import threading
     from litegpu.__main__ import main
-    from litegpu.tools.mapping import run, worker
-    run._CHUNK_ITEMS = 4
+    from litegpu.tools.mapping import map_run, worker
+    map_run._CHUNK_ITEMS = 4
     original = worker._Worker.__call__
     def call(self, chunk):
         if chunk.start == 40:
@@ -632,7 +632,7 @@ def test_workers_take_turns_with_numbered_devices(monkeypatch: pytest.MonkeyPatc
 
     def device(wanted: str, number: int | None, backend: object) -> str:
         monkeypatch.setattr(registry, "backend", lambda name: backend)
-        return worker_module._device(wanted, Context(0, 4, 1, gpu=number))
+        return worker_module._device(wanted, WorkerContext(0, 4, 1, gpu=number))
 
     (name,) = registry.numbered()
     assert [device("auto", i, Two()) for i in range(3)] == [f"{name}:0", f"{name}:1", f"{name}:0"]

@@ -15,12 +15,12 @@ import pytest
 import litegpu
 from litegpu.model.builder import ModelBuilder, quantized
 from litegpu.model.types import TensorType
-from litegpu.tools.distribute import Context
+from litegpu.tools.distribute import WorkerContext
 from litegpu.tools.mapping import map_model
-from litegpu.tools.mapping import run as run_module
-from litegpu.tools.mapping.batched import BatchedModel, BatchPlan, Interface, Port, default_batch
+from litegpu.tools.mapping import map_run as run_module
+from litegpu.tools.mapping.batched import BatchedModel, BatchPlan, Interface, ItemPort, default_batch
+from litegpu.tools.mapping.map_run import MapReport
 from litegpu.tools.mapping.output import Output
-from litegpu.tools.mapping.run import MapReport
 from litegpu.tools.mapping.sources import Rows, open_source
 from litegpu.tools.mapping.worker import ChunkResult, MapFactory, to_input
 
@@ -30,8 +30,8 @@ import pyarrow.parquet as pq
 FLOAT, NONE = np.dtype(np.float32), (0.0, 0)
 
 
-def port(name: str, *shape: int, dtype: type = np.float32, quantization: tuple[float, int] = NONE) -> Port:
-    return Port(name, shape, np.dtype(dtype), quantization)
+def port(name: str, *shape: int, dtype: type = np.float32, quantization: tuple[float, int] = NONE) -> ItemPort:
+    return ItemPort(name, shape, np.dtype(dtype), quantization)
 
 
 def interface(*sizes: int) -> Interface:
@@ -126,7 +126,7 @@ def test_a_worker_s_threads_and_its_end(
     device: str, given: int | None, wanted: int | None, loaded: list[Any], tmp_path: Path
 ) -> None:
     factory = MapFactory(b"m", ONE, BatchPlan(None, 4), device=device, precision="float16", num_threads=given)
-    worker = factory(Context(0, 1, 6))
+    worker = factory(WorkerContext(0, 1, 6))
     assert loaded[0] == {"device": device, "precision": "float16", "num_threads": wanted, "fallback": "silent"}
     np.save(tmp_path / "rows.npy", np.arange(5, dtype=np.float32)[:, None])
     found = worker(SimpleNamespace(items=Rows(str(tmp_path / "rows.npy"), 1, 3).items))  # type: ignore[arg-type]
@@ -141,7 +141,7 @@ def test_quantized_numbers_in_and_out(loaded: list[Any]) -> None:
     assert [(p.dtype, p.quantization) for p in factory.stored()] == [(FLOAT, NONE), (FLOAT, NONE)]
     kept = dataclasses.replace(factory, dequantize=False).stored()
     assert [(p.dtype.name, p.quantization) for p in kept] == [("int8", (0.5, -3)), ("float32", NONE)]
-    worker: Any = factory(Context(0, 1, 1))
+    worker: Any = factory(WorkerContext(0, 1, 1))
     assert worker._column(stored.outputs[0], [np.int8([-3]), np.int8([7])]).tolist() == [[0], [5]]
     assert worker._column(stored.outputs[1], [np.float32([-3])]).tolist() == [[-3]]
     worker.close()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from litegpu.tools.advise.advice import Advice, Recommendation, advise
-from litegpu.tools.advise.coverage import Coverage, Device, Left
-from litegpu.tools.advise.page import write_page
-from litegpu.tools.advise.text import print_advice
+from litegpu.tools.advise.advice_page import write_page
+from litegpu.tools.advise.advice_text import print_advice
+from litegpu.tools.advise.coverage import Coverage, Left, TargetDevice
 
-__all__ = ["Advice", "Coverage", "Device", "Left", "Recommendation", "advise", "print_advice", "write_page"]
+__all__ = ["Advice", "Coverage", "Left", "Recommendation", "TargetDevice", "advise", "print_advice", "write_page"]

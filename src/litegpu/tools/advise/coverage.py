@@ -31,7 +31,7 @@ class Left:
 
 
 @dataclass(frozen=True)
-class Device:
+class TargetDevice:
     """What a delegate would run on."""
 
     name: str
@@ -55,7 +55,7 @@ class Coverage:
     partitions: int
     left: tuple[Left, ...]
     without_limit: tuple[int, int] | None = None
-    device: Device | None = None
+    device: TargetDevice | None = None
     problem: str | None = None
     report: DelegationReport | None = None
 
@@ -136,7 +136,7 @@ def _without_limit(model: str | os.PathLike[str] | bytes, delegate: Delegate) ->
     return _size(_preview(model, unlimited), delegate.name)
 
 
-def _device(delegate: Delegate) -> tuple[Device | None, str | None]:
+def _device(delegate: Delegate) -> tuple[TargetDevice | None, str | None]:
     """What a delegate that opens a device would run on, or why it cannot."""
     if not isinstance(delegate, Opener):
         return None, None
@@ -145,4 +145,4 @@ def _device(delegate: Delegate) -> tuple[Device | None, str | None]:
     except DeviceError as error:
         return None, str(error)
     info = device.info
-    return Device(info.name, info.backend, info.is_software, device.features.float16), None
+    return TargetDevice(info.name, info.backend, info.is_software, device.features.float16), None

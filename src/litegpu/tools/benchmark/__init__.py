@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 from litegpu.tools.benchmark.command import main
-from litegpu.tools.benchmark.compare import Comparison, Speedup, compare_benchmarks
+from litegpu.tools.benchmark.comparison import Comparison, Speedup, compare_benchmarks
+from litegpu.tools.benchmark.configuration_run import benchmark
 from litegpu.tools.benchmark.flags import BenchmarkFlags
 from litegpu.tools.benchmark.result import BenchmarkResult
-from litegpu.tools.benchmark.run import benchmark
 
 __all__ = [
     "BenchmarkFlags",

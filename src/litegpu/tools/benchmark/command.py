@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from litegpu.errors import OptionError
-from litegpu.tools.benchmark.compare import Comparison, run_comparison
+from litegpu.tools.benchmark.benchmark_page import comparison_page, comparison_plots, result_page, result_plots
+from litegpu.tools.benchmark.benchmark_text import Log, log_parameters
+from litegpu.tools.benchmark.comparison import Comparison, run_comparison
 from litegpu.tools.benchmark.comparison_text import official_summary, print_comparison
+from litegpu.tools.benchmark.configuration_run import check_files, run
 from litegpu.tools.benchmark.configurations import Configuration, batch_sizes, configurations, performance_options
 from litegpu.tools.benchmark.flags import BenchmarkFlags, ReportFlags
 from litegpu.tools.benchmark.opening import signature_keys
-from litegpu.tools.benchmark.page import comparison_page, comparison_plots, result_page, result_plots
 from litegpu.tools.benchmark.parse import CommandLine, parse_flags, suggestion, usage
 from litegpu.tools.benchmark.result import BenchmarkResult
-from litegpu.tools.benchmark.run import check_files, run
-from litegpu.tools.benchmark.text import Log, log_parameters
 from litegpu.tools.benchmark.trace import trace
 from litegpu.tools.outputs import all_of, require_folder, require_writable, write_file
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from litegpu.tools.benchmark.compare import Comparison, Speedup
+from litegpu.tools.benchmark.comparison import Comparison, Speedup
 from litegpu.tools.benchmark.result import BenchmarkResult
 
 COLUMNS = (

@@ -7,13 +7,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from litegpu.tools.benchmark.benchmark_text import Log, log_delegation
 from litegpu.tools.benchmark.energy import meter_of
 from litegpu.tools.benchmark.flags import BenchmarkFlags
 from litegpu.tools.benchmark.loop import Rule, progress_bar, timed_runs
 from litegpu.tools.benchmark.memory import allocated_on_device, peak_memory
 from litegpu.tools.benchmark.opening import Opened, open_model
-from litegpu.tools.benchmark.result import BenchmarkResult, Energy, Memory, Profile
-from litegpu.tools.benchmark.text import Log, log_delegation
+from litegpu.tools.benchmark.result import BenchmarkResult, Energy, MemoryUse, Profile
 from litegpu.tools.benchmark.timing import Timing
 from litegpu.tools.statistics import number
 
@@ -82,7 +82,7 @@ class Measurement:
             startup=opened.startup,
             warmup=self.warmup,
             inference=inference,
-            memory=Memory(
+            memory=MemoryUse(
                 init=self._init_memory - self._start_memory,
                 overall=peak - self._start_memory,
                 peak=peak,

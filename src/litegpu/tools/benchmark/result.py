@@ -32,7 +32,7 @@ class Startup:
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """MB (2**20 bytes). `init` and `overall`: how much the process's peak grew until it was ready, and until the last
     run; `peak`: the process's largest resident set. `device`: what the sessions allocated on the device, all of it
     from start to end; `device_used`: how much the device's free memory fell, other processes included, None where the
@@ -154,7 +154,7 @@ class BenchmarkResult:
     startup: Startup
     warmup: Timing
     inference: Timing
-    memory: Memory
+    memory: MemoryUse
     energy: Energy | None = None
     energy_note: str = ""
     profile: Profile | None = None

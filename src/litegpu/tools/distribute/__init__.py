@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from litegpu.tools.distribute.crew import Context, WorkerDied
+from litegpu.tools.distribute.crew import WorkerContext, WorkerDied
 from litegpu.tools.distribute.scheduler import Outcome, map_shards, plan_workers
 
-__all__ = ["Context", "Outcome", "WorkerDied", "map_shards", "plan_workers"]
+__all__ = ["Outcome", "WorkerContext", "WorkerDied", "map_shards", "plan_workers"]

@@ -19,7 +19,7 @@ class WorkerDied(LiteGpuError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Context:
+class WorkerContext:
     """What a worker knows of its place: it is number `index` of `count`, and may use `threads` threads. `gpu`: its own
     GPU as this process counts them, None where no device is its own."""
 
@@ -31,7 +31,7 @@ class Context:
 
 #: Makes, in the worker, the function that turns a shard into a result. The function is called by several threads at
 #: once; if it has an attribute `description` (a string, such as the name of its device), outcomes carry it.
-Factory = Callable[[Context], Callable[[Any], Any]]
+Factory = Callable[[WorkerContext], Callable[[Any], Any]]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class LocalCrew:
     """Workers in this process, each with `concurrency` threads. They cannot die alone. One that is given up goes on in
     vain, since nothing can end a thread; the process ends without it."""
 
-    def __init__(self, factory: Factory, contexts: Sequence[Context], concurrency: int) -> None:
+    def __init__(self, factory: Factory, contexts: Sequence[WorkerContext], concurrency: int) -> None:
         self.count = len(contexts)
         self._factory, self._contexts, self._concurrency = factory, contexts, concurrency
         self._events: queue.SimpleQueue[tuple[_Threads, Event]] = queue.SimpleQueue()
@@ -125,7 +125,7 @@ class _Threads:
     """One local worker: the first of its threads makes the function."""
 
     def __init__(
-        self, factory: Factory, context: Context, count: int, events: queue.SimpleQueue[tuple[_Threads, Event]]
+        self, factory: Factory, context: WorkerContext, count: int, events: queue.SimpleQueue[tuple[_Threads, Event]]
     ) -> None:
         self.work: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
         self._context, self._events = context, events

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from litegpu.errors import LiteGpuError, OptionError
-from litegpu.tools.distribute.crew import Context, Event, Factory, Finished, Lost, Started, describe
+from litegpu.tools.distribute.crew import Event, Factory, Finished, Lost, Started, WorkerContext, describe
 from litegpu.tools.distribute.pulses import Pulses
 
 log = logging.getLogger("litegpu")
@@ -43,7 +43,7 @@ class RayCrew:
                 "max_task_retries": 0,
             }
             threads = max(1, cpus // self.count)
-            self._contexts = [Context(i, self.count, threads) for i in range(self.count)]
+            self._contexts = [WorkerContext(i, self.count, threads) for i in range(self.count)]
             self._factory = self._ray.put(factory)
             self._actors: list[Any] = [None] * self.count
             self._under_way: dict[Any, tuple[int, int]] = {}  # reference -> worker, ticket
@@ -139,7 +139,7 @@ class _Actor:
     def __init__(self) -> None:
         self._function: Callable[[Any], Any] | None = None
 
-    def start(self, factory: Factory, context: Context) -> tuple[str, Exception | None]:
+    def start(self, factory: Factory, context: WorkerContext) -> tuple[str, Exception | None]:
         """What the worker is, and what the factory raised. Not in the constructor, whose errors Ray reports as a death
         of the actor."""
         ray = _import_ray()

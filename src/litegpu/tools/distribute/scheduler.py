@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from litegpu.errors import OptionError
-from litegpu.tools.distribute.crew import Context, Crew, Factory, Finished, LocalCrew, Lost, Started, WorkerDied
+from litegpu.tools.distribute.crew import Crew, Factory, Finished, LocalCrew, Lost, Started, WorkerContext, WorkerDied
 
 #: Deaths of workers while starting, without a shard done in between, after which none is started any more.
 _MOST_FAILED_STARTS = 5
@@ -107,12 +107,12 @@ def require_patience(seconds: float) -> None:
         raise OptionError(f"The patience is {seconds} s; it must be above 0, and at most a week")
 
 
-def plan_workers(count: int, threads: int, *, own_gpus: bool = True) -> list[Context]:
+def plan_workers(count: int, threads: int, *, own_gpus: bool = True) -> list[WorkerContext]:
     """Contexts of the workers of one process, which share `threads` threads; several workers get a GPU each."""
     if count < 1:
         raise OptionError(f"workers is {count}; it must be at least 1")
     each = max(1, threads // count)
-    return [Context(i, count, each, gpu=i if own_gpus and count > 1 else None) for i in range(count)]
+    return [WorkerContext(i, count, each, gpu=i if own_gpus and count > 1 else None) for i in range(count)]
 
 
 @dataclass(frozen=True)

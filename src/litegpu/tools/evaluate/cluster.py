@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from litegpu.model.reader import read_model
-from litegpu.tools.distribute import Context, WorkerDied, map_shards
+from litegpu.tools.distribute import WorkerContext, WorkerDied, map_shards
 from litegpu.tools.evaluate.choice import open_model
 from litegpu.tools.evaluate.decoding import Decoder
 from litegpu.tools.evaluate.items import Item
@@ -32,7 +32,7 @@ class EvaluationFactory:
 
     job: Job
 
-    def __call__(self, context: Context) -> _Worker:
+    def __call__(self, context: WorkerContext) -> _Worker:
         return _Worker(self.job, context)
 
 
@@ -69,7 +69,7 @@ class OnRay:
 class _Worker:
     """One shard at a time."""
 
-    def __init__(self, job: Job, context: Context) -> None:
+    def __init__(self, job: Job, context: WorkerContext) -> None:
         self._job = job
         self._opened = open_model(job.model, job.choice, job.batch)
         self._placement = placement(self._opened)

@@ -25,8 +25,8 @@ from litegpu.tools.evaluate.presentation import (
 )
 from litegpu.tools.evaluate.stage_metrics import detection_metrics
 from litegpu.tools.images import save_image
+from litegpu.tools.predictions import Box, Labelled
 from litegpu.tools.statistics import number
-from litegpu.tools.tasks import Box, Labelled
 
 _DRAWN_SCORE = 0.3
 _MOST_BARS = 40

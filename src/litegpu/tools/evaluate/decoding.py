@@ -50,7 +50,7 @@ class Prepare(Protocol):
 
 
 @dataclass(frozen=True)
-class Prepared:
+class DecodedItem:
     """What became of one item: facts about it, or an error; and the seconds that took."""
 
     item: Item
@@ -63,7 +63,7 @@ class Prepared:
 class Batch:
     """`array` has a row for each of `rows`, then rows of no meaning; it is overwritten when the next is asked for."""
 
-    rows: tuple[Prepared, ...]
+    rows: tuple[DecodedItem, ...]
     array: np.ndarray
 
 
@@ -200,7 +200,7 @@ class _Ring:
         self.ring, self.batch, self.chunk, self.team, self.patience = ring, batch, chunk, team, patience
         self.suspects: dict[int, int] = {}  # place -> how many workers it was with when they died
         self.pending: deque[Item] = deque()  # sent, in order
-        self.done: dict[int, Prepared] = {}
+        self.done: dict[int, DecodedItem] = {}
         self.sent = self.taken = 0
 
     def batches(self, items: Iterable[Item]) -> Iterator[Batch]:
@@ -249,7 +249,7 @@ class _Ring:
                     self._replace(worker, f"ended (exit status {worker.process.exitcode}): was memory short?")
                     continue
                 for place, facts, error, seconds in results:
-                    self.done[place] = Prepared(self.pending[place - self.taken], facts, error, seconds)
+                    self.done[place] = DecodedItem(self.pending[place - self.taken], facts, error, seconds)
             elif not ready and worker.is_hung():
                 self._replace(worker, f"did not answer for {self.patience:g} s.")
 
@@ -266,13 +266,13 @@ class _Ring:
             self.suspects[place] = self.suspects.get(place, 0) + 1
             if len(first) == 1 and self.suspects[place] > 1:
                 error = f"a process that decoded it {cause}"
-                self.done[place] = Prepared(self.pending[place - self.taken], {}, error, 0.0)
+                self.done[place] = DecodedItem(self.pending[place - self.taken], {}, error, 0.0)
             else:
                 worker.send([(place, path)])
         for chunk in others:
             worker.send(chunk)
 
-    def _finished(self, exhausted: bool) -> list[Prepared]:
+    def _finished(self, exhausted: bool) -> list[DecodedItem]:
         """The next batch if all of it is decoded; the last one may be shorter."""
         size = min(self.batch, len(self.pending)) if exhausted else self.batch
         places = range(self.taken, self.taken + size)
@@ -308,7 +308,7 @@ def _keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, 256 * 2**20)
 
 
-def _prepared(prepare: Prepare, item: Item, out: np.ndarray) -> Prepared:
+def _prepared(prepare: Prepare, item: Item, out: np.ndarray) -> DecodedItem:
     start = time.perf_counter()
     facts: dict[str, Any] = {}
     error = ""
@@ -316,7 +316,7 @@ def _prepared(prepare: Prepare, item: Item, out: np.ndarray) -> Prepared:
         facts = prepare(item.path, out)
     except Exception as problem:  # whatever a damaged file causes is about that file alone
         error = str(problem) or type(problem).__name__
-    return Prepared(item, facts, error, time.perf_counter() - start)
+    return DecodedItem(item, facts, error, time.perf_counter() - start)
 
 
 def _chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

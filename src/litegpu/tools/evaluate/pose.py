@@ -19,7 +19,7 @@ from litegpu.tools.evaluate.data_set import DataSet, DelegateResult, EvaluationR
 from litegpu.tools.evaluate.evaluation import evaluate
 from litegpu.tools.evaluate.preprocessing import for_input
 from litegpu.tools.evaluate.shard import Read
-from litegpu.tools.tasks import KEYPOINTS, Pose, interpret
+from litegpu.tools.predictions import KEYPOINTS, Pose, interpret
 
 #: COCO's tolerance of each keypoint, as a share of the square root of the person's area (Ronchi and Perona 2017).
 SIGMAS = np.array([26, 25, 25, 35, 35, 79, 79, 72, 72, 62, 62, 107, 107, 87, 87, 89, 89]) / 1000

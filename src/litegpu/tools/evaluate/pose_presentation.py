@@ -24,8 +24,8 @@ from litegpu.tools.evaluate.presentation import (
     write_table,
 )
 from litegpu.tools.images import save_image
+from litegpu.tools.predictions import KEYPOINTS, Keypoint, Pose
 from litegpu.tools.statistics import number
-from litegpu.tools.tasks import KEYPOINTS, Keypoint, Pose
 
 _LISTED = 100
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from litegpu.tools.agreement import compare
-from litegpu.tools.tasks import dequantized
+from litegpu.tools.predictions import dequantized
 
 #: Edges of the histogram of absolute errors: two bins a decade. Smaller errors count as 1e-12, larger ones as 1e6.
 EDGES = tuple(10.0 ** (e / 2) for e in range(-24, 13))

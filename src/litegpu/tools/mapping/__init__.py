@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from litegpu.tools.mapping.run import Failure, MapReport, map_model, print_report
+from litegpu.tools.mapping.map_run import Failure, MapReport, map_model, print_report
 
 __all__ = ["Failure", "MapReport", "map_model", "print_report"]

@@ -24,7 +24,7 @@ _BATCH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class Port:
+class ItemPort:
     """An input or an output, for one item: `shape` is without the batch; `fixed` says whether it is always that.
     `quantization` is scale and zero point, (0.0, 0) without."""
 
@@ -48,8 +48,8 @@ class Port:
 class Interface:
     """What one item is: an array per input, without the batch that `lead` inputs share; None if the model has none."""
 
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
+    inputs: tuple[ItemPort, ...]
+    outputs: tuple[ItemPort, ...]
     lead: int | None
 
     @property
@@ -200,11 +200,11 @@ def _lead(model: Model) -> int | None:
     return lead
 
 
-def _port(name: str, detail: Mapping[str, Any], lead: int | None) -> Port:
+def _port(name: str, detail: Mapping[str, Any], lead: int | None) -> ItemPort:
     shape = tuple(int(n) for n in detail["shape"])
     signature = tuple(int(n) for n in detail["shape_signature"])
     if lead is not None and shape and shape[0] in (lead, 1):
         shape, signature = shape[1:], signature[1:]
     fixed = -1 not in signature and 0 not in shape
     scale, zero_point = detail["quantization"]
-    return Port(name, shape, np.dtype(detail["dtype"]), (float(scale), int(zero_point)), fixed)
+    return ItemPort(name, shape, np.dtype(detail["dtype"]), (float(scale), int(zero_point)), fixed)

@@ -14,7 +14,7 @@ import numpy as np
 
 from litegpu.errors import OptionError
 from litegpu.file_lock import lock
-from litegpu.tools.mapping.batched import Port
+from litegpu.tools.mapping.batched import ItemPort
 from litegpu.tools.mapping.table import import_pyarrow
 from litegpu.tools.mapping.worker import ChunkResult
 
@@ -35,7 +35,7 @@ class Output:
     "zero_point" for numbers that are stored quantized.
     """
 
-    def __init__(self, path: str | os.PathLike[str], ports: Sequence[Port], origin: Mapping[str, Any]) -> None:
+    def __init__(self, path: str | os.PathLike[str], ports: Sequence[ItemPort], origin: Mapping[str, Any]) -> None:
         """`origin`: what the results depend on, as plain data. Nothing is written yet."""
         self._arrow = import_pyarrow()
         self._path = Path(path)
@@ -168,7 +168,7 @@ class Output:
             fields.append(arrow.field(_column(port.name), self._type(port), metadata=metadata))
         return arrow.schema(fields, metadata={_KEY: self._origin.encode()})
 
-    def _type(self, port: Port) -> Any:
+    def _type(self, port: ItemPort) -> Any:
         arrow = self._arrow
         element = arrow.binary() if port.dtype.kind in "SO" else arrow.from_numpy_dtype(port.dtype)
         return element if port.shape == () else arrow.list_(element)
@@ -186,7 +186,7 @@ class Output:
         ]
         return arrow.table(columns, schema=self._schema)
 
-    def _values(self, port: Port, values: np.ndarray | list[np.ndarray], failed: np.ndarray) -> Any:
+    def _values(self, port: ItemPort, values: np.ndarray | list[np.ndarray], failed: np.ndarray) -> Any:
         """One output of all inputs, with nulls for those that failed."""
         arrow, type_ = self._arrow, self._type(port)
         sizes = np.zeros(len(failed), np.int64)

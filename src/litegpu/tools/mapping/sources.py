@@ -13,7 +13,7 @@ import numpy as np
 
 from litegpu.errors import OptionError
 from litegpu.tools.arrays import read_array
-from litegpu.tools.mapping.batched import Interface, Port
+from litegpu.tools.mapping.batched import Interface, ItemPort
 
 IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif"}
@@ -50,7 +50,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Values:
+class TableRows:
     """Rows of a table that were read already; a column for each of the model's inputs."""
 
     columns: tuple[tuple[Raw, ...], ...]
@@ -65,14 +65,14 @@ class Chunk:
 
     start: int
     names: tuple[str, ...]
-    content: Files | Rows | Values
+    content: Files | Rows | TableRows
 
     def items(self) -> Iterator[Item]:
         return self.content.items()
 
 
 @dataclass(frozen=True)
-class Source:
+class ItemSource:
     """All inputs, in order. `digest` changes with their names and number."""
 
     parts: tuple[Part, ...]
@@ -94,7 +94,9 @@ class Source:
             start += count
 
 
-def open_source(inputs: Sequence[str | os.PathLike[str]], interface: Interface, columns: Mapping[str, str]) -> Source:
+def open_source(
+    inputs: Sequence[str | os.PathLike[str]], interface: Interface, columns: Mapping[str, str]
+) -> ItemSource:
     """Look at all inputs, without reading more than names and headers. Raises OptionError for what is not there, is of
     an unknown kind, or cannot be what the model takes.
 
@@ -117,7 +119,7 @@ def open_source(inputs: Sequence[str | os.PathLike[str]], interface: Interface, 
         count += part.count()
     if not count:
         raise OptionError(f"There are no inputs in {', '.join(os.fspath(i) for i in inputs)}")
-    return Source(tuple(parts), count, digest.hexdigest())
+    return ItemSource(tuple(parts), count, digest.hexdigest())
 
 
 def is_array_file(path: str) -> bool:
@@ -147,7 +149,7 @@ def _part(path: str, interface: Interface, columns: Mapping[str, str]) -> Part:
     )
 
 
-def _only_input(interface: Interface, path: str) -> Port:
+def _only_input(interface: Interface, path: str) -> ItemPort:
     if len(interface.inputs) > 1:
         names = ", ".join(port.name for port in interface.inputs)
         raise OptionError(f"The model has several inputs ({names}): give Parquet with a column for each, not {path}")
@@ -164,7 +166,7 @@ class Part:
         """What tells these inputs from others."""
         raise NotImplementedError
 
-    def read(self, size: int, first: int, end: int) -> Iterator[tuple[tuple[str, ...], Files | Rows | Values]]:
+    def read(self, size: int, first: int, end: int) -> Iterator[tuple[tuple[str, ...], Files | Rows | TableRows]]:
         """Names and contents, from number `first` to the one before `end`."""
         raise NotImplementedError
 
@@ -259,7 +261,7 @@ class _RowsPart(Part):
             yield tuple(f"{self._path}#{row}" for row in range(start, start + count)), Rows(self._path, start, count)
 
 
-def _array_part(path: str, port: Port) -> Part:
+def _array_part(path: str, port: ItemPort) -> Part:
     """One item if the array has an item's shape, else rows."""
     array = read_array(path, "the array", mapped=True)
     if array.shape == port.shape:

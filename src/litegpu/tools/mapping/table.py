@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from litegpu.errors import OptionError
-from litegpu.tools.mapping.batched import Interface, Port
-from litegpu.tools.mapping.sources import Part, Raw, Values
+from litegpu.tools.mapping.batched import Interface, ItemPort
+from litegpu.tools.mapping.sources import Part, Raw, TableRows
 
 _READ_ROWS = 256  # at a time
 
@@ -41,12 +41,12 @@ class TablePart(Part):
     def identity(self) -> Iterator[str]:
         yield f"{self._path}#{self._rows}#{','.join(self._columns)}"
 
-    def read(self, size: int, first: int, end: int) -> Iterator[tuple[tuple[str, ...], Values]]:
+    def read(self, size: int, first: int, end: int) -> Iterator[tuple[tuple[str, ...], TableRows]]:
         folder = os.path.dirname(self._path)
         try:
             for at, rows in self._batches(size, first, end):
                 columns = tuple(tuple(_raw(folder, v) for v in rows.column(name)) for name in self._columns)
-                yield tuple(f"{self._path}#{at + i}" for i in range(len(rows))), Values(columns)
+                yield tuple(f"{self._path}#{at + i}" for i in range(len(rows))), TableRows(columns)
         except (OSError, import_pyarrow().ArrowException) as error:
             raise OptionError(f"Cannot read {self._path} between rows {first} and {end}: {error}") from None
 
@@ -98,7 +98,7 @@ def _chosen(path: str, schema: Any, interface: Interface, columns: Mapping[str, 
     return tuple(found)
 
 
-def _may_be(type_: Any, port: Port) -> bool:
+def _may_be(type_: Any, port: ItemPort) -> bool:
     """Whether values of an Arrow type can be an input: pictures for what looks like one, else numbers."""
     types = import_pyarrow().types
     is_picture = len(port.shape) == 3 and port.shape[2] in (1, 3, 4)

@@ -12,9 +12,9 @@ import numpy as np
 
 from litegpu.errors import TensorError
 from litegpu.tools.arrays import read_array
-from litegpu.tools.distribute import Context
+from litegpu.tools.distribute import WorkerContext
 from litegpu.tools.images import Normalization, decode_image, image_to_tensor, load_image
-from litegpu.tools.mapping.batched import BatchedModel, BatchPlan, Interface, Port
+from litegpu.tools.mapping.batched import BatchedModel, BatchPlan, Interface, ItemPort
 from litegpu.tools.mapping.sources import Chunk, Item, Raw, is_array_file
 
 
@@ -57,7 +57,7 @@ class MapFactory:
     normalization: Normalization | None = None
     dequantize: bool = False
 
-    def stored(self) -> tuple[Port, ...]:
+    def stored(self) -> tuple[ItemPort, ...]:
         """The outputs as they are written."""
         ports = self.interface.outputs
         if not self.dequantize:
@@ -65,14 +65,14 @@ class MapFactory:
         real = np.dtype(np.float32)
         return tuple(replace(p, dtype=real, quantization=(0.0, 0)) if p.quantization[0] else p for p in ports)
 
-    def __call__(self, context: Context) -> _Worker:
+    def __call__(self, context: WorkerContext) -> _Worker:
         return _Worker(self, context)
 
 
 class _Worker:
     """Thread-safe: chunks are read at the same time, and take turns at the model."""
 
-    def __init__(self, job: MapFactory, context: Context) -> None:
+    def __init__(self, job: MapFactory, context: WorkerContext) -> None:
         self._job = job
         on_cpu = job.device == "cpu"
         self._model = BatchedModel(
@@ -104,7 +104,7 @@ class _Worker:
         except Exception as error:
             return " ".join((str(error) or type(error).__name__).split())
 
-    def _array(self, port: Port, raw: Raw) -> np.ndarray:
+    def _array(self, port: ItemPort, raw: Raw) -> np.ndarray:
         if raw is None:
             raise TensorError("the value is null")
         if isinstance(raw, np.ndarray):
@@ -115,7 +115,7 @@ class _Worker:
         tensor, _ = image_to_tensor(pixels, port.detail(), self._job.normalization)
         return np.asarray(tensor[0])
 
-    def _column(self, port: Port, arrays: Sequence[np.ndarray]) -> np.ndarray | list[np.ndarray]:
+    def _column(self, port: ItemPort, arrays: Sequence[np.ndarray]) -> np.ndarray | list[np.ndarray]:
         scale, zero_point = port.quantization
         if self._job.dequantize and scale:
             arrays = [(a.astype(np.float32) - np.float32(zero_point)) * np.float32(scale) for a in arrays]
@@ -124,7 +124,7 @@ class _Worker:
         return np.stack(arrays) if arrays else np.zeros((0, *port.shape))
 
 
-def to_input(array: np.ndarray, port: Port) -> np.ndarray:
+def to_input(array: np.ndarray, port: ItemPort) -> np.ndarray:
     """An array as one item of an input: of its shape (a batch of one, or a row of as many elements, will do), in its
     type if that changes no value. Real numbers are rounded to the input's precision, and quantized for a quantized one.
     """
@@ -150,7 +150,7 @@ def to_input(array: np.ndarray, port: Port) -> np.ndarray:
     return converted
 
 
-def _device(wanted: str, context: Context) -> str:
+def _device(wanted: str, context: WorkerContext) -> str:
     """The device of one worker: its own if it has one, of a backend whose devices have numbers, if that works."""
     if context.gpu is None:
         return wanted

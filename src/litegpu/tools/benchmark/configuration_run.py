@@ -9,6 +9,7 @@ from typing import Any
 
 from litegpu.boundary import typed
 from litegpu.errors import OptionError
+from litegpu.tools.benchmark.benchmark_text import Log, log_result
 from litegpu.tools.benchmark.energy import EnergyWatch
 from litegpu.tools.benchmark.files import (
     example_message,
@@ -23,7 +24,6 @@ from litegpu.tools.benchmark.parse import flags_from
 from litegpu.tools.benchmark.profile import profile
 from litegpu.tools.benchmark.result import BenchmarkResult
 from litegpu.tools.benchmark.state import state_text
-from litegpu.tools.benchmark.text import Log, log_result
 from litegpu.tools.outputs import all_of, require_writable, write_file
 
 

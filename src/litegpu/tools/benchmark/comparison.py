@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 import litegpu
 from litegpu.boundary import typed
 from litegpu.errors import LiteGpuError
 from litegpu.model.batch import with_batch
-from litegpu.tools.benchmark.bootstrap import Interval, median_ratio
+from litegpu.tools.benchmark.benchmark_text import Log
 from litegpu.tools.benchmark.configurations import Configuration, configurations
 from litegpu.tools.benchmark.energy import EnergyWatch
 from litegpu.tools.benchmark.flags import BenchmarkFlags
@@ -24,13 +26,32 @@ from litegpu.tools.benchmark.measurement import Measurement
 from litegpu.tools.benchmark.parse import flags_from
 from litegpu.tools.benchmark.profile import profile
 from litegpu.tools.benchmark.result import BenchmarkResult
-from litegpu.tools.benchmark.text import Log
 from litegpu.tools.benchmark.timing import Timing
 
 _TURN_SECONDS = 0.02  # about as long a configuration runs before it is the next one's turn
 _ROUNDS = 10  # at least, if there are as many runs: what the intervals are made from
 _TRIED = 3  # runs to learn how long they take
 _SEED = 5489
+_RESAMPLES = 4000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value, and the bounds of its 95% confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def median_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Interval:
+    """The median over rounds of numerator[i] / denominator[i], with the percentile bootstrap's interval over rounds: a
+    machine that becomes slower for a while slows both of a round. Needs at least one round."""
+    ratios = np.asarray(numerator, np.float64) / np.asarray(denominator, np.float64)
+    random = np.random.default_rng(_SEED)
+    chosen = random.integers(0, ratios.size, (_RESAMPLES, ratios.size))
+    low, high = np.percentile(np.median(ratios[chosen], axis=1), (2.5, 97.5))
+    return Interval(float(np.median(ratios)), float(low), float(high))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from litegpu.report import Page
-from litegpu.tools.mapping.run import MapReport
+from litegpu.tools.mapping.map_run import MapReport
 
 
 def write_page(report: MapReport, path: str | os.PathLike[str]) -> None:

@@ -25,7 +25,7 @@ from litegpu.tools.inference_diff.surgery import with_float_weights
 from litegpu.tools.inputs import made_up_inputs
 from litegpu.tools.labels import packed_labels, read_labels, require_fit
 from litegpu.tools.outputs import require_folder, require_writable
-from litegpu.tools.tasks import (
+from litegpu.tools.predictions import (
     Classification,
     Detection,
     Picture,
@@ -41,7 +41,7 @@ _MOST_SECONDS = 3.0  # of timed runs on one device
 
 
 @dataclass(frozen=True)
-class Timing:
+class RunTiming:
     """Seconds: to open and prepare the model, of the first inference, and of the ones after it."""
 
     prepare: float
@@ -52,7 +52,7 @@ class Timing:
 
 
 @dataclass(frozen=True, eq=False)
-class Inference:
+class InputResult:
     """One picture, or one made-up input. `agreement` holds one entry per output; `decision` compares what the outputs
     mean ("top-5 equal"); both are empty without a comparison. `hybrid`: the agreement with a CPU whose 8-bit weights of
     float ops are floats, where a model has such on the GPU. `drawing` is the file that was written."""
@@ -78,9 +78,9 @@ class RunReport:
     is_software: bool
     precision: str
     delegation: litegpu.DelegationReport
-    timing: Timing
-    cpu: Timing | None
-    inferences: tuple[Inference, ...]
+    timing: RunTiming
+    cpu: RunTiming | None
+    inferences: tuple[InputResult, ...]
     hybrid_ops: int = 0
     problems: tuple[str, ...] = ()
 
@@ -171,7 +171,7 @@ def run_model(
         shape = chosen.shape
     sources = [path for path, _ in pictures] or ["made-up input"]
     inferences = [
-        Inference(source, how, interpret(arrays, details, shape, names))
+        InputResult(source, how, interpret(arrays, details, shape, names))
         for source, (_, how), arrays in zip(sources, feeds, outputs, strict=True)
     ]
     cpu, hybrid_ops = None, 0
@@ -256,7 +256,7 @@ class _Opened:
 
     def infer(
         self, feeds: Sequence[Sequence[np.ndarray]], *, timed: bool = True
-    ) -> tuple[list[list[np.ndarray]], Timing]:
+    ) -> tuple[list[list[np.ndarray]], RunTiming]:
         """The outputs for each feed, and timings on the last of them."""
         interpreter, seconds = self.loaded.interpreter, []
         outputs = []
@@ -269,7 +269,7 @@ class _Opened:
         while timed and len(later) < _TIMED_RUNS and sum(later) < _MOST_SECONDS:
             later.append(_timed(interpreter.invoke))
         later = later or seconds
-        return outputs, Timing(self.prepare, seconds[0], float(np.median(later)), min(later), len(later))
+        return outputs, RunTiming(self.prepare, seconds[0], float(np.median(later)), min(later), len(later))
 
 
 def takes_picture(model: str | os.PathLike[str]) -> bool:

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 
 from litegpu.report import Page, Plot, bars, graph_nodes, histogram, lines
-from litegpu.tools.benchmark.compare import Comparison
+from litegpu.tools.benchmark.benchmark_text import more_lines
+from litegpu.tools.benchmark.comparison import Comparison
 from litegpu.tools.benchmark.comparison_text import notes, table
 from litegpu.tools.benchmark.profile_text import closing
 from litegpu.tools.benchmark.result import BenchmarkResult, Profile
-from litegpu.tools.benchmark.text import more_lines
 
 _BINS = 40
 _MOST_BARS = 25

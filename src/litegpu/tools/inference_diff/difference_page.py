@@ -7,9 +7,7 @@ from pathlib import Path
 
 from litegpu.report import Page, Plot, graph_nodes, histogram, lines
 from litegpu.tools.inference_diff.compare import DiffReport
-from litegpu.tools.inference_diff.measures import EDGES, Histogram
-from litegpu.tools.inference_diff.per_op import PerOpReport
-from litegpu.tools.inference_diff.text import (
+from litegpu.tools.inference_diff.difference_text import (
     NODE_COLUMNS,
     OUTPUT_COLUMNS,
     figure,
@@ -20,6 +18,8 @@ from litegpu.tools.inference_diff.text import (
     reference,
     tested,
 )
+from litegpu.tools.inference_diff.measures import EDGES, Histogram
+from litegpu.tools.inference_diff.per_op import PerOpReport
 
 
 def write_page(report: DiffReport, path: str | os.PathLike[str]) -> None:

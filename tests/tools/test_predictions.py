@@ -11,7 +11,7 @@ import pytest
 from litegpu.errors import OptionError
 from litegpu.tools.drawing import draw, palette
 from litegpu.tools.labels import read_labels
-from litegpu.tools.tasks import (
+from litegpu.tools.predictions import (
     Classification,
     Detection,
     Picture,

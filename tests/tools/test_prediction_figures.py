@@ -15,11 +15,11 @@ from PIL import Image
 import litegpu
 from litegpu.errors import OptionError
 from litegpu.model.builder import ModelBuilder
-from litegpu.tools import run
+from litegpu.tools import model_run
 from litegpu.tools.agreement import Agreement
 from litegpu.tools.images import Normalization, image_to_tensor, load_image
 from litegpu.tools.labels import require_fit
-from litegpu.tools.tasks import interpret
+from litegpu.tools.predictions import interpret
 
 IMAGE = (1, 64, 32, 3)
 
@@ -117,19 +117,19 @@ def test_labels_of_one_class_more_or_less() -> None:
 # Runs
 
 
-def timed(seconds: list[float], monkeypatch: pytest.MonkeyPatch) -> run.Timing:
+def timed(seconds: list[float], monkeypatch: pytest.MonkeyPatch) -> model_run.RunTiming:
     """Of a model whose inferences take so long, the last again and again."""
     calls = iter([*seconds, *seconds[-1:] * 100])
-    monkeypatch.setattr(run, "_timed", lambda _: next(calls))
+    monkeypatch.setattr(model_run, "_timed", lambda _: next(calls))
     interpreter = SimpleNamespace(get_input_details=list, get_output_details=list, invoke=None)
     opened = SimpleNamespace(loaded=SimpleNamespace(interpreter=interpreter), prepare=0.75)
-    return run._Opened.infer(opened, [[], []])[1]  # type: ignore[arg-type]
+    return model_run._Opened.infer(opened, [[], []])[1]  # type: ignore[arg-type]
 
 
 def test_timings_are_of_the_runs_after_the_first_of_each_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     quick = [0.5, 0.25, 0.01, 0.02, 0.02, 0.02, 0.02, 0.02, 0.02, 0.02, 0.02, 0.1]
     found = timed(quick, monkeypatch)
-    assert found == run.Timing(prepare=0.75, first=0.5, median=0.02, fastest=0.01, runs=10)
+    assert found == model_run.RunTiming(prepare=0.75, first=0.5, median=0.02, fastest=0.01, runs=10)
     assert timed([2.0, 2.0, 1.25], monkeypatch).runs == 3  # until 3 s are over
 
 
@@ -147,7 +147,7 @@ def test_options_reach_the_models_which_are_closed(monkeypatch: pytest.MonkeyPat
         return models[-1]
 
     monkeypatch.setattr(litegpu, "load", load)
-    report = run.run_model(tmp_path / "m.tflite", device="cpu", num_threads=3)
+    report = model_run.run_model(tmp_path / "m.tflite", device="cpu", num_threads=3)
     assert given == [{"device": "cpu", "precision": "float32", "num_threads": 3}] and report.cpu is None
     with pytest.raises(litegpu.InvokeError, match="closed"):
         models[0](np.zeros((1, 4), np.float32))
@@ -159,6 +159,6 @@ def test_the_worst_of_all_outputs_counts() -> None:
         SimpleNamespace(agreement=tuple(Agreement("y", e, 0, False, True) for e in errors), hybrid=())
         for errors in ((1e-7, 3e-6), (2e-3, 1e-8))
     ]
-    timing = run.Timing(0, 0, 0, 0, 1)
-    report = run.RunReport("m", "", "", False, "float32", None, timing, timing, tuple(inferences))  # type: ignore[arg-type]
+    timing = model_run.RunTiming(0, 0, 0, 0, 1)
+    report = model_run.RunReport("m", "", "", False, "float32", None, timing, timing, tuple(inferences))  # type: ignore[arg-type]
     assert report.worst == 2e-3 and not report.agrees

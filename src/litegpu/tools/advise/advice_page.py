@@ -8,7 +8,7 @@ from pathlib import Path
 from litegpu.model.inline import inline_composites
 from litegpu.model.reader import read_model
 from litegpu.report import Page, graph_nodes
-from litegpu.tools.advise import text
+from litegpu.tools.advise import advice_text as words
 from litegpu.tools.advise.advice import Advice
 from litegpu.tools.advise.documented import MODEL_TYPES
 
@@ -26,17 +26,21 @@ def write_page(advice: Advice, model: str | os.PathLike[str] | bytes, path: str 
     main = inline_composites(read_model(model)).main
     for coverage in advice.coverages:
         page.section(coverage.delegate)
-        for line in text.coverage_lines(coverage):
+        for line in words.coverage_lines(coverage):
             page.text(line)
         if coverage.left:
-            page.table(text.LEFT_COLUMNS, text.left_rows(coverage))
+            page.table(words.LEFT_COLUMNS, words.left_rows(coverage))
         if coverage.report is not None:
             reasons = {node.index: node.reason for node in coverage.report.nodes if node.reason}
             page.graph(graph_nodes(main, coverage.report, marked=tuple(reasons)), folded=True)
     marked = [i for i, row in enumerate(MODEL_TYPES) if row is advice.row]
     page.section("Documentation")
-    page.table(text.TYPE_COLUMNS, text.type_rows(advice), caption=text.BY_TYPE, marked=marked)
+    page.table(words.TYPE_COLUMNS, words.type_rows(advice), caption=words.BY_TYPE, marked=marked)
     if advice.row is None:
-        page.text(text.NO_ROW)
-    page.table(text.PLATFORM_COLUMNS, text.platform_rows(), caption=f"{text.BY_PLATFORM} (here: {advice.platform})")
+        page.text(words.NO_ROW)
+    page.table(
+        words.PLATFORM_COLUMNS,
+        words.platform_rows(),
+        caption=f"{words.BY_PLATFORM} (here: {advice.platform})",
+    )
     page.write(path)
