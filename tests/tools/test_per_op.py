@@ -17,7 +17,7 @@ import litegpu
 from litegpu import cli
 from litegpu.gpu import build
 from litegpu.gpu.graph import Graph, GraphBuilder, apply
-from litegpu.gpu.lower import context, product
+from litegpu.gpu.lower import product, values
 from litegpu.model import ModelBuilder
 from litegpu.model.builder import quantized
 from litegpu.model.types import TensorType
@@ -38,7 +38,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     """Perturbs a constant, given by its name, in what the GPU is given and nowhere else."""
 
     def planted(name: str, factor: float) -> None:
-        original = context.as_array
+        original = values.as_array
 
         def perturbed(tensor: Any, **options: Any) -> Any:
             array = original(tensor, **options)
@@ -49,7 +49,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
             return (found[0], found[1] * np.float32(factor)) if found is not None and tensor.name == name else found
 
         whole_numbers = product.quanta
-        monkeypatch.setattr(context, "as_array", perturbed)
+        monkeypatch.setattr(values, "as_array", perturbed)
         monkeypatch.setattr(product, "quanta", perturbed_quanta)
 
     return planted

@@ -53,8 +53,8 @@ class Loaded:
     def __init__(self) -> None:
         self.interpreter: Any = self
         self.inputs, self.outputs = {"x": {"index": 0}}, {"y": {"index": 1}}
-        self._model = SimpleNamespace(main=SimpleNamespace(tensors=()))
-        self._delegate, self.device, self.closed = None, "cpu", 0
+        self.model = SimpleNamespace(main=SimpleNamespace(tensors=()))
+        self.delegate, self.device, self.closed = None, "cpu", 0
         self.batches: list[list[float]] = []
         self.inside = threading.Lock()
 
