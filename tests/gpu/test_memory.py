@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from litegpu.gpu.memory import Block, plan
+from litegpu.gpu.memory import Allocation, plan
 
 
-def overlaps(blocks: dict[int, Block], offsets: dict[int, int]) -> list[tuple[int, int]]:
+def overlaps(blocks: dict[int, Allocation], offsets: dict[int, int]) -> list[tuple[int, int]]:
     found = []
     for i, a in blocks.items():
         for j, b in blocks.items():
@@ -25,7 +25,9 @@ def test_blocks_live_together_do_not_overlap(seed: int) -> None:
     blocks = {}
     for i in range(rnd.randint(1, 60)):
         first = rnd.randint(0, 40)
-        blocks[i] = Block(rnd.choice([0, 1, 100, 4096, rnd.randint(1, 100_000)]), first, first + rnd.randint(0, 12))
+        blocks[i] = Allocation(
+            rnd.choice([0, 1, 100, 4096, rnd.randint(1, 100_000)]), first, first + rnd.randint(0, 12)
+        )
     offsets, report = plan(blocks, 256)
     assert overlaps(blocks, offsets) == []
     assert all(o % 256 == 0 for o in offsets.values())
@@ -33,7 +35,7 @@ def test_blocks_live_together_do_not_overlap(seed: int) -> None:
 
 
 def test_a_chain_shares_two_buffers() -> None:
-    blocks = {i: Block(1024, i, i + 1) for i in range(50)}
+    blocks = {i: Allocation(1024, i, i + 1) for i in range(50)}
     _, report = plan(blocks, 256)
     assert report.arena == report.lower_bound == 2048
 

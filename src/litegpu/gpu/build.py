@@ -14,7 +14,7 @@ from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.contract import Backend
 from litegpu.gpu.graph import RESULT, Copy, Graph, Node
 from litegpu.gpu.kernels import build as build_kernels
-from litegpu.gpu.kernels.context import Context, Launch, NativeKernel, Tuner
+from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel, Tuner
 from litegpu.gpu.lang import Kernel, KernelError
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes import optimise
@@ -59,7 +59,7 @@ def build_program(
     last = _into_variables(placed, kept, after)
     launches: list[tuple[Node, Launch]] = []
     for node in [*(n for n in placed.graph.nodes if n not in last), *last.values()]:
-        context = Context(
+        context = KernelContext(
             placed.graph, node, placed.views, features, half and exact.keys().isdisjoint(node.inputs), tuner
         )
         try:
@@ -149,7 +149,9 @@ def _into_variables(placed: Placed, kept: Sequence[int], after: Sequence[int]) -
     return found
 
 
-def _lifetimes(placed: Placed, launches: list[tuple[Node, Launch]], lasting: Sequence[int]) -> dict[int, memory.Block]:
+def _lifetimes(
+    placed: Placed, launches: list[tuple[Node, Launch]], lasting: Sequence[int]
+) -> dict[int, memory.Allocation]:
     """Roots live from their first writer to their last reader; inputs from the start, and the values `lasting`, outputs
     and variables, to the end."""
     first: dict[int, int] = {}
@@ -166,7 +168,8 @@ def _lifetimes(placed: Placed, launches: list[tuple[Node, Launch]], lasting: Seq
         first.setdefault(root, -1)
         last[root] = len(launches)
     return {
-        r: memory.Block(_whole_words(placed.roots[r][0] * placed.roots[r][1].nbytes), first[r], last[r]) for r in first
+        r: memory.Allocation(_whole_words(placed.roots[r][0] * placed.roots[r][1].nbytes), first[r], last[r])
+        for r in first
     }
 
 
@@ -178,7 +181,7 @@ def _printed(code: _Code, node: Node, launch: Launch) -> int:
         raise
 
 
-def _at_widest(lifetimes: Mapping[int, memory.Block], launches: Sequence[tuple[Node, Launch]]) -> tuple[int, ...]:
+def _at_widest(lifetimes: Mapping[int, memory.Allocation], launches: Sequence[tuple[Node, Launch]]) -> tuple[int, ...]:
     """The operators of the launch while which the most memory is in use."""
 
     def live(step: int) -> int:

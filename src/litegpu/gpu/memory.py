@@ -13,7 +13,7 @@ TRIES = 60
 
 
 @dataclass(frozen=True)
-class Block:
+class Allocation:
     """A piece of memory that is live from step `first` to step `last`, both included."""
 
     size: int  # bytes
@@ -21,7 +21,7 @@ class Block:
     last: int
 
 
-def plan(blocks: Mapping[int, Block], alignment: int) -> tuple[dict[int, int], MemoryReport]:
+def plan(blocks: Mapping[int, Allocation], alignment: int) -> tuple[dict[int, int], MemoryReport]:
     """Byte offsets such that blocks live at the same step do not overlap.
 
     Blocks are placed one by one, each into the smallest gap that holds it between the blocks already placed that are
@@ -50,7 +50,7 @@ class _Placement:
     arena: int
 
 
-def _orders(blocks: Mapping[int, Block], sizes: dict[int, int]) -> Iterator[list[int]]:
+def _orders(blocks: Mapping[int, Allocation], sizes: dict[int, int]) -> Iterator[list[int]]:
     """By size, the largest first; and by breadth: the steps with the most live memory first, their blocks by size."""
     by_size = sorted(blocks, key=lambda i: (-sizes[i], blocks[i].first, i))
     yield by_size
@@ -62,14 +62,14 @@ def _orders(blocks: Mapping[int, Block], sizes: dict[int, int]) -> Iterator[list
     yield list(dict.fromkeys(i for t in steps for i in by_size if blocks[i].first <= t <= blocks[i].last))
 
 
-def _place(order: list[int], blocks: Mapping[int, Block], sizes: dict[int, int]) -> _Placement:
+def _place(order: list[int], blocks: Mapping[int, Allocation], sizes: dict[int, int]) -> _Placement:
     offsets: dict[int, int] = {}
     for i in order:
         offsets[i] = _best_gap(i, blocks, sizes, offsets)
     return _Placement(order, offsets, max((offsets[i] + sizes[i] for i in order), default=0))
 
 
-def _best_gap(i: int, blocks: Mapping[int, Block], sizes: dict[int, int], offsets: dict[int, int]) -> int:
+def _best_gap(i: int, blocks: Mapping[int, Allocation], sizes: dict[int, int], offsets: dict[int, int]) -> int:
     block = blocks[i]
     live = sorted(
         (offsets[j], offsets[j] + sizes[j])
@@ -85,6 +85,6 @@ def _best_gap(i: int, blocks: Mapping[int, Block], sizes: dict[int, int], offset
     return end if best is None else best
 
 
-def _widest(blocks: Mapping[int, Block], sizes: dict[int, int]) -> int:
+def _widest(blocks: Mapping[int, Allocation], sizes: dict[int, int]) -> int:
     steps = {b.first for b in blocks.values()}
     return max((sum(sizes[i] for i, b in blocks.items() if b.first <= t <= b.last) for t in steps), default=0)

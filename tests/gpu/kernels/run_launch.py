@@ -14,7 +14,7 @@ from litegpu.gpu.backends.webgpu.printer import print_wgsl
 from litegpu.gpu.evaluate import evaluate_node
 from litegpu.gpu.graph import DType, Graph, GraphBuilder
 from litegpu.gpu.kernels import build
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang import interpret as interpreter
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.view import View, packed, padded
@@ -80,7 +80,7 @@ def run_node(
     nothing else but the output was. `interpret`: not on a device but in the language's interpreter."""
     (node,) = graph.nodes
     features = features or Features(float16=any(v.dtype is DType.FLOAT16 for v in views.values()))
-    launches = build(Context(graph, node, views, features))
+    launches = build(KernelContext(graph, node, views, features))
     memory = {view.root: np.full(view.size, UNWRITTEN, STORED[view.dtype]) for view in views.values()}
     for v, a in arrays.items():
         view = views[v]

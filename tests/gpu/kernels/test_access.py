@@ -13,7 +13,7 @@ from litegpu.gpu.backends.webgpu.printer import print_wgsl
 from litegpu.gpu.graph import Apply, Arg, DType, Elementwise, GraphBuilder, Literal, Reduce, apply
 from litegpu.gpu.kernels import build
 from litegpu.gpu.kernels.access import open_source
-from litegpu.gpu.kernels.context import Context
+from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.lang import Features, Kernel
 from litegpu.gpu.lang.interpret import run as interpret
 from litegpu.gpu.lang.ops import NUMPY
@@ -117,7 +117,7 @@ def test_padding_of_a_constant_of_one_element_reads_as_zero() -> None:
     builder.node(Reduce("sum", (3,), Arg(0)), [x], y)
     graph = builder.graph([], [y])
     k = Kernel("k")
-    quad = open_source(Context(graph, graph.nodes[0], {}, Features()), k, x, {}).quad(0, 0, 0, 0)
+    quad = open_source(KernelContext(graph, graph.nodes[0], {}, Features()), k, x, {}).quad(0, 0, 0, 0)
     assert [quad[j].constant for j in range(4)] == [3.0, 0.0, 0.0, 0.0]
 
 
@@ -131,7 +131,7 @@ def test_equal_layers_share_one_text() -> None:
         graph = builder.graph([a], [y])
         views = {a: LAYOUTS["padded"](root, (1, 2, 3, 5), DType.FLOAT32)}
         views[y] = LAYOUTS["padded"](root + 1, (1, 2, 3, 5), DType.FLOAT32)
-        (launch,) = build(Context(graph, graph.nodes[0], views, Features()))
+        (launch,) = build(KernelContext(graph, graph.nodes[0], views, Features()))
         return print_wgsl(launch.kernel, Features())
 
     assert text(0) == text(7)
@@ -147,7 +147,7 @@ def run_narrow(source: DType, target: DType, data: np.ndarray) -> np.ndarray:
     builder.node(Elementwise(), [], y, Arg(0), [x])
     graph = builder.graph([x], [y])
     views = {v: packed(i, data.shape, t, written=bool(i)) for i, (v, t) in enumerate(((x, source), (y, target)))}
-    (launch,) = build(Context(graph, graph.nodes[0], views, Features()))
+    (launch,) = build(KernelContext(graph, graph.nodes[0], views, Features()))
     memory = {}
     for view, values in ((views[x], data), (views[y], None)):
         raw = np.zeros(view.size, NARROW.get(view.dtype, np.int32))

@@ -8,7 +8,7 @@ import pytest
 from litegpu.gpu.graph import Conv2D, DType, GraphBuilder
 from litegpu.gpu.kernels import build
 from litegpu.gpu.kernels.blocking import Axis, choose_tile, fit_bytes, grid
-from litegpu.gpu.kernels.context import Context
+from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.view import packed, padded
 
@@ -71,7 +71,7 @@ def weights_of(largest: float, half: bool = True, outputs: int = 4, pixels: int 
     kind = DType.FLOAT16 if half else DType.FLOAT32
     views = {x: padded(0, shape, kind), y: packed(1, (1, 1, pixels, outputs), DType.FLOAT32)}
     graph = b.graph([x], [y])
-    (launch,) = build(Context(graph, graph.nodes[0], views, Features(float16=True), half))
+    (launch,) = build(KernelContext(graph, graph.nodes[0], views, Features(float16=True), half))
     found = launch.operands["weights"]
     assert isinstance(found, np.ndarray)
     return found

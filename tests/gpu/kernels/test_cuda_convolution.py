@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from litegpu.gpu.backends.cuda.kernels import convolution, window
-from litegpu.gpu.backends.cuda.kernels.tile import Product, Tile, candidates, cost, ranked
+from litegpu.gpu.backends.cuda.kernels.tile import Product, WorkgroupTile, candidates, cost, ranked
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_node
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, apply
@@ -87,15 +87,15 @@ def check(device, graph, x: np.ndarray, half: bool, kernel: str = "") -> None:
     assert np.linalg.norm(got - want) <= (2e-3 if half else 1e-6) * np.linalg.norm(want)
 
 
-def some(tiles: tuple[Tile, ...]) -> list[Tile]:
+def some(tiles: tuple[WorkgroupTile, ...]) -> list[WorkgroupTile]:
     """One depth and number of stages for every division into rows, columns and warps, these changing along the way."""
-    by_shape: dict[tuple, list[Tile]] = {}
+    by_shape: dict[tuple, list[WorkgroupTile]] = {}
     for tile in tiles:
         by_shape.setdefault((tile.rows, tile.columns, tile.warps, tile.warpgroups), []).append(tile)
     return [group[i % len(group)] for i, group in enumerate(by_shape.values())]
 
 
-def use_tile(monkeypatch, tile: Tile) -> None:
+def use_tile(monkeypatch, tile: WorkgroupTile) -> None:
     monkeypatch.setattr(convolution, "ranked", lambda product, units: [tile])
     monkeypatch.setattr(window, "ranked", lambda layer, units: [])
 
@@ -124,7 +124,7 @@ def test_tiles(device, monkeypatch, half: bool, case: str) -> None:
 ])  # fmt: skip
 def test_some_tiles(device, monkeypatch, half: bool, rows, columns, depth, warps, stages, warpgroups: bool) -> None:
     """Warps that divide rows, columns and depth, more steps than stages: few enough for the emulated driver."""
-    use_tile(monkeypatch, Tile(rows, columns, depth, warps, stages, warpgroups))
+    use_tile(monkeypatch, WorkgroupTile(rows, columns, depth, warps, stages, warpgroups))
     graph, x = network((2, 5, 9, 136), (44, 1, 1, 136), residual=False)
     check(device, graph, x, half)
     graph, x = network((2, 5, 7, 20), (20, 3, 3, 20), Conv2D((2, 1), (1, 2), (1, 2)))

@@ -83,7 +83,7 @@ def check(device, graph, x, half: bool, native: bool = True) -> None:
     assert np.linalg.norm(got - want) <= (2e-3 if half else 1e-6) * np.linalg.norm(want)
 
 
-def blocks_of(graph, half: bool) -> list[depthwise.Block]:
+def blocks_of(graph, half: bool) -> list[depthwise.DepthwiseBlock]:
     """The candidates for the depthwise convolution of `graph`."""
     node = next(n for n in graph.nodes if isinstance(n.op, DepthwiseConv2D))
     op = node.op
@@ -94,16 +94,16 @@ def blocks_of(graph, half: bool) -> list[depthwise.Block]:
     return depthwise.candidates(Layer(Conv2D(op.stride, op.dilation, op.padding), view, weights, shape, half))
 
 
-def some(blocks: list[depthwise.Block]) -> list[depthwise.Block]:
+def some(blocks: list[depthwise.DepthwiseBlock]) -> list[depthwise.DepthwiseBlock]:
     """A workgroup for every division into threads, changing along the way."""
-    by_thread: dict[tuple, list[depthwise.Block]] = {}
+    by_thread: dict[tuple, list[depthwise.DepthwiseBlock]] = {}
     for block in blocks:
         by_thread.setdefault((block.lanes, block.y, block.x), []).append(block)
     assert {(y, x) for _, y, x in by_thread} == set(depthwise.PIXELS)
     return [group[i * 7 % len(group)] for i, group in enumerate(by_thread.values())]
 
 
-def check_blocks(device, monkeypatch, graph, x, half: bool, blocks: list[depthwise.Block]) -> None:
+def check_blocks(device, monkeypatch, graph, x, half: bool, blocks: list[depthwise.DepthwiseBlock]) -> None:
     for block in blocks:
         monkeypatch.setattr(depthwise, "ranked", lambda layer, units, block=block: [block])
         try:

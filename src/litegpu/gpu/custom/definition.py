@@ -10,7 +10,7 @@ import numpy as np
 
 from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.access import COMPUTE, Index, Operands, Position, Sink, Source, open_sink, open_source
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.per_quad import per_quad
 from litegpu.gpu.lang import Features, Kernel, KernelError, Value, trace, u32, vec
 
@@ -28,7 +28,7 @@ class Definition(Protocol):
     def evaluate(self, inputs: Sequence[Array], shape: Shape) -> Array:
         """The result of B,H,W,C `shape` for inputs in B,H,W,C; of float32, int32 or bool."""
 
-    def build(self, ctx: Context) -> list[Launch]:
+    def build(self, ctx: KernelContext) -> list[Launch]:
         """The kernels of ctx.node."""
 
 
@@ -139,7 +139,7 @@ class Group:
         return _input(self.inputs, i).shape
 
 
-def per_thread(ctx: Context, name: str, dtype: DType, compute: Callable[[Thread], Value]) -> list[Launch]:
+def per_thread(ctx: KernelContext, name: str, dtype: DType, compute: Callable[[Thread], Value]) -> list[Launch]:
     """A launch with one thread for each quad of the output, which `compute` gives as four lanes of `dtype`."""
 
     def body(k: Kernel, operands: Operands, sink: Sink, at: Position) -> None:
@@ -153,7 +153,7 @@ def per_thread(ctx: Context, name: str, dtype: DType, compute: Callable[[Thread]
 
 
 def per_group(
-    ctx: Context, name: str, grid: Callable[[Shape, Features], tuple[Dim3, Dim3]], run: Callable[[Group], None]
+    ctx: KernelContext, name: str, grid: Callable[[Shape, Features], tuple[Dim3, Dim3]], run: Callable[[Group], None]
 ) -> list[Launch]:
     """A launch of `grid(output shape, features)` = (threads of a workgroup, workgroups), each thread doing `run`."""
     operands: Operands = {}

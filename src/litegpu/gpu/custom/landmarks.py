@@ -9,7 +9,7 @@ import numpy as np
 
 from litegpu.gpu.custom.definition import Array, Thread, per_thread
 from litegpu.gpu.graph import DType, Shape
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang import Value, f32, u32
 
 _FAR = 100000.0  # what bounding boxes begin with, as in MediaPipe
@@ -29,7 +29,7 @@ class TransformPoints:
         moved = points[..., :2] @ rows[:, :2].T + rows[:, 3] * self.scale
         return np.concatenate([moved, points[..., 2:]], 3).astype(np.float32)
 
-    def build(self, ctx: Context) -> list[Launch]:
+    def build(self, ctx: KernelContext) -> list[Launch]:
         def compute(t: Thread) -> Value:
             point = t.inputs[0].quad(t.b, t.y, t.x, 0)
             rows = [t.inputs[1].quad(0, 0, 0, i) for i in (0, 1)]
@@ -69,7 +69,7 @@ class CropMatrix:
         rows = [[m[0, 0], m[0, 1], 0, m[0, 2]], [m[1, 0], m[1, 1], 0, m[1, 2]], [0, 0, 1, 0], [0, 0, 0, 1]]
         return np.array(rows, np.float32).reshape(shape)
 
-    def build(self, ctx: Context) -> list[Launch]:
+    def build(self, ctx: KernelContext) -> list[Launch]:
         (ih, iw), (oh, ow) = self.input, self.output
 
         def compute(t: Thread) -> Value:
@@ -123,7 +123,7 @@ class TurnedCropMatrix:
         result[2] = [0, 0, 1, 0]
         return result.astype(np.float32).reshape(shape)
 
-    def build(self, ctx: Context) -> list[Launch]:
+    def build(self, ctx: KernelContext) -> list[Launch]:
         oh, ow = self.output
 
         def compute(t: Thread) -> Value:

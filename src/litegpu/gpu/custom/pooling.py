@@ -11,7 +11,7 @@ import numpy as np
 from litegpu.gpu.custom.definition import Array, Thread, per_thread
 from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.blocking import window_axes
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang import Value, f32x4, i32, i32x4, u32
 
 Pair = tuple[int, int]
@@ -46,7 +46,7 @@ class WindowArgmax:
             best, place = np.where(better, cell, best), np.where(better, ky * self.window[1] + kx, place)
         return place.astype(np.int32)
 
-    def build(self, ctx: Context) -> list[Launch]:
+    def build(self, ctx: KernelContext) -> list[Launch]:
         kh, kw = self.window
         vertical, horizontal = window_axes(ctx, self.window, self.stride, (1, 1), self.padding)
 
@@ -97,7 +97,7 @@ class MaxUnpool:
         result[b[real], y[real], x[real], c[real]] = values[real]
         return result
 
-    def build(self, ctx: Context) -> list[Launch]:
+    def build(self, ctx: KernelContext) -> list[Launch]:
         (kh, kw), (sy, sx) = self.window, self.stride
 
         def compute(t: Thread) -> Value:

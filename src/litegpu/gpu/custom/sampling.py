@@ -9,7 +9,7 @@ import numpy as np
 
 from litegpu.gpu.custom.definition import Array, Thread, per_thread
 from litegpu.gpu.graph import DType, Shape
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang import Kernel, Value, f32, f32x4, i32, u32
 
 
@@ -24,7 +24,7 @@ class Resample:
         image, warp = inputs
         return _sample(image, warp[..., 0], warp[..., 1])
 
-    def build(self, ctx: Context) -> list[Launch]:
+    def build(self, ctx: KernelContext) -> list[Launch]:
         def compute(t: Thread) -> Value:
             place = t.inputs[1].quad(t.b, t.y, t.x, 0)
             return _taps(t, place[0], place[1])
@@ -52,7 +52,7 @@ class TransformImage:
         inside = (sx >= 0) & (sx <= image.shape[2] - 1) & (sy >= 0) & (sy <= image.shape[1] - 1)
         return np.where(inside[None, :, :, None], _sample(image, sx[None], sy[None]), np.float32(0))
 
-    def build(self, ctx: Context) -> list[Launch]:
+    def build(self, ctx: KernelContext) -> list[Launch]:
         def compute(t: Thread) -> Value:
             k, (_, h, w, _) = t.k, t.shape(0)
             x, y = (f32(k.const(i, u32) if isinstance(i, int) else i) for i in (t.x, t.y))

@@ -21,9 +21,9 @@ from litegpu.gpu.kernels import (
     softmax,
     transpose_convolution,
 )
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 
-_BUILD: dict[type[graph.Op], Callable[[Context], list[Launch]]] = {
+_BUILD: dict[type[graph.Op], Callable[[KernelContext], list[Launch]]] = {
     graph.Elementwise: elementwise.build,
     graph.Conv2D: convolution.build,
     graph.DepthwiseConv2D: depthwise.build,
@@ -41,7 +41,7 @@ _BUILD: dict[type[graph.Op], Callable[[Context], list[Launch]]] = {
 }
 
 
-def build(ctx: Context) -> list[Launch]:
+def build(ctx: KernelContext) -> list[Launch]:
     """The launches, in order, that compute ctx.node. Concat has no kernel: views or copies stand for it."""
     own = native.of(ctx.features)
     launches = None if own is None else own.launches(ctx)

@@ -12,7 +12,7 @@ import numpy as np
 
 from litegpu.gpu import graph
 from litegpu.gpu.graph import DType, Shape
-from litegpu.gpu.kernels.context import Context
+from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.kernels.expression import boolean_to, constant, evaluate
 from litegpu.gpu.lang import Kernel, Memory, Type, Value, boolean, f16, f32, i8x4, i32, i32x4, u8x4, u32, u32x2, vec
 from litegpu.gpu.view import View, padded
@@ -239,7 +239,7 @@ class Source:
 class Sink:
     """The node's output: applies the epilogue and stores, whatever the layout of the view."""
 
-    ctx: Context
+    ctx: KernelContext
     k: Kernel
     view: View
     operands: Operands
@@ -324,7 +324,7 @@ def read_all(sources: Sequence[Source | None], at: Position) -> list[Value | Non
 
 
 def open_sources(
-    ctx: Context, k: Kernel, values: Sequence[int], operands: Operands, used: Container[int] | None = None
+    ctx: KernelContext, k: Kernel, values: Sequence[int], operands: Operands, used: Container[int] | None = None
 ) -> tuple[Source | None, ...]:
     """Read several values in `k`, those whose places are in `used` (by default all); equal ones by one source."""
     opened = {
@@ -334,7 +334,7 @@ def open_sources(
     return tuple(opened[v] if used is None or i in used else None for i, v in enumerate(values))
 
 
-def open_source(ctx: Context, k: Kernel, value_id: int, operands: Operands) -> Source:
+def open_source(ctx: KernelContext, k: Kernel, value_id: int, operands: Operands) -> Source:
     """Read value `value_id` of the graph in `k`; `operands` collects what the kernel's buffers are bound to."""
     value = ctx.value(value_id)
     name = _name(ctx, value_id)
@@ -344,7 +344,7 @@ def open_source(ctx: Context, k: Kernel, value_id: int, operands: Operands) -> S
     return Source(k, padded(-1, value.shape, dtype), operands, name, value.data)
 
 
-def open_sink(ctx: Context, k: Kernel, operands: Operands) -> Sink:
+def open_sink(ctx: KernelContext, k: Kernel, operands: Operands) -> Sink:
     """Write the node's output in `k`; `operands` collects what the kernel's buffers are bound to."""
     node = ctx.node
     used = graph.arguments(node.epilogue)
@@ -456,7 +456,7 @@ def _value(k: Kernel, i: Index) -> Value:
     return k.const(i, u32) if isinstance(i, int) else i
 
 
-def _name(ctx: Context, value_id: int) -> str:
+def _name(ctx: KernelContext, value_id: int) -> str:
     node = ctx.node
     if value_id in node.inputs:
         i = node.inputs.index(value_id)

@@ -17,7 +17,7 @@ from litegpu.gpu.kernels.access import (
     open_sink,
     open_source,
 )
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.per_quad import per_quad
 from litegpu.gpu.lang import Kernel, Type, Value, i32, i32x4, trace, u32, vec
@@ -31,7 +31,7 @@ _FEW_ROWS = 1024  # so few rows of channels get a workgroup each, if they are lo
 _LONG_ROW = 64  # quads
 
 
-def build(ctx: Context) -> list[Launch]:
+def build(ctx: KernelContext) -> list[Launch]:
     """Along B, H or W each lane of a thread goes its own way. Along C one thread, or for few long rows one workgroup,
     looks through a pixel's channels."""
     op = ctx.node.op
@@ -137,7 +137,7 @@ class _Row:
         return self.source.view.shape[3]
 
 
-def _workgroup_per_pixel(ctx: Context, kind: str, pixels: int, quads: int) -> Launch:
+def _workgroup_per_pixel(ctx: KernelContext, kind: str, pixels: int, quads: int) -> Launch:
     operands: Operands = {}
     threads = min(ctx.features.max_threads, 256, 1 << (quads - 1).bit_length())
     threads = 1 << (threads.bit_length() - 1)

@@ -7,7 +7,7 @@ import operator
 
 from litegpu.gpu.graph import Attention
 from litegpu.gpu.kernels.access import Index, Operands, Position, Source, mask, open_sink, open_source
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.reduce import meet
 from litegpu.gpu.lang import Kernel, Value, f32, f32x4, trace
 
@@ -15,7 +15,7 @@ from litegpu.gpu.lang import Kernel, Value, f32, f32x4, trace
 _THREADS = 32
 
 
-def build(ctx: Context) -> list[Launch]:
+def build(ctx: KernelContext) -> list[Launch]:
     """Each thread takes every so-manieth key: the exponentials of its logits are relative to the largest so far, and
     its sums are scaled when a larger one comes. Sums are float32."""
     op, inputs = ctx.node.op, ctx.node.inputs

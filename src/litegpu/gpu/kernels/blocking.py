@@ -11,7 +11,7 @@ import numpy as np
 
 from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.access import Index, Operands, Sink, address, divide, remainder
-from litegpu.gpu.kernels.context import Context
+from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.kernels.movement import mirrored
 from litegpu.gpu.lang import Array, Kernel, Memory, Type, Value, f16x4, f32x4, i8x4, u32
 from litegpu.gpu.lang.features import Features
@@ -29,7 +29,7 @@ MOST_PARTS = 32
 
 
 @dataclass(frozen=True)
-class Tile:
+class ThreadTile:
     """A thread computes `pixels` x `quads` of the output; a workgroup has `wide` threads along quads, `tall` along
     blocks of pixels and `parts` that each add up a part of the same sums."""
 
@@ -47,7 +47,7 @@ class Tile:
 def choose_tile(
     pixels: int, quads: int, depth: int, features: Features, *,
     most_pixels: int, least_pixels: int = 1, most_quads: int = 2, most: int = 16,
-) -> Tile:  # fmt: skip
+) -> ThreadTile:  # fmt: skip
     """The tile for an output of `pixels` x `quads`, each the sum over `depth` quads of inputs.
 
     A thread of p pixels and q quads loads p + 4q vectors for 16pq multiplications, so larger is better as long as
@@ -69,13 +69,13 @@ def choose_tile(
     size = shared if parts > 1 else min(64, features.max_threads)
     wide = min(_width(-(-quads // q)), size // parts)
     tall = min(size // parts // wide, _power_above(-(-pixels // p)))
-    return Tile(p, q, wide, tall, parts)
+    return ThreadTile(p, q, wide, tall, parts)
 
 
 class Place:
     """Where a thread's tile lies: `block`, the number of its block of pixels, and `q`, its quads of channels."""
 
-    def __init__(self, k: Kernel, tile: Tile, blocks: int, quads: int) -> None:
+    def __init__(self, k: Kernel, tile: ThreadTile, blocks: int, quads: int) -> None:
         self.k, self.tile, self.blocks, self.quads = k, tile, blocks, quads
         across, _ = _groups(tile, blocks, quads)
         group = k.group_id()
@@ -102,7 +102,7 @@ class Place:
         return conditions
 
 
-def grid(tile: Tile, blocks: int, quads: int) -> tuple[int, int, int]:
+def grid(tile: ThreadTile, blocks: int, quads: int) -> tuple[int, int, int]:
     """Workgroups for `blocks` blocks of pixels and `quads` quads."""
     return (math.prod(_groups(tile, blocks, quads)), 1, 1)
 
@@ -205,7 +205,7 @@ class Axis:
 
 
 def window_axes(
-    ctx: Context, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int],
+    ctx: KernelContext, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int],
     padding: tuple[int, int], neighbours: int = 1, upsample: tuple[int, int] = (1, 1), border: str = "zero",
 ) -> tuple[Axis, Axis]:  # fmt: skip
     """The vertical and horizontal axis of a window over the node's first input; threads compute `neighbours` pixels of
@@ -255,7 +255,7 @@ def transposed(k: Kernel, rows: Sequence[Value]) -> list[Value]:
 
 
 def total_of_parts(
-    k: Kernel, tile: Tile, part: Value, sums: Array, combine: Callable[[Value, Value], Value] = operator.add
+    k: Kernel, tile: ThreadTile, part: Value, sums: Array, combine: Callable[[Value, Value], Value] = operator.add
 ) -> list[Value]:
     """The sums (or what `combine` makes) over all parts; right in the threads of part 0. Reached by the whole
     workgroup."""
@@ -294,7 +294,7 @@ class Weights:
     """Constant weights [taps.., inputs, outputs] in quads of outputs: as float16 where activations are, as bytes where
     they are small whole numbers and to load them is most of the work."""
 
-    def __init__(self, ctx: Context, k: Kernel, array: np.ndarray, operands: Operands) -> None:
+    def __init__(self, ctx: KernelContext, k: Kernel, array: np.ndarray, operands: Operands) -> None:
         """`array`: weights with the outputs last; they are padded with zeros to a multiple of four."""
         outputs = array.shape[-1]
         self.quads = -(-outputs // 4)
@@ -326,13 +326,13 @@ def fit_bytes(pixels: int, array: np.ndarray) -> bool:
     return bool(np.all(np.abs(array) <= 127) and np.array_equal(array, np.rint(array)))
 
 
-def _half(ctx: Context, array: np.ndarray) -> bool:
+def _half(ctx: KernelContext, array: np.ndarray) -> bool:
     views = [ctx.views[v] for v in (ctx.node.inputs[0], ctx.node.output) if v in ctx.views]
     fits = bool(np.all(np.abs(array) <= np.finfo(np.float16).max))
     return fits and any(v.dtype is DType.FLOAT16 for v in views)
 
 
-def _groups(tile: Tile, blocks: int, quads: int) -> tuple[int, int]:
+def _groups(tile: ThreadTile, blocks: int, quads: int) -> tuple[int, int]:
     return -(-quads // (tile.wide * tile.quads)), -(-blocks // tile.tall)
 
 

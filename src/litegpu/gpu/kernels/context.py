@@ -24,7 +24,7 @@ class Tuner(Protocol):
 
 
 @dataclass(frozen=True)
-class Context:
+class KernelContext:
     """One node to build kernels for. `views` says where every non-constant value of the graph lies."""
 
     graph: Graph

@@ -12,7 +12,7 @@ from litegpu.gpu.graph import Conv2D, Reshape
 from litegpu.gpu.kernels.access import Index, Operands, Position, Sink, Source, open_sink, open_source
 from litegpu.gpu.kernels.blocking import (
     Place,
-    Tile,
+    ThreadTile,
     Weights,
     accumulate,
     both,
@@ -28,7 +28,7 @@ from litegpu.gpu.kernels.blocking import (
     when,
     window_axes,
 )
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.per_quad import per_quad
 from litegpu.gpu.lang import Kernel, Value, f32x4, trace
 from litegpu.gpu.view import follow
@@ -43,7 +43,7 @@ class Columns(Protocol):
     def __call__(self, ky: Index, kx: Index, iq: Index, q: Index) -> Sequence[Value]: ...
 
 
-def build(ctx: Context) -> list[Launch]:
+def build(ctx: KernelContext) -> list[Launch]:
     """Sums are float32, in the order taps then inputs unless several threads share a sum."""
     op = ctx.node.op
     assert isinstance(op, Conv2D)
@@ -71,7 +71,7 @@ def build(ctx: Context) -> list[Launch]:
     return [Launch(kernel, operands, "conv_2d")]
 
 
-def columns_of(ctx: Context, k: Kernel, operands: Operands) -> Columns:
+def columns_of(ctx: KernelContext, k: Kernel, operands: Operands) -> Columns:
     """The weights [O,KH,KW,I] of the node, a constant or a runtime value."""
     value = ctx.value(ctx.node.inputs[1])
     outputs, kh, kw, inputs = value.shape
@@ -100,7 +100,7 @@ def columns_of(ctx: Context, k: Kernel, operands: Operands) -> Columns:
 # ------------------------------------------------------------------------------------------------------ kernels
 
 
-def _pointwise(k: Kernel, ctx: Context, tile: Tile, blocks: int, operands: Operands) -> None:
+def _pointwise(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, operands: Operands) -> None:
     """1x1, stride 1: a matrix product over all pixels."""
     shape = ctx.output.shape
     outputs, _, _, inputs = ctx.value(ctx.node.inputs[1]).shape
@@ -118,7 +118,7 @@ def _pointwise(k: Kernel, ctx: Context, tile: Tile, blocks: int, operands: Opera
     store_tile(k, open_sink(ctx, k, operands), place, pixels, total_of_parts(k, tile, place.part, sums))
 
 
-def _spatial(k: Kernel, ctx: Context, tile: Tile, blocks: int, operands: Operands) -> None:
+def _spatial(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, operands: Operands) -> None:
     """Any window: loops over the rows of the window and the inputs, and over its columns unless they are unrolled."""
     op = ctx.node.op
     assert isinstance(op, Conv2D)
@@ -160,7 +160,7 @@ def _spatial(k: Kernel, ctx: Context, tile: Tile, blocks: int, operands: Operand
     store_tile(k, open_sink(ctx, k, operands), place, pixels, total_of_parts(k, tile, place.part, sums))
 
 
-def _grouped(ctx: Context, op: Conv2D) -> Launch:
+def _grouped(ctx: KernelContext, op: Conv2D) -> Launch:
     """Groups whose sizes are not multiples of four: a quad of outputs reads up to four different groups."""
     weights_value = ctx.value(ctx.node.inputs[1])
     outputs, kh, kw, inputs = weights_value.shape
@@ -202,7 +202,7 @@ def _column(op: Conv2D, kx: Index, p: int) -> int:
     return kx * op.dilation[1] + p * op.stride[1] if isinstance(kx, int) else p
 
 
-def _first_input(ctx: Context, place: Place) -> Index:
+def _first_input(ctx: KernelContext, place: Place) -> Index:
     """The quad of inputs where this thread's group begins."""
     op = ctx.node.op
     assert isinstance(op, Conv2D)
@@ -222,5 +222,5 @@ def _first_channels(k: Kernel, q: Index, op: Conv2D, outputs: int, inputs: int) 
     return found
 
 
-def _same_size(ctx: Context) -> bool:
+def _same_size(ctx: KernelContext) -> bool:
     return ctx.output.shape[:3] == ctx.value(ctx.node.inputs[0]).shape[:3]

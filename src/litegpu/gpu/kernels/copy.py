@@ -10,14 +10,14 @@ import numpy as np
 
 from litegpu.gpu.graph import Copy, Reshape
 from litegpu.gpu.kernels.access import COMPUTE, Index, Operands, Position, Sink, Source, is_last, open_source
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.movement import Origin, Quad, moves_quads, origin, shapes_along
 from litegpu.gpu.kernels.per_quad import per_quad
 from litegpu.gpu.lang import Kernel, Value, u32, vec
 
 
-def build(ctx: Context) -> list[Launch]:
+def build(ctx: KernelContext) -> list[Launch]:
     """One thread per output quad: it fetches a quad where channels stay together, else up to four elements."""
     op = ctx.node.op
     assert isinstance(op, Copy)

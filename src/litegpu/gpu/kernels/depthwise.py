@@ -8,7 +8,7 @@ from litegpu.gpu.graph import DepthwiseConv2D
 from litegpu.gpu.kernels.access import Index, Operands, Position, Sink, open_sink, open_source
 from litegpu.gpu.kernels.blocking import (
     Place,
-    Tile,
+    ThreadTile,
     both,
     choose_tile,
     grid,
@@ -19,7 +19,7 @@ from litegpu.gpu.kernels.blocking import (
     when,
     window_axes,
 )
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.per_quad import per_quad
 from litegpu.gpu.lang import Kernel, Value, f32x4, trace
 
@@ -27,7 +27,7 @@ from litegpu.gpu.lang import Kernel, Value, f32x4, trace
 UNROLLED = 100
 
 
-def build(ctx: Context) -> list[Launch]:
+def build(ctx: KernelContext) -> list[Launch]:
     """Output channel c * multiplier + j is input channel c convolved with weights channel c * multiplier + j."""
     op = ctx.node.op
     assert isinstance(op, DepthwiseConv2D)
@@ -45,7 +45,7 @@ def build(ctx: Context) -> list[Launch]:
     return [Launch(kernel, operands, "depthwise_conv_2d")]
 
 
-def _depthwise(k: Kernel, ctx: Context, tile: Tile, blocks: int, operands: Operands) -> None:
+def _depthwise(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, operands: Operands) -> None:
     op = ctx.node.op
     assert isinstance(op, DepthwiseConv2D)
     _, kh, kw, channels = ctx.value(ctx.node.inputs[1]).shape
@@ -83,7 +83,7 @@ def _depthwise(k: Kernel, ctx: Context, tile: Tile, blocks: int, operands: Opera
     store_tile(k, open_sink(ctx, k, operands), place, pixels, [sums[p] for p in range(n)])
 
 
-def _multiplied(ctx: Context, op: DepthwiseConv2D) -> Launch:
+def _multiplied(ctx: KernelContext, op: DepthwiseConv2D) -> Launch:
     """Several outputs for an input channel: a quad of outputs gathers the input channels that it needs."""
     _, kh, kw, outputs = ctx.value(ctx.node.inputs[1]).shape
 

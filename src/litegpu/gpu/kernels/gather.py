@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from litegpu.gpu.graph import Gather
 from litegpu.gpu.kernels.access import COMPUTE, Index, Operands, Position, Sink, open_source
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.copy import four_channels
 from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.movement import Coordinate, Quad, before_reshape, reshape_moves_quads
@@ -12,7 +12,7 @@ from litegpu.gpu.kernels.per_quad import per_quad
 from litegpu.gpu.lang import Kernel, Value, u32, vec
 
 
-def build(ctx: Context) -> list[Launch]:
+def build(ctx: KernelContext) -> list[Launch]:
     """One thread per output quad; where `inner` is whole quads on both sides, a quad has one index and one load."""
     op = ctx.node.op
     assert isinstance(op, Gather)

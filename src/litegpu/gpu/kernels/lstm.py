@@ -11,7 +11,7 @@ import numpy as np
 from litegpu.gpu.evaluate import evaluate_expr
 from litegpu.gpu.graph import RESULT, Expr, Shape, apply
 from litegpu.gpu.kernels.access import Operands, open_sink, open_source
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import evaluate
 from litegpu.gpu.lang import Features, Kernel, KernelError, Memory, Value, f16x4, f32, f32x4, trace
 from litegpu.gpu.lang.functions import Operand
@@ -98,7 +98,7 @@ class Lstm:
         result = np.stack(steps)
         return (result if self.time_major else result.swapaxes(0, 1)).reshape(shape).astype(np.float32)
 
-    def build(self, ctx: Context) -> list[Launch]:
+    def build(self, ctx: KernelContext) -> list[Launch]:
         _, rows, columns, _ = ctx.output.shape
         batch = columns if self.time_major else rows
         operands: Operands = {}
@@ -137,7 +137,7 @@ def _division(units: int, most: int) -> tuple[int, int, int]:
     return at_once, parts, at_once * parts
 
 
-def _recurrence(k: Kernel, ctx: Context, op: Lstm, operands: Operands) -> None:
+def _recurrence(k: Kernel, ctx: KernelContext, op: Lstm, operands: Operands) -> None:
     """The thread of a unit multiplies the last outputs, in shared memory, with the unit's four rows of the weights,
     which neighbouring threads read side by side; with few units several threads share that. What all units have
     finished is read by all after a barrier."""
@@ -290,7 +290,7 @@ def _sigmoid_of(k: Kernel, x: Value) -> Value:
     return evaluate(k, apply("sigmoid", RESULT), [x])
 
 
-def _weights(ctx: Context, k: Kernel, operands: Operands, n: int, m: int) -> Memory:
+def _weights(ctx: KernelContext, k: Kernel, operands: Operands, n: int, m: int) -> Memory:
     data = ctx.value(ctx.node.inputs[1]).data
     assert data is not None
     half = ctx.half and bool(np.all(np.abs(data) <= np.finfo(np.float16).max))

@@ -9,7 +9,7 @@ from litegpu.gpu.kernels.access import Index, Operands, Source, open_sink, open_
 from litegpu.gpu.kernels.blocking import (
     Pixels,
     Place,
-    Tile,
+    ThreadTile,
     accumulate,
     choose_tile,
     grid,
@@ -19,11 +19,11 @@ from litegpu.gpu.kernels.blocking import (
     total_of_parts,
     transposed,
 )
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang import Kernel, Value, f32x4, trace
 
 
-def build(ctx: Context) -> list[Launch]:
+def build(ctx: KernelContext) -> list[Launch]:
     """a [B,H,M,K] and b [B',H',K,N] -> [..,..,M,N]; leading axes of size 1 broadcast."""
     op = ctx.node.op
     assert isinstance(op, MatMul)
@@ -47,7 +47,9 @@ def build(ctx: Context) -> list[Launch]:
     return [Launch(kernel, operands, "batch_matmul")]
 
 
-def _matmul(k: Kernel, ctx: Context, op: MatMul, inner: int, tile: Tile, blocks: int, operands: Operands) -> None:
+def _matmul(
+    k: Kernel, ctx: KernelContext, op: MatMul, inner: int, tile: ThreadTile, blocks: int, operands: Operands
+) -> None:
     a, b = (open_source(ctx, k, v, operands) for v in ctx.node.inputs)
     place = Place(k, tile, blocks, -(-ctx.output.shape[3] // 4))
     pixels = row_pixels(place.block, ctx.output.shape, tile.pixels)

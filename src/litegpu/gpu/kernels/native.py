@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Protocol
 
 from litegpu.gpu.graph import Graph
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang.features import Features
 
 
 class Native(Protocol):
     """Each method is asked for devices whose features name it."""
 
-    def launches(self, ctx: Context) -> list[Launch] | None:
+    def launches(self, ctx: KernelContext) -> list[Launch] | None:
         """The launches that compute ctx.node, or None where the kernel of the language is to."""
 
     def join_first(self, graph: Graph, features: Features, half: bool) -> Graph:

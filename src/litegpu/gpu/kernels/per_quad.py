@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from litegpu.gpu.kernels.access import Operands, Position, Sink, open_sink
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang import Kernel, trace
 
 WORKGROUP = 64
@@ -15,7 +15,7 @@ WORKGROUP = 64
 Body = Callable[[Kernel, Operands, Sink, Position], None]
 
 
-def per_quad(ctx: Context, name: str, body: Body) -> Launch:
+def per_quad(ctx: KernelContext, name: str, body: Body) -> Launch:
     """A launch of `body` for every quad of the output."""
     operands: Operands = {}
     shape = ctx.output.shape

@@ -10,7 +10,7 @@ from litegpu.gpu.graph import Pool2D
 from litegpu.gpu.kernels.access import Index, Operands, open_sink, open_source
 from litegpu.gpu.kernels.blocking import (
     Place,
-    Tile,
+    ThreadTile,
     both,
     choose_tile,
     grid,
@@ -20,7 +20,7 @@ from litegpu.gpu.kernels.blocking import (
     total_of_parts,
     window_axes,
 )
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang import Kernel, f32, f32x4, trace
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -28,7 +28,7 @@ LOWEST = float(np.finfo(np.float32).min)
 UNROLLED = 16
 
 
-def build(ctx: Context) -> list[Launch]:
+def build(ctx: KernelContext) -> list[Launch]:
     """Average over the cells inside the input, or their squares, or the largest of them. TFLite's MAX_POOL_2D passes
     over NaN."""
     op = ctx.node.op
@@ -44,7 +44,7 @@ def build(ctx: Context) -> list[Launch]:
     return [Launch(kernel, operands, f"{op.kind}_pool_2d")]
 
 
-def _pool(k: Kernel, ctx: Context, op: Pool2D, tile: Tile, blocks: int, operands: Operands) -> None:
+def _pool(k: Kernel, ctx: KernelContext, op: Pool2D, tile: ThreadTile, blocks: int, operands: Operands) -> None:
     kh, kw = op.window
     average = op.kind != "max"
     source = open_source(ctx, k, ctx.node.inputs[0], operands)

@@ -22,7 +22,7 @@ from litegpu.gpu.kernels.access import (
     read_all,
     remainder,
 )
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import constant, evaluate, result_type
 from litegpu.gpu.lang import Kernel, Memory, Type, Value, trace, vec
 
@@ -30,7 +30,7 @@ _SERIAL_ITEMS = 16  # so few items per result are reduced by one thread
 _ENOUGH_THREADS = 8192  # so many results keep a device busy with a thread each
 
 
-def build(ctx: Context) -> list[Launch]:
+def build(ctx: KernelContext) -> list[Launch]:
     """A thread per output quad where there are many; else several threads per output quad, whose partial results meet
     in shared memory."""
     plan = _plan(ctx)
@@ -79,7 +79,7 @@ class _Plan:
         return all(a > max(kept, default=-1) for a in self.axes)
 
 
-def _plan(ctx: Context) -> _Plan:
+def _plan(ctx: KernelContext) -> _Plan:
     op = ctx.node.op
     assert isinstance(op, Reduce)
     domain = tuple(np.broadcast_shapes(*(ctx.value(v).shape for v in ctx.node.inputs)))
@@ -102,7 +102,7 @@ def _plan(ctx: Context) -> _Plan:
 class _Item:
     """One result: where its items are, how they are combined, and where it goes."""
 
-    def __init__(self, ctx: Context, k: Kernel, plan: _Plan, operands: Operands, result: Index) -> None:
+    def __init__(self, ctx: KernelContext, k: Kernel, plan: _Plan, operands: Operands, result: Index) -> None:
         assert isinstance(ctx.node.op, Reduce)
         self.ctx, self.k, self.plan, self.op = ctx, k, plan, ctx.node.op
         self.sources = open_sources(ctx, k, ctx.node.inputs, operands)

@@ -9,12 +9,12 @@ import numpy as np
 from litegpu.gpu.graph import Resize2D
 from litegpu.gpu.interpolation import XNNPACK_BITS, integer_table
 from litegpu.gpu.kernels.access import Operands, Position, Sink, open_source
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.per_quad import per_quad
 from litegpu.gpu.lang import Kernel, Value, f32, f32x4, i32, i32x4, u32x4
 
 
-def build(ctx: Context) -> list[Launch]:
+def build(ctx: KernelContext) -> list[Launch]:
     """Coordinates are computed here, in float32 and in the order of TFLite's reference kernels, so that nearest
     neighbours are the same pixels and weights the same numbers as there."""
     op = ctx.node.op
@@ -61,13 +61,13 @@ def _round(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return up
 
 
-def _nearest(k: Kernel, ctx: Context, operands: Operands, sink: Sink, at: Position, table: np.ndarray) -> None:
+def _nearest(k: Kernel, ctx: KernelContext, operands: Operands, sink: Sink, at: Position, table: np.ndarray) -> None:
     rows, columns = _entries(k, ctx, operands, at, table)
     source = open_source(ctx, k, ctx.node.inputs[0], operands)
     sink.write(at, source.quad(at.b, rows[0], columns[0], at.q))
 
 
-def _bilinear(k: Kernel, ctx: Context, operands: Operands, sink: Sink, at: Position, table: np.ndarray) -> None:
+def _bilinear(k: Kernel, ctx: KernelContext, operands: Operands, sink: Sink, at: Position, table: np.ndarray) -> None:
     """All four corners are weighted, also by zero, so that infinities become NaN where they do on the CPU."""
     rows, columns = _entries(k, ctx, operands, at, table)
     source = open_source(ctx, k, ctx.node.inputs[0], operands)
@@ -82,7 +82,7 @@ def _bilinear(k: Kernel, ctx: Context, operands: Operands, sink: Sink, at: Posit
 
 
 def _bilinear_integers(
-    k: Kernel, ctx: Context, operands: Operands, sink: Sink, at: Position, table: np.ndarray
+    k: Kernel, ctx: KernelContext, operands: Operands, sink: Sink, at: Position, table: np.ndarray
 ) -> None:
     """The sums have up to 36 bits: of the upper and the lower bytes of the numbers they have 28."""
     op = ctx.node.op
@@ -110,7 +110,7 @@ def _bilinear_integers(
     sink.write(at, k.select(negative, -magnitude, magnitude))
 
 
-def _entries(k: Kernel, ctx: Context, operands: Operands, at: Position, table: np.ndarray) -> tuple[Value, Value]:
+def _entries(k: Kernel, ctx: KernelContext, operands: Operands, at: Position, table: np.ndarray) -> tuple[Value, Value]:
     """The entries of this row and this column; those of the columns come after those of the rows."""
     operands["table"] = table
     memory = k.buffer("table", u32x4, len(table), access="read")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from litegpu.gpu.graph import Softmax
 from litegpu.gpu.kernels.access import Index, Operands, Position, Sink, Source, address, mask, open_sink, open_source
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.per_quad import WORKGROUP
 from litegpu.gpu.kernels.reduce import meet
 from litegpu.gpu.lang import Kernel, Value, f32x4, trace
@@ -20,7 +20,7 @@ _SHORT_ROW = 64  # quads that one thread may go through three times
 _MANY_ROWS = 4096  # so many rows keep a device busy with a thread each
 
 
-def build(ctx: Context) -> list[Launch]:
+def build(ctx: KernelContext) -> list[Launch]:
     """A thread per pixel for few channels or very many pixels, else a workgroup per pixel. Rows with a NaN, an infinity
     or nothing but -infinity give NaN, as on the CPU."""
     op = ctx.node.op
@@ -51,7 +51,7 @@ def build(ctx: Context) -> list[Launch]:
 class _Row:
     """One pixel's channels."""
 
-    def __init__(self, ctx: Context, k: Kernel, operands: Operands, beta: float, row: Index) -> None:
+    def __init__(self, ctx: KernelContext, k: Kernel, operands: Operands, beta: float, row: Index) -> None:
         self.k, self.beta = k, beta
         self.source: Source = open_source(ctx, k, ctx.node.inputs[0], operands)
         self.sink: Sink = open_sink(ctx, k, operands)

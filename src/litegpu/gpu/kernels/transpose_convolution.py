@@ -7,7 +7,7 @@ from litegpu.gpu.kernels.access import Operands, open_sink, open_source
 from litegpu.gpu.kernels.blocking import (
     Pixels,
     Place,
-    Tile,
+    ThreadTile,
     accumulate,
     both,
     choose_tile,
@@ -16,12 +16,12 @@ from litegpu.gpu.kernels.blocking import (
     store_tile,
     total_of_parts,
 )
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.convolution import columns_of
 from litegpu.gpu.lang import Kernel, Value, f32x4, trace
 
 
-def build(ctx: Context) -> list[Launch]:
+def build(ctx: KernelContext) -> list[Launch]:
     """x[iy, ix] adds to out[iy * stride - padding + ky, ...]."""
     op = ctx.node.op
     assert isinstance(op, TransposeConv2D)
@@ -41,7 +41,7 @@ def build(ctx: Context) -> list[Launch]:
 
 
 def _transpose_convolution(
-    k: Kernel, ctx: Context, op: TransposeConv2D, tile: Tile, blocks: int, operands: Operands
+    k: Kernel, ctx: KernelContext, op: TransposeConv2D, tile: ThreadTile, blocks: int, operands: Operands
 ) -> None:
     """With o + padding = stride * step + phase, the taps are phase + stride * t and meet input step - t."""
     (sy, sx), (pad_y, pad_x), n = op.stride, op.padding, tile.pixels

@@ -17,7 +17,7 @@ from litegpu.gpu.custom.definition import Array, Dim3, Group, Operand, Thread, p
 from litegpu.gpu.custom.operation import Operation, TensorInfo
 from litegpu.gpu.custom.registration import Registration, as_outputs
 from litegpu.gpu.graph import Custom, DType, Shape
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang import Features, KernelError, Value
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.registry import Entry
@@ -66,7 +66,7 @@ class RegisteredKernel:
         outputs = as_outputs(self.op.name, result, wanted)
         return outputs[self.output].reshape(shape)
 
-    def build(self, ctx: Context) -> list[Launch]:
+    def build(self, ctx: KernelContext) -> list[Launch]:
         name, grid = self.registration.kernel_name, self.registration.grid
         kernel: Any = self.registration.kernels[self.output]
 

@@ -19,7 +19,7 @@ from litegpu import fork
 from litegpu.errors import DeviceError, OptionError
 from litegpu.gpu.backends.contract import DeviceInfo
 from litegpu.gpu.backends.cuda.compile import PROGRAMMATIC_FROM, adopt_images, compile_kernels
-from litegpu.gpu.backends.cuda.driver import Context, checked, synchronize
+from litegpu.gpu.backends.cuda.driver import CudaContext, checked, synchronize
 from litegpu.gpu.backends.cuda.functions import WAIT
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import KernelCode, Program
@@ -55,7 +55,7 @@ class CudaDevice:
         self.found = found
         self.versions = versions
         self.handle = checked(driver.cuDeviceGet(found.index), "cuDeviceGet")
-        self.context: Context | fork.Refusal = Context(self.handle)
+        self.context: CudaContext | fork.Refusal = CudaContext(self.handle)
         self.features = self._features()
         driver_text = f"CUDA {versions.driver}, NVRTC {versions.nvrtc}"
         self.info = DeviceInfo(found.name, "cuda", driver_text, False, found.uuid)

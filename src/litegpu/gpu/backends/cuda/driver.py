@@ -65,7 +65,7 @@ def synchronize(stream: Any, what: str = "cuStreamSynchronize") -> None:
     checked((await_stream(stream),), what)
 
 
-class Context:
+class CudaContext:
     """A device's primary context, the one that PyTorch and CuPy use as well.
 
     `with context:` makes it the current one of this thread, and afterwards the one before it; nests, and any number of
@@ -74,7 +74,7 @@ class Context:
     def __init__(self, device: Any) -> None:
         self.handle = checked(driver.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")
 
-    def __enter__(self) -> Context:
+    def __enter__(self) -> CudaContext:
         (error,) = driver.cuCtxPushCurrent(self.handle)
         if error != SUCCESS:
             raise CudaError(f"cuCtxPushCurrent: {error_text(error)}", int(error))

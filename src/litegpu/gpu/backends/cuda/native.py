@@ -9,13 +9,13 @@ from litegpu.gpu.backends.cuda.kernels import attention, convolution, depthwise,
 from litegpu.gpu.backends.cuda.kernels.tile import LEAST_CAPABILITY
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
 from litegpu.gpu.backends.cuda.passes.separable import join_separable
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang.features import Features
 
 #: Keys up to which one kernel of the language takes no longer than native products.
 FEW_KEYS = 32
 
-_LAUNCHES: dict[type[graph.Op], Callable[[Context], list[Launch] | None]] = {
+_LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] = {
     graph.Attention: attention.build,
     graph.Conv2D: convolution.build,
     graph.Custom: lstm.build,
@@ -29,7 +29,7 @@ _LAUNCHES: dict[type[graph.Op], Callable[[Context], list[Launch] | None]] = {
 class CudaNative:
     """The native kernels and their fusions, on devices that have the instructions."""
 
-    def launches(self, ctx: Context) -> list[Launch] | None:
+    def launches(self, ctx: KernelContext) -> list[Launch] | None:
         if ctx.features.capability < LEAST_CAPABILITY or type(ctx.node.op) not in _LAUNCHES:
             return None
         return _LAUNCHES[type(ctx.node.op)](ctx)

@@ -12,7 +12,7 @@ from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
 from litegpu.gpu.graph import Attention, DType
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.view import View
 
 #: Numbers of a query, and of a value, that a warp keeps in registers.
@@ -29,7 +29,7 @@ def fits(depth: int, columns: int, keys: int) -> bool:
     return depth <= MOST_WIDTH and columns <= MOST_WIDTH and keys >= LEAST_KEYS
 
 
-def build(ctx: Context) -> list[Launch] | None:
+def build(ctx: KernelContext) -> list[Launch] | None:
     """One launch; None in float32, for sizes that do not fit, and for operands that are constant (but for the mask)."""
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, Attention)
@@ -84,7 +84,7 @@ def _side(name: str, view: View) -> dict[str, int | str]:
     }  # fmt: skip
 
 
-def _mask(ctx: Context, value: int, operands: Operands) -> dict[str, int | str] | None:
+def _mask(ctx: KernelContext, value: int, operands: Operands) -> dict[str, int | str] | None:
     """What the kernel must know of the mask, which becomes an operand; None for types that it does not read."""
     data = ctx.value(value).data
     if data is not None:

@@ -10,13 +10,13 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels import matvec, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
-from litegpu.gpu.backends.cuda.kernels.tile import Product, Tile, cost, ranked
+from litegpu.gpu.backends.cuda.kernels.tile import Product, WorkgroupTile, cost, ranked
 from litegpu.gpu.graph import Conv2D
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 
 
-def build(ctx: Context) -> list[Launch] | None:
+def build(ctx: KernelContext) -> list[Launch] | None:
     """One launch; None for groups, weights that are not constant or do not fit the type, and other kinds of input."""
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, Conv2D)
@@ -30,7 +30,7 @@ def build(ctx: Context) -> list[Launch] | None:
     return [fastest(ctx, Layer(op, source, weights, ctx.output.shape, half))]
 
 
-def fastest(ctx: Context, layer: Layer, where: Where | None = None) -> Launch:
+def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Launch:
     """The convolution by the tile, block of pixels or division of few rows that is estimated, or measured, to be the
     fastest. `where`: as for native_launch, if the layer's output is a part of the node's."""
     units, product = ctx.features.compute_units, product_of(layer, ctx.features.capability)
@@ -56,7 +56,7 @@ def product_of(layer: Layer, capability: int) -> Product:
     return Product(math.prod(layer.shape[:3]), layer.shape[3], layer.depth, layer.half, gathered, windowed, capability)
 
 
-def packed(layer: Layer, tile: Tile) -> np.ndarray:
+def packed(layer: Layer, tile: WorkgroupTile) -> np.ndarray:
     """The weights as [outputs, depth], both in whole tiles."""
     outputs, kh, kw, inputs = layer.weights.shape
     channels = layer.depth // (kh * kw)
@@ -68,7 +68,7 @@ def packed(layer: Layer, tile: Tile) -> np.ndarray:
     return result
 
 
-def launch(ctx: Context, layer: Layer, tile: Tile, where: Where | None = None) -> Launch:
+def launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile, where: Where | None = None) -> Launch:
     """The convolution with the given tile; see convolution.cu for the constants."""
     product, view = product_of(layer, ctx.features.capability), layer.source
     weights = packed(layer, tile)

@@ -13,7 +13,7 @@ from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
 from litegpu.gpu.graph import Conv2D, DepthwiseConv2D, DType
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 
 #: Rows and columns of the output pixels of a thread.
 PIXELS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2), (1, 8), (4, 4))
@@ -23,7 +23,7 @@ MOST_THREADS = 256
 
 
 @dataclass(frozen=True)
-class Block:
+class DepthwiseBlock:
     """A thread computes `lanes` channels of y x x pixels; a workgroup has chunks x rows x columns such threads."""
 
     lanes: int
@@ -51,7 +51,7 @@ class Block:
         )
 
 
-def build(ctx: Context) -> list[Launch] | None:
+def build(ctx: KernelContext) -> list[Launch] | None:
     """One launch; None for several outputs of an input channel, weights that are not constant, inputs that cannot be
     read four channels at once, and windows too large to unroll."""
     op, node = ctx.node.op, ctx.node
@@ -74,9 +74,9 @@ def build(ctx: Context) -> list[Launch] | None:
     return [launches[times.index(min(times))]]
 
 
-def candidates(layer: Layer) -> list[Block]:
+def candidates(layer: Layer) -> list[DepthwiseBlock]:
     """All blocks that are worth a try; none if the kernel cannot do the layer."""
-    found: dict[tuple[int, ...], Block] = {}
+    found: dict[tuple[int, ...], DepthwiseBlock] = {}
     _, kh, kw, _ = layer.weights.shape
     _, out_h, out_w, _ = layer.shape
     for lanes, (y, x) in itertools.product((4, 8) if layer.vector == 8 else (4,), PIXELS):
@@ -93,13 +93,13 @@ def candidates(layer: Layer) -> list[Block]:
                 fits = (down == 1 or down * y < 2 * out_h) and (across == 1 or across * x < 2 * out_w)
                 if fits and 24 <= chunks * down * across <= MOST_THREADS:
                     numbers = lanes, y, x, chunks, down, across
-                    found.setdefault(numbers, Block(*numbers))
+                    found.setdefault(numbers, DepthwiseBlock(*numbers))
     return list(found.values())
 
 
-def ranked(layer: Layer, units: int) -> list[Block]:
+def ranked(layer: Layer, units: int) -> list[DepthwiseBlock]:
     """For every division into threads the cheapest workgroup, the cheapest first."""
-    best: dict[tuple[int, int, int], Block] = {}
+    best: dict[tuple[int, int, int], DepthwiseBlock] = {}
     for block in sorted(candidates(layer), key=lambda b: (cost(layer, b, units), b.threads)):
         best.setdefault((block.lanes, block.y, block.x), block)
     return list(best.values())
@@ -113,7 +113,7 @@ def packed(layer: Layer) -> np.ndarray:
     return result
 
 
-def launch(ctx: Context, layer: Layer, block: Block) -> Launch:
+def launch(ctx: KernelContext, layer: Layer, block: DepthwiseBlock) -> Launch:
     """The convolution with the given block; see depthwise.cu for the constants."""
     groups = block.groups(layer)
     step_y, step_x = _steps(layer, block.y, block.x)
@@ -140,7 +140,7 @@ MEMORY, FIRST, SECOND = 4e6, 100, 40
 LATENCY = 0.6
 
 
-def cost(layer: Layer, block: Block, units: int) -> float:
+def cost(layer: Layer, block: DepthwiseBlock, units: int) -> float:
     """Estimated microseconds on a device of `units` multiprocessors. The longest of these hides most of the others:
     what threads take by themselves, issuing the instructions of all that share a multiprocessor, and moving bytes
     through each level of memory. (From counts of instructions and registers; not fitted to measurements.)"""

@@ -10,7 +10,7 @@ import numpy as np
 
 from litegpu.gpu.graph import Conv2D, DType, Reshape
 from litegpu.gpu.kernels.blocking import fit_bytes
-from litegpu.gpu.kernels.context import Context
+from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.view import View, follow
 
 #: How an element of the input is declared, and how it becomes a float.
@@ -21,7 +21,7 @@ NARROW = {DType.INT8: "signed char", DType.UINT8: "unsigned char", DType.INT16: 
 BORDER = {"zero": "ZERO", "reflect": "REFLECT", "symmetric": "SYMMETRIC"}
 
 
-def is_half(ctx: Context, source: View, weights: np.ndarray) -> bool | None:
+def is_half(ctx: KernelContext, source: View, weights: np.ndarray) -> bool | None:
     """Whether a convolution of `source` is to be done in float16 (with float32 sums) or else in float32; None if the
     native kernels can do neither."""
     half = ctx.half and bool(np.all(np.abs(weights) <= np.finfo(np.float16).max))

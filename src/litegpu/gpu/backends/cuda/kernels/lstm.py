@@ -14,7 +14,7 @@ from litegpu.gpu.backends.cuda.kernels.source import text_of
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
 from litegpu.gpu.graph import RESULT, Custom, DType, apply
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import Context, Launch, NativeBuffer, NativeKernel
+from litegpu.gpu.kernels.context import KernelContext, Launch, NativeBuffer, NativeKernel
 from litegpu.gpu.kernels.lstm import GATES, Lstm
 from litegpu.gpu.view import View
 
@@ -55,7 +55,7 @@ class Division:
         return f"lstm {self.cluster} x {self.threads}, {self.lanes} lanes, {'half' if self.half else 'float'} weights"
 
 
-def build(ctx: Context) -> list[Launch] | None:
+def build(ctx: KernelContext) -> list[Launch] | None:
     """The launch for a plain layer whose weights fit in registers; None leaves it to the language."""
     assert isinstance(ctx.node.op, Custom)
     op = ctx.node.op.definition
@@ -80,7 +80,7 @@ def division(units: int, capability: int, half: bool = False) -> Division | None
     return min(candidates, key=_cost, default=None)
 
 
-def launch(ctx: Context, op: Lstm, d: Division) -> Launch:
+def launch(ctx: KernelContext, op: Lstm, d: Division) -> Launch:
     """The layer with the given division."""
     gates_id, weights_id, output_id, state_id = ctx.node.inputs
     gates, output, state, out = (ctx.views[v] for v in (gates_id, output_id, state_id, ctx.node.output))
@@ -135,7 +135,7 @@ def _cost(d: Division) -> float:
     )
 
 
-def _is_plain(ctx: Context, op: Lstm) -> bool:
+def _is_plain(ctx: KernelContext, op: Lstm) -> bool:
     """Whether the kernel has all that the layer needs."""
     plain = Lstm(op.units, op.units, op.time_major, apply("tanh", RESULT), cell_clip=op.cell_clip)
     gates, *_ = (ctx.views[v] for v in ctx.node.inputs[:1])

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
-from litegpu.gpu.backends.cuda.kernels.tile import Product, Tile, candidates, cost, suits
+from litegpu.gpu.backends.cuda.kernels.tile import Product, WorkgroupTile, candidates, cost, suits
 from litegpu.gpu.graph import DType, MatMul
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.view import View
 
 #: Rows and columns of an output from which tiles are worth it.
 LEAST_ROWS, LEAST_COLUMNS = 16, 8
 
 
-def build(ctx: Context) -> list[Launch] | None:
+def build(ctx: KernelContext) -> list[Launch] | None:
     """One launch; None for outputs that are too small for tiles, and factors that are not floats."""
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, MatMul)
@@ -33,7 +33,7 @@ def build(ctx: Context) -> list[Launch] | None:
     return [launches[times.index(min(times))]]
 
 
-def ranked(ctx: Context, a: View, b: View) -> list[Tile]:
+def ranked(ctx: KernelContext, a: View, b: View) -> list[WorkgroupTile]:
     """The tiles that make sense, the cheapest first."""
     op = ctx.node.op
     assert isinstance(op, MatMul)
@@ -42,7 +42,7 @@ def ranked(ctx: Context, a: View, b: View) -> list[Tile]:
     gathered = not (copied(a, ctx.half, op.transpose_a) and copied(b, ctx.half, not op.transpose_b))
     one = Product(m, n, depth, ctx.half, gathered, capability=ctx.features.capability)
 
-    def estimate(tile: Tile) -> float:
+    def estimate(tile: WorkgroupTile) -> float:
         rows = batch * heads * (-(-m // tile.rows) * tile.rows)
         return cost(Product(rows, n, depth, ctx.half, gathered), tile, ctx.features.compute_units)
 
@@ -50,7 +50,7 @@ def ranked(ctx: Context, a: View, b: View) -> list[Tile]:
     return sorted(sensible, key=lambda t: (estimate(t), t.threads))
 
 
-def launch(ctx: Context, a: View, b: View, tile: Tile) -> Launch:
+def launch(ctx: KernelContext, a: View, b: View, tile: WorkgroupTile) -> Launch:
     """The product with the given tile; see matmul.cu for the constants."""
     op = ctx.node.op
     assert isinstance(op, MatMul)

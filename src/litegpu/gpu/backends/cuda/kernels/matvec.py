@@ -12,7 +12,7 @@ from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_lau
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
 from litegpu.gpu.graph import DType
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 
 #: Output pixels that the kernel can compute.
 MOST_ROWS = 8
@@ -49,7 +49,7 @@ def ranked(layer: Layer, units: int) -> list[Division]:
     return sorted(sensible, key=lambda d: (cost(layer, d, units), d.threads))
 
 
-def launch(ctx: Context, layer: Layer, division: Division, where: Where | None = None) -> Launch:
+def launch(ctx: KernelContext, layer: Layer, division: Division, where: Where | None = None) -> Launch:
     """The convolution with the given division; see matvec.cu for the constants."""
     source, load = layer.load
     piece = _piece(layer)

@@ -10,29 +10,29 @@ import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer
 from litegpu.gpu.backends.cuda.kernels.source import Traced, native_launch
-from litegpu.gpu.backends.cuda.kernels.tile import MOST_SHARED_BYTES, USUAL_UNITS, Tile
+from litegpu.gpu.backends.cuda.kernels.tile import MOST_SHARED_BYTES, USUAL_UNITS, WorkgroupTile
 from litegpu.gpu.graph import Conv2D, SeparableConv2D
 from litegpu.gpu.kernels.access import Operands, open_source
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import evaluate
 from litegpu.gpu.lang import Kernel, Value, f32x4, u32
 
 
 @dataclass(frozen=True)
-class Block:
+class SeparableBlock:
     """A workgroup computes y x x pixels, the rows of `tile`; a thread `run` neighbours of the depthwise part."""
 
     y: int
     x: int
     run: int
-    tile: Tile
+    tile: WorkgroupTile
 
     def __str__(self) -> str:
         return f"separable {self.y}x{self.x} by {self.run}, {self.tile}"
 
 
 @functools.cache
-def candidates() -> tuple[Block, ...]:
+def candidates() -> tuple[SeparableBlock, ...]:
     found = []
     for y, x, divisions in (
         (4, 4, ((1, 1, 4), (1, 2, 2), (1, 4, 1))),
@@ -45,14 +45,14 @@ def candidates() -> tuple[Block, ...]:
         for columns in (16, 32, 48, 64, 80, 96, 128):
             for warps in divisions:
                 for depth in (16, 32, 64):
-                    tile = Tile(y * x, columns, depth, warps, 3)
+                    tile = WorkgroupTile(y * x, columns, depth, warps, 3)
                     if tile.fits(True) and y * x * columns // (warps[0] * warps[1]) <= 2048:
                         runs = (1, 2) if tile.threads > 128 else (1, 2, 4, 8)  # longer ones need too many registers
-                        found += [Block(y, x, run, tile) for run in runs if run <= x]
+                        found += [SeparableBlock(y, x, run, tile) for run in runs if run <= x]
     return tuple(found)
 
 
-def build(ctx: Context) -> list[Launch]:
+def build(ctx: KernelContext) -> list[Launch]:
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, SeparableConv2D)
     taps, weights = (ctx.value(v).data for v in node.inputs[1:3])
@@ -69,7 +69,7 @@ def build(ctx: Context) -> list[Launch]:
     return [launches[times.index(min(times))]]
 
 
-def ranked(window: Layer, outputs: int, units: int) -> list[Block]:
+def ranked(window: Layer, outputs: int, units: int) -> list[SeparableBlock]:
     """The candidates that fit, the cheapest first. `window`: the depthwise part, its weights [1,KH,KW,C]."""
     channels = window.weights.shape[3]
     whole = -(-outputs // 16) * 16
@@ -82,7 +82,7 @@ def ranked(window: Layer, outputs: int, units: int) -> list[Block]:
     return sorted(fitting, key=lambda b: cost(window, outputs, b, units))
 
 
-def launch(ctx: Context, window: Layer, weights: np.ndarray, block: Block) -> Launch:
+def launch(ctx: KernelContext, window: Layer, weights: np.ndarray, block: SeparableBlock) -> Launch:
     """Both convolutions by blocks; see separable.cu for the constants."""
     op, node, tile = ctx.node.op, ctx.node, block.tile
     assert isinstance(op, SeparableConv2D)
@@ -116,14 +116,14 @@ def launch(ctx: Context, window: Layer, weights: np.ndarray, block: Block) -> La
     )  # fmt: skip
 
 
-def shared_bytes(block: Block, channels: int) -> int:
+def shared_bytes(block: SeparableBlock, channels: int) -> int:
     """The depthwise results and the copies of the weights, or afterwards the sums."""
     tile = block.tile
     left = tile.rows * (_depth(channels, tile) * 2 + 16)
     return max(left + tile.stages * tile.columns * tile.depth * 2, tile.warps[2] * tile.rows * (tile.columns + 8) * 4)
 
 
-def cost(window: Layer, outputs: int, block: Block, units: int) -> float:
+def cost(window: Layer, outputs: int, block: SeparableBlock, units: int) -> float:
     """Estimated microseconds: the depthwise part, which all columns of workgroups repeat, then the product. (Fitted to
     1700 measurements on an H200: the first choice takes 3.7% longer than the best one on average.)"""
     _, kh, kw, channels = window.weights.shape
@@ -149,5 +149,5 @@ def cost(window: Layer, outputs: int, block: Block, units: int) -> float:
     return float(max(alone * max(1.0, groups / (units * resident)) ** 0.7, busy) + moved)
 
 
-def _depth(channels: int, tile: Tile) -> int:
+def _depth(channels: int, tile: WorkgroupTile) -> int:
     return -(-channels // tile.depth) * tile.depth

@@ -12,7 +12,7 @@ from litegpu.gpu.backends.cuda.functions import HALF_CONVERSIONS, INLINE, PROGRA
 from litegpu.gpu.backends.cuda.printer import print_cuda_function
 from litegpu.gpu.graph import TransposeConv2D
 from litegpu.gpu.kernels.access import Operands, Position, open_sink
-from litegpu.gpu.kernels.context import Context, Launch, NativeBuffer, NativeKernel
+from litegpu.gpu.kernels.context import KernelContext, Launch, NativeBuffer, NativeKernel
 from litegpu.gpu.lang import Type, Value, f32x4, u32
 from litegpu.gpu.lang.kernel import Kernel, trace_function
 from litegpu.gpu.view import View
@@ -29,7 +29,7 @@ class Traced:
     MACRO(parameters...) is the call; its buffers become parameters of the kernel, with `name` in front of theirs.
     """
 
-    def __init__(self, ctx: Context, name: str, types: Sequence[Type], fn: Callable[..., Value | None]) -> None:
+    def __init__(self, ctx: KernelContext, name: str, types: Sequence[Type], fn: Callable[..., Value | None]) -> None:
         """`fn(kernel, operands, *parameters)` traces it; `operands` collects what its buffers are bound to."""
         self.operands: Operands = {}
         self.name = name
@@ -56,7 +56,7 @@ class Traced:
 
 
 def native_launch(
-    ctx: Context,
+    ctx: KernelContext,
     name: str,
     files: tuple[str, ...],
     constants: Mapping[str, int | str],
@@ -104,7 +104,7 @@ def native_launch(
     return Launch(kernel, bound, label, variant)
 
 
-def label_of(ctx: Context) -> str:
+def label_of(ctx: KernelContext) -> str:
     """What profiles call the work of the node."""
     return "transpose_conv_2d" if isinstance(ctx.node.op, TransposeConv2D) else "conv_2d"
 

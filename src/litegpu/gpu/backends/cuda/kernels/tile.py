@@ -29,7 +29,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Tile:
+class WorkgroupTile:
     """A workgroup computes rows x columns and takes `depth` of the sum at a time, with copies `stages` deep; its warps
     divide rows, columns and depth among them. With `warpgroups`, four warps along the rows multiply together, and read
     both factors right from shared memory."""
@@ -81,7 +81,7 @@ class Tile:
 
 
 @functools.cache
-def candidates(half: bool, capability: int = LEAST_CAPABILITY) -> tuple[Tile, ...]:
+def candidates(half: bool, capability: int = LEAST_CAPABILITY) -> tuple[WorkgroupTile, ...]:
     """All tiles that are worth a try."""
     if half and capability == WARPGROUP_CAPABILITY:
         return candidates(half) + warpgroup_candidates()
@@ -102,27 +102,27 @@ def candidates(half: bool, capability: int = LEAST_CAPABILITY) -> tuple[Tile, ..
             (128, 64, (4, 1, 1)), (128, 64, (4, 2, 1)), (128, 128, (4, 2, 1)), (64, 32, (2, 1, 2)),
         ]  # fmt: skip
         depths = (16, 32, 64)
-    tiles = [Tile(m, n, k, w, s) for m, n, w in shapes for k in depths for s in (2, 3, 4)]
+    tiles = [WorkgroupTile(m, n, k, w, s) for m, n, w in shapes for k in depths for s in (2, 3, 4)]
     return tuple(t for t in tiles if t.fits(half))
 
 
-def warpgroup_candidates() -> tuple[Tile, ...]:
+def warpgroup_candidates() -> tuple[WorkgroupTile, ...]:
     """Tiles of which each four warps multiply 64 rows at once."""
     shapes = [
         (64, 32, 4), (64, 64, 4), (64, 128, 4), (64, 256, 4), (128, 32, 8), (128, 64, 4), (128, 64, 8), (128, 128, 4),
         (128, 128, 8), (128, 256, 8), (256, 32, 8), (256, 64, 8), (256, 128, 8),
     ]  # fmt: skip
-    tiles = [Tile(m, n, k, (w, 1, 1), s, True) for m, n, w in shapes for k in (32, 64) for s in (2, 3, 4)]
+    tiles = [WorkgroupTile(m, n, k, (w, 1, 1), s, True) for m, n, w in shapes for k in (32, 64) for s in (2, 3, 4)]
     return tuple(t for t in tiles if t.fits(True))
 
 
-def ranked(product: Product, units: int) -> list[Tile]:
+def ranked(product: Product, units: int) -> list[WorkgroupTile]:
     """The candidates that make sense, the cheapest on a device of `units` multiprocessors first."""
     sensible = [t for t in candidates(product.half, product.capability) if suits(t, product)]
     return sorted(sensible, key=lambda tile: (cost(product, tile, units), tile.threads))
 
 
-def suits(tile: Tile, product: Product) -> bool:
+def suits(tile: WorkgroupTile, product: Product) -> bool:
     """Whether no smaller tile or pipeline does the same work."""
     steps = -(-product.depth // tile.depth)
     return (
@@ -179,7 +179,7 @@ FLOAT_RATES = Rates(
 )  # fmt: skip
 
 
-def cost(product: Product, tile: Tile, units: int) -> float:
+def cost(product: Product, tile: WorkgroupTile, units: int) -> float:
     """Estimated microseconds on a device of `units` multiprocessors.
 
     A workgroup waits for its first copies, then each step takes as long as the slowest of its parts, then it stores.

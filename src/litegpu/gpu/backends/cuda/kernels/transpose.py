@@ -12,7 +12,7 @@ from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half
 from litegpu.gpu.backends.cuda.kernels.source import Where
 from litegpu.gpu.graph import Conv2D, TransposeConv2D
 from litegpu.gpu.kernels.access import Position, divide, remainder
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang import Value
 
 
@@ -30,7 +30,7 @@ class Phase:
     padding: int
 
 
-def build(ctx: Context) -> list[Launch] | None:
+def build(ctx: KernelContext) -> list[Launch] | None:
     """A launch for every phase; None where Conv2D would not be taken either."""
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, TransposeConv2D)
@@ -67,7 +67,7 @@ def phases(out: int, taps: int, stride: int, padding: int) -> list[Phase]:
     return found
 
 
-def _where(ctx: Context, op: TransposeConv2D, y: Phase, x: Phase) -> Where:
+def _where(ctx: KernelContext, op: TransposeConv2D, y: Phase, x: Phase) -> Where:
     shape = ctx.output.shape
 
     def where(pixel: Value, quad: Value) -> Position:

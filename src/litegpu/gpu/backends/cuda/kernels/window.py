@@ -12,7 +12,7 @@ from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import MOST_SHARED_BYTES, USUAL_UNITS
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import Context, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch
 
 #: Workgroups on a multiprocessor: each walks over its share of the blocks.
 RESIDENT = 2
@@ -21,7 +21,7 @@ CYCLES = 1070
 
 
 @dataclass(frozen=True)
-class Block:
+class WindowBlock:
     """A workgroup computes `columns` outputs of y x x pixels at a time; its warps divide pixels and outputs."""
 
     y: int
@@ -38,10 +38,10 @@ class Block:
 
 
 @functools.cache
-def candidates() -> tuple[Block, ...]:
+def candidates() -> tuple[WindowBlock, ...]:
     sizes = [(8, 8), (4, 16), (8, 16), (16, 16), (8, 32)]
     return tuple(
-        Block(y, x, columns, (m, n))
+        WindowBlock(y, x, columns, (m, n))
         for y, x in sizes
         for columns in (8, 16, 32, 64)
         for m, n in ((4, 1), (2, 2), (8, 1), (4, 2))
@@ -49,7 +49,7 @@ def candidates() -> tuple[Block, ...]:
     )
 
 
-def ranked(layer: Layer, units: int) -> list[Block]:
+def ranked(layer: Layer, units: int) -> list[WindowBlock]:
     """The candidates that fit, the cheapest first; none for windows of one tap and for float32."""
     if not layer.half or layer.weights.shape[1:3] == (1, 1):
         return []
@@ -61,7 +61,7 @@ def ranked(layer: Layer, units: int) -> list[Block]:
     return sorted(fitting, key=lambda b: cost(layer, b, units))
 
 
-def launch(ctx: Context, layer: Layer, block: Block, where: Where | None = None) -> Launch:
+def launch(ctx: KernelContext, layer: Layer, block: WindowBlock, where: Where | None = None) -> Launch:
     """The convolution by blocks; see window.cu for the constants."""
     weights = packed(layer, block.columns)
     batch, out_h, out_w, outputs = layer.shape
@@ -93,14 +93,14 @@ def packed(layer: Layer, columns: int) -> np.ndarray:
     return result
 
 
-def shared_bytes(layer: Layer, block: Block) -> int:
+def shared_bytes(layer: Layer, block: WindowBlock) -> int:
     """Two halos, the offsets of the taps, and the weights, as window.cu lays them out."""
     depth = _depth(layer)
     before = 2 * _halo_bytes(layer, block) + depth // 8 * 4
     return -(-before // 16) * 16 + block.columns * (depth // 8 | 1) * 16
 
 
-def cost(layer: Layer, block: Block, units: int) -> float:
+def cost(layer: Layer, block: WindowBlock, units: int) -> float:
     """Estimated microseconds: the weights once, then for each block the larger of copying its halo and multiplying.
     (Fitted to 600 measurements on an H200.)"""
     units = units or USUAL_UNITS
@@ -125,7 +125,7 @@ def _depth(layer: Layer) -> int:
     return int(-(-kh * kw * (-(-inputs // 8)) // 4) * 32)
 
 
-def _halo_bytes(layer: Layer, block: Block) -> int:
+def _halo_bytes(layer: Layer, block: WindowBlock) -> int:
     _, kh, kw, inputs = layer.weights.shape
     op = layer.op
     y = (block.y - 1) * op.stride[0] + (kh - 1) * op.dilation[0] + 1
