@@ -246,6 +246,19 @@ def test_what_reports_no_power_is_told(graph: str) -> None:
     assert found is None and note == "fake does not report power: only NVIDIA's driver is asked"
 
 
+def test_a_backend_that_tells_nothing_of_its_device_is_measured_all_the_same(tmp_path: Path) -> None:
+    """The reference: no power, no free memory, no buffers of the user's."""
+    b = ModelBuilder()
+    x = b.input("x", (1, 2, 2, 4))
+    b.output(b.op("ABS", [x], (1, 2, 2, 4)))
+    path = tmp_path / "abs.tflite"
+    path.write_bytes(b.build())
+    result = litegpu.benchmark(str(path), **QUICK, use_gpu=True, gpu_backend="reference")
+    assert result.device == "NumPy (reference)" and len(result.inference.seconds) == QUICK["num_runs"]
+    assert result.memory.device_used is None and result.memory.device > 0
+    assert result.energy is None and "NumPy does not report power" in result.energy_note
+
+
 def test_the_first_backend_that_knows_a_device_s_power_measures_it(monkeypatch: pytest.MonkeyPatch) -> None:
     class Knows:
         def power_meter(self, device: object) -> Meter:

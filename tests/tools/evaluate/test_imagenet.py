@@ -12,6 +12,8 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +22,10 @@ from pages import check_self_contained
 from tools.evaluate.image_set import LABELS, ImageSet, make_image_set, scores_by_hand, top_k_by_hand
 from typer.testing import CliRunner
 
+import litegpu
 from litegpu.cli.application import app
 from litegpu.errors import ModelError, OptionError
-from litegpu.tools.evaluate.choice import DelegateChoice, parse_choice
+from litegpu.tools.evaluate.choice import DelegateChoice, open_model, parse_choice
 from litegpu.tools.evaluate.collecting import ImageError, Running
 from litegpu.tools.evaluate.imagenet import ComparedAccuracy, evaluate_imagenet
 from litegpu.tools.evaluate.imagenet_presentation import ImagenetPresentation, shown_labels
@@ -262,8 +265,30 @@ def test_choices_that_make_no_sense_are_explained() -> None:
             parse_choice(text)
     assert parse_choice("xnnpack") == parse_choice("") == DelegateChoice("cpu")
     assert str(parse_choice("cuda:1/float32")) == "cuda:1/float32"
+    assert [parse_choice(text).kind for text in ("reference", "vulkan", "webgpu")] == ["reference", "vulkan", "webgpu"]
     with pytest.raises(OptionError, match="compared with itself"):
         Running(parse_choice("cpu"), parse_choice("cpu"))
+
+
+def test_a_part_of_a_backend_is_asked_of_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    def load(source: object, device: str, precision: str, *, backend: str | None = None, **_: object) -> Any:
+        asked.append((device, backend))
+        return SimpleNamespace(interpreter=SimpleNamespace(invoke=lambda: None))
+
+    monkeypatch.setattr(litegpu, "load", load)
+    monkeypatch.setattr("litegpu.tools.evaluate.choice.best_gpu", lambda: "webgpu")
+    for kind in ("vulkan", "gl", "webgpu", "cuda:1", "reference", "gpu"):
+        open_model("model", parse_choice(kind))
+    assert asked == [  # device, backend
+        ("webgpu", "vulkan"),
+        ("webgpu", "gl"),
+        ("webgpu", None),
+        ("cuda:1", None),
+        ("reference", None),
+        ("webgpu", None),
+    ]
 
 
 # ------------------------------------------------------------------------------------------------- the command
