@@ -27,7 +27,7 @@ from typer.testing import CliRunner
 import litegpu
 from litegpu import GpuDelegate, GpuDelegateOptions, Interpreter, OptionError
 from litegpu.gpu import cache_folder
-from litegpu.gpu.cache_entry import Entry, EntryError, decode, encode
+from litegpu.gpu.cache_entry import CacheEntry, EntryError, decode, encode
 from litegpu.gpu.cache_folder import CacheFolder, default_folder
 from litegpu.gpu.delegate.cache_key import fingerprint
 from litegpu.gpu.graph import DType
@@ -49,7 +49,7 @@ def network(seed: int = 0) -> bytes:
     return b.build()
 
 
-def example(key: str = "k", size: int = 300, images: tuple[bytes, ...] = (b"image", b"")) -> Entry:
+def example(key: str = "k", size: int = 300, images: tuple[bytes, ...] = (b"image", b"")) -> CacheEntry:
     port = Port("x", 0, (1, 2, 3, 4), DType.FLOAT16, 0, 48, ((0, 1), (2, 0)))
     program = Program(
         kernels=(KernelCode("a", "text ä", (8, 4, 1), ("read", "read_write"), 16, ("-x",)),),
@@ -64,10 +64,10 @@ def example(key: str = "k", size: int = 300, images: tuple[bytes, ...] = (b"imag
         in_float32=(("v", "a sum"),),
         variables=(port,),
     )
-    return Entry({"key": key}, program, images)
+    return CacheEntry({"key": key}, program, images)
 
 
-def content(entry: Entry) -> bytes:
+def content(entry: CacheEntry) -> bytes:
     return b"".join(encode(entry))
 
 

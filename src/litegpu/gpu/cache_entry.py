@@ -34,7 +34,7 @@ class EntryError(Exception):
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """`about`: what the entry is of, for people and for a check of the key. `images`: what the device compiled the
     program's kernels to, if it tells."""
 
@@ -43,7 +43,7 @@ class Entry:
     images: tuple[bytes, ...]
 
 
-def encode(entry: Entry) -> list[bytes | memoryview]:
+def encode(entry: CacheEntry) -> list[bytes | memoryview]:
     """The entry's bytes, in pieces."""
     program = entry.program
     blobs: list[bytes | memoryview] = [np.ascontiguousarray(program.constants).data if program.constants.size else b""]
@@ -79,7 +79,7 @@ def encode(entry: Entry) -> list[bytes | memoryview]:
     return [MAGIC, checksum(pieces), *pieces]
 
 
-def decode(content: bytes) -> Entry:
+def decode(content: bytes) -> CacheEntry:
     """The entry that encode() made these bytes of. Raises EntryError."""
     header, blobs = _parts(content)
     try:
@@ -119,7 +119,7 @@ def _parts(content: bytes) -> tuple[dict[str, Any], memoryview]:
     return header, view[_START + length :]
 
 
-def _entry(header: Mapping[str, Any], room: memoryview) -> Entry:
+def _entry(header: Mapping[str, Any], room: memoryview) -> CacheEntry:
     blobs = []
     for offset, size in header["blobs"]:
         if not 0 <= offset <= offset + size <= len(room):
@@ -149,7 +149,7 @@ def _entry(header: Mapping[str, Any], room: memoryview) -> Entry:
         tuple((name, reason) for name, reason in header["in_float32"]),
         _ports(header["variables"]),
     )
-    return Entry(header["about"], program, tuple(bytes(blob) for blob in blobs[1 + count :]))
+    return CacheEntry(header["about"], program, tuple(bytes(blob) for blob in blobs[1 + count :]))
 
 
 def _port(port: Port) -> tuple[Any, ...]:

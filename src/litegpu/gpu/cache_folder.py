@@ -16,7 +16,7 @@ from typing import Any
 
 from litegpu.errors import OptionError
 from litegpu.file_lock import lock
-from litegpu.gpu.cache_entry import Entry, EntryError, decode, encode
+from litegpu.gpu.cache_entry import CacheEntry, EntryError, decode, encode
 
 #: Of all entries of a folder together; those that were not used longest go first.
 BYTES_VARIABLE, DEFAULT_BYTES = "LITEGPU_CACHE_BYTES", 1 << 30
@@ -93,7 +93,7 @@ class CacheFolder:
         if problem:
             raise OptionError(f"serialization_dir {self.path} {problem}")
 
-    def load(self, key: str) -> Entry | None:
+    def load(self, key: str) -> CacheEntry | None:
         """The entry of a key, or None if there is none that can be used. A damaged one is removed, with a warning."""
         path = self._place(key)
         try:
@@ -117,7 +117,7 @@ class CacheFolder:
                 os.utime(path)
         return entry
 
-    def store(self, key: str, entry: Entry) -> bool:
+    def store(self, key: str, entry: CacheEntry) -> bool:
         """Write an entry, so that other processes see all of it or nothing, and make room. If that cannot be done (a
         full disk, a folder that is read-only), a warning says so, once, and the result is False."""
         path = self._place(key)
@@ -161,7 +161,7 @@ class CacheFolder:
     def _place(self, key: str) -> Path:
         return self.path / f"{key}{SUFFIX}"
 
-    def _write(self, path: Path, entry: Entry) -> None:
+    def _write(self, path: Path, entry: CacheEntry) -> None:
         temporary = self.path / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:

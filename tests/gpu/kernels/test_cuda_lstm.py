@@ -90,7 +90,7 @@ def test_divisions(device, monkeypatch: pytest.MonkeyPatch, cluster: int, lanes:
     units = 28
     chunks = -(-units // (4 * lanes))
     for in_registers in {chunks, max(1, chunks // 2)}:
-        found = lstm.Division(cluster, lanes, -(-units // cluster), chunks, in_registers, half)
+        found = lstm.LstmDivision(cluster, lanes, -(-units // cluster), chunks, in_registers, half)
         monkeypatch.setattr(lstm, "division", lambda units, capability, half, found=found: found)
         check(device, network(units, 4, 2, True, inner=half), half)
 

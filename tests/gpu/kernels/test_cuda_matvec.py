@@ -141,7 +141,7 @@ def test_views(device, half: bool) -> None:
 @pytest.mark.usefixtures("taken")
 @HALF
 @pytest.mark.parametrize("division", matvec.CANDIDATES, ids=str)
-def test_divisions(device, monkeypatch, half: bool, division: matvec.Division) -> None:
+def test_divisions(device, monkeypatch, half: bool, division: matvec.MatvecDivision) -> None:
     """Depths that are less than a step, and several steps; rows that are more or less than a power of two."""
     monkeypatch.setattr(matvec, "ranked", lambda layer, units: [division])
     for rows, channels in ((1, 44), (5, 1000), (8, 130)):
@@ -154,7 +154,7 @@ def test_divisions(device, monkeypatch, half: bool, division: matvec.Division) -
 @pytest.mark.parametrize("lanes, threads", [(8, 128), (32, 64), (128, 128)])
 def test_some_divisions(device, monkeypatch, half: bool, lanes: int, threads: int) -> None:
     """More steps than are loaded ahead, the last of them not whole: few enough for the emulated driver."""
-    monkeypatch.setattr(matvec, "ranked", lambda layer, units: [matvec.Division(lanes, threads)])
+    monkeypatch.setattr(matvec, "ranked", lambda layer, units: [matvec.MatvecDivision(lanes, threads)])
     for rows in (1, 5):
         depth = lanes * (8 if half else 4) * 5 + 12
         check(device, network((rows, 1, 1, depth), (21, 1, 1, depth), fused=rows == 5), half)

@@ -18,7 +18,7 @@ from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.abilities import BufferMaker
 from litegpu.gpu.backends.contract import Device
 from litegpu.gpu.build import build_program, describe
-from litegpu.gpu.cache_entry import Entry
+from litegpu.gpu.cache_entry import CacheEntry
 from litegpu.gpu.cache_folder import CacheFolder, open_cache
 from litegpu.gpu.delegate import binding, fitting, slices
 from litegpu.gpu.delegate.cache_key import describe as describe_entry
@@ -200,7 +200,7 @@ class GpuDelegate:
                 return entry.program
         program = self._built(partition, device, half, ranges)
         if self._cache is not None and about is not None:
-            self._cache.store(about["key"], Entry(about, program, tuple(device.images(program))))
+            self._cache.store(about["key"], CacheEntry(about, program, tuple(device.images(program))))
         return program
 
     def _built(

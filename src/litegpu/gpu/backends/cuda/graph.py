@@ -64,7 +64,7 @@ def make_launch(
     return Launch(kernel, groups, workgroup, shared_bytes, label, params, arguments)
 
 
-class Graph:
+class CudaGraph:
     """An instantiated graph. The device's context must be current in every method."""
 
     def __init__(self, stream: Any, enqueue: Callable[[], object]) -> None:
@@ -125,7 +125,7 @@ def launch_seconds(stream: Any, launch: Launch) -> float:
         for _ in range(_LAUNCHES_TIMED):
             launch.enqueue(stream)
 
-    graph, watch = Graph(stream, enqueue), Stopwatch()
+    graph, watch = CudaGraph(stream, enqueue), Stopwatch()
     try:
         graph.launch(stream)
         rounds = [watch.seconds(stream, lambda: graph.launch(stream)) for _ in range(_ROUNDS_TIMED)]
@@ -135,7 +135,7 @@ def launch_seconds(stream: Any, launch: Launch) -> float:
         graph.close()
 
 
-def graph_seconds(stream: Any, graph: Graph, repeats: int) -> float:
+def graph_seconds(stream: Any, graph: CudaGraph, repeats: int) -> float:
     """Of one launch of a graph: launched back to back, the mean of `repeats` after some to warm up."""
 
     def launch(times: int) -> None:

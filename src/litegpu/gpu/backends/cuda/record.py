@@ -11,7 +11,7 @@ from litegpu.gpu.backends.cuda.binding import Ways
 from litegpu.gpu.backends.cuda.copy import MOST_BYTES, copy_launch
 from litegpu.gpu.backends.cuda.device import LoadedKernel
 from litegpu.gpu.backends.cuda.driver import checked
-from litegpu.gpu.backends.cuda.graph import Graph, Launch, make_launch
+from litegpu.gpu.backends.cuda.graph import CudaGraph, Launch, make_launch
 from litegpu.gpu.backends.cuda.memory import SessionMemory
 from litegpu.gpu.program import Dispatch, Program
 
@@ -43,26 +43,26 @@ class Recorder:
         self._overlap = overlap
         self._after_kernel = False  # whether what was enqueued last is a kernel
         self._copies: dict[tuple[int, int], Launch] = {}
-        self._kernel_graph: Graph | None = None
-        self._bound_graphs: list[tuple[Ways, Graph]] = []  # latest last
+        self._kernel_graph: CudaGraph | None = None
+        self._bound_graphs: list[tuple[Ways, CudaGraph]] = []  # latest last
         self.launches = [self._launch(kernels, dispatch) for dispatch in program.dispatches]
-        self.graph = Graph(stream, self.enqueue_inference)
+        self.graph = CudaGraph(stream, self.enqueue_inference)
 
     @property
-    def kernel_graph(self) -> Graph:
+    def kernel_graph(self) -> CudaGraph:
         """A graph of the kernels without the copies."""
         if self._kernel_graph is None:
             self._kernel_graph = self.first_kernels(len(self.launches))
         return self._kernel_graph
 
-    def first_kernels(self, count: int) -> Graph:
+    def first_kernels(self, count: int) -> CudaGraph:
         """A new graph of so many kernels, without copies."""
-        return Graph(self._stream, lambda: self._enqueue_kernels(count))
+        return CudaGraph(self._stream, lambda: self._enqueue_kernels(count))
 
     def has_graph(self, ways: Ways) -> bool:
         return any(ways == known for known, _ in self._bound_graphs)
 
-    def bound_graph(self, ways: Ways, finish: Callable[[], None]) -> Graph:
+    def bound_graph(self, ways: Ways, finish: Callable[[], None]) -> CudaGraph:
         """The graph for what is bound, made if there is none yet; `finish` waits for the device if need be."""
         graphs = self._bound_graphs
         for known, graph in graphs:
@@ -75,7 +75,7 @@ class Recorder:
             addresses = {address for address in old.values() if address is not None}
             self._copies = {pair: launch for pair, launch in self._copies.items() if addresses.isdisjoint(pair)}
         launches: list[Launch] = []
-        graph = Graph(self._stream, lambda: launches.extend(self.enqueue_inference(ways)))
+        graph = CudaGraph(self._stream, lambda: launches.extend(self.enqueue_inference(ways)))
         graph.launches = launches
         graphs.append((ways, graph))
         return graph

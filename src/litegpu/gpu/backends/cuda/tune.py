@@ -14,7 +14,7 @@ from cuda.bindings import driver
 from litegpu import debug
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends.cuda.driver import CudaError, checked
-from litegpu.gpu.backends.cuda.graph import Graph, Stopwatch, make_launch
+from litegpu.gpu.backends.cuda.graph import CudaGraph, Stopwatch, make_launch
 from litegpu.gpu.kernels.context import Launch, NativeKernel
 from litegpu.gpu.program import KernelCode
 from litegpu.gpu.view import View
@@ -91,7 +91,7 @@ class CudaTuner:
                     for _ in range(LAUNCHES):
                         one.enqueue(stream)
 
-                timed = graph = Graph(stream, enqueue)
+                timed = graph = CudaGraph(stream, enqueue)
                 timed.launch(stream)
                 rounds = [watch.seconds(stream, lambda: timed.launch(stream)) for _ in range(ROUNDS)]
                 return statistics.median(rounds) / LAUNCHES

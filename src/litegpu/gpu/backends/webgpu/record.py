@@ -29,7 +29,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Copy:
+class BufferCopy:
     """`size` bytes from offset `source` of one buffer to offset `target` of another; all multiples of 4."""
 
     source: int
@@ -38,7 +38,7 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Inference:
+class RecordedInference:
     """Copy `uploads` from the upload buffer into the arena, run the steps in order, copy `downloads` from the arena
     into the download buffer. A buffer without copies is None."""
 
@@ -46,8 +46,8 @@ class Inference:
     upload: Any | None
     download: Any | None
     steps: tuple[Step, ...]
-    uploads: tuple[Copy, ...]
-    downloads: tuple[Copy, ...]
+    uploads: tuple[BufferCopy, ...]
+    downloads: tuple[BufferCopy, ...]
 
 
 class Timer:
@@ -93,7 +93,7 @@ class Timer:
             queries.destroy()
 
 
-def record(device: Any, inference: Inference, timer: Timer | None = None) -> Any:
+def record(device: Any, inference: RecordedInference, timer: Timer | None = None) -> Any:
     """A wgpu command buffer of one inference; raises wgpu's GPUError for what the device refuses. With a timer of as
     many passes as there are dispatches each has one of its own, else all share one."""
     encoder = device.create_command_encoder(label="litegpu inference")

@@ -20,7 +20,7 @@ from litegpu.gpu.backends.webgpu.native import CapturedErrors, ffi, lib
 
 if TYPE_CHECKING:
     from litegpu.gpu.backends.webgpu.device import WebGpuDevice
-    from litegpu.gpu.backends.webgpu.record import Inference
+    from litegpu.gpu.backends.webgpu.record import RecordedInference
 
 #: How long a map callback may be missing after the device said that the work is done.
 _CALLBACK_SECONDS = 10.0
@@ -80,7 +80,7 @@ class Replay:
     inference's objects must outlive the replay, which owns none of them. Not thread-safe.
     """
 
-    def __init__(self, device: Any, inference: Inference) -> None:
+    def __init__(self, device: Any, inference: RecordedInference) -> None:
         self._device = device._internal
         self._queue = device.queue._internal
         upload, download = inference.upload, inference.download

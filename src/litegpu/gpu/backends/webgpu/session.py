@@ -25,7 +25,7 @@ from litegpu.gpu.backends.host_copy import copy_bytes
 from litegpu.gpu.backends.webgpu import native
 from litegpu.gpu.backends.webgpu.binding import Bindings, Bound, check_size, examine
 from litegpu.gpu.backends.webgpu.binding import padded as _padded
-from litegpu.gpu.backends.webgpu.record import Copy, Inference, Step, Timer, record, rehearse
+from litegpu.gpu.backends.webgpu.record import BufferCopy, RecordedInference, Step, Timer, record, rehearse
 from litegpu.gpu.backends.webgpu.replay import Answers, Replay, read_back
 from litegpu.gpu.program import Port, Program
 
@@ -282,7 +282,7 @@ class WebGpuSession:
         self._upload_offsets, upload_size = _staging_layout(program.inputs)
         self._download_offsets, download_size = _staging_layout(program.outputs)
         upload_usage, download_usage = usage.MAP_WRITE | usage.COPY_SRC, usage.MAP_READ | usage.COPY_DST
-        self.inference = Inference(
+        self.inference = RecordedInference(
             arena=arena,
             upload=self._buffer("inputs", upload_size, upload_usage, mapped=True) if program.inputs else None,
             download=self._buffer("outputs", download_size, download_usage, mapped=True) if program.outputs else None,
@@ -299,18 +299,18 @@ class WebGpuSession:
         self._mapped = True
         self._encoder = self._current_replay().encode()
 
-    def _uploads(self) -> tuple[Copy, ...]:
+    def _uploads(self) -> tuple[BufferCopy, ...]:
         ports = enumerate(zip(self._upload_offsets, self.program.inputs, strict=True))
         return tuple(
-            Copy(offset, port.offset, _padded(port.nbytes))
+            BufferCopy(offset, port.offset, _padded(port.nbytes))
             for i, (offset, port) in ports
             if i not in self._bindings.inputs
         )
 
-    def _downloads(self) -> tuple[Copy, ...]:
+    def _downloads(self) -> tuple[BufferCopy, ...]:
         ports = enumerate(zip(self._download_offsets, self.program.outputs, strict=True))
         return tuple(
-            Copy(port.offset, offset, _padded(port.nbytes))
+            BufferCopy(port.offset, offset, _padded(port.nbytes))
             for i, (offset, port) in ports
             if i not in self._bindings.outputs
         )

@@ -32,7 +32,7 @@ _ALONE, _TOGETHER = 300, 900
 
 
 @dataclass(frozen=True)
-class Division:
+class LstmDivision:
     """How units and their weights are divided; see lstm.cu."""
 
     cluster: int
@@ -67,20 +67,20 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     return None if found is None else [launch(ctx, op, found)]
 
 
-def division(units: int, capability: int, half: bool = False) -> Division | None:
+def division(units: int, capability: int, half: bool = False) -> LstmDivision | None:
     """The division with the least work in a step, if any fits. `half`: weights may be float16."""
     clusters = [1, 2, 4, MOST_WORKGROUPS] if capability >= CLUSTER_CAPABILITY else [1]
     candidates = []
     for cluster, lanes, narrow in itertools.product(clusters, (1, 2, 4, 8), (False, True) if half else (False,)):
         each, chunks = -(-units // cluster), -(-units // (4 * lanes))
-        d = Division(cluster, lanes, each, chunks, min(chunks, MOST_REGISTERS // (2 if narrow else 4)), narrow)
+        d = LstmDivision(cluster, lanes, each, chunks, min(chunks, MOST_REGISTERS // (2 if narrow else 4)), narrow)
         shared = d.shared_weights == 0 or (capability >= CLUSTER_CAPABILITY and d.shared_weights <= MOST_SHARED_BYTES)
         if d.threads <= MOST_THREADS and shared and (cluster - 1) * each < units:
             candidates.append(d)
     return min(candidates, key=_cost, default=None)
 
 
-def launch(ctx: KernelContext, op: Lstm, d: Division) -> Launch:
+def launch(ctx: KernelContext, op: Lstm, d: LstmDivision) -> Launch:
     """The layer with the given division."""
     gates_id, weights_id, output_id, state_id = ctx.node.inputs
     gates, output, state, out = (ctx.views[v] for v in (gates_id, output_id, state_id, ctx.node.output))
@@ -114,7 +114,7 @@ def launch(ctx: KernelContext, op: Lstm, d: Division) -> Launch:
     return Launch(kernel, operands, "lstm", str(d))
 
 
-def packed(weights: np.ndarray, units: int, d: Division) -> np.ndarray:
+def packed(weights: np.ndarray, units: int, d: LstmDivision) -> np.ndarray:
     """Weights [4N, N] as [workgroup, chunk, thread] groups of four."""
     wide = np.zeros((GATES, d.cluster * d.units_each, d.chunks * d.lanes * 4), np.float32)
     wide[:, :units, :units] = weights.reshape(GATES, units, units)
@@ -124,7 +124,7 @@ def packed(weights: np.ndarray, units: int, d: Division) -> np.ndarray:
     return result
 
 
-def _cost(d: Division) -> float:
+def _cost(d: LstmDivision) -> float:
     """Cycles of a step: products and conversions, weights and outputs from shared memory, and what is there anyway."""
     products = d.units_each * GATES * d.chunks * d.lanes * 4 / 128 * (2 if d.half else 1)
     return (

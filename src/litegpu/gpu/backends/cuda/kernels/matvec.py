@@ -19,7 +19,7 @@ MOST_ROWS = 8
 
 
 @dataclass(frozen=True)
-class Division:
+class MatvecDivision:
     """`lanes` threads share four outputs; a workgroup has `threads`."""
 
     lanes: int
@@ -30,14 +30,14 @@ class Division:
 
 
 CANDIDATES = tuple(
-    Division(lanes, threads)
+    MatvecDivision(lanes, threads)
     for lanes in (8, 16, 32, 64, 128, 256, 512)
     for threads in (32, 64, 128, 256, 512)
     if lanes <= threads and (threads <= 128 or lanes == threads)
 )
 
 
-def ranked(layer: Layer, units: int) -> list[Division]:
+def ranked(layer: Layer, units: int) -> list[MatvecDivision]:
     """The candidates that make sense, the cheapest first; none if there are too many rows."""
     if math.prod(layer.shape[:3]) > MOST_ROWS:
         return []
@@ -49,7 +49,7 @@ def ranked(layer: Layer, units: int) -> list[Division]:
     return sorted(sensible, key=lambda d: (cost(layer, d, units), d.threads))
 
 
-def launch(ctx: KernelContext, layer: Layer, division: Division, where: Where | None = None) -> Launch:
+def launch(ctx: KernelContext, layer: Layer, division: MatvecDivision, where: Where | None = None) -> Launch:
     """The convolution with the given division; see matvec.cu for the constants."""
     source, load = layer.load
     piece = _piece(layer)
@@ -84,7 +84,7 @@ CYCLES, LATENCY, BYTES = 1700, 600, 40
 LEAST = 0.9
 
 
-def cost(layer: Layer, division: Division, units: int) -> float:
+def cost(layer: Layer, division: MatvecDivision, units: int) -> float:
     """Estimated microseconds on a device of `units` multiprocessors: the longest of waiting for memory, issuing
     instructions and moving the weights, then adding up what the lanes have. (Not fitted to measurements.)"""
     units = units or USUAL_UNITS
@@ -143,7 +143,7 @@ def _quads(layer: Layer) -> int:
     return -(-layer.shape[3] // 4)
 
 
-def _early(layer: Layer, division: Division) -> int:
+def _early(layer: Layer, division: MatvecDivision) -> int:
     """Chunks of each output that a thread loads ahead: what registers allow."""
     steps = -(-_chunks(layer) // division.lanes)
     few = math.prod(layer.shape[:3]) <= 2 and division.threads <= 256 and not layer.whole
