@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from gpu.lang.runners import Interpreter, OnDevice
 
-from litegpu.gpu.lang import Kernel, Value, f32, i32, trace, u32, vec
+from litegpu.gpu.lang import Kernel, TracedValue, f32, i32, trace, u32, vec
 
 THREADS, GROUPS = 32, 2
 COUNT = THREADS * GROUPS
@@ -48,7 +48,7 @@ class Program:
         for c, memory in outputs.items():
             memory[i] = self.locals[c].value
 
-    def statements(self, pool: dict[str, list[Value]], depth: int) -> None:
+    def statements(self, pool: dict[str, list[TracedValue]], depth: int) -> None:
         pool = {c: list(v) for c, v in pool.items()}
         k, rnd = self.k, self.random
         for _ in range(rnd.randint(2, 6)):
@@ -80,13 +80,13 @@ class Program:
                     self.statements(pool, depth - 1)
             pool[c].append(self.locals[c].value)
 
-    def scalar(self, value: Value) -> Value:
+    def scalar(self, value: TracedValue) -> TracedValue:
         return value[self.random.randrange(value.type.lanes)]
 
-    def expression(self, pool: dict[str, list[Value]]) -> tuple[str, Value]:
+    def expression(self, pool: dict[str, list[TracedValue]]) -> tuple[str, TracedValue]:
         k, rnd = self.k, self.random
 
-        def pick(c: str) -> Value:
+        def pick(c: str) -> TracedValue:
             return rnd.choice(pool[c][-5:] if rnd.random() < 0.7 else pool[c])
 
         choice = rnd.random()
@@ -104,7 +104,7 @@ class Program:
         c = rnd.choice("fiu")
         return c, k.select(pick("b"), pick(c), pick(c))
 
-    def float_expression(self, pick: Callable[[str], Value]) -> Value:
+    def float_expression(self, pick: Callable[[str], TracedValue]) -> TracedValue:
         """Values stay multiples of 1/4 between -1024 and 1024, so that every device computes them exactly."""
         k = self.k
         op = self.random.choice(("add", "sub", "mul", "fma", "min", "max", "floor", "round", "abs", "neg", "from"))
@@ -118,7 +118,7 @@ class Program:
                 result = k.round(result)
         return result
 
-    def integer_expression(self, c: str, pick: Callable[[str], Value]) -> Value:
+    def integer_expression(self, c: str, pick: Callable[[str], TracedValue]) -> TracedValue:
         k, rnd = self.k, self.random
         type = vec(RESULTS[c], self.lanes)
         op = rnd.choice(("add", "sub", "mul", "and", "or", "xor", "shl", "shr", "min", "max", "divide", "not", "from"))

@@ -15,8 +15,8 @@ from litegpu.errors import LiteGpuError
 from litegpu.gpu.lang import (
     Kernel,
     KernelError,
+    TracedValue,
     Type,
-    Value,
     boolean,
     f16,
     f32,
@@ -35,7 +35,7 @@ def k() -> Kernel:
     return Kernel("test", (64, 1, 1), (8, 1, 1))
 
 
-def loaded(k: Kernel, type: Type = u32) -> Value:
+def loaded(k: Kernel, type: Type = u32) -> TracedValue:
     return k.buffer(f"b{len(k.buffers)}", type, 64)[k.local_id()]
 
 

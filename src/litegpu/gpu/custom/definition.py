@@ -12,7 +12,7 @@ from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.access import COMPUTE, Index, Operands, Position, Sink, Source, open_sink, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.per_quad import per_quad
-from litegpu.gpu.lang import Features, Kernel, KernelError, Value, trace, u32, vec
+from litegpu.gpu.lang import Features, Kernel, KernelError, TracedValue, trace, u32, vec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Dim3 = tuple[int, int, int]
@@ -47,17 +47,17 @@ class Operand:
         """B,H,W,C."""
         return self.source.view.shape
 
-    def quad(self, b: Index, y: Index, x: Index, q: Index) -> Value:
+    def quad(self, b: Index, y: Index, x: Index, q: Index) -> TracedValue:
         """Channels 4q to 4q+3; lanes past the last channel are zero (False)."""
         self._check((b, y, x, q), (*self.shape[:3], -(-self.shape[3] // 4)), "quad(b, y, x, q)")
         return self.source.quad(b, y, x, q)
 
-    def at(self, b: Index, y: Index, x: Index, c: Index) -> Value:
+    def at(self, b: Index, y: Index, x: Index, c: Index) -> TracedValue:
         """One element."""
         self._check((b, y, x, c), self.shape, "at(b, y, x, c)")
         return self.source.at(b, y, x, c)
 
-    def here(self, at: Position) -> Value:
+    def here(self, at: Position) -> TracedValue:
         """Four channels at a position of the output, axes of size 1 broadcast."""
         fits = all(mine in (1, theirs) for mine, theirs in zip(self.shape, at.shape, strict=True))
         if not fits:
@@ -71,7 +71,7 @@ class Operand:
     def _check(self, coordinates: tuple[Index, ...], sizes: tuple[int, ...], what: str) -> None:
         for name, i, size in zip(what[what.index("(") + 1 : -1].split(", "), coordinates, sizes, strict=True):
             where = f"inputs[{self.number}].{what}: {name}"
-            if isinstance(i, Value):
+            if isinstance(i, TracedValue):
                 if i.type != u32:
                     raise KernelError(f"{where} is of type {i.type}: coordinates are u32; convert it with u32(...)")
                 reach = next((n for mine, n in zip(self.own, self.limits, strict=True) if mine is i), 0)
@@ -105,7 +105,7 @@ class Thread:
     q: Index
     at: Position
 
-    def here(self, i: int) -> Value:
+    def here(self, i: int) -> TracedValue:
         """Four channels of input i at this thread's own place, axes of size 1 broadcast as NumPy does. Raises
         KernelError for an input with other axes."""
         return _input(self.inputs, i).here(self.at)
@@ -128,7 +128,7 @@ class Group:
     _sink: Sink
     _dtype: DType
 
-    def store(self, b: Index, y: Index, x: Index, q: Index, value: Value) -> None:
+    def store(self, b: Index, y: Index, x: Index, q: Index, value: TracedValue) -> None:
         """Channels 4q to 4q+3 of the output's pixel (b, y, x), inside the output; lanes past its last channel are
         ignored."""
         _check_place((b, y, x, q), self.output_shape)
@@ -139,7 +139,7 @@ class Group:
         return _input(self.inputs, i).shape
 
 
-def per_thread(ctx: KernelContext, name: str, dtype: DType, compute: Callable[[Thread], Value]) -> list[Launch]:
+def per_thread(ctx: KernelContext, name: str, dtype: DType, compute: Callable[[Thread], TracedValue]) -> list[Launch]:
     """A launch with one thread for each quad of the output, which `compute` gives as four lanes of `dtype`."""
 
     def body(k: Kernel, operands: Operands, sink: Sink, at: Position) -> None:
@@ -166,10 +166,10 @@ def per_group(
     return [Launch(trace(kernel, name, workgroup, groups), operands, name)]
 
 
-def checked(result: object, dtype: DType) -> Value:
+def checked(result: object, dtype: DType) -> TracedValue:
     """`result` if it is four lanes of what values of `dtype` are computed in; raises KernelError."""
     want = vec(COMPUTE[dtype], 4)
-    if not isinstance(result, Value):
+    if not isinstance(result, TracedValue):
         raise KernelError(f"the kernel function gave {result!r}: it must return a value of type {want}")
     if result.type != want:
         raise KernelError(f"the kernel function gave {result.type}: the output needs {want}")
@@ -189,7 +189,7 @@ def _input(inputs: Sequence[Operand], i: object) -> Operand:
 def _check_place(coordinates: tuple[Index, ...], shape: Shape) -> None:
     """Raises KernelError for coordinates of a quad that are known to be outside of the output."""
     for name, i, size in zip("byxq", coordinates, (*shape[:3], -(-shape[3] // 4)), strict=True):
-        if isinstance(i, Value):
+        if isinstance(i, TracedValue):
             if i.type != u32:
                 raise KernelError(f"store(): {name} is of type {i.type}: coordinates are u32; convert it with u32(...)")
         elif isinstance(i, bool) or not isinstance(i, (int, np.integer)) or not 0 <= i < size:

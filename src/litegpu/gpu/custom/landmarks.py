@@ -10,7 +10,7 @@ import numpy as np
 from litegpu.gpu.custom.definition import Array, Thread, per_thread
 from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.lang import Value, f32, u32
+from litegpu.gpu.lang import TracedValue, f32, u32
 
 _FAR = 100000.0  # what bounding boxes begin with, as in MediaPipe
 
@@ -30,7 +30,7 @@ class TransformPoints:
         return np.concatenate([moved, points[..., 2:]], 3).astype(np.float32)
 
     def build(self, ctx: KernelContext) -> list[Launch]:
-        def compute(t: Thread) -> Value:
+        def compute(t: Thread) -> TracedValue:
             point = t.inputs[0].quad(t.b, t.y, t.x, 0)
             rows = [t.inputs[1].quad(0, 0, 0, i) for i in (0, 1)]
             x, y = (m[0] * point[0] + m[1] * point[1] + m[3] * self.scale for m in rows)
@@ -72,7 +72,7 @@ class CropMatrix:
     def build(self, ctx: KernelContext) -> list[Launch]:
         (ih, iw), (oh, ow) = self.input, self.output
 
-        def compute(t: Thread) -> Value:
+        def compute(t: Thread) -> TracedValue:
             k = t.k
             dx, dy = (_coordinate(t, self.right, i) - _coordinate(t, self.left, i) for i in (0, 1))
             length = k.sqrt(dx * dx + dy * dy)
@@ -126,7 +126,7 @@ class TurnedCropMatrix:
     def build(self, ctx: KernelContext) -> list[Launch]:
         oh, ow = self.output
 
-        def compute(t: Thread) -> Value:
+        def compute(t: Thread) -> TracedValue:
             k = t.k
             dx, dy = (_coordinate(t, self.right, i) - _coordinate(t, self.left, i) for i in (0, 1))
             length = k.sqrt(dx * dx + dy * dy)
@@ -153,7 +153,7 @@ def _box(points: Array, subset: Array, angle: float) -> tuple[tuple[Array, Array
     return (turned.min(0), turned.max(0)), turn.T
 
 
-def _box_in_kernel(t: Thread, cos: Value, sin: Value) -> tuple[list[Value], list[Value]]:
+def _box_in_kernel(t: Thread, cos: TracedValue, sin: TracedValue) -> tuple[list[TracedValue], list[TracedValue]]:
     k = t.k
     low, high = ([k.var(k.const(far, f32)) for _ in range(2)] for far in (_FAR, -_FAR))
     with k.loop(t.shape(1)[3]) as i:
@@ -165,11 +165,13 @@ def _box_in_kernel(t: Thread, cos: Value, sin: Value) -> tuple[list[Value], list
     return [v.value for v in low], [v.value for v in high]
 
 
-def _coordinate(t: Thread, landmark: int, axis: int) -> Value:
+def _coordinate(t: Thread, landmark: int, axis: int) -> TracedValue:
     return t.inputs[0].at(0, 0, 0, 3 * landmark + axis)
 
 
-def _matrix_row(t: Thread, first: tuple[Value, Value, Value], second: tuple[Value, Value, Value]) -> Value:
+def _matrix_row(
+    t: Thread, first: tuple[TracedValue, TracedValue, TracedValue], second: tuple[TracedValue, TracedValue, TracedValue]
+) -> TracedValue:
     """Row t.x of the matrix whose first two rows are (a, b, 0, c)."""
     k = t.k
     row = k.const(t.x, u32) if isinstance(t.x, int) else t.x

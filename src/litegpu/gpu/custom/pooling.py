@@ -12,7 +12,7 @@ from litegpu.gpu.custom.definition import Array, Thread, per_thread
 from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.blocking import window_axes
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.lang import Value, f32x4, i32, i32x4, u32
+from litegpu.gpu.lang import TracedValue, f32x4, i32, i32x4, u32
 
 Pair = tuple[int, int]
 
@@ -50,11 +50,11 @@ class WindowArgmax:
         kh, kw = self.window
         vertical, horizontal = window_axes(ctx, self.window, self.stride, (1, 1), self.padding)
 
-        def compute(t: Thread) -> Value:
+        def compute(t: Thread) -> TracedValue:
             k = t.k
             best, place = k.var(k.const(_LOWEST, f32x4)), k.var(k.const(0, i32x4))
 
-            def tap(ky: Value | int, kx: Value | int, number: Value | int) -> None:
+            def tap(ky: TracedValue | int, kx: TracedValue | int, number: TracedValue | int) -> None:
                 (iy, ok_y), (ix, ok_x) = vertical.at(k, t.y, ky), horizontal.at(k, t.x, kx)
                 found = t.inputs[0].quad(t.b, iy, ix, t.q)
                 better = found > best.value
@@ -100,7 +100,7 @@ class MaxUnpool:
     def build(self, ctx: KernelContext) -> list[Launch]:
         (kh, kw), (sy, sx) = self.window, self.stride
 
-        def compute(t: Thread) -> Value:
+        def compute(t: Thread) -> TracedValue:
             """Looks, from the first to the last, through the windows that cover the pixel."""
             k = t.k
             values, places = t.inputs
@@ -111,7 +111,7 @@ class MaxUnpool:
             )
             result = k.var(k.const(0.0, f32x4))
 
-            def window(back_y: Value | int, back_x: Value | int) -> None:
+            def window(back_y: TracedValue | int, back_x: TracedValue | int) -> None:
                 iy, ix = y // sy - back_y, x // sx - back_x  # before the first they wrap to huge numbers
                 ky, kx = y % sy + back_y * sy, x % sx + back_x * sx
                 with k.If((iy < h) & (ix < w) & (ky < kh) & (kx < kw)):

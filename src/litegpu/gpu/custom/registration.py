@@ -16,11 +16,11 @@ from litegpu.errors import OptionError
 from litegpu.gpu.custom.definition import Dim3, Group, Thread
 from litegpu.gpu.custom.operation import Operation
 from litegpu.gpu.graph import Shape
-from litegpu.gpu.lang import Features, Value
+from litegpu.gpu.lang import Features, TracedValue
 from litegpu.model import schema
 
 #: From an operator, and a thread of its kernel, four channels of an output.
-ThreadKernel = Callable[[Operation, Thread], Value]
+ThreadKernel = Callable[[Operation, Thread], TracedValue]
 #: What a thread does that stores its results itself.
 GroupKernel = Callable[[Operation, Group], None]
 #: (threads of a workgroup, workgroups) for an operator, the output's B,H,W,C and what the device can do.

@@ -10,7 +10,7 @@ import numpy as np
 from litegpu.gpu.custom.definition import Array, Thread, per_thread
 from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.lang import Kernel, Value, f32, f32x4, i32, u32
+from litegpu.gpu.lang import Kernel, TracedValue, f32, f32x4, i32, u32
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Resample:
         return _sample(image, warp[..., 0], warp[..., 1])
 
     def build(self, ctx: KernelContext) -> list[Launch]:
-        def compute(t: Thread) -> Value:
+        def compute(t: Thread) -> TracedValue:
             place = t.inputs[1].quad(t.b, t.y, t.x, 0)
             return _taps(t, place[0], place[1])
 
@@ -53,7 +53,7 @@ class TransformImage:
         return np.where(inside[None, :, :, None], _sample(image, sx[None], sy[None]), np.float32(0))
 
     def build(self, ctx: KernelContext) -> list[Launch]:
-        def compute(t: Thread) -> Value:
+        def compute(t: Thread) -> TracedValue:
             k, (_, h, w, _) = t.k, t.shape(0)
             x, y = (f32(k.const(i, u32) if isinstance(i, int) else i) for i in (t.x, t.y))
             places = []
@@ -71,7 +71,7 @@ class TransformImage:
         return per_thread(ctx, "transform_image", DType.FLOAT32, compute)
 
 
-def _taps(t: Thread, x: Value, y: Value) -> Value:
+def _taps(t: Thread, x: TracedValue, y: TracedValue) -> TracedValue:
     """The image (input 0) at (x, y), with zeros around it. Far away, at infinities and NaN: zero."""
     k, (_, h, w, _) = t.k, t.shape(0)
     result = k.var(k.const(0.0, f32x4))
@@ -88,7 +88,7 @@ def _taps(t: Thread, x: Value, y: Value) -> Value:
     return result.value
 
 
-def _line(k: Kernel, first: Value, offset: int, size: int) -> tuple[Value, Value]:
+def _line(k: Kernel, first: TracedValue, offset: int, size: int) -> tuple[TracedValue, TracedValue]:
     """Row or column first + offset as an index, and whether it is inside."""
     i = k.bitcast(i32(first), u32) + offset  # -1 wraps to a huge number
     return i, i < size

@@ -14,10 +14,25 @@ from litegpu.gpu import graph
 from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.kernels.expression import boolean_to, constant, evaluate
-from litegpu.gpu.lang import Kernel, Memory, Type, Value, boolean, f16, f32, i8x4, i32, i32x4, u8x4, u32, u32x2, vec
+from litegpu.gpu.lang import (
+    Kernel,
+    Memory,
+    TracedValue,
+    Type,
+    boolean,
+    f16,
+    f32,
+    i8x4,
+    i32,
+    i32x4,
+    u8x4,
+    u32,
+    u32x2,
+    vec,
+)
 from litegpu.gpu.view import View, padded
 
-Index = Value | int  # a u32 value, or a number known when tracing
+Index = TracedValue | int  # a u32 value, or a number known when tracing
 Operands = dict[str, View | np.ndarray]
 
 STORAGE: dict[DType, Type] = {DType.FLOAT32: f32, DType.FLOAT16: f16, DType.INT32: i32, DType.BOOL: i32}
@@ -115,13 +130,13 @@ class Source:
     name: str
     data: np.ndarray | None = None  # a constant, as the caller's graph has it, B,H,W,C
 
-    def quad(self, b: Index, y: Index, x: Index, q: Index) -> Value:
+    def quad(self, b: Index, y: Index, x: Index, q: Index) -> TracedValue:
         """Channels 4q to 4q+3; lanes past the last channel are zero (False)."""
         if self._single is not None:
             return self._filled([self._single])
         return self._quad(_pixel_terms(self.view, b, y, x), q)
 
-    def at(self, b: Index, y: Index, x: Index, c: Index) -> Value:
+    def at(self, b: Index, y: Index, x: Index, c: Index) -> TracedValue:
         """One element."""
         if self._single is not None:
             return self._single
@@ -131,12 +146,12 @@ class Source:
         strides = self.view.strides
         return self._scalar(address(self.view.offset, [*terms, (c, strides[3])]))
 
-    def broadcast(self, b: Index, y: Index, x: Index, q: Index) -> Value:
+    def broadcast(self, b: Index, y: Index, x: Index, q: Index) -> TracedValue:
         """As `quad`, for an operand that is broadcast to the output at these coordinates: axes of size 1 are read at
         0, and a single channel is in all lanes."""
         return self.read(Position(self.view.shape, coordinates=(b, y, x, q)), spread=True)
 
-    def read(self, at: Position, *, spread: bool | None = None) -> Value:
+    def read(self, at: Position, *, spread: bool | None = None) -> TracedValue:
         """`broadcast` at a position of the output's shape; `spread` says whether one channel fills all lanes
         (otherwise it does when the position's shape has more channels than one)."""
         if self._single is not None:
@@ -165,13 +180,13 @@ class Source:
     # ------------------------------------------------------------------------------------------------- loads
 
     @functools.cached_property
-    def _single(self) -> Value | None:
+    def _single(self) -> TracedValue | None:
         """A constant of one element is part of the kernel's text."""
         if self.data is None or self.data.size != 1:
             return None
         return constant(self.k, self.data.reshape(-1)[0].item(), COMPUTE[self.view.dtype])
 
-    def _quad(self, terms: list[tuple[Index, int]], q: Index) -> Value:
+    def _quad(self, terms: list[tuple[Index, int]], q: Index) -> TracedValue:
         view, k = self.view, self.k
         c = view.shape[3]
         if view.quads == 1:
@@ -181,7 +196,7 @@ class Source:
             return v if view.whole_quads else mask(k, v, c, q)
         first = address(view.offset, [*terms, (q, 4 * view.strides[3])])
         last = is_last(q, view.quads)
-        lanes: list[Value] = []
+        lanes: list[TracedValue] = []
         for j in range(4):
             i = _plus(first, j * view.strides[3])
             if c % 4 == 0 or j < c % 4 or last is False:
@@ -193,11 +208,11 @@ class Source:
                 lanes.append(k.select(last, constant(k, 0, COMPUTE[view.dtype]), value))
         return self._filled(lanes)
 
-    def _vector(self, terms: list[tuple[Index, int]], q: Index) -> Value:
+    def _vector(self, terms: list[tuple[Index, int]], q: Index) -> TracedValue:
         quarter = [(i, stride // 4) for i, stride in terms]
         return self._four(address(self.view.offset // 4, [*quarter, (q, 1)]))
 
-    def _four(self, i: Index) -> Value:
+    def _four(self, i: Index) -> TracedValue:
         """Elements 4i to 4i+3 of the memory."""
         v = self._memory(4)[i]
         if self.view.dtype is DType.UINT8:
@@ -207,7 +222,7 @@ class Source:
             return self.k.vec(low << 16 >> 16, low >> 16, high << 16 >> 16, high >> 16)
         return self._computed(v)
 
-    def _scalar(self, i: Index) -> Value:
+    def _scalar(self, i: Index) -> TracedValue:
         """Element i of the memory."""
         if not self.view.dtype.is_narrow:
             return self._computed(self._memory(1)[i])
@@ -219,12 +234,12 @@ class Source:
             return i32(word << above >> (32 - bits))
         return self.k.bitcast(word << above, i32) >> (32 - bits)
 
-    def _filled(self, lanes: list[Value]) -> Value:
+    def _filled(self, lanes: list[TracedValue]) -> TracedValue:
         """Four lanes, those that are missing zero."""
         zero = constant(self.k, 0, COMPUTE[self.view.dtype])
         return self.k.vec(*lanes, *[zero] * (4 - len(lanes)))
 
-    def _computed(self, v: Value) -> Value:
+    def _computed(self, v: TracedValue) -> TracedValue:
         return boolean_to(self.k, v, boolean) if self.view.dtype is DType.BOOL else v
 
     def _memory(self, lanes: int) -> Memory:
@@ -245,19 +260,19 @@ class Sink:
     operands: Operands
     sources: tuple[Source | None, ...]  # of the epilogue's operands; None where the epilogue does not use one
 
-    def store(self, b: Index, y: Index, x: Index, q: Index, result: Value | None = None) -> None:
+    def store(self, b: Index, y: Index, x: Index, q: Index, result: TracedValue | None = None) -> None:
         """Store the epilogue of `result` (four lanes of the op's result; None for Elementwise) in channels 4q to 4q+3.
         Lanes past the last channel are stored as zeros, or not at all where they belong to other values."""
         self.write(Position(self.view.shape, coordinates=(b, y, x, q)), result)
 
-    def write(self, at: Position, result: Value | None = None) -> None:
+    def write(self, at: Position, result: TracedValue | None = None) -> None:
         """`store` at a position of the output's shape."""
-        args: list[Value | None] = [] if isinstance(self.ctx.node.op, graph.Elementwise) else [result]
+        args: list[TracedValue | None] = [] if isinstance(self.ctx.node.op, graph.Elementwise) else [result]
         args += read_all(self.sources, at)
         value = evaluate(self.k, self.ctx.node.epilogue, args)
         self._put(at, value if value.type.lanes == 4 else self.k.splat(value, 4))
 
-    def _put(self, at: Position, value: Value) -> None:
+    def _put(self, at: Position, value: TracedValue) -> None:
         """Store four lanes to which the epilogue was already applied."""
         k, view = self.k, self.view
         want = vec(COMPUTE[view.dtype], 4)
@@ -300,7 +315,7 @@ class Sink:
                 for i, lane in guarded:
                     memory[i] = lane
 
-    def _store_four(self, i: Index, value: Value) -> None:
+    def _store_four(self, i: Index, value: TracedValue) -> None:
         """Elements 4i to 4i+3 of the memory."""
         k = self.k
         if self.view.dtype is DType.UINT8:
@@ -314,9 +329,9 @@ class Sink:
         return declare(self.k, "y", self.view, lanes, self.operands, None)
 
 
-def read_all(sources: Sequence[Source | None], at: Position) -> list[Value | None]:
+def read_all(sources: Sequence[Source | None], at: Position) -> list[TracedValue | None]:
     """What each source has at `at`. One that comes again is read once, and so known to be the same."""
-    found: dict[int, Value] = {}
+    found: dict[int, TracedValue] = {}
     for source in sources:
         if source is not None and id(source) not in found:
             found[id(source)] = source.read(at)
@@ -389,7 +404,7 @@ def pack(constant: np.ndarray) -> np.ndarray:
 def address(base: int, terms: list[tuple[Index, int]]) -> Index:
     """base + sum of index * stride, with what is known when tracing added up first. Strides may be negative: u32
     arithmetic wraps."""
-    total: Value | None = None
+    total: TracedValue | None = None
     for index, stride in terms:
         if isinstance(index, int):
             base += index * stride
@@ -413,14 +428,14 @@ def remainder(i: Index, n: int, extent: int) -> Index:
     return i if extent <= n else i % n
 
 
-def is_last(q: Index, quads: int) -> Value | bool:
+def is_last(q: Index, quads: int) -> TracedValue | bool:
     """Whether q is the last of `quads`."""
     if isinstance(q, int):
         return q == quads - 1
     return True if quads == 1 else q == quads - 1
 
 
-def mask(k: Kernel, v: Value, channels: int, q: Index, fill: float = 0) -> Value:
+def mask(k: Kernel, v: TracedValue, channels: int, q: Index, fill: float = 0) -> TracedValue:
     """`v`, which holds channels 4q to 4q+3, with `fill` (by default zero or False) in lanes past the last channel."""
     rest = channels % 4
     last = is_last(q, -(-channels // 4)) if rest else False
@@ -452,7 +467,7 @@ def _plus(i: Index, offset: int) -> Index:
     return i + offset % (1 << 32) if offset else i
 
 
-def _value(k: Kernel, i: Index) -> Value:
+def _value(k: Kernel, i: Index) -> TracedValue:
     return k.const(i, u32) if isinstance(i, int) else i
 
 

@@ -20,7 +20,7 @@ from litegpu.gpu.kernels.access import (
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.per_quad import per_quad
-from litegpu.gpu.lang import Kernel, Type, Value, i32, i32x4, trace, u32, vec
+from litegpu.gpu.lang import Kernel, TracedValue, Type, i32, i32x4, trace, u32, vec
 
 # A NaN is never chosen over a number. Along the channels that is as TFLite's vector kernel has it, to the letter: it
 # keeps the best of each of four lanes, NaN where a lane has no number, and `b > a ? b : a` joins them, two and two, so
@@ -52,10 +52,10 @@ def build(ctx: KernelContext) -> list[Launch]:
     return [per_quad(ctx, "arg_reduce", body)]
 
 
-def _along_pixels(k: Kernel, source: Source, kind: str, axis: int, at: Position) -> Value:
+def _along_pixels(k: Kernel, source: Source, kind: str, axis: int, at: Position) -> TracedValue:
     places = (at.b, at.y, at.x, at.q)  # made here, used in the loop
 
-    def element(i: Index) -> Value:
+    def element(i: Index) -> TracedValue:
         b, y, x, q = (i if a == axis else place for a, place in enumerate(places))
         return source.quad(b, y, x, q)
 
@@ -78,7 +78,7 @@ class _Row:
     kind: str
     pixel: tuple[Index, Index, Index]
 
-    def scan(self, first: Index, step: int) -> tuple[Value, Value]:
+    def scan(self, first: Index, step: int) -> tuple[TracedValue, TracedValue]:
         """The best element of each lane of the whole quads first, first + step, ... and its index. Without any number:
         the worst number there is, and _UNKNOWN."""
         k, quads = self.k, self.channels // 4
@@ -94,13 +94,15 @@ class _Row:
                 index.set(found[1])
         return best.value, index.value
 
-    def merge(self, a: tuple[Value, Value], b: tuple[Value, Value]) -> tuple[Value, Value]:
+    def merge(
+        self, a: tuple[TracedValue, TracedValue], b: tuple[TracedValue, TracedValue]
+    ) -> tuple[TracedValue, TracedValue]:
         """The better one of two (element, index)."""
         k = self.k
         take = _comes_first(self.kind, b, a)
         return k.select(take, b[0], a[0]), k.select(take, b[1], a[1])
 
-    def index(self, best: Value, index: Value) -> Value:
+    def index(self, best: TracedValue, index: TracedValue) -> TracedValue:
         """The index of the row's best element, from the best of its whole quads' lanes; 0 if there is no number."""
         k = self.k
         unknown = k.const(_UNKNOWN, i32)
@@ -123,14 +125,14 @@ class _Row:
                 found = self.merge(found, (quad[j], k.const(4 * last + j, i32)))
         return _or_first(k, found[1])
 
-    def better(self, a: Value, b: Value) -> Value:
+    def better(self, a: TracedValue, b: TracedValue) -> TracedValue:
         return a > b if self.kind == "max" else a < b
 
-    def places(self, q: Index) -> Value:
+    def places(self, q: Index) -> TracedValue:
         """The indices of a quad's elements."""
         k = self.k
         lanes = k.vec(*(k.const(j, i32) for j in range(4)))
-        return k.splat(i32(q if isinstance(q, Value) else k.const(q, u32)) * 4, 4) + lanes
+        return k.splat(i32(q if isinstance(q, TracedValue) else k.const(q, u32)) * 4, 4) + lanes
 
     @property
     def channels(self) -> int:
@@ -163,13 +165,13 @@ def _workgroup_per_pixel(ctx: KernelContext, kind: str, pixels: int, quads: int)
     return Launch(trace(kernel, "arg_reduce", (threads, 1, 1), (pixels, 1, 1)), operands, "arg_reduce")
 
 
-def _comes_first(kind: str, a: tuple[Value, Value], b: tuple[Value, Value]) -> Value:
+def _comes_first(kind: str, a: tuple[TracedValue, TracedValue], b: tuple[TracedValue, TracedValue]) -> TracedValue:
     """Whether the (element, index) a is better than b, or as good and of a lower index; never if it is a NaN."""
     better = a[0] > b[0] if kind == "max" else a[0] < b[0]
     return better | ((a[0] == b[0]) & (a[1] < b[1]))
 
 
-def _or_first(k: Kernel, index: Value) -> Value:
+def _or_first(k: Kernel, index: TracedValue) -> TracedValue:
     """The index found; 0 if there was no number."""
     return k.select(index == _UNKNOWN, constant(k, 0, index.type), index)
 

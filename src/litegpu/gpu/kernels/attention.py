@@ -9,7 +9,7 @@ from litegpu.gpu.graph import Attention
 from litegpu.gpu.kernels.access import Index, Operands, Position, Source, mask, open_sink, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.reduce import meet
-from litegpu.gpu.lang import Kernel, Value, f32, f32x4, trace
+from litegpu.gpu.lang import Kernel, TracedValue, f32, f32x4, trace
 
 #: Threads of a workgroup: each keeps sums for all columns, which meet in shared memory.
 _THREADS = 32
@@ -39,7 +39,7 @@ def build(ctx: KernelContext) -> list[Launch]:
         largest, total = k.var(k.const(-math.inf, f32)), k.var(k.const(0.0, f32))
         sums = k.array(columns, k.const(0.0, f32x4))
 
-        def step(number: Value) -> None:
+        def step(number: TracedValue) -> None:
             b, h = _leading(key, at.b, at.y)
             logit = k.dot(query[0], mask(k, key.quad(b, h, number, 0), depth, 0))
             for i in range(1, quads):

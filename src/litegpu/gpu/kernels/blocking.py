@@ -13,7 +13,7 @@ from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.access import Index, Operands, Sink, address, divide, remainder
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.kernels.movement import mirrored
-from litegpu.gpu.lang import Array, Kernel, Memory, Type, Value, f16x4, f32x4, i8x4, u32
+from litegpu.gpu.lang import Array, Kernel, Memory, TracedValue, Type, f16x4, f32x4, i8x4, u32
 from litegpu.gpu.lang.features import Features
 
 #: Threads that keep one compute unit busy, and the number of units to assume where it is not known.
@@ -90,7 +90,7 @@ class Place:
             self.block = k.min(self.block, blocks - 1)
         self.q = [k.min(q, quads - 1) for q in self._q] if self._q_past else self._q
 
-    def inside(self, c: int) -> list[Value]:
+    def inside(self, c: int) -> list[TracedValue]:
         """What must hold for this thread to store its quad number `c`."""
         conditions = []
         if self._past:
@@ -112,8 +112,8 @@ class Pixels:
     """The output pixels of one thread, and whether each is a real one (None: always)."""
 
     coordinates: list[tuple[Index, Index, Index]]
-    real: list[Value | None]
-    linear: list[Value] = field(default_factory=list)  # their numbers in row-major order, if made from these
+    real: list[TracedValue | None]
+    linear: list[TracedValue] = field(default_factory=list)  # their numbers in row-major order, if made from these
 
 
 def row_blocks(shape: Shape, n: int) -> int:
@@ -122,7 +122,7 @@ def row_blocks(shape: Shape, n: int) -> int:
     return b * h * -(-w // n)
 
 
-def row_pixels(block: Value, shape: Shape, n: int) -> Pixels:
+def row_pixels(block: TracedValue, shape: Shape, n: int) -> Pixels:
     """Block number `block` of `n` neighbours in a row; the last ones of a row may lie past its end."""
     _, h, w, _ = shape
     across = -(-w // n)
@@ -133,7 +133,7 @@ def row_pixels(block: Value, shape: Shape, n: int) -> Pixels:
     return Pixels([(b, y, x) for x in xs], [x < w if w % n else None for x in xs])
 
 
-def linear_pixels(k: Kernel, block: Value, shape: Shape, n: int) -> Pixels:
+def linear_pixels(k: Kernel, block: TracedValue, shape: Shape, n: int) -> Pixels:
     """Block number `block` of `n` pixels in row-major order, those past the end replaced by the last one."""
     b, h, w, _ = shape
     total = b * h * w
@@ -175,13 +175,13 @@ class Axis:
     def _outside(self) -> bool:
         return self.padding > 0 or self._end(self.out - 1) >= self.size
 
-    def at(self, k: Kernel, o: Index, offset: Index) -> tuple[Value, Value | None]:
+    def at(self, k: Kernel, o: Index, offset: Index) -> tuple[TracedValue, TracedValue | None]:
         """The input position `o * stride + offset - padding`, clamped to the input, and whether it lay inside (None:
         always, or it does not matter). Offset is tap * dilation."""
         o = k.const(o, u32) if isinstance(o, int) else o
         if self.border != "zero" and self._outside:
             turned = mirrored(k, o * self.stride + offset, self.size, self.padding, 1, self.border == "symmetric")
-            assert isinstance(turned, Value)
+            assert isinstance(turned, TracedValue)
             return k.min(turned, self.size - 1) // self.upsample, None
         if isinstance(offset, int):
             i = o * self.stride + (offset - self.padding) % (1 << 32)
@@ -193,7 +193,7 @@ class Axis:
             i = k.min(i, self.size - 1)
         return i // self.upsample, None
 
-    def cells(self, k: Kernel, o: Index) -> Value:
+    def cells(self, k: Kernel, o: Index) -> TracedValue:
         """How many taps of output position `o`, with dilation 1, lie inside."""
         if not self.padded:
             return k.const(self.kernel, u32)
@@ -218,27 +218,27 @@ def window_axes(
     )
 
 
-def both(*conditions: Value | None) -> Value | None:
+def both(*conditions: TracedValue | None) -> TracedValue | None:
     """All of those that are not None."""
-    result: Value | None = None
+    result: TracedValue | None = None
     for c in conditions:
         if c is not None:
             result = c if result is None else result & c
     return result
 
 
-def when(condition: Value | None) -> Value | bool:
+def when(condition: TracedValue | None) -> TracedValue | bool:
     """The condition of an If."""
     return True if condition is None else condition
 
 
-def or_zero(k: Kernel, ok: Value | None, v: Value) -> Value:
+def or_zero(k: Kernel, ok: TracedValue | None, v: TracedValue) -> TracedValue:
     """`v` where `ok`: selected, so that what lies elsewhere, be it NaN, does not matter."""
     return v if ok is None else k.select(ok, v, k.const(0.0, v.type))
 
 
 def accumulate(
-    k: Kernel, sums: Array, rows: Sequence[Value], columns: Sequence[Sequence[Value]], lanes: int = 4
+    k: Kernel, sums: Array, rows: Sequence[TracedValue], columns: Sequence[Sequence[TracedValue]], lanes: int = 4
 ) -> None:
     """sums[p, c] += sum over `lanes` of rows[p][lane] * columns[c][lane]."""
     for p, row in enumerate(rows):
@@ -249,14 +249,18 @@ def accumulate(
             sums[p * len(columns) + c] = total
 
 
-def transposed(k: Kernel, rows: Sequence[Value]) -> list[Value]:
+def transposed(k: Kernel, rows: Sequence[TracedValue]) -> list[TracedValue]:
     """Lane i of the result's j is lane j of rows[i]."""
     return [k.vec(*(row[lane] for row in rows)) for lane in range(4)]
 
 
 def total_of_parts(
-    k: Kernel, tile: ThreadTile, part: Value, sums: Array, combine: Callable[[Value, Value], Value] = operator.add
-) -> list[Value]:
+    k: Kernel,
+    tile: ThreadTile,
+    part: TracedValue,
+    sums: Array,
+    combine: Callable[[TracedValue, TracedValue], TracedValue] = operator.add,
+) -> list[TracedValue]:
     """The sums (or what `combine` makes) over all parts; right in the threads of part 0. Reached by the whole
     workgroup."""
     if tile.parts == 1:
@@ -278,7 +282,7 @@ def total_of_parts(
     return [shared[at] for at in mine]
 
 
-def store_tile(k: Kernel, sink: Sink, place: Place, pixels: Pixels, sums: Sequence[Value]) -> None:
+def store_tile(k: Kernel, sink: Sink, place: Place, pixels: Pixels, sums: Sequence[TracedValue]) -> None:
     """Store the tile: sums[p * quads + c] at pixel p, quad c, where these exist."""
     n = len(place.q)
     for c, q in enumerate(place.q):
@@ -306,7 +310,7 @@ class Weights:
         operands["weights"] = packed
         self.memory: Memory = k.buffer("weights", storage, packed.size // 4, compute=f32x4, access="read")
 
-    def __call__(self, rows: Sequence[tuple[Index, int]], q: Index, offset: int = 0) -> Value:
+    def __call__(self, rows: Sequence[tuple[Index, int]], q: Index, offset: int = 0) -> TracedValue:
         """Four outputs for one input of one tap: that numbered `offset` + the sum of index * stride over `rows`."""
         return self.memory[address(offset * self.quads, [*((i, n * self.quads) for i, n in rows), (q, 1)])]
 

@@ -30,7 +30,7 @@ from litegpu.gpu.kernels.blocking import (
 )
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.per_quad import per_quad
-from litegpu.gpu.lang import Kernel, Value, f32x4, trace
+from litegpu.gpu.lang import Kernel, TracedValue, f32x4, trace
 from litegpu.gpu.view import follow
 
 #: Multiplications of quads that the taps of one row may unroll to.
@@ -40,7 +40,7 @@ UNROLLED = 320
 class Columns(Protocol):
     """The weights of one tap: for four inputs, the quad of outputs each contributes to."""
 
-    def __call__(self, ky: Index, kx: Index, iq: Index, q: Index) -> Sequence[Value]: ...
+    def __call__(self, ky: Index, kx: Index, iq: Index, q: Index) -> Sequence[TracedValue]: ...
 
 
 def build(ctx: KernelContext) -> list[Launch]:
@@ -81,14 +81,14 @@ def columns_of(ctx: KernelContext, k: Kernel, operands: Operands) -> Columns:
         array[:, :, :inputs] = value.data.transpose(1, 2, 3, 0)
         weights = Weights(ctx, k, array, operands)
 
-        def constant(ky: Index, kx: Index, iq: Index, q: Index) -> Sequence[Value]:
+        def constant(ky: Index, kx: Index, iq: Index, q: Index) -> Sequence[TracedValue]:
             rows = [(ky, kw * depth * 4), (kx, depth * 4), (iq, 4)]
             return [weights(rows, q, lane) for lane in range(4)]
 
         return constant
     source = open_source(ctx, k, value.id, operands)
 
-    def runtime(ky: Index, kx: Index, iq: Index, q: Index) -> Sequence[Value]:
+    def runtime(ky: Index, kx: Index, iq: Index, q: Index) -> Sequence[TracedValue]:
         rows = [q * 4 + j for j in range(4)]
         if outputs % 4:  # the surplus lanes are never stored
             rows = [min(r, outputs - 1) if isinstance(r, int) else k.min(r, outputs - 1) for r in rows]
@@ -133,7 +133,7 @@ def _spatial(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, opera
     first = _first_input(ctx, place)
     sums = k.array(n * tile.quads, k.const(0.0, f32x4))
 
-    def row(ky: Value, taps: Sequence[Index]) -> None:
+    def row(ky: TracedValue, taps: Sequence[Index]) -> None:
         """Add up some taps of row `ky` of the window. Neighbouring pixels share what they load."""
         iy, ok_y = vertical.at(k, y, ky * op.dilation[0])
         offsets = {
@@ -142,7 +142,7 @@ def _spatial(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, opera
         at = {key: horizontal.at(k, x, offset) for key, offset in offsets.items()}
         ok = {key: both(ok_x, ok_y) for key, (_, ok_x) in at.items()}
         with k.loop(-(-inputs // 4), start=place.part, step=tile.parts) as iq:
-            loaded: dict[int, Value] = {}
+            loaded: dict[int, TracedValue] = {}
             for kx in taps:
                 for p in range(n):
                     key = _column(op, kx, p)

@@ -14,7 +14,7 @@ from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.movement import Origin, Quad, moves_quads, origin, shapes_along
 from litegpu.gpu.kernels.per_quad import per_quad
-from litegpu.gpu.lang import Kernel, Value, u32, vec
+from litegpu.gpu.lang import Kernel, TracedValue, u32, vec
 
 
 def build(ctx: KernelContext) -> list[Launch]:
@@ -46,15 +46,15 @@ def build(ctx: KernelContext) -> list[Launch]:
     return [per_quad(ctx, "copy", body)]
 
 
-def fetch(k: Kernel, source: Source, found: Origin) -> Value:
+def fetch(k: Kernel, source: Source, found: Origin) -> TracedValue:
     """The quad or the element at `found`, or what is there instead where that is outside."""
     b, y, x, c = found.coordinates
     assert not (isinstance(b, Quad) or isinstance(y, Quad) or isinstance(x, Quad))
     scalar = COMPUTE[source.view.dtype]
     kind = vec(scalar, 4) if isinstance(c, Quad) else scalar
     inside = [(condition, fill) for condition, fill in found.inside if condition is not True]
-    fallback: Value | None = None
-    conditions: list[Value] = []
+    fallback: TracedValue | None = None
+    conditions: list[TracedValue] = []
     for condition, fill in reversed(inside):
         filled = constant(k, fill, kind)
         if isinstance(condition, bool):
@@ -72,7 +72,7 @@ def fetch(k: Kernel, source: Source, found: Origin) -> Value:
     return result.value
 
 
-def four_channels(k: Kernel, at: Position, element: Callable[[Index], Value]) -> Value:
+def four_channels(k: Kernel, at: Position, element: Callable[[Index], TracedValue]) -> TracedValue:
     """A quad whose lanes are element(c) for its channels c; lanes past the last channel are arbitrary."""
     channels = at.shape[3]
     quads = -(-channels // 4)
@@ -80,15 +80,15 @@ def four_channels(k: Kernel, at: Position, element: Callable[[Index], Value]) ->
     if quads == 1:
         lanes = [element(j) for j in range(rest)]
         return k.vec(*lanes, *[lanes[0]] * (4 - rest))
-    assert isinstance(at.q, Value)
+    assert isinstance(at.q, TracedValue)
     first = at.q * 4
     last = is_last(at.q, quads)
-    assert isinstance(last, Value)
+    assert isinstance(last, TracedValue)
     lanes = [element(first + j if j < rest else k.select(last, first, first + j)) for j in range(4)]
     return k.vec(*lanes)
 
 
-def _look(k: Kernel, operands: Operands, table: tuple[int, ...], index: Index) -> Value:
+def _look(k: Kernel, operands: Operands, table: tuple[int, ...], index: Index) -> TracedValue:
     packed = np.array(table, np.uint32)
     for memory in k.buffers:
         bound = operands[memory.name]

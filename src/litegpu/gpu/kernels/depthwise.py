@@ -21,7 +21,7 @@ from litegpu.gpu.kernels.blocking import (
 )
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.per_quad import per_quad
-from litegpu.gpu.lang import Kernel, Value, f32x4, trace
+from litegpu.gpu.lang import Kernel, TracedValue, f32x4, trace
 
 #: Taps times pixels that are unrolled; a larger window loops over its rows, and over its columns if need be.
 UNROLLED = 100
@@ -60,7 +60,7 @@ def _depthwise(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, ope
     def row(ky: Index, taps: Sequence[Index]) -> None:
         """Add up some taps of row `ky` of the window; each input is loaded once for all the pixels it belongs to."""
         iy, ok_y = vertical.at(k, y, ky * op.dilation[0])
-        loaded: dict[int, Value] = {}
+        loaded: dict[int, TracedValue] = {}
         for kx in taps:
             tap = weights.quad(0, ky, kx, place.q[0])
             for p in range(n):

@@ -6,27 +6,27 @@ import math
 from collections.abc import Callable, Sequence
 
 from litegpu.gpu.graph import Apply, Arg, DType, Expr, Literal
-from litegpu.gpu.lang import Kernel, Type, Value, boolean, f32, i32, u32, vec
+from litegpu.gpu.lang import Kernel, TracedValue, Type, boolean, f32, i32, u32, vec
 
 _LITERAL_TYPES = {DType.FLOAT32: f32, DType.FLOAT16: f32, DType.INT32: i32, DType.BOOL: boolean}
 _LARGEST_POWER = 16  # integer exponents up to this become multiplications
 
 
-def evaluate(k: Kernel, expr: Expr, args: Sequence[Value | None]) -> Value:
+def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None]) -> TracedValue:
     """`expr` where Arg(i) is args[i]; all have the same number of lanes, or one. Equal subtrees are computed once.
 
     A NaN passes through every float function. min and max follow TFLite's MINIMUM and MAXIMUM, which give the second
     operand if either is NaN; against a literal (RELU, RELU6, clamps) a NaN stays NaN, as on the CPU.
     """
     lanes = max((a.type.lanes for a in args if a is not None), default=1)
-    made: dict[int, Value] = {}
+    made: dict[int, TracedValue] = {}
 
-    def visit(e: Expr) -> Value:
+    def visit(e: Expr) -> TracedValue:
         if id(e) not in made:
             made[id(e)] = compute(e)
         return made[id(e)]
 
-    def compute(e: Expr) -> Value:
+    def compute(e: Expr) -> TracedValue:
         match e:
             case Arg(i):
                 arg = args[i]
@@ -61,14 +61,14 @@ def result_type(expr: Expr, args: Sequence[Type]) -> Type:
     raise TypeError(f"{expr!r} is not an expression")
 
 
-def constant(k: Kernel, number: float | int | bool, t: Type) -> Value:
+def constant(k: Kernel, number: float | int | bool, t: Type) -> TracedValue:
     """`number`, a Python number of any kind, in every lane of a value of type `t`."""
     if t.kind == "bool":
         return k.const(bool(number), t)
     return k.const(float(number) if t.is_float else int(number), t)
 
 
-def boolean_to(k: Kernel, v: Value, kind: Type) -> Value:
+def boolean_to(k: Kernel, v: TracedValue, kind: Type) -> TracedValue:
     """A bool as the number 0 or 1 of the scalar type `kind`, or a number as the bool `v != 0`; other values
     unchanged."""
     if kind.kind == "bool":
@@ -79,7 +79,7 @@ def boolean_to(k: Kernel, v: Value, kind: Type) -> Value:
     return k.select(v, constant(k, 1, t), constant(k, 0, t))
 
 
-def _apply(k: Kernel, fn: str, arguments: Sequence[Expr], values: list[Value]) -> Value:
+def _apply(k: Kernel, fn: str, arguments: Sequence[Expr], values: list[TracedValue]) -> TracedValue:
     match fn:
         case "min" | "max":
             a, b = values
@@ -98,16 +98,16 @@ def _apply(k: Kernel, fn: str, arguments: Sequence[Expr], values: list[Value]) -
 # ------------------------------------------------------------------------------------------------- functions
 
 
-def _differs(a: Value, b: Value) -> Value:
+def _differs(a: TracedValue, b: TracedValue) -> TracedValue:
     """a != b, true next to a NaN: WGSL's own `!=` is compiled to a comparison that is false there."""
     return ~(a == b)
 
 
-def _div(k: Kernel, a: Value, b: Value) -> Value:
+def _div(k: Kernel, a: TracedValue, b: TracedValue) -> TracedValue:
     return a / b if a.type.is_float else k.idiv_trunc(a, b)
 
 
-def _floor_div(k: Kernel, a: Value, b: Value) -> Value:
+def _floor_div(k: Kernel, a: TracedValue, b: TracedValue) -> TracedValue:
     """a / b rounded down. The quotient of floats may have passed a whole number, upwards by rounding, or downwards
     where division is not exact (2.5 units in the last place in WGSL): its remainder tells."""
     zero = constant(k, 0, a.type)
@@ -121,7 +121,7 @@ def _floor_div(k: Kernel, a: Value, b: Value) -> Value:
     return q - k.select(down, constant(k, 1, a.type), zero)
 
 
-def _floor_mod(k: Kernel, a: Value, b: Value) -> Value:
+def _floor_mod(k: Kernel, a: TracedValue, b: TracedValue) -> TracedValue:
     """What is left of a, with the sign of b. Of an infinite b all of a is left, or b itself for the sign. Quotients
     from 2**24 on are not whole numbers to the last bit, nor are their remainders."""
     zero = constant(k, 0, a.type)
@@ -138,7 +138,7 @@ def _floor_mod(k: Kernel, a: Value, b: Value) -> Value:
 _ATAN = (-0.33332955837249756, 0.19977931678295135, -0.13879917562007904, 0.0806053876876831)
 
 
-def _atan2(k: Kernel, y: Value, x: Value) -> Value:
+def _atan2(k: Kernel, y: TracedValue, x: TracedValue) -> TracedValue:
     """The angle of (x, y), for zeros and infinities as in C. The smaller over the larger side, reduced once more by
     pi / 4, then a polynomial."""
     zero, one, infinite = (constant(k, number, x.type) for number in (0.0, 1.0, math.inf))
@@ -160,14 +160,14 @@ def _atan2(k: Kernel, y: Value, x: Value) -> Value:
     return k.select(k.is_nan(x) | k.is_nan(y), constant(k, math.nan, x.type), angle)
 
 
-def _sigmoid(k: Kernel, x: Value) -> Value:
+def _sigmoid(k: Kernel, x: TracedValue) -> TracedValue:
     """1 / (1 + exp(-x)) by way of exp(-|x|), which cannot overflow."""
     e = k.exp(-k.abs(x))
     r = 1.0 / (e + 1.0)
     return k.select(x < 0.0, e * r, r)
 
 
-def _expm1(k: Kernel, x: Value) -> Value:
+def _expm1(k: Kernel, x: TracedValue) -> TracedValue:
     """exp(x) - 1; by its Taylor series to the eighth power where the subtraction would cancel (|x| < 0.5, relative
     remainder below 2**8 / 9! = 1.1e-8)."""
     series = constant(k, 1.0, x.type)
@@ -176,7 +176,7 @@ def _expm1(k: Kernel, x: Value) -> Value:
     return k.select(k.abs(x) < 0.5, x * series, k.exp(x) - 1.0)
 
 
-def _erf(k: Kernel, x: Value) -> Value:
+def _erf(k: Kernel, x: TracedValue) -> TracedValue:
     """The error function: its Maclaurin series for |x| < 1, else 1 - t * polynomial(t) * exp(-x * x) with
     t = 1 / (1 + p |x|) (Abramowitz and Stegun 7.1.26, absolute error at most 1.5e-7)."""
     square = x * x
@@ -199,11 +199,11 @@ def _whole(expr: Expr) -> int:
     return int(expr.value)
 
 
-def _known(expr: Expr, value: Value) -> Value | int:
+def _known(expr: Expr, value: TracedValue) -> TracedValue | int:
     return int(expr.value) if isinstance(expr, Literal) else value
 
 
-def _fixed_mul(k: Kernel, x: Value, multiplier: Value | int, shift: Value | int) -> Value:
+def _fixed_mul(k: Kernel, x: TracedValue, multiplier: TracedValue | int, shift: TracedValue | int) -> TracedValue:
     """The product of magnitudes in two words, made of products of half words, rounded to a multiple of 2**31; then what
     `shift` leaves to the right, halves away from zero. Numbers that are known make shorter code."""
     unsigned = vec(u32, x.type.lanes)
@@ -216,8 +216,8 @@ def _fixed_mul(k: Kernel, x: Value, multiplier: Value | int, shift: Value | int)
         x = x << k.max(shift, zero)
     if isinstance(multiplier, int):
         negative = (x < 0) if multiplier >= 0 else (x > 0)
-        low: Value | int = abs(multiplier) & 0xFFFF
-        high: Value | int = abs(multiplier) >> 16
+        low: TracedValue | int = abs(multiplier) & 0xFFFF
+        high: TracedValue | int = abs(multiplier) >> 16
     else:
         negative, b = x < 0, k.bitcast(multiplier, unsigned)
         low, high = b & 0xFFFF, b >> 16
@@ -240,7 +240,7 @@ def _fixed_mul(k: Kernel, x: Value, multiplier: Value | int, shift: Value | int)
     return k.select(negative, -found, found)
 
 
-def _literal_power(k: Kernel, x: Value, y: float) -> Value:
+def _literal_power(k: Kernel, x: TracedValue, y: float) -> TracedValue:
     if not x.type.is_float:
         raise TypeError(f"pow takes floats, not {x.type}")
     if y == 0.5:
@@ -249,7 +249,7 @@ def _literal_power(k: Kernel, x: Value, y: float) -> Value:
         return k.rsqrt(x)
     if not y.is_integer() or abs(y) > _LARGEST_POWER:
         return k.pow(x, y)
-    result: Value | None = None
+    result: TracedValue | None = None
     square, n = x, int(abs(y))
     while n:
         if n & 1:
@@ -261,17 +261,17 @@ def _literal_power(k: Kernel, x: Value, y: float) -> Value:
     return 1.0 / result if y < 0 else result
 
 
-def _to_float32(k: Kernel, x: Value) -> Value:
+def _to_float32(k: Kernel, x: TracedValue) -> TracedValue:
     return boolean_to(k, x, f32) if x.type.kind == "bool" else vec(f32, x.type.lanes)(x)
 
 
-def _to_int32(k: Kernel, x: Value) -> Value:
+def _to_int32(k: Kernel, x: TracedValue) -> TracedValue:
     if x.type.is_float:
         return k.to_i32_saturating(x)
     return boolean_to(k, x, i32)
 
 
-_FUNCTIONS: dict[str, Callable[..., Value]] = {
+_FUNCTIONS: dict[str, Callable[..., TracedValue]] = {
     "add": lambda k, a, b: a + b,
     "sub": lambda k, a, b: a - b,
     "mul": lambda k, a, b: a * b,

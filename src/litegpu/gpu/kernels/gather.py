@@ -9,7 +9,7 @@ from litegpu.gpu.kernels.copy import four_channels
 from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.movement import Coordinate, Quad, before_reshape, reshape_moves_quads
 from litegpu.gpu.kernels.per_quad import per_quad
-from litegpu.gpu.lang import Kernel, Value, u32, vec
+from litegpu.gpu.lang import Kernel, TracedValue, u32, vec
 
 
 def build(ctx: KernelContext) -> list[Launch]:
@@ -27,7 +27,7 @@ def build(ctx: KernelContext) -> list[Launch]:
     def body(k: Kernel, operands: Operands, sink: Sink, at: Position) -> None:
         source, indices = (open_source(ctx, k, v, operands) for v in ctx.node.inputs)
 
-        def fetch(channel: Coordinate) -> Value:
+        def fetch(channel: Coordinate) -> TracedValue:
             batch, outer, place, inner = before_reshape(taken, ctx.output.shape, [at.b, at.y, at.x, channel])
             where = [_number(i) for i in before_reshape(index_shape, rows, [batch, place])]
             chosen = k.bitcast(indices.at(where[0], where[1], where[2], where[3]), u32)
@@ -40,7 +40,7 @@ def build(ctx: KernelContext) -> list[Launch]:
                 result.set(source.quad(b, y, x, c.q) if isinstance(c, Quad) else source.at(b, y, x, c))
             return result.value
 
-        def element(channel: Index) -> Value:
+        def element(channel: Index) -> TracedValue:
             return fetch(channel)
 
         sink.write(at, fetch(Quad(at.q)) if by_quads else four_channels(k, at, element))

@@ -13,7 +13,7 @@ from litegpu.gpu.graph import RESULT, Expr, Shape, apply
 from litegpu.gpu.kernels.access import Operands, open_sink, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import evaluate
-from litegpu.gpu.lang import Features, Kernel, KernelError, Memory, Value, f16x4, f32, f32x4, trace
+from litegpu.gpu.lang import Features, Kernel, KernelError, Memory, TracedValue, f16x4, f32, f32x4, trace
 from litegpu.gpu.lang.functions import Operand
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -158,22 +158,26 @@ def _recurrence(k: Kernel, ctx: KernelContext, op: Lstm, operands: Operands) -> 
     raw = k.shared(f32x4, n) if op.normalized else None
     raw_output = k.shared(f32, n) if op.normalized else None
 
-    def gate(row: int, unit: Operand, value: Value, moments: tuple[Value, Value] | None) -> Value:
+    def gate(
+        row: int, unit: Operand, value: TracedValue, moments: tuple[TracedValue, TracedValue] | None
+    ) -> TracedValue:
         if norms is None or moments is None:
             return value
         mean, scale = moments
         return (value - mean) * scale * norms.at(0, 0, row, unit) + norms.at(0, 0, 4 + row, unit)  # type: ignore[arg-type]
 
-    def keep(expr: Expr, value: Value) -> Value:
+    def keep(expr: Expr, value: TracedValue) -> TracedValue:
         return evaluate(k, expr, [value])
 
-    def clipped(value: Value, limit: float) -> Value:
+    def clipped(value: TracedValue, limit: float) -> TracedValue:
         return k.clamp(value, -limit, limit) if limit > 0 else value
 
-    def peephole(row: int, unit: Value, state: Value) -> Value | float:
+    def peephole(row: int, unit: TracedValue, state: TracedValue) -> TracedValue | float:
         return 0.0 if peepholes is None else peepholes.at(0, 0, row, unit) * state
 
-    def new_state(unit: Value, sums: Value, statistics: list[tuple[Value, Value]] | None) -> Value:
+    def new_state(
+        unit: TracedValue, sums: TracedValue, statistics: list[tuple[TracedValue, TracedValue]] | None
+    ) -> TracedValue:
         """The state after this step, which is kept; `sums` have the peepholes' part, except for the output gate."""
         values = [gate(i, unit, sums[i], statistics[i] if statistics else None) for i in range(GATES - 1)]
         forget = _sigmoid_of(k, values[FORGET])
@@ -183,7 +187,7 @@ def _recurrence(k: Kernel, ctx: KernelContext, op: Lstm, operands: Operands) -> 
         kept[unit + m] = state
         return state
 
-    def sums_of(unit: Value, t: Value) -> Value:
+    def sums_of(unit: TracedValue, t: TracedValue) -> TracedValue:
         """Weights times outputs, plus what came from the input; right in the threads of part 0."""
         total = k.var(k.const(0.0, f32x4))
         with k.loop(m // 4, start=part, step=parts) as q:
@@ -203,14 +207,14 @@ def _recurrence(k: Kernel, ctx: KernelContext, op: Lstm, operands: Operands) -> 
         row, column = (t, b) if op.time_major else (b, t)
         return total.value + k.vec(*(gates.at(0, row, column, unit + i * n) for i in range(GATES)))
 
-    def with_peepholes(unit: Value, sums: Value) -> Value:
+    def with_peepholes(unit: TracedValue, sums: TracedValue) -> TracedValue:
         if peepholes is None:
             return sums
         state = kept[unit + m]
         added = [peephole(0, unit, state), 0.0, peephole(1, unit, state), 0.0]
-        return sums + k.vec(*(a if isinstance(a, Value) else k.const(a, f32) for a in added))
+        return sums + k.vec(*(a if isinstance(a, TracedValue) else k.const(a, f32) for a in added))
 
-    def finish(unit: Value, output_gate: Value, state: Value) -> None:
+    def finish(unit: TracedValue, output_gate: TracedValue, state: TracedValue) -> None:
         hidden = _sigmoid_of(k, output_gate) * keep(op.activation, state)
         fresh[unit] = keep(op.keep_hidden, hidden) if op.projected else hidden
 
@@ -248,7 +252,7 @@ def _recurrence(k: Kernel, ctx: KernelContext, op: Lstm, operands: Operands) -> 
             mean, scale = _moments(k, raw, n, f32x4)
             inner = [(mean[i], scale[i]) for i in range(GATES)]
 
-            def after_normalising(unit: Value) -> None:
+            def after_normalising(unit: TracedValue) -> None:
                 sums = raw[unit]
                 state = new_state(unit, sums, inner)
                 raw_output[unit] = sums[OUTPUT] + peephole(2, unit, state)
@@ -273,7 +277,7 @@ def _recurrence(k: Kernel, ctx: KernelContext, op: Lstm, operands: Operands) -> 
         k.barrier()
 
 
-def _moments(k: Kernel, values: Memory, count: int, kind: Any) -> tuple[Value, Value]:
+def _moments(k: Kernel, values: Memory, count: int, kind: Any) -> tuple[TracedValue, TracedValue]:
     """Mean, and one over the standard deviation, of `values` in shared memory; each thread computes them."""
     total = k.var(k.const(0.0, kind))
     with k.loop(count) as i:
@@ -286,7 +290,7 @@ def _moments(k: Kernel, values: Memory, count: int, kind: Any) -> tuple[Value, V
     return mean, 1.0 / k.sqrt(squares.value * (1.0 / count) + EPSILON)
 
 
-def _sigmoid_of(k: Kernel, x: Value) -> Value:
+def _sigmoid_of(k: Kernel, x: TracedValue) -> TracedValue:
     return evaluate(k, apply("sigmoid", RESULT), [x])
 
 

@@ -20,7 +20,7 @@ from litegpu.gpu.kernels.blocking import (
     transposed,
 )
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.lang import Kernel, Value, f32x4, trace
+from litegpu.gpu.lang import Kernel, TracedValue, f32x4, trace
 
 
 def build(ctx: KernelContext) -> list[Launch]:
@@ -69,7 +69,7 @@ def _matmul(
     store_tile(k, open_sink(ctx, k, operands), place, pixels, total_of_parts(k, tile, place.part, sums))
 
 
-def _rows(k: Kernel, a: Source, op: MatMul, pixels: Pixels, kq: Index, lanes: int) -> Sequence[Value]:
+def _rows(k: Kernel, a: Source, op: MatMul, pixels: Pixels, kq: Index, lanes: int) -> Sequence[TracedValue]:
     """For each of the thread's rows, `lanes` or more numbers of `a`."""
     batch, outer, x = pixels.coordinates[0]
     b, h = _broadcast(a, batch, outer)
@@ -83,7 +83,9 @@ def _rows(k: Kernel, a: Source, op: MatMul, pixels: Pixels, kq: Index, lanes: in
     return [a.quad(b, h, x, kq) for x in rows]
 
 
-def _columns(k: Kernel, source: Source, op: MatMul, pixels: Pixels, kq: Index, q: Value, lanes: int) -> Sequence[Value]:
+def _columns(
+    k: Kernel, source: Source, op: MatMul, pixels: Pixels, kq: Index, q: TracedValue, lanes: int
+) -> Sequence[TracedValue]:
     """For each of `lanes` numbers of a row, the quad of outputs that it contributes to."""
     b, h = _broadcast(source, *pixels.coordinates[0][:2])
     if not op.transpose_b:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from litegpu.gpu.graph import Mirror, Pad, Reshape, Shape, Slice, Step, Take, Tile, Transpose, step_shape
 from litegpu.gpu.kernels.access import Index, address
-from litegpu.gpu.lang import Kernel, Value
+from litegpu.gpu.lang import Kernel, TracedValue
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +19,7 @@ class Quad:
 
 
 Coordinate = Index | Quad
-Lookup = Callable[[tuple[int, ...], Index], Value]  # element `index` of a table of u32
+Lookup = Callable[[tuple[int, ...], Index], TracedValue]  # element `index` of a table of u32
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +28,7 @@ class Origin:
     coordinates are meaningless; the first entry counts first."""
 
     coordinates: list[Coordinate]
-    inside: list[tuple[Value | bool, float]]
+    inside: list[tuple[TracedValue | bool, float]]
 
 
 def shapes_along(steps: Sequence[Step], shape: Shape) -> list[Shape]:
@@ -42,7 +42,7 @@ def shapes_along(steps: Sequence[Step], shape: Shape) -> list[Shape]:
 def origin(k: Kernel, steps: Sequence[Step], shapes: Sequence[Shape], at: Sequence[Coordinate], look: Lookup) -> Origin:
     """Follow the coordinates `at` of the last shape back to the first. A Quad may be among them if `moves_quads`."""
     coordinates = list(at)
-    inside: list[tuple[Value | bool, float]] = []
+    inside: list[tuple[TracedValue | bool, float]] = []
     for step, shape in zip(reversed(steps), reversed(shapes[:-1]), strict=True):
         match step:
             case Reshape(source, target):
@@ -173,7 +173,7 @@ def _sliced(i: Coordinate, begin: int, stride: int) -> Coordinate:
     return address(begin, [(i, stride)])
 
 
-def _within(i: Coordinate, n: int) -> Value | bool:
+def _within(i: Coordinate, n: int) -> TracedValue | bool:
     if isinstance(i, Quad):
         i, n = i.q, -(-n // 4)
     return 0 <= i < n if isinstance(i, int) else i < n

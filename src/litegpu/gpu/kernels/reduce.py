@@ -24,7 +24,7 @@ from litegpu.gpu.kernels.access import (
 )
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import constant, evaluate, result_type
-from litegpu.gpu.lang import Kernel, Memory, Type, Value, trace, vec
+from litegpu.gpu.lang import Kernel, Memory, TracedValue, Type, trace, vec
 
 _SERIAL_ITEMS = 16  # so few items per result are reduced by one thread
 _ENOUGH_THREADS = 8192  # so many results keep a device busy with a thread each
@@ -113,7 +113,7 @@ class _Item:
         self.at = at = Position(ctx.output.shape, flat=result)
         _ = (at.pixel, at.q) if plan.reduces_inner_pixels else (at.b, at.y, at.x, at.q)  # made here, used in loops
 
-    def reduce(self, row: Index) -> Value:
+    def reduce(self, row: Index) -> TracedValue:
         """The items of one thread. Sums go by blocks of about the square root of their number, so that rounding errors
         add up over two short sums, not one long one."""
         k, plan = self.k, self.plan
@@ -133,7 +133,7 @@ class _Item:
                 total.set(self.combine(total.value, partial.value))
         return total.value
 
-    def element(self, index: Index) -> Value:
+    def element(self, index: Index) -> TracedValue:
         """The prologue at item `index`; neutral in lanes past the last channel where lanes will be combined."""
         plan, k = self.plan, self.k
         at = self._position(index)
@@ -142,7 +142,7 @@ class _Item:
             return value
         return mask(k, value, plan.domain[3], at.q, _neutral(self.op.kind, value.type))
 
-    def combine(self, a: Value, b: Value) -> Value:
+    def combine(self, a: TracedValue, b: TracedValue) -> TracedValue:
         """Numbers win over NaN, which is also the neutral element of the maximum and minimum of floats. (On the CPU,
         whether a NaN comes through depends on where it stands.)"""
         k = self.k
@@ -154,7 +154,7 @@ class _Item:
         extreme = k.max(a, b) if self.op.kind == "max" else k.min(a, b)
         return k.select(k.is_nan(a), b, extreme) if a.type.is_float else extreme
 
-    def store(self, total: Value) -> None:
+    def store(self, total: TracedValue) -> None:
         k, plan = self.k, self.plan
         if plan.over_channels:
             total = k.splat(self.combine(self.combine(total[0], total[2]), self.combine(total[1], total[3])), 4)
@@ -183,7 +183,12 @@ class _Item:
 
 
 def meet(
-    k: Kernel, t: Value, columns: int, rows: int, value: Value, combine: Callable[[Value, Value], Value]
+    k: Kernel,
+    t: TracedValue,
+    columns: int,
+    rows: int,
+    value: TracedValue,
+    combine: Callable[[TracedValue, TracedValue], TracedValue],
 ) -> Memory:
     """Shared memory whose first `columns` elements are the combinations of the `value`s of the threads t, t + columns,
     t + 2 * columns ...; `rows` is a power of two."""
@@ -198,7 +203,7 @@ def meet(
     return shared
 
 
-def _less(i: Index, n: int) -> Value | bool:
+def _less(i: Index, n: int) -> TracedValue | bool:
     return i < n
 
 

@@ -11,7 +11,7 @@ from litegpu.gpu.interpolation import XNNPACK_BITS, integer_table
 from litegpu.gpu.kernels.access import Operands, Position, Sink, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.per_quad import per_quad
-from litegpu.gpu.lang import Kernel, Value, f32, f32x4, i32, i32x4, u32x4
+from litegpu.gpu.lang import Kernel, TracedValue, f32, f32x4, i32, i32x4, u32x4
 
 
 def build(ctx: KernelContext) -> list[Launch]:
@@ -110,7 +110,9 @@ def _bilinear_integers(
     sink.write(at, k.select(negative, -magnitude, magnitude))
 
 
-def _entries(k: Kernel, ctx: KernelContext, operands: Operands, at: Position, table: np.ndarray) -> tuple[Value, Value]:
+def _entries(
+    k: Kernel, ctx: KernelContext, operands: Operands, at: Position, table: np.ndarray
+) -> tuple[TracedValue, TracedValue]:
     """The entries of this row and this column; those of the columns come after those of the rows."""
     operands["table"] = table
     memory = k.buffer("table", u32x4, len(table), access="read")

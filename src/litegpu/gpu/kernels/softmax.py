@@ -13,7 +13,7 @@ from litegpu.gpu.kernels.access import Index, Operands, Position, Sink, Source, 
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.per_quad import WORKGROUP
 from litegpu.gpu.kernels.reduce import meet
-from litegpu.gpu.lang import Kernel, Value, f32x4, trace
+from litegpu.gpu.lang import Kernel, TracedValue, f32x4, trace
 
 _UNROLLED = 8  # quads that a thread keeps in registers
 _SHORT_ROW = 64  # quads that one thread may go through three times
@@ -66,7 +66,7 @@ class _Row:
         kept = [self.load(q) for q in range(self.quads)] if self.quads <= _UNROLLED and threads == 1 else None
         largest = self.over_row(first, threads, kept, -math.inf, k.max)
 
-        def term(q: Index, v: Value) -> Value:
+        def term(q: Index, v: TracedValue) -> TracedValue:
             """Zero in lanes past the last channel: -infinity there would not do for every beta."""
             scaled = (v - largest) if self.beta == 1.0 else (v - largest) * self.beta
             return mask(k, k.exp(scaled), self.channels, q)
@@ -84,11 +84,11 @@ class _Row:
         self,
         first: Index,
         threads: int,
-        kept: list[Value] | None,
+        kept: list[TracedValue] | None,
         start: float,
-        combine: Callable[[Value, Value], Value],
-        of: Callable[[Index, Value], Value] = lambda _, v: v,
-    ) -> Value:
+        combine: Callable[[TracedValue, TracedValue], TracedValue],
+        of: Callable[[Index, TracedValue], TracedValue] = lambda _, v: v,
+    ) -> TracedValue:
         """Combine of(q, v) over the row, or what is in `kept`; a scalar that all threads get."""
         k = self.k
         if kept is not None:
@@ -101,10 +101,10 @@ class _Row:
         one = combine(combine(quad[0], quad[2]), combine(quad[1], quad[3]))
         if threads == 1:
             return one
-        assert isinstance(first, Value)
+        assert isinstance(first, TracedValue)
         return meet(k, first, 1, threads, one, combine)[0]
 
-    def load(self, q: Index) -> Value:
+    def load(self, q: Index) -> TracedValue:
         """A quad, with -infinity in lanes past the last channel."""
         return mask(self.k, self.source.quad(*self.at, q), self.channels, q, -math.inf)
 

@@ -18,7 +18,7 @@ from litegpu.gpu.kernels.blocking import (
 )
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.convolution import columns_of
-from litegpu.gpu.lang import Kernel, Value, f32x4, trace
+from litegpu.gpu.lang import Kernel, TracedValue, f32x4, trace
 
 
 def build(ctx: KernelContext) -> list[Launch]:
@@ -68,7 +68,7 @@ def _transpose_convolution(
             row = [or_zero(k, both(ok_y, ok_x), source.quad(b, iy, ix, iq)) for ix, ok_x in found]
             accumulate(k, sums, row, [columns(ky, kx, iq, q) for q in place.q], min(inputs, 4))
 
-    real: list[Value | None] = [(y < oh) & (x < ow) for x in xs]
+    real: list[TracedValue | None] = [(y < oh) & (x < ow) for x in xs]
     pixels = Pixels([(b, y, x) for x in xs], real)
     store_tile(k, open_sink(ctx, k, operands), place, pixels, total_of_parts(k, tile, place.part, sums))
 
@@ -78,11 +78,11 @@ def _steps(out: int, stride: int, padding: int) -> int:
     return -(-(out + padding) // stride)
 
 
-def _taps(k: Kernel, kernel: int, stride: int, phase: Value) -> Value | int:
+def _taps(k: Kernel, kernel: int, stride: int, phase: TracedValue) -> TracedValue | int:
     """How many taps a phase has."""
     return kernel if stride == 1 else (k.const(kernel + stride - 1, phase.type) - phase) // stride
 
 
-def _inside(k: Kernel, i: Value, size: int) -> tuple[Value, Value]:
+def _inside(k: Kernel, i: TracedValue, size: int) -> tuple[TracedValue, TracedValue]:
     """`i` clamped to the input, and whether it lay inside; one below zero wrapped to a huge number."""
     return k.min(i, size - 1), i < size

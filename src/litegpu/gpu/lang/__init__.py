@@ -27,7 +27,7 @@ from litegpu.gpu.lang.types import (
     u32x4,
     vec,
 )
-from litegpu.gpu.lang.value import Value
+from litegpu.gpu.lang.value import TracedValue
 from litegpu.gpu.lang.verify import verify
 
 __all__ = [
@@ -36,8 +36,8 @@ __all__ = [
     "Kernel",
     "KernelError",
     "Memory",
+    "TracedValue",
     "Type",
-    "Value",
     "Variable",
     "boolean",
     "boolx2",

@@ -11,7 +11,7 @@ from litegpu.gpu.lang.kernel import Kernel
 from litegpu.gpu.lang.limits import check_limits
 from litegpu.gpu.lang.printer import Printer
 from litegpu.gpu.lang.types import KernelError, Type, u32
-from litegpu.gpu.lang.value import Value
+from litegpu.gpu.lang.value import TracedValue
 from litegpu.gpu.lang.verify import verify
 
 #: Of operations that every such language writes between their operands; which kinds it does so for, each says.
@@ -45,7 +45,7 @@ class CLikePrinter(Printer):
         """What makes a vector of equal lanes, as it is called."""
 
     @abstractmethod
-    def number(self, value: Value) -> str:
+    def number(self, value: TracedValue) -> str:
         """A constant that is neither bool nor u32: one lane of it."""
 
     @abstractmethod
@@ -56,7 +56,7 @@ class CLikePrinter(Printer):
     def load(self, memory: tree.Memory, index: str) -> str: ...
 
     @abstractmethod
-    def computed(self, value: Value, args: list[str]) -> str:
+    def computed(self, value: TracedValue, args: list[str]) -> str:
         """operation() of what reads neither memory nor a variable."""
 
     @abstractmethod
@@ -86,7 +86,7 @@ class CLikePrinter(Printer):
 
     # Leaves
 
-    def constant(self, value: Value) -> str:
+    def constant(self, value: TracedValue) -> str:
         number, kind = value.constant, value.type.kind
         if kind == "bool":
             text = "true" if number else "false"
@@ -94,7 +94,7 @@ class CLikePrinter(Printer):
             text = f"{number}u" if kind == "u32" else self.number(value)
         return f"{self.splat(value.type)}({text})" if value.type.lanes > 1 else text
 
-    def builtin(self, value: Value) -> str:
+    def builtin(self, value: TracedValue) -> str:
         name, axis = value.attr
         if name == "group_id" and self.kernel.dispatch != self.kernel.grid:
             return "group_x"
@@ -102,7 +102,7 @@ class CLikePrinter(Printer):
 
     # Expressions and statements
 
-    def operation(self, value: Value, args: list[str]) -> str:
+    def operation(self, value: TracedValue, args: list[str]) -> str:
         if value.op == "load":
             return self.load(value.attr, args[0])
         if value.op == "read":

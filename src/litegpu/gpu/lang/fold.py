@@ -11,10 +11,10 @@ from litegpu.gpu.lang.types import KernelError, Type
 
 if TYPE_CHECKING:
     from litegpu.gpu.lang.functions import Functions
-    from litegpu.gpu.lang.value import Value
+    from litegpu.gpu.lang.value import TracedValue
 
 
-def simplify(kernel: Functions, op: str, type: Type, args: tuple[Value, ...]) -> Value | None:
+def simplify(kernel: Functions, op: str, type: Type, args: tuple[TracedValue, ...]) -> TracedValue | None:
     """An equal, simpler value, or None. Never changes a result bit, NaN and the sign of zero included."""
     if op in ("div", "mod", "idiv", "irem") and args[0].type.is_integer and args[1].is_constant(0):
         raise KernelError(f"integer {op} by zero")
@@ -34,14 +34,14 @@ def simplify(kernel: Functions, op: str, type: Type, args: tuple[Value, ...]) ->
     return _integer_identity(kernel, op, type, *args)
 
 
-def _constant(kernel: Functions, op: str, type: Type, args: tuple[Value, ...]) -> Value:
+def _constant(kernel: Functions, op: str, type: Type, args: tuple[TracedValue, ...]) -> TracedValue:
     lanes = args[0].type.lanes
     shape = (1, lanes) if lanes > 1 else (1,)
     arrays = [np.full(shape, a.constant, dtype=ops.NUMPY[a.type.kind]) for a in args]
     return kernel.const(ops.evaluate(op, arrays).ravel()[0].item(), type)
 
 
-def _select(condition: Value, yes: Value, no: Value) -> Value | None:
+def _select(condition: TracedValue, yes: TracedValue, no: TracedValue) -> TracedValue | None:
     if yes is no:
         return yes
     if condition.op == "const":
@@ -49,7 +49,7 @@ def _select(condition: Value, yes: Value, no: Value) -> Value | None:
     return None
 
 
-def _float_identity(op: str, a: Value, b: Value) -> Value | None:
+def _float_identity(op: str, a: TracedValue, b: TracedValue) -> TracedValue | None:
     if op in ("mul", "div") and b.is_constant(1):
         return a
     if op == "mul" and a.is_constant(1):
@@ -61,7 +61,7 @@ def _float_identity(op: str, a: Value, b: Value) -> Value | None:
     return None
 
 
-def _bool_identity(kernel: Functions, op: str, a: Value, b: Value) -> Value | None:
+def _bool_identity(kernel: Functions, op: str, a: TracedValue, b: TracedValue) -> TracedValue | None:
     if op in ("and", "or"):
         if a is b:
             return a
@@ -71,7 +71,7 @@ def _bool_identity(kernel: Functions, op: str, a: Value, b: Value) -> Value | No
     return None
 
 
-def _integer_identity(kernel: Functions, op: str, type: Type, a: Value, b: Value) -> Value | None:
+def _integer_identity(kernel: Functions, op: str, type: Type, a: TracedValue, b: TracedValue) -> TracedValue | None:
     zero = kernel.const(0, type) if type.kind != "bool" else None
     for known, other in ((a, b), (b, a)):
         if op in ("add", "or", "xor") and known.is_constant(0):
@@ -100,7 +100,7 @@ def _integer_identity(kernel: Functions, op: str, type: Type, a: Value, b: Value
     return None
 
 
-def _unsigned_identity(kernel: Functions, op: str, type: Type, a: Value, b: Value) -> Value | None:
+def _unsigned_identity(kernel: Functions, op: str, type: Type, a: TracedValue, b: TracedValue) -> TracedValue | None:
     if b.is_constant(0):
         if op in ("lt", "ge"):
             return kernel.const(op == "ge", type)

@@ -12,9 +12,9 @@ import numpy as np
 from litegpu.gpu.lang import fold, ops
 from litegpu.gpu.lang.tree import Bind, Block, Statement, author_line
 from litegpu.gpu.lang.types import KernelError, Type, boolean, f32, i32, u32
-from litegpu.gpu.lang.value import LEAVES, Value, bits_of, number_of
+from litegpu.gpu.lang.value import LEAVES, TracedValue, bits_of, number_of
 
-Operand = Value | float
+Operand = TracedValue | float
 
 
 class Functions:
@@ -25,9 +25,9 @@ class Functions:
         self.block = self.body
         self.value_count = 0
 
-    def const(self, value: float, type: Type) -> Value:
+    def const(self, value: float, type: Type) -> TracedValue:
         """A constant; every lane of a vector gets `value`. Integers must be in range; f32 and f16 round."""
-        if isinstance(value, Value):
+        if isinstance(value, TracedValue):
             raise KernelError(f"k.const needs a Python number, not {value!r}")
         kind = type.kind
         if kind not in ops.NUMPY or type.is_packed:
@@ -39,13 +39,13 @@ class Functions:
             raise KernelError(f"{value!r} is out of range for {kind}")
         return self._shared("const", type, (), bits, self.body)
 
-    def inf(self, type: Type = f32) -> Value:
+    def inf(self, type: Type = f32) -> TracedValue:
         """Positive infinity; `-k.inf()` is the negative."""
         return self.const(math.inf, type)
 
-    def convert(self, value: Value, type: Type) -> Value:
+    def convert(self, value: TracedValue, type: Type) -> TracedValue:
         """Conversion of each lane; a scalar becomes every lane of a vector. See `ops` for what is unspecified."""
-        if not isinstance(value, Value):
+        if not isinstance(value, TracedValue):
             return self.const(value, type)
         if type.is_packed:
             raise KernelError(f"{type} is for storage: declare the buffer with it and compute in i32x4, u32x4 or f32x4")
@@ -60,7 +60,7 @@ class Functions:
             return self.const(array[0].item(), type)
         return self._shared("cast", type, (value,))
 
-    def bitcast(self, value: Value, type: Type) -> Value:
+    def bitcast(self, value: TracedValue, type: Type) -> TracedValue:
         """The same bits as another 32-bit kind (f32, i32, u32) of as many lanes."""
         self._need_value(value)
         if {value.type.kind, type.kind} - {"f32", "i32", "u32"} or value.type.lanes != type.lanes:
@@ -71,7 +71,7 @@ class Functions:
             return self._shared("const", type, (), int(ops.bitcast(_array(value), type.kind).view(_bits_type(type))[0]))
         return self._shared("bitcast", type, (value,))
 
-    def splat(self, value: Operand, lanes: int) -> Value:
+    def splat(self, value: Operand, lanes: int) -> TracedValue:
         """A vector with `value`, a scalar, in every lane."""
         value = self._value(value)
         if value.type.lanes != 1:
@@ -83,7 +83,7 @@ class Functions:
             return self._shared("const", type, (), value.attr, self.body)
         return self._shared("splat", type, (value,))
 
-    def vec(self, *lanes: Operand) -> Value:
+    def vec(self, *lanes: Operand) -> TracedValue:
         """A vector of 2, 3 or 4 scalars of one kind; at least one is a value (numbers take its kind)."""
         scalars = self._coerce("vec", lanes)
         if scalars[0].type.lanes != 1:
@@ -99,7 +99,7 @@ class Functions:
             return source
         return self._shared("vec", type, scalars)
 
-    def lane(self, value: Value, lane: int) -> Value:
+    def lane(self, value: TracedValue, lane: int) -> TracedValue:
         """One lane, by a Python index; what `v[lane]` calls. A scalar's lane 0 is the scalar."""
         if isinstance(lane, bool) or not isinstance(lane, numbers.Integral):
             raise KernelError(f"a lane is chosen by a Python integer, not {lane!r}")
@@ -114,7 +114,7 @@ class Functions:
             return self._shared("const", value.type.scalar, (), value.attr, self.body)
         return self._shared("lane", value.type.scalar, (value,), lane)
 
-    def call(self, op: str, *operands: Operand) -> Value:
+    def call(self, op: str, *operands: Operand) -> TracedValue:
         """A table operation on operands of one type; numbers take it, scalars spread over the lanes."""
         spec = ops.OPS[op]
         args = self._coerce(op, operands)
@@ -125,7 +125,7 @@ class Functions:
             return args[0] if op != "dot" else self.call("mul", *args)
         return self._finish(op, spec.result_type(type), args)
 
-    def select(self, condition: Value | bool, yes: Operand, no: Operand) -> Value:
+    def select(self, condition: TracedValue | bool, yes: Operand, no: Operand) -> TracedValue:
         """`yes` where `condition` else `no`. A scalar condition chooses whole vectors; both sides are evaluated."""
         if isinstance(condition, bool):
             condition = self.const(condition, boolean)
@@ -137,98 +137,98 @@ class Functions:
             raise KernelError(f"select: the condition is {condition.type}, the operands {args[0].type}")
         return self._finish("select", args[0].type, (condition, *args))
 
-    def min(self, a: Operand, b: Operand) -> Value:
+    def min(self, a: Operand, b: Operand) -> TracedValue:
         """`b < a ? b : a`: the first operand when either is NaN."""
         return self.call("min", a, b)
 
-    def max(self, a: Operand, b: Operand) -> Value:
+    def max(self, a: Operand, b: Operand) -> TracedValue:
         """`a < b ? b : a`: the first operand when either is NaN."""
         return self.call("max", a, b)
 
-    def clamp(self, x: Operand, lo: Operand, hi: Operand) -> Value:
+    def clamp(self, x: Operand, lo: Operand, hi: Operand) -> TracedValue:
         """min(max(x, lo), hi): NaN stays NaN."""
         return self.min(self.max(x, lo), hi)
 
-    def fma(self, a: Operand, b: Operand, c: Operand) -> Value:
+    def fma(self, a: Operand, b: Operand, c: Operand) -> TracedValue:
         """a * b + c; whether it is rounded once or twice is the device's choice."""
         return self.call("fma", a, b, c)
 
-    def exp(self, x: Value) -> Value:
+    def exp(self, x: TracedValue) -> TracedValue:
         return self.call("exp", x)
 
-    def log(self, x: Value) -> Value:
+    def log(self, x: TracedValue) -> TracedValue:
         """The natural logarithm."""
         return self.call("log", x)
 
-    def sqrt(self, x: Value) -> Value:
+    def sqrt(self, x: TracedValue) -> TracedValue:
         return self.call("sqrt", x)
 
-    def rsqrt(self, x: Value) -> Value:
+    def rsqrt(self, x: TracedValue) -> TracedValue:
         """1 / sqrt(x)."""
         return self.call("rsqrt", x)
 
-    def tanh(self, x: Value) -> Value:
+    def tanh(self, x: TracedValue) -> TracedValue:
         return self.call("tanh", x)
 
-    def sin(self, x: Value) -> Value:
+    def sin(self, x: TracedValue) -> TracedValue:
         return self.call("sin", x)
 
-    def cos(self, x: Value) -> Value:
+    def cos(self, x: TracedValue) -> TracedValue:
         return self.call("cos", x)
 
-    def pow(self, x: Operand, y: Operand) -> Value:
+    def pow(self, x: Operand, y: Operand) -> TracedValue:
         """As C's pow: negative bases have results for whole exponents, pow(x, 0) is 1."""
         return self.call("pow", x, y)
 
-    def floor(self, x: Value) -> Value:
+    def floor(self, x: TracedValue) -> TracedValue:
         return self.call("floor", x)
 
-    def ceil(self, x: Value) -> Value:
+    def ceil(self, x: TracedValue) -> TracedValue:
         return self.call("ceil", x)
 
-    def round(self, x: Value) -> Value:
+    def round(self, x: TracedValue) -> TracedValue:
         """To the nearest whole number, ties to even."""
         return self.call("round", x)
 
-    def trunc(self, x: Value) -> Value:
+    def trunc(self, x: TracedValue) -> TracedValue:
         return self.call("trunc", x)
 
-    def abs(self, x: Value) -> Value:
+    def abs(self, x: TracedValue) -> TracedValue:
         return self.call("abs", x)
 
-    def sign(self, x: Value) -> Value:
+    def sign(self, x: TracedValue) -> TracedValue:
         """-1, 1, or x itself for zeros and NaN."""
         return self.call("sign", x)
 
-    def is_nan(self, x: Value) -> Value:
+    def is_nan(self, x: TracedValue) -> TracedValue:
         return self.call("is_nan", x)
 
-    def dot(self, a: Operand, b: Operand) -> Value:
+    def dot(self, a: Operand, b: Operand) -> TracedValue:
         """The sum of the products of the lanes, a scalar."""
         return self.call("dot", a, b)
 
-    def any(self, x: Value) -> Value:
+    def any(self, x: TracedValue) -> TracedValue:
         return self.call("any", x)
 
-    def all(self, x: Value) -> Value:
+    def all(self, x: TracedValue) -> TracedValue:
         return self.call("all", x)
 
-    def idiv_trunc(self, a: Operand, b: Operand) -> Value:
+    def idiv_trunc(self, a: Operand, b: Operand) -> TracedValue:
         """i32 division that rounds toward zero, as C's `/`."""
         return self.call("idiv", a, b)
 
-    def irem(self, a: Operand, b: Operand) -> Value:
+    def irem(self, a: Operand, b: Operand) -> TracedValue:
         """i32 remainder with the sign of `a`, as C's `%`."""
         return self.call("irem", a, b)
 
-    def to_i32_saturating(self, x: Value) -> Value:
+    def to_i32_saturating(self, x: TracedValue) -> TracedValue:
         """f32 to i32: truncates, saturates at both ends, NaN gives 2147483647."""
         return self.call("to_i32_saturating", x)
 
     def _emit(self, statement: Statement) -> None:
         self.block.statements.append(statement)
 
-    def _use(self, value: Value) -> Value:
+    def _use(self, value: TracedValue) -> TracedValue:
         if value.kernel is not self:
             raise KernelError("a value of another kernel is used here")
         if not value.block.encloses(self.block):
@@ -236,12 +236,12 @@ class Functions:
         return value
 
     def _need_value(self, value: object) -> None:
-        if not isinstance(value, Value):
+        if not isinstance(value, TracedValue):
             raise KernelError(f"need a kernel value, not {value!r}")
 
-    def _value(self, value: Operand) -> Value:
+    def _value(self, value: Operand) -> TracedValue:
         """A bare Python number as a value: bool, u32 for int, f32 for float."""
-        if isinstance(value, Value):
+        if isinstance(value, TracedValue):
             return value
         if isinstance(value, bool):
             return self.const(value, boolean)
@@ -251,9 +251,9 @@ class Functions:
             return self.const(value, f32)
         raise KernelError(f"{value!r} is not a value or a number")
 
-    def _coerce(self, op: str, operands: tuple[Operand, ...], at_least: int = 1) -> tuple[Value, ...]:
+    def _coerce(self, op: str, operands: tuple[Operand, ...], at_least: int = 1) -> tuple[TracedValue, ...]:
         """All operands as values of one type."""
-        values = [v for v in operands if isinstance(v, Value)]
+        values = [v for v in operands if isinstance(v, TracedValue)]
         if not values:
             raise KernelError(f"{op}: at least one operand must be a kernel value (k.const(number, type) makes one)")
         kinds = {v.type.kind for v in values}
@@ -264,7 +264,7 @@ class Functions:
         type = Type(kinds.pop(), max(lanes, default=1))
         result = []
         for v in operands:
-            if isinstance(v, Value):
+            if isinstance(v, TracedValue):
                 result.append(v if v.type == type else self.splat(v, type.lanes))
                 continue
             if type.kind == "u32" and op in ("add", "sub") and isinstance(v, numbers.Integral) and -(2**31) <= v < 0:
@@ -272,7 +272,7 @@ class Functions:
             result.append(self.const(v, type))
         return tuple(result)
 
-    def _finish(self, op: str, type: Type, args: tuple[Value, ...]) -> Value:
+    def _finish(self, op: str, type: Type, args: tuple[TracedValue, ...]) -> TracedValue:
         for a in args:
             self._use(a)
         simpler = fold.simplify(self, op, type, args)
@@ -283,8 +283,8 @@ class Functions:
         return self._shared(op, type, args)
 
     def _shared(
-        self, op: str, type: Type, args: tuple[Value, ...], attr: Any = None, block: Block | None = None
-    ) -> Value:
+        self, op: str, type: Type, args: tuple[TracedValue, ...], attr: Any = None, block: Block | None = None
+    ) -> TracedValue:
         """The pure value of this description, made once per scope."""
         for a in args:
             self._use(a)
@@ -296,8 +296,8 @@ class Functions:
             block.values[key] = found
         return found
 
-    def _new(self, op: str, type: Type, args: tuple[Value, ...], attr: Any, block: Block) -> Value:
-        value = Value(self, self.value_count, type, op, args, attr, block)  # type: ignore[arg-type]
+    def _new(self, op: str, type: Type, args: tuple[TracedValue, ...], attr: Any, block: Block) -> TracedValue:
+        value = TracedValue(self, self.value_count, type, op, args, attr, block)  # type: ignore[arg-type]
         self.value_count += 1
         if op not in LEAVES:
             self._emit(Bind(author_line(), value))
@@ -307,10 +307,10 @@ class Functions:
 class Function(Functions):
     """A pure function of values, traced on its own: what a printer puts in front of a kernel and calls by name."""
 
-    def __init__(self, definition: Callable[..., Value], types: tuple[Type, ...]) -> None:
+    def __init__(self, definition: Callable[..., TracedValue], types: tuple[Type, ...]) -> None:
         super().__init__()
         self.params = tuple(self._new("index", t, (), None, self.body) for t in types)
-        self.result: Value = definition(self, *self.params)
+        self.result: TracedValue = definition(self, *self.params)
 
 
 def _fits(value: object, kind: str) -> bool:
@@ -324,7 +324,7 @@ def _fits(value: object, kind: str) -> bool:
     return float(value).is_integer() and bool(low <= float(value) < high)
 
 
-def _array(value: Value) -> ops.Array:
+def _array(value: TracedValue) -> ops.Array:
     return np.array([value.constant], dtype=ops.NUMPY[value.type.kind])
 
 

@@ -17,7 +17,7 @@ from litegpu.gpu.lang import ops, tree
 from litegpu.gpu.lang.kernel import Kernel
 from litegpu.gpu.lang.ops import Array
 from litegpu.gpu.lang.types import KernelError
-from litegpu.gpu.lang.value import Value
+from litegpu.gpu.lang.value import TracedValue
 from litegpu.gpu.lang.verify import verify
 
 ROWS_AT_ONCE = 1 << 16
@@ -211,7 +211,7 @@ class _Run:
             value = np.where(mask, value, self.locals.get(key, value))
         self.locals[key] = value
 
-    def _evaluate(self, s: tree.Statement, v: Value, active: Array) -> Array:
+    def _evaluate(self, s: tree.Statement, v: TracedValue, active: Array) -> Array:
         match v.op:
             case "load":
                 where = self._indices(s, v.attr, v.args[0], active)
@@ -239,7 +239,7 @@ class _Run:
                 return args[0][:, v.attr]
         return ops.evaluate(v.op, args)
 
-    def _get(self, value: Value) -> Array:
+    def _get(self, value: TracedValue) -> Array:
         if value.op == "const":
             shape = (1, value.type.lanes) if value.type.lanes > 1 else (1,)
             return np.full(shape, value.constant, ops.NUMPY[value.type.kind])
@@ -247,19 +247,19 @@ class _Run:
             return self.ids[value.attr]
         return self.values[value.number]
 
-    def _shape(self, value: Value) -> tuple[int, ...]:
+    def _shape(self, value: TracedValue) -> tuple[int, ...]:
         return (self.rows, value.type.lanes) if value.type.lanes > 1 else (self.rows,)
 
     def _who(self, active: Array) -> tuple[Array, Array, Array, int]:
         return self.thread[active], self.group[active], self.phase[active], self.threads
 
-    def _indices(self, s: tree.Statement, memory: tree.Memory, index: Value, active: Array) -> Array:
+    def _indices(self, s: tree.Statement, memory: tree.Memory, index: TracedValue, active: Array) -> Array:
         where = np.broadcast_to(self._get(index), (self.rows,))[active].astype(np.int64)
         if np.any(where >= memory.size):
             raise self._error(s, f"{memory.name}[{where.max()}] is outside its {memory.size} elements")
         return where + self.slot[active] * memory.size if memory.space == "shared" else where
 
-    def _subgroup(self, v: Value) -> Array:
+    def _subgroup(self, v: TracedValue) -> Array:
         """Each run of `subgroup` threads of a workgroup is one; the last may be short."""
         value = np.broadcast_to(self._get(v.args[0]), self._shape(v.args[0]))
         place = np.arange(self.rows) % self.threads
@@ -280,7 +280,7 @@ class _Run:
         return KernelError(f"kernel {self.kernel.name}: {s.where}: {message}")
 
 
-def _bounds(s: tree.For) -> tuple[Value, Value, Value]:
+def _bounds(s: tree.For) -> tuple[TracedValue, TracedValue, TracedValue]:
     return s.start, s.stop, s.step
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from litegpu.gpu.lang import tree
 from litegpu.gpu.lang.functions import Functions, Operand
 from litegpu.gpu.lang.types import KernelError, Type, boolean, u32
-from litegpu.gpu.lang.value import Value
+from litegpu.gpu.lang.value import TracedValue
 
 MAX_GROUPS = 65535  # per dimension of a dispatch, on every target
 MANY_STATEMENTS = 2000  # more than a compiler digests quickly
@@ -42,7 +42,9 @@ def trace(fn: Callable[..., None], name: str, workgroup: Dim3, grid: Dim3, **sta
     return kernel
 
 
-def trace_function(fn: Callable[..., Value | None], name: str, types: Sequence[Type], **static: Any) -> DeviceFunction:
+def trace_function(
+    fn: Callable[..., TracedValue | None], name: str, types: Sequence[Type], **static: Any
+) -> DeviceFunction:
     """Call `fn(function, *parameters, **static)`, whose value is the function's, and return the checked function."""
     from litegpu.gpu.lang.verify import verify_structure
 
@@ -155,26 +157,26 @@ class Kernel(Functions):
 
     # Ids
 
-    def local_id(self, axis: int = 0) -> Value:
+    def local_id(self, axis: int = 0) -> TracedValue:
         """This thread's place in its workgroup, u32."""
         return self._id("local_id", axis, self.workgroup)
 
-    def group_id(self, axis: int = 0) -> Value:
+    def group_id(self, axis: int = 0) -> TracedValue:
         """The workgroup's place in the logical grid, u32."""
         return self._id("group_id", axis, self.grid)
 
-    def subgroup_size(self) -> Value:
+    def subgroup_size(self) -> TracedValue:
         self.needs_subgroups = True
         return self._shared("builtin", u32, (), ("subgroup_size", 0), self.body)
 
-    def subgroup_lane(self) -> Value:
+    def subgroup_lane(self) -> TracedValue:
         """This thread's place in its subgroup, u32."""
         self.needs_subgroups = True
         return self._shared("builtin", u32, (), ("subgroup_lane", 0), self.body)
 
     # Memory and variables; Memory, Variable and Array call these
 
-    def load(self, memory: tree.Memory, index: Operand) -> Value:
+    def load(self, memory: tree.Memory, index: Operand) -> TracedValue:
         if memory.space == "global":
             self.loaded.add(memory)
         return self._ordered("load", memory.type, (self._index(memory, index),), memory)
@@ -187,7 +189,7 @@ class Kernel(Functions):
         where = self._index(memory, index)
         self._statement(tree.Store(tree.author_line(), memory, where, self._typed(value, memory.type)))
 
-    def read(self, variable: tree.Variable, element: int) -> Value:
+    def read(self, variable: tree.Variable, element: int) -> TracedValue:
         return self._ordered("read", variable.type, (), (variable, self._element(variable, element)))
 
     def assign(self, variable: tree.Variable, element: int, value: Operand) -> None:
@@ -196,22 +198,22 @@ class Kernel(Functions):
 
     # Subgroups
 
-    def subgroup_add(self, value: Value) -> Value:
+    def subgroup_add(self, value: TracedValue) -> TracedValue:
         return self._subgroup("add", value)
 
-    def subgroup_max(self, value: Value) -> Value:
+    def subgroup_max(self, value: TracedValue) -> TracedValue:
         """The largest over the subgroup; with NaN in it, unspecified."""
         return self._subgroup("max", value)
 
-    def subgroup_min(self, value: Value) -> Value:
+    def subgroup_min(self, value: TracedValue) -> TracedValue:
         """The smallest over the subgroup; with NaN in it, unspecified."""
         return self._subgroup("min", value)
 
-    def subgroup_shuffle_down(self, value: Value, delta: Operand) -> Value:
+    def subgroup_shuffle_down(self, value: TracedValue, delta: Operand) -> TracedValue:
         """The value of the thread `delta` further in the subgroup; unspecified past its end."""
         return self._subgroup("shuffle_down", value, self._typed(delta, u32))
 
-    def subgroup_shuffle_xor(self, value: Value, mask: Operand) -> Value:
+    def subgroup_shuffle_xor(self, value: TracedValue, mask: Operand) -> TracedValue:
         """The value of the thread whose place differs by the bits of `mask`."""
         return self._subgroup("shuffle_xor", value, self._typed(mask, u32))
 
@@ -222,7 +224,7 @@ class Kernel(Functions):
         self._statement(tree.Barrier(tree.author_line()))
 
     @contextlib.contextmanager
-    def loop(self, stop: Operand, start: Operand = 0, step: Operand = 1) -> Iterator[Value]:
+    def loop(self, stop: Operand, start: Operand = 0, step: Operand = 1) -> Iterator[TracedValue]:
         """A counted loop over u32; gives the index. `stop + step` must not exceed 2**32."""
         first, last, by = (self._use(self._typed(v, u32)) for v in (start, stop, step))
         if by.is_constant(0):
@@ -238,7 +240,7 @@ class Kernel(Functions):
             self._statement(tree.For(where, index, first, last, by, body))
 
     @contextlib.contextmanager
-    def If(self, condition: Value | bool) -> Iterator[None]:
+    def If(self, condition: TracedValue | bool) -> Iterator[None]:
         """The block runs where `condition` (a bool scalar) holds; k.Else() may follow at once."""
         condition = self._use(self._typed(condition, boolean))
         where = tree.author_line()
@@ -257,7 +259,7 @@ class Kernel(Functions):
         self.block.statements[-1] = replace(last, orelse=block)
 
     @contextlib.contextmanager
-    def While(self, condition: Callable[[], Value]) -> Iterator[None]:
+    def While(self, condition: Callable[[], TracedValue]) -> Iterator[None]:
         """Loop as long as `condition()`, which is traced once and evaluated before every round."""
         where = tree.author_line()
         with self._scope() as head:
@@ -286,22 +288,22 @@ class Kernel(Functions):
         if self.statement_count == MANY_STATEMENTS:
             _log.warning("kernel %s has over %d statements: unroll less", self.name, MANY_STATEMENTS)
 
-    def _ordered(self, op: str, type: Type, args: tuple[Value, ...], attr: Any) -> Value:
+    def _ordered(self, op: str, type: Type, args: tuple[TracedValue, ...], attr: Any) -> TracedValue:
         for a in args:
             self._use(a)
         self._count()
         return self._new(op, type, args, attr, self.block)
 
-    def _subgroup(self, op: str, value: Value, *more: Value) -> Value:
+    def _subgroup(self, op: str, value: TracedValue, *more: TracedValue) -> TracedValue:
         self._need_value(value)
         if value.type.kind == "bool":
             raise KernelError(f"subgroup_{op} is not defined on {value.type}")
         self.needs_subgroups = True
         return self._ordered("subgroup", value.type, (value, *more), op)
 
-    def _typed(self, value: Operand, type: Type) -> Value:
+    def _typed(self, value: Operand, type: Type) -> TracedValue:
         """`value` as exactly `type`; a scalar of the same kind spreads over the lanes, numbers take the type."""
-        if not isinstance(value, Value):
+        if not isinstance(value, TracedValue):
             return self.const(value, type)
         if value.type != type:
             if value.type != type.scalar:
@@ -309,10 +311,10 @@ class Kernel(Functions):
             value = self.splat(value, type.lanes)
         return self._use(value)
 
-    def _index(self, memory: tree.Memory, index: Operand) -> Value:
-        if not isinstance(index, Value) and (isinstance(index, bool) or not isinstance(index, numbers.Integral)):
+    def _index(self, memory: tree.Memory, index: Operand) -> TracedValue:
+        if not isinstance(index, TracedValue) and (isinstance(index, bool) or not isinstance(index, numbers.Integral)):
             raise KernelError(f"{memory.name}[{index!r}]: the index must be u32 or a Python integer")
-        if not isinstance(index, Value) and index < 0:
+        if not isinstance(index, TracedValue) and index < 0:
             raise KernelError(f"{memory.name}[{index}]: negative indices do not count from the end")
         value = self._typed(index, u32)
         if value.op == "const" and value.attr >= memory.size:
@@ -322,13 +324,13 @@ class Kernel(Functions):
     def _element(self, variable: tree.Variable, element: int) -> int:
         if not variable.block.encloses(self.block):
             raise KernelError("a local made inside a block is used outside of it")
-        if isinstance(element, (Value, bool)) or not isinstance(element, numbers.Integral):
+        if isinstance(element, (TracedValue, bool)) or not isinstance(element, numbers.Integral):
             raise KernelError("local arrays take Python integers as indices (a run-time index would spill to memory)")
         if not 0 <= element < variable.size:
             raise KernelError(f"element {element} is outside the local array's {variable.size}")
         return int(element)
 
-    def _id(self, name: str, axis: int, extent: Dim3) -> Value:
+    def _id(self, name: str, axis: int, extent: Dim3) -> TracedValue:
         if axis not in (0, 1, 2):
             raise KernelError(f"{name}({axis!r}): the axis is 0, 1 or 2")
         if extent[axis] == 1:
@@ -342,11 +344,11 @@ class DeviceFunction(Kernel):
 
     def __init__(self, name: str, types: Sequence[Type]) -> None:
         super().__init__(name, (1, 1, 1), (1, 1, 1))
-        self.result: Value | None = None
+        self.result: TracedValue | None = None
         self.parameters = tuple(self._new("index", t, (), None, self.body) for t in types)
 
 
-def _trips(start: Value, stop: Value, step: Value) -> int:
+def _trips(start: TracedValue, stop: TracedValue, step: TracedValue) -> int:
     first, last, by = int(start.attr), int(stop.attr), int(step.attr)
     return max(0, -(-(last - first) // by))
 

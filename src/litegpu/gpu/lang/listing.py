@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from litegpu.gpu.lang import tree
-from litegpu.gpu.lang.value import Value
+from litegpu.gpu.lang.value import TracedValue
 
 if TYPE_CHECKING:
     from litegpu.gpu.lang.kernel import Kernel
@@ -51,7 +51,7 @@ def _block(block: tree.Block, depth: int, lines: list[str]) -> None:
                 _block(s.body, depth + 1, lines)
 
 
-def _name(value: Value) -> str:
+def _name(value: TracedValue) -> str:
     if value.op == "const":
         return f"{value.type}({value.constant!r})" if value.constant == value.constant else f"{value.type}(nan)"
     if value.op == "builtin":
@@ -63,7 +63,7 @@ def _local(variable: tree.Variable) -> str:
     return f"v{variable.number}"
 
 
-def _expression(value: Value) -> str:
+def _expression(value: TracedValue) -> str:
     args = ", ".join(_name(a) for a in value.args)
     if value.op == "load":
         return f"{value.attr.name}[{args}]"

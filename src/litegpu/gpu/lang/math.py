@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 
 from litegpu.gpu.lang.functions import Functions
 from litegpu.gpu.lang.types import Type, i32, u32, vec
-from litegpu.gpu.lang.value import Value
+from litegpu.gpu.lang.value import TracedValue
 
-Definition = Callable[..., Value]
+Definition = Callable[..., TracedValue]
 
 LN2_HIGH = 0.693359375  # ten bits, so that its product with a whole number below 2**14 is exact
 LN2_LOW = -2.12194440e-4
@@ -37,7 +37,7 @@ _TANH = (-0.3333328366279602, 0.13331490755081177, -0.05374349653720856, 0.02065
 _TWO_OVER_PI = (0, 0x28BE60DB, 0x9391054A, 0x7F09D5F4, 0x7D4D3770, 0x36D8A566, 0x4F10E410, 0x7F9458EA)
 
 
-def exp(k: Functions, x: Value) -> Value:
+def exp(k: Functions, x: TracedValue) -> TracedValue:
     clamped = k.clamp(x, -104.0, 89.0)
     n = k.round(clamped * (1 / math.log(2)))
     # From an integer again for the low part: Mesa adds the two factors of one n up, and the reduction is lost.
@@ -46,7 +46,7 @@ def exp(k: Functions, x: Value) -> Value:
     return k.select(k.is_nan(x), x, _scale(k, _exp_reduced(k, r), n))
 
 
-def log(k: Functions, x: Value) -> Value:
+def log(k: Functions, x: TracedValue) -> TracedValue:
     n, m = _split_power(k, x)
     f = m - 1.0
     s = f / (f + 2.0)
@@ -60,19 +60,19 @@ def log(k: Functions, x: Value) -> Value:
     return k.select(x == 0.0, _all(k, -math.inf, x), y)
 
 
-def sin(k: Functions, x: Value) -> Value:
+def sin(k: Functions, x: TracedValue) -> TracedValue:
     r, quadrant = _reduce_angle(k, x)
     y = _circular(k, r, quadrant)
     negative = (k.bitcast(x, _like(x, u32)) >> 31) == 1
     return k.select(negative, -y, y)
 
 
-def cos(k: Functions, x: Value) -> Value:
+def cos(k: Functions, x: TracedValue) -> TracedValue:
     r, quadrant = _reduce_angle(k, x)
     return _circular(k, r, quadrant + 1)
 
 
-def tanh(k: Functions, x: Value) -> Value:
+def tanh(k: Functions, x: TracedValue) -> TracedValue:
     size = k.abs(x)
     z = x * x
     small = k.fma(x * z, _polynomial(k, z, _TANH), x)
@@ -81,7 +81,7 @@ def tanh(k: Functions, x: Value) -> Value:
     return k.select(size < 0.625, small, k.select(k.is_nan(x), x, k.select(x < 0.0, -large, large)))
 
 
-def pow(k: Functions, x: Value, y: Value) -> Value:
+def pow(k: Functions, x: TracedValue, y: TracedValue) -> TracedValue:
     """As C's: pow(x, 0) and pow(1, y) are 1, negative bases have results for whole exponents."""
     size = k.abs(x)
     r = _power_of_positive(k, size, y)
@@ -100,7 +100,7 @@ def pow(k: Functions, x: Value, y: Value) -> Value:
     return k.select((y == 0.0) | (x == 1.0) | ((size == 1.0) & y_infinite), _all(k, 1.0, x), r)
 
 
-def to_i32_saturating(k: Functions, x: Value) -> Value:
+def to_i32_saturating(k: Functions, x: TracedValue) -> TracedValue:
     """As ops.to_i32_saturating: saturates, NaN gives the largest."""
     inside = k.convert(k.max(k.min(x, 2147483520.0), -2147483648.0), _like(x, i32))
     return k.select((x >= 2147483648.0) | k.is_nan(x), k.const(2**31 - 1, _like(x, i32)), inside)
@@ -117,15 +117,15 @@ POLYFILLS: dict[str, Definition] = {
 }
 
 
-def _like(x: Value, scalar: Type) -> Type:
+def _like(x: TracedValue, scalar: Type) -> Type:
     return vec(scalar, x.type.lanes)
 
 
-def _all(k: Functions, number: float, like: Value) -> Value:
+def _all(k: Functions, number: float, like: TracedValue) -> TracedValue:
     return k.const(number, like.type)
 
 
-def _polynomial(k: Functions, z: Value, coefficients: Sequence[float]) -> Value:
+def _polynomial(k: Functions, z: TracedValue, coefficients: Sequence[float]) -> TracedValue:
     """c0 + c1 z + c2 z^2 + ..., by Horner's rule."""
     total = _all(k, coefficients[-1], z)
     for c in reversed(coefficients[:-1]):
@@ -133,12 +133,12 @@ def _polynomial(k: Functions, z: Value, coefficients: Sequence[float]) -> Value:
     return total
 
 
-def _exp_reduced(k: Functions, r: Value) -> Value:
+def _exp_reduced(k: Functions, r: TracedValue) -> TracedValue:
     """exp(r) for |r| up to half of ln 2."""
     return k.fma(r * r, _polynomial(k, r, _EXP), r) + 1.0
 
 
-def _scale(k: Functions, x: Value, n: Value) -> Value:
+def _scale(k: Functions, x: TracedValue, n: TracedValue) -> TracedValue:
     """x * 2**n for whole n from -160 to 160, in two steps because 2**n itself may be out of range."""
     whole = k.convert(n, _like(n, i32))
     half = whole >> 1
@@ -147,7 +147,7 @@ def _scale(k: Functions, x: Value, n: Value) -> Value:
     return x
 
 
-def _split_power(k: Functions, x: Value) -> tuple[Value, Value]:
+def _split_power(k: Functions, x: TracedValue) -> tuple[TracedValue, TracedValue]:
     """n (a float) and m in [sqrt(1/2), sqrt(2)) with x = m * 2**n, for positive x, subnormal ones too."""
     tiny = x < SMALLEST_NORMAL
     bits = k.bitcast(k.select(tiny, x * 2.0**24, x), _like(x, i32))
@@ -157,7 +157,7 @@ def _split_power(k: Functions, x: Value) -> tuple[Value, Value]:
     return k.select(tiny, exponent - 24.0, exponent), m
 
 
-def _reduce_angle(k: Functions, x: Value) -> tuple[Value, Value]:
+def _reduce_angle(k: Functions, x: TracedValue) -> tuple[TracedValue, TracedValue]:
     """r in [-pi/4, pi/4] and the quadrant (u32, modulo 4) with |x| = r + quadrant * pi/2, exact for every float.
 
     The 24-bit mantissa is multiplied with those 96 bits of 2/pi that matter, modulo 4, in integers. The sign of x is
@@ -183,7 +183,7 @@ def _reduce_angle(k: Functions, x: Value) -> tuple[Value, Value]:
     return r, k.select(inside, k.const(0, unsigned), quadrant)
 
 
-def _two_over_pi_from(k: Functions, offset: Value) -> tuple[Value, Value, Value]:
+def _two_over_pi_from(k: Functions, offset: TracedValue) -> tuple[TracedValue, TracedValue, TracedValue]:
     """Three words of _TWO_OVER_PI from the bit `offset` (0 to 129) on."""
     first, bit = offset >> 5, offset & 31
     words = []
@@ -196,7 +196,7 @@ def _two_over_pi_from(k: Functions, offset: Value) -> tuple[Value, Value, Value]
     return g0, g1, g2
 
 
-def _multiply_wide(k: Functions, a: Value, b: Value) -> tuple[Value, Value]:
+def _multiply_wide(k: Functions, a: TracedValue, b: TracedValue) -> tuple[TracedValue, TracedValue]:
     """The low and the high word of a 32 by 32 bit product."""
     a0, a1, b0, b1 = a & 0xFFFF, a >> 16, b & 0xFFFF, b >> 16
     middle = a1 * b0 + ((a0 * b0) >> 16)
@@ -204,7 +204,7 @@ def _multiply_wide(k: Functions, a: Value, b: Value) -> tuple[Value, Value]:
     return a * b, a1 * b1 + (middle >> 16) + (other >> 16)
 
 
-def _circular(k: Functions, r: Value, quadrant: Value) -> Value:
+def _circular(k: Functions, r: TracedValue, quadrant: TracedValue) -> TracedValue:
     """sin(r + quadrant * pi/2)."""
     z = r * r
     sine = k.fma(r * z, _polynomial(k, z, _SIN), r)
@@ -213,7 +213,7 @@ def _circular(k: Functions, r: Value, quadrant: Value) -> Value:
     return k.select((quadrant & 2) == 2, -y, y)
 
 
-def _power_of_positive(k: Functions, x: Value, y: Value) -> Value:
+def _power_of_positive(k: Functions, x: TracedValue, y: TracedValue) -> TracedValue:
     """x**y for finite x > 0 and finite y: 2**(y * log2 x), with log2 and the product in two floats each."""
     log_high, log_low = _log2_two_floats(k, x)
     y = k.clamp(y, -(2.0**33), 2.0**33)
@@ -225,7 +225,7 @@ def _power_of_positive(k: Functions, x: Value, y: Value) -> Value:
     return _scale(k, _exp_reduced(k, fraction * math.log(2)), n)
 
 
-def _log2_two_floats(k: Functions, x: Value) -> tuple[Value, Value]:
+def _log2_two_floats(k: Functions, x: TracedValue) -> tuple[TracedValue, TracedValue]:
     """log2(x) as a float of 12 bits and the rest. log m = 2/3 s (3 + s^2 + s^4 P(s^2)) with s = (m - 1) / (m + 1)."""
     n, m = _split_power(k, x)
     above, below = m - 1.0, m + 1.0
@@ -251,5 +251,5 @@ def _log2_two_floats(k: Functions, x: Value) -> tuple[Value, Value]:
     return high, whole_rest - ((high - n) - whole)
 
 
-def _high_bits(k: Functions, x: Value) -> Value:
+def _high_bits(k: Functions, x: TracedValue) -> TracedValue:
     return k.bitcast(k.bitcast(x, _like(x, u32)) & SPLIT, x.type)

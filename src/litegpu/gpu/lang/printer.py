@@ -14,7 +14,7 @@ import numpy as np
 
 from litegpu.gpu.lang import tree
 from litegpu.gpu.lang.types import Type
-from litegpu.gpu.lang.value import LEAVES, Value
+from litegpu.gpu.lang.value import LEAVES, TracedValue
 
 INLINE_LIMIT = 96  # characters
 
@@ -35,24 +35,24 @@ class Printer(ABC):
     def type_name(self, type: Type) -> str: ...
 
     @abstractmethod
-    def constant(self, value: Value) -> str: ...
+    def constant(self, value: TracedValue) -> str: ...
 
     @abstractmethod
-    def builtin(self, value: Value) -> str: ...
+    def builtin(self, value: TracedValue) -> str: ...
 
     @abstractmethod
-    def operation(self, value: Value, args: list[str]) -> str:
+    def operation(self, value: TracedValue, args: list[str]) -> str:
         """The expression of a value that is not a leaf."""
 
     @abstractmethod
-    def repeats(self, value: Value) -> bool:
+    def repeats(self, value: TracedValue) -> bool:
         """Whether `operation` writes an argument's text more than once, so that it should be a name."""
 
     @abstractmethod
     def bind(self, name: str, type: Type, text: str) -> str: ...
 
     @abstractmethod
-    def declare(self, variable: tree.Variable, init: Value) -> None: ...
+    def declare(self, variable: tree.Variable, init: TracedValue) -> None: ...
 
     @abstractmethod
     def store(self, memory: tree.Memory, index: str, value: str) -> str: ...
@@ -72,12 +72,12 @@ class Printer(ABC):
     def line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)
 
-    def print_block(self, block: tree.Block, results: tuple[Value, ...] = ()) -> None:
+    def print_block(self, block: tree.Block, results: tuple[TracedValue, ...] = ()) -> None:
         """Print all of `block`; `results` are values that the caller uses after it."""
         self._count(block, results)
         self._statements(block)
 
-    def text(self, value: Value) -> str:
+    def text(self, value: TracedValue) -> str:
         """How to write `value` at this place."""
         if value.op == "const":
             return self.constant(value)
@@ -88,7 +88,7 @@ class Printer(ABC):
     def local(self, variable: tree.Variable, element: int) -> str:
         return f"v{variable.number}" + (f"[{element}]" if variable.is_array else "")
 
-    def name_leaf(self, value: Value, name: str) -> None:
+    def name_leaf(self, value: TracedValue, name: str) -> None:
         self._texts[value.number] = name
 
     def _statements(self, block: tree.Block) -> None:
@@ -118,7 +118,7 @@ class Printer(ABC):
                 self._statements(s.body)
                 self._close()
 
-    def _bind(self, value: Value) -> None:
+    def _bind(self, value: TracedValue) -> None:
         uses = self._uses[value.number]
         if not uses:
             return
@@ -167,8 +167,8 @@ class Printer(ABC):
 
     # Who uses what
 
-    def _count(self, block: tree.Block, results: tuple[Value, ...]) -> None:
-        todo: list[tuple[Value, tree.Block]] = [(v, block) for v in results]
+    def _count(self, block: tree.Block, results: tuple[TracedValue, ...]) -> None:
+        todo: list[tuple[TracedValue, tree.Block]] = [(v, block) for v in results]
         _effects(block, todo)
         while todo:
             value, user = todo.pop()
@@ -194,7 +194,7 @@ def decimal(number: np.float32) -> str:
     return text if "." in text or "e" in text else text + ".0"
 
 
-def _effects(block: tree.Block, found: list[tuple[Value, tree.Block]]) -> None:
+def _effects(block: tree.Block, found: list[tuple[TracedValue, tree.Block]]) -> None:
     """Values that statements other than Bind use, each with the block that uses it."""
     for s in block.statements:
         match s:

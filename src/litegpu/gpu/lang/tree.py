@@ -12,7 +12,7 @@ from litegpu.gpu.lang.types import Type
 
 if TYPE_CHECKING:
     from litegpu.gpu.lang.kernel import Kernel
-    from litegpu.gpu.lang.value import Value
+    from litegpu.gpu.lang.value import TracedValue
 
 _SKIPPED = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.abspath(contextlib.__file__))
 
@@ -35,7 +35,7 @@ class Block:
     def __init__(self, parent: Block | None = None) -> None:
         self.parent = parent
         self.statements: list[Statement] = []
-        self.values: dict[tuple[Any, ...], Value] = {}
+        self.values: dict[tuple[Any, ...], TracedValue] = {}
 
     def encloses(self, other: Block | None) -> bool:
         while other is not None:
@@ -44,7 +44,7 @@ class Block:
             other = other.parent
         return False
 
-    def find(self, key: tuple[Any, ...]) -> Value | None:
+    def find(self, key: tuple[Any, ...]) -> TracedValue | None:
         """An equal pure value made earlier here or in an enclosing block."""
         block: Block | None = self
         while block is not None:
@@ -63,7 +63,7 @@ class Statement:
 class Bind(Statement):
     """Compute `value` here. Loads, reads and subgroup operations happen exactly here; pure values at the latest."""
 
-    value: Value
+    value: TracedValue
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,21 +71,21 @@ class Declare(Statement):
     """A mutable local; every element starts as `init`."""
 
     variable: Variable
-    init: Value
+    init: TracedValue
 
 
 @dataclass(frozen=True, eq=False)
 class Assign(Statement):
     variable: Variable
     element: int  # 0 for a plain variable
-    value: Value
+    value: TracedValue
 
 
 @dataclass(frozen=True, eq=False)
 class Store(Statement):
     memory: Memory
-    index: Value
-    value: Value
+    index: TracedValue
+    value: TracedValue
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class Barrier(Statement):
 
 @dataclass(frozen=True, eq=False)
 class If(Statement):
-    condition: Value
+    condition: TracedValue
     then: Block
     orelse: Block | None = None
 
@@ -104,10 +104,10 @@ class If(Statement):
 class For(Statement):
     """`index` runs from `start` up to, not including, `stop`; stop + step must not pass 2**32."""
 
-    index: Value
-    start: Value
-    stop: Value
-    step: Value
+    index: TracedValue
+    start: TracedValue
+    stop: TracedValue
+    step: TracedValue
     body: Block
 
 
@@ -116,7 +116,7 @@ class While(Statement):
     """Run `head`, leave unless `condition`, run `body` (inside head's scope), repeat."""
 
     head: Block
-    condition: Value
+    condition: TracedValue
     body: Block
 
 
@@ -129,10 +129,10 @@ class Variable:
         self.is_array = False
 
     @property
-    def value(self) -> Value:
+    def value(self) -> TracedValue:
         return self.kernel.read(self, 0)
 
-    def set(self, value: Value | float) -> None:
+    def set(self, value: TracedValue | float) -> None:
         self.kernel.assign(self, 0, value)
 
 
@@ -147,10 +147,10 @@ class Array(Variable):
     def __len__(self) -> int:
         return self.size
 
-    def __getitem__(self, element: int) -> Value:
+    def __getitem__(self, element: int) -> TracedValue:
         return self.kernel.read(self, element)
 
-    def __setitem__(self, element: int, value: Value | float) -> None:
+    def __setitem__(self, element: int, value: TracedValue | float) -> None:
         self.kernel.assign(self, element, value)
 
 
@@ -174,10 +174,10 @@ class Memory:
     def nbytes(self) -> int:
         return self.size * self.storage.nbytes
 
-    def __getitem__(self, index: Value | int) -> Value:
+    def __getitem__(self, index: TracedValue | int) -> TracedValue:
         return self.kernel.load(self, index)
 
-    def __setitem__(self, index: Value | int, value: Value | float) -> None:
+    def __setitem__(self, index: TracedValue | int, value: TracedValue | float) -> None:
         self.kernel.store(self, index, value)
 
     def __iter__(self) -> Any:

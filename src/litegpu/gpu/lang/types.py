@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from litegpu.errors import LiteGpuError
 
 if TYPE_CHECKING:
-    from litegpu.gpu.lang.value import Value
+    from litegpu.gpu.lang.value import TracedValue
 
 KINDS = ("f32", "f16", "i32", "u32", "bool")
 PACKED_KINDS = ("i8", "u8")  # storage only: four lanes in one 32-bit word
@@ -36,11 +36,11 @@ class Type:
     def __str__(self) -> str:
         return self.kind + (f"x{self.lanes}" if self.lanes > 1 else "")
 
-    def __call__(self, value: Value) -> Value:
+    def __call__(self, value: TracedValue) -> TracedValue:
         convert = getattr(getattr(value, "kernel", None), "convert", None)
         if convert is None:
             raise KernelError(f"{self}({value!r}): only kernel values convert; use k.const({value!r}, {self})")
-        result: Value = convert(value, self)
+        result: TracedValue = convert(value, self)
         return result
 
     @property

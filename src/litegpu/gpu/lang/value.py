@@ -16,7 +16,7 @@ LEAVES = ("const", "builtin", "index")  # never bound: they have a name or a spe
 ORDERED = ("load", "read", "subgroup")  # happen where they were traced
 
 
-class Value:
+class TracedValue:
     """`op` of `args` with `attr`; `block` is where it was made and so where it may be used. Compared by identity.
 
     Beside the operations of `ops.OPS` there are const, builtin, index, cast, bitcast, splat, vec, lane (pure) and
@@ -26,7 +26,7 @@ class Value:
     __slots__ = ("args", "attr", "block", "kernel", "number", "op", "type")
 
     def __init__(
-        self, kernel: Kernel, number: int, type: Type, op: str, args: tuple[Value, ...], attr: Any, block: Block
+        self, kernel: Kernel, number: int, type: Type, op: str, args: tuple[TracedValue, ...], attr: Any, block: Block
     ) -> None:
         self.kernel, self.number, self.type, self.op = kernel, number, type, op
         self.args, self.attr, self.block = args, attr, block
@@ -48,108 +48,108 @@ class Value:
     def __repr__(self) -> str:
         return f"<{self.type} {self.op} %{self.number}>"
 
-    def __add__(self, other: Value | float) -> Value:
+    def __add__(self, other: TracedValue | float) -> TracedValue:
         return self.kernel.call("add", self, other)
 
-    def __radd__(self, other: float) -> Value:
+    def __radd__(self, other: float) -> TracedValue:
         return self.kernel.call("add", other, self)
 
-    def __sub__(self, other: Value | float) -> Value:
+    def __sub__(self, other: TracedValue | float) -> TracedValue:
         return self.kernel.call("sub", self, other)
 
-    def __rsub__(self, other: float) -> Value:
+    def __rsub__(self, other: float) -> TracedValue:
         return self.kernel.call("sub", other, self)
 
-    def __mul__(self, other: Value | float) -> Value:
+    def __mul__(self, other: TracedValue | float) -> TracedValue:
         return self.kernel.call("mul", self, other)
 
-    def __rmul__(self, other: float) -> Value:
+    def __rmul__(self, other: float) -> TracedValue:
         return self.kernel.call("mul", other, self)
 
-    def __truediv__(self, other: Value | float) -> Value:
+    def __truediv__(self, other: TracedValue | float) -> TracedValue:
         self._need_float("/")
         return self.kernel.call("div", self, other)
 
-    def __rtruediv__(self, other: float) -> Value:
+    def __rtruediv__(self, other: float) -> TracedValue:
         self._need_float("/")
         return self.kernel.call("div", other, self)
 
-    def __floordiv__(self, other: Value | int) -> Value:
+    def __floordiv__(self, other: TracedValue | int) -> TracedValue:
         self._need_unsigned("//", "k.idiv_trunc")
         return self.kernel.call("div", self, other)
 
-    def __rfloordiv__(self, other: int) -> Value:
+    def __rfloordiv__(self, other: int) -> TracedValue:
         self._need_unsigned("//", "k.idiv_trunc")
         return self.kernel.call("div", other, self)
 
-    def __mod__(self, other: Value | int) -> Value:
+    def __mod__(self, other: TracedValue | int) -> TracedValue:
         self._need_unsigned("%", "k.irem")
         return self.kernel.call("mod", self, other)
 
-    def __rmod__(self, other: int) -> Value:
+    def __rmod__(self, other: int) -> TracedValue:
         self._need_unsigned("%", "k.irem")
         return self.kernel.call("mod", other, self)
 
-    def __and__(self, other: Value | int) -> Value:
+    def __and__(self, other: TracedValue | int) -> TracedValue:
         return self.kernel.call("and", self, other)
 
-    def __rand__(self, other: int) -> Value:
+    def __rand__(self, other: int) -> TracedValue:
         return self.kernel.call("and", other, self)
 
-    def __or__(self, other: Value | int) -> Value:
+    def __or__(self, other: TracedValue | int) -> TracedValue:
         return self.kernel.call("or", self, other)
 
-    def __ror__(self, other: int) -> Value:
+    def __ror__(self, other: int) -> TracedValue:
         return self.kernel.call("or", other, self)
 
-    def __xor__(self, other: Value | int) -> Value:
+    def __xor__(self, other: TracedValue | int) -> TracedValue:
         return self.kernel.call("xor", self, other)
 
-    def __rxor__(self, other: int) -> Value:
+    def __rxor__(self, other: int) -> TracedValue:
         return self.kernel.call("xor", other, self)
 
-    def __lshift__(self, other: Value | int) -> Value:
+    def __lshift__(self, other: TracedValue | int) -> TracedValue:
         return self.kernel.call("shl", self, other)
 
-    def __rlshift__(self, other: int) -> Value:
+    def __rlshift__(self, other: int) -> TracedValue:
         return self.kernel.call("shl", other, self)
 
-    def __rshift__(self, other: Value | int) -> Value:
+    def __rshift__(self, other: TracedValue | int) -> TracedValue:
         return self.kernel.call("shr", self, other)
 
-    def __rrshift__(self, other: int) -> Value:
+    def __rrshift__(self, other: int) -> TracedValue:
         return self.kernel.call("shr", other, self)
 
-    def __lt__(self, other: Value | float) -> Value:
+    def __lt__(self, other: TracedValue | float) -> TracedValue:
         return self.kernel.call("lt", self, other)
 
-    def __le__(self, other: Value | float) -> Value:
+    def __le__(self, other: TracedValue | float) -> TracedValue:
         return self.kernel.call("le", self, other)
 
-    def __gt__(self, other: Value | float) -> Value:
+    def __gt__(self, other: TracedValue | float) -> TracedValue:
         return self.kernel.call("gt", self, other)
 
-    def __ge__(self, other: Value | float) -> Value:
+    def __ge__(self, other: TracedValue | float) -> TracedValue:
         return self.kernel.call("ge", self, other)
 
-    def __eq__(self, other: Value | float) -> Value:  # type: ignore[override]
+    def __eq__(self, other: TracedValue | float) -> TracedValue:  # type: ignore[override]
         return self.kernel.call("eq", self, other)
 
-    def __ne__(self, other: Value | float) -> Value:  # type: ignore[override]
+    def __ne__(self, other: TracedValue | float) -> TracedValue:  # type: ignore[override]
         return self.kernel.call("ne", self, other)
 
     __hash__ = object.__hash__
 
-    def __neg__(self) -> Value:
+    def __neg__(self) -> TracedValue:
         return self.kernel.call("neg", self)
 
-    def __invert__(self) -> Value:
+    def __invert__(self) -> TracedValue:
         return self.kernel.call("not", self)
 
-    def __abs__(self) -> Value:
+    def __abs__(self) -> TracedValue:
         return self.kernel.call("abs", self)
 
-    def __getitem__(self, lane: int) -> Value:
+    def __getitem__(self, lane: int) -> TracedValue:
         return self.kernel.lane(self, lane)
 
     def __bool__(self) -> NoReturn:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from litegpu.gpu.lang import ops, tree
 from litegpu.gpu.lang.types import KernelError
-from litegpu.gpu.lang.value import LEAVES, Value
+from litegpu.gpu.lang.value import LEAVES, TracedValue
 
 if TYPE_CHECKING:
     from litegpu.gpu.lang.kernel import Kernel
@@ -60,7 +60,7 @@ class _Structure:
             if not condition:
                 raise KernelError(f"kernel {self.kernel.name}: {s.where}: {rule}")
 
-        def use(*values: Value) -> None:
+        def use(*values: TracedValue) -> None:
             for v in values:
                 need(v.op in ("const", "builtin") or v.number in bound, f"{v!r} is used before it is made")
 
@@ -141,14 +141,14 @@ class _Uniformity:
         if not uniform:
             self.varying.add(-1 - variable.number)
 
-    def _is(self, value: Value) -> bool:
+    def _is(self, value: TracedValue) -> bool:
         if value.op == "const":
             return True
         if value.op == "builtin":
             return bool(value.attr[0] in ("group_id", "subgroup_size"))
         return value.number not in self.varying
 
-    def _uniform(self, value: Value) -> bool:
+    def _uniform(self, value: TracedValue) -> bool:
         if value.op == "subgroup":
             return False
         if value.op == "read":

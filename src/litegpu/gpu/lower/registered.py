@@ -18,7 +18,7 @@ from litegpu.gpu.custom.operation import Operation, TensorInfo
 from litegpu.gpu.custom.registration import Registration, as_outputs
 from litegpu.gpu.graph import Custom, DType, Shape
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.lang import Features, KernelError, Value
+from litegpu.gpu.lang import Features, KernelError, TracedValue
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.registry import Entry
 from litegpu.model.ops import Gpu, Op
@@ -70,9 +70,9 @@ class RegisteredKernel:
         name, grid = self.registration.kernel_name, self.registration.grid
         kernel: Any = self.registration.kernels[self.output]
 
-        def of_thread(thread: Thread) -> Value:
+        def of_thread(thread: Thread) -> TracedValue:
             with _blaming(self.op, "kernel", KernelError):
-                result: Value = kernel(self.op, dataclasses.replace(thread, inputs=self._operands(thread.inputs)))
+                result: TracedValue = kernel(self.op, dataclasses.replace(thread, inputs=self._operands(thread.inputs)))
             return result
 
         def of_group(group: Group) -> None:

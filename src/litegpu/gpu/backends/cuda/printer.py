@@ -14,7 +14,7 @@ from litegpu.gpu.lang.functions import Function
 from litegpu.gpu.lang.kernel import DeviceFunction, Kernel
 from litegpu.gpu.lang.printer import decimal, memory_name
 from litegpu.gpu.lang.types import KernelError, Type, f32, u32
-from litegpu.gpu.lang.value import Value
+from litegpu.gpu.lang.value import TracedValue
 
 WARP = 32
 
@@ -118,7 +118,7 @@ class _Module(CLikePrinter):
             return "subgroup_lane"
         return f"{'threadIdx' if name == 'local_id' else 'blockIdx'}.{'xyz'[axis]}"
 
-    def number(self, value: Value) -> str:
+    def number(self, value: TracedValue) -> str:
         number, kind = value.constant, value.type.kind
         if kind == "i32":
             return (
@@ -135,10 +135,10 @@ class _Module(CLikePrinter):
 
     # Expressions
 
-    def repeats(self, value: Value) -> bool:
+    def repeats(self, value: TracedValue) -> bool:
         return False
 
-    def computed(self, value: Value, args: list[str]) -> str:
+    def computed(self, value: TracedValue, args: list[str]) -> str:
         op, type = value.op, value.type
         if op == "subgroup":
             return self._subgroup(value, args)
@@ -156,7 +156,7 @@ class _Module(CLikePrinter):
             return f"{self._across_lanes(value)}({', '.join(args)})"
         return self._arithmetic(value, args)
 
-    def _arithmetic(self, value: Value, args: list[str]) -> str:
+    def _arithmetic(self, value: TracedValue, args: list[str]) -> str:
         op, operand = value.op, value.args[-1].type
         kind = operand.kind
         if op == "pow":
@@ -172,7 +172,7 @@ class _Module(CLikePrinter):
         self._define(name, value.type, (operand,) * len(args), device.lane_expression(op, kind))
         return f"({args[0]} {INFIX[op]} {args[1]})" if infix else f"{name}({', '.join(args)})"
 
-    def _conversion(self, value: Value, text: str) -> str:
+    def _conversion(self, value: TracedValue, text: str) -> str:
         source, target = value.args[0].type, value.type
         convert = device.cast_expression if value.op == "cast" else device.bitcast_expression
         expression = convert(source.kind, target.kind)
@@ -183,7 +183,7 @@ class _Module(CLikePrinter):
         self._define(name, target, (source,), expression)
         return f"{name}({text})"
 
-    def _select(self, value: Value, args: list[str]) -> str:
+    def _select(self, value: TracedValue, args: list[str]) -> str:
         condition, type = value.args[0].type, value.type
         if type.lanes == 1 and type.kind != "f16":
             return f"({args[0]} ? {args[1]} : {args[2]})"
@@ -196,7 +196,7 @@ class _Module(CLikePrinter):
         self._define(name, type, (type.scalar,), "a")
         return name
 
-    def _across_lanes(self, value: Value) -> str:
+    def _across_lanes(self, value: TracedValue) -> str:
         """The function of a vector's lanes together: dot, any or all."""
         op, type = value.op, value.args[0].type
         name = f"{op}_{type}"
@@ -260,7 +260,7 @@ class _Module(CLikePrinter):
         else:
             self.line(f"const unsigned subgroup_threads = {WARP}u;")
 
-    def _subgroup(self, value: Value, args: list[str]) -> str:
+    def _subgroup(self, value: TracedValue, args: list[str]) -> str:
         op, type = value.attr, value.type
         one = f"subgroup_{op}_{type.kind}"
         extra = ["subgroup_threads"]
@@ -398,7 +398,7 @@ class _Module(CLikePrinter):
     def bind(self, name: str, type: Type, text: str) -> str:
         return f"const {self.type_name(type)} {name} = {text};"
 
-    def declare(self, variable: tree.Variable, init: Value) -> None:
+    def declare(self, variable: tree.Variable, init: TracedValue) -> None:
         name, type = f"v{variable.number}", self.type_name(variable.type)
         if not variable.is_array:
             self.line(f"{type} {name} = {self.text(init)};")

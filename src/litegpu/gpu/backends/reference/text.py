@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from litegpu.gpu.lang import Kernel, KernelError, Type, ops, tree, verify
-from litegpu.gpu.lang.value import Value
+from litegpu.gpu.lang.value import TracedValue
 
 #: What statements bind beside the operations of `ops.OPS`.
 _OTHERS = frozenset(("cast", "bitcast", "splat", "vec", "lane", "load", "read", "subgroup"))
@@ -79,12 +79,12 @@ def _parts(s: tree.Statement) -> list[Any]:
     return []  # a barrier
 
 
-def _operand(value: Value) -> Any:
+def _operand(value: TracedValue) -> Any:
     """A number for what a statement made, else what it is."""
     return [value.op, _type(value.type), value.attr] if value.op in ("const", "builtin") else value.number
 
 
-def _attribute(value: Value) -> Any:
+def _attribute(value: TracedValue) -> Any:
     if value.op == "load":
         return _memory(value.attr)
     if value.op == "read":
@@ -101,7 +101,7 @@ class _Reader:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.values: dict[int, Value] = {}
+        self.values: dict[int, TracedValue] = {}
         self.variables: dict[int, tree.Variable] = {}
 
     def fill(self, block: tree.Block, rows: Sequence[Any]) -> tree.Block:
@@ -150,16 +150,16 @@ class _Reader:
     def _scope(self, rows: Any) -> tree.Block:
         return self.fill(tree.Block(self.kernel.body), rows)
 
-    def _value(self, number: int, type: Any, op: str, args: tuple[Value, ...], attr: Any) -> Value:
-        made = self.values[number] = Value(self.kernel, number, Type(*type), op, args, attr, self.kernel.body)
+    def _value(self, number: int, type: Any, op: str, args: tuple[TracedValue, ...], attr: Any) -> TracedValue:
+        made = self.values[number] = TracedValue(self.kernel, number, Type(*type), op, args, attr, self.kernel.body)
         return made
 
-    def _operand(self, written: Any) -> Value:
+    def _operand(self, written: Any) -> TracedValue:
         if isinstance(written, int):
             return self.values[written]
         op, type, attr = written
         attr = (str(attr[0]), int(attr[1])) if op == "builtin" else int(attr)
-        return Value(self.kernel, -1, Type(*type), op, (), attr, self.kernel.body)
+        return TracedValue(self.kernel, -1, Type(*type), op, (), attr, self.kernel.body)
 
     def _memory(self, written: Any) -> tree.Memory:
         space, number = written

@@ -14,7 +14,7 @@ from litegpu.gpu.lang.functions import Function
 from litegpu.gpu.lang.kernel import Kernel
 from litegpu.gpu.lang.printer import decimal, memory_name
 from litegpu.gpu.lang.types import KernelError, Type
-from litegpu.gpu.lang.value import Value
+from litegpu.gpu.lang.value import TracedValue
 
 # The words of WGSL that are shaped like a kernel's name, and the functions that printed code calls.
 _WORDS = """alias break case const const_assert continue continuing default diagnostic discard else enable false fn for
@@ -99,7 +99,7 @@ class _Module(CLikePrinter):
     def hardware_id(self, name: str, axis: int) -> str:
         return f"{name}.{'xyz'[axis]}" if name in ("local_id", "group_id") else name
 
-    def number(self, value: Value) -> str:
+    def number(self, value: TracedValue) -> str:
         number, kind = value.constant, value.type.kind
         if kind == "i32":
             return f"i32({number})" if number is not None and number < 0 else f"{number}i"
@@ -117,12 +117,12 @@ class _Module(CLikePrinter):
 
     # Expressions
 
-    def repeats(self, value: Value) -> bool:
+    def repeats(self, value: TracedValue) -> bool:
         if value.op in ("min", "max", "sign", "sqrt", "rsqrt") and value.type.is_float:
             return True
         return value.op == "irem" or _cancels(value) or _compares_itself(value)
 
-    def computed(self, value: Value, args: list[str]) -> str:
+    def computed(self, value: TracedValue, args: list[str]) -> str:
         op, type = value.op, value.type
         if op == "subgroup":
             return f"{_SUBGROUP[value.attr]}({', '.join(args)})"
@@ -138,7 +138,7 @@ class _Module(CLikePrinter):
             return self._polyfill(value, args)
         return self._arithmetic(value, args)
 
-    def _arithmetic(self, value: Value, args: list[str]) -> str:
+    def _arithmetic(self, value: TracedValue, args: list[str]) -> str:
         op, operand = value.op, value.args[-1].type
         if operand.is_float:
             if op in ("min", "max"):
@@ -169,7 +169,7 @@ class _Module(CLikePrinter):
             return f"({args[0]} {_INFIX[op]} {args[1]})"
         return f"{_CALLS[op]}({', '.join(args)})"
 
-    def _bounded(self, value: Value, a: str, b: str) -> str:
+    def _bounded(self, value: TracedValue, a: str, b: str) -> str:
         """min(a, b) or max(a, b) that is `a` if that is NaN. Drivers may take it that there is no NaN, and NVIDIA's
         makes native operations that drop it of the comparison; the bits are compared too, then. That costs a tenth of
         MobileNet's time in float16, for which the comparison has to do."""
@@ -187,7 +187,7 @@ class _Module(CLikePrinter):
         root = f"select(inverseSqrt({x}), {self._special(type, math.nan)}, {x} < {name}(0))"
         return f"select({root}, {of_zero}, bitcast<{bits}>({wide}) == {bits}(0x80000000u))"
 
-    def _cancelled(self, value: Value, a: str, b: str) -> str:
+    def _cancelled(self, value: TracedValue, a: str, b: str) -> str:
         """What drivers know without looking at the operand: 0, 1 or an infinity. NaN for some operands, though."""
         type, op = value.type, value.op
         name, words = self.type_name(type), self.type_name(Type("u32", type.lanes))
@@ -218,13 +218,13 @@ class _Module(CLikePrinter):
         wide = text if type.kind == "f32" else f"{self.type_name(Type('f32', type.lanes))}({text})"
         return f"((bitcast<{name}>({wide}) & {name}(0x7fffffffu)) > {name}(0x7f800000u))"
 
-    def _shift_amount(self, amount: Value, text: str) -> str:
+    def _shift_amount(self, amount: TracedValue, text: str) -> str:
         name = self.type_name(Type("u32", amount.type.lanes))
         if amount.op == "const":
             return f"{name}({amount.attr & 31}u)" if amount.type.lanes > 1 else f"{amount.attr & 31}u"
         return f"({name}({text}) & {name}(31u))"
 
-    def _polyfill(self, value: Value, args: list[str]) -> str:
+    def _polyfill(self, value: TracedValue, args: list[str]) -> str:
         """A call of the function that computes this operation, in float32 whatever the kind."""
         operand, lanes = value.args[0].type, value.type.lanes
         name = f"{value.op}_x{lanes}"
@@ -315,7 +315,7 @@ class _Module(CLikePrinter):
     def bind(self, name: str, type: Type, text: str) -> str:
         return f"let {name} = {text};"
 
-    def declare(self, variable: tree.Variable, init: Value) -> None:
+    def declare(self, variable: tree.Variable, init: TracedValue) -> None:
         name, type = f"v{variable.number}", self.type_name(variable.type)
         if not variable.is_array:
             self.line(f"var {name}: {type} = {self.text(init)};")
@@ -335,7 +335,7 @@ class _Module(CLikePrinter):
             self.line("storageBarrier();")
 
 
-def _cancels(value: Value) -> bool:
+def _cancels(value: TracedValue) -> bool:
     """Whether a driver that knows no NaN and no infinity needs no operand: x - x, x + -x, x / x, x * 0, 0 / x, x / 0,
     x / infinity."""
     if value.type.kind != "f32" or value.op not in ("sub", "div", "add", "mul"):
@@ -351,7 +351,7 @@ def _cancels(value: Value) -> bool:
     return a is b or a.is_constant(0) or (b.op == "const" and b.constant in (0, math.inf, -math.inf))
 
 
-def _compares_itself(value: Value) -> bool:
+def _compares_itself(value: TracedValue) -> bool:
     """Whether a driver that knows no NaN knows the result: x == x, x != x, x <= x, x >= x."""
     same = len(value.args) == 2 and value.args[0] is value.args[1]
     return same and value.op in ("eq", "ne", "le", "ge") and value.args[0].type.is_float

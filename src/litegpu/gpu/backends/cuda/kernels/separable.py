@@ -15,7 +15,7 @@ from litegpu.gpu.graph import Conv2D, SeparableConv2D
 from litegpu.gpu.kernels.access import Operands, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import evaluate
-from litegpu.gpu.lang import Kernel, Value, f32x4, u32
+from litegpu.gpu.lang import Kernel, TracedValue, f32x4, u32
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def launch(ctx: KernelContext, window: Layer, weights: np.ndarray, block: Separa
     matrix = np.zeros((columns * tile.columns, depth), np.float16)
     matrix[:outputs, :channels] = weights.reshape(outputs, channels)
 
-    def inner(k: Kernel, operands: Operands, quad: Value, value: Value) -> Value:
+    def inner(k: Kernel, operands: Operands, quad: TracedValue, value: TracedValue) -> TracedValue:
         arguments = [open_source(ctx, k, v, operands).broadcast(0, 0, 0, quad) for v in node.inputs[3:]]
         result = evaluate(k, op.inner, [value, *arguments])
         return result if result.type.lanes == 4 else k.splat(result, 4)

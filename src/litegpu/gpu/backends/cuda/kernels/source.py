@@ -13,14 +13,14 @@ from litegpu.gpu.backends.cuda.printer import print_cuda_function
 from litegpu.gpu.graph import TransposeConv2D
 from litegpu.gpu.kernels.access import Operands, Position, open_sink
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeBuffer, NativeKernel
-from litegpu.gpu.lang import Type, Value, f32x4, u32
+from litegpu.gpu.lang import TracedValue, Type, f32x4, u32
 from litegpu.gpu.lang.kernel import Kernel, trace_function
 from litegpu.gpu.view import View
 
 Dim3 = tuple[int, int, int]
 
 #: From the number of an output pixel in the kernel's order, and a quad of channels, to a place in the node's output.
-Where = Callable[[Value, Value], Position]
+Where = Callable[[TracedValue, TracedValue], Position]
 
 
 class Traced:
@@ -29,7 +29,9 @@ class Traced:
     MACRO(parameters...) is the call; its buffers become parameters of the kernel, with `name` in front of theirs.
     """
 
-    def __init__(self, ctx: KernelContext, name: str, types: Sequence[Type], fn: Callable[..., Value | None]) -> None:
+    def __init__(
+        self, ctx: KernelContext, name: str, types: Sequence[Type], fn: Callable[..., TracedValue | None]
+    ) -> None:
         """`fn(kernel, operands, *parameters)` traces it; `operands` collects what its buffers are bound to."""
         self.operands: Operands = {}
         self.name = name
@@ -78,7 +80,7 @@ def native_launch(
     """
     shape = ctx.output.shape
 
-    def store(k: Kernel, bound: Operands, pixel: Value, quad: Value, value: Value) -> None:
+    def store(k: Kernel, bound: Operands, pixel: TracedValue, quad: TracedValue, value: TracedValue) -> None:
         at = where(pixel, quad) if where is not None else Position(shape, pixel=pixel, q=quad)
         open_sink(ctx, k, bound).write(at, value)
 

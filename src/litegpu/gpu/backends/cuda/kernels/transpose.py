@@ -13,7 +13,7 @@ from litegpu.gpu.backends.cuda.kernels.source import Where
 from litegpu.gpu.graph import Conv2D, TransposeConv2D
 from litegpu.gpu.kernels.access import Position, divide, remainder
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.lang import Value
+from litegpu.gpu.lang import TracedValue
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def phases(out: int, taps: int, stride: int, padding: int) -> list[Phase]:
 def _where(ctx: KernelContext, op: TransposeConv2D, y: Phase, x: Phase) -> Where:
     shape = ctx.output.shape
 
-    def where(pixel: Value, quad: Value) -> Position:
+    def where(pixel: TracedValue, quad: TracedValue) -> Position:
         row, total = divide(pixel, x.size), shape[0] * y.size * x.size
         at = (
             0 if shape[0] == 1 else divide(row, y.size),
