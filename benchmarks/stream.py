@@ -25,7 +25,7 @@ import numpy as np
 from cuda_measure import find_models
 
 import litegpu
-from litegpu.gpu.backends.host_copy import copy_bytes
+from litegpu.host_copy import copy_bytes
 from litegpu.stream import only_kernel
 
 SECONDS = 2.0

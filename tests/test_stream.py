@@ -15,7 +15,7 @@ from agreement import require_gpu
 
 import litegpu
 from litegpu import OptionError, TensorError
-from litegpu.gpu.backends.host_copy import LARGE_BYTES, copy_bytes
+from litegpu.host_copy import LARGE_BYTES, copy_bytes
 from litegpu.model.builder import ModelBuilder
 from litegpu.model.types import TensorType
 

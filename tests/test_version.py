@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import litegpu
-from litegpu import cli
+from litegpu import cli, version
 from litegpu.tools import doctor
 from litegpu.zoo import build_model
 
@@ -28,7 +28,7 @@ def test_packages_read_it_from_the_source() -> None:
 
 def test_no_other_file_has_it() -> None:
     files = [path for path in (ROOT / "src").rglob("*.py") if f'"{litegpu.__version__}"' in path.read_text()]
-    assert files == [ROOT / "src" / "litegpu" / "__init__.py"]
+    assert files == [ROOT / "src" / "litegpu" / "version.py"]
 
 
 def printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -43,7 +43,7 @@ def test_what_shows_it_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Commands, doctor and pages. tests/gpu/delegate/test_cache_key.py has caches."""
-    monkeypatch.setattr(litegpu, "__version__", "9.8.7")
+    monkeypatch.setattr(version, "__version__", "9.8.7")
     assert printed(monkeypatch, capsys, "--version") == "litegpu 9.8.7\n"
     assert printed(monkeypatch, capsys, "version").splitlines()[0] == "litegpu 9.8.7"
     assert json.loads(printed(monkeypatch, capsys, "version", "--json"))["litegpu"] == "9.8.7"

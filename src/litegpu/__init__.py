@@ -40,6 +40,7 @@ from litegpu.interpreter import (
 from litegpu.model.bundle import BundledModel, list_models
 from litegpu.model.reader import read_model
 from litegpu.session import LoadedModel, load
+from litegpu.version import __version__ as __version__
 from litegpu.visible import VisibleLog
 
 if TYPE_CHECKING:
@@ -48,9 +49,6 @@ if TYPE_CHECKING:
     from litegpu.gpu.delegate.images import ImageInput
     from litegpu.tools.advise import advise
     from litegpu.tools.benchmark import benchmark, compare_benchmarks
-
-#: The only place that has it: packages, commands, pages and caches read it here.
-__version__ = "0.1.0"
 
 for _name in ("litegpu", "litegpu.debug"):
     logging.getLogger(_name).addFilter(VisibleLog())

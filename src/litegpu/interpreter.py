@@ -121,8 +121,8 @@ class Interpreter:
             source = Source.changed(bytes(write_model(inlined)))
         operators = None
         if any(o.is_custom for o in source.model.main.operators):
-            from litegpu.delegates.reference import for_missing_ops
             from litegpu.gpu.custom.registration import known
+            from litegpu.gpu.delegate.missing_ops import for_missing_ops
 
             operators = dict(known())
             asked += for_missing_ops(source.model, options, alone=not asked)

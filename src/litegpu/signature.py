@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, cast
 
 from litegpu.boundary import typed_errors
+from litegpu.delegates.plan import Plan
+from litegpu.engines.engine import Engine
 from litegpu.engines.whole import Whole
 from litegpu.errors import OptionError, TensorError
+from litegpu.model.types import Model
+from litegpu.turns import Turns
 
-if TYPE_CHECKING:
-    from litegpu.interpreter import Interpreter
+
+class Runs(Protocol):
+    """What a runner uses of an interpreter."""
+
+    _engine: Engine
+    _turns: Turns
+
+    @property
+    def model(self) -> Model: ...
+
+    @property
+    def plan(self) -> Plan | None: ...
+
+    @property
+    def runs_whole(self) -> bool: ...
+
+    def allocate_tensors(self) -> None: ...
+
+    def set_tensor(self, tensor_index: int, value: Any) -> None: ...
+
+    def get_tensor(self, tensor_index: int) -> Any: ...
+
+    def _resize(self, index: int, shape: Any) -> None: ...
+
+    def _exclusively(self, work: Callable[[], Any]) -> Any: ...
+
+    def _get_full_signature_list(self) -> dict[str, Any]: ...
+
+    def _get_tensor_details(self, tensor_index: int, subgraph_index: int) -> dict[str, Any]: ...
 
 
 @typed_errors
@@ -18,7 +49,7 @@ class SignatureRunner:
     """Runs one signature of a model: called with keyword arrays it gives {output name: array}. Every call resizes the
     inputs to what it is given."""
 
-    def __init__(self, interpreter: Interpreter | None = None, signature_key: str | None = None) -> None:
+    def __init__(self, interpreter: Runs | None = None, signature_key: str | None = None) -> None:
         if interpreter is None:
             raise OptionError("None interpreter provided.")
         if not signature_key:

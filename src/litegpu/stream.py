@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,24 +12,53 @@ import numpy as np
 
 from litegpu import fork
 from litegpu.background import Background
+from litegpu.delegates.report import DelegationReport
 from litegpu.errors import OptionError, TensorError
 from litegpu.gpu.delegate.array_place import is_on_gpu
 
 if TYPE_CHECKING:
+    from litegpu.gpu.delegate.delegate import GpuDelegate
     from litegpu.gpu.delegate.kernel import GpuKernel
-    from litegpu.session import LoadedModel
 
 Shapes = tuple[tuple[int, ...], ...]
 
 
-def stream(model: LoadedModel, items: Iterable[Any], ahead: int) -> Iterator[Any]:
+class Streamed(Protocol):
+    """What a stream uses of a LoadedModel."""
+
+    _lock: threading.RLock
+    _inputs: dict[str, int]
+    _outputs: dict[str, int]
+
+    @property
+    def delegate(self) -> GpuDelegate | None: ...
+
+    @property
+    def report(self) -> DelegationReport: ...
+
+    def __call__(self, *args: Any, **values: Any) -> Any: ...
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]: ...
+
+    def _converted(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]: ...
+
+    def _check_open(self) -> None: ...
+
+    def _resize(self, arrays: Mapping[str, np.ndarray]) -> None: ...
+
+    def _infer(self, arrays: Mapping[str, np.ndarray]) -> Any: ...
+
+    def _as_result(self, arrays: Sequence[Any]) -> Any: ...
+
+
+def stream(model: Streamed, items: Iterable[Any], ahead: int) -> Iterator[Any]:
     """See LoadedModel.stream()."""
     if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
         raise OptionError(f"ahead is {ahead!r}; it must be 1 or more")
     return _streamed(model, iter(items), ahead)
 
 
-def _streamed(model: LoadedModel, items: Iterator[Any], ahead: int) -> Iterator[Any]:
+def _streamed(model: Streamed, items: Iterator[Any], ahead: int) -> Iterator[Any]:
     lane: _Lane | None = None
     try:
         while True:
@@ -69,7 +99,7 @@ def _streamed(model: LoadedModel, items: Iterator[Any], ahead: int) -> Iterator[
             close()
 
 
-def _next_values(model: LoadedModel, items: Iterator[Any]) -> dict[str, Any] | None:
+def _next_values(model: Streamed, items: Iterator[Any]) -> dict[str, Any] | None:
     """The next item by name, in the inputs' types unless some of it is on the GPU; None at the end."""
     try:
         item = next(items)
@@ -102,7 +132,7 @@ class _Lane(Protocol):
         not wait for what is in flight."""
 
 
-def _open(model: LoadedModel, arrays: Mapping[str, np.ndarray], shapes: Shapes, ahead: int) -> _Lane:
+def _open(model: Streamed, arrays: Mapping[str, np.ndarray], shapes: Shapes, ahead: int) -> _Lane:
     with model._lock:
         model._check_open()
         model._resize(arrays)
@@ -121,7 +151,7 @@ class Route:
     outputs: tuple[int, ...]
 
 
-def only_kernel(model: LoadedModel) -> Route | None:
+def only_kernel(model: Streamed) -> Route | None:
     """The kernel that runs the whole model, if one does."""
     from litegpu.gpu.delegate import binding
 
@@ -143,7 +173,7 @@ def only_kernel(model: LoadedModel) -> Route | None:
 class _Overlapping:
     """Copies of a kernel that runs the whole model, each with memory and a queue of its own."""
 
-    def __init__(self, model: LoadedModel, route: Route, shapes: Shapes, ahead: int) -> None:
+    def __init__(self, model: Streamed, route: Route, shapes: Shapes, ahead: int) -> None:
         self.shapes = shapes
         self._model = model
         self._route = route
@@ -188,7 +218,7 @@ class _Overlapping:
 class _InTurn:
     """One inference in a thread, as a call of the model, while the caller's code runs."""
 
-    def __init__(self, model: LoadedModel, shapes: Shapes) -> None:
+    def __init__(self, model: Streamed, shapes: Shapes) -> None:
         self.shapes = shapes
         self._model = model
         self._background = Background()

@@ -25,7 +25,7 @@ from agreement import require_gpu
 from typer.testing import CliRunner
 
 import litegpu
-from litegpu import GpuDelegate, GpuDelegateOptions, Interpreter, OptionError
+from litegpu import GpuDelegate, GpuDelegateOptions, Interpreter, OptionError, version
 from litegpu.gpu import cache_folder
 from litegpu.gpu.cache_entry import CacheEntry, EntryError, decode, encode
 from litegpu.gpu.cache_folder import CacheFolder, default_folder
@@ -366,7 +366,7 @@ def test_what_another_program_depends_on(tmp_path: Path, builds: list[int], monk
         ({"precision": "auto"}, None),
         ({"model_token": "a"}, None),
         ({"model_token": "b"}, None),
-        ({}, lambda: monkeypatch.setattr(litegpu, "__version__", "9.9")),
+        ({}, lambda: monkeypatch.setattr(version, "__version__", "9.9")),
         ({}, lambda: monkeypatch.setattr(cache_key, "code_stamp", lambda: "other code")),
         ({}, lambda: monkeypatch.setattr(gpu, "fingerprint", lambda content: "other weights")),
     ]

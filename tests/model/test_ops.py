@@ -51,7 +51,7 @@ EXCEPTIONS = {
     "model/verifier.py": ({"ASSIGN_VARIABLE", "READ_VARIABLE", "VAR_HANDLE"}, "how these three go together"),
     "delegates/cpu.py": ({"READ_VARIABLE"}, "XNNPACK cannot square what this one reads"),
     "delegates/partitioner.py": ({"DEQUANTIZE"}, "of constants every partition has its own"),
-    "delegates/reference.py": ({"MaxPoolingWithArgmax2D", "MaxUnpooling2D"}, "kernels that the runtime lacks"),
+    "gpu/delegate/missing_ops.py": ({"MaxPoolingWithArgmax2D", "MaxUnpooling2D"}, "kernels that the runtime lacks"),
     "delegates/short_bias.py": ({"TRANSPOSE_CONV"}, "a mistake of converters in this operator"),
 }
 

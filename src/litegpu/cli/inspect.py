@@ -55,8 +55,8 @@ def version(as_json: Json = False) -> None:
     """Print the versions of litegpu and of what it stands on."""
     from importlib.metadata import version as installed
 
-    from litegpu import __version__
     from litegpu.gpu.backends import registry
+    from litegpu.version import __version__
 
     packages = ("ai-edge-litert", *registry.libraries(), "numpy")
     versions = {"litegpu": __version__} | {name: installed(name) for name in packages}
@@ -69,7 +69,7 @@ def version(as_json: Json = False) -> None:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from litegpu import __version__
+        from litegpu.version import __version__
 
         print(f"litegpu {__version__}")
         raise typer.Exit

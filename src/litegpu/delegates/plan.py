@@ -31,7 +31,7 @@ from litegpu.delegates.protocol import (
     lacking,
 )
 from litegpu.errors import DelegateError, InvokeError, LiteGpuError, TensorError
-from litegpu.gpu.backends.host_copy import LARGE_BYTES, copy_bytes
+from litegpu.host_copy import LARGE_BYTES, copy_bytes
 from litegpu.model.reader import DTYPES
 from litegpu.model.types import Subgraph
 from litegpu.turns import Turns, alone

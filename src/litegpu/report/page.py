@@ -168,6 +168,6 @@ def _is_number(cell: str) -> bool:
 
 
 def _made_by() -> str:
-    from litegpu import __version__
+    from litegpu.version import __version__
 
     return f"litegpu {__version__}"

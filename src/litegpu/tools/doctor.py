@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import litegpu
+from litegpu import version
 from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.contract import Backend, Device
 from litegpu.gpu.backends.diagnosis import Diagnosed, Doctor, ListedDevice, Listing, SystemPart, SystemReport
@@ -278,7 +278,7 @@ def _advice(devices: Sequence[DeviceReport], parts: Sequence[_Part], system: Sys
 
 
 def _versions(packages: Sequence[str]) -> dict[str, str]:
-    versions = {"Python": platform.python_version(), "litegpu": litegpu.__version__}
+    versions = {"Python": platform.python_version(), "litegpu": version.__version__}
     for package in packages:
         try:
             versions[package] = importlib.metadata.version(package)

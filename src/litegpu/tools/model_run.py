@@ -7,17 +7,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import litegpu
 from litegpu.delegates.report import CPU
 from litegpu.errors import OptionError
 from litegpu.model.cut import cut
 from litegpu.model.inline import inline_composites
 from litegpu.model.reader import DTYPES, read_model
 from litegpu.model.types import Subgraph
+from litegpu.session import load
 from litegpu.tools.agreement import Agreement, Verdict, compare, judge, step_of
 from litegpu.tools.drawing import draw
 from litegpu.tools.images import Normalization, image_to_tensor, load_image, save_image, takes_image
@@ -35,6 +35,10 @@ from litegpu.tools.predictions import (
     class_count,
     interpret,
 )
+
+if TYPE_CHECKING:
+    from litegpu.delegates.report import DelegationReport
+    from litegpu.session import LoadedModel
 
 _TIMED_RUNS = 10
 _MOST_SECONDS = 3.0  # of timed runs on one device
@@ -77,7 +81,7 @@ class RunReport:
     device: str
     is_software: bool
     precision: str
-    delegation: litegpu.DelegationReport
+    delegation: DelegationReport
     timing: RunTiming
     cpu: RunTiming | None
     inferences: tuple[InputResult, ...]
@@ -220,7 +224,7 @@ class _Opened:
         self, model: str | os.PathLike[str] | bytes, device: str, precision: str, num_threads: int | None
     ) -> None:
         start = time.perf_counter()
-        self.loaded = litegpu.load(model, device=device, precision=precision, num_threads=num_threads)
+        self.loaded = load(model, device=device, precision=precision, num_threads=num_threads)
         self.prepare = time.perf_counter() - start
 
     def __enter__(self) -> _Opened:
@@ -293,7 +297,7 @@ def _steps(model: str | os.PathLike[str]) -> list[float]:
     return steps
 
 
-def _with_float_weights(model: str | os.PathLike[str], report: litegpu.DelegationReport) -> tuple[bytes, int]:
+def _with_float_weights(model: str | os.PathLike[str], report: DelegationReport) -> tuple[bytes, int]:
     """The model with float weights in those of its dynamic-range ops that run on the GPU, and how many these are."""
     whole = inline_composites(read_model(model))
     taken = {n.index for n in report.nodes if n.owner != CPU}
@@ -304,7 +308,7 @@ def _with_float_weights(model: str | os.PathLike[str], report: litegpu.Delegatio
     return cut(changed, 0, range(len(main.operators)), main.inputs, main.outputs), len(nodes)
 
 
-def _gpu(loaded: litegpu.LoadedModel) -> tuple[str, bool]:
+def _gpu(loaded: LoadedModel) -> tuple[str, bool]:
     """The name of the GPU that a model runs on, and whether it is a program on the CPU."""
     assert loaded.delegate is not None
     info = loaded.delegate.open_device().info

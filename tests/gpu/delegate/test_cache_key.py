@@ -11,7 +11,7 @@ import pytest
 from fake_device import FakeDevice
 
 import litegpu
-from litegpu import GpuDelegateOptions
+from litegpu import GpuDelegateOptions, version
 from litegpu.delegates.protocol import Partition
 from litegpu.gpu.delegate import cache_key
 from litegpu.gpu.lang.features import Features
@@ -132,7 +132,7 @@ def test_what_does_not_matter_to_a_program(options: dict[str, Any]) -> None:
 def test_other_code_and_other_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Case().key()
     with monkeypatch.context() as patch:
-        patch.setattr(litegpu, "__version__", "9.9")
+        patch.setattr(version, "__version__", "9.9")
         assert Case().key() != before
     monkeypatch.setattr(cache_key, "code_stamp", lambda: "other files")
     assert Case().key() != before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,20 +16,6 @@ from litegpu.gpu.lang import Features, Kernel, KernelError, TracedValue, trace, 
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Dim3 = tuple[int, int, int]
-
-
-class Definition(Protocol):
-    """What graph.Custom consists of."""
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether evaluate() can be called."""
-
-    def evaluate(self, inputs: Sequence[Array], shape: Shape) -> Array:
-        """The result of B,H,W,C `shape` for inputs in B,H,W,C; of float32, int32 or bool."""
-
-    def build(self, ctx: KernelContext) -> list[Launch]:
-        """The kernels of ctx.node."""
 
 
 @dataclass(frozen=True, eq=False)

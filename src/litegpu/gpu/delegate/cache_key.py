@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import litegpu
+from litegpu import version
 from litegpu.delegates.protocol import Partition
 from litegpu.gpu.backends.abilities import Recompiles
 from litegpu.gpu.backends.contract import Device
@@ -51,7 +51,7 @@ def describe(
     tensors = partition.subgraph.tensors
     touched = sorted({t for o in partition.nodes for t in (*o.inputs, *o.outputs) if t >= 0})
     parts = (
-        litegpu.__version__,
+        version.__version__,
         code_stamp(),
         token,
         len(partition.model.content),
@@ -74,7 +74,7 @@ def describe(
         "device": device.info.name,
         "backend": device.info.backend,
         "driver": device.info.driver,
-        "litegpu": litegpu.__version__,
+        "litegpu": version.__version__,
     }
 
 
@@ -82,7 +82,7 @@ def describe(
 def code_stamp() -> str:
     """Names, sizes and times of the files that programs come from: another installation has other programs, even under
     the same version."""
-    root = Path(litegpu.__file__).parent
+    root = Path(version.__file__).parent
     rows = []
     for part in _CODE:
         for folder, _, names in os.walk(root / part):

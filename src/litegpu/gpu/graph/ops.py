@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from litegpu.gpu.graph.expression import RESULT, Expr
+import numpy as np
+
+from litegpu.gpu.graph.expression import RESULT, Expr, Shape
 from litegpu.gpu.graph.movement import Step
-
-if TYPE_CHECKING:
-    from litegpu.gpu.custom.definition import Definition
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,20 @@ class Gather:
     count: int
 
 
+class Definition(Protocol):
+    """What a Custom node consists of, as far as it is no matter of kernels."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether evaluate() can be called."""
+
+    def evaluate(self, inputs: Sequence[np.ndarray], shape: Shape) -> np.ndarray:
+        """The result of B,H,W,C `shape` for inputs in B,H,W,C; of float32, int32 or bool."""
+
+
 @dataclass(frozen=True)
 class Custom:
-    """What `definition` says (gpu/custom/definition.py): its evaluate() computes the node in NumPy, its build() makes
+    """What `definition` says: its evaluate() computes the node in NumPy, its build() (kernels.context.Builds) makes
     the kernels. For operators of users, and for those of .tflite that share nothing with any other."""
 
     definition: Definition

@@ -21,7 +21,13 @@ from litegpu.gpu.kernels import (
     softmax,
     transpose_convolution,
 )
-from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.kernels.context import Builds, KernelContext, Launch
+
+
+def _custom(ctx: KernelContext) -> list[Launch]:
+    assert isinstance(ctx.node.op, graph.Custom) and isinstance(ctx.node.op.definition, Builds)
+    return ctx.node.op.definition.build(ctx)
+
 
 _BUILD: dict[type[graph.Op], Callable[[KernelContext], list[Launch]]] = {
     graph.Elementwise: elementwise.build,
@@ -37,7 +43,7 @@ _BUILD: dict[type[graph.Op], Callable[[KernelContext], list[Launch]]] = {
     graph.Attention: attention.build,
     graph.Copy: copy.build,
     graph.Gather: gather.build,
-    graph.Custom: lambda ctx: ctx.node.op.definition.build(ctx),  # type: ignore[union-attr]
+    graph.Custom: _custom,
 }
 
 

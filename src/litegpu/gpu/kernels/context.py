@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -75,3 +75,11 @@ class Launch:
     operands: Mapping[str, View | np.ndarray]
     label: str
     variant: str = ""  # which of several kernels for the same work, for people
+
+
+@runtime_checkable
+class Builds(Protocol):
+    """What the definition of a Custom node is for kernels; the rest of it is graph.Definition."""
+
+    def build(self, ctx: KernelContext) -> list[Launch]:
+        """The kernels of ctx.node."""

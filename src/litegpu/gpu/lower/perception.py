@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from litegpu.errors import ModelError
-from litegpu.gpu.custom.definition import Definition
 from litegpu.gpu.custom.landmarks import CropMatrix, TransformPoints, TurnedCropMatrix
 from litegpu.gpu.custom.operation import decode_flexbuffer
 from litegpu.gpu.custom.pooling import MaxUnpool, WindowArgmax
 from litegpu.gpu.custom.sampling import Resample, TransformImage
-from litegpu.gpu.graph import RESULT, Custom, Pool2D, TransposeConv2D
+from litegpu.gpu.graph import RESULT, Custom, Definition, Pool2D, TransposeConv2D
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.activation import activate
 from litegpu.gpu.lower.constants import Unsupported

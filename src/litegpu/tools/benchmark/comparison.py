@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-import litegpu
 from litegpu.boundary import typed
 from litegpu.errors import LiteGpuError
 from litegpu.model.batch import with_batch
+from litegpu.model.reader import read_model
 from litegpu.tools.benchmark.benchmark_text import Log
 from litegpu.tools.benchmark.configurations import Configuration, configurations
 from litegpu.tools.benchmark.energy import EnergyWatch
@@ -179,7 +179,7 @@ def _batched(graph: str, batch_sizes: Sequence[int]) -> list[tuple[int | None, b
     """(batch size, the model's bytes) of each; the file itself without batch sizes."""
     if not batch_sizes:
         return [(None, None)]
-    model = litegpu.read_model(graph)
+    model = read_model(graph)
     return [(batch, bytes(with_batch(model, batch).content)) for batch in batch_sizes]
 
 

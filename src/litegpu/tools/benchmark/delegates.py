@@ -5,19 +5,25 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import litegpu
 from litegpu.delegates.xnnpack import partitions_of
 from litegpu.errors import DelegateError, LiteGpuError, OptionError
+from litegpu.gpu.delegate.delegate import GpuDelegate
+from litegpu.gpu.delegate.options import InferencePreference
+from litegpu.interpreter import load_delegate
 from litegpu.tools.benchmark.flags import BenchmarkFlags
+
+if TYPE_CHECKING:
+    from litegpu.delegates.protocol import DelegateKernel, Partition
+    from litegpu.interpreter import Interpreter
 
 _PRECISIONS = {"float16": "float16", "fp16": "float16", "float32": "float32", "fp32": "float32", "auto": "auto"}
 _OPENCL = ("cl", "opencl")
 _WAITS = ("passive", "active", "do_not_wait", "aggressive")
 
 
-def gpu_delegate(flags: BenchmarkFlags) -> litegpu.GpuDelegate:
+def gpu_delegate(flags: BenchmarkFlags) -> GpuDelegate:
     """The GPU delegate that the flags ask for; raises OptionError."""
     options: dict[str, Any] = {}
     if flags.gpu_precision:
@@ -33,10 +39,10 @@ def gpu_delegate(flags: BenchmarkFlags) -> litegpu.GpuDelegate:
             raise OptionError(f"--gpu_wait_type is {flags.gpu_wait_type!r}; it must be one of {', '.join(_WAITS)}")
         options["wait_type"] = flags.gpu_wait_type
     if flags.gpu_inference_for_sustained_speed:
-        options["inference_preference"] = litegpu.InferencePreference.SUSTAINED_SPEED
+        options["inference_preference"] = InferencePreference.SUSTAINED_SPEED
     if flags.delegate_serialize_token and not flags.delegate_serialize_dir:
         raise OptionError("--delegate_serialize_token names a model in --delegate_serialize_dir: give that too")
-    return litegpu.GpuDelegate(
+    return GpuDelegate(
         quantization_enabled=flags.gpu_experimental_enable_quant,
         backend={"opengl": "gl"}.get(flags.gpu_backend, flags.gpu_backend) or "auto",
         device=flags.gpu_device or None,
@@ -54,7 +60,7 @@ def gpu_delegate(flags: BenchmarkFlags) -> litegpu.GpuDelegate:
 class GpuWatch:
     """Hands everything on to the GPU delegate, and keeps the kernels that it prepares and the time that it takes."""
 
-    def __init__(self, inner: litegpu.GpuDelegate) -> None:
+    def __init__(self, inner: GpuDelegate) -> None:
         self._inner = inner
         self.prepared: list[Any] = []
         self.checking = 0.0
@@ -70,7 +76,7 @@ class GpuWatch:
         finally:
             self.checking += time.perf_counter() - started
 
-    def prepare(self, partition: litegpu.Partition) -> litegpu.DelegateKernel:
+    def prepare(self, partition: Partition) -> DelegateKernel:
         started = time.perf_counter()
         try:
             kernel = self._inner.prepare(partition)
@@ -94,13 +100,13 @@ def external_delegate(flags: BenchmarkFlags) -> Any:
             raise OptionError(f"{item!r} in --external_delegate_options is not key:value")
         options[key] = value
     try:
-        return litegpu.load_delegate(path, options)
+        return load_delegate(path, options)
     except (OSError, ValueError) as error:
         raise DelegateError(f"The delegate in {path} cannot be loaded: {error}") from None
 
 
 def applied(
-    interpreter: litegpu.Interpreter, gpu: Any, external: Any, flags: BenchmarkFlags
+    interpreter: Interpreter, gpu: Any, external: Any, flags: BenchmarkFlags
 ) -> tuple[tuple[str, int, bool], ...]:
     """(name, kernels, whether one of them is the whole model) of each delegate that was asked for."""
     report = interpreter.delegation_report()

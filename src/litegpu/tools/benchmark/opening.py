@@ -5,19 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import litegpu
 from litegpu.delegates.cpu import PLAIN
 from litegpu.errors import DelegateError, InvokeError, OptionError
+from litegpu.interpreter import Interpreter, OpResolverType
+from litegpu.model.reader import read_model
 from litegpu.tools.benchmark import feeds
 from litegpu.tools.benchmark.delegates import GpuWatch, applied, external_delegate, gpu_delegate
 from litegpu.tools.benchmark.flags import BenchmarkFlags
 from litegpu.tools.benchmark.loop import setter
 from litegpu.tools.benchmark.memory import DeviceMemory
 from litegpu.tools.benchmark.result import Startup
+
+if TYPE_CHECKING:
+    from litegpu.delegates.report import DelegationReport
+    from litegpu.interpreter import SignatureRunner
 
 Outputs = list[tuple[str, np.ndarray]]
 
@@ -28,7 +33,7 @@ class Opened:
     `delegates` the names of what was applied explicitly, with the number of its kernels and whether one is the whole
     model. `signature`: the key of the one that runs, if it is not the main subgraph."""
 
-    interpreter: litegpu.Interpreter
+    interpreter: Interpreter
     kernels: tuple[Any, ...]
     device: Any
     delegates: tuple[tuple[str, int, bool], ...]
@@ -40,7 +45,7 @@ class Opened:
     device_memory: DeviceMemory
 
     @property
-    def report(self) -> litegpu.DelegationReport:
+    def report(self) -> DelegationReport:
         return self.interpreter.delegation_report()
 
     @property
@@ -68,12 +73,12 @@ def open_model(flags: BenchmarkFlags, content: bytes | None = None, announce: Ca
     external = external_delegate(flags)
     opened = clock()
     given = [d for d in (gpu, external) if d is not None]
-    interpreter = litegpu.Interpreter(
+    interpreter = Interpreter(
         model_path=None if content is not None else flags.graph,
         model_content=content,
         experimental_delegates=given or None,
         num_threads=flags.num_threads if flags.num_threads > 0 else None,
-        experimental_op_resolver_type=PLAIN if flags.use_xnnpack is False else litegpu.OpResolverType.AUTO,
+        experimental_op_resolver_type=PLAIN if flags.use_xnnpack is False else OpResolverType.AUTO,
         experimental_disable_delegate_clustering=flags.disable_delegate_clustering,
     )
     try:
@@ -97,7 +102,7 @@ def open_model(flags: BenchmarkFlags, content: bytes | None = None, announce: Ca
 
 def signature_keys(flags: BenchmarkFlags) -> list[str]:
     """The keys of the model's signatures."""
-    return [s.key for s in litegpu.read_model(flags.graph).signatures]
+    return [s.key for s in read_model(flags.graph).signatures]
 
 
 def _startup(delegate: GpuWatch | None, device: float, load: float, allocate: float) -> Startup:
@@ -115,7 +120,7 @@ def _startup(delegate: GpuWatch | None, device: float, load: float, allocate: fl
     )
 
 
-def _signature(interpreter: litegpu.Interpreter, flags: BenchmarkFlags) -> litegpu.SignatureRunner | None:
+def _signature(interpreter: Interpreter, flags: BenchmarkFlags) -> SignatureRunner | None:
     """What runs the chosen signature, None if that is the main subgraph; raises OptionError."""
     signatures = {s.key: s for s in interpreter.model.signatures}
     wanted = flags.signature_to_run_for
@@ -133,14 +138,12 @@ def _one_of(keys: Any) -> str:
     return f"one of {', '.join(keys)}"
 
 
-def _inputs(interpreter: litegpu.Interpreter, runner: litegpu.SignatureRunner | None) -> list[dict[str, Any]]:
+def _inputs(interpreter: Interpreter, runner: SignatureRunner | None) -> list[dict[str, Any]]:
     """The detail dictionaries of what is fed."""
     return interpreter.get_input_details() if runner is None else list(runner.get_input_details().values())
 
 
-def _allocated(
-    interpreter: litegpu.Interpreter, runner: litegpu.SignatureRunner | None, flags: BenchmarkFlags
-) -> float:
+def _allocated(interpreter: Interpreter, runner: SignatureRunner | None, flags: BenchmarkFlags) -> float:
     """Give the inputs the shapes of the flags and allocate; the seconds of the latter."""
     resizes = feeds.resizes(flags, _inputs(interpreter, runner))
     if resizes and runner is not None:
@@ -157,7 +160,7 @@ def _allocated(
 
 
 def _ways(
-    interpreter: litegpu.Interpreter, runner: litegpu.SignatureRunner | None, arrays: Sequence[np.ndarray]
+    interpreter: Interpreter, runner: SignatureRunner | None, arrays: Sequence[np.ndarray]
 ) -> tuple[Callable[[], object], Callable[[], object], Callable[[], Outputs]]:
     """What copies the inputs in, makes one inference, and gives the outputs by name."""
     if runner is not None:

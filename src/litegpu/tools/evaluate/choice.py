@@ -6,12 +6,12 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-import litegpu
 from litegpu.device_choice import best_gpu, is_device
 from litegpu.errors import OptionError, TensorError
 from litegpu.gpu.backends import registry
 from litegpu.model.batch import with_batch
-from litegpu.session import LoadedModel
+from litegpu.model.reader import read_model
+from litegpu.session import LoadedModel, load
 
 log = logging.getLogger("litegpu")
 
@@ -90,18 +90,18 @@ def open_model(model: str | bytes, choice: DelegateChoice, batch: int = 1) -> Op
     source, note = model, ""
     if batch > 1:
         try:
-            source = bytes(with_batch(litegpu.read_model(model), batch).content)
+            source = bytes(with_batch(read_model(model), batch).content)
         except TensorError as error:
             batch, note = 1, str(error)
             log.info("The model takes one image at a time: %s", error)
     if not choice.on_gpu:
-        return OpenedModel(litegpu.load(source, "cpu", num_threads=choice.num_threads), batch, note)
+        return OpenedModel(load(source, "cpu", num_threads=choice.num_threads), batch, note)
     options: dict[str, Any] = {"max_delegated_partitions": choice.max_delegated_partitions}
     device = choice.kind
     if device == "gpu":
         device = best_gpu()
     elif not is_device(device):  # a part of a backend
         device, options["backend"] = registry.owner(device), device
-    loaded = litegpu.load(source, device, choice.precision, num_threads=choice.num_threads, **options)
+    loaded = load(source, device, choice.precision, num_threads=choice.num_threads, **options)
     loaded.interpreter.invoke()  # what drivers compile at the first inference is no latency of a model
     return OpenedModel(loaded, batch, note)

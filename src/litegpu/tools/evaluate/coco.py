@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import litegpu
 from litegpu.errors import OptionError
+from litegpu.model.reader import read_model
 from litegpu.model.types import Model
 from litegpu.tools.evaluate.choice import DelegateChoice
 from litegpu.tools.evaluate.coco_metric import Precisions, coco_precisions, require_pycocotools
@@ -82,7 +82,7 @@ class CocoData(DataSet[CocoTask, DelegatePrecision]):
 
     def __init__(self, task: CocoTask, running: Running) -> None:
         require_pycocotools()
-        model = litegpu.read_model(task.model_file)
+        model = read_model(task.model_file)
         preprocessing = for_input(model, **{"crop": 0.0, **task.preprocessing})
         self.truth = _truth(task)
         items = [image.item for image in self.truth.images]

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import litegpu
 from litegpu.errors import InvokeError, OptionError
 from litegpu.tools.console import progress
 from litegpu.tools.distribute.scheduler import PATIENCE, require_patience
@@ -20,6 +19,7 @@ from litegpu.tools.evaluate.records import RecordFile, unfinished
 from litegpu.tools.evaluate.shard import Job, Placement, Record, map_shard, placement
 from litegpu.tools.outputs import require_folder, require_writable
 from litegpu.tools.statistics import Statistics
+from litegpu.version import __version__
 
 _GPU_BATCH = 32
 _SHOWN_EVERY = 0.2  # seconds
@@ -143,7 +143,7 @@ def fingerprint(task: str, digest: str, job: Job) -> dict[str, Any]:
         "delegate": str(job.choice),
         "max_delegated_partitions": job.choice.max_delegated_partitions,
         "preprocessing": asdict(job.prepare),  # type: ignore[call-overload]
-        "litegpu": litegpu.__version__,
+        "litegpu": __version__,
     }
 
 

@@ -6,19 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import litegpu
 from litegpu.errors import OptionError
 from litegpu.gpu.custom.operation import decode_flexbuffer
 from litegpu.model.builder import ModelBuilder
 from litegpu.model.cut import cut
 from litegpu.model.types import Model, Operator, Tensor, TensorType
+from litegpu.session import load
 from litegpu.tools.arrays import read_array
 from litegpu.tools.evaluate.shard import Read
 from litegpu.zoo.ssd import ssd_anchors, ssd_feature_maps, ssd_post_process
+
+if TYPE_CHECKING:
+    from litegpu.interpreter import Interpreter
 
 _OP = "TFLite_Detection_PostProcess"
 _PARTS = ("boxes", "classes", "scores", "count")  # the op's outputs, in its order
@@ -231,6 +234,6 @@ def _real(array: np.ndarray, quantization: tuple[float, int]) -> np.ndarray:
 
 
 @lru_cache(maxsize=4)
-def _post_processor(content: bytes) -> litegpu.Interpreter:
+def _post_processor(content: bytes) -> Interpreter:
     """With one thread: regular NMS of the official op skips a class with more."""
-    return litegpu.load(content, "cpu", num_threads=1).interpreter
+    return load(content, "cpu", num_threads=1).interpreter

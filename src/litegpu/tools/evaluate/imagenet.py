@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-import litegpu
 from litegpu.errors import OptionError
+from litegpu.model.reader import read_model
 from litegpu.model.types import Model
 from litegpu.tools.evaluate.choice import DelegateChoice
 from litegpu.tools.evaluate.collecting import Collected, Running
@@ -90,7 +90,7 @@ class ImagenetData(DataSet[ImagenetTask, DelegateAccuracy]):
     def __init__(self, task: ImagenetTask, running: Running) -> None:
         self.labels = read_names(task.model_output_labels, "the model's labels")
         items, self.truths = _ground_truth(task, self.labels)
-        model = litegpu.read_model(task.model_file)
+        model = read_model(task.model_file)
         _check_output(model, self.labels, task)
         self.output_file = task.output_file_path
         super().__init__(task, running, model, items, for_input(model, **task.preprocessing))

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-import litegpu
 from litegpu.errors import OptionError
+from litegpu.model.reader import read_model
 from litegpu.model.types import Model
 from litegpu.tools.evaluate.choice import DelegateChoice
 from litegpu.tools.evaluate.coco_metric import Precisions, coco_precisions, require_pycocotools
@@ -115,7 +115,7 @@ class PoseData(DataSet[PoseTask, DelegatePose]):
     def __init__(self, task: PoseTask, running: Running) -> None:
         require_pycocotools()
         self.truth, self.left_out = _truth(task)
-        model = litegpu.read_model(task.model_file)
+        model = read_model(task.model_file)
         preprocessing = for_input(model, **{"crop": 0.0, **task.preprocessing})
         if preprocessing.crop:
             raise OptionError("A crop has no place here: the annotations are of whole images")

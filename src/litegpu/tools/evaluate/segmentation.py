@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-import litegpu
 from litegpu.errors import OptionError
+from litegpu.model.reader import read_model
 from litegpu.model.types import Model
 from litegpu.tools.evaluate.choice import DelegateChoice
 from litegpu.tools.evaluate.collecting import Collected, Running
@@ -171,7 +171,7 @@ class SegmentationData(DataSet[SegmentationTask, DelegateIou]):
     def __init__(self, task: SegmentationTask, running: Running) -> None:
         images = list_images(task.ground_truth_images_path)
         items = _with_masks(task, [images[i] for i in pick(len(images), (), task.num_images)])
-        model = litegpu.read_model(task.model_file)
+        model = read_model(task.model_file)
         labels = read_names(task.model_output_labels, "the model's labels") if task.model_output_labels else []
         classes = _class_count(model, labels, task)
         preprocessing = for_input(model, **{"crop": 0.0, **task.preprocessing})

@@ -8,12 +8,13 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import litegpu
 from litegpu.errors import DelegateError, OptionError
+from litegpu.gpu.delegate.options import GpuDelegateOptions
+from litegpu.interpreter import Interpreter, OpResolverType
 from litegpu.model.types import Model, Subgraph
 from litegpu.tools.console import progress
 from litegpu.tools.inference_diff.feeds import Feed, file_feeds, gaussian_feeds
@@ -30,16 +31,20 @@ from litegpu.tools.inference_diff.per_op import PerOpReport, analyse
 from litegpu.tools.inference_diff.recording import RecordingDelegate, Staging
 from litegpu.tools.statistics import Statistics, microseconds
 
+if TYPE_CHECKING:
+    from litegpu.delegates.protocol import Delegate as DelegateProtocol
+    from litegpu.delegates.report import DelegationReport
+
 DELEGATES = ("gpu", "xnnpack", "cpu")
 REFERENCES = ("auto", "xnnpack", "builtin", "reference")
 RUNS = 50
 #: Both sides are invoked so often on each input; the outputs of the last are compared (the official tool's habit).
 _INVOKES = 3
 _RESOLVERS = {
-    "xnnpack": litegpu.OpResolverType.AUTO,
-    "builtin": litegpu.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-    "cpu": litegpu.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
-    "reference": litegpu.OpResolverType.BUILTIN_REF,
+    "xnnpack": OpResolverType.AUTO,
+    "builtin": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+    "cpu": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+    "reference": OpResolverType.BUILTIN_REF,
 }
 _ELSEWHERE = {
     "nnapi": "it exists on Android only",
@@ -113,7 +118,7 @@ class DiffReport:
     device: str
     is_software: bool
     half: bool
-    delegation: litegpu.DelegationReport
+    delegation: DelegationReport
     inputs: str
     graph: Subgraph
     num_runs: int
@@ -219,7 +224,7 @@ def inference_diff(model: str | os.PathLike[str], options: DiffOptions | None = 
 class _Runs:
     """Both sides, and what was measured so far."""
 
-    def __init__(self, reference: litegpu.Interpreter, test: litegpu.Interpreter) -> None:
+    def __init__(self, reference: Interpreter, test: Interpreter) -> None:
         self.reference, self.test = reference, test
         self.reference_seconds: list[float] = []
         self.test_seconds: list[float] = []
@@ -262,7 +267,7 @@ class _Runs:
         )
 
 
-def _invoked(interpreter: litegpu.Interpreter, feed: Feed, times: int) -> tuple[list[np.ndarray], list[float]]:
+def _invoked(interpreter: Interpreter, feed: Feed, times: int) -> tuple[list[np.ndarray], list[float]]:
     """The outputs after the last of several inferences from zeroed variables, and the seconds of each."""
     interpreter.reset_all_variables()
     for detail, array in zip(interpreter.get_input_details(), feed, strict=True):
@@ -277,12 +282,12 @@ def _invoked(interpreter: litegpu.Interpreter, feed: Feed, times: int) -> tuple[
 
 def _opened(
     model: str | os.PathLike[str] | bytes,
-    resolver: litegpu.OpResolverType,
+    resolver: OpResolverType,
     num_threads: int = 1,
-    delegate: litegpu.DelegateProtocol | None = None,
-) -> litegpu.Interpreter:
+    delegate: DelegateProtocol | None = None,
+) -> Interpreter:
     content = model if isinstance(model, bytes) else None
-    interpreter = litegpu.Interpreter(
+    interpreter = Interpreter(
         model_path=None if isinstance(model, bytes) else model,
         model_content=content,
         experimental_delegates=[delegate] if delegate is not None else None,
@@ -300,7 +305,7 @@ def _opened(
 
 def _gpu(options: DiffOptions, staging: Staging | None = None) -> RecordingDelegate:
     delegate = RecordingDelegate(
-        litegpu.GpuDelegateOptions(
+        GpuDelegateOptions(
             precision=options.precision,
             backend=options.backend,
             quantization_enabled=options.quantization,
@@ -312,23 +317,23 @@ def _gpu(options: DiffOptions, staging: Staging | None = None) -> RecordingDeleg
     return delegate
 
 
-def _own_format(model: Model) -> litegpu.DelegateProtocol | None:
+def _own_format(model: Model) -> DelegateProtocol | None:
     """Runs on the reference's side the ops whose inner tensors the official runtime has in another format."""
-    from litegpu.delegates.reference import OWN_FORMAT, ReferenceDelegate
+    from litegpu.gpu.delegate.missing_ops import OWN_FORMAT, ReferenceDelegate
 
     names = OWN_FORMAT & {o.name for o in model.main.operators}
     return ReferenceDelegate(names) if names else None
 
 
-def _opener(options: DiffOptions) -> Callable[[bytes, Staging], tuple[litegpu.Interpreter, RecordingDelegate]]:
-    def opened(content: bytes, staging: Staging) -> tuple[litegpu.Interpreter, RecordingDelegate]:
+def _opener(options: DiffOptions) -> Callable[[bytes, Staging], tuple[Interpreter, RecordingDelegate]]:
+    def opened(content: bytes, staging: Staging) -> tuple[Interpreter, RecordingDelegate]:
         recording = _gpu(options, staging)
         return _opened(content, _resolver(options), options.num_threads, recording), recording
 
     return opened
 
 
-def _resolver(options: DiffOptions) -> litegpu.OpResolverType:
+def _resolver(options: DiffOptions) -> OpResolverType:
     """Of the CPU kernels of what is tested; those that are left to the CPU beside a GPU are the reference's own."""
     return _RESOLVERS[options.reference_kernels if options.delegate == "gpu" else options.delegate]
 
@@ -339,7 +344,7 @@ def _tolerance(recording: RecordingDelegate) -> float:
     return TOLERANCES["float16" if recording.half else "float32"]
 
 
-def _feeds(interpreter: litegpu.Interpreter, options: DiffOptions) -> tuple[Iterable[Feed], int, str]:
+def _feeds(interpreter: Interpreter, options: DiffOptions) -> tuple[Iterable[Feed], int, str]:
     details = interpreter.get_input_details()
     if options.inputs:
         feeds = file_feeds(details, options.inputs)

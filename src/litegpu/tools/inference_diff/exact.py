@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from litegpu.delegates.protocol import Partition
-from litegpu.delegates.reference import ReferenceKernel
+from litegpu.gpu.delegate.missing_ops import ReferenceKernel
 from litegpu.gpu.lower import Unsupported, lower_partition
 from litegpu.model.reader import DTYPES
 from litegpu.model.types import Model, Operator, Subgraph, Tensor, TensorType

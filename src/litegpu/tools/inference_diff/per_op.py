@@ -15,13 +15,13 @@ import contextlib
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import litegpu
 from litegpu.delegates.report import CPU
 from litegpu.gpu.program import Program
+from litegpu.interpreter import Interpreter
 from litegpu.model.types import Model, Subgraph
 from litegpu.tools.console import progress
 from litegpu.tools.inference_diff import surgery
@@ -31,8 +31,11 @@ from litegpu.tools.inference_diff.fusion import Kernels, kernels_of, with_views
 from litegpu.tools.inference_diff.measures import Difference, measure, plain
 from litegpu.tools.inference_diff.recording import RecordingDelegate, Staging
 
-OpenReference = Callable[[bytes], litegpu.Interpreter]
-OpenTest = Callable[[bytes, Staging], tuple[litegpu.Interpreter, RecordingDelegate]]
+if TYPE_CHECKING:
+    from litegpu.delegates.report import DelegationReport
+
+OpenReference = Callable[[bytes], Interpreter]
+OpenTest = Callable[[bytes, Staging], tuple[Interpreter, RecordingDelegate]]
 Values = Mapping[int, np.ndarray]
 
 
@@ -149,7 +152,7 @@ class PerOpReport:
 
 def analyse(
     model: Model,
-    report: litegpu.DelegationReport,
+    report: DelegationReport,
     programs: Sequence[Program],
     feed: Feed,
     outputs: Sequence[np.ndarray],
@@ -220,7 +223,7 @@ def _reference_values(model: Model, feed: Feed, open_reference: OpenReference) -
 
 
 def _lock_step(
-    model: Model, report: litegpu.DelegationReport, kernels: Kernels, feed: Feed, open_test: OpenTest
+    model: Model, report: DelegationReport, kernels: Kernels, feed: Feed, open_test: OpenTest
 ) -> tuple[dict[int, np.ndarray], bool]:
     """The values of the tensors that kernels write and that the CPU computes, in the whole model; whether all of the
     model's kernels were there."""
@@ -243,7 +246,7 @@ def _lock_step(
     return values, same
 
 
-def _border(report: litegpu.DelegationReport) -> set[int]:
+def _border(report: DelegationReport) -> set[int]:
     """The tensors that enter and leave the GPU in the model as it is."""
     return {t for p in report.partitions if p.owner != CPU for t in (*p.inputs, *p.outputs)}
 
@@ -292,7 +295,7 @@ def _read(main: Subgraph, part: Sequence[int]) -> list[int]:
     return [t for t in read if not (t in inside or t in widened or tensors[t].is_constant or tensors[t].is_variable)]
 
 
-def _run(interpreter: litegpu.Interpreter, feed: Sequence[np.ndarray], tensors: Sequence[int]) -> dict[int, np.ndarray]:
+def _run(interpreter: Interpreter, feed: Sequence[np.ndarray], tensors: Sequence[int]) -> dict[int, np.ndarray]:
     """One inference; `tensors` are those that the outputs are."""
     for detail, array in zip(interpreter.get_input_details(), feed, strict=True):
         interpreter.set_tensor(detail["index"], array)
@@ -308,7 +311,7 @@ def _outputs(main: Subgraph, tensors: Sequence[int]) -> list[int]:
 
 def _rows(
     main: Subgraph,
-    report: litegpu.DelegationReport,
+    report: DelegationReport,
     kernels: Mapping[int, tuple[int, ...]],
     compare: _Comparison,
     found: Values,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import litegpu
 from litegpu.gpu.delegate.delegate import GpuDelegate
 from litegpu.gpu.delegate.options import GpuDelegateOptions
 from litegpu.gpu.program import Program
+
+if TYPE_CHECKING:
+    from litegpu.delegates.protocol import DelegateKernel, Partition
 
 
 @dataclass(frozen=True)
@@ -29,12 +31,12 @@ class RecordingDelegate(GpuDelegate):
         self.programs: list[Program] = []
         self._staging = staging or Staging()
 
-    def prepare(self, partition: litegpu.Partition) -> litegpu.DelegateKernel:
+    def prepare(self, partition: Partition) -> DelegateKernel:
         kernel: Any = super().prepare(partition)
         self.programs.append(kernel.program)
         return kernel  # type: ignore[no-any-return]
 
-    def _staged(self, partition: litegpu.Partition) -> tuple[Collection[int], Collection[int]]:
+    def _staged(self, partition: Partition) -> tuple[Collection[int], Collection[int]]:
         graph = partition.subgraph
         inputs = {graph.inputs[i] for i in self._staging.inputs}
         outputs = {graph.outputs[i] for i in self._staging.outputs}

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-import litegpu
 from litegpu.errors import InvokeError, LiteGpuError, OptionError
+from litegpu.interpreter import Interpreter
 from litegpu.model.batch import with_batch
 from litegpu.model.reader import read_model
 from litegpu.model.types import Model
-from litegpu.session import LoadedModel
+from litegpu.session import LoadedModel, load
 
 _MOST_BATCH = 64
 _BATCH_BYTES = 16 << 20
@@ -61,7 +61,7 @@ class Interface:
 def interface_of(path: str | os.PathLike[str] | bytes) -> Interface:
     """What a model takes and gives for one item. Runs nothing; raises ModelError, or OptionError for text inputs."""
     content = path if isinstance(path, bytes) else None
-    with LoadedModel(litegpu.Interpreter(None if content else path, content)) as loaded:
+    with LoadedModel(Interpreter(None if content else path, content)) as loaded:
         model = loaded.interpreter.model
         lead = _lead(model)
         with suppress(InvokeError):  # an op that only the GPU has; the shapes in the file must do
@@ -129,9 +129,7 @@ class BatchedModel:
         self._plan = plan
         self._batch = plan.batch
         content = source if plan.content is None else plan.content
-        self._loaded = litegpu.load(
-            content, device=device, precision=precision, num_threads=num_threads, fallback="silent"
-        )
+        self._loaded = load(content, device=device, precision=precision, num_threads=num_threads, fallback="silent")
         self._interpreter = self._loaded.interpreter
         self._inputs = [d["index"] for d in self._loaded.inputs.values()]
         self._outputs = [d["index"] for d in self._loaded.outputs.values()]

@@ -35,8 +35,8 @@ from litegpu.gpu.backends.cuda.driver import SUCCESS, CudaError, await_stream, c
 from litegpu.gpu.backends.cuda.graph import Launch, graph_seconds, launch_seconds
 from litegpu.gpu.backends.cuda.memory import SessionMemory
 from litegpu.gpu.backends.cuda.record import Recorder
-from litegpu.gpu.backends.host_copy import copy_bytes
 from litegpu.gpu.program import Port, Program
+from litegpu.host_copy import copy_bytes
 
 #: A microsecond or less on a fast GPU: what starting a kernel costs.
 LITTLE_BYTES = 3 << 20

@@ -21,13 +21,13 @@ from litegpu.gpu.backends import heap
 from litegpu.gpu.backends.abilities import UserBuffer
 from litegpu.gpu.backends.check import check_array, check_program
 from litegpu.gpu.backends.contract import SHORT_SECONDS, KernelTime
-from litegpu.gpu.backends.host_copy import copy_bytes
 from litegpu.gpu.backends.webgpu import native
 from litegpu.gpu.backends.webgpu.binding import Bindings, Bound, check_size, examine
 from litegpu.gpu.backends.webgpu.binding import padded as _padded
 from litegpu.gpu.backends.webgpu.record import BufferCopy, RecordedInference, Step, Timer, record, rehearse
 from litegpu.gpu.backends.webgpu.replay import Answers, Replay, read_back
 from litegpu.gpu.program import Port, Program
+from litegpu.host_copy import copy_bytes
 
 if TYPE_CHECKING:
     from litegpu.gpu.backends.webgpu.device import WebGpuDevice

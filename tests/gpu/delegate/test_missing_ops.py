@@ -9,8 +9,8 @@ import pytest
 
 from litegpu.delegates.cpu import OfficialOptions
 from litegpu.delegates.protocol import Partition
-from litegpu.delegates.reference import ReferenceDelegate, ReferenceKernel, for_missing_ops
 from litegpu.gpu import custom
+from litegpu.gpu.delegate.missing_ops import ReferenceDelegate, ReferenceKernel, for_missing_ops
 from litegpu.model import ModelBuilder, TensorType, read_model
 from litegpu.model.types import Model
 
