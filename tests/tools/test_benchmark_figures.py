@@ -222,7 +222,7 @@ def test_a_comparison_is_with_the_first_configuration(clock: Clock, monkeypatch:
             closed.append(self.label)
 
     monkeypatch.setattr(comparison, "Measurement", Fake)
-    monkeypatch.setattr(comparison.litegpu, "read_model", lambda graph: graph)
+    monkeypatch.setattr(comparison, "read_model", lambda graph: graph)
     monkeypatch.setattr(comparison, "with_batch", lambda model, batch: SimpleNamespace(content=b"%d" % batch))
     flags = BenchmarkFlags(graph="m", num_runs=40, min_secs=0.0, max_secs=1e6)
     wanted = configurations(flags, {"slow": {}, "quick": {}})

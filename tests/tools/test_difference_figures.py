@@ -142,7 +142,7 @@ def test_what_is_opened_how_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
             closed.append(self)
             super().close()
 
-    monkeypatch.setattr(litegpu, "Interpreter", Watched)
+    monkeypatch.setattr(compare, "Interpreter", Watched)
     kinds = litegpu.OpResolverType
     plain_kernels = kinds.BUILTIN_WITHOUT_DEFAULT_DELEGATES
     for changes, reference, test in (

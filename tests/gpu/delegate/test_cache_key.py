@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from fake_device import FakeDevice
 
-import litegpu
 from litegpu import GpuDelegateOptions, version
 from litegpu.delegates.protocol import Partition
 from litegpu.gpu.delegate import cache_key
@@ -144,7 +143,7 @@ def test_the_stamp_of_the_code(tmp_path, monkeypatch) -> None:  # type: ignore[n
     for part in ("delegates", "gpu/kernels", "model", "tools"):
         (folder / part).mkdir(parents=True)
         (folder / part / "one.py").write_text("x = 1\n")
-    monkeypatch.setattr(litegpu, "__file__", str(folder / "__init__.py"))
+    monkeypatch.setattr(version, "__file__", str(folder / "version.py"))
     stamp = cache_key.code_stamp.__wrapped__
     stamps = [stamp()]
     (folder / "tools" / "one.py").write_text("changed\n")

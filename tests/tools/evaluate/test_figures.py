@@ -555,7 +555,7 @@ def test_the_threads_of_a_choice_reach_the_runtime(monkeypatch: pytest.MonkeyPat
         given.append((device, *arguments, options))
         return SimpleNamespace(interpreter=SimpleNamespace(invoke=lambda: None))
 
-    monkeypatch.setattr(litegpu, "load", load)
+    monkeypatch.setattr(choice_module, "load", load)
     choice_module.open_model("m", DelegateChoice(num_threads=3))
     choice_module.open_model("m", parse_choice("cuda:1/float32", DelegateChoice(num_threads=5)))
     choice_module.open_model("m", DelegateChoice("vulkan", max_delegated_partitions=4))

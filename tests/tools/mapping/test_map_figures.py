@@ -16,7 +16,7 @@ import litegpu
 from litegpu.model.builder import ModelBuilder, quantized
 from litegpu.model.types import TensorType
 from litegpu.tools.distribute import WorkerContext
-from litegpu.tools.mapping import map_model
+from litegpu.tools.mapping import batched, map_model
 from litegpu.tools.mapping import map_run as run_module
 from litegpu.tools.mapping.batched import BatchedModel, BatchPlan, Interface, ItemPort, default_batch
 from litegpu.tools.mapping.map_run import MapReport
@@ -84,7 +84,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.extend([options, Loaded()])
         return found[-1]  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(litegpu, "load", load)
+    monkeypatch.setattr(batched, "load", load)
     return found
 
 
