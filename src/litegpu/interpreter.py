@@ -36,6 +36,7 @@ from litegpu.engines.source import Source
 from litegpu.errors import DelegateError, DelegateTypeError, InvokeError, ModelError, OptionError, TensorError
 from litegpu.model.inline import inline_composites
 from litegpu.model.inputs import is_given, without_value
+from litegpu.model.loops import check_loops
 from litegpu.model.types import Model, Subgraph
 from litegpu.model.writer import write_model
 from litegpu.signature import SignatureRunner
@@ -101,6 +102,7 @@ class Interpreter:
         source = Source.open(os.fsdecode(model_path) if model_path else None, None if model_path else model_content)
         for subgraph in source.model.subgraphs:
             check_demand(subgraph)
+        check_loops(source.model)
         options = OfficialOptions(
             delegates=tuple(d for d in delegates if _is_official(d)),
             num_threads=num_threads,

@@ -275,3 +275,30 @@ def test_a_variable_of_integers_is_no_operand() -> None:
     model.output(model.op("BROADCAST_ARGS", [x, state], (2,), type=TensorType.INT32))
     with pytest.raises(ModelError, match="a variable of integers, which no operator ever sets"):
         Interpreter(model_content=model.build())
+
+
+def loop(step: list[int] | int, state: tuple[int, ...] = (), *, whole: bool = True) -> bytes:
+    """Adds `step` to its state until that is 5 or more; the condition is one of the state, or of a number."""
+    model = ModelBuilder()
+    x = model.input("x", state, type=TensorType.INT32)
+    condition, body = model.subgraph("condition"), model.subgraph("body")
+    a = condition.input("a", state, type=TensorType.INT32)
+    number = a if whole else condition.op("RANK", [a], ())
+    condition.output(condition.op("LESS", [number, condition.constant(5)], state if whole else ()))
+    b = body.input("b", state, type=TensorType.INT32)
+    body.output(body.op("ADD", [b, body.constant(np.array(step, np.int32))], state))
+    options = dict(cond_subgraph_index=1, body_subgraph_index=2)
+    model.output(model.op("WHILE", [x], state, options, type=TensorType.INT32))
+    return model.build()
+
+
+def test_a_loops_condition_stays_a_value() -> None:
+    """The kernel reads the first element of it, there or not."""
+    interpreter = Interpreter(model_content=loop(2))
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(0, np.int32(0))
+    interpreter.invoke()
+    assert interpreter.get_tensor(interpreter.get_output_details()[0]["index"]) == 6
+    with pytest.raises(ModelError, match=r"WHILE: the shapes \[\[0\]\], .* give its condition the shape \[0\]"):
+        Interpreter(model_content=loop([]))
+    Interpreter(model_content=loop([], whole=False))

@@ -13,7 +13,7 @@ from litegpu.model.ops import find
 from litegpu.model.ops.shape_node import Computed, Shape, ShapeNode, Unexpected
 from litegpu.model.types import Operator, Subgraph
 
-__all__ = ["Computed", "Shape", "Unexpected", "estimated_shapes", "shapes_of_results"]
+__all__ = ["Computed", "Shape", "Unexpected", "estimated_shapes", "followed_shapes", "shapes_of_results"]
 
 
 def shapes_of_results(subgraph: Subgraph, operator: Operator, shapes: Mapping[int, Shape]) -> Sequence[Shape] | None:
@@ -38,3 +38,11 @@ def estimated_shapes(subgraph: Subgraph, operator: Operator, shapes: Mapping[int
         return shapes_of_results(subgraph, operator, shapes) or ()
     except (Computed, Unexpected, ArithmeticError, LookupError, ValueError):
         return ()
+
+
+def followed_shapes(subgraph: Subgraph, inputs: Mapping[int, Shape]) -> dict[int, Shape]:
+    """Tensor -> estimated shape, where that is not the file's, if `inputs` have these."""
+    shapes = dict(inputs)
+    for operator in subgraph.operators:
+        shapes.update(zip(operator.outputs, estimated_shapes(subgraph, operator, shapes), strict=False))
+    return shapes
