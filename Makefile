@@ -28,6 +28,7 @@ lint: .ready  ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 bench: .ready  ## Run the benchmarks that the docs quote (on NVIDIA: benchmarks/h200.py beside its peers)
 	scripts/bench

@@ -100,7 +100,7 @@ if ON_GPU:
         "unbind": lambda: bound.bind_buffer_to_tensor(None, outs[0]),
         "output buffer": lambda: with_buffer.get_output_buffer(outs[0]),
         "bound": lambda: cycle(with_buffer),
-        "profile": lambda: next(iter(bound._prepared)).kernel().profile(),
+        "profile": lambda: next(iter(bound.prepared)).kernel().profile(),
     }
 
 

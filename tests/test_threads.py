@@ -222,7 +222,7 @@ for i in range(3):
     model = litegpu.load(network(), "webgpu")
     assert is_right(model(x, y), x, y)
     model.interpreter.itself, model.itself = model.interpreter, model
-    kernel = model._delegate._prepared[0].kernel()
+    kernel = model._delegate.prepared[0].kernel()
     kernel.session.inference.arena.session = kernel.session
     del model, kernel
     gc.collect()

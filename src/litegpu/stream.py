@@ -158,7 +158,7 @@ def only_kernel(model: Streamed) -> Route | None:
     delegate = model.delegate
     if delegate is None or not model.report.fully_delegated:
         return None
-    living = [p for p in delegate._prepared if p.alive]
+    living = [p for p in delegate.prepared if p.alive]
     if len(living) != 1:
         return None
     try:

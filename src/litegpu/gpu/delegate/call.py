@@ -75,9 +75,9 @@ def prepare(
         shapes[name] = on_gpu, tuple(value.shape) if on_gpu else np.shape(value)
     ways = {}
     for name, index in inputs.items():
-        _, _, place, tensor = binding.find(delegate._prepared, index)
+        _, _, place, tensor = binding.find(delegate.prepared, index)
         ways[name] = place, tensor
-    found = [binding.find(delegate._prepared, index) for index in outputs.values()]
+    found = [binding.find(delegate.prepared, index) for index in outputs.values()]
     kernel, order = found[0][0], tuple(place for _, _, place, _ in found)
     tensors = {place: tensor for _, _, place, tensor in found}
     return GpuCall(kernel, shapes, ways, tuple(tensors[i] for i in sorted(tensors)), order, converted)

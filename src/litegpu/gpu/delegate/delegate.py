@@ -71,7 +71,8 @@ class GpuDelegate:
         self._warned_float16 = False
         self._calibrated: tuple[bytes | memoryview, dict[int, tuple[float, float]]] | None = None
         self._told: tuple[bytes | memoryview, Told] | None = None  # of results that are not finite
-        self._prepared: list[binding.Prepared] = []
+        #: What was prepared and may still be in use, oldest first; binding looks there.
+        self.prepared: list[binding.Prepared] = []
         schema.generated()  # every model needs it and it is large: here it delays no model's start
         self._fingerprint: tuple[bytes | memoryview, str] | None = None
         folder = self.options.serialization_dir
@@ -183,8 +184,8 @@ class GpuDelegate:
             attempt=self._second_attempt(partition, device) if half else None,
         )  # fmt: skip
         if whole:
-            self._prepared = [p for p in self._prepared if p.alive]
-            self._prepared.append(binding.Prepared(weakref.ref(prepared), partition))
+            self.prepared = [p for p in self.prepared if p.alive]
+            self.prepared.append(binding.Prepared(weakref.ref(prepared), partition))
         return prepared
 
     def _cached_program(self, partition: Partition, device: Device, half: bool) -> Program:
@@ -269,7 +270,7 @@ class GpuDelegate:
 
         Raises DelegateError before the graph was delegated, TensorError and DeviceError, naming the tensor, for a
         buffer that does not fit. docs/guide/gpu_memory.md has more."""
-        kernel, kind, place, tensor = binding.find(self._prepared, tensor_index)
+        kernel, kind, place, tensor = binding.find(self.prepared, tensor_index)
         if buffer is None:
             kernel.unbind(kind, place)
         else:
