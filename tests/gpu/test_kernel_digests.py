@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from gpu.kernels import test_cuda_attention as attention
-from gpu.kernels import test_cuda_convolution as convolution
-from gpu.kernels import test_cuda_lstm as lstm
-from gpu.kernels import test_cuda_matmul as matmul
+from gpu.backends.cuda.kernels import test_attention as attention
+from gpu.backends.cuda.kernels import test_convolution as convolution
+from gpu.backends.cuda.kernels import test_lstm as lstm
+from gpu.backends.cuda.kernels import test_matmul as matmul
 
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import Conv2D, Graph, MatMul

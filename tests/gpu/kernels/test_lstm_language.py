@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gpu.backends.cuda.kernels.test_lstm import network
 from gpu.kernels.run_launch import assert_close, lay_out, run_node
-from gpu.kernels.test_cuda_lstm import network
 
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.lang.features import Features

@@ -154,20 +154,22 @@ def test_reasons_that_a_driver_gives() -> None:
 
 #: Of the tests that need a kernel compiled for each case, those that together touch every line of the kernels.
 QUICK = {
-    "gpu/backends/cuda": "",
+    "gpu/backends/cuda/test_binding.py": "",
+    "gpu/backends/cuda/test_copies.py": "",
+    "gpu/backends/cuda/test_session.py": "",
     "gpu/backends/test_locks.py": "",
     "tools/test_doctor.py": "",
-    "gpu/kernels/test_cuda_attention.py": "not 1000",
-    "gpu/kernels/test_cuda_convolution.py": "test_some or test_weights or (strided and op0)"
+    "gpu/backends/cuda/kernels/test_attention.py": "not 1000",
+    "gpu/backends/cuda/kernels/test_convolution.py": "test_some or test_weights or (strided and op0)"
     " or (test_channels and taps1-12) or (test_windows and op2 and float16)",
-    "gpu/kernels/test_cuda_depthwise.py": "(test_channels and (5-float or 17-float)) or finite or inputs"
+    "gpu/backends/cuda/kernels/test_depthwise.py": "(test_channels and (5-float or 17-float)) or finite or inputs"
     " or (test_windows and block1 and op1) or (test_taps and taps2 and float32)",
-    "gpu/kernels/test_cuda_lstm.py": "layouts or sequences or (divisions and (4-2 or 1-1))",
-    "gpu/kernels/test_cuda_matmul.py": "leading or (layouts and (True-False-float16 or False-True-float32))",
-    "gpu/kernels/test_cuda_matvec.py": "views or beside or test_some or (rows and 3-float)"
+    "gpu/backends/cuda/kernels/test_lstm.py": "layouts or sequences or (divisions and (4-2 or 1-1))",
+    "gpu/backends/cuda/kernels/test_matmul.py": "leading or (layouts and (True-False-float16 or False-True-float32))",
+    "gpu/backends/cuda/kernels/test_matvec.py": "views or beside or test_some or (rows and 3-float)"
     " or (windows and (op2 or op4) and float16)",
-    "gpu/kernels/test_cuda_separable.py": "5-taps1 or 17-taps0 or 12-taps2 or (windows and op1) or nan",
-    "gpu/kernels/test_cuda_transpose.py": "(case1 and float16) or (case3 and float32) or (case5 and float16)",
+    "gpu/backends/cuda/kernels/test_separable.py": "5-taps1 or 17-taps0 or 12-taps2 or (windows and op1) or nan",
+    "gpu/backends/cuda/kernels/test_transpose.py": "(case1 and float16) or (case3 and float32) or (case5 and float16)",
 }
 
 
