@@ -153,7 +153,7 @@ class Route:
 
 def only_kernel(model: Streamed) -> Route | None:
     """The kernel that runs the whole model, if one does."""
-    from litegpu.gpu.delegate import binding
+    from litegpu.gpu.delegate import prepared
 
     delegate = model.delegate
     if delegate is None or not model.report.fully_delegated:
@@ -162,8 +162,8 @@ def only_kernel(model: Streamed) -> Route | None:
     if len(living) != 1:
         return None
     try:
-        inputs = {name: binding.find(living, index)[2] for name, index in model._inputs.items()}
-        outputs = tuple(binding.find(living, index)[2] for index in model._outputs.values())
+        inputs = {name: prepared.find(living, index)[2] for name, index in model._inputs.items()}
+        outputs = tuple(prepared.find(living, index)[2] for index in model._outputs.values())
     except TensorError:  # an input that nothing reads, an output that nothing computes
         return None
     kernel = living[0].kernel()

@@ -19,9 +19,10 @@ from litegpu.tools.distribute import WorkerContext
 from litegpu.tools.mapping import batched, map_model
 from litegpu.tools.mapping import map_run as run_module
 from litegpu.tools.mapping.batched import BatchedModel, BatchPlan, Interface, ItemPort, default_batch
+from litegpu.tools.mapping.items import Rows
 from litegpu.tools.mapping.map_run import MapReport
 from litegpu.tools.mapping.output import Output
-from litegpu.tools.mapping.sources import Rows, open_source
+from litegpu.tools.mapping.sources import open_source
 from litegpu.tools.mapping.worker import ChunkResult, MapFactory, to_input
 
 pytest.importorskip("pyarrow", reason="needs pyarrow: pip install 'litegpu[parquet]'")

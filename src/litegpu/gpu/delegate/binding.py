@@ -1,78 +1,29 @@
-"""Buffers of the user's for the inputs and outputs of a partition: which fit, and what lies between the formats."""
+"""Buffers of the user's for the inputs and outputs of a partition: what lies between their format and the tensor's."""
 
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from litegpu.delegates.protocol import Partition
-from litegpu.errors import DelegateError, TensorError
-from litegpu.gpu.backends.abilities import UserBuffer
+from litegpu.errors import TensorError
+from litegpu.gpu.backends.abilities import Binder, UserBuffer
+from litegpu.gpu.backends.contract import Device
 from litegpu.gpu.delegate import images
 from litegpu.gpu.delegate.images import ImageInput
 from litegpu.gpu.program import Program
 from litegpu.model.types import Model, Tensor
 
-if TYPE_CHECKING:
-    from litegpu.gpu.delegate.kernel import GpuKernel
 
+class Bindable(Protocol):
+    """What a kernel has for its buffers. `adapters`: programs that convert, by what they convert."""
 
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A partition that a delegate has prepared, as long as somebody uses it."""
-
-    kernel: weakref.ref[GpuKernel]
-    partition: Partition
+    device: Device
+    adapters: dict[Any, Program]
 
     @property
-    def alive(self) -> bool:
-        kernel = self.kernel()
-        return kernel is not None and not kernel.closed
-
-
-def find(prepared: Sequence[Prepared], index: int) -> tuple[GpuKernel, str, int, Tensor]:
-    """(kernel, "input" or "output", place, tensor) of the tensor that is to be bound.
-
-    Raises DelegateError if nothing was delegated yet, or it is unclear which model is meant, TensorError if the tensor
-    is no input or output of what was."""
-    if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
-        raise TensorError(f"bind_buffer_to_tensor: the tensor is given by its index, an int, not {index!r}")
-    living = [p for p in prepared if p.alive]
-    if not living:
-        raise DelegateError(
-            f"bind_buffer_to_tensor: tensor {index} cannot be bound before the graph is delegated: make an Interpreter "
-            "with this delegate and call its allocate_tensors() first (and again after resize_tensor_input())"
-        )
-    if len({id(p.partition.model.content) for p in living}) > 1:
-        raise DelegateError(
-            f"bind_buffer_to_tensor: this delegate serves several interpreters, so tensor {index} could be of any: "
-            "make a delegate for each"
-        )
-    tensors = living[0].partition.subgraph.tensors
-    if not 0 <= index < len(tensors):
-        raise TensorError(f"tensor {index} does not exist: the model has {len(tensors)}")
-    tensor = tensors[index]
-    name = describe(tensor)
-    owners = [(p, kind) for p in living for kind in ("input", "output") if index in getattr(p.partition, f"{kind}s")]
-    if not owners:
-        raise TensorError(f"{name} is neither an input nor an output of what the GPU runs, so it cannot be bound")
-    graph = living[0].partition.subgraph
-    if len(owners) > 1:
-        raise TensorError(f"{name} belongs to several partitions or interpreters, so it cannot be bound")
-    if owners[0][1] == "input" and index not in graph.inputs:
-        raise TensorError(f"{name} is computed on the CPU, so it cannot be bound")
-    owner, kind = owners[0]
-    inside = {o.index for o in owner.partition.nodes}
-    if kind == "input" and any(index in o.inputs and o.index not in inside for o in graph.operators):
-        raise TensorError(f"{name} is also read by operators on the CPU, so it cannot be bound")
-    kernel = owner.kernel()
-    assert kernel is not None
-    return kernel, kind, getattr(owner.partition, f"{kind}s").index(index), tensor
+    def binder(self) -> Binder: ...
 
 
 def describe(tensor: Tensor) -> str:
@@ -80,7 +31,7 @@ def describe(tensor: Tensor) -> str:
 
 
 def bind(
-    kernel: GpuKernel, kind: str, i: int, tensor: Tensor, buffer: Any, *, stream: Any = None,
+    kernel: Bindable, kind: str, i: int, tensor: Tensor, buffer: Any, *, stream: Any = None,
     image: ImageInput | None = None,
 ) -> None:  # fmt: skip
     """See GpuKernel.bind."""
@@ -92,7 +43,7 @@ def bind(
 
 
 def _between(
-    kernel: GpuKernel, kind: str, tensor: Tensor, found: UserBuffer, image: ImageInput | None, what: str
+    kernel: Bindable, kind: str, tensor: Tensor, found: UserBuffer, image: ImageInput | None, what: str
 ) -> Program | None:
     """What converts between what a buffer holds and the tensor; None if they are the same."""
     if found.pixels is not None:
@@ -110,31 +61,14 @@ def _between(
     return _program(kernel, (make.__name__, tensor.index), lambda: make(tensor))
 
 
-def run_on_gpu(kernel: GpuKernel, inputs: Mapping[int, tuple[Tensor, Any]], outputs: Sequence[Tensor]) -> list[Any]:
-    """One inference on arrays on the GPU, by place; the outputs, in their order, as arrays of the first one's library
-    that belong to the caller. Does not wait: the results are for the stream that the library works on.
-
-    Outputs of types that the GPU does not have (BOOL, INT64) are int32."""
-    for i, (tensor, array) in inputs.items():
-        if not kernel.rebind("input", i, array):
-            kernel.bind("input", i, tensor, array)
-    session, example = kernel.array_binder, next(iter(inputs.values()))[1]
-    buffers = session.empty_outputs(example, [tensor.shape for tensor in outputs])
-    for i, (tensor, buffer) in enumerate(zip(outputs, buffers, strict=True)):
-        if not kernel.rebind("output", i, buffer):
-            kernel.bind("output", i, tensor, buffer)
-    kernel.run_bound()
-    return [session.in_library(example, buffer) for buffer in buffers]
-
-
 def _image_program(
-    kernel: GpuKernel, tensor: Tensor, width: int, height: int, image: ImageInput, row: int | None = None
+    kernel: Bindable, tensor: Tensor, width: int, height: int, image: ImageInput, row: int | None = None
 ) -> Program:
     key = ("image", tensor.index, width, height, row, repr(image))
     return _program(kernel, key, lambda: images.image_reading(tensor, width, height, image, row))
 
 
-def _program(kernel: GpuKernel, key: Any, make: Any) -> Program:
+def _program(kernel: Bindable, key: Any, make: Any) -> Program:
     found = kernel.adapters.get(key)
     if found is None:
         model: Model = make()

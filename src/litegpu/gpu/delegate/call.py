@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from litegpu.gpu.delegate import binding
+from litegpu.gpu.delegate import prepared
 from litegpu.gpu.delegate.array_place import is_on_gpu
 from litegpu.gpu.delegate.kernel import GpuKernel
 from litegpu.model.types import Tensor
@@ -50,7 +50,7 @@ class GpuCall:
             else:
                 self.kernel.unbind("input", place)
                 self.kernel.write(place, self.converted(name, values[name]))
-        arrays = binding.run_on_gpu(self.kernel, bound, self.outputs)
+        arrays = prepared.run_on_gpu(self.kernel, bound, self.outputs)
         return [arrays[i] for i in self.order]
 
     def unbind(self) -> None:
@@ -75,9 +75,9 @@ def prepare(
         shapes[name] = on_gpu, tuple(value.shape) if on_gpu else np.shape(value)
     ways = {}
     for name, index in inputs.items():
-        _, _, place, tensor = binding.find(delegate.prepared, index)
+        _, _, place, tensor = prepared.find(delegate.prepared, index)
         ways[name] = place, tensor
-    found = [binding.find(delegate.prepared, index) for index in outputs.values()]
+    found = [prepared.find(delegate.prepared, index) for index in outputs.values()]
     kernel, order = found[0][0], tuple(place for _, _, place, _ in found)
     tensors = {place: tensor for _, _, place, tensor in found}
     return GpuCall(kernel, shapes, ways, tuple(tensors[i] for i in sorted(tensors)), order, converted)

@@ -20,7 +20,7 @@ from litegpu.gpu.backends.contract import Device
 from litegpu.gpu.build import build_program, describe
 from litegpu.gpu.cache_entry import CacheEntry
 from litegpu.gpu.cache_folder import CacheFolder, open_cache
-from litegpu.gpu.delegate import binding, fitting, slices
+from litegpu.gpu.delegate import fitting, prepared, slices
 from litegpu.gpu.delegate.cache_key import describe as describe_entry
 from litegpu.gpu.delegate.cache_key import fingerprint
 from litegpu.gpu.delegate.calibration import tensor_ranges
@@ -72,7 +72,7 @@ class GpuDelegate:
         self._calibrated: tuple[bytes | memoryview, dict[int, tuple[float, float]]] | None = None
         self._told: tuple[bytes | memoryview, Told] | None = None  # of results that are not finite
         #: What was prepared and may still be in use, oldest first; binding looks there.
-        self.prepared: list[binding.Prepared] = []
+        self.prepared: list[prepared.Prepared] = []
         schema.generated()  # every model needs it and it is large: here it delays no model's start
         self._fingerprint: tuple[bytes | memoryview, str] | None = None
         folder = self.options.serialization_dir
@@ -179,14 +179,14 @@ class GpuDelegate:
         types = [partition.subgraph.tensors[i].type for i in partition.outputs]
         shapes = [partition.subgraph.tensors[i].shape for i in partition.outputs]
         inputs = [partition.subgraph.tensors[i].shape for i in partition.inputs]
-        prepared = GpuKernel(
+        kernel = GpuKernel(
             device, program, types, shapes, inputs, wait=self.options.wait_type, validation=self.options.validation,
             attempt=self._second_attempt(partition, device) if half else None,
         )  # fmt: skip
         if whole:
             self.prepared = [p for p in self.prepared if p.alive]
-            self.prepared.append(binding.Prepared(weakref.ref(prepared), partition))
-        return prepared
+            self.prepared.append(prepared.Prepared(weakref.ref(kernel), partition))
+        return kernel
 
     def _cached_program(self, partition: Partition, device: Device, half: bool) -> Program:
         """The partition's program, from the cache if it is there; else built, and kept there if there is a cache."""
@@ -270,7 +270,7 @@ class GpuDelegate:
 
         Raises DelegateError before the graph was delegated, TensorError and DeviceError, naming the tensor, for a
         buffer that does not fit. docs/guide/gpu_memory.md has more."""
-        kernel, kind, place, tensor = binding.find(self.prepared, tensor_index)
+        kernel, kind, place, tensor = prepared.find(self.prepared, tensor_index)
         if buffer is None:
             kernel.unbind(kind, place)
         else:

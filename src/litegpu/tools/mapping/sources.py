@@ -14,49 +14,12 @@ import numpy as np
 from litegpu.errors import OptionError
 from litegpu.tools.arrays import read_array
 from litegpu.tools.mapping.batched import Interface, ItemPort
+from litegpu.tools.mapping.items import Files, Item, Part, Rows, TableRows
 
 IMAGE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2", ".avif"}
 )
 _PARQUET_SUFFIXES = frozenset({".parquet", ".pq"})
-
-#: What one input of an item is made of: the path of a picture or an array, the bytes of a picture, an array, nothing.
-Raw = str | bytes | np.ndarray | None
-#: One of these for each of the model's inputs.
-Item = Sequence[Raw]
-
-
-@dataclass(frozen=True)
-class Files:
-    """A file for each item."""
-
-    paths: tuple[str, ...]
-
-    def items(self) -> Iterator[Item]:
-        return ((path,) for path in self.paths)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of an array file, read where they are needed."""
-
-    path: str
-    first: int
-    count: int
-
-    def items(self) -> Iterator[Item]:
-        array = read_array(self.path, "the inputs", mapped=True)
-        return ((np.array(row),) for row in array[self.first : self.first + self.count])
-
-
-@dataclass(frozen=True)
-class TableRows:
-    """Rows of a table that were read already; a column for each of the model's inputs."""
-
-    columns: tuple[tuple[Raw, ...], ...]
-
-    def items(self) -> Iterator[Item]:
-        return iter(zip(*self.columns, strict=True))
 
 
 @dataclass(frozen=True)
@@ -154,21 +117,6 @@ def _only_input(interface: Interface, path: str) -> ItemPort:
         names = ", ".join(port.name for port in interface.inputs)
         raise OptionError(f"The model has several inputs ({names}): give Parquet with a column for each, not {path}")
     return interface.inputs[0]
-
-
-class Part:
-    """Inputs that stand in one place of the command line."""
-
-    def count(self) -> int:
-        raise NotImplementedError
-
-    def identity(self) -> Iterator[str]:
-        """What tells these inputs from others."""
-        raise NotImplementedError
-
-    def read(self, size: int, first: int, end: int) -> Iterator[tuple[tuple[str, ...], Files | Rows | TableRows]]:
-        """Names and contents, from number `first` to the one before `end`."""
-        raise NotImplementedError
 
 
 class _PathsPart(Part):

@@ -10,7 +10,7 @@ import numpy as np
 
 from litegpu.errors import OptionError
 from litegpu.tools.mapping.batched import Interface, ItemPort
-from litegpu.tools.mapping.sources import Part, Raw, TableRows
+from litegpu.tools.mapping.items import Part, Raw, TableRows
 
 _READ_ROWS = 256  # at a time
 

@@ -15,7 +15,8 @@ from litegpu.tools.arrays import read_array
 from litegpu.tools.distribute import WorkerContext
 from litegpu.tools.images import Normalization, decode_image, image_to_tensor, load_image
 from litegpu.tools.mapping.batched import BatchedModel, BatchPlan, Interface, ItemPort
-from litegpu.tools.mapping.sources import Chunk, Item, Raw, is_array_file
+from litegpu.tools.mapping.items import Item, Raw
+from litegpu.tools.mapping.sources import Chunk, is_array_file
 
 
 @dataclass(frozen=True, eq=False)
