@@ -142,7 +142,7 @@ def test_backends_that_auto_does_not_try(monkeypatch: pytest.MonkeyPatch) -> Non
         def is_passed_over(self, error: DeviceError) -> None:
             pass
 
-    entries = {**registry.ENTRIES, "slow": registry.Entry("slow", "slow", automatic=False)}
+    entries = {**registry.ENTRIES, "slow": registry.BackendEntry("slow", "slow", automatic=False)}
     monkeypatch.setattr(registry, "ENTRIES", entries)
     monkeypatch.setattr(registry, "backend", Absent)
     with pytest.raises(DeviceError, match="no webgpu"):

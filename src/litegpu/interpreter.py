@@ -32,7 +32,7 @@ from litegpu.engines.announcing import FALLBACKS, Announcer
 from litegpu.engines.divided import Divided
 from litegpu.engines.engine import CLOSED, Engine, Setup
 from litegpu.engines.opening import open_engine
-from litegpu.engines.source import Source
+from litegpu.engines.source import ModelSource
 from litegpu.errors import DelegateError, DelegateTypeError, InvokeError, ModelError, OptionError, TensorError
 from litegpu.model.inline import inline_composites
 from litegpu.model.inputs import is_given, without_value
@@ -99,7 +99,9 @@ class Interpreter:
         self._announcer = Announcer(fallback)
         _check_arguments(model_path, model_content, num_threads, experimental_op_resolver_type, fallback)
         delegates = list(experimental_delegates or ())
-        source = Source.open(os.fsdecode(model_path) if model_path else None, None if model_path else model_content)
+        source = ModelSource.open(
+            os.fsdecode(model_path) if model_path else None, None if model_path else model_content
+        )
         for subgraph in source.model.subgraphs:
             check_demand(subgraph)
         check_loops(source.model)
@@ -120,7 +122,7 @@ class Interpreter:
         asked = [d for d in delegates if not _is_official(d)]
         inlined = inline_composites(source.model) if asked else source.model
         if inlined is not source.model:
-            source = Source.changed(bytes(write_model(inlined)))
+            source = ModelSource.changed(bytes(write_model(inlined)))
         operators = None
         if any(o.is_custom for o in source.model.main.operators):
             from litegpu.gpu.custom.registration import known
@@ -361,7 +363,7 @@ class Interpreter:
         if values is None:
             return  # not allocated: the official runtime says so
         content, data = without_value(self.model, index), self.model.main.tensors[index].data
-        self._setup = replace(self._setup, source=Source.changed(content))
+        self._setup = replace(self._setup, source=ModelSource.changed(content))
         self._setup.freed[index] = np.array(data)
         self._open()
         fixed = {i for i in shapes if i in self._setup.freed or is_given(self.model, i)}

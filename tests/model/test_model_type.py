@@ -7,32 +7,32 @@ import struct
 import numpy as np
 import pytest
 
-from litegpu.model import Kind, ModelBuilder, TensorType, model_type, quantized, read_model
+from litegpu.model import ModelBuilder, ModelKind, TensorType, model_type, quantized, read_model
 
 KINDS = {
-    "ad01_fp32": Kind.FLOAT32,
-    "ad01_int8": Kind.FULL_INTEGER,
-    "deeplabv3_257_mv_gpu": Kind.FLOAT32,
-    "face_landmark": Kind.FLOAT32,
-    "hair_segmentation": Kind.FLOAT32,
-    "kws_ref_model": Kind.FULL_INTEGER,
-    "kws_ref_model_float32": Kind.DYNAMIC_RANGE,  # whatever its name says
-    "mobilenet_v1_0.25_128_quant": Kind.QUANTIZATION_AWARE,
-    "mobilenet_v1_0.75_192_quant": Kind.QUANTIZATION_AWARE,
-    "mobilenet_v1_1.0_224_random": Kind.FLOAT32,
-    "mobilenet_v1_1.0_224_random_dynamic": Kind.DYNAMIC_RANGE,
-    "mobilenet_v1_1.0_224_random_f16": Kind.FLOAT16_WEIGHTS,
-    "mobilenet_v1_1.0_224_random_int8": Kind.FULL_INTEGER,
-    "mobilenet_v2_1.0_224_quant": Kind.QUANTIZATION_AWARE,
-    "pose_detection": Kind.FLOAT32,
-    "posenet_mobilenet_v1_100_257_int8": Kind.FULL_INTEGER,
-    "pretrainedResnet": Kind.FLOAT32,
-    "pretrainedResnet_quant": Kind.FULL_INTEGER,
-    "ssd_mobilenet_v1_coco_quant": Kind.QUANTIZATION_AWARE,
-    "style_transfer_f16_384": Kind.FLOAT16_WEIGHTS,
-    "style_transfer_quantized_dynamic": Kind.DYNAMIC_RANGE,
-    "vww_96_float": Kind.FLOAT32,
-    "vww_96_int8": Kind.FULL_INTEGER,
+    "ad01_fp32": ModelKind.FLOAT32,
+    "ad01_int8": ModelKind.FULL_INTEGER,
+    "deeplabv3_257_mv_gpu": ModelKind.FLOAT32,
+    "face_landmark": ModelKind.FLOAT32,
+    "hair_segmentation": ModelKind.FLOAT32,
+    "kws_ref_model": ModelKind.FULL_INTEGER,
+    "kws_ref_model_float32": ModelKind.DYNAMIC_RANGE,  # whatever its name says
+    "mobilenet_v1_0.25_128_quant": ModelKind.QUANTIZATION_AWARE,
+    "mobilenet_v1_0.75_192_quant": ModelKind.QUANTIZATION_AWARE,
+    "mobilenet_v1_1.0_224_random": ModelKind.FLOAT32,
+    "mobilenet_v1_1.0_224_random_dynamic": ModelKind.DYNAMIC_RANGE,
+    "mobilenet_v1_1.0_224_random_f16": ModelKind.FLOAT16_WEIGHTS,
+    "mobilenet_v1_1.0_224_random_int8": ModelKind.FULL_INTEGER,
+    "mobilenet_v2_1.0_224_quant": ModelKind.QUANTIZATION_AWARE,
+    "pose_detection": ModelKind.FLOAT32,
+    "posenet_mobilenet_v1_100_257_int8": ModelKind.FULL_INTEGER,
+    "pretrainedResnet": ModelKind.FLOAT32,
+    "pretrainedResnet_quant": ModelKind.FULL_INTEGER,
+    "ssd_mobilenet_v1_coco_quant": ModelKind.QUANTIZATION_AWARE,
+    "style_transfer_f16_384": ModelKind.FLOAT16_WEIGHTS,
+    "style_transfer_quantized_dynamic": ModelKind.DYNAMIC_RANGE,
+    "vww_96_float": ModelKind.FLOAT32,
+    "vww_96_int8": ModelKind.FULL_INTEGER,
 }
 
 
@@ -62,7 +62,7 @@ def test_damaged_converter_note_is_no_error(small_models):
     builder.output(builder.op("RELU", [builder.input("x", (1, 4))], (1, 4)))
     builder.metadata("CONVERSION_METADATA", b"\x08\0\0\0garbage that is no flatbuffer")
     found = model_type(read_model(builder.build()))
-    assert found.kind is Kind.FLOAT32 and found.converter_modes is None
+    assert found.kind is ModelKind.FLOAT32 and found.converter_modes is None
 
 
 def _fully_connected(builder: ModelBuilder, x: int, weights: int, type_: TensorType, scale: float | None) -> int:
@@ -75,7 +75,7 @@ def test_16x8():
     x = builder.input("x", (1, 4), TensorType.INT16, quantization=quantized(0.1))
     weights = builder.constant(np.eye(4, dtype=np.int8), quantization=quantized(0.1))
     builder.output(_fully_connected(builder, x, weights, TensorType.INT16, 0.1))
-    assert model_type(read_model(builder.build())).kind is Kind.INTEGER_16X8
+    assert model_type(read_model(builder.build())).kind is ModelKind.INTEGER_16X8
 
 
 def test_mixed_counts_each():
@@ -88,7 +88,7 @@ def test_mixed_counts_each():
         _fully_connected(builder, y, builder.constant(np.eye(4, dtype=np.float32)), TensorType.FLOAT32, None)
     )
     found = model_type(read_model(builder.build()))
-    assert found.kind is Kind.MIXED and found.counts == {"integer": 1, "float32": 1}
+    assert found.kind is ModelKind.MIXED and found.counts == {"integer": 1, "float32": 1}
 
 
 def test_weights_only_quantization_counts_as_dynamic_range():
@@ -97,7 +97,7 @@ def test_weights_only_quantization_counts_as_dynamic_range():
     weights = builder.constant(np.eye(4, dtype=np.int8), quantization=quantized(0.1))
     weights = builder.op("DEQUANTIZE", [weights], (4, 4))
     builder.output(_fully_connected(builder, x, weights, TensorType.FLOAT32, None))
-    assert model_type(read_model(builder.build())).kind is Kind.DYNAMIC_RANGE
+    assert model_type(read_model(builder.build())).kind is ModelKind.DYNAMIC_RANGE
 
 
 @pytest.mark.parametrize(
@@ -108,10 +108,10 @@ def test_weights_of_few_bits_are_dynamic_range(type_):
     x = builder.input("x", (1, 4))
     weights = builder.constant(np.eye(4, dtype=np.int8), type=type_, quantization=quantized(0.1))
     builder.output(_fully_connected(builder, x, weights, TensorType.FLOAT32, None))
-    assert model_type(read_model(builder.build(), verify=False)).kind is Kind.DYNAMIC_RANGE
+    assert model_type(read_model(builder.build(), verify=False)).kind is ModelKind.DYNAMIC_RANGE
 
 
-@pytest.mark.parametrize("integers, kind", [(9, Kind.FULL_INTEGER), (8, Kind.MIXED)])
+@pytest.mark.parametrize("integers, kind", [(9, ModelKind.FULL_INTEGER), (8, ModelKind.MIXED)])
 def test_nine_of_ten_decide(integers, kind):
     builder = ModelBuilder()
     for count, type_, number in ((integers, TensorType.INT8, np.int8), (10 - integers, TensorType.FLOAT32, np.float32)):
@@ -131,8 +131,9 @@ def _noted(*modes: int) -> bytes:
 
 
 @pytest.mark.parametrize("modes, kind", [
-    (None, Kind.QUANTIZATION_AWARE), ((), Kind.QUANTIZATION_AWARE), ((3001,), Kind.QUANTIZATION_AWARE),
-    ((1003,), Kind.FULL_INTEGER), ((3001, 1003), Kind.FULL_INTEGER), ((1003, 2000), Kind.QUANTIZATION_AWARE),
+    (None, ModelKind.QUANTIZATION_AWARE), ((), ModelKind.QUANTIZATION_AWARE), ((3001,), ModelKind.QUANTIZATION_AWARE),
+    ((1003,), ModelKind.FULL_INTEGER), ((3001, 1003), ModelKind.FULL_INTEGER),
+    ((1003, 2000), ModelKind.QUANTIZATION_AWARE),
 ])  # fmt: skip
 def test_a_note_outweighs_names(modes, kind):
     """Of a tensor that is named after fake quantization."""

@@ -16,7 +16,7 @@ from litegpu.delegates.xnnpack import xnnpack_partitions
 from litegpu.errors import DeviceError, ModelError, OptionError
 from litegpu.gpu.delegate.delegate import GpuDelegate
 from litegpu.model.builder import ModelBuilder
-from litegpu.model.model_type import Kind
+from litegpu.model.model_type import ModelKind
 from litegpu.model.types import TensorType
 from litegpu.tools.advise import advise, print_advice, write_page
 from litegpu.tools.advise.advice import _recommend
@@ -60,8 +60,8 @@ def islands() -> bytes:
 
 def test_type_row_and_coverage_of_a_float16_model(classifier: Path, without_device: None) -> None:
     advice = litegpu.advise(classifier)
-    assert advice.type.kind is Kind.FLOAT16_WEIGHTS
-    assert advice.row is row_of(Kind.FLOAT16_WEIGHTS) and advice.row is not None
+    assert advice.type.kind is ModelKind.FLOAT16_WEIGHTS
+    assert advice.row is row_of(ModelKind.FLOAT16_WEIGHTS) and advice.row is not None
     assert advice.row.takes == {"GPU": True, "NNAPI": False, "Hexagon": False, "Core ML": True, "CPU": True}
     gpu, cpu = advice.coverages
     assert gpu.complete and gpu.partitions == 1 and gpu.left == () and gpu.total == 87
@@ -143,7 +143,7 @@ def test_xnnpack_partitions_hold_what_leads_from_their_inputs_to_their_outputs()
 
 def test_every_documented_type_is_in_the_table_once() -> None:
     assert len({row.kind for row in MODEL_TYPES}) == len(MODEL_TYPES) == 5
-    assert row_of(Kind.MIXED) is None and row_of(Kind.INTEGER_16X8) is None
+    assert row_of(ModelKind.MIXED) is None and row_of(ModelKind.INTEGER_16X8) is None
     assert [row.model_type for row in MODEL_TYPES if row.takes["Hexagon"]] == [
         "post-training integer",
         "quantization-aware training",
@@ -153,15 +153,15 @@ def test_every_documented_type_is_in_the_table_once() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "gpu", "xnnpack"),
     [
-        ("mobilenet_v1_1.0_224_random_dynamic.tflite", Kind.DYNAMIC_RANGE, (31, 31), (20, 12)),
-        ("mobilenet_v1_1.0_224_random_int8.tflite", Kind.FULL_INTEGER, (31, 31), (30, 1)),
-        ("ssd_mobilenet_v1_coco_quant.tflite", Kind.QUANTIZATION_AWARE, (63, 64), (61, 2)),
-        ("hair_segmentation.tflite", Kind.FLOAT32, (259, 259), (259, 1)),
-        ("style_transfer_f16_384.tflite", Kind.FLOAT16_WEIGHTS, (285, 285), (266, 16)),
+        ("mobilenet_v1_1.0_224_random_dynamic.tflite", ModelKind.DYNAMIC_RANGE, (31, 31), (20, 12)),
+        ("mobilenet_v1_1.0_224_random_int8.tflite", ModelKind.FULL_INTEGER, (31, 31), (30, 1)),
+        ("ssd_mobilenet_v1_coco_quant.tflite", ModelKind.QUANTIZATION_AWARE, (63, 64), (61, 2)),
+        ("hair_segmentation.tflite", ModelKind.FLOAT32, (259, 259), (259, 1)),
+        ("style_transfer_f16_384.tflite", ModelKind.FLOAT16_WEIGHTS, (285, 285), (266, 16)),
     ],
 )
 def test_shared_models(
-    models_dir: Path, name: str, kind: Kind, gpu: tuple[int, int], xnnpack: tuple[int, int], without_device: None
+    models_dir: Path, name: str, kind: ModelKind, gpu: tuple[int, int], xnnpack: tuple[int, int], without_device: None
 ) -> None:
     advice = advise(models_dir / name)
     assert advice.type.kind is kind

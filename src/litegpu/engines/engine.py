@@ -12,7 +12,7 @@ from litegpu.delegates import cpu
 from litegpu.delegates.cpu import OfficialOptions
 from litegpu.delegates.protocol import Delegate
 from litegpu.engines.announcing import Announcer
-from litegpu.engines.source import Source, input_shapes
+from litegpu.engines.source import ModelSource, input_shapes
 from litegpu.errors import InvokeError, LiteGpuError, TensorError
 from litegpu.model.types import Subgraph
 
@@ -28,7 +28,7 @@ class Setup:
     places of those that fail. `operators`: the user's own, as registered then. `freed`: inputs with values in the file
     that were set all the same, and to what."""
 
-    source: Source
+    source: ModelSource
     options: OfficialOptions
     asked: list[Delegate]
     announcer: Announcer

@@ -14,7 +14,7 @@ from litegpu.model.reader import read_model
 from litegpu.model.types import Model, Operator, Tensor, TensorType
 
 
-class Source:
+class ModelSource:
     """What was opened: `model`, and official interpreters for it.
 
     The file is mapped, not copied, and the official runtime maps it once more, by its path. If that has come to lead

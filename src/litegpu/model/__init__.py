@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from litegpu.model.batch import with_batch
-from litegpu.model.model_type import Kind, ModelType, model_type
+from litegpu.model.model_type import ModelKind, ModelType, model_type
 from litegpu.model.reader import read_model
 from litegpu.model.types import Model, Operator, Quantization, Signature, Sparsity, Subgraph, Tensor, TensorType
 from litegpu.model.verifier import verify_model
-from litegpu.model.writer import GraphBuilder, ModelBuilder, cut, quantized, write_model
+from litegpu.model.writer import ModelBuilder, SubgraphBuilder, cut, quantized, write_model
 
 __all__ = [
-    "GraphBuilder",
-    "Kind",
     "Model",
     "ModelBuilder",
+    "ModelKind",
     "ModelType",
     "Operator",
     "Quantization",
     "Signature",
     "Sparsity",
     "Subgraph",
+    "SubgraphBuilder",
     "Tensor",
     "TensorType",
     "cut",

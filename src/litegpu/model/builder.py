@@ -29,7 +29,7 @@ def quantized(
     return Quantization(scale, zero_point, dimension)
 
 
-class GraphBuilder:
+class SubgraphBuilder:
     """One subgraph under construction; its methods add to it and return tensor indices.
 
     Shapes may hold -1 for dimensions unknown until the model is resized: the tensor then has 1 there, and -1 in its
@@ -273,24 +273,24 @@ class GraphBuilder:
         return known.version([None if i < 0 else self._tensors[i].shape for i in inputs], options)
 
 
-class ModelBuilder(GraphBuilder):
+class ModelBuilder(SubgraphBuilder):
     """A model under construction, and its main graph."""
 
     def __init__(self, description: str = "", name: str = "main") -> None:
         super().__init__(0, name)
         self.description = description
-        self._graphs: list[GraphBuilder] = [self]
+        self._graphs: list[SubgraphBuilder] = [self]
         self._signatures: list[Signature] = []
         self._metadata: dict[str, bytes] = {}
 
-    def subgraph(self, name: str) -> GraphBuilder:
+    def subgraph(self, name: str) -> SubgraphBuilder:
         """A further subgraph, to be called by IF, WHILE and the like with its `index`."""
-        graph = GraphBuilder(len(self._graphs), name)
+        graph = SubgraphBuilder(len(self._graphs), name)
         self._graphs.append(graph)
         return graph
 
     def signature(
-        self, key: str, inputs: Mapping[str, int], outputs: Mapping[str, int], graph: GraphBuilder | None = None
+        self, key: str, inputs: Mapping[str, int], outputs: Mapping[str, int], graph: SubgraphBuilder | None = None
     ) -> None:
         """A named entry point of the main graph, or of another: argument names to tensor indices."""
         self._signatures.append(Signature(key, (graph or self).index, dict(inputs), dict(outputs)))

@@ -16,7 +16,7 @@ from typing import Any
 
 from litegpu.model.ops import Op, find
 from litegpu.model.ops.checks import MAX_RANK, Tensors, flexbuffer_options, require
-from litegpu.model.ops.operands import OBJECTS, Operand, Signature, count, signature
+from litegpu.model.ops.operands import OBJECTS, OperandRule, OpSignature, count, signature
 from litegpu.model.types import Operator, Tensor, TensorType
 
 __all__ = ["LARGE_ELEMENTS", "LARGE_RATIO", "MAX_ELEMENTS", "MAX_RANK"]
@@ -60,7 +60,7 @@ def check_as_on_the_cpu(operator: Operator, tensors: Tensors) -> None:
         known.hazard(operator, tensors)
 
 
-def _check_count(what: str, indices: Sequence[int], places: tuple[Operand, ...]) -> None:
+def _check_count(what: str, indices: Sequence[int], places: tuple[OperandRule, ...]) -> None:
     low, high = count(places)
     wanted = f"{low}" if high == low else f"at least {low}" if high is None else f"{low} to {high}"
     require(
@@ -69,7 +69,7 @@ def _check_count(what: str, indices: Sequence[int], places: tuple[Operand, ...])
     )
 
 
-def _check_operands(operator: Operator, tensors: Tensors, known: Op, stated: Signature) -> None:
+def _check_operands(operator: Operator, tensors: Tensors, known: Op, stated: OpSignature) -> None:
     """Types, ranks and sizes as the entry has them."""
     by_name: dict[str, Tensor] = {}
     given = {tensors[index].type for index in operator.inputs if index >= 0}

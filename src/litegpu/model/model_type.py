@@ -15,7 +15,7 @@ from litegpu.model.ops import find
 from litegpu.model.types import Model, Operator, Subgraph, Tensor, TensorType
 
 
-class Kind(enum.Enum):
+class ModelKind(enum.Enum):
     """The kinds of model that delegates tell apart."""
 
     FLOAT32 = "float32"
@@ -37,7 +37,7 @@ class ModelType:
     finding, in order of weight. `converter_modes` are the modes noted by the converter, None if it noted none.
     """
 
-    kind: Kind
+    kind: ModelKind
     counts: Mapping[str, int]
     evidence: tuple[str, ...]
     converter_modes: tuple[int, ...] | None = None
@@ -56,11 +56,11 @@ def model_type(model: Model) -> ModelType:
     if modes:
         evidence.insert(0, f"the converter noted {', '.join(_MODES.get(mode, f'mode {mode}') for mode in modes)}")
     kind = _majority(counts)
-    if kind is Kind.FULL_INTEGER:
+    if kind is ModelKind.FULL_INTEGER:
         evidence.append(_interface(model.main))
         trained = _trained(model, modes)
         if trained:
-            kind = Kind.QUANTIZATION_AWARE
+            kind = ModelKind.QUANTIZATION_AWARE
             evidence.append(trained)
         elif not modes:
             evidence.append("how it was trained is not recorded, and makes no difference to running it")
@@ -149,18 +149,18 @@ def _constant(subgraph: Subgraph, tensor: Tensor, producers: Mapping[int, Operat
     return tensor
 
 
-def _majority(counts: Counter[str]) -> Kind:
+def _majority(counts: Counter[str]) -> ModelKind:
     """The kind that at least nine of ten operators agree on.
 
     Converters leave small weights in float, so float32 operators do not speak against dynamic range or float16 weights.
     """
     if not counts:
-        return Kind.FLOAT32
+        return ModelKind.FLOAT32
     for scheme in ("dynamic range", "float16 weights"):
         if counts[scheme] and counts[scheme] + counts["float32"] >= 0.9 * counts.total():
             return _KINDS[scheme]
     scheme, count = counts.most_common(1)[0]
-    return _KINDS[scheme] if count >= 0.9 * counts.total() else Kind.MIXED
+    return _KINDS[scheme] if count >= 0.9 * counts.total() else ModelKind.MIXED
 
 
 def _counted(counts: Counter[str]) -> str:
@@ -204,10 +204,10 @@ _EIGHT_BIT = frozenset({TensorType.INT8, TensorType.UINT8})
 _FOUR_BIT = frozenset({TensorType.INT4, TensorType.UINT4, TensorType.INT2})
 _COMPUTE_TYPES = _EIGHT_BIT | {TensorType.INT16, TensorType.FLOAT32, TensorType.FLOAT16}
 _KINDS = {
-    "float32": Kind.FLOAT32,
-    "float16": Kind.FLOAT16,
-    "float16 weights": Kind.FLOAT16_WEIGHTS,
-    "dynamic range": Kind.DYNAMIC_RANGE,
-    "integer": Kind.FULL_INTEGER,
-    "integer 16x8": Kind.INTEGER_16X8,
+    "float32": ModelKind.FLOAT32,
+    "float16": ModelKind.FLOAT16,
+    "float16 weights": ModelKind.FLOAT16_WEIGHTS,
+    "dynamic range": ModelKind.DYNAMIC_RANGE,
+    "integer": ModelKind.FULL_INTEGER,
+    "integer 16x8": ModelKind.INTEGER_16X8,
 }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from litegpu.model.builder import GraphBuilder, ModelBuilder, quantized
+from litegpu.model.builder import ModelBuilder, SubgraphBuilder, quantized
 from litegpu.model.cut import cut
 from litegpu.model.serialize import write_model
 
-__all__ = ["GraphBuilder", "ModelBuilder", "cut", "quantized", "write_model"]
+__all__ = ["ModelBuilder", "SubgraphBuilder", "cut", "quantized", "write_model"]

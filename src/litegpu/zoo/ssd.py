@@ -8,7 +8,7 @@ import numpy as np
 from flatbuffers import flexbuffers
 
 from litegpu.errors import OptionError
-from litegpu.model.builder import GraphBuilder
+from litegpu.model.builder import SubgraphBuilder
 from litegpu.model.types import TensorType
 from litegpu.zoo.mobilenet import scaled, v1_features
 from litegpu.zoo.network import Network
@@ -77,7 +77,7 @@ def ssd_anchors(maps: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def ssd_post_process(
-    builder: GraphBuilder, boxes: int, scores: int, anchors: np.ndarray, classes: int, max_detections: int
+    builder: SubgraphBuilder, boxes: int, scores: int, anchors: np.ndarray, classes: int, max_detections: int
 ) -> list[int]:
     """TFLite_Detection_PostProcess as the exporter for COCO sets it: the tensors of boxes, classes, scores and count.
 

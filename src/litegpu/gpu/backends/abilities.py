@@ -125,7 +125,7 @@ class WholeTimer(Protocol):
 
 
 @dataclass(frozen=True)
-class Pixels:
+class PixelFormat:
     """The form of an image, RGBA with 8 bits a channel: `row` pixels from the beginning of one row to that of the next
     where kernels read it. `swapped`: red and blue."""
 
@@ -145,7 +145,7 @@ class UserBuffer:
     nbytes: int
     shape: tuple[int, ...] | None = None
     dtype: np.dtype[Any] | None = None
-    pixels: Pixels | None = None
+    pixels: PixelFormat | None = None
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from litegpu.gpu.backends.contract import Backend, Device
 
 
 @dataclass(frozen=True)
-class Entry:
+class BackendEntry:
     """`language`: what its kernels are printed in, a device's `target`. `apis`: names of parts of it that a device can
     be asked for by. `numbered`: whether devices have numbers, as in "cuda:1". `widespread`: nearly every machine has a
     device of it. `automatic`: whether "auto" tries it. `last_resorts`: parts that are only taken where no other has a
@@ -28,9 +28,9 @@ class Entry:
 
 
 #: By name, in the order in which "auto" tries them.
-ENTRIES: Mapping[str, Entry] = {
-    "cuda": Entry("litegpu.gpu.backends.cuda.backend", "cuda", numbered=True),
-    "webgpu": Entry(
+ENTRIES: Mapping[str, BackendEntry] = {
+    "cuda": BackendEntry("litegpu.gpu.backends.cuda.backend", "cuda", numbered=True),
+    "webgpu": BackendEntry(
         "litegpu.gpu.backends.webgpu.backend",
         "wgsl",
         ("vulkan", "metal", "d3d12", "gl"),
@@ -38,7 +38,7 @@ ENTRIES: Mapping[str, Entry] = {
         last_resorts=("gl",),
         libraries=("wgpu",),
     ),
-    "reference": Entry("litegpu.gpu.backends.reference.backend", "tree", automatic=False),
+    "reference": BackendEntry("litegpu.gpu.backends.reference.backend", "tree", automatic=False),
 }
 
 
@@ -68,7 +68,7 @@ def owner(word: str) -> str:
     return next(name for name, entry in ENTRIES.items() if word == name or word in entry.apis)
 
 
-def entry_of(word: str) -> Entry:
+def entry_of(word: str) -> BackendEntry:
     """What is registered of the backend that a word asks for."""
     return ENTRIES[owner(word)]
 

@@ -13,7 +13,7 @@ from litegpu.gpu.build import build_program
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lower import lower_partition
 from litegpu.gpu.program import Program
-from litegpu.model.builder import GraphBuilder, ModelBuilder, quantized
+from litegpu.model.builder import ModelBuilder, SubgraphBuilder, quantized
 from litegpu.model.types import Model, Tensor, TensorType
 
 QUANTIZED = (TensorType.INT8, TensorType.UINT8, TensorType.INT16)
@@ -109,7 +109,7 @@ def compiled(model: Model, features: Features, target: str) -> Program:
     return build_program(lowered.graph, features, target)
 
 
-def _sliced(b: GraphBuilder, x: int, begin: tuple[int, ...], size: tuple[int, ...]) -> int:
+def _sliced(b: SubgraphBuilder, x: int, begin: tuple[int, ...], size: tuple[int, ...]) -> int:
     constants = [b.constant(np.array(values, np.int32)) for values in (begin, size)]
     of = b.graph().tensors[x]
     return b.op("SLICE", [x, *constants], size, type=of.type, quantization=of.quantization)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Slice:
+class RowSlice:
     """A partition for `rows` of the `batch` rows that the inputs at the places `carriers` have."""
 
     partition: Partition
@@ -36,7 +36,7 @@ def fits_sliced(model: Model, subgraph: Subgraph, operator: Operator, half: bool
     return next(slices(partition, half, most), None) is not None
 
 
-def slices(partition: Partition, half: bool, most: int) -> Iterator[Slice]:
+def slices(partition: Partition, half: bool, most: int) -> Iterator[RowSlice]:
     """The partition for ever fewer rows, from the most on whose tensors take at most so many bytes each; nothing if it
     fits as it is, or does not keep its rows apart."""
     size, tensor = max((fitting.largest(partition.subgraph, o, half) for o in partition.nodes), key=lambda s: s[0])
@@ -62,7 +62,7 @@ def slices(partition: Partition, half: bool, most: int) -> Iterator[Slice]:
         part = dataclasses.replace(partition, subgraph=smaller, nodes=smaller.operators)
         if all(fitting.largest(smaller, o, half)[0] <= most for o in part.nodes):
             places = frozenset(i for i, t in enumerate(partition.inputs) if t in carried)
-            yield Slice(part, batch, rows, places)
+            yield RowSlice(part, batch, rows, places)
 
 
 class SlicedKernel:
@@ -70,7 +70,7 @@ class SlicedKernel:
 
     uses_gpu = True
 
-    def __init__(self, kernel: GpuKernel, made: Slice, partition: Partition) -> None:
+    def __init__(self, kernel: GpuKernel, made: RowSlice, partition: Partition) -> None:
         """`partition`: the whole one, whose results it gives."""
         self._kernel, self._slice = kernel, made
         tensors = [partition.subgraph.tensors[t] for t in partition.outputs]

@@ -72,7 +72,7 @@ def choose_tile(
     return ThreadTile(p, q, wide, tall, parts)
 
 
-class Place:
+class TilePlace:
     """Where a thread's tile lies: `block`, the number of its block of pixels, and `q`, its quads of channels."""
 
     def __init__(self, k: Kernel, tile: ThreadTile, blocks: int, quads: int) -> None:
@@ -282,7 +282,7 @@ def total_of_parts(
     return [shared[at] for at in mine]
 
 
-def store_tile(k: Kernel, sink: Sink, place: Place, pixels: Pixels, sums: Sequence[TracedValue]) -> None:
+def store_tile(k: Kernel, sink: Sink, place: TilePlace, pixels: Pixels, sums: Sequence[TracedValue]) -> None:
     """Store the tile: sums[p * quads + c] at pixel p, quad c, where these exist."""
     n = len(place.q)
     for c, q in enumerate(place.q):

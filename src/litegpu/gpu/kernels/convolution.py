@@ -11,8 +11,8 @@ import numpy as np
 from litegpu.gpu.graph import Conv2D, Reshape
 from litegpu.gpu.kernels.access import Index, Operands, Position, Sink, Source, open_sink, open_source
 from litegpu.gpu.kernels.blocking import (
-    Place,
     ThreadTile,
+    TilePlace,
     Weights,
     accumulate,
     both,
@@ -106,7 +106,7 @@ def _pointwise(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, ope
     outputs, _, _, inputs = ctx.value(ctx.node.inputs[1]).shape
     columns = columns_of(ctx, k, operands)
     source = open_source(ctx, k, ctx.node.inputs[0], operands)
-    place = Place(k, tile, blocks, -(-outputs // 4))
+    place = TilePlace(k, tile, blocks, -(-outputs // 4))
     pixels = linear_pixels(k, place.block, shape, tile.pixels)
     flat = flattened(source)
     where = pixels.coordinates if flat is None else [(0, 0, p) for p in pixels.linear]
@@ -126,7 +126,7 @@ def _spatial(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, opera
     shape, lanes, n = ctx.output.shape, min(inputs, 4), tile.pixels
     columns = columns_of(ctx, k, operands)
     source = open_source(ctx, k, ctx.node.inputs[0], operands)
-    place = Place(k, tile, blocks, -(-outputs // 4))
+    place = TilePlace(k, tile, blocks, -(-outputs // 4))
     pixels = row_pixels(place.block, shape, n)
     b, y, x = pixels.coordinates[0]
     vertical, horizontal = window_axes(ctx, (kh, kw), op.stride, op.dilation, op.padding, n, op.upsample, op.border)
@@ -202,7 +202,7 @@ def _column(op: Conv2D, kx: Index, p: int) -> int:
     return kx * op.dilation[1] + p * op.stride[1] if isinstance(kx, int) else p
 
 
-def _first_input(ctx: KernelContext, place: Place) -> Index:
+def _first_input(ctx: KernelContext, place: TilePlace) -> Index:
     """The quad of inputs where this thread's group begins."""
     op = ctx.node.op
     assert isinstance(op, Conv2D)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from litegpu.gpu.graph import DepthwiseConv2D
 from litegpu.gpu.kernels.access import Index, Operands, Position, Sink, open_sink, open_source
 from litegpu.gpu.kernels.blocking import (
-    Place,
     ThreadTile,
+    TilePlace,
     both,
     choose_tile,
     grid,
@@ -51,7 +51,7 @@ def _depthwise(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, ope
     _, kh, kw, channels = ctx.value(ctx.node.inputs[1]).shape
     source, weights = (open_source(ctx, k, v, operands) for v in ctx.node.inputs)
     n = tile.pixels
-    place = Place(k, tile, blocks, -(-channels // 4))
+    place = TilePlace(k, tile, blocks, -(-channels // 4))
     pixels = row_pixels(place.block, ctx.output.shape, n)
     b, y, x = pixels.coordinates[0]
     vertical, horizontal = window_axes(ctx, (kh, kw), op.stride, op.dilation, op.padding, n)

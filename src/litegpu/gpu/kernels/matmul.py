@@ -8,8 +8,8 @@ from litegpu.gpu.graph import MatMul
 from litegpu.gpu.kernels.access import Index, Operands, Source, open_sink, open_source
 from litegpu.gpu.kernels.blocking import (
     Pixels,
-    Place,
     ThreadTile,
+    TilePlace,
     accumulate,
     choose_tile,
     grid,
@@ -51,7 +51,7 @@ def _matmul(
     k: Kernel, ctx: KernelContext, op: MatMul, inner: int, tile: ThreadTile, blocks: int, operands: Operands
 ) -> None:
     a, b = (open_source(ctx, k, v, operands) for v in ctx.node.inputs)
-    place = Place(k, tile, blocks, -(-ctx.output.shape[3] // 4))
+    place = TilePlace(k, tile, blocks, -(-ctx.output.shape[3] // 4))
     pixels = row_pixels(place.block, ctx.output.shape, tile.pixels)
     sums = k.array(tile.pixels * tile.quads, k.const(0.0, f32x4))
 

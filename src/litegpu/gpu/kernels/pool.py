@@ -9,8 +9,8 @@ import numpy as np
 from litegpu.gpu.graph import Pool2D
 from litegpu.gpu.kernels.access import Index, Operands, open_sink, open_source
 from litegpu.gpu.kernels.blocking import (
-    Place,
     ThreadTile,
+    TilePlace,
     both,
     choose_tile,
     grid,
@@ -48,7 +48,7 @@ def _pool(k: Kernel, ctx: KernelContext, op: Pool2D, tile: ThreadTile, blocks: i
     kh, kw = op.window
     average = op.kind != "max"
     source = open_source(ctx, k, ctx.node.inputs[0], operands)
-    place = Place(k, tile, blocks, source.view.quads)
+    place = TilePlace(k, tile, blocks, source.view.quads)
     pixels = linear_pixels(k, place.block, ctx.output.shape, 1)
     b, y, x = pixels.coordinates[0]
     vertical, horizontal = window_axes(ctx, op.window, op.stride, (1, 1), op.padding)

@@ -6,8 +6,8 @@ from litegpu.gpu.graph import TransposeConv2D
 from litegpu.gpu.kernels.access import Operands, open_sink, open_source
 from litegpu.gpu.kernels.blocking import (
     Pixels,
-    Place,
     ThreadTile,
+    TilePlace,
     accumulate,
     both,
     choose_tile,
@@ -50,7 +50,7 @@ def _transpose_convolution(
     _, kh, kw, _ = ctx.value(ctx.node.inputs[1]).shape
     columns = columns_of(ctx, k, operands)
     source = open_source(ctx, k, ctx.node.inputs[0], operands)
-    place = Place(k, tile, blocks, -(-outputs // 4))
+    place = TilePlace(k, tile, blocks, -(-outputs // 4))
     rows, across = _steps(oh, sy, pad_y), -(-_steps(ow, sx, pad_x) // n)
     step_x, rest = place.block % across * n, place.block // across
     step_y, rest = rest % rows, rest // rows

@@ -27,7 +27,7 @@ _SUMS, _PRODUCTS, _STEPS = (2.0**-10, 2.0**8), (2.0**-16, 2.0**8), (2.0**-8, 2.0
 
 
 @dataclass(frozen=True)
-class Operand:
+class QuantizedOperand:
     """A quantized tensor: `expr(Arg(i))` of `value` are its quanta as int32."""
 
     value: int
@@ -39,7 +39,7 @@ class Operand:
         return np.float32(self.grid.scale)
 
 
-def operand(ctx: OpContext, i: int) -> Operand | None:
+def operand(ctx: OpContext, i: int) -> QuantizedOperand | None:
     """Input i as whole numbers; None if it is not quantized with one scale."""
     t = ctx.tensor(i)
     if t.is_constant:
@@ -49,16 +49,16 @@ def operand(ctx: OpContext, i: int) -> Operand | None:
         limits = np.iinfo(STORED[t.type].value)
         zeros = t.quantization.zero_points
         grid = Grid(float(found[1].reshape(())), int(zeros[0]) if zeros.size else 0, int(limits.min), int(limits.max))
-        return Operand(ctx.builder.constant(found[0].astype(np.int32), name=t.name), lambda x: x, grid)
+        return QuantizedOperand(ctx.builder.constant(found[0].astype(np.int32), name=t.name), lambda x: x, grid)
     known = grid_of(t)
     if known is None:
         return None
     ctx.lowering.ensure(t.index)
     value, expr = ctx.lowering.quantized.whole(t.index)
-    return Operand(value, lambda x: substitute(expr, {0: x}), known)
+    return QuantizedOperand(value, lambda x: substitute(expr, {0: x}), known)
 
 
-def as_float(ctx: OpContext, i: int, x: Operand) -> int:
+def as_float(ctx: OpContext, i: int, x: QuantizedOperand) -> int:
     """The quanta of input i as float32."""
     known = ctx.quanta(i)
     if known is not None:
@@ -189,7 +189,7 @@ def unary(ctx: OpContext, rule: Unary | None, bounds: tuple[float | None, float 
 # ------------------------------------------------------------------------------------------ two operands
 
 #: Gives the output its value, if the CPU's kernel computes so.
-Binary = Callable[[OpContext, Operand, Operand, Grid], bool]
+Binary = Callable[[OpContext, QuantizedOperand, QuantizedOperand, Grid], bool]
 
 
 def binary(ctx: OpContext, rule: Binary | None) -> bool:
@@ -217,22 +217,22 @@ def compared(ctx: OpContext, function: str) -> bool:
     return True
 
 
-def _operands(ctx: OpContext) -> tuple[Operand, Operand] | None:
+def _operands(ctx: OpContext) -> tuple[QuantizedOperand, QuantizedOperand] | None:
     if int(ctx.option("fused_activation_function")) not in BOUNDS:
         return None
     x, y = operand(ctx, 0), operand(ctx, 1)
     return None if x is None or y is None else (x, y)
 
 
-def added(ctx: OpContext, x: Operand, y: Operand, made: Grid) -> bool:
+def added(ctx: OpContext, x: QuantizedOperand, y: QuantizedOperand, made: Grid) -> bool:
     return _summed(ctx, "add", x, y, made)
 
 
-def subtracted(ctx: OpContext, x: Operand, y: Operand, made: Grid) -> bool:
+def subtracted(ctx: OpContext, x: QuantizedOperand, y: QuantizedOperand, made: Grid) -> bool:
     return _summed(ctx, "sub", x, y, made)
 
 
-def _summed(ctx: OpContext, operation: str, x: Operand, y: Operand, made: Grid) -> bool:
+def _summed(ctx: OpContext, operation: str, x: QuantizedOperand, y: QuantizedOperand, made: Grid) -> bool:
     total = _sum(ctx, operation, x.expr(Arg(0)), y.expr(Arg(1)), x.scale, y.scale, made)
     if total is None:
         return False
@@ -240,7 +240,7 @@ def _summed(ctx: OpContext, operation: str, x: Operand, y: Operand, made: Grid) 
     return True
 
 
-def multiplied(ctx: OpContext, x: Operand, y: Operand, made: Grid) -> bool:
+def multiplied(ctx: OpContext, x: QuantizedOperand, y: QuantizedOperand, made: Grid) -> bool:
     factor = x.scale * y.scale / np.float32(made.scale)
     product = fn("mul", x.expr(Arg(0)), y.expr(Arg(1)))
     if _by_xnnpack(ctx, _PRODUCTS, factor):
@@ -251,7 +251,7 @@ def multiplied(ctx: OpContext, x: Operand, y: Operand, made: Grid) -> bool:
     return True
 
 
-def rectified(ctx: OpContext, x: Operand, slope: Operand, made: Grid) -> bool:
+def rectified(ctx: OpContext, x: QuantizedOperand, slope: QuantizedOperand, made: Grid) -> bool:
     """PRELU."""
     a, b = x.expr(Arg(0)), slope.expr(Arg(1))
     up = x.scale / np.float32(made.scale)
@@ -280,7 +280,7 @@ def _sum(ctx: OpContext, operation: str, a: Expr, b: Expr, x: np.float32, y: np.
     return fixed.times(fn(operation, *apart), common / ((1 << left) * made.scale))
 
 
-def divided(ctx: OpContext, dividend: Operand, divisor: Operand, made: Grid) -> bool:
+def divided(ctx: OpContext, dividend: QuantizedOperand, divisor: QuantizedOperand, made: Grid) -> bool:
     """Looked up in a table of all quotients."""
     first, second = dividend.grid, divisor.grid
     if max(first.bits, second.bits) > 8:
@@ -297,7 +297,7 @@ def divided(ctx: OpContext, dividend: Operand, divisor: Operand, made: Grid) -> 
     return True
 
 
-def squared_difference(ctx: OpContext, x: Operand, y: Operand, made: Grid) -> bool:
+def squared_difference(ctx: OpContext, x: QuantizedOperand, y: QuantizedOperand, made: Grid) -> bool:
     left, common = 7, 2.0 * float(max(x.scale, y.scale))
     quanta = ((x.expr(Arg(0)), x.scale), (y.expr(Arg(1)), y.scale))
     terms = [fixed.times(fixed.shifted_left(q, left), float(s) / common) for q, s in quanta]

@@ -25,7 +25,7 @@ from litegpu.model.types import TensorType
 
 
 @dataclass(frozen=True)
-class Operand:
+class OperandRule:
     """One place, or the last one, which may `repeat`."""
 
     name: str
@@ -39,39 +39,39 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Signature:
+class OpSignature:
     """What an operator takes and gives."""
 
-    inputs: tuple[Operand, ...]
-    outputs: tuple[Operand, ...]
+    inputs: tuple[OperandRule, ...]
+    outputs: tuple[OperandRule, ...]
     options: Mapping[str, tuple[float, float]]
 
-    def input(self, position: int) -> Operand | None:
+    def input(self, position: int) -> OperandRule | None:
         return _at(self.inputs, position)
 
-    def output(self, position: int) -> Operand | None:
+    def output(self, position: int) -> OperandRule | None:
         return _at(self.outputs, position)
 
 
-def count(operands: tuple[Operand, ...]) -> tuple[int, int | None]:
+def count(operands: tuple[OperandRule, ...]) -> tuple[int, int | None]:
     """The least and the most operands, None for no limit."""
     least = sum(not o.omissible for o in operands)
     return least, None if any(o.repeat for o in operands) else len(operands)
 
 
 @functools.cache
-def signature(line: str) -> Signature:
+def signature(line: str) -> OpSignature:
     """What a line says."""
     operands, _, options = line.partition(";")
     given, _, results = operands.partition("->")
-    return Signature(
+    return OpSignature(
         tuple(_operand(word) for word in given.split()),
         tuple(_operand(word) for word in results.split()),
         dict(_option(word) for word in options.split()),
     )
 
 
-def _at(operands: tuple[Operand, ...], position: int) -> Operand | None:
+def _at(operands: tuple[OperandRule, ...], position: int) -> OperandRule | None:
     if position < len(operands):
         return operands[position]
     return operands[-1] if operands and operands[-1].repeat else None
@@ -81,14 +81,14 @@ _WORD = re.compile(r"(?P<name>[a-z_0-9]+|\.|=[a-z_0-9]+)(?P<count>[~?^+*]?)(?:\[
                    r"(?:\{(?P<most>[0-9]+)\})?(?::(?P<types>[a-z0-9=_|]+))?")  # fmt: skip
 
 
-def _operand(word: str) -> Operand:
+def _operand(word: str) -> OperandRule:
     found = _WORD.fullmatch(word)
     assert found, word
     name, many, types = found["name"], found["count"], found["types"] or ""
     if name.startswith("="):
         name, types = ".", name
     low, _, high = (found["ranks"] or "").partition("-")
-    return Operand(
+    return OperandRule(
         name,
         optional=many in ("~", "?"),
         omissible=many in ("?", "^", "*"),

@@ -10,7 +10,7 @@ from typing import Any
 from litegpu.boundary import typed
 from litegpu.delegates.protocol import Delegate
 from litegpu.model.bundle import bundled_content
-from litegpu.model.model_type import Kind, ModelType, model_type
+from litegpu.model.model_type import ModelKind, ModelType, model_type
 from litegpu.model.reader import read_model
 from litegpu.tools.advise import documented
 from litegpu.tools.advise.coverage import Coverage, delegate_coverage, xnnpack_coverage
@@ -117,17 +117,17 @@ _INTEGER = (
     "the bit. How the model was trained makes no difference."
 )
 _NUMERICS = {
-    Kind.FLOAT32: _FLOAT,
-    Kind.FLOAT16: _FLOAT,
-    Kind.FLOAT16_WEIGHTS: f"Weights are widened when the model is prepared. {_FLOAT}",
-    Kind.DYNAMIC_RANGE: (
+    ModelKind.FLOAT32: _FLOAT,
+    ModelKind.FLOAT16: _FLOAT,
+    ModelKind.FLOAT16_WEIGHTS: f"Weights are widened when the model is prepared. {_FLOAT}",
+    ModelKind.DYNAMIC_RANGE: (
         "The GPU keeps activations in floating point, nearer to the float model than the CPU, which quantizes them at "
         "every inference."
     ),
-    Kind.FULL_INTEGER: _INTEGER,
-    Kind.QUANTIZATION_AWARE: _INTEGER,
-    Kind.INTEGER_16X8: f"The original GPU delegate refuses 16-bit activations, litegpu's takes them. {_INTEGER}",
-    Kind.MIXED: "Each operator is computed by the rule for its own tensors, in floating point.",
+    ModelKind.FULL_INTEGER: _INTEGER,
+    ModelKind.QUANTIZATION_AWARE: _INTEGER,
+    ModelKind.INTEGER_16X8: f"The original GPU delegate refuses 16-bit activations, litegpu's takes them. {_INTEGER}",
+    ModelKind.MIXED: "Each operator is computed by the rule for its own tensors, in floating point.",
 }
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from litegpu.model.model_type import Kind
+from litegpu.model.model_type import ModelKind
 
 GPU, NNAPI, HEXAGON, CORE_ML, CPU = "GPU", "NNAPI", "Hexagon", "Core ML", "CPU"
 DELEGATES = (GPU, NNAPI, HEXAGON, CORE_ML, CPU)
@@ -30,7 +30,7 @@ class TypeRow:
     """A row of the table of model types: delegate -> whether the documentation says that it takes them."""
 
     model_type: str
-    kind: Kind
+    kind: ModelKind
     takes: Mapping[str, bool]
 
 
@@ -47,22 +47,22 @@ PLATFORMS = (
 )
 
 
-def _row(model_type: str, kind: Kind, *, nnapi: bool, hexagon: bool, core_ml: bool) -> TypeRow:
+def _row(model_type: str, kind: ModelKind, *, nnapi: bool, hexagon: bool, core_ml: bool) -> TypeRow:
     """The GPU and the CPU take every documented type."""
     takes = {GPU: True, NNAPI: nnapi, HEXAGON: hexagon, CORE_ML: core_ml, CPU: True}
     return TypeRow(model_type, kind, takes)
 
 
 MODEL_TYPES = (
-    _row("float32", Kind.FLOAT32, nnapi=True, hexagon=False, core_ml=True),
-    _row("post-training float16", Kind.FLOAT16_WEIGHTS, nnapi=False, hexagon=False, core_ml=True),
-    _row("post-training dynamic range", Kind.DYNAMIC_RANGE, nnapi=True, hexagon=False, core_ml=False),
-    _row("post-training integer", Kind.FULL_INTEGER, nnapi=True, hexagon=True, core_ml=False),
-    _row("quantization-aware training", Kind.QUANTIZATION_AWARE, nnapi=True, hexagon=True, core_ml=False),
+    _row("float32", ModelKind.FLOAT32, nnapi=True, hexagon=False, core_ml=True),
+    _row("post-training float16", ModelKind.FLOAT16_WEIGHTS, nnapi=False, hexagon=False, core_ml=True),
+    _row("post-training dynamic range", ModelKind.DYNAMIC_RANGE, nnapi=True, hexagon=False, core_ml=False),
+    _row("post-training integer", ModelKind.FULL_INTEGER, nnapi=True, hexagon=True, core_ml=False),
+    _row("quantization-aware training", ModelKind.QUANTIZATION_AWARE, nnapi=True, hexagon=True, core_ml=False),
 )
 
 
-def row_of(kind: Kind) -> TypeRow | None:
+def row_of(kind: ModelKind) -> TypeRow | None:
     """The row for a kind of model; None for kinds that the documentation does not mention."""
     return next((row for row in MODEL_TYPES if row.kind is kind), None)
 

@@ -143,7 +143,7 @@ class CudaBuffer:
     """An array in memory of litegpu's, for other libraries: `torch.from_dlpack(buffer)`, `cupy.asarray(buffer)`.
     `stream` is the one on which it is written; consumers on others are made to wait for that."""
 
-    def __init__(self, memory: DeviceMemory, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(self, memory: PooledMemory, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self.memory = memory
         self.shape = shape
         self.dtype = dtype
@@ -181,7 +181,7 @@ class CudaBuffer:
         return f"<CudaBuffer {self.dtype} {list(self.shape)} on {self.memory.device}>"
 
 
-class DeviceMemory:
+class PooledMemory:
     """Device memory that goes back to its pool when nobody has it any more."""
 
     def __init__(self, pool: MemoryPool, address: int, size: int, stream: int) -> None:
@@ -202,7 +202,7 @@ class MemoryPool:
         self.device = device
         self._free: dict[tuple[int, int], deque[int]] = {}
 
-    def take(self, size: int, stream: int) -> DeviceMemory:
+    def take(self, size: int, stream: int) -> PooledMemory:
         blocks = self._free.get((size, stream))
         try:
             address = blocks.pop() if blocks else None
@@ -211,7 +211,7 @@ class MemoryPool:
         if address is None:
             with self.device.context:
                 address = int(checked(driver.cuMemAlloc(max(size, 16)), f"{size} bytes for an output"))
-        return DeviceMemory(self, address, size, stream)
+        return PooledMemory(self, address, size, stream)
 
     def give_back(self, address: int, size: int, stream: int) -> None:
         if self.device.lost:

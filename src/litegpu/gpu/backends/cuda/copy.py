@@ -10,7 +10,7 @@ from cuda.bindings import driver
 
 from litegpu.gpu.backends.cuda.driver import checked
 from litegpu.gpu.backends.cuda.functions import PROGRAMMATIC_LAUNCH
-from litegpu.gpu.backends.cuda.graph import Launch, make_launch
+from litegpu.gpu.backends.cuda.graph import GraphLaunch, make_launch
 from litegpu.gpu.program import KernelCode
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ copy_words(unsigned* to, const unsigned* from, unsigned long long words) {{
 )
 
 
-def copy_launch(kernel: LoadedKernel, target: int, source: int, nbytes: int, label: str) -> Launch:
+def copy_launch(kernel: LoadedKernel, target: int, source: int, nbytes: int, label: str) -> GraphLaunch:
     """`nbytes`, in whole words, between addresses that are multiples of 16; both sides have room for the last word."""
     words = -(-nbytes // 4)
     groups = -(-words // (4 * _THREADS))

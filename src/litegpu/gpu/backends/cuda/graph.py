@@ -18,7 +18,7 @@ _LAUNCHES_TIMED, _ROUNDS_TIMED = 20, 5
 
 
 @dataclass(frozen=True)
-class Launch:
+class GraphLaunch:
     """One dispatch. `params` holds the pointers to the arguments, `arguments` the device addresses themselves."""
 
     kernel: LoadedKernel
@@ -56,12 +56,12 @@ def make_launch(
     shared_bytes: int,
     label: str,
     addresses: list[int],
-) -> Launch:
+) -> GraphLaunch:
     """A launch whose parameters are device pointers."""
     arguments = (ctypes.c_uint64 * len(addresses))(*addresses)
     first, size = ctypes.addressof(arguments), ctypes.sizeof(ctypes.c_uint64)
     params = (ctypes.c_void_p * len(addresses))(*(first + i * size for i in range(len(addresses))))
-    return Launch(kernel, groups, workgroup, shared_bytes, label, params, arguments)
+    return GraphLaunch(kernel, groups, workgroup, shared_bytes, label, params, arguments)
 
 
 class CudaGraph:
@@ -71,7 +71,7 @@ class CudaGraph:
         """Capture what `enqueue` puts on `stream`. Relaxed: what other threads or this one's garbage collector free or
         allocate meanwhile has nothing to do with the graph."""
         self.executable: Any = None
-        self.launches: Sequence[Launch] = ()  # whose arguments the owner wants kept
+        self.launches: Sequence[GraphLaunch] = ()  # whose arguments the owner wants kept
         mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         try:  # from here on: a stream that is left capturing is of no use to anyone
             checked(driver.cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture")
@@ -117,7 +117,7 @@ class Stopwatch:
             driver.cuEventDestroy(self._events.pop())
 
 
-def launch_seconds(stream: Any, launch: Launch) -> float:
+def launch_seconds(stream: Any, launch: GraphLaunch) -> float:
     """Of one launch: the median of several graphs of it repeated, so with warm caches and including the gap to the next
     kernel."""
 

@@ -11,7 +11,7 @@ from litegpu.gpu.backends.cuda.binding import Ways
 from litegpu.gpu.backends.cuda.copy import MOST_BYTES, copy_launch
 from litegpu.gpu.backends.cuda.device import LoadedKernel
 from litegpu.gpu.backends.cuda.driver import checked
-from litegpu.gpu.backends.cuda.graph import CudaGraph, Launch, make_launch
+from litegpu.gpu.backends.cuda.graph import CudaGraph, GraphLaunch, make_launch
 from litegpu.gpu.backends.cuda.memory import SessionMemory
 from litegpu.gpu.program import Dispatch, Program
 
@@ -42,7 +42,7 @@ class Recorder:
         self._stream = stream
         self._overlap = overlap
         self._after_kernel = False  # whether what was enqueued last is a kernel
-        self._copies: dict[tuple[int, int], Launch] = {}
+        self._copies: dict[tuple[int, int], GraphLaunch] = {}
         self._kernel_graph: CudaGraph | None = None
         self._bound_graphs: list[tuple[Ways, CudaGraph]] = []  # latest last
         self.launches = [self._launch(kernels, dispatch) for dispatch in program.dispatches]
@@ -74,13 +74,13 @@ class Recorder:
             graph.close()
             addresses = {address for address in old.values() if address is not None}
             self._copies = {pair: launch for pair, launch in self._copies.items() if addresses.isdisjoint(pair)}
-        launches: list[Launch] = []
+        launches: list[GraphLaunch] = []
         graph = CudaGraph(self._stream, lambda: launches.extend(self.enqueue_inference(ways)))
         graph.launches = launches
         graphs.append((ways, graph))
         return graph
 
-    def enqueue_inference(self, ways: Ways = _NOTHING_BOUND) -> Sequence[Launch]:
+    def enqueue_inference(self, ways: Ways = _NOTHING_BOUND) -> Sequence[GraphLaunch]:
         """Put everything on the stream; the launches of the kernels as they were put there."""
         launches = self.enqueue_inputs(ways)
         for launch in launches:
@@ -88,11 +88,11 @@ class Recorder:
         self.enqueue_outputs(ways)
         return launches
 
-    def enqueue_inputs(self, ways: Ways) -> Sequence[Launch]:
+    def enqueue_inputs(self, ways: Ways) -> Sequence[GraphLaunch]:
         """Begin an inference with the copies of inputs; the launches of the kernels, of which those that can read
         arrays of the user's where they are do so."""
         self._after_kernel = False
-        launches: Sequence[Launch] = self.launches
+        launches: Sequence[GraphLaunch] = self.launches
         for index, (port, memory) in enumerate(zip(self._program.inputs, self._memory.inputs, strict=True)):
             bound = ways.get(("input", index), memory.ctypes.data)
             places = None
@@ -121,7 +121,7 @@ class Recorder:
         self._bound_graphs.clear()
         self._copies.clear()
 
-    def _launch(self, kernels: Sequence[LoadedKernel], dispatch: Dispatch) -> Launch:
+    def _launch(self, kernels: Sequence[LoadedKernel], dispatch: Dispatch) -> GraphLaunch:
         code, loaded = self._program.kernels[dispatch.kernel], kernels[dispatch.kernel]
         addresses = [self._memory.bases[b.space] + b.offset for b in dispatch.bindings]
         return make_launch(loaded, dispatch.groups, code.workgroup, code.shared_bytes, dispatch.label, addresses)
@@ -145,13 +145,13 @@ class Recorder:
             launch = self._copies[target, source] = copy_launch(self._copy, target, source, nbytes, what)
         self._enqueue(launch)
 
-    def _enqueue(self, launch: Launch) -> None:
+    def _enqueue(self, launch: GraphLaunch) -> None:
         """Put a kernel on the stream: it overlaps with what is in front if that is a kernel as well."""
         launch.enqueue(self._stream, overlap=self._overlap and self._after_kernel)
         self._after_kernel = True
 
 
-def _moved(launches: Sequence[Launch], places: Sequence[tuple[int, int]], address: int) -> list[Launch]:
+def _moved(launches: Sequence[GraphLaunch], places: Sequence[tuple[int, int]], address: int) -> list[GraphLaunch]:
     """The launches with another address at some of (launch, argument)."""
     found = list(launches)
     for i, argument in places:

@@ -32,7 +32,7 @@ from litegpu.gpu.backends.cuda.binding import Bindings, Bound, Ways, check_fit
 from litegpu.gpu.backends.cuda.copy import MOST_BYTES, is_pinned
 from litegpu.gpu.backends.cuda.device import CudaDevice, LoadedKernel
 from litegpu.gpu.backends.cuda.driver import SUCCESS, CudaError, await_stream, checked, error_text, synchronize
-from litegpu.gpu.backends.cuda.graph import Launch, graph_seconds, launch_seconds
+from litegpu.gpu.backends.cuda.graph import GraphLaunch, graph_seconds, launch_seconds
 from litegpu.gpu.backends.cuda.memory import SessionMemory
 from litegpu.gpu.backends.cuda.record import Recorder
 from litegpu.gpu.program import Port, Program
@@ -447,7 +447,7 @@ class CudaSession:
         self.recorder.enqueue_outputs(ways)
         bindings.after(self._stream, others, ways)
 
-    def _time_launch(self, launch: Launch) -> float:
+    def _time_launch(self, launch: GraphLaunch) -> float:
         try:
             return launch_seconds(self._stream, launch)
         except CudaError as error:

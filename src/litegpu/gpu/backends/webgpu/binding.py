@@ -10,7 +10,7 @@ import wgpu
 import wgpu.classes
 
 from litegpu.errors import DeviceError, TensorError
-from litegpu.gpu.backends.abilities import Pixels, UserBuffer
+from litegpu.gpu.backends.abilities import PixelFormat, UserBuffer
 from litegpu.gpu.backends.webgpu.native import is_destroyed, plain_message
 from litegpu.gpu.backends.webgpu.record import record_steps
 
@@ -117,7 +117,7 @@ def examine(device: WebGpuDevice, resource: Any, what: str, *, output: bool) -> 
     if resource.dimension != "2d" or resource.depth_or_array_layers != 1 or resource.sample_count != 1:
         raise TensorError(f"{what}: the texture must be 2d, of one layer and one sample")
     width, height, row = resource.width, resource.height, row_pixels(resource.width)
-    return UserBuffer(resource, 4 * row * height, pixels=Pixels(width, height, row, FORMATS[resource.format]))
+    return UserBuffer(resource, 4 * row * height, pixels=PixelFormat(width, height, row, FORMATS[resource.format]))
 
 
 def _check_resource(device: WebGpuDevice, resource: Any, what: str, *, output: bool) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from litegpu.gpu.backends.cuda.kernels import convolution, window
-from litegpu.gpu.backends.cuda.kernels.tile import Product, WorkgroupTile, candidates, cost, ranked
+from litegpu.gpu.backends.cuda.kernels.tile import TileProduct, WorkgroupTile, candidates, cost, ranked
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_node
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, apply
@@ -250,9 +250,9 @@ def test_borders_by_tiles(device, monkeypatch, half: bool) -> None:
 
 
 def test_chosen_tiles_fit_the_product() -> None:
-    few = Product(49, 1024, 1024, True)
-    many = Product(64 * 112 * 112, 64, 32, True)
+    few = TileProduct(49, 1024, 1024, True)
+    many = TileProduct(64 * 112 * 112, 64, 32, True)
     assert ranked(few, 132)[0].rows < ranked(many, 132)[0].rows
-    for product in (few, many, Product(1, 1, 1, False), Product(10**6, 3, 648, True)):
+    for product in (few, many, TileProduct(1, 1, 1, False), TileProduct(10**6, 3, 648, True)):
         costs = [cost(product, tile, 132) for tile in ranked(product, 132)]
         assert costs and costs == sorted(costs)

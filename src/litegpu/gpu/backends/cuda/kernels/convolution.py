@@ -10,7 +10,7 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels import matvec, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
-from litegpu.gpu.backends.cuda.kernels.tile import Product, WorkgroupTile, cost, ranked
+from litegpu.gpu.backends.cuda.kernels.tile import TileProduct, WorkgroupTile, cost, ranked
 from litegpu.gpu.graph import Conv2D
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch
@@ -50,10 +50,12 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
     return launches[times.index(min(times))]
 
 
-def product_of(layer: Layer, capability: int) -> Product:
+def product_of(layer: Layer, capability: int) -> TileProduct:
     """The convolution as a matrix product, on a device of that compute capability (times ten)."""
     gathered, windowed = layer.access == "GATHER", layer.access == "WINDOW"
-    return Product(math.prod(layer.shape[:3]), layer.shape[3], layer.depth, layer.half, gathered, windowed, capability)
+    return TileProduct(
+        math.prod(layer.shape[:3]), layer.shape[3], layer.depth, layer.half, gathered, windowed, capability
+    )
 
 
 def packed(layer: Layer, tile: WorkgroupTile) -> np.ndarray:

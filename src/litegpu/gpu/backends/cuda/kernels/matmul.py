@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
-from litegpu.gpu.backends.cuda.kernels.tile import Product, WorkgroupTile, candidates, cost, suits
+from litegpu.gpu.backends.cuda.kernels.tile import TileProduct, WorkgroupTile, candidates, cost, suits
 from litegpu.gpu.graph import DType, MatMul
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch
@@ -40,11 +40,11 @@ def ranked(ctx: KernelContext, a: View, b: View) -> list[WorkgroupTile]:
     batch, heads, m, n = ctx.output.shape
     depth = a.shape[2 if op.transpose_a else 3]
     gathered = not (copied(a, ctx.half, op.transpose_a) and copied(b, ctx.half, not op.transpose_b))
-    one = Product(m, n, depth, ctx.half, gathered, capability=ctx.features.capability)
+    one = TileProduct(m, n, depth, ctx.half, gathered, capability=ctx.features.capability)
 
     def estimate(tile: WorkgroupTile) -> float:
         rows = batch * heads * (-(-m // tile.rows) * tile.rows)
-        return cost(Product(rows, n, depth, ctx.half, gathered), tile, ctx.features.compute_units)
+        return cost(TileProduct(rows, n, depth, ctx.half, gathered), tile, ctx.features.compute_units)
 
     sensible = [t for t in candidates(ctx.half, ctx.features.capability) if suits(t, one)]
     return sorted(sensible, key=lambda t: (estimate(t), t.threads))

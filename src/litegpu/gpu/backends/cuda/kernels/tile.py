@@ -16,7 +16,7 @@ MOST_WARPGROUP_SHARED_BYTES = 227 << 10
 
 
 @dataclass(frozen=True)
-class Product:
+class TileProduct:
     """[rows, depth] times [depth, columns], both in float16 (`half`) or float32; sums are float32."""
 
     rows: int
@@ -116,13 +116,13 @@ def warpgroup_candidates() -> tuple[WorkgroupTile, ...]:
     return tuple(t for t in tiles if t.fits(True))
 
 
-def ranked(product: Product, units: int) -> list[WorkgroupTile]:
+def ranked(product: TileProduct, units: int) -> list[WorkgroupTile]:
     """The candidates that make sense, the cheapest on a device of `units` multiprocessors first."""
     sensible = [t for t in candidates(product.half, product.capability) if suits(t, product)]
     return sorted(sensible, key=lambda tile: (cost(product, tile, units), tile.threads))
 
 
-def suits(tile: WorkgroupTile, product: Product) -> bool:
+def suits(tile: WorkgroupTile, product: TileProduct) -> bool:
     """Whether no smaller tile or pipeline does the same work."""
     steps = -(-product.depth // tile.depth)
     return (
@@ -179,7 +179,7 @@ FLOAT_RATES = Rates(
 )  # fmt: skip
 
 
-def cost(product: Product, tile: WorkgroupTile, units: int) -> float:
+def cost(product: TileProduct, tile: WorkgroupTile, units: int) -> float:
     """Estimated microseconds on a device of `units` multiprocessors.
 
     A workgroup waits for its first copies, then each step takes as long as the slowest of its parts, then it stores.
