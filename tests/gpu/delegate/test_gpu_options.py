@@ -70,7 +70,7 @@ def test_sessions_of_a_stream_are_validated_too(device: FakeDevice) -> None:
     b = GpuDelegate(validation=True)
     one = Interpreter(model_content=content(), experimental_delegates=[b], fallback="strict")
     one.allocate_tensors()
-    another = b._prepared[0].kernel().another()  # type: ignore[union-attr]
+    another = b.prepared[0].kernel().another()  # type: ignore[union-attr]
     assert another.session.validation and another.session.wait == "do_not_wait"
     assert another.session is not device.sessions[0]
 

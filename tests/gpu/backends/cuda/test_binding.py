@@ -196,7 +196,7 @@ def test_inputs_that_are_read_in_place(device: Any, opened: Any) -> None:
         interpreter.invoke()
         np.testing.assert_array_equal(target.get(), expected[i])
         np.testing.assert_array_equal(source.get(), values[i], "inputs are only read")
-    session = delegate._prepared[0].kernel().session
+    session = delegate.prepared[0].kernel().session
     graph = session.recorder._bound_graphs[-1][1]
     assert any(pairs[1][0].address in launch.arguments for launch in graph.launches), "it was copied"
 
@@ -213,7 +213,7 @@ def test_arrays_that_come_again(device: Any, opened: Any) -> None:
         delegate.bind_buffer_to_tensor(target, y)
         interpreter.invoke()
         np.testing.assert_array_equal(target.get(), -numbers(100 + turn))
-    session = delegate._prepared[0].kernel().session
+    session = delegate.prepared[0].kernel().session
     assert any(None not in ways.values() for ways, _ in session.recorder._bound_graphs), "no graph copies for itself"
     assert len(session.recorder._bound_graphs) <= 4
 
@@ -289,7 +289,7 @@ def test_outputs_stay_on_the_gpu_until_they_are_asked_for(device: Any, opened: A
     delegate.bind_buffer_to_tensor(source, x)
     delegate.bind_buffer_to_tensor(target, y)
     interpreter.set_allow_buffer_handle_output(True)
-    kernel = delegate._prepared[0].kernel()
+    kernel = delegate.prepared[0].kernel()
     assert kernel.session.copies == {"host": 0, "device": 2}
     reads: list[int] = []
     read = kernel.session.read
@@ -360,7 +360,7 @@ def test_streams(device: Any, opened: Any) -> None:
     from cuda.bindings import driver
 
     interpreter, delegate, x, y = opened(neg())
-    kernel = delegate._prepared[0].kernel()
+    kernel = delegate.prepared[0].kernel()
     with device.context:
         streams = [driver.cuStreamCreate(0)[1] for _ in range(2)]
     source, target = ByInterface(device, numbers(0)), ByInterface(device, numbers(0))
@@ -435,7 +435,7 @@ def test_an_image(device: Any, opened: Any) -> None:
     image = ImageInput(crop=(1, 2, 8, 6), mean=(1, 2, 3), scale=0.25)
     delegate.bind_buffer_to_tensor(ByDLPack(device, rgba), x, image=image)
     interpreter.invoke()
-    model = image_reading(delegate._prepared[0].partition.subgraph.tensors[x], 11, 9, image)
+    model = image_reading(delegate.prepared[0].partition.subgraph.tensors[x], 11, 9, image)
     reference = Interpreter(model_content=bytes(write_model(model)))
     reference.allocate_tensors()
     reference.set_tensor(0, rgba[None])

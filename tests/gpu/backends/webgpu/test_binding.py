@@ -182,7 +182,7 @@ def test_images_equal_the_official_runtime_for_quantized_models(opened: Any) -> 
     image, rgba = IMAGES[0], np.random.default_rng(0).integers(0, 256, (9, 12, 4), np.uint8)
     delegate.bind_buffer_to_tensor(texture(delegate.wgpu_device, rgba), x, image=image)
     interpreter.invoke()
-    tensor = delegate._prepared[0].partition.subgraph.tensors[x]
+    tensor = delegate.prepared[0].partition.subgraph.tensors[x]
     official = OfficialInterpreter(model_content=bytes(write_model(image_reading(tensor, 12, 9, image))))
     official.allocate_tensors()
     official.set_tensor(official.get_input_details()[0]["index"], rgba[None])
