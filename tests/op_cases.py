@@ -284,6 +284,13 @@ def logical_not(d: Draft) -> OpCase:
     return d.build()
 
 
+@case("ZEROS_LIKE")
+def zeros(d: Draft) -> OpCase:
+    shape = d.shape()
+    d.runtime(d.integers(shape) if d.chance(0.3) else d.floats(shape))
+    return d.build()
+
+
 @case("ADD_N")
 def add_n(d: Draft) -> OpCase:
     shape = d.shape()

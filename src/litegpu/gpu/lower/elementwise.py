@@ -91,6 +91,13 @@ def logical_not(ctx: OpContext) -> None:
     ctx.elementwise(fn("logical_not", X), [ctx.value(0)], ctx.output_value())
 
 
+@lowers("ZEROS_LIKE")
+def zeros_like(ctx: OpContext) -> None:
+    ctx.check_shape(ctx.shape(0))
+    zero = ctx.builder.constant(np.zeros((), ctx.dtype(0).value))
+    ctx.elementwise(X, [zero], ctx.output_value())
+
+
 # ------------------------------------------------------------------------------------------ two operands
 
 

@@ -263,6 +263,9 @@ OPS = (
         gpu=Gpu(5, inputs=(NUMBER, NUMBER), counts=2, quanta="reads", halves="up", notes="broadcasting"),
     ),
     Op("TANH", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(3, quanta="reads")),
-    Op("ZEROS_LIKE", "x:number|variant -> .", shape=same_shape, batch=pointwise, folds="values"),
+    Op(
+        "ZEROS_LIKE", "x:number|variant -> .", shape=same_shape, batch=pointwise, folds="values",
+        gpu=Gpu(1, inputs=(NUMBER,), quantized=False),
+    ),
 )
 # fmt: on
