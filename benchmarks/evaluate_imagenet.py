@@ -23,8 +23,8 @@ import litegpu
 from litegpu.tools.evaluate.choice import parse_choice
 from litegpu.tools.evaluate.collecting import Running
 from litegpu.tools.evaluate.decoding import decoded_batches, worker_count
+from litegpu.tools.evaluate.image_list import Item, list_images
 from litegpu.tools.evaluate.imagenet import ImagenetTask, evaluate_imagenet
-from litegpu.tools.evaluate.items import Item, list_images
 from litegpu.tools.evaluate.preprocessing import for_input
 from litegpu.zoo import build_model, draw_scene
 

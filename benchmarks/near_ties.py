@@ -30,7 +30,7 @@ from litegpu.model import read_model
 from litegpu.model.cut import cut
 from litegpu.model.types import Model, Operator, TensorType
 from litegpu.tools.inference_diff import surgery
-from litegpu.tools.inference_diff.feeds import Feed, gaussian_feeds
+from litegpu.tools.inference_diff.difference_inputs import Feed, gaussian_feeds
 from litegpu.tools.inference_diff.fusion import kernels_of
 from litegpu.tools.inference_diff.recording import RecordingDelegate, Staging
 

@@ -12,7 +12,7 @@ import pytest
 
 from litegpu import cli
 from litegpu.errors import OptionError
-from litegpu.tools.evaluate.items import read_lines
+from litegpu.tools.evaluate.image_list import read_lines
 from litegpu.tools.labels import read_labels
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from litegpu.delegates.report import DelegationReport
 from litegpu.errors import OptionError
-from litegpu.tools.benchmark import comparison, energy, feeds, files, loop, measurement, memory
+from litegpu.tools.benchmark import benchmark_inputs, comparison, energy, files, loop, measurement, memory
 from litegpu.tools.benchmark.benchmark_text import Log, log_result, more_lines
 from litegpu.tools.benchmark.comparison import Interval, Speedup, median_ratio
 from litegpu.tools.benchmark.configurations import configurations, performance_options
@@ -493,13 +493,13 @@ def test_inputs_by_name_file_and_range(tmp_path: Path) -> None:
         input_layer_value_range="a,-3,4",
         input_layer_value_files=f"b:{tmp_path / 'b.bin'}",
     )
-    first, second = feeds.arrays(flags, two)
+    first, second = benchmark_inputs.arrays(flags, two)
     assert set(first.reshape(-1).tolist()) == set(range(-3, 5)), "both ends are drawn"
     np.testing.assert_array_equal(second, values.reshape(2, 3))
     reshaped = BenchmarkFlags(graph="m", input_layer="a,b", input_layer_shape="2,500:4,3")
-    assert feeds.resizes(reshaped, two) == [(11, [4, 3])]
+    assert benchmark_inputs.resizes(reshaped, two) == [(11, [4, 3])]
     with pytest.raises(OptionError, match="2 shapes for"):
-        feeds.resizes(BenchmarkFlags(graph="m", input_layer="x", input_layer_shape="1:2"), two[:1])
+        benchmark_inputs.resizes(BenchmarkFlags(graph="m", input_layer="x", input_layer_shape="1:2"), two[:1])
 
 
 def test_ranges_of_made_up_values() -> None:

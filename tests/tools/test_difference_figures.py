@@ -16,7 +16,7 @@ from litegpu.tools import agreement
 from litegpu.tools.agreement import Agreement, judge
 from litegpu.tools.inference_diff import compare
 from litegpu.tools.inference_diff.compare import DiffOptions, DiffReport
-from litegpu.tools.inference_diff.feeds import file_feeds, gaussian_feeds
+from litegpu.tools.inference_diff.difference_inputs import file_feeds, gaussian_feeds
 from litegpu.tools.inference_diff.measures import EDGES, Difference, histogram, measure, plain, summarise
 from litegpu.tools.statistics import Statistics
 

@@ -17,8 +17,8 @@ from litegpu import cli
 from litegpu.errors import DelegateError, OptionError
 from litegpu.model import ModelBuilder, TensorType
 from litegpu.tools.inference_diff import DiffOptions, inference_diff
+from litegpu.tools.inference_diff.difference_inputs import _samples, file_feeds, gaussian_feeds
 from litegpu.tools.inference_diff.difference_text import official_lines
-from litegpu.tools.inference_diff.feeds import _samples, file_feeds, gaussian_feeds
 from litegpu.tools.inference_diff.measures import EDGES, histogram, measure, summarise
 from litegpu.zoo import build_model
 

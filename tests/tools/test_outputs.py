@@ -21,7 +21,7 @@ from litegpu import cli
 from litegpu.errors import OptionError
 from litegpu.model import ModelBuilder
 from litegpu.model.types import TensorType
-from litegpu.tools.evaluate.items import Item
+from litegpu.tools.evaluate.image_list import Item
 from litegpu.tools.evaluate.records import RecordFile
 from litegpu.tools.evaluate.shard import Record
 from litegpu.tools.outputs import all_of, write_file

@@ -27,7 +27,7 @@ from litegpu.tools.evaluate.collecting import Collected, Running
 from litegpu.tools.evaluate.confusion import confusion_matrix, confusion_picture
 from litegpu.tools.evaluate.data_set import DataSet, DelegateResult
 from litegpu.tools.evaluate.heads import ReadDetections, read_detector
-from litegpu.tools.evaluate.items import Item, list_images, pick, read_denylist
+from litegpu.tools.evaluate.image_list import Item, list_images, pick, read_denylist
 from litegpu.tools.evaluate.paired import mcnemar_exact, paired
 from litegpu.tools.evaluate.preprocessing import Preprocessing, central_square
 from litegpu.tools.evaluate.records import RecordFile

@@ -17,7 +17,7 @@ from tools.evaluate.image_set import resized_officially
 from litegpu.errors import InvokeError, OptionError
 from litegpu.tools.evaluate.confusion import confusion_matrix, confusion_picture
 from litegpu.tools.evaluate.decoding import Decoder, decoded_batches
-from litegpu.tools.evaluate.items import Item
+from litegpu.tools.evaluate.image_list import Item
 from litegpu.tools.evaluate.paired import mcnemar_exact, paired
 from litegpu.tools.evaluate.preprocessing import Preprocessing, UnreadableImage, bilinear, central_square
 from litegpu.tools.evaluate.topk import by_class, highest, rank, top_k

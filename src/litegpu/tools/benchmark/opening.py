@@ -13,7 +13,7 @@ from litegpu.delegates.cpu import PLAIN
 from litegpu.errors import DelegateError, InvokeError, OptionError
 from litegpu.interpreter import Interpreter, OpResolverType
 from litegpu.model.reader import read_model
-from litegpu.tools.benchmark import feeds
+from litegpu.tools.benchmark import benchmark_inputs
 from litegpu.tools.benchmark.delegates import GpuWatch, applied, external_delegate, gpu_delegate
 from litegpu.tools.benchmark.flags import BenchmarkFlags
 from litegpu.tools.benchmark.loop import setter
@@ -91,7 +91,7 @@ def open_model(flags: BenchmarkFlags, content: bytes | None = None, announce: Ca
         delegates = applied(interpreter, gpu, external, flags)
         if flags.require_full_delegation and not any(whole for _, _, whole in delegates):
             raise DelegateError(f"Disallowed CPU fallback detected. {interpreter.delegation_report().summary()}")
-        arrays = tuple(feeds.arrays(flags, _inputs(interpreter, runner)))
+        arrays = tuple(benchmark_inputs.arrays(flags, _inputs(interpreter, runner)))
         prepare, run, outputs = _ways(interpreter, runner, arrays)
     except BaseException:
         interpreter.close()
@@ -145,7 +145,7 @@ def _inputs(interpreter: Interpreter, runner: SignatureRunner | None) -> list[di
 
 def _allocated(interpreter: Interpreter, runner: SignatureRunner | None, flags: BenchmarkFlags) -> float:
     """Give the inputs the shapes of the flags and allocate; the seconds of the latter."""
-    resizes = feeds.resizes(flags, _inputs(interpreter, runner))
+    resizes = benchmark_inputs.resizes(flags, _inputs(interpreter, runner))
     if resizes and runner is not None:
         raise OptionError("--input_layer_shape is for the main subgraph, not for other signatures")
     for index, shape in resizes:

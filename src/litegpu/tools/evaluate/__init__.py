@@ -4,6 +4,7 @@ An evaluation is a row of small parts, and `shard.map_shard` is its middle:
 
     items -> decoded by worker processes -> model, a batch at a time -> a record for each item -> metrics
 
-`items` lists the inputs, `decoding` prepares them, `records` keeps what came out, so that an interrupted evaluation can
-go on, and the modules named after a data set turn records into a report.
+`image_list` lists the inputs, `decoding` prepares them, `records` keeps what came out, so that an interrupted one can
+go on. `evaluation` is the loop over all that; the modules named after a data set say what differs, their presentations
+what is shown of it.
 """

@@ -10,7 +10,7 @@ from litegpu.model.reader import read_model
 from litegpu.tools.distribute import WorkerContext, WorkerDied, map_shards
 from litegpu.tools.evaluate.choice import open_model
 from litegpu.tools.evaluate.decoding import Decoder
-from litegpu.tools.evaluate.items import Item
+from litegpu.tools.evaluate.image_list import Item
 from litegpu.tools.evaluate.shard import Job, Placement, Record, map_shard, placement
 
 _MOST_SHARD = 256  # items; at the beginning of each the model waits for the first to be decoded

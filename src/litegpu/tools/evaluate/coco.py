@@ -16,7 +16,7 @@ from litegpu.tools.evaluate.collecting import Collected, Running
 from litegpu.tools.evaluate.data_set import DataSet, DelegateResult, EvaluationReport
 from litegpu.tools.evaluate.evaluation import evaluate
 from litegpu.tools.evaluate.heads import Detector, read_detector
-from litegpu.tools.evaluate.items import read_names
+from litegpu.tools.evaluate.image_list import read_names
 from litegpu.tools.evaluate.preprocessing import for_input
 from litegpu.tools.evaluate.shard import Read
 

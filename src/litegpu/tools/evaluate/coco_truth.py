@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from litegpu.errors import OptionError
-from litegpu.tools.evaluate.items import Item, item_of, list_images, read_lines
+from litegpu.tools.evaluate.image_list import Item, item_of, list_images, read_lines
 
 
 @dataclass(frozen=True)

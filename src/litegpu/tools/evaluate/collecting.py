@@ -14,7 +14,7 @@ from litegpu.tools.console import progress
 from litegpu.tools.distribute.scheduler import PATIENCE, require_patience
 from litegpu.tools.evaluate.choice import DelegateChoice, OpenedModel, open_model
 from litegpu.tools.evaluate.decoding import worker_count
-from litegpu.tools.evaluate.items import Item
+from litegpu.tools.evaluate.image_list import Item
 from litegpu.tools.evaluate.records import RecordFile, unfinished
 from litegpu.tools.evaluate.shard import Job, Placement, Record, map_shard, placement
 from litegpu.tools.outputs import require_folder, require_writable

@@ -15,7 +15,7 @@ from litegpu.model.types import Model
 from litegpu.tools.evaluate.choice import DelegateChoice
 from litegpu.tools.evaluate.collecting import Collected, Running
 from litegpu.tools.evaluate.decoding import Prepare
-from litegpu.tools.evaluate.items import Item
+from litegpu.tools.evaluate.image_list import Item
 from litegpu.tools.evaluate.preprocessing import Preprocessing
 from litegpu.tools.evaluate.shard import Read
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from litegpu.errors import InvokeError
 from litegpu.tools.distribute.scheduler import PATIENCE
-from litegpu.tools.evaluate.items import Item
+from litegpu.tools.evaluate.image_list import Item
 
 _RING_BYTES = 512 * 2**20  # of many cores; few need less
 _ITEMS_PER_WORKER = 24  # in the ring, if memory allows: what decodes while the model computes

@@ -15,7 +15,7 @@ from litegpu.tools.evaluate.choice import DelegateChoice
 from litegpu.tools.evaluate.collecting import Collected, Running
 from litegpu.tools.evaluate.data_set import DataSet, DelegateResult, EvaluationReport
 from litegpu.tools.evaluate.evaluation import evaluate
-from litegpu.tools.evaluate.items import Item, list_images, pick, read_denylist, read_names
+from litegpu.tools.evaluate.image_list import Item, list_images, pick, read_denylist, read_names
 from litegpu.tools.evaluate.paired import Paired, paired
 from litegpu.tools.evaluate.preprocessing import for_input
 from litegpu.tools.evaluate.shard import Read

@@ -12,7 +12,7 @@ from PIL import Image
 
 from litegpu.errors import OptionError
 from litegpu.model.types import Model
-from litegpu.tools.evaluate.items import RAW
+from litegpu.tools.evaluate.image_list import RAW
 from litegpu.tools.images import to_rgb, undecodable
 
 RESIZING = ("bilinear", "half-pixel", "antialias", "none")

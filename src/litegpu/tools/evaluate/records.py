@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Self
 
 from litegpu.errors import OptionError
 from litegpu.file_lock import lock
-from litegpu.tools.evaluate.items import Item
+from litegpu.tools.evaluate.image_list import Item
 from litegpu.tools.evaluate.shard import Record
 
 log = logging.getLogger("litegpu")

@@ -17,7 +17,7 @@ from litegpu.tools.evaluate.choice import DelegateChoice
 from litegpu.tools.evaluate.collecting import Collected, Running
 from litegpu.tools.evaluate.data_set import DataSet, DelegateResult, EvaluationReport
 from litegpu.tools.evaluate.evaluation import evaluate
-from litegpu.tools.evaluate.items import Item, item_of, list_images, pick, read_names
+from litegpu.tools.evaluate.image_list import Item, item_of, list_images, pick, read_names
 from litegpu.tools.evaluate.preprocessing import Preprocessing, UnreadableImage, bilinear, for_input
 from litegpu.tools.evaluate.shard import Read
 from litegpu.tools.images import undecodable

@@ -14,7 +14,7 @@ from litegpu.report import GraphNode, graph_nodes
 from litegpu.tools.distribute.scheduler import PATIENCE
 from litegpu.tools.evaluate.choice import DelegateChoice, OpenedModel, open_model
 from litegpu.tools.evaluate.decoding import Decoder, Prepare, decoded_batches
-from litegpu.tools.evaluate.items import Item
+from litegpu.tools.evaluate.image_list import Item
 
 #: The outputs of one item (each with a leading dimension of 1) and the facts about it -> what is kept, as plain values.
 Read = Callable[[Sequence[np.ndarray], Mapping[str, Any]], dict[str, Any]]

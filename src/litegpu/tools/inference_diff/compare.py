@@ -17,7 +17,7 @@ from litegpu.gpu.delegate.options import GpuDelegateOptions
 from litegpu.interpreter import Interpreter, OpResolverType
 from litegpu.model.types import Model, Subgraph
 from litegpu.tools.console import progress
-from litegpu.tools.inference_diff.feeds import Feed, file_feeds, gaussian_feeds
+from litegpu.tools.inference_diff.difference_inputs import Feed, file_feeds, gaussian_feeds
 from litegpu.tools.inference_diff.measures import (
     Difference,
     Histogram,

@@ -25,8 +25,8 @@ from litegpu.interpreter import Interpreter
 from litegpu.model.types import Model, Subgraph
 from litegpu.tools.console import progress
 from litegpu.tools.inference_diff import surgery
+from litegpu.tools.inference_diff.difference_inputs import Feed
 from litegpu.tools.inference_diff.exact import exact_results
-from litegpu.tools.inference_diff.feeds import Feed
 from litegpu.tools.inference_diff.fusion import Kernels, kernels_of, with_views
 from litegpu.tools.inference_diff.measures import Difference, measure, plain
 from litegpu.tools.inference_diff.recording import RecordingDelegate, Staging
