@@ -146,7 +146,7 @@ def test_options_reach_the_models_which_are_closed(monkeypatch: pytest.MonkeyPat
         models.append(real(model, **options))
         return models[-1]
 
-    monkeypatch.setattr(litegpu, "load", load)
+    monkeypatch.setattr(model_run, "load", load)
     report = model_run.run_model(tmp_path / "m.tflite", device="cpu", num_threads=3)
     assert given == [{"device": "cpu", "precision": "float32", "num_threads": 3}] and report.cpu is None
     with pytest.raises(litegpu.InvokeError, match="closed"):

@@ -22,7 +22,6 @@ from pages import check_self_contained
 from tools.evaluate.image_set import LABELS, ImageSet, make_image_set, scores_by_hand, top_k_by_hand
 from typer.testing import CliRunner
 
-import litegpu
 from litegpu.cli.application import app
 from litegpu.errors import ModelError, OptionError
 from litegpu.tools.evaluate.choice import DelegateChoice, open_model, parse_choice
@@ -277,7 +276,7 @@ def test_a_part_of_a_backend_is_asked_of_its_backend(monkeypatch: pytest.MonkeyP
         asked.append((device, backend))
         return SimpleNamespace(interpreter=SimpleNamespace(invoke=lambda: None))
 
-    monkeypatch.setattr(litegpu, "load", load)
+    monkeypatch.setattr("litegpu.tools.evaluate.choice.load", load)
     monkeypatch.setattr("litegpu.tools.evaluate.choice.best_gpu", lambda: "webgpu")
     for kind in ("vulkan", "gl", "webgpu", "cuda:1", "reference", "gpu"):
         open_model("model", parse_choice(kind))
