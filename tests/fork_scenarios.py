@@ -24,6 +24,7 @@ from litegpu.errors import ForkError
 
 DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
 ON_GPU = DEVICE != "cpu"
+BINDS = DEVICE not in ("cpu", "reference")
 PATIENCE = 20
 X, Y = inputs(1)
 CONTENT = network()
@@ -60,7 +61,7 @@ outs = [d["index"] for d in interpreter.get_output_details()]
 running = model.stream((X, Y) for _ in range(10))
 check(next(running))
 lent = [litegpu.load(CONTENT, DEVICE) for _ in range(2)]  # for the children to close
-bound = GpuDelegate(backend=DEVICE) if ON_GPU else None
+bound = GpuDelegate(backend=DEVICE) if BINDS else None
 with_buffer = Interpreter(model_content=CONTENT, experimental_delegates=[bound] if bound else [])
 with_buffer.allocate_tensors()
 if bound is not None:
@@ -92,7 +93,7 @@ USES: dict[str, Callable[[], Any]] = {
     "new interpreter": new_interpreter,
     "resize": resize,
 }
-if ON_GPU:
+if BINDS:
     USES |= {
         "auto": lambda: litegpu.load(CONTENT),
         "open_device": lambda: delegates()[0].open_device(),

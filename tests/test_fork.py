@@ -45,8 +45,9 @@ def test_children_of_a_process_that_has_used_a_gpu(device: str) -> None:
     assert not wrong, wrong
 
 
-def test_children_of_a_process_that_has_used_the_cpu() -> None:
-    found = run("cpu")
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_children_of_a_process_that_has_used_no_driver(device: str) -> None:
+    found = run(device)
     assert len(found) > 20 and set(found.values()) == {"ok"}, found
 
 

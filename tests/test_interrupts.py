@@ -29,7 +29,7 @@ X = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
 OTHER = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
 #: So many places of each action are interrupted, evenly spread.
 PLACES = 16
-DEVICES = ["cpu", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+DEVICES = ["cpu", "reference", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def content() -> bytes:

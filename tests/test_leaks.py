@@ -19,7 +19,7 @@ from litegpu.model.builder import ModelBuilder
 
 SHAPE = (1, 8, 16, 4)
 X = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
-DEVICES = ["cpu", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+DEVICES = ["cpu", "reference", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def content(weights: int = 1) -> bytes:

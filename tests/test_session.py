@@ -65,7 +65,7 @@ def dense() -> bytes:
     return b.build()
 
 
-@pytest.mark.parametrize("device", ["cpu", "webgpu"])
+@pytest.mark.parametrize("device", ["cpu", "reference", "webgpu"])
 def test_an_empty_batch_gives_an_empty_result_and_leaves_the_model_whole(device: str) -> None:
     """XNNPACK, resized to nothing, gives sizes from memory that nobody wrote, and soon ends the process."""
     x = np.arange(72, dtype=np.float32).reshape(1, 6, 6, 2)

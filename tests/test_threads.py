@@ -62,7 +62,7 @@ def race(work: Callable[[int], None], threads: int = THREADS) -> None:
         raise failures[0]
 
 
-@pytest.fixture(params=["cpu", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.fixture(params=["cpu", "reference", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request: pytest.FixtureRequest) -> str:
     name = str(request.param)
     if name == "webgpu":
@@ -165,7 +165,7 @@ def test_a_broken_off_call_leaves_the_model_usable(device: str, monkeypatch: pyt
 def test_models_that_are_opened_and_closed_in_threads_share_a_device(device: str) -> None:
     """A delegate for all as well as one for each."""
     content = network()
-    backend = {"webgpu": "webgpu", "cuda": "cuda"}.get(device)
+    backend = None if device == "cpu" else device
     shared = [GpuDelegate(backend=backend)] if backend else None
 
     def work(number: int) -> None:

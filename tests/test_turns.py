@@ -17,7 +17,7 @@ from litegpu import GpuDelegate, Interpreter, InvokeError
 from litegpu.errors import TensorError
 from litegpu.model.builder import ModelBuilder
 
-KINDS = ["whole", "numpy", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+KINDS = ["whole", "numpy", "reference", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 @pytest.fixture(params=KINDS)

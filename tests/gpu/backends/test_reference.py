@@ -7,9 +7,7 @@ import json
 import logging
 import random
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -137,25 +135,6 @@ def test_programs_are_kept_in_the_cache(tmp_path: Path) -> None:
         with on_gpu(negation(), backend="reference", serialization_dir=tmp_path / "cache") as found:
             np.testing.assert_array_equal(run(found, [X])[0], -X)
     assert any((tmp_path / "cache").iterdir())
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="no fork")
-def test_a_forked_child_computes() -> None:
-    script = f"""
-        import os, sys
-        import numpy as np, litegpu
-        content, x = {negation()!r}, np.ones((1, 3), np.float32)
-        model = litegpu.load(content, device="reference")
-        model(x)
-        child = os.fork()
-        right = (model(x) == -x).all() and (litegpu.load(content, device="reference")(x) == -x).all()
-        right = right and len(list(model.stream([x] * 3))) == 3
-        if not child:
-            os._exit(0 if right else 1)
-        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or not right)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
 
 
 # ----------------------------------------------------------------------------------- mistakes of kernels
@@ -391,7 +370,7 @@ def test_slow_models_are_announced_once(caplog: pytest.LogCaptureFixture, monkey
         model(X)
         model(X)
     (record,) = caplog.records
-    assert "an inference will take about" in record.getMessage()
+    assert "an inference may take" in record.getMessage()
 
 
 def test_estimates_follow_loops() -> None:

@@ -13,7 +13,7 @@ _ROUNDS = 16
 
 
 def seconds(kernel: Kernel) -> float:
-    """Of one launch, within a factor of a few."""
+    """Of one launch, at worst: branches count as taken, and one that no thread takes costs nothing."""
     return math.prod(kernel.grid) * kernel.threads * _statements(kernel.body) / STATEMENTS_PER_SECOND
 
 

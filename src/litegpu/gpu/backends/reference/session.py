@@ -177,7 +177,7 @@ class ReferenceSession:
         estimate = sum(seconds(step.kernel) for step in self._steps)
         if estimate >= _PATIENCE:
             log.warning(
-                "%s interprets each kernel: an inference will take about %s. It is for checks on small models; any "
+                "%s interprets each kernel: an inference may take %s. It is for checks on small models; any "
                 "other device, the CPU included, is faster by orders of magnitude",
                 self.device, f"{estimate:.0f} s" if estimate < 120 else f"{estimate / 60:.0f} minutes",
             )  # fmt: skip
