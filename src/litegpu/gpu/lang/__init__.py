@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from litegpu.gpu.lang.features import Features
-from litegpu.gpu.lang.kernel import Kernel, trace
+from litegpu.gpu.lang.kernel import Kernel
+from litegpu.gpu.lang.tracing import trace
 from litegpu.gpu.lang.tree import Array, Memory, Variable
 from litegpu.gpu.lang.types import (
     KernelError,

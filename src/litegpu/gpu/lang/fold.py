@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from litegpu.gpu.lang import ops
 from litegpu.gpu.lang.types import KernelError, Type
-
-if TYPE_CHECKING:
-    from litegpu.gpu.lang.functions import Functions
-    from litegpu.gpu.lang.value import TracedValue
+from litegpu.gpu.lang.value import TracedValue, Tracer
 
 
-def simplify(kernel: Functions, op: str, type: Type, args: tuple[TracedValue, ...]) -> TracedValue | None:
+def simplify(kernel: Tracer, op: str, type: Type, args: tuple[TracedValue, ...]) -> TracedValue | None:
     """An equal, simpler value, or None. Never changes a result bit, NaN and the sign of zero included."""
     if op in ("div", "mod", "idiv", "irem") and args[0].type.is_integer and args[1].is_constant(0):
         raise KernelError(f"integer {op} by zero")
@@ -34,7 +29,7 @@ def simplify(kernel: Functions, op: str, type: Type, args: tuple[TracedValue, ..
     return _integer_identity(kernel, op, type, *args)
 
 
-def _constant(kernel: Functions, op: str, type: Type, args: tuple[TracedValue, ...]) -> TracedValue:
+def _constant(kernel: Tracer, op: str, type: Type, args: tuple[TracedValue, ...]) -> TracedValue:
     lanes = args[0].type.lanes
     shape = (1, lanes) if lanes > 1 else (1,)
     arrays = [np.full(shape, a.constant, dtype=ops.NUMPY[a.type.kind]) for a in args]
@@ -61,7 +56,7 @@ def _float_identity(op: str, a: TracedValue, b: TracedValue) -> TracedValue | No
     return None
 
 
-def _bool_identity(kernel: Functions, op: str, a: TracedValue, b: TracedValue) -> TracedValue | None:
+def _bool_identity(kernel: Tracer, op: str, a: TracedValue, b: TracedValue) -> TracedValue | None:
     if op in ("and", "or"):
         if a is b:
             return a
@@ -71,7 +66,7 @@ def _bool_identity(kernel: Functions, op: str, a: TracedValue, b: TracedValue) -
     return None
 
 
-def _integer_identity(kernel: Functions, op: str, type: Type, a: TracedValue, b: TracedValue) -> TracedValue | None:
+def _integer_identity(kernel: Tracer, op: str, type: Type, a: TracedValue, b: TracedValue) -> TracedValue | None:
     zero = kernel.const(0, type) if type.kind != "bool" else None
     for known, other in ((a, b), (b, a)):
         if op in ("add", "or", "xor") and known.is_constant(0):
@@ -100,7 +95,7 @@ def _integer_identity(kernel: Functions, op: str, type: Type, a: TracedValue, b:
     return None
 
 
-def _unsigned_identity(kernel: Functions, op: str, type: Type, a: TracedValue, b: TracedValue) -> TracedValue | None:
+def _unsigned_identity(kernel: Tracer, op: str, type: Type, a: TracedValue, b: TracedValue) -> TracedValue | None:
     if b.is_constant(0):
         if op in ("lt", "ge"):
             return kernel.const(op == "ge", type)

@@ -297,7 +297,7 @@ class Functions:
         return found
 
     def _new(self, op: str, type: Type, args: tuple[TracedValue, ...], attr: Any, block: Block) -> TracedValue:
-        value = TracedValue(self, self.value_count, type, op, args, attr, block)  # type: ignore[arg-type]
+        value = TracedValue(self, self.value_count, type, op, args, attr, block)
         self.value_count += 1
         if op not in LEAVES:
             self._emit(Bind(author_line(), value))

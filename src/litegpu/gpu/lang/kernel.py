@@ -1,4 +1,4 @@
-"""Tracing: calling a Python function with a Kernel records its statements as a tree."""
+"""Kernel: what is called with one records its statements as a tree."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import logging
 import math
 import numbers
 import re
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from litegpu.gpu.lang import tree
 from litegpu.gpu.lang.functions import Functions, Operand
+from litegpu.gpu.lang.listing import listing
 from litegpu.gpu.lang.types import KernelError, Type, boolean, u32
 from litegpu.gpu.lang.value import TracedValue
 
@@ -24,35 +24,6 @@ MANY_STATEMENTS = 2000  # more than a compiler digests quickly
 Dim3 = tuple[int, int, int]
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*\Z")
 _log = logging.getLogger("litegpu")
-
-
-def trace(fn: Callable[..., None], name: str, workgroup: Dim3, grid: Dim3, **static: Any) -> Kernel:
-    """Call `fn(kernel, **static)` and return the verified kernel. Raises KernelError naming the author's line."""
-    from litegpu.gpu.lang.verify import verify
-
-    try:
-        kernel = Kernel(name, workgroup, grid)
-        fn(kernel, **static)
-    except KernelError as error:
-        if str(error).startswith(f"kernel {name}: "):
-            raise
-        raise KernelError(f"kernel {name}: {_origin(error)}: {error}") from error
-    verify(kernel)
-    kernel.verified = True
-    return kernel
-
-
-def trace_function(
-    fn: Callable[..., TracedValue | None], name: str, types: Sequence[Type], **static: Any
-) -> DeviceFunction:
-    """Call `fn(function, *parameters, **static)`, whose value is the function's, and return the checked function."""
-    from litegpu.gpu.lang.verify import verify_structure
-
-    function = DeviceFunction(name, types)
-    function.result = fn(function, *function.parameters, **static)
-    verify_structure(function, {p.number for p in function.parameters})
-    function.verified = True
-    return function
 
 
 class Kernel(Functions):
@@ -103,9 +74,8 @@ class Kernel(Functions):
         return sum(m.nbytes for m in self.shared_memories)
 
     def __str__(self) -> str:
-        from litegpu.gpu.lang.listing import listing
-
-        return listing(self)
+        title = f"kernel {self.name} workgroup {self.workgroup} grid {self.grid}"
+        return listing(title, (*self.buffers, *self.shared_memories), self.body)
 
     def digest(self) -> str:
         """A hash of the tree, the same in every process."""
@@ -372,9 +342,3 @@ def _stores(storage: Type, compute: Type) -> bool:
     if storage.is_packed:
         return compute.kind in (_default_compute(storage).kind, "f32")
     return storage == compute or (storage.kind == "f16" and compute.kind == "f32")
-
-
-def _origin(error: BaseException) -> str:
-    """file:line of the innermost frame that is not the language's own."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not tree.is_language_file(f.filename)]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from litegpu.gpu.lang import tree
 from litegpu.gpu.lang.value import TracedValue
 
-if TYPE_CHECKING:
-    from litegpu.gpu.lang.kernel import Kernel
 
-
-def listing(kernel: Kernel) -> str:
-    lines = [f"kernel {kernel.name} workgroup {kernel.workgroup} grid {kernel.grid}"]
-    for m in (*kernel.buffers, *kernel.shared_memories):
+def listing(title: str, memories: Iterable[tree.Memory], body: tree.Block) -> str:
+    lines = [title]
+    for m in memories:
         lines.append(f"{m.space} {m.name}: {m.storage} as {m.type}, {m.size} elements, {m.access}")
-    _block(kernel.body, 1, lines)
+    _block(body, 1, lines)
     return "\n".join(lines) + "\n"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from litegpu.gpu.lang import tree
 from litegpu.gpu.lang.types import Type
-from litegpu.gpu.lang.value import LEAVES, TracedValue
+from litegpu.gpu.lang.value import LEAVES, Scope, TracedValue
 
 INLINE_LIMIT = 96  # characters
 
@@ -168,7 +168,7 @@ class Printer(ABC):
     # Who uses what
 
     def _count(self, block: tree.Block, results: tuple[TracedValue, ...]) -> None:
-        todo: list[tuple[TracedValue, tree.Block]] = [(v, block) for v in results]
+        todo: list[tuple[TracedValue, Scope]] = [(v, block) for v in results]
         _effects(block, todo)
         while todo:
             value, user = todo.pop()
@@ -194,7 +194,7 @@ def decimal(number: np.float32) -> str:
     return text if "." in text or "e" in text else text + ".0"
 
 
-def _effects(block: tree.Block, found: list[tuple[TracedValue, tree.Block]]) -> None:
+def _effects(block: tree.Block, found: list[tuple[TracedValue, Scope]]) -> None:
     """Values that statements other than Bind use, each with the block that uses it."""
     for s in block.statements:
         match s:

@@ -6,13 +6,10 @@ import contextlib
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, Self
 
 from litegpu.gpu.lang.types import Type
-
-if TYPE_CHECKING:
-    from litegpu.gpu.lang.kernel import Kernel
-    from litegpu.gpu.lang.value import TracedValue
+from litegpu.gpu.lang.value import Scope, TracedValue
 
 _SKIPPED = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.abspath(contextlib.__file__))
 
@@ -29,20 +26,13 @@ def is_language_file(filename: str) -> bool:
     return filename.startswith(_SKIPPED)
 
 
-class Block:
+class Block(Scope):
     """Statements in order, and the pure values made in it (so that equal ones are made once)."""
 
-    def __init__(self, parent: Block | None = None) -> None:
-        self.parent = parent
+    def __init__(self, parent: Self | None = None) -> None:
+        super().__init__(parent)
         self.statements: list[Statement] = []
         self.values: dict[tuple[Any, ...], TracedValue] = {}
-
-    def encloses(self, other: Block | None) -> bool:
-        while other is not None:
-            if other is self:
-                return True
-            other = other.parent
-        return False
 
     def find(self, key: tuple[Any, ...]) -> TracedValue | None:
         """An equal pure value made earlier here or in an enclosing block."""
@@ -120,10 +110,22 @@ class While(Statement):
     body: Block
 
 
+class Accessor(Protocol):
+    """What locals and memories ask of the kernel that they belong to."""
+
+    def read(self, variable: Variable, element: int) -> TracedValue: ...
+
+    def assign(self, variable: Variable, element: int, value: TracedValue | float) -> None: ...
+
+    def load(self, memory: Memory, index: TracedValue | int) -> TracedValue: ...
+
+    def store(self, memory: Memory, index: TracedValue | int, value: TracedValue | float) -> None: ...
+
+
 class Variable:
     """A mutable local of one thread; `.value` reads it here and now, `.set(v)` writes it."""
 
-    def __init__(self, kernel: Kernel, number: int, type: Type, block: Block) -> None:
+    def __init__(self, kernel: Accessor, number: int, type: Type, block: Block) -> None:
         self.kernel, self.number, self.type, self.block = kernel, number, type, block
         self.size = 1
         self.is_array = False
@@ -139,7 +141,7 @@ class Variable:
 class Array(Variable):
     """A small local array of one thread, indexed by Python integers only (a run-time index would spill to memory)."""
 
-    def __init__(self, kernel: Kernel, number: int, type: Type, block: Block, size: int) -> None:
+    def __init__(self, kernel: Accessor, number: int, type: Type, block: Block, size: int) -> None:
         super().__init__(kernel, number, type, block)
         self.size = size
         self.is_array = True
@@ -161,7 +163,7 @@ class Memory:
     `size` counts elements. `access` is "read" or "read_write"; `space` is "global" or "shared".
     """
 
-    kernel: Kernel
+    kernel: Accessor
     number: int  # among the memories of its space, in order of declaration: the binding of a buffer
     name: str
     storage: Type

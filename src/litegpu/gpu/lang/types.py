@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol, Self, TypeVar
 
 from litegpu.errors import LiteGpuError
-
-if TYPE_CHECKING:
-    from litegpu.gpu.lang.value import TracedValue
 
 KINDS = ("f32", "f16", "i32", "u32", "bool")
 PACKED_KINDS = ("i8", "u8")  # storage only: four lanes in one 32-bit word
@@ -18,6 +15,23 @@ BYTES = {"f32": 4, "f16": 2, "i32": 4, "u32": 4, "bool": 4, "i8": 1, "u8": 1}
 
 class KernelError(LiteGpuError, TypeError):
     """A kernel is wrong, or needs what the device lacks. The message begins with the kernel author's file and line."""
+
+
+T = TypeVar("T")
+V = TypeVar("V", bound="Convertible")
+
+
+class Converter(Protocol[T]):
+    """What converts values, as the kernel that they belong to does."""
+
+    def convert(self, value: T, type: Type) -> T: ...
+
+
+class Convertible(Protocol):
+    """A value that a type can be called with: it knows what converts it."""
+
+    @property
+    def kernel(self) -> Converter[Self]: ...
 
 
 @dataclass(frozen=True)
@@ -36,11 +50,11 @@ class Type:
     def __str__(self) -> str:
         return self.kind + (f"x{self.lanes}" if self.lanes > 1 else "")
 
-    def __call__(self, value: TracedValue) -> TracedValue:
+    def __call__(self, value: V) -> V:
         convert = getattr(getattr(value, "kernel", None), "convert", None)
         if convert is None:
             raise KernelError(f"{self}({value!r}): only kernel values convert; use k.const({value!r}, {self})")
-        result: TracedValue = convert(value, self)
+        result: V = convert(value, self)
         return result
 
     @property

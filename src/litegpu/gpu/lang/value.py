@@ -1,19 +1,41 @@
-"""A typed value of a kernel; its Python operators build the tree."""
+"""A typed value of a kernel, whose Python operators build the tree, and the scope that it belongs to."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol, Self
 
 import numpy as np
 
-from litegpu.gpu.lang.tree import Block
 from litegpu.gpu.lang.types import FLOAT_KINDS, KernelError, Type
-
-if TYPE_CHECKING:
-    from litegpu.gpu.lang.kernel import Kernel
 
 LEAVES = ("const", "builtin", "index")  # never bound: they have a name or a spelling of their own
 ORDERED = ("load", "read", "subgroup")  # happen where they were traced
+
+
+class Tracer(Protocol):
+    """What a value asks of the kernel that it belongs to, and what simplifies values does."""
+
+    def const(self, value: float, type: Type) -> TracedValue: ...
+
+    def convert(self, value: TracedValue, type: Type) -> TracedValue: ...
+
+    def lane(self, value: TracedValue, lane: int) -> TracedValue: ...
+
+    def call(self, op: str, *operands: TracedValue | float) -> TracedValue: ...
+
+
+class Scope:
+    """Where values are made and may be used: there, and in the scopes inside."""
+
+    def __init__(self, parent: Self | None = None) -> None:
+        self.parent = parent
+
+    def encloses(self, other: Scope | None) -> bool:
+        while other is not None:
+            if other is self:
+                return True
+            other = other.parent
+        return False
 
 
 class TracedValue:
@@ -26,7 +48,7 @@ class TracedValue:
     __slots__ = ("args", "attr", "block", "kernel", "number", "op", "type")
 
     def __init__(
-        self, kernel: Kernel, number: int, type: Type, op: str, args: tuple[TracedValue, ...], attr: Any, block: Block
+        self, kernel: Tracer, number: int, type: Type, op: str, args: tuple[TracedValue, ...], attr: Any, block: Scope
     ) -> None:
         self.kernel, self.number, self.type, self.op = kernel, number, type, op
         self.args, self.attr, self.block = args, attr, block

@@ -7,14 +7,10 @@ it is, under uniform control flow.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from litegpu.gpu.lang import ops, tree
+from litegpu.gpu.lang.kernel import Kernel
 from litegpu.gpu.lang.types import KernelError
 from litegpu.gpu.lang.value import LEAVES, TracedValue
-
-if TYPE_CHECKING:
-    from litegpu.gpu.lang.kernel import Kernel
 
 
 def verify(kernel: Kernel) -> None:

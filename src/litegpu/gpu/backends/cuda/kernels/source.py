@@ -14,7 +14,8 @@ from litegpu.gpu.graph import TransposeConv2D
 from litegpu.gpu.kernels.access import Operands, Position, open_sink
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeBuffer, NativeKernel
 from litegpu.gpu.lang import TracedValue, Type, f32x4, u32
-from litegpu.gpu.lang.kernel import Kernel, trace_function
+from litegpu.gpu.lang.kernel import Kernel
+from litegpu.gpu.lang.tracing import trace_function
 from litegpu.gpu.view import View
 
 Dim3 = tuple[int, int, int]
