@@ -6,7 +6,7 @@ IMAGE ?=
 JOBS ?= 2
 BIN := .venv/bin
 
-.PHONY: help setup demo test test-full lint bench wheel clean
+.PHONY: help setup demo test test-full lint docs bench wheel clean
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -29,6 +29,9 @@ lint: .ready  ## Check style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: .ready  ## Build the API reference in build/docs, and look for dead links in it and in all pages
+	$(BIN)/python scripts/docs
 
 bench: .ready  ## Run the benchmarks that the docs quote (on NVIDIA: benchmarks/h200.py beside its peers)
 	scripts/bench

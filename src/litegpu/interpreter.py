@@ -292,6 +292,7 @@ class Interpreter:
         return self._engine.described(details, subgraph_index)
 
     def num_subgraphs(self) -> int:
+        """How many subgraphs the model has; the main one is number 0."""
         return int(self._official.num_subgraphs())
 
     def get_signature_list(self) -> dict[str, dict[str, list[str]]]:
@@ -314,6 +315,7 @@ class Interpreter:
 
     @property
     def experimental_compress_quantization_zero_points(self) -> bool:
+        """As it was given to the constructor."""
         return self._setup.options.compress_quantization_zero_points
 
     # -------------------------------------------------------------------------------------------- delegation

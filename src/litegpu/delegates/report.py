@@ -60,6 +60,7 @@ class DelegationReport:
 
     @property
     def fully_delegated(self) -> bool:
+        """Whether delegates took every node."""
         return self.delegated == len(self.nodes)
 
     def kinds(self) -> dict[tuple[int, str, bool, str], tuple[int, ...]]:

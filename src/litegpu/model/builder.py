@@ -284,7 +284,7 @@ class ModelBuilder(SubgraphBuilder):
         self._metadata: dict[str, bytes] = {}
 
     def subgraph(self, name: str) -> SubgraphBuilder:
-        """A further subgraph, to be called by IF, WHILE and the like with its `index`."""
+        """A further subgraph, to be called by IF, WHILE and the like with its number, SubgraphBuilder.index."""
         graph = SubgraphBuilder(len(self._graphs), name)
         self._graphs.append(graph)
         return graph

@@ -159,6 +159,7 @@ class GpuDelegateOptions:
 
     @property
     def priorities(self) -> tuple[InferencePriority, InferencePriority, InferencePriority]:
+        """The three in their order, the most important first."""
         return self.inference_priority1, self.inference_priority2, self.inference_priority3
 
     @property
@@ -181,6 +182,7 @@ class GpuDelegateOptions:
 
     @property
     def chosen_backend(self) -> str:
+        """The backend that is asked for, by `backend` or by a flag of the original."""
         return "gl" if self.experimental_flags & ExperimentalFlags.GL_ONLY else self.backend
 
 
