@@ -126,7 +126,7 @@ def test_the_command_leaves_the_logger_of_wgpu_to_wgpu() -> None:
     assert done.stderr == "WARNING: of litegpu\n"
 
 
-@pytest.mark.parametrize("module", ["labels", "evaluate.items"])
+@pytest.mark.parametrize("module", ["labels", "evaluate.image_list"])
 def test_text_files_without_end_are_refused(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"litegpu.tools.{module}._MOST_CHARACTERS", 1 << 20)
     read = read_labels if module == "labels" else partial(read_lines, what="the list")
