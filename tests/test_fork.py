@@ -73,3 +73,25 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         [sys.executable, "-W", "ignore", "-c", code, str(SCRIPT.parent)], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_what_followed_last_is_told_first() -> None:
+    code = """
+import os, sys
+from litegpu import fork
+told = []
+class Follower:
+    def __init__(self, name):
+        self.name = name
+        fork.follow(self)
+    def _forked(self):
+        told.append(self.name)
+kept = [Follower(i) for i in range(30)]
+del kept[10:20]
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if told == [*range(29, 19, -1), *range(9, -1, -1)] else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Callable
 from typing import NoReturn, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from litegpu.errors import ForkError
 
@@ -27,13 +27,14 @@ log = logging.getLogger("litegpu")
 
 _used = False
 _forbidden = False
-_followers: WeakSet[Follower] = WeakSet()
+_followers: WeakKeyDictionary[Follower, None] = WeakKeyDictionary()
 _calls: list[Callable[[], None]] = []
 
 
 def follow(follower: Follower) -> None:
-    """Tell it, as long as it lives, that the process was forked."""
-    _followers.add(follower)
+    """Tell it, as long as it lives, that the process was forked: what came last first, as what an object is made of
+    comes after it, and its locks have to be free when the object is told."""
+    _followers[follower] = None
 
 
 def in_child(call: Callable[[], None]) -> Callable[[], None]:
@@ -94,7 +95,7 @@ def _after() -> None:
     _forbidden = _used
     for call in _calls:
         call()
-    for follower in list(_followers):
+    for follower in reversed(list(_followers)):
         try:
             follower._forked()
         except Exception as error:  # the others' locks still have to be renewed
