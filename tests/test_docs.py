@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -62,3 +63,14 @@ def test_pages_lead_somewhere(docs: ModuleType, tmp_path: Path) -> None:
     assert [line.split()[1] for line in docs.dead_links_of_texts(tmp_path)] == [
         "docs/c.md", "#b", "docs/b.md#one-two-three-2", "picture.png",
     ]  # fmt: skip
+
+
+def test_the_architecture_page_names_what_there_is() -> None:
+    """Paths in backticks, from the package, from gpu/ or from the project's root; other files where they are meant."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    package = ROOT / "src" / "litegpu"
+    roots = (ROOT, package, package / "gpu", package / "gpu" / "backends", package / "gpu" / "backends" / "cuda")
+    named = set(re.findall(r"`((?:[a-z_*]+/)+(?:[a-z_*]+\.(?:py|cu))?|[a-z_]+\.(?:py|cu))`", text))
+    assert len(named) > 60
+    missing = [name for name in sorted(named) if not any(list(root.glob(name)) for root in roots)]
+    assert [name for name in missing if "/" in name or not list(package.rglob(name))] == []
