@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from litegpu.gpu.backends.webgpu import buffers as webgpu_buffers
+from litegpu.gpu.backends.webgpu import commands as webgpu_commands
 from litegpu.gpu.backends.webgpu import record as webgpu_record
-from litegpu.gpu.backends.webgpu import session as webgpu_session
 from litegpu.gpu.backends.webgpu.device import WebGpuDevice
 from litegpu.gpu.backends.webgpu.record import Timer
 from litegpu.gpu.build import build_program
@@ -29,8 +30,8 @@ def program(device: Any) -> Program:
 @pytest.mark.parametrize("validation", [False, True])
 def test_validation_records_every_inference_anew(device: WebGpuDevice, monkeypatch, validation: bool) -> None:
     recorded: list[int] = []
-    record = webgpu_session.record
-    monkeypatch.setattr(webgpu_session, "record", lambda *given: (recorded.append(1), record(*given))[1])
+    record = webgpu_commands.record
+    monkeypatch.setattr(webgpu_commands, "record", lambda *given: (recorded.append(1), record(*given))[1])
     session = device.session(program(device), validation=validation)
     before = len(recorded)
     for _ in range(4):
@@ -65,13 +66,14 @@ def test_a_session_that_does_not_wait(device: WebGpuDevice, monkeypatch) -> None
 def test_closing_destroys_every_buffer(device: WebGpuDevice) -> None:
     session = device.session(program(device))
     destroyed: list[str] = []
-    count = len(session._buffers)
+    made = session._buffers._made
+    count = len(made)
     assert count >= 3  # arena, upload, download
-    for i, buffer in enumerate(session._buffers):
+    for i, buffer in enumerate(made):
         name = f"{i} {buffer.label}"
-        session._buffers[i] = SimpleNamespace(destroy=lambda n=name, b=buffer: (destroyed.append(n), b.destroy()))
+        made[i] = SimpleNamespace(destroy=lambda n=name, b=buffer: (destroyed.append(n), b.destroy()))
     session.close()
-    assert len(destroyed) == count and not session._buffers
+    assert len(destroyed) == count and not made
     session.close()
     assert len(destroyed) == count
 
@@ -106,7 +108,7 @@ def test_seconds_of_a_timer() -> None:
 def test_ports_have_places_of_their_own_in_the_staging_buffers() -> None:
     sizes = [4, 20, 16, 3, 64, 1, 17]
     ports = [Port(f"x{i}", i, (1, 1, 1, n), DType.INT8, 0, n) for i, n in enumerate(sizes)]
-    offsets, size = webgpu_session._staging_layout(ports)
+    offsets, size = webgpu_buffers._staging_layout(ports)
     ends = [offset + n for offset, n in zip(offsets, sizes, strict=True)]
     assert all(end <= offset for end, offset in zip(ends, [*offsets[1:], size], strict=True))
     assert not any(offset % 16 for offset in (*offsets, size))

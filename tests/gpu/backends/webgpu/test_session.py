@@ -384,7 +384,7 @@ def test_stats(session: Build) -> None:
 
 
 def test_constants_larger_than_one_upload_piece(session: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("litegpu.gpu.backends.webgpu.session._UPLOAD_BYTES", 64)
+    monkeypatch.setattr("litegpu.gpu.backends.webgpu.buffers._UPLOAD_BYTES", 64)
     values = np.arange(COUNT, dtype=np.float32)
     source = AFFINE.replace("x[id.x] * c[0] + c[1]", "x[id.x] + c[id.x]")
     program = dataclasses.replace(affine_chain(1, 1.0, 0.0, source=source), constants=values.view(np.uint8))

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import wgpu
 import wgpu.classes
 
 from litegpu.errors import DeviceError, TensorError
 from litegpu.gpu.backends.abilities import PixelFormat, UserBuffer
+from litegpu.gpu.backends.webgpu.base import WebGpuDeviceBase
+from litegpu.gpu.backends.webgpu.inference import RecordedInference, padded
 from litegpu.gpu.backends.webgpu.native import is_destroyed, plain_message
 from litegpu.gpu.backends.webgpu.record import record_steps
-
-if TYPE_CHECKING:
-    from litegpu.gpu.backends.webgpu.device import WebGpuDevice
-    from litegpu.gpu.backends.webgpu.session import WebGpuSession
+from litegpu.gpu.program import Program
 
 #: WebGPU wants rows of a texture to begin at multiples of 256 bytes in a buffer: 64 RGBA pixels.
 ROW_PIXELS = 64
@@ -29,20 +28,34 @@ FORMATS = {
 }
 
 
+class BoundSession(Protocol):
+    """What bindings need of a session: of the one that they belong to, and of adapters."""
+
+    device: WebGpuDeviceBase
+    program: Program
+
+    @property
+    def inference(self) -> RecordedInference:
+        """With the copies of the ports that nothing of the user's stands for."""
+
+    def close(self, *, wait: bool = True) -> None:
+        """See contract.Session."""
+
+
 @dataclass(frozen=True, eq=False)
 class Bound:
     """A buffer or texture in place of a port; `adapter` runs the program between its format and the port's."""
 
     resource: Any
-    adapter: WebGpuSession | None
+    adapter: BoundSession | None
     name: str
 
 
 class Bindings:
     """What is bound to a session; the session's lock is held in every method."""
 
-    def __init__(self, session: WebGpuSession) -> None:
-        self._session: WebGpuSession = weakref.proxy(session)  # which is then freed without the garbage collector
+    def __init__(self, session: BoundSession) -> None:
+        self._session: BoundSession = weakref.proxy(session)  # which is then freed without the garbage collector
         self.inputs: dict[int, Bound] = {}
         self.outputs: dict[int, Bound] = {}
 
@@ -108,7 +121,7 @@ class Bindings:
                     bound.adapter.close(wait=False)
 
 
-def examine(device: WebGpuDevice, resource: Any, what: str, *, output: bool) -> UserBuffer:
+def examine(device: WebGpuDeviceBase, resource: Any, what: str, *, output: bool) -> UserBuffer:
     """A buffer or, for inputs, a texture of the same wgpu device that can be copied; raises TensorError or DeviceError
     for everything else."""
     _check_resource(device, resource, what, output=output)
@@ -120,7 +133,7 @@ def examine(device: WebGpuDevice, resource: Any, what: str, *, output: bool) -> 
     return UserBuffer(resource, 4 * row * height, pixels=PixelFormat(width, height, row, FORMATS[resource.format]))
 
 
-def _check_resource(device: WebGpuDevice, resource: Any, what: str, *, output: bool) -> None:
+def _check_resource(device: WebGpuDeviceBase, resource: Any, what: str, *, output: bool) -> None:
     if not isinstance(
         resource, wgpu.classes.GPUBuffer if output else (wgpu.classes.GPUBuffer, wgpu.classes.GPUTexture)
     ):
@@ -152,11 +165,6 @@ def check_size(resource: Any, nbytes: int, what: str) -> None:
 def row_pixels(width: int) -> int:
     """Pixels from the beginning of one row of a texture's copy to that of the next."""
     return -(-width // ROW_PIXELS) * ROW_PIXELS
-
-
-def padded(size: int) -> int:
-    """Copies and buffers are whole 32-bit words."""
-    return -(-size // 4) * 4
 
 
 def _check_free(bound: dict[int, Bound]) -> None:

@@ -1,59 +1,27 @@
-"""What one inference consists of, and recording it through wgpu's checked API, plain or with timestamps."""
+"""Recording an inference through wgpu's checked API, plain or with timestamps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import wgpu
 
 from litegpu.gpu.backends.webgpu import native
+from litegpu.gpu.backends.webgpu.base import WebGpuDeviceBase
+from litegpu.gpu.backends.webgpu.inference import RecordedInference, Step
 from litegpu.gpu.backends.webgpu.replay import read_back
-
-if TYPE_CHECKING:
-    from litegpu.gpu.backends.webgpu.device import WebGpuDevice
 
 #: WebGPU's limit for one query set; a dispatch needs two.
 _QUERIES_PER_SET = 4096
 
 
-@dataclass(frozen=True)
-class Step:
-    """One dispatch, as wgpu-py objects."""
-
-    pipeline: Any
-    bind_group: Any
-    groups: tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class BufferCopy:
-    """`size` bytes from offset `source` of one buffer to offset `target` of another; all multiples of 4."""
-
-    source: int
-    target: int
-    size: int
-
-
-@dataclass(frozen=True)
-class RecordedInference:
-    """Copy `uploads` from the upload buffer into the arena, run the steps in order, copy `downloads` from the arena
-    into the download buffer. A buffer without copies is None."""
-
-    arena: Any
-    upload: Any | None
-    download: Any | None
-    steps: tuple[Step, ...]
-    uploads: tuple[BufferCopy, ...]
-    downloads: tuple[BufferCopy, ...]
-
-
 class Timer:
     """Timestamps around each of `count` passes."""
 
-    def __init__(self, device: WebGpuDevice, count: int) -> None:
+    def __init__(self, device: WebGpuDeviceBase, count: int) -> None:
         self._device = device
         self.count = count
         self._sets = [

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import wgpu
 
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends.waiting import wait_until
+from litegpu.gpu.backends.webgpu.base import WebGpuDeviceBase
+from litegpu.gpu.backends.webgpu.inference import RecordedInference
 from litegpu.gpu.backends.webgpu.native import CapturedErrors, ffi, lib
-
-if TYPE_CHECKING:
-    from litegpu.gpu.backends.webgpu.device import WebGpuDevice
-    from litegpu.gpu.backends.webgpu.record import RecordedInference
 
 #: How long a map callback may be missing after the device said that the work is done.
 _CALLBACK_SECONDS = 10.0
@@ -175,7 +173,7 @@ class Replay:
         return _memory(lib.wgpuBufferGetConstMappedRange(buffer, 0, size), size)
 
 
-def read_back(device: WebGpuDevice, buffer: Any, offset: int, size: int) -> np.ndarray:
+def read_back(device: WebGpuDeviceBase, buffer: Any, offset: int, size: int) -> np.ndarray:
     """`size` bytes of a buffer on the device, after everything submitted so far. (wgpu-py's read_buffer() polls in a
     thread that keeps the device from everybody else while it waits.)"""
     usage = wgpu.BufferUsage.MAP_READ | wgpu.BufferUsage.COPY_DST

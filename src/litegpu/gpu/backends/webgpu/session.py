@@ -1,15 +1,14 @@
-"""A Program on a WebGPU device: buffers, pipelines and a replay whose commands are encoded ahead."""
+"""A Program on a WebGPU device, run again and again: what is known of the inference under way."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import wgpu
@@ -22,26 +21,22 @@ from litegpu.gpu.backends.abilities import UserBuffer
 from litegpu.gpu.backends.check import check_array, check_program
 from litegpu.gpu.backends.contract import SHORT_SECONDS, KernelTime
 from litegpu.gpu.backends.webgpu import native
+from litegpu.gpu.backends.webgpu.base import WebGpuDeviceBase
 from litegpu.gpu.backends.webgpu.binding import Bindings, Bound, check_size, examine
-from litegpu.gpu.backends.webgpu.binding import padded as _padded
-from litegpu.gpu.backends.webgpu.record import BufferCopy, RecordedInference, Step, Timer, record, rehearse
-from litegpu.gpu.backends.webgpu.replay import Answers, Replay, read_back
-from litegpu.gpu.program import Port, Program
+from litegpu.gpu.backends.webgpu.buffers import SessionBuffers
+from litegpu.gpu.backends.webgpu.commands import Commands
+from litegpu.gpu.backends.webgpu.inference import RecordedInference, padded
+from litegpu.gpu.backends.webgpu.record import Timer, record
+from litegpu.gpu.backends.webgpu.replay import Answers, Replay
+from litegpu.gpu.program import Program
 from litegpu.host_copy import copy_bytes
 
-if TYPE_CHECKING:
-    from litegpu.gpu.backends.webgpu.device import WebGpuDevice
-
-#: Constants go up in pieces, as each piece is copied once more on its way.
-_UPLOAD_BYTES = 32 << 20
-#: Of the ports within the staging buffers.
-_STAGING_ALIGNMENT = 16
 #: An active wait spins this long before it sleeps, so that a hung device does not burn a core for ever.
 _ACTIVE_SECONDS = 1.0
 
 
 class WebGpuSession:
-    """One Program on one WebGpuDevice; satisfies base.Session.
+    """One Program on one WebGpuDevice; satisfies contract.Session.
 
     Inputs wait in a mapped upload buffer, from which every inference copies them into the arena; so the arena may reuse
     their place, and an inference without a write() before it sees the inputs of the last one. The commands of the next
@@ -53,7 +48,7 @@ class WebGpuSession:
     known the next method makes anew.
     """
 
-    def __init__(self, device: WebGpuDevice, program: Program, wait: str, validation: bool = False) -> None:
+    def __init__(self, device: WebGpuDeviceBase, program: Program, wait: str, validation: bool = False) -> None:
         self.device = device
         self.program = program
         self.wait = wait
@@ -63,19 +58,15 @@ class WebGpuSession:
         self._closed = False
         self._has_run = False
         self._awaited = False  # whether any inference was
-        self._buffers: list[Any] = []
         self._mapped = False  # whether the staging buffers are; else one of these:
         self._answers: Answers | None = None  # to the request that they be, unless that is not known to be made
-        self._input_memory: list[np.ndarray] = []
-        self._output_memory: list[np.ndarray] = []
-        self._allocations = 0
         self._stats = dict.fromkeys(("write", "encode", "submit", "wait", "read", "compile", "upload"), 0.0)
         self._writing = 0.0  # seconds of write() since the last run
-        self._replay: Replay | None = None  # of the inference with what is bound now
-        self._encoder: Any = None  # the commands of the next inference ...
-        self._command: Any = None  # ... perhaps finished
         self._variables: list[np.ndarray] | None = None  # to be restored
         self._timers: dict[int, Timer] = {}  # by the number of passes
+        self._timers_made = 0
+        self._buffers = SessionBuffers(device, program)
+        self._commands: Commands | None = None
         self._bindings = Bindings(self)
         try:
             check_program(program, device.features, str(device.adapter))
@@ -94,7 +85,7 @@ class WebGpuSession:
         check_array(self.program.inputs, index, "input", array)
         with self._lock:
             self._finish()
-            copy_bytes(self._input_memory[index], array.reshape(-1).view(np.uint8))
+            copy_bytes(self._buffers.inputs[index], array.reshape(-1).view(np.uint8))
             self._writing += time.perf_counter() - started
 
     def run(self) -> None:
@@ -103,9 +94,9 @@ class WebGpuSession:
             clock, stats = time.perf_counter, self._stats
             started = clock()
             before, after = self._bindings.around()
-            self._submit([*before, self._take_command(), *after])
+            self._submit([*before, self.commands.take(), *after])
             submitted = clock()
-            self._encode_ahead()
+            self.commands.encode_ahead(finish=self._is_short)
             stats["submit"], stats["encode"] = submitted - started, clock() - submitted
             stats["write"], stats["read"], self._writing = self._writing, 0.0, 0.0
             if self.wait != "do_not_wait":
@@ -119,9 +110,9 @@ class WebGpuSession:
             if not self._has_run:
                 raise DeviceError(f"output {index} was read before the first run: call run() first")
             self._finish()
-            port, source = self.program.outputs[index], self._output_memory[index]
+            port, source = self.program.outputs[index], self._buffers.outputs[index]
             if index in self._bindings.outputs:  # only the arena and the user's buffer have it
-                source = read_back(self.device, self.inference.arena, port.offset, _padded(port.nbytes))
+                source = self._buffers.read(port)
             copy_bytes(out.reshape(-1).view(np.uint8), source[: port.nbytes])
             self._stats["read"] += time.perf_counter() - started
 
@@ -145,7 +136,7 @@ class WebGpuSession:
                     between = None if adapter is None else WebGpuSession(self.device, adapter, self.wait)
                 bound = Bound(resource, between, what)
             if (before is None) != (bound is None):
-                self._forget_replay()
+                self._forget_commands()
             if bound is None:
                 table.pop(index, None)
             else:
@@ -169,18 +160,18 @@ class WebGpuSession:
                 commands = self._bindings.after(index)
                 with self._losing_the_device(), self.device.gate:
                     self.device.check()
-                    self._current_replay().submit(commands)
+                    self.commands.replay.submit(commands)
 
     def output_buffer(self, index: int, shape: tuple[int, ...]) -> Any:
         self._check_open()
         usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
         port = self.program.outputs[index]
-        return self.device.handle.create_buffer(label=port.name, size=_padded(port.nbytes), usage=usage)
+        return self.device.handle.create_buffer(label=port.name, size=padded(port.nbytes), usage=usage)
 
     def reset_variables(self) -> None:
         with self._lock:
             self._finish()
-            self._set_variables([bytes(_padded(port.nbytes)) for port in self.program.variables])
+            self._buffers.write_variables([bytes(padded(port.nbytes)) for port in self.program.variables])
 
     def profile(self) -> Sequence[KernelTime]:
         """One inference on what was written last, with each dispatch in a pass of its own between two timestamps. That
@@ -222,168 +213,65 @@ class WebGpuSession:
 
     def _free(self) -> None:
         """Let go of everything, whatever is left of it; what the device still works with lives until it is done."""
-        self._input_memory = self._output_memory = []
+        self._buffers.forget_ports()
         self._bindings.close()
-        command, self._command = self._command, None
-        replay, self._replay = self._replay, None
-        if command is not None and replay is not None:
-            self._use_up(replay, command)
-        self._encoder = self._answers = None
-        self._mapped = False
+        self._forget_commands()
+        self._mapped, self._answers = False, None
         while self._timers:
             self._timers.popitem()[1].close()
-        while self._buffers:
-            self._buffers.pop().destroy()
-        for name in ("inference", "_pipelines"):
-            self.__dict__.pop(name, None)
-
-    def _use_up(self, replay: Replay, command: Any) -> None:
-        """Submit a finished command that nobody needs: it would never be freed otherwise. Its inference is short."""
-        with contextlib.suppress(DeviceError), self.device.gate:
-            # the garbage collector may have freed the buffers of a cycle before the session that is in it as well
-            if not self.device.lost and all(buffer._internal is not None for buffer in self._buffers):
-                self._mapped, self._answers = False, None
-                replay.unmap_anyhow()
-                replay.submit([command])
+        self._buffers.free()
+        self._commands = None
 
     @property
     def allocations(self) -> int:
-        return self._allocations
+        return self._buffers.allocations + self._timers_made
+
+    @property
+    def commands(self) -> Commands:
+        assert self._commands is not None  # but while a session that cannot be built is taken down
+        return self._commands
+
+    @property
+    def inference(self) -> RecordedInference:
+        """What commands record: with the copies of the ports that nothing of the user's stands for."""
+        return self.commands.inference
 
     @property
     def stats(self) -> Mapping[str, float]:
         return dict(self._stats)
 
     def _build(self) -> None:
-        program, usage = self.program, wgpu.BufferUsage
+        program = self.program
         started = time.perf_counter()
         pipelines = self.device.pipelines(program.kernels)
         self._stats["compile"] = time.perf_counter() - started
 
-        arena = self._buffer("arena", program.arena_size, usage.STORAGE | usage.COPY_SRC | usage.COPY_DST)
-        spaces = {"arena": arena}
+        self._buffers.make()
         if program.constants.size:
             started = time.perf_counter()
-            spaces["constants"] = self._upload_constants()
+            self._buffers.upload_constants()
             self._stats["upload"] = time.perf_counter() - started
-
-        def bind(dispatch_number: int) -> Step:
-            dispatch = program.dispatches[dispatch_number]
-            pipeline = pipelines[dispatch.kernel]
-            entries = [
-                {"binding": i, "resource": {"buffer": spaces[b.space], "offset": b.offset, "size": b.size}}
-                for i, b in enumerate(dispatch.bindings)
-            ]
-            group = self.device.handle.create_bind_group(
-                label=dispatch.label, layout=pipeline.bind_group_layout, entries=entries
-            )
-            return Step(pipeline.handle, group, dispatch.groups)
-
-        self._upload_offsets, upload_size = _staging_layout(program.inputs)
-        self._download_offsets, download_size = _staging_layout(program.outputs)
-        upload_usage, download_usage = usage.MAP_WRITE | usage.COPY_SRC, usage.MAP_READ | usage.COPY_DST
-        self.inference = RecordedInference(
-            arena=arena,
-            upload=self._buffer("inputs", upload_size, upload_usage, mapped=True) if program.inputs else None,
-            download=self._buffer("outputs", download_size, download_usage, mapped=True) if program.outputs else None,
-            steps=tuple(bind(i) for i in range(len(program.dispatches))),
-            uploads=self._uploads(),
-            downloads=self._downloads(),
+        commands = self._commands = Commands(
+            self.device, program, self._buffers, pipelines, self._bindings, self.validation
         )
-        self._pipelines = pipelines  # keeps them in the device's table
-        rehearsal = rehearse(self.device.handle, self.inference.steps)
+        rehearsal = commands.rehearsal()
         with self.device.gate:
             self.device.check()
-            self._current_replay().submit([rehearsal])
-            self._see_staging()
+            commands.replay.submit([rehearsal])
+            self._buffers.see_ports(commands.replay)
         self._mapped = True
-        self._encoder = self._current_replay().encode()
+        commands.encode_ahead(finish=False)
 
-    def _uploads(self) -> tuple[BufferCopy, ...]:
-        ports = enumerate(zip(self._upload_offsets, self.program.inputs, strict=True))
-        return tuple(
-            BufferCopy(offset, port.offset, _padded(port.nbytes))
-            for i, (offset, port) in ports
-            if i not in self._bindings.inputs
-        )
-
-    def _downloads(self) -> tuple[BufferCopy, ...]:
-        ports = enumerate(zip(self._download_offsets, self.program.outputs, strict=True))
-        return tuple(
-            BufferCopy(port.offset, offset, _padded(port.nbytes))
-            for i, (offset, port) in ports
-            if i not in self._bindings.outputs
-        )
-
-    def _forget_replay(self) -> None:
-        """Other ports are about to be bound: leave the copies of those out of the inference, and only of those."""
-        command, self._command = self._command, None
-        replay, self._replay, self._encoder = self._replay, None, None
-        if command is not None and replay is not None:
-            self._use_up(replay, command)
-
-    def _current_replay(self) -> Replay:
-        if self._replay is None:
-            self.inference = dataclasses.replace(self.inference, uploads=self._uploads(), downloads=self._downloads())
-            self._replay = Replay(self.device.handle, self.inference)
-        return self._replay
-
-    def _take_command(self) -> Any:
-        """The commands of an inference, for one submission. Raises DeviceError if the device is lost."""
-        try:
-            return self._made_command()
-        except (DeviceError, wgpu.classes.GPUError):
-            self.device.is_alive()
-            self.device.check()
-            raise
-
-    def _made_command(self) -> Any:
-        replay = self._current_replay()
-        if self.validation:
-            return record(self.device.handle, self.inference)
-        command, self._command = self._command, None
-        encoder, self._encoder = self._encoder, None
-        return command or replay.finish(encoder or replay.encode())
-
-    def _encode_ahead(self) -> None:
-        """Have the next inference's commands, while the device works. They are finished only where inferences are as
-        short as that: they have to be submitted then, be it that the session is closed."""
-        if self.validation:
-            return
-        replay = self._current_replay()
-        encoder = replay.encode()
-        if self._awaited and self._stats["wait"] < SHORT_SECONDS:
-            self._command = replay.finish(encoder)
-        else:
-            self._encoder = encoder
-
-    def _buffer(self, label: str, size: int, usage: int, mapped: bool = False) -> Any:
-        size = max(_padded(size), _STAGING_ALIGNMENT)
-        if size > self.device.max_buffer_bytes:
-            raise DeviceError(
-                f"the {label} of this model need {size} bytes in one buffer, and {self.device.adapter} allows "
-                f"{self.device.max_buffer_bytes}; use a smaller batch or input"
-            )
-        buffer = self.device.handle.create_buffer(label=label, size=size, usage=usage, mapped_at_creation=mapped)
-        self._buffers.append(buffer)
-        self._allocations += 1
-        return buffer
-
-    def _upload_constants(self) -> Any:
-        constants, queue = self.program.constants, self.device.handle.queue
-        usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_DST | wgpu.BufferUsage.COPY_SRC
-        buffer = self._buffer("constants", constants.nbytes, usage)
-        for first in range(0, constants.nbytes, _UPLOAD_BYTES):
-            piece = constants[first : first + _UPLOAD_BYTES]
-            if piece.nbytes % 4:
-                piece = np.concatenate([piece, np.zeros(-piece.nbytes % 4, np.uint8)])
-            queue.write_buffer(buffer, first, np.ascontiguousarray(piece))
-            read_back(self.device, buffer, first, 4)  # waits, so that there is one such copy at a time
-        return buffer
+    def _forget_commands(self) -> None:
+        """Other ports are about to be bound, or nothing is to be run any more."""
+        if self._commands is not None:
+            if self._commands.finished:
+                self._mapped, self._answers = False, None
+            self._commands.forget()
 
     def _submit(self, commands: Sequence[Any]) -> None:
         """Start an inference."""
-        replay = self._current_replay()
+        replay = self.commands.replay
         with self._losing_the_device(), self.device.gate:
             self.device.check()
             self._mapped, self._answers = False, None
@@ -408,7 +296,7 @@ class WebGpuSession:
 
     def _wait(self) -> None:
         started = time.perf_counter()
-        replay = self._current_replay()
+        replay = self.commands.replay
         with self._losing_the_device():
             if self._answers is None:  # interrupted on the way to it
                 with self.device.gate:
@@ -419,7 +307,7 @@ class WebGpuSession:
                 replay.wait(self._answers, self._spin_seconds(), self._stats["wait"])
             with self.device.gate:
                 self.device.check()
-                self._see_staging()
+                self._buffers.see_ports(replay)
         self._mapped, self._awaited = True, True
         self._stats["wait"] = time.perf_counter() - started
 
@@ -437,8 +325,12 @@ class WebGpuSession:
         """How long to ask before sleeping. A software device needs the cores itself."""
         if self.wait == "active":
             return _ACTIVE_SECONDS
-        short = self._awaited and self._stats["wait"] < SHORT_SECONDS and not self.device.info.is_software
-        return SHORT_SECONDS if short else 0.0
+        return SHORT_SECONDS if self._is_short and not self.device.info.is_software else 0.0
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether inferences take little time, as far as is known."""
+        return self._awaited and self._stats["wait"] < SHORT_SECONDS
 
     def _timed(self, passes: int) -> Sequence[float]:
         """Seconds of each of the passes of an inference that leaves the variables as they are."""
@@ -450,53 +342,17 @@ class WebGpuSession:
             timer = self._timers.get(passes)
             if timer is None:
                 timer = self._timers[passes] = Timer(self.device, passes)
-                self._allocations += 1
-            arena, variables = self.inference.arena, self.program.variables
-            self._variables = [read_back(self.device, arena, p.offset, _padded(p.nbytes)) for p in variables]
+                self._timers_made += 1
+            self._variables = [self._buffers.read(port) for port in self.program.variables]
             self._submit([record(self.device.handle, self.inference, timer)])
             self._finish()
             return timer.seconds()
 
     def _restore_variables(self) -> None:
-        self._set_variables(self._variables or ())
+        self._buffers.write_variables(self._variables or ())
         self._variables = None
-
-    def _set_variables(self, contents: Sequence[Any]) -> None:
-        with self.device.gate:
-            self.device.check()
-            for port, content in zip(self.program.variables, contents, strict=True):
-                self.device.handle.queue.write_buffer(self.inference.arena, port.offset, content)
-
-    def _see_staging(self) -> None:
-        """Views of the ports in the staging buffers, whose addresses may change with every mapping."""
-        replay = self._current_replay()
-        self._input_memory = self._output_memory = []
-        if self.program.inputs:
-            memory = replay.upload_memory()
-            self._input_memory = [
-                memory[at : at + port.nbytes]
-                for at, port in zip(self._upload_offsets, self.program.inputs, strict=True)
-            ]
-        if self.program.outputs:
-            memory = replay.download_memory()
-            self._output_memory = [
-                memory[at : at + port.nbytes]
-                for at, port in zip(self._download_offsets, self.program.outputs, strict=True)
-            ]
 
     def _check_open(self) -> None:
         if self._closed:
             raise DeviceError("the session was closed: build a new one")
         self.device.check()
-
-
-# ----------------------------------------------------------------------------------------------
-
-
-def _staging_layout(ports: Sequence[Port]) -> tuple[list[int], int]:
-    """Each port's offset in a staging buffer, and the buffer's size."""
-    offsets, size = [], 0
-    for port in ports:
-        offsets.append(size)
-        size += -(-port.nbytes // _STAGING_ALIGNMENT) * _STAGING_ALIGNMENT
-    return offsets, size
