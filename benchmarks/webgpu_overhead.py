@@ -13,12 +13,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from litegpu.delegates.protocol import DelegateKernel, Partition
 from litegpu.gpu.backends.webgpu.device import WebGpuSession, open_device
 from litegpu.gpu.backends.webgpu.record import record
+from litegpu.gpu.backends.webgpu.replay import Answers
 from litegpu.gpu.delegate.delegate import GpuDelegate, GpuKernel
 from litegpu.gpu.graph import DType
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
@@ -128,10 +130,10 @@ def report(name: str, make: Callable[[str], WebGpuSession], repeat: int) -> bool
 def idle_recording(session: WebGpuSession, repeat: int) -> dict[str, tuple[float, float]]:
     """Median microseconds to record an inference while the device is idle: recorded again at once (warm), and as the
     first thing after an inference (cold), by straight calls and through wgpu-py."""
-    replay, device = session.replay, session.device.handle
-    recorders = {
-        "straight calls": replay.encode,
-        "wgpu-py (peer)": lambda: replay.adopt(record(device, session.inference)),
+    replay, device = session.commands.replay, session.device.handle
+    recorders: dict[str, Callable[[], Any]] = {
+        "straight calls": lambda: replay.finish(replay.encode()),
+        "wgpu-py (peer)": lambda: record(device, session.inference),
     }
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in recorders}
     for _ in range(repeat):
@@ -142,9 +144,11 @@ def idle_recording(session: WebGpuSession, repeat: int) -> dict[str, tuple[float
             second = encode()
             ended = time.perf_counter()
             times[name].append((ended - between, between - started))
-            replay.discard(second)
-            replay.start(first)  # which also recycles the command memory
-            replay.wait(active=False)
+            answers = Answers()
+            replay.unmap()
+            replay.submit([first, second])  # which also recycles the command memory
+            replay.map(answers)
+            replay.wait(answers)
     medians = {
         name: [statistics.median(part) * 1e6 for part in zip(*all_, strict=True)] for name, all_ in times.items()
     }
