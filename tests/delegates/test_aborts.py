@@ -44,6 +44,11 @@ def cases() -> list[bytes]:
             found += [binary(operator, type_, a, b, 1.0) for a, b in ((1e-37, 1.1), (3e-45, 1.1), (1e-44, 3e-45))]
     for factor in (0.5, 0.999, 1.0, 1.01, 1e5):
         found.append(binary("SQUARED_DIFFERENCE", INT8, 1.3, 0.3, 2.6**2 / (2**14 * factor)))
+    for operator in ("ADD", "SUB"):  # without scales, which is plain integers to ADD alone
+        b = ModelBuilder()
+        x = b.input("x", (1, 3), INT16)
+        b.output(b.op(operator, [x, x], (1, 3), type=INT16))
+        found.append(b.build())
     for operator in ("LESS", "NOT_EQUAL"):
         for a, b in ((0.5, 0.5), (1, 0.5), (0.5, 1), (1.5, 300), (1 - 2**-24, 2), (1e-40, 1e30), (0, 0.5)):
             found.append(binary(operator, rng.choice((INT8, UINT8)), a, b, None))
@@ -121,12 +126,12 @@ def test_the_gpu_runs_what_the_cpu_would_abort_on() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the official runtime runs in forked processes")
-def test_products_abort_at_a_scale_of_zero() -> None:
+def test_products_abort_at_scales_that_are_no_normal_numbers() -> None:
     models = []
-    for scale in (0.0, 0.1):
+    for scale, other in ((0.0, 0.1), (0.1, 0.1), (1e-45, 0.1), (1.17e-38, 0.1), (1.2e-38, 0.1), (0.1, 1e-40)):
         b = ModelBuilder()
         x = b.input("x", (2, 2, 1, 8), type=INT8, quantization=quantized(scale))
-        y = b.input("y", (2, 2, 8, 5), type=INT8, quantization=quantized(0.1))
+        y = b.input("y", (2, 2, 8, 5), type=INT8, quantization=quantized(other))
         b.output(b.op("BATCH_MATMUL", [x, y], (2, 2, 1, 5), type=INT8, quantization=quantized(0.5)))
         models.append(b.build())
     for content, outcome in zip(models, outcomes(models, "AUTO"), strict=True):

@@ -74,8 +74,8 @@ def _addition_aborts(operator: Operator, tensors: Sequence[Tensor]) -> str | Non
     type_ = used[1].type  # which the kernel gives the result, whatever the file says
     if type_ not in (QUANTIZED if operator.name != "SQUARED_DIFFERENCE" else {TensorType.INT8}):
         return None
-    if type_ is TensorType.INT16 and not any(scale_of(tensor) for tensor in used):
-        return None  # plain integers
+    if type_ is TensorType.INT16 and operator.name == "ADD" and not any(scale_of(tensor) for tensor in used):
+        return None  # plain integers, which SUB does not have
     first, second, result = (np.float32(scale_of(tensor)) for tensor in used)
     with np.errstate(all="ignore"):
         doubled = np.float64(np.float32(2) * max(first, second))

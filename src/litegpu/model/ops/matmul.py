@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from litegpu.model.ops.batch_node import BatchNode, Place
 from litegpu.model.ops.checks import Tensors, require
 from litegpu.model.ops.record import BIAS, FLOAT, Gpu, Op
@@ -73,6 +75,9 @@ def _product_aborts(operator: Operator, tensors: Sequence[Tensor]) -> str | None
         tensor = tensors[index]
         if tensor.quantization is not None and (tensor.quantization.scales == 0).any():
             return f"'{tensor.name}' has scale 0"
+    first = tensors[operator.inputs[0]]  # a scale that is no normal number crashes XNNPACK there, and only there
+    if first.quantization is not None and (first.quantization.scales < np.finfo(np.float32).tiny).any():
+        return f"'{first.name}' has a scale of {float(first.quantization.scales.min()):g}"
     return None
 
 
