@@ -10,19 +10,11 @@ import numpy as np
 
 from litegpu.errors import ModelError, TensorError
 from litegpu.limits import MEMORY_VARIABLE, WORK_VARIABLE, Limits, limits
+from litegpu.model.costs import stated_work
 from litegpu.model.hazards import MAX_ELEMENTS, MAX_RANK
 from litegpu.model.ops import find
 from litegpu.model.shapes import Shape, estimated_shapes
-from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
-
-_BITS: Mapping[TensorType, int] = {
-    **dict.fromkeys(TensorType, 8),
-    **dict.fromkeys((TensorType.FLOAT32, TensorType.INT32, TensorType.UINT32), 32),
-    **dict.fromkeys((TensorType.FLOAT16, TensorType.BFLOAT16, TensorType.INT16, TensorType.UINT16), 16),
-    **dict.fromkeys((TensorType.FLOAT64, TensorType.INT64, TensorType.UINT64, TensorType.COMPLEX64), 64),
-    TensorType.COMPLEX128: 128,
-    TensorType.STRING: 64,
-}
+from litegpu.model.types import Operator, Subgraph, Tensor
 
 
 def check_demand(subgraph: Subgraph, inputs: Mapping[int, Shape] | None = None) -> None:
@@ -89,8 +81,7 @@ def _check_shapes(subgraph: Subgraph, operator: Operator, given: Sequence[Shape]
 
 def _work(operator: Operator, given: Sequence[Shape], results: int) -> int:
     """Elementary operations: products in convolutions and the like, elements touched elsewhere."""
-    known = find(operator)
-    work = None if known is None or known.work is None else known.work(operator.options, given, results)
+    work = stated_work(operator, given, results)
     return results + sum(math.prod(shape) for shape in given) if work is None else work
 
 
@@ -116,7 +107,7 @@ def _check_memory(subgraph: Subgraph, shapes: Mapping[int, Shape], bounds: Limit
         if tensor.is_constant or index in sizes:
             return
         shape = shapes.get(index, tensor.shape)
-        sizes[index] = math.prod(shape) * _BITS[tensor.type] // 8
+        sizes[index] = math.prod(shape) * tensor.type.nbytes
         live += sizes[index]
         ends.setdefault(last.get(index, -1), []).append(index)
         if shape != tensor.shape and not resized and _is_stated(tensor):

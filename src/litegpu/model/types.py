@@ -35,6 +35,19 @@ class TensorType(enum.IntEnum):
     INT2 = 19
     UINT4 = 20
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of an element in memory, where the runtimes unpack what files hold packed."""
+        return _NBYTES.get(self.name, 1)
+
+
+_NBYTES: Mapping[str, int] = {
+    **dict.fromkeys(("FLOAT32", "INT32", "UINT32"), 4),
+    **dict.fromkeys(("FLOAT16", "BFLOAT16", "INT16", "UINT16"), 2),
+    **dict.fromkeys(("FLOAT64", "INT64", "UINT64", "COMPLEX64", "STRING"), 8),
+    "COMPLEX128": 16,
+}
+
 
 @dataclass(frozen=True, eq=False)
 class Quantization:

@@ -34,7 +34,7 @@ def _quantization_aborts(operator: Operator, tensors: Sequence[Tensor]) -> str |
 
 # fmt: off
 OPS = (
-    Op("BITCAST", "x:bytes -> .:bytes"),
+    Op("BITCAST", "x:bytes -> .:bytes", moves="shape"),
     Op("BUCKETIZE", "x -> .", makes=TensorType.INT32),
     Op(
         "CAST", "x -> .:number", shape=same_shape, batch=pointwise, folds="values", makes_option="out_data_type",
@@ -43,7 +43,7 @@ OPS = (
     ),
     Op(
         "DENSIFY", "x -> =x", shape=same_shape, hazard=_widened_hazard, is_seam=True, widens=True,
-        without="it is of constants alone, which have no batch",
+        without="it is of constants alone, which have no batch", moves="elements",
         gpu=Gpu(1, notes="of sparse constants, which are folded"),
     ),
     Op(

@@ -87,28 +87,28 @@ def _transposed_version(given: Sequence[Shape | None], options: Mapping[str, Any
 OPS = (
     Op(
         "CONV_2D", f"x w:{_WEIGHTS} b? -> .  ; {_PLANE}", shape=_convolution_shape, work=weighed, batch=images,
-        hazard=_weights_hazard, has_weights=True, version=_convolution_version,
+        hazard=_weights_hazard, has_weights=True, version=_convolution_version, multiplies=True,
         gpu=Gpu(8, inputs=(FLOAT, FLOAT, BIAS), counts=(2, 3), ranks=(4, 4), quanta="reads",
             notes="strides, dilation, groups; constant or runtime weights (runtime: one group)"),
     ),
     Op(
         "CONV_3D", f"x w b? -> .  ; {_VOLUME}", estimate=_volume_estimate, work=_taps_work, batch=images,
-        has_weights=True,
+        has_weights=True, multiplies=True,
     ),
     Op(
         "CONV_3D_TRANSPOSE", f"shape{{5}}:int32 w x b? -> .  ; {_VOLUME}", estimate=filled, work=_transposed_work,
-        sizes_from=0, batch=_transposed_batch, has_weights=True, table="Conv3DOptions", makes_like=2,
+        sizes_from=0, batch=_transposed_batch, has_weights=True, table="Conv3DOptions", makes_like=2, multiplies=True,
     ),
     Op(
         "DEPTHWISE_CONV_2D", f"x w:{_WEIGHTS} b~ -> .  ; {_PLANE}", shape=_depthwise_shape, work=_taps_work,
-        batch=images, has_weights=True, version=_depthwise_version,
+        batch=images, has_weights=True, version=_depthwise_version, multiplies=True,
         gpu=Gpu(7, inputs=(FLOAT, FLOAT, BIAS), counts=(2, 3), ranks=(4, 4), quanta="reads",
             notes="strides, dilation, depth multiplier; constant or runtime weights"),
     ),
     Op(
         "TRANSPOSE_CONV", "shape{4}:int32 w x b? -> .  ; stride_h:1..1024 stride_w:1..1024", shape=_transposed_shape,
         work=_transposed_work, sizes_from=0, batch=_transposed_batch, repeating=Repeating(2), has_weights=True,
-        makes_like=2, version=_transposed_version,
+        makes_like=2, version=_transposed_version, multiplies=True,
         gpu=Gpu(5, inputs=(STATIC, FLOAT, FLOAT, BIAS), outputs=FLOAT, counts=(3, 4), ranks=(4, 4), quanta="reads",
             notes="constant output shape; bias and fused activation"),
     ),

@@ -240,13 +240,13 @@ OPS = (
     Op("RSQRT", "x -> .", shape=same_shape, batch=pointwise, hazard=_table_hazard, gpu=Gpu(3, quanta="reads")),
     Op(
         "SELECT", "p a:any b:any -> .", shape=_select_shape, batch=_select_batch, folds="values", passes_strings=True,
-        makes_like=1,
+        makes_like=1, moves="elements",
         gpu=Gpu(4, inputs=(BOOL, ANY, ANY), outputs=ANY, counts=3, quanta="reads",
             notes="condition of the operands' shape, a scalar, or of rank 1 for axis 0"),
     ),
     Op(
         "SELECT_V2", "p a:any b:any -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
-        passes_strings=True, makes_like=1,
+        passes_strings=True, makes_like=1, moves="elements",
         gpu=Gpu(2, inputs=(BOOL, ANY, ANY), outputs=ANY, counts=3, quanta="reads", notes="broadcasting of all three"),
     ),
     Op("SIGN", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
@@ -264,7 +264,7 @@ OPS = (
     ),
     Op("TANH", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(3, quanta="reads")),
     Op(
-        "ZEROS_LIKE", "x:number|variant -> .", shape=same_shape, batch=pointwise, folds="values",
+        "ZEROS_LIKE", "x:number|variant -> .", shape=same_shape, batch=pointwise, folds="values", moves="elements",
         gpu=Gpu(1, inputs=(NUMBER,), quantized=False),
     ),
 )

@@ -76,14 +76,14 @@ def _repeats_fill(node: BatchNode, place: Place) -> bool:
 OPS = (
     Op(
         "BROADCAST_ARGS", "a{8}:int32|int64 b{8}:int32|int64 -> .", sizes_from=0, hazard=_broadcast_args_hazard,
-        folds="values",
+        folds="values", moves="elements",
     ),
     Op(
         "FILL", "shape{8}:int32|int64 x:any -> .", shape=_fill_shape, sizes_from=0,
-        repeating=Repeating(sizes=_repeats_fill), folds="values", passes_strings=True, makes_like=1,
+        repeating=Repeating(sizes=_repeats_fill), folds="values", passes_strings=True, makes_like=1, moves="elements",
     ),
-    Op("MATRIX_DIAG", "x -> .", estimate=_diagonal_estimate),
-    Op("MATRIX_SET_DIAG", "x d:=x -> .", hazard=_diagonal_hazard),
+    Op("MATRIX_DIAG", "x -> .", estimate=_diagonal_estimate, moves="elements"),
+    Op("MATRIX_SET_DIAG", "x d:=x -> .", hazard=_diagonal_hazard, moves="elements"),
     Op(
         "MULTINOMIAL", "x:float32 n{1}:int32 -> .:int32|int64", estimate=_samples_estimate, table="RandomOptions",
         makes=TensorType.INT64,
@@ -96,11 +96,14 @@ OPS = (
         "RANDOM_UNIFORM", "shape{8} -> .:float32", estimate=filled, sizes_from=0, hazard=_random_hazard,
         table="RandomOptions", makes=TensorType.FLOAT32,
     ),
-    Op("RANGE", "a b c -> .", estimate=_range_estimate, sizes_from=0, folds="values"),
-    Op("RANK", "x:any -> .", shape=_rank_shape, batch=_nowhere, folds="shapes", makes=TensorType.INT32),
+    Op("RANGE", "a b c -> .", estimate=_range_estimate, sizes_from=0, folds="values", moves="elements"),
+    Op(
+        "RANK", "x:any -> .", shape=_rank_shape, batch=_nowhere, folds="shapes", makes=TensorType.INT32,
+        moves="elements",
+    ),
     Op(
         "SHAPE", "x:any|variant -> .", shape=_shape_shape, folds="shapes", makes_option="out_type",
-        defaults={"out_type": int(TensorType.INT32)},
+        defaults={"out_type": int(TensorType.INT32)}, moves="elements",
     ),
 )
 # fmt: on

@@ -119,11 +119,11 @@ def _gather_version(given: Sequence[Shape | None], options: Mapping[str, Any]) -
 
 # fmt: off
 OPS = (
-    Op("DYNAMIC_UPDATE_SLICE", "x u at{8}:int32|int64 -> ."),
+    Op("DYNAMIC_UPDATE_SLICE", "x u at{8}:int32|int64 -> .", moves="elements"),
     Op(
         "EMBEDDING_LOOKUP", "at:int32 x:float32|float16|uint8|int8|int4|int2|int16|int32 -> .", shape=_embedding_shape,
         batch=_lookup_batch, repeating=Repeating(0, _same_place), hazard=_embedding_hazard, has_weights=True,
-        makes_like=1,
+        makes_like=1, moves="elements",
     ),
     Op(
         "EMBEDDING_LOOKUP_SPARSE", "at:int32 indices:int32 shape{8}:int32 weights:float32 x:float32 -> .:float32",
@@ -131,20 +131,21 @@ OPS = (
     ),
     Op(
         "GATHER", "x:any at -> .", shape=_gather_shape, batch=_gather_batch, repeating=Repeating(1, _same_place),
-        folds="values", passes_strings=True, version=_gather_version,
+        folds="values", passes_strings=True, version=_gather_version, moves="elements",
         gpu=Gpu(8, inputs=(ANY, INT32), counts=2, quanta="linear", grids="moved",
             notes="constant or runtime indices of any rank, batch_dims; a runtime index out of range gives 0"),
     ),
     Op(
         "GATHER_ND", "x:any at -> .", shape=_gather_nd_shape, batch=_lookup_batch, repeating=Repeating(1, _same_place),
-        folds="values", passes_strings=True,
+        folds="values", passes_strings=True, moves="elements",
         gpu=Gpu(5, inputs=(ANY, INT32), counts=2, quanta="linear", grids="moved",
             notes="constant or runtime indices; of runtime indices only the row-major place that they give has "
             "to exist"),
     ),
-    Op("HASHTABLE_LOOKUP", "at:int32 keys:int32 x:any -> =x .:uint8"),
+    Op("HASHTABLE_LOOKUP", "at:int32 keys:int32 x:any -> =x .:uint8", moves="elements"),
     Op(
         "ONE_HOT", "at depth{1}:int32 on off -> .", shape=_one_hot_shape, batch=_one_hot_batch, makes_like=2,
+        moves="elements",
         gpu=Gpu(1, inputs=(INT32, STATIC, ANY, ANY), outputs=ANY, counts=4,
             notes="constant depth, any axis; on and off values constant or runtime"),
     ),
@@ -155,6 +156,6 @@ OPS = (
             notes="constant shape; indices that are constant and all different, or, for floats, any (equal ones "
             "add up)"),
     ),
-    Op("SPARSE_TO_DENSE", "at shape{8} v d -> .", estimate=_sparse_estimate, makes_like=2),
+    Op("SPARSE_TO_DENSE", "at shape{8} v d -> .", estimate=_sparse_estimate, makes_like=2, moves="elements"),
 )
 # fmt: on

@@ -97,13 +97,13 @@ def _dense_version(given: Sequence[Shape | None], options: Mapping[str, Any]) ->
 OPS = (
     Op(
         "BATCH_MATMUL", "a b -> .:float32|int8|int16|int32", shape=_product_shape, work=_product_work,
-        batch=_product_batch, hazard=_product_hazard, aborts=_product_aborts, has_weights=True,
+        batch=_product_batch, hazard=_product_hazard, aborts=_product_aborts, has_weights=True, multiplies=True,
         gpu=Gpu(4, inputs=(FLOAT, FLOAT), counts=2, ranks=(2, 4), quanta="reads",
             notes="adj_x, adj_y, broadcasting of the leading axes; either side constant or runtime"),
     ),
     Op(
         "FULLY_CONNECTED", "x w b? -> . .^", shape=_dense_shape, work=weighed, batch=_dense_batch, has_weights=True,
-        version=_dense_version,
+        version=_dense_version, multiplies=True,
         gpu=Gpu(14, inputs=(FLOAT, FLOAT, BIAS), counts=(2, 3), quanta="reads",
             notes="any input rank (leading sizes are flattened), keep_num_dims; constant or runtime weights"),
     ),

@@ -242,62 +242,63 @@ def _second_version(given: Sequence[Shape | None], options: Mapping[str, Any]) -
 OPS = (
     Op(
         "BATCH_TO_SPACE_ND", "x block{3}:int32 crops{6}:int32 -> .", shape=_space_and_batch_shape,
-        batch=_batch_to_space,
+        batch=_batch_to_space, moves="elements",
         gpu=Gpu(4, inputs=(ANY, STATIC, STATIC), counts=3, ranks=(3, 4), quanta="linear", grids="moved",
             notes="constant blocks and crops"),
     ),
     Op(
         "BROADCAST_TO", "x:any shape{8}:int32|int64 -> .", shape=_broadcast_to_shape, batch=_broadcast_to_batch,
         repeating=Repeating(sizes=_repeats_broadcast), folds="values", passes_strings=True, version=_second_version,
+        moves="elements",
         gpu=Gpu(3, inputs=(ANY, STATIC), counts=2, quanta="linear", grids="moved", notes="constant shape"),
     ),
     Op(
         "CONCATENATION", "x+:any -> .", shape=_concatenation_shape, batch=_concatenation_batch, repeating=EACH,
-        folds="values", passes_strings=True,
+        folds="values", passes_strings=True, moves="elements",
         gpu=Gpu(7, inputs=(ANY,), counts=(1, MANY), quanta="linear", grids="moved", rescales=_BYTES, notes="any axis"),
     ),
     Op(
-        "DEPTH_TO_SPACE", f"x -> .  ; block_size:{_SIZE}", shape=_depth_to_space_shape, batch=images,
+        "DEPTH_TO_SPACE", f"x -> .  ; block_size:{_SIZE}", shape=_depth_to_space_shape, batch=images, moves="elements",
         gpu=Gpu(2, inputs=(ANY,), ranks=(4, 4), quanta="linear", grids="moved"),
     ),
-    Op("DILATE", "x factors padding -> .", estimate=_dilated_estimate, hazard=_dilated_hazard),
+    Op("DILATE", "x factors padding -> .", estimate=_dilated_estimate, hazard=_dilated_hazard, moves="elements"),
     Op(
         "EXPAND_DIMS", "x:any axis{1}:int32|int64 -> =x", shape=_expand_dims_shape, batch=_expand_dims_batch,
-        repeating=Repeating(0, _before_reshape), folds="values",
+        repeating=Repeating(0, _before_reshape), folds="values", moves="shape",
         gpu=Gpu(1, inputs=(ANY, STATIC), counts=2, quanta="linear", grids="moved"),
     ),
     Op(
         "PACK", "x+:any -> .", shape=_pack_shape, batch=_pack_batch, repeating=Repeating(None, _before_pack),
-        folds="values", passes_strings=True,
+        folds="values", passes_strings=True, moves="elements",
         gpu=Gpu(5, inputs=(ANY,), counts=(1, MANY), quanta="linear", grids="moved", notes="results up to rank 4"),
     ),
     Op(
         "RESHAPE", "x:any|variant shape^{8}:int32|int64 -> =x", shape=_reshape_shape, batch=_reshape_batch,
-        repeating=Repeating(0, _before_reshape), folds="values",
+        repeating=Repeating(0, _before_reshape), folds="values", moves="shape",
         gpu=Gpu(2, inputs=(ANY, STATIC), counts=(1, 2), quanta="linear", grids="moved", notes="constant shape"),
     ),
     Op(
         "SPACE_TO_BATCH_ND", "x block{3}:int32 margins{6}:int32 -> .", shape=_space_and_batch_shape,
-        batch=_space_to_batch,
+        batch=_space_to_batch, moves="elements",
         gpu=Gpu(4, inputs=(ANY, STATIC, STATIC), counts=3, ranks=(3, 4), quanta="linear", grids="alike",
             notes="constant blocks and paddings"),
     ),
     Op(
-        "SPACE_TO_DEPTH", f"x -> .  ; block_size:{_SIZE}", shape=_space_to_depth_shape, batch=images,
+        "SPACE_TO_DEPTH", f"x -> .  ; block_size:{_SIZE}", shape=_space_to_depth_shape, batch=images, moves="elements",
         gpu=Gpu(2, inputs=(ANY,), ranks=(4, 4), quanta="linear", grids="moved"),
     ),
     Op(
         "SQUEEZE", "x:any -> =x", shape=_squeeze_shape, batch=_squeeze_batch, repeating=Repeating(0, _before_reshape),
-        folds="values", gpu=Gpu(2, inputs=(ANY,), quanta="linear", grids="moved"),
+        folds="values", gpu=Gpu(2, inputs=(ANY,), quanta="linear", grids="moved"), moves="shape",
     ),
     Op(
         "TILE", "x:any n{8}:int32|int64 -> =x", shape=_tile_shape, batch=_tile_batch,
-        repeating=Repeating(sizes=_repeats_tile), folds="values",
+        repeating=Repeating(sizes=_repeats_tile), folds="values", moves="elements",
         gpu=Gpu(3, inputs=(ANY, STATIC), counts=2, quanta="linear", grids="moved", notes="constant multiples"),
     ),
     Op(
         "TRANSPOSE", "x:any axes{8}:int32|int64 -> =x", shape=_transpose_shape, batch=_transpose_batch,
-        repeating=Repeating(0, _before_transpose), folds="values",
+        repeating=Repeating(0, _before_transpose), folds="values", moves="elements",
         gpu=Gpu(9, inputs=(ANY, STATIC), counts=2, quanta="linear", grids="moved", notes="constant permutation"),
     ),
 )

@@ -62,10 +62,10 @@ OPS = (
     ),
     Op("NON_MAX_SUPPRESSION_V4", "boxes scores n iou score -> . ."),
     Op("NON_MAX_SUPPRESSION_V5", "boxes scores n iou score sigma -> . . ."),
-    Op("REVERSE_SEQUENCE", "x n -> .", hazard=_sequence_hazard),
+    Op("REVERSE_SEQUENCE", "x n -> .", hazard=_sequence_hazard, moves="elements"),
     Op(
         "REVERSE_V2", "x axes{8}:int32 -> .", shape=same_shape, batch=along("reverses"), hazard=_reverse_hazard,
-        shape_hazard=_nothing_hazard, folds="values",
+        shape_hazard=_nothing_hazard, folds="values", moves="elements",
         gpu=Gpu(3, inputs=(ANY, STATIC), counts=2, quanta="linear", grids="moved", notes="constant axes"),
     ),
     Op(
@@ -74,6 +74,6 @@ OPS = (
             notes=f"constant k, rows of up to {LONGEST} elements; of equals the first comes first"),
     ),
     Op("UNIQUE", "x -> . ."),
-    Op("WHERE", "x -> .", makes=TensorType.INT64),
+    Op("WHERE", "x -> .", makes=TensorType.INT64, moves="elements"),
 )
 # fmt: on

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from litegpu.model.ops.checks import Tensors, flexbuffer_options, require
 from litegpu.model.ops.record import FLOAT, Gpu, Op
 from litegpu.model.ops.rules import images, rows_alike, same_shape
@@ -35,6 +39,10 @@ def _transpose_bias_shape(node: ShapeNode) -> list[Shape]:
         cut = max(0, k - (n - 1) % s - 1) if padding == 1 else 0
         sizes.append((n - 1) * s + k - cut)
     return [(x[0], *sizes, weights[0])]
+
+
+def _transpose_bias_work(options: Mapping[str, Any], given: Sequence[Shape], results: int) -> int | None:
+    return results + math.prod(given[0]) * math.prod(given[1][:-1]) if len(given) > 1 else None
 
 
 def _resampler_shape(node: ShapeNode) -> list[Shape]:
@@ -71,7 +79,7 @@ def _detection_hazard(operator: Operator, tensors: Tensors) -> None:
 OPS = (
     Op(
         "Convolution2DTransposeBias", f"x[4] w[4] b^[1] -> .  ; {_MEMORY}", custom=True, shape=_transpose_bias_shape,
-        batch=images, struct=_STRIDES, of_xnnpack=True,
+        batch=images, struct=_STRIDES, of_xnnpack=True, work=_transpose_bias_work, multiplies=True,
         gpu=Gpu(1, inputs=(FLOAT, FLOAT, FLOAT), counts=(2, 3), ranks=(4, 4),
             notes="data, weights OHWI, bias; options are a TfLiteTransposeConvParams"),
     ),
@@ -92,7 +100,7 @@ OPS = (
     ),
     Op(
         "MaxUnpooling2D", f"x[4]:float32 at[4] -> .:float32  ; {_WINDOW}", custom=True, shape=_declared_shape,
-        batch=rows_alike, struct=_POOL, of_xnnpack=True,
+        batch=rows_alike, struct=_POOL, of_xnnpack=True, moves="elements",
         gpu=Gpu(1, counts=2, ranks=(4, 4),
             notes="of values and their places in the window; options are a TfLitePoolParams"),
     ),

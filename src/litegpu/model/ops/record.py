@@ -126,6 +126,11 @@ class Op:
     #: Elementary operations, by options, shapes of the inputs and elements of the results; None, or no function, for
     #: the elements that are touched.
     work: Work | None = None
+    #: Whether `work` counts multiplications that each go with an addition.
+    multiplies: bool = False
+    #: "elements": it moves, chooses or makes elements, without arithmetic; "shape": it only gives the same elements
+    #: another shape, which the runtimes do in place.
+    moves: Literal["", "elements", "shape"] = ""
     #: Whether options ask for much more work than anybody means; by the same.
     outsized: Callable[[Mapping[str, Any], Sequence[Shape], int], bool] | None = None
     #: Whether the result has no dimensions.

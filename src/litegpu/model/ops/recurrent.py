@@ -15,6 +15,8 @@ from litegpu.model.types import Operator, TensorType
 #: Input weights, recurrent weights, peepholes, biases, projection and its bias.
 _LAYER = "i~ i i i r~ r r r p~ p~ p~ b~ b b b m~ n~"
 _RNN = "w:float32|float16|int8|uint8|int4|int2 r:=w b:float32 h:float32"
+#: How many inputs the basic kernel has: data, the state, weights, bias, cells.
+_BASIC = 5
 _INPUTS = (*[FLOAT] * 12, *[BIAS] * 4, FLOAT, BIAS, FLOAT)
 
 
@@ -104,6 +106,23 @@ def _check_layer(inputs: Sequence[int], first: int) -> None:
     require(all(peephole) or not any(peephole), f"it has only a part of its peepholes (10 and 11 from {first} on)")
 
 
+def _lstm_work(options: Mapping[str, Any], given: Sequence[Shape], results: int) -> int | None:
+    """Each step multiplies with all matrices; of those that stand behind the input the last two are the states, in the
+    basic kernel the first and the last."""
+    matrices = [shape for shape in given[1:] if len(shape) == 2]
+    return _steps_work(given, matrices[1:2] if len(given) == _BASIC else matrices[:-2])
+
+
+def _pair_work(options: Mapping[str, Any], given: Sequence[Shape], results: int) -> int | None:
+    """Both matrices stand behind the input."""
+    return _steps_work(given, given[1:3])
+
+
+def _steps_work(given: Sequence[Shape], matrices: Sequence[Shape]) -> int | None:
+    """The products of each row of the input, of each step, with all matrices."""
+    return math.prod(given[0][:-1]) * sum(math.prod(shape) for shape in matrices) if matrices else None
+
+
 def _lstm_version(given: Sequence[Shape | None], options: Mapping[str, Any]) -> int:
     return 2 if options["kernel_type"] else 1
 
@@ -120,23 +139,29 @@ OPS = (
     ),
     Op(
         "LSTM", f"x {_LAYER} h c n1? n2? n3? n4? -> . .^ .^ .^", few=(20, "x h w b c -> . .^ .^ .^"), shape=_lstm_shape,
-        batch=_lstm_batch, hazard=_lstm_hazard, has_weights=True, version=_lstm_version,
+        batch=_lstm_batch, hazard=_lstm_hazard, work=_lstm_work, multiplies=True, has_weights=True,
+        version=_lstm_version,
         gpu=Gpu(4, inputs=_INPUTS, counts=(5, 24), ranks=(2, 2),
             notes="one step: the full kernel as the sequence's, or the basic one (5 inputs), whose states may "
             "be variables"),
     ),
-    Op("RNN", f"x:float32 {_RNN} -> .:float32", has_weights=True, table="RNNOptions"),
+    Op(
+        "RNN", f"x:float32 {_RNN} -> .:float32", work=_pair_work, multiplies=True, has_weights=True, table="RNNOptions",
+    ),
     Op(
         "SVDF", "x:float32|int8 w:float32|uint8|int8 t:float32|uint8|int8|int16 b~ s -> .", hazard=_svdf_hazard,
-        has_weights=True,
+        work=_pair_work, multiplies=True, has_weights=True,
     ),
     Op(
         "UNIDIRECTIONAL_SEQUENCE_LSTM", f"x {_LAYER} h c n1? n2? n3? n4? -> .", shape=_lstm_shape, batch=_lstm_batch,
-        hazard=_lstm_hazard, has_weights=True,
+        hazard=_lstm_hazard, work=_lstm_work, multiplies=True, has_weights=True,
         gpu=Gpu(4, inputs=_INPUTS, counts=(20, 24), ranks=(3, 3),
             notes="constant weights; CIFG, peepholes, projection, layer normalisation, clips; either major; "
             "variable states"),
     ),
-    Op("UNIDIRECTIONAL_SEQUENCE_RNN", f"x:float32 {_RNN} -> .:float32", has_weights=True, table="SequenceRNNOptions"),
+    Op(
+        "UNIDIRECTIONAL_SEQUENCE_RNN", f"x:float32 {_RNN} -> .:float32", work=_pair_work, multiplies=True,
+        has_weights=True, table="SequenceRNNOptions",
+    ),
 )
 # fmt: on

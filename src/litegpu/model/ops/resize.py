@@ -49,7 +49,7 @@ OPS = (
     ),
     Op(
         "RESIZE_NEAREST_NEIGHBOR", "x size{2}:int32 -> .", shape=_resize_shape, batch=images, hazard=_nearest_hazard,
-        version=_nearest_version,
+        version=_nearest_version, moves="elements",
         gpu=Gpu(4, inputs=(FLOAT, STATIC), counts=2, ranks=(4, 4), quanta="linear", grids="moved",
             notes="constant size; align_corners or half_pixel_centers"),
     ),

@@ -160,43 +160,44 @@ def _strided_slice_hazard(operator: Operator, tensors: Tensors) -> None:
 # fmt: off
 OPS = (
     Op(
-        "MIRROR_PAD", "x margins{16}:int32|int64 -> =x", shape=_pad_shape, batch=_pad_batch,
+        "MIRROR_PAD", "x margins{16}:int32|int64 -> =x", shape=_pad_shape, batch=_pad_batch, moves="elements",
         gpu=Gpu(3, inputs=(ANY, STATIC), counts=2, quanta="linear", grids="moved", notes="REFLECT and SYMMETRIC"),
     ),
     Op(
-        "PAD", "x margins{16}:int32|int64|int8|int16|bool -> .", shape=_pad_shape, batch=_pad_batch,
+        "PAD", "x margins{16}:int32|int64|int8|int16|bool -> .", shape=_pad_shape, batch=_pad_batch, moves="elements",
         gpu=Gpu(6, inputs=(ANY, STATIC), counts=2, quanta="linear", grids="alike", notes="constant paddings"),
     ),
     Op(
         "PADV2", "x margins{16}:int32|int64|int8|int16|bool v -> .", shape=_pad_shape, batch=_pad_batch,
+        moves="elements",
         gpu=Gpu(6, inputs=(ANY, STATIC, ANY), counts=3, grids="alike", notes="constant paddings and value"),
     ),
     Op(
         "SLICE", "x:any begin{8}:int32|int64 size{8}:int32|int64 -> =x", shape=_slice_shape, batch=_slice_batch,
-        folds="values",
+        folds="values", moves="elements",
         gpu=Gpu(8, inputs=(ANY, STATIC, STATIC), counts=3, quanta="linear", grids="moved",
             notes="constant begin and size"),
     ),
     Op(
         "SPLIT", "axis{1}:int32 x:any -> .+", shape=_split_shape, sizes_from=0, batch=_split_batch,
-        repeating=Repeating(1), hazard=_split_hazard, folds="values", passes_strings=True,
+        repeating=Repeating(1), hazard=_split_hazard, folds="values", passes_strings=True, moves="elements",
         gpu=Gpu(5, inputs=(STATIC, ANY), outputs=ANY, counts=2, quanta="linear", grids="moved", notes="constant axis"),
     ),
     Op(
         "SPLIT_V", "x:any sizes axis{1}:int32 -> .+", shape=_split_v_shape, batch=_split_batch, hazard=_split_hazard,
-        folds="values", passes_strings=True,
+        folds="values", passes_strings=True, moves="elements",
         gpu=Gpu(3, inputs=(ANY, STATIC, STATIC), counts=3, quanta="linear", grids="moved",
             notes="constant sizes and axis"),
     ),
     Op(
         "STRIDED_SLICE", "x:any begin{8}:int32|int64 end{8}:=begin strides{8}:=begin -> =x", shape=_strided_slice_shape,
-        batch=_strided_slice_batch, hazard=_strided_slice_hazard, folds="values",
+        batch=_strided_slice_batch, hazard=_strided_slice_hazard, folds="values", moves="elements",
         gpu=Gpu(8, inputs=(ANY, STATIC, STATIC, STATIC), counts=4, quanta="linear", grids="moved",
             notes="constant begin, end and strides (negative ones too), all masks"),
     ),
     Op(
         "UNPACK", "x:any -> .+", shape=_unpack_shape, batch=_unpack_batch, hazard=_split_hazard, folds="values",
-        passes_strings=True, gpu=Gpu(6, inputs=(ANY,), quanta="linear", grids="moved"),
+        passes_strings=True, gpu=Gpu(6, inputs=(ANY,), quanta="linear", grids="moved"), moves="elements",
     ),
 )
 # fmt: on
