@@ -242,7 +242,7 @@ def test_the_bytes_of_an_element(type_: TensorType) -> None:
     known = {TensorType.STRING: 64, TensorType.BFLOAT16: 16, **dict.fromkeys(
         (TensorType.INT4, TensorType.UINT4, TensorType.INT2, TensorType.RESOURCE, TensorType.VARIANT), 8)}  # fmt: skip
     wanted = known[type_] if type_ in known else DTYPES[type_].itemsize * 8
-    assert demand._BITS[type_] == wanted
+    assert 8 * type_.nbytes == wanted
 
 
 @pytest.mark.parametrize("name", ["RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL"])
