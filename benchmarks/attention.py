@@ -19,8 +19,8 @@ from lstm import median
 
 from litegpu.gpu import graph, passes
 from litegpu.gpu.backends.cuda import native
-from litegpu.gpu.backends.cuda.graph import launch_seconds
 from litegpu.gpu.backends.cuda.opening import open_device
+from litegpu.gpu.backends.cuda.timing import launch_seconds
 from litegpu.gpu.build import build_program
 from litegpu.gpu.lower import lower_partition
 from litegpu.model.reader import read_model

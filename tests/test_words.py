@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "litegpu"
 #: Each backend has one, for the same thing.
-OF_EACH_BACKEND = {"Bindings", "Bound"}
+OF_EACH_BACKEND = {"Bindings", "Bound", "BoundSession"}
 _ROW = re.compile(
     r"^\| (?P<word>[^|`]+) \| `(?P<name>\w+)`, `(?P<file>[\w/.]+)` \| (?P<meaning>[^|]+) \|$", re.MULTILINE
 )

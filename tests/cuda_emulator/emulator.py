@@ -44,9 +44,9 @@ def install() -> None:
     library = _compiled((HERE / "libcuda.cpp").read_text(), ["-O1", "-Wl,-soname,libcuda.so.1", "-ldl"], "driver")
     global driver
     driver = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)  # found from now on under its name, libcuda.so.1
-    from litegpu.gpu.backends.cuda import device as cuda_device
+    from litegpu.gpu.backends.cuda import base
 
-    cuda_device.compile_kernels = compile_kernels
+    base.compile_kernels = compile_kernels
 
 
 def objects() -> int:

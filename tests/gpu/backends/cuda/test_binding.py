@@ -368,10 +368,10 @@ def test_streams(device: Any, opened: Any) -> None:
     delegate.bind_buffer_to_tensor(source, x)
     delegate.bind_buffer_to_tensor(target, y)
     interpreter.invoke()
-    assert int(kernel.session._working) == int(streams[0])
+    assert int(kernel.session.launcher.working) == int(streams[0])
     delegate.bind_buffer_to_tensor(target, y, stream=streams[1])
     interpreter.invoke()
-    assert int(kernel.session._working) == kernel.session.stream
+    assert int(kernel.session.launcher.working) == kernel.session.stream
     np.testing.assert_array_equal(target.get(), -numbers(0))
     asked = ByDLPack(device, numbers(3))
     delegate.bind_buffer_to_tensor(asked, x)

@@ -230,9 +230,9 @@ def test_sessions_share_loaded_kernels_and_free_them(device: Any) -> None:
 
 def test_a_kernel_that_is_being_unloaded_is_not_taken_again(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by another thread that opens the same model meanwhile: the driver's calls give Python's lock away."""
-    from litegpu.gpu.backends.cuda import device as cuda_device
+    from litegpu.gpu.backends.cuda import base
 
-    unload, unloaded, taken = cuda_device.driver.cuModuleUnload, [], []
+    unload, unloaded, taken = base.driver.cuModuleUnload, [], []
     other = device.session(affine_chain(1, 2, 0))  # which keeps the kernel that copies
     gc.collect()
     before = set(device._loaded)
@@ -244,7 +244,7 @@ def test_a_kernel_that_is_being_unloaded_is_not_taken_again(device: Any, monkeyp
         unloaded.append(module)
         return unload(module)
 
-    monkeypatch.setattr(cuda_device.driver, "cuModuleUnload", unload_slowly)
+    monkeypatch.setattr(base.driver, "cuModuleUnload", unload_slowly)
     session.close()
     del session
     gc.collect()

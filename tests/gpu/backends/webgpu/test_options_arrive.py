@@ -125,8 +125,8 @@ def test_validation_launches_kernels_one_by_one(monkeypatch, validation: bool) -
     device = open_device()
     session = device.session(program(device), validation=validation)
     alone: list[int] = []
-    given = session._run_blocking
-    monkeypatch.setattr(session, "_run_blocking", lambda: (alone.append(1), given())[1])
+    given = session.launcher._run_blocking
+    monkeypatch.setattr(session.launcher, "_run_blocking", lambda: (alone.append(1), given())[1])
     out = np.empty(SHAPE, np.float32)
     session.write(0, np.full(SHAPE, 3, np.float32))
     session.run()

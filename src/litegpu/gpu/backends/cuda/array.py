@@ -7,17 +7,16 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from cuda.bindings import driver
 
+from litegpu import fork
 from litegpu.errors import DeviceError, TensorError
 from litegpu.gpu.backends.cuda import dlpack
+from litegpu.gpu.backends.cuda.base import CudaDeviceBase
 from litegpu.gpu.backends.cuda.driver import SUCCESS, checked
-
-if TYPE_CHECKING:
-    from litegpu.gpu.backends.cuda.device import CudaDevice
 
 #: The stream that CUDA calls 0: the two protocols write 1, as 0 could mean others.
 LEGACY_STREAM = 1
@@ -46,7 +45,7 @@ class CudaArray(NamedTuple):
 
 
 def import_array(
-    device: CudaDevice, array: Any, what: str, working: int, *, stream: Any = None, writable: bool = False
+    device: CudaDeviceBase, array: Any, what: str, working: int, *, stream: Any = None, writable: bool = False
 ) -> CudaArray:
     """`array` if it lies on `device`, dense; `what` names it in errors. `working`: the stream that is going to use it
     (work that DLPack arrays wait for is put in front of it). `stream`: the stream on which the user works with the
@@ -93,7 +92,7 @@ def is_torch_tensor(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def from_torch(device: CudaDevice, tensor: Any) -> CudaArray | None:
+def from_torch(device: CudaDeviceBase, tensor: Any) -> CudaArray | None:
     """A plain dense PyTorch tensor on the device, without the detour by DLPack, which takes ten times as long; else
     None."""
     index = device.found.index
@@ -105,14 +104,14 @@ def from_torch(device: CudaDevice, tensor: Any) -> CudaArray | None:
     return CudaArray(tensor.data_ptr(), tuple(tensor.shape), dtype, tensor, _torch_stream(index))
 
 
-def empty_like(example: Any, shape: tuple[int, ...], dtype: np.dtype[Any], device: CudaDevice, stream: int) -> Any:
+def empty_like(example: Any, shape: tuple[int, ...], dtype: np.dtype[Any], pool: MemoryPool, stream: int) -> Any:
     """A new array of the library that `example` is of, or a CudaBuffer for `like()` to convert, to be written on
     `stream`, the one that the library works on."""
     if is_torch_tensor(example):
         kind = _torch_type(dtype)
         if kind is not None:
             return sys.modules["torch"].empty(shape, dtype=kind, device=example.device)
-    return device.buffer(shape, dtype, stream)
+    return pool.buffer(shape, dtype, stream)
 
 
 def like(example: Any, buffer: Any) -> Any:
@@ -198,9 +197,14 @@ class MemoryPool:
     """Blocks for outputs. A block is used again for the stream on which it was written: what was put on that stream
     to read the old content comes before."""
 
-    def __init__(self, device: CudaDevice) -> None:
+    def __init__(self, device: CudaDeviceBase) -> None:
         self.device = device
         self._free: dict[tuple[int, int], deque[int]] = {}
+
+    def buffer(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: int | None = None) -> CudaBuffer:
+        """See CudaDevice.buffer()."""
+        fork.check()
+        return CudaBuffer(self.take(math.prod(shape) * dtype.itemsize, stream or LEGACY_STREAM), shape, dtype)
 
     def take(self, size: int, stream: int) -> PooledMemory:
         blocks = self._free.get((size, stream))
@@ -250,7 +254,7 @@ def _torch_stream(index: int | None) -> Callable[[], int]:
     return lambda: raw(index) or LEGACY_STREAM
 
 
-def _from_dlpack(device: CudaDevice, array: Any, what: str, working: int) -> _Found:
+def _from_dlpack(device: CudaDeviceBase, array: Any, what: str, working: int) -> _Found:
     kind, index = (int(n) for n in array.__dlpack_device__())
     if kind not in (dlpack.CUDA, dlpack.CUDA_MANAGED):
         where = "host memory: use set_tensor()" if kind == dlpack.CPU else f"memory of DLPack device type {kind}"
@@ -317,7 +321,7 @@ def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     return True
 
 
-def _check_memory(device: CudaDevice, address: int, what: str) -> None:
+def _check_memory(device: CudaDeviceBase, address: int, what: str) -> None:
     """Raise unless the driver knows the address as memory of the device."""
     attribute = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
     with device.context:

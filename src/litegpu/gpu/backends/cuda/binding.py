@@ -5,19 +5,16 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from cuda.bindings import driver
 
 from litegpu.errors import TensorError
 from litegpu.gpu.backends.check import NUMPY
 from litegpu.gpu.backends.cuda.array import CudaArray
-from litegpu.gpu.backends.cuda.driver import checked
-from litegpu.gpu.program import Port
-
-if TYPE_CHECKING:
-    from litegpu.gpu.backends.cuda.session import CudaSession
-
+from litegpu.gpu.backends.cuda.base import CudaDeviceBase
+from litegpu.gpu.backends.cuda.driver import checked, make_wait
+from litegpu.gpu.program import Port, Program
 
 #: Which ports a graph copies from or to arrays of the user's, and their addresses; None: copied by before() or after().
 Ways = Mapping[tuple[str, int], int | None]
@@ -25,11 +22,27 @@ Ways = Mapping[tuple[str, int], int | None]
 _REMEMBERED = 16
 
 
+class BoundSession(Protocol):
+    """What bindings need of a session: of the one that they belong to, and of adapters."""
+
+    device: CudaDeviceBase
+    program: Program
+
+    def place(self, port: Port) -> int:
+        """The address of a port in the arena."""
+
+    def enqueue_kernels(self, stream: Any) -> None:
+        """Put the kernels alone on a stream."""
+
+    def close(self, *, wait: bool = True) -> None:
+        """See contract.Session."""
+
+
 class Bound(NamedTuple):
     """An array in place of a port; `adapter` runs the program between the array's format and the port's."""
 
     array: CudaArray
-    adapter: CudaSession | None
+    adapter: BoundSession | None
 
 
 class Bindings:
@@ -37,8 +50,8 @@ class Bindings:
     else on the session's own, between two waits for each of the others. The device's context is current and the
     session's lock held in every method."""
 
-    def __init__(self, session: CudaSession) -> None:
-        self._session: CudaSession = weakref.proxy(session)  # which is then freed without the garbage collector
+    def __init__(self, session: BoundSession) -> None:
+        self._session: BoundSession = weakref.proxy(session)  # which is then freed without the garbage collector
         self._device = session.device
         self.inputs: dict[int, Bound] = {}
         self.outputs: dict[int, Bound] = {}
@@ -155,12 +168,6 @@ class Bindings:
             flags = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
             self._event = checked(driver.cuEventCreate(flags), "cuEventCreate")
         make_wait(self._event, later, earlier)
-
-
-def make_wait(event: object, later: int, earlier: int) -> None:
-    """Let what is put on the stream `later` from now on wait for what is on `earlier`."""
-    checked(driver.cuEventRecord(event, driver.CUstream(earlier)), "cuEventRecord")
-    checked(driver.cuStreamWaitEvent(driver.CUstream(later), event, 0), "cuStreamWaitEvent")
 
 
 def check_fit(port: Port, array: CudaArray, what: str) -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
 
+from litegpu.gpu.backends.cuda.base import CudaDeviceBase, LoadedKernel
 from litegpu.gpu.backends.cuda.driver import checked
 from litegpu.gpu.backends.cuda.functions import PROGRAMMATIC_LAUNCH
 from litegpu.gpu.backends.cuda.graph import GraphLaunch, make_launch
-from litegpu.gpu.program import KernelCode
-
-if TYPE_CHECKING:
-    from litegpu.gpu.backends.cuda.device import CudaDevice, LoadedKernel
+from litegpu.gpu.program import KernelCode, Program
 
 #: Bytes up to which a kernel copies; more leave the multiprocessors alone, and take long in any case.
 MOST_BYTES = 2 << 20
@@ -38,6 +36,11 @@ copy_words(unsigned* to, const unsigned* from, unsigned long long words) {{
 )
 
 
+def with_copy(program: Program) -> tuple[KernelCode, ...]:
+    """The kernels that a session of the program loads: its own, and last the one that copies."""
+    return *program.kernels, COPY
+
+
 def copy_launch(kernel: LoadedKernel, target: int, source: int, nbytes: int, label: str) -> GraphLaunch:
     """`nbytes`, in whole words, between addresses that are multiples of 16; both sides have room for the last word."""
     words = -(-nbytes // 4)
@@ -48,7 +51,7 @@ def copy_launch(kernel: LoadedKernel, target: int, source: int, nbytes: int, lab
 class Pinned:
     """Pinned host memory, seen by NumPy as bytes, until the last array of it is gone."""
 
-    def __init__(self, device: CudaDevice, size: int) -> None:
+    def __init__(self, device: CudaDeviceBase, size: int) -> None:
         self.device = device
         self.address = 0
         with device.context:
@@ -61,7 +64,7 @@ class Pinned:
                 driver.cuMemFreeHost(self.address)
 
 
-def is_pinned(array: np.ndarray, device: CudaDevice) -> bool:
+def is_pinned(array: np.ndarray, device: CudaDeviceBase) -> bool:
     """Whether `array` lies in memory of a Pinned of the device."""
     owner: Any = array
     while isinstance(owner, np.ndarray):

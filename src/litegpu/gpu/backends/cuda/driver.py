@@ -65,6 +65,12 @@ def synchronize(stream: Any, what: str = "cuStreamSynchronize") -> None:
     checked((await_stream(stream),), what)
 
 
+def make_wait(event: object, later: int, earlier: int) -> None:
+    """Let what is put on the stream `later` from now on wait for what is on `earlier`."""
+    checked(driver.cuEventRecord(event, driver.CUstream(earlier)), "cuEventRecord")
+    checked(driver.cuStreamWaitEvent(driver.CUstream(later), event, 0), "cuStreamWaitEvent")
+
+
 class CudaContext:
     """A device's primary context, the one that PyTorch and CuPy use as well.
 

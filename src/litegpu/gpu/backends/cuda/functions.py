@@ -17,6 +17,8 @@ SCALARS = {"f32": "float", "i32": "int", "u32": "unsigned", "bool": "bool", "f16
 _OWN_VECTORS = {"f32": "float", "i32": "int", "u32": "uint"}
 LANES = "xyzw"
 INLINE = "static __device__ __forceinline__"
+WARP = 32
+_WARP_MASK = f"0xffffffffu >> ({WARP}u - threads)"  # the first `threads` of a warp
 
 #: Conversions of halves, which are kept as their 16 bits, and of pairs of them in a word (the first lane is low).
 HALF_CONVERSIONS = f"""{INLINE} float half_to_float(unsigned short x) {{
@@ -131,6 +133,42 @@ def bitcast_expression(source: str, target: str) -> str:
         return f"({SCALARS[target]})a"
     names = {"f32": "float", "i32": "int", "u32": "uint"}
     return f"__{names[source]}_as_{names[target]}(a)"
+
+
+def across_lanes(op: str, type: Type) -> str:
+    """dot, any or all of the lanes of the vectors a and b."""
+    lanes = LANES[: type.lanes]
+    if op != "dot":
+        return (" || " if op == "any" else " && ").join(f"a.{lane}" for lane in lanes)
+    if type.kind == "f16":
+        return "to_half(" + " + ".join(f"to_float(a.{n}) * to_float(b.{n})" for n in lanes) + ")"
+    if type.kind == "i32":
+        return "(int)(" + " + ".join(f"(unsigned)a.{n} * (unsigned)b.{n}" for n in lanes) + ")"
+    return " + ".join(f"a.{lane} * b.{lane}" for lane in lanes)
+
+
+def shuffle(op: str, type: Type) -> str:
+    """The function of a scalar of another thread of the warp, of which the first `threads` take part."""
+    name, wire = type_name(type), "(int)a.bits" if type.kind == "f16" else "a"
+    call = f"__{op.replace('shuffle', 'shfl')}_sync({_WARP_MASK}, {wire}, by)"
+    result = f"f16{{(unsigned short){call}}}" if type.kind == "f16" else call
+    return f"{INLINE} {name} subgroup_{op}_{type.kind}({name} a, unsigned by, unsigned threads) {{ return {result}; }}"
+
+
+def reduction(op: str, type: Type) -> str:
+    """The function of a scalar of all threads of the warp: a tree towards the first one, of as many as there are, and
+    its result to all. Calls shuffle_down, and the function of `op`."""
+    name = type_name(type)
+    first = f"__shfl_sync({_WARP_MASK}, {'(int)a.bits' if type.kind == 'f16' else 'a'}, 0)"
+    return "\n".join([
+        f"{INLINE} {name} subgroup_{op}_{type.kind}({name} a, unsigned threads, unsigned lane) {{",
+        f"  for (unsigned half = {WARP // 2}; half > 0; half /= 2) {{",
+        f"    const {name} other = subgroup_shuffle_down_{type.kind}(a, half, threads);",
+        f"    if (lane + half < threads) a = {op}_{type}(a, other);",
+        "  }",
+        f"  return {f'f16{{(unsigned short){first}}}' if type.kind == 'f16' else first};",
+        "}",
+    ])  # fmt: skip
 
 
 def function(name: str, result: Type, params: tuple[Type, ...], body: Callable[[tuple[str, ...]], str]) -> str:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cuda.bindings import driver
 
-from litegpu.gpu.backends.cuda.device import LoadedKernel
-from litegpu.gpu.backends.cuda.driver import checked, synchronize
-
-#: Each kernel is timed in a graph of so many launches of it, so often.
-_LAUNCHES_TIMED, _ROUNDS_TIMED = 20, 5
+from litegpu.gpu.backends.cuda.base import LoadedKernel
+from litegpu.gpu.backends.cuda.driver import checked
 
 
 @dataclass(frozen=True)
@@ -95,56 +91,3 @@ class CudaGraph:
         executable, self.executable = self.executable, None  # destroyed once, whatever comes between
         if executable is not None:
             driver.cuGraphExecDestroy(executable)
-
-
-class Stopwatch:
-    """Device time between two points of a stream."""
-
-    def __init__(self) -> None:
-        self._events = [checked(driver.cuEventCreate(0), "cuEventCreate") for _ in range(2)]
-
-    def seconds(self, stream: Any, enqueue: Callable[[], None]) -> float:
-        """How long the device works on what `enqueue` puts on the stream."""
-        start, stop = self._events
-        checked(driver.cuEventRecord(start, stream), "cuEventRecord")
-        enqueue()
-        checked(driver.cuEventRecord(stop, stream), "cuEventRecord")
-        synchronize(stream)
-        return float(checked(driver.cuEventElapsedTime(start, stop), "cuEventElapsedTime")) * 1e-3
-
-    def close(self) -> None:
-        while self._events:
-            driver.cuEventDestroy(self._events.pop())
-
-
-def launch_seconds(stream: Any, launch: GraphLaunch) -> float:
-    """Of one launch: the median of several graphs of it repeated, so with warm caches and including the gap to the next
-    kernel."""
-
-    def enqueue() -> None:
-        for _ in range(_LAUNCHES_TIMED):
-            launch.enqueue(stream)
-
-    graph, watch = CudaGraph(stream, enqueue), Stopwatch()
-    try:
-        graph.launch(stream)
-        rounds = [watch.seconds(stream, lambda: graph.launch(stream)) for _ in range(_ROUNDS_TIMED)]
-        return statistics.median(rounds) / _LAUNCHES_TIMED
-    finally:
-        watch.close()
-        graph.close()
-
-
-def graph_seconds(stream: Any, graph: CudaGraph, repeats: int) -> float:
-    """Of one launch of a graph: launched back to back, the mean of `repeats` after some to warm up."""
-
-    def launch(times: int) -> None:
-        for _ in range(times):
-            graph.launch(stream)
-
-    watch = Stopwatch()
-    try:
-        watch.seconds(stream, lambda: launch(max(3, repeats // 10)))
-        return watch.seconds(stream, lambda: launch(repeats)) / repeats
-    finally:
-        watch.close()

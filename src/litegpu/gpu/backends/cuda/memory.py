@@ -10,8 +10,8 @@ import numpy as np
 from cuda.bindings import driver
 
 from litegpu.errors import DeviceError
+from litegpu.gpu.backends.cuda.base import CudaDeviceBase
 from litegpu.gpu.backends.cuda.copy import Pinned
-from litegpu.gpu.backends.cuda.device import CudaDevice
 from litegpu.gpu.backends.cuda.driver import CudaError, checked, synchronize
 from litegpu.gpu.program import Port, Program
 
@@ -24,7 +24,7 @@ class SessionMemory:
     """Of one program. The device's context must be current in every method. `inputs` and `outputs` are the ports'
     pinned memory, as bytes."""
 
-    def __init__(self, device: CudaDevice, program: Program, stream: Any) -> None:
+    def __init__(self, device: CudaDeviceBase, program: Program, stream: Any) -> None:
         """The arena is zero and the constants are there when what is on `stream` is done. Raises DeviceError if the
         device has no room."""
         self._device = device

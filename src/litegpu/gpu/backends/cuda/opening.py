@@ -7,11 +7,11 @@ import logging
 import os
 import sys
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from litegpu import fork
 from litegpu.errors import DeviceError
+from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions
 
 if TYPE_CHECKING:
     from litegpu.gpu.backends.cuda.device import CudaDevice
@@ -21,28 +21,6 @@ __all__ = ["CudaDeviceInfo", "available", "list_devices", "open_device", "versio
 INSTALL = "pip install litegpu[cuda]"
 #: The first driver for each major version of CUDA.
 _DRIVERS = {12: "525", 13: "580"}
-
-
-@dataclass(frozen=True)
-class CudaDeviceInfo:
-    """A device that the driver shows, in the order that CUDA_VISIBLE_DEVICES gives."""
-
-    index: int
-    name: str
-    uuid: str  # "GPU-" and hexadecimal digits, as nvidia-smi -L prints it
-    capability: int  # 10 * major + minor
-    memory: int  # bytes
-
-    def __str__(self) -> str:
-        return f"{self.name} (cuda:{self.index}, compute capability {self.capability / 10})"
-
-
-@dataclass(frozen=True)
-class CudaVersions:
-    """ "13.0", say: the newest CUDA that the driver supports, and NVRTC's own version."""
-
-    driver: str
-    nvrtc: str
 
 
 def available() -> str | None:
@@ -66,7 +44,6 @@ def open_device(device: int | str | None = None) -> CudaDevice:
         info = _choose(list_devices(), device)
         opened = _opened.get(info.uuid)
         if opened is None:
-            import litegpu.gpu.backends.cuda.session  # noqa: F401 (here, where opening takes long: no model waits for it)
             from litegpu.gpu.backends.cuda.device import CudaDevice
 
             opened = _opened[info.uuid] = CudaDevice(info, versions())

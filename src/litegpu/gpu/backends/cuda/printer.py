@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda import functions as device
+from litegpu.gpu.backends.cuda.overlap import touches_arena
 from litegpu.gpu.lang import math, tree
 from litegpu.gpu.lang.c_like import INFIX, CLikePrinter, check_kernel
 from litegpu.gpu.lang.features import Features
@@ -15,8 +16,6 @@ from litegpu.gpu.lang.kernel import DeviceFunction, Kernel
 from litegpu.gpu.lang.printer import decimal, memory_name
 from litegpu.gpu.lang.types import KernelError, Type, f32, u32
 from litegpu.gpu.lang.value import TracedValue
-
-WARP = 32
 
 # The words of C++ and the functions of CUDA that are shaped like a kernel's name, and those that printed code defines.
 _WORDS = """alignas alignof and asm auto bool break case catch char class concept const consteval constexpr continue
@@ -29,7 +28,6 @@ to_half half_to_float float_to_half pack_half2 launch_dependents wait_for_predec
 RESERVED = frozenset(_WORDS.split())
 
 _INT_MIN = "(-2147483647 - 1)"
-_WARP_MASK = f"0xffffffffu >> ({WARP}u - threads)"  # the first `threads` of a warp
 
 
 def print_cuda(kernel: Kernel, features: Features) -> str:
@@ -113,7 +111,7 @@ class _Module(CLikePrinter):
 
     def hardware_id(self, name: str, axis: int) -> str:
         if name == "subgroup_size":
-            return f"{WARP}u"
+            return f"{device.WARP}u"
         if name == "subgroup_lane":
             return "subgroup_lane"
         return f"{'threadIdx' if name == 'local_id' else 'blockIdx'}.{'xyz'[axis]}"
@@ -200,18 +198,9 @@ class _Module(CLikePrinter):
         """The function of a vector's lanes together: dot, any or all."""
         op, type = value.op, value.args[0].type
         name = f"{op}_{type}"
-        lanes = device.LANES[: type.lanes]
-        if op != "dot":
-            text = (" || " if op == "any" else " && ").join(f"a.{lane}" for lane in lanes)
-        elif type.kind == "f16":
-            text = "to_half(" + " + ".join(f"to_float(a.{n}) * to_float(b.{n})" for n in lanes) + ")"
-        elif type.kind == "i32":
-            text = "(int)(" + " + ".join(f"(unsigned)a.{n} * (unsigned)b.{n}" for n in lanes) + ")"
-        else:
-            text = " + ".join(f"a.{lane} * b.{lane}" for lane in lanes)
         params = ", ".join(f"{self.type_name(type)} {letter}" for letter in "ab"[: len(value.args)])
         result = self.type_name(value.type)
-        self.helper(name, f"{device.INLINE} {result} {name}({params}) {{ return {text}; }}")
+        self.helper(name, f"{device.INLINE} {result} {name}({params}) {{ return {device.across_lanes(op, type)}; }}")
         return name
 
     def _power(self, type: Type) -> str:
@@ -252,22 +241,23 @@ class _Module(CLikePrinter):
     def _subgroup_ids(self) -> None:
         x, y, _ = self.kernel.workgroup
         thread = f"(threadIdx.z * {y}u + threadIdx.y) * {x}u + threadIdx.x"
-        self.line(f"const unsigned subgroup_lane = ({thread}) % {WARP}u;")
-        if self.kernel.threads % WARP:  # the last warp is not full
-            rest = self.kernel.threads % WARP
+        self.line(f"const unsigned subgroup_lane = ({thread}) % {device.WARP}u;")
+        if self.kernel.threads % device.WARP:  # the last warp is not full
+            rest = self.kernel.threads % device.WARP
             whole = self.kernel.threads - rest
-            self.line(f"const unsigned subgroup_threads = ({thread}) < {whole}u ? {WARP}u : {rest}u;")
+            self.line(f"const unsigned subgroup_threads = ({thread}) < {whole}u ? {device.WARP}u : {rest}u;")
         else:
-            self.line(f"const unsigned subgroup_threads = {WARP}u;")
+            self.line(f"const unsigned subgroup_threads = {device.WARP}u;")
 
     def _subgroup(self, value: TracedValue, args: list[str]) -> str:
         op, type = value.attr, value.type
         one = f"subgroup_{op}_{type.kind}"
         extra = ["subgroup_threads"]
         if op in ("shuffle_down", "shuffle_xor"):
-            self.helper(one, self._shuffle(op, type.scalar))
+            self.type_name(type.scalar)
+            self.helper(one, device.shuffle(op, type.scalar))
         else:
-            self.helper(one, self._reduction(op, type.scalar))
+            self._reduction(one, op, type.scalar)
             extra.append("subgroup_lane")
         if type.lanes == 1:
             return f"{one}({', '.join([*args, *extra])})"
@@ -277,28 +267,11 @@ class _Module(CLikePrinter):
         self._define(name, type, params, f"{one}({', '.join(letters)})")
         return f"{name}({', '.join([*args, *extra])})"
 
-    def _shuffle(self, op: str, type: Type) -> str:
-        name, wire = self.type_name(type), "(int)a.bits" if type.kind == "f16" else "a"
-        call = f"__{op.replace('shuffle', 'shfl')}_sync({_WARP_MASK}, {wire}, by)"
-        result = f"f16{{(unsigned short){call}}}" if type.kind == "f16" else call
-        function = f"subgroup_{op}_{type.kind}"
-        return f"{device.INLINE} {name} {function}({name} a, unsigned by, unsigned threads) {{ return {result}; }}"
-
-    def _reduction(self, op: str, type: Type) -> str:
-        """A tree towards the first thread, of as many threads as the warp has, and its result to all."""
-        name, shuffled = self.type_name(type), self._shuffle("shuffle_down", type)
-        self.helper(f"subgroup_shuffle_down_{type.kind}", shuffled)
+    def _reduction(self, name: str, op: str, type: Type) -> None:
+        self.type_name(type)
+        self.helper(f"subgroup_shuffle_down_{type.kind}", device.shuffle("shuffle_down", type))
         self._define(f"{op}_{type}", type, (type, type), device.lane_expression(op, type.kind))
-        first = f"__shfl_sync({_WARP_MASK}, {'(int)a.bits' if type.kind == 'f16' else 'a'}, 0)"
-        return "\n".join([
-            f"{device.INLINE} {name} subgroup_{op}_{type.kind}({name} a, unsigned threads, unsigned lane) {{",
-            f"  for (unsigned half = {WARP // 2}; half > 0; half /= 2) {{",
-            f"    const {name} other = subgroup_shuffle_down_{type.kind}(a, half, threads);",
-            f"    if (lane + half < threads) a = {op}_{type}(a, other);",
-            "  }",
-            f"  return {f'f16{{(unsigned short){first}}}' if type.kind == 'f16' else first};",
-            "}",
-        ])  # fmt: skip
+        self.helper(name, device.reduction(op, type))
 
     # Memory
 
@@ -389,7 +362,7 @@ class _Module(CLikePrinter):
     # Statements
 
     def _statement(self, s: tree.Statement) -> None:
-        if self.waits and _touches_arena(s):
+        if self.waits and touches_arena(s):
             self.waits = False
             self.line(device.WAIT)
             self.line("launch_dependents();")  # not before: a third kernel would take the second one's place
@@ -423,21 +396,3 @@ class _FunctionBody(_Module):
         if module is not None:
             self.types, self.functions = module.types, module.functions
         self.waits = False
-
-
-def _touches_arena(s: tree.Statement) -> bool:
-    """Whether a statement, or one inside it, loads from or stores to memory that other kernels may write."""
-    match s:
-        case tree.Bind(value=v):
-            return v.op == "load" and v.attr.space == "global" and bool(v.attr.access != "read")
-        case tree.Store():
-            return s.memory.space == "global"
-        case tree.If():
-            blocks = [s.then] + ([s.orelse] if s.orelse is not None else [])
-        case tree.For():
-            blocks = [s.body]
-        case tree.While():
-            blocks = [s.head, s.body]
-        case _:
-            return False
-    return any(_touches_arena(inner) for b in blocks for inner in b.statements)

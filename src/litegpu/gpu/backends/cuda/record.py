@@ -7,9 +7,9 @@ from typing import Any
 
 from cuda.bindings import driver
 
+from litegpu.gpu.backends.cuda.base import LoadedKernel
 from litegpu.gpu.backends.cuda.binding import Ways
 from litegpu.gpu.backends.cuda.copy import MOST_BYTES, copy_launch
-from litegpu.gpu.backends.cuda.device import LoadedKernel
 from litegpu.gpu.backends.cuda.driver import checked
 from litegpu.gpu.backends.cuda.graph import CudaGraph, GraphLaunch, make_launch
 from litegpu.gpu.backends.cuda.memory import SessionMemory

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 import threading
 import time
@@ -22,43 +21,42 @@ from litegpu.gpu.backends.cuda.array import (
     LEGACY_STREAM,
     CudaArray,
     CudaBuffer,
+    MemoryPool,
     empty_like,
     from_torch,
     import_array,
     is_torch_tensor,
     like,
 )
-from litegpu.gpu.backends.cuda.binding import Bindings, Bound, Ways, check_fit
-from litegpu.gpu.backends.cuda.copy import MOST_BYTES, is_pinned
-from litegpu.gpu.backends.cuda.device import CudaDevice, LoadedKernel
-from litegpu.gpu.backends.cuda.driver import SUCCESS, CudaError, await_stream, checked, error_text, synchronize
-from litegpu.gpu.backends.cuda.graph import GraphLaunch, graph_seconds, launch_seconds
+from litegpu.gpu.backends.cuda.base import CudaDeviceBase, LoadedKernel
+from litegpu.gpu.backends.cuda.binding import Bindings, Bound, check_fit
+from litegpu.gpu.backends.cuda.copy import MOST_BYTES, is_pinned, with_copy
+from litegpu.gpu.backends.cuda.driver import CudaError, await_stream, checked, synchronize
+from litegpu.gpu.backends.cuda.graph import GraphLaunch
+from litegpu.gpu.backends.cuda.launching import BLOCKING_VARIABLE, Launcher
 from litegpu.gpu.backends.cuda.memory import SessionMemory
 from litegpu.gpu.backends.cuda.record import Recorder
+from litegpu.gpu.backends.cuda.timing import added_seconds, graph_seconds, launch_seconds
 from litegpu.gpu.program import Port, Program
 from litegpu.host_copy import copy_bytes
 
-#: A microsecond or less on a fast GPU: what starting a kernel costs.
-LITTLE_BYTES = 3 << 20
-#: How often the first so many kernels are launched together to be timed, and how often that is done.
-_PREFIX_REPEATS, _PREFIX_ROUNDS = 20, 5
-#: NVIDIA's own variable: each kernel is launched by itself and awaited, so that an error can name it.
-_BLOCKING_VARIABLE = "CUDA_LAUNCH_BLOCKING"
 _NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
-#: Errors of running kernels (illegal addresses, traps, timeouts ...), after which a context is of no use to anyone.
-_STICKY = {700, 702, *range(709, 720), 999}
 
 
 class CudaSession:
-    """One Program on one CudaDevice; satisfies base.Session.
+    """One Program on one CudaDevice; satisfies contract.Session.
 
     Inputs wait in pinned host memory, from which the graph copies them into the arena; so the arena may reuse their
     place, and an inference without a write() before it sees the inputs of the last one. Works on a stream of its own
     that waits for no other, unless arrays of the user's are bound to ports.
     """
 
-    def __init__(self, device: CudaDevice, program: Program, wait: str, validation: bool = False) -> None:
+    def __init__(
+        self, device: CudaDeviceBase, pool: MemoryPool, program: Program, wait: str, validation: bool = False
+    ) -> None:
+        """`pool`: where memory for outputs that the caller keeps comes from."""
         self.device = device
+        self._pool = pool
         self.program = program
         self.wait = wait
         self.overlap = False
@@ -66,23 +64,21 @@ class CudaSession:
         fork.follow(self)
         self._closed = False
         self._has_run = False
-        self._running = False  # perhaps launched and not awaited
         self._stats = dict.fromkeys(("write", "encode", "submit", "wait", "read", "compile", "upload"), 0.0)
         self._writing = 0.0  # seconds of write() since the last run
         self._memory: SessionMemory | None = None
         self._recorder: Recorder | None = None
         self._stream: Any = None
-        self._working: Any = None  # the stream of the last inference
+        self._launcher: Launcher | None = None
         self._bindings = Bindings(self)
         self._in_place: dict[int, np.ndarray] = {}  # inputs in pinned memory that is not the session's
-        self._done: Any = None  # the event that a passive wait sleeps on
-        self._blocking = validation or os.environ.get(_BLOCKING_VARIABLE, "0") not in ("", "0")
+        self._blocking = validation or os.environ.get(BLOCKING_VARIABLE, "0") not in ("", "0")
         try:
             check_program(program, device.features, str(device))
             self._check_usable()
             started = time.perf_counter()
             self.overlap = device.overlaps(program)
-            kernels = device.program_kernels(program)
+            kernels = device.kernels(with_copy(program), self.overlap)
             self._stats["compile"] = time.perf_counter() - started
             with device.context:
                 self._build(kernels)
@@ -117,7 +113,7 @@ class CudaSession:
         return self.memory.inputs[index].view(NUMPY[port.dtype]) if found is None else found
 
     def run(self, *, wait: bool = True) -> None:
-        """See base.Session; without `wait` it returns at once in any case."""
+        """See contract.Session; without `wait` it returns at once in any case."""
         with self._lock:
             self._check_usable()
             if self.memory.spoilt or not self._bindings.complete:  # graphs use the staging memory in turn
@@ -125,15 +121,7 @@ class CudaSession:
             clock, stats = time.perf_counter, self._stats
             started = clock()
             with self.device.context:
-                if self._blocking:
-                    self._run_blocking()
-                elif self._bindings or self._in_place:
-                    self._run_bound()
-                else:
-                    self._working, self._running = self._stream, True
-                    (error,) = driver.cuGraphLaunch(self._executable, self._stream)
-                    if error != SUCCESS:
-                        raise self._failure("cuGraphLaunch", error)
+                self.launcher.launch(self._finish)
                 submitted = clock()
                 if wait and self.wait != "do_not_wait":
                     self._await()
@@ -175,7 +163,7 @@ class CudaSession:
                 check_fit(adapter.inputs[0] if kind == "input" else adapter.outputs[0], array, what)
                 kept = before.adapter if before is not None else None
                 if kept is None or kept.program is not adapter:
-                    kept = CudaSession(self.device, adapter, self.wait)
+                    kept = CudaSession(self.device, self._pool, adapter, self.wait)
                 self._bindings.put(kind, index, Bound(array, kept))
             after = table.get(index)
             if before is not None and before.adapter and (after is None or after.adapter is not before.adapter):
@@ -208,12 +196,12 @@ class CudaSession:
                 synchronize(self._stream)
 
     def output_buffer(self, index: int, shape: tuple[int, ...]) -> CudaBuffer:
-        return self.device.buffer(shape, NUMPY[self.program.outputs[index].dtype])
+        return self._pool.buffer(shape, NUMPY[self.program.outputs[index].dtype])
 
     def empty_outputs(self, example: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
         stream = self.next_stream
         return [
-            empty_like(example, shape, NUMPY[port.dtype], self.device, stream)
+            empty_like(example, shape, NUMPY[port.dtype], self._pool, stream)
             for shape, port in zip(shapes, self.program.outputs, strict=True)
         ]
 
@@ -271,9 +259,12 @@ class CudaSession:
             self._check_usable()
             self._finish()
             with self.memory.same_variables():
-                if self.overlap:
-                    return self._time_added()
-                return [self._time_launch(launch) for launch in self.recorder.launches]
+                if not self.overlap:
+                    return [self._time_launch(launch) for launch in self.recorder.launches]
+                try:
+                    return added_seconds(self._stream, self.recorder)
+                except CudaError as error:
+                    raise self.launcher.failed(error) from error
 
     def time_graph(self, repeats: int = 100) -> float:
         """Seconds of GPU time of all kernels of an inference, without the copies of inputs and outputs: graphs are
@@ -285,7 +276,7 @@ class CudaSession:
                 with self.memory.same_variables():
                     return graph_seconds(self._stream, self.recorder.kernel_graph, repeats)
             except CudaError as error:
-                raise self._failed(error) from error
+                raise self.launcher.failed(error) from error
 
     def _forked(self) -> None:
         self._lock = fork.Refusal()
@@ -316,7 +307,8 @@ class CudaSession:
             self.close(wait=False)
 
     def _streams(self) -> list[Any]:
-        return [stream for stream in (self._stream, self._working) if stream is not None]
+        working = None if self._launcher is None else self._launcher.working
+        return [stream for stream in (self._stream, working) if stream is not None]
 
     def _free(self) -> None:
         """Let go of everything, whatever is left of it; nothing twice."""
@@ -325,10 +317,10 @@ class CudaSession:
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.close()
-        done, self._done = self._done, None
-        if done is not None:
-            driver.cuEventDestroy(done)
-        stream, self._stream, self._working = self._stream, None, None
+        launcher, self._launcher = self._launcher, None
+        if launcher is not None:
+            launcher.close()
+        stream, self._stream = self._stream, None
         if stream is not None:
             driver.cuStreamDestroy(stream)
         if self._memory is not None:
@@ -352,24 +344,29 @@ class CudaSession:
         assert self._recorder is not None
         return self._recorder
 
+    @property
+    def launcher(self) -> Launcher:
+        assert self._launcher is not None
+        return self._launcher
+
     def _build(self, kernels: Sequence[LoadedKernel]) -> None:
         """`kernels` of the program, and last the one that copies."""
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._stream = checked(driver.cuStreamCreate(int(flags)), "cuStreamCreate")
-        flags = int(driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC) | int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-        self._done = checked(driver.cuEventCreate(flags), "cuEventCreate")
         started = time.perf_counter()
         memory = self._memory = SessionMemory(self.device, self.program, self._stream)
         self._stats["upload"] = time.perf_counter() - started
         *kernels, copy = kernels
-        self._recorder = Recorder(self.program, memory, kernels, copy, self._stream, self.overlap)
-        self._executable = self._recorder.graph.executable
+        recorder = self._recorder = Recorder(self.program, memory, kernels, copy, self._stream, self.overlap)
+        self._launcher = Launcher(
+            self.device, self.program, memory, recorder, self._bindings, self._in_place, self._stream, self._blocking
+        )
         synchronize(self._stream)
 
     @property
     def _unsettled(self) -> bool:
         """Whether an inference was launched, or is not known not to be, and not awaited."""
-        return self._running or self.memory.spoilt
+        return self.launcher.running or self.memory.spoilt
 
     def _finish(self) -> None:
         """Wait for the inference that was launched, if any; afterwards nothing is left that another method was
@@ -382,109 +379,19 @@ class CudaSession:
 
     def _await(self) -> None:
         """Wait for the inference that was launched, if any, while the context is current."""
-        if not self._running:
+        if not self.launcher.running:
             return
         expected = self._stats["wait"] if self._has_run else 0.0
-        if self.wait != "passive" or (self._has_run and expected < SHORT_SECONDS):
-            error = await_stream(self._working, expected=expected)
-        elif threading.current_thread() is threading.main_thread():  # which signals must reach
-            error = await_stream(self._working, 0.0, expected)
-        else:
-            (error,) = driver.cuEventRecord(self._done, self._working)
-            if error == SUCCESS:
-                (error,) = driver.cuEventSynchronize(self._done)
-        self._running = False
-        if error != SUCCESS:
-            raise self._failure("the inference", error)
-
-    def _run_bound(self) -> None:
-        """An inference on the stream of those whose arrays are bound, with a graph that leaves those ports out."""
-        bindings = self._bindings
-        ways = bindings.ways(self.recorder.has_graph)
-        if self._in_place:
-            ways = {**ways, **{("input", i): None for i in self._in_place}}
-        executable = self.recorder.bound_graph(ways, self._finish).executable
-        stream, others = bindings.streams()
-        if stream is None:
-            stream = int(self._stream)
-        if self._running and int(self._working) != stream:  # the last inference still uses the arena
-            self.device.make_wait(stream, int(self._working))
-        if self._working is None or int(self._working) != stream:
-            self._working = driver.CUstream(stream)
-        self._running = True
-        bindings.before(self._working, others, ways)
-        self._enqueue_in_place()
-        (error,) = driver.cuGraphLaunch(executable, self._working)
-        if error != SUCCESS:
-            raise self._failure("cuGraphLaunch", error)
-        bindings.after(self._working, others, ways)
-
-    def _enqueue_in_place(self) -> None:
-        for index, array in self._in_place.items():
-            port = self.program.inputs[index]
-            answer = driver.cuMemcpyHtoDAsync(self.place(port), array.ctypes.data, port.nbytes, self._working)
-            checked(answer, f"copy of input {port.name!r}")
-
-    def _run_blocking(self) -> None:
-        """One kernel after the other, each awaited."""
-        self._working, self._running = self._stream, True
-        bindings = self._bindings
-        _, others = bindings.streams(int(self._stream))
-        ports = [
-            *(("input", i) for i in {**bindings.inputs, **self._in_place}),
-            *(("output", i) for i in bindings.outputs),
-        ]
-        ways: Ways = dict.fromkeys(ports)
-        bindings.before(self._stream, others, ways)
-        self._enqueue_in_place()
-        self.recorder.enqueue_inputs(ways)
-        for launch in self.recorder.launches:
-            try:  # NVIDIA's variable makes the launch itself report what the kernel did
-                launch.enqueue(self._stream)
-                synchronize(self._stream, "waiting for it failed")
-            except CudaError as error:
-                raise self._failed(error, f"kernel {launch.kernel.name!r} ({launch.label})") from error
-        self.recorder.enqueue_outputs(ways)
-        bindings.after(self._stream, others, ways)
+        spin = self.wait != "passive" or (self._has_run and expected < SHORT_SECONDS)
+        self.launcher.wait(spin, expected)
 
     def _time_launch(self, launch: GraphLaunch) -> float:
         try:
             return launch_seconds(self._stream, launch)
         except CudaError as error:
-            raise self._failed(error, f"kernel {launch.kernel.name!r} ({launch.label})") from error
-
-    def _time_added(self) -> list[float]:
-        ends = []
-        for count in range(1, len(self.recorder.launches) + 1):
-            graph = self.recorder.first_kernels(count)
-            try:
-                ends.append(min(graph_seconds(self._stream, graph, _PREFIX_REPEATS) for _ in range(_PREFIX_ROUNDS)))
-            except CudaError as error:
-                raise self._failed(error) from error
-            finally:
-                graph.close()
-        later = np.maximum.accumulate([0.0, *ends])  # what is left of the noise takes no time
-        return [float(seconds) for seconds in np.diff(later)]
-
-    def _failure(self, what: str, error: Any) -> DeviceError:
-        return self._failed(CudaError(f"{what} failed: {error_text(error)}", int(error)))
-
-    def _failed(self, error: CudaError, what: str = "") -> DeviceError:
-        self.device.lost |= error.code in _STICKY
-        kernels = sorted({launch.kernel.name for launch in self.recorder.launches})
-        advice = f"; the program's kernels are {', '.join(kernels)}: set {_BLOCKING_VARIABLE}=1 to learn which it was"
-        if self._blocking or what:
-            advice = ""
-        return DeviceError(f"{self.device}: {what}{': ' if what else ''}{error}{advice}")
+            raise self.launcher.failed(error, launch) from error
 
     def _check_usable(self) -> None:
         if self._closed:
             raise DeviceError("the session was closed: build a new one")
         self.device.check()
-
-
-def latency_bound(program: Program) -> bool:
-    """Whether most kernels touch so little memory that their time goes into starting and waiting: then overlap pays
-    (on an H200, MobileNet v1 80 to 70 us at batch 1), else it does not (DeepLab v3, batch 64: 2.4 to 2.7 ms)."""
-    touched = [sum(binding.size for binding in d.bindings) for d in program.dispatches]
-    return bool(touched) and statistics.median(touched) <= LITTLE_BYTES

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import logging
 import math
-import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from cuda.bindings import driver
 
 from litegpu import debug
 from litegpu.errors import DeviceError
+from litegpu.gpu.backends.cuda.base import CudaDeviceBase
 from litegpu.gpu.backends.cuda.driver import CudaError, checked
-from litegpu.gpu.backends.cuda.graph import CudaGraph, Stopwatch, make_launch
+from litegpu.gpu.backends.cuda.graph import make_launch
+from litegpu.gpu.backends.cuda.timing import launch_seconds
 from litegpu.gpu.kernels.context import Launch, NativeKernel
 from litegpu.gpu.program import KernelCode
 from litegpu.gpu.view import View
 
-if TYPE_CHECKING:
-    from litegpu.gpu.backends.cuda.device import CudaDevice
-
 log = logging.getLogger("litegpu")
 
-#: A kernel is launched so often in one graph, and the graph so often.
-LAUNCHES, ROUNDS = 20, 5
 _ALIGNMENT = 256
 _FILLER = 0x2E  # two such bytes are the half 0.097, four the float 4e-11: small numbers, none of them special
 
@@ -36,7 +32,7 @@ class CudaTuner:
     `most`: how many candidates are measured.
     """
 
-    def __init__(self, device: CudaDevice, most: int) -> None:
+    def __init__(self, device: CudaDeviceBase, most: int) -> None:
         self.device = device
         self.most = most
         self._known: dict[tuple[str, ...], list[float]] = {}
@@ -78,7 +74,7 @@ class CudaTuner:
         sizes = [_size(operand) for operand in operands]
         with self.device.context:
             stream = checked(driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)), "cuStreamCreate")
-            memory, graph, watch = 0, None, Stopwatch()
+            memory = 0
             try:
                 memory = int(checked(driver.cuMemAlloc(sum(sizes)), "cuMemAlloc"))
                 checked(driver.cuMemsetD8Async(memory, _FILLER, sum(sizes), stream), "cuMemsetD8Async")
@@ -86,23 +82,12 @@ class CudaTuner:
                 one = make_launch(
                     loaded, kernel.dispatch, kernel.workgroup, kernel.shared_bytes, launch.label, addresses
                 )
-
-                def enqueue() -> None:
-                    for _ in range(LAUNCHES):
-                        one.enqueue(stream)
-
-                timed = graph = CudaGraph(stream, enqueue)
-                timed.launch(stream)
-                rounds = [watch.seconds(stream, lambda: timed.launch(stream)) for _ in range(ROUNDS)]
-                return statistics.median(rounds) / LAUNCHES
+                return launch_seconds(stream, one)
             except CudaError as error:
                 raise DeviceError(
                     f"kernel {code.name!r} ({launch.label}) failed while it was timed: {error}"
                 ) from error
             finally:
-                watch.close()
-                if graph is not None:
-                    graph.close()
                 if memory:
                     driver.cuMemFree(memory)
                 driver.cuStreamDestroy(stream)

@@ -1,0 +1,202 @@
+"""An opened CUDA device as its sessions know it: its context, and the kernels that are loaded on it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+from cuda.bindings import driver
+
+from litegpu import fork
+from litegpu.errors import DeviceError
+from litegpu.gpu.backends.contract import DeviceInfo, Session
+from litegpu.gpu.backends.cuda.compile import PROGRAMMATIC_FROM, compile_kernels
+from litegpu.gpu.backends.cuda.driver import CudaContext, checked, make_wait, synchronize
+from litegpu.gpu.backends.cuda.functions import WAIT
+from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions
+from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_VARIABLE, latency_bound
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.program import KernelCode, Program
+
+#: How much of a multiprocessor's fast memory is shared memory rather than cache, in percent, where kernels overlap.
+#: The same for all: a kernel joins only one with the same division, and changing it empties the multiprocessor.
+SHARED_MEMORY_PERCENT = 50
+#: What every device has without asking; a kernel may ask for more with KernelCode.shared_bytes.
+_PLAIN_SHARED_BYTES = 48 << 10
+_NUDGE_BYTES = 256
+_MAX_BUFFERS = 64  # of 512 pointers that fit in a kernel's 4 KiB of parameters
+_MAX_GROUPS = (1 << 31) - 1  # along x; what asks for more along y or z than 65535 does not get past the language
+
+
+class CudaDeviceBase:
+    """An opened CUDA device. Works in the device's primary context, which is made current only during calls. Sessions
+    with equal kernels share the loaded code."""
+
+    def __init__(self, found: CudaDeviceInfo, versions: CudaVersions) -> None:
+        self.found = found
+        self.versions = versions
+        self.handle = checked(driver.cuDeviceGet(found.index), "cuDeviceGet")
+        self.context: CudaContext | fork.Refusal = CudaContext(self.handle)
+        self.features = self._features()
+        driver_text = f"CUDA {versions.driver}, NVRTC {versions.nvrtc}"
+        self.info = DeviceInfo(found.name, "cuda", driver_text, False, found.uuid)
+        self.lost = False
+        #: Whether kernels may overlap by programmatic dependent launch where that should gain; sessions read it when
+        #: they are built.
+        self.programmatic = found.capability >= PROGRAMMATIC_FROM and os.environ.get(PROGRAMMATIC_VARIABLE) != "0"
+        self._loaded: weakref.WeakValueDictionary[_Key, LoadedKernel] = weakref.WeakValueDictionary()
+        self._nudging: tuple[Any, int] | None = None  # a stream and some memory
+        self._event: Any = None
+        self._lock: threading.Lock | fork.Refusal = threading.Lock()
+        fork.follow(self)
+        self._left: list[Session] = []  # closed while the device worked for them
+
+    def _forked(self) -> None:
+        self.lost = True  # so that nothing is freed
+        self._lock = self.context = fork.Refusal()
+
+    def check(self) -> None:
+        """Raises DeviceError if the device is lost: an error of a kernel spoils the context that all of the process,
+        other libraries too, share."""
+        if self.lost:
+            raise DeviceError(
+                f"{self} was lost by an earlier error of a kernel, and is of no use to this process: start the "
+                "process anew"
+            )
+
+    def leave(self, session: Session) -> None:
+        """Free a closed session when the device is done with it: when another one is opened or closed."""
+        self._left.append(session)
+
+    def free_what_was_left(self) -> None:
+        """Free the sessions of leave() that the device is done with."""
+        for _ in range(len(self._left)):
+            with contextlib.suppress(IndexError):  # another thread was sooner
+                self._left.pop(0).close(wait=False)
+
+    def __str__(self) -> str:
+        return str(self.found)
+
+    def nudge(self) -> None:
+        """Give the device something tiny to do."""
+        with self._lock, self.context:
+            if self._nudging is None:
+                stream = checked(driver.cuStreamCreate(int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)), "nudging")
+                self._nudging = stream, int(checked(driver.cuMemAlloc(_NUDGE_BYTES), "nudging"))
+            stream, memory = self._nudging
+            checked(driver.cuMemsetD8Async(memory, 0, _NUDGE_BYTES, stream), "nudging")
+            synchronize(stream, "nudging")
+
+    def make_wait(self, later: int, earlier: int) -> None:
+        """Let what is put on the stream `later` from now on wait for what is on `earlier`."""
+        if later == earlier:
+            return
+        with self._lock, self.context:
+            if self._event is None:
+                flags = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+                self._event = checked(driver.cuEventCreate(flags), "cuEventCreate")
+            make_wait(self._event, later, earlier)
+
+    def overlaps(self, program: Program) -> bool:
+        """Whether the program's kernels overlap by programmatic dependent launch."""
+        return self.programmatic and latency_bound(program)
+
+    def compile(self, kernels: Sequence[KernelCode], programmatic: bool) -> list[bytes]:
+        """Images of the kernels, in order; see compile_kernels()."""
+        return compile_kernels(kernels, self.found.capability, programmatic=programmatic)
+
+    def kernels(self, kernels: Sequence[KernelCode], programmatic: bool) -> list[LoadedKernel]:
+        """The kernels compiled and loaded, in order; each is unloaded when no session uses it any more."""
+        images = self.compile(kernels, programmatic)
+        loaded = []
+        with self._lock, self.context:
+            for kernel, image in zip(kernels, images, strict=True):
+                key = (kernel.name, kernel.shared_bytes, image, programmatic)
+                one = self._loaded.get(key)
+                if one is None:
+                    one = self._loaded[key] = LoadedKernel(self, kernel, image, programmatic)
+                loaded.append(one)
+        return loaded
+
+    def attribute(self, name: str) -> int:
+        """A device attribute by the end of its name, such as "MULTIPROCESSOR_COUNT"."""
+        which = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(checked(driver.cuDeviceGetAttribute(which, self.handle), f"cuDeviceGetAttribute {name}"))
+
+    def _features(self) -> Features:
+        return Features(
+            float16=True,
+            subgroups=True,
+            subgroup_size=32,
+            timestamps=True,
+            max_threads=self.attribute("MAX_THREADS_PER_BLOCK"),
+            max_shared_bytes=_PLAIN_SHARED_BYTES,
+            max_buffers=_MAX_BUFFERS,
+            max_groups=_MAX_GROUPS,
+            max_binding_bytes=self.found.memory,
+            max_buffer_bytes=self.found.memory,
+            storage_alignment=256,
+            compute_units=self.attribute("MULTIPROCESSOR_COUNT"),
+            native="cuda",
+            capability=self.found.capability,
+        )
+
+
+_Key = tuple[str, int, bytes, bool]
+
+
+class _Module:
+    """A module of the driver's, unloaded when nothing refers to it any more."""
+
+    def __init__(self, device: CudaDeviceBase, image: bytes, what: str) -> None:
+        self.handle: Any = None
+        self._device = device
+        # the driver reads PTX as text up to a zero
+        self.handle = checked(driver.cuModuleLoadData(ctypes.create_string_buffer(image)), what)
+
+    def __del__(self) -> None:
+        handle, self.handle = self.handle, None
+        if handle is not None and not sys.is_finalizing() and not self._device.lost:
+            with self._device.context:
+                driver.cuModuleUnload(handle)
+
+
+class LoadedKernel:
+    """A kernel on a device, ready to be launched; `programmatic`: it overlaps with its neighbours. `waits`: its text
+    waits for those in front of it by itself, without which it must not be started before they have ended.
+
+    It has no finalizer: while one ran, another thread could still get the kernel from the device's weak dictionary,
+    and would launch what is being unloaded."""
+
+    def __init__(self, device: CudaDeviceBase, kernel: KernelCode, image: bytes, programmatic: bool) -> None:
+        self.device = device
+        self.name = kernel.name
+        self.waits = programmatic and WAIT in kernel.source
+        threads = kernel.workgroup[0] * kernel.workgroup[1] * kernel.workgroup[2]
+        what = f"{device}: kernel {kernel.name!r}"
+        self._module = _Module(device, image, f"{what} cannot be loaded")
+        self.function = checked(
+            driver.cuModuleGetFunction(self._module.handle, kernel.name.encode()), f"{what} is not in its own module"
+        )
+        attribute = driver.CUfunction_attribute
+        if kernel.shared_bytes:
+            wanted = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            checked(
+                driver.cuFuncSetAttribute(self.function, wanted, kernel.shared_bytes),
+                f"{what} cannot have {kernel.shared_bytes} bytes of shared memory",
+            )
+        if programmatic:
+            wanted = attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            checked(driver.cuFuncSetAttribute(self.function, wanted, SHARED_MEMORY_PERCENT), what)
+        # also makes a driver that loads lazily load the code now, which it must not while a graph is captured
+        most = checked(
+            driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, self.function), what
+        )
+        if threads > most:
+            raise DeviceError(f"{what} needs too many registers for its {threads} threads: at most {most} can run")

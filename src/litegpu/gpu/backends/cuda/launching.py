@@ -1,0 +1,151 @@
+"""Launching the inferences of a CUDA session, as a graph or kernel by kernel, and waiting for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver
+
+from litegpu.errors import DeviceError
+from litegpu.gpu.backends.cuda.base import CudaDeviceBase
+from litegpu.gpu.backends.cuda.binding import Bindings, Ways
+from litegpu.gpu.backends.cuda.driver import SUCCESS, CudaError, await_stream, checked, error_text, synchronize
+from litegpu.gpu.backends.cuda.graph import GraphLaunch
+from litegpu.gpu.backends.cuda.memory import SessionMemory
+from litegpu.gpu.backends.cuda.record import Recorder
+from litegpu.gpu.program import Program
+
+#: NVIDIA's own variable: each kernel is launched by itself and awaited, so that an error can name it.
+BLOCKING_VARIABLE = "CUDA_LAUNCH_BLOCKING"
+#: Errors of running kernels (illegal addresses, traps, timeouts ...), after which a context is of no use to anyone.
+_STICKY = {700, 702, *range(709, 720), 999}
+
+
+class Launcher:
+    """Of one session, whose lock is held, and the device's context current, in every method.
+
+    `in_place`: inputs, by index, in pinned memory that is not the session's. `working`: the stream of the last
+    inference. `running`: whether that was perhaps launched and not awaited. `blocking`: kernels are launched one by one
+    and awaited.
+    """
+
+    def __init__(
+        self,
+        device: CudaDeviceBase,
+        program: Program,
+        memory: SessionMemory,
+        recorder: Recorder,
+        bindings: Bindings,
+        in_place: Mapping[int, np.ndarray],
+        stream: Any,
+        blocking: bool,
+    ) -> None:
+        self._device = device
+        self._program = program
+        self._memory = memory
+        self._recorder = recorder
+        self._bindings = bindings
+        self._in_place = in_place
+        self._stream = stream
+        self._blocking = blocking
+        self._executable = recorder.graph.executable
+        self.working: Any = None
+        self.running = False
+        flags = int(driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC) | int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        self._done: Any = checked(driver.cuEventCreate(flags), "cuEventCreate")  # that a wait sleeps on
+
+    def launch(self, finish: Callable[[], None]) -> None:
+        """One inference; `finish` waits for the device if need be."""
+        if self._blocking:
+            self._run_blocking()
+        elif self._bindings or self._in_place:
+            self._run_bound(finish)
+        else:
+            self.working, self.running = self._stream, True
+            (error,) = driver.cuGraphLaunch(self._executable, self._stream)
+            if error != SUCCESS:
+                raise self._failure("cuGraphLaunch", error)
+
+    def wait(self, spin: bool, expected: float) -> None:
+        """Return when the last inference is done, which takes `expected` seconds, as far as is known."""
+        if spin:
+            error = await_stream(self.working, expected=expected)
+        elif threading.current_thread() is threading.main_thread():  # which signals must reach
+            error = await_stream(self.working, 0.0, expected)
+        else:
+            (error,) = driver.cuEventRecord(self._done, self.working)
+            if error == SUCCESS:
+                (error,) = driver.cuEventSynchronize(self._done)
+        self.running = False
+        if error != SUCCESS:
+            raise self._failure("the inference", error)
+
+    def failed(self, error: CudaError, launch: GraphLaunch | None = None) -> DeviceError:
+        """What to raise for an error of the program's kernels, or of one of them."""
+        self._device.lost |= error.code in _STICKY
+        if launch is not None:
+            return DeviceError(f"{self._device}: kernel {launch.kernel.name!r} ({launch.label}): {error}")
+        kernels = sorted({launch.kernel.name for launch in self._recorder.launches})
+        advice = f"; the program's kernels are {', '.join(kernels)}: set {BLOCKING_VARIABLE}=1 to learn which it was"
+        return DeviceError(f"{self._device}: {error}{'' if self._blocking else advice}")
+
+    def close(self) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            driver.cuEventDestroy(done)
+
+    def _run_bound(self, finish: Callable[[], None]) -> None:
+        """An inference on the stream of those whose arrays are bound, with a graph that leaves those ports out."""
+        bindings = self._bindings
+        ways = bindings.ways(self._recorder.has_graph)
+        if self._in_place:
+            ways = {**ways, **{("input", i): None for i in self._in_place}}
+        executable = self._recorder.bound_graph(ways, finish).executable
+        stream, others = bindings.streams()
+        if stream is None:
+            stream = int(self._stream)
+        if self.running and int(self.working) != stream:  # the last inference still uses the arena
+            self._device.make_wait(stream, int(self.working))
+        if self.working is None or int(self.working) != stream:
+            self.working = driver.CUstream(stream)
+        self.running = True
+        bindings.before(self.working, others, ways)
+        self._enqueue_in_place()
+        (error,) = driver.cuGraphLaunch(executable, self.working)
+        if error != SUCCESS:
+            raise self._failure("cuGraphLaunch", error)
+        bindings.after(self.working, others, ways)
+
+    def _enqueue_in_place(self) -> None:
+        for index, array in self._in_place.items():
+            port = self._program.inputs[index]
+            answer = driver.cuMemcpyHtoDAsync(self._memory.place(port), array.ctypes.data, port.nbytes, self.working)
+            checked(answer, f"copy of input {port.name!r}")
+
+    def _run_blocking(self) -> None:
+        """One kernel after the other, each awaited."""
+        self.working, self.running = self._stream, True
+        bindings = self._bindings
+        _, others = bindings.streams(int(self._stream))
+        ports = [
+            *(("input", i) for i in {**bindings.inputs, **self._in_place}),
+            *(("output", i) for i in bindings.outputs),
+        ]
+        ways: Ways = dict.fromkeys(ports)
+        bindings.before(self._stream, others, ways)
+        self._enqueue_in_place()
+        self._recorder.enqueue_inputs(ways)
+        for launch in self._recorder.launches:
+            try:  # NVIDIA's variable makes the launch itself report what the kernel did
+                launch.enqueue(self._stream)
+                synchronize(self._stream, "waiting for it failed")
+            except CudaError as error:
+                raise self.failed(error, launch) from error
+        self._recorder.enqueue_outputs(ways)
+        bindings.after(self._stream, others, ways)
+
+    def _failure(self, what: str, error: Any) -> DeviceError:
+        return self.failed(CudaError(f"{what} failed: {error_text(error)}", int(error)))
