@@ -1,11 +1,14 @@
-"""The words for devices, the same everywhere: "auto", "cpu", a backend, "<backend>:<index>" if it has several."""
+"""The words for devices, the same everywhere: "auto", "cpu", a backend, "<backend>:<index>" if it has several, and the
+names of other delegates, "<delegate>:<its device>"."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from litegpu.delegate_registry import find, known_delegates, load_delegate, others
 from litegpu.errors import DeviceError, ForkError, OptionError, SoftwareDeviceError
 from litegpu.gpu.backends import registry
 
@@ -16,9 +19,9 @@ log = logging.getLogger("litegpu")
 
 
 def device_words(index: str = "<index>") -> tuple[str, ...]:
-    """The words, for people; `index` stands for numbers."""
+    """The words, for people; `index` stands for numbers. Of other packages' delegates nothing is said."""
     numbered = tuple(f"{name}:{index}" for name in registry.numbered())
-    return "auto", "cpu", *registry.ENTRIES, *numbered
+    return "auto", "cpu", *registry.ENTRIES, *numbered, *others()
 
 
 def is_device(name: object) -> bool:
@@ -26,9 +29,35 @@ def is_device(name: object) -> bool:
     if not isinstance(name, str):
         return False
     kind, colon, index = name.partition(":")
-    if colon:
-        return kind in registry.numbered() and index.isdecimal()
-    return kind in ("auto", "cpu", *registry.ENTRIES)
+    if kind in ("auto", "cpu", *registry.ENTRIES):
+        return not colon or (kind in registry.numbered() and index.isdecimal())
+    return names_delegate(name)
+
+
+def names_delegate(name: str) -> bool:
+    """Whether it is the name of a delegate other than the GPU's, perhaps with a device of that one."""
+    kind, colon, device = name.partition(":")
+    return kind not in ("", "gpu") and bool(device or not colon) and find(kind) is not None
+
+
+def asked_for(device: str, precision: str, options: Mapping[str, Any], delegate: Any = None) -> Any:
+    """The delegate that `load` is told of, None for the CPU: by the name of a device or delegate, by the path of a
+    library, or itself. `precision` is told to a delegate by name unless it is float32, which all have.
+
+    Raises OptionError, DeviceError, DelegateLoadError."""
+    if delegate is None and not (is_device(device) and names_delegate(device)):
+        return delegate_for(device, precision, options)
+    if delegate is not None and device != "auto":
+        raise OptionError(f"device is {device!r} and there is a delegate: give one of them")
+    given = dict(options) if precision == "float32" else {"precision": precision, **options}
+    if delegate is None:
+        delegate, _, part = device.partition(":")
+        given |= {"device": part} if part else {}
+    if isinstance(delegate, str | os.PathLike):
+        return load_delegate(delegate, given)
+    if given:
+        raise OptionError(f"{', '.join(given)}: the delegate is there already; give it the options")
+    return delegate
 
 
 def delegate_for(device: str, precision: str, options: Mapping[str, Any]) -> GpuDelegate | None:
@@ -38,7 +67,9 @@ def delegate_for(device: str, precision: str, options: Mapping[str, Any]) -> Gpu
     has to be asked for, by "webgpu", by the options `backend` or `device`, or by LITEGPU_WEBGPU_ADAPTER."""
     if not is_device(device):
         *first, last = (f'"{word}"' for word in device_words())
-        raise OptionError(f"device is {device!r}; it must be {', '.join(first)} or {last}")
+        names = {known.name for known in known_delegates()} - {"gpu", *others()}
+        more = f", or the delegate of a package: {', '.join(sorted(names))}" if names else ""
+        raise OptionError(f"device is {device!r}; it must be {', '.join(first)} or {last}{more}")
     kind, _, index = device.partition(":")
     if kind == "cpu":
         if options:

@@ -41,6 +41,11 @@ class DelegateError(LiteGpuError, RuntimeError):
     """A delegate could not take what the caller insisted that it takes, or failed while preparing."""
 
 
+class DelegateLoadError(DelegateError, OptionError, OSError):
+    """There is no delegate of a name, or its library or package cannot be loaded. Also what the official function
+    raises, an OSError or a ValueError."""
+
+
 class DeviceError(LiteGpuError, RuntimeError):
     """A device is missing, was lost, or refused a request."""
 

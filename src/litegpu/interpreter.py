@@ -17,11 +17,12 @@ from typing import Any, Self
 
 import numpy as np
 from ai_edge_litert import interpreter as official
-from ai_edge_litert.interpreter import Delegate, OpResolverType, load_delegate
+from ai_edge_litert.interpreter import Delegate, OpResolverType
 
 from litegpu import fork
 from litegpu.background import Background, InferenceFuture
 from litegpu.boundary import typed_errors, typed_method
+from litegpu.delegate_registry import load_delegate
 from litegpu.delegates.cpu import OfficialOptions
 from litegpu.delegates.demand import check_demand, check_input_shape
 from litegpu.delegates.plan import Plan

@@ -14,11 +14,12 @@ import numpy.typing as npt
 from litegpu import fork
 from litegpu.arguments import by_name, converted
 from litegpu.boundary import typed, typed_errors
+from litegpu.delegates.protocol import NamesDevice
 from litegpu.delegates.report import DelegationReport
-from litegpu.device_choice import delegate_for
+from litegpu.device_choice import asked_for
 from litegpu.errors import InvokeError, LiteGpuError, OptionError, TensorError
 from litegpu.gpu.backends import registry
-from litegpu.gpu.backends.abilities import PinnedMemory
+from litegpu.gpu.backends.abilities import Opener, PinnedMemory
 from litegpu.gpu.delegate.array_place import backend_of, is_on_gpu
 from litegpu.interpreter import Interpreter
 from litegpu.model.batch import with_batch
@@ -38,6 +39,7 @@ def load(
     device: str = "auto",
     precision: str = "float32",
     *,
+    delegate: Any = None,
     fallback: str = "warn",
     num_threads: int | None = None,
     **delegate_options: Any,
@@ -48,25 +50,27 @@ def load(
     device: "auto" (a GPU if one works, else the CPU), "cpu", or one kind of GPU, or a DeviceError: "webgpu", "cuda",
         "cuda:1" (the second NVIDIA GPU). A software device, such as Mesa's llvmpipe, is slower than the CPU: "auto"
         passes it over, with a line in the log; "webgpu" takes it if there is nothing better. "reference" needs none at
-        all, and takes seconds for what others do in milliseconds.
+        all, and takes seconds for what others do in milliseconds. The name of another delegate, "openvino", or that of
+        an installed package, perhaps with a device of it: "openvino:GPU".
     precision: "float32", "float16" (GPU storage in half precision; relative error about 1e-3), or "auto" (float16 but
         for what that would spoil; calibration=[[array, ...], ...] makes it better informed).
+    delegate: in place of a device, what `load_delegate` takes ("openvino", a shared library), or a delegate itself.
     fallback: what happens to ops that the GPU cannot run: "warn", "silent" or "strict", as for Interpreter.
     num_threads: of the CPU part.
-    delegate_options: further options of the GPU delegate, such as backend="vulkan" or max_delegated_partitions=4.
+    delegate_options: further options of the delegate, such as backend="vulkan" or max_delegated_partitions=4.
 
-    Raises ModelError, OptionError, DeviceError, DelegateError (under "strict") or InvokeError.
+    Raises ModelError, OptionError, DeviceError, DelegateLoadError, DelegateError (under "strict") or InvokeError.
     """
     if precision not in PRECISIONS:
         raise OptionError(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
-    delegate = delegate_for(device, precision, delegate_options)
+    asked = asked_for(device, precision, delegate_options, delegate)
 
     def opened(source: str | os.PathLike[str] | bytes) -> Interpreter:
         content = source if isinstance(source, bytes) else None
         interpreter = Interpreter(
             model_path=None if content else source,
             model_content=content,
-            experimental_delegates=[delegate] if delegate is not None else None,
+            experimental_delegates=[asked] if asked is not None else None,
             num_threads=num_threads,
             fallback=fallback,
         )
@@ -77,7 +81,7 @@ def load(
             raise
         return interpreter
 
-    return LoadedModel(opened(path), delegate, opened)
+    return LoadedModel(opened(path), asked, opened)
 
 
 @typed_errors
@@ -98,12 +102,13 @@ class LoadedModel:
     def __init__(
         self,
         interpreter: Interpreter,
-        delegate: GpuDelegate | None = None,
+        delegate: Any = None,
         reopen: Callable[[bytes], Interpreter] | None = None,
     ) -> None:
         self.interpreter = interpreter
-        self._delegate = delegate
-        self._gpu = "cpu" if delegate is None else registry.name_of(delegate.open_device())
+        self._asked = delegate
+        self._delegate: GpuDelegate | None = delegate if isinstance(delegate, Opener) else None  # type: ignore[assignment]
+        self._gpu = registry.name_of(self._delegate.open_device()) if self._delegate is not None else "cpu"
         self._reopen = reopen
         inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
         names = _signature_names(interpreter)
@@ -140,13 +145,33 @@ class LoadedModel:
 
     @property
     def delegate(self) -> GpuDelegate | None:
-        """The GPU delegate that was asked; None if the model was loaded for the CPU."""
+        """The GPU delegate that was asked; None if the model was loaded for the CPU or another delegate."""
         return self._delegate
 
     @property
     def device(self) -> str:
-        """What is really used: "cuda", "webgpu" or "reference" if the GPU delegate runs any op, else "cpu"."""
-        return self._gpu if self.report.delegated else "cpu"
+        """What is really used: "cuda", "webgpu" or "reference" if the GPU delegate runs any op, the name of another
+        delegate if that does ("openvino"), else "cpu"."""
+        if not self.report.delegated:
+            return "cpu"
+        return self._gpu if self._delegate is not None else str(self._asked.name).lower()
+
+    @property
+    def hardware(self) -> str:
+        """The same for people: "NVIDIA H200 (cuda)", "CPU"."""
+        if not self.report.delegated:
+            return "CPU"
+        if self._delegate is not None:
+            info = self._delegate.open_device().info
+            return f"{info.name} ({info.backend})"
+        return self._asked.device_name() if isinstance(self._asked, NamesDevice) else str(self._asked.name)
+
+    @property
+    def is_software(self) -> bool:
+        """Whether what is used is a GPU that is a program on the CPU."""
+        if self._delegate is None or not self.report.delegated:
+            return False
+        return self._delegate.open_device().info.is_software
 
     def __call__(self, *args: npt.ArrayLike, **kwargs: npt.ArrayLike) -> Any:
         """One inference. Values are converted to the input's type where that loses nothing (Python numbers are rounded

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from litegpu.cli.application import LARGEST, MOST_THREADS, Json, Precision, app, print_json
+from litegpu.cli.official_flags import DelegateFlagsCommand
 from litegpu.errors import OptionError
 from litegpu.gpu.backends import registry
 
@@ -27,13 +28,19 @@ def _is_true(value: Truth) -> bool:
 
 
 @app.command(
-    "inference-diff", short_help="Say how far a delegate's results are from the CPU's, and which op is to blame."
+    "inference-diff",
+    cls=DelegateFlagsCommand,
+    short_help="Say how far a delegate's results are from the CPU's, and which op is to blame.",
 )
 def inference_diff(
     model: Annotated[Path | None, typer.Argument(help="A .tflite file.", show_default=False)] = None,
     model_file: Annotated[Path | None, typer.Option("--model_file", "--model-file", help="The same.")] = None,
     delegate: Annotated[
-        str, typer.Option(help="What is tested: gpu, xnnpack, or cpu (without XNNPACK).", show_default="gpu")
+        str,
+        typer.Option(
+            help="What is tested: gpu, xnnpack, cpu (without XNNPACK), openvino, or the name of another delegate.",
+            show_default="gpu",
+        ),
     ] = "",
     use_gpu: Annotated[Truth | None, typer.Option("--use_gpu", help="true: as --delegate=gpu.")] = None,
     use_xnnpack: Annotated[Truth | None, typer.Option("--use_xnnpack", help="true: as --delegate=xnnpack.")] = None,

@@ -56,7 +56,8 @@ OutputFile = Annotated[
 Delegate = Annotated[
     str,
     typer.Option(
-        help=f"cpu, gpu (the best), {registry.listed()}; gpu/float32 sets the precision, cuda:1 the device.",
+        help=f"cpu, gpu (the best), {registry.listed()}; gpu/float32 sets the precision, cuda:1 the device. Or the "
+        "name of another delegate: openvino, openvino:GPU/float32.",
         rich_help_panel=_DELEGATES,
     ),
 ]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from typer.core import TyperCommand
 
+from litegpu.delegate_registry import is_here
+from litegpu.delegates.elsewhere import ELSEWHERE
 from litegpu.errors import OptionError
 
-_ANDROID = "NNAPI is a part of Android; use --delegate=gpu"
-_QUALCOMM = "Hexagon is a processor of phones; use --delegate=gpu"
-_APPLE = "Core ML belongs to Apple's own runtime; use --delegate=gpu, which is Metal there"
+_ANDROID, _QUALCOMM, _APPLE = (ELSEWHERE[name].answer for name in ("nnapi", "hexagon", "coreml"))
 _CPU = "the CPU runs XNNPACK with its defaults"
 _SPEED = "it is about speed, not about results"
 _PLUGIN = "in Python, litegpu.load_delegate loads such a library"
@@ -20,9 +20,7 @@ _BISECT = "in Python, it is an option of litegpu.GpuDelegate"
 
 #: Flags that would put another delegate to work: leaving them out would measure something else than was asked for.
 _DELEGATES = {
-    "use-nnapi": _ANDROID,
-    "use-hexagon": _QUALCOMM,
-    "use-coreml": _APPLE,
+    **{f"use-{name}": foreign.answer for name, foreign in ELSEWHERE.items()},
     "use-ynnpack": _CPU,
     "external-delegate-path": _PLUGIN,
     "stable-delegate-settings-file": _PLUGIN,
@@ -55,19 +53,32 @@ class OfficialCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Without the flags that are recognised. Raises OptionError for a delegate that does not exist here."""
-        return super().parse_args(ctx, _without_official(args))
+        return super().parse_args(ctx, without_official(args))
 
 
-def _without_official(arguments: Sequence[str]) -> list[str]:
+class DelegateFlagsCommand(TyperCommand):
+    """A command that has the official flags but for those of other delegates."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, without_official(args, ignored={}))
+
+
+def without_official(arguments: Sequence[str], ignored: Mapping[str, str] = _IGNORED) -> list[str]:
+    """The arguments without flags that change nothing, and with --delegate for the flags of a delegate of another
+    system that is here. Raises OptionError for one that is not."""
     kept = []
     for argument in arguments:
         flag, _, value = argument.partition("=")
         name = flag.removeprefix("--").replace("_", "-") if flag.startswith("--") else ""
         if name in _DELEGATES:
-            if value not in _OFF or "=" not in argument:
+            if value in _OFF and "=" in argument:
+                continue
+            if is_here(name.removeprefix("use-")):
+                kept.append(f"--delegate={name.removeprefix('use-')}")
+            else:
                 raise OptionError(f"{flag} cannot be had here: {_DELEGATES[name]}")
-        elif name in _IGNORED:
-            print(f"litegpu: {flag} is ignored: {_IGNORED[name]}", file=sys.stderr)
+        elif name in ignored:
+            print(f"litegpu: {flag} is ignored: {ignored[name]}", file=sys.stderr)
         else:
             kept.append(argument)
     return kept

@@ -189,6 +189,14 @@ class Rehearses(Protocol, metaclass=Ability):
 
 
 @runtime_checkable
+class NamesDevice(Protocol, metaclass=Ability):
+    """A delegate that can say what it runs on."""
+
+    def device_name(self) -> str:
+        """For people: "Intel(R) Core(TM) Ultra 7 (OpenVINO CPU)"."""
+
+
+@runtime_checkable
 class OfficialDelegate(Protocol, metaclass=Ability):
     """A delegate in a shared library, as the official load_delegate() gives it: not one of these."""
 

@@ -38,7 +38,6 @@ from litegpu.tools.predictions import (
 
 if TYPE_CHECKING:
     from litegpu.delegates.report import DelegationReport
-    from litegpu.session import LoadedModel
 
 _TIMED_RUNS = 10
 _MOST_SECONDS = 3.0  # of timed runs on one device
@@ -210,10 +209,9 @@ def run_model(
                 inferences[i] = replace(inferences[i], drawing=str(target))
             except OptionError as problem:
                 problems.append(str(problem))
-    name, is_software = _gpu(chosen.loaded) if report.delegated else ("CPU", False)
     return RunReport(
-        os.fspath(model), device, name, is_software, precision, report, timing, cpu, tuple(inferences), hybrid_ops,
-        tuple(problems),
+        os.fspath(model), device, chosen.loaded.hardware, chosen.loaded.is_software, precision, report, timing, cpu,
+        tuple(inferences), hybrid_ops, tuple(problems),
     )  # fmt: skip
 
 
@@ -306,13 +304,6 @@ def _with_float_weights(model: str | os.PathLike[str], report: DelegationReport)
         return b"", 0
     main: Subgraph = changed.main
     return cut(changed, 0, range(len(main.operators)), main.inputs, main.outputs), len(nodes)
-
-
-def _gpu(loaded: LoadedModel) -> tuple[str, bool]:
-    """The name of the GPU that a model runs on, and whether it is a program on the CPU."""
-    assert loaded.delegate is not None
-    info = loaded.delegate.open_device().info
-    return f"{info.name} ({info.backend})", info.is_software
 
 
 def _timed(call: Any) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-_PHONE = "it is for phones; use --use_gpu=true"
+from litegpu.delegates.elsewhere import ELSEWHERE
+
+_PHONE = "it is for phones; use --use_gpu=true, or --external_delegate_path=openvino"
 _CPU = "the CPU part is the official runtime's wheel, which leaves no choice here; --num_threads and --use_xnnpack do"
 _MEMORY = "memory is planned by the runtime"
 _PROFILE = "profiles have no fixed buffer"
@@ -10,11 +12,12 @@ _COMPILED = "of the official CompiledModel tool"
 
 #: Asked to run on something that is not there: an error, since the figures would be those of something else.
 DELEGATES = {
-    "use_nnapi": f"NNAPI is Android's: {_PHONE}",
-    "use_hexagon": f"Hexagon is a phone's DSP: {_PHONE}",
-    "use_coreml": "Core ML is not used here: use --use_gpu=true --gpu_backend=metal",
+    **{
+        f"use_{name}": f"{foreign.answer} (--use_gpu=true, --external_delegate_path=openvino)"
+        for name, foreign in ELSEWHERE.items()
+    },
     "use_ynnpack": "the wheel has no YNNPACK: use --use_xnnpack=true",
-    "use_npu": "there is no NPU delegate: use --use_gpu=true",
+    "use_npu": "use --use_gpu=true, or for NPUs of Intel --external_delegate_path=openvino:NPU",
     "stable_delegate_settings_file": "the wheel loads no stable delegates: use --external_delegate_path",
 }
 

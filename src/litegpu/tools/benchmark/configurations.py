@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from litegpu.device_choice import is_device
+from litegpu.delegate_registry import known_delegates
+from litegpu.device_choice import is_device, names_delegate
 from litegpu.errors import OptionError
 from litegpu.gpu.backends import registry
 from litegpu.tools.benchmark.flags import BenchmarkFlags
@@ -42,7 +43,8 @@ def configurations(flags: BenchmarkFlags, wanted: str | Mapping[str, Mapping[str
 
     `wanted`: `cpu,gpu,gpu:precision=float32:wait=active`, where each is cpu, gpu, cuda:1 or a backend (cuda, webgpu
     ...), followed by settings: the short names threads, xnnpack, precision, backend, wait, device, tuning, partitions
-    and quantized, or any flag. Or name -> settings. Raises OptionError.
+    and quantized, or any flag. Or the name of another delegate, followed by options of its, and threads and xnnpack of
+    the CPU: `openvino:device=GPU:precision=float16`. Or name -> settings. Raises OptionError.
     """
     if not isinstance(wanted, str):
         return [Configuration(label, with_changes(flags, changes)) for label, changes in wanted.items()]
@@ -100,12 +102,33 @@ def _flags(flags: BenchmarkFlags, item: str) -> BenchmarkFlags:
         changes["gpu_backend"] = kind
         if settings and is_device(f"{kind}:{settings[0]}"):  # cuda:1, as everywhere
             changes["gpu_device"] = settings.pop(0)
+    elif kind not in ("cpu", "gpu") and names_delegate(kind):
+        return _named(flags, kind, settings)
     elif kind not in ("cpu", "gpu"):
-        known = ", ".join(("cpu", "gpu", *_BACKENDS))
+        known = ", ".join(("cpu", "gpu", *_BACKENDS, *(d.name for d in known_delegates() if d.name != "gpu")))
         raise OptionError(f"{item!r} in --compare begins with none of {known}")
     for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise OptionError(f"{setting!r} in --compare is not name=value")
+        name, value = _setting(setting)
         changes[_SHORT.get(name, name)] = value
     return with_changes(flags, changes)
+
+
+def _named(flags: BenchmarkFlags, kind: str, settings: Sequence[str]) -> BenchmarkFlags:
+    """The flags for a delegate by name."""
+    changes = {"use_gpu": "false", "external_delegate_path": kind}
+    options = []
+    for setting in settings:
+        name, value = _setting(setting)
+        if name in ("threads", "xnnpack"):
+            changes[_SHORT[name]] = value
+        else:
+            options.append(f"{name}:{value}")
+    return with_changes(flags, changes | {"external_delegate_options": ";".join(options)})
+
+
+def _setting(text: str) -> tuple[str, str]:
+    """Name and value. Raises OptionError."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise OptionError(f"{text!r} in --compare is not name=value")
+    return name, value

@@ -7,8 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from litegpu.delegate_registry import with_values
+from litegpu.delegates.protocol import Delegate
 from litegpu.delegates.xnnpack import partitions_of
-from litegpu.errors import DelegateError, LiteGpuError, OptionError
+from litegpu.device_choice import names_delegate
+from litegpu.errors import LiteGpuError, OptionError
 from litegpu.gpu.delegate.delegate import GpuDelegate
 from litegpu.gpu.delegate.options import InferencePreference
 from litegpu.interpreter import load_delegate
@@ -87,22 +90,22 @@ class GpuWatch:
 
 
 def external_delegate(flags: BenchmarkFlags) -> Any:
-    """The official runtime's object for a delegate in a shared library, None if there is none."""
+    """A delegate by name, or the official runtime's object for one in a shared library; None if there is none."""
     if not flags.external_delegate_path:
         return None
     path = flags.external_delegate_path
     if os.path.dirname(path) and not os.path.exists(path):
         raise OptionError(f"--external_delegate_path={path}: there is no such file")
-    options = {}
+    options: dict[str, Any] = {}
     for item in filter(None, flags.external_delegate_options.split(";")):
         key, colon, value = item.partition(":")
         if not colon:
             raise OptionError(f"{item!r} in --external_delegate_options is not key:value")
         options[key] = value
-    try:
+    if not names_delegate(path):
         return load_delegate(path, options)
-    except (OSError, ValueError) as error:
-        raise DelegateError(f"The delegate in {path} cannot be loaded: {error}") from None
+    name, _, device = path.partition(":")
+    return load_delegate(name, with_values(options) | ({"device": device} if device else {}))
 
 
 def applied(
@@ -114,6 +117,10 @@ def applied(
     if gpu is not None:
         count = sum(p.owner == "GPU" for p in report.partitions)
         found.append(("GPU", count, count == 1 and report.fully_delegated))
+    if isinstance(external, Delegate):
+        count = sum(p.owner == external.name for p in report.partitions)
+        found.append((external.name, count, count == 1 and report.fully_delegated))
+        external = None
     name = "EXTERNAL" if external is not None else "XNNPACK" if flags.use_xnnpack else ""
     if name and interpreter.runs_whole:
         try:

@@ -105,7 +105,9 @@ class BenchmarkFlags:
     use_xnnpack: bool | None = _flag(
         None, "Use xnnpack", "false: without XNNPACK on the CPU; true, or not given: with it", bool
     )
-    external_delegate_path: str = _flag("", "External delegate path", "a delegate's shared library, for the CPU's part")
+    external_delegate_path: str = _flag(
+        "", "External delegate path", "a delegate's shared library, for the CPU's part, or its name: openvino"
+    )
     external_delegate_options: str = _flag("", "External delegate options", "key:value;key:value")
 
     @property

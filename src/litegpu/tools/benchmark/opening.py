@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from litegpu.delegates.cpu import PLAIN
+from litegpu.delegates.protocol import NamesDevice
 from litegpu.errors import DelegateError, InvokeError, OptionError
 from litegpu.interpreter import Interpreter, OpResolverType
 from litegpu.model.reader import read_model
@@ -43,6 +44,7 @@ class Opened:
     inputs: tuple[np.ndarray, ...]
     outputs: Callable[[], Outputs]
     device_memory: DeviceMemory
+    external: Any = None
 
     @property
     def report(self) -> DelegationReport:
@@ -51,8 +53,10 @@ class Opened:
     @property
     def device_name(self) -> str:
         """What runs most of it, for people."""
-        if self.device is None or not self.report.delegated:
+        if not self.report.delegated:
             return "CPU"
+        if self.device is None:
+            return self.external.device_name() if isinstance(self.external, NamesDevice) else self.external.name
         info = self.device.info
         return f"{info.name} ({info.backend})"
 
@@ -97,7 +101,9 @@ def open_model(flags: BenchmarkFlags, content: bytes | None = None, announce: Ca
         interpreter.close()
         raise
     kernels = tuple(gpu.prepared) if gpu is not None else ()
-    return Opened(interpreter, kernels, device, delegates, startup, prepare, run, arrays, outputs, device_memory)
+    return Opened(
+        interpreter, kernels, device, delegates, startup, prepare, run, arrays, outputs, device_memory, external
+    )
 
 
 def signature_keys(flags: BenchmarkFlags) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from typing import Any
 
+from litegpu.delegate_registry import is_here
 from litegpu.errors import OptionError
 from litegpu.tools.benchmark.answers import DELEGATES, KNOWN
 from litegpu.tools.benchmark.flags import BenchmarkFlags, ReportFlags
@@ -59,6 +60,9 @@ def parse_flags(arguments: Sequence[str]) -> CommandLine:
                 raise OptionError(f"--{name} needs a value: --{name}=...")
         if name in KNOWN:
             if name in DELEGATES and text not in _OFF:
+                if is_here(name.removeprefix("use_")):
+                    values.setdefault("external_delegate_path", name.removeprefix("use_"))
+                    continue
                 raise OptionError(f"--{name}={text} cannot be had: {DELEGATES[name]}")
             answers.append(f"--{name} has no effect: {KNOWN[name]}")
         elif name in values:

@@ -6,7 +6,9 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from litegpu.device_choice import best_gpu, is_device
+from litegpu.delegate_registry import known_delegates, library_of
+from litegpu.delegates.elsewhere import recognised
+from litegpu.device_choice import best_gpu, is_device, names_delegate
 from litegpu.errors import OptionError, TensorError
 from litegpu.gpu.backends import registry
 from litegpu.model.batch import with_batch
@@ -17,16 +19,12 @@ log = logging.getLogger("litegpu")
 
 _KINDS = ("cpu", "gpu", *registry.words()[1:])
 _PRECISIONS = ("float32", "float16", "auto")
-_ELSEWHERE = {
-    "nnapi": "NNAPI is a part of Android",
-    "hexagon": "the Hexagon delegate needs a Qualcomm DSP under Android",
-    "coreml": "the Core ML delegate is a part of Apple's own runtime; Metal is reached by 'gpu'",
-}
 
 
 @dataclass(frozen=True)
 class DelegateChoice:
-    """`kind`: "cpu", "gpu" (the best there is), or a backend, a part of one, or a device of one by its number.
+    """`kind`: "cpu", "gpu" (the best there is), or a backend, a part of one, or a device of one by its number; or the
+    name of another delegate that there is.
 
     `precision` is that of the GPU. `num_threads` are the CPU's, `max_delegated_partitions` the GPU's (0: all).
     """
@@ -37,13 +35,15 @@ class DelegateChoice:
     max_delegated_partitions: int = 1
 
     def __post_init__(self) -> None:
-        if self.kind in _ELSEWHERE:
-            raise OptionError(
-                f"{self.kind!r} cannot be evaluated here: {_ELSEWHERE[self.kind]}. Use {', '.join(_KINDS)}"
-            )
-        if self.kind not in _KINDS and not (":" in self.kind and is_device(self.kind)):
+        foreign = None if self.is_named else recognised(self.kind)
+        if foreign is not None:
+            library_of(foreign)  # raises if it is not here
+        elif self.kind not in _KINDS and not self.is_named and not (":" in self.kind and is_device(self.kind)):
             numbered = " or ".join(f"{name}:<index>" for name in registry.numbered())
-            raise OptionError(f"The delegate {self.kind!r} is unknown: use {', '.join(_KINDS)} or {numbered}")
+            names = ", ".join(known.name for known in known_delegates() if known.name not in _KINDS)
+            raise OptionError(
+                f"The delegate {self.kind!r} is unknown: use {', '.join(_KINDS)} or {numbered}, or one of: {names}"
+            )
         if self.precision not in _PRECISIONS:
             raise OptionError(f"The precision {self.precision!r} is unknown: use {', '.join(_PRECISIONS)}")
         if self.num_threads < 1:
@@ -52,12 +52,23 @@ class DelegateChoice:
             raise OptionError(f"max_delegated_partitions is {self.max_delegated_partitions}; it must be 0 or more")
 
     @property
+    def is_named(self) -> bool:
+        """Whether it is a delegate by name, other than the GPU's."""
+        return self.kind not in _KINDS and names_delegate(self.kind)
+
+    @property
     def on_gpu(self) -> bool:
+        return self.kind in _KINDS[1:] or (
+            is_device(self.kind) and not names_delegate(self.kind) and self.kind != "cpu"
+        )
+
+    @property
+    def delegated(self) -> bool:
         return self.kind != "cpu"
 
     def __str__(self) -> str:
         """ "cpu", "gpu/float16"; also how a choice is written on the command line."""
-        return f"{self.kind}/{self.precision}" if self.on_gpu else self.kind
+        return f"{self.kind}/{self.precision}" if self.delegated else self.kind
 
 
 def parse_choice(text: str, like: DelegateChoice | None = None) -> DelegateChoice:
@@ -94,8 +105,10 @@ def open_model(model: str | bytes, choice: DelegateChoice, batch: int = 1) -> Op
         except TensorError as error:
             batch, note = 1, str(error)
             log.info("The model takes one image at a time: %s", error)
-    if not choice.on_gpu:
+    if not choice.delegated:
         return OpenedModel(load(source, "cpu", num_threads=choice.num_threads), batch, note)
+    if not choice.on_gpu:
+        return OpenedModel(_with_delegate(source, choice), batch, note)
     options: dict[str, Any] = {"max_delegated_partitions": choice.max_delegated_partitions}
     device = choice.kind
     if device == "gpu":
@@ -105,3 +118,10 @@ def open_model(model: str | bytes, choice: DelegateChoice, batch: int = 1) -> Op
     loaded = load(source, device, choice.precision, num_threads=choice.num_threads, **options)
     loaded.interpreter.invoke()  # what drivers compile at the first inference is no latency of a model
     return OpenedModel(loaded, batch, note)
+
+
+def _with_delegate(source: str | bytes, choice: DelegateChoice) -> LoadedModel:
+    """On a delegate by name, or one of another system whose library is here."""
+    if choice.is_named:
+        return load(source, choice.kind, choice.precision, num_threads=choice.num_threads)
+    return load(source, delegate=choice.kind, num_threads=choice.num_threads)

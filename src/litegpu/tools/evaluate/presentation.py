@@ -126,7 +126,7 @@ def write_table(path: Path, columns: Sequence[str], rows: Sequence[Sequence[obje
 
 def begin_page(title: str, model: str, collected: Collected) -> Page:
     """A page that says what was evaluated where."""
-    where = f"{collected.choice} on {collected.placement.device}" if collected.choice.on_gpu else "CPU"
+    where = f"{collected.choice} on {collected.placement.device}" if collected.choice.delegated else "CPU"
     return Page(f"{title}: {Path(model).name}", subtitle=where)
 
 

@@ -98,13 +98,8 @@ def map_shard(
 def placement(opened: OpenedModel) -> Placement:
     """Where an opened model runs."""
     loaded = opened.loaded
-    device = "CPU"
-    if loaded.device != "cpu":
-        assert loaded.delegate is not None
-        info = loaded.delegate.open_device().info
-        device = f"{info.name} ({info.backend})"
     graph = graph_nodes(loaded.interpreter.graph, loaded.report)
-    return Placement(device, loaded.report, tuple(graph), opened.batch, opened.note)
+    return Placement(loaded.hardware, loaded.report, tuple(graph), opened.batch, opened.note)
 
 
 def _inference(model: OpenedModel, array: np.ndarray) -> tuple[list[np.ndarray], float]:

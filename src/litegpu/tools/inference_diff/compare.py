@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from litegpu.errors import DelegateError, OptionError
+from litegpu.delegate_registry import known_delegates, library_of, load_delegate
+from litegpu.delegates.elsewhere import recognised
+from litegpu.delegates.protocol import NamesDevice, OfficialDelegate
+from litegpu.device_choice import asked_for, names_delegate
+from litegpu.errors import DelegateError, DelegateLoadError, OptionError
 from litegpu.gpu.delegate.options import GpuDelegateOptions
 from litegpu.interpreter import Interpreter, OpResolverType
 from litegpu.model.types import Model, Subgraph
@@ -46,19 +50,16 @@ _RESOLVERS = {
     "cpu": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
     "reference": OpResolverType.BUILTIN_REF,
 }
-_ELSEWHERE = {
-    "nnapi": "it exists on Android only",
-    "hexagon": "it exists on Qualcomm's phones only",
-    "coreml": "on a Mac the GPU delegate runs on Metal",
-}
 
 
 @dataclass(frozen=True)
 class DiffOptions:
     """What is compared with what.
 
-    delegate: "gpu"; "xnnpack": the CPU as the official runtime uses it; "cpu": its plain built-in kernels.
-    precision, backend, quantization, max_delegated_partitions: of the GPU delegate; 0 partitions means 1.
+    delegate: "gpu"; "xnnpack": the CPU as the official runtime uses it; "cpu": its plain built-in kernels; or the name
+        of another delegate, perhaps with a device of its: "openvino:GPU".
+    precision: of the GPU delegate or another one.
+    backend, quantization, max_delegated_partitions: of the GPU delegate; 0 partitions means 1.
     num_threads: of the CPU part of what is tested; the reference always has one.
     reference: the kernels of the reference: "xnnpack" (the official runtime's default), "builtin" (without XNNPACK),
         "reference" (the slow ones that define the ops), or "auto": xnnpack, but builtin where XNNPACK is tested.
@@ -84,9 +85,7 @@ class DiffOptions:
     tolerance: float | None = None
 
     def __post_init__(self) -> None:
-        if self.delegate not in DELEGATES:
-            why = f": {_ELSEWHERE[self.delegate]}" if self.delegate in _ELSEWHERE else ""
-            raise OptionError(f"Unsupported TFLite delegate: {self.delegate}{why}; use one of {', '.join(DELEGATES)}")
+        _check_delegate(self.delegate)
         if self.reference not in REFERENCES:
             raise OptionError(f"reference is {self.reference!r}; it must be one of {', '.join(REFERENCES)}")
         for name in ("num_runs", "num_threads"):
@@ -166,15 +165,20 @@ def inference_diff(model: str | os.PathLike[str], options: DiffOptions | None = 
     """
     options = options or DiffOptions()
     recording = _gpu(options) if options.delegate == "gpu" else None
+    other = _other(options)
     with contextlib.ExitStack() as stack:
         reference = stack.enter_context(contextlib.closing(_opened(model, _RESOLVERS[options.reference_kernels])))
         test = stack.enter_context(
-            contextlib.closing(_opened(model, _resolver(options), options.num_threads, recording))
+            contextlib.closing(_opened(model, _resolver(options), options.num_threads, recording or other))
         )
         report = test.delegation_report()
         if recording is not None and not report.delegated:
             raise DelegateError(
                 f"The GPU takes no op of {os.fspath(model)}, so nothing is compared: {report.summary()}"
+            )
+        if other is not None and not isinstance(other, OfficialDelegate) and not report.delegated:
+            raise DelegateError(
+                f"{other.name} takes no op of {os.fspath(model)}, so nothing is compared: {report.summary()}"
             )
         feeds, count, described = _feeds(reference, options)
         runs = _Runs(reference, test)
@@ -203,7 +207,7 @@ def inference_diff(model: str | os.PathLike[str], options: DiffOptions | None = 
             open_test=_opener(options),
             tolerance=options.tolerance if options.tolerance is not None else _tolerance(recording),
         )
-    name, is_software = ("CPU", False) if recording is None else recording.device
+    name, is_software = (_name(other), False) if recording is None else recording.device
     return DiffReport(
         model=os.fspath(model),
         options=options,
@@ -317,6 +321,37 @@ def _gpu(options: DiffOptions, staging: Staging | None = None) -> RecordingDeleg
     return delegate
 
 
+def _check_delegate(name: str) -> None:
+    """Raises OptionError if nothing is compared by this name."""
+    if name in DELEGATES or names_delegate(name):
+        return
+    foreign = recognised(name)
+    try:
+        if foreign is not None:
+            library_of(foreign)
+            return
+    except DelegateLoadError as error:
+        raise DelegateLoadError(f"Unsupported TFLite delegate: {name}. {error}") from None
+    others = {known.name for known in known_delegates()}.difference(DELEGATES)
+    listed = ", ".join((*DELEGATES, *sorted(others)))
+    raise OptionError(f"Unsupported TFLite delegate: {name}; use one of {listed}")
+
+
+def _other(options: DiffOptions) -> Any:
+    """A delegate that is neither the GPU's nor the CPU itself."""
+    if options.delegate in DELEGATES:
+        return None
+    if names_delegate(options.delegate):
+        return asked_for(options.delegate, options.precision, {})
+    return load_delegate(options.delegate)
+
+
+def _name(other: Any) -> str:
+    if other is None:
+        return "CPU"
+    return other.device_name() if isinstance(other, NamesDevice) else str(getattr(other, "name", "external delegate"))
+
+
 def _own_format(model: Model) -> DelegateProtocol | None:
     """Runs on the reference's side the ops whose inner tensors the official runtime has in another format."""
     from litegpu.gpu.delegate.missing_ops import OWN_FORMAT, ReferenceDelegate
@@ -335,7 +370,8 @@ def _opener(options: DiffOptions) -> Callable[[bytes, Staging], tuple[Interprete
 
 def _resolver(options: DiffOptions) -> OpResolverType:
     """Of the CPU kernels of what is tested; those that are left to the CPU beside a GPU are the reference's own."""
-    return _RESOLVERS[options.reference_kernels if options.delegate == "gpu" else options.delegate]
+    on_cpu = options.delegate in _RESOLVERS
+    return _RESOLVERS[options.delegate if on_cpu else options.reference_kernels]
 
 
 def _tolerance(recording: RecordingDelegate) -> float:

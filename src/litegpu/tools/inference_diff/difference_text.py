@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from litegpu.tools.console import print_table, print_warning
-from litegpu.tools.inference_diff.compare import DiffReport
+from litegpu.tools.inference_diff.compare import DELEGATES, DiffReport
 from litegpu.tools.inference_diff.measures import Difference, OutputDifference
 from litegpu.tools.inference_diff.per_op import NodeDifference, PerOpReport
 from litegpu.tools.statistics import Statistics, number
@@ -63,6 +63,8 @@ def tested(report: DiffReport) -> str:
         asked = report.options.precision
         precision = asked if report.half or asked == "float32" else f"float32 (the device has no {asked})"
         return f"{report.device}, {precision}"
+    if report.options.delegate not in DELEGATES:
+        return f"{report.device}, {report.options.precision}"
     kernels = "built-in kernels" if report.options.delegate == "cpu" else "XNNPACK"
     return f"CPU with {kernels}, {threads}"
 

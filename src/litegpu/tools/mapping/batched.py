@@ -140,11 +140,7 @@ class BatchedModel:
     @property
     def device(self) -> str:
         """What it runs on, for people."""
-        delegate = self._loaded.delegate
-        if self._loaded.device == "cpu" or delegate is None:
-            return "CPU"
-        info = delegate.open_device().info
-        return f"{info.name} ({info.backend})"
+        return self._loaded.hardware
 
     def __call__(self, items: Sequence[Sequence[np.ndarray]]) -> list[list[np.ndarray]]:
         """For each output one array per item. `items` hold one array per input."""
