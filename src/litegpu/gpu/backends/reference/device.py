@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections.abc import Sequence
 
-import numpy as np
-
-from litegpu import fork
-from litegpu.errors import DeviceError, OptionError
-from litegpu.gpu.backends.contract import DeviceInfo
+from litegpu.errors import OptionError
+from litegpu.gpu.backends.reference.base import ReferenceDeviceBase
 from litegpu.gpu.backends.reference.session import ReferenceSession
-from litegpu.gpu.backends.reference.text import read_tree
-from litegpu.gpu.lang import Features, Kernel, KernelError
-from litegpu.gpu.program import KernelCode, Program
+from litegpu.gpu.program import Program
 
 _WAITS = ("passive", "active", "do_not_wait")
 
 
-class ReferenceDevice:
-    """Satisfies contract.Device. Its limits are the least that any device has, so that what runs here fits all of them.
-    Uses no driver, so that it works in forked processes as well."""
+class ReferenceDevice(ReferenceDeviceBase):
+    """What programs run on; satisfies contract.Device."""
 
     target = "tree"
-    features = Features(float16=True, subgroups=True, subgroup_size=32, timestamps=True)
-
-    def __init__(self) -> None:
-        self.info = DeviceInfo("NumPy", "reference", f"NumPy {np.__version__}", True)
-        self.lost = False  # never by itself: tests set it
-        self._lock = threading.Lock()
-        fork.follow(self)
-        self._kernels: weakref.WeakValueDictionary[str, Kernel] = weakref.WeakValueDictionary()
-
-    def _forked(self) -> None:
-        self._lock = threading.Lock()
-
-    def __str__(self) -> str:
-        return f"{self.info.name} (reference)"
-
-    def check(self) -> None:
-        """Raises DeviceError if the device is lost."""
-        if self.lost:
-            raise DeviceError(f"{self} was lost, with everything that was on it: load the model again")
 
     def session(self, program: Program, wait: str | None = None, *, validation: bool = False) -> ReferenceSession:
         """A session of `program`. What it computes is there when run() returns, whatever `wait` is; every call is
@@ -63,18 +36,3 @@ class ReferenceDevice:
 
     def adopt(self, program: Program, images: Sequence[bytes]) -> None:
         """Nothing to adopt."""
-
-    def kernels(self, codes: Sequence[KernelCode]) -> list[Kernel]:
-        """The kernels to be interpreted, in order; sessions share those of equal texts."""
-        with self._lock:
-            return [self._kernel(code) for code in codes]
-
-    def _kernel(self, code: KernelCode) -> Kernel:
-        kernel = self._kernels.get(code.source)
-        if kernel is None:
-            try:
-                kernel = read_tree(code.source)
-            except KernelError as error:
-                raise DeviceError(f"kernel {code.name!r} did not compile on {self}: {error}") from error
-            self._kernels[code.source] = kernel
-        return kernel

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,12 +14,10 @@ from litegpu import fork
 from litegpu.errors import DeviceError, blame
 from litegpu.gpu.backends.check import check_array, check_program
 from litegpu.gpu.backends.contract import KernelTime
+from litegpu.gpu.backends.reference.base import ReferenceDeviceBase
 from litegpu.gpu.backends.reference.effort import seconds
 from litegpu.gpu.lang import Kernel, KernelError, interpret, ops
 from litegpu.gpu.program import Dispatch, Port, Program
-
-if TYPE_CHECKING:
-    from litegpu.gpu.backends.reference.device import ReferenceDevice
 
 log = logging.getLogger("litegpu")
 
@@ -44,7 +41,7 @@ class ReferenceSession:
     sees the inputs of the last one. An inference that raises, Ctrl-C included, leaves variables as they were.
     """
 
-    def __init__(self, device: ReferenceDevice, program: Program) -> None:
+    def __init__(self, device: ReferenceDeviceBase, program: Program) -> None:
         self.device = device
         self.program = program
         self._lock = threading.RLock()  # held over a whole inference
@@ -186,7 +183,7 @@ class ReferenceSession:
         self._lock = threading.RLock()
 
 
-def _step(dispatch: Dispatch, kernel: Kernel, spaces: Mapping[str, np.ndarray], device: ReferenceDevice) -> _Step:
+def _step(dispatch: Dispatch, kernel: Kernel, spaces: Mapping[str, np.ndarray], device: ReferenceDeviceBase) -> _Step:
     """Raises DeviceError, naming the kernel, if the kernel wants other buffers or groups than the dispatch gives."""
     problem = None
     if [m.access for m in kernel.buffers] != [{"arena": "read_write"}.get(b.space, "read") for b in dispatch.bindings]:
@@ -206,7 +203,7 @@ def _step(dispatch: Dispatch, kernel: Kernel, spaces: Mapping[str, np.ndarray], 
     return _Step(dispatch, kernel, arrays)
 
 
-def _launch(step: _Step, device: ReferenceDevice) -> None:
+def _launch(step: _Step, device: ReferenceDeviceBase) -> None:
     """Raises DeviceError, naming the kernel and its author's line, for what the interpreter objects to."""
     try:
         interpret.run(step.kernel, step.arrays, device.features.subgroup_size)
