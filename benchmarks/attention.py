@@ -19,8 +19,8 @@ from lstm import median
 
 from litegpu.gpu import graph, passes
 from litegpu.gpu.backends.cuda import native
-from litegpu.gpu.backends.cuda.opening import open_device
 from litegpu.gpu.backends.cuda.timing import launch_seconds
+from litegpu.gpu.backends.registry import open_device
 from litegpu.gpu.build import build_program
 from litegpu.gpu.lower import lower_partition
 from litegpu.model.reader import read_model
@@ -74,7 +74,7 @@ def network(batch: int, heads: int, queries: int, keys: int, depth: int) -> byte
 
 def seconds(content: bytes, half: bool) -> float:
     """GPU time of the attention's kernels, each by itself: the first three are others."""
-    device = open_device()
+    device = open_device("cuda")
     main = read_model(content).main
     lowered = lower_partition(main, main.operators, main.inputs, main.outputs)
     program = build_program(lowered.graph, device.features, device.target, half=half)

@@ -21,7 +21,7 @@ import numpy as np
 from cuda_measure import build, find_models, host_to_host, infer, lowered, reference, relative_error
 
 from litegpu.errors import DeviceError
-from litegpu.gpu.backends.cuda.opening import open_device
+from litegpu.gpu.backends.registry import open_device
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--wait", choices=("active", "passive", "both"), default="active")
     parser.add_argument("--kernels", action="store_true")
     args = parser.parse_args()
-    device = open_device()
+    device = open_device("cuda")
     print(f"{device}; {device.info.driver}; {device.features}", flush=True)
     failed = 0
     for path, half in itertools.product(find_models(args.models) if args.models else find_models(), (False, True)):

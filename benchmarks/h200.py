@@ -51,7 +51,7 @@ from cuda_measure import (
 
 import litegpu
 from litegpu.errors import DeviceError
-from litegpu.gpu.backends.cuda.opening import open_device
+from litegpu.gpu.backends.registry import open_device
 from litegpu.gpu.delegate.delegate import GpuDelegate
 from litegpu.gpu.program import Program
 from litegpu.model import Model
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _arguments(arguments)
     models = find_models(args.models)
     folder = None if args.no_peers else peers.find_folder(args.peers)
-    device = open_device()
+    device = open_device("cuda")
     deadline = time.monotonic() + (args.time_limit or float("inf"))
     report = Report(args.output, machine(device), args.append)
     print(f"{', '.join(f'{name} {value}' for name, value in report.machine.items())}", flush=True)

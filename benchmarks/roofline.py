@@ -124,9 +124,9 @@ def main() -> None:
     parser.add_argument("--batches", default="1,64")
     args = parser.parse_args()
     try:
-        from litegpu.gpu.backends.cuda.opening import open_device
+        from litegpu.gpu.backends.registry import open_device
 
-        device = open_device()
+        device = open_device("cuda")
         peak, features = peak_of(device) or H200, device.features
         print(f"{device}: {peak}")
     except DeviceError as error:
