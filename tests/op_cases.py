@@ -772,8 +772,12 @@ def batch_to_space(d: Draft) -> OpCase:
 SPECIAL_VALUES: dict[str, Callable[[], OpCase]] = {}
 
 _NAN, _INF = np.nan, np.inf
-_LEFT = np.float32([_NAN, 1, -2, _NAN, _INF, -_INF, 0, 3, 2, _NAN, -1, 1, _NAN, _NAN, _INF, 0.5]).reshape(1, 2, 2, 4)
-_RIGHT = np.float32([0, _NAN, 3, _NAN, _NAN, 5, _INF, -_INF, 1, 0, _NAN, -5, 7, -7, _INF, 0]).reshape(1, 2, 2, 4)
+_LEFT = np.array([_NAN, 1, -2, _NAN, _INF, -_INF, 0, 3, 2, _NAN, -1, 1, _NAN, _NAN, _INF, 0.5], np.float32).reshape(
+    1, 2, 2, 4
+)
+_RIGHT = np.array([0, _NAN, 3, _NAN, _NAN, 5, _INF, -_INF, 1, 0, _NAN, -5, 7, -7, _INF, 0], np.float32).reshape(
+    1, 2, 2, 4
+)
 
 
 def _special(name: str, operator: str, operands: int, options: dict[str, Any] | None = None,
@@ -800,7 +804,7 @@ for _name in ("MAXIMUM", "MINIMUM", "POW", "SQUARED_DIFFERENCE", "PRELU"):
 for _name in ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"):
     _special(_name, _name, 2, type=BOOL)
 for _name in ("MEAN", "SUM", "REDUCE_PROD"):
-    _special(_name, _name, 1, dict(keep_dims=True), [np.int32([3])])
+    _special(_name, _name, 1, dict(keep_dims=True), [np.array([3], np.int32)])
 _special("LEAKY_RELU", "LEAKY_RELU", 1, dict(alpha=0.1))
 _special(  # all channels are in all windows: the CPU's running sum never loses what it has met
     "LOCAL_RESPONSE_NORMALIZATION", "LOCAL_RESPONSE_NORMALIZATION", 1, dict(radius=3, bias=1.0, alpha=0.5, beta=0.75)

@@ -214,7 +214,7 @@ def _fixed(operator: str, type_: TensorType) -> Quantization:
 
 
 def _parameters(scale: float, zero: int) -> Quantization:
-    return Quantization(np.float32([scale]), np.int64([zero]))
+    return Quantization(np.array([scale], np.float32), np.array([zero], np.int64))
 
 
 def _stored(tensor: Tensor, q: Quantization, type_: TensorType) -> Tensor:

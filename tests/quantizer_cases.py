@@ -48,7 +48,7 @@ def float_network() -> bytes:
     z = b.op("ADD", [z, y], (1, 8, 8, 32))
     whole = dict(filter_height=8, filter_width=8, stride_h=1, stride_w=1, padding="VALID")
     z = b.op("AVERAGE_POOL_2D", [z], (1, 1, 1, 32), whole)
-    z = b.op("RESHAPE", [z, b.constant(np.int32([1, 32]))], (1, 32))
+    z = b.op("RESHAPE", [z, b.constant(np.array([1, 32], np.int32))], (1, 32))
     z = b.op("FULLY_CONNECTED", [z, weights(64, 32), bias(64)], (1, 64), {"fused_activation_function": "RELU"})
     z = b.op("FULLY_CONNECTED", [z, weights(10, 64), bias(10)], (1, 10))
     b.output(z)

@@ -26,7 +26,7 @@ DTYPES = {
     TensorType.BOOL: np.bool_,
 }
 KINDS = [(t, q) for t in DTYPES for q in (False, True) if not q or t.name in ("INT8", "UINT8", "INT16")]
-GIVEN = np.float32([[1, 2, 3, 4]])
+GIVEN = np.array([[1, 2, 3, 4]], np.float32)
 
 
 def numbers(type_: TensorType, seed: int) -> np.ndarray:
@@ -37,7 +37,7 @@ def uncomputed(type_: TensorType, with_scale: bool) -> bytes:
     """Outputs: a constant, a folded value, an input, a view of it twice, both joined, input and folded value again."""
     b = ModelBuilder()
     q = quantized(0.1, 0 if type_ is TensorType.INT16 else 3) if with_scale else None
-    turned = b.constant(np.int32([5, 2]))
+    turned = b.constant(np.array([5, 2], np.int32))
     x = b.input("x", (2, 5), type_, quantization=q)
     constant = b.constant(numbers(type_, 0), quantization=q)
     folded = b.op("RESHAPE", [constant, turned], (5, 2), type=type_, quantization=q)
@@ -104,7 +104,7 @@ def test_an_input_with_a_value_in_the_file(on: str) -> None:
     require_gpu()
     content = with_given_input()
     delegates = [litegpu.GpuDelegate(backend="webgpu")] if on == "gpu" else None
-    x, new = np.float32([[10, 20, 30, 40]]), np.float32([[5, 6, 7, 8]])
+    x, new = np.array([[10, 20, 30, 40]], np.float32), np.array([[5, 6, 7, 8]], np.float32)
     reference = official(bytes(bytearray(content)), OpResolverType.AUTO)  # which writes into what it is given
     with litegpu.Interpreter(model_content=content, experimental_delegates=delegates) as interpreter:
         interpreter.allocate_tensors()
@@ -134,7 +134,7 @@ def test_a_loaded_model_with_such_an_input(tmp_path: Path, device: str) -> None:
     require_gpu()
     path = tmp_path / "model.tflite"
     path.write_bytes(with_given_input())
-    x, values = np.float32([[10, 20, 30, 40]]), [GIVEN, GIVEN * 2, GIVEN + 3]
+    x, values = np.array([[10, 20, 30, 40]], np.float32), [GIVEN, GIVEN * 2, GIVEN + 3]
     with litegpu.load(str(path), device=device) as model:
         for got in ([model(x, c) for c in values], list(model.stream([(x, c) for c in values]))):
             np.testing.assert_allclose(got, [(x + c) * c for c in values], rtol=1e-6)

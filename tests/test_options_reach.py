@@ -237,7 +237,7 @@ def test_so_many_are_in_flight_and_their_kernels_are_used_again() -> None:
     for i in range(9):
         if lane.full:
             found.append(lane.next())
-        lane.begin({"x": np.float32([i])})
+        lane.begin({"x": np.array([i], np.float32)})
         assert len(made) == min(i + 1, 3) and lane.full == (i >= 2)
     found += lane.drain()
     assert found == [[2.0 * i, i + 1.0] for i in range(9)]
@@ -248,13 +248,13 @@ def test_so_many_are_in_flight_and_their_kernels_are_used_again() -> None:
 def test_a_kernel_that_fails_is_closed_and_not_used_again() -> None:
     made: list[Kernel] = []
     lane = overlapping(2, made, 0)
-    lane.begin({"x": np.float32([0])})
-    lane.begin({"x": np.float32([1])})
+    lane.begin({"x": np.array([0], np.float32)})
+    lane.begin({"x": np.array([1], np.float32)})
     with pytest.raises(InvokeError, match="lost"):
         lane.next()
     assert made[0].closed == 1
     assert lane.next() == [2.0, 2.0]
-    lane.begin({"x": np.float32([2])})
+    lane.begin({"x": np.array([2], np.float32)})
     assert len(made) == 2
     lane.close()
     assert [kernel.closed for kernel in made] == [1, 1], "also what is in flight"

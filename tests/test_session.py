@@ -160,7 +160,7 @@ def test_conversions_that_lose_nothing() -> None:
         X.astype(">f4"),
     ):
         np.testing.assert_array_equal(model(value), X + 1)
-    np.testing.assert_array_equal(model([[0.1, np.nan, np.inf]]), np.float32([[0.1, np.nan, np.inf]]) + 1)
+    np.testing.assert_array_equal(model([[0.1, np.nan, np.inf]]), np.array([[0.1, np.nan, np.inf]], np.float32) + 1)
     b = ModelBuilder()
     b.output(b.op("RESHAPE", [b.input("x", (1, 2), TensorType.UINT8)], (2,), {"new_shape": [2]}))
     model = litegpu.load(b.build(), "cpu")

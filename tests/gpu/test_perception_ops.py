@@ -285,7 +285,7 @@ def test_resampler(channels: int) -> None:
     check(b, [image, warp], [wanted], "resampler")
 
 
-MATRIX = np.float32([[0.71, -0.37, 9, 1.63], [0.29, 0.83, -7, -0.77], [0, 0, 1, 0], [0, 0, 0, 1]])
+MATRIX = np.array([[0.71, -0.37, 9, 1.63], [0.29, 0.83, -7, -0.77], [0, 0, 1, 0], [0, 0, 0, 1]], np.float32)
 
 
 @pytest.mark.parametrize("constant", [False, True])

@@ -110,7 +110,7 @@ def large(op: custom.Operation, t: custom.Thread) -> Any:
 def test_several_outputs_types_and_ranks() -> None:
     require_gpu()
     litegpu.register_op("Several", [divide, sign, large])
-    x, y = np.random.default_rng(2).standard_normal((7, 5)).astype(np.float32), np.float32([1, 2, 3, 4, 0.5])
+    x, y = np.random.default_rng(2).standard_normal((7, 5)).astype(np.float32), np.array([1, 2, 3, 4, 0.5], np.float32)
     content = model("Several", [x.shape, y], [((7, 5), F32), ((7, 5), I32), ((7, 5), BOOL)])
     got = run(on_gpu(content), [x])
     for one, want in zip(got, [np.floor(x / y), np.sign(x).astype(np.int32), x > 4], strict=True):
@@ -153,7 +153,7 @@ def test_the_reference_runs_where_the_gpu_does_not() -> None:
         "Double", doubled, check=lambda op: None if op.options else "it has no options",
         reference=lambda op, x: x * np.float32(2),
     )  # fmt: skip
-    x = np.float32([[-1, 2, 3]])
+    x = np.array([[-1, 2, 3]], np.float32)
     for options in (b"", b"something"):
         content = model("Double", [x.shape], [x.shape], options, tail=True)
         gpu = on_gpu(content, max_delegated_partitions=0)
@@ -172,7 +172,7 @@ def test_quantized_tensors_are_real_numbers_for_a_kernel() -> None:
     x = b.input("x", (1, 5), TensorType.INT8, quantization=quantized(0.5, 3))
     (y,) = b.custom("Double", [b.op("RELU", [x], (1, 5), quantization=quantized(0.5, 3))], [((1, 5), F32)])
     b.output(y)
-    data = np.int8([[1, 2, 3, 4, 100]])
+    data = np.array([[1, 2, 3, 4, 100]], np.int8)
     for interpreter in (on_gpu(b.build()), litegpu.Interpreter(model_content=b.build())):
         interpreter.allocate_tensors()
         np.testing.assert_array_equal(run(interpreter, [data])[0], [[0, 0, 0, 1, 97]])
@@ -180,7 +180,7 @@ def test_quantized_tensors_are_real_numbers_for_a_kernel() -> None:
 
 def test_constants_are_folded_with_the_reference_only() -> None:
     require_gpu()
-    x = np.float32([[1, 2]])
+    x = np.array([[1, 2]], np.float32)
     for reference in (None, lambda op, a: a * 2):
         litegpu.register_op("Double", doubled, reference=reference, replace=True)
         b = ModelBuilder()

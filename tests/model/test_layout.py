@@ -93,7 +93,7 @@ def test_options_of_either_field_arrive() -> None:
 @pytest.mark.parametrize("mark", [0, 1])
 def test_marks_of_no_offset(mark: int) -> None:
     """Converters write 0 or 1 where nothing lies behind the flatbuffer."""
-    data = np.float32([1, 2])
+    data = np.array([1, 2], np.float32)
     buffers = [{"data": memoryview(data.tobytes()), "offset": mark, "size": mark}]
     found = read(table([tensor(F, (2,), 1)], buffers=buffers)).main.tensors[0].data
     np.testing.assert_array_equal(found, data)
@@ -101,7 +101,7 @@ def test_marks_of_no_offset(mark: int) -> None:
 
 @pytest.mark.parametrize("beyond", [0, 1, 7, 8])
 def test_buffers_behind_the_flatbuffer_end_with_the_file(beyond: int) -> None:
-    data = np.float32([1, 2])
+    data = np.array([1, 2], np.float32)
 
     def content(offset: int) -> bytes:
         return table([tensor(F, (2,), 1)], buffers=[{"data": None, "offset": offset, "size": 8}])
@@ -144,7 +144,9 @@ def test_codes_that_are_not_there() -> None:
 
 
 def test_zero_points_that_are_absent_are_zero() -> None:
-    content = table([tensor(I8, (2,), 0, quantization={"scale": np.float32([0.5, 2]), "quantized_dimension": 0})])
+    content = table(
+        [tensor(I8, (2,), 0, quantization={"scale": np.array([0.5, 2], np.float32), "quantized_dimension": 0})]
+    )
     quantization = read(content).main.tensors[0].quantization
     assert quantization is not None and quantization.zero_points.tolist() == [0, 0]
     assert quantization.scales.tolist() == [0.5, 2]
@@ -158,7 +160,7 @@ def test_everything_that_a_node_names_is_renumbered() -> None:
     b = ModelBuilder()
     x = b.input("x", (1, 8))
     filler = b.op("NEG", [x], (1, 8))
-    scales = b.constant(np.float32([[0.5], [0.25]]).astype(np.float16), "scales")
+    scales = b.constant(np.array([[0.5], [0.25]], np.float32).astype(np.float16), "scales")
     zeros = b.constant(np.zeros((2, 1), np.int8), "zero points")
     weights = b.constant(np.ones((2, 8), np.int8), "weights", type=TensorType.INT4, quantization=quantized(1.0))
     middle = b.tensor((3,), F, "middle")
@@ -219,7 +221,7 @@ def test_a_partition_gives_what_it_makes_or_is_given() -> None:
     x = b.input("x", (2,))
     y = b.op("NEG", [x], (2,))
     z = b.op("ABS", [y], (2,))
-    constant = b.constant(np.float32([1, 2]))
+    constant = b.constant(np.array([1, 2], np.float32))
     b.output(z, constant)
     model = read(b.build())
     assert read(cut(model, 0, [1], [y], [z, y, constant])).main.outputs == (1, 0, 2)
@@ -275,12 +277,12 @@ def test_sparse_constants_in_blocks(shape: tuple[int, int], order: tuple[int, ..
 def test_sparse_indices_of_every_width(type_: type) -> None:
     levels = (("dense", 2), ("csr", np.array([0, 1, 3], type_), np.array([2, 0, 3], type_)))
     sparsity = Sparsity((0, 1), (), levels)
-    data = np.float32([5, 6, 7]).view(np.uint8)
+    data = np.array([5, 6, 7], np.float32).view(np.uint8)
     main = Subgraph(0, "main", (Tensor(0, "w", F, (2, 4), (2, 4), 1, data, sparsity=sparsity),), (), (), ())
     model = read(write_model(Model((main,), (), "", 3, {}, b"")))
     found = model.main.tensors[0]
     assert found.sparsity is not None and found.sparsity.dimensions[1][1].dtype == type_
-    np.testing.assert_array_equal(densified(found), np.float32([[0, 0, 5, 0], [6, 0, 0, 7]]))
+    np.testing.assert_array_equal(densified(found), np.array([[0, 0, 5, 0], [6, 0, 0, 7]], np.float32))
 
 
 # ------------------------------------------------------------------------------------------------- the writer

@@ -50,7 +50,7 @@ def scaled(*arguments: Any) -> dict[str, Any]:
     return dict(tensor=dict(quantization=quantized(*arguments)))
 
 
-LONG = Quantization(np.float32([1, 1]), np.zeros(1, np.int64))
+LONG = Quantization(np.array([1, 1], np.float32), np.zeros(1, np.int64))
 PASSES: dict[str, dict[str, Any]] = {
     "rank 8": shape(*[1] * 8),
     "an empty tensor": shape(0, 2**28),

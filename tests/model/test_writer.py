@@ -246,7 +246,7 @@ def test_sparse_constants_round_trip(run_official):
     weights = builder.constant(values, sparsity=sparsity, shape=(2, 4))
     weights = builder.op("DENSIFY", [weights], (2, 4))
     builder.output(builder.op("FULLY_CONNECTED", [x, weights, builder.constant(np.zeros(2, np.float32))], (4, 2)))
-    dense = np.float32([[1, 0, 0, 2], [0, 3, 0, 0]])
+    dense = np.array([[1, 0, 0, 2], [0, 3, 0, 0]], np.float32)
     inputs = np.random.default_rng(0).uniform(0, 1, (4, 4)).astype(np.float32)
     for content in (builder.build(), write_model(read_model(builder.build()))):
         np.testing.assert_allclose(run_official(content)[0], inputs @ dense.T, rtol=1e-6)
@@ -259,7 +259,7 @@ def test_per_channel_quantization_round_trip():
     y = builder.op("FULLY_CONNECTED", [x, weights, None], (1, 3), quantization=quantized(1.0))
     builder.output(y)
     tensor = read_model(builder.build()).main.tensors[weights]
-    np.testing.assert_array_equal(tensor.quantization.scales, np.float32([0.1, 0.2, 0.3]))
+    np.testing.assert_array_equal(tensor.quantization.scales, np.array([0.1, 0.2, 0.3], np.float32))
     assert tensor.quantization.dimension == 0
 
 

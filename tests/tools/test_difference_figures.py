@@ -47,8 +47,8 @@ def test_an_output_over_all_runs_has_its_worst() -> None:
         Difference(1.5, 7.0, 0.4, 9.0, 0.7, 12.0, 0.0),
         Difference(1.0, 1.0, 0.2, 1.0, 0.8, 20.0, 0.5),
     ]
-    two = histogram(np.float32([0, 0.5]), np.float32([0, 0]), FLOAT) + histogram(
-        np.float32([0, 0.5]), np.float32([np.nan, 0]), FLOAT
+    two = histogram(np.array([0, 0.5], np.float32), np.array([0, 0], np.float32), FLOAT) + histogram(
+        np.array([0, 0.5], np.float32), np.array([np.nan, 0], np.float32), FLOAT
     )
     found = summarise(FLOAT, (1, 2), runs, two)
     assert (found.max_quanta, found.relative_l2, found.max_abs, found.cosine, found.psnr) == (7.0, 0.4, 9.0, 0.7, 12.0)
@@ -60,7 +60,7 @@ def test_an_output_over_all_runs_has_its_worst() -> None:
 def test_bins_are_half_a_decade_wide() -> None:
     assert len(EDGES) == 37 and EDGES[0] == pytest.approx(1e-12) and EDGES[-1] == pytest.approx(1e6)
     np.testing.assert_allclose(np.diff(np.log10(EDGES)), 0.5)
-    counts = histogram(np.float32([0.2, 0.5, 2, 1e9]), np.zeros(4, np.float32), FLOAT).counts
+    counts = histogram(np.array([0.2, 0.5, 2, 1e9], np.float32), np.zeros(4, np.float32), FLOAT).counts
     # 10^-1 to 10^-0.5, then to 1, then to 10^0.5, and what is too large in the last.
     assert {i: n for i, n in enumerate(counts) if n} == {22: 1, 23: 1, 24: 1, 35: 1}
 
@@ -102,7 +102,7 @@ class Recorded:
 def test_each_input_runs_three_times_after_one_warm_up() -> None:
     reference, test = Recorded(), Recorded(1.5)
     runs = compare._Runs(reference, test)  # type: ignore[arg-type]
-    worse = [runs.add([np.float32([v, v])]) for v in (1.0, 4.0, 2.0, 8.0)]
+    worse = [runs.add([np.array([v, v], np.float32)]) for v in (1.0, 4.0, 2.0, 8.0)]
     one = ["reset", "set", "invoke"]
     three = [*one, "invoke", "invoke"]
     assert reference.log == test.log == one + three * 4
@@ -203,13 +203,13 @@ def test_samples_of_files_and_how_many_are_taken(tmp_path: Any) -> None:
 
 
 def test_how_far_two_results_are_apart() -> None:
-    want, got = np.float32([3, 0, 4]), np.float32([3, 12, 4])
+    want, got = np.array([3, 0, 4], np.float32), np.array([3, 12, 4], np.float32)
     found = agreement.compare("y", got, want, 4.0)
     assert found.relative_l2 == pytest.approx(12 / 5) and found.max_abs == 12 and found.max_quanta == 3
     assert agreement.compare("y", got, np.zeros(3, np.float32)).relative_l2 == pytest.approx(13)
-    zeros = agreement.compare("y", np.float32([0.0, 1]), np.float32([-0.0, 1]))
+    zeros = agreement.compare("y", np.array([0.0, 1], np.float32), np.array([-0.0, 1], np.float32))
     assert zeros.relative_l2 == 0 and not zeros.identical, "bits count"
-    for bad in (np.float32([3, np.nan, 4]), np.float32([3, np.inf, 4])):
+    for bad in (np.array([3, np.nan, 4], np.float32), np.array([3, np.inf, 4], np.float32)):
         assert agreement.compare("y", bad, want).relative_l2 == math.inf
         assert agreement.compare("y", want, bad).relative_l2 == math.inf
         assert agreement.compare("y", bad, bad).relative_l2 == 0

@@ -154,7 +154,9 @@ def test_indices_stay_inside_what_they_select_from() -> None:
     b = ModelBuilder()
     ids = b.input("ids", [50], TensorType.INT32)
     table = b.constant(np.zeros((7, 3), np.float32))
-    b.output(b.op("GATHER", [table, b.op("RESHAPE", [ids, b.constant(np.int32([5, 10]))], [5, 10])], [5, 10, 3]))
+    b.output(
+        b.op("GATHER", [table, b.op("RESHAPE", [ids, b.constant(np.array([5, 10], np.int32))], [5, 10])], [5, 10, 3])
+    )
     main = litegpu.read_model(bytes(b.build())).main
     feeds = list(gaussian_feeds([_detail(np.int32, (50,), "ids", ids)], main, 5, 0))
     values = np.concatenate([feed[0] for feed in feeds])

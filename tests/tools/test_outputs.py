@@ -178,7 +178,7 @@ def hostile_model() -> bytes:
     """Every string in it is hostile."""
     b = ModelBuilder(description=HOSTILE, name=HOSTILE)
     x = b.input(HOSTILE, [1, 4])
-    y = b.op("ADD", [x, b.constant(np.float32([[1, 2, 3, 4]]), HOSTILE)], [1, 4], name=HOSTILE)
+    y = b.op("ADD", [x, b.constant(np.array([[1, 2, 3, 4]], np.float32), HOSTILE)], [1, 4], name=HOSTILE)
     (y,) = b.custom(HOSTILE, [y], [([1, 4], TensorType.FLOAT32)])
     b.output(y)
     b.signature(HOSTILE, {HOSTILE: x}, {HOSTILE: y})

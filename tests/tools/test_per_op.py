@@ -75,7 +75,7 @@ def residual(tmp_path_factory: pytest.TempPathFactory) -> Path:
     y = b.op("RELU", [y], [1, 8, 8, 5])
     y = b.op("MAX_POOL_2D", [y], [1, 4, 4, 5],
              {"stride_w": 2, "stride_h": 2, "filter_width": 2, "filter_height": 2, "padding": "VALID"})  # fmt: skip
-    y = b.op("RESHAPE", [y, b.constant(np.int32([1, 80]))], [1, 80])
+    y = b.op("RESHAPE", [y, b.constant(np.array([1, 80], np.int32))], [1, 80])
     b.output(b.op("TANH", [y], [1, 80]))
     path = tmp_path_factory.mktemp("per_op") / "residual.tflite"
     path.write_bytes(bytes(b.build()))
@@ -231,7 +231,7 @@ def test_work_that_moved_past_views(tmp_path: Path, plant: Plant) -> None:
         weights = b.constant(rng.standard_normal((4, 3, 3, 4)).astype(np.float32), f"weights_{i}")
         bias = b.constant(np.zeros(4, np.float32))
         y = b.op("CONV_2D", [x, weights, bias], [1, 8, 8, 4], {"stride_w": 1, "stride_h": 1, "padding": "SAME"})
-        heads.append(b.op("RESHAPE", [y, b.constant(np.int32([1, 64, 4]))], [1, 64, 4]))
+        heads.append(b.op("RESHAPE", [y, b.constant(np.array([1, 64, 4], np.int32))], [1, 64, 4]))
     joined = b.op("CONCATENATION", heads, [1, 128, 4], {"axis": 1})
     b.output(b.op("LOGISTIC", [joined], [1, 128, 4]))
     path = tmp_path / "heads.tflite"
@@ -298,7 +298,7 @@ def test_the_reference_adds_carefully(keep: bool, tmp_path: Path) -> None:
     x = b.input("x", [1, 512, 512, 4])
     squares = b.op("MUL", [x, x], [1, 512, 512, 4])
     shape = [1, 1, 1, 4] if keep else [1, 4]
-    y = b.op("MEAN", [squares, b.constant(np.int32([1, 2]))], shape, {"keep_dims": keep})
+    y = b.op("MEAN", [squares, b.constant(np.array([1, 2], np.int32))], shape, {"keep_dims": keep})
     b.output(b.op("TANH", [y], shape))
     path = tmp_path / "mean.tflite"
     path.write_bytes(bytes(b.build()))

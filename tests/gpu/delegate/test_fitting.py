@@ -49,8 +49,8 @@ def wide_in_the_middle() -> bytes:
     b = ModelBuilder()
     x = b.input("x", (1, 4, 4, 16))
     y = b.op("RELU", [x], (1, 4, 4, 16))
-    y = b.op("TILE", [y, b.constant(np.int32([1, 8, 8, 1]))], (1, 32, 32, 16))
-    y = b.op("MEAN", [y, b.constant(np.int32([1, 2]))], (1, 16))
+    y = b.op("TILE", [y, b.constant(np.array([1, 8, 8, 1], np.int32))], (1, 32, 32, 16))
+    y = b.op("MEAN", [y, b.constant(np.array([1, 2], np.int32))], (1, 16))
     y = b.op("SOFTMAX", [y], (1, 16), {"beta": 1.0})
     b.output(y)
     return b.build()
@@ -133,7 +133,7 @@ def two_wide_places() -> bytes:
         z = b.op("MAX_POOL_2D", [x], shape, pooling())
         x = b.op("ADD", [y, z], shape)
         x = b.op("MAX_POOL_2D", [x], shape, pooling())
-    b.output(b.op("MEAN", [x, b.constant(np.int32([1, 2]))], (1, 16)))
+    b.output(b.op("MEAN", [x, b.constant(np.array([1, 2], np.int32))], (1, 16)))
     return b.build()
 
 

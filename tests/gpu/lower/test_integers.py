@@ -313,4 +313,4 @@ def test_multipliers(real: float) -> None:
 )
 def test_halves_are_rounded_twice(x: int, real: float, want: int) -> None:
     """Of the product upwards, then of the shift away from zero."""
-    assert evaluate_expr(fixed_point.times(Arg(0), real), [np.int32([x])]).tolist() == [want]
+    assert evaluate_expr(fixed_point.times(Arg(0), real), [np.array([x], np.int32)]).tolist() == [want]

@@ -88,7 +88,7 @@ def test_4_bit_constants_of_odd_size() -> None:
     b = ModelBuilder()
     b.constant(np.array([-8, 7, 3], np.int8), type=TensorType.INT4, quantization=quantized(1.0))
     (tensor,) = b.graph().tensors
-    np.testing.assert_array_equal(as_array(tensor), np.float32([-8, 7, 3]))
+    np.testing.assert_array_equal(as_array(tensor), np.array([-8, 7, 3], np.float32))
 
 
 def constant(array: np.ndarray, type: TensorType, quantization: Quantization | None = None) -> Tensor:

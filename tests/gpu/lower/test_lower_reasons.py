@@ -38,7 +38,7 @@ CASES = {
     "rank 5 input": (one("ABS", [(1, 1, 1, 2, 2)], (1, 1, 1, 2, 2)), "'x0' has rank 5"),
     "empty tensor": (one("ABS", [(0, 3)], (0, 3)), r"'x0' of shape \[0, 3\] is empty"),
     "empty result": (
-        one("SLICE", [(2, 3), np.int32([0, 0]), np.int32([0, 3])], (0, 3)), r"of shape \[0, 3\] is empty"
+        one("SLICE", [(2, 3), np.array([0, 0], np.int32), np.array([0, 3], np.int32)], (0, 3)), r"of shape \[0, 3\] is empty"
     ),
     "unknown operator": (one("FAKE_QUANT", [(2,)], (2,)), "FAKE_QUANT is not among those"),
     "quantized squares": (
@@ -49,7 +49,7 @@ CASES = {
     "int64 input": (one("ABS", [((2,), TensorType.INT64)], (2,)), "input 0 is INT64 where FLOAT32"),
     "float16 input": (one("ABS", [((2,), TensorType.FLOAT16)], (2,)), "input 0 is FLOAT16 where FLOAT32"),
     "int32 division": (one("DIV", [((2,), I32), ((2,), I32)], (2,), type=I32), "input 0 is INT32"),
-    "int32 sum": (one("SUM", [((2,), I32), np.int32([0])], (), type=I32), "input 0 is INT32"),
+    "int32 sum": (one("SUM", [((2,), I32), np.array([0], np.int32)], (), type=I32), "input 0 is INT32"),
     "mixed types": (one("ADD", [(2,), ((2,), I32)], (2,)), "FLOAT32 and INT32 are not taken together"),
     "number of inputs": (one("ADD", [(2,)], (2,)), "1 inputs where the operator takes 2"),
     "no broadcast": (one("ADD", [(2,), (3,)], (3,)), "do not broadcast"),
@@ -58,9 +58,9 @@ CASES = {
     "runtime axes": (one("MEAN", [(2, 3), ((1,), I32)], (1, 3)), "the axes .* are computed by the model"),
     "runtime size": (one("RESIZE_BILINEAR", [(1, 2, 2, 1), ((2,), I32)], (1, 4, 4, 1)), "sizes .* computed"),
     "runtime shape": (one("RESHAPE", [(4,), ((2,), I32)], (2, 2)), "computed by the model"),
-    "axis": (one("MEAN", [(2, 3), np.int32([2])], (2,)), "axis 2 is outside a tensor of rank 2"),
+    "axis": (one("MEAN", [(2, 3), np.array([2], np.int32)], (2,)), "axis 2 is outside a tensor of rank 2"),
     "both corner rules": (
-        one("RESIZE_BILINEAR", [(1, 2, 2, 1), np.int32([4, 4])], (1, 4, 4, 1),
+        one("RESIZE_BILINEAR", [(1, 2, 2, 1), np.array([4, 4], np.int32)], (1, 4, 4, 1),
             dict(align_corners=True, half_pixel_centers=True)),
         "align_corners with half_pixel_centers",
     ),
@@ -77,10 +77,10 @@ CASES = {
         "rank 3: the operator takes rank 4",
     ),
     "shuffled weights": (one("FULLY_CONNECTED", [(1, 4), (4, 4)], (1, 4), dict(weights_format=1)), "shuffled"),
-    "index out of range": (one("GATHER", [(4,), np.int32([4])], (1,)), "outside axis 0"),
-    "padding too wide": (one("MIRROR_PAD", [(3,), np.int32([[3, 0]])], (6,)), "larger than shape"),
-    "slice outside": (one("SLICE", [(3,), np.int32([1]), np.int32([3])], (3,)), "outside shape"),
-    "permutation": (one("TRANSPOSE", [(3, 2), np.int32([0, 0])], (3, 2)), "no permutation"),
+    "index out of range": (one("GATHER", [(4,), np.array([4], np.int32)], (1,)), "outside axis 0"),
+    "padding too wide": (one("MIRROR_PAD", [(3,), np.array([[3, 0]], np.int32)], (6,)), "larger than shape"),
+    "slice outside": (one("SLICE", [(3,), np.array([1], np.int32), np.array([3], np.int32)], (3,)), "outside shape"),
+    "permutation": (one("TRANSPOSE", [(3, 2), np.array([0, 0], np.int32)], (3, 2)), "no permutation"),
     "runtime int8 dequantize": (one("DEQUANTIZE", [((2,), TensorType.INT8)], (2,)), "INT8 without quantization"),
 }  # fmt: skip
 

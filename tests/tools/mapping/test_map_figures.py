@@ -94,7 +94,7 @@ ONE = Interface((port("x", 1),), (port("y", 1),), 1)
 
 def test_an_incomplete_batch_is_filled_up_and_gives_no_more_rows(loaded: list[Any]) -> None:
     model = BatchedModel(b"m", ONE, BatchPlan(b"n", 4), device="cpu", precision="float32", num_threads=3)
-    (rows,) = model([[np.float32([i])] for i in range(6)])
+    (rows,) = model([[np.array([i], np.float32)] for i in range(6)])
     assert [float(r[0]) for r in rows] == [0, 3, 6, 9, 12, 15]
     assert loaded[1].batches == [[0, 1, 2, 3], [4, 5, 5, 5]]
     assert loaded[0] == {"device": "cpu", "precision": "float32", "num_threads": 3, "fallback": "silent"}
@@ -109,7 +109,7 @@ def test_threads_take_turns_at_the_model(loaded: list[Any]) -> None:
         start.wait()
         try:
             for _ in range(10):
-                (rows,) = model([[np.float32([first + i])] for i in range(4)])
+                (rows,) = model([[np.array([first + i], np.float32)] for i in range(4)])
                 assert [float(r[0]) for r in rows] == [3 * (first + i) for i in range(4)]
         except BaseException as error:
             problems.append(error)
@@ -143,10 +143,10 @@ def test_quantized_numbers_in_and_out(loaded: list[Any]) -> None:
     kept = dataclasses.replace(factory, dequantize=False).stored()
     assert [(p.dtype.name, p.quantization) for p in kept] == [("int8", (0.5, -3)), ("float32", NONE)]
     worker: Any = factory(WorkerContext(0, 1, 1))
-    assert worker._column(stored.outputs[0], [np.int8([-3]), np.int8([7])]).tolist() == [[0], [5]]
-    assert worker._column(stored.outputs[1], [np.float32([-3])]).tolist() == [[-3]]
+    assert worker._column(stored.outputs[0], [np.array([-3], np.int8), np.array([7], np.int8)]).tolist() == [[0], [5]]
+    assert worker._column(stored.outputs[1], [np.array([-3], np.float32)]).tolist() == [[-3]]
     worker.close()
-    real = np.float64([-100.0, -1.5, 0.26, 100.0])
+    real = np.array([-100.0, -1.5, 0.26, 100.0], np.float64)
     taken = to_input(real, port("x", 4, dtype=np.int8, quantization=(0.5, -3)))
     assert taken.tolist() == [-128, -6, -2, 127] and taken.dtype == np.int8
 
@@ -239,7 +239,7 @@ def test_options_of_a_map(quantized_model: Path, tmp_path: Path, monkeypatch: py
 
 
 def test_results_of_other_options_are_not_gone_on_with(quantized_model: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "rows.npy", np.float32([[1, 2], [3, 4]]))
+    np.save(tmp_path / "rows.npy", np.array([[1, 2], [3, 4]], np.float32))
     common: dict[str, Any] = {"device": "cpu", "workers": 1}
     map_model(quantized_model, [tmp_path / "rows.npy"], tmp_path / "out", **common)
     assert map_model(quantized_model, [tmp_path / "rows.npy"], tmp_path / "out", resume=True, **common).resumed == 2
