@@ -90,7 +90,7 @@ def opened(path: str, half: bool, wait: str) -> tuple[Any, ...]:
     target = torch.zeros(tuple(y["shape"]), device="cuda")
     delegate.bind_buffer_to_tensor(source, x["index"])
     delegate.bind_buffer_to_tensor(target, y["index"])
-    return interpreter, delegate._prepared[0].kernel(), source, target
+    return interpreter, delegate.prepared[0].kernel(), source, target
 
 
 def counted_copies(call: Callable[[], Any], rounds: int = 20) -> dict[str, float]:

@@ -83,8 +83,8 @@ def make_task(folder: Path, count: int) -> ImagenetTask:
     (folder / "labels.txt").write_text("\n".join(labels))
     (folder / "truth.txt").write_text("\n".join(truths))
     (folder / "model.tflite").write_bytes(build_model("mobilenet_v1", precision="float16"))
-    names = ("model.tflite", "images", "truth.txt", "labels.txt")
-    return ImagenetTask(*(str(folder / name) for name in names))
+    model, images, truth, names = (str(folder / n) for n in ("model.tflite", "images", "truth.txt", "labels.txt"))
+    return ImagenetTask(model, images, truth, names)
 
 
 def make_images(folder: Path, count: int) -> None:

@@ -78,6 +78,7 @@ def ours(content: bytes, x: np.ndarray, half: bool) -> None:
             results.append(runtime.get_tensor(runtime.get_output_details()[0]["index"]))
         errors.append(np.linalg.norm(results[0] - results[1]) / np.linalg.norm(results[1]))
     name, steps = f"litegpu {'float16' if half else 'float32'}", x.shape[0]
+    assert interpreter.plan is not None
     session = interpreter.plan.kernels[0].session
     kernels = session.profile()
     label = f", {len(kernels)} kernels, error {max(errors):.1e}"

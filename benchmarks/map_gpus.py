@@ -30,8 +30,9 @@ from PIL import Image
 from litegpu.gpu.backends.cuda import opening as cuda
 from litegpu.tools.distribute import WorkerContext, map_shards
 from litegpu.tools.mapping.batched import default_batch, interface_of, plan_batch
+from litegpu.tools.mapping.items import Files
 from litegpu.tools.mapping.output import Output
-from litegpu.tools.mapping.sources import Chunk, Files
+from litegpu.tools.mapping.sources import Chunk
 from litegpu.tools.mapping.worker import MapFactory
 from litegpu.zoo import build_model
 
@@ -91,7 +92,7 @@ def measure(factory: MapFactory, pictures: list[str], crew: str, workers: int, t
             raise outcome.error
         if any(outcome.value.errors):
             raise RuntimeError(next(error for error in outcome.value.errors if error))
-        table.append(outcome.shard.names, outcome.value)
+        table.append(outcome.shard.start, outcome.shard.names, outcome.value)
         now = time.perf_counter()
         seen.add(outcome.worker)
         # Threads are all in one process, so only Ray's workers are told apart.

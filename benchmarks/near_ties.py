@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def feeds(
         yield f"normal, {seed}", of(random.standard_normal)
         yield f"uniform in 0..1, {seed}", of(random.random)
     for number in (0.0, 0.5, 1.0):
-        yield f"constant {number}", of(lambda shape, number=number: np.full(shape, number))
+        yield f"constant {number}", of(partial(np.full, fill_value=number))
     for path in sorted(images.glob("*.jpg")) if images else []:
         from PIL import Image
 
@@ -97,7 +98,8 @@ def examine(model: Model, options: GpuDelegateOptions, feed: Feed) -> None:
     nodes = [main.operators[n] for n in sorted(kernels.written & on_gpu)]
     shown = [t for o in nodes for t in o.outputs if t >= 0 and surgery.is_readable(main, t)]
     choices = [o for o in nodes if any(main.tensors[t].type in _WHOLE or o.name in _POOLS for t in o.outputs)]
-    wanted, got = {}, {}
+    wanted: dict[int, np.ndarray] = {}
+    got: dict[int, np.ndarray] = {}
     every = [t for o in main.operators for t in o.outputs if t >= 0 and surgery.is_readable(main, t)]
     for tensors in _portions(main, every):
         wanted |= run(surgery.exposed(model, tensors), feed, _outputs(model, tensors), None).values

@@ -60,7 +60,8 @@ def main() -> None:
     picture = np.asarray(Image.open(options.image).convert("L").convert("RGB"), np.float32)[None] / 255
 
     litegpu.register_op("Emboss", kernel, check=check, reference=reference)
-    content = emboss_model(*picture.shape[1:3], options.depth)
+    _, height, width, _ = picture.shape
+    content = emboss_model(height, width, options.depth)
     with litegpu.load(content, options.device) as model, litegpu.load(content, "cpu") as on_cpu:
         print(model.report.summary())
         result, expected = model(picture), on_cpu(picture)

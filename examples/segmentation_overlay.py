@@ -14,6 +14,7 @@ import sys
 import numpy as np
 import wgpu
 from PIL import Image
+from wgpu.classes import GPUBuffer, GPUDevice, GPUTexture
 
 from litegpu import GpuDelegate, ImageInput, Interpreter
 
@@ -71,7 +72,7 @@ def main(model: str, photograph: str, result: str) -> None:
     Image.fromarray(download(device, target)).convert("RGB").save(result, optimize=True)
 
 
-def upload(device: wgpu.GPUDevice, rgba: np.ndarray) -> wgpu.GPUTexture:
+def upload(device: GPUDevice, rgba: np.ndarray) -> GPUTexture:
     height, width, _ = rgba.shape
     usage = wgpu.TextureUsage.TEXTURE_BINDING | wgpu.TextureUsage.COPY_SRC | wgpu.TextureUsage.COPY_DST
     texture = device.create_texture(size=(width, height, 1), format="rgba8unorm", usage=usage)
@@ -81,8 +82,8 @@ def upload(device: wgpu.GPUDevice, rgba: np.ndarray) -> wgpu.GPUTexture:
 
 
 def draw(
-    device: wgpu.GPUDevice, photograph: wgpu.GPUTexture, scores: wgpu.GPUBuffer, height: int, width: int, classes: int
-) -> wgpu.GPUTexture:
+    device: GPUDevice, photograph: GPUTexture, scores: GPUBuffer, height: int, width: int, classes: int
+) -> GPUTexture:
     """A texture of the photograph's size with the most likely class of each pixel over it."""
     shader = device.create_shader_module(code=SHADER.format(height=height, width=width, classes=classes))
     usage = wgpu.TextureUsage.RENDER_ATTACHMENT | wgpu.TextureUsage.COPY_SRC
@@ -109,7 +110,7 @@ def draw(
     return target
 
 
-def download(device: wgpu.GPUDevice, texture: wgpu.GPUTexture) -> np.ndarray:
+def download(device: GPUDevice, texture: GPUTexture) -> np.ndarray:
     width, height, _ = texture.size
     layout = {"bytes_per_row": 4 * width, "rows_per_image": height}
     pixels = device.queue.read_texture({"texture": texture}, layout, texture.size)

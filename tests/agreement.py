@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,12 +78,12 @@ def run(interpreter: OfficialInterpreter | litegpu.Interpreter, inputs: Sequence
     return [np.asarray(interpreter.get_tensor(d["index"])) for d in interpreter.get_output_details()]
 
 
-def on_gpu(content: bytes | Path, **options: object) -> litegpu.Interpreter:
+def on_gpu(content: bytes | Path, **options: Any) -> litegpu.Interpreter:
     """The model on litegpu with a GPU delegate (of WebGPU unless `options` name another backend; `resolver`
     is the CPU's), allocated."""
     options.setdefault("backend", "webgpu")
     resolver = options.pop("resolver", OpResolverType.AUTO)
-    source = {"model_path": str(content)} if isinstance(content, Path) else {"model_content": content}
+    source: dict[str, Any] = {"model_path": str(content)} if isinstance(content, Path) else {"model_content": content}
     interpreter = litegpu.Interpreter(
         **source, experimental_delegates=[litegpu.GpuDelegate(**options)], experimental_op_resolver_type=resolver
     )

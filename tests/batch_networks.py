@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -197,7 +198,9 @@ def detection_heads(batch: int = 1) -> bytes:
     y = b.op(
         "MAX_POOL_2D", [x], (batch, 4, 4, 4), {"stride_h": 2, "stride_w": 2, "filter_height": 2, "filter_width": 2}
     )
-    boxes, scores, total = [], [], 0
+    boxes: list[int] = []
+    scores: list[int] = []
+    total = 0
     for level, size in ((x, 8), (y, 4)):
         count = size * size * 2
         total += count
@@ -226,7 +229,7 @@ def detection_heads(batch: int = 1) -> bytes:
 
 NETWORKS: dict[str, Callable[[int], bytes]] = {
     **{
-        f"vision transformer, class token {token}": lambda batch, token=token: vision_transformer(token, batch)
+        f"vision transformer, class token {token}": partial(vision_transformer, token)
         for token in ("constant", "broadcast", "broadcast and reshaped", "tiled", "computed")
     },
     "vision transformer by matrices": lambda batch: vision_transformer("broadcast", batch, flat=True),

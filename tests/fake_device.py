@@ -23,7 +23,7 @@ class FakeSession:
         self.written: dict[int, np.ndarray] = {}
         self.calls: list[str] = []
         self.memory: dict[int, np.ndarray] = {}  # offered for inputs
-        self.closed = self.total = 0
+        self.closed, self.total = 0, 0.0
         self.inside, self.go = threading.Event(), threading.Event()
         self.go.set()
 

@@ -58,7 +58,7 @@ interpreter = opened()
 check(cycle(interpreter))
 ins = [d["index"] for d in interpreter.get_input_details()]
 outs = [d["index"] for d in interpreter.get_output_details()]
-running = model.stream((X, Y) for _ in range(10))
+running: Any = model.stream((X, Y) for _ in range(10))
 check(next(running))
 lent = [litegpu.load(CONTENT, DEVICE) for _ in range(2)]  # for the children to close
 bound = GpuDelegate(backend=DEVICE) if BINDS else None
@@ -67,6 +67,17 @@ with_buffer.allocate_tensors()
 if bound is not None:
     with_buffer.get_output_buffer(outs[0])
     check(cycle(with_buffer))
+
+
+def binding() -> GpuDelegate:
+    assert bound is not None
+    return bound
+
+
+def profile() -> None:
+    kernel = next(iter(binding().prepared)).kernel()
+    assert kernel is not None
+    kernel.profile()
 
 
 def new_interpreter() -> None:
@@ -97,17 +108,17 @@ if BINDS:
     USES |= {
         "auto": lambda: litegpu.load(CONTENT),
         "open_device": lambda: delegates()[0].open_device(),
-        "bind": lambda: bound.bind_buffer_to_tensor(object(), ins[0]),
-        "unbind": lambda: bound.bind_buffer_to_tensor(None, outs[0]),
+        "bind": lambda: binding().bind_buffer_to_tensor(object(), ins[0]),
+        "unbind": lambda: binding().bind_buffer_to_tensor(None, outs[0]),
         "output buffer": lambda: with_buffer.get_output_buffer(outs[0]),
         "bound": lambda: cycle(with_buffer),
-        "profile": lambda: next(iter(bound.prepared)).kernel().profile(),
+        "profile": profile,
     }
 
 
 def close_all() -> None:
-    for one in (interpreter, model, with_buffer, *lent):
-        one.close()
+    for close in (interpreter.close, model.close, with_buffer.close, *(one.close for one in lent)):
+        close()
     running.close()
 
 

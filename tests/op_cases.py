@@ -33,7 +33,7 @@ class OpCase:
     inputs: list[np.ndarray]
 
 
-CASES: dict[str, Callable[[random.Random], OpCase]] = {}
+CASES: dict[str, Callable[..., OpCase]] = {}  # each given a random.Random
 
 Make = Callable[["Draft"], OpCase]
 

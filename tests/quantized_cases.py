@@ -14,7 +14,11 @@ from litegpu.model import read_model, write_model
 from litegpu.model.types import Operator, Quantization, Tensor, TensorType
 
 KINDS = {"int8": TensorType.INT8, "uint8": TensorType.UINT8, "int16": TensorType.INT16}
-_DTYPES = {TensorType.INT8: np.int8, TensorType.UINT8: np.uint8, TensorType.INT16: np.int16}
+_DTYPES: dict[TensorType, type[np.integer]] = {
+    TensorType.INT8: np.int8,
+    TensorType.UINT8: np.uint8,
+    TensorType.INT16: np.int16,
+}
 
 #: Inputs that hold weights, and the axis of their output channels; the bias is the input after the data and weights.
 WEIGHTS = {"CONV_2D": (1, 0), "DEPTHWISE_CONV_2D": (1, 3), "FULLY_CONNECTED": (1, 0), "TRANSPOSE_CONV": (1, 0)}
@@ -141,6 +145,7 @@ def _real(tensor: Tensor) -> Tensor:
 
 def _dequantized(array: np.ndarray, tensor: Tensor) -> np.ndarray:
     q = tensor.quantization
+    assert q is not None
     return ((array.astype(np.float64) - q.zero_points[0]) * q.scales[0]).astype(np.float32)
 
 
@@ -188,8 +193,9 @@ def _quantize_weights(operator: Operator, given: tuple[Tensor, ...], tensors: li
         tensors[w.index] = _stored(w, q, TensorType.INT8)
     if len(operator.inputs) > bias and operator.inputs[bias] >= 0:
         b = given[operator.inputs[bias]]
-        scales = [tensors[operator.inputs[i]].quantization.scales.astype(np.float64) for i in (data, place)]
-        scale = scales[0] * scales[1]
+        left, right = (tensors[operator.inputs[i]].quantization for i in (data, place))
+        assert b.data is not None and left is not None and right is not None
+        scale = left.scales.astype(np.float64) * right.scales.astype(np.float64)
         wide = TensorType.INT64 if type_ is TensorType.INT16 else TensorType.INT32
         values = np.rint(b.data.astype(np.float64) / scale).astype(np.int64 if type_ is TensorType.INT16 else np.int32)
         q = Quantization(scale.astype(np.float32), np.zeros(scale.size, np.int64), 0)
@@ -222,7 +228,8 @@ def _stored(tensor: Tensor, q: Quantization, type_: TensorType) -> Tensor:
     return dataclasses.replace(tensor, type=type_, quantization=q, data=data)
 
 
-def _store(array: np.ndarray, q: Quantization, type_: TensorType) -> np.ndarray:
+def _store(array: np.ndarray, q: Quantization | None, type_: TensorType) -> np.ndarray:
+    assert q is not None
     axis = [-1 if i == q.dimension and q.scales.size > 1 else 1 for i in range(array.ndim)]
     scales, zeros = (a.reshape(axis) if a.size > 1 else a.reshape(()) for a in (q.scales, q.zero_points))
     limits = np.iinfo(_DTYPES[type_])

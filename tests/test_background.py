@@ -6,6 +6,8 @@ import asyncio
 import concurrent.futures
 import threading
 import time
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +37,7 @@ def test_with_futures_and_with_asyncio(gpu: bool) -> None:
         (x,), (y,) = one.get_input_details(), one.get_output_details()
         for value in (-1.0, -2.0):
             one.set_tensor(x["index"], np.full(SHAPE, value, np.float32))
-            future = one.invoke_async()
+            future: Any = one.invoke_async()
             assert isinstance(future, concurrent.futures.Future)
             concurrent.futures.wait([future])
             assert future.result() is None
@@ -76,7 +78,7 @@ def test_one_after_the_other() -> None:
         time.sleep(0.01)
         order.append((number, threading.current_thread() is threading.main_thread()))
 
-    futures = [background.start(lambda i=i: work(i)) for i in range(3)]
+    futures = [background.start(partial(work, i)) for i in range(3)]
     background.settle()
     assert order == [(0, False), (1, False), (2, False)] and all(f.done() for f in futures)
     assert isinstance(futures[0], InferenceFuture)

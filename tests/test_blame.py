@@ -124,7 +124,10 @@ def test_mistakes_in_grids(grid: Any) -> None:
 
 
 def test_mistakes_in_checks_and_references() -> None:
-    litegpu.register_op("Mix", add, check=lambda op: 1 // 0, reference=lambda op, x, y: x.nothing)
+    def check(op: Any) -> str:
+        raise ZeroDivisionError
+
+    litegpu.register_op("Mix", add, check=check, reference=lambda op, x, y: x.nothing)
     interpreter = Interpreter(model_content=mixture(), experimental_delegates=[GpuDelegate()], fallback="silent")
     reason = interpreter.delegation_report().nodes[1].reason
     assert reason is not None and "check of operator 1 Mix: ZeroDivisionError" in reason and "test_blame.py" in reason

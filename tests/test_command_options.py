@@ -9,8 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from litegpu.cli import cache
 from litegpu.cli.application import app, with_ray_address
@@ -107,7 +106,12 @@ def test_run(reaching: Callable[..., Called], monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("agrees", [True, False])
 def test_the_status_of_demo(agrees: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.setattr("litegpu.tools.demo.demonstrate", lambda *arguments: given.append(arguments) or agrees)
+
+    def demonstrate(*arguments: Any) -> bool:
+        given.append(arguments)
+        return agrees
+
+    monkeypatch.setattr("litegpu.tools.demo.demonstrate", demonstrate)
     assert CliRunner().invoke(app, ["demo", "m", "--image=i", "-o", "out"]).exit_code == (0 if agrees else 1)
     assert given == [(Path("m"), Path("i"), Path("out"))]
 
@@ -150,7 +154,7 @@ def test_inference_diff(reaching: Callable[..., Called], monkeypatch: pytest.Mon
         assert CliRunner().invoke(app, ["inference-diff", "m", "--json"]).exit_code == (0 if passed else 1)
 
 
-EVALUATIONS = {
+EVALUATIONS: dict[str, tuple[list[str], dict[str, Any], list[str], dict[str, Any], float]] = {
     "imagenet": (
         ["--ground_truth_labels=t", "--model_output_labels=l"],
         {"ground_truth_labels": "t", "model_output_labels": "l", "denylist_file_path": "", "output_file_path": ""},

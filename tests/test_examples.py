@@ -162,7 +162,7 @@ def test_torch_tensors(example: Any, classifier: Path, photograph: Path) -> None
 
 def test_torch_tensors_says_what_is_missing(classifier: Path, photograph: Path) -> None:
     hidden = "import runpy, sys; sys.modules['torch'] = None; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
-    command = [sys.executable, "-c", hidden, EXAMPLES / "torch_tensors.py", classifier, photograph]
+    command = [sys.executable, "-c", hidden, str(EXAMPLES / "torch_tensors.py"), str(classifier), str(photograph)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and done.stderr.startswith("PyTorch is not installed") and done.stderr.count("\n") == 1
 

@@ -212,7 +212,7 @@ def test_mistakes_with_tensors(numpy_delegate, delegated: bool) -> None:
     alike(lambda i: i.resize_tensor_input(x, [[1], [4]]), "Shape should be 1D instead of 2.")
     alike(lambda i: i.resize_tensor_input(x, [2, 4], strict=True), "Attempting to resize dimension 0 of tensor 0")
     for interpreter in (ours, theirs):
-        interpreter.set_tensor(np.int64(x), value)
+        interpreter.set_tensor(np.int64(x), value)  # type: ignore[arg-type] # as the official one takes it
         interpreter.invoke()
         interpreter.resize_tensor_input(x, [3, 4])
     alike(lambda i: i.invoke(), "Invoke called on model that is not ready.")

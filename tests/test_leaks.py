@@ -178,7 +178,8 @@ def objects(device: str) -> dict[str, int]:
         from litegpu.gpu.backends.webgpu.device import open_device
 
         open_device().handle._poll()  # what was in use when it was freed
-        counts = wgpu.diagnostics.wgpu_native_counts.get_dict()
+        diagnostics: Any = wgpu.diagnostics  # which has its topics only at run time
+        counts = diagnostics.wgpu_native_counts.get_dict()
         found |= {name: entry["count"] for name, entry in counts.items() if name != "total"}
     elif device == "cuda" and os.environ.get("LITEGPU_CUDA_EMULATOR"):
         from cuda_emulator import emulator

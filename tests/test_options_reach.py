@@ -75,7 +75,7 @@ def test_what_cannot_be_prepared_is_closed(interpreters: list[Any], monkeypatch:
     def fails(self: Any) -> None:
         raise InvokeError("no")
 
-    monkeypatch.setattr(session.Interpreter, "allocate_tensors", fails)
+    monkeypatch.setattr(litegpu.Interpreter, "allocate_tensors", fails)
     with pytest.raises(InvokeError, match="no"):
         litegpu.load(adder(), "cpu")
     assert [one.closed for one in interpreters] == [1]
@@ -193,7 +193,7 @@ def test_lanes_of_other_shapes_are_drained_and_closed(monkeypatch: pytest.Monkey
         assert [f.tolist() for f in found] == [(i + 1).tolist() for i in items]
         assert log == ["open 1", "close 1", "open 2", "close 2", "open 1", "close 1"]
         log.clear()
-        stream = model.stream(iter(items))
+        stream: Any = model.stream(iter(items))
         next(stream)
         stream.close()
         assert log == ["open 1", "close 1"]
@@ -358,7 +358,13 @@ def test_an_inference_in_the_background_is_done_when_its_plan_is(monkeypatch: py
     log: list[str] = []
     for name in ("invoke", "settle"):
         real = getattr(plan, name)
-        monkeypatch.setattr(plan, name, lambda self, name=name, real=real: (real(self), log.append(name))[0])
+
+        def noted(self: Any, name: str = name, real: Any = real) -> Any:
+            result = real(self)
+            log.append(name)
+            return result
+
+        monkeypatch.setattr(plan, name, noted)
     interpreter.invoke_async().result(30)
     assert log[log.index("invoke") :] == ["invoke", "settle"]
 
@@ -369,7 +375,7 @@ def test_the_thread_of_the_background_ends_with_it() -> None:
         background.start(lambda: None).result(30)
         thread = background._thread
         assert thread is not None
-        real, joined = thread.join, []
+        real, joined = thread.join, list[None]()
         thread.join = lambda *a, real=real, joined=joined: joined.append(real(*a))  # type: ignore[method-assign]
         background.close(wait=wait)
         assert len(joined) == wait

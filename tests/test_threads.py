@@ -122,7 +122,7 @@ def test_close_while_others_call(device: str) -> None:
     """They get their right result, or an InvokeError that says why."""
     for ending in range(3):
         model = litegpu.load(network(), device)
-        closed = []
+        closed: list[int] = []
 
         def work(number: int, model: Any = model, ending: int = ending, closed: list[int] = closed) -> None:
             if number == 0:
@@ -159,7 +159,11 @@ def test_a_broken_off_call_leaves_the_model_usable(device: str, monkeypatch: pyt
                     model(*inputs(1, batch=2))
             assert is_right(model(x, y), x, y)
             wide = inputs(2, batch=3)
-            race(lambda _, wide=wide: pytest.fail("wrong") if not is_right(model(*wide), *wide) else None, 2)
+
+            def of_others(number: int, wide: Any = wide) -> None:
+                assert is_right(model(*wide), *wide)
+
+            race(of_others, 2)
 
 
 def test_models_that_are_opened_and_closed_in_threads_share_a_device(device: str) -> None:

@@ -54,7 +54,7 @@ class Thread:
         self.outs = [d["index"] for d in interpreter.get_output_details()]
         self._pool = ThreadPoolExecutor(1)
 
-    def do(self, work: Callable[[], Any]) -> Any:
+    def do(self, work: Callable[..., Any]) -> Any:
         return self._pool.submit(work).result(60)
 
     def set(self, values: tuple[np.ndarray, ...], only: int | None = None) -> None:
@@ -372,7 +372,7 @@ def test_signatures_in_threads(numpy_delegate: Any) -> None:
     for delegates in ([], [numpy_delegate()]):
         interpreter = Interpreter(model_content=b.build(), experimental_delegates=delegates)
         interpreter.allocate_tensors()
-        run, right = interpreter.get_signature_runner(), []
+        run, right = interpreter.get_signature_runner(), list[Any]()
 
         def work(number: int, run: Any = run, right: list[int] = right) -> None:
             for i in range(10):
@@ -406,7 +406,8 @@ def test_runners_of_changing_shapes_in_threads(backend: str) -> None:
     for shared in (opened(), None):
         own = [shared or opened() for _ in range(6)]
         runners = [(one.get_signature_runner("sum"), one.get_signature_runner("product")) for one in own]
-        right, refused = [], []
+        right: list[Any] = []
+        refused: list[Any] = []
 
         def work(number: int, runners: Any = runners, right: list[int] = right, refused: list[int] = refused) -> None:
             rng = np.random.default_rng(number)

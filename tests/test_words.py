@@ -30,7 +30,7 @@ def glossary() -> list[tuple[str, str, str, str]]:
     rows = [line for line in section.splitlines() if line.startswith("| ")][2:]
     found = [_ROW.fullmatch(row) for row in rows]
     assert all(found), [row for row, match in zip(rows, found, strict=True) if not match]
-    return [match.group("word", "name", "file", "meaning") for match in found if match]
+    return [(match["word"], match["name"], match["file"], match["meaning"]) for match in found if match]
 
 
 def test_the_words_of_the_glossary_are_in_the_code() -> None:

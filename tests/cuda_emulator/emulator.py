@@ -46,7 +46,7 @@ def install() -> None:
     driver = ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)  # found from now on under its name, libcuda.so.1
     from litegpu.gpu.backends.cuda import base
 
-    base.compile_kernels = compile_kernels
+    base.compile_kernels = compile_kernels  # type: ignore[attr-defined] # which it imports
 
 
 def objects() -> int:

@@ -10,13 +10,18 @@ set of accepted nodes with the tensors that go in and come out; give me somethin
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from litegpu.delegates.protocol import Partition
 from litegpu.model.types import Model, Operator, Subgraph, TensorType
 
+OPERATIONS: dict[str, Callable[..., np.ndarray]] = {
+    "ADD": np.add,
+    "MUL": np.multiply,
+    "RELU": lambda x: np.maximum(x, np.float32(0)),
+}
 ACTIVATIONS = {0: lambda x: x, 1: lambda x: np.maximum(x, np.float32(0))}  # NONE, RELU (numbers of the schema)
 
 
@@ -68,9 +73,7 @@ class NumpyKernel:
         values = self.constants | dict(zip(self.partition.inputs, inputs, strict=True))
         for node in self.partition.nodes:
             arguments = [values[i] for i in node.inputs]
-            result = {"ADD": np.add, "MUL": np.multiply, "RELU": lambda x: np.maximum(x, np.float32(0))}[node.name](
-                *arguments
-            )
+            result = OPERATIONS[node.name](*arguments)
             values[node.outputs[0]] = ACTIVATIONS[node.options.get("fused_activation_function", 0)](result)
         return [values[i] for i in self.partition.outputs]
 

@@ -18,12 +18,13 @@ from litegpu.model.shapes import estimated_shapes
 
 @pytest.mark.parametrize("operator", ["BROADCAST_TO", "TILE", "PAD", "RESIZE_BILINEAR"])
 def test_a_constant_that_asks_for_a_huge_tensor(operator: str) -> None:
-    small, huge = {
+    sizes_of: dict[str, tuple[list, list]] = {
         "BROADCAST_TO": ([1, 2, 2, 1], [2**28, 2, 2, 1]),
         "TILE": ([1, 1, 1, 1], [2**28, 1, 1, 1]),
         "PAD": ([[0, 0]] * 4, [[0, 2**28], *[[0, 0]] * 3]),
         "RESIZE_BILINEAR": ([2, 2], [2**28, 2]),
-    }[operator]
+    }
+    small, huge = sizes_of[operator]
 
     def model(sizes: list) -> bytes:
         builder = ModelBuilder()

@@ -374,7 +374,7 @@ def test_one_thread_at_a_time() -> None:
             return super().invoke(inputs)
 
     delegate = OneEach()
-    delegate.prepare = Slow  # type: ignore[method-assign, assignment]
+    delegate.prepare = Slow  # type: ignore[method-assign]
     made = plan(model(("ABS",), (0,)), delegate)
     first = threading.Thread(target=made.invoke)
     first.start()

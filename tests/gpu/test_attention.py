@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from agreement import FLOAT16, FLOAT32, assert_agrees, official, on_gpu, require_gpu, run
@@ -35,7 +37,7 @@ def network(lead=(2, 3), m=5, n=9, d=8, e=8, *, scale: str = "mul", masked=None,
     return b.build()
 
 
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "plain": dict(), "one key": dict(n=1), "odd": dict(lead=(1, 5), m=3, n=17, d=5, e=3), "one column": dict(d=1, e=1),
     "many keys": dict(lead=(1, 2), m=4, n=100, d=17, e=12), "divided": dict(scale="div"), "unscaled": dict(scale=""),
     "beta": dict(scale="beta"), "masked": dict(masked=(2, 1, 5, 9)), "row mask": dict(masked=(1, 1, 1, 9)),

@@ -8,6 +8,7 @@ import pytest
 from litegpu.gpu import build
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, Copy, DType, Elementwise, Graph, GraphBuilder, apply
+from litegpu.gpu.kernels import build as build_kernels
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import Binding, Program
 
@@ -137,9 +138,9 @@ def test_variables_are_written_last_and_keep_their_memory() -> None:
 def test_what_must_stay_exact_has_kernels_for_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three convolutions in float16 the middle one reads a value that is kept in float32."""
     halves: list[bool] = []
-    given = build.build_kernels
+    given = build_kernels
 
-    def noted(context):  # type: ignore[no-untyped-def]
+    def noted(context):
         halves.append(context.half)
         return given(context)
 

@@ -43,7 +43,7 @@ def top_k(source: str) -> bytes:
     """Of an input, of a vector, of what a convolution gives, and of what is also an output."""
     b = ModelBuilder()
     if source == "vector":
-        shape = (1, 200)
+        shape: tuple[int, ...] = (1, 200)
         x = b.op("TANH", [b.input("x", shape)], shape)
     else:
         shape = (1, 3, 5, 40)
@@ -155,7 +155,7 @@ def joined() -> bytes:
     return b.build()
 
 
-MODELS: dict[str, Callable[[], bytes]] = {
+MODELS: dict[str, Callable[..., bytes]] = {
     **{f"top k of {s}": lambda s=s: top_k(s) for s in ("input", "vector", "convolution", "output")},
     **{f"peaks {s}": lambda s=s: peaks(s) for s in (False, True)},
     **{

@@ -231,6 +231,7 @@ def test_profiling_keeps_the_state() -> None:
     require_gpu()
     layer = LAYERS["plain"]
     gpu, cpu = on_gpu(layer.model()), official(layer.model())
+    assert gpu.plan is not None
     kernel = gpu.plan.kernels[0]
     for i in range(3):
         assert_agrees(run(gpu, [layer.data(i)])[0], run(cpu, [layer.data(i)])[0], FLOAT32)

@@ -180,7 +180,7 @@ def test_convolution_transpose_bias(
     check(b, [x], [wanted], f"{shape} {kernel} {stride} {padding}")
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[str, list[Any], list[tuple[int, ...]], bytes, str]] = {
     "options are missing": ("MaxPoolingWithArgmax2D", [(1, 4, 4, 1)], [(1, 2, 2, 1)] * 2, b"", "options of 0 bytes"),
     "stride": (
         "MaxUnpooling2D", [(1, 2, 2, 1)] * 2, [(1, 4, 4, 1)], pool_options(SAME, (0, 2), (2, 2)), "not positive"

@@ -182,7 +182,8 @@ def test_usual_weights_keep_nothing() -> None:
 def test_samples_must_fit() -> None:
     require_gpu()
     content = network_of(2.0)
-    for samples in ([[]], [[np.zeros((1, 2), np.float32)]]):
+    wrong: list[list[list[np.ndarray]]] = [[[]], [[np.zeros((1, 2), np.float32)]]]
+    for samples in wrong:
         delegate = GpuDelegate(precision="auto", calibration=samples)
         one = litegpu.Interpreter(model_content=content, experimental_delegates=[delegate], fallback="strict")
         with pytest.raises(litegpu.DelegateError, match="calibration"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def test_stored_numbers_come_back_as_they_went(shape: tuple[int, ...], type_: Te
     b = ModelBuilder()
     q = quantized(0.1, 3 if type_ is not INT16 else 0)
     x = b.input("x", shape, type_, quantization=q)
-    new = b.constant(np.int32(shape))
+    new = b.constant(np.array(shape, np.int32))
     b.output(
         b.op("RELU_N1_TO_1", [x], shape=shape, quantization=q), b.op("RESHAPE", [x, new], shape=shape, quantization=q)
     )
@@ -116,7 +117,7 @@ def network(kind: TensorType, per_channel: bool = True) -> bytes:
     real = kind is TensorType.FLOAT32
     rng = np.random.default_rng(1)
 
-    def q(scale: float, zero: int = 3) -> dict[str, object]:
+    def q(scale: float, zero: int = 3) -> dict[str, Any]:
         return {} if real else {"quantization": quantized(scale, zero), "type": kind}
 
     def weights(shape: tuple[int, ...], axis: int) -> int:
@@ -131,7 +132,7 @@ def network(kind: TensorType, per_channel: bool = True) -> bytes:
         return b.constant(np.zeros(n, np.float32 if real else np.int32))
 
     window = dict(stride_h=1, stride_w=1, padding="SAME", fused_activation_function="RELU6")
-    x = b.input("x", (1, 8, 8, 3), **({} if real else {"type": kind, "quantization": quantized(0.02, 0)}))
+    x = b.input("x", (1, 8, 8, 3), **q(0.02, 0))
     y = b.op("CONV_2D", [x, weights((8, 3, 3, 3), 0), bias(8)], (1, 8, 8, 8), window, **q(0.025))
     z = b.op("DEPTHWISE_CONV_2D", [y, weights((1, 3, 3, 8), 3), bias(8)], (1, 8, 8, 8),
              window | {"depth_multiplier": 1}, **q(0.025))  # fmt: skip

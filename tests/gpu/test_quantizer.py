@@ -13,7 +13,7 @@ from quantizer_cases import RECIPES, network_input, quantized_network
 from litegpu.gpu.lower.constants import Unsupported, as_array
 from litegpu.model import read_model, write_model
 from litegpu.model.sparse import densified
-from litegpu.model.types import Sparsity, Tensor, TensorType
+from litegpu.model.types import Operator, Sparsity, Tensor, TensorType
 from litegpu.model.writer import ModelBuilder
 
 pytest.importorskip("ai_edge_quantizer")
@@ -67,7 +67,7 @@ def _widened(content: bytes) -> bytes:
     model = read_model(content)
     main = model.main
     tensors = list(main.tensors)
-    operators = []
+    operators: list[Operator] = []
     for o in main.operators:
         if o.name == "DEQUANTIZE":
             source, target = (tensors[i[0]] for i in (o.inputs, o.outputs))
@@ -121,14 +121,15 @@ def sparse(dense: np.ndarray, block: tuple[int, int] | None = None) -> tuple[np.
     bh, bw = block or (1, 1)
     rows, columns = dense.shape[0] // bh, dense.shape[1] // bw
     tiles = dense.reshape(rows, bh, columns, bw).transpose(0, 2, 1, 3)
-    values, segments, indices = [], [0], []
+    values: list[np.ndarray] = []
+    segments, indices = [0], list[int]()
     for r in range(rows):
         for c in range(columns):
             if tiles[r, c].any():
                 values.append(tiles[r, c].reshape(-1))
                 indices.append(c)
         segments.append(len(indices))
-    levels = [("dense", rows), ("csr", np.int32(segments), np.int32(indices))]
+    levels = [("dense", rows), ("csr", np.array(segments, np.int32), np.array(indices, np.int32))]
     order, block_map = [0, 1], []
     if block is not None:
         levels += [("dense", bh), ("dense", bw)]

@@ -7,7 +7,7 @@ to x, what a root is compared with to what it is for positive numbers. One op al
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -239,7 +239,7 @@ def rows(channels: int) -> np.ndarray:
 
 
 def reduced(
-    op: str, x: np.ndarray, axis: int, options: dict[str, object], backend: str
+    op: str, x: np.ndarray, axis: int, options: Mapping[str, object], backend: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """(litegpu's, the CPU's) result of an op along an axis, or of a whole tensor if the op has none."""
     b = ModelBuilder()

@@ -121,9 +121,11 @@ def test_no_gpu_memory_is_allocated_after_the_first_inference() -> None:
     kernels: list[GpuKernel] = []
 
     class Watched(GpuDelegate):
-        def prepare(self, partition):  # type: ignore[no-untyped-def]
-            kernels.append(super().prepare(partition))
-            return kernels[-1]
+        def prepare(self, partition):
+            kernel = super().prepare(partition)
+            assert isinstance(kernel, GpuKernel)
+            kernels.append(kernel)
+            return kernel
 
     gpu = litegpu.Interpreter(model_content=small_net(), experimental_delegates=[Watched()])
     gpu.allocate_tensors()
@@ -165,7 +167,7 @@ def test_a_mixed_graph_reports_what_stayed_on_the_cpu(caplog: pytest.LogCaptureF
     assert_agrees(run(gpu, inputs)[0], run(cpu, inputs)[0], FLOAT32)
 
 
-def test_without_a_device_the_model_runs_on_the_cpu_with_one_warning(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_without_a_device_the_model_runs_on_the_cpu_with_one_warning(tmp_path) -> None:
     model = tmp_path / "m.tflite"
     model.write_bytes(small_net())
     script = f"""

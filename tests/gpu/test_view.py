@@ -65,7 +65,7 @@ def _factors(n: int) -> list[int]:
 
 @pytest.mark.parametrize("layout", [padded, packed])
 @pytest.mark.parametrize("seed", range(150))
-def test_follow(seed: int, layout) -> None:  # type: ignore[no-untyped-def]
+def test_follow(seed: int, layout) -> None:
     rnd = random.Random(seed)
     shape = (*(rnd.choice([1, 2, 3, 4, 6]) for _ in range(3)), rnd.choice([1, 3, 4, 5, 8, 12, 17]))
     view = layout(0, shape, DType.FLOAT32)

@@ -72,9 +72,10 @@ class Case:
 # ----------------------------------------------------------------------------------------------------- the cases
 
 
-def _one(name: str, others: Callable[[Network, int], Sequence[int]], result: Callable[[np.ndarray], np.ndarray],
+def _one(name: str, others: Callable[..., Sequence[int]], result: Callable[..., np.ndarray],
          options: dict | None = None, kind: TensorType = F) -> Build:  # fmt: skip
-    """An op that reads x first; `result` says which shape comes of an array like x."""
+    """An op that reads x first; `others`, from (network, batch), are its further inputs, and `result` says which shape
+    comes of an array like x."""
 
     def build(b: Network, x: int, shape: tuple[int, ...], batch: int) -> Made:
         made = tuple(result(np.zeros(shape, np.int8)).shape)
@@ -219,7 +220,9 @@ def _strided(entries: Sequence[Entry], whole: tuple[int, int, bool, bool], *, pi
     """STRIDED_SLICE by an index of NumPy's. `whole`: what is added to begin and end of the batch, and their masks."""
 
     def build(b: Network, x: int, shape: tuple[int, ...], n: int) -> Made:
-        begin, end, strides = [], [], []
+        begin: list[int] = []
+        end: list[int] = []
+        strides: list[int] = []
         masks = dict.fromkeys(("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask", "shrink_axis_mask"), 0)
         index: list = []
         for e, given in enumerate(entries):
@@ -250,10 +253,12 @@ def _strided(entries: Sequence[Entry], whole: tuple[int, int, bool, bool], *, pi
 def _strided_slices() -> Iterator[Case]:
     part, stepped = slice(1, 3), slice(0, 4, 2)
     indices: list[list[Entry]] = [[None, "batch"], [..., None], [], [None, None, ..., part]]
+    around: tuple[Entry, ...] = (part, stepped, 1)
+    before: tuple[Entry, ...] = (part, 1, None)
     for p in range(RANK):
-        for others in itertools.product((part, stepped, 1), repeat=RANK - 1):
+        for others in itertools.product(around, repeat=RANK - 1):
             indices.append([*others[:p], "batch", *others[p:]])
-        for others in itertools.product((part, 1, None), repeat=p):
+        for others in itertools.product(before, repeat=p):
             indices.append([*others, "batch"])
     indices += [[..., "batch"], [..., "batch", 1], [..., "batch", part, None], [1, ..., "batch"], [None, ..., "batch"],
                 [1, ...], [part, ..., 2], ["batch", ..., 1], ["batch", None, ..., part]]  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 
 import litegpu
 from litegpu import Interpreter, ModelError, list_models, read_model
-from litegpu.cli import app
+from litegpu.cli.application import app
 from litegpu.model.builder import ModelBuilder
 
 

@@ -9,12 +9,12 @@ import pytest
 from agreement import FLOAT32, assert_agrees, official, on_gpu, require_gpu, run
 
 from litegpu.model import read_model
-from litegpu.model.builder import ModelBuilder
+from litegpu.model.builder import ModelBuilder, SubgraphBuilder
 from litegpu.model.inline import inline_composites
 from litegpu.model.types import Signature, TensorType
 
 
-def composite(b: ModelBuilder, name: str, body: int, inputs: list[int], shape) -> int:
+def composite(b: SubgraphBuilder, name: str, body: int, inputs: list[int], shape) -> int:
     options = {"name": name, "decomposition_subgraph_index": body, "version": 1}
     return b.op("STABLEHLO_COMPOSITE", inputs, shape, options)
 

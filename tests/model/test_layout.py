@@ -274,8 +274,8 @@ def test_sparse_constants_in_blocks(shape: tuple[int, int], order: tuple[int, ..
 
 
 @pytest.mark.parametrize("type_", [np.uint8, np.uint16, np.int32])
-def test_sparse_indices_of_every_width(type_: type) -> None:
-    levels = (("dense", 2), ("csr", np.array([0, 1, 3], type_), np.array([2, 0, 3], type_)))
+def test_sparse_indices_of_every_width(type_: type[np.integer]) -> None:
+    levels: tuple[Any, ...] = (("dense", 2), ("csr", np.array([0, 1, 3], type_), np.array([2, 0, 3], type_)))
     sparsity = Sparsity((0, 1), (), levels)
     data = np.array([5, 6, 7], np.float32).view(np.uint8)
     main = Subgraph(0, "main", (Tensor(0, "w", F, (2, 4), (2, 4), 1, data, sparsity=sparsity),), (), (), ())

@@ -394,7 +394,7 @@ def layers(absent: set[int], operator: str = "UNIDIRECTIONAL_SEQUENCE_LSTM") -> 
     count = 24 if operator == "UNIDIRECTIONAL_SEQUENCE_LSTM" else 48
     kept = (18, 19) if count == 24 else (35, 36, 37, 38)
     b = ModelBuilder()
-    inputs = []
+    inputs: list[int | None] = []
     for i in range(count):
         if i == 0 or (i == 39 and i not in absent):
             inputs.append(b.input(f"x{i}", (2, 1, 3)))

@@ -39,7 +39,7 @@ def test_constants_are_read_only_views(small_models, kind):
     content = kind(small_models["network"])
     model = read_model(content)
     weights = model.main.tensors[model.main.operators[0].inputs[1]].data
-    assert weights.shape == (4, 3, 3, 3) and weights.dtype == np.float32
+    assert weights is not None and weights.shape == (4, 3, 3, 3) and weights.dtype == np.float32
     assert np.shares_memory(weights, np.frombuffer(content, np.uint8))
     assert not weights.flags.writeable
 
@@ -50,6 +50,7 @@ def test_path_is_mapped(small_models, tmp_path):
     model = read_model(path)
     assert model.path == str(path) and bytes(model.content) == small_models["integer"]
     weights = model.main.tensors[model.main.operators[0].inputs[1]]
+    assert weights.quantization is not None
     np.testing.assert_allclose(weights.quantization.scales, [0.01, 0.02, 0.03])
     assert weights.quantization.zero_points.tolist() == [0, 0, 0]
 
@@ -74,7 +75,8 @@ def test_unknown_extents_and_empty_constants():
     builder.output(builder.op("SUM", [x, axes], (-1, 4)))
     model = read_model(builder.build())
     assert model.main.tensors[x].shape == (1, 4) and model.main.tensors[x].shape_signature == (-1, 4)
-    assert model.main.tensors[axes].data.shape == (0,)
+    nothing = model.main.tensors[axes].data
+    assert nothing is not None and nothing.shape == (0,)
 
 
 def test_packed_and_string_constants(run_official):
@@ -86,7 +88,8 @@ def test_packed_and_string_constants(run_official):
     builder.output(builder.op("DEQUANTIZE", [packed], values.shape), strings)
     content = builder.build()
     model = read_model(content)
-    assert model.main.tensors[packed].data.dtype == np.uint8 and model.main.tensors[packed].data.size == 6
+    stored = model.main.tensors[packed].data
+    assert stored is not None and stored.dtype == np.uint8 and stored.size == 6
     dequantized, text = run_official(content)
     np.testing.assert_array_equal(dequantized, values * 0.5)
     assert text.tolist() == [b"ab", b"", b"cde"]
@@ -217,7 +220,9 @@ def _with_shared_tables(content: bytes, count: int) -> bytes:
 def test_content_of_another_length_than_its_shape(small_models):
     model = read_model(small_models["network"])
     weights = model.main.operators[0].inputs[1]
-    position = small_models["network"].index(model.main.tensors[weights].data.tobytes())
+    data = model.main.tensors[weights].data
+    assert data is not None
+    position = small_models["network"].index(data.tobytes())
     content = bytearray(small_models["network"])
     content[position - 4 : position] = (100).to_bytes(4, "little")
     with pytest.raises(ModelError, match=rf"tensor {weights} .*needs 432 bytes, but its buffer \d+ has 100"):

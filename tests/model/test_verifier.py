@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def change(model: Model, *, tensor: int | None = None, operator: int | None = No
     return dataclasses.replace(model, subgraphs=(main, *model.subgraphs[1:]))
 
 
-CASES = {
+CASES: dict[str, tuple[dict[str, Any], str]] = {
     "negative extent": (dict(tensor=0, shape=(1, -8, 8, 3)), r"tensor 0 'x' has a negative extent"),
     "too many elements": (dict(tensor=0, shape=(2**16, 2**16, 1, 1)), r"tensor 0 'x' .* more than 2147483647"),
     "rank": (dict(tensor=0, shape=(1,) * 12, shape_signature=(1,) * 12), r"tensor 0 'x' has rank 12"),
@@ -158,11 +159,12 @@ def calling(
             graph.output(graph.op("LESS", [values[0], values[0]], (2,), type=TensorType.BOOL))
         else:
             graph.output(graph.op("CAST", values[:1], (2,), type=made))
-    operands, options = {
+    calls: dict[str, tuple[list[int], dict[str, Any]]] = {
         "IF": ([p, x], dict(then_subgraph_index=1, else_subgraph_index=2)),
         "WHILE": ([x], dict(cond_subgraph_index=2, body_subgraph_index=1)),
         "STABLEHLO_COMPOSITE": ([x], dict(name="odml.thing", decomposition_subgraph_index=1, version=1)),
-    }[kind]
+    }
+    operands, options = calls[kind]
     model.output(model.op(kind, operands, (2,), options, type=TensorType.FLOAT32))
     return model.build()
 
@@ -244,7 +246,7 @@ def test_which_results_are_numbers(name, axes, rank, options, whole):
     given = (
         [] if name == "ABS" else [model.input("axes", (1,), TensorType.INT32) if axes is None else model.constant(axes)]
     )
-    type_ = dict(type=TensorType.INT64) if name == "ARG_MAX" else {}
+    type_: dict[str, Any] = dict(type=TensorType.INT64) if name == "ARG_MAX" else {}
     y = model.op(name, [x, *given], (), options, **type_)
     model.output(y)
     main = read_model(model.build(), verify=False).main

@@ -21,7 +21,7 @@ from litegpu import GpuDelegate, Interpreter
 from litegpu.errors import LiteGpuError
 
 INDICES = (0, 1, 2, 3, 4, 5, -1, 10, 1000, 2**31 - 1, -(2**31), 2**40, "x", None, 1.5, True)
-SHAPES = (
+SHAPES: tuple[Any, ...] = (
     [], [1], [2, 3], [1, 2, 3, 4], [1] * 8, [1] * 9, [1] * 20, [0], [0, 3], [-1, 3], [-5], [2**31],
     [2**31 - 1], [2**16, 2**15], [2**20, 2**20, 2**20], [2**63], "ab", None, 5, [1.5], [[1, 2]],
     np.array([2, 3]), np.zeros((0,), int),
@@ -170,7 +170,7 @@ def value(shape: Any, dtype: Any, rng: random.Random) -> Any:
     return np.asarray(np.random.default_rng(rng.randrange(99)).uniform(0, 4, shape)).astype(dtype)
 
 
-ODD = (
+ODD: tuple[Any, ...] = (
     None, 1, 1.5, "text", b"bytes", [], [1, 2], [[1], [2, 3]], {}, object(), np.zeros(3), np.zeros((0,)), np.array("a"),
     np.array([b"a", "b"], dtype=np.object_), np.array([None, 3], dtype=np.object_), np.array([[b"a"]]), np.array(["é"]),
     np.zeros((2, 3), ">f4"), np.zeros((2, 3), np.float16), np.zeros((2, 3), np.complex128), np.array([1], "M8[s]"),

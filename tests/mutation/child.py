@@ -81,7 +81,7 @@ def verdict(content: bytes, number: int) -> str:
             interpreter.invoke()
             for details in interpreter.get_output_details():
                 interpreter.get_tensor(details["index"])
-    except np._core._exceptions._ArrayMemoryError:
+    except np._core._exceptions._ArrayMemoryError:  # type: ignore[attr-defined]
         return "unfilled: its inputs are larger than this process may be"
     except LiteGpuError as error:
         text = " ".join(str(error).split())

@@ -285,7 +285,7 @@ def _quantized_lstm(model: ModelBuilder) -> None:
 
 def _bidirectional_lstm(model: ModelBuilder) -> None:
     x = model.input("x", (2, 3, 4))
-    half = []
+    half: list[list[int | None]] = []
     for name in ("f", "b"):
         half.append([model.constant(_normal(*s)) for s in ((5, 4),) * 4 + ((5, 5),) * 4])
         half[-1] += [None, None, None, *(model.constant(_normal(5)) for _ in range(4)), None, None]

@@ -145,7 +145,7 @@ def test_the_first_op_that_deviates_by_itself_is_blamed() -> None:
         from litegpu.tools.inference_diff.per_op import NodeDifference
 
         found = [None if e is None else difference(e) for e in (lock_step, alone, joined)]
-        return NodeDifference(node, "ADD", "GPU", "t", (1,), kernel, *found, None)
+        return NodeDifference(node, "ADD", "GPU", "t", (1,), kernel, found[0], found[1], found[2], None)
 
     rows = (row(0, 0.0, 0.3), row(1, 0.5, 0.5), row(2, 0.9, 0.9), row(3, 0.0, 0.0, (3, 4), 0.7))
     found = _concluded(rows, 0.25, True, True, ())

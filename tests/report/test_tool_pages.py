@@ -14,7 +14,7 @@ from agreement import require_gpu
 from PIL import Image
 from typer.testing import CliRunner
 
-from litegpu.cli import app
+from litegpu.cli.application import app
 from litegpu.zoo import build_model
 
 Files = dict[str, Path]

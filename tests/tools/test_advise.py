@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,13 @@ import pytest
 
 import litegpu
 from litegpu import cli
+from litegpu.delegates.protocol import Partition
 from litegpu.delegates.xnnpack import xnnpack_partitions
 from litegpu.errors import DeviceError, ModelError, OptionError
 from litegpu.gpu.delegate.delegate import GpuDelegate
 from litegpu.model.builder import ModelBuilder
 from litegpu.model.model_type import ModelKind
-from litegpu.model.types import TensorType
+from litegpu.model.types import Model, Operator, Subgraph, TensorType
 from litegpu.tools.advise import advise, print_advice, write_page
 from litegpu.tools.advise.advice import _recommend
 from litegpu.tools.advise.advice_text import node_numbers
@@ -240,15 +242,15 @@ class _Taking:
         self.ops = ops
         self.max_delegated_partitions = limit
 
-    def check(self, model: object, subgraph: object, operator: litegpu.model.types.Operator) -> str | None:
+    def check(self, model: Model, subgraph: Subgraph, operator: Operator) -> str | None:
         return None if operator.name in self.ops else "It is not asked for."
 
-    def prepare(self, partition: object) -> _Kernel:
+    def prepare(self, partition: Partition) -> _Kernel:
         return _Kernel()
 
 
 class _Kernel:
-    def invoke(self, inputs: object) -> object:
+    def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         raise AssertionError("nothing is run")
 
     def close(self) -> None:

@@ -138,7 +138,7 @@ def test_the_official_statistics() -> None:
 def test_the_interval_is_that_of_95_percent_of_the_medians() -> None:
     rng = np.random.default_rng(3)
     ratios = np.exp(rng.normal(0, 0.8, 40))  # skewed, so that means are elsewhere
-    found = median_ratio(2 * ratios, np.full(40, 2.0))
+    found = median_ratio((2 * ratios).tolist(), [2.0] * 40)
     other = np.random.default_rng(77)
     medians = [np.median(other.choice(ratios, 40)) for _ in range(6000)]
     assert found.value == pytest.approx(np.median(ratios))
@@ -201,6 +201,8 @@ def test_a_comparison_is_with_the_first_configuration(clock: Clock, monkeypatch:
 
     class Fake:
         meter = None
+        opened: Any
+        label: str
 
         def __init__(self, flags: BenchmarkFlags, log: Log, *, label: str, batch: int | None, content: Any) -> None:
             opened.append((label, batch, content))
@@ -392,9 +394,10 @@ def test_the_lines_of_a_result(capsys: pytest.CaptureFixture[str]) -> None:
     assert "(MB): init=10.5 overall=20.25\n" in text
 
 
-def floats(message: bytes) -> dict[int, float]:
+def floats(message: bytes) -> dict[int, Any]:
     """Fields of a message of floats and small whole numbers only."""
-    found, at = {}, 0
+    found: dict[int, Any] = {}
+    at = 0
     while at < len(message):
         number, kind = divmod(message[at], 8)
         at += 1
@@ -408,7 +411,7 @@ def floats(message: bytes) -> dict[int, float]:
             if message[at - 1] < 128:
                 break
         if kind == 2:
-            found[number], at = message[at : at + value], at + value  # type: ignore[assignment]
+            found[number], at = message[at : at + value], at + value
         else:
             found[number] = value
     return found

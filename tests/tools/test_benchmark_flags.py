@@ -242,7 +242,7 @@ def test_what_reports_no_power_is_told(graph: str) -> None:
     assert meter_of(None) == (None, "energy is measured of NVIDIA GPUs only, not of the CPU")
     result = litegpu.benchmark(graph, **QUICK)
     assert result.energy is None and "NVIDIA" in result.energy_note
-    found, note = meter_of(FakeDevice())  # type: ignore[arg-type]
+    found, note = meter_of(FakeDevice())
     assert found is None and note == "fake does not report power: only NVIDIA's driver is asked"
 
 
@@ -270,7 +270,7 @@ def test_the_first_backend_that_knows_a_device_s_power_measures_it(monkeypatch: 
 
     def found(*backends: object) -> tuple[object, str]:
         monkeypatch.setattr(registry, "every", lambda: [("x", backend) for backend in backends])
-        return meter_of(FakeDevice())  # type: ignore[arg-type]
+        return meter_of(FakeDevice())
 
     assert isinstance(found(object(), KnowsNot(), Knows())[0], Meter)
     assert found(object(), KnowsNot()) == (None, "not mine")

@@ -181,10 +181,11 @@ def stateful() -> Any:
     return read_model(b.build(), verify=False)
 
 
-def state(report: DelegationReport, **flags: int) -> list[str]:
+def state(report: DelegationReport, **flags: Any) -> list[str]:
     model = stateful()
     interpreter = SimpleNamespace(model=model, graph=model.main)
-    return state_text(SimpleNamespace(interpreter=interpreter, report=report), BenchmarkFlags(**flags)).splitlines()
+    of: Any = SimpleNamespace(interpreter=interpreter, report=report)
+    return state_text(of, BenchmarkFlags(**flags)).splitlines()
 
 
 def test_the_state_to_the_byte() -> None:

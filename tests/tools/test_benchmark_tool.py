@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -96,11 +97,11 @@ def test_max_secs_cuts_the_runs(graph: str) -> None:
 def test_inputs_from_layers_ranges_and_files(graph: str, tmp_path: Path) -> None:
     values = tmp_path / "a:b.bin"
     np.zeros((1, 64, 64, 3), np.float32).tofile(values)
-    quick = dict(graph=graph, num_runs=1, min_secs=0.0, warmup_min_secs=0.0)
+    quick: dict[str, Any] = dict(graph=graph, num_runs=1, min_secs=0.0, warmup_min_secs=0.0)
     named = f"input:{str(values).replace(':', '::')}"
     benchmark(BenchmarkFlags(**quick, input_layer="input", input_layer_value_files=named))
     benchmark(BenchmarkFlags(**quick, input_layer="other_name", input_layer_value_range="other_name,0,1"))
-    mistakes = {
+    mistakes: dict[str, dict[str, Any]] = {
         "64 has": dict(input_layer="input", input_layer_value_files=f"input:{tmp_path / 'short.bin'}"),
         "not among": dict(input_layer="input", input_layer_value_range="odd,0,1"),
         "names 2 inputs": dict(input_layer="a,b"),

@@ -159,9 +159,12 @@ def test_what_is_opened_how_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_options_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    monkeypatch.setattr(
-        compare, "RecordingDelegate", lambda o, staging: given.append(o) or SimpleNamespace(open_device=lambda: None)
-    )
+
+    def recording(options: Any, staging: Any) -> Any:
+        given.append(options)
+        return SimpleNamespace(open_device=lambda: None)
+
+    monkeypatch.setattr(compare, "RecordingDelegate", recording)
     for partitions, wanted in ((0, 1), (1, 1), (5, 5)):
         options = DiffOptions(
             precision="float16", backend="gl", quantization=False, max_delegated_partitions=partitions

@@ -18,6 +18,8 @@ from litegpu import cli
 from litegpu.gpu import build
 from litegpu.gpu.graph import Graph, GraphBuilder, apply
 from litegpu.gpu.lower import product, values
+from litegpu.gpu.lower.constants import as_array, quanta
+from litegpu.gpu.passes import optimise
 from litegpu.model import ModelBuilder
 from litegpu.model.builder import quantized
 from litegpu.model.types import TensorType
@@ -38,7 +40,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     """Perturbs a constant, given by its name, in what the GPU is given and nowhere else."""
 
     def planted(name: str, factor: float) -> None:
-        original = values.as_array
+        original = as_array
 
         def perturbed(tensor: Any, **options: Any) -> Any:
             array = original(tensor, **options)
@@ -48,7 +50,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
             found = whole_numbers(tensor, *arguments, **options)
             return (found[0], found[1] * np.float32(factor)) if found is not None and tensor.name == name else found
 
-        whole_numbers = product.quanta
+        whole_numbers = quanta
         monkeypatch.setattr(values, "as_array", perturbed)
         monkeypatch.setattr(product, "quanta", perturbed_quanta)
 
@@ -83,7 +85,8 @@ def residual(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def analysed(path: Path, **options: Any) -> tuple[DiffReport, PerOpReport]:
-    report = inference_diff(path, DiffOptions(**{"num_runs": 1, "backend": "webgpu", "per_op": True} | options))
+    wanted: dict[str, Any] = {"num_runs": 1, "backend": "webgpu", "per_op": True}
+    report = inference_diff(path, DiffOptions(**wanted | options))
     assert report.per_op is not None
     return report, report.per_op
 
@@ -139,7 +142,7 @@ def test_a_reference_that_is_wrong_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("op", ["ADD", "SUB", "MUL", "BATCH_MATMUL"])
 @pytest.mark.parametrize("dtype", [np.float32, np.int8])
 def test_the_direct_definitions_are_those_of_the_evaluator(
-    op: str, dtype: type, monkeypatch: pytest.MonkeyPatch
+    op: str, dtype: type[np.generic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(4)
     b = ModelBuilder()
@@ -156,12 +159,10 @@ def test_the_direct_definitions_are_those_of_the_evaluator(
     monkeypatch.setattr(exact, "_DIRECT", {})
     evaluated = exact.exact_results(model, model.main.operators[0], values)
     assert direct is not None and evaluated is not None and (direct[1], evaluated[1]) == (True, False)
-    direct, evaluated = direct[0], evaluated[0]
-    (tensor,) = direct
-    assert np.abs(direct[tensor].astype(np.float64)).max() > 1
-    np.testing.assert_allclose(
-        direct[tensor].astype(np.float64), evaluated[tensor], rtol=1e-6, atol=0 if of_float else 1
-    )
+    (tensor,) = direct[0]
+    found = direct[0][tensor].astype(np.float64)
+    assert np.abs(found).max() > 1
+    np.testing.assert_allclose(found, evaluated[0][tensor], rtol=1e-6, atol=0 if of_float else 1)
 
 
 @pytest.mark.cuda
@@ -213,7 +214,7 @@ def test_a_fault_of_the_fusion_alone(residual: Path, monkeypatch: pytest.MonkeyP
             builder.node(node.op, node.inputs, node.output, epilogue, node.operands, node.sources)
         return builder.graph(optimised.inputs, optimised.outputs)
 
-    original = build.optimise
+    original = optimise
     monkeypatch.setattr(build, "optimise", wrong)
     _, per_op = analysed(residual)
     assert per_op.first_alone is None and per_op.first_kernel == (0, 1, 2) and per_op.culprit == 2

@@ -56,8 +56,8 @@ def test_what_is_just_within_the_limits_is_taken() -> None:
     (program(dispatch=bindings(Binding("arena", 0, 1040))), "too large: at most 1024"),
     (program({"access": ("read", "read")}), "the arena is bound read_write and the constants read"),
     (program({"access": ("read_write", "read_write")}), "the arena is bound read_write and the constants read"),
-    *((program(**{kind: dataclasses.replace(PORT, **change)}), "not in the arena")
-      for kind in ("input", "output", "variable") for change in ({"offset": 1268}, {"offset": -4}, {"offset": 2})),
+    *((program(**{kind: dataclasses.replace(PORT, offset=offset)}), "not in the arena")  # type: ignore[arg-type]
+      for kind in ("input", "output", "variable") for offset in (1268, -4, 2)),
 ])  # fmt: skip
 def test_what_is_beyond_them_is_refused(changed: Program, reason: str) -> None:
     with pytest.raises(DeviceError, match=reason):

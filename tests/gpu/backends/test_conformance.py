@@ -475,7 +475,8 @@ def model(rows: int = 1) -> bytes:
 ], ids=str)  # fmt: skip
 def test_models(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     weights, x = np.array([1, 2, 3, 4], np.float32), np.array([[1, -2, 0.5, 8]], np.float32)
-    for cached in ({}, {"serialization_dir": tmp_path / "cache"}, {"serialization_dir": tmp_path / "cache"}):
+    cache: dict[str, Any] = {"serialization_dir": tmp_path / "cache"}
+    for cached in ({}, cache, cache):
         delegate = GpuDelegate(backend=name, **options, **cached)
         one = litegpu.Interpreter(model_content=model(), experimental_delegates=[delegate], fallback="strict")
         one.allocate_tensors()

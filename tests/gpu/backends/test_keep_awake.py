@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -33,8 +34,8 @@ def test_it_sleeps_once_nobody_comes_any_more(monkeypatch: pytest.MonkeyPatch) -
     """By a clock that runs as the test says."""
     now = [100.0]
     asleep = threading.Event()
-    monkeypatch.setattr(keep_awake.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(keep_awake.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
     nudges: list[float] = []
     awake = KeepAwake(lambda: nudges.append(now[0] - 100.0))
     clear = awake._wanted.clear

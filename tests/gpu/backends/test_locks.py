@@ -38,15 +38,16 @@ def sessions() -> list[Any]:
 
 @pytest.fixture
 def session(request: pytest.FixtureRequest) -> Any:
+    backend: Any
     if request.param == "webgpu":
-        from litegpu.gpu.backends.webgpu.device import open_device
+        from litegpu.gpu.backends.webgpu import device as backend
     else:
-        from litegpu.gpu.backends.cuda.opening import available, open_device
+        from litegpu.gpu.backends.cuda import opening as backend
 
-        if available() is not None:
-            pytest.skip(f"no CUDA device: {available()}")
+        if backend.available() is not None:
+            pytest.skip(f"no CUDA device: {backend.available()}")
     try:
-        device: Any = open_device()
+        device = backend.open_device()
     except DeviceError as error:
         pytest.skip(f"no device: {error}")
     made = device.session(program(device.target, device.features), "passive")

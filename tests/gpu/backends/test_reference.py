@@ -30,7 +30,7 @@ from litegpu.gpu.backends.reference.device import ReferenceDevice
 from litegpu.gpu.backends.reference.session import ReferenceSession
 from litegpu.gpu.backends.reference.text import print_tree, read_tree
 from litegpu.gpu.graph import DType
-from litegpu.gpu.lang import Kernel, KernelError, f32, trace, u32
+from litegpu.gpu.lang import Kernel, KernelError, f32, interpret, trace, u32
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
 from litegpu.model.builder import ModelBuilder
 
@@ -283,19 +283,18 @@ def counting(k: Kernel) -> None:
 
 
 def test_an_interrupted_inference_did_not_happen(monkeypatch: pytest.MonkeyPatch) -> None:
-    from litegpu.gpu.backends.reference import session as module
 
     session = ReferenceDevice().session(program(counting, variables=True))
     one, out = np.ones(COUNT, np.float32), np.empty(COUNT, np.float32)
     session.write(0, one)
     session.run()
-    given = module.interpret.run
+    given = interpret.run
 
     def interrupted(*arguments: Any) -> None:
         given(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.interpret, "run", interrupted)
+    monkeypatch.setattr(interpret, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         session.run()
     monkeypatch.undo()
@@ -333,7 +332,6 @@ def test_ctrl_c() -> None:
 
 
 def test_close_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from litegpu.gpu.backends.reference import session as module
 
     one = program(doubled)
     session = ReferenceDevice().session(dataclasses.replace(one, dispatches=one.dispatches * 3))
@@ -350,7 +348,7 @@ def test_close_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         except DeviceError as error:
             found.append(str(error))
 
-    monkeypatch.setattr(module.interpret, "run", slow)
+    monkeypatch.setattr(interpret, "run", slow)
     thread = threading.Thread(target=infer)
     thread.start()
     inside.wait(60)

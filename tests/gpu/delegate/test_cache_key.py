@@ -137,7 +137,7 @@ def test_other_code_and_other_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Case().key() != before
 
 
-def test_the_stamp_of_the_code(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_stamp_of_the_code(tmp_path, monkeypatch) -> None:
     """Names, sizes and times of all files of the folders that make programs."""
     folder = tmp_path / "litegpu"
     for part in ("delegates", "gpu/kernels", "model", "tools"):

@@ -17,6 +17,7 @@ from litegpu.gpu import passes
 from litegpu.gpu.delegate import fitting
 from litegpu.gpu.kernels import _BUILD
 from litegpu.gpu.lang.features import Features
+from litegpu.gpu.passes.fold import drop_unused
 from litegpu.model.types import TensorType
 from litegpu.model.writer import ModelBuilder, quantized
 
@@ -26,7 +27,7 @@ BACKENDS = ["webgpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 class SmallDelegate(GpuDelegate):
     """A delegate whose device has smaller limits than it has."""
 
-    def __init__(self, backend: str, **limits: int) -> None:
+    def __init__(self, backend: str, **limits: Any) -> None:
         super().__init__(backend=backend, max_delegated_partitions=0)
         self.limits = limits
 
@@ -212,7 +213,7 @@ def test_one_kernel_that_cannot_be_built(
 def test_an_error_that_blames_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes are tried one by one then."""
     require_gpu()
-    original = passes.drop_unused
+    original = drop_unused
 
     def fails(graph: Any) -> Any:
         if any(type(n.op).__name__ == "Softmax" for n in graph.nodes):

@@ -34,7 +34,7 @@ def program(inputs: int = 2, types: tuple[DType, ...] = (DType.FLOAT32, DType.FL
 def kernel(wait: WaitType = WaitType.PASSIVE, **more: Any) -> tuple[GpuKernel, FakeSession]:
     device = FakeDevice()
     one = GpuKernel(
-        device, program(), [TensorType.FLOAT32] * 2, [SHAPE] * 2, [SHAPE] * 2, wait=wait, **more  # type: ignore[arg-type]
+        device, program(), [TensorType.FLOAT32] * 2, [SHAPE] * 2, [SHAPE] * 2, wait=wait, **more
     )  # fmt: skip
     return one, device.sessions[0]
 
@@ -66,7 +66,7 @@ def test_what_is_not_waited_for_is_read_when_it_is_asked_for() -> None:
 def test_results_have_the_tensors_types() -> None:
     device = FakeDevice()
     types = [TensorType.INT64, TensorType.BOOL]
-    one = GpuKernel(device, program(1, (DType.INT32, DType.BOOL)), types, [SHAPE] * 2, [SHAPE])  # type: ignore[arg-type]
+    one = GpuKernel(device, program(1, (DType.INT32, DType.BOOL)), types, [SHAPE] * 2, [SHAPE])
     whole, truth = one.invoke([np.full(SHAPE, 2, np.float32)])
     assert whole.dtype == np.int64 and (whole == 12).all()
     assert truth.dtype == np.bool_ and truth.all()
@@ -76,7 +76,7 @@ def test_booleans_are_written_as_words() -> None:
     device = FakeDevice()
     ports = (port("x", DType.BOOL),)
     made = Program((), (), np.zeros(0, np.uint8), 1024, ports, (port("y"),), MemoryReport(0, 0, 0))
-    one = GpuKernel(device, made, [TensorType.FLOAT32], [SHAPE], [SHAPE])  # type: ignore[arg-type]
+    one = GpuKernel(device, made, [TensorType.FLOAT32], [SHAPE], [SHAPE])
     one.invoke([np.array([[True, False, True]] * 2)])
     assert device.sessions[0].written[0].dtype == np.int32
 

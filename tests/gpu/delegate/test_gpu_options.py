@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -12,13 +13,25 @@ from fake_device import FakeDevice
 from litegpu import GpuDelegate, GpuDelegateOptions, Interpreter
 from litegpu.gpu.backends.cuda import opening as cuda
 from litegpu.gpu.backends.webgpu import device as webgpu
+from litegpu.gpu.build import build_program
 from litegpu.gpu.delegate import delegate as gpu
 from litegpu.gpu.lang.features import Features
+from litegpu.gpu.program import Program
 from litegpu.model import read_model
 from litegpu.model.builder import ModelBuilder, quantized
 from litegpu.model.types import TensorType
 
 SHAPE = (1, 2, 3, 4)
+
+
+def noting(given: list[dict[str, Any]]) -> Callable[..., Program]:
+    """build_program, which adds its named arguments to `given`."""
+
+    def noted(*arguments: Any, **named: Any) -> Program:
+        given.append(named)
+        return build_program(*arguments, **named)
+
+    return noted
 
 
 def content(quantized_too: bool = False) -> bytes:
@@ -70,7 +83,7 @@ def test_sessions_of_a_stream_are_validated_too(device: FakeDevice) -> None:
     b = GpuDelegate(validation=True)
     one = Interpreter(model_content=content(), experimental_delegates=[b], fallback="strict")
     one.allocate_tensors()
-    another = b.prepared[0].kernel().another()  # type: ignore[union-attr]
+    another: Any = b.prepared[0].kernel().another()  # type: ignore[union-attr]
     assert another.session.validation and another.session.wait == "do_not_wait"
     assert another.session is not device.sessions[0]
 
@@ -82,16 +95,14 @@ def test_sessions_of_a_stream_are_validated_too(device: FakeDevice) -> None:
 ])  # fmt: skip
 def test_precision(device: FakeDevice, monkeypatch, options: dict[str, Any], half: bool, auto: bool) -> None:
     given: list[dict[str, Any]] = []
-    build = gpu.build_program
-    monkeypatch.setattr(gpu, "build_program", lambda *a, **named: (given.append(named), build(*a, **named))[1])
+    monkeypatch.setattr(gpu, "build_program", noting(given))
     prepared(device, **options)
     assert given[0]["half"] is half and given[0]["auto"] is auto and not given[0]["ranges"]
 
 
 def test_calibration_reaches_the_program(device: FakeDevice, monkeypatch) -> None:
     given: list[dict[str, Any]] = []
-    build = gpu.build_program
-    monkeypatch.setattr(gpu, "build_program", lambda *a, **named: (given.append(named), build(*a, **named))[1])
+    monkeypatch.setattr(gpu, "build_program", noting(given))
     sample = np.linspace(-3, 5, 24, dtype=np.float32).reshape(SHAPE)
     prepared(device, precision="auto", calibration=[[sample]])
     assert given[0]["ranges"] == {0: (-3.0, 5.0), 1: (pytest.approx(np.abs(sample).min()), 5.0)}
@@ -99,14 +110,13 @@ def test_calibration_reaches_the_program(device: FakeDevice, monkeypatch) -> Non
 
 def test_without_float16_one_warning_and_float32(device: FakeDevice, monkeypatch, caplog) -> None:
     device.features = Features(float16=False)
-    given: list[bool] = []
-    build = gpu.build_program
-    monkeypatch.setattr(gpu, "build_program", lambda *a, **named: (given.append(named["half"]), build(*a, **named))[1])
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr(gpu, "build_program", noting(given))
     delegate = GpuDelegate(precision_loss_allowed=True)
     for _ in range(2):
         one = Interpreter(model_content=content(), experimental_delegates=[delegate], fallback="strict")
         one.allocate_tensors()
-    assert given == [False, False]
+    assert [named["half"] for named in given] == [False, False]
     assert sum("16-bit floats" in record.message for record in caplog.records) == 1
 
 
@@ -121,8 +131,10 @@ def test_quantized_nodes(options: dict[str, Any], taken: int) -> None:
 
 
 def test_what_the_partitioner_asks() -> None:
-    given = {"max_delegated_partitions": 3, "min_nodes_per_partition": 4, "first_delegate_node_index": 5,
-             "last_delegate_node_index": 6}  # fmt: skip
+    given: dict[str, Any] = {
+        "max_delegated_partitions": 3, "min_nodes_per_partition": 4, "first_delegate_node_index": 5,
+        "last_delegate_node_index": 6,
+    }  # fmt: skip
     delegate = GpuDelegate(**given)
     assert {name: getattr(delegate, name) for name in given} == given
 

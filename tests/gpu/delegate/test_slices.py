@@ -119,7 +119,7 @@ def test_only_inputs_with_rows_are_sliced() -> None:
     b.output(b.op("MUL", [x, scale], (4, 16)))
     made = partition(b)
     first = next(slices(made, False, 128))
-    assert (first.rows, first.carriers) == (2, {1})
+    assert (first.rows, first.carriers) == (2, frozenset({1}))
 
     class Multiply:
         notes = ()
@@ -132,7 +132,7 @@ def test_only_inputs_with_rows_are_sliced() -> None:
             pass
 
     values = [np.arange(16, dtype=np.float32)[None], np.arange(64, dtype=np.float32).reshape(4, 16)]
-    (found,) = SlicedKernel(Multiply(), first, made).invoke(values)
+    (found,) = SlicedKernel(Multiply(), first, made).invoke(values)  # type: ignore[arg-type]
     np.testing.assert_array_equal(found, values[0] * values[1])
 
 

@@ -15,6 +15,7 @@ from litegpu.gpu.evaluate import evaluate_node
 from litegpu.gpu.graph import DType, Graph, GraphBuilder
 from litegpu.gpu.kernels import build
 from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.lang import Kernel
 from litegpu.gpu.lang import interpret as interpreter
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.view import View, packed, padded
@@ -118,6 +119,7 @@ def run_launches(launches: list[Launch], memory: dict[int, np.ndarray], features
     steps = []
     for launch in launches:
         kernel = launch.kernel
+        assert isinstance(kernel, Kernel), "of the language"
         assert max(kernel.dispatch) <= features.max_groups and len(kernel.buffers) <= features.max_buffers
         module = device.create_shader_module(code=print_wgsl(kernel, features))
         types = {"read": "read-only-storage", "read_write": "storage"}
@@ -165,11 +167,13 @@ def interpret_launches(launches: list[Launch], memory: dict[int, np.ndarray]) ->
     """Run the kernels on `memory` (by root, changed in place) in NumPy."""
     for launch in launches:
         arrays = {}
-        for m in launch.kernel.buffers:
+        kernel = launch.kernel
+        assert isinstance(kernel, Kernel), "of the language"
+        for m in kernel.buffers:
             bound = launch.operands[m.name]
             array = memory[bound.root] if isinstance(bound, View) else np.array(bound).reshape(-1)
             arrays[m.name] = array[: m.size * m.storage.lanes]
-        interpreter.run(launch.kernel, arrays)
+        interpreter.run(kernel, arrays)
 
 
 def assert_close(result: np.ndarray, expected: np.ndarray, tolerance: float) -> None:

@@ -132,12 +132,13 @@ def test_equal_layers_share_one_text() -> None:
         views = {a: LAYOUTS["padded"](root, (1, 2, 3, 5), DType.FLOAT32)}
         views[y] = LAYOUTS["padded"](root + 1, (1, 2, 3, 5), DType.FLOAT32)
         (launch,) = build(KernelContext(graph, graph.nodes[0], views, Features()))
+        assert isinstance(launch.kernel, Kernel)
         return print_wgsl(launch.kernel, Features())
 
     assert text(0) == text(7)
 
 
-NARROW = {DType.INT8: np.int8, DType.UINT8: np.uint8, DType.INT16: np.int16}
+NARROW: dict[DType, type[np.integer]] = {DType.INT8: np.int8, DType.UINT8: np.uint8, DType.INT16: np.int16}
 
 
 def run_narrow(source: DType, target: DType, data: np.ndarray) -> np.ndarray:
@@ -155,10 +156,11 @@ def run_narrow(source: DType, target: DType, data: np.ndarray) -> np.ndarray:
             raw[: values.size] = values.ravel()
         memory[view.root] = np.frombuffer(bytearray(raw.tobytes()), np.uint8)
     arrays = {}
+    assert isinstance(launch.kernel, Kernel)
     for m in launch.kernel.buffers:
-        view = launch.operands[m.name]
-        assert isinstance(view, View)
-        arrays[m.name] = memory[view.root].view(NUMPY[m.storage.kind])
+        operand = launch.operands[m.name]
+        assert isinstance(operand, View)
+        arrays[m.name] = memory[operand.root].view(NUMPY[m.storage.kind])
     interpret(launch.kernel, arrays)
     found = memory[views[y].root].view(NARROW.get(target, np.int32))
     return found[: data.size].reshape(data.shape)

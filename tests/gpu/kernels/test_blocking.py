@@ -98,7 +98,7 @@ def test_cells_of_a_window() -> None:
         out = -(-(size + 2 * padding - kernel + 1) // stride)
         axis = Axis(size, out, kernel, stride, 1, padding, out - 1)
 
-        def count(k, axis=axis, out=out) -> None:  # type: ignore[no-untyped-def]
+        def count(k, axis=axis, out=out) -> None:
             y = k.buffer("y", f32, out)
             y[k.local_id()] = f32(axis.cells(k, k.local_id()))
 

@@ -9,7 +9,7 @@ from gpu.kernels.run_launch import check_node, lay_out, run_node
 from litegpu.gpu.evaluate import evaluate_expr
 from litegpu.gpu.graph import FUNCTIONS, Apply, Arg, DType, Elementwise, Expr, GraphBuilder, Literal, apply
 from litegpu.gpu.kernels.expression import evaluate
-from litegpu.gpu.lang import Kernel, f32, f32x2, f32x4
+from litegpu.gpu.lang import Kernel, Type, f32, f32x2, f32x4
 
 UNARY = {
     "neg": (-9, 9), "abs": (-9, 9), "exp": (-20, 20), "expm1": (-5, 5), "log": (1e-4, 50), "sqrt": (0, 50),
@@ -112,7 +112,7 @@ def test_int32_division_rounds_toward_zero() -> None:
 
 @pytest.mark.parametrize("fn", ["lt", "le", "gt", "ge", "eq", "ne"])
 @pytest.mark.parametrize("kind", [np.float32, np.int32])
-def test_comparisons(fn: str, kind: type) -> None:
+def test_comparisons(fn: str, kind: type[np.generic]) -> None:
     a = np.array([0, 1, 2, 2, -1, -2, 5, 5], kind)
     b = np.array([0, 2, 1, 2, -2, -1, 5, 6], kind)
     expected = evaluate_expr(apply(fn, Arg(0), Arg(1)), [a, b])
@@ -147,7 +147,7 @@ def test_equal_subtrees_are_computed_once() -> None:
 
 
 @pytest.mark.parametrize("t", [f32, f32x2, f32x4])
-def test_any_number_of_lanes(t: object) -> None:
+def test_any_number_of_lanes(t: Type) -> None:
     for fn, arity in FUNCTIONS.items():
         if fn.startswith(("logical", "select", "shift_right", "fixed_mul")):  # of other types
             continue

@@ -23,7 +23,7 @@ def product(a_batch, b_batch, m, inner, n, transpose_a, transpose_b, *, constant
     if data is not None:
         data(a, right)
     x = builder.value(a_shape, DType.FLOAT32)
-    inputs = {x: a}
+    inputs: dict[int, np.ndarray] = {x: a}
     if constant:
         v = builder.constant(right)
     else:

@@ -31,7 +31,8 @@ def run(kind: str, axes: tuple[int, ...], x: np.ndarray, epilogue: Expr = RESULT
 @pytest.mark.parametrize("kind", ("sum", "mean", "max", "min", "prod"))
 def test_axes(kind: str, axes: tuple[int, ...]) -> None:
     rng = np.random.default_rng(5)
-    for shape in ((2, 3, 5, 6), (1, 7, 4, 4), (2, 5, 1, 1), (1, 6, 7, 17)):
+    shapes: tuple[tuple[int, ...], ...] = ((2, 3, 5, 6), (1, 7, 4, 4), (2, 5, 1, 1), (1, 6, 7, 17))
+    for shape in shapes:
         builder = GraphBuilder()
         x, y = builder.value(shape, DType.FLOAT32), builder.value(reduced(shape, axes), DType.FLOAT32)
         builder.node(Reduce(kind, axes), [x], y, apply("add", RESULT, 0.25))

@@ -64,7 +64,9 @@ class OnDevice:
     def _program(self, kernel: Kernel, arrays: Arrays, features: Features) -> Program:
         align = self.features.storage_alignment
         constants: list[bytes] = []
-        bindings, ports, arena, constant_bytes = [], [], 0, 0
+        bindings: list[Binding] = []
+        ports: list[Port] = []
+        arena = constant_bytes = 0
         for b in kernel.buffers:
             words = _words(arrays[b.name])
             room = -(-words.nbytes // align) * align

@@ -108,7 +108,8 @@ def data(kind: str, count: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
     if kind == "bool":
         return np.resize([True, False, False], count)
-    special: list[Any] = {"f32": FLOATS + WIDE, "f16": FLOATS, "i32": SIGNED, "u32": UNSIGNED}[kind]
+    known: dict[str, list[Any]] = {"f32": FLOATS + WIDE, "f16": FLOATS, "i32": SIGNED, "u32": UNSIGNED}
+    special = known[kind]
     if kind in FLOAT:
         values = np.concatenate([special, rng.standard_normal(count) * np.exp(rng.uniform(-5, 4, count))])
     else:
@@ -206,7 +207,7 @@ def test_every_operation_is_tested() -> None:
 
 
 def run_simple(
-    runner: Any, body: Callable[..., None], inputs: dict[str, tuple[Type, np.ndarray]], out: Type, count: int
+    runner: Any, body: Callable[..., Any], inputs: dict[str, tuple[Type, np.ndarray]], out: Type, count: int
 ) -> np.ndarray:
     """body(kernel, *input memories, i) gives y[i]."""
 

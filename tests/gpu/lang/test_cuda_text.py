@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from gpu.lang.runners import nvrtc
 
 from litegpu.gpu.backends.cuda.printer import RESERVED, print_cuda
-from litegpu.gpu.lang import Features, Kernel, KernelError, f16, f16x2, f16x4, f32, f32x4, i32, trace, u32, vec
+from litegpu.gpu.lang import Features, Kernel, KernelError, Type, f16, f16x2, f16x4, f32, f32x4, i32, trace, u32, vec
 from litegpu.gpu.program import KernelCode
 
 ALL = Features(float16=True, subgroups=True, subgroup_size=32, max_threads=1024, max_shared_bytes=48 << 10)
@@ -19,7 +20,7 @@ def text(body: Callable[[Kernel], None], features: Features = ALL, grid: int = 4
     return print_cuda(trace(body, "printed", (threads, 1, 1), (grid, 1, 1)), features)
 
 
-def copy(storage: object, compute: object, **options: object) -> Callable[[Kernel], None]:
+def copy(storage: Type, compute: Type | None, **options: Any) -> Callable[[Kernel], None]:
     def body(k: Kernel) -> None:
         x = k.buffer("x", storage, 64, compute=compute, **options)
         y = k.buffer("y", storage, 64, compute=compute)

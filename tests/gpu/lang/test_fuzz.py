@@ -75,7 +75,12 @@ class Program:
             else:
                 rounds = k.var(0)
                 limit = self.scalar(rnd.choice(pool["u"])) % 3
-                with k.While(lambda rounds=rounds, limit=limit: rounds.value < limit):
+
+                def more(rounds: Any = rounds, limit: Any = limit) -> TracedValue:
+                    left: TracedValue = rounds.value < limit
+                    return left
+
+                with k.While(more):
                     rounds.set(rounds.value + 1)
                     self.statements(pool, depth - 1)
             pool[c].append(self.locals[c].value)

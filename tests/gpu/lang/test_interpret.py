@@ -140,7 +140,7 @@ def test_loops_must_not_wrap() -> None:
         run(kernel, {"y": np.zeros(16, np.float32), "n": np.array([2**32 - 1], np.uint32)})
 
 
-def divergent(condition, loop: bool = False):  # type: ignore[no-untyped-def]
+def divergent(condition, loop: bool = False):
     """A kernel with a barrier where `condition(k)` holds; its own check is not asked, so that the interpreter's is."""
 
     def body(k: Kernel) -> None:

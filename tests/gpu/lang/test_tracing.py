@@ -7,6 +7,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,8 +65,9 @@ def test_scalars_and_numbers_take_the_vectors_type(k: Kernel) -> None:
 
 
 def test_division_of_integers_is_explicit(k: Kernel) -> None:
-    i = i32(loaded(k))
-    for divide in (lambda: i / 2, lambda: i // 2, lambda: i % 2, lambda: loaded(k) / 2, lambda: loaded(k, f32) // 2.0):
+    i: Any = i32(loaded(k))
+    real: Any = loaded(k, f32)
+    for divide in (lambda: i / 2, lambda: i // 2, lambda: i % 2, lambda: loaded(k) / 2, lambda: real // 2.0):
         with pytest.raises(KernelError):
             divide()
     assert k.idiv_trunc(i, 3).type == k.irem(i, 3).type == i32
@@ -74,12 +76,12 @@ def test_division_of_integers_is_explicit(k: Kernel) -> None:
 
 
 def test_values_are_neither_true_nor_iterable(k: Kernel) -> None:
-    v = loaded(k, f32x4)
+    v: Any = loaded(k, f32x4)
     for use in (lambda: bool(v), lambda: list(v), lambda: v if v[0] > 0 else None, lambda: v[4], lambda: v[v[0]]):
         with pytest.raises(KernelError):
             use()
     with pytest.raises(KernelError, match=r"k\.const"):
-        f32(3.0)  # type: ignore[arg-type]
+        f32(3.0)  # type: ignore[type-var]
 
 
 def test_constants_are_checked(k: Kernel) -> None:

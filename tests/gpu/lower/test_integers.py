@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from litegpu.model import read_model
 from litegpu.model.types import Quantization, TensorType
 from litegpu.model.writer import ModelBuilder, quantized
 
-DTYPES = {"int8": np.int8, "uint8": np.uint8, "int16": np.int16}
+DTYPES: dict[str, type[np.integer]] = {"int8": np.int8, "uint8": np.uint8, "int16": np.int16}
 UNARY = ("ABS", "HARD_SWISH", "LEAKY_RELU", "NEG", "QUANTIZE", "RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1")
 BINARY = ("ADD", "SUB", "MUL", "DIV", "SQUARED_DIFFERENCE", "PRELU")
 COMPARISONS = ("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL")
@@ -61,7 +62,7 @@ def model(kind: str, op: str, seed: int) -> tuple[bytes, list[np.ndarray]]:
     if op in UNARY:
         ratio = 1.0 if op == "NEG" else float(2 ** rng.uniform(-reach, reach))
         x = b.input("x", (1, every_number(kind).size), type_, quantization=first)
-        options = {"alpha": float(rng.uniform(-0.5, 1.5))} if op == "LEAKY_RELU" else {}
+        options: dict[str, Any] = {"alpha": float(rng.uniform(-0.5, 1.5))} if op == "LEAKY_RELU" else {}
         made = parameters(rng, kind, scale * ratio)
         b.output(b.op(op, [x], (1, every_number(kind).size), options, type=type_, quantization=made))
         return b.build(), [every_number(kind).reshape(1, -1)]
@@ -161,7 +162,7 @@ def resizing(kind: str, seed: int) -> tuple[bytes, list[np.ndarray]]:
     given, made = ((1, int(rng.integers(1, n)), int(rng.integers(1, n)), channels) for n in (12, 25))
     options = [{}, {"align_corners": True}, {"half_pixel_centers": True}][seed % 3]
     x = b.input("x", given, TensorType[kind.upper()], quantization=q)
-    size = b.constant(np.int32(made[1:3]))
+    size = b.constant(np.array(made[1:3], np.int32))
     b.output(b.op("RESIZE_BILINEAR", [x, size], made, options, type=TensorType[kind.upper()], quantization=q))
     limits = np.iinfo(DTYPES[kind])
     return b.build(), [rng.integers(limits.min, limits.max + 1, given).astype(DTYPES[kind])]
@@ -210,7 +211,7 @@ def test_attention() -> None:
     b = ModelBuilder()
     grid = quantized(0.03, 5)
     q, k, v = (b.input(name, (2, 30, 16), TensorType.INT8, quantization=grid) for name in "qkv")
-    made = {"type": TensorType.INT8}
+    made: dict[str, Any] = {"type": TensorType.INT8}
     scores = b.op("BATCH_MATMUL", [q, k], (2, 30, 30), {"adj_y": True}, quantization=quantized(0.15, 7), **made)
     weights = b.op("SOFTMAX", [scores], (2, 30, 30), {"beta": 1.0}, quantization=quantized(1 / 256, -128), **made)
     mixed = b.op("BATCH_MATMUL", [weights, v], (2, 30, 16), quantization=quantized(0.02, -3), **made)
@@ -226,7 +227,7 @@ def test_attention() -> None:
 # ---------------------------------------------------------------------------------------------- other grids
 
 #: name -> input shape, output shape, options, constant operands, how many inputs
-MOVES = {
+MOVES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], list[Any], int]] = {
     "RESHAPE": ((4, 6), (24,), {}, [[24]], 1),
     "TRANSPOSE": ((4, 6), (6, 4), {}, [[1, 0]], 1),
     "TILE": ((4, 6), (8, 6), {}, [[2, 1]], 1),
@@ -251,7 +252,7 @@ def test_what_is_moved_stays_as_it_is_stored(op: str, given: Quantization | None
     shape, out, options, constants, count = MOVES[op]
     b = ModelBuilder()
     inputs = [b.input(f"x{i}", shape, TensorType.INT8, quantization=given) for i in range(count)]
-    numbers = [b.constant(np.int32(c)) for c in constants]
+    numbers = [b.constant(np.array(c, np.int32)) for c in constants]
     b.output(b.op(op, [*inputs, *numbers], out, options, type=TensorType.INT8, quantization=made))
     content, rng = b.build(), np.random.default_rng(0)
     arrays = [rng.integers(-128, 128, shape).astype(np.int8) for _ in inputs]
@@ -271,7 +272,7 @@ def test_pooling_wants_scales_that_are_nearly_the_same(scale: float, taken: bool
     b = ModelBuilder()
     x = b.input("x", (1, 4, 4, 2), TensorType.INT8, quantization=quantized(0.1, 3))
     options = dict(filter_height=2, filter_width=2, stride_h=1, stride_w=1, padding="SAME")
-    made = {"type": TensorType.INT8, "quantization": quantized(scale, 3)}
+    made: dict[str, Any] = {"type": TensorType.INT8, "quantization": quantized(scale, 3)}
     b.output(b.op("MAX_POOL_2D", [x], (1, 4, 4, 2), options, **made))
     content, inputs = b.build(), [np.arange(-16, 16, dtype=np.int8).reshape(1, 4, 4, 2) * 8]
     graph = read_model(content).main
@@ -284,7 +285,7 @@ def test_what_is_moved_stays_as_it_is_stored_on_gpu() -> None:
     require_gpu()
     b = ModelBuilder()
     x = b.input("x", (1, 8, 8, 3), TensorType.UINT8)
-    made = {"type": TensorType.UINT8, "quantization": quantized(0.25, 127)}
+    made: dict[str, Any] = {"type": TensorType.UINT8, "quantization": quantized(0.25, 127)}
     b.output(b.op("SPACE_TO_DEPTH", [x], (1, 4, 4, 12), {"block_size": 2}, **made))
     array = np.random.default_rng(0).integers(0, 256, (1, 8, 8, 3)).astype(np.uint8)
     with on_gpu(b.build()) as gpu:

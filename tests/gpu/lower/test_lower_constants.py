@@ -68,7 +68,7 @@ def test_dequantized_weights_are_constant_even_if_the_dequantize_is_outside_the_
 @pytest.mark.parametrize("channels", [False, True])
 def test_8_bit_weights_with_float_activations(version: int, channels: bool) -> None:
     stored = RNG.integers(-127, 128, (5, 2, 2, 3)).astype(np.int8)
-    scales = np.linspace(0.01, 0.05, 5, dtype=np.float32) if channels else np.float32(0.02)
+    scales = np.linspace(0.01, 0.05, 5, dtype=np.float32) if channels else np.array(0.02, np.float32)
     weights = stored * (scales.reshape(5, 1, 1, 1) if channels else scales)
     agrees_with_float(convolution(stored, quantized(scales), version=version), weights)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def erf(x: np.ndarray) -> np.ndarray:
     return np.vectorize(math.erf)(x)
 
 
-FORMULAS = {
+FORMULAS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "HARD_SWISH": lambda x: x * (np.clip(x + 3, 0, 6) / 6),
     "RELU6": lambda x: np.clip(x, 0, 6),
     "RELU_N1_TO_1": lambda x: np.clip(x, -1, 1),

@@ -11,7 +11,7 @@ from litegpu.gpu.lower.quantization import Grid
 from litegpu.model.ops import BUILTIN
 
 #: Quanta with ties among them, beyond the limits on both sides.
-TIES = np.arange(-300, 300.5, 0.5, np.float32)
+TIES = np.arange(-300, 300.5, 0.5, dtype=np.float32)
 
 
 def half_up(x: np.ndarray) -> np.ndarray:

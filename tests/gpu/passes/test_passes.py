@@ -59,7 +59,7 @@ class Net:
     def shape(self, v: int) -> tuple[int, ...]:
         return self.b.values[v].shape
 
-    def out(self, op, inputs, shape, epilogue=RESULT, operands=()) -> None:  # type: ignore[no-untyped-def]
+    def out(self, op, inputs, shape, epilogue=RESULT, operands=()) -> None:
         y = self.b.value(shape, DType.FLOAT32)
         self.live.append(self.b.node(op, inputs, y, epilogue, operands))
 
@@ -399,7 +399,7 @@ def test_transpositions_are_joined_in_order() -> None:
     rng = np.random.default_rng(0)
     for first, second in (((0, 2, 3, 1), (0, 3, 1, 2)), ((0, 2, 3, 1), (0, 2, 3, 1)), ((0, 3, 1, 2), (0, 1, 3, 2))):
         b = GraphBuilder()
-        shape = (1, 3, 5, 4)
+        shape: tuple[int, ...] = (1, 3, 5, 4)
         x = y = b.value(shape, DType.FLOAT32)
         for perm in (first, second):
             shape = tuple(shape[p] for p in perm)

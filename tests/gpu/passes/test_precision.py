@@ -77,7 +77,7 @@ def test_ranges_are_no_wider_than_they_must_be() -> None:
         assert _limits(expr, args) == pytest.approx(want), expr
 
 
-def kept(graph: Graph, ranges=None) -> list[int]:  # type: ignore[no-untyped-def]
+def kept(graph: Graph, ranges=None) -> list[int]:
     return sorted(values_in_float32(graph, ranges))
 
 

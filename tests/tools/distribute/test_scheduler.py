@@ -172,7 +172,8 @@ def test_starts_that_fail_one_after_the_other() -> None:
 def test_what_can_never_be() -> None:
     for name in ("attempts", "ahead", "concurrency"):
         with pytest.raises(OptionError, match="must be at least 1"):
-            list(map_shards(lambda context: abs, [1], **{name: 0}))
+            wrong: dict[str, Any] = {name: 0}
+            list(map_shards(lambda context: abs, [1], **wrong))
     require_patience(7 * 24 * 3600.0)
     with pytest.raises(OptionError, match="at most a week"):
         require_patience(7 * 24 * 3600.0 + 1)

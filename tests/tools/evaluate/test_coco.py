@@ -72,7 +72,9 @@ def detections(tmp_path_factory: pytest.TempPathFactory) -> DetectionSet:
     content = build_model("ssd_mobilenet_v1", width=0.25, resolution=SIDE, classes=CLASSES, max_detections=20)
     (folder / "model.tflite").write_bytes(content)
     rng = np.random.default_rng(5)
-    images, annotations, results = [], [], []
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     for i in range(COUNT):
         id_, height, width = 100 + 3 * i, int(rng.integers(50, 400)), int(rng.integers(50, 400))
         name = f"{id_:012}.jpg"
@@ -90,8 +92,8 @@ def detections(tmp_path_factory: pytest.TempPathFactory) -> DetectionSet:
             entry = {"id": len(annotations) + 1, "image_id": id_, "category_id": result["category_id"]}
             annotations.append(entry | {"bbox": box, "area": 0.7 * box[2] * box[3], "iscrowd": int(j % 7 == 3)})
     categories = [{"id": c, "name": f"kind {c}"} for c in range(1, CLASSES + 1)]
-    content = json.dumps({"images": images, "annotations": annotations, "categories": categories})
-    (folder / "instances.json").write_text(content)
+    truth = json.dumps({"images": images, "annotations": annotations, "categories": categories})
+    (folder / "instances.json").write_text(truth)
     return DetectionSet(folder, results)
 
 
@@ -252,7 +254,7 @@ def test_logits_of_raw_heads_are_told_from_probabilities(detections: DetectionSe
 
 def test_outputs_in_another_order_and_quantized() -> None:
     read = ReadDetections((1, 3, 0, 2), ((0.5, 1), (0.0, 0), (0.0, 0), (0.0, 0)), per_anchor=2)
-    outputs = [
+    outputs: list[np.ndarray] = [
         np.array([[3, 5, 1, 1]], np.uint8),
         np.arange(16, dtype=np.float32).reshape(1, 4, 4),
         np.array([1], np.float32),

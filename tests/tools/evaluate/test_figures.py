@@ -6,6 +6,7 @@ import json
 import math
 import os
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -343,7 +344,7 @@ def test_classes_and_categories(tmp_path: Path) -> None:
 def test_the_model_is_in_one_piece_for_single_images_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coco, "read_detector", lambda *a, **options: options["whole"])
     task = coco.CocoTask("m", "i", annotations="a")
-    whole = [
+    whole: list[Any] = [
         coco._detector(None, task, DelegateChoice(num_threads=threads), batch)  # type: ignore[arg-type]
         for threads, batch in ((1, 1), (2, 1), (1, 2))
     ]
@@ -531,7 +532,8 @@ def test_the_loop_of_all_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     running = Running(cpu, gpu, workers=3)
     pages = Pages(SegmentationTask("m", "", ""), running, model, ITEMS, Preprocessing(8, 8))
     report = evaluation.evaluate(pages)
-    assert [(j.model, j.choice, j.batch, j.workers, j.read) for j, _ in calls] == [
+    jobs: list[Any] = [(j.model, j.choice, j.batch, j.workers, j.read) for j, _ in calls]
+    assert jobs == [
         ("model on cpu", cpu, 1, 3, "read"), ("model on gpu/float16", gpu, 5, 3, "read"),
     ]  # fmt: skip
     digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # SHA-256 of "abc"
@@ -572,7 +574,7 @@ class FakeModel:
     def __init__(self, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.batch, self.note, self.closed, self.now = batch, "", 0, 0.0
         self.loaded = SimpleNamespace(interpreter=self, close=self.close, device="cpu")
-        monkeypatch.setattr(shard.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
 
     def close(self) -> None:
         self.closed += 1
@@ -629,7 +631,7 @@ def test_records_have_their_own_rows_and_their_share_of_the_time(monkeypatch: py
 
 def test_a_model_is_closed_and_an_incomplete_group_is_not_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = FakeModel(2, monkeypatch)
-    decoder = Decoder(2)
+    decoder: Any = Decoder(2)
     monkeypatch.setattr(collecting, "open_model", lambda *_: model)
     monkeypatch.setattr(collecting, "placement", lambda _: "place")
     monkeypatch.setattr(
@@ -680,7 +682,8 @@ def fields(message: bytes) -> dict[int, list[Any]]:
 
     while at < len(message):
         key = number()
-        kind, value = key & 7, None
+        kind = key & 7
+        value: Any
         if kind == 0:
             value = number()
         else:

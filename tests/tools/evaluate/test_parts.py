@@ -49,7 +49,7 @@ def test_bilinear_is_the_official_kernel(size: tuple[int, int], half_pixel: bool
 
 @pytest.mark.parametrize(("height", "width"), [(100, 60), (61, 99), (37, 37), (5, 300)])
 def test_crop_is_the_square_in_the_middle(height: int, width: int) -> None:
-    places = np.stack(np.mgrid[0:height, 0:width], axis=-1)
+    places = np.moveaxis(np.mgrid[0:height, 0:width], 0, -1)
     square = central_square(places, 0.875)
     side = int(min(height, width) * 0.875 + 0.5)
     assert square.shape == (side, side, 2)

@@ -75,7 +75,10 @@ def poses(tmp_path_factory: pytest.TempPathFactory) -> PoseSet:
     content = build_model("posenet", width=0.25, resolution=SIDE)
     (folder / "model.tflite").write_bytes(content)
     rng = np.random.default_rng(2)
-    images, annotations, results, single = [], [], [], []
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
+    single: list[Any] = []
     for id_ in range(1, COUNT + 1):
         height, width = (int(n) for n in rng.integers(80, 300, 2))
         pixels = draw_scene(height, width, id_)

@@ -26,6 +26,7 @@ from litegpu.errors import DeviceError, ModelError, OptionError, TensorError
 from litegpu.gpu.backends import registry
 from litegpu.model.builder import ModelBuilder, quantized
 from litegpu.model.types import TensorType
+from litegpu.tools.distribute import map_shards
 from litegpu.tools.distribute.crew import WorkerContext
 from litegpu.tools.images import image_to_tensor, load_image, save_image
 from litegpu.tools.mapping import map_model
@@ -343,7 +344,7 @@ def test_an_interrupted_run_goes_on(
                 raise KeyboardInterrupt
             yield outcome
 
-    original = run_module.map_shards
+    original = map_shards
     arguments = (adder, [tmp_path / "in.npy"], tmp_path / name)
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "map_shards", interrupted)
@@ -451,12 +452,12 @@ def test_a_part_under_another_name_is_not_gone_on_with(adder: Path, tmp_path: Pa
 @pytest.mark.parametrize("options", [{}, {"resume": True}, {"overwrite": True}], ids=["", "resume", "overwrite"])
 @pytest.mark.parametrize("name", ["out.parquet", "out"])
 def test_one_run_at_a_time_writes_an_output(
-    adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, bool]
+    adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
 ) -> None:
     np.save(tmp_path / "in.npy", np.zeros((12, 3), np.float32))
     arguments = (adder, [tmp_path / "in.npy"], tmp_path / name)
     refusals: list[str] = []
-    original = run_module.map_shards
+    original = map_shards
 
     def shards(*given: Any, **other: Any) -> Iterator[Any]:
         with pytest.raises(OptionError) as refused:
@@ -599,7 +600,7 @@ def test_on_ray_every_input_has_one_row_although_workers_are_killed(
 ) -> None:
     values = np.random.default_rng(3).standard_normal((400, 3)).astype(np.float32)
     np.save(tmp_path / "in.npy", values)
-    rng, killed = random.Random(1), set()
+    rng, killed = random.Random(1), set[int]()
 
     def murderous(*arguments: Any, **options: Any) -> Iterator[Any]:
         seen = set()
@@ -612,7 +613,7 @@ def test_on_ray_every_input_has_one_row_although_workers_are_killed(
                     os.kill(victim, signal.SIGKILL)
             yield outcome
 
-    original = run_module.map_shards
+    original = map_shards
     monkeypatch.setattr(run_module, "map_shards", murderous)
     report = map_model(
         adder, [tmp_path / "in.npy"], tmp_path / "o.parquet", device="cpu", batch=4, workers=3, ray="local"

@@ -83,7 +83,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def load(content: Any, **options: Any) -> Loaded:
         found.extend([options, Loaded()])
-        return found[-1]  # type: ignore[no-any-return]
+        return found[-1]
 
     monkeypatch.setattr(batched, "load", load)
     return found
@@ -132,7 +132,7 @@ def test_a_worker_s_threads_and_its_end(
     np.save(tmp_path / "rows.npy", np.arange(5, dtype=np.float32)[:, None])
     found = worker(SimpleNamespace(items=Rows(str(tmp_path / "rows.npy"), 1, 3).items))  # type: ignore[arg-type]
     assert found.errors == ("", "", "") and found.outputs[0].tolist() == [[3], [6], [9]]  # type: ignore[union-attr]
-    worker.close()  # type: ignore[attr-defined]
+    worker.close()
     assert loaded[1].closed == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -261,7 +262,12 @@ def test_pytorch_tensors_are_read_directly(device: Any, monkeypatch: pytest.Monk
     streams: list[int] = []
     torch = SimpleNamespace(Tensor=Tensor, **{name: np.dtype(name) for name in names})
     torch.empty = lambda shape, dtype, device: Tensor(device, np.zeros(shape, dtype))
-    torch._C = SimpleNamespace(_cuda_getCurrentRawStream=lambda index: streams.append(index) or 0)
+
+    def current_stream(index: int) -> int:
+        streams.append(index)
+        return 0
+
+    torch._C = SimpleNamespace(_cuda_getCurrentRawStream=current_stream)
     torch.cuda = SimpleNamespace()
     caches = (cuda_array._torch_types, cuda_array._torch_type, cuda_array._torch_stream)
     monkeypatch.setitem(sys.modules, "torch", torch)
@@ -270,13 +276,15 @@ def test_pytorch_tensors_are_read_directly(device: Any, monkeypatch: pytest.Monk
     try:
         with litegpu.load(neg(), "cuda") as model:
             for seed in (*range(3), 1, 1):
-                given = Tensor(device, numbers(seed))
-                result = model(given)
+                given: Any = Tensor(device, numbers(seed))
+                result: Any = model(given)
                 assert type(result) is Tensor and not given.asked, "DLPack was used"
                 np.testing.assert_array_equal(result.get(), -numbers(seed))
             assert streams and set(streams) == {0}
             twice = np.concatenate([numbers(0), numbers(1)])
-            np.testing.assert_array_equal(model(Tensor(device, twice)).get(), -twice)
+            given = Tensor(device, twice)
+            result = model(given)
+            np.testing.assert_array_equal(result.get(), -twice)
             np.testing.assert_array_equal(model(numbers(6)), -numbers(6))
     finally:
         for cache in caches:
@@ -293,7 +301,12 @@ def test_outputs_stay_on_the_gpu_until_they_are_asked_for(device: Any, opened: A
     assert kernel.session.copies == {"host": 0, "device": 2}
     reads: list[int] = []
     read = kernel.session.read
-    kernel.session.read = lambda i, out: (reads.append(i), read(i, out))
+
+    def noted(index: int, out: np.ndarray) -> None:
+        reads.append(index)
+        read(index, out)
+
+    kernel.session.read = noted
     interpreter.invoke()
     np.testing.assert_array_equal(target.get(), -numbers(0))
     assert interpreter.get_output_buffer(y) is target and not reads
@@ -329,7 +342,7 @@ def test_an_output_buffer_of_our_own(device: Any, opened: Any) -> None:
         if EMULATED:  # the memory is the host's
             import ctypes
 
-            memory = (ctypes.c_float * np.prod(SHAPE)).from_address(found.address)
+            memory = (ctypes.c_float * math.prod(SHAPE)).from_address(found.address)
             np.testing.assert_array_equal(np.array(memory).reshape(SHAPE), -numbers(seed))
     interpreter.close()
     assert dlpack.describe(capsule).address == buffer.memory.address, "buffers outlive the interpreter"
@@ -469,26 +482,30 @@ def _driver() -> Any:
 
 def test_a_loaded_model_answers_in_kind(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, Library.__module__.partition(".")[0], sys.modules[__name__])
+
+    def given(array: np.ndarray) -> Any:
+        return Library(device, array)
+
     with litegpu.load(neg(), "cuda") as model:
         np.testing.assert_array_equal(model(numbers(5)), -numbers(5))
-        results = []
+        results: list[Any] = []
         for seed in range(3):
-            results.append(model(Library(device, numbers(seed))))
+            results.append(model(given(numbers(seed))))
             assert type(results[-1]) is Library
         assert len({r.address for r in results}) == 3, "results belong to the caller"
         for seed, result in enumerate(results):
             np.testing.assert_array_equal(result.get(), -numbers(seed))
         np.testing.assert_array_equal(model(numbers(6)), -numbers(6))
         twice = np.concatenate([numbers(0), numbers(1)])
-        np.testing.assert_array_equal(model(Library(device, twice)).get(), -twice)
+        np.testing.assert_array_equal(model(given(twice)).get(), -twice)
         address = results[0].address
         del results, result
-        reused = [model(Library(device, twice[:1])).address for _ in range(2)]
+        reused = [model(given(twice[:1])).address for _ in range(2)]
         assert address in reused or len(set(reused)) == 1
         with pytest.raises(TensorError, match="float64"):
-            model(Library(device, numbers(0).astype(np.float64)))
+            model(given(numbers(0).astype(np.float64)))
     with litegpu.load(neg(), "cpu") as model, pytest.raises(TensorError, match="memory of a GPU"):
-        model(Library(device, numbers(0)))
+        model(given(numbers(0)))
 
 
 @pytest.mark.parametrize("library", ["torch", "cupy"])

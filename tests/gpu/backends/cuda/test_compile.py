@@ -128,9 +128,14 @@ def test_native_kernels_compile(nvrtc: Any, native: dict[str, list[KernelCode]],
 
 
 def test_equal_texts_are_compiled_once_also_by_threads_at_once(nvrtc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = []
+    compiled: list[tuple[Any, ...]] = []
     plain = nvrtc._compile
-    monkeypatch.setattr(nvrtc, "_compile", lambda *job: compiled.append(job) or plain(*job))
+
+    def noted(*job: Any) -> Any:
+        compiled.append(job)
+        return plain(*job)
+
+    monkeypatch.setattr(nvrtc, "_compile", noted)
     kernels = [kernel(GOOD.replace("NUMBER", str(n % 3))) for n in range(6)]
     results: list[list[bytes]] = []
     threads = [threading.Thread(target=lambda: results.append(nvrtc.compile_kernels(kernels, 80))) for _ in range(4)]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,11 +64,13 @@ def test_without_cuda_auto_takes_what_is_left_and_says_why_once(
     with pytest.raises(DeviceError, match="CUDA bindings"):
         litegpu.GpuDelegate(backend="cuda").open_device()
     monkeypatch.setattr("litegpu.gpu.backends.webgpu.device.open_device", lambda backend, name: (backend, name))
-    assert litegpu.GpuDelegate().open_device() == ("auto", None)
+    asked: Any = litegpu.GpuDelegate().open_device()
+    assert asked == ("auto", None)
     assert not caplog.records
     monkeypatch.setattr(cuda, "driver_is_installed", lambda: True)
     for _ in range(2):
-        assert litegpu.GpuDelegate(device="H200").open_device() == ("auto", "H200")
+        asked = litegpu.GpuDelegate(device="H200").open_device()
+        assert asked == ("auto", "H200")
     (record,) = caplog.records
     assert "CUDA is not used" in record.getMessage() and "litegpu[cuda]" in record.getMessage()
 

@@ -230,9 +230,11 @@ def test_sessions_share_loaded_kernels_and_free_them(device: Any) -> None:
 
 def test_a_kernel_that_is_being_unloaded_is_not_taken_again(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by another thread that opens the same model meanwhile: the driver's calls give Python's lock away."""
-    from litegpu.gpu.backends.cuda import base
+    from cuda.bindings import driver
 
-    unload, unloaded, taken = base.driver.cuModuleUnload, [], []
+    unload = driver.cuModuleUnload
+    unloaded: list[Any] = []
+    taken: list[Any] = []
     other = device.session(affine_chain(1, 2, 0))  # which keeps the kernel that copies
     gc.collect()
     before = set(device._loaded)
@@ -244,7 +246,7 @@ def test_a_kernel_that_is_being_unloaded_is_not_taken_again(device: Any, monkeyp
         unloaded.append(module)
         return unload(module)
 
-    monkeypatch.setattr(base.driver, "cuModuleUnload", unload_slowly)
+    monkeypatch.setattr(driver, "cuModuleUnload", unload_slowly)
     session.close()
     del session
     gc.collect()

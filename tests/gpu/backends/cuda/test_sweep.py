@@ -99,6 +99,7 @@ def test_inputs_are_set_in_pinned_memory_and_copied_once() -> None:
         for shape in ((1, 4, 4, 3), (2, 3, 5, 3)):
             gpu.resize_tensor_input(0, shape)
             gpu.allocate_tensors()
+            assert gpu.plan is not None
             (kernel,) = gpu.plan.kernels
             assert isinstance(kernel, GpuKernel) and kernel._lent[0] is gpu.plan._inputs[0]
             for value in (-1.5, -2.5):

@@ -10,9 +10,10 @@ import pytest
 
 from litegpu.gpu.backends.webgpu import buffers as webgpu_buffers
 from litegpu.gpu.backends.webgpu import commands as webgpu_commands
+from litegpu.gpu.backends.webgpu import native
 from litegpu.gpu.backends.webgpu import record as webgpu_record
 from litegpu.gpu.backends.webgpu.device import WebGpuDevice
-from litegpu.gpu.backends.webgpu.record import Timer
+from litegpu.gpu.backends.webgpu.record import Timer, record
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import Arg, DType, Elementwise, GraphBuilder, apply
 from litegpu.gpu.program import Port, Program
@@ -30,8 +31,12 @@ def program(device: Any) -> Program:
 @pytest.mark.parametrize("validation", [False, True])
 def test_validation_records_every_inference_anew(device: WebGpuDevice, monkeypatch, validation: bool) -> None:
     recorded: list[int] = []
-    record = webgpu_commands.record
-    monkeypatch.setattr(webgpu_commands, "record", lambda *given: (recorded.append(1), record(*given))[1])
+
+    def noted(*given: Any) -> Any:
+        recorded.append(1)
+        return record(*given)
+
+    monkeypatch.setattr(webgpu_commands, "record", noted)
     session = device.session(program(device), validation=validation)
     before = len(recorded)
     for _ in range(4):
@@ -53,7 +58,12 @@ def test_a_session_that_does_not_wait(device: WebGpuDevice, monkeypatch) -> None
     session = device.session(program(device), "do_not_wait")
     waits: list[int] = []
     given = session._wait
-    monkeypatch.setattr(session, "_wait", lambda: (waits.append(1), given())[1])
+
+    def noted() -> None:
+        waits.append(1)
+        given()
+
+    monkeypatch.setattr(session, "_wait", noted)
     session.write(0, np.full(SHAPE, 3, np.float32))
     session.run()
     assert not waits
@@ -71,7 +81,12 @@ def test_closing_destroys_every_buffer(device: WebGpuDevice) -> None:
     assert count >= 3  # arena, upload, download
     for i, buffer in enumerate(made):
         name = f"{i} {buffer.label}"
-        made[i] = SimpleNamespace(destroy=lambda n=name, b=buffer: (destroyed.append(n), b.destroy()))
+
+        def destroy(name: str = name, buffer: Any = buffer) -> None:
+            destroyed.append(name)
+            buffer.destroy()
+
+        made[i] = SimpleNamespace(destroy=destroy)
     session.close()
     assert len(destroyed) == count and not made
     session.close()
@@ -88,9 +103,11 @@ def test_closing_closes_what_is_between_a_bound_buffer_and_the_port(device: WebG
     for buffer in buffers:
         session.bind("input", 0, buffer, "x", program(device))
         adapters.append(session._bindings.inputs[0].adapter)
-    assert adapters[0]._closed and not adapters[1]._closed
+    first, second = adapters
+    assert first is not None and second is not None
+    assert first._closed and not second._closed
     session.close()
-    assert adapters[1]._closed
+    assert second._closed
 
 
 def test_seconds_of_a_timer() -> None:
@@ -101,7 +118,7 @@ def test_seconds_of_a_timer() -> None:
     timer = Timer(SimpleNamespace(handle=handle), 3)  # type: ignore[arg-type]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(webgpu_record, "read_back", lambda *given: ticks.reshape(-1).view(np.uint8))
-        patch.setattr(webgpu_record.native, "timestamp_period", lambda queue: 2.5)
+        patch.setattr(native, "timestamp_period", lambda queue: 2.5)
         assert timer.seconds() == pytest.approx([5e-6, 0.0, 0.0])
 
 
@@ -126,7 +143,12 @@ def test_validation_launches_kernels_one_by_one(monkeypatch, validation: bool) -
     session = device.session(program(device), validation=validation)
     alone: list[int] = []
     given = session.launcher._run_blocking
-    monkeypatch.setattr(session.launcher, "_run_blocking", lambda: (alone.append(1), given())[1])
+
+    def noted() -> None:
+        alone.append(1)
+        given()
+
+    monkeypatch.setattr(session.launcher, "_run_blocking", noted)
     out = np.empty(SHAPE, np.float32)
     session.write(0, np.full(SHAPE, 3, np.float32))
     session.run()

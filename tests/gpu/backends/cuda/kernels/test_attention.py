@@ -10,7 +10,7 @@ import pytest
 from litegpu.gpu.backends.cuda.compile import compile_kernels
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
-from litegpu.gpu.graph import RESULT, Arg, Attention, Conv2D, DType, Graph, GraphBuilder, apply
+from litegpu.gpu.graph import RESULT, Arg, Attention, Conv2D, DType, Expr, Graph, GraphBuilder, apply
 from litegpu.gpu.lang.features import Features
 
 CASES: dict[str, dict[str, Any]] = {
@@ -74,7 +74,8 @@ def network(
             factors.append(inputs[-1])
             data.append(values)
     out = builder.value((*lead, m, e), DType.FLOAT32)
-    expression, operands = RESULT, []
+    expression: Expr = RESULT
+    operands: list[int] = []
     if fused:
         operands = [builder.constant(rng.standard_normal((1, 1, 1, e)).astype(np.float32))]
         expression = apply("max", apply("add", RESULT, Arg(1)), 0.0)
@@ -119,7 +120,7 @@ def test_nan_and_rows_without_keys(device: Any) -> None:
     session.run()
     session.read(0, got)
     session.close()
-    bad = np.isnan(got).all(axis=-1)[0, 0]
+    bad = np.asarray(np.isnan(got).all(axis=-1))[0, 0]
     assert bad[3] and bad[5] and bad.sum() == 2 and np.isfinite(got[0, 0, ~bad]).all()
 
 

@@ -8,7 +8,7 @@ import pytest
 from litegpu.gpu.backends.cuda.kernels import matmul
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, MatMul, apply
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Expr, GraphBuilder, MatMul, apply
 
 HALF = pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])
 
@@ -26,7 +26,7 @@ def device():
     return found
 
 
-def network(a, b, op: MatMul, *, inner: str = "", fused: bool = False):
+def network(a: tuple[int, ...], b: tuple[int, ...], op: MatMul, *, inner: str = "", fused: bool = False):
     """a times b; those named in `inner` are doubled first, as intermediates, which float16 programs store in float16.
     `fused`: plus a row, then RELU."""
     rng = np.random.default_rng(0)
@@ -42,7 +42,8 @@ def network(a, b, op: MatMul, *, inner: str = "", fused: bool = False):
         data.append(rng.standard_normal(shape).astype(np.float32))
     rows, columns = a[3 if op.transpose_a else 2], b[2 if op.transpose_b else 3]
     out = builder.value((*np.broadcast_shapes(a[:2], b[:2]), rows, columns), DType.FLOAT32)
-    expression, operands = RESULT, []
+    expression: Expr = RESULT
+    operands: list[int] = []
     if fused:
         operands = [builder.constant(rng.standard_normal((1, 1, 1, columns)).astype(np.float32))]
         expression = apply("max", apply("add", RESULT, Arg(1)), 0.0)
@@ -69,7 +70,7 @@ def check(device, network, half: bool) -> None:
     assert np.linalg.norm(got - want) <= (2e-3 if half else 1e-6) * np.linalg.norm(want)
 
 
-def shapes(op: MatMul, lead_a, lead_b, m: int, k: int, n: int):
+def shapes(op: MatMul, lead_a, lead_b, m: int, k: int, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     a = (*lead_a, k, m) if op.transpose_a else (*lead_a, m, k)
     b = (*lead_b, n, k) if op.transpose_b else (*lead_b, k, n)
     return a, b
@@ -91,7 +92,8 @@ def test_layouts(device, half: bool, transpose_a: bool, transpose_b: bool) -> No
 @pytest.mark.parametrize("leads", [((2, 3), (2, 3)), ((1, 3), (2, 1)), ((2, 1), (1, 1)), ((1, 1), (2, 3))])
 def test_leading_axes(device, half: bool, leads) -> None:
     op = MatMul(False, True)
-    check(device, network(*shapes(op, *leads, 17, 24, 9), op, inner="ab", fused=True), half)
+    lead_a, lead_b = leads
+    check(device, network(*shapes(op, lead_a, lead_b, 17, 24, 9), op, inner="ab", fused=True), half)
 
 
 @pytest.mark.cuda

@@ -172,10 +172,10 @@ def test_joined_only_where_the_kernel_is_and_pays(monkeypatch) -> None:
     inner = next(n.output for n in graph.nodes if isinstance(n.op, DepthwiseConv2D))
     copy = read_twice.node(Conv2D(), [inner, read_twice.constant(np.ones((4, 1, 1, 8)))],
                            read_twice.value((1, 5, 6, 4), DType.FLOAT32))  # fmt: skip
-    for outputs in ((*graph.outputs, copy), (*graph.outputs, inner)):
-        both = read_twice.graph(graph.inputs, outputs)
-        if inner in outputs:
-            both = GraphBuilder.of(graph).graph(graph.inputs, outputs)
+    for handed_out in ((*graph.outputs, copy), (*graph.outputs, inner)):
+        both = read_twice.graph(graph.inputs, handed_out)
+        if inner in handed_out:
+            both = GraphBuilder.of(graph).graph(graph.inputs, handed_out)
         kept = optimise(both, CUDA, half=True)
         assert any(isinstance(n.op, DepthwiseConv2D) for n in kept.nodes)
         for got, want in zip(evaluate_graph(kept, [x]), evaluate_graph(both, [x]), strict=True):

@@ -16,7 +16,7 @@ from litegpu.gpu.lang.features import Features
 
 CUDA = Features(native="cuda", capability=90)
 STRIDED = Conv2D((2, 2), (1, 1), (1, 1))
-NUMPY = {DType.INT8: np.int8, DType.UINT8: np.uint8, DType.INT16: np.int16}
+NUMPY: dict[DType, type[np.integer]] = {DType.INT8: np.int8, DType.UINT8: np.uint8, DType.INT16: np.int16}
 
 
 def network(dtype: DType, shape=(1, 9, 7, 3), op: Conv2D = STRIDED, zero=3, twice=False):
