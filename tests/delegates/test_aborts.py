@@ -45,10 +45,10 @@ def cases() -> list[bytes]:
     for factor in (0.5, 0.999, 1.0, 1.01, 1e5):
         found.append(binary("SQUARED_DIFFERENCE", INT8, 1.3, 0.3, 2.6**2 / (2**14 * factor)))
     for operator in ("ADD", "SUB"):  # without scales, which is plain integers to ADD alone
-        b = ModelBuilder()
-        x = b.input("x", (1, 3), INT16)
-        b.output(b.op(operator, [x, x], (1, 3), type=INT16))
-        found.append(b.build())
+        model = ModelBuilder()
+        x = model.input("x", (1, 3), INT16)
+        model.output(model.op(operator, [x, x], (1, 3), type=INT16))
+        found.append(model.build())
     for operator in ("LESS", "NOT_EQUAL"):
         for a, b in ((0.5, 0.5), (1, 0.5), (0.5, 1), (1.5, 300), (1 - 2**-24, 2), (1e-40, 1e30), (0, 0.5)):
             found.append(binary(operator, rng.choice((INT8, UINT8)), a, b, None))

@@ -83,7 +83,7 @@ def test_a_recurrent_layer_multiplies_with_its_matrices_at_each_step() -> None:
 
 def test_bytes_are_those_of_the_types() -> None:
     b = ModelBuilder()
-    x = b.input("x", (1, 10), TensorType.INT8, quantization=Quantization(np.float32([0.5]), np.int64([0])))
+    x = b.input("x", (1, 10), TensorType.INT8, quantization=Quantization(np.array([0.5], np.float32), np.array([0])))
     b.output(b.op("DEQUANTIZE", [x], (1, 10)))
     assert costs(b)[0] == OpCost(10, 10, 40)
     assert [t.nbytes for t in (TensorType.FLOAT32, TensorType.INT64, TensorType.FLOAT16, TensorType.BOOL)] == [

@@ -184,7 +184,7 @@ def test_every_operators_options_table_is_known():
 
 def test_options_reach_the_official_runtime(run_official):
     """Results that come out right only if each option arrived in the field where the runtime looks for it."""
-    x = np.random.default_rng(0).uniform(-1, 1, (1, 4, 4, 4)).astype(np.float32)
+    x = np.random.default_rng(0).uniform(0, 1, (1, 4, 4, 4)).astype(np.float32) - np.float32(0.5)
     cases: list[tuple[str, dict[str, Any], Callable[[np.ndarray], np.ndarray]]] = [
         ("LEAKY_RELU", {"alpha": 0.5}, lambda x: np.where(x < 0, x / 2, x)),
         ("MEAN", {"keep_dims": True}, lambda x: x.mean(axis=3, keepdims=True)),
@@ -200,7 +200,7 @@ def test_options_reach_the_official_runtime(run_official):
     ]
     for operator, options, expected in cases:
         builder = ModelBuilder()
-        tensor = builder.input("x", x.shape)
+        tensor = builder.op("SUB", [builder.input("x", x.shape), builder.constant(np.float32(0.5))], x.shape)
         extra = [builder.constant(np.array(3, np.int32))] if operator in ("MEAN", "CUMSUM") else []
         builder.output(builder.op(operator, [tensor, *extra], expected(x).shape, options))
         (result,) = run_official(builder.build())

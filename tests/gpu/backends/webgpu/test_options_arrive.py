@@ -99,15 +99,13 @@ def test_closing_closes_what_is_between_a_bound_buffer_and_the_port(device: WebG
     session = device.session(program(device))
     usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
     buffers = [device.handle.create_buffer(size=64, usage=usage) for _ in range(2)]
-    adapters = []
+    adapters: list[Any] = []
     for buffer in buffers:
         session.bind("input", 0, buffer, "x", program(device))
         adapters.append(session._bindings.inputs[0].adapter)
-    first, second = adapters
-    assert first is not None and second is not None
-    assert first._closed and not second._closed
+    assert adapters[0]._closed and not adapters[1]._closed
     session.close()
-    assert second._closed
+    assert adapters[1]._closed
 
 
 def test_seconds_of_a_timer() -> None:
