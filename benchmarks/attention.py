@@ -19,6 +19,7 @@ from lstm import median
 
 from litegpu.gpu import graph, passes
 from litegpu.gpu.backends.cuda import native
+from litegpu.gpu.backends.cuda.device import CudaDevice
 from litegpu.gpu.backends.cuda.timing import launch_seconds
 from litegpu.gpu.backends.registry import open_device
 from litegpu.gpu.build import build_program
@@ -75,6 +76,7 @@ def network(batch: int, heads: int, queries: int, keys: int, depth: int) -> byte
 def seconds(content: bytes, half: bool) -> float:
     """GPU time of the attention's kernels, each by itself: the first three are others."""
     device = open_device("cuda")
+    assert isinstance(device, CudaDevice)
     main = read_model(content).main
     lowered = lower_partition(main, main.operators, main.inputs, main.outputs)
     program = build_program(lowered.graph, device.features, device.target, half=half)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from typer.testing import CliRunner
 
 import litegpu
 from litegpu import delegate_registry
-from litegpu.cli import app
+from litegpu.cli.application import app
 from litegpu.delegate_registry import known_delegates, load_delegate, with_values
 from litegpu.delegates.elsewhere import ELSEWHERE, recognised
 from litegpu.device_choice import is_device
@@ -98,7 +99,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(site))
     yield
     sys.modules.pop("litegpu_activations", None)
@@ -112,7 +113,7 @@ def point(name: str, value: str) -> importlib.metadata.EntryPoint:
 def registered(monkeypatch: pytest.MonkeyPatch) -> list[importlib.metadata.EntryPoint]:
     """What is appended to it is registered."""
     points: list[importlib.metadata.EntryPoint] = []
-    monkeypatch.setattr(delegate_registry.metadata, "entry_points", lambda group: tuple(points))
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: tuple(points))
     return points
 
 

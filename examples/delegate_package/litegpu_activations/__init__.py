@@ -5,13 +5,14 @@ litegpu finds it by the entry point in pyproject.toml, and calls it with the opt
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import numpy as np
 
 import litegpu
 from litegpu.model.types import TensorType
 
-FUNCTIONS = {"TANH": np.tanh, "LOGISTIC": lambda x: 1 / (1 + np.exp(-x))}
+FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"TANH": np.tanh, "LOGISTIC": lambda x: 1 / (1 + np.exp(-x))}
 
 
 class ActivationsDelegate:
