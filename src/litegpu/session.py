@@ -25,6 +25,8 @@ from litegpu.interpreter import Interpreter
 from litegpu.model.batch import with_batch
 
 if TYPE_CHECKING:
+    from litegpu.choosing.auto import Auto
+    from litegpu.choosing.choice import Choice
     from litegpu.gpu.delegate.call import GpuCall
     from litegpu.gpu.delegate.delegate import GpuDelegate
 
@@ -47,7 +49,8 @@ def load(
     """Open a model, ready to be called.
 
     path: a .tflite file, or its content as bytes.
-    device: "auto" (a GPU if one works, else the CPU), "cpu", or one kind of GPU, or a DeviceError: "webgpu", "cuda",
+    device: "auto" (a GPU if one works and is expected to be quicker for this model, or was measured to be by `litegpu
+        advise --measure`; else the CPU: `choice` tells), "cpu", or one kind of GPU, or a DeviceError: "webgpu", "cuda",
         "cuda:1" (the second NVIDIA GPU). A software device, such as Mesa's llvmpipe, is slower than the CPU: "auto"
         passes it over, with a line in the log; "webgpu" takes it if there is nothing better. "reference" needs none at
         all, and takes seconds for what others do in milliseconds. The name of another delegate, "openvino", or that of
@@ -63,17 +66,18 @@ def load(
     """
     if precision not in PRECISIONS:
         raise OptionError(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
-    asked = asked_for(device, precision, delegate_options, delegate)
 
-    def opened(source: str | os.PathLike[str] | bytes) -> Interpreter:
+    def opened(source: str | os.PathLike[str] | bytes, asked: Any, threads: int | None) -> Interpreter:
         content = source if isinstance(source, bytes) else None
-        interpreter = Interpreter(
+        return Interpreter(
             model_path=None if content else source,
             model_content=content,
             experimental_delegates=[asked] if asked is not None else None,
-            num_threads=num_threads,
+            num_threads=threads,
             fallback=fallback,
         )
+
+    def allocated(interpreter: Interpreter) -> Interpreter:
         try:
             interpreter.allocate_tensors()
         except BaseException:
@@ -81,7 +85,16 @@ def load(
             raise
         return interpreter
 
-    return LoadedModel(opened(path), asked, opened)
+    if device == "auto" and delegate is None and fallback != "strict" and not delegate_options:
+        from litegpu.choosing.auto import Auto
+
+        auto = Auto(path, precision, num_threads, opened)
+        return LoadedModel(
+            allocated(auto.open(path)), auto.delegate, lambda content: allocated(auto.open(content)), auto
+        )
+    asked = asked_for(device, precision, delegate_options, delegate)
+    first = allocated(opened(path, asked, num_threads))
+    return LoadedModel(first, asked, lambda content: allocated(opened(content, asked, num_threads)))
 
 
 @typed_errors
@@ -104,12 +117,14 @@ class LoadedModel:
         interpreter: Interpreter,
         delegate: Any = None,
         reopen: Callable[[bytes], Interpreter] | None = None,
+        auto: Auto | None = None,
     ) -> None:
         self.interpreter = interpreter
         self._asked = delegate
         self._delegate: GpuDelegate | None = delegate if isinstance(delegate, Opener) else None  # type: ignore[assignment]
         self._gpu = registry.name_of(self._delegate.open_device()) if self._delegate is not None else "cpu"
         self._reopen = reopen
+        self._auto = auto
         inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
         names = _signature_names(interpreter)
         self._inputs = _named(inputs, names)
@@ -142,6 +157,11 @@ class LoadedModel:
     def report(self) -> DelegationReport:
         """What runs where."""
         return self.interpreter.delegation_report()
+
+    @property
+    def choice(self) -> Choice | None:
+        """What device="auto" chose and why. None where there was no choice: without a GPU, or with a device by name."""
+        return None if self._auto is None else self._auto.choice
 
     @property
     def delegate(self) -> GpuDelegate | None:

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import litegpu
 from litegpu import cli
+from litegpu.choosing.candidate import Candidate, Measured
+from litegpu.choosing.records import recall
 from litegpu.delegates.protocol import Partition
 from litegpu.delegates.xnnpack import xnnpack_partitions
 from litegpu.errors import DeviceError, ModelError, OptionError
 from litegpu.gpu.delegate.delegate import GpuDelegate
 from litegpu.model.builder import ModelBuilder
 from litegpu.model.model_type import ModelKind
+from litegpu.model.reader import read_model
 from litegpu.model.types import Model, Operator, Subgraph, TensorType
-from litegpu.tools.advise import advise, print_advice, write_page
+from litegpu.tools.advise import Measurement, advise, measure, print_advice, write_page
 from litegpu.tools.advise.advice import _recommend
 from litegpu.tools.advise.advice_text import node_numbers
 from litegpu.tools.advise.coverage import Coverage, Left, TargetDevice
@@ -296,3 +302,80 @@ def test_the_cpu_s_own_delegate_does_not_make_a_model_delegated(classifier: Path
     assert advice.coverages[-1].complete and not advice.fully_delegated
     assert advice.here["taking"] == "partly"
     assert advise(classifier, delegates=[_Taking(set())]).here["taking"] == "no"
+
+
+def test_measured_in_every_way(
+    classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each in a process of its own; what a way cannot do is told, and the rest goes on."""
+    monkeypatch.setenv("LITEGPU_CACHE_DIR", str(tmp_path))
+    ways = (Candidate("cpu"), Candidate("reference"), Candidate("reference", "float16"), Candidate("nowhere"))
+    asked: list[tuple[str, int, int]] = []
+    found = measure(
+        classifier, ways=ways, batch=2, progress=lambda one, number, of: asked.append((one.device, number, of))
+    )
+    assert asked == [(one.device, number, 4) for number, one in enumerate(ways)]
+    cpu, exact, half, nowhere = found.measured
+    assert cpu.deviation == 0 and exact.deviation is not None and 0 < exact.deviation < 1e-5
+    assert half.deviation is not None and exact.deviation < half.deviation < 1e-2
+    for one in (cpu, exact, half):
+        assert one.latency is not None and one.batch_latency is not None and min(one.batch_latency, one.latency) > 0
+        assert one.start is not None and one.start > one.latency and one.memory is not None and one.memory > 20e6
+        assert one.delegated == (0 if one is cpu else 1)
+    assert nowhere.latency is None and "nowhere" in nowhere.problem
+    assert found.best == cpu and found.recommendation[0].startswith("Use CPU, 1 thread: a call takes ")
+    assert found.kept is not None and recall(read_model(classifier).content) == found.measured
+    advice = litegpu.advise(classifier, measured=found)
+    assert advice.recommendation.delegate == "CPU" and advice.recommendation.reasons == found.recommendation
+    assert advice.as_dict()["measurement"]["best"] == "CPU, 1 thread"
+    print_advice(advice)
+    out = capsys.readouterr().out
+    assert "Measured on this machine" in out and "reference, float16" in out and "nowhere, float32: " in out
+    page = tmp_path / "page.html"
+    write_page(advice, classifier, page)
+    assert "Measured on this machine" in page.read_text()
+
+
+def test_a_recommended_way_is_near_the_cpu() -> None:
+    ways = [
+        Measured(Candidate("cpu"), latency=4e-3, batch=64, batch_latency=64e-3, deviation=0.0),
+        Measured(Candidate("cuda"), latency=2e-3, batch=64, batch_latency=3e-3, deviation=1e-6),
+        Measured(Candidate("cuda", "float16"), latency=1e-3, batch=64, batch_latency=1e-3, deviation=3e-3),
+        Measured(Candidate("webgpu"), latency=1e-4, deviation=float("nan")),
+    ]
+    found = Measurement(tuple(ways), 1e-2)
+    assert found.best == found.best_in_batches == ways[2]
+    assert found.recommendation == (
+        "Use cuda, float16: a call takes 1 ms, on CPU, 1 thread 4 ms; "
+        "its results are 3.0e-03 from the CPU's (relative L2).",
+        "It gives the most in batches of 64: 64,000 rows a second.",
+    )
+    assert Measurement(tuple(ways), 1e-4).best == ways[1]
+    assert Measurement(tuple(ways), 1e-9).best == ways[0]
+    assert Measurement(ways[3:], 1.0).recommendation == ("Nothing could run the model.",)  # type: ignore[arg-type]
+
+
+def test_a_trial_that_dies_or_hangs_is_told(classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITEGPU_CACHE_DIR", str(tmp_path))
+    real = subprocess.run
+
+    def dying(command: Any, **options: Any) -> Any:
+        order = json.loads(options["input"])["candidate"]["device"]
+        if order == "cuda":
+            return SimpleNamespace(returncode=-11, stdout="", stderr="a driver\nfell over\n")
+        if order == "webgpu":
+            raise subprocess.TimeoutExpired(command, options["timeout"])
+        return real(command, **options)
+
+    monkeypatch.setattr("litegpu.tools.advise.measuring.subprocess.run", dying)
+    ways = (Candidate("cpu"), Candidate("cuda"), Candidate("webgpu"))
+    found = measure(classifier, ways=ways, batch=2, timeout=60)
+    assert [one.problem for one in found.measured] == [
+        "", "its process ended with status -11: fell over", "not done after 60 s",
+    ]  # fmt: skip
+    with pytest.raises(litegpu.OptionError):
+        measure(classifier, tolerance=0)
+    with pytest.raises(litegpu.OptionError):
+        measure(classifier, batch=1)
+    with pytest.raises(litegpu.ModelError):
+        measure(tmp_path / "nothing.tflite")

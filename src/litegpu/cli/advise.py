@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from litegpu.cli.application import Json, app, print_json
+
+if TYPE_CHECKING:
+    from litegpu.tools.advise import Measurement
 
 
 @app.command()
@@ -21,10 +24,28 @@ def advise(
             help="Exit with 1 unless the GPU delegate would take every op.",
         ),
     ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Run the model in every way that this machine has, and recommend by that (some seconds for each).",
+        ),
+    ] = False,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            help="With --measure: the largest relative L2 distance from the CPU to recommend [default: 0.01]."
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="With --measure: rows of a batch for the throughput [default: 64].")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report as one HTML file, with the graph.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what type a model is, which delegates take it, and why not all of it. Runs nothing and needs no GPU.
+    """Say what type a model is, which delegates take it, and why not all of it.
+
+    It needs no GPU, and runs nothing unless it is told to measure.
 
     The GPU delegate is asked by the same predicate that decides when the model is run. The exit status is 0, or 1
     for an error.
@@ -33,20 +54,41 @@ def advise(
 
     litegpu advise model.tflite --json | jq '.delegates[0].left'
 
+    litegpu advise model.tflite --measure
+
     litegpu advise model.tflite --html advice.html
 
     litegpu advise model.tflite --require-full-delegation > /dev/null || echo "parts of it need the CPU"
     """
+    from litegpu.errors import OptionError
     from litegpu.tools.advise import advise as ask
     from litegpu.tools.advise import print_advice, write_page
     from litegpu.tools.outputs import all_of, require_writable
 
     if html is not None:
         require_writable(html)
-    advice = ask(model)
+    if not measure and (tolerance is not None or batch is not None):
+        raise OptionError("--tolerance and --batch say how to measure: give --measure as well")
+    advice = ask(model, measured=measured(model, tolerance, batch) if measure else None)
     all_of(
         lambda: print_json(advice.as_dict()) if as_json else print_advice(advice),
         lambda: write_page(advice, model, html) if html is not None else None,
     )
     if require_full_delegation and not advice.fully_delegated:
         raise typer.Exit(1)
+
+
+def measured(model: Path, tolerance: float | None, batch: int | None) -> Measurement:
+    """What there is to measure, with a bar."""
+    from litegpu.tools.advise.measuring import TOLERANCE, measure
+    from litegpu.tools.advise.trial import BATCH
+    from litegpu.tools.console import progress
+
+    with progress() as bar:
+        task = bar.add_task("measuring", total=None)
+        return measure(
+            model,
+            tolerance=TOLERANCE if tolerance is None else tolerance,
+            batch=BATCH if batch is None else batch,
+            progress=lambda one, number, of: bar.update(task, description=str(one), completed=number, total=of),
+        )

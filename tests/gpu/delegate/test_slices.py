@@ -12,6 +12,7 @@ from batch_networks import NETWORKS
 import litegpu
 from litegpu import GpuDelegate
 from litegpu.delegates.protocol import Partition
+from litegpu.gpu.delegate import slices as slices_module
 from litegpu.gpu.delegate.slices import SlicedKernel, slices
 from litegpu.gpu.lang.features import Features
 from litegpu.model import ModelBuilder, read_model, with_batch, write_model
@@ -165,3 +166,12 @@ def test_outputs_that_do_not_depend_on_the_batch_are_not_sliced() -> None:
     scale, x = b.input("scale", (1, 16)), b.input("x", (4, 16))
     b.output(b.op("ABS", [x], (4, 16)), b.op("ABS", [scale], (1, 16)))
     assert rows_of(partition(b), 128) == []
+
+
+def test_parts_of_a_batch_are_looked_for_among_its_divisors() -> None:
+    """A damaged file may say that there are two thousand million rows, a prime number of them."""
+    for number in (1, 2, 36, 97, 2**31 - 1, 2**30):
+        found = slices_module._divisors(number)
+        assert found == sorted(set(found), reverse=True) and {1, number} <= set(found)
+        assert all(number % n == 0 for n in found)
+    assert slices_module._divisors(36) == [36, 18, 12, 9, 6, 4, 3, 2, 1]

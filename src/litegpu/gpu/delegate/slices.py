@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -50,8 +51,10 @@ def slices(partition: Partition, half: bool, most: int) -> Iterator[RowSlice]:
     graph = dataclasses.replace(
         partition.subgraph, operators=partition.nodes, inputs=partition.inputs, outputs=partition.outputs
     )
-    for rows in (n for n in range(batch // 2, 0, -1) if batch % n == 0):
-        if not carried or size * rows > most * batch:
+    if not carried:
+        return
+    for rows in _divisors(batch):
+        if rows == batch or size * rows > most * batch:
             continue
         try:
             smaller = rebatched(graph, carried, batch, rows)
@@ -63,6 +66,12 @@ def slices(partition: Partition, half: bool, most: int) -> Iterator[RowSlice]:
         if all(fitting.largest(smaller, o, half)[0] <= most for o in part.nodes):
             places = frozenset(i for i, t in enumerate(partition.inputs) if t in carried)
             yield RowSlice(part, batch, rows, places)
+
+
+def _divisors(number: int) -> list[int]:
+    """The largest first."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)}, reverse=True)
 
 
 class SlicedKernel:

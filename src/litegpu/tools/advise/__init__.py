@@ -6,5 +6,17 @@ from litegpu.tools.advise.advice import Advice, Recommendation, advise
 from litegpu.tools.advise.advice_page import write_page
 from litegpu.tools.advise.advice_text import print_advice
 from litegpu.tools.advise.coverage import Coverage, Left, TargetDevice
+from litegpu.tools.advise.measuring import Measurement, measure
 
-__all__ = ["Advice", "Coverage", "Left", "Recommendation", "TargetDevice", "advise", "print_advice", "write_page"]
+__all__ = [
+    "Advice",
+    "Coverage",
+    "Left",
+    "Measurement",
+    "Recommendation",
+    "TargetDevice",
+    "advise",
+    "measure",
+    "print_advice",
+    "write_page",
+]

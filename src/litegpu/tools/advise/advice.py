@@ -14,6 +14,7 @@ from litegpu.model.model_type import ModelKind, ModelType, model_type
 from litegpu.model.reader import read_model
 from litegpu.tools.advise import documented
 from litegpu.tools.advise.coverage import Coverage, delegate_coverage, xnnpack_coverage
+from litegpu.tools.advise.measuring import Measurement
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Advice:
 
     `row` is the documented row for the model's type, None where the documentation has none for it; `numerics` says how
     litegpu's GPU delegate computes such a model; `coverages` are the delegates that exist here, the CPU's XNNPACK last.
+    `measurement`: what was measured, if that was asked for; the recommendation follows from it then.
     """
 
     model: str
@@ -39,6 +41,7 @@ class Advice:
     numerics: str
     coverages: tuple[Coverage, ...]
     recommendation: Recommendation
+    measurement: Measurement | None = None
 
     @property
     def fully_delegated(self) -> bool:
@@ -75,16 +78,23 @@ class Advice:
             "numerics": self.numerics,
             "delegates": [coverage.as_dict() for coverage in self.coverages],
             "recommendation": asdict(self.recommendation),
+            "measurement": None if self.measurement is None else self.measurement.as_dict(),
         }
 
 
 @typed
-def advise(model: str | os.PathLike[str] | bytes, *, delegates: Sequence[Delegate] | None = None) -> Advice:
+def advise(
+    model: str | os.PathLike[str] | bytes,
+    *,
+    delegates: Sequence[Delegate] | None = None,
+    measured: Measurement | None = None,
+) -> Advice:
     """Say what is known of a model before anything is run or compiled.
 
     model: a .tflite file, a model in a bundle (`hands.task/hand_detector.tflite`), or the bytes of one.
     delegates: those to be asked, each alone, by the predicate that decides when a model is run; by default the GPU
         delegate. No device is needed for that; whether one can be used here is said beside it.
+    measured: what `litegpu.tools.advise.measure` found, which then decides what is recommended.
 
     Raises ModelError for what is no model, InvokeError for one whose shapes the official runtime refuses.
     """
@@ -104,7 +114,8 @@ def advise(model: str | os.PathLike[str] | bytes, *, delegates: Sequence[Delegat
         row=documented.row_of(kind.kind),
         numerics=_NUMERICS[kind.kind],
         coverages=(*asked, xnnpack_coverage(source, read)),
-        recommendation=_recommend(asked),
+        recommendation=_recommend(asked) if measured is None else _by_measurement(measured),
+        measurement=measured,
     )
 
 
@@ -131,6 +142,12 @@ _NUMERICS = {
 }
 
 
+def _by_measurement(measured: Measurement) -> Recommendation:
+    best = measured.best
+    name = documented.CPU if best is None or best.candidate.is_cpu else str(best.candidate)
+    return Recommendation(name, measured.recommendation)
+
+
 def _recommend(coverages: Sequence[Coverage]) -> Recommendation:
     """The delegate that would take most, if one here takes anything and has a device."""
     if not coverages:
@@ -152,7 +169,7 @@ def _recommend(coverages: Sequence[Coverage]) -> Recommendation:
             f"With max_delegated_partitions=0 it would take {taken}, in {partitions} partitions; each costs a copy in "
             "and out, so measure both."
         )
-    reasons.append("Whether that is faster, `litegpu benchmark` says.")
+    reasons.append("Whether that is faster, `litegpu advise --measure` says.")
     return Recommendation(best.delegate, tuple(reasons))
 
 

@@ -22,6 +22,11 @@ def write_page(advice: Advice, model: str | os.PathLike[str] | bytes, path: str 
         *((f"{c.delegate} takes", "?" if c.unknown else f"{c.taken}/{c.total}") for c in advice.coverages),
     ])  # fmt: skip
     page.text(" ".join(advice.recommendation.reasons))
+    if advice.measurement is not None:
+        page.section("Measured on this machine")
+        page.table(words.MEASURED_COLUMNS, words.measured_rows(advice.measurement))
+        for line in words.problem_lines(advice.measurement):
+            page.text(line)
     page.section("Type").text(". ".join(advice.type.evidence) + ".").text(advice.numerics)
     main = inline_composites(read_model(model)).main
     for coverage in advice.coverages:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from litegpu.choosing.candidate import Measured
 from litegpu.tools.advise import documented
 from litegpu.tools.advise.advice import Advice
 from litegpu.tools.advise.coverage import Coverage
+from litegpu.tools.advise.measuring import Measurement
 from litegpu.tools.console import print_table
 
 
@@ -20,7 +22,16 @@ def print_advice(advice: Advice) -> None:
         print()
         _print_coverage(coverage)
     print(f"\n{advice.numerics}")
-    print(f"\nUse the {advice.recommendation.delegate}. {' '.join(advice.recommendation.reasons)}")
+    if advice.measurement is None:
+        print(f"\nUse the {advice.recommendation.delegate}. {' '.join(advice.recommendation.reasons)}")
+        return
+    print("\nMeasured on this machine")
+    print_table(MEASURED_COLUMNS, measured_rows(advice.measurement))
+    for line in problem_lines(advice.measurement):
+        print(line)
+    print(f"\n{' '.join(advice.recommendation.reasons)}")
+    if advice.measurement.kept is not None:
+        print('litegpu.load(..., device="auto") goes by this from now on.')
 
 
 def _print_documented(advice: Advice) -> None:
@@ -49,6 +60,44 @@ NO_ROW = "The documentation has no row for a model of this type."
 PLATFORM_COLUMNS = ("delegate", "platforms", "here", "note")
 TYPE_COLUMNS = ("model type", *documented.DELEGATES)
 LEFT_COLUMNS = ("op left", "count", "nodes", "reason")
+
+
+MEASURED_COLUMNS = ("way", "ms a call", "rows/s", "rows/s in batches", "start s", "memory MB", "deviation", "on GPU")
+
+
+def measured_rows(measurement: Measurement) -> list[tuple[str, ...]]:
+    """One for each way that ran. Memory is that of the process, with the device's after a plus sign."""
+    return [
+        (
+            str(one.candidate),
+            f"{one.latency * 1e3:.3f}",
+            f"{1 / one.latency:,.0f}",
+            "-" if one.batch_latency is None else f"{one.batch / one.batch_latency:,.0f}",
+            "-" if one.start is None else f"{one.start:.2f}",
+            _megabytes(one),
+            "-" if one.deviation is None else f"{one.deviation:.1e}" if one.deviation else "0",
+            f"{one.delegated:.0%}",
+        )
+        for one in measurement.measured
+        if one.latency is not None
+    ]
+
+
+def problem_lines(measurement: Measurement) -> list[str]:
+    """What did not run, or not in batches, and why; ways with the same reason together."""
+    told: dict[str, list[str]] = {}
+    for one in measurement.measured:
+        problem = one.problem or (f"no batches of {one.batch}: {one.batch_problem}" if one.batch_problem else "")
+        if problem:
+            told.setdefault(problem, []).append(str(one.candidate))
+    return [f"{'; '.join(ways)}: {problem}" for problem, ways in told.items()]
+
+
+def _megabytes(one: Measured) -> str:
+    if one.memory is None:
+        return "-"
+    text = f"{one.memory / 1e6:,.0f}"
+    return text if one.device_memory is None else f"{text} + {one.device_memory / 1e6:,.0f}"
 
 
 def platform_rows() -> list[tuple[str, ...]]:

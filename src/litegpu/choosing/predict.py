@@ -1,0 +1,91 @@
+"""How long a call will take, from what its operators cost: a sum of few terms, with weights fitted to measurements.
+
+The measurements: 29 models (twelve chains of one kind of operator, models of the zoo, models of public origin), batch 1
+and 64, on a machine with an NVIDIA H200 and a Xeon (`python -m litegpu.tools.advise.trial` for each). The fits are
+within a third for most of them, and within a factor of four for all; docs/performance.md has how many choices they get
+right. On other machines the proportions hold less well: then `litegpu advise --measure` tells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from litegpu.choosing.candidate import Candidate
+from litegpu.model.costs import OpCost, op_costs
+from litegpu.model.types import Subgraph
+
+#: Operators whose work is products, which both kinds of machine are made for.
+_PRODUCTS = frozenset({"CONV_2D", "CONV_3D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "BATCH_MATMUL"})
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds: of a call, of an operator, of one operation of each kind (floating point, then quantized integers), of
+    one byte that an operator reads or writes, and of one byte of the model's inputs and outputs."""
+
+    call: float
+    operator: float
+    product: tuple[float, float]
+    depthwise: tuple[float, float]
+    other: tuple[float, float]
+    byte: float
+    port_byte: float
+
+
+_CPU = Rates(13e-6, 0.5e-6, (1.1e-11, 1.5e-12), (2.4e-11, 1.0e-10), (2.4e-10, 4.5e-9), 1.7e-11, 0.0)
+_GPU = {
+    "cuda": Rates(68e-6, 0.9e-6, (6e-14, 6e-14), (6e-14, 2e-13), (2e-13, 6e-12), 5e-13, 1.4e-10),
+    "webgpu": Rates(190e-6, 2.4e-6, (1e-12, 1e-12), (2e-12, 2e-12), (5e-12, 1e-11), 1e-11, 1.8e-10),
+}
+#: Of each further thread, beside the first.
+_THREAD_EFFICIENCY = 0.75
+_THREADED_OPERATOR, _THREADED_CALL = 3e-6, 12e-6  # to start and await threads
+_BORDER = 40e-6  # of each further partition: to wait for the device, and to hand tensors over
+
+
+def predicted(
+    graph: Subgraph, candidate: Candidate, delegated: Collection[int] = (), partitions: int = 1
+) -> float | None:
+    """Seconds of one call; None for a device that nothing is known of.
+
+    delegated: the numbers of the nodes that the device takes, in so many `partitions`; the CPU runs the others."""
+    costs = op_costs(graph)
+    if candidate.is_cpu:
+        return _on_cpu(graph, costs, range(len(costs)), candidate.num_threads or 1)
+    rates = _GPU.get(candidate.device.partition(":")[0])
+    if rates is None:
+        return None
+    there = [i for i in range(len(costs)) if i in delegated]
+    here = [i for i in range(len(costs)) if i not in delegated and costs[i].bytes]
+    seconds = rates.call + _BORDER * max(0, partitions - 1) + rates.port_byte * _port_bytes(graph)
+    seconds += sum(_of(rates, graph, i, costs[i]) for i in there)
+    return seconds + (_on_cpu(graph, costs, here, 1) if here else 0.0)
+
+
+def _on_cpu(graph: Subgraph, costs: tuple[OpCost, ...], nodes: Collection[int], threads: int) -> float:
+    work = sum(_of(_CPU, graph, i, costs[i]) for i in nodes)
+    if threads == 1:
+        return _CPU.call + work
+    started = _THREADED_CALL + _THREADED_OPERATOR * len(nodes)
+    return _CPU.call + started + float(work / threads**_THREAD_EFFICIENCY)
+
+
+def _of(rates: Rates, graph: Subgraph, node: int, cost: OpCost) -> float:
+    """Seconds of one operator."""
+    if not cost.bytes:
+        return 0.0  # a shape is changed, no element moved
+    operator = graph.operators[node]
+    quantized = bool(operator.outputs) and graph.tensors[operator.outputs[0]].type.name in ("INT8", "UINT8", "INT16")
+    kind = rates.other
+    if operator.name in _PRODUCTS:
+        kind = rates.product
+    elif operator.name == "DEPTHWISE_CONV_2D":
+        kind = rates.depthwise
+    return rates.operator + cost.flops * kind[quantized] + cost.bytes * rates.byte
+
+
+def _port_bytes(graph: Subgraph) -> int:
+    tensors = (graph.tensors[i] for i in (*graph.inputs, *graph.outputs))
+    return sum(math.prod(tensor.shape) * tensor.type.nbytes for tensor in tensors)

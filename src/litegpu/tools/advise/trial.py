@@ -1,0 +1,126 @@
+"""Tries one way to run a model, in a process of its own: `python -m litegpu.tools.advise.trial`, told by JSON on its
+standard input. Whatever a driver does there, the process that asks goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+BATCH = 64
+_SECONDS = 0.4  # at least as long, unless _RUNS are enough
+_RUNS = 200
+
+
+def main() -> None:
+    """Reads {"model", "candidate", "batch", "began", "outputs"}; writes a line of JSON, as Measured.as_dict()."""
+    order = json.load(sys.stdin)
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no result
+    found = run(order)
+    out.write(json.dumps(found) + "\n")
+    out.flush()
+    os._exit(0)  # drivers and threads need not end well
+
+
+def run(order: dict[str, Any]) -> dict[str, Any]:
+    """All that can be measured; `problem` tells what ended it."""
+    from litegpu.choosing.candidate import Candidate, Measured
+    from litegpu.errors import LiteGpuError
+
+    measured = Measured(Candidate(**order["candidate"]))
+    try:
+        found: dict[str, Any] = measure(measured, order).as_dict()
+        return found
+    except (LiteGpuError, MemoryError, RuntimeError, ValueError) as error:
+        return replace(measured, problem=f"{type(error).__name__}: {str(error).splitlines()[0][:300]}").as_dict()
+
+
+def measure(measured: Any, order: dict[str, Any]) -> Any:
+    import numpy as np
+
+    from litegpu.errors import LiteGpuError
+    from litegpu.gpu.backends.abilities import FreeMemory
+    from litegpu.session import load
+    from litegpu.tools.inputs import made_up_inputs
+
+    candidate = measured.candidate
+    options = {"num_threads": candidate.num_threads} if candidate.is_cpu else {"precision": candidate.precision}
+    with load(order["model"], candidate.device, fallback="silent", **options) as model:
+        interpreter = model.interpreter
+        arrays = dict(
+            zip(model.inputs, made_up_inputs(interpreter.get_input_details(), interpreter.graph), strict=True)
+        )
+        free = _free(model, FreeMemory)
+        outputs = _as_list(model(**arrays))
+        measured = replace(measured, start=time.time() - order["began"], memory=peak_bytes())
+        if order.get("outputs"):
+            np.savez(order["outputs"], *[np.asarray(o) for o in outputs])
+        report = model.report
+        measured = replace(measured, delegated=report.delegated / max(1, len(report.nodes)))
+        if model.delegate is not None and not candidate.is_cpu:
+            info = model.delegate.open_device().info
+            measured = replace(measured, name=info.name, driver=info.driver)
+        measured = replace(measured, latency=timed(lambda: model(**arrays)))
+        after = _free(model, FreeMemory)
+        if free is not None and after is not None:
+            measured = replace(measured, device_memory=max(0, free - after))
+        batch = int(order.get("batch", BATCH))
+        try:
+            many = {name: _rows(array, batch) for name, array in arrays.items()}
+            model(**many)
+            measured = replace(measured, batch=batch, batch_latency=timed(lambda: model(**many)))
+        except (LiteGpuError, ValueError, MemoryError) as error:
+            measured = replace(measured, batch=batch, batch_problem=str(error).splitlines()[0][:300])
+    return replace(measured, memory=peak_bytes())
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Median seconds of a call, after some that do not count."""
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < _SECONDS / 4:
+        call()
+    times: list[float] = []
+    begin = time.perf_counter()
+    while len(times) < 3 or (time.perf_counter() - begin < _SECONDS and len(times) < _RUNS):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+def peak_bytes() -> int | None:
+    """That the process has taken at most."""
+    with contextlib.suppress(ImportError):
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return int(peak) * (1 if sys.platform == "darwin" else 1024)
+    return None
+
+
+def _free(model: Any, ability: type) -> int | None:
+    device = model.delegate.open_device() if model.delegate is not None else None
+    return device.free_bytes() if isinstance(device, ability) else None  # type: ignore[attr-defined]
+
+
+def _rows(array: Any, batch: int) -> Any:
+    import numpy as np
+
+    if array.ndim == 0 or array.shape[0] != 1:
+        raise ValueError(f"an input of shape {list(array.shape)} has no rows of one")
+    return np.repeat(array, batch, axis=0)
+
+
+def _as_list(result: Any) -> list[Any]:
+    return list(result.values()) if isinstance(result, dict) else [result]
+
+
+if __name__ == "__main__":
+    main()

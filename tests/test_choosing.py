@@ -1,0 +1,194 @@
+"""device="auto": by what was measured, else by what is expected, and never what was measured slower than the CPU."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import litegpu
+from litegpu import GpuDelegate
+from litegpu.choosing import auto, choice, predict, records
+from litegpu.choosing.candidate import CPU, Candidate, Measured, cpu_candidates, usable_cores
+from litegpu.choosing.predict import Rates, predicted
+from litegpu.model import ModelBuilder, read_model
+
+GPU = Candidate("reference")
+ONE = Candidate(CPU)
+FOUR = Candidate(CPU, num_threads=4)
+FREE = Rates(0, 0, (0, 0), (0, 0), (0, 0), 0, 0)
+
+
+def content(rows: int = 1, width: int = 8) -> bytes:
+    model = ModelBuilder()
+    x = model.input("x", (rows, width))
+    weights = model.constant(np.eye(width, dtype=np.float32))
+    y = model.op("FULLY_CONNECTED", [x, weights], (rows, width))
+    model.output(model.op("EXP", [y], (rows, width)))
+    return bytes(model.build())
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Rates], None]:
+    """A device that needs no driver stands in for a GPU; it gives what is expected of it."""
+    monkeypatch.setenv("LITEGPU_CACHE_DIR", str(tmp_path))
+    device = GpuDelegate(backend="reference").open_device()
+    monkeypatch.setattr(device, "info", replace(device.info, is_software=False))
+    monkeypatch.setattr(auto, "delegate_for", lambda device, precision, options: GpuDelegate(backend="reference"))
+
+    def expect(rates: Rates) -> None:
+        monkeypatch.setitem(predict._GPU, "reference", rates)
+
+    return expect
+
+
+def measured(candidate: Candidate, one: float, many: float | None = None) -> Measured:
+    device = GpuDelegate(backend="reference").open_device().info
+    name, driver = ("", "") if candidate.is_cpu else (device.name, device.driver)
+    return Measured(candidate, name, driver, latency=one, batch=64, batch_latency=many, deviation=0.0)
+
+
+# --------------------------------------------------------------------------------------------------- expectations
+
+
+def test_the_cpu_is_taken_for_what_a_gpu_would_be_slower_at(gpu: Callable[[Rates], None]) -> None:
+    gpu(replace(FREE, call=1.0))
+    model = litegpu.load(content())
+    assert model.device == "cpu" and model.report.delegates == ()
+    assert model.choice is not None and model.choice.candidate == ONE and not model.choice.measured
+    assert (
+        "expected" in model.choice.reason and "--measure" in model.choice.reason and "1e+03 ms" in model.choice.reason
+    )
+    np.testing.assert_allclose(model(np.zeros((1, 8), np.float32)), 1)
+
+
+def test_the_gpu_is_taken_where_it_is_expected_to_be_quicker(gpu: Callable[[Rates], None]) -> None:
+    gpu(FREE)
+    model = litegpu.load(content())
+    assert model.device == "reference" and model.choice is not None and model.choice.candidate == GPU
+    np.testing.assert_allclose(model(np.zeros((1, 8), np.float32)), 1)
+
+
+def test_each_batch_is_a_choice_of_its_own(gpu: Callable[[Rates], None]) -> None:
+    gpu(replace(FREE, call=predicted(read_model(content(width=64)).main, ONE) * 2))  # type: ignore[operator]
+    model = litegpu.load(content(width=64))
+    assert model.device == "cpu"
+    many = np.ones((1024, 64), np.float32)
+    np.testing.assert_allclose(model(many), np.exp(many), rtol=1e-6)
+    assert model.device == "reference" and model.choice is not None and model.choice.batch == 1024
+    model(many[:1])
+    assert model.device == "cpu"
+
+
+def test_who_asks_for_something_gets_it(gpu: Callable[[Rates], None]) -> None:
+    gpu(replace(FREE, call=1.0))
+    assert litegpu.load(content(), "reference").device == "reference"
+    assert litegpu.load(content(), "reference").choice is None
+    assert litegpu.load(content(), "cpu").choice is None
+
+
+def test_parts_on_the_cpu_count(gpu: Callable[[Rates], None], caplog: pytest.LogCaptureFixture) -> None:
+    """What the GPU does not take is computed by the CPU after all, with a border in between."""
+    gpu(FREE)
+    model = ModelBuilder()
+    x = model.input("x", (64, 64))
+    y = model.op("EXP", [x], (64, 64))
+    lengths = model.constant(np.full(64, 3, np.int32))
+    for _ in range(3):
+        y = model.op("REVERSE_SEQUENCE", [y, lengths], (64, 64), {"seq_dim": 1, "batch_dim": 0})
+    model.output(y)
+    with caplog.at_level(logging.INFO, "litegpu"):
+        loaded = litegpu.load(bytes(model.build()), fallback="silent")
+    assert loaded.device == "cpu" and loaded.choice is not None
+    assert any('device="auto": CPU, 1 thread is the quickest' in r.message for r in caplog.records)
+
+
+def test_expectations_add_up() -> None:
+    one, many = read_model(content()).main, read_model(content(64)).main
+    small, large = predicted(one, ONE), predicted(many, ONE)
+    assert small is not None and large is not None and 0 < small < large
+    cuda = predicted(one, Candidate("cuda"), range(2))
+    assert cuda is not None and cuda > 50e-6  # no call of a GPU is shorter
+    assert predicted(many, Candidate("cuda"), range(2)) < 4 * cuda  # type: ignore[operator]
+    assert predicted(many, Candidate("cuda"), [0], 2) > cuda + 30e-6  # type: ignore[operator]  # a border
+    assert predicted(one, Candidate("nothing that is known")) is None
+    wide = read_model(content(64, 1024)).main
+    assert predicted(wide, FOUR) < predicted(wide, ONE) / 2  # type: ignore[operator]
+    assert predicted(one, FOUR) > small  # threads have to be started
+
+
+# --------------------------------------------------------------------------------------------------- measurements
+
+
+def test_what_was_measured_decides(gpu: Callable[[Rates], None]) -> None:
+    """Whatever is expected; and between batches that were measured, what lies between."""
+    gpu(FREE)
+    records.keep(content(), [measured(ONE, 1e-3, 64e-3), measured(FOUR, 2e-3, 32e-3), measured(GPU, 3e-3, 3.1e-3)])
+    model = litegpu.load(content())
+    assert model.choice is not None and model.choice.measured and model.choice.candidate == ONE
+    assert model.device == "cpu" and "--measure" not in model.choice.reason and "as measured" in model.choice.reason
+    for rows, expected in ((2, ONE), (20, GPU), (64, GPU), (1, ONE)):
+        model(np.zeros((rows, 8), np.float32))
+        assert model.choice.candidate == expected, rows
+
+
+def test_of_another_file_gpu_driver_or_version_nothing_was_measured(
+    gpu: Callable[[Rates], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu(FREE)
+    found = [measured(ONE, 1e-3), measured(GPU, 3e-3)]
+    records.keep(content(), found)
+    assert litegpu.load(content()).device == "cpu"
+    assert litegpu.load(content(width=9)).device == "reference"
+    assert litegpu.load(content(), precision="float16").device == "reference"
+    for change in ({"name": "another"}, {"driver": "0.1"}):
+        records.keep(content(), [found[0], replace(found[1], **change)])
+        assert litegpu.load(content()).device == "reference", change
+    records.keep(content(), found)
+    monkeypatch.setattr(records, "usable_cores", lambda: 999)
+    assert litegpu.load(content()).device == "reference"
+
+
+def test_threads_are_chosen_unless_they_are_given(gpu: Callable[[Rates], None]) -> None:
+    gpu(FREE)
+    records.keep(content(), [measured(ONE, 2e-3), measured(FOUR, 1e-3), measured(GPU, 3e-3)])
+    model = litegpu.load(content())
+    assert model.choice is not None and model.choice.candidate == FOUR
+    assert model.interpreter._setup.options.num_threads == 4
+    model = litegpu.load(content(), num_threads=1)
+    assert model.choice is not None and model.choice.candidate == ONE
+    assert litegpu.load(content(), num_threads=2).device == "reference"  # with two, only the GPU was measured
+
+
+def test_a_record_is_kept_and_recalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LITEGPU_CACHE_DIR", str(tmp_path))
+    assert records.recall(content()) == ()
+    found = [measured(ONE, 1e-3, 2e-3), Measured(Candidate("cuda", "float16"), problem="no driver")]
+    path = records.keep(content(), found)
+    assert path is not None and records.recall(content()) == tuple(found)
+    values: Any = json.loads(path.read_text())
+    for damaged in ("", "[]", "{}", json.dumps(values | {"format": 99}), json.dumps(values | {"measured": [{"x": 1}]})):
+        path.write_text(damaged)
+        assert records.recall(content()) == (), damaged
+    monkeypatch.setenv("LITEGPU_CACHE_DIR", str(path))  # a file where the folder should be
+    assert records.keep(content(), found) is None
+
+
+def test_the_ways_to_use_a_cpu() -> None:
+    found = cpu_candidates()
+    assert found[0] == ONE and len(set(found)) == len(found)
+    assert all(one.num_threads is None or 1 < one.num_threads <= min(16, usable_cores()) for one in found)
+    assert str(ONE) == "CPU, 1 thread" and str(FOUR) == "CPU, 4 threads" and str(GPU) == "reference, float32"
+
+
+def test_nothing_measured_is_no_choice() -> None:
+    assert choice.by_measurement([]) is None
+    assert choice.by_measurement([measured(ONE, 1e-3)], 64) is None
+    found = choice.comparable([Measured(GPU, problem="lost"), measured(ONE, 1.0)], "float32", None)
+    assert [one.candidate for one in found] == [ONE]
