@@ -123,6 +123,8 @@ def test_expectations_add_up() -> None:
     assert alone is not None and together is not None and small_together is not None
     assert together < alone / 2
     assert small_together > small  # threads have to be started
+    part, all_of_it = predicted(wide, Candidate("cuda"), [1]), predicted(wide, Candidate("cuda"), [0, 1])
+    assert part is not None and all_of_it is not None and part - all_of_it > alone / 2  # what is left to the CPU
 
 
 # --------------------------------------------------------------------------------------------------- measurements
