@@ -123,6 +123,16 @@ def test_detect_boxes_of_a_photograph(example: Any, models_dir: Path, images_dir
     assert [line.partition(":")[0] for line in out.splitlines()[1:]] == ["cat"]
 
 
+def test_official_interpreter(example: Any, classifier: Path) -> None:
+    try:
+        litegpu.external_delegate_path()
+    except litegpu.DelegateError as error:
+        pytest.skip(str(error))
+    out = example("official_interpreter", classifier, "--backend", "reference", "--runs", 1)
+    assert out.splitlines()[0] == "largest difference 0"
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["official", "litegpu"]
+
+
 def test_custom_op(example: Any, device: str, photograph: Path, tmp_path: Path) -> None:
     try:
         out = example("custom_op", photograph, tmp_path / "embossed.png", "--device", device, "--depth", 1.5)

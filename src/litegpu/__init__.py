@@ -44,6 +44,7 @@ from litegpu.version import __version__ as __version__
 from litegpu.visible import VisibleLog
 
 if TYPE_CHECKING:
+    from litegpu.external import external_delegate_path
     from litegpu.gpu.custom import register_op, unregister_op
     from litegpu.gpu.delegate.delegate import GpuDelegate
     from litegpu.gpu.delegate.images import ImageInput
@@ -82,6 +83,7 @@ __all__ = [
     "advise",
     "benchmark",
     "compare_benchmarks",
+    "external_delegate_path",
     "list_models",
     "load",
     "load_delegate",
@@ -97,6 +99,7 @@ _LATER = {
     "ImageInput": "litegpu.gpu.delegate.images",
     "register_op": "litegpu.gpu.custom",
     "unregister_op": "litegpu.gpu.custom",
+    "external_delegate_path": "litegpu.external",
     "advise": "litegpu.tools.advise",
     "benchmark": "litegpu.tools.benchmark",
     "compare_benchmarks": "litegpu.tools.benchmark",

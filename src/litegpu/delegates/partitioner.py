@@ -105,21 +105,14 @@ class _Unit:
 
 
 class _Dataflow:
-    """Which node needs which. `constant_dequantize` are the nodes that only widen a constant: any partition can compute
-    such a value for itself, so it never has to cross a border, unless it is an output of the graph."""
+    """Which node needs which. `constant_dequantize`: see widened_constants()."""
 
     def __init__(self, subgraph: Subgraph) -> None:
         operators = subgraph.operators
         self.count = len(operators)
         producer = {t: n for n, o in enumerate(operators) for t in o.outputs}
         self.needs = [sorted({producer[t] for t in o.inputs if t in producer}) for o in operators]
-        self.constant_dequantize = {
-            n
-            for n, o in enumerate(operators)
-            if o.name == "DEQUANTIZE"
-            and all(t >= 0 and subgraph.tensors[t].is_constant for t in o.inputs)
-            and not set(o.outputs) & set(subgraph.outputs)
-        }
+        self.constant_dequantize = widened_constants(subgraph)
         self.users: list[list[int]] = [[] for _ in operators]
         for node, sources in enumerate(self.needs):
             for source in sources:
@@ -288,6 +281,18 @@ def _epochs(
 
 
 # ------------------------------------------------------------------------------------------ borders and report
+
+
+def widened_constants(subgraph: Subgraph) -> set[int]:
+    """The nodes that only widen a constant: any partition can compute such a value for itself, so it never has to cross
+    a border, unless it is an output of the graph."""
+    return {
+        n
+        for n, o in enumerate(subgraph.operators)
+        if o.name == "DEQUANTIZE"
+        and all(t >= 0 and subgraph.tensors[t].is_constant for t in o.inputs)
+        and not set(o.outputs) & set(subgraph.outputs)
+    }
 
 
 def borders(subgraph: Subgraph, operators: Sequence[Operator]) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -75,23 +75,28 @@ def open_cache(where: str | os.PathLike[str]) -> CacheFolder | None:
         return None
 
 
+def make_private(path: Path, what: str) -> None:
+    """Make a folder, readable by the user alone, if it is missing. Raises OptionError, which calls it `what`, if it
+    cannot be made, is no folder, belongs to another user (root's may be read), or others can write to it."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        raise OptionError(f"{what} {path} cannot be made or read: {error.strerror}") from None
+    problem = _distrust(status)
+    if problem:
+        raise OptionError(f"{what} {path} {problem}")
+
+
 class CacheFolder:
     """Entries by key in a folder. What goes wrong with an entry costs time, never a result: one warning tells."""
 
     def __init__(self, path: str | os.PathLike[str], most_bytes: int | None = None) -> None:
-        """Makes the folder, readable by the user alone, if it is missing. Raises OptionError if it cannot be made, is
-        no folder, belongs to another user (root's may be read), or others can write to it."""
+        """Makes the folder if it is missing. Raises OptionError: see make_private."""
         self.path = Path(path)
         self.most_bytes = _most_bytes() if most_bytes is None else most_bytes
         self._warned: set[str] = set()
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = self.path.stat()
-        except OSError as error:
-            raise OptionError(f"serialization_dir {self.path} cannot be made or read: {error.strerror}") from None
-        problem = _distrust(status)
-        if problem:
-            raise OptionError(f"serialization_dir {self.path} {problem}")
+        make_private(self.path, "serialization_dir")
 
     def load(self, key: str) -> CacheEntry | None:
         """The entry of a key, or None if there is none that can be used. A damaged one is removed, with a warning."""
