@@ -11,16 +11,16 @@ kernels, 2.7 + 0.85 n microseconds as measured on an H200. Without a GPU the pea
 from __future__ import annotations
 
 import argparse
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from cuda_measure import find_models, lowered
 
 from litegpu.errors import DeviceError
-from litegpu.gpu.graph import Conv2D, Copy, DepthwiseConv2D, DType, Graph, MatMul, Node, TransposeConv2D
+from litegpu.gpu.graph import Graph
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes import optimise
+from litegpu.gpu.passes.costs import node_cost
 from litegpu.gpu.passes.layout import place
 
 LAUNCH, PER_KERNEL = 2.7e-6, 0.85e-6  # seconds
@@ -86,36 +86,8 @@ def peak_of(device: Any) -> Peak | None:
 def work(graph: Graph, features: Features, half: bool) -> Work:
     """Of a lowered graph, after the passes that litegpu runs it through."""
     placed = place(optimise(graph, features), half).graph
-    return Work(
-        sum(_operations(placed, node) for node in placed.nodes),
-        sum(_bytes(placed, node, half) for node in placed.nodes),
-        len(placed.nodes),
-    )
-
-
-def _operations(graph: Graph, node: Node) -> int:
-    shapes = [graph.values[v].shape for v in node.inputs]
-    output = graph.values[node.output].elements
-    match node.op:
-        case Conv2D():
-            return 2 * output * math.prod(shapes[1][1:])
-        case DepthwiseConv2D():
-            return 2 * output * math.prod(shapes[1][1:3])
-        case TransposeConv2D():
-            return 2 * math.prod(shapes[0]) * math.prod(shapes[1][:3])
-        case MatMul(transpose_a=transposed):
-            return 2 * output * shapes[0][2 if transposed else 3]
-    return 0
-
-
-def _bytes(graph: Graph, node: Node, half: bool) -> int:
-    def size(v: int) -> int:
-        floating = graph.values[v].dtype in (DType.FLOAT32, DType.FLOAT16)
-        return graph.values[v].elements * (2 if half and floating else 4)
-
-    written = size(node.output)
-    read = sum(size(v) for v in dict.fromkeys(node.reads))
-    return written + (min(read, written) if isinstance(node.op, Copy) else read)
+    costs = [node_cost(placed, node, half) for node in placed.nodes]
+    return Work(sum(cost.flops for cost in costs), sum(cost.bytes for cost in costs), len(costs))
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ class Reader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.seen.append(tag)
         self.references += [v or "" for name, v in attrs if name in ("src", "href", "srcset", "xlink:href", "action")]
-        if tag not in ("meta", "img"):
+        if tag not in ("meta", "img", "input"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -34,10 +34,11 @@ class Reader(HTMLParser):
         self.text.append(data)
 
 
-def check_self_contained(html: str) -> Reader:
-    """The reader of a page, after the checks that every page has to pass."""
+def check_self_contained(html: str, *, scripts: bool = False) -> Reader:
+    """The reader of a page, after the checks that every page has to pass. `scripts`: it may have some of its own."""
     reader = Reader(html)
     assert not reader.open
     assert all(r.startswith("data:") for r in reader.references)
-    assert not re.search(r"https?:|url\(|@import|<script|<link|<iframe", html)
+    assert not re.search(r"https?:|url\(|@import|<link|<iframe", html)
+    assert scripts or "<script" not in html
     return reader

@@ -86,6 +86,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], int]] = {
     "register_op": (litegpu.register_op, 2),
     "unregister_op": (litegpu.unregister_op, 1),
     "advise": (litegpu.advise, 1),
+    "analyze": (litegpu.analyze, 1),
     "benchmark": (litegpu.benchmark, 1),
     "compare_benchmarks": (litegpu.compare_benchmarks, 1),
     "GpuDelegate": (litegpu.GpuDelegate, 1),

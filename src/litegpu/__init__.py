@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from litegpu.gpu.delegate.delegate import GpuDelegate
     from litegpu.gpu.delegate.images import ImageInput
     from litegpu.tools.advise import advise
+    from litegpu.tools.analyze import analyze
     from litegpu.tools.benchmark import benchmark, compare_benchmarks
 
 for _name in ("litegpu", "litegpu.debug"):
@@ -81,6 +82,7 @@ __all__ = [
     "TensorError",
     "WaitType",
     "advise",
+    "analyze",
     "benchmark",
     "compare_benchmarks",
     "external_delegate_path",
@@ -101,6 +103,7 @@ _LATER = {
     "unregister_op": "litegpu.gpu.custom",
     "external_delegate_path": "litegpu.external",
     "advise": "litegpu.tools.advise",
+    "analyze": "litegpu.tools.analyze",
     "benchmark": "litegpu.tools.benchmark",
     "compare_benchmarks": "litegpu.tools.benchmark",
 }

@@ -25,7 +25,7 @@ from litegpu.zoo import build_model, draw_scene
 
 CLASSES = 10
 COMMANDS = {
-    *("advise", "benchmark", "cache clear", "cache list", "cache verify", "demo", "doctor", "evaluate coco"),
+    *("advise", "analyze", "benchmark", "cache clear", "cache list", "cache verify", "demo", "doctor", "evaluate coco"),
     *("evaluate imagenet", "evaluate pose", "evaluate segmentation", "inference-diff", "map", "models", "run"),
     *("version", "zoo build", "zoo list"),
 }
@@ -113,6 +113,18 @@ def test_what_needs_no_gpu(gpu: Gpu, model: Path, tmp_path: Path) -> None:
     assert listed["bytes"] == model.stat().st_size
     advice = gpu.json("advise", listed["path"], "--json", "--html", tmp_path / "advice.html")
     assert advice["delegates"][0]["left"] in ([], {}) and "CONV_2D" in (tmp_path / "advice.html").read_text()
+
+
+def test_analyze(gpu: Gpu, model: Path, tmp_path: Path) -> None:
+    found = gpu.json(
+        "analyze", model, "--measure", "--device", gpu.backend, "--json", "--html", tmp_path / "a.html",
+        "--model-explorer", tmp_path / "a.json", "--annotated", tmp_path / "a.tflite",
+    )  # fmt: skip
+    assert gpu.inferences >= 6 and found["measured"] > 0 and {op["owner"] for op in found["ops"]} == {"GPU"}
+    timed = [op["measured"] for op in found["ops"] if op["measured"] is not None]
+    assert found["notes"] or (len(timed) >= 29 and all(time > 0 for time in timed))
+    assert all((tmp_path / name).stat().st_size for name in ("a.html", "a.json"))
+    assert gpu.json("run", tmp_path / "a.tflite", "--device", gpu.backend, "--json")["verdict"]["agrees"]
 
 
 def test_run(gpu: Gpu, model: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from litegpu.cli import (  # noqa: F401 (each module adds its commands to the application)
     advise,
+    analyze,
     cache,
     difference,
     evaluate,

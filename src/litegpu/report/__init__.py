@@ -8,6 +8,7 @@
     page.plot(bars("Time by kernel", ["conv_2d", "softmax"], {"ms": [0.31, 0.02]}))
     page.plot(lines("Error by node", {"GPU": [1e-7, 2e-7, 5e-6]}, log=True))
     page.graph(graph_nodes(model.main, interpreter.delegation_report()))
+    page.explorer(nodes, [Explored((("shape", "1x10"),), 1e-6) for node in nodes])  # of any size, with a script
     page.write("report.html")
 
 `bars`, `lines` and `histogram` give a Plot: `plot.svg()`, and `plot.write("plot.png")` or ".svg". Everything is
@@ -17,8 +18,9 @@ standard library, and Pillow for PNG.
 from __future__ import annotations
 
 from litegpu.report.charts import bars, histogram, lines
+from litegpu.report.explorer import Explored
 from litegpu.report.network import GraphNode, graph_nodes
 from litegpu.report.page import Page
 from litegpu.report.plot import Plot
 
-__all__ = ["GraphNode", "Page", "Plot", "bars", "graph_nodes", "histogram", "lines"]
+__all__ = ["Explored", "GraphNode", "Page", "Plot", "bars", "graph_nodes", "histogram", "lines"]

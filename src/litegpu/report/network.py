@@ -61,8 +61,7 @@ def groups_of(nodes: Sequence[GraphNode]) -> dict[str, tuple[str, list[GraphNode
 
 def picture(nodes: Sequence[GraphNode]) -> Plot:
     """The graph from top to bottom. Nodes stand below all that they read; an edge that passes layers bends aside."""
-    layers = _layers(nodes)
-    place = _places(nodes, layers)
+    place = layered(nodes)
     roles = {n.index: role for role, members in groups_of(nodes).values() for n in members}
     columns = max((x for x, _ in place.values()), default=0) + 1
     notes = {n.index: in_line(n.note, _LONGEST_NOTE) for n in nodes}
@@ -98,6 +97,11 @@ def picture(nodes: Sequence[GraphNode]) -> Plot:
             )
     depth = max((y for _, y in place.values()), default=0) + 1
     return Plot(f"graph of {len(nodes)} nodes", 24 + columns * spread, depth * _STEP_Y, tuple(marks), as_is=True)
+
+
+def layered(nodes: Sequence[GraphNode]) -> dict[int, tuple[float, int]]:
+    """Node -> column and layer. Nodes stand below all that they read, which they follow in `nodes`."""
+    return _places(nodes, _layers(nodes))
 
 
 def _top_left(place: tuple[float, int], spread: float) -> tuple[float, float]:

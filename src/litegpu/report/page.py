@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from litegpu.errors import OptionError
-from litegpu.report import network
+from litegpu.report import explorer, network
+from litegpu.report.explorer import Explored
 from litegpu.report.network import GraphNode
 from litegpu.report.plot import Plot
 from litegpu.report.style import style_sheet
@@ -29,6 +31,7 @@ class Page:
     def __init__(self, title: str, *, subtitle: str = "", footer: str = "") -> None:
         self.title, self.subtitle, self.footer = title, subtitle, footer
         self._parts: list[str] = []
+        self._scripts: dict[str, None] = {}
 
     def figures(self, figures: Sequence[Sequence[str]]) -> Self:
         """Key figures, large: (name, value) or (name, value, "good" or "bad")."""
@@ -112,17 +115,24 @@ class Page:
         content = "".join(parts)
         return self._add(_folded(f"Graph: {_count(nodes)}", content) if folded else content)
 
+    def explorer(self, nodes: Sequence[GraphNode], explored: Sequence[Explored]) -> Self:
+        """A graph of any size to walk through, by mouse, finger or keyboard; `explored` is what is told of each node.
+        It is the only part of a page that needs a script, which is in the page, and allowed by its digest."""
+        self._scripts[explorer.script()] = None
+        return self._add(explorer.explorer(nodes, explored))
+
     def html(self) -> str:
         """The whole page."""
+        scripts = "".join(f"<script>{text}</script>" for text in self._scripts)
         subtitle = f'<p class="subtitle">{escape(self.subtitle)}</p>' if self.subtitle else ""
         return (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+            f'<meta http-equiv="Content-Security-Policy" content="{_policy(self._scripts)}">'
             f"<title>{escape(self.title)}</title><style>{style_sheet()}</style></head>\n<body>"
             f"<header><h1>{escape(self.title)}</h1>{subtitle}</header>\n<main>"
             + "\n".join(self._parts)
-            + f"</main>\n<footer>{escape(self.footer or _made_by())}</footer></body></html>\n"
+            + f"</main>\n<footer>{escape(self.footer or _made_by())}</footer>{scripts}</body></html>\n"
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -137,6 +147,13 @@ class Page:
     def _add(self, part: str) -> Self:
         self._parts.append(part)
         return self
+
+
+def _policy(scripts: Iterable[str]) -> str:
+    """With the digests of the page's own scripts, as nothing else may run."""
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return f"{_POLICY}; script-src {allowed}" if digests else _POLICY
 
 
 def _cell(text: str, right: bool) -> str:

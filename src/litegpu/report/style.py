@@ -72,5 +72,15 @@ svg text{font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 .wrap{display:flex;flex-wrap:wrap;gap:.2rem .9rem;font-size:.9rem;padding:0;margin:.5rem 0;list-style:none}
 .key{display:inline-block;width:.8em;height:.8em;border-radius:.2em;margin-right:.35em}
 details{margin:.4rem 0}summary{cursor:pointer}
+.explorer canvas{display:block;width:100%;height:70vh;min-height:20rem;border:1px solid var(--grid);
+border-radius:.5rem;touch-action:none;cursor:grab}
+.explorer canvas:focus-visible{outline:3px solid var(--s1);outline-offset:2px}
+.explorer .tools{display:flex;flex-wrap:wrap;gap:.5rem;align-items:center;margin:.5rem 0}
+.explorer input,.explorer button,.explorer select{font:inherit;color:var(--ink);background:var(--card);
+border:1px solid var(--muted);border-radius:.35rem;padding:.2rem .6rem;min-height:2.2rem}
+.explorer input{width:11rem}
+.explorer output{color:var(--muted);min-width:5rem}
+.facts{display:grid;grid-template-columns:max-content 1fr;gap:.1rem .8rem;font-size:.9rem}
+.facts dt{color:var(--muted)}.facts dd{margin:0;font-variant-numeric:tabular-nums}
 pre{background:var(--card);padding:.6rem .8rem;border-radius:.5rem;overflow-x:auto;font-size:.85rem}
 """.replace("\n", "")
