@@ -400,7 +400,7 @@ LOSS = """
 def test_loss(name: str) -> None:
     here = Path(__file__).resolve()
     path = os.pathsep.join([str(here.parents[2]), str(Path(litegpu.__file__).parents[1])])
-    environment = {**os.environ, "PYTHONPATH": path}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([path, *filter(None, sys.path)])}
     command = [sys.executable, "-c", textwrap.dedent(LOSS), name]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0 and "done" in done.stdout, done.stderr

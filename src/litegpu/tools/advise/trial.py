@@ -45,30 +45,34 @@ def run(order: dict[str, Any]) -> dict[str, Any]:
 def measure(measured: Any, order: dict[str, Any]) -> Any:
     import numpy as np
 
+    from litegpu.device_choice import asked_for
     from litegpu.errors import LiteGpuError
-    from litegpu.gpu.backends.abilities import FreeMemory
+    from litegpu.gpu.backends.abilities import FreeMemory, Opener
     from litegpu.session import load
     from litegpu.tools.inputs import made_up_inputs
 
     candidate = measured.candidate
+    device, free = None, None
+    if not candidate.is_cpu:
+        asked = asked_for(candidate.device, candidate.precision, {})
+        device = asked.open_device() if isinstance(asked, Opener) else None
+        free = device.free_bytes() if isinstance(device, FreeMemory) else None
     options = {"num_threads": candidate.num_threads} if candidate.is_cpu else {"precision": candidate.precision}
     with load(order["model"], candidate.device, fallback="silent", **options) as model:
         interpreter = model.interpreter
         arrays = dict(
             zip(model.inputs, made_up_inputs(interpreter.get_input_details(), interpreter.graph), strict=True)
         )
-        free = _free(model, FreeMemory)
         outputs = _as_list(model(**arrays))
         measured = replace(measured, start=time.time() - order["began"], memory=peak_bytes())
         if order.get("outputs"):
             np.savez(order["outputs"], *[np.asarray(o) for o in outputs])
         report = model.report
         measured = replace(measured, delegated=report.delegated / max(1, len(report.nodes)))
-        if model.delegate is not None and not candidate.is_cpu:
-            info = model.delegate.open_device().info
-            measured = replace(measured, name=info.name, driver=info.driver)
+        if device is not None:
+            measured = replace(measured, name=device.info.name, driver=device.info.driver)
         measured = replace(measured, latency=timed(lambda: model(**arrays)))
-        after = _free(model, FreeMemory)
+        after = device.free_bytes() if isinstance(device, FreeMemory) else None
         if free is not None and after is not None:
             measured = replace(measured, device_memory=max(0, free - after))
         batch = int(order.get("batch", BATCH))
@@ -103,11 +107,6 @@ def peak_bytes() -> int | None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return int(peak) * (1 if sys.platform == "darwin" else 1024)
     return None
-
-
-def _free(model: Any, ability: type) -> int | None:
-    device = model.delegate.open_device() if model.delegate is not None else None
-    return device.free_bytes() if isinstance(device, ability) else None  # type: ignore[attr-defined]
 
 
 def _rows(array: Any, batch: int) -> Any:
