@@ -64,8 +64,13 @@ def predicted(
     return seconds + (_on_cpu(graph, costs, here, 1) if here else 0.0)
 
 
+def on_one_core(graph: Subgraph, node: int, cost: OpCost) -> float:
+    """Seconds of one operator on one thread of the CPU."""
+    return _of(_CPU, graph, node, cost)
+
+
 def _on_cpu(graph: Subgraph, costs: tuple[OpCost, ...], nodes: Collection[int], threads: int) -> float:
-    work = sum(_of(_CPU, graph, i, costs[i]) for i in nodes)
+    work = sum(on_one_core(graph, i, costs[i]) for i in nodes)
     if threads == 1:
         return _CPU.call + work
     started = _THREADED_CALL + _THREADED_OPERATOR * len(nodes)

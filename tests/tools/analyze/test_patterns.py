@@ -8,11 +8,12 @@ import pytest
 from tools.analyze import networks
 from tools.analyze.networks import Drawn, examined
 
+from litegpu.choosing.predict import on_one_core
 from litegpu.gpu.delegate.delegate import GpuDelegate
 from litegpu.model.costs import op_costs
 from litegpu.tools.analyze import patterns
 from litegpu.tools.analyze.finding import Finding, Pattern
-from litegpu.tools.analyze.rates import CPU, H200
+from litegpu.tools.analyze.rates import H200
 
 Build = Callable[[Drawn], int]
 
@@ -91,7 +92,7 @@ def test_the_gain_of_odd_channels_is_the_padded_share() -> None:
 def test_what_the_cpu_runs_would_win_its_time_less_the_gpus() -> None:
     model = examined(networks.new_version)
     cost = op_costs(model.graph)[1]
-    on_cpu = CPU.limit(cost.flops, cost.bytes) + CPU.launch
+    on_cpu = on_one_core(model.graph, 1, cost)
     on_gpu = H200.limit(cost.flops, cost.bytes) + H200.launch
     assert model.times[1].estimated == pytest.approx(on_cpu)
     assert only(patterns.versions(model)).gain == pytest.approx(max(0.0, on_cpu - on_gpu))

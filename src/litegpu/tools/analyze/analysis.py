@@ -26,9 +26,10 @@ from litegpu.tools.analyze.rates import DeviceRates
 @dataclass(frozen=True)
 class OpAnalysis:
     """One node. `owner`, `partition`, `accepted`, `reason`: as in the delegation report. `flops`, `bytes`: by itself
-    (model/costs.py). Seconds: `estimated`; `limit`, which the device cannot do it in less than, because of `bound`;
-    `measured`, None if it was not. `shared`: the other nodes of its kernels, whose time is divided among them.
-    `share`: of the device's limit that is reached: limit / measured, else limit / estimated; None if nothing runs."""
+    (model/costs.py). Seconds: `estimated`; `limit`, the least that the device can do it in because of `bound` (0 on the
+    CPU, of which no limit is known); `measured`, None if it was not. `shared`: the other nodes of its kernels, whose
+    time is divided among them. `share`: of the device's limit that is reached: limit / measured, else limit /
+    estimated; None without a limit."""
 
     index: int
     op: str
@@ -50,7 +51,7 @@ class OpAnalysis:
     @property
     def share(self) -> float | None:
         taken = self.estimated if self.measured is None else self.measured
-        return min(1.0, self.limit / taken) if taken else None
+        return min(1.0, self.limit / taken) if taken and self.limit else None
 
 
 @dataclass(frozen=True)

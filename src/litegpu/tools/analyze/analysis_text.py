@@ -32,7 +32,7 @@ def rates_line(analysis: Analysis) -> str:
     rate = rates.float16 if half else rates.float32
     return (
         f"Limits of the {rates.name} in {'float16' if half else 'float32'}: {rate / 1e12:.3g} TFLOP/s, "
-        f"{rates.bandwidth / 1e9:.4g} GB/s ({rates.source}); nodes on the CPU: assumed figures"
+        f"{rates.bandwidth / 1e9:.4g} GB/s ({rates.source}); nodes on the CPU: as on one core"
     )
 
 

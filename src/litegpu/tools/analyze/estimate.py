@@ -6,19 +6,20 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from litegpu.choosing.predict import on_one_core
 from litegpu.delegates.report import CPU as ON_CPU
 from litegpu.delegates.report import DelegationReport, PartitionReport
 from litegpu.gpu.delegate.fused import FusedNode, FusedPartition
 from litegpu.model.costs import OpCost
 from litegpu.model.types import Subgraph
-from litegpu.tools.analyze.rates import CPU, DeviceRates
+from litegpu.tools.analyze.rates import DeviceRates
 
 
 @dataclass(frozen=True)
 class OpTime:
-    """Seconds that an op is expected to take (`estimated`) and those that the device cannot do it in less (`limit`).
-    `bound`: what the limit is, "arithmetic", "memory" or "". `shared` are the other nodes of its kernels, by whose
-    costs their time is divided."""
+    """Seconds that an op is expected to take (`estimated`), and the least that the device can do it in (`limit`; 0 on the
+    CPU, of which no limit is known) because of `bound`, "arithmetic" or "memory". `shared` are the other nodes of its
+    kernels, by whose costs their time is divided."""
 
     estimated: float
     limit: float
@@ -37,13 +38,14 @@ class Crossing:
 
 def op_times(
     report: DelegationReport,
+    graph: Subgraph,
     costs: Sequence[OpCost],
     fused: Mapping[int, FusedPartition],
     rates: DeviceRates,
     half: bool = False,
 ) -> list[OpTime]:
-    """Of each node of a report. `fused`: partition -> its kernels; nodes of other partitions are estimated one by one,
-    with the rates that are assumed of the CPU, and as if nothing were fused where a delegate has them."""
+    """Of each node of a report about `graph`. `fused`: partition -> its kernels. Nodes of other partitions are estimated
+    one by one: on the CPU as on one core, on other delegates as if nothing were fused."""
     found: dict[int, OpTime] = {}
     for partition in report.partitions:
         if partition.index in fused:
@@ -54,9 +56,11 @@ def op_times(
         if node.partition in fused:
             times.append(found.get(node.index, OpTime(0.0, 0.0, "")))
             continue
-        own = CPU if node.owner == ON_CPU else rates
-        limit = own.limit(cost.flops, cost.bytes)
-        times.append(OpTime(limit + own.launch, limit, own.bound(cost.flops, cost.bytes)))
+        if node.owner == ON_CPU:
+            times.append(OpTime(on_one_core(graph, node.index, cost), 0.0, ""))
+            continue
+        limit = rates.limit(cost.flops, cost.bytes, half)
+        times.append(OpTime(limit + rates.launch, limit, rates.bound(cost.flops, cost.bytes, half)))
     return times
 
 

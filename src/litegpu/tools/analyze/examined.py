@@ -85,7 +85,7 @@ def examine(
         if p.owner == delegate.name
     }
     costs = op_costs(graph)
-    times = op_times(report, costs, parts, rates, half)
+    times = op_times(report, graph, costs, parts, rates, half)
     return Examined(
         read, graph, report, parts, costs, tuple(times), tuple(crossings(report, graph, rates)), rates, half
     )  # fmt: skip

@@ -75,9 +75,6 @@ KNOWN = (
 )
 H200 = KNOWN[0]
 
-#: A few cores of a desktop: assumed, since nothing here tells what they do.
-CPU = DeviceRates("CPU", 1e11, 1e11, 2e10, 1e-6, 2e10, 0.0, "assumed: a few cores of a desktop")
-
 
 def named(name: str) -> DeviceRates:
     """Of a known device; raises OptionError that says which there are."""
