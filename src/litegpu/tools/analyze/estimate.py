@@ -17,9 +17,9 @@ from litegpu.tools.analyze.rates import DeviceRates
 
 @dataclass(frozen=True)
 class OpTime:
-    """Seconds that an op is expected to take (`estimated`), and the least that the device can do it in (`limit`; 0 on the
-    CPU, of which no limit is known) because of `bound`, "arithmetic" or "memory". `shared` are the other nodes of its
-    kernels, by whose costs their time is divided."""
+    """Seconds that an op is expected to take (`estimated`), and the least that the device can do it in (`limit`; 0 on
+    the CPU, of which no limit is known) because of `bound`, "arithmetic" or "memory". `shared` are the other nodes of
+    its kernels, by whose costs their time is divided."""
 
     estimated: float
     limit: float
@@ -44,8 +44,8 @@ def op_times(
     rates: DeviceRates,
     half: bool = False,
 ) -> list[OpTime]:
-    """Of each node of a report about `graph`. `fused`: partition -> its kernels. Nodes of other partitions are estimated
-    one by one: on the CPU as on one core, on other delegates as if nothing were fused."""
+    """Of each node of a report about `graph`. `fused`: partition -> its kernels. Nodes of other partitions are
+    estimated one by one: on the CPU as on one core, on other delegates as if nothing were fused."""
     found: dict[int, OpTime] = {}
     for partition in report.partitions:
         if partition.index in fused:
