@@ -14,15 +14,17 @@ import pytest
 
 import litegpu
 from litegpu import GpuDelegate
-from litegpu.choosing import auto, choice, predict, records
+from litegpu.choosing import auto, choice, records
 from litegpu.choosing.candidate import CPU, Candidate, Measured, cpu_candidates, usable_cores
-from litegpu.choosing.predict import Rates, predicted
+from litegpu.choosing.predict import predicted
+from litegpu.gpu.backends import registry
+from litegpu.gpu.backends.abilities import CallRates
 from litegpu.model import ModelBuilder, read_model
 
 GPU = Candidate("reference")
 ONE = Candidate(CPU)
 FOUR = Candidate(CPU, num_threads=4)
-FREE = Rates(0, 0, (0, 0), (0, 0), (0, 0), 0, 0)
+FREE = CallRates(0, 0, (0, 0), (0, 0), (0, 0), 0, 0)
 
 
 def content(rows: int = 1, width: int = 8) -> bytes:
@@ -35,15 +37,15 @@ def content(rows: int = 1, width: int = 8) -> bytes:
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Rates], None]:
+def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[CallRates], None]:
     """A device that needs no driver stands in for a GPU; it gives what is expected of it."""
     monkeypatch.setenv("LITEGPU_CACHE_DIR", str(tmp_path))
     device = GpuDelegate(backend="reference").open_device()
     monkeypatch.setattr(device, "info", replace(device.info, is_software=False))
     monkeypatch.setattr(auto, "delegate_for", lambda device, precision, options: GpuDelegate(backend="reference"))
 
-    def expect(rates: Rates) -> None:
-        monkeypatch.setitem(predict._GPU, "reference", rates)
+    def expect(rates: CallRates) -> None:
+        monkeypatch.setattr(registry.backend("reference"), "rates", rates, raising=False)
 
     return expect
 
@@ -57,7 +59,7 @@ def measured(candidate: Candidate, one: float, many: float | None = None) -> Mea
 # --------------------------------------------------------------------------------------------------- expectations
 
 
-def test_the_cpu_is_taken_for_what_a_gpu_would_be_slower_at(gpu: Callable[[Rates], None]) -> None:
+def test_the_cpu_is_taken_for_what_a_gpu_would_be_slower_at(gpu: Callable[[CallRates], None]) -> None:
     gpu(replace(FREE, call=1.0))
     model = litegpu.load(content())
     assert model.device == "cpu" and model.report.delegates == ()
@@ -68,14 +70,14 @@ def test_the_cpu_is_taken_for_what_a_gpu_would_be_slower_at(gpu: Callable[[Rates
     np.testing.assert_allclose(model(np.zeros((1, 8), np.float32)), 1)
 
 
-def test_the_gpu_is_taken_where_it_is_expected_to_be_quicker(gpu: Callable[[Rates], None]) -> None:
+def test_the_gpu_is_taken_where_it_is_expected_to_be_quicker(gpu: Callable[[CallRates], None]) -> None:
     gpu(FREE)
     model = litegpu.load(content())
     assert model.device == "reference" and model.choice is not None and model.choice.candidate == GPU
     np.testing.assert_allclose(model(np.zeros((1, 8), np.float32)), 1)
 
 
-def test_each_batch_is_a_choice_of_its_own(gpu: Callable[[Rates], None]) -> None:
+def test_each_batch_is_a_choice_of_its_own(gpu: Callable[[CallRates], None]) -> None:
     gpu(replace(FREE, call=predicted(read_model(content(width=64)).main, ONE) * 2))  # type: ignore[operator]
     model = litegpu.load(content(width=64))
     assert model.device == "cpu"
@@ -86,14 +88,14 @@ def test_each_batch_is_a_choice_of_its_own(gpu: Callable[[Rates], None]) -> None
     assert model.device == "cpu"
 
 
-def test_who_asks_for_something_gets_it(gpu: Callable[[Rates], None]) -> None:
+def test_who_asks_for_something_gets_it(gpu: Callable[[CallRates], None]) -> None:
     gpu(replace(FREE, call=1.0))
     assert litegpu.load(content(), "reference").device == "reference"
     assert litegpu.load(content(), "reference").choice is None
     assert litegpu.load(content(), "cpu").choice is None
 
 
-def test_parts_on_the_cpu_count(gpu: Callable[[Rates], None], caplog: pytest.LogCaptureFixture) -> None:
+def test_parts_on_the_cpu_count(gpu: Callable[[CallRates], None], caplog: pytest.LogCaptureFixture) -> None:
     """What the GPU does not take is computed by the CPU after all, with a border in between."""
     gpu(FREE)
     model = ModelBuilder()
@@ -130,7 +132,7 @@ def test_expectations_add_up() -> None:
 # --------------------------------------------------------------------------------------------------- measurements
 
 
-def test_what_was_measured_decides(gpu: Callable[[Rates], None]) -> None:
+def test_what_was_measured_decides(gpu: Callable[[CallRates], None]) -> None:
     """Whatever is expected; and between batches that were measured, what lies between."""
     gpu(FREE)
     records.keep(content(), [measured(ONE, 1e-3, 64e-3), measured(FOUR, 2e-3, 32e-3), measured(GPU, 3e-3, 3.1e-3)])
@@ -143,7 +145,7 @@ def test_what_was_measured_decides(gpu: Callable[[Rates], None]) -> None:
 
 
 def test_of_another_file_gpu_driver_or_version_nothing_was_measured(
-    gpu: Callable[[Rates], None], monkeypatch: pytest.MonkeyPatch
+    gpu: Callable[[CallRates], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu(FREE)
     found = [measured(ONE, 1e-3), measured(GPU, 3e-3)]
@@ -159,7 +161,7 @@ def test_of_another_file_gpu_driver_or_version_nothing_was_measured(
     assert litegpu.load(content()).device == "reference"
 
 
-def test_threads_are_chosen_unless_they_are_given(gpu: Callable[[Rates], None]) -> None:
+def test_threads_are_chosen_unless_they_are_given(gpu: Callable[[CallRates], None]) -> None:
     gpu(FREE)
     records.keep(content(), [measured(ONE, 2e-3), measured(FOUR, 1e-3), measured(GPU, 3e-3)])
     model = litegpu.load(content())

@@ -26,7 +26,7 @@ from litegpu.model.builder import ModelBuilder
 from litegpu.model.model_type import ModelKind
 from litegpu.model.reader import read_model
 from litegpu.model.types import Model, Operator, Subgraph, TensorType
-from litegpu.tools.advise import Measurement, advise, measure, print_advice, write_page
+from litegpu.tools.advise import MeasuredWays, advise, measure, print_advice, write_page
 from litegpu.tools.advise.advice import _recommend
 from litegpu.tools.advise.advice_text import node_numbers
 from litegpu.tools.advise.coverage import Coverage, Left, TargetDevice
@@ -343,16 +343,16 @@ def test_a_recommended_way_is_near_the_cpu() -> None:
         Measured(Candidate("cuda", "float16"), latency=1e-3, batch=64, batch_latency=1e-3, deviation=3e-3),
         Measured(Candidate("webgpu"), latency=1e-4, deviation=float("nan")),
     ]
-    found = Measurement(tuple(ways), 1e-2)
+    found = MeasuredWays(tuple(ways), 1e-2)
     assert found.best == found.best_in_batches == ways[2]
     assert found.recommendation == (
         "Use cuda, float16: a call takes 1 ms, on CPU, 1 thread 4 ms; "
         "its results are 3.0e-03 from the CPU's (relative L2).",
         "It gives the most in batches of 64: 64,000 rows a second.",
     )
-    assert Measurement(tuple(ways), 1e-4).best == ways[1]
-    assert Measurement(tuple(ways), 1e-9).best == ways[0]
-    assert Measurement(ways[3:], 1.0).recommendation == ("Nothing could run the model.",)  # type: ignore[arg-type]
+    assert MeasuredWays(tuple(ways), 1e-4).best == ways[1]
+    assert MeasuredWays(tuple(ways), 1e-9).best == ways[0]
+    assert MeasuredWays(ways[3:], 1.0).recommendation == ("Nothing could run the model.",)  # type: ignore[arg-type]
 
 
 def test_a_trial_that_dies_or_hangs_is_told(classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

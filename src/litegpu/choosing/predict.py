@@ -3,16 +3,18 @@
 The measurements: 29 models (twelve chains of one kind of operator, models of the zoo, models of public origin), batch 1
 and 64, on a machine with an NVIDIA H200 and a Xeon (`python -m litegpu.tools.advise.trial` for each). The fits are
 within a third for most of them, and within a factor of four for all; docs/performance.md has how many choices they get
-right. On other machines the proportions hold less well: then `litegpu advise --measure` tells.
+right. On other machines the proportions hold less well: then `litegpu advise --measure` tells. The rates of a GPU are
+its backend's.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from litegpu.choosing.candidate import Candidate
+from litegpu.gpu.backends import registry
+from litegpu.gpu.backends.abilities import CallRates, Predicts
 from litegpu.model.costs import OpCost, op_costs
 from litegpu.model.types import Subgraph
 
@@ -20,25 +22,7 @@ from litegpu.model.types import Subgraph
 _PRODUCTS = frozenset({"CONV_2D", "CONV_3D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "BATCH_MATMUL"})
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Seconds: of a call, of an operator, of one operation of each kind (floating point, then quantized integers), of
-    one byte that an operator reads or writes, and of one byte of the model's inputs and outputs."""
-
-    call: float
-    operator: float
-    product: tuple[float, float]
-    depthwise: tuple[float, float]
-    other: tuple[float, float]
-    byte: float
-    port_byte: float
-
-
-_CPU = Rates(13e-6, 0.5e-6, (1.1e-11, 1.5e-12), (2.4e-11, 1.0e-10), (2.4e-10, 4.5e-9), 1.7e-11, 0.0)
-_GPU = {
-    "cuda": Rates(68e-6, 0.9e-6, (6e-14, 6e-14), (6e-14, 2e-13), (2e-13, 6e-12), 5e-13, 1.4e-10),
-    "webgpu": Rates(190e-6, 2.4e-6, (1e-12, 1e-12), (2e-12, 2e-12), (5e-12, 1e-11), 1e-11, 1.8e-10),
-}
+_CPU = CallRates(13e-6, 0.5e-6, (1.1e-11, 1.5e-12), (2.4e-11, 1.0e-10), (2.4e-10, 4.5e-9), 1.7e-11, 0.0)
 #: Of each further thread, beside the first.
 _THREAD_EFFICIENCY = 0.75
 _THREADED_OPERATOR, _THREADED_CALL = 3e-6, 12e-6  # to start and await threads
@@ -54,9 +38,10 @@ def predicted(
     costs = op_costs(graph)
     if candidate.is_cpu:
         return _on_cpu(graph, costs, range(len(costs)), candidate.num_threads or 1)
-    rates = _GPU.get(candidate.device.partition(":")[0])
-    if rates is None:
+    backend = registry.backend(device) if (device := candidate.device.partition(":")[0]) in registry.ENTRIES else None
+    if not isinstance(backend, Predicts):
         return None
+    rates = backend.rates
     there = [i for i in range(len(costs)) if i in delegated]
     here = [i for i in range(len(costs)) if i not in delegated and costs[i].bytes]
     seconds = rates.call + _BORDER * max(0, partitions - 1) + rates.port_byte * _port_bytes(graph)
@@ -77,7 +62,7 @@ def _on_cpu(graph: Subgraph, costs: tuple[OpCost, ...], nodes: Collection[int], 
     return _CPU.call + started + float(work / threads**_THREAD_EFFICIENCY)
 
 
-def _of(rates: Rates, graph: Subgraph, node: int, cost: OpCost) -> float:
+def _of(rates: CallRates, graph: Subgraph, node: int, cost: OpCost) -> float:
     """Seconds of one operator."""
     if not cost.bytes:
         return 0.0  # a shape is changed, no element moved

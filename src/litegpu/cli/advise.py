@@ -10,7 +10,7 @@ import typer
 from litegpu.cli.application import Json, app, print_json
 
 if TYPE_CHECKING:
-    from litegpu.tools.advise import Measurement
+    from litegpu.tools.advise import MeasuredWays
 
 
 @app.command()
@@ -78,7 +78,7 @@ def advise(
         raise typer.Exit(1)
 
 
-def measured(model: Path, tolerance: float | None, batch: int | None) -> Measurement:
+def measured(model: Path, tolerance: float | None, batch: int | None) -> MeasuredWays:
     """What there is to measure, with a bar."""
     from litegpu.tools.advise.measuring import TOLERANCE, measure
     from litegpu.tools.advise.trial import BATCH

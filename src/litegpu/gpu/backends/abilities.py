@@ -189,3 +189,25 @@ class ArrayBinder(Binder, Protocol):
 
     def run(self, *, wait: bool = True) -> None:
         """As Session.run(); without `wait` it returns at once in any case."""
+
+
+@dataclass(frozen=True)
+class CallRates:
+    """How long things take, fitted to measurements. Seconds: of a call, of an operator, of one operation of each kind
+    (floating point, then quantized integers), of one byte that an operator reads or writes, and of one byte of the
+    model's inputs and outputs."""
+
+    call: float
+    operator: float
+    product: tuple[float, float]
+    depthwise: tuple[float, float]
+    other: tuple[float, float]
+    byte: float
+    port_byte: float
+
+
+@runtime_checkable
+class Predicts(Protocol):
+    """A backend that says what a call of its devices takes, for who has to choose without measuring."""
+
+    rates: CallRates

@@ -6,13 +6,13 @@ from litegpu.tools.advise.advice import Advice, Recommendation, advise
 from litegpu.tools.advise.advice_page import write_page
 from litegpu.tools.advise.advice_text import print_advice
 from litegpu.tools.advise.coverage import Coverage, Left, TargetDevice
-from litegpu.tools.advise.measuring import Measurement, measure
+from litegpu.tools.advise.measuring import MeasuredWays, measure
 
 __all__ = [
     "Advice",
     "Coverage",
     "Left",
-    "Measurement",
+    "MeasuredWays",
     "Recommendation",
     "TargetDevice",
     "advise",

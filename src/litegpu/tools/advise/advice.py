@@ -14,7 +14,7 @@ from litegpu.model.model_type import ModelKind, ModelType, model_type
 from litegpu.model.reader import read_model
 from litegpu.tools.advise import documented
 from litegpu.tools.advise.coverage import Coverage, delegate_coverage, xnnpack_coverage
-from litegpu.tools.advise.measuring import Measurement
+from litegpu.tools.advise.measuring import MeasuredWays
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Advice:
     numerics: str
     coverages: tuple[Coverage, ...]
     recommendation: Recommendation
-    measurement: Measurement | None = None
+    measurement: MeasuredWays | None = None
 
     @property
     def fully_delegated(self) -> bool:
@@ -87,7 +87,7 @@ def advise(
     model: str | os.PathLike[str] | bytes,
     *,
     delegates: Sequence[Delegate] | None = None,
-    measured: Measurement | None = None,
+    measured: MeasuredWays | None = None,
 ) -> Advice:
     """Say what is known of a model before anything is run or compiled.
 
@@ -142,7 +142,7 @@ _NUMERICS = {
 }
 
 
-def _by_measurement(measured: Measurement) -> Recommendation:
+def _by_measurement(measured: MeasuredWays) -> Recommendation:
     best = measured.best
     name = documented.CPU if best is None or best.candidate.is_cpu else str(best.candidate)
     return Recommendation(name, measured.recommendation)

@@ -8,7 +8,7 @@ from litegpu.choosing.candidate import Measured
 from litegpu.tools.advise import documented
 from litegpu.tools.advise.advice import Advice
 from litegpu.tools.advise.coverage import Coverage
-from litegpu.tools.advise.measuring import Measurement
+from litegpu.tools.advise.measuring import MeasuredWays
 from litegpu.tools.console import print_table
 
 
@@ -65,7 +65,7 @@ LEFT_COLUMNS = ("op left", "count", "nodes", "reason")
 MEASURED_COLUMNS = ("way", "ms a call", "rows/s", "rows/s in batches", "start s", "memory MB", "deviation", "on GPU")
 
 
-def measured_rows(measurement: Measurement) -> list[tuple[str, ...]]:
+def measured_rows(measurement: MeasuredWays) -> list[tuple[str, ...]]:
     """One for each way that ran. Memory is that of the process, with the device's after a plus sign."""
     return [
         (
@@ -83,7 +83,7 @@ def measured_rows(measurement: Measurement) -> list[tuple[str, ...]]:
     ]
 
 
-def problem_lines(measurement: Measurement) -> list[str]:
+def problem_lines(measurement: MeasuredWays) -> list[str]:
     """What did not run, or not in batches, and why; ways with the same reason together."""
     told: dict[str, list[str]] = {}
     for one in measurement.measured:

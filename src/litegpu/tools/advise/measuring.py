@@ -34,7 +34,7 @@ _PRECISIONS = ("float32", "float16", "auto")
 
 
 @dataclass(frozen=True)
-class Measurement:
+class MeasuredWays:
     """What was measured of a model on this machine. `tolerance`: the largest deviation (relative L2) from the official
     CPU runtime that a recommended way may have. `kept`: the file that litegpu.load() will find it in, if any."""
 
@@ -109,7 +109,7 @@ def measure(
     ways: Sequence[Candidate] | None = None,
     timeout: float = TRIAL_SECONDS,
     progress: Callable[[Candidate, int, int], None] | None = None,
-) -> Measurement:
+) -> MeasuredWays:
     """Runs a model in every way that there is: latency, the same for `batch` rows, start-up, memory and deviation.
 
     tolerance: the largest relative L2 distance from the CPU that a recommended way may have.
@@ -145,7 +145,7 @@ def measure(
             if outputs.exists():
                 measured = replace(measured, deviation=_deviation(outputs, Path(folder) / "0.npz"))
             found.append(measured)
-    return Measurement(tuple(found), tolerance, keep(read.content, found))
+    return MeasuredWays(tuple(found), tolerance, keep(read.content, found))
 
 
 def _as_file(model: str | os.PathLike[str] | bytes, folder: Path) -> str:
