@@ -89,7 +89,12 @@ def _as_where_they_were_pasted(guides: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    "pages", [("run.md", "cache.md", "advise.md"), ("inference_diff.md", "map.md", "benchmark.md")]
+    "pages",
+    [
+        ("run.md", "cache.md", "advise.md"),
+        ("inference_diff.md", "map.md", "benchmark.md"),
+        ("migration.md", "migration_python.md", "migration_mobile.md", "migration_native.md", "migration_options.md"),
+    ],
 )
 def test_the_guides_show_what_is_printed(guides: ModuleType, pages: tuple[str, ...]) -> None:
     _as_where_they_were_pasted(guides)
