@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import shutil
 import sys
 import tomllib
+import types
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from litegpu.external import compiling
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -48,3 +52,55 @@ def test_a_wheel_that_lacks_a_file(script: Any, tmp_path: Path, monkeypatch: pyt
     with zipfile.ZipFile(tmp_path / "litegpu-1.whl", "a") as wheel:
         wheel.writestr("litegpu/device.cu", "")
     script.require_whole(tmp_path / "litegpu-1.whl")
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """hatch_build.py's, as hatchling makes it, which is not installed where the package is tested."""
+    interface = types.ModuleType("interface")
+    interface.BuildHookInterface = object  # type: ignore[attr-defined]
+    for name in ("hatchling", "hatchling.builders", "hatchling.builders.hooks", "hatchling.builders.hooks.plugin"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "hatchling.builders.hooks.plugin.interface", interface)
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made = module.HostLibrary()
+    made.target_name, made.warnings = "wheel", []
+    made.app = types.SimpleNamespace(display_warning=made.warnings.append)
+    return made
+
+
+def data() -> dict[str, Any]:
+    return {"force_include": {}, "pure_python": True}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wheels of other systems are plain")
+def test_the_wheel_holds_the_library(hook: Any) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    found = data()
+    hook.initialize("standard", found)
+    ((library, place),) = found["force_include"].items()
+    assert place == f"litegpu/external/{compiling.file_name()}" and Path(library).exists()
+    assert not found["pure_python"] and found["tag"].startswith("py3-none-linux_")
+    hook.finalize("standard", found, "")
+    assert not Path(library).exists() and not hook.warnings
+
+
+def test_a_wheel_without_a_compiler(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "none")
+    for version in ("standard", "editable"):
+        found = data()
+        hook.initialize(version, found)
+        assert found == data()
+        hook.finalize(version, found, "")
+    assert [str(text) for text in hook.warnings] == (
+        [
+            "The wheel has no library for the official runtime: no C compiler: CC names 'none', which is not there. "
+            "Install one (Debian: gcc, macOS: xcode-select --install)"
+        ]
+        if sys.platform.startswith("linux")
+        else []
+    )

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agreement import require_gpu
-from ai_edge_litert.interpreter import Interpreter
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from interrupts import Interruptions
 
 import litegpu
@@ -32,15 +32,15 @@ X = np.arange(-6, 6, dtype=np.float32).reshape(SHAPE)
 Opened = Callable[..., Any]
 
 
-def network(shape: Sequence[int] = SHAPE, batch: int = 1) -> bytes:
-    """-|x| + 1, and the 2 x of which that knows nothing."""
+def network(shape: Sequence[int] = SHAPE) -> bytes:
+    """1 - |x|, and 2 x."""
     b = ModelBuilder()
     x = b.input("x", shape, shape_signature=(-1, *shape[1:]))
     one = b.constant(np.ones(1, np.float32), "one")
-    b.output(
-        b.op("ADD", [b.op("NEG", [b.op("ABS", [x], shape)], shape), one], shape, name="sum"),
-        b.op("MUL", [x, b.constant(np.full(1, 2, np.float32), "two")], shape, name="double"),
-    )
+    total = b.op("ADD", [b.op("NEG", [b.op("ABS", [x], shape)], shape), one], shape, name="sum")
+    double = b.op("MUL", [x, b.constant(np.full(1, 2, np.float32), "two")], shape, name="double")
+    b.output(total, double)
+    b.signature("both", {"x": x}, {"sum": total, "double": double})
     return b.build()
 
 
@@ -138,14 +138,32 @@ def test_sizes_that_follow_from_shapes(opened: Opened) -> None:
             np.testing.assert_array_equal(found[1], -x_)
 
 
-def test_another_shape(opened: Opened) -> None:
-    interpreter = opened(network())
+@pytest.mark.parametrize("last", ["9", "1"])
+@pytest.mark.parametrize("resolver", ["AUTO", "BUILTIN_WITHOUT_DEFAULT_DELEGATES"])
+def test_another_shape(delegate: Callable[..., Any], resolver: str, last: str) -> None:
+    """Where XNNPACK runs the rest the runtime undoes all delegates and asks again; else it only prepares nodes anew."""
+    interpreter = Interpreter(
+        model_content=network(),
+        experimental_delegates=[delegate(last_delegate_node_index=last)],
+        experimental_op_resolver_type=OpResolverType[resolver],
+    )
+    interpreter.allocate_tensors()
+    require_right(interpreter)
     for batch in (2, 5, 1):
         interpreter.resize_tensor_input(0, (batch, *SHAPE[1:]))
         interpreter.allocate_tensors()
         require_right(interpreter, np.repeat(X, batch, 0) + batch)
         interpreter.allocate_tensors()  # once more, in vain
         require_right(interpreter, np.repeat(X, batch, 0) - batch)
+
+
+def test_signatures(opened: Opened) -> None:
+    runner = opened(network()).get_signature_runner("both")
+    for batch in (1, 3, 1):
+        x = np.repeat(X, batch, 0) + batch
+        found = runner(x=x)
+        np.testing.assert_array_equal(found["sum"], right(x)[0])
+        np.testing.assert_array_equal(found["double"], right(x)[1])
 
 
 def test_a_shape_that_the_delegate_does_not_take_runs_on_the_cpu(
@@ -218,18 +236,54 @@ def test_every_tensor_preserved(delegate: Callable[..., Any]) -> None:
     require_right(interpreter)
 
 
-@pytest.mark.parametrize(
-    "name", ["kws_ref_model.tflite", "ad01_fp32.tflite", "vww_96_int8.tflite", "ssd_mobilenet_v1_coco_quant.tflite"]
-)
+def require(backend: str) -> None:
+    """Skip the calling test where the backend has no device."""
+    if backend == "webgpu":
+        require_gpu()
+        return
+    try:
+        GpuDelegate(backend=backend).open_device()
+    except litegpu.DeviceError as error:
+        pytest.skip(str(error))
+
+
+def require_same(interpreter: Any, model: Path, backend: str) -> None:
+    """As litegpu.Interpreter's results, to the bit."""
+    with litegpu.Interpreter(model, experimental_delegates=[litegpu.GpuDelegate(backend=backend)]) as ours:
+        ours.allocate_tensors()
+        detail = ours.get_input_details()[0]
+        for seed in (0, 1):
+            x = np.random.default_rng(seed).uniform(0, 100, detail["shape"]).astype(detail["dtype"])
+            for found, known in zip(results(interpreter, x), results(ours, x), strict=True):
+                np.testing.assert_array_equal(found, known)
+
+
+@pytest.mark.parametrize("name", ["kws_ref_model.tflite", "ad01_fp32.tflite", "ssd_mobilenet_v1_coco_quant.tflite"])
 def test_real_models(opened: Opened, models_dir: Path, name: str) -> None:
-    require_gpu()
-    interpreter = opened(models_dir / name, backend="webgpu")
-    ours = litegpu.Interpreter(models_dir / name, experimental_delegates=[litegpu.GpuDelegate(backend="webgpu")])
-    ours.allocate_tensors()
-    detail = ours.get_input_details()[0]
-    x = np.random.default_rng(0).uniform(0, 100, detail["shape"]).astype(detail["dtype"])
-    for found, known in zip(results(interpreter, x), results(ours, x), strict=True):
-        np.testing.assert_array_equal(found, known)
+    require("webgpu")
+    require_same(opened(models_dir / name, backend="webgpu"), models_dir / name, "webgpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["webgpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_all_real_models(opened: Opened, models_dir: Path, backend: str) -> None:
+    require(backend)
+    models = [path for path in sorted(models_dir.glob("*.tflite")) if path.name != "malformed.tflite"]
+    assert len(models) > 20
+    for model in models:
+        require_same(opened(model, backend=backend), model, backend)
+
+
+@pytest.mark.cuda
+def test_cuda(opened: Opened) -> None:
+    """Whose inputs are set in the memory that the GPU copies from."""
+    require("cuda")
+    interpreter = opened(network(), backend="cuda", fallback="strict")
+    for batch in (1, 3, 1):
+        interpreter.resize_tensor_input(0, (batch, *SHAPE[1:]))
+        interpreter.allocate_tensors()
+        for shift in range(4):
+            require_right(interpreter, np.repeat(X, batch, 0) + shift)
 
 
 # ------------------------------------------------------------------------------------------------------- lent memory
