@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -185,20 +186,28 @@ def test_a_shape_that_the_delegate_does_not_take_runs_on_the_cpu(
 def test_variables_stay_with_the_runtime(opened: Opened) -> None:
     """Which resets them."""
     b = ModelBuilder()
-    x = b.input("x", (1, 2))
-    weights = b.constant(np.ones((1, 2), np.float32))
-    time = b.constant(np.ones((1, 3), np.float32))
-    state = b.variable("state", (1, 3))
-    b.output(b.op("ABS", [b.op("SVDF", [x, weights, time, None, state], (1, 1), {"rank": 1})], (1, 1)))
+    x = b.input("x", (1, 2, 3))
+    constant = partial(np.full, fill_value=0.5, dtype=np.float32)
+    inputs = [x, *(b.constant(constant((2, 3))) for _ in range(4)), *(b.constant(constant((2, 2))) for _ in range(4))]
+    inputs += [None] * 3 + [b.constant(constant(2)) for _ in range(4)] + [None] * 2
+    inputs += [b.variable("output", (1, 2)), b.variable("cell", (1, 2))]
+    layer = b.op("UNIDIRECTIONAL_SEQUENCE_LSTM", inputs, (1, 2, 2), {"fused_activation_function": "TANH"})
+    b.output(b.op("NEG", [layer], (1, 2, 2)))
+    ours = litegpu.Interpreter(model_content=b.build(), experimental_delegates=[GpuDelegate(backend="reference")])
+    assert ours.preview_delegation().fully_delegated  # which keeps them
     interpreter = opened(b.build())
     known = Interpreter(model_content=b.build())
     known.allocate_tensors()
-    x_ = np.ones((1, 2), np.float32)
-    for _ in range(3):
-        np.testing.assert_array_equal(results(interpreter, x_)[0], results(known, x_)[0])
-    interpreter.reset_all_variables()
-    known.reset_all_variables()
-    np.testing.assert_array_equal(results(interpreter, x_)[0], results(known, x_)[0])
+    ones = np.ones((1, 2, 3), np.float32)
+    found = []
+    for _ in range(2):
+        for _ in range(3):
+            found.append(results(interpreter, ones)[0])
+            np.testing.assert_allclose(found[-1], results(known, ones)[0], rtol=1e-5)
+        interpreter.reset_all_variables()
+        known.reset_all_variables()
+    np.testing.assert_array_equal(found[0], found[3])
+    assert (found[0] != found[1]).any()
 
 
 def test_types_without_floats(opened: Opened) -> None:
@@ -358,6 +367,23 @@ def test_memory_is_the_runtimes_again_afterwards(opened: Opened, lending: list[L
     gc.collect()
     interpreter.allocate_tensors()
     require_right(interpreter, X - 1)
+
+
+def test_a_second_delegate_that_fails(opened: Opened, delegate: Callable[..., Any], lending: list[Lending]) -> None:
+    """The runtime then gives up the first as well, and nothing points at the memory of that."""
+    interpreter = opened(network())
+    require_right(interpreter)
+    second = delegate(fallback="strict")
+    with pytest.raises(RuntimeError, match="strict"):
+        interpreter._interpreter.ModifyGraphWithDelegate(second._get_native_delegate_pointer())
+    (kernel,) = lending
+    assert np.isnan(kernel.memory).all(), "it is closed"
+    lent = {array.__array_interface__["data"][0] for array in (kernel.memory, *kernel.outputs)}
+    interpreter.allocate_tensors()
+    require_right(interpreter, X + 1)
+    for detail in (*interpreter.get_input_details(), *interpreter.get_output_details()):
+        assert interpreter.tensor(detail["index"])().__array_interface__["data"][0] not in lent
+    del interpreter, second
 
 
 def test_two_partitions_that_read_an_input(
