@@ -188,7 +188,11 @@ def test_variables_stay_with_the_runtime(opened: Opened) -> None:
     b = ModelBuilder()
     x = b.input("x", (1, 2, 3))
     constant = partial(np.full, fill_value=0.5, dtype=np.float32)
-    inputs = [x, *(b.constant(constant((2, 3))) for _ in range(4)), *(b.constant(constant((2, 2))) for _ in range(4))]
+    inputs: list[int | None] = [
+        x,
+        *(b.constant(constant((2, 3))) for _ in range(4)),
+        *(b.constant(constant((2, 2))) for _ in range(4)),
+    ]
     inputs += [None] * 3 + [b.constant(constant(2)) for _ in range(4)] + [None] * 2
     inputs += [b.variable("output", (1, 2)), b.variable("cell", (1, 2))]
     layer = b.op("UNIDIRECTIONAL_SEQUENCE_LSTM", inputs, (1, 2, 2), {"fused_activation_function": "TANH"})
