@@ -144,8 +144,15 @@ def _gpu() -> Callable[..., Any]:
     return GpuDelegate
 
 
+def _openvino() -> Callable[..., Any]:
+    from litegpu.openvino.delegate import OpenVinoDelegate
+
+    return OpenVinoDelegate
+
+
 _OWN: Mapping[str, tuple[str, Callable[[], Callable[..., Any]]]] = {
     "gpu": ("litegpu's own, for GPUs by CUDA or WebGPU", _gpu),
+    "openvino": ("for CPUs, GPUs and NPUs of Intel (pip install litegpu[openvino])", _openvino),
 }
 
 

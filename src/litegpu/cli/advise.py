@@ -21,7 +21,7 @@ def advise(
         typer.Option(
             "--require-full-delegation",
             "--require_full_delegation",
-            help="Exit with 1 unless the GPU delegate would take every op.",
+            help="Exit with 1 unless one of the delegates would take every op.",
         ),
     ] = False,
     measure: Annotated[
@@ -40,6 +40,12 @@ def advise(
     batch: Annotated[
         int | None, typer.Option(help="With --measure: rows of a batch for the throughput [default: 64].")
     ] = None,
+    delegate: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Ask this delegate instead, by its name: gpu, openvino ... May be repeated.", show_default="gpu"
+        ),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report as one HTML file, with the graph.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -56,10 +62,13 @@ def advise(
 
     litegpu advise model.tflite --measure
 
+    litegpu advise model.tflite --delegate gpu --delegate openvino
+
     litegpu advise model.tflite --html advice.html
 
     litegpu advise model.tflite --require-full-delegation > /dev/null || echo "parts of it need the CPU"
     """
+    from litegpu.delegate_registry import load_delegate
     from litegpu.errors import OptionError
     from litegpu.tools.advise import advise as ask
     from litegpu.tools.advise import print_advice, write_page
@@ -69,7 +78,11 @@ def advise(
         require_writable(html)
     if not measure and (tolerance is not None or batch is not None):
         raise OptionError("--tolerance and --batch say how to measure: give --measure as well")
-    advice = ask(model, measured=measured(model, tolerance, batch) if measure else None)
+    advice = ask(
+        model,
+        delegates=[load_delegate(name) for name in delegate] if delegate else None,
+        measured=measured(model, tolerance, batch) if measure else None,
+    )
     all_of(
         lambda: print_json(advice.as_dict()) if as_json else print_advice(advice),
         lambda: write_page(advice, model, html) if html is not None else None,

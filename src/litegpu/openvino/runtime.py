@@ -1,0 +1,94 @@
+"""OpenVINO itself: imported when a model needs it, one Core for the process, and its devices."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import threading
+from typing import Any
+
+from litegpu import fork
+from litegpu.errors import DelegateLoadError, DeviceError
+
+_ADVICE = "pip install litegpu[openvino], or openvino 2024.4 or later"
+
+_opening = threading.Lock()
+
+
+def is_installed() -> bool:
+    """Whether the package is there, without importing it."""
+    return importlib.util.find_spec("openvino") is not None
+
+
+def require_installed() -> None:
+    """Raises DelegateLoadError, with what to install, if the package is not there."""
+    if not is_installed():
+        raise DelegateLoadError(f"The OpenVINO delegate needs the package openvino: {_ADVICE}")
+
+
+def core() -> Any:
+    """The openvino.Core of this process. Raises DelegateLoadError if the package cannot be imported, ForkError in a
+    process that was forked from one that had used it: its threads are in the parent alone."""
+    fork.check()
+    with _opening:
+        return _core()
+
+
+@functools.cache
+def _core() -> Any:
+    require_installed()
+    try:
+        import openvino
+    except Exception as error:  # a library that does not fit this system
+        raise DelegateLoadError(f"The package openvino cannot be imported: {error}; {_ADVICE}") from error
+    fork.gpu_is_used()
+    return openvino.Core()
+
+
+@functools.cache
+def front_end() -> Any:
+    """What reads .tflite files."""
+    core()
+    from openvino.frontend import FrontEndManager
+
+    found = FrontEndManager().load_by_framework("tflite")
+    if found is None:
+        raise DelegateLoadError(f"This OpenVINO has no front end for .tflite files: {_ADVICE}")
+    return found
+
+
+def version() -> str:
+    """Such as "2026.4.1"."""
+    core()
+    import openvino
+
+    return str(openvino.__version__).partition("-")[0]
+
+
+def require_device(name: str) -> None:
+    """Raises DeviceError, with what there is, if OpenVINO has no such device here."""
+    there: list[str] = list(core().available_devices)
+    kind = name.partition(":")[0]
+    if kind in ("AUTO", "MULTI", "HETERO", "BATCH") or any(name in (d, d.partition(".")[0]) for d in there):
+        return
+    listed = ", ".join(f"{d} ({full_name(d)})" for d in there) or "none"
+    raise DeviceError(f"OpenVINO has no device {name!r} here; it has {listed}, and AUTO")
+
+
+def full_name(device: str) -> str:
+    """What the device calls itself."""
+    try:
+        return str(core().get_property(device, "FULL_DEVICE_NAME")).strip()
+    except Exception:  # virtual devices have none
+        return device
+
+
+def known_properties(device: str) -> frozenset[str]:
+    """The names of the properties that the device has."""
+    return frozenset(str(name) for name in core().get_property(device, "SUPPORTED_PROPERTIES"))
+
+
+@fork.in_child
+def _forget() -> None:
+    global _opening
+    _opening = threading.Lock()
