@@ -1,4 +1,4 @@
-"""Models of one operator for the OpenVINO delegate: those of the sweeps, and conversions between types."""
+"""Models of one operator for the OpenVINO delegate: those of the sweeps, and what these leave out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from litegpu.model.builder import ModelBuilder
 from litegpu.model.types import Quantization, TensorType
 from litegpu.openvino.runtime import is_installed
 
-CONVERSIONS = ("QUANTIZE", "DEQUANTIZE")
+OTHERS = ("QUANTIZE", "DEQUANTIZE", "SHAPE")
 
 
 class _Everything(Mapping[str, str]):
@@ -47,13 +47,13 @@ def require_openvino() -> None:
 def operators(kind: str) -> list[str]:
     """Those that there are cases of."""
     own = list(CASES) if kind == "float" else quantized_operators(kind)
-    return [*own, *(op for op in CONVERSIONS if kind != "float" or op == "DEQUANTIZE")]
+    return [*own, *(OTHERS[:2] if kind != "float" else OTHERS[1:])]
 
 
 def case_of(operator: str, kind: str, seed: int, rng: random.Random) -> OpCase | None:
     """None if there is none for the seed."""
-    if operator in CONVERSIONS:
-        return _conversion(operator, kind, rng)
+    if operator in OTHERS:
+        return _other(operator, kind, rng)
     return CASES[operator](rng) if kind == "float" else quantized_case(operator, kind, seed)
 
 
@@ -93,10 +93,14 @@ def _difference(got: np.ndarray, want: np.ndarray, quantized: bool) -> str:
     return f"differs by up to {apart.max()}" if apart.any() else ""
 
 
-def _conversion(operator: str, kind: str, rng: random.Random) -> OpCase:
+def _other(operator: str, kind: str, rng: random.Random) -> OpCase:
     arrays = np.random.default_rng(rng.getrandbits(32))
     shape = tuple(rng.randint(1, 6) for _ in range(rng.randint(1, 4)))
     b = ModelBuilder()
+    if operator == "SHAPE":
+        x = b.input("x", shape)
+        b.output(b.op("SHAPE", [b.op("TANH", [x], shape)], (len(shape),), {"out_type": "INT32"}, type=TensorType.INT32))
+        return OpCase(operator, b.build(), [arrays.normal(size=shape).astype(np.float32)])
     if kind == "float":  # weights of 16 bits, widened
         weights = b.constant(arrays.normal(size=shape).astype(np.float16))
         x = b.input("x", shape)

@@ -286,6 +286,17 @@ def test_litegpu_imports_it_only_when_asked() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_its_import_sends_nothing() -> None:
+    """The package would tell its maker, from a forked process."""
+    code = (
+        "import os, sys; os.register_at_fork(before=lambda: print('fork', flush=True));"
+        "from litegpu.openvino import runtime; runtime.core(); runtime.front_end();"
+        "print('openvino' in sys.modules, 'openvino_telemetry' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True False\n"
+
+
 # ------------------------------------------------------------------------------------------------ lifetimes
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
+import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from litegpu import fork
@@ -38,11 +41,27 @@ def core() -> Any:
 def _core() -> Any:
     require_installed()
     try:
-        import openvino
+        with _without_telemetry():
+            import openvino
     except Exception as error:  # a library that does not fit this system
         raise DelegateLoadError(f"The package openvino cannot be imported: {error}; {_ADVICE}") from error
     fork.gpu_is_used()
     return openvino.Core()
+
+
+@contextlib.contextmanager
+def _without_telemetry() -> Iterator[None]:
+    """The import of openvino sends an event over the network, from a process that it forks. It does without where the
+    package openvino_telemetry is not installed, and so it is told, unless somebody else has imported it before."""
+    name = "openvino_telemetry"
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules[name]
 
 
 @functools.cache

@@ -88,6 +88,12 @@ def _reverse(subgraph: Subgraph, operator: Operator, kind: str) -> str | None:
     return None
 
 
+def _strided_slice(subgraph: Subgraph, operator: Operator, kind: str) -> str | None:
+    if operator.options.get("offset", False):
+        return "The front end overlooks that the end of a STRIDED_SLICE counts from its beginning."
+    return None
+
+
 def _fully_connected(subgraph: Subgraph, operator: Operator, kind: str) -> str | None:
     if operator.options.get("weights_format", 0):
         return "The front end does not know shuffled weights."
@@ -113,6 +119,7 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("MEAN", "SUM", "REDUCE_ALL", "REDUCE_ANY", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD"), _reduction),
     **dict.fromkeys(("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"), _comparison),
     "REVERSE_V2": _reverse,
+    "STRIDED_SLICE": _strided_slice,
     "FULLY_CONNECTED": _fully_connected,
     "PADV2": _padded,
 }

@@ -80,6 +80,7 @@ TRANSLATED: Mapping[str, str] = {
     "RSQRT": "float int8",
     "SELECT": "float int8 int16",
     "SELECT_V2": "float int8 uint8 int16",
+    "SHAPE": "float",
     "SIGN": "float",
     "SIN": "float",
     "SLICE": "float int8 uint8 int16",
