@@ -63,7 +63,8 @@ def check() -> None:
 def refuse() -> NoReturn:
     raise ForkError(
         "this process was forked from one that had used a GPU, or OpenVINO, and neither works in such a child: start "
-        'processes afresh, with multiprocessing.set_start_method("spawn") (PyTorch: DataLoader(multiprocessing_context="spawn"), '
+        'processes afresh, with multiprocessing.set_start_method("spawn") (PyTorch: '
+        'DataLoader(multiprocessing_context="spawn"), '
         "gunicorn: without --preload), or use the GPU only after the fork. The CPU works here as well: "
         'device="cpu"'
     )

@@ -19,7 +19,7 @@ from openvino_cases import require_openvino
 from typer.testing import CliRunner
 
 import litegpu
-from litegpu.cli import app
+from litegpu.cli.application import app
 from litegpu.delegates.protocol import Partition
 from litegpu.errors import DelegateError, DelegateLoadError, DeviceError, InvokeError, OptionError
 from litegpu.model import read_model
@@ -79,7 +79,9 @@ def test_divides_runs_and_reports() -> None:
         three = np.concatenate([X, 2 * X, -X])
         np.testing.assert_allclose(model(three), expected(three), rtol=1e-6)  # another batch
         np.testing.assert_allclose(model(X), expected(X), rtol=1e-6)
-        (note,) = [note for note in model.interpreter.plan.notes if "OpenVINO" in note]
+        plan = model.interpreter.plan
+        assert plan is not None
+        (note,) = [note for note in plan.notes if "OpenVINO" in note]
         assert runtime.version() in note and note.endswith("computes in f32")
         empty = model(X[:0])
         assert empty.shape == (0, 3)
@@ -271,7 +273,7 @@ def test_what_is_compiled_is_kept(tmp_path: Path) -> None:
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DelegateLoadError, match=r"pip install litegpu\[openvino\]"):
         litegpu.load(network(), "openvino")
     with pytest.raises(DelegateLoadError, match=r"pip install litegpu\[openvino\]"):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from agreement import official, random_inputs, run
 from ai_edge_litert.interpreter import OpResolverType
-from openvino_cases import case_of, disagreement, operators, require_openvino
+from openvino_cases import LEFT, case_of, disagreement, operators, require_openvino
 
 import litegpu
 from litegpu.model import read_model
@@ -55,6 +55,8 @@ def _sweep(op: str, kind: str, seeds: range) -> None:
     for seed in seeds:
         case = case_of(op, kind, seed, random.Random(f"{op} {seed}"))
         problem = disagreement(case) if case is not None else None
+        if problem == LEFT:
+            continue
         assert not problem, f"{case and case.name} (seed {seed}): {problem}"
         taken += problem is not None
     if kind not in TRANSLATED.get(op, "").split():

@@ -45,7 +45,7 @@ class OpenVinoOptions:
     precision: str = "float32"
     num_threads: int | None = None
     quantization_enabled: bool = True
-    inference_preference: InferencePreference | str = InferencePreference.FAST_SINGLE_ANSWER
+    inference_preference: InferencePreference | str | int = InferencePreference.FAST_SINGLE_ANSWER
     serialization_dir: str | os.PathLike[str] | None = None
     max_delegated_partitions: int = 0
     min_nodes_per_partition: int = 0

@@ -94,6 +94,12 @@ def _strided_slice(subgraph: Subgraph, operator: Operator, kind: str) -> str | N
     return None
 
 
+def _gather(subgraph: Subgraph, operator: Operator, kind: str) -> str | None:
+    if operator.options.get("batch_dims", 0) and operator.options.get("axis", 0) < 0:
+        return "The front end counts a negative axis otherwise where batches are gathered from."
+    return None
+
+
 def _fully_connected(subgraph: Subgraph, operator: Operator, kind: str) -> str | None:
     if operator.options.get("weights_format", 0):
         return "The front end does not know shuffled weights."
@@ -120,6 +126,7 @@ _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(("EQUAL", "NOT_EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"), _comparison),
     "REVERSE_V2": _reverse,
     "STRIDED_SLICE": _strided_slice,
+    "GATHER": _gather,
     "FULLY_CONNECTED": _fully_connected,
     "PADV2": _padded,
 }
