@@ -18,6 +18,7 @@ from typer.main import get_command
 import litegpu
 import litegpu.cli
 from litegpu.cli.application import app
+from litegpu.delegate_registry import others
 
 GUIDES = Path(__file__).resolve().parents[1] / "docs" / "guide"
 PAGES = sorted(GUIDES.glob("migration*.md"))
@@ -127,10 +128,11 @@ def test_every_argument_of_the_official_interpreter_is_named() -> None:
     assert len(arguments) > 5 and set(arguments) <= words("migration_python.md")
 
 
-@pytest.mark.parametrize("kind", ["GpuOptions", "CpuOptions", "CpuKernelMode"])
+@pytest.mark.parametrize("kind", ["GpuOptions", "CpuOptions", "CpuKernelMode", "IntelOpenVinoOptions"])
 def test_every_option_of_the_official_model_is_named(kind: str) -> None:
     found = getattr(importlib.import_module("ai_edge_litert.compiled_model"), kind)
-    missing = {n for n in members(found) if not n.startswith("_")} - words("migration_options.md")
+    missing = {n for n in members(found) if (n.islower() and n[0] != "_") or issubclass(found, enum.Enum)}
+    missing -= words("migration_options.md")
     assert not missing, f"name them in docs/guide/migration_options.md: {sorted(missing)}"
 
 
@@ -173,6 +175,14 @@ def test_options_in_the_tables_of_options_exist() -> None:
     wrong = {name for name in named if re.fullmatch(r"\w+", name)} - ours - others
     assert not wrong
     assert len(named & ours) > 15
+
+
+def test_every_delegate_of_litegpu_is_beside_an_original_one() -> None:
+    named = " ".join(counterparts("migration_options.md"))
+    for name in others():
+        assert f'litegpu.load_delegate("{name}"' in named, (
+            f"docs/guide/migration_options.md: {name} beside the original's"
+        )
 
 
 @pytest.mark.parametrize("page", [page.name for page in PAGES])
