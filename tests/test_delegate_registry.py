@@ -235,7 +235,7 @@ def test_values_of_a_command_line() -> None:
 # ------------------------------------------------------------------------------------------------ other systems
 
 
-@pytest.mark.parametrize("name", ["nnapi", "NNAPI", "nnapi_delegate", "hexagon", "coreml"])
+@pytest.mark.parametrize("name", ["nnapi", "NNAPI", "nnapi_delegate", "hexagon", "coreml_delegate"])
 def test_delegates_of_other_systems_are_answered(name: str, model: Path) -> None:
     foreign = recognised(name)
     assert foreign is not None

@@ -38,10 +38,10 @@ class KnownDelegate:
 def load_delegate(library: str | os.PathLike[str], options: Mapping[Any, Any] | None = None) -> Any:
     """A delegate, for `experimental_delegates`: one of litegpu's protocol, or of the official runtime's kind.
 
-    library: "gpu" (GpuDelegate), "openvino" (Intel CPUs, GPUs and NPUs), or a name that another package has registered
-        as an entry point of `litegpu.delegates`; else the shared library of an official external delegate (Coral Edge
-        TPU, Arm NN ...), which the official runtime then uses for the parts of a model that it runs. "nnapi" and
-        "hexagon" are looked for among the system's libraries.
+    library: "gpu" (GpuDelegate), "openvino" (Intel CPUs, GPUs and NPUs), "coreml" (Macs), or a name that another
+        package has registered as an entry point of `litegpu.delegates`; else the shared library of an official external
+        delegate (Coral Edge TPU, Arm NN ...), which the official runtime then uses for the parts of a model that it
+        runs. "nnapi" and "hexagon" are looked for among the system's libraries.
     options: keyword arguments of the delegate that the name stands for; of a library, what the official function takes.
 
     Raises DelegateLoadError (which is also the OSError or ValueError of the official function) if there is no such
@@ -150,9 +150,16 @@ def _openvino() -> Callable[..., Any]:
     return OpenVinoDelegate
 
 
+def _coreml() -> Callable[..., Any]:
+    from litegpu.coreml.delegate import CoreMlDelegate
+
+    return CoreMlDelegate
+
+
 _OWN: Mapping[str, tuple[str, Callable[[], Callable[..., Any]]]] = {
     "gpu": ("litegpu's own, for GPUs by CUDA or WebGPU", _gpu),
     "openvino": ("for CPUs, GPUs and NPUs of Intel (pip install litegpu[openvino])", _openvino),
+    "coreml": ("for Macs' Neural Engine, GPU and CPU (pip install litegpu[coreml])", _coreml),
 }
 
 

@@ -40,7 +40,7 @@ ELSEWHERE: Mapping[str, Elsewhere] = {
         "Core ML",
         ("libcoreml_delegate.dylib",),
         "the Core ML delegate is a part of Apple's own runtime for phones",
-        'use "gpu": on a Mac the GPU delegate runs on Metal',
+        'on a Mac use "coreml", litegpu\'s own, or "gpu", which runs on Metal there',
     ),
 }
 
