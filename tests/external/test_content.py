@@ -146,6 +146,14 @@ def test_tensors_without_names(opened: Opened, caplog: pytest.LogCaptureFixture)
     assert product(opened(b.build(), fallback="strict")) == 3
 
 
+def test_an_empty_constant_at_the_end(opened: Opened) -> None:
+    b = ModelBuilder()
+    x = b.input("x", SHAPE)
+    product_ = b.op("MUL", [x, b.constant(np.full(1, 3, np.float32), "factor")], SHAPE)
+    b.output(b.op("SUM", [product_, b.constant(np.zeros(0, np.int32), "axes")], SHAPE, {"keep_dims": True}))
+    assert product(opened(b.build(), fallback="strict")) == 3
+
+
 @pytest.mark.parametrize("change", ["type", "name", "data", "constant", "variable"])
 def test_what_differs_is_not_taken(
     opened: Opened, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, change: str

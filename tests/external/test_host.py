@@ -560,6 +560,19 @@ def test_nothing_is_left(opened: Opened) -> None:
     assert sum(isinstance(thing, HostKernel) for thing in gc.get_objects()) == before
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_nothing_is_left_of_what_was_interrupted(opened: Opened, lending: list[Lending]) -> None:
+    counted = Interruptions()
+    counted.during(lambda: opened(network()))
+    for place in range(1, counted.count + 1, max(1, counted.count // 24)):
+        with pytest.raises(KeyboardInterrupt):
+            Interruptions(place).during(lambda: opened(network()))
+            for _ in range(1000):
+                pass
+    gc.collect()
+    assert all(np.isnan(kernel.memory).all() for kernel in lending), "all are closed"
+
+
 def test_threads(delegate: Callable[..., Any]) -> None:
     """Each with an interpreter of its own, some with one delegate."""
     shared, failures = delegate(), []

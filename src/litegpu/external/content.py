@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from litegpu.errors import DelegateError, ModelError
-from litegpu.external.graph import READ_ONLY, HostedGraph
+from litegpu.external.graph import HostedGraph
 from litegpu.model.flatbuffer import IDENTIFIER
 from litegpu.model.reader import read_model
 from litegpu.model.types import Model, Subgraph
@@ -73,10 +73,7 @@ class _Addresses:
 
     def __init__(self, graph: HostedGraph) -> None:
         self._tensors = [graph.tensor(i) for i in range(graph.tensors_count)]
-        self._all = sorted(
-            {t.name for t in self._tensors if t.name}
-            | {t.data for t in self._tensors if t.data and t.allocation == READ_ONLY}
-        )
+        self._all = sorted({t.name for t in self._tensors if t.name} | {t.data for t in self._tensors if t.is_constant})
 
     def regions(self) -> list[tuple[_Region, list[int]]]:
         """The parts of memory where they are, that with most of them first."""
@@ -135,7 +132,7 @@ class _Addresses:
             if name and fact.name != base + name:
                 return False
             has_data = tensor.data is not None and tensor.data.size > 0
-            if has_data != (fact.allocation == READ_ONLY and fact.data != 0):
+            if has_data != fact.is_constant:
                 return False
             if tensor.data is not None and has_data and fact.data != base + _address(tensor.data) - content:
                 return False

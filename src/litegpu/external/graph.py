@@ -35,6 +35,11 @@ class TensorFacts:
     allocation: int
     variable: bool
 
+    @property
+    def is_constant(self) -> bool:
+        """Whether its value lies in the file, and is not empty: those may lie anywhere, behind the end as well."""
+        return self.allocation == READ_ONLY and self.data != 0 and self.bytes > 0
+
 
 @dataclass(frozen=True)
 class NodeFacts:

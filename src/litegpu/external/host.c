@@ -209,6 +209,9 @@ static void *kernel_init(context *context, const char *buffer, size_t length) {
   for (int i = 0; i < offered.count; i++) {
     kernel *one = offered.made[i];
     if (!one->taken && given->nodes->size > 0 && given->nodes->data[0] == one->first) {
+      int state = python.ensure();
+      python.incref(one->prepare), python.incref(one->bind), python.incref(one->invoke), python.incref(one->close);
+      python.release(state);
       one->taken = true;
       return one;
     }
@@ -272,14 +275,8 @@ static int kernel_invoke(context *context, node *node) {
   return found;
 }
 
-static void release_kernel(kernel *own) {
-  if (started) {
-    int state = python.ensure();
-    object *result = call(own->close, NULL);
-    if (result != NULL) python.decref(result);
-    python.decref(own->prepare), python.decref(own->bind), python.decref(own->invoke), python.decref(own->close);
-    python.release(state);
-  }
+/* One that the runtime did not take. */
+PUBLIC void litegpu_kernel_free(kernel *own) {
   free(own->tensors), free(own->memory), free(own->lent);
   free(own);
 }
@@ -289,15 +286,19 @@ static void kernel_free(context *context, void *buffer) {
   (void)context;
   if (own == NULL) return;
   litegpu_reclaim(own);
-  release_kernel(own);
+  if (started) {
+    int state = python.ensure();
+    object *result = call(own->close, NULL);
+    if (result != NULL) python.decref(result);
+    python.decref(own->prepare), python.decref(own->bind), python.decref(own->invoke), python.decref(own->close);
+    python.release(state);
+  }
+  litegpu_kernel_free(own);
 }
 
-/* One that the runtime did not take. */
-PUBLIC void litegpu_kernel_free(kernel *own) { release_kernel(own); }
-
 /* A partition whose first node is `first`, with `count` tensors, of which `inputs` are inputs. prepare(address of the
-   context), bind(), after inputs have moved, and invoke() give None or a text; close() comes last. NULL if there is no
-   memory. */
+   context), bind(), after inputs have moved, and invoke() give None or a text; close() comes last. They are Python's
+   until the runtime takes the kernel. NULL if there is no memory. */
 PUBLIC kernel *litegpu_kernel_new(int first, int count, int inputs, const int *tensors, object *prepare, object *bind,
                                   object *invoke, object *close) {
   kernel *own = calloc(1, sizeof *own);
@@ -312,7 +313,6 @@ PUBLIC kernel *litegpu_kernel_new(int first, int count, int inputs, const int *t
   memcpy(own->tensors, tensors, (size_t)count * sizeof *tensors);
   own->first = first, own->count = count, own->inputs = inputs;
   own->prepare = prepare, own->bind = bind, own->invoke = invoke, own->close = close;
-  python.incref(prepare), python.incref(bind), python.incref(invoke), python.incref(close);
   return own;
 }
 

@@ -52,7 +52,7 @@ def _prepare(library: Library, options: HostOptions, address: int) -> None:
         return
     try:
         if kernels:
-            graph.replace(given.delegate, nodes, [kernel.address for kernel in kernels])
+            graph.replace(given.delegate, nodes, [kernel.offer() for kernel in kernels])
     finally:
         for kernel in kernels:
             kernel.discard()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -66,6 +67,10 @@ class HostKernel:
     """One partition, for one interpreter. Made for the shapes that the tensors have while the graph is divided; when
     the runtime prepares its nodes for others it is made anew, on the CPU if the delegate will not."""
 
+    address = 0
+    _is_offered = False
+    _kernel: Any = None  # a DelegateKernel or a CpuPartition
+
     def __init__(
         self, library: Library, delegate: Delegate, model: Model, found: Partition, subset: Subset, shapes: Shapes, *,
         threads: int | None, lends: Collection[int], strict: bool,
@@ -81,14 +86,12 @@ class HostKernel:
         self._arrays: list[np.ndarray] = []
         self._results: list[np.ndarray] = []
         self._seen: object = None
-        self.address: int = 0
         tensors = [*self._inputs, *found.outputs]
+        self._called = told(self._prepare), told(self._bind), self._invoke, self._close  # the runtime keeps them later
         self.address = library.kernel_new(
-            subset.nodes[0], len(tensors), len(self._inputs), numbers(tensors),
-            told(self._prepare), told(self._bind), self._invoke, self._close,
-        ) or 0  # fmt: skip
+            subset.nodes[0], len(tensors), len(self._inputs), numbers(tensors), *self._called
+        )  # fmt: skip
         if not self.address:
-            self._kernel.close()
             raise MemoryError("no memory for a partition")
         fork.follow(self)
 
@@ -96,9 +99,24 @@ class HostKernel:
         self._kernel = kernel
         self._later = kernel if isinstance(kernel, FinishesLater) else None
 
+    def offer(self) -> int:
+        """The address, for the runtime, which may take it. discard() has to follow."""
+        self._is_offered = True
+        return self.address
+
     def discard(self) -> None:
-        """Free it, unless the runtime has it, which will."""
-        if not self._library.taken(self.address):
+        """Free it, unless the runtime has taken it, and then will."""
+        if self.address and not self._library.taken(self.address):
+            address, self.address = self.address, 0
+            self._library.kernel_free(address)
+            self._close()
+
+    def __del__(self) -> None:
+        if sys.is_finalizing():
+            return
+        if self._kernel is not None:
+            self._kernel.close()  # once more, or after an interruption for the first time
+        if self.address and not self._is_offered:
             self._library.kernel_free(self.address)
 
     @property
@@ -178,6 +196,7 @@ class HostKernel:
         self._seen = results if owned else found
 
     def _close(self) -> None:
+        self.address = 0
         self._arrays, self._results, self._seen = [], [], None
         self._kernel.close()
 

@@ -96,9 +96,8 @@ class _Trial:
         _same("nodes", [dataclasses.replace(node, custom=None) for node in nodes], known)
         _same("custom operator", nodes[1].custom, _CUSTOM)
         _same("partitions", graph.preview([1]), (Subset((1,), (2,), (3,)),))
-        self._kernel = self._library.kernel_new(
-            1, 2, 1, numbers([2, 3]), self._prepare, self._bind, self._invoke, self._close
-        )
+        called = self._prepare, self._bind, self._invoke, self._close  # the runtime keeps them later
+        self._kernel = self._library.kernel_new(1, 2, 1, numbers([2, 3]), *called)
         graph.replace(given.delegate, [1], [self._kernel])
         _same("taken", self._library.taken(self._kernel), 1)
         plan = graph.nodes()
