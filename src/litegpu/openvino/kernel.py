@@ -49,7 +49,7 @@ class OpenVinoKernel:
         for own, given in zip(self._inputs, inputs, strict=True):
             if given is not own:
                 np.copyto(own, given)
-        self._patient.call(lambda: _run(request))
+        self._patient.call(lambda: request.infer(share_outputs=True))  # in this thread: another one has to be woken
         return self._outputs
 
     def input_memory(self, i: int) -> np.ndarray | None:
@@ -67,11 +67,6 @@ class OpenVinoKernel:
         """In the child: freeing would wait for threads that are in the parent alone."""
         for held in (self._request, self._compiled):
             fork.keep(held)
-
-
-def _run(request: Any) -> None:
-    request.start_async()
-    request.wait()
 
 
 def _memory(tensor: Tensor) -> np.ndarray:
