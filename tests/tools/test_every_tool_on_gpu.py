@@ -117,8 +117,9 @@ def test_what_needs_no_gpu(gpu: Gpu, model: Path, tmp_path: Path) -> None:
 
 def test_analyze(gpu: Gpu, model: Path, tmp_path: Path) -> None:
     found = gpu.json(
-        "analyze", model, "--measure", "--device", gpu.backend, "--json", "--html", tmp_path / "a.html",
-        "--model-explorer", tmp_path / "a.json", "--annotated", tmp_path / "a.tflite",
+        "analyze", model, "--measure", "--rates", "H200", "--device", gpu.backend, "--json",
+        "--html", tmp_path / "a.html", "--model-explorer", tmp_path / "a.json",
+        "--annotated", tmp_path / "a.tflite",
     )  # fmt: skip
     assert gpu.inferences >= 6 and found["measured"] > 0 and {op["owner"] for op in found["ops"]} == {"GPU"}
     timed = [op["measured"] for op in found["ops"] if op["measured"] is not None]

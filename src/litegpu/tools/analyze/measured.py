@@ -14,7 +14,7 @@ from litegpu.tools.analyze.examined import Examined
 from litegpu.tools.benchmark import benchmark
 from litegpu.tools.benchmark.result import Profile
 
-_FLAGS = {"num_runs": 20, "min_secs": 0.2, "warmup_min_secs": 0.2, "enable_op_profiling": True, "use_gpu": True}
+_FLAGS = {"num_runs": 5, "min_secs": 0.3, "warmup_min_secs": 0.2, "enable_op_profiling": True, "use_gpu": True}
 
 
 def measured_times(
