@@ -190,14 +190,14 @@ static int status(context *context, object *function, void *argument) {
   if (result == python.none) {
     found = OK;
   } else {
-    context->ReportError(context, "litegpu: %s", text_of(result));
+    context->ReportError(context, "litegpu: %s\n", text_of(result));
   }
   if (result != NULL) python.decref(result);
   return found;
 }
 
 static int ended(context *context) {
-  context->ReportError(context, "litegpu: Python has ended");
+  context->ReportError(context, "litegpu: Python has ended\n");
   return ERROR;
 }
 
