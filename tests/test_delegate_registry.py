@@ -113,7 +113,7 @@ def point(name: str, value: str) -> importlib.metadata.EntryPoint:
 def registered(monkeypatch: pytest.MonkeyPatch) -> list[importlib.metadata.EntryPoint]:
     """What is appended to it is registered."""
     points: list[importlib.metadata.EntryPoint] = []
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: tuple(points))
+    monkeypatch.setattr(delegate_registry, "_points", lambda: tuple(points))
     return points
 
 
@@ -326,3 +326,11 @@ def test_a_library_without_the_entry_points(tmp_path: Path) -> None:
         DelegateLoadError, match=f"{library} is no external delegate: it has no function tflite_plugin_create"
     ):
         load_delegate(library)
+
+
+def test_the_import_of_litegpu_asks_no_package() -> None:
+    code = "import sys, litegpu; sys.exit(bool({'importlib.metadata', 'openvino'} & set(sys.modules)))"
+    before = "import sys, numpy, ai_edge_litert.interpreter; sys.exit('importlib.metadata' in sys.modules)"
+    if subprocess.run([sys.executable, "-c", before], check=False).returncode:
+        pytest.skip("what litegpu stands on imports it anyway")
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

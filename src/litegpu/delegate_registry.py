@@ -7,19 +7,20 @@ is called with the options and gives an object of litegpu's delegate protocol, o
 from __future__ import annotations
 
 import ctypes
-import difflib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ai_edge_litert import interpreter as official
 
 from litegpu.delegates.elsewhere import ELSEWHERE, Elsewhere, recognised
 from litegpu.delegates.protocol import Delegate, OfficialDelegate, lacking
 from litegpu.errors import DelegateLoadError, DelegateTypeError, LiteGpuError, OptionError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "litegpu.delegates"
 
@@ -71,7 +72,7 @@ def find(name: str) -> KnownDelegate | None:
     """What a name stands for, None if nothing. Raises DelegateLoadError where several packages claim it."""
     if name in _OWN:
         return _own(name)
-    claims = [point for point in metadata.entry_points(group=GROUP) if point.name == name]
+    claims = [point for point in _points() if point.name == name]
     if len({point.value for point in claims}) > 1:
         packages = " and ".join(sorted(_package(point) for point in claims))
         raise DelegateLoadError(f"Several packages have a delegate {name!r}: {packages}. Uninstall all but one")
@@ -80,7 +81,7 @@ def find(name: str) -> KnownDelegate | None:
 
 def known_delegates() -> tuple[KnownDelegate, ...]:
     """Every name that stands for something, litegpu's own first. None is imported."""
-    others = {p.name: p for p in metadata.entry_points(group=GROUP) if p.name not in _OWN}
+    others = {p.name: p for p in _points() if p.name not in _OWN}
     return *(_own(name) for name in _OWN), *(_foreign(others[name]) for name in sorted(others))
 
 
@@ -92,6 +93,8 @@ def others() -> tuple[str, ...]:
 def unknown(name: str) -> str:
     """What to say to who asks for a delegate that there is not."""
     known = known_delegates()
+    import difflib
+
     near = difflib.get_close_matches(name, [*(one.name for one in known), *ELSEWHERE], 1)
     guess = f" (did you mean {near[0]!r}?)" if near else ""
     listed = "; ".join(f"{one.name!r}: {one.source}" for one in known)
@@ -138,6 +141,13 @@ def _value(text: str) -> Any:
     return text
 
 
+def _points() -> Sequence[EntryPoint]:
+    """What packages have registered."""
+    from importlib import metadata  # takes 10 ms, which no import of litegpu is to wait for
+
+    return tuple(metadata.entry_points(group=GROUP))
+
+
 def _gpu() -> Callable[..., Any]:
     from litegpu.gpu.delegate.delegate import GpuDelegate
 
@@ -168,7 +178,7 @@ def _own(name: str) -> KnownDelegate:
     return KnownDelegate(name, source, factory)
 
 
-def _foreign(point: metadata.EntryPoint) -> KnownDelegate:
+def _foreign(point: EntryPoint) -> KnownDelegate:
     def load() -> Any:
         try:
             return point.load()
@@ -181,7 +191,7 @@ def _foreign(point: metadata.EntryPoint) -> KnownDelegate:
     return KnownDelegate(point.name, f"of the package {_package(point)}", load)
 
 
-def _package(point: metadata.EntryPoint) -> str:
+def _package(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else point.value
 
 
