@@ -13,7 +13,7 @@ from typing import Any
 from litegpu import fork
 from litegpu.errors import DelegateLoadError, DeviceError
 
-_ADVICE = "pip install litegpu[openvino], or openvino 2024.4 or later"
+_ADVICE = "pip install litegpu[openvino]"
 
 _opening = threading.Lock()
 
