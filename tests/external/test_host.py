@@ -561,6 +561,20 @@ def test_nothing_is_left(opened: Opened) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_ctrl_c_while_a_delegate_is_made(delegate: Callable[..., Any]) -> None:
+    """Anywhere: the official loader has a callback of its own, which must not swallow it."""
+    counted = Interruptions()
+    counted.during(delegate)
+    assert counted.count > 10
+    for place in range(1, counted.count + 1):
+        with pytest.raises(KeyboardInterrupt):
+            Interruptions(place).during(delegate)
+            for _ in range(1000):
+                pass
+    assert delegate() is not None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_nothing_is_left_of_what_was_interrupted(opened: Opened, lending: list[Lending]) -> None:
     counted = Interruptions()
     counted.during(lambda: opened(network()))

@@ -150,19 +150,35 @@ typedef struct kernel {
 static _Thread_local struct { kernel **made; int count; } offered;
 
 static int raise_later(void *box) {
-  object **error = box;
-  python.restore(error[0], error[1], error[2]);
-  free(error);
+  object **carried = box;
+  python.restore(carried[0], carried[1], carried[2]);
+  free(carried);
   return -1;
 }
 
-/* What came through Python's own handlers, such as Ctrl-C in the first instruction of a function, is raised in the main
-   thread as soon as the runtime has returned to it: the runtime itself knows nothing but statuses. */
+/* What came through Python's own handlers, such as Ctrl-C in the first instruction of a function: type, value, trace. */
+static _Thread_local object *error[3];
+
 static void interrupted(void) {
-  object **error = calloc(3, sizeof *error);
-  if (error == NULL) return;
+  for (int i = 0; i < 3; i++) {
+    if (error[i] != NULL) python.decref(error[i]);
+  }
   python.fetch(&error[0], &error[1], &error[2]);
-  if (python.add_pending(raise_later, error) != 0) free(error);
+}
+
+/* Gives Python's lock back. What interrupted is raised in the main thread as soon as the runtime has returned to it: the
+   runtime itself knows nothing but statuses. Not before the very end, as other functions of Python's that are called
+   here would swallow it. */
+static void leave(int state) {
+  if (error[0] != NULL) {
+    object **box = calloc(3, sizeof *box);
+    if (box != NULL) {
+      memcpy(box, error, sizeof error);
+      if (python.add_pending(raise_later, box) != 0) free(box);
+    }
+    memset(error, 0, sizeof error);
+  }
+  python.release(state);
 }
 
 /* Calls with an address, or with nothing if that is NULL. A new reference, or NULL after an interruption. */
@@ -211,7 +227,7 @@ static void *kernel_init(context *context, const char *buffer, size_t length) {
     if (!one->taken && given->nodes->size > 0 && given->nodes->data[0] == one->first) {
       int state = python.ensure();
       python.incref(one->prepare), python.incref(one->bind), python.incref(one->invoke), python.incref(one->close);
-      python.release(state);
+      leave(state);
       one->taken = true;
       return one;
     }
@@ -247,7 +263,7 @@ static int kernel_prepare(context *context, node *node) {
   int state = python.ensure();
   own->context = context;
   int found = status(context, own->prepare, context);
-  python.release(state);
+  leave(state);
   return found;
 }
 
@@ -271,7 +287,7 @@ static int kernel_invoke(context *context, node *node) {
   }
   if (found == OK) found = status(context, own->invoke, NULL);
   for (int i = own->inputs; found == OK && i < own->count; i++) lend(own, i);
-  python.release(state);
+  leave(state);
   return found;
 }
 
@@ -291,7 +307,7 @@ static void kernel_free(context *context, void *buffer) {
     object *result = call(own->close, NULL);
     if (result != NULL) python.decref(result);
     python.decref(own->prepare), python.decref(own->bind), python.decref(own->invoke), python.decref(own->close);
-    python.release(state);
+    leave(state);
   }
   litegpu_kernel_free(own);
 }
@@ -431,7 +447,7 @@ static int delegate_prepare(context *context, delegate *own) {
   if (!started) return ended(context);
   int state = python.ensure();
   int found = status(context, ((own_delegate *)own)->prepare, &about);
-  python.release(state);
+  leave(state);
   return found;
 }
 
@@ -440,7 +456,7 @@ PUBLIC void tflite_plugin_destroy_delegate(delegate *own) {
   if (started) {
     int state = python.ensure();
     python.decref(((own_delegate *)own)->prepare);
-    python.release(state);
+    leave(state);
   }
   free(own);
 }
@@ -466,6 +482,6 @@ PUBLIC delegate *tflite_plugin_create_delegate(char **keys, char **values, size_
     free(own);
     own = NULL;
   }
-  python.release(state);
+  leave(state);
   return own == NULL ? NULL : &own->head;
 }
