@@ -176,9 +176,13 @@ def _slice_by_index(a: Arguments) -> Array:
 
 
 def _pad(a: Arguments) -> Array:
-    assert str(a.get("mode", "constant")) == "constant"
+    """Of the last axes, as many as there are pairs."""
     pairs = [(int(before), int(after)) for before, after in np.reshape(a["pad"], (-1, 2))]
     pairs = [(0, 0)] * (a["x"].ndim - len(pairs)) + pairs
+    if str(a.get("mode", "constant")) == "reflect":
+        assert not any(map(any, pairs[:-2]))
+        return np.pad(a["x"], pairs, mode="reflect")
+    assert str(a.get("mode", "constant")) == "constant"
     return np.pad(a["x"], pairs, constant_values=a.get("constant_val", 0))
 
 

@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ import pytest
 from agreement import official, relative_l2, run
 from coreml_cases import LEFT_FOLDERS, X, coremltools_session, network
 from mil_evaluator import MilModel
+from typer.testing import CliRunner
 
 import litegpu
 from litegpu import fork
+from litegpu.cli.application import app
 from litegpu.coreml import delegate as delegate_module
 from litegpu.coreml import runtime
 from litegpu.coreml.conversion import converted, reason_against
@@ -31,6 +34,7 @@ from litegpu.model import read_model
 from litegpu.model.builder import ModelBuilder
 from litegpu.model.types import Quantization, TensorType
 from litegpu.model.writer import write_model
+from litegpu.tools.advise import trial
 
 pytestmark = LEFT_FOLDERS
 OWNERS = ["Core ML"] * 3 + ["CPU"] + ["Core ML"] * 3
@@ -144,6 +148,20 @@ def test_a_program_can_be_kept(tmp_path: Path) -> None:
     model.save(str(tmp_path / "p.mlpackage"))
     names = {path.name for path in (tmp_path / "p.mlpackage").rglob("*")}
     assert {"model.mlmodel", "Manifest.json"} <= names
+
+
+@pytest.mark.parametrize("mode", ["REFLECT", "SYMMETRIC"])
+def test_images_are_mirrored(mode: str) -> None:
+    """Reflections by an operation of MIL, in front of a convolution, whose transposition it shares."""
+    pads = np.array([[0, 0], [2, 1], [0, 3], [0, 0]], np.int32)
+    b = ModelBuilder()
+    y = b.op("MIRROR_PAD", [b.input("x", X.shape), b.constant(pads)], (1, 11, 11, 3), {"mode": mode})
+    b.output(b.op("TANH", [y], (1, 11, 11, 3)))
+    partition = whole(b.build())
+    model = converted(partition, CoreMlOptions())
+    (got,) = MilModel(model).predict({f"t{partition.inputs[0]}": X}).values()
+    np.testing.assert_allclose(got, run(official(b.build()), [X])[0], rtol=1e-6)
+    assert ("pad" in kinds(model)) == (mode == "REFLECT")
 
 
 # ------------------------------------------------------------------------------------------------ whole models
@@ -349,6 +367,34 @@ def test_closing(evaluated: list[Any]) -> None:
         kernel.close()
     with pytest.raises(InvokeError, match="closed"):
         kernel.invoke([X])
+
+
+def test_threads_build_one_at_a_time() -> None:
+    """coremltools keeps in a variable of its module what a program is being built into."""
+    partitions = [whole(convolutions(n)) for n in (1, 2, 3, 4)]
+    with ThreadPoolExecutor(4) as pool:
+        models = list(pool.map(lambda p: converted(p, CoreMlOptions()), partitions * 2))
+    assert [kinds(model).count("conv") for model in models] == [1, 2, 3, 4] * 2
+
+
+# ------------------------------------------------------------------------------------------------ tools
+
+
+def test_advise(tmp_path: Path) -> None:
+    path = tmp_path / "model.tflite"
+    path.write_bytes(network())
+    advice = CliRunner().invoke(app, ["advise", str(path), "--delegate", "coreml"])
+    assert advice.exit_code == 0, advice.output
+    assert "Core ML would take 6 of 7 ops" in advice.output and "ATAN2" in advice.output
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="Core ML is here")
+def test_what_takes_nothing_is_not_measured(tmp_path: Path) -> None:
+    """The figures of the CPU, under the name of Core ML."""
+    path = tmp_path / "model.tflite"
+    path.write_bytes(convolutions(1))
+    found = trial.run({"model": str(path), "candidate": {"device": "coreml"}, "batch": 2, "began": 0.0})
+    assert found["latency"] is None and "Core ML runs on macOS only" in found["problem"]
 
 
 # ------------------------------------------------------------------------------------------------ on a Mac

@@ -89,8 +89,12 @@ def _pad(node: Node) -> Any:
 
 @translates("MIRROR_PAD")
 def _mirror_pad(node: Node) -> Any:
-    """By indices: MIL reflects along the last two axes only, and never repeats the border."""
+    """Of images by MIL's own operation, which reflects along the last two axes only, and never repeats the border; else
+    by indices."""
     x, pads = node.value(0), np.reshape(node.integers(1, "paddings"), (-1, 2))
+    if len(pads) == 4 and not node.option("mode") and not pads[[0, 3]].any():
+        made = node.mb.pad(x=node.channels_first(0), pad=pads[1:3].ravel().astype(np.int32), mode="reflect")
+        return node.channels_last(made)
     for axis, (n, pad) in enumerate(zip(node.shape(0), pads, strict=True)):
         if pad.any():
             mode = "symmetric" if node.option("mode") else "reflect"

@@ -60,6 +60,10 @@ def measure(measured: Any, order: dict[str, Any]) -> Any:
     options = {"num_threads": candidate.num_threads} if candidate.is_cpu else {"precision": candidate.precision}
     with load(order["model"], candidate.device, fallback="silent", **options) as model:
         interpreter = model.interpreter
+        report = model.report
+        if not candidate.is_cpu and not report.delegated:  # the figures would be the CPU's
+            why = next((node.reason for node in report.nodes if node.reason), "it takes none of the model's ops")
+            return replace(measured, problem=f"DelegateError: {why}")
         arrays = dict(
             zip(model.inputs, made_up_inputs(interpreter.get_input_details(), interpreter.graph), strict=True)
         )
@@ -67,7 +71,6 @@ def measure(measured: Any, order: dict[str, Any]) -> Any:
         measured = replace(measured, start=time.time() - order["began"], memory=peak_bytes())
         if order.get("outputs"):
             np.savez(order["outputs"], *[np.asarray(o) for o in outputs])
-        report = model.report
         measured = replace(measured, delegated=report.delegated / max(1, len(report.nodes)))
         if device is not None:
             measured = replace(measured, name=device.info.name, driver=device.info.driver)
