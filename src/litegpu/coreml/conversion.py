@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from litegpu.coreml import elementwise, movement, products, runtime, windows
-from litegpu.coreml.node import TRANSLATIONS, Node, Untranslated, activated, as_list, constant_of
+from litegpu.coreml.node import TRANSLATIONS, MilNode, Untranslated, activated, as_list, constant_of
 from litegpu.coreml.options import CoreMlOptions
 from litegpu.delegates.protocol import Partition
 from litegpu.errors import DelegateError, blame
@@ -98,7 +98,7 @@ def _translate(subgraph: Subgraph, operator: Operator, values: dict[int, Any], m
         assert data is not None
         values[target] = mb.const(val=data)
         return
-    node = Node(subgraph, operator, values, mb)
+    node = MilNode(subgraph, operator, values, mb)
     made = as_list(TRANSLATIONS[operator.name](node))
     for tensor, value in zip(operator.outputs, made, strict=True):
         value = activated(node, value)

@@ -18,7 +18,7 @@ class Untranslated(Exception):
     """Why an operator is not Core ML's, as a sentence."""
 
 
-class Node:
+class MilNode:
     """`values`: what was made of the tensors so far, MIL variables by the tensors' numbers. `mb`: MIL's builder."""
 
     def __init__(self, subgraph: Subgraph, operator: Operator, values: Mapping[int, Any], mb: Any) -> None:
@@ -89,7 +89,7 @@ class Node:
         return self._subgraph.tensors[self._operator.inputs[i]]
 
 
-Translation = Callable[[Node], Any]  # gives a variable, or one for each output
+Translation = Callable[[MilNode], Any]  # gives a variable, or one for each output
 
 TRANSLATIONS: dict[str, Translation] = {}
 
@@ -104,7 +104,7 @@ def translates(*names: str) -> Callable[[Translation], Translation]:
     return register
 
 
-def activated(node: Node, x: Any) -> Any:
+def activated(node: MilNode, x: Any) -> Any:
     """With the operator's fused activation. Raises Untranslated for one that the CPU's kernels know nothing of."""
     code = int(node.option("fused_activation_function"))
     if code == 0:

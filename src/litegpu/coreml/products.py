@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from litegpu.coreml.node import Node, translates
+from litegpu.coreml.node import MilNode, translates
 
 
 @translates("FULLY_CONNECTED")
-def _fully_connected(node: Node) -> Any:
+def _fully_connected(node: MilNode) -> Any:
     node.require(not node.option("weights_format"), "Core ML does not know shuffled weights")
     depth = node.shape(1)[-1]
     rows = node.mb.reshape(x=node.value(0), shape=[-1, depth])
@@ -23,7 +23,7 @@ def _fully_connected(node: Node) -> Any:
 
 
 @translates("BATCH_MATMUL")
-def _batch_matmul(node: Node) -> Any:
+def _batch_matmul(node: MilNode) -> Any:
     return node.mb.matmul(
         x=node.value(0),
         y=node.value(1),

@@ -7,17 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from litegpu.coreml.node import Node, translates
+from litegpu.coreml.node import MilNode, translates
 from litegpu.model.ops.windows import before
 
 
-def _pair(node: Node, name: str) -> tuple[int, int]:
+def _pair(node: MilNode, name: str) -> tuple[int, int]:
     """Options for height and width: "stride", "dilation"."""
     tail = "_factor" if name == "dilation" else ""
     return int(node.option(f"{name}_h{tail}", 1)), int(node.option(f"{name}_w{tail}", 1))
 
 
-def _padding(node: Node, x: Sequence[int], kernel: Sequence[int], dilation: Sequence[int]) -> list[int]:
+def _padding(node: MilNode, x: Sequence[int], kernel: Sequence[int], dilation: Sequence[int]) -> list[int]:
     """Before and after, of height and then of width, as many as the windows of the result reach out."""
     pads: list[int] = []
     for n, k, s, d, output in zip(x[1:3], kernel, _pair(node, "stride"), dilation, node.result()[1:3], strict=True):
@@ -27,7 +27,7 @@ def _padding(node: Node, x: Sequence[int], kernel: Sequence[int], dilation: Sequ
 
 
 @translates("CONV_2D", "DEPTHWISE_CONV_2D")
-def _convolution(node: Node) -> Any:
+def _convolution(node: MilNode) -> Any:
     x, weights = node.shape(0), node.constant(1, "weights")
     # to output, input, height, width
     weights = weights.transpose((0, 3, 1, 2) if node.name == "CONV_2D" else (3, 0, 1, 2))
@@ -46,7 +46,7 @@ def _convolution(node: Node) -> Any:
 
 
 @translates("TRANSPOSE_CONV")
-def _transposed_convolution(node: Node) -> Any:
+def _transposed_convolution(node: MilNode) -> Any:
     """The window of the result lies in the plane that all products cover; where it reaches out there is the bias."""
     weights, x = node.constant(1, "weights").transpose(3, 0, 1, 2), node.shape(2)  # input, output, height, width
     stride, kernel, output = _pair(node, "stride"), weights.shape[2:], node.result()[1:3]
@@ -72,12 +72,12 @@ def _transposed_convolution(node: Node) -> Any:
     return node.channels_last(made)
 
 
-def _bias(node: Node, i: int) -> dict[str, np.ndarray]:
+def _bias(node: MilNode, i: int) -> dict[str, np.ndarray]:
     return {"bias": node.constant(i, "biases").ravel()} if node.has(i) else {}
 
 
 @translates("AVERAGE_POOL_2D", "MAX_POOL_2D")
-def _pool(node: Node) -> Any:
+def _pool(node: MilNode) -> Any:
     kernel = int(node.option("filter_height")), int(node.option("filter_width"))
     window = dict(
         kernel_sizes=list(kernel),
@@ -92,7 +92,7 @@ def _pool(node: Node) -> Any:
 
 
 @translates("RESIZE_BILINEAR")
-def _bilinear(node: Node) -> Any:
+def _bilinear(node: MilNode) -> Any:
     corners, half = node.option("align_corners", False), node.option("half_pixel_centers", False)
     mode = "UNALIGN_CORNERS" if half else "STRICT_ALIGN_CORNERS" if corners else "DEFAULT"
     height, width = node.result()[1:3]
@@ -103,7 +103,7 @@ def _bilinear(node: Node) -> Any:
 
 
 @translates("RESIZE_NEAREST_NEIGHBOR")
-def _nearest(node: Node) -> Any:
+def _nearest(node: MilNode) -> Any:
     corners, half = bool(node.option("align_corners", False)), bool(node.option("half_pixel_centers", False))
     sizes, wanted = node.shape(0)[1:3], node.result()[1:3]
     if not corners and all(o % n == 0 for n, o in zip(sizes, wanted, strict=True)):
