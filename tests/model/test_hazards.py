@@ -105,6 +105,7 @@ WRONG: dict[str, tuple[str, Change, str]] = {
         inputs=(*m.main.operators[0].inputs[:2], 0, *m.main.operators[0].inputs[3:]))(m), "no constants"),
     "strings that become numbers": ("further GATHER_ND_strings", operand(-1, type=T.FLOAT32), "strings"),
     "inputs of other shapes": ("op ATAN2 0", operand(0, shape=(16777217,)), "shapes"),
+    "a shift by nothing": ("further STABLEHLO_SHIFT_LEFT", operand(1, shape=(0,)), "shapes"),
     "lengths beyond the extent": ("further REVERSE_SEQUENCE", operand(1, **ints(1, 2, 300)), "lengths"),
     "a sparse encoding of another shape": ("further sparse_weights", operand(1, shape=(3, 16)), "sparse"),
     "an empty tensor with a huge extent": ("op ABS 0", operand(0, shape=(0, 2**31 - 1, 2**20)), "elements"),

@@ -10,7 +10,16 @@ import numpy as np
 from litegpu.model.ops.batch_node import BatchNode, Place
 from litegpu.model.ops.checks import EIGHT_BIT, QUANTIZED, Tensors, require, scale_of
 from litegpu.model.ops.record import ANY, BOOL, FLOAT, MANY, NUMBER, Gpu, Op
-from litegpu.model.ops.rules import EACH, broadcast_rows, broadcast_shape, pointwise, rows_alike, same_shape, together
+from litegpu.model.ops.rules import (
+    EACH,
+    alike_hazard,
+    broadcast_rows,
+    broadcast_shape,
+    pointwise,
+    rows_alike,
+    same_shape,
+    together,
+)
 from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.types import Operator, Tensor, TensorType
 
@@ -113,13 +122,6 @@ def _comparison_aborts(operator: Operator, tensors: Sequence[Tensor]) -> str | N
     return None
 
 
-def _alike_hazard(operator: Operator, tensors: Tensors, given: Sequence[Shape]) -> str | None:
-    """The kernel goes through both inputs by the shape of the first."""
-    if given[0] == given[1]:
-        return None
-    return f"its inputs have the shapes {list(given[0])} and {list(given[1])}, which have to be one"
-
-
 # fmt: off
 OPS = (
     Op("ABS", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(5, quanta="linear")),
@@ -133,7 +135,7 @@ OPS = (
         gpu=Gpu(2, inputs=(NUMBER,), counts=(1, MANY), quanta="reads", notes="inputs of one shape"),
     ),
     Op(
-        "ATAN2", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, shape_hazard=_alike_hazard,
+        "ATAN2", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, shape_hazard=alike_hazard,
         gpu=Gpu(1, inputs=(FLOAT, FLOAT), counts=2, quanta="reads", notes="broadcasting"),
     ),
     Op("BITWISE_XOR", "a b -> .", estimate=_broadcast_estimate),

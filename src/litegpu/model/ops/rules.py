@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from litegpu.model.ops.batch_node import BatchNode, Place
+from litegpu.model.ops.checks import Tensors
 from litegpu.model.ops.record import BatchRule, Repeating
 from litegpu.model.ops.shape_node import Shape, ShapeNode
+from litegpu.model.types import Operator
 
 
 def filled(node: ShapeNode) -> Shape:
@@ -105,3 +107,10 @@ def weighed(options: Mapping[str, Any], given: Sequence[Shape], results: int) ->
 
 #: All inputs hold values.
 EACH = Repeating(None)
+
+
+def alike_hazard(operator: Operator, tensors: Tensors, given: Sequence[Shape]) -> str | None:
+    """The kernel goes through both inputs by the shape of the first."""
+    if given[0] == given[1]:
+        return None
+    return f"its inputs have the shapes {list(given[0])} and {list(given[1])}, which have to be one"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from litegpu.model.ops.checks import Tensors, require
 from litegpu.model.ops.record import Op
+from litegpu.model.ops.rules import alike_hazard
 from litegpu.model.types import Operator
 
 
@@ -83,7 +84,7 @@ OPS = (
     Op("STABLEHLO_RSQRT", "x -> =x"),
     Op("STABLEHLO_SCATTER", "x at u -> ."),
     Op("STABLEHLO_SELECT", "p a b -> .", moves="elements"),
-    Op("STABLEHLO_SHIFT_LEFT", "a b -> =a"),
+    Op("STABLEHLO_SHIFT_LEFT", "a b -> =a", shape_hazard=alike_hazard),
     Op("STABLEHLO_SLICE", "x -> .", moves="elements"),
     Op("STABLEHLO_SORT", "x* -> .*"),
     Op("STABLEHLO_SUBTRACT", "a b -> =a"),
