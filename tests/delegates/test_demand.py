@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -304,3 +306,29 @@ def test_a_window_that_no_image_needs(width: int, made: int, refused: bool) -> N
         return
     with pytest.raises(ModelError, match="operations"):
         Interpreter(model_content=model.build())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process")
+def test_values_that_ask_for_more_memory_than_there_is() -> None:
+    """The kernel fills its result, though the runtime got no memory for it."""
+    code = """
+import resource, numpy as np, litegpu
+from litegpu.model.builder import ModelBuilder
+from litegpu.model.types import TensorType
+model = ModelBuilder()
+x = model.input("x", (1,), TensorType.INT32)
+model.output(model.op("RANDOM_STANDARD_NORMAL", [x], (-1,), dict(seed=1, seed2=2)))
+interpreter = litegpu.Interpreter(model_content=model.build())
+interpreter.allocate_tensors()
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**30, -1))
+for count in (1000, 2**30, 500):
+    interpreter.set_tensor(0, np.array([count], np.int32))
+    try:
+        interpreter.invoke()
+        print(interpreter.get_tensor(1).shape)
+    except litegpu.InvokeError as error:
+        print(str(error).partition(",")[0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["(1000,)", "The values of inputs [0] ask for 4", "(500,)"], done.stderr

@@ -17,9 +17,9 @@ from litegpu.model.shapes import Shape, estimated_shapes
 from litegpu.model.types import Operator, Subgraph, Tensor
 
 
-def check_demand(subgraph: Subgraph, inputs: Mapping[int, Shape] | None = None) -> None:
+def check_demand(subgraph: Subgraph, inputs: Mapping[int, Shape] | None = None) -> int:
     """Checks that a subgraph's tensors and operators stay within the limits, with `inputs` of these shapes instead of
-    those in the file.
+    those in the file; the bytes that they take at one time.
 
     Raises:
         ModelError: says which limit is passed, by which tensor or operator, and how to raise it.
@@ -48,7 +48,7 @@ def check_demand(subgraph: Subgraph, inputs: Mapping[int, Shape] | None = None) 
         what = f"operator {operator.index} {operator.name}"
         _require(total <= bounds.work, what, total, bounds.work, "operations", WORK_VARIABLE)
         _require(unstated <= bounds.unstated_work, what, unstated, bounds.unstated_work, "operations", WORK_VARIABLE)
-    _check_memory(subgraph, shapes, bounds, resized)
+    return _check_memory(subgraph, shapes, bounds, resized)
 
 
 def check_input_shape(shape: Any) -> None:
@@ -91,24 +91,25 @@ def _is_outsized(operator: Operator, given: Sequence[Shape], results: int) -> bo
     return known is not None and known.outsized is not None and known.outsized(operator.options, given, results)
 
 
-def _check_memory(subgraph: Subgraph, shapes: Mapping[int, Shape], bounds: Limits, resized: bool) -> None:
+def _check_memory(subgraph: Subgraph, shapes: Mapping[int, Shape], bounds: Limits, resized: bool) -> int:
     """Tensors live from the operator that makes them to the last that reads them."""
     last: dict[int, int] = dict.fromkeys((*subgraph.inputs, *subgraph.outputs), len(subgraph.operators))
     for number, operator in enumerate(subgraph.operators):
         for index in operator.inputs:
             last[index] = max(last.get(index, 0), number)
     ends: dict[int, list[int]] = {}
-    live = unstated = 0
+    live = unstated = peak = 0
     sizes: dict[int, int] = {}
 
     def begin(index: int) -> None:
-        nonlocal live, unstated
+        nonlocal live, unstated, peak
         tensor = subgraph.tensors[index]
         if tensor.is_constant or index in sizes:
             return
         shape = shapes.get(index, tensor.shape)
         sizes[index] = math.prod(shape) * tensor.type.nbytes
         live += sizes[index]
+        peak = max(peak, live)
         ends.setdefault(last.get(index, -1), []).append(index)
         if shape != tensor.shape and not resized and _is_stated(tensor):
             unstated += sizes[index]
@@ -123,6 +124,7 @@ def _check_memory(subgraph: Subgraph, shapes: Mapping[int, Shape], bounds: Limit
             if index >= 0:
                 begin(index)
         live -= sum(sizes[index] for index in ends.pop(number, ()))
+    return peak
 
 
 def _is_stated(tensor: Tensor) -> bool:

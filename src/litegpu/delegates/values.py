@@ -22,6 +22,9 @@ from litegpu.model.types import Operator, Subgraph
 #: More elements than any vector of sizes has.
 _MOST = 16
 
+#: Bytes that are tried before a model may ask for them.
+_MUCH = 1 << 26
+
 
 class ValueChecks:
     """The checks of one subgraph's inputs; `operators` are those that the official runtime runs."""
@@ -53,9 +56,16 @@ class ValueChecks:
             for operator in self._operators:
                 if not values.keys().isdisjoint(operator.inputs):
                     check_operator(operator, tensors)
-            check_demand(replace(self._subgraph, tensors=tuple(tensors), operators=self._operators))
+            needed = check_demand(replace(self._subgraph, tensors=tuple(tensors), operators=self._operators))
         except ModelError as error:
             raise InvokeError(f"The values of inputs {sorted(values)} cannot be used: {error}") from None
+        if needed > _MUCH:  # kernels go on where the runtime gets no memory
+            try:
+                np.empty(needed, np.uint8)
+            except MemoryError:
+                raise InvokeError(
+                    f"The values of inputs {sorted(values)} ask for {needed:,} bytes, which this process does not get"
+                ) from None
         self._last = content
 
 

@@ -55,7 +55,7 @@ class Loaded:
         self.interpreter: Any = self
         self.inputs, self.outputs = {"x": {"index": 0}}, {"y": {"index": 1}}
         self.model = SimpleNamespace(main=SimpleNamespace(tensors=()))
-        self.delegate, self.device, self.closed = None, "cpu", 0
+        self.delegate, self.device, self.hardware, self.closed = None, "cpu", "CPU", 0
         self.batches: list[list[float]] = []
         self.inside = threading.Lock()
 
