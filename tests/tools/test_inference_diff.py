@@ -301,7 +301,7 @@ def test_the_metrics_file_is_the_official_message(model: Path, tmp_path: Path) -
     [
         ([], 2, "no model was given"),
         (["absent.tflite"], 1, "absent.tflite"),
-        (["MODEL", "--delegate=coreml"], 1, "the GPU delegate runs on Metal"),
+        (["MODEL", "--delegate=coreml"], 1, "Core ML" if sys.platform == "darwin" else "Core ML runs on macOS only"),
         (["MODEL", "--use_gpu=yes"], 2, "yes"),
         (["MODEL", "--delegate=cpu", "--html=MODEL/x.html"], 1, "Cannot write"),
         (["MODEL", "--delegate=cpu", "--input=absent.npy"], 1, "Cannot read the input values absent.npy"),
