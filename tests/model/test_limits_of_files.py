@@ -10,7 +10,7 @@ import pytest
 from mutation.seeds import seed_model
 
 from litegpu.errors import ModelError
-from litegpu.model import ModelBuilder, TensorType, quantized, read_model, verify_model, write_model
+from litegpu.model import ModelBuilder, TensorType, flexbuffer, quantized, read_model, verify_model, write_model
 from litegpu.model.encodings import check_sparsity
 from litegpu.model.ops import BUILTIN, CUSTOM
 from litegpu.model.ops.checks import flexbuffer_options
@@ -493,3 +493,9 @@ def test_slices_of_a_stablehlo_gather(size: tuple[int, int], fits: bool) -> None
         return
     with pytest.raises(ModelError, match=r"slices|elements|empty"):
         verify_model(b.model())
+
+
+def test_an_offset_before_the_content() -> None:
+    """Python would count a negative place from the end."""
+    with pytest.raises(ValueError, match="leads to byte -200 of 3"):
+        flexbuffer.numbers(bytes([200, 9 << 2, 1]))
