@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import litegpu
-from litegpu.external import compiling, layout, library
+from litegpu.external import compiling, layout, shared_library
 
 
 @pytest.fixture
@@ -33,17 +33,17 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_it_is_compiled_once(path: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Path(path).exists()
     with pytest.raises(litegpu.DelegateError, match="is not there"):
-        library.find(build=False)
-    first = library.find(build=True)
+        shared_library.find(build=False)
+    first = shared_library.find(build=True)
     assert first.path == cache / compiling.file_name()
     assert cache.stat().st_mode & 0o777 == 0o700
     monkeypatch.setattr(compiling, "compile_library", lambda _: 1 / 0)
-    assert library.find(build=True).path == library.find(build=False).path == first.path
+    assert shared_library.find(build=True).path == shared_library.find(build=False).path == first.path
 
 
 def test_by_several_at_once(path: str, cache: Path) -> None:
     found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(library.find(build=True).path)) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(shared_library.find(build=True).path)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -60,11 +60,11 @@ def test_that_of_the_package_comes_first(
     shutil.copy(compiling.SOURCE, package)
     shutil.copy(path, package / compiling.file_name())
     monkeypatch.setattr(compiling, "SOURCE", package / "host.c")
-    assert library.find(build=False).path == package / compiling.file_name()
+    assert shared_library.find(build=False).path == package / compiling.file_name()
     with open(package / "host.c", "a") as file:  # a library of another source is none
         file.write("\n")
     with pytest.raises(litegpu.DelegateError, match="is not there"):
-        library.find(build=False)
+        shared_library.find(build=False)
 
 
 def test_one_that_cannot_be_loaded_is_compiled_anew(
@@ -76,24 +76,24 @@ def test_one_that_cannot_be_loaded_is_compiled_anew(
     shutil.copy(compiling.SOURCE, package)
     monkeypatch.setattr(compiling, "SOURCE", package / "host.c")
     (package / compiling.file_name()).write_bytes(b"no library")
-    assert library.find(build=True).path == cache / compiling.file_name()
+    assert shared_library.find(build=True).path == cache / compiling.file_name()
     shutil.rmtree(cache)
     with pytest.raises(litegpu.DelegateError, match=r"is not there: .*host-"):
-        library.find(build=False)
+        shared_library.find(build=False)
 
 
 def test_without_a_compiler(cache: Path, no_compiler: None) -> None:
     with pytest.raises(litegpu.DelegateError, match="cannot be made: no C compiler: neither cc nor gcc nor clang"):
-        library.find(build=True)
+        shared_library.find(build=True)
 
 
 def test_a_compiler_that_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "no-such-compiler -m32")
     with pytest.raises(litegpu.DelegateError, match="CC names 'no-such-compiler', which is not there"):
-        library.find(build=True)
+        shared_library.find(build=True)
     monkeypatch.setenv("CC", f"{sys.executable} -c 'import sys; sys.exit(\"no C today\")'")
     with pytest.raises(litegpu.DelegateError, match="failed: no C today"):
-        library.find(build=True)
+        shared_library.find(build=True)
     assert list(cache.iterdir()) == []
 
 
@@ -102,7 +102,7 @@ def test_a_cache_that_others_can_write(path: str, cache: Path, caplog: pytest.Lo
     cache.mkdir(parents=True)
     shutil.copy(path, cache / compiling.file_name())
     cache.chmod(0o777)
-    found = library.find(build=True).path
+    found = shared_library.find(build=True).path
     assert found.parent != cache and found.exists()
     assert "can be written by others" in caplog.text
 
@@ -131,7 +131,7 @@ library.tflite_plugin_destroy_delegate(None)
 # ------------------------------------------------------------------------------------------- the runtime's structures
 
 
-def trial_of(path: str, tmp_path: Path, *changes: tuple[str, str]) -> library.Library:
+def trial_of(path: str, tmp_path: Path, *changes: tuple[str, str]) -> shared_library.Library:
     """A library whose source was changed."""
     source = tmp_path / "host.c"
     text = compiling.SOURCE.read_text()
@@ -143,11 +143,11 @@ def trial_of(path: str, tmp_path: Path, *changes: tuple[str, str]) -> library.Li
     subprocess.run(
         [*compiling.compiler(), "-std=c11", "-fPIC", "-shared", str(source), "-o", str(target)], check=True
     )  # fmt: skip
-    return library.Library(target)
+    return shared_library.Library(target)
 
 
 def test_what_was_tried_is_not_tried_again(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = library.Library(Path(path))
+    own = shared_library.Library(Path(path))
     layout.require_checked(own, tmp_path)
     (note,) = tmp_path.iterdir()
     assert note.name.startswith("checked-")
@@ -184,7 +184,7 @@ def test_another_structure_is_noticed(path: str, tmp_path: Path, change: tuple[s
 def test_without_a_python_to_start(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/python")
     with pytest.raises(litegpu.DelegateError, match="could not be tried"):
-        layout.require_checked(library.Library(Path(path)), None)
+        layout.require_checked(shared_library.Library(Path(path)), None)
 
 
 def test_a_function_of_nobody_knows_whom() -> None:

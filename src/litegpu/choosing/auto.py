@@ -37,7 +37,8 @@ class Auto:
         self._num_threads = num_threads
         self._open = open_one
         self.choice: Choice | None = None
-        model = read_model(source)
+        self._first = source, read_model(source)
+        model = self._first[1]
         self._rows = _rows(model)
         found = comparable(recall(model.content), precision, num_threads)
         self.delegate = self._gpu(by_measurement([one for one in found if not one.candidate.is_cpu]))
@@ -49,7 +50,7 @@ class Auto:
             return self._open(source, None, self._num_threads)
         if self.delegate.open_device().info.is_software:  # which was named, by the environment
             return self._open(source, self.delegate, self._num_threads)
-        model = read_model(source)
+        model = self._first[1] if source is self._first[0] else read_model(source)
         batch = max(1, _rows(model) // self._rows)
         choice = by_measurement(self._measured, batch)
         if choice is not None:

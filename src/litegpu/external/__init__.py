@@ -7,7 +7,7 @@ import threading
 
 from litegpu.boundary import typed
 from litegpu.external import host, layout
-from litegpu.external.library import Library, cache_folder, find
+from litegpu.external.shared_library import Library, cache_folder, find
 
 _lock = threading.Lock()
 _library: Library | None = None

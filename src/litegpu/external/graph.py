@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from litegpu.errors import DelegateError
-from litegpu.external.library import Library, ToldNode, ToldSubset, ToldTensor, numbers
+from litegpu.external.shared_library import Library, ToldNode, ToldSubset, ToldTensor, numbers
 from litegpu.model.types import TensorType
 
 #: Allocation types: constants that lie in the file, and what the runtime plans itself.

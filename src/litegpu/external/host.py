@@ -20,8 +20,8 @@ from litegpu.errors import DelegateError, ForkError
 from litegpu.external import content, layout
 from litegpu.external.graph import HostedGraph, NodeFacts, Subset
 from litegpu.external.kernel import HostKernel, Shapes, Told, partition, told
-from litegpu.external.library import Creation, Library, Preparation
 from litegpu.external.options import HostOptions, parsed
+from litegpu.external.shared_library import Creation, Library, Preparation
 from litegpu.model.types import Operator, Subgraph
 
 log = logging.getLogger("litegpu")

@@ -18,7 +18,7 @@ from litegpu.delegates.protocol import Delegate, DelegateKernel, FinishesLater, 
 from litegpu.delegates.shapes import infer
 from litegpu.errors import DelegateError, InvokeError
 from litegpu.external.graph import IN_ARENA, HostedGraph, Subset
-from litegpu.external.library import Library, memory_at, numbers
+from litegpu.external.shared_library import Library, memory_at, numbers
 from litegpu.model.reader import DTYPES
 from litegpu.model.types import Model, Subgraph, Tensor
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import ai_edge_litert
 
 from litegpu.errors import DelegateError
-from litegpu.external.library import Library
+from litegpu.external.shared_library import Library
 from litegpu.version import __version__
 
 _SECONDS = 120.0

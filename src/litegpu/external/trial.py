@@ -16,7 +16,7 @@ from ai_edge_litert import interpreter as official
 
 from litegpu.external.graph import IN_ARENA, READ_ONLY, HostedGraph, NodeFacts, Subset
 from litegpu.external.layout import DIFFERS, require_known
-from litegpu.external.library import Creation, Library, Preparation, memory_at, numbers
+from litegpu.external.shared_library import Creation, Library, Preparation, memory_at, numbers
 from litegpu.model import schema
 from litegpu.model.builder import ModelBuilder
 from litegpu.model.types import TensorType

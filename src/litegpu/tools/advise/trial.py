@@ -3,7 +3,6 @@ standard input. Whatever a driver does there, the process that asks goes on."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
@@ -103,13 +102,10 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 def peak_bytes() -> int | None:
-    """That the process has taken at most."""
-    with contextlib.suppress(ImportError):
-        import resource
+    """That the process has taken at most; None where the system does not tell."""
+    from litegpu.tools.benchmark.memory import peak_memory
 
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return int(peak) * (1 if sys.platform == "darwin" else 1024)
-    return None
+    return int(peak_memory() * 2**20) or None
 
 
 def _rows(array: Any, batch: int) -> Any:

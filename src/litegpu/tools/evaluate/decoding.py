@@ -8,7 +8,6 @@ import itertools
 import logging
 import math
 import multiprocessing
-import os
 import signal
 import time
 from collections import deque
@@ -19,6 +18,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from litegpu.choosing.candidate import usable_cores
 from litegpu.errors import InvokeError
 from litegpu.tools.distribute.scheduler import PATIENCE
 from litegpu.tools.evaluate.image_list import Item
@@ -124,8 +124,7 @@ class Decoder:
 
 def worker_count(items: int) -> int:
     """One for each core that this process may use, fewer for few items, none if they are not worth a process."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, items // _FEW_ITEMS)
+    return min(usable_cores(), items // _FEW_ITEMS)
 
 
 def _decoded_here(items: Iterable[Item], prepare: Prepare, batch: int) -> Iterator[Batch]:

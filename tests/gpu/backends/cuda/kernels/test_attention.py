@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from first_output import first_output
 
 from litegpu.gpu.backends.cuda.compile import compile_kernels
 from litegpu.gpu.build import build_program
@@ -31,19 +32,6 @@ CASES: dict[str, dict[str, Any]] = {
     "keys that count for nothing": dict(lead=(1, 2), m=20, n=200, d=16, e=16, mask=(1, 1, 1, 200), off=150),
     "fused": dict(m=20, n=65, d=16, e=16, fused=True),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def device() -> Any:
-    from litegpu.gpu.backends.cuda.opening import available, open_device
-
-    reason = available()
-    if reason is not None:
-        pytest.skip(f"no CUDA device: {reason}")
-    found = open_device()
-    if found.features.capability < 80:
-        pytest.skip("needs compute capability 8.0")
-    return found
 
 
 def network(
@@ -94,15 +82,7 @@ def test_agrees_with_numpy(device: Any, case: str, units: int) -> None:
     features = dataclasses.replace(device.features, compute_units=units)
     program = build_program(graph, features, "cuda", half=True)
     assert program.kernels[program.dispatches[-1].kernel].name == "flash_attention"
-    session = device.session(program)
-    got = np.empty(graph.values[graph.outputs[0]].shape, np.float32)
-    try:
-        for i, values in enumerate(data):
-            session.write(i, values)
-        session.run()
-        session.read(0, got)
-    finally:
-        session.close()
+    got = first_output(device, program, data, graph.values[graph.outputs[0]].shape)
     want = evaluate_graph(graph, data)[0]
     assert np.isfinite(got).all()
     assert np.linalg.norm(got - want) <= 4e-3 * np.linalg.norm(want)

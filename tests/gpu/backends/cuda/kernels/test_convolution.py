@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from first_output import first_output
 
 from litegpu.gpu.backends.cuda.kernels import convolution, window
 from litegpu.gpu.backends.cuda.kernels.tile import TileProduct, WorkgroupTile, candidates, cost, ranked
@@ -15,19 +16,6 @@ from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, apply
 
 pytestmark = pytest.mark.cuda
 PLAIN = Conv2D()
-
-
-@pytest.fixture(scope="module")
-def device():
-    from litegpu.gpu.backends.cuda.opening import available, open_device
-
-    reason = available()
-    if reason is not None:
-        pytest.skip(f"no CUDA device: {reason}")
-    found = open_device()
-    if found.features.capability < 80:
-        pytest.skip("needs compute capability 8.0")
-    return found
 
 
 def network(shape, weights, op=PLAIN, *, residual=False, seed=0):
@@ -60,16 +48,7 @@ def run(device, graph, values: Mapping[int, np.ndarray], half: bool, kernel: str
     names = {program.kernels[d.kernel].name for d in program.dispatches}
     assert names <= ({"tensor_convolution", "window_convolution"} if half else {"tiled_convolution"}), names
     assert not kernel or kernel in names
-    session = device.session(program)
-    try:
-        for i, v in enumerate(graph.inputs):
-            session.write(i, values[v])
-        session.run()
-        out = np.empty(graph.values[graph.outputs[0]].shape, np.float32)
-        session.read(0, out)
-    finally:
-        session.close()
-    return out
+    return first_output(device, program, [values[v] for v in graph.inputs], graph.values[graph.outputs[0]].shape)
 
 
 def expected(graph, values: Mapping[int, np.ndarray]) -> np.ndarray:
@@ -180,14 +159,7 @@ def test_weights_that_float16_does_not_hold(device, largest: float) -> None:
     program = build_program(graph, device.features, "cuda", half=True)
     native = program.kernels[program.dispatches[-1].kernel].name in ("tensor_convolution", "window_convolution")
     assert native == (largest == 65504)
-    session = device.session(program)
-    got = np.empty(graph.values[graph.outputs[0]].shape, np.float32)
-    try:
-        session.write(0, x)
-        session.run()
-        session.read(0, got)
-    finally:
-        session.close()
+    got = first_output(device, program, [x], graph.values[graph.outputs[0]].shape)
     want = expected(graph, {graph.inputs[0]: x})
     assert np.isfinite(got).all() and np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from first_output import first_output
 
 from litegpu.gpu.backends.cuda.kernels import depthwise
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
@@ -15,19 +16,6 @@ from litegpu.gpu.graph import RESULT, Arg, Conv2D, DepthwiseConv2D, DType, Graph
 from litegpu.gpu.view import padded
 
 SAME = DepthwiseConv2D(padding=(1, 1))
-
-
-@pytest.fixture(scope="module")
-def device():
-    from litegpu.gpu.backends.cuda.opening import available, open_device
-
-    reason = available()
-    if reason is not None:
-        pytest.skip(f"no CUDA device: {reason}")
-    found = open_device()
-    if found.features.capability < 80:
-        pytest.skip("needs compute capability 8.0")
-    return found
 
 
 def network(shape, taps, op=SAME, *, direct=False, residual=False, weights=None):
@@ -65,15 +53,7 @@ def network(shape, taps, op=SAME, *, direct=False, residual=False, weights=None)
 def run(device, graph, x, half: bool, features=None, native: bool = True) -> np.ndarray:
     program = build_program(graph, features or device.features, "cuda", half=half)
     assert ("blocked_depthwise" in {k.name for k in program.kernels}) == native
-    session = device.session(program)
-    try:
-        session.write(0, x)
-        session.run()
-        out = np.empty(graph.values[graph.outputs[0]].shape, np.float32)
-        session.read(0, out)
-    finally:
-        session.close()
-    return out
+    return first_output(device, program, [x], graph.values[graph.outputs[0]].shape)
 
 
 def check(device, graph, x, half: bool, native: bool = True) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from first_output import first_output
 
 from litegpu.gpu.backends.cuda.kernels import matmul
 from litegpu.gpu.build import build_program
@@ -11,19 +12,6 @@ from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Expr, GraphBuilder, MatMul, apply
 
 HALF = pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])
-
-
-@pytest.fixture(scope="module")
-def device():
-    from litegpu.gpu.backends.cuda.opening import available, open_device
-
-    reason = available()
-    if reason is not None:
-        pytest.skip(f"no CUDA device: {reason}")
-    found = open_device()
-    if found.features.capability < 80:
-        pytest.skip("needs compute capability 8.0")
-    return found
 
 
 def network(a: tuple[int, ...], b: tuple[int, ...], op: MatMul, *, inner: str = "", fused: bool = False):
@@ -56,15 +44,7 @@ def check(device, network, half: bool) -> None:
     program = build_program(graph, device.features, "cuda", half=half)
     name = program.kernels[program.dispatches[-1].kernel].name
     assert name == ("tensor_matmul" if half else "tiled_matmul")
-    session = device.session(program)
-    got = np.empty(graph.values[graph.outputs[0]].shape, np.float32)
-    try:
-        for i, values in enumerate(data):
-            session.write(i, values)
-        session.run()
-        session.read(0, got)
-    finally:
-        session.close()
+    got = first_output(device, program, data, graph.values[graph.outputs[0]].shape)
     want = evaluate_graph(graph, data)[0]
     assert np.isfinite(got).all()
     assert np.linalg.norm(got - want) <= (2e-3 if half else 1e-6) * np.linalg.norm(want)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from first_output import first_output
 
 from litegpu.gpu.backends.cuda.kernels import convolution, matvec, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
@@ -14,19 +15,6 @@ from litegpu.gpu.lang.features import Features
 from litegpu.gpu.view import packed, padded
 
 PLAIN = Conv2D()
-
-
-@pytest.fixture(scope="module")
-def device():
-    from litegpu.gpu.backends.cuda.opening import available, open_device
-
-    reason = available()
-    if reason is not None:
-        pytest.skip(f"no CUDA device: {reason}")
-    found = open_device()
-    if found.features.capability < 80:
-        pytest.skip("needs compute capability 8.0")
-    return found
 
 
 def network(shape, weights, op=PLAIN, *, inner=False, fused=False, sliced=False, seed=0):
@@ -67,15 +55,7 @@ def check(device, network, half: bool, kernel: str = "vector_convolution") -> No
     graph, data = network
     program = build_program(graph, device.features, "cuda", half=half)
     assert program.kernels[program.dispatches[-1].kernel].name == kernel
-    session = device.session(program)
-    got = np.empty(graph.values[graph.outputs[0]].shape, np.float32)
-    try:
-        for i, values in enumerate(data):
-            session.write(i, values)
-        session.run()
-        session.read(0, got)
-    finally:
-        session.close()
+    got = first_output(device, program, data, graph.values[graph.outputs[0]].shape)
     want = evaluate_graph(graph, data)[0]
     finite = np.isfinite(want)
     np.testing.assert_array_equal(np.isfinite(got), finite)

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from first_output import first_output
 
 from litegpu.gpu.backends.cuda.kernels import separable
 from litegpu.gpu.backends.cuda.passes import separable as passes
@@ -22,19 +23,6 @@ CUDA = Features(float16=True, native="cuda", capability=90, compute_units=132)
 def _always(monkeypatch) -> None:
     """Join however few pixels there are."""
     monkeypatch.setattr(passes, "LEAST_PIXELS", 1)
-
-
-@pytest.fixture(scope="module")
-def device():
-    from litegpu.gpu.backends.cuda.opening import available, open_device
-
-    reason = available()
-    if reason is not None:
-        pytest.skip(f"no CUDA device: {reason}")
-    found = open_device()
-    if found.features.capability < 80:
-        pytest.skip("needs compute capability 8.0")
-    return found
 
 
 def network(shape, taps, outputs, op, *, direct=False, residual=False):
@@ -69,15 +57,7 @@ def run(device, graph, x, features) -> np.ndarray:
     program = build_program(graph, features, "cuda", half=True)
     joint = [k for k in program.kernels if k.name == "separable_convolution"]
     assert bool(joint) == (features.capability > 0)
-    session = device.session(program)
-    try:
-        session.write(0, x)
-        session.run()
-        out = np.empty(graph.values[graph.outputs[0]].shape, np.float32)
-        session.read(0, out)
-    finally:
-        session.close()
-    return out
+    return first_output(device, program, [x], graph.values[graph.outputs[0]].shape)
 
 
 def check(device, graph, x) -> None:

@@ -1,0 +1,24 @@
+"""Runs a program once on a device, for tests of single kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from litegpu.gpu.program import Program
+
+
+def first_output(device: Any, program: Program, data: Sequence[np.ndarray], shape: Sequence[int]) -> np.ndarray:
+    """Of `shape`, for inputs in their order; what the session does not write stays NaN."""
+    session = device.session(program)
+    out = np.full(shape, np.nan, np.float32)
+    try:
+        for i, values in enumerate(data):
+            session.write(i, values)
+        session.run()
+        session.read(0, out)
+    finally:
+        session.close()
+    return out
