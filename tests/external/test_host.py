@@ -282,12 +282,14 @@ def test_real_models(opened: Opened, models_dir: Path, name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("backend", ["webgpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_all_real_models(opened: Opened, models_dir: Path, backend: str) -> None:
+def test_all_real_models(opened: Opened, models_dir: Path, backend: str, part: int) -> None:
+    """In parts, which may run beside each other."""
     require(backend)
     models = [path for path in sorted(models_dir.glob("*.tflite")) if path.name != "malformed.tflite"]
     assert len(models) > 20
-    for model in models:
+    for model in models[part::4]:
         require_same(opened(model, backend=backend), model, backend)
 
 
