@@ -4,6 +4,7 @@ standard input. Whatever a driver does there, the process that asks goes on."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -18,7 +19,7 @@ _RUNS = 200
 
 
 def main() -> None:
-    """Reads {"model", "candidate", "batch", "began", "outputs"}; writes a line of JSON, as Measured.as_dict()."""
+    """Reads an order; writes a line of JSON, as Measured.as_dict()."""
     order = json.load(sys.stdin)
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no result
@@ -29,7 +30,10 @@ def main() -> None:
 
 
 def run(order: dict[str, Any]) -> dict[str, Any]:
-    """All that can be measured; `problem` tells what ended it."""
+    """All that can be measured; `problem` tells what ended it.
+
+    order: {"model", "candidate", "batch", "began", "outputs"}, and perhaps "seconds", how long each time is measured
+    for at least, and "longest", seconds that a call in batches may be expected to take, else it is left out."""
     from litegpu.choosing.candidate import Candidate, Measured
     from litegpu.errors import LiteGpuError
 
@@ -51,6 +55,7 @@ def measure(measured: Any, order: dict[str, Any]) -> Any:
     from litegpu.tools.inputs import made_up_inputs
 
     candidate = measured.candidate
+    seconds = float(order.get("seconds", _SECONDS))
     device, free = None, None
     if not candidate.is_cpu:
         asked = asked_for(candidate.device, candidate.precision, {})
@@ -73,28 +78,31 @@ def measure(measured: Any, order: dict[str, Any]) -> Any:
         measured = replace(measured, delegated=report.delegated / max(1, len(report.nodes)))
         if device is not None:
             measured = replace(measured, name=device.info.name, driver=device.info.driver)
-        measured = replace(measured, latency=timed(lambda: model(**arrays)))
+        measured = replace(measured, latency=timed(lambda: model(**arrays), seconds))
         after = device.free_bytes() if isinstance(device, FreeMemory) else None
         if free is not None and after is not None:
             measured = replace(measured, device_memory=max(0, free - after))
-        batch = int(order.get("batch", BATCH))
+        batch, longest = int(order.get("batch", BATCH)), float(order.get("longest", math.inf))
+        if candidate.is_cpu and batch * measured.latency > longest:
+            why = f"it would take about {batch * measured.latency:.3g} s"
+            return replace(measured, batch=batch, batch_problem=why, memory=peak_bytes())
         try:
             many = {name: _rows(array, batch) for name, array in arrays.items()}
             model(**many)
-            measured = replace(measured, batch=batch, batch_latency=timed(lambda: model(**many)))
+            measured = replace(measured, batch=batch, batch_latency=timed(lambda: model(**many), seconds))
         except (LiteGpuError, ValueError, MemoryError) as error:
             measured = replace(measured, batch=batch, batch_problem=str(error).splitlines()[0][:300])
     return replace(measured, memory=peak_bytes())
 
 
-def timed(call: Callable[[], Any]) -> float:
+def timed(call: Callable[[], Any], seconds: float = _SECONDS) -> float:
     """Median seconds of a call, after some that do not count."""
     begin = time.perf_counter()
-    while time.perf_counter() - begin < _SECONDS / 4:
+    while time.perf_counter() - begin < seconds / 4:
         call()
     times: list[float] = []
     begin = time.perf_counter()
-    while len(times) < 3 or (time.perf_counter() - begin < _SECONDS and len(times) < _RUNS):
+    while len(times) < 3 or (time.perf_counter() - begin < seconds and len(times) < _RUNS):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
