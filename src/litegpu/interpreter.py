@@ -32,8 +32,10 @@ from litegpu.delegates.report import DelegationReport
 from litegpu.engines.announcing import FALLBACKS, Announcer
 from litegpu.engines.divided import Divided
 from litegpu.engines.engine import CLOSED, Engine, Setup
+from litegpu.engines.entries import Entries
 from litegpu.engines.opening import open_engine
 from litegpu.engines.source import ModelSource
+from litegpu.engines.whole import native
 from litegpu.errors import DelegateError, DelegateTypeError, InvokeError, ModelError, OptionError, TensorError
 from litegpu.model.inline import inline_composites
 from litegpu.model.inputs import is_given, without_value
@@ -73,6 +75,7 @@ class Interpreter:
     """
 
     _engine: Engine = CLOSED
+    _entries: Entries = CLOSED
     _leaves_outputs = False
     _is_resized = False
     _custom_op_registerers: Sequence[Any] = ()
@@ -135,6 +138,8 @@ class Interpreter:
         self._open()
 
     def _open(self) -> None:
+        self._entries.close(wait=True)
+        self._entries = Entries(self._setup)
         self._engine.close(wait=True)
         self._engine = open_engine(self._setup)
         self._engine.leave_outputs(self._leaves_outputs)
@@ -188,6 +193,7 @@ class Interpreter:
         """Wait for what runs in the background."""
         self._background.settle()
         self._engine.settle()
+        self._entries.settle()
 
     @exclusive
     def resize_tensor_input(self, input_index: int, tensor_size: Any, strict: bool = False) -> None:
@@ -209,6 +215,7 @@ class Interpreter:
         """Set the variables to zero: what recurrent ops keep from one inference to the next. Where delegates run
         nodes, the variables' values cannot be read."""
         self._engine.reset_variables()
+        self._entries.reset_variables()
 
     # ------------------------------------------------------------------------------------------------ tensors
 
@@ -218,8 +225,7 @@ class Interpreter:
         strides need not. An input that has a value in the file keeps that until it is set. Raises TensorError (a
         ValueError)."""
         self._turns.setting(tensor_index, self._engine.is_safe)
-        if type(value) is np.ndarray and not value.dtype.isnative:
-            value = value.astype(value.dtype.newbyteorder("="))
+        value = native(value)
         freed = self._setup.freed
         if is_given(self.model, tensor_index):
             self._free_input(tensor_index)
@@ -374,11 +380,22 @@ class Interpreter:
             {i: s for i, s in shapes.items() if i not in fixed}, {i: v for i, v in values.items() if i not in fixed}
         )
 
-    def delegation_report(self) -> DelegationReport:
-        """Which node runs where, and why those on the CPU do. Before allocate_tensors() it is what is intended."""
+    def delegation_report(self, signature_key: str | None = None) -> DelegationReport:
+        """Which node runs where, and why those on the CPU do: of the main subgraph, or of that of a signature. Before
+        allocate_tensors(), or the signature's first run, it is what is intended."""
+        subgraph = 0 if signature_key is None else self._subgraph_of(signature_key)
+        if subgraph != 0:
+            found: DelegationReport = self._exclusively(lambda: self._entries.report(subgraph))
+            return found
         if self.plan is not None:
             self._announcer.note(self.plan.notes)
         return self._announcer.report
+
+    def _subgraph_of(self, signature_key: str) -> int:
+        for signature in self.model.signatures:
+            if signature.key == signature_key:
+                return signature.subgraph
+        raise TensorError(f'Invalid signature_key provided: "{signature_key}".')
 
     @exclusive
     def preview_delegation(self) -> DelegationReport:
@@ -432,13 +449,17 @@ class Interpreter:
             wait_until_free(self._turns)
         engine, self._engine = self._engine, CLOSED
         engine.close(wait=wait)
+        entries, self._entries = self._entries, CLOSED
+        entries.close(wait=wait)
 
     def _forked(self) -> None:
         """In the child of a fork: what another thread was doing with the official interpreter never ends there."""
         self._background.forked()
-        if self._turns.forked() and not self._engine.forked():
-            self._engine.reopened()
-            self.allocate_tensors()
+        if self._turns.forked():
+            self._entries.forked()
+            if not self._engine.forked():
+                self._engine.reopened()
+                self.allocate_tensors()
 
     def __reduce__(self) -> Any:
         name = type(self).__name__
@@ -457,6 +478,7 @@ class Interpreter:
         if background is not None:
             background.close(wait=False)
         self._engine.close(wait=False)
+        self._entries.close(wait=False)
 
     # ------------------------------------------------------- officially private, and used by many all the same
 

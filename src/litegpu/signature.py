@@ -7,17 +7,20 @@ from typing import Any, Protocol, cast
 
 from litegpu.boundary import typed_errors
 from litegpu.delegates.plan import Plan
-from litegpu.engines.engine import Engine
-from litegpu.engines.whole import Whole
+from litegpu.engines.engine import Engine, Setup
+from litegpu.engines.entries import Entries
+from litegpu.engines.whole import Whole, native
 from litegpu.errors import OptionError, TensorError
 from litegpu.model.types import Model
-from litegpu.turns import Turns
+from litegpu.turns import Cycle, Turns
 
 
 class Runs(Protocol):
     """What a runner uses of an interpreter."""
 
     _engine: Engine
+    _entries: Entries
+    _setup: Setup
     _turns: Turns
 
     @property
@@ -84,6 +87,8 @@ class SignatureRunner:
         cycle = interpreter._turns.mine
         interpreter._turns.beginning(cycle, checked=False)
         cycle.sets.clear()
+        if self._subgraph_index != 0 and interpreter._setup.asked:
+            return self._run_entry(kwargs, cycle)
         if not interpreter.runs_whole:
             for name, value in kwargs.items():
                 interpreter._resize(self._inputs[name], value.shape)
@@ -97,6 +102,20 @@ class SignatureRunner:
         engine.invoke()
         cycle.sets.clear()
         return {name: interpreter.get_tensor(index) for name, index in self._outputs}
+
+    def _run_entry(self, kwargs: Mapping[str, Any], cycle: Cycle) -> dict[str, Any]:
+        """The same of a subgraph that is not the main one."""
+        interpreter, subgraph = self._interpreter, self._subgraph_index
+        given = {name: native(value) for name, value in kwargs.items()}
+        values = {self._inputs[name]: value for name, value in given.items()}
+        engine = interpreter._entries.engine(subgraph, values, interpreter._engine)
+        if isinstance(engine, Whole):
+            return engine.run_signature(self._runner(engine), subgraph, self._inputs, given)
+        for index, value in values.items():
+            engine.set(index, value)
+        engine.invoke()
+        cycle.sets.clear()
+        return {name: engine.get(index, subgraph) for name, index in self._outputs}
 
     def _runner(self, engine: Whole) -> Any:
         """The official runner, which is kept here: while one is alive, the official interpreter counts as in use."""
@@ -113,6 +132,10 @@ class SignatureRunner:
         return self._details(dict(self._outputs))
 
     def _details(self, names: Mapping[str, int]) -> dict[str, Any]:
-        return {
+        found = {
             name: self._interpreter._get_tensor_details(index, self._subgraph_index) for name, index in names.items()
         }
+        divided = self._interpreter._entries.existing(self._subgraph_index)
+        if divided is not None and divided.plan is not None:
+            divided.described(list(found.values()), self._subgraph_index)
+        return found

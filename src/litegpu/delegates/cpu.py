@@ -15,12 +15,13 @@ from litegpu.delegates.aborts import WITH_XNNPACK, refuse_aborting
 from litegpu.delegates.protocol import Partition
 from litegpu.delegates.short_bias import completed
 from litegpu.errors import InvokeError
+from litegpu.model.cut import called, cut
 from litegpu.model.reader import DTYPES
-from litegpu.model.types import Model, Operator, Subgraph
-from litegpu.model.writer import cut
+from litegpu.model.types import Model, Operator, Subgraph, TensorType
 
 PLAIN = official.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
 
+_RESOURCES = (TensorType.RESOURCE, TensorType.VARIANT)
 _UNRESOLVED = ("unresolved custom op", "Select TensorFlow op")
 
 
@@ -113,6 +114,9 @@ class CpuPartition:
         nodes = [o.index for o in partition.nodes]
         shapes = {t.index: t.shape for t in subgraph.tensors if not t.is_constant}
         refuse_aborting(partition.nodes, subgraph.tensors, outputs, options.op_resolver_type)
+        for index in called(partition.model, partition.nodes):
+            graph = partition.model.subgraphs[index]
+            refuse_aborting(graph.operators, graph.tensors, graph.outputs, options.op_resolver_type)
         content = cut(partition.model, subgraph.index, nodes, partition.inputs, outputs, shapes=shapes)
         self.outputs = outputs
         self._patient = Patient()
@@ -208,20 +212,15 @@ def _place(nodes: Sequence[Operator]) -> str:
 def undividable(model: Model) -> dict[int, str]:
     """Why a model runs on the CPU in one piece: the reason for each node of the main subgraph, {} if it need not.
 
-    That is so for control flow (other subgraphs share values with the main one), variables that are more than one
-    node's own, custom operators that lack an output, and element types that have no NumPy array of their own.
+    That is so for resources, which subgraphs share, variables that are more than one node's own, custom operators that
+    lack an output, and element types that have no NumPy array of their own. What calls other subgraphs is cut out with
+    them.
     """
     main = model.main
-    cause = None
+    cause = _shared_resource(model)
     for operator in main.operators:
-        if operator.subgraphs:
-            cause = f"op number {operator.index}, {operator.name}, calls another subgraph"
-            break
-        if -1 in operator.outputs:
+        if cause is None and -1 in operator.outputs:
             cause = f"op number {operator.index}, {operator.name}, lacks an output"
-            break
-    if cause is None and len(model.subgraphs) > 1:
-        cause = f"it has {len(model.subgraphs)} subgraphs"
     for tensor in main.tensors:
         if cause is None and tensor.is_variable:
             users = sum(tensor.index in o.inputs for o in main.operators)
@@ -235,6 +234,22 @@ def undividable(model: Model) -> dict[int, str]:
     return {o.index: f"The model runs in one piece on the CPU: {cause}." for o in main.operators}
 
 
+def _shared_resource(model: Model) -> str | None:
+    for subgraph in model.subgraphs:
+        for operator in subgraph.operators:
+            if any(t >= 0 and subgraph.tensors[t].type in _RESOURCES for t in (*operator.inputs, *operator.outputs)):
+                return f"op number {operator.index} of subgraph {subgraph.index}, {operator.name}, uses a resource"
+    return None
+
+
+def several_subgraphs(model: Model) -> dict[int, str]:
+    """The same for who can delegate the main subgraph alone: the official runtime's own delegates."""
+    if len(model.subgraphs) == 1:
+        return undividable(model)
+    cause = f"The model runs in one piece on the CPU: it has {len(model.subgraphs)} subgraphs."
+    return {o.index: cause for o in model.main.operators}
+
+
 def ask_shapes(
     model: Model, operator: Operator, options: OfficialOptions, shapes: Mapping[int, tuple[int, ...]]
 ) -> dict[int, tuple[int, ...]] | None:
@@ -244,7 +259,7 @@ def ask_shapes(
     read = [t for t in dict.fromkeys(operator.inputs) if t >= 0]
     inputs = [t for t in read if not (main.tensors[t].is_constant or main.tensors[t].is_variable)]
     refuse_aborting([operator], main.tensors, operator.outputs, options.op_resolver_type)
-    content = cut(model, 0, [operator.index], inputs, operator.outputs, shapes={t: shapes[t] for t in inputs})
+    content = cut(model, model.entry, [operator.index], inputs, operator.outputs, shapes={t: shapes[t] for t in inputs})
     try:
         interpreter = options.create(content=content)
         with quiet():

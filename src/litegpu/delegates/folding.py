@@ -79,9 +79,9 @@ def _computed(
     model: Model, subgraph: Subgraph, operators: list[Operator], inputs: list[int], outputs: list[int],
     options: OfficialOptions,
 ) -> dict[int, np.ndarray]:  # fmt: skip
-    whole = dataclasses.replace(model, subgraphs=(subgraph, *model.subgraphs[1:]))
+    whole = model.with_main(subgraph)
     shapes = {i: subgraph.tensors[i].shape for i in inputs}
-    content = cut(whole, 0, [o.index for o in operators], inputs, outputs, shapes=shapes)
+    content = cut(whole, whole.entry, [o.index for o in operators], inputs, outputs, shapes=shapes)
     interpreter: Any = options.plain().create(content=content)
     with quiet():
         interpreter.allocate_tensors()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from litegpu.delegates import cpu, folding
 from litegpu.delegates.cpu import OfficialOptions
@@ -49,7 +49,7 @@ def _walk(
     model: Model, subgraph: Subgraph, options: OfficialOptions, inputs: Mapping[int, Shape]
 ) -> tuple[dict[int, Shape], dict[int, str]]:
     """Tensor -> shape as far as they are known, and node -> why a shape of it is not."""
-    whole = replace(model, subgraphs=(subgraph, *model.subgraphs[1:]))
+    whole = model.with_main(subgraph)
     shapes = {i: shape for i, shape in inputs.items() if not subgraph.tensors[i].is_constant}
     causes: dict[int, str] = {}  # tensor of unknown shape -> why
     refused: dict[int, str] = {}

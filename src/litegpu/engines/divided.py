@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,10 @@ class Divided(Engine):
     tensors. It is never allocated, so that without a plan it gives the right errors for setting, running and reading.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, whole: Callable[[], Engine] | None = None) -> None:
+        """`whole`: gives what runs the model where no delegate takes anything; by default a `Whole` of this setup."""
         super().__init__(setup)
+        self._whole = whole
         self.plan: Plan | None = None
         self._leaves_outputs = False
         self._division: Division | None = None
@@ -75,6 +76,8 @@ class Divided(Engine):
         return False
 
     def _on_cpu(self) -> Engine:
+        if self._whole is not None:
+            return self._whole()
         return Whole(self.setup, self.input_shapes(), undecided=self).allocate()
 
     def in_shapes(self, shapes: Shapes) -> Engine:
@@ -94,7 +97,7 @@ class Divided(Engine):
     def _divide(self, graph: Subgraph, refused: Mapping[int, str], *, announce: bool = True) -> Division:
         model = self.setup.source.model
         if len(graph.tensors) > len(model.main.tensors):  # values that were folded
-            model = replace(model, subgraphs=(graph, *model.subgraphs[1:]))
+            model = model.with_main(graph)
         division = divide(model, graph, self.setup.asked, refused)
         self._division, self._graph = division, graph
         self.setup.announcer.announce(division.report, aloud=announce)
@@ -173,7 +176,11 @@ class Divided(Engine):
             self._set_official(index, value)
 
     def get(self, index: int, subgraph_index: int) -> Any:
-        if self.plan is not None and subgraph_index == 0 and self.setup.source.is_computed(index):
+        if (
+            self.plan is not None
+            and subgraph_index == self.setup.source.model.entry
+            and self.setup.source.is_computed(index)
+        ):
             return self.plan.value(index).copy()[()]
         tensor = self.setup.source.tensor(index, subgraph_index)
         if tensor is not None and tensor.type is TensorType.STRING and not tensor.is_constant:
@@ -197,7 +204,7 @@ class Divided(Engine):
     def described(self, details: list[dict[str, Any]], subgraph_index: int) -> list[dict[str, Any]]:
         """With the shapes that tensors have for the inputs as they were last allocated, or that only the last run could
         tell."""
-        if subgraph_index != 0:
+        if subgraph_index != self.setup.source.model.entry:
             return details
         plan, tensors, inputs = self.plan, self._graph.tensors, self.setup.source.model.main.inputs
         for detail in details:

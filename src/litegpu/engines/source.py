@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 from litegpu.delegates.cpu import OfficialOptions
 from litegpu.errors import DelegateError, ModelError
+from litegpu.model.cut import described
+from litegpu.model.inline import inline_composites
 from litegpu.model.ops.operands import OBJECTS
 from litegpu.model.reader import read_model
 from litegpu.model.types import Model, Operator, Tensor, TensorType
@@ -37,6 +40,11 @@ class ModelSource:
         model = read_model(path)
         return cls(model, path, identity) if len(model.content) == _size(identity) else cls(model)
 
+    def entering(self, subgraph: int) -> Self:
+        """The same model, of which another subgraph is run. Its official interpreters describe that subgraph's tensors,
+        and run nothing."""
+        return type(self)(inline_composites(replace(self.model, entry=subgraph)))
+
     @classmethod
     def changed(cls, content: bytes) -> Self:
         """Of a model that was made of an opened one."""
@@ -57,7 +65,7 @@ class ModelSource:
 
     @functools.cached_property
     def _content(self) -> bytes:
-        content = self.model.content
+        content = described(self.model) if self.model.entry else self.model.content
         return content if isinstance(content, bytes) else bytes(content)
 
     # ------------------------------------------------------------------------------- what is asked of the model
@@ -67,8 +75,9 @@ class ModelSource:
         """Of all subgraphs."""
         return tuple(operator for subgraph in self.model.subgraphs for operator in subgraph.operators)
 
-    def tensor(self, index: int, subgraph_index: int = 0) -> Tensor | None:
-        """None if there is none of this number."""
+    def tensor(self, index: int, subgraph_index: int | None = None) -> Tensor | None:
+        """None if there is none of this number. Without a subgraph, of the one that is run."""
+        subgraph_index = self.model.entry if subgraph_index is None else subgraph_index
         if not 0 <= subgraph_index < len(self.model.subgraphs):
             return None
         tensors = self.model.subgraphs[subgraph_index].tensors

@@ -100,20 +100,15 @@ class Whole(Engine):
     ) -> dict[str, Any]:
         """One inference of a signature, whose inputs (name -> tensor of `subgraph`) are resized to what they are given.
         `runner`: the official one. Raises InvokeError or TensorError."""
-        native = {
-            name: value.astype(value.dtype.newbyteorder("="))
-            if type(value) is np.ndarray and not value.dtype.isnative
-            else value
-            for name, value in values.items()
-        }
-        shapes = {inputs[name]: np.shape(value) for name, value in native.items()}
+        given = {name: native(value) for name, value in values.items()}
+        shapes = {inputs[name]: np.shape(value) for name, value in given.items()}
         for shape in shapes.values():
             check_input_shape(shape)
         check_demand(self.setup.source.model.subgraphs[subgraph], shapes)
         self._refuse_aborting()
         try:
             with quiet():
-                results: dict[str, Any] = runner(**native)
+                results: dict[str, Any] = runner(**given)
         except (RuntimeError, ValueError) as error:
             raise self.refused_allocation(error) from None
         return results
@@ -184,3 +179,10 @@ class Whole(Engine):
         made = subgraph_index == 0 and self._has_run and index not in inputs
         if not (tensor.is_constant or given or made):
             raise TensorError(f"Tensor {index} '{tensor.name}' holds no strings yet; set the inputs and invoke() first")
+
+
+def native(value: Any) -> Any:
+    """An array in the byte order of this machine; anything else as it is."""
+    if type(value) is np.ndarray and not value.dtype.isnative:
+        return value.astype(value.dtype.newbyteorder("="))
+    return value

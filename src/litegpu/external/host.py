@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from litegpu.blame import described
-from litegpu.delegates.cpu import OfficialOptions, undividable
+from litegpu.delegates.cpu import OfficialOptions, several_subgraphs
 from litegpu.delegates.demand import check_demand
 from litegpu.delegates.partitioner import ON_CPU, divide, whole_on_cpu, widened_constants
 from litegpu.delegates.plan import PrepareError
@@ -75,7 +75,7 @@ class _Divider:
         if not self._is_main:  # calls of it keep the main graph on the CPU
             return [], []
         model, main, delegate = self._model, self._model.main, self._options.delegate
-        reasons = undividable(model)
+        reasons = several_subgraphs(model)
         if reasons:
             self._announcer.announce(whole_on_cpu(main, [delegate.name], reasons))
             return [], []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,7 @@ def partition(model: Model, subgraph: Subgraph, subset: Subset) -> Partition:
     compute them too; what follows from shapes is constant in `subgraph`, and no input, but an output wherever the
     runtime's own nodes read it. Raises DelegateError."""
     if len(subgraph.tensors) > len(model.main.tensors):  # values that were folded
-        model = replace(model, subgraphs=(subgraph, *model.subgraphs[1:]))
+        model = model.with_main(subgraph)
     widened = widened_constants(subgraph)
     made_by = {t: n for n in widened for t in subgraph.operators[n].outputs}
     read = {t for n in subset.nodes for t in subgraph.operators[n].inputs}

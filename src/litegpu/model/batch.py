@@ -36,7 +36,7 @@ def with_batch(model: Model | bytes, batch: int, *, inputs: Collection[int] | No
     if old == batch:
         return model
     main = rebatched(model.main, carriers, old, int(batch))
-    changed = dataclasses.replace(model, subgraphs=(main, *model.subgraphs[1:]))
+    changed = model.with_main(main)
     return dataclasses.replace(read_model(write_model(changed)), path=model.path)
 
 

@@ -34,8 +34,7 @@ def cut(
     operators = [subgraph.operators[node] for node in nodes]
     kept = _needed(subgraph, operators, inputs, outputs)
     renumbered = {old: new for new, old in enumerate(kept)}
-    called = _reachable(model, operators)
-    subgraph_numbers = {old: new for new, old in enumerate(called, start=1)}
+    subgraph_numbers = {old: new for new, old in enumerate(called(model, operators), start=1)}
     main = Subgraph(
         index=0,
         name=subgraph.name,
@@ -64,7 +63,22 @@ def cut(
         )
         for old, new in subgraph_numbers.items()
     )
-    return write_model(dataclasses.replace(model, subgraphs=(main, *others), signatures=(), metadata={}))
+    return write_model(dataclasses.replace(model, subgraphs=(main, *others), signatures=(), metadata={}, entry=0))
+
+
+def described(model: Model) -> bytes:
+    """A model of the tensors of the subgraph that is run, its inputs and outputs, without anything that computes or any
+    large constant: for who asks an official interpreter about tensors alone."""
+    tensors = tuple(
+        dataclasses.replace(t, data=None, sparsity=None) if t.data is not None and t.data.nbytes > _SMALL else t
+        for t in model.main.tensors
+    )
+    main = dataclasses.replace(model.main, index=0, tensors=tensors, operators=())
+    return write_model(dataclasses.replace(model, subgraphs=(main,), signatures=(), metadata={}, entry=0))
+
+
+#: Bytes of constants that a description keeps.
+_SMALL = 1024
 
 
 def _needed(
@@ -97,7 +111,7 @@ def _needed(
     return sorted(needed)
 
 
-def _reachable(model: Model, operators: Iterable[Operator]) -> list[int]:
+def called(model: Model, operators: Iterable[Operator]) -> list[int]:
     """The subgraphs that operators call, directly and through others, ascending."""
     found: set[int] = set()
     waiting = [index for operator in operators for index in operator.subgraphs]

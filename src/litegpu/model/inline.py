@@ -29,8 +29,9 @@ def inline_composites(model: Model) -> Model:
         return model
     called = any(o.subgraphs for o in main.operators)
     used = any(s.subgraph != 0 for s in model.signatures)
-    rest = model.subgraphs[1:] if called or used else ()
-    return dataclasses.replace(model, subgraphs=(main, *rest))
+    if called or used:
+        return model.with_main(main)
+    return dataclasses.replace(model, subgraphs=(main,))
 
 
 def _once(model: Model, main: Subgraph) -> Subgraph:

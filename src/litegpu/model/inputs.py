@@ -19,4 +19,4 @@ def without_value(model: Model, tensor: int) -> bytes:
     tensors = list(model.main.tensors)
     tensors[tensor] = replace(tensors[tensor], data=None, sparsity=None)
     main = replace(model.main, tensors=tuple(tensors))
-    return bytes(write_model(replace(model, subgraphs=(main, *model.subgraphs[1:]))))
+    return bytes(write_model(model.with_main(main)))

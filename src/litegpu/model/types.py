@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -152,7 +152,13 @@ class Model:
     metadata: Mapping[str, bytes]
     content: bytes | memoryview  # the whole file
     path: str | None = None
+    entry: int = 0  # the subgraph that is run: another than the first where that is a signature's
 
     @property
     def main(self) -> Subgraph:
-        return self.subgraphs[0]
+        """The subgraph that is run."""
+        return self.subgraphs[self.entry]
+
+    def with_main(self, main: Subgraph) -> Model:
+        """The model with another subgraph in the place of that which is run."""
+        return replace(self, subgraphs=(*self.subgraphs[: self.entry], main, *self.subgraphs[self.entry + 1 :]))

@@ -24,7 +24,7 @@ def annotated(analysis: Analysis, model: str | os.PathLike[str] | bytes) -> byte
     content = json.dumps(analysis.as_dict()).encode()
     changed = replace(main, tensors=_renamed(main, analysis))
     metadata = {**read.metadata, METADATA: content}
-    return write_model(replace(read, subgraphs=(changed, *read.subgraphs[1:]), metadata=metadata))
+    return write_model(replace(read.with_main(changed), metadata=metadata))
 
 
 def _renamed(main: Subgraph, analysis: Analysis) -> tuple[Tensor, ...]:

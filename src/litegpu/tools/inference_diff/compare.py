@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -191,7 +190,7 @@ def inference_diff(model: str | os.PathLike[str], options: DiffOptions | None = 
                 bar.update(task, advance=1, refresh=True)
         plain_outputs = _invoked(test, worst, 1)[0] if options.per_op and worst is not None else []
         programs = list(recording.programs) if recording is not None else []
-        divided = dataclasses.replace(test.model, subgraphs=(test.graph, *test.model.subgraphs[1:]))
+        divided = test.model.with_main(test.graph)
     per_op = None
     if options.per_op:
         assert recording is not None and worst is not None

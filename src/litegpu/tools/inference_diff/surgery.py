@@ -83,7 +83,7 @@ def isolated(model: Model, parts: Sequence[Sequence[int]]) -> Isolated:
     operators = [*dict.fromkeys(widened.values()), *operators]
     numbered = tuple(dataclasses.replace(o, index=i) for i, o in enumerate(operators))
     whole = Subgraph(0, main.name, tuple(tensors), numbered, tuple(fed.values()), tuple(outputs))
-    apart = dataclasses.replace(model, subgraphs=(whole, *model.subgraphs[1:]))
+    apart = model.with_main(whole)
     content = cut(apart, 0, range(len(numbered)), whole.inputs, whole.outputs)
     return Isolated(content, tuple(fed), tuple(outputs), tuple(o.index for o in operators))
 
@@ -111,7 +111,7 @@ def with_float_weights(model: Model, nodes: Container[int] | None = None) -> tup
         if weights:
             found.append(operator)
     changed = dataclasses.replace(main, tensors=tuple(tensors))
-    return dataclasses.replace(model, subgraphs=(changed, *model.subgraphs[1:])), tuple(o.index for o in found)
+    return model.with_main(changed), tuple(o.index for o in found)
 
 
 def with_careful_sums(model: Model) -> Model:
@@ -144,7 +144,7 @@ def with_careful_sums(model: Model) -> Model:
             source = result
     numbered = tuple(dataclasses.replace(o, index=i) for i, o in enumerate(operators))
     changed = dataclasses.replace(main, tensors=tuple(tensors), operators=numbered)
-    return dataclasses.replace(model, subgraphs=(changed, *model.subgraphs[1:]))
+    return model.with_main(changed)
 
 
 def _constant(index: int, data: np.ndarray) -> Tensor:
