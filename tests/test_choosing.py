@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from litegpu import GpuDelegate
 from litegpu.choosing import auto, choice, records
 from litegpu.choosing.candidate import CPU, Candidate, Measured, cpu_candidates, usable_cores
 from litegpu.choosing.predict import predicted
+from litegpu.device_choice import delegate_for
 from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.abilities import CallRates
 from litegpu.model import ModelBuilder, read_model
@@ -109,6 +111,24 @@ def test_parts_on_the_cpu_count(gpu: Callable[[CallRates], None], caplog: pytest
         loaded = litegpu.load(bytes(model.build()), fallback="silent")
     assert loaded.device == "cpu" and loaded.choice is not None
     assert any('device="auto": CPU, 1 thread is the quickest' in r.message for r in caplog.records)
+
+
+def test_without_a_gpu_the_cpu_is_chosen_at_once(models_dir: Path) -> None:
+    """In 50 ms of the processor; a search for GPUs, which a process does once, is not counted."""
+    if delegate_for("auto", "float32", {}) is not None:
+        pytest.skip("this machine has a GPU")
+    models = [path for path in sorted(models_dir.glob("*.tflite")) if path.name != "malformed.tflite"]
+    assert len(models) > 20
+    for path in models:
+        took = []
+        for _ in range(3):
+            begin = time.thread_time()
+            asked: Any = auto.Auto(path, "float32", None, lambda source, delegate, threads: delegate).open(path)
+            took.append(time.thread_time() - begin)
+            assert asked is None  # no delegate
+        assert min(took) < 0.05, (path.name, took)
+        with litegpu.load(path) as model:
+            assert model.device == "cpu"
 
 
 def test_expectations_add_up() -> None:

@@ -18,6 +18,7 @@ import litegpu
 from litegpu import cli
 from litegpu.choosing.candidate import Candidate, Measured
 from litegpu.choosing.records import recall
+from litegpu.delegate_registry import find
 from litegpu.delegates.protocol import Partition
 from litegpu.delegates.xnnpack import xnnpack_partitions
 from litegpu.errors import DeviceError, ModelError, OptionError
@@ -30,7 +31,7 @@ from litegpu.tools.advise import MeasuredWays, advise, measure, print_advice, wr
 from litegpu.tools.advise.advice import _recommend
 from litegpu.tools.advise.advice_text import node_numbers
 from litegpu.tools.advise.coverage import Coverage, Left, TargetDevice
-from litegpu.tools.advise.documented import MODEL_TYPES, row_of
+from litegpu.tools.advise.documented import MODEL_TYPES, PLATFORMS, row_of
 from litegpu.zoo import build_model
 
 SHAPE = (1, 4, 4, 8)
@@ -156,6 +157,23 @@ def test_every_documented_type_is_in_the_table_once() -> None:
         "post-training integer",
         "quantization-aware training",
     ]
+
+
+@pytest.mark.parametrize(("system", "core_ml"), [("linux", "absent"), ("darwin", "not asked")])
+def test_what_litegpu_has_of_the_documented_delegates(
+    monkeypatch: pytest.MonkeyPatch, without_device: None, system: str, core_ml: str
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    here = {row.delegate: row.here for row in PLATFORMS}
+    assert here == {"GPU": True, "NNAPI": False, "Hexagon": False, "Core ML": system == "darwin", "CPU": True}
+    (note,) = (row.note for row in PLATFORMS if row.delegate == "Core ML")
+    assert '"coreml"' in note and find("coreml") is not None
+
+
+def test_who_was_not_asked_is_not_said_to_take_the_model(numpy_delegate: Any) -> None:
+    advice = advise(islands(), delegates=[numpy_delegate()])
+    assert advice.here["GPU"] == "not asked" and advice.here["CPU"] == "yes"
+    assert advice.here["Core ML"] == ("not asked" if sys.platform == "darwin" else "absent")
 
 
 @pytest.mark.parametrize(

@@ -50,8 +50,10 @@ class Advice:
 
     @property
     def here(self) -> dict[str, str]:
-        """Delegate -> "yes", "partly" or "no" for this model on this machine, "absent" if the delegate is."""
-        found = {one.delegate: "yes" if one.here else "absent" for one in documented.PLATFORMS}
+        """Delegate -> "yes", "partly" or "no" for this model on this machine, "absent" if the delegate is, "not asked"
+        if nobody did. The CPU takes every model."""
+        found = {one.delegate: "not asked" if one.here else "absent" for one in documented.PLATFORMS}
+        found[documented.CPU] = "yes"
         for coverage in self.coverages[:-1]:
             extent = "yes" if coverage.complete else "partly" if coverage.taken else "no"
             found[coverage.delegate] = extent if coverage.problem is None else "absent"

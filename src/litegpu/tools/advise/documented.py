@@ -14,15 +14,18 @@ DELEGATES = (GPU, NNAPI, HEXAGON, CORE_ML, CPU)
 
 @dataclass(frozen=True)
 class Platforms:
-    """Where a delegate exists, as documented. `here`: whether litegpu's users on this platform have it."""
+    """Where a delegate exists, as documented. `note`: what litegpu's users have of it, or in its place; `systems`: by
+    sys.platform, where they do, None for everywhere."""
 
     delegate: str
     platforms: str
     note: str
+    systems: tuple[str, ...] | None = ()
 
     @property
     def here(self) -> bool:
-        return self.delegate in (GPU, CPU)
+        """Whether litegpu's users on this platform have it."""
+        return self.systems is None or sys.platform in self.systems
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,19 @@ PLATFORMS = (
         GPU,
         "Android, iOS; on desktops special builds only",
         "litegpu's own delegate: Linux, Windows and macOS, by CUDA, Vulkan, Direct3D 12, Metal or OpenGL",
+        None,
     ),
-    Platforms(NNAPI, "Android 8.1 and later", "deprecated; not on desktops"),
+    Platforms(
+        NNAPI, "Android 8.1 and later", 'deprecated; on desktops of Intel "openvino", litegpu\'s own, stands in for it'
+    ),
     Platforms(HEXAGON, "Android with an older Qualcomm DSP", "deprecated; not on desktops"),
-    Platforms(CORE_ML, "iOS with an Apple A12 or later", "not in the Python runtime"),
-    Platforms(CPU, "all", "XNNPACK, applied by default, and plain kernels for the rest"),
+    Platforms(
+        CORE_ML,
+        "iOS with an Apple A12 or later",
+        'litegpu\'s own delegate "coreml": macOS, with coremltools',
+        ("darwin",),
+    ),
+    Platforms(CPU, "all", "XNNPACK, applied by default, and plain kernels for the rest", None),
 )
 
 
