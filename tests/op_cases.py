@@ -43,7 +43,7 @@ def case(*names: str) -> Callable[[Make], Make]:
 
     def register(make: Make) -> Make:
         for name in names:
-            CASES[name] = lambda rng, name=name: make(Draft(name, rng))
+            CASES[name] = lambda rng, name=name, most=4: make(Draft(name, rng, most=most))
         return make
 
     return register
@@ -56,6 +56,7 @@ class Draft:
     operator: str
     rng: random.Random
     operands: list[tuple[str, Any, Quantization | None]] = field(default_factory=list)
+    most: int = 4  # the highest rank; where it is above 4, only such ranks are drawn
 
     def __post_init__(self) -> None:
         self.arrays = np.random.default_rng(self.rng.getrandbits(32))
@@ -76,6 +77,9 @@ class Draft:
 
     def shape(self, low: int = 1, high: int = 4) -> Shape:
         """A shape of rank low to high, the last axis being channels."""
+        if self.most > 4:
+            rank = self.most + high - 4
+            return (*(self.size(1, 3) for _ in range(rank - 1)), self.pick(1, 3, 4, 5))
         rank = self.rng.randint(low, high)
         return tuple(self.size(1, 6) for _ in range(rank - 1)) + ((self.channels(),) if rank else ())
 
@@ -334,7 +338,7 @@ def cast(d: Draft) -> OpCase:
     shape = d.shape()
     x = d.pick(d.floats(shape, 3), d.integers(shape), d.bools(shape))
     d.runtime(np.where(d.bools(shape), x, np.zeros((), x.dtype)))
-    target = d.pick(F32, I32, BOOL)
+    target = d.pick(F32, I32, BOOL) if x.dtype == np.float32 else d.pick(F32, I32, BOOL, I64)
     return d.build(dict(in_data_type=int(_TYPES[x.dtype]), out_data_type=int(target)), [target])
 
 
@@ -442,7 +446,7 @@ def fully_connected(d: Draft) -> OpCase:
 @case("BATCH_MATMUL")
 def batch_matmul(d: Draft) -> OpCase:
     m, k, n = d.size(1, 9), d.channels(), d.channels()
-    batch = tuple(d.size(1, 3) for _ in range(d.rng.randint(0, 2)))
+    batch = tuple(d.size(1, 3) for _ in range(d.rng.randint(0, 2) if d.most == 4 else d.most - 2))
     adj_x, adj_y = d.chance(0.4), d.chance(0.4)
     left, right = batch, batch
     if d.chance(0.4):
@@ -518,7 +522,7 @@ def reshape(d: Draft) -> OpCase:
     x = d.shape()
     factors = [n for n in x if n > 1]
     d.rng.shuffle(factors)
-    target = [1] * d.rng.randint(1, 4)
+    target = [1] * d.rng.randint(1, d.most)
     for f in factors:
         target[d.rng.randrange(len(target))] *= f
     d.runtime(d.any_type(x, bools=True))
@@ -611,7 +615,7 @@ def strided_slice(d: Draft) -> OpCase:
             begin.append(first)
             end.append(last)
             stride.append(step)
-        if len(x) < 4 and ellipsis is None and d.chance(0.2):
+        if len(x) < d.most and ellipsis is None and d.chance(0.2):
             at = d.rng.randint(0, entries)
             for values, value in ((begin, 0), (end, 1), (stride, 1)):
                 values.insert(at, value)
@@ -714,7 +718,7 @@ def gather(d: Draft) -> OpCase:
     x = d.shape()
     axis = d.rng.randrange(len(x))
     batch_dims = d.rng.randint(0, axis) if d.chance(0.3) else 0
-    room = 4 - (len(x) - 1)  # ranks that the indices may add
+    room = d.most - (len(x) - 1)  # ranks that the indices may add
     extra = tuple(d.size(1, 4) for _ in range(d.rng.randint(0 if batch_dims == 0 else 1, max(1, min(room, 2)))))
     d.runtime(d.any_type(x, bools=True))
     d.either(d.integers((*x[:batch_dims], *extra), 0, x[axis]))
@@ -877,7 +881,7 @@ def gather_nd(d: Draft) -> OpCase:
     shape = d.shape(1, 4)
     depth = d.rng.randint(1, len(shape))
     d.runtime(d.any_type(shape))
-    lead = tuple(d.size(1, 4) for _ in range(d.rng.randint(1, max(1, min(3, 4 - (len(shape) - depth))))))
+    lead = tuple(d.size(1, 4) for _ in range(d.rng.randint(1, max(1, min(3, d.most - (len(shape) - depth))))))
     d.either(_indices(d, shape[:depth], lead))
     return d.build()
 
@@ -900,7 +904,7 @@ def scatter_nd(d: Draft) -> OpCase:
 
 @case("ONE_HOT")
 def one_hot(d: Draft) -> OpCase:
-    shape = tuple(d.size(1, 5) for _ in range(d.rng.randint(1, 3)))
+    shape = tuple(d.size(1, 5) for _ in range(d.rng.randint(1, 3) if d.most == 4 else d.most - 1))
     depth = d.size(1, 9)
     d.runtime(d.integers(shape, -1, depth + 1))
     d.ints(depth)

@@ -35,7 +35,7 @@ def one(
 
 
 CASES = {
-    "rank 5 input": (one("ABS", [(1, 1, 1, 2, 2)], (1, 1, 1, 2, 2)), "'x0' has rank 5"),
+    "rank 7 input": (one("ABS", [(1, 1, 1, 1, 1, 2, 2)], (1, 1, 1, 1, 1, 2, 2)), "'x0' has rank 7"),
     "empty tensor": (one("ABS", [(0, 3)], (0, 3)), r"'x0' of shape \[0, 3\] is empty"),
     "empty result": (
         one("SLICE", [(2, 3), np.array([0, 0], np.int32), np.array([0, 3], np.int32)], (0, 3)),

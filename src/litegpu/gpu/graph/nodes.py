@@ -14,7 +14,8 @@ from litegpu.gpu.graph.ops import Op
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A tensor of a fixed B,H,W,C shape (lower ranks are padded with 1 on the left).
+    """A tensor of a fixed B,H,W,C shape (lower ranks are padded with 1 on the left; B of higher ones is the product of
+    all leading axes).
 
     Constants carry `data`, an array of exactly that shape: float32 (widened if need be), int32 or bool.
     `tensor` is the index of the .tflite tensor that it stands for, if any.
@@ -93,7 +94,7 @@ class GraphBuilder:
         return self._add(tuple(int(n) for n in shape), dtype, None, name, tensor)
 
     def constant(self, data: np.ndarray, *, name: str = "") -> int:
-        """A constant; `data` of rank 0 to 4 is padded on the left to B,H,W,C; floats become float32, ints int32."""
+        """A constant; `data` becomes B,H,W,C as `bhwc` says; floats become float32, ints int32."""
         a = np.asarray(data)
         if a.dtype.kind == "f":
             a, dtype = a.astype(np.float32, copy=False), DType.FLOAT32
@@ -121,8 +122,6 @@ class GraphBuilder:
 
 
 def bhwc(shape: Iterable[int]) -> Shape:
-    """`shape` of rank 0 to 4 padded on the left with 1 to rank 4."""
+    """`shape` as four axes in row-major order: padded on the left with 1, or its leading axes joined into the first."""
     s = tuple(int(n) for n in shape)
-    if len(s) > 4:
-        raise ValueError(f"rank {len(s)} is above 4")
-    return (1,) * (4 - len(s)) + s
+    return (1,) * (4 - len(s)) + s if len(s) <= 4 else (math.prod(s[:-3]), *s[-3:])

@@ -8,6 +8,7 @@ from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.registry import lowers
 from litegpu.gpu.lower.values import dtype_of
+from litegpu.model.types import TensorType
 
 _CONVERSIONS = {DType.FLOAT32: "to_float32", DType.INT32: "to_int32", DType.BOOL: "to_bool"}
 
@@ -16,6 +17,8 @@ _CONVERSIONS = {DType.FLOAT32: "to_float32", DType.INT32: "to_int32", DType.BOOL
 def cast(ctx: OpContext) -> None:
     ctx.check_shape(ctx.shape(0))
     target = dtype_of(ctx.output)
+    wide = ctx.output.type is TensorType.INT64
+    ctx.require(not wide or ctx.dtype(0) is not DType.FLOAT32, "a float may become an integer beyond 32 bits")
     if ctx.dtype(0) is target:
         ctx.copy(ctx.value(0), [], ctx.output_value())
     else:

@@ -99,11 +99,18 @@ def one_hot(ctx: OpContext) -> None:
     result = (*indices[:axis], depth, *indices[axis:])
     ctx.check_shape(result)
     ctx.require(ctx.dtype(2) is ctx.dtype(3), "on and off values of different types are not taken together")
-    single = bhwc((*indices[:axis], 1, *indices[axis:]))
+    wide = len(result) > 4
+    front, behind = indices[:axis], indices[axis:]
+    if wide:  # the depth, and what lies before and behind it
+        front, behind = (math.prod(front),), (math.prod(behind),)
+    single, numbers = bhwc((*front, 1, *behind)), (*(1 for _ in front), depth, *(1 for _ in behind))
     source = ctx.copy(ctx.value(0), [Reshape(bhwc(indices), single)], ctx.intermediate(single, DType.INT32))
-    numbers = np.arange(depth, dtype=np.int32).reshape([depth if i == axis else 1 for i in range(len(result))])
-    operands = [source, ctx.builder.constant(numbers), ctx.value(2), ctx.value(3)]
-    ctx.elementwise(fn("select", fn("eq", Arg(0), Arg(1)), Arg(2), Arg(3)), operands, ctx.output_value())
+    known = ctx.builder.constant(np.arange(depth, dtype=np.int32).reshape(numbers))
+    operands = [source, known, ctx.value(2), ctx.value(3)]
+    output = ctx.intermediate((*front, depth, *behind), ctx.dtype(2)) if wide else ctx.output_value()
+    ctx.elementwise(fn("select", fn("eq", Arg(0), Arg(1)), Arg(2), Arg(3)), operands, output)
+    if wide:
+        ctx.copy(ctx.reshaped(output, result), [], ctx.output_value())
 
 
 def _depth(ctx: OpContext, indices: Shape, x: Shape) -> int:

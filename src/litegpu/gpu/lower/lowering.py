@@ -10,6 +10,7 @@ from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.quantization import grid_of
+from litegpu.gpu.lower.ranks import rewritten
 from litegpu.gpu.lower.registered import custom_entry
 from litegpu.gpu.lower.registry import REGISTRY, Entry
 from litegpu.gpu.lower.values import Values
@@ -27,6 +28,15 @@ class Lowering(Values):
         if entry is None:
             kind = "custom operator" if operator.is_custom else "operator"
             raise Unsupported(f"the {kind} {operator.name} is not among those that the GPU runs")
+        others = rewritten(self.subgraph, operator, entry.gpu)
+        if others is None:
+            self._add(operator, entry)
+            return
+        self.subgraph = self.quantized.subgraph = others.subgraph
+        for other in others.operators:
+            self._add(other, REGISTRY[other.name, other.is_custom])
+
+    def _add(self, operator: Operator, entry: Entry) -> None:
         if operator.version > entry.gpu.max_version:
             raise Unsupported(f"version {operator.version}: versions up to {entry.gpu.max_version} are known")
         ctx = OpContext(self, operator, entry.gpu)

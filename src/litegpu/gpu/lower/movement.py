@@ -186,7 +186,7 @@ def concatenation(ctx: OpContext) -> None:
         same = len(s) == rank and all(n == m for i, (n, m) in enumerate(zip(s, shapes[0], strict=True)) if i != axis)
         ctx.require(same, f"shapes {[list(s) for s in shapes]} do not join along axis {axis}")
     ctx.check_shape(sum(s[axis] for s in shapes) if i == axis else n for i, n in enumerate(shapes[0]))
-    _join(ctx, [ctx.value(i) for i in range(len(shapes))], axis + 4 - rank, activated=True)
+    _join(ctx, [ctx.value(i) for i in range(len(shapes))], shapes, axis, activated=True)
 
 
 @lowers("PACK")
@@ -197,20 +197,33 @@ def pack(ctx: OpContext) -> None:
     ctx.require(all(ctx.shape(i) == x for i in range(count)), "inputs of different shapes")
     ctx.check_shape((*x[:axis], count, *x[axis:]))
     layer = (*x[:axis], 1, *x[axis:])
-    _join(ctx, [ctx.reshaped(ctx.value(i), layer) for i in range(count)], axis + 4 - rank)
+    _join(ctx, [ctx.reshaped(ctx.value(i), layer) for i in range(count)], [layer] * count, axis)
 
 
-def _join(ctx: OpContext, values: list[int], axis: int, *, activated: bool = False) -> None:
-    """Values along an axis of B,H,W,C, then the fused activation if the operator has one."""
+def _join(ctx: OpContext, values: list[int], shapes: Sequence[Shape], axis: int, *, activated: bool = False) -> None:
+    """Values of these shapes along an axis, then the fused activation if the operator has one."""
+    rank, result = len(ctx.output.shape), tuple(ctx.output.shape)
+    place = axis + 4 - rank
+    if place < 1 < rank - 3:  # one of several that are B
+        place = 1
+
+        def parted(s: Shape) -> Shape:
+            return math.prod(s[:axis]), s[axis], math.prod(s[axis + 1 : -1]), s[-1]
+
+        values = [ctx.reshaped(v, parted(s)) for v, s in zip(values, shapes, strict=True)]
+        result = parted(result)
     found = {ctx.builder.values[v].dtype for v in values}
     ctx.require(len(found) == 1, "inputs of different types are not taken together")
     dtype = found.pop()
     epilogue = ctx.activation(Arg(0), dtype) if activated else RESULT
     joined = values[0]
     if len(values) > 1:
-        output = ctx.output_value() if epilogue == RESULT else ctx.intermediate(ctx.output.shape, dtype)
-        joined = ctx.add(Concat(axis), values, output)
+        own = epilogue == RESULT and bhwc(result) == bhwc(ctx.output.shape)
+        joined = ctx.add(Concat(place), values, ctx.output_value() if own else ctx.intermediate(result, dtype))
+        if own:
+            return
+    joined = ctx.reshaped(joined, ctx.output.shape)
     if epilogue != RESULT:
         ctx.elementwise(epilogue, [joined], ctx.output_value())
-    elif len(values) == 1:
+    else:
         ctx.copy(joined, [], ctx.output_value())

@@ -118,6 +118,9 @@ def _blaming(op: Operation, what: str, kind: type[LiteGpuError]) -> Iterator[Non
 
 
 def _lower(registration: Registration, ctx: OpContext) -> None:
+    for tensor in (*(ctx.tensor(i) for i in range(len(ctx.operator.inputs)) if ctx.has(i)), *ctx.outputs):
+        rank = len(tensor.shape)
+        ctx.require(rank <= 4, f"tensor '{tensor.name}' has rank {rank}: kernels of the user's take ranks up to 4")
     op = Operation(
         name=registration.name,
         version=ctx.operator.version,

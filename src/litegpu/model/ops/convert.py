@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from litegpu.model.ops.checks import EIGHT_BIT, Tensors, require, scale_of
-from litegpu.model.ops.record import ANY, Gpu, Op
+from litegpu.model.ops.record import ANY, INTEGERS, Gpu, Op
 from litegpu.model.ops.rules import pointwise, same_shape
 from litegpu.model.types import Operator, Tensor, TensorType
 
@@ -38,8 +38,10 @@ OPS = (
     Op("BUCKETIZE", "x -> .", makes=TensorType.INT32),
     Op(
         "CAST", "x -> .:number", shape=same_shape, batch=pointwise, folds="values", makes_option="out_data_type",
-        gpu=Gpu(9, inputs=(ANY,), quantized=False,
-            notes="to integers toward zero, saturating, NaN to the largest; constants of 16-bit floats"),
+        gpu=Gpu(9, inputs=(ANY,), outputs=ANY | INTEGERS, quantized=False,
+           
+            notes="to INT64 of integers and bools; to integers toward zero, saturating, NaN to the largest; "
+            "constants of 16-bit floats"),
     ),
     Op(
         "DENSIFY", "x -> =x", shape=same_shape, hazard=_widened_hazard, is_seam=True, widens=True,

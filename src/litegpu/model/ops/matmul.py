@@ -10,7 +10,7 @@ import numpy as np
 
 from litegpu.model.ops.batch_node import BatchNode, Place
 from litegpu.model.ops.checks import Tensors, require
-from litegpu.model.ops.record import BIAS, FLOAT, Gpu, Op
+from litegpu.model.ops.record import BIAS, FLOAT, MAX_RANK, Gpu, Op
 from litegpu.model.ops.rules import aligned, together, weighed
 from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.types import Operator, Tensor, TensorType
@@ -98,7 +98,7 @@ OPS = (
     Op(
         "BATCH_MATMUL", "a b -> .:float32|int8|int16|int32", shape=_product_shape, work=_product_work,
         batch=_product_batch, hazard=_product_hazard, aborts=_product_aborts, has_weights=True, multiplies=True,
-        gpu=Gpu(4, inputs=(FLOAT, FLOAT), counts=2, ranks=(2, 4), quanta="reads",
+        gpu=Gpu(4, inputs=(FLOAT, FLOAT), counts=2, ranks=(2, MAX_RANK), joins="matrices", quanta="reads",
             notes="adj_x, adj_y, broadcasting of the leading axes; either side constant or runtime"),
     ),
     Op(

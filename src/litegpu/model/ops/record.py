@@ -26,7 +26,7 @@ STATIC: Types = frozenset()
 #: More inputs than any model has.
 MANY = 1 << 16
 #: The highest rank of a tensor on the GPU.
-MAX_RANK = 4
+MAX_RANK = 6
 
 #: How halves of a quantum are rounded.
 Halves = Literal["even", "up", "away"]
@@ -66,6 +66,10 @@ class Gpu:
     grids: Literal["", "moved", "alike"] = ""
     #: Of these types the CPU takes into account that what is joined is quantized otherwise than the result.
     rescales: Types = frozenset()
+    #: What it does with axes that the lowering function has to be told of tensors of more than four
+    #: (gpu/lower/ranks.py): "broadcast" one against the other, all of them or, "matrices", but for the last two; reduce
+    #: the "axes" in input 1; choose "rows" of the first. The others go by the last axis or by the tensors' own shapes.
+    joins: Literal["", "broadcast", "matrices", "axes", "rows"] = ""
     #: How the CPU's kernel rounds halves of a quantum: XNNPACK's to even numbers, but upwards after additions; the
     #: reference kernel of pools away from a stored zero.
     halves: Halves = "even"
