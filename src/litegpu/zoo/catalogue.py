@@ -9,10 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from litegpu.errors import OptionError
+from litegpu.zoo.classic import squeezenet, vgg16
 from litegpu.zoo.deeplab import deeplab_v3
+from litegpu.zoo.densenet import densenet121
+from litegpu.zoo.efficientnet import efficientnet_b0, efficientnet_v2_b0
+from litegpu.zoo.mobile import mobilenet_v2, mobilenet_v3
 from litegpu.zoo.mobilenet import mobilenet_v1
 from litegpu.zoo.posenet import posenet
+from litegpu.zoo.resnet import resnet50, resnext50
 from litegpu.zoo.ssd import ssd_mobilenet_v1
+from litegpu.zoo.transformers import convnext_tiny, mixer_s16, text_encoder, vit_tiny
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,9 @@ _RANGES: dict[str, tuple[float, float]] = {
     "resolution": (32, 4096),
     "classes": (2, 100_000),
     "max_detections": (1, 10_000),
+    "depth": (1, 128),
+    "length": (1, 8192),
+    "vocabulary": (2, 1_000_000),
 }
 
 CATALOGUE = {
@@ -45,6 +54,14 @@ CATALOGUE = {
         CatalogueEntry("deeplab_v3", "semantic segmentation", deeplab_v3),
         CatalogueEntry("ssd_mobilenet_v1", "object detection", ssd_mobilenet_v1),
         CatalogueEntry("posenet", "body keypoints", posenet),
+        *(
+            CatalogueEntry(build.__name__, "image classification", build)
+            for build in (
+                *(resnet50, resnext50, mobilenet_v2, mobilenet_v3, efficientnet_b0, efficientnet_v2_b0, densenet121),
+                *(vgg16, squeezenet, vit_tiny, mixer_s16, convnext_tiny),
+            )
+        ),
+        CatalogueEntry("text_encoder", "text embedding", text_encoder),
     )
 }
 

@@ -1,4 +1,4 @@
-"""Builds convolutional networks whose seeded weights keep the activations in a healthy range.
+"""Builds networks whose seeded weights keep the activations in a healthy range.
 
 Every layer is measured on a few drawn pictures while the network is built: its op is run alone by the CPU runtime, the
 per-channel mean and variance become those of a batch norm with random gamma and beta, and the batch norm is folded into
@@ -16,11 +16,12 @@ import numpy as np
 from litegpu.errors import OptionError
 from litegpu.interpreter import Interpreter, OpResolverType
 from litegpu.model.builder import ModelBuilder
+from litegpu.model.serialize import write_model
+from litegpu.zoo.quantize import Range, quantize
 from litegpu.zoo.scene import draw_scene
 
 PRECISIONS = ("float32", "float16")
 
-_PICTURES = 4  # measured at once
 _EPSILON = 1e-3
 
 
@@ -43,25 +44,42 @@ class Network:
         description: stored in the file.
         precision: "float32", or "float16": weights and biases stored as float16, each with a DEQUANTIZE.
         batch: the first dimension of every tensor.
+        quantized: int8 activations, inputs and outputs among them, and int8 weights (`quantize`).
+        pictures: how many the layers are measured on.
     """
 
-    def __init__(self, description: str, *, seed: int = 0, precision: str = "float32", batch: int = 1) -> None:
+    def __init__(
+        self,
+        description: str,
+        *,
+        seed: int = 0,
+        precision: str = "float32",
+        batch: int = 1,
+        quantized: bool = False,
+        pictures: int = 4,
+    ) -> None:
         if precision not in PRECISIONS:
             raise OptionError(f"precision {precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
         if batch < 1:
             raise OptionError(f"batch is {batch}; it must be 1 or more")
+        if quantized and precision != "float32":
+            raise OptionError(f"a quantized model has weights of 8 bits: leave out the precision {precision!r}")
         self.builder = ModelBuilder(description=description)
         self.precision = precision
         self.batch = batch
+        self.quantized = quantized
+        self.pictures = pictures
         self.rng = np.random.default_rng(seed)
         self._inputs: dict[str, int] = {}
         self._outputs: dict[str, int] = {}
+        self._ranges: dict[int, Range] = {}
 
     def image(self, name: str, height: int, width: int) -> NetworkTensor:
         """A graph input of RGB pictures in -1..1."""
-        sample = np.stack([draw_scene(height, width, seed) for seed in range(_PICTURES)])
+        sample = np.stack([draw_scene(height, width, seed) for seed in range(self.pictures)])
         tensor = self.builder.input(name, (self.batch, height, width, 3))
         self._inputs[name] = tensor
+        self._ranges[tensor] = (-1.0, 1.0)
         return NetworkTensor(tensor, sample.astype(np.float32) / 127.5 - 1)
 
     def output(self, name: str, tensor: int) -> None:
@@ -72,22 +90,43 @@ class Network:
     def build(self) -> bytes:
         """The bytes of the .tflite file, with the signature "serving_default"."""
         self.builder.signature("serving_default", self._inputs, self._outputs)
+        if self.quantized:
+            return write_model(quantize(self.builder.model(), self._ranges))
         return self.builder.build()
 
     def convolution(
-        self, x: NetworkTensor, filters: int, kernel: int = 1, stride: int = 1, *, activation: str = "RELU6"
+        self,
+        x: NetworkTensor,
+        filters: int,
+        kernel: int | tuple[int, int] = 1,
+        stride: int = 1,
+        *,
+        activation: str = "RELU6",
+        padding: str = "SAME",
+        groups: int = 1,
     ) -> NetworkTensor:
-        """CONV_2D with a folded batch norm."""
-        weights = self._normal((filters, kernel, kernel, x.channels), fan_in=kernel * kernel * x.channels)
-        options = dict(stride_h=stride, stride_w=stride, padding="SAME")
+        """CONV_2D with a folded batch norm; `kernel` is its height and width, or one number for both."""
+        high, wide = (kernel, kernel) if isinstance(kernel, int) else kernel
+        channels = x.channels // groups
+        weights = self._normal((filters, high, wide, channels), fan_in=high * wide * channels)
+        options = dict(stride_h=stride, stride_w=stride, padding=padding)
         return self._normalized("CONV_2D", x, weights, 0, options, activation)
 
-    def depthwise(self, x: NetworkTensor, stride: int = 1, dilation: int = 1) -> NetworkTensor:
-        """DEPTHWISE_CONV_2D 3x3 with multiplier 1, a folded batch norm and RELU6."""
-        weights = self._normal((1, 3, 3, x.channels), fan_in=9)
-        options = dict(stride_h=stride, stride_w=stride, padding="SAME", depth_multiplier=1)
+    def depthwise(
+        self,
+        x: NetworkTensor,
+        stride: int = 1,
+        dilation: int = 1,
+        *,
+        kernel: int = 3,
+        activation: str = "RELU6",
+        padding: str = "SAME",
+    ) -> NetworkTensor:
+        """DEPTHWISE_CONV_2D with multiplier 1 and a folded batch norm."""
+        weights = self._normal((1, kernel, kernel, x.channels), fan_in=kernel**2)
+        options = dict(stride_h=stride, stride_w=stride, padding=padding, depth_multiplier=1)
         options |= dict(dilation_h_factor=dilation, dilation_w_factor=dilation)
-        return self._normalized("DEPTHWISE_CONV_2D", x, weights, 3, options, "RELU6")
+        return self._normalized("DEPTHWISE_CONV_2D", x, weights, 3, options, activation)
 
     def head(
         self, x: NetworkTensor, filters: int, *, mean: float = 0.0, deviation: float = 1.0, spread: float | None = None
@@ -130,8 +169,8 @@ class Network:
 
     def reshape(self, x: NetworkTensor, *shape: int) -> NetworkTensor:
         """RESHAPE to [batch, *shape]."""
-        sample = x.sample.reshape(_PICTURES, *shape)
-        full = (self.batch, *sample.shape[1:])
+        sample = x.sample.reshape(self.pictures, *shape)
+        full = self.shape_of(sample)
         return self._emit("RESHAPE", [x], sample, dict(new_shape=full), [np.array(full, np.int32)])
 
     def _normal(self, shape: tuple[int, ...], fan_in: int) -> np.ndarray:
@@ -169,11 +208,18 @@ class Network:
         constants: Sequence[np.ndarray] = (),
     ) -> NetworkTensor:
         operands = [value.tensor for value in inputs] + [self._constant(array) for array in constants]
-        shape = (self.batch, *sample.shape[1:])
-        return NetworkTensor(self.builder.op(operator, operands, shape, options), sample)
+        return self._made(self.builder.op(operator, operands, self.shape_of(sample), options), sample)
+
+    def shape_of(self, sample: np.ndarray) -> tuple[int, ...]:
+        """Of the tensor that has this for the calibration pictures, with a multiple of the batch in front."""
+        return (len(sample) * self.batch // self.pictures, *sample.shape[1:])
+
+    def _made(self, tensor: int, sample: np.ndarray) -> NetworkTensor:
+        self._ranges[tensor] = (float(sample.min()), float(sample.max()))
+        return NetworkTensor(tensor, sample)
 
     def _constant(self, array: np.ndarray) -> int:
-        if array.dtype != np.float32 or self.precision == "float32":
+        if array.dtype != np.float32 or array.size == 1 or self.precision == "float32":
             return self.builder.constant(array)
         half = self.builder.constant(array.astype(np.float16))
         return self.builder.op("DEQUANTIZE", [half], array.shape)
