@@ -4,8 +4,8 @@
     python scripts/pictures.py                 all
     python scripts/pictures.py advise_page     these
 
-The model is one of LITEGPU_MODELS (or ../shared/models). Nothing is run and no device is opened; times are estimates for
-the H200. A page whose console complains ends it with status 1."""
+The model is one of LITEGPU_MODELS (or ../shared/models). Nothing is run and no device is opened; times are estimates
+for the H200. A page whose console complains ends it with status 1."""
 
 from __future__ import annotations
 
