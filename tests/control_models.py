@@ -169,3 +169,121 @@ def around(kind: str) -> bytes:
     h = model.op("FULLY_CONNECTED", [h, model.constant(random(4, 8, seed=8)), None], (1, 4))
     model.output(model.op("SOFTMAX", [h], (1, 4), dict(beta=1.0)))
     return model.build()
+
+
+RESOURCE = TensorType.RESOURCE
+
+
+def handle(graph: SubgraphBuilder, name: str) -> int:
+    """A variable's."""
+    tensor = graph.tensor((), RESOURCE)
+    graph.node("VAR_HANDLE", [], [tensor], dict(shared_name=name, container=""))
+    return tensor
+
+
+def once(model: ModelBuilder, graph: SubgraphBuilder, values: dict[str, np.ndarray]) -> None:
+    """CALL_ONCE of a subgraph that gives variables their first values."""
+    first = model.subgraph("initializer")
+    for name, value in values.items():
+        first.node("ASSIGN_VARIABLE", [handle(first, name), first.constant(value)], [])
+    graph.node("CALL_ONCE", [], [], dict(init_subgraph_index=first.index))
+
+
+def cached_decoder(length: int = 8, width: int = 16, heads: int = 1) -> bytes:
+    """Signature prompt puts a row of keys and values into caches, which are variables, at a place; decode does so and
+    attends to all places up to that; its steps are how many it took."""
+    model = ModelBuilder("decoder with a cache")
+    project = [random(width, width, seed=20 + i, scale=0.4) for i in range(4)]
+    caches = {name: np.zeros((length, width), np.float32) for name in ("keys", "values")}
+
+    def places(graph: SubgraphBuilder) -> int:
+        return graph.constant(np.arange(length, dtype=np.int32).reshape(length, 1))
+
+    def stored(graph: SubgraphBuilder, name: str, row: int, at: int) -> int:
+        """The cache with `row` at place `at`, assigned."""
+        variable = handle(graph, name)
+        before = graph.op("READ_VARIABLE", [variable], (length, width), type=F32)
+        hit = graph.op("EQUAL", [places(graph), at], (length, 1), type=BOOL)
+        after = graph.op("SELECT_V2", [hit, row, before], (length, width), type=F32)
+        graph.node("ASSIGN_VARIABLE", [variable, after], [])
+        return after
+
+    def dense(graph: SubgraphBuilder, x: int, i: int) -> int:
+        return graph.op("FULLY_CONNECTED", [x, graph.constant(project[i]), None], (1, width))
+
+    def counted(graph: SubgraphBuilder) -> int:
+        variable = handle(graph, "steps")
+        after = graph.op("ADD", [graph.op("READ_VARIABLE", [variable], (), type=I32), scalar(graph, 1)], ())
+        graph.node("ASSIGN_VARIABLE", [variable, after], [])
+        return after
+
+    def decode(graph: SubgraphBuilder, x: int, at: int) -> int:
+        query = dense(graph, x, 0)
+        keys = stored(graph, "keys", dense(graph, x, 1), at)
+        values = stored(graph, "values", dense(graph, x, 2), at)
+        logits = graph.op("BATCH_MATMUL", [query, keys], (1, length), dict(adj_y=True), type=F32)
+        row = graph.constant(np.arange(length, dtype=np.int32).reshape(1, length))
+        seen = graph.op("LESS_EQUAL", [row, at], (1, length), type=BOOL)
+        masked = graph.op("SELECT_V2", [seen, logits, scalar(graph, -1e9, np.float32)], (1, length), type=F32)
+        weights = graph.op("SOFTMAX", [masked], (1, length), dict(beta=1.0))
+        read = graph.op("BATCH_MATMUL", [weights, values], (1, width), type=F32)
+        return graph.op("TANH", [dense(graph, read, 3)], (1, width))
+
+    first = {**caches, "steps": np.array(0, np.int32)}
+    x, at = model.input("x", (1, width)), model.input("at", (), I32)
+    once(model, model, first)
+    y, n = decode(model, x, at), counted(model)
+    model.output(y, n)
+    model.signature("decode", {"x": x, "at": at}, {"y": y, "steps": n})
+    prompt = model.subgraph("prompt")
+    x, at = prompt.input("x", (1, width)), prompt.input("at", (), I32)
+    once(model, prompt, first)
+    keys = stored(prompt, "keys", dense(prompt, x, 1), at)
+    values = stored(prompt, "values", dense(prompt, x, 2), at)
+    total = prompt.op("ADD", [keys, values], (length, width))
+    prompt.output(total)
+    model.signature("prompt", {"x": x, "at": at}, {"sum": total}, prompt)
+    return model.build()
+
+
+def variables_in_control(kind: str, handed: bool = False) -> bytes:
+    """A WHILE, or an IF, whose subgraphs read and assign a variable, by handles of their own or ones `handed` in."""
+    model = ModelBuilder(f"variables in {kind}")
+    x = model.input("x", (4,))
+    once(model, model, {"total": np.full(4, 0.5, np.float32)})
+    outer = handle(model, "total")
+
+    def added(graph: SubgraphBuilder, variable: int, value: int) -> int:
+        before = graph.op("READ_VARIABLE", [variable], (4,), type=F32)
+        after = graph.op("ADD", [before, value], (4,))
+        graph.node("ASSIGN_VARIABLE", [variable, after], [])
+        return after
+
+    def own(graph: SubgraphBuilder, v: list[int]) -> int:
+        return v[-1] if handed else handle(graph, "total")
+
+    passed: list[int] = [outer] if handed else []
+    kinds: list[tuple[tuple[int, ...], TensorType]] = [((), RESOURCE)] if handed else []
+    if kind == "WHILE":
+
+        def body(graph: SubgraphBuilder, v: list[int]) -> list[int]:
+            y = added(graph, own(graph, v), v[1])
+            half = graph.op("MUL", [y, scalar(graph, 0.5, np.float32)], (4,))
+            return [graph.op("ADD", [v[0], scalar(graph, 1)], ()), half, *(v[2:] if handed else [])]
+
+        given = [scalar(model, 0), x, *passed]
+        y = loop(model, model, given, [((), I32), ((4,), F32), *kinds], below(3), body)[1]
+    else:
+        size = model.op("SUM", [x, model.constant(np.array([0], np.int32))], (), type=F32)
+        predicate = model.op("GREATER", [size, scalar(model, 0.0, np.float32)], (), type=BOOL)
+
+        def then(graph: SubgraphBuilder, v: list[int]) -> list[int]:
+            return [added(graph, own(graph, v), v[0])]
+
+        def otherwise(graph: SubgraphBuilder, v: list[int]) -> list[int]:
+            return [graph.op("NEG", [v[0]], (4,))]
+
+        state: list[tuple[tuple[int, ...], TensorType]] = [((4,), F32), *kinds]
+        y = branch(model, model, predicate, [x, *passed], state, [((4,), F32)], then, otherwise)[0]
+    model.output(model.op("ADD", [y, model.op("READ_VARIABLE", [outer], (4,), type=F32)], (4,)))
+    return model.build()

@@ -14,14 +14,14 @@ from litegpu.chatter import quiet
 from litegpu.delegates.aborts import WITH_XNNPACK, refuse_aborting
 from litegpu.delegates.protocol import Partition
 from litegpu.delegates.short_bias import completed
-from litegpu.errors import InvokeError
+from litegpu.errors import InvokeError, ModelError
 from litegpu.model.cut import called, cut
 from litegpu.model.reader import DTYPES
-from litegpu.model.types import Model, Operator, Subgraph, TensorType
+from litegpu.model.state import has_resources, without_resources
+from litegpu.model.types import Model, Operator, Subgraph
 
 PLAIN = official.OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
 
-_RESOURCES = (TensorType.RESOURCE, TensorType.VARIANT)
 _UNRESOLVED = ("unresolved custom op", "Select TensorFlow op")
 
 
@@ -212,12 +212,13 @@ def _place(nodes: Sequence[Operator]) -> str:
 def undividable(model: Model) -> dict[int, str]:
     """Why a model runs on the CPU in one piece: the reason for each node of the main subgraph, {} if it need not.
 
-    That is so for resources, which subgraphs share, variables that are more than one node's own, custom operators that
-    lack an output, and element types that have no NumPy array of their own. What calls other subgraphs is cut out with
-    them.
+    That is so for resources that are no plain variables, of any signature, variables that are more than one node's own,
+    custom operators that lack an output, and element types that have no NumPy array of their own. What calls other
+    subgraphs is cut out with them.
     """
-    main = model.main
-    cause = _shared_resource(model)
+    cause = _unusable_resource(model)
+    main = model.main if cause else without_resources(model).model.main
+    used = {t for o in main.operators for t in (*o.inputs, *o.outputs)}.union(main.inputs, main.outputs)
     for operator in main.operators:
         if cause is None and -1 in operator.outputs:
             cause = f"op number {operator.index}, {operator.name}, lacks an output"
@@ -227,18 +228,21 @@ def undividable(model: Model) -> dict[int, str]:
             written = any(tensor.index in o.outputs for o in main.operators)
             if users > 1 or written or tensor.index in (*main.inputs, *main.outputs):
                 cause = f"several nodes share the variable '{tensor.name}'"
-        elif cause is None and not tensor.is_constant and tensor.type not in DTYPES:
+        elif cause is None and not tensor.is_constant and tensor.type not in DTYPES and tensor.index in used:
             cause = f"'{tensor.name}' is a {tensor.type.name} tensor"
     if cause is None:
         return {}
     return {o.index: f"The model runs in one piece on the CPU: {cause}." for o in main.operators}
 
 
-def _shared_resource(model: Model) -> str | None:
-    for subgraph in model.subgraphs:
-        for operator in subgraph.operators:
-            if any(t >= 0 and subgraph.tensors[t].type in _RESOURCES for t in (*operator.inputs, *operator.outputs)):
-                return f"op number {operator.index} of subgraph {subgraph.index}, {operator.name}, uses a resource"
+def _unusable_resource(model: Model) -> str | None:
+    """Why variables cannot be values: those of all signatures, since they share them."""
+    if has_resources(model):
+        for entry in {model.entry, *(s.subgraph for s in model.signatures)}:
+            try:
+                without_resources(replace(model, entry=entry))
+            except ModelError as error:
+                return str(error)
     return None
 
 

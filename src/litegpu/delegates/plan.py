@@ -30,9 +30,11 @@ from litegpu.delegates.protocol import (
     ResetsVariables,
     lacking,
 )
+from litegpu.delegates.variables import Variables
 from litegpu.errors import DelegateError, InvokeError, LiteGpuError, TensorError
 from litegpu.host_copy import LARGE_BYTES, copy_bytes
 from litegpu.model.reader import DTYPES
+from litegpu.model.state import StateTensor
 from litegpu.model.types import Subgraph
 from litegpu.turns import Turns, alone
 
@@ -89,8 +91,11 @@ class Plan:
         delegates: Sequence[Delegate],
         options: OfficialOptions,
         unknown: Set[int] = frozenset(),
+        states: Sequence[StateTensor] = (),
+        variables: Variables | None = None,
     ) -> None:
-        """`unknown` are the tensors whose shape only the run decides.
+        """`unknown` are the tensors whose shape only the run decides, `states` those that have the values of
+        `variables`.
 
         Raises PrepareError for a delegate, InvokeError for a CPU partition; nothing stays open then."""
         self._tensors = subgraph.tensors
@@ -108,6 +113,8 @@ class Plan:
         self._on_gpu: dict[
             int, tuple[KeepsOutputs, int]
         ] = {}  # outputs that a kernel may keep, and its number for them
+        self._states = states
+        self._variables = variables or Variables()
         self._pending: list[_Step] = []  # whose results are perhaps still being computed
         try:
             for owner, partition in division.partitions:
@@ -212,17 +219,30 @@ class Plan:
             self._untouched = frozenset()  # after an inference that fails there is no value
             values.clear()  # drops the views of CPU partitions, which could not run again otherwise
             values.update(self._inputs)
+            self._take_variables()
             for step in self._steps:
                 self.settle()
                 results = step.run([values[i] for i in step.inputs])
                 self._pending.append(step)
                 for index, result in zip(step.outputs, results, strict=True):
                     values[index] = result
+            self._keep_variables()
         except BaseException:
             self._pending.clear()
             values.clear()
             values.update(self._inputs)
             raise
+
+    def _take_variables(self) -> None:
+        for state in self._states:
+            self._inputs[state.before][...] = self._variables.value(state.key, self._tensors[state.before])
+
+    def _keep_variables(self) -> None:
+        if any(state.after >= 0 for state in self._states):
+            self.settle()
+        for state in self._states:
+            if state.after >= 0:
+                self._variables.assign(state.key, self._values[state.after])
 
     def set_input(self, index: int, value: Any) -> None:
         """Copy `value`, whose type and shape must be the tensor's own, into an input; raises TensorError."""

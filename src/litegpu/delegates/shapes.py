@@ -54,6 +54,8 @@ def _walk(
     causes: dict[int, str] = {}  # tensor of unknown shape -> why
     refused: dict[int, str] = {}
     for operator in subgraph.operators:
+        if not operator.outputs:
+            continue
         cause = next((causes[t] for t in operator.inputs if t in causes), None)
         if cause is None:
             found = _results(whole, operator, options, shapes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ import numpy as np
 from litegpu.delegates import cpu
 from litegpu.delegates.partitioner import ON_CPU, Division, NarrowedDelegate, divide
 from litegpu.delegates.plan import Plan, PrepareError, rehearsed
+from litegpu.delegates.report import DelegationReport
 from litegpu.delegates.shapes import infer
 from litegpu.engines.engine import Engine, Setup, Shapes, resized
 from litegpu.engines.whole import Whole
 from litegpu.errors import ForkError, InvokeError, TensorError
+from litegpu.model.state import without_resources
 from litegpu.model.types import Subgraph, TensorType
 
 
@@ -30,7 +33,8 @@ class Divided(Engine):
         self.plan: Plan | None = None
         self._leaves_outputs = False
         self._division: Division | None = None
-        self._graph = setup.source.model.main
+        self._stateful = without_resources(setup.source.model)
+        self._graph = self._stateful.model.main
         self._divide(self._graph, {})
         self._official = resized(setup, setup.options.plain(), {})
 
@@ -60,10 +64,14 @@ class Divided(Engine):
             self._division = None
         division, refused = self._divide_inferred()
         unknown = {t for node in refused for t in self._graph.operators[node].outputs}
-        while division.delegated:
+        stays = bool(self._stateful.states or self._stateful.initializers)  # its variables are not the runtime's
+        if stays:
+            self.setup.variables.initialize(self._stateful, self.setup.options)
+        while division.delegated or stays:
             self._require_kernels(division)
             try:
-                plan = Plan(self._graph, division, asked, self.setup.options, unknown)
+                states, variables = self._stateful.states, self.setup.variables
+                plan = Plan(self._graph, division, asked, self.setup.options, unknown, states, variables)
                 plan.leave_outputs(self._leaves_outputs)
                 self.setup.announcer.note(plan.notes)
                 self.plan = plan  # last: an interrupted preparation is made anew
@@ -95,21 +103,32 @@ class Divided(Engine):
             division = self._divide(self._graph, refused, announce=False)
 
     def _divide(self, graph: Subgraph, refused: Mapping[int, str], *, announce: bool = True) -> Division:
-        model = self.setup.source.model
+        model = self._stateful.model
         if len(graph.tensors) > len(model.main.tensors):  # values that were folded
             model = model.with_main(graph)
         division = divide(model, graph, self.setup.asked, refused)
         self._division, self._graph = division, graph
+        division = replace(division, report=self._by_file(division.report))
         self.setup.announcer.announce(division.report, aloud=announce)
         return division
 
     def _divide_inferred(self) -> tuple[Division, dict[int, str]]:
         """The division of the subgraph with its true shapes, and which nodes' shapes are unknown: see Inferred."""
-        found = infer(self.setup.source.model, self.setup.options, self.input_shapes())
+        model = self._stateful.model
+        shapes = {state.before: model.main.tensors[state.before].shape for state in self._stateful.states}
+        found = infer(model, self.setup.options, {**self.input_shapes(), **shapes})
         division = self._division
         if division is None or found.refused or found.subgraph is not self._graph:
             division = self._divide(found.subgraph, found.refused)
         return division, found.refused
+
+    def _by_file(self, report: DelegationReport) -> DelegationReport:
+        """With the operators that the file has, where others stand for them."""
+        operators = self.setup.source.model.main.operators
+        if all(n.op == o.name for n, o in zip(report.nodes, operators, strict=True)):
+            return report
+        nodes = (replace(n, op=o.name, code=o.code) for n, o in zip(report.nodes, operators, strict=True))
+        return replace(report, nodes=tuple(nodes))
 
     def _narrow(self, failure: PrepareError, loud: int = logging.WARNING) -> None:
         asked = self.setup.asked
@@ -118,7 +137,7 @@ class Divided(Engine):
     def _require_kernels(self, division: Division) -> None:
         """Raises InvokeError naming every op on the CPU that the official runtime has no kernel for."""
         left = [o for owner, partition in division.partitions if owner == ON_CPU for o in partition.nodes]
-        missing = cpu.unresolved_custom_ops(self.setup.source.model, self._graph, left, self.setup.options)
+        missing = cpu.unresolved_custom_ops(self._stateful.model, self._graph, left, self.setup.options)
         if missing:
             raise InvokeError(cpu.unresolved_message(missing))
 

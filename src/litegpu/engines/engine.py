@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from litegpu.delegates import cpu
 from litegpu.delegates.cpu import OfficialOptions
 from litegpu.delegates.protocol import Delegate
+from litegpu.delegates.variables import Variables
 from litegpu.engines.announcing import Announcer
 from litegpu.engines.source import ModelSource, input_shapes
 from litegpu.errors import InvokeError, LiteGpuError, TensorError
@@ -26,7 +27,7 @@ Shapes = Mapping[int, tuple[int, ...]]
 class Setup:
     """What an interpreter was opened with. `asked`: the delegates of litegpu's protocol; an engine puts others in the
     places of those that fail. `operators`: the user's own, as registered then. `freed`: inputs with values in the file
-    that were set all the same, and to what."""
+    that were set all the same, and to what. `variables`: of all signatures."""
 
     source: ModelSource
     options: OfficialOptions
@@ -34,6 +35,7 @@ class Setup:
     announcer: Announcer
     operators: dict[str, Registration] | None = None
     freed: dict[int, Any] = field(default_factory=dict)
+    variables: Variables = field(default_factory=Variables)
 
     def own_operators(self) -> contextlib.AbstractContextManager[None]:
         """Within it those of the user's operators are registered that were when the model was opened."""

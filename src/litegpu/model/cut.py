@@ -31,7 +31,7 @@ def cut(
         ModelError: an index is out of range, or an operator reads a tensor that nothing in the partition provides.
     """
     subgraph = model.subgraphs[subgraph_index]
-    operators = [subgraph.operators[node] for node in nodes]
+    operators = [subgraph.operators[node] for node in nodes if _runs(subgraph.operators[node])]
     kept = _needed(subgraph, operators, inputs, outputs)
     renumbered = {old: new for new, old in enumerate(kept)}
     subgraph_numbers = {old: new for new, old in enumerate(called(model, operators), start=1)}
@@ -59,7 +59,7 @@ def cut(
         dataclasses.replace(
             model.subgraphs[old],
             index=new,
-            operators=tuple(_recalled(operator, subgraph_numbers) for operator in model.subgraphs[old].operators),
+            operators=tuple(_recalled(o, subgraph_numbers) for o in model.subgraphs[old].operators if _runs(o)),
         )
         for old, new in subgraph_numbers.items()
     )
@@ -79,6 +79,11 @@ def described(model: Model) -> bytes:
 
 #: Bytes of constants that a description keeps.
 _SMALL = 1024
+
+
+def _runs(operator: Operator) -> bool:
+    """Whether it does anything: what only had handles (model/state.py) is left with no operands."""
+    return bool(operator.inputs or operator.outputs or operator.subgraphs)
 
 
 def _needed(

@@ -1,0 +1,168 @@
+"""Resource variables: CALL_ONCE, VAR_HANDLE, READ_VARIABLE and ASSIGN_VARIABLE beside the official runtime."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from ai_edge_litert.interpreter import Interpreter as Official
+from control_models import F32, RESOURCE, cached_decoder, handle, once, random, variables_in_control
+
+from litegpu import GpuDelegate, Interpreter
+from litegpu.model.types import TensorType
+from litegpu.model.writer import ModelBuilder
+
+
+def opened(content: bytes, **options: Any) -> Interpreter:
+    delegate = GpuDelegate(**{"backend": "reference", "max_delegated_partitions": 0, **options})
+    return Interpreter(model_content=content, experimental_delegates=[delegate], fallback="silent")
+
+
+def same(found: Any, wanted: Any) -> None:
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
+
+
+def decode(interpreter: Any, steps: int, seed: int = 0) -> list[Any]:
+    """Two rows by the signature "prompt", the others by "decode"."""
+    found = []
+    for at in range(steps):
+        runner = interpreter.get_signature_runner("prompt" if at < 2 else "decode")
+        found.append(runner(x=random(1, 16, seed=seed + at), at=np.array(at, np.int32)))
+    return found
+
+
+@pytest.mark.parametrize("limits", [{}, dict(last_delegate_node_index=9), dict(first_delegate_node_index=8)],
+                         ids=["whole", "front", "back"])  # fmt: skip
+def test_signatures_share_variables(limits: dict[str, int]) -> None:
+    """Also where operators on the CPU use them."""
+    content = cached_decoder()
+    interpreter, official = opened(content, **limits), Official(model_content=content)
+    for found, wanted in zip(decode(interpreter, 8), decode(official, 8), strict=True):
+        same(found, wanted)
+    if not limits:
+        assert interpreter.delegation_report("decode").fully_delegated
+        assert interpreter.delegation_report("prompt").fully_delegated
+        names = [node.op for node in interpreter.delegation_report("decode").nodes]
+        assert {"CALL_ONCE", "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"} <= set(names)
+
+
+def test_variables_belong_to_an_interpreter() -> None:
+    content = cached_decoder()
+    first, second = opened(content), opened(content)
+    wanted = decode(Official(model_content=content), 4)
+    decode(first, 4, seed=50)
+    same(decode(second, 4)[-1], wanted[-1])
+
+
+def test_a_reset_leaves_variables_as_it_does_officially() -> None:
+    content = cached_decoder()
+    results = []
+    for one in (opened(content), Official(model_content=content)):
+        decode(one, 3)
+        one.allocate_tensors()
+        one.reset_all_variables()
+        results.append(one.get_signature_runner("decode")(x=random(1, 16), at=np.array(4, np.int32)))
+    same(*results)
+    assert results[0]["steps"] == 2
+
+
+@pytest.mark.parametrize("handed", [False, True], ids=["own", "handed"])
+@pytest.mark.parametrize("kind", ["IF", "WHILE"])
+def test_variables_in_subgraphs(kind: str, handed: bool) -> None:
+    content = variables_in_control(kind, handed)
+    interpreter, official = opened(content), Official(model_content=content)
+    for one in (interpreter, official):
+        one.allocate_tensors()
+    for seed in range(5):
+        results: list[np.ndarray] = []
+        for one in (interpreter, official):
+            one.set_tensor(one.get_input_details()[0]["index"], random(4, seed=seed))
+            one.invoke()
+            results.append(one.get_tensor(one.get_output_details()[0]["index"]))
+        np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
+
+
+def test_an_inference_that_fails_leaves_variables_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from litegpu.gpu.delegate.kernel import GpuKernel
+
+    content = cached_decoder()
+    interpreter = opened(content)
+    decode(interpreter, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(GpuKernel, "_read", lambda *_: (_ for _ in ()).throw(MemoryError))
+        with pytest.raises(RuntimeError):
+            interpreter.get_signature_runner("decode")(x=random(1, 16), at=np.array(7, np.int32))
+    official = Official(model_content=content)
+    wanted = decode(official, 4)[-1]
+    same(interpreter.get_signature_runner("decode")(x=random(1, 16, seed=3), at=np.array(3, np.int32)), wanted)
+
+
+def changing(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> bytes:
+    """A variable that is read in one shape and assigned in another."""
+    model = ModelBuilder()
+    x = model.input("x", shapes[1])
+    once(model, model, {"v": np.ones(shapes[0], np.float32)})
+    y = model.op("READ_VARIABLE", [handle(model, "v")], shapes[0], type=F32)
+    model.node("ASSIGN_VARIABLE", [handle(model, "v"), x], [])
+    model.output(model.op("ABS", [y], shapes[0]))
+    return model.build()
+
+
+def test_variables_that_change_their_shape_are_left_to_the_cpu() -> None:
+    report = opened(changing(((2,), (3,)))).delegation_report()
+    assert report.delegated == 0
+    assert "the variable 'v' is FLOAT32 [2] and FLOAT32 [3] in places" in str(report.nodes[0].reason)
+    assert opened(changing(((2,), (2,)))).delegation_report().fully_delegated
+
+
+def test_hash_tables_are_left_to_the_cpu() -> None:
+    model = ModelBuilder()
+    x = model.input("x", (2,))
+    table = model.tensor((), RESOURCE)
+    model.node("HASHTABLE", [], [table], dict(table_id=1, key_dtype="INT64", value_dtype="INT64"))
+    model.output(model.op("ABS", [x], (2,)), model.op("HASHTABLE_SIZE", [table], (1,), type=TensorType.INT64))
+    report = opened(model.build()).delegation_report()
+    assert report.delegated == 0
+    assert "HASHTABLE, uses a resource" in str(report.nodes[0].reason)
+
+
+def test_calls_of_calls_are_not_copied_for_each_way() -> None:
+    """A file of a few kilobytes whose subgraphs call each other in 2^40 ways."""
+    model = ModelBuilder()
+    x = model.input("x", (2,))
+    once(model, model, {"v": np.ones(2, np.float32)})
+    graphs = [model.subgraph(f"g{i}") for i in range(40)]
+    for i, graph in enumerate(graphs):
+        inner = graph.input("x", (2,))
+        if i + 1 < len(graphs):
+            truth = graph.constant(np.array(True))
+            options = dict(then_subgraph_index=graphs[i + 1].index, else_subgraph_index=graphs[i + 1].index)
+            graph.output(*graph.op_multi("IF", [truth, inner], [((2,), F32)], options))
+        else:
+            graph.output(
+                graph.op("ADD", [inner, graph.op("READ_VARIABLE", [handle(graph, "v")], (2,), type=F32)], (2,))
+            )
+    truth = model.constant(np.array(True))
+    options = dict(then_subgraph_index=graphs[0].index, else_subgraph_index=graphs[0].index)
+    model.output(*model.op_multi("IF", [truth, x], [((2,), F32)], options))
+    interpreter = opened(model.build())
+    interpreter.allocate_tensors()
+    interpreter.invoke()
+    assert interpreter.get_tensor(interpreter.get_output_details()[0]["index"]).tolist() == [1, 1]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_variables_after_a_fork() -> None:
+    content = cached_decoder()
+    interpreter = opened(content)
+    decode(interpreter, 3)
+    wanted = decode(Official(model_content=content), 4)[-1]["y"]
+    child = os.fork()
+    if child == 0:
+        found = interpreter.get_signature_runner("decode")(x=random(1, 16, seed=3), at=np.array(3, np.int32))["y"]
+        os._exit(0 if np.allclose(found, wanted, atol=1e-4) else 1)
+    assert os.waitpid(child, 0)[1] == 0
