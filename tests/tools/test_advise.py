@@ -111,8 +111,8 @@ def test_limits_are_told_apart_from_refusals(without_device: None) -> None:
 
 def test_reasons_are_the_delegates_own(without_device: None) -> None:
     b = ModelBuilder()
-    x = b.input("x", (1, 2, 2, 2, 3))
-    b.output(b.op("RELU", [x], (1, 2, 2, 2, 3)))
+    options = {"min": -1.0, "max": 1.0, "num_bits": 8}
+    b.output(b.op("FAKE_QUANT", [b.input("x", (1, 2, 2, 3))], (1, 2, 2, 3), options))
     content = b.build()
     delegate = GpuDelegate()
     model = litegpu.read_model(content)

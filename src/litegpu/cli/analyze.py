@@ -20,6 +20,14 @@ def analyze(
     ] = None,
     precision: Annotated[str, typer.Option(help="float32, float16 or auto.")] = "float32",
     device: Annotated[str, typer.Option(help="The backend to ask, and to measure on: auto, cuda, webgpu ...")] = "auto",
+    delegate: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Ask this delegate too what it would take, by its name: openvino, coreml, one of a package. May be "
+            "repeated.",
+            show_default=False,
+        ),
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a page with the graph to walk through.")] = None,
     model_explorer: Annotated[Path | None, typer.Option(help="Write node data for Google's Model Explorer.")] = None,
     annotated: Annotated[
@@ -37,8 +45,11 @@ def analyze(
 
     litegpu analyze model.tflite --rates L4 --json | jq '.findings[] | {pattern, gain}'
 
+    litegpu analyze model.tflite --delegate openvino --delegate coreml
+
     litegpu analyze model.tflite --annotated told.tflite --model-explorer times.json
     """
+    from litegpu.delegate_registry import load_delegate
     from litegpu.gpu.delegate.delegate import GpuDelegate
     from litegpu.model.inline import inline_composites
     from litegpu.model.reader import read_model
@@ -48,8 +59,9 @@ def analyze(
     for path in (html, model_explorer, annotated):
         if path is not None:
             require_writable(path)
-    delegate = GpuDelegate(backend=device, precision=precision)
-    found = tool.analyze(model, delegate=delegate, rates=rates, measure=measure)
+    gpu = GpuDelegate(backend=device, precision=precision)
+    others = [load_delegate(name) for name in delegate or ()]
+    found = tool.analyze(model, delegate=gpu, rates=rates, measure=measure, others=others)
     all_of(
         lambda: print_json(found.as_dict()) if as_json else tool.print_analysis(found),
         lambda: tool.write_graph_page(found, model, html) if html is not None else None,

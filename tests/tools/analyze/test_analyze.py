@@ -15,9 +15,11 @@ from browser import Browser
 from pages import check_self_contained
 from tools.analyze import networks
 from tools.analyze.networks import Drawn, examined
+from typer.testing import CliRunner
 
 from litegpu import Interpreter, OptionError, read_model
 from litegpu.choosing.predict import on_one_core
+from litegpu.cli.application import app
 from litegpu.delegates.report import CPU as ON_CPU
 from litegpu.gpu.delegate.delegate import GpuDelegate
 from litegpu.model.costs import op_costs
@@ -53,6 +55,38 @@ def test_reasons_are_the_partitioners(ssd: bytes, analysis: Analysis) -> None:
         assert report is not None
         assert told == [(n.index, n.op, n.owner, n.partition, n.accepted, n.reason) for n in report.nodes]
     assert {op.owner for op in analysis.ops} == {"GPU", ON_CPU} and any(op.reason for op in analysis.ops)
+
+
+def test_other_delegates_are_asked_alone(numpy_delegate: Any, tmp_path: Path, capsys: Any) -> None:
+    """What they say is what the partitioner says of each, and changes nothing else."""
+    b = Drawn()
+    b.output(b.op("RELU", [networks.plain(b)], (1, 8, 8, 8)))
+    content = b.build()
+    others = [numpy_delegate(), GpuDelegate(first_delegate_node_index=1)]
+    asked, plain = analyze(content, rates="H200", others=others), analyze(content, rates="H200")
+    for place, one in enumerate(others):
+        with Interpreter(model_content=content, experimental_delegates=[one], fallback="silent") as interpreter:
+            report = interpreter.preview_delegation()
+        told = [(op.answers[place].taken, op.answers[place].accepted, op.answers[place].reason) for op in asked.ops]
+        assert told == [(n.owner != ON_CPU, n.accepted, n.reason) for n in report.nodes]
+        assert {op.answers[place].delegate for op in asked.ops} == {one.name}
+    assert not asked.ops[0].answers[1].taken and asked.ops[0].owner == "GPU"
+    assert asked.total == plain.total and [op.owner for op in asked.ops] == [op.owner for op in plain.ops]
+    assert json.loads(json.dumps(asked.as_dict()))["ops"][0]["answers"][1]["reason"] == asked.ops[0].answers[1].reason
+    print_analysis(asked)
+    text = capsys.readouterr().out
+    assert f"where  {others[0].name}  GPU " in text and "Left by GPU: " in text and "Asked alone: " in text
+    page = tmp_path / "page.html"
+    write_graph_page(asked, content, page)
+    assert "would take it" in page.read_text() and f"{others[0].name} would take" in page.read_text()
+
+
+def test_the_command_asks_delegates_by_name(ssd: bytes, tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    (tmp_path / "m.tflite").write_bytes(ssd)
+    done = CliRunner().invoke(app, ["analyze", str(tmp_path / "m.tflite"), "--rates=H200", "--delegate=openvino"])
+    assert done.exit_code == 0 and "Left by OpenVINO: TFLite_Detection_PostProcess" in done.output, done.output
+    assert CliRunner().invoke(app, ["analyze", str(tmp_path / "m.tflite"), "--delegate=nobody"]).exit_code != 0
 
 
 def test_costs_are_those_of_the_model(ssd: bytes, analysis: Analysis) -> None:

@@ -83,7 +83,7 @@ class Coverage:
 
 def delegate_coverage(model: str | os.PathLike[str] | bytes, delegate: Delegate) -> Coverage:
     """What `delegate` would take of a model, by the predicate that decides when it is run. Needs no device."""
-    report = _preview(model, delegate)
+    report = preview(model, delegate)
     taken, partitions = _size(report, delegate.name)
     left = tuple(Left(op, nodes, reason, accepted) for (_, op, accepted, reason), nodes in report.kinds().items())
     device, problem = _device(delegate)
@@ -99,6 +99,15 @@ def delegate_coverage(model: str | os.PathLike[str] | bytes, delegate: Delegate)
         problem=problem,
         report=report,
     )
+
+
+def preview(model: str | os.PathLike[str] | bytes, delegate: Delegate) -> DelegationReport:
+    """What each node's owner would be, and why, with this delegate alone. Nothing is prepared. Raises ModelError, or
+    InvokeError for shapes that the official runtime refuses."""
+    content = model if isinstance(model, bytes) else None
+    path = None if content is not None else os.fspath(model)
+    with Interpreter(path, content, experimental_delegates=[delegate], fallback="silent") as interpreter:
+        return interpreter.preview_delegation()
 
 
 def xnnpack_coverage(source: str | os.PathLike[str] | bytes, model: Model) -> Coverage:
@@ -118,13 +127,6 @@ def xnnpack_coverage(source: str | os.PathLike[str] | bytes, model: Model) -> Co
     return Coverage(XNNPACK, len(taken), len(operators), len(partitions), left)
 
 
-def _preview(model: str | os.PathLike[str] | bytes, delegate: Delegate) -> DelegationReport:
-    content = model if isinstance(model, bytes) else None
-    path = None if content is not None else os.fspath(model)
-    with Interpreter(path, content, experimental_delegates=[delegate], fallback="silent") as interpreter:
-        return interpreter.preview_delegation()
-
-
 def _size(report: DelegationReport, name: str) -> tuple[int, int]:
     return report.counts[name], sum(p.owner == name for p in report.partitions)
 
@@ -133,7 +135,7 @@ def _without_limit(model: str | os.PathLike[str] | bytes, delegate: Delegate) ->
     """(nodes taken, partitions) of a delegate like this one that may have any number of partitions."""
     unlimited = copy.copy(delegate)
     unlimited.max_delegated_partitions = 0
-    return _size(_preview(model, unlimited), delegate.name)
+    return _size(preview(model, unlimited), delegate.name)
 
 
 def _device(delegate: Delegate) -> tuple[TargetDevice | None, str | None]:

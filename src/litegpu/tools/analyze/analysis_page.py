@@ -21,6 +21,7 @@ def analysis_page(analysis: Analysis, model: str | os.PathLike[str] | bytes) -> 
     page.figures([
         ("estimated", f"{analysis.total * 1e6:.1f} us"), *measured,
         *((f"ops on {name}", f"{count}/{len(analysis.ops)}") for name, count in analysis.report.counts.items()),
+        *((f"{one.delegates[0]} would take", f"{one.delegated}/{len(one.nodes)}") for one in analysis.others),
         ("GFLOP", f"{sum(op.flops for op in analysis.ops) / 1e9:.3f}"),
         ("patterns", str(len(analysis.findings))),
     ])  # fmt: skip
@@ -56,13 +57,15 @@ def _note(op: OpAnalysis) -> str:
 
 
 def _explored(analysis: Analysis, main: Subgraph, op: OpAnalysis) -> Explored:
-    cells = zip(words.columns(analysis)[4:], words.row(analysis, op)[4:], strict=True)
+    before = 4 + len(analysis.others)
+    cells = zip(words.columns(analysis)[before:], words.row(analysis, op)[before:], strict=True)
+    answers = [(one.delegate, "would take it" if one.taken else one.reason or "no") for one in op.answers]
     names = [main.tensors[t].name for t in main.operators[op.index].outputs if t >= 0]
     findings = [f"{f.pattern}: {f.what}. {f.advice}" for f in analysis.findings if op.index in f.nodes]
     shared = [("kernels shared with", ", ".join(map(str, op.shared)))] if op.shared else []
     return Explored(
         (
-            ("where", words.where(analysis, op)), *((("reason", op.reason),) if op.reason else ()),
+            ("where", words.where(analysis, op)), *((("reason", op.reason),) if op.reason else ()), *answers,
             ("inputs", ", ".join(map(words.shape_text, op.inputs))),
             ("outputs", ", ".join(map(words.shape_text, op.outputs))), ("tensors", ", ".join(names)),
             ("version", str(op.version)), *cells, *shared, *(("pattern", text) for text in findings),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from litegpu.delegates.report import DelegationReport
 from litegpu.tools.analyze.analysis import Analysis, OpAnalysis
 from litegpu.tools.analyze.finding import Finding
 from litegpu.tools.console import print_table
 
 FINDING_COLUMNS = ("pattern", "nodes", "gain us", "what")
 _LISTED = 6  # nodes
+_KINDS = 12  # of what another delegate leaves
 
 
 def print_analysis(analysis: Analysis) -> None:
@@ -39,15 +41,30 @@ def rates_line(analysis: Analysis) -> str:
 def columns(analysis: Analysis) -> tuple[str, ...]:
     """Of the table of ops."""
     measured = ("measured us",) if analysis.measured is not None else ()
-    return ("node", "op", "where", "result", "MFLOP", "kB", "bound", "limit us", "estimate us", *measured, "of limit")
+    others = (one.delegates[0] for one in analysis.others)
+    return (
+        "node",
+        "op",
+        "where",
+        *others,
+        "result",
+        "MFLOP",
+        "kB",
+        "bound",
+        "limit us",
+        "estimate us",
+        *measured,
+        "of limit",
+    )
 
 
 def row(analysis: Analysis, op: OpAnalysis) -> tuple[str, ...]:
     """An op as cells."""
     measured = (_us(op.measured),) if analysis.measured is not None else ()
+    answers = ("yes" if one.taken else "no" for one in op.answers)
     return (
-        str(op.index), op.op, where(analysis, op), " ".join(map(shape_text, op.outputs[:2])), f"{op.flops / 1e6:.3f}",
-        f"{op.bytes / 1e3:.1f}", op.bound or "-", _us(op.limit), _us(op.estimated), *measured,
+        str(op.index), op.op, where(analysis, op), *answers, " ".join(map(shape_text, op.outputs[:2])),
+        f"{op.flops / 1e6:.3f}", f"{op.bytes / 1e3:.1f}", op.bound or "-", _us(op.limit), _us(op.estimated), *measured,
         "-" if op.share is None else f"{op.share:.0%}",
     )  # fmt: skip
 
@@ -64,9 +81,17 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 
 def reason_lines(analysis: Analysis) -> list[str]:
-    """Why nodes stay on the CPU, each reason once, by the report of the partitioner."""
-    kinds = analysis.report.kinds()
-    return [f"On the CPU: {op} ({numbers(nodes)}): {reason}" for (_, op, _, reason), nodes in kinds.items()]
+    """Why nodes stay on the CPU, each reason once, by the report of the partitioner; and what others would leave."""
+    lines = _left(analysis.report, "On the CPU")
+    for one in analysis.others:
+        left = _left(one, f"Left by {one.delegates[0]}")
+        more = [f"and {len(left) - _KINDS} more, which --json has"] if len(left) > _KINDS else []
+        lines += [f"Asked alone: {one.summary().partition(':')[0]}", *left[:_KINDS], *more]
+    return lines
+
+
+def _left(report: DelegationReport, what: str) -> list[str]:
+    return [f"{what}: {op} ({numbers(nodes)}): {reason}" for (_, op, _, reason), nodes in report.kinds().items()]
 
 
 def finding_lines(analysis: Analysis) -> list[str]:
