@@ -5,6 +5,7 @@ The scripts are peer_torch.py, peer_litert_gpu.py and roofline.py of a folder th
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cuda_measure import ROOT
 
@@ -78,9 +80,9 @@ def run(folder: Path, job: Job, timeout: float, python: str = sys.executable) ->
             failure = "" if code == 0 else f"exit status {code}"
         except subprocess.TimeoutExpired:
             failure = f"took more than {timeout:.0f} s"
-            _end(process)
+            end(process)
         except BaseException:
-            _end(process)
+            end(process)
             raise
         out.seek(0)
         err.seek(0)
@@ -92,10 +94,11 @@ def run(folder: Path, job: Job, timeout: float, python: str = sys.executable) ->
         return found, failure or ("" if found else "printed no figures")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[Any]) -> None:
     """End a process that still runs, and those that it started, such as torch's compilers."""
     if hasattr(os, "killpg"):
-        os.killpg(process.pid, signal.SIGKILL)  # it leads a group of its own, and is not awaited yet
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # it leads a group of its own
     else:
         process.kill()
     process.wait()
@@ -103,6 +106,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 _ERROR = re.compile(r"^[\w.]*(Error|Exception)\b")
 _TORCH = re.compile(r"^TORCH \S+ torch\.(float16|float32) b(\d+) (cudagraph|compile) gpu_ms=([\d.]+)")
+_COMPILE = re.compile(r"^TORCH \S+ b(\d+) compile gpu_ms=([\d.]+)")  # of families_peers.py
 _HOST = re.compile(r"^\s+host-to-host ms=([\d.]+)")
 _LITERT = re.compile(r"^LITERT \S+ gpu (def|f32) .*?\be2e_ms=([\d.]+).*?\bpipelined_ms=([\d.]+)")
 _ROOFLINE = re.compile(r"^\S+ b(\d+) GFLOP=.*?\broofline_us=([\d.]+).*?\blaunch_floor_us=([\d.]+)")
@@ -118,6 +122,8 @@ def parse(text: str) -> list[Figure]:
             found.append(Figure(int(batch), precision, name, float(ms) * 1e-3))
         elif (match := _HOST.match(line)) and found and found[-1].name == "torch_graph":
             found.append(Figure(found[-1].batch, found[-1].precision, "torch_graph_host", float(match[1]) * 1e-3))
+        elif match := _COMPILE.match(line):
+            found.append(Figure(int(match[1]), "float16", "torch_compile", float(match[2]) * 1e-3))
         elif match := _LITERT.match(line):
             precision = "float32" if match[1] == "f32" else "float16"
             found.append(Figure(1, precision, "litert_host", float(match[2]) * 1e-3))

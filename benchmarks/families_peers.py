@@ -1,0 +1,138 @@
+"""torch.compile on a network of torchvision's or timm's: GPU milliseconds in float16, for families.py.
+
+    python benchmarks/families_peers.py [NETWORK] [--batches 1,64] [--wait]
+
+NETWORK: a name of the zoo (default: resnet50). Mode reduce-overhead, channels last, CUDA events around 100 calls, as
+`torch.compile` is best used for inference. With --wait it compiles first, prints READY and measures after a line on its
+standard input: so that many can compile at once and none is measured beside another. What was compiled is then taken
+from PyTorch's cache, and cuDNN chooses its algorithms while nothing else runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from typing import Any
+
+#: Of torchvision, or after "timm:" of timm. The text encoder is here.
+NETWORKS = {
+    "resnet50": "resnet50",
+    "resnext50": "resnext50_32x4d",
+    "mobilenet_v2": "mobilenet_v2",
+    "mobilenet_v3": "mobilenet_v3_large",
+    "efficientnet_b0": "efficientnet_b0",
+    "efficientnet_v2_b0": "timm:tf_efficientnetv2_b0",
+    "densenet121": "densenet121",
+    "vgg16": "vgg16",
+    "squeezenet": "squeezenet1_1",
+    "vit_tiny": "timm:vit_tiny_patch16_224",
+    "mixer_s16": "timm:mixer_s16_224",
+    "convnext_tiny": "convnext_tiny",
+    "text_encoder": "text_encoder",
+}
+RESOLUTION, LENGTH, VOCABULARY = 224, 128, 30522
+CALLS = 100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("network", nargs="?", choices=NETWORKS, default="resnet50")
+    parser.add_argument("--batches", default="1,64")
+    parser.add_argument("--wait", action="store_true")
+    args = parser.parse_args()
+    import torch
+
+    logging.disable(logging.ERROR)
+    model = network(args.network).cuda().half().eval().to(memory_format=torch.channels_last)
+    batches = [int(word) for word in args.batches.split(",")]
+    with torch.no_grad():
+        if args.wait:
+            for batch in batches:
+                warmed(model, args.network, batch)
+            print("READY", flush=True)
+            sys.stdin.readline()
+        torch.backends.cudnn.benchmark = True
+        for batch in batches:
+            taken = milliseconds(model, args.network, batch)
+            print(f"TORCH {args.network} b{batch} compile gpu_ms={taken:.4f}", flush=True)
+
+
+def warmed(model: Any, name: str, batch: int) -> tuple[Any, Any]:
+    """The compiled model after some calls, and its input."""
+    import torch
+
+    if name == "text_encoder":
+        x = torch.randint(0, VOCABULARY, (batch, LENGTH), device="cuda")
+    else:
+        x = torch.randn(batch, 3, RESOLUTION, RESOLUTION, device="cuda").half()
+        x = x.contiguous(memory_format=torch.channels_last)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, mode="reduce-overhead")
+    for _ in range(10):
+        compiled(x)
+    torch.cuda.synchronize()
+    return compiled, x
+
+
+def milliseconds(model: Any, name: str, batch: int) -> float:
+    import torch
+
+    compiled, x = warmed(model, name, batch)
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(CALLS):
+        compiled(x)
+    stop.record()
+    stop.synchronize()
+    return float(start.elapsed_time(stop)) / CALLS
+
+
+def network(name: str) -> Any:
+    found = NETWORKS[name]
+    if name == "text_encoder":
+        return text_encoder()
+    if found.startswith("timm:"):
+        import timm
+
+        return timm.create_model(found[5:])
+    import torchvision
+
+    return getattr(torchvision.models, found)()
+
+
+def text_encoder(depth: int = 6, width: int = 384, heads: int = 12, inner: int = 1536) -> Any:
+    """The zoo's: layer norms behind the sums, GELU by tanh, and the mean of the last layer."""
+    import torch
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.wide, self.narrow = nn.Linear(width, inner), nn.Linear(inner, width)
+            self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+
+        def forward(self, x: Any) -> Any:
+            b, n, _ = x.shape
+            q, k, v = self.qkv(x).reshape(b, n, 3, heads, width // heads).permute(2, 0, 3, 1, 4).unbind(0)
+            y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, width)
+            x = self.first(x + self.out(y))
+            return self.second(x + self.narrow(nn.functional.gelu(self.wide(x), approximate="tanh")))
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(VOCABULARY, width)
+            self.places = nn.Parameter(torch.randn(1, LENGTH, width))
+            self.norm = nn.LayerNorm(width)
+            self.blocks = nn.Sequential(*(Block() for _ in range(depth)))
+
+        def forward(self, tokens: Any) -> Any:
+            return self.blocks(self.norm(self.table(tokens) + self.places)).mean(1)
+
+    return Encoder()
+
+
+if __name__ == "__main__":
+    main()
