@@ -106,16 +106,34 @@ def test_auto_asks_for_no_software_device(error: Any, level: int, monkeypatch: A
     assert asked == [False, True, True]
 
 
-@pytest.mark.parametrize("name", ["auto", "cpu", "webgpu", "cuda", "cuda:0", "cuda:12"])
+@pytest.mark.parametrize(
+    "name", ["auto", "cpu", "webgpu", "cuda", "cuda:0", "cuda:12", "webgpu:Radeon", "webgpu:Apple M2 Pro"]
+)
 def test_words(name: str) -> None:
     assert is_device(name)
 
 
-@pytest.mark.parametrize("name", ["", "gpu", "vulkan", "CPU", "cpu:0", "cuda:", "cuda:x", "cuda:-1", "auto:", None, 3])
+@pytest.mark.parametrize(
+    "name",
+    ["", "gpu", "vulkan", "CPU", "cpu:0", "cuda:", "cuda:x", "cuda:-1", "auto:", "webgpu:", "webgpu: ",
+     "webgpu:precision=float16", "reference:0", None, 3],
+)  # fmt: skip
 def test_other_words(name: Any) -> None:
     assert not is_device(name)
     with pytest.raises(litegpu.OptionError, match="it must be"):
         litegpu.load(negation(), name)
+
+
+def test_a_webgpu_device_by_a_part_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the variable names."""
+    require_gpu()
+    name = litegpu.GpuDelegate(backend="webgpu").open_device().info.name
+    monkeypatch.setenv("LITEGPU_WEBGPU_ADAPTER", "nothing has this name")
+    with litegpu.load(negation(), f"webgpu:{name[:5].upper()}") as model:
+        assert model.device == "webgpu" and model.delegate is not None and model.delegate.options.device
+        assert model.delegate.open_device().info.name == name
+    with pytest.raises(DeviceError, match="has 'Voodoo' in its name; found: "):
+        litegpu.load(negation(), "webgpu:Voodoo")
 
 
 def test_the_package_says_what_it_has() -> None:

@@ -7,6 +7,7 @@ import logging
 import pickle
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,74 @@ def test_several_outputs_come_by_name() -> None:
     found = model(**{"left:0": X, "right:0": X})
     assert list(found) == ["out", "out:1"]
     np.testing.assert_array_equal(found["out:1"], X * X)
+
+
+def several_signatures() -> bytes:
+    """Of the main subgraph "double" and "same", with other names; of further ones "negate", and "clip", which calls."""
+    b = ModelBuilder()
+    x = b.input("x", (1, 3))
+    y = b.op("ADD", [x, x], (1, 3))
+    b.output(y)
+    b.signature("double", {"in": x}, {"out": y})
+    b.signature("same", {"given": x}, {"twice": y})
+    negate = b.subgraph("negate")
+    n = negate.input("n", (1, 3))
+    m = negate.op("NEG", [n], (1, 3))
+    negate.output(m)
+    b.signature("negate", {"value": n}, {"negative": m}, negate)
+    clip = b.subgraph("clip")
+    c = clip.input("c", (1, 3))
+    condition = clip.input("condition", (), TensorType.BOOL)
+    options = {"then_subgraph_index": 0, "else_subgraph_index": negate.index}
+    (z,) = clip.op_multi("IF", [condition, c], [((1, 3), TensorType.FLOAT32)], options)
+    clip.output(z)
+    b.signature("clip", {"value": c, "double": condition}, {"result": z}, clip)
+    return b.build()
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_a_signature_by_its_key(device: str) -> None:
+    expected = {"double": 2 * X, "same": 2 * X, "negate": -X}
+    for key, name in (("double", "in"), ("same", "given"), ("negate", "value")):
+        with litegpu.load(several_signatures(), device, signature=key) as model:
+            assert list(model.inputs) == [name]
+            np.testing.assert_array_equal(model(**{name: X}), expected[key])
+            many = np.repeat(X, 4, 0)
+            np.testing.assert_array_equal(model(many), np.repeat(expected[key], 4, 0))
+            assert model.report.fully_delegated == (device != "cpu")
+    with litegpu.load(several_signatures(), device, signature="clip", fallback="silent") as model:
+        for double, result in ((True, 2 * X), (False, -X)):
+            np.testing.assert_array_equal(model(value=X, double=double), result)
+    with litegpu.load(several_signatures(), device) as model:
+        assert list(model.inputs) == ["x"], "without a key the names are the tensors'"
+
+
+def test_a_signature_that_there_is_not() -> None:
+    with pytest.raises(TensorError, match="no signature 'serve'; it has 'double', 'same', 'negate', 'clip'"):
+        litegpu.load(several_signatures(), "cpu", signature="serve")
+    with pytest.raises(TensorError, match="it has none"):
+        litegpu.load(one_output(), "cpu", signature="serve")
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_how_long_the_last_inference_took(device: str) -> None:
+    with litegpu.load(several_signatures(), device, signature="double") as model:
+        interpreter = model.interpreter
+        assert model.last_inference_duration_ns is None and interpreter.last_inference_duration_ns is None
+        begin = time.perf_counter_ns()
+        model(X)
+        whole = time.perf_counter_ns() - begin
+        took = model.last_inference_duration_ns
+        assert took is not None and 0 < took < whole
+        for run in (
+            interpreter.invoke,
+            lambda: interpreter.invoke_async().result(),
+            lambda: interpreter.get_signature_runner("negate")(value=X),
+            lambda: interpreter.get_signature_runner("double")(**{"in": X}),
+        ):
+            interpreter._duration = None
+            run()
+            assert interpreter.last_inference_duration_ns
 
 
 def test_wrong_arguments_are_named() -> None:

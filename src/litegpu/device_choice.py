@@ -1,5 +1,5 @@
-"""The words for devices, the same everywhere: "auto", "cpu", a backend, "<backend>:<index>" if it has several, and the
-names of other delegates, "<delegate>:<its device>"."""
+"""The words for devices, the same everywhere: "auto", "cpu", a backend, "<backend>:<index>" or "<backend>:<part of its
+name>" for one of several, and the names of other delegates, "<delegate>:<its device>"."""
 
 from __future__ import annotations
 
@@ -21,16 +21,20 @@ log = logging.getLogger("litegpu")
 def device_words(index: str = "<index>") -> tuple[str, ...]:
     """The words, for people; `index` stands for numbers. Of other packages' delegates nothing is said."""
     numbered = tuple(f"{name}:{index}" for name in registry.numbered())
-    return "auto", "cpu", *registry.ENTRIES, *numbered, *others()
+    named = tuple(f"{name}:<part of a name>" for name in registry.named())
+    return "auto", "cpu", *registry.ENTRIES, *numbered, *named, *others()
 
 
 def is_device(name: object) -> bool:
     """Whether this is one of the words."""
     if not isinstance(name, str):
         return False
-    kind, colon, index = name.partition(":")
+    kind, colon, one = name.partition(":")
     if kind in ("auto", "cpu", *registry.ENTRIES):
-        return not colon or (kind in registry.numbered() and index.isdecimal())
+        told = (kind in registry.numbered() and one.isdecimal()) or (
+            kind in registry.named() and bool(one.strip()) and "=" not in one  # webgpu:precision=float16 is a setting
+        )
+        return not colon or told
     return names_delegate(name)
 
 

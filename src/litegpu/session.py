@@ -23,6 +23,8 @@ from litegpu.gpu.backends.abilities import Opener, PinnedMemory
 from litegpu.gpu.delegate.array_place import backend_of, is_on_gpu
 from litegpu.interpreter import Interpreter
 from litegpu.model.batch import with_batch
+from litegpu.model.entry import signature_of, with_entry
+from litegpu.model.reader import read_model
 
 if TYPE_CHECKING:
     from litegpu.choosing.auto import Auto
@@ -44,6 +46,7 @@ def load(
     delegate: Any = None,
     fallback: str = "warn",
     num_threads: int | None = None,
+    signature: str | None = None,
     **delegate_options: Any,
 ) -> LoadedModel:
     """Open a model, ready to be called.
@@ -51,21 +54,29 @@ def load(
     path: a .tflite file, or its content as bytes.
     device: "auto" (a GPU if one works and is expected to be quicker for this model, or was measured to be by `litegpu
         advise --measure`; else the CPU: `choice` tells), "cpu", or one kind of GPU, or a DeviceError: "webgpu", "cuda",
-        "cuda:1" (the second NVIDIA GPU). A software device, such as Mesa's llvmpipe, is slower than the CPU: "auto"
-        passes it over, with a line in the log; "webgpu" takes it if there is nothing better. "reference" needs none at
-        all, and takes seconds for what others do in milliseconds. The name of another delegate, "openvino", or that of
-        an installed package, perhaps with a device of it: "openvino:GPU".
+        "cuda:1" (the second NVIDIA GPU), "webgpu:Radeon" (whose name has that in it). A software device, such as Mesa's
+        llvmpipe, is slower than the CPU: "auto" passes it over, with a line in the log; "webgpu" takes it if there is
+        nothing better. "reference" needs none at all, and takes seconds for what others do in milliseconds. The name of
+        another delegate, "openvino", or that of an installed package, perhaps with a device of it: "openvino:GPU".
     precision: "float32", "float16" (GPU storage in half precision; relative error about 1e-3), or "auto" (float16 but
         for what that would spoil; calibration=[[array, ...], ...] makes it better informed).
     delegate: in place of a device, what `load_delegate` takes ("openvino", a shared library), or a delegate itself.
     fallback: what happens to ops that the GPU cannot run: "warn", "silent" or "strict", as for Interpreter.
     num_threads: of the CPU part.
+    signature: the key of the one that is to be called, of a model with several; its inputs and outputs have their names
+        there. Variables that signatures share are each loaded model's own.
     delegate_options: further options of the delegate, such as backend="vulkan" or max_delegated_partitions=4.
 
-    Raises ModelError, OptionError, DeviceError, DelegateLoadError, DelegateError (under "strict") or InvokeError.
+    Raises ModelError, OptionError, DeviceError, DelegateLoadError, DelegateError (under "strict") or InvokeError,
+    and TensorError if there is no such signature.
     """
     if precision not in PRECISIONS:
         raise OptionError(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
+
+    if signature is not None:
+        model = read_model(path)
+        entry = signature_of(model, signature).subgraph
+        path = with_entry(model, entry) if entry else path
 
     def opened(source: str | os.PathLike[str] | bytes, asked: Any, threads: int | None) -> Interpreter:
         content = source if isinstance(source, bytes) else None
@@ -90,11 +101,13 @@ def load(
 
         auto = Auto(path, precision, num_threads, opened)
         return LoadedModel(
-            allocated(auto.open(path)), auto.delegate, lambda content: allocated(auto.open(content)), auto
+            allocated(auto.open(path)), auto.delegate, lambda content: allocated(auto.open(content)), auto, signature
         )
     asked = asked_for(device, precision, delegate_options, delegate)
     first = allocated(opened(path, asked, num_threads))
-    return LoadedModel(first, asked, lambda content: allocated(opened(content, asked, num_threads)))
+    return LoadedModel(
+        first, asked, lambda content: allocated(opened(content, asked, num_threads)), signature=signature
+    )
 
 
 @typed_errors
@@ -105,8 +118,9 @@ class LoadedModel:
     Any number of threads may share it: each inference is one turn under a lock, so that every call gets its own
     results, also where batches differ. (To have several run at once, use stream(), or a model for each thread.)
 
-    Names are those of the signature if the model has exactly one, else of the tensors; a name that several outputs
-    share gets ":1", ":2" ... appended from the second on. Also a context manager; close() frees the device's memory.
+    Names are those of the signature that was asked for, or of the model's only one, else of the tensors; a name that
+    several outputs share gets ":1", ":2" ... appended from the second on. Also a context manager; close() frees the
+    device's memory.
 
     `interpreter` runs the model; after a call with another batch it may be another one. `reopen` opens an interpreter
     of the bytes of a model for another batch.
@@ -118,6 +132,7 @@ class LoadedModel:
         delegate: Any = None,
         reopen: Callable[[bytes], Interpreter] | None = None,
         auto: Auto | None = None,
+        signature: str | None = None,
     ) -> None:
         self.interpreter = interpreter
         self._asked = delegate
@@ -126,7 +141,7 @@ class LoadedModel:
         self._reopen = reopen
         self._auto = auto
         inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
-        names = _signature_names(interpreter)
+        names = _signature_names(interpreter, signature)
         self._inputs = _named(inputs, names)
         self._outputs = _named(outputs, names)
         self._names = tuple(self._inputs)
@@ -185,6 +200,12 @@ class LoadedModel:
             info = self._delegate.open_device().info
             return f"{info.name} ({info.backend})"
         return self._asked.device_name() if isinstance(self._asked, NamesDevice) else str(self._asked.name)
+
+    @property
+    def last_inference_duration_ns(self) -> int | None:
+        """Nanoseconds that the last inference took, its arrays being there already; None before the first. Those of
+        stream() and of arrays on the GPU, which nobody waits for, do not count."""
+        return self.interpreter.last_inference_duration_ns
 
     @property
     def is_software(self) -> bool:
@@ -410,9 +431,9 @@ class LoadedModel:
         return True
 
 
-def _signature_names(interpreter: Interpreter) -> dict[int, str]:
-    """Tensor index -> argument name, if the model has one signature, of its main subgraph."""
-    signatures = interpreter.model.signatures
+def _signature_names(interpreter: Interpreter, key: str | None) -> dict[int, str]:
+    """Tensor index -> argument name, of the signature `key`, or if the model has one, of its main subgraph."""
+    signatures = [one for one in interpreter.model.signatures if key in (None, one.key)]
     if len(signatures) != 1 or signatures[0].subgraph != 0:
         return {}
     names = {**signatures[0].inputs, **signatures[0].outputs}

@@ -44,7 +44,7 @@ def cut(
         ),
         operators=tuple(
             dataclasses.replace(
-                _recalled(operator, subgraph_numbers),
+                recalled(operator, subgraph_numbers),
                 index=number,
                 inputs=_renumber(operator.inputs, renumbered),
                 outputs=_renumber(operator.outputs, renumbered),
@@ -59,7 +59,7 @@ def cut(
         dataclasses.replace(
             model.subgraphs[old],
             index=new,
-            operators=tuple(_recalled(o, subgraph_numbers) for o in model.subgraphs[old].operators if _runs(o)),
+            operators=tuple(recalled(o, subgraph_numbers) for o in model.subgraphs[old].operators if _runs(o)),
         )
         for old, new in subgraph_numbers.items()
     )
@@ -128,7 +128,7 @@ def called(model: Model, operators: Iterable[Operator]) -> list[int]:
     return sorted(found)
 
 
-def _recalled(operator: Operator, numbers: Mapping[int, int]) -> Operator:
+def recalled(operator: Operator, numbers: Mapping[int, int]) -> Operator:
     """The operator with the subgraphs that it calls renumbered."""
     if not operator.subgraphs:
         return operator

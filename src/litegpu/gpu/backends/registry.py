@@ -13,7 +13,8 @@ from litegpu.gpu.backends.contract import Backend, Device
 @dataclass(frozen=True)
 class BackendEntry:
     """`language`: what its kernels are printed in, a device's `target`. `apis`: names of parts of it that a device can
-    be asked for by. `numbered`: whether devices have numbers, as in "cuda:1". `widespread`: nearly every machine has a
+    be asked for by. `numbered`: whether devices have numbers, as in "cuda:1"; `named`: whether
+    a part of a device's name stands there, as in "webgpu:Radeon". `widespread`: nearly every machine has a
     device of it. `automatic`: whether "auto" tries it. `last_resorts`: parts that are only taken where no other has a
     device. `libraries`: packages that it stands on and that come with litegpu; their loggers have their names."""
 
@@ -21,6 +22,7 @@ class BackendEntry:
     language: str
     apis: tuple[str, ...] = ()
     numbered: bool = False
+    named: bool = False
     widespread: bool = False
     automatic: bool = True
     last_resorts: tuple[str, ...] = ()
@@ -34,6 +36,7 @@ ENTRIES: Mapping[str, BackendEntry] = {
         "litegpu.gpu.backends.webgpu.backend",
         "wgsl",
         ("vulkan", "metal", "d3d12", "gl"),
+        named=True,
         widespread=True,
         last_resorts=("gl",),
         libraries=("wgpu",),
@@ -61,6 +64,11 @@ def libraries() -> tuple[str, ...]:
 def numbered() -> tuple[str, ...]:
     """The backends whose devices have numbers."""
     return tuple(name for name, entry in ENTRIES.items() if entry.numbered)
+
+
+def named() -> tuple[str, ...]:
+    """The backends whose devices are told apart by parts of their names."""
+    return tuple(name for name, entry in ENTRIES.items() if entry.named)
 
 
 def owner(word: str) -> str:
