@@ -912,3 +912,153 @@ def one_hot(d: Draft) -> OpCase:
     for number in (2, -3):
         d.either(np.array(number, value))
     return d.build(dict(axis=d.pick(-1, *range(len(shape) + 1))), [_TYPES[np.dtype(value)]])
+
+
+# --------------------------------------------------------------------------------- values of shapes and sizes
+
+
+@case("SHAPE", "RANK")
+def shapes(d: Draft) -> OpCase:
+    d.runtime(d.any_type(d.shape()))
+    target = d.pick(I32, I64) if d.operator == "SHAPE" else I32
+    return d.build(dict(out_type=int(target)) if d.operator == "SHAPE" else None, [target])
+
+
+@case("FILL")
+def fill(d: Draft) -> OpCase:
+    shape = d.shape()
+    d.ints(shape)
+    value = d.any_type((), bools=True)
+    d.runtime(value)
+    return d.build(types=[_TYPES[value.dtype]], shape=shape)
+
+
+@case("RANGE")
+def range_(d: Draft) -> OpCase:
+    start, delta = d.rng.randint(-5, 5), d.pick(1, 2, -3)
+    limit = start + delta * d.size(1, 9) - d.pick(0, 1) * (1 if delta > 0 else -1)
+    whole = d.chance() or start == limit
+    limit = limit if limit != start else start + delta
+    for number in (start, limit, delta):
+        d.constant(np.array(number, np.int32) if whole else np.array(number * 0.3, np.float32))
+    return d.build()
+
+
+@case("MATRIX_DIAG")
+def matrix_diag(d: Draft) -> OpCase:
+    d.runtime(d.any_type(d.shape(1, 3)))
+    return d.build()
+
+
+@case("MATRIX_SET_DIAG")
+def matrix_set_diag(d: Draft) -> OpCase:
+    shape = d.shape(2, 4)
+    make = d.pick(d.floats, d.integers)
+    d.runtime(make(shape))
+    d.either(make((*shape[:-2], min(shape[-2:]))))
+    return d.build()
+
+
+@case("FAKE_QUANT")
+def fake_quant(d: Draft) -> OpCase:
+    d.runtime(d.floats(d.shape(), 3.0))
+    low = d.pick(0.0, -1.0, -6.0)
+    return d.build(dict(min=low, max=low + d.pick(1.0, 6.0), num_bits=d.pick(4, 8)))
+
+
+@case("BUCKETIZE")
+def bucketize(d: Draft) -> OpCase:
+    shape = d.shape()
+    d.runtime(d.integers(shape) if d.chance(0.3) else np.round(d.floats(shape, 2)))
+    bounds = sorted(d.rng.sample(range(-4, 5), d.size(1, 6)))
+    return d.build(dict(boundaries=[float(b) for b in bounds]), [I32])
+
+
+@case("DILATE")
+def dilate(d: Draft) -> OpCase:
+    x = d.shape()
+    array = d.any_type(x)
+    d.runtime(array)
+    factors = [d.pick(1, 1, 2, 3) for _ in x]
+    d.ints(factors)
+    d.constant(np.array(d.pick(0, -2), array.dtype))
+    return d.build(shape=tuple((n - 1) * f + 1 for n, f in zip(x, factors, strict=True)))
+
+
+# ------------------------------------------------------------------------------------------ rows and segments
+
+
+@case("SEGMENT_SUM")
+def segment_sum(d: Draft) -> OpCase:
+    x = d.shape()
+    steps = d.arrays.integers(0, 2, x[0])
+    steps[0] = 0
+    d.runtime(d.integers(x) if d.chance(0.3) else d.floats(x))
+    d.ints(np.cumsum(steps))
+    return d.build(shape=(int(steps.sum()) + 1, *x[1:]))
+
+
+@case("UNSORTED_SEGMENT_MAX", "UNSORTED_SEGMENT_MIN", "UNSORTED_SEGMENT_PROD", "UNSORTED_SEGMENT_SUM")
+def unsorted_segments(d: Draft) -> OpCase:
+    x, count = d.shape(), d.size(1, 5)
+    d.runtime(d.integers(x) if d.chance(0.3) else d.arrays.uniform(0.7, 1.4, x).astype(np.float32))
+    rows = x[: d.rng.randint(1, min(2, len(x)))]
+    d.either(d.integers(rows, 0, count))
+    d.ints(count)
+    return d.build(shape=(count, *x[len(rows) :]))
+
+
+@case("EMBEDDING_LOOKUP")
+def embedding_lookup(d: Draft) -> OpCase:
+    table = d.shape(2, 4)
+    d.runtime(d.integers((d.size(1, 6),), 0, table[0]))
+    d.either(d.floats(table))
+    return d.build(types=[F32])
+
+
+@case("HASHTABLE_LOOKUP")
+def hashtable_lookup(d: Draft) -> OpCase:
+    table = d.shape(1, 2)
+    keys = np.sort(d.arrays.choice(40, table[0], replace=False)).astype(np.int32)
+    d.runtime(np.where(d.bools((5,)), d.arrays.choice(keys, 5), d.integers((5,), 0, 40)).astype(np.int32))
+    d.constant(keys)
+    d.either(d.floats(table))
+    return d.build(types=[F32, TensorType.UINT8])
+
+
+@case("SPARSE_TO_DENSE")
+def sparse_to_dense(d: Draft) -> OpCase:
+    shape = tuple(d.size(1, 5) for _ in range(d.rng.randint(1, 4)))
+    count = d.size(1, 4)
+    indices = _indices(d, shape, (count,))
+    indices = indices[np.lexsort(indices.T[::-1])]
+    if len(shape) == 1 and d.chance():
+        indices = indices[:, 0]
+    d.either(indices)
+    d.ints(shape)
+    make = d.pick(d.floats, d.integers)
+    d.either(make((count,) if d.chance(0.7) else ()))
+    d.either(make(()))
+    return d.build(types=[_TYPES[d.operands[2][1].dtype]])
+
+
+@case("DYNAMIC_UPDATE_SLICE")
+def dynamic_update_slice(d: Draft) -> OpCase:
+    x = d.shape()
+    part = tuple(
+        n if d.chance(0.4) or (len([m for m in x if m > 1]) > 3 and i < 2) else d.size(1, n) for i, n in enumerate(x)
+    )
+    make = d.pick(d.floats, d.floats, d.integers)
+    d.runtime(make(x))
+    d.either(make(part))
+    d.either(d.integers((len(x),), -1, 5))
+    return d.build()
+
+
+@case("REVERSE_SEQUENCE")
+def reverse_sequence(d: Draft) -> OpCase:
+    x = d.shape(2, 4)
+    batch, along = d.rng.sample(range(len(x)), 2)
+    d.runtime(d.any_type(x))
+    d.either(d.integers((x[batch],), 1, x[along] + 1))
+    return d.build(dict(batch_dim=batch, seq_dim=along))

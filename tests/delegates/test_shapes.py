@@ -73,7 +73,13 @@ def _inputs(content: bytes) -> tuple[int, ...]:
 FIXED = frozenset({"TRANSPOSE_CONV", "BROADCAST_TO", "DENSIFY"})
 
 
-@pytest.mark.parametrize("op", sorted(set(CASES) - FIXED))
+#: Those whose results get their shapes only when the official runtime runs.
+WHEN_RUN = frozenset(
+    {"SEGMENT_SUM", *(f"UNSORTED_SEGMENT_{kind}" for kind in ("MAX", "MIN", "PROD", "SUM")), "SPARSE_TO_DENSE"}
+)
+
+
+@pytest.mark.parametrize("op", sorted(set(CASES) - FIXED - WHEN_RUN))
 def test_resized(op: str) -> None:
     accepted = 0
     for seed in range(16):

@@ -41,7 +41,7 @@ CASES = {
         one("SLICE", [(2, 3), np.array([0, 0], np.int32), np.array([0, 3], np.int32)], (0, 3)),
         r"of shape \[0, 3\] is empty",
     ),
-    "unknown operator": (one("FAKE_QUANT", [(2,)], (2,)), "FAKE_QUANT is not among those"),
+    "unknown operator": (one("MULTINOMIAL", [(2,)], (2,)), "MULTINOMIAL is not among those"),
     "quantized squares": (
         one("L2_POOL_2D", [((1, 1, 1, 2), TensorType.INT8)], (1, 1, 1, 2), type=TensorType.INT8), "input 0 is INT8"
     ),

@@ -169,7 +169,10 @@ def _arg_reduce(op: ArgReduce, x: Array) -> Array:
 
 
 def _reduce(op: Reduce, inputs: list[Array]) -> Array:
-    x = evaluate_expr(op.prologue, np.broadcast_arrays(*inputs)).astype(np.float64)
+    x = evaluate_expr(op.prologue, np.broadcast_arrays(*inputs))
+    if x.dtype == np.int32:
+        return _reduce_integers(op, x)
+    x = x.astype(np.float64)
     match op.kind:
         case "sum":
             result = x.sum(op.axes, keepdims=True)
@@ -184,6 +187,25 @@ def _reduce(op: Reduce, inputs: list[Array]) -> Array:
             highest = float(np.finfo(np.float32).max)
             result = np.where(np.isnan(x), highest, x).min(op.axes, keepdims=True, initial=highest)
     return np.asarray(result).astype(np.float32)
+
+
+def _reduce_integers(op: Reduce, x: Array) -> Array:
+    """Numbers of 32 bits, which wrap; a mean is cut off."""
+    wide = x.astype(np.int64)
+    match op.kind:
+        case "max":
+            result = x.max(op.axes, keepdims=True)
+        case "min":
+            result = x.min(op.axes, keepdims=True)
+        case "prod":
+            result = wide.prod(op.axes, keepdims=True)
+        case _:
+            result = wide.sum(op.axes, keepdims=True)
+    result = np.asarray(result).astype(np.int64).astype(np.int32)
+    if op.kind == "mean":
+        count = math.prod(x.shape[a] for a in op.axes)
+        result = (np.abs(result) // count * np.sign(result)).astype(np.int32)
+    return np.asarray(result)
 
 
 def _gather(op: Gather, x: Array, indices: Array) -> Array:

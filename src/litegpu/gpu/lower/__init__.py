@@ -13,7 +13,9 @@ from litegpu.gpu.lower import (
     convert,
     convolution,
     elementwise,
+    filling,
     gathering,
+    lookup,
     matmul,
     movement,
     ordering,
@@ -22,6 +24,7 @@ from litegpu.gpu.lower import (
     recurrent,
     reduction,
     resize,
+    segments,
     slicing,
     softmax,
 )
@@ -33,8 +36,8 @@ from litegpu.model.types import Operator, Subgraph, TensorType
 __all__ = ["Entry", "LoweredGraph", "Unsupported", "check_operator", "lower_partition", "supported_ops"]
 
 FAMILIES = (
-    convert, convolution, elementwise, gathering, matmul, movement, ordering, perception, pooling, recurrent,
-    reduction, resize, slicing, softmax,
+    convert, convolution, elementwise, filling, gathering, lookup, matmul, movement, ordering, perception, pooling,
+    recurrent, reduction, resize, segments, slicing, softmax,
 )  # fmt: skip
 
 

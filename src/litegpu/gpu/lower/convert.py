@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from litegpu.gpu.graph import Arg, DType
+import math
+
+import numpy as np
+
+from litegpu.gpu.graph import Arg, DType, Literal, Reduce
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.context import OpContext
@@ -10,6 +14,8 @@ from litegpu.gpu.lower.registry import lowers
 from litegpu.gpu.lower.values import dtype_of
 from litegpu.model.types import TensorType
 
+#: Boundaries of BUCKETIZE, each of which is looked at.
+MOST_BUCKETS = 4096
 _CONVERSIONS = {DType.FLOAT32: "to_float32", DType.INT32: "to_int32", DType.BOOL: "to_bool"}
 
 
@@ -40,6 +46,41 @@ def dequantize(ctx: OpContext) -> None:
         ctx.lowering.value(ctx.output.index)
     else:
         ctx.copy(ctx.value(0), [], ctx.output_value())
+
+
+@lowers("FAKE_QUANT")
+def fake_quant(ctx: OpContext) -> None:
+    """FakeQuantizeArray, with the scale and the limits that NudgeQuantizationRange makes of the options."""
+    ctx.check_shape(ctx.shape(0))
+    low, high = (np.float32(ctx.option(name, 0.0)) for name in ("min", "max"))
+    bits, first = int(ctx.option("num_bits")), 0
+    last = (1 << bits) - 1
+    ctx.require(not ctx.option("narrow_range", False), "narrow_range, which the CPU's kernel does not take either")
+    ctx.require(bool(low < high) and last > first, f"a range from {low:g} to {high:g} in {bits} bits")
+    scale = (high - low) / np.float32(last - first)
+    zero = np.float32(first) - low / scale
+    nudged = np.clip(np.floor(zero + np.float32(0.5)), first, last)  # of a number that is not negative where it counts
+    bottom, top = (np.float32(n - nudged) * scale for n in (first, last))
+    clamped = fn("min", fn("max", Arg(0), float(bottom)), float(top))
+    steps = fn("mul", fn("sub", clamped, float(bottom)), float(np.float32(1) / scale))
+    nearest = fn("floor", fn("add", steps, 0.5))
+    ctx.elementwise(fn("add", fn("mul", nearest, float(scale)), float(bottom)), [ctx.value(0)], ctx.output_value())
+
+
+@lowers("BUCKETIZE")
+def bucketize(ctx: OpContext) -> None:
+    """How many of the boundaries are not above."""
+    x, given = ctx.shape(0), ctx.option("boundaries", ())
+    ctx.check_shape(x)
+    bounds = np.asarray([] if given is None else given, np.float32)
+    ctx.require(0 < bounds.size <= MOST_BUCKETS, f"{bounds.size} boundaries: 1 to {MOST_BUCKETS} are taken")
+    count = math.prod(x)
+    column = ctx.reshaped(ctx.value(0), (1, 1, count, 1))
+    row = ctx.builder.constant(bounds.reshape(1, 1, 1, -1))
+    number = Arg(0) if ctx.dtype(0) is DType.FLOAT32 else fn("to_float32", Arg(0))
+    passed = fn("select", fn("ge", number, Arg(1)), Literal(1, DType.INT32), Literal(0, DType.INT32))
+    found = ctx.add(Reduce("sum", (3,), passed), [column, row], ctx.intermediate((1, 1, count, 1), DType.INT32))
+    ctx.copy(ctx.reshaped(found, x), [], ctx.output_value())
 
 
 @lowers("DENSIFY")

@@ -5,7 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from litegpu.gpu.graph import RESULT, Arg, Concat, Pad, Reshape, Shape, Slice, Step, Tile, Transpose, bhwc, step_shape
+from litegpu.gpu.graph import (
+    RESULT,
+    Arg,
+    Concat,
+    DType,
+    Pad,
+    Reshape,
+    Shape,
+    Slice,
+    Step,
+    Tile,
+    Transpose,
+    bhwc,
+    step_shape,
+)
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.registry import lowers
 from litegpu.model.types import Tensor
@@ -94,6 +108,29 @@ def broadcast_to(ctx: OpContext) -> None:
     ctx.require(fits, f"shape {list(x)} does not broadcast to {list(target)}")
     multiples = tuple(wanted if n == 1 else 1 for n, wanted in zip(whole, target, strict=True))
     move(ctx, [Reshape(x, whole), Tile(multiples)] if whole != x else [Tile(multiples)])
+
+
+@lowers("DILATE")
+def dilate(ctx: OpContext) -> None:
+    """Each element with the padding behind it, but for the last one of an axis."""
+    x, factors = ctx.shape(0), ctx.integers(1, "the factors")
+    ctx.require(len(factors) == len(x) and all(f > 0 for f in factors), f"factors {list(factors)} for {list(x)}")
+    ctx.require(ctx.is_constant(2) and ctx.dtype(2) is ctx.dtype(0), "the padding value must be a constant of one type")
+    fill = float(ctx.array(2).reshape(()))
+    ctx.require(fill == int(fill) if ctx.dtype(0) is DType.INT32 else True, f"a padding value of {fill}")
+    steps: list[Step] = []
+    shape = x
+    for axis, (n, factor) in enumerate(zip(x, factors, strict=True)):
+        if factor == 1:
+            continue
+        split, whole = (*shape[:axis], n, 1, *shape[axis + 1 :]), (*shape[:axis], n * factor, *shape[axis + 1 :])
+        behind = tuple(factor - 1 if i == axis + 1 else 0 for i in range(len(split)))
+        spread = (*shape[:axis], n, factor, *shape[axis + 1 :])
+        kept = (*shape[:axis], (n - 1) * factor + 1, *shape[axis + 1 :])
+        cut = Slice((0,) * len(x), (1,) * len(x), kept)
+        steps += [Reshape(shape, split), Pad((0,) * len(split), behind, fill), Reshape(spread, whole), cut]
+        shape = kept
+    move(ctx, steps)
 
 
 # ------------------------------------------------------------------------------------------- space and depth

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from litegpu.model.ops.checks import EIGHT_BIT, Tensors, require, scale_of
-from litegpu.model.ops.record import ANY, INTEGERS, Gpu, Op
+from litegpu.model.ops.record import ANY, INT32, INTEGERS, NUMBER, Gpu, Op
 from litegpu.model.ops.rules import pointwise, same_shape
 from litegpu.model.types import Operator, Tensor, TensorType
 
@@ -35,7 +35,10 @@ def _quantization_aborts(operator: Operator, tensors: Sequence[Tensor]) -> str |
 # fmt: off
 OPS = (
     Op("BITCAST", "x:bytes -> .:bytes", moves="shape"),
-    Op("BUCKETIZE", "x -> .", makes=TensorType.INT32),
+    Op(
+        "BUCKETIZE", "x -> .", shape=same_shape, batch=pointwise, makes=TensorType.INT32,
+        gpu=Gpu(1, inputs=(NUMBER,), outputs=INT32, quantized=False),
+    ),
     Op(
         "CAST", "x -> .:number", shape=same_shape, batch=pointwise, folds="values", makes_option="out_data_type",
         gpu=Gpu(9, inputs=(ANY,), outputs=ANY | INTEGERS, quantized=False,
@@ -52,7 +55,10 @@ OPS = (
         "DEQUANTIZE", "x -> .", shape=same_shape, batch=pointwise, hazard=_widened_hazard, is_seam=True, widens=True,
         makes=TensorType.FLOAT32, gpu=Gpu(6, quanta="linear", notes="constants, of 16-bit floats too, are folded"),
     ),
-    Op("FAKE_QUANT", "x:float32 -> .  ; num_bits:1..16", shape=same_shape, batch=pointwise),
+    Op(
+        "FAKE_QUANT", "x:float32 -> .  ; num_bits:1..16", shape=same_shape, batch=pointwise,
+        gpu=Gpu(2, quantized=False),
+    ),
     Op(
         "QUANTIZE", "x -> .", is_seam=True, shape=same_shape, batch=pointwise,
         aborts=_quantization_aborts, aborts_in="xnnpack",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
+
+import numpy as np
 
 from litegpu.model.ops.batch_node import BatchNode, Place
 from litegpu.model.ops.checks import Tensors, require, values_of
-from litegpu.model.ops.record import Op, Repeating
-from litegpu.model.ops.rules import filled
+from litegpu.model.ops.record import ANY, INT32, INTEGERS, MAX_RANK, NUMBER, STATIC, Gpu, Op, Repeating
+from litegpu.model.ops.rules import EACH, filled, pointwise, rows_alike, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.types import Operator, TensorType
 
@@ -25,12 +28,26 @@ def _fill_shape(node: ShapeNode) -> list[Shape]:
     return [node.integers(0)]
 
 
-def _range_estimate(node: ShapeNode) -> Shape:
-    return (len(range(node.integer(0), node.integer(1), node.integer(2))),)
+def _range_shape(node: ShapeNode) -> list[Shape]:
+    start, limit, delta = (node.number(i) for i in range(3))
+    node.require(delta != 0 and math.isfinite(start + limit + delta))
+    return [(steps(start, limit, delta),)]
 
 
-def _diagonal_estimate(node: ShapeNode) -> Shape:
-    return *node.shape(0), node.shape(0)[-1]
+def steps(start: float, limit: float, delta: float) -> int:
+    """How many numbers RANGE makes, reckoned as the kernel does: integers exactly, others in single precision."""
+    if all(float(n).is_integer() for n in (start, limit, delta)):
+        return max(0, -int(-(limit - start) // delta))
+    return max(0, math.ceil((np.float32(limit) - np.float32(start)) / np.float32(delta)))
+
+
+def _broadcast_args_shape(node: ShapeNode) -> list[Shape]:
+    return [(max(math.prod(node.shape(0)), math.prod(node.shape(1))),)]
+
+
+def _diagonal_shape(node: ShapeNode) -> list[Shape]:
+    node.require(len(node.shape(0)) > 0)
+    return [(*node.shape(0), node.shape(0)[-1])]
 
 
 def _samples_estimate(node: ShapeNode) -> Shape:
@@ -72,18 +89,28 @@ def _repeats_fill(node: BatchNode, place: Place) -> bool:
     return True
 
 
+_OF_SHAPES = "it follows from shapes, which another batch changes as a whole"
+
 # fmt: off
 OPS = (
     Op(
         "BROADCAST_ARGS", "a{8}:int32|int64 b{8}:int32|int64 -> .", sizes_from=0, hazard=_broadcast_args_hazard,
-        folds="values", moves="elements",
+        folds="values", moves="elements", shape=_broadcast_args_shape,
     ),
     Op(
         "FILL", "shape{8}:int32|int64 x:any -> .", shape=_fill_shape, sizes_from=0,
         repeating=Repeating(sizes=_repeats_fill), folds="values", passes_strings=True, makes_like=1, moves="elements",
+        without="its sizes are constants", gpu=Gpu(4, inputs=(STATIC, ANY), outputs=ANY, counts=2, quantized=False,
+            notes="constant sizes"),
     ),
-    Op("MATRIX_DIAG", "x -> .", estimate=_diagonal_estimate, moves="elements"),
-    Op("MATRIX_SET_DIAG", "x d:=x -> .", hazard=_diagonal_hazard, moves="elements"),
+    Op(
+        "MATRIX_DIAG", "x -> .", shape=_diagonal_shape, batch=pointwise, moves="elements",
+        gpu=Gpu(2, inputs=(NUMBER,), quanta="linear", grids="moved", ranks=(1, MAX_RANK - 1)),
+    ),
+    Op(
+        "MATRIX_SET_DIAG", "x d:=x -> .", shape=same_shape, batch=rows_alike, repeating=EACH, hazard=_diagonal_hazard,
+        moves="elements", gpu=Gpu(2, inputs=(NUMBER, NUMBER), counts=2, quantized=False, ranks=(2, MAX_RANK)),
+    ),
     Op(
         "MULTINOMIAL", "x:float32 n{1}:int32 -> .:int32|int64", estimate=_samples_estimate, table="RandomOptions",
         makes=TensorType.INT64,
@@ -96,14 +123,18 @@ OPS = (
         "RANDOM_UNIFORM", "shape{8} -> .:float32", estimate=filled, sizes_from=0, hazard=_random_hazard,
         table="RandomOptions", makes=TensorType.FLOAT32,
     ),
-    Op("RANGE", "a b c -> .", estimate=_range_estimate, sizes_from=0, folds="values", moves="elements"),
+    Op(
+        "RANGE", "a b c -> .", shape=_range_shape, without=_OF_SHAPES, sizes_from=0, folds="values", moves="elements",
+        gpu=Gpu(2, inputs=(NUMBER,), outputs=NUMBER | INTEGERS, counts=3, quantized=False, notes="of constants"),
+    ),
     Op(
         "RANK", "x:any -> .", shape=_rank_shape, batch=_nowhere, folds="shapes", makes=TensorType.INT32,
-        moves="elements",
+        moves="elements", gpu=Gpu(1, inputs=(ANY,), outputs=INT32, notes="known beforehand"),
     ),
     Op(
         "SHAPE", "x:any|variant -> .", shape=_shape_shape, folds="shapes", makes_option="out_type",
-        defaults={"out_type": int(TensorType.INT32)}, moves="elements",
+        defaults={"out_type": int(TensorType.INT32)}, moves="elements", without=_OF_SHAPES,
+        gpu=Gpu(1, inputs=(ANY,), outputs=INTEGERS, notes="known beforehand"),
     ),
 )
 # fmt: on

@@ -9,8 +9,8 @@ import numpy as np
 
 from litegpu.model.ops.batch_node import BatchNode, Place
 from litegpu.model.ops.checks import Tensors, require
-from litegpu.model.ops.record import ANY, INT32, STATIC, Gpu, Op, Repeating
-from litegpu.model.ops.rules import rows_alike
+from litegpu.model.ops.record import ANY, INT32, MAX_RANK, STATIC, Gpu, Op, Repeating
+from litegpu.model.ops.rules import rows_alike, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.types import Operator, TensorType
 
@@ -49,8 +49,14 @@ def _embedding_shape(node: ShapeNode) -> list[Shape]:
     return [(*ids, *table[1:])]
 
 
-def _sparse_estimate(node: ShapeNode) -> Shape:
-    return node.integers(1)
+def _sparse_shape(node: ShapeNode) -> list[Shape]:
+    return [node.integers(1)]
+
+
+def _table_shape(node: ShapeNode) -> list[Shape]:
+    wanted, keys, values = node.shape(0), node.shape(1), node.shape(2)
+    node.require(len(wanted) == 1 and len(keys) == 1 and values[:1] == keys)
+    return [(*wanted, *values[1:]), wanted]
 
 
 def _gather_batch(node: BatchNode) -> Place:
@@ -119,11 +125,17 @@ def _gather_version(given: Sequence[Shape | None], options: Mapping[str, Any]) -
 
 # fmt: off
 OPS = (
-    Op("DYNAMIC_UPDATE_SLICE", "x u at{8}:int32|int64 -> .", moves="elements"),
+    Op(
+        "DYNAMIC_UPDATE_SLICE", "x u at{8}:int32|int64 -> .", shape=same_shape, moves="elements",
+        without="it puts a part into a whole, at one place for all of a batch",
+        gpu=Gpu(4, inputs=(ANY, ANY, INT32), outputs=ANY, counts=3, quanta="linear", grids="moved", ranks=(1, MAX_RANK),
+            notes="constant or runtime places"),
+    ),
     Op(
         "EMBEDDING_LOOKUP", "at:int32 x:float32|float16|uint8|int8|int4|int2|int16|int32 -> .", shape=_embedding_shape,
         batch=_lookup_batch, repeating=Repeating(0, _same_place), hazard=_embedding_hazard, has_weights=True,
         makes_like=1, moves="elements",
+        gpu=Gpu(4, inputs=(INT32, ANY), outputs=ANY, counts=2, notes="a number out of range gives 0"),
     ),
     Op(
         "EMBEDDING_LOOKUP_SPARSE", "at:int32 indices:int32 shape{8}:int32 weights:float32 x:float32 -> .:float32",
@@ -142,7 +154,11 @@ OPS = (
             notes="constant or runtime indices; of runtime indices only the row-major place that they give has "
             "to exist"),
     ),
-    Op("HASHTABLE_LOOKUP", "at:int32 keys:int32 x:any -> =x .:uint8", moves="elements"),
+    Op(
+        "HASHTABLE_LOOKUP", "at:int32 keys:int32 x:any -> =x .:uint8", shape=_table_shape, moves="elements",
+        without="its keys are a table, and its input is no batch",
+        gpu=Gpu(1, inputs=(INT32, INT32, ANY), outputs=ANY, counts=3, quantized=False, ranks=(1, 1)),
+    ),
     Op(
         "ONE_HOT", "at depth{1}:int32 on off -> .", shape=_one_hot_shape, batch=_one_hot_batch, makes_like=2,
         moves="elements",
@@ -156,6 +172,11 @@ OPS = (
             notes="constant shape; indices that are constant and all different, or, for floats, any (equal ones "
             "add up)"),
     ),
-    Op("SPARSE_TO_DENSE", "at shape{8} v d -> .", estimate=_sparse_estimate, makes_like=2, moves="elements"),
+    Op(
+        "SPARSE_TO_DENSE", "at shape{8} v d -> .", shape=_sparse_shape, makes_like=2, moves="elements",
+        without="its indices choose the places that it writes",
+        gpu=Gpu(3, inputs=(INT32, STATIC, ANY, ANY), outputs=ANY, counts=4, quantized=False,
+            notes="constant sizes; constant or runtime indices"),
+    ),
 )
 # fmt: on

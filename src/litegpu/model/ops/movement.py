@@ -110,8 +110,10 @@ def _pack_shape(node: ShapeNode) -> list[Shape]:
     return [(*x[:axis], node.count, *x[axis:])]
 
 
-def _dilated_estimate(node: ShapeNode) -> Shape:
-    return tuple((n - 1) * factor + 1 for n, factor in zip(node.shape(0), node.integers(1), strict=True))
+def _dilated_shape(node: ShapeNode) -> list[Shape]:
+    x, factors = node.shape(0), node.integers(1)
+    node.require(len(x) == len(factors))
+    return [tuple((n - 1) * factor + 1 for n, factor in zip(x, factors, strict=True))]
 
 
 def _concatenation_batch(node: BatchNode) -> Place:
@@ -261,7 +263,12 @@ OPS = (
         "DEPTH_TO_SPACE", f"x -> .  ; block_size:{_SIZE}", shape=_depth_to_space_shape, batch=images, moves="elements",
         gpu=Gpu(2, inputs=(ANY,), ranks=(4, 4), quanta="linear", grids="moved"),
     ),
-    Op("DILATE", "x factors padding -> .", estimate=_dilated_estimate, hazard=_dilated_hazard, moves="elements"),
+    Op(
+        "DILATE", "x factors padding -> .", shape=_dilated_shape, hazard=_dilated_hazard, moves="elements",
+        without="it may spread the batch",
+        gpu=Gpu(1, inputs=(ANY, STATIC, ANY), outputs=ANY, counts=3, quantized=False,
+            notes="constant factors and padding value"),
+    ),
     Op(
         "EXPAND_DIMS", "x:any axis{1}:int32|int64 -> =x", shape=_expand_dims_shape, batch=_expand_dims_batch,
         repeating=Repeating(0, _before_reshape), folds="values", moves="shape",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from litegpu.model.ops.checks import Tensors, require, values_of
-from litegpu.model.ops.record import ANY, FLOAT, MAX_RANK, NUMBER, STATIC, Gpu, Op
+from litegpu.model.ops.record import ANY, FLOAT, INT32, MAX_RANK, NUMBER, STATIC, Gpu, Op
 from litegpu.model.ops.rules import along, last_axis, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.types import Operator, TensorType
@@ -62,7 +62,11 @@ OPS = (
     ),
     Op("NON_MAX_SUPPRESSION_V4", "boxes scores n iou score -> . ."),
     Op("NON_MAX_SUPPRESSION_V5", "boxes scores n iou score sigma -> . . ."),
-    Op("REVERSE_SEQUENCE", "x n -> .", hazard=_sequence_hazard, moves="elements"),
+    Op(
+        "REVERSE_SEQUENCE", "x n -> .", shape=same_shape, hazard=_sequence_hazard, moves="elements",
+        without="its lengths are those of one batch",
+        gpu=Gpu(1, inputs=(ANY, INT32), outputs=ANY, counts=2, quanta="linear", grids="moved", ranks=(2, MAX_RANK)),
+    ),
     Op(
         "REVERSE_V2", "x axes{8}:int32 -> .", shape=same_shape, batch=along("reverses"), hazard=_reverse_hazard,
         shape_hazard=_nothing_hazard, folds="values", moves="elements",

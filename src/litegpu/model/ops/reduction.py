@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from litegpu.model.ops.batch_node import BatchNode, Place
 from litegpu.model.ops.checks import Tensors
-from litegpu.model.ops.record import BOOL, FLOAT, INTEGERS, STATIC, Gpu, Op
+from litegpu.model.ops.record import BOOL, FLOAT, INT32, INTEGERS, MAX_RANK, NUMBER, STATIC, Gpu, Op
 from litegpu.model.ops.rules import last_axis, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.types import Operator, TensorType
@@ -25,9 +25,11 @@ def _arg_shape(node: ShapeNode) -> list[Shape]:
     return [x[:axis] + x[axis + 1 :]]
 
 
-def _segments_estimate(node: ShapeNode) -> Shape:
+def _segments_shape(node: ShapeNode) -> list[Shape]:
     count = node.integer(2) if node.count > 2 else max(node.integers(1), default=-1) + 1
-    return count, *node.shape(0)[len(node.shape(1)) :]
+    x, ids = node.shape(0), node.shape(1)
+    node.require(count >= 0 and len(ids) > 0 and x[: len(ids)] == ids)
+    return [(count, *x[len(ids) :])]
 
 
 def _reduction_batch(node: BatchNode) -> Place:
@@ -48,6 +50,8 @@ def _is_whole_reduction(operator: Operator, tensors: Tensors) -> bool:
     rank, axes = len(tensors[operator.inputs[0]].shape), tensors[operator.inputs[1]].data
     return axes is not None and {int(a) % rank for a in axes.reshape(-1) if rank} == set(range(rank))
 
+
+_SEGMENTS = "its rows belong to segments, not to a batch"
 
 # fmt: off
 OPS = (
@@ -100,16 +104,35 @@ OPS = (
         batch=_reduction_batch, folds="values", table="ReducerOptions",
         gpu=Gpu(3, inputs=(FLOAT, STATIC), counts=2, joins="axes", notes="any constant axes, keep_dims or not"),
     ),
-    Op("SEGMENT_SUM", "x at:int32 -> =x", estimate=_segments_estimate),
+    Op(
+        "SEGMENT_SUM", "x at:int32 -> =x", shape=_segments_shape, without=_SEGMENTS,
+        gpu=Gpu(1, inputs=(NUMBER, STATIC), counts=2, quantized=False, ranks=(1, MAX_RANK), notes="constant segments"),
+    ),
     Op(
         "SUM", "x axes{8}:int32 -> =x", shape=_reduction_shape, is_scalar=_is_whole_reduction, batch=_reduction_batch,
         folds="values", table="ReducerOptions",
         gpu=Gpu(3, inputs=(FLOAT, STATIC), counts=2, joins="axes", quanta="linear",
             notes="any constant axes, keep_dims or not"),
     ),
-    Op("UNSORTED_SEGMENT_MAX", "x at:int32 n:int32 -> =x", estimate=_segments_estimate),
-    Op("UNSORTED_SEGMENT_MIN", "x at:int32 n:int32 -> =x", estimate=_segments_estimate),
-    Op("UNSORTED_SEGMENT_PROD", "x at:int32 n:int32 -> =x", estimate=_segments_estimate),
-    Op("UNSORTED_SEGMENT_SUM", "x at:int32 n:int32 -> =x", estimate=_segments_estimate),
+    Op(
+        "UNSORTED_SEGMENT_MAX", "x at:int32 n:int32 -> =x", shape=_segments_shape, without=_SEGMENTS,
+        gpu=Gpu(1, inputs=(NUMBER, INT32, STATIC), outputs=NUMBER, counts=3, quantized=False, ranks=(1, MAX_RANK),
+            notes="constant number of segments"),
+    ),
+    Op(
+        "UNSORTED_SEGMENT_MIN", "x at:int32 n:int32 -> =x", shape=_segments_shape, without=_SEGMENTS,
+        gpu=Gpu(1, inputs=(NUMBER, INT32, STATIC), outputs=NUMBER, counts=3, quantized=False, ranks=(1, MAX_RANK),
+            notes="constant number of segments"),
+    ),
+    Op(
+        "UNSORTED_SEGMENT_PROD", "x at:int32 n:int32 -> =x", shape=_segments_shape, without=_SEGMENTS,
+        gpu=Gpu(1, inputs=(NUMBER, INT32, STATIC), outputs=NUMBER, counts=3, quantized=False, ranks=(1, MAX_RANK),
+            notes="constant number of segments"),
+    ),
+    Op(
+        "UNSORTED_SEGMENT_SUM", "x at:int32 n:int32 -> =x", shape=_segments_shape, without=_SEGMENTS,
+        gpu=Gpu(1, inputs=(NUMBER, INT32, STATIC), outputs=NUMBER, counts=3, quantized=False, ranks=(1, MAX_RANK),
+            notes="constant number of segments"),
+    ),
 )
 # fmt: on

@@ -56,6 +56,16 @@ class ShapeNode:
         self.require(known and tensor.sparsity is None and values.size == math.prod(tensor.shape))
         return tuple(int(n) for n in np.ravel(values))
 
+    def number(self, i: int) -> float:
+        """The value of input i, a constant of one number."""
+        self.require(self.has(i))
+        tensor = self._tensors[self.operator.inputs[i]]
+        if tensor.data is None:
+            raise Computed
+        plain = tensor.data.dtype.kind in "if" and tensor.sparsity is None and tensor.data.size == 1
+        self.require(plain and math.prod(tensor.shape) == 1)
+        return float(tensor.data.reshape(-1)[0])
+
     def integer(self, i: int) -> int:
         values = self.integers(i)
         self.require(len(values) == 1)
