@@ -448,3 +448,44 @@ def test_mirrored_borders_and_enlargements_become_the_convolution_s_own(symmetri
     assert node.op == Conv2D(padding=(2, 3), upsample=(times, times), border="symmetric" if symmetric else "reflect")
     values = [rng.standard_normal((2, 5, 4, 3)).astype(np.float32)]
     np.testing.assert_allclose(evaluate_graph(optimised, values)[0], evaluate_graph(graph, values)[0], rtol=1e-6)
+
+
+def test_a_value_that_an_expression_reads_twice_is_fused_all_the_same() -> None:
+    """x * sigmoid(x) of a convolution, and GELU by tanh, with a node for each of their functions."""
+    b, rng = GraphBuilder(), np.random.default_rng(0)
+    shape = (1, 4, 6, 8)
+
+    def node(expression: Apply, *operands: int) -> int:
+        return b.node(Elementwise(), (), b.value(shape, DType.FLOAT32), expression, operands)
+
+    x = b.value(shape, DType.FLOAT32)
+    weights = b.constant(rng.standard_normal((8, 1, 1, 8)))
+    y = b.node(Conv2D(), [x, weights], b.value(shape, DType.FLOAT32))
+    y = node(apply("mul", Arg(0), Arg(1)), y, node(apply("sigmoid", Arg(0)), y))
+    y = b.node(Conv2D(), [y, weights], b.value(shape, DType.FLOAT32))
+    cube = node(apply("mul", Arg(0), Arg(1)), node(apply("mul", Arg(0), Arg(0)), y), y)
+    gate = node(apply("tanh", Arg(0)), node(ADD, y, node(apply("mul", Arg(0), 0.044715), cube)))
+    y = node(apply("mul", Arg(0), Arg(1)), y, node(apply("add", Arg(0), 1.0), gate))
+    graph = b.graph([x], [y])
+    fused = optimise(graph, Features())
+    assert [type(n.op) for n in fused.nodes] == [Conv2D, Conv2D]
+    given = [rng.standard_normal(shape).astype(np.float32)]
+    np.testing.assert_allclose(evaluate_graph(fused, given)[0], evaluate_graph(graph, given)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_what_others_read_too_is_not_fused_away() -> None:
+    """The convolution is a factor of what is fused, and another reduction reads it."""
+    b, rng = GraphBuilder(), np.random.default_rng(0)
+    shape = (1, 4, 6, 8)
+    x = b.value(shape, DType.FLOAT32)
+    weights = b.constant(rng.standard_normal((8, 1, 1, 8)))
+    y = b.node(Conv2D(), [x, weights], b.value(shape, DType.FLOAT32))
+    gate = b.node(Elementwise(), (), b.value(shape, DType.FLOAT32), apply("sigmoid", Arg(0)), [y])
+    z = b.node(Elementwise(), (), b.value(shape, DType.FLOAT32), apply("mul", Arg(0), Arg(1)), [y, gate])
+    mean = b.node(Reduce("mean", (1, 2)), [y], b.value((1, 1, 1, 8), DType.FLOAT32))
+    graph = b.graph([x], [z, mean])
+    fused = optimise(graph, Features())
+    assert [type(n.op) for n in fused.nodes] == [Conv2D, Elementwise, Reduce]
+    given = [rng.standard_normal(shape).astype(np.float32)]
+    for got, want in zip(evaluate_graph(fused, given), evaluate_graph(graph, given), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)

@@ -78,7 +78,7 @@ class _State:
                 full = self.graph.values[v].shape == self._domain(node)
                 cheap = full or _size(producer.epilogue) <= CHEAP
                 if cheap and self.fits(merged) and self._domain(merged) == self._domain(node):
-                    self.nodes[self.place.pop(v)] = None
+                    self.merged(producer, node)
                     node, changed = merged, True
                     break
         return node
@@ -94,9 +94,15 @@ class _State:
         for producer in sorted(candidates, key=lambda p: (not isinstance(p.op, Copy), self.place[p.output]))[::-1]:
             merged = _append(producer, node)
             if self.fits(merged):
-                self.nodes[self.place.pop(producer.output)] = None
+                self.merged(producer, node)
                 return merged
         return node
+
+    def merged(self, producer: Node, node: Node) -> None:
+        """`producer` is part of `node` from now on: what both read has a reader less."""
+        self.nodes[self.place.pop(producer.output)] = None
+        for v in {*producer.reads} & {*node.reads}:
+            self.readers[v] -= 1
 
     def joins(self, producer: Node) -> bool:
         """Whether the producer is a kernel: concatenations and copies that become views are not."""
