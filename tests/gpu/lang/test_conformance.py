@@ -100,6 +100,12 @@ CASES = [
         "f32",
         lambda x: np.clip(np.trunc(np.nan_to_num(x, nan=2**31)), -(2**31), 2**31 - 1).astype(np.int64),
     ),
+    Case(
+        "nearest",
+        "f32",
+        lambda x: np.rint(np.where(abs(x) < 2**31, x, 0)).astype(np.int64),
+        domain=lambda x: abs(x) < 2**31,
+    ),
 ]
 
 
@@ -201,8 +207,27 @@ def test_operation(runner: Any, case: Case, kind: str, lanes: int) -> None:
     assert_within(y != 0 if result_kind == "bool" else y, expected, result_kind, case.ulp, where)
 
 
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_dot4(runner: Any, lanes: int) -> None:
+    """Of four signed bytes, and added with wrapping."""
+    rows = 800 // lanes
+    inputs = dict(zip("ab", pairs("i32", rows * lanes), strict=True))
+
+    def kernel(k: Kernel) -> None:
+        a, b = (k.buffer(name, vec(Type("i32"), lanes), rows, access="read") for name in "ab")
+        y = k.buffer("y", vec(Type("i32"), lanes), rows)
+        i = k.group_id() * 64 + k.local_id()
+        with k.If(i < rows):
+            y[i] = k.dot4(a[i], b[i], a[i])
+
+    y = np.zeros(rows * lanes, np.int32)
+    runner.run(trace(kernel, "test_dot4", (64, 1, 1), (-(-rows // 64), 1, 1)), {**inputs, "y": y})
+    a, b = (inputs[name].view(np.int8).reshape(-1, 4).astype(np.int64) for name in "ab")
+    np.testing.assert_array_equal(y, (inputs["a"] + (a * b).sum(1)).astype(np.int32))
+
+
 def test_every_operation_is_tested() -> None:
-    by_other_tests = {"fma", "dot", "select", "any", "all"}
+    by_other_tests = {"fma", "dot", "dot4", "select", "any", "all"}
     assert {c.op for c in CASES} | by_other_tests == set(OPS)
 
 

@@ -94,7 +94,9 @@ class GpuDelegate:
     def check(self, model: Model, subgraph: Subgraph, operator: Operator) -> str | None:
         """The reason why the GPU does not take the node, or None: the same code decides that later lowers it. What
         every device can bind is not asked of any."""
-        reason = check_operator(subgraph, operator, quantization=self.options.quantization)
+        options = self.options
+        integer = options.arithmetic == "integer"
+        reason = check_operator(subgraph, operator, quantization=options.quantization, integer=integer)
         size, tensor = fitting.largest(subgraph, operator, self.options.half)
         if reason is not None or tensor is None or size <= self._limited(Features()).max_binding_bytes:
             return reason
@@ -224,7 +226,12 @@ class GpuDelegate:
         tuner: Tuner | None = None,
     ) -> Program:
         lowered = lower_partition(
-            partition.subgraph, partition.nodes, partition.inputs, partition.outputs, xnnpack=partition.xnnpack
+            partition.subgraph,
+            partition.nodes,
+            partition.inputs,
+            partition.outputs,
+            xnnpack=partition.xnnpack,
+            integer=self.options.arithmetic == "integer",
         )
         return build_program(
             lowered.graph,

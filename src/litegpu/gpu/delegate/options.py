@@ -17,6 +17,7 @@ from litegpu.gpu.backends import registry
 BACKENDS = registry.words()
 TUNING = ("off", "fast", "full")
 PRECISIONS = ("float32", "float16", "auto")
+ARITHMETIC = ("auto", "float", "integer")
 
 
 class WaitType(enum.Enum):
@@ -76,6 +77,10 @@ class GpuDelegateOptions:
     wait_type: what invoke() does until the GPU is done, a WaitType or its name ("passive").
     quantization_enabled: take 8-bit and 16-bit nodes too, computing with the real numbers that they stand for; without
         it they stay on the CPU (constants may be quantized in any case).
+    arithmetic: of tensors of 8 bits. "integer": they stay bytes in memory, and are computed with in whole numbers, sums
+        of 32 bits among them, as the official runtime does it on the CPU: results are equal to the last bit. "float":
+        as real numbers, within a quantum or so of an operator's result. "auto" takes the faster, by an estimate; the
+        report says which and why.
     inference_preference, inference_priority1, inference_priority2, inference_priority3, experimental_flags: as in the
         original's second structure; see the classes. Priority 1 must not be AUTO, priority 3 must be if priority 2 is,
         and none may come twice.
@@ -106,6 +111,7 @@ class GpuDelegateOptions:
     calibration: Sequence[Sequence[np.ndarray]] | None = field(default=None, compare=False)
     wait_type: WaitType = WaitType.PASSIVE
     quantization_enabled: bool = True
+    arithmetic: str = "auto"
     inference_preference: InferencePreference = InferencePreference.FAST_SINGLE_ANSWER
     inference_priority1: InferencePriority = InferencePriority.MAX_PRECISION
     inference_priority2: InferencePriority = InferencePriority.AUTO
@@ -137,6 +143,8 @@ class GpuDelegateOptions:
             raise OptionError(f"backend {self.backend!r} is unknown: use one of {', '.join(BACKENDS)}")
         if self.precision not in (None, *PRECISIONS):
             raise OptionError(f"precision {self.precision!r} is unknown: use one of {', '.join(PRECISIONS)}")
+        if self.arithmetic not in ARITHMETIC:
+            raise OptionError(f"arithmetic {self.arithmetic!r} is unknown: use one of {', '.join(ARITHMETIC)}")
         if self.precision == "float32" and self.precision_loss_allowed:
             raise OptionError("precision is 'float32', but precision_loss_allowed is True")
         if self.calibration is not None and self.precision != "auto":

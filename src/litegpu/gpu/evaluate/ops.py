@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 
 from litegpu.gpu.evaluate.expressions import Array, evaluate_expr
-from litegpu.gpu.evaluate.windows import conv2d, depthwise, pool, transpose_conv
+from litegpu.gpu.evaluate.windows import (
+    conv2d,
+    depthwise,
+    integer_conv2d,
+    integer_depthwise,
+    integer_transpose_conv,
+    pool,
+    transpose_conv,
+    wrapped,
+)
 from litegpu.gpu.graph import (
     ArgReduce,
     Attention,
@@ -18,6 +27,11 @@ from litegpu.gpu.graph import (
     Custom,
     DepthwiseConv2D,
     Gather,
+    IntegerConv2D,
+    IntegerDepthwiseConv2D,
+    IntegerMatMul,
+    IntegerTransposeConv2D,
+    Lookup,
     MatMul,
     Mirror,
     Pad,
@@ -51,11 +65,20 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             return conv2d(Conv2D(), np.broadcast_to(middle, sums.shape), inputs[2], shape)
         case TransposeConv2D():
             return transpose_conv(op, inputs[0], inputs[1], shape)
-        case MatMul(transpose_a, transpose_b):
-            a, b = (x.astype(np.float64) for x in inputs)
-            a = a.swapaxes(2, 3) if transpose_a else a
-            b = b.swapaxes(2, 3) if transpose_b else b
-            return np.asarray(np.matmul(a, b), np.float32)
+        case IntegerConv2D():
+            return integer_conv2d(op, inputs[0], inputs[1], shape)
+        case IntegerDepthwiseConv2D():
+            return integer_depthwise(op, inputs[0], inputs[1], shape)
+        case IntegerTransposeConv2D():
+            return integer_transpose_conv(op, inputs[0], inputs[1], shape)
+        case MatMul():
+            return _product(op, inputs[0], inputs[1]).astype(np.float32)
+        case IntegerMatMul():
+            return wrapped(_product(op, inputs[0] - float(op.zero_point), inputs[1] - float(op.other_zero_point)))
+        case IntegerDepthwiseConv2D():
+            return integer_depthwise(op, inputs[0], inputs[1], shape)
+        case Lookup(lowest):
+            return np.asarray(inputs[1].reshape(-1)[inputs[0].astype(np.int64) - lowest])
         case Attention(scale, beta):
             q, k, v = (x.astype(np.float64) for x in inputs[:3])
             logits = np.matmul(q, k.swapaxes(2, 3)) * scale + (inputs[3] * beta if len(inputs) > 3 else 0)
@@ -87,6 +110,13 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
         case Custom(definition):
             return definition.evaluate(inputs, shape)
     raise TypeError(f"{op} is not an op of the GPU graph")
+
+
+def _product(op: MatMul | IntegerMatMul, a: Array, b: Array) -> Array:
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    a = a.swapaxes(2, 3) if op.transpose_a else a
+    b = b.swapaxes(2, 3) if op.transpose_b else b
+    return np.asarray(np.matmul(a, b))
 
 
 def apply_step(step: Step, x: Array) -> Array:

@@ -12,8 +12,8 @@ Shape = tuple[int, ...]
 class DType(enum.Enum):
     """What a value holds: arithmetic is float32, int32 or bool.
 
-    The others are storage types: FLOAT16 is computed with as float32; INT8, UINT8 and INT16, which only inputs and
-    outputs of a graph have, as int32. What is written to those saturates.
+    The others are storage types: FLOAT16 is computed with as float32; INT8, UINT8 and INT16 as int32. What is written
+    to those saturates.
     """
 
     FLOAT32 = "float32"
@@ -65,6 +65,7 @@ Expr = Arg | Literal | Apply
 
 #: name -> number of arguments. Comparisons give BOOL; `select(condition, yes, no)`; `to_*` convert (to_int32
 #: truncates toward zero, saturates, and maps NaN to the largest int32, as the TFLite reference CAST does).
+#: `nearest` is the int32 nearest to a float that is in range, of two the even one.
 #: `shift_right` of an int32 by a Literal rounds down; `fixed_mul(x, m, s)` is x * m * 2**(s - 31) of three int32,
 #: m not negative unless it is a Literal, rounded twice as MultiplyByQuantizedMultiplier of TFLite is
 #: (lower/fixed_point.py).
@@ -76,7 +77,9 @@ FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "pow", "lt", "le", "gt", "ge", "eq", "ne"), 2),
     **dict.fromkeys(("logical_and", "logical_or", "floor_div", "floor_mod", "atan2", "shift_right"), 2),
     **dict.fromkeys(("neg", "abs", "exp", "expm1", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "erf"), 1),
-    **dict.fromkeys(("floor", "ceil", "round", "sign", "logical_not", "to_float32", "to_int32", "to_bool"), 1),
+    **dict.fromkeys(
+        ("floor", "ceil", "round", "sign", "logical_not", "to_float32", "to_int32", "to_bool", "nearest"), 1
+    ),
     **dict.fromkeys(("select", "fixed_mul"), 3),
 }
 

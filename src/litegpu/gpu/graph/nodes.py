@@ -17,7 +17,7 @@ class Value:
     """A tensor of a fixed B,H,W,C shape (lower ranks are padded with 1 on the left; B of higher ones is the product of
     all leading axes).
 
-    Constants carry `data`, an array of exactly that shape: float32 (widened if need be), int32 or bool.
+    Constants carry `data`, an array of exactly that shape: float32 (widened if need be), int32 or bool, or bytes.
     `tensor` is the index of the .tflite tensor that it stands for, if any.
     """
 
@@ -93,10 +93,13 @@ class GraphBuilder:
     def value(self, shape: Iterable[int], dtype: DType, *, name: str = "", tensor: int | None = None) -> int:
         return self._add(tuple(int(n) for n in shape), dtype, None, name, tensor)
 
-    def constant(self, data: np.ndarray, *, name: str = "") -> int:
-        """A constant; `data` becomes B,H,W,C as `bhwc` says; floats become float32, ints int32."""
+    def constant(self, data: np.ndarray, *, name: str = "", narrow: bool = False) -> int:
+        """A constant; `data` becomes B,H,W,C as `bhwc` says; floats become float32, ints int32 unless they stay
+        `narrow`."""
         a = np.asarray(data)
-        if a.dtype.kind == "f":
+        if narrow:
+            dtype = DType(a.dtype.name)
+        elif a.dtype.kind == "f":
             a, dtype = a.astype(np.float32, copy=False), DType.FLOAT32
         elif a.dtype.kind == "b":
             dtype = DType.BOOL

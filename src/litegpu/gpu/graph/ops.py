@@ -66,6 +66,62 @@ class TransposeConv2D:
 
 
 @dataclass(frozen=True)
+class IntegerConv2D:
+    """inputs: x [B,H,W,G*I] of INT8 or UINT8, weights [O,KH,KW,I], a constant of INT8 -> [B,OH,OW,O]: the INT32 sums,
+    which wrap, of (x - zero_point) * (weights - weights_zero_point). What lies outside of x counts as zero_point, so it
+    adds nothing. The rest is as in Conv2D. (weights_zero_point is 0 but for files of UINT8.)"""
+
+    stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    groups: int = 1
+    zero_point: int = 0
+    weights_zero_point: int = 0
+
+
+@dataclass(frozen=True)
+class IntegerDepthwiseConv2D:
+    """inputs: x [B,H,W,C] of INT8 or UINT8, weights [1,KH,KW,C*multiplier], a constant of INT32 within -255 to 255 ->
+    [B,OH,OW,C*multiplier]: the INT32 sums of (x - zero_point) * weights. The rest is as in DepthwiseConv2D."""
+
+    stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    multiplier: int = 1
+    zero_point: int = 0
+
+
+@dataclass(frozen=True)
+class IntegerTransposeConv2D:
+    """inputs: x [B,H,W,I] of INT8 or UINT8, weights [O,KH,KW,I], a constant of INT8 -> [B,OH,OW,O]: the INT32 sums of
+    (x - zero_point) * (weights - weights_zero_point), placed as in TransposeConv2D."""
+
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+    zero_point: int = 0
+    weights_zero_point: int = 0
+
+
+@dataclass(frozen=True)
+class IntegerMatMul:
+    """inputs: a [B,H,M,K], b [B',H',K,N], both of INT8 or UINT8 -> [.., .., M, N]: the INT32 sums of
+    (a - zero_point) * (b - other_zero_point), as in MatMul."""
+
+    transpose_a: bool = False
+    transpose_b: bool = False
+    zero_point: int = 0
+    other_zero_point: int = 0
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """inputs: x of INT8 or UINT8, a table [1,1,1,256], a constant -> the table's element for each number of x, that for
+    `lowest` first."""
+
+    lowest: int
+
+
+@dataclass(frozen=True)
 class MatMul:
     """inputs: a [B,H,M,K], b [B',H',K,N] -> [.., .., M, N]; leading axes broadcast; a transposed flag means that the
     stored value has its last two axes exchanged. Both may be runtime values."""
@@ -86,7 +142,8 @@ class Attention:
 @dataclass(frozen=True)
 class Pool2D:
     """kind "average" (divides by the number of cells inside the input), "squares" (the average of their squares) or
-    "max" (starts at the lowest float)."""
+    "max" (starts at the lowest float). Of a narrow type the result is INT32, averages rounded with halves away from
+    zero."""
 
     kind: str
     window: tuple[int, int]
@@ -183,4 +240,5 @@ class Custom:
 Op = (
     Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | TransposeConv2D | MatMul | Pool2D | Resize2D | Reduce
     | ArgReduce | Softmax | Attention | Copy | Concat | Gather | Custom
+    | IntegerConv2D | IntegerDepthwiseConv2D | IntegerTransposeConv2D | IntegerMatMul | Lookup
 )  # fmt: skip

@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -145,6 +146,27 @@ class Source:
             return self._vector(terms, c // 4)[c % 4]
         strides = self.view.strides
         return self._scalar(address(self.view.offset, [*terms, (c, strides[3])]))
+
+    def word(self, b: Index, y: Index, x: Index, q: Index) -> TracedValue:
+        """Channels 4q to 4q+3 of a value of bytes as the signed bytes of an i32, those of UINT8 less 128; what is in
+        lanes past the last channel is unspecified."""
+        k, view = self.k, self.view
+        if view.quads == 1:
+            q = 0
+        words = self._memory(1)
+        if view.vector:
+            quarter = [(i, stride // 4) for i, stride in _pixel_terms(view, b, y, x)]
+            word = words[address(view.offset // 4, [*quarter, (q, 1)])]
+        elif view.strides[3] == 1:  # four neighbours that two words share
+            first = _value(k, address(view.offset, [*_pixel_terms(view, b, y, x), (q, 4)]))
+            low, bits = first // 4, first % 4 * 8
+            next_word = words[k.min(low + 1, words.size - 1)]
+            word = (words[low] >> bits) | k.select(bits == 0, k.const(0, u32), next_word << (32 - bits))
+        else:
+            quad = self.quad(b, y, x, q)
+            bytes_ = [k.bitcast(quad[j], u32) & 255 for j in range(4)]
+            word = bytes_[0] | bytes_[1] << 8 | bytes_[2] << 16 | bytes_[3] << 24
+        return k.bitcast(word ^ 0x80808080 if view.dtype is DType.UINT8 else word, i32)
 
     def broadcast(self, b: Index, y: Index, x: Index, q: Index) -> TracedValue:
         """As `quad`, for an operand that is broadcast to the output at these coordinates: axes of size 1 are read at
@@ -390,9 +412,11 @@ def declare(k: Kernel, name: str, view: View, lanes: int, operands: Operands, pa
 
 
 def pack(constant: np.ndarray) -> np.ndarray:
-    """A constant with its channels padded by zeros to a multiple of four; float32, or int32 also for bool."""
+    """A constant with its channels padded by zeros to a multiple of four; float32, bytes, or int32 also for bool."""
     c = constant.shape[3]
-    dtype = np.float32 if constant.dtype.kind == "f" else np.int32
+    dtype: Any = np.float32 if constant.dtype.kind == "f" else np.int32
+    if constant.dtype.itemsize < 4 and constant.dtype.kind in "iu":
+        dtype = constant.dtype
     result = np.zeros((*constant.shape[:3], -(-c // 4) * 4), dtype)
     result[..., :c] = constant
     return result

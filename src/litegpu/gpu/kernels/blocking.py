@@ -12,8 +12,9 @@ import numpy as np
 from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.access import Index, Operands, Sink, address, divide, remainder
 from litegpu.gpu.kernels.context import KernelContext
+from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.movement import mirrored
-from litegpu.gpu.lang import Array, Kernel, Memory, TracedValue, Type, f16x4, f32x4, i8x4, u32
+from litegpu.gpu.lang import Array, Kernel, Memory, TracedValue, Type, f16x4, f32x4, i8x4, i32x4, u32
 from litegpu.gpu.lang.features import Features
 
 #: Threads that keep one compute unit busy, and the number of units to assume where it is not known.
@@ -234,7 +235,7 @@ def when(condition: TracedValue | None) -> TracedValue | bool:
 
 def or_zero(k: Kernel, ok: TracedValue | None, v: TracedValue) -> TracedValue:
     """`v` where `ok`: selected, so that what lies elsewhere, be it NaN, does not matter."""
-    return v if ok is None else k.select(ok, v, k.const(0.0, v.type))
+    return v if ok is None else k.select(ok, v, constant(k, 0, v.type))
 
 
 def accumulate(
@@ -245,8 +246,13 @@ def accumulate(
         for c, column in enumerate(columns):
             total = sums[p * len(columns) + c]
             for lane in range(lanes):
-                total = k.fma(k.splat(row[lane], 4), column[lane], total)
+                total = multiply_add(k, k.splat(row[lane], 4), column[lane], total)
             sums[p * len(columns) + c] = total
+
+
+def multiply_add(k: Kernel, a: TracedValue, b: TracedValue, c: TracedValue) -> TracedValue:
+    """a * b + c, of floats or whole numbers."""
+    return k.fma(a, b, c) if c.type.is_float else a * b + c
 
 
 def transposed(k: Kernel, rows: Sequence[TracedValue]) -> list[TracedValue]:
@@ -266,7 +272,7 @@ def total_of_parts(
     if tile.parts == 1:
         return [sums[i] for i in range(len(sums))]
     slots = tile.wide * tile.tall
-    shared = k.shared(f32x4, slots * tile.parts * len(sums))
+    shared = k.shared(sums.type, slots * tile.parts * len(sums))
     lane = k.local_id(1) * tile.wide + k.local_id(0)
     mine = [part * slots + lane + i * tile.parts * slots for i in range(len(sums))]
     for i, at in enumerate(mine):
@@ -298,17 +304,24 @@ class Weights:
     """Constant weights [taps.., inputs, outputs] in quads of outputs: as float16 where activations are, as bytes where
     they are small whole numbers and to load them is most of the work."""
 
-    def __init__(self, ctx: KernelContext, k: Kernel, array: np.ndarray, operands: Operands) -> None:
-        """`array`: weights with the outputs last; they are padded with zeros to a multiple of four."""
+    def __init__(
+        self, ctx: KernelContext, k: Kernel, array: np.ndarray, operands: Operands, compute: Type = f32x4
+    ) -> None:
+        """`array`: weights with the outputs last; they are padded with zeros to a multiple of four. `compute`: f32x4 or
+        i32x4, in which they are given."""
         outputs = array.shape[-1]
         self.quads = -(-outputs // 4)
-        dtype, storage = (
-            (np.int8, i8x4) if fit_bytes(math.prod(ctx.output.shape[:3]), array) else _FLOATS[_half(ctx, array)]
-        )
+        dtype: type
+        if compute.is_float and not fit_bytes(math.prod(ctx.output.shape[:3]), array):
+            dtype, storage = _FLOATS[_half(ctx, array)]
+        elif compute.is_float or np.all(np.abs(array) <= 127):
+            dtype, storage = np.int8, i8x4
+        else:
+            dtype, storage = np.int32, i32x4
         packed = np.zeros((*array.shape[:-1], self.quads * 4), dtype)
         packed[..., :outputs] = array
         operands["weights"] = packed
-        self.memory: Memory = k.buffer("weights", storage, packed.size // 4, compute=f32x4, access="read")
+        self.memory: Memory = k.buffer("weights", storage, packed.size // 4, compute=compute, access="read")
 
     def __call__(self, rows: Sequence[tuple[Index, int]], q: Index, offset: int = 0) -> TracedValue:
         """Four outputs for one input of one tap: that numbered `offset` + the sum of index * stride over `rows`."""

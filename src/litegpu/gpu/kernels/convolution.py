@@ -4,49 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
-from litegpu.gpu.graph import Conv2D, Reshape
+from litegpu.gpu.graph import Conv2D, IntegerConv2D, Reshape
 from litegpu.gpu.kernels.access import Index, Operands, Position, Sink, Source, open_sink, open_source
 from litegpu.gpu.kernels.blocking import (
     ThreadTile,
     TilePlace,
     Weights,
-    accumulate,
     both,
     choose_tile,
     grid,
     linear_pixels,
-    or_zero,
+    multiply_add,
     row_blocks,
     row_pixels,
     store_tile,
-    total_of_parts,
-    transposed,
     when,
     window_axes,
 )
 from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.per_quad import per_quad
-from litegpu.gpu.lang import Kernel, TracedValue, f32x4, trace
+from litegpu.gpu.kernels.terms import open_terms
+from litegpu.gpu.lang import Kernel, TracedValue, f32, i32, i32x4, trace, vec
 from litegpu.gpu.view import follow
 
 #: Multiplications of quads that the taps of one row may unroll to.
 UNROLLED = 320
 
 
-class Columns(Protocol):
-    """The weights of one tap: for four inputs, the quad of outputs each contributes to."""
-
-    def __call__(self, ky: Index, kx: Index, iq: Index, q: Index) -> Sequence[TracedValue]: ...
-
-
 def build(ctx: KernelContext) -> list[Launch]:
-    """Sums are float32, in the order taps then inputs unless several threads share a sum."""
+    """Sums, float32 or of IntegerConv2D int32, are in the order taps then inputs unless several threads share one."""
     op = ctx.node.op
-    assert isinstance(op, Conv2D)
+    assert isinstance(op, (Conv2D, IntegerConv2D))
     outputs, kh, kw, inputs = ctx.value(ctx.node.inputs[1]).shape
     if op.groups > 1 and (inputs % 4 or outputs // op.groups % 4):
         return [_grouped(ctx, op)]
@@ -71,32 +63,6 @@ def build(ctx: KernelContext) -> list[Launch]:
     return [Launch(kernel, operands, "conv_2d")]
 
 
-def columns_of(ctx: KernelContext, k: Kernel, operands: Operands) -> Columns:
-    """The weights [O,KH,KW,I] of the node, a constant or a runtime value."""
-    value = ctx.value(ctx.node.inputs[1])
-    outputs, kh, kw, inputs = value.shape
-    depth = -(-inputs // 4)
-    if value.data is not None:
-        array = np.zeros((kh, kw, depth * 4, outputs), np.float32)
-        array[:, :, :inputs] = value.data.transpose(1, 2, 3, 0)
-        weights = Weights(ctx, k, array, operands)
-
-        def constant(ky: Index, kx: Index, iq: Index, q: Index) -> Sequence[TracedValue]:
-            rows = [(ky, kw * depth * 4), (kx, depth * 4), (iq, 4)]
-            return [weights(rows, q, lane) for lane in range(4)]
-
-        return constant
-    source = open_source(ctx, k, value.id, operands)
-
-    def runtime(ky: Index, kx: Index, iq: Index, q: Index) -> Sequence[TracedValue]:
-        rows = [q * 4 + j for j in range(4)]
-        if outputs % 4:  # the surplus lanes are never stored
-            rows = [min(r, outputs - 1) if isinstance(r, int) else k.min(r, outputs - 1) for r in rows]
-        return transposed(k, [source.quad(row, ky, kx, iq) for row in rows])
-
-    return runtime
-
-
 # ------------------------------------------------------------------------------------------------------ kernels
 
 
@@ -104,34 +70,33 @@ def _pointwise(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, ope
     """1x1, stride 1: a matrix product over all pixels."""
     shape = ctx.output.shape
     outputs, _, _, inputs = ctx.value(ctx.node.inputs[1]).shape
-    columns = columns_of(ctx, k, operands)
-    source = open_source(ctx, k, ctx.node.inputs[0], operands)
+    terms = open_terms(ctx, k, tile, operands)
     place = TilePlace(k, tile, blocks, -(-outputs // 4))
     pixels = linear_pixels(k, place.block, shape, tile.pixels)
-    flat = flattened(source)
+    flat = flattened(terms.source)
     where = pixels.coordinates if flat is None else [(0, 0, p) for p in pixels.linear]
     first = _first_input(ctx, place)
-    sums = k.array(tile.pixels * tile.quads, k.const(0.0, f32x4))
+    terms.begin()
     with k.loop(-(-inputs // 4), start=place.part, step=tile.parts) as iq:
-        rows = [(flat or source).quad(b, y, x, iq + first) for b, y, x in where]
-        accumulate(k, sums, rows, [columns(0, 0, iq, q) for q in place.q], min(inputs, 4))
-    store_tile(k, open_sink(ctx, k, operands), place, pixels, total_of_parts(k, tile, place.part, sums))
+        rows = [terms.load(flat or terms.source, (b, y, x, iq + first), None) for b, y, x in where]
+        terms.add(rows, (0, 0), iq, place.q)
+    store_tile(k, open_sink(ctx, k, operands), place, pixels, terms.totals(place))
 
 
 def _spatial(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, operands: Operands) -> None:
     """Any window: loops over the rows of the window and the inputs, and over its columns unless they are unrolled."""
     op = ctx.node.op
-    assert isinstance(op, Conv2D)
+    assert isinstance(op, (Conv2D, IntegerConv2D))
     outputs, kh, kw, inputs = ctx.value(ctx.node.inputs[1]).shape
     shape, lanes, n = ctx.output.shape, min(inputs, 4), tile.pixels
-    columns = columns_of(ctx, k, operands)
-    source = open_source(ctx, k, ctx.node.inputs[0], operands)
+    terms = open_terms(ctx, k, tile, operands)
     place = TilePlace(k, tile, blocks, -(-outputs // 4))
     pixels = row_pixels(place.block, shape, n)
     b, y, x = pixels.coordinates[0]
-    vertical, horizontal = window_axes(ctx, (kh, kw), op.stride, op.dilation, op.padding, n, op.upsample, op.border)
+    more = (op.upsample, op.border) if isinstance(op, Conv2D) else ()
+    vertical, horizontal = window_axes(ctx, (kh, kw), op.stride, op.dilation, op.padding, n, *more)
     first = _first_input(ctx, place)
-    sums = k.array(n * tile.quads, k.const(0.0, f32x4))
+    terms.begin()
 
     def row(ky: TracedValue, taps: Sequence[Index]) -> None:
         """Add up some taps of row `ky` of the window. Neighbouring pixels share what they load."""
@@ -147,9 +112,9 @@ def _spatial(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, opera
                 for p in range(n):
                     key = _column(op, kx, p)
                     if key not in loaded:
-                        loaded[key] = or_zero(k, ok[key], source.quad(b, iy, at[key][0], iq + first))
+                        loaded[key] = terms.load(terms.source, (b, iy, at[key][0], iq + first), ok[key])
                 rows = [loaded[_column(op, kx, p)] for p in range(n)]
-                accumulate(k, sums, rows, [columns(ky, kx, iq, q) for q in place.q], lanes)
+                terms.add(rows, (ky, kx), iq, place.q)
 
     with k.loop(kh) as ky:
         if kw * n * tile.quads * lanes <= UNROLLED:
@@ -157,30 +122,36 @@ def _spatial(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, opera
         else:
             with k.loop(kw) as kx:
                 row(ky, [kx])
-    store_tile(k, open_sink(ctx, k, operands), place, pixels, total_of_parts(k, tile, place.part, sums))
+    store_tile(k, open_sink(ctx, k, operands), place, pixels, terms.totals(place))
 
 
-def _grouped(ctx: KernelContext, op: Conv2D) -> Launch:
+def _grouped(ctx: KernelContext, op: Conv2D | IntegerConv2D) -> Launch:
     """Groups whose sizes are not multiples of four: a quad of outputs reads up to four different groups."""
     weights_value = ctx.value(ctx.node.inputs[1])
     outputs, kh, kw, inputs = weights_value.shape
     assert weights_value.data is not None
     array = weights_value.data.transpose(1, 2, 3, 0)
+    integer = isinstance(op, IntegerConv2D)
+    zero = op.zero_point if isinstance(op, IntegerConv2D) else 0
+    if isinstance(op, IntegerConv2D):
+        array = array.astype(np.int32) - op.weights_zero_point
 
     def body(k: Kernel, operands: Operands, sink: Sink, at: Position) -> None:
-        weights = Weights(ctx, k, array, operands)
+        weights = Weights(ctx, k, array, operands, compute=i32x4) if integer else Weights(ctx, k, array, operands)
         source = open_source(ctx, k, ctx.node.inputs[0], operands)
         vertical, horizontal = window_axes(ctx, (kh, kw), op.stride, op.dilation, op.padding)
         b, y, x, q = at.b, at.y, at.x, at.q
         channels = _first_channels(k, q, op, outputs, inputs)
-        total = k.var(k.const(0.0, f32x4))
+        total = k.var(constant(k, 0, vec(i32 if integer else f32, 4)))
         with k.loop(kh) as ky, k.loop(kw) as kx:
             iy, ok_y = vertical.at(k, y, ky * op.dilation[0])
             ix, ok_x = horizontal.at(k, x, kx * op.dilation[1])
             with k.If(when(both(ok_y, ok_x))), k.loop(inputs) as i:
                 found = [source.at(b, iy, ix, c + i) for c in channels]
                 row = k.splat(found[0], 4) if len(found) == 1 else k.vec(*found)
-                total.set(k.fma(row, weights([(ky, kw * inputs), (kx, inputs), (i, 1)], q), total.value))
+                row = row - zero if zero else row
+                factor = weights([(ky, kw * inputs), (kx, inputs), (i, 1)], q)
+                total.set(multiply_add(k, row, factor, total.value))
         sink.write(at, total.value)
 
     return per_quad(ctx, "convolution_grouped", body)
@@ -198,19 +169,19 @@ def row_block(width: int) -> int:
     return 8 if width % 8 == 0 or width >= 64 else min(4, width)
 
 
-def _column(op: Conv2D, kx: Index, p: int) -> int:
+def _column(op: Conv2D | IntegerConv2D, kx: Index, p: int) -> int:
     return kx * op.dilation[1] + p * op.stride[1] if isinstance(kx, int) else p
 
 
 def _first_input(ctx: KernelContext, place: TilePlace) -> Index:
     """The quad of inputs where this thread's group begins."""
     op = ctx.node.op
-    assert isinstance(op, Conv2D)
+    assert isinstance(op, (Conv2D, IntegerConv2D))
     outputs, _, _, inputs = ctx.value(ctx.node.inputs[1]).shape
     return 0 if op.groups == 1 else place.q[0] // (outputs // op.groups // 4) * (inputs // 4)
 
 
-def _first_channels(k: Kernel, q: Index, op: Conv2D, outputs: int, inputs: int) -> list[Index]:
+def _first_channels(k: Kernel, q: Index, op: Conv2D | IntegerConv2D, outputs: int, inputs: int) -> list[Index]:
     """The first channel of the groups that outputs 4q to 4q+3 read; one if all four read the same."""
     size = outputs // op.groups
     found: list[Index] = []

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
-from litegpu.gpu.graph import DepthwiseConv2D
-from litegpu.gpu.kernels.access import Index, Operands, Position, Sink, open_sink, open_source
+import numpy as np
+
+from litegpu.gpu.graph import DepthwiseConv2D, DType, IntegerDepthwiseConv2D
+from litegpu.gpu.kernels.access import Index, Operands, Position, Sink, Source, open_sink, open_source
 from litegpu.gpu.kernels.blocking import (
     ThreadTile,
     TilePlace,
     both,
     choose_tile,
     grid,
+    multiply_add,
     or_zero,
     row_blocks,
     row_pixels,
@@ -20,8 +24,11 @@ from litegpu.gpu.kernels.blocking import (
     window_axes,
 )
 from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.per_quad import per_quad
-from litegpu.gpu.lang import Kernel, TracedValue, f32x4, trace
+from litegpu.gpu.kernels.terms import sum_type
+from litegpu.gpu.lang import Kernel, TracedValue, trace
+from litegpu.gpu.view import padded
 
 #: Taps times pixels that are unrolled; a larger window loops over its rows, and over its columns if need be.
 UNROLLED = 100
@@ -30,7 +37,7 @@ UNROLLED = 100
 def build(ctx: KernelContext) -> list[Launch]:
     """Output channel c * multiplier + j is input channel c convolved with weights channel c * multiplier + j."""
     op = ctx.node.op
-    assert isinstance(op, DepthwiseConv2D)
+    assert isinstance(op, _OPS)
     if op.multiplier > 1:
         return [_multiplied(ctx, op)]
     shape = ctx.output.shape
@@ -47,15 +54,16 @@ def build(ctx: KernelContext) -> list[Launch]:
 
 def _depthwise(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, operands: Operands) -> None:
     op = ctx.node.op
-    assert isinstance(op, DepthwiseConv2D)
+    assert isinstance(op, _OPS)
     _, kh, kw, channels = ctx.value(ctx.node.inputs[1]).shape
-    source, weights = (open_source(ctx, k, v, operands) for v in ctx.node.inputs)
+    source, weights = _factors(ctx, k, operands)
+    zero = op.zero_point if isinstance(op, IntegerDepthwiseConv2D) else 0
     n = tile.pixels
     place = TilePlace(k, tile, blocks, -(-channels // 4))
     pixels = row_pixels(place.block, ctx.output.shape, n)
     b, y, x = pixels.coordinates[0]
     vertical, horizontal = window_axes(ctx, (kh, kw), op.stride, op.dilation, op.padding, n)
-    sums = k.array(n, k.const(0.0, f32x4))
+    sums = k.array(n, constant(k, 0, sum_type(op)))
 
     def row(ky: Index, taps: Sequence[Index]) -> None:
         """Add up some taps of row `ky` of the window; each input is loaded once for all the pixels it belongs to."""
@@ -68,8 +76,9 @@ def _depthwise(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, ope
                 key = offset if isinstance(offset, int) else p  # a tap known only at run time is the only one
                 if key not in loaded:
                     ix, ok_x = horizontal.at(k, x, offset)
-                    loaded[key] = or_zero(k, both(ok_y, ok_x), source.quad(b, iy, ix, place.q[0]))
-                sums[p] = k.fma(loaded[key], tap, sums[p])
+                    ok, quad = both(ok_y, ok_x), source.quad(b, iy, ix, place.q[0])
+                    loaded[key] = or_zero(k, ok, quad - zero if zero else quad)
+                sums[p] = multiply_add(k, loaded[key], tap, sums[p])
 
     if kh * kw * n <= UNROLLED:
         for i in range(kh):
@@ -83,14 +92,15 @@ def _depthwise(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, ope
     store_tile(k, open_sink(ctx, k, operands), place, pixels, [sums[p] for p in range(n)])
 
 
-def _multiplied(ctx: KernelContext, op: DepthwiseConv2D) -> Launch:
+def _multiplied(ctx: KernelContext, op: DepthwiseConv2D | IntegerDepthwiseConv2D) -> Launch:
     """Several outputs for an input channel: a quad of outputs gathers the input channels that it needs."""
     _, kh, kw, outputs = ctx.value(ctx.node.inputs[1]).shape
+    zero = op.zero_point if isinstance(op, IntegerDepthwiseConv2D) else 0
 
     def body(k: Kernel, operands: Operands, sink: Sink, at: Position) -> None:
-        source, weights = (open_source(ctx, k, v, operands) for v in ctx.node.inputs)
+        source, weights = _factors(ctx, k, operands)
         vertical, horizontal = window_axes(ctx, (kh, kw), op.stride, op.dilation, op.padding)
-        total = k.var(k.const(0.0, f32x4))
+        total = k.var(constant(k, 0, sum_type(op)))
         b, y, x, q = at.b, at.y, at.x, at.q
         channels = _channels(k, q, op.multiplier, outputs)
         with k.loop(kh) as ky, k.loop(kw) as kx:
@@ -99,10 +109,24 @@ def _multiplied(ctx: KernelContext, op: DepthwiseConv2D) -> Launch:
             with k.If(when(both(ok_y, ok_x))):
                 found = [source.at(b, iy, ix, c) for c in channels]
                 row = k.splat(found[0], 4) if len(found) == 1 else k.vec(*found)
-                total.set(k.fma(row, weights.quad(0, ky, kx, q), total.value))
+                row = row - zero if zero else row
+                total.set(multiply_add(k, row, weights.quad(0, ky, kx, q), total.value))
         sink.write(at, total.value)
 
     return per_quad(ctx, "depthwise_multiplied", body)
+
+
+_OPS = (DepthwiseConv2D, IntegerDepthwiseConv2D)
+
+
+def _factors(ctx: KernelContext, k: Kernel, operands: Operands) -> tuple[Source, Source]:
+    """The data and the weights; these as bytes where they are small whole numbers."""
+    source, weights = (open_source(ctx, k, v, operands) for v in ctx.node.inputs)
+    data = weights.data
+    if isinstance(ctx.node.op, IntegerDepthwiseConv2D) and data is not None and np.all(np.abs(data) <= 127):
+        view = padded(-1, data.shape, DType.INT8)
+        weights = dataclasses.replace(weights, view=view, data=data.astype(np.int8))
+    return source, weights
 
 
 def _channels(k: Kernel, q: Index, multiplier: int, outputs: int) -> list[Index]:

@@ -52,7 +52,7 @@ def result_type(expr: Expr, args: Sequence[Type]) -> Type:
             return boolean
         case Apply("to_float32"):
             return f32
-        case Apply("to_int32"):
+        case Apply("to_int32" | "nearest"):
             return i32
         case Apply("select", (_, yes, _)):
             return result_type(yes, args)
@@ -307,6 +307,7 @@ _FUNCTIONS: dict[str, Callable[..., TracedValue]] = {
     "sign": lambda k, x: k.sign(x),
     "to_float32": _to_float32,
     "to_int32": _to_int32,
+    "nearest": lambda k, x: k.nearest(x),
     "to_bool": lambda k, x: boolean_to(k, x, boolean),
     "select": lambda k, c, yes, no: k.select(c, yes, no),
 }

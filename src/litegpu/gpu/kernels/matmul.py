@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from litegpu.gpu.graph import MatMul
+from litegpu.gpu.graph import IntegerMatMul, MatMul
 from litegpu.gpu.kernels.access import Index, Operands, Source, open_sink, open_source
 from litegpu.gpu.kernels.blocking import (
     Pixels,
@@ -20,13 +20,17 @@ from litegpu.gpu.kernels.blocking import (
     transposed,
 )
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.lang import Kernel, TracedValue, f32x4, trace
+from litegpu.gpu.kernels.expression import constant
+from litegpu.gpu.kernels.terms import sum_type
+from litegpu.gpu.lang import Kernel, TracedValue, trace
+
+_Op = MatMul | IntegerMatMul
 
 
 def build(ctx: KernelContext) -> list[Launch]:
     """a [B,H,M,K] and b [B',H',K,N] -> [..,..,M,N]; leading axes of size 1 broadcast."""
     op = ctx.node.op
-    assert isinstance(op, MatMul)
+    assert isinstance(op, (MatMul, IntegerMatMul))
     b, h, m, n = ctx.output.shape
     inner = ctx.value(ctx.node.inputs[0]).shape[2 if op.transpose_a else 3]
     # four rows of a transposed `a` are one quad of it
@@ -48,17 +52,20 @@ def build(ctx: KernelContext) -> list[Launch]:
 
 
 def _matmul(
-    k: Kernel, ctx: KernelContext, op: MatMul, inner: int, tile: ThreadTile, blocks: int, operands: Operands
+    k: Kernel, ctx: KernelContext, op: _Op, inner: int, tile: ThreadTile, blocks: int, operands: Operands
 ) -> None:
     a, b = (open_source(ctx, k, v, operands) for v in ctx.node.inputs)
     place = TilePlace(k, tile, blocks, -(-ctx.output.shape[3] // 4))
     pixels = row_pixels(place.block, ctx.output.shape, tile.pixels)
-    sums = k.array(tile.pixels * tile.quads, k.const(0.0, f32x4))
+    sums = k.array(tile.pixels * tile.quads, constant(k, 0, sum_type(op)))
 
     def step(kq: Index, lanes: int) -> None:
         """The terms 4kq to 4kq + lanes - 1 of the sums."""
         rows = _rows(k, a, op, pixels, kq, lanes)
         columns = [_columns(k, b, op, pixels, kq, q, lanes) for q in place.q]
+        if isinstance(op, IntegerMatMul):
+            rows = [row - op.zero_point for row in rows]
+            columns = [[lane - op.other_zero_point for lane in column] for column in columns]
         accumulate(k, sums, rows, columns, lanes)
 
     with k.loop(inner // 4, start=place.part, step=tile.parts) as kq:
@@ -69,7 +76,7 @@ def _matmul(
     store_tile(k, open_sink(ctx, k, operands), place, pixels, total_of_parts(k, tile, place.part, sums))
 
 
-def _rows(k: Kernel, a: Source, op: MatMul, pixels: Pixels, kq: Index, lanes: int) -> Sequence[TracedValue]:
+def _rows(k: Kernel, a: Source, op: _Op, pixels: Pixels, kq: Index, lanes: int) -> Sequence[TracedValue]:
     """For each of the thread's rows, `lanes` or more numbers of `a`."""
     batch, outer, x = pixels.coordinates[0]
     b, h = _broadcast(a, batch, outer)
@@ -84,7 +91,7 @@ def _rows(k: Kernel, a: Source, op: MatMul, pixels: Pixels, kq: Index, lanes: in
 
 
 def _columns(
-    k: Kernel, source: Source, op: MatMul, pixels: Pixels, kq: Index, q: TracedValue, lanes: int
+    k: Kernel, source: Source, op: _Op, pixels: Pixels, kq: Index, q: TracedValue, lanes: int
 ) -> Sequence[TracedValue]:
     """For each of `lanes` numbers of a row, the quad of outputs that it contributes to."""
     b, h = _broadcast(source, *pixels.coordinates[0][:2])

@@ -21,7 +21,8 @@ from litegpu.gpu.kernels.blocking import (
     window_axes,
 )
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.lang import Kernel, f32, f32x4, trace
+from litegpu.gpu.kernels.expression import constant
+from litegpu.gpu.lang import Kernel, f32, f32x4, i32, i32x4, trace
 
 LOWEST = float(np.finfo(np.float32).min)
 #: Taps that are unrolled.
@@ -48,11 +49,13 @@ def _pool(k: Kernel, ctx: KernelContext, op: Pool2D, tile: ThreadTile, blocks: i
     kh, kw = op.window
     average = op.kind != "max"
     source = open_source(ctx, k, ctx.node.inputs[0], operands)
+    whole = source.view.dtype.is_narrow
+    lowest = -(1 << 31) if whole else LOWEST
     place = TilePlace(k, tile, blocks, source.view.quads)
     pixels = linear_pixels(k, place.block, ctx.output.shape, 1)
     b, y, x = pixels.coordinates[0]
     vertical, horizontal = window_axes(ctx, op.window, op.stride, (1, 1), op.padding)
-    result = k.array(1, k.const(0.0 if average else LOWEST, f32x4))
+    result = k.array(1, constant(k, 0 if average else lowest, i32x4 if whole else f32x4))
 
     def tap(ky: Index, kx: Index) -> None:
         (iy, ok_y), (ix, ok_x) = vertical.at(k, y, ky), horizontal.at(k, x, kx)
@@ -73,5 +76,10 @@ def _pool(k: Kernel, ctx: KernelContext, op: Pool2D, tile: ThreadTile, blocks: i
     (total,) = total_of_parts(k, tile, place.part, result, operator.add if average else k.max)
     if average:
         cells = vertical.cells(k, y) * horizontal.cells(k, x)
-        total = total / k.splat(f32(cells), 4)
+        if whole:
+            count = k.splat(i32(cells), 4)
+            half = count >> 1
+            total = k.idiv_trunc(total + k.select(total < 0, -half, half), count)
+        else:
+            total = total / k.splat(f32(cells), 4)
     store_tile(k, open_sink(ctx, k, operands), place, pixels, [total])

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from litegpu.gpu.graph import TransposeConv2D
-from litegpu.gpu.kernels.access import Operands, open_sink, open_source
+from litegpu.gpu.graph import IntegerTransposeConv2D, TransposeConv2D
+from litegpu.gpu.kernels.access import Operands, open_sink
 from litegpu.gpu.kernels.blocking import (
     Pixels,
     ThreadTile,
     TilePlace,
-    accumulate,
     both,
     choose_tile,
     grid,
-    or_zero,
     store_tile,
-    total_of_parts,
 )
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.kernels.convolution import columns_of
-from litegpu.gpu.lang import Kernel, TracedValue, f32x4, trace
+from litegpu.gpu.kernels.terms import open_terms
+from litegpu.gpu.lang import Kernel, TracedValue, trace
 
 
 def build(ctx: KernelContext) -> list[Launch]:
     """x[iy, ix] adds to out[iy * stride - padding + ky, ...]."""
     op = ctx.node.op
-    assert isinstance(op, TransposeConv2D)
+    assert isinstance(op, (TransposeConv2D, IntegerTransposeConv2D))
     b, oh, ow, outputs = ctx.output.shape
     inputs = ctx.value(ctx.node.inputs[1]).shape[3]
     quads = -(-outputs // 4)
@@ -41,15 +38,19 @@ def build(ctx: KernelContext) -> list[Launch]:
 
 
 def _transpose_convolution(
-    k: Kernel, ctx: KernelContext, op: TransposeConv2D, tile: ThreadTile, blocks: int, operands: Operands
+    k: Kernel,
+    ctx: KernelContext,
+    op: TransposeConv2D | IntegerTransposeConv2D,
+    tile: ThreadTile,
+    blocks: int,
+    operands: Operands,
 ) -> None:
     """With o + padding = stride * step + phase, the taps are phase + stride * t and meet input step - t."""
     (sy, sx), (pad_y, pad_x), n = op.stride, op.padding, tile.pixels
     _, oh, ow, outputs = ctx.output.shape
     _, h, w, inputs = ctx.value(ctx.node.inputs[0]).shape
     _, kh, kw, _ = ctx.value(ctx.node.inputs[1]).shape
-    columns = columns_of(ctx, k, operands)
-    source = open_source(ctx, k, ctx.node.inputs[0], operands)
+    terms = open_terms(ctx, k, tile, operands)
     place = TilePlace(k, tile, blocks, -(-outputs // 4))
     rows, across = _steps(oh, sy, pad_y), -(-_steps(ow, sx, pad_x) // n)
     step_x, rest = place.block % across * n, place.block // across
@@ -58,19 +59,19 @@ def _transpose_convolution(
     phase_y, b = rest % sy, rest // sy
     y = step_y * sy + phase_y - pad_y  # before the first row it wraps to a huge number, which is not real either
     xs = [(step_x + j) * sx + phase_x - pad_x for j in range(n)]
-    sums = k.array(n * tile.quads, k.const(0.0, f32x4))
+    terms.begin()
 
     with k.loop(_taps(k, kh, sy, phase_y)) as ty, k.loop(_taps(k, kw, sx, phase_x)) as tx:
         iy, ok_y = _inside(k, step_y - ty, h)
         found = [_inside(k, step_x + j - tx, w) for j in range(n)]
         ky, kx = phase_y + ty * sy, phase_x + tx * sx
         with k.loop(-(-inputs // 4), start=place.part, step=tile.parts) as iq:
-            row = [or_zero(k, both(ok_y, ok_x), source.quad(b, iy, ix, iq)) for ix, ok_x in found]
-            accumulate(k, sums, row, [columns(ky, kx, iq, q) for q in place.q], min(inputs, 4))
+            row = [terms.load(terms.source, (b, iy, ix, iq), both(ok_y, ok_x)) for ix, ok_x in found]
+            terms.add(row, (ky, kx), iq, place.q)
 
     real: list[TracedValue | None] = [(y < oh) & (x < ow) for x in xs]
     pixels = Pixels([(b, y, x) for x in xs], real)
-    store_tile(k, open_sink(ctx, k, operands), place, pixels, total_of_parts(k, tile, place.part, sums))
+    store_tile(k, open_sink(ctx, k, operands), place, pixels, terms.totals(place))
 
 
 def _steps(out: int, stride: int, padding: int) -> int:

@@ -225,6 +225,14 @@ class Functions:
         """f32 to i32: truncates, saturates at both ends, NaN gives 2147483647."""
         return self.call("to_i32_saturating", x)
 
+    def nearest(self, x: TracedValue) -> TracedValue:
+        """f32 to the nearest i32, of two the even one; unspecified out of range and for NaN."""
+        return self.call("nearest", x)
+
+    def dot4(self, a: Operand, b: Operand, c: Operand) -> TracedValue:
+        """c plus the products of the four signed bytes of the i32 words a and b."""
+        return self.call("dot4", a, b, c)
+
     def _emit(self, statement: Statement) -> None:
         self.block.statements.append(statement)
 

@@ -7,7 +7,9 @@ down here and every printer follows them:
   put the data first and the bound second and NaN propagates, as with C++ std::min and std::max.
 * i32 and u32 wrap; shift amounts count modulo 32; i32 `shr` is arithmetic; idiv and irem truncate as in C.
   A division by zero gives an unspecified number, never a trap.
-* Float to integer conversion truncates; out of range (and NaN) it is unspecified, use to_i32_saturating.
+* Float to integer conversion truncates; out of range (and NaN) it is unspecified, use to_i32_saturating. `nearest` goes
+  to the nearest integer instead, of two the even one, and is unspecified there too.
+* dot4(a, b, c) is c plus the products of the four signed bytes of a and b, lane by lane.
 * sign(x) is x itself for zeros and NaN. round is to nearest, ties to even.
 * Subnormal float32 numbers may be treated as zero by a device.
 """
@@ -128,6 +130,16 @@ def _to_i32_saturating(x: Array) -> Array:
     return clipped.astype(np.int32)
 
 
+def _nearest(x: Array) -> Array:
+    return np.rint(np.clip(np.nan_to_num(x), -(2.0**31), 2.0**31 - 128)).astype(np.int32)
+
+
+def _dot4(a: Array, b: Array, c: Array) -> Array:
+    """The sum of the products of the signed bytes of two words, added to a third number."""
+    parts = [(np.asarray(v)[..., None] >> np.arange(0, 32, 8, dtype=np.int32)).astype(np.int8) for v in (a, b)]
+    return np.asarray(c + np.sum(parts[0].astype(np.int32) * parts[1], axis=-1, dtype=np.int32))
+
+
 def _sign(x: Array) -> Array:
     one = x.dtype.type(1)
     return np.where(x > 0, one, np.where(x < 0, -one, x))
@@ -174,6 +186,8 @@ OPS: dict[str, OperationType] = {
     "dot": OperationType(2, NUMBER, _dot, "lane"),
     "is_nan": OperationType(1, FLOAT, np.isnan, "bool"),
     "to_i32_saturating": OperationType(1, frozenset({"f32"}), _to_i32_saturating, "i32"),
+    "nearest": OperationType(1, frozenset({"f32"}), _nearest, "i32"),
+    "dot4": OperationType(3, frozenset({"i32"}), _dot4),
     "any": OperationType(1, frozenset({"bool"}), lambda x: x.any(axis=-1), "lane"),
     "all": OperationType(1, frozenset({"bool"}), lambda x: x.all(axis=-1), "lane"),
     "select": OperationType(3, ANY, _select),

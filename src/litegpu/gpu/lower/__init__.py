@@ -66,14 +66,16 @@ def lower_partition(
     *,
     in_numpy: bool = False,
     xnnpack: bool = True,
+    integer: bool = False,
 ) -> LoweredGraph:
     """Lower `nodes` (in an order in which they can run), given which runtime tensors enter and leave. Quantized ones
     cross the border as they are stored. `in_numpy`: the graph is only going to be evaluated (gpu/evaluate).
     `xnnpack`: whether integers are to be rounded as XNNPACK rounds them, or as the runtime's own kernels do.
+    `integer`: tensors of 8 bits stay bytes, and are computed with in whole numbers, as the runtime does.
 
     Raises Unsupported with the reason for the first operator that the GPU cannot run.
     """
-    lowering = Lowering(subgraph, in_numpy=in_numpy, xnnpack=xnnpack)
+    lowering = Lowering(subgraph, in_numpy=in_numpy, xnnpack=xnnpack, integer=integer)
     entering = tuple((t, lowering.enter(t)) for t in inputs)
     for operator in nodes:
         try:
@@ -89,11 +91,14 @@ def lower_partition(
     return LoweredGraph(graph, entering, leaving, types, variables)
 
 
-def check_operator(subgraph: Subgraph, operator: Operator, *, quantization: bool = True) -> str | None:
+def check_operator(
+    subgraph: Subgraph, operator: Operator, *, quantization: bool = True, integer: bool = False
+) -> str | None:
     """The reason why the GPU cannot run `operator`, or None: it is lowered on its own, without decoding constants.
-    Without `quantization`, operators on quantized tensors are refused (constants may be quantized)."""
+    `integer` is as for lower_partition(). Without `quantization`, operators on quantized tensors are refused (constants
+    may be quantized)."""
     try:
-        Lowering(subgraph, checking=True, quantization=quantization).lower(operator)
+        Lowering(subgraph, checking=True, quantization=quantization, integer=integer).lower(operator)
     except Unsupported as reason:
         return str(reason)
     return None

@@ -34,7 +34,10 @@ class OpContext:
         self.outputs = tuple(lowering.subgraph.tensors[i] for i in operator.outputs)
         self.unit: float | None = None
         self._given_quanta = False
-        self.moves_stored = gpu.grids == "moved" and not self._rescales and self._grids_differ()
+        self.moves_bytes = gpu.grids != "" and self._moves_bytes()
+        other = gpu.grids == "moved" and not self._rescales and self._grids_differ()
+        self.moves_stored = self.moves_bytes or other
+        self.gives_stored = self.moves_stored
         self._real: dict[int, int] = {}  # quantized tensor -> the real numbers of it that this operator reads
 
     def _grids_differ(self, near: float = 0.0) -> bool:
@@ -49,6 +52,14 @@ class OpContext:
             return max(scales) - min(scales) > near
         return len(grids) > 1
 
+    def _moves_bytes(self) -> bool:
+        """Whether the operator takes and gives the bytes of quantized tensors, in whole numbers."""
+        data = [i for i in range(len(self.operator.inputs)) if self.has(i) and self.gpu.types(i) is not STATIC]
+        moved = [t for t in (*(self.tensor(i) for i in data), *self.outputs) if t.type in STORED]
+        narrow = bool(moved) and all(t.is_constant or self.lowering.quantized.keeps_stored(grid_of(t)) for t in moved)
+        differ = (self.gpu.grids == "alike" or self._rescales) and self._grids_differ()
+        return narrow and not differ and len({t.type for t in moved}) == 1
+
     def _some_unknown(self) -> bool:
         tensors = [*(self.tensor(i) for i in range(len(self.operator.inputs))), self.output]
         return any(not t.is_constant and grid_of(t) is None for t in tensors)
@@ -61,12 +72,16 @@ class OpContext:
     def _stored(self, i: int) -> int:
         """The value of the numbers that input i has in memory, int32."""
         t, quantized = self.tensor(i), self.lowering.quantized
+        if t.is_constant and t.data is not None and self.moves_bytes:
+            return self.builder.constant(t.data.reshape(t.shape), name=t.name, narrow=True)
         if t.is_constant and t.data is not None:
             return self.builder.constant(t.data.reshape(t.shape).astype(np.int32), name=t.name)
         self.lowering.ensure(t.index)
         grid = grid_of(t)
         if grid is None:
             return self.lowering.value(t.index)
+        if self.moves_bytes:
+            return quantized.stored[t.index]
         value, expr = quantized.whole(t.index)
         return self.builder.node(
             Elementwise(), (), self.intermediate(t.shape, DType.INT32),
@@ -127,6 +142,12 @@ class OpContext:
     def output(self) -> Tensor:
         return self.outputs[0]
 
+    @property
+    def zero(self) -> float:
+        """What stands for 0 in the elements that the operator moves."""
+        grid = grid_of(self.output)
+        return 0.0 if grid is None or not self.moves_bytes else float(grid.zero)
+
     def option(self, name: str, default: Any = 0) -> Any:
         return self.operator.options.get(name, default)
 
@@ -135,11 +156,10 @@ class OpContext:
         tensor = self.operator.inputs[i]
         if self.moves_stored and self.tensor(i).type in STORED:
             return self._stored(i)
-        if self._given_quanta and tensor in self.lowering.quantized:
-            return self.lowering.quantized.quanta[tensor]
         value = self._real.get(tensor)
         if value is None:
-            value = self.lowering.value(tensor)
+            given = self._given_quanta and tensor in self.lowering.quantized
+            value = self.lowering.quantized.quanta_view(tensor) if given else self.lowering.value(tensor)
             if tensor in self.lowering.quantized:
                 self._real[tensor] = value
         return value
@@ -207,6 +227,11 @@ class OpContext:
         if not condition:
             raise Unsupported(reason)
 
+    def require_reals(self) -> None:
+        """Refuse the operator in whole numbers, where what is known of it is not enough to be equal to the CPU."""
+        whole = any(self.lowering.quantized.keeps_stored(grid_of(t)) for t in self.outputs)
+        self.require(not whole, "it is not known in whole numbers (arithmetic='integer'), to the last bit")
+
     def check_shape(self, shape: Iterable[int], tensor: Tensor | None = None) -> None:
         """The output must have the shape that the operator gives."""
         t, wanted = tensor or self.output, tuple(shape)
@@ -228,10 +253,16 @@ class OpContext:
     def output_value(self, tensor: Tensor | None = None) -> int:
         """A new value for an output."""
         t = tensor or self.output
-        dtype = DType.INT32 if self.moves_stored and t.type in STORED else dtype_of(t)
+        dtype = self.output_type(t)
         v = self.builder.value(bhwc(t.shape), dtype, name=t.name, tensor=t.index)
         self.lowering.values[t.index] = v
         return v
+
+    def output_type(self, t: Tensor) -> DType:
+        """Of the value for an output."""
+        if t.type not in STORED or not self.gives_stored:
+            return dtype_of(t)
+        return STORED[t.type] if self.lowering.quantized.keeps_stored(grid_of(t)) else DType.INT32
 
     def add(self, op: Op, inputs: Iterable[int], output: int, epilogue: Expr = RESULT,
             operands: Iterable[int] = ()) -> int:  # fmt: skip
@@ -252,11 +283,12 @@ class OpContext:
         return self.copy(source, [Reshape(value.shape, target)], self.intermediate(target, value.dtype))
 
     def finish(self, op: Op, inputs: Sequence[int], shape: Iterable[int], epilogue: Expr = RESULT,
-               operands: Iterable[int] = (), dtype: DType = DType.FLOAT32) -> None:  # fmt: skip
+               operands: Iterable[int] = (), dtype: DType | None = None) -> None:  # fmt: skip
         """Add `op` with a result of `shape` (rank 0 to 4) and reinterpret that as the operator's output."""
         if bhwc(shape) == bhwc(self.output.shape):
             self.add(op, inputs, self.output_value(), epilogue, operands)
             return
+        dtype = dtype or self.output_type(self.output)
         result = self.add(op, inputs, self.intermediate(shape, dtype), epilogue, operands)
         self.copy(result, [Reshape(bhwc(shape), bhwc(self.output.shape))], self.output_value())
 

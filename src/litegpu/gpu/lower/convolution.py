@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from litegpu.gpu.graph import Conv2D, DepthwiseConv2D, TransposeConv2D
+import numpy as np
+
+from litegpu.gpu.graph import (
+    Conv2D,
+    DepthwiseConv2D,
+    IntegerConv2D,
+    IntegerDepthwiseConv2D,
+    IntegerTransposeConv2D,
+    Op,
+    TransposeConv2D,
+)
+from litegpu.gpu.lower.constants import Array
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.product import product
+from litegpu.gpu.lower.product import Product, product
 from litegpu.gpu.lower.registry import lowers
 from litegpu.model.ops.windows import SAME, VALID, before, output_size
 
@@ -22,13 +33,13 @@ def conv_2d(ctx: OpContext) -> None:
     p = product(ctx, outputs)
     if groups > 1 and depth == 1 and p.array is not None:
         # One input channel per group is a depthwise convolution; [C*m, KH, KW, 1] holds the same as [1, KH, KW, C*m].
-        flipped = p.weights(p.array.transpose(3, 1, 2, 0))
-        op = DepthwiseConv2D(stride, dilation, padding, outputs // groups)
-        ctx.add(op, [p.data, flipped], ctx.output_value(), p.epilogue, p.operands)
+        _depthwise(ctx, p, p.array.transpose(3, 1, 2, 0), stride, dilation, padding, outputs // groups)
         return
     ctx.require(groups == 1 or ctx.is_constant(1), "weights that the model computes are taken with one group only")
-    conv = Conv2D(stride, dilation, padding, groups)
-    ctx.add(conv, [p.data, p.weights()], ctx.output_value(), p.epilogue, p.operands)
+    op: Op = Conv2D(stride, dilation, padding, groups)
+    if p.zeros is not None:
+        op = IntegerConv2D(stride, dilation, padding, groups, p.zeros.data, p.zeros.weights)
+    ctx.add(op, [p.data, p.weights()], ctx.output_value(), p.epilogue, p.operands)
 
 
 @lowers("DEPTHWISE_CONV_2D")
@@ -39,8 +50,18 @@ def depthwise_conv_2d(ctx: OpContext) -> None:
     ctx.require(x[3] > 0 and outputs % x[3] == 0, f"{outputs} output channels are not a multiple of {x[3]}")
     stride, dilation, padding = _placement(ctx, x, (window[0], window[1]), outputs)
     p = product(ctx, outputs, axis=3)
-    op = DepthwiseConv2D(stride, dilation, padding, outputs // x[3])
-    ctx.add(op, [p.data, p.weights()], ctx.output_value(), p.epilogue, p.operands)
+    _depthwise(ctx, p, p.array, stride, dilation, padding, outputs // x[3])
+
+
+def _depthwise(
+    ctx: OpContext, p: Product, array: Array | None, stride: Pair, dilation: Pair, padding: Pair, multiplier: int
+) -> None:
+    """`array`: the weights as [1, KH, KW, C * multiplier], None where the model computes them."""
+    op: Op = DepthwiseConv2D(stride, dilation, padding, multiplier)
+    if p.zeros is not None and array is not None:
+        array = array.astype(np.int32) - p.zeros.weights
+        op = IntegerDepthwiseConv2D(stride, dilation, padding, multiplier, p.zeros.data)
+    ctx.add(op, [p.data, p.weights(array)], ctx.output_value(), p.epilogue, p.operands)
 
 
 @lowers("TRANSPOSE_CONV")
@@ -63,7 +84,9 @@ def transpose_conv(ctx: OpContext) -> None:
         ctx.require(covered == x[1 + i], f"output size {shape[1 + i]} does not belong to input size {x[1 + i]}")
         padding[i] = before(shape[1 + i], window[i], stride[i], 1, covered) if kind != VALID else 0
     p = product(ctx, outputs, data=2, bias=3)
-    op = TransposeConv2D(stride, (padding[0], padding[1]))
+    op: Op = TransposeConv2D(stride, (padding[0], padding[1]))
+    if p.zeros is not None:
+        op = IntegerTransposeConv2D(stride, (padding[0], padding[1]), p.zeros.data, p.zeros.weights)
     ctx.add(op, [p.data, p.weights()], ctx.output_value(), p.epilogue, p.operands)
 
 

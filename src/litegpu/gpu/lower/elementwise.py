@@ -15,6 +15,7 @@ from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import lowers, lowers_as
+from litegpu.gpu.lower.tables import looked_up
 
 X, Y = Arg(0), Arg(1)
 
@@ -34,7 +35,7 @@ def _unary(
     @lowers(name)
     def lower(ctx: OpContext) -> None:
         ctx.check_shape(ctx.shape(0))
-        if not integers.unary(ctx, rule, bounds):
+        if not integers.unary(ctx, rule, bounds) and not looked_up(ctx):
             found = expr if on_grid is None or grid_of(ctx.output) is None else on_grid
             ctx.elementwise(found, [ctx.value(0)], ctx.output_value())
 
@@ -66,7 +67,7 @@ _unary("RELU_0_TO_1", clamp(X, 0, 1), integers.rescaled, (0, 1))
 @lowers("LEAKY_RELU")
 def leaky_relu(ctx: OpContext) -> None:
     ctx.check_shape(ctx.shape(0))
-    if integers.unary(ctx, integers.leaky):
+    if integers.unary(ctx, integers.leaky) or looked_up(ctx):
         return
     expr = fn("select", fn("gt", X, 0), X, fn("mul", X, float(ctx.option("alpha", 0.0))))
     ctx.elementwise(expr, [ctx.value(0)], ctx.output_value())
@@ -75,6 +76,8 @@ def leaky_relu(ctx: OpContext) -> None:
 @lowers("GELU")
 def gelu(ctx: OpContext) -> None:
     ctx.check_shape(ctx.shape(0))
+    if looked_up(ctx):
+        return
     half = fn("mul", X, 0.5)
     if ctx.option("approximate", False):
         cube = fn("mul", fn("mul", X, X), X)

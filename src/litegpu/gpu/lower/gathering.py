@@ -75,7 +75,7 @@ def scatter_nd(ctx: OpContext) -> None:
             rows = [count] * places  # a row of zeros behind the updates
             for row, place in enumerate(given):
                 rows[place] = row
-            steps: list[Step] = [Reshape(updates, (count, inner)), Pad((0, 0), (1, 0)), Take(0, tuple(rows))]
+            steps: list[Step] = [Reshape(updates, (count, inner)), Pad((0, 0), (1, 0), ctx.zero), Take(0, tuple(rows))]
             move(ctx, [*steps, Reshape((places, inner), shape)], source=1)
             return
     ctx.require(ctx.dtype(1) is DType.FLOAT32, "updates of integers need indices that are constant and all different")

@@ -58,6 +58,21 @@ def operand(ctx: OpContext, i: int) -> QuantizedOperand | None:
     return QuantizedOperand(value, lambda x: substitute(expr, {0: x}), known)
 
 
+def is_stored(ctx: OpContext, i: int | None) -> bool:
+    """Whether input i, or the output, is kept as its bytes and computed by the model."""
+    t = ctx.output if i is None else ctx.tensor(i)
+    return not t.is_constant and ctx.lowering.quantized.keeps_stored(grid_of(t))
+
+
+def stored(ctx: OpContext, i: int) -> int:
+    """The bytes of input i, a quantized tensor."""
+    t = ctx.tensor(i)
+    if t.is_constant and t.data is not None:
+        return ctx.builder.constant(t.data.reshape(t.shape), name=t.name, narrow=True)
+    ctx.lowering.ensure(t.index)
+    return ctx.lowering.quantized.stored[t.index]
+
+
 def as_float(ctx: OpContext, i: int, x: QuantizedOperand) -> int:
     """The quanta of input i as float32."""
     known = ctx.quanta(i)
@@ -72,18 +87,27 @@ def finish(ctx: OpContext, result: Expr, operands: list[int], *, activation: boo
     grid = grid_of(ctx.output)
     assert grid is not None
     code = int(ctx.option("fused_activation_function")) if activation else 0
-    ctx.elementwise(quanta_of(grid, result, *BOUNDS[code]), operands, ctx.output_value())
+    ctx.elementwise(quanta_of(ctx, grid, result, *BOUNDS[code]), operands, ctx.output_value())
     settle(ctx, grid)
 
 
-def quanta_of(grid: Grid, result: Expr, low: float | None = None, high: float | None = None) -> Expr:
-    """The int32 `result` as quanta of a value, within what the grid holds and real numbers from `low` to `high`."""
-    bottom, top = limits(grid, low, high)
-    return fn("to_float32", fn("min", fn("max", result, whole(bottom)), whole(top)))
+def quanta_of(ctx: OpContext, grid: Grid, result: Expr, low: float | None = None, high: float | None = None) -> Expr:
+    """The quanta `result`, int32, as the value of the output has them, within what its grid holds and real numbers from
+    `low` to `high`. To be asked before the output's value is made."""
+    return as_kept(ctx, grid, result, *limits(grid, low, high))
+
+
+def as_kept(ctx: OpContext, grid: Grid, result: Expr, bottom: int, top: int) -> Expr:
+    """The same within these quanta."""
+    ctx.gives_stored = ctx.lowering.quantized.keeps_stored(grid)
+    bounded = fn("min", fn("max", result, whole(bottom)), whole(top))
+    return fn("add", bounded, whole(grid.zero)) if ctx.gives_stored else fn("to_float32", bounded)
 
 
 def settle(ctx: OpContext, grid: Grid) -> None:
-    """The value of the output holds quanta that need no rounding."""
+    """The value of the output holds quanta that need no rounding, or what is stored."""
+    if ctx.gives_stored:
+        return
     ctx.unit = grid.scale
     ctx.lowering.quantized.mark(ctx.lowering.values[ctx.output.index], grid)
 
@@ -181,7 +205,7 @@ def unary(ctx: OpContext, rule: Unary | None, bounds: tuple[float | None, float 
     result = None if rule is None or x is None or made is None else rule(ctx, x.expr(Arg(0)), x.grid, made)
     if result is None or x is None or made is None:
         return False
-    ctx.elementwise(quanta_of(made, result, *bounds), [x.value], ctx.output_value())
+    ctx.elementwise(quanta_of(ctx, made, result, *bounds), [x.value], ctx.output_value())
     settle(ctx, made)
     return True
 

@@ -71,7 +71,7 @@ class Lowering(Values):
     def _settle(self, ctx: OpContext, t: Tensor) -> None:
         """Turn a result in units of `ctx.unit` into what is kept for the tensor."""
         value, grid = self.values[t.index], grid_of(t)
-        if grid is not None and ctx.moves_stored:
+        if grid is not None and ctx.gives_stored:
             del self.values[t.index]
             self.quantized.enter(t.index, value, grid)
         elif grid is not None:

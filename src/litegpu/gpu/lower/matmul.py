@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.graph import RESULT, Conv2D, MatMul
+from litegpu.gpu.graph import RESULT, Conv2D, IntegerConv2D, IntegerMatMul, MatMul
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import fixed_point, integers
 from litegpu.gpu.lower.constants import Unsupported
@@ -34,7 +34,9 @@ def fully_connected(ctx: OpContext) -> None:
     if p.array is not None:
         source = ctx.reshaped(p.data, rows)
         filters = p.weights(p.array.reshape(units, 1, 1, depth))
-        ctx.finish(Conv2D(), [source, filters], (*rows[:-1], units), p.epilogue, p.operands)
+        zeros = p.zeros
+        op = Conv2D() if zeros is None else IntegerConv2D(zero_point=zeros.data, weights_zero_point=zeros.weights)
+        ctx.finish(op, [source, filters], (*rows[:-1], units), p.epilogue, p.operands)
         return
     source = ctx.reshaped(p.data, (elements // depth, depth))
     shape = (elements // depth, units)
@@ -72,8 +74,14 @@ def _of_quanta(ctx: OpContext, op: MatMul, shape: tuple[int, ...]) -> bool:
     if x is None or y is None or made is None or max(g.bits for g in (x.grid, y.grid, made)) > 8:
         return False
     factor = float(x.scale * y.scale) / made.scale
+    kept = ctx.lowering.quantized
+    if all(kept.keeps_stored(g) for g in (x.grid, y.grid, made)):
+        whole = IntegerMatMul(op.transpose_a, op.transpose_b, x.grid.zero, y.grid.zero)
+        epilogue = integers.quanta_of(ctx, made, fixed_point.times(RESULT, factor))
+        ctx.finish(whole, [integers.stored(ctx, i) for i in (0, 1)], shape, epilogue)
+        return True
     sums = fn("to_int32", fn("round", RESULT))
     inputs = [integers.as_float(ctx, i, o) for i, o in enumerate((x, y))]
-    ctx.finish(op, inputs, shape, integers.quanta_of(made, fixed_point.times(sums, factor)))
+    ctx.finish(op, inputs, shape, integers.quanta_of(ctx, made, fixed_point.times(sums, factor)))
     integers.settle(ctx, made)
     return True

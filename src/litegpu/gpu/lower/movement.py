@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from litegpu.gpu.graph import (
     RESULT,
     Arg,
     Concat,
     DType,
+    Lookup,
     Pad,
     Reshape,
     Shape,
@@ -20,7 +23,9 @@ from litegpu.gpu.graph import (
     bhwc,
     step_shape,
 )
+from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.quantization import Grid, grid_of
 from litegpu.gpu.lower.registry import lowers
 from litegpu.model.types import Tensor
 
@@ -174,7 +179,7 @@ def space_to_batch(ctx: OpContext) -> None:
     order = (*range(2, 2 * m + 1, 2), 0, *range(1, 2 * m, 2), *range(2 * m + 1, len(split)))
     result = (x[0] * math.prod(block), *cells, *x[m + 1 :])
     gathered = tuple(split[i] for i in order)
-    move(ctx, [Pad(before, after), Reshape(padded, split), Transpose(order), Reshape(gathered, result)])
+    move(ctx, [Pad(before, after, ctx.zero), Reshape(padded, split), Transpose(order), Reshape(gathered, result)])
 
 
 @lowers("BATCH_TO_SPACE_ND")
@@ -223,7 +228,8 @@ def concatenation(ctx: OpContext) -> None:
         same = len(s) == rank and all(n == m for i, (n, m) in enumerate(zip(s, shapes[0], strict=True)) if i != axis)
         ctx.require(same, f"shapes {[list(s) for s in shapes]} do not join along axis {axis}")
     ctx.check_shape(sum(s[axis] for s in shapes) if i == axis else n for i, n in enumerate(shapes[0]))
-    _join(ctx, [ctx.value(i) for i in range(len(shapes))], shapes, axis, activated=True)
+    if not _join_rescaled(ctx, shapes, axis):
+        _join(ctx, [ctx.value(i) for i in range(len(shapes))], shapes, axis, activated=True)
 
 
 @lowers("PACK")
@@ -235,6 +241,37 @@ def pack(ctx: OpContext) -> None:
     ctx.check_shape((*x[:axis], count, *x[axis:]))
     layer = (*x[:axis], 1, *x[axis:])
     _join(ctx, [ctx.reshaped(ctx.value(i), layer) for i in range(count)], [layer] * count, axis)
+
+
+def _join_rescaled(ctx: OpContext, shapes: Sequence[Shape], axis: int) -> bool:
+    """Join bytes that stand for numbers in different ways, each by a table of what it is in the result; False where
+    that is not so."""
+    made, inputs = grid_of(ctx.output), range(len(ctx.operator.inputs))
+    if made is None or ctx.moves_bytes or not all(integers.is_stored(ctx, i) for i in (*inputs, None)):
+        return False
+    if int(ctx.option("fused_activation_function")) != 0:
+        return False
+    values = []
+    for i in inputs:
+        grid, value = grid_of(ctx.tensor(i)), integers.stored(ctx, i)
+        assert grid is not None
+        if grid != made:
+            table = ctx.builder.constant(_rescaled(grid, made).reshape(1, 1, 1, 256))
+            mapped = ctx.builder.value(ctx.builder.values[value].shape, ctx.builder.values[value].dtype)
+            value = ctx.add(Lookup(grid.low), [value, table], mapped)
+        values.append(value)
+    ctx.gives_stored = True
+    _join(ctx, values, shapes, axis)
+    return True
+
+
+def _rescaled(given: Grid, made: Grid) -> np.ndarray:
+    """What is stored for each stored number: ConcatenationWithScaling of TFLite, in float32."""
+    scale = np.float32(given.scale) * (np.float32(1) / np.float32(made.scale))
+    x = np.arange(given.low, given.high + 1).astype(np.float32) * scale + np.float32(-given.zero) * scale
+    nearest = np.sign(x) * np.floor(np.abs(x.astype(np.float64)) + 0.5)
+    result: np.ndarray = np.clip(nearest + made.zero, made.low, made.high).astype(np.int32)
+    return result
 
 
 def _join(ctx: OpContext, values: list[int], shapes: Sequence[Shape], axis: int, *, activated: bool = False) -> None:
@@ -254,13 +291,19 @@ def _join(ctx: OpContext, values: list[int], shapes: Sequence[Shape], axis: int,
     dtype = found.pop()
     epilogue = ctx.activation(Arg(0), dtype) if activated else RESULT
     joined = values[0]
+    widened = dtype.is_narrow and place == 3 and any(ctx.builder.values[v].shape[3] % 4 for v in values)
+    if widened:  # no thread may write a part of a word
+        dtype = DType.INT32
+        words = [ctx.builder.value(ctx.builder.values[v].shape, dtype) for v in values]
+        values = [ctx.elementwise(Arg(0), [v], word) for v, word in zip(values, words, strict=True)]
+        joined = values[0]
     if len(values) > 1:
-        own = epilogue == RESULT and bhwc(result) == bhwc(ctx.output.shape)
+        own = epilogue == RESULT and not widened and bhwc(result) == bhwc(ctx.output.shape)
         joined = ctx.add(Concat(place), values, ctx.output_value() if own else ctx.intermediate(result, dtype))
         if own:
             return
     joined = ctx.reshaped(joined, ctx.output.shape)
-    if epilogue != RESULT:
+    if epilogue != RESULT or widened:
         ctx.elementwise(epilogue, [joined], ctx.output_value())
     else:
         ctx.copy(joined, [], ctx.output_value())

@@ -60,8 +60,8 @@ def top_k(ctx: OpContext) -> None:
         ctx.check_shape((*x[:-1], count), tensor)
     ctx.require(indices.type is TensorType.INT32, f"the indices are {indices.type.name}: INT32 is taken")
     row, column = (rows, 1, 1, n), (rows, 1, n, 1)
-    across = ctx.copy(ctx.value(0), [Reshape(bhwc(x), row)], ctx.intermediate(row, DType.FLOAT32))
-    down = ctx.copy(ctx.value(0), [Reshape(bhwc(x), column)], ctx.intermediate(column, DType.FLOAT32))
+    across = ctx.copy(ctx.value(0), [Reshape(bhwc(x), row)], ctx.intermediate(row, ctx.dtype(0)))
+    down = ctx.copy(ctx.value(0), [Reshape(bhwc(x), column)], ctx.intermediate(column, ctx.dtype(0)))
     places = [_numbers(ctx, (1, 1, 1, n)), _numbers(ctx, (1, 1, n, 1))]
     other, own, other_place, own_place = Arg(0), Arg(1), Arg(2), Arg(3)
     earlier = fn("logical_and", fn("eq", other, own), fn("lt", other_place, own_place))

@@ -10,8 +10,10 @@ import numpy as np
 from litegpu.gpu.graph import RESULT, Arg, DType, Pool2D, Reshape, Step, Transpose
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers
+from litegpu.gpu.lower.activation import BOUNDS
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.convolution import placed
+from litegpu.gpu.lower.fixed_point import whole as whole_number
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import lowers, lowers_as
 
@@ -25,6 +27,12 @@ def pool_2d(ctx: OpContext, kind: str) -> None:
     padding = placed(ctx, x, window, stride, (1, 1), x[3])
     source = ctx.value(0)
     grid = grid_of(ctx.output)
+    if ctx.moves_bytes and grid is not None:
+        code = int(ctx.option("fused_activation_function"))
+        ctx.require(code in BOUNDS, f"the fused activation {code} of quantized pools is not known")
+        quanta = integers.quanta_of(ctx, grid, fn("sub", RESULT, whole_number(grid.zero)), *BOUNDS[code])
+        ctx.add(Pool2D(kind, window, stride, padding), [source], ctx.output_value(), quanta)
+        return
     whole = integers.operand(ctx, 0) if kind == "average" and grid is not None and ctx.unit is None else None
     if whole is not None and grid is not None:  # halves are rounded by what is stored
         source, ctx.unit = integers.as_float(ctx, 0, whole), grid.scale

@@ -30,12 +30,22 @@ class Product:
     array: Array | None  # constant weights, in the shape that the model gives them
     epilogue: Expr
     operands: list[int]
+    zeros: Zeros | None = None  # if it is one of bytes
 
     def weights(self, array: Array | None = None) -> int:
         """The value of the weights; `array` has the constant ones in another shape."""
         if self.array is None:
             return self.ctx.value(1)
-        return self.ctx.builder.constant(self.array if array is None else array, name=self.ctx.tensor(1).name)
+        array = self.array if array is None else array
+        return self.ctx.builder.constant(array, name=self.ctx.tensor(1).name, narrow=array.dtype == np.int8)
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """The zero points of data and weights that are bytes."""
+
+    data: int
+    weights: int
 
 
 def product(
@@ -52,12 +62,75 @@ def product(
     if stored is None:
         return Product(ctx, ctx.value(data), None, *_finished(ctx, channels, bias, data, None, None, once))
     found = quanta(stored, axis, decode=not ctx.lowering.checking)
+    whole = None if found is None else _of_bytes(ctx, channels, bias, data, *found, once)
+    if whole is not None:
+        return whole
     x = ctx.quanta(data)
     if found is None:
         return Product(ctx, ctx.value(data), ctx.array(1), *_finished(ctx, channels, bias, data, None, None, once))
     unit = None if x is None else grid_of(ctx.tensor(data))
     result = _finished(ctx, channels, bias, data, found[1], None if unit is None else unit.scale, once)
     return Product(ctx, ctx.value(data) if x is None else x, found[0], *result)
+
+
+def _of_bytes(
+    ctx: OpContext, channels: int, bias: int, data: int, array: Array, scales: Array, once: bool
+) -> Product | None:
+    """The product of what is stored, `array` being the weights' quanta, whose sums are whole numbers; None where data
+    or result are no bytes."""
+    kept, given, made = ctx.lowering.quantized, grid_of(ctx.tensor(data)), grid_of(ctx.output)
+    code = int(ctx.option("fused_activation_function"))
+    if not (kept.keeps_stored(given) and kept.keeps_stored(made)) or given is None or made is None:
+        return None
+    if code not in BOUNDS or np.max(np.abs(array), initial=0) > 255:
+        return None
+    ctx.lowering.ensure(ctx.tensor(data).index)
+    low, high = (float(f(array, initial=0)) for f in (np.min, np.max))
+    zero = 0 if low >= -128 and high <= 127 else -128 - int(low) if high - low <= 255 else None
+    if zero is None:
+        return None
+    factors = np.float32(given.scale) * scales / np.float32(made.scale)
+    by_xnnpack = ctx.lowering.xnnpack and bool(np.all((factors >= 2.0**-32) & (factors < 256)))
+    if by_xnnpack or once:
+        expr, operands = _rounded_once(ctx, bias, channels, factors, made)
+    else:
+        doubles = float(given.scale) * scales.astype(np.float64) / float(made.scale)
+        expr, operands = _in_fixed_point(ctx, bias, channels, doubles, made)
+    stored = (array + np.float32(zero)).astype(np.int8)
+    return Product(ctx, kept.stored[ctx.tensor(data).index], stored, expr, operands, Zeros(given.zero, zero))
+
+
+def _rounded_once(ctx: OpContext, bias: int, channels: int, factors: Array, grid: Grid) -> tuple[Expr, list[int]]:
+    """The sums and the bias in whole numbers, times a float for all or for each channel, limited and rounded."""
+    operands: list[int] = []
+    expr: Expr = RESULT
+    if ctx.has(bias):
+        operands.append(ctx.builder.constant(_integer_bias(ctx, bias, channels).astype(np.int32)))
+        expr = fn("add", expr, Arg(len(operands)))
+    expr = fn("to_float32", expr)
+    if factors.size == 1:
+        expr = fn("mul", expr, float(factors.reshape(())))
+    else:
+        operands.append(ctx.builder.constant(factors.astype(np.float32).reshape(-1)))
+        expr = fn("mul", expr, Arg(len(operands)))
+    code = int(ctx.option("fused_activation_function"))
+    bottom, top = _limits_of_xnnpack(grid, *BOUNDS[code])
+    expr = fn("min", fn("max", expr, bottom), top)
+    ctx.gives_stored = True
+    return fn("add", fn("nearest", expr), whole(grid.zero)), operands
+
+
+def _limits_of_xnnpack(grid: Grid, low: float | None, high: float | None) -> tuple[int, int]:
+    """The quanta between which real numbers lie: as it stores the bounds, halves to even numbers."""
+
+    def nearest(bound: float) -> int:
+        stored = np.rint(np.float32(bound) / np.float32(grid.scale) + np.float32(grid.zero))
+        return int(min(max(stored, grid.low), grid.high)) - grid.zero
+
+    return (
+        grid.low - grid.zero if low is None else nearest(low),
+        grid.high - grid.zero if high is None else nearest(high),
+    )
 
 
 def _finished(
@@ -84,7 +157,8 @@ def _finished(
     if unit is not None and grid is not None and scales is not None:
         ctx.unit = grid.scale
         if not ctx.lowering.xnnpack and grid.bits <= 8 and not once:
-            return _in_fixed_point(ctx, bias, channels, unit * scales.astype(np.float64) / grid.scale, grid)
+            factors = unit * scales.astype(np.float64) / grid.scale
+            return _in_fixed_point(ctx, bias, channels, factors, grid, fn("to_int32", fn("round", RESULT)))
         if ctx.has(bias):
             expr = with_array("add", _integer_bias(ctx, bias, channels))
         expr = with_array("mul", np.float32(unit) * scales / np.float32(grid.scale))
@@ -101,11 +175,12 @@ def _finished(
     return ctx.activation(expr), operands
 
 
-def _in_fixed_point(ctx: OpContext, bias: int, channels: int, factors: Array, grid: Grid) -> tuple[Expr, list[int]]:
-    """The sums and the bias in whole numbers, times a multiplier of 31 bits for all or for each channel. (The runtime's
-    own kernel of dense layers rounds once, as XNNPACK's do.)"""
+def _in_fixed_point(
+    ctx: OpContext, bias: int, channels: int, factors: Array, grid: Grid, expr: Expr = RESULT
+) -> tuple[Expr, list[int]]:
+    """The sums, which are `expr`, and the bias in whole numbers, times a multiplier of 31 bits for all or for each
+    channel. (The runtime's own kernel of dense layers rounds once, as XNNPACK's do.)"""
     operands: list[int] = []
-    expr: Expr = fn("to_int32", fn("round", RESULT))
 
     def argument(array: Array) -> Expr:
         if array.size == 1:
@@ -118,7 +193,7 @@ def _in_fixed_point(ctx: OpContext, bias: int, channels: int, factors: Array, gr
     multipliers, shifts = np.array([multiplier_of(float(f)) for f in factors.reshape(-1)]).T
     expr = fn("fixed_mul", expr, argument(multipliers), argument(shifts))
     code = int(ctx.option("fused_activation_function"))
-    return quanta_of(grid, expr, *BOUNDS.get(code, BOUNDS[0])), operands
+    return quanta_of(ctx, grid, expr, *BOUNDS.get(code, BOUNDS[0])), operands
 
 
 def _integer_bias(ctx: OpContext, bias: int, channels: int) -> Array:

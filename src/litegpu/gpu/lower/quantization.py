@@ -1,8 +1,11 @@
 """The float view of quantized tensors: what stored numbers stand for, and which values of the graph hold them.
 
 A value holds real numbers, or, where all its readers can do with those, quanta: stored numbers less the zero point.
-Quanta are small whole numbers, so that float16 stores them exactly, and sums of their products are exact in float32:
-convolutions give what the CPU's integer kernels give.
+Quanta are small whole numbers, so that float16 stores them exactly, and sums of their products are exact in float32 up
+to 2**24: there convolutions give what the CPU's integer kernels give.
+
+In whole numbers (`narrow`) a value holds what the tensor has in memory, one byte each, and readers make of it what they
+need.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from litegpu.gpu.graph import (
     Expr,
     Gather,
     GraphBuilder,
+    Literal,
     Node,
     Pad,
     Pool2D,
@@ -85,33 +89,52 @@ def grid_of(tensor: Tensor) -> Grid | None:
 
 def stored(builder: GraphBuilder, tensor: Tensor, expr: Expr, value: int) -> int:
     """A value of the numbers that a tensor of a narrow type has in memory: `expr`, int32, of `value`."""
-    v = builder.values[value]
-    if v.shape[3] % 4 and math.prod(v.shape[:3]) > 1:  # no thread may write a part of a word
-        v = builder.values[builder.value((1, 1, 1, v.elements), v.dtype)]
-        builder.node(Copy((Reshape(builder.values[value].shape, v.shape),)), [value], v.id)
+    v = builder.values[flat(builder, value)]
     result = builder.value(v.shape, STORED[tensor.type], name=tensor.name, tensor=tensor.index)
     return builder.node(Elementwise(), (), result, expr, [v.id])
+
+
+def flat(builder: GraphBuilder, value: int) -> int:
+    """A value that may leave the graph in a narrow type: all elements in one row unless pixels are whole words, since
+    no thread may write a part of a word."""
+    v = builder.values[value]
+    if v.shape[3] % 4 == 0 or math.prod(v.shape[:3]) == 1:
+        return value
+    row = builder.value((1, 1, 1, v.elements), v.dtype, name=v.name, tensor=v.tensor)
+    return builder.node(Copy((Reshape(v.shape, (1, 1, 1, v.elements)),)), [value], row)
 
 
 class QuantizedValues:
     """The values of a graph under construction that stand for quantized tensors, by the tensors' numbers."""
 
-    def __init__(self, subgraph: Subgraph, builder: GraphBuilder) -> None:
-        self.subgraph, self.builder = subgraph, builder
+    def __init__(self, subgraph: Subgraph, builder: GraphBuilder, narrow: bool = False) -> None:
+        self.subgraph, self.builder, self.narrow = subgraph, builder, narrow
+        self.stored: dict[int, int] = {}
         self.quanta: dict[int, int] = {}
         self.real: dict[int, int] = {}
         self._grids: dict[int, Grid] = {}  # values whose elements lie on a grid, as quanta or as real numbers
         self._seen = 0  # nodes of which it was decided whether their results lie on one
 
     def __contains__(self, tensor: int) -> bool:
-        return tensor in self.quanta or tensor in self.real
+        return tensor in self.stored or tensor in self.quanta or tensor in self.real
+
+    def keeps_stored(self, grid: Grid | None) -> bool:
+        """Whether values hold what tensors of such a grid have in memory."""
+        return self.narrow and grid is not None and grid.bits <= 8
 
     def enter(self, tensor: int, value: int, grid: Grid) -> None:
         """The tensor comes from outside as `value`, which holds stored numbers."""
-        self._put(tensor, value, fn("sub", fn("to_float32", Arg(0)), grid.zero), grid)
+        if not self.keeps_stored(grid):
+            self._put(tensor, value, fn("sub", fn("to_float32", Arg(0)), grid.zero), grid)
+        elif self.builder.values[value].dtype.is_narrow:
+            self.stored[tensor] = value
+        else:
+            self._store(tensor, Arg(0), value)
 
     def leave(self, tensor: int, grid: Grid) -> int:
         """A value of stored numbers, for a tensor that goes outside."""
+        if tensor in self.stored:
+            return flat(self.builder, self.stored[tensor])
         value = self.quanta.get(tensor, self.real.get(tensor, -1))
         quanta: Expr = Arg(0) if tensor in self.quanta else fn("round", fn("mul", Arg(0), _ratio(1.0, grid.scale)))
         return stored(self.builder, self.subgraph.tensors[tensor], fn("to_int32", fn("add", quanta, grid.zero)), value)
@@ -122,12 +145,25 @@ class QuantizedValues:
             return self.real[tensor]
         grid = grid_of(self.subgraph.tensors[tensor])
         assert grid is not None
+        if tensor in self.stored:
+            real = fn("mul", fn("sub", fn("to_float32", Arg(0)), grid.zero), grid.scale)
+            return self._mapped(real, self.stored[tensor], grid)
         return self._mapped(fn("mul", Arg(0), grid.scale), self.quanta[tensor], grid)
+
+    def quanta_view(self, tensor: int) -> int:
+        """A value of the tensor's quanta as floats, of a tensor that is not kept as real numbers; as for real_view."""
+        if tensor in self.quanta:
+            return self.quanta[tensor]
+        grid = grid_of(self.subgraph.tensors[tensor])
+        assert grid is not None
+        return self._mapped(fn("sub", fn("to_float32", Arg(0)), grid.zero), self.stored[tensor], grid)
 
     def whole(self, tensor: int) -> tuple[int, Expr]:
         """A value of the tensor, and the expression that makes its quanta of it, int32."""
         grid = grid_of(self.subgraph.tensors[tensor])
         assert grid is not None
+        if tensor in self.stored:
+            return self.stored[tensor], fn("sub", Arg(0), Literal(grid.zero, DType.INT32))
         if tensor in self.quanta:
             return self.quanta[tensor], fn("to_int32", Arg(0))
         return self.real[tensor], fn("to_int32", fn("round", fn("mul", Arg(0), _ratio(1.0, grid.scale))))
@@ -135,7 +171,7 @@ class QuantizedValues:
     def unit(self, operands: Sequence[int]) -> float | None:
         """What 1.0 stands for in the values that `operator` is to be given for `operands`, its real tensors: their
         common quantum if it can work with that, None for real numbers."""
-        if not operands or not all(t in self.quanta for t in operands):
+        if not operands or not all(t in self.quanta or t in self.stored for t in operands):
             return None
         scales = {grid.scale for t in operands if (grid := grid_of(self.subgraph.tensors[t])) is not None}
         return scales.pop() if len(scales) == 1 else None
@@ -145,7 +181,8 @@ class QuantizedValues:
         round that to what the tensor can hold. Nothing need be done if it only chose among elements of that grid."""
         self._follow()
         on_grid = self._grids.get(value) == grid
-        if on_grid and (unit is not None) == self._is_read_as_quanta(tensor, grid):
+        narrow = self.keeps_stored(grid)
+        if on_grid and not narrow and (unit is not None) == self._is_read_as_quanta(tensor, grid):
             (self.real if unit is None else self.quanta)[tensor] = value
             return
         quanta: Expr = Arg(0)
@@ -155,7 +192,10 @@ class QuantizedValues:
             quanta = grid.rounded(quanta, halves)
         elif unit is None:
             quanta = fn("round", quanta)
-        self._put(tensor, value, quanta, grid, (operator,))
+        if narrow:
+            self._store(tensor, fn("add", fn("nearest", quanta), Literal(grid.zero, DType.INT32)), value, (operator,))
+        else:
+            self._put(tensor, value, quanta, grid, (operator,))
 
     def mark(self, value: int, grid: Grid) -> None:
         """All elements of `value` lie on the grid."""
@@ -169,6 +209,12 @@ class QuantizedValues:
             self.quanta[tensor] = self._mapped(quanta, value, grid, sources)
         else:
             self.real[tensor] = self._mapped(fn("mul", quanta, grid.scale), value, grid, sources)
+
+    def _store(self, tensor: int, expr: Expr, value: int, sources: tuple[int, ...] = ()) -> None:
+        """The tensor has in memory what `expr`, int32, makes of a value."""
+        t, v = self.subgraph.tensors[tensor], self.builder.values[value]
+        result = self.builder.value(v.shape, STORED[t.type], name=t.name, tensor=tensor)
+        self.stored[tensor] = self.builder.node(Elementwise(), (), result, expr, [value], sources)
 
     def _mapped(self, expr: Expr, value: int, grid: Grid, sources: tuple[int, ...] = ()) -> int:
         """A new value of elements of `grid`: `expr` of a value."""

@@ -11,6 +11,7 @@ from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.fixed_point import multiplier_of, whole
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import lowers, lowers_as
+from litegpu.model.types import TensorType
 
 
 @lowers_as(
@@ -25,6 +26,8 @@ def reduce(ctx: OpContext, kind: str) -> None:
         ctx.copy(ctx.value(0), [], ctx.output_value())
         return
     spatial = tuple(a + 4 - len(x) for a in axes)
+    if kind == "prod":
+        ctx.require_reals()
     if kind in ("all", "any"):
         extreme = Reduce("min" if kind == "all" else "max", spatial, fn("to_int32", RESULT))
         ctx.finish(extreme, [ctx.value(0)], kept, fn("to_bool", RESULT), dtype=DType.BOOL)
@@ -42,7 +45,7 @@ def _mean_of_integers(ctx: OpContext, axes: tuple[int, ...], shape: tuple[int, .
     shift = min(count.bit_length() - 1, 32, 31 + exponent)
     multiplier, exponent = (multiplier << shift) // count, exponent - shift
     scaled = fn("fixed_mul", fn("to_int32", fn("round", RESULT)), whole(multiplier), whole(exponent))
-    ctx.finish(Reduce("sum", axes), [integers.as_float(ctx, 0, x)], shape, integers.quanta_of(made, scaled))
+    ctx.finish(Reduce("sum", axes), [integers.as_float(ctx, 0, x)], shape, integers.quanta_of(ctx, made, scaled))
     integers.settle(ctx, made)
     return True
 
@@ -63,6 +66,8 @@ def arg_reduce(ctx: OpContext, kind: str) -> None:
 def l2_normalization(ctx: OpContext) -> None:
     """x / max(|x|, 1e-6)."""
     ctx.check_shape(ctx.shape(0))
+    if ctx.output.type is TensorType.UINT8:
+        ctx.require_reals()
     x = ctx.value(0)
     squares = Reduce("sum", (3,), fn("mul", RESULT, RESULT))
     length = ctx.intermediate((*bhwc(ctx.shape(0))[:3], 1), DType.FLOAT32)

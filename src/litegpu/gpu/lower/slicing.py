@@ -96,7 +96,7 @@ def _one_axis(ctx: OpContext, i: int, rank: int) -> int:
 
 @lowers("PAD")
 def pad(ctx: OpContext) -> None:
-    move(ctx, [Pad(*_paddings(ctx))])
+    move(ctx, [Pad(*_paddings(ctx), ctx.zero)])
 
 
 @lowers("PADV2")
@@ -104,7 +104,8 @@ def pad_v2(ctx: OpContext) -> None:
     ctx.require(ctx.is_constant(2), "the padding value is computed by the model: the GPU needs a constant")
     ctx.require(ctx.dtype(2) is ctx.dtype(0), "the padding value has another type than the input")
     ctx.require(ctx.array(2).size == 1, f"the padding value has shape {list(ctx.shape(2))}")
-    move(ctx, [Pad(*_paddings(ctx), float(ctx.array(2).reshape(())))])
+    fill = float(ctx.array(2).reshape(()))
+    move(ctx, [Pad(*_paddings(ctx), fill)])
 
 
 @lowers("MIRROR_PAD")

@@ -34,7 +34,7 @@ class Values:
     reads is made up. `quantization`: quantized tensors that the model computes are taken; what an operator computes is
     rounded to what its output can hold. `in_numpy`: the graph is only going to be evaluated, so that what a kernel
     cannot do is no matter. `xnnpack`: integers are rounded as XNNPACK's kernels do, where it has some, else as the
-    runtime's own.
+    runtime's own. `integer`: tensors of 8 bits stay bytes, and are computed with in whole numbers.
     """
 
     def __init__(
@@ -45,12 +45,13 @@ class Values:
         quantization: bool = True,
         in_numpy: bool = False,
         xnnpack: bool = True,
+        integer: bool = False,
     ) -> None:
         self.subgraph, self.checking, self.quantization, self.in_numpy = subgraph, checking, quantization, in_numpy
-        self.xnnpack = xnnpack
+        self.xnnpack, self.integer = xnnpack, integer
         self.builder = GraphBuilder()
         self.values: dict[int, int] = {}
-        self.quantized = QuantizedValues(subgraph, self.builder)
+        self.quantized = QuantizedValues(subgraph, self.builder, integer)
         self.variables: dict[int, int] = {}  # variable tensor -> its value before the inference
         self.updates: dict[int, int] = {}  # variable tensor -> its value so far
         self._dequantized = _dequantized_constants(subgraph)

@@ -33,7 +33,7 @@ from litegpu.gpu.graph import (
 #: Functions whose result jumps where their arguments, which are both computed, change places.
 _COMPARING = frozenset(("lt", "le", "gt", "ge", "eq", "ne", "floor_div", "floor_mod"))
 #: Functions whose result jumps where their one argument passes a fixed number.
-_STEPPING = frozenset(("floor", "ceil", "round", "sign", "to_int32", "to_bool")) | _COMPARING
+_STEPPING = frozenset(("floor", "ceil", "round", "sign", "to_int32", "to_bool", "nearest")) | _COMPARING
 #: Functions whose result is an argument as it is, or as exact in any type.
 _CHOOSING = frozenset(("min", "max", "neg", "abs", "select"))
 _PRODUCTS = (Conv2D, DepthwiseConv2D, SeparableConv2D, TransposeConv2D, MatMul, Attention, Custom)

@@ -142,6 +142,8 @@ class _Layout:
             return False
         if v in self.exact and view.dtype is DType.FLOAT16:
             return False
+        if view.dtype.is_narrow and not (view.vector and view.whole_quads):
+            return False  # no thread may write a part of a word
         return len(self.consumers[v]) == 1 or _is_good(view, self.consumers[v])
 
     # ------------------------------------------------------------------------------------ from producers on

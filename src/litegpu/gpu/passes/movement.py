@@ -13,6 +13,8 @@ from litegpu.gpu.graph import (
     DepthwiseConv2D,
     Graph,
     GraphBuilder,
+    IntegerConv2D,
+    IntegerDepthwiseConv2D,
     Mirror,
     Node,
     Pad,
@@ -54,14 +56,22 @@ def join_copies(graph: Graph) -> Graph:
 
 
 def absorb_padding(graph: Graph) -> Graph:
-    """A zero padding of height and width in front of a convolution becomes the convolution's own."""
+    """A padding of height and width with zeros, or zero points, in front of a convolution becomes the convolution's
+    own."""
     producer = graph.producer()
     nodes: list[Node] = []
     for node in graph.nodes:
-        pad = producer.get(node.inputs[0]) if isinstance(node.op, (Conv2D, DepthwiseConv2D)) else None
-        match (node.op, pad):
-            case ((Conv2D() | DepthwiseConv2D() as op), Node(Copy((Pad(before, after, 0.0),)), _, _, epilogue)) if (
-                epilogue == RESULT and not (before[0] or before[3] or after[0] or after[3]) and min(before + after) >= 0
+        op = node.op
+        if not isinstance(op, (Conv2D, DepthwiseConv2D, IntegerConv2D, IntegerDepthwiseConv2D)):
+            nodes.append(node)
+            continue
+        pad, zero = producer.get(node.inputs[0]), op.zero_point if isinstance(op, _INTEGER) else 0
+        match pad:
+            case Node(Copy((Pad(before, after, fill),)), _, _, epilogue) if (
+                epilogue == RESULT
+                and fill == zero
+                and not (before[0] or before[3] or after[0] or after[3])
+                and min(before + after) >= 0
             ):
                 padding = (op.padding[0] + before[1], op.padding[1] + before[2])
                 node = dataclasses.replace(
@@ -72,6 +82,9 @@ def absorb_padding(graph: Graph) -> Graph:
                 )
         nodes.append(node)
     return drop_unused(GraphBuilder(dict(graph.values), nodes).graph(graph.inputs, graph.outputs))
+
+
+_INTEGER = (IntegerConv2D, IntegerDepthwiseConv2D)
 
 
 def absorb_border(graph: Graph) -> Graph:

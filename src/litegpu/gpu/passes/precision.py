@@ -295,7 +295,7 @@ def _apply(fn: str, a: list[Range]) -> Range:
             return math.sqrt(max(a[0][0], 0.0)), math.sqrt(max(a[0][1], 0.0))
         case "rsqrt" if a[0][0] > 0:
             return 1 / math.sqrt(a[0][1]), 1 / math.sqrt(a[0][0])
-        case "floor" | "ceil" | "round":
+        case "floor" | "ceil" | "round" | "nearest":
             return a[0][0] - 1, a[0][1] + 1
         case "sign":
             return -1.0, 1.0

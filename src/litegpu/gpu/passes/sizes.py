@@ -31,6 +31,11 @@ from litegpu.gpu.graph import (
     Expr,
     Gather,
     Graph,
+    IntegerConv2D,
+    IntegerDepthwiseConv2D,
+    IntegerMatMul,
+    IntegerTransposeConv2D,
+    Lookup,
     MatMul,
     Mirror,
     Node,
@@ -114,8 +119,19 @@ def _of_node(graph: Graph, node: Node, sizes: Mapping[int, Size]) -> Size:
         operands.insert(0, _of_result(graph, node, [_size(graph, v, sizes) for v in node.inputs]))
     types = [graph.values[v].dtype for v in node.operands]
     if not isinstance(node.op, Elementwise):
-        types.insert(0, DType.FLOAT32)
+        types.insert(0, _result_type(graph, node))
     return _of_expression(node.epilogue, operands, types)
+
+
+def _result_type(graph: Graph, node: Node) -> DType:
+    """The type of the op's own result, where it matters: whether it is whole numbers."""
+    match node.op:
+        case IntegerConv2D() | IntegerDepthwiseConv2D() | IntegerTransposeConv2D() | IntegerMatMul() | Lookup():
+            return DType.INT32
+        case Pool2D() | Copy() | Gather() | Concat() | Resize2D():
+            narrow = graph.values[node.inputs[0]].dtype.is_narrow
+            return DType.INT32 if narrow else DType.FLOAT32
+    return DType.FLOAT32
 
 
 def _size(graph: Graph, v: int, sizes: Mapping[int, Size]) -> Size:

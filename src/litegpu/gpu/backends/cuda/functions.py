@@ -65,13 +65,14 @@ _FLOAT = {
     "sqrt": "sqrtf(a)", "rsqrt": "rsqrtf(a)", "exp": "expf(a)", "log": "logf(a)", "sin": "sinf(a)", "cos": "cosf(a)",
     "tanh": "tanhf(a)", "fma": "fmaf(a, b, c)", "is_nan": "(a != a)",
     "sign": "(a > 0.0f ? 1.0f : a < 0.0f ? -1.0f : a)",
-    "to_i32_saturating": "(a != a ? 2147483647 : __float2int_rz(a))",
+    "to_i32_saturating": "(a != a ? 2147483647 : __float2int_rz(a))", "nearest": "__float2int_rn(a)",
 }  # fmt: skip
 _INT = {  # signed overflow is undefined in C++, and wraps in the language
     "add": "(int)((unsigned)a + (unsigned)b)", "sub": "(int)((unsigned)a - (unsigned)b)",
     "mul": "(int)((unsigned)a * (unsigned)b)", "neg": "(int)(0u - (unsigned)a)",
     "abs": "(a < 0 ? (int)(0u - (unsigned)a) : a)", "sign": "((a > 0) - (a < 0))", "idiv": "(b == 0 ? a : a / b)",
     "irem": "(b == 0 ? 0 : a % b)", "shl": "(int)((unsigned)a << (b & 31))", "shr": "(a >> (b & 31))",
+    "dot4": "__dp4a(a, b, c)",
 }  # fmt: skip
 _UNSIGNED = {"shl": "(a << (b & 31u))", "shr": "(a >> (b & 31u))"}
 _BOOL = {"and": "(a && b)", "or": "(a || b)", "xor": "(a != b)", "not": "!a"}

@@ -154,6 +154,10 @@ class _Module(CLikePrinter):
                 return self._cancelled(value, *args)
             if _compares_itself(value):
                 return f"{'' if op == 'ne' else '!'}{self._is_nan(operand, args[0])}"
+        if op == "nearest":
+            return f"{self.type_name(value.type)}(round({args[0]}))"
+        if op == "dot4":
+            return self._dot4(operand, args)
         if op in ("shl", "shr"):
             return f"({args[0]} {'<<' if op == 'shl' else '>>'} {self._shift_amount(value.args[1], args[1])})"
         if op == "irem":  # Vulkan leaves the sign of % open where an operand is negative
@@ -168,6 +172,18 @@ class _Module(CLikePrinter):
         if op in _INFIX:
             return f"({args[0]} {_INFIX[op]} {args[1]})"
         return f"{_CALLS[op]}({', '.join(args)})"
+
+    def _dot4(self, type: Type, args: list[str]) -> str:
+        """Lane by lane: WGSL has it for one word alone."""
+        one = "{c} + dot4I8Packed(bitcast<u32>({a}), bitcast<u32>({b}))"
+        if type.lanes == 1:
+            return f"({one.format(a=args[0], b=args[1], c=args[2])})"
+        name, kind = f"dot4_x{type.lanes}", self.type_name(type)
+        lanes = [one.format(**{v: f"{v}.{lane}" for v in "abc"}) for lane in "xyzw"[: type.lanes]]
+        body = f"return {kind}({', '.join(lanes)});"
+        return self.helper(name, f"fn {name}(a: {kind}, b: {kind}, c: {kind}) -> {kind} {{ {body} }}") + (
+            f"({', '.join(args)})"
+        )
 
     def _bounded(self, value: TracedValue, a: str, b: str) -> str:
         """min(a, b) or max(a, b) that is `a` if that is NaN. Drivers may take it that there is no NaN, and NVIDIA's

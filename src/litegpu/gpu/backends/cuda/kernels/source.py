@@ -13,7 +13,8 @@ from litegpu.gpu.backends.cuda.printer import print_cuda_function
 from litegpu.gpu.graph import TransposeConv2D
 from litegpu.gpu.kernels.access import Operands, Position, open_sink
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeBuffer, NativeKernel
-from litegpu.gpu.lang import TracedValue, Type, f32x4, u32
+from litegpu.gpu.kernels.terms import sum_type
+from litegpu.gpu.lang import TracedValue, Type, u32
 from litegpu.gpu.lang.kernel import Kernel
 from litegpu.gpu.lang.tracing import trace_function
 from litegpu.gpu.view import View
@@ -76,7 +77,8 @@ def native_launch(
     """A launch of the kernel `name` in `files`, compiled with `constants` as macros.
 
     The kernel's parameters are `operands` in order (name -> View or constant array), then EPILOGUE_BUFFERS. Its macro
-    STORE(pixel, quad, value) applies the node's epilogue to four channels, a float4, of pixel number `pixel` (row-major
+    STORE(pixel, quad, value) applies the node's epilogue to four channels, a float4 (of the integer convolutions and
+    products an int4), of pixel number `pixel` (row-major
     over B, H, W, unless `where` says otherwise) and stores them; `inner` is another function that it calls.
     """
     shape = ctx.output.shape
@@ -85,7 +87,7 @@ def native_launch(
         at = where(pixel, quad) if where is not None else Position(shape, pixel=pixel, q=quad)
         open_sink(ctx, k, bound).write(at, value)
 
-    functions = [Traced(ctx, "store", (u32, u32, f32x4), store)]
+    functions = [Traced(ctx, "store", (u32, u32, sum_type(ctx.node.op)), store)]
     if inner is not None:
         functions.append(inner)
     buffers = [NativeBuffer(n, _access(v)) for n, v in operands.items()]
