@@ -1062,3 +1062,38 @@ def reverse_sequence(d: Draft) -> OpCase:
     d.runtime(d.any_type(x))
     d.either(d.integers((x[batch],), 1, x[along] + 1))
     return d.build(dict(batch_dim=batch, seq_dim=along))
+
+
+@case("CONV_3D")
+def conv_3d(d: Draft) -> OpCase:
+    x = (d.pick(1, 2), d.size(3, 6), d.size(3, 7), d.size(3, 7), d.pick(1, 3, 4))
+    kernel, outputs = tuple(d.size(1, 3) for _ in range(3)), d.pick(1, 4, 5)
+    options: dict[str, Any] = {f"stride_{a}": d.size(1, 2) for a in "dhw"}
+    options |= {
+        f"dilation_{a}_factor": 1 if options[f"stride_{a}"] > 1 or k == 3 else d.size(1, 2)
+        for a, k in zip("dhw", kernel, strict=True)
+    }
+    d.runtime(d.floats(x))
+    d.either(d.floats((*kernel, x[4], outputs)))
+    if d.chance():
+        d.constant(d.floats((outputs,)))
+    return d.build(options | dict(padding=d.pick("SAME", "VALID"), fused_activation_function=d.activation()))
+
+
+@case("CONV_3D_TRANSPOSE")
+def conv_3d_transpose(d: Draft) -> OpCase:
+    batch, depth, outputs = d.pick(1, 2), d.pick(1, 3, 4), d.pick(1, 4, 5)
+    sizes, kernel = [d.size(2, 4) for _ in range(3)], [d.size(1, 3) for _ in range(3)]
+    strides, padding = [d.size(1, 2) for _ in range(3)], d.pick("SAME", "VALID")
+    if padding == "SAME":
+        made = [n * s - d.rng.randint(0, s - 1) for n, s in zip(sizes, strides, strict=True)]
+    else:
+        made = [(n - 1) * s + k for n, s, k in zip(sizes, strides, kernel, strict=True)]
+    d.ints([batch, *made, outputs])
+    d.either(d.floats((*kernel, outputs, depth)))
+    d.runtime(d.floats((batch, *sizes, depth)))
+    if d.chance():
+        d.constant(d.floats((outputs,)))
+    options = {f"stride_{a}": s for a, s in zip("dhw", strides, strict=True)}
+    options |= {f"dilation_{a}_factor": 1 for a in "dhw"}
+    return d.build(options | dict(padding=padding, fused_activation_function=d.activation()), [F32])

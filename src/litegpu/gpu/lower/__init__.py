@@ -27,6 +27,7 @@ from litegpu.gpu.lower import (
     segments,
     slicing,
     softmax,
+    volume,
 )
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.lowering import Lowering
@@ -37,7 +38,7 @@ __all__ = ["Entry", "LoweredGraph", "Unsupported", "check_operator", "lower_part
 
 FAMILIES = (
     convert, convolution, elementwise, filling, gathering, lookup, matmul, movement, ordering, perception, pooling,
-    recurrent, reduction, resize, segments, slicing, softmax,
+    recurrent, reduction, resize, segments, slicing, softmax, volume,
 )  # fmt: skip
 
 

@@ -9,14 +9,15 @@ from typing import Any
 from litegpu.model.ops.batch_node import BatchNode, Place
 from litegpu.model.ops.checks import QUANTIZED, Tensors, require
 from litegpu.model.ops.record import BIAS, FLOAT, STATIC, Gpu, Op, Repeating
-from litegpu.model.ops.rules import filled, images, weighed
+from litegpu.model.ops.rules import images, weighed
 from litegpu.model.ops.shape_node import Shape, ShapeNode
-from litegpu.model.ops.windows import windows
+from litegpu.model.ops.windows import SAME, VALID, output_size, windows
 from litegpu.model.types import Operator, TensorType
 
 _SIZE = "1..16777215"
 _PLANE = f"stride_h:{_SIZE} stride_w:{_SIZE} dilation_h_factor:{_SIZE} dilation_w_factor:{_SIZE}"
 _VOLUME = f"stride_d:{_SIZE} dilation_d_factor:{_SIZE} {_PLANE}"
+_VOLUME_OPTIONS = ("stride_{}", "dilation_{}_factor")
 _WEIGHTS = "float32|float16|int8|uint8|int4|int2"
 
 
@@ -38,10 +39,22 @@ def _transposed_shape(node: ShapeNode) -> list[Shape]:
     return [sizes]
 
 
-def _volume_estimate(node: ShapeNode) -> Shape:
-    batch, *extents, _ = node.shape(0)
-    strides = [max(1, node.option(name, 1)) for name in ("stride_d", "stride_h", "stride_w")]
-    return batch, *(-(-extent // stride) for extent, stride in zip(extents, strides, strict=True)), node.shape(1)[-1]
+def _volume_shape(node: ShapeNode) -> list[Shape]:
+    x, weights = node.shape(0), node.shape(1)
+    node.require(len(x) == len(weights) == 5 and x[4] == weights[3])
+    strides, dilations = ([int(node.option(name.format(a), 1)) for a in "dhw"] for name in _VOLUME_OPTIONS)
+    padding = int(node.option("padding", SAME))
+    node.require(padding in (SAME, VALID) and min(*strides, *dilations, *weights[:3]) > 0)
+    sizes = zip(x[1:4], weights[:3], strides, dilations, strict=True)
+    places = [output_size(n, k, s, d, padding) for n, k, s, d in sizes]
+    node.require(min(places) > 0)
+    return [(x[0], *places, weights[4])]
+
+
+def _volume_transposed_shape(node: ShapeNode) -> list[Shape]:
+    sizes, weights, x = node.integers(0), node.shape(1), node.shape(2)
+    node.require(len(sizes) == len(weights) == len(x) == 5 and weights[4] == x[4] and sizes[4] == weights[3])
+    return [sizes]
 
 
 def _transposed_batch(node: BatchNode) -> Place:
@@ -92,12 +105,17 @@ OPS = (
             notes="strides, dilation, groups; constant or runtime weights (runtime: one group)"),
     ),
     Op(
-        "CONV_3D", f"x w b? -> .  ; {_VOLUME}", estimate=_volume_estimate, work=_taps_work, batch=images,
+        "CONV_3D", f"x w b? -> .  ; {_VOLUME}", shape=_volume_shape, work=_taps_work, batch=images,
         has_weights=True, multiplies=True,
+        gpu=Gpu(1, inputs=(FLOAT, FLOAT, FLOAT), counts=(2, 3), ranks=(5, 5), quantized=False,
+            notes="strides, dilations; constant or runtime weights"),
     ),
     Op(
-        "CONV_3D_TRANSPOSE", f"shape{{5}}:int32 w x b? -> .  ; {_VOLUME}", estimate=filled, work=_transposed_work,
-        sizes_from=0, batch=_transposed_batch, has_weights=True, table="Conv3DOptions", makes_like=2, multiplies=True,
+        "CONV_3D_TRANSPOSE", f"shape{{5}}:int32 w x b? -> .  ; {_VOLUME}", shape=_volume_transposed_shape,
+        work=_transposed_work, sizes_from=0, batch=_transposed_batch, has_weights=True, table="Conv3DOptions",
+        makes_like=2, multiplies=True,
+        gpu=Gpu(1, inputs=(STATIC, FLOAT, FLOAT, FLOAT), outputs=FLOAT, counts=(3, 4), ranks=(5, 5), quantized=False,
+            notes="constant output shape; strides, dilation of the depth"),
     ),
     Op(
         "DEPTHWISE_CONV_2D", f"x w:{_WEIGHTS} b~ -> .  ; {_PLANE}", shape=_depthwise_shape, work=_taps_work,
