@@ -22,8 +22,18 @@ from litegpu.gpu.passes.decisions import values_decided_on
 from litegpu.gpu.passes.layout import Placed, place
 from litegpu.gpu.passes.precision import values_in_float32
 from litegpu.gpu.passes.staging import stage
-from litegpu.gpu.program import Binding, Dispatch, KernelCode, Port, Program
+from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
 from litegpu.gpu.view import View
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Memory in front of the arena's own, `size` bytes, in which ports lie: the offsets of the graph's inputs,
+    variables among them, and of its outputs without these."""
+
+    size: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
 
 
 def build_program(
@@ -37,6 +47,7 @@ def build_program(
     auto: bool = False,
     ranges: Mapping[int, tuple[float, float]] | None = None,
     staged: tuple[Collection[int], Collection[int]] = ((), ()),
+    frame: Frame | None = None,
 ) -> Program:
     """Compile `graph` for a device with these features whose kernels are in the language `target`.
 
@@ -46,7 +57,9 @@ def build_program(
     become the inputs of the next inference. `auto`: with `half`, what float16 would spoil stays float32 all the same,
     by what `ranges` (tensor -> least and largest element) and the graph itself tell (passes/precision.py). `staged`:
     positions of inputs and outputs that are kept from changing the kernels that read and write them
-    (passes/staging.py). Raises KernelError if a kernel cannot be made for the device.
+    (passes/staging.py). `frame`: where ports lie, if that is not to be planned.
+
+    Raises KernelError if a kernel cannot be made for the device.
     """
     auto, backend = auto and half, registry.of_language(target)
     optimised = stage(optimise(graph, features, half and not auto), *staged)
@@ -69,7 +82,11 @@ def build_program(
             raise
     alignment = max(256, features.storage_alignment)
     lifetimes = _lifetimes(placed, launches, (*outputs, *kept))
-    offsets, report = memory.plan(lifetimes, alignment)
+    if frame is None:
+        offsets, report = memory.plan(lifetimes, alignment)
+    else:
+        ports = zip((*graph.inputs, *outputs), (*frame.inputs, *frame.outputs), strict=True)
+        offsets, report = _in_frame({placed.views[v].root: offset for v, offset in ports}, frame, lifetimes, alignment)
     if report.arena > features.max_buffer_bytes:
         raise blame(
             KernelError(
@@ -78,7 +95,7 @@ def build_program(
             ),
             _at_widest(lifetimes, launches),
         )
-    code, constants = _Code(features, backend), _Constants(alignment)
+    code, constants = _Code(features, backend), Constants(alignment)
     dispatches: list[Dispatch] = []
     used: dict[int, list[tuple[int, int]]] = {}  # root -> (dispatch, binding)
     for node, launch in launches:
@@ -129,6 +146,15 @@ def describe(program: Program) -> str:
         for i, d in enumerate(program.dispatches)
     ]
     return "\n".join(lines)
+
+
+def _in_frame(
+    ports: Mapping[int, int], frame: Frame, lifetimes: Mapping[int, memory.Allocation], alignment: int
+) -> tuple[dict[int, int], MemoryReport]:
+    """The offsets of all roots, where those of ports are given."""
+    offsets, report = memory.plan({r: b for r, b in lifetimes.items() if r not in ports}, alignment)
+    offsets = {**{r: frame.size + offset for r, offset in offsets.items()}, **ports}
+    return offsets, dataclasses.replace(report, arena=frame.size + report.arena)
 
 
 def _into_variables(placed: Placed, kept: Sequence[int], after: Sequence[int]) -> dict[Node, Node]:
@@ -232,7 +258,7 @@ class _Code:
 
 
 @dataclass
-class _Constants:
+class Constants:
     """Constant arrays one behind the other, equal ones once."""
 
     alignment: int

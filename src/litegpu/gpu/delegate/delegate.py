@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import functools
 import logging
 import weakref
 from collections.abc import Collection, Mapping, Sequence
@@ -20,6 +21,7 @@ from litegpu.gpu.backends.contract import Device
 from litegpu.gpu.build import build_program, describe
 from litegpu.gpu.cache_entry import CacheEntry
 from litegpu.gpu.cache_folder import CacheFolder, open_cache
+from litegpu.gpu.control import build_linked, check_control, is_control
 from litegpu.gpu.delegate import fitting, prepared, slices
 from litegpu.gpu.delegate.cache_key import describe as describe_entry
 from litegpu.gpu.delegate.cache_key import fingerprint
@@ -94,9 +96,12 @@ class GpuDelegate:
     def check(self, model: Model, subgraph: Subgraph, operator: Operator) -> str | None:
         """The reason why the GPU does not take the node, or None: the same code decides that later lowers it. What
         every device can bind is not asked of any."""
-        options = self.options
-        integer = options.arithmetic == "integer"
-        reason = check_operator(subgraph, operator, quantization=options.quantization, integer=integer)
+        check = functools.partial(
+            check_operator, quantization=self.options.quantization, integer=self.options.arithmetic == "integer"
+        )
+        if is_control(operator):
+            return check_control(model, subgraph, operator, check)
+        reason = check(subgraph, operator)
         size, tensor = fitting.largest(subgraph, operator, self.options.half)
         if reason is not None or tensor is None or size <= self._limited(Features()).max_binding_bytes:
             return reason
@@ -225,25 +230,17 @@ class GpuDelegate:
         ranges: Mapping[int, tuple[float, float]],
         tuner: Tuner | None = None,
     ) -> Program:
-        lowered = lower_partition(
-            partition.subgraph,
-            partition.nodes,
-            partition.inputs,
-            partition.outputs,
-            xnnpack=partition.xnnpack,
-            integer=self.options.arithmetic == "integer",
-        )
-        return build_program(
-            lowered.graph,
-            self._limited(features),
-            target,
-            half=half,
-            tuner=tuner,
-            variables=len(lowered.variables),
+        made = functools.partial(
+            build_program, features=self._limited(features), target=target, half=half, tuner=tuner,
             auto=self.options.precision == "auto",
-            ranges=ranges,
-            staged=self._staged(partition),
+        )  # fmt: skip
+        lower = functools.partial(
+            lower_partition, xnnpack=partition.xnnpack, integer=self.options.arithmetic == "integer"
         )
+        if any(is_control(o) for o in partition.nodes):
+            return build_linked(partition, lower, lambda graph, frame, kept: made(graph, variables=kept, frame=frame))
+        lowered = lower(partition.subgraph, partition.nodes, partition.inputs, partition.outputs)
+        return made(lowered.graph, variables=len(lowered.variables), ranges=ranges, staged=self._staged(partition))
 
     def _second_attempt(self, partition: Partition, device: Device) -> SecondAttempt:
         """In float32, if results in float16 are not finite."""

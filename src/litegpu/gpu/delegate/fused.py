@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from litegpu.delegates.partitioner import borders
 from litegpu.delegates.protocol import Partition
+from litegpu.gpu.control import called_cost, is_control
 from litegpu.gpu.graph import Copy, Elementwise
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lower import lower_partition
@@ -45,6 +49,8 @@ class FusedPartition:
 def fused(partition: Partition, features: Features = USUAL, *, half: bool = False) -> FusedPartition:
     """Lower a partition and run the passes. Without values that keep what they are in float16 for the sake of
     `half`: those are in `risks` in any case. Raises LiteGpuError where an operator cannot be lowered."""
+    if any(is_control(o) for o in partition.nodes):
+        return _fused_apart(partition, features, half)
     lowered = lower_partition(
         partition.subgraph, partition.nodes, partition.inputs, partition.outputs, xnnpack=partition.xnnpack
     )
@@ -59,4 +65,23 @@ def fused(partition: Partition, features: Features = USUAL, *, half: bool = Fals
         nodes.append(FusedNode(type(node.op).__name__, node.sources, cost.flops, cost.bytes, moves, elementwise))
     tensors = {v: optimised.values[v].tensor for v in exact}
     risks = {tensor: reason for v, reason in exact.items() if (tensor := tensors[v]) is not None}
+    return FusedPartition(tuple(nodes), risks)
+
+
+def _fused_apart(partition: Partition, features: Features, half: bool) -> FusedPartition:
+    """The same of a partition with control flow: what calls subgraphs is one node each."""
+    nodes: list[FusedNode] = []
+    risks: dict[int, str] = {}
+    for control, group in itertools.groupby(partition.nodes, is_control):
+        if control:
+            for operator in group:
+                flops, moved = called_cost(partition.model, partition.subgraph, operator)
+                nodes.append(FusedNode(operator.name.title(), (operator.index,), flops, moved, False, False))
+            continue
+        operators = tuple(group)
+        inputs, outputs = borders(partition.subgraph, operators)
+        part = dataclasses.replace(partition, nodes=operators, inputs=inputs, outputs=outputs)
+        found = fused(part, features, half=half)
+        nodes += found.nodes
+        risks |= found.risks
     return FusedPartition(tuple(nodes), risks)

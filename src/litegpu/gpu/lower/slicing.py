@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from litegpu.gpu.graph import Mirror, Pad, Reshape, Slice
+from litegpu.gpu.lower.computed_slicing import slice_from, strided_slice_from
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.movement import move
@@ -20,6 +21,9 @@ REFLECT, SYMMETRIC = 0, 1
 @lowers("SLICE")
 def slice_(ctx: OpContext) -> None:
     x = ctx.shape(0)
+    if not ctx.is_constant(1) and ctx.is_constant(2):
+        slice_from(ctx)
+        return
     begin, size = ctx.integers(1, "the begins"), ctx.integers(2, "the sizes")
     ctx.require(len(begin) == len(size) == len(x), f"begin {list(begin)} and size {list(size)} for shape {list(x)}")
     target = tuple(n - b if s == -1 else s for n, b, s in zip(x, begin, size, strict=True))
@@ -31,6 +35,9 @@ def slice_(ctx: OpContext) -> None:
 @lowers("STRIDED_SLICE")
 def strided_slice(ctx: OpContext) -> None:
     x = ctx.shape(0)
+    if not ctx.is_constant(1) and ctx.is_constant(3):
+        strided_slice_from(ctx)
+        return
     given = [ctx.integers(i, what) for i, what in ((1, "the begins"), (2, "the ends"), (3, "the strides"))]
     ctx.require(len({len(g) for g in given}) == 1, "begin, end and strides differ in length")
     begins, strides, sizes, result = strided(ctx, x, given)

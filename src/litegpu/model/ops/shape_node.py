@@ -45,6 +45,9 @@ class ShapeNode:
         index = self.operator.inputs[i]
         return self._shapes.get(index, self._tensors[index].shape)
 
+    def is_constant(self, i: int) -> bool:
+        return self.has(i) and self._tensors[self.operator.inputs[i]].data is not None
+
     def integers(self, i: int) -> tuple[int, ...]:
         """The values of input i, a constant."""
         self.require(self.has(i))

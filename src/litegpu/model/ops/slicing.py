@@ -8,12 +8,16 @@ from litegpu.model.ops.batch_node import BatchNode, Place
 from litegpu.model.ops.checks import MAX_RANK, Tensors, require
 from litegpu.model.ops.record import ANY, STATIC, Gpu, Op, Repeating
 from litegpu.model.ops.shape_node import Shape, ShapeNode
-from litegpu.model.ops.strides import strided
+from litegpu.model.ops.strides import computed_slice, strided
 from litegpu.model.types import Operator
 
 
 def _slice_shape(node: ShapeNode) -> list[Shape]:
-    x, begin, size = node.shape(0), node.integers(1), node.integers(2)
+    x, size = node.shape(0), node.integers(2)
+    if not node.is_constant(1) and min(size, default=0) >= 0:
+        node.require(len(x) == len(size) and all(s <= n for s, n in zip(size, x, strict=True)))
+        return [size]
+    begin = node.integers(1)
     node.require(len(x) == len(begin) == len(size))
     result = tuple(n - b if s == -1 else s for n, b, s in zip(x, begin, size, strict=True))
     node.require(all(b >= 0 and s >= 0 and b + s <= n for n, b, s in zip(x, begin, result, strict=True)))
@@ -21,6 +25,9 @@ def _slice_shape(node: ShapeNode) -> list[Shape]:
 
 
 def _strided_slice_shape(node: ShapeNode) -> list[Shape]:
+    if not node.is_constant(1) and node.is_constant(3):
+        taken = computed_slice(node, node.shape(0), node.integers(3))
+        return [tuple(n for axis, n in enumerate(node.shape(0)) if axis not in taken)]
     given = [node.integers(i) for i in (1, 2, 3)]
     node.require(len({len(g) for g in given}) == 1)
     return [strided(node, node.shape(0), given)[3]]
@@ -176,7 +183,7 @@ OPS = (
         "SLICE", "x:any begin{8}:int32|int64 size{8}:int32|int64 -> =x", shape=_slice_shape, batch=_slice_batch,
         folds="values", moves="elements",
         gpu=Gpu(8, inputs=(ANY, STATIC, STATIC), counts=3, quanta="linear", grids="moved",
-            notes="constant begin and size"),
+            notes="constant size; constant begin, or INT32"),
     ),
     Op(
         "SPLIT", "axis{1}:int32 x:any -> .+", shape=_split_shape, sizes_from=0, batch=_split_batch,
@@ -193,7 +200,8 @@ OPS = (
         "STRIDED_SLICE", "x:any begin{8}:int32|int64 end{8}:=begin strides{8}:=begin -> =x", shape=_strided_slice_shape,
         batch=_strided_slice_batch, hazard=_strided_slice_hazard, folds="values", moves="elements",
         gpu=Gpu(8, inputs=(ANY, STATIC, STATIC, STATIC), counts=4, quanta="linear", grids="moved",
-            notes="constant begin, end and strides (negative ones too), all masks"),
+            notes="constant begin, end and strides (negative ones too), all masks; or single elements at computed "
+            "places (INT32)"),
     ),
     Op(
         "UNPACK", "x:any -> .+", shape=_unpack_shape, batch=_unpack_batch, hazard=_split_hazard, folds="values",

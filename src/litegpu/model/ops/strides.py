@@ -83,3 +83,20 @@ def _range(
     if open_end:
         last = n if stride > 0 else -1
     return first, max(0, -((first - last) // stride))
+
+
+def computed_slice(ctx: Asked, x: Sequence[int], strides: Sequence[int]) -> dict[int, int]:
+    """Axis -> entry of the begins, of a STRIDED_SLICE whose begins and ends are computed: one that takes single
+    elements of these axes (shrink_axis_mask), and the others whole."""
+    masks = {name: int(ctx.option(f"{name}_mask")) for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+    ctx.require(not (masks["ellipsis"] or masks["new_axis"]) and len(strides) <= len(x), "begins are computed")
+    found: dict[int, int] = {}
+    for i, stride in enumerate(strides):
+        ctx.require(stride == 1, "begins are computed by the model, and a stride is not 1")
+        if masks["shrink_axis"] >> i & 1:
+            ctx.require(not masks["begin"] >> i & 1, "begins are computed, and one that is taken is masked")
+            found[i] = i
+        else:
+            whole = masks["begin"] >> i & masks["end"] >> i & 1
+            ctx.require(bool(whole), f"begins or ends of axis {i} are computed by the model: its size is not known")
+    return found

@@ -154,7 +154,7 @@ def int64(model: Examined) -> list[Finding]:
 def dynamic_shapes(model: Examined) -> list[Finding]:
     """Shapes that the file leaves open, or that only a run decides."""
     found = []
-    open_ = [t for t in model.graph.inputs if min(model.model.main.tensors[t].shape_signature, default=0) < 0]
+    open_ = [t for t in model.model.main.inputs if min(model.model.main.tensors[t].shape_signature, default=0) < 0]
     if open_:
         first = sorted({n for t in open_ for n in model.readers.get(t, ())})
         found.append(

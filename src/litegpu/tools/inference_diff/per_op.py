@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from litegpu.delegates.report import CPU
+from litegpu.errors import OptionError
 from litegpu.gpu.program import Program
 from litegpu.interpreter import Interpreter
 from litegpu.model.types import Model, Subgraph
@@ -164,6 +165,8 @@ def analyse(
     """`model`: as it was divided, `report` and `programs`: how, and what the GPU runs; `feed`: one array per input;
     `outputs`: what the model makes of it on the GPU."""
     main = model.main
+    if len(feed) != len(main.inputs):
+        raise OptionError("op by op is for models without variables: theirs would have to be fed as well")
     kernels = kernels_of(main, programs)
     with progress() as bar:
         task = bar.add_task("op by op", total=1.0)

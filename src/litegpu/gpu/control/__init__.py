@@ -1,0 +1,9 @@
+"""IF and WHILE as parts of a program: their subgraphs are compiled by themselves and linked into one arena."""
+
+from __future__ import annotations
+
+from litegpu.gpu.control.checks import check_control, is_control
+from litegpu.gpu.control.costs import called_cost
+from litegpu.gpu.control.linked import build_linked
+
+__all__ = ["build_linked", "called_cost", "check_control", "is_control"]

@@ -1,0 +1,329 @@
+"""A partition with control flow as one program.
+
+Straight runs of operators are compiled each by itself. What passes between them lies in a frame in front of the arena,
+a place for each tensor, where the runs' own ports are: so nothing is copied from one to the next. A loop's state has
+places of its own, in which a round finds it and leaves it; the rounds are the same dispatches again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from litegpu.delegates.protocol import Partition
+from litegpu.gpu.build import Constants, Frame
+from litegpu.gpu.control.called import CalledGraph, calls
+from litegpu.gpu.control.checks import is_control
+from litegpu.gpu.control.trips import trips
+from litegpu.gpu.graph import Arg, DType, Elementwise, Graph, GraphBuilder, bhwc
+from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.lower import LoweredGraph, Unsupported
+from litegpu.gpu.lower.quantization import STORED
+from litegpu.gpu.lower.values import dtype_of
+from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
+from litegpu.model.types import Operator, Subgraph, Tensor
+
+#: Of places in the frame, in bytes: what every device binds at.
+_ALIGNMENT = 256
+
+#: Lowers operators of a subgraph, given the tensors that enter and leave.
+Lower = Callable[[Subgraph, Sequence[Operator], Sequence[int], Sequence[int]], LoweredGraph]
+#: Compiles a graph whose ports lie in a frame; `variables` as build_program() has it.
+Compile = Callable[[Graph, Frame, int], Program]
+
+
+def build_linked(partition: Partition, lower: Lower, compiled: Compile) -> Program:
+    """The partition as one program. `lower`: what lowers a straight run; `compiled` is told where ports lie and how
+    large the frame is."""
+    linker = _Linker(lower)
+    scope = CalledGraph(partition.model, partition.subgraph)
+    places = {t: linker.place(scope, t) for t in partition.inputs}
+    inputs = dict(places)
+    linker.block(scope, partition.nodes, places, {t: linker.place(scope, t) for t in partition.outputs})
+    outputs = {t: linker.results[t] for t in partition.outputs}
+    return linker.program(compiled, scope, inputs, outputs)
+
+
+@dataclass(frozen=True, eq=False)
+class _Unit:
+    """A straight run, lowered: offsets of its ports, how many of the last ones are state that it changes in place, and
+    the nodes that its dispatches are reported under, () for their own."""
+
+    graph: Graph
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    variables: int
+    sources: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class _Rounds:
+    count: int
+    inside: tuple[_Unit | _Rounds, ...]
+
+
+@dataclass
+class _Linker:
+    """`code` is what has been put together so far; `results` where the partition's outputs are."""
+
+    lower: Lower
+    size: int = 0
+    code: list[_Unit | _Rounds] = field(default_factory=list)
+    results: Mapping[int, int] = field(default_factory=dict)
+    variables: dict[tuple[int, int], tuple[int, Tensor]] = field(default_factory=dict)
+
+    def place(self, scope: CalledGraph, tensor: int) -> int:
+        """A new place for a tensor."""
+        t = scope.subgraph.tensors[tensor]
+        offset = self.size
+        self.size += -(-4 * math.prod(t.shape) // _ALIGNMENT) * _ALIGNMENT
+        return offset
+
+    # ------------------------------------------------------------------------------------------------- blocks
+
+    def block(
+        self,
+        scope: CalledGraph,
+        operators: Sequence[Operator],
+        places: dict[int, int],
+        results: Mapping[int, int],
+        state: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Put the operators of a subgraph behind what there is. `places`: of the tensors that are there. `results`:
+        tensor -> where it is to be in the end. `state`: inputs of the subgraph, and which tensor each becomes in the
+        end, in the same place."""
+        found: dict[int, int] = {}
+        run: list[Operator] = []
+        for number, operator in enumerate(operators):
+            if not is_control(operator):
+                run.append(operator)
+                continue
+            later = operators[number:]
+            wanted = {t for o in later for t in o.inputs}.union(results, (new for _, new in state))
+            if calls(operator) == "loop":
+                found |= self._loop(scope, run, operator, places, wanted)
+            else:
+                found |= self._branch(scope, run, operator, places, wanted)
+            places |= found
+            run = []
+        made = {t for o in run for t in o.outputs}
+        ends = {t: results[t] for t in results if t in made or t not in found}
+        self.results = {t: ends.get(t, found.get(t, -1)) for t in results}
+        self._run(scope, run, places, list(ends.items()), state)
+
+    def _run(
+        self,
+        scope: CalledGraph,
+        operators: Sequence[Operator],
+        places: Mapping[int, int],
+        outputs: Sequence[tuple[int, int]],
+        state: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Put a straight run behind what there is, which writes tensors to places."""
+        tensors = scope.subgraph.tensors
+        made = {t for o in operators for t in o.outputs}
+        read = [t for o in operators for t in o.inputs if t >= 0]
+        read += [*(t for t, _ in outputs), *(new for _, new in state)]
+        kept = [t for t, _ in state]
+        entering = [
+            t
+            for t in dict.fromkeys(read)
+            if t not in made and t not in kept and not (tensors[t].is_constant or tensors[t].is_variable)
+        ]
+        if not outputs and not state:
+            return
+        leaving = [*(t for t, _ in outputs), *(new for _, new in state)]
+        lowered = self.lower(scope.subgraph, operators, [*entering, *kept], leaving)
+        own = [self._variable(scope, t) for t in lowered.variables]
+        self.code.append(
+            _Unit(
+                lowered.graph,
+                (*(places[t] for t in (*entering, *kept)), *own),
+                tuple(place for _, place in outputs),
+                len(state) + len(own),
+                scope.sources or (),
+            )
+        )
+
+    def _variable(self, scope: CalledGraph, tensor: int) -> int:
+        """Where an operator keeps something from one inference to the next."""
+        key = scope.subgraph.index, tensor
+        if key not in self.variables:
+            self.variables[key] = self.place(scope, tensor), scope.subgraph.tensors[tensor]
+        return self.variables[key][0]
+
+    def _before(
+        self, scope: CalledGraph, run: Sequence[Operator], places: dict[int, int], wanted: Iterable[int],
+        copied: Sequence[tuple[int, int]],
+    ) -> None:  # fmt: skip
+        """Put the run in front of an operator that calls subgraphs: what is `wanted` later gets places, and what the
+        subgraphs change is `copied` to places of its own."""
+        made = {t for o in run for t in o.outputs}
+        new = {t: self.place(scope, t) for t in dict.fromkeys(wanted) if t in made}
+        self._run(scope, run, places, [*new.items(), *copied])
+        places |= new
+
+    # ----------------------------------------------------------------------------------------------- control
+
+    def _loop(
+        self, scope: CalledGraph, run: Sequence[Operator], operator: Operator, places: dict[int, int], wanted: set[int]
+    ) -> dict[int, int]:
+        """A WHILE; where its results are."""
+        loop = scope.loop(operator)
+        count = trips(loop)
+        if count is None:
+            raise Unsupported("how often it runs is known only when the model runs")
+        graph = loop.body.subgraph
+        given = operator.inputs
+        varying = [i for i in range(len(given)) if i not in loop.invariant]
+        still = [i for i in loop.invariant if i not in loop.fixed]
+        state = {i: self.place(scope, given[i]) for i in varying}
+        constants = {i: self.place(scope, given[i]) for i in still if scope.subgraph.tensors[given[i]].is_constant}
+        copied = [(given[i], place) for i, place in (*state.items(), *constants.items())]
+        self._before(scope, run, places, wanted, copied)
+        at = {i: constants[i] if i in constants else places[given[i]] for i in still} | state
+        outer, self.code = self.code, []
+        inner = {graph.inputs[i]: place for i, place in at.items()}
+        self.block(loop.body, graph.operators, inner, {}, [(graph.inputs[i], graph.outputs[i]) for i in varying])
+        self.code = [*outer, _Rounds(count, tuple(self.code))]
+        results = {operator.outputs[i]: place for i, place in at.items()}
+        fixed = [i for i in loop.fixed if operator.outputs[i] in wanted]
+        for i in fixed:
+            results[operator.outputs[i]] = self.place(scope, operator.outputs[i])
+        self._run(scope, (), places, [(given[i], results[operator.outputs[i]]) for i in fixed])
+        return results
+
+    def _branch(
+        self, scope: CalledGraph, run: Sequence[Operator], operator: Operator, places: dict[int, int], wanted: set[int]
+    ) -> dict[int, int]:
+        """An IF: both branches, and a choice between their results; where these are."""
+        predicate, *given = operator.inputs
+        known = scope.known(given)
+        self._before(scope, run, places, wanted, ())
+        made: list[dict[int, int]] = []
+        for branch in scope.branches(operator):
+            graph = branch.subgraph
+            inner = {graph.inputs[i]: places[t] for i, t in enumerate(given) if i not in known}
+            ends = [(t, self.place(branch, t)) for t in graph.outputs]
+            self._results_of(branch, inner, ends)
+            made.append({i: place for i, (_, place) in enumerate(ends)})
+        results = {t: self.place(scope, t) for t in operator.outputs}
+        self._choose(scope, operator, predicate, places, made, results)
+        return results
+
+    def _results_of(self, scope: CalledGraph, places: dict[int, int], ends: Sequence[tuple[int, int]]) -> None:
+        """A called subgraph, whose outputs, some of them perhaps twice, come to places."""
+        first = dict(reversed(ends))
+        self.block(scope, scope.subgraph.operators, places, first)
+        found = {**places, **self.results}
+        self._run(scope, (), found, [(t, place) for t, place in ends if self.results[t] != place])
+
+    def _choose(
+        self, scope: CalledGraph, operator: Operator, predicate: int, places: Mapping[int, int],
+        made: Sequence[Mapping[int, int]], results: Mapping[int, int],
+    ) -> None:  # fmt: skip
+        builder = GraphBuilder()
+        truth = scope.subgraph.tensors[predicate]
+        if truth.data is not None:
+            chosen = 0 if bool(truth.data.reshape(-1)[0]) else 1
+        inputs, values, outputs = [], [], []
+        if truth.data is None:
+            inputs.append(places[predicate])
+            values.append(builder.value((1, 1, 1, 1), DType.BOOL))
+        for i, tensor in enumerate(operator.outputs):
+            t = scope.subgraph.tensors[tensor]
+            shape, dtype = bhwc((math.prod(t.shape),)), dtype_of(t)
+            result = builder.value(shape, dtype, name=t.name, tensor=t.index)
+            sides = [0, 1] if truth.data is None else [chosen]
+            for side in sides:
+                inputs.append(made[side][i])
+                values.append(builder.value(shape, dtype))
+            if truth.data is None:
+                builder.node(Elementwise(), (), result, fn("select", Arg(0), Arg(1), Arg(2)),
+                             [values[0], values[-2], values[-1]], (operator.index,))  # fmt: skip
+            else:
+                builder.node(Elementwise(), (), result, Arg(0), [values[-1]], (operator.index,))
+            outputs.append(result)
+        graph = builder.graph(values, outputs)
+        ends = tuple(results[t] for t in operator.outputs)
+        self.code.append(_Unit(graph, tuple(inputs), ends, 0, scope.sources or ()))
+
+    # ----------------------------------------------------------------------------------------------- linking
+
+    def program(
+        self, compiled: Compile, scope: CalledGraph, inputs: Mapping[int, int], outputs: Mapping[int, int]
+    ) -> Program:
+        """Everything in one."""
+        parts = _Parts(compiled, self.size)
+        dispatches = parts.dispatches(self.code)
+        tensors = scope.subgraph.tensors
+        reports = [p.memory for p in parts.programs.values()]
+        arena = max([self.size, *(p.arena_size for p in parts.programs.values())])
+        return Program(
+            kernels=tuple(parts.kernels),
+            dispatches=tuple(dispatches),
+            constants=parts.constants.bytes(),
+            arena_size=arena,
+            inputs=tuple(_port(tensors[t], offset) for t, offset in inputs.items()),
+            outputs=tuple(_port(tensors[t], offset) for t, offset in outputs.items()),
+            memory=MemoryReport(
+                arena,
+                self.size + sum(r.unshared for r in reports),
+                self.size + max((r.lower_bound for r in reports), default=0),
+            ),
+            in_float32=tuple(dict.fromkeys(pair for p in parts.programs.values() for pair in p.in_float32)),
+            variables=tuple(_port(t, offset) for offset, t in self.variables.values()),
+        )
+
+
+class _Parts:
+    """The units, compiled, and what they have in common."""
+
+    def __init__(self, compiled: Compile, size: int) -> None:
+        self._compiled = compiled
+        self._size = size
+        self.programs: dict[_Unit, Program] = {}
+        self.kernels: list[KernelCode] = []
+        self.constants = Constants(_ALIGNMENT)
+        self._numbers: dict[str, int] = {}
+
+    def dispatches(self, code: Iterable[_Unit | _Rounds]) -> list[Dispatch]:
+        found: list[Dispatch] = []
+        for one in code:
+            found += self.dispatches(one.inside) * one.count if isinstance(one, _Rounds) else self._of(one)
+        return found
+
+    def _of(self, unit: _Unit) -> list[Dispatch]:
+        frame = Frame(self._size, unit.inputs, unit.outputs)
+        program = self.programs[unit] = self._compiled(unit.graph, frame, unit.variables)
+        return [self._moved(program, dispatch, unit.sources) for dispatch in program.dispatches]
+
+    def _moved(self, program: Program, dispatch: Dispatch, sources: tuple[int, ...]) -> Dispatch:
+        """A dispatch with the numbers that its kernel and its constants have in the whole."""
+        code = program.kernels[dispatch.kernel]
+        if code.source not in self._numbers:
+            self._numbers[code.source] = len(self.kernels)
+            self.kernels.append(code)
+        bindings = tuple(self._binding(program, b) for b in dispatch.bindings)
+        return dataclasses.replace(
+            dispatch, kernel=self._numbers[code.source], bindings=bindings, sources=sources or dispatch.sources
+        )
+
+    def _binding(self, program: Program, binding: Binding) -> Binding:
+        if binding.space != "constants":
+            return binding
+        return self.constants.add(program.constants[binding.offset : binding.offset + binding.size])
+
+
+def _port(tensor: Tensor, offset: int) -> Port:
+    dtype = _stored(tensor)
+    count = math.prod(tensor.shape)
+    shape = bhwc(tensor.shape) if len(tensor.shape) <= 4 else (1, 1, 1, count)
+    return Port(tensor.name, tensor.index, shape, dtype, offset, count * dtype.nbytes)
+
+
+def _stored(tensor: Tensor) -> DType:
+    """What lies in a port of the tensor."""
+    return STORED.get(tensor.type, dtype_of(tensor))
