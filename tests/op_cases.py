@@ -1097,3 +1097,77 @@ def conv_3d_transpose(d: Draft) -> OpCase:
     options = {f"stride_{a}": s for a, s in zip("dhw", strides, strict=True)}
     options |= {f"dilation_{a}_factor": 1 for a in "dhw"}
     return d.build(options | dict(padding=padding, fused_activation_function=d.activation()), [F32])
+
+
+# --------------------------------------------------------------------------------------------- bits, StableHLO
+
+
+@case("BITCAST")
+def bitcast(d: Draft) -> OpCase:
+    shape = d.shape()
+    d.runtime(d.floats(shape) if d.chance() else d.floats(shape).view(np.int32))
+    return d.build(types=[F32 if d.operands[0][1].dtype == np.int32 else I32])
+
+
+@case("BITWISE_XOR", "RIGHT_SHIFT")
+def bitwise(d: Draft) -> OpCase:
+    left, right = d.broadcast(d.shape(1))
+    high = 35 if d.operator == "RIGHT_SHIFT" else 1 << 30
+    d.pair(d.integers(left, -(1 << 30), 1 << 30), d.integers(right, -2 if high == 35 else -high, high))
+    return d.build()
+
+
+@case("STABLEHLO_ADD", "STABLEHLO_MULTIPLY", "STABLEHLO_MAXIMUM", "STABLEHLO_MINIMUM")
+def stablehlo_binary(d: Draft) -> OpCase:
+    shape, make = d.shape(1), d.pick(d.floats, d.integers)
+    d.pair(make(shape), make(shape))
+    return d.build(shape=shape)
+
+
+@case("STABLEHLO_AND", "STABLEHLO_SHIFT_LEFT")
+def stablehlo_bits(d: Draft) -> OpCase:
+    shape = d.shape(1)
+    if d.operator == "STABLEHLO_AND" and d.chance():
+        d.pair(d.bools(shape), d.bools(shape))
+    else:
+        d.pair(d.integers(shape, -1000, 1000), d.integers(shape, 0, 20))
+    return d.build(shape=shape)
+
+
+@case("STABLEHLO_PAD")
+def stablehlo_pad(d: Draft) -> OpCase:
+    x = d.shape(1)
+    array = d.any_type(x)
+    d.runtime(array)
+    d.constant(np.array(d.pick(0, 3), array.dtype))
+    inner = [d.pick(0, 0, 1, 2) for _ in x]
+    whole = [n + (n - 1) * i for n, i in zip(x, inner, strict=True)]
+    low = [d.rng.randint(-(n - 1) // 3 if n > 3 else 0, 2) for n in whole]
+    high = [d.rng.randint(-(n - 1) // 3 if n > 3 else 0, 2) for n in whole]
+    options = dict(edge_padding_low=low, edge_padding_high=high, interior_padding=inner)
+    return d.build(options, shape=tuple(n + a + b for n, a, b in zip(whole, low, high, strict=True)))
+
+
+@case("STABLEHLO_GATHER")
+def stablehlo_gather(d: Draft) -> OpCase:
+    x = tuple(d.size(1, 5) for _ in range(d.rng.randint(1, 4)))
+    width = d.rng.randint(1, len(x))
+    order = d.rng.sample(range(len(x)), width)
+    sizes = [d.size(1, n) for n in x]
+    collapsed = sorted(d.rng.sample(range(len(x)), d.rng.randint(0, len(x) - 1)))
+    for axis in collapsed:
+        sizes[axis] = 1
+    batch = tuple(d.size(1, 3) for _ in range(d.rng.randint(0, 2)))
+    vector = d.rng.randint(0, len(batch))
+    indices = np.stack([d.integers(batch, 0, x[a]) for a in order], axis=vector)
+    kept = [n for i, n in enumerate(sizes) if i not in collapsed]
+    rank = len(batch) + len(kept)
+    offsets = sorted(d.rng.sample(range(rank), len(kept)))
+    rest, slices = iter(batch), iter(kept)
+    shape = tuple(next(slices) if i in offsets else next(rest) for i in range(rank))
+    d.runtime(d.floats(x))
+    d.either(indices)
+    return d.build(
+        dict(offset_dims=offsets, collapsed_slice_dims=collapsed, start_index_map=order, index_vector_dim=vector,
+             slice_sizes=sizes), shape=shape,
+    )  # fmt: skip

@@ -66,7 +66,8 @@ Expr = Arg | Literal | Apply
 #: name -> number of arguments. Comparisons give BOOL; `select(condition, yes, no)`; `to_*` convert (to_int32
 #: truncates toward zero, saturates, and maps NaN to the largest int32, as the TFLite reference CAST does).
 #: `nearest` is the int32 nearest to a float that is in range, of two the even one.
-#: `shift_right` of an int32 by a Literal rounds down; `fixed_mul(x, m, s)` is x * m * 2**(s - 31) of three int32,
+#: `shift_right` of an int32 rounds down; `bit_*` and `shift_left`, by 0 to 31, are of int32; `bits_to_*` keep the bits;
+#: `fixed_mul(x, m, s)` is x * m * 2**(s - 31) of three int32,
 #: m not negative unless it is a Literal, rounded twice as MultiplyByQuantizedMultiplier of TFLite is
 #: (lower/fixed_point.py).
 #: `sigmoid`, `erf`, `expm1` and `sign` are as in NumPy/SciPy; `round` rounds half to even; `floor_div` and `floor_mod`
@@ -76,6 +77,8 @@ Expr = Arg | Literal | Apply
 FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "pow", "lt", "le", "gt", "ge", "eq", "ne"), 2),
     **dict.fromkeys(("logical_and", "logical_or", "floor_div", "floor_mod", "atan2", "shift_right"), 2),
+    **dict.fromkeys(("bit_and", "bit_xor", "shift_left"), 2),
+    **dict.fromkeys(("bits_to_int32", "bits_to_float32"), 1),
     **dict.fromkeys(("neg", "abs", "exp", "expm1", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "erf"), 1),
     **dict.fromkeys(
         ("floor", "ceil", "round", "sign", "logical_not", "to_float32", "to_int32", "to_bool", "nearest"), 1

@@ -50,9 +50,9 @@ def result_type(expr: Expr, args: Sequence[Type]) -> Type:
             return _LITERAL_TYPES[dtype]
         case Apply("lt" | "le" | "gt" | "ge" | "eq" | "ne" | "logical_and" | "logical_or" | "logical_not" | "to_bool"):
             return boolean
-        case Apply("to_float32"):
+        case Apply("to_float32" | "bits_to_float32"):
             return f32
-        case Apply("to_int32" | "nearest"):
+        case Apply("to_int32" | "bits_to_int32" | "nearest"):
             return i32
         case Apply("select", (_, yes, _)):
             return result_type(yes, args)
@@ -89,7 +89,8 @@ def _apply(k: Kernel, fn: str, arguments: Sequence[Expr], values: list[TracedVal
         case "pow" if isinstance(arguments[1], Literal):
             return _literal_power(k, values[0], float(arguments[1].value))
         case "shift_right":
-            return values[0] >> _whole(arguments[1])
+            by = arguments[1]
+            return values[0] >> (int(by.value) if isinstance(by, Literal) else values[1])
         case "fixed_mul":
             return _fixed_mul(k, values[0], *(_known(e, v) for e, v in zip(arguments[1:], values[1:], strict=True)))
     return _FUNCTIONS[fn](k, *values)
@@ -193,12 +194,6 @@ def _erf(k: Kernel, x: TracedValue) -> TracedValue:
     return k.select(a < 1.0, x * series, k.select(x < 0.0, -far, far))
 
 
-def _whole(expr: Expr) -> int:
-    if not isinstance(expr, Literal):
-        raise TypeError(f"{expr!r} must be a literal")
-    return int(expr.value)
-
-
 def _known(expr: Expr, value: TracedValue) -> TracedValue | int:
     return int(expr.value) if isinstance(expr, Literal) else value
 
@@ -289,6 +284,11 @@ _FUNCTIONS: dict[str, Callable[..., TracedValue]] = {
     "logical_and": lambda k, a, b: a & b,
     "logical_or": lambda k, a, b: a | b,
     "logical_not": lambda k, a: ~a,
+    "shift_left": lambda k, a, b: a << b,
+    "bit_and": lambda k, a, b: a & b,
+    "bit_xor": lambda k, a, b: a ^ b,
+    "bits_to_int32": lambda k, x: k.bitcast(x, vec(i32, x.type.lanes)),
+    "bits_to_float32": lambda k, x: k.bitcast(x, vec(f32, x.type.lanes)),
     "neg": lambda k, x: -x,
     "abs": lambda k, x: k.abs(x),
     "exp": lambda k, x: k.exp(x),

@@ -10,6 +10,7 @@ from litegpu.gpu.graph import Graph
 
 # Importing a family registers its operators.
 from litegpu.gpu.lower import (
+    bits,
     convert,
     convolution,
     elementwise,
@@ -27,6 +28,7 @@ from litegpu.gpu.lower import (
     segments,
     slicing,
     softmax,
+    stablehlo,
     volume,
 )
 from litegpu.gpu.lower.constants import Unsupported
@@ -37,8 +39,8 @@ from litegpu.model.types import Operator, Subgraph, TensorType
 __all__ = ["Entry", "LoweredGraph", "Unsupported", "check_operator", "lower_partition", "supported_ops"]
 
 FAMILIES = (
-    convert, convolution, elementwise, filling, gathering, lookup, matmul, movement, ordering, perception, pooling,
-    recurrent, reduction, resize, segments, slicing, softmax, volume,
+    bits, convert, convolution, elementwise, filling, gathering, lookup, matmul, movement, ordering, perception,
+    pooling, recurrent, reduction, resize, segments, slicing, softmax, stablehlo, volume,
 )  # fmt: skip
 
 

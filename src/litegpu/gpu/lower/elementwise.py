@@ -111,13 +111,14 @@ def _binary(ctx: OpContext, expr: Expr, in_whole_numbers: Callable[[], bool]) ->
         raise Unsupported(
             f"inputs of types {ctx.tensor(0).type.name} and {ctx.tensor(1).type.name} are not taken together"
         )
-    _check_broadcast(ctx, 2)
+    check_broadcast(ctx, 2)
     if in_whole_numbers():
         return
     ctx.elementwise(ctx.activation(expr, ctx.dtype(0)), [ctx.value(0), ctx.value(1)], ctx.output_value())
 
 
-def _check_broadcast(ctx: OpContext, count: int) -> None:
+def check_broadcast(ctx: OpContext, count: int) -> None:
+    """The first inputs broadcast as NumPy's do, to the output's shape."""
     shapes = [ctx.shape(i) for i in range(count)]
     try:
         result = np.broadcast_shapes(*shapes)
@@ -154,7 +155,7 @@ def comparison(ctx: OpContext, function: str) -> None:
 
 @lowers("PRELU")
 def prelu(ctx: OpContext) -> None:
-    _check_broadcast(ctx, 2)
+    check_broadcast(ctx, 2)
     ctx.check_shape(ctx.shape(0))
     if integers.binary(ctx, integers.rectified):
         return
@@ -191,7 +192,7 @@ GROUP = 3
 
 @lowers("SELECT_V2")
 def select_v2(ctx: OpContext) -> None:
-    _check_broadcast(ctx, 3)
+    check_broadcast(ctx, 3)
     _select(ctx, ctx.value(0))
 
 

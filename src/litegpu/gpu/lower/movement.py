@@ -123,6 +123,12 @@ def dilate(ctx: OpContext) -> None:
     ctx.require(ctx.is_constant(2) and ctx.dtype(2) is ctx.dtype(0), "the padding value must be a constant of one type")
     fill = float(ctx.array(2).reshape(()))
     ctx.require(fill == int(fill) if ctx.dtype(0) is DType.INT32 else True, f"a padding value of {fill}")
+    move(ctx, spread(x, factors, fill)[0])
+
+
+def spread(x: Shape, factors: Sequence[int], fill: float) -> tuple[list[Step], Shape]:
+    """What puts factor - 1 times `fill` between the elements along each axis of a tensor of shape `x`, and the shape
+    that comes of it."""
     steps: list[Step] = []
     shape = x
     for axis, (n, factor) in enumerate(zip(x, factors, strict=True)):
@@ -130,12 +136,12 @@ def dilate(ctx: OpContext) -> None:
             continue
         split, whole = (*shape[:axis], n, 1, *shape[axis + 1 :]), (*shape[:axis], n * factor, *shape[axis + 1 :])
         behind = tuple(factor - 1 if i == axis + 1 else 0 for i in range(len(split)))
-        spread = (*shape[:axis], n, factor, *shape[axis + 1 :])
+        spaced = (*shape[:axis], n, factor, *shape[axis + 1 :])
         kept = (*shape[:axis], (n - 1) * factor + 1, *shape[axis + 1 :])
         cut = Slice((0,) * len(x), (1,) * len(x), kept)
-        steps += [Reshape(shape, split), Pad((0,) * len(split), behind, fill), Reshape(spread, whole), cut]
+        steps += [Reshape(shape, split), Pad((0,) * len(split), behind, fill), Reshape(spaced, whole), cut]
         shape = kept
-    move(ctx, steps)
+    return steps, shape
 
 
 # ------------------------------------------------------------------------------------------- space and depth

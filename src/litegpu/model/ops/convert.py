@@ -9,6 +9,7 @@ import numpy as np
 from litegpu.model.ops.checks import EIGHT_BIT, Tensors, require, scale_of
 from litegpu.model.ops.record import ANY, INT32, INTEGERS, NUMBER, Gpu, Op
 from litegpu.model.ops.rules import pointwise, same_shape
+from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.types import Operator, Tensor, TensorType
 
 _SMALLEST_NORMAL = float(np.finfo(np.float32).tiny)
@@ -32,9 +33,17 @@ def _quantization_aborts(operator: Operator, tensors: Sequence[Tensor]) -> str |
     return None
 
 
+def _same_bytes_shape(node: ShapeNode) -> list[Shape]:
+    node.require(node.is_of_one_size)
+    return [node.shape(0)]
+
+
 # fmt: off
 OPS = (
-    Op("BITCAST", "x:bytes -> .:bytes", moves="shape"),
+    Op(
+        "BITCAST", "x:bytes -> .:bytes", shape=_same_bytes_shape, batch=pointwise, moves="shape",
+        gpu=Gpu(1, inputs=(NUMBER,), quantized=False, notes="between types of one size"),
+    ),
     Op(
         "BUCKETIZE", "x -> .", shape=same_shape, batch=pointwise, makes=TensorType.INT32,
         gpu=Gpu(1, inputs=(NUMBER,), outputs=INT32, quantized=False),

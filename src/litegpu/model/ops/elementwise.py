@@ -9,7 +9,7 @@ import numpy as np
 
 from litegpu.model.ops.batch_node import BatchNode, Place
 from litegpu.model.ops.checks import EIGHT_BIT, QUANTIZED, Tensors, require, scale_of
-from litegpu.model.ops.record import ANY, BOOL, FLOAT, MANY, NUMBER, Gpu, Op
+from litegpu.model.ops.record import ANY, BOOL, FLOAT, MANY, NUMBER, WHOLE, Gpu, Op
 from litegpu.model.ops.rules import (
     EACH,
     alike_hazard,
@@ -139,7 +139,11 @@ OPS = (
         "ATAN2", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, shape_hazard=alike_hazard,
         gpu=Gpu(1, inputs=(FLOAT, FLOAT), counts=2, joins="broadcast", quanta="reads", notes="broadcasting"),
     ),
-    Op("BITWISE_XOR", "a b -> .", estimate=_broadcast_estimate),
+    Op(
+        "BITWISE_XOR", "a b -> .", estimate=_broadcast_estimate, shape=broadcast_shape, batch=broadcast_rows,
+        repeating=EACH, gpu=Gpu(1, inputs=(WHOLE, WHOLE), counts=2, joins="broadcast", quantized=False,
+            notes="broadcasting"),
+    ),
     Op("CEIL", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(1, quanta="reads")),
     Op("COS", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
     Op(
@@ -245,7 +249,11 @@ OPS = (
     Op("RELU6", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(3, quanta="reads")),
     Op("RELU_0_TO_1", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
     Op("RELU_N1_TO_1", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
-    Op("RIGHT_SHIFT", "a b -> .", estimate=_broadcast_estimate),
+    Op(
+        "RIGHT_SHIFT", "a b -> .", estimate=_broadcast_estimate, shape=broadcast_shape, batch=broadcast_rows,
+        repeating=EACH, gpu=Gpu(1, inputs=(WHOLE, WHOLE), counts=2, joins="broadcast", quantized=False,
+            notes="broadcasting"),
+    ),
     Op("ROUND", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(1, quanta="reads")),
     Op("RSQRT", "x -> .", shape=same_shape, batch=pointwise, hazard=_table_hazard, gpu=Gpu(3, quanta="reads")),
     Op(

@@ -82,6 +82,12 @@ class ShapeNode:
         self.require(-rank <= axis < rank)
         return axis % rank
 
+    @property
+    def is_of_one_size(self) -> bool:
+        """Whether elements of the first input and the first result have as many bytes."""
+        source, result = (self._tensors[i[0]].type for i in (self.operator.inputs, self.operator.outputs))
+        return source.nbytes == result.nbytes
+
     def struct(self, count: int) -> tuple[int, ...]:
         """The first int32 fields of the C struct that custom options are the image of."""
         options = self.operator.custom_options

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from litegpu.model.ops.checks import Tensors, require
-from litegpu.model.ops.record import Op
-from litegpu.model.ops.rules import alike_hazard
+from litegpu.model.ops.record import ANY, BOOL, INT32, NUMBER, Gpu, Op
+from litegpu.model.ops.rules import EACH, alike_hazard, rows_alike, same_shape
+from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.types import Operator
 
 
@@ -43,11 +44,34 @@ def _distinct_below(numbers: Sequence[int], limit: int) -> bool:
     return len(set(numbers)) == len(numbers) and all(0 <= number < limit for number in numbers)
 
 
+def _declared_shape(node: ShapeNode) -> list[Shape]:
+    return [node.declared]
+
+
+def _pad_shape(node: ShapeNode) -> list[Shape]:
+    x = node.shape(0)
+    paddings = [node.option(name, ()) for name in ("edge_padding_low", "edge_padding_high", "interior_padding")]
+    node.require(all(len(p) == len(x) for p in paddings))
+    sizes = zip(x, *paddings, strict=True)
+    result = tuple(int(low + n + max(0, n - 1) * inner + high) for n, low, high, inner in sizes)
+    node.require(min(result, default=0) >= 0)
+    return [result]
+
+
+_ATTRIBUTES = "its attributes hold the sizes of one batch"
+_BINARY = Gpu(1, inputs=(NUMBER, NUMBER), counts=2, quantized=False)
+
 # fmt: off
 OPS = (
     Op("STABLEHLO_ABS", "x -> =x"),
-    Op("STABLEHLO_ADD", "a b -> =a"),
-    Op("STABLEHLO_AND", "a b -> =a"),
+    Op(
+        "STABLEHLO_ADD", "a b -> =a", shape=same_shape, batch=rows_alike, repeating=EACH, shape_hazard=alike_hazard,
+        gpu=_BINARY,
+    ),
+    Op(
+        "STABLEHLO_AND", "a b -> =a", shape=same_shape, batch=rows_alike, repeating=EACH, shape_hazard=alike_hazard,
+        gpu=Gpu(1, inputs=(INT32 | BOOL, INT32 | BOOL), counts=2, quantized=False),
+    ),
     Op("STABLEHLO_BROADCAST_IN_DIM", "x -> .", moves="elements"),
     Op("STABLEHLO_CASE", "x*:object -> .*:object", moves="elements"),
     Op("STABLEHLO_CBRT", "x -> =x"),
@@ -65,16 +89,32 @@ OPS = (
     Op("STABLEHLO_DYNAMIC_UPDATE_SLICE", "x u at* -> .", moves="elements"),
     Op("STABLEHLO_EXPONENTIAL", "x -> =x"),
     Op("STABLEHLO_FLOOR", "x -> =x"),
-    Op("STABLEHLO_GATHER", "x at -> .", hazard=_gather_hazard, moves="elements"),
+    Op(
+        "STABLEHLO_GATHER", "x at -> .", shape=_declared_shape, hazard=_gather_hazard, moves="elements",
+        without=_ATTRIBUTES, gpu=Gpu(1, inputs=(ANY, INT32), counts=2, quantized=False,
+            notes="constant or runtime indices"),
+    ),
     Op("STABLEHLO_IOTA", "-> .", moves="elements"),
     Op("STABLEHLO_LOG", "x -> =x"),
     Op("STABLEHLO_LOGISTIC", "x -> =x"),
-    Op("STABLEHLO_MAXIMUM", "a b -> =a"),
-    Op("STABLEHLO_MINIMUM", "a b -> =a"),
-    Op("STABLEHLO_MULTIPLY", "a b -> =a"),
+    Op(
+        "STABLEHLO_MAXIMUM", "a b -> =a", shape=same_shape, batch=rows_alike, repeating=EACH,
+        shape_hazard=alike_hazard, gpu=_BINARY,
+    ),
+    Op(
+        "STABLEHLO_MINIMUM", "a b -> =a", shape=same_shape, batch=rows_alike, repeating=EACH,
+        shape_hazard=alike_hazard, gpu=_BINARY,
+    ),
+    Op(
+        "STABLEHLO_MULTIPLY", "a b -> =a", shape=same_shape, batch=rows_alike, repeating=EACH,
+        shape_hazard=alike_hazard, gpu=_BINARY,
+    ),
     Op("STABLEHLO_NEGATE", "x -> =x"),
     Op("STABLEHLO_OR", "a b -> =a"),
-    Op("STABLEHLO_PAD", "x v -> .", moves="elements"),
+    Op(
+        "STABLEHLO_PAD", "x v -> .", shape=_pad_shape, moves="elements", without=_ATTRIBUTES,
+        gpu=Gpu(1, inputs=(ANY, ANY), counts=2, quantized=False, notes="constant padding value"),
+    ),
     Op("STABLEHLO_POWER", "a b -> =a"),
     Op("STABLEHLO_REDUCE", "x* -> .*"),
     Op("STABLEHLO_REDUCE_WINDOW", "x* -> .*"),
@@ -84,7 +124,10 @@ OPS = (
     Op("STABLEHLO_RSQRT", "x -> =x"),
     Op("STABLEHLO_SCATTER", "x at u -> ."),
     Op("STABLEHLO_SELECT", "p a b -> .", moves="elements"),
-    Op("STABLEHLO_SHIFT_LEFT", "a b -> =a", shape_hazard=alike_hazard),
+    Op(
+        "STABLEHLO_SHIFT_LEFT", "a b -> =a", shape=same_shape, batch=rows_alike, repeating=EACH,
+        shape_hazard=alike_hazard, gpu=Gpu(1, inputs=(INT32, INT32), counts=2, quantized=False),
+    ),
     Op("STABLEHLO_SLICE", "x -> .", moves="elements"),
     Op("STABLEHLO_SORT", "x* -> .*"),
     Op("STABLEHLO_SUBTRACT", "a b -> =a"),
