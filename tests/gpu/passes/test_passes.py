@@ -20,6 +20,7 @@ from litegpu.gpu.graph import (
     Elementwise,
     Graph,
     GraphBuilder,
+    MatMul,
     Mirror,
     Pad,
     Pool2D,
@@ -489,3 +490,23 @@ def test_what_others_read_too_is_not_fused_away() -> None:
     given = [rng.standard_normal(shape).astype(np.float32)]
     for got, want in zip(evaluate_graph(fused, given), evaluate_graph(graph, given), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("channels", [8, 6])
+def test_heads_are_joined_by_where_they_are_written(channels: int) -> None:
+    """A product for each head, then the heads side by side: no kernel does that if their channels fill groups."""
+    b, rng = GraphBuilder(), np.random.default_rng(0)
+    q, k = (b.value((2, 3, 5, channels), DType.FLOAT32) for _ in range(2))
+    square = b.constant(rng.standard_normal((2, 3, 5, 5)))
+    y = b.node(MatMul(), [square, b.node(Elementwise(), (), b.value((2, 3, 5, channels), DType.FLOAT32), ADD, [q, k])],
+               b.value((2, 3, 5, channels), DType.FLOAT32))  # fmt: skip
+    steps = (Transpose((0, 2, 1, 3)), Reshape((2, 5, 3, channels), (1, 1, 10, 3 * channels)))
+    joined = b.node(Copy(steps), [y], b.value((1, 1, 10, 3 * channels), DType.FLOAT32))
+    weights = b.constant(rng.standard_normal((4, 1, 1, 3 * channels)))
+    graph = b.graph([q, k], [b.node(Conv2D(), [joined, weights], b.value((1, 1, 10, 4), DType.FLOAT32))])
+    placed = place(optimise(graph, Features()), half=False)
+    kinds = [type(n.op) for n in placed.graph.nodes]
+    assert kinds == [Elementwise, MatMul, *([Copy] if channels % 4 else []), Conv2D]
+    given = [rng.standard_normal((2, 3, 5, channels)).astype(np.float32) for _ in range(2)]
+    for got, want in zip(run_placed(placed, given), evaluate_graph(graph, given), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

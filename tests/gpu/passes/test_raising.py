@@ -19,6 +19,7 @@ from litegpu.gpu.graph import (
     GraphBuilder,
     Pad,
     Reshape,
+    Transpose,
     apply,
 )
 from litegpu.gpu.lang.features import Features
@@ -100,3 +101,61 @@ def test_not_over_parts_that_others_read(shared: int) -> None:
     for got, want in zip(evaluate_graph(raised, values), evaluate_graph(b.graph([x], [out, *parts[:shared]]), values),
                          strict=True):  # fmt: skip
         np.testing.assert_array_equal(got, want)
+
+
+def _projected(b: GraphBuilder, batch: int = 2) -> tuple[int, int]:
+    """The graph's input, and a product of its rows as a matrix, seen as (batch, 5 rows, 2 heads, 8)."""
+    x = value(b, 1, 1, batch * 5, 16)
+    y = convolution(b, x, 16)
+    return x, b.node(Copy((Reshape((1, 1, batch * 5, 16), (batch, 5, 2, 8)),)), [y], value(b, batch, 5, 2, 8))
+
+
+def test_biases_and_scales_behind_heads_reach_the_product() -> None:
+    """As Keras's einsums come out: a bias for each head and a scale, behind the reshape to heads."""
+    b = GraphBuilder()
+    x, y = _projected(b)
+    bias, scale = b.constant(RNG.standard_normal((2, 8)).astype(np.float32)), b.constant(np.array(0.25, np.float32))
+    y = b.node(Elementwise(), (), value(b, 2, 5, 2, 8), apply("add", Arg(0), Arg(1)), [y, bias])
+    turned = b.node(Copy((Transpose((0, 2, 1, 3)),)), [y], value(b, 2, 2, 5, 8))
+    out = b.node(Elementwise(), (), value(b, 2, 2, 5, 8), apply("mul", Arg(0), Arg(1)), [turned, scale])
+    graph = b.graph([x], [out])
+    raised = raise_elementwise(graph)
+    same(graph, raised)
+    assert [type(n.op) for n in raised.nodes] == [Conv2D, Elementwise, Elementwise, Copy]
+    shapes = [raised.values[v].shape for n in raised.nodes for v in n.operands if raised.values[v].is_constant]
+    assert shapes == [(1, 1, 1, 16), (1, 1, 1, 1)]
+
+
+def test_residuals_of_another_shape_reach_the_product() -> None:
+    """What is added is a view of rows, so that two layers need no kernel but their products."""
+    b = GraphBuilder()
+    rows, batch = (1, 1, 10, 16), (1, 2, 5, 16)
+    x = y = value(b, *batch)
+    for _ in range(2):
+        flat = b.node(Copy((Reshape(batch, rows),)), [y], value(b, *rows))
+        back = b.node(Copy((Reshape(rows, batch),)), [convolution(b, flat, 16)], value(b, *batch))
+        y = b.node(Elementwise(), (), value(b, *batch), apply("add", Arg(0), Arg(1)), [back, y])
+    graph = b.graph([x], [y])
+    same(graph, raise_elementwise(graph))
+    assert kernels(graph) == 2
+
+
+@pytest.mark.parametrize("constant", [(2, 1, 1, 1), (1, 5, 2, 8)])
+def test_constants_that_would_grow_stay_behind_a_reshape(constant: tuple[int, ...]) -> None:
+    b = GraphBuilder()
+    x, y = _projected(b)
+    other = b.constant(RNG.standard_normal(constant).astype(np.float32))
+    y = b.node(Elementwise(), (), value(b, 2, 5, 2, 8), apply("add", Arg(0), Arg(1)), [y, other])
+    raised = raise_elementwise(b.graph([x], [y]))
+    assert [type(n.op) for n in raised.nodes] == [Conv2D, Copy, Elementwise]
+
+
+def test_values_stay_where_their_channels_do_not_fill_groups() -> None:
+    """A reshape to channels of another number, no multiple of four, is no view."""
+    b = GraphBuilder()
+    rows, other = (1, 1, 10, 16), (1, 1, 80, 2)
+    x, z = value(b, *rows), value(b, *other)
+    back = b.node(Copy((Reshape(rows, other),)), [convolution(b, x, 16)], value(b, *other))
+    y = b.node(Elementwise(), (), value(b, *other), apply("add", Arg(0), Arg(1)), [back, z])
+    raised = raise_elementwise(b.graph([x, z], [y]))
+    assert [type(n.op) for n in raised.nodes] == [Conv2D, Copy, Elementwise]

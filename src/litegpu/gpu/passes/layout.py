@@ -15,6 +15,7 @@ from litegpu.gpu.graph import (
     Graph,
     GraphBuilder,
     Node,
+    Op,
     Reduce,
     Reshape,
     Shape,
@@ -85,8 +86,11 @@ class _Layout:
         for node in reversed(self.graph.nodes):
             if isinstance(node.op, Concat):
                 copies[node.output] = self.place_inputs(node)
-            elif isinstance(node.op, Copy) and node.output in self.views:
-                self.place_source(node)
+            elif isinstance(node.op, Copy):
+                if node.output not in self.views and self.is_better_written(node):
+                    self.new_root(node.output)
+                if node.output in self.views:
+                    self.place_source(node)
         nodes: list[Node] = []
         for node in self.graph.nodes:
             if isinstance(node.op, Concat):
@@ -123,6 +127,24 @@ class _Layout:
                 copies.append(Node(Copy(()), (v,), copy, sources=concat.sources))
             begin += value.shape[axis]
         return copies
+
+    def is_better_written(self, copy: Node) -> bool:
+        """Whether a copy that no view stands for, as when heads are joined, costs nothing if its source is written
+        where its output is to be."""
+        source, target = (self.builder.values[v] for v in (copy.inputs[0], copy.output))
+        assert isinstance(copy.op, Copy)
+        back = _inverse(copy.op.steps, source.shape)
+        if not _is_plain(copy, self.graph) or back is None or len(self.consumers[source.id]) != 1:
+            return False
+        if source.shape[3] % 4 or target.shape[3] % 4 or isinstance(self.producer_op(source.id), (Copy, Concat)):
+            return False
+        read = follow(padded(0, source.shape, source.dtype), copy.op.steps)
+        written = follow(padded(0, target.shape, target.dtype), back)
+        useless = read is None or not _is_good(read, self.consumers[target.id])
+        return useless and written is not None and written.vector
+
+    def producer_op(self, v: int) -> Op | None:
+        return self.producer[v].op if v in self.producer else None
 
     def place_source(self, copy: Node) -> None:
         """Where the output's place is given, let the source of a reshape or transposition be written right there."""

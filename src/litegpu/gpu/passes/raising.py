@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
-from litegpu.gpu.graph import RESULT, Concat, Copy, DType, Elementwise, Graph, GraphBuilder, Node, Reshape, Transpose
+import numpy as np
+
+from litegpu.gpu.graph import (
+    RESULT,
+    Concat,
+    Conv2D,
+    Copy,
+    DType,
+    Elementwise,
+    Graph,
+    GraphBuilder,
+    MatMul,
+    Node,
+    Reshape,
+    Shape,
+    Transpose,
+)
+from litegpu.gpu.passes.movement import join_copies
 from litegpu.gpu.view import follow, padded
+
+#: Elements up to which a constant is looked at as a whole, to see what it is behind a reshape.
+_LARGEST = 1 << 24
 
 
 def raise_elementwise(graph: Graph) -> Graph:
     """A function of each element, applied to a float value that one node reads and that reshapes, transposes or joins
-    others, is applied to those instead: there it becomes the epilogue of what computes them."""
-    return _Raising(graph).run()
+    others, is applied to those instead: there it becomes the epilogue of what computes them. Further operands come
+    along: numbers, and through a reshape constants and, where a product is reshaped, values of its shape."""
+    return join_copies(_Raising(graph).run())
 
 
 class _Raising:
@@ -43,29 +65,85 @@ class _Raising:
             value = self.builder.values[v]
             raised.append(self.builder.value(value.shape, DType.FLOAT32, name=value.name))
             self.readers[raised[-1]] = 1
-            self.put(dataclasses.replace(node, operands=(v,), output=raised[-1]))
+            operands = [v if o == producer.output else self.carried(o, producer) for o in node.operands]
+            self.put(dataclasses.replace(node, operands=tuple(operands), output=raised[-1]))
         sources = tuple(sorted({*producer.sources, *node.sources}))
         self.put(dataclasses.replace(producer, inputs=tuple(raised), output=node.output, sources=sources))
 
     def before(self, node: Node) -> Node | None:
         """The producer of what `node` reads, if the function of `node` may as well come in front of it."""
+        if not isinstance(node.op, Elementwise):
+            return None
+        for v in dict.fromkeys(node.operands):
+            place = self.place.get(v) if self.readers.get(v) == 1 else None
+            producer = None if place is None else self.nodes[place]
+            others = [o for o in node.operands if o != v]
+            if (
+                producer is not None
+                and self.may_pass(node, producer)
+                and all(self.may_come(o, producer) for o in others)
+            ):
+                return producer
+        return None
+
+    def may_pass(self, node: Node, producer: Node) -> bool:
+        """Whether `producer` only moves what the function of `node` is of."""
         values = self.builder.values
-        if not isinstance(node.op, Elementwise) or len(node.operands) != 1 or self.readers[node.operands[0]] != 1:
-            return None
-        place = self.place.get(node.operands[0])
-        producer = None if place is None else self.nodes[place]
-        if producer is None or producer.epilogue != RESULT or len(set(producer.inputs)) != len(producer.inputs):
-            return None
+        if producer.epilogue != RESULT or len(set(producer.inputs)) != len(producer.inputs):
+            return False
         read = [*producer.inputs, producer.output, node.output]
         if any(values[v].dtype is not DType.FLOAT32 for v in read) or any(values[v].is_constant for v in read):
-            return None
+            return False
         if values[node.output].shape != values[producer.output].shape:
-            return None
+            return False
         if isinstance(producer.op, Concat):
-            shared = sum(self.readers[v] != 1 or v not in self.place for v in producer.inputs)
-            return producer if shared <= 1 else None
+            return sum(self.readers[v] != 1 or v not in self.place for v in producer.inputs) <= 1
         if not isinstance(producer.op, Copy) or not all(isinstance(s, (Reshape, Transpose)) for s in producer.op.steps):
-            return None
+            return False
         source = values[producer.inputs[0]]
-        is_view = follow(padded(0, source.shape, source.dtype), producer.op.steps) is not None
-        return producer if is_view else None
+        return follow(padded(0, source.shape, source.dtype), producer.op.steps) is not None
+
+    def may_come(self, operand: int, producer: Node) -> bool:
+        """Whether a further operand of the function can be had in front of `producer` at no cost."""
+        value = self.builder.values[operand]
+        if value.dtype is not DType.FLOAT32 or (value.is_constant and value.elements == 1):
+            return value.is_constant
+        if not isinstance(producer.op, Copy) or len(producer.op.steps) != 1:
+            return False
+        source, target = (self.builder.values[v].shape for v in (producer.inputs[0], producer.output))
+        if not isinstance(producer.op.steps[0], Reshape) or 0 in source:
+            return False
+        if value.data is not None:
+            return _behind(value.data, target, source) is not None
+        place = self.place.get(producer.inputs[0])
+        computed = None if place is None else self.nodes[place]
+        free = source[3] == target[3] or source[3] % 4 == target[3] % 4 == 0
+        return free and value.shape == target and computed is not None and isinstance(computed.op, (Conv2D, MatMul))
+
+    def carried(self, operand: int, producer: Node) -> int:
+        """The operand in front of `producer`."""
+        value = self.builder.values[operand]
+        if value.is_constant and value.elements == 1:
+            return operand
+        source, target = (self.builder.values[v].shape for v in (producer.inputs[0], producer.output))
+        if value.data is not None:
+            found = _behind(value.data, target, source)
+            assert found is not None
+            return self.builder.constant(found, name=value.name)
+        moved = self.builder.value(source, value.dtype, name=value.name)
+        self.readers[moved] = 1
+        self.put(Node(Copy((Reshape(target, source),)), (operand,), moved))
+        return moved
+
+
+def _behind(data: np.ndarray, target: Shape, source: Shape) -> np.ndarray | None:
+    """A constant that broadcasts to `target`, for the same elements in the shape `source`; None if it would take more
+    room there, or is not worth looking at."""
+    if math.prod(target) > _LARGEST:
+        return None
+    whole = np.broadcast_to(data, target).reshape(source)
+    for axis in range(whole.ndim):
+        first = whole.take([0], axis)
+        if whole.shape[axis] > 1 and np.array_equal(np.broadcast_to(first, whole.shape), whole, equal_nan=True):
+            whole = first
+    return whole if whole.size <= data.size else None
