@@ -382,5 +382,5 @@ def test_the_thread_of_the_background_ends_with_it() -> None:
 
 
 def test_a_cancelled_inference_is_open_at_once() -> None:
-    future = InferenceFuture()
+    future: InferenceFuture[None] = InferenceFuture()
     assert future.cancel() and future._open.acquire(blocking=False)

@@ -14,12 +14,14 @@ from litegpu.delegates.protocol import Delegate as DelegateProtocol
 from litegpu.delegates.protocol import DelegateKernel, Partition
 from litegpu.delegates.report import DelegationReport
 from litegpu.errors import (
+    DeadlineError,
     DelegateError,
     DeviceError,
     InvokeError,
     LiteGpuError,
     ModelError,
     OptionError,
+    QueueFullError,
     TensorError,
 )
 from litegpu.gpu.delegate.options import (
@@ -44,6 +46,7 @@ from litegpu.version import __version__ as __version__
 from litegpu.visible import VisibleLog
 
 if TYPE_CHECKING:
+    from litegpu.batching import Batcher
     from litegpu.external import external_delegate_path
     from litegpu.gpu.custom import register_op, unregister_op
     from litegpu.gpu.delegate.delegate import GpuDelegate
@@ -56,7 +59,9 @@ for _name in ("litegpu", "litegpu.debug"):
     logging.getLogger(_name).addFilter(VisibleLog())
 
 __all__ = [
+    "Batcher",
     "BundledModel",
+    "DeadlineError",
     "Delegate",
     "DelegateError",
     "DelegateKernel",
@@ -78,6 +83,7 @@ __all__ = [
     "OpResolverType",
     "OptionError",
     "Partition",
+    "QueueFullError",
     "SignatureRunner",
     "TensorError",
     "WaitType",
@@ -97,6 +103,7 @@ __all__ = [
 
 #: What is imported when it is first asked for: the GPU delegate brings the kernels with it, and there are the tools.
 _LATER = {
+    "Batcher": "litegpu.batching",
     "GpuDelegate": "litegpu.gpu.delegate.delegate",
     "ImageInput": "litegpu.gpu.delegate.images",
     "register_op": "litegpu.gpu.custom",

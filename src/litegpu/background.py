@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 from litegpu import fork
@@ -23,8 +23,12 @@ _LOOK_AGAIN = 0.25
 _MOMENT = 0.2
 
 
-class InferenceFuture(concurrent.futures.Future[None]):
-    """Done when the inference is; its result is None. Works with `concurrent.futures` (wait, as_completed, callbacks)
+R = TypeVar("R")
+
+
+class InferenceFuture(concurrent.futures.Future[R], Generic[R]):
+    """Done when the inference is; its result is None, for a call of a batcher the outputs. Works with
+    `concurrent.futures` (wait, as_completed, callbacks)
     and with `await`. An inference that has begun cannot be cancelled."""
 
     def __init__(self) -> None:
@@ -35,7 +39,7 @@ class InferenceFuture(concurrent.futures.Future[None]):
         self._open.acquire()
         self.worker: int | None = None  # the thread that it runs in
 
-    def result(self, timeout: float | None = None) -> None:
+    def result(self, timeout: float | None = None) -> R:
         self.wait(timeout)
         return super().result(0)
 
@@ -49,7 +53,7 @@ class InferenceFuture(concurrent.futures.Future[None]):
             self._opened()
         return cancelled
 
-    def set_result(self, result: None) -> None:
+    def set_result(self, result: R) -> None:
         super().set_result(result)
         self._opened()
 
@@ -71,7 +75,7 @@ class InferenceFuture(concurrent.futures.Future[None]):
         with contextlib.suppress(RuntimeError):  # it is open
             self._open.release()
 
-    def __await__(self) -> Generator[Any, None, None]:
+    def __await__(self) -> Generator[Any, None, R]:
         return asyncio.wrap_future(self).__await__()
 
 
@@ -84,14 +88,14 @@ class Background:
     Whatever raises in the middle of start() or settle(), nothing is under way that settle() does not know of."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[tuple[Callable[[], None], InferenceFuture] | None] | None = None
-        self._running: InferenceFuture | None = None
+        self._jobs: SimpleQueue[tuple[Callable[[], None], InferenceFuture[None]] | None] | None = None
+        self._running: InferenceFuture[None] | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self, work: Callable[[], None]) -> InferenceFuture:
+    def start(self, work: Callable[[], None]) -> InferenceFuture[None]:
         """The future of `work`, which begins when what is running is done."""
         self.settle()
-        future = InferenceFuture()
+        future: InferenceFuture[None] = InferenceFuture()
         self._running = future
         try:
             self._begun().put((work, future))
@@ -130,7 +134,7 @@ class Background:
                 InvokeError("The process was forked while the inference ran: it goes on in the parent")
             )
 
-    def _begun(self) -> SimpleQueue[tuple[Callable[[], None], InferenceFuture] | None]:
+    def _begun(self) -> SimpleQueue[tuple[Callable[[], None], InferenceFuture[None]] | None]:
         jobs = self._jobs
         if jobs is None:
             jobs = SimpleQueue()
@@ -210,13 +214,13 @@ def settle_all() -> None:
         thread.join()
 
 
-def _labour(jobs: SimpleQueue[tuple[Callable[[], None], InferenceFuture] | None]) -> None:
+def _labour(jobs: SimpleQueue[tuple[Callable[[], None], InferenceFuture[None]] | None]) -> None:
     while (job := jobs.get()) is not None:
         _run(*job)
         del job  # the last reference, perhaps, to what the jobs come from
 
 
-def _run(work: Callable[[], None], future: InferenceFuture) -> None:
+def _run(work: Callable[[], None], future: InferenceFuture[None]) -> None:
     if not future.set_running_or_notify_cancel():
         return
     future.worker = threading.get_ident()

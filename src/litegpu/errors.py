@@ -37,6 +37,14 @@ class InvokeError(LiteGpuError, RuntimeError):
     """Allocation or inference failed."""
 
 
+class QueueFullError(InvokeError):
+    """So many calls wait for a batcher that it takes no more."""
+
+
+class DeadlineError(InvokeError, TimeoutError):
+    """The time that a call was given was over before its result was there."""
+
+
 class DelegateError(LiteGpuError, RuntimeError):
     """A delegate could not take what the caller insisted that it takes, or failed while preparing."""
 

@@ -166,7 +166,7 @@ class Interpreter:
         """One inference. Raises InvokeError (a RuntimeError) if it fails or the tensors are not allocated."""
         self._infer(self._turns.mine)
 
-    def invoke_async(self) -> InferenceFuture:
+    def invoke_async(self) -> InferenceFuture[None]:
         """Begin one inference and return at once: a future that is done when the outputs can be read, for `await`,
         `concurrent.futures`, or its own result(), which raises what invoke() would. Any other method of this
         interpreter, one that sets the next inputs as well, waits for the inference first; to have several run at once,

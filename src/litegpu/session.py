@@ -27,6 +27,7 @@ from litegpu.model.entry import signature_of, with_entry
 from litegpu.model.reader import read_model
 
 if TYPE_CHECKING:
+    from litegpu.batching import Batcher
     from litegpu.choosing.auto import Auto
     from litegpu.choosing.choice import Choice
     from litegpu.gpu.delegate.call import GpuCall
@@ -140,6 +141,7 @@ class LoadedModel:
         self._gpu = registry.name_of(self._delegate.open_device()) if self._delegate is not None else "cpu"
         self._reopen = reopen
         self._auto = auto
+        self._signature = signature
         inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
         names = _signature_names(interpreter, signature)
         self._inputs = _named(inputs, names)
@@ -251,6 +253,47 @@ class LoadedModel:
 
         return stream(self, items, ahead)
 
+    def batcher(
+        self,
+        max_batch: int = 64,
+        max_delay_ms: float = 2.0,
+        *,
+        sizes: Sequence[int] | None = None,
+        max_waiting: int | None = None,
+        when_full: str = "wait",
+        nan_policy: str = "propagate",
+        ahead: int = 2,
+    ) -> Batcher:
+        """The model for many callers: calls from threads and asyncio tasks run together in batches, and each caller
+        gets its own rows. See Batcher for its calls; it has memory of its own, and is to be closed.
+
+            with model.batcher() as batcher: ...
+
+        What waits is run at once where a session is idle and no more can be expected, as for a caller who is alone;
+        else rows are collected, while all sessions are busy or until as many are there as were together lately, but for
+        no longer than a batch takes.
+
+        max_batch: rows of a batch at most. max_delay_ms: what a row may wait for others while a session is idle.
+        sizes: batches that are prepared now, by default powers of two up to max_batch; rows run in the next larger one.
+        max_waiting: rows that may wait, by default four batches; when_full: whether a further call is to "wait" for
+            room or to "raise" QueueFullError.
+        nan_policy: "propagate", or "raise" TensorError for a call with NaN or infinity.
+        ahead: batches under way at a time on each GPU, where it runs all of the model.
+
+        Raises TensorError if the rows of the model's batches do not stay apart, and says which operator mixes them;
+        OptionError, and what load() raises."""
+        from litegpu.batching import Batcher
+
+        return Batcher(
+            self, max_batch, max_delay_ms, sizes=sizes, max_waiting=max_waiting, when_full=when_full,
+            nan_policy=nan_policy, ahead=ahead,
+        )  # fmt: skip
+
+    @property
+    def replicas(self) -> tuple[LoadedModel, ...]:
+        """The model on each of its devices."""
+        return (self,)
+
     def empty_input(self, name: str | None = None, batch: int | None = None) -> np.ndarray:
         """A new array for an input (the only one, if no name is given), of its shape, perhaps with another batch, and
         its type; its content is anything. With CUDA it lies in pinned memory: large arrays (from 2 MB) then go to the
@@ -321,6 +364,21 @@ class LoadedModel:
         return prepare(
             delegate, values, self._inputs, self._outputs, lambda name, value: converted(name, value, details[name])
         )
+
+    @property
+    def _label(self) -> str:
+        """The device as errors name it."""
+        return self.hardware
+
+    def _for_batch(self, batch: int) -> LoadedModel:
+        """The model opened once more, for another batch. Raises TensorError if its rows do not stay apart."""
+        with self._lock:
+            self._check_open()
+            if self._reopen is None:
+                raise InvokeError("The model was not opened by load(), so it cannot be opened for another batch")
+            with self.interpreter.own_operators():
+                content = bytes(with_batch(self.interpreter.model, batch).content)
+                return LoadedModel(self._reopen(content), self._asked, self._reopen, self._auto, self._signature)
 
     def _unbind(self) -> None:
         """Go back to host memory after a call on arrays on the GPU."""

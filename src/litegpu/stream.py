@@ -19,6 +19,7 @@ from litegpu.gpu.delegate.array_place import is_on_gpu
 if TYPE_CHECKING:
     from litegpu.gpu.delegate.delegate import GpuDelegate
     from litegpu.gpu.delegate.kernel import GpuKernel
+    from litegpu.interpreter import Interpreter
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -29,6 +30,7 @@ class Streamed(Protocol):
     _lock: threading.RLock
     _inputs: dict[str, int]
     _outputs: dict[str, int]
+    interpreter: Interpreter
 
     @property
     def delegate(self) -> GpuDelegate | None: ...
@@ -158,7 +160,8 @@ def only_kernel(model: Streamed) -> Route | None:
     delegate = model.delegate
     if delegate is None or not model.report.fully_delegated:
         return None
-    living = [p for p in delegate.prepared if p.alive]
+    content = model.interpreter.model.content
+    living = [p for p in delegate.prepared if p.alive and p.partition.model.content is content]
     if len(living) != 1:
         return None
     try:

@@ -1,0 +1,252 @@
+"""`LoadedModel.batcher()`: one model for many callers, whose rows run together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from litegpu.arguments import converted
+from litegpu.background import InferenceFuture
+from litegpu.batching.batch import Request, too_late
+from litegpu.batching.collector import Rules
+from litegpu.batching.lanes import Lanes
+from litegpu.batching.sizes import Replica, Sizable, chosen_sizes, rows_of_model
+from litegpu.batching.statistics import BatcherStatistics
+from litegpu.boundary import typed_errors
+from litegpu.errors import OptionError, TensorError
+from litegpu.gpu.delegate.array_place import is_on_gpu
+
+WHEN_FULL = ("wait", "raise")
+NAN_POLICIES = ("propagate", "raise")
+
+
+@typed_errors
+class Batcher:
+    """Puts the calls of many threads and tasks together into batches; made by LoadedModel.batcher(), which says how.
+
+        with model.batcher(max_batch=64, max_delay_ms=2) as batcher:
+            scores = batcher(x)                      # in a thread: waits
+            future = batcher.submit(x)               # concurrent.futures.Future
+            scores = await batcher.call_async(x)     # in a task of asyncio
+
+    A call takes what a call of the model takes, with one or more rows (at most max_batch), and gives what that would
+    give: bit for bit what the model gives for a batch of a prepared size, with the row in it. Arrays may be changed as
+    soon as submit() has returned. Results up to 64 KB are the caller's alone; larger ones are a part of the batch's
+    array, which lives as long as one of its parts does (copy() what is to be kept for long).
+
+    Any number of threads may use it. Leaving the context, and close(), compute what waits.
+    """
+
+    def __init__(
+        self,
+        model: Sizable,
+        max_batch: int = 64,
+        max_delay_ms: float = 2.0,
+        *,
+        sizes: Sequence[int] | None = None,
+        max_waiting: int | None = None,
+        when_full: str = "wait",
+        nan_policy: str = "propagate",
+        ahead: int = 2,
+    ) -> None:
+        """See LoadedModel.batcher()."""
+        _require_count("max_batch", max_batch)
+        _require_count("ahead", ahead)
+        if not isinstance(max_delay_ms, int | float) or not 0 <= max_delay_ms < math.inf:
+            raise OptionError(f"max_delay_ms is {max_delay_ms!r}; it must be 0 or more")
+        most_waiting = 4 * max_batch if max_waiting is None else max_waiting
+        _require_count("max_waiting", most_waiting)
+        if when_full not in WHEN_FULL:
+            raise OptionError(f"when_full is {when_full!r}; it must be one of {', '.join(WHEN_FULL)}")
+        if nan_policy not in NAN_POLICIES:
+            raise OptionError(f"nan_policy is {nan_policy!r}; it must be one of {', '.join(NAN_POLICIES)}")
+        self.sizes = chosen_sizes(max_batch, sizes)
+        self.max_batch = max_batch
+        self._waits = when_full == "wait"
+        self._refuses_nan = nan_policy == "raise"
+        self._arguments = model._arguments
+        self._details: dict[str, Any] = model.inputs
+        rows = rows_of_model(model)
+        self._rows = rows.inputs
+        self._clock = time.monotonic
+        replicas: list[Replica] = []
+        try:
+            for one in model.replicas:
+                replicas.append(Replica(one, self.sizes, ahead))
+            self._lanes = Lanes(
+                replicas, self.sizes, Rules(max_batch, max_delay_ms / 1e3, most_waiting), rows.outputs,
+                model._as_result, self._clock,
+            )  # fmt: skip
+        except BaseException:
+            for replica in replicas:
+                replica.close(wait=False)
+            raise
+
+    @property
+    def statistics(self) -> BatcherStatistics:
+        """How full the batches were so far, and how long callers waited."""
+        return self._lanes.statistics()
+
+    def __call__(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        """The outputs for these rows, as the model's own call gives them.
+
+        timeout: seconds after which DeadlineError is raised instead. (An input of that name goes into a dictionary.)
+        Raises TensorError for what does not fit, which is this caller's alone; QueueFullError; InvokeError if the batch
+        fails, or once the batcher is closed."""
+        request = self._request(args, kwargs, timeout, waited=True)
+        try:
+            self._enter(request)
+            if not request.wait(self._left(request)):
+                request.error = too_late("before the result was there")
+                raise request.error
+        except BaseException:
+            request.gone = True
+            raise
+        return self._lanes.result(request)
+
+    def submit(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> InferenceFuture[Any]:
+        """The same in the background: a concurrent.futures.Future of the outputs, which can be cancelled until its
+        batch begins, and awaited. `timeout` is looked at when the batch begins and when it ends. Waits where too many
+        rows do, unless when_full="raise"."""
+        request = self._request(args, kwargs, timeout, waited=False)
+        assert request.future is not None
+        self._enter(request)
+        return request.future
+
+    async def call_async(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        """The same for asyncio: waits without holding up the loop. A task that is cancelled takes its rows back if
+        their batch has not begun."""
+        request = self._request(args, kwargs, timeout, waited=False)
+        assert request.future is not None
+        try:
+            async with asyncio.timeout(self._left(request)):
+                await self._enter_async(request)
+                return await asyncio.wrap_future(request.future)
+        except TimeoutError:
+            request.gone = True
+            if request.error is not None:  # it was the batcher that looked at the clock
+                raise
+            raise too_late("before the result was there") from None
+
+    def close(self, *, drain: bool = True) -> None:
+        """Take no more calls, compute what waits (without `drain`: end it with InvokeError), and free the device's
+        memory. May be called twice, and while others call: those get InvokeError."""
+        self._lanes.close(drain=drain)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        calm = kind is None or issubclass(kind, Exception)
+        self._lanes.close(drain=calm, wait=calm)  # Ctrl-C does not wait
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lanes") and not sys.is_finalizing():
+            self._lanes.close(drain=True, wait=False)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle or copy a Batcher: make one where it is needed")
+
+    def __repr__(self) -> str:
+        if not hasattr(self, "_lanes"):
+            return "<Batcher, not opened>"
+        return f"<Batcher of sizes {', '.join(map(str, self.sizes))}: {self.statistics}>"
+
+    def _request(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None, *, waited: bool
+    ) -> Request:
+        """The call, checked: what is wrong with it is found before it meets others."""
+        if timeout is not None and not timeout >= 0:
+            raise OptionError(f"timeout is {timeout!r}; it must be 0 or more seconds")
+        arrays: dict[str, np.ndarray] = {}
+        rows = 0
+        for name, value in self._arguments(args, kwargs).items():
+            array = arrays[name] = self._row_array(name, value)
+            if not rows:
+                rows = len(array)
+            elif len(array) != rows:
+                raise TensorError(f"Input '{name}' has {len(array)} rows, and another input {rows}")
+        if not 0 < rows <= self.max_batch:
+            raise TensorError(f"A call has from 1 to {self.max_batch} rows (max_batch), not {rows}")
+        now = self._clock()
+        return Request(arrays, rows, now, None if timeout is None else now + timeout, waited=waited)
+
+    def _row_array(self, name: str, value: Any) -> np.ndarray:
+        shape, dtype = self._rows[name]
+        if type(value) is np.ndarray and value.dtype == dtype and value.shape[1:] == shape and value.ndim > len(shape):
+            array = value  # as nearly always, and this takes a tenth of the time
+        elif is_on_gpu(value):
+            raise TensorError(f"Input '{name}' is in the memory of a GPU: batches are collected in host memory")
+        else:
+            array = converted(name, value, self._details[name])
+            if array.shape[1:] != shape:
+                raise TensorError(
+                    f"Input '{name}' was prepared for rows of {list(shape)}, but the value has {list(array.shape[1:])}"
+                )
+        if self._refuses_nan and array.dtype.kind in "fc" and not np.isfinite(array).all():
+            raise TensorError(f"Input '{name}' has values that are not finite, which nan_policy='raise' refuses")
+        return array
+
+    def _left(self, request: Request) -> float | None:
+        return None if request.deadline is None else request.deadline - self._clock()
+
+    def _enter(self, request: Request) -> None:
+        """Into a batch, as soon as there is room."""
+        while True:
+            gate = threading.Lock()
+            gate.acquire()
+
+            def told(gate: Any = gate) -> None:
+                with contextlib.suppress(RuntimeError):  # it is open
+                    gate.release()
+
+            if self._lanes.place(request, told if self._waits else None):
+                return
+            left = self._left(request)
+            with _Hope(self._lanes, told) as hope:
+                if not gate.acquire(timeout=-1 if left is None else max(left, 0.0)):
+                    raise too_late("before there was room for its rows")
+                hope.fulfilled = True
+
+    async def _enter_async(self, request: Request) -> None:
+        while True:
+            loop = asyncio.get_running_loop()
+            room = asyncio.Event()
+
+            def told(loop: asyncio.AbstractEventLoop = loop, room: asyncio.Event = room) -> None:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(room.set)
+
+            if self._lanes.place(request, told if self._waits else None):
+                return
+            with _Hope(self._lanes, told) as hope:
+                await room.wait()
+                hope.fulfilled = True
+
+
+class _Hope:
+    """Somebody waits for room; who does not get it to the end leaves it to others."""
+
+    def __init__(self, lanes: Lanes, told: Callable[[], object]) -> None:
+        self._lanes, self._told = lanes, told
+        self.fulfilled = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self.fulfilled:
+            self._lanes.forget(self._told)
+
+
+def _require_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(f"{name} is {value!r}; it must be 1 or more")

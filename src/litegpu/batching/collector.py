@@ -1,0 +1,165 @@
+"""Which rows run together, and when: what a batcher decides, without threads and without a clock of its own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from litegpu.batching.batch import Request, SharedBatch, Slab
+
+#: Seconds after which a lane looks again for rows that were being copied.
+_LOOK_AGAIN = 0.02
+#: How much the last run counts for the time that a run is expected to take.
+_NEWEST = 0.25
+
+
+@dataclass(frozen=True)
+class Rules:
+    """`most`: rows of a batch. `delay`: seconds that a row may wait for others while a lane is free. `waiting`: rows
+    that may wait."""
+
+    most: int
+    delay: float
+    waiting: int
+
+
+class Collector:
+    """Rows that wait, and batches that run in `lanes` lanes. Every method is called under one lock; `now` only grows.
+
+    When a lane is free, the rows that wait are run at once if there are as many as one lane can expect, else when the
+    first of them has waited for as long as a run takes, and at most `delay`. What can be expected is known from the
+    last runs: the rows that were under way or waiting together, divided among the lanes. So a caller who is alone
+    never waits for others, and callers in a loop meet again in batches. While no lane is free rows collect.
+    """
+
+    def __init__(self, rules: Rules, lanes: int, slabs: Sequence[Slab], new_slab: Callable[[int], Slab]) -> None:
+        """`slabs`: those there are; `new_slab(home)` makes a further one."""
+        self.rules = rules
+        self.lanes = lanes
+        self._homes = {slab.home for slab in slabs}
+        self._new_slab = new_slab
+        self._slabs = list(slabs)
+        self._most_slabs = lanes + 1 + -(-rules.waiting // rules.most)
+        self._waiting: list[SharedBatch] = []  # all but the last are sealed
+        self.running: list[SharedBatch] = []
+        self._around: deque[int] = deque([0], maxlen=2 * lanes)  # rows that were there when the last runs ended
+        self._seconds = 0.0  # that a run is expected to take; 0 before the first
+
+    @property
+    def waiting(self) -> int:
+        """Rows that wait."""
+        return sum(batch.rows for batch in self._waiting)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits or runs."""
+        return not self._waiting and not self.running
+
+    @property
+    def expected(self) -> int:
+        """The rows that a free lane waits for."""
+        return min(max(-(-max(self._around) // self.lanes), 1), self.rules.most)
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which it waits for them."""
+        return min(self.rules.delay, self._seconds or self.rules.delay)
+
+    def offer(self, request: Request, now: float) -> bool:
+        """Give the request a place in a batch, whose memory is then to be filled; False if too much waits. Wherever a
+        signal breaks this off, no batch and no memory is lost."""
+        waiting = self.waiting
+        if waiting and waiting + request.rows > self.rules.waiting:
+            return False
+        batch = self._waiting[-1] if self._waiting else None
+        if batch is not None and batch.rows + request.rows > self.rules.most:
+            batch.sealed = True
+        if batch is None or batch.sealed:
+            slab = self._slab()
+            if slab is None:
+                return False
+            batch = SharedBatch(slab, now)
+            self._waiting.append(batch)
+        request.start = batch.rows
+        request.batch = batch
+        # An interruption between the next two leaves a request that nobody waits for, in a place that is used again.
+        batch.requests.append(request)
+        batch.rows += request.rows
+        batch.sealed = batch.rows == self.rules.most
+        return True
+
+    def take(self, now: float, home: int = 0) -> SharedBatch | None:
+        """The batch that a free lane is to run now, if any: if there is a choice, one whose memory is at its home."""
+        for batch in self._waiting:
+            batch.sealed |= self._is_late(batch, now) or (self._is_enough(batch) and batch.is_copied)
+        complete = [batch for batch in self._waiting if batch.sealed and batch.is_copied]
+        if not complete:
+            return None
+        taken = next((b for b in complete if b.home == home), complete[0])
+        self._waiting.remove(taken)
+        self.running.append(taken)
+        taken.begun = now
+        return taken
+
+    def wakes(self, now: float) -> bool:
+        """Whether take() gives something."""
+        return any(
+            batch.is_copied and (batch.sealed or self._is_enough(batch) or self._is_late(batch, now))
+            for batch in self._waiting
+        )
+
+    def due(self, now: float) -> float | None:
+        """Seconds after which a lane that take() had nothing for is to ask again, though nobody tells it to; None if
+        nothing waits."""
+        if not self._waiting:
+            return None
+        left = self._waiting[0].opened + self.patience - now
+        return left if left > 0 and not self._waiting[0].sealed else _LOOK_AGAIN
+
+    def ended(self, batch: SharedBatch, now: float, *, ran: bool = True) -> None:
+        """The lane is free again. `ran`: whether it has computed anything."""
+        if ran:
+            self._around.append(sum(one.rows for one in self.running) + self.waiting)
+            seconds = now - batch.begun
+            self._seconds = seconds if not self._seconds else self._seconds + _NEWEST * (seconds - self._seconds)
+        self.running.remove(batch)
+
+    def lose(self, home: int) -> None:
+        """A lane has ended, as its device is lost."""
+        self.lanes -= 1
+        self._homes.discard(home)
+
+    def drop(self) -> list[SharedBatch]:
+        """All that waits, which will not be run."""
+        dropped, self._waiting = self._waiting, []
+        return dropped
+
+    def hurry(self) -> None:
+        """No further row will come."""
+        for batch in self._waiting:
+            batch.sealed = True
+
+    def _is_enough(self, batch: SharedBatch) -> bool:
+        return batch.rows >= self.expected
+
+    def _is_late(self, batch: SharedBatch, now: float) -> bool:
+        return now - batch.opened >= self.patience
+
+    def _slab(self) -> Slab | None:
+        """Memory for a new batch, at the home that has the least to do; None if there is no more."""
+        load = dict.fromkeys(sorted(self._homes), 0)
+        used = set()
+        for batch in (*self._waiting, *self.running):
+            used.add(id(batch.slab))
+            if batch.home in load:
+                load[batch.home] += batch.rows
+        home = min(load, key=load.__getitem__)
+        free = [slab for slab in self._slabs if id(slab) not in used]
+        for slab in free:
+            if slab.home == home:
+                return slab
+        if len(self._slabs) < self._most_slabs:
+            self._slabs.append(self._new_slab(home))
+            return self._slabs[-1]
+        return free[0] if free else None

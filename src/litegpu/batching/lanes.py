@@ -1,0 +1,390 @@
+"""The threads of a batcher: each computes one batch after the other, while callers fill the next ones."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+
+from litegpu import fork
+from litegpu.background import leave
+from litegpu.batching.batch import Request, SharedBatch, Slab, own, rows_of, too_late
+from litegpu.batching.collector import Collector, Rules
+from litegpu.batching.sizes import Replica, padded
+from litegpu.batching.statistics import BatcherStatistics, Counts
+from litegpu.errors import DeviceError, ForkError, InvokeError, QueueFullError
+
+log = logging.getLogger("litegpu")
+
+
+class _Lane:
+    """One thread, which is at `home`, the number of its replica. `gate` is open when there is something to look at.
+    `lent`: a caller computes a batch in its place. `given`: a batch that was taken for it."""
+
+    def __init__(self, home: int, number: int) -> None:
+        self.home, self.number = home, number
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self.thread: threading.Thread | None = None
+        self.lent = False
+        self.given: SharedBatch | None = None
+
+    def wake(self) -> None:
+        """Open the gate, if it is not open."""
+        with contextlib.suppress(RuntimeError):
+            self.gate.release()
+
+
+class Lanes:
+    """What is behind a Batcher; its threads hold this, and not the Batcher. `as_result` makes of the outputs what a
+    call gives; `outputs` says of each whether it has the batch."""
+
+    def __init__(
+        self,
+        replicas: Sequence[Replica],
+        sizes: Sequence[int],
+        rules: Rules,
+        outputs: Sequence[bool],
+        as_result: Callable[[Sequence[Any]], Any],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clock = clock
+        self._replicas = list(replicas)
+        self._sizes = sizes
+        self._outputs = outputs
+        self._as_result = as_result
+        self._lock = threading.Lock()
+        self._lanes = [_Lane(home, i) for home, replica in enumerate(replicas) for i in range(len(replica.lanes))]
+        self._asleep: list[_Lane] = []
+        self._timing: _Lane | None = None  # the one that sleeps no longer than until rows are due
+        self._alive = len(self._lanes)
+        self._hopefuls: deque[Callable[[], object]] = deque()  # told when there may be room
+        self._closed = False
+        self._drops = False  # what waits ends with an error
+        self._forked_away = False
+        self.counts = Counts()
+        slabs = [self._slab(lane.home) for lane in self._lanes]
+        slabs += [self._slab(home) for home in range(len(replicas))]
+        self._collector = Collector(rules, len(self._lanes), slabs, self._slab)
+        fork.follow(self)
+        _living.add(self)
+        for lane in self._lanes:
+            # not one that the end of the process waits for: settle_all() sees to that
+            lane.thread = threading.Thread(target=self._labour, args=(lane,), name="litegpu batcher", daemon=True)
+            lane.thread.start()
+
+    def place(self, request: Request, told: Callable[[], object] | None) -> bool:
+        """Give the request a place and fill it; False if too much waits: then `told` is called once there may be room,
+        and without one that is a QueueFullError. Raises InvokeError once closed."""
+        try:
+            with self._lock:
+                self._check()
+                if not self._collector.offer(request, self.clock()):
+                    if told is None:
+                        self.counts.refused += 1
+                        raise QueueFullError(
+                            f"{self._collector.waiting} rows wait already, and there is room for "
+                            f"{self._collector.rules.waiting}: call later, or give max_waiting or when_full='wait'"
+                        )
+                    self._hopefuls.append(told)
+                    return False
+            batch, arrays = request.batch, request.arrays
+            assert batch is not None and arrays is not None
+            places = slice(request.start, request.start + request.rows)
+            for name, array in arrays.items():
+                batch.slab.arrays[name][places] = array
+        except BaseException:
+            request.gone = True
+            request.copied = True
+            self._kick(None)
+            raise
+        request.arrays = None
+        request.copied = True
+        lane = self._kick(request)
+        if lane is not None:
+            self._run(lane, batch)
+            self._give_back(lane)
+        return True
+
+    def forget(self, told: Callable[[], object]) -> None:
+        """Who was to be told of room does not want it any more; if it was told already, somebody else is."""
+        with self._lock:
+            try:
+                self._hopefuls.remove(told)
+            except ValueError:
+                self._tell(1)
+
+    def statistics(self) -> BatcherStatistics:
+        with self._lock:
+            running = sum(batch.rows for batch in self._collector.running)
+            return self.counts.summary(self._collector.waiting, running)
+
+    def result(self, request: Request) -> Any:
+        """What the caller of a request gets that was answered; raises its error."""
+        if request.error is not None:
+            raise own(request.error)
+        batch = request.batch
+        assert batch is not None and batch.results is not None
+        return self._result(request, batch.results)
+
+    def close(self, *, drain: bool = True, wait: bool = True) -> None:
+        """Take no more; with `drain` compute what waits, else end it with InvokeError. With `wait` return when all is
+        done and freed, else at once."""
+        if self._forked_away:
+            return
+        self._finish(drop=not drain)
+        if not drain:
+            leave(self._drop)  # no signal interrupts threads, so no call is forgotten
+        if wait:
+            self._join()
+
+    def settle(self) -> None:
+        """The end of the process: compute nothing more."""
+        if not self._forked_away:
+            self._finish(drop=True)
+            self._join()
+
+    def _join(self) -> None:
+        for lane in self._lanes:
+            if lane.thread is not None and lane.thread is not threading.current_thread():
+                lane.thread.join()
+
+    def _finish(self, *, drop: bool) -> None:
+        """Let the threads end when nothing waits any more, or with `drop` at once."""
+        with self._lock:
+            self._closed = True
+            self._drops |= drop
+            self._collector.hurry()
+            self._tell(len(self._hopefuls))
+            for lane in self._asleep:
+                lane.wake()
+
+    # ---------------------------------------------------------------------------------------------- in the threads
+
+    def _labour(self, lane: _Lane) -> None:
+        try:
+            while (batch := self._next(lane)) is not None:
+                self._run(lane, batch)
+                del batch  # the last reference, perhaps, to the memory of results
+        finally:
+            with self._lock:
+                self._alive -= 1
+                last = self._alive == 0
+                if last:  # as it should be, or as something unforeseen was raised
+                    self._closed = self._drops = True
+                    self._tell(len(self._hopefuls))
+            self._drop()
+            if last:
+                for replica in self._replicas:
+                    replica.close(wait=True)
+
+    def _next(self, lane: _Lane) -> SharedBatch | None:
+        """The next batch to run; None if there will be none."""
+        while True:
+            self._drop()
+            with self._lock:
+                if self._timing is lane:
+                    self._timing = None
+                if self._is_to_leave(lane):
+                    return None
+                now = self.clock()
+                batch, lane.given = lane.given or self._collector.take(now, lane.home), None
+                if batch is not None:
+                    self._tell(batch.rows if self._collector.waiting else len(self._hopefuls))
+                    return batch
+                if self._closed and self._collector.idle:
+                    for other in self._asleep:
+                        other.wake()
+                    return None
+                seconds = None
+                if self._timing is None:
+                    seconds = self._collector.due(now)
+                    if seconds is not None:
+                        self._timing = lane
+                self._asleep.append(lane)
+            self._sleep(lane, seconds)
+
+    def _drop(self) -> None:
+        if self._drops:
+            with self._lock:
+                dropped = self._collector.drop()
+            for batch in dropped:
+                for request in batch.requests:
+                    if not request.gone:
+                        request.fail(closed())
+
+    def _sleep(self, lane: _Lane, seconds: float | None) -> None:
+        while True:
+            lane.gate.acquire(timeout=-1 if seconds is None else seconds)
+            with self._lock:
+                if lane in self._asleep:
+                    self._asleep.remove(lane)
+                elif lane.lent:  # the gate will be opened when it is back
+                    seconds = None
+                    continue
+                elif seconds is not None:  # woken, perhaps just after the time was over
+                    lane.gate.acquire(blocking=False)
+                return
+
+    def _is_to_leave(self, lane: _Lane) -> bool:
+        """Whether the lane's device is lost, and others go on."""
+        replica = self._replicas[lane.home]
+        if not replica.is_lost or all(one.is_lost for one in self._replicas):
+            return False
+        if lane.number == 0:
+            log.warning("%s is lost: the batcher goes on without it", replica.label)
+        self._collector.lose(lane.home)
+        return True
+
+    def _run(self, lane: _Lane, batch: SharedBatch) -> None:
+        wanted = [request for request in batch.requests if request.begins(batch.begun)]
+        error: BaseException | None = None
+        size = padded(self._sizes, batch.rows)
+        results: list[np.ndarray] = []
+        if wanted:
+            try:
+                results = self._computed(lane, batch, size)
+            except BaseException as raised:
+                error = self._named(raised, lane)
+        batch.results = results
+        with self._lock:
+            now = self.clock()
+            self._collector.ended(batch, now, ran=bool(wanted))
+            self._tell(batch.rows)  # its memory is free
+            if wanted and error is None:
+                rows = sum(request.rows for request in wanted)
+                self.counts.ran(size, [request.arrived for request in wanted], rows, batch.begun, now)
+            self.counts.failed += len(wanted) if error is not None else 0
+            for request in batch.requests:
+                if request.gone:
+                    self.counts.late += request.error is not None
+                    self.counts.cancelled += request.error is None
+        for request in wanted:
+            self._answer(request, batch, error)
+
+    def _computed(self, lane: _Lane, batch: SharedBatch, size: int) -> list[np.ndarray]:
+        slab, rows = batch.slab, batch.rows
+        if rows < size and slab.dirty > rows:  # what is left of others must not reach anybody
+            for array in slab.arrays.values():
+                array[rows : min(size, slab.dirty)] = 0
+        slab.dirty = max(rows, slab.dirty if slab.dirty > size else 0)
+        runner = self._replicas[lane.home].lanes[lane.number][size]
+        results = runner.run({name: array[:size] for name, array in slab.arrays.items()})
+        for result, has_batch in zip(results, self._outputs, strict=True):
+            if has_batch and len(result) != size:
+                raise InvokeError(f"an output has {len(result)} rows for a batch of {size}")
+        return results
+
+    def _named(self, error: BaseException, lane: _Lane) -> BaseException:
+        """The error, with the name of the device if there are several."""
+        if len(self._replicas) == 1 or not isinstance(error, DeviceError | InvokeError):
+            return error
+        named = type(error)(f"{self._replicas[lane.home].label}: {error}")
+        named.__cause__ = error
+        return named
+
+    def _answer(self, request: Request, batch: SharedBatch, error: BaseException | None) -> None:
+        if error is not None:
+            request.fail(error)
+        elif request.future is None:
+            request.finish()
+        elif request.deadline is not None and self.clock() > request.deadline:
+            request.fail(too_late("when its batch had ended"))
+        else:
+            assert batch.results is not None
+            request.finish(self._result(request, batch.results))
+
+    def _result(self, request: Request, results: Sequence[np.ndarray]) -> Any:
+        rows = [
+            rows_of(array, request.start, request.rows) if has_batch else array.copy()
+            for array, has_batch in zip(results, self._outputs, strict=True)
+        ]
+        return self._as_result(rows)
+
+    def _kick(self, request: Request | None) -> _Lane | None:
+        """Wake a lane if there is something for it; or give the lane in whose place the caller of this request is to
+        compute its batch, which spares a change of threads. Not on the main thread, where a signal might break that
+        off, nor where there is a deadline."""
+        with self._lock:
+            if not self._asleep:
+                return None
+            now = self.clock()
+            if not self._collector.wakes(now):
+                if self._timing is None:  # somebody has to look at the clock
+                    self._asleep[-1].wake()
+                    self._asleep.pop()
+                return None
+            lane = self._asleep[-1]
+            if request is None or request.future is not None or request.deadline is not None or _is_main_thread():
+                lane.wake()  # first, as a lane that is on no list and sleeps would be lost
+                self._asleep.pop()
+                return None
+            self._asleep.pop()
+            if self._timing is lane:
+                self._timing = None
+            batch = self._collector.take(now, lane.home)
+            if batch is not request.batch:
+                lane.given = batch
+                lane.wake()
+                return None
+            lane.lent = True
+            return lane
+
+    def _give_back(self, lane: _Lane) -> None:
+        with self._lock:
+            lane.lent = False
+            now = self.clock()
+            if self._closed or self._collector.wakes(now) or (self._timing is None and self._collector.due(now)):
+                lane.wake()
+            else:
+                self._asleep.append(lane)
+
+    def _tell(self, count: int) -> None:
+        for _ in range(min(count, len(self._hopefuls))):
+            self._hopefuls[0]()
+            self._hopefuls.popleft()
+
+    def _slab(self, home: int) -> Slab:
+        return Slab(self._replicas[home].empty_inputs(), home)
+
+    def _check(self) -> None:
+        if self._forked_away:
+            raise ForkError("the batcher's threads are in the process that this one was forked from: make one here")
+        if self._closed:
+            raise closed()
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
+        self._forked_away = True
+        batches = [*self._collector.running, *self._collector.drop()]
+        for request in (request for batch in batches for request in batch.requests):
+            future = request.future
+            if future is not None and not future.done():
+                future._condition = threading.Condition()  # a thread may have held its lock
+                request.fail(InvokeError("The process was forked: the batcher goes on in the parent"))
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def closed() -> InvokeError:
+    return InvokeError("The batcher is closed")
+
+
+_living: WeakSet[Lanes] = WeakSet()
+
+
+@atexit.register
+def _settle_all() -> None:
+    """Native code must not be at work while the process is taken down."""
+    for one in list(_living):
+        one.settle()

@@ -1,0 +1,177 @@
+"""A model made ready for batches of several sizes, on each of its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from litegpu.errors import InvokeError, OptionError, TensorError
+from litegpu.model.batch import with_batch
+from litegpu.model.types import Model
+from litegpu.stream import Route, Streamed, only_kernel
+
+if TYPE_CHECKING:
+    from litegpu.gpu.backends.contract import Device
+    from litegpu.gpu.delegate.kernel import GpuKernel
+
+
+class Sizable(Streamed, Protocol):
+    """What a batcher uses of a LoadedModel."""
+
+    @property
+    def inputs(self) -> dict[str, dict[str, Any]]: ...
+
+    @property
+    def replicas(self) -> Sequence[Sizable]: ...
+
+    @property
+    def _label(self) -> str: ...
+
+    def _for_batch(self, batch: int) -> Sizable: ...
+
+    def empty_input(self, name: str | None = None, batch: int | None = None) -> np.ndarray: ...
+
+    def _close(self, *, wait: bool) -> None: ...
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """What a row is: for each input, by name, its shape without the batch and its type; for each output, in the model's
+    order, whether it has the batch, or is the same for all rows."""
+
+    inputs: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    outputs: tuple[bool, ...]
+
+
+def rows_of_model(model: Sizable) -> RowForm:
+    """Raises TensorError if the model's rows do not stay apart: the reason is with_batch()'s."""
+    read = model.interpreter.model
+    main = read.main
+    if any(tensor.is_variable for tensor in main.tensors):
+        raise TensorError("the model keeps variables from one inference to the next, so calls cannot share batches")
+    batch = main.tensors[main.inputs[0]].shape[0] if main.inputs and main.tensors[main.inputs[0]].shape else 0
+    other = with_batch(read, batch + 1)
+    inputs = {}
+    for name, index in model._inputs.items():
+        tensor = main.tensors[index]
+        if tensor.shape == other.main.tensors[index].shape:
+            raise TensorError(f"input '{name}' of shape {list(tensor.shape)} does not begin with the batch")
+        detail = model.inputs[name]
+        if np.dtype(detail["dtype"]).kind in "SO":
+            raise TensorError(f"input '{name}' is text, which batches cannot hold")
+        inputs[name] = tuple(int(n) for n in detail["shape"][1:]), np.dtype(detail["dtype"])
+    return RowForm(inputs, tuple(_has_batch(read, other, index) for index in model._outputs.values()))
+
+
+def _has_batch(model: Model, other: Model, index: int) -> bool:
+    return model.main.tensors[index].shape != other.main.tensors[index].shape
+
+
+def chosen_sizes(most: int, sizes: Sequence[int] | None) -> tuple[int, ...]:
+    """The sizes to prepare, ascending: powers of two by default, and `most`. Raises OptionError."""
+    if sizes is None:
+        return (*(2**i for i in range(most.bit_length()) if 2**i < most), most)
+    wrong = [n for n in sizes if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1 or n > most]
+    if wrong:
+        raise OptionError(f"sizes has {wrong[0]!r}; each must be from 1 to max_batch, {most}")
+    return tuple(sorted({*map(int, sizes), most}))
+
+
+class Runner(Protocol):
+    """Computes batches of one size; for one thread at a time."""
+
+    def run(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The outputs, in the model's order, as arrays of the caller's."""
+
+    def close(self, *, wait: bool) -> None:
+        """Free what is the runner's own."""
+
+
+class _OfKernel:
+    """A copy of the kernel that runs the whole model, with memory and a queue of its own."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self._kernel: GpuKernel = route.kernel.another()
+
+    def run(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        self._kernel.begin({place: arrays[name] for name, place in self._route.inputs.items()})
+        results = self._kernel.collect()
+        return [results[i] for i in self._route.outputs]
+
+    def close(self, *, wait: bool) -> None:
+        self._kernel.close(wait=wait)
+
+
+class _OfModel:
+    """Calls of the model."""
+
+    def __init__(self, model: Sizable) -> None:
+        self._model = model
+
+    def run(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        result = self._model._infer(arrays)
+        return list(result.values()) if isinstance(result, dict) else [result]
+
+    def close(self, *, wait: bool) -> None:
+        """It is the model's."""
+
+
+class Replica:
+    """A model on one device, for all sizes, with the runners of each of its lanes: size -> runner."""
+
+    def __init__(self, model: Sizable, sizes: Sequence[int], ahead: int) -> None:
+        self.label = model._label
+        self._device: Device | None = None
+        self.models: list[Sizable] = []
+        self.lanes: list[dict[int, Runner]] = []
+        try:
+            for size in sizes:
+                self.models.append(model._for_batch(size))
+            routes = [only_kernel(one) for one in self.models]
+            self._device = next((route.kernel.device for route in routes if route is not None), None)
+            count = ahead if all(route is not None for route in routes) else 1
+            for _ in range(count):
+                lane: dict[int, Runner] = {}
+                self.lanes.append(lane)
+                for size, route, one in zip(sizes, routes, self.models, strict=True):
+                    lane[size] = _OfModel(one) if route is None else _OfKernel(route)
+                    lane[size].run(self._zeros(one, size))
+        except BaseException:
+            self.close(wait=False)
+            raise
+
+    def empty_inputs(self) -> dict[str, np.ndarray]:
+        """Zeros for the largest size, in memory that the device reads quickest."""
+        arrays = {}
+        for name in self.models[-1]._inputs:
+            arrays[name] = self.models[-1].empty_input(name)
+            arrays[name][...] = 0
+        return arrays
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its device is of no use any more."""
+        return self._device is not None and self._device.lost
+
+    def close(self, *, wait: bool) -> None:
+        for lane in self.lanes:
+            for runner in lane.values():
+                runner.close(wait=wait)
+        for model in self.models:
+            model._close(wait=wait)
+
+    def _zeros(self, model: Sizable, size: int) -> dict[str, np.ndarray]:
+        details = model.inputs
+        return {name: np.zeros((size, *detail["shape"][1:]), detail["dtype"]) for name, detail in details.items()}
+
+
+def padded(sizes: Sequence[int], rows: int) -> int:
+    """The least prepared size for so many rows."""
+    for size in sizes:
+        if size >= rows:
+            return size
+    raise InvokeError(f"{rows} rows are more than {sizes[-1]}")
