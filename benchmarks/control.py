@@ -1,0 +1,228 @@
+"""Control flow on a GPU, beside the official CPU runtime: milliseconds of an inference, and the largest difference.
+
+    python benchmarks/control.py [--device cuda] [--steps 64] [--width 256] [--layers 4]
+
+An LSTM as a WHILE over time; an encoder-decoder that decodes so many tokens in one WHILE, with its keys and values in
+resource variables; and the same that stops at the end token, which only the run decides. The CPU has as many threads
+as are quickest of 1, 2, 4 and 8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter as OfficialInterpreter
+
+import litegpu
+from litegpu.model.types import TensorType
+from litegpu.model.writer import ModelBuilder, SubgraphBuilder
+
+I32, F32, BOOL = TensorType.INT32, TensorType.FLOAT32, TensorType.BOOL
+END = 3  # the token at which decoding ends
+ROUNDS = 10
+
+
+class Layers:
+    """Adds layers with random weights of one width to a graph."""
+
+    def __init__(self, graph: SubgraphBuilder, width: int, seed: int) -> None:
+        self.graph, self.width = graph, width
+        self._random = np.random.default_rng(seed)
+
+    def weights(self, *shape: int) -> int:
+        values = self._random.standard_normal(shape) / np.sqrt(shape[-1])
+        return self.graph.constant(values.astype(np.float32))
+
+    def dense(self, x: int, rows: int, outputs: int, activation: str = "NONE") -> int:
+        weights = self.weights(outputs, self.width)
+        return self.graph.op(
+            "FULLY_CONNECTED", [x, weights, None], (rows, outputs), dict(fused_activation_function=activation)
+        )
+
+    def attention(self, query: int, rows: int, keys: int, values: int, count: int, mask: int | None = None) -> int:
+        g, scale = self.graph, self.graph.constant(np.array(self.width**-0.5, np.float32))
+        logits = g.op("BATCH_MATMUL", [query, keys], (rows, count), dict(adj_y=True), type=F32)
+        logits = g.op("MUL", [logits, scale], (rows, count))
+        if mask is not None:
+            low = g.constant(np.array(-1e9, np.float32))
+            logits = g.op("SELECT_V2", [mask, logits, low], (rows, count), type=F32)
+        weights = g.op("SOFTMAX", [logits], (rows, count), dict(beta=1.0))
+        return g.op("BATCH_MATMUL", [weights, values], (rows, self.width), type=F32)
+
+    def added(self, x: int, y: int, rows: int) -> int:
+        """A residual sum, normalized."""
+        g, shape = self.graph, (rows, self.width)
+        total = g.op("ADD", [x, y], shape)
+        axis = g.constant(np.array([1], np.int32))
+        mean = g.op("MEAN", [total, axis], (rows, 1), dict(keep_dims=True), type=F32)
+        less = g.op("SUB", [total, mean], shape)
+        square = g.op("MEAN", [g.op("MUL", [less, less], shape), axis], (rows, 1), dict(keep_dims=True), type=F32)
+        root = g.op("RSQRT", [g.op("ADD", [square, g.constant(np.array(1e-5, np.float32))], (rows, 1))], (rows, 1))
+        return g.op("MUL", [less, root], shape)
+
+
+def decoder(
+    steps: int = 64, width: int = 256, layers: int = 4, words: int = 512, source: int = 32, *, stops: bool = False
+) -> bytes:
+    """x [source,width] -> tokens [steps], how many, the last one. `stops`: at the end token."""
+    model = ModelBuilder("encoder-decoder")
+    x = model.input("x", (source, width))
+    caches = [f"{what}{i}" for i in range(layers) for what in ("keys", "values")]
+    first = model.subgraph("first")
+    for name in caches:
+        variable = _handle(first, name)
+        first.node("ASSIGN_VARIABLE", [variable, first.constant(np.zeros((steps, width), np.float32))], [])
+    model.node("CALL_ONCE", [], [], dict(init_subgraph_index=first.index))
+    encoder = Layers(model, width, 1)
+    memory = encoder.added(x, encoder.dense(encoder.dense(x, source, width, "RELU"), source, width), source)
+    state: list[tuple[tuple[int, ...], TensorType]] = [
+        ((), I32), ((1,), I32), ((steps,), I32), ((source, width), F32)
+    ]  # fmt: skip
+    condition, body = model.subgraph("condition"), model.subgraph("body")
+    step, token, *_ = (condition.input(f"c{i}", *one) for i, one in enumerate(state))
+    goes_on = condition.op("LESS", [step, condition.constant(np.array(steps, np.int32))], (), type=BOOL)
+    if stops:
+        other = condition.op("NOT_EQUAL", [token, condition.constant(np.array([END], np.int32))], (1,), type=BOOL)
+        other = condition.op("RESHAPE", [other, condition.constant(np.zeros(0, np.int32))], (), type=BOOL)
+        goes_on = condition.op("LOGICAL_AND", [goes_on, other], (), type=BOOL)
+    condition.output(goes_on)
+    body.output(*_decode(body, [body.input(f"b{i}", *one) for i, one in enumerate(state)], steps, width, layers, words,
+                         source))  # fmt: skip
+    given = [model.constant(a) for a in (np.array(0, np.int32), np.array([1], np.int32), np.zeros(steps, np.int32))]
+    options = dict(cond_subgraph_index=condition.index, body_subgraph_index=body.index)
+    count, last, tokens, _ = model.op_multi("WHILE", [*given, memory], state, options)
+    model.output(tokens, count, last)
+    return model.build()
+
+
+def _decode(
+    g: SubgraphBuilder, state: Sequence[int], steps: int, width: int, layers: int, words: int, source: int
+) -> list[int]:
+    """One token more."""
+    step, token, tokens, memory = state
+    made = Layers(g, width, 2)
+    h = g.op("GATHER", [made.weights(words, width), token], (1, width), dict(axis=0), type=F32)
+    column = g.constant(np.arange(steps, dtype=np.int32).reshape(steps, 1))
+    row = g.constant(np.arange(steps, dtype=np.int32).reshape(1, steps))
+    here = g.op("EQUAL", [column, step], (steps, 1), type=BOOL)
+    seen = g.op("LESS_EQUAL", [row, step], (1, steps), type=BOOL)
+    for i in range(layers):
+        query, key, value = (made.dense(h, 1, width) for _ in range(3))
+        cached = []
+        for name, new in ((f"keys{i}", key), (f"values{i}", value)):
+            variable = _handle(g, name)
+            before = g.op("READ_VARIABLE", [variable], (steps, width), type=F32)
+            after = g.op("SELECT_V2", [here, new, before], (steps, width), type=F32)
+            g.node("ASSIGN_VARIABLE", [variable, after], [])
+            cached.append(after)
+        h = made.added(h, made.attention(query, 1, *cached, steps, seen), 1)
+        keys, values = (made.dense(memory, source, width) for _ in range(2))
+        h = made.added(h, made.attention(made.dense(h, 1, width), 1, keys, values, source), 1)
+        h = made.added(h, made.dense(made.dense(h, 1, width, "RELU"), 1, width), 1)
+    logits = made.dense(h, 1, words)
+    chosen = g.op("ARG_MAX", [logits, g.constant(np.array(1, np.int32))], (1,), dict(output_type="INT32"), type=I32)
+    flat = g.constant(np.arange(steps, dtype=np.int32))
+    hit = g.op("EQUAL", [flat, step], (steps,), type=BOOL)
+    tokens = g.op("SELECT_V2", [hit, chosen, tokens], (steps,), type=I32)
+    return [g.op("ADD", [step, g.constant(np.array(1, np.int32))], ()), chosen, tokens, memory]
+
+
+def _handle(graph: SubgraphBuilder, name: str) -> int:
+    tensor = graph.tensor((), TensorType.RESOURCE)
+    graph.node("VAR_HANDLE", [], [tensor], dict(shared_name=name, container=""))
+    return tensor
+
+
+def lstm(steps: int = 100, units: int = 128, features: int = 64) -> bytes:
+    """x [steps,features] -> h [1,units]: one cell, again and again."""
+    model = ModelBuilder("while lstm")
+    x = model.input("x", (steps, features))
+    condition, body = model.subgraph("condition"), model.subgraph("body")
+    state: list[tuple[tuple[int, ...], TensorType]] = [
+        ((), I32), ((steps, features), F32), ((1, units), F32), ((1, units), F32)
+    ]  # fmt: skip
+    time_, *_ = (condition.input(f"c{i}", *one) for i, one in enumerate(state))
+    condition.output(condition.op("LESS", [time_, condition.constant(np.array(steps, np.int32))], (), type=BOOL))
+    time_, rows, h, c = (body.input(f"b{i}", *one) for i, one in enumerate(state))
+    begin = body.op("PACK", [time_, body.constant(np.array(0, np.int32))], (2,), dict(values_count=2, axis=0), type=I32)
+    row = body.op("SLICE", [rows, begin, body.constant(np.array([1, features], np.int32))], (1, features), type=F32)
+    joined = body.op("CONCATENATION", [row, h], (1, features + units), dict(axis=1), type=F32)
+    gates = Layers(body, features + units, 3).dense(joined, 1, 4 * units)
+    axis = body.constant(np.array(1, np.int32))
+    parts = body.op_multi("SPLIT", [axis, gates], [((1, units), F32)] * 4, dict(num_splits=4))
+    i, f, o = (body.op("LOGISTIC", [p], (1, units)) for p in (parts[0], parts[1], parts[3]))
+    new = body.op("MUL", [i, body.op("TANH", [parts[2]], (1, units))], (1, units))
+    after = body.op("ADD", [body.op("MUL", [f, c], (1, units)), new], (1, units))
+    out = body.op("MUL", [o, body.op("TANH", [after], (1, units))], (1, units))
+    body.output(body.op("ADD", [time_, body.constant(np.array(1, np.int32))], ()), rows, out, after)
+    zeros = model.constant(np.zeros((1, units), np.float32))
+    options = dict(cond_subgraph_index=condition.index, body_subgraph_index=body.index)
+    made = model.op_multi("WHILE", [model.constant(np.array(0, np.int32)), x, zeros, zeros], state, options)
+    model.output(made[2])
+    return model.build()
+
+
+def median(action: Callable[[], object]) -> float:
+    """Milliseconds."""
+    found = []
+    for _ in range(ROUNDS + 2):
+        started = time.perf_counter()
+        action()
+        found.append(1e3 * (time.perf_counter() - started))
+    return statistics.median(found[2:])
+
+
+def on_cpu(content: bytes, x: np.ndarray) -> tuple[float, list[Any]]:
+    """The quickest, and what a new interpreter gives first."""
+    best, results = float("inf"), []
+    for threads in (1, 2, 4, 8):
+        one = OfficialInterpreter(model_content=content, num_threads=threads)
+        one.allocate_tensors()
+        one.set_tensor(one.get_input_details()[0]["index"], x)
+        one.invoke()
+        results = [one.get_tensor(detail["index"]) for detail in one.get_output_details()]
+        best = min(best, median(one.invoke))
+    return best, results
+
+
+def main() -> None:
+    logging.disable(logging.WARNING)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--steps", type=int, default=64)
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    arguments = parser.parse_args()
+    shape = dict(steps=arguments.steps, width=arguments.width, layers=arguments.layers)
+    models = {
+        "while lstm": lstm(),
+        f"decoder, {arguments.steps} tokens": decoder(**shape),
+        "decoder that stops": decoder(**shape, stops=True),
+    }
+    print(f"{'model':24s} {'GPU ms':>8s} {'CPU ms':>8s} {'ratio':>6s} {'build s':>8s} {'difference':>11s}  delegated")
+    for name, content in models.items():
+        started = time.perf_counter()
+        with litegpu.load(content, arguments.device) as model:
+            built = time.perf_counter() - started
+            x = np.random.default_rng(5).standard_normal(tuple(model.interpreter.get_input_details()[0]["shape"]))
+            x = x.astype(np.float32)
+            found = model(x)
+            here = median(lambda model=model, x=x: model(x))  # type: ignore[misc]
+            cpu, wanted = on_cpu(content, x)
+            made = list(found.values()) if isinstance(found, dict) else [found]
+            far = max(
+                float(np.abs(np.subtract(a, b, dtype=np.float64)).max()) for a, b in zip(made, wanted, strict=True)
+            )
+            print(
+                f"{name:24s} {here:8.2f} {cpu:8.2f} {here / cpu:6.2f} {built:8.2f} {far:11.2e}  {model.report.summary()}"
+            )
+
+
+if __name__ == "__main__":
+    main()
