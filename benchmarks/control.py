@@ -121,7 +121,7 @@ def _decode(
             after = g.op("SELECT_V2", [here, new, before], (steps, width), type=F32)
             g.node("ASSIGN_VARIABLE", [variable, after], [])
             cached.append(after)
-        h = made.added(h, made.attention(query, 1, *cached, steps, seen), 1)
+        h = made.added(h, made.attention(query, 1, cached[0], cached[1], steps, seen), 1)
         keys, values = (made.dense(memory, source, width) for _ in range(2))
         h = made.added(h, made.attention(made.dense(h, 1, width), 1, keys, values, source), 1)
         h = made.added(h, made.dense(made.dense(h, 1, width, "RELU"), 1, width), 1)
@@ -219,9 +219,8 @@ def main() -> None:
             far = max(
                 float(np.abs(np.subtract(a, b, dtype=np.float64)).max()) for a, b in zip(made, wanted, strict=True)
             )
-            print(
-                f"{name:24s} {here:8.2f} {cpu:8.2f} {here / cpu:6.2f} {built:8.2f} {far:11.2e}  {model.report.summary()}"
-            )
+            figures = f"{here:8.2f} {cpu:8.2f} {here / cpu:6.2f} {built:8.2f} {far:11.2e}"
+            print(f"{name:24s} {figures}  {model.report.summary()}")
 
 
 if __name__ == "__main__":
