@@ -39,8 +39,10 @@ def test_an_entry_is_whole(op: Op) -> None:
         lacks = [name for name in ("shape", "batch") if getattr(op, name) is None]
         assert bool(lacks) == bool(op.without), f"{op.name} has no rule for {lacks}: say why in `without`"
         assert op.gpu.grids != "moved" or op.gpu.quanta == "linear", "what is only moved scales with what it is"
+        assert not op.stays
     else:
         assert not op.without
+        assert op.stays, f"{op.name} does not run on the GPU: say why in `stays`"
     assert not op.aborts_in or op.aborts is not None
     assert not op.struct or op.of_xnnpack
 

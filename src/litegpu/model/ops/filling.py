@@ -89,6 +89,7 @@ def _repeats_fill(node: BatchNode, place: Place) -> bool:
     return True
 
 
+_CHANCE = "chance: the runtime's generator goes on from inference to inference, so that nothing can be equal to it"
 _OF_SHAPES = "it follows from shapes, which another batch changes as a whole"
 
 # fmt: off
@@ -96,6 +97,7 @@ OPS = (
     Op(
         "BROADCAST_ARGS", "a{8}:int32|int64 b{8}:int32|int64 -> .", sizes_from=0, hazard=_broadcast_args_hazard,
         folds="values", moves="elements", shape=_broadcast_args_shape,
+        stays="it calculates with shapes, which are known before the inference: its result is a constant then",
     ),
     Op(
         "FILL", "shape{8}:int32|int64 x:any -> .", shape=_fill_shape, sizes_from=0,
@@ -114,14 +116,17 @@ OPS = (
     Op(
         "MULTINOMIAL", "x:float32 n{1}:int32 -> .:int32|int64", estimate=_samples_estimate, table="RandomOptions",
         makes=TensorType.INT64,
+        stays=_CHANCE,
     ),
     Op(
         "RANDOM_STANDARD_NORMAL", "shape{8} -> .:float32", estimate=filled, sizes_from=0, hazard=_random_hazard,
         table="RandomOptions", makes=TensorType.FLOAT32,
+        stays=_CHANCE,
     ),
     Op(
         "RANDOM_UNIFORM", "shape{8} -> .:float32", estimate=filled, sizes_from=0, hazard=_random_hazard,
         table="RandomOptions", makes=TensorType.FLOAT32,
+        stays=_CHANCE,
     ),
     Op(
         "RANGE", "a b c -> .", shape=_range_shape, without=_OF_SHAPES, sizes_from=0, folds="values", moves="elements",

@@ -140,6 +140,7 @@ OPS = (
     Op(
         "EMBEDDING_LOOKUP_SPARSE", "at:int32 indices:int32 shape{8}:int32 weights:float32 x:float32 -> .:float32",
         hazard=_sparse_lookup_hazard,
+        stays="ragged rows, of which no current converter writes any",
     ),
     Op(
         "GATHER", "x:any at -> .", shape=_gather_shape, batch=_gather_batch, repeating=Repeating(1, _same_place),

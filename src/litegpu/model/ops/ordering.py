@@ -53,6 +53,8 @@ def _nothing_hazard(operator: Operator, tensors: Tensors, given: Sequence[Shape]
     return f"its input of shape {list(given[0])} has no elements to reverse" if 0 in given[0][first + 1 :] else None
 
 
+_SIZED = "the data decide the size of its result"
+
 # fmt: off
 OPS = (
     Op(
@@ -60,8 +62,8 @@ OPS = (
         gpu=Gpu(1, inputs=(FLOAT, STATIC), counts=2, ranks=(1, MAX_RANK),
             notes=f"constant axis of up to {LONGEST} elements, exclusive, reverse"),
     ),
-    Op("NON_MAX_SUPPRESSION_V4", "boxes scores n iou score -> . ."),
-    Op("NON_MAX_SUPPRESSION_V5", "boxes scores n iou score sigma -> . . ."),
+    Op("NON_MAX_SUPPRESSION_V4", "boxes scores n iou score -> . .", stays=_SIZED),
+    Op("NON_MAX_SUPPRESSION_V5", "boxes scores n iou score sigma -> . . .", stays=_SIZED),
     Op(
         "REVERSE_SEQUENCE", "x n -> .", shape=same_shape, hazard=_sequence_hazard, moves="elements",
         without="its lengths are those of one batch",
@@ -77,7 +79,7 @@ OPS = (
         gpu=Gpu(3, inputs=(FLOAT, STATIC), outputs=NUMBER, counts=2, ranks=(1, MAX_RANK),
             notes=f"constant k, rows of up to {LONGEST} elements; of equals the first comes first"),
     ),
-    Op("UNIQUE", "x -> . ."),
-    Op("WHERE", "x -> .", makes=TensorType.INT64, moves="elements"),
+    Op("UNIQUE", "x -> . .", stays=_SIZED),
+    Op("WHERE", "x -> .", makes=TensorType.INT64, moves="elements", stays=_SIZED),
 )
 # fmt: on

@@ -104,7 +104,7 @@ OPS = (
         gpu=Gpu(1, counts=2, ranks=(4, 4),
             notes="of values and their places in the window; options are a TfLitePoolParams"),
     ),
-    Op("NumericVerify", "x y -> .", custom=True),
+    Op("NumericVerify", "x y -> .", custom=True, stays="it compares values and reports: a tool of quantizers"),
     Op(
         "Resampler", custom=True, shape=_resampler_shape, batch=rows_alike,
         gpu=Gpu(1, counts=2, ranks=(4, 4), notes="bilinear, zeros outside of the image"),
@@ -112,6 +112,7 @@ OPS = (
     Op(
         "TFLite_Detection_PostProcess", f"boxes[3] scores[3] anchors[2]:=boxes -> . . . .  ; {_DETECTIONS}",
         custom=True, hazard=_detection_hazard,
+        stays="not yet",
     ),
     Op(
         "TransformLandmarks", custom=True, shape=same_shape,

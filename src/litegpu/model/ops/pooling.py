@@ -86,6 +86,7 @@ OPS = (
     Op(
         "REDUCE_WINDOW", "x v window{8}:int64 strides{8}:int64 dilations{8}:int64 -> =x", hazard=_reduce_window_hazard,
         table="ReduceWindowOptions",
+        stays="no converter writes it: windows come as pools",
     ),
 )
 # fmt: on

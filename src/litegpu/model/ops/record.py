@@ -187,6 +187,8 @@ class Op:
 
     # ---------------------------------------------------------------------------------------------------- the GPU
     gpu: Gpu | None = None
+    #: Why it stays on the CPU, if it does: for docs/ops.md.
+    stays: str = ""
 
     def line(self, inputs: int) -> str | None:
         """The operands of the form that has so many inputs."""

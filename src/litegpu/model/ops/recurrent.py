@@ -132,10 +132,12 @@ OPS = (
     Op(
         "BIDIRECTIONAL_SEQUENCE_LSTM", f"x {_LAYER} {_LAYER} fh fc bh bc a~ w~ w~ w~ w~ w~ w~ w~ w~ -> =x =x^",
         hazard=_bidirectional_hazard, has_weights=True,
+        stays="not yet",
     ),
     Op(
         "BIDIRECTIONAL_SEQUENCE_RNN", f"x:float32 {_RNN} w2:=w r2:=w b2:float32 h2:float32 a~ aw~ aw2~ -> =x =x^",
         hazard=_states_hazard, has_weights=True,
+        stays="not yet",
     ),
     Op(
         "LSTM", f"x {_LAYER} h c n1? n2? n3? n4? -> . .^ .^ .^", few=(20, "x h w b c -> . .^ .^ .^"), shape=_lstm_shape,
@@ -147,10 +149,12 @@ OPS = (
     ),
     Op(
         "RNN", f"x:float32 {_RNN} -> .:float32", work=_pair_work, multiplies=True, has_weights=True, table="RNNOptions",
+        stays="not yet",
     ),
     Op(
         "SVDF", "x:float32|int8 w:float32|uint8|int8 t:float32|uint8|int8|int16 b~ s -> .", hazard=_svdf_hazard,
         work=_pair_work, multiplies=True, has_weights=True,
+        stays="not yet",
     ),
     Op(
         "UNIDIRECTIONAL_SEQUENCE_LSTM", f"x {_LAYER} h c n1? n2? n3? n4? -> .", shape=_lstm_shape, batch=_lstm_batch,
@@ -162,6 +166,7 @@ OPS = (
     Op(
         "UNIDIRECTIONAL_SEQUENCE_RNN", f"x:float32 {_RNN} -> .:float32", work=_pair_work, multiplies=True,
         has_weights=True, table="SequenceRNNOptions",
+        stays="not yet",
     ),
 )
 # fmt: on
