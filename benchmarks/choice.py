@@ -5,12 +5,12 @@
 For the models in LITEGPU_MODELS (../shared/models), the networks of the zoo and those of choice_networks.py, which
 nothing was fitted to, at batch 1 and 64: measures every way that the precision float32 leaves to choose (CPU with
 threads, GPUs), each by the trial of `litegpu advise --measure`, and asks `litegpu.choosing.auto` without that
-measurement and with it. Then measures again whatever was within three times of the best: these second times decide what
-was the best, so that the measured choice is not judged by itself. A choice is right if it takes at most 5% longer.
+measurement and with it. Where several ways are within three times of the best, they are measured twice more, for
+longer: the measured choice goes by the first of these, and the second decides what was the best, so that no choice is
+judged by itself. A choice is right if it takes at most 5% longer.
 
-A lane is a process that measures one model after another. The lanes of the GPUs and of the CPU with one thread and with
-half the cores work beside each other where there are cores for that; all cores are tried last, alone. With --budget,
-what does not fit is left out and counted.
+Several processes open the models on the GPU beforehand; nothing runs beside what is timed. The CPU is not tried with
+batches that would take six times as long as the GPU's. With --budget, what does not fit is left out and counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,13 @@ import choice_networks
 from litegpu.choosing.auto import Auto
 from litegpu.choosing.candidate import CPU, Candidate, Measured, cpu_candidates, usable_cores
 from litegpu.choosing.records import keep
-from litegpu.errors import LiteGpuError
+from litegpu.errors import InvokeError, LiteGpuError
 from litegpu.gpu.backends import registry
 from litegpu.interpreter import Interpreter
 from litegpu.model import read_model, with_batch
+from litegpu.session import load
 from litegpu.tools.advise import trial
+from litegpu.tools.inputs import made_up_inputs
 from litegpu.zoo.catalogue import CATALOGUE, build_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,14 +71,19 @@ class Case:
         one = self.second.get(candidate, self.first.get(candidate))
         return None if one is None else one.seconds(batch)
 
-    def near(self, candidate: Candidate) -> bool:
-        """Whether a way is within AGAIN of the best, for any batch, by the first round."""
+    def contested(self) -> list[Candidate]:
+        """The ways within AGAIN of the best, for any batch, if there are several."""
+        near: dict[Candidate, None] = {}
         for batch in BATCHES:
-            known = [seconds for one in self.first.values() if (seconds := one.seconds(batch)) is not None]
-            mine = self.first[candidate].seconds(batch)
-            if mine is not None and mine <= AGAIN * min(known):
-                return True
-        return False
+            known = {one: s for one, found in self.first.items() if (s := found.seconds(batch)) is not None}
+            good = [one for one, seconds in known.items() if seconds <= AGAIN * min(known.values())]
+            near |= dict.fromkeys(good if len(good) > 1 else [])
+        return list(near)
+
+    def longest(self, limit: float) -> float:
+        """Seconds of a batch that the CPU need not be tried beyond: it could not be the best."""
+        known = [found.batch_latency for found in self.first.values() if found.batch_latency is not None]
+        return max(0.02, 2 * AGAIN * min(known)) if known else limit
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -83,18 +91,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--models", default="", help="names among all (default: all)")
     add("--devices", default="", help="cpu and backends (default: all that load() would choose among)")
-    add("--seconds", type=float, default=0.1, help="how long each time is measured for")
-    add("--longest", type=float, default=2.0, help="seconds that the CPU may take for a batch, else it is left out")
+    add("--without", default="", help="names that are left out")
+    add(
+        "--seconds",
+        type=float,
+        default=0.3,
+        help="how long what is contested is measured for; the rest a sixth of that",
+    )
+    add("--longest", type=float, default=2.0, help="without a GPU: seconds that a batch may take, else it is left out")
     add("--budget", type=float, default=float("inf"), help="seconds for all of it")
-    add("--processes", type=int, default=max(1, usable_cores() - 2), help="that compile kernels beforehand")
+    add("--processes", type=int, default=max(1, usable_cores() - 2), help="that hold models on the GPU")
     add("--output", type=Path, help="a JSON file for all that was measured")
     add("--lane", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
+    args.began = time.monotonic()
     if args.lane:
         serve()
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        cases = networks(Path(folder), args.models.split(",") if args.models else None)
+        cases = networks(Path(folder), args.models.split(",") if args.models else None, args.without.split(","))
         ways = candidates(args.devices.split(",") if args.devices else None)
         judged = measure(cases, ways, args, Path(folder))
         rows = [row for case in judged for row in judgements(case)]
@@ -106,19 +121,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def networks(folder: Path, names: Sequence[str] | None) -> list[Case]:
+def networks(folder: Path, names: Sequence[str] | None, without: Sequence[str] = ()) -> list[Case]:
     """The shared models, the zoo's and the generated ones, mixed, so that a budget leaves out some of each."""
     shared = Path(os.environ.get("LITEGPU_MODELS", ROOT.parent / "shared" / "models"))
     found = [Case(p.stem, "shared", str(p)) for p in sorted(shared.glob("*.tflite")) if p.stem != "malformed"]
     made: list[tuple[str, str, Callable[[], bytes]]]
     made = [(f"zoo {name}", "zoo", partial(build_model, name)) for name in CATALOGUE]
     made += [(name, "generated", build) for name, build in choice_networks.NETWORKS.items()]
-    for name, group, build in made:
-        if names is None or name in names:
-            path = folder / f"{name.replace(' ', '_')}.tflite"
-            path.write_bytes(build())
-            found.append(Case(name, group, str(path)))
-    found = [case for case in found if names is None or case.name in names]
+
+    def wanted(name: str) -> bool:
+        return (names is None or name in names) and name not in without
+
+    def write(name: str, group: str, build: Callable[[], bytes]) -> Case:
+        path = folder / f"{name.replace(' ', '_')}.tflite"
+        path.write_bytes(build())
+        return Case(name, group, str(path))
+
+    with ThreadPoolExecutor() as pool:
+        found += pool.map(lambda one: write(*one), [one for one in made if wanted(one[0])])
+    found = [case for case in found if wanted(case.name)]
     random.Random(1).shuffle(found)
     return found
 
@@ -134,115 +155,159 @@ def candidates(devices: Sequence[str] | None) -> list[Candidate]:
 
 
 def measure(cases: list[Case], ways: list[Candidate], args: argparse.Namespace, folder: Path) -> list[Case]:
-    """Both rounds, and the choices; the cases that were measured in every way in both."""
-    began = time.monotonic()
-    until = lambda share: began + share * args.budget  # noqa: E731
-    base = {"batch": max(BATCHES), "seconds": args.seconds, "longest": args.longest}
+    """All rounds, and the choices; the cases of which all is known that was to be."""
     gpus = [one for one in ways if not one.is_cpu]
-    wide = [one for one in ways if one.is_cpu and (one.num_threads or 1) > usable_cores() // 2]
-    narrow = [[one] for one in ways if one.is_cpu and one not in wide]
-    together = [gpus, *narrow] if usable_cores() >= 8 else [gpus + [one for lane in narrow for one in lane]]
-    said = f"{len(cases)} models, {len(ways)} ways: {', '.join(map(str, ways))}"
-    print(f"{said}; {usable_cores()} cores", flush=True)
-    if gpus:  # so that nothing compiles while others are timed
-        parts = [cases[i :: args.processes] for i in range(args.processes)]
-        none: dict[str, dict[Candidate, Measured]] = {}
-        run_lanes([Lane(part, gpus, {**base, "seconds": 0.0}, until(0.3), none) for part in parts if part])
-        print(f"kernels compiled after {time.monotonic() - began:.0f} s", flush=True)
-    first = {case.name: case.first for case in cases}
-    run_lanes([Lane(cases, lane, base, until(0.55), first) for lane in together if lane])
-    run_lanes([Lane(cases, wide, base, until(0.7), first)] if wide else [])
-    whole = [case for case in cases if len(case.first) == len(ways)]
-    print(f"first round of {len(whole)} models after {time.monotonic() - began:.0f} s", flush=True)
-    second = {case.name: case.second for case in cases}
-    again = [[one for one in lane] for lane in together if lane]
-    choosing = Lane(whole, [], base, until(0.98), {}, choices=True, home=folder / "chosen")
-    run_lanes([*(Lane(whole[::-1], lane, base, until(0.95), second, again=True) for lane in again), choosing])
-    run_lanes([Lane(whole[::-1], wide, base, until(1.0), second, again=True)] if wide else [])
-    print(f"second round after {time.monotonic() - began:.0f} s", flush=True)
-    return [
-        case
-        for case in whole
-        if case.chosen and all(one in case.second for one in ways if case.near(one)) and case.second
-    ]
+    holders = [Process() for _ in range(min(args.processes, len(cases)) if gpus else 0)]
+    held = {case.name: holders[i % len(holders)] for i, case in enumerate(cases)} if gpus else {}
+    cpu, choosers = Process(), [Process(folder / f"chosen{i}") for i in range(min(4, args.processes))]
+    print(f"{len(cases)} models, {len(ways)} ways: {', '.join(map(str, ways))}; {usable_cores()} cores", flush=True)
+
+    def in_time(share: float) -> bool:
+        return bool(time.monotonic() < args.began + share * args.budget)
+
+    def told(what: str) -> None:
+        print(f"{what} after {time.monotonic() - args.began:.0f} s", flush=True)
+
+    def hold(holder: Process) -> None:
+        for case in cases:
+            for one in gpus:
+                if held[case.name] is holder and in_time(0.5):
+                    holder.answer({"hold": case.path, "candidate": asdict(one), "batch": BATCHES[-1]})
+
+    def timed(case: Case, one: Candidate, seconds: float) -> Measured:
+        order: Row = {"candidate": asdict(one), "batch": BATCHES[-1], "seconds": seconds, "began": time.time()}
+        if one.is_cpu:
+            order |= {"model": case.path, "longest": case.longest(args.longest)}
+        else:
+            order |= {"time": case.path}
+        found = (cpu if one.is_cpu else held[case.name]).answer(order)
+        return Measured.of(found) if "candidate" in found else Measured(one, problem=found["problem"])
+
+    def choose(chooser: Process, part: Sequence[Case]) -> None:
+        for case in part:
+            if in_time(1.0):
+                found = chooser.answer({"choose": case.path, "measured": [m.as_dict() for m in case.first.values()]})
+                case.chosen = {how: [Candidate(**one) for one in by] for how, by in found.get("chosen", {}).items()}
+
+    try:
+        together([partial(hold, holder) for holder in holders])
+        told("models opened")
+        for one in (*gpus, *(way for way in ways if way.is_cpu)):
+            for case in cases:
+                if in_time(0.78):
+                    case.first[one] = timed(case, one, args.seconds / 6)
+        known = [case for case in cases if len(case.first) == len(ways)]
+        contested = [(case, near) for case in known if (near := case.contested())]
+        told(f"{len(known)} models, {len(contested)} of them contested,")
+        for case, near in contested:  # what decides between these takes as long as the tool takes
+            if in_time(0.85):
+                case.first |= {one: timed(case, one, args.seconds) for one in near}
+        for case, near in contested[::-1]:
+            if in_time(0.93):
+                case.second = {one: timed(case, one, args.seconds) for one in near[::-1]}
+        told("contested ones again")
+        together([partial(choose, chooser, known[i :: len(choosers)]) for i, chooser in enumerate(choosers)])
+        told("choices")
+    finally:
+        for process in (*holders, *choosers, cpu):
+            process.close()
+    return [case for case in known if case.chosen and (case.second or not case.contested())]
 
 
-class Lane(threading.Thread):
-    """A process that measures `cases` in `ways`, one after another, until a deadline; results go `to` name ->
-    candidate. `again`: only what is near the best. `choices`: asks what auto chooses instead, in a cache folder `home`
-    of its own."""
+class Process:
+    """Answers orders, one at a time; started when it is asked, and again where it ended or does not answer. `home`: its
+    cache folder."""
 
-    def __init__(
-        self, cases: Sequence[Case], ways: Sequence[Candidate], base: Row, deadline: float,
-        to: dict[str, dict[Candidate, Measured]], *, again: bool = False, choices: bool = False,
-        home: Path | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        self.cases, self.ways, self.base, self.deadline = cases, ways, base, deadline
-        self.to, self.again, self.choices, self.home = to, again, choices, home
-        self.process: subprocess.Popen[str] | None = None
-
-    def run(self) -> None:
-        for case in self.cases:
-            if self.choices:
-                if time.monotonic() < self.deadline:
-                    found = self.answer({"choose": case.path, "measured": [m.as_dict() for m in case.first.values()]})
-                    case.chosen = {how: [Candidate(**one) for one in by] for how, by in found.get("chosen", {}).items()}
-                continue
-            for one in self.ways:
-                if time.monotonic() > self.deadline or (self.again and not case.near(one)):
-                    continue
-                order = {**self.base, "model": case.path, "candidate": asdict(one), "began": time.time()}
-                found = self.answer(order)
-                measured = Measured.of(found) if "candidate" in found else Measured(one, problem=found["problem"])
-                self.to.get(case.name, {})[one] = measured
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+    def __init__(self, home: Path | None = None) -> None:
+        self._home = home
+        self._process: subprocess.Popen[str] | None = None
 
     def answer(self, order: Row) -> Row:
-        """Of the process, which is started again where it ended or does not answer."""
-        if self.process is None or self.process.poll() is not None:
-            environment = {**os.environ, **({"LITEGPU_CACHE_DIR": str(self.home)} if self.home else {})}
-            command = [sys.executable, __file__, "--lane"]
+        if self._process is None or self._process.poll() is not None:
+            environment = {**os.environ, **({"LITEGPU_CACHE_DIR": str(self._home)} if self._home else {})}
             pipe = subprocess.PIPE
-            self.process = subprocess.Popen(
-                command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment
-            )
-        assert self.process.stdin is not None and self.process.stdout is not None
-        watch = threading.Timer(_ORDER_SECONDS, self.process.kill)
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, "--lane"],
+                stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=environment,
+            )  # fmt: skip
+        assert self._process.stdin is not None and self._process.stdout is not None
+        watch = threading.Timer(_ORDER_SECONDS, self._process.kill)
         watch.start()
         try:
-            self.process.stdin.write(json.dumps(order) + "\n")
-            self.process.stdin.flush()
-            found: Row = json.loads(self.process.stdout.readline())
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+            found: Row = json.loads(self._process.stdout.readline())
             return found
         except (OSError, ValueError):
-            return {"problem": f"its process ended with status {self.process.wait()}"}
+            return {"problem": f"its process ended with status {self._process.wait()}"}
         finally:
             watch.cancel()
 
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
-def run_lanes(lanes: Iterable[Lane]) -> None:
-    started = list(lanes)
-    for lane in started:
-        lane.start()
-    for lane in started:
-        lane.join()
+
+def together(work: Iterable[Callable[[], Any]]) -> None:
+    """Each in a thread, and wait for all; raises what the first of them raised."""
+    with ThreadPoolExecutor(max(1, len(jobs := list(work)))) as pool:
+        for job in [pool.submit(one) for one in jobs]:
+            job.result()
 
 
 def serve() -> None:
-    """A lane's process: an order a line, an answer a line."""
+    """A process that answers: an order a line, an answer a line."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    kept: dict[tuple[str, str], Held] = {}
     for text in sys.stdin:
         order = json.loads(text)
         try:
-            found = {"chosen": chosen(order["choose"], order["measured"])} if "choose" in order else trial.run(order)
-        except LiteGpuError as error:
-            found = {"problem": str(error)}
+            if "choose" in order:
+                found: Row = {"chosen": chosen(order["choose"], order["measured"])}
+            elif "hold" in order or "time" in order:
+                candidate = Candidate(**order["candidate"])
+                place = (order.get("hold") or order["time"], str(candidate))
+                if place not in kept:
+                    kept[place] = Held(place[0], candidate, order["batch"])
+                found = {} if "hold" in order else kept[place].measure(order["seconds"]).as_dict()
+            else:
+                found = trial.run(order)
+        except (LiteGpuError, ValueError, MemoryError, RuntimeError) as error:
+            found = {"problem": f"{type(error).__name__}: {error}"[:300]}
         out.write(json.dumps(found) + "\n")
         out.flush()
+
+
+class Held:
+    """A model on a GPU, opened for one row and for a batch, so that it is compiled once for both rounds."""
+
+    def __init__(self, path: str, candidate: Candidate, batch: int) -> None:
+        self._measured = Measured(candidate, batch=batch)
+        self._calls: list[Callable[[], Any]] = []
+        for rows in (1, batch):
+            model = load(path, candidate.device, candidate.precision, fallback="silent")
+            if not model.report.delegated:
+                raise InvokeError("the GPU takes nothing of it")
+            details = model.interpreter.get_input_details()
+            arrays = dict(zip(model.inputs, made_up_inputs(details, model.interpreter.graph), strict=True))
+            try:
+                given = arrays if rows == 1 else {name: trial.repeated(array, rows) for name, array in arrays.items()}
+                model(**given)
+            except (LiteGpuError, ValueError, MemoryError) as error:
+                if rows == 1:
+                    raise
+                self._measured = replace(self._measured, batch_problem=str(error)[:300])
+                continue
+            self._calls.append(partial(model, **given))
+            info = model.delegate.open_device().info if model.delegate is not None else None
+            if info is not None:
+                self._measured = replace(self._measured, name=info.name, driver=info.driver)
+
+    def measure(self, seconds: float) -> Measured:
+        times = [trial.timed(call, seconds) for call in self._calls]
+        return replace(self._measured, latency=times[0], batch_latency=times[1] if len(times) > 1 else None)
 
 
 # --------------------------------------------------------------------------------------------------------- judging

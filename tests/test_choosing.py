@@ -103,9 +103,8 @@ def test_parts_on_the_cpu_count(gpu: Callable[[CallRates], None], caplog: pytest
     model = ModelBuilder()
     x = model.input("x", (64, 64))
     y = model.op("EXP", [x], (64, 64))
-    lengths = model.constant(np.full(64, 3, np.int32))
     for _ in range(3):
-        y = model.op("REVERSE_SEQUENCE", [y, lengths], (64, 64), {"seq_dim": 1, "batch_dim": 0})
+        y = model.op("FAKE_QUANT", [y], (64, 64), {"min": -1.0, "max": 1.0, "num_bits": 8})
     model.output(y)
     with caplog.at_level(logging.INFO, "litegpu"):
         loaded = litegpu.load(bytes(model.build()), fallback="silent")
@@ -177,8 +176,16 @@ def test_of_another_file_gpu_driver_or_version_nothing_was_measured(
         records.keep(content(), [found[0], other])
         assert litegpu.load(content()).device == "reference", other
     records.keep(content(), found)
-    monkeypatch.setattr(records, "usable_cores", lambda: 999)
-    assert litegpu.load(content()).device == "reference"
+    with monkeypatch.context() as changed:
+        changed.setattr(records, "usable_cores", lambda: 999)
+        assert litegpu.load(content()).device == "reference"
+    assert litegpu.load(content()).device == "cpu"
+    version = records._version
+    changes = {"openvino": "2099.1", "ai-edge-litert": "99"}
+    for package, new in changes.items():
+        with monkeypatch.context() as changed:
+            changed.setattr(records, "_version", lambda name, p=package, v=new: v if name == p else version(name))
+            assert litegpu.load(content()).device == "reference", package
 
 
 def test_threads_are_chosen_unless_they_are_given(gpu: Callable[[CallRates], None]) -> None:
@@ -190,6 +197,62 @@ def test_threads_are_chosen_unless_they_are_given(gpu: Callable[[CallRates], Non
     model = litegpu.load(content(), num_threads=1)
     assert model.choice is not None and model.choice.candidate == ONE
     assert litegpu.load(content(), num_threads=2).device == "reference"  # with two, only the GPU was measured
+
+
+def other(name: str, one: float, many: float) -> Measured:
+    return Measured(Candidate(name), latency=one, batch=64, batch_latency=many, deviation=0.0)
+
+
+def test_another_delegate_that_was_measured_quickest_is_taken(gpu: Callable[[CallRates], None]) -> None:
+    """For the batch that it is; and nothing of a delegate that cannot be had any more."""
+    pytest.importorskip("openvino")
+    gpu(FREE)
+    found = [measured(ONE, 1e-3, 64e-3), other("openvino", 2e-3, 2e-3), measured(GPU, 3e-3, 3e-3)]
+    records.keep(content(), found)
+    model = litegpu.load(content(), fallback="silent")
+    assert (model.device, model.hardware, model.is_software) == ("cpu", "CPU", False)
+    x = np.ones((64, 8), np.float32)
+    np.testing.assert_allclose(model(x), np.exp(x), rtol=1e-5)
+    assert model.choice is not None and model.choice.candidate == Candidate("openvino")
+    assert model.device == "openvino" and "OpenVINO CPU" in model.hardware and not model.is_software
+    assert isinstance(model.empty_input(), np.ndarray)
+    records.keep(content(), [*found, other("gone", 1e-6, 1e-6)])
+    assert litegpu.load(content()).device == "cpu"
+    records.keep(content(), [other("gone", 1e-6, 1e-6), measured(GPU, 3e-3, 3e-3)])
+    assert litegpu.load(content()).device == "reference"
+
+
+def test_what_was_measured_decides_without_a_gpu(gpu: Callable[[CallRates], None], monkeypatch: Any) -> None:
+    """Threads too; and no program that stands in for a GPU, whatever was measured of it."""
+    pytest.importorskip("openvino")
+    gpu(FREE)
+    monkeypatch.setattr(auto, "delegate_for", lambda *_: None)
+    model = litegpu.load(content())
+    assert model.choice is None and model.device == "cpu"
+    records.keep(content(), [measured(ONE, 2e-3), measured(FOUR, 1e-3), measured(GPU, 1e-6)])
+    model = litegpu.load(content())
+    assert model.choice is not None and model.choice.candidate == FOUR and model.device == "cpu"
+    records.keep(content(), [measured(ONE, 2e-3), other("openvino", 1e-3, 1e-3)])
+    assert litegpu.load(content()).device == "openvino"
+    software = GpuDelegate(backend="reference")
+    info = replace(software.open_device().info, is_software=True)
+    monkeypatch.setattr(software.open_device(), "info", info)
+    asked: list[str] = []
+
+    def delegate_for_(name: str, *_: Any) -> GpuDelegate | None:
+        asked.append(name)
+        return None if name == "auto" else software
+
+    monkeypatch.setattr(auto, "delegate_for", delegate_for_)
+    records.keep(content(), [measured(ONE, 2e-3), measured(GPU, 1e-3)])
+    assert litegpu.load(content()).device == "cpu" and asked == ["reference", "auto"]
+
+
+def test_what_was_too_far_from_the_cpu_is_not_chosen(gpu: Callable[[CallRates], None]) -> None:
+    gpu(FREE)
+    records.keep(content(), [measured(ONE, 2e-3), replace(measured(GPU, 1e-3), accepted=False)])
+    model = litegpu.load(content())
+    assert model.device == "cpu" and model.choice is not None and model.choice.measured
 
 
 def test_a_record_is_kept_and_recalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

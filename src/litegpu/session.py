@@ -176,8 +176,14 @@ class LoadedModel:
         return self.interpreter.delegation_report()
 
     @property
+    def _used(self) -> Any:
+        """The delegate that the model was opened with; None for the CPU."""
+        return self._asked if self._auto is None else self._auto.used
+
+    @property
     def choice(self) -> Choice | None:
-        """What device="auto" chose and why. None where there was no choice: without a GPU, or with a device by name."""
+        """What device="auto" chose and why. None where there was no choice: without a GPU, if nothing was measured, or
+        with a device by name."""
         return None if self._auto is None else self._auto.choice
 
     @property
@@ -189,19 +195,21 @@ class LoadedModel:
     def device(self) -> str:
         """What is really used: "cuda", "webgpu" or "reference" if the GPU delegate runs any op, the name of another
         delegate if that does ("openvino"), else "cpu"."""
-        if not self.report.delegated:
+        used = self._used
+        if used is None or not self.report.delegated:
             return "cpu"
-        return self._gpu if self._delegate is not None else str(self._asked.name).lower()
+        return self._gpu if used is self._delegate else str(used.name).lower()
 
     @property
     def hardware(self) -> str:
         """The same for people: "NVIDIA H200 (cuda)", "CPU"."""
-        if not self.report.delegated:
+        used = self._used
+        if used is None or not self.report.delegated:
             return "CPU"
-        if self._delegate is not None:
-            info = self._delegate.open_device().info
+        if isinstance(used, Opener):
+            info = used.open_device().info
             return f"{info.name} ({info.backend})"
-        return self._asked.device_name() if isinstance(self._asked, NamesDevice) else str(self._asked.name)
+        return used.device_name() if isinstance(used, NamesDevice) else str(used.name)
 
     @property
     def last_inference_duration_ns(self) -> int | None:
@@ -212,7 +220,7 @@ class LoadedModel:
     @property
     def is_software(self) -> bool:
         """Whether what is used is a GPU that is a program on the CPU."""
-        if self._delegate is None or not self.report.delegated:
+        if self._delegate is None or self.device != self._gpu:
             return False
         return self._delegate.open_device().info.is_software
 
@@ -306,7 +314,7 @@ class LoadedModel:
         shape, dtype = self._expected[name or next(iter(self._inputs))]
         if batch is not None:
             shape = (batch, *shape[1:])
-        if self.device == "cpu" or self._delegate is None:
+        if self._delegate is None or self.device != self._gpu:
             return np.empty(shape, dtype)
         device = self._delegate.open_device()
         return device.pinned(shape, dtype) if isinstance(device, PinnedMemory) else np.empty(shape, dtype)

@@ -59,8 +59,11 @@ def test_what_was_not_measured_is_no_right_choice() -> None:
 
 
 def test_only_what_is_near_the_best_is_measured_again() -> None:
-    found = case([timed(ONE, 1.0, 40.0), timed(GPU, 4.0, 10.0), timed(MANY, 3.1, 31.0)], [])
-    assert [one for one in (ONE, GPU, MANY) if found.near(one)] == [ONE, GPU]
+    found = case([timed(ONE, 1.0, 40.0), timed(GPU, 2.5, 10.0), timed(MANY, 3.1, 31.0)], [])
+    assert found.contested() == [ONE, GPU], "for one row; for many the GPU is the best by far"
+    assert case([timed(ONE, 1.0, 40.0), timed(GPU, 4.0, 10.0)], []).contested() == []
+    assert found.longest(2.0) == 60.0, "six times what the quickest takes"
+    assert case([timed(ONE, 1.0, None)], []).longest(2.0) == 2.0
 
 
 def test_auto_is_asked_without_a_record_and_with_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

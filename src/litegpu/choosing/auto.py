@@ -1,4 +1,5 @@
-"""What device="auto" of litegpu.load() means for a model: its GPU, or the CPU where that is quicker."""
+"""What device="auto" of litegpu.load() means for a model: its GPU, or the CPU where that is quicker, or another
+delegate that was measured to be the quickest."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from typing import Any
 from litegpu.choosing.candidate import CPU, Candidate, Measured
 from litegpu.choosing.choice import Choice, by_measurement, by_prediction, comparable
 from litegpu.choosing.records import recall
-from litegpu.device_choice import delegate_for
-from litegpu.errors import DeviceError
+from litegpu.device_choice import asked_for, delegate_for
+from litegpu.errors import DelegateLoadError, DeviceError, OptionError
 from litegpu.gpu.backends import registry
 from litegpu.gpu.delegate.delegate import GpuDelegate
 from litegpu.interpreter import Interpreter
@@ -29,7 +30,8 @@ Open = Callable[[Source, Any, int | None], Interpreter]
 class Auto:
     """Chooses for one model, and again for each batch that it is opened for.
 
-    delegate: of the GPU that may be chosen, None without one. choice: the last one that was made."""
+    delegate: of the GPU that may be chosen, None without one. used: the delegate of what was opened last, None for the
+    CPU. choice: the last one that was made."""
 
     def __init__(self, source: Source, precision: str, num_threads: int | None, open_one: Open) -> None:
         """Opens the GPU. Raises ModelError."""
@@ -37,28 +39,39 @@ class Auto:
         self._num_threads = num_threads
         self._open = open_one
         self.choice: Choice | None = None
+        self.used: Any = None
+        self._others: dict[str, Any] = {}  # delegates that are not the GPU's, by name
         self._first = source, read_model(source)
         model = self._first[1]
         self._rows = _rows(model)
         found = comparable(recall(model.content), precision, num_threads)
-        self.delegate = self._gpu(by_measurement([one for one in found if not one.candidate.is_cpu]))
-        self._measured = self._of_this_device(found)
+        gpus = [one for one in found if one.candidate.device in registry.ENTRIES and one.accepted]
+        self.delegate = self._gpu(by_measurement(gpus))
+        self._measured = tuple(one for one in self._of_this_device(found) if one.accepted)
 
     def open(self, source: Source) -> Interpreter:
         """An interpreter of the model, or of what another batch has made of it."""
-        if self.delegate is None:
+        self.used = None
+        if self.delegate is None and not self._measured:
             return self._open(source, None, self._num_threads)
-        if self.delegate.open_device().info.is_software:  # which was named, by the environment
-            return self._open(source, self.delegate, self._num_threads)
+        if self.delegate is not None and self.delegate.open_device().info.is_software:  # named by the environment
+            return self._on(source, self.delegate)
         model = self._first[1] if source is self._first[0] else read_model(source)
         batch = max(1, _rows(model) // self._rows)
         choice = by_measurement(self._measured, batch)
-        if choice is not None:
-            self._tell(choice)
+        while choice is not None:
             chosen = choice.candidate
             if chosen.is_cpu:
+                self._tell(choice)
                 return self._open(source, None, chosen.num_threads or self._num_threads)
-            return self._open(source, self.delegate, self._num_threads)
+            delegate = self.delegate if chosen.device in registry.ENTRIES else self._other(chosen.device)
+            if delegate is not None:
+                self._tell(choice)
+                return self._on(source, delegate)
+            self._measured = tuple(one for one in self._measured if one.candidate.device != chosen.device)
+            choice = by_measurement(self._measured, batch)
+        if self.delegate is None:
+            return self._open(source, None, self._num_threads)
         gpu = Candidate(registry.name_of(self.delegate.open_device()), self._precision)
         cpu = Candidate(CPU, num_threads=self._num_threads)
         choice = by_prediction(model.main, None, (gpu, cpu), batch)  # if the GPU took all of it
@@ -67,28 +80,47 @@ class Auto:
             choice = by_prediction(interpreter.graph, interpreter.delegation_report(), (gpu, cpu), batch)
             if not choice.candidate.is_cpu:
                 self._tell(choice)
+                self.used = self.delegate
                 return interpreter
             interpreter.close()
         self._tell(choice)
         return self._open(source, None, self._num_threads)
 
+    def _on(self, source: Source, delegate: Any) -> Interpreter:
+        self.used = delegate
+        return self._open(source, delegate, self._num_threads)
+
+    def _other(self, name: str) -> Any:
+        """A delegate that is not the GPU's, None if it cannot be had."""
+        if name not in self._others:
+            try:
+                self._others[name] = asked_for(name, self._precision, {})
+            except (DeviceError, DelegateLoadError, OptionError) as error:
+                log.debug("The delegate that was measured is not there: %s", error)
+                self._others[name] = None
+        return self._others[name]
+
     def _gpu(self, best: Choice | None) -> GpuDelegate | None:
-        """The GPU that was measured to be the quickest, if it is there, else the first."""
+        """The GPU that was measured to be the quickest, if it is there and no program on the CPU, else the first."""
         if best is not None:
             try:
-                return delegate_for(best.candidate.device, self._precision, {})
+                found = delegate_for(best.candidate.device, self._precision, {})
+                if found is not None and not found.open_device().info.is_software:
+                    return found
             except DeviceError as error:
                 log.debug("The GPU that was measured is not there: %s", error)
         return delegate_for("auto", self._precision, {})
 
     def _of_this_device(self, found: tuple[Measured, ...]) -> tuple[Measured, ...]:
-        """What was measured of the GPU that was opened, and of the CPU; nothing if that GPU never was."""
+        """What was measured of the GPU that was opened, of other delegates and of the CPU; nothing if there is a GPU
+        that never was."""
+        rest = [one for one in found if one.candidate.device not in registry.ENTRIES]
         if self.delegate is None:
-            return ()
+            return tuple(rest)
         device = self.delegate.open_device()
         name, info = registry.name_of(device), device.info
         here = [one for one in found if (one.candidate.device, one.name, one.driver) == (name, info.name, info.driver)]
-        return (*here, *(one for one in found if one.candidate.is_cpu)) if here else ()
+        return (*here, *rest) if here else ()
 
     def _tell(self, choice: Choice) -> None:
         self.choice = choice

@@ -37,7 +37,8 @@ class Measured:
     latency: median of one call, from NumPy arrays to NumPy arrays; `batch_latency` the same for `batch` rows at once.
     start: from the start of a process, its imports included, to the first result.
     memory: bytes that the process took at most; `device_memory`: on the device, where that tells.
-    deviation: relative L2 distance of the outputs from the official CPU runtime's, the largest of all.
+    deviation: relative L2 distance of the outputs from the official CPU runtime's, the largest of all; `accepted`:
+    whether that is as little as was asked for.
     name, driver: of the device, as it describes itself."""
 
     candidate: Candidate
@@ -51,6 +52,7 @@ class Measured:
     memory: int | None = None
     device_memory: int | None = None
     deviation: float | None = None
+    accepted: bool = True
     problem: str = ""
     batch_problem: str = ""
 

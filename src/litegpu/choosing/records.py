@@ -23,16 +23,21 @@ log = logging.getLogger("litegpu")
 
 FOLDER = "choices"
 _FORMAT = 1
+_RUNTIMES = ("openvino", "coremltools")  # that delegates run on, where they are installed
 
 
 def machine() -> str:
     """The processor, the cores that may be used, and what computes on them."""
+    parts = (_processor(), usable_cores(), sys.platform, version.__version__, _version("ai-edge-litert"))
+    others = (f"{name} {found}" for name in _RUNTIMES if (found := _version(name)))
+    return " | ".join(map(str, (*parts, *others)))
+
+
+def _version(package: str) -> str:
     try:
-        runtime = installed("ai-edge-litert")
+        return installed(package)
     except PackageNotFoundError:
-        runtime = ""
-    parts = (_processor(), usable_cores(), sys.platform, version.__version__, runtime)
-    return " | ".join(map(str, parts))
+        return ""
 
 
 def keep(content: bytes | memoryview, found: Sequence[Measured]) -> Path | None:

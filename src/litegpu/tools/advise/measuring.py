@@ -145,6 +145,7 @@ def measure(
             if outputs.exists():
                 measured = replace(measured, deviation=_deviation(outputs, Path(folder) / "0.npz"))
             found.append(measured)
+    found = [replace(one, accepted=one.deviation is None or one.deviation <= tolerance) for one in found]
     return MeasuredWays(tuple(found), tolerance, keep(read.content, found))
 
 

@@ -87,7 +87,7 @@ def measure(measured: Any, order: dict[str, Any]) -> Any:
             why = f"it would take about {batch * measured.latency:.3g} s"
             return replace(measured, batch=batch, batch_problem=why, memory=peak_bytes())
         try:
-            many = {name: _rows(array, batch) for name, array in arrays.items()}
+            many = {name: repeated(array, batch) for name, array in arrays.items()}
             model(**many)
             measured = replace(measured, batch=batch, batch_latency=timed(lambda: model(**many), seconds))
         except (LiteGpuError, ValueError, MemoryError) as error:
@@ -116,7 +116,8 @@ def peak_bytes() -> int | None:
     return int(peak_memory() * 2**20) or None
 
 
-def _rows(array: Any, batch: int) -> Any:
+def repeated(array: Any, batch: int) -> Any:
+    """An input of one row as one of `batch` rows. Raises ValueError where it has no rows of one."""
     import numpy as np
 
     if array.ndim == 0 or array.shape[0] != 1:
