@@ -239,13 +239,17 @@ def slowest(path: Path, session: Any, count: int) -> list[dict[str, Any]]:
     peak = roofline.peak_of(device) or roofline.H200
     _, graph = lowered(path)
     placed = place(optimise(graph, device.features, True), True).graph
+    layers: dict[tuple[int, ...], str] = {}  # of the first and second input, and of the result
     limits: defaultdict[tuple[int, ...], float] = defaultdict(float)
     for node in placed.nodes:
         cost = node_cost(placed, node, True)
         limits[node.sources] += max(cost.flops / peak.float16, cost.bytes / peak.bandwidth)
+        shapes = [placed.values[v].shape for v in (*node.reads[:1], *node.inputs[1:2], node.output)]
+        layers[node.sources] = " ".join("x".join(map(str, shape)) for shape in shapes)
     spent: dict[tuple[int, ...], dict[str, Any]] = {}
     for row in session.profile():
-        entry = spent.setdefault(tuple(row.sources), {"label": row.label, "seconds": 0.0, "kernels": 0})
+        label = f"{row.label} {layers.get(tuple(row.sources), '')}".rstrip()
+        entry = spent.setdefault(tuple(row.sources), {"label": label, "seconds": 0.0, "kernels": 0})
         entry["seconds"] += row.seconds
         entry["kernels"] += 1
     whole = sum(entry["seconds"] for entry in spent.values())

@@ -98,7 +98,7 @@ def test_slowest_kernels_have_shares_and_limits(families: Any, model: Path, monk
     monkeypatch.setattr(families, "open_device", lambda name: device)
     monkeypatch.setattr(families.roofline, "peak_of", lambda device: families.roofline.H200)
     first, second = families.slowest(model, Session(), 2)
-    assert first["label"] == "conv_2d [0]" and first["share"] == pytest.approx(0.75)
+    assert first["label"] == "conv_2d [0] 1x4x4x3 8x1x1x3 1x4x4x8" and first["share"] == pytest.approx(0.75)
     assert first["limit"] == pytest.approx((4 * 4 * 3 + 8 * 3 + 8 + 4 * 4 * 8) * 2 / 4.3e12)
     assert second["limit"] == 0
     row = dict(model="m", batch=1, kind="float16", gpu=4e-6, kernels=2, ready=0.1, slowest=[first, second])

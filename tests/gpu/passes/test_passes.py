@@ -510,3 +510,23 @@ def test_heads_are_joined_by_where_they_are_written(channels: int) -> None:
     given = [rng.standard_normal((2, 3, 5, channels)).astype(np.float32) for _ in range(2)]
     for got, want in zip(run_placed(placed, given), evaluate_graph(graph, given), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("epilogue", "window", "left"), [
+    (RELU, 3, True), (apply("min", RELU, 6.0), 3, True), (apply("sigmoid", Arg(0)), 3, True),
+    (apply("max", Arg(0), -1.0), 3, False), (apply("min", Arg(0), 6.0), 3, False), (RELU, 1, False),
+])  # fmt: skip
+def test_zeros_around_what_is_never_negative_are_a_maximum_s_padding(epilogue: Apply, window: int, left: bool) -> None:
+    """As Keras's ResNet pads in front of its pooling: without a copy of the largest map. A window of padding alone has
+    nothing else to take."""
+    b, rng = GraphBuilder(), np.random.default_rng(0)
+    x = b.value((1, 8, 9, 4), DType.FLOAT32)
+    y = b.node(Elementwise(), [], b.value((1, 8, 9, 4), DType.FLOAT32), epilogue, [x])
+    padded = b.node(Copy((Pad((0, 1, 1, 0), (0, 1, 1, 0)),)), [y], b.value((1, 10, 11, 4), DType.FLOAT32))
+    shape = (1, (10 - window) // 2 + 1, (11 - window) // 2 + 1, 4)
+    pool = b.node(Pool2D("max", (window, window), (2, 2)), [padded], b.value(shape, DType.FLOAT32))
+    graph = b.graph([x], [pool])
+    better = optimise(graph, Features())
+    assert any(isinstance(n.op, Copy) for n in better.nodes) == (not left)
+    given = [rng.standard_normal((1, 8, 9, 4)).astype(np.float32)]
+    np.testing.assert_array_equal(evaluate_graph(better, given)[0], evaluate_graph(graph, given)[0])

@@ -8,16 +8,20 @@ import numpy as np
 
 from litegpu.gpu.graph import (
     RESULT,
+    Apply,
     Conv2D,
     Copy,
     DepthwiseConv2D,
+    Expr,
     Graph,
     GraphBuilder,
     IntegerConv2D,
     IntegerDepthwiseConv2D,
+    Literal,
     Mirror,
     Node,
     Pad,
+    Pool2D,
     Reshape,
     Resize2D,
     Shape,
@@ -57,19 +61,21 @@ def join_copies(graph: Graph) -> Graph:
 
 def absorb_padding(graph: Graph) -> Graph:
     """A padding of height and width with zeros, or zero points, in front of a convolution becomes the convolution's
-    own."""
+    own. So it does in front of a maximum of what is never less: each window has a cell that is no padding."""
     producer = graph.producer()
     nodes: list[Node] = []
     for node in graph.nodes:
         op = node.op
-        if not isinstance(op, (Conv2D, DepthwiseConv2D, IntegerConv2D, IntegerDepthwiseConv2D)):
+        if not isinstance(op, (Conv2D, DepthwiseConv2D, IntegerConv2D, IntegerDepthwiseConv2D, Pool2D)):
             nodes.append(node)
             continue
         pad, zero = producer.get(node.inputs[0]), op.zero_point if isinstance(op, _INTEGER) else 0
         match pad:
-            case Node(Copy((Pad(before, after, fill),)), _, _, epilogue) if (
+            case Node(Copy((Pad(before, after, fill) as around,)), _, _, epilogue) if (
                 epilogue == RESULT
-                and fill == zero
+                and (
+                    _may_pass_over(op, around, producer.get(pad.inputs[0])) if isinstance(op, Pool2D) else fill == zero
+                )
                 and not (before[0] or before[3] or after[0] or after[3])
                 and min(before + after) >= 0
             ):
@@ -85,6 +91,24 @@ def absorb_padding(graph: Graph) -> Graph:
 
 
 _INTEGER = (IntegerConv2D, IntegerDepthwiseConv2D)
+
+
+def _may_pass_over(pool: Pool2D, pad: Pad, source: Node | None) -> bool:
+    """Whether what is pooled, which `source` computes, may as well do without the padding."""
+    sides = zip(pool.padding, pad.before[1:3], pad.after[1:3], pool.window, strict=True)
+    inside = all(max(own + before, after) < size for own, before, after, size in sides)
+    return pool.kind == "max" and inside and source is not None and _is_at_least(source.epilogue, pad.fill)
+
+
+def _is_at_least(expression: Expr, number: float) -> bool:
+    match expression:
+        case Apply("max", (_, Literal(least))):
+            return float(least) >= number
+        case Apply("min", (inner, Literal(most))):
+            return float(most) >= number and _is_at_least(inner, number)
+        case Apply("sigmoid" | "abs" | "exp" | "sqrt", _):
+            return number <= 0
+    return False
 
 
 def absorb_border(graph: Graph) -> Graph:
