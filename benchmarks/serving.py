@@ -1,0 +1,154 @@
+"""Many threads, one model: calls of the model, and through its batcher, beside one thread alone.
+
+    python benchmarks/serving.py [--model mobilenet_v1_1.0_224_random] [--device cuda] [--threads 16] [--ahead 1,2,3]
+    python benchmarks/serving.py --device cuda:all --rows 8     two GPUs beside one
+
+A closed loop: each thread calls again as soon as it has its result. Rows per second and milliseconds until a call's
+result are printed, with how many times one thread's rate that is. Every result of every call is compared, when the time
+is over: it must be ten times as near to what one call gives for its input as to what any other input gives; the worst
+ratio is printed. With `cuda:all` the same load goes to one GPU and to all, the ratio of the rates is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from cuda_measure import find_models
+
+import litegpu
+
+ITEMS = 32
+
+
+class Load:
+    """What threads call with, and what must come back."""
+
+    def __init__(self, model: litegpu.LoadedModel, rows: int) -> None:
+        self.rows = rows
+        self.name, detail = next(iter(model.inputs.items()))
+        shape = (rows, *detail["shape"][1:])
+        self.items = [np.random.default_rng(i).normal(size=shape).astype(np.float32) for i in range(ITEMS)]
+        self.wanted = np.stack([first(model(item)) for item in self.items]).reshape(ITEMS, -1)
+        distances = np.linalg.norm(self.wanted[:, None] - self.wanted[None], axis=-1)
+        self.nearest = (distances + np.where(np.eye(ITEMS), np.inf, 0)).min()
+
+    def run(self, call: Callable[[np.ndarray], Any], threads: int, seconds: float) -> tuple[float, np.ndarray, float]:
+        """Rows per second, milliseconds of each call, and the worst result's distance as a share of that to the nearest
+        of the others."""
+        times: list[list[float]] = [[] for _ in range(threads)]
+        found: list[list[Any]] = [[] for _ in range(threads)]
+        start, failures = threading.Barrier(threads + 1), []
+        ending = [0.0]
+
+        def work(number: int) -> None:
+            clock, items, mine, results = time.perf_counter, self.items, times[number], found[number]
+            i = number
+            try:
+                for _ in range(5):
+                    call(items[i % ITEMS])
+                start.wait()
+                now = clock()
+                while now < ending[0]:
+                    result = call(items[i % ITEMS])
+                    then, now = now, clock()
+                    mine.append(now - then)
+                    results.append(result)
+                    i += 1
+            except BaseException as error:
+                failures.append(error)
+                start.abort()
+
+        running = [threading.Thread(target=work, args=(n,)) for n in range(threads)]
+        for thread in running:
+            thread.start()
+        begun = time.perf_counter()
+        ending[0] = begun + 1e9
+        start.wait()
+        begun = time.perf_counter()
+        ending[0] = begun + seconds
+        for thread in running:
+            thread.join()
+        elapsed = time.perf_counter() - begun
+        if failures:
+            raise failures[0]
+        worst = 0.0
+        for number, results in enumerate(found):
+            for i in range(0, len(results), 1000):
+                got = np.stack([first(r) for r in results[i : i + 1000]]).reshape(len(results[i : i + 1000]), -1)
+                which = (number + i + np.arange(len(got))) % ITEMS
+                worst = max(worst, float(np.linalg.norm(got - self.wanted[which], axis=1).max()) / self.nearest)
+        latencies = 1e3 * np.array([t for mine in times for t in mine])
+        return len(latencies) * self.rows / elapsed, latencies, worst
+
+
+def first(result: Any) -> np.ndarray:
+    """The (first) output."""
+    return np.asarray(next(iter(result.values())) if isinstance(result, dict) else result)
+
+
+def told(name: str, found: tuple[float, np.ndarray, float], base: float) -> None:
+    rate, latencies, worst = found
+    p50, p90, p99 = np.percentile(latencies, (50, 90, 99))
+    print(
+        f"{name:34} {rate:9.0f} rows/s {rate / base:6.2f}x  p50 {p50:.3f} p90 {p90:.3f} p99 {p99:.3f} ms  "
+        f"{len(latencies)} results compared, worst {worst:.1e}" + ("" if worst < 0.1 else "  WRONG"),
+        flush=True,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="mobilenet_v1_1.0_224_random")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--precision", default="float16", choices=("float16", "float32"))
+    parser.add_argument("--threads", type=int, default=16)
+    parser.add_argument("--rows", type=int, default=1, help="of each call")
+    parser.add_argument("--max_batch", type=int, default=64)
+    parser.add_argument("--ahead", default="2")
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--switch", default="", help="also with these switch intervals of the interpreter, in ms")
+    args = parser.parse_args()
+    path = str(find_models([args.model])[0])
+    all_gpus = args.device.endswith(":all")
+    base_device = args.device.removesuffix(":all") + ":0" if all_gpus else args.device
+    with litegpu.load(path, base_device, args.precision) as model:
+        load = Load(model, args.rows)
+        print(f"{path}, {args.precision}, {model.hardware}, {args.rows} rows a call, max_batch {args.max_batch}")
+        base = load.run(model, 1, args.seconds)
+        told("one thread, model", base, base[0])
+        told(f"{args.threads} threads, model", load.run(model, args.threads, args.seconds), base[0])
+        rates = {}
+        for ahead in map(int, args.ahead.split(",")):
+            rates[ahead] = through_batcher(model, load, args, ahead, base[0])
+    if all_gpus:
+        with litegpu.load(path, args.device, args.precision) as model:
+            print(model.hardware)
+            for ahead, rate in rates.items():
+                print(f"  {through_batcher(model, load, args, ahead, base[0]) / rate:.2f} times one GPU")
+    return 0
+
+
+def through_batcher(model: litegpu.LoadedModel, load: Load, args: Any, ahead: int, base: float) -> float:
+    begun = time.perf_counter()
+    with model.batcher(args.max_batch, ahead=ahead) as batcher:
+        print(f"  batcher ready after {time.perf_counter() - begun:.1f} s")
+        told(f"one thread, batcher, ahead {ahead}", load.run(batcher, 1, args.seconds / 2), base)
+        found = load.run(batcher, args.threads, args.seconds)
+        told(f"{args.threads} threads, batcher, ahead {ahead}", found, base)
+        for switch in filter(None, args.switch.split(",")):
+            before = sys.getswitchinterval()
+            sys.setswitchinterval(float(switch) / 1e3)
+            told(f"  switch interval {switch} ms", load.run(batcher, args.threads, args.seconds), base)
+            sys.setswitchinterval(before)
+        print(f"  {batcher.statistics}\n  sizes {batcher.statistics.sizes}", flush=True)
+    return found[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
