@@ -180,7 +180,7 @@ class Lane:
 def test_lanes_of_other_shapes_are_drained_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
 
-    def opened(model: Any, arrays: Any, shapes: Any, ahead: int) -> Lane:
+    def opened(model: Any, arrays: Any, shapes: Any, ahead: int, wanted: Any) -> Lane:
         log.append(f"open {shapes[0][0]}")
         return Lane(shapes, log)
 
@@ -211,13 +211,14 @@ class Kernel:
         self.made.append(Kernel(self.made, self.fails, self.count))
         return self.made[-1]
 
-    def begin(self, arrays: Any) -> None:
+    def begin(self, arrays: Any, outputs: Any) -> None:
+        assert outputs == (1, 0)
         self.given.append(arrays[7].copy())
 
-    def collect(self) -> list[np.ndarray]:
+    def collect(self, outputs: Any) -> list[np.ndarray]:
         if next(self.count) in self.fails:
             raise InvokeError("lost")
-        return [self.given[-1] + 1, self.given[-1] * 2]
+        return [[self.given[-1] + 1, self.given[-1] * 2][i] for i in outputs]
 
     def close(self, *, wait: bool) -> None:
         assert not wait, "who stops early must not wait"
@@ -225,8 +226,8 @@ class Kernel:
 
 
 def overlapping(ahead: int, made: list[Kernel], *fails: int) -> _Overlapping:
-    model: Any = SimpleNamespace(_as_result=lambda arrays: [float(a[0]) for a in arrays])
-    route = Route(Kernel(made, fails), {"x": 7}, (1, 0))  # type: ignore[arg-type]
+    model: Any = SimpleNamespace(_as_result=lambda arrays, wanted: [float(a[0]) for a in arrays])
+    route = Route(Kernel(made, fails), {"x": 7}, {"double": 1, "more": 0})  # type: ignore[arg-type]
     return _Overlapping(model, route, ((1,),), ahead)
 
 

@@ -15,6 +15,7 @@ from agreement import require_gpu
 
 import litegpu
 from litegpu import GpuDelegate, Interpreter, InvokeError, TensorError
+from litegpu.gpu.delegate.kernel import GpuKernel
 from litegpu.model.builder import ModelBuilder
 
 THREADS = 16
@@ -148,13 +149,18 @@ def test_a_broken_off_call_leaves_the_model_usable(device: str, monkeypatch: pyt
     """Interrupted in the middle of a resize, or of the inputs, by Ctrl-C."""
     with litegpu.load(network(), device) as model:
         x, y = inputs(0)
-        for method in ("set_tensor", "allocate_tensors", "invoke", "get_tensor"):
+        places: list[tuple[type, str]] = [(Interpreter, "allocate_tensors")]
+        if device == "cpu":
+            places += [(Interpreter, name) for name in ("set_tensor", "invoke", "get_tensor")]
+        else:
+            places += [(GpuKernel, name) for name in ("write", "_begin", "_collect")]
+        for owner, method in places:
 
             def interrupted(*_: Any) -> None:
                 raise KeyboardInterrupt
 
             with monkeypatch.context() as patch:
-                patch.setattr(Interpreter, method, interrupted)
+                patch.setattr(owner, method, interrupted)
                 with pytest.raises(KeyboardInterrupt):
                     model(*inputs(1, batch=2))
             assert is_right(model(x, y), x, y)

@@ -27,6 +27,7 @@ log = logging.getLogger("litegpu")
 
 _used = False
 _forbidden = False
+_count = 0
 _followers: WeakKeyDictionary[Follower, None] = WeakKeyDictionary()
 _calls: list[Callable[[], None]] = []
 
@@ -60,6 +61,11 @@ def check() -> None:
         refuse()
 
 
+def count() -> int:
+    """How often this process was forked: memory from before shares its pages with a child."""
+    return _count
+
+
 def refuse() -> NoReturn:
     raise ForkError(
         "this process was forked from one that had used a GPU, or OpenVINO, and neither works in such a child: start "
@@ -90,6 +96,9 @@ class Refusal:
     def release(self) -> None:
         """Never acquired."""
 
+    def locked(self) -> bool:
+        return False
+
 
 def _after() -> None:
     global _forbidden
@@ -103,5 +112,10 @@ def _after() -> None:
             log.warning("After a fork: %s: %s", type(error).__name__, error)
 
 
+def _in_parent() -> None:
+    global _count
+    _count += 1
+
+
 if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
-    os.register_at_fork(after_in_child=_after)
+    os.register_at_fork(after_in_child=_after, after_in_parent=_in_parent)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from litegpu import fork
 from litegpu.arguments import by_name, converted
@@ -25,6 +24,7 @@ from litegpu.interpreter import Interpreter
 from litegpu.model.batch import with_batch
 from litegpu.model.entry import signature_of, with_entry
 from litegpu.model.reader import read_model
+from litegpu.slots import MOST_ON_GPU, InterpreterSlot, KernelSlot, Slot, Slots, Wanted, most_on_cpu
 
 if TYPE_CHECKING:
     from litegpu.batching import Batcher
@@ -102,12 +102,21 @@ def load(
 
         auto = Auto(path, precision, num_threads, opened)
         return LoadedModel(
-            allocated(auto.open(path)), auto.delegate, lambda content: allocated(auto.open(content)), auto, signature
+            allocated(auto.open(path)),
+            auto.delegate,
+            lambda content: allocated(auto.open(content)),
+            auto,
+            signature,
+            num_threads,
         )
     asked = asked_for(device, precision, delegate_options, delegate)
     first = allocated(opened(path, asked, num_threads))
     return LoadedModel(
-        first, asked, lambda content: allocated(opened(content, asked, num_threads)), signature=signature
+        first,
+        asked,
+        lambda content: allocated(opened(content, asked, num_threads)),
+        signature=signature,
+        num_threads=num_threads,
     )
 
 
@@ -116,15 +125,16 @@ class LoadedModel:
     """A model on a device. Call it with one array per input, in order or by name; it gives the output's array, or a
     dictionary of arrays by name if the model has several outputs. The arrays belong to the caller.
 
-    Any number of threads may share it: each inference is one turn under a lock, so that every call gets its own
-    results, also where batches differ. (To have several run at once, use stream(), or a model for each thread.)
+    Any number of threads may share it: every call gets its own results, also where batches differ. Where threads find
+    it busy, it comes to run a few inferences at once, on the GPU or on the CPU's cores, if the whole model is there and
+    keeps no variables; the others wait.
 
     Names are those of the signature that was asked for, or of the model's only one, else of the tensors; a name that
     several outputs share gets ":1", ":2" ... appended from the second on. Also a context manager; close() frees the
     device's memory.
 
     `interpreter` runs the model; after a call with another batch it may be another one. `reopen` opens an interpreter
-    of the bytes of a model for another batch.
+    of the bytes of a model for another batch. `num_threads`: that one inference uses on the CPU.
     """
 
     def __init__(
@@ -134,6 +144,7 @@ class LoadedModel:
         reopen: Callable[[bytes], Interpreter] | None = None,
         auto: Auto | None = None,
         signature: str | None = None,
+        num_threads: int | None = None,
     ) -> None:
         self.interpreter = interpreter
         self._asked = delegate
@@ -142,13 +153,17 @@ class LoadedModel:
         self._reopen = reopen
         self._auto = auto
         self._signature = signature
+        self._num_threads = num_threads
+        self._slots: Slots | None = None
+        self._choices: dict[tuple[bool, tuple[str, ...]], Wanted] = {}
         inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
         names = _signature_names(interpreter, signature)
         self._inputs = _named(inputs, names)
         self._outputs = _named(outputs, names)
         self._names = tuple(self._inputs)
+        self._output_names = tuple(self._outputs)
         self._ranks = tuple(len(d["shape"]) for d in inputs)
-        #: Held over all of an inference, from the first input that is set to the last result that is copied.
+        #: Held by what changes the model; inferences run in the slots, which are ended for such.
         self._lock = threading.RLock()
         fork.follow(self)
         self._closed = False
@@ -224,7 +239,7 @@ class LoadedModel:
             return False
         return self._delegate.open_device().info.is_software
 
-    def __call__(self, *args: npt.ArrayLike, **kwargs: npt.ArrayLike) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """One inference. Values are converted to the input's type where that loses nothing (Python numbers are rounded
         to it); an input whose batch, or another dimension that the model leaves open, differs resizes the model.
 
@@ -232,18 +247,24 @@ class LoadedModel:
         a single input, a list is the value itself if it is as deep as the input has dimensions, and `[x]` if one
         deeper.
 
+        `model(x, outputs=["scores"])` gives a dictionary of these outputs alone, `model(x, outputs="scores")` one
+        output's array; the others are not copied from the GPU. (Not for models with an input of that name.)
+
         Arrays in CUDA memory (PyTorch, CuPy, JAX, Numba) are not copied to the host: the outputs are arrays of the same
         library on the same device, ready for what is put on the library's current stream. The model must then run on
         that device as a whole.
 
         Raises TensorError for a wrong name, number, type or shape, InvokeError if the inference fails.
         """
+        wanted = self._wanted(kwargs.pop("outputs")) if kwargs and _chooses(kwargs, self._inputs) else None
         values = self._arguments(args, kwargs)
         if any(is_on_gpu(value) for value in values.values()):
-            return self._call_on_gpu(values)
-        return self._infer(self._converted(values))
+            return self._call_on_gpu(values, wanted)
+        return self._infer(self._converted(values), wanted)
 
-    def stream(self, items: Iterable[Any], ahead: int = 3) -> Iterator[Any]:
+    def stream(
+        self, items: Iterable[Any], ahead: int = 3, *, outputs: str | Sequence[str] | None = None
+    ) -> Iterator[Any]:
         """The results for many items, in their order, at the rate of the slowest part rather than of all in turn:
         while the GPU works on some items, others are uploaded and downloaded, and the caller's own code around it runs.
 
@@ -253,13 +274,14 @@ class LoadedModel:
             that draws results, at most `ahead` before their own result; of each in flight the device holds one more set
             of activations. Arrays may be changed once the next item is drawn, except those of empty_input(), which
             large inputs are best made in. Another batch drains what is in flight and resizes the model.
+        outputs: those that are wanted, as for a call.
 
         What the items raise comes after the results of the items before; what the model raises comes in its item's
         place. Stopping early, or an error, ends it all; an own close() of the items is called. Models that are not
         wholly on the GPU, or that keep variables, have one inference in flight, in a thread."""
         from litegpu.stream import stream
 
-        return stream(self, items, ahead)
+        return stream(self, items, ahead, None if outputs is None else self._wanted(outputs))
 
     def batcher(
         self,
@@ -319,28 +341,87 @@ class LoadedModel:
         device = self._delegate.open_device()
         return device.pinned(shape, dtype) if isinstance(device, PinnedMemory) else np.empty(shape, dtype)
 
-    def _infer(self, arrays: Mapping[str, np.ndarray]) -> Any:
+    def _infer(self, arrays: Mapping[str, np.ndarray], wanted: Wanted | None = None) -> Any:
         """One inference on arrays of the inputs' types; the outputs."""
+        names = self._output_names if wanted is None else wanted.names
+        while True:
+            slots = self._slots
+            if slots is None or not slots.take(arrays):
+                slots = self._opened_slots(arrays)
+            results = slots.infer(arrays, names)
+            if results is not None:  # else another thread has changed the model
+                return self._as_result(results, wanted)
+
+    def _opened_slots(self, arrays: Mapping[str, np.ndarray]) -> Slots:
+        """Those for inputs of such shapes."""
         with self._lock:
             self._check_open()
-            self._resize(arrays)
-            self._unbind()
-            for name, array in arrays.items():
-                self.interpreter.set_tensor(self._inputs[name], array)
-            self.interpreter.invoke()
-            return self._as_result([self.interpreter.get_tensor(index) for index in self._outputs.values()])
+            if self._slots is None or not self._slots.take(arrays):
+                self._end_slots()
+                self._resize(arrays)
+                self._unbind()
+                shapes = {name: shape for name, (shape, _) in self._expected.items()}
+                self._slots = Slots(shapes, *self._first_slot(shapes))
+            return self._slots
 
-    def _call_on_gpu(self, values: Mapping[str, Any]) -> Any:
+    def _first_slot(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[Slot, Callable[[], Slot], int]:
+        """The slot in which there is nothing but what is open, what opens another one, and how many there may be."""
+        from litegpu.stream import only_kernel
+
+        route = only_kernel(self)
+        if route is not None:
+            kernel, inputs, places = route.kernel, route.inputs, route.places
+            assert self.interpreter.plan is not None
+            self.interpreter.plan.ran_outside()
+            most = 1 if kernel.program.variables else MOST_ON_GPU
+            return (
+                KernelSlot(kernel, inputs, places, self._took, own=False),
+                lambda: KernelSlot(kernel.another(waits=True), inputs, places, self._took, own=True),
+                most,
+            )
+
+        def another() -> Slot:
+            assert self._reopen is not None
+            model = self.interpreter.model
+            with self.interpreter.own_operators():
+                other = self._reopen(bytes(model.content))
+            for name, index in self._inputs.items():
+                if shapes[name] != model.main.tensors[index].shape:
+                    other.resize_tensor_input(index, shapes[name])
+            other.allocate_tensors()
+            return InterpreterSlot(other, self._inputs, self._outputs, own=True)
+
+        on_cpu = self._reopen is not None and self._asked is None and self.device == "cpu"
+        most = most_on_cpu(self.interpreter.model, self._num_threads) if on_cpu else 1
+        return InterpreterSlot(self.interpreter, self._inputs, self._outputs, own=False), another, most
+
+    def _took(self, nanoseconds: int) -> None:
+        self.interpreter._duration = nanoseconds
+
+    def _end_slots(self) -> None:
+        """Wait for the inferences that are under way; those that come meanwhile wait for `_lock`."""
+        slots = self._slots
+        if slots is not None:
+            slots.end()
+            self._slots = None
+
+    def _call_on_gpu(self, values: Mapping[str, Any], wanted: Wanted | None) -> Any:
         """One inference on arrays on the GPU, some perhaps on the host."""
         with self._lock:
             self._check_open()
+            self._end_slots()
             call = self._gpu_call
             if call is None or not call.takes(values):
                 call = self._gpu_call = self._prepared_gpu_call(values)
-            return self._as_result(call.run(values))
+            results = call.run(values)
+        if wanted is not None:
+            found = dict(zip(self._outputs, results, strict=True))
+            results = [found[name] for name in wanted.names]
+        return self._as_result(results, wanted)
 
     def _forked(self) -> None:
         self._lock = threading.RLock()
+        self._slots = None  # other threads' inferences go on in the parent
 
     def _check_open(self) -> None:
         if self._closed:
@@ -402,6 +483,9 @@ class LoadedModel:
     def _close(self, *, wait: bool) -> None:
         with self._lock:
             self._closed = True
+            if wait:
+                self._end_slots()
+            self._slots = None
             self._reopen = None
             self._gpu_call = None
             self.interpreter._close(wait=wait)
@@ -433,8 +517,19 @@ class LoadedModel:
                 arrays[name] = converted(name, value, self._details[name])
         return arrays
 
-    def _as_result(self, arrays: Sequence[Any]) -> Any:
+    def _wanted(self, outputs: str | Sequence[str]) -> Wanted:
+        """The outputs that a call asks for; raises TensorError for names that the model does not have."""
+        one = isinstance(outputs, str)
+        names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+        for name in names:
+            if name not in self._outputs:
+                raise TensorError(f"There is no output {name!r}; the model has {', '.join(self._outputs)}")
+        return self._choices.setdefault((one, names), Wanted(names, one))
+
+    def _as_result(self, arrays: Sequence[Any], wanted: Wanted | None) -> Any:
         """The outputs as a call gives them."""
+        if wanted is not None:
+            return arrays[0] if wanted.one else dict(zip(wanted.names, arrays, strict=True))
         return arrays[0] if len(arrays) == 1 else dict(zip(self._outputs, arrays, strict=True))
 
     def _learn_inputs(self) -> None:
@@ -495,6 +590,11 @@ class LoadedModel:
         former, self.interpreter = self.interpreter, interpreter
         former.close()
         return True
+
+
+def _chooses(kwargs: Mapping[str, Any], inputs: Mapping[str, int]) -> bool:
+    """Whether `outputs` says which outputs are wanted, rather than being an input."""
+    return "outputs" in kwargs and "outputs" not in inputs
 
 
 def _signature_names(interpreter: Interpreter, key: str | None) -> dict[int, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from litegpu.boundary import typed_errors
@@ -52,7 +52,8 @@ class Runs(Protocol):
 @typed_errors
 class SignatureRunner:
     """Runs one signature of a model: called with keyword arrays it gives {output name: array}. Every call resizes the
-    inputs to what it is given."""
+    inputs to what it is given. `outputs=["scores"]` names those that are wanted (unless an input has that name): the
+    others are not copied."""
 
     def __init__(self, interpreter: Runs | None = None, signature_key: str | None = None) -> None:
         if interpreter is None:
@@ -73,6 +74,9 @@ class SignatureRunner:
 
     def __call__(self, **kwargs: Any) -> dict[str, Any]:
         """Raises TensorError (a ValueError) for wrong names, counts and types, InvokeError (a RuntimeError)."""
+        wanted = dict(self._outputs)
+        if "outputs" in kwargs and "outputs" not in self._inputs:
+            wanted = self._wanted(kwargs.pop("outputs"))
         if len(kwargs) != len(self._inputs):
             raise TensorError(
                 "Invalid number of inputs provided for running a SignatureDef, "
@@ -81,16 +85,24 @@ class SignatureRunner:
         for name in kwargs:
             if name not in self._inputs:
                 raise TensorError(f"Invalid Input name ({name}) for SignatureDef")
-        return cast("dict[str, Any]", self._interpreter._exclusively(lambda: self._run(kwargs)))
+        return cast("dict[str, Any]", self._interpreter._exclusively(lambda: self._run(kwargs, wanted)))
 
-    def _run(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def _wanted(self, outputs: Sequence[str]) -> dict[str, int]:
+        known = dict(self._outputs)
+        names = (outputs,) if isinstance(outputs, str) else outputs
+        for name in names:
+            if name not in known:
+                raise TensorError(f"Invalid output name ({name}) for SignatureDef; it has {', '.join(known)}")
+        return {name: known[name] for name in names}
+
+    def _run(self, kwargs: Mapping[str, Any], wanted: Mapping[str, int]) -> dict[str, Any]:
         """All of a cycle, in which no other thread uses the interpreter."""
         interpreter = self._interpreter
         cycle = interpreter._turns.mine
         interpreter._turns.beginning(cycle, checked=False)
         cycle.sets.clear()
         if self._subgraph_index != 0 and interpreter._setup.asked:
-            return self._run_entry(kwargs, cycle)
+            return self._run_entry(kwargs, wanted, cycle)
         if not interpreter.runs_whole:
             for name, value in kwargs.items():
                 interpreter._resize(self._inputs[name], value.shape)
@@ -98,34 +110,34 @@ class SignatureRunner:
                 interpreter.allocate_tensors()
         engine = interpreter._engine
         if isinstance(engine, Whole):
-            return self._whole(engine, kwargs)
+            return self._whole(engine, kwargs, wanted)
         for name, value in kwargs.items():
             interpreter.set_tensor(self._inputs[name], value)
         interpreter._timed(engine.invoke)
         cycle.sets.clear()
-        return {name: interpreter.get_tensor(index) for name, index in self._outputs}
+        return {name: interpreter.get_tensor(index) for name, index in wanted.items()}
 
-    def _run_entry(self, kwargs: Mapping[str, Any], cycle: Cycle) -> dict[str, Any]:
+    def _run_entry(self, kwargs: Mapping[str, Any], wanted: Mapping[str, int], cycle: Cycle) -> dict[str, Any]:
         """The same of a subgraph that is not the main one."""
         interpreter, subgraph = self._interpreter, self._subgraph_index
         given = {name: native(value) for name, value in kwargs.items()}
         values = {self._inputs[name]: value for name, value in given.items()}
         engine = interpreter._entries.engine(subgraph, values, interpreter._engine)
         if isinstance(engine, Whole):
-            return self._whole(engine, given)
+            return self._whole(engine, given, wanted)
         for index, value in values.items():
             engine.set(index, value)
         interpreter._timed(engine.invoke)
         cycle.sets.clear()
-        return {name: engine.get(index, subgraph) for name, index in self._outputs}
+        return {name: engine.get(index, subgraph) for name, index in wanted.items()}
 
-    def _whole(self, engine: Whole, given: Mapping[str, Any]) -> dict[str, Any]:
+    def _whole(self, engine: Whole, given: Mapping[str, Any], wanted: Mapping[str, int]) -> dict[str, Any]:
         """The same by the official runtime."""
         runner = self._runner(engine)
         found: dict[str, Any] = self._interpreter._timed(
             lambda: engine.run_signature(runner, self._subgraph_index, self._inputs, given)
         )
-        return found
+        return {name: found[name] for name in wanted}
 
     def _runner(self, engine: Whole) -> Any:
         """The official runner, which is kept here: while one is alive, the official interpreter counts as in use."""

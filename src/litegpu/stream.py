@@ -15,6 +15,7 @@ from litegpu.background import Background
 from litegpu.delegates.report import DelegationReport
 from litegpu.errors import OptionError, TensorError
 from litegpu.gpu.delegate.array_place import is_on_gpu
+from litegpu.slots import Wanted
 
 if TYPE_CHECKING:
     from litegpu.gpu.delegate.delegate import GpuDelegate
@@ -44,23 +45,23 @@ class Streamed(Protocol):
 
     def _converted(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]: ...
 
-    def _check_open(self) -> None: ...
+    def _opened_slots(self, arrays: Mapping[str, np.ndarray]) -> object: ...
 
-    def _resize(self, arrays: Mapping[str, np.ndarray]) -> None: ...
+    def _infer(self, arrays: Mapping[str, np.ndarray], wanted: Wanted | None = None) -> Any: ...
 
-    def _infer(self, arrays: Mapping[str, np.ndarray]) -> Any: ...
+    def _call_on_gpu(self, values: Mapping[str, Any], wanted: Wanted | None) -> Any: ...
 
-    def _as_result(self, arrays: Sequence[Any]) -> Any: ...
+    def _as_result(self, arrays: Sequence[Any], wanted: Wanted | None) -> Any: ...
 
 
-def stream(model: Streamed, items: Iterable[Any], ahead: int) -> Iterator[Any]:
+def stream(model: Streamed, items: Iterable[Any], ahead: int, wanted: Wanted | None = None) -> Iterator[Any]:
     """See LoadedModel.stream()."""
     if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
         raise OptionError(f"ahead is {ahead!r}; it must be 1 or more")
-    return _streamed(model, iter(items), ahead)
+    return _streamed(model, iter(items), ahead, wanted)
 
 
-def _streamed(model: Streamed, items: Iterator[Any], ahead: int) -> Iterator[Any]:
+def _streamed(model: Streamed, items: Iterator[Any], ahead: int, wanted: Wanted | None) -> Iterator[Any]:
     lane: _Lane | None = None
     try:
         while True:
@@ -79,10 +80,10 @@ def _streamed(model: Streamed, items: Iterator[Any], ahead: int) -> Iterator[Any
                 lane.close()
                 lane = None
             if on_gpu:  # does not wait for the GPU in any case
-                yield model(**values)
+                yield model._call_on_gpu(values, wanted)
                 continue
             if lane is None:
-                lane = _open(model, values, shapes, ahead)
+                lane = _open(model, values, shapes, ahead, wanted)
             done = [lane.next()] if lane.full else []
             try:
                 lane.begin(values)
@@ -134,23 +135,29 @@ class _Lane(Protocol):
         not wait for what is in flight."""
 
 
-def _open(model: Streamed, arrays: Mapping[str, np.ndarray], shapes: Shapes, ahead: int) -> _Lane:
+def _open(
+    model: Streamed, arrays: Mapping[str, np.ndarray], shapes: Shapes, ahead: int, wanted: Wanted | None
+) -> _Lane:
     with model._lock:
-        model._check_open()
-        model._resize(arrays)
+        model._opened_slots(arrays)
         route = only_kernel(model)
     if route is None or route.kernel.program.variables:
-        return _InTurn(model, shapes)
-    return _Overlapping(model, route, shapes, ahead)
+        return _InTurn(model, shapes, wanted)
+    return _Overlapping(model, route, shapes, ahead, wanted)
 
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """A kernel that runs a whole model: its number of each input, by name, and of the outputs, in the model's order."""
+    """A kernel that runs a whole model: its number of each input and, in the model's order, each output, by name."""
 
     kernel: GpuKernel
     inputs: Mapping[str, int]
-    outputs: tuple[int, ...]
+    places: Mapping[str, int]
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The places alone."""
+        return tuple(self.places.values())
 
 
 def only_kernel(model: Streamed) -> Route | None:
@@ -166,7 +173,7 @@ def only_kernel(model: Streamed) -> Route | None:
         return None
     try:
         inputs = {name: prepared.find(living, index)[2] for name, index in model._inputs.items()}
-        outputs = tuple(prepared.find(living, index)[2] for index in model._outputs.values())
+        outputs = {name: prepared.find(living, index)[2] for name, index in model._outputs.items()}
     except TensorError:  # an input that nothing reads, an output that nothing computes
         return None
     kernel = living[0].kernel()
@@ -176,8 +183,10 @@ def only_kernel(model: Streamed) -> Route | None:
 class _Overlapping:
     """Copies of a kernel that runs the whole model, each with memory and a queue of its own."""
 
-    def __init__(self, model: Streamed, route: Route, shapes: Shapes, ahead: int) -> None:
+    def __init__(self, model: Streamed, route: Route, shapes: Shapes, ahead: int, wanted: Wanted | None = None) -> None:
         self.shapes = shapes
+        self._wanted = wanted
+        self._places = route.outputs if wanted is None else tuple(route.places[name] for name in wanted.names)
         self._model = model
         self._route = route
         self._ahead = ahead
@@ -191,7 +200,7 @@ class _Overlapping:
     def begin(self, arrays: Mapping[str, np.ndarray]) -> None:
         kernel = self._free.popleft() if self._free else self._route.kernel.another()
         try:
-            kernel.begin({place: arrays[name] for name, place in self._route.inputs.items()})
+            kernel.begin({place: arrays[name] for name, place in self._route.inputs.items()}, self._places)
         except BaseException:
             kernel.close(wait=False)
             raise
@@ -200,12 +209,12 @@ class _Overlapping:
     def next(self) -> Any:
         kernel = self._busy.popleft()
         try:
-            results = kernel.collect()
+            results = kernel.collect(self._places)
         except BaseException:
             kernel.close(wait=False)
             raise
         self._free.append(kernel)
-        return self._model._as_result([results[i] for i in self._route.outputs])
+        return self._model._as_result(results, self._wanted)
 
     def drain(self) -> Iterator[Any]:
         while self._busy:
@@ -221,8 +230,9 @@ class _Overlapping:
 class _InTurn:
     """One inference in a thread, as a call of the model, while the caller's code runs."""
 
-    def __init__(self, model: Streamed, shapes: Shapes) -> None:
+    def __init__(self, model: Streamed, shapes: Shapes, wanted: Wanted | None) -> None:
         self.shapes = shapes
+        self._wanted = wanted
         self._model = model
         self._background = Background()
         fork.follow(self)
@@ -240,7 +250,7 @@ class _InTurn:
         own = {name: array.copy() for name, array in arrays.items()}  # the caller may change theirs from now on
 
         def infer() -> None:
-            self._result = self._model._infer(own)
+            self._result = self._model._infer(own, self._wanted)
 
         self._future = self._background.start(infer)
 

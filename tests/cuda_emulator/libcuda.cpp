@@ -107,6 +107,18 @@ API cuMemFreeHost(void* p) {
   free(p);
   return SUCCESS;
 }
+API cuMemHostRegister(void* p, size_t n, unsigned) {
+  IN_CONTEXT;
+  auto after = host_memory.lower_bound((uintptr_t)p);
+  if (after != host_memory.end() && after->first < (uintptr_t)p + n) return 712;
+  if (inside(host_memory, (uintptr_t)p, 1)) return 712;
+  host_memory[(uintptr_t)p] = n;
+  return SUCCESS;
+}
+API cuMemHostUnregister(void* p) {
+  IN_CONTEXT;
+  return host_memory.erase((uintptr_t)p) ? SUCCESS : 713;
+}
 API cuMemGetInfo(size_t* free_, size_t* total) { *free_ = size_t(7) << 30; *total = size_t(8) << 30; return SUCCESS; }
 API cuMemsetD8Async(uintptr_t p, unsigned char v, size_t n, Handle s) {
   IN_CONTEXT;

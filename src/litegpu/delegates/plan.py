@@ -22,6 +22,7 @@ from litegpu.delegates.protocol import (
     Delegate,
     DelegateKernel,
     FinishesLater,
+    GivesOutputs,
     HasNotes,
     KeepsOutputs,
     LendsInputs,
@@ -115,6 +116,7 @@ class Plan:
         ] = {}  # outputs that a kernel may keep, and its number for them
         self._states = states
         self._variables = variables or Variables()
+        self._given: dict[int, tuple[GivesOutputs, int]] = {}  # outputs that a kernel hands out, likewise
         self._pending: list[_Step] = []  # whose results are perhaps still being computed
         try:
             for owner, partition in division.partitions:
@@ -169,13 +171,16 @@ class Plan:
                 self._inputs[index] = self._values[index] = memory
 
     def _find_outputs(self, outputs: Sequence[int]) -> None:
-        """The graph's outputs that need not leave the GPU: no other partition reads them."""
+        """The graph's outputs that no other partition reads: they need not leave the GPU, or not before they are asked
+        for."""
         read = {i for step in self._steps for i in step.inputs}
         for step in self._steps:
+            own = [(p, i) for p, i in enumerate(step.outputs) if i in outputs and i not in read]
             if isinstance(step.kernel, KeepsOutputs):
-                for position, index in enumerate(step.outputs):
-                    if index in outputs and index not in read:
-                        self._on_gpu[index] = step.kernel, position
+                self._on_gpu.update({index: (step.kernel, position) for position, index in own})
+            if isinstance(step.kernel, GivesOutputs):
+                step.kernel.defer([position for position, _ in own])
+                self._given.update({index: (step.kernel, position) for position, index in own})
 
     def takes(self, shapes: Mapping[int, tuple[int, ...]]) -> bool:
         """Whether it was made for these shapes of the inputs: a resize may have been interrupted after the official
@@ -244,6 +249,12 @@ class Plan:
             if state.after >= 0:
                 self._variables.assign(state.key, self._values[state.after])
 
+    def ran_outside(self) -> None:
+        """From now on the only partition may run without invoke(): its outputs are to be asked of its kernel."""
+        self._untouched = frozenset()
+        for index, (kernel, position) in self._given.items():
+            self._values.setdefault(index, kernel.results[position])
+
     def set_input(self, index: int, value: Any) -> None:
         """Copy `value`, whose type and shape must be the tensor's own, into an input; raises TensorError."""
         self._check_reach()
@@ -291,7 +302,19 @@ class Plan:
         if index in self._on_gpu:
             kernel, position = self._on_gpu[index]
             kernel.ensure_readable(position)
+        elif index in self._given:
+            giver, position = self._given[index]
+            giver.ensure_readable(position)
         return self._values[index]
+
+    def copy(self, index: int) -> np.ndarray:
+        """The present value of a tensor, as an array of the caller's; raises TensorError if it is not kept."""
+        if index in self._given and index in self._values and index not in self._untouched:
+            self._check_reach()
+            self.settle()
+            kernel, position = self._given[index]
+            return kernel.give(position)
+        return self.value(index).copy()
 
     def _blank(self, index: int) -> np.ndarray:
         tensor = self._tensors[index]
@@ -354,6 +377,7 @@ class Plan:
         self._values.clear()
         self._pending.clear()
         self._on_gpu.clear()
+        self._given.clear()
         while self._steps:
             step = self._steps[-1]
             try:

@@ -142,6 +142,24 @@ class KeepsOutputs(Protocol, metaclass=Ability):
 
 
 @runtime_checkable
+class GivesOutputs(Protocol, metaclass=Ability):
+    """A kernel that hands out outputs as arrays of the caller's own, if they are wanted at all."""
+
+    @property
+    def results(self) -> Sequence[np.ndarray]:
+        """The arrays that invoke() gives, which are always the same."""
+
+    def defer(self, outputs: Sequence[int]) -> None:
+        """Of these outputs, the arrays that invoke() gives are filled only by ensure_readable()."""
+
+    def ensure_readable(self, i: int) -> None:
+        """Have output i of the last inference in its array."""
+
+    def give(self, i: int) -> np.ndarray:
+        """Output i of the last inference, in the tensor's shape and type, as an array that nothing changes."""
+
+
+@runtime_checkable
 class OnGpu(Protocol, metaclass=Ability):
     """A kernel that may be on a GPU that forked processes cannot reach."""
 

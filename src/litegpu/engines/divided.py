@@ -200,7 +200,7 @@ class Divided(Engine):
             and subgraph_index == self.setup.source.model.entry
             and self.setup.source.is_computed(index)
         ):
-            return self.plan.value(index).copy()[()]
+            return self.plan.copy(index)[()]
         tensor = self.setup.source.tensor(index, subgraph_index)
         if tensor is not None and tensor.type is TensorType.STRING and not tensor.is_constant:
             raise TensorError(f"Tensor {index} '{tensor.name}' holds no strings yet; set the inputs and invoke() first")

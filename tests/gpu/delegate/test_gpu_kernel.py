@@ -148,7 +148,7 @@ def test_variables_are_reset_after_what_runs() -> None:
 @pytest.mark.parametrize("act", [
     lambda one: one.finish(), lambda one: one.ensure_readable(0), lambda one: one.reset_variables(),
     lambda one: one.invoke(arrays(0.0, 0.0)), lambda one: one.unbind("input", 0), lambda one: one.profile(),
-    lambda one: one.collect(), lambda one: one.begin({0: arrays(0.0)[0]}),
+    lambda one: one.collect((0,)), lambda one: one.begin({0: arrays(0.0)[0]}, (0,)),
 ], ids=["finish", "ensure_readable", "reset", "invoke", "unbind", "profile", "collect", "begin"])  # fmt: skip
 def test_one_thread_at_a_time(act: Callable[[GpuKernel], object]) -> None:
     """While an inference is under way in one thread, nothing of another reaches the session."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -114,6 +114,27 @@ class InputKeeper(Protocol):
 
     def given(self, index: int) -> np.ndarray:
         """Program input `index` as it was written last, flat, until it is written again."""
+
+
+@runtime_checkable
+class ResultGiver(Protocol):
+    """A session that hands out its outputs as arrays of the caller's, copied once or not at all on the host."""
+
+    def order(self, outputs: Collection[int]) -> None:
+        """From the next run on these outputs are on their way to the host right behind it; others when they are asked
+        for."""
+
+    def give(self, index: int) -> np.ndarray:
+        """Program output `index` of the last run, flat: an array of the caller's, that nothing changes. Waits."""
+
+    def watch(self, watched: bool) -> None:
+        """Whether from the next run on finite() can be asked."""
+
+    def finite(self, look: Callable[[list[np.ndarray]], bool]) -> bool:
+        """Whether all floats of the last run's outputs are finite; `look` tells that of arrays. Waits."""
+
+    def settle(self) -> None:
+        """Wait for what was started."""
 
 
 @runtime_checkable

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from litegpu import debug, fork
 from litegpu.errors import DeviceError, LiteGpuError
-from litegpu.gpu.backends.abilities import ArrayBinder, Binder, InputKeeper, InputLender
+from litegpu.gpu.backends.abilities import ArrayBinder, Binder, InputKeeper, InputLender, ResultGiver
 from litegpu.gpu.backends.check import NUMPY
 from litegpu.gpu.backends.contract import Device, KernelTime, Session
 from litegpu.gpu.backends.keep_awake import KeepAwake
@@ -58,6 +58,9 @@ class GpuKernel:
         self.bound: dict[tuple[str, int], Any] = {}  # the user's buffers, by "input" or "output" and place
         self.adapters: dict[Any, Program] = {}  # compiled for buffers in other formats
         self._left: frozenset[int] = frozenset()  # outputs that stay on the GPU if they are bound
+        self._deferred: frozenset[int] = frozenset()  # outputs that are read when they are asked for
+        self._ordered: Sequence[int] | None = None  # what the session was told to bring
+        self._asked: dict[int, None] = {}  # outputs that were handed out since the last inference
         self._stale: set[int] = set()  # those whose arrays are older than the last inference
         ports = program.outputs
         self._staged = [np.empty(s, NUMPY[p.dtype]) for s, p in zip(shapes, ports, strict=True)]
@@ -75,12 +78,18 @@ class GpuKernel:
             return ("a partition runs in float32, as its results in float16 were not finite",)
         return tuple(f"'{name}' stays in float32: {reason}" for name, reason in self.program.in_float32)
 
-    def another(self) -> GpuKernel:
-        """The same partition with memory of its own, that does not wait."""
+    def another(self, *, waits: bool = False) -> GpuKernel:
+        """The same partition with memory of its own; `waits`: as this one does, else not at all."""
+        awake = WaitType.ACTIVE if self.wait is WaitType.AGGRESSIVE else self.wait
         return GpuKernel(
             self.device, self.program, self.types, self.shapes, self.input_shapes,
-            wait=WaitType.DO_NOT_WAIT, validation=self.validation, attempt=self._attempt,
+            wait=awake if waits else WaitType.DO_NOT_WAIT, validation=self.validation, attempt=self._attempt,
         )  # fmt: skip
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call would have to wait for another thread's."""
+        return self._lock.locked()
 
     def _open(self, program: Program) -> Session:
         wait = "active" if self.wait is WaitType.AGGRESSIVE else self.wait.value
@@ -89,9 +98,12 @@ class GpuKernel:
     def _take(self, session: Session) -> None:
         """Run in this session; what it can is asked here, as calls with arrays are too short for it."""
         self.session = session
+        self._ordered = None
         self._binder = session if isinstance(session, Binder) else None
         self._array_binder = session if isinstance(session, ArrayBinder) else None
         self._keeper = session if isinstance(session, InputKeeper) else None
+        self._giver = session if isinstance(session, ResultGiver) else None
+        self._watch()
 
     @property
     def binder(self) -> Binder:
@@ -124,6 +136,8 @@ class GpuKernel:
                     self._keep(i, array)
             self._given = None if self.wait is WaitType.DO_NOT_WAIT else inputs
             try:
+                self._order(tuple(self._asked) if self._asked else ())
+                self._asked.clear()
                 self.session.run()
                 self._stale.clear()
                 if self._awake is not None:
@@ -205,6 +219,26 @@ class GpuKernel:
         """Of these outputs, those that are bound are copied to the arrays only by ensure_readable()."""
         self._left = frozenset(outputs)
 
+    @property
+    def results(self) -> Sequence[np.ndarray]:
+        """See protocol.GivesOutputs."""
+        return self._results
+
+    def defer(self, outputs: Iterable[int]) -> None:
+        """See protocol.GivesOutputs."""
+        self._deferred = frozenset(outputs)
+
+    def give(self, i: int) -> np.ndarray:
+        """See protocol.GivesOutputs."""
+        with self._lock:
+            self._finish()
+            if i in self._stale:
+                if self._giver is not None:
+                    self._asked[i] = None
+                    return self._given_by(self._giver, i)
+                self._read(i)
+            return self._results[i].copy()
+
     def ensure_readable(self, i: int) -> None:
         """Have output `i` of the last inference in its array."""
         with self._lock:
@@ -220,12 +254,16 @@ class GpuKernel:
     def _finish(self) -> None:
         if not self._pending:
             return
+        giver = self._giver
         for i in range(len(self._results)):
-            if i in self._left and ("output", i) in self.bound:
+            bound = ("output", i) in self.bound
+            if (i in self._left) if bound else (giver is not None and i in self._deferred):
                 self._stale.add(i)
             else:
                 self._read(i)
-        better = self._second_attempt([a for i, a in enumerate(self._staged) if i not in self._stale])
+        if giver is not None:
+            giver.settle()
+        better = self._second_attempt(self._on_host)
         for i, array in enumerate(better or ()):
             self._staged[i][...] = array
             if self._results[i] is not self._staged[i]:
@@ -234,6 +272,12 @@ class GpuKernel:
         if self._says_timings:
             debug.say(debug.TIMINGS, "%s", dict(self.session.stats))
 
+    def _on_host(self) -> list[np.ndarray]:
+        """The results of the last inference, but for those that are to stay on the GPU."""
+        for i in [i for i in self._stale if ("output", i) not in self.bound]:
+            self._read(i)
+        return [a for i, a in enumerate(self._staged) if i not in self._stale]
+
     def _read(self, i: int) -> None:
         staged, result = self._staged[i], self._results[i]
         self.session.read(i, staged)
@@ -241,24 +285,55 @@ class GpuKernel:
             np.copyto(result, staged, casting="unsafe")
         self._stale.discard(i)
 
-    def begin(self, inputs: Mapping[int, np.ndarray]) -> None:
-        """Start an inference on these inputs, by place, which may be changed afterwards; collect() gives its results.
-        For kernels that do not wait."""
+    def call(self, inputs: Mapping[int, np.ndarray], outputs: Sequence[int]) -> list[np.ndarray]:
+        """One inference on these inputs, by place: these outputs, as arrays of the caller's. For kernels that wait."""
         with self._lock:
-            self._follow()
-            for i, array in inputs.items():
-                self.write(i, array)
-                self._keep(i, array)
-            self.session.run()
-            self._pending = True
+            self._given = [inputs[i] for i in range(len(inputs))]
+            try:
+                self._begin(inputs, outputs)
+                return self._collect(outputs)
+            finally:
+                self._given = None
 
-    def collect(self) -> list[np.ndarray]:
-        """The outputs of the inference that was started, as arrays of the caller's; waits for it."""
+    def begin(self, inputs: Mapping[int, np.ndarray], outputs: Sequence[int]) -> None:
+        """Start an inference on these inputs, by place, which may be changed afterwards; collect() gives the outputs
+        that are wanted. For kernels that do not wait."""
         with self._lock:
-            found = self._read_all(self.session)
-            found = self._second_attempt(found) or found
-            self._pending = False
-        return [a if a.dtype == DTYPES[t] else a.astype(DTYPES[t]) for a, t in zip(found, self.types, strict=True)]
+            self._begin(inputs, outputs)
+
+    def collect(self, outputs: Sequence[int]) -> list[np.ndarray]:
+        """Outputs of the inference that was started, as arrays of the caller's; waits for it."""
+        with self._lock:
+            return self._collect(outputs)
+
+    def _begin(self, inputs: Mapping[int, np.ndarray], outputs: Sequence[int]) -> None:
+        self._follow()
+        for i, array in inputs.items():
+            self.write(i, array)
+            self._keep(i, array)
+        self._order(outputs)
+        self._stale.update(range(len(self._results)))
+        self.session.run()
+        self._pending = True
+
+    def _order(self, outputs: Sequence[int]) -> None:
+        """Have these outputs come along with the next inference."""
+        if self._giver is not None and outputs is not self._ordered and outputs != self._ordered:
+            self._giver.order(outputs)
+            self._ordered = outputs
+
+    def _collect(self, outputs: Sequence[int]) -> list[np.ndarray]:
+        giver = self._giver
+        found = None if giver is not None else self._read_all(self.session)
+        better = self._second_attempt(lambda: found or self._read_all(self.session)) or found
+        self._pending = False
+        if giver is not None and better is None:
+            return [self._given_by(giver, i) for i in outputs]
+        assert better is not None
+        return [_as_typed(better[i], DTYPES[self.types[i]]) for i in outputs]
+
+    def _given_by(self, giver: ResultGiver, i: int) -> np.ndarray:
+        return _as_typed(giver.give(i).reshape(self.shapes[i]), DTYPES[self.types[i]])
 
     def _read_all(self, session: Session) -> list[np.ndarray]:
         found = []
@@ -269,12 +344,28 @@ class GpuKernel:
 
     # ------------------------------------------------------------------------------------------- float32 after all
 
-    def _second_attempt(self, results: list[np.ndarray]) -> list[np.ndarray] | None:
-        """The results of float32 on the same inputs, if those of float16 are not finite and these are; then the kernel
-        goes on with it. See SecondAttempt, which is without memory and inputs of its own."""
+    def _watch(self) -> None:
+        """Have the session look at results as long as that is wanted."""
+        if self._giver is not None:
+            self._giver.watch(self._attempt is not None and self._attempt.watching)
+
+    def _second_attempt(self, fetch: Callable[[], list[np.ndarray]]) -> list[np.ndarray] | None:
+        """The results of float32 on the same inputs, if those of float16, which `fetch` gives, are not finite and these
+        are; then the kernel goes on with it. See SecondAttempt, which is without memory and inputs of its own."""
         attempt = self._attempt
-        if attempt is None or not attempt.watching or all_finite(results):
+        if attempt is None or not attempt.watching:
             return None
+        if self._giver is not None and not self.bound and self._giver.finite(all_finite):
+            return None
+        results = fetch()
+        if all_finite(results):
+            return None
+        try:
+            return self._made_again(attempt, results)
+        finally:
+            self._watch()
+
+    def _made_again(self, attempt: SecondAttempt, results: list[np.ndarray]) -> list[np.ndarray] | None:
         inputs = self._last_inputs()
         if self.program.variables:
             attempt.give_up("the model keeps variables, which the inference has changed")
@@ -375,6 +466,10 @@ class GpuKernel:
     def abandon(self) -> None:
         """close() without waiting for the device."""
         self.close(wait=False)
+
+
+def _as_typed(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
+    return array if array.dtype == dtype else array.astype(dtype)
 
 
 def _as_written(array: np.ndarray) -> np.ndarray:

@@ -12,6 +12,8 @@ from litegpu.gpu.backends.cuda.base import CudaDeviceBase, LoadedKernel
 from litegpu.gpu.backends.cuda.driver import checked
 from litegpu.gpu.backends.cuda.functions import PROGRAMMATIC_LAUNCH
 from litegpu.gpu.backends.cuda.graph import GraphLaunch, make_launch
+from litegpu.gpu.backends.cuda.result_pool import LARGE_RESULT
+from litegpu.gpu.graph import DType
 from litegpu.gpu.program import KernelCode, Program
 
 #: Bytes up to which a kernel copies; more leave the multiprocessors alone, and take long in any case.
@@ -36,9 +38,37 @@ copy_words(unsigned* to, const unsigned* from, unsigned long long words) {{
 )
 
 
+#: Looks for infinities and NaN among float32, which takes a hundredth of what it takes on the host.
+LOOK = KernelCode(
+    "find_not_finite",
+    f"""
+extern "C" __global__ void __launch_bounds__({_THREADS})
+find_not_finite(unsigned* found, const unsigned* values, unsigned long long words, unsigned long long threads) {{
+  bool any = false;
+  for (unsigned long long i = blockIdx.x * {_THREADS}ull + threadIdx.x; i < words; i += threads)
+    any |= (values[i] & 0x7f800000u) == 0x7f800000u;
+  if (any) *found = 1;
+}}
+""",
+    (_THREADS, 1, 1),
+    ("read_write", "read"),
+)
+_MOST_GROUPS = 1024
+
+
 def with_copy(program: Program) -> tuple[KernelCode, ...]:
-    """The kernels that a session of the program loads: its own, and last the one that copies."""
-    return *program.kernels, COPY
+    """The kernels that a session of the program loads: its own, the one that looks for what is not finite if it has
+    large results to look at, and last the one that copies."""
+    looked_at = any(port.dtype is DType.FLOAT32 and port.nbytes >= LARGE_RESULT for port in program.outputs)
+    return *program.kernels, *((LOOK,) if looked_at else ()), COPY
+
+
+def look_launch(kernel: LoadedKernel, found: int, values: int, nbytes: int, label: str) -> GraphLaunch:
+    """Writes 1 to the word at `found` if not all of so many bytes of float32 are finite."""
+    groups = min(-(-nbytes // (4 * _THREADS)), _MOST_GROUPS)
+    return make_launch(
+        kernel, (groups, 1, 1), LOOK.workgroup, 0, label, [found, values, nbytes // 4, groups * _THREADS]
+    )
 
 
 def copy_launch(kernel: LoadedKernel, target: int, source: int, nbytes: int, label: str) -> GraphLaunch:

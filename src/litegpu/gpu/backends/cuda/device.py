@@ -16,7 +16,8 @@ from litegpu.gpu.backends.cuda.base import CudaDeviceBase
 from litegpu.gpu.backends.cuda.compile import adopt_images
 from litegpu.gpu.backends.cuda.copy import Pinned, with_copy
 from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions
-from litegpu.gpu.backends.cuda.session import CudaSession
+from litegpu.gpu.backends.cuda.result_pool import ResultPool
+from litegpu.gpu.backends.cuda.session import CudaSession, Pools
 from litegpu.gpu.backends.cuda.tune import CudaTuner
 from litegpu.gpu.program import Program
 
@@ -33,7 +34,7 @@ class CudaDevice(CudaDeviceBase):
     def __init__(self, found: CudaDeviceInfo, versions: CudaVersions) -> None:
         super().__init__(found, versions)
         self._tuners: dict[str, CudaTuner] = {}
-        self._pool = MemoryPool(self)
+        self._pools = Pools(MemoryPool(self), ResultPool(self))
 
     def session(self, program: Program, wait: str | None = None, *, validation: bool = False) -> CudaSession:
         """A session of `program`. `wait`: "active" (the default) spins in run() until the device is done, "passive"
@@ -45,12 +46,12 @@ class CudaDevice(CudaDeviceBase):
         if wait not in WAITS:
             raise OptionError(f"unknown wait {wait!r}: use {', '.join(WAITS)}")
         self.free_what_was_left()
-        return CudaSession(self, self._pool, program, wait, validation)
+        return CudaSession(self, self._pools, program, wait, validation)
 
     def buffer(self, shape: tuple[int, ...], dtype: np.dtype[Any], stream: int | None = None) -> CudaBuffer:
         """Memory that is written on `stream` (the legacy default stream, which always exists, if None) and that other
         libraries can read; its content is anything."""
-        return self._pool.buffer(shape, dtype, stream)
+        return self._pools.device.buffer(shape, dtype, stream)
 
     def pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         """Host memory that copies to and from the device start at without a detour; its content is anything."""

@@ -13,6 +13,7 @@ from litegpu.errors import DeviceError
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase
 from litegpu.gpu.backends.cuda.copy import Pinned
 from litegpu.gpu.backends.cuda.driver import CudaError, checked, synchronize
+from litegpu.gpu.backends.cuda.result_pool import LARGE_RESULT
 from litegpu.gpu.program import Port, Program
 
 #: Of the constants behind the arena, and of ports in the staging memory.
@@ -21,8 +22,9 @@ _OUT_OF_MEMORY = int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
 
 
 class SessionMemory:
-    """Of one program. The device's context must be current in every method. `inputs` and `outputs` are the ports'
-    pinned memory, as bytes."""
+    """Of one program. The device's context must be current in every method. `inputs` are the ports' pinned memory, as
+    bytes; `results`: the outputs that are copied to the host by themselves, where they are wanted, as they are large;
+    `not_finite`: one word, for the kernel that looks at those."""
 
     def __init__(self, device: CudaDeviceBase, program: Program, stream: Any) -> None:
         """The arena is zero and the constants are there when what is on `stream` is done. Raises DeviceError if the
@@ -35,7 +37,8 @@ class SessionMemory:
         self.allocations = 0
         constants = _aligned(program.arena_size)
         self.inputs: list[np.ndarray] = []
-        self.outputs: list[np.ndarray] = []
+        self.results = frozenset(i for i, port in enumerate(program.outputs) if port.nbytes >= LARGE_RESULT)
+        self._outputs: dict[int, np.ndarray] = {}
         self._allocate(constants + program.constants.nbytes)
         self.bases = {"arena": self._arena, "constants": self._arena + constants}
         try:
@@ -49,6 +52,14 @@ class SessionMemory:
         """The address of a port in the arena."""
         return self._arena + port.offset
 
+    def output(self, index: int) -> np.ndarray:
+        """The pinned memory of an output, as bytes; that of a large one is made when it is first asked for."""
+        found = self._outputs.get(index)
+        if found is None:
+            found = self._outputs[index] = np.asarray(Pinned(self._device, self._program.outputs[index].nbytes))
+            self.allocations += 1
+        return found
+
     def clear_variables(self) -> None:
         """Put on the stream that the variables become zero."""
         for port in self._program.variables:
@@ -56,10 +67,14 @@ class SessionMemory:
 
     def download(self, index: int) -> None:
         """Copy output `index` to its pinned memory, and wait for that."""
-        port, memory = self._program.outputs[index], self.outputs[index]
-        what = f"copy of output {port.name!r}"
-        checked(driver.cuMemcpyDtoHAsync(memory.ctypes.data, self.place(port), port.nbytes, self._stream), what)
-        synchronize(self._stream, what)
+        self.send(index, self.output(index), self._stream)
+        synchronize(self._stream, f"copy of output {self._program.outputs[index].name!r}")
+
+    def send(self, index: int, target: np.ndarray, stream: Any) -> None:
+        """Put on `stream` that output `index` is copied to pinned memory."""
+        port = self._program.outputs[index]
+        answer = driver.cuMemcpyDtoHAsync(target.ctypes.data, self.place(port), port.nbytes, stream)
+        checked(answer, f"copy of output {port.name!r}")
 
     @contextlib.contextmanager
     def same_variables(self) -> Iterator[None]:
@@ -93,7 +108,8 @@ class SessionMemory:
         arena, self._arena = self._arena, 0  # freed once, whatever comes between
         if arena:
             driver.cuMemFree(arena)
-        self.inputs, self.outputs = [], []
+        self.inputs = []
+        self._outputs.clear()
 
     def _allocate(self, size: int) -> None:
         """The arena, with zeros, and the constants."""
@@ -118,17 +134,20 @@ class SessionMemory:
             synchronize(self._stream, what)
 
     def _stage(self) -> None:
-        ports = (*self._program.inputs, *self._program.outputs)
+        small = {i: port for i, port in enumerate(self._program.outputs) if i not in self.results}
+        ports = (*self._program.inputs, *small.values())
         offsets, size = [], 0
         for port in ports:
             offsets.append(size)
             size += _aligned(port.nbytes)
-        memory = np.asarray(Pinned(self._device, max(size, _ALIGNMENT)))
+        memory = np.asarray(Pinned(self._device, size + _ALIGNMENT))
+        self.not_finite = memory[size : size + 4].view(np.uint32)
         self.allocations += 1
         memory[...] = 0
         views = [memory[at : at + port.nbytes] for at, port in zip(offsets, ports, strict=True)]
         count = len(self._program.inputs)
-        self.inputs, self.outputs = views[:count], views[count:]
+        self.inputs = views[:count]
+        self._outputs.update(zip(small, views[count:], strict=True))
 
 
 def _aligned(size: int) -> int:

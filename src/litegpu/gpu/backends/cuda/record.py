@@ -107,8 +107,9 @@ class Recorder:
         return launches
 
     def enqueue_outputs(self, ways: Ways) -> None:
-        for index, (port, memory) in enumerate(zip(self._program.outputs, self._memory.outputs, strict=True)):
-            bound = ways.get(("output", index), memory.ctypes.data)
+        for index, port in enumerate(self._program.outputs):
+            own = None if index in self._memory.results else self._memory.output(index).ctypes.data
+            bound = ways.get(("output", index), own)
             if bound is not None:
                 copy = driver.cuMemcpyDtoDAsync if ("output", index) in ways else driver.cuMemcpyDtoHAsync
                 place, what = self._memory.place(port), f"copy of output {port.name!r}"

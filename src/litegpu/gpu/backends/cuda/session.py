@@ -6,8 +6,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from cuda.bindings import driver
@@ -36,11 +36,20 @@ from litegpu.gpu.backends.cuda.graph import GraphLaunch
 from litegpu.gpu.backends.cuda.launching import BLOCKING_VARIABLE, Launcher
 from litegpu.gpu.backends.cuda.memory import SessionMemory
 from litegpu.gpu.backends.cuda.record import Recorder
+from litegpu.gpu.backends.cuda.result_pool import ResultPool
+from litegpu.gpu.backends.cuda.results import Results
 from litegpu.gpu.backends.cuda.timing import added_seconds, graph_seconds, launch_seconds
 from litegpu.gpu.program import Port, Program
 from litegpu.host_copy import copy_bytes
 
 _NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
+
+
+class Pools(NamedTuple):
+    """Memory for outputs, on the device and on the host."""
+
+    device: MemoryPool
+    host: ResultPool
 
 
 class CudaSession:
@@ -52,11 +61,11 @@ class CudaSession:
     """
 
     def __init__(
-        self, device: CudaDeviceBase, pool: MemoryPool, program: Program, wait: str, validation: bool = False
+        self, device: CudaDeviceBase, pools: Pools, program: Program, wait: str, validation: bool = False
     ) -> None:
-        """`pool`: where memory for outputs that the caller keeps comes from."""
+        """`pools`: where memory for outputs that the caller keeps comes from."""
         self.device = device
-        self._pool = pool
+        self._pools = pools
         self.program = program
         self.wait = wait
         self.overlap = False
@@ -70,6 +79,7 @@ class CudaSession:
         self._recorder: Recorder | None = None
         self._stream: Any = None
         self._launcher: Launcher | None = None
+        self._results: Results | None = None
         self._bindings = Bindings(self)
         self._in_place: dict[int, np.ndarray] = {}  # inputs in pinned memory that is not the session's
         self._blocking = validation or os.environ.get(BLOCKING_VARIABLE, "0") not in ("", "0")
@@ -122,6 +132,8 @@ class CudaSession:
             started = clock()
             with self.device.context:
                 self.launcher.launch(self._finish)
+                if self.results.follows:
+                    self.results.after(self.launcher.working)
                 submitted = clock()
                 if wait and self.wait != "do_not_wait":
                     self._await()
@@ -137,11 +149,48 @@ class CudaSession:
             if not self._has_run:
                 raise DeviceError(f"output {index} was read before the first run: call run() first")
             self._finish()
-            if index in self._bindings.outputs:
+            if index in self._bindings.outputs or index in self.memory.results:
                 with self.device.context:
                     self.memory.download(index)
-            copy_bytes(out.reshape(-1).view(np.uint8), self.memory.outputs[index])
+            copy_bytes(out.reshape(-1).view(np.uint8), self.memory.output(index))
             self._stats["read"] += time.perf_counter() - started
+
+    def order(self, outputs: Collection[int]) -> None:
+        """See abilities.ResultGiver."""
+        with self._lock:
+            self._check_usable()
+            self.results.order(outputs)
+
+    def watch(self, watched: bool) -> None:
+        """See abilities.ResultGiver."""
+        with self._lock:
+            self._check_usable()
+            self.results.watched = watched
+
+    def give(self, index: int) -> np.ndarray:
+        """See abilities.ResultGiver."""
+        started = time.perf_counter()
+        with self._lock:
+            self._check_usable()
+            if not self._has_run:
+                raise DeviceError(f"output {index} was read before the first run: call run() first")
+            self._finish()
+            with self.device.context:
+                found = self.results.give(index, self._stream, lambda: synchronize(self._stream, "copy of an output"))
+            self._stats["read"] += time.perf_counter() - started
+            return found.view(NUMPY[self.program.outputs[index].dtype])
+
+    def finite(self, look: Callable[[list[np.ndarray]], bool]) -> bool:
+        """See abilities.ResultGiver."""
+        self.settle()
+        with self._lock:
+            return self.results.finite(look)
+
+    def settle(self) -> None:
+        """See abilities.ResultGiver."""
+        with self._lock:
+            self._check_usable()
+            self._finish()
 
     def examine(self, buffer: Any, what: str, *, output: bool, stream: Any = None) -> UserBuffer:
         array = import_array(self.device, buffer, what, self.stream, stream=stream, writable=output)
@@ -163,7 +212,7 @@ class CudaSession:
                 check_fit(adapter.inputs[0] if kind == "input" else adapter.outputs[0], array, what)
                 kept = before.adapter if before is not None else None
                 if kept is None or kept.program is not adapter:
-                    kept = CudaSession(self.device, self._pool, adapter, self.wait)
+                    kept = CudaSession(self.device, self._pools, adapter, self.wait)
                 self._bindings.put(kind, index, Bound(array, kept))
             after = table.get(index)
             if before is not None and before.adapter and (after is None or after.adapter is not before.adapter):
@@ -196,12 +245,12 @@ class CudaSession:
                 synchronize(self._stream)
 
     def output_buffer(self, index: int, shape: tuple[int, ...]) -> CudaBuffer:
-        return self._pool.buffer(shape, NUMPY[self.program.outputs[index].dtype])
+        return self._pools.device.buffer(shape, NUMPY[self.program.outputs[index].dtype])
 
     def empty_outputs(self, example: Any, shapes: Sequence[tuple[int, ...]]) -> list[Any]:
         stream = self.next_stream
         return [
-            empty_like(example, shape, NUMPY[port.dtype], self._pool, stream)
+            empty_like(example, shape, NUMPY[port.dtype], self._pools.device, stream)
             for shape, port in zip(shapes, self.program.outputs, strict=True)
         ]
 
@@ -314,6 +363,9 @@ class CudaSession:
         """Let go of everything, whatever is left of it; nothing twice."""
         self._bindings.close()
         self._in_place.clear()
+        results, self._results = self._results, None
+        if results is not None:
+            results.close()
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
             recorder.close()
@@ -345,6 +397,11 @@ class CudaSession:
         return self._recorder
 
     @property
+    def results(self) -> Results:
+        assert self._results is not None
+        return self._results
+
+    @property
     def launcher(self) -> Launcher:
         assert self._launcher is not None
         return self._launcher
@@ -357,6 +414,8 @@ class CudaSession:
         memory = self._memory = SessionMemory(self.device, self.program, self._stream)
         self._stats["upload"] = time.perf_counter() - started
         *kernels, copy = kernels
+        look = kernels.pop() if len(kernels) > len(self.program.kernels) else None
+        self._results = Results(self.program, memory, self._bindings, self._pools.host, look)
         recorder = self._recorder = Recorder(self.program, memory, kernels, copy, self._stream, self.overlap)
         self._launcher = Launcher(
             self.device, self.program, memory, recorder, self._bindings, self._in_place, self._stream, self._blocking

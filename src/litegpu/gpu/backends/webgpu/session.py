@@ -7,7 +7,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from litegpu import fork
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends import heap
 from litegpu.gpu.backends.abilities import UserBuffer
-from litegpu.gpu.backends.check import check_array, check_program
+from litegpu.gpu.backends.check import NUMPY, check_array, check_program
 from litegpu.gpu.backends.contract import SHORT_SECONDS, KernelTime
 from litegpu.gpu.backends.webgpu import native
 from litegpu.gpu.backends.webgpu.base import WebGpuDeviceBase
@@ -115,6 +115,37 @@ class WebGpuSession:
                 source = self._buffers.read(port)
             copy_bytes(out.reshape(-1).view(np.uint8), source[: port.nbytes])
             self._stats["read"] += time.perf_counter() - started
+
+    def order(self, outputs: Collection[int]) -> None:
+        """See abilities.ResultGiver. All outputs come in any case."""
+
+    def watch(self, watched: bool) -> None:
+        """See abilities.ResultGiver. Mapped memory can be looked at whenever that is wanted."""
+
+    def give(self, index: int) -> np.ndarray:
+        """See abilities.ResultGiver: a copy of the mapped memory."""
+        port = self.program.outputs[index]
+        found = np.empty(port.nbytes, np.uint8).view(NUMPY[port.dtype])
+        self.read(index, found)
+        return found
+
+    def finite(self, look: Callable[[list[np.ndarray]], bool]) -> bool:
+        """See abilities.ResultGiver."""
+        with self._lock:
+            self._finish()
+            ports = zip(self.program.outputs, self._buffers.outputs, strict=True)
+            return look(
+                [
+                    memory[: port.nbytes].view(NUMPY[port.dtype])
+                    for i, (port, memory) in enumerate(ports)
+                    if i not in self._bindings.outputs
+                ]
+            )
+
+    def settle(self) -> None:
+        """See abilities.ResultGiver."""
+        with self._lock:
+            self._finish()
 
     def examine(self, buffer: Any, what: str, *, output: bool, stream: Any = None) -> UserBuffer:
         if stream is not None:

@@ -1,0 +1,192 @@
+"""Where calls of one model run, from any number of threads: in as many sessions at once as pay."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+
+from litegpu.errors import LiteGpuError
+from litegpu.model.types import Model
+
+if TYPE_CHECKING:
+    from litegpu.gpu.delegate.kernel import GpuKernel
+    from litegpu.interpreter import Interpreter
+
+#: A slot is added when so many calls have found none free.
+_PATIENCE = 16
+#: One copies in, one computes, one copies out, and one is Python's.
+MOST_ON_GPU = 4
+_MOST_ON_CPU = 8
+#: Operators that keep something, or draw random numbers: several interpreters would each have their own.
+_STATEFUL = frozenset(
+    {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "HASHTABLE", "HASHTABLE_FIND", "HASHTABLE_IMPORT",
+     "HASHTABLE_SIZE", "CALL_ONCE", "RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"}
+)  # fmt: skip
+
+
+class Wanted(NamedTuple):
+    """Some of a model's outputs, of which the array is given if it is `one`, else a dictionary."""
+
+    names: tuple[str, ...]
+    one: bool
+
+
+class Slot(Protocol):
+    """One inference at a time."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether it has not been closed, by who has used the interpreter itself."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call would have to wait for another one."""
+
+    def infer(self, arrays: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[np.ndarray]:
+        """These outputs of an inference on the inputs, by name, as arrays of the caller's."""
+
+    def close(self) -> None:
+        """Free what the slot alone has."""
+
+
+#: Told how many nanoseconds an inference took.
+Note = Callable[[int], object]
+
+
+class KernelSlot:
+    """A kernel that runs the whole model. `inputs`, `outputs`: its number of each, by name."""
+
+    def __init__(
+        self, kernel: GpuKernel, inputs: Mapping[str, int], outputs: Mapping[str, int], note: Note, own: bool
+    ) -> None:
+        self._kernel, self._inputs, self._outputs, self._own = kernel, inputs, outputs, own
+        self._note = note
+        self._wanted: tuple[Sequence[str], tuple[int, ...]] = (), ()
+
+    @property
+    def usable(self) -> bool:
+        return not self._kernel.closed
+
+    @property
+    def busy(self) -> bool:
+        return self._kernel.busy
+
+    def infer(self, arrays: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[np.ndarray]:
+        names, places = self._wanted
+        if names is not outputs:
+            places = tuple(self._outputs[name] for name in outputs)
+            self._wanted = outputs, places  # the same tuple again: the session need not be told
+        begin = time.perf_counter_ns()
+        found = self._kernel.call({place: arrays[name] for name, place in self._inputs.items()}, places)
+        self._note(time.perf_counter_ns() - begin)
+        return found
+
+    def close(self) -> None:
+        if self._own:
+            self._kernel.close()
+
+
+class InterpreterSlot:
+    """An interpreter, for models of which the CPU runs a part. `inputs`, `outputs`: the tensors' indices, by name."""
+
+    def __init__(
+        self, interpreter: Interpreter, inputs: Mapping[str, int], outputs: Mapping[str, int], own: bool
+    ) -> None:
+        self._interpreter, self._inputs, self._outputs, self._own = interpreter, inputs, outputs, own
+        self._lock = threading.Lock()
+
+    usable = True
+
+    @property
+    def busy(self) -> bool:
+        return self._lock.locked()
+
+    def infer(self, arrays: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[np.ndarray]:
+        with self._lock:
+            for name, array in arrays.items():
+                self._interpreter.set_tensor(self._inputs[name], array)
+            self._interpreter.invoke()
+            return [self._interpreter.get_tensor(self._outputs[name]) for name in outputs]
+
+    def close(self) -> None:
+        if self._own:
+            self._interpreter.close()
+
+
+class Slots:
+    """The slots for inputs of some shapes. `another` makes one more; there are at most `most`."""
+
+    def __init__(
+        self, shapes: Mapping[str, tuple[int, ...]], first: Slot, another: Callable[[], Slot], most: int
+    ) -> None:
+        self.shapes = shapes
+        self._slots = [first]
+        self._another = another
+        self._most = most
+        self._inside: dict[object, None] = {}  # calls that are under way
+        self._ended = False
+        self._growing = threading.Lock()
+        self._found_busy = self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def take(self, arrays: Mapping[str, np.ndarray]) -> bool:
+        """Whether the arrays are of these shapes, and there is what can take them."""
+        return self._slots[0].usable and all(arrays[name].shape == shape for name, shape in self.shapes.items())
+
+    def infer(self, arrays: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[np.ndarray] | None:
+        """See Slot.infer(); None if the slots have ended."""
+        token = object()
+        try:
+            self._inside[token] = None
+            if self._ended:
+                return None
+            slot = self._slots[0]
+            if slot.busy:
+                slot = self._chosen()
+            return slot.infer(arrays, outputs)
+        finally:
+            self._inside.pop(token, None)
+
+    def end(self) -> None:
+        """Return when nobody is inside any more, and nobody gets in. The first slot stays, the others are closed."""
+        self._ended = True
+        while self._inside:
+            time.sleep(1e-4)
+        while len(self._slots) > 1:
+            self._slots[-1].close()
+            self._slots.pop()
+
+    def _chosen(self) -> Slot:
+        """A slot that is free, or the next one in turn."""
+        for slot in self._slots:
+            if not slot.busy:
+                return slot
+        self._found_busy += 1
+        if len(self._slots) < self._most and self._found_busy >= _PATIENCE and self._growing.acquire(blocking=False):
+            try:
+                self._found_busy = 0
+                self._slots.append(self._another())
+                return self._slots[-1]
+            except LiteGpuError:  # no memory for more
+                self._most = len(self._slots)
+            finally:
+                self._growing.release()
+        self._turn += 1
+        return self._slots[self._turn % len(self._slots)]
+
+
+def most_on_cpu(model: Model, num_threads: int | None) -> int:
+    """How many interpreters of a model pay on this machine's processors."""
+    for subgraph in model.subgraphs:
+        if any(tensor.is_variable for tensor in subgraph.tensors):
+            return 1
+        if any(operator.is_custom or operator.name in _STATEFUL for operator in subgraph.operators):
+            return 1
+    return max(1, min(_MOST_ON_CPU, (os.cpu_count() or 1) // (num_threads or 1)))
