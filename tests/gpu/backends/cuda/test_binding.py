@@ -300,13 +300,17 @@ def test_outputs_stay_on_the_gpu_until_they_are_asked_for(device: Any, opened: A
     kernel = delegate.prepared[0].kernel()
     assert kernel.session.copies == {"host": 0, "device": 2}
     reads: list[int] = []
-    read = kernel.session.read
+    read, give = kernel.session.read, kernel.session.give
 
     def noted(index: int, out: np.ndarray) -> None:
         reads.append(index)
         read(index, out)
 
-    kernel.session.read = noted
+    def noted_too(index: int) -> np.ndarray:
+        reads.append(index)
+        return give(index)
+
+    kernel.session.read, kernel.session.give = noted, noted_too
     interpreter.invoke()
     np.testing.assert_array_equal(target.get(), -numbers(0))
     assert interpreter.get_output_buffer(y) is target and not reads
