@@ -526,7 +526,7 @@ class LoadedModel:
                 raise TensorError(f"There is no output {name!r}; the model has {', '.join(self._outputs)}")
         return self._choices.setdefault((one, names), Wanted(names, one))
 
-    def _as_result(self, arrays: Sequence[Any], wanted: Wanted | None) -> Any:
+    def _as_result(self, arrays: Sequence[Any], wanted: Wanted | None = None) -> Any:
         """The outputs as a call gives them."""
         if wanted is not None:
             return arrays[0] if wanted.one else dict(zip(wanted.names, arrays, strict=True))
