@@ -17,6 +17,7 @@ from gpu.backends.cuda.kernels import test_convolution as convolution
 from gpu.backends.cuda.kernels import test_lstm as lstm
 from gpu.backends.cuda.kernels import test_matmul as matmul
 
+from litegpu.gpu.backends import registry
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import Conv2D, Graph, MatMul
 from litegpu.gpu.lang.features import Features
@@ -92,4 +93,5 @@ def test_every_native_kernel_is_on_record() -> None:
 
 
 if __name__ == "__main__":
+    registry.backend("cuda")
     RECORD.write_text(json.dumps({name: digests(name) for name in MODELS}, indent=1) + "\n")

@@ -48,7 +48,7 @@ _NARROW: dict[DType, Type] = {DType.INT8: i8x4, DType.UINT8: u8x4, DType.INT16: 
 
 class Position:
     """Four channels of a pixel of a value of `shape`, given by the quad's linear index `flat`, by the linear index
-    `pixel` with `q`, or by `coordinates` (b, y, x, q).
+    `pixel` with `q`, by all of these, or by `coordinates` (b, y, x, q).
 
     What was not given is computed when first asked for, so that dense views need no division. Ask for it in the block
     in which the position was made.
@@ -60,7 +60,7 @@ class Position:
         *,
         flat: Index | None = None,
         pixel: Index | None = None,
-        q: Index = 0,
+        q: Index | None = None,
         coordinates: tuple[Index, Index, Index, Index] | None = None,
     ) -> None:
         self.shape = shape
@@ -70,13 +70,15 @@ class Position:
     @functools.cached_property
     def pixel(self) -> Index | None:
         """The index of (b, y, x) in row-major order, unless the position was made from coordinates."""
-        return self._pixel if self.flat is None else divide(self.flat, self._quads)
+        return self._pixel if self.flat is None or self._pixel is not None else divide(self.flat, self._quads)
 
     @functools.cached_property
     def q(self) -> Index:
         if self._coordinates is not None:
             return self._coordinates[3]
-        return self._q if self.flat is None else remainder(self.flat, self._quads, self._total)
+        if self._q is not None:
+            return self._q
+        return 0 if self.flat is None else remainder(self.flat, self._quads, self._total)
 
     @functools.cached_property
     def b(self) -> Index:
@@ -289,10 +291,31 @@ class Sink:
 
     def write(self, at: Position, result: TracedValue | None = None) -> None:
         """`store` at a position of the output's shape."""
+        self._put(at, self._finished(at, result))
+
+    def write_all(
+        self,
+        places: Sequence[Position],
+        results: Sequence[TracedValue | None],
+        inside: Sequence[TracedValue | bool] | None = None,
+    ) -> None:
+        """`write` at several positions, of those that are not `inside` nothing: all that the epilogue reads is read
+        before anything is stored, so that the loads are under way together. (What is stored may lie where the epilogue
+        reads, at the same position.)"""
+        values = [self._finished(at, result) for at, result in zip(places, results, strict=True)]
+        for i, (at, value) in enumerate(zip(places, values, strict=True)):
+            if inside is None:
+                self._put(at, value)
+            else:
+                with self.k.If(inside[i]):
+                    self._put(at, value)
+
+    def _finished(self, at: Position, result: TracedValue | None) -> TracedValue:
+        """Four lanes of what is to be stored."""
         args: list[TracedValue | None] = [] if isinstance(self.ctx.node.op, graph.Elementwise) else [result]
         args += read_all(self.sources, at)
         value = evaluate(self.k, self.ctx.node.epilogue, args)
-        self._put(at, value if value.type.lanes == 4 else self.k.splat(value, 4))
+        return value if value.type.lanes == 4 else self.k.splat(value, 4)
 
     def _put(self, at: Position, value: TracedValue) -> None:
         """Store four lanes to which the epilogue was already applied."""

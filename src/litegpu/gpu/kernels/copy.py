@@ -9,41 +9,38 @@ from collections.abc import Callable
 import numpy as np
 
 from litegpu.gpu.graph import Copy, Reshape
-from litegpu.gpu.kernels.access import COMPUTE, Index, Operands, Position, Sink, Source, is_last, open_source
+from litegpu.gpu.kernels.access import COMPUTE, Index, Operands, Position, Source, is_last, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.movement import Origin, Quad, moves_quads, origin, shapes_along
-from litegpu.gpu.kernels.per_quad import per_quad
+from litegpu.gpu.kernels.stream import streamed
 from litegpu.gpu.lang import Kernel, TracedValue, u32, vec
 
 
 def build(ctx: KernelContext) -> list[Launch]:
-    """One thread per output quad: it fetches a quad where channels stay together, else up to four elements."""
+    """For each output quad a quad is fetched where channels stay together, else up to four elements."""
     op = ctx.node.op
     assert isinstance(op, Copy)
     shapes = shapes_along(op.steps, ctx.value(ctx.node.inputs[0]).shape)
     in_place = all(isinstance(s, Reshape) for s in op.steps) and all(s[3] % 4 == 0 for s in (shapes[0], shapes[-1]))
     by_quads = moves_quads(op.steps, shapes)
 
-    def body(k: Kernel, operands: Operands, sink: Sink, at: Position) -> None:
+    def value_at(k: Kernel, operands: Operands, at: Position) -> TracedValue:
         source = open_source(ctx, k, ctx.node.inputs[0], operands)
         look = functools.partial(_look, k, operands)
         if not op.steps:
-            value = source.read(at, spread=False)
-        elif in_place:  # quads keep their order
-            value = source.read(Position(source.view.shape, flat=at.flat), spread=False)
-        elif by_quads:
-            found = origin(k, op.steps, shapes, [at.b, at.y, at.x, Quad(at.q)], look)
-            value = fetch(k, source, found)
-        else:
-            value = four_channels(
-                k,
-                at,
-                lambda c: fetch(k, source, origin(k, op.steps, shapes, [at.b, at.y, at.x, c], look)),
-            )
-        sink.write(at, value)
+            return source.read(at, spread=False)
+        if in_place:  # quads keep their order
+            return source.read(Position(source.view.shape, flat=at.flat), spread=False)
+        if by_quads:
+            return fetch(k, source, origin(k, op.steps, shapes, [at.b, at.y, at.x, Quad(at.q)], look))
+        return four_channels(
+            k,
+            at,
+            lambda c: fetch(k, source, origin(k, op.steps, shapes, [at.b, at.y, at.x, c], look)),
+        )
 
-    return [per_quad(ctx, "copy", body)]
+    return [streamed(ctx, "copy", value_at)]
 
 
 def fetch(k: Kernel, source: Source, found: Origin) -> TracedValue:
@@ -66,10 +63,18 @@ def fetch(k: Kernel, source: Source, found: Origin) -> TracedValue:
         return source.quad(b, y, x, c.q) if isinstance(c, Quad) else source.at(b, y, x, c)
     if any(condition is False for condition, _ in inside):
         return fallback
-    result = k.var(fallback)
-    with k.If(functools.reduce(operator.and_, conditions)):
-        result.set(source.quad(b, y, x, c.q) if isinstance(c, Quad) else source.at(b, y, x, c))
-    return result.value
+    exists = functools.reduce(operator.and_, conditions)
+    b, y, x = (_where(k, exists, i) for i in (b, y, x))  # read the first one, and forget it: a branch would wait here
+    value = (
+        source.quad(b, y, x, _where(k, exists, c.q))
+        if isinstance(c, Quad)
+        else source.at(b, y, x, _where(k, exists, c))
+    )
+    return k.select(exists, value, fallback)
+
+
+def _where(k: Kernel, exists: TracedValue, i: Index) -> Index:
+    return k.select(exists, i, 0) if isinstance(i, TracedValue) else i
 
 
 def four_channels(k: Kernel, at: Position, element: Callable[[Index], TracedValue]) -> TracedValue:
