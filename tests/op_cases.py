@@ -21,7 +21,12 @@ Shape = tuple[int, ...]
 F32, I32, I64, BOOL = TensorType.FLOAT32, TensorType.INT32, TensorType.INT64, TensorType.BOOL
 CHANNELS = (1, 3, 4, 5, 8, 17)
 ACTIVATIONS = ("NONE", "RELU", "RELU_N1_TO_1", "RELU6")  # a fused TANH is ignored by the CPU kernels
-_TYPES = {np.dtype(np.float32): F32, np.dtype(np.int32): I32, np.dtype(np.bool_): BOOL}
+_TYPES = {np.dtype(np.float32): F32, np.dtype(np.int32): I32, np.dtype(np.int64): I64, np.dtype(np.bool_): BOOL}
+_TYPES |= {
+    np.dtype(np.int8): TensorType.INT8,
+    np.dtype(np.uint8): TensorType.UINT8,
+    np.dtype(np.int16): TensorType.INT16,
+}
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,8 @@ class Draft:
         """Mostly floats; operators that move elements take integers too, and some take bools."""
         if bools and self.chance(0.1):
             return self.bools(shape)
+        if self.chance(0.1):
+            return self.integers(shape, -1000, 1000).astype(np.int64)
         return self.integers(shape, -1000, 1000) if self.chance(0.15) else self.floats(shape)
 
     def activation(self) -> str:
@@ -221,6 +228,13 @@ def unary(d: Draft) -> OpCase:
     return d.build(options.get(d.operator))
 
 
+@case("ABS of integers", "NEG of integers", "SIGN of integers")
+def unary_integers(d: Draft) -> OpCase:
+    d.operator = d.operator.partition(" ")[0]
+    d.runtime(d.integers(d.shape(), -9, 9))
+    return d.build()
+
+
 @case("LOG", "SQRT", "RSQRT")
 def unary_positive(d: Draft) -> OpCase:
     d.runtime(d.positive(d.shape()))
@@ -255,6 +269,16 @@ def comparison(d: Draft) -> OpCase:
     integers = d.chance(0.3)
     d.pair(*((a, b) if integers else (a.astype(np.float32), b.astype(np.float32))))
     return d.build(types=[BOOL])
+
+
+@case("DIV of integers", "FLOOR_DIV of integers", "FLOOR_MOD of integers", "MAXIMUM of integers", "LESS of integers")
+def integer_arithmetic(d: Draft) -> OpCase:
+    d.operator = d.operator.partition(" ")[0]
+    left, right = d.broadcast(d.shape())
+    kind = np.int64 if d.operator in ("FLOOR_MOD", "MAXIMUM", "LESS") and d.chance() else np.int32
+    divisor = d.integers(right, 1, 9) * d.pick(1, -1)
+    d.pair(d.integers(left, -100, 100).astype(kind), divisor.astype(kind))
+    return d.build(types=[BOOL] if d.operator == "LESS" else None)
 
 
 @case("FLOOR_DIV", "FLOOR_MOD")
@@ -319,7 +343,7 @@ def select(d: Draft) -> OpCase:
     d.runtime(d.bools(d.pick(shape, (shape[0],), () if max(shape) > 1 else shape)))
     d.pair(d.any_type(shape), d.floats(shape))
     if d.operands[1][1].dtype != d.operands[2][1].dtype:
-        d.operands[2] = ("input", d.integers(shape), None)
+        d.operands[2] = ("input", d.integers(shape).astype(d.operands[1][1].dtype), None)
     return d.build(types=[_TYPES[d.operands[1][1].dtype]])
 
 
@@ -333,10 +357,26 @@ def select_v2(d: Draft) -> OpCase:
     return d.build(types=[F32])
 
 
+@case("CAST of small integers")
+def cast_small(d: Draft) -> OpCase:
+    d.operator, shape = "CAST", d.shape()
+    x = d.pick(d.floats(shape, 300), d.integers(shape, -70000, 70000), d.bools(shape))
+    small = d.pick(np.int8, np.uint8, np.int16)
+    if d.chance(0.4):
+        x = d.integers(shape, -128, 128).astype(small)
+    d.runtime(x)
+    target = (
+        d.pick(F32, I32, BOOL)
+        if x.dtype == small and d.chance()
+        else _TYPES[np.dtype(d.pick(np.int8, np.uint8, np.int16))]
+    )
+    return d.build(dict(in_data_type=int(_TYPES[x.dtype]), out_data_type=int(target)), [target])
+
+
 @case("CAST")
 def cast(d: Draft) -> OpCase:
     shape = d.shape()
-    x = d.pick(d.floats(shape, 3), d.integers(shape), d.bools(shape))
+    x = d.pick(d.floats(shape, 3), d.integers(shape), d.bools(shape), d.integers(shape).astype(np.int64))
     d.runtime(np.where(d.bools(shape), x, np.zeros((), x.dtype)))
     target = d.pick(F32, I32, BOOL) if x.dtype == np.float32 else d.pick(F32, I32, BOOL, I64)
     return d.build(dict(in_data_type=int(_TYPES[x.dtype]), out_data_type=int(target)), [target])
@@ -480,6 +520,16 @@ def reduce(d: Draft) -> OpCase:
         d.runtime(d.floats(x) + np.float32(4))  # a sum near zero would have few accurate digits
     axes = d.rng.sample(range(len(x)), d.rng.randint(1, len(x)))
     d.ints([a - len(x) if d.chance(0.3) else a for a in axes])
+    return d.build(dict(keep_dims=d.chance()))
+
+
+@case("SUM of integers", "REDUCE_MAX of integers", "REDUCE_MIN of integers", "REDUCE_PROD of integers")
+def reduce_integers(d: Draft) -> OpCase:
+    d.operator = d.operator.partition(" ")[0]
+    x = d.shape()
+    array = d.integers(x, -9, 10)
+    d.runtime(array.astype(np.int64) if d.chance(0.3) and d.operator in ("REDUCE_MAX", "REDUCE_MIN") else array)
+    d.ints(d.rng.sample(range(len(x)), d.rng.randint(1, len(x))))
     return d.build(dict(keep_dims=d.chance()))
 
 
@@ -708,7 +758,7 @@ def pack(d: Draft) -> OpCase:
 def unpack(d: Draft) -> OpCase:
     x = tuple(min(n, 5) for n in d.shape(1, 4))
     axis = d.rng.randint(-len(x), len(x) - 1)
-    array = d.any_type(x)
+    array = d.floats(x) if d.chance(0.8) else d.integers(x)
     d.runtime(array)
     return d.build(dict(axis=axis, num=x[axis]), [_TYPES[array.dtype]] * x[axis])
 
@@ -845,7 +895,7 @@ def reverse(d: Draft) -> OpCase:
 @case("CUMSUM")
 def cumsum(d: Draft) -> OpCase:
     shape = d.shape()
-    d.runtime(d.floats(shape))
+    d.runtime(d.integers(shape, -1000, 1000) if d.chance(0.2) else d.floats(shape))
     axis = d.rng.randrange(len(shape))
     d.ints(axis - len(shape) if d.chance(0.3) else axis)
     return d.build(dict(exclusive=d.chance(), reverse=d.chance()))
@@ -854,9 +904,10 @@ def cumsum(d: Draft) -> OpCase:
 @case("TOPK_V2")
 def top_k(d: Draft) -> OpCase:
     shape = d.shape()
-    d.runtime(np.round(d.floats(shape) * 2))  # with equals
+    x = np.round(d.floats(shape) * 2)  # with equals
+    d.runtime(x.astype(np.int32) if d.chance(0.2) else x)
     d.ints(d.size(1, shape[-1]))
-    return d.build(types=[F32, I32])
+    return d.build(types=[_TYPES[d.operands[0][1].dtype], I32])
 
 
 @case("BROADCAST_TO")

@@ -47,10 +47,14 @@ CASES = {
     ),
     "version": (one("RELU", [(2,)], (2,), version=9), "version 9: versions up to 3"),
     "int8 input": (one("RELU", [((2,), TensorType.INT8)], (2,), type=TensorType.INT8), "INT8 without quantization"),
-    "int64 input": (one("ABS", [((2,), TensorType.INT64)], (2,)), "input 0 is INT64 where FLOAT32"),
+    "int64 input": (one("EXP", [((2,), TensorType.INT64)], (2,)), "input 0 is INT64 where FLOAT32"),
+    "int64 sum": (
+        one("ADD", [((2,), TensorType.INT64), ((2,), TensorType.INT64)], (2,), type=TensorType.INT64),
+        "may be from -4294967296 to 4294967294: the GPU has 32 bits",
+    ),
     "float16 input": (one("ABS", [((2,), TensorType.FLOAT16)], (2,)), "input 0 is FLOAT16 where FLOAT32"),
-    "int32 division": (one("DIV", [((2,), I32), ((2,), I32)], (2,), type=I32), "input 0 is INT32"),
-    "int32 sum": (one("SUM", [((2,), I32), np.array([0], np.int32)], (), type=I32), "input 0 is INT32"),
+    "int32 powers": (one("POW", [((2,), I32), ((2,), I32)], (2,), type=I32), "input 0 is INT32"),
+    "int32 mean": (one("MEAN", [((2,), I32), np.array([0], np.int32)], (), type=I32), "input 0 is INT32"),
     "mixed types": (one("ADD", [(2,), ((2,), I32)], (2,)), "FLOAT32 and INT32 are not taken together"),
     "number of inputs": (one("ADD", [(2,)], (2,)), "1 inputs where the operator takes 2"),
     "no broadcast": (one("ADD", [(2,), (3,)], (3,)), "do not broadcast"),
@@ -109,14 +113,16 @@ def test_custom_operators_are_refused_by_name_even_if_a_builtin_is_called_so() -
     assert check_operator(graph, custom) == "the custom operator RELU is not among those that the GPU runs"
 
 
-def test_an_int64_index_cannot_be_read_on_the_gpu() -> None:
+def test_int64_is_computed_with_where_32_bits_hold_it() -> None:
+    """A product of what a comparison tells and a small constant fits; one of unknown numbers may not."""
     b = ModelBuilder()
-    x = b.input("x", (2, 3))
-    index = b.op("ARG_MAX", [x, b.constant(1)], shape=(2,), options=dict(output_type="INT64"))
-    b.output(b.op("CAST", [index], shape=(2,)))
-    first, second = b.graph().operators
-    assert check_operator(b.graph(), first) is None
-    assert check_operator(b.graph(), second) == "input 0 is INT64 where FLOAT32 or INT32 or BOOL is taken"
+    x, y = (b.input(name, (2, 3), TensorType.INT64) for name in "xy")
+    told = b.op("CAST", [b.op("LESS", [x, y], shape=(2, 3), type=TensorType.BOOL)], shape=(2, 3), type=TensorType.INT64)
+    small = b.op("MUL", [told, b.constant(np.array(1000, np.int64))], shape=(2, 3), type=TensorType.INT64)
+    b.output(small, b.op("MUL", [x, y], shape=(2, 3), type=TensorType.INT64))
+    graph = b.graph()
+    reasons = [check_operator(graph, o) for o in graph.operators]
+    assert reasons[:3] == [None] * 3 and "32 bits" in str(reasons[3])
 
 
 def test_checking_does_not_decode_constants() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from litegpu import debug, fork
-from litegpu.errors import DeviceError, LiteGpuError
+from litegpu.errors import DeviceError, InvokeError, LiteGpuError
 from litegpu.gpu.backends.abilities import ArrayBinder, Binder, InputKeeper, InputLender, ResultGiver
 from litegpu.gpu.backends.check import NUMPY
 from litegpu.gpu.backends.contract import Device, KernelTime, Session
@@ -473,5 +473,13 @@ def _as_typed(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def _as_written(array: np.ndarray) -> np.ndarray:
-    """As sessions take it."""
+    """As sessions take it. Raises InvokeError for integers beyond 32 bits."""
+    if array.dtype == np.int64:
+        narrow = array.astype(np.int32)
+        if not np.array_equal(narrow, array):
+            raise InvokeError(
+                f"an input of INT64 holds {int(array.min())} to {int(array.max())}: the GPU computes with 32 bits, so "
+                "run this model without the GPU delegate"
+            )
+        return np.ascontiguousarray(narrow)
     return np.ascontiguousarray(array, np.int32 if array.dtype == np.bool_ else None)

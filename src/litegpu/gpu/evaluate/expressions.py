@@ -75,6 +75,14 @@ def _sigmoid(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-x)))
 
 
+def _div(a: Array, b: Array) -> Array:
+    """The quotient; of integers toward zero."""
+    if a.dtype.kind == "f":
+        return np.asarray(np.divide(a, b))
+    wide = np.abs(a.astype(np.int64)) // np.maximum(np.abs(b.astype(np.int64)), 1)
+    return np.asarray(np.where((a < 0) != (b < 0), -wide, wide)).astype(np.int32)
+
+
 def _floor_div(a: Array, b: Array) -> Array:
     """The quotient of floats in float64, rounded down, as TFLite's kernel has it."""
     if a.dtype.kind != "f":
@@ -96,7 +104,7 @@ _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
-    "div": np.divide,
+    "div": _div,
     "min": _min,
     "max": _max,
     "pow": _wide(np.power),

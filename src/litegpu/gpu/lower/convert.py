@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.graph import Arg, DType, Literal, Reduce
+from litegpu.gpu.graph import Arg, DType, Expr, Literal, Reduce
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.fixed_point import whole
+from litegpu.gpu.lower.quantization import STORED, grid_of
 from litegpu.gpu.lower.registry import lowers
 from litegpu.gpu.lower.values import dtype_of
 from litegpu.model.types import TensorType
@@ -25,10 +27,24 @@ def cast(ctx: OpContext) -> None:
     target = dtype_of(ctx.output)
     wide = ctx.output.type is TensorType.INT64
     ctx.require(not wide or ctx.dtype(0) is not DType.FLOAT32, "a float may become an integer beyond 32 bits")
-    if ctx.dtype(0) is target:
+    if ctx.output.type in STORED and grid_of(ctx.output) is None:
+        ctx.elementwise(_narrowed(ctx), [ctx.value(0)], ctx.output_value())
+    elif ctx.dtype(0) is target:
         ctx.copy(ctx.value(0), [], ctx.output_value())
     else:
         ctx.elementwise(fn(_CONVERSIONS[target], Arg(0)), [ctx.value(0)], ctx.output_value())
+
+
+def _narrowed(ctx: OpContext) -> Expr:
+    """Floats as the nearest number that the type has, of integers the lowest bits."""
+    limits = np.iinfo(STORED[ctx.output.type].value)
+    number = fn("to_int32", Arg(0))
+    if ctx.dtype(0) is not DType.INT32:
+        return fn("min", fn("max", number, whole(int(limits.min))), whole(int(limits.max)))
+    if limits.min == 0:
+        return fn("bit_and", number, whole(int(limits.max)))
+    above = whole(32 - limits.bits)
+    return fn("shift_right", fn("shift_left", number, above), above)
 
 
 @lowers("QUANTIZE")

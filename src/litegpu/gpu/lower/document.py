@@ -23,7 +23,9 @@ For all that run on the GPU:
 - Tensors have ranks up to {rank} and shapes, not empty, that are known before the inference.
   Any batch size.
 - Runtime tensors are float32 (float16 in memory with `precision_loss_allowed`) and, where the table says so, int32 or
-  bool. int64 is taken for constants, and for the results of ARG_MAX and ARG_MIN as they leave the GPU.
+  bool. Where it says int64, numbers of 64 bits are taken that 32 bits hold: constants are looked at, what comes from
+  outside is looked at before each inference (an `InvokeError` names what is larger), and what is computed must lie
+  between numbers that are known beforehand. Other operators take int64 constants.
 - "real" stands for float32, or int8, uint8 or int16 with quantization parameters (one scale and zero point), unless the
   delegate has `quantization_enabled=False`. Results are rounded to what the output can hold, as part of the kernel that
   computes them. Inputs and outputs of the GPU's part of a model cross the bus as they are stored. Without quantization
@@ -114,7 +116,9 @@ def _inputs(gpu: Gpu) -> str:
 
 def _types(gpu: Gpu, types: Types) -> str:
     names = {t: "real" if t is TensorType.FLOAT32 and gpu.quantized else t.name.lower() for t in types}
-    return "constant" if types is STATIC else ", ".join(names[t] for t in sorted(types))
+    if gpu.span_rule is not None and TensorType.INT32 in types:
+        names[TensorType.INT64] = "int64"
+    return "constant" if types is STATIC else ", ".join(names[t] for t in sorted(names))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from litegpu.gpu.graph import Arg, DType, Expr, Reshape, bhwc
+from litegpu.gpu.graph import Arg, DType, Expr, Literal, Reshape, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.activation import clamp
@@ -52,7 +52,6 @@ _unary("COS", fn("cos", X))
 _unary("FLOOR", fn("floor", X))
 _unary("CEIL", fn("ceil", X))
 _unary("ROUND", fn("round", X))
-_unary("SIGN", fn("sign", X))
 _unary("TANH", fn("tanh", X))
 _unary("SQUARE", fn("mul", X, X))
 _unary("LOGISTIC", fn("sigmoid", X))
@@ -62,6 +61,16 @@ _unary("RELU", clamp(X, 0, None), integers.rescaled, (0, None))
 _unary("RELU6", clamp(X, 0, 6), integers.rescaled, (0, 6))
 _unary("RELU_N1_TO_1", clamp(X, -1, 1), integers.rescaled, (-1, 1))
 _unary("RELU_0_TO_1", clamp(X, 0, 1), integers.rescaled, (0, 1))
+
+
+@lowers("SIGN")
+def sign(ctx: OpContext) -> None:
+    ctx.check_shape(ctx.shape(0))
+    expr: Expr = fn("sign", X)
+    if ctx.dtype(0) is DType.INT32:
+        minus, none, plus = (Literal(n, DType.INT32) for n in (-1, 0, 1))
+        expr = fn("select", fn("lt", X, none), minus, fn("select", fn("gt", X, none), plus, none))
+    ctx.elementwise(expr, [ctx.value(0)], ctx.output_value())
 
 
 @lowers("LEAKY_RELU")

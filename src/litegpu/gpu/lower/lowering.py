@@ -13,6 +13,7 @@ from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.ranks import rewritten
 from litegpu.gpu.lower.registered import custom_entry
 from litegpu.gpu.lower.registry import REGISTRY, Entry
+from litegpu.gpu.lower.spans import beyond_words
 from litegpu.gpu.lower.values import Values
 from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 
@@ -54,6 +55,9 @@ class Lowering(Values):
             raise Unsupported(f"input {entry.gpu.data} has rank {rank}: the operator takes {wanted}")
         for tensor in ctx.outputs:
             ctx.check_output(tensor)
+        span = beyond_words(self.subgraph, operator)
+        if span is not None:
+            raise Unsupported(f"its results of INT64 may be from {span[0]} to {span[1]}: the GPU has 32 bits")
         ctx.choose_unit()
         entry.lower(ctx)
         for tensor in ctx.outputs:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.graph import RESULT, Arg, DType, Gather, Reduce, Reshape, Shape, Slice, Step, Transpose, bhwc
+from litegpu.gpu.graph import RESULT, Arg, DType, Gather, Literal, Reduce, Reshape, Shape, Slice, Step, Transpose, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.movement import move
@@ -37,11 +37,12 @@ def cumsum(ctx: OpContext) -> None:
     last = (*(i for i in range(len(x)) if i != axis), axis)
     rows = math.prod(x) // n
     steps: list[Step] = [Reshape(bhwc(x), x), Transpose(last), Reshape(tuple(x[i] for i in last), (rows, 1, 1, n))]
-    source = ctx.copy(ctx.value(0), steps, ctx.intermediate((rows, 1, 1, n), DType.FLOAT32))
+    kind = DType.INT32 if ctx.dtype(0) is DType.INT32 else DType.FLOAT32
+    source = ctx.copy(ctx.value(0), steps, ctx.intermediate((rows, 1, 1, n), kind))
     function = ("gt" if exclusive else "ge") if backward else ("lt" if exclusive else "le")
-    taken = fn("select", fn(function, Arg(1), Arg(2)), Arg(0), 0.0)
+    taken = fn("select", fn(function, Arg(1), Arg(2)), Arg(0), Literal(0, kind))
     places = [_numbers(ctx, (1, 1, 1, n)), _numbers(ctx, (1, 1, n, 1))]
-    total = ctx.intermediate((rows, 1, n, 1), DType.FLOAT32)
+    total = ctx.intermediate((rows, 1, n, 1), kind)
     ctx.add(Reduce("sum", (3,), taken), [source, *places], total)
     moved = tuple(x[i] for i in last)
     back = tuple(last.index(i) for i in range(len(x)))

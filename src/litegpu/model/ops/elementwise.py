@@ -21,6 +21,7 @@ from litegpu.model.ops.rules import (
     together,
 )
 from litegpu.model.ops.shape_node import Shape, ShapeNode
+from litegpu.model.ops.spans import added, among, left, mirrored, multiplied, subtracted, told
 from litegpu.model.types import Operator, Tensor, TensorType
 
 
@@ -124,11 +125,14 @@ def _comparison_aborts(operator: Operator, tensors: Sequence[Tensor]) -> str | N
 
 # fmt: off
 OPS = (
-    Op("ABS", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(5, quanta="linear")),
+    Op(
+        "ABS", "x -> .", shape=same_shape, batch=pointwise, folds="values",
+        gpu=Gpu(5, inputs=(NUMBER,), quanta="linear", span=mirrored),
+    ),
     Op(
         "ADD", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, aborts=_addition_aborts,
         folds="values",
-        gpu=Gpu(6, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", quanta="reads", halves="up",
+        gpu=Gpu(6, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=added, quanta="reads", halves="up",
             notes="broadcasting"),
     ),
     Op(
@@ -148,7 +152,8 @@ OPS = (
     Op("COS", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
     Op(
         "DIV", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
-        gpu=Gpu(2, inputs=(FLOAT, FLOAT), counts=2, joins="broadcast", quanta="reads", notes="broadcasting"),
+        gpu=Gpu(2, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", quanta="reads",
+            notes="broadcasting; of integers towards zero, and by 0, an error on the CPU, anything"),
     ),
     Op("ELU", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
     Op(
@@ -160,12 +165,12 @@ OPS = (
     Op("FLOOR", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(2, quanta="reads")),
     Op(
         "FLOOR_DIV", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
-        gpu=Gpu(3, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", quantized=False, quanta="reads",
+        gpu=Gpu(3, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=mirrored, quantized=False, quanta="reads",
             notes="broadcasting; a division by 0 is an error on the CPU, and infinite or NaN here"),
     ),
     Op(
         "FLOOR_MOD", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
-        gpu=Gpu(2, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", quantized=False, quanta="reads",
+        gpu=Gpu(2, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=left, quantized=False, quanta="reads",
             notes="broadcasting; exact for quotients of floats below 2^24"),
     ),
     Op(
@@ -175,13 +180,13 @@ OPS = (
     Op(
         "GREATER", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, aborts=_comparison_aborts,
         folds="values", makes=TensorType.BOOL,
-        gpu=Gpu(3, inputs=(NUMBER, NUMBER), outputs=BOOL, counts=2, joins="broadcast", quanta="reads",
+        gpu=Gpu(3, inputs=(NUMBER, NUMBER), outputs=BOOL, counts=2, joins="broadcast", span=told, quanta="reads",
             notes="broadcasting"),
     ),
     Op(
         "GREATER_EQUAL", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH,
         aborts=_comparison_aborts, folds="values", makes=TensorType.BOOL,
-        gpu=Gpu(3, inputs=(NUMBER, NUMBER), outputs=BOOL, counts=2, joins="broadcast", quanta="reads",
+        gpu=Gpu(3, inputs=(NUMBER, NUMBER), outputs=BOOL, counts=2, joins="broadcast", span=told, quanta="reads",
             notes="broadcasting"),
     ),
     Op("HARD_SWISH", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(1, quanta="reads")),
@@ -189,13 +194,13 @@ OPS = (
     Op(
         "LESS", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, aborts=_comparison_aborts,
         folds="values", makes=TensorType.BOOL,
-        gpu=Gpu(3, inputs=(NUMBER, NUMBER), outputs=BOOL, counts=2, joins="broadcast", quanta="reads",
+        gpu=Gpu(3, inputs=(NUMBER, NUMBER), outputs=BOOL, counts=2, joins="broadcast", span=told, quanta="reads",
             notes="broadcasting"),
     ),
     Op(
         "LESS_EQUAL", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH,
         aborts=_comparison_aborts, folds="values", makes=TensorType.BOOL,
-        gpu=Gpu(3, inputs=(NUMBER, NUMBER), outputs=BOOL, counts=2, joins="broadcast", quanta="reads",
+        gpu=Gpu(3, inputs=(NUMBER, NUMBER), outputs=BOOL, counts=2, joins="broadcast", span=told, quanta="reads",
             notes="broadcasting"),
     ),
     Op("LOG", "x -> .", shape=same_shape, batch=pointwise, hazard=_table_hazard, gpu=Gpu(2, quanta="reads")),
@@ -217,20 +222,24 @@ OPS = (
     Op(
         "MAXIMUM", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
         table="MaximumMinimumOptions",
-        gpu=Gpu(4, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", quanta="linear", grids="moved",
+        gpu=Gpu(4, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=among, quanta="linear", grids="moved",
             notes="broadcasting"),
     ),
     Op(
         "MINIMUM", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
         table="MaximumMinimumOptions",
-        gpu=Gpu(4, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", quanta="linear", grids="moved",
+        gpu=Gpu(4, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=among, quanta="linear", grids="moved",
             notes="broadcasting"),
     ),
     Op(
         "MUL", "a b -> =a", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
-        gpu=Gpu(8, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", quanta="reads", notes="broadcasting"),
+        gpu=Gpu(8, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=multiplied, quanta="reads",
+            notes="broadcasting"),
     ),
-    Op("NEG", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(2, quanta="linear")),
+    Op(
+        "NEG", "x -> .", shape=same_shape, batch=pointwise, folds="values",
+        gpu=Gpu(2, inputs=(NUMBER,), quanta="linear", span=mirrored),
+    ),
     Op(
         "NOT_EQUAL", "a:any b:any -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH,
         aborts=_comparison_aborts, folds="values", makes=TensorType.BOOL,
@@ -268,7 +277,10 @@ OPS = (
         gpu=Gpu(2, inputs=(BOOL, ANY, ANY), outputs=ANY, counts=3, joins="broadcast", quanta="reads",
             notes="broadcasting of all three"),
     ),
-    Op("SIGN", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
+    Op(
+        "SIGN", "x -> .", shape=same_shape, batch=pointwise,
+        gpu=Gpu(2, inputs=(NUMBER,), quanta="reads", span=mirrored),
+    ),
     Op("SIN", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
     Op("SQRT", "x -> .", shape=same_shape, batch=pointwise, hazard=_table_hazard, gpu=Gpu(2, quanta="reads")),
     Op("SQUARE", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
@@ -280,7 +292,7 @@ OPS = (
     Op(
         "SUB", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, aborts=_addition_aborts,
         folds="values",
-        gpu=Gpu(5, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", quanta="reads", halves="up",
+        gpu=Gpu(5, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=subtracted, quanta="reads", halves="up",
             notes="broadcasting"),
     ),
     Op("TANH", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(3, quanta="reads")),

@@ -12,6 +12,7 @@ from litegpu.model.ops.checks import Tensors, require, values_of
 from litegpu.model.ops.record import ANY, INT32, INTEGERS, MAX_RANK, NUMBER, STATIC, Gpu, Op, Repeating
 from litegpu.model.ops.rules import EACH, filled, pointwise, rows_alike, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
+from litegpu.model.ops.spans import among
 from litegpu.model.types import Operator, TensorType
 
 
@@ -107,11 +108,12 @@ OPS = (
     ),
     Op(
         "MATRIX_DIAG", "x -> .", shape=_diagonal_shape, batch=pointwise, moves="elements",
-        gpu=Gpu(2, inputs=(NUMBER,), quanta="linear", grids="moved", ranks=(1, MAX_RANK - 1)),
+        gpu=Gpu(2, inputs=(NUMBER,), quanta="linear", grids="moved", ranks=(1, MAX_RANK - 1), span=among),
     ),
     Op(
         "MATRIX_SET_DIAG", "x d:=x -> .", shape=same_shape, batch=rows_alike, repeating=EACH, hazard=_diagonal_hazard,
-        moves="elements", gpu=Gpu(2, inputs=(NUMBER, NUMBER), counts=2, quantized=False, ranks=(2, MAX_RANK)),
+        moves="elements",
+        gpu=Gpu(2, inputs=(NUMBER, NUMBER), counts=2, quantized=False, ranks=(2, MAX_RANK), span=among),
     ),
     Op(
         "MULTINOMIAL", "x:float32 n{1}:int32 -> .:int32|int64", estimate=_samples_estimate, table="RandomOptions",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from litegpu.model.ops.checks import Tensors, require, values_of
-from litegpu.model.ops.record import ANY, FLOAT, INT32, MAX_RANK, NUMBER, STATIC, Gpu, Op
+from litegpu.model.ops.record import ANY, INT32, MAX_RANK, NUMBER, STATIC, Gpu, Op
 from litegpu.model.ops.rules import along, last_axis, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.types import Operator, TensorType
@@ -59,7 +59,7 @@ _SIZED = "the data decide the size of its result"
 OPS = (
     Op(
         "CUMSUM", "x axis{1}:int32 -> =x", shape=same_shape, batch=along("sums up"),
-        gpu=Gpu(1, inputs=(FLOAT, STATIC), counts=2, ranks=(1, MAX_RANK),
+        gpu=Gpu(1, inputs=(NUMBER, STATIC), counts=2, ranks=(1, MAX_RANK),
             notes=f"constant axis of up to {LONGEST} elements, exclusive, reverse"),
     ),
     Op("NON_MAX_SUPPRESSION_V4", "boxes scores n iou score -> . .", stays=_SIZED),
@@ -76,7 +76,7 @@ OPS = (
     ),
     Op(
         "TOPK_V2", "x k{1}:int32|int16 -> . .", shape=_top_shape, batch=last_axis,
-        gpu=Gpu(3, inputs=(FLOAT, STATIC), outputs=NUMBER, counts=2, ranks=(1, MAX_RANK),
+        gpu=Gpu(3, inputs=(NUMBER, STATIC), outputs=NUMBER, counts=2, ranks=(1, MAX_RANK),
             notes=f"constant k, rows of up to {LONGEST} elements; of equals the first comes first"),
     ),
     Op("UNIQUE", "x -> . .", stays=_SIZED),

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from litegpu.model.ops.batch_node import BatchNode, Place
 from litegpu.model.ops.shape_node import Shape, ShapeNode
+from litegpu.model.ops.spans import SpanRule, among
 from litegpu.model.types import Operator, Tensor, TensorType
 
 Types = frozenset[TensorType]
@@ -72,6 +73,9 @@ class Gpu:
     #: (gpu/lower/ranks.py): "broadcast" one against the other, all of them or, "matrices", but for the last two; reduce
     #: the "axes" in input 1; choose "rows" of the first. The others go by the last axis or by the tensors' own shapes.
     joins: Literal["", "broadcast", "matrices", "axes", "rows"] = ""
+    #: Between which numbers the integers of the results lie (spans.py). With it, or if the operator moves whatever
+    #: there is, INT64 is taken for INT32 where 32 bits are enough for sure.
+    span: SpanRule | None = None
     #: How the CPU's kernel rounds halves of a quantum: XNNPACK's to even numbers, but upwards after additions; the
     #: reference kernel of pools away from a stored zero.
     halves: Halves = "even"
@@ -85,6 +89,11 @@ class Gpu:
     def results(self) -> Types:
         """The types of the results."""
         return self.inputs[0] if self.outputs is None else self.outputs
+
+    @property
+    def span_rule(self) -> SpanRule | None:
+        """Between which numbers the integers of the results lie; None if INT64 is not taken."""
+        return self.span or (among if any(types >= ANY for types in self.inputs) else None)
 
     @property
     def data(self) -> int:

@@ -7,6 +7,7 @@ from litegpu.model.ops.checks import Tensors
 from litegpu.model.ops.record import BOOL, FLOAT, INT32, INTEGERS, MAX_RANK, NUMBER, STATIC, Gpu, Op
 from litegpu.model.ops.rules import last_axis, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
+from litegpu.model.ops.spans import among
 from litegpu.model.types import Operator, TensorType
 
 
@@ -90,19 +91,19 @@ OPS = (
     Op(
         "REDUCE_MAX", "x axes{8}:int32 -> =x", shape=_reduction_shape, is_scalar=_is_whole_reduction,
         batch=_reduction_batch, folds="values", table="ReducerOptions",
-        gpu=Gpu(3, inputs=(FLOAT, STATIC), counts=2, joins="axes", quanta="linear", grids="alike",
+        gpu=Gpu(3, inputs=(NUMBER, STATIC), counts=2, joins="axes", span=among, quanta="linear", grids="alike",
             notes="any constant axes, keep_dims or not; a NaN is passed over (on the CPU its place decides)"),
     ),
     Op(
         "REDUCE_MIN", "x axes{8}:int32 -> =x", shape=_reduction_shape, is_scalar=_is_whole_reduction,
         batch=_reduction_batch, folds="values", table="ReducerOptions",
-        gpu=Gpu(3, inputs=(FLOAT, STATIC), counts=2, joins="axes", quanta="linear", grids="alike",
+        gpu=Gpu(3, inputs=(NUMBER, STATIC), counts=2, joins="axes", span=among, quanta="linear", grids="alike",
             notes="any constant axes, keep_dims or not; a NaN is passed over (on the CPU its place decides)"),
     ),
     Op(
         "REDUCE_PROD", "x axes{8}:int32 -> =x", shape=_reduction_shape, is_scalar=_is_whole_reduction,
         batch=_reduction_batch, folds="values", table="ReducerOptions",
-        gpu=Gpu(3, inputs=(FLOAT, STATIC), counts=2, joins="axes", notes="any constant axes, keep_dims or not"),
+        gpu=Gpu(3, inputs=(NUMBER, STATIC), counts=2, joins="axes", notes="any constant axes, keep_dims or not"),
     ),
     Op(
         "SEGMENT_SUM", "x at:int32 -> =x", shape=_segments_shape, without=_SEGMENTS,
@@ -111,7 +112,7 @@ OPS = (
     Op(
         "SUM", "x axes{8}:int32 -> =x", shape=_reduction_shape, is_scalar=_is_whole_reduction, batch=_reduction_batch,
         folds="values", table="ReducerOptions",
-        gpu=Gpu(3, inputs=(FLOAT, STATIC), counts=2, joins="axes", quanta="linear",
+        gpu=Gpu(3, inputs=(NUMBER, STATIC), counts=2, joins="axes", quanta="linear",
             notes="any constant axes, keep_dims or not"),
     ),
     Op(
