@@ -191,6 +191,13 @@ class Softmax:
 
 
 @dataclass(frozen=True)
+class LayerNorm:
+    """(x - mean) / sqrt(variance + epsilon), with the mean and the variance over C. Made by a pass."""
+
+    epsilon: float
+
+
+@dataclass(frozen=True)
 class Copy:
     """Movement of elements: `steps` applied in order to the input (steps may pass through any rank); the first step
     sees the input's B,H,W,C shape and the last one gives the output's."""
@@ -239,6 +246,6 @@ class Custom:
 
 Op = (
     Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | TransposeConv2D | MatMul | Pool2D | Resize2D | Reduce
-    | ArgReduce | Softmax | Attention | Copy | Concat | Gather | Custom
+    | ArgReduce | LayerNorm | Softmax | Attention | Copy | Concat | Gather | Custom
     | IntegerConv2D | IntegerDepthwiseConv2D | IntegerTransposeConv2D | IntegerMatMul | Lookup
 )  # fmt: skip

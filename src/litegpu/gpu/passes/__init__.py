@@ -8,6 +8,7 @@ from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.attention import join_attention
 from litegpu.gpu.passes.fold import drop_unused, fold_constants
 from litegpu.gpu.passes.fuse import fuse_elementwise
+from litegpu.gpu.passes.layer_norm import join_layer_norm
 from litegpu.gpu.passes.movement import absorb_border, absorb_padding, join_copies
 from litegpu.gpu.passes.raising import raise_elementwise
 from litegpu.gpu.passes.split import split_reductions
@@ -18,7 +19,7 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     `half`: intermediates will be float16."""
     graph = fold_constants(drop_unused(graph))
     graph = absorb_border(absorb_padding(join_copies(graph)))
-    graph = fuse_elementwise(raise_elementwise(graph), features.max_buffers)
+    graph = join_layer_norm(fuse_elementwise(raise_elementwise(graph), features.max_buffers))
     own = native.of(features)
     graph = graph if own is None else own.join_first(graph, features, half)
     graph = join_attention(graph, features, half)

@@ -21,6 +21,7 @@ from litegpu.gpu.graph import (
     Expr,
     Gather,
     Graph,
+    LayerNorm,
     Literal,
     MatMul,
     Node,
@@ -172,6 +173,9 @@ class _Precision:
                 return min(0.0, *(lo for lo, _ in found)), max(0.0, *(hi for _, hi in found))
             case Softmax():
                 return 0.0, 1.0
+            case LayerNorm():
+                largest = math.sqrt(self.graph.values[node.inputs[0]].shape[3])
+                return -largest, largest
             case Reduce(kind, axes, prologue):
                 inner = _limits(prologue, [self.limits.get(v, _ANYTHING) for v in node.inputs])
                 if kind in ("max", "min", "mean"):
@@ -185,6 +189,8 @@ class _Precision:
 
     def normalisation(self, node: Node) -> None:
         """A value from which its own mean, or a sum of it, is taken away: what is left may be a small part of it."""
+        if isinstance(node.op, LayerNorm):
+            self.keep(node.inputs[0], "its mean is subtracted from it, or it is divided by its own size")
         if not isinstance(node.op, Reduce) or node.op.kind not in ("mean", "sum"):
             return
         for v in node.inputs:

@@ -35,6 +35,7 @@ from litegpu.gpu.graph import (
     IntegerDepthwiseConv2D,
     IntegerMatMul,
     IntegerTransposeConv2D,
+    LayerNorm,
     Lookup,
     MatMul,
     Mirror,
@@ -195,6 +196,8 @@ def _of_result(graph: Graph, node: Node, inputs: Sequence[Size]) -> Size:
             return _of_product(values[0].shape[2 if transpose_a else 3], x, inputs[1])
         case Attention():
             return inputs[2].joined
+        case LayerNorm():
+            return _UNIT
         case Softmax():
             share = 1.0 / max(1, values[0].shape[3])
             return Size(np.asarray(share), np.asarray(share))  # as if each row had one peak
