@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <tuple>
 #include <ucontext.h>
 #include <utility>
@@ -25,7 +26,7 @@ VECTOR(uint, unsigned, 4)
 #define __device__
 #define __forceinline__ inline
 #define __restrict__
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 #define __shared__ static
 
@@ -37,7 +38,8 @@ bool emulated_waited = false;  // whether this kernel has waited for those in fr
 namespace emulator {
 constexpr unsigned char NOTHING_YET = 0xff;  // of shared memory: four such bytes are NaN
 struct Copy { unsigned at; const void* from; unsigned size, group; bool real; };
-enum State { RUNNING, AT_BARRIER, AT_CLUSTER, ENDED };
+enum State { RUNNING, AT_BARRIER, AT_TEAM, AT_SIGNAL, AT_CLUSTER, ENDED };
+struct Signal { unsigned arrivals, pending, bytes, phase; };  // a barrier of pipeline.cu
 struct Thread {
   ucontext_t context;
   jmp_buf place;
@@ -47,6 +49,7 @@ struct Thread {
   State state;
   bool started, arrived;
   int line;  // of the barrier that it waits at
+  unsigned signal, parity, team, members;  // what else it waits for
   std::vector<Copy> copies;
 };
 inline std::vector<Thread> threads;
@@ -200,7 +203,77 @@ template <unsigned row_bytes> unsigned long long matrix(unsigned at) {
 }
 inline void announce_copies() {}
 inline void begin_products() {}
+inline void commit_products() {}
+template <int pending> void products_wait() { emulator::pause(); }  // a warp's threads together
 inline void end_products() {}
+
+// And pipeline.cu. The signals are kept aside: shared memory has zeros in their places.
+namespace emulator {
+inline std::map<unsigned, Signal> signals;
+struct Late { unsigned signal, at; const void* from; unsigned bytes; std::vector<Copy> copies; };
+inline std::vector<Late> late;  // copies that tell a signal
+inline Signal& signal_at(unsigned at) {
+  const auto found = signals.find(at);
+  if (found == signals.end()) fail("a barrier is used that was not made");
+  return found->second;
+}
+inline void settle(Signal& s) {
+  if (s.pending || s.bytes) return;
+  s.phase++;
+  s.pending = s.arrivals;
+}
+inline void arrive(unsigned at) {
+  Signal& s = signal_at(at);
+  if (!s.pending) fail("more threads arrive at a barrier than it counts");
+  s.pending--;
+  settle(s);
+}
+inline void perform(const Late& l) {
+  for (const Copy& c : l.copies) perform(c);
+  if (l.from) {
+    std::memcpy(shared + l.at, l.from, l.bytes);
+    signal_at(l.signal).bytes -= l.bytes;
+    settle(signal_at(l.signal));
+  } else {
+    arrive(l.signal);
+  }
+}
+}  // namespace emulator
+inline void barrier_init(unsigned at, unsigned arrivals) {
+  if (at % 8) emulator::fail("a barrier is not aligned");
+  std::memset(shared + at, 0, 8);
+  emulator::signals[at] = {arrivals, arrivals, 0, 0};
+}
+inline void barriers_ready() {}
+inline void barrier_arrive(unsigned at) { emulator::arrive(at); }
+inline void barrier_arrive_copied(unsigned at) {
+  emulator::Late l = {at, 0, nullptr, 0, emulator::current->copies};
+  emulator::current->copies.clear();
+  if (l.copies.empty()) emulator::perform(l); else emulator::late.push_back(l);
+}
+inline void barrier_wait(unsigned at, unsigned parity) {
+  while (emulator::signal_at(at).phase % 2 == parity) {  // the phase of that parity has not completed
+    emulator::current->state = emulator::AT_SIGNAL;
+    emulator::current->signal = at;
+    emulator::current->parity = parity;
+    emulator::pause();
+  }
+}
+inline void barrier_copy(unsigned at, unsigned to, const void* from, unsigned bytes) {
+  if (to % 16 || bytes % 16 || (uintptr_t)from % 16) emulator::fail("a bulk copy is not aligned");
+  emulator::signal_at(at).bytes += bytes;
+  emulator::arrive(at);
+  emulator::late.push_back({at, to, from, bytes, {}});
+}
+inline void team_sync(unsigned barrier, unsigned threads) {
+  emulator::current->state = emulator::AT_TEAM;
+  emulator::current->team = barrier;
+  emulator::current->members = threads;
+  emulator::pause();
+}
+inline void warp_sync() { emulator::pause(); }
+template <unsigned count> void registers_drop() {}
+template <unsigned count> void registers_take() {}
 
 namespace emulator {
 inline float element(unsigned long long matrix, unsigned row, unsigned k) {
@@ -254,9 +327,31 @@ inline void run_warp(unsigned first, unsigned count) {
   }
 }
 
-// Let those go on that all others of their workgroup, or cluster, have caught up with; false if all have ended.
+// Let those go on whose signal has come, or that the others of their team have caught up with.
+inline bool release_teams() {
+  bool released = false;
+  for (Thread& t : threads) {
+    if (t.state == AT_SIGNAL && signal_at(t.signal).phase % 2 != t.parity) t.state = RUNNING, released = true;
+    if (t.state != AT_TEAM) continue;
+    unsigned here = 0;
+    for (const Thread& other : threads) here += other.state == AT_TEAM && other.team == t.team;
+    if (here < t.members) continue;
+    for (Thread& other : threads)
+      if (other.state == AT_TEAM && other.team == t.team) other.state = RUNNING;
+    released = true;
+  }
+  return released;
+}
+
+// Let those go on that all others of their workgroup, or cluster, have caught up with; false if all have ended. Copies
+// arrive when nobody can go on without them.
 inline bool release(unsigned each) {
-  bool all = true, alive = false, released = false;
+  bool all = true, alive = false, released = release_teams();
+  if (!released && !late.empty()) {
+    const std::vector<Late> now = std::exchange(late, {});
+    for (const Late& l : now) perform(l);
+    return release(each);
+  }
   for (const Thread& t : threads) all &= t.state == AT_CLUSTER, alive |= t.state != ENDED;
   for (unsigned first = 0; first < threads.size(); first += each) {
     const Thread& one = threads[first];
@@ -286,6 +381,8 @@ inline void run_group(uint3 size, unsigned shared_bytes) {
     makecontext(&t.context, enter, 0);
   }
   std::memset(shared, NOTHING_YET, sizeof(shared));
+  signals.clear();
+  late.clear();
   const unsigned all = warps * (threads.size() / each);
   for (bool backward = false, alive = true; alive; backward = !backward) {
     for (unsigned i = 0; i < all; i++) {

@@ -30,6 +30,12 @@ def is_half(ctx: KernelContext, source: View, weights: np.ndarray) -> bool | Non
     return None if source.dtype not in LOAD or (source.dtype is DType.FLOAT16 and not half) else half
 
 
+def residuals_of(ctx: KernelContext) -> int:
+    """How many values as large as the output the node's epilogue reads."""
+    shape = ctx.output.shape
+    return sum(not ctx.value(v).is_constant and ctx.value(v).shape == shape for v in ctx.node.operands)
+
+
 @dataclass(frozen=True, eq=False)
 class Layer:
     """A convolution: what of it the kernel must know."""
@@ -39,6 +45,7 @@ class Layer:
     weights: np.ndarray  # [O, KH, KW, I]
     shape: tuple[int, ...]  # of the output
     half: bool
+    residuals: int = 0  # values as large as the output that the epilogue reads
 
     @property
     def load(self) -> tuple[str, str]:

@@ -73,21 +73,27 @@ def native_launch(
     variant: str = "",
     where: Where | None = None,
     inner: Traced | None = None,
+    pixels: int = 1,
+    options: tuple[str, ...] = (),
 ) -> Launch:
     """A launch of the kernel `name` in `files`, compiled with `constants` as macros.
 
     The kernel's parameters are `operands` in order (name -> View or constant array), then EPILOGUE_BUFFERS. Its macro
     STORE(pixel, quad, value) applies the node's epilogue to four channels, a float4 (of the integer convolutions and
-    products an int4), of pixel number `pixel` (row-major
-    over B, H, W, unless `where` says otherwise) and stores them; `inner` is another function that it calls.
+    products an int4), of pixel number `pixel` (row-major over B, H, W, unless `where` says otherwise) and stores them;
+    with `pixels`, so many at once: STORE(pixel, ..., quad, value, ...). `inner` is another function that it calls.
     """
     shape = ctx.output.shape
 
-    def store(k: Kernel, bound: Operands, pixel: TracedValue, quad: TracedValue, value: TracedValue) -> None:
-        at = where(pixel, quad) if where is not None else Position(shape, pixel=pixel, q=quad)
-        open_sink(ctx, k, bound).write(at, value)
+    def store(k: Kernel, bound: Operands, *parameters: TracedValue) -> None:
+        quad = parameters[pixels]
+        places = [
+            where(pixel, quad) if where is not None else Position(shape, pixel=pixel, q=quad)
+            for pixel in parameters[:pixels]
+        ]
+        open_sink(ctx, k, bound).write_all(places, parameters[pixels + 1 :])
 
-    functions = [Traced(ctx, "store", (u32, u32, sum_type(ctx.node.op)), store)]
+    functions = [Traced(ctx, "store", (u32,) * (pixels + 1) + (sum_type(ctx.node.op),) * pixels, store)]
     if inner is not None:
         functions.append(inner)
     buffers = [NativeBuffer(n, _access(v)) for n, v in operands.items()]
@@ -105,7 +111,7 @@ def native_launch(
         *(f"#define {macro} {value}" for macro, value in macros.items()),
         *map(text_of, files),
     ]
-    kernel = NativeKernel(name, "\n".join(parts) + "\n", workgroup, dispatch, tuple(buffers), shared_bytes)
+    kernel = NativeKernel(name, "\n".join(parts) + "\n", workgroup, dispatch, tuple(buffers), shared_bytes, options)
     return Launch(kernel, bound, label, variant)
 
 

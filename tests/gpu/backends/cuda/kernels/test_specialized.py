@@ -1,0 +1,134 @@
+"""Convolutions by warps that copy and warps that multiply, against the definition in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from first_output import first_output
+from gpu.backends.cuda.kernels.test_convolution import expected, network
+
+from litegpu.gpu.backends.cuda.kernels import convolution, matvec, specialized, tile, window
+from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.backends.cuda.kernels.specialized import MOST_TAPS, SpecializedTile, candidates, cost, packed, ranked
+from litegpu.gpu.build import build_program
+from litegpu.gpu.graph import Conv2D, DType
+from litegpu.gpu.view import padded
+
+CASES = {
+    "points": ((2, 9, 8, 72), (44, 1, 1, 72), Conv2D(), False),
+    "residual": ((1, 9, 9, 64), (64, 1, 1, 64), Conv2D(), True),
+    "window": ((1, 9, 7, 16), (20, 3, 3, 16), Conv2D((2, 1), (1, 2), (1, 2)), False),
+    "deep": ((2, 6, 7, 96), (136, 3, 3, 96), Conv2D(padding=(1, 1)), False),
+    "strided": ((2, 8, 8, 200), (64, 1, 1, 200), Conv2D((2, 2)), False),
+}
+#: One and two warpgroups that multiply, one and two blocks of rows of each, all widths, a whole warpgroup that copies.
+SOME = ((64, 32, 1, 4, 4), (128, 64, 2, 3, 3), (128, 96, 2, 2, 2), (128, 128, 1, 2, 2), (256, 128, 2, 4, 1))
+
+
+def layer_of(shape, weights, op=Conv2D(), *, dtype: DType = DType.FLOAT16, residuals: int = 0) -> Layer:  # noqa: B008
+    b, h, w, _ = shape
+    out = (b, -(-h // op.stride[0]), -(-w // op.stride[1]), weights[0])
+    return Layer(op, padded(0, shape, dtype), np.ones(weights, np.float32), out, True, residuals)
+
+
+def check(device, monkeypatch, case: str, tile: SpecializedTile) -> None:
+    shape, weights, op, residual = CASES[case]
+    taken = []
+
+    def only(layer: Layer, capability: int, units: int) -> list[SpecializedTile]:
+        found = [tile] if ranked(layer, 90, units) else []
+        taken.extend(found)
+        return found
+
+    monkeypatch.setattr(specialized, "ranked", only)
+    monkeypatch.setattr(specialized, "cost", lambda layer, tile, units: 0.0)
+    graph, x = network(shape, weights, op, residual=residual)
+    program = build_program(graph, device.features, "cuda", half=True)
+    assert taken and "specialized_convolution" in {k.name for k in program.kernels}
+    got = first_output(device, program, [x], graph.values[graph.outputs[0]].shape)
+    want = expected(graph, {graph.inputs[0]: x})
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want), tile
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("tile", SOME, ids=lambda t: "x".join(map(str, t)))
+def test_some_tiles(device, monkeypatch, case: str, tile: tuple[int, ...]) -> None:
+    if device.features.capability != 90:
+        pytest.skip("needs warpgroup products")
+    check(device, monkeypatch, case, SpecializedTile(*tile))
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", candidates(), ids=str)
+def test_every_tile(device, monkeypatch, tile: SpecializedTile) -> None:
+    if device.features.capability != 90:
+        pytest.skip("needs warpgroup products")
+    for case in CASES:
+        with monkeypatch.context() as patch:
+            check(device, patch, case, tile)
+
+
+def test_candidates_fit() -> None:
+    assert all(tile.fits() for tile in candidates())
+    assert not SpecializedTile(256, 256, 2, 4, 1).fits()  # shared memory
+    assert not SpecializedTile(128, 256, 1, 3, 1).fits()  # registers
+
+
+def test_which_layers_it_does() -> None:
+    shape, weights = (8, 14, 14, 256), (256, 3, 3, 256)
+    same = Conv2D(padding=(1, 1))
+    assert ranked(layer_of(shape, weights, same), 90, 132)
+    assert not ranked(layer_of(shape, weights, same), 80, 132)
+    assert not ranked(layer_of(shape, weights, same), 100, 132)
+    assert not ranked(layer_of(shape, weights, same, dtype=DType.FLOAT32), 90, 132)
+    assert not ranked(layer_of((8, 14, 14, 252), (256, 3, 3, 252), same), 90, 132)  # copies of eight bytes
+    assert not ranked(layer_of((8, 14, 14, 32), (256, 1, 1, 32)), 90, 132)  # shallow
+    assert not ranked(layer_of(shape, weights, Conv2D(padding=(1, 1), border="reflect")), 90, 132)
+    assert not ranked(layer_of(shape, weights, Conv2D(padding=(1, 1), upsample=(2, 2))), 90, 132)
+    rows, columns = 7, 5
+    assert rows * columns > MOST_TAPS
+    assert not ranked(layer_of(shape, (256, rows, columns, 256), Conv2D(padding=(3, 2))), 90, 132)
+
+
+def test_packed() -> None:
+    """Each tile's chunks of eight, permuted by the row: what is beyond the weights is zero."""
+    weights = np.arange(70 * 9 * 16, dtype=np.float32).reshape(70, 3, 3, 16) % 2039
+    layer = Layer(Conv2D(), padded(0, (1, 9, 9, 16), DType.FLOAT16), weights, (1, 7, 7, 70), True)
+    tiles = packed(layer, SpecializedTile(64, 32, 1, 4, 4))
+    assert tiles.shape == (3, 3, 32, 8, 8)
+    flat = weights.reshape(70, 144)
+    for o, k in ((0, 0), (5, 143), (33, 70), (69, 64)):
+        row, chunk = o % 32, k % 64 // 8
+        assert tiles[o // 32, k // 64, row, chunk ^ row % 8, k % 8] == flat[o, k]
+    assert tiles.astype(np.float64).sum() == flat.astype(np.float16).astype(np.float64).sum()
+
+
+def test_large_layers_take_it(monkeypatch) -> None:
+    """By the estimates: the middle of a residual network at batch 64, not a layer of few pixels."""
+    large, tiny = (
+        layer_of((64, 28, 28, 128), (128, 3, 3, 128), Conv2D(padding=(1, 1))),
+        layer_of((1, 7, 7, 512), (512, 3, 3, 512), Conv2D(padding=(1, 1))),
+    )
+
+    def others(layer: Layer) -> float:
+        product = convolution.product_of(layer, 90)
+        found = [tile.cost(product, tile.ranked(product, 132)[0], 132)]
+        found += [
+            module.cost(layer, block, 132) for module in (window, matvec) for block in module.ranked(layer, 132)[:1]
+        ]
+        return min(found)
+
+    for layer, faster in ((large, True), (tiny, False)):
+        assert (cost(layer, ranked(layer, 90, 132)[0], 132) < others(layer)) is faster
+
+
+def test_residuals_cost() -> None:
+    without, read = (
+        layer_of((8, 28, 28, 128), (512, 1, 1, 128)),
+        layer_of((8, 28, 28, 128), (512, 1, 1, 128), residuals=1),
+    )
+    first = ranked(without, 90, 132)[0]
+    assert cost(read, first, 132) > 1.2 * cost(without, first, 132)
