@@ -35,6 +35,13 @@ bool emulated_waited = false;  // whether this kernel has waited for those in fr
 #define launch_dependents()
 #define wait_for_predecessors() (emulated_waited = true)
 
+typedef unsigned long long cudaGraphConditionalHandle;
+#define __cudart_builtin__
+#define CUDARTAPI
+extern "C" inline void cudaGraphSetConditional(cudaGraphConditionalHandle handle, unsigned value) {
+  *(unsigned*)handle = value;
+}
+
 namespace emulator {
 constexpr unsigned char NOTHING_YET = 0xff;  // of shared memory: four such bytes are NaN
 struct Copy { unsigned at; const void* from; unsigned size, group; bool real; };

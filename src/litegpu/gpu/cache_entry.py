@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from litegpu.gpu.graph import DType
-from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
+from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program, Region
 
 #: To be raised with every change of the format or of what a Program means.
-MAGIC = b"litegpu-entry-01"
+MAGIC = b"litegpu-entry-02"
 _CHECKSUM = 32
 _LENGTH = struct.Struct("<Q")
 _START = len(MAGIC) + _CHECKSUM + _LENGTH.size
@@ -69,6 +69,7 @@ def encode(entry: CacheEntry) -> list[bytes | memoryview]:
             "variables": [_port(p) for p in program.variables],
             "memory": (program.memory.arena, program.memory.unshared, program.memory.lower_bound),
             "in_float32": program.in_float32,
+            "regions": [(r.kind, r.first, r.end, r.flag) for r in program.regions],
         },
         separators=(",", ":"),
     ).encode()
@@ -148,6 +149,7 @@ def _entry(header: Mapping[str, Any], room: memoryview) -> CacheEntry:
         MemoryReport(*header["memory"]),
         tuple((name, reason) for name, reason in header["in_float32"]),
         _ports(header["variables"]),
+        tuple(Region(kind, first, end, flag) for kind, first, end, flag in header["regions"]),
     )
     return CacheEntry(header["about"], program, tuple(bytes(blob) for blob in blobs[1 + count :]))
 

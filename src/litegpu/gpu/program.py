@@ -42,6 +42,25 @@ class Dispatch:
 
 
 @dataclass(frozen=True)
+class Region:
+    """Dispatches `first` to `end` - 1, which run as the int32 at `flag` (bytes from the start of the arena) says: once
+    "if" it is not 0, or "while" it is not 0, again and again."""
+
+    kind: str
+    first: int
+    end: int
+    flag: int
+
+
+@dataclass(frozen=True)
+class RegionBlock:
+    """A region, and what it consists of: numbers of dispatches, and regions within it."""
+
+    region: Region
+    inside: tuple[int | RegionBlock, ...]
+
+
+@dataclass(frozen=True)
 class Port:
     """An input or output of the program: a packed row-major array somewhere in the arena.
 
@@ -79,3 +98,24 @@ class Program:
     memory: MemoryReport
     in_float32: tuple[tuple[str, str], ...] = ()  # values that float16 would spoil, by name, and why
     variables: tuple[Port, ...] = ()  # what stays in the arena from one inference to the next, zeros at first
+    regions: tuple[Region, ...] = ()  # each before those within it
+
+
+def blocks(program: Program) -> tuple[int | RegionBlock, ...]:
+    """The numbers of a program's dispatches in the order in which they run, those of regions within these."""
+    waiting = list(program.regions)
+
+    def within(first: int, end: int) -> tuple[int | RegionBlock, ...]:
+        found: list[int | RegionBlock] = []
+        at = first
+        while at < end:
+            if waiting and waiting[0].first == at:
+                region = waiting.pop(0)
+                found.append(RegionBlock(region, within(region.first, region.end)))
+                at = region.end
+            else:
+                found.append(at)
+                at += 1
+        return tuple(found)
+
+    return within(0, len(program.dispatches))

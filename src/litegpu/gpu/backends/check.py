@@ -30,6 +30,11 @@ def check_program(program: Program, features: Features, device: str) -> None:
             name = program.kernels[dispatch.kernel].name
             error = DeviceError(f"kernel {name!r} ({dispatch.label}) does not fit {device}: {problem}")
             raise blame(error, dispatch.sources)
+    for region in program.regions:
+        if region.flag < 0 or region.flag % 4 or region.flag + 4 > program.arena_size:
+            raise DeviceError(f"a region's flag at {region.flag} is not in the arena of {program.arena_size} bytes")
+        if not 0 <= region.first <= region.end <= len(program.dispatches) or region.kind not in ("if", "while"):
+            raise DeviceError(f"a region {region.kind!r} of dispatches {region.first} to {region.end} is none")
     for port in (*program.inputs, *program.outputs, *program.variables):
         if port.offset < 0 or port.offset % 4 or port.offset + port.nbytes > program.arena_size:
             raise DeviceError(

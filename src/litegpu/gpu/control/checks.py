@@ -51,8 +51,8 @@ def _check(scope: CalledGraph, operator: Operator, check: Check, rounds: int) ->
         loop = scope.loop(operator)
         count = trips(loop)
         if count is None:
-            raise Unsupported("how often it runs is known only when the model runs")
-        rounds *= max(1, count)
+            _check_block(loop.condition, check, rounds)
+        rounds *= max(1, count or 1)
         if rounds * len(loop.body.subgraph.operators) > _MOST_ROUNDS:
             raise Unsupported(f"{rounds} rounds of {len(loop.body.subgraph.operators)} operators are too many")
         _check_block(loop.body, check, rounds)

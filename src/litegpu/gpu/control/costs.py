@@ -29,6 +29,27 @@ def _cost(scope: CalledGraph, operator: Operator) -> tuple[int, int]:
     return sum(flops for flops, _ in found), sum(moved for _, moved in found) + handed
 
 
+def is_small(branch: CalledGraph) -> bool:
+    """Whether computing a branch in vain costs less than asking whether it is to be computed."""
+    return not _is_endless(branch) and _block(branch)[0] <= _SMALL
+
+
+#: FLOPs that take a GPU some microseconds.
+_SMALL = 20_000_000
+
+
+def _is_endless(scope: CalledGraph) -> bool:
+    """Whether something in it may run any number of times."""
+    for operator in scope.subgraph.operators:
+        if calls(operator) == "loop":
+            loop = scope.loop(operator)
+            if trips(loop) is None or _is_endless(loop.body):
+                return True
+        elif is_control(operator) and any(_is_endless(branch) for branch in scope.branches(operator)):
+            return True
+    return False
+
+
 def _block(scope: CalledGraph) -> tuple[int, int]:
     flops = moved = 0
     for operator, cost in zip(scope.subgraph.operators, op_costs(scope.subgraph), strict=True):

@@ -2,7 +2,7 @@
 
 Straight runs of operators are compiled each by itself. What passes between them lies in a frame in front of the arena,
 a place for each tensor, where the runs' own ports are: so nothing is copied from one to the next. A loop's state has
-places of its own, in which a round finds it and leaves it; the rounds are the same dispatches again.
+places of its own, in which a round finds it and leaves it; rounds of a known number are the same dispatches again.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from litegpu.delegates.protocol import Partition
 from litegpu.gpu.build import Constants, Frame
 from litegpu.gpu.control.called import CalledGraph, calls
 from litegpu.gpu.control.checks import is_control
+from litegpu.gpu.control.costs import is_small
 from litegpu.gpu.control.trips import trips
 from litegpu.gpu.graph import Arg, DType, Elementwise, Graph, GraphBuilder, bhwc
 from litegpu.gpu.graph import apply as fn
-from litegpu.gpu.lower import LoweredGraph, Unsupported
+from litegpu.gpu.lower import LoweredGraph
 from litegpu.gpu.lower.quantization import STORED
 from litegpu.gpu.lower.values import dtype_of
-from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
+from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program, Region
 from litegpu.model.types import Operator, Subgraph, Tensor
 
 #: Of places in the frame, in bytes: what every device binds at.
@@ -59,9 +61,13 @@ class _Unit:
 
 
 @dataclass(frozen=True, eq=False)
-class _Rounds:
-    count: int
-    inside: tuple[_Unit | _Rounds, ...]
+class _Block:
+    """What runs `count` times, or, as Region has it, while or if a flag at a place is set."""
+
+    kind: Literal["count", "while", "if"]
+    inside: tuple[_Unit | _Block, ...]
+    count: int = 1
+    flag: int = 0
 
 
 @dataclass
@@ -70,7 +76,7 @@ class _Linker:
 
     lower: Lower
     size: int = 0
-    code: list[_Unit | _Rounds] = field(default_factory=list)
+    code: list[_Unit | _Block] = field(default_factory=list)
     results: Mapping[int, int] = field(default_factory=dict)
     variables: dict[tuple[int, int], tuple[int, Tensor]] = field(default_factory=dict)
 
@@ -80,6 +86,11 @@ class _Linker:
         offset = self.size
         self.size += -(-4 * math.prod(t.shape) // _ALIGNMENT) * _ALIGNMENT
         return offset
+
+    def flag(self) -> int:
+        """A new place for a truth."""
+        self.size += _ALIGNMENT
+        return self.size - _ALIGNMENT
 
     # ------------------------------------------------------------------------------------------------- blocks
 
@@ -173,8 +184,6 @@ class _Linker:
         """A WHILE; where its results are."""
         loop = scope.loop(operator)
         count = trips(loop)
-        if count is None:
-            raise Unsupported("how often it runs is known only when the model runs")
         graph = loop.body.subgraph
         given = operator.inputs
         varying = [i for i in range(len(given)) if i not in loop.invariant]
@@ -184,10 +193,21 @@ class _Linker:
         copied = [(given[i], place) for i, place in (*state.items(), *constants.items())]
         self._before(scope, run, places, wanted, copied)
         at = {i: constants[i] if i in constants else places[given[i]] for i in still} | state
+        flag = self.flag() if count is None else 0
+
+        def test() -> None:
+            if count is None:
+                condition = loop.condition.subgraph
+                handed = {condition.inputs[i]: place for i, place in at.items()}
+                self._results_of(loop.condition, handed, [(condition.outputs[0], flag)])
+
+        test()
         outer, self.code = self.code, []
         inner = {graph.inputs[i]: place for i, place in at.items()}
         self.block(loop.body, graph.operators, inner, {}, [(graph.inputs[i], graph.outputs[i]) for i in varying])
-        self.code = [*outer, _Rounds(count, tuple(self.code))]
+        test()
+        inside = tuple(self.code)
+        self.code = [*outer, _Block("while", inside, flag=flag) if count is None else _Block("count", inside, count)]
         results = {operator.outputs[i]: place for i, place in at.items()}
         fixed = [i for i in loop.fixed if operator.outputs[i] in wanted]
         for i in fixed:
@@ -198,19 +218,31 @@ class _Linker:
     def _branch(
         self, scope: CalledGraph, run: Sequence[Operator], operator: Operator, places: dict[int, int], wanted: set[int]
     ) -> dict[int, int]:
-        """An IF: both branches, and a choice between their results; where these are."""
+        """An IF; where its results are. Of small branches both are computed, and then there is a choice."""
         predicate, *given = operator.inputs
         known = scope.known(given)
         self._before(scope, run, places, wanted, ())
-        made: list[dict[int, int]] = []
-        for branch in scope.branches(operator):
+        branches = scope.branches(operator)
+        results = {t: self.place(scope, t) for t in operator.outputs}
+
+        def put(branch: CalledGraph, ends: Sequence[int]) -> None:
             graph = branch.subgraph
             inner = {graph.inputs[i]: places[t] for i, t in enumerate(given) if i not in known}
-            ends = [(t, self.place(branch, t)) for t in graph.outputs]
-            self._results_of(branch, inner, ends)
-            made.append({i: place for i, (_, place) in enumerate(ends)})
-        results = {t: self.place(scope, t) for t in operator.outputs}
-        self._choose(scope, operator, predicate, places, made, results)
+            self._results_of(branch, inner, list(zip(graph.outputs, ends, strict=True)))
+
+        truth = scope.subgraph.tensors[predicate].data
+        if truth is not None:
+            put(branches[0] if truth.reshape(-1)[0] else branches[1], list(results.values()))
+        elif all(is_small(branch) for branch in branches):
+            made = [[self.place(branch, t) for t in branch.subgraph.outputs] for branch in branches]
+            for branch, ends in zip(branches, made, strict=True):
+                put(branch, ends)
+            self._choose(scope, operator, places[predicate], made, results)
+        else:
+            for branch, flag in zip(branches, (places[predicate], self._negated(places[predicate])), strict=True):
+                outer, self.code = self.code, []
+                put(branch, list(results.values()))
+                self.code = [*outer, _Block("if", tuple(self.code), flag=flag)]
         return results
 
     def _results_of(self, scope: CalledGraph, places: dict[int, int], ends: Sequence[tuple[int, int]]) -> None:
@@ -221,34 +253,33 @@ class _Linker:
         self._run(scope, (), found, [(t, place) for t, place in ends if self.results[t] != place])
 
     def _choose(
-        self, scope: CalledGraph, operator: Operator, predicate: int, places: Mapping[int, int],
-        made: Sequence[Mapping[int, int]], results: Mapping[int, int],
+        self, scope: CalledGraph, operator: Operator, truth: int, made: Sequence[Sequence[int]],
+        results: Mapping[int, int],
     ) -> None:  # fmt: skip
+        """Of two places for each result that which the truth says."""
         builder = GraphBuilder()
-        truth = scope.subgraph.tensors[predicate]
-        if truth.data is not None:
-            chosen = 0 if bool(truth.data.reshape(-1)[0]) else 1
-        inputs, values, outputs = [], [], []
-        if truth.data is None:
-            inputs.append(places[predicate])
-            values.append(builder.value((1, 1, 1, 1), DType.BOOL))
-        for i, tensor in enumerate(operator.outputs):
+        flag = builder.value((1, 1, 1, 1), DType.BOOL)
+        inputs, values, outputs = [truth], [flag], []
+        for tensor, *sides in zip(operator.outputs, *made, strict=True):
             t = scope.subgraph.tensors[tensor]
             shape, dtype = bhwc((math.prod(t.shape),)), dtype_of(t)
+            operands = [builder.value(shape, dtype) for _ in sides]
             result = builder.value(shape, dtype, name=t.name, tensor=t.index)
-            sides = [0, 1] if truth.data is None else [chosen]
-            for side in sides:
-                inputs.append(made[side][i])
-                values.append(builder.value(shape, dtype))
-            if truth.data is None:
-                builder.node(Elementwise(), (), result, fn("select", Arg(0), Arg(1), Arg(2)),
-                             [values[0], values[-2], values[-1]], (operator.index,))  # fmt: skip
-            else:
-                builder.node(Elementwise(), (), result, Arg(0), [values[-1]], (operator.index,))
-            outputs.append(result)
-        graph = builder.graph(values, outputs)
+            chosen = fn("select", Arg(0), Arg(1), Arg(2))
+            outputs.append(builder.node(Elementwise(), (), result, chosen, [flag, *operands], (operator.index,)))
+            inputs += sides
+            values += operands
         ends = tuple(results[t] for t in operator.outputs)
-        self.code.append(_Unit(graph, tuple(inputs), ends, 0, scope.sources or ()))
+        self.code.append(_Unit(builder.graph(values, outputs), tuple(inputs), ends, 0, scope.sources or ()))
+
+    def _negated(self, truth: int) -> int:
+        """A place that has the opposite."""
+        builder = GraphBuilder()
+        given, result = (builder.value((1, 1, 1, 1), DType.BOOL) for _ in range(2))
+        builder.node(Elementwise(), (), result, fn("logical_not", Arg(0)), [given])
+        place = self.flag()
+        self.code.append(_Unit(builder.graph([given], [result]), (truth,), (place,), 0, ()))
+        return place
 
     # ----------------------------------------------------------------------------------------------- linking
 
@@ -257,7 +288,7 @@ class _Linker:
     ) -> Program:
         """Everything in one."""
         parts = _Parts(compiled, self.size)
-        dispatches = parts.dispatches(self.code)
+        dispatches, regions = parts.put(self.code)
         tensors = scope.subgraph.tensors
         reports = [p.memory for p in parts.programs.values()]
         arena = max([self.size, *(p.arena_size for p in parts.programs.values())])
@@ -275,6 +306,7 @@ class _Linker:
             ),
             in_float32=tuple(dict.fromkeys(pair for p in parts.programs.values() for pair in p.in_float32)),
             variables=tuple(_port(t, offset) for offset, t in self.variables.values()),
+            regions=tuple(regions),
         )
 
 
@@ -289,11 +321,22 @@ class _Parts:
         self.constants = Constants(_ALIGNMENT)
         self._numbers: dict[str, int] = {}
 
-    def dispatches(self, code: Iterable[_Unit | _Rounds]) -> list[Dispatch]:
+    def put(self, code: Iterable[_Unit | _Block]) -> tuple[list[Dispatch], list[Region]]:
+        """All dispatches, in order, and the regions among them."""
         found: list[Dispatch] = []
+        regions: list[Region] = []
         for one in code:
-            found += self.dispatches(one.inside) * one.count if isinstance(one, _Rounds) else self._of(one)
-        return found
+            if isinstance(one, _Unit):
+                found += self._of(one)
+                continue
+            inside, within = self.put(one.inside)
+            for _ in range(one.count):
+                at = len(found)
+                if one.kind != "count":
+                    regions.append(Region(one.kind, at, at + len(inside), one.flag))
+                regions += [dataclasses.replace(r, first=r.first + at, end=r.end + at) for r in within]
+                found += inside
+        return found, regions
 
     def _of(self, unit: _Unit) -> list[Dispatch]:
         frame = Frame(self._size, unit.inputs, unit.outputs)

@@ -60,24 +60,29 @@ def make_launch(
     return GraphLaunch(kernel, groups, workgroup, shared_bytes, label, params, arguments)
 
 
+def captured(stream: Any, enqueue: Callable[[], object]) -> Any:
+    """A graph, not instantiated, of what `enqueue` puts on `stream`. Relaxed: what other threads or this one's garbage
+    collector free or allocate meanwhile has nothing to do with it. The device's context must be current."""
+    mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    try:  # from here on: a stream that is left capturing is of no use to anyone
+        checked(driver.cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture")
+        enqueue()
+    except BaseException:
+        _, graph = driver.cuStreamEndCapture(stream)
+        if graph is not None and int(graph):
+            driver.cuGraphDestroy(graph)
+        raise
+    return checked(driver.cuStreamEndCapture(stream), "cuStreamEndCapture")
+
+
 class CudaGraph:
     """An instantiated graph. The device's context must be current in every method."""
 
     def __init__(self, stream: Any, enqueue: Callable[[], object]) -> None:
-        """Capture what `enqueue` puts on `stream`. Relaxed: what other threads or this one's garbage collector free or
-        allocate meanwhile has nothing to do with the graph."""
+        """Of what `enqueue` puts on `stream`."""
         self.executable: Any = None
         self.launches: Sequence[GraphLaunch] = ()  # whose arguments the owner wants kept
-        mode = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-        try:  # from here on: a stream that is left capturing is of no use to anyone
-            checked(driver.cuStreamBeginCapture(stream, mode), "cuStreamBeginCapture")
-            enqueue()
-        except BaseException:
-            _, graph = driver.cuStreamEndCapture(stream)
-            if graph is not None and int(graph):
-                driver.cuGraphDestroy(graph)
-            raise
-        graph = checked(driver.cuStreamEndCapture(stream), "cuStreamEndCapture")
+        graph = captured(stream, enqueue)
         try:
             self.executable = checked(driver.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,12 @@ from cuda.bindings import driver
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase
 from litegpu.gpu.backends.cuda.binding import Bindings, Ways
+from litegpu.gpu.backends.cuda.copy import Pinned
 from litegpu.gpu.backends.cuda.driver import SUCCESS, CudaError, await_stream, checked, error_text, synchronize
 from litegpu.gpu.backends.cuda.graph import GraphLaunch
 from litegpu.gpu.backends.cuda.memory import SessionMemory
 from litegpu.gpu.backends.cuda.record import Recorder
-from litegpu.gpu.program import Program
+from litegpu.gpu.program import Program, RegionBlock
 
 #: NVIDIA's own variable: each kernel is launched by itself and awaited, so that an error can name it.
 BLOCKING_VARIABLE = "CUDA_LAUNCH_BLOCKING"
@@ -52,6 +53,7 @@ class Launcher:
         self._stream = stream
         self._blocking = blocking
         self._executable = recorder.graph.executable
+        self._flag: np.ndarray | None = None  # where the host reads flags
         self.working: Any = None
         self.running = False
         flags = int(driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC) | int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
@@ -126,7 +128,7 @@ class Launcher:
             checked(answer, f"copy of input {port.name!r}")
 
     def _run_blocking(self) -> None:
-        """One kernel after the other, each awaited."""
+        """One kernel after the other, each awaited; the host reads the flags of regions."""
         self.working, self.running = self._stream, True
         bindings = self._bindings
         _, others = bindings.streams(int(self._stream))
@@ -138,14 +140,32 @@ class Launcher:
         bindings.before(self._stream, others, ways)
         self._enqueue_in_place()
         self._recorder.enqueue_inputs(ways)
-        for launch in self._recorder.launches:
+        self._walk(self._recorder.order)
+        self._recorder.enqueue_outputs(ways)
+        bindings.after(self._stream, others, ways)
+
+    def _walk(self, order: Sequence[int | RegionBlock]) -> None:
+        for one in order:
+            if isinstance(one, RegionBlock):
+                while self._is_set(one.region.flag):
+                    self._walk(one.inside)
+                    if one.region.kind == "if":
+                        break
+                continue
+            launch = self._recorder.launches[one]
             try:  # NVIDIA's variable makes the launch itself report what the kernel did
                 launch.enqueue(self._stream)
                 synchronize(self._stream, "waiting for it failed")
             except CudaError as error:
                 raise self.failed(error, launch) from error
-        self._recorder.enqueue_outputs(ways)
-        bindings.after(self._stream, others, ways)
+
+    def _is_set(self, flag: int) -> bool:
+        if self._flag is None:
+            self._flag = np.asarray(Pinned(self._device, 4))
+        answer = driver.cuMemcpyDtoHAsync(self._flag.ctypes.data, self._memory.bases["arena"] + flag, 4, self._stream)
+        checked(answer, "copy of a flag")
+        synchronize(self._stream, "waiting for a flag")
+        return bool(self._flag.any())
 
     def _failure(self, what: str, error: Any) -> DeviceError:
         return self.failed(CudaError(f"{what} failed: {error_text(error)}", int(error)))

@@ -9,11 +9,12 @@ from cuda.bindings import driver
 
 from litegpu.gpu.backends.cuda.base import LoadedKernel
 from litegpu.gpu.backends.cuda.binding import Ways
+from litegpu.gpu.backends.cuda.conditional import ConditionalGraph, parts
 from litegpu.gpu.backends.cuda.copy import MOST_BYTES, copy_launch
 from litegpu.gpu.backends.cuda.driver import checked
 from litegpu.gpu.backends.cuda.graph import CudaGraph, GraphLaunch, make_launch
 from litegpu.gpu.backends.cuda.memory import SessionMemory
-from litegpu.gpu.program import Dispatch, Program
+from litegpu.gpu.program import Dispatch, Program, blocks
 
 #: What kernels read at once: arrays of the user's that they read in place begin and end at multiples of it.
 _BLOCK = 16
@@ -33,9 +34,10 @@ class Recorder:
         copy: LoadedKernel,
         stream: Any,
         overlap: bool,
+        setter: LoadedKernel | None = None,
     ) -> None:
         """`kernels` of the program in order, and the one that copies. `overlap`: kernels start before those in front of
-        them have ended."""
+        them have ended. `setter`: what sets conditions, None if there are none."""
         self._program = program
         self._memory = memory
         self._copy = copy
@@ -46,7 +48,9 @@ class Recorder:
         self._kernel_graph: CudaGraph | None = None
         self._bound_graphs: list[tuple[Ways, CudaGraph]] = []  # latest last
         self.launches = [self._launch(kernels, dispatch) for dispatch in program.dispatches]
-        self.graph = CudaGraph(stream, self.enqueue_inference)
+        self._setter = setter
+        self.order = blocks(program)
+        self.graph = self._graph(_NOTHING_BOUND)
 
     @property
     def kernel_graph(self) -> CudaGraph:
@@ -74,10 +78,19 @@ class Recorder:
             graph.close()
             addresses = {address for address in old.values() if address is not None}
             self._copies = {pair: launch for pair, launch in self._copies.items() if addresses.isdisjoint(pair)}
+        graph = self._graph(ways)
+        graphs.append((ways, graph))
+        return graph
+
+    def _graph(self, ways: Ways) -> CudaGraph:
+        """A new graph of an inference."""
+        if self._setter is not None:
+            inside = parts(self.order, self._memory.bases["arena"], lambda i: self._enqueue(self.launches[i]))
+            ends = [lambda: self.enqueue_inputs(ways), *inside, lambda: self.enqueue_outputs(ways)]
+            return ConditionalGraph(self._stream, self._setter, ends)
         launches: list[GraphLaunch] = []
         graph = CudaGraph(self._stream, lambda: launches.extend(self.enqueue_inference(ways)))
         graph.launches = launches
-        graphs.append((ways, graph))
         return graph
 
     def enqueue_inference(self, ways: Ways = _NOTHING_BOUND) -> Sequence[GraphLaunch]:

@@ -30,6 +30,7 @@ from litegpu.gpu.backends.cuda.array import (
 )
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase, LoadedKernel
 from litegpu.gpu.backends.cuda.binding import Bindings, Bound, check_fit
+from litegpu.gpu.backends.cuda.conditional import needed
 from litegpu.gpu.backends.cuda.copy import MOST_BYTES, is_pinned, with_copy
 from litegpu.gpu.backends.cuda.driver import CudaError, await_stream, checked, synchronize
 from litegpu.gpu.backends.cuda.graph import GraphLaunch
@@ -87,11 +88,12 @@ class CudaSession:
             check_program(program, device.features, str(device))
             self._check_usable()
             started = time.perf_counter()
-            self.overlap = device.overlaps(program)
+            self.overlap = not program.regions and device.overlaps(program)
             kernels = device.kernels(with_copy(program), self.overlap)
+            setters = device.kernels(needed(program), False)
             self._stats["compile"] = time.perf_counter() - started
             with device.context:
-                self._build(kernels)
+                self._build(kernels, setters)
         except BaseException:
             self.close()
             raise
@@ -318,6 +320,8 @@ class CudaSession:
     def time_graph(self, repeats: int = 100) -> float:
         """Seconds of GPU time of all kernels of an inference, without the copies of inputs and outputs: graphs are
         launched back to back, the mean of `repeats` after some to warm up."""
+        if self.program.regions:
+            raise DeviceError("how often its kernels run is known only when it runs, so they are not timed")
         with self._lock, self.device.context:
             self._check_usable()
             self._finish()
@@ -406,8 +410,8 @@ class CudaSession:
         assert self._launcher is not None
         return self._launcher
 
-    def _build(self, kernels: Sequence[LoadedKernel]) -> None:
-        """`kernels` of the program, and last the one that copies."""
+    def _build(self, kernels: Sequence[LoadedKernel], setters: Sequence[LoadedKernel]) -> None:
+        """`kernels` of the program, and last the one that copies; `setters`: what sets conditions, if there are any."""
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._stream = checked(driver.cuStreamCreate(int(flags)), "cuStreamCreate")
         started = time.perf_counter()
@@ -416,7 +420,8 @@ class CudaSession:
         *kernels, copy = kernels
         look = kernels.pop() if len(kernels) > len(self.program.kernels) else None
         self._results = Results(self.program, memory, self._bindings, self._pools.host, look)
-        recorder = self._recorder = Recorder(self.program, memory, kernels, copy, self._stream, self.overlap)
+        setter = next(iter(setters), None)
+        recorder = self._recorder = Recorder(self.program, memory, kernels, copy, self._stream, self.overlap, setter)
         self._launcher = Launcher(
             self.device, self.program, memory, recorder, self._bindings, self._in_place, self._stream, self._blocking
         )

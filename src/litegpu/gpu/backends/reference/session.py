@@ -17,7 +17,7 @@ from litegpu.gpu.backends.contract import KernelTime
 from litegpu.gpu.backends.reference.base import ReferenceDeviceBase
 from litegpu.gpu.backends.reference.effort import seconds
 from litegpu.gpu.lang import Kernel, KernelError, interpret, ops
-from litegpu.gpu.program import Dispatch, Port, Program
+from litegpu.gpu.program import Dispatch, Port, Program, RegionBlock, blocks
 
 log = logging.getLogger("litegpu")
 
@@ -139,10 +139,7 @@ class ReferenceSession:
         try:
             for port, content in zip(self.program.inputs, self._inputs, strict=True):
                 self._at(port)[...] = content
-            for step in self._steps:
-                self._check_usable()
-                _launch(step, self.device)
-                done(step)
+            self._run(blocks(self.program), done)
             self._check_usable()
         except BaseException:
             self._restore(before)
@@ -150,6 +147,22 @@ class ReferenceSession:
         finally:
             if self._closed:
                 self._free()
+
+    def _run(self, order: Sequence[int | RegionBlock], done: Callable[[_Step], None]) -> None:
+        for one in order:
+            self._check_usable()
+            if isinstance(one, RegionBlock):
+                while self._is_set(one.region.flag):
+                    self._run(one.inside, done)
+                    if one.region.kind == "if":
+                        break
+                continue
+            _launch(self._steps[one], self.device)
+            done(self._steps[one])
+
+    def _is_set(self, flag: int) -> bool:
+        self._check_usable()
+        return bool(self._arena[flag : flag + 4].any())
 
     def _variables(self) -> list[np.ndarray]:
         return [self._at(port).copy() for port in self.program.variables]

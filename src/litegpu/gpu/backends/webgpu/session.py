@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import statistics
 import sys
 import threading
@@ -27,6 +28,7 @@ from litegpu.gpu.backends.webgpu.buffers import SessionBuffers
 from litegpu.gpu.backends.webgpu.commands import Commands
 from litegpu.gpu.backends.webgpu.inference import RecordedInference, padded
 from litegpu.gpu.backends.webgpu.record import Timer, record
+from litegpu.gpu.backends.webgpu.regions import run_regions
 from litegpu.gpu.backends.webgpu.replay import Answers, Replay
 from litegpu.gpu.program import Program
 from litegpu.host_copy import copy_bytes
@@ -94,7 +96,10 @@ class WebGpuSession:
             clock, stats = time.perf_counter, self._stats
             started = clock()
             before, after = self._bindings.around()
-            self._submit([*before, self.commands.take(), *after])
+            if self.program.regions:
+                self._submit_regions(before, after)
+            else:
+                self._submit([*before, self.commands.take(), *after])
             submitted = clock()
             self.commands.encode_ahead(finish=self._is_short)
             stats["submit"], stats["encode"] = submitted - started, clock() - submitted
@@ -283,7 +288,7 @@ class WebGpuSession:
             self._buffers.upload_constants()
             self._stats["upload"] = time.perf_counter() - started
         commands = self._commands = Commands(
-            self.device, program, self._buffers, pipelines, self._bindings, self.validation
+            self.device, program, self._buffers, pipelines, self._bindings, self.validation or bool(program.regions)
         )
         rehearsal = commands.rehearsal()
         with self.device.gate:
@@ -310,6 +315,28 @@ class WebGpuSession:
             replay.submit(commands)
             self._has_run = True
             self._ask_for_staging(replay)
+
+    def _submit_regions(self, before: Sequence[Any], after: Sequence[Any]) -> None:
+        """The same of a program with regions, which is there but for the copies of outputs when this returns."""
+        replay, inference, handle = self.commands.replay, self.inference, self.device.handle
+
+        def submit(commands: Sequence[Any]) -> None:
+            with self.device.gate:
+                self.device.check()
+                replay.submit(commands)
+
+        with self._losing_the_device():
+            with self.device.gate:
+                self.device.check()
+                self._mapped, self._answers = False, None
+                replay.unmap()
+                replay.submit([*before, record(handle, dataclasses.replace(inference, steps=(), downloads=()))])
+            run_regions(self.device, self.program, inference, submit)
+            with self.device.gate:
+                self.device.check()
+                replay.submit([record(handle, dataclasses.replace(inference, steps=(), uploads=())), *after])
+                self._has_run = True
+                self._ask_for_staging(replay)
 
     def _ask_for_staging(self, replay: Replay) -> None:
         answers = Answers()
@@ -367,6 +394,8 @@ class WebGpuSession:
         """Seconds of each of the passes of an inference that leaves the variables as they are."""
         with self._lock:
             self._check_open()
+            if self.program.regions:
+                raise DeviceError("how often its kernels run is known only when it runs, so they are not timed")
             if not self.device.features.timestamps:
                 raise DeviceError(f"{self.device.adapter} has no timestamp queries, so its kernels cannot be timed")
             self._finish()
