@@ -69,6 +69,8 @@ class Entries:
         return divided.setup.announcer.report
 
     def settle(self) -> None:
+        if not self._divided and self._official is None:
+            return  # as nearly always
         for engine in self._engines():
             engine.settle()
 
