@@ -1,5 +1,5 @@
 """The words for devices, the same everywhere: "auto", "cpu", a backend, "<backend>:<index>" or "<backend>:<part of its
-name>" for one of several, and the names of other delegates, "<delegate>:<its device>"."""
+name>" for one of several, "<backend>:all" for all, and the names of other delegates, "<delegate>:<its device>"."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, Any
 from litegpu.delegate_registry import find, known_delegates, load_delegate, others
 from litegpu.errors import DeviceError, ForkError, OptionError, SoftwareDeviceError
 from litegpu.gpu.backends import registry
+from litegpu.gpu.backends.abilities import ListedDevices
 
 if TYPE_CHECKING:
     from litegpu.gpu.delegate.delegate import GpuDelegate
 
 log = logging.getLogger("litegpu")
+
+#: In place of a number: all devices of a backend.
+ALL = "all"
 
 
 def device_words(index: str = "<index>") -> tuple[str, ...]:
@@ -25,13 +29,25 @@ def device_words(index: str = "<index>") -> tuple[str, ...]:
     return "auto", "cpu", *registry.ENTRIES, *numbered, *named, *others()
 
 
+def every_device(device: str) -> tuple[str, ...]:
+    """The words for each of the devices that "<backend>:all" asks for, without software devices where there are others;
+    the device itself if it is another word. Raises DeviceError if there is none."""
+    kind, _, one = device.partition(":")
+    if one != ALL or kind not in registry.ENTRIES:
+        return (device,)
+    backend = registry.backend(kind)
+    if not isinstance(backend, ListedDevices):
+        raise OptionError(f"device is {device!r}, but {kind} has one device: give {kind!r}")
+    return tuple(f"{kind}:{name}" for name in backend.list_devices())
+
+
 def is_device(name: object) -> bool:
     """Whether this is one of the words."""
     if not isinstance(name, str):
         return False
     kind, colon, one = name.partition(":")
     if kind in ("auto", "cpu", *registry.ENTRIES):
-        told = (kind in registry.numbered() and one.isdecimal()) or (
+        told = (kind in registry.numbered() and (one.isdecimal() or one == ALL)) or (
             kind in registry.named() and bool(one.strip()) and "=" not in one  # webgpu:precision=float16 is a setting
         )
         return not colon or told
@@ -75,6 +91,9 @@ def delegate_for(device: str, precision: str, options: Mapping[str, Any]) -> Gpu
         more = f", or the delegate of a package: {', '.join(sorted(names))}" if names else ""
         raise OptionError(f"device is {device!r}; it must be {', '.join(first)} or {last}{more}")
     kind, _, index = device.partition(":")
+    if index == ALL:
+        one = f"{kind}:0" if kind in registry.numbered() else kind
+        raise OptionError(f"device is {device!r}, which litegpu.load() and map take, and this does not: give {one!r}")
     if kind == "cpu":
         if options:
             raise OptionError(f"{', '.join(options)}: the CPU has no delegate options; give num_threads instead")

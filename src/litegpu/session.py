@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -15,7 +17,7 @@ from litegpu.arguments import by_name, converted
 from litegpu.boundary import typed, typed_errors
 from litegpu.delegates.protocol import NamesDevice
 from litegpu.delegates.report import DelegationReport
-from litegpu.device_choice import asked_for
+from litegpu.device_choice import asked_for, every_device
 from litegpu.errors import InvokeError, LiteGpuError, OptionError, TensorError
 from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.abilities import Opener, PinnedMemory
@@ -24,12 +26,14 @@ from litegpu.interpreter import Interpreter
 from litegpu.model.batch import with_batch
 from litegpu.model.entry import signature_of, with_entry
 from litegpu.model.reader import read_model
+from litegpu.replicas import Spread
 from litegpu.slots import MOST_ON_GPU, InterpreterSlot, KernelSlot, Slot, Slots, Wanted, most_on_cpu
 
 if TYPE_CHECKING:
     from litegpu.batching import Batcher
     from litegpu.choosing.auto import Auto
     from litegpu.choosing.choice import Choice
+    from litegpu.gpu.backends.contract import Device
     from litegpu.gpu.delegate.call import GpuCall
     from litegpu.gpu.delegate.delegate import GpuDelegate
 
@@ -55,10 +59,11 @@ def load(
     path: a .tflite file, or its content as bytes.
     device: "auto" (a GPU if one works and is expected to be quicker for this model, or was measured to be by `litegpu
         advise --measure`; else the CPU: `choice` tells), "cpu", or one kind of GPU, or a DeviceError: "webgpu", "cuda",
-        "cuda:1" (the second NVIDIA GPU), "webgpu:Radeon" (whose name has that in it). A software device, such as Mesa's
-        llvmpipe, is slower than the CPU: "auto" passes it over, with a line in the log; "webgpu" takes it if there is
-        nothing better. "reference" needs none at all, and takes seconds for what others do in milliseconds. The name of
-        another delegate, "openvino", or that of an installed package, perhaps with a device of it: "openvino:GPU".
+        "cuda:1" (the second NVIDIA GPU), "cuda:all" (all of them, over which calls, streams and batches are spread),
+        "webgpu:Radeon" (whose name has that in it). A software device, such as Mesa's llvmpipe, is slower than the CPU:
+        "auto" passes it over, with a line in the log; "webgpu" takes it if there is nothing better. "reference" needs
+        none at all, and takes seconds for what others do in milliseconds. The name of another delegate, "openvino", or
+        that of an installed package, perhaps with a device of it: "openvino:GPU".
     precision: "float32", "float16" (GPU storage in half precision; relative error about 1e-3), or "auto" (float16 but
         for what that would spoil; calibration=[[array, ...], ...] makes it better informed).
     delegate: in place of a device, what `load_delegate` takes ("openvino", a shared library), or a delegate itself.
@@ -73,6 +78,12 @@ def load(
     """
     if precision not in PRECISIONS:
         raise OptionError(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
+    words = (device,) if delegate is not None or not isinstance(device, str) else every_device(device)
+    if words != (device,):
+        return _on_each(words, functools.partial(
+            load, path, precision=precision, fallback=fallback, num_threads=num_threads, signature=signature,
+            **delegate_options,
+        ))  # fmt: skip
 
     if signature is not None:
         model = read_model(path)
@@ -120,6 +131,21 @@ def load(
     )
 
 
+def _on_each(devices: Sequence[str], opened: Callable[[str], LoadedModel]) -> LoadedModel:
+    """The model on each of the devices, behind the first of them."""
+    models: list[LoadedModel] = []
+    try:
+        for device in devices:
+            models.append(opened(device=device))  # type: ignore[call-arg]
+            models[-1]._word = device
+    except BaseException:
+        for model in models:
+            model._close(wait=False)
+        raise
+    models[0]._spread = Spread(models)
+    return models[0]
+
+
 @typed_errors
 class LoadedModel:
     """A model on a device. Call it with one array per input, in order or by name; it gives the output's array, or a
@@ -149,7 +175,8 @@ class LoadedModel:
         self.interpreter = interpreter
         self._asked = delegate
         self._delegate: GpuDelegate | None = delegate if isinstance(delegate, Opener) else None  # type: ignore[assignment]
-        self._gpu = registry.name_of(self._delegate.open_device()) if self._delegate is not None else "cpu"
+        self._device: Device | None = None if self._delegate is None else self._delegate.open_device()
+        self._gpu = "cpu" if self._device is None else registry.name_of(self._device)
         self._reopen = reopen
         self._auto = auto
         self._signature = signature
@@ -166,6 +193,8 @@ class LoadedModel:
         #: Held by what changes the model; inferences run in the slots, which are ended for such.
         self._lock = threading.RLock()
         fork.follow(self)
+        self._word = ""  # for the device, where there are several
+        self._spread: Spread | None = None  # over this model and the same on other devices
         self._closed = False
         self._resizing = False  # also after a resize that was broken off, whose shapes nobody knows
         self._learn_inputs()
@@ -217,7 +246,11 @@ class LoadedModel:
 
     @property
     def hardware(self) -> str:
-        """The same for people: "NVIDIA H200 (cuda)", "CPU"."""
+        """The same for people: "NVIDIA H200 (cuda)", "2 x NVIDIA H200 (cuda)", "CPU"."""
+        found = Counter(one._hardware() for one in self.replicas)
+        return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in found.items())
+
+    def _hardware(self) -> str:
         used = self._used
         if used is None or not self.report.delegated:
             return "CPU"
@@ -258,6 +291,10 @@ class LoadedModel:
         """
         wanted = self._wanted(kwargs.pop("outputs")) if kwargs and _chooses(kwargs, self._inputs) else None
         values = self._arguments(args, kwargs)
+        return self._call(values, wanted) if self._spread is None else self._spread.call(values, wanted)
+
+    def _call(self, values: Mapping[str, Any], wanted: Wanted | None) -> Any:
+        """One inference on this device."""
         if any(is_on_gpu(value) for value in values.values()):
             return self._call_on_gpu(values, wanted)
         return self._infer(self._converted(values), wanted)
@@ -321,8 +358,8 @@ class LoadedModel:
 
     @property
     def replicas(self) -> tuple[LoadedModel, ...]:
-        """The model on each of its devices."""
-        return (self,)
+        """The model on each of its devices: with "cuda:all" several, of which this is the first."""
+        return (self,) if self._spread is None else tuple(cast("Sequence[LoadedModel]", self._spread.models))
 
     def empty_input(self, name: str | None = None, batch: int | None = None) -> np.ndarray:
         """A new array for an input (the only one, if no name is given), of its shape, perhaps with another batch, and
@@ -457,7 +494,12 @@ class LoadedModel:
     @property
     def _label(self) -> str:
         """The device as errors name it."""
-        return self.hardware
+        return f"{self._word} ({self._hardware()})" if self._word else self._hardware()
+
+    @property
+    def _is_lost(self) -> bool:
+        """Whether the device is of no use any more."""
+        return self._device is not None and self._device.lost
 
     def _for_batch(self, batch: int) -> LoadedModel:
         """The model opened once more, for another batch. Raises TensorError if its rows do not stay apart."""
@@ -466,8 +508,11 @@ class LoadedModel:
             if self._reopen is None:
                 raise InvokeError("The model was not opened by load(), so it cannot be opened for another batch")
             with self.interpreter.own_operators():
-                content = bytes(with_batch(self.interpreter.model, batch).content)
-                return LoadedModel(self._reopen(content), self._asked, self._reopen, self._auto, self._signature)
+                # a copy in any case: what is prepared is told apart by the bytes that it was made of
+                content = bytes(bytearray(with_batch(self.interpreter.model, batch).content))
+                return LoadedModel(
+                    self._reopen(content), self._asked, self._reopen, self._auto, self._signature, self._num_threads
+                )
 
     def _unbind(self) -> None:
         """Go back to host memory after a call on arrays on the GPU."""
@@ -481,6 +526,8 @@ class LoadedModel:
         self._close(wait=True)
 
     def _close(self, *, wait: bool) -> None:
+        for other in self.replicas[1:]:
+            other._close(wait=wait)
         with self._lock:
             self._closed = True
             if wait:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,8 +14,9 @@ import numpy as np
 from litegpu import fork
 from litegpu.background import Background
 from litegpu.delegates.report import DelegationReport
-from litegpu.errors import OptionError, TensorError
+from litegpu.errors import DeviceError, InvokeError, OptionError, TensorError
 from litegpu.gpu.delegate.array_place import is_on_gpu
+from litegpu.replicas import named
 from litegpu.slots import Wanted
 
 if TYPE_CHECKING:
@@ -32,6 +34,12 @@ class Streamed(Protocol):
     _inputs: dict[str, int]
     _outputs: dict[str, int]
     interpreter: Interpreter
+
+    @property
+    def replicas(self) -> Sequence[Streamed]: ...
+
+    @property
+    def _label(self) -> str: ...
 
     @property
     def delegate(self) -> GpuDelegate | None: ...
@@ -138,6 +146,20 @@ class _Lane(Protocol):
 def _open(
     model: Streamed, arrays: Mapping[str, np.ndarray], shapes: Shapes, ahead: int, wanted: Wanted | None
 ) -> _Lane:
+    lanes: list[_Lane] = []
+    try:
+        for one in model.replicas:
+            lanes.append(_open_one(one, arrays, shapes, ahead, wanted))
+    except BaseException:
+        for lane in lanes:
+            lane.close()
+        raise
+    return lanes[0] if len(lanes) == 1 else _Rotating(lanes, [one._label for one in model.replicas])
+
+
+def _open_one(
+    model: Streamed, arrays: Mapping[str, np.ndarray], shapes: Shapes, ahead: int, wanted: Wanted | None
+) -> _Lane:
     with model._lock:
         model._opened_slots(arrays)
         route = only_kernel(model)
@@ -225,6 +247,45 @@ class _Overlapping:
             while kernels:
                 kernels[-1].close(wait=False)
                 kernels.pop()
+
+
+class _Rotating:
+    """Lanes on several devices: each item goes to the next one in turn, so that results come in order."""
+
+    def __init__(self, lanes: Sequence[_Lane], labels: Sequence[str]) -> None:
+        self.shapes = lanes[0].shapes
+        self._lanes, self._labels = lanes, labels
+        self._begun = self._given = 0
+
+    @property
+    def full(self) -> bool:
+        return self._lanes[self._begun % len(self._lanes)].full
+
+    def begin(self, arrays: Mapping[str, np.ndarray]) -> None:
+        with self._naming(self._begun):
+            self._lanes[self._begun % len(self._lanes)].begin(arrays)
+        self._begun += 1
+
+    def next(self) -> Any:
+        with self._naming(self._given):
+            result = self._lanes[self._given % len(self._lanes)].next()
+        self._given += 1
+        return result
+
+    def drain(self) -> Iterator[Any]:
+        while self._given < self._begun:
+            yield self.next()
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()
+
+    @contextlib.contextmanager
+    def _naming(self, number: int) -> Iterator[None]:
+        try:
+            yield
+        except (DeviceError, InvokeError) as error:
+            raise named(error, self._labels[number % len(self._labels)]) from error
 
 
 class _InTurn:

@@ -21,6 +21,7 @@ from litegpu.batching.collector import Collector, Rules
 from litegpu.batching.sizes import Replica, padded
 from litegpu.batching.statistics import BatcherStatistics, Counts
 from litegpu.errors import DeviceError, ForkError, InvokeError, QueueFullError
+from litegpu.replicas import named
 
 log = logging.getLogger("litegpu")
 
@@ -193,7 +194,7 @@ class Lanes:
             with self._lock:
                 if self._timing is lane:
                     self._timing = None
-                if self._is_to_leave(lane):
+                if lane.given is None and self._is_to_leave(lane):
                     return None
                 now = self.clock()
                 batch, lane.given = lane.given or self._collector.take(now, lane.home), None
@@ -242,6 +243,9 @@ class Lanes:
         if lane.number == 0:
             log.warning("%s is lost: the batcher goes on without it", replica.label)
         self._collector.lose(lane.home)
+        if self._asleep:  # for what this one may have been woken for
+            self._asleep[-1].wake()
+            self._asleep.pop()
         return True
 
     def _run(self, lane: _Lane, batch: SharedBatch) -> None:
@@ -287,9 +291,9 @@ class Lanes:
         """The error, with the name of the device if there are several."""
         if len(self._replicas) == 1 or not isinstance(error, DeviceError | InvokeError):
             return error
-        named = type(error)(f"{self._replicas[lane.home].label}: {error}")
-        named.__cause__ = error
-        return named
+        told = named(error, self._replicas[lane.home].label)
+        told.__cause__ = error
+        return told
 
     def _answer(self, request: Request, batch: SharedBatch, error: BaseException | None) -> None:
         if error is not None:
@@ -323,7 +327,13 @@ class Lanes:
                     self._asleep.pop()
                 return None
             lane = self._asleep[-1]
-            if request is None or request.future is not None or request.deadline is not None or _is_main_thread():
+            if (
+                request is None
+                or request.future is not None
+                or request.deadline is not None
+                or _is_main_thread()
+                or self._replicas[lane.home].is_lost
+            ):
                 lane.wake()  # first, as a lane that is on no list and sleeps would be lost
                 self._asleep.pop()
                 return None

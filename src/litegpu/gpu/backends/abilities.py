@@ -37,6 +37,15 @@ class CountedDevices(Protocol):
         """How many there are; their numbers begin with 0. Raises DeviceError if none can be used."""
 
 
+@runtime_checkable
+class ListedDevices(Protocol):
+    """A backend that may have several devices."""
+
+    def list_devices(self) -> Sequence[str]:
+        """What open_device() is to be given as a name for each, without software devices if there are others. Raises
+        DeviceError if none can be used."""
+
+
 class PowerMeter(Protocol):
     """Something that tells about the power of one device; None for what it does not tell."""
 

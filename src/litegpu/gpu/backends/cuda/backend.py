@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from litegpu.errors import DeviceError
@@ -36,6 +37,9 @@ class CudaBackend:
 
     def count_devices(self) -> int:
         return len(opening.list_devices())
+
+    def list_devices(self) -> Sequence[str]:
+        return [str(found.index) for found in opening.list_devices()]
 
     def power_meter(self, device: Device) -> PowerMeter:
         return energy.power_meter(device)

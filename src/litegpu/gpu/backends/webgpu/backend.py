@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends.abilities import CallRates
 from litegpu.gpu.backends.contract import Device
@@ -19,6 +21,13 @@ class WebGpuBackend:
 
         which = api or "auto"
         return device.open_device(which, name) if software else device.open_device(which, name, software=False)
+
+    def list_devices(self) -> Sequence[str]:
+        from litegpu.gpu.backends.webgpu.adapters import choose_adapter, list_adapters
+
+        found = [adapter.name for adapter in list_adapters() if not adapter.is_software]
+        # Two of one name cannot be told apart, and a GPU with two APIs is listed twice.
+        return list(dict.fromkeys(found)) or [choose_adapter().name]
 
     def is_passed_over(self, error: DeviceError) -> None:
         pass  # nothing comes after it
