@@ -34,13 +34,15 @@ def check_node(
     features: Features | None = None,
     tolerance: float | None = None,
     interpret: bool = False,
+    device: bool = True,
 ) -> np.ndarray:
     """Run the only node of `builder` on `inputs` (by value id), compare with NumPy, and return what it wrote.
 
     Values are padded to whole quads unless they are among `packed_values` or have a view in `views`; `half` stores
     padded float values as float16. Relative L2 must be within `tolerance` (1e-6, or 2e-3 with `half`), NaN and
     infinities must be in the same places, and padding must hold zeros. `interpret`: also run the kernels in the
-    language's interpreter, which checks bounds and races.
+    language's interpreter, which checks bounds and races; without `device`, only there (for `features` that the device
+    has not).
     """
     (node,) = builder.nodes
     graph = builder.graph(list(inputs), [node.output])
@@ -49,8 +51,11 @@ def check_node(
     known = {i: v.data for i, v in graph.values.items() if v.data is not None} | arrays
     expected = evaluate_node(node, known, graph)
     tolerance = tolerance or (2e-3 if half else 1e-6)
-    if interpret:
-        assert_close(run_node(graph, views, arrays, features, interpret=True), expected, tolerance)
+    if interpret or not device:
+        result = run_node(graph, views, arrays, features, interpret=True)
+        assert_close(result, expected, tolerance)
+        if not device:
+            return result
     result = run_node(graph, views, arrays, features)
     assert_close(result, expected, tolerance)
     return result

@@ -10,6 +10,7 @@ from gpu.kernels.layouts import LAYOUTS
 from gpu.kernels.run_launch import check_node, lay_out, run_node
 
 from litegpu.gpu.graph import RESULT, Arg, DType, Expr, GraphBuilder, Reduce, Shape, apply
+from litegpu.gpu.lang.features import Features
 
 AXES = [axes for n in range(1, 5) for axes in itertools.combinations(range(4), n)]
 
@@ -112,3 +113,35 @@ def test_padding_takes_no_part() -> None:
     assert run("max", (3,), x).ravel().tolist() == [-1] * 3
     assert run("prod", (2, 3), x).ravel().tolist() == [-1]
     assert run("mean", (1, 2, 3), x).ravel().tolist() == [-1]
+
+
+WARPS = Features(
+    subgroups=True,
+    subgroup_size=32,
+    linear_subgroups=True,
+    max_threads=1024,
+    max_shared_bytes=48 << 10,
+    compute_units=2,
+)
+
+
+@pytest.mark.parametrize("features", (WARPS, Features(compute_units=2)))
+@pytest.mark.parametrize("kind", ("mean", "max"))
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((3, 9, 7, 150), (1, 2)),  # 32 of 38 quads side by side: two workgroups share an image
+        ((2, 25, 30, 24), (1, 2)),  # full rounds of loads, some without the last, and a rest
+        ((9, 14, 1, 65), (1,)),
+        ((5, 40, 1, 90), (3,)),  # teams of eight threads
+        ((1, 70, 1, 610), (3,)),  # of a subgroup
+        ((1, 3, 1, 3000), (3,)),  # of several
+        ((1, 1, 1, 9001), (3,)),
+    ],
+)
+def test_teams(shape: Shape, axes: tuple[int, ...], kind: str, features: Features) -> None:
+    rng = np.random.default_rng(8)
+    builder = GraphBuilder()
+    x, y = builder.value(shape, DType.FLOAT32), builder.value(reduced(shape, axes), DType.FLOAT32)
+    builder.node(Reduce(kind, axes), [x], y, apply("mul", RESULT, 2.0))
+    check_node(builder, {x: rng.uniform(0.5, 1.5, shape)}, features=features, interpret=True, device=features != WARPS)

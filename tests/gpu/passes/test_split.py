@@ -44,3 +44,12 @@ def test_same_result_in_two_steps(kind: str, axes: tuple[int, ...]) -> None:
 )
 def test_left_alone(graph: Graph) -> None:
     assert split_reductions(graph).nodes == graph.nodes
+
+
+def test_many_results_do_not_fill_a_device_that_has_more_multiprocessors() -> None:
+    """The first squeeze-and-excite of an EfficientNet at batch 64: 512 results, of 64 workgroups."""
+    graph = graph_of("mean", (1, 2), (64, 112, 112, 32))
+    assert len(split_reductions(graph, 132).nodes) == 2
+    assert split_reductions(graph, 64).nodes == graph.nodes
+    small = graph_of("mean", (1, 2), (64, 56, 56, 32))
+    assert split_reductions(small, 132).nodes == small.nodes

@@ -22,40 +22,56 @@ from litegpu.gpu.kernels.access import (
     read_all,
     remainder,
 )
+from litegpu.gpu.kernels.blocking import both, when
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import constant, evaluate, result_type
+from litegpu.gpu.kernels.team import told
 from litegpu.gpu.lang import Kernel, Memory, TracedValue, Type, trace, vec
 
 _SERIAL_ITEMS = 16  # so few items per result are reduced by one thread
-_ENOUGH_THREADS = 8192  # so many results keep a device busy with a thread each
+_LOADS = 8  # of a thread, under way together
+_THREADS = 512  # of a workgroup, at most
+_USUAL_UNITS = 16  # multiprocessors, where nobody knows
 
 
 def build(ctx: KernelContext) -> list[Launch]:
-    """A thread per output quad where there are many; else several threads per output quad, whose partial results meet
-    in shared memory."""
+    """A thread per output quad where it has few items; else several threads, whose partial results meet: through shared
+    memory if they are apart (over pixels, where neighbours have other channels), or as a team (over channels)."""
     plan = _plan(ctx)
     operands: Operands = {}
     groups = -(-plan.results // plan.columns)
 
     def kernel(k: Kernel) -> None:
         t = k.local_id()
-        result = k.group_id() * plan.columns + remainder(t, plan.columns, plan.columns * plan.rows)
-        with k.If(True if plan.results % plan.columns == 0 else result < plan.results):
-            item = _Item(ctx, k, plan, operands, result)
-            total = item.reduce(divide(t, plan.columns) if plan.rows > 1 else 0)
-            if plan.rows > 1:
-                total = meet(k, t, plan.columns, plan.rows, total, item.combine)[t]
-                with k.If(t < plan.columns):
-                    item.store(total)
-            else:
-                item.store(total)
+        if plan.over_channels:
+            column, row = divide(t, plan.rows), remainder(t, plan.rows, plan.columns * plan.rows)
+        else:
+            column, row = remainder(t, plan.columns, plan.columns * plan.rows), divide(t, plan.columns)
+        row = row if plan.rows > 1 else 0
+        result = address(0, [(k.group_id(), plan.columns), (column, 1)])
+        inside: TracedValue | None = None
+        if plan.results % plan.columns and isinstance(result, TracedValue):  # all threads reach the barriers
+            inside, result = result < plan.results, k.min(result, plan.results - 1)
+        item = _Item(ctx, k, plan, operands, result)
+        total = item.reduce(row)
+        if plan.over_channels:
+            total = item.across_lanes(total)
+            total = told(k, ctx.features, plan.rows, total, item.combine) if plan.rows > 1 else total
+            stores = row == 0 if isinstance(row, TracedValue) else None
+        elif plan.rows > 1:
+            total = meet(k, t, plan.columns, plan.rows, total, item.combine)[t % plan.columns]
+            stores = t < plan.columns
+        else:
+            stores = None
+        with k.If(when(both(stores, inside))):
+            item.store(total)
 
     return [Launch(trace(kernel, "reduce", (plan.columns * plan.rows, 1, 1), (groups, 1, 1)), operands, "reduce")]
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """A workgroup has `columns` neighbouring results side by side, each reduced by `rows` threads."""
+    """A workgroup has `columns` neighbouring results side by side, each reduced by `rows` threads, a power of two."""
 
     domain: Shape  # of the prologue's values
     axes: frozenset[int]  # reduced ones that are longer than 1
@@ -87,16 +103,22 @@ def _plan(ctx: KernelContext) -> _Plan:
     in_quads = (*domain[:3], -(-domain[3] // 4))
     items = math.prod(n for a, n in enumerate(in_quads) if a in axes)
     results = math.prod(in_quads) // items
-    threads = ctx.features.max_threads
-    if items <= _SERIAL_ITEMS or results >= _ENOUGH_THREADS:
+    threads = min(_THREADS, 1 << (ctx.features.max_threads.bit_length() - 1))
+    if items <= _SERIAL_ITEMS and 3 not in axes:
         return _Plan(domain, axes, results, items, min(64, threads), 1)
-    rows = 1 << (min(threads, items) - 1).bit_length()  # a power of two, at least one item each
-    rows = min(rows, 1 << (threads.bit_length() - 1), 256)
-    columns = 1
-    if 3 not in axes:  # neighbouring quads lie side by side: read them together if enough workgroups remain
-        while columns < 8 and in_quads[3] % (2 * columns) == 0 and results // (2 * columns) >= 64:
-            columns *= 2
-    return _Plan(domain, axes, results, items, columns, max(1, min(rows, 256 // columns)))
+    enough = 2 * (ctx.features.compute_units or _USUAL_UNITS)  # workgroups
+    most = _power_above(-(-items // _LOADS))  # rows, each of some items
+    if 3 in axes:
+        rows = min(32 if results >= 64 else threads, most)
+        columns = max(1, min(threads, 256) // rows)
+        while columns > 1 and results // columns < enough:
+            columns //= 2
+        return _Plan(domain, axes, results, items, columns, rows)
+    columns = min(in_quads[3], 32)  # neighbouring quads lie side by side: read them together
+    while columns > 8 and results // columns < enough:
+        columns = -(-columns // 2)
+    rows = min(most, 1 << ((threads // columns).bit_length() - 1))
+    return _Plan(domain, axes, results, items, columns, rows)
 
 
 class _Item:
@@ -114,24 +136,55 @@ class _Item:
         _ = (at.pixel, at.q) if plan.reduces_inner_pixels else (at.b, at.y, at.x, at.q)  # made here, used in loops
 
     def reduce(self, row: Index) -> TracedValue:
-        """The items of one thread. Sums go by blocks of about the square root of their number, so that rounding errors
-        add up over two short sums, not one long one."""
+        """The items of one thread, several loaded together. Sums go by blocks of about the square root of their number,
+        so that rounding errors add up over short sums, not over one long one."""
         k, plan = self.k, self.plan
-        rounds = -(-plan.items // plan.rows)
-        block = max(1, math.isqrt(rounds)) if self.op.kind in ("sum", "mean") and rounds > 16 else rounds
-        outer = -(-rounds // block)
+        loads = max(1, _LOADS // len({id(s) for s in self.sources if s is not None}))
+        rounds = plan.items // (plan.rows * loads)
+        rest = plan.items - rounds * plan.rows * loads
+        is_sum = self.op.kind in ("sum", "mean")
+        block = max(1, math.isqrt(rounds)) if is_sum and rounds > 16 else max(1, rounds)
         neutral = constant(k, _neutral(self.op.kind, self.type), self.type)
         total = k.var(neutral)
-        with k.loop(outer) as o:
-            partial = k.var(neutral) if outer > 1 else total
-            with k.loop(block) as i:
-                index = address(0, [(o, block * plan.rows), (i, plan.rows), (row, 1)])
-                inside = True if outer * block * plan.rows == plan.items else _less(index, plan.items)
-                with k.If(inside):
-                    partial.set(self.combine(partial.value, self.element(index)))
-            if outer > 1:
-                total.set(self.combine(total.value, partial.value))
+
+        def several(base: Index, count: int) -> TracedValue:
+            indices = [address(j * plan.rows, [(base, 1), (row, 1)]) for j in range(count)]
+            return self.combined([self.element(index) for index in indices])
+
+        def go_through(first: Index, count: int) -> None:
+            """`count` rounds from number `first` on."""
+            partial = k.var(neutral)
+            with k.loop(count) as i:
+                base = address(0, [(first, plan.rows * loads), (i, plan.rows * loads)])
+                partial.set(self.combine(partial.value, several(base, loads)))
+            total.set(self.combine(total.value, partial.value))
+
+        if rounds >= block:
+            with k.loop(rounds // block) as o:
+                go_through(address(0, [(o, block)]), block)
+        if rounds % block:
+            go_through(rounds // block * block, rounds % block)
+        if rest >= plan.rows:
+            total.set(self.combine(total.value, several(rounds * plan.rows * loads, rest // plan.rows)))
+        if rest % plan.rows:  # too few for all threads
+            index = address(plan.items - rest % plan.rows, [(row, 1)])
+            last = plan.items - 1
+            value = self.element(k.min(index, last) if isinstance(index, TracedValue) else min(index, last))
+            inside = _less(index, plan.items)
+            value = value if inside is True else k.select(inside, value, neutral)
+            total.set(self.combine(total.value, value))
         return total.value
+
+    def combined(self, values: list[TracedValue]) -> TracedValue:
+        """All of these, as a tree."""
+        while len(values) > 1:
+            pairs = [self.combine(a, b) for a, b in zip(values[::2], values[1::2], strict=False)]
+            values = pairs + values[len(values) // 2 * 2 :]
+        return values[0]
+
+    def across_lanes(self, total: TracedValue) -> TracedValue:
+        """The combination of the four lanes."""
+        return self.combine(self.combine(total[0], total[2]), self.combine(total[1], total[3]))
 
     def element(self, index: Index) -> TracedValue:
         """The prologue at item `index`; neutral in lanes past the last channel where lanes will be combined."""
@@ -155,9 +208,9 @@ class _Item:
         return k.select(k.is_nan(a), b, extreme) if a.type.is_float else extreme
 
     def store(self, total: TracedValue) -> None:
+        """Store the result, four lanes or one for all of them."""
         k, plan = self.k, self.plan
-        if plan.over_channels:
-            total = k.splat(self.combine(self.combine(total[0], total[2]), self.combine(total[1], total[3])), 4)
+        total = k.splat(total, 4) if plan.over_channels else total
         if self.op.kind == "mean":
             count = math.prod(plan.domain[a] for a in plan.axes)
             total = total / float(count) if total.type.is_float else k.idiv_trunc(total, count)
@@ -205,6 +258,11 @@ def meet(
 
 def _less(i: Index, n: int) -> TracedValue | bool:
     return i < n
+
+
+def _power_above(n: int) -> int:
+    """The least power of two that is not below `n`."""
+    return 1 << (n - 1).bit_length()
 
 
 def _neutral(kind: str, t: Type) -> float | int:

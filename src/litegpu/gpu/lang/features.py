@@ -12,6 +12,7 @@ class Features:
     float16: bool = False  # arithmetic and storage in 16 bits
     subgroups: bool = False
     subgroup_size: int = 0  # if known and fixed, else 0
+    linear_subgroups: bool = False  # a subgroup is so many neighbouring threads of the workgroup, counted along x
     timestamps: bool = False
     max_threads: int = 256  # per workgroup
     max_shared_bytes: int = 16384

@@ -24,4 +24,4 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     graph = graph if own is None else own.join_first(graph, features, half)
     graph = join_attention(graph, features, half)
     graph = graph if own is None else own.join_last(graph, features, half)
-    return split_reductions(graph)
+    return split_reductions(graph, features.compute_units)

@@ -11,14 +11,16 @@ from litegpu.gpu.graph import DType, Graph, GraphBuilder, Node, Reduce
 
 _FEW_RESULTS = 256  # four channels each; a workgroup each does not fill a large device
 _MANY_ITEMS = 4096  # below, one workgroup per result is done soon enough
+_RESULTS_OF_A_GROUP = 8  # at least: with fewer side by side, memory is read in pieces that are too short
+_MANY_QUADS = 1 << 21  # of all items: so many take longer on half of the multiprocessors than a second kernel does
 
 
-def split_reductions(graph: Graph) -> Graph:
-    """Reduce over W first and then over H, where a reduction over both has many items and few results. A mean of the
-    rows' means is the mean, as all rows are equally long."""
+def split_reductions(graph: Graph, units: int = 0) -> Graph:
+    """Reduce over W first and then over H, where a reduction over both has many items and few results, on a device of
+    `units` multiprocessors (0: unknown). A mean of the rows' means is the mean, as all rows are equally long."""
     builder = GraphBuilder(dict(graph.values), [])
     for node in graph.nodes:
-        if isinstance(node.op, Reduce) and _is_worth_it(graph, node, node.op):
+        if isinstance(node.op, Reduce) and _is_worth_it(graph, node, node.op, units):
             shape = list(_domain(graph, node))
             for axis in node.op.axes:
                 if axis != 1:
@@ -33,12 +35,14 @@ def split_reductions(graph: Graph) -> Graph:
     return builder.graph(graph.inputs, graph.outputs)
 
 
-def _is_worth_it(graph: Graph, node: Node, op: Reduce) -> bool:
+def _is_worth_it(graph: Graph, node: Node, op: Reduce, units: int) -> bool:
     if not {1, 2} <= set(op.axes) or any(graph.values[v].dtype is not DType.FLOAT32 for v in node.inputs):
         return False
     b, h, w, c = (*_domain(graph, node)[:3], -(-_domain(graph, node)[3] // 4))
     items = math.prod(n for a, n in enumerate((b, h, w, c)) if a in op.axes)
-    return h > 1 and w > 1 and items >= _MANY_ITEMS and b * h * w * c // items <= _FEW_RESULTS
+    results = b * h * w * c // items
+    idle = results < _RESULTS_OF_A_GROUP * units and items * results >= _MANY_QUADS and 3 not in op.axes
+    return h > 1 and w > 1 and (idle or (items >= _MANY_ITEMS and results <= _FEW_RESULTS))
 
 
 def _domain(graph: Graph, node: Node) -> tuple[int, ...]:

@@ -134,6 +134,7 @@ class CudaDeviceBase:
             float16=True,
             subgroups=True,
             subgroup_size=32,
+            linear_subgroups=True,
             timestamps=True,
             max_threads=self.attribute("MAX_THREADS_PER_BLOCK"),
             max_shared_bytes=_PLAIN_SHARED_BYTES,
