@@ -92,9 +92,7 @@ class Layer:
         b, *size, _ = self.inputs.shape
         reach = [(k - 1) * d + 1 for k, d in zip(window, dilation, strict=True)]
         same = self.padding == 0
-        found = [
-            -(-n // s) if same else (n - k) // s + 1 for n, k, s in zip(size, reach, stride, strict=True)
-        ]
+        found = [-(-n // s) if same else (n - k) // s + 1 for n, k, s in zip(size, reach, stride, strict=True)]
         return (b, *found, outputs)
 
     def zero(self) -> int:

@@ -30,6 +30,7 @@ from litegpu.gpu.graph import (
     IntegerConv2D,
     IntegerDepthwiseConv2D,
     IntegerMatMul,
+    IntegerSoftmax,
     IntegerTransposeConv2D,
     LayerNorm,
     Lookup,
@@ -78,6 +79,8 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             return wrapped(_product(op, inputs[0] - float(op.zero_point), inputs[1] - float(op.other_zero_point)))
         case IntegerDepthwiseConv2D():
             return integer_depthwise(op, inputs[0], inputs[1], shape)
+        case IntegerSoftmax(scale):
+            return _integer_softmax(inputs[0], inputs[1].reshape(-1), np.float32(scale))
         case Lookup(lowest):
             return np.asarray(inputs[1].reshape(-1)[inputs[0].astype(np.int64) - lowest])
         case Attention(scale, beta):
@@ -115,6 +118,13 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
         case Custom(definition):
             return definition.evaluate(inputs, shape)
     raise TypeError(f"{op} is not an op of the GPU graph")
+
+
+def _integer_softmax(x: Array, table: Array, scale: np.float32) -> Array:
+    parts = table[x.max(3, keepdims=True) - x]
+    total = np.add.accumulate(parts, axis=3, dtype=np.float32)[..., -1:]  # one after the other
+    shares = parts * (np.float32(1) / (total * scale))
+    return np.asarray(np.floor(shares.astype(np.float64) + 0.5)).astype(np.int32)
 
 
 def _product(op: MatMul | IntegerMatMul, a: Array, b: Array) -> Array:

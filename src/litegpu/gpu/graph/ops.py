@@ -114,6 +114,15 @@ class IntegerMatMul:
 
 
 @dataclass(frozen=True)
+class IntegerSoftmax:
+    """inputs: x of INT8 or UINT8, a table t [1,1,1,256] of float32, a constant -> INT32, in units of `scale`: with d as
+    x taken from the largest of the channels, t[d] / (the sum of t[d]) to the nearest, halves up. In float32 the sum is
+    taken in order, then its product with `scale` inverted, and multiplied."""
+
+    scale: float
+
+
+@dataclass(frozen=True)
 class Lookup:
     """inputs: x of INT8 or UINT8, a table [1,1,1,256], a constant -> the table's element for each number of x, that for
     `lowest` first."""
@@ -247,5 +256,5 @@ class Custom:
 Op = (
     Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | TransposeConv2D | MatMul | Pool2D | Resize2D | Reduce
     | ArgReduce | LayerNorm | Softmax | Attention | Copy | Concat | Gather | Custom
-    | IntegerConv2D | IntegerDepthwiseConv2D | IntegerTransposeConv2D | IntegerMatMul | Lookup
+    | IntegerConv2D | IntegerDepthwiseConv2D | IntegerTransposeConv2D | IntegerMatMul | IntegerSoftmax | Lookup
 )  # fmt: skip

@@ -21,6 +21,10 @@ from litegpu.model.types import Operator, Tensor, TensorType
 _NEAR = 1e-6
 
 
+#: Why an operator is left to the CPU in whole numbers.
+NOT_KNOWN = "what the CPU computes is not known to the last bit (arithmetic='integer')"
+
+
 class OpContext:
     """One operator being lowered. Shapes are those of the .tflite tensors unless said otherwise.
 
@@ -231,7 +235,7 @@ class OpContext:
     def require_reals(self) -> None:
         """Refuse the operator in whole numbers, where what is known of it is not enough to be equal to the CPU."""
         whole = any(self.lowering.quantized.keeps_stored(grid_of(t)) for t in self.outputs)
-        self.require(not whole, "it is not known in whole numbers (arithmetic='integer'), to the last bit")
+        self.require(not whole, NOT_KNOWN)
 
     def check_shape(self, shape: Iterable[int], tensor: Tensor | None = None) -> None:
         """The output must have the shape that the operator gives."""

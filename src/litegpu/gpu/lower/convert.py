@@ -8,7 +8,7 @@ import numpy as np
 
 from litegpu.gpu.graph import Arg, DType, Expr, Literal, Reduce
 from litegpu.gpu.graph import apply as fn
-from litegpu.gpu.lower import integers
+from litegpu.gpu.lower import integers, tables
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.quantization import STORED, grid_of
@@ -51,7 +51,7 @@ def _narrowed(ctx: OpContext) -> Expr:
 def quantize(ctx: OpContext) -> None:
     """Nothing but the rounding that the output's quantization asks for."""
     ctx.check_shape(ctx.shape(0))
-    if not integers.unary(ctx, integers.requantized):
+    if not tables.unary(ctx, integers.requantized):
         ctx.copy(ctx.value(0), [], ctx.output_value())
 
 

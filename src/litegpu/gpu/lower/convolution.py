@@ -83,6 +83,8 @@ def transpose_conv(ctx: OpContext) -> None:
         covered = output_size(shape[1 + i], window[i], stride[i], 1, kind)
         ctx.require(covered == x[1 + i], f"output size {shape[1 + i]} does not belong to input size {x[1 + i]}")
         padding[i] = before(shape[1 + i], window[i], stride[i], 1, covered) if kind != VALID else 0
+    if kind != VALID and any(w < s for w, s in zip(window, stride, strict=True)):
+        ctx.require_reals()  # XNNPACK declines it
     p = product(ctx, outputs, data=2, bias=3)
     op: Op = TransposeConv2D(stride, (padding[0], padding[1]))
     if p.zeros is not None:

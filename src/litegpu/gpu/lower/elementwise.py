@@ -9,13 +9,12 @@ import numpy as np
 
 from litegpu.gpu.graph import Arg, DType, Expr, Literal, Reshape, bhwc
 from litegpu.gpu.graph import apply as fn
-from litegpu.gpu.lower import integers
+from litegpu.gpu.lower import integers, tables
 from litegpu.gpu.lower.activation import clamp
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import lowers, lowers_as
-from litegpu.gpu.lower.tables import looked_up
 
 X, Y = Arg(0), Arg(1)
 
@@ -35,7 +34,7 @@ def _unary(
     @lowers(name)
     def lower(ctx: OpContext) -> None:
         ctx.check_shape(ctx.shape(0))
-        if not integers.unary(ctx, rule, bounds) and not looked_up(ctx):
+        if not tables.unary(ctx, rule, bounds):
             found = expr if on_grid is None or grid_of(ctx.output) is None else on_grid
             ctx.elementwise(found, [ctx.value(0)], ctx.output_value())
 
@@ -76,7 +75,7 @@ def sign(ctx: OpContext) -> None:
 @lowers("LEAKY_RELU")
 def leaky_relu(ctx: OpContext) -> None:
     ctx.check_shape(ctx.shape(0))
-    if integers.unary(ctx, integers.leaky) or looked_up(ctx):
+    if tables.unary(ctx, integers.leaky):
         return
     expr = fn("select", fn("gt", X, 0), X, fn("mul", X, float(ctx.option("alpha", 0.0))))
     ctx.elementwise(expr, [ctx.value(0)], ctx.output_value())
@@ -85,7 +84,7 @@ def leaky_relu(ctx: OpContext) -> None:
 @lowers("GELU")
 def gelu(ctx: OpContext) -> None:
     ctx.check_shape(ctx.shape(0))
-    if looked_up(ctx):
+    if tables.unary(ctx):
         return
     half = fn("mul", X, 0.5)
     if ctx.option("approximate", False):

@@ -17,7 +17,7 @@ from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import fixed_point as fixed
 from litegpu.gpu.lower.activation import BOUNDS
 from litegpu.gpu.lower.constants import quanta
-from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.context import NOT_KNOWN, OpContext
 from litegpu.gpu.lower.division import quotients
 from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.quantization import STORED, Grid, grid_of
@@ -102,6 +102,23 @@ def as_kept(ctx: OpContext, grid: Grid, result: Expr, bottom: int, top: int) -> 
     ctx.gives_stored = ctx.lowering.quantized.keeps_stored(grid)
     bounded = fn("min", fn("max", result, whole(bottom)), whole(top))
     return fn("add", bounded, whole(grid.zero)) if ctx.gives_stored else fn("to_float32", bounded)
+
+
+def rounded_once(
+    ctx: OpContext, grid: Grid, sums: Expr, factor: Expr | float, low: float | None = None, high: float | None = None
+) -> Expr:
+    """What is stored for sums, int32, times a float32 factor, within real numbers from `low` to `high`: as XNNPACK's
+    kernels do it, which limit first and round then, to even numbers."""
+
+    def nearest(bound: float) -> int:
+        found = np.rint(np.float32(bound) / np.float32(grid.scale) + np.float32(grid.zero))
+        return int(min(max(found, grid.low), grid.high)) - grid.zero
+
+    bottom = grid.low - grid.zero if low is None else nearest(low)
+    top = grid.high - grid.zero if high is None else nearest(high)
+    ctx.gives_stored = True
+    scaled = fn("mul", fn("to_float32", sums), factor)
+    return fn("add", fn("nearest", fn("min", fn("max", scaled, bottom), top)), whole(grid.zero))
 
 
 def settle(ctx: OpContext, grid: Grid) -> None:
@@ -200,14 +217,27 @@ def _saturated(x: Expr) -> Expr:
 def unary(ctx: OpContext, rule: Unary | None, bounds: tuple[float | None, float | None] = (None, None)) -> bool:
     """Lower an operator of one operand in whole numbers, within these real numbers; False if the CPU's kernel does not
     compute so."""
+    found = unary_expression(ctx, rule, bounds)
+    if found is None:
+        return False
+    expr, value = found
+    ctx.elementwise(expr, [value], ctx.output_value())
+    made = grid_of(ctx.output)
+    assert made is not None
+    settle(ctx, made)
+    return True
+
+
+def unary_expression(
+    ctx: OpContext, rule: Unary | None, bounds: tuple[float | None, float | None] = (None, None)
+) -> tuple[Expr, int] | None:
+    """What unary() makes of a value of the operand, and that value; the output's value is to be made afterwards."""
     made = grid_of(ctx.output)
     x = operand(ctx, 0) if rule is not None and made is not None else None
     result = None if rule is None or x is None or made is None else rule(ctx, x.expr(Arg(0)), x.grid, made)
     if result is None or x is None or made is None:
-        return False
-    ctx.elementwise(quanta_of(ctx, made, result, *bounds), [x.value], ctx.output_value())
-    settle(ctx, made)
-    return True
+        return None
+    return quanta_of(ctx, made, result, *bounds), x.value
 
 
 # ------------------------------------------------------------------------------------------ two operands
@@ -230,6 +260,8 @@ def compared(ctx: OpContext, function: str) -> bool:
     found = _operands(ctx)
     if found is None:
         return False
+    if max(o.scale for o in found) >= 1:
+        ctx.require(not ctx.lowering.integer, NOT_KNOWN)  # the CPU's multipliers are for less
     places = (Arg(0), Arg(1))
     numbers: list[Expr]
     if function not in ("eq", "ne") and all(o.grid.bits > 8 for o in found):

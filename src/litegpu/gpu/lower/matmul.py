@@ -77,7 +77,10 @@ def _of_quanta(ctx: OpContext, op: MatMul, shape: tuple[int, ...]) -> bool:
     kept = ctx.lowering.quantized
     if all(kept.keeps_stored(g) for g in (x.grid, y.grid, made)):
         whole = IntegerMatMul(op.transpose_a, op.transpose_b, x.grid.zero, y.grid.zero)
-        epilogue = integers.quanta_of(ctx, made, fixed_point.times(RESULT, factor))
+        if ctx.lowering.xnnpack and y.grid.zero == 0:  # as it wants weights to be
+            epilogue = integers.rounded_once(ctx, made, RESULT, float(x.scale * y.scale / np.float32(made.scale)))
+        else:
+            epilogue = integers.quanta_of(ctx, made, fixed_point.times(RESULT, factor))
         ctx.finish(whole, [integers.stored(ctx, i) for i in (0, 1)], shape, epilogue)
         return True
     sums = fn("to_int32", fn("round", RESULT))

@@ -13,7 +13,7 @@ from litegpu.gpu.lower.activation import BOUNDS
 from litegpu.gpu.lower.constants import Array, quanta
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.fixed_point import multiplier_of, whole
-from litegpu.gpu.lower.integers import quanta_of
+from litegpu.gpu.lower.integers import quanta_of, rounded_once
 from litegpu.gpu.lower.quantization import Grid, grid_of
 from litegpu.model.types import TensorType
 
@@ -107,30 +107,14 @@ def _rounded_once(ctx: OpContext, bias: int, channels: int, factors: Array, grid
     if ctx.has(bias):
         operands.append(ctx.builder.constant(_integer_bias(ctx, bias, channels).astype(np.int32)))
         expr = fn("add", expr, Arg(len(operands)))
-    expr = fn("to_float32", expr)
+    factor: Expr | float
     if factors.size == 1:
-        expr = fn("mul", expr, float(factors.reshape(())))
+        factor = float(factors.reshape(()))
     else:
         operands.append(ctx.builder.constant(factors.astype(np.float32).reshape(-1)))
-        expr = fn("mul", expr, Arg(len(operands)))
+        factor = Arg(len(operands))
     code = int(ctx.option("fused_activation_function"))
-    bottom, top = _limits_of_xnnpack(grid, *BOUNDS[code])
-    expr = fn("min", fn("max", expr, bottom), top)
-    ctx.gives_stored = True
-    return fn("add", fn("nearest", expr), whole(grid.zero)), operands
-
-
-def _limits_of_xnnpack(grid: Grid, low: float | None, high: float | None) -> tuple[int, int]:
-    """The quanta between which real numbers lie: as it stores the bounds, halves to even numbers."""
-
-    def nearest(bound: float) -> int:
-        stored = np.rint(np.float32(bound) / np.float32(grid.scale) + np.float32(grid.zero))
-        return int(min(max(stored, grid.low), grid.high)) - grid.zero
-
-    return (
-        grid.low - grid.zero if low is None else nearest(low),
-        grid.high - grid.zero if high is None else nearest(high),
-    )
+    return rounded_once(ctx, grid, expr, factor, *BOUNDS[code]), operands
 
 
 def _finished(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from litegpu.gpu.graph import RESULT, Arg, ArgReduce, DType, Reduce, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers
@@ -11,7 +13,6 @@ from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.fixed_point import multiplier_of, whole
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import lowers, lowers_as
-from litegpu.model.types import TensorType
 
 
 @lowers_as(
@@ -31,8 +32,29 @@ def reduce(ctx: OpContext, kind: str) -> None:
     if kind in ("all", "any"):
         extreme = Reduce("min" if kind == "all" else "max", spatial, fn("to_int32", RESULT))
         ctx.finish(extreme, [ctx.value(0)], kept, fn("to_bool", RESULT), dtype=DType.BOOL)
+    elif kind in ("mean", "sum") and _sum_of_bytes(ctx, kind, spatial, kept, math.prod(x[a] for a in axes)):
+        return
     elif kind != "mean" or not _mean_of_integers(ctx, spatial, kept, math.prod(x[a] for a in axes)):
         ctx.finish(Reduce(kind, spatial), [ctx.value(0)], kept)
+
+
+def _sum_of_bytes(ctx: OpContext, kind: str, axes: tuple[int, ...], shape: tuple[int, ...], count: int) -> bool:
+    """The sum of what is stored times a float32 factor, and a number that has both zero points in it added, each
+    rounded: as XNNPACK's kernels do it. False where that is not asked for."""
+    given, made = grid_of(ctx.tensor(0)), grid_of(ctx.output)
+    if not (ctx.lowering.xnnpack and all(integers.is_stored(ctx, i) for i in (0, None))):
+        return False
+    assert given is not None and made is not None
+    factor = np.float32(given.scale) / np.float32(made.scale)
+    if kind == "mean":
+        factor = factor * (np.float32(1) / np.float32(count))
+    offset = np.float32(made.zero) - np.float32(given.zero * count) * factor
+    scaled = fn("mul", fn("to_float32", RESULT), float(factor))
+    apart = fn("max", scaled, -1e9)  # so that no device makes one operation, rounded once, of a product and a sum
+    bounded = fn("min", fn("max", fn("add", apart, float(offset)), made.low), made.high)
+    ctx.gives_stored = True
+    ctx.finish(Reduce("sum", axes), [integers.stored(ctx, 0)], shape, fn("nearest", bounded))
+    return True
 
 
 def _mean_of_integers(ctx: OpContext, axes: tuple[int, ...], shape: tuple[int, ...], count: int) -> bool:
@@ -66,8 +88,7 @@ def arg_reduce(ctx: OpContext, kind: str) -> None:
 def l2_normalization(ctx: OpContext) -> None:
     """x / max(|x|, 1e-6)."""
     ctx.check_shape(ctx.shape(0))
-    if ctx.output.type is TensorType.UINT8:
-        ctx.require_reals()
+    ctx.require_reals()
     x = ctx.value(0)
     squares = Reduce("sum", (3,), fn("mul", RESULT, RESULT))
     length = ctx.intermediate((*bhwc(ctx.shape(0))[:3], 1), DType.FLOAT32)

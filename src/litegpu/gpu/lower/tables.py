@@ -9,30 +9,43 @@ import numpy as np
 
 from litegpu.chatter import quiet
 from litegpu.delegates.cpu import PLAIN, OfficialOptions
+from litegpu.gpu.evaluate import evaluate_expr
 from litegpu.gpu.graph import Lookup
+from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.integers import stored
+from litegpu.gpu.lower.integers import Unary, is_stored, stored
 from litegpu.gpu.lower.quantization import STORED, grid_of
 from litegpu.model.serialize import write_model
 from litegpu.model.types import Model, Operator, Quantization, Subgraph, Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+Bounds = tuple[float | None, float | None]
+
 _KNOWN: dict[tuple[object, ...], Array] = {}
 _MOST_KNOWN = 256
 
 
-def looked_up(ctx: OpContext) -> bool:
-    """Lower an operator of one operand by a table, which takes no more than the operator itself on 256 numbers; False
-    unless operand and result are bytes."""
-    kept, given, made = ctx.lowering.quantized, grid_of(ctx.tensor(0)), grid_of(ctx.output)
-    if not (kept.keeps_stored(given) and kept.keeps_stored(made)) or ctx.tensor(0).is_constant or given is None:
-        return False
-    if ctx.lowering.checking:
-        table = np.zeros(256, np.int32)
-    else:
+def unary(ctx: OpContext, rule: Unary | None = None, bounds: Bounds = (None, None)) -> bool:
+    """Lower an operator of one operand in whole numbers, within these real numbers; False if it is not known in them.
+
+    Bytes are looked up in a table, for which the operator itself is run on all 256 numbers that there are; or `rule`
+    stands for it, which other kernels can do on the way, if it gives the same.
+    """
+    if not (is_stored(ctx, 0) and is_stored(ctx, None)):
+        return integers.unary(ctx, rule, bounds)
+    table = np.zeros(256, np.int32)
+    if not ctx.lowering.checking:
         table = _table(ctx.operator, ctx.tensor(0), ctx.output, ctx.lowering.xnnpack)
+    found = integers.unary_expression(ctx, rule, bounds)
+    grid = grid_of(ctx.tensor(0))
+    assert grid is not None
+    if found is not None:
+        results = evaluate_expr(found[0], [np.arange(grid.low, grid.high + 1, dtype=np.int32)])
+        if np.array_equal(results, table) or ctx.lowering.checking:
+            ctx.elementwise(found[0], [found[1]], ctx.output_value())
+            return True
     add_lookup(ctx, 0, table)
     return True
 
@@ -72,17 +85,20 @@ def _computed(operator: Operator, given: Tensor, made: Tensor, xnnpack: bool) ->
     options = OfficialOptions() if xnnpack else OfficialOptions(op_resolver_type=PLAIN)
     grid = grid_of(given)
     assert grid is not None
-    numbers = np.arange(grid.low, grid.high + 1).astype(STORED[given.type].value).reshape(1, 256)
-    try:
-        interpreter = options.create(content=write_model(model))
-        with quiet():
-            interpreter.allocate_tensors()
-        interpreter.set_tensor(interpreter.get_input_details()[0]["index"], numbers)
-        interpreter.invoke()
-        result = np.array(interpreter.get_tensor(interpreter.get_output_details()[0]["index"]))
-    except (RuntimeError, ValueError) as error:
-        raise Unsupported(f"the official runtime does not compute it on '{given.name}': {error}") from None
-    return result.reshape(-1)
+    numbers = np.arange(grid.low, grid.high + 1).reshape(1, 256)
+    failure: Exception | None = None
+    for least in (grid.low, grid.zero, grid.zero + 1):  # the CPU gives an error for roots of negative numbers
+        try:
+            interpreter = options.create(content=write_model(model))
+            with quiet():
+                interpreter.allocate_tensors()
+            given_numbers = np.clip(numbers, least, grid.high).astype(STORED[given.type].value)
+            interpreter.set_tensor(interpreter.get_input_details()[0]["index"], given_numbers)
+            interpreter.invoke()
+            return np.array(interpreter.get_tensor(interpreter.get_output_details()[0]["index"])).reshape(-1)
+        except (RuntimeError, ValueError) as error:
+            failure = error
+    raise Unsupported(f"the official runtime does not compute it on '{given.name}': {failure}")
 
 
 def _row(i: int, tensor: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from litegpu.gpu.graph import (
     IntegerConv2D,
     IntegerDepthwiseConv2D,
     IntegerMatMul,
+    IntegerSoftmax,
     IntegerTransposeConv2D,
     LayerNorm,
     Lookup,
@@ -127,7 +128,9 @@ def _of_node(graph: Graph, node: Node, sizes: Mapping[int, Size]) -> Size:
 def _result_type(graph: Graph, node: Node) -> DType:
     """The type of the op's own result, where it matters: whether it is whole numbers."""
     match node.op:
-        case IntegerConv2D() | IntegerDepthwiseConv2D() | IntegerTransposeConv2D() | IntegerMatMul() | Lookup():
+        case IntegerConv2D() | IntegerDepthwiseConv2D() | IntegerTransposeConv2D() | IntegerMatMul():
+            return DType.INT32
+        case IntegerSoftmax() | Lookup():
             return DType.INT32
         case Pool2D() | Copy() | Gather() | Concat() | Resize2D():
             narrow = graph.values[node.inputs[0]].dtype.is_narrow
