@@ -14,6 +14,8 @@ from litegpu.fork import in_child
 
 #: Smaller arrays are copied sooner than threads are woken.
 LARGE_BYTES = 4 << 20
+#: So few are copied sooner than other threads get Python's lock, which NumPy would let go of.
+_HELD_BYTES = 32 << 10
 _THREADS = 8
 _ALIGNMENT = 4096
 
@@ -22,6 +24,9 @@ def copy_bytes(target: np.ndarray, source: np.ndarray) -> None:
     """Copy `source` to `target`: flat arrays of bytes, of one length. Whatever interrupts it, nobody copies any more
     when it has returned or raised."""
     size = target.size
+    if size <= _HELD_BYTES:
+        target.data[:] = source.data
+        return
     if size < LARGE_BYTES:  # asked first, as to count the processors takes 20 us
         np.copyto(target, source)
         return

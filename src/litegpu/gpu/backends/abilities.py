@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -144,6 +144,17 @@ class ResultGiver(Protocol):
 
     def settle(self) -> None:
         """Wait for what was started."""
+
+
+@runtime_checkable
+class Caller(Protocol):
+    """A session that does all of an inference at once, which takes less of Python."""
+
+    def call(
+        self, arrays: Mapping[int, np.ndarray], outputs: Sequence[int], look: Callable[[list[np.ndarray]], bool]
+    ) -> list[np.ndarray] | None:
+        """Write these inputs, run, wait, and give these outputs, as Session and ResultGiver do. Gives None in place of
+        outputs if finite(look) can be asked and denies it."""
 
 
 @runtime_checkable

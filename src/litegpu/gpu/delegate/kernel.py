@@ -11,7 +11,7 @@ import numpy as np
 
 from litegpu import debug, fork
 from litegpu.errors import DeviceError, InvokeError, LiteGpuError
-from litegpu.gpu.backends.abilities import ArrayBinder, Binder, InputKeeper, InputLender, ResultGiver
+from litegpu.gpu.backends.abilities import ArrayBinder, Binder, Caller, InputKeeper, InputLender, ResultGiver
 from litegpu.gpu.backends.check import NUMPY
 from litegpu.gpu.backends.contract import Device, KernelTime, Session
 from litegpu.gpu.backends.keep_awake import KeepAwake
@@ -60,7 +60,8 @@ class GpuKernel:
         self._left: frozenset[int] = frozenset()  # outputs that stay on the GPU if they are bound
         self._deferred: frozenset[int] = frozenset()  # outputs that are read when they are asked for
         self._ordered: Sequence[int] | None = None  # what the session was told to bring
-        self._asked: dict[int, None] = {}  # outputs that were handed out since the last inference
+        self._asked: tuple[int, ...] = ()  # outputs that are handed out after each inference, as it seems ...
+        self._ready: dict[int, np.ndarray] = {}  # ... and those that lie ready for that
         self._stale: set[int] = set()  # those whose arrays are older than the last inference
         ports = program.outputs
         self._staged = [np.empty(s, NUMPY[p.dtype]) for s, p in zip(shapes, ports, strict=True)]
@@ -102,6 +103,8 @@ class GpuKernel:
         self._binder = session if isinstance(session, Binder) else None
         self._array_binder = session if isinstance(session, ArrayBinder) else None
         self._keeper = session if isinstance(session, InputKeeper) else None
+        self._caller = session if isinstance(session, Caller) else None
+        self._at_once = self._caller is not None and self.wait is not WaitType.DO_NOT_WAIT
         self._giver = session if isinstance(session, ResultGiver) else None
         self._watch()
 
@@ -130,14 +133,30 @@ class GpuKernel:
     def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         with self._lock:
             self._follow()
+            wanted = self._asked
+            if self._ready:  # what nobody has read since
+                wanted = self._asked = tuple(i for i in wanted if i not in self._ready)
+                self._ready.clear()
+            lent = self._lent
+            if self._at_once and not self.bound and len(self._deferred) == len(self._results):
+                self._given = inputs
+                try:
+                    found = self._called({i: a for i, a in enumerate(inputs) if a is not lent.get(i)}, wanted)
+                    if found is not None:
+                        self._ready.update(zip(wanted, found, strict=True))
+                    else:
+                        self._pending = True
+                        self._finish()
+                finally:
+                    self._given = None
+                return self._results
             for i, array in enumerate(inputs):
-                if array is not self._lent.get(i) and ("input", i) not in self.bound:
+                if array is not lent.get(i) and ("input", i) not in self.bound:
                     self.write(i, array)
                     self._keep(i, array)
             self._given = None if self.wait is WaitType.DO_NOT_WAIT else inputs
             try:
-                self._order(tuple(self._asked) if self._asked else ())
-                self._asked.clear()
+                self._order(wanted)
                 self.session.run()
                 self._stale.clear()
                 if self._awake is not None:
@@ -231,10 +250,13 @@ class GpuKernel:
     def give(self, i: int) -> np.ndarray:
         """See protocol.GivesOutputs."""
         with self._lock:
+            if i in self._ready:
+                return self._ready.pop(i)
             self._finish()
             if i in self._stale:
                 if self._giver is not None:
-                    self._asked[i] = None
+                    if i not in self._asked:
+                        self._asked = (*self._asked, i)
                     return self._given_by(self._giver, i)
                 self._read(i)
             return self._results[i].copy()
@@ -290,10 +312,33 @@ class GpuKernel:
         with self._lock:
             self._given = [inputs[i] for i in range(len(inputs))]
             try:
-                self._begin(inputs, outputs)
+                if self._at_once and not self.bound:
+                    self._follow()
+                    found = self._called(inputs, outputs)
+                    if found is not None:
+                        return found
+                else:
+                    self._begin(inputs, outputs)
                 return self._collect(outputs)
             finally:
                 self._given = None
+
+    def _called(self, inputs: Mapping[int, np.ndarray], outputs: Sequence[int]) -> list[np.ndarray] | None:
+        """An inference in one go, by a session that can, after these inputs are written; None if results are not
+        finite, which the session has then."""
+        caller = self._caller
+        assert caller is not None
+        self._ordered = outputs
+        self._stale.update(range(len(self._results)))
+        found = caller.call({i: _as_written(array) for i, array in inputs.items()}, outputs, all_finite)
+        if self._awake is not None:
+            self._awake.used()
+        if self._says_timings:
+            debug.say(debug.TIMINGS, "%s", dict(self.session.stats))
+        if found is None:
+            return None
+        shapes, types = self.shapes, self.types
+        return [_as_typed(a.reshape(shapes[i]), DTYPES[types[i]]) for i, a in zip(outputs, found, strict=True)]
 
     def begin(self, inputs: Mapping[int, np.ndarray], outputs: Sequence[int]) -> None:
         """Start an inference on these inputs, by place, which may be changed afterwards; collect() gives the outputs
@@ -409,6 +454,7 @@ class GpuKernel:
             self._go_on_with(attempt.program, self._open(attempt.program))
 
     def _go_on_with(self, program: Program, session: Session) -> None:
+        self._ready.clear()
         self._lent.clear()  # the memory that was lent is still written to, but copied from now on
         self._kept.clear()
         before, self.program = self.session, program
@@ -457,6 +503,7 @@ class GpuKernel:
         if fork.is_forbidden():  # what is bound stays alive, as freeing it would touch the GPU
             return
         self.bound.clear()
+        self._ready.clear()
         if self._awake is not None:
             self._awake.stop()
         self.session.close(wait=wait)

@@ -9,6 +9,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from litegpu.errors import DeviceError
+from litegpu.gpu.backends.cuda.held import held_calls
 from litegpu.gpu.backends.waiting import wait_until
 
 SUCCESS = driver.CUresult.CUDA_SUCCESS
@@ -79,12 +80,14 @@ class CudaContext:
 
     def __init__(self, device: Any) -> None:
         self.handle = checked(driver.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")
+        self._address = int(self.handle)
+        self._calls = held_calls()
 
     def __enter__(self) -> CudaContext:
-        (error,) = driver.cuCtxPushCurrent(self.handle)
-        if error != SUCCESS:
-            raise CudaError(f"cuCtxPushCurrent: {error_text(error)}", int(error))
+        error = self._calls.push_context(self._address)
+        if error:
+            raise CudaError(f"cuCtxPushCurrent: {error_text(driver.CUresult(error))}", error)
         return self
 
     def __exit__(self, *_: object) -> None:
-        driver.cuCtxPopCurrent()
+        self._calls.pop_context()

@@ -15,6 +15,7 @@ from litegpu.gpu.backends.cuda.binding import Bindings, Ways
 from litegpu.gpu.backends.cuda.copy import Pinned
 from litegpu.gpu.backends.cuda.driver import SUCCESS, CudaError, await_stream, checked, error_text, synchronize
 from litegpu.gpu.backends.cuda.graph import GraphLaunch
+from litegpu.gpu.backends.cuda.held import held_calls
 from litegpu.gpu.backends.cuda.memory import SessionMemory
 from litegpu.gpu.backends.cuda.record import Recorder
 from litegpu.gpu.program import Program, RegionBlock
@@ -52,8 +53,9 @@ class Launcher:
         self._in_place = in_place
         self._stream = stream
         self._blocking = blocking
-        self._executable = recorder.graph.executable
         self._flag: np.ndarray | None = None  # where the host reads flags
+        self._handles = int(recorder.graph.executable), int(stream)
+        self._launch_graph = held_calls().launch_graph
         self.working: Any = None
         self.running = False
         flags = int(driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC) | int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
@@ -67,9 +69,9 @@ class Launcher:
             self._run_bound(finish)
         else:
             self.working, self.running = self._stream, True
-            (error,) = driver.cuGraphLaunch(self._executable, self._stream)
-            if error != SUCCESS:
-                raise self._failure("cuGraphLaunch", error)
+            error = self._launch_graph(*self._handles)  # at once: there is nothing else on the stream
+            if error:
+                raise self._failure("cuGraphLaunch", driver.CUresult(error))
 
     def wait(self, spin: bool, expected: float) -> None:
         """Return when the last inference is done, which takes `expected` seconds, as far as is known."""

@@ -34,6 +34,7 @@ class Results:
         self._memory = memory
         self._bindings = bindings
         self._pool = pool
+        self.wanted: Collection[int] = ()  # as they were ordered
         self._ordered: tuple[int, ...] = ()
         self._coming: dict[int, np.ndarray | None] = {}  # blocks that are filled; None: the session's own memory
         self.watched = False  # whether each inference is looked at
@@ -43,10 +44,17 @@ class Results:
             if look is not None and port.dtype is DType.FLOAT32:
                 word = memory.not_finite.ctypes.data
                 self._looks.append(look_launch(look, word, memory.place(port), port.nbytes, f"look at {port.name!r}"))
+        self._small = {
+            i: memory.output(i).view(np.float32)
+            for i, port in enumerate(program.outputs)
+            if port.dtype is DType.FLOAT32 and i not in memory.results
+        }
+        self._small_views = list(self._small.values())
         pool.users += 1
 
     def order(self, outputs: Collection[int]) -> None:
         """Of the following inferences, these outputs are copied at once."""
+        self.wanted = outputs
         self._ordered = tuple(i for i in outputs if i in self._memory.results)
 
     @property
@@ -73,7 +81,10 @@ class Results:
         if index not in memory.results:
             if index in self._bindings.outputs:
                 memory.download(index)
-            return memory.output(index).copy()
+            source = memory.output(index)
+            copied = np.empty(source.size, np.uint8)
+            copy_bytes(copied, source)
+            return copied
         if index not in self._coming:
             self._send(index, stream)
             wait()
@@ -89,16 +100,14 @@ class Results:
         arrays on the host."""
         if self._looks and self._memory.not_finite[0]:
             return False
-        small = [
-            self._memory.output(i).view(np.float32)
-            for i, port in enumerate(self._program.outputs)
-            if port.dtype is DType.FLOAT32 and i not in self._memory.results and i not in self._bindings.outputs
-        ]
-        return look(small)
+        bound = self._bindings.outputs
+        return look([view for i, view in self._small.items() if i not in bound] if bound else self._small_views)
 
     def close(self) -> None:
         self._coming.clear()
         self._looks.clear()
+        self._small.clear()
+        self._small_views.clear()
         self._pool.users -= 1
         if not self._pool.users:
             self._pool.trim()

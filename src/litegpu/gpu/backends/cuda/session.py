@@ -130,18 +130,48 @@ class CudaSession:
             self._check_usable()
             if self.memory.spoilt or not self._bindings.complete:  # graphs use the staging memory in turn
                 self._finish()
-            clock, stats = time.perf_counter, self._stats
-            started = clock()
             with self.device.context:
-                self.launcher.launch(self._finish)
-                if self.results.follows:
-                    self.results.after(self.launcher.working)
-                submitted = clock()
-                if wait and self.wait != "do_not_wait":
-                    self._await()
-            self._has_run = True
-            stats["submit"], stats["wait"] = submitted - started, clock() - submitted
-            stats["write"], stats["read"], self._writing = self._writing, 0.0, 0.0
+                self._run(wait and self.wait != "do_not_wait")
+
+    def call(
+        self, arrays: Mapping[int, np.ndarray], outputs: Sequence[int], look: Callable[[list[np.ndarray]], bool]
+    ) -> list[np.ndarray] | None:
+        """See abilities.Caller."""
+        clock = time.perf_counter
+        with self._lock:
+            self._check_usable()
+            self._finish()
+            results = self.results
+            for index, array in arrays.items():
+                self.write(index, array)
+            if outputs is not results.wanted:
+                results.order(outputs)
+            with self.device.context:
+                self._run(True)
+                if results.watched and not results.finite(look):
+                    return None
+                started = clock()
+                found = [results.give(i, self._stream, self._settle_copy) for i in outputs]
+                self._stats["read"] = clock() - started
+        ports = self.program.outputs
+        return [array.view(NUMPY[ports[i].dtype]) for i, array in zip(outputs, found, strict=True)]
+
+    def _run(self, wait: bool) -> None:
+        """One inference, while the context is current and no other one uses the staging memory."""
+        clock, stats, launcher = time.perf_counter, self._stats, self.launcher
+        started = clock()
+        launcher.launch(self._finish)
+        if self.results.follows:
+            self.results.after(launcher.working)
+        submitted = clock()
+        if wait:
+            self._await()
+        self._has_run = True
+        stats["submit"], stats["wait"] = submitted - started, clock() - submitted
+        stats["write"], stats["read"], self._writing = self._writing, 0.0, 0.0
+
+    def _settle_copy(self) -> None:
+        synchronize(self._stream, "copy of an output")
 
     def read(self, index: int, out: np.ndarray) -> None:
         started = time.perf_counter()
@@ -178,7 +208,7 @@ class CudaSession:
                 raise DeviceError(f"output {index} was read before the first run: call run() first")
             self._finish()
             with self.device.context:
-                found = self.results.give(index, self._stream, lambda: synchronize(self._stream, "copy of an output"))
+                found = self.results.give(index, self._stream, self._settle_copy)
             self._stats["read"] += time.perf_counter() - started
             return found.view(NUMPY[self.program.outputs[index].dtype])
 
@@ -427,15 +457,10 @@ class CudaSession:
         )
         synchronize(self._stream)
 
-    @property
-    def _unsettled(self) -> bool:
-        """Whether an inference was launched, or is not known not to be, and not awaited."""
-        return self.launcher.running or self.memory.spoilt
-
     def _finish(self) -> None:
-        """Wait for the inference that was launched, if any; afterwards nothing is left that another method was
-        interrupted in."""
-        if self._unsettled:
+        """Wait for the inference that was launched, or is not known not to be, if any; afterwards nothing is left that
+        another method was interrupted in."""
+        if self.launcher.running or self.memory.spoilt:
             with self.device.context:
                 self._await()
                 if self.memory.spoilt:
@@ -458,4 +483,5 @@ class CudaSession:
     def _check_usable(self) -> None:
         if self._closed:
             raise DeviceError("the session was closed: build a new one")
-        self.device.check()
+        if self.device.lost:
+            self.device.check()
