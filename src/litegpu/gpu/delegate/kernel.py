@@ -283,8 +283,8 @@ class GpuKernel:
                 self._stale.add(i)
             else:
                 self._read(i)
-        if giver is not None:
-            giver.settle()
+        if giver is not None and any(("output", i) not in self.bound for i in self._stale):
+            giver.settle()  # but not for what stays on the GPU
         better = self._second_attempt(self._on_host)
         for i, array in enumerate(better or ()):
             self._staged[i][...] = array

@@ -291,6 +291,26 @@ def test_pytorch_tensors_are_read_directly(device: Any, monkeypatch: pytest.Monk
             cache.cache_clear()
 
 
+def test_inferences_on_the_gpu_alone_are_queued(device: Any, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for one before the next is begun, and nothing is copied to the host."""
+    interpreter, delegate, x, y = opened(neg(), wait_type="do_not_wait", precision_loss_allowed=True)
+    source, target = ByDLPack(device, numbers(0)), ByDLPack(device, numbers(0))
+    delegate.bind_buffer_to_tensor(source, x)
+    delegate.bind_buffer_to_tensor(target, y)
+    interpreter.set_allow_buffer_handle_output(True)
+    interpreter.invoke()
+    kernel = delegate.prepared[0].kernel()
+    session, calls = kernel.session, []
+    with monkeypatch.context() as patch:
+        for name in ("settle", "_finish", "_await", "read", "give"):
+            patch.setattr(session, name, lambda *_, name=name: calls.append(name))
+        for _ in range(3):
+            interpreter.invoke()
+    assert not calls
+    interpreter.ensure_tensor_data_is_readable(y)
+    np.testing.assert_allclose(target.get(), -numbers(0), rtol=1e-2)
+
+
 def test_outputs_stay_on_the_gpu_until_they_are_asked_for(device: Any, opened: Any) -> None:
     interpreter, delegate, x, y = opened(neg())
     source, target = ByDLPack(device, numbers(0)), ByDLPack(device, numbers(0))
