@@ -11,6 +11,7 @@ from litegpu.gpu.passes.fuse import fuse_elementwise
 from litegpu.gpu.passes.layer_norm import join_layer_norm
 from litegpu.gpu.passes.movement import absorb_border, absorb_padding, join_copies
 from litegpu.gpu.passes.raising import raise_elementwise
+from litegpu.gpu.passes.siblings import join_siblings
 from litegpu.gpu.passes.split import split_reductions
 
 
@@ -20,6 +21,7 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     graph = fold_constants(drop_unused(graph))
     graph = absorb_border(absorb_padding(join_copies(graph)))
     graph = join_layer_norm(fuse_elementwise(raise_elementwise(graph), features.max_buffers))
+    graph = join_siblings(graph)
     own = native.of(features)
     graph = graph if own is None else own.join_first(graph, features, half)
     graph = join_attention(graph, features, half)
