@@ -1,12 +1,13 @@
 """Throughput of a map on one GPU and on all of a machine: images per second, and how many times one GPU that is.
 
-    python benchmarks/map_gpus.py [--workers 1,4] [--crew ray,threads] [--seconds 15] [--model x.tflite] [--json]
+    python benchmarks/map_gpus.py [--workers 1,4] [--crew ray,processes] [--seconds 15] [--model x.tflite] [--json]
 
 Each worker reads JPEG files, decodes them, runs the model in batches, and sends the outputs back to be written as
 Parquet: everything that `litegpu map` does. Every worker gets the same number of cores, those of the machine divided
 by the largest number of workers, so that the ratio is about GPUs and not about cores. The clock starts when all
 workers have answered and a second has passed, so that starting and compiling do not count; what they read has been read
-before, so disks do not count either. `ray` is one process per GPU, `threads` are threads of one process.
+before, so disks do not count either. `ray` is one process per GPU, started by Ray, `processes` the same without it,
+`threads` are threads of one process.
 
 Without a GPU, `--device cpu --workers 1,2` shows that it works. Needs litegpu[parquet], and for `ray` litegpu[ray].
 """
@@ -86,7 +87,7 @@ def measure(factory: MapFactory, pictures: list[str], crew: str, workers: int, t
     ready = 0.0
     for outcome in map_shards(
         LimitedThreads(factory, threads), chunks(), workers=workers, ray="local" if crew == "ray" else None,
-        gpus=factory.device != "cpu",
+        gpus=factory.device != "cpu", processes=crew == "processes",
     ):  # fmt: skip
         if outcome.error is not None:
             raise outcome.error
@@ -95,8 +96,8 @@ def measure(factory: MapFactory, pictures: list[str], crew: str, workers: int, t
         table.append(outcome.shard.start, outcome.shard.names, outcome.value)
         now = time.perf_counter()
         seen.add(outcome.worker)
-        # Threads are all in one process, so only Ray's workers are told apart.
-        if not ready and len(seen) == (workers if crew == "ray" else 1):
+        # Threads are all in one process, so they are not told apart.
+        if not ready and len(seen) == (1 if crew == "threads" else workers):
             ready = now
         if ready and not clock and now - ready >= WARM_UP:
             clock.append(now)
@@ -138,7 +139,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a .tflite file that takes a picture; the zoo's mobilenet_v1 by default")
     parser.add_argument("--workers", help="how many, one number after another; by default 1 and all GPUs")
-    parser.add_argument("--crew", default="ray,threads", help="ray, threads, or both")
+    parser.add_argument("--crew", default="ray,processes,threads", help="some of these")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--precision", default="float16")
     parser.add_argument("--batch", type=int)

@@ -1,6 +1,6 @@
 """Many threads, one model: calls of the model, and through its batcher, beside one thread alone.
 
-    python benchmarks/serving.py [--model mobilenet_v1_1.0_224_random] [--device cuda] [--threads 16] [--ahead 1,2,3]
+    python benchmarks/serving.py [--model mobilenet_v1] [--device cuda] [--threads 16] [--ahead 1,2,3]
     python benchmarks/serving.py --device cuda:all --rows 8     two GPUs beside one
 
 A closed loop: each thread calls again as soon as it has its result. Rows per second and milliseconds until a call's
@@ -22,6 +22,7 @@ import numpy as np
 from cuda_measure import find_models
 
 import litegpu
+from litegpu.zoo import build_model
 
 ITEMS = 32
 
@@ -104,7 +105,7 @@ def told(name: str, found: tuple[float, np.ndarray, float], base: float) -> None
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="mobilenet_v1_1.0_224_random")
+    parser.add_argument("--model", default="mobilenet_v1", help="a file, its name in the models' folder, or of the zoo")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--precision", default="float16", choices=("float16", "float32"))
     parser.add_argument("--threads", type=int, default=16)
@@ -114,12 +115,15 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--switch", default="", help="also with these switch intervals of the interpreter, in ms")
     args = parser.parse_args()
-    path = str(find_models([args.model])[0])
+    try:
+        path: str | bytes = str(find_models([args.model])[0])
+    except FileNotFoundError:
+        path = build_model(args.model)
     all_gpus = args.device.endswith(":all")
     base_device = args.device.removesuffix(":all") + ":0" if all_gpus else args.device
     with litegpu.load(path, base_device, args.precision) as model:
         load = Load(model, args.rows)
-        print(f"{path}, {args.precision}, {model.hardware}, {args.rows} rows a call, max_batch {args.max_batch}")
+        print(f"{args.model}, {args.precision}, {model.hardware}, {args.rows} rows a call, max_batch {args.max_batch}")
         base = load.run(model, 1, args.seconds)
         told("one thread, model", base, base[0])
         told(f"{args.threads} threads, model", load.run(model, args.threads, args.seconds), base[0])

@@ -48,7 +48,11 @@ def map_(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(help="By default one per GPU with --ray, and one without.", max=MOST_WORKERS, show_default=False),
+        typer.Option(
+            help="By default one per GPU with --ray or --device cuda:all, else one.",
+            max=MOST_WORKERS,
+            show_default=False,
+        ),
     ] = None,
     ray: Ray = None,
     patience: Patience = 60.0,

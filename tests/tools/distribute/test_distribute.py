@@ -173,6 +173,63 @@ on_ray = [
 ]
 
 
+class TestProcesses:
+    """Of this machine, without Ray."""
+
+    def test_every_shard_is_answered_once_while_workers_are_killed(self) -> None:
+        rng, killed = random.Random(5), 0
+        pids: set[int] = set()
+        answers: list[int] = []
+        for outcome in map_shards(Squares(delay=0.01), range(120), workers=2, processes=True, attempts=10):
+            assert outcome.error is None and int(outcome.value[1][0]) == outcome.index**2
+            answers.append(outcome.index)
+            pids.add(outcome.value[0])
+            if outcome.index % 40 == 20:
+                victim = rng.choice(sorted(pids))
+                pids.discard(victim)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(victim, signal.SIGKILL)
+                    killed += 1
+        assert answers == list(range(120)) and killed >= 2 and os.getpid() not in pids
+        assert not any(_lives(pid) for pid in pids)
+
+    def test_both_work(self) -> None:
+        outcomes = list(map_shards(Squares(delay=0.02), range(60), workers=2, processes=True))
+        assert len({outcome.value[0] for outcome in outcomes}) == 2
+        assert len({outcome.worker for outcome in outcomes}) == 2
+
+    def test_a_shard_that_kills_is_given_up_and_those_beside_it_are_not(self) -> None:
+        work = Squares(kills=frozenset({9}))
+        outcomes = list(map_shards(work, range(20), workers=2, processes=True, attempts=2))
+        assert [o.index for o in outcomes if o.error is not None] == [9]
+        assert isinstance(outcomes[9].error, WorkerDied) and "exit code 7" in str(outcomes[9].error)
+
+    def test_a_worker_that_hangs_is_replaced(self) -> None:
+        """Its process lives, and answers nothing."""
+        stopped = 0
+        answers: Counter[int] = Counter()
+        for outcome in map_shards(
+            Squares(delay=0.01), range(40), workers=2, processes=True, patience=0.2, in_order=False
+        ):
+            answers[outcome.index] += 1
+            if not stopped:
+                stopped = outcome.value[0]
+                os.kill(stopped, signal.SIGSTOP)
+        assert answers == Counter(range(40)) and not _lives(stopped)
+
+    def test_errors_cross_the_border_of_processes(self) -> None:
+        outcomes = list(map_shards(Squares(raises=frozenset({2})), range(4), workers=1, processes=True))
+        assert isinstance(outcomes[2].error, ValueError) and "2 is not wanted" in str(outcomes[2].error)
+        with pytest.raises(LookupError, match="has no model"):
+            list(map_shards(Refusing(), range(4), workers=2, processes=True))
+
+    def test_closing_early_ends_them(self) -> None:
+        outcomes = map_shards(Squares(delay=0.01), range(1000), workers=2, processes=True)
+        pids = {next(outcomes).value[0] for _ in range(20)}
+        outcomes.close()
+        assert not any(_lives(pid) for pid in pids)
+
+
 class TestRay:
     """On a cluster of four workers on this machine, started once."""
 

@@ -622,13 +622,32 @@ def test_on_ray_every_input_has_one_row_although_workers_are_killed(
     np.testing.assert_array_equal(numbers(rows(tmp_path / "o.parquet")), values + np.array([1, 2, 3], np.float32))
 
 
+def test_all_devices_have_a_process_each(adder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the CPU twice."""
+    monkeypatch.setattr(run_module, "every_device", lambda device: ("cpu", "cpu"))
+    asked: dict[str, Any] = {}
+
+    def noting(*args: Any, **options: Any) -> Iterator[Any]:
+        asked.update(options)
+        return map_shards(*args, **options)
+
+    monkeypatch.setattr(run_module, "map_shards", noting)
+    values = np.random.default_rng(3).normal(size=(150, 3)).astype(np.float32)
+    np.save(tmp_path / "in.npy", values)
+    report = map_model(adder, [tmp_path / "in.npy"], tmp_path / "o.parquet", device="cpu", batch=4)
+    assert report.inputs == 150 and not report.failed and report.workers
+    assert asked["workers"] == 2 and asked["processes"] is True
+    assert not any(f"process {os.getpid()} " in worker for worker in report.workers)
+    np.testing.assert_array_equal(numbers(rows(tmp_path / "o.parquet")), values + np.array([1, 2, 3], np.float32))
+
+
 def test_workers_take_turns_with_numbered_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     class Two:
-        def count_devices(self) -> int:
-            return 2
+        def list_devices(self) -> list[str]:
+            return ["0", "1"]
 
     class Broken:
-        def count_devices(self) -> int:
+        def list_devices(self) -> list[str]:
             raise DeviceError("no driver")
 
     def device(wanted: str, number: int | None, backend: object) -> str:
@@ -639,4 +658,5 @@ def test_workers_take_turns_with_numbered_devices(monkeypatch: pytest.MonkeyPatc
     assert [device("auto", i, Two()) for i in range(3)] == [f"{name}:0", f"{name}:1", f"{name}:0"]
     assert device(name, 3, Two()) == f"{name}:1"
     assert device("auto", None, Two()) == "auto" and device("cpu", 1, Two()) == "cpu"
+    assert [device(f"{name}:all", i, Two()) for i in (None, 0, 1, 2)] == [f"{name}:{i}" for i in (0, 0, 1, 0)]
     assert device("auto", 1, Broken()) == "auto" and device("auto", 1, object()) == "auto"

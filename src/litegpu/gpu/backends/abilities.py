@@ -30,14 +30,6 @@ class PinnedMemory(Protocol):
 
 
 @runtime_checkable
-class CountedDevices(Protocol):
-    """A backend whose devices have numbers (registry.Entry.numbered)."""
-
-    def count_devices(self) -> int:
-        """How many there are; their numbers begin with 0. Raises DeviceError if none can be used."""
-
-
-@runtime_checkable
 class ListedDevices(Protocol):
     """A backend that may have several devices."""
 

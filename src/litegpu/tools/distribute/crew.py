@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -175,6 +176,15 @@ class _Threads:
                 self._tell(Finished(self._context.index, ticket, error=error))
             else:
                 self._tell(Finished(self._context.index, ticket, value))
+
+
+def portable(error: Exception) -> Exception:
+    """The exception, or if it cannot be pickled its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return LiteGpuError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def describe(function: Callable[[Any], Any]) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import os
-import pickle
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from litegpu.errors import LiteGpuError, OptionError
-from litegpu.tools.distribute.crew import Event, Factory, Finished, Lost, Started, WorkerContext, describe
+from litegpu.errors import OptionError
+from litegpu.tools.distribute.crew import Event, Factory, Finished, Lost, Started, WorkerContext, describe, portable
 from litegpu.tools.distribute.pulses import Pulses
 
 log = logging.getLogger("litegpu")
@@ -148,7 +147,7 @@ class _Actor:
         try:
             self._function = factory(context)
         except Exception as error:
-            return "", _portable(error)
+            return "", portable(error)
         return describe(self._function), None
 
     def pulse(self) -> tuple[int, str]:
@@ -161,7 +160,7 @@ class _Actor:
         try:
             return self._function(shard), None
         except Exception as error:
-            return None, _portable(error)
+            return None, portable(error)
 
 
 def _import_ray() -> Any:
@@ -199,15 +198,6 @@ def _count(workers: int | None, found: int, cpus: int, gpus: bool) -> int:
     if found and workers > found:
         raise OptionError(f"workers is {workers}, but Ray's cluster has {found} GPUs, and each worker needs one")
     return workers
-
-
-def _portable(error: Exception) -> Exception:
-    """The exception, or if it cannot be pickled its text."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return LiteGpuError(f"{type(error).__name__}: {error}")
-    return error
 
 
 def _first_line(error: Exception) -> str:

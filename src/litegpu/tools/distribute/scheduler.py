@@ -14,6 +14,7 @@ from typing import Any
 
 from litegpu.errors import OptionError
 from litegpu.tools.distribute.crew import Crew, Factory, Finished, LocalCrew, Lost, Started, WorkerContext, WorkerDied
+from litegpu.tools.distribute.process_crew import ProcessCrew
 
 #: Deaths of workers while starting, without a shard done in between, after which none is started any more.
 _MOST_FAILED_STARTS = 5
@@ -54,6 +55,7 @@ def map_shards(
     patience: float = PATIENCE,
     in_order: bool = True,
     stop: threading.Event | None = None,
+    processes: bool = False,
 ) -> Generator[Outcome, None, None]:
     """Apply a function to every shard: one outcome per shard, in the order of the shards.
 
@@ -71,6 +73,8 @@ def map_shards(
     in_order: False gives outcomes as they come, so that what is known can be kept at once.
     stop: once it is set (from another thread), what is finished is given, however the order, and nothing else: shards
         in hand are not waited for.
+    processes: without Ray, have each worker in a process of its own instead of threads of this one: what it gets and
+        gives is pickled, and one that dies is replaced.
     gpus: whether each worker needs a GPU, where Ray knows of any.
     ahead: shards given to a worker at a time, so that it need not wait for the next.
     attempts: how many workers may die of a shard. A shard whose worker died is tried again alone, so that those beside
@@ -86,7 +90,8 @@ def map_shards(
         raise OptionError("attempts, ahead and concurrency must be at least 1")
     crew: Crew
     if ray is None:
-        crew = LocalCrew(factory, plan_workers(1 if workers is None else workers, os.cpu_count() or 1), concurrency)
+        contexts = plan_workers(1 if workers is None else workers, os.cpu_count() or 1)
+        crew = ProcessCrew(factory, contexts, concurrency) if processes else LocalCrew(factory, contexts, concurrency)
     else:
         from litegpu.tools.distribute.ray_crew import RayCrew
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from litegpu.background import Background
+from litegpu.device_choice import every_device
 from litegpu.errors import LiteGpuError, OptionError
 from litegpu.model.reader import read_model
 from litegpu.tools.console import print_table, progress
@@ -90,7 +91,7 @@ def map_model(
     inputs: folders (images and .npy files, one item each), image files, .npy files (an item, or rows of items), Parquet
         files, and .txt files with the name of a file in each line.
     output: a Parquet file (NAME.parquet) or a folder of them.
-    device, precision, num_threads: as for `litegpu.load`.
+    device, precision, num_threads: as for `litegpu.load`. With "cuda:all" there is a process for each GPU.
     batch: inputs computed at a time, where the model can be had for that; by default up to 64.
     workers, ray, patience: as for `map_shards`; with Ray, every machine must see the inputs under the same paths.
     on_error: "fail" raises OptionError when an input turns out to be unusable, and keeps the rows that were computed;
@@ -107,6 +108,9 @@ def map_model(
     begun = time.perf_counter()
     if on_error not in ("skip", "fail"):
         raise OptionError(f'on_error is {on_error!r}; it must be "skip" or "fail"')
+    devices = () if ray is not None else every_device(device)
+    if len(devices) > 1 and workers is None:
+        workers = len(devices)
     interface = interface_of(os.fspath(model))
     source = open_source(inputs, interface, columns or {})
     plan = plan_batch(os.fspath(model), interface, default_batch(interface, source.count) if batch is None else batch)
@@ -135,7 +139,7 @@ def map_model(
             chunks = source.chunks(_chunk_size(interface, plan.batch), table.missing(source.count))
             outcomes = map_shards(
                 factory, chunks, workers=workers, ray=ray, gpus=device != "cpu", patience=patience, in_order=False,
-                stop=run.stop,
+                stop=run.stop, processes=len(devices) > 1,
             )  # fmt: skip
             _apart(lambda: run.all_of(outcomes, source.count), run.stop)
         if table.rows != source.count:

@@ -10,7 +10,9 @@ from itertools import groupby
 
 import numpy as np
 
-from litegpu.errors import TensorError
+from litegpu.device_choice import every_device
+from litegpu.errors import DeviceError, OptionError, TensorError
+from litegpu.gpu.backends import registry
 from litegpu.tools.arrays import read_array
 from litegpu.tools.distribute import WorkerContext
 from litegpu.tools.images import Normalization, decode_image, image_to_tensor, load_image
@@ -152,16 +154,16 @@ def to_input(array: np.ndarray, port: ItemPort) -> np.ndarray:
 
 
 def _device(wanted: str, context: WorkerContext) -> str:
-    """The device of one worker: its own if it has one, of a backend whose devices have numbers, if that works."""
+    """The device of one worker: its own if it has one, of a backend whose devices have numbers, if that works; and one
+    of those that "<backend>:all" stands for."""
+    devices = every_device(wanted)
+    if len(devices) > 1 or wanted != devices[0]:
+        return devices[(context.gpu or 0) % len(devices)]
     if context.gpu is None:
         return wanted
-    from litegpu.errors import DeviceError
-    from litegpu.gpu.backends import registry
-    from litegpu.gpu.backends.abilities import CountedDevices
-
     for name in registry.numbered():
-        backend = registry.backend(name)
-        if wanted in ("auto", name) and isinstance(backend, CountedDevices):
-            with contextlib.suppress(DeviceError):
-                return f"{name}:{context.gpu % backend.count_devices()}"
+        if wanted in ("auto", name):
+            with contextlib.suppress(DeviceError, OptionError):
+                devices = every_device(f"{name}:all")
+                return devices[context.gpu % len(devices)]
     return wanted

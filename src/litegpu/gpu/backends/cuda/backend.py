@@ -35,9 +35,6 @@ class CudaBackend:
     def print_kernel(self, kernel: Kernel, features: Features) -> str:
         return print_cuda(kernel, features)
 
-    def count_devices(self) -> int:
-        return len(opening.list_devices())
-
     def list_devices(self) -> Sequence[str]:
         return [str(found.index) for found in opening.list_devices()]
 
