@@ -30,15 +30,16 @@ def test_rows(shape: Shape) -> None:
     check_node(builder, {x: data}, tolerance=3e-6, interpret=True)
 
 
+@pytest.mark.parametrize("linear", [False, True])
 @pytest.mark.parametrize("size", [4, 8, 32])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_rows_of_threads_that_exchange_sums(shape: Shape, size: int) -> None:
+def test_rows_of_threads_that_exchange_sums(shape: Shape, size: int, linear: bool) -> None:
     """In the interpreter, whose subgroups are of 32 threads: smaller ones exchange within a part of it."""
     builder, x = normalised(shape)
     data = np.random.default_rng(1).normal(3, 2, shape).astype(np.float32)
     graph = builder.graph([x], [builder.nodes[0].output])
     known = {i: v.data for i, v in graph.values.items() if v.data is not None} | {x: data}
-    features = Features(subgroups=True, subgroup_size=size)
+    features = Features(subgroups=True, subgroup_size=size, linear_subgroups=linear, compute_units=2)
     result = run_node(graph, lay_out(graph), {x: data}, features, interpret=True)
     assert_close(result, evaluate_node(graph.nodes[0], known, graph), 3e-6)
 

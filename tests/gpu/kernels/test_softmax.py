@@ -8,6 +8,7 @@ from gpu.kernels.layouts import LAYOUTS
 from gpu.kernels.run_launch import check_node, lay_out, run_node
 
 from litegpu.gpu.graph import RESULT, DType, GraphBuilder, Shape, Softmax, apply
+from litegpu.gpu.lang.features import Features
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5, c) for c in (1, 2, 3, 4, 5, 17, 32, 33, 257, 1001)] + [(1, 70, 70, 45)])
@@ -23,6 +24,32 @@ def test_rows(shape: Shape, beta: float) -> None:
         tolerance=2e-6,
         interpret=True,
     )
+
+
+@pytest.mark.parametrize("beta", (1.0, -0.5))
+def test_rows_that_registers_do_not_keep(beta: float) -> None:
+    shape = (1, 2, 2, 8197)
+    builder = GraphBuilder()
+    x, y = builder.value(shape, DType.FLOAT32), builder.value(shape, DType.FLOAT32)
+    builder.node(Softmax(beta), [x], y)
+    check_node(builder, {x: np.random.default_rng(1).uniform(-9, 9, shape)}, tolerance=2e-6, interpret=True)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, c) for c in (3, 17, 33, 257, 1001)] + [(1, 70, 3, 45), (1, 1, 70, 601)])
+def test_rows_of_teams(shape: Shape) -> None:
+    """Of a subgroup's threads and of several subgroups'."""
+    features = Features(
+        subgroups=True,
+        subgroup_size=32,
+        linear_subgroups=True,
+        max_threads=1024,
+        compute_units=2 if shape[0] == 1 else 99,
+    )
+    builder = GraphBuilder()
+    x, y = builder.value(shape, DType.FLOAT32), builder.value(shape, DType.FLOAT32)
+    builder.node(Softmax(0.5), [x], y, apply("mul", RESULT, 100.0))
+    data = np.random.default_rng(1).uniform(-30, 30, shape)
+    check_node(builder, {x: data}, tolerance=2e-6, features=features, device=False)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

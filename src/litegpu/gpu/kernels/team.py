@@ -11,13 +11,19 @@ from litegpu.gpu.lang.features import Features
 Combine = Callable[[TracedValue, TracedValue], TracedValue]
 
 
+def number(k: Kernel, features: Features) -> TracedValue:
+    """This thread's number in the workgroup, for which teams are runs of numbers. (Where nobody says which threads are
+    a subgroup, a workgroup of just one may still exchange by shuffles: its threads know their places there.)"""
+    return k.subgroup_lane() if _is_subgroup(k, features) else k.local_id()
+
+
 def told(k: Kernel, features: Features, size: int, value: TracedValue, combine: Combine) -> TracedValue:
-    """What `combine` makes of the `value`s of a team of `size` neighbouring threads, a power of two that divides the
-    workgroup; each of them gets it. Reached by the whole workgroup. By shuffles where a device says which threads are a
-    subgroup, and through shared memory beyond."""
-    t = k.local_id()
+    """What `combine` makes of the `value`s of a team of `size` threads whose numbers follow one another, a power of two
+    that divides the workgroup; each of them gets it. Reached by the whole workgroup. By shuffles where a device says
+    which threads are a subgroup, and through shared memory beyond."""
+    t = number(k, features)
     near = 1
-    if features.linear_subgroups:
+    if features.linear_subgroups or _is_subgroup(k, features):
         near = min(size, features.subgroup_size)
         for half in _halves(near):
             value = combine(value, k.subgroup_shuffle_xor(value, half))
@@ -37,6 +43,11 @@ def told(k: Kernel, features: Features, size: int, value: TracedValue, combine: 
             shared[t] = combine(shared[t], shared[t + half])
         k.barrier()
     return shared[t - place]
+
+
+def _is_subgroup(k: Kernel, features: Features) -> bool:
+    """Whether the workgroup is one subgroup, of threads in an order that only they know."""
+    return features.subgroups and not features.linear_subgroups and features.subgroup_size == k.threads
 
 
 def _halves(n: int) -> list[int]:
