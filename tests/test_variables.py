@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +13,19 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter as Official
 from control_models import F32, RESOURCE, cached_decoder, handle, once, random, variables_in_control
 
+import litegpu
 from litegpu import GpuDelegate, Interpreter
+from litegpu.gpu.delegate.options import WaitType
 from litegpu.model.types import TensorType
 from litegpu.model.writer import ModelBuilder
 
 
 def opened(content: bytes, **options: Any) -> Interpreter:
+    if options.get("backend") == "cuda":
+        from litegpu.gpu.backends.cuda.opening import available
+
+        if available() is not None:
+            pytest.skip(f"no CUDA device: {available()}")
     delegate = GpuDelegate(**{"backend": "reference", "max_delegated_partitions": 0, **options})
     return Interpreter(model_content=content, experimental_delegates=[delegate], fallback="silent")
 
@@ -35,12 +45,13 @@ def decode(interpreter: Any, steps: int, seed: int = 0) -> list[Any]:
     return found
 
 
+@pytest.mark.parametrize("backend", ["reference", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("limits", [{}, dict(last_delegate_node_index=9), dict(first_delegate_node_index=8)],
                          ids=["whole", "front", "back"])  # fmt: skip
-def test_signatures_share_variables(limits: dict[str, int]) -> None:
+def test_signatures_share_variables(limits: dict[str, int], backend: str) -> None:
     """Also where operators on the CPU use them."""
     content = cached_decoder()
-    interpreter, official = opened(content, **limits), Official(model_content=content)
+    interpreter, official = opened(content, backend=backend, **limits), Official(model_content=content)
     for found, wanted in zip(decode(interpreter, 8), decode(official, 8), strict=True):
         same(found, wanted)
     if not limits:
@@ -48,6 +59,63 @@ def test_signatures_share_variables(limits: dict[str, int]) -> None:
         assert interpreter.delegation_report("prompt").fully_delegated
         names = [node.op for node in interpreter.delegation_report("decode").nodes]
         assert {"CALL_ONCE", "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"} <= set(names)
+
+
+KEYS = ("keys", "values", "steps")
+
+
+def on_device(interpreter: Interpreter) -> list[bool]:
+    return [interpreter._setup.variables.on_device(("", name)) is not None for name in KEYS]
+
+
+@pytest.mark.parametrize("wait", ["PASSIVE", "DO_NOT_WAIT"])
+def test_variables_stay_on_the_device(wait: str) -> None:
+    """The signatures use the same memory, which is written once and not read, until somebody else needs it."""
+    content = cached_decoder()
+    interpreter = opened(content, backend="webgpu", wait_type=WaitType[wait])
+    official = Official(model_content=content)
+    wanted = decode(official, 5)
+    for found, right in zip(decode(interpreter, 5), wanted, strict=True):
+        same(found, right)
+    assert on_device(interpreter) == [True] * 3
+    interpreter.modify_graph_with_delegate(GpuDelegate(backend="reference"))  # divides anew
+    assert on_device(interpreter) == [False] * 3
+    for key, at in (("decode", 5), ("prompt", 6), ("decode", 7)):
+        value = dict(x=random(1, 16, seed=at), at=np.array(at, np.int32))
+        same(interpreter.get_signature_runner(key)(**value), official.get_signature_runner(key)(**value))
+    assert on_device(interpreter) == [True] * 3
+
+
+@pytest.mark.parametrize("wait", ["PASSIVE", "DO_NOT_WAIT"])
+def test_inferences_by_tensors_and_by_signatures(wait: str) -> None:
+    content = cached_decoder()
+    results: list[list[Any]] = []
+    for one in (opened(content, backend="webgpu", wait_type=WaitType[wait]), Official(model_content=content)):
+        one.allocate_tensors()
+        made: list[Any] = []
+        for at in range(4):
+            for detail, value in zip(one.get_input_details(), (random(1, 16, seed=at), np.array(at, np.int32)),
+                                     strict=True):  # fmt: skip
+                one.set_tensor(detail["index"], value)
+            one.invoke()
+            made += [one.get_tensor(detail["index"]) for detail in one.get_output_details()]
+            one.get_signature_runner("prompt")(x=random(1, 16, seed=9 + at), at=np.array(7 - at, np.int32))
+        results.append(made)
+    for found, wanted in zip(*results, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_stream_of_a_model_with_variables() -> None:
+    """In turn, as each inference depends on those before."""
+    content = cached_decoder()
+    rows = [dict(zip(("x", "at"), (random(1, 16, seed=at), np.array(at, np.int32)), strict=True)) for at in range(6)]
+    with litegpu.load(content, "webgpu") as one, litegpu.load(content, "cpu") as other:
+        names, theirs = list(one.inputs), list(other.inputs)
+        items = [dict(zip(names, row.values(), strict=True)) for row in rows]
+        for found, row in zip(one.stream(items), rows, strict=True):
+            wanted = other(**dict(zip(theirs, row.values(), strict=True)))
+            for a, b in zip(found.values(), wanted.values(), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_variables_belong_to_an_interpreter() -> None:
@@ -155,14 +223,31 @@ def test_calls_of_calls_are_not_copied_for_each_way() -> None:
     assert interpreter.get_tensor(interpreter.get_output_details()[0]["index"]).tolist() == [1, 1]
 
 
+FORKING = """
+import os
+import numpy as np
+from control_models import cached_decoder, random
+from ai_edge_litert.interpreter import Interpreter as Official
+from litegpu import GpuDelegate, Interpreter
+
+def decode(one, first, last):
+    run = one.get_signature_runner("decode")
+    return [run(x=random(1, 16, seed=at), at=np.array(at, np.int32))["y"] for at in range(first, last)]
+
+content = cached_decoder()
+mine = Interpreter(model_content=content, experimental_delegates=[GpuDelegate(backend="reference")])
+decode(mine, 0, 3)
+wanted = decode(Official(model_content=content), 0, 5)[3:]
+child = os.fork()
+right = np.allclose(decode(mine, 3, 5), wanted, atol=1e-4)
+os._exit((0 if right else 1) if child == 0 else (0 if right and os.waitpid(child, 0)[1] == 0 else 1))
+"""
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_variables_after_a_fork() -> None:
-    content = cached_decoder()
-    interpreter = opened(content)
-    decode(interpreter, 3)
-    wanted = decode(Official(model_content=content), 4)[-1]["y"]
-    child = os.fork()
-    if child == 0:
-        found = interpreter.get_signature_runner("decode")(x=random(1, 16, seed=3), at=np.array(3, np.int32))["y"]
-        os._exit(0 if np.allclose(found, wanted, atol=1e-4) else 1)
-    assert os.waitpid(child, 0)[1] == 0
+    """Parent and child go on from the same values, each by itself; in a process that has used no GPU."""
+    here = Path(__file__).parent
+    path = os.pathsep.join([str(here), *sys.path])
+    done = subprocess.run([sys.executable, "-c", FORKING], env={**os.environ, "PYTHONPATH": path}, check=False)
+    assert done.returncode == 0

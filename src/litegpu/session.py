@@ -26,6 +26,7 @@ from litegpu.interpreter import Interpreter
 from litegpu.model.batch import with_batch
 from litegpu.model.entry import signature_of, with_entry
 from litegpu.model.reader import read_model
+from litegpu.model.state import has_resources
 from litegpu.replicas import Spread
 from litegpu.slots import MOST_ON_GPU, InterpreterSlot, KernelSlot, Slot, Slots, Wanted, most_on_cpu
 
@@ -480,6 +481,10 @@ class LoadedModel:
             dtype = np.dtype(self._details[name]["dtype"])
             shapes[name] = np.broadcast_to(np.zeros((), dtype), tuple(int(n) for n in shape))
             converted(name, shapes[name], self._details[name])  # raises if it can never fit
+        if has_resources(self.interpreter.model):
+            raise TensorError(
+                "An input is in the memory of a GPU, but the model keeps variables: give arrays in host memory"
+            )
         self._resize(shapes)
         if not self.report.fully_delegated:
             raise TensorError(

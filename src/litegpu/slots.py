@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from litegpu.errors import LiteGpuError
+from litegpu.model.state import keeps_values
 from litegpu.model.types import Model
 
 if TYPE_CHECKING:
@@ -184,9 +185,9 @@ class Slots:
 
 def most_on_cpu(model: Model, num_threads: int | None) -> int:
     """How many interpreters of a model pay on this machine's processors."""
+    if keeps_values(model):
+        return 1
     for subgraph in model.subgraphs:
-        if any(tensor.is_variable for tensor in subgraph.tensors):
-            return 1
         if any(operator.is_custom or operator.name in _STATEFUL for operator in subgraph.operators):
             return 1
     return max(1, min(_MOST_ON_CPU, (os.cpu_count() or 1) // (num_threads or 1)))

@@ -16,6 +16,7 @@ from litegpu.background import Background
 from litegpu.delegates.report import DelegationReport
 from litegpu.errors import DeviceError, InvokeError, OptionError, TensorError
 from litegpu.gpu.delegate.array_place import is_on_gpu
+from litegpu.model.state import has_resources
 from litegpu.replicas import named
 from litegpu.slots import Wanted
 
@@ -187,7 +188,7 @@ def only_kernel(model: Streamed) -> Route | None:
     from litegpu.gpu.delegate import prepared
 
     delegate = model.delegate
-    if delegate is None or not model.report.fully_delegated:
+    if delegate is None or not model.report.fully_delegated or has_resources(model.interpreter.model):
         return None
     content = model.interpreter.model.content
     living = [p for p in delegate.prepared if p.alive and p.partition.model.content is content]

@@ -10,6 +10,7 @@ import numpy as np
 
 from litegpu.errors import InvokeError, OptionError, TensorError
 from litegpu.model.batch import with_batch
+from litegpu.model.state import keeps_values
 from litegpu.model.types import Model
 from litegpu.stream import Route, Streamed, only_kernel
 
@@ -50,7 +51,7 @@ def rows_of_model(model: Sizable) -> RowForm:
     """Raises TensorError if the model's rows do not stay apart: the reason is with_batch()'s."""
     read = model.interpreter.model
     main = read.main
-    if any(tensor.is_variable for tensor in main.tensors):
+    if keeps_values(read):
         raise TensorError("the model keeps variables from one inference to the next, so calls cannot share batches")
     batch = main.tensors[main.inputs[0]].shape[0] if main.inputs and main.tensors[main.inputs[0]].shape else 0
     other = with_batch(read, batch + 1)

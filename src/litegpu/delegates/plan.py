@@ -29,13 +29,14 @@ from litegpu.delegates.protocol import (
     OnGpu,
     Rehearses,
     ResetsVariables,
+    SharesMemory,
     lacking,
 )
-from litegpu.delegates.variables import Variables
+from litegpu.delegates.variables import Home, OnDevice, Variables, home
 from litegpu.errors import DelegateError, InvokeError, LiteGpuError, TensorError
 from litegpu.host_copy import LARGE_BYTES, copy_bytes
 from litegpu.model.reader import DTYPES
-from litegpu.model.state import StateTensor
+from litegpu.model.state import Key, StateTensor
 from litegpu.model.types import Subgraph
 from litegpu.turns import Turns, alone
 
@@ -116,6 +117,7 @@ class Plan:
         ] = {}  # outputs that a kernel may keep, and its number for them
         self._states = states
         self._variables = variables or Variables()
+        self._homes: dict[Key, Home] = {}  # of variables that stay on a device
         self._given: dict[int, tuple[GivesOutputs, int]] = {}  # outputs that a kernel hands out, likewise
         self._pending: list[_Step] = []  # whose results are perhaps still being computed
         try:
@@ -138,6 +140,8 @@ class Plan:
                 self._steps.append(_Step(name, kernel, inputs, outputs, results, nodes))
             self._borrow_inputs()
             self._find_outputs(subgraph.outputs)
+            uses = [(step.kernel, step.inputs, step.outputs) for step in self._steps]
+            self._homes = {s.key: found for s in self._states if (found := home(s, uses)) is not None}
             made = {i for step in self._steps for i in step.outputs}
             self._untouched = frozenset(
                 made - set(unknown)
@@ -190,8 +194,10 @@ class Plan:
     def leave_outputs(self, leave: bool) -> None:
         """Whether outputs that are bound to buffers stay there until they are read."""
         kernels = {id(kernel): kernel for kernel, _ in self._on_gpu.values()}
+        variables = {state.after for state in self._states if state.key in self._homes}
         for kernel in kernels.values():
-            kernel.leave([p for k, p in self._on_gpu.values() if k is kernel] if leave else [])
+            mine = {index: p for index, (k, p) in self._on_gpu.items() if k is kernel}
+            kernel.leave([p for index, p in mine.items() if leave or index in variables])
 
     @property
     def kernels(self) -> tuple[Any, ...]:
@@ -240,16 +246,36 @@ class Plan:
 
     def _take_variables(self) -> None:
         for state in self._states:
-            self._inputs[state.before][...] = self._variables.value(state.key, self._tensors[state.before])
+            place, tensor = self._homes.get(state.key), self._tensors[state.before]
+            there = None if place is None else self._variables.on_device(state.key, place.device)
+            if there is None:
+                self._inputs[state.before][...] = self._variables.value(state.key, tensor)
+            elif there.owner is not self:
+                there.settle()
+            if place is not None:
+                place.take(there, tensor, self._tensors[state.after])
 
     def _keep_variables(self) -> None:
-        if not self._states:
-            return
-        if any(state.after >= 0 for state in self._states):
+        changed = [state for state in self._states if state.after >= 0]
+        if any(state.key not in self._homes for state in changed):
             self.settle()
-        for state in self._states:
-            if state.after >= 0:
+        for state in changed:
+            place = self._homes.get(state.key)
+            if place is None:
                 self._variables.assign(state.key, self._values[state.after])
+                continue
+            assert place.output is not None
+            kernel, i = place.output
+            memory = kernel.output_buffer(i, self._tensors[state.after])
+            fetch = functools.partial(self._fetched, kernel, i, state.after)
+            self._variables.leave(state.key, OnDevice(memory, place.device, self, fetch, self.settle))
+
+    def _fetched(self, kernel: SharesMemory, i: int, tensor: int) -> np.ndarray:
+        """A copy of what is on a device."""
+        self._check_reach()
+        self.settle()
+        kernel.ensure_readable(i)
+        return np.array(self._values[tensor])
 
     def ran_outside(self) -> None:
         """From now on the only partition may run without invoke(): its outputs are to be asked of its kernel."""
@@ -380,6 +406,8 @@ class Plan:
 
     def close(self, *, wait: bool = True) -> None:
         """Free what the partitions hold, without `wait` as their kernels abandon() it; may be called twice."""
+        if wait and self._steps and not self._unreachable:
+            self._variables.bring_from(self)
         self._values.clear()
         self._pending.clear()
         self._on_gpu.clear()

@@ -160,6 +160,25 @@ class GivesOutputs(Protocol, metaclass=Ability):
 
 
 @runtime_checkable
+class SharesMemory(Protocol, metaclass=Ability):
+    """A kernel whose inputs and outputs may lie in memory of its device that other kernels there use as well."""
+
+    @property
+    def memory_of(self) -> object | None:
+        """The device; None if it takes no such memory."""
+
+    def share(self, kind: str, i: int, tensor: Tensor, memory: Any) -> None:
+        """Let memory, which may be the same for an input and an output, stand for input or output i (`kind` "input" or
+        "output"), that is this tensor; None ends that. What is shared is not copied to or from the host."""
+
+    def output_buffer(self, i: int, tensor: Tensor) -> Any:
+        """Memory that stands for output i from now on."""
+
+    def ensure_readable(self, i: int) -> None:
+        """Have output `i` of the last inference in its array."""
+
+
+@runtime_checkable
 class OnGpu(Protocol, metaclass=Ability):
     """A kernel that may be on a GPU that forked processes cannot reach."""
 

@@ -56,6 +56,11 @@ def has_resources(model: Model) -> bool:
     return any(t.type in _OBJECTS for subgraph in model.subgraphs for t in _used(subgraph))
 
 
+def keeps_values(model: Model) -> bool:
+    """Whether an inference may depend on those before it."""
+    return has_resources(model) or any(t.is_variable for subgraph in model.subgraphs for t in subgraph.tensors)
+
+
 def without_resources(model: Model) -> StatefulModel:
     """The model, whose variables' values are tensors from now on; the same one if it has none.
 

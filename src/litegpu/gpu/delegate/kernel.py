@@ -234,6 +234,18 @@ class GpuKernel:
             self.binder.fill_bound_output(i)
         return self.bound["output", i]
 
+    @property
+    def memory_of(self) -> object | None:
+        """See protocol.SharesMemory."""
+        return None if self._binder is None else self.device
+
+    def share(self, kind: str, i: int, tensor: Tensor, memory: Any) -> None:
+        """See protocol.SharesMemory."""
+        if memory is None:
+            self.unbind(kind, i)
+        elif self.bound.get((kind, i)) is not memory:
+            self.bind(kind, i, tensor, memory)
+
     def leave(self, outputs: Iterable[int]) -> None:
         """Of these outputs, those that are bound are copied to the arrays only by ensure_readable()."""
         self._left = frozenset(outputs)

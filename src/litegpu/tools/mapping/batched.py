@@ -16,6 +16,7 @@ from litegpu.errors import InvokeError, LiteGpuError, OptionError
 from litegpu.interpreter import Interpreter
 from litegpu.model.batch import with_batch
 from litegpu.model.reader import read_model
+from litegpu.model.state import keeps_values
 from litegpu.model.types import Model
 from litegpu.session import LoadedModel, load
 
@@ -133,8 +134,7 @@ class BatchedModel:
         self._interpreter = self._loaded.interpreter
         self._inputs = [d["index"] for d in self._loaded.inputs.values()]
         self._outputs = [d["index"] for d in self._loaded.outputs.values()]
-        main = self._interpreter.model.main
-        self._has_variables = any(t.is_variable for t in main.tensors)
+        self._has_variables = keeps_values(self._interpreter.model)
         self._lock = threading.Lock()
 
     @property
