@@ -198,6 +198,8 @@ class Op:
     gpu: Gpu | None = None
     #: Why it stays on the CPU, if it does: for docs/ops.md.
     stays: str = ""
+    #: How it becomes part of what the GPU runs where no kernel stands for it: for docs/ops.md.
+    linked: str = ""
 
     def line(self, inputs: int) -> str | None:
         """The operands of the form that has so many inputs."""
