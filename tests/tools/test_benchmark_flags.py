@@ -18,7 +18,7 @@ from litegpu.tools.benchmark import BenchmarkFlags, main
 from litegpu.tools.benchmark.answers import KNOWN
 from litegpu.tools.benchmark.delegates import gpu_delegate
 from litegpu.tools.benchmark.energy import EnergyWatch, meter_of
-from litegpu.tools.benchmark.flags import ReportFlags
+from litegpu.tools.benchmark.flags import LoadFlags, ReportFlags
 from litegpu.tools.benchmark.opening import open_model
 from litegpu.tools.benchmark.parse import parse_flags, usage
 from litegpu.zoo import build_model
@@ -76,7 +76,7 @@ def signatures(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_every_official_flag_has_an_effect_or_an_answer() -> None:
-    ours = {f.name for kind in (BenchmarkFlags, ReportFlags) for f in dataclasses.fields(kind)}
+    ours = {f.name for kind in (BenchmarkFlags, LoadFlags, ReportFlags) for f in dataclasses.fields(kind)}
     assert [name for name in OFFICIAL.split() if name not in ours and name not in KNOWN] == []
     assert not ours & set(KNOWN)
     text = usage()

@@ -14,6 +14,8 @@ from litegpu.tools.benchmark.comparison_text import official_summary, print_comp
 from litegpu.tools.benchmark.configuration_run import check_files, run
 from litegpu.tools.benchmark.configurations import Configuration, batch_sizes, configurations, performance_options
 from litegpu.tools.benchmark.flags import BenchmarkFlags, ReportFlags
+from litegpu.tools.benchmark.load import under_load
+from litegpu.tools.benchmark.load_report import load_lines, load_page, load_plots
 from litegpu.tools.benchmark.opening import signature_keys
 from litegpu.tools.benchmark.parse import CommandLine, parse_flags, suggestion, usage
 from litegpu.tools.benchmark.result import BenchmarkResult
@@ -30,6 +32,19 @@ Times a model as the official benchmark tool does: same flags, same rules, same 
   litegpu benchmark --graph=model.tflite --use_gpu=true --enable_op_profiling=true --trace=trace.json
   litegpu benchmark --graph=model.tflite --compare=cpu:threads=4,gpu,gpu:precision=float32 --html=report.html
   litegpu benchmark --graph=model.tflite --compare=cpu,gpu --batch_sizes=1,4,16 --json
+
+Under load, from many callers at once (docs/guide/serving.md):
+
+  litegpu benchmark --graph=model.tflite --use_gpu=true --threads_concurrent=16             16 threads, call after call
+  litegpu benchmark --graph=model.tflite --use_gpu=true --threads_concurrent=16 --batcher=true      put into batches
+  litegpu benchmark --graph=model.tflite --use_gpu=true --arrival_rate=2000 --batcher=true --html=load.html
+  litegpu benchmark --graph=model.tflite --use_gpu=true --streams=3                         one thread, 3 in flight
+
+Threads that call again as soon as they are answered (a closed loop) find the most that can be answered. Arrivals at a
+rate (an open loop, as in MLPerf's server scenario) find how long callers wait who do not know of each other: a call's
+latency counts from its scheduled arrival, so it has the time in which nobody could take it. If more arrive than are
+answered the queue grows, and the percentiles with it, for as long as one measures: the tool says so. The rules for
+warm-up, --num_runs, --min_secs and --max_secs hold for calls.
 
 Flags, with their defaults:
 {usage()}
@@ -63,7 +78,9 @@ def main(arguments: Sequence[str]) -> int:
         flags = replace(flags, enable_op_profiling=True)
     log_parameters(log, flags, line.given)
     _check_files(flags, report)
-    if report.compare or report.perf_options_list or report.batch_sizes:
+    if line.load.is_asked:
+        _load(line, flags, log)
+    elif report.compare or report.perf_options_list or report.batch_sizes:
         _compare(line, flags, log)
     else:
         _single(flags, report, log)
@@ -157,6 +174,32 @@ def _compare(line: CommandLine, flags: BenchmarkFlags, log: Log) -> Comparison:
     return comparison
 
 
+def _load(line: CommandLine, flags: BenchmarkFlags, log: Log) -> None:
+    report = line.report
+    asked = [f"--{name}" for name in ("compare", "perf_options_list", "batch_sizes") if getattr(report, name)]
+    if asked or flags.enable_op_profiling:
+        raise OptionError(f"{(*asked, '--enable_op_profiling')[0]} is not for a benchmark under load: leave one out")
+    _refuse_files(flags, report)
+    result = under_load(flags, line.load)
+
+    def tell() -> None:
+        found, warnings = load_lines(result)
+        for text in found:
+            log.info(text)
+        for text in warnings:
+            log.warn(text)
+
+    def write_plots() -> None:
+        for name, plot in load_plots(result):
+            plot.write(f"{report.plot}/{name}.png")
+
+    all_of(
+        lambda: print(json.dumps(result.as_dict(), indent=2)) if report.json else tell(),
+        lambda: load_page(result).write(report.html) if report.html else None,
+        lambda: write_plots() if report.plot else None,
+    )
+
+
 def _refuse_files(flags: BenchmarkFlags, report: ReportFlags) -> None:
     """Raises OptionError for flags that are about one run of one configuration."""
     asked = [name for name in _ALONE if getattr(flags, name)]
@@ -164,7 +207,8 @@ def _refuse_files(flags: BenchmarkFlags, report: ReportFlags) -> None:
     asked += ["dry_run"] if flags.dry_run else []
     if asked:
         raise OptionError(
-            f"--{asked[0]} is about one configuration: leave out --compare, --perf_options_list and --batch_sizes"
+            f"--{asked[0]} is about the runs of one configuration: leave out --compare, --perf_options_list, "
+            "--batch_sizes and what asks for load"
         )
     if report.compare and report.perf_options_list:
         raise OptionError("give either --compare or --perf_options_list, not both")

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any
 
+from litegpu.errors import OptionError
 from litegpu.gpu.backends import registry
+
+#: Threads that call where none are given.
+_CALLERS = 16
+_MOST_CALLERS = 4096
+_MOST_ARRIVALS = 1e6
 
 
 def _flag(default: Any, label: str, meaning: str, kind: type | None = None) -> Any:
@@ -131,3 +137,54 @@ class ReportFlags:
     )
     option_benchmark_run_delay: float = _flag(-1.0, "Pause between configurations (s)", "0 or less: none")
     random_shuffle_benchmark_runs: bool = _flag(True, "Shuffle configurations", "in every round; false: in turn")
+
+
+@dataclass(frozen=True)
+class LoadFlags:
+    """How many callers there are at once; litegpu's own."""
+
+    threads_concurrent: int = _flag(
+        0, "Callers", "so many threads call the model, each again as soon as it is answered"
+    )
+    streams: int = _flag(0, "Inferences in flight", "one thread keeps so many inferences in flight (model.stream)")
+    arrival_rate: float = _flag(
+        0.0, "Arrivals per second", "calls arrive at random (Poisson), whether earlier ones are answered or not"
+    )
+    batcher: bool = _flag(False, "Batcher", "calls go through model.batcher()")
+    max_batch: int = _flag(64, "Rows of a batch", "of the batcher")
+    max_delay_ms: float = _flag(2.0, "Longest wait for others (ms)", "of the batcher")
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether there is to be any load."""
+        return bool(self.threads_concurrent or self.streams or self.arrival_rate or self.batcher)
+
+    @property
+    def callers(self) -> int:
+        """Threads that call; 0 where calls are submitted."""
+        if self.streams or (self.arrival_rate and self.batcher):
+            return 0
+        return self.threads_concurrent or _CALLERS
+
+    @property
+    def mode(self) -> str:
+        return "open loop" if self.arrival_rate else "stream" if self.streams else "closed loop"
+
+    def check(self) -> None:
+        """Raises OptionError for what does not fit together."""
+        for name in ("threads_concurrent", "streams"):
+            if not 0 <= getattr(self, name) <= _MOST_CALLERS:
+                raise OptionError(f"--{name} is {getattr(self, name)}; it must be from 1 to {_MOST_CALLERS}")
+        if not 0 <= self.arrival_rate <= _MOST_ARRIVALS:
+            raise OptionError(
+                f"--arrival_rate is {self.arrival_rate:g}; it must be above 0, at most {_MOST_ARRIVALS:g}"
+            )
+        if self.streams and (self.threads_concurrent or self.arrival_rate or self.batcher):
+            raise OptionError(
+                "--streams is one caller with several inferences in flight: leave out --threads_concurrent, "
+                "--arrival_rate and --batcher"
+            )
+        if self.batcher and self.arrival_rate and self.threads_concurrent:
+            raise OptionError(
+                "arrivals are submitted to a batcher, not called by threads: leave out --threads_concurrent"
+            )

@@ -11,7 +11,7 @@ from typing import Any
 from litegpu.delegate_registry import is_here
 from litegpu.errors import OptionError
 from litegpu.tools.benchmark.answers import DELEGATES, KNOWN
-from litegpu.tools.benchmark.flags import BenchmarkFlags, ReportFlags
+from litegpu.tools.benchmark.flags import BenchmarkFlags, LoadFlags, ReportFlags
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _OFF = ("", "false", "0")
@@ -26,6 +26,7 @@ class CommandLine:
 
     flags: BenchmarkFlags
     report: ReportFlags
+    load: LoadFlags
     given: tuple[str, ...]
     unknown: tuple[str, ...]
     answers: tuple[str, ...]
@@ -73,10 +74,11 @@ def parse_flags(arguments: Sequence[str]) -> CommandLine:
     if "graph" not in values and words:
         values["graph"] = words[0]
         unknown.remove(words[0])
-    own = {field.name for field in fields(ReportFlags)}
-    report = ReportFlags(**{k: v for k, v in values.items() if k in own})
-    flags = checked(BenchmarkFlags(**{k: v for k, v in values.items() if k not in own}))
-    return CommandLine(flags, report, tuple(values), tuple(unknown), tuple(answers))
+    report = ReportFlags(**_those_of(ReportFlags, values))
+    load = LoadFlags(**_those_of(LoadFlags, values))
+    load.check()
+    flags = checked(BenchmarkFlags(**_those_of(BenchmarkFlags, values)))
+    return CommandLine(flags, report, load, tuple(values), tuple(unknown), tuple(answers))
 
 
 def flags_from(model: str | os.PathLike[str] | BenchmarkFlags, changes: Mapping[str, Any]) -> BenchmarkFlags:
@@ -151,7 +153,12 @@ def suggestion(argument: str) -> str:
 
 
 def _all_fields() -> tuple[Field[Any], ...]:
-    return (*fields(BenchmarkFlags), *fields(ReportFlags))
+    return (*fields(BenchmarkFlags), *fields(LoadFlags), *fields(ReportFlags))
+
+
+def _those_of(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in values.items() if name in names}
 
 
 def _converted(name: str, text: str, kind: type) -> Any:
