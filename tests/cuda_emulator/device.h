@@ -116,6 +116,8 @@ inline int __dp4a(int a, int b, int c) {
   for (int i = 0; i < 32; i += 8) c = (int)((unsigned)c + (unsigned)((int)(signed char)(a >> i) * (int)(signed char)(b >> i)));
   return c;
 }
+inline float __expf(float x) { return std::exp(x); }
+inline float __fdividef(float x, float y) { return x / y; }
 inline float rsqrtf(float x) { return (float)(1.0 / std::sqrt((double)x)); }
 
 inline float half_to_float(unsigned short x) { return bits<_Float16>(x); }

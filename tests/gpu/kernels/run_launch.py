@@ -81,12 +81,13 @@ def run_node(
     features: Features | None = None,
     *,
     interpret: bool = False,
+    half: bool = False,
 ) -> np.ndarray:
     """Run the only node of `graph` and return its output; asserts that padding channels were written as zeros, and
     nothing else but the output was. `interpret`: not on a device but in the language's interpreter."""
     (node,) = graph.nodes
     features = features or Features(float16=any(v.dtype is DType.FLOAT16 for v in views.values()))
-    launches = build(KernelContext(graph, node, views, features))
+    launches = build(KernelContext(graph, node, views, features, half))
     memory = {view.root: np.full(view.size, UNWRITTEN, STORED[view.dtype]) for view in views.values()}
     for v, a in arrays.items():
         view = views[v]

@@ -191,3 +191,25 @@ def test_whole_numbers_are_divided_as_the_cpu_does(fn: str) -> None:
     want = {"floor_div": a // b, "floor_mod": a % b}[fn].astype(np.int32)
     np.testing.assert_array_equal(run(apply(fn, Arg(0), Arg(1)), a, b, output=DType.INT32), want)
     np.testing.assert_array_equal(evaluate_expr(apply(fn, Arg(0), Arg(1)), [a, b]), want)
+
+
+@pytest.mark.parametrize(("fn", "reach", "allowed"), [("sigmoid", 100, 1e-6), ("tanh", 60, 3e-6), ("erf", 12, 1e-6)])
+def test_functions_whose_results_float16_rounds(fn: str, reach: float, allowed: float) -> None:
+    """Far below the 5e-4 of float16's rounding; relative for small arguments of tanh; special values stay."""
+    x = np.linspace(-reach, reach, 4096, dtype=np.float32)
+    expected, found = evaluate_expr(apply(fn, Arg(0)), [x.astype(np.float64)]), rough(fn, x)
+    assert np.abs(found - expected).max() < allowed
+    if fn == "tanh":
+        small = np.geomspace(1e-6, 0.1, 64, dtype=np.float32)
+        np.testing.assert_allclose(rough(fn, small), np.tanh(small.astype(np.float64)), rtol=5e-5)
+    np.testing.assert_allclose(rough(fn, SPECIAL), run(apply(fn, Arg(0)), SPECIAL), atol=allowed)
+
+
+def rough(fn: str, x: np.ndarray) -> np.ndarray:
+    """As a device computes it with float16 in memory, here between float32."""
+    builder = GraphBuilder()
+    shape = (1, 1, x.size // 8, 8)
+    a = builder.value(shape, DType.FLOAT32)
+    builder.node(Elementwise(), [], builder.value(shape, DType.FLOAT32), apply(fn, Arg(0)), [a])
+    graph = builder.graph([a], [builder.nodes[0].output])
+    return run_node(graph, lay_out(graph), {a: x.reshape(shape)}, half=True).ravel()

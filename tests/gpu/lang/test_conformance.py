@@ -89,6 +89,8 @@ CASES = [
     Case("sqrt", "f32 f16", np.sqrt, 3),
     Case("rsqrt", "f32 f16", lambda x: 1 / np.sqrt(x), 3, domain=lambda x: x != 0),
     Case("exp", "f32 f16", np.exp, 3),
+    Case("rough_exp", "f32", np.exp, 1 << 8, domain=lambda x: abs(x) <= 80),
+    Case("rough_reciprocal", "f32", lambda x: 1 / x, 1 << 4, domain=lambda x: (abs(x) > 1e-36) & (abs(x) < 1e36)),
     Case("log", "f32 f16", np.log, 2),
     Case("sin", "f32 f16", np.sin, 4),
     Case("cos", "f32 f16", np.cos, 4),

@@ -314,7 +314,7 @@ class Sink:
         """Four lanes of what is to be stored."""
         args: list[TracedValue | None] = [] if isinstance(self.ctx.node.op, graph.Elementwise) else [result]
         args += read_all(self.sources, at)
-        value = evaluate(self.k, self.ctx.node.epilogue, args)
+        value = evaluate(self.k, self.ctx.node.epilogue, args, rough=self.ctx.half)
         return value if value.type.lanes == 4 else self.k.splat(value, 4)
 
     def _put(self, at: Position, value: TracedValue) -> None:

@@ -12,11 +12,13 @@ _LITERAL_TYPES = {DType.FLOAT32: f32, DType.FLOAT16: f32, DType.INT32: i32, DTyp
 _LARGEST_POWER = 16  # integer exponents up to this become multiplications
 
 
-def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None]) -> TracedValue:
+def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None], *, rough: bool = False) -> TracedValue:
     """`expr` where Arg(i) is args[i]; all have the same number of lanes, or one. Equal subtrees are computed once.
 
     A NaN passes through every float function. min and max follow TFLite's MINIMUM and MAXIMUM, which give the second
     operand if either is NaN; against a literal (RELU, RELU6, clamps) a NaN stays NaN, as on the CPU.
+
+    `rough`: the result will be rounded to float16, so that functions may be as short as they can be to 16 bits.
     """
     lanes = max((a.type.lanes for a in args if a is not None), default=1)
     made: dict[int, TracedValue] = {}
@@ -36,7 +38,10 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None]) -> Trace
             case Literal(number, dtype):
                 return constant(k, number, vec(_LITERAL_TYPES[dtype], lanes))
             case Apply(fn, arguments):
-                return _apply(k, fn, arguments, [visit(a) for a in arguments])
+                values = [visit(a) for a in arguments]
+                if rough and fn in _ROUGH and values[0].type.scalar == f32:
+                    return _ROUGH[fn](k, *values)
+                return _apply(k, fn, arguments, values)
 
     return visit(expr)
 
@@ -192,6 +197,38 @@ def _erf(k: Kernel, x: TracedValue) -> TracedValue:
         tail = k.fma(tail, t, constant(k, coefficient, x.type))
     far = 1.0 - tail * t * k.exp(-square)
     return k.select(a < 1.0, x * series, k.select(x < 0.0, -far, far))
+
+
+def _rough_sigmoid(k: Kernel, x: TracedValue) -> TracedValue:
+    return k.rough_reciprocal(k.rough_exp(_below(k, -x)) + 1.0)
+
+
+def _rough_tanh(k: Kernel, x: TracedValue) -> TracedValue:
+    """1 - 2 / (exp(2 x) + 1), and x - x^3 / 3 where that would cancel."""
+    near = x * k.fma(x * (-1 / 3), x, constant(k, 1.0, x.type))
+    far = 1.0 - 2.0 * k.rough_reciprocal(k.rough_exp(_below(k, x * 2.0)) + 1.0)
+    return k.select(k.abs(x) < 0.06, near, far)
+
+
+def _rough_erf(k: Kernel, x: TracedValue) -> TracedValue:
+    """As far out in _erf, for all x: an absolute error of about 2e-7."""
+    a = k.abs(x)
+    t = k.rough_reciprocal(a * 0.3275911 + 1.0)
+    tail = constant(k, 1.061405429, x.type)
+    for coefficient in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        tail = k.fma(tail, t, constant(k, coefficient, x.type))
+    far = 1.0 - tail * t * k.rough_exp(k.max(-(x * x), constant(k, -80.0, x.type)))
+    return k.select(x < 0.0, -far, far)
+
+
+def _below(k: Kernel, x: TracedValue) -> TracedValue:
+    """At most 80, so that exp(x) is no infinity; NaN stays NaN."""
+    return k.min(x, constant(k, 80.0, x.type))
+
+
+_ROUGH: dict[str, Callable[[Kernel, TracedValue], TracedValue]] = {
+    "sigmoid": _rough_sigmoid, "tanh": _rough_tanh, "erf": _rough_erf
+}  # fmt: skip
 
 
 def _known(expr: Expr, value: TracedValue) -> TracedValue | int:

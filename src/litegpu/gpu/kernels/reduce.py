@@ -190,7 +190,7 @@ class _Item:
         """The prologue at item `index`; neutral in lanes past the last channel where lanes will be combined."""
         plan, k = self.plan, self.k
         at = self._position(index)
-        value = evaluate(k, self.op.prologue, read_all(self.sources, at))
+        value = evaluate(k, self.op.prologue, read_all(self.sources, at), rough=self.ctx.half)
         if not plan.over_channels:
             return value
         return mask(k, value, plan.domain[3], at.q, _neutral(self.op.kind, value.type))

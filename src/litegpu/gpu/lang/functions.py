@@ -167,6 +167,14 @@ class Functions:
         """1 / sqrt(x)."""
         return self.call("rsqrt", x)
 
+    def rough_exp(self, x: TracedValue) -> TracedValue:
+        """exp(x) of a float32 by the device's shortest way: to 16 bits for |x| up to 80."""
+        return self.call("rough_exp", x)
+
+    def rough_reciprocal(self, x: TracedValue) -> TracedValue:
+        """1 / x of a float32 by the device's shortest way: to 20 bits for |x| from 2**-120 to 2**120."""
+        return self.call("rough_reciprocal", x)
+
     def tanh(self, x: TracedValue) -> TracedValue:
         return self.call("tanh", x)
 

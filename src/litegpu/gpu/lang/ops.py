@@ -177,6 +177,8 @@ OPS: dict[str, OperationType] = {
     "sqrt": OperationType(1, FLOAT, _rounded(np.sqrt)),
     "rsqrt": OperationType(1, FLOAT, _rounded(lambda x: 1.0 / np.sqrt(x))),
     "exp": OperationType(1, FLOAT, _rounded(np.exp)),
+    "rough_exp": OperationType(1, frozenset({"f32"}), _rounded(np.exp)),
+    "rough_reciprocal": OperationType(1, frozenset({"f32"}), _rounded(lambda x: 1.0 / x)),
     "log": OperationType(1, FLOAT, _rounded(np.log)),
     "sin": OperationType(1, FLOAT, _rounded(np.sin)),
     "cos": OperationType(1, FLOAT, _rounded(np.cos)),

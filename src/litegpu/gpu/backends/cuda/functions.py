@@ -63,7 +63,8 @@ _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _FLOAT = {
     "abs": "fabsf(a)", "floor": "floorf(a)", "ceil": "ceilf(a)", "round": "rintf(a)", "trunc": "truncf(a)",
     "sqrt": "sqrtf(a)", "rsqrt": "rsqrtf(a)", "exp": "expf(a)", "log": "logf(a)", "sin": "sinf(a)", "cos": "cosf(a)",
-    "tanh": "tanhf(a)", "fma": "fmaf(a, b, c)", "is_nan": "(a != a)",
+    "tanh": "tanhf(a)", "rough_exp": "__expf(a)", "rough_reciprocal": "__fdividef(1.0f, a)",
+    "fma": "fmaf(a, b, c)", "is_nan": "(a != a)",
     "sign": "(a > 0.0f ? 1.0f : a < 0.0f ? -1.0f : a)",
     "to_i32_saturating": "(a != a ? 2147483647 : __float2int_rz(a))", "nearest": "__float2int_rn(a)",
 }  # fmt: skip

@@ -156,6 +156,10 @@ class _Module(CLikePrinter):
                 return f"{'' if op == 'ne' else '!'}{self._is_nan(operand, args[0])}"
         if op == "nearest":
             return f"{self.type_name(value.type)}(round({args[0]}))"
+        if op == "rough_exp":
+            return f"exp({args[0]})"
+        if op == "rough_reciprocal":
+            return f"(1.0f / {args[0]})"
         if op == "dot4":
             return self._dot4(operand, args)
         if op in ("shl", "shr"):

@@ -97,7 +97,7 @@ def launch(ctx: KernelContext, window: Layer, weights: np.ndarray, block: Separa
 
     def inner(k: Kernel, operands: Operands, quad: TracedValue, value: TracedValue) -> TracedValue:
         arguments = [open_source(ctx, k, v, operands).broadcast(0, 0, 0, quad) for v in node.inputs[3:]]
-        result = evaluate(k, op.inner, [value, *arguments])
+        result = evaluate(k, op.inner, [value, *arguments], rough=ctx.half)
         return result if result.type.lanes == 4 else k.splat(result, 4)
 
     source, load = LOAD[window.source.dtype]
