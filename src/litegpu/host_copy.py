@@ -6,6 +6,7 @@ import functools
 import os
 import threading
 from collections import deque
+from collections.abc import Callable
 from queue import SimpleQueue
 
 import numpy as np
@@ -18,6 +19,8 @@ LARGE_BYTES = 4 << 20
 _HELD_BYTES = 32 << 10
 _THREADS = 8
 _ALIGNMENT = 4096
+#: Of copies that something follows, piece by piece.
+_LEAST_PIECE, _MOST_PIECES = 1 << 20, 32
 
 
 def copy_bytes(target: np.ndarray, source: np.ndarray) -> None:
@@ -34,9 +37,22 @@ def copy_bytes(target: np.ndarray, source: np.ndarray) -> None:
     if threads < 2:
         np.copyto(target, source)
         return
-    part = -(-size // threads)
-    part += -part % _ALIGNMENT
-    job = _Copy(target, source, [slice(start, min(start + part, size)) for start in range(0, size, part)])
+    _in_pieces(target, source, -(-size // threads), threads, None)
+
+
+def copy_pieces(target: np.ndarray, source: np.ndarray, copied: Callable[[slice], object]) -> None:
+    """The same in pieces of a megabyte or more: `copied` is told of each, in the thread that has copied it, while
+    others are still to be copied."""
+    piece = max(_LEAST_PIECE, target.size // _MOST_PIECES)
+    threads = min(_THREADS, os.cpu_count() or 1, -(-target.size // piece))
+    _in_pieces(target, source, piece, threads, copied)
+
+
+def _in_pieces(
+    target: np.ndarray, source: np.ndarray, piece: int, threads: int, copied: Callable[[slice], object] | None
+) -> None:
+    size, part = target.size, piece + -piece % _ALIGNMENT
+    job = _Copy(target, source, [slice(start, min(start + part, size)) for start in range(0, size, part)], copied)
     try:
         jobs = _jobs()
         for _ in range(threads - 1):
@@ -51,12 +67,15 @@ def copy_bytes(target: np.ndarray, source: np.ndarray) -> None:
 class _Copy:
     """One copy in pieces, which any thread may help with."""
 
-    def __init__(self, target: np.ndarray, source: np.ndarray, pieces: list[slice]) -> None:
-        self._target, self._source = target, source
+    def __init__(
+        self, target: np.ndarray, source: np.ndarray, pieces: list[slice], copied: Callable[[slice], object] | None
+    ) -> None:
+        self._target, self._source, self._copied = target, source, copied
         self._todo = deque((piece, threading.Lock()) for piece in pieces)
         self._locks = [lock for _, lock in self._todo]  # each held while its piece is copied
         self._done: SimpleQueue[None] = SimpleQueue()
         self._cancelled = False
+        self._error: Exception | None = None  # of `copied`
 
     def help(self) -> None:
         """Copy pieces until none is left."""
@@ -69,12 +88,19 @@ class _Copy:
                 if self._cancelled:
                     return
                 np.copyto(self._target[piece], self._source[piece])
+                if self._copied is not None:
+                    try:
+                        self._copied(piece)
+                    except Exception as error:
+                        self._error = error
             self._done.put(None)
 
     def wait(self) -> None:
         """Return when all pieces are copied."""
         for _ in self._locks:
             self._done.get()
+        if self._error is not None:
+            raise self._error
 
     def cancel(self) -> None:
         """Return when nobody copies any more."""

@@ -16,6 +16,7 @@ from litegpu.gpu.backends.cuda.base import CudaDeviceBase
 from litegpu.gpu.backends.cuda.compile import adopt_images
 from litegpu.gpu.backends.cuda.copy import Pinned, with_copy
 from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions
+from litegpu.gpu.backends.cuda.registered import Registered
 from litegpu.gpu.backends.cuda.result_pool import ResultPool
 from litegpu.gpu.backends.cuda.session import CudaSession, Pools
 from litegpu.gpu.backends.cuda.tune import CudaTuner
@@ -34,7 +35,7 @@ class CudaDevice(CudaDeviceBase):
     def __init__(self, found: CudaDeviceInfo, versions: CudaVersions) -> None:
         super().__init__(found, versions)
         self._tuners: dict[str, CudaTuner] = {}
-        self._pools = Pools(MemoryPool(self), ResultPool(self))
+        self._pools = Pools(MemoryPool(self), ResultPool(self), Registered(self))
 
     def session(self, program: Program, wait: str | None = None, *, validation: bool = False) -> CudaSession:
         """A session of `program`. `wait`: "active" (the default) spins in run() until the device is done, "passive"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from litegpu.gpu.backends.cuda.copy import Pinned
 from litegpu.gpu.backends.cuda.driver import SUCCESS, CudaError, await_stream, checked, error_text, synchronize
 from litegpu.gpu.backends.cuda.graph import GraphLaunch
 from litegpu.gpu.backends.cuda.held import held_calls
+from litegpu.gpu.backends.cuda.inputs import Inputs
 from litegpu.gpu.backends.cuda.memory import SessionMemory
 from litegpu.gpu.backends.cuda.record import Recorder
 from litegpu.gpu.program import Program, RegionBlock
@@ -29,7 +30,7 @@ _STICKY = {700, 702, *range(709, 720), 999}
 class Launcher:
     """Of one session, whose lock is held, and the device's context current, in every method.
 
-    `in_place`: inputs, by index, in pinned memory that is not the session's. `working`: the stream of the last
+    `inputs`: those that the graph does not copy by itself. `working`: the stream of the last
     inference. `running`: whether that was perhaps launched and not awaited. `blocking`: kernels are launched one by one
     and awaited.
     """
@@ -41,7 +42,7 @@ class Launcher:
         memory: SessionMemory,
         recorder: Recorder,
         bindings: Bindings,
-        in_place: Mapping[int, np.ndarray],
+        inputs: Inputs,
         stream: Any,
         blocking: bool,
     ) -> None:
@@ -50,7 +51,7 @@ class Launcher:
         self._memory = memory
         self._recorder = recorder
         self._bindings = bindings
-        self._in_place = in_place
+        self._inputs = inputs
         self._stream = stream
         self._blocking = blocking
         self._flag: np.ndarray | None = None  # where the host reads flags
@@ -65,7 +66,7 @@ class Launcher:
         """One inference; `finish` waits for the device if need be."""
         if self._blocking:
             self._run_blocking()
-        elif self._bindings or self._in_place:
+        elif self._bindings or self._inputs.in_place or self._inputs.sent:
             self._run_bound(finish)
         else:
             self.working, self.running = self._stream, True
@@ -105,8 +106,7 @@ class Launcher:
         """An inference on the stream of those whose arrays are bound, with a graph that leaves those ports out."""
         bindings = self._bindings
         ways = bindings.ways(self._recorder.has_graph)
-        if self._in_place:
-            ways = {**ways, **{("input", i): None for i in self._in_place}}
+        ways = {**ways, **{("input", i): None for i in (*self._inputs.in_place, *self._inputs.sent)}}
         executable = self._recorder.bound_graph(ways, finish).executable
         stream, others = bindings.streams()
         if stream is None:
@@ -124,7 +124,7 @@ class Launcher:
         bindings.after(self.working, others, ways)
 
     def _enqueue_in_place(self) -> None:
-        for index, array in self._in_place.items():
+        for index, array in self._inputs.in_place.items():
             port = self._program.inputs[index]
             answer = driver.cuMemcpyHtoDAsync(self._memory.place(port), array.ctypes.data, port.nbytes, self.working)
             checked(answer, f"copy of input {port.name!r}")
@@ -135,7 +135,7 @@ class Launcher:
         bindings = self._bindings
         _, others = bindings.streams(int(self._stream))
         ports = [
-            *(("input", i) for i in {**bindings.inputs, **self._in_place}),
+            *(("input", i) for i in {*bindings.inputs, *self._inputs.in_place, *self._inputs.sent}),
             *(("output", i) for i in bindings.outputs),
         ]
         ways: Ways = dict.fromkeys(ports)

@@ -31,12 +31,14 @@ from litegpu.gpu.backends.cuda.array import (
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase, LoadedKernel
 from litegpu.gpu.backends.cuda.binding import Bindings, Bound, check_fit
 from litegpu.gpu.backends.cuda.conditional import needed
-from litegpu.gpu.backends.cuda.copy import MOST_BYTES, is_pinned, with_copy
+from litegpu.gpu.backends.cuda.copy import with_copy
 from litegpu.gpu.backends.cuda.driver import CudaError, await_stream, checked, synchronize
 from litegpu.gpu.backends.cuda.graph import GraphLaunch
+from litegpu.gpu.backends.cuda.inputs import Inputs
 from litegpu.gpu.backends.cuda.launching import BLOCKING_VARIABLE, Launcher
 from litegpu.gpu.backends.cuda.memory import SessionMemory
 from litegpu.gpu.backends.cuda.record import Recorder
+from litegpu.gpu.backends.cuda.registered import Registered
 from litegpu.gpu.backends.cuda.result_pool import ResultPool
 from litegpu.gpu.backends.cuda.results import Results
 from litegpu.gpu.backends.cuda.timing import added_seconds, graph_seconds, launch_seconds
@@ -47,10 +49,11 @@ _NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
 
 
 class Pools(NamedTuple):
-    """Memory for outputs, on the device and on the host."""
+    """Memory for outputs, on the device and on the host, and inputs in memory of the caller's."""
 
     device: MemoryPool
     host: ResultPool
+    registered: Registered
 
 
 class CudaSession:
@@ -82,7 +85,7 @@ class CudaSession:
         self._launcher: Launcher | None = None
         self._results: Results | None = None
         self._bindings = Bindings(self)
-        self._in_place: dict[int, np.ndarray] = {}  # inputs in pinned memory that is not the session's
+        self._inputs: Inputs | None = None
         self._blocking = validation or os.environ.get(BLOCKING_VARIABLE, "0") not in ("", "0")
         try:
             check_program(program, device.features, str(device))
@@ -100,15 +103,10 @@ class CudaSession:
 
     def write(self, index: int, array: np.ndarray) -> None:
         started = time.perf_counter()
-        check_array(self.program.inputs, index, "input", array)
         with self._lock:
             self._check_usable()
             self._finish()  # the copy from the staging memory may still be under way
-            if array.nbytes > MOST_BYTES and is_pinned(array, self.device):
-                self._in_place[index] = array
-            else:
-                self._in_place.pop(index, None)
-                copy_bytes(self.memory.inputs[index], array.reshape(-1).view(np.uint8))
+            self.inputs.write(index, array)
             self._writing += time.perf_counter() - started
 
     def input_memory(self, index: int) -> np.ndarray | None:
@@ -120,9 +118,7 @@ class CudaSession:
 
     def given(self, index: int) -> np.ndarray:
         """Input `index` as it was written last, flat, until it is written again."""
-        found = self._in_place.get(index)
-        port = self.program.inputs[index]
-        return self.memory.inputs[index].view(NUMPY[port.dtype]) if found is None else found
+        return self.inputs.given(index)
 
     def run(self, *, wait: bool = True) -> None:
         """See contract.Session; without `wait` it returns at once in any case."""
@@ -141,13 +137,17 @@ class CudaSession:
         with self._lock:
             self._check_usable()
             self._finish()
-            results = self.results
-            for index, array in arrays.items():
-                self.write(index, array)
+            results, inputs, started = self.results, self.inputs, clock()
             if outputs is not results.wanted:
                 results.order(outputs)
             with self.device.context:
-                self._run(True)
+                try:
+                    for index, array in arrays.items():
+                        inputs.send(index, array)
+                    self._writing += clock() - started
+                    self._run(True)
+                finally:
+                    inputs.over()
                 if results.watched and not results.finite(look):
                     return None
                 started = clock()
@@ -396,7 +396,9 @@ class CudaSession:
     def _free(self) -> None:
         """Let go of everything, whatever is left of it; nothing twice."""
         self._bindings.close()
-        self._in_place.clear()
+        inputs, self._inputs = self._inputs, None
+        if inputs is not None:
+            inputs.close()
         results, self._results = self._results, None
         if results is not None:
             results.close()
@@ -431,6 +433,11 @@ class CudaSession:
         return self._recorder
 
     @property
+    def inputs(self) -> Inputs:
+        assert self._inputs is not None
+        return self._inputs
+
+    @property
     def results(self) -> Results:
         assert self._results is not None
         return self._results
@@ -452,8 +459,9 @@ class CudaSession:
         self._results = Results(self.program, memory, self._bindings, self._pools.host, look)
         setter = next(iter(setters), None)
         recorder = self._recorder = Recorder(self.program, memory, kernels, copy, self._stream, self.overlap, setter)
+        inputs = self._inputs = Inputs(self.device, self.program, memory, self._pools.registered, self._stream)
         self._launcher = Launcher(
-            self.device, self.program, memory, recorder, self._bindings, self._in_place, self._stream, self._blocking
+            self.device, self.program, memory, recorder, self._bindings, inputs, self._stream, self._blocking
         )
         synchronize(self._stream)
 

@@ -1,0 +1,89 @@
+"""The inputs of a CUDA session on their way from arrays of the caller's to the arena."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from litegpu.gpu.backends.check import NUMPY, check_array
+from litegpu.gpu.backends.cuda.base import CudaDeviceBase
+from litegpu.gpu.backends.cuda.copy import MOST_BYTES, is_pinned
+from litegpu.gpu.backends.cuda.driver import CudaError, error_text
+from litegpu.gpu.backends.cuda.held import held_calls
+from litegpu.gpu.backends.cuda.memory import SessionMemory
+from litegpu.gpu.backends.cuda.registered import Registered
+from litegpu.gpu.program import Program
+from litegpu.host_copy import LARGE_BYTES, copy_bytes, copy_pieces
+
+
+class Inputs:
+    """Of one session, whose lock is held in every method. An input waits in the session's pinned memory, from which the
+    graph copies it, unless
+
+    - it lies in pinned memory itself: `in_place`, by index. It is copied in front of the graph.
+    - the inference follows at once, and it is large: `sent`. Pieces are copied to pinned memory while those before are
+      under way to the arena.
+    """
+
+    def __init__(
+        self, device: CudaDeviceBase, program: Program, memory: SessionMemory, registered: Registered, stream: Any
+    ) -> None:
+        self._device, self._program, self._memory = device, program, memory
+        self._registered = registered
+        self._stream = int(stream)
+        self._copy_in = held_calls().copy_in
+        self.in_place: dict[int, np.ndarray] = {}
+        self.sent: set[int] = set()
+        self._borrowed: list[int] = []  # of `in_place`, until the inference is over
+
+    def write(self, index: int, array: np.ndarray) -> None:
+        """Have `array` for the next inference, when that may come. Nothing copies from the pinned memory any more."""
+        check_array(self._program.inputs, index, "input", array)
+        if array.nbytes > MOST_BYTES and is_pinned(array, self._device):
+            self.in_place[index] = array
+        else:
+            self.in_place.pop(index, None)
+            copy_bytes(self._memory.inputs[index], array.reshape(-1).view(np.uint8))
+
+    def send(self, index: int, array: np.ndarray) -> None:
+        """The same for an inference that is begun next, and awaited before the caller has the array back; the device's
+        context is current."""
+        if array.nbytes < LARGE_BYTES or is_pinned(array, self._device):
+            self.write(index, array)
+            return
+        check_array(self._program.inputs, index, "input", array)
+        if self._registered.known(array):
+            self._borrowed.append(index)
+            self.in_place[index] = array
+            return
+        self.in_place.pop(index, None)
+        self.sent.add(index)
+        memory, port = self._memory.inputs[index], self._program.inputs[index]
+        source, target = memory.ctypes.data, self._memory.place(port)
+
+        def copied(piece: slice) -> None:
+            with self._device.context:
+                error = self._copy_in(
+                    target + piece.start, source + piece.start, piece.stop - piece.start, self._stream
+                )
+            if error:
+                raise CudaError(f"copy of input {port.name!r}: {error_text(error)}", error)
+
+        copy_pieces(memory, array.reshape(-1).view(np.uint8), copied)
+
+    def over(self) -> None:
+        """The inference for which arrays were sent is done."""
+        self.sent.clear()
+        while self._borrowed:
+            self.in_place.pop(self._borrowed.pop(), None)
+
+    def given(self, index: int) -> np.ndarray:
+        """Input `index` as it was written last, flat."""
+        found = self.in_place.get(index)
+        port = self._program.inputs[index]
+        return self._memory.inputs[index].view(NUMPY[port.dtype]) if found is None else found
+
+    def close(self) -> None:
+        self.in_place.clear()
+        self.over()

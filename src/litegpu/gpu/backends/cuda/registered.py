@@ -1,0 +1,85 @@
+"""Inputs that the device reads where they are: large arrays of the caller's that come again and again."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+
+import numpy as np
+from cuda.bindings import driver
+
+from litegpu import fork
+from litegpu.gpu.backends.cuda.base import CudaDeviceBase
+from litegpu.gpu.backends.cuda.driver import SUCCESS
+
+#: To register memory takes as long as several copies of it.
+_TIMES = 4
+#: All memory that is registered for a device, in bytes.
+_MOST_BYTES = 1 << 30
+#: Arrays that are remembered, so that those that come once leave nothing behind.
+_REMEMBERED = 64
+
+
+class Registered:
+    """Of one device, whose context must be current for known(). Memory is registered as long as the array that owns it
+    lives: before it is freed, a weak reference tells."""
+
+    def __init__(self, device: CudaDeviceBase) -> None:
+        self._device = device
+        self._seen: dict[int, _Owner] = {}
+        self._forks = fork.count()
+        self.held = 0
+
+    def known(self, array: np.ndarray) -> bool:
+        """Whether the device can read `array` where it is."""
+        root = array
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        if root.base is not None or not root.flags.owndata:
+            return False  # of somebody who may free it in ways that nobody tells
+        if self._forks != fork.count():  # parent and child share pages, and get others when they write
+            self._forks = fork.count()
+            for one in list(self._seen.values()):
+                self.forget(one)
+        owner = self._seen.get(id(root))
+        if owner is None:
+            self._remember(root)
+            return False
+        owner.times += 1
+        if not owner.held and owner.times == _TIMES and self.held + root.nbytes <= _MOST_BYTES:
+            (error,) = driver.cuMemHostRegister(owner.address, root.nbytes, 0)
+            if error == SUCCESS:
+                owner.held = root.nbytes
+                self.held += owner.held
+        return owner.held > 0
+
+    def _remember(self, root: np.ndarray) -> None:
+        if len(self._seen) >= _REMEMBERED:
+            for one in list(self._seen.values())[: _REMEMBERED // 2]:
+                if not one.held:
+                    self._seen.pop(one.key, None)
+        if len(self._seen) < _REMEMBERED:
+            self._seen[id(root)] = _Owner(self, root)
+
+    def forget(self, owner: _Owner) -> None:
+        """Before the memory is freed, in any thread."""
+        self._seen.pop(owner.key, None)
+        held, owner.held = owner.held, 0
+        if held and not self._device.lost and not fork.is_forbidden():
+            self.held -= held
+            with self._device.context:
+                driver.cuMemHostUnregister(owner.address)
+
+
+class _Owner:
+    """An array that owns memory, without keeping it. `held`: its bytes that are registered."""
+
+    def __init__(self, registered: Registered, root: np.ndarray) -> None:
+        self.key, self.address = id(root), root.ctypes.data
+        self.times, self.held = 1, 0
+        self._registered = registered
+        self._ref = weakref.ref(root, self._freed)
+
+    def _freed(self, _: object) -> None:
+        if not sys.is_finalizing():
+            self._registered.forget(self)

@@ -1,0 +1,143 @@
+"""Large inputs on their way to the device: in pieces, and where they are if they come again."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import litegpu
+from litegpu import host_copy
+from litegpu.model.builder import ModelBuilder
+
+pytestmark = pytest.mark.cuda
+
+SHAPE = (1, 1024, 1100, 1)  # 4.3 MiB, no multiple of a page
+
+
+@pytest.fixture
+def model() -> Iterator[litegpu.LoadedModel]:
+    """The maximum of a row of x, plus 1."""
+    builder = ModelBuilder()
+    x = builder.input("x", SHAPE)
+    axes = builder.constant(np.array([2], np.int32))
+    y = builder.op("REDUCE_MAX", [x, axes], (1, 1024, 1), {"keep_dims": False})
+    builder.output(builder.op("ADD", [y, builder.constant(np.ones(1, np.float32))], (1, 1024, 1)))
+    try:
+        opened = litegpu.load(builder.build(), "cuda")
+    except litegpu.DeviceError as error:
+        pytest.skip(str(error))
+    with opened:
+        yield opened
+
+
+def numbers(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=SHAPE).astype(np.float32)
+
+
+def is_right(model: litegpu.LoadedModel, x: np.ndarray) -> bool:
+    return np.array_equal(model(x), x.max(2) + 1)
+
+
+@pytest.fixture
+def pieces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The sizes of what is copied piece by piece."""
+    from litegpu.gpu.backends.cuda import inputs
+
+    copied: list[Any] = []
+    copy = host_copy.copy_pieces
+
+    def noted(target: np.ndarray, source: np.ndarray, after: Any) -> None:
+        copied.append(source.size)
+        copy(target, source, after)
+
+    monkeypatch.setattr(inputs, "copy_pieces", noted)
+    return copied
+
+
+def registered(model: litegpu.LoadedModel) -> Any:
+    return model.delegate.open_device()._pools.registered  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("piece", [4096, 1 << 20, 1 << 30])
+def test_pieces(model: litegpu.LoadedModel, pieces: list[Any], piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_copy, "_LEAST_PIECE", piece)
+    monkeypatch.setattr(host_copy, "_MOST_PIECES", 1 << 30)
+    for seed in range(3):
+        assert is_right(model, numbers(seed))
+    assert len(pieces) == 3
+
+
+def test_a_piece_that_fails_fails_the_call(model: litegpu.LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    from litegpu.gpu.backends.cuda.inputs import Inputs
+
+    assert is_right(model, numbers(0))
+    with monkeypatch.context() as patch:
+        init = Inputs.send
+
+        def broken(self: Inputs, index: int, array: np.ndarray) -> None:
+            patch.setattr(self, "_copy_in", lambda *_: 1)
+            init(self, index, array)
+
+        patch.setattr(Inputs, "send", broken)
+        with pytest.raises(litegpu.DeviceError, match="copy of input"):
+            model(numbers(1))
+    assert is_right(model, numbers(2))
+
+
+def test_arrays_that_come_again_are_read_where_they_are(model: litegpu.LoadedModel, pieces: list[Any]) -> None:
+    x, found = numbers(0), registered(model)
+    before = found.held
+    for i in range(8):
+        x[0, i, 0, 0] = 100 + i
+        assert is_right(model, x)
+    assert len(pieces) == 3 and found.held == before + x.nbytes
+    assert is_right(model, numbers(5)), "another one is copied"
+    assert is_right(model, x[:, ::-1]), "and so is what is no dense array"
+    view = x.reshape(-1)[:].reshape(SHAPE)
+    count = len(pieces)
+    assert is_right(model, view) and len(pieces) == count
+    del x, view
+    gc.collect()
+    assert found.held == before, "memory is let go of before it is freed"
+
+
+def test_what_others_own_is_copied(model: litegpu.LoadedModel, pieces: list[Any]) -> None:
+    x = np.frombuffer(bytearray(numbers(3).tobytes()), np.float32).reshape(SHAPE)
+    for _ in range(6):
+        assert is_right(model, x)
+    assert len(pieces) == 6
+
+
+def test_nothing_stays_registered_after_a_fork(
+    model: litegpu.LoadedModel, pieces: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from litegpu import fork
+
+    x, found = numbers(0), registered(model)
+    before = found.held
+    for _ in range(5):
+        assert is_right(model, x)
+    monkeypatch.setattr(fork, "_count", fork.count() + 1)
+    assert is_right(model, x) and found.held == before
+
+
+def test_arrays_that_come_once_are_not_remembered_for_long(model: litegpu.LoadedModel) -> None:
+    for seed in range(70):
+        assert is_right(model, np.full(SHAPE, seed, np.float32))
+    assert len(registered(model)._seen) <= 64
+
+
+def test_an_interpreter_still_has_what_is_set(model: litegpu.LoadedModel) -> None:
+    one = model.interpreter
+    index = one.get_input_details()[0]["index"]
+    for seed in range(3):
+        assert is_right(model, numbers(seed))
+        one.set_tensor(index, numbers(seed + 1))
+        for _ in range(2):
+            one.invoke()
+            found = one.get_tensor(one.get_output_details()[0]["index"])
+            np.testing.assert_array_equal(found, numbers(seed + 1).max(2) + 1)
