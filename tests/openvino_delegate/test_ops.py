@@ -113,10 +113,10 @@ def test_quantized_models(name: str, models_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "share"), [("posenet_mobilenet_v1_100_257_int8", 0.975), ("ssd_mobilenet_v1_coco_quant", 0.99)]
+    ("name", "share"), [("posenet_mobilenet_v1_100_257_int8", 0.999), ("ssd_mobilenet_v1_coco_quant", 0.99)]
 )
 def test_photographs_up_to_where_floats_are_made(name: str, share: float, models_dir: Path, images_dir: Path) -> None:
-    """PoseNet grows a rounding that falls the other way; docs/guide/openvino.md tells."""
+    """PoseNet grows a rounding that falls the other way, which is why none may: openvino/quanta.py."""
     model = read_model(models_dir / f"{name}.tflite")
     main = model.main
     last = [o for o in main.operators if o.name in ("DEQUANTIZE", "TFLite_Detection_PostProcess")]

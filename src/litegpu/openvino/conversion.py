@@ -15,6 +15,7 @@ from litegpu.errors import DelegateError
 from litegpu.model.types import Operator, Subgraph, Tensor
 from litegpu.model.writer import cut
 from litegpu.openvino import runtime
+from litegpu.openvino.quanta import in_quanta
 
 #: Sums of quantized tensors: left alone, OpenVINO adds what comes before the rounding of one of them.
 _ROUNDED_OPERANDS = ("Add", "Subtract")
@@ -29,6 +30,7 @@ def converted(partition: Partition) -> Any:
         path = Path(folder) / "partition.tflite"
         path.write_bytes(content)
         model = front_end.convert(front_end.load(str(path)))
+    in_quanta(model)
     keep_roundings(model)
     return model
 
