@@ -49,6 +49,7 @@ def require_openvino() -> None:
 def operators(kind: str) -> list[str]:
     """Those that there are cases of."""
     own = list(CASES) if kind == "float" else quantized_operators(kind)
+    own = [operator for operator in own if operator not in OTHERS]
     return [*own, *(OTHERS[:2] if kind != "float" else OTHERS[1:])]
 
 

@@ -43,15 +43,20 @@ FIXED = {
 #: Operators without kernels of the type in the official runtime, or without real numbers.
 _NO_KERNEL = {
     *("ADD_N", "ATAN2", "CEIL", "COS", "CUMSUM", "FLOOR", "L2_POOL_2D", "LOCAL_RESPONSE_NORMALIZATION", "POW", "ROUND"),
-    *("SIGN", "SIN", "SQUARE"),
+    *("SIGN", "SIN", "SQUARE", "BITCAST", "BUCKETIZE", "CONV_3D", "CONV_3D_TRANSPOSE", "FAKE_QUANT"),
+    "SEGMENT_SUM",
+    *("UNSORTED_SEGMENT_MAX", "UNSORTED_SEGMENT_MIN", "UNSORTED_SEGMENT_PROD", "UNSORTED_SEGMENT_SUM"),
 }
 _NO_REALS = {
     *("LOGICAL_AND", "LOGICAL_NOT", "LOGICAL_OR", "CAST", "FLOOR_DIV", "FLOOR_MOD", "REDUCE_ALL", "REDUCE_ANY"),
-    *("SCATTER_ND", "ZEROS_LIKE"),
+    *("SCATTER_ND", "ZEROS_LIKE", "BITWISE_XOR", "RANGE", "RIGHT_SHIFT", "STABLEHLO_AND", "STABLEHLO_SHIFT_LEFT"),
+    *(op for op in CASES if op.endswith(" of integers")),
 }
+_NO_INT8 = {"REVERSE_SEQUENCE"}
 _NO_INT16 = {
     *("ARG_MAX", "ARG_MIN", "DEPTH_TO_SPACE", "ELU", "HARD_SWISH", "L2_NORMALIZATION", "RELU_0_TO_1", "RELU_N1_TO_1"),
     *("SPACE_TO_DEPTH", "SQUARED_DIFFERENCE", "PRELU", "LOG_SOFTMAX", "ONE_HOT"),
+    *("REVERSE_SEQUENCE", "SPARSE_TO_DENSE"),
 }
 _NO_UINT8 = {
     *("ABS", "BATCH_MATMUL", "ELU", "EXP", "LOG", "NEG", "REDUCE_PROD", "RELU_0_TO_1", "RSQRT", "SELECT", "SQRT"),
@@ -73,7 +78,7 @@ _NEAR = _AGAINST_FLOAT | {
 
 
 def operators(kind: str) -> list[str]:
-    missing = {"int8": set(), "int16": _NO_INT16, "uint8": _NO_UINT8}[kind]
+    missing = {"int8": _NO_INT8, "int16": _NO_INT16, "uint8": _NO_UINT8}[kind]
     return [op for op in CASES if op not in _NO_KERNEL | _NO_REALS | missing]
 
 

@@ -12,6 +12,7 @@ import litegpu
 from litegpu.model.builder import ModelBuilder, quantized
 from litegpu.model.types import TensorType
 from litegpu.openvino import conversion
+from litegpu.openvino.quanta import in_quanta
 
 SHAPE = (1, 24, 24, 8)
 
@@ -25,8 +26,7 @@ def _needs_openvino() -> None:
 def changed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many convolutions were changed, of each partition that is compiled."""
     found: list[int] = []
-    change = conversion.in_quanta
-    monkeypatch.setattr(conversion, "in_quanta", lambda model: found.append(change(model)))
+    monkeypatch.setattr(conversion, "in_quanta", lambda model: found.append(in_quanta(model)))
     return found
 
 
@@ -49,7 +49,7 @@ class Quantized(ModelBuilder):
         shape = (1, 3, 3, 8) if depthwise else (8, 3, 3, 8)
         axis = 3 if depthwise else 0
         if self.type == TensorType.UINT8:
-            scales = np.float32([0.011])
+            scales = np.array([0.011], np.float32)
             stored = self.constant(
                 self.random.integers(0, 256, shape).astype(np.uint8), quantization=quantized(0.011, 120)
             )
