@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import pytest
-from agreement import FLOAT32, assert_agrees, official, on_gpu, random_inputs, relative_l2, require_gpu, run
+from agreement import FLOAT16, FLOAT32, assert_agrees, official, on_gpu, random_inputs, relative_l2, require_gpu, run
 from ai_edge_litert.interpreter import OpResolverType
 
 from litegpu.errors import ModelError, OptionError
-from litegpu.model import read_model
+from litegpu.model import read_model, with_batch
 from litegpu.model.builder import ModelBuilder
 from litegpu.model.costs import op_costs
 from litegpu.model.types import Model, TensorType
@@ -102,6 +103,24 @@ def test_small_variants_on_the_gpu(name: str) -> None:
     inputs = random_inputs(cpu)
     for got, want in zip(run(gpu, inputs), run(cpu, inputs), strict=True):
         assert_agrees(got, want, FLOAT32, name)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.skipif(bool(os.environ.get("LITEGPU_CUDA_EMULATOR")), reason="takes minutes on the emulator")
+def test_small_variants_on_cuda(name: str, batch: int, half: bool) -> None:
+    from litegpu.gpu.backends.cuda.opening import available
+
+    if available() is not None:
+        pytest.skip("no CUDA device")
+    content = bytes(with_batch(small(name), batch).content)
+    cpu, gpu = official(content), on_gpu(content, backend="cuda", precision_loss_allowed=half)
+    assert gpu.delegation_report().fully_delegated
+    inputs = random_inputs(cpu)
+    for got, want in zip(run(gpu, inputs), run(cpu, inputs), strict=True):
+        assert_agrees(got, want, FLOAT16 if half else FLOAT32, name)
 
 
 def test_filters_have_scales_and_moved_values_share_one() -> None:
