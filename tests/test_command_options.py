@@ -53,18 +53,21 @@ def test_map(reaching: Callable[..., Called], monkeypatch: pytest.MonkeyPatch) -
     assert plain.pop("given") == (Path("m"), [Path("a"), Path("b")], Path("o"))
     patience = plain.pop("patience")
     assert patience > 0 and plain == {
-        "device": "auto", "precision": "float32", "batch": None, "workers": None, "ray": None, "on_error": "fail",
+        "device": "auto", "precision": "float32",
+        "arithmetic": "auto", "batch": None, "workers": None, "ray": None, "on_error": "fail",
         "resume": False, "overwrite": False, "normalization": None, "dequantize": False, "columns": {},
         "num_threads": None,
     }  # fmt: skip
     found = reaching(
-        target, "map", "m", "a", "--out=o", "--device=cuda:1", "--precision=float16", "--batch=3", "--workers=2",
+        target, "map", "m", "a", "--out=o", "--device=cuda:1", "--precision=float16",
+        "--arithmetic=integer", "--batch=3", "--workers=2",
         "--ray=host:1234", "--patience=7", "--on-error=skip", "--resume", "--overwrite", "--mean=3", "--dequantize",
         "--column=x=left", "--column=right", "--num-threads=5",
     )  # fmt: skip
     found.pop("given")
     assert found == {
-        "device": "cuda:1", "precision": "float16", "batch": 3, "workers": 2, "ray": "host:1234", "patience": 7.0,
+        "device": "cuda:1", "precision": "float16",
+        "arithmetic": "integer", "batch": 3, "workers": 2, "ray": "host:1234", "patience": 7.0,
         "on_error": "skip", "resume": True, "overwrite": True, "normalization": Normalization(3.0, 127.5),
         "dequantize": True, "columns": {"x": "left", "": "right"}, "num_threads": 5,
     }  # fmt: skip
@@ -83,16 +86,19 @@ def test_run(reaching: Callable[..., Called], monkeypatch: pytest.MonkeyPatch) -
     plain = reaching(target, "run", "m")
     assert plain.pop("given") == (Path("m"), ())
     assert plain == {
-        "labels": None, "device": "auto", "precision": "float32", "compare_with_cpu": True, "output": None,
+        "labels": None, "device": "auto", "precision": "float32",
+        "arithmetic": "auto", "compare_with_cpu": True, "output": None,
         "num_threads": None, "normalization": None,
     }  # fmt: skip
     found = reaching(
         target, "run", "m", "--image=a", "--image=b", "--labels=l", "--device=webgpu", "--precision=auto",
+        "--arithmetic=float",
         "--no-compare", "-o", "out", "--num-threads=4", "--std=2",
     )  # fmt: skip
     assert found.pop("given") == (Path("m"), [Path("a"), Path("b")])
     assert found == {
-        "labels": Path("l"), "device": "webgpu", "precision": "auto", "compare_with_cpu": False, "output": Path("out"),
+        "labels": Path("l"), "device": "webgpu", "precision": "auto",
+        "arithmetic": "float", "compare_with_cpu": False, "output": Path("out"),
         "num_threads": 4, "normalization": Normalization(127.5, 2.0),
     }  # fmt: skip
     for problems in ((), ("no room",)):
@@ -125,18 +131,19 @@ def test_inference_diff(reaching: Callable[..., Called], monkeypatch: pytest.Mon
         return vars(found)
 
     plain = {
-        "delegate": "gpu", "precision": "float16", "backend": "auto", "quantization": True,
+        "delegate": "gpu", "precision": "float16", "arithmetic": "auto", "backend": "auto", "quantization": True,
         "max_delegated_partitions": 0, "num_threads": 1, "reference": "auto", "num_runs": None, "inputs": (), "seed": 0,
         "max_relative_error": None, "per_op": False, "tolerance": None,
     }  # fmt: skip
     assert options("m") == options("--model_file=m") == plain
     found = options(
-        "m", "--delegate=gpu", "--precision=auto", "--gpu_backend=vulkan", "--gpu_experimental_enable_quant=false",
+        "m", "--delegate=gpu", "--precision=auto",
+        "--gpu_arithmetic=integer", "--gpu_backend=vulkan", "--gpu_experimental_enable_quant=false",
         "--max_delegated_partitions=3", "--num_threads=4", "--reference=builtin", "--num_runs=7", "--input=a",
         "--input=x=b", "--seed=9", "--max_relative_error=0.5", "--per-op", "--tolerance=0.25",
     )  # fmt: skip
     assert found == {
-        "delegate": "gpu", "precision": "auto", "backend": "vulkan", "quantization": False,
+        "delegate": "gpu", "precision": "auto", "arithmetic": "integer", "backend": "vulkan", "quantization": False,
         "max_delegated_partitions": 3, "num_threads": 4, "reference": "builtin", "num_runs": 7, "inputs": ("a", "x=b"),
         "seed": 9, "max_relative_error": 0.5, "per_op": True, "tolerance": 0.25,
     }  # fmt: skip
@@ -204,7 +211,7 @@ def test_evaluations(kind: str, reaching: Callable[..., Called], tmp_path: Path)
     assert vars(task) == common | plain | {"preprocessing": {"crop": crop, "resize": "bilinear"}}
     patience = how.patience
     assert vars(how.choice) == {
-        "kind": "cpu", "precision": "float16", "num_threads": 1, "max_delegated_partitions": 1,
+        "kind": "cpu", "precision": "float16", "num_threads": 1, "max_delegated_partitions": 1, "arithmetic": "auto",
     }  # fmt: skip
     running = {k: v for k, v in vars(how).items() if k != "choice"}
     assert running == {
@@ -213,13 +220,14 @@ def test_evaluations(kind: str, reaching: Callable[..., Called], tmp_path: Path)
     }  # fmt: skip
     task, how = reaching(
         target, *base, *more, "--num_images=6", "--resize=half-pixel", "--mean=1,2,3", "--std=4", "--delegate=vulkan",
-        "--compare=cpu", "--precision=float32", "--max_delegated_partitions=2", "--num_interpreter_threads=3",
+        "--compare=cpu", "--precision=float32",
+        "--gpu-arithmetic=integer", "--max_delegated_partitions=2", "--num_interpreter_threads=3",
         "-o", str(tmp_path / "out"), "--restart", "--batch=5", "--workers=4", "--on-error=skip", "--ray=a:1",
         "--actors=8", "--patience=9",
     )["given"]  # fmt: skip
     pixels = {"crop": crop, "resize": "half-pixel", "mean": (1.0, 2.0, 3.0), "deviation": (4.0,)}
     assert vars(task) == common | plain | changed | {"num_images": 6, "preprocessing": pixels}
-    wanted = {"precision": "float32", "num_threads": 3, "max_delegated_partitions": 2}
+    wanted = {"precision": "float32", "num_threads": 3, "max_delegated_partitions": 2, "arithmetic": "integer"}
     assert vars(how.choice) == {"kind": "vulkan", **wanted} and vars(how.compare) == {"kind": "cpu", **wanted}
     running = {k: v for k, v in vars(how).items() if k not in ("choice", "compare")}
     assert running == {

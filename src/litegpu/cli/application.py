@@ -80,6 +80,19 @@ class Precision(StrEnum):
     AUTO = "auto"
 
 
+class ArithmeticKind(StrEnum):
+    AUTO = "auto"
+    FLOAT = "float"
+    INTEGER = "integer"
+
+
+#: Of a GPU.
+Arithmetic = Annotated[
+    ArithmeticKind,
+    typer.Option(help="Of a GPU with 8-bit tensors: integer is equal to the CPU, auto the faster."),
+]
+
+
 class OnError(StrEnum):
     """What an input that cannot be read does."""
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from litegpu.cli.application import LARGEST, MOST_THREADS, Json, Precision, app, print_json
+from litegpu.cli.application import LARGEST, MOST_THREADS, ArithmeticKind, Json, Precision, app, print_json
 from litegpu.cli.official_flags import DelegateFlagsCommand
 from litegpu.errors import OptionError
 from litegpu.gpu.backends import registry
@@ -61,6 +61,10 @@ def inference_diff(
     gpu_precision_loss_allowed: Annotated[
         Truth, typer.Option("--gpu_precision_loss_allowed", help="true: float16 where the GPU has it.")
     ] = Truth.TRUE,
+    gpu_arithmetic: Annotated[
+        ArithmeticKind,
+        typer.Option("--gpu_arithmetic", "--arithmetic", help="Of 8-bit tensors: integer is equal to the CPU."),
+    ] = ArithmeticKind.AUTO,
     gpu_backend: Annotated[
         str, typer.Option("--gpu_backend", help=f"{registry.listed()}.", show_default="the best")
     ] = "",
@@ -133,6 +137,7 @@ def inference_diff(
     options = DiffOptions(
         delegate=delegate or (asked[0] if asked else "gpu"),
         precision=precision.value if precision else "float16" if allowed else "float32",
+        arithmetic=gpu_arithmetic.value,
         backend=gpu_backend or "auto",
         quantization=_is_true(gpu_experimental_enable_quant),
         max_delegated_partitions=max_delegated_partitions,

@@ -17,6 +17,7 @@ from litegpu.cli.application import (
     MOST_ITEMS,
     MOST_THREADS,
     MOST_WORKERS,
+    ArithmeticKind,
     OnError,
     Patience,
     Precision,
@@ -75,6 +76,10 @@ LossAllowed = Annotated[
         help="false: --precision=float32.",
         rich_help_panel=_DELEGATES,
     ),
+]
+GpuArithmetic = Annotated[
+    ArithmeticKind,
+    typer.Option(help="Of 8-bit tensors: integer is equal to the CPU, auto the faster.", rich_help_panel=_DELEGATES),
 ]
 GpuBackend = Annotated[
     str | None, typer.Option(help=f"{registry.listed()}, for --use_gpu.", rich_help_panel=_DELEGATES)
@@ -144,6 +149,7 @@ def running(
     precision: GpuPrecision = Precision.FLOAT16,
     use_gpu: UseGpu = None,
     gpu_precision_loss_allowed: LossAllowed = None,
+    gpu_arithmetic: GpuArithmetic = ArithmeticKind.AUTO,
     gpu_backend: GpuBackend = None,
     max_delegated_partitions: Partitions = 0,
     num_interpreter_threads: Threads = 1,
@@ -171,7 +177,7 @@ def running(
     )
     kind = "float32" if lossless else precision.value
     threads = 1 if num_interpreter_threads == -1 else num_interpreter_threads
-    like = DelegateChoice("cpu", kind, threads, max(max_delegated_partitions, 1))
+    like = DelegateChoice("cpu", kind, threads, max(max_delegated_partitions, 1), gpu_arithmetic.value)
     return Running(
         parse_choice(delegate, like),
         parse_choice(compare, like) if compare is not None else None,

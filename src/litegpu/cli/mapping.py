@@ -14,6 +14,8 @@ from litegpu.cli.application import (
     MOST_THREADS,
     MOST_WORKERS,
     TERMINATED,
+    Arithmetic,
+    ArithmeticKind,
     Device,
     Json,
     OnError,
@@ -43,6 +45,7 @@ def map_(
     ],
     device: Device = "auto",
     precision: Annotated[Precision, typer.Option(help="float16 is faster, auto a safe mixture.")] = Precision.FLOAT32,
+    arithmetic: Arithmetic = ArithmeticKind.AUTO,
     batch: Annotated[
         int | None, typer.Option(help="Inputs computed at a time; by default up to 64.", max=MOST_ITEMS)
     ] = None,
@@ -106,6 +109,7 @@ def map_(
                 out,
                 device=device,
                 precision=precision.value,
+                arithmetic=arithmetic.value,
                 batch=batch,
                 workers=workers,
                 ray=ray,

@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from litegpu.cli.application import MOST_THREADS, Device, Json, Precision, app, print_json
+from litegpu.cli.application import (
+    MOST_THREADS,
+    Arithmetic,
+    ArithmeticKind,
+    Device,
+    Json,
+    Precision,
+    app,
+    print_json,
+)
 from litegpu.errors import OptionError
 
 
@@ -18,6 +27,7 @@ def run(
     labels: Annotated[Path | None, typer.Option(help="A file with one class name a line.")] = None,
     device: Device = "auto",
     precision: Annotated[Precision, typer.Option(help="float16 is faster, auto a safe mixture.")] = Precision.FLOAT32,
+    arithmetic: Arithmetic = ArithmeticKind.AUTO,
     compare: Annotated[bool, typer.Option(help="Also run on the CPU and say how far apart the results are.")] = True,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The drawing, or a folder for several.")] = None,
     num_threads: Annotated[
@@ -56,6 +66,7 @@ def run(
         labels=labels,
         device=device,
         precision=precision.value,
+        arithmetic=arithmetic.value,
         compare_with_cpu=compare,
         output=output,
         num_threads=num_threads,

@@ -142,6 +142,7 @@ def run_model(
     labels: str | os.PathLike[str] | None = None,
     device: str = "auto",
     precision: str = "float32",
+    arithmetic: str = "auto",
     compare_with_cpu: bool = True,
     output: str | os.PathLike[str] | None = None,
     num_threads: int | None = None,
@@ -151,7 +152,7 @@ def run_model(
 
     Args:
         labels: a file with one class name a line; by default one that is packed into the model, if it fits.
-        device, precision, num_threads: as for `litegpu.load`.
+        device, precision, num_threads: as for `litegpu.load`. arithmetic: as for GpuDelegate.
         compare_with_cpu: also run on the CPU, unless that is all there is.
         output: the drawing's file, or with several pictures a folder; by default PICTURE-MODEL.png in this folder.
         normalization: of pixels; by default a guess by the input's type.
@@ -162,7 +163,7 @@ def run_model(
     names = read_labels(labels) if labels else []
     pictures = [(os.fspath(path), load_image(path)) for path in images]
     targets = [_drawing_path(path, model, output, len(pictures)) for path, _ in pictures]
-    with _Opened(model, device, precision, num_threads) as chosen:
+    with _Opened(model, device, precision, num_threads, arithmetic) as chosen:
         if labels:
             require_fit(names, chosen.classes, labels)
         else:
@@ -219,10 +220,16 @@ class _Opened:
     """A model on a device, with its timings."""
 
     def __init__(
-        self, model: str | os.PathLike[str] | bytes, device: str, precision: str, num_threads: int | None
+        self,
+        model: str | os.PathLike[str] | bytes,
+        device: str,
+        precision: str,
+        num_threads: int | None,
+        arithmetic: str = "auto",
     ) -> None:
         start = time.perf_counter()
-        self.loaded = load(model, device=device, precision=precision, num_threads=num_threads)
+        more = {} if arithmetic == "auto" else {"arithmetic": arithmetic}
+        self.loaded = load(model, device=device, precision=precision, num_threads=num_threads, **more)
         self.prepare = time.perf_counter() - start
 
     def __enter__(self) -> _Opened:

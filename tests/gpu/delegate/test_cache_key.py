@@ -96,6 +96,7 @@ CHANGES: dict[str, Callable[[Case], None]] = {
     "ranges of another tensor": of("ranges", {2: (0.0, 1.0)}),
     "auto": of("options", GpuDelegateOptions(precision="auto")),
     "quantization": of("options", GpuDelegateOptions(quantization_enabled=False)),
+    "arithmetic": of("options", GpuDelegateOptions(arithmetic="integer")),
     "tuning fast": of("options", GpuDelegateOptions(tuning="fast")),
     "tuning full": of("options", GpuDelegateOptions(tuning="full")),
     "driver": of_info(driver="2.0"),

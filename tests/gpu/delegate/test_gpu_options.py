@@ -169,5 +169,5 @@ def test_no_option_is_forgotten() -> None:
             "inference_preference", "inference_priority1", "experimental_flags", "backend", "device", "tuning",
             "validation", "max_delegated_partitions", "min_nodes_per_partition", "first_delegate_node_index",
             "last_delegate_node_index"}  # fmt: skip
-    elsewhere = {"inference_priority2", "inference_priority3", "serialization_dir", "model_token"}  # options, cache
+    elsewhere = {"inference_priority2", "inference_priority3", "serialization_dir", "model_token", "arithmetic"}
     assert {f.name for f in fields(GpuDelegateOptions)} == here | elsewhere

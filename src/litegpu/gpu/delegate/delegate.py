@@ -23,6 +23,7 @@ from litegpu.gpu.cache_entry import CacheEntry
 from litegpu.gpu.cache_folder import CacheFolder, open_cache
 from litegpu.gpu.control import build_linked, check_control, is_control
 from litegpu.gpu.delegate import fitting, prepared, slices
+from litegpu.gpu.delegate.arithmetic import choose
 from litegpu.gpu.delegate.cache_key import describe as describe_entry
 from litegpu.gpu.delegate.cache_key import fingerprint
 from litegpu.gpu.delegate.calibration import tensor_ranges
@@ -189,6 +190,7 @@ class GpuDelegate:
         kernel = GpuKernel(
             device, program, types, shapes, inputs, wait=self.options.wait_type, validation=self.options.validation,
             attempt=self._second_attempt(partition, device) if half else None,
+            why=choose(self.options.arithmetic, partition, device.features, half).why,
         )  # fmt: skip
         if whole:
             self.prepared = [p for p in self.prepared if p.alive]
@@ -234,9 +236,8 @@ class GpuDelegate:
             build_program, features=self._limited(features), target=target, half=half, tuner=tuner,
             auto=self.options.precision == "auto",
         )  # fmt: skip
-        lower = functools.partial(
-            lower_partition, xnnpack=partition.xnnpack, integer=self.options.arithmetic == "integer"
-        )
+        arithmetic = choose(self.options.arithmetic, partition, features, half)
+        lower = functools.partial(lower_partition, xnnpack=partition.xnnpack, integer=arithmetic.integer)
         if any(is_control(o) for o in partition.nodes):
             return build_linked(partition, lower, lambda graph, frame, kept: made(graph, variables=kept, frame=frame))
         lowered = lower(partition.subgraph, partition.nodes, partition.inputs, partition.outputs)

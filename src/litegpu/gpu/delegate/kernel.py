@@ -40,6 +40,7 @@ class GpuKernel:
         wait: WaitType = WaitType.PASSIVE,
         validation: bool = False,
         attempt: SecondAttempt | None = None,
+        why: str = "",
     ) -> None:
         self.device = device
         self.program = program
@@ -50,6 +51,7 @@ class GpuKernel:
         self._lent: dict[int, np.ndarray] = {}  # inputs in the session's own memory
         self._pending = False
         self._attempt = attempt  # None for programs in float32
+        self._why = why  # it has the arithmetic that it has, for the report
         self._kept: dict[int, np.ndarray] = {}  # the inputs of an inference that is not waited for
         self._given: Sequence[np.ndarray] | None = None  # those of one that is
         self._twin: Session | None = None  # a session in float32, whose results were no better so far
@@ -75,9 +77,10 @@ class GpuKernel:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the report is to say about the partition."""
+        about = (self._why,) if self._why else ()
         if self._attempt is not None and self._attempt.settled:
-            return ("a partition runs in float32, as its results in float16 were not finite",)
-        return tuple(f"'{name}' stays in float32: {reason}" for name, reason in self.program.in_float32)
+            return (*about, "a partition runs in float32, as its results in float16 were not finite")
+        return about + tuple(f"'{name}' stays in float32: {reason}" for name, reason in self.program.in_float32)
 
     def another(self, *, waits: bool = False) -> GpuKernel:
         """The same partition with memory of its own; `waits`: as this one does, else not at all."""
@@ -85,6 +88,7 @@ class GpuKernel:
         return GpuKernel(
             self.device, self.program, self.types, self.shapes, self.input_shapes,
             wait=awake if waits else WaitType.DO_NOT_WAIT, validation=self.validation, attempt=self._attempt,
+            why=self._why,
         )  # fmt: skip
 
     @property

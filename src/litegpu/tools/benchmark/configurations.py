@@ -18,6 +18,7 @@ _SHORT = {
     "threads": "num_threads",
     "xnnpack": "use_xnnpack",
     "precision": "gpu_precision",
+    "arithmetic": "gpu_arithmetic",
     "backend": "gpu_backend",
     "wait": "gpu_wait_type",
     "device": "gpu_device",
@@ -42,9 +43,9 @@ def configurations(flags: BenchmarkFlags, wanted: str | Mapping[str, Mapping[str
     """What is to be compared, with `flags` for what is not said of it.
 
     `wanted`: `cpu,gpu,gpu:precision=float32:wait=active`, where each is cpu, gpu, cuda:1 or a backend (cuda, webgpu
-    ...), followed by settings: the short names threads, xnnpack, precision, backend, wait, device, tuning, partitions
-    and quantized, or any flag. Or the name of another delegate, followed by options of its, and threads and xnnpack of
-    the CPU: `openvino:device=GPU:precision=float16`. Or name -> settings. Raises OptionError.
+    ...), followed by settings: the short names threads, xnnpack, precision, arithmetic, backend, wait, device, tuning,
+    partitions and quantized, or any flag. Or the name of another delegate, followed by options of its, and threads and
+    xnnpack of the CPU: `openvino:device=GPU:precision=float16`. Or name -> settings. Raises OptionError.
     """
     if not isinstance(wanted, str):
         return [Configuration(label, with_changes(flags, changes)) for label, changes in wanted.items()]

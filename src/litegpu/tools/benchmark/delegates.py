@@ -47,6 +47,7 @@ def gpu_delegate(flags: BenchmarkFlags) -> GpuDelegate:
         raise OptionError("--delegate_serialize_token names a model in --delegate_serialize_dir: give that too")
     return GpuDelegate(
         quantization_enabled=flags.gpu_experimental_enable_quant,
+        arithmetic=flags.gpu_arithmetic,
         backend={"opengl": "gl"}.get(flags.gpu_backend, flags.gpu_backend) or "auto",
         device=flags.gpu_device or None,
         tuning=flags.gpu_tuning,

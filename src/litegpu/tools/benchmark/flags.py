@@ -98,6 +98,7 @@ class BenchmarkFlags:
     use_gpu: bool = _flag(False, "Use gpu", "run on the GPU what it can take; an error if there is none")
     gpu_precision_loss_allowed: bool = _flag(True, "Allow lower precision in gpu", "float16 where the GPU has it")
     gpu_precision: str = _flag("", "GPU precision", "float16, float32 or auto, in place of gpu_precision_loss_allowed")
+    gpu_arithmetic: str = _flag("auto", "GPU arithmetic", "auto, float or integer: of 8-bit tensors")
     gpu_experimental_enable_quant: bool = _flag(
         True, "Enable quant in gpu delegate", "8-bit nodes too (officially moot)"
     )

@@ -26,13 +26,15 @@ class DelegateChoice:
     """`kind`: "cpu", "gpu" (the best there is), or a backend, a part of one, or a device of one by its number; or the
     name of another delegate that there is.
 
-    `precision` is that of the GPU. `num_threads` are the CPU's, `max_delegated_partitions` the GPU's (0: all).
+    `precision` is that of the GPU. `num_threads` are the CPU's, `max_delegated_partitions` the GPU's (0: all), as is
+    `arithmetic`, of tensors of 8 bits.
     """
 
     kind: str = "cpu"
     precision: str = "float16"
     num_threads: int = field(default=1, compare=False)
     max_delegated_partitions: int = 1
+    arithmetic: str = "auto"
 
     def __post_init__(self) -> None:
         foreign = None if self.is_named else recognised(self.kind)
@@ -80,6 +82,7 @@ def parse_choice(text: str, like: DelegateChoice | None = None) -> DelegateChoic
         precision or like.precision,
         like.num_threads,
         like.max_delegated_partitions,
+        like.arithmetic,
     )
 
 
@@ -109,7 +112,9 @@ def open_model(model: str | bytes, choice: DelegateChoice, batch: int = 1) -> Op
         return OpenedModel(load(source, "cpu", num_threads=choice.num_threads), batch, note)
     if not choice.on_gpu:
         return OpenedModel(_with_delegate(source, choice), batch, note)
-    options: dict[str, Any] = {"max_delegated_partitions": choice.max_delegated_partitions}
+    options: dict[str, Any] = {
+        "max_delegated_partitions": choice.max_delegated_partitions, "arithmetic": choice.arithmetic,
+    }  # fmt: skip
     device = choice.kind
     if device == "gpu":
         device = best_gpu()

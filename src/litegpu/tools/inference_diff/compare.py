@@ -58,7 +58,7 @@ class DiffOptions:
     delegate: "gpu"; "xnnpack": the CPU as the official runtime uses it; "cpu": its plain built-in kernels; or the name
         of another delegate, perhaps with a device of its: "openvino:GPU".
     precision: of the GPU delegate or another one.
-    backend, quantization, max_delegated_partitions: of the GPU delegate; 0 partitions means 1.
+    arithmetic, backend, quantization, max_delegated_partitions: of the GPU delegate; 0 partitions means 1.
     num_threads: of the CPU part of what is tested; the reference always has one.
     reference: the kernels of the reference: "xnnpack" (the official runtime's default), "builtin" (without XNNPACK),
         "reference" (the slow ones that define the ops), or "auto": xnnpack, but builtin where XNNPACK is tested.
@@ -71,6 +71,7 @@ class DiffOptions:
 
     delegate: str = "gpu"
     precision: str = "float32"
+    arithmetic: str = "auto"
     backend: str = "auto"
     quantization: bool = True
     max_delegated_partitions: int = 0
@@ -310,6 +311,7 @@ def _gpu(options: DiffOptions, staging: Staging | None = None) -> RecordingDeleg
     delegate = RecordingDelegate(
         GpuDelegateOptions(
             precision=options.precision,
+            arithmetic=options.arithmetic,
             backend=options.backend,
             quantization_enabled=options.quantization,
             max_delegated_partitions=max(options.max_delegated_partitions, 1),

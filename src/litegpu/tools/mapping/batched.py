@@ -124,13 +124,17 @@ class BatchedModel:
         *,
         device: str,
         precision: str,
+        arithmetic: str = "auto",
         num_threads: int | None = None,
     ) -> None:
         self._interface = interface
         self._plan = plan
         self._batch = plan.batch
         content = source if plan.content is None else plan.content
-        self._loaded = load(content, device=device, precision=precision, num_threads=num_threads, fallback="silent")
+        more = {} if arithmetic == "auto" else {"arithmetic": arithmetic}
+        self._loaded = load(
+            content, device=device, precision=precision, num_threads=num_threads, fallback="silent", **more
+        )
         self._interpreter = self._loaded.interpreter
         self._inputs = [d["index"] for d in self._loaded.inputs.values()]
         self._outputs = [d["index"] for d in self._loaded.outputs.values()]

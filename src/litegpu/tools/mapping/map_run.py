@@ -74,6 +74,7 @@ def map_model(
     *,
     device: str = "auto",
     precision: str = "float32",
+    arithmetic: str = "auto",
     batch: int | None = None,
     workers: int | None = None,
     ray: str | None = None,
@@ -92,6 +93,7 @@ def map_model(
         files, and .txt files with the name of a file in each line.
     output: a Parquet file (NAME.parquet) or a folder of them.
     device, precision, num_threads: as for `litegpu.load`. With "cuda:all" there is a process for each GPU.
+    arithmetic: as for GpuDelegate.
     batch: inputs computed at a time, where the model can be had for that; by default up to 64.
     workers, ray, patience: as for `map_shards`; with Ray, every machine must see the inputs under the same paths.
     on_error: "fail" raises OptionError when an input turns out to be unusable, and keeps the rows that were computed;
@@ -121,6 +123,7 @@ def map_model(
         plan=plan,
         device=device,
         precision=precision,
+        arithmetic=arithmetic,
         num_threads=num_threads,
         normalization=normalization,
         dequantize=dequantize,
@@ -130,7 +133,7 @@ def map_model(
         "model": hashlib.sha256(content).hexdigest(),
         "inputs": source.digest,
         "count": source.count,
-        "options": f"{precision} {normalization} {dequantize}",
+        "options": f"{precision} {arithmetic} {normalization} {dequantize}",
     }
     with contextlib.closing(Output(output, ports, origin)) as table:
         resumed = table.open(resume=resume, overwrite=overwrite)

@@ -59,6 +59,7 @@ class MapFactory:
     num_threads: int | None = None
     normalization: Normalization | None = None
     dequantize: bool = False
+    arithmetic: str = "auto"
 
     def stored(self) -> tuple[ItemPort, ...]:
         """The outputs as they are written."""
@@ -84,6 +85,7 @@ class _Worker:
             job.plan,
             device=_device(job.device, context),
             precision=job.precision,
+            arithmetic=job.arithmetic,
             num_threads=(job.num_threads or context.threads) if on_cpu else job.num_threads,
         )
         self.description = self._model.device

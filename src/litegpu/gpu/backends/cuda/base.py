@@ -144,6 +144,7 @@ class CudaDeviceBase:
             max_buffer_bytes=self.found.memory,
             storage_alignment=256,
             compute_units=self.attribute("MULTIPROCESSOR_COUNT"),
+            byte_products=True,
             native="cuda",
             capability=self.found.capability,
         )

@@ -40,6 +40,9 @@ class CudaNative:
     def join_last(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
         return join_separable(graph) if half and features.capability >= LEAST_CAPABILITY else graph
 
+    def multiplies_bytes(self, features: Features) -> bool:
+        return False
+
     def attention_pays(self, depth: int, columns: int, keys: int, features: Features, half: bool) -> bool | None:
         if features.capability < LEAST_CAPABILITY:
             return None

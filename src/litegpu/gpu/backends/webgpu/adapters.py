@@ -137,6 +137,11 @@ def _describe(adapter: Any) -> AdapterInfo:
     )
 
 
+#: The APIs that have products of four bytes at once, as all desktops' GPUs of the last years do; Metal and OpenGL spell
+#: them out.
+_WITH_BYTE_PRODUCTS = ("Vulkan", "D3D12")
+
+
 def _features(adapter: Any) -> Features:
     limits, names = adapter.limits, adapter.features
     smallest, largest = native.subgroup_sizes(adapter)
@@ -153,5 +158,6 @@ def _features(adapter: Any) -> Features:
         max_buffer_bytes=limits["max-buffer-size"],
         storage_alignment=limits["min-storage-buffer-offset-alignment"],
         max_rounds=_LLVMPIPE_ROUNDS if "llvmpipe" in str(adapter.info["device"]).lower() else 0,
+        byte_products=adapter.info["backend_type"] in _WITH_BYTE_PRODUCTS,
         compute_units=(os.cpu_count() or 1) if adapter.info["adapter_type"] == "CPU" else 0,
     )

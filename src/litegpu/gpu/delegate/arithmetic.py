@@ -1,0 +1,69 @@
+"""Whether a partition's 8-bit tensors are computed with in whole numbers or as real ones, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from litegpu.delegates.protocol import Partition
+from litegpu.gpu.kernels import native
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.lower import check_operator
+from litegpu.model.types import TensorType
+
+_BYTES = (TensorType.INT8, TensorType.UINT8)
+#: What a multiplication with its addition takes beside one of float32: of float16 on tensor cores, and of bytes where
+#: the device has products of four at once, where these are spelt out, and on tensor cores. (With the instructions that
+#: convert and round, a product of four takes more than one.)
+_FLOAT32, _FLOAT16_TENSOR, _BYTES_AT_ONCE, _BYTES_SPELT_OUT, _BYTES_TENSOR = 1.0, 1 / 10, 1 / 3, 3.0, 1 / 16
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """`integer`: in whole numbers. `why` is a sentence for the report, "" if there is nothing to choose."""
+
+    integer: bool
+    why: str = ""
+
+
+def choose(asked: str, partition: Partition, features: Features, half: bool) -> Arithmetic:
+    """What is asked for, or with "auto" the faster. `half`: floats would be float16."""
+    if asked == "float" or not _has_bytes(partition):
+        return Arithmetic(False)
+    if asked == "integer":
+        return Arithmetic(True)
+    of_floats, of_bytes = _cost_of_floats(features, half), _cost_of_bytes(features)
+    if of_bytes >= of_floats:
+        return Arithmetic(
+            False, _FLOAT + f": a product of bytes is estimated to take {of_bytes / of_floats:.2g} times as long here"
+        )
+    for operator in partition.nodes:
+        reason = check_operator(partition.subgraph, operator, integer=True)
+        if reason is not None:
+            return Arithmetic(False, f"{_FLOAT}: of node {operator.index} ({operator.name}), {reason}")
+    return Arithmetic(
+        True, _INTEGER + f": a product of bytes is estimated to take {of_bytes / of_floats:.2g} of a float's time here"
+    )
+
+
+_FLOAT = (
+    "8-bit tensors are computed with as real numbers, a quantum or so from the CPU (arithmetic='integer' equals it)"
+)
+_INTEGER = "8-bit tensors are computed with in whole numbers, as on the CPU"
+
+
+def _has_bytes(partition: Partition) -> bool:
+    """Whether the model computes with tensors of 8 bits."""
+    tensors = partition.subgraph.tensors
+    touched = {t for o in partition.nodes for t in (*o.inputs, *o.outputs) if t >= 0}
+    return any(tensors[t].type in _BYTES and not tensors[t].is_constant for t in touched)
+
+
+def _cost_of_floats(features: Features, half: bool) -> float:
+    return _FLOAT16_TENSOR if half and native.of(features) is not None else _FLOAT32
+
+
+def _cost_of_bytes(features: Features) -> float:
+    own = native.of(features)
+    if own is not None and own.multiplies_bytes(features):
+        return _BYTES_TENSOR
+    return _BYTES_AT_ONCE if features.byte_products else _BYTES_SPELT_OUT
