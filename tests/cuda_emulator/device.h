@@ -280,7 +280,7 @@ inline void team_sync(unsigned barrier, unsigned threads) {
   emulator::current->members = threads;
   emulator::pause();
 }
-inline void warp_sync() { emulator::pause(); }
+#define __syncwarp() emulator::pause()
 template <unsigned count> void registers_drop() {}
 template <unsigned count> void registers_take() {}
 

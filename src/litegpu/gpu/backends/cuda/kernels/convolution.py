@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import matvec, specialized, window
+from litegpu.gpu.backends.cuda.kernels import matvec, specialized, stem, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half, residuals_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import TileProduct, WorkgroupTile, cost, ranked
@@ -42,6 +42,7 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
     others: list[tuple[Callable[..., float], Callable[..., Launch], Sequence[object]]] = [
         (window.cost, window.launch, window.ranked(layer, units)),
         (matvec.cost, matvec.launch, matvec.ranked(layer, units)),
+        (stem.cost, stem.launch, stem.ranked(layer, units)),
         (specialized.cost, specialized.launch, specialized.ranked(layer, capability, units)),
     ]
     if ctx.tuner is None:

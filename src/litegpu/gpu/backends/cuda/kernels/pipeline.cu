@@ -33,4 +33,3 @@ INLINE void team_sync(unsigned barrier, unsigned threads) {
 // A warpgroup gives up registers, or takes those that others gave up: from now on it has so many for each thread.
 template <unsigned count> INLINE void registers_drop() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count)); }
 template <unsigned count> INLINE void registers_take() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count)); }
-INLINE void warp_sync() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }

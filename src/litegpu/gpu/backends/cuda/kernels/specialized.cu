@@ -117,7 +117,7 @@ NAME(const unsigned short* x, const unsigned short* __restrict__ w EPILOGUE_BUFF
       *(float2*)(to + n * 8) = float2{sums[m][n][0], sums[m][n][1]};
       *(float2*)(to + 8 * PITCH + n * 8) = float2{sums[m][n][2], sums[m][n][3]};
     }
-    warp_sync();
+    __syncwarp();
     const unsigned row0 = pixel0 + (team * ROWS + m) * 64 + warp % 4 * 16, quad0 = column * (BN / 4);
     constexpr unsigned ACROSS = BN / 4 < 32 ? BN / 4 : 32, DOWN = 32 / ACROSS;  // lanes
     const unsigned last = least(15, PIXELS - 1 - row0);  // row
@@ -136,6 +136,6 @@ NAME(const unsigned short* x, const unsigned short* __restrict__ w EPILOGUE_BUFF
 #endif
       }
     }
-    warp_sync();
+    __syncwarp();
   }
 }
