@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from litegpu.blame import described
-from litegpu.delegates.protocol import Delegate, DelegateKernel, KeepsVariables, Partition
+from litegpu.delegates.protocol import Delegate, DelegateKernel, KeepsVariables, Partition, TakesUnknown
 from litegpu.delegates.report import CPU, DelegationReport, NodeReport, PartitionReport
 from litegpu.errors import DelegateError, ModelError
 from litegpu.model.types import Model, Operator, Subgraph
@@ -138,7 +138,7 @@ def _verdicts(model: Model, subgraph: Subgraph, delegate: Delegate, refused: Map
     first, last = delegate.first_delegate_node_index, delegate.last_delegate_node_index
     found: list[str | None] = []
     for node, operator in enumerate(subgraph.operators):
-        if node in refused:
+        if node in refused and not (isinstance(delegate, TakesUnknown) and delegate.takes_unknown):
             found.append(refused[node])
         elif not first <= node <= last:
             found.append(

@@ -32,7 +32,7 @@ from litegpu.delegates.protocol import (
     SharesMemory,
     lacking,
 )
-from litegpu.delegates.variables import Home, OnDevice, Variables, home
+from litegpu.delegates.variables import DeviceValue, Home, Variables, home
 from litegpu.errors import DelegateError, InvokeError, LiteGpuError, TensorError
 from litegpu.host_copy import LARGE_BYTES, copy_bytes
 from litegpu.model.reader import DTYPES
@@ -135,7 +135,7 @@ class Plan:
                     raise PrepareError(owner, tuple(o.index for o in partition.nodes), error) from error
                 _check_kernel(delegates[owner].name, kernel)
                 tensors = [self._tensors[i] for i in partition.outputs]
-                results = tuple((t.shape, DTYPES[t.type]) for t in tensors)
+                results = tuple((None if t.index in unknown else t.shape, DTYPES[t.type]) for t in tensors)
                 name, inputs, outputs = delegates[owner].name, partition.inputs, partition.outputs
                 self._steps.append(_Step(name, kernel, inputs, outputs, results, nodes))
             self._borrow_inputs()
@@ -268,7 +268,7 @@ class Plan:
             kernel, i = place.output
             memory = kernel.output_buffer(i, self._tensors[state.after])
             fetch = functools.partial(self._fetched, kernel, i, state.after)
-            self._variables.leave(state.key, OnDevice(memory, place.device, self, fetch, self.settle))
+            self._variables.leave(state.key, DeviceValue(memory, place.device, self, fetch, self.settle))
 
     def _fetched(self, kernel: SharesMemory, i: int, tensor: int) -> np.ndarray:
         """A copy of what is on a device."""
@@ -439,13 +439,14 @@ def _check_kernel(delegate: str, kernel: object) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """A partition in its turn. `results` are the shapes and types that a delegate has to give; () for the CPU."""
+    """A partition in its turn. `results` are the shapes, if they are known, and types that a delegate has to give; ()
+    for the CPU."""
 
     owner: str
     kernel: DelegateKernel | CpuPartition
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    results: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+    results: tuple[tuple[tuple[int, ...] | None, np.dtype[Any]], ...]
     nodes: tuple[int, ...] = ()
 
     def run(self, arrays: list[np.ndarray]) -> Sequence[np.ndarray]:
@@ -505,10 +506,10 @@ class _Step:
         if len(given) != len(self.results):
             raise DelegateError(f"Delegate {self.owner} gave {len(given)} results for {len(self.results)} outputs")
         for index, result, (shape, dtype) in zip(self.outputs, given, self.results, strict=True):
-            if result.shape != shape or result.dtype != dtype:
+            if shape not in (None, result.shape) or result.dtype != dtype:
                 raise DelegateError(
                     f"Delegate {self.owner} gave {result.dtype} {list(result.shape)} for tensor {index}, which is "
-                    f"{dtype} {list(shape)}"
+                    f"{dtype} {list(shape or ())}"
                 )
 
 

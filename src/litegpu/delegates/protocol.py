@@ -218,6 +218,13 @@ class KeepsVariables(Protocol, metaclass=Ability):
 
 
 @runtime_checkable
+class TakesUnknown(Protocol, metaclass=Ability):
+    """A delegate that is offered nodes whose shapes only the run decides."""
+
+    takes_unknown: bool
+
+
+@runtime_checkable
 class Rehearses(Protocol, metaclass=Ability):
     """A delegate that can tell without a device that it will not prepare something: for previews."""
 

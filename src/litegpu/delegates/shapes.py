@@ -19,10 +19,11 @@ Shape = tuple[int, ...]
 @dataclass(frozen=True, eq=False)
 class Inferred:
     """`subgraph`: with its true shapes; what follows from them alone is constant in it. `refused`: nodes whose shapes
-    only a run decides, and why."""
+    only a run decides, and why; `late`: those of them that only come behind such a decision."""
 
     subgraph: Subgraph
     refused: dict[int, str]
+    late: frozenset[int] = frozenset()
 
 
 def infer(model: Model, options: OfficialOptions, inputs: Mapping[int, Shape]) -> Inferred:
@@ -34,25 +35,26 @@ def infer(model: Model, options: OfficialOptions, inputs: Mapping[int, Shape]) -
     """
     subgraph = model.main
     while True:
-        shapes, refused = _walk(model, subgraph, options, inputs)
+        shapes, refused, late = _walk(model, subgraph, options, inputs)
         subgraph = cpu.reshaped(subgraph, shapes)
         if not folding.may_fold(subgraph):
-            return Inferred(subgraph, refused)
+            return Inferred(subgraph, refused, late)
         unknown = frozenset(t for node in refused for t in subgraph.operators[node].outputs)
         folded = folding.fold(model, subgraph, unknown, options)  # what follows from shapes may decide further ones
         if folded is None:
-            return Inferred(subgraph, refused)
+            return Inferred(subgraph, refused, late)
         subgraph = folded
 
 
 def _walk(
     model: Model, subgraph: Subgraph, options: OfficialOptions, inputs: Mapping[int, Shape]
-) -> tuple[dict[int, Shape], dict[int, str]]:
-    """Tensor -> shape as far as they are known, and node -> why a shape of it is not."""
+) -> tuple[dict[int, Shape], dict[int, str], frozenset[int]]:
+    """Tensor -> shape as far as they are known, node -> why a shape of it is not, and the nodes behind such a one."""
     whole = model.with_main(subgraph)
     shapes = {i: shape for i, shape in inputs.items() if not subgraph.tensors[i].is_constant}
     causes: dict[int, str] = {}  # tensor of unknown shape -> why
     refused: dict[int, str] = {}
+    late: set[int] = set()
     for operator in subgraph.operators:
         if not operator.outputs:
             continue
@@ -68,9 +70,11 @@ def _walk(
                 f"A shape is known only when the model runs: op number {operator.index}, {operator.name}, decides "
                 f"'{name}'."
             )
+        else:
+            late.add(operator.index)
         refused[operator.index] = cause
         causes.update(dict.fromkeys(operator.outputs, cause))
-    return shapes, refused
+    return shapes, refused, frozenset(late)
 
 
 def _results(

@@ -22,7 +22,7 @@ log = logging.getLogger("litegpu")
 
 
 @dataclass(frozen=True, eq=False)
-class OnDevice:
+class DeviceValue:
     """A value in memory of a device. `owner`: whose last inference computed it; `fetch` gives it to the host, and
     `settle` waits until it is there. Both raise DeviceError."""
 
@@ -38,7 +38,7 @@ class Variables:
     reset_all_variables() of the official runtime leaves them as they are, and so does this."""
 
     def __init__(self) -> None:
-        self._values: dict[Key, np.ndarray | OnDevice] = {}
+        self._values: dict[Key, np.ndarray | DeviceValue] = {}
         self._initialized: set[int] = set()
 
     def initialize(self, stateful: StatefulModel, options: OfficialOptions) -> None:
@@ -65,25 +65,25 @@ class Variables:
         """Keep a copy."""
         self._values[key] = np.array(value)
 
-    def on_device(self, key: Key, device: object = None) -> OnDevice | None:
+    def on_device(self, key: Key, device: object = None) -> DeviceValue | None:
         """The present value, if it is on this device, or on any."""
         found = self._values.get(key)
-        return found if isinstance(found, OnDevice) and device in (None, found.device) else None
+        return found if isinstance(found, DeviceValue) and device in (None, found.device) else None
 
-    def leave(self, key: Key, value: OnDevice) -> None:
+    def leave(self, key: Key, value: DeviceValue) -> None:
         """The present value is there."""
         self._values[key] = value
 
     def bring(self, key: Key) -> None:
         """Have a value on the host."""
         found = self._values.get(key)
-        if isinstance(found, OnDevice):
+        if isinstance(found, DeviceValue):
             self._values[key] = found.fetch()
 
     def bring_from(self, owner: object) -> None:
         """The same for what `owner` has computed, which is about to go; what a lost device has is zero from then on."""
         for key, value in list(self._values.items()):
-            if isinstance(value, OnDevice) and value.owner is owner:
+            if isinstance(value, DeviceValue) and value.owner is owner:
                 try:
                     self.bring(key)
                 except LiteGpuError as error:
@@ -99,7 +99,7 @@ class Home:
     inputs: tuple[tuple[SharesMemory, int], ...]
     output: tuple[SharesMemory, int] | None
 
-    def take(self, there: OnDevice | None, before: Tensor, after: Tensor) -> None:
+    def take(self, there: DeviceValue | None, before: Tensor, after: Tensor) -> None:
         """Let the kernels use the memory in which the value is; without one the inputs come from the host."""
         for kernel, i in self.inputs:
             kernel.share("input", i, before, None if there is None else there.memory)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from litegpu.delegates import cpu
+from litegpu.delegates.late import LateDelegate
 from litegpu.delegates.partitioner import ON_CPU, Division, NarrowedDelegate, divide
 from litegpu.delegates.plan import Plan, PrepareError, rehearsed
 from litegpu.delegates.report import DelegationReport
@@ -33,6 +34,8 @@ class Divided(Engine):
         self.plan: Plan | None = None
         self._leaves_outputs = False
         self._division: Division | None = None
+        self._late: list[LateDelegate] = []  # what takes the nodes behind a size that only the run decides
+        self._nodes_behind: frozenset[int] = frozenset()
         self._stateful = without_resources(setup.source.model)
         self._graph = self._stateful.model.main
         self._divide(self._graph, {})
@@ -71,7 +74,8 @@ class Divided(Engine):
             self._require_kernels(division)
             try:
                 states, variables = self._stateful.states, self.setup.variables
-                plan = Plan(self._graph, division, asked, self.setup.options, unknown, states, variables)
+                offered = [*asked, *self._late]
+                plan = Plan(self._graph, division, offered, self.setup.options, unknown, states, variables)
                 plan.leave_outputs(self._leaves_outputs)
                 self.setup.announcer.note(plan.notes)
                 self.plan = plan  # last: an interrupted preparation is made anew
@@ -98,7 +102,7 @@ class Divided(Engine):
             return
         with self.setup.own_operators():
             division, refused = self._divide_inferred()
-        while (failure := rehearsed(division, self.setup.asked)) is not None:
+        while (failure := rehearsed(division, [*self.setup.asked, *self._late])) is not None:
             self._narrow(failure, logging.DEBUG)
             division = self._divide(self._graph, refused, announce=False)
 
@@ -106,7 +110,7 @@ class Divided(Engine):
         model = self._stateful.model
         if len(graph.tensors) > len(model.main.tensors):  # values that were folded
             model = model.with_main(graph)
-        division = divide(model, graph, self.setup.asked, refused)
+        division = divide(model, graph, [*self.setup.asked, *self._late], refused)
         self._division, self._graph = division, graph
         division = replace(division, report=self._by_file(division.report))
         self.setup.announcer.announce(division.report, aloud=announce)
@@ -117,6 +121,10 @@ class Divided(Engine):
         model = self._stateful.model
         shapes = {state.before: model.main.tensors[state.before].shape for state in self._stateful.states}
         found = infer(model, self.setup.options, {**self.input_shapes(), **shapes})
+        if found.late != self._nodes_behind:
+            self._nodes_behind, self._division = found.late, None
+            asked, options = self.setup.asked, self.setup.options
+            self._late = [LateDelegate(found.late, asked, options)] if found.late else []
         division = self._division
         if division is None or found.refused or found.subgraph is not self._graph:
             division = self._divide(found.subgraph, found.refused)
@@ -132,6 +140,9 @@ class Divided(Engine):
 
     def _narrow(self, failure: PrepareError, loud: int = logging.WARNING) -> None:
         asked = self.setup.asked
+        if failure.position == len(asked):
+            self._late = []
+            return
         asked[failure.position] = self.setup.announcer.narrowed(asked[failure.position], failure, loud)
 
     def _require_kernels(self, division: Division) -> None:
