@@ -153,9 +153,10 @@ def test_a_broken_off_call_leaves_the_model_usable(device: str, monkeypatch: pyt
         if device == "cpu":
             places += [(Interpreter, name) for name in ("set_tensor", "invoke", "get_tensor")]
         elif device == "cuda":
+            from litegpu.gpu.backends.cuda.inputs import Inputs
             from litegpu.gpu.backends.cuda.session import CudaSession
 
-            places += [(GpuKernel, "_called"), (CudaSession, "write"), (CudaSession, "_run")]
+            places += [(GpuKernel, "_called"), (Inputs, "send"), (CudaSession, "_run")]
         else:
             places += [(GpuKernel, name) for name in ("write", "_begin", "_collect")]
         for owner, method in places:

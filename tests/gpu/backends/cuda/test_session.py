@@ -201,6 +201,28 @@ def test_too_little_memory_is_said_with_numbers(device: Any) -> None:
     assert infer(device.session(affine_chain(1, 1, 1)), numbers(0))
 
 
+def test_sessions_share_equal_constants(device: Any) -> None:
+    """Also of other programs; they are freed with the last session."""
+    before = set(device.constants)
+    chains = [affine_chain(3, 1, 7), affine_chain(2, 1, 7), affine_chain(2, 1, 8)]
+    sessions = [device.session(chain) for chain in chains]
+    places = [session.memory.bases["constants"] for session in sessions]
+    assert places[0] == places[1] != places[2] and len(set(device.constants) - before) == 2
+    sessions[0].close()
+    x = numbers(0)
+    for session, expected in zip(sessions[1:], (x + 14, x + 16), strict=True):
+        session.write(0, x)
+        session.run()
+        found = np.empty_like(x)
+        session.read(0, found)
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        session.close()
+    del session
+    sessions.clear()
+    gc.collect()
+    assert set(device.constants) == before
+
+
 def test_no_inputs_no_kernels(device: Any) -> None:
     plain = affine_chain(1, 1, 1)
     copy_only = device.session(dataclasses.replace(plain, dispatches=(), outputs=(port("x", 0),)))
@@ -285,7 +307,7 @@ def test_closed_sessions_leave_nothing_behind(device: Any) -> None:
 def test_nothing_is_allocated_after_the_build(device: Any) -> None:
     session = device.session(affine_chain(3, 1, 1))
     allocations = session.allocations
-    assert allocations == 2
+    assert allocations == 3
     for seed in range(10):
         infer(session, numbers(seed))
     assert session.allocations == allocations

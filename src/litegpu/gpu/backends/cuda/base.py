@@ -36,7 +36,7 @@ _MAX_GROUPS = (1 << 31) - 1  # along x; what asks for more along y or z than 655
 
 class CudaDeviceBase:
     """An opened CUDA device. Works in the device's primary context, which is made current only during calls. Sessions
-    with equal kernels share the loaded code."""
+    with equal kernels share the loaded code, and those with equal constants these."""
 
     def __init__(self, found: CudaDeviceInfo, versions: CudaVersions) -> None:
         self.found = found
@@ -51,6 +51,8 @@ class CudaDeviceBase:
         #: they are built.
         self.programmatic = found.capability >= PROGRAMMATIC_FROM and os.environ.get(PROGRAMMATIC_VARIABLE) != "0"
         self._loaded: weakref.WeakValueDictionary[_Key, LoadedKernel] = weakref.WeakValueDictionary()
+        self.constants: weakref.WeakValueDictionary[tuple[int, int], Any] = weakref.WeakValueDictionary()
+        self.constants_lock: threading.Lock | fork.Refusal = threading.Lock()
         self._nudging: tuple[Any, int] | None = None  # a stream and some memory
         self._event: Any = None
         self._lock: threading.Lock | fork.Refusal = threading.Lock()
@@ -59,7 +61,7 @@ class CudaDeviceBase:
 
     def _forked(self) -> None:
         self.lost = True  # so that nothing is freed
-        self._lock = self.context = fork.Refusal()
+        self._lock = self.constants_lock = self.context = fork.Refusal()
 
     def check(self) -> None:
         """Raises DeviceError if the device is lost: an error of a kernel spoils the context that all of the process,

@@ -1,4 +1,4 @@
-"""The memory of a CUDA session: arena and constants in one allocation on the device, and pinned memory for ports."""
+"""The memory of a CUDA session: the arena, constants that sessions share, and pinned memory for ports."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
-from litegpu.errors import DeviceError
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase
+from litegpu.gpu.backends.cuda.constants import DeviceConstants, allocated, shared_constants
 from litegpu.gpu.backends.cuda.copy import Pinned
-from litegpu.gpu.backends.cuda.driver import CudaError, checked, synchronize
+from litegpu.gpu.backends.cuda.driver import checked, synchronize
 from litegpu.gpu.backends.cuda.result_pool import LARGE_RESULT
 from litegpu.gpu.program import Port, Program
 
-#: Of the constants behind the arena, and of ports in the staging memory.
+#: Of ports in the staging memory, and what is left behind the arena.
 _ALIGNMENT = 256
-_OUT_OF_MEMORY = int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
 
 
 class SessionMemory:
@@ -35,14 +34,17 @@ class SessionMemory:
         self._arena = 0
         self._kept: list[np.ndarray] | None = None  # values of the variables that are to be restored
         self.allocations = 0
-        constants = _aligned(program.arena_size)
         self.inputs: list[np.ndarray] = []
         self.results = frozenset(i for i, port in enumerate(program.outputs) if port.nbytes >= LARGE_RESULT)
         self._outputs: dict[int, np.ndarray] = {}
-        self._allocate(constants + program.constants.nbytes)
-        self.bases = {"arena": self._arena, "constants": self._arena + constants}
+        self._constants: DeviceConstants | None = None
         try:
-            self._upload()
+            size = _aligned(program.arena_size) + _ALIGNMENT
+            self._arena = allocated(device, size)
+            checked(driver.cuMemsetD8Async(self._arena, 0, size, stream), "cuMemsetD8Async")
+            self._constants = shared_constants(device, program.constants, stream)
+            self.allocations += 2
+            self.bases = {"arena": self._arena, "constants": self._constants.address}
             self._stage()
         except BaseException:
             self.free()
@@ -108,30 +110,8 @@ class SessionMemory:
         arena, self._arena = self._arena, 0  # freed once, whatever comes between
         if arena:
             driver.cuMemFree(arena)
-        self.inputs = []
+        self.inputs, self._constants = [], None
         self._outputs.clear()
-
-    def _allocate(self, size: int) -> None:
-        """The arena, with zeros, and the constants."""
-        try:
-            self._arena = int(checked(driver.cuMemAlloc(max(size, _ALIGNMENT)), "cuMemAlloc"))
-        except CudaError as error:
-            if error.code != _OUT_OF_MEMORY:
-                raise
-            free, total = checked(driver.cuMemGetInfo(), "cuMemGetInfo")
-            raise DeviceError(
-                f"this model needs {size >> 20} MiB on {self._device}, where {free >> 20} of {total >> 20} MiB are "
-                "free: use a smaller batch or input, or close other programs"
-            ) from error
-        self.allocations += 1
-        checked(driver.cuMemsetD8Async(self._arena, 0, max(size, _ALIGNMENT), self._stream), "cuMemsetD8Async")
-
-    def _upload(self) -> None:
-        constants = np.ascontiguousarray(self._program.constants)
-        if constants.nbytes:
-            what, target = "the upload of the constants", self.bases["constants"]
-            checked(driver.cuMemcpyHtoDAsync(target, constants.ctypes.data, constants.nbytes, self._stream), what)
-            synchronize(self._stream, what)
 
     def _stage(self) -> None:
         small = {i: port for i, port in enumerate(self._program.outputs) if i not in self.results}
