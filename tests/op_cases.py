@@ -39,6 +39,8 @@ class OpCase:
 
 
 CASES: dict[str, Callable[..., OpCase]] = {}  # each given a random.Random
+#: Further ones of the same operators, on integers, under names of their own.
+INTEGER_CASES: dict[str, Callable[..., OpCase]] = {}
 
 Make = Callable[["Draft"], OpCase]
 
@@ -48,7 +50,9 @@ def case(*names: str) -> Callable[[Make], Make]:
 
     def register(make: Make) -> Make:
         for name in names:
-            CASES[name] = lambda rng, name=name, most=4: make(Draft(name, rng, most=most))
+            table = INTEGER_CASES if " " in name else CASES
+            operator = name.partition(" ")[0]
+            table[name] = lambda rng, operator=operator, most=4: make(Draft(operator, rng, most=most))
         return make
 
     return register
@@ -230,7 +234,6 @@ def unary(d: Draft) -> OpCase:
 
 @case("ABS of integers", "NEG of integers", "SIGN of integers")
 def unary_integers(d: Draft) -> OpCase:
-    d.operator = d.operator.partition(" ")[0]
     d.runtime(d.integers(d.shape(), -9, 9))
     return d.build()
 
@@ -273,7 +276,6 @@ def comparison(d: Draft) -> OpCase:
 
 @case("DIV of integers", "FLOOR_DIV of integers", "FLOOR_MOD of integers", "MAXIMUM of integers", "LESS of integers")
 def integer_arithmetic(d: Draft) -> OpCase:
-    d.operator = d.operator.partition(" ")[0]
     left, right = d.broadcast(d.shape())
     kind = np.int64 if d.operator in ("FLOOR_MOD", "MAXIMUM", "LESS") and d.chance() else np.int32
     divisor = d.integers(right, 1, 9) * d.pick(1, -1)
@@ -359,7 +361,7 @@ def select_v2(d: Draft) -> OpCase:
 
 @case("CAST of small integers")
 def cast_small(d: Draft) -> OpCase:
-    d.operator, shape = "CAST", d.shape()
+    shape = d.shape()
     x = d.pick(d.floats(shape, 300), d.integers(shape, -70000, 70000), d.bools(shape))
     small = d.pick(np.int8, np.uint8, np.int16)
     if d.chance(0.4):
@@ -525,7 +527,6 @@ def reduce(d: Draft) -> OpCase:
 
 @case("SUM of integers", "REDUCE_MAX of integers", "REDUCE_MIN of integers", "REDUCE_PROD of integers")
 def reduce_integers(d: Draft) -> OpCase:
-    d.operator = d.operator.partition(" ")[0]
     x = d.shape()
     array = d.integers(x, -9, 10)
     d.runtime(array.astype(np.int64) if d.chance(0.3) and d.operator in ("REDUCE_MAX", "REDUCE_MIN") else array)

@@ -11,6 +11,7 @@ from ai_edge_litert.interpreter import OpResolverType
 from op_cases import CASES, OpCase
 
 from litegpu.model import read_model, write_model
+from litegpu.model.ops import BUILTIN
 from litegpu.model.types import Operator, Quantization, Tensor, TensorType
 
 KINDS = {"int8": TensorType.INT8, "uint8": TensorType.UINT8, "int16": TensorType.INT16}
@@ -29,6 +30,7 @@ SAME = frozenset({
     *("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "SELECT", "SELECT_V2", "SLICE", "SPACE_TO_BATCH_ND", "SPLIT"),
     *("SPACE_TO_DEPTH", "SPLIT_V", "SQUEEZE", "STRIDED_SLICE", "TILE", "TRANSPOSE", "UNPACK"),
     *("BROADCAST_TO", "GATHER_ND", "ONE_HOT", "REVERSE_V2", "TOPK_V2"),
+    *("DYNAMIC_UPDATE_SLICE", "EMBEDDING_LOOKUP", "REVERSE_SEQUENCE"),
 })  # fmt: skip
 #: Scale and zero point of outputs that CPU kernels insist on, for int8; uint8 has the zero point 128 higher.
 FIXED = {
@@ -49,8 +51,7 @@ _NO_KERNEL = {
 }
 _NO_REALS = {
     *("LOGICAL_AND", "LOGICAL_NOT", "LOGICAL_OR", "CAST", "FLOOR_DIV", "FLOOR_MOD", "REDUCE_ALL", "REDUCE_ANY"),
-    *("SCATTER_ND", "ZEROS_LIKE", "BITWISE_XOR", "RANGE", "RIGHT_SHIFT", "STABLEHLO_AND", "STABLEHLO_SHIFT_LEFT"),
-    *(op for op in CASES if op.endswith(" of integers")),
+    *("SCATTER_ND", "ZEROS_LIKE", "SHAPE", "RANK"),
 }
 _NO_INT8 = {"REVERSE_SEQUENCE"}
 _NO_INT16 = {
@@ -79,7 +80,13 @@ _NEAR = _AGAINST_FLOAT | {
 
 def operators(kind: str) -> list[str]:
     missing = {"int8": _NO_INT8, "int16": _NO_INT16, "uint8": _NO_UINT8}[kind]
-    return [op for op in CASES if op not in _NO_KERNEL | _NO_REALS | missing]
+    left_out = _NO_KERNEL | _NO_REALS | missing
+    return [op for op in CASES if op not in left_out and _takes_reals(op)]
+
+
+def _takes_reals(operator: str) -> bool:
+    gpu = BUILTIN[operator].gpu
+    return gpu is not None and gpu.quantized
 
 
 ALL = [(kind, op) for kind in KINDS for op in operators(kind)]

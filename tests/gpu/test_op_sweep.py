@@ -6,17 +6,18 @@ import random
 
 import pytest
 from agreement import FLOAT16, FLOAT32, assert_agrees, official, on_gpu, require_gpu, run
-from op_cases import CASES, SPECIAL_VALUES, OpCase
+from op_cases import CASES, INTEGER_CASES, SPECIAL_VALUES, OpCase
 
 PER_OP, PER_OP_FULL = 4, 60
+ALL = CASES | INTEGER_CASES
 
 
-@pytest.mark.parametrize("op", CASES)
+@pytest.mark.parametrize("op", ALL)
 def test_sample(op: str) -> None:
     _sweep(op, range(PER_OP), half=False)
 
 
-@pytest.mark.parametrize("op", CASES)
+@pytest.mark.parametrize("op", ALL)
 def test_sample_float16(op: str) -> None:
     _sweep(op, range(PER_OP, PER_OP + 1), half=True)
 
@@ -29,7 +30,7 @@ def test_nan_and_infinity(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
-@pytest.mark.parametrize("op", CASES)
+@pytest.mark.parametrize("op", ALL)
 def test_full(op: str, half: bool) -> None:
     _sweep(op, range(PER_OP + 1, PER_OP_FULL), half)
 
@@ -37,7 +38,7 @@ def test_full(op: str, half: bool) -> None:
 def _sweep(op: str, seeds: range, half: bool) -> None:
     require_gpu()
     for seed in seeds:
-        _check(CASES[op](random.Random(f"{op} {seed}")), half, f" (seed {seed})")
+        _check(ALL[op](random.Random(f"{op} {seed}")), half, f" (seed {seed})")
 
 
 def _check(case: OpCase, half: bool, seed: str = "") -> None:

@@ -20,7 +20,7 @@ MODELS = {
     "mobilenet_v2_1.0_224_quant.tflite": 0,
     "posenet_mobilenet_v1_100_257_int8.tflite": 0,
     "pretrainedResnet_quant.tflite": 0,
-    "ssd_mobilenet_v1_coco_quant.tflite": 1,
+    "ssd_mobilenet_v1_coco_quant.tflite": 0,
     "vww_96_int8.tflite": 0,
 }
 
@@ -50,4 +50,7 @@ def test_equals_the_cpu(name: str, half: bool, models_dir: Path) -> None:
     assert len(report.nodes) - report.delegated == MODELS[name], str(report)
     inputs = noise(cpu)
     for got, want in zip(run(gpu, inputs), run(cpu, inputs), strict=True):
-        np.testing.assert_array_equal(got, want)
+        if want.dtype.kind == "f":  # the corners of boxes, by exponentials
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(got, want)

@@ -180,7 +180,7 @@ def test_who_was_not_asked_is_not_said_to_take_the_model(numpy_delegate: Any) ->
     [
         ("mobilenet_v1_1.0_224_random_dynamic.tflite", ModelKind.DYNAMIC_RANGE, (31, 31), (20, 12)),
         ("mobilenet_v1_1.0_224_random_int8.tflite", ModelKind.FULL_INTEGER, (31, 31), (30, 1)),
-        ("ssd_mobilenet_v1_coco_quant.tflite", ModelKind.QUANTIZATION_AWARE, (63, 64), (61, 2)),
+        ("ssd_mobilenet_v1_coco_quant.tflite", ModelKind.QUANTIZATION_AWARE, (64, 64), (61, 2)),
         ("hair_segmentation.tflite", ModelKind.FLOAT32, (259, 259), (259, 1)),
         ("style_transfer_f16_384.tflite", ModelKind.FLOAT16_WEIGHTS, (285, 285), (266, 16)),
     ],

@@ -6,17 +6,18 @@ import random
 
 import pytest
 from lowered_case import check
-from op_cases import CASES, SPECIAL_VALUES
+from op_cases import CASES, INTEGER_CASES, SPECIAL_VALUES
 
 from litegpu.gpu.lower import supported_ops
 
 PER_OP, PER_OP_FULL = 8, 200
+ALL = CASES | INTEGER_CASES
 
 
-@pytest.mark.parametrize("op", CASES)
+@pytest.mark.parametrize("op", ALL)
 def test_sample(op: str) -> None:
     for seed in range(PER_OP):
-        check(CASES[op](random.Random(f"{op} {seed}")), seed)
+        check(ALL[op](random.Random(f"{op} {seed}")), seed)
 
 
 @pytest.mark.parametrize("name", SPECIAL_VALUES)
@@ -25,10 +26,10 @@ def test_nan_and_infinity(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", CASES)
+@pytest.mark.parametrize("op", ALL)
 def test_full(op: str) -> None:
     for seed in range(PER_OP, PER_OP_FULL):
-        check(CASES[op](random.Random(f"{op} {seed}")), seed)
+        check(ALL[op](random.Random(f"{op} {seed}")), seed)
 
 
 def test_every_operator_has_cases() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from agreement import require_gpu
 from browser import Browser
+from flatbuffers import flexbuffers
 from pages import check_self_contained
 from tools.analyze import networks
 from tools.analyze.networks import Drawn, examined
@@ -22,6 +23,7 @@ from litegpu.choosing.predict import on_one_core
 from litegpu.cli.application import app
 from litegpu.delegates.report import CPU as ON_CPU
 from litegpu.gpu.delegate.delegate import GpuDelegate
+from litegpu.model import write_model
 from litegpu.model.costs import op_costs
 from litegpu.tools.advise import advise
 from litegpu.tools.analyze import Analysis, analyze, annotated, node_data, print_analysis, write_graph_page
@@ -36,8 +38,13 @@ from litegpu.zoo import build_model
 
 @pytest.fixture(scope="module")
 def ssd() -> bytes:
-    """With an op that the GPU does not take."""
-    return build_model("ssd_mobilenet_v1", resolution=96, classes=5)
+    """With an op that the GPU does not take: suppression class by class."""
+    model = read_model(build_model("ssd_mobilenet_v1", resolution=96, classes=5))
+    *others, last = model.main.operators
+    options = flexbuffers.Loads(last.custom_options) | dict(use_regular_nms=True, detections_per_class=10)
+    last = dataclasses.replace(last, custom_options=bytes(flexbuffers.Dumps(options)))
+    main = dataclasses.replace(model.main, operators=(*others, last))
+    return write_model(dataclasses.replace(model, subgraphs=(main,)))
 
 
 @pytest.fixture(scope="module")

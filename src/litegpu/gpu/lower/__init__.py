@@ -13,6 +13,7 @@ from litegpu.gpu.lower import (
     bits,
     convert,
     convolution,
+    detection,
     elementwise,
     filling,
     gathering,
@@ -39,8 +40,8 @@ from litegpu.model.types import Operator, Subgraph, TensorType
 __all__ = ["Entry", "LoweredGraph", "Unsupported", "check_operator", "lower_partition", "supported_ops"]
 
 FAMILIES = (
-    bits, convert, convolution, elementwise, filling, gathering, lookup, matmul, movement, ordering, perception,
-    pooling, recurrent, reduction, resize, segments, slicing, softmax, stablehlo, volume,
+    bits, convert, convolution, detection, elementwise, filling, gathering, lookup, matmul, movement, ordering,
+    perception, pooling, recurrent, reduction, resize, segments, slicing, softmax, stablehlo, volume,
 )  # fmt: skip
 
 

@@ -240,6 +240,8 @@ class OpContext:
     def check_shape(self, shape: Iterable[int], tensor: Tensor | None = None) -> None:
         """The output must have the shape that the operator gives."""
         t, wanted = tensor or self.output, tuple(shape)
+        if self.lowering.checking and not t.has_rank:
+            return  # the file leaves it to the operator
         if tuple(t.shape) != wanted:
             raise Unsupported(f"output '{t.name}' has shape {list(t.shape)} where the operator gives {list(wanted)}")
 

@@ -86,6 +86,10 @@ class _Decisions:
                     if all(sides):
                         yield from (v for side in sides for v in side)
 
+        if isinstance(node.op, Custom) and self.graph.values[node.output].dtype is DType.INT32:
+            several = self.floats(node.inputs)
+            yield from several if len(several) > 1 else ()
+
     def stepped(self, node: Node) -> Iterator[int]:
         """The values that are compared with fixed numbers, rounded, or searched for the best."""
         for expr, args in self.expressions(node):

@@ -108,7 +108,7 @@ OPS = (
     ),
     Op(
         "MATRIX_DIAG", "x -> .", shape=_diagonal_shape, batch=pointwise, moves="elements",
-        gpu=Gpu(2, inputs=(NUMBER,), quanta="linear", grids="moved", ranks=(1, MAX_RANK - 1), span=among),
+        gpu=Gpu(2, inputs=(NUMBER,), quantized=False, ranks=(1, MAX_RANK - 1), span=among),
     ),
     Op(
         "MATRIX_SET_DIAG", "x d:=x -> .", shape=same_shape, batch=rows_alike, repeating=EACH, hazard=_diagonal_hazard,

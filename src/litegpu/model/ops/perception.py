@@ -55,6 +55,13 @@ def _declared_shape(node: ShapeNode) -> list[Shape]:
     return [node.declared]
 
 
+def _detection_shape(node: ShapeNode) -> list[Shape]:
+    options = flexbuffer_options(node.operator)
+    most = int(options.get("max_detections", 0) * options.get("max_classes_per_detection", 0))
+    node.require(most > 0 and len(node.shape(0)) == len(node.shape(1)) == 3)
+    return [(1, most, 4), (1, most), (1, most), (1,)]
+
+
 def _detection_hazard(operator: Operator, tensors: Tensors) -> None:
     """The kernel reads an anchor for each box, and scores of all classes and perhaps of the background."""
     boxes, scores, anchors = (tensors[index] for index in operator.inputs)
@@ -112,7 +119,9 @@ OPS = (
     Op(
         "TFLite_Detection_PostProcess", f"boxes[3] scores[3] anchors[2]:=boxes -> . . . .  ; {_DETECTIONS}",
         custom=True, hazard=_detection_hazard,
-        stays="not yet",
+        shape=_detection_shape, without="it takes the boxes of one image",
+        gpu=Gpu(1, counts=3, ranks=(3, 3),
+            notes="one class of each detection, without use_regular_nms; what lies behind the detections is zero"),
     ),
     Op(
         "TransformLandmarks", custom=True, shape=same_shape,

@@ -1,0 +1,73 @@
+"""TFLite_Detection_PostProcess: boxes, classes and scores of the objects that a detector found."""
+
+from __future__ import annotations
+
+import math
+
+from litegpu.gpu.custom.suppression import MOST_BOXES, Suppression
+from litegpu.gpu.graph import RESULT, Arg, ArgReduce, Concat, Custom, DType, Expr, Gather, Literal, Reduce, Slice
+from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.registry import lowers
+from litegpu.model.ops.checks import flexbuffer_options
+
+
+@lowers("TFLite_Detection_PostProcess")
+def detection_postprocess(ctx: OpContext) -> None:
+    """The fast kind: each box by its best class alone."""
+    options = flexbuffer_options(ctx.operator)
+    boxes, scores, anchors = (ctx.shape(i) for i in range(3))
+    ctx.require(boxes[0] == scores[0] == 1, f"a batch of {boxes[0]}: the operator takes one image")
+    ctx.require(not options.get("use_regular_nms", 0), "use_regular_nms: suppression class by class")
+    count, classes = boxes[1], int(options.get("num_classes", 0))
+    most = int(options.get("max_detections", 0))
+    each = min(int(options.get("max_classes_per_detection", 0)), classes)
+    ctx.require(each == 1, f"{each} classes of each detection: one is taken")
+    ctx.require(
+        0 < most <= MOST_BOXES and count <= MOST_BOXES, f"{most} of {count} boxes: up to {MOST_BOXES} are taken"
+    )
+    fits = scores[1] == count and 0 <= scores[2] - classes <= 1 and boxes[2] >= 4 and anchors[0] >= count
+    ctx.require(fits, f"scores of shape {list(scores)} and anchors of {list(anchors)} for boxes of {list(boxes)}")
+    made = ((1, most, 4), (1, most), (1, most), (1,))
+    ctx.require(len(ctx.outputs) == len(made), f"{len(ctx.outputs)} outputs where the operator has {len(made)}")
+    for shape, output in zip(made, ctx.outputs, strict=True):
+        ctx.check_shape(shape, output)
+
+    scales = [float(options.get(f"{name}_scale", 0.0)) for name in "yxhw"]
+    ctx.require(all(math.isfinite(s) and s != 0 for s in scales), f"scales {scales}")
+    decoded = _decoded(ctx, count, scales)
+    row, column = (1, 1, count, classes), (1, 1, count, 1)
+    begin = Slice((0, 0, 0, scores[2] - classes), (1, 1, 1, 1), row)
+    own = ctx.copy(ctx.value(1), [begin], ctx.intermediate(row, DType.FLOAT32))
+    best = ctx.add(Reduce("max", (3,)), [own], ctx.intermediate(column, DType.FLOAT32))
+    which = ctx.add(ArgReduce("max", 3), [own], ctx.intermediate(column, DType.INT32))
+    op = Suppression(options.get("nms_score_threshold", 0.0), options.get("nms_iou_threshold", 0.0))
+    chosen = ctx.add(Custom(op), [decoded, best], ctx.intermediate((1, 1, 1, most), DType.INT32))
+
+    places, kinds, values, number = ctx.outputs
+    ctx.add(Gather(1, 1, count, 4, most), [decoded, chosen], ctx.output_value(places))
+    row_of_classes = ctx.intermediate((1, 1, 1, most), DType.INT32)
+    found = ctx.add(Gather(1, 1, count, 1, most), [which, chosen], row_of_classes)
+    ctx.elementwise(fn("to_float32", Arg(0)), [found], ctx.output_value(kinds))
+    ctx.add(Gather(1, 1, count, 1, most), [best, chosen], ctx.output_value(values))
+    known = fn("select", fn("ge", RESULT, Literal(0, DType.INT32)), 1.0, 0.0)
+    ctx.add(Reduce("sum", (3,), known), [chosen], ctx.output_value(number))
+
+
+def _decoded(ctx: OpContext, count: int, scales: list[float]) -> int:
+    """The corners of the boxes, [1,1,N,4], from centres and sizes relative to the anchors'."""
+
+    def part(i: int, channel: int) -> int:
+        step = Slice((0, 0, 0, channel), (1, 1, 1, 1), (1, 1, count, 1))
+        return ctx.copy(ctx.value(i), [step], ctx.intermediate((1, 1, count, 1), DType.FLOAT32))
+
+    corners: dict[tuple[int, int], int] = {}
+    for axis in (0, 1):
+        operands = [part(0, axis), part(0, axis + 2), part(2, axis), part(2, axis + 2)]
+        centre = fn("add", fn("mul", fn("div", Arg(0), scales[axis]), Arg(3)), Arg(2))
+        half = fn("mul", fn("mul", fn("exp", fn("div", Arg(1), scales[axis + 2])), 0.5), Arg(3))
+        for end, function in enumerate(("sub", "add")):
+            corner: Expr = fn(function, centre, half)
+            corners[end, axis] = ctx.elementwise(corner, operands, ctx.intermediate((1, 1, count, 1), DType.FLOAT32))
+    inputs = [corners[end, axis] for end in (0, 1) for axis in (0, 1)]
+    return ctx.add(Concat(3), inputs, ctx.intermediate((1, 1, count, 4), DType.FLOAT32))

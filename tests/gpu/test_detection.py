@@ -1,0 +1,109 @@
+"""TFLite_Detection_PostProcess: the boxes of the official runtime, in its order."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from agreement import official, on_gpu, require_gpu, run
+from flatbuffers import flexbuffers
+
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.lower import check_operator, lower_partition
+from litegpu.model.reader import read_model
+from litegpu.model.types import TensorType
+from litegpu.model.writer import ModelBuilder
+
+OPERATOR = "TFLite_Detection_PostProcess"
+F32 = TensorType.FLOAT32
+
+
+@dataclasses.dataclass(frozen=True)
+class Detections:
+    """A model of the operator alone, and what it is given."""
+
+    content: bytes
+    inputs: list[np.ndarray]
+
+
+def detections(seed: int, **changes: Any) -> Detections:
+    rng, arrays = random.Random(seed), np.random.default_rng(seed)
+    count, classes, most = rng.choice((1, 5, 40, 700)), rng.randint(1, 6), rng.randint(1, 12)
+    background = rng.choice((0, 1))
+    options = dict(
+        max_detections=most, max_classes_per_detection=1, num_classes=classes, y_scale=10.0, x_scale=10.0, h_scale=5.0,
+        w_scale=5.0, nms_score_threshold=rng.choice((0.0, 0.6)), nms_iou_threshold=rng.choice((0.3, 0.6)),
+    )  # fmt: skip
+    options |= changes
+    classes = int(options["num_classes"])
+    sizes = arrays.uniform(0.05, 0.5, (count, 2)).astype(np.float32)
+    anchors = np.concatenate([arrays.uniform(0.2, 0.8, (count, 2)).astype(np.float32), sizes], 1)
+    scores = np.round(arrays.uniform(0, 1, (1, count, classes + background)) * 50).astype(np.float32) / np.float32(50)
+    b = ModelBuilder()
+    tensors = [b.input("boxes", (1, count, 4)), b.input("scores", scores.shape), b.constant(anchors)]
+    shapes = [(1, most, 4), (1, most), (1, most), (1,)]
+    content = bytes(flexbuffers.Dumps(options))
+    b.output(*b.custom(OPERATOR, tensors, [(s, F32) for s in shapes], content))
+    boxes = arrays.standard_normal((1, count, 4)).astype(np.float32)
+    return Detections(b.build(), [boxes, scores])  # with equals
+
+
+def check(got: list[np.ndarray], case: Detections) -> None:
+    """Equal boxes in the same order; what lies behind them the official runtime leaves as it was."""
+    boxes, classes, scores, number = run(official(case.content), case.inputs)
+    assert got[3].reshape(1) == number
+    n = int(number[0])
+    np.testing.assert_array_equal(got[1].reshape(classes.shape)[0, :n], classes[0, :n])
+    np.testing.assert_array_equal(got[2].reshape(scores.shape)[0, :n], scores[0, :n])
+    np.testing.assert_allclose(got[0].reshape(boxes.shape)[0, :n], boxes[0, :n], rtol=1e-5, atol=1e-6)
+    assert not got[2].reshape(-1)[n:].any()
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_in_numpy(seed: int) -> None:
+    case = detections(seed)
+    graph = read_model(case.content).main
+    assert check_operator(graph, graph.operators[0]) is None
+    lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs)
+    check(evaluate_graph(lowered.graph, case.inputs), case)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+@pytest.mark.parametrize("seed", range(6))
+def test_on_the_gpu(seed: int, half: bool) -> None:
+    require_gpu()
+    case = detections(seed)
+    gpu = on_gpu(case.content, max_delegated_partitions=0, precision_loss_allowed=half)
+    assert gpu.delegation_report().fully_delegated, gpu.delegation_report().summary()
+    check(run(gpu, case.inputs), case)
+
+
+def test_more_boxes_than_a_thread_has_bits() -> None:
+    """9,000 boxes are 36 for each of 256 threads."""
+    require_gpu()
+    arrays = np.random.default_rng(0)
+    b, count = ModelBuilder(), 9000
+    anchors = arrays.uniform(0.01, 0.9, (count, 4)).astype(np.float32)
+    tensors = [b.input("boxes", (1, count, 4)), b.input("scores", (1, count, 2)), b.constant(anchors)]
+    options = dict(
+        max_detections=20, max_classes_per_detection=1, num_classes=2, nms_score_threshold=0.1, nms_iou_threshold=0.5,
+        y_scale=10.0, x_scale=10.0, h_scale=5.0, w_scale=5.0,
+    )  # fmt: skip
+    shapes = [((1, 20, 4), F32), ((1, 20), F32), ((1, 20), F32), ((1,), F32)]
+    b.output(*b.custom(OPERATOR, tensors, shapes, bytes(flexbuffers.Dumps(options))))
+    scores = arrays.permutation(2 * count).reshape(1, count, 2).astype(np.float32) / (2 * count)
+    boxes = arrays.standard_normal((1, count, 4)).astype(np.float32)
+    case = Detections(b.build(), [boxes, scores])
+    check(run(on_gpu(case.content, max_delegated_partitions=0), case.inputs), case)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [(dict(use_regular_nms=True), "class by class"), (dict(max_classes_per_detection=2, num_classes=3), "2 classes")],
+)
+def test_what_is_refused(changes: dict[str, Any], reason: str) -> None:
+    graph = read_model(detections(2, **changes).content).main
+    assert reason in str(check_operator(graph, graph.operators[0]))
