@@ -120,6 +120,8 @@ inline float __expf(float x) { return std::exp(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float rsqrtf(float x) { return (float)(1.0 / std::sqrt((double)x)); }
 
+inline float rough_exp2(float x) { return exp2f(x); }
+inline float rough_reciprocal(float x) { return 1.0f / x; }
 inline float half_to_float(unsigned short x) { return bits<_Float16>(x); }
 inline unsigned short float_to_half(float x) { return bits<unsigned short>((_Float16)x); }
 inline unsigned pack_half2(float x, float y) { return float_to_half(x) | (unsigned)float_to_half(y) << 16; }

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from litegpu.errors import DeviceError
-from litegpu.gpu.backends.cuda.functions import HALF_CONVERSIONS, PROGRAMMATIC_LAUNCH
+from litegpu.gpu.backends.cuda.functions import HALF_CONVERSIONS, PROGRAMMATIC_LAUNCH, ROUGH_FUNCTIONS
 from litegpu.gpu.backends.cuda.kernels.source import text_of
 from litegpu.gpu.program import KernelCode
 
@@ -67,6 +67,7 @@ def compile_kernels(kernels: Sequence[KernelCode], capability: int, *, programma
 def _compile(kernel: KernelCode) -> bytes:
     source = (
         kernel.source.replace(HALF_CONVERSIONS, "")
+        .replace(ROUGH_FUNCTIONS, "")
         .replace(PROGRAMMATIC_LAUNCH, "")
         .replace(text_of("device.cu"), "")
         .replace(text_of("warpgroup.cu"), "")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from litegpu.gpu.graph import Apply, Arg, DType, Expr, Literal
+from litegpu.gpu.kernels.rough_math import is_smooth, shortcut
 from litegpu.gpu.lang import Kernel, TracedValue, Type, boolean, f32, i32, u32, vec
 
 _LITERAL_TYPES = {DType.FLOAT32: f32, DType.FLOAT16: f32, DType.INT32: i32, DType.BOOL: boolean}
@@ -16,10 +17,10 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None], *, rough
     """`expr` where Arg(i) is args[i]; all have the same number of lanes, or one. Equal subtrees are computed once.
 
     A NaN passes through every float function. min and max follow TFLite's MINIMUM and MAXIMUM, which give the second
-    operand if either is NaN; against a literal (RELU, RELU6, clamps) a NaN stays NaN, as on the CPU.
-
-    `rough`: the result will be rounded to float16, so that functions may be as short as they can be to 16 bits.
+    operand if either is NaN; against a literal (RELU, RELU6, clamps) a NaN stays NaN, as on the CPU. `rough`: the
+    result will be rounded to float16, so that functions may be as short as they can be to 16 bits.
     """
+    rough = rough and is_smooth(expr)
     lanes = max((a.type.lanes for a in args if a is not None), default=1)
     made: dict[int, TracedValue] = {}
 
@@ -38,10 +39,8 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None], *, rough
             case Literal(number, dtype):
                 return constant(k, number, vec(_LITERAL_TYPES[dtype], lanes))
             case Apply(fn, arguments):
-                values = [visit(a) for a in arguments]
-                if rough and fn in _ROUGH and values[0].type.scalar == f32:
-                    return _ROUGH[fn](k, *values)
-                return _apply(k, fn, arguments, values)
+                found = shortcut(k, e, visit) if rough else None
+                return found if found is not None else _apply(k, fn, arguments, [visit(a) for a in arguments])
 
     return visit(expr)
 
@@ -197,38 +196,6 @@ def _erf(k: Kernel, x: TracedValue) -> TracedValue:
         tail = k.fma(tail, t, constant(k, coefficient, x.type))
     far = 1.0 - tail * t * k.exp(-square)
     return k.select(a < 1.0, x * series, k.select(x < 0.0, -far, far))
-
-
-def _rough_sigmoid(k: Kernel, x: TracedValue) -> TracedValue:
-    return k.rough_reciprocal(k.rough_exp(_below(k, -x)) + 1.0)
-
-
-def _rough_tanh(k: Kernel, x: TracedValue) -> TracedValue:
-    """1 - 2 / (exp(2 x) + 1), and x - x^3 / 3 where that would cancel."""
-    near = x * k.fma(x * (-1 / 3), x, constant(k, 1.0, x.type))
-    far = 1.0 - 2.0 * k.rough_reciprocal(k.rough_exp(_below(k, x * 2.0)) + 1.0)
-    return k.select(k.abs(x) < 0.06, near, far)
-
-
-def _rough_erf(k: Kernel, x: TracedValue) -> TracedValue:
-    """As far out in _erf, for all x: an absolute error of about 2e-7."""
-    a = k.abs(x)
-    t = k.rough_reciprocal(a * 0.3275911 + 1.0)
-    tail = constant(k, 1.061405429, x.type)
-    for coefficient in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
-        tail = k.fma(tail, t, constant(k, coefficient, x.type))
-    far = 1.0 - tail * t * k.rough_exp(k.max(-(x * x), constant(k, -80.0, x.type)))
-    return k.select(x < 0.0, -far, far)
-
-
-def _below(k: Kernel, x: TracedValue) -> TracedValue:
-    """At most 80, so that exp(x) is no infinity; NaN stays NaN."""
-    return k.min(x, constant(k, 80.0, x.type))
-
-
-_ROUGH: dict[str, Callable[[Kernel, TracedValue], TracedValue]] = {
-    "sigmoid": _rough_sigmoid, "tanh": _rough_tanh, "erf": _rough_erf
-}  # fmt: skip
 
 
 def _known(expr: Expr, value: TracedValue) -> TracedValue | int:

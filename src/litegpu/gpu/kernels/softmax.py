@@ -12,6 +12,7 @@ from litegpu.gpu.graph import Shape, Softmax
 from litegpu.gpu.kernels.access import Index, Operands, Position, Sink, Source, address, mask, open_sink, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.reduce import meet
+from litegpu.gpu.kernels.rough_math import LOG2_E, divide
 from litegpu.gpu.kernels.rows import MOST, Row, choose_teams
 from litegpu.gpu.lang import Kernel, TracedValue, f32x4, trace
 
@@ -34,9 +35,12 @@ def build(ctx: KernelContext) -> list[Launch]:
         values = row.load(source, -math.inf)
         largest = row.total(values, k.max)
         # Zero past the last channel: -infinity there would not do for every beta.
-        terms = row.masked([_term(k, v, largest, op.beta) for v in values])
+        if ctx.half:
+            terms = row.masked([k.rough_exp2((v - largest) * (op.beta * LOG2_E)) for v in values])
+        else:
+            terms = row.masked([_term(k, v, largest, op.beta) for v in values])
         total = row.total(terms, operator.add)
-        row.store(sink, [term / total for term in terms])
+        row.store(sink, [divide(k, term, total) if ctx.half else term / total for term in terms])
 
     return [Launch(trace(kernel, "softmax", (teams.threads, 1, 1), (teams.groups, 1, 1)), operands, "softmax")]
 

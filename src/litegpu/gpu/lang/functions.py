@@ -156,6 +156,14 @@ class Functions:
     def exp(self, x: TracedValue) -> TracedValue:
         return self.call("exp", x)
 
+    def rough_exp2(self, x: TracedValue) -> TracedValue:
+        """2**x, accurate enough for float16."""
+        return self.call("rough_exp2", x)
+
+    def rough_reciprocal(self, x: TracedValue) -> TracedValue:
+        """1 / x, accurate enough for float16."""
+        return self.call("rough_reciprocal", x)
+
     def log(self, x: TracedValue) -> TracedValue:
         """The natural logarithm."""
         return self.call("log", x)
@@ -166,14 +174,6 @@ class Functions:
     def rsqrt(self, x: TracedValue) -> TracedValue:
         """1 / sqrt(x)."""
         return self.call("rsqrt", x)
-
-    def rough_exp(self, x: TracedValue) -> TracedValue:
-        """exp(x) of a float32 by the device's shortest way: to 16 bits for |x| up to 80."""
-        return self.call("rough_exp", x)
-
-    def rough_reciprocal(self, x: TracedValue) -> TracedValue:
-        """1 / x of a float32 by the device's shortest way: to 20 bits for |x| from 2**-120 to 2**120."""
-        return self.call("rough_reciprocal", x)
 
     def tanh(self, x: TracedValue) -> TracedValue:
         return self.call("tanh", x)

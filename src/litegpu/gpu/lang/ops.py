@@ -10,6 +10,9 @@ down here and every printer follows them:
 * Float to integer conversion truncates; out of range (and NaN) it is unspecified, use to_i32_saturating. `nearest` goes
   to the nearest integer instead, of two the even one, and is unspecified there too.
 * dot4(a, b, c) is c plus the products of the four signed bytes of a and b, lane by lane.
+* rough_exp2(x) is 2**x and rough_reciprocal(x) 1 / x, each as one instruction of most GPUs has it, to a relative 2**-20
+  (in WGSL 2**-16) plus 2**-21 |x| for the power: enough for what is then kept as float16. Results below 2**-126 may be
+  zero; above the range they are infinite.
 * sign(x) is x itself for zeros and NaN. round is to nearest, ties to even.
 * Subnormal float32 numbers may be treated as zero by a device.
 """
@@ -177,7 +180,7 @@ OPS: dict[str, OperationType] = {
     "sqrt": OperationType(1, FLOAT, _rounded(np.sqrt)),
     "rsqrt": OperationType(1, FLOAT, _rounded(lambda x: 1.0 / np.sqrt(x))),
     "exp": OperationType(1, FLOAT, _rounded(np.exp)),
-    "rough_exp": OperationType(1, frozenset({"f32"}), _rounded(np.exp)),
+    "rough_exp2": OperationType(1, frozenset({"f32"}), _rounded(np.exp2)),
     "rough_reciprocal": OperationType(1, frozenset({"f32"}), _rounded(lambda x: 1.0 / x)),
     "log": OperationType(1, FLOAT, _rounded(np.log)),
     "sin": OperationType(1, FLOAT, _rounded(np.sin)),

@@ -41,6 +41,19 @@ HALF_CONVERSIONS = f"""{INLINE} float half_to_float(unsigned short x) {{
 #endif
 }}"""
 
+#: Single instructions (with two more for subnormal numbers, but for "ftz").
+ROUGH_FUNCTIONS = f"""{INLINE} float rough_exp2(float x) {{
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}}
+{INLINE} float rough_reciprocal(float x) {{
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}}"""
+ROUGH = ("rough_exp2", "rough_reciprocal")
+
 HALF_TYPE = f"""struct f16 {{ unsigned short bits; }};
 {INLINE} float to_float(f16 x) {{ return half_to_float(x.bits); }}
 {INLINE} f16 to_half(float x) {{ return f16{{float_to_half(x)}}; }}"""
@@ -63,8 +76,8 @@ _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _FLOAT = {
     "abs": "fabsf(a)", "floor": "floorf(a)", "ceil": "ceilf(a)", "round": "rintf(a)", "trunc": "truncf(a)",
     "sqrt": "sqrtf(a)", "rsqrt": "rsqrtf(a)", "exp": "expf(a)", "log": "logf(a)", "sin": "sinf(a)", "cos": "cosf(a)",
-    "tanh": "tanhf(a)", "rough_exp": "__expf(a)", "rough_reciprocal": "__fdividef(1.0f, a)",
-    "fma": "fmaf(a, b, c)", "is_nan": "(a != a)",
+    "rough_exp2": "rough_exp2(a)", "rough_reciprocal": "rough_reciprocal(a)",
+    "tanh": "tanhf(a)", "fma": "fmaf(a, b, c)", "is_nan": "(a != a)",
     "sign": "(a > 0.0f ? 1.0f : a < 0.0f ? -1.0f : a)",
     "to_i32_saturating": "(a != a ? 2147483647 : __float2int_rz(a))", "nearest": "__float2int_rn(a)",
 }  # fmt: skip

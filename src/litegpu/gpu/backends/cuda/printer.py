@@ -24,7 +24,8 @@ mutable namespace new not operator or private protected public register requires
 struct switch template this throw true try typedef typeid typename union unsigned using virtual void volatile while xor
 abs acos asin atan cbrt ceil clock cos cosh erf exp exp2 expm1 fabs floor fma fmax fmin fmod free hypot isinf isnan log
 log10 log1p log2 malloc max memcpy memset min pow printf rint round rsqrt sin sinh sqrt tan tanh trunc f16 to_float
-to_half half_to_float float_to_half pack_half2 launch_dependents wait_for_predecessors"""
+to_half half_to_float float_to_half pack_half2 launch_dependents wait_for_predecessors
+rough_exp2 rough_reciprocal"""
 RESERVED = frozenset(_WORDS.split())
 
 _INT_MIN = "(-2147483647 - 1)"
@@ -157,6 +158,8 @@ class _Module(CLikePrinter):
     def _arithmetic(self, value: TracedValue, args: list[str]) -> str:
         op, operand = value.op, value.args[-1].type
         kind = operand.kind
+        if op in device.ROUGH:
+            self.types.setdefault("rough", device.ROUGH_FUNCTIONS)
         if op == "pow":
             return f"{self._power(operand)}({', '.join(args)})"
         if operand.lanes == 1 and device.is_infix(op, kind):

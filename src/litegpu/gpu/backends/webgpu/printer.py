@@ -118,7 +118,7 @@ class _Module(CLikePrinter):
     # Expressions
 
     def repeats(self, value: TracedValue) -> bool:
-        if value.op in ("min", "max", "sign", "sqrt", "rsqrt") and value.type.is_float:
+        if value.op in ("min", "max", "sign", "sqrt", "rsqrt", "rough_exp2") and value.type.is_float:
             return True
         return value.op == "irem" or _cancels(value) or _compares_itself(value)
 
@@ -148,6 +148,10 @@ class _Module(CLikePrinter):
                 return f"select(select({x}, {name}(-1), {x} < {name}(0)), {name}(1), {x} > {name}(0))"
             if op == "is_nan":
                 return self._is_nan(operand, args[0])
+            if op == "rough_exp2":  # drivers limit x first, which makes a number of NaN
+                return f"select(exp2({args[0]}), {args[0]}, {self._is_nan(operand, args[0])})"
+            if op == "rough_reciprocal":
+                return f"(1.0f / {args[0]})"
             if op in ("sqrt", "rsqrt"):
                 return self._root(op, operand, args[0])
             if _cancels(value):
@@ -156,10 +160,6 @@ class _Module(CLikePrinter):
                 return f"{'' if op == 'ne' else '!'}{self._is_nan(operand, args[0])}"
         if op == "nearest":
             return f"{self.type_name(value.type)}(round({args[0]}))"
-        if op == "rough_exp":
-            return f"exp({args[0]})"
-        if op == "rough_reciprocal":
-            return f"(1.0f / {args[0]})"
         if op == "dot4":
             return self._dot4(operand, args)
         if op in ("shl", "shr"):
