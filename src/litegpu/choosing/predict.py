@@ -23,10 +23,12 @@ _PRODUCTS = frozenset({"CONV_2D", "CONV_3D", "FULLY_CONNECTED", "TRANSPOSE_CONV"
 
 
 _CPU = CallRates(13e-6, 0.5e-6, (1.1e-11, 1.5e-12), (2.4e-11, 1.0e-10), (2.4e-10, 4.5e-9), 1.7e-11, 0.0)
+#: Of a call on the CPU, whatever it computes.
+CPU_CALL = _CPU.call
 #: Of each further thread, beside the first.
 _THREAD_EFFICIENCY = 0.75
 _THREADED_OPERATOR, _THREADED_CALL = 3e-6, 12e-6  # to start and await threads
-_BORDER = 40e-6  # of each further partition: to wait for the device, and to hand tensors over
+BORDER = 40e-6  # of each further partition: to wait for the device, and to hand tensors over
 
 
 def predicted(
@@ -38,20 +40,25 @@ def predicted(
     costs = op_costs(graph)
     if candidate.is_cpu:
         return _on_cpu(graph, costs, range(len(costs)), candidate.num_threads or 1)
-    backend = registry.backend(device) if (device := candidate.device.partition(":")[0]) in registry.ENTRIES else None
-    if not isinstance(backend, Predicts):
+    rates = rates_of(candidate.device)
+    if rates is None:
         return None
-    rates = backend.rates
     there = [i for i in range(len(costs)) if i in delegated]
     here = [i for i in range(len(costs)) if i not in delegated and costs[i].bytes]
-    seconds = rates.call + _BORDER * max(0, partitions - 1) + rates.port_byte * _port_bytes(graph)
-    seconds += sum(_of(rates, graph, i, costs[i]) for i in there)
+    seconds = rates.call + BORDER * max(0, partitions - 1) + rates.port_byte * _port_bytes(graph)
+    seconds += sum(seconds_of(rates, graph, i, costs[i]) for i in there)
     return seconds + (_on_cpu(graph, costs, here, 1) if here else 0.0)
+
+
+def rates_of(device: str) -> CallRates | None:
+    """Of a device by its word for litegpu.load(); None where nothing is known."""
+    backend = registry.backend(name) if (name := device.partition(":")[0]) in registry.ENTRIES else None
+    return backend.rates if isinstance(backend, Predicts) else None
 
 
 def on_one_core(graph: Subgraph, node: int, cost: OpCost) -> float:
     """Seconds of one operator on one thread of the CPU."""
-    return _of(_CPU, graph, node, cost)
+    return seconds_of(_CPU, graph, node, cost)
 
 
 def _on_cpu(graph: Subgraph, costs: tuple[OpCost, ...], nodes: Collection[int], threads: int) -> float:
@@ -62,8 +69,8 @@ def _on_cpu(graph: Subgraph, costs: tuple[OpCost, ...], nodes: Collection[int], 
     return _CPU.call + started + float(work / threads**_THREAD_EFFICIENCY)
 
 
-def _of(rates: CallRates, graph: Subgraph, node: int, cost: OpCost) -> float:
-    """Seconds of one operator."""
+def seconds_of(rates: CallRates, graph: Subgraph, node: int, cost: OpCost) -> float:
+    """Seconds of one operator on a device with these rates."""
     if not cost.bytes:
         return 0.0  # a shape is changed, no element moved
     operator = graph.operators[node]

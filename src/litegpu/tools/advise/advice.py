@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from litegpu.boundary import typed
+from litegpu.choosing.shares import Share, quickest
 from litegpu.delegates.protocol import Delegate
 from litegpu.model.bundle import bundled_content
 from litegpu.model.model_type import ModelKind, ModelType, model_type
@@ -171,8 +172,21 @@ def _recommend(coverages: Sequence[Coverage]) -> Recommendation:
             f"With max_delegated_partitions=0 it would take {taken}, in {partitions} partitions; each costs a copy in "
             "and out, so measure both."
         )
+    reasons += _expected(best.shares)
     reasons.append("Whether that is faster, `litegpu advise --measure` says.")
     return Recommendation(best.delegate, tuple(reasons))
+
+
+def _expected(found: Sequence[Share]) -> list[str]:
+    """Which number of partitions would be the quickest, where there are several."""
+    best = quickest(found)
+    if best is None or len(found) < 3:
+        return []
+    told = [f"{share.seconds * 1e3:.3g} ms with {share.partitions}" for share in found[1:]]
+    text = f"Expected are {found[0].seconds * 1e3:.3g} ms on the CPU alone and, by partitions, {', '.join(told)}"
+    if best.partitions == 0:
+        return [f"{text}: the CPU alone is the quickest."]
+    return [f"{text}: max_delegated_partitions={best.partitions} is the quickest."]
 
 
 def _extent(best: Coverage) -> str:

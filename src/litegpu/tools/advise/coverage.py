@@ -7,11 +7,13 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from litegpu.choosing.shares import Share, shares
 from litegpu.delegates.cpu import OfficialOptions
 from litegpu.delegates.protocol import Delegate
 from litegpu.delegates.report import DelegationReport
 from litegpu.delegates.xnnpack import xnnpack_partitions
 from litegpu.errors import DeviceError, InvokeError
+from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.abilities import Opener
 from litegpu.interpreter import Interpreter
 from litegpu.model.types import Model
@@ -47,6 +49,8 @@ class Coverage:
     `taken` of `total` nodes would run on it, in `partitions`; `left` are the others. `without_limit` is (taken,
     partitions) if max_delegated_partitions were 0, where that is more. `device` is what it would run on here, `problem`
     why it cannot run here, or why nobody knows what it would take; `report` has every node.
+    `shares`: what is expected of each number of partitions, for a device that can be used here and whose rates are
+    known; () if that makes no difference.
     """
 
     delegate: str
@@ -58,6 +62,7 @@ class Coverage:
     device: TargetDevice | None = None
     problem: str | None = None
     report: DelegationReport | None = None
+    shares: tuple[Share, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -78,6 +83,7 @@ class Coverage:
             "device": asdict(self.device) if self.device else None,
             "problem": self.problem,
             "report": self.report.as_dict() if self.report else None,
+            "expected": [asdict(one) for one in self.shares],
         }
 
 
@@ -98,6 +104,7 @@ def delegate_coverage(model: str | os.PathLike[str] | bytes, delegate: Delegate)
         device=device,
         problem=problem,
         report=report,
+        shares=_shares(model, delegate) if partitions > 1 or more is not None else (),
     )
 
 
@@ -136,6 +143,23 @@ def _without_limit(model: str | os.PathLike[str] | bytes, delegate: Delegate) ->
     unlimited = copy.copy(delegate)
     unlimited.max_delegated_partitions = 0
     return _size(preview(model, unlimited), delegate.name)
+
+
+def _shares(model: str | os.PathLike[str] | bytes, delegate: Delegate) -> tuple[Share, ...]:
+    """What is expected of so many partitions of a delegate like this one."""
+    if not isinstance(delegate, Opener):
+        return ()
+    try:
+        device = registry.name_of(delegate.open_device())
+    except DeviceError:
+        return ()
+    unlimited = copy.copy(delegate)
+    unlimited.max_delegated_partitions = 0
+    content = model if isinstance(model, bytes) else None
+    path = None if content is not None else os.fspath(model)
+    with Interpreter(path, content, experimental_delegates=[unlimited], fallback="silent") as interpreter:
+        report = interpreter.preview_delegation()
+        return shares(interpreter.graph, report, device)
 
 
 def _device(delegate: Delegate) -> tuple[TargetDevice | None, str | None]:
