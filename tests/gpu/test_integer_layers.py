@@ -160,6 +160,25 @@ def test_full(op: str, kind: TensorType) -> None:
     _sweep(op, kind, range(EACH, EACH_FULL))
 
 
+@pytest.mark.parametrize("zeros", [(0, 0), (3, 5), (100, 77)])
+@pytest.mark.parametrize("count", [6, 14, 28])
+@pytest.mark.parametrize("op", ["MEAN", "SUM"])
+def test_halves_of_means_and_sums(op: str, count: int, zeros: tuple[int, int]) -> None:
+    """Most of the results lie between two quanta; by how the factor is rounded, or beside it."""
+    require_gpu()
+    m = ModelBuilder()
+    x = m.input("x", (500, count, 1, 8), TensorType.INT8, quantization=quantized(0.1, zeros[0]))
+    made = quantized(0.1 if op == "MEAN" else 0.2, zeros[1])
+    y = m.tensor((500, 8), TensorType.INT8, "y", quantization=made)
+    m.node(op, [x, m.constant(np.array([1, 2], np.int32), "axes")], [y], {"keep_dims": False})
+    m.output(y)
+    content = m.build()
+    near = zeros[0] + np.random.default_rng(count).integers(-8, 9, (500, count, 1, 8))
+    given = [np.clip(near, -128, 127).astype(np.int8)]
+    want = run(official(content, OpResolverType.BUILTIN), given)[0]
+    np.testing.assert_array_equal(run(on_gpu(content, arithmetic="integer"), given)[0], want)
+
+
 def _sweep(op: str, kind: TensorType, seeds: range) -> None:
     require_gpu()
     for seed in seeds:

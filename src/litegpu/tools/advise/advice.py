@@ -127,8 +127,8 @@ _FLOAT = (
     'precision="auto" keeps in float32 what float16 would spoil.'
 )
 _INTEGER = (
-    "The GPU computes in floating point and rounds to what each quantized tensor can hold: mostly the CPU's results to "
-    "the bit. How the model was trained makes no difference."
+    "The GPU rounds to what each quantized tensor can hold: mostly the CPU's results to the bit, and with "
+    "arithmetic='integer' always. How the model was trained makes no difference."
 )
 _NUMERICS = {
     ModelKind.FLOAT32: _FLOAT,
