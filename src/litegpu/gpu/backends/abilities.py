@@ -220,6 +220,14 @@ class ArrayBinder(Binder, Protocol):
     def in_library(self, example: Any, array: Any) -> Any:
         """An array of empty_outputs() as one of the library that `example` is of; nothing is copied."""
 
+    def expect_tensors(self, tensors: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> None:
+        """These inputs, by place, and new outputs of these shapes are bound to all ports: calls with others like them
+        may follow."""
+
+    def call_tensors(self, tensors: Sequence[Any]) -> list[Any] | None:
+        """An inference on such inputs, which is not waited for: its outputs, by place, as empty_outputs() makes them;
+        None, with nothing done, where that does not apply."""
+
     def run(self, *, wait: bool = True) -> None:
         """As Session.run(); without `wait` it returns at once in any case."""
 

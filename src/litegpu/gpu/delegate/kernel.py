@@ -183,6 +183,17 @@ class GpuKernel:
             self._stale.update(range(len(self._results)))
             self.array_binder.run(wait=False)
 
+    def call_tensors(self, tensors: Sequence[Any]) -> list[Any] | None:
+        """See abilities.ArrayBinder."""
+        if self._array_binder is None or self._pending:
+            return None
+        with self._lock:
+            found = self._array_binder.call_tensors(tensors)
+            if found is not None:
+                self._ready.clear()
+                self._stale.update(range(len(self._results)))
+            return found
+
     def bind(self, kind: str, i: int, tensor: Tensor, buffer: Any, **how: Any) -> None:
         """Let `buffer` stand for input or output `i` (`kind` says which), that is `tensor`. Raises TensorError or
         DeviceError if it does not fit."""

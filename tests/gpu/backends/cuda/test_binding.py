@@ -255,40 +255,90 @@ class Tensor(ByDLPack):
         return self.address
 
 
-def test_pytorch_tensors_are_read_directly(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """What litegpu uses of PyTorch; `streams`: the devices whose stream was asked for, `stream`: what the answer is."""
     from litegpu.gpu.backends.cuda import array as cuda_array
 
     names = ("float32", "float16", "uint8", "int8", "int16", "int32", "int64", "float64", "bool")
-    streams: list[int] = []
-    torch = SimpleNamespace(Tensor=Tensor, **{name: np.dtype(name) for name in names})
-    torch.empty = lambda shape, dtype, device: Tensor(device, np.zeros(shape, dtype))
+    module = SimpleNamespace(Tensor=Tensor, **{name: np.dtype(name) for name in names}, streams=[], stream=0)
+    module.empty = lambda shape, dtype, device: Tensor(device, np.zeros(shape, dtype))
 
     def current_stream(index: int) -> int:
-        streams.append(index)
-        return 0
+        module.streams.append(index)
+        return int(module.stream)
 
-    torch._C = SimpleNamespace(_cuda_getCurrentRawStream=current_stream)
-    torch.cuda = SimpleNamespace()
-    caches = (cuda_array._torch_types, cuda_array._torch_type, cuda_array._torch_stream)
-    monkeypatch.setitem(sys.modules, "torch", torch)
+    module._C = SimpleNamespace(_cuda_getCurrentRawStream=current_stream)
+    module.cuda = SimpleNamespace()
+    caches = (cuda_array._torch_types, cuda_array.torch_type, cuda_array.torch_stream)
+    monkeypatch.setitem(sys.modules, "torch", module)
     for cache in caches:
         cache.cache_clear()
-    try:
-        with litegpu.load(neg(), "cuda") as model:
-            for seed in (*range(3), 1, 1):
-                given: Any = Tensor(device, numbers(seed))
-                result: Any = model(given)
-                assert type(result) is Tensor and not given.asked, "DLPack was used"
-                np.testing.assert_array_equal(result.get(), -numbers(seed))
-            assert streams and set(streams) == {0}
-            twice = np.concatenate([numbers(0), numbers(1)])
-            given = Tensor(device, twice)
-            result = model(given)
-            np.testing.assert_array_equal(result.get(), -twice)
-            np.testing.assert_array_equal(model(numbers(6)), -numbers(6))
-    finally:
-        for cache in caches:
-            cache.cache_clear()
+    yield module
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_pytorch_tensors_are_read_directly(device: Any, torch: Any) -> None:
+    with litegpu.load(neg(), "cuda") as model:
+        for seed in (*range(3), 1, 1):
+            given: Any = Tensor(device, numbers(seed))
+            result: Any = model(given)
+            assert type(result) is Tensor and not given.asked, "DLPack was used"
+            np.testing.assert_array_equal(result.get(), -numbers(seed))
+        assert torch.streams and set(torch.streams) == {0}
+        twice = np.concatenate([numbers(0), numbers(1)])
+        given = Tensor(device, twice)
+        result = model(given)
+        np.testing.assert_array_equal(result.get(), -twice)
+        np.testing.assert_array_equal(model(numbers(6)), -numbers(6))
+
+
+def test_tensors_like_those_before_take_little_of_python(device: Any, torch: Any) -> None:
+    """The same memory for inputs and outputs, as an allocator that keeps blocks has it: then inferences are launched
+    and nothing else; in every other case it is as before."""
+    targets = [Tensor(device, np.zeros(SHAPE, np.float32)) for _ in range(2)]
+    torch.empty = lambda shape, dtype, device: targets[0] if shape == SHAPE else Tensor(device, np.zeros(shape, dtype))
+    given, other = Tensor(device, numbers(0)), Tensor(device, numbers(1))
+    with litegpu.load(neg(), "cuda") as model:
+        model(given)
+        session: Any = model.delegate.prepared[0].kernel().session  # type: ignore[union-attr]
+        runs: list[int] = []
+        run = session.run
+
+        def noted(**how: Any) -> None:
+            runs.append(1)
+            run(**how)
+
+        session.run = noted
+
+        def called(tensor: Tensor, slow: bool) -> None:
+            del runs[:]
+            result: Any = model(tensor)
+            np.testing.assert_array_equal(result.get(), -tensor.get())
+            assert bool(runs) == slow
+
+        for _ in range(3):
+            model(given)
+        for seed in range(4):
+            given.set(numbers(seed))
+            called(given, slow=False)
+        called(other, slow=True)
+        called(given, slow=False)
+        targets.reverse()  # the next output is another one
+        called(given, slow=True)
+        targets.reverse()
+        given.is_neg = lambda: True  # type: ignore[method-assign]
+        called(given, slow=True)
+        del given.is_neg
+        np.testing.assert_array_equal(model(numbers(6)), -numbers(6))
+        called(given, slow=True)
+        called(given, slow=False)
+        interpreter = model.interpreter
+        found = interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+        np.testing.assert_array_equal(found, -given.get())
+    with pytest.raises(litegpu.InvokeError, match="closed"):
+        model(given)
 
 
 def test_inferences_on_the_gpu_alone_are_queued(device: Any, opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,14 +101,14 @@ def from_torch(device: CudaDeviceBase, tensor: Any) -> CudaArray | None:
     dtype = _torch_types().get(tensor.dtype)
     if dtype is None or tensor.is_neg():  # (complex numbers, which may be conjugates, are none of the types)
         return None
-    return CudaArray(tensor.data_ptr(), tuple(tensor.shape), dtype, tensor, _torch_stream(index))
+    return CudaArray(tensor.data_ptr(), tuple(tensor.shape), dtype, tensor, torch_stream(index))
 
 
 def empty_like(example: Any, shape: tuple[int, ...], dtype: np.dtype[Any], pool: MemoryPool, stream: int) -> Any:
     """A new array of the library that `example` is of, or a CudaBuffer for `like()` to convert, to be written on
     `stream`, the one that the library works on."""
     if is_torch_tensor(example):
-        kind = _torch_type(dtype)
+        kind = torch_type(dtype)
         if kind is not None:
             return sys.modules["torch"].empty(shape, dtype=kind, device=example.device)
     return pool.buffer(shape, dtype, stream)
@@ -240,12 +240,12 @@ def _torch_types() -> dict[Any, np.dtype[Any]]:
 
 
 @functools.cache
-def _torch_type(dtype: np.dtype[Any]) -> Any:
+def torch_type(dtype: np.dtype[Any]) -> Any:
     return next((kind for kind, known in _torch_types().items() if known == dtype), None)
 
 
 @functools.cache
-def _torch_stream(index: int | None) -> Callable[[], int]:
+def torch_stream(index: int | None) -> Callable[[], int]:
     """Asks PyTorch for the current stream of the calling thread."""
     cuda = sys.modules["torch"].cuda
     raw = getattr(sys.modules["torch"]._C, "_cuda_getCurrentRawStream", None)
@@ -306,7 +306,7 @@ def _library_stream(array: Any, index: int | None) -> Callable[[], int] | None:
     name = type(array).__module__.partition(".")[0]
     module = sys.modules.get(name)
     if module is not None and name == "torch":
-        return _torch_stream(index)
+        return torch_stream(index)
     if module is not None and name == "cupy":
         return lambda: int(module.cuda.get_current_stream().ptr) or LEGACY_STREAM
     return None

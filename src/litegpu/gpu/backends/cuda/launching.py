@@ -14,7 +14,7 @@ from litegpu.gpu.backends.cuda.base import CudaDeviceBase
 from litegpu.gpu.backends.cuda.binding import Bindings, Ways
 from litegpu.gpu.backends.cuda.copy import Pinned
 from litegpu.gpu.backends.cuda.driver import SUCCESS, CudaError, await_stream, checked, error_text, synchronize
-from litegpu.gpu.backends.cuda.graph import GraphLaunch
+from litegpu.gpu.backends.cuda.graph import CudaGraph, GraphLaunch
 from litegpu.gpu.backends.cuda.held import held_calls
 from litegpu.gpu.backends.cuda.inputs import Inputs
 from litegpu.gpu.backends.cuda.memory import SessionMemory
@@ -73,6 +73,17 @@ class Launcher:
             error = self._launch_graph(*self._handles)  # at once: there is nothing else on the stream
             if error:
                 raise self._failure("cuGraphLaunch", driver.CUresult(error))
+
+    def launch_bound(self, graph: CudaGraph, stream: int) -> bool:
+        """Queue an inference on arrays of the user's, in whose stream it is; False, with nothing done, if the last one
+        was in another one."""
+        if self._blocking or self.working is None or int(self.working) != stream:
+            return False
+        self.running = True
+        (error,) = driver.cuGraphLaunch(graph.executable, self.working)  # which may wait, if much is queued
+        if error != SUCCESS:
+            raise self._failure("cuGraphLaunch", error)
+        return True
 
     def wait(self, spin: bool, expected: float) -> None:
         """Return when the last inference is done, which takes `expected` seconds, as far as is known."""

@@ -66,6 +66,10 @@ class Recorder:
     def has_graph(self, ways: Ways) -> bool:
         return any(ways == known for known, _ in self._bound_graphs)
 
+    def known_graph(self, ways: Ways) -> CudaGraph | None:
+        """That for what is bound, if it has been made."""
+        return next((graph for known, graph in self._bound_graphs if known == ways), None)
+
     def bound_graph(self, ways: Ways, finish: Callable[[], None]) -> CudaGraph:
         """The graph for what is bound, made if there is none yet; `finish` waits for the device if need be."""
         graphs = self._bound_graphs

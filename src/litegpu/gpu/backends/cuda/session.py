@@ -33,7 +33,7 @@ from litegpu.gpu.backends.cuda.binding import Bindings, Bound, check_fit
 from litegpu.gpu.backends.cuda.conditional import needed
 from litegpu.gpu.backends.cuda.copy import with_copy
 from litegpu.gpu.backends.cuda.driver import CudaError, await_stream, checked, synchronize
-from litegpu.gpu.backends.cuda.graph import GraphLaunch
+from litegpu.gpu.backends.cuda.graph import CudaGraph, GraphLaunch
 from litegpu.gpu.backends.cuda.inputs import Inputs
 from litegpu.gpu.backends.cuda.launching import BLOCKING_VARIABLE, Launcher
 from litegpu.gpu.backends.cuda.memory import SessionMemory
@@ -41,6 +41,7 @@ from litegpu.gpu.backends.cuda.record import Recorder
 from litegpu.gpu.backends.cuda.registered import Registered
 from litegpu.gpu.backends.cuda.result_pool import ResultPool
 from litegpu.gpu.backends.cuda.results import Results
+from litegpu.gpu.backends.cuda.tensor_calls import TensorCalls
 from litegpu.gpu.backends.cuda.timing import added_seconds, graph_seconds, launch_seconds
 from litegpu.gpu.program import Port, Program
 from litegpu.host_copy import copy_bytes
@@ -85,6 +86,7 @@ class CudaSession:
         self._launcher: Launcher | None = None
         self._results: Results | None = None
         self._bindings = Bindings(self)
+        self._tensor_calls: TensorCalls | None = None
         self._inputs: Inputs | None = None
         self._blocking = validation or os.environ.get(BLOCKING_VARIABLE, "0") not in ("", "0")
         try:
@@ -233,6 +235,7 @@ class CudaSession:
         ports = self.program.inputs if kind == "input" else self.program.outputs
         with self._lock:
             self._check_usable()
+            self._tensor_calls = None
             table = self._bindings.inputs if kind == "input" else self._bindings.outputs
             before = table.get(index)
             if array is None:
@@ -285,6 +288,33 @@ class CudaSession:
             empty_like(example, shape, NUMPY[port.dtype], self._pools.device, stream)
             for shape, port in zip(shapes, self.program.outputs, strict=True)
         ]
+
+    def call_tensors(self, tensors: Sequence[Any]) -> list[Any] | None:
+        """See abilities.ArrayBinder."""
+        calls = self._tensor_calls
+        if calls is None:
+            return None
+        with self._lock:
+            self._check_usable()
+            prepared = calls.prepared(tensors, self._known_graph)
+            if prepared is None or self.memory.spoilt:
+                return None
+            graph, stream, found = prepared
+            with self.device.context:
+                if not self.launcher.launch_bound(graph, stream):
+                    return None
+            self._has_run = True
+            return found
+
+    def expect_tensors(self, tensors: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> None:
+        """See abilities.ArrayBinder."""
+        with self._lock:
+            index = self.device.found.index
+            self._tensor_calls = TensorCalls.of(self.program, self._bindings, tensors, shapes, index)
+
+    def _known_graph(self, addresses: tuple[int, ...], inputs: int) -> CudaGraph | None:
+        places = [("input", i) for i in range(inputs)] + [("output", i) for i in range(len(addresses) - inputs)]
+        return self.recorder.known_graph(dict(zip(places, addresses, strict=True)))
 
     def in_library(self, example: Any, array: Any) -> Any:
         return like(example, array)
@@ -396,6 +426,7 @@ class CudaSession:
     def _free(self) -> None:
         """Let go of everything, whatever is left of it; nothing twice."""
         self._bindings.close()
+        self._tensor_calls = None
         inputs, self._inputs = self._inputs, None
         if inputs is not None:
             inputs.close()
