@@ -85,7 +85,8 @@ def keep_roundings(model: Any) -> int:
             step = _step(source)
             if step is None:
                 continue
-            quanta = ops.round(ops.divide(operand.get_source_output(), ops.constant(step)), "half_to_even")
+            steps = ops.multiply(operand.get_source_output(), ops.constant(np.float32(1) / step))
+            quanta = ops.round(steps, "half_to_even")
             operand.replace_source_output(ops.multiply(quanta, ops.constant(step)).output(0))
             count += 1
     return count
