@@ -105,6 +105,39 @@ def vision_transformer(token: str, batch: int = 1, *, fused: bool = True, flat: 
     return b.build()
 
 
+def sized_by_shape(token: str, batch: int = 1) -> bytes:
+    """As converters write what was exported for any batch: SHAPE, STRIDED_SLICE and PACK before what needs sizes."""
+    b, n, d = Network(), 4, 8
+    x = b.input("image", (batch, 8, 8, 3), shape_signature=(-1, 8, 8, 3))
+
+    def sizes(*behind: int) -> int:
+        shape = b.op("SHAPE", [x], (4,), {"out_type": "INT32"}, type=I32)
+        picked = [shape, *(b.sizes([v]) for v in (0, 1, 1))]
+        first = b.op("STRIDED_SLICE", picked, (), {"shrink_axis_mask": 1}, type=I32)
+        numbers = [first, *(b.constant(np.array(v, np.int32)) for v in behind)]
+        return b.op("PACK", numbers, (len(numbers),), {"values_count": len(numbers), "axis": 0}, type=I32)
+
+    y = b.op(
+        "CONV_2D", [x, b.weights(d, 4, 4, 3), b.weights(d)], (batch, 2, 2, d), CONV | {"stride_h": 4, "stride_w": 4}
+    )
+    y = b.op("RESHAPE", [y, sizes(n, d)], (batch, n, d))
+    match token:
+        case "broadcast":
+            first = b.op("BROADCAST_TO", [b.weights(1, 1, d), sizes(1, d)], (batch, 1, d))
+        case "broadcast arguments":
+            shape = b.op("BROADCAST_ARGS", [b.sizes([1, 1, d]), sizes(1, d)], (3,), type=I32)
+            first = b.op("BROADCAST_TO", [b.weights(1, 1, d), shape], (batch, 1, d))
+        case "tiled":
+            first = b.op("TILE", [b.weights(1, 1, d), sizes(1, 1)], (batch, 1, d))
+        case "filled":
+            filled = b.op("FILL", [sizes(1, d), b.weights_like(1)], (batch, 1, d))
+            first = b.op("MUL", [filled, b.weights(1, 1, d)], (batch, 1, d))
+    y = b.op("CONCATENATION", [first, y], (batch, n + 1, d), {"axis": 1})
+    y = b.op("RESHAPE", [b.norm(y, (batch, n + 1, d)), sizes((n + 1) * d)], (batch, (n + 1) * d))
+    b.output(b.op("FULLY_CONNECTED", [y, b.weights(5, (n + 1) * d), b.weights(5)], (batch, 5)))
+    return b.build()
+
+
 def windowed_transformer(batch: int = 1) -> bytes:
     """Swin: attention in shifted windows, with a mask for each window and a bias for each head."""
     b, h, s, d, heads = Network(), 8, 4, 6, 2
@@ -235,6 +268,10 @@ NETWORKS: dict[str, Callable[[int], bytes]] = {
     "vision transformer by matrices": lambda batch: vision_transformer("broadcast", batch, flat=True),
     "vision transformer, heads joined to the batch": lambda batch: vision_transformer("tiled", batch, fused=False),
     "vision transformer, both": lambda batch: vision_transformer("constant", batch, fused=False, flat=True),
+    **{
+        f"sizes by SHAPE, class token {token}": partial(sized_by_shape, token)
+        for token in ("broadcast", "broadcast arguments", "tiled", "filled")
+    },
     "windowed transformer": windowed_transformer,
     "recurrent": recurrent,
     "recurrent, time first": lambda batch: recurrent(batch, time_major=True),

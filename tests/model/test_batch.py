@@ -271,8 +271,11 @@ BAD: dict[str, tuple[Ops, str]] = {
         "has 4 rows for each of the batch",
     ),
     "computed": (
-        lambda b, x: [b.op("RESHAPE", [x, b.op("SHAPE", [x], (4,), dict(out_type="INT32"))], (1, 4, 6, 8))],
-        "SHAPE (node 1): it is not known",
+        lambda b, x: [
+            b.op("RESHAPE", [x, b.op("CAST", [b.constant(np.ones(4, np.float32))], (4,), type=TensorType.INT32)],
+                 (1, 4, 6, 8))
+        ],
+        "RESHAPE (node 2): its input 1 is computed",
     ),
 }  # fmt: skip
 

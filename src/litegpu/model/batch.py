@@ -13,6 +13,7 @@ from litegpu.model.ops import Repeating, find
 from litegpu.model.ops.batch_node import BatchNode, Place, Repeat
 from litegpu.model.reader import read_model
 from litegpu.model.serialize import write_model
+from litegpu.model.shape_values import with_known_shapes
 from litegpu.model.types import Model, Operator, Subgraph, Tensor
 
 
@@ -20,9 +21,10 @@ def with_batch(model: Model | bytes, batch: int, *, inputs: Collection[int] | No
     """The model with `batch` in place of the leading dimension of its inputs and of all that is computed from them.
 
     Each row of a batch gives what the original gives for it. Shapes in constant operands and options (RESHAPE, SLICE,
-    BROADCAST_TO, TRANSPOSE_CONV ...) follow; tensors keep their numbers, and constants that other nodes share are
-    copied. What does not depend on the inputs but has to have their rows, as a class token has, is repeated. `inputs`:
-    numbers of the input tensors that carry the batch; by default those whose leading dimension is the first input's.
+    BROADCAST_TO, TRANSPOSE_CONV ...) follow, and so do those that SHAPE and what stands behind it compute; tensors keep
+    their numbers, and constants that other nodes share are copied. What does not depend on the inputs but has to have
+    their rows, as a class token has, is repeated. `inputs`: numbers of the input tensors that carry the batch; by
+    default those whose leading dimension is the first input's.
 
     Raises:
         ModelError: the bytes are no model.
@@ -35,7 +37,7 @@ def with_batch(model: Model | bytes, batch: int, *, inputs: Collection[int] | No
     carriers, old = _carriers(model.main, inputs)
     if old == batch:
         return model
-    main = rebatched(model.main, carriers, old, int(batch))
+    main = rebatched(with_known_shapes(model.main), carriers, old, int(batch))
     changed = model.with_main(main)
     return dataclasses.replace(read_model(write_model(changed)), path=model.path)
 
