@@ -89,3 +89,17 @@ def on_gpu(content: bytes | Path, **options: Any) -> litegpu.Interpreter:
     )
     interpreter.allocate_tensors()
     return interpreter
+
+
+def assert_keeps_alike(
+    content: bytes, inputs: list[list[np.ndarray]], tolerance: float = FLOAT32, **options: Any
+) -> None:
+    """Several inferences, a reset, and the first again, on the GPU and the CPU."""
+    gpu, cpu = on_gpu(content, **options), official(content)
+    assert gpu.delegation_report().fully_delegated, gpu.delegation_report().summary()
+    for i, arrays in enumerate([*inputs, inputs[0], inputs[0]]):
+        if i == len(inputs):
+            gpu.reset_all_variables()
+            cpu.reset_all_variables()
+        for got, want in zip(run(gpu, arrays), run(cpu, arrays), strict=True):
+            assert_agrees(got, want, tolerance, f"inference {i}")

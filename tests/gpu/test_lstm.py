@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agreement import FLOAT16, FLOAT32, assert_agrees, official, on_gpu, require_gpu, run
+from agreement import FLOAT16, FLOAT32, assert_agrees, assert_keeps_alike, official, on_gpu, require_gpu, run
 
 import litegpu
 from litegpu.gpu.evaluate import evaluate_graph
@@ -107,30 +107,18 @@ LAYERS = {
 }
 
 
-def compare(content: bytes, inputs: list[list[np.ndarray]], tolerance: float = FLOAT32, **options: Any) -> None:
-    """Several inferences, a reset, and the first again, on the GPU and the CPU."""
-    gpu, cpu = on_gpu(content, **options), official(content)
-    assert gpu.delegation_report().fully_delegated, gpu.delegation_report().summary()
-    for i, arrays in enumerate([*inputs, inputs[0], inputs[0]]):
-        if i == len(inputs):
-            gpu.reset_all_variables()
-            cpu.reset_all_variables()
-        for got, want in zip(run(gpu, arrays), run(cpu, arrays), strict=True):
-            assert_agrees(got, want, tolerance, f"inference {i}")
-
-
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers(name: str) -> None:
     require_gpu()
     layer = LAYERS[name]
-    compare(layer.model(), [[layer.data(seed)] for seed in range(3)])
+    assert_keeps_alike(layer.model(), [[layer.data(seed)] for seed in range(3)])
 
 
 @pytest.mark.parametrize("name", ["plain", "odd sizes", "everything", "one step"])
 def test_float16(name: str) -> None:
     require_gpu()
     layer = LAYERS[name]
-    compare(layer.model(), [[layer.data(seed)] for seed in range(2)], FLOAT16, precision_loss_allowed=True)
+    assert_keeps_alike(layer.model(), [[layer.data(seed)] for seed in range(2)], FLOAT16, precision_loss_allowed=True)
 
 
 @pytest.mark.cuda
@@ -142,7 +130,7 @@ def test_on_cuda(name: str) -> None:
     if (why := available()) is not None:
         pytest.skip(f"no CUDA device: {why}")
     layer = LAYERS[name]
-    compare(layer.model(), [[layer.data(seed)] for seed in range(3)], backend="cuda")
+    assert_keeps_alike(layer.model(), [[layer.data(seed)] for seed in range(3)], backend="cuda")
 
 
 @pytest.mark.parametrize("outputs", [0, 5])
@@ -150,7 +138,7 @@ def test_hybrid_layers(outputs: int) -> None:
     """8-bit weights and float activations: the CPU quantizes what it multiplies with them, the GPU does not."""
     require_gpu()
     layer = Layer(hybrid=True, units=16, outputs=outputs)
-    compare(layer.model(), [[layer.data(seed)] for seed in range(2)], 3e-2)
+    assert_keeps_alike(layer.model(), [[layer.data(seed)] for seed in range(2)], 3e-2)
 
 
 def test_two_layers_and_what_is_around_them() -> None:
@@ -160,7 +148,7 @@ def test_two_layers_and_what_is_around_them() -> None:
     x = b.input("x", first.shape)
     hidden = first.add(b, b.op("TANH", [x], first.shape))
     b.output(b.op("ABS", [second.add(b, hidden, seed=7)], (2, 5, 6)), hidden)
-    compare(b.build(), [[first.data(seed)] for seed in range(2)])
+    assert_keeps_alike(b.build(), [[first.data(seed)] for seed in range(2)])
 
 
 def basic(batch: int, depth: int, units: int, variables: bool, used: bool = True) -> bytes:
@@ -190,7 +178,7 @@ def test_the_basic_kernel(batch: int, depth: int, units: int, variables: bool, u
     rng = np.random.default_rng(2)
     shapes = [(batch, depth)] if variables else [(batch, depth), (batch, units), (batch, units)]
     inputs = [[rng.standard_normal(s).astype(np.float32) for s in shapes] for _ in range(3)]
-    compare(basic(batch, depth, units, variables, used), inputs)
+    assert_keeps_alike(basic(batch, depth, units, variables, used), inputs)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -34,6 +34,8 @@ def test_full(op: str) -> None:
 
 def test_every_operator_has_cases() -> None:
     """QUANTIZE and DEQUANTIZE are in test_quantization.py, DENSIFY in test_quantizer.py, what keeps values between
-    inferences in test_lstm.py."""
-    elsewhere = {"DENSIFY", "DEQUANTIZE", "QUANTIZE", "LSTM", "UNIDIRECTIONAL_SEQUENCE_LSTM"}
+    inferences in test_lstm.py and test_rnn.py."""
+    elsewhere = {"DENSIFY", "DEQUANTIZE", "QUANTIZE", "LSTM", "RNN", "SVDF"}
+    elsewhere |= {"UNIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN"}
+    elsewhere |= {"BIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_RNN"}
     assert {e.op.name for e in supported_ops() if not e.op.custom} - set(CASES) == elsewhere

@@ -14,7 +14,7 @@ from litegpu.gpu.lower.registry import lowers
 from litegpu.model.ops import BUILTIN, CUSTOM
 
 OPS = {**BUILTIN, **CUSTOM}
-#: Fused activations, some of which are called as operators are; what moves tensors of many axes.
+#: Fused activations, some of which are called as operators are; what is made of other operators.
 EXCEPTIONS = {"activation.py", "ranks.py"}
 
 

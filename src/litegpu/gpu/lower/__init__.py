@@ -10,6 +10,7 @@ from litegpu.gpu.graph import Graph
 
 # Importing a family registers its operators.
 from litegpu.gpu.lower import (
+    bidirectional,
     bits,
     convert,
     convolution,
@@ -26,6 +27,7 @@ from litegpu.gpu.lower import (
     recurrent,
     reduction,
     resize,
+    rnn,
     segments,
     slicing,
     softmax,
@@ -40,8 +42,8 @@ from litegpu.model.types import Operator, Subgraph, TensorType
 __all__ = ["Entry", "LoweredGraph", "Unsupported", "check_operator", "lower_partition", "supported_ops"]
 
 FAMILIES = (
-    bits, convert, convolution, detection, elementwise, filling, gathering, lookup, matmul, movement, ordering,
-    perception, pooling, recurrent, reduction, resize, segments, slicing, softmax, stablehlo, volume,
+    bidirectional, bits, convert, convolution, detection, elementwise, filling, gathering, lookup, matmul, movement,
+    ordering, perception, pooling, recurrent, reduction, resize, rnn, segments, slicing, softmax, stablehlo, volume,
 )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.quantization import grid_of
-from litegpu.gpu.lower.ranks import rewritten
+from litegpu.gpu.lower.ranks import Rewritten, rewritten
 from litegpu.gpu.lower.registered import custom_entry
 from litegpu.gpu.lower.registry import REGISTRY, Entry
 from litegpu.gpu.lower.spans import beyond_words
@@ -33,6 +33,9 @@ class Lowering(Values):
         if others is None:
             self._add(operator, entry)
             return
+        self.add_instead(others)
+
+    def add_instead(self, others: Rewritten) -> None:
         self.subgraph = self.quantized.subgraph = others.subgraph
         for other in others.operators:
             self._add(other, REGISTRY[other.name, other.is_custom])

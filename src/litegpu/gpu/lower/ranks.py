@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def rewritten(subgraph: Subgraph, operator: Operator, gpu: Gpu) -> Rewritten | N
     given = [subgraph.tensors[i] for i in (*operator.inputs, *operator.outputs) if i >= 0]
     if not gpu.joins or max((len(t.shape) for t in given), default=0) <= AXES:
         return None
-    draft = _Draft(subgraph, operator)
+    draft = Draft(subgraph, operator)
     match gpu.joins:
         case "broadcast":
             changed = _broadcast(draft)
@@ -52,8 +53,8 @@ def rewritten(subgraph: Subgraph, operator: Operator, gpu: Gpu) -> Rewritten | N
     return draft.finished() if changed else None
 
 
-class _Draft:
-    """The operators so far, and the tensors that were added."""
+class Draft:
+    """The operators that stand for one, so far, and the tensors that were added."""
 
     def __init__(self, subgraph: Subgraph, operator: Operator) -> None:
         self.subgraph, self.operator = subgraph, operator
@@ -74,31 +75,42 @@ class _Draft:
         if tuple(tensor.shape) == shape:
             return
         if tensor.data is not None and tensor.sparsity is None and tensor.data.shape == tensor.shape:
-            self.inputs[i] = self._stand_in(tensor, shape, tensor.data.reshape(shape))
+            self.inputs[i] = self.stand_in(tensor, shape, tensor.data.reshape(shape))
         else:
-            self.inputs[i] = self._moved("RESHAPE", i, shape)
+            self.inputs[i] = self.moved("RESHAPE", self.inputs[i], shape)
 
     def reshape_output(self, shape: Shape) -> None:
         """The operator makes a result of `shape`, which then becomes the output's."""
         final = self.tensors[self.operator.outputs[0]]
         if tuple(final.shape) != shape:
             narrow = final if final.type is not TensorType.INT64 else dataclasses.replace(final, type=TensorType.INT32)
-            self.outputs[0] = self._stand_in(narrow, shape)
-            shaped = final.index if narrow is final else self._stand_in(narrow, tuple(final.shape))
-            self.after.append(self._made("RESHAPE", (self.outputs[0],), shaped))
+            self.outputs[0] = self.stand_in(narrow, shape)
+            shaped = final.index if narrow is final else self.stand_in(narrow, tuple(final.shape))
+            self.after.append(self.made("RESHAPE", (self.outputs[0],), shaped))
             if narrow is not final:
-                self.after.append(self._made("CAST", (shaped,), final.index))
+                self.after.append(self.made("CAST", (shaped,), final.index))
 
     def expand_input(self, i: int, shape: Shape) -> None:
-        self.inputs[i] = self._moved("BROADCAST_TO", i, shape, shape)
+        self.inputs[i] = self.moved("BROADCAST_TO", self.inputs[i], shape, shape)
 
     def transpose_input(self, i: int, order: Sequence[int]) -> None:
         shape = self.shape(i)
-        self.inputs[i] = self._moved("TRANSPOSE", i, tuple(shape[a] for a in order), order)
+        self.inputs[i] = self.moved("TRANSPOSE", self.inputs[i], tuple(shape[a] for a in order), order)
 
     def integers(self, i: int, values: Sequence[int]) -> None:
         """Give input i these values."""
-        self.inputs[i] = self._numbers(values)
+        self.inputs[i] = self.numbers(values)
+
+    def reverse(self, tensor: int, output: int, axis: int) -> None:
+        self.before.append(self.made("REVERSE_V2", (tensor, self.numbers([axis])), output))
+
+    def join(self, tensors: Sequence[int], output: int, axis: int) -> None:
+        self.before.append(self.made("CONCATENATION", tuple(tensors), output, {"axis": axis}))
+
+    def parts(self) -> Rewritten:
+        """The operators that were added, in place of the operator."""
+        subgraph = dataclasses.replace(self.subgraph, tensors=tuple(self.tensors))
+        return Rewritten(subgraph, tuple(self.before))
 
     def finished(self) -> Rewritten:
         made = dataclasses.replace(self.operator, inputs=tuple(self.inputs), outputs=tuple(self.outputs))
@@ -107,16 +119,19 @@ class _Draft:
 
     # ----------------------------------------------------------------------------------------------------
 
-    def _moved(self, name: str, i: int, shape: Shape, values: Sequence[int] | None = None) -> int:
-        result = self._stand_in(self.tensors[self.inputs[i]], shape)
-        inputs = (self.inputs[i],) if values is None else (self.inputs[i], self._numbers(values))
-        self.before.append(self._made(name, inputs, result))
+    def moved(self, name: str, tensor: int, shape: Shape, values: Sequence[int] | None = None) -> int:
+        """A tensor of `shape` that the operator `name`, to which `values` say how, makes of `tensor`."""
+        result = self.stand_in(self.tensors[tensor], shape)
+        inputs = (tensor,) if values is None else (tensor, self.numbers(values))
+        self.before.append(self.made(name, inputs, result))
         return result
 
-    def _made(self, name: str, inputs: tuple[int, ...], output: int) -> Operator:
-        return Operator(self.operator.index, name, 0, 1, inputs, (output,))
+    def made(
+        self, name: str, inputs: tuple[int, ...], output: int, options: Mapping[str, Any] | None = None
+    ) -> Operator:
+        return Operator(self.operator.index, name, 0, 1, inputs, (output,), {} if options is None else options)
 
-    def _stand_in(self, tensor: Tensor, shape: Shape, data: np.ndarray | None = None) -> int:
+    def stand_in(self, tensor: Tensor, shape: Shape, data: np.ndarray | None = None) -> int:
         q = tensor.quantization
         if q is not None and (q.scales.size > 1 or q.block_size):
             raise Unsupported(f"tensor '{tensor.name}' of shape {list(tensor.shape)} has several scales")
@@ -127,7 +142,7 @@ class _Draft:
         )
         return len(self.tensors) - 1
 
-    def _numbers(self, values: Sequence[int]) -> int:
+    def numbers(self, values: Sequence[int]) -> int:
         data = np.asarray(values, np.int32)
         tensor = Tensor(len(self.tensors), "", TensorType.INT32, data.shape, data.shape, 0, data)
         self.tensors.append(tensor)
@@ -170,7 +185,7 @@ def _kinds(shapes: Sequence[Shape], sizes: Shape) -> list[tuple[bool, ...]]:
     return [tuple(s[axis] != n for s in shapes) for axis, n in enumerate(sizes)]
 
 
-def _broadcast(draft: _Draft) -> bool:
+def _broadcast(draft: Draft) -> bool:
     """Elementwise: axes along which the same operands are repeated join."""
     sizes, operands = draft.output, [draft.shape(i) for i in range(len(draft.inputs))]
     if any(len(s) > len(sizes) for s in operands):
@@ -178,14 +193,14 @@ def _broadcast(draft: _Draft) -> bool:
     return _repeating(draft, sizes, AXES, 0)
 
 
-def _matrices(draft: _Draft) -> bool:
+def _matrices(draft: Draft) -> bool:
     """The same of the axes in front of matrices."""
     if min(len(draft.shape(0)), len(draft.shape(1))) < MATRIX:
         return False
     return _repeating(draft, draft.output[:-MATRIX], LEADING, MATRIX)
 
 
-def _repeating(draft: _Draft, sizes: Shape, most: int, own: int) -> bool:
+def _repeating(draft: Draft, sizes: Shape, most: int, own: int) -> bool:
     """Join the axes `sizes` of the result, which are followed by `own` others, into at most `most`."""
     count = len(draft.inputs)
     whole = [draft.shape(i) for i in range(count)]
@@ -211,7 +226,7 @@ def _repeating(draft: _Draft, sizes: Shape, most: int, own: int) -> bool:
     return True
 
 
-def _rows(draft: _Draft) -> bool:
+def _rows(draft: Draft) -> bool:
     """SELECT, whose condition may choose along the first axis."""
     condition, sizes = draft.shape(0), draft.output
     if len(condition) != 1 or math.prod(condition) == 1 or len(sizes) <= AXES:
@@ -225,7 +240,7 @@ def _rows(draft: _Draft) -> bool:
     return True
 
 
-def _along_axes(draft: _Draft) -> bool:
+def _along_axes(draft: Draft) -> bool:
     """A reduction along the axes in input 1: those that stay join, and those that go."""
     sizes, given = draft.shape(0), draft.tensors[draft.inputs[1]].data
     rank = len(sizes)

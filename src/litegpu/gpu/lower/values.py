@@ -8,6 +8,7 @@ from litegpu.gpu.graph import Arg, DType, Elementwise, GraphBuilder, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported, as_array
 from litegpu.gpu.lower.quantization import STORED, QuantizedValues, grid_of, stored
+from litegpu.gpu.lower.ranks import Rewritten
 from litegpu.model.ops import find
 from litegpu.model.ops.record import MAX_RANK
 from litegpu.model.types import Subgraph, Tensor, TensorType
@@ -55,6 +56,10 @@ class Values:
         self.variables: dict[int, int] = {}  # variable tensor -> its value before the inference
         self.updates: dict[int, int] = {}  # variable tensor -> its value so far
         self._dequantized = _dequantized_constants(subgraph)
+
+    def add_instead(self, others: Rewritten) -> None:
+        """Add the nodes of other operators, with whose tensors the lowering goes on."""
+        raise NotImplementedError
 
     def enter(self, tensor: int) -> int:
         """A value for a tensor that comes from outside (nobody reads it where the constant behind it is known)."""

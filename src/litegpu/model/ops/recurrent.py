@@ -127,17 +127,45 @@ def _lstm_version(given: Sequence[Shape | None], options: Mapping[str, Any]) -> 
     return 2 if options["kernel_type"] else 1
 
 
+def _rnn_shape(node: ShapeNode) -> list[Shape]:
+    x, weights = node.shape(0), node.shape(1)
+    node.require(len(x) == (2 if node.operator.name == "RNN" else 3) and len(weights) == 2 and x[-1] == weights[1])
+    return [(*x[:-1], weights[0])]
+
+
+def _svdf_shape(node: ShapeNode) -> list[Shape]:
+    x, weights, rank = node.shape(0), node.shape(1), int(node.option("rank"))
+    node.require(len(x) == len(weights) == 2 and rank > 0 and weights[0] % rank == 0)
+    return [(x[0], weights[0] // rank)]
+
+
+def _both_shape(node: ShapeNode) -> list[Shape]:
+    """Of two layers, which say by their states how much they give."""
+    x, states = node.shape(0), (35, 37) if node.operator.name == "BIDIRECTIONAL_SEQUENCE_LSTM" else (4, 8)
+    node.require(len(x) == 3)
+    forward, backward = (node.shape(i)[-1] for i in states)
+    if node.option("merge_outputs", False):
+        return [(*x[:-1], forward + backward)]
+    return [(*x[:-1], forward), (*x[:-1], backward)]
+
+
+_STATES = "its states have a row for each sequence"
+
 # fmt: off
 OPS = (
     Op(
         "BIDIRECTIONAL_SEQUENCE_LSTM", f"x {_LAYER} {_LAYER} fh fc bh bc a~ w~ w~ w~ w~ w~ w~ w~ w~ -> =x =x^",
         hazard=_bidirectional_hazard, has_weights=True,
-        stays="not yet",
+        shape=_both_shape, without=_STATES,
+        gpu=Gpu(3, inputs=(FLOAT,), counts=(39, 48), ranks=(3, 3), quantized=False,
+            notes="as the layer of one direction; without an auxiliary input"),
     ),
     Op(
         "BIDIRECTIONAL_SEQUENCE_RNN", f"x:float32 {_RNN} w2:=w r2:=w b2:float32 h2:float32 a~ aw~ aw2~ -> =x =x^",
         hazard=_states_hazard, has_weights=True,
-        stays="not yet",
+        shape=_both_shape, without=_STATES,
+        gpu=Gpu(3, inputs=(FLOAT,), counts=(9, 12), ranks=(3, 3), quantized=False,
+            notes="up to 256 steps; without an auxiliary input"),
     ),
     Op(
         "LSTM", f"x {_LAYER} h c n1? n2? n3? n4? -> . .^ .^ .^", few=(20, "x h w b c -> . .^ .^ .^"), shape=_lstm_shape,
@@ -149,12 +177,14 @@ OPS = (
     ),
     Op(
         "RNN", f"x:float32 {_RNN} -> .:float32", work=_pair_work, multiplies=True, has_weights=True, table="RNNOptions",
-        stays="not yet",
+        shape=_rnn_shape, without=_STATES,
+        gpu=Gpu(3, inputs=(FLOAT,), counts=5, ranks=(2, 2), quantized=False, notes="constant weights"),
     ),
     Op(
         "SVDF", "x:float32|int8 w:float32|uint8|int8 t:float32|uint8|int8|int16 b~ s -> .", hazard=_svdf_hazard,
         work=_pair_work, multiplies=True, has_weights=True,
-        stays="not yet",
+        shape=_svdf_shape, without=_STATES,
+        gpu=Gpu(3, inputs=(FLOAT,), counts=5, ranks=(2, 2), quantized=False, notes="constant weights of filters"),
     ),
     Op(
         "UNIDIRECTIONAL_SEQUENCE_LSTM", f"x {_LAYER} h c n1? n2? n3? n4? -> .", shape=_lstm_shape, batch=_lstm_batch,
@@ -166,7 +196,9 @@ OPS = (
     Op(
         "UNIDIRECTIONAL_SEQUENCE_RNN", f"x:float32 {_RNN} -> .:float32", work=_pair_work, multiplies=True,
         has_weights=True, table="SequenceRNNOptions",
-        stays="not yet",
+        shape=_rnn_shape, without=_STATES,
+        gpu=Gpu(3, inputs=(FLOAT,), counts=5, ranks=(3, 3), quantized=False,
+            notes="constant weights; up to 256 steps, either major"),
     ),
 )
 # fmt: on

@@ -1,0 +1,146 @@
+"""RNN, SVDF and layers of two directions against the official CPU runtime, and what they keep between runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from agreement import assert_keeps_alike, require_gpu
+
+from litegpu.gpu.lower import check_operator
+from litegpu.model.types import TensorType
+from litegpu.model.writer import ModelBuilder
+
+F32 = TensorType.FLOAT32
+STEPS, BATCH, DEPTH, UNITS = 5, 2, 6, 7
+
+
+class Drawn(ModelBuilder):
+    """With random constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrays = np.random.default_rng(0)
+
+    def weights(self, *shape: int, scale: float = 0.4) -> int:
+        return self.constant((self.arrays.standard_normal(shape) * scale).astype(np.float32))
+
+
+def one(x: tuple[int, ...], build: Any) -> tuple[bytes, list[list[np.ndarray]]]:
+    """A model whose results are negated, so that no output is a state, and three inputs of it."""
+    b = Drawn()
+    for tensor, shape in build(b, b.input("x", x)):
+        b.output(b.op("NEG", [tensor], shape))
+    return b.build(), [[b.arrays.standard_normal(x).astype(np.float32)] for _ in range(3)]
+
+
+def rnn(activation: str) -> Any:
+    def build(b: Drawn, x: int) -> Any:
+        inputs = [
+            x,
+            b.weights(UNITS, DEPTH),
+            b.weights(UNITS, UNITS),
+            b.weights(UNITS),
+            b.variable("h", (BATCH, UNITS)),
+        ]
+        made = (BATCH, UNITS)
+        return [(b.op("RNN", inputs, made, dict(fused_activation_function=activation)), made)]
+
+    return one((BATCH, DEPTH), build)
+
+
+def sequence_rnn(time_major: bool) -> Any:
+    def build(b: Drawn, x: int) -> Any:
+        inputs = [
+            x,
+            b.weights(UNITS, DEPTH),
+            b.weights(UNITS, UNITS),
+            b.weights(UNITS),
+            b.variable("h", (BATCH, UNITS)),
+        ]
+        made = (STEPS, BATCH, UNITS) if time_major else (BATCH, STEPS, UNITS)
+        options = dict(time_major=time_major, fused_activation_function="TANH")
+        return [(b.op("UNIDIRECTIONAL_SEQUENCE_RNN", inputs, made, options), made)]
+
+    return one((STEPS, BATCH, DEPTH) if time_major else (BATCH, STEPS, DEPTH), build)
+
+
+def both_rnn(time_major: bool, merged: bool) -> Any:
+    def build(b: Drawn, x: int) -> Any:
+        inputs: list[int | None] = [x]
+        for name in ("f", "b"):
+            inputs += [b.weights(UNITS, DEPTH), b.weights(UNITS, UNITS), b.weights(UNITS)]
+            inputs.append(b.variable(name, (BATCH, UNITS)))
+        inputs += [None] * 3
+        lead = (STEPS, BATCH) if time_major else (BATCH, STEPS)
+        shapes = [(*lead, 2 * UNITS)] if merged else [(*lead, UNITS)] * 2
+        options = dict(time_major=time_major, merge_outputs=merged, fused_activation_function="TANH")
+        made = b.op_multi("BIDIRECTIONAL_SEQUENCE_RNN", inputs, [(s, F32) for s in shapes], options)
+        return list(zip(made, shapes, strict=True))
+
+    return one((STEPS, BATCH, DEPTH) if time_major else (BATCH, STEPS, DEPTH), build)
+
+
+def both_lstm(time_major: bool, merged: bool) -> Any:
+    def build(b: Drawn, x: int) -> Any:
+        inputs: list[int | None] = [x]
+        for _ in range(2):
+            inputs += [b.weights(UNITS, DEPTH) for _ in range(4)] + [b.weights(UNITS, UNITS) for _ in range(4)]
+            inputs += [None] * 3 + [b.weights(UNITS) for _ in range(4)] + [None] * 2
+        inputs += [b.variable(f"s{i}", (BATCH, UNITS)) for i in range(4)] + [None] * 9
+        lead = (STEPS, BATCH) if time_major else (BATCH, STEPS)
+        shapes = [(*lead, 2 * UNITS)] if merged else [(*lead, UNITS)] * 2
+        options = dict(time_major=time_major, merge_outputs=merged, fused_activation_function="TANH")
+        made = b.op_multi("BIDIRECTIONAL_SEQUENCE_LSTM", inputs, [(s, F32) for s in shapes], options)
+        return list(zip(made, shapes, strict=True))
+
+    return one((STEPS, BATCH, DEPTH) if time_major else (BATCH, STEPS, DEPTH), build)
+
+
+def svdf(rank: int, memory: int, bias: bool) -> Any:
+    def build(b: Drawn, x: int) -> Any:
+        count = rank * UNITS
+        inputs = [x, b.weights(count, DEPTH), b.weights(count, memory), b.weights(UNITS) if bias else None]
+        inputs.append(b.variable("state", (BATCH, memory * count)))
+        options = dict(rank=rank, fused_activation_function="RELU" if bias else "NONE")
+        return [(b.op("SVDF", inputs, (BATCH, UNITS), options), (BATCH, UNITS))]
+
+    return one((BATCH, DEPTH), build)
+
+
+LAYERS = {
+    "rnn": lambda: rnn("TANH"),
+    "rnn relu": lambda: rnn("RELU"),
+    "rnn none": lambda: rnn("NONE"),
+    "sequence": lambda: sequence_rnn(True),
+    "sequence, batch first": lambda: sequence_rnn(False),
+    "both": lambda: both_rnn(True, True),
+    "both, batch first": lambda: both_rnn(False, False),
+    "both lstm": lambda: both_lstm(True, True),
+    "both lstm, batch first": lambda: both_lstm(False, False),
+    "svdf": lambda: svdf(1, 4, True),
+    "svdf of rank 2": lambda: svdf(2, 3, False),
+    "svdf without memory": lambda: svdf(1, 1, True),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers(name: str) -> None:
+    require_gpu()
+    content, inputs = LAYERS[name]()
+    assert_keeps_alike(content, inputs)
+
+
+def test_auxiliary_inputs_are_refused() -> None:
+    b = Drawn()
+    x, more = b.input("x", (STEPS, BATCH, DEPTH)), b.input("more", (STEPS, BATCH, DEPTH))
+    inputs: list[int | None] = [x]
+    for name in ("f", "b"):
+        inputs += [b.weights(UNITS, DEPTH), b.weights(UNITS, UNITS), b.weights(UNITS), b.variable(name, (BATCH, UNITS))]
+    inputs += [more, b.weights(UNITS, DEPTH), b.weights(UNITS, DEPTH)]
+    shape = (STEPS, BATCH, 2 * UNITS)
+    options = dict(time_major=True, merge_outputs=True, fused_activation_function="TANH")
+    b.output(*b.op_multi("BIDIRECTIONAL_SEQUENCE_RNN", inputs, [(shape, F32)], options))
+    graph = b.graph()
+    assert check_operator(graph, graph.operators[0]) == "an auxiliary input"
