@@ -10,10 +10,14 @@ import numpy as np
 from litegpu.gpu.program import Program
 
 
-def first_output(device: Any, program: Program, data: Sequence[np.ndarray], shape: Sequence[int]) -> np.ndarray:
-    """Of `shape`, for inputs in their order; what the session does not write stays NaN."""
+def first_output(
+    device: Any, program: Program, data: Sequence[np.ndarray], shape: Sequence[int], dtype: Any = np.float32
+) -> np.ndarray:
+    """Of `shape`, for inputs in their order; what the session does not write stays NaN, or 0x5a in each byte."""
     session = device.session(program)
-    out = np.full(shape, np.nan, np.float32)
+    out = np.full(shape, np.nan, np.float32) if dtype is np.float32 else np.zeros(shape, dtype)
+    if dtype is not np.float32:
+        out.view(np.uint8)[...] = 0x5A
     try:
         for i, values in enumerate(data):
             session.write(i, values)

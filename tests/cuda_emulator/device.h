@@ -262,6 +262,7 @@ inline void barrier_arrive_copied(unsigned at) {
   emulator::current->copies.clear();
   if (l.copies.empty()) emulator::perform(l); else emulator::late.push_back(l);
 }
+template <unsigned bytes> void copy_piece(unsigned at, const void* from, bool real) { emulator::copy(at, from, bytes, real); }
 inline void barrier_wait(unsigned at, unsigned parity) {
   while (emulator::signal_at(at).phase % 2 == parity) {  // the phase of that parity has not completed
     emulator::current->state = emulator::AT_SIGNAL;
@@ -296,6 +297,27 @@ inline float element(unsigned long long matrix, unsigned row, unsigned k) {
 }
 }  // namespace emulator
 
+namespace emulator {
+template <class T> int byte_of(unsigned long long matrix, unsigned row, unsigned k) {
+  const unsigned eight = (matrix >> 32 & 0x3fff) * 16, turns = 16 >> (matrix >> 62);
+  const unsigned at = (matrix & 0x3fff) * 16 + row / 8 * eight + row % 8 * (eight / 8) + k;
+  return (T)shared[at ^ (at / 128 % turns * 16)];
+}
+template <class T, size_t columns> void multiply_bytes(int (&d)[columns][4], unsigned long long a, unsigned long long b) {
+  const unsigned self = current - threads.data(), lane = self & 31u, warp = self / 32 % 4;
+  for (unsigned j = 0; j < columns; j++)
+    for (unsigned i = 0; i < 4; i++)
+      for (unsigned k = 0; k < 32; k++)
+        d[j][i] += byte_of<T>(a, warp * 16 + i / 2 * 8 + lane / 4, k) *
+                   byte_of<signed char>(b, j * 8 + lane % 4 * 2 + i % 2, k);
+}
+}  // namespace emulator
+template <size_t columns> void multiply(int (&d)[columns][4], unsigned long long a, unsigned long long b) {
+  emulator::multiply_bytes<signed char>(d, a, b);
+}
+template <size_t columns> void multiply_unsigned(int (&d)[columns][4], unsigned long long a, unsigned long long b) {
+  emulator::multiply_bytes<unsigned char>(d, a, b);
+}
 template <size_t columns> void multiply(float (&d)[columns][4], unsigned long long a, unsigned long long b) {
   const unsigned self = emulator::current - emulator::threads.data(), lane = self & 31u, warp = self / 32 % 4;
   for (unsigned j = 0; j < columns; j++)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from litegpu.gpu import graph
-from litegpu.gpu.backends.cuda.kernels import attention, convolution, depthwise, lstm, matmul, separable, transpose
+from litegpu.gpu.backends.cuda.kernels import (
+    attention,
+    convolution,
+    depthwise,
+    integer,
+    lstm,
+    matmul,
+    separable,
+    transpose,
+)
 from litegpu.gpu.backends.cuda.kernels.tile import LEAST_CAPABILITY
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
 from litegpu.gpu.backends.cuda.passes.separable import join_separable
@@ -20,6 +29,7 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.Conv2D: convolution.build,
     graph.Custom: lstm.build,
     graph.DepthwiseConv2D: depthwise.build,
+    graph.IntegerConv2D: integer.build,
     graph.MatMul: matmul.build,
     graph.SeparableConv2D: separable.build,
     graph.TransposeConv2D: transpose.build,

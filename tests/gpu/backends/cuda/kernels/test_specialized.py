@@ -7,12 +7,12 @@ import pytest
 from first_output import first_output
 from gpu.backends.cuda.kernels.test_convolution import expected, network
 
+from litegpu.gpu import view
 from litegpu.gpu.backends.cuda.kernels import convolution, matvec, specialized, tile, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.specialized import MOST_TAPS, SpecializedTile, candidates, cost, packed, ranked
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import Conv2D, DType
-from litegpu.gpu.view import padded
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, IntegerConv2D, apply
 
 CASES = {
     "points": ((2, 9, 8, 72), (44, 1, 1, 72), Conv2D(), False),
@@ -25,10 +25,11 @@ CASES = {
 SOME = ((64, 32, 1, 4, 4), (128, 64, 2, 3, 3), (128, 96, 2, 2, 2), (128, 128, 1, 2, 2), (256, 128, 2, 4, 1))
 
 
-def layer_of(shape, weights, op=Conv2D(), *, dtype: DType = DType.FLOAT16, residuals: int = 0) -> Layer:  # noqa: B008
+def layer_of(shape, weights, op=Conv2D(), *, dtype=DType.FLOAT16, residuals: int = 0, dense: bool = False) -> Layer:  # noqa: B008
     b, h, w, _ = shape
     out = (b, -(-h // op.stride[0]), -(-w // op.stride[1]), weights[0])
-    return Layer(op, padded(0, shape, dtype), np.ones(weights, np.float32), out, True, residuals)
+    source = (view.packed if dense else view.padded)(0, shape, dtype)
+    return Layer(op, source, np.ones(weights, np.float32), out, True, residuals)
 
 
 def check(device, monkeypatch, case: str, tile: SpecializedTile) -> None:
@@ -84,7 +85,7 @@ def test_which_layers_it_does() -> None:
     assert not ranked(layer_of(shape, weights, same), 80, 132)
     assert not ranked(layer_of(shape, weights, same), 100, 132)
     assert not ranked(layer_of(shape, weights, same, dtype=DType.FLOAT32), 90, 132)
-    assert not ranked(layer_of((8, 14, 14, 252), (256, 3, 3, 252), same), 90, 132)  # copies of eight bytes
+    assert not ranked(layer_of((8, 14, 14, 250), (256, 3, 3, 250), same, dense=True), 90, 132)  # element by element
     assert not ranked(layer_of((8, 14, 14, 32), (256, 1, 1, 32)), 90, 132)  # shallow
     assert not ranked(layer_of(shape, weights, Conv2D(padding=(1, 1), border="reflect")), 90, 132)
     assert not ranked(layer_of(shape, weights, Conv2D(padding=(1, 1), upsample=(2, 2))), 90, 132)
@@ -96,7 +97,7 @@ def test_which_layers_it_does() -> None:
 def test_packed() -> None:
     """Each tile's chunks of eight, permuted by the row: what is beyond the weights is zero."""
     weights = np.arange(70 * 9 * 16, dtype=np.float32).reshape(70, 3, 3, 16) % 2039
-    layer = Layer(Conv2D(), padded(0, (1, 9, 9, 16), DType.FLOAT16), weights, (1, 7, 7, 70), True)
+    layer = Layer(Conv2D(), view.padded(0, (1, 9, 9, 16), DType.FLOAT16), weights, (1, 7, 7, 70), True)
     tiles = packed(layer, SpecializedTile(64, 32, 1, 4, 4))
     assert tiles.shape == (3, 3, 32, 8, 8)
     flat = weights.reshape(70, 144)
@@ -132,3 +133,39 @@ def test_residuals_cost() -> None:
     )
     first = ranked(without, 90, 132)[0]
     assert cost(read, first, 132) > 1.2 * cost(without, first, 132)
+
+
+WHOLE_NUMBERS = {
+    "points": ((2, 9, 8, 144), (44, 1, 1, 144), Conv2D(), DType.INT8),
+    "window, zero point": ((1, 9, 11, 48), (20, 3, 3, 48), Conv2D(padding=(1, 1), zero_point=-7), DType.INT8),
+    "unsigned": ((2, 6, 7, 32), (64, 3, 3, 32), Conv2D((2, 1), padding=(1, 1), zero_point=131), DType.UINT8),
+    "eight channels at once": ((1, 8, 9, 24), (40, 1, 1, 24), Conv2D(zero_point=5), DType.INT8),
+    "four channels at once": ((1, 8, 9, 20), (40, 3, 3, 20), Conv2D(padding=(1, 1), zero_point=5), DType.INT8),
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", WHOLE_NUMBERS)
+def test_whole_numbers(device, monkeypatch, case: str) -> None:
+    """Sums of bytes, with and without a zero point, equal in every element."""
+    if device.features.capability != 90:
+        pytest.skip("needs warpgroup products")
+    shape, weights, op, kind = WHOLE_NUMBERS[case]
+    chosen = SpecializedTile(*SOME[list(WHOLE_NUMBERS).index(case) % len(SOME)])
+    monkeypatch.setattr(specialized, "_suits", lambda tile, layer: tile == chosen)
+    rng = np.random.default_rng(1)
+    builder = GraphBuilder()
+    x = builder.value(shape, kind)
+    size = [-(-n // s) for n, s in zip(shape[1:3], op.stride, strict=True)]
+    out = builder.value((shape[0], *size, weights[0]), DType.INT32)
+    matrix = builder.constant(rng.integers(-127, 128, weights).astype(np.int8), narrow=True)
+    bias = builder.constant(rng.integers(-(1 << 20), 1 << 20, (1, 1, 1, weights[0])).astype(np.int32))
+    node = IntegerConv2D(op.stride, op.dilation, op.padding, zero_point=op.zero_point or 0)
+    builder.node(node, [x, matrix], out, apply("add", RESULT, Arg(1)), [bias])
+    graph = builder.graph([x], [out])
+    numbers = rng.integers(0, 256, shape).astype(np.uint8)
+    numbers = numbers if kind is DType.UINT8 else numbers.view(np.int8)
+    program = build_program(graph, device.features, "cuda", half=False)
+    assert "specialized_convolution" in {k.name for k in program.kernels}
+    got = first_output(device, program, [numbers], graph.values[out].shape, np.int32)
+    assert np.array_equal(got, expected(graph, {x: numbers}))

@@ -46,6 +46,7 @@ class Layer:
     shape: tuple[int, ...]  # of the output
     half: bool
     residuals: int = 0  # values as large as the output that the epilogue reads
+    whole_numbers: bool = False  # input and weights are bytes, and sums int32; `half` is False then
 
     @property
     def load(self) -> tuple[str, str]:
@@ -57,18 +58,25 @@ class Layer:
     @property
     def per_chunk(self) -> int:
         """Elements in the 16 bytes that are copied at once."""
-        return 8 if self.half else 4
+        return 16 // self.size
+
+    @property
+    def size(self) -> int:
+        """Bytes of an element as it is multiplied."""
+        return 1 if self.whole_numbers else 2 if self.half else 4
 
     @property
     def vector(self) -> int:
-        """Channels that can be copied at once: those of a whole chunk, half a chunk, or none."""
+        """Channels that can be copied at once: those of a whole chunk, of half a chunk, four, or none."""
         view, n = self.source, self.per_chunk
-        kind = DType.FLOAT16 if self.half else DType.FLOAT32
-        if view.dtype is not kind or not (view.vector and view.whole_quads):
+        kinds = (DType.FLOAT16,) if self.half else (DType.FLOAT32,)
+        if self.whole_numbers:
+            kinds = (DType.INT8, DType.UINT8)
+        if view.dtype not in kinds or not (view.vector and view.whole_quads):
             return 0
         strides = [s for s, size in zip(view.strides[:3], view.shape[:3], strict=True) if size > 1]
-        aligned = not any(k % n for k in (*strides, view.offset, view.quads * 4))
-        return n if aligned else 4
+        places = (*strides, view.offset, view.quads * 4)
+        return next((k for k in (n, n // 2) if k > 4 and not any(place % k for place in places)), 4)
 
     @property
     def pitch(self) -> int | None:

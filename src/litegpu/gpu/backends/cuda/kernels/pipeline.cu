@@ -12,6 +12,16 @@ INLINE void barrier_arrive(unsigned at) {
 INLINE void barrier_arrive_copied(unsigned at) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(at)) : "memory");
 }
+// 16, 8 or 4 bytes, as copy16.
+template <unsigned bytes> INLINE void copy_piece(unsigned at, const void* from, bool real) {
+  if constexpr (bytes == 16) {
+    copy16(at, from, real);
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(shared_address(at)), "l"(from), "r"(real ? bytes : 0),
+                 "n"(bytes)
+                 : "memory");
+  }
+}
 INLINE void barrier_wait(unsigned at, unsigned parity) {
   asm volatile("{.reg .pred done;\n"
                "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"

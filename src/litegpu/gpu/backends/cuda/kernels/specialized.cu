@@ -1,32 +1,58 @@
 // Convolution as a matrix product, by warps that copy and warps that multiply (compute capability 9.0). Rows are output
 // pixels, columns output channels, and the depth is the taps of the window times the input channels. A workgroup computes
 // BM x BN in steps of BK along the depth: its last COPYING threads fill a ring of STAGES tiles, the CONSUMERS warpgroups
-// before them multiply these, each BM / CONSUMERS rows. Sums are float.
+// before them multiply these, each BM / CONSUMERS rows. Sums of halves are float, those of bytes int.
 //
-// Constants from the host: BM BN BK STAGES CONSUMERS RESIDENT (workgroups on a multiprocessor); COPYING; REGISTERS_COPY
-// REGISTERS_MULTIPLY (of a thread; where a whole warpgroup copies); TILES_N; STEPS; AT_ONCE (rows that a lane stores at once, 4 or 8); PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input);
-// CHANNELS KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*; OFFSET PITCH_B PITCH_Y PITCH_X (elements, of the input's view).
-// The weights are packed as the tiles lie in shared memory: for each BN columns and BK of the depth one.
-constexpr unsigned PER_CHUNK = 8, CHUNKS = BK / PER_CHUNK, ROW_BYTES = BK * 2;
+// Constants from the host: BYTES (of an element: 2, halves; 1, bytes); BM BN BK STAGES CONSUMERS RESIDENT (workgroups on a
+// multiprocessor); COPYING; REGISTERS_COPY REGISTERS_MULTIPLY (of a thread; where a whole warpgroup copies); TILES_N; STEPS;
+// AT_ONCE (rows that a lane stores at once, 4 or 8); PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input);
+// VECTOR (channels that are copied at once); CHANNELS KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*; OFFSET PITCH_B PITCH_Y
+// PITCH_X (elements, of the input's view). The weights are packed as the tiles lie in shared memory: for each BN columns and
+// BK of the depth one. Of bytes further: UNSIGNED (the input); PADDED (what is outside of it is not zero).
+#if BYTES == 1
+typedef signed char Element;
+typedef int Sum;
+typedef int2 Two;
+typedef int4 Four;
+// x: what is outside of the input, 16 times; corrections: what is to be added to the sums of each column.
+#define MORE_BUFFERS , const Element* outside, const int4* corrections
+#define MORE outside
+#else
+typedef unsigned short Element;
+typedef float Sum;
+typedef float2 Two;
+typedef float4 Four;
+#define MORE_BUFFERS
+#define MORE x
+#define PADDED 0
+#endif
+#if BYTES == 1 && UNSIGNED
+#define MULTIPLY multiply_unsigned
+#else
+#define MULTIPLY multiply
+#endif
+constexpr unsigned PER_CHUNK = 16 / BYTES, ROW_BYTES = BK * BYTES, CHUNKS = ROW_BYTES / 16;
 constexpr unsigned A_BYTES = BM * ROW_BYTES, B_BYTES = BN * ROW_BYTES, STAGE_BYTES = A_BYTES + B_BYTES;
-constexpr unsigned FULL = STAGES * STAGE_BYTES, EMPTY = FULL + 8 * STAGES;  // barriers
+constexpr unsigned PITCH = BN + 8;  // of the sums in shared memory, so that the rows of a store lie in different banks
+constexpr unsigned RING = STAGES * STAGE_BYTES, SUMS = 16 * PITCH * 4 * 4 * CONSUMERS;  // in the same place
+constexpr unsigned FULL = RING > SUMS ? RING : SUMS, EMPTY = FULL + 8 * STAGES;         // barriers
 constexpr unsigned MULTIPLYING = 128 * CONSUMERS, THREADS = MULTIPLYING + COPYING;
 constexpr unsigned ROWS = BM / (64 * CONSUMERS);  // products of a warpgroup
 constexpr unsigned APART = COPYING / CHUNKS, COPIES = BM / APART;  // rows between the copies of a thread, and these
-constexpr unsigned TAP_CHUNKS = CHANNELS / PER_CHUNK;
-constexpr unsigned PITCH = BN + 8;  // of the sums in shared memory, so that the rows of a store lie in different banks
-static_assert(BM % (64 * CONSUMERS) == 0 && CHANNELS % PER_CHUNK == 0 && TAPS <= 32, "tile");
+constexpr unsigned TAP_CHUNKS = (CHANNELS + PER_CHUNK - 1) / PER_CHUNK, PIECES = PER_CHUNK / VECTOR;  // of a chunk
+static_assert(BM % (64 * CONSUMERS) == 0 && BM % APART == 0 && CHANNELS % VECTOR == 0 && TAPS <= 32, "tile");
+static_assert(FULL + 16 * STAGES == SHARED_BYTES, "the host reckons otherwise");
+
 // Where 16 bytes of a tile's row lie: as matrix() expects them.
 INLINE unsigned place(unsigned row, unsigned chunk) {
   const unsigned turn = CHUNKS >= 8 ? row % 8 : row / (8 / CHUNKS) % CHUNKS;
   return row * ROW_BYTES + (chunk ^ turn) * 16;
 }
 INLINE unsigned least(unsigned a, unsigned b) { return a < b ? a : b; }
-static_assert(16 * PITCH * 4 * 4 * CONSUMERS <= STAGES * STAGE_BYTES, "the sums have no room");
 
-INLINE void copy_tiles(const unsigned short* x, const unsigned short* w, unsigned pixel0, unsigned column) {
+INLINE void copy_tiles(const Element* x, const Element* w, const Element* outside, unsigned pixel0, unsigned column) {
   const unsigned thread = threadIdx.x - MULTIPLYING, chunk = thread % CHUNKS, row = thread / CHUNKS;
-  const unsigned short* const weights = w + (size_t)column * STEPS * (BN * BK);
+  const Element* const weights = w + (size_t)column * STEPS * (BN * BK);
   auto copy_weights = [&](unsigned step, unsigned slot) {
     barrier_copy(FULL + 8 * slot, slot * STAGE_BYTES + A_BYTES, weights + (size_t)step * (BN * BK), B_BYTES);
   };
@@ -61,8 +87,14 @@ INLINE void copy_tiles(const unsigned short* x, const unsigned short* w, unsigne
     const unsigned to = slot * STAGE_BYTES + place(row, chunk);
 #pragma unroll
     for (unsigned i = 0; i < COPIES; i++) {
-      const bool real = taps[i] & bit;
-      copy16(to + i * (APART * ROW_BYTES), x + (real ? from[i] + offset : 0), real);
+      const bool inside = taps[i] & bit;
+#pragma unroll
+      for (unsigned piece = 0; piece < PIECES; piece++) {
+        const bool real = inside && (PIECES == 1 || channel + piece * VECTOR < CHANNELS);
+        const Element* const other = PADDED ? outside : x;
+        copy_piece<VECTOR * BYTES>(to + i * (APART * ROW_BYTES) + piece * (VECTOR * BYTES),
+                                   real ? x + (from[i] + offset + (int)(piece * VECTOR)) : other, real || PADDED);
+      }
     }
     barrier_arrive_copied(FULL + 8 * slot);
     if (++slot == STAGES) slot = 0, parity ^= 1;
@@ -70,7 +102,7 @@ INLINE void copy_tiles(const unsigned short* x, const unsigned short* w, unsigne
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-NAME(const unsigned short* x, const unsigned short* __restrict__ w EPILOGUE_BUFFERS) {
+NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFERS) {
   const unsigned column = blockIdx.x % TILES_N, pixel0 = blockIdx.x / TILES_N * BM;
   if (threadIdx.x == 0) {
     for (unsigned s = 0; s < STAGES; s++) {
@@ -83,12 +115,12 @@ NAME(const unsigned short* x, const unsigned short* __restrict__ w EPILOGUE_BUFF
   const unsigned team = threadIdx.x / 128;
   if (team == CONSUMERS) {
     if (COPYING == 128) registers_drop<REGISTERS_COPY>();
-    copy_tiles(x, w, pixel0, column);
+    copy_tiles(x, w, MORE, pixel0, column);
     return;
   }
   if (COPYING == 128) registers_take<REGISTERS_MULTIPLY>();
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float sums[ROWS][BN / 8][4] = {};
+  Sum sums[ROWS][BN / 8][4] = {};
   unsigned slot = 0, parity = 0;
   for (unsigned step = 0; step < STEPS; step++) {
     barrier_wait(FULL + 8 * slot, parity);
@@ -98,8 +130,8 @@ NAME(const unsigned short* x, const unsigned short* __restrict__ w EPILOGUE_BUFF
 #pragma unroll
     for (unsigned m = 0; m < ROWS; m++)
 #pragma unroll
-      for (unsigned i = 0; i < BK / 16; i++)
-        multiply(sums[m], matrix<ROW_BYTES>(a + m * (64 * ROW_BYTES) + i * 32), matrix<ROW_BYTES>(b + i * 32));
+      for (unsigned i = 0; i < ROW_BYTES / 32; i++)
+        MULTIPLY(sums[m], matrix<ROW_BYTES>(a + m * (64 * ROW_BYTES) + i * 32), matrix<ROW_BYTES>(b + i * 32));
     commit_products();
     products_wait<1>();  // those of the step before are done: its tiles may be replaced
     if (step > 0 && lane == 0) barrier_arrive(EMPTY + 8 * (slot == 0 ? STAGES - 1 : slot - 1));
@@ -108,14 +140,14 @@ NAME(const unsigned short* x, const unsigned short* __restrict__ w EPILOGUE_BUFF
   products_wait<0>();
   wait_for_predecessors();  // what the epilogue reads
   team_sync(1, MULTIPLYING);  // nobody needs the tiles any more: the sums take their place
-  float* const totals = (float*)(shared + warp * (16 * PITCH * 4));
+  Sum* const totals = (Sum*)(shared + warp * (16 * PITCH * 4));
 #pragma unroll
   for (unsigned m = 0; m < ROWS; m++) {
-    float* const to = totals + lane / 4 * PITCH + lane % 4 * 2;
+    Sum* const to = totals + lane / 4 * PITCH + lane % 4 * 2;
 #pragma unroll
     for (unsigned n = 0; n < BN / 8; n++) {
-      *(float2*)(to + n * 8) = float2{sums[m][n][0], sums[m][n][1]};
-      *(float2*)(to + 8 * PITCH + n * 8) = float2{sums[m][n][2], sums[m][n][3]};
+      *(Two*)(to + n * 8) = Two{sums[m][n][0], sums[m][n][1]};
+      *(Two*)(to + 8 * PITCH + n * 8) = Two{sums[m][n][2], sums[m][n][3]};
     }
     __syncwarp();
     const unsigned row0 = pixel0 + (team * ROWS + m) * 64 + warp % 4 * 16, quad0 = column * (BN / 4);
@@ -123,11 +155,17 @@ NAME(const unsigned short* x, const unsigned short* __restrict__ w EPILOGUE_BUFF
     const unsigned last = least(15, PIXELS - 1 - row0);  // row
     for (unsigned q = lane % ACROSS; q < BN / 4; q += ACROSS) {
       if (quad0 + q >= QUADS || lane >= ACROSS * DOWN || row0 >= PIXELS) continue;
+#if BYTES == 1
+      const int4 more = corrections[quad0 + q];
+      auto corrected = [&](int4 v) { return int4{v.x + more.x, v.y + more.y, v.z + more.z, v.w + more.w}; };
+#else
+      auto corrected = [](float4 v) { return v; };
+#endif
 #pragma unroll 1
       for (unsigned row = lane / ACROSS; row < 16; row += AT_ONCE * DOWN) {  // past the last one that one is stored again
-        const float* const at = totals + q * 4;
+        const Sum* const at = totals + q * 4;
 #define ROW(i) least(row + i * DOWN, last)
-#define TOTAL(i) *(const float4*)(at + ROW(i) * PITCH)
+#define TOTAL(i) corrected(*(const Four*)(at + ROW(i) * PITCH))
 #if AT_ONCE == 8
         STORE(row0 + ROW(0), row0 + ROW(1), row0 + ROW(2), row0 + ROW(3), row0 + ROW(4), row0 + ROW(5), row0 + ROW(6),
               row0 + ROW(7), quad0 + q, TOTAL(0), TOTAL(1), TOTAL(2), TOTAL(3), TOTAL(4), TOTAL(5), TOTAL(6), TOTAL(7));

@@ -11,11 +11,12 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import MOST_WARPGROUP_SHARED_BYTES, USUAL_UNITS, WARPGROUP_CAPABILITY
+from litegpu.gpu.graph import DType
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch
 
-#: Of the sum, in a step: what 128 bytes hold. Shallower layers have little to copy.
-DEPTH, LEAST_DEPTH = 64, 40
+#: Bytes of a row of a tile, along the depth. In float16 other kernels are quicker where the depth is less than this.
+ROW_BYTES, LEAST_HALVES = (128, 64, 32), 40
 #: Bits of a word, one for each tap.
 MOST_TAPS = 32
 
@@ -43,10 +44,10 @@ class SpecializedTile:
     def threads(self) -> int:
         return 128 * self.consumers + self.copying
 
-    @property
-    def shared_bytes(self) -> int:
-        """The ring, and its barriers."""
-        return self.stages * ((self.rows + self.columns) * 2 * DEPTH + 16)
+    def shared_bytes(self, row_bytes: int) -> int:
+        """The ring, whose place the sums take, and its barriers."""
+        ring = self.stages * (self.rows + self.columns) * row_bytes
+        return max(ring, 16 * (self.columns + 8) * 4 * 4 * self.consumers) + 16 * self.stages
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -59,12 +60,8 @@ class SpecializedTile:
 
     def fits(self) -> bool:
         sums = self.rows // self.consumers // 64 * self.columns // 2
-        staging = 16 * (self.columns + 8) * 4 * 4 * self.consumers
-        return (
-            sums + 32 <= self.registers[1]
-            and self.resident * (self.shared_bytes + 1024) <= MOST_WARPGROUP_SHARED_BYTES + 1024
-            and staging <= self.stages * (self.rows + self.columns) * 2 * DEPTH
-        )
+        shared = self.resident * (self.shared_bytes(ROW_BYTES[0]) + 1024)
+        return sums + 32 <= self.registers[1] and shared <= MOST_WARPGROUP_SHARED_BYTES + 1024
 
 
 @functools.cache
@@ -91,18 +88,31 @@ def ranked(layer: Layer, capability: int, units: int) -> list[SpecializedTile]:
 def _can(layer: Layer, capability: int) -> bool:
     return (
         capability == WARPGROUP_CAPABILITY
-        and layer.half
-        and layer.vector == 8
-        and layer.depth >= LEAST_DEPTH
+        and (_can_multiply_bytes(layer) if layer.whole_numbers else layer.half and layer.depth >= LEAST_HALVES)
+        and layer.vector in ((16, 8, 4) if layer.whole_numbers else (8, 4))
         and layer.op.upsample == (1, 1)
         and layer.op.border == "zero"
         and layer.weights.shape[1] * layer.weights.shape[2] <= MOST_TAPS
     )
 
 
+def _can_multiply_bytes(layer: Layer) -> bool:
+    return layer.weights.dtype == np.int8
+
+
+def row_bytes(layer: Layer) -> int:
+    """Of a tile: as many as a shallow layer has."""
+    return min((n for n in ROW_BYTES if n >= layer.depth * layer.size), default=ROW_BYTES[0])
+
+
+def steps_of(layer: Layer) -> int:
+    """Along the depth."""
+    return -(-layer.depth * layer.size // row_bytes(layer))
+
+
 def _suits(tile: SpecializedTile, layer: Layer) -> bool:
     """Whether no smaller tile or ring does the same work."""
-    outputs, steps = layer.shape[3], -(-layer.depth // DEPTH)
+    outputs, steps = layer.shape[3], steps_of(layer)
     return tile.stages <= max(3, steps) and (tile.columns < 2 * outputs or tile.columns == 32)
 
 
@@ -118,18 +128,18 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
     _, kh, kw, _ = layer.weights.shape
     units = units or USUAL_UNITS
     groups = -(-pixels // tile.rows) * -(-outputs // tile.columns)
-    steps = -(-layer.depth // DEPTH)
+    steps, bytes_of_row = steps_of(layer), row_bytes(layer)
     sums = tile.rows * tile.columns
-    copies = tile.rows * DEPTH / 8 / tile.copying * (1.32 if kh * kw > 1 else 1.0)
+    copies = tile.rows * bytes_of_row / (layer.vector * layer.size) / tile.copying * (1.32 if kh * kw > 1 else 1.0)
     issuing = 0.044 + 0.0218 * copies
-    multiplying = max(sums * DEPTH * 2.8e-7, (tile.rows + tile.columns) * DEPTH * 2 * 5.2e-7)
+    multiplying = max(sums * bytes_of_row * 1.4e-7, (tile.rows + tile.columns) * bytes_of_row * 5.2e-7)
     stored = sums * (1.89e-4 + 5.95e-5 * layer.residuals)
     alone = 1.45 + steps * max(issuing, multiplying, 0.129 / min(tile.stages - 1, steps)) + stored / tile.consumers
     busy = -(-groups // units) * (steps * (0.135 + multiplying) + 0.0735 + 0.332 * stored)
     computing = max(alone * max(1.0, groups / (units * tile.resident)) ** 0.982, busy)
     batch, height, width, channels = layer.source.shape
     read = min(batch * height * width, pixels * (math.prod(layer.op.stride) if kh * kw > 1 else 1)) * channels
-    moving = (read + pixels * outputs * (1 + layer.residuals)) * 2 * 3.82e-5 / units
+    moving = (read + pixels * outputs * (1 + layer.residuals)) * layer.size * 3.82e-5 / units
     # beside the estimates of other kernels, which are too low for large layers
     return float(0.6 + 0.9 * (computing**3 + moving**3) ** (1 / 3))
 
@@ -138,15 +148,26 @@ def packed(layer: Layer, tile: SpecializedTile) -> np.ndarray:
     """The weights as the tiles lie in shared memory: for each tile's outputs and each step one, the chunks of 16 bytes
     of whose rows are permuted (place() of specialized.cu)."""
     outputs, kh, kw, inputs = layer.weights.shape
-    channels = layer.depth // (kh * kw)
-    across, steps = -(-outputs // tile.columns), -(-layer.depth // DEPTH)
-    rows = np.zeros((outputs, kh * kw, channels), np.float16)
-    rows[..., :inputs] = layer.weights.reshape(outputs, kh * kw, inputs)
-    whole = np.zeros((across * tile.columns, steps * DEPTH), np.float16)
+    taps, kind = kh * kw, np.int8 if layer.whole_numbers else np.float16
+    across, steps, depth = -(-outputs // tile.columns), steps_of(layer), row_bytes(layer) // layer.size
+    rows = np.zeros((outputs, taps, layer.depth // taps), kind)
+    rows[..., :inputs] = layer.weights.reshape(outputs, taps, inputs)
+    whole = np.zeros((across * tile.columns, steps * depth), kind)
     whole[:outputs, : layer.depth] = rows.reshape(outputs, -1)
-    tiles = whole.reshape(across, tile.columns, steps, DEPTH // 8, 8).transpose(0, 2, 1, 3, 4)
-    row, chunk = np.arange(tile.columns)[:, None], np.arange(DEPTH // 8)[None, :]
-    return np.ascontiguousarray(tiles[:, :, row, chunk ^ row % 8])
+    chunks = depth // layer.per_chunk
+    tiles = whole.reshape(across, tile.columns, steps, chunks, layer.per_chunk).transpose(0, 2, 1, 3, 4)
+    row, chunk = np.arange(tile.columns)[:, None], np.arange(chunks)[None, :]
+    turn = row % 8 if chunks == 8 else row // (8 // chunks) % chunks
+    return np.ascontiguousarray(tiles[:, :, row, chunk ^ turn])
+
+
+def _corrections(layer: Layer, columns: int) -> np.ndarray:
+    """What makes sums of products with what is stored those with it less its zero point: where all taps are inside, or
+    read the zero point."""
+    found = np.zeros(columns, np.int32)
+    sums = layer.weights.reshape(layer.weights.shape[0], -1).sum(axis=1, dtype=np.int32)
+    found[: len(sums)] = -(layer.op.zero_point or 0) * sums
+    return found
 
 
 def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where | None = None) -> Launch:
@@ -156,16 +177,22 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
     pixels = batch * height * width
     at_once = 4 if tile.columns < 64 else 8
     copy, multiply = tile.registers
+    shared, zero_point = tile.shared_bytes(row_bytes(layer)), layer.op.zero_point or 0
     constants: dict[str, int | str] = {
-        **layer.constants(), "BM": tile.rows, "BN": tile.columns, "BK": DEPTH, "STAGES": tile.stages,
-        "CONSUMERS": tile.consumers, "RESIDENT": tile.resident, "COPYING": tile.copying, "REGISTERS_COPY": copy,
-        "REGISTERS_MULTIPLY": multiply, "TILES_N": weights.shape[0], "STEPS": weights.shape[1], "AT_ONCE": at_once,
-        "PIXELS": pixels, "QUADS": -(-outputs // 4),
+        **layer.constants(), "VECTOR": layer.vector, "BYTES": layer.size, "BM": tile.rows, "BN": tile.columns,
+        "BK": row_bytes(layer) // layer.size, "STAGES": tile.stages, "CONSUMERS": tile.consumers,
+        "RESIDENT": tile.resident, "COPYING": tile.copying, "REGISTERS_COPY": copy, "REGISTERS_MULTIPLY": multiply,
+        "TILES_N": weights.shape[0], "STEPS": weights.shape[1], "AT_ONCE": at_once, "PIXELS": pixels,
+        "QUADS": -(-outputs // 4), "SHARED_BYTES": shared,
     }  # fmt: skip
     operands: Operands = {"x": layer.source, "w": weights}
+    if layer.whole_numbers:
+        constants |= {"UNSIGNED": int(layer.source.dtype is DType.UINT8), "PADDED": int(zero_point != 0)}
+        operands["outside"] = np.full(16, zero_point, np.int16).astype(np.uint8).view(np.int8)
+        operands["corrections"] = _corrections(layer, weights.shape[0] * tile.columns)
     return native_launch(
         ctx, "specialized_convolution", ("device.cu", "warpgroup.cu", "pipeline.cu", "specialized.cu"), constants,
         operands, label=label_of(ctx), workgroup=(tile.threads, 1, 1),
-        dispatch=(-(-pixels // tile.rows) * weights.shape[0], 1, 1), shared_bytes=tile.shared_bytes,
-        variant=str(tile), where=where, pixels=at_once,
+        dispatch=(-(-pixels // tile.rows) * weights.shape[0], 1, 1), shared_bytes=shared, variant=str(tile),
+        where=where, pixels=at_once,
     )  # fmt: skip

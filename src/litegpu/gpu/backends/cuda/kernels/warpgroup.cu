@@ -16,8 +16,9 @@ INLINE void end_products() {
   commit_products();
   products_wait<0>();
 }
-// d += 64 rows of a times 8 * COLUMNS rows of b, each 16 deep, by four warps, of which each has 16 rows of d.
-#define FOUR(i) "+f"(d[i][0]), "+f"(d[i][1]), "+f"(d[i][2]), "+f"(d[i][3])
+// d += 64 rows of a times 8 * COLUMNS rows of b, each 32 bytes deep, by four warps, of which each has 16 rows of d: halves
+// with float sums, or signed bytes of b and signed or unsigned ones of a with int sums.
+#define FOUR(kind, i) kind(d[i][0]), kind(d[i][1]), kind(d[i][2]), kind(d[i][3])
 #define SUMS_32 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define SUMS_64 \
@@ -32,29 +33,35 @@ INLINE void end_products() {
 #define SUMS_256 \
   SUMS_192 ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, " \
   "%113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define FOURS_32 \
-  FOUR(0), FOUR(1), FOUR(2), FOUR(3)
-#define FOURS_64 \
-  FOURS_32, FOUR(4), FOUR(5), FOUR(6), FOUR(7)
-#define FOURS_96 \
-  FOURS_64, FOUR(8), FOUR(9), FOUR(10), FOUR(11)
-#define FOURS_128 \
-  FOURS_96, FOUR(12), FOUR(13), FOUR(14), FOUR(15)
-#define FOURS_192 \
-  FOURS_128, FOUR(16), FOUR(17), FOUR(18), FOUR(19), FOUR(20), FOUR(21), FOUR(22), FOUR(23)
-#define FOURS_256 \
-  FOURS_192, FOUR(24), FOUR(25), FOUR(26), FOUR(27), FOUR(28), FOUR(29), FOUR(30), FOUR(31)
-#define PRODUCT(columns, a_number, b_number) \
-  INLINE void multiply(float (&d)[columns / 8][4], unsigned long long a, unsigned long long b) { \
+#define FOURS_32(kind) \
+  FOUR(kind, 0), FOUR(kind, 1), FOUR(kind, 2), FOUR(kind, 3)
+#define FOURS_64(kind) \
+  FOURS_32(kind), FOUR(kind, 4), FOUR(kind, 5), FOUR(kind, 6), FOUR(kind, 7)
+#define FOURS_96(kind) \
+  FOURS_64(kind), FOUR(kind, 8), FOUR(kind, 9), FOUR(kind, 10), FOUR(kind, 11)
+#define FOURS_128(kind) \
+  FOURS_96(kind), FOUR(kind, 12), FOUR(kind, 13), FOUR(kind, 14), FOUR(kind, 15)
+#define FOURS_192(kind) \
+  FOURS_128(kind), FOUR(kind, 16), FOUR(kind, 17), FOUR(kind, 18), FOUR(kind, 19), FOUR(kind, 20), FOUR(kind, 21), \
+  FOUR(kind, 22), FOUR(kind, 23)
+#define FOURS_256(kind) \
+  FOURS_192(kind), FOUR(kind, 24), FOUR(kind, 25), FOUR(kind, 26), FOUR(kind, 27), FOUR(kind, 28), FOUR(kind, 29), \
+  FOUR(kind, 30), FOUR(kind, 31)
+#define PRODUCT(name, sum, kind, columns, types, flags, a_number, b_number) \
+  INLINE void name(sum (&d)[columns / 8][4], unsigned long long a, unsigned long long b) { \
     asm volatile("{.reg .pred more; setp.ne.b32 more, 1, 0; " \
-                 "wgmma.mma_async.sync.aligned.m64n" #columns "k16.f32.f16.f16 {" SUMS_##columns "}, %" #a_number ", %" \
-                 #b_number ", more, 1, 1, 0, 0;}" \
-                 : FOURS_##columns \
+                 "wgmma.mma_async.sync.aligned.m64n" #columns types " {" SUMS_##columns "}, %" #a_number ", %" #b_number \
+                 ", more" flags ";}" \
+                 : FOURS_##columns(kind) \
                  : "l"(a), "l"(b)); \
   }
-PRODUCT(32, 16, 17)
-PRODUCT(64, 32, 33)
-PRODUCT(96, 48, 49)
-PRODUCT(128, 64, 65)
-PRODUCT(192, 96, 97)
-PRODUCT(256, 128, 129)
+#define PRODUCTS(columns, a_number, b_number) \
+  PRODUCT(multiply, float, "+f", columns, "k16.f32.f16.f16", ", 1, 1, 0, 0", a_number, b_number) \
+  PRODUCT(multiply, int, "+r", columns, "k32.s32.s8.s8", "", a_number, b_number) \
+  PRODUCT(multiply_unsigned, int, "+r", columns, "k32.s32.u8.s8", "", a_number, b_number)
+PRODUCTS(32, 16, 17)
+PRODUCTS(64, 32, 33)
+PRODUCTS(96, 48, 49)
+PRODUCTS(128, 64, 65)
+PRODUCTS(192, 96, 97)
+PRODUCTS(256, 128, 129)
