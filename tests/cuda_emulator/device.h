@@ -108,6 +108,12 @@ inline unsigned __float_as_uint(float x) { return bits<unsigned>(x); }
 inline int __float_as_int(float x) { return bits<int>(x); }
 inline float __uint_as_float(unsigned x) { return bits<float>(x); }
 inline float __int_as_float(int x) { return bits<float>(x); }
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const uint64_t both = (uint64_t)y << 32 | x;
+  unsigned result = 0;
+  for (unsigned i = 0; i < 4; i++) result |= (unsigned)(both >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
+  return result;
+}
 inline int __float2int_rz(float x) {
   return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x <= -2147483648.0f ? -2147483647 - 1 : (int)x;
 }

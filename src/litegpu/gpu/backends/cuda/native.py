@@ -15,7 +15,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     separable,
     transpose,
 )
-from litegpu.gpu.backends.cuda.kernels.tile import LEAST_CAPABILITY
+from litegpu.gpu.backends.cuda.kernels.tile import LEAST_CAPABILITY, WARPGROUP_CAPABILITY
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
 from litegpu.gpu.backends.cuda.passes.separable import join_separable
 from litegpu.gpu.kernels.context import KernelContext, Launch
@@ -30,6 +30,7 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.Custom: lstm.build,
     graph.DepthwiseConv2D: depthwise.build,
     graph.IntegerConv2D: integer.build,
+    graph.IntegerDepthwiseConv2D: depthwise.build,
     graph.MatMul: matmul.build,
     graph.SeparableConv2D: separable.build,
     graph.TransposeConv2D: transpose.build,
@@ -51,7 +52,7 @@ class CudaNative:
         return join_separable(graph) if half and features.capability >= LEAST_CAPABILITY else graph
 
     def multiplies_bytes(self, features: Features) -> bool:
-        return False
+        return features.capability == WARPGROUP_CAPABILITY
 
     def attention_pays(self, depth: int, columns: int, keys: int, features: Features, half: bool) -> bool | None:
         if features.capability < LEAST_CAPABILITY:

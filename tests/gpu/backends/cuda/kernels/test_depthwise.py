@@ -12,7 +12,7 @@ from litegpu.gpu.backends.cuda.kernels import depthwise
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, DepthwiseConv2D, DType, GraphBuilder, apply
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, DepthwiseConv2D, DType, GraphBuilder, IntegerDepthwiseConv2D, apply
 from litegpu.gpu.view import padded
 
 SAME = DepthwiseConv2D(padding=(1, 1))
@@ -206,3 +206,32 @@ def test_chosen_blocks_fit_the_layer() -> None:
     for case in (few, many):
         costs = [depthwise.cost(case, block, 132) for block in depthwise.ranked(case, 132)]
         assert costs and costs == sorted(costs)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", [DType.INT8, DType.UINT8])
+@pytest.mark.parametrize("channels", [4, 24, 48])
+def test_whole_numbers(device, monkeypatch, kind: DType, channels: int) -> None:
+    """Sums of bytes less the zero point, which is also what is outside: equal in every element."""
+    rng = np.random.default_rng(channels)
+    builder = GraphBuilder()
+    shape, zero_point = (2, 9, 10, channels), 11 if kind is DType.INT8 else 200
+    x, out = builder.value(shape, kind), builder.value((2, 5, 10, channels), DType.INT32)
+    weights = builder.constant(rng.integers(-127, 128, (1, 3, 5, channels)).astype(np.int32))
+    bias = builder.constant(rng.integers(-(1 << 20), 1 << 20, (1, 1, 1, channels)).astype(np.int32))
+    op = IntegerDepthwiseConv2D((2, 1), padding=(1, 2), zero_point=zero_point)
+    builder.node(op, [x, weights], out, apply("add", RESULT, Arg(1)), [bias])
+    graph = builder.graph([x], [out])
+    numbers = rng.integers(0, 256, shape).astype(np.uint8)
+    numbers = numbers if kind is DType.UINT8 else numbers.view(np.int8)
+    (want,) = evaluate_graph(graph, [numbers])
+    every = depthwise.ranked
+
+    for i in range(4):
+        monkeypatch.setattr(
+            depthwise, "ranked", lambda layer, units, i=i: every(layer, units)[i::4] or every(layer, units)
+        )
+        program = build_program(graph, device.features, "cuda", half=False)
+        assert "blocked_depthwise" in {k.name for k in program.kernels}
+        got = first_output(device, program, [numbers], graph.values[out].shape, np.int32)
+        assert np.array_equal(got, want)

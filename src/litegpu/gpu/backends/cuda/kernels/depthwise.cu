@@ -1,18 +1,52 @@
 // Depthwise convolution: a thread computes a chunk of LANES channels of TY x TX neighbouring output pixels. Each input is
 // loaded and converted once for all the taps and pixels that it belongs to, and as many loads as registers hold are under
-// way at once: with few pixels, waiting for memory is most of the time. Sums are float.
+// way at once: with few pixels, waiting for memory is most of the time. Sums are float. Bytes are multiplied as floats, which hold their sums: windows have at most 258 taps.
 //
-// Constants from the host: HALF (the input), FINITE (all weights are); LANES TX TY; WC WX WY (threads of a workgroup: along
-// chunks, then blocks of pixels), GROUPS_C GROUPS_X GROUPS_Y (workgroups along these, then images); CHUNKS; OUT_H OUT_W
-// H W; KERNEL_H KERNEL_W STRIDE_* DILATION_* PADDING_*; STEP_Y STEP_X (the inputs of a thread lie in rows and columns that
-// are multiples of these); OFFSET PITCH_* (elements, of the input's view).
+// Constants from the host: HALF (the input), BYTES (the input: 1 signed, 2 unsigned) with ZERO_POINT, FINITE (all weights
+// are); LANES TX TY; WC WX WY (threads of a workgroup: along chunks, then blocks of pixels), GROUPS_C GROUPS_X GROUPS_Y
+// (workgroups along these, then images); CHUNKS; OUT_H OUT_W H W; KERNEL_H KERNEL_W STRIDE_* DILATION_* PADDING_*; STEP_Y
+// STEP_X (the inputs of a thread lie in rows and columns that are multiples of these); OFFSET PITCH_* (elements, of the
+// input's view).
 // The weights are float: each is needed for several pixels, and would have to be converted again and again.
-#if HALF && LANES == 8
+#if BYTES && LANES == 16
+typedef uint4 Chunk;
+#define OUTSIDE uint4{ZERO_POINTS, ZERO_POINTS, ZERO_POINTS, ZERO_POINTS}
+#elif BYTES && LANES == 8
+typedef uint2 Chunk;
+#define OUTSIDE uint2{ZERO_POINTS, ZERO_POINTS}
+#elif BYTES
+typedef unsigned Chunk;
+#define OUTSIDE ZERO_POINTS
+#elif HALF && LANES == 8
 typedef uint4 Chunk;
 #elif HALF
 typedef uint2 Chunk;
 #else
 typedef float4 Chunk;
+#endif
+#if BYTES
+constexpr unsigned ZERO_POINTS = (ZERO_POINT & 255) * 0x01010101u;
+typedef int4 Four;
+typedef int Number;
+// Four bytes to floats less the zero point: the byte becomes the last of the number 2^23 + byte.
+INLINE void unpack_word(unsigned word, float* v) {
+  const unsigned bytes = BYTES == 1 ? word ^ 0x80808080u : word;
+  const float less = 8388608.0f + ZERO_POINT + (BYTES == 1 ? 128 : 0);
+  v[0] = __uint_as_float(__byte_perm(bytes, 0x4b000000u, 0x7440)) - less;
+  v[1] = __uint_as_float(__byte_perm(bytes, 0x4b000000u, 0x7441)) - less;
+  v[2] = __uint_as_float(__byte_perm(bytes, 0x4b000000u, 0x7442)) - less;
+  v[3] = __uint_as_float(__byte_perm(bytes, 0x4b000000u, 0x7443)) - less;
+}
+INLINE void unpack_chunk(unsigned a, float (&v)[LANES]) { unpack_word(a, v); }
+INLINE void unpack_chunk(uint2 a, float (&v)[LANES]) { unpack_word(a.x, v), unpack_word(a.y, v + 4); }
+INLINE void unpack_chunk(uint4 a, float (&v)[LANES]) {
+  unpack_word(a.x, v), unpack_word(a.y, v + 4), unpack_word(a.z, v + 8), unpack_word(a.w, v + 12);
+}
+#else
+typedef float4 Four;
+typedef float Number;
+#define OUTSIDE Chunk{}
+#define unpack_chunk unpack
 #endif
 
 constexpr int ROWS = ((TY - 1) * STRIDE_Y + (KERNEL_H - 1) * DILATION_Y) / STEP_Y + 1;
@@ -78,7 +112,7 @@ NAME(const SOURCE* x, const float4* w EPILOGUE_BUFFERS) {
 #pragma unroll
     for (int j = 0; j < COLUMNS; j++)
       if (needed(j * STEP_X, TX, STRIDE_X, DILATION_X, KERNEL_W))
-        inputs[i][j] = real(i, j) ? *(const Chunk*)(first + (i * STEP_Y * PITCH_Y + j * STEP_X * PITCH_X)) : Chunk{};
+        inputs[i][j] = real(i, j) ? *(const Chunk*)(first + (i * STEP_Y * PITCH_Y + j * STEP_X * PITCH_X)) : OUTSIDE;
   };
 #pragma unroll
   for (int i = 0; i < AHEAD; i++) load_inputs(i);
@@ -94,7 +128,7 @@ NAME(const SOURCE* x, const float4* w EPILOGUE_BUFFERS) {
     for (int j = 0; j < COLUMNS; j++) {
       if (!needed(j * STEP_X, TX, STRIDE_X, DILATION_X, KERNEL_W)) continue;
       float input[LANES];
-      unpack(inputs[i][j], input);
+      unpack_chunk(inputs[i][j], input);
 #pragma unroll
       for (int p = 0; p < TY * TX; p++) {
         const int ky = tap_of(i * STEP_Y, p / TX, STRIDE_Y, DILATION_Y, KERNEL_H);
@@ -122,6 +156,6 @@ NAME(const SOURCE* x, const float4* w EPILOGUE_BUFFERS) {
 #pragma unroll
     for (unsigned q = 0; q < LANES / 4; q++)
       STORE((image * OUT_H + oy) * OUT_W + ox, chunk * (LANES / 4) + q,
-            (float4{sum[4 * q], sum[4 * q + 1], sum[4 * q + 2], sum[4 * q + 3]}));
+            (Four{(Number)sum[4 * q], (Number)sum[4 * q + 1], (Number)sum[4 * q + 2], (Number)sum[4 * q + 3]}));
   }
 }

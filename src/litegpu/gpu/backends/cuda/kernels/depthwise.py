@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer
+from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer, residuals_of
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
-from litegpu.gpu.graph import Conv2D, DepthwiseConv2D, DType
+from litegpu.gpu.graph import Conv2D, DepthwiseConv2D, DType, IntegerDepthwiseConv2D
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch
 
@@ -20,6 +20,9 @@ PIXELS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2), (1, 8)
 #: A thread's sums, multiplications of a lane, and inputs: everything is unrolled.
 MOST_SUMS, MOST_PRODUCTS, MOST_INPUTS = 64, 400, 200
 MOST_THREADS = 256
+#: How an element of bytes is declared, and taps whose sums of products of differences of bytes float32 holds.
+BYTES = {DType.INT8: ("signed char", ""), DType.UINT8: ("unsigned char", "")}
+MOST_EXACT = (1 << 24) // (255 * 255)
 
 
 @dataclass(frozen=True)
@@ -55,15 +58,19 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     """One launch; None for several outputs of an input channel, weights that are not constant, inputs that cannot be
     read four channels at once, and windows too large to unroll."""
     op, node = ctx.node.op, ctx.node
-    assert isinstance(op, DepthwiseConv2D)
+    assert isinstance(op, (DepthwiseConv2D, IntegerDepthwiseConv2D))
     weights = ctx.value(node.inputs[1]).data
     if op.multiplier > 1 or weights is None or ctx.value(node.inputs[0]).is_constant:
         return None
-    source = ctx.views[node.inputs[0]]
-    half = source.dtype is DType.FLOAT16
-    if source.dtype not in LOAD:
+    source, whole = ctx.views[node.inputs[0]], isinstance(op, IntegerDepthwiseConv2D)
+    if source.dtype not in (BYTES if whole else LOAD) or (whole and weights.size > MOST_EXACT * weights.shape[3]):
         return None
-    layer = Layer(Conv2D(op.stride, op.dilation, op.padding), source, weights, ctx.output.shape, half)
+    plain = Conv2D(
+        op.stride, op.dilation, op.padding, zero_point=op.zero_point if isinstance(op, IntegerDepthwiseConv2D) else None
+    )
+    layer = Layer(
+        plain, source, weights, ctx.output.shape, source.dtype is DType.FLOAT16, residuals_of(ctx), whole_numbers=whole
+    )
     blocks = ranked(layer, ctx.features.compute_units)
     if not blocks:
         return None
@@ -79,7 +86,7 @@ def candidates(layer: Layer) -> list[DepthwiseBlock]:
     found: dict[tuple[int, ...], DepthwiseBlock] = {}
     _, kh, kw, _ = layer.weights.shape
     _, out_h, out_w, _ = layer.shape
-    for lanes, (y, x) in itertools.product((4, 8) if layer.vector == 8 else (4,), PIXELS):
+    for lanes, (y, x) in itertools.product(_lanes(layer), PIXELS):
         rows, columns = _inputs(layer, y, x)
         if layer.vector == 0 or lanes * y * x > MOST_SUMS or kh * kw * y * x > MOST_PRODUCTS:
             continue
@@ -95,6 +102,11 @@ def candidates(layer: Layer) -> list[DepthwiseBlock]:
                     numbers = lanes, y, x, chunks, down, across
                     found.setdefault(numbers, DepthwiseBlock(*numbers))
     return list(found.values())
+
+
+def _lanes(layer: Layer) -> tuple[int, ...]:
+    """Of a thread: channels that can be read at once."""
+    return {16: (8, 16), 8: (4, 8)}.get(layer.vector, (4,))
 
 
 def ranked(layer: Layer, units: int) -> list[DepthwiseBlock]:
@@ -118,7 +130,8 @@ def launch(ctx: KernelContext, layer: Layer, block: DepthwiseBlock) -> Launch:
     groups = block.groups(layer)
     step_y, step_x = _steps(layer, block.y, block.x)
     constants: dict[str, int | str] = {
-        **layer.constants(), "HALF": int(layer.half), "SOURCE": LOAD[layer.source.dtype][0],
+        **layer.constants(), "HALF": int(layer.half), "SOURCE": (BYTES | LOAD)[layer.source.dtype][0],
+        "BYTES": _kind(layer), "ZERO_POINT": layer.op.zero_point or 0,
         "FINITE": int(np.isfinite(layer.weights).all()), "KERNEL_H": layer.weights.shape[1],
         "LANES": block.lanes, "TY": block.y, "TX": block.x,
         "WC": block.chunks, "WX": block.columns, "WY": block.rows,
@@ -147,11 +160,11 @@ def cost(layer: Layer, block: DepthwiseBlock, units: int) -> float:
     units = units or USUAL_UNITS
     _, kh, kw, channels = layer.weights.shape
     batch, out_h, out_w, _ = layer.shape
-    lanes, pixels, size = block.lanes, block.y * block.x, 2 if layer.half else 4
+    lanes, pixels, size = block.lanes, block.y * block.x, layer.size
     rows, columns = _inputs(layer, block.y, block.x)
-    convert = lanes if layer.half else 0
+    convert = 2 * lanes if layer.whole_numbers else lanes if layer.half else 0
     instructions = rows * columns * (4 + convert) + kh * kw * lanes * (0.25 + pixels) + pixels * lanes * 5 + 60
-    words = lanes * size // 4
+    words = max(1, lanes * size // 4)
     registers = min(
         255, 40 + lanes * pixels + min(128, columns * 2 * words + kw * block.y * lanes + kh * kw * lanes // 2)
     )
@@ -166,6 +179,11 @@ def cost(layer: Layer, block: DepthwiseBlock, units: int) -> float:
     second = share * halo * block.chunks * lanes * size / SECOND / CYCLES
     memory = batch * (math.prod(layer.source.shape[1:3]) + out_h * out_w) * channels * size / MEMORY
     return float(LATENCY + sum(part**4 for part in (alone, issued, first, second, memory)) ** 0.25)
+
+
+def _kind(layer: Layer) -> int:
+    """Of bytes, for depthwise.cu."""
+    return {DType.INT8: 1, DType.UINT8: 2}.get(layer.source.dtype, 0) if layer.whole_numbers else 0
 
 
 def _chunks(layer: Layer, lanes: int) -> int:

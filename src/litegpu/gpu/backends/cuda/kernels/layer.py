@@ -69,9 +69,9 @@ class Layer:
     def vector(self) -> int:
         """Channels that can be copied at once: those of a whole chunk, of half a chunk, four, or none."""
         view, n = self.source, self.per_chunk
-        kinds = (DType.FLOAT16,) if self.half else (DType.FLOAT32,)
+        kinds = {DType.FLOAT16} if self.half else {DType.FLOAT32}
         if self.whole_numbers:
-            kinds = (DType.INT8, DType.UINT8)
+            kinds = {DType.INT8, DType.UINT8}
         if view.dtype not in kinds or not (view.vector and view.whole_quads):
             return 0
         strides = [s for s, size in zip(view.strides[:3], view.shape[:3], strict=True) if size > 1]
