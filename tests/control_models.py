@@ -181,12 +181,15 @@ def handle(graph: SubgraphBuilder, name: str) -> int:
     return tensor
 
 
-def once(model: ModelBuilder, graph: SubgraphBuilder, values: dict[str, np.ndarray]) -> None:
-    """CALL_ONCE of a subgraph that gives variables their first values."""
-    first = model.subgraph("initializer")
-    for name, value in values.items():
-        first.node("ASSIGN_VARIABLE", [handle(first, name), first.constant(value)], [])
-    graph.node("CALL_ONCE", [], [], dict(init_subgraph_index=first.index))
+def once(model: ModelBuilder, graph: SubgraphBuilder, values: dict[str, np.ndarray], first: int = 0) -> int:
+    """CALL_ONCE of a subgraph that gives variables their first values: a new one, or `first`; its number."""
+    if not first:
+        body = model.subgraph("initializer")
+        for name, value in values.items():
+            body.node("ASSIGN_VARIABLE", [handle(body, name), body.constant(value)], [])
+        first = body.index
+    graph.node("CALL_ONCE", [], [], dict(init_subgraph_index=first))
+    return first
 
 
 def cached_decoder(length: int = 8, width: int = 16, heads: int = 1) -> bytes:
@@ -231,13 +234,13 @@ def cached_decoder(length: int = 8, width: int = 16, heads: int = 1) -> bytes:
 
     first = {**caches, "steps": np.array(0, np.int32)}
     x, at = model.input("x", (1, width)), model.input("at", (), I32)
-    once(model, model, first)
+    initializer = once(model, model, first)
     y, n = decode(model, x, at), counted(model)
     model.output(y, n)
     model.signature("decode", {"x": x, "at": at}, {"y": y, "steps": n})
     prompt = model.subgraph("prompt")
     x, at = prompt.input("x", (1, width)), prompt.input("at", (), I32)
-    once(model, prompt, first)
+    once(model, prompt, first, initializer)
     keys = stored(prompt, "keys", dense(prompt, x, 1), at)
     values = stored(prompt, "values", dense(prompt, x, 2), at)
     total = prompt.op("ADD", [keys, values], (length, width))

@@ -140,9 +140,13 @@ def _size(report: DelegationReport, name: str) -> tuple[int, int]:
 
 def _without_limit(model: str | os.PathLike[str] | bytes, delegate: Delegate) -> tuple[int, int]:
     """(nodes taken, partitions) of a delegate like this one that may have any number of partitions."""
+    return _size(preview(model, _unlimited(delegate)), delegate.name)
+
+
+def _unlimited(delegate: Delegate) -> Delegate:
     unlimited = copy.copy(delegate)
     unlimited.max_delegated_partitions = 0
-    return _size(preview(model, unlimited), delegate.name)
+    return unlimited
 
 
 def _shares(model: str | os.PathLike[str] | bytes, delegate: Delegate) -> tuple[Share, ...]:
@@ -153,8 +157,7 @@ def _shares(model: str | os.PathLike[str] | bytes, delegate: Delegate) -> tuple[
         device = registry.name_of(delegate.open_device())
     except DeviceError:
         return ()
-    unlimited = copy.copy(delegate)
-    unlimited.max_delegated_partitions = 0
+    unlimited = _unlimited(delegate)
     content = model if isinstance(model, bytes) else None
     path = None if content is not None else os.fspath(model)
     with Interpreter(path, content, experimental_delegates=[unlimited], fallback="silent") as interpreter:
