@@ -342,8 +342,8 @@ class LoadedModel:
             with model.batcher() as batcher: ...
 
         What waits is run at once where a session is idle and no more can be expected, as for a caller who is alone;
-        else rows are collected, while all sessions are busy or until as many are there as were together lately, but for
-        no longer than a batch takes.
+        else rows are collected, while all sessions are busy or until as many are there as were together lately, or none
+        has come for as long as a batch takes.
 
         max_batch: rows of a batch at most. max_delay_ms: what a row may wait for others while a session is idle.
         sizes: batches that are prepared now, by default powers of two up to max_batch; rows run in the next larger one.

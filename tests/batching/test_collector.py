@@ -59,7 +59,8 @@ def test_rows_are_collected_while_no_lane_is_free() -> None:
     for now in (0.1, 0.2, 0.3):
         assert one.offer(call(), now)
     one.ended(first, 1.0)
-    second = taken(one, 1.2)
+    assert one.take(1.2) is None  # who was answered at 1.0 may come back
+    second = taken(one, 1.3)
     assert second.rows == 3 and [r.start for r in second.requests] == [0, 1, 2]
     assert one.waiting == 0 and not one.idle
 
@@ -83,6 +84,16 @@ def test_no_longer_than_a_run_takes() -> None:
     assert one.take(10.4) is None
     assert one.due(10.4) == pytest.approx(0.1)
     assert taken(one, 10.51).rows == 1
+
+
+def test_while_rows_come_more_are_waited_for() -> None:
+    one = collector()
+    running(one, 0.0, 8, 0.5)
+    for now in (10.0, 10.4, 10.8, 11.2, 11.6):
+        assert one.offer(call(), now)
+        assert one.take(now) is None and one.due(now) == pytest.approx(min(0.5, 12.0 - now))
+    assert one.take(11.99) is None
+    assert taken(one, 12.0).rows == 5  # the delay
 
 
 def test_no_longer_than_the_delay() -> None:

@@ -14,6 +14,8 @@ from litegpu.errors import DeadlineError, InvokeError, LiteGpuError
 
 #: Results up to this are copied for their caller; of larger ones the caller gets a view of the batch's array.
 COPIED_BYTES = 64 << 10
+#: Inputs up to this are copied under Python's lock.
+HELD_BYTES = 32 << 10
 
 
 class Request:
@@ -98,15 +100,30 @@ class Slab:
     arrays: Mapping[str, np.ndarray]
     home: int = 0
     dirty: int = 0
+    _bytes: dict[str, memoryview] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._bytes = {name: array.reshape(-1).view(np.uint8).data for name, array in self.arrays.items()}
+
+    def put(self, name: str, start: int, rows: np.ndarray) -> None:
+        """Copy rows to a place, without Python's lock if there are many bytes; small ones are copied sooner than other
+        threads would give the lock back."""
+        size = rows.nbytes
+        if size > HELD_BYTES or not rows.flags.c_contiguous:
+            self.arrays[name][start : start + len(rows)] = rows
+        else:
+            at = start * (size // len(rows))
+            self._bytes[name][at : at + size] = rows.reshape(-1).view(np.uint8).data
 
 
 @dataclass(eq=False)
 class SharedBatch:
-    """Requests whose rows run together. `opened` and `begun` are times: of the first row, and of the run. `sealed`: no
-    more rows come. `results`: the outputs, once it has ended well."""
+    """Requests whose rows run together. `opened`, `latest` and `begun` are times: of the first row, of the last one,
+    and of the run. `sealed`: no more rows come. `results`: the outputs, once it has ended well."""
 
     slab: Slab
     opened: float
+    latest: float
     rows: int = 0
     requests: list[Request] = field(default_factory=list)
     sealed: bool = False
@@ -147,4 +164,7 @@ def rows_of(array: np.ndarray, start: int, rows: int) -> np.ndarray:
     if rows == len(array):
         return array
     part: np.ndarray = array[start : start + rows]
-    return part.copy() if part.nbytes <= COPIED_BYTES else part
+    if part.nbytes > COPIED_BYTES or not part.flags.c_contiguous:
+        return part
+    # ndarray.copy() would give Python's lock away, and wait for it
+    return np.frombuffer(bytearray(part.reshape(-1).view(np.uint8).data), part.dtype).reshape(part.shape)

@@ -27,10 +27,10 @@ class Rules:
 class Collector:
     """Rows that wait, and batches that run in `lanes` lanes. Every method is called under one lock; `now` only grows.
 
-    When a lane is free, the rows that wait are run at once if there are as many as one lane can expect, else when the
-    first of them has waited for as long as a run takes, and at most `delay`. What can be expected is known from the
-    last runs: the rows that were under way or waiting together, divided among the lanes. So a caller who is alone
-    never waits for others, and callers in a loop meet again in batches. While no lane is free rows collect.
+    When a lane is free, the rows that wait are run at once if there are as many as one lane can expect; else when none
+    has come for as long as a run takes, and the first of them waits for `delay` at most. What can be expected is known
+    from the last runs: the rows that were under way or waiting together, divided among the lanes. So a caller who is
+    alone never waits for others, and callers in a loop meet again in batches. While no lane is free rows collect.
     """
 
     def __init__(self, rules: Rules, lanes: int, slabs: Sequence[Slab], new_slab: Callable[[int], Slab]) -> None:
@@ -45,11 +45,15 @@ class Collector:
         self.running: list[SharedBatch] = []
         self._around: deque[int] = deque([0], maxlen=2 * lanes)  # rows that were there when the last runs ended
         self._seconds = 0.0  # that a run is expected to take; 0 before the first
+        self.expected = 1  # rows that a free lane waits for
 
     @property
     def waiting(self) -> int:
         """Rows that wait."""
-        return sum(batch.rows for batch in self._waiting)
+        rows = 0
+        for batch in self._waiting:
+            rows += batch.rows
+        return rows
 
     @property
     def idle(self) -> bool:
@@ -57,14 +61,9 @@ class Collector:
         return not self._waiting and not self.running
 
     @property
-    def expected(self) -> int:
-        """The rows that a free lane waits for."""
-        return min(max(-(-max(self._around) // self.lanes), 1), self.rules.most)
-
-    @property
     def patience(self) -> float:
-        """Seconds for which it waits for them."""
-        return min(self.rules.delay, self._seconds or self.rules.delay)
+        """Seconds for which a free lane waits for one more row."""
+        return self._seconds or self.rules.delay
 
     def offer(self, request: Request, now: float) -> bool:
         """Give the request a place in a batch, whose memory is then to be filled; False if too much waits. Wherever a
@@ -79,13 +78,14 @@ class Collector:
             slab = self._slab()
             if slab is None:
                 return False
-            batch = SharedBatch(slab, now)
+            batch = SharedBatch(slab, now, now)
             self._waiting.append(batch)
         request.start = batch.rows
         request.batch = batch
         # An interruption between the next two leaves a request that nobody waits for, in a place that is used again.
         batch.requests.append(request)
         batch.rows += request.rows
+        batch.latest = now
         batch.sealed = batch.rows == self.rules.most
         return True
 
@@ -104,23 +104,25 @@ class Collector:
 
     def wakes(self, now: float) -> bool:
         """Whether take() gives something."""
-        return any(
-            batch.is_copied and (batch.sealed or self._is_enough(batch) or self._is_late(batch, now))
-            for batch in self._waiting
-        )
+        for batch in self._waiting:
+            if (batch.sealed or self._is_enough(batch) or self._is_late(batch, now)) and batch.is_copied:
+                return True
+        return False
 
     def due(self, now: float) -> float | None:
         """Seconds after which a lane that take() had nothing for is to ask again, though nobody tells it to; None if
         nothing waits."""
         if not self._waiting:
             return None
-        left = self._waiting[0].opened + self.patience - now
-        return left if left > 0 and not self._waiting[0].sealed else _LOOK_AGAIN
+        batch = self._waiting[0]
+        left = min(batch.latest + self.patience, batch.opened + self.rules.delay) - now
+        return left if left > 0 and not batch.sealed else _LOOK_AGAIN
 
     def ended(self, batch: SharedBatch, now: float, *, ran: bool = True) -> None:
         """The lane is free again. `ran`: whether it has computed anything."""
         if ran:
             self._around.append(sum(one.rows for one in self.running) + self.waiting)
+            self._expect()
             seconds = now - batch.begun
             self._seconds = seconds if not self._seconds else self._seconds + _NEWEST * (seconds - self._seconds)
         self.running.remove(batch)
@@ -129,6 +131,7 @@ class Collector:
         """A lane has ended, as its device is lost."""
         self.lanes -= 1
         self._homes.discard(home)
+        self._expect()
 
     def drop(self) -> list[SharedBatch]:
         """All that waits, which will not be run."""
@@ -140,11 +143,14 @@ class Collector:
         for batch in self._waiting:
             batch.sealed = True
 
+    def _expect(self) -> None:
+        self.expected = min(max(-(-max(self._around) // max(self.lanes, 1)), 1), self.rules.most)
+
     def _is_enough(self, batch: SharedBatch) -> bool:
         return batch.rows >= self.expected
 
     def _is_late(self, batch: SharedBatch, now: float) -> bool:
-        return now - batch.opened >= self.patience
+        return now - batch.latest >= self.patience or now - batch.opened >= self.rules.delay
 
     def _slab(self) -> Slab | None:
         """Memory for a new batch, at the home that has the least to do; None if there is no more."""

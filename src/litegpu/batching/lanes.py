@@ -99,9 +99,8 @@ class Lanes:
                     return False
             batch, arrays = request.batch, request.arrays
             assert batch is not None and arrays is not None
-            places = slice(request.start, request.start + request.rows)
             for name, array in arrays.items():
-                batch.slab.arrays[name][places] = array
+                batch.slab.put(name, request.start, array)
         except BaseException:
             request.gone = True
             request.copied = True
