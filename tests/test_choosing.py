@@ -249,6 +249,24 @@ def test_what_was_measured_decides_without_a_gpu(gpu: Callable[[CallRates], None
     assert litegpu.load(content()).device == "cpu" and asked == ["reference", "auto"]
 
 
+def test_the_arithmetic_that_was_measured_quickest(gpu: Callable[[CallRates], None], monkeypatch: Any) -> None:
+    """Of each batch."""
+    gpu(FREE)
+    monkeypatch.setattr(
+        auto, "delegate_for", lambda name, precision, options: GpuDelegate(backend="reference", **options)
+    )
+    ways = [measured(Candidate("reference", arithmetic=how), *took) for how, took in
+            (("float", (1e-3, 9e-3)), ("integer", (2e-3, 2e-3)))]  # fmt: skip
+    assert str(ways[1].candidate) == "reference, float32, integer arithmetic"
+    records.keep(content(), [measured(ONE, 9e-3, 99e-3), *ways])
+    model = litegpu.load(content())
+    for rows, arithmetic in ((1, "float"), (64, "integer"), (1, "float")):
+        model(np.zeros((rows, 8), np.float32))
+        assert model.choice is not None and model.choice.candidate.arithmetic == arithmetic
+        assert model.delegate is not None and model.delegate.options.arithmetic == arithmetic
+        assert model.device == "reference" and "interpreter" not in model.hardware
+
+
 def test_what_was_too_far_from_the_cpu_is_not_chosen(gpu: Callable[[CallRates], None]) -> None:
     gpu(FREE)
     records.keep(content(), [measured(ONE, 2e-3), replace(measured(GPU, 1e-3), accepted=False)])

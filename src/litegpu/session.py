@@ -175,11 +175,10 @@ class LoadedModel:
     ) -> None:
         self.interpreter = interpreter
         self._asked = delegate
-        self._delegate: GpuDelegate | None = delegate if isinstance(delegate, Opener) else None  # type: ignore[assignment]
+        self._auto = auto
         self._device: Device | None = None if self._delegate is None else self._delegate.open_device()
         self._gpu = "cpu" if self._device is None else registry.name_of(self._device)
         self._reopen = reopen
-        self._auto = auto
         self._signature = signature
         self._num_threads = num_threads
         self._slots: Slots | None = None
@@ -219,6 +218,12 @@ class LoadedModel:
     def report(self) -> DelegationReport:
         """What runs where."""
         return self.interpreter.delegation_report()
+
+    @property
+    def _delegate(self) -> GpuDelegate | None:
+        """The GPU's, if that may be used."""
+        asked: Any = self._asked if self._auto is None else self._auto.delegate
+        return asked if isinstance(asked, Opener) else None  # type: ignore[return-value]
 
     @property
     def _used(self) -> Any:

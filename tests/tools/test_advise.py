@@ -32,6 +32,7 @@ from litegpu.tools.advise.advice import _recommend
 from litegpu.tools.advise.advice_text import node_numbers
 from litegpu.tools.advise.coverage import Coverage, Left, TargetDevice
 from litegpu.tools.advise.documented import MODEL_TYPES, PLATFORMS, row_of
+from litegpu.tools.advise.measuring import candidates
 from litegpu.zoo import build_model
 
 SHAPE = (1, 4, 4, 8)
@@ -147,6 +148,15 @@ def test_xnnpack_partitions_hold_what_leads_from_their_inputs_to_their_outputs()
     y = b.op("CUMSUM", [y, b.constant(np.array(1, np.int32))], (1, 8))  # a plain kernel
     b.output(b.op("ABS", [y], (1, 8)))
     assert xnnpack_partitions(b.build()) == ((0,), (2,))
+
+
+def test_models_of_bytes_are_tried_in_each_arithmetic() -> None:
+    plain, in_bytes = candidates(), candidates(ModelKind.FULL_INTEGER)
+    assert {one.arithmetic for one in plain} == {"auto"}
+    assert {(one.device, one.precision, one.arithmetic) for one in in_bytes if one.device == "webgpu"} == {
+        ("webgpu", "float32", "float"), ("webgpu", "float32", "integer"), ("webgpu", "float16", "auto"),
+        ("webgpu", "auto", "auto"),
+    }  # fmt: skip
 
 
 def test_every_documented_type_is_in_the_table_once() -> None:

@@ -30,8 +30,8 @@ Open = Callable[[Source, Any, int | None], Interpreter]
 class Auto:
     """Chooses for one model, and again for each batch that it is opened for.
 
-    delegate: of the GPU that may be chosen, None without one. used: the delegate of what was opened last, None for the
-    CPU. choice: the last one that was made."""
+    delegate: of the GPU that may be chosen, in the arithmetic that was chosen last, None without one. used: the
+    delegate of what was opened last, None for the CPU. choice: the last one that was made."""
 
     def __init__(self, source: Source, precision: str, num_threads: int | None, open_one: Open) -> None:
         """Opens the GPU. Raises ModelError."""
@@ -64,7 +64,7 @@ class Auto:
             if chosen.is_cpu:
                 self._tell(choice)
                 return self._open(source, None, chosen.num_threads or self._num_threads)
-            delegate = self.delegate if chosen.device in registry.ENTRIES else self._other(chosen.device)
+            delegate = self._in(chosen) if chosen.device in registry.ENTRIES else self._other(chosen.device)
             if delegate is not None:
                 self._tell(choice)
                 return self._on(source, delegate)
@@ -90,6 +90,12 @@ class Auto:
         self.used = delegate
         return self._open(source, delegate, self._num_threads)
 
+    def _in(self, chosen: Candidate) -> GpuDelegate | None:
+        """The GPU's delegate, in the arithmetic that was chosen."""
+        if self.delegate is not None and self.delegate.options.arithmetic != chosen.arithmetic:
+            self.delegate = delegate_for(chosen.device, self._precision, chosen.gpu_options)
+        return self.delegate
+
     def _other(self, name: str) -> Any:
         """A delegate that is not the GPU's, None if it cannot be had."""
         if name not in self._others:
@@ -104,7 +110,7 @@ class Auto:
         """The GPU that was measured to be the quickest, if it is there and no program on the CPU, else the first."""
         if best is not None:
             try:
-                found = delegate_for(best.candidate.device, self._precision, {})
+                found = delegate_for(best.candidate.device, self._precision, best.candidate.gpu_options)
                 if found is not None and not found.open_device().info.is_software:
                     return found
             except DeviceError as error:

@@ -12,17 +12,24 @@ CPU = "cpu"
 @dataclass(frozen=True)
 class Candidate:
     """One way to run a model. `device`: a word of litegpu.load(); `num_threads`: of the CPU, None for the runtime's
-    default, which is one; `precision`: of a GPU."""
+    default, which is one; `precision`: of a GPU; `arithmetic`: of its 8-bit tensors."""
 
     device: str
     precision: str = "float32"
     num_threads: int | None = None
+    arithmetic: str = "auto"
 
     def __str__(self) -> str:
         if self.device == CPU:
             count = self.num_threads or 1
             return f"CPU, {count} thread{'s' if count > 1 else ''}"
-        return f"{self.device}, {self.precision}"
+        how = "" if self.arithmetic == "auto" else f", {self.arithmetic} arithmetic"
+        return f"{self.device}, {self.precision}{how}"
+
+    @property
+    def gpu_options(self) -> dict[str, str]:
+        """Of the GPU delegate, beside its precision."""
+        return {} if self.arithmetic == "auto" else {"arithmetic": self.arithmetic}
 
     @property
     def is_cpu(self) -> bool:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from litegpu.delegate_registry import others
 from litegpu.errors import InvokeError, OptionError
 from litegpu.gpu.backends import registry
 from litegpu.model.bundle import bundled_content
+from litegpu.model.model_type import ModelKind, model_type
 from litegpu.model.reader import read_model
 from litegpu.tools.advise.trial import BATCH
 from litegpu.tools.agreement import compare
@@ -31,6 +32,7 @@ TOLERANCE = 1e-2  # relative L2, which float16 is tested to
 TRIAL_SECONDS = 300.0
 
 _PRECISIONS = ("float32", "float16", "auto")
+_IN_BYTES = (ModelKind.FULL_INTEGER, ModelKind.QUANTIZATION_AWARE)
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,16 @@ class MeasuredWays:
         ]
 
 
-def candidates() -> tuple[Candidate, ...]:
-    """The CPU, every backend that "auto" would try, in each precision, and litegpu's other delegates."""
+def candidates(kind: ModelKind = ModelKind.FLOAT32) -> tuple[Candidate, ...]:
+    """The CPU, every backend that "auto" would try, in each precision, and in each arithmetic if the model computes in
+    8 bits, and litegpu's other delegates."""
     gpus = [name for name, entry in registry.ENTRIES.items() if entry.automatic]
+    ways = [(precision, "auto") for precision in _PRECISIONS]
+    if kind in _IN_BYTES:
+        ways[:1] = [(_PRECISIONS[0], "float"), (_PRECISIONS[0], "integer")]
     return (
         *cpu_candidates(),
-        *(Candidate(name, precision) for name in gpus for precision in _PRECISIONS),
+        *(Candidate(name, precision, arithmetic=arithmetic) for name in gpus for precision, arithmetic in ways),
         *(Candidate(name) for name in others()),
     )
 
@@ -113,7 +119,7 @@ def measure(
     """Runs a model in every way that there is: latency, the same for `batch` rows, start-up, memory and deviation.
 
     tolerance: the largest relative L2 distance from the CPU that a recommended way may have.
-    ways: what is tried; by default candidates().
+    ways: what is tried; by default candidates() for such a model.
     timeout: seconds for each, in its own process.
     progress: called before each, with its number and how many there are.
 
@@ -123,7 +129,7 @@ def measure(
     if batch < 2:
         raise OptionError(f"batch is {batch!r}; it must be 2 or more")
     read = read_model(model)  # what is no model is told at once
-    tried = tuple(candidates() if ways is None else ways)
+    tried = tuple(candidates(model_type(read).kind) if ways is None else ways)
     reference = next((one for one in tried if one.is_cpu and one.num_threads is None), Candidate("cpu"))
     tried = (reference, *(one for one in tried if one != reference))
     found: list[Measured] = []
@@ -163,7 +169,7 @@ def _tried(one: Candidate, path: str, batch: int, outputs: Path, timeout: float)
     """One trial. What ends its process is its problem."""
     order = {
         "model": path,
-        "candidate": {"device": one.device, "precision": one.precision, "num_threads": one.num_threads},
+        "candidate": asdict(one),
         "batch": batch,
         "began": time.time(),
         "outputs": str(outputs),

@@ -58,10 +58,11 @@ def measure(measured: Any, order: dict[str, Any]) -> Any:
     seconds = float(order.get("seconds", _SECONDS))
     device, free = None, None
     if not candidate.is_cpu:
-        asked = asked_for(candidate.device, candidate.precision, {})
+        asked = asked_for(candidate.device, candidate.precision, candidate.gpu_options)
         device = asked.open_device() if isinstance(asked, Opener) else None
         free = device.free_bytes() if isinstance(device, FreeMemory) else None
     options = {"num_threads": candidate.num_threads} if candidate.is_cpu else {"precision": candidate.precision}
+    options |= candidate.gpu_options
     with load(order["model"], candidate.device, fallback="silent", **options) as model:
         interpreter = model.interpreter
         report = model.report
