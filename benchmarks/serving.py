@@ -111,6 +111,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=16)
     parser.add_argument("--rows", type=int, default=1, help="of each call")
     parser.add_argument("--max_batch", type=int, default=64)
+    parser.add_argument("--sizes", help="that are prepared, such as 8,16,32,64; by default powers of two")
     parser.add_argument("--ahead", default="2")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--switch", default="", help="also with these switch intervals of the interpreter, in ms")
@@ -140,7 +141,8 @@ def main() -> int:
 
 def through_batcher(model: litegpu.LoadedModel, load: Load, args: Any, ahead: int, base: float) -> float:
     begun = time.perf_counter()
-    with model.batcher(args.max_batch, ahead=ahead) as batcher:
+    sizes = [int(n) for n in args.sizes.split(",")] if args.sizes else None
+    with model.batcher(args.max_batch, sizes=sizes, ahead=ahead) as batcher:
         print(f"  batcher ready after {time.perf_counter() - begun:.1f} s")
         told(f"one thread, batcher, ahead {ahead}", load.run(batcher, 1, args.seconds / 2), base)
         found = load.run(batcher, args.threads, args.seconds)
