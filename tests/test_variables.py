@@ -15,6 +15,7 @@ from control_models import F32, RESOURCE, cached_decoder, handle, once, random, 
 
 import litegpu
 from litegpu import GpuDelegate, Interpreter
+from litegpu.delegates import plan
 from litegpu.gpu.delegate.options import WaitType
 from litegpu.model.types import TensorType
 from litegpu.model.writer import ModelBuilder
@@ -59,6 +60,17 @@ def test_signatures_share_variables(limits: dict[str, int], backend: str) -> Non
         assert interpreter.delegation_report("prompt").fully_delegated
         names = [node.op for node in interpreter.delegation_report("decode").nodes]
         assert {"CALL_ONCE", "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"} <= set(names)
+
+
+@pytest.mark.parametrize("backend", ["reference", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_variables_that_cannot_stay_pass_through_the_host(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where outputs are not read before they are asked for."""
+    monkeypatch.setattr(plan, "home", lambda *_: None)
+    content = cached_decoder()
+    interpreter = opened(content, backend=backend)
+    for found, wanted in zip(decode(interpreter, 5), decode(Official(model_content=content), 5), strict=True):
+        same(found, wanted)
+    assert on_device(interpreter) == [False] * 3
 
 
 KEYS = ("keys", "values", "steps")

@@ -262,7 +262,7 @@ class Plan:
         for state in changed:
             place = self._homes.get(state.key)
             if place is None:
-                self._variables.assign(state.key, self._values[state.after])
+                self._variables.assign(state.key, self.value(state.after))
                 continue
             assert place.output is not None
             kernel, i = place.output
