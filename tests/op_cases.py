@@ -1223,3 +1223,21 @@ def stablehlo_gather(d: Draft) -> OpCase:
         dict(offset_dims=offsets, collapsed_slice_dims=collapsed, start_index_map=order, index_vector_dim=vector,
              slice_sizes=sizes), shape=shape,
     )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------ spectra
+
+
+@case("RFFT2D", "COMPLEX_ABS", "REAL", "IMAG")
+def spectrum(d: Draft) -> OpCase:
+    """Complex numbers stay within the GPU's part of a model: a transform, and what makes real numbers of it."""
+    lengths = (d.pick(1, 1, 2, 8), d.pick(2, 16, 64))
+    lead = tuple(d.size(1, 3) for _ in range(d.rng.randint(0, 2) if d.most == 4 else d.most - 2))
+    x = d.floats((*lead, *(max(1, n - d.pick(0, 0, 1)) if d.chance() else n for n in lengths)))
+    second = d.pick("COMPLEX_ABS", "REAL") if d.operator == "RFFT2D" else d.operator
+    made = (*lead, lengths[0], lengths[1] // 2 + 1)
+    b = ModelBuilder()
+    tensors = [b.input("x", x.shape), b.constant(np.array(lengths, np.int32))]
+    spectrum = b.op("RFFT2D", tensors, made, type=TensorType.COMPLEX64)
+    b.output(b.op(second, [spectrum], made))
+    return OpCase(f"{second} of RFFT2D {lengths} of {x.shape}", b.build(), [x])

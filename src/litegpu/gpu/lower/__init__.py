@@ -31,6 +31,7 @@ from litegpu.gpu.lower import (
     segments,
     slicing,
     softmax,
+    spectra,
     stablehlo,
     volume,
 )
@@ -43,7 +44,8 @@ __all__ = ["Entry", "LoweredGraph", "Unsupported", "check_operator", "lower_part
 
 FAMILIES = (
     bidirectional, bits, convert, convolution, detection, elementwise, filling, gathering, lookup, matmul, movement,
-    ordering, perception, pooling, recurrent, reduction, resize, rnn, segments, slicing, softmax, stablehlo, volume,
+    ordering, perception, pooling, recurrent, reduction, resize, rnn, segments, slicing, softmax, spectra,
+    stablehlo, volume,
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.activation import activate
 from litegpu.gpu.lower.constants import QUANTIZED, Array, Unsupported
 from litegpu.gpu.lower.quantization import STORED, grid_of
-from litegpu.gpu.lower.values import Values, check_rank, dtype_of
+from litegpu.gpu.lower.values import Values, check_rank, dtype_of, value_shape
 from litegpu.model.ops import Gpu
 from litegpu.model.ops.record import ANY, STATIC, Types
 from litegpu.model.types import Operator, Tensor, TensorType
@@ -261,7 +261,7 @@ class OpContext:
         """A new value for an output."""
         t = tensor or self.output
         dtype = self.output_type(t)
-        v = self.builder.value(bhwc(t.shape), dtype, name=t.name, tensor=t.index)
+        v = self.builder.value(value_shape(t), dtype, name=t.name, tensor=t.index)
         self.lowering.values[t.index] = v
         return v
 

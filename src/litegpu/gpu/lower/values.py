@@ -66,7 +66,9 @@ class Values:
         t = self.subgraph.tensors[tensor]
         check_rank(t)
         grid = grid_of(t)
-        value = self.builder.value(bhwc(t.shape), STORED.get(t.type, dtype_of(t)), name=t.name, tensor=tensor)
+        if t.type is TensorType.COMPLEX64 and not self.checking:
+            raise Unsupported(f"tensor '{t.name}' is COMPLEX64, which stays within the GPU's part of a model")
+        value = self.builder.value(value_shape(t), STORED.get(t.type, dtype_of(t)), name=t.name, tensor=tensor)
         if grid is not None:
             self.quantized.enter(tensor, value, grid)
         elif t.type in STORED:
@@ -79,6 +81,8 @@ class Values:
     def leave(self, tensor: int) -> int:
         """The value of a tensor that goes outside, in the type in which it is stored there."""
         t = self.subgraph.tensors[tensor]
+        if t.type is TensorType.COMPLEX64:
+            raise Unsupported(f"tensor '{t.name}' is COMPLEX64, which stays within the GPU's part of a model")
         grid = grid_of(t)
         if grid is not None:
             return self.quantized.leave(tensor, grid)
@@ -108,6 +112,11 @@ class Values:
         """The constant behind a tensor: itself, or what a DEQUANTIZE reads."""
         t = self.subgraph.tensors[tensor]
         return t if t.is_constant else self._dequantized.get(tensor)
+
+
+def value_shape(t: Tensor) -> tuple[int, ...]:
+    """B,H,W,C of a tensor's value; complex numbers have an axis of their own for their two parts."""
+    return bhwc((*t.shape, 2) if t.type is TensorType.COMPLEX64 else t.shape)
 
 
 def check_rank(t: Tensor) -> None:

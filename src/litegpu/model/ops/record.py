@@ -18,6 +18,7 @@ BOOL: Types = frozenset({TensorType.BOOL})
 INT32: Types = frozenset({TensorType.INT32})
 #: Integers of up to 32 bits that stand for nothing else.
 WHOLE: Types = frozenset({TensorType.INT32, TensorType.INT16, TensorType.INT8, TensorType.UINT8})
+COMPLEX: Types = frozenset({TensorType.COMPLEX64})
 INTEGERS: Types = frozenset({TensorType.INT32, TensorType.INT64})
 NUMBER = FLOAT | INT32
 ANY = NUMBER | BOOL
