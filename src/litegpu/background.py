@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import concurrent.futures
 import contextlib
@@ -76,6 +75,8 @@ class InferenceFuture(concurrent.futures.Future[R], Generic[R]):
             self._open.release()
 
     def __await__(self) -> Generator[Any, None, R]:
+        import asyncio  # which takes 30 ms
+
         return asyncio.wrap_future(self).__await__()
 
 

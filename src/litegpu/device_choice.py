@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from litegpu.background import leave
 from litegpu.delegate_registry import find, known_delegates, load_delegate, others
 from litegpu.errors import DeviceError, ForkError, OptionError, SoftwareDeviceError
 from litegpu.gpu.backends import registry
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("litegpu")
 
+#: Backends of which a device was asked for before.
+_begun: set[str] = set()
 #: In place of a number: all devices of a backend.
 ALL = "all"
 
@@ -100,6 +103,11 @@ def delegate_for(device: str, precision: str, options: Mapping[str, Any]) -> Gpu
         return None
     if kind != "auto":
         options = {"backend": kind, **({"device": index} if index else {}), **options}
+    if kind in registry.ENTRIES and kind not in _begun:
+        _begun.add(kind)
+        begin = registry.begin(kind, index or None)
+        if begin is not None:
+            leave(begin)  # beside the imports that follow
     from litegpu.gpu.delegate.delegate import GpuDelegate
 
     delegate = GpuDelegate(precision=precision, **options)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from litegpu.errors import DeviceError
@@ -16,7 +17,8 @@ class BackendEntry:
     be asked for by. `numbered`: whether devices have numbers, as in "cuda:1"; `named`: whether
     a part of a device's name stands there, as in "webgpu:Radeon". `widespread`: nearly every machine has a
     device of it. `automatic`: whether "auto" tries it. `last_resorts`: parts that are only taken where no other has a
-    device. `libraries`: packages that it stands on and that come with litegpu; their loggers have their names."""
+    device. `libraries`: packages that it stands on and that come with litegpu; their loggers have their names.
+    `ahead`: a module whose begin() starts the driver while others are imported."""
 
     module: str
     language: str
@@ -27,11 +29,14 @@ class BackendEntry:
     automatic: bool = True
     last_resorts: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ()
+    ahead: str | None = None
 
 
 #: By name, in the order in which "auto" tries them.
 ENTRIES: Mapping[str, BackendEntry] = {
-    "cuda": BackendEntry("litegpu.gpu.backends.cuda.backend", "cuda", numbered=True),
+    "cuda": BackendEntry(
+        "litegpu.gpu.backends.cuda.backend", "cuda", numbered=True, ahead="litegpu.gpu.backends.cuda.ahead"
+    ),
     "webgpu": BackendEntry(
         "litegpu.gpu.backends.webgpu.backend",
         "wgsl",
@@ -95,6 +100,12 @@ def backend(name: str) -> Backend:
     """The backend of this name."""
     found: Backend = importlib.import_module(ENTRIES[name].module).BACKEND
     return found
+
+
+def begin(name: str, device: str | None) -> Callable[[], None] | None:
+    """What starts the backend's driver, in a thread, before a device of it is opened; None if that takes no time."""
+    module = ENTRIES[name].ahead
+    return None if module is None else functools.partial(importlib.import_module(module).begin, device)
 
 
 def every() -> Iterator[tuple[str, Backend]]:
