@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 from gpu.kernels.layouts import LAYOUTS
-from gpu.kernels.run_launch import check_node
+from gpu.kernels.run_launch import check_node, lay_out
 
 from litegpu.gpu.graph import (
     RESULT,
@@ -27,7 +27,10 @@ from litegpu.gpu.graph import (
     Transpose,
     apply,
 )
+from litegpu.gpu.kernels import build
+from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.kernels.movement import moves_quads, shapes_along
+from litegpu.gpu.lang.features import Features
 
 NONE = (0, 0, 0, 0)
 ONE = (1, 1, 1, 1)
@@ -192,3 +195,30 @@ def test_random_chains(seed: int) -> None:
         c = math.gcd(total, 12)
         steps.append(Reshape(last, (1, 1, total // c, c)))
     check_copy(tuple(steps), shape)
+
+
+@pytest.mark.parametrize("dtype", (DType.FLOAT32, DType.INT32))
+@pytest.mark.parametrize(
+    ("shape", "steps", "tiled"),
+    [
+        ((2, 3, 40, 68), (Transpose((0, 1, 3, 2)),), True),
+        ((2, 3, 33, 130), (Transpose((3, 1, 0, 2)),), True),
+        ((2, 70, 3, 33), (Transpose((0, 3, 2, 1)),), True),  # the source ends in a quad of one
+        ((1, 5, 20, 36), (Reshape((1, 5, 20, 36), (5, 20, 36)), Transpose((0, 2, 1)),
+                          Reshape((5, 36, 20), (5, 6, 6, 20))), False),
+        ((1, 5, 20, 36), (Slice((0, 1, 2, 4), ONE, (1, 3, 18, 20)), Transpose((0, 1, 3, 2))), True),
+        ((1, 5, 20, 36), (Slice((0, 1, 2, 3), ONE, (1, 3, 18, 20)), Transpose((0, 1, 3, 2))), False),  # between quads
+        ((2, 3, 12, 68), (Transpose((0, 1, 3, 2)),), False),
+    ],
+)  # fmt: skip
+def test_transpositions_by_tiles(shape: Shape, steps: tuple[Step, ...], tiled: bool, dtype: DType) -> None:
+    """Tiles that overhang on both sides; with an epilogue, and an output without padding."""
+    builder = GraphBuilder()
+    x, y = builder.value(shape, dtype), builder.value(shapes_along(steps, shape)[-1], dtype)
+    builder.node(Copy(steps), [x], y, apply("add", RESULT, RESULT))
+    graph = builder.graph([x], [y])
+    (launch,) = build(KernelContext(graph, graph.nodes[0], lay_out(graph), Features()))
+    assert launch.kernel.name == ("transposition" if tiled else "copy")
+    data = np.arange(1, math.prod(shape) + 1).reshape(shape)
+    check_node(builder, {x: data}, interpret=True)
+    check_node(builder, {x: data}, packed_values=(y,))

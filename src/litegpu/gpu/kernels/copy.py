@@ -14,16 +14,22 @@ from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.movement import Origin, Quad, moves_quads, origin, shapes_along
 from litegpu.gpu.kernels.stream import streamed
+from litegpu.gpu.kernels.transposition import transposed, transposition
 from litegpu.gpu.lang import Kernel, TracedValue, u32, vec
 
 
 def build(ctx: KernelContext) -> list[Launch]:
-    """For each output quad a quad is fetched where channels stay together, else up to four elements."""
+    """For each output quad a quad is fetched where channels stay together, else up to four elements; tiles where the
+    channels and another axis are exchanged."""
     op = ctx.node.op
     assert isinstance(op, Copy)
     shapes = shapes_along(op.steps, ctx.value(ctx.node.inputs[0]).shape)
     in_place = all(isinstance(s, Reshape) for s in op.steps) and all(s[3] % 4 == 0 for s in (shapes[0], shapes[-1]))
     by_quads = moves_quads(op.steps, shapes)
+
+    exchange = None if in_place or by_quads else transposed(ctx)
+    if exchange is not None:
+        return [transposition(ctx, *exchange)]
 
     def value_at(k: Kernel, operands: Operands, at: Position) -> TracedValue:
         source = open_source(ctx, k, ctx.node.inputs[0], operands)
