@@ -127,6 +127,32 @@ def test_signatures_of_interpreters_in_threads() -> None:
     assert not wrong
 
 
+@pytest.mark.cuda
+def test_signatures_share_weights_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large ones: those of "both" are those of "encode" and of "decode"."""
+    pytest.importorskip("cuda.bindings", reason="no litegpu[cuda]")
+    from litegpu.gpu.backends.cuda import constants
+    from litegpu.gpu.backends.cuda.opening import available
+
+    if available() is not None:
+        pytest.skip(f"no CUDA device: {available()}")
+    monkeypatch.setattr(constants, "LARGE", 256)
+    content = three_signatures()
+    delegate = GpuDelegate(backend="cuda")
+    official = Official(model_content=content)
+    with Interpreter(model_content=content, experimental_delegates=[delegate]) as interpreter:
+        shared: list[set[int]] = []
+        for key, name, width in (("encode", "x", 8), ("decode", "h", 16), ("both", "x", 8)):
+            value = {name: random(1, width, seed=9)}
+            same(interpreter.get_signature_runner(key)(**value), official.get_signature_runner(key)(**value))
+            kernel = delegate.prepared[-1].kernel()
+            assert kernel is not None
+            large = kernel.session.memory._constants._large  # type: ignore[attr-defined]
+            shared.append({one.address for one in large.values()})
+        assert len(shared[0]) == len(shared[1]) == 1
+        assert shared[2] == shared[0] | shared[1]
+
+
 @pytest.mark.parametrize("kind", ["IF", "WHILE"])
 def test_what_is_around_control_flow_is_delegated(kind: str) -> None:
     content = around(kind)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import sys
 import zlib
 from typing import Any
@@ -12,10 +14,15 @@ from cuda.bindings import driver
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase
 from litegpu.gpu.backends.cuda.driver import CudaError, checked, synchronize
+from litegpu.gpu.program import Program
 
 #: Bytes that are looked at to find constants that may be the same.
 _SAMPLE = 64 << 10
 _LEAST_BYTES = 256
+#: Constants from so many bytes on are shared by themselves.
+LARGE = 1 << 20
+#: Of the places of constants.
+_ALIGNMENT = 256
 _OUT_OF_MEMORY = int(driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY)
 
 
@@ -37,6 +44,36 @@ class DeviceConstants:
         if self.address and not self._device.lost and not sys.is_finalizing():
             with self._device.context:
                 driver.cuMemFree(self.address)
+
+
+class ProgramConstants:
+    """Those of one program: large ones are shared each by itself, since the signatures of a model have many in common,
+    the others together. The device's context must be current; all are there when this returns."""
+
+    def __init__(self, device: CudaDeviceBase, program: Program, stream: Any) -> None:
+        """Raises DeviceError if there is no room."""
+        values = program.constants
+        bound = {(b.offset, b.size) for d in program.dispatches for b in d.bindings if b.space == "constants"}
+        large = sorted(place for place in bound if place[1] >= LARGE)
+        self._large = {at: shared_constants(device, values[at : at + size], stream) for at, size in large}
+        ends = [-(-(at + size) // _ALIGNMENT) * _ALIGNMENT for at, size in large]
+        starts = [at for at, _ in large]
+        kept = [values[a:b] for a, b in zip([0, *ends], [*starts, len(values)], strict=True)]
+        self._rest = shared_constants(device, np.concatenate(kept) if large else values, stream)
+        self._starts = starts
+        self._left_out = [0, *itertools.accumulate(b - a for a, b in zip(starts, ends, strict=True))]
+
+    @property
+    def base(self) -> int:
+        """Where those that are not large are."""
+        return self._rest.address
+
+    def address(self, offset: int) -> int:
+        """Where what begins at an offset of the program's constants is."""
+        alone = self._large.get(offset)
+        if alone is not None:
+            return alone.address
+        return self._rest.address + offset - self._left_out[bisect.bisect(self._starts, offset)]
 
 
 def shared_constants(device: CudaDeviceBase, values: np.ndarray, stream: Any) -> DeviceConstants:

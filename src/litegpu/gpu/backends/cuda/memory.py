@@ -10,11 +10,11 @@ import numpy as np
 from cuda.bindings import driver
 
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase
-from litegpu.gpu.backends.cuda.constants import DeviceConstants, allocated, shared_constants
+from litegpu.gpu.backends.cuda.constants import ProgramConstants, allocated
 from litegpu.gpu.backends.cuda.copy import Pinned
 from litegpu.gpu.backends.cuda.driver import checked, synchronize
 from litegpu.gpu.backends.cuda.result_pool import LARGE_RESULT
-from litegpu.gpu.program import Port, Program
+from litegpu.gpu.program import Binding, Port, Program
 
 #: Of ports in the staging memory, and what is left behind the arena.
 _ALIGNMENT = 256
@@ -37,18 +37,25 @@ class SessionMemory:
         self.inputs: list[np.ndarray] = []
         self.results = frozenset(i for i, port in enumerate(program.outputs) if port.nbytes >= LARGE_RESULT)
         self._outputs: dict[int, np.ndarray] = {}
-        self._constants: DeviceConstants | None = None
+        self._constants: ProgramConstants | None = None
         try:
             size = _aligned(program.arena_size) + _ALIGNMENT
             self._arena = allocated(device, size)
             checked(driver.cuMemsetD8Async(self._arena, 0, size, stream), "cuMemsetD8Async")
-            self._constants = shared_constants(device, program.constants, stream)
+            self._constants = ProgramConstants(device, program, stream)
             self.allocations += 2
-            self.bases = {"arena": self._arena, "constants": self._constants.address}
+            self.bases = {"arena": self._arena, "constants": self._constants.base}
             self._stage()
         except BaseException:
             self.free()
             raise
+
+    def address(self, binding: Binding) -> int:
+        """Where what a dispatch binds is."""
+        if binding.space == "constants":
+            assert self._constants is not None
+            return self._constants.address(binding.offset)
+        return self.bases[binding.space] + binding.offset
 
     def place(self, port: Port) -> int:
         """The address of a port in the arena."""

@@ -141,7 +141,7 @@ class Recorder:
 
     def _launch(self, kernels: Sequence[LoadedKernel], dispatch: Dispatch) -> GraphLaunch:
         code, loaded = self._program.kernels[dispatch.kernel], kernels[dispatch.kernel]
-        addresses = [self._memory.bases[b.space] + b.offset for b in dispatch.bindings]
+        addresses = [self._memory.address(b) for b in dispatch.bindings]
         return make_launch(loaded, dispatch.groups, code.workgroup, code.shared_bytes, dispatch.label, addresses)
 
     def _enqueue_kernels(self, count: int) -> None:
