@@ -26,6 +26,8 @@ NETWORKS = {
     "densenet121": "densenet121",
     "vgg16": "vgg16",
     "squeezenet": "squeezenet1_1",
+    "shufflenet_v2": "shufflenet_v2_x1_0",
+    "swin_tiny": "swin_t",
     "vit_tiny": "timm:vit_tiny_patch16_224",
     "mixer_s16": "timm:mixer_s16_224",
     "convnext_tiny": "convnext_tiny",

@@ -17,7 +17,9 @@ from litegpu.zoo.mobile import mobilenet_v2, mobilenet_v3
 from litegpu.zoo.mobilenet import mobilenet_v1
 from litegpu.zoo.posenet import posenet
 from litegpu.zoo.resnet import resnet50, resnext50
+from litegpu.zoo.shufflenet import shufflenet_v2
 from litegpu.zoo.ssd import ssd_mobilenet_v1
+from litegpu.zoo.swin import swin_tiny
 from litegpu.zoo.transformers import convnext_tiny, mixer_s16, text_encoder, vit_tiny
 
 
@@ -58,7 +60,7 @@ CATALOGUE = {
             CatalogueEntry(build.__name__, "image classification", build)
             for build in (
                 *(resnet50, resnext50, mobilenet_v2, mobilenet_v3, efficientnet_b0, efficientnet_v2_b0, densenet121),
-                *(vgg16, squeezenet, vit_tiny, mixer_s16, convnext_tiny),
+                *(vgg16, squeezenet, shufflenet_v2, vit_tiny, swin_tiny, mixer_s16, convnext_tiny),
             )
         ),
         CatalogueEntry("text_encoder", "text embedding", text_encoder),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -152,8 +152,8 @@ class Layers(Network):
     ) -> NetworkTensor:
         """FULLY_CONNECTED with bias over the last dimension; `flat`: to a matrix and back, as older converters do."""
         if flat:
-            y = self.dense(self._matrix(x), units, activation, gain=gain)
-            return self.reshape(y, *x.sample.shape[1:-1], units)
+            y = self.dense(self.rows(x, x.channels), units, activation, gain=gain)
+            return self.rows(y, *x.sample.shape[1:-1], units)
         fused, after = _split(activation)
         weights = self._normal((units, x.channels), fan_in=x.channels) * np.float32(gain)
         options = dict(fused_activation_function=fused, keep_num_dims=x.sample.ndim > 2)
@@ -179,15 +179,24 @@ class Layers(Network):
         shift = self._constant_first("SUB", beta, self.op("MUL", [mean, factor]))
         return self.op("ADD", [self.op("MUL", [x, factor]), shift])
 
-    def attention(self, x: NetworkTensor, heads: int, *, flat: bool = False, bias_after: bool = False) -> NetworkTensor:
+    def attention(
+        self,
+        x: NetworkTensor,
+        heads: int,
+        *,
+        flat: bool = False,
+        bias_after: bool = False,
+        added: Callable[[NetworkTensor], NetworkTensor] = lambda logits: logits,
+    ) -> NetworkTensor:
         """Self-attention of [batch, n, d]: three products, BATCH_MATMUL, SOFTMAX, BATCH_MATMUL and a product.
 
-        `bias_after`: biases are added behind the RESHAPE to heads, as Keras's einsums come out.
+        `bias_after`: biases are added behind the RESHAPE to heads, as Keras's einsums come out. `added`: what is done
+        to the logits.
         """
         n, d = x.sample.shape[1:]
 
         def head(scaled: float = 1.0) -> NetworkTensor:
-            y = self.reshape(self.dense(self._matrix(x) if flat else x, d), n, heads, d // heads)
+            y = self.rows(self.dense(self.rows(x, d) if flat else x, d), n, heads, d // heads)
             if bias_after:
                 y = self.scale("ADD", y, self._bias(d).reshape(heads, d // heads))
             if scaled != 1:
@@ -195,9 +204,9 @@ class Layers(Network):
             return self.transpose(y, 0, 2, 1, 3)
 
         query, key, value = head((d // heads) ** -0.5), head(), head()
-        logits = self.op("BATCH_MATMUL", [query, key], dict(adj_y=True))
+        logits = added(self.op("BATCH_MATMUL", [query, key], dict(adj_y=True)))
         values = self.op("BATCH_MATMUL", [self.op("SOFTMAX", [logits], dict(beta=1.0)), value])
-        values = self.reshape(self.transpose(values, 0, 2, 1, 3), n, d)
+        values = self.rows(self.transpose(values, 0, 2, 1, 3), n, d)
         return self.dense(values, d, flat=flat)
 
     def gather(self, table: np.ndarray, rows: NetworkTensor) -> NetworkTensor:
@@ -215,11 +224,38 @@ class Layers(Network):
         masks = dict(begin_mask=5, end_mask=5, shrink_axis_mask=2)
         return self.apply("STRIDED_SLICE", [x], bounds, masks)
 
-    def _matrix(self, x: NetworkTensor) -> NetworkTensor:
-        """RESHAPE of [batch, ..., d] to rows of d."""
-        sample = x.sample.reshape(-1, x.channels)
-        shape = np.array(self.shape_of(sample), np.int32)
-        return self._emit("RESHAPE", [x], sample, dict(new_shape=tuple(shape)), [shape])
+    def roll(self, x: NetworkTensor, by: int) -> NetworkTensor:
+        """Rows and columns moved on by so many, those past the end to the beginning: slices that are joined."""
+        for axis in (1, 2):
+            size = x.sample.shape[axis]
+            parts = [self._span(x, axis, -by % size, size), self._span(x, axis, 0, -by % size)]
+            x = self.op("CONCATENATION", parts, dict(axis=axis))
+        return x
+
+    def _span(self, x: NetworkTensor, axis: int, begin: int, end: int, step: int = 1) -> NetworkTensor:
+        """STRIDED_SLICE along one axis."""
+        rank = x.sample.ndim
+        bounds = [
+            [value if i == axis else other for i in range(rank)] for value, other in ((begin, 0), (end, 0), (step, 1))
+        ]
+        mask = (1 << rank) - 1 - (1 << axis)
+        return self.apply(
+            "STRIDED_SLICE", [x], [np.array(b, np.int32) for b in bounds], dict(begin_mask=mask, end_mask=mask)
+        )
+
+    def halves(self, x: NetworkTensor) -> list[NetworkTensor]:
+        """Of the channels."""
+        return [self._span(x, 3, 0, x.channels // 2), self._span(x, 3, x.channels // 2, x.channels)]
+
+    def every_second(self, x: NetworkTensor, row: int, column: int) -> NetworkTensor:
+        """Rows and columns from these on."""
+        return self._span(self._span(x, 1, row, x.sample.shape[1], 2), 2, column, x.sample.shape[2], 2)
+
+    def rows(self, x: NetworkTensor, *shape: int) -> NetworkTensor:
+        """RESHAPE to as many of `shape` as there are."""
+        sample = x.sample.reshape(-1, *shape)
+        full = np.array(self.shape_of(sample), np.int32)
+        return self._emit("RESHAPE", [x], sample, dict(new_shape=tuple(full)), [full])
 
     def _constant_first(self, operator: str, array: np.ndarray, x: NetworkTensor) -> NetworkTensor:
         """An elementwise op whose first operand is the constant."""

@@ -159,3 +159,16 @@ def test_values_stay_where_their_channels_do_not_fill_groups() -> None:
     y = b.node(Elementwise(), (), value(b, *other), apply("add", Arg(0), Arg(1)), [back, z])
     raised = raise_elementwise(b.graph([x, z], [y]))
     assert [type(n.op) for n in raised.nodes] == [Conv2D, Copy, Elementwise]
+
+
+def test_sums_of_two_products_do_not_go_back_and_forth() -> None:
+    """One is reshaped to the shape of the other, which comes along through a reshape back."""
+    b = GraphBuilder()
+    rows, batch = (1, 1, 10, 16), (1, 2, 5, 16)
+    x, z = value(b, *rows), value(b, *batch)
+    back = b.node(Copy((Reshape(rows, batch),)), [convolution(b, x, 16)], value(b, *batch))
+    parts = [back, convolution(b, z, 16)]
+    y = b.node(Elementwise(), (), value(b, *batch), apply("add", Arg(0), Arg(1)), parts)
+    graph = b.graph([x, z], [y])
+    same(graph, raise_elementwise(graph))
+    assert kernels(graph) == 2

@@ -42,6 +42,7 @@ class _Raising:
         self.builder = GraphBuilder(dict(graph.values), [])
         self.place: dict[int, int] = {}  # value -> index of its producer in nodes
         self.nodes: list[Node | None] = []
+        self.moved: set[int] = set()  # operands that came along, behind reshapes over which nothing goes back
         self.readers: dict[int, int] = {v: len(nodes) for v, nodes in graph.consumers().items()}
         for v in graph.outputs:
             self.readers[v] += 1
@@ -75,6 +76,8 @@ class _Raising:
         if not isinstance(node.op, Elementwise):
             return None
         for v in dict.fromkeys(node.operands):
+            if v in self.moved:
+                continue
             place = self.place.get(v) if self.readers.get(v) == 1 else None
             producer = None if place is None else self.nodes[place]
             others = [o for o in node.operands if o != v]
@@ -132,6 +135,7 @@ class _Raising:
             return self.builder.constant(found, name=value.name)
         moved = self.builder.value(source, value.dtype, name=value.name)
         self.readers[moved] = 1
+        self.moved.add(moved)
         self.put(Node(Copy((Reshape(target, source),)), (operand,), moved))
         return moved
 
