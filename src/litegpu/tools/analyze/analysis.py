@@ -26,7 +26,7 @@ from litegpu.tools.analyze.rates import DeviceRates
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AloneAnswer:
     """Of a delegate that was asked alone, about one node: whether it would run it, and why not, by the partitioner.
     `accepted`: it could, but something else forbids it, such as the limit on the number of partitions."""
 
@@ -60,7 +60,7 @@ class OpAnalysis:
     bound: str
     shared: tuple[int, ...]
     measured: float | None = None
-    answers: tuple[Verdict, ...] = ()
+    answers: tuple[AloneAnswer, ...] = ()
 
     @property
     def share(self) -> float | None:
@@ -194,6 +194,6 @@ def _op(found: Examined, i: int, measured: float | None, reports: Sequence[Deleg
     )
 
 
-def _answer(report: DelegationReport, i: int) -> Verdict:
+def _answer(report: DelegationReport, i: int) -> AloneAnswer:
     told = report.nodes[i]
-    return Verdict(report.delegates[0], told.owner != CPU, told.accepted, told.reason)
+    return AloneAnswer(report.delegates[0], told.owner != CPU, told.accepted, told.reason)
