@@ -12,6 +12,7 @@ from litegpu.gpu.graph import Graph
 from litegpu.gpu.lower import (
     bidirectional,
     bits,
+    chance,
     convert,
     convolution,
     detection,
@@ -43,8 +44,8 @@ from litegpu.model.types import Operator, Subgraph, TensorType
 __all__ = ["Entry", "LoweredGraph", "Unsupported", "check_operator", "lower_partition", "supported_ops"]
 
 FAMILIES = (
-    bidirectional, bits, convert, convolution, detection, elementwise, filling, gathering, lookup, matmul, movement,
-    ordering, perception, pooling, recurrent, reduction, resize, rnn, segments, slicing, softmax, spectra,
+    bidirectional, bits, chance, convert, convolution, detection, elementwise, filling, gathering, lookup, matmul,
+    movement, ordering, perception, pooling, recurrent, reduction, resize, rnn, segments, slicing, softmax, spectra,
     stablehlo, volume,
 )  # fmt: skip
 

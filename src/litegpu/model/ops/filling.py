@@ -9,8 +9,8 @@ import numpy as np
 
 from litegpu.model.ops.batch_node import BatchNode, Place
 from litegpu.model.ops.checks import Tensors, require, values_of
-from litegpu.model.ops.record import ANY, INT32, INTEGERS, MAX_RANK, NUMBER, STATIC, Gpu, Op, Repeating
-from litegpu.model.ops.rules import EACH, filled, pointwise, rows_alike, same_shape
+from litegpu.model.ops.record import ANY, FLOAT, INT32, INTEGERS, MAX_RANK, NUMBER, STATIC, Gpu, Op, Repeating
+from litegpu.model.ops.rules import EACH, pointwise, rows_alike, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.ops.spans import among
 from litegpu.model.types import Operator, TensorType
@@ -26,6 +26,10 @@ def _rank_shape(node: ShapeNode) -> list[Shape]:
 
 def _fill_shape(node: ShapeNode) -> list[Shape]:
     node.require(len(node.shape(0)) == 1 and node.shape(1) == ())
+    return [node.integers(0)]
+
+
+def _filled_shape(node: ShapeNode) -> list[Shape]:
     return [node.integers(0)]
 
 
@@ -90,6 +94,11 @@ def _repeats_fill(node: BatchNode, place: Place) -> bool:
     return True
 
 
+#: The sizes are the only input; FLOAT32 stands for the numbers that are drawn.
+_SEEDED = Gpu(
+    1, inputs=(STATIC,), outputs=FLOAT, quantized=False,
+    notes="constant sizes; with a seed: the runtime's numbers, which a reset of variables begins anew",
+)  # fmt: skip
 _CHANCE = "chance: the runtime's generator goes on from inference to inference, so that nothing can be equal to it"
 _OF_SHAPES = "it follows from shapes, which another batch changes as a whole"
 
@@ -121,14 +130,14 @@ OPS = (
         stays=_CHANCE,
     ),
     Op(
-        "RANDOM_STANDARD_NORMAL", "shape{8} -> .:float32", estimate=filled, sizes_from=0, hazard=_random_hazard,
+        "RANDOM_STANDARD_NORMAL", "shape{8} -> .:float32", sizes_from=0, hazard=_random_hazard,
         table="RandomOptions", makes=TensorType.FLOAT32,
-        stays=_CHANCE,
+        shape=_filled_shape, without="it draws for one batch", gpu=_SEEDED,
     ),
     Op(
-        "RANDOM_UNIFORM", "shape{8} -> .:float32", estimate=filled, sizes_from=0, hazard=_random_hazard,
+        "RANDOM_UNIFORM", "shape{8} -> .:float32", sizes_from=0, hazard=_random_hazard,
         table="RandomOptions", makes=TensorType.FLOAT32,
-        stays=_CHANCE,
+        shape=_filled_shape, without="it draws for one batch", gpu=_SEEDED,
     ),
     Op(
         "RANGE", "a b c -> .", shape=_range_shape, without=_OF_SHAPES, sizes_from=0, folds="values", moves="elements",

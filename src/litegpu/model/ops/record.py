@@ -98,8 +98,8 @@ class Gpu:
 
     @property
     def data(self) -> int:
-        """Which input is the first that need not be constant."""
-        return next(i for i, types in enumerate(self.inputs) if types is not STATIC)
+        """Which input is the first that need not be constant; 0 if all have to be."""
+        return next((i for i, types in enumerate(self.inputs) if types is not STATIC), 0)
 
     def types(self, i: int) -> Types:
         """The types that input i may have."""

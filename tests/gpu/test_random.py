@@ -1,0 +1,53 @@
+"""RANDOM_UNIFORM and RANDOM_STANDARD_NORMAL with seeds: the official runtime's numbers, inference after inference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from agreement import FLOAT32, assert_agrees, official, on_gpu, require_gpu, run
+
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.lower import check_operator, lower_partition
+from litegpu.model.reader import read_model
+from litegpu.model.writer import ModelBuilder
+
+OPERATORS = ("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL")
+
+
+def drawn(operator: str, shape: tuple[int, ...], seed: int, seed2: int) -> bytes:
+    b = ModelBuilder()
+    x = b.input("x", shape)
+    numbers = b.op(operator, [b.constant(np.array(shape, np.int32))], shape, dict(seed=seed, seed2=seed2))
+    b.output(b.op("ADD", [x, numbers], shape))
+    return b.build()
+
+
+@pytest.mark.parametrize("seeds", [(5, 7), (0, 1), (1 << 40, (1 << 35) + 3)])
+@pytest.mark.parametrize("shape", [(6,), (2, 3, 5), (301,)])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_equals_the_cpu(operator: str, shape: tuple[int, ...], seeds: tuple[int, int]) -> None:
+    require_gpu()
+    content = drawn(operator, shape, *seeds)
+    gpu, cpu = on_gpu(content, max_delegated_partitions=0), official(content)
+    assert gpu.delegation_report().fully_delegated, gpu.delegation_report().summary()
+    zeros = [np.zeros(shape, np.float32)]
+    for i in range(3):
+        (got,), (want,) = run(gpu, zeros), run(cpu, zeros)
+        assert_agrees(got, want, FLOAT32, f"inference {i}")
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_in_numpy(operator: str) -> None:
+    content, zeros = drawn(operator, (7,), 3, 4), np.zeros(7, np.float32)
+    graph, cpu = read_model(content).main, official(content)
+    lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs)
+    groups = np.zeros((1, 1, 1, 1), np.int32)
+    for _ in range(2):
+        found, groups = evaluate_graph(lowered.graph, [zeros, groups])
+        assert_agrees(found.reshape(7), run(cpu, [zeros])[0], FLOAT32)
+    assert int(groups.reshape(())) == 4
+
+
+def test_without_a_seed_it_is_left_to_the_cpu() -> None:
+    graph = read_model(drawn("RANDOM_UNIFORM", (4,), 0, 0)).main
+    assert "without a seed" in str(check_operator(graph, graph.operators[0]))
