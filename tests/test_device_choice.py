@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from agreement import require_gpu
 
 import litegpu
-from litegpu.device_choice import best_gpu, delegate_for, is_device
+from litegpu.device_choice import backend_options, best_gpu, delegate_for, is_device
 from litegpu.errors import DeviceError, SoftwareDeviceError
 from litegpu.gpu.backends.cuda import opening as cuda
 from litegpu.gpu.backends.webgpu import adapters as webgpu_adapters
@@ -169,3 +170,27 @@ def test_backends_that_auto_does_not_try(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(DeviceError, match="no slow"):
         registry.open_device("slow")
     assert is_device("slow") and not is_device("slow:1")
+
+
+def test_a_word_becomes_options_of_the_delegate() -> None:
+    assert backend_options("cuda") == {"backend": "cuda"}
+    assert backend_options("cuda:1") == {"backend": "cuda", "device": "1"}
+    assert backend_options("webgpu:Radeon RX") == {"backend": "webgpu", "device": "Radeon RX"}
+
+
+def test_tools_take_one_of_several_devices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from litegpu import cli
+
+    (tmp_path / "m.tflite").write_bytes(negation())
+    require_gpu()
+    name = webgpu_adapters.choose_adapter().name
+    for arguments in (
+        ("analyze", str(tmp_path / "m.tflite"), "--device", f"webgpu:{name}"),
+        ("inference-diff", f"--model_file={tmp_path / 'm.tflite'}", f"--gpu_backend=webgpu:{name}", "--num_runs=2"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["litegpu", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        assert not exit_.value.code, capsys.readouterr()

@@ -102,7 +102,7 @@ def delegate_for(device: str, precision: str, options: Mapping[str, Any]) -> Gpu
             raise OptionError(f"{', '.join(options)}: the CPU has no delegate options; give num_threads instead")
         return None
     if kind != "auto":
-        options = {"backend": kind, **({"device": index} if index else {}), **options}
+        options = {**backend_options(device), **options}
     if kind in registry.ENTRIES and kind not in _begun:
         _begun.add(kind)
         begin = registry.begin(kind, index or None)
@@ -123,6 +123,12 @@ def delegate_for(device: str, precision: str, options: Mapping[str, Any]) -> Gpu
         log.log(level, "No GPU can be used, running on the CPU: %s", error)
         return None
     return delegate
+
+
+def backend_options(device: str) -> dict[str, Any]:
+    """The GPU delegate's options for a backend, or a part of one, perhaps with a number or a name: "cuda:1"."""
+    kind, _, one = device.partition(":")
+    return {"backend": kind, **({"device": one} if one else {})}
 
 
 def best_gpu() -> str:

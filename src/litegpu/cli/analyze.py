@@ -19,7 +19,9 @@ def analyze(
         typer.Option(help="The device to estimate for, such as H200; else the one here, if its figures are known."),
     ] = None,
     precision: Annotated[str, typer.Option(help="float32, float16 or auto.")] = "float32",
-    device: Annotated[str, typer.Option(help="The backend to ask, and to measure on: auto, cuda, webgpu ...")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="The GPU to ask, and to measure on: auto, cuda, cuda:1, webgpu ...")
+    ] = "auto",
     delegate: Annotated[
         list[str] | None,
         typer.Option(
@@ -50,6 +52,7 @@ def analyze(
     litegpu analyze model.tflite --annotated told.tflite --model-explorer times.json
     """
     from litegpu.delegate_registry import load_delegate
+    from litegpu.device_choice import backend_options
     from litegpu.gpu.delegate.delegate import GpuDelegate
     from litegpu.model.inline import inline_composites
     from litegpu.model.reader import read_model
@@ -59,7 +62,7 @@ def analyze(
     for path in (html, model_explorer, annotated):
         if path is not None:
             require_writable(path)
-    gpu = GpuDelegate(backend=device, precision=precision)
+    gpu = GpuDelegate(precision=precision, **backend_options(device))
     others = [load_delegate(name) for name in delegate or ()]
     found = tool.analyze(model, delegate=gpu, rates=rates, measure=measure, others=others)
     all_of(

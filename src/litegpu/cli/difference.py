@@ -66,7 +66,7 @@ def inference_diff(
         typer.Option("--gpu_arithmetic", "--arithmetic", help="Of 8-bit tensors: integer is equal to the CPU."),
     ] = ArithmeticKind.AUTO,
     gpu_backend: Annotated[
-        str, typer.Option("--gpu_backend", help=f"{registry.listed()}.", show_default="the best")
+        str, typer.Option("--gpu_backend", help=f"{registry.listed()}; cuda:1 for the second.", show_default="the best")
     ] = "",
     gpu_experimental_enable_quant: Annotated[
         Truth, typer.Option("--gpu_experimental_enable_quant", help="8-bit ops too.")

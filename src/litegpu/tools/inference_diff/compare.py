@@ -14,7 +14,7 @@ import numpy as np
 from litegpu.delegate_registry import known_delegates, library_of, load_delegate
 from litegpu.delegates.elsewhere import recognised
 from litegpu.delegates.protocol import NamesDevice, OfficialDelegate
-from litegpu.device_choice import asked_for, names_delegate
+from litegpu.device_choice import asked_for, backend_options, names_delegate
 from litegpu.errors import DelegateError, DelegateLoadError, OptionError
 from litegpu.gpu.delegate.options import GpuDelegateOptions
 from litegpu.interpreter import Interpreter, OpResolverType
@@ -312,7 +312,7 @@ def _gpu(options: DiffOptions, staging: Staging | None = None) -> RecordingDeleg
         GpuDelegateOptions(
             precision=options.precision,
             arithmetic=options.arithmetic,
-            backend=options.backend,
+            **backend_options(options.backend),
             quantization_enabled=options.quantization,
             max_delegated_partitions=max(options.max_delegated_partitions, 1),
         ),
