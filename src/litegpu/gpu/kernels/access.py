@@ -29,6 +29,7 @@ from litegpu.gpu.lang import (
     u8x4,
     u32,
     u32x2,
+    u32x4,
     vec,
 )
 from litegpu.gpu.view import View, padded
@@ -169,6 +170,21 @@ class Source:
             bytes_ = [k.bitcast(quad[j], u32) & 255 for j in range(4)]
             word = bytes_[0] | bytes_[1] << 8 | bytes_[2] << 16 | bytes_[3] << 24
         return k.bitcast(word ^ 0x80808080 if view.dtype is DType.UINT8 else word, i32)
+
+    @property
+    def has_words(self) -> bool:
+        """Whether 16 channels at a time, of a value of bytes, lie in one aligned piece of memory, and nothing else."""
+        view = self.view
+        strides = [s for s, n in zip(view.strides[:3], view.shape[:3], strict=True) if n > 1]
+        whole = not any(n % 16 for n in (*strides, view.offset, view.size, view.shape[3]))
+        return self.data is None and view.dtype.nbytes == 1 and view.strides[3] == 1 and whole
+
+    def words(self, b: Index, y: Index, x: Index, i: Index) -> TracedValue:
+        """Channels 16i to 16i+15 as four of word(), where has_words."""
+        k, view = self.k, self.view
+        piece = [(at, stride // 16) for at, stride in _pixel_terms(view, b, y, x)]
+        words = declare(k, self.name, view, 16, self.operands, None)[address(view.offset // 16, [*piece, (i, 1)])]
+        return k.bitcast(words ^ 0x80808080 if view.dtype is DType.UINT8 else words, i32x4)
 
     def broadcast(self, b: Index, y: Index, x: Index, q: Index) -> TracedValue:
         """As `quad`, for an operand that is broadcast to the output at these coordinates: axes of size 1 are read at
@@ -415,9 +431,9 @@ def open_sink(ctx: KernelContext, k: Kernel, operands: Operands) -> Sink:
 
 def declare(k: Kernel, name: str, view: View, lanes: int, operands: Operands, packed: np.ndarray | None) -> Memory:
     """The buffer of `view` with `lanes` per element; the same one again for another view of the same root and type.
-    With one lane, the elements of a narrow type are its words."""
+    With one lane, the elements of a narrow type are its words, with 16 lanes four of them."""
     if view.dtype.is_narrow:
-        storage = u32 if lanes == 1 else _NARROW[view.dtype]
+        storage = {1: u32, 4: _NARROW[view.dtype], 16: u32x4}[lanes]
         loaded, size = None, view.size * view.dtype.nbytes // storage.nbytes
     else:
         storage, loaded, size = vec(STORAGE[view.dtype], lanes), vec(LOADED[view.dtype], lanes), view.size // lanes

@@ -77,9 +77,9 @@ def _pointwise(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, ope
     where = pixels.coordinates if flat is None else [(0, 0, p) for p in pixels.linear]
     first = _first_input(ctx, place)
     terms.begin()
-    with k.loop(-(-inputs // 4), start=place.part, step=tile.parts) as iq:
-        rows = [terms.load(flat or terms.source, (b, y, x, iq + first), None) for b, y, x in where]
-        terms.add(rows, (0, 0), iq, place.q)
+    with k.loop(-(-inputs // 4) // terms.step, start=place.part, step=tile.parts) as i:
+        rows = [terms.load(flat or terms.source, (b, y, x, i + first), None) for b, y, x in where]
+        terms.add(rows, (0, 0), i, place.q)
     store_tile(k, open_sink(ctx, k, operands), place, pixels, terms.totals(place))
 
 
@@ -106,15 +106,15 @@ def _spatial(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, opera
         }  # of input columns; a tap known only at run time is the only one
         at = {key: horizontal.at(k, x, offset) for key, offset in offsets.items()}
         ok = {key: both(ok_x, ok_y) for key, (_, ok_x) in at.items()}
-        with k.loop(-(-inputs // 4), start=place.part, step=tile.parts) as iq:
+        with k.loop(-(-inputs // 4) // terms.step, start=place.part, step=tile.parts) as i:
             loaded: dict[int, TracedValue] = {}
             for kx in taps:
                 for p in range(n):
                     key = _column(op, kx, p)
                     if key not in loaded:
-                        loaded[key] = terms.load(terms.source, (b, iy, at[key][0], iq + first), ok[key])
+                        loaded[key] = terms.load(terms.source, (b, iy, at[key][0], i + first), ok[key])
                 rows = [loaded[_column(op, kx, p)] for p in range(n)]
-                terms.add(rows, (ky, kx), iq, place.q)
+                terms.add(rows, (ky, kx), i, place.q)
 
     with k.loop(kh) as ky:
         if kw * n * tile.quads * lanes <= UNROLLED:

@@ -30,14 +30,18 @@ class Terms(Protocol):
     def source(self) -> Source:
         """The data."""
 
+    @property
+    def step(self) -> int:
+        """Quads of inputs that are loaded and added at a time."""
+
     def begin(self) -> None:
         """Set the sums to zero."""
 
     def load(self, source: Source, at: tuple[Index, Index, Index, Index], ok: TracedValue | None) -> TracedValue:
-        """Four channels of a pixel (b, y, x, q); what adds nothing where not `ok`."""
+        """The channels of step number i of a pixel (b, y, x, i); what adds nothing where not `ok`."""
 
-    def add(self, rows: Sequence[TracedValue], tap: tuple[Index, Index], iq: Index, quads: Sequence[Index]) -> None:
-        """Add the products of what was loaded for each pixel with the weights of a tap (ky, kx) for quad `iq` of the
+    def add(self, rows: Sequence[TracedValue], tap: tuple[Index, Index], i: Index, quads: Sequence[Index]) -> None:
+        """Add the products of what was loaded for each pixel with the weights of a tap (ky, kx) for step `i` of the
         inputs (of a group), for each of these quads of outputs."""
 
     def totals(self, place: TilePlace) -> list[TracedValue]:
@@ -65,6 +69,8 @@ class Columns(Protocol):
 
 class _Floats:
     """Sums are float32."""
+
+    step = 1
 
     def __init__(self, ctx: KernelContext, k: Kernel, tile: ThreadTile, operands: Operands) -> None:
         self.k, self.tile = k, tile
@@ -139,6 +145,8 @@ class _Integers:
         self.zero = op.zero_point - (128 if self.source.view.dtype is DType.UINT8 else 0)
         self.of_weights = packed.sum(axis=(0, 1, 2), dtype=np.int64)  # of each output
         self.of_some = isinstance(op, IntegerTransposeConv2D)
+        grouped = isinstance(op, IntegerConv2D) and op.groups > 1
+        self.step = 4 if self.source.has_words and not self.of_some and not grouped else 1
 
     def begin(self) -> None:
         k, tile = self.k, self.tile
@@ -147,10 +155,16 @@ class _Integers:
         self.met: Array | None = k.array(tile.quads, k.const(0, i32x4)) if self.of_some and self.zero else None
 
     def load(self, source: Source, at: tuple[Index, Index, Index, Index], ok: TracedValue | None) -> TracedValue:
-        k, word = self.k, source.word(*at)
-        return word if ok is None else k.select(ok, word, k.const(_word(self.zero), i32))
+        k, word = self.k, source.words(*at) if self.step == 4 else source.word(*at)
+        return word if ok is None else k.select(ok, word, k.const(_word(self.zero), word.type))
 
-    def add(self, rows: Sequence[TracedValue], tap: tuple[Index, Index], iq: Index, quads: Sequence[Index]) -> None:
+    def add(self, rows: Sequence[TracedValue], tap: tuple[Index, Index], i: Index, quads: Sequence[Index]) -> None:
+        for j in range(self.step):
+            self._add_quad([row[j] for row in rows], tap, address(j, [(i, self.step)]), quads)
+
+    def _add_quad(
+        self, rows: Sequence[TracedValue], tap: tuple[Index, Index], iq: Index, quads: Sequence[Index]
+    ) -> None:
         k, (ky, kx) = self.k, tap
         n, stride = len(quads), self.depth * self.quads
         columns = [
