@@ -2,7 +2,8 @@
 
 Straight runs of operators are compiled each by itself. What passes between them lies in a frame in front of the arena,
 a place for each tensor, where the runs' own ports are: so nothing is copied from one to the next. A loop's state has
-places of its own, in which a round finds it and leaves it; rounds of a known number are the same dispatches again.
+places of its own. Rounds of a known number are the same dispatches again, every second time with the places exchanged
+that they read the state from and write it to; other rounds change it where it is.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal
 
 from litegpu.delegates.protocol import Partition
 from litegpu.gpu.build import Constants, Frame
-from litegpu.gpu.control.called import CalledGraph, calls
+from litegpu.gpu.control.called import CalledGraph, Loop, calls
 from litegpu.gpu.control.checks import is_control
 from litegpu.gpu.control.costs import is_small
 from litegpu.gpu.control.trips import trips
@@ -62,12 +63,14 @@ class _Unit:
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """What runs `count` times, or, as Region has it, while or if a flag at a place is set."""
+    """What runs `count` times, or, as Region has it, while or if a flag at a place is set. Every second time it has the
+    places in `swapped` exchanged."""
 
     kind: Literal["count", "while", "if"]
     inside: tuple[_Unit | _Block, ...]
     count: int = 1
     flag: int = 0
+    swapped: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -184,7 +187,6 @@ class _Linker:
         """A WHILE; where its results are."""
         loop = scope.loop(operator)
         count = trips(loop)
-        graph = loop.body.subgraph
         given = operator.inputs
         varying = [i for i in range(len(given)) if i not in loop.invariant]
         still = [i for i in loop.invariant if i not in loop.fixed]
@@ -193,27 +195,43 @@ class _Linker:
         copied = [(given[i], place) for i, place in (*state.items(), *constants.items())]
         self._before(scope, run, places, wanted, copied)
         at = {i: constants[i] if i in constants else places[given[i]] for i in still} | state
-        flag = self.flag() if count is None else 0
-
-        def test() -> None:
-            if count is None:
-                condition = loop.condition.subgraph
-                handed = {condition.inputs[i]: place for i, place in at.items()}
-                self._results_of(loop.condition, handed, [(condition.outputs[0], flag)])
-
-        test()
-        outer, self.code = self.code, []
-        inner = {graph.inputs[i]: place for i, place in at.items()}
-        self.block(loop.body, graph.operators, inner, {}, [(graph.inputs[i], graph.outputs[i]) for i in varying])
-        test()
-        inside = tuple(self.code)
-        self.code = [*outer, _Block("while", inside, flag=flag) if count is None else _Block("count", inside, count)]
+        if count is None:
+            self._rounds_while(loop, at, varying)
+        else:
+            at |= self._rounds(loop, at, varying, count)
         results = {operator.outputs[i]: place for i, place in at.items()}
         fixed = [i for i in loop.fixed if operator.outputs[i] in wanted]
         for i in fixed:
             results[operator.outputs[i]] = self.place(scope, operator.outputs[i])
         self._run(scope, (), places, [(given[i], results[operator.outputs[i]]) for i in fixed])
         return results
+
+    def _rounds(self, loop: Loop, at: Mapping[int, int], varying: Sequence[int], count: int) -> dict[int, int]:
+        """So many rounds of a loop whose state is at places; where what varies of it is in the end. Every other round
+        reads what the one before has written, and writes what that has read."""
+        graph = loop.body.subgraph
+        other = {i: self.place(loop.body, graph.inputs[i]) for i in varying}
+        outer, self.code = self.code, []
+        inner = {graph.inputs[i]: place for i, place in at.items()}
+        self._results_of(loop.body, inner, [(graph.outputs[i], other[i]) for i in varying])
+        swapped = {at[i]: other[i] for i in varying} | {other[i]: at[i] for i in varying}
+        self.code = [*outer, _Block("count", tuple(self.code), count, swapped=swapped)]
+        return other if count % 2 else {}
+
+    def _rounds_while(self, loop: Loop, at: Mapping[int, int], varying: Sequence[int]) -> None:
+        """Rounds while the condition holds, each of which changes the state where it is."""
+        graph, condition, flag = loop.body.subgraph, loop.condition.subgraph, self.flag()
+
+        def test() -> None:
+            handed = {condition.inputs[i]: place for i, place in at.items()}
+            self._results_of(loop.condition, handed, [(condition.outputs[0], flag)])
+
+        test()
+        outer, self.code = self.code, []
+        inner = {graph.inputs[i]: place for i, place in at.items()}
+        self.block(loop.body, graph.operators, inner, {}, [(graph.inputs[i], graph.outputs[i]) for i in varying])
+        test()
+        self.code = [*outer, _Block("while", tuple(self.code), flag=flag)]
 
     def _branch(
         self, scope: CalledGraph, run: Sequence[Operator], operator: Operator, places: dict[int, int], wanted: set[int]
@@ -329,8 +347,11 @@ class _Parts:
             if isinstance(one, _Unit):
                 found += self._of(one)
                 continue
-            inside, within = self.put(one.inside)
-            for _ in range(one.count):
+            rounds = [self.put(one.inside)]
+            if one.count > 1:
+                rounds.append(_exchanged(*rounds[0], one.swapped))
+            for number in range(one.count):
+                inside, within = rounds[number % 2]
                 at = len(found)
                 if one.kind != "count":
                     regions.append(Region(one.kind, at, at + len(inside), one.flag))
@@ -358,6 +379,22 @@ class _Parts:
         if binding.space != "constants":
             return binding
         return self.constants.add(program.constants[binding.offset : binding.offset + binding.size])
+
+
+def _exchanged(
+    dispatches: Sequence[Dispatch], regions: Sequence[Region], swapped: Mapping[int, int]
+) -> tuple[list[Dispatch], list[Region]]:
+    """The same on other places of the frame."""
+
+    def moved(binding: Binding) -> Binding:
+        if binding.space != "arena" or binding.offset not in swapped:
+            return binding
+        return dataclasses.replace(binding, offset=swapped[binding.offset])
+
+    return (
+        [dataclasses.replace(d, bindings=tuple(moved(b) for b in d.bindings)) for d in dispatches],
+        [dataclasses.replace(r, flag=swapped.get(r.flag, r.flag)) for r in regions],
+    )
 
 
 def _port(tensor: Tensor, offset: int) -> Port:
