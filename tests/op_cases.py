@@ -23,6 +23,7 @@ CHANNELS = (1, 3, 4, 5, 8, 17)
 ACTIVATIONS = ("NONE", "RELU", "RELU_N1_TO_1", "RELU6")  # a fused TANH is ignored by the CPU kernels
 _TYPES = {np.dtype(np.float32): F32, np.dtype(np.int32): I32, np.dtype(np.int64): I64, np.dtype(np.bool_): BOOL}
 _TYPES |= {
+    np.dtype(np.float16): TensorType.FLOAT16,
     np.dtype(np.int8): TensorType.INT8,
     np.dtype(np.uint8): TensorType.UINT8,
     np.dtype(np.int16): TensorType.INT16,
@@ -357,6 +358,26 @@ def select_v2(d: Draft) -> OpCase:
     d.runtime(d.bools(shapes[0]))
     d.pair(d.floats(shapes[1]), d.floats(shapes[2]))
     return d.build(types=[F32])
+
+
+@case("CAST of halves", "DEQUANTIZE of halves", "TRANSPOSE of halves")
+def halves(d: Draft) -> OpCase:
+    shape = d.shape()
+    values = np.concatenate([d.floats((40,)), np.array([0, -0.0, 65519, 65520, -1e6, 3e-8, 6e-8, 1e-5], np.float32)])
+    x = d.arrays.choice(values, shape)
+    if d.operator == "CAST" and d.chance():
+        x = d.pick(x, d.integers(shape))
+        d.runtime(x.astype(np.float32) if x.dtype == np.float32 else x)
+        return d.build(dict(in_data_type=int(_TYPES[x.dtype]), out_data_type=1), [TensorType.FLOAT16])
+    with np.errstate(over="ignore"):
+        d.runtime(x.astype(np.float16))
+    if d.operator == "TRANSPOSE":
+        d.ints(d.rng.sample(range(len(shape)), len(shape)))
+        return d.build()
+    if d.operator == "DEQUANTIZE":
+        return d.build(types=[F32])
+    target = d.pick(F32, I32, BOOL)
+    return d.build(dict(in_data_type=1, out_data_type=int(target)), [target])
 
 
 @case("CAST of small integers")

@@ -556,4 +556,5 @@ def _as_written(array: np.ndarray) -> np.ndarray:
                 "run this model without the GPU delegate"
             )
         return np.ascontiguousarray(narrow)
-    return np.ascontiguousarray(array, np.int32 if array.dtype == np.bool_ else None)
+    wide = {np.dtype(np.bool_): np.int32, np.dtype(np.float16): np.float32}.get(array.dtype)
+    return np.ascontiguousarray(array, wide)

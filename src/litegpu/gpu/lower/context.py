@@ -220,8 +220,10 @@ class OpContext:
         """What kind of tensor it is for the operator: one that stands for real numbers is FLOAT32, other bytes are
         INT32 where the operator takes whatever there is."""
         if t.type not in STORED:
-            wide = t.type is TensorType.INT64 and self.gpu.span_rule is not None
-            return TensorType.INT32 if wide else t.type
+            if t.type is TensorType.INT64 and self.gpu.span_rule is not None:
+                return TensorType.INT32
+            half = t.type is TensorType.FLOAT16 and (self.gpu.widens or types >= ANY)
+            return TensorType.FLOAT32 if half else t.type
         if not self.lowering.quantization:
             raise Unsupported(f"{what} is {t.type.name}: quantization_enabled is False")
         if grid_of(t) is not None:

@@ -29,10 +29,26 @@ def cast(ctx: OpContext) -> None:
     ctx.require(not wide or ctx.dtype(0) is not DType.FLOAT32, "a float may become an integer beyond 32 bits")
     if ctx.output.type in STORED and grid_of(ctx.output) is None:
         ctx.elementwise(_narrowed(ctx), [ctx.value(0)], ctx.output_value())
+    elif ctx.output.type is TensorType.FLOAT16:
+        ctx.elementwise(_half(fn("to_float32", Arg(0))), [ctx.value(0)], ctx.output_value())
     elif ctx.dtype(0) is target:
         ctx.copy(ctx.value(0), [], ctx.output_value())
     else:
         ctx.elementwise(fn(_CONVERSIONS[target], Arg(0)), [ctx.value(0)], ctx.output_value())
+
+
+def _half(x: Expr) -> Expr:
+    """The nearest float16, as a float32: thirteen bits are rounded off, halves to even; below the smallest normal
+    number steps are equally long, and from 65520 on all is infinite."""
+    bits = fn("bits_to_int32", x)
+    odd = fn("bit_and", fn("shift_right", bits, whole(13)), whole(1))
+    raised = fn("add", fn("add", bits, whole(0xFFF)), odd)
+    normal = fn("bits_to_float32", fn("bit_and", raised, whole(~0x1FFF)))
+    small = fn("mul", fn("round", fn("mul", x, 2.0**24)), 2.0**-24)
+    beyond = fn("mul", fn("mul", x, 1e38), 1e38)  # NaN stays
+    magnitude = fn("abs", x)
+    finite = fn("select", fn("lt", magnitude, 2.0**-14), small, normal)
+    return fn("select", fn("lt", magnitude, 65520.0), finite, beyond)
 
 
 def _narrowed(ctx: OpContext) -> Expr:

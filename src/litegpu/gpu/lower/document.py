@@ -26,7 +26,8 @@ For all that run on the GPU:
 - Runtime tensors are float32 (float16 in memory with `precision_loss_allowed`) and, where the table says so, int32 or
   bool. Where it says int64, numbers of 64 bits are taken that 32 bits hold: constants are looked at, what comes from
   outside is looked at before each inference (an `InvokeError` names what is larger), and what is computed must lie
-  between numbers that are known beforehand. Other operators take int64 constants.
+  between numbers that are known beforehand. Other operators take int64 constants. What takes int32 and bool both, and
+  DEQUANTIZE, take float16 as well, which is float32 on the GPU; CAST to it rounds.
 - "real" stands for float32, or int8, uint8 or int16 with quantization parameters (one scale and zero point), unless the
   delegate has `quantization_enabled=False`. Results are rounded to what the output can hold, as part of the kernel that
   computes them. Inputs and outputs of the GPU's part of a model cross the bus as they are stored. Without quantization

@@ -74,6 +74,8 @@ class Gpu:
     #: (gpu/lower/ranks.py): "broadcast" one against the other, all of them or, "matrices", but for the last two; reduce
     #: the "axes" in input 1; choose "rows" of the first. The others go by the last axis or by the tensors' own shapes.
     joins: Literal["", "broadcast", "matrices", "axes", "rows"] = ""
+    #: Whether it takes FLOAT16 that the model computes, as all do that move whatever there is.
+    widens: bool = False
     #: Between which numbers the integers of the results lie (spans.py). With it, or if the operator moves whatever
     #: there is, INT64 is taken for INT32 where 32 bits are enough for sure.
     span: SpanRule | None = None
