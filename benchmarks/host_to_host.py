@@ -66,8 +66,11 @@ def main() -> int:
 
 def measured(path: str, batch: int, precision: str, seconds: float) -> dict[str, Any]:
     with litegpu.load(path, "cuda", precision) as model:
-        shape = (batch, *next(iter(model.inputs.values()))["shape"][1:])
-        items = [np.random.default_rng(i).random(shape, np.float32) for i in range(4)]
+        shapes = {name: (batch, *detail["shape"][1:]) for name, detail in model.inputs.items()}
+        items = [
+            {name: np.random.default_rng(i).random(shape, np.float32) for name, shape in shapes.items()}
+            for i in range(4)
+        ]
         expected = [_sums(model(x)) for x in items]
         checks = Checks(expected)
         route = only_kernel(model)
@@ -76,7 +79,7 @@ def measured(path: str, batch: int, precision: str, seconds: float) -> dict[str,
         row: dict[str, Any] = {}
         numbers = itertools.count()
 
-        def called(arrays: Callable[[int], np.ndarray], **how: Any) -> float:
+        def called(arrays: Callable[[int], dict[str, np.ndarray]], **how: Any) -> float:
             def call() -> float:
                 number = next(numbers) % 4
                 x = arrays(number)
@@ -89,12 +92,13 @@ def measured(path: str, batch: int, precision: str, seconds: float) -> dict[str,
 
             return median(call, seconds)
 
-        row["new"] = called(lambda i: items[i].copy())
+        row["new"] = called(lambda i: copied(items[i]))
         row["again"] = called(lambda i: items[i])
         stats = dict(session.stats)
-        pinned = [model.empty_input(batch=batch) for _ in items]
-        for array, item in zip(pinned, items, strict=True):
-            array[...] = item
+        pinned = [{name: model.empty_input(name, batch) for name in shapes} for _ in items]
+        for arrays, item in zip(pinned, items, strict=True):
+            for name, array in arrays.items():
+                array[...] = item[name]
         row["pinned"] = called(lambda i: pinned[i])
         details = model.outputs
         if len(details) > 1:
@@ -104,7 +108,7 @@ def measured(path: str, batch: int, precision: str, seconds: float) -> dict[str,
         result_bytes = sum(port.nbytes for port in session.program.outputs)
         times = []
         for i in range(max(2, min(100, KEPT_BYTES // result_bytes))):
-            x = items[i % 4].copy()
+            x = copied(items[i % 4])
             started = time.perf_counter()
             kept.append(model(x))
             times.append(time.perf_counter() - started)
@@ -117,6 +121,10 @@ def measured(path: str, batch: int, precision: str, seconds: float) -> dict[str,
         row |= {name: stats[name] for name in ("write", "submit", "wait", "read")}
         row["wrong"] = checks.wrong
         return row
+
+
+def copied(item: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name: array.copy() for name, array in item.items()}
 
 
 class Checks:

@@ -45,21 +45,24 @@ def main() -> int:
     wrong = 0
     for way in args.ways:
         content = small_model() if way != "mobilenet" else find_models([args.model])[0].read_bytes()
-        works, close = opened(way, content, args.device, max(args.threads))
+        works, close, slots = opened(way, content, args.device, max(args.threads))
         first = 0.0
         for count in args.threads:
             rate, text, mistakes = measured([works[i % len(works)] for i in range(count)], args.seconds)
             first = first or rate
             wrong += mistakes
-            print(f"{way:<13} {count:2d} threads {rate:9.0f}/s, {rate / first:5.2f} times{text}", flush=True)
+            print(f"{way:<13} {count:2d} threads {rate:9.0f}/s, {rate / first:5.2f} times{text}{slots()}", flush=True)
         close()
     if wrong:
         print(f"{wrong} results were wrong")
     return 1 if wrong else 0
 
 
-def opened(way: str, content: bytes, device: str, count: int) -> tuple[list[Work], Callable[[], object]]:
-    """What threads do, given their number of the inference: whether the result was right."""
+def opened(
+    way: str, content: bytes, device: str, count: int
+) -> tuple[list[Work], Callable[[], object], Callable[[], str]]:
+    """What threads do, given their number of the inference: whether the result was right; what closes it all, and how
+    many inferences the model has come to run at once."""
     if way != "interpreters":
         model = litegpu.load(content, device, "float16" if device != "cpu" else "float32")
         shape = tuple(next(iter(model.inputs.values()))["shape"])
@@ -69,7 +72,7 @@ def opened(way: str, content: bytes, device: str, count: int) -> tuple[list[Work
         def call(number: int) -> bool:
             return np.array_equal(model(items[number % 4]), expected[number % 4])
 
-        return [call], model.close
+        return [call], model.close, lambda: f"; {len(model._slots or ())} slots"
     delegates = [] if device == "cpu" else [GpuDelegate(backend=device, precision_loss_allowed=True)]
     made = [Interpreter(model_content=content, experimental_delegates=delegates) for _ in range(count)]
     works = []
@@ -81,7 +84,7 @@ def opened(way: str, content: bytes, device: str, count: int) -> tuple[list[Work
         for one in made:
             one.close()
 
-    return works, close
+    return works, close, str
 
 
 def cycle(one: Interpreter) -> Work:

@@ -15,8 +15,8 @@ from litegpu.fork import in_child
 
 #: Smaller arrays are copied sooner than threads are woken.
 LARGE_BYTES = 4 << 20
-#: So few are copied sooner than other threads get Python's lock, which NumPy would let go of.
-_HELD_BYTES = 32 << 10
+#: So few are copied sooner than other threads get Python's lock, which NumPy would let go of, and it comes back.
+_HELD_BYTES = 1 << 20
 _THREADS = 8
 _ALIGNMENT = 4096
 #: Of copies that something follows, piece by piece.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -13,6 +14,8 @@ import numpy as np
 from litegpu.errors import LiteGpuError
 from litegpu.model.state import keeps_values
 from litegpu.model.types import Model
+
+log = logging.getLogger("litegpu")
 
 if TYPE_CHECKING:
     from litegpu.gpu.delegate.kernel import GpuKernel
@@ -175,7 +178,8 @@ class Slots:
                 self._found_busy = 0
                 self._slots.append(self._another())
                 return self._slots[-1]
-            except LiteGpuError:  # no memory for more
+            except LiteGpuError as error:  # no memory for more
+                log.debug("Not opened once more: %s", error)
                 self._most = len(self._slots)
             finally:
                 self._growing.release()

@@ -34,7 +34,7 @@ from litegpu.delegates.protocol import (
 )
 from litegpu.delegates.variables import DeviceValue, Home, Variables, home
 from litegpu.errors import DelegateError, InvokeError, LiteGpuError, TensorError
-from litegpu.host_copy import LARGE_BYTES, copy_bytes
+from litegpu.host_copy import copy_bytes
 from litegpu.model.reader import DTYPES
 from litegpu.model.state import Key, StateTensor
 from litegpu.model.types import Subgraph
@@ -312,7 +312,7 @@ class Plan:
                 f"Cannot set tensor: Dimension mismatch. Got {got} but expected {expected} for dimension {axis} of "
                 f"input {index}."
             )
-        if array.flags.c_contiguous and array.nbytes >= LARGE_BYTES:
+        if array.flags.c_contiguous and array.ndim:
             copy_bytes(memory.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8))
         else:
             memory[...] = array

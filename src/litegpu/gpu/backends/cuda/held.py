@@ -20,6 +20,7 @@ class HeldCalls:
         self.push_context = _function(library, "cuCtxPushCurrent", 1)
         self._pop = _function(library, "cuCtxPopCurrent", 1)
         self.launch_graph = _function(library, "cuGraphLaunch", 2)
+        self.query_stream = _function(library, "cuStreamQuery", 1)
         #: device address, host address (pinned), bytes, stream
         self.copy_in = _function(library, "cuMemcpyHtoDAsync", 4)
         self._popped = ctypes.byref(ctypes.c_void_p())

@@ -1,0 +1,162 @@
+"""Calls of one model from many threads run at once where that pays; nothing of ours makes the official runtime wait."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import litegpu
+from litegpu import Interpreter, slots
+from litegpu.gpu.delegate.kernel import GpuKernel
+from litegpu.model.builder import ModelBuilder
+from litegpu.slots import most_on_cpu
+
+GPUS = ["reference", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+SHAPE = (1, 8)
+
+
+def content(variable: bool = False) -> bytes:
+    builder = ModelBuilder()
+    x = builder.input("x", SHAPE)
+    y = builder.op("ADD", [x, builder.constant(np.ones(1, np.float32))], SHAPE, {"fused_activation_function": "NONE"})
+    if variable:
+        builder.variable("state", SHAPE)
+    builder.output(y)
+    return builder.build()
+
+
+def opened(device: str) -> litegpu.LoadedModel:
+    try:
+        return litegpu.load(content(), device)
+    except litegpu.DeviceError as error:
+        pytest.skip(str(error))
+
+
+def together(work: Callable[[int], None], count: int = 2, inside: threading.Semaphore | None = None) -> None:
+    """`work` in so many threads, each begun when the one before is `inside`; raises what any of them raises."""
+    errors: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(i,)) for i in range(count)]
+    for thread in threads:
+        thread.start()
+        if inside is not None:
+            assert inside.acquire(timeout=60)
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+class Met:
+    """An official interpreter whose invoke() begins when `barrier` says that others are at theirs."""
+
+    def __init__(self, official: Any, barrier: threading.Barrier) -> None:
+        self._official, self._barrier = official, barrier
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._official, name)
+
+    def invoke(self) -> None:
+        self._barrier.wait(60)
+        self._official.invoke()
+
+
+def test_interpreters_compute_at_once() -> None:
+    """With an official runtime that waits for the other one, so that one after the other would never end."""
+    barrier = threading.Barrier(2)
+    made = [Interpreter(model_content=content()) for _ in range(2)]
+    for one in made:
+        one.allocate_tensors()
+        engine: Any = one._engine
+        engine._official = Met(engine._official, barrier)
+
+    def work(number: int) -> None:
+        one = made[number]
+        for i in range(5):
+            one.set_tensor(one.get_input_details()[0]["index"], np.full(SHAPE, i, np.float32))
+            one.invoke()
+            assert (one.get_tensor(one.get_output_details()[0]["index"]) == i + 1).all()
+
+    together(work)
+
+
+def test_a_model_on_the_cpu_computes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_PATIENCE", 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    barrier = threading.Barrier(2)
+    invoke = Interpreter.invoke
+
+    def met(self: Interpreter) -> None:
+        barrier.wait(60)
+        invoke(self)
+
+    with litegpu.load(content(), "cpu", num_threads=1) as model:
+        monkeypatch.setattr(Interpreter, "invoke", met)
+
+        def work(number: int) -> None:
+            for i in range(5):
+                assert (model(np.full(SHAPE, 10 * i + number, np.float32)) == 10 * i + number + 1).all()
+
+        together(work)
+        assert model._slots is not None and len(model._slots) == 2
+
+
+@pytest.mark.parametrize("device", GPUS)
+def test_a_model_on_the_gpu_has_several_sessions(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_PATIENCE", 1)
+    with opened(device) as model:
+        barrier, inside = threading.Barrier(3), threading.Semaphore(0)
+        call, made = GpuKernel.call, []
+        another = GpuKernel.another
+
+        def met(self: GpuKernel, *given: Any) -> Any:
+            with self._lock:
+                inside.release()
+                barrier.wait(60)
+            return call(self, *given)
+
+        def noted(self: GpuKernel, **how: Any) -> GpuKernel:
+            made.append(another(self, **how))
+            return made[-1]
+
+        monkeypatch.setattr(GpuKernel, "call", met)
+        monkeypatch.setattr(GpuKernel, "another", noted)
+
+        def work(number: int) -> None:
+            x = np.full(SHAPE, number, np.float32)
+            assert (model(x) == number + 1).all()
+
+        together(work, 3, inside)
+        assert len(made) == 2
+        monkeypatch.setattr(GpuKernel, "call", call)
+
+        def many(number: int) -> None:
+            for i in range(30):
+                work(10 * number + i)
+
+        together(many, 8)
+        assert len(made) <= slots.MOST_ON_GPU - 1
+        assert model(np.zeros((3, 8), np.float32)).shape == (3, 8), "another batch"
+        assert all(kernel.closed for kernel in made), "the slots of the former batch are gone"
+    with pytest.raises(litegpu.InvokeError, match="closed"):
+        model(np.zeros(SHAPE, np.float32))
+
+
+def test_how_many_interpreters_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    model = litegpu.read_model(content())
+    assert [most_on_cpu(model, threads) for threads in (None, 1, 2, 4, 12)] == [6, 6, 3, 1, 1]
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert most_on_cpu(model, None) == 8
+    assert most_on_cpu(litegpu.read_model(content(variable=True)), None) == 1
