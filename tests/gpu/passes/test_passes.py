@@ -35,6 +35,7 @@ from litegpu.gpu.graph import (
 )
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes import optimise
+from litegpu.gpu.passes.fuse import fuse_elementwise
 from litegpu.gpu.passes.layout import Placed, place
 from litegpu.gpu.view import View
 
@@ -530,3 +531,20 @@ def test_zeros_around_what_is_never_negative_are_a_maximum_s_padding(epilogue: A
     assert any(isinstance(n.op, Copy) for n in better.nodes) == (not left)
     given = [rng.standard_normal((1, 8, 9, 4)).astype(np.float32)]
     np.testing.assert_array_equal(evaluate_graph(better, given)[0], evaluate_graph(graph, given)[0])
+
+
+@pytest.mark.parametrize(("channels", "copies"), [(64, 1), (8, 0)])
+def test_a_transposition_takes_the_sum_behind_it_into_its_tiles(channels: int, copies: int) -> None:
+    """MLP-Mixer's residuals: an elementwise kernel would read the view of the product an element at a time."""
+    rng = np.random.default_rng(0)
+    b = GraphBuilder()
+    x, other = b.value((1, 2, 48, channels), DType.FLOAT32), b.value((1, 2, channels, 48), DType.FLOAT32)
+    turned, y = (b.value((1, 2, channels, 48), DType.FLOAT32) for _ in range(2))
+    b.node(Copy((Transpose((0, 1, 3, 2)),)), [x], turned)
+    b.node(Elementwise(), [], y, apply("add", Arg(0), Arg(1)), [turned, other])
+    graph = b.graph([x, other], [y])
+    fused = fuse_elementwise(graph, 8)
+    assert sum(isinstance(n.op, Elementwise) for n in fused.nodes) == 1 - copies
+    assert [n.operands for n in fused.nodes if isinstance(n.op, Copy)] == [(other,) if copies else ()]
+    inputs = [rng.standard_normal(graph.values[v].shape) for v in graph.inputs]
+    np.testing.assert_allclose(evaluate_graph(fused, inputs)[0], evaluate_graph(graph, inputs)[0])

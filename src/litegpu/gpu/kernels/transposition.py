@@ -26,7 +26,12 @@ def transposed(ctx: KernelContext) -> tuple[int, View] | None:
     if ctx.value(node.inputs[0]).is_constant or ctx.features.max_threads < THREADS:
         return None
     view = follow(ctx.views[node.inputs[0]], op.steps)
-    if view is None or view.dtype is DType.BOOL or view.dtype.is_narrow or view.shape[3] < LEAST:
+    return None if view is None else exchange(view)
+
+
+def exchange(view: View) -> tuple[int, View] | None:
+    """For a source as it is seen by a copy's output: see `transposed`."""
+    if view.dtype is DType.BOOL or view.dtype.is_narrow or view.shape[3] < LEAST:
         return None
     for axis in (2, 1, 0):
         if view.strides[axis] == 1 and view.shape[axis] >= LEAST:

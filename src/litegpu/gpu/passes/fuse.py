@@ -21,6 +21,7 @@ from litegpu.gpu.graph import (
     substitute,
     walk,
 )
+from litegpu.gpu.kernels.transposition import exchange
 from litegpu.gpu.passes.clamp import join_clamps
 from litegpu.gpu.view import follow, padded
 
@@ -105,12 +106,14 @@ class _State:
             self.readers[v] -= 1
 
     def joins(self, producer: Node) -> bool:
-        """Whether the producer is a kernel: concatenations and copies that become views are not."""
+        """Whether the producer is a kernel: concatenations and copies that become views are not, unless it takes tiles
+        to read those in rows."""
         if isinstance(producer.op, Concat):
             return False
         if isinstance(producer.op, Copy) and producer.epilogue == RESULT:
             source = self.graph.values[producer.inputs[0]]
-            return follow(padded(0, source.shape, source.dtype), producer.op.steps) is None
+            view = follow(padded(0, source.shape, source.dtype), producer.op.steps)
+            return view is None or exchange(view) is not None
         return True
 
     def sole(self, value: int) -> Node | None:
