@@ -268,6 +268,7 @@ inline void barrier_arrive_copied(unsigned at) {
   emulator::current->copies.clear();
   if (l.copies.empty()) emulator::perform(l); else emulator::late.push_back(l);
 }
+inline void copy_again(unsigned at, const void* from) { emulator::copy(at, from, 16, true); }
 template <unsigned bytes> void copy_piece(unsigned at, const void* from, bool real) { emulator::copy(at, from, bytes, real); }
 inline void barrier_wait(unsigned at, unsigned parity) {
   while (emulator::signal_at(at).phase % 2 == parity) {  // the phase of that parity has not completed

@@ -13,7 +13,7 @@ from litegpu.gpu.backends.cuda.kernels import stem
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.stem import CANDIDATES, StemBlock, packed, ranked
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Graph, GraphBuilder, apply
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Graph, GraphBuilder, IntegerConv2D, apply
 from litegpu.gpu.view import padded
 
 CASES = {
@@ -110,3 +110,26 @@ def test_packed() -> None:
     assert found[39, 6 * 32 + 6 * 4 + 2] == weights[39, 6, 6, 2]
     assert found[5, 2 * 32 + 3 * 4 + 1] == weights[5, 2, 3, 1]
     assert found.astype(np.float64).sum() == weights.astype(np.float16).astype(np.float64).sum()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", [DType.INT8, DType.UINT8])
+def test_whole_numbers(device, monkeypatch, kind: DType) -> None:
+    """Sums of bytes less the zero point, which is also what is outside: equal in every element."""
+    monkeypatch.setattr(stem, "cost", lambda layer, block, units: -1.0)
+    rng = np.random.default_rng(2)
+    builder = GraphBuilder()
+    shape, zero_point = (2, 20, 33, 3), -128 if kind is DType.INT8 else 255
+    x, out = builder.value(shape, kind), builder.value((2, 10, 17, 20), DType.INT32)
+    weights = builder.constant(rng.integers(100, 128, (20, 7, 7, 3)).astype(np.int8), narrow=True)
+    bias = builder.constant(rng.integers(-(1 << 20), 1 << 20, (1, 1, 1, 20)).astype(np.int32))
+    op = IntegerConv2D((2, 2), padding=(3, 3), zero_point=zero_point)
+    builder.node(op, [x, weights], out, apply("add", RESULT, Arg(1)), [bias])
+    graph = builder.graph([x], [out])
+    numbers = rng.integers(0, 256, shape).astype(np.uint8)
+    numbers[:, 5:12, 5:12] = 127 if kind is DType.INT8 else 0  # the largest sums
+    numbers = numbers if kind is DType.UINT8 else numbers.view(np.int8)
+    program = build_program(graph, device.features, "cuda", half=False)
+    assert "stem_convolution" in {k.name for k in program.kernels}
+    got = first_output(device, program, [numbers], graph.values[out].shape, np.int32)
+    assert np.array_equal(got, expected(graph, {x: numbers}))

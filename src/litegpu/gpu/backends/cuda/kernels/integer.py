@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
 
-from litegpu.gpu.backends.cuda.kernels import specialized
+from litegpu.gpu.backends.cuda.kernels import specialized, stem
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, residuals_of
 from litegpu.gpu.graph import Conv2D, IntegerConv2D
 from litegpu.gpu.kernels.context import KernelContext, Launch
@@ -20,11 +20,17 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         return None
     plain = Conv2D(op.stride, op.dilation, op.padding, zero_point=op.zero_point)
     layer = Layer(plain, ctx.views[node.inputs[0]], weights, ctx.output.shape, False, residuals_of(ctx), True)
-    tiles = specialized.ranked(layer, ctx.features.capability, ctx.features.compute_units)
-    if not tiles or not np.issubdtype(weights.dtype, np.integer):
+    units = ctx.features.compute_units
+    tiles = specialized.ranked(layer, ctx.features.capability, units)
+    options: list[tuple[float, Callable[..., Launch], object]]
+    options = [(stem.cost(layer, block, units), stem.launch, block) for block in stem.ranked(layer, units)]
+    options += [(specialized.cost(layer, tile, units), specialized.launch, tile) for tile in tiles]
+    if not options:
         return None
+    options.sort(key=lambda option: option[0])
     if ctx.tuner is None:
-        return [specialized.launch(ctx, layer, tiles[0])]
-    launches = [specialized.launch(ctx, layer, tile) for tile in tiles[: ctx.tuner.most]]
+        _, make, one = options[0]
+        return [make(ctx, layer, one)]
+    launches = [make(ctx, layer, one) for _, make, one in options[: ctx.tuner.most]]
     times = ctx.tuner.times(launches)
     return [launches[times.index(min(times))]]

@@ -88,12 +88,17 @@ INLINE void copy_tiles(const Element* x, const Element* w, const Element* outsid
 #pragma unroll
     for (unsigned i = 0; i < COPIES; i++) {
       const bool inside = taps[i] & bit;
+#if PADDED
+      if (!inside && bit) {  // all the same: from the second cache it would come as slowly as one by one
+        copy_again(to + i * (APART * ROW_BYTES), outside);
+        continue;
+      }
+#endif
 #pragma unroll
       for (unsigned piece = 0; piece < PIECES; piece++) {
         const bool real = inside && (PIECES == 1 || channel + piece * VECTOR < CHANNELS);
-        const Element* const other = PADDED ? outside : x;
         copy_piece<VECTOR * BYTES>(to + i * (APART * ROW_BYTES) + piece * (VECTOR * BYTES),
-                                   real ? x + (from[i] + offset + (int)(piece * VECTOR)) : other, real || PADDED);
+                                   x + (real ? from[i] + offset + (int)(piece * VECTOR) : 0), real);
       }
     }
     barrier_arrive_copied(FULL + 8 * slot);

@@ -6,7 +6,7 @@
 // Constants from the host: BY BN; WARPS_M WARPS_N; TILES_N TILES_Y TILES_X BATCH GROUPS (workgroups for each BN); AT_ONCE
 // (rows that a lane stores at once); QUADS; OUT_H OUT_W; H W (of the input, upsampled); UPSAMPLE_*, BORDER (border.cu);
 // CHANNELS TAPS KERNEL_W; STRIDE_*, DILATION_Y, PADDING_*; OFFSET PITCH_* (elements, of the input's view); DEPTH (of the
-// packed weights, a multiple of 32); SHARED_BYTES.
+// packed weights, a multiple of 32); SHARED_BYTES; WHOLE (STORE takes int4).
 constexpr unsigned BX = 16, ROW_CHUNKS = (KERNEL_W + 1) / 2, KERNEL_H = TAPS / KERNEL_W;  // chunks of two pixels
 constexpr unsigned HALO_Y = (BY - 1) * STRIDE_Y + (KERNEL_H - 1) * DILATION_Y + 1;
 constexpr unsigned HALO_X = (BX - 1) * STRIDE_X + 2 * ROW_CHUNKS;
@@ -21,6 +21,12 @@ constexpr unsigned LOADS = (HALO_Y * HALO_X + THREADS - 1) / THREADS;           
 static_assert(SUMS + WARPS * 16 * PITCH * 4 == SHARED_BYTES, "the host reckons otherwise");
 static_assert(BY % WARPS_M == 0 && CHANNELS <= 4, "block");
 
+// Whole numbers are multiplied as halves, which hold bytes less their zero point, and their sums are exact.
+#if WHOLE
+INLINE int4 number(float4 v) { return int4{(int)v.x, (int)v.y, (int)v.z, (int)v.w}; }
+#else
+INLINE float4 number(float4 v) { return v; }
+#endif
 struct Block { unsigned image, y, x; };  // of output pixels
 
 INLINE Block block_at(unsigned tile) {
@@ -124,7 +130,7 @@ NAME(const SOURCE* x, const unsigned short* __restrict__ w EPILOGUE_BUFFERS) {
       const unsigned oy = block.y + warp_m * ROWS + m, pixel0 = (block.image * OUT_H + oy) * OUT_W + block.x;
       const float* const from = totals + lane % ACROSS * 4;
 #define ROW(i) least(row + i * DOWN, last)
-#define TOTAL(i) *(const float4*)(from + ROW(i) * PITCH)
+#define TOTAL(i) number(*(const float4*)(from + ROW(i) * PITCH))
       if (oy < OUT_H && quad < QUADS)
 #pragma unroll 1
         for (unsigned row = lane / ACROSS; row < 16; row += AT_ONCE * DOWN)  // past the last one that one is stored again

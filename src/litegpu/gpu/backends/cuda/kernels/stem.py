@@ -19,6 +19,8 @@ LINE = 16
 RESIDENT_THREADS = 512
 #: The loop over the depth is unrolled, and a thread holds the pixels that it loads.
 MOST_DEPTH, MOST_LOADS = 512, 8
+#: Products of bytes less their zero point with bytes, the sums of which tensor cores have exact in float32.
+MOST_EXACT = (1 << 23) // (255 * 127)
 #: Of the estimates, in a microsecond.
 CYCLES = 1700
 
@@ -61,7 +63,9 @@ CANDIDATES = (
 def ranked(layer: Layer, units: int) -> list[StemBlock]:
     """The candidates that fit, the cheapest first; none for what the kernel cannot do."""
     _, kh, kw, inputs = layer.weights.shape
-    if not layer.half or inputs > MOST_CHANNELS or kh * kw < 4 or layer.op.dilation[1] > 1:
+    if layer.whole_numbers and kh * kw * inputs > MOST_EXACT:
+        return []
+    if not (layer.half or layer.whole_numbers) or inputs > MOST_CHANNELS or kh * kw < 4 or layer.op.dilation[1] > 1:
         return []
     if _depth(layer) > MOST_DEPTH:
         return []
@@ -87,7 +91,7 @@ def launch(ctx: KernelContext, layer: Layer, block: StemBlock, where: Where | No
         **layer.constants(), "CHANNELS": layer.weights.shape[3], "SOURCE": source, "LOAD(value)": load, "BY": block.y,
         "BN": block.columns, "WARPS_M": block.warps[0], "WARPS_N": block.warps[1], "TILES_N": columns, "TILES_Y": down,
         "TILES_X": across, "BATCH": batch, "GROUPS": groups, "AT_ONCE": block.at_once, "QUADS": -(-outputs // 4),
-        "DEPTH": weights.shape[1], "SHARED_BYTES": shared_bytes(layer, block),
+        "DEPTH": weights.shape[1], "SHARED_BYTES": shared_bytes(layer, block), "WHOLE": int(layer.whole_numbers),
     }  # fmt: skip
     operands: Operands = {"x": layer.source, "w": weights}
     return native_launch(
