@@ -65,6 +65,10 @@ class Collector:
         """Seconds for which a free lane waits for one more row."""
         return self._seconds or self.rules.delay
 
+    def is_only(self, batch: SharedBatch) -> bool:
+        """Whether no other batch waits."""
+        return len(self._waiting) == 1 and self._waiting[0] is batch
+
     def offer(self, request: Request, now: float) -> bool:
         """Give the request a place in a batch, whose memory is then to be filled; False if too much waits. Wherever a
         signal breaks this off, no batch and no memory is lost."""

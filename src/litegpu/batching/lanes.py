@@ -97,8 +97,14 @@ class Lanes:
                         )
                     self._hopefuls.append(told)
                     return False
-            batch, arrays = request.batch, request.arrays
-            assert batch is not None and arrays is not None
+                batch, arrays = request.batch, request.arrays
+                assert batch is not None and arrays is not None
+                lane = self._alone(request, batch)
+            if lane is not None:
+                batch.direct = arrays
+                self._run(lane, batch)
+                self._give_back(lane)
+                return True
             for name, array in arrays.items():
                 batch.slab.put(name, request.start, array)
         except BaseException:
@@ -275,12 +281,16 @@ class Lanes:
 
     def _computed(self, lane: _Lane, batch: SharedBatch, size: int) -> list[np.ndarray]:
         slab, rows = batch.slab, batch.rows
+        runner = self._replicas[lane.home].lanes[lane.number][size]
+        if batch.direct is not None:
+            return self._checked(runner.run(batch.direct), size)
         if rows < size and slab.dirty > rows:  # what is left of others must not reach anybody
             for array in slab.arrays.values():
                 array[rows : min(size, slab.dirty)] = 0
         slab.dirty = max(rows, slab.dirty if slab.dirty > size else 0)
-        runner = self._replicas[lane.home].lanes[lane.number][size]
-        results = runner.run({name: array[:size] for name, array in slab.arrays.items()})
+        return self._checked(runner.run({name: array[:size] for name, array in slab.arrays.items()}), size)
+
+    def _checked(self, results: list[np.ndarray], size: int) -> list[np.ndarray]:
         for result, has_batch in zip(results, self._outputs, strict=True):
             if has_batch and len(result) != size:
                 raise InvokeError(f"an output has {len(result)} rows for a batch of {size}")
@@ -312,6 +322,19 @@ class Lanes:
         ]
         return self._as_result(rows)
 
+    def _alone(self, request: Request, batch: SharedBatch) -> _Lane | None:
+        """The lane in whose place a caller who is alone is to compute, as _kick() says, from the arrays as they are."""
+        if (
+            len(batch.requests) > 1
+            or batch.rows not in self._sizes
+            or batch.rows < self._collector.expected
+            or not self._collector.is_only(batch)
+            or not self._may_compute(request)
+        ):
+            return None
+        request.copied = batch.sealed = True
+        return self._lend(request)
+
     def _kick(self, request: Request | None) -> _Lane | None:
         """Wake a lane if there is something for it; or give the lane in whose place the caller of this request is to
         compute its batch, which spares a change of threads. Not on the main thread, where a signal might break that
@@ -325,27 +348,34 @@ class Lanes:
                     self._asleep[-1].wake()
                     self._asleep.pop()
                 return None
-            lane = self._asleep[-1]
-            if (
-                request is None
-                or request.future is not None
-                or request.deadline is not None
-                or _is_main_thread()
-                or self._replicas[lane.home].is_lost
-            ):
-                lane.wake()  # first, as a lane that is on no list and sleeps would be lost
-                self._asleep.pop()
-                return None
+            if request is not None and self._may_compute(request):
+                return self._lend(request)
+            self._asleep[-1].wake()  # first, as a lane that is on no list and sleeps would be lost
             self._asleep.pop()
-            if self._timing is lane:
-                self._timing = None
-            batch = self._collector.take(now, lane.home)
-            if batch is not request.batch:
-                lane.given = batch
-                lane.wake()
-                return None
-            lane.lent = True
-            return lane
+            return None
+
+    def _may_compute(self, request: Request) -> bool:
+        """Whether the caller can take the place of a lane."""
+        return (
+            bool(self._asleep)
+            and request.future is None
+            and request.deadline is None
+            and not _is_main_thread()
+            and not self._replicas[self._asleep[-1].home].is_lost
+        )
+
+    def _lend(self, request: Request) -> _Lane | None:
+        """The lane for the request's batch; if another batch comes first, that is given to the lane."""
+        lane = self._asleep.pop()
+        if self._timing is lane:
+            self._timing = None
+        batch = self._collector.take(self.clock(), lane.home)
+        if batch is not request.batch:
+            lane.given = batch
+            lane.wake()
+            return None
+        lane.lent = True
+        return lane
 
     def _give_back(self, lane: _Lane) -> None:
         with self._lock:

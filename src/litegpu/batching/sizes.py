@@ -97,11 +97,10 @@ class _OfKernel:
     def __init__(self, route: Route) -> None:
         self._route = route
         self._outputs = route.outputs
-        self._kernel: GpuKernel = route.kernel.another()
+        self._kernel: GpuKernel = route.kernel.another(waits=True)
 
     def run(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        self._kernel.begin({place: arrays[name] for name, place in self._route.inputs.items()}, self._outputs)
-        return self._kernel.collect(self._outputs)
+        return self._kernel.call({place: arrays[name] for name, place in self._route.inputs.items()}, self._outputs)
 
     def close(self, *, wait: bool) -> None:
         self._kernel.close(wait=wait)
