@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 
 from litegpu.delegates.protocol import Partition
 from litegpu.gpu.kernels import native
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lower import check_operator
-from litegpu.model.types import TensorType
+from litegpu.model.costs import op_costs
+from litegpu.model.types import Operator, Subgraph, TensorType
 
 _BYTES = (TensorType.INT8, TensorType.UINT8)
 #: What a multiplication with its addition takes beside one of float32: of float16 on tensor cores, and of bytes where
@@ -31,13 +33,13 @@ def choose(asked: str, partition: Partition, features: Features, half: bool) -> 
         return Arithmetic(False)
     if asked == "integer":
         return Arithmetic(True)
-    of_floats, of_bytes = _cost_of_floats(features, half), _cost_of_bytes(features)
+    of_floats, of_bytes = _cost_of_floats(features, half), _cost_of_bytes(features, _products(partition))
     if of_bytes >= of_floats:
         return Arithmetic(
             False, _FLOAT + f": a product of bytes is estimated to take {of_bytes / of_floats:.2g} times as long here"
         )
     for operator in partition.nodes:
-        reason = check_operator(partition.subgraph, operator, integer=True)
+        reason = _reason(partition.subgraph, operator)
         if reason is not None:
             return Arithmetic(False, f"{_FLOAT}: of node {operator.index} ({operator.name}), {reason}")
     return Arithmetic(
@@ -51,6 +53,17 @@ _FLOAT = (
 _INTEGER = "8-bit tensors are computed with in whole numbers, as on the CPU"
 
 
+_REASONS: weakref.WeakKeyDictionary[Subgraph, dict[int, str | None]] = weakref.WeakKeyDictionary()
+
+
+def _reason(subgraph: Subgraph, operator: Operator) -> str | None:
+    """Why an operator is not taken in whole numbers, None if it is."""
+    known = _REASONS.setdefault(subgraph, {})
+    if operator.index not in known:
+        known[operator.index] = check_operator(subgraph, operator, integer=True)
+    return known[operator.index]
+
+
 def _has_bytes(partition: Partition) -> bool:
     """Whether the model computes with tensors of 8 bits."""
     tensors = partition.subgraph.tensors
@@ -62,8 +75,14 @@ def _cost_of_floats(features: Features, half: bool) -> float:
     return _FLOAT16_TENSOR if half and native.of(features) is not None else _FLOAT32
 
 
-def _cost_of_bytes(features: Features) -> float:
+def _products(partition: Partition) -> float:
+    """Multiplications of an inference."""
+    costs = {o.index: cost for o, cost in zip(partition.subgraph.operators, op_costs(partition.subgraph), strict=True)}
+    return sum(costs[o.index].flops for o in partition.nodes if o.index in costs) / 2
+
+
+def _cost_of_bytes(features: Features, products: float) -> float:
     own = native.of(features)
-    if own is not None and own.multiplies_bytes(features):
+    if own is not None and own.multiplies_bytes(features, products):
         return _BYTES_TENSOR
     return _BYTES_AT_ONCE if features.byte_products else _BYTES_SPELT_OUT
