@@ -17,6 +17,7 @@ from litegpu.gpu.backends.cuda.kernels import (
 )
 from litegpu.gpu.backends.cuda.kernels.tile import LEAST_CAPABILITY, WARPGROUP_CAPABILITY
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
+from litegpu.gpu.backends.cuda.passes.grouped import split_groups
 from litegpu.gpu.backends.cuda.passes.separable import join_separable
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang.features import Features
@@ -50,7 +51,9 @@ class CudaNative:
         return _LAUNCHES[type(ctx.node.op)](ctx)
 
     def join_first(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
-        return graph if features.capability < LEAST_CAPABILITY else join_entry(graph)
+        if features.capability < LEAST_CAPABILITY:
+            return graph
+        return join_entry(split_groups(graph) if half else graph)
 
     def join_last(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
         return join_separable(graph) if half and features.capability >= LEAST_CAPABILITY else graph
