@@ -363,7 +363,12 @@ def select_v2(d: Draft) -> OpCase:
 @case("CAST of halves", "DEQUANTIZE of halves", "TRANSPOSE of halves")
 def halves(d: Draft) -> OpCase:
     shape = d.shape()
-    values = np.concatenate([d.floats((40,)), np.array([0, -0.0, 65519, 65520, -1e6, 3e-8, 6e-8, 1e-5], np.float32)])
+    values = np.concatenate(
+        [
+            d.floats((40,)),
+            np.array([0, -0.0, 65519, 65520, -1e6, 3e-8, 6e-8, 1e-5, 1 + 2**-11, 1 + 3 * 2**-11] * 3, np.float32),
+        ]
+    )
     x = d.arrays.choice(values, shape)
     if d.operator == "CAST" and d.chance():
         x = d.pick(x, d.integers(shape))
