@@ -153,6 +153,39 @@ def test_a_model_on_the_gpu_has_several_sessions(device: str, monkeypatch: pytes
         model(np.zeros(SHAPE, np.float32))
 
 
+def test_two_threads_are_enough_for_another_slot() -> None:
+    with litegpu.load(content(), "reference") as model:
+        inside, go = threading.Semaphore(0), threading.Event()
+
+        def work(number: int) -> None:
+            for i in range(4):
+                assert (model(np.full(SHAPE, i, np.float32)) == i + 1).all()
+
+        model(np.zeros(SHAPE, np.float32))
+        first = model._slots
+        assert first is not None
+        kernel: Any = first._slots[0]
+        call = kernel._kernel.call
+
+        def slow(*given: Any) -> Any:
+            with kernel._kernel._lock:
+                inside.release()
+                go.wait(60)
+            return call(*given)
+
+        kernel._kernel.call = slow
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+        threads[0].start()
+        assert inside.acquire(timeout=60)
+        for thread in threads[1:]:
+            thread.start()
+        while len(first) < 2:
+            assert any(thread.is_alive() for thread in threads)
+        go.set()
+        for thread in threads:
+            thread.join()
+
+
 def test_how_many_interpreters_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     model = litegpu.read_model(content())

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from litegpu.gpu.delegate.kernel import GpuKernel
     from litegpu.interpreter import Interpreter
 
-#: A slot is added when so many calls have found none free.
-_PATIENCE = 16
+#: A slot is added when so many calls have found none free. Few, as who comes back at once finds the slot free that it
+#: has left, before those wake up who wait for it: of many threads one does nearly all, and the others hardly count.
+_PATIENCE = 2
 #: One copies in, one computes, one copies out, and one is Python's.
 MOST_ON_GPU = 4
 _MOST_ON_CPU = 8
