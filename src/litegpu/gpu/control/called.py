@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +17,8 @@ from litegpu.model.ops import find
 from litegpu.model.types import Model, Operator, Subgraph, Tensor
 
 #: Operators that what calls subgraphs may expand to: files of a few kilobytes can have subgraphs that call each other
-#: in more ways than there is memory for.
-MOST_OPERATORS = 20_000
+#: in more ways than there is memory for, and each way takes some 10 ms to compile.
+MOST_OPERATORS = 3_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,7 @@ class CalledGraph:
     model: Model
     subgraph: Subgraph
     sources: tuple[int, ...] | None = None
+    _known: dict[int, Any] = field(default_factory=dict)  # operator -> what it consists of
 
     def called(
         self, operator: Operator, place: int, given: Sequence[int], known: Mapping[int, np.ndarray]
@@ -59,6 +61,19 @@ class CalledGraph:
 
     def loop(self, operator: Operator) -> Loop:
         """What a WHILE consists of. Raises Unsupported where that cannot be one program."""
+        if operator.index not in self._known:
+            self._known[operator.index] = self._loop(operator)
+        found: Loop = self._known[operator.index]
+        return found
+
+    def branches(self, operator: Operator) -> tuple[CalledGraph, CalledGraph]:
+        """Those of an IF. Raises Unsupported."""
+        if operator.index not in self._known:
+            self._known[operator.index] = self._branches(operator)
+        found: tuple[CalledGraph, CalledGraph] = self._known[operator.index]
+        return found
+
+    def _loop(self, operator: Operator) -> Loop:
         given = operator.inputs
         body = self.model.subgraphs[operator.subgraphs[1]]
         if len(set(body.inputs)) != len(body.inputs):
@@ -72,8 +87,7 @@ class CalledGraph:
                 raise Unsupported(f"'{before.name}' changes its shape from {list(before.shape)} to {list(after.shape)}")
         return Loop(condition, step, fixed, constants)
 
-    def branches(self, operator: Operator) -> tuple[CalledGraph, CalledGraph]:
-        """Those of an IF. Raises Unsupported."""
+    def _branches(self, operator: Operator) -> tuple[CalledGraph, CalledGraph]:
         given = operator.inputs[1:]
         known = self.known(given)
         then, otherwise = (self.called(operator, place, given, known) for place in (0, 1))

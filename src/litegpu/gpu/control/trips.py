@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,15 @@ _MOST_ELEMENTS = 1024
 
 def trips(loop: Loop) -> int | None:
     """The number of rounds; None if values that are computed decide it, or it is more than MOST_TRIPS."""
+    if loop not in _FOUND:
+        _FOUND[loop] = _counted(loop)
+    return _FOUND[loop]
+
+
+_FOUND: weakref.WeakKeyDictionary[Loop, int | None] = weakref.WeakKeyDictionary()
+
+
+def _counted(loop: Loop) -> int | None:
     deciding = _deciding(loop)
     if deciding is None:
         return None
