@@ -124,7 +124,7 @@ def _integer_softmax(x: Array, table: Array, scale: np.float32) -> Array:
     parts = table[x.max(3, keepdims=True) - x]
     total = np.add.accumulate(parts, axis=3, dtype=np.float32)[..., -1:]  # one after the other
     shares = parts * (np.float32(1) / (total * scale))
-    return np.asarray(np.floor(shares.astype(np.float64) + 0.5)).astype(np.int32)
+    return np.asarray(np.floor(shares + np.float32(0.5))).astype(np.int32)
 
 
 def _product(op: MatMul | IntegerMatMul, a: Array, b: Array) -> Array:

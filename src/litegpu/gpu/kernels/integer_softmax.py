@@ -88,7 +88,8 @@ def _alone(k: Kernel, ctx: KernelContext, op: IntegerSoftmax, operands: Operands
 
 
 def _share(k: Kernel, parts: TracedValue, inverse: TracedValue) -> TracedValue:
-    return k.nearest(k.floor(parts * k.splat(inverse, 4) + 0.5))
+    product = k.max(parts * k.splat(inverse, 4), -1.0)  # so that it is rounded before the sum is
+    return k.nearest(k.floor(product + 0.5))
 
 
 def _table(ctx: KernelContext, k: Kernel, operands: Operands) -> Memory:

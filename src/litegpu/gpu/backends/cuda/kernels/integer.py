@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from litegpu.gpu.backends.cuda.kernels import specialized, stem
@@ -9,13 +10,18 @@ from litegpu.gpu.backends.cuda.kernels.layer import Layer, residuals_of
 from litegpu.gpu.graph import Conv2D, IntegerConv2D
 from litegpu.gpu.kernels.context import KernelContext, Launch
 
+#: Rows up to which the language's kernel, whose threads share sums, fills the device better than tiles of 64 rows.
+FEW_ROWS = 8
+
 
 def build(ctx: KernelContext) -> list[Launch] | None:
-    """One launch; None for groups, weights with a zero point, inputs of which no four channels lie side by side, and
-    devices without warpgroup products: there the language's kernel does it."""
+    """One launch; None for groups, few rows, weights with a zero point, inputs of which no four channels lie side by
+    side, and devices without warpgroup products: there the language's kernel does it."""
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, IntegerConv2D)
     weights = ctx.value(node.inputs[1]).data
+    if math.prod(ctx.output.shape[:3]) <= FEW_ROWS:
+        return None
     if op.groups > 1 or op.weights_zero_point or weights is None or ctx.value(node.inputs[0]).is_constant:
         return None
     plain = Conv2D(op.stride, op.dilation, op.padding, zero_point=op.zero_point)
