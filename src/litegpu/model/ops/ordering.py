@@ -53,7 +53,8 @@ def _nothing_hazard(operator: Operator, tensors: Tensors, given: Sequence[Shape]
     return f"its input of shape {list(given[0])} has no elements to reverse" if 0 in given[0][first + 1 :] else None
 
 
-_SIZED = "the data decide the size of its result"
+_CHOSEN = "each box that is kept decides about the next; of a constant number, what follows runs on the GPU again"
+_SIZED = "the data decide the size of its result; what follows runs on the GPU for sizes that come again"
 
 # fmt: off
 OPS = (
@@ -62,8 +63,8 @@ OPS = (
         gpu=Gpu(1, inputs=(NUMBER, STATIC), counts=2, ranks=(1, MAX_RANK),
             notes=f"constant axis of up to {LONGEST} elements, exclusive, reverse"),
     ),
-    Op("NON_MAX_SUPPRESSION_V4", "boxes scores n iou score -> . .", stays=_SIZED),
-    Op("NON_MAX_SUPPRESSION_V5", "boxes scores n iou score sigma -> . . .", stays=_SIZED),
+    Op("NON_MAX_SUPPRESSION_V4", "boxes scores n iou score -> . .", stays=_CHOSEN),
+    Op("NON_MAX_SUPPRESSION_V5", "boxes scores n iou score sigma -> . . .", stays=_CHOSEN),
     Op(
         "REVERSE_SEQUENCE", "x n -> .", shape=same_shape, hazard=_sequence_hazard, moves="elements",
         without="its lengths are those of one batch",
