@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from litegpu.gpu.backends.contract import Device
-from litegpu.gpu.program import Program
+
+if TYPE_CHECKING:  # see contract.py
+    from litegpu.gpu.program import Program
 
 
 @runtime_checkable

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from litegpu.errors import DeviceError
-from litegpu.gpu.kernels.context import Tuner
-from litegpu.gpu.lang import Kernel
-from litegpu.gpu.lang.features import Features
-from litegpu.gpu.program import Program
+
+if TYPE_CHECKING:  # what takes a while to import is imported when a device is opened, beside its driver's start
+    from litegpu.gpu.kernels.context import Tuner
+    from litegpu.gpu.lang import Kernel
+    from litegpu.gpu.lang.features import Features
+    from litegpu.gpu.program import Program
 
 #: A passive wait spins where the last one was shorter than this: to be woken takes 0.05 to 0.4 ms.
 SHORT_SECONDS = 2e-3
