@@ -11,6 +11,7 @@ from litegpu.gpu.passes.fuse import fuse_elementwise
 from litegpu.gpu.passes.layer_norm import join_layer_norm
 from litegpu.gpu.passes.movement import absorb_border, absorb_padding, join_copies
 from litegpu.gpu.passes.raising import raise_elementwise
+from litegpu.gpu.passes.rolling import join_slices
 from litegpu.gpu.passes.siblings import join_siblings
 from litegpu.gpu.passes.split import split_reductions
 
@@ -19,7 +20,7 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     """The same function in less work: constants folded, copies joined, elementwise work fused, long sums split.
     `half`: intermediates will be float16."""
     graph = fold_constants(drop_unused(graph))
-    graph = absorb_border(absorb_padding(join_copies(graph)))
+    graph = absorb_border(absorb_padding(join_slices(join_copies(graph))))
     graph = join_layer_norm(fuse_elementwise(raise_elementwise(graph), features.max_buffers))
     graph = join_siblings(graph)
     own = native.of(features)
