@@ -133,17 +133,20 @@ inline unsigned short float_to_half(float x) { return bits<unsigned short>((_Flo
 inline unsigned pack_half2(float x, float y) { return float_to_half(x) | (unsigned)float_to_half(y) << 16; }
 
 // What device.cu and warpgroup.cu of src/litegpu/gpu/backends/cuda/kernels define by PTX.
-alignas(1024) inline unsigned char shared[228 << 10];
 namespace emulator {
+alignas(1024) inline unsigned char memory[8 * (228 << 10)];  // of the workgroups of a cluster, one behind the other
+inline unsigned memory_each;
+inline unsigned char* memory_of(unsigned rank) { return memory + (size_t)rank * memory_each; }
 inline void perform(const Copy& c) {
-  if (c.real) std::memcpy(shared + c.at, c.from, c.size); else std::memset(shared + c.at, 0, c.size);
+  if (c.real) std::memcpy(memory + c.at, c.from, c.size); else std::memset(memory + c.at, 0, c.size);
 }
 inline void copy(unsigned at, const void* from, unsigned size, bool real) {
   if (at % size || (uintptr_t)from % size) fail("a copy to shared memory is not aligned");
-  const Copy c = {at, from, size, current->groups, real};
+  const Copy c = {at + current->rank * memory_each, from, size, current->groups, real};
   if ((current - threads.data()) % 2) current->copies.push_back(c); else perform(c);
 }
 }  // namespace emulator
+#define shared (emulator::memory_of(emulator::current->rank))
 inline void copy16(unsigned at, const void* from, bool real) { emulator::copy(at, from, 16, real); }
 inline void copy8(unsigned at, const void* from, bool real) { emulator::copy(at, from, 8, real); }
 inline void copies_commit() { emulator::current->groups++; }
@@ -157,7 +160,7 @@ template <int pending> void copies_wait() {
 // And cluster.cu: the workgroups of a cluster have their shared memory one behind the other.
 #define __cluster_dims__(x, y, z)
 inline unsigned cluster_rank() { return emulator::current->rank; }
-inline float* own_shared(unsigned bytes) { return (float*)(shared + emulator::current->rank * bytes); }
+inline float* own_shared(unsigned bytes) { return (float*)shared; }
 inline void cluster_arrive() { emulator::current->arrived = true; }
 inline void cluster_wait() {
   if (!emulator::current->arrived) emulator::fail("a thread waits for a cluster without having arrived");
@@ -166,8 +169,7 @@ inline void cluster_wait() {
   emulator::pause();
 }
 inline void cluster_store(float* at, unsigned rank, float value, unsigned bytes) {
-  const size_t own = (unsigned char*)at - shared - emulator::current->rank * bytes;
-  std::memcpy(shared + rank * bytes + own, &value, 4);
+  std::memcpy(emulator::memory_of(rank) + ((unsigned char*)at - shared), &value, 4);
 }
 
 namespace emulator {
@@ -229,7 +231,8 @@ namespace emulator {
 inline std::map<unsigned, Signal> signals;
 struct Late { unsigned signal, at; const void* from; unsigned bytes; std::vector<Copy> copies; };
 inline std::vector<Late> late;  // copies that tell a signal
-inline Signal& signal_at(unsigned at) {
+inline unsigned here(unsigned at) { return at + current->rank * memory_each; }  // in all of the memory
+inline Signal& signal_at(unsigned at) {  // of all of the memory, as below
   const auto found = signals.find(at);
   if (found == signals.end()) fail("a barrier is used that was not made");
   return found->second;
@@ -248,7 +251,7 @@ inline void arrive(unsigned at) {
 inline void perform(const Late& l) {
   for (const Copy& c : l.copies) perform(c);
   if (l.from) {
-    std::memcpy(shared + l.at, l.from, l.bytes);
+    std::memcpy(memory + l.at, l.from, l.bytes);
     signal_at(l.signal).bytes -= l.bytes;
     settle(signal_at(l.signal));
   } else {
@@ -259,30 +262,30 @@ inline void perform(const Late& l) {
 inline void barrier_init(unsigned at, unsigned arrivals) {
   if (at % 8) emulator::fail("a barrier is not aligned");
   std::memset(shared + at, 0, 8);
-  emulator::signals[at] = {arrivals, arrivals, 0, 0};
+  emulator::signals[emulator::here(at)] = {arrivals, arrivals, 0, 0};
 }
 inline void barriers_ready() {}
-inline void barrier_arrive(unsigned at) { emulator::arrive(at); }
+inline void barrier_arrive(unsigned at) { emulator::arrive(emulator::here(at)); }
 inline void barrier_arrive_copied(unsigned at) {
-  emulator::Late l = {at, 0, nullptr, 0, emulator::current->copies};
+  emulator::Late l = {emulator::here(at), 0, nullptr, 0, emulator::current->copies};
   emulator::current->copies.clear();
   if (l.copies.empty()) emulator::perform(l); else emulator::late.push_back(l);
 }
 inline void copy_again(unsigned at, const void* from) { emulator::copy(at, from, 16, true); }
 template <unsigned bytes> void copy_piece(unsigned at, const void* from, bool real) { emulator::copy(at, from, bytes, real); }
 inline void barrier_wait(unsigned at, unsigned parity) {
-  while (emulator::signal_at(at).phase % 2 == parity) {  // the phase of that parity has not completed
+  while (emulator::signal_at(emulator::here(at)).phase % 2 == parity) {  // the phase of that parity has not completed
     emulator::current->state = emulator::AT_SIGNAL;
-    emulator::current->signal = at;
+    emulator::current->signal = emulator::here(at);
     emulator::current->parity = parity;
     emulator::pause();
   }
 }
 inline void barrier_copy(unsigned at, unsigned to, const void* from, unsigned bytes) {
   if (to % 16 || bytes % 16 || (uintptr_t)from % 16) emulator::fail("a bulk copy is not aligned");
-  emulator::signal_at(at).bytes += bytes;
-  emulator::arrive(at);
-  emulator::late.push_back({at, to, from, bytes, {}});
+  emulator::signal_at(emulator::here(at)).bytes += bytes;
+  emulator::arrive(emulator::here(at));
+  emulator::late.push_back({emulator::here(at), emulator::here(to), from, bytes, {}});
 }
 inline void team_sync(unsigned barrier, unsigned threads) {
   emulator::current->state = emulator::AT_TEAM;
@@ -291,6 +294,12 @@ inline void team_sync(unsigned barrier, unsigned threads) {
   emulator::pause();
 }
 #define __syncwarp() emulator::pause()
+inline unsigned cluster_part() { return emulator::current->rank; }
+inline void cluster_sync() {
+  emulator::current->state = emulator::AT_CLUSTER;
+  emulator::pause();
+}
+inline uint4 cluster_read(unsigned at, unsigned part) { return *(uint4*)(emulator::memory_of(part) + at); }
 template <unsigned count> void registers_drop() {}
 template <unsigned count> void registers_take() {}
 
@@ -311,7 +320,7 @@ template <class T> int byte_of(unsigned long long matrix, unsigned row, unsigned
   return (T)shared[at ^ (at / 128 % turns * 16)];
 }
 template <class T, size_t columns> void multiply_bytes(int (&d)[columns][4], unsigned long long a, unsigned long long b) {
-  const unsigned self = current - threads.data(), lane = self & 31u, warp = self / 32 % 4;
+  const unsigned self = current->id.x, lane = self & 31u, warp = self / 32 % 4;
   for (unsigned j = 0; j < columns; j++)
     for (unsigned i = 0; i < 4; i++)
       for (unsigned k = 0; k < 32; k++)
@@ -326,7 +335,7 @@ template <size_t columns> void multiply_unsigned(int (&d)[columns][4], unsigned 
   emulator::multiply_bytes<unsigned char>(d, a, b);
 }
 template <size_t columns> void multiply(float (&d)[columns][4], unsigned long long a, unsigned long long b) {
-  const unsigned self = emulator::current - emulator::threads.data(), lane = self & 31u, warp = self / 32 % 4;
+  const unsigned self = emulator::current->id.x, lane = self & 31u, warp = self / 32 % 4;
   for (unsigned j = 0; j < columns; j++)
     for (unsigned i = 0; i < 4; i++)
       for (unsigned k = 0; k < 16; k++)
@@ -374,10 +383,10 @@ inline bool release_teams() {
     if (t.state == AT_SIGNAL && signal_at(t.signal).phase % 2 != t.parity) t.state = RUNNING, released = true;
     if (t.state != AT_TEAM) continue;
     unsigned here = 0;
-    for (const Thread& other : threads) here += other.state == AT_TEAM && other.team == t.team;
+    for (const Thread& other : threads) here += other.state == AT_TEAM && other.team == t.team && other.rank == t.rank;
     if (here < t.members) continue;
     for (Thread& other : threads)
-      if (other.state == AT_TEAM && other.team == t.team) other.state = RUNNING;
+      if (other.state == AT_TEAM && other.team == t.team && other.rank == t.rank) other.state = RUNNING;
     released = true;
   }
   return released;
@@ -420,7 +429,8 @@ inline void run_group(uint3 size, unsigned shared_bytes) {
     t.context.uc_link = nullptr;
     makecontext(&t.context, enter, 0);
   }
-  std::memset(shared, NOTHING_YET, sizeof(shared));
+  memory_each = shared_bytes;
+  std::memset(memory, NOTHING_YET, sizeof(memory));
   signals.clear();
   late.clear();
   const unsigned all = warps * (threads.size() / each);
@@ -431,7 +441,7 @@ inline void run_group(uint3 size, unsigned shared_bytes) {
     }
     alive = release(each);
   }
-  for (const unsigned char* p = shared + shared_bytes * (threads.size() / each); p < shared + sizeof(shared); p++)
+  for (const unsigned char* p = memory_of(threads.size() / each); p < memory + sizeof(memory); p++)
     if (*p != NOTHING_YET) fail("a kernel writes past the shared memory that it was given");
 }
 

@@ -28,6 +28,9 @@ HERE = Path(__file__).parent
 _OPTIONS = ["-O1", "-march=native", "-w", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error"]
 
 _LAUNCH = """
+#ifdef SPLIT
+#define CLUSTER SPLIT
+#endif
 #ifndef CLUSTER
 #define CLUSTER 1
 #endif

@@ -22,7 +22,15 @@ CASES = {
     "strided": ((2, 8, 8, 200), (64, 1, 1, 200), Conv2D((2, 2)), False),
 }
 #: One and two warpgroups that multiply, one and two blocks of rows of each, all widths, a whole warpgroup that copies.
-SOME = ((64, 32, 1, 4, 4), (128, 64, 2, 3, 3), (128, 96, 2, 2, 2), (128, 128, 1, 2, 2), (256, 128, 2, 4, 1))
+SOME = (
+    (64, 32, 1, 4, 4),
+    (128, 64, 2, 3, 3),
+    (128, 96, 2, 2, 2),
+    (128, 128, 1, 2, 2),
+    (256, 128, 2, 4, 1),
+    (64, 32, 1, 4, 4, 2),
+    (64, 64, 1, 3, 4, 4),
+)
 
 
 def layer_of(shape, weights, op=Conv2D(), *, dtype=DType.FLOAT16, residuals: int = 0, dense: bool = False) -> Layer:  # noqa: B008
@@ -108,11 +116,12 @@ def test_packed() -> None:
 
 
 def test_large_layers_take_it(monkeypatch) -> None:
-    """By the estimates: the middle of a residual network at batch 64, not a layer of few pixels."""
-    large, tiny = (
-        layer_of((64, 28, 28, 128), (128, 3, 3, 128), Conv2D(padding=(1, 1))),
-        layer_of((1, 7, 7, 512), (512, 3, 3, 512), Conv2D(padding=(1, 1))),
-    )
+    """By the estimates: the middle of a residual network at batch 64, and deep layers of few pixels in parts, but no
+    shallow ones of these."""
+    same = Conv2D(padding=(1, 1))
+    large, deep = layer_of((64, 28, 28, 128), (128, 3, 3, 128), same), layer_of((1, 7, 7, 512), (512, 3, 3, 512), same)
+    shallow = layer_of((1, 28, 28, 512), (128, 1, 1, 512))
+    assert ranked(large, 90, 132)[0].split == 1 < ranked(deep, 90, 132)[0].split
 
     def others(layer: Layer) -> float:
         product = convolution.product_of(layer, 90)
@@ -122,7 +131,7 @@ def test_large_layers_take_it(monkeypatch) -> None:
         ]
         return min(found)
 
-    for layer, faster in ((large, True), (tiny, False)):
+    for layer, faster in ((large, True), (deep, True), (shallow, False)):
         assert (cost(layer, ranked(layer, 90, 132)[0], 132) < others(layer)) is faster
 
 

@@ -47,3 +47,24 @@ INLINE void team_sync(unsigned barrier, unsigned threads) {
 // A warpgroup gives up registers, or takes those that others gave up: from now on it has so many for each thread.
 template <unsigned count> INLINE void registers_drop() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count)); }
 template <unsigned count> INLINE void registers_take() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count)); }
+// Workgroups of a cluster, which run at the same time: the number of this one, all threads of all of them (what each did
+// before, all see afterwards), and 16 bytes of the shared memory of one.
+INLINE unsigned cluster_part() {
+  unsigned part;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(part));
+  return part;
+}
+INLINE void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+INLINE uint4 cluster_read(unsigned at, unsigned part) {
+  unsigned there;
+  uint4 v;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(at)), "r"(part));
+  asm volatile("ld.shared::cluster.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(there)
+               : "memory");
+  return v;
+}

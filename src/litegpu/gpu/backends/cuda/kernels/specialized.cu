@@ -5,10 +5,10 @@
 //
 // Constants from the host: BYTES (of an element: 2, halves; 1, bytes); BM BN BK STAGES CONSUMERS RESIDENT (workgroups on a
 // multiprocessor); COPYING; REGISTERS_COPY REGISTERS_MULTIPLY (of a thread; where a whole warpgroup copies); TILES_N; STEPS;
-// AT_ONCE (rows that a lane stores at once, 4 or 8); PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input);
+// AT_ONCE (rows that a lane stores at once, 4 or 8; unless SPLIT); PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input);
 // VECTOR (channels that are copied at once); CHANNELS KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*; OFFSET PITCH_B PITCH_Y
 // PITCH_X (elements, of the input's view). The weights are packed as the tiles lie in shared memory: for each BN columns and
-// BK of the depth one. Of bytes further: UNSIGNED (the input); PADDED (what is outside of it is not zero).
+// BK of the depth one. SPLIT workgroups, a cluster, divide the depth, and the rows of their sums. Of bytes further: UNSIGNED (the input); PADDED (what is outside of it is not zero).
 #if BYTES == 1
 typedef signed char Element;
 typedef int Sum;
@@ -34,7 +34,8 @@ typedef float4 Four;
 constexpr unsigned PER_CHUNK = 16 / BYTES, ROW_BYTES = BK * BYTES, CHUNKS = ROW_BYTES / 16;
 constexpr unsigned A_BYTES = BM * ROW_BYTES, B_BYTES = BN * ROW_BYTES, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr unsigned PITCH = BN + 8;  // of the sums in shared memory, so that the rows of a store lie in different banks
-constexpr unsigned RING = STAGES * STAGE_BYTES, SUMS = 16 * PITCH * 4 * 4 * CONSUMERS;  // in the same place
+// In the same place: the ring, and the sums of 16 rows of each warp, or of all rows.
+constexpr unsigned RING = STAGES * STAGE_BYTES, SUMS = (SPLIT > 1 ? BM / (4 * CONSUMERS) : 16) * PITCH * 4 * 4 * CONSUMERS;
 constexpr unsigned FULL = RING > SUMS ? RING : SUMS, EMPTY = FULL + 8 * STAGES;         // barriers
 constexpr unsigned MULTIPLYING = 128 * CONSUMERS, THREADS = MULTIPLYING + COPYING;
 constexpr unsigned ROWS = BM / (64 * CONSUMERS);  // products of a warpgroup
@@ -50,7 +51,8 @@ INLINE unsigned place(unsigned row, unsigned chunk) {
 }
 INLINE unsigned least(unsigned a, unsigned b) { return a < b ? a : b; }
 
-INLINE void copy_tiles(const Element* x, const Element* w, const Element* outside, unsigned pixel0, unsigned column) {
+INLINE void copy_tiles(const Element* x, const Element* w, const Element* outside, unsigned pixel0, unsigned column,
+                       unsigned begin, unsigned end) {
   const unsigned thread = threadIdx.x - MULTIPLYING, chunk = thread % CHUNKS, row = thread / CHUNKS;
   const Element* const weights = w + (size_t)column * STEPS * (BN * BK);
   auto copy_weights = [&](unsigned step, unsigned slot) {
@@ -58,7 +60,7 @@ INLINE void copy_tiles(const Element* x, const Element* w, const Element* outsid
   };
   // The weights are nobody's output: they may come while the kernel before this one still runs.
   if (thread == 0)
-    for (unsigned s = 0; s < STAGES && s < STEPS; s++) copy_weights(s, s);
+    for (unsigned s = 0; s < STAGES && begin + s < end; s++) copy_weights(begin + s, s);
   int from[COPIES];       // where the window of a row's pixel begins
   unsigned taps[COPIES];  // those that are inside of the image
 #pragma unroll
@@ -76,8 +78,8 @@ INLINE void copy_tiles(const Element* x, const Element* w, const Element* outsid
   wait_for_predecessors();
   launch_dependents();
   unsigned slot = 0, parity = 1;
-  for (unsigned step = 0; step < STEPS; step++) {
-    if (step >= STAGES) {
+  for (unsigned step = begin; step < end; step++) {
+    if (step >= begin + STAGES) {
       barrier_wait(EMPTY + 8 * slot, parity);
       if (thread == 0) copy_weights(step, slot);
     }
@@ -107,8 +109,13 @@ INLINE void copy_tiles(const Element* x, const Element* w, const Element* outsid
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+#if SPLIT > 1
+__cluster_dims__(SPLIT, 1, 1)
+#endif
 NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFERS) {
-  const unsigned column = blockIdx.x % TILES_N, pixel0 = blockIdx.x / TILES_N * BM;
+  const unsigned tile = blockIdx.x / SPLIT, part = SPLIT > 1 ? cluster_part() : 0;
+  const unsigned column = tile % TILES_N, pixel0 = tile / TILES_N * BM;
+  const unsigned begin = part * STEPS / SPLIT, end = (part + 1) * STEPS / SPLIT;
   if (threadIdx.x == 0) {
     for (unsigned s = 0; s < STAGES; s++) {
       barrier_init(FULL + 8 * s, COPYING + 1);  // the threads that copy, and the one that announces the weights
@@ -120,14 +127,18 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
   const unsigned team = threadIdx.x / 128;
   if (team == CONSUMERS) {
     if (COPYING == 128) registers_drop<REGISTERS_COPY>();
-    copy_tiles(x, w, MORE, pixel0, column);
+    copy_tiles(x, w, MORE, pixel0, column, begin, end);
+#if SPLIT > 1
+    cluster_sync();
+    cluster_sync();
+#endif
     return;
   }
   if (COPYING == 128) registers_take<REGISTERS_MULTIPLY>();
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   Sum sums[ROWS][BN / 8][4] = {};
   unsigned slot = 0, parity = 0;
-  for (unsigned step = 0; step < STEPS; step++) {
+  for (unsigned step = begin; step < end; step++) {
     barrier_wait(FULL + 8 * slot, parity);
     announce_copies();
     const unsigned a = slot * STAGE_BYTES + team * (ROWS * 64 * ROW_BYTES), b = slot * STAGE_BYTES + A_BYTES;
@@ -139,12 +150,46 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
         MULTIPLY(sums[m], matrix<ROW_BYTES>(a + m * (64 * ROW_BYTES) + i * 32), matrix<ROW_BYTES>(b + i * 32));
     commit_products();
     products_wait<1>();  // those of the step before are done: its tiles may be replaced
-    if (step > 0 && lane == 0) barrier_arrive(EMPTY + 8 * (slot == 0 ? STAGES - 1 : slot - 1));
+    if (step > begin && lane == 0) barrier_arrive(EMPTY + 8 * (slot == 0 ? STAGES - 1 : slot - 1));
     if (++slot == STAGES) slot = 0, parity ^= 1;
   }
   products_wait<0>();
   wait_for_predecessors();  // what the epilogue reads
   team_sync(1, MULTIPLYING);  // nobody needs the tiles any more: the sums take their place
+#if SPLIT > 1
+  {  // each workgroup adds up some rows of all
+    Sum* const own = (Sum*)shared;
+#pragma unroll
+    for (unsigned m = 0; m < ROWS; m++) {
+      Sum* const to = own + ((team * ROWS + m) * 64 + warp % 4 * 16 + lane / 4) * PITCH + lane % 4 * 2;
+#pragma unroll
+      for (unsigned n = 0; n < BN / 8; n++) {
+        *(Two*)(to + n * 8) = Two{sums[m][n][0], sums[m][n][1]};
+        *(Two*)(to + 8 * PITCH + n * 8) = Two{sums[m][n][2], sums[m][n][3]};
+      }
+    }
+    cluster_sync();
+    constexpr unsigned SHARE = BM / SPLIT, QUADS_ACROSS = BN / 4;
+    for (unsigned i = threadIdx.x; i < SHARE * QUADS_ACROSS; i += MULTIPLYING) {
+      const unsigned row = part * SHARE + i / QUADS_ACROSS, q = i % QUADS_ACROSS, quad = column * QUADS_ACROSS + q;
+      if (pixel0 + row >= PIXELS || quad >= QUADS) continue;
+#if BYTES == 1
+      int4 total = corrections[quad];
+#else
+      float4 total = {};
+#endif
+#pragma unroll
+      for (unsigned p = 0; p < SPLIT; p++) {
+        const uint4 bits = cluster_read((row * PITCH + q * 4) * 4, p);
+        const Four v = *(const Four*)&bits;
+        total = Four{total.x + v.x, total.y + v.y, total.z + v.z, total.w + v.w};
+      }
+      STORE(pixel0 + row, quad, total);
+    }
+    cluster_sync();  // the others have read what is here
+    return;
+  }
+#else
   Sum* const totals = (Sum*)(shared + warp * (16 * PITCH * 4));
 #pragma unroll
   for (unsigned m = 0; m < ROWS; m++) {
@@ -181,4 +226,5 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
     }
     __syncwarp();
   }
+#endif
 }

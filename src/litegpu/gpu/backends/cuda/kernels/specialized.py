@@ -24,16 +24,19 @@ MOST_TAPS = 32
 @dataclass(frozen=True)
 class SpecializedTile:
     """A workgroup computes rows x columns: `consumers` warpgroups multiply what other warps copy `stages` steps ahead.
-    `resident` workgroups share a multiprocessor."""
+    `resident` workgroups share a multiprocessor; `split` workgroups, a cluster, divide the depth."""
 
     rows: int
     columns: int
     consumers: int
     stages: int
     resident: int
+    split: int = 1
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.columns}-{self.consumers}s-{self.stages}-{self.resident}"
+        return f"{self.rows}x{self.columns}-{self.consumers}s-{self.stages}-{self.resident}" + (
+            f"/{self.split}" if self.split > 1 else ""
+        )
 
     @property
     def copying(self) -> int:
@@ -47,7 +50,8 @@ class SpecializedTile:
     def shared_bytes(self, row_bytes: int) -> int:
         """The ring, whose place the sums take, and its barriers."""
         ring = self.stages * (self.rows + self.columns) * row_bytes
-        return max(ring, 16 * (self.columns + 8) * 4 * 4 * self.consumers) + 16 * self.stages
+        rows = self.rows if self.split > 1 else 64 * self.consumers
+        return max(ring, rows * (self.columns + 8) * 4) + 16 * self.stages
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -74,7 +78,10 @@ def candidates() -> tuple[SpecializedTile, ...]:
         (128, 96, 2, 3, 2), (128, 96, 2, 2, 2), (128, 128, 2, 3, 2), (128, 128, 1, 3, 2), (128, 128, 1, 2, 2),
         (128, 192, 2, 4, 1), (128, 256, 2, 4, 1), (128, 256, 2, 3, 1), (256, 128, 2, 4, 1),
     ]  # fmt: skip
-    return tuple(SpecializedTile(*shape) for shape in shapes)
+    split = [(64, 32, 1, 4, 4), (64, 64, 1, 3, 4), (64, 128, 1, 4, 2)]
+    return tuple(SpecializedTile(*shape) for shape in shapes) + tuple(
+        SpecializedTile(*shape, n) for shape in split for n in (2, 4, 8)
+    )
 
 
 def ranked(layer: Layer, capability: int, units: int) -> list[SpecializedTile]:
@@ -113,7 +120,8 @@ def steps_of(layer: Layer) -> int:
 def _suits(tile: SpecializedTile, layer: Layer) -> bool:
     """Whether no smaller tile or ring does the same work."""
     outputs, steps = layer.shape[3], steps_of(layer)
-    return tile.stages <= max(3, steps) and (tile.columns < 2 * outputs or tile.columns == 32)
+    few = tile.split == 1 or steps >= 2 * tile.split
+    return few and tile.stages <= max(3, steps // tile.split) and (tile.columns < 2 * outputs or tile.columns == 32)
 
 
 def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
@@ -127,14 +135,19 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
     pixels, outputs = math.prod(layer.shape[:3]), layer.shape[3]
     _, kh, kw, _ = layer.weights.shape
     units = units or USUAL_UNITS
-    groups = -(-pixels // tile.rows) * -(-outputs // tile.columns)
-    steps, bytes_of_row = steps_of(layer), row_bytes(layer)
+    groups = -(-pixels // tile.rows) * -(-outputs // tile.columns) * tile.split
+    steps, bytes_of_row = -(-steps_of(layer) // tile.split), row_bytes(layer)
     sums = tile.rows * tile.columns
     copies = tile.rows * bytes_of_row / (layer.vector * layer.size) / tile.copying * (1.32 if kh * kw > 1 else 1.0)
     issuing = 0.044 + 0.0218 * copies
     multiplying = max(sums * bytes_of_row * 1.4e-7, (tile.rows + tile.columns) * bytes_of_row * 5.2e-7)
     stored = sums * (1.89e-4 + 5.95e-5 * layer.residuals)
-    alone = 1.45 + steps * max(issuing, multiplying, 0.129 / min(tile.stages - 1, steps)) + stored / tile.consumers
+    alone = (
+        1.45
+        + (0.9 if tile.split > 1 else 0)
+        + steps * max(issuing, multiplying, 0.129 / min(tile.stages - 1, steps))
+        + stored / tile.consumers
+    )
     busy = -(-groups // units) * (steps * (0.135 + multiplying) + 0.0735 + 0.332 * stored)
     computing = max(alone * max(1.0, groups / (units * tile.resident)) ** 0.982, busy)
     batch, height, width, channels = layer.source.shape
@@ -175,24 +188,24 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
     weights = packed(layer, tile)
     batch, height, width, outputs = layer.shape
     pixels = batch * height * width
-    at_once = 4 if tile.columns < 64 else 8
+    at_once = 1 if tile.split > 1 else 4 if tile.columns < 64 else 8
     copy, multiply = tile.registers
     shared, zero_point = tile.shared_bytes(row_bytes(layer)), layer.op.zero_point or 0
     constants: dict[str, int | str] = {
         **layer.constants(), "VECTOR": layer.vector, "BYTES": layer.size, "BM": tile.rows, "BN": tile.columns,
         "BK": row_bytes(layer) // layer.size, "STAGES": tile.stages, "CONSUMERS": tile.consumers,
-        "RESIDENT": tile.resident, "COPYING": tile.copying, "REGISTERS_COPY": copy, "REGISTERS_MULTIPLY": multiply,
-        "TILES_N": weights.shape[0], "STEPS": weights.shape[1], "AT_ONCE": at_once, "PIXELS": pixels,
-        "QUADS": -(-outputs // 4), "SHARED_BYTES": shared,
+        "RESIDENT": tile.resident, "COPYING": tile.copying, "SPLIT": tile.split, "REGISTERS_COPY": copy,
+        "REGISTERS_MULTIPLY": multiply, "TILES_N": weights.shape[0], "STEPS": weights.shape[1], "AT_ONCE": at_once,
+        "PIXELS": pixels, "QUADS": -(-outputs // 4), "SHARED_BYTES": shared,
     }  # fmt: skip
     operands: Operands = {"x": layer.source, "w": weights}
     if layer.whole_numbers:
         constants |= {"UNSIGNED": int(layer.source.dtype is DType.UINT8), "PADDED": int(zero_point != 0)}
         operands["outside"] = np.full(16, zero_point, np.int16).astype(np.uint8).view(np.int8)
         operands["corrections"] = _corrections(layer, weights.shape[0] * tile.columns)
+    groups = -(-pixels // tile.rows) * weights.shape[0] * tile.split
     return native_launch(
         ctx, "specialized_convolution", ("device.cu", "warpgroup.cu", "pipeline.cu", "specialized.cu"), constants,
-        operands, label=label_of(ctx), workgroup=(tile.threads, 1, 1),
-        dispatch=(-(-pixels // tile.rows) * weights.shape[0], 1, 1), shared_bytes=shared, variant=str(tile),
-        where=where, pixels=at_once,
+        operands, label=label_of(ctx), workgroup=(tile.threads, 1, 1), dispatch=(groups, 1, 1), shared_bytes=shared,
+        variant=str(tile), where=where, pixels=at_once,
     )  # fmt: skip
