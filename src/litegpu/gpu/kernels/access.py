@@ -333,14 +333,33 @@ class Sink:
         value = evaluate(self.k, self.ctx.node.epilogue, args, rough=self.ctx.half)
         return value if value.type.lanes == 4 else self.k.splat(value, 4)
 
+    @property
+    def one_run(self) -> bool:
+        """Whether elements lie one behind the other, though pixels do not begin at multiples of four."""
+        n, view = self.view.shape, self.view
+        wanted = (n[1] * n[2] * n[3], n[2] * n[3], n[3], 1)
+        rows = all(s == want or size == 1 for s, want, size in zip(view.strides, wanted, n, strict=True))
+        return rows and n[3] % 4 != 0 and not view.zero_padded and not view.dtype.is_narrow
+
+    def elements(self, at: Position, result: TracedValue | None = None) -> TracedValue:
+        """What `write` would store, four lanes, for `put_element`."""
+        return self._kept(self._finished(at, result))
+
+    def put_element(self, i: Index, value: TracedValue) -> None:
+        """Store one lane of `elements` as element i, where elements are one run."""
+        self._memory(1)[address(self.view.offset, [(i, 1)])] = value
+
+    def _kept(self, value: TracedValue) -> TracedValue:
+        """Four lanes as memory has them."""
+        want = vec(COMPUTE[self.view.dtype], 4)
+        if value.type != want:
+            raise TypeError(f"{self.ctx.node.op} gives {value.type} but its output holds {want}")
+        return boolean_to(self.k, value, i32) if self.view.dtype is DType.BOOL else value
+
     def _put(self, at: Position, value: TracedValue) -> None:
         """Store four lanes to which the epilogue was already applied."""
         k, view = self.k, self.view
-        want = vec(COMPUTE[view.dtype], 4)
-        if value.type != want:
-            raise TypeError(f"{self.ctx.node.op} gives {value.type} but its output holds {want}")
-        if view.dtype is DType.BOOL:
-            value = boolean_to(k, value, i32)
+        value = self._kept(value)
         c = view.shape[3]
         if at.flat is not None and view.dense:
             value = mask(k, value, c, at.q) if c % 4 else value

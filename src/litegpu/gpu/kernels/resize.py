@@ -8,9 +8,9 @@ import numpy as np
 
 from litegpu.gpu.graph import Resize2D
 from litegpu.gpu.interpolation import XNNPACK_BITS, integer_table
-from litegpu.gpu.kernels.access import Operands, Position, Sink, open_source
+from litegpu.gpu.kernels.access import Operands, Position, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.kernels.per_quad import per_quad
+from litegpu.gpu.kernels.stream import streamed
 from litegpu.gpu.lang import Kernel, TracedValue, f32, f32x4, i32, i32x4, u32x4
 
 
@@ -23,10 +23,8 @@ def build(ctx: KernelContext) -> list[Launch]:
     tables = [axis_table(op, source[a], target[a]) for a in (1, 2)]
     body = _nearest if op.kind == "nearest" else _bilinear_integers if op.bits else _bilinear
 
-    def kernel(k: Kernel, operands: Operands, sink: Sink, at: Position) -> None:
-        body(k, ctx, operands, sink, at, np.concatenate(tables))
-
-    return [per_quad(ctx, f"resize_{op.kind}", kernel)]
+    table = np.concatenate(tables)
+    return [streamed(ctx, f"resize_{op.kind}", lambda k, operands, at: body(k, ctx, operands, at, table))]
 
 
 def axis_table(op: Resize2D, size: int, out: int) -> np.ndarray:
@@ -61,13 +59,13 @@ def _round(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return up
 
 
-def _nearest(k: Kernel, ctx: KernelContext, operands: Operands, sink: Sink, at: Position, table: np.ndarray) -> None:
+def _nearest(k: Kernel, ctx: KernelContext, operands: Operands, at: Position, table: np.ndarray) -> TracedValue:
     rows, columns = _entries(k, ctx, operands, at, table)
     source = open_source(ctx, k, ctx.node.inputs[0], operands)
-    sink.write(at, source.quad(at.b, rows[0], columns[0], at.q))
+    return source.quad(at.b, rows[0], columns[0], at.q)
 
 
-def _bilinear(k: Kernel, ctx: KernelContext, operands: Operands, sink: Sink, at: Position, table: np.ndarray) -> None:
+def _bilinear(k: Kernel, ctx: KernelContext, operands: Operands, at: Position, table: np.ndarray) -> TracedValue:
     """All four corners are weighted, also by zero, so that infinities become NaN where they do on the CPU."""
     rows, columns = _entries(k, ctx, operands, at, table)
     source = open_source(ctx, k, ctx.node.inputs[0], operands)
@@ -78,12 +76,12 @@ def _bilinear(k: Kernel, ctx: KernelContext, operands: Operands, sink: Sink, at:
     for i in range(2):
         for j in range(2):
             total = k.fma(source.quad(at.b, rows[i], columns[j], at.q), k.splat(weights[i][j], 4), total)
-    sink.write(at, total)
+    return total
 
 
 def _bilinear_integers(
-    k: Kernel, ctx: KernelContext, operands: Operands, sink: Sink, at: Position, table: np.ndarray
-) -> None:
+    k: Kernel, ctx: KernelContext, operands: Operands, at: Position, table: np.ndarray
+) -> TracedValue:
     """The sums have up to 36 bits: of the upper and the lower bytes of the numbers they have 28."""
     op = ctx.node.op
     assert isinstance(op, Resize2D)
@@ -102,12 +100,11 @@ def _bilinear_integers(
             upper, lower = upper + (corner >> 8) * weight, lower + (corner & 255) * weight
     half, down = 1 << (2 * op.bits - 1), 2 * op.bits - 8
     if op.bits == XNNPACK_BITS:
-        sink.write(at, (upper + ((lower + half) >> 8)) >> down)
-        return
+        return (upper + ((lower + half) >> 8)) >> down
     negative = (upper + (lower >> 8)) < 0
     upper, lower = k.select(negative, -upper, upper), k.select(negative, -lower, lower)
     magnitude = (upper + ((lower + half) >> 8)) >> down
-    sink.write(at, k.select(negative, -magnitude, magnitude))
+    return k.select(negative, -magnitude, magnitude)
 
 
 def _entries(
@@ -115,5 +112,6 @@ def _entries(
 ) -> tuple[TracedValue, TracedValue]:
     """The entries of this row and this column; those of the columns come after those of the rows."""
     operands["table"] = table
-    memory = k.buffer("table", u32x4, len(table), access="read")
+    known = [m for m in k.buffers if m.name == "table"]
+    memory = known[0] if known else k.buffer("table", u32x4, len(table), access="read")
     return memory[at.y], memory[at.x + ctx.output.shape[1]]
