@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +37,7 @@ class Request:
         "error",
         "future",
         "gone",
+        "patient",
         "rows",
         "start",
     )
@@ -42,7 +45,8 @@ class Request:
     def __init__(
         self, arrays: Mapping[str, np.ndarray], rows: int, arrived: float, deadline: float | None, *, waited: bool
     ) -> None:
-        """`waited`: a thread will wait(); else there is a `future`."""
+        """`waited`: a thread will wait(); else there is a `future`. `patient`: nothing interrupts that wait, neither a
+        deadline nor a signal."""
         self.arrays: Mapping[str, np.ndarray] | None = arrays
         self.rows = rows
         self.arrived = arrived
@@ -53,6 +57,7 @@ class Request:
         self.gone = False
         self.error: BaseException | None = None
         self.future: InferenceFuture[Any] | None = None
+        self.patient = waited and deadline is None and threading.get_ident() != threading.main_thread().ident
         if waited:
             self._done = threading.Lock()
             self._done.acquire()
@@ -61,7 +66,10 @@ class Request:
 
     def wait(self, seconds: float | None) -> bool:
         """Whether the result was there before so many seconds had passed. Signals get through."""
-        return self._done.acquire(timeout=-1 if seconds is None else max(seconds, 0.0))
+        found = self._done.acquire(timeout=-1 if seconds is None else max(seconds, 0.0))
+        if self.patient and self.batch is not None:
+            self.batch.wake_next()
+        return found
 
     def begins(self, now: float) -> bool:
         """The batch is about to be computed: whether the caller still wants it."""
@@ -132,10 +140,17 @@ class SharedBatch:
     begun: float = 0.0
     direct: Mapping[str, np.ndarray] | None = None
     results: Sequence[np.ndarray] | None = None
+    chain: deque[Request] = field(default_factory=deque)
 
     @property
     def home(self) -> int:
         return self.slab.home
+
+    def wake_next(self) -> None:
+        """Wake one of the callers that wait in `chain`, who wakes the next. All at once would wake to wait for Python's
+        lock, and be woken a second time."""
+        with contextlib.suppress(IndexError):
+            self.chain.popleft().finish()
 
     @property
     def is_copied(self) -> bool:
