@@ -138,3 +138,24 @@ def test_tensor_cores_do_large_ones() -> None:
     for half, expected in ((True, "flash_attention"), (False, "tiled_matmul")):
         names = {k.name for k in build_program(lowered.graph, features, "cuda", half=half).kernels}
         assert expected in names
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_a_bias_and_a_mask_are_one(computed: bool) -> None:
+    """As in shifted windows: a bias for each pair of places and a mask for each window, if both are constants."""
+    b, rng = ModelBuilder(), np.random.default_rng(3)
+    shape = (4, 2, 5, 8)
+    q, k, v = (b.input(name, shape) for name in "qkv")
+    logits = b.op("BATCH_MATMUL", [q, k], (4, 2, 5, 5), {"adj_y": True})
+    bias = b.constant(rng.standard_normal((1, 2, 5, 5)).astype(np.float32))
+    logits = b.op("ADD", [logits, bias], (4, 2, 5, 5))
+    mask = np.where(rng.random((4, 1, 5, 5)) < 0.3, -100, 0).astype(np.float32)
+    other = b.input("mask", mask.shape) if computed else b.constant(mask)
+    logits = b.op("ADD", [logits, other], (4, 2, 5, 5))
+    b.output(b.op("BATCH_MATMUL", [b.op("SOFTMAX", [logits], (4, 2, 5, 5), {"beta": 1.0}), v], shape))
+    content = b.build()
+    assert joined(content, Features()) == (not computed)
+    require_gpu()
+    given = inputs_of(content)
+    (want,), (got,) = run(official(content), given), run(on_gpu(content), given)
+    assert_agrees(got, want, FLOAT32)

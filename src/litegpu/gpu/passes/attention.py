@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
+from collections.abc import Sequence
+
+import numpy as np
 
 from litegpu.gpu.graph import (
     RESULT,
@@ -17,6 +22,7 @@ from litegpu.gpu.graph import (
     MatMul,
     Node,
     Softmax,
+    Value,
     substitute,
 )
 from litegpu.gpu.kernels import native
@@ -27,10 +33,13 @@ MOST_DEPTH, MOST_COLUMNS = 256, 128
 #: Logits from which on separate products win, where native kernels do not decide: the kernel of the language reads all
 #: keys and values for each query.
 MANY_LOGITS = 1 << 17
+#: Elements of a mask that is made of several.
+MOST_MASK = 1 << 22
 
 
 def join_attention(graph: Graph, features: Features, half: bool) -> Graph:
     """The graph with Attention nodes for softmax(scale * q k^T + mask) v. `half`: intermediates will be float16."""
+    original, graph = graph, dataclasses.replace(graph, values=dict(graph.values))  # constants may be added
     producer, consumers = graph.producer(), graph.consumers()
     gone: set[int] = set()
     nodes = []
@@ -44,7 +53,7 @@ def join_attention(graph: Graph, features: Features, half: bool) -> Graph:
                 node = joined
         nodes.append(node)
     if not gone:
-        return graph
+        return original
     left = [node for node in nodes if node.output not in gone]
     return GraphBuilder(dict(graph.values), left).graph(graph.inputs, graph.outputs)
 
@@ -87,22 +96,38 @@ def _joined(node: Node, graph: Graph, producer: dict[int, Node], features: Featu
     )
     if not pays or not fits:
         return None
-    mask = () if added == 0 else (logits.operands[added - 1],)
+    mask = _mask([logits.operands[i - 1] for i in added], values)
+    if mask is None:
+        return None
     sources = tuple(sorted({*logits.sources, *weights.sources, *node.sources}))
     op = Attention(scale * weights.op.beta, weights.op.beta)
     return Node(op, (*logits.inputs, node.inputs[1], *mask), node.output, node.epilogue, node.operands, sources)
 
 
-def _scale(expr: Expr) -> tuple[float, int] | None:
-    """(factor, number of the Arg that is added to the products, 0 for none), None if anything else is done to them."""
+def _mask(added: Sequence[int], values: dict[int, Value]) -> tuple[int, ...] | None:
+    """The one value that is added to the logits, or the sum of several constants, as of a bias for each pair of places
+    and a mask for each window; () for none, None where there is no such value."""
+    if len(added) < 2:
+        return tuple(added)
+    data = [d for v in added if (d := values[v].data) is not None]
+    shape = np.broadcast_shapes(*(values[v].shape for v in added))
+    if len(data) < len(added) or math.prod(shape) > MOST_MASK:
+        return None
+    total = functools.reduce(np.add, data)
+    known = GraphBuilder(values)
+    return (known.constant(total, name=values[added[0]].name),)
+
+
+def _scale(expr: Expr) -> tuple[float, tuple[int, ...]] | None:
+    """(factor, numbers of the Args that are added to the products), None if anything else is done to them."""
     match expr:
         case Arg(0):
-            return 1.0, 0
+            return 1.0, ()
         case Apply("mul", (Arg(0), Literal(factor))) | Apply("mul", (Literal(factor), Arg(0))):
-            return float(factor), 0
+            return float(factor), ()
         case Apply("div", (Arg(0), Literal(divisor))) if divisor:
-            return 1.0 / float(divisor), 0
+            return 1.0 / float(divisor), ()
         case Apply("add", (inner, Arg(mask))) | Apply("add", (Arg(mask), inner)) if mask:
             found = _scale(inner)
-            return None if found is None or found[1] else (found[0], mask)
+            return None if found is None else (found[0], (*found[1], mask))
     return None
