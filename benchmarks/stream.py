@@ -89,8 +89,8 @@ def copies(session: Any, items: list[np.ndarray]) -> tuple[float, float]:
     stream = driver.CUstream(session.stream)
     ports = [(port, memory, driver.cuMemcpyHtoDAsync, True) for port, memory in
              zip(program.inputs, session.memory.inputs, strict=True)]  # fmt: skip
-    ports += [(port, memory, driver.cuMemcpyDtoHAsync, False) for port, memory in
-              zip(program.outputs, session.memory.outputs, strict=True)]  # fmt: skip
+    ports += [(port, session.memory.output(i), driver.cuMemcpyDtoHAsync, False)
+              for i, port in enumerate(program.outputs)]  # fmt: skip
     times = []
     with device.context:
         for _ in range(30):
