@@ -9,13 +9,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from cuda.bindings import driver
 
 from litegpu import fork
 from litegpu.errors import DeviceError
-from litegpu.gpu.backends.contract import DeviceInfo, Session
+from litegpu.gpu.backends.contract import DeviceInfo
 from litegpu.gpu.backends.cuda.compile import PROGRAMMATIC_FROM, compile_kernels
 from litegpu.gpu.backends.cuda.driver import CudaContext, checked, make_wait, synchronize
 from litegpu.gpu.backends.cuda.functions import WAIT
@@ -32,6 +32,11 @@ _PLAIN_SHARED_BYTES = 48 << 10
 _NUDGE_BYTES = 256
 _MAX_BUFFERS = 64  # of 512 pointers that fit in a kernel's 4 KiB of parameters
 _MAX_GROUPS = (1 << 31) - 1  # along x; what asks for more along y or z than 65535 does not get past the language
+
+
+class _Closes(Protocol):
+    def close(self, *, wait: bool = True) -> None:
+        """See contract.Session."""
 
 
 class CudaDeviceBase:
@@ -57,7 +62,7 @@ class CudaDeviceBase:
         self._event: Any = None
         self._lock: threading.Lock | fork.Refusal = threading.Lock()
         fork.follow(self)
-        self._left: list[Session] = []  # closed while the device worked for them
+        self._left: list[_Closes] = []  # closed while the device worked for them
 
     def _forked(self) -> None:
         self.lost = True  # so that nothing is freed
@@ -72,7 +77,7 @@ class CudaDeviceBase:
                 "process anew"
             )
 
-    def leave(self, session: Session) -> None:
+    def leave(self, session: _Closes) -> None:
         """Free a closed session when the device is done with it: when another one is opened or closed."""
         self._left.append(session)
 

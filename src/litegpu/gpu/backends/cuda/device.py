@@ -18,7 +18,8 @@ from litegpu.gpu.backends.cuda.copy import Pinned, with_copy
 from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions
 from litegpu.gpu.backends.cuda.registered import Registered
 from litegpu.gpu.backends.cuda.result_pool import ResultPool
-from litegpu.gpu.backends.cuda.session import CudaSession, Pools
+from litegpu.gpu.backends.cuda.session import CudaSession
+from litegpu.gpu.backends.cuda.session_base import Pools
 from litegpu.gpu.backends.cuda.tune import CudaTuner
 from litegpu.gpu.program import Program
 
