@@ -15,6 +15,7 @@ import argparse
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -41,9 +42,11 @@ class Load:
         distances = np.linalg.norm(self.wanted[:, None] - self.wanted[None], axis=-1)
         self.nearest = (distances + np.where(np.eye(ITEMS), np.inf, 0)).min()
 
-    def run(self, call: Callable[[np.ndarray], Any], threads: int, seconds: float) -> tuple[float, np.ndarray, float]:
+    def run(
+        self, call: Callable[[np.ndarray], Any], threads: int, seconds: float, lag: int = 0
+    ) -> tuple[float, np.ndarray, float]:
         """Rows per second, milliseconds of each call, and the worst result's distance as a share of that to the nearest
-        of the others."""
+        of the others. `lag`: how many calls later results come."""
         times: list[list[float]] = [[] for _ in range(threads)]
         # Copies, in memory that is there already: who keeps results keeps the pinned memory that they lie in.
         most = max(1, min(MOST_BYTES // self.wanted[0].nbytes, int(MOST_CALLS * seconds)) // threads)
@@ -86,10 +89,27 @@ class Load:
         for number, mine in enumerate(times):
             for i in range(0, len(mine), 1000):
                 got = found[number, i : min(i + 1000, len(mine))]
-                which = (number + i + np.arange(len(got))) % ITEMS
+                which = (number + np.maximum(0, i + np.arange(len(got)) - lag)) % ITEMS
                 worst = max(worst, float(np.linalg.norm(got - self.wanted[which], axis=1).max()) / self.nearest)
         latencies = 1e3 * np.array([t for mine in times for t in mine])
         return len(latencies) * self.rows / elapsed, latencies, worst
+
+
+class Submitting:
+    """Calls in the background, so many ahead of the one whose result is given. Its milliseconds are those from one
+    result to the next."""
+
+    def __init__(self, batcher: litegpu.Batcher, ahead: int) -> None:
+        self._batcher, self._ahead = batcher, ahead
+        self._own = threading.local()
+
+    def __call__(self, item: np.ndarray) -> Any:
+        """The result of the oldest call of this thread once there are enough; until then they are submitted."""
+        futures = self._own.__dict__.setdefault("futures", deque())
+        futures.append(self._batcher.submit(item))
+        while len(futures) <= self._ahead:
+            futures.append(self._batcher.submit(item))
+        return futures.popleft().result()
 
 
 def first(result: Any) -> np.ndarray:
@@ -118,6 +138,9 @@ def main() -> int:
     parser.add_argument("--sizes", help="that are prepared, such as 8,16,32,64; by default powers of two")
     parser.add_argument("--ahead", default="2")
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument(
+        "--in_flight", type=int, default=32, help="calls that two threads submit ahead; 0: leave it out"
+    )
     parser.add_argument("--switch", default="", help="also with these switch intervals of the interpreter, in ms")
     args = parser.parse_args()
     try:
@@ -151,6 +174,11 @@ def through_batcher(model: litegpu.LoadedModel, load: Load, args: Any, ahead: in
         told(f"one thread, batcher, ahead {ahead}", load.run(batcher, 1, args.seconds / 2), base)
         found = load.run(batcher, args.threads, args.seconds)
         told(f"{args.threads} threads, batcher, ahead {ahead}", found, base)
+        if args.in_flight:
+            told(
+                f"2 threads, {args.in_flight} submitted each",
+                load.run(Submitting(batcher, args.in_flight), 2, args.seconds, lag=args.in_flight), base,
+            )  # fmt: skip
         for switch in filter(None, args.switch.split(",")):
             before = sys.getswitchinterval()
             sys.setswitchinterval(float(switch) / 1e3)
