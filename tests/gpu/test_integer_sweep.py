@@ -67,6 +67,15 @@ def test_what_is_not_known_is_left_to_the_cpu(kind: str, op: str) -> None:
     assert check_operator(graph, graph.operators[0]) is None
 
 
+@pytest.mark.parametrize("op", ["ADD_N", "ATAN2", "CUMSUM", "POW"])
+def test_what_real_numbers_alone_are_known_for_is_left_to_the_cpu(op: str) -> None:
+    case = quantized_case(op, "int8", 0)
+    assert case is not None
+    graph = read_model(case.content).main
+    assert check_operator(graph, graph.operators[0]) is None
+    assert "arithmetic='integer'" in str(check_operator(graph, graph.operators[0], integer=True))
+
+
 def integer_case(op: str, kind: str, way: str, seed: int) -> OpCase | None:
     """A case that the official runtime runs and the GPU takes."""
     try:

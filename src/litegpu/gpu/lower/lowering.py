@@ -82,6 +82,8 @@ class Lowering(Values):
             del self.values[t.index]
             self.quantized.enter(t.index, value, grid)
         elif grid is not None:
+            if self.xnnpack and not ctx.gpu.exact and not ctx.operator.is_custom:
+                ctx.require_reals()
             del self.values[t.index]
             self.quantized.settle(t.index, value, grid, ctx.unit, ctx.gpu.halves, ctx.operator.index)
         elif ctx.unit is not None and t.type is TensorType.FLOAT32:

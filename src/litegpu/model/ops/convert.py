@@ -71,7 +71,7 @@ OPS = (
     Op(
         "QUANTIZE", "x -> .", is_seam=True, shape=same_shape, batch=pointwise,
         aborts=_quantization_aborts, aborts_in="xnnpack",
-        gpu=Gpu(3, quanta="linear", notes="of floats, or from one quantization to another"),
+        gpu=Gpu(3, quanta="linear", exact=True, notes="of floats, or from one quantization to another"),
     ),
 )
 # fmt: on

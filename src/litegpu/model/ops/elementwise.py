@@ -268,13 +268,13 @@ OPS = (
     Op(
         "SELECT", "p a:any b:any -> .", shape=_select_shape, batch=_select_batch, folds="values", passes_strings=True,
         makes_like=1, moves="elements",
-        gpu=Gpu(4, inputs=(BOOL, ANY, ANY), outputs=ANY, counts=3, joins="rows", quanta="reads",
+        gpu=Gpu(4, inputs=(BOOL, ANY, ANY), outputs=ANY, counts=3, joins="rows", quanta="reads", exact=True,
             notes="condition of the operands' shape, a scalar, or of rank 1 for axis 0"),
     ),
     Op(
         "SELECT_V2", "p a:any b:any -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
         passes_strings=True, makes_like=1, moves="elements",
-        gpu=Gpu(2, inputs=(BOOL, ANY, ANY), outputs=ANY, counts=3, joins="broadcast", quanta="reads",
+        gpu=Gpu(2, inputs=(BOOL, ANY, ANY), outputs=ANY, counts=3, joins="broadcast", quanta="reads", exact=True,
             notes="broadcasting of all three"),
     ),
     Op(

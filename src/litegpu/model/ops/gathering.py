@@ -163,7 +163,7 @@ OPS = (
     Op(
         "ONE_HOT", "at depth{1}:int32 on off -> .", shape=_one_hot_shape, batch=_one_hot_batch, makes_like=2,
         moves="elements",
-        gpu=Gpu(1, inputs=(INT32, STATIC, ANY, ANY), outputs=ANY, counts=4,
+        gpu=Gpu(1, inputs=(INT32, STATIC, ANY, ANY), outputs=ANY, counts=4, exact=True,
             notes="constant depth, any axis; on and off values constant or runtime"),
     ),
     Op(

@@ -78,7 +78,7 @@ OPS = (
     Op(
         "TOPK_V2", "x k{1}:int32|int16 -> . .", shape=_top_shape, batch=last_axis,
         gpu=Gpu(3, inputs=(NUMBER, STATIC), outputs=NUMBER, counts=2, ranks=(1, MAX_RANK),
-            notes=f"constant k, rows of up to {LONGEST} elements; of equals the first comes first"),
+            exact=True, notes=f"constant k, rows of up to {LONGEST} elements; of equals the first comes first"),
     ),
     Op("UNIQUE", "x -> . .", stays=_SIZED),
     Op("WHERE", "x -> .", makes=TensorType.INT64, moves="elements", stays=_SIZED),

@@ -79,6 +79,9 @@ class Gpu:
     #: Between which numbers the integers of the results lie (spans.py). With it, or if the operator moves whatever
     #: there is, INT64 is taken for INT32 where 32 bits are enough for sure.
     span: SpanRule | None = None
+    #: Whether real numbers give what the CPU gives for bytes: elements as they are, or rounded once. (Of the others
+    #: gpu/lower knows it in whole numbers, or it stays on the CPU in these.)
+    exact: bool = False
     #: How the CPU's kernel rounds halves of a quantum: XNNPACK's to even numbers, but upwards after additions; the
     #: reference kernel of pools away from a stored zero.
     halves: Halves = "even"
