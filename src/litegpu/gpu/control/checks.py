@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from litegpu.gpu.control.called import MOST_OPERATORS, CalledGraph, calls, expanded
-from litegpu.gpu.control.trips import trips
+from litegpu.gpu.control.trips import rounds
 from litegpu.gpu.lower import Unsupported
 from litegpu.model.types import Model, Operator, Subgraph, TensorType
 
@@ -16,8 +16,6 @@ Check = Callable[[Subgraph, Operator], str | None]
 _TYPES = frozenset(
     {TensorType.FLOAT32, TensorType.INT32, TensorType.BOOL, TensorType.INT8, TensorType.UINT8, TensorType.INT16}
 )
-#: Dispatches that a loop may come to, about: each round of it is a part of the program.
-_MOST_ROUNDS = 50_000
 #: Results of an IF that can be chosen between when both branches have been computed.
 _CHOSEN = frozenset({TensorType.FLOAT32, TensorType.INT32, TensorType.BOOL})
 
@@ -32,14 +30,14 @@ def check_control(model: Model, subgraph: Subgraph, operator: Operator, check: C
     if expanded(model, operator) > MOST_OPERATORS:
         return f"it calls subgraphs that come to more than {MOST_OPERATORS} operators"
     try:
-        _check(CalledGraph(model, subgraph), operator, check, 1)
+        _check(CalledGraph(model, subgraph), operator, check)
     except Unsupported as reason:
         return str(reason)
     return None
 
 
-def _check(scope: CalledGraph, operator: Operator, check: Check, rounds: int) -> None:
-    """Raises Unsupported. `rounds`: how often the operator itself runs in an inference."""
+def _check(scope: CalledGraph, operator: Operator, check: Check) -> None:
+    """Raises Unsupported."""
     if -1 in operator.inputs:
         raise Unsupported("an input is missing")
     for tensor in (scope.subgraph.tensors[i] for i in (*operator.inputs, *operator.outputs)):
@@ -49,26 +47,22 @@ def _check(scope: CalledGraph, operator: Operator, check: Check, rounds: int) ->
             raise Unsupported(f"'{tensor.name}' of shape {list(tensor.shape)} is empty")
     if calls(operator) == "loop":
         loop = scope.loop(operator)
-        count = trips(loop)
-        if count is None:
-            _check_block(loop.condition, check, rounds)
-        rounds *= max(1, count or 1)
-        if rounds * len(loop.body.subgraph.operators) > _MOST_ROUNDS:
-            raise Unsupported(f"{rounds} rounds of {len(loop.body.subgraph.operators)} operators are too many")
-        _check_block(loop.body, check, rounds)
+        if rounds(loop) is None:
+            _check_block(loop.condition, check)
+        _check_block(loop.body, check)
         return
     for tensor in (scope.subgraph.tensors[i] for i in operator.outputs):
         if tensor.type not in _CHOSEN:
             raise Unsupported(f"its result '{tensor.name}' is {tensor.type.name}")
     for branch in scope.branches(operator):
-        _check_block(branch, check, rounds)
+        _check_block(branch, check)
 
 
-def _check_block(scope: CalledGraph, check: Check, rounds: int) -> None:
+def _check_block(scope: CalledGraph, check: Check) -> None:
     graph = scope.subgraph
     for operator in graph.operators:
         if is_control(operator):
-            _check(scope, operator, check, rounds)
+            _check(scope, operator, check)
             continue
         if any(t >= 0 and graph.tensors[t].is_variable for t in operator.inputs):
             raise Unsupported(f"{operator.name} in subgraph {graph.index}, which it calls, keeps a variable")

@@ -19,7 +19,7 @@ from litegpu.gpu.build import Constants, Frame
 from litegpu.gpu.control.called import CalledGraph, Loop, calls
 from litegpu.gpu.control.checks import is_control
 from litegpu.gpu.control.costs import is_small
-from litegpu.gpu.control.trips import trips
+from litegpu.gpu.control.trips import rounds
 from litegpu.gpu.graph import Arg, DType, Elementwise, Graph, GraphBuilder, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import LoweredGraph
@@ -186,7 +186,7 @@ class _Linker:
     ) -> dict[int, int]:
         """A WHILE; where its results are."""
         loop = scope.loop(operator)
-        count = trips(loop)
+        count = rounds(loop)
         given = operator.inputs
         varying = [i for i in range(len(given)) if i not in loop.invariant]
         still = [i for i in loop.invariant if i not in loop.fixed]

@@ -10,11 +10,13 @@ import numpy as np
 
 from litegpu.chatter import quiet
 from litegpu.delegates.cpu import OfficialOptions
-from litegpu.gpu.control.called import CalledGraph, Loop
+from litegpu.gpu.control.called import CalledGraph, Loop, calls
 from litegpu.model.cut import cut
 
 #: Rounds that are followed.
 MOST_TRIPS = 4096
+#: Dispatches that the rounds of a loop may come to, one behind the other.
+MOST_DISPATCHES = 20_000
 #: Elements of what decides; larger states are no counters.
 _MOST_ELEMENTS = 1024
 
@@ -24,6 +26,28 @@ def trips(loop: Loop) -> int | None:
     if loop not in _FOUND:
         _FOUND[loop] = _counted(loop)
     return _FOUND[loop]
+
+
+def rounds(loop: Loop) -> int | None:
+    """How many rounds of it a program has one behind the other; None if it has a loop, as their number is not known, or
+    they would be too long."""
+    count = trips(loop)
+    return None if count is None or count * _length(loop.body) > MOST_DISPATCHES else count
+
+
+def _length(scope: CalledGraph) -> int:
+    """About how many dispatches a subgraph comes to."""
+    found = 0
+    for operator in scope.subgraph.operators:
+        match calls(operator):
+            case "loop":
+                loop = scope.loop(operator)
+                found += (rounds(loop) or 1) * _length(loop.body) + _length(loop.condition)
+            case "branch":
+                found += sum(_length(branch) for branch in scope.branches(operator))
+            case _:
+                found += 1
+    return found
 
 
 _FOUND: weakref.WeakKeyDictionary[Loop, int | None] = weakref.WeakKeyDictionary()
