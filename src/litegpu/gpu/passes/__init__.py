@@ -10,6 +10,7 @@ from litegpu.gpu.passes.fold import drop_unused, fold_constants
 from litegpu.gpu.passes.fuse import fuse_elementwise
 from litegpu.gpu.passes.layer_norm import join_layer_norm
 from litegpu.gpu.passes.movement import absorb_border, absorb_padding, join_copies
+from litegpu.gpu.passes.pooling import average_first
 from litegpu.gpu.passes.raising import raise_elementwise
 from litegpu.gpu.passes.rolling import join_slices
 from litegpu.gpu.passes.siblings import join_siblings
@@ -22,7 +23,7 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     graph = fold_constants(drop_unused(graph))
     graph = absorb_border(absorb_padding(join_slices(join_copies(graph))))
     graph = join_layer_norm(fuse_elementwise(raise_elementwise(graph), features.max_buffers))
-    graph = join_siblings(graph)
+    graph = join_siblings(average_first(graph))
     own = native.of(features)
     graph = graph if own is None else own.join_first(graph, features, half)
     graph = join_attention(graph, features, half)
