@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from first_output import first_output
 
-from litegpu.gpu.backends.cuda.kernels import depthwise, slide
+from litegpu.gpu.backends.cuda.kernels import depthwise
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
@@ -52,7 +52,7 @@ def network(shape, taps, op=SAME, *, direct=False, residual=False, weights=None)
 
 def run(device, graph, x, half: bool, features=None, native: bool = True) -> np.ndarray:
     program = build_program(graph, features or device.features, "cuda", half=half)
-    assert bool({"blocked_depthwise", "sliding_depthwise"} & {k.name for k in program.kernels}) == native
+    assert ("blocked_depthwise" in {k.name for k in program.kernels}) == native
     return first_output(device, program, [x], graph.values[graph.outputs[0]].shape)
 
 
@@ -101,39 +101,6 @@ def test_blocks(device, monkeypatch, half: bool) -> None:
     """Blocks that overhang in every direction, several images."""
     graph, x = network((2, 11, 13, 136 if half else 12), (3, 3))
     check_blocks(device, monkeypatch, graph, x, half, some(blocks_of(graph, half)))
-
-
-@pytest.mark.cuda
-@BOTH
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize(("taps", "padding", "strip"), [
-    ((7, 7), (3, 3), slide.Strip(4, 5)), ((5, 5), (2, 2), slide.Strip(8, 11)), ((5, 7), (0, 3), slide.Strip(6, 4)),
-    ((3, 3), (1, 1), slide.Strip(4, 1)), ((7, 3), (5, 4), slide.Strip(4, 3)),
-])  # fmt: skip
-def test_strips(device, monkeypatch, half: bool, taps, padding, strip: slide.Strip, residual: bool) -> None:
-    """Strips that overhang to the right and below, windows that reach out of the image everywhere, surplus threads."""
-    monkeypatch.setattr(slide, "best", lambda layer, units: strip)
-    monkeypatch.setattr(slide, "cost", lambda layer, strip, units: 0.0)
-    graph, x = network(
-        (2, 11, 13, 20), taps, DepthwiseConv2D(padding=padding), residual=residual and taps[0] == 2 * padding[0] + 1
-    )
-    assert "sliding_depthwise" in {k.name for k in build_program(graph, device.features, "cuda", half=half).kernels}
-    check(device, graph, x, half)
-
-
-def test_large_windows_slide_where_there_is_enough_to_do() -> None:
-    """ConvNeXt's layers at batch 64 of an H200, none at batch 1, and no small window."""
-
-    def chosen(batch: int, taps: int, stride: int = 1) -> bool:
-        weights = np.ones((1, taps, taps, 96), np.float32)
-        shape = (batch, 56 // stride, 56 // stride, 96)
-        op = Conv2D((stride, stride), (1, 1), (taps // 2, taps // 2))
-        return (
-            slide.best(Layer(op, padded(0, (batch, 56, 56, 96), DType.FLOAT16), weights, shape, True), 132) is not None
-        )
-
-    assert chosen(64, 7) and chosen(64, 5)
-    assert not chosen(1, 7) and not chosen(64, 3) and not chosen(64, 7, 2)
 
 
 @pytest.mark.cuda

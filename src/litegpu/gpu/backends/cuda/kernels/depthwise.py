@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import slide
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer, residuals_of
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
@@ -75,14 +74,9 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     blocks = ranked(layer, ctx.features.compute_units)
     if not blocks:
         return None
-    strip = slide.best(layer, ctx.features.compute_units)
-    sliding = [] if strip is None else [slide.launch(ctx, layer, strip, packed(layer))]
     if ctx.tuner is None:
-        units = ctx.features.compute_units or USUAL_UNITS
-        if strip is not None and slide.cost(layer, strip, units) < cost(layer, blocks[0], units):
-            return sliding
         return [launch(ctx, layer, blocks[0])]
-    launches = sliding + [launch(ctx, layer, block) for block in blocks[: ctx.tuner.most - len(sliding)]]
+    launches = [launch(ctx, layer, block) for block in blocks[: ctx.tuner.most]]
     times = ctx.tuner.times(launches)
     return [launches[times.index(min(times))]]
 
