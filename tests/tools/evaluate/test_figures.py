@@ -561,10 +561,12 @@ def test_the_threads_of_a_choice_reach_the_runtime(monkeypatch: pytest.MonkeyPat
     choice_module.open_model("m", DelegateChoice(num_threads=3))
     choice_module.open_model("m", parse_choice("cuda:1/float32", DelegateChoice(num_threads=5)))
     choice_module.open_model("m", DelegateChoice("vulkan", max_delegated_partitions=4))
+    choice_module.open_model("m", DelegateChoice("cuda", arithmetic="integer"))
     assert given == [
         ("cpu", {"num_threads": 3}),
         ("cuda:1", "float32", {"num_threads": 5, "max_delegated_partitions": 1}),
         ("webgpu", "float16", {"num_threads": 1, "max_delegated_partitions": 4, "backend": "vulkan"}),
+        ("cuda", "float16", {"num_threads": 1, "max_delegated_partitions": 1, "arithmetic": "integer"}),
     ]
 
 

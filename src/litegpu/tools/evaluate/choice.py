@@ -112,9 +112,9 @@ def open_model(model: str | bytes, choice: DelegateChoice, batch: int = 1) -> Op
         return OpenedModel(load(source, "cpu", num_threads=choice.num_threads), batch, note)
     if not choice.on_gpu:
         return OpenedModel(_with_delegate(source, choice), batch, note)
-    options: dict[str, Any] = {
-        "max_delegated_partitions": choice.max_delegated_partitions, "arithmetic": choice.arithmetic,
-    }  # fmt: skip
+    options: dict[str, Any] = {"max_delegated_partitions": choice.max_delegated_partitions}
+    if choice.arithmetic != "auto":
+        options["arithmetic"] = choice.arithmetic
     device = choice.kind
     if device == "gpu":
         device = best_gpu()
