@@ -10,6 +10,7 @@ from litegpu.gpu.kernels.rough_math import is_smooth, shortcut
 from litegpu.gpu.lang import Kernel, TracedValue, Type, boolean, f32, i32, u32, vec
 
 _LITERAL_TYPES = {DType.FLOAT32: f32, DType.FLOAT16: f32, DType.INT32: i32, DType.BOOL: boolean}
+_MAGIC, _MAGIC_BITS = 12582912.0, 0x4B400000  # 1.5 * 2^23 as a float, and its bits
 _LARGEST_POWER = 16  # integer exponents up to this become multiplications
 
 
@@ -38,6 +39,11 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None], *, rough
                 return arg if arg.type.lanes == lanes else k.splat(arg, lanes)
             case Literal(number, dtype):
                 return constant(k, number, vec(_LITERAL_TYPES[dtype], lanes))
+            case Apply("nearest", (Apply("min", (Apply("max", (_, Literal(low))), Literal(high))) as inside,)) if (
+                max(abs(low), abs(high)) < _MAGIC / 4
+            ):
+                # the bits of a number near 1.5 * 2^23 count its units: quicker than a conversion
+                return k.bitcast(visit(inside) + _MAGIC, vec(i32, lanes)) - _MAGIC_BITS
             case Apply(fn, arguments):
                 found = shortcut(k, e, visit) if rough else None
                 return found if found is not None else _apply(k, fn, arguments, [visit(a) for a in arguments])

@@ -54,6 +54,27 @@ ROUGH_FUNCTIONS = f"""{INLINE} float rough_exp2(float x) {{
 }}"""
 ROUGH = ("rough_exp2", "rough_reciprocal")
 
+
+def packing(byte: str) -> str:
+    """A function that packs four ints in a word, each saturated to a byte: "s8" or "u8"."""
+    low, high = (-128, 127) if byte == "s8" else (0, 255)
+    name = f"pack_{byte.replace('s', 'i')}"
+    return f"""{INLINE} unsigned {name}(int x, int y, int z, int w) {{
+#ifdef __CUDA_ARCH__
+  unsigned word;
+  asm("{{.reg .u32 high; cvt.pack.sat.{byte}.s32.b32 high, %4, %3, 0; cvt.pack.sat.{byte}.s32.b32 %0, %2, %1, high;}}"
+      : "=r"(word) : "r"(x), "r"(y), "r"(z), "r"(w));
+  return word;
+#else
+  const int four[4] = {{x, y, z, w}};
+  unsigned word = 0;
+  for (int i = 0; i < 4; i++)
+    word |= (unsigned)(four[i] < {low} ? {low} : four[i] > {high} ? {high} : four[i]) % 256 << 8 * i;
+  return word;
+#endif
+}}"""
+
+
 HALF_TYPE = f"""struct f16 {{ unsigned short bits; }};
 {INLINE} float to_float(f16 x) {{ return half_to_float(x.bits); }}
 {INLINE} f16 to_half(float x) {{ return f16{{float_to_half(x)}}; }}"""

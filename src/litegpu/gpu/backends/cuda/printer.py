@@ -348,6 +348,9 @@ class _Module(CLikePrinter):
     def _packed_bytes(self, m: tree.Memory) -> str:
         """Four lanes in one word, each saturated to the byte's range."""
         low, high = (-128, 127) if m.storage.kind == "i8" else (0, 255)
+        if m.type.kind == "i32":
+            self.helper(f"pack_{m.storage.kind}", device.packing("s8" if m.storage.kind == "i8" else "u8"))
+            return f"pack_{m.storage.kind}(a.x, a.y, a.z, a.w)"
         kind = "int" if m.storage.kind == "i8" or m.type.kind == "f32" else "unsigned"
         below = f"x < {low} ? {low} : " if kind == "int" else ""
         limit = f"saturate_{m.storage.kind}_{kind}"

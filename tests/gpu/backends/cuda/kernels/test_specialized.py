@@ -12,7 +12,7 @@ from litegpu.gpu.backends.cuda.kernels import convolution, matvec, specialized, 
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.specialized import MOST_TAPS, SpecializedTile, candidates, cost, packed, ranked
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, IntegerConv2D, apply
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, IntegerConv2D, Literal, apply
 
 CASES = {
     "points": ((2, 9, 8, 72), (44, 1, 1, 72), Conv2D(), False),
@@ -178,3 +178,31 @@ def test_whole_numbers(device, monkeypatch, case: str) -> None:
     assert "specialized_convolution" in {k.name for k in program.kernels}
     got = first_output(device, program, [numbers], graph.values[out].shape, np.int32)
     assert np.array_equal(got, expected(graph, {x: numbers}))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", [DType.INT8, DType.UINT8])
+def test_requantized(device, kind: DType) -> None:
+    """Sums scaled to bytes, to the nearest, of two the even one: equal in every element, beyond the range as well."""
+    if device.features.capability != 90:
+        pytest.skip("needs warpgroup products")
+    rng = np.random.default_rng(3)
+    builder = GraphBuilder()
+    shape, outputs, low = (2, 7, 9, 32), 40, 0 if kind is DType.UINT8 else -128
+    x, out = builder.value(shape, kind), builder.value((2, 7, 9, outputs), kind)
+    weights = builder.constant(rng.integers(-127, 128, (outputs, 1, 1, 32)).astype(np.int8), narrow=True)
+    bias = builder.constant(rng.integers(-9999, 9999, (1, 1, 1, outputs)).astype(np.int32))
+    factor = builder.constant(rng.choice([0.5, 0.0078125, 0.0031, 1e-4], (1, 1, 1, outputs)).astype(np.float32))
+    scaled = apply("mul", apply("to_float32", apply("add", RESULT, Arg(1))), Arg(2))
+    bounded = apply("min", apply("max", scaled, float(low - 3)), float(low + 255 - 3))
+    expression = apply("add", apply("nearest", bounded), Literal(3, DType.INT32))
+    builder.node(IntegerConv2D(zero_point=low + 100), [x, weights], out, expression, [bias, factor])
+    graph = builder.graph([x], [out])
+    numbers = rng.integers(0, 256, shape).astype(np.uint8)
+    numbers = numbers if kind is DType.UINT8 else numbers.view(np.int8)
+    program = build_program(graph, device.features, "cuda", half=False)
+    assert "specialized_convolution" in {k.name for k in program.kernels}
+    got = first_output(device, program, [numbers], graph.values[out].shape, numbers.dtype)
+    want = expected(graph, {x: numbers})
+    assert len(np.unique(want)) > 50 and {low, low + 255} <= set(np.unique(want))
+    assert np.array_equal(got, want)
