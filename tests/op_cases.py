@@ -1267,3 +1267,27 @@ def spectrum(d: Draft) -> OpCase:
     spectrum = b.op("RFFT2D", tensors, made, type=TensorType.COMPLEX64)
     b.output(b.op(second, [spectrum], made))
     return OpCase(f"{second} of RFFT2D {lengths} of {x.shape}", b.build(), [x])
+
+
+@case("NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5")
+def suppression(d: Draft) -> OpCase:
+    """Corners in either order, and scores that all differ: of equal ones the official kernel takes whichever."""
+    count, most = d.size(1, 40), d.size(1, 12)
+    corners = d.arrays.uniform(0, 1, (count, 2)).astype(np.float32)
+    sizes = d.arrays.uniform(-0.6, 0.6, (count, 2)).astype(np.float32)
+    d.runtime(np.concatenate([corners, corners + sizes], 1))
+    d.runtime((d.arrays.permutation(count) / np.float32(count)).astype(np.float32))
+    d.ints(most)
+    for number in (d.pick(0.2, 0.5), d.pick(0.0, 0.3)):
+        d.constant(np.array(number, np.float32))
+    if d.operator == "NON_MAX_SUPPRESSION_V4":
+        return _suppressed(d, [((most,), I32), ((), I32)])
+    d.constant(np.array(0, np.float32))
+    return _suppressed(d, [((most,), I32), ((most,), F32), ((), I32)])
+
+
+def _suppressed(d: Draft, outputs: list[tuple[Shape, TensorType]]) -> OpCase:
+    b = ModelBuilder()
+    tensors = [b.input("x", a.shape) if kind == "input" else b.constant(a) for kind, a, _ in d.operands]
+    b.output(*b.op_multi(d.operator, tensors, outputs))
+    return OpCase(f"{d.operator} of {tensors}", b.build(), [a for kind, a, _ in d.operands if kind == "input"])

@@ -22,22 +22,26 @@ _NOBODY = 2**31 - 1
 class Suppression:
     """inputs: boxes [1,1,N,4] as y and x of two corners, scores [1,1,N,1] -> [1,1,1,M] INT32, the numbers of at most M
     boxes by falling score, of equal ones the first, then -1. A box is left out if its score is below `least`, or if it
-    overlaps one before it by more than `overlap` (the intersection over the union).
-    (NonMaxSuppressionSingleClassHelper of TFLite's detection_postprocess.cc.)"""
+    overlaps one before it by more than `overlap` (the intersection over the union); `reaching`: also if the overlap is
+    that, and where the score is no more than `least`.
+    (NonMaxSuppressionSingleClassHelper of TFLite's detection_postprocess.cc; non_max_suppression.h is the other.)"""
 
     least: float
     overlap: float
+    reaching: bool = False
     has_reference = True
 
     def evaluate(self, inputs: Sequence[Array], shape: Shape) -> Array:
         boxes, scores = inputs[0].reshape(-1, 4).astype(np.float32), inputs[1].reshape(-1).astype(np.float32)
         order = np.argsort(-scores, kind="stable")
-        waiting = [int(i) for i in order if scores[i] >= np.float32(self.least)]
+        least, most = np.float32(self.least), np.float32(self.overlap)
+        waiting = [int(i) for i in order if (scores[i] > least if self.reaching else scores[i] >= least)]
         found: list[int] = []
         while waiting and len(found) < shape[3]:
             best, *waiting = waiting
             found.append(best)
-            waiting = [i for i in waiting if not self._overlap(boxes[best], boxes[i]) > np.float32(self.overlap)]
+            shares = [(i, self._overlap(boxes[best], boxes[i])) for i in waiting]
+            waiting = [i for i, share in shares if not (share >= most if self.reaching else share > most)]
         return np.array(found + [-1] * (shape[3] - len(found)), np.int32).reshape(shape)
 
     def _overlap(self, a: Array, b: Array) -> float:
@@ -108,7 +112,8 @@ class _Search:
 
         def look(j: TracedValue, word: int, bit: TracedValue) -> None:
             found = self.score(j)
-            with k.If((found >= self.op.least) & ((found > score.value) | (place.value == _NOBODY))):
+            enough = found > self.op.least if self.op.reaching else found >= self.op.least
+            with k.If(enough & ((found > score.value) | (place.value == _NOBODY))):
                 score.set(found)
                 place.set(i32(j))
 
@@ -126,7 +131,8 @@ class _Search:
             own = (b[2] - b[0]) * (b[3] - b[1])
             height, width = (k.max(k.min(a[i + 2], b[i + 2]) - k.max(a[i], b[i]), 0.0) for i in (0, 1))
             both = height * width
-            over = (both / (area + own - both) > self.op.overlap) & (area > 0.0) & (own > 0.0)
+            share = k.select((area > 0.0) & (own > 0.0), both / (area + own - both), 0.0)
+            over = share >= self.op.overlap if self.op.reaching else share > self.op.overlap
             with k.If(over | (j == winner)):
                 self.left[word].set(self.left[word].value & (bit ^ 0xFFFFFFFF))
 

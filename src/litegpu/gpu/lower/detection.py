@@ -1,4 +1,4 @@
-"""TFLite_Detection_PostProcess: boxes, classes and scores of the objects that a detector found."""
+"""TFLite_Detection_PostProcess and NON_MAX_SUPPRESSION: which of the boxes that a detector found are objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from litegpu.gpu.custom.suppression import MOST_BOXES, Suppression
 from litegpu.gpu.graph import RESULT, Arg, ArgReduce, Concat, Custom, DType, Expr, Gather, Literal, Reduce, Slice
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.registry import lowers
+from litegpu.gpu.lower.registry import lowers, lowers_as
 from litegpu.model.ops.checks import flexbuffer_options
 
 
@@ -58,8 +58,7 @@ def _decoded(ctx: OpContext, count: int, scales: list[float]) -> int:
     """The corners of the boxes, [1,1,N,4], from centres and sizes relative to the anchors'."""
 
     def part(i: int, channel: int) -> int:
-        step = Slice((0, 0, 0, channel), (1, 1, 1, 1), (1, 1, count, 1))
-        return ctx.copy(ctx.value(i), [step], ctx.intermediate((1, 1, count, 1), DType.FLOAT32))
+        return _channel(ctx, ctx.value(i), count, channel)
 
     corners: dict[tuple[int, int], int] = {}
     for axis in (0, 1):
@@ -71,3 +70,48 @@ def _decoded(ctx: OpContext, count: int, scales: list[float]) -> int:
             corners[end, axis] = ctx.elementwise(corner, operands, ctx.intermediate((1, 1, count, 1), DType.FLOAT32))
     inputs = [corners[end, axis] for end in (0, 1) for axis in (0, 1)]
     return ctx.add(Concat(3), inputs, ctx.intermediate((1, 1, count, 4), DType.FLOAT32))
+
+
+@lowers_as(NON_MAX_SUPPRESSION_V4=False, NON_MAX_SUPPRESSION_V5=True)
+def non_max_suppression(ctx: OpContext, with_scores: bool) -> None:
+    """Zeros stand behind the boxes that are kept."""
+    boxes, scores = ctx.shape(0), ctx.shape(1)
+    count = boxes[0]
+    ctx.require(len(boxes) == 2 and boxes[1] == 4 and scores == (count,), f"{list(scores)} scores of {list(boxes)}")
+    (most,) = ctx.integers(2, "the number of boxes")
+    ctx.require(
+        0 < most <= MOST_BOXES and count <= MOST_BOXES, f"{most} of {count} boxes: up to {MOST_BOXES} are taken"
+    )
+    overlap, least = (_number(ctx, i) for i in (3, 4))
+    ctx.require(not with_scores or _number(ctx, 5) == 0, "a sigma: scores that fall with the overlap")
+    kept, *others = ctx.outputs
+    for output in (kept, *others[:-1]):
+        ctx.check_shape((most,), output)
+    corners = ctx.reshaped(ctx.value(0), (count, 4))
+    order = [_channel(ctx, corners, count, i) for i in range(4)]
+    sorted_ = []
+    for function, (first, second) in (("min", (0, 2)), ("min", (1, 3)), ("max", (0, 2)), ("max", (1, 3))):
+        side = ctx.intermediate((1, 1, count, 1), DType.FLOAT32)
+        sorted_.append(ctx.elementwise(fn(function, Arg(0), Arg(1)), [order[first], order[second]], side))
+    upright = ctx.add(Concat(3), sorted_, ctx.intermediate((1, 1, count, 4), DType.FLOAT32))
+    rated = ctx.reshaped(ctx.value(1), (1, 1, count, 1))
+    op = Suppression(least, overlap, reaching=True)
+    chosen = ctx.add(Custom(op), [upright, rated], ctx.intermediate((1, 1, 1, most), DType.INT32))
+    none = Literal(0, DType.INT32)
+    ctx.elementwise(fn("max", Arg(0), none), [chosen], ctx.output_value(kept))
+    if with_scores:
+        ctx.add(Gather(1, 1, count, 1, most), [rated, chosen], ctx.output_value(others[0]))
+    number = fn("select", fn("ge", RESULT, none), Literal(1, DType.INT32), none)
+    ctx.add(Reduce("sum", (3,), number), [chosen], ctx.output_value(others[-1]))
+
+
+def _channel(ctx: OpContext, value: int, count: int, i: int) -> int:
+    step = Slice((0, 0, 0, i), (1, 1, 1, 1), (1, 1, count, 1))
+    return ctx.copy(value, [step], ctx.intermediate((1, 1, count, 1), DType.FLOAT32))
+
+
+def _number(ctx: OpContext, i: int) -> float:
+    ctx.require(ctx.is_constant(i), f"input {i}, '{ctx.tensor(i).name}', is computed by the model: a constant is taken")
+    data = ctx.lowering.constant_tensor(ctx.operator.inputs[i])
+    assert data is not None and data.data is not None  # also while constants are not decoded
+    return float(data.data.reshape(-1)[0])

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from litegpu.model.ops.checks import Tensors, require, values_of
-from litegpu.model.ops.record import ANY, INT32, MAX_RANK, NUMBER, STATIC, Gpu, Op
+from litegpu.model.ops.record import ANY, FLOAT, INT32, MAX_RANK, NUMBER, STATIC, Gpu, Op
 from litegpu.model.ops.rules import along, last_axis, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.types import Operator, TensorType
@@ -53,8 +53,16 @@ def _nothing_hazard(operator: Operator, tensors: Tensors, given: Sequence[Shape]
     return f"its input of shape {list(given[0])} has no elements to reverse" if 0 in given[0][first + 1 :] else None
 
 
-_CHOSEN = "each box that is kept decides about the next; of a constant number, what follows runs on the GPU again"
 _SIZED = "the data decide the size of its result; what follows runs on the GPU for sizes that come again"
+
+
+def _suppression_shape(node: ShapeNode) -> list[Shape]:
+    most = node.integer(2)
+    node.require(most >= 0 and len(node.shape(0)) == 2)
+    return [(most,)] * (len(node.operator.outputs) - 1) + [()]
+
+
+_BOXES = "its boxes are those of one image"
 
 # fmt: off
 OPS = (
@@ -63,8 +71,16 @@ OPS = (
         gpu=Gpu(1, inputs=(NUMBER, STATIC), counts=2, ranks=(1, MAX_RANK),
             notes=f"constant axis of up to {LONGEST} elements, exclusive, reverse"),
     ),
-    Op("NON_MAX_SUPPRESSION_V4", "boxes scores n iou score -> . .", stays=_CHOSEN),
-    Op("NON_MAX_SUPPRESSION_V5", "boxes scores n iou score sigma -> . . .", stays=_CHOSEN),
+    Op(
+        "NON_MAX_SUPPRESSION_V4", "boxes scores n iou score -> . .", shape=_suppression_shape, without=_BOXES,
+        gpu=Gpu(1, inputs=(FLOAT, FLOAT, STATIC, FLOAT), outputs=INT32, counts=5, ranks=(2, 2), quantized=False,
+            notes="constant number and thresholds; of equal scores the first box comes first"),
+    ),
+    Op(
+        "NON_MAX_SUPPRESSION_V5", "boxes scores n iou score sigma -> . . .", shape=_suppression_shape, without=_BOXES,
+        gpu=Gpu(1, inputs=(FLOAT, FLOAT, STATIC, FLOAT), outputs=NUMBER, counts=6, ranks=(2, 2), quantized=False,
+            notes="constant number and thresholds, a sigma of 0; of equal scores the first box comes first"),
+    ),
     Op(
         "REVERSE_SEQUENCE", "x n -> .", shape=same_shape, hazard=_sequence_hazard, moves="elements",
         without="its lengths are those of one batch",
