@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--slots", type=int, help="of a model, at most, in place of what it decides itself")
     args = parser.parse_args()
     if args.slots:
-        vars(litegpu.session)["MOST_ON_GPU"] = args.slots
+        vars(litegpu.session)["most_on_gpu"] = lambda program: args.slots
     wrong = 0
     for way in args.ways:
         content = small_model() if way != "mobilenet" else find_models([args.model])[0].read_bytes()

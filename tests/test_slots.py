@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,6 @@ def test_interpreters_compute_at_once() -> None:
 
 
 def test_a_model_on_the_cpu_computes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "_PATIENCE", 1)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     barrier = threading.Barrier(2)
     invoke = Interpreter.invoke
@@ -114,7 +114,6 @@ def test_a_model_on_the_cpu_computes_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("device", GPUS)
 def test_a_model_on_the_gpu_has_several_sessions(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "_PATIENCE", 1)
     with opened(device) as model:
         barrier, inside = threading.Barrier(3), threading.Semaphore(0)
         call, made = GpuKernel.call, []
@@ -146,7 +145,7 @@ def test_a_model_on_the_gpu_has_several_sessions(device: str, monkeypatch: pytes
                 work(10 * number + i)
 
         together(many, 8)
-        assert len(made) <= slots.MOST_ON_GPU - 1
+        assert len(made) <= 15
         assert model(np.zeros((3, 8), np.float32)).shape == (3, 8), "another batch"
         assert all(kernel.closed for kernel in made), "the slots of the former batch are gone"
     with pytest.raises(litegpu.InvokeError, match="closed"):
@@ -184,6 +183,14 @@ def test_two_threads_are_enough_for_another_slot() -> None:
         go.set()
         for thread in threads:
             thread.join()
+
+
+def test_how_many_sessions_pay() -> None:
+    def most(**about: Any) -> int:
+        return slots.most_on_gpu(SimpleNamespace(**{"variables": (), **about}))  # type: ignore[arg-type]
+
+    sizes = [most(arena_size=size) for size in (0, 1 << 20, 64 << 20, 1 << 30)]
+    assert sizes == [16, 16, 8, 4] and most(arena_size=0, variables=(1,)) == 1
 
 
 def test_how_many_interpreters_pay(monkeypatch: pytest.MonkeyPatch) -> None:

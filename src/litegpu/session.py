@@ -28,7 +28,7 @@ from litegpu.model.entry import signature_of, with_entry
 from litegpu.model.reader import read_model
 from litegpu.model.state import has_resources
 from litegpu.replicas import Spread
-from litegpu.slots import MOST_ON_GPU, InterpreterSlot, KernelSlot, Slot, Slots, Wanted, most_on_cpu
+from litegpu.slots import InterpreterSlot, KernelSlot, Slot, Slots, Wanted, most_on_cpu, most_on_gpu
 
 if TYPE_CHECKING:
     from litegpu.batching import Batcher
@@ -420,7 +420,7 @@ class LoadedModel:
             kernel, inputs, places = route.kernel, route.inputs, route.places
             assert self.interpreter.plan is not None
             self.interpreter.plan.ran_outside()
-            most = 1 if kernel.program.variables else MOST_ON_GPU
+            most = most_on_gpu(kernel.program)
             return (
                 KernelSlot(kernel, inputs, places, self._took, own=False),
                 lambda: KernelSlot(kernel.another(waits=True), inputs, places, self._took, own=True),

@@ -19,13 +19,12 @@ log = logging.getLogger("litegpu")
 
 if TYPE_CHECKING:
     from litegpu.gpu.delegate.kernel import GpuKernel
+    from litegpu.gpu.program import Program
     from litegpu.interpreter import Interpreter
 
-#: A slot is added when so many calls have found none free. Few, as who comes back at once finds the slot free that it
-#: has left, before those wake up who wait for it: of many threads one does nearly all, and the others hardly count.
-_PATIENCE = 2
-#: One copies in, one computes, one copies out, and one is Python's.
-MOST_ON_GPU = 4
+#: A few sessions of a GPU do what more would, but to wait for one's lock costs more than a session: the lock changes
+#: hands, and Python's with it. So each thread comes to have its own, within this much memory for activations.
+_MOST_ON_GPU, _LEAST_ON_GPU, _GPU_BYTES = 16, 4, 512 << 20
 _MOST_ON_CPU = 8
 #: Operators that keep something, or draw random numbers: several interpreters would each have their own.
 _STATEFUL = frozenset(
@@ -136,7 +135,7 @@ class Slots:
         self._inside: dict[object, None] = {}  # calls that are under way
         self._ended = False
         self._growing = threading.Lock()
-        self._found_busy = self._turn = 0
+        self._turn = 0
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -173,10 +172,8 @@ class Slots:
         for slot in self._slots:
             if not slot.busy:
                 return slot
-        self._found_busy += 1
-        if len(self._slots) < self._most and self._found_busy >= _PATIENCE and self._growing.acquire(blocking=False):
+        if len(self._slots) < self._most and self._growing.acquire(blocking=False):
             try:
-                self._found_busy = 0
                 self._slots.append(self._another())
                 return self._slots[-1]
             except LiteGpuError as error:  # no memory for more
@@ -186,6 +183,13 @@ class Slots:
                 self._growing.release()
         self._turn += 1
         return self._slots[self._turn % len(self._slots)]
+
+
+def most_on_gpu(program: Program) -> int:
+    """How many sessions of a program pay on a GPU."""
+    if program.variables:
+        return 1
+    return max(_LEAST_ON_GPU, min(_MOST_ON_GPU, _GPU_BYTES // max(program.arena_size, 1)))
 
 
 def most_on_cpu(model: Model, num_threads: int | None) -> int:
