@@ -549,22 +549,3 @@ def test_the_child_of_a_fork_gets_an_error(on: str) -> None:
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout == "ForkError True\n" * 2, done.stderr
-
-
-def test_callers_wake_each_other(model: litegpu.LoadedModel) -> None:
-    """In turn, so that not all wake at once to wait for Python's lock; those that may be interrupted are left out."""
-    with model.batcher(16) as batcher:
-        done: list[int] = []
-
-        def work(number: int) -> None:
-            for i in range(150):
-                x, y = inputs(10 * number + i % 3)
-                timeout = 60 if number % 3 == 0 else None
-                if number % 4 == 1:
-                    assert is_right(batcher.submit(x, y).result(60), x, y)
-                else:
-                    assert is_right(batcher(x, y, timeout=timeout), x, y)
-            done.append(number)
-
-        race(work, 12)
-        assert len(done) == 12 and batcher.statistics.calls == 12 * 150

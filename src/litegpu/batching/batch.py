@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,9 +14,10 @@ from litegpu.errors import DeadlineError, InvokeError, LiteGpuError
 
 #: Results up to this are copied for their caller; of larger ones the caller gets a view of the batch's array.
 COPIED_BYTES = 64 << 10
-#: Inputs up to this are copied under Python's lock: 20 us from a processor's cache, while it takes 25 to 50 to give the
-#: lock away and to be woken when it is free again.
-HELD_BYTES = 1 << 20
+#: Inputs up to this are copied under Python's lock, which to give away and get again takes longer.
+HELD_BYTES = 32 << 10
+#: Rows up to this, of a caller who waits, are copied by the thread that computes the batch.
+LATE_BYTES = 1 << 20
 
 
 class Request:
@@ -37,7 +36,6 @@ class Request:
         "error",
         "future",
         "gone",
-        "patient",
         "rows",
         "start",
     )
@@ -45,8 +43,7 @@ class Request:
     def __init__(
         self, arrays: Mapping[str, np.ndarray], rows: int, arrived: float, deadline: float | None, *, waited: bool
     ) -> None:
-        """`waited`: a thread will wait(); else there is a `future`. `patient`: nothing interrupts that wait, neither a
-        deadline nor a signal."""
+        """`waited`: a thread will wait(); else there is a `future`."""
         self.arrays: Mapping[str, np.ndarray] | None = arrays
         self.rows = rows
         self.arrived = arrived
@@ -57,19 +54,22 @@ class Request:
         self.gone = False
         self.error: BaseException | None = None
         self.future: InferenceFuture[Any] | None = None
-        self.patient = waited and deadline is None and threading.get_ident() != threading.main_thread().ident
         if waited:
             self._done = threading.Lock()
             self._done.acquire()
         else:
             self.future = InferenceFuture()
 
+    @property
+    def is_late(self) -> bool:
+        """Whether its rows are copied when the batch is computed: its caller waits, so they stay as they are, and need
+        not get Python's lock back after a copy."""
+        arrays = self.arrays
+        return self.future is None and arrays is not None and sum(a.nbytes for a in arrays.values()) <= LATE_BYTES
+
     def wait(self, seconds: float | None) -> bool:
         """Whether the result was there before so many seconds had passed. Signals get through."""
-        found = self._done.acquire(timeout=-1 if seconds is None else max(seconds, 0.0))
-        if self.patient and self.batch is not None:
-            self.batch.wake_next()
-        return found
+        return self._done.acquire(timeout=-1 if seconds is None else max(seconds, 0.0))
 
     def begins(self, now: float) -> bool:
         """The batch is about to be computed: whether the caller still wants it."""
@@ -140,17 +140,10 @@ class SharedBatch:
     begun: float = 0.0
     direct: Mapping[str, np.ndarray] | None = None
     results: Sequence[np.ndarray] | None = None
-    chain: deque[Request] = field(default_factory=deque)
 
     @property
     def home(self) -> int:
         return self.slab.home
-
-    def wake_next(self) -> None:
-        """Wake one of the callers that wait in `chain`, who wakes the next. All at once would wake to wait for Python's
-        lock, and be woken a second time."""
-        with contextlib.suppress(IndexError):
-            self.chain.popleft().finish()
 
     @property
     def is_copied(self) -> bool:

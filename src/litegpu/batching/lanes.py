@@ -102,21 +102,22 @@ class Lanes:
                 lane = self._alone(request, batch)
             if lane is not None:
                 batch.direct = arrays
-                self._run(lane, batch, request)
+                self._run(lane, batch)
                 self._give_back(lane)
                 return True
-            for name, array in arrays.items():
-                batch.slab.put(name, request.start, array)
+            if not request.is_late:
+                for name, array in arrays.items():
+                    batch.slab.put(name, request.start, array)
+                request.arrays = None
         except BaseException:
             request.gone = True
             request.copied = True
             self._kick(None)
             raise
-        request.arrays = None
         request.copied = True
         lane = self._kick(request)
         if lane is not None:
-            self._run(lane, batch, request)
+            self._run(lane, batch)
             self._give_back(lane)
         return True
 
@@ -253,8 +254,7 @@ class Lanes:
             self._asleep.pop()
         return True
 
-    def _run(self, lane: _Lane, batch: SharedBatch, own_request: Request | None = None) -> None:
-        """`own_request`: of the caller that does this."""
+    def _run(self, lane: _Lane, batch: SharedBatch) -> None:
         wanted = [request for request in batch.requests if request.begins(batch.begun)]
         error: BaseException | None = None
         size = padded(self._sizes, batch.rows)
@@ -278,17 +278,18 @@ class Lanes:
                     self.counts.late += request.error is not None
                     self.counts.cancelled += request.error is None
         for request in wanted:
-            if request.patient and error is None and request is not own_request:
-                batch.chain.append(request)
-            else:
-                self._answer(request, batch, error)
-        batch.wake_next()
+            self._answer(request, batch, error)
 
     def _computed(self, lane: _Lane, batch: SharedBatch, size: int) -> list[np.ndarray]:
         slab, rows = batch.slab, batch.rows
         runner = self._replicas[lane.home].lanes[lane.number][size]
         if batch.direct is not None:
             return self._checked(runner.run(batch.direct), size)
+        for request in batch.requests:
+            given = request.arrays
+            if given is not None and not request.gone:
+                for name, array in given.items():
+                    slab.put(name, request.start, array)
         if rows < size and slab.dirty > rows:  # what is left of others must not reach anybody
             for array in slab.arrays.values():
                 array[rows : min(size, slab.dirty)] = 0
@@ -361,7 +362,13 @@ class Lanes:
 
     def _may_compute(self, request: Request) -> bool:
         """Whether the caller can take the place of a lane."""
-        return bool(self._asleep) and request.patient and not self._replicas[self._asleep[-1].home].is_lost
+        return (
+            bool(self._asleep)
+            and request.future is None
+            and request.deadline is None
+            and not _is_main_thread()
+            and not self._replicas[self._asleep[-1].home].is_lost
+        )
 
     def _lend(self, request: Request) -> _Lane | None:
         """The lane for the request's batch; if another batch comes first, that is given to the lane."""
@@ -408,6 +415,10 @@ class Lanes:
             if future is not None and not future.done():
                 future._condition = threading.Condition()  # a thread may have held its lock
                 request.fail(InvokeError("The process was forked: the batcher goes on in the parent"))
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def closed() -> InvokeError:
