@@ -51,8 +51,8 @@ class Own:
     def __init__(self, of_bytes: bool) -> None:
         self.of_bytes = of_bytes
 
-    def multiplies_bytes(self, features: Features, products: float) -> bool:
-        assert products == 2 * 4096
+    def multiplies_bytes(self, features: Features, products: float, elements: int) -> bool:
+        assert (products, elements) == (2 * 4096, 2)
         return self.of_bytes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ def choose(asked: str, partition: Partition, features: Features, half: bool) -> 
         return Arithmetic(False)
     if asked == "integer":
         return Arithmetic(True)
-    of_floats, of_bytes = _cost_of_floats(features, half), _cost_of_bytes(features, _products(partition))
+    of_floats, of_bytes = _cost_of_floats(features, half), _cost_of_bytes(features, partition)
     if of_bytes >= of_floats:
         return Arithmetic(
             False, _FLOAT + f": a product of bytes is estimated to take {of_bytes / of_floats:.2g} times as long here"
@@ -81,8 +82,9 @@ def _products(partition: Partition) -> float:
     return sum(costs[o.index].flops for o in partition.nodes if o.index in costs) / 2
 
 
-def _cost_of_bytes(features: Features, products: float) -> float:
-    own = native.of(features)
-    if own is not None and own.multiplies_bytes(features, products):
+def _cost_of_bytes(features: Features, partition: Partition) -> float:
+    own, tensors = native.of(features), partition.subgraph.tensors
+    elements = sum(math.prod(tensors[t].shape) for o in partition.nodes for t in o.outputs if t >= 0)
+    if own is not None and own.multiplies_bytes(features, _products(partition), elements):
         return _BYTES_TENSOR
     return _BYTES_AT_ONCE if features.byte_products else _BYTES_SPELT_OUT

@@ -9,10 +9,12 @@ import numpy as np
 from litegpu.gpu.graph import IntegerSoftmax
 from litegpu.gpu.kernels.access import Index, Operands, Position, open_sink, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.lang import Kernel, Memory, TracedValue, f32, i32, trace, u32
+from litegpu.gpu.lang import Kernel, Memory, TracedValue, f32, f32x4, i32, trace, u32
 
 #: Rows up to which each has a workgroup, and channels that it keeps in shared memory.
-FEW_ROWS, MOST_SHARED = 4096, 2048
+FEW_ROWS, MOST_SHARED = 4096, 1920
+#: Quads of a row that are loaded at a time.
+AHEAD = 8
 WORKGROUP = 64
 
 
@@ -53,20 +55,31 @@ def _in_workgroup(
     k.barrier()
     with k.loop(threads) as other:
         largest.set(k.max(largest.value, best[other]))
-    parts, total = k.shared(f32, channels), k.shared(f32, 1)
-    with k.loop(channels, start=t, step=threads) as c:
-        parts[c] = table[k.bitcast(largest.value - numbers[c], u32)]
+    quads, total = -(-channels // 4), k.shared(f32, 1)
+    whole = -(-quads // AHEAD) * AHEAD
+    parts = k.shared(f32x4, whole)
+    with k.loop(whole, start=t, step=threads) as q:
+        lanes = []
+        for j in range(4):
+            c = q * 4 + j
+            part = table[k.bitcast(largest.value - numbers[k.min(c, channels - 1)], u32)]
+            lanes.append(part if whole * 4 == channels else k.select(c < channels, part, k.const(0.0, f32)))
+        parts[q] = k.vec(*lanes)
     k.barrier()
     with k.If(t == 0):
         summed = k.var(k.const(0.0, f32))
-        with k.loop(channels) as c:
-            summed.set(summed.value + parts[c])
+        with k.loop(whole // AHEAD) as i:  # several are loaded before they are added, one after the other
+            loaded = [parts[i * AHEAD + j] for j in range(AHEAD)]
+            running = summed.value
+            for quad in loaded:
+                for lane in range(4):
+                    running = running + quad[lane]
+            summed.set(running)
         total[0] = reciprocal(k, summed.value * op.scale)
     k.barrier()
     sink = open_sink(ctx, k, operands)
-    with k.loop(-(-channels // 4), start=t, step=threads) as q:
-        lanes = [parts[k.min(q * 4 + j, channels - 1)] for j in range(4)]
-        sink.store(b, y, x, q, _share(k, k.vec(*lanes), total[0]))
+    with k.loop(quads, start=t, step=threads) as q:
+        sink.store(b, y, x, q, _share(k, parts[q], total[0]))
 
 
 def _alone(k: Kernel, ctx: KernelContext, op: IntegerSoftmax, operands: Operands, row: Index, threads: int) -> None:

@@ -22,9 +22,10 @@ from litegpu.gpu.backends.cuda.passes.separable import join_separable
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang.features import Features
 
-#: Multiplications of an inference from which on bytes are faster than float16: before, float16's kernels for few rows
-#: are (on one H200, ResNet-50 at batch 1 takes 0.23 ms in float16 and 0.53 in bytes).
-MANY_PRODUCTS = 3e10
+#: Multiplications for each element that is computed from which on whole numbers are faster than float16, and the same
+#: for large batches, of so many multiplications. (One H200: ResNet-50 takes 0.191 ms at batch 1, 0.209 in float16;
+#: MobileNet v1 0.064 and 0.053, but 0.55 and 0.59 at batch 64; MobileNet v2 0.82 and 0.73 there.)
+MANY_EACH, MANY_EACH_OF_MANY, MANY_PRODUCTS = 200, 100, 3e10
 
 #: Keys up to which one kernel of the language takes no longer than native products.
 FEW_KEYS = 32
@@ -58,8 +59,9 @@ class CudaNative:
     def join_last(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
         return join_separable(graph) if half and features.capability >= LEAST_CAPABILITY else graph
 
-    def multiplies_bytes(self, features: Features, products: float) -> bool:
-        return features.capability == WARPGROUP_CAPABILITY and products >= MANY_PRODUCTS
+    def multiplies_bytes(self, features: Features, products: float, elements: int) -> bool:
+        least = MANY_EACH_OF_MANY if products >= MANY_PRODUCTS else MANY_EACH
+        return features.capability == WARPGROUP_CAPABILITY and products >= least * elements
 
     def attention_pays(self, depth: int, columns: int, keys: int, features: Features, half: bool) -> bool | None:
         if features.capability < LEAST_CAPABILITY:
