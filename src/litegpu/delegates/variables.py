@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from litegpu.background import Patient
 from litegpu.chatter import quiet
 from litegpu.delegates.cpu import OfficialOptions
 from litegpu.delegates.protocol import SharesMemory
@@ -139,7 +140,7 @@ def _assigned(stateful: StatefulModel, one: Initializer, options: OfficialOption
         interpreter: Any = options.plain().create(content=content)
         with quiet():
             interpreter.allocate_tensors()
-            interpreter.invoke()
+        Patient().call(interpreter.invoke)
     except (RuntimeError, ValueError) as error:
         raise InvokeError(f"subgraph {one.called}, which initializes variables, fails: {error}") from None
     details = interpreter.get_output_details()

@@ -251,3 +251,21 @@ def test_subgraphs_that_come_to_more_than_there_is_room_for() -> None:
     inner = graphs[-1].input("x", FOUR)
     graphs[-1].output(graphs[-1].op("NEG", [inner], FOUR))
     compared(model.build(), delegated=False, seeds=1)
+
+
+def test_an_endless_loop_is_not_run_before_an_inference() -> None:
+    """It would decide how often the loop around it runs."""
+    model = ModelBuilder()
+
+    def endless(graph: Graph, v: list[int]) -> list[int]:
+        return [graph.op("GREATER_EQUAL", [v[0], v[0]], (), type=BOOL)]
+
+    def body(graph: Graph, v: list[int]) -> list[int]:
+        inner = loop(model, graph, [v[0]], [((), I32)], endless, lambda g, w: [one_more(g, w[0])])
+        return [inner[0]]
+
+    model.output(*loop(model, model, [scalar(model, 0)], [((), I32)], below(3), body), model.input("x", FOUR))
+    delegate = GpuDelegate(backend="reference")
+    mine = Interpreter(model_content=model.build(), experimental_delegates=[delegate], fallback="silent")
+    mine.preview_delegation()
+    mine.allocate_tensors()

@@ -61,6 +61,8 @@ def _counted(loop: Loop) -> int | None:
     try:
         condition = _Part(loop.condition, deciding, [0])
         step = _Part(loop.body, deciding, [i for i in deciding if i not in loop.invariant])
+        if condition.calls or step.calls:  # what may run without end
+            return None
         for count in range(MOST_TRIPS + 1):
             if not bool(condition.run(state)[0].reshape(-1)[0]):
                 return count
@@ -122,6 +124,7 @@ class _Part:
         self._direct = {t: i for i, t in enumerate(graph.inputs)}
         self._tensors = tensors
         self._graph = graph
+        self.calls = any(graph.operators[n].subgraphs for n in self._nodes)
         made = [t for t in dict.fromkeys(tensors) if t not in self._direct and not graph.tensors[t].is_constant]
         self._made = made
         if not made:
