@@ -67,13 +67,19 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys:
         return captured.out
 
     found = Gpu(request.param, command)
-    original = session.run
 
-    def counted(self: Any, *arguments: Any, **options: Any) -> Any:
-        found.inferences += 1
-        return original(self, *arguments, **options)
+    def count(way: str) -> None:
+        original = getattr(session, way)
 
-    monkeypatch.setattr(session, "run", counted)
+        def counted(self: Any, *arguments: Any, **options: Any) -> Any:
+            found.inferences += 1
+            return original(self, *arguments, **options)
+
+        monkeypatch.setattr(session, way, counted)
+
+    for way in ("run", "call"):  # the second where a session is a Caller: arrays in, arrays out
+        if hasattr(session, way):
+            count(way)
     return found
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from litegpu.batching import BatcherStatistics
 from litegpu.errors import InvokeError, OptionError
+from litegpu.gpu.backends import registry
 from litegpu.session import LoadedModel, load
 from litegpu.tools.benchmark import benchmark_inputs
 from litegpu.tools.benchmark.delegates import external_delegate, gpu_delegate
@@ -137,7 +138,7 @@ def _opened(flags: BenchmarkFlags) -> Iterator[LoadedModel]:
         options = gpu_delegate(replace(flags, gpu_device="")).options
         precision = options.precision or ("float16" if options.half else "float32")
         model = load(
-            flags.graph, f"{flags.gpu_backend or 'cuda'}:all", precision, wait_type=options.wait_type,
+            flags.graph, f"{flags.gpu_backend or registry.numbered()[0]}:all", precision, wait_type=options.wait_type,
             serialization_dir=options.serialization_dir, **common,
         )  # fmt: skip
     elif flags.use_gpu:

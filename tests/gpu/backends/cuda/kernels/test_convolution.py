@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from first_output import first_output
 
-from litegpu.gpu.backends.cuda.kernels import convolution, window
+from litegpu.gpu.backends.cuda.kernels import convolution, specialized, stem, window
 from litegpu.gpu.backends.cuda.kernels.tile import TileProduct, WorkgroupTile, candidates, cost, ranked
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_node
@@ -16,6 +16,13 @@ from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, apply
 
 pytestmark = pytest.mark.cuda
 PLAIN = Conv2D()
+
+
+@pytest.fixture(autouse=True)
+def without_later_kernels(monkeypatch) -> None:
+    """Those of specialized.cu and stem.cu have tests of their own."""
+    monkeypatch.setattr(specialized, "ranked", lambda layer, capability, units: [])
+    monkeypatch.setattr(stem, "ranked", lambda layer, units: [])
 
 
 def network(shape, weights, op=PLAIN, *, residual=False, seed=0):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from first_output import first_output
 
-from litegpu.gpu.backends.cuda.kernels import convolution, matvec, window
+from litegpu.gpu.backends.cuda.kernels import convolution, matvec, specialized, stem, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
@@ -68,6 +68,8 @@ def taken(monkeypatch) -> None:
     """Where the kernel can do a layer it is taken, whatever the estimates say."""
     monkeypatch.setattr(convolution, "cost", lambda product, tile, units: 1000)
     monkeypatch.setattr(window, "ranked", lambda layer, units: [])
+    monkeypatch.setattr(stem, "ranked", lambda layer, units: [])
+    monkeypatch.setattr(specialized, "ranked", lambda layer, capability, units: [])
 
 
 HALF = pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])
