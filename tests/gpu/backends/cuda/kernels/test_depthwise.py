@@ -78,8 +78,8 @@ def some(blocks: list[depthwise.DepthwiseBlock]) -> list[depthwise.DepthwiseBloc
     """A workgroup for every division into threads, changing along the way."""
     by_thread: dict[tuple, list[depthwise.DepthwiseBlock]] = {}
     for block in blocks:
-        by_thread.setdefault((block.lanes, block.y, block.x, block.rolled), []).append(block)
-    assert {(y, x) for _, y, x, _ in by_thread} == set(depthwise.PIXELS)
+        by_thread.setdefault((block.lanes, block.y, block.x), []).append(block)
+    assert {(y, x) for _, y, x in by_thread} == set(depthwise.PIXELS)
     return [group[i * 7 % len(group)] for i, group in enumerate(by_thread.values())]
 
 
@@ -101,19 +101,6 @@ def test_blocks(device, monkeypatch, half: bool) -> None:
     """Blocks that overhang in every direction, several images."""
     graph, x = network((2, 11, 13, 136 if half else 12), (3, 3))
     check_blocks(device, monkeypatch, graph, x, half, some(blocks_of(graph, half)))
-
-
-@pytest.mark.cuda
-@BOTH
-@pytest.mark.parametrize("op, taps", [
-    (DepthwiseConv2D(padding=(3, 3)), (7, 7)), (DepthwiseConv2D((2, 2), (1, 1), (1, 2)), (5, 5)),
-    (DepthwiseConv2D((1, 1), (2, 3), (4, 6)), (5, 5)),
-])  # fmt: skip
-def test_loops_over_the_rows_of_a_window(device, monkeypatch, half: bool, op: DepthwiseConv2D, taps) -> None:
-    graph, x = network((2, 15, 14, 24), taps, op)
-    blocks = [b for b in blocks_of(graph, half) if b.rolled]
-    assert {(b.y, b.x) for b in blocks} == {(1, 4), (1, 8)}
-    check_blocks(device, monkeypatch, graph, x, half, blocks[:: len(blocks) // 3])
 
 
 @pytest.mark.cuda

@@ -4,7 +4,7 @@
 //
 // Constants from the host: HALF (the input), BYTES (the input: 1 signed, 2 unsigned) with ZERO_POINT, FINITE (all weights
 // are); LANES TX TY; WC WX WY (threads of a workgroup: along chunks, then blocks of pixels), GROUPS_C GROUPS_X GROUPS_Y
-// (workgroups along these, then images); ROLLED (of one row of pixels: the taps' rows are a loop); CHUNKS; OUT_H OUT_W H W; KERNEL_H KERNEL_W STRIDE_* DILATION_* PADDING_*; STEP_Y
+// (workgroups along these, then images); CHUNKS; OUT_H OUT_W H W; KERNEL_H KERNEL_W STRIDE_* DILATION_* PADDING_*; STEP_Y
 // STEP_X (the inputs of a thread lie in rows and columns that are multiples of these); OFFSET PITCH_* (elements, of the
 // input's view).
 // The weights are float: each is needed for several pixels, and would have to be converted again and again.
@@ -85,51 +85,6 @@ NAME(const SOURCE* x, const float4* w EPILOGUE_BUFFERS) {
   const unsigned image = group / (GROUPS_C * GROUPS_X * GROUPS_Y);
   if (chunk >= CHUNKS || ox0 >= OUT_W || oy0 >= OUT_H) return;
 
-  const int iy0 = (int)(oy0 * STRIDE_Y) - PADDING_Y, ix0 = (int)(ox0 * STRIDE_X) - PADDING_X;
-  const SOURCE* first = x + ((long long)image * PITCH_B + (long long)iy0 * PITCH_Y + (long long)ix0 * PITCH_X +
-                             chunk * LANES + OFFSET);
-  float sums[TY][TX][LANES] = {};
-  auto add = [&](float(&sum)[LANES], const float(&input)[LANES], const float4(&weights)[LANES / 4]) {
-#pragma unroll
-    for (int q = 0; q < LANES / 4; q++) {
-      sum[4 * q] = fmaf(input[4 * q], weights[q].x, sum[4 * q]);
-      sum[4 * q + 1] = fmaf(input[4 * q + 1], weights[q].y, sum[4 * q + 1]);
-      sum[4 * q + 2] = fmaf(input[4 * q + 2], weights[q].z, sum[4 * q + 2]);
-      sum[4 * q + 3] = fmaf(input[4 * q + 3], weights[q].w, sum[4 * q + 3]);
-    }
-  };
-
-#if ROLLED
-  wait_for_predecessors();
-  launch_dependents();
-#pragma unroll 1
-  for (int ky = 0; ky < KERNEL_H; ky++) {
-    const bool row = INSIDE_Y || (unsigned)(iy0 + ky * DILATION_Y) < H;
-    Chunk inputs[COLUMNS];
-    float4 taps[KERNEL_W][LANES / 4];
-#pragma unroll
-    for (int j = 0; j < COLUMNS; j++) {
-      const bool real = row && (INSIDE_X || (unsigned)(ix0 + j * STEP_X) < W);
-      inputs[j] = real ? *(const Chunk*)(first + (ky * DILATION_Y * PITCH_Y + j * STEP_X * PITCH_X)) : OUTSIDE;
-    }
-#pragma unroll
-    for (int kx = 0; kx < KERNEL_W; kx++)
-#pragma unroll
-      for (int q = 0; q < LANES / 4; q++)
-        taps[kx][q] = w[((ky * KERNEL_W + kx) * CHUNKS + chunk) * (LANES / 4) + q];
-#pragma unroll
-    for (int j = 0; j < COLUMNS; j++) {
-      if (!needed(j * STEP_X, TX, STRIDE_X, DILATION_X, KERNEL_W)) continue;
-      float input[LANES];
-      unpack_chunk(inputs[j], input);
-#pragma unroll
-      for (int p = 0; p < TX; p++) {
-        const int kx = tap_of(j * STEP_X, p, STRIDE_X, DILATION_X, KERNEL_W);
-        if (kx >= 0) add(sums[0][p], input, taps[kx]);
-      }
-    }
-  }
-#else
   float4 taps[KERNEL_H][KERNEL_W][LANES / 4];
   auto load_taps = [&](int ky) {
 #pragma unroll
@@ -145,6 +100,9 @@ NAME(const SOURCE* x, const float4* w EPILOGUE_BUFFERS) {
   wait_for_predecessors();
   launch_dependents();
 
+  const int iy0 = (int)(oy0 * STRIDE_Y) - PADDING_Y, ix0 = (int)(ox0 * STRIDE_X) - PADDING_X;
+  const SOURCE* first = x + ((long long)image * PITCH_B + (long long)iy0 * PITCH_Y + (long long)ix0 * PITCH_X +
+                             chunk * LANES + OFFSET);
   Chunk inputs[ROWS][COLUMNS];
   auto real = [&](int i, int j) {
     return (INSIDE_Y || (unsigned)(iy0 + i * STEP_Y) < H) && (INSIDE_X || (unsigned)(ix0 + j * STEP_X) < W);
@@ -159,6 +117,7 @@ NAME(const SOURCE* x, const float4* w EPILOGUE_BUFFERS) {
 #pragma unroll
   for (int i = 0; i < AHEAD; i++) load_inputs(i);
 
+  float sums[TY][TX][LANES] = {};
 #pragma unroll
   for (int i = 0; i < ROWS; i++) {
     const int tap = tap_of(i * STEP_Y, 0, STRIDE_Y, DILATION_Y, KERNEL_H);
@@ -176,11 +135,18 @@ NAME(const SOURCE* x, const float4* w EPILOGUE_BUFFERS) {
         const int kx = tap_of(j * STEP_X, p % TX, STRIDE_X, DILATION_X, KERNEL_W);
         if (ky < 0 || kx < 0) continue;
         if (!FINITE && !real(i, j)) continue;  // zero times infinity would not be zero
-        add(sums[p / TX][p % TX], input, taps[ky][kx]);
+        float(&sum)[LANES] = sums[p / TX][p % TX];
+#pragma unroll
+        for (int q = 0; q < LANES / 4; q++) {
+          const float4 weight = taps[ky][kx][q];
+          sum[4 * q] = fmaf(input[4 * q], weight.x, sum[4 * q]);
+          sum[4 * q + 1] = fmaf(input[4 * q + 1], weight.y, sum[4 * q + 1]);
+          sum[4 * q + 2] = fmaf(input[4 * q + 2], weight.z, sum[4 * q + 2]);
+          sum[4 * q + 3] = fmaf(input[4 * q + 3], weight.w, sum[4 * q + 3]);
+        }
       }
     }
   }
-#endif
 
 #pragma unroll
   for (unsigned p = 0; p < TY * TX; p++) {

@@ -20,8 +20,6 @@ PIXELS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2), (1, 8)
 #: A thread's sums, multiplications of a lane, and inputs: everything is unrolled.
 MOST_SUMS, MOST_PRODUCTS, MOST_INPUTS = 64, 400, 200
 MOST_THREADS = 256
-#: Taps from which the rows of a window may be a loop, so that the text is short.
-LEAST_ROLLED = 25
 #: How an element of bytes is declared, and taps whose sums of products of differences of bytes float32 holds.
 BYTES = {DType.INT8: ("signed char", ""), DType.UINT8: ("unsigned char", "")}
 MOST_EXACT = (1 << 24) // (255 * 255)
@@ -37,11 +35,9 @@ class DepthwiseBlock:
     chunks: int
     rows: int
     columns: int
-    rolled: bool = False  # the rows of the window are a loop, of weights that are finite
 
     def __str__(self) -> str:
-        loop = " in a loop" if self.rolled else ""
-        return f"{self.lanes} of {self.y}x{self.x} by {self.chunks}x{self.rows}x{self.columns}{loop}"
+        return f"{self.lanes} of {self.y}x{self.x} by {self.chunks}x{self.rows}x{self.columns}"
 
     @property
     def threads(self) -> int:
@@ -90,7 +86,6 @@ def candidates(layer: Layer) -> list[DepthwiseBlock]:
     found: dict[tuple[int, ...], DepthwiseBlock] = {}
     _, kh, kw, _ = layer.weights.shape
     _, out_h, out_w, _ = layer.shape
-    rolls = kh * kw >= LEAST_ROLLED and bool(np.isfinite(layer.weights).all())
     for lanes, (y, x) in itertools.product(_lanes(layer), PIXELS):
         rows, columns = _inputs(layer, y, x)
         if layer.vector == 0 or lanes * y * x > MOST_SUMS or kh * kw * y * x > MOST_PRODUCTS:
@@ -106,8 +101,6 @@ def candidates(layer: Layer) -> list[DepthwiseBlock]:
                 if fits and 24 <= chunks * down * across <= MOST_THREADS:
                     numbers = lanes, y, x, chunks, down, across
                     found.setdefault(numbers, DepthwiseBlock(*numbers))
-                    if rolls and y == 1 and x > 2:
-                        found.setdefault((*numbers, 1), DepthwiseBlock(*numbers, rolled=True))
     return list(found.values())
 
 
@@ -117,10 +110,10 @@ def _lanes(layer: Layer) -> tuple[int, ...]:
 
 
 def ranked(layer: Layer, units: int) -> list[DepthwiseBlock]:
-    """For every division into threads the cheapest workgroup, the cheapest first; last loops, not in the estimates."""
-    best: dict[tuple[int, int, int, bool], DepthwiseBlock] = {}
-    for block in sorted(candidates(layer), key=lambda b: (b.rolled, cost(layer, b, units), b.threads)):
-        best.setdefault((block.lanes, block.y, block.x, block.rolled), block)
+    """For every division into threads the cheapest workgroup, the cheapest first."""
+    best: dict[tuple[int, int, int], DepthwiseBlock] = {}
+    for block in sorted(candidates(layer), key=lambda b: (cost(layer, b, units), b.threads)):
+        best.setdefault((block.lanes, block.y, block.x), block)
     return list(best.values())
 
 
@@ -143,7 +136,7 @@ def launch(ctx: KernelContext, layer: Layer, block: DepthwiseBlock) -> Launch:
         "LANES": block.lanes, "TY": block.y, "TX": block.x,
         "WC": block.chunks, "WX": block.columns, "WY": block.rows,
         "GROUPS_C": groups[0], "GROUPS_X": groups[1], "GROUPS_Y": groups[2],
-        "ROLLED": int(block.rolled), "CHUNKS": _chunks(layer, block.lanes), "STEP_Y": step_y, "STEP_X": step_x,
+        "CHUNKS": _chunks(layer, block.lanes), "STEP_Y": step_y, "STEP_X": step_x,
     }  # fmt: skip
     operands: Operands = {"x": layer.source, "w": packed(layer)}
     return native_launch(
