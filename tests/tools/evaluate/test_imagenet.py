@@ -259,7 +259,7 @@ def test_files_that_do_not_fit_are_named_before_work_starts(
 def test_choices_that_make_no_sense_are_explained() -> None:
     with pytest.raises(OptionError, match="Android"):
         parse_choice("nnapi")
-    for text in ("gpus", "webgpu:1", "cuda:x", "cpu/int8"):
+    for text in ("gpus", "reference:1", "cuda:x", "cpu/int8"):
         with pytest.raises(OptionError, match="is unknown"):
             parse_choice(text)
     assert parse_choice("xnnpack") == parse_choice("") == DelegateChoice("cpu")
