@@ -13,6 +13,7 @@ from agreement import FLOAT32, assert_agrees, official, on_gpu, random_inputs, r
 from ai_edge_litert.interpreter import OpResolverType
 
 import litegpu
+from litegpu.model.types import TensorType
 from litegpu.model.writer import ModelBuilder
 
 
@@ -153,15 +154,15 @@ def test_a_mixed_graph_reports_what_stayed_on_the_cpu(caplog: pytest.LogCaptureF
     b = ModelBuilder()
     shape = (1, 6, 6, 4)
     y = conv(b, b.input("x", shape), shape, 4)
-    c = b.op("FAKE_QUANT", [y], shape=shape, options=dict(min=-9.0, max=9.0, num_bits=16))
-    b.output(conv(b, c, shape, 4, seed=2))
+    wide = b.op("CAST", [y], shape, type=TensorType.FLOAT64)
+    b.output(conv(b, b.op("CAST", [wide], shape), shape, 4, seed=2))
     content = b.build()
     with caplog.at_level(logging.WARNING, "litegpu"):
         gpu = on_gpu(content, max_delegated_partitions=0)
     report = gpu.delegation_report()
-    assert (report.delegated, len(report.nodes)) == (2, 3)
-    assert [n.op for n in report.nodes if n.reason] == ["FAKE_QUANT"]
-    assert "cannot be handled by this delegate" in caplog.text and "FAKE_QUANT" in caplog.text
+    assert (report.delegated, len(report.nodes)) == (2, 4)
+    assert [n.op for n in report.nodes if n.reason] == ["CAST", "CAST"]
+    assert "cannot be handled by this delegate" in caplog.text and "CAST" in caplog.text
     cpu = official(content)
     inputs = random_inputs(cpu)
     assert_agrees(run(gpu, inputs)[0], run(cpu, inputs)[0], FLOAT32)

@@ -155,7 +155,7 @@ def test_a_configuration_that_fails_ends_a_comparison_but_not_the_official_set(
 
 
 def test_files_of_one_configuration_are_refused_for_several(graph: str) -> None:
-    with pytest.raises(OptionError, match="about one configuration"):
+    with pytest.raises(OptionError, match="about the runs of one configuration"):
         main([f"--graph={graph}", "--compare=cpu,gpu", "--trace=/tmp/t.json"])
     with pytest.raises(OptionError, match="not both"):
         main([f"--graph={graph}", "--compare=cpu,gpu", "--perf_options_list=cpu"])

@@ -54,7 +54,7 @@ class Loaded:
     def __init__(self) -> None:
         self.interpreter: Any = self
         self.inputs, self.outputs = {"x": {"index": 0}}, {"y": {"index": 1}}
-        self.model = SimpleNamespace(main=SimpleNamespace(tensors=()))
+        self.model = SimpleNamespace(main=SimpleNamespace(tensors=()), subgraphs=())
         self.delegate, self.device, self.hardware, self.closed = None, "cpu", "CPU", 0
         self.batches: list[list[float]] = []
         self.inside = threading.Lock()

@@ -77,6 +77,9 @@ class _Search:
         k, t = self.k, self.t
         scores, places = k.shared(self.score(0).type, self.threads), k.shared(i32, self.threads)
         chosen = k.shared(i32, -(-self.most // 4) * 4)
+        with k.If(t == 0):
+            for place in range(self.most, -(-self.most // 4) * 4):  # lanes past the last one
+                chosen[place] = k.const(-1, i32)
         with k.loop(self.most) as r:
             scores[t], places[t] = self.best()
             k.barrier()

@@ -48,10 +48,9 @@ def _sizes(node: Node) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int
 
 def _may_follow(before: Node, pool: Node, graph: Graph) -> bool:
     """Whether the convolution may as well come behind the pooling, and is better off there."""
-    x, y, result = (graph.values[v] for v in (before.inputs[0], before.output, pool.output))
-    op = before.op
-    if not isinstance(op, Conv2D) or op != Conv2D() or graph.values[before.inputs[1]].shape[1:3] != (1, 1):
+    if before.op != Conv2D() or graph.values[before.inputs[1]].shape[1:3] != (1, 1):
         return False
+    x, y, result = (graph.values[v] for v in (before.inputs[0], before.output, pool.output))
     if pool.operands or pool.epilogue != Arg(0) or x.dtype is not DType.FLOAT32 or x.is_constant:
         return False
     fewer = 2 * math.prod(result.shape[:3]) <= math.prod(y.shape[:3])
