@@ -181,6 +181,59 @@ def test_what_is_handed_to_subgraphs_is_of_their_types(kind):
         read_model(calling(kind, inputs=2))
 
 
+@pytest.mark.parametrize("kind", ["IF", "STABLEHLO_COMPOSITE"])
+@pytest.mark.parametrize("name", ["SHAPE", "RANK"])
+def test_what_follows_from_shapes_is_not_handed_out(kind, name):
+    """The official runtime frees it twice; behind another operator it is a value like all others."""
+
+    def model(behind: bool) -> bytes:
+        b, shape = ModelBuilder(), (1,) if name == "SHAPE" else ()
+        x, p = b.input("x", (2,)), b.input("p", (), TensorType.BOOL)
+        for title in ("first", "second"):
+            body = b.subgraph(title)
+            found = body.op(name, [body.input("a", (2,))], shape, type=TensorType.INT32)
+            zero = body.constant(np.zeros(shape, np.int32))
+            body.output(body.op("ADD", [found, zero], shape, type=TensorType.INT32) if behind else found)
+        options: dict[str, Any] = dict(then_subgraph_index=1, else_subgraph_index=2)
+        if kind != "IF":
+            options = dict(name="odml.thing", decomposition_subgraph_index=1, version=1)
+        b.output(b.op(kind, [p, x] if kind == "IF" else [x], shape, options, type=TensorType.INT32))
+        return b.build()
+
+    read_model(model(behind=True))
+    with pytest.raises(ModelError, match=rf"subgraph 1 hands out what .*{name} gives"):
+        read_model(model(behind=False))
+
+
+@pytest.mark.parametrize("type_", [TensorType.BOOL, TensorType.FLOAT16, TensorType.INT4])
+def test_diagonals_of_types_that_the_runtime_ends_the_process_on(type_):
+    def model(type_: TensorType) -> bytes:
+        b = ModelBuilder()
+        b.output(b.op("MATRIX_DIAG", [b.input("x", (4,), type_)], (4, 4), type=type_))
+        return b.build()
+
+    read_model(model(TensorType.INT16))
+    with pytest.raises(
+        ModelError, match=f"MATRIX_DIAG: its input 0, .* is of type {type_.name}, which it does not take"
+    ):
+        read_model(model(type_))
+
+
+def test_indices_of_a_stablehlo_gather_have_an_axis():
+    def model(shape: tuple[int, ...]) -> bytes:
+        b = ModelBuilder()
+        options = dict(
+            offset_dims=[0], collapsed_slice_dims=[0], start_index_map=[0], index_vector_dim=0, slice_sizes=[1, 3]
+        )
+        x, at = b.input("x", (4, 3)), b.input("at", shape, TensorType.INT32)
+        b.output(b.op("STABLEHLO_GATHER", [x, at], (3,), options))
+        return b.build()
+
+    read_model(model((1,)))
+    with pytest.raises(ModelError, match="its indices have no axis"):
+        read_model(model(()))
+
+
 @pytest.mark.parametrize("name", ["ARG_MAX", "SUM"])
 def test_a_number_of_a_huge_vector(name):
     def vector(length: int) -> bytes:

@@ -243,6 +243,20 @@ def _check_arguments(model: Model) -> None:
             for inner in called:
                 _check_handed(subgraph, operator, given, inner, inner.inputs, "input")
                 _check_handed(subgraph, operator, results, inner, inner.outputs, "output")
+                _check_results(inner)
+
+
+def _check_results(called: Subgraph) -> None:
+    """A called subgraph hands out nothing that it knows from shapes alone: the runtime takes such tensors for constants
+    of the subgraph, and frees their memory a second time."""
+    for operator in called.operators:
+        known = find(operator)
+        for index in operator.outputs:
+            if known is not None and known.folds == "shapes" and index in called.outputs:
+                raise ModelError(
+                    f"subgraph {called.index} hands out what {_called(operator)} gives, which ends the process of the "
+                    "official runtime; put an operator behind it, such as ADD of 0"
+                )
 
 
 def _check_handed(

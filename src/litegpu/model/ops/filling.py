@@ -102,6 +102,9 @@ _SEEDED = Gpu(
 _CHANCE = "chance: the runtime's generator goes on from inference to inference, so that nothing can be equal to it"
 _OF_SHAPES = "it follows from shapes, which another batch changes as a whole"
 
+#: What has diagonals: of other types the official kernels end the process.
+_DIAGONAL = "float32|int32|int64|int16|int8|uint8"
+
 # fmt: off
 OPS = (
     Op(
@@ -116,12 +119,12 @@ OPS = (
             notes="constant sizes"),
     ),
     Op(
-        "MATRIX_DIAG", "x -> .", shape=_diagonal_shape, batch=pointwise, moves="elements",
+        "MATRIX_DIAG", f"x:{_DIAGONAL} -> .", shape=_diagonal_shape, batch=pointwise, moves="elements",
         gpu=Gpu(2, inputs=(NUMBER,), quantized=False, ranks=(1, MAX_RANK - 1), span=among),
     ),
     Op(
-        "MATRIX_SET_DIAG", "x d:=x -> .", shape=same_shape, batch=rows_alike, repeating=EACH, hazard=_diagonal_hazard,
-        moves="elements",
+        "MATRIX_SET_DIAG", f"x:{_DIAGONAL} d:=x -> .", shape=same_shape, batch=rows_alike, repeating=EACH,
+        hazard=_diagonal_hazard, moves="elements",
         gpu=Gpu(2, inputs=(NUMBER, NUMBER), counts=2, quantized=False, ranks=(2, MAX_RANK), span=among),
     ),
     Op(

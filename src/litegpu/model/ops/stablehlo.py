@@ -16,6 +16,7 @@ def _gather_hazard(operator: Operator, tensors: Tensors) -> None:
     operand, indices = (tensors[index].shape for index in operator.inputs)
     result = tensors[operator.outputs[0]].shape
     options = operator.options
+    require(len(indices) > 0, "its indices have no axis")
     vector = options.get("index_vector_dim", 0)
     require(0 <= vector <= len(indices), f"its option index_vector_dim is {vector}")
     batch_rank = len(indices) - (vector < len(indices))
