@@ -95,6 +95,8 @@ def _strided_slice(subgraph: Subgraph, operator: Operator, kind: str) -> str | N
 
 
 def _gather(subgraph: Subgraph, operator: Operator, kind: str) -> str | None:
+    if operator.options.get("batch_dims", 0) and kind != FLOAT:
+        return "OpenVINO does not gather bytes from batches reliably: some come out as others."
     if operator.options.get("batch_dims", 0) and operator.options.get("axis", 0) < 0:
         return "The front end counts a negative axis otherwise where batches are gathered from."
     return None
