@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from litegpu.zoo.classifier import classifier
 from litegpu.zoo.layers import Layers
 from litegpu.zoo.mobilenet import scaled
 from litegpu.zoo.network import NetworkTensor
@@ -10,25 +11,9 @@ _VGG = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # (channels, convoluti
 _FIRE = ((16, 64), (16, 64), None, (32, 128), (32, 128), None, (48, 192), (48, 192), (64, 256), (64, 256))
 
 
-def vgg16(
-    *,
-    seed: int = 0,
-    precision: str = "float32",
-    quantized: bool = False,
-    batch: int = 1,
-    width: float = 1.0,
-    resolution: int = 224,
-    classes: int = 1000,
-) -> bytes:
+@classifier("VGG-16 {width} {resolution}")
+def vgg16(net: Layers, x: NetworkTensor, classes: int, *, width: float = 1.0) -> None:
     """[batch, resolution, resolution, 3] in -1..1 to probabilities [batch, classes]; 138 million parameters."""
-    net = Layers(
-        f"VGG-16 {width} {resolution}, seeded weights",
-        seed=seed,
-        precision=precision,
-        quantized=quantized,
-        batch=batch,
-    )
-    x = net.image("input", resolution, resolution)
     for channels, count in _VGG:
         for _ in range(count):
             x = net.conv(x, scaled(channels, width), 3)
@@ -37,34 +22,17 @@ def vgg16(
     for _ in range(2):
         x = net.dense(x, scaled(4096, width), "RELU")
     net.classify(x, classes)
-    return net.build()
 
 
-def squeezenet(
-    *,
-    seed: int = 0,
-    precision: str = "float32",
-    quantized: bool = False,
-    batch: int = 1,
-    width: float = 1.0,
-    resolution: int = 224,
-    classes: int = 1000,
-) -> bytes:
+@classifier("SqueezeNet 1.1 {width} {resolution}")
+def squeezenet(net: Layers, picture: NetworkTensor, classes: int, *, width: float = 1.0) -> None:
     """[batch, resolution, resolution, 3] in -1..1 to probabilities [batch, classes]; 1.2 million parameters."""
-    net = Layers(
-        f"SqueezeNet 1.1 {width} {resolution}, seeded weights",
-        seed=seed,
-        precision=precision,
-        quantized=quantized,
-        batch=batch,
-    )
-    x = net.conv(net.image("input", resolution, resolution), scaled(64, width), 3, 2, padding="VALID")
+    x = net.conv(picture, scaled(64, width), 3, 2, padding="VALID")
     x = net.max_pool(x, 3, 2)
     for fire in _FIRE:
         x = net.max_pool(x, 3, 2) if fire is None else _fire(net, x, *(scaled(n, width) for n in fire))
     logits = net.mean(net.head(x, classes, deviation=6.0, spread=2.0))
     net.output("probabilities", net.op("SOFTMAX", [logits], dict(beta=1.0)).tensor)
-    return net.build()
 
 
 def _fire(net: Layers, x: NetworkTensor, squeezed: int, expanded: int) -> NetworkTensor:

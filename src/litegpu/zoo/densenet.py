@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
+from litegpu.zoo.classifier import classifier
 from litegpu.zoo.layers import Layers
 from litegpu.zoo.mobilenet import scaled
+from litegpu.zoo.network import NetworkTensor
 
 _BLOCKS = (6, 12, 24, 16)
 _GROWTH = 32
 
 
-def densenet121(
-    *,
-    seed: int = 0,
-    precision: str = "float32",
-    quantized: bool = False,
-    batch: int = 1,
-    width: float = 1.0,
-    resolution: int = 224,
-    classes: int = 1000,
-) -> bytes:
+@classifier("DenseNet-121 {width} {resolution}")
+def densenet121(net: Layers, picture: NetworkTensor, classes: int, *, width: float = 1.0) -> None:
     """[batch, resolution, resolution, 3] in -1..1 to probabilities [batch, classes]; 8.0 million parameters."""
-    net = Layers(
-        f"DenseNet-121 {width} {resolution}, seeded weights",
-        seed=seed,
-        precision=precision,
-        quantized=quantized,
-        batch=batch,
-    )
     growth = scaled(_GROWTH, width)
-    x = net.conv(net.image("input", resolution, resolution), 2 * growth, 7, 2, pad=3)
+    x = net.conv(picture, 2 * growth, 7, 2, pad=3)
     x = net.max_pool(net.pad(x, 1, 1), 3, 2)
     for block, layers in enumerate(_BLOCKS):
         for _ in range(layers):
@@ -38,4 +25,3 @@ def densenet121(
         if block + 1 < len(_BLOCKS):
             x = net.mean_pool(net.plain(x, x.channels // 2), 2, 2)
     net.classify(net.mean(x), classes)
-    return net.build()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from litegpu.zoo.classifier import classifier
 from litegpu.zoo.layers import Layers
 from litegpu.zoo.mobilenet import scaled
 from litegpu.zoo.network import NetworkTensor
@@ -19,50 +20,20 @@ _V2_B0 = (
 _Stages = tuple[tuple[bool, int, int, int, int, int, bool], ...]
 
 
-def efficientnet_b0(
-    *,
-    seed: int = 0,
-    precision: str = "float32",
-    quantized: bool = False,
-    batch: int = 1,
-    width: float = 1.0,
-    resolution: int = 224,
-    classes: int = 1000,
-) -> bytes:
+@classifier("EfficientNet B0 {width} {resolution}")
+def efficientnet_b0(net: Layers, picture: NetworkTensor, classes: int, *, width: float = 1.0) -> None:
     """[batch, resolution, resolution, 3] in -1..1 to probabilities [batch, classes]; 5.3 million parameters."""
-    net = Layers(
-        f"EfficientNet B0 {width} {resolution}, seeded weights",
-        seed=seed,
-        precision=precision,
-        quantized=quantized,
-        batch=batch,
-    )
-    return _build(net, _B0, width, resolution, classes)
+    _lay(net, picture, classes, width, _B0)
 
 
-def efficientnet_v2_b0(
-    *,
-    seed: int = 0,
-    precision: str = "float32",
-    quantized: bool = False,
-    batch: int = 1,
-    width: float = 1.0,
-    resolution: int = 224,
-    classes: int = 1000,
-) -> bytes:
+@classifier("EfficientNet v2 B0 {width} {resolution}")
+def efficientnet_v2_b0(net: Layers, picture: NetworkTensor, classes: int, *, width: float = 1.0) -> None:
     """[batch, resolution, resolution, 3] in -1..1 to probabilities [batch, classes]; 7.1 million parameters."""
-    net = Layers(
-        f"EfficientNet v2 B0 {width} {resolution}, seeded weights",
-        seed=seed,
-        precision=precision,
-        quantized=quantized,
-        batch=batch,
-    )
-    return _build(net, _V2_B0, width, resolution, classes)
+    _lay(net, picture, classes, width, _V2_B0)
 
 
-def _build(net: Layers, stages: _Stages, width: float, resolution: int, classes: int) -> bytes:
-    x = net.scale("MUL", net.image("input", resolution, resolution), [1.11, 1.14, 1.13])
+def _lay(net: Layers, picture: NetworkTensor, classes: int, width: float, stages: _Stages) -> None:
+    x = net.scale("MUL", picture, [1.11, 1.14, 1.13])
     x = net.scale("ADD", x, [0.06, 0.18, 0.38])  # the normalization that is part of the network
     x = net.conv(x, scaled(32, width), 3, 2, activation="SWISH")
     for fused, expansion, kernel, channels, blocks, first, gated in stages:
@@ -71,7 +42,6 @@ def _build(net: Layers, stages: _Stages, width: float, resolution: int, classes:
             y = _block(net, x, fused, expansion, kernel, scaled(channels, width), stride, gated)
             x = net.add(y, x) if stride == 1 and y.channels == x.channels else y
     net.classify(net.mean(net.conv(x, scaled(1280, width), activation="SWISH")), classes)
-    return net.build()
 
 
 def _block(

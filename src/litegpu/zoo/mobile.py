@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from litegpu.zoo.classifier import classifier
 from litegpu.zoo.layers import Layers
 from litegpu.zoo.mobilenet import scaled
 from litegpu.zoo.network import NetworkTensor
@@ -19,25 +20,10 @@ _V3 = (
 )
 
 
-def mobilenet_v2(
-    *,
-    seed: int = 0,
-    precision: str = "float32",
-    quantized: bool = False,
-    batch: int = 1,
-    width: float = 1.0,
-    resolution: int = 224,
-    classes: int = 1000,
-) -> bytes:
+@classifier("MobileNet v2 {width} {resolution}")
+def mobilenet_v2(net: Layers, picture: NetworkTensor, classes: int, *, width: float = 1.0) -> None:
     """[batch, resolution, resolution, 3] in -1..1 to probabilities [batch, classes]; 3.5 million parameters."""
-    net = Layers(
-        f"MobileNet v2 {width} {resolution}, seeded weights",
-        seed=seed,
-        precision=precision,
-        quantized=quantized,
-        batch=batch,
-    )
-    x = net.conv(net.image("input", resolution, resolution), scaled(32, width), 3, 2, activation="RELU6")
+    x = net.conv(picture, scaled(32, width), 3, 2, activation="RELU6")
     for expansion, channels, blocks, first in _V2:
         for block in range(blocks):
             stride = 1 if block else first
@@ -45,34 +31,17 @@ def mobilenet_v2(
             y = net.conv(net.separate(y, stride, activation="RELU6"), scaled(channels, width), activation="NONE")
             x = net.add(x, y) if block else y
     net.classify(net.mean(net.conv(x, max(1280, scaled(1280, width)), activation="RELU6")), classes)
-    return net.build()
 
 
-def mobilenet_v3(
-    *,
-    seed: int = 0,
-    precision: str = "float32",
-    quantized: bool = False,
-    batch: int = 1,
-    width: float = 1.0,
-    resolution: int = 224,
-    classes: int = 1000,
-) -> bytes:
+@classifier("MobileNet v3 large {width} {resolution}")
+def mobilenet_v3(net: Layers, picture: NetworkTensor, classes: int, *, width: float = 1.0) -> None:
     """[batch, resolution, resolution, 3] in -1..1 to probabilities [batch, classes]; 5.5 million parameters."""
-    net = Layers(
-        f"MobileNet v3 large {width} {resolution}, seeded weights",
-        seed=seed,
-        precision=precision,
-        quantized=quantized,
-        batch=batch,
-    )
-    x = net.conv(net.image("input", resolution, resolution), scaled(16, width), 3, 2, activation="HARD_SWISH")
+    x = net.conv(picture, scaled(16, width), 3, 2, activation="HARD_SWISH")
     for kernel, wide, channels, gated, activation, stride in _V3:
         x = _v3_block(net, x, kernel, scaled(wide, width), scaled(channels, width), gated, activation, stride)
     x = net.conv(x, scaled(960, width), activation="HARD_SWISH")
     x = net.plain(net.mean(x, keep=True), scaled(1280, width), activation="HARD_SWISH")
     net.classify(net.reshape(x, x.channels), classes)
-    return net.build()
 
 
 def _v3_block(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from litegpu.zoo.classifier import classifier
 from litegpu.zoo.layers import Layers
 from litegpu.zoo.mobilenet import scaled
 from litegpu.zoo.network import NetworkTensor
@@ -9,57 +10,26 @@ from litegpu.zoo.network import NetworkTensor
 _STAGES = ((64, 3), (128, 4), (256, 6), (512, 3))  # (channels of the narrow convolutions, blocks)
 
 
-def resnet50(
-    *,
-    seed: int = 0,
-    precision: str = "float32",
-    quantized: bool = False,
-    batch: int = 1,
-    width: float = 1.0,
-    resolution: int = 224,
-    classes: int = 1000,
-) -> bytes:
+@classifier("ResNet-50 v1.5 {width} {resolution}")
+def resnet50(net: Layers, picture: NetworkTensor, classes: int, *, width: float = 1.0) -> None:
     """[batch, resolution, resolution, 3] in -1..1 to probabilities [batch, classes]; 25.6 million parameters."""
-    net = Layers(
-        f"ResNet-50 v1.5 {width} {resolution}, seeded weights",
-        seed=seed,
-        precision=precision,
-        quantized=quantized,
-        batch=batch,
-    )
-    return _build(net, width, resolution, classes, groups=1, inner=1)
+    _lay(net, picture, classes, width, groups=1, inner=1)
 
 
-def resnext50(
-    *,
-    seed: int = 0,
-    precision: str = "float32",
-    quantized: bool = False,
-    batch: int = 1,
-    width: float = 1.0,
-    resolution: int = 224,
-    classes: int = 1000,
-) -> bytes:
+@classifier("ResNeXt-50 32x4d {width} {resolution}")
+def resnext50(net: Layers, picture: NetworkTensor, classes: int, *, width: float = 1.0) -> None:
     """ResNet-50 whose 3x3 convolutions have 32 groups and twice the channels; 25.0 million parameters."""
-    net = Layers(
-        f"ResNeXt-50 32x4d {width} {resolution}, seeded weights",
-        seed=seed,
-        precision=precision,
-        quantized=quantized,
-        batch=batch,
-    )
-    return _build(net, width, resolution, classes, groups=32, inner=2)
+    _lay(net, picture, classes, width, groups=32, inner=2)
 
 
-def _build(net: Layers, width: float, resolution: int, classes: int, groups: int, inner: int) -> bytes:
-    x = net.conv(net.image("input", resolution, resolution), scaled(64, width), 7, 2, pad=3)
+def _lay(net: Layers, picture: NetworkTensor, classes: int, width: float, groups: int, inner: int) -> None:
+    x = net.conv(picture, scaled(64, width), 7, 2, pad=3)
     x = net.max_pool(net.pad(x, 1, 1), 3, 2)
     for stage, (channels, blocks) in enumerate(_STAGES):
         for block in range(blocks):
             stride = 2 if stage and not block else 1
             x = _bottleneck(net, x, scaled(channels, width), stride, not block, groups, inner)
     net.classify(net.mean(x), classes)
-    return net.build()
 
 
 def _bottleneck(

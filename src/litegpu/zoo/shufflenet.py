@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from litegpu.zoo.classifier import classifier
 from litegpu.zoo.layers import Layers
 from litegpu.zoo.mobilenet import scaled
 from litegpu.zoo.network import NetworkTensor
@@ -9,25 +10,10 @@ from litegpu.zoo.network import NetworkTensor
 _STAGES = ((116, 4), (232, 8), (464, 4))  # (channels, units)
 
 
-def shufflenet_v2(
-    *,
-    seed: int = 0,
-    precision: str = "float32",
-    quantized: bool = False,
-    batch: int = 1,
-    width: float = 1.0,
-    resolution: int = 224,
-    classes: int = 1000,
-) -> bytes:
+@classifier("ShuffleNet v2 {width} {resolution}")
+def shufflenet_v2(net: Layers, picture: NetworkTensor, classes: int, *, width: float = 1.0) -> None:
     """[batch, resolution, resolution, 3] in -1..1 to probabilities [batch, classes]; 2.3 million parameters."""
-    net = Layers(
-        f"ShuffleNet v2 {width} {resolution}, seeded weights",
-        seed=seed,
-        precision=precision,
-        quantized=quantized,
-        batch=batch,
-    )
-    x = net.conv(net.image("input", resolution, resolution), 24, 3, 2)
+    x = net.conv(picture, 24, 3, 2)
     x = net.max_pool(x, 3, 2, "SAME")
     for channels, units in _STAGES:
         half = scaled(channels // 2, width)
@@ -38,7 +24,6 @@ def shufflenet_v2(
             y = net.conv(net.separate(net.conv(y, half), 1 if unit else 2, activation="NONE"), half)
             x = _shuffled(net, net.op("CONCATENATION", [left, y], dict(axis=3)))
     net.classify(net.mean(net.conv(x, scaled(1024, width))), classes)
-    return net.build()
 
 
 def _shuffled(net: Layers, x: NetworkTensor) -> NetworkTensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from litegpu.zoo.classifier import classifier
 from litegpu.zoo.layers import Layers
 from litegpu.zoo.network import NetworkTensor
 
@@ -11,25 +12,10 @@ _STAGES = ((3, 2), (6, 2), (12, 6), (24, 2))  # (heads, blocks)
 _WINDOWS = (7, 8, 4, 2, 1)  # the first that the size can be divided by: 7 at 224
 
 
-def swin_tiny(
-    *,
-    seed: int = 0,
-    precision: str = "float32",
-    quantized: bool = False,
-    batch: int = 1,
-    width: float = 1.0,
-    resolution: int = 224,
-    classes: int = 1000,
-) -> bytes:
+@classifier("Swin tiny {width} {resolution}")
+def swin_tiny(net: Layers, x: NetworkTensor, classes: int, *, width: float = 1.0) -> None:
     """[batch, resolution, resolution, 3] in -1..1 to probabilities [batch, classes]; 28.3 million parameters."""
-    net = Layers(
-        f"Swin tiny {width} {resolution}, seeded weights",
-        seed=seed,
-        precision=precision,
-        quantized=quantized,
-        batch=batch,
-    )
-    x = net.image("input", resolution, resolution)
+    resolution = x.sample.shape[1]
     for stage, (heads, blocks) in enumerate(_STAGES):
         size = resolution // (4 << stage)
         if stage:
@@ -45,7 +31,6 @@ def swin_tiny(
             y = net.dense(net.dense(net.layer_norm(x), 4 * x.channels, "GELU"), x.channels)
             x = net.add(x, y)
     net.classify(net.mean(net.layer_norm(x)), classes)
-    return net.build()
 
 
 def _in_windows(net: Layers, x: NetworkTensor, heads: int, window: int, shift: int) -> NetworkTensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from litegpu.zoo.classifier import classifier
 from litegpu.zoo.layers import Layers
 from litegpu.zoo.network import NetworkTensor
 
@@ -12,21 +13,10 @@ _PATCH = 16
 _CONVNEXT = ((96, 3), (192, 3), (384, 9), (768, 3))  # (channels, blocks)
 
 
-def vit_tiny(
-    *,
-    seed: int = 0,
-    precision: str = "float32",
-    quantized: bool = False,
-    batch: int = 1,
-    depth: int = 12,
-    resolution: int = 224,
-    classes: int = 1000,
-) -> bytes:
+@classifier("ViT tiny/16 {resolution}")
+def vit_tiny(net: Layers, picture: NetworkTensor, classes: int, *, depth: int = 12) -> None:
     """[batch, resolution, resolution, 3] in -1..1 to probabilities [batch, classes]; 5.7 million parameters."""
-    net = Layers(
-        f"ViT tiny/16 {resolution}, seeded weights", seed=seed, precision=precision, quantized=quantized, batch=batch
-    )
-    x = _patches(net, resolution, 192)
+    x = _patches(net, picture, 192)
     token = net.constant(net.rng.normal(0, 1, (1, 192)).astype(np.float32))
     x = net.op("CONCATENATION", [token, x], dict(axis=1))
     x = net.scale("ADD", x, net.rng.normal(0, 0.3, (1, *x.sample.shape[1:])))
@@ -35,24 +25,12 @@ def vit_tiny(
         y = net.dense(net.layer_norm(x), 768, "GELU", flat=True)
         x = net.add(x, net.dense(y, 192, flat=True))
     net.classify(net.first(net.layer_norm(x)), classes)
-    return net.build()
 
 
-def mixer_s16(
-    *,
-    seed: int = 0,
-    precision: str = "float32",
-    quantized: bool = False,
-    batch: int = 1,
-    depth: int = 8,
-    resolution: int = 224,
-    classes: int = 1000,
-) -> bytes:
+@classifier("MLP-Mixer S/16 {resolution}")
+def mixer_s16(net: Layers, picture: NetworkTensor, classes: int, *, depth: int = 8) -> None:
     """[batch, resolution, resolution, 3] in -1..1 to probabilities [batch, classes]; 18.5 million parameters."""
-    net = Layers(
-        f"MLP-Mixer S/16 {resolution}, seeded weights", seed=seed, precision=precision, quantized=quantized, batch=batch
-    )
-    x = _patches(net, resolution, 512)
+    x = _patches(net, picture, 512)
     tokens = x.sample.shape[1]
     for _ in range(depth):
         y = net.transpose(net.layer_norm(x), 0, 2, 1)
@@ -60,28 +38,11 @@ def mixer_s16(
         x = net.add(x, net.transpose(y, 0, 2, 1))
         x = net.add(x, net.dense(net.dense(net.layer_norm(x), 2048, "GELU"), 512))
     net.classify(net.mean(net.layer_norm(x), np.array([1], np.int32)), classes)
-    return net.build()
 
 
-def convnext_tiny(
-    *,
-    seed: int = 0,
-    precision: str = "float32",
-    quantized: bool = False,
-    batch: int = 1,
-    width: float = 1.0,
-    resolution: int = 224,
-    classes: int = 1000,
-) -> bytes:
+@classifier("ConvNeXt tiny {width} {resolution}")
+def convnext_tiny(net: Layers, x: NetworkTensor, classes: int, *, width: float = 1.0) -> None:
     """[batch, resolution, resolution, 3] in -1..1 to probabilities [batch, classes]; 28.6 million parameters."""
-    net = Layers(
-        f"ConvNeXt tiny {width} {resolution}, seeded weights",
-        seed=seed,
-        precision=precision,
-        quantized=quantized,
-        batch=batch,
-    )
-    x = net.image("input", resolution, resolution)
     for stage, (full, blocks) in enumerate(_CONVNEXT):
         channels = max(8, int(full * width))
         size = 2 if stage else 4
@@ -92,7 +53,6 @@ def convnext_tiny(
             y = net.dense(net.dense(y, 4 * channels, "GELU"), channels)
             x = net.add(x, net.scale("MUL", y, net.rng.uniform(0.1, 0.5, channels)))
     net.classify(net.layer_norm(net.mean(x)), classes)
-    return net.build()
 
 
 def text_encoder(
@@ -123,9 +83,9 @@ def text_encoder(
     return net.build()
 
 
-def _patches(net: Layers, resolution: int, channels: int) -> NetworkTensor:
+def _patches(net: Layers, picture: NetworkTensor, channels: int) -> NetworkTensor:
     """[batch, patches, channels]."""
-    x = net.plain(net.image("input", resolution, resolution), channels, _PATCH, _PATCH)
+    x = net.plain(picture, channels, _PATCH, _PATCH)
     return net.reshape(x, x.sample[0, :, :, 0].size, channels)
 
 
