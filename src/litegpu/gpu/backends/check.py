@@ -60,6 +60,12 @@ def check_array(ports: Sequence[Port], index: int, kind: str, array: np.ndarray)
         raise TensorError(f"output {index} ({port.name}): the array to read into is read-only")
 
 
+def check_has_run(has_run: bool, index: int) -> None:
+    """Raise DeviceError where output `index` is asked for before there is one."""
+    if not has_run:
+        raise DeviceError(f"output {index} was read before the first run: call run() first")
+
+
 # ----------------------------------------------------------------------------------------------
 
 

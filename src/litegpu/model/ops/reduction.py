@@ -115,25 +115,13 @@ OPS = (
         gpu=Gpu(3, inputs=(NUMBER, STATIC), counts=2, joins="axes", quanta="linear",
             notes="any constant axes, keep_dims or not"),
     ),
-    Op(
-        "UNSORTED_SEGMENT_MAX", "x at:int32 n:int32 -> =x", shape=_segments_shape, without=_SEGMENTS,
-        gpu=Gpu(1, inputs=(NUMBER, INT32, STATIC), outputs=NUMBER, counts=3, quantized=False, ranks=(1, MAX_RANK),
-            notes="constant number of segments"),
-    ),
-    Op(
-        "UNSORTED_SEGMENT_MIN", "x at:int32 n:int32 -> =x", shape=_segments_shape, without=_SEGMENTS,
-        gpu=Gpu(1, inputs=(NUMBER, INT32, STATIC), outputs=NUMBER, counts=3, quantized=False, ranks=(1, MAX_RANK),
-            notes="constant number of segments"),
-    ),
-    Op(
-        "UNSORTED_SEGMENT_PROD", "x at:int32 n:int32 -> =x", shape=_segments_shape, without=_SEGMENTS,
-        gpu=Gpu(1, inputs=(NUMBER, INT32, STATIC), outputs=NUMBER, counts=3, quantized=False, ranks=(1, MAX_RANK),
-            notes="constant number of segments"),
-    ),
-    Op(
-        "UNSORTED_SEGMENT_SUM", "x at:int32 n:int32 -> =x", shape=_segments_shape, without=_SEGMENTS,
-        gpu=Gpu(1, inputs=(NUMBER, INT32, STATIC), outputs=NUMBER, counts=3, quantized=False, ranks=(1, MAX_RANK),
-            notes="constant number of segments"),
+    *(
+        Op(
+            f"UNSORTED_SEGMENT_{kind}", "x at:int32 n:int32 -> =x", shape=_segments_shape, without=_SEGMENTS,
+            gpu=Gpu(1, inputs=(NUMBER, INT32, STATIC), outputs=NUMBER, counts=3, quantized=False, ranks=(1, MAX_RANK),
+                notes="constant number of segments"),
+        )
+        for kind in ("MAX", "MIN", "PROD", "SUM")
     ),
 )
 # fmt: on

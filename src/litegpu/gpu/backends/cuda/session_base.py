@@ -14,7 +14,7 @@ from cuda.bindings import driver
 
 from litegpu import fork
 from litegpu.errors import DeviceError
-from litegpu.gpu.backends.check import NUMPY, check_array, check_program
+from litegpu.gpu.backends.check import NUMPY, check_array, check_has_run, check_program
 from litegpu.gpu.backends.contract import SHORT_SECONDS
 from litegpu.gpu.backends.cuda.array import (
     MemoryPool,
@@ -169,8 +169,7 @@ class CudaSessionBase:
         check_array(self.program.outputs, index, "output", out)
         with self._lock:
             self._check_usable()
-            if not self._has_run:
-                raise DeviceError(f"output {index} was read before the first run: call run() first")
+            check_has_run(self._has_run, index)
             self._finish()
             if index in self._bindings.outputs or index in self.memory.results:
                 with self.device.context:
@@ -195,8 +194,7 @@ class CudaSessionBase:
         started = time.perf_counter()
         with self._lock:
             self._check_usable()
-            if not self._has_run:
-                raise DeviceError(f"output {index} was read before the first run: call run() first")
+            check_has_run(self._has_run, index)
             self._finish()
             with self.device.context:
                 found = self.results.give(index, self._stream, self._settle_copy)

@@ -12,7 +12,7 @@ import numpy as np
 
 from litegpu import fork
 from litegpu.errors import DeviceError, blame
-from litegpu.gpu.backends.check import check_array, check_program
+from litegpu.gpu.backends.check import check_array, check_has_run, check_program
 from litegpu.gpu.backends.contract import KernelTime
 from litegpu.gpu.backends.reference.base import ReferenceDeviceBase
 from litegpu.gpu.backends.reference.effort import seconds
@@ -86,8 +86,7 @@ class ReferenceSession:
         check_array(self.program.outputs, index, "output", out)
         with self._lock:
             self._check_usable()
-            if not self._has_run:
-                raise DeviceError(f"output {index} was read before the first run: call run() first")
+            check_has_run(self._has_run, index)
             out.reshape(-1).view(np.uint8)[...] = self._outputs[index]
             self._stats["read"] += time.perf_counter() - started
 

@@ -19,7 +19,7 @@ from litegpu import fork
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends import heap
 from litegpu.gpu.backends.abilities import UserBuffer
-from litegpu.gpu.backends.check import NUMPY, check_array, check_program
+from litegpu.gpu.backends.check import NUMPY, check_array, check_has_run, check_program
 from litegpu.gpu.backends.contract import SHORT_SECONDS, KernelTime
 from litegpu.gpu.backends.webgpu import native
 from litegpu.gpu.backends.webgpu.base import WebGpuDeviceBase
@@ -112,8 +112,7 @@ class WebGpuSession:
         check_array(self.program.outputs, index, "output", out)
         with self._lock:
             self._check_open()
-            if not self._has_run:
-                raise DeviceError(f"output {index} was read before the first run: call run() first")
+            check_has_run(self._has_run, index)
             self._finish()
             port, source = self.program.outputs[index], self._buffers.outputs[index]
             if index in self._bindings.outputs:  # only the arena and the user's buffer have it
