@@ -153,6 +153,19 @@ WHOLE_NUMBERS = {
 }
 
 
+def stored(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.ndarray:
+    """Bytes of all values."""
+    numbers = rng.integers(0, 256, shape).astype(np.uint8)
+    return numbers if kind is DType.UINT8 else numbers.view(np.int8)
+
+
+def result_of_bytes(device, graph, numbers: np.ndarray, dtype) -> np.ndarray:
+    """By the kernel that is tested."""
+    program = build_program(graph, device.features, "cuda", half=False)
+    assert "specialized_convolution" in {k.name for k in program.kernels}
+    return first_output(device, program, [numbers], graph.values[graph.outputs[0]].shape, dtype)
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", WHOLE_NUMBERS)
 def test_whole_numbers(device, monkeypatch, case: str) -> None:
@@ -172,11 +185,8 @@ def test_whole_numbers(device, monkeypatch, case: str) -> None:
     node = IntegerConv2D(op.stride, op.dilation, op.padding, zero_point=op.zero_point or 0)
     builder.node(node, [x, matrix], out, apply("add", RESULT, Arg(1)), [bias])
     graph = builder.graph([x], [out])
-    numbers = rng.integers(0, 256, shape).astype(np.uint8)
-    numbers = numbers if kind is DType.UINT8 else numbers.view(np.int8)
-    program = build_program(graph, device.features, "cuda", half=False)
-    assert "specialized_convolution" in {k.name for k in program.kernels}
-    got = first_output(device, program, [numbers], graph.values[out].shape, np.int32)
+    numbers = stored(rng, shape, kind)
+    got = result_of_bytes(device, graph, numbers, np.int32)
     assert np.array_equal(got, expected(graph, {x: numbers}))
 
 
@@ -198,11 +208,8 @@ def test_requantized(device, kind: DType) -> None:
     expression = apply("add", apply("nearest", bounded), Literal(3, DType.INT32))
     builder.node(IntegerConv2D(zero_point=low + 100), [x, weights], out, expression, [bias, factor])
     graph = builder.graph([x], [out])
-    numbers = rng.integers(0, 256, shape).astype(np.uint8)
-    numbers = numbers if kind is DType.UINT8 else numbers.view(np.int8)
-    program = build_program(graph, device.features, "cuda", half=False)
-    assert "specialized_convolution" in {k.name for k in program.kernels}
-    got = first_output(device, program, [numbers], graph.values[out].shape, numbers.dtype)
+    numbers = stored(rng, shape, kind)
+    got = result_of_bytes(device, graph, numbers, numbers.dtype)
     want = expected(graph, {x: numbers})
     assert len(np.unique(want)) > 50 and {low, low + 255} <= set(np.unique(want))
     assert np.array_equal(got, want)
