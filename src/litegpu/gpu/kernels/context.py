@@ -77,6 +77,12 @@ class Launch:
     variant: str = ""  # which of several kernels for the same work, for people
 
 
+def quickest(tuner: Tuner, launches: Sequence[Launch]) -> Launch:
+    """The one of several launches that do the same work that was measured to be the fastest."""
+    times = tuner.times(launches)
+    return launches[times.index(min(times))]
+
+
 @runtime_checkable
 class Builds(Protocol):
     """What the definition of a Custom node is for kernels; the rest of it is graph.Definition."""

@@ -13,7 +13,7 @@ from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_lau
 from litegpu.gpu.backends.cuda.kernels.tile import TileProduct, WorkgroupTile, cost, ranked
 from litegpu.gpu.graph import Conv2D
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 
 #: What an element of a residual takes more in the kernel of convolution.cu than its estimate says, in microseconds.
 RESIDUAL = 1.4e-6
@@ -55,8 +55,7 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
     share = ctx.tuner.most // (1 + sum(bool(found) for _, _, found in others))
     launches = [make(ctx, layer, one, where) for _, make, found in others for one in found[:share]]
     launches += [launch(ctx, layer, tile, where) for tile in tiles[: ctx.tuner.most - len(launches)]]
-    times = ctx.tuner.times(launches)
-    return launches[times.index(min(times))]
+    return quickest(ctx.tuner, launches)
 
 
 def product_of(layer: Layer, capability: int) -> TileProduct:

@@ -13,7 +13,7 @@ from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
 from litegpu.gpu.graph import Conv2D, DepthwiseConv2D, DType, IntegerDepthwiseConv2D
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 
 #: Rows and columns of the output pixels of a thread.
 PIXELS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2), (1, 8), (4, 4))
@@ -77,8 +77,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     if ctx.tuner is None:
         return [launch(ctx, layer, blocks[0])]
     launches = [launch(ctx, layer, block) for block in blocks[: ctx.tuner.most]]
-    times = ctx.tuner.times(launches)
-    return [launches[times.index(min(times))]]
+    return [quickest(ctx.tuner, launches)]
 
 
 def candidates(layer: Layer) -> list[DepthwiseBlock]:

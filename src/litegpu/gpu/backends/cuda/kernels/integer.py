@@ -8,7 +8,7 @@ from collections.abc import Callable
 from litegpu.gpu.backends.cuda.kernels import specialized, stem
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, residuals_of
 from litegpu.gpu.graph import Conv2D, IntegerConv2D
-from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 
 #: Rows up to which the language's kernel, whose threads share sums, fills the device better than tiles of 64 rows.
 FEW_ROWS = 8
@@ -38,5 +38,4 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         _, make, one = options[0]
         return [make(ctx, layer, one)]
     launches = [make(ctx, layer, one) for _, make, one in options[: ctx.tuner.most]]
-    times = ctx.tuner.times(launches)
-    return [launches[times.index(min(times))]]
+    return [quickest(ctx.tuner, launches)]

@@ -7,7 +7,7 @@ from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import TileProduct, WorkgroupTile, candidates, cost, suits
 from litegpu.gpu.graph import DType, MatMul
 from litegpu.gpu.kernels.access import Operands
-from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 from litegpu.gpu.view import View
 
 #: Rows and columns of an output from which tiles are worth it.
@@ -29,8 +29,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     if ctx.tuner is None:
         return [launch(ctx, a, b, tiles[0])]
     launches = [launch(ctx, a, b, tile) for tile in tiles[: ctx.tuner.most]]
-    times = ctx.tuner.times(launches)
-    return [launches[times.index(min(times))]]
+    return [quickest(ctx.tuner, launches)]
 
 
 def ranked(ctx: KernelContext, a: View, b: View) -> list[WorkgroupTile]:

@@ -13,7 +13,7 @@ from litegpu.gpu.backends.cuda.kernels.source import Traced, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import MOST_SHARED_BYTES, USUAL_UNITS, WorkgroupTile
 from litegpu.gpu.graph import Conv2D, SeparableConv2D
 from litegpu.gpu.kernels.access import Operands, open_source
-from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 from litegpu.gpu.kernels.expression import evaluate
 from litegpu.gpu.lang import Kernel, TracedValue, f32x4, u32
 
@@ -65,8 +65,7 @@ def build(ctx: KernelContext) -> list[Launch]:
     if ctx.tuner is None:
         return [launch(ctx, window, weights, blocks[0])]
     launches = [launch(ctx, window, weights, block) for block in blocks[: ctx.tuner.most]]
-    times = ctx.tuner.times(launches)
-    return [launches[times.index(min(times))]]
+    return [quickest(ctx.tuner, launches)]
 
 
 def ranked(window: Layer, outputs: int, units: int) -> list[SeparableBlock]:
