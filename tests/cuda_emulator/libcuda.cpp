@@ -293,7 +293,24 @@ API cuGetErrorString(CUresult, const char** text) { *text = "emulated"; return S
 // How many objects and bytes are held, for tests that look for leaks.
 extern "C" size_t emulated_objects() { return alive.size() - bodies.size() + device_memory.size() + host_memory.size(); }
 
-API cuGetProcAddress_v2(const char* name, void** f, int, uint64_t, int*) {
+// As CUDA 12.2 has it, which knows nothing of conditional nodes.
+API emulated_add_plain_node(Handle*, Handle, const Handle*, size_t, void*) { return INVALID_VALUE; }
+// As CUDA 12.3 has it, without data of the edges.
+API emulated_add_node(Handle* node, Handle g, const Handle* after, size_t count, ConditionalNode* params) {
+  return cuGraphAddNode(node, g, after, nullptr, count, params);
+}
+
+// `version`: of CUDA, whose function of this name is asked for; what is newer than the driver is not there.
+API cuGetProcAddress_v2(const char* name, void** f, int version, uint64_t, int*) {
+  int present = 0;
+  cuDriverGetVersion(&present);
+  *f = nullptr;
+  if (!strcmp(name, "cuGraphAddNode") && version < 12030) {
+    if (present < version) return NOT_FOUND;
+    *f = present < 12030 ? (void*)&emulated_add_plain_node : (void*)&emulated_add_node;
+    return SUCCESS;
+  }
+  if (present < version) return NOT_FOUND;
   static void* self = [] { Dl_info info; dladdr((void*)&cuInit, &info); return dlopen(info.dli_fname, RTLD_NOW); }();
   *f = dlsym(self, name);
   return *f ? SUCCESS : NOT_FOUND;

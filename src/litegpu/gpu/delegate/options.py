@@ -84,7 +84,7 @@ class GpuDelegateOptions:
     inference_preference, inference_priority1, inference_priority2, inference_priority3, experimental_flags: as in the
         original's second structure; see the classes. Priority 1 must not be AUTO, priority 3 must be if priority 2 is,
         and none may come twice.
-    backend: "auto" (CUDA where an NVIDIA GPU and the extra litegpu[cuda] are there, else WebGPU), "cuda", "webgpu" (the
+    backend: "auto" (CUDA where an NVIDIA GPU and litegpu[cuda] or [cuda12] are, else WebGPU), "cuda", "webgpu" (the
         best device of any of its APIs), or one of these: "vulkan", "metal", "d3d12", "gl". "reference" interprets every
         kernel in NumPy and checks it, on any machine: for small models, as it takes some 10 s for a mobile network.
     device: a part of the device's name, to choose among several; with CUDA also its index ("1", "cuda:1") or UUID.

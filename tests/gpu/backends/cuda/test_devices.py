@@ -142,7 +142,8 @@ def test_reasons_that_a_driver_gives() -> None:
     cases = {
         "Emulated GPU B (cuda:1, compute capability 9.0)": {},
         "the NVIDIA driver shows no GPU (CUDA_VISIBLE_DEVICES='')": {"CUDA_VISIBLE_DEVICES": ""},
-        "the NVIDIA driver is too old: it supports CUDA 12.4": {"EMULATED_DRIVER": "12040"},
+        "the NVIDIA driver is too old for the installed cuda-bindings": {"EMULATED_DRIVER": "12040"},
+        "the NVIDIA driver is too old: it supports CUDA 11.4; update the driver, to 525": {"EMULATED_DRIVER": "11040"},
     }
     for expected, variables in cases.items():
         done = subprocess.run(

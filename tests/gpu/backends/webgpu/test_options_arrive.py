@@ -140,13 +140,13 @@ def test_validation_launches_kernels_one_by_one(monkeypatch, validation: bool) -
     device = open_device()
     session = device.session(program(device), validation=validation)
     alone: list[int] = []
-    given = session.launcher._run_blocking
+    given = session.launcher._run_stepwise
 
     def noted() -> None:
         alone.append(1)
         given()
 
-    monkeypatch.setattr(session.launcher, "_run_blocking", noted)
+    monkeypatch.setattr(session.launcher, "_run_stepwise", noted)
     out = np.empty(SHAPE, np.float32)
     session.write(0, np.full(SHAPE, 3, np.float32))
     session.run()

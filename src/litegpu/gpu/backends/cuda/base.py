@@ -16,11 +16,12 @@ from cuda.bindings import driver
 from litegpu import fork
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends.contract import DeviceInfo
-from litegpu.gpu.backends.cuda.compile import PROGRAMMATIC_FROM, compile_kernels
+from litegpu.gpu.backends.cuda.compile import compile_kernels
 from litegpu.gpu.backends.cuda.driver import CudaContext, checked, make_wait, synchronize
 from litegpu.gpu.backends.cuda.functions import WAIT
 from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions
 from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_VARIABLE, latency_bound
+from litegpu.gpu.backends.cuda.requirements import CONDITIONAL, PROGRAMMATIC
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import KernelCode, Program
 
@@ -54,7 +55,10 @@ class CudaDeviceBase:
         self.lost = False
         #: Whether kernels may overlap by programmatic dependent launch where that should gain; sessions read it when
         #: they are built.
-        self.programmatic = found.capability >= PROGRAMMATIC_FROM and os.environ.get(PROGRAMMATIC_VARIABLE) != "0"
+        able = PROGRAMMATIC.is_met(versions, found.capability)
+        self.programmatic = able and os.environ.get(PROGRAMMATIC_VARIABLE) != "0"
+        #: Whether graphs may have conditional nodes; else the host reads each condition.
+        self.conditional = CONDITIONAL.is_met(versions, found.capability)
         self._loaded: weakref.WeakValueDictionary[_Key, LoadedKernel] = weakref.WeakValueDictionary()
         self.constants: weakref.WeakValueDictionary[tuple[int, int], Any] = weakref.WeakValueDictionary()
         self.constants_lock: threading.Lock | fork.Refusal = threading.Lock()

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
-
-from cuda.bindings import nvrtc
 
 from litegpu import debug, fork
 from litegpu.errors import DeviceError
+from litegpu.gpu.backends.cuda import nvrtc
+from litegpu.gpu.backends.cuda.requirements import PROGRAMMATIC
 from litegpu.gpu.backends.in_threads import in_threads
 from litegpu.gpu.program import KernelCode
 
-_SUCCESS = nvrtc.nvrtcResult.NVRTC_SUCCESS
 #: The compute capability with instructions that later ones lack; an "a" in the target's name turns them on.
 PARTICULAR = 90
-#: From this compute capability on, kernels may overlap by programmatic dependent launch.
-PROGRAMMATIC_FROM = 90
 
 
 def compile_kernels(kernels: Sequence[KernelCode], capability: int, *, programmatic: bool = False) -> list[bytes]:
@@ -45,7 +41,7 @@ def compile_options(kernel: KernelCode, capability: int, programmatic: bool = Fa
     options = ["--std=c++17"]
     if not any(option.startswith(("--gpu-architecture", "-arch")) for option in kernel.options):
         options.append(f"--gpu-architecture={architecture(capability)}")
-    if programmatic and capability >= PROGRAMMATIC_FROM:
+    if programmatic and capability >= PROGRAMMATIC.capability:
         options.append("--define-macro=PROGRAMMATIC_LAUNCH")
     if debug.level():
         options.append("--generate-line-info")
@@ -60,20 +56,18 @@ def architecture(capability: int) -> str:
     if capability < known[0]:
         raise DeviceError(
             f"the device has compute capability {capability / 10}, and NVRTC {nvrtc_version()} begins at "
-            f"{known[0] / 10}: install an older nvidia-cuda-nvrtc"
+            f"{known[0] / 10}: install an older one"
         )
     return f"compute_{max(c for c in known if c <= capability)}"
 
 
 def supported_capabilities() -> list[int]:
     """Compute capabilities that NVRTC has machine code for, ascending, as 10 * major + minor."""
-    return sorted(int(c) for c in _checked(nvrtc.nvrtcGetSupportedArchs(), "nvrtcGetSupportedArchs"))
+    return nvrtc.chosen().capabilities
 
 
 def nvrtc_version() -> str:
-    result, major, minor = nvrtc.nvrtcVersion()
-    _checked((result,), "nvrtcVersion")
-    return f"{major}.{minor}"
+    return str(nvrtc.chosen())
 
 
 # ----------------------------------------------------------------------------------------------
@@ -95,33 +89,4 @@ def _settle(job: _Job) -> None:
 
 
 def _compile(name: str, source: str, options: tuple[str, ...]) -> bytes:
-    program = _checked(
-        nvrtc.nvrtcCreateProgram(source.encode(), f"{name}.cu".encode(), 0, [], []), "nvrtcCreateProgram"
-    )
-    try:
-        (result,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-        if result != _SUCCESS:
-            raise DeviceError(f"kernel {name!r} did not compile with {' '.join(options)}:\n{_log(program)}")
-        to_ptx = any("=compute_" in option for option in options)
-        size_of, read = (
-            (nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX) if to_ptx else (nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN)
-        )
-        image = bytearray(_checked(size_of(program), size_of.__name__))
-        _checked(read(program, image), read.__name__)
-        return bytes(image)
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
-
-
-def _log(program: Any) -> str:
-    log = bytearray(_checked(nvrtc.nvrtcGetProgramLogSize(program), "nvrtcGetProgramLogSize"))
-    nvrtc.nvrtcGetProgramLog(program, log)
-    return bytes(log).rstrip(b"\0").decode(errors="replace").strip()
-
-
-def _checked(answer: tuple[Any, ...], call: str) -> Any:
-    """The value of an NVRTC call that worked."""
-    result, *values = answer
-    if result != _SUCCESS:
-        raise DeviceError(f"{call} failed: {result.name}")
-    return values[0] if values else None
+    return nvrtc.chosen().compile(name, source, options)

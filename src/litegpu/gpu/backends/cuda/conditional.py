@@ -10,7 +10,7 @@ from typing import Any
 from cuda.bindings import driver
 
 from litegpu.gpu.backends.cuda.base import LoadedKernel
-from litegpu.gpu.backends.cuda.driver import checked
+from litegpu.gpu.backends.cuda.driver import add_node, checked
 from litegpu.gpu.backends.cuda.graph import CudaGraph, GraphLaunch, captured, make_launch
 from litegpu.gpu.program import KernelCode, Program, RegionBlock
 
@@ -91,7 +91,8 @@ class ConditionalGraph(CudaGraph):
     def _add_captured(self, graph: Any, enqueue: Enqueue, last: Any) -> Any:
         child = captured(self._stream, enqueue)
         try:
-            answer = driver.cuGraphAddChildGraphNode(graph, *_after(last), child)
+            before = None if last is None else [last]
+            answer = driver.cuGraphAddChildGraphNode(graph, before, len(before or ()), child)
             return checked(answer, "cuGraphAddChildGraphNode")
         finally:
             driver.cuGraphDestroy(child)
@@ -116,8 +117,7 @@ class ConditionalGraph(CudaGraph):
         params.conditional.type = kinds.CU_GRAPH_COND_TYPE_WHILE if loops else kinds.CU_GRAPH_COND_TYPE_IF
         params.conditional.size = 1
         params.conditional.ctx = self._context
-        before, count = _after(last)
-        node = checked(driver.cuGraphAddNode(graph, before, None, count, params), "cuGraphAddNode")
+        node = add_node(graph, [] if last is None else [last], params)
         body = params.conditional.phGraph_out[0]
         self._fill(body, [*one.inside, test] if loops else one.inside, None)
         return node
@@ -144,7 +144,3 @@ def _joined(inside: Sequence[Enqueue | Conditional]) -> Iterator[Enqueue | Condi
             run.append(part)
     if run:
         yield together(run)
-
-
-def _after(last: Any) -> tuple[list[Any] | None, int]:
-    return (None, 0) if last is None else ([last], 1)

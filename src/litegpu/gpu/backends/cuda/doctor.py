@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends.cuda import opening
+from litegpu.gpu.backends.cuda.requirements import summary
 from litegpu.gpu.backends.diagnosis import ListedDevice, Listing, SystemPart, SystemReport
 from litegpu.gpu.lang.features import Features
 
@@ -20,6 +21,7 @@ class CudaSystem:
 
     gpus: tuple[str, ...]  # lines of nvidia-smi: name, driver version
     libcuda: bool
+    abilities: tuple[str, ...] = ()  # a line for each, of each kind of device that can be used
 
     @property
     def makers(self) -> tuple[str, ...]:
@@ -27,11 +29,11 @@ class CudaSystem:
 
     def lines(self) -> list[str]:
         found = [f"nvidia-smi: {gpu}" for gpu in self.gpus] or ["nvidia-smi: finds no GPU"]
-        return [*found, f"libcuda: {'loads' if self.libcuda else 'absent'}"]
+        return [*found, f"libcuda: {'loads' if self.libcuda else 'absent'}", *self.abilities]
 
 
 class CudaDoctor:
-    packages: tuple[str, ...] = ("cuda-bindings", "nvidia-cuda-nvrtc")
+    packages: tuple[str, ...] = ("cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
     variables: tuple[str, ...] = ("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES")
 
     def list_devices(self) -> Listing:
@@ -47,10 +49,11 @@ class CudaDoctor:
             )
             for one in found
         )  # fmt: skip
-        return Listing(devices, 0, note=f"CUDA: driver for CUDA {versions.driver}, NVRTC {versions.nvrtc}")
+        note = f"CUDA: driver for CUDA {versions.driver}, bindings {versions.bindings}, NVRTC {versions.nvrtc}"
+        return Listing(devices, 0, note=note)
 
     def inspect(self, environment: Mapping[str, str]) -> CudaSystem:
-        return CudaSystem(tuple(_nvidia_smi()), opening.driver_is_installed())
+        return CudaSystem(tuple(_nvidia_smi()), opening.driver_is_installed(), tuple(_abilities()))
 
     def advice(self, listing: Listing, part: SystemPart, system: SystemReport, working: Sequence[str]) -> list[str]:
         if not part.makers or listing.devices:
@@ -62,6 +65,19 @@ class CudaDoctor:
 
 
 DOCTOR = CudaDoctor()
+
+
+def _abilities() -> list[str]:
+    """What each kind of device and its driver can do, and what is missing where they cannot."""
+    try:
+        found, versions = opening.list_devices(), opening.versions()
+    except DeviceError:
+        return []
+    return [
+        f"compute capability {capability / 10}: {line}"
+        for capability in dict.fromkeys(one.capability for one in found)
+        for line in summary(versions, capability)
+    ]
 
 
 def _nvidia_smi() -> list[str]:

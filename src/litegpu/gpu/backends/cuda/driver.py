@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from cuda.bindings import driver
@@ -14,6 +15,8 @@ from litegpu.gpu.backends.waiting import wait_until
 
 SUCCESS = driver.CUresult.CUDA_SUCCESS
 _NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
+#: Data of a node's edges, an argument of the bindings of CUDA 13; those of CUDA 12 have another function with it.
+_EDGES = () if hasattr(driver, "cuGraphAddNode_v2") else (None,)
 #: A wait spins so long at most, so that a long one does not burn a core.
 _LONGEST_SPIN = 1.0
 
@@ -42,6 +45,12 @@ def error_text(error: Any) -> str:
         if answer == SUCCESS and text:
             texts.append(text.decode() if isinstance(text, bytes) else str(text))
     return ": ".join(texts) or f"CUDA error {int(error)}"
+
+
+def add_node(graph: Any, before: Sequence[Any], params: Any) -> Any:
+    """Add a node to a graph behind others, and return it. `params`: CUgraphNodeParams, also written to."""
+    answer = driver.cuGraphAddNode(graph, list(before) or None, *_EDGES, len(before), params)
+    return checked(answer, "cuGraphAddNode")
 
 
 def await_stream(stream: Any, spin: float = math.inf, expected: float = 0.0) -> Any:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
+
+from litegpu.gpu.backends.cuda.library import NAME
 
 
 class HeldCalls:
@@ -32,7 +33,7 @@ class HeldCalls:
 @functools.cache
 def held_calls() -> HeldCalls:
     """Those of the driver that the bindings have loaded."""
-    return HeldCalls(ctypes.PyDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"))
+    return HeldCalls(ctypes.PyDLL(NAME))
 
 
 def _function(library: Any, name: str, arguments: int) -> Callable[..., int]:

@@ -21,7 +21,8 @@ class CudaDeviceInfo:
 
 @dataclass(frozen=True)
 class CudaVersions:
-    """ "13.0", say: the newest CUDA that the driver supports, and NVRTC's own version."""
+    """ "13.0", say: the newest CUDA that the driver supports, and the versions of NVRTC and of NVIDIA's bindings."""
 
     driver: str
     nvrtc: str
+    bindings: str

@@ -38,7 +38,7 @@ class Launcher:
 
     `inputs`: those that the graph does not copy by itself. `working`: the stream of the last
     inference. `running`: whether that was perhaps launched and not awaited. `blocking`: kernels are launched one by one
-    and awaited.
+    and awaited; without that they are launched one by one where the recorder has no graph.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Launcher:
         self._inputs = inputs
         self._stream = stream
         self._blocking = blocking
+        self._stepwise = blocking or not recorder.has_whole_graph
         self._flag: np.ndarray | None = None  # where the host reads flags
         self._handles = int(recorder.graph.executable), int(stream)
         self._launch_graph = held_calls().launch_graph
@@ -72,8 +73,8 @@ class Launcher:
 
     def launch(self, finish: Callable[[], None]) -> None:
         """One inference; `finish` waits for the device if need be."""
-        if self._blocking:
-            self._run_blocking()
+        if self._stepwise:
+            self._run_stepwise()
         elif self._bindings or self._inputs.in_place or self._inputs.sent:
             self._run_bound(finish)
         else:
@@ -85,7 +86,7 @@ class Launcher:
     def launch_bound(self, graph: CudaGraph, stream: int) -> bool:
         """Queue an inference on arrays of the user's, in whose stream it is; False, with nothing done, if the last one
         was in another one."""
-        if self._blocking or self.working is None or int(self.working) != stream:
+        if self._stepwise or self.working is None or int(self.working) != stream:
             return False
         self.running = True
         (error,) = driver.cuGraphLaunch(graph.executable, self.working)  # which may wait, if much is queued
@@ -160,8 +161,8 @@ class Launcher:
             answer = driver.cuMemcpyHtoDAsync(self._memory.place(port), array.ctypes.data, port.nbytes, self.working)
             checked(answer, f"copy of input {port.name!r}")
 
-    def _run_blocking(self) -> None:
-        """One kernel after the other, each awaited; the host reads the flags of regions."""
+    def _run_stepwise(self) -> None:
+        """One kernel after the other; the host reads the flags of regions."""
         self.working, self.running = self._stream, True
         bindings = self._bindings
         _, others = bindings.streams(int(self._stream))
@@ -188,7 +189,8 @@ class Launcher:
             launch = self._recorder.launches[one]
             try:  # NVIDIA's variable makes the launch itself report what the kernel did
                 launch.enqueue(self._stream)
-                synchronize(self._stream, "waiting for it failed")
+                if self._blocking:
+                    synchronize(self._stream, "waiting for it failed")
             except CudaError as error:
                 raise self.failed(error, launch) from error
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
-import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 from litegpu import fork
 from litegpu.errors import DeviceError
+from litegpu.gpu.backends.cuda import library, nvrtc
 from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions
+from litegpu.gpu.backends.cuda.requirements import LEAST_CAPABILITY
 
 if TYPE_CHECKING:
     from litegpu.gpu.backends.cuda.device import CudaDevice
 
 __all__ = ["CudaDeviceInfo", "available", "list_devices", "open_device", "versions", "warn_unusable"]
 
-INSTALL = "pip install litegpu[cuda]"
-#: The first driver for each major version of CUDA.
-_DRIVERS = {12: "525", 13: "580"}
+#: The oldest NVIDIA bindings that have what is called.
+_LEAST_BINDINGS = (12, 8)
 
 
 def available() -> str | None:
@@ -36,8 +35,8 @@ def open_device(device: int | str | None = None) -> CudaDevice:
     """A device, opened once per process and shared; thread-safe. `device`: its index, "cuda:1", its UUID or the
     beginning of that, or a part of its name (the default is the first).
 
-    Raises DeviceError that names the cause: no driver, a driver that is too old, the extra is missing, no device, or
-    one that a kernel's error has made useless, which lasts as long as the process.
+    Raises DeviceError that names the cause: no driver, one that is too old for what is installed, the extra is missing,
+    no device, or one that a kernel's error has made useless, which lasts as long as the process.
     """
     fork.check()
     with _lock:
@@ -62,47 +61,50 @@ def warn_unusable(error: DeviceError) -> None:
 
 def driver_is_installed() -> bool:
     """Whether NVIDIA's driver library can be loaded, working or not."""
-    try:
-        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return False
-    return True
+    return library.is_installed()
 
 
 def list_devices() -> list[CudaDeviceInfo]:
     """The devices that can be used, at least one. Raises DeviceError as open_device() does."""
     driver = _driver()
-    found = versions()
-    major, needed = int(found.driver.split(".")[0]), int(found.nvrtc.split(".")[0])
-    if major < needed:
-        raise DeviceError(
-            f"the NVIDIA driver is too old: it supports CUDA {found.driver}, and the installed NVRTC is {found.nvrtc}. "
-            f"Update the driver (to {_DRIVERS.get(needed, 'the newest')} or later)"
-            f" or install nvidia-cuda-nvrtc and cuda-bindings of CUDA {major}"
-        )
+    versions()
     from litegpu.gpu.backends.cuda.driver import checked
 
     count = checked(driver.cuDeviceGetCount(), "cuDeviceGetCount")
     if not count:
         raise _no_device()
-    return [_describe(driver, index) for index in range(count)]
+    found = [_describe(driver, index) for index in range(count)]
+    new = [device for device in found if device.capability >= LEAST_CAPABILITY]
+    if not new:
+        raise DeviceError(
+            f"{found[0]} is too old: CUDA is used from compute capability {LEAST_CAPABILITY / 10} on, WebGPU on all"
+        )
+    return new
 
 
 def versions() -> CudaVersions:
-    """Raises DeviceError if the driver or NVRTC is missing."""
+    """Raises DeviceError if the driver, its bindings or NVRTC is missing, or one does not go with the driver."""
     driver = _driver()
+    from cuda.bindings import __version__ as bindings
+
     from litegpu.gpu.backends.cuda.driver import checked
 
-    number = int(checked(driver.cuDriverGetVersion(), "cuDriverGetVersion"))
-    try:
-        from litegpu.gpu.backends.cuda.compile import nvrtc_version
-
-        compiler = nvrtc_version()
-    except DeviceError:
-        raise
-    except Exception as error:
-        raise DeviceError(f"NVRTC, CUDA's compiler, is missing: {INSTALL} ({_first_line(error)})") from error
-    return CudaVersions(f"{number // 1000}.{number % 1000 // 10}", compiler)
+    newest = library.version(int(checked(driver.cuDriverGetVersion(), "cuDriverGetVersion")))
+    supported = ".".join(map(str, newest))
+    if newest[0] < 12:
+        raise DeviceError(
+            f"the NVIDIA driver is too old: it supports CUDA {supported}; {library.install_advice(newest[0])}"
+        )
+    made_for = tuple(map(int, bindings.split(".")[:2]))
+    if made_for[0] > newest[0]:
+        raise DeviceError(
+            f"the NVIDIA driver is too old for the installed cuda-bindings {bindings}: it supports CUDA {supported}; "
+            f"{library.install_advice(newest[0])}, or update the driver, to "
+            f"{library.DRIVERS.get((made_for[0], 0), 'the newest')} or later"
+        )
+    if made_for < _LEAST_BINDINGS:
+        raise DeviceError(f"cuda-bindings {bindings} are too old: {library.install_advice(newest[0])}")
+    return CudaVersions(supported, str(nvrtc.chosen()), bindings)
 
 
 # ----------------------------------------------------------------------------------------------
@@ -127,7 +129,9 @@ def _driver() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise DeviceError(f"the CUDA bindings for Python are missing: {INSTALL} ({error})") from error
+        present = library.driver_version()
+        advice = library.install_advice(None if present is None else present[0])
+        raise DeviceError(f"the CUDA bindings for Python are missing: {advice} ({error})") from error
     try:
         (result,) = driver.cuInit(0)
     except Exception as error:

@@ -37,7 +37,7 @@ class Recorder:
         setter: LoadedKernel | None = None,
     ) -> None:
         """`kernels` of the program in order, and the one that copies. `overlap`: kernels start before those in front of
-        them have ended. `setter`: what sets conditions, None if there are none."""
+        them have ended. `setter`: what sets conditions, None if there are none or graphs cannot have them."""
         self._program = program
         self._memory = memory
         self._copy = copy
@@ -49,6 +49,8 @@ class Recorder:
         self._bound_graphs: list[tuple[Ways, CudaGraph]] = []  # latest last
         self.launches = [self._launch(kernels, dispatch) for dispatch in program.dispatches]
         self._setter = setter
+        #: Whether graphs are of whole inferences; else they are empty, as the driver has no conditional nodes.
+        self.has_whole_graph = setter is not None or not program.regions
         self.order = blocks(program)
         self.graph = self._graph(_NOTHING_BOUND)
 
@@ -92,6 +94,8 @@ class Recorder:
             inside = parts(self.order, self._memory.bases["arena"], lambda i: self._enqueue(self.launches[i]))
             ends = [lambda: self.enqueue_inputs(ways), *inside, lambda: self.enqueue_outputs(ways)]
             return ConditionalGraph(self._stream, self._setter, ends)
+        if not self.has_whole_graph:
+            return CudaGraph(self._stream, lambda: None)
         launches: list[GraphLaunch] = []
         graph = CudaGraph(self._stream, lambda: launches.extend(self.enqueue_inference(ways)))
         graph.launches = launches

@@ -84,7 +84,7 @@ class CudaSessionBase:
             started = time.perf_counter()
             self.overlap = not program.regions and device.overlaps(program)
             kernels = device.kernels(with_copy(program), self.overlap)
-            setters = device.kernels(needed(program), False)
+            setters = device.kernels(needed(program), False) if device.conditional else []
             self._stats["compile"] = time.perf_counter() - started
             with device.context:
                 self._build(kernels, setters)
