@@ -3,11 +3,12 @@
     python benchmarks/families.py [--models resnet50,vit_tiny,FILE.tflite] [--batches 1,64] [--int8] [--tuning off]
                                   [--no-peers | --peers-only] [--kernels N] [--output DIR [--append]]
 
-Names are those of the zoo, which are built in processes beforehand; whatever else is a path. GPU milliseconds, of the
-public API with PyTorch's tensors bound to inputs and outputs: many inferences queued, CUDA events around them.
-ResNet-50 is measured at batch 256 as well. --int8 measures the quantized networks beside the float16 ones (of paths:
-the files as they are). The peer is torch.compile (families_peers.py) in processes of their own that compile side by
-side and are measured one by one. Ratios are litegpu's time over the peer's, with their geometric means for each batch.
+Names are those of the zoo and of benchmarks/strangers (all of the latter: "strangers"), which are built in processes
+beforehand; whatever else is a path. GPU milliseconds, of the public API with PyTorch's tensors bound to inputs and
+outputs: many inferences queued, CUDA events around them. ResNet-50 is measured at batch 256 as well. --int8 measures
+the quantized networks beside the float16 ones (of paths: the files as they are). The peer is torch.compile
+(families_peers.py) in processes of their own that compile side by side and are measured one by one. Ratios are
+litegpu's time over the peer's, with their geometric means for each batch.
 
 --kernels N prints the slowest N kernels of each case with their share and their limit: what their operations and bytes
 take at the GPU's peak. --output DIR writes families.json; with --append rows of an earlier run stay, so that peers
@@ -38,6 +39,7 @@ import families_peers
 import peers
 import roofline
 from cuda_measure import find_models, lowered, repeats_within
+from strangers import NETWORKS as STRANGERS
 
 from litegpu import GpuDelegate, Interpreter
 from litegpu.errors import LiteGpuError
@@ -48,7 +50,7 @@ from litegpu.gpu.passes.layout import place
 from litegpu.model import read_model, with_batch
 from litegpu.zoo import CATALOGUE, build_model
 
-NETWORKS = tuple(families_peers.NETWORKS)
+NETWORKS = tuple(families_peers.ZOO)
 #: Measured at these batches too.
 MORE = {"resnet50": (256,)}
 ROUNDS = 3  # whose median counts
@@ -107,6 +109,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--output", type=Path, help="folder for families.json")
     add("--append", action="store_true", help="keep the figures in that folder's families.json")
     args = parser.parse_args(arguments)
+    args.models = [name for given in args.models for name in (STRANGERS if given == "strangers" else [given])]
     if args.append and not args.output:
         parser.error("--append needs --output")
     return args
@@ -147,6 +150,8 @@ def written(
     if name in CATALOGUE:
         how: dict[str, Any] = {"quantized": True} if kind == "int8" else {"precision": "float16"}
         model = read_model(build_model(name, **how))
+    elif name in STRANGERS:
+        model = read_model(STRANGERS[name](precision="float16"))
     else:
         model = read_model(find_models([name])[0].read_bytes())
     files: dict[int, Path | str] = {}

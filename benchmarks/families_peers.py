@@ -15,8 +15,8 @@ import logging
 import sys
 from typing import Any
 
-#: Of torchvision, or after "timm:" of timm. The text encoder is here.
-NETWORKS = {
+#: Of torchvision, or after "timm:" of timm. The text encoder is here, what begins with "module:" in strangers.
+ZOO = {
     "resnet50": "resnet50",
     "resnext50": "resnext50_32x4d",
     "mobilenet_v2": "mobilenet_v2",
@@ -33,7 +33,28 @@ NETWORKS = {
     "convnext_tiny": "convnext_tiny",
     "text_encoder": "text_encoder",
 }
+#: The networks of benchmarks/strangers that have a peer.
+STRANGERS = {
+    "inception_v3": "inception_v3",
+    "xception": "timm:legacy_xception",
+    "resnet50_v2": "timm:resnetv2_50",
+    "mnasnet": "mnasnet1_0",
+    "regnet_y": "regnet_y_400mf",
+    "ghostnet": "timm:ghostnet_100",
+    "hrnet_w18_small": "timm:hrnet_w18_small",
+    "deit_tiny": "timm:deit_tiny_patch16_224",
+    "mobilevit_xs": "timm:mobilevit_xs",
+    "unet": "module:UNet",
+    "yolo": "module:Yolo",
+    "edsr": "module:Edsr",
+    "bert": "module:bert",
+    "gpt": "module:gpt",
+}
+NETWORKS = ZOO | STRANGERS
 RESOLUTION, LENGTH, VOCABULARY = 224, 128, 30522
+RESOLUTIONS = {"inception_v3": 299, "xception": 299, "mobilevit_xs": 256, "unet": 256, "yolo": 320, "edsr": 96}
+#: (length, vocabulary)
+TOKENS = {"text_encoder": (LENGTH, VOCABULARY), "bert": (128, 8192), "gpt": (256, 8192)}
 CALLS = 100
 
 
@@ -64,10 +85,12 @@ def warmed(model: Any, name: str, batch: int) -> tuple[Any, Any]:
     """The compiled model after some calls, and its input."""
     import torch
 
-    if name == "text_encoder":
-        x = torch.randint(0, VOCABULARY, (batch, LENGTH), device="cuda")
+    if name in TOKENS:
+        length, vocabulary = TOKENS[name]
+        x = torch.randint(0, vocabulary, (batch, length), device="cuda")
     else:
-        x = torch.randn(batch, 3, RESOLUTION, RESOLUTION, device="cuda").half()
+        size = RESOLUTIONS.get(name, RESOLUTION)
+        x = torch.randn(batch, 3, size, size, device="cuda").half()
         x = x.contiguous(memory_format=torch.channels_last)
     torch._dynamo.reset()
     compiled = torch.compile(model, mode="reduce-overhead")
@@ -98,8 +121,14 @@ def network(name: str) -> Any:
         import timm
 
         return timm.create_model(found[5:])
+    if found.startswith("module:"):
+        from strangers import torch_modules
+
+        return getattr(torch_modules, found[7:])()
     import torchvision
 
+    if name == "inception_v3":
+        return torchvision.models.inception_v3(aux_logits=False, init_weights=False)
     return getattr(torchvision.models, found)()
 
 

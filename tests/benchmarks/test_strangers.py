@@ -1,0 +1,117 @@
+"""benchmarks/strangers: networks that the zoo does not have run wholly on the GPU, and as on the CPU."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from agreement import FLOAT16, FLOAT32, assert_agrees, official, on_gpu, relative_l2, require_gpu, run
+
+from litegpu.errors import TensorError
+from litegpu.model import read_model, with_batch
+from litegpu.model.types import TensorType
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+STRANGERS = importlib.import_module("strangers").NETWORKS
+SMALL: dict[str, Any] = dict(resolution=64, width=0.25, depth=2, classes=20, repeats=1, units=16)
+#: What does not suit all: pictures that are halved more often, widths that are numbers of channels.
+OWN: dict[str, dict[str, Any]] = {
+    "inception_v3": {"resolution": 96},
+    "xception": {"resolution": 96},
+    "bert": {"width": 48, "length": 16, "vocabulary": 200},
+    "gpt": {"width": 48, "length": 16, "vocabulary": 200},
+    "wav2vec": {"width": 48, "length": 1600},
+    "conformer": {"width": 48, "length": 40},
+}
+#: In float16 as well, where tests are to be quick.
+QUICK = {"xception", "yolo", "deit_tiny", "efficientdet", "conformer"}
+#: Millions of parameters as published.
+PUBLISHED = {
+    "inception_v3": 23.8, "xception": 22.9, "resnet50_v2": 25.5, "nasnet_mobile": 5.3, "mnasnet": 4.38,
+    "regnet_y": 4.34, "ghostnet": 5.18, "hrnet_w18_small": 13.2, "deit_tiny": 5.72, "mobilevit_xs": 2.32,
+    "yolo": 3.16, "edsr": 1.37,
+}  # fmt: skip
+
+
+@functools.cache
+def small(name: str) -> bytes:
+    build = STRANGERS[name]
+    known = {**SMALL, **OWN.get(name, {})}
+    content: bytes = build(**{key: value for key, value in known.items() if key in build.options})
+    return content
+
+
+def inputs_of(interpreter: Any, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [
+        rng.integers(0, 200, d["shape"]).astype(np.int32)
+        if d["dtype"] == np.int32
+        else rng.uniform(-1, 1, d["shape"]).astype(np.float32)
+        for d in interpreter.get_input_details()
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_published(name: str) -> None:
+    graph = read_model(STRANGERS[name]()).main
+    parameters = sum(t.data.size for t in graph.tensors if t.data is not None and t.type is TensorType.FLOAT32)
+    assert parameters / 1e6 == pytest.approx(PUBLISHED[name], rel=0.02)
+
+
+@pytest.mark.parametrize("name", STRANGERS)
+def test_results_are_healthy_and_depend_on_the_input(name: str) -> None:
+    cpu = official(small(name))
+    first, second = (run(cpu, inputs_of(cpu, seed)) for seed in (0, 1))
+    assert all(np.isfinite(array).all() for array in (*first, *second))
+    assert relative_l2(first[0], second[0]) > 0.02
+
+
+@pytest.mark.parametrize(
+    ("name", "half"),
+    [
+        pytest.param(name, half, marks=pytest.mark.slow) if half and name not in QUICK else (name, half)
+        for name in STRANGERS
+        for half in (False, True)
+    ],
+)
+def test_they_run_wholly_on_the_gpu_and_as_on_the_cpu(name: str, half: bool) -> None:
+    require_gpu()
+    cpu, gpu = official(small(name)), on_gpu(small(name), precision_loss_allowed=half)
+    report = gpu.delegation_report()
+    assert report.fully_delegated, report.summary()
+    given = inputs_of(cpu)
+    for got, want in zip(run(gpu, given), run(cpu, given), strict=True):
+        assert_agrees(got, want, FLOAT16 if half else FLOAT32, name)
+
+
+def batched(name: str, batch: int) -> bytes:
+    try:
+        return bytes(with_batch(read_model(small(name)), batch).content)
+    except TensorError:
+        assert name == "efficientdet"  # which joins the rows of all its maps
+        return small(name)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("name", STRANGERS)
+@pytest.mark.skipif(bool(os.environ.get("LITEGPU_CUDA_EMULATOR")), reason="takes minutes on the emulator")
+def test_they_run_on_cuda(name: str, batch: int, half: bool) -> None:
+    from litegpu.gpu.backends.cuda.opening import available
+
+    if available() is not None:
+        pytest.skip("no CUDA device")
+    content = batched(name, batch)
+    cpu, gpu = official(content), on_gpu(content, backend="cuda", precision_loss_allowed=half)
+    assert gpu.delegation_report().fully_delegated
+    given = inputs_of(cpu)
+    for got, want in zip(run(gpu, given), run(cpu, given), strict=True):
+        assert_agrees(got, want, FLOAT16 if half else FLOAT32, name)
