@@ -53,7 +53,7 @@ def case(*names: str) -> Callable[[Make], Make]:
         for name in names:
             table = INTEGER_CASES if " " in name else CASES
             operator = name.partition(" ")[0]
-            table[name] = lambda rng, operator=operator, most=4: make(Draft(operator, rng, most=most))
+            table[name] = lambda rng, operator=operator, **given: make(Draft(operator, rng, **given))
         return make
 
     return register
@@ -67,6 +67,7 @@ class Draft:
     rng: random.Random
     operands: list[tuple[str, Any, Quantization | None]] = field(default_factory=list)
     most: int = 4  # the highest rank; where it is above 4, only such ranks are drawn
+    known: Sequence[Shape] = ()  # shapes that are drawn rather than others, where they fit
 
     def __post_init__(self) -> None:
         self.arrays = np.random.default_rng(self.rng.getrandbits(32))
@@ -87,13 +88,23 @@ class Draft:
 
     def shape(self, low: int = 1, high: int = 4) -> Shape:
         """A shape of rank low to high, the last axis being channels."""
+        least = self.most + high - 4 if self.most > 4 else low
+        if (known := self._known(least, max(least, high))) is not None:
+            return known
         if self.most > 4:
             rank = self.most + high - 4
             return (*(self.size(1, 3) for _ in range(rank - 1)), self.pick(1, 3, 4, 5))
         rank = self.rng.randint(low, high)
         return tuple(self.size(1, 6) for _ in range(rank - 1)) + ((self.channels(),) if rank else ())
 
+    def _known(self, low: int, high: int) -> Shape | None:
+        """One of the known shapes of these ranks."""
+        fitting = [s for s in self.known if low <= len(s) <= high]
+        return self.rng.choice(fitting) if fitting and self.chance(0.9) else None
+
     def image(self, high: int = 11) -> Shape:
+        if (known := self._known(4, 4)) is not None and max(known[1:3]) <= high:
+            return known
         return (self.pick(1, 1, 2, 3), self.size(1, high), self.size(1, high), self.channels())
 
     def floats(self, shape: Sequence[int], scale: float = 1.0) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from typing import Any
 
 import numpy as np
 from agreement import official, run
@@ -92,11 +93,12 @@ def _takes_reals(operator: str) -> bool:
 ALL = [(kind, op) for kind in KINDS for op in operators(kind)]
 
 
-def quantized_case(operator: str, kind: str, seed: int) -> OpCase | None:
+def quantized_case(operator: str, kind: str, seed: int, **draft: Any) -> OpCase | None:
     """The float case of that seed (or one after it that has float inputs) in quantized form, None if the official
-    runtime would refuse it: a bias beside weights that are not constant, scales that HARD_SWISH does not like."""
+    runtime would refuse it: a bias beside weights that are not constant, scales that HARD_SWISH does not like. `draft`
+    is as for the cases of op_cases.py."""
     for attempt in range(20):
-        case = CASES[operator](random.Random(f"{operator} {seed + 1000 * attempt}"))
+        case = CASES[operator](random.Random(f"{operator} {seed + 1000 * attempt}"), **draft)
         if any(a.dtype == np.float32 for a in case.inputs):
             if _has_float_bias(case):
                 return None

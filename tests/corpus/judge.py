@@ -1,0 +1,165 @@
+"""Whether litegpu's results for a model of the corpus are right.
+
+What is computed in other precision, or in another order, differs from the official runtime's results by as much as the
+model makes of it. How much that may be is measured: the official runtime runs the model piece by piece, and what every
+piece gives is disturbed by what the precision loses. A result may be off by a few times what the disturbed ones are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from agreement import FLOAT16, FLOAT32, official, on_gpu, relative_l2, run
+
+import litegpu
+from corpus.grow import CorpusModel, Entry, coarse, resolver
+from litegpu.model import read_model
+from litegpu.model.types import TensorType
+
+#: What a number is disturbed by, relative to itself.
+_LOST = {False: 3e-7, True: 2.0**-11}
+_TRIES, _TIMES = 6, 6
+Results = list[list[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`left`: why not everything is on the GPU, by operator; `wrong`: in what the results differ, "" if they are right."""
+
+    left: tuple[str, ...] = ()
+    wrong: str = ""
+
+    @property
+    def whole(self) -> bool:
+        return not self.left
+
+
+def inferences(model: CorpusModel) -> int:
+    return 3 if model.stateful else 1
+
+
+def wanted(model: CorpusModel, content: bytes) -> Results:
+    """What the official runtime gives: for every inference of every entry its outputs."""
+    interpreter = official(content, resolver(read_model(content)))
+    return _inferred(model, interpreter)
+
+
+def found(model: CorpusModel, **options: object) -> tuple[Results, tuple[str, ...]]:
+    """What litegpu gives with a GPU delegate, and the reasons of what is left to the CPU."""
+    with on_gpu(model.content, max_delegated_partitions=0, **options) as interpreter:
+        results = _inferred(model, interpreter)
+        reports = [interpreter.delegation_report(*((key,))) for key in model.signatures] or [
+            interpreter.delegation_report()
+        ]
+    return results, reasons(reports)
+
+
+def reasons(reports: Sequence[litegpu.DelegationReport]) -> tuple[str, ...]:
+    left = [f"{n.op}: {n.reason}" for r in reports if not r.fully_delegated for n in r.nodes if n.owner == "CPU"]
+    return tuple(dict.fromkeys(left))
+
+
+def _inferred(model: CorpusModel, interpreter: litegpu.Interpreter) -> Results:
+    results: Results = []
+    for number, entry in enumerate(model.entries):
+        for _ in range(inferences(model)):
+            if not model.signatures:
+                results.append([np.array(a) for a in run(interpreter, entry.inputs)])
+                continue
+            runner = interpreter.get_signature_runner(model.signatures[number])
+            made = runner(**{f"x{i}": entry.known[i].value for i in entry.entering})
+            results.append([np.array(made[f"y{i}"]) for i in entry.leaving])
+    return results
+
+
+def judged(model: CorpusModel, got: Results, want: Results, half: bool) -> str:
+    """In what they differ more than they may; "" if they are right."""
+    disturbed: list[Results] | None = None
+    for number, (mine, theirs) in enumerate(zip(got, want, strict=True)):
+        for i, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+            if a.shape != b.shape or a.dtype != b.dtype:
+                return f"output {i} is {a.dtype} {a.shape}, not {b.dtype} {b.shape}"
+            error = _difference(a, b)
+            if error <= (FLOAT16 if half else FLOAT32) * (b.dtype.kind == "f"):
+                continue
+            if disturbed is None:
+                disturbed = [_disturbed(model, half, seed) for seed in range(_TRIES)]
+            allowed = _TIMES * max(_difference(d[number][i], b) for d in disturbed)
+            if not error <= allowed:
+                return f"inference {number} output {i} {b.dtype} {b.shape}: {error:.3g} where {allowed:.3g} may be"
+    return ""
+
+
+def _difference(a: np.ndarray, b: np.ndarray) -> float:
+    """Of floats the relative error, of stored numbers the largest difference, of bools how many differ."""
+    if b.dtype.kind in "fc":
+        return relative_l2(a, b)
+    if b.dtype.kind == "b":
+        return float((a != b).sum())
+    return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max(initial=0))
+
+
+def _disturbed(model: CorpusModel, half: bool, seed: int) -> Results:
+    """What the official runtime gives piece by piece, with noise in between."""
+    rng = np.random.default_rng(seed)
+    results: Results = []
+    for entry in model.entries:
+        pieces = [official(p.content, resolver(read_model(p.content))) for p in entry.pieces]
+        for _ in range(inferences(model)):
+            results.append(_one_disturbed(entry, pieces, lambda a, q: _noisy(a, q, half, rng)))
+    return results
+
+
+def _one_disturbed(entry: Entry, pieces: Sequence[object], noisy: Callable[[np.ndarray, bool], np.ndarray]) -> list:
+    values = {i: noisy(entry.known[i].value, False) for i in entry.entering}
+    for piece, interpreter in zip(entry.pieces, pieces, strict=True):
+        results = run(interpreter, [values[i] for i in piece.takes])
+        for i, array in zip(piece.gives, results, strict=True):
+            values[i] = noisy(array, entry.known[i].quantization is not None)
+    return [values[i] for i in entry.leaving]
+
+
+def _noisy(array: np.ndarray, stored: bool, half: bool, rng: np.random.Generator) -> np.ndarray:
+    if array.dtype.kind == "f":
+        if coarse(array):
+            return np.array(array)
+        lost = rng.standard_normal(array.shape) * _LOST[half]
+        return (array.astype(np.float64) * (1 + lost)).astype(array.dtype)
+    if stored and array.dtype in (np.int8, np.uint8, np.int16):
+        limits = np.iinfo(array.dtype)
+        off = (rng.random(array.shape) < (0.3 if half else 0.02)) * rng.choice((-1, 1), array.shape)
+        return np.clip(array.astype(np.int32) + off, limits.min, limits.max).astype(array.dtype)
+    return np.array(array)
+
+
+def verdicts(model: CorpusModel, modes: Sequence[str], backend: str) -> dict[str, Verdict]:
+    """By mode: "float32", "float16", "integer", or "plan", which only divides the model."""
+    answers: dict[str, Verdict] = {}
+    stored = any(t.type in (TensorType.INT8, TensorType.UINT8) and t.data is None
+                 for g in read_model(model.content).subgraphs for t in g.tensors)  # fmt: skip
+    want = None if list(modes) == ["plan"] else wanted(model, model.reference)
+    for mode in modes:
+        if mode == "plan":
+            answers[mode] = Verdict(planned(model))
+        elif mode != "integer" or stored:
+            options = dict(precision_loss_allowed=True) if mode == "float16" else {}
+            options |= dict(arithmetic="integer") if mode == "integer" else {}
+            try:
+                got, left = found(model, backend=backend, **options)
+            except litegpu.LiteGpuError as error:
+                answers[mode] = Verdict((), f"{type(error).__name__}: {error}"[:300])
+                continue
+            assert want is not None
+            answers[mode] = Verdict(left, judged(model, got, want, mode == "float16"))
+    return answers
+
+
+def planned(model: CorpusModel) -> tuple[str, ...]:
+    """Why not everything would be on the GPU, without one."""
+    with on_gpu(model.content, max_delegated_partitions=0, backend="reference") as interpreter:
+        for key in model.signatures:
+            interpreter.get_signature_runner(key)
+        reports = [interpreter.delegation_report(key) for key in model.signatures] or [interpreter.delegation_report()]
+    return reasons(reports)
