@@ -66,12 +66,12 @@ _NO_UINT8 = {
 }
 #: Where the official kernels look int16 up in coarse tables or round product after product, the reference is the float
 #: op, and one quantum may be missing; as it may where the official sums of int16 go beyond 24 bits.
-_AGAINST_FLOAT = {
+AGAINST_FLOAT = {
     *(("int16", op) for op in ("DIV", "EXP", "GELU", "LOGISTIC", "LOG", "RSQRT", "SOFTMAX", "TANH")),
     *((kind, "REDUCE_PROD") for kind in KINDS),
 }
 #: XNNPACK declines a TRANSPOSE_CONV whose window is smaller than its stride, and the runtime's own kernel rounds twice.
-_NEAR = _AGAINST_FLOAT | {
+_NEAR = AGAINST_FLOAT | {
     *((kind, "TRANSPOSE_CONV") for kind in KINDS),
     ("int16", "FULLY_CONNECTED"),
     *(("int16", op) for op in ("ADD", "BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D")),
@@ -110,7 +110,7 @@ def quantized_case(operator: str, kind: str, seed: int, **draft: Any) -> OpCase 
 def compare(kind: str, op: str, case: OpCase, got: list[np.ndarray], seed: int, *, half: bool = False) -> None:
     wanted = (
         real_case(case)
-        if (kind, op) in _AGAINST_FLOAT
+        if (kind, op) in AGAINST_FLOAT
         else run(official(case.content, OpResolverType.BUILTIN), case.inputs)
     )
     for i, (a, b) in enumerate(zip(got, wanted, strict=True)):

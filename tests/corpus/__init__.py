@@ -1,1 +1,1 @@
-"""Whole small models at random, and how the GPU does on them: scripts/corpus counts, tests/gpu/test_corpus.py samples."""
+"""Whole small models at random: scripts/corpus counts how the GPU does on them, tests/gpu/test_corpus.py samples."""

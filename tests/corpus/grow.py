@@ -15,8 +15,9 @@ import numpy as np
 from agreement import PLAIN, official, run
 from ai_edge_litert.interpreter import OpResolverType
 from op_cases import OpCase
+from quantized_cases import AGAINST_FLOAT
 
-from corpus.pieces import HYBRID, QUANTIZED, STYLES, converted, draw, fitting_quantum, reshaped
+from corpus.pieces import HYBRID, STYLES, converted, draw, reshaped
 from litegpu.errors import LiteGpuError
 from litegpu.model import ModelBuilder, read_model, write_model
 from litegpu.model.builder import SubgraphBuilder
@@ -49,6 +50,13 @@ class Piece:
     content: bytes
     takes: tuple[int, ...]
     gives: tuple[int, ...]
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether it is one operator that the official runtime looks up in a coarse table, or rounds in steps."""
+        main = read_model(self.content).main
+        kind = main.tensors[main.outputs[0]].type.name.lower()
+        return len(main.operators) == 1 and (kind, main.operators[0].name) in AGAINST_FLOAT
 
 
 @dataclass
@@ -228,9 +236,7 @@ class Grower:
             for t in (*operator.outputs, *operator.intermediates):
                 if t not in places:
                     places[t] = _copied(graph, tensors[t])
-            options = {
-                k: further[v].index if k.endswith("subgraph_index") else v for k, v in operator.options.items()
-            }
+            options = {k: further[v].index if k.endswith("subgraph_index") else v for k, v in operator.options.items()}
             inputs = [None if t < 0 else places[t] for t in operator.inputs]
             graph.node(operator.name, inputs, [places[t] for t in operator.outputs], options, version=operator.version,
                        intermediates=[places[t] for t in operator.intermediates])  # fmt: skip
@@ -270,6 +276,8 @@ class Grower:
             return i if i >= 0 and fits(self.entry.known[i].value, array) else None
         real = known.quantization is not None and known.type in _STORED
         stored = wanted.quantization is not None and wanted.type in _STORED
+        if stored and array.min() > _zero(wanted.quantization) and known.value.min() <= _zero(known.quantization) + 1:
+            return None
         if wanted.type is known.type and not real and not stored:
             return i if fits(known.value, array) else None
         if wanted.type is known.type and real and stored and same(known.quantization, wanted.quantization):
@@ -317,6 +325,10 @@ def same(a: Quantization | None, b: Quantization | None) -> bool:
     return np.array_equal(a.scales, b.scales) and np.array_equal(a.zero_points, b.zero_points)
 
 
+def _zero(quantization: Quantization | None) -> int:
+    return 0 if quantization is None or not quantization.zero_points.size else int(quantization.zero_points[0])
+
+
 def resolver(model: Model) -> OpResolverType:
     """The official runtime whose results the GPU's are held against: with XNNPACK for quantized models alone, whose
     kernels for floats differ from the runtime's own where there are NaNs and infinities."""
@@ -327,9 +339,7 @@ def resolver(model: Model) -> OpResolverType:
 
 def _copied(graph: SubgraphBuilder, tensor: Tensor) -> int:
     if tensor.data is None:
-        return graph.tensor(
-            tensor.shape, tensor.type, quantization=tensor.quantization, is_variable=tensor.is_variable
-        )
+        return graph.tensor(tensor.shape, tensor.type, quantization=tensor.quantization, is_variable=tensor.is_variable)
     return graph.constant(tensor.data, type=tensor.type, quantization=tensor.quantization)
 
 
@@ -371,6 +381,3 @@ def _runs(model: CorpusModel) -> bool:
     except (RuntimeError, ValueError):
         return False
     return True
-
-
-__all__ = ["QUANTIZED", "CorpusModel", "Entry", "corpus_model", "fitting_quantum"]

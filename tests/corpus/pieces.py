@@ -20,7 +20,7 @@ from quantized_cases import operators, quantized_case
 
 from litegpu.gpu.lower import supported_ops
 from litegpu.model import ModelBuilder, read_model, write_model
-from litegpu.model.builder import SubgraphBuilder, quantized
+from litegpu.model.builder import SubgraphBuilder
 from litegpu.model.types import Quantization, TensorType
 
 F32, I32, BOOL = TensorType.FLOAT32, TensorType.INT32, TensorType.BOOL
@@ -84,7 +84,9 @@ def hybrid(rng: random.Random, known: Sequence[Shape]) -> OpCase | None:
             continue
         rest = tuple(i for i in range(weights.data.ndim) if i != axis) if axis is not None else None
         largest = np.atleast_1d(np.abs(weights.data).max(axis=rest))
-        q = Quantization(np.maximum(largest / 127, 1e-6).astype(np.float32), np.zeros(largest.size, np.int64), axis or 0)
+        q = Quantization(
+            np.maximum(largest / 127, 1e-6).astype(np.float32), np.zeros(largest.size, np.int64), axis or 0
+        )
         along = [-1 if i == axis else 1 for i in range(weights.data.ndim)]
         stored = np.rint(weights.data / q.scales.reshape(along if axis is not None else [1] * weights.data.ndim))
         tensors = list(model.main.tensors)
@@ -135,7 +137,7 @@ Known = Sequence[Shape]
 
 
 def _state_shape(rng: random.Random, known: Known) -> Shape:
-    fitting = [s for s in known if 0 < len(s) and np.prod(s) <= 2000]
+    fitting = [s for s in known if len(s) > 0 and np.prod(s) <= 2000]
     return rng.choice(fitting) if fitting else tuple(rng.randint(1, 6) for _ in range(rng.randint(1, 4)))
 
 
@@ -150,7 +152,9 @@ def _steps(rng: random.Random, shape: Shape) -> Body:
         for i, name in enumerate(names):
             match name:
                 case "MUL" | "ADD" | "SUB":
-                    x = graph.op(name, [x, graph.constant(normal(shape[-1], seed=seed + i, scale=0.7))], shape, type=F32)
+                    x = graph.op(
+                        name, [x, graph.constant(normal(shape[-1], seed=seed + i, scale=0.7))], shape, type=F32
+                    )
                 case "FULLY_CONNECTED":
                     n = shape[-1]
                     weights = graph.constant(normal(n, n, seed=seed + i, scale=n**-0.5))
@@ -238,9 +242,3 @@ def reshaped(shape: Shape, target: Shape, type_: TensorType, quantization: Quant
     sizes = b.constant(np.array(target, np.int32))
     b.output(b.op("RESHAPE", [x, sizes], target, dict(new_shape=target), type=type_, quantization=quantization))
     return b.build()
-
-
-def fitting_quantum(array: np.ndarray, type_: TensorType) -> Quantization:
-    """For the range of an array."""
-    largest = max(float(np.abs(array).max(initial=0)), 0.1)
-    return quantized(largest / (32767 if type_ is TensorType.INT16 else 127), 128 if type_ is TensorType.UINT8 else 0)
