@@ -7,9 +7,9 @@ import random
 import numpy as np
 import pytest
 from agreement import require_gpu
-from corpus.grow import corpus_model
-from corpus.judge import MODES, judged, verdicts, wanted
-from corpus.pieces import STYLES
+from small_models.grow import corpus_model
+from small_models.judge import MODES, judged, verdicts, wanted
+from small_models.pieces import STYLES
 
 from litegpu.gpu.lower import supported_ops
 

@@ -18,7 +18,7 @@ from op_cases import OpCase
 from quantized_cases import real_case
 
 import litegpu
-from corpus.grow import CorpusModel, Entry, coarse, resolver
+from small_models.grow import CorpusModel, Entry, coarse, resolver
 from litegpu.model import read_model
 from litegpu.model.types import TensorType
 
@@ -57,9 +57,7 @@ def found(model: CorpusModel, **options: object) -> tuple[Results, tuple[str, ..
     """What litegpu gives with a GPU delegate, and the reasons of what is left to the CPU."""
     with on_gpu(model.content, max_delegated_partitions=0, **options) as interpreter:
         results = _inferred(model, interpreter)
-        reports = [interpreter.delegation_report(*((key,))) for key in model.signatures] or [
-            interpreter.delegation_report()
-        ]
+        reports = [interpreter.delegation_report(key) for key in model.signatures] or [interpreter.delegation_report()]
     return results, reasons(reports)
 
 
@@ -68,7 +66,7 @@ def reasons(reports: Sequence[litegpu.DelegationReport]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(left))
 
 
-def _inferred(model: CorpusModel, interpreter: litegpu.Interpreter) -> Results:
+def _inferred(model: CorpusModel, interpreter: Any) -> Results:
     results: Results = []
     for number, entry in enumerate(model.entries):
         for _ in range(inferences(model)):
@@ -165,7 +163,7 @@ def verdicts(model: CorpusModel, modes: Sequence[str], backend: str) -> dict[str
         if mode == "plan":
             answers[mode] = Verdict(planned(model))
         elif mode != "integer" or stored:
-            options = dict(precision_loss_allowed=True) if mode == "float16" else {}
+            options: dict[str, Any] = dict(precision_loss_allowed=mode == "float16")
             options |= dict(arithmetic="integer") if mode == "integer" else {}
             try:
                 got, left = found(model, backend=backend, **options)

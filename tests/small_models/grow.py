@@ -17,7 +17,7 @@ from ai_edge_litert.interpreter import OpResolverType
 from op_cases import OpCase
 from quantized_cases import AGAINST_FLOAT
 
-from corpus.pieces import HYBRID, STYLES, converted, draw, reshaped
+from small_models.pieces import HYBRID, STYLES, converted, draw, reshaped
 from litegpu.errors import LiteGpuError
 from litegpu.model import ModelBuilder, read_model, write_model
 from litegpu.model.builder import SubgraphBuilder
@@ -373,7 +373,7 @@ def _with_real_weights(model: Model) -> bytes:
 
 
 def _runs(model: CorpusModel) -> bool:
-    from corpus.judge import wanted
+    from small_models.judge import wanted
 
     try:
         wanted(model, model.content)
