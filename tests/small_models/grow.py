@@ -17,11 +17,11 @@ from ai_edge_litert.interpreter import OpResolverType
 from op_cases import OpCase
 from quantized_cases import AGAINST_FLOAT
 
-from small_models.pieces import HYBRID, STYLES, converted, draw, reshaped
 from litegpu.errors import LiteGpuError
 from litegpu.model import ModelBuilder, read_model, write_model
 from litegpu.model.builder import SubgraphBuilder
 from litegpu.model.types import Model, Operator, Quantization, Tensor, TensorType
+from small_models.pieces import HYBRID, STYLES, converted, draw, reshaped
 
 _STORED = {TensorType.INT8, TensorType.UINT8, TensorType.INT16}
 #: Operators whose whole numbers have to be in order, or different.

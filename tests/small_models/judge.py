@@ -18,9 +18,9 @@ from op_cases import OpCase
 from quantized_cases import real_case
 
 import litegpu
-from small_models.grow import CorpusModel, Entry, coarse, resolver
 from litegpu.model import read_model
 from litegpu.model.types import TensorType
+from small_models.grow import CorpusModel, Entry, coarse, resolver
 
 #: What a number is disturbed by, relative to itself.
 _LOST = {False: 3e-7, True: 2.0**-11}
