@@ -37,6 +37,7 @@ from litegpu.gpu.graph import (
     MatMul,
     Mirror,
     Pad,
+    PointwiseConv2D,
     Pool2D,
     Reduce,
     Reshape,
@@ -65,6 +66,9 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             sums = depthwise(first, inputs[0], inputs[1], (*shape[:3], inputs[1].shape[3]))
             middle = evaluate_expr(inner, [sums, *inputs[3:]])
             return conv2d(Conv2D(), np.broadcast_to(middle, sums.shape), inputs[2], shape)
+        case PointwiseConv2D(prologue, stride):
+            ready = np.broadcast_to(evaluate_expr(prologue, [inputs[0], *inputs[2:]]), inputs[0].shape)
+            return conv2d(Conv2D(stride), ready, inputs[1], shape)
         case TransposeConv2D():
             return transpose_conv(op, inputs[0], inputs[1], shape)
         case IntegerConv2D():

@@ -58,6 +58,16 @@ class SeparableConv2D:
 
 
 @dataclass(frozen=True)
+class PointwiseConv2D:
+    """inputs: x [B,H,W,I], weights [O,1,1,I], then the operands of `prologue`, of one pixel, constant or not: the 1x1
+    convolution of `prologue` of x (Arg(0), and Arg(i) for inputs[1 + i]). Made by a pass, for devices with a kernel
+    that does both."""
+
+    prologue: Expr = RESULT
+    stride: tuple[int, int] = (1, 1)
+
+
+@dataclass(frozen=True)
 class TransposeConv2D:
     """inputs: x [B,H,W,I], weights [O,KH,KW,I] -> [B,OH,OW,O]; x[iy,ix] adds to out[iy*stride - padding + ky, ...]."""
 
@@ -254,7 +264,7 @@ class Custom:
 
 
 Op = (
-    Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | TransposeConv2D | MatMul | Pool2D | Resize2D | Reduce
-    | ArgReduce | LayerNorm | Softmax | Attention | Copy | Concat | Gather | Custom
+    Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | PointwiseConv2D | TransposeConv2D | MatMul | Pool2D
+    | Resize2D | Reduce | ArgReduce | LayerNorm | Softmax | Attention | Copy | Concat | Gather | Custom
     | IntegerConv2D | IntegerDepthwiseConv2D | IntegerTransposeConv2D | IntegerMatMul | IntegerSoftmax | Lookup
 )  # fmt: skip

@@ -15,6 +15,7 @@ from litegpu.gpu.graph import (
     Graph,
     MatMul,
     Node,
+    PointwiseConv2D,
     SeparableConv2D,
     TransposeConv2D,
 )
@@ -38,7 +39,7 @@ def _flops(graph: Graph, node: Node) -> int:
     shapes = [graph.values[v].shape for v in node.inputs]
     output = graph.values[node.output].elements
     match node.op:
-        case Conv2D():
+        case Conv2D() | PointwiseConv2D():
             return 2 * output * math.prod(shapes[1][1:])
         case DepthwiseConv2D():
             return 2 * output * math.prod(shapes[1][1:3])

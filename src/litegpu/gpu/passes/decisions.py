@@ -21,6 +21,7 @@ from litegpu.gpu.graph import (
     Graph,
     MatMul,
     Node,
+    PointwiseConv2D,
     Pool2D,
     Reduce,
     Resize2D,
@@ -36,7 +37,9 @@ _COMPARING = frozenset(("lt", "le", "gt", "ge", "eq", "ne", "floor_div", "floor_
 _STEPPING = frozenset(("floor", "ceil", "round", "sign", "to_int32", "to_bool", "nearest")) | _COMPARING
 #: Functions whose result is an argument as it is, or as exact in any type.
 _CHOOSING = frozenset(("min", "max", "neg", "abs", "select"))
-_PRODUCTS = (Conv2D, DepthwiseConv2D, SeparableConv2D, TransposeConv2D, MatMul, Attention, Custom)
+_PRODUCTS = (
+    Conv2D, DepthwiseConv2D, SeparableConv2D, PointwiseConv2D, TransposeConv2D, MatMul, Attention, Custom,
+)  # fmt: skip
 _WHY = "it is compared with another value, and both have to be rounded alike"
 
 

@@ -42,6 +42,7 @@ from litegpu.gpu.graph import (
     Mirror,
     Node,
     Pad,
+    PointwiseConv2D,
     Pool2D,
     Reduce,
     Resize2D,
@@ -193,6 +194,10 @@ def _of_result(graph: Graph, node: Node, inputs: Sequence[Size]) -> Size:
             within = _of_depthwise(values[1].data, x, depthwise.multiplier)
             types = [DType.FLOAT32] * (len(inputs) - 2)
             return _of_convolution(values[2].data, _of_expression(inner, [within, *inputs[3:]], types), 1, 1.0)
+        case PointwiseConv2D(prologue):
+            assert values[1].data is not None
+            ready = _of_expression(prologue, [x, *inputs[2:]], [DType.FLOAT32] * (len(inputs) - 1))
+            return _of_convolution(values[1].data, ready, 1, 1.0)
         case Conv2D() | DepthwiseConv2D() | TransposeConv2D():
             return _of_product(math.prod(values[1].shape[1:]), x, inputs[1])
         case MatMul(transpose_a, _):

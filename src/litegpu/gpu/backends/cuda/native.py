@@ -12,12 +12,14 @@ from litegpu.gpu.backends.cuda.kernels import (
     integer,
     lstm,
     matmul,
+    pointwise,
     separable,
     transpose,
 )
 from litegpu.gpu.backends.cuda.kernels.tile import LEAST_CAPABILITY, WARPGROUP_CAPABILITY
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
 from litegpu.gpu.backends.cuda.passes.grouped import split_groups
+from litegpu.gpu.backends.cuda.passes.prologue import join_prologues
 from litegpu.gpu.backends.cuda.passes.separable import join_separable
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang.features import Features
@@ -38,6 +40,7 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.IntegerConv2D: integer.build,
     graph.IntegerDepthwiseConv2D: depthwise.build,
     graph.MatMul: matmul.build,
+    graph.PointwiseConv2D: pointwise.build,
     graph.SeparableConv2D: separable.build,
     graph.TransposeConv2D: transpose.build,
 }
@@ -57,7 +60,7 @@ class CudaNative:
         return join_entry(split_groups(graph) if half else graph)
 
     def join_last(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
-        return join_separable(graph) if half and features.capability >= LEAST_CAPABILITY else graph
+        return join_prologues(join_separable(graph)) if half and features.capability >= LEAST_CAPABILITY else graph
 
     def multiplies_bytes(self, features: Features, products: float, elements: int) -> bool:
         least = MANY_EACH_OF_MANY if products >= MANY_PRODUCTS else MANY_EACH

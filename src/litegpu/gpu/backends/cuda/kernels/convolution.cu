@@ -1,6 +1,8 @@
 // Convolution as a matrix product: rows are output pixels, columns output channels, and the depth is the taps of the
 // window times the input channels. A workgroup computes BM x BN of it in steps of BK along the depth; copies of the
 // next steps run while the tensor cores (HALF) or plain multiplications (float) work on this one. Sums are float.
+// With a PROLOGUE (prologue.cu) each thread does with what it has copied of the input what is to be done before that is
+// multiplied.
 //
 // Constants from the host: HALF; BM BN BK STAGES; WARPS_M WARPS_N WARPS_K (warps along rows, columns and depth);
 // WARPGROUPS; TILES_N; PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input, upsampled); UPSAMPLE_*, BORDER (border.cu); CHANNELS KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*;
@@ -23,7 +25,7 @@ INLINE Pixel find(unsigned pixel) {
           pixel < PIXELS};
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, const Element* __restrict__ w EPILOGUE_BUFFERS) {
+extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, const Element* __restrict__ w PROLOGUE_BUFFERS EPILOGUE_BUFFERS) {
   const unsigned thread = threadIdx.x, chunk = thread % CHUNKS;
   const unsigned column0 = blockIdx.x % TILES_N * BN, pixel0 = blockIdx.x / TILES_N * BM;
 
@@ -102,8 +104,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 #pragma unroll
   for (unsigned s = 0; s < STAGES - 1; s++)
     if (s < STEPS) copy_weights(s, s);
+#ifdef PROLOGUE
+  Channels<PER_CHUNK> channels;
+  channels.load(PROLOGUE, chunk * PER_CHUNK);
+#endif
   wait_for_predecessors();
   launch_dependents();
+#ifdef PROLOGUE
+  channels.open(PROLOGUE, pixel0 + thread / CHUNKS);
+#endif
 #pragma unroll
   for (unsigned s = 0; s < STAGES - 1; s++) {
     if (s < STEPS) copy_pixels(s, s);
@@ -113,6 +122,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
   Product product;
   for (unsigned step = 0; step < STEPS; step++) {
     copies_wait<STAGES - 2>();
+#ifdef PROLOGUE
+#pragma unroll
+    for (unsigned i = 0; i < A_COPIES; i++) {
+      const unsigned row = (thread + i * THREADS) / CHUNKS;
+      if (BM * CHUNKS % THREADS && row >= BM) break;
+      channels.follow(PROLOGUE, pixel0 + row);
+      channels.apply(shared + step % STAGES * STAGE_BYTES + place(row, chunk));
+    }
+    if (step + 1 < STEPS) {  // ahead of time
+      channels.load(PROLOGUE, ((step + 1) * CHUNKS + chunk) * PER_CHUNK);
+      channels.open(PROLOGUE, pixel0 + thread / CHUNKS);
+    }
+#endif
 #if WARPGROUPS
     announce_copies();
 #endif

@@ -9,6 +9,7 @@ import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import matvec, specialized, stem, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half, residuals_of
+from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import TileProduct, WorkgroupTile, cost, ranked
 from litegpu.gpu.graph import Conv2D
@@ -62,8 +63,9 @@ def product_of(layer: Layer, capability: int) -> TileProduct:
     """The convolution as a matrix product, on a device of that compute capability (times ten)."""
     gathered, windowed = layer.access == "GATHER", layer.access == "WINDOW"
     return TileProduct(
-        math.prod(layer.shape[:3]), layer.shape[3], layer.depth, layer.half, gathered, windowed, capability
-    )
+        math.prod(layer.shape[:3]), layer.shape[3], layer.depth, layer.half, gathered, windowed, capability,
+        instructions(layer),
+    )  # fmt: skip
 
 
 def packed(layer: Layer, tile: WorkgroupTile) -> np.ndarray:
@@ -87,14 +89,14 @@ def launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile, where: Where |
     constants: dict[str, int | str] = {
         **layer.constants(), "HALF": int(layer.half), "SOURCE": source, "LOAD(value)": load, "VECTOR": layer.vector,
         **tile.constants(), "TILES_N": columns, "PIXELS": product.rows, "QUADS": -(-layer.shape[3] // 4),
-        "DEPTH": weights.shape[1], "ACCESS": layer.access,
+        "DEPTH": weights.shape[1], "ACCESS": layer.access, **constants_of(layer),
     }  # fmt: skip
     if layer.access == "POINTS" and layer.pitch is not None:
         constants["PITCH_X"] = layer.pitch
-    operands: Operands = {"x": view, "w": weights}
+    operands: Operands = {"x": view, "w": weights, **operands_of(layer)}
     name = "tensor_convolution" if layer.half else "tiled_convolution"
+    files = (*tile.files, "border.cu", *files_of(layer), "convolution.cu")
     return native_launch(
-        ctx, name, (*tile.files, "border.cu", "convolution.cu"), constants, operands, label=label_of(ctx),
-        workgroup=(tile.threads, 1, 1), dispatch=(rows * columns, 1, 1),
-        shared_bytes=tile.shared_bytes(layer.half), variant=str(tile), where=where,
+        ctx, name, files, constants, operands, label=label_of(ctx), workgroup=(tile.threads, 1, 1),
+        dispatch=(rows * columns, 1, 1), shared_bytes=tile.shared_bytes(layer.half), variant=str(tile), where=where,
     )  # fmt: skip

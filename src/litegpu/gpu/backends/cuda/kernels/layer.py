@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from litegpu.gpu.backends.cuda.kernels.channelwise import Channelwise
 from litegpu.gpu.graph import Conv2D, DType, Reshape
 from litegpu.gpu.kernels.blocking import fit_bytes
 from litegpu.gpu.kernels.context import KernelContext
@@ -47,6 +48,8 @@ class Layer:
     half: bool
     residuals: int = 0  # values as large as the output that the epilogue reads
     whole_numbers: bool = False  # input and weights are bytes, and sums int32; `half` is False then
+    prologue: Channelwise | None = None  # what is done with the input first, of convolutions 1x1 without padding
+    gate: View | None = None  # the prologue's
 
     @property
     def load(self) -> tuple[str, str]:

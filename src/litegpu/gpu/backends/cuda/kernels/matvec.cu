@@ -2,6 +2,7 @@
 // to load the weights. LANES threads compute four outputs of all pixels, each at every LANES-th chunk (16 bytes) of the
 // depth, which is the taps of the window times the input channels; EARLY chunks of each output are under way at once,
 // the first of them before the inputs exist. Sums are float.
+// With a PROLOGUE (prologue.cu) inputs are made ready as they are loaded.
 //
 // Constants from the host: WEIGHTS (INT8, FLOAT16 or FLOAT32); LANES (8 to 32, or a multiple of 32), THREADS, EARLY; ROWS (output pixels),
 // QUADS; CHUNKS (of the depth; DEPTH elements); PIECE (channels of the input that are loaded at once: 8, 4 or 1, which
@@ -32,7 +33,7 @@ constexpr unsigned PLACES = ROWS > 4 ? 8 : ROWS > 2 ? 4 : ROWS;                 
 static_assert(PLACES <= WIDTH && THREADS % 32 == 0 && THREADS % LANES == 0, "each row's sum ends in a lane of its own");
 
 // The inputs that chunk number `chunk` of an output's weights belongs to, for output pixel number `row`.
-INLINE void load_inputs(const SOURCE* x, unsigned row, unsigned chunk, float (&values)[PER_CHUNK]) {
+INLINE void load_inputs(const SOURCE* x PROLOGUE_PARAMETER, unsigned row, unsigned chunk, float (&values)[PER_CHUNK]) {
   const unsigned image = row / (OUT_W * OUT_H);
   const int y0 = (int)(row / OUT_W % OUT_H * STRIDE_Y) - PADDING_Y, x0 = (int)(row % OUT_W * STRIDE_X) - PADDING_X;
 #pragma unroll
@@ -44,6 +45,15 @@ INLINE void load_inputs(const SOURCE* x, unsigned row, unsigned chunk, float (&v
     const unsigned from = image * PITCH_B + iy * PITCH_Y + ix * PITCH_X + channel * PITCH_C + OFFSET;
     float piece[PIECE] = {};
     if (real) unpack(*(const Piece*)(x + from), piece);
+#ifdef PROLOGUE
+    if (real) {
+      Channels<PIECE> channels;
+      channels.load(prologue, channel);
+      channels.open(prologue, row);
+#pragma unroll
+      for (unsigned e = 0; e < PIECE; e++) piece[e] = channels.prepared<true>(piece[e], e);
+    }
+#endif
 #pragma unroll
     for (unsigned e = 0; e < PIECE; e++) values[i * PIECE + e] = piece[e];
   }
@@ -55,7 +65,7 @@ INLINE float4 exchange(float4 a, unsigned by) {
                 __shfl_xor_sync(0xffffffffu, a.z, by), __shfl_xor_sync(0xffffffffu, a.w, by)};
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, const Chunk* w EPILOGUE_BUFFERS) {
+extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, const Chunk* w PROLOGUE_BUFFERS EPILOGUE_BUFFERS) {
   const unsigned lane = threadIdx.x % LANES, quad = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
 
   Chunk weights[EARLY][4];
@@ -86,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 #pragma unroll
       for (unsigned row = 0; row < ROWS; row++) {
         float inputs[PER_CHUNK];
-        load_inputs(x, row, step * LANES + lane, inputs);
+        load_inputs(x PROLOGUE_ARGUMENT, row, step * LANES + lane, inputs);
 #pragma unroll
         for (unsigned e = 0; e < PER_CHUNK; e++)
 #pragma unroll

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer
+from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
 from litegpu.gpu.graph import DType
@@ -59,10 +60,12 @@ def launch(ctx: KernelContext, layer: Layer, division: MatvecDivision, where: Wh
         "HALF_SOURCE": int(layer.source.dtype is DType.FLOAT16), "PIECE": piece, "CHANNELS": _channels(layer),
         "LANES": division.lanes, "THREADS": division.threads, "EARLY": _early(layer, division),
         "ROWS": math.prod(layer.shape[:3]), "QUADS": _quads(layer), "CHUNKS": _chunks(layer), "DEPTH": _depth(layer),
+        "PIXELS": math.prod(layer.shape[:3]), **constants_of(layer),
     }  # fmt: skip
-    operands: Operands = {"x": layer.source, "w": packed(layer)}
+    operands: Operands = {"x": layer.source, "w": packed(layer), **operands_of(layer)}
+    files = ("chunk.cu", "border.cu", *files_of(layer), "matvec.cu")
     return native_launch(
-        ctx, "vector_convolution", ("chunk.cu", "border.cu", "matvec.cu"), constants, operands, label=label_of(ctx),
+        ctx, "vector_convolution", files, constants, operands, label=label_of(ctx),
         workgroup=(division.threads, 1, 1), dispatch=(-(-_quads(layer) // per_group), 1, 1), variant=str(division),
         where=where,
     )  # fmt: skip
@@ -94,9 +97,10 @@ def cost(layer: Layer, division: MatvecDivision, units: int) -> float:
     share = -(-_quads(layer) // (threads // lanes) // units) or 1  # workgroups on a multiprocessor
     index = 4 if layer.weights.shape[1:3] == (1, 1) and layer.op.upsample == (1, 1) else 20
     convert = 0 if _weights_type(layer) is np.float32 else 4 * n
-    instructions = steps * (convert + 12 + rows * (4 * n + n // _piece(layer) * index)) + 60
-    alone = LATENCY * (1 + max(0, steps - early) / early) + LATENCY / 2 + 1.5 * instructions
-    issued = share * (threads // 32) * instructions / 4
+    each = 4 * n + n // _piece(layer) * index + n * instructions(layer)
+    issues = steps * (convert + 12 + rows * each) + 60
+    alone = LATENCY * (1 + max(0, steps - early) / early) + LATENCY / 2 + 1.5 * issues
+    issued = share * (threads // 32) * issues / 4
     moved = share * threads // lanes * 4 * _chunks(layer) * 16 / BYTES
     shuffles = 4 * (rows - 1 + max(0.0, math.log2(min(lanes, 32) / rows)))
     added = 25 * math.log2(min(lanes, 32)) + share * (threads // 32) * shuffles

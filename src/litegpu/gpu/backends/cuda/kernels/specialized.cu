@@ -2,6 +2,7 @@
 // pixels, columns output channels, and the depth is the taps of the window times the input channels. A workgroup computes
 // BM x BN in steps of BK along the depth: its last COPYING threads fill a ring of STAGES tiles, the CONSUMERS warpgroups
 // before them multiply these, each BM / CONSUMERS rows. Sums of halves are float, those of bytes int.
+// With a PROLOGUE (prologue.cu) the threads that copy do with what has arrived what is to be done before it is multiplied.
 //
 // Constants from the host: BYTES (of an element: 2, halves; 1, bytes); BM BN BK STAGES CONSUMERS RESIDENT (workgroups on a
 // multiprocessor); COPYING; REGISTERS_COPY REGISTERS_MULTIPLY (of a thread; where a whole warpgroup copies); TILES_N; STEPS;
@@ -52,7 +53,7 @@ INLINE unsigned place(unsigned row, unsigned chunk) {
 INLINE unsigned least(unsigned a, unsigned b) { return a < b ? a : b; }
 
 INLINE void copy_tiles(const Element* x, const Element* w, const Element* outside, unsigned pixel0, unsigned column,
-                       unsigned begin, unsigned end) {
+                       unsigned begin, unsigned end PROLOGUE_PARAMETER) {
   const unsigned thread = threadIdx.x - MULTIPLYING, chunk = thread % CHUNKS, row = thread / CHUNKS;
   const Element* const weights = w + (size_t)column * STEPS * (BN * BK);
   auto copy_weights = [&](unsigned step, unsigned slot) {
@@ -75,8 +76,32 @@ INLINE void copy_tiles(const Element* x, const Element* w, const Element* outsid
       taps[i] |= (unsigned)(pixel < PIXELS && (unsigned)iy < H && (unsigned)ix < W) << tap;
     }
   }
+#ifdef PROLOGUE
+  Channels<PER_CHUNK> channels;
+  channels.load(prologue, (begin * CHUNKS + chunk) * PER_CHUNK);
+#endif
   wait_for_predecessors();
   launch_dependents();
+#ifdef PROLOGUE
+  constexpr unsigned BEHIND = STAGES > 2 ? STAGES - 2 : 1;  // steps: one tile is multiplied while the next one is made ready
+  channels.open(prologue, pixel0 + row);
+  unsigned ready = 0;  // slot
+  auto make_ready = [&](unsigned step) {
+    copies_wait<BEHIND>();
+#pragma unroll
+    for (unsigned i = 0; i < COPIES; i++) {
+      channels.follow(prologue, pixel0 + row + i * APART);
+      channels.apply(shared + ready * STAGE_BYTES + place(row, chunk) + i * (APART * ROW_BYTES));
+    }
+    announce_copies();
+    barrier_arrive(FULL + 8 * ready);
+    if (++ready == STAGES) ready = 0;
+    if (step + 1 < end) {  // ahead of time
+      channels.load(prologue, ((step + 1) * CHUNKS + chunk) * PER_CHUNK);
+      channels.open(prologue, pixel0 + row);
+    }
+  };
+#endif
   unsigned slot = 0, parity = 1;
   for (unsigned step = begin; step < end; step++) {
     if (step >= begin + STAGES) {
@@ -103,16 +128,27 @@ INLINE void copy_tiles(const Element* x, const Element* w, const Element* outsid
                                    x + (real ? from[i] + offset + (int)(piece * VECTOR) : 0), real);
       }
     }
+#ifdef PROLOGUE
+    copies_commit();
+    if (step >= begin + BEHIND) make_ready(step - BEHIND);
+#else
     barrier_arrive_copied(FULL + 8 * slot);
+#endif
     if (++slot == STAGES) slot = 0, parity ^= 1;
   }
+#ifdef PROLOGUE
+  for (unsigned step = end; step < end + BEHIND; step++) {
+    copies_commit();  // none, but those that are awaited are the oldest
+    if (step >= begin + BEHIND) make_ready(step - BEHIND);
+  }
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #if SPLIT > 1
 __cluster_dims__(SPLIT, 1, 1)
 #endif
-NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFERS) {
+NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFERS EPILOGUE_BUFFERS) {
   const unsigned tile = blockIdx.x / SPLIT, part = SPLIT > 1 ? cluster_part() : 0;
   const unsigned column = tile % TILES_N, pixel0 = tile / TILES_N * BM;
   const unsigned begin = part * STEPS / SPLIT, end = (part + 1) * STEPS / SPLIT;
@@ -127,7 +163,7 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
   const unsigned team = threadIdx.x / 128;
   if (team == CONSUMERS) {
     if (COPYING == 128) registers_drop<REGISTERS_COPY>();
-    copy_tiles(x, w, MORE, pixel0, column, begin, end);
+    copy_tiles(x, w, MORE, pixel0, column, begin, end PROLOGUE_ARGUMENT);
 #if SPLIT > 1
     cluster_sync();
     cluster_sync();

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import MOST_WARPGROUP_SHARED_BYTES, USUAL_UNITS, WARPGROUP_CAPABILITY
 from litegpu.gpu.graph import DType
@@ -17,6 +18,8 @@ from litegpu.gpu.kernels.context import KernelContext, Launch
 
 #: Bytes of a row of a tile, along the depth. In float16 other kernels are quicker where the depth is less than this.
 ROW_BYTES, LEAST_HALVES = (128, 64, 32), 40
+#: Microseconds that a thread takes for an instruction, where it has no others to wait for.
+PREPARED = 1.3 / 1700
 #: Bits of a word, one for each tap.
 MOST_TAPS = 32
 
@@ -53,19 +56,18 @@ class SpecializedTile:
         rows = self.rows if self.split > 1 else 64 * self.consumers
         return max(ring, rows * (self.columns + 8) * 4) + 16 * self.stages
 
-    @property
-    def registers(self) -> tuple[int, int]:
-        """Of a thread that copies, and of one that multiplies."""
+    def registers(self, prologue: bool = False) -> tuple[int, int]:
+        """Of a thread that copies, and perhaps does more, and of one that multiplies."""
         each = min(255, 65536 // (self.resident * self.threads)) // 8 * 8
         if self.copying < 128:
             return each, each
-        copy = 40 if self.rows <= 128 else 56
+        copy = (40 if self.rows <= 128 else 56) + 32 * prologue
         return copy, min(240, (each * (self.consumers + 1) - copy) // self.consumers // 8 * 8)
 
     def fits(self) -> bool:
         sums = self.rows // self.consumers // 64 * self.columns // 2
         shared = self.resident * (self.shared_bytes(ROW_BYTES[0]) + 1024)
-        return sums + 32 <= self.registers[1] and shared <= MOST_WARPGROUP_SHARED_BYTES + 1024
+        return sums + 32 <= self.registers()[1] and shared <= MOST_WARPGROUP_SHARED_BYTES + 1024
 
 
 @functools.cache
@@ -140,7 +142,8 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
     steps, bytes_of_row = -(-steps_of(layer) // tile.split), row_bytes(layer)
     sums = tile.rows * tile.columns
     copies = tile.rows * bytes_of_row / (layer.vector * layer.size) / tile.copying * (1.32 if kh * kw > 1 else 1.0)
-    issuing = 0.044 + 0.0218 * copies
+    prepared = tile.rows * bytes_of_row / layer.size / tile.copying * instructions(layer) * PREPARED
+    issuing = 0.044 + 0.0218 * copies + prepared
     multiplying = max(sums * bytes_of_row * 1.4e-7, (tile.rows + tile.columns) * bytes_of_row * 5.2e-7)
     stored = sums * (1.89e-4 + 5.95e-5 * layer.residuals)
     alone = 1.45 + steps * max(issuing, multiplying, 0.129 / min(tile.stages - 1, steps)) + stored / tile.consumers
@@ -189,23 +192,25 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
     batch, height, width, outputs = layer.shape
     pixels = batch * height * width
     at_once = 1 if tile.split > 1 else 4 if tile.columns < 64 else 8
-    copy, multiply = tile.registers
+    copy, multiply = tile.registers(layer.prologue is not None)
     shared, zero_point = tile.shared_bytes(row_bytes(layer)), layer.op.zero_point or 0
     constants: dict[str, int | str] = {
         **layer.constants(), "VECTOR": layer.vector, "BYTES": layer.size, "BM": tile.rows, "BN": tile.columns,
         "BK": row_bytes(layer) // layer.size, "STAGES": tile.stages, "CONSUMERS": tile.consumers,
         "RESIDENT": tile.resident, "COPYING": tile.copying, "SPLIT": tile.split, "REGISTERS_COPY": copy,
         "REGISTERS_MULTIPLY": multiply, "TILES_N": weights.shape[0], "STEPS": weights.shape[1], "AT_ONCE": at_once,
-        "PIXELS": pixels, "QUADS": -(-outputs // 4), "SHARED_BYTES": shared,
+        "PIXELS": pixels, "QUADS": -(-outputs // 4), "SHARED_BYTES": shared, **constants_of(layer),
     }  # fmt: skip
     operands: Operands = {"x": layer.source, "w": weights}
     if layer.whole_numbers:
         constants |= {"UNSIGNED": int(layer.source.dtype is DType.UINT8), "PADDED": int(zero_point != 0)}
         operands["outside"] = np.full(16, zero_point, np.int16).astype(np.uint8).view(np.int8)
         operands["corrections"] = _corrections(layer, weights.shape[0] * tile.columns)
+    operands |= operands_of(layer)
+    files = ("device.cu", "warpgroup.cu", "pipeline.cu", *files_of(layer), "specialized.cu")
     groups = -(-pixels // tile.rows) * weights.shape[0] * tile.split
     return native_launch(
-        ctx, "specialized_convolution", ("device.cu", "warpgroup.cu", "pipeline.cu", "specialized.cu"), constants,
-        operands, label=label_of(ctx), workgroup=(tile.threads, 1, 1), dispatch=(groups, 1, 1), shared_bytes=shared,
-        variant=str(tile), where=where, pixels=at_once,
+        ctx, "specialized_convolution", files, constants, operands, label=label_of(ctx),
+        workgroup=(tile.threads, 1, 1), dispatch=(groups, 1, 1), shared_bytes=shared, variant=str(tile), where=where,
+        pixels=at_once,
     )  # fmt: skip

@@ -10,6 +10,8 @@ LEAST_CAPABILITY = 80
 #: Shared memory of a workgroup that every device with these instructions has (sm_86: 99 KiB).
 MOST_SHARED_BYTES = 99 << 10
 USUAL_UNITS = 64
+#: Microseconds that an instruction for an element takes, where 128 threads have one at a time.
+PREPARED = 1 / (128 * 1700)
 #: The compute capability that has warpgroup products (wgmma), and the shared memory that a workgroup can have there.
 WARPGROUP_CAPABILITY = 90
 MOST_WARPGROUP_SHARED_BYTES = 227 << 10
@@ -26,6 +28,7 @@ class TileProduct:
     gathered: bool = False  # the left factor is read element by element
     windowed: bool = False  # where its rows lie has to be computed for every copy
     capability: int = LEAST_CAPABILITY  # of the device
+    prepared: float = 0.0  # instructions for each element of the left factor before it is multiplied
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,7 @@ def cost(product: TileProduct, tile: WorkgroupTile, units: int) -> float:
     rows = tile.rows * (r.gathered if product.gathered else r.windowed if product.windowed else 1)
     copied = (rows + tile.columns) * tile.depth * size * r.copied
     multiplied = tile.rows * tile.columns * tile.depth * r.multiplied
+    prepared = tile.rows * tile.depth * product.prepared * PREPARED
     slices = tile.depth // (16 if product.half else 4) / along
     loaded = tile.depth * (tile.rows / down + tile.columns / across) / along * r.fragment
     in_flight = min(tile.stages - 1, steps)
@@ -200,8 +204,9 @@ def cost(product: TileProduct, tile: WorkgroupTile, units: int) -> float:
     waiting = max(step + r.slice * slices + loaded, r.latency / in_flight if steps > in_flight else 0)
     stored = tile.rows * tile.columns * along * r.stored
     working = multiplied * max(1.0, r.warps * 32 / tile.threads)
-    alone = r.start + steps * max(waiting, working, copied) + stored + r.finish
-    busy = (steps * (r.barrier + copied + multiplied) + stored + r.group) * -(-groups // units)
+    preparing = 0.05 + prepared * max(1.0, 256 / tile.threads) if prepared else 0.0
+    alone = r.start + steps * (max(waiting, working, copied) + preparing) + stored + r.finish
+    busy = (steps * (r.barrier + copied + multiplied + prepared) + stored + r.group) * -(-groups // units)
     moved = product.rows * (product.depth + product.columns) * size * r.moved / units
     fitting = max(1, (227 << 10) // (tile.shared_bytes(product.half) + 1024))
     resident = min(r.resident, fitting, max(1, r.threads // tile.threads))
