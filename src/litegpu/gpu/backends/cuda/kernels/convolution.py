@@ -41,11 +41,14 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
     product = product_of(layer, capability)
     tiles = ranked(product, units)
     others: list[tuple[Callable[..., float], Callable[..., Launch], Sequence[object]]] = [
-        (window.cost, window.launch, window.ranked(layer, units)),
         (matvec.cost, matvec.launch, matvec.ranked(layer, units)),
-        (stem.cost, stem.launch, stem.ranked(layer, units)),
         (specialized.cost, specialized.launch, specialized.ranked(layer, capability, units)),
     ]
+    if layer.prologue is None:  # which these do not know
+        others += [
+            (window.cost, window.launch, window.ranked(layer, units)),
+            (stem.cost, stem.launch, stem.ranked(layer, units)),
+        ]
     if ctx.tuner is None:
         residual = math.prod(layer.shape) * layer.residuals * RESIDUAL
         options: list[tuple[float, Callable[..., Launch], object]]

@@ -36,7 +36,7 @@ def constants_of(layer: Layer) -> dict[str, int | str]:
     parameters = ""
     if factors is not None:
         found["FACTORS"] = factors.shape[1]
-        parameters += ", const float* __restrict__ factors"
+        parameters += ", const float* __restrict__ channel_factors"
     if gate is not None:
         kind, load = LOAD[gate.dtype]
         parameters += f", const {kind}* gate"
@@ -45,7 +45,7 @@ def constants_of(layer: Layer) -> dict[str, int | str]:
             "GATE_PITCH_B": gate.strides[0] if gate.shape[0] > 1 else 0, "GATE_PITCH_C": gate.strides[3],
             "GATE_QUADS": int(gate.dtype is DType.FLOAT32 and gate.vector and gate.whole_quads),
         }  # fmt: skip
-    arguments = ("nullptr" if factors is None else "factors", "nullptr" if gate is None else "gate")
+    arguments = ("nullptr" if factors is None else "channel_factors", "nullptr" if gate is None else "gate")
     made = f"(Prologue{{{', '.join(arguments)}}})"
     return found | {
         "PROLOGUE": made, "PROLOGUE_ARGUMENT": f", {made}", "PROLOGUE_PARAMETER": ", Prologue prologue",
@@ -57,7 +57,7 @@ def operands_of(layer: Layer) -> Operands:
     """What the kernel's parameters PROLOGUE_BUFFERS are bound to."""
     factors, found = _factors(layer), Operands()
     if factors is not None:
-        found["factors"] = factors
+        found["channel_factors"] = factors
     if layer.gate is not None:
         found["gate"] = layer.gate
     return found

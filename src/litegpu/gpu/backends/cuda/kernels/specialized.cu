@@ -83,7 +83,8 @@ INLINE void copy_tiles(const Element* x, const Element* w, const Element* outsid
   wait_for_predecessors();
   launch_dependents();
 #ifdef PROLOGUE
-  constexpr unsigned BEHIND = STAGES > 2 ? STAGES - 2 : 1;  // steps: one tile is multiplied while the next one is made ready
+  // Steps. A tile is free when the next one is multiplied, which has to be ready by then.
+  constexpr unsigned BEHIND = STAGES - 2;
   channels.open(prologue, pixel0 + row);
   unsigned ready = 0;  // slot
   auto make_ready = [&](unsigned step) {

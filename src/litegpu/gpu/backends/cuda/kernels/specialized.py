@@ -123,6 +123,8 @@ def _suits(tile: SpecializedTile, layer: Layer) -> bool:
     """Whether no smaller tile or ring does the same work."""
     outputs, steps = layer.shape[3], steps_of(layer)
     few = tile.split == 1 or steps >= 2 * tile.split
+    if layer.prologue is not None and tile.stages < 3:  # nothing would be copied while a tile is made ready
+        return False
     return few and tile.stages <= max(3, steps // tile.split) and (tile.columns < 2 * outputs or tile.columns == 32)
 
 
