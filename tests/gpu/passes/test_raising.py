@@ -18,11 +18,13 @@ from litegpu.gpu.graph import (
     Graph,
     GraphBuilder,
     Pad,
+    Pool2D,
     Reshape,
     Transpose,
     apply,
 )
 from litegpu.gpu.lang.features import Features
+from litegpu.gpu.passes import optimise
 from litegpu.gpu.passes.raising import raise_elementwise
 
 RELU = apply("max", Arg(0), 0.0)
@@ -172,3 +174,37 @@ def test_sums_of_two_products_do_not_go_back_and_forth() -> None:
     graph = b.graph([x, z], [y])
     same(graph, raise_elementwise(graph))
     assert kernels(graph) == 2
+
+
+def test_a_constant_is_divided_among_what_is_joined() -> None:
+    """As positions are added behind a class token: the token with its own is a constant."""
+    b = GraphBuilder()
+    x = value(b, 1, 1, 4, 8)
+    weights = b.constant(RNG.standard_normal((8, 1, 1, 8)).astype(np.float32))
+    patches = b.node(Conv2D(), [x, weights], value(b, 1, 1, 4, 8))
+    token = b.constant(RNG.standard_normal((1, 1, 1, 8)).astype(np.float32))
+    joined = b.node(Concat(2), [token, patches], value(b, 1, 1, 5, 8))
+    places = b.constant(RNG.standard_normal((1, 1, 5, 8)).astype(np.float32))
+    channels = b.constant(RNG.standard_normal((1, 1, 1, 8)).astype(np.float32))
+    y = b.node(Elementwise(), (), value(b, 1, 1, 5, 8), apply("add", Arg(0), Arg(1)), [joined, places])
+    y = b.node(Elementwise(), (), value(b, 1, 1, 5, 8), apply("mul", Arg(0), Arg(1)), [y, channels])
+    graph = b.graph([x], [y])
+    found = optimise(graph, Features())
+    assert [type(n.op) for n in found.nodes] == [Conv2D, Concat]
+    given = [RNG.standard_normal((1, 1, 4, 8)).astype(np.float32)]
+    np.testing.assert_allclose(evaluate_graph(found, given)[0], evaluate_graph(graph, given)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_gate_that_is_read_twice_passes_a_reshape() -> None:
+    """Swish behind a convolution along time: LOGISTIC and MUL read what was reshaped, and are one function first."""
+    b = GraphBuilder()
+    x = value(b, 1, 1, 4, 8)
+    weights = b.constant(RNG.standard_normal((8, 1, 1, 8)).astype(np.float32))
+    y = b.node(Conv2D(), [x, weights], value(b, 1, 1, 4, 8))
+    y = b.node(Copy((Reshape((1, 1, 4, 8), (1, 4, 1, 8)),)), [y], value(b, 1, 4, 1, 8))
+    gate = b.node(Elementwise(), (), value(b, 1, 4, 1, 8), apply("sigmoid", Arg(0)), [y])
+    z = b.node(Elementwise(), (), value(b, 1, 4, 1, 8), apply("mul", Arg(0), Arg(1)), [y, gate])
+    z = b.node(Pool2D("max", (2, 1), (1, 1)), [z], value(b, 1, 3, 1, 8))
+    found = optimise(b.graph([x], [z]), Features())
+    assert [type(n.op) for n in found.nodes] == [Conv2D, Copy, Pool2D]
+    assert found.nodes[0].epilogue == apply("mul", Arg(0), apply("sigmoid", Arg(0)))

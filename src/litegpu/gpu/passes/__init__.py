@@ -10,20 +10,26 @@ from litegpu.gpu.passes.fold import drop_unused, fold_constants
 from litegpu.gpu.passes.fuse import fuse_elementwise
 from litegpu.gpu.passes.layer_norm import join_layer_norm
 from litegpu.gpu.passes.movement import absorb_border, absorb_padding, join_copies
+from litegpu.gpu.passes.neighbours import join_neighbours
 from litegpu.gpu.passes.pooling import average_first
+from litegpu.gpu.passes.products import simplify_products
 from litegpu.gpu.passes.raising import raise_elementwise
+from litegpu.gpu.passes.repeats import drop_repeats
 from litegpu.gpu.passes.rolling import join_slices
 from litegpu.gpu.passes.siblings import join_siblings
+from litegpu.gpu.passes.softmax import join_softmax
 from litegpu.gpu.passes.split import split_reductions
 
 
 def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     """The same function in less work: constants folded, copies joined, elementwise work fused, long sums split.
     `half`: intermediates will be float16."""
-    graph = fold_constants(drop_unused(graph))
-    graph = absorb_border(absorb_padding(join_slices(join_copies(graph))))
-    graph = join_layer_norm(fuse_elementwise(raise_elementwise(graph), features.max_buffers))
-    graph = join_siblings(average_first(graph))
+    graph = drop_repeats(fold_constants(drop_unused(graph)))
+    graph = join_neighbours(join_slices(join_copies(graph)))
+    graph = simplify_products(join_softmax(absorb_border(absorb_padding(graph))))
+    for _ in range(2):  # what became one function may pass what its parts, of which one was read twice, could not
+        graph = fuse_elementwise(fold_constants(raise_elementwise(graph)), features.max_buffers)
+    graph = join_siblings(average_first(join_layer_norm(graph)))
     own = native.of(features)
     graph = graph if own is None else own.join_first(graph, features, half)
     graph = join_attention(graph, features, half)

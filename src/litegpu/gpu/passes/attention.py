@@ -33,6 +33,8 @@ MOST_DEPTH, MOST_COLUMNS = 256, 128
 #: Logits from which on separate products win, where native kernels do not decide: the kernel of the language reads all
 #: keys and values for each query.
 MANY_LOGITS = 1 << 17
+#: What is added to a logit of which nothing is to be left: float16 holds it, and the sum with the logit.
+HIDDEN = -30000.0
 #: Elements of a mask that is made of several.
 MOST_MASK = 1 << 22
 
@@ -75,7 +77,8 @@ def _joined(node: Node, graph: Graph, producer: dict[int, Node], features: Featu
     for i, operand in enumerate(logits.operands):
         data = values[operand].data
         replace[i + 1] = Literal(float(data.reshape(-1)[0])) if data is not None and data.size == 1 else Arg(i + 1)
-    found = _scale(substitute(logits.epilogue, replace))
+    epilogue, hidden = _chosen(substitute(logits.epilogue, replace), logits.operands, values)
+    found = _scale(epilogue)
     if found is None:
         return None
     scale, added = found
@@ -96,7 +99,7 @@ def _joined(node: Node, graph: Graph, producer: dict[int, Node], features: Featu
     )
     if not pays or not fits:
         return None
-    mask = _mask([logits.operands[i - 1] for i in added], values)
+    mask = _mask([*(logits.operands[i - 1] for i in added), *hidden], values)
     if mask is None:
         return None
     sources = tuple(sorted({*logits.sources, *weights.sources, *node.sources}))
@@ -118,15 +121,34 @@ def _mask(added: Sequence[int], values: dict[int, Value]) -> tuple[int, ...] | N
     return (known.constant(total, name=values[added[0]].name),)
 
 
+def _chosen(expr: Expr, operands: Sequence[int], values: dict[int, Value]) -> tuple[Expr, tuple[int, ...]]:
+    """The logits without a choice by a constant of some of them, and the mask that is added in its place: the others
+    were so low that nothing is left of them. None of the rows may be hidden as a whole."""
+    match expr:
+        case Apply("select", (Arg(i), inner, Literal(low))) if i:
+            kept = values[operands[i - 1]].data
+        case Apply("select", (Arg(i), Literal(low), inner)) if i:
+            data = values[operands[i - 1]].data
+            kept = None if data is None else np.logical_not(data)
+        case _:
+            return expr, ()
+    if kept is None or kept.dtype.kind != "b" or low > HIDDEN or not kept.any(axis=3).all() or kept.size > MOST_MASK:
+        return expr, ()
+    mask = np.where(kept, np.float32(0), np.float32(HIDDEN))
+    return inner, (GraphBuilder(values).constant(mask),)
+
+
 def _scale(expr: Expr) -> tuple[float, tuple[int, ...]] | None:
     """(factor, numbers of the Args that are added to the products), None if anything else is done to them."""
     match expr:
         case Arg(0):
             return 1.0, ()
-        case Apply("mul", (Arg(0), Literal(factor))) | Apply("mul", (Literal(factor), Arg(0))):
-            return float(factor), ()
-        case Apply("div", (Arg(0), Literal(divisor))) if divisor:
-            return 1.0 / float(divisor), ()
+        case Apply("mul", (inner, Literal(factor))) | Apply("mul", (Literal(factor), inner)):
+            found = _scale(inner)
+            return (found[0] * float(factor), ()) if found is not None and not found[1] else None
+        case Apply("div", (inner, Literal(divisor))) if divisor:
+            found = _scale(inner)
+            return (found[0] / float(divisor), ()) if found is not None and not found[1] else None
         case Apply("add", (inner, Arg(mask))) | Apply("add", (Arg(mask), inner)) if mask:
             found = _scale(inner)
             return None if found is None else (found[0], (*found[1], mask))

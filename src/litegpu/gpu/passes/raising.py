@@ -32,7 +32,8 @@ _LARGEST = 1 << 24
 def raise_elementwise(graph: Graph) -> Graph:
     """A function of each element, applied to a float value that one node reads and that reshapes, transposes or joins
     others, is applied to those instead: there it becomes the epilogue of what computes them. Further operands come
-    along: numbers, and through a reshape constants and, where a product is reshaped, values of its shape."""
+    along: numbers, parts of constants where values are joined, and through a reshape constants and, where a product is
+    reshaped, values of its shape."""
     return join_copies(_Raising(graph).run())
 
 
@@ -62,11 +63,13 @@ class _Raising:
             return
         self.nodes[self.place.pop(producer.output)] = None
         raised = []
+        begin = 0
         for v in producer.inputs:
             value = self.builder.values[v]
             raised.append(self.builder.value(value.shape, DType.FLOAT32, name=value.name))
             self.readers[raised[-1]] = 1
-            operands = [v if o == producer.output else self.carried(o, producer) for o in node.operands]
+            operands = [v if o == producer.output else self.carried(o, producer, v, begin) for o in node.operands]
+            begin += value.shape[producer.op.axis] if isinstance(producer.op, Concat) else 0
             self.put(dataclasses.replace(node, operands=tuple(operands), output=raised[-1]))
         sources = tuple(sorted({*producer.sources, *node.sources}))
         self.put(dataclasses.replace(producer, inputs=tuple(raised), output=node.output, sources=sources))
@@ -95,12 +98,16 @@ class _Raising:
         if producer.epilogue != RESULT or len(set(producer.inputs)) != len(producer.inputs):
             return False
         read = [*producer.inputs, producer.output, node.output]
-        if any(values[v].dtype is not DType.FLOAT32 for v in read) or any(values[v].is_constant for v in read):
+        if any(values[v].dtype is not DType.FLOAT32 for v in read):
+            return False
+        if any(values[v].is_constant for v in read) and not isinstance(producer.op, Concat):
             return False
         if values[node.output].shape != values[producer.output].shape:
             return False
         if isinstance(producer.op, Concat):
-            return sum(self.readers[v] != 1 or v not in self.place for v in producer.inputs) <= 1
+            known = [values[v].is_constant for v in producer.inputs]
+            others = [v for v, constant in zip(producer.inputs, known, strict=True) if not constant]
+            return sum(self.readers[v] != 1 or v not in self.place for v in others) <= 1 and len(others) > 0
         if not isinstance(producer.op, Copy) or not all(isinstance(s, (Reshape, Transpose)) for s in producer.op.steps):
             return False
         source = values[producer.inputs[0]]
@@ -111,6 +118,8 @@ class _Raising:
         value = self.builder.values[operand]
         if value.dtype is not DType.FLOAT32 or (value.is_constant and value.elements == 1):
             return value.is_constant
+        if isinstance(producer.op, Concat):
+            return value.is_constant and value.elements <= _LARGEST
         if not isinstance(producer.op, Copy) or len(producer.op.steps) != 1:
             return False
         source, target = (self.builder.values[v].shape for v in (producer.inputs[0], producer.output))
@@ -123,11 +132,17 @@ class _Raising:
         free = source[3] == target[3] or source[3] % 4 == target[3] % 4 == 0
         return free and value.shape == target and computed is not None and isinstance(computed.op, (Conv2D, MatMul))
 
-    def carried(self, operand: int, producer: Node) -> int:
-        """The operand in front of `producer`."""
+    def carried(self, operand: int, producer: Node, v: int, begin: int) -> int:
+        """The operand in front of `producer`, for its input `v`, which what it joins has from `begin` on."""
         value = self.builder.values[operand]
         if value.is_constant and value.elements == 1:
             return operand
+        if isinstance(producer.op, Concat):
+            axis = producer.op.axis
+            if value.data is None or value.shape[axis] == 1:
+                return operand
+            part = value.data.take(range(begin, begin + self.builder.values[v].shape[axis]), axis)
+            return self.builder.constant(part, name=value.name)
         source, target = (self.builder.values[v].shape for v in (producer.inputs[0], producer.output))
         if value.data is not None:
             found = _behind(value.data, target, source)
