@@ -313,6 +313,41 @@ inline float element(unsigned long long matrix, unsigned row, unsigned k) {
 }
 }  // namespace emulator
 
+// And kept.cu.
+template <unsigned row_bytes> unsigned long long turned_matrix(unsigned at, unsigned slab) {
+  return matrix<row_bytes>(at) | (unsigned long long)(slab / 16) << 16;
+}
+namespace emulator {
+inline float turned_element(unsigned long long matrix, unsigned column, unsigned k) {
+  const unsigned across = (matrix >> 32 & 0x3fff) * 2, turns = 16 >> (matrix >> 62), slab = (matrix >> 16 & 0x3fff) * 16;
+  const unsigned at = (matrix & 0x3fff) * 16 + column / (across / 2) * slab + k * across + column % (across / 2) * 2;
+  unsigned short bits;
+  std::memcpy(&bits, shared + (at ^ (at / 128 % turns * 16)), 2);
+  return half_to_float(bits);
+}
+template <class Right, size_t columns>
+void multiply_rows(float (&d)[columns][4], const unsigned (&a)[4], unsigned long long b, bool more, Right right) {
+  const unsigned self = current - threads.data(), first = self & ~31u, lane = self & 31u;
+  operands[self] = {{a[0], a[1], a[2], a[3]}};
+  pause();
+  for (unsigned j = 0; j < columns; j++)
+    for (unsigned i = 0; i < 4; i++) {
+      if (!more) d[j][i] = 0.0f;
+      for (unsigned k = 0; k < 16; k++)
+        d[j][i] += half_of(operands[first + lane / 4 * 4 + k % 8 / 2].a[i / 2 + k / 8 * 2], k % 2) *
+                   right(b, j * 8 + lane % 4 * 2 + i % 2, k);
+    }
+  pause();
+}
+}  // namespace emulator
+template <size_t columns> void multiply_kept(float (&d)[columns][4], const unsigned (&a)[4], unsigned long long b, int more) {
+  emulator::multiply_rows(d, a, b, more, emulator::element);
+}
+template <size_t columns>
+void multiply_kept_turned(float (&d)[columns][4], const unsigned (&a)[4], unsigned long long b, int more) {
+  emulator::multiply_rows(d, a, b, more, emulator::turned_element);
+}
+
 namespace emulator {
 template <class T> int byte_of(unsigned long long matrix, unsigned row, unsigned k) {
   const unsigned eight = (matrix >> 32 & 0x3fff) * 16, turns = 16 >> (matrix >> 62);

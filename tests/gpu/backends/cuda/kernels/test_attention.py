@@ -81,7 +81,7 @@ def test_agrees_with_numpy(device: Any, case: str, units: int) -> None:
     graph, data = network(**CASES[case])
     features = dataclasses.replace(device.features, compute_units=units)
     program = build_program(graph, features, "cuda", half=True)
-    assert program.kernels[program.dispatches[-1].kernel].name == "flash_attention"
+    assert program.kernels[program.dispatches[-1].kernel].name.endswith("_attention")
     got = first_output(device, program, data, graph.values[graph.outputs[0]].shape)
     want = evaluate_graph(graph, data)[0]
     assert np.isfinite(got).all()

@@ -75,6 +75,7 @@ def native_launch(
     inner: Traced | None = None,
     pixels: int = 1,
     options: tuple[str, ...] = (),
+    needed: tuple[str, ...] = (),
 ) -> Launch:
     """A launch of the kernel `name` in `files`, compiled with `constants` as macros.
 
@@ -82,6 +83,7 @@ def native_launch(
     STORE(pixel, quad, value) applies the node's epilogue to four channels, a float4 (of the integer convolutions and
     products an int4), of pixel number `pixel` (row-major over B, H, W, unless `where` says otherwise) and stores them;
     with `pixels`, so many at once: STORE(pixel, ..., quad, value, ...). `inner` is another function that it calls.
+    `needed`: definitions that come before all others.
     """
     shape = ctx.output.shape
 
@@ -98,7 +100,7 @@ def native_launch(
         functions.append(inner)
     buffers = [NativeBuffer(n, _access(v)) for n, v in operands.items()]
     macros = {**constants, "NAME": name, "EPILOGUE_BUFFERS": "".join(f", {p}" for f in functions for p in f.parameters)}
-    definitions: list[str] = []
+    definitions = list(needed)
     bound = dict(operands)
     for function in functions:
         definitions += function.printed.definitions
@@ -124,6 +126,11 @@ def label_of(ctx: KernelContext) -> str:
 def text_of(file: str) -> str:
     """A file of this folder."""
     return (resources.files(__package__) / file).read_text()
+
+
+def float_text(value: float) -> str:
+    """A float as C++ writes it."""
+    return f"{np.float32(value)!r}f".replace("np.float32(", "").replace(")", "")
 
 
 def _access(operand: View | np.ndarray) -> str:

@@ -1,0 +1,209 @@
+// softmax(scale * q k^T + beta * mask) v for each of the leading positions, in half precision with float sums, by products of
+// four warps together (compute capability 9.0). A workgroup is TEAMS times four warps, which have 64 queries each; all go
+// through the same keys and values in steps of STEP, which all threads copy, to STAGES places that barriers tell of: a
+// team is up to one step ahead of the others. The logits stay in registers, where they become the left factor of the
+// product with the values.
+//
+// Constants from the host: TEAMS STEP STAGES RESIDENT (workgroups on a multiprocessor); DEPTH COLUMNS (multiples of 16); HEADS QUERIES KEYS
+// QUADS (of the output); TILES (workgroups along the queries); SCALE BETA (times log2 e); POSITIVE (the scale is); for Q_,
+// K_ and V_: _WIDTH (that is copied of a row), _OFFSET _PITCH_BATCH _PITCH_HEAD _PITCH_ROW. MASK: 0; GIVEN, with MASK_PERIOD (of the batch) MASK_TYPE
+// MASK_LOAD(value) MASK_OFFSET MASK_PITCH_*; or PACKED: halves in the order in which threads need them (_packed() of the
+// host), times BETA, minus infinity for keys that there are not.
+#define GIVEN 1
+#define PACKED 2
+#define NOTHING __int_as_float(0xff800000)  // minus infinity, of which the exponential is 0
+constexpr unsigned THREADS = 128 * TEAMS, ROWS = 64 * TEAMS, STEPS = (KEYS + STEP - 1) / STEP;
+// Tiles in shared memory: rows of at most 64 numbers, wider ones as slabs one behind the other.
+constexpr unsigned row_bytes(unsigned width) { return width <= 16 ? 32 : width <= 32 ? 64 : 128; }
+constexpr unsigned slab_bytes(unsigned rows, unsigned width) { return rows * row_bytes(width); }
+constexpr unsigned tile_bytes(unsigned rows, unsigned width) { return slab_bytes(rows, width) * ((width + 63) / 64); }
+constexpr unsigned Q_BYTES = tile_bytes(ROWS, DEPTH), K_BYTES = tile_bytes(STEP, DEPTH), V_BYTES = tile_bytes(STEP, COLUMNS);
+constexpr unsigned K_AT = Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
+constexpr unsigned K_THERE = V_AT + STAGES * V_BYTES, V_THERE = K_THERE + 8 * STAGES, FREE = V_THERE + 8 * STAGES;  // barriers
+static_assert(FREE + 8 * STAGES == SHARED_BYTES, "the host reckons otherwise");
+static_assert(STAGES >= STEPS || STAGES >= 3, "places are filled again a step late");
+
+// Where 16 bytes of a row lie: as matrix() expects them.
+template <unsigned rows, unsigned width> INLINE unsigned place(unsigned row, unsigned chunk) {
+  constexpr unsigned across = row_bytes(width), chunks = across / 16;
+  const unsigned turn = chunks == 8 ? row % 8 : row / (8 / chunks) % chunks;
+  return chunk / 8 * slab_bytes(rows, width) + row * across + (chunk % 8 ^ turn) * 16;
+}
+
+// The rows from number `first` on, of which there are `count`, go to the tile at `at`; what is outside becomes zero.
+template <unsigned rows, unsigned width, unsigned real_width, unsigned pitch>
+INLINE void bring(const unsigned short* x, unsigned first, unsigned count, unsigned at, unsigned thread, unsigned threads) {
+  constexpr unsigned chunks = width / 8;
+#pragma unroll 4
+  for (unsigned i = thread; i < rows * chunks; i += threads) {
+    const unsigned row = i / chunks, chunk = i % chunks;
+    const bool real = first + row < count && chunk * 8 < real_width;
+    copy16(at + place<rows, width>(row, chunk), x + (real ? (first + row) * pitch + chunk * 8 : 0), real);
+  }
+}
+
+INLINE float of_neighbours(float x, bool add) {  // the sum or the largest of the four threads that share a row
+#pragma unroll
+  for (unsigned by = 1; by < 4; by *= 2) {
+    const float other = __shfl_xor_sync(~0u, x, by);
+    x = add ? x + other : fmaxf(x, other);
+  }
+  return x;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+NAME(const unsigned short* q, const unsigned short* k, const unsigned short* v MASK_PARAMETER EPILOGUE_BUFFERS) {
+  const unsigned tile = blockIdx.x % TILES, position = blockIdx.x / TILES, batch = position / HEADS, head = position % HEADS;
+  const unsigned team = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  const unsigned team_row = tile * ROWS + team * 64, row0 = team_row + warp * 16;  // of this team, and of this warp
+  const bool live = team_row < QUERIES;  // in the last workgroup there may be teams without a query
+  const unsigned short* const keys = k + batch * K_PITCH_BATCH + head * K_PITCH_HEAD + K_OFFSET;
+  const unsigned short* const values = v + batch * V_PITCH_BATCH + head * V_PITCH_HEAD + V_OFFSET;
+  if (threadIdx.x == 0) {
+    for (unsigned s = 0; s < STAGES; s++) {
+      barrier_init(K_THERE + 8 * s, THREADS);
+      barrier_init(V_THERE + 8 * s, THREADS);
+      barrier_init(FREE + 8 * s, 4 * TEAMS);
+    }
+    barriers_ready();
+  }
+  __syncthreads();
+  wait_for_predecessors();
+  launch_dependents();
+
+  auto bring_step = [&](unsigned step) {
+    const unsigned slot = step % STAGES;
+    bring<STEP, DEPTH, K_WIDTH, K_PITCH_ROW>(keys, step * STEP, KEYS, K_AT + slot * K_BYTES, threadIdx.x, THREADS);
+    barrier_arrive_copied(K_THERE + 8 * slot);
+    bring<STEP, COLUMNS, V_WIDTH, V_PITCH_ROW>(values, step * STEP, KEYS, V_AT + slot * V_BYTES, threadIdx.x, THREADS);
+    barrier_arrive_copied(V_THERE + 8 * slot);
+  };
+  bring<ROWS, DEPTH, Q_WIDTH, Q_PITCH_ROW>(q + batch * Q_PITCH_BATCH + head * Q_PITCH_HEAD + Q_OFFSET, tile * ROWS, QUERIES, 0,
+                                           threadIdx.x, THREADS);
+#pragma unroll
+  for (unsigned step = 0; step < (STAGES < STEPS ? STAGES : STEPS); step++) bring_step(step);
+
+  barrier_wait(K_THERE, 0);  // the queries have come before the first keys
+  unsigned query[DEPTH / 16][4];
+#pragma unroll
+  for (unsigned i = 0; i < DEPTH / 16; i++)
+    load_matrices(query[i], place<ROWS, DEPTH>(team * 64 + warp * 16 + lane % 16, i * 2 + lane / 16));
+  float sums[COLUMNS / 8][4] = {}, largest[2] = {NOTHING, NOTHING}, total[2] = {0.0f, 0.0f};
+#pragma unroll 1
+  for (unsigned step = 0; step < STEPS; step++) {
+    const unsigned slot = step % STAGES, parity = step / STAGES % 2;
+    if (STEPS > STAGES && step >= 2 && step - 2 + STAGES < STEPS) {
+      barrier_wait(FREE + 8 * ((step - 2) % STAGES), (step - 2) / STAGES % 2);
+      bring_step(step - 2 + STAGES);
+    }
+    barrier_wait(K_THERE + 8 * slot, parity);
+    if (live) {
+      announce_copies();
+      float logits[STEP / 8][4];
+      begin_products();
+#pragma unroll
+      for (unsigned i = 0; i < DEPTH / 16; i++)
+        multiply_kept(logits, query[i],
+                      matrix<row_bytes(DEPTH)>(K_AT + slot * K_BYTES + i / 4 * slab_bytes(STEP, DEPTH) + i % 4 * 32), i > 0);
+      commit_products();
+#if MASK == PACKED
+      uint4 packed[STEP / 16];
+      const unsigned lead = batch % MASK_PERIOD * MASK_PITCH_BATCH + head * MASK_PITCH_HEAD;
+#pragma unroll
+      for (unsigned n = 0; n < STEP / 16; n++)
+        packed[n] = mask[((lead + row0 / 16) * STEPS + step) * (STEP * 2) + n * 32 + lane];
+#endif
+      products_wait<0>();
+      if (row0 < QUERIES) {
+#if MASK || !POSITIVE
+        constexpr float scale = 1.0f;
+#pragma unroll
+        for (unsigned n = 0; n < STEP / 8; n++)
+#pragma unroll
+          for (unsigned e = 0; e < 4; e++) {
+            float logit = logits[n][e] * SCALE;
+#if MASK == PACKED
+            const uint4 two = packed[n / 2];
+            const unsigned word = n % 2 ? e / 2 ? two.w : two.z : e / 2 ? two.y : two.x;
+            logit += half_to_float((unsigned short)(e % 2 ? word >> 16 : word));
+#elif MASK == GIVEN
+            const unsigned key = step * STEP + n * 8 + lane % 4 * 2 + e % 2, row = row0 + lane / 4 + e / 2 * 8;
+            if (row < QUERIES && key < KEYS)
+              logit += BETA * MASK_LOAD(mask[batch % MASK_PERIOD * MASK_PITCH_BATCH + head * MASK_PITCH_HEAD + row * MASK_PITCH_ROW +
+                                             key * MASK_PITCH_COLUMN + MASK_OFFSET]);
+#endif
+            logits[n][e] = logit;
+          }
+#else
+        constexpr float scale = SCALE;
+#endif
+        if (MASK != PACKED && KEYS % STEP && step == STEPS - 1) {
+#pragma unroll
+          for (unsigned n = 0; n < STEP / 8; n++)
+#pragma unroll
+            for (unsigned e = 0; e < 4; e++)
+              if ((STEPS - 1) * STEP + n * 8 + lane % 4 * 2 + e % 2 >= KEYS) logits[n][e] = NOTHING;
+        }
+#pragma unroll
+        for (unsigned r = 0; r < 2; r++) {
+          float most = fmaxf(logits[0][2 * r], logits[0][2 * r + 1]);
+#pragma unroll
+          for (unsigned n = 1; n < STEP / 8; n++) most = fmaxf(most, fmaxf(logits[n][2 * r], logits[n][2 * r + 1]));
+          most = fmaxf(largest[r], of_neighbours(most, false) * scale);
+          const float base = most == NOTHING ? 0.0f : most;  // where nothing but -infinity came so far there is no difference
+          const float factor = rough_exp2(largest[r] - base);
+          largest[r] = most;
+          float all = 0.0f;
+#pragma unroll
+          for (unsigned n = 0; n < STEP / 8; n++)
+#pragma unroll
+            for (unsigned e = 2 * r; e < 2 * r + 2; e++) {
+              logits[n][e] = rough_exp2(fmaf(logits[n][e], scale, -base));
+              all += logits[n][e];
+            }
+          total[r] = fmaf(total[r], factor, all);
+          if (STEPS > 1) {
+#pragma unroll
+            for (unsigned n = 0; n < COLUMNS / 8; n++) sums[n][2 * r] *= factor, sums[n][2 * r + 1] *= factor;
+          }
+        }
+      }
+      unsigned weights[STEP / 16][4];
+#pragma unroll
+      for (unsigned i = 0; i < STEP / 16; i++) {
+        const float(&a)[4] = logits[2 * i], (&b)[4] = logits[2 * i + 1];
+        weights[i][0] = pack_half2(a[0], a[1]), weights[i][1] = pack_half2(a[2], a[3]);
+        weights[i][2] = pack_half2(b[0], b[1]), weights[i][3] = pack_half2(b[2], b[3]);
+      }
+      barrier_wait(V_THERE + 8 * slot, parity);
+      announce_copies();
+      begin_products();
+#pragma unroll
+      for (unsigned i = 0; i < STEP / 16; i++)
+        multiply_kept_turned(sums, weights[i],
+                             turned_matrix<row_bytes(COLUMNS)>(V_AT + slot * V_BYTES + i * (16 * row_bytes(COLUMNS)),
+                                                               slab_bytes(STEP, COLUMNS)), 1);
+      end_products();
+    }
+    if (STEPS > STAGES && lane == 0) barrier_arrive(FREE + 8 * slot);
+  }
+  if (row0 >= QUERIES) return;
+
+  // Of two blocks of eight columns each thread has two neighbouring numbers of a row: pairs of threads exchange them, so that
+  // four threads have the four quads.
+  const bool odd = lane % 2;
+#pragma unroll
+  for (unsigned r = 0; r < 2; r++) {
+    const unsigned row = row0 + lane / 4 + r * 8;
+    const float inverse = 1.0f / of_neighbours(total[r], true);
+#pragma unroll
+    for (unsigned n = 0; n < COLUMNS / 16; n++) {
+      const float a0 = sums[2 * n][2 * r] * inverse, a1 = sums[2 * n][2 * r + 1] * inverse;
+      const float b0 = sums[2 * n + 1][2 * r] * inverse, b1 = sums[2 * n + 1][2 * r + 1] * inverse;
+      const float c0 = __shfl_xor_sync(~0u, odd ? a0 : b0, 1), c1 = __shfl_xor_sync(~0u, odd ? a1 : b1, 1);
+      const unsigned quad = n * 4 + odd * 2 + lane % 4 / 2;
+      if (row < QUERIES && quad < QUADS)
+        STORE(position * QUERIES + row, quad, (odd ? float4{c0, c1, b0, b1} : float4{a0, a1, c0, c1}));
+    }
+  }
+}

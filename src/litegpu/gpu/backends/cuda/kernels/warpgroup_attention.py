@@ -1,0 +1,196 @@
+"""Attention by products of four warps together, on devices that have them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from litegpu.gpu.backends.cuda.functions import ROUGH_FUNCTIONS
+from litegpu.gpu.backends.cuda.kernels.matmul import copied
+from litegpu.gpu.backends.cuda.kernels.source import float_text, native_launch
+from litegpu.gpu.backends.cuda.kernels.tile import MOST_WARPGROUP_SHARED_BYTES, USUAL_UNITS, WARPGROUP_CAPABILITY
+from litegpu.gpu.graph import Attention, DType
+from litegpu.gpu.kernels.access import Operands
+from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.view import View
+
+#: Queries of a team of four warps.
+TEAM = 64
+
+
+@dataclass(frozen=True)
+class AttentionTile:
+    """A workgroup has `teams` x 64 queries, and goes through the keys in steps of `step`, `stages` of which have places;
+    `resident` workgroups share a multiprocessor."""
+
+    teams: int
+    step: int
+    stages: int
+    resident: int
+
+    def __str__(self) -> str:
+        return f"{self.teams}x64x{self.step}-{self.stages}-{self.resident}"
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.teams
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of an attention: `positions` times [queries, depth] by [keys, depth] and [keys, columns]."""
+
+    positions: int
+    queries: int
+    keys: int
+    depth: int
+    columns: int
+    masked: bool = False
+
+    def shared_bytes(self, tile: AttentionTile) -> int:
+        """The queries, the places of keys and values, and barriers, as warpgroup_attention.cu lays them out."""
+        rows, depth, columns = TEAM * tile.teams, _whole(self.depth), _whole(self.columns)
+        stage = tile.step * (_row_bytes(depth) + _row_bytes(columns))
+        return rows * _row_bytes(depth) + tile.stages * (stage + 24)
+
+    def steps(self, tile: AttentionTile) -> int:
+        return -(-self.keys // tile.step)
+
+    def groups(self, tile: AttentionTile) -> int:
+        return self.positions * -(-self.queries // (TEAM * tile.teams))
+
+    def registers(self, tile: AttentionTile) -> int:
+        """Of a thread: the logits of a step, the sums, the queries, the mask, and what else is needed."""
+        held = tile.step // 2 + _whole(self.columns) // 2 + _whole(self.depth) // 4
+        return held + (tile.step // 4 if self.masked else 0) + 27
+
+
+@functools.cache
+def candidates() -> tuple[AttentionTile, ...]:
+    """All tiles that are worth a try; of their places there are at most as many as steps."""
+    return tuple(
+        AttentionTile(teams, step, stages, resident)
+        for teams, residents in ((1, (8, 6, 5, 4, 3, 2)), (2, (4, 3, 2, 1)), (3, (1,)), (4, (1,)))
+        for step in (48, 64, 80, 96, 112, 128)
+        for stages in (1, 2, 3, 4)
+        for resident in residents
+    )
+
+
+def ranked(sizes: Sizes, capability: int, units: int) -> list[AttentionTile]:
+    """The candidates that fit and make sense, the cheapest first."""
+    if capability != WARPGROUP_CAPABILITY:
+        return []
+    fitting = [tile for tile in candidates() if _fits(tile, sizes)]
+    return sorted(fitting, key=lambda tile: (cost(sizes, tile, units), tile.threads))
+
+
+def _fits(tile: AttentionTile, sizes: Sizes) -> bool:
+    steps = sizes.steps(tile)
+    registers = min(255, 65536 // (tile.resident * tile.threads)) // 8 * 8
+    shared = tile.resident * (sizes.shared_bytes(tile) + 1024)
+    return (
+        (tile.stages == steps or 3 <= tile.stages < steps)
+        and sizes.registers(tile) <= registers
+        and shared <= MOST_WARPGROUP_SHARED_BYTES + 1024
+        and (tile.teams == 1 or sizes.queries > TEAM * (tile.teams - 1))
+        and (tile.step == 48 or tile.step < sizes.keys + 16)
+    )
+
+
+def cost(sizes: Sizes, tile: AttentionTile, units: int) -> float:
+    """Estimated microseconds on a device of `units` multiprocessors: of a step products and exponentials, which those
+    that share a multiprocessor overlap. (From counts of instructions; not fitted to measurements.)"""
+    units = units or USUAL_UNITS
+    steps, depth = sizes.steps(tile), _whole(sizes.depth) + _whole(sizes.columns)
+    products = tile.teams * TEAM * tile.step * depth / 2048
+    exponentials = tile.teams * TEAM * tile.step / 16
+    copied_bytes = tile.step * depth * 2 / 40
+    each = steps * (max(products, exponentials, copied_bytes) + 40) + 300 + tile.teams * TEAM * _whole(sizes.columns) / 32
+    alone = 2000 + steps * (products * 2 / tile.teams + 1.6 * exponentials / tile.teams + 500)
+    groups = sizes.groups(tile)
+    waves = max(1.0, groups / (units * tile.resident))
+    return float(1.0 + max(alone * waves, -(-groups // units) * each) / 1700)
+
+
+def _whole(numbers: int) -> int:
+    return -(-numbers // 16) * 16
+
+
+def _row_bytes(numbers: int) -> int:
+    """Of a tile in shared memory."""
+    return 32 if numbers <= 16 else 64 if numbers <= 32 else -(-numbers // 64) * 128
+
+
+def sizes_of(ctx: KernelContext) -> Sizes | None:
+    """Those of the node, if the kernel can read its operands."""
+    node = ctx.node
+    q, k, v = (ctx.views[i] for i in node.inputs[:3])
+    if any(x.dtype is not DType.FLOAT16 or copied(x, True, False) != 8 for x in (q, k, v)):
+        return None
+    batch, heads, queries, columns = ctx.output.shape
+    return Sizes(batch * heads, queries, k.shape[2], k.shape[3], columns, len(node.inputs) > 3)
+
+
+def launch(ctx: KernelContext, tile: AttentionTile, mask: dict[str, int | str], operands: Operands) -> Launch:
+    """The attention with the given tile; `operands`: q, k, v and perhaps the mask, of which `mask` are the constants."""
+    op, node = ctx.node.op, ctx.node
+    assert isinstance(op, Attention)
+    q, k, v = (ctx.views[i] for i in node.inputs[:3])
+    batch, heads, queries, columns = ctx.output.shape
+    sizes = Sizes(batch * heads, queries, k.shape[2], k.shape[3], columns)
+    scale, beta = op.scale * math.log2(math.e), op.beta * math.log2(math.e)
+    constants: dict[str, int | str] = {
+        "TEAMS": tile.teams, "STEP": tile.step, "STAGES": tile.stages, "RESIDENT": tile.resident,
+        "DEPTH": _whole(sizes.depth), "COLUMNS": _whole(columns), "HEADS": heads, "QUERIES": queries,
+        "KEYS": sizes.keys, "QUADS": -(-columns // 4), "TILES": -(-queries // (TEAM * tile.teams)),
+        "SHARED_BYTES": sizes.shared_bytes(tile), "SCALE": float_text(scale), "BETA": float_text(beta),
+        "POSITIVE": int(scale > 0), "MASK": "GIVEN" if "mask" in operands else 0, **_side("Q", q), **_side("K", k),
+        **_side("V", v), **mask,
+    }  # fmt: skip
+    constant = operands.get("mask")
+    if isinstance(constant, np.ndarray):
+        packed = packed_mask(constant, beta, tile.step, queries, sizes.keys)
+        if packed is not None:
+            operands = {**operands, "mask": packed}
+            constants |= {
+                "MASK": "PACKED", "MASK_PARAMETER": ", const uint4* mask",
+                "MASK_PITCH_BATCH": packed.shape[1] * packed.shape[2] if packed.shape[0] > 1 else 0,
+                "MASK_PITCH_HEAD": packed.shape[2] if packed.shape[1] > 1 else 0,
+            }  # fmt: skip
+    return native_launch(
+        ctx, "warpgroup_attention", ("device.cu", "warpgroup.cu", "kept.cu", "pipeline.cu", "warpgroup_attention.cu"),
+        constants, operands, label="attention", workgroup=(tile.threads, 1, 1), dispatch=(sizes.groups(tile), 1, 1),
+        shared_bytes=sizes.shared_bytes(tile), variant=str(tile), needed=(ROUGH_FUNCTIONS,),
+    )  # fmt: skip
+
+
+def _side(name: str, view: View) -> dict[str, int | str]:
+    batch, head, row, _ = view.strides
+    return {
+        f"{name}_WIDTH": view.quads * 4, f"{name}_OFFSET": view.offset,
+        f"{name}_PITCH_BATCH": batch if view.shape[0] > 1 else 0,
+        f"{name}_PITCH_HEAD": head if view.shape[1] > 1 else 0, f"{name}_PITCH_ROW": row,
+    }  # fmt: skip
+
+
+def packed_mask(mask: np.ndarray, factor: float, step: int, queries: int, keys: int) -> np.ndarray | None:
+    """A constant mask [B, H, M or 1, N or 1] times `factor` as halves in the order in which threads need them: [B, H, blocks of 16
+    rows, steps, blocks of 16 keys, lanes, 8], for all rows and keys of whole tiles. None for values that are no halves."""
+    with np.errstate(over="ignore"):
+        scaled = np.float32(mask) * np.float32(factor)
+        halves = scaled.astype(np.float16)
+    if not np.array_equal(np.isinf(scaled), np.isinf(halves)):
+        return None
+    lead = halves.shape[:2]
+    rows, across = -(-queries // TEAM) * TEAM, -(-keys // step) * step
+    whole = np.full((*lead, rows, across), -np.inf, np.float16)
+    whole[:, :, :queries, :keys] = halves
+    # row: 16 r + 8 half + g; key: step s, 16 n + 8 block + 2 t + e; a lane is g, t and has block, half, e
+    parts = whole.reshape(*lead, rows // 16, 2, 8, across // step, step // 16, 2, 4, 2)
+    return np.ascontiguousarray(parts.transpose(0, 1, 2, 5, 6, 4, 8, 7, 3, 9)).reshape(
+        *lead, rows // 16, across // step, step // 16, 32, 8
+    )
