@@ -18,7 +18,8 @@ from litegpu.model import read_model
 from litegpu.model.builder import ModelBuilder
 
 
-def network(lead=(2, 3), m=5, n=9, d=8, e=8, *, scale: str = "mul", masked=None, shared=False) -> bytes:
+def network(lead=(2, 3), m=5, n=9, d=8, e=8, *, scale: str = "mul", masked=None, shared=False, pictures=0) -> bytes:
+    """With `pictures` the batch is the windows of so many, each of which has a mask for each of its windows."""
     b = ModelBuilder()
     q, k = b.input("q", (*lead, m, d)), b.input("k", (1 if shared else lead[0], lead[1], n, d))
     v = b.input("v", (1 if shared else lead[0], lead[1], n, e))
@@ -30,6 +31,15 @@ def network(lead=(2, 3), m=5, n=9, d=8, e=8, *, scale: str = "mul", masked=None,
         logits = b.op("DIV", [logits, b.constant(np.array(d**0.5, np.float32))], whole)
     if masked is not None:
         logits = b.op("ADD", [logits, b.input("mask", masked)], whole)
+    if pictures:
+        rng = np.random.default_rng(1)
+        bias = rng.standard_normal((1, lead[1], m, n)).astype(np.float32)
+        logits = b.op("ADD", [logits, b.constant(bias)], whole)
+        apart = (pictures, lead[0] // pictures, lead[1], m * n)
+        mask = rng.standard_normal((1, apart[1], 1, m * n)).astype(np.float32)
+        logits = b.op("RESHAPE", [logits, b.constant(np.array(apart, np.int32))], apart)
+        logits = b.op("ADD", [logits, b.constant(mask)], apart)
+        logits = b.op("RESHAPE", [logits, b.constant(np.array(whole, np.int32))], whole)
     weights = b.op(
         "SOFTMAX", [logits], whole, {"beta": {"beta": 0.5, "no beta": 0.0, "negative": -1.0}.get(scale, 1.0)}
     )
@@ -41,7 +51,8 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": dict(), "one key": dict(n=1), "odd": dict(lead=(1, 5), m=3, n=17, d=5, e=3), "one column": dict(d=1, e=1),
     "many keys": dict(lead=(1, 2), m=4, n=100, d=17, e=12), "divided": dict(scale="div"), "unscaled": dict(scale=""),
     "beta": dict(scale="beta"), "masked": dict(masked=(2, 1, 5, 9)), "row mask": dict(masked=(1, 1, 1, 9)),
-    "shared keys": dict(shared=True), "wide": dict(lead=(1, 1), m=3, n=40, d=64, e=100),
+    "windows": dict(lead=(6, 2), pictures=3), "a window each": dict(lead=(3, 2), pictures=3),
+    "windows of one picture": dict(lead=(4, 2), pictures=1), "shared keys": dict(shared=True), "wide": dict(lead=(1, 1), m=3, n=40, d=64, e=100),
 }  # fmt: skip
 
 

@@ -89,7 +89,9 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             return np.asarray(inputs[1].reshape(-1)[inputs[0].astype(np.int64) - lowest])
         case Attention(scale, beta):
             q, k, v = (x.astype(np.float64) for x in inputs[:3])
-            logits = np.matmul(q, k.swapaxes(2, 3)) * scale + (inputs[3] * beta if len(inputs) > 3 else 0)
+            logits = np.matmul(q, k.swapaxes(2, 3)) * scale
+            if len(inputs) > 3:
+                logits += np.tile(inputs[3], (len(logits) // len(inputs[3]), 1, 1, 1)) * beta
             weights = np.exp(logits - logits.max(-1, keepdims=True))
             return np.asarray(np.matmul(weights / weights.sum(-1, keepdims=True), v), np.float32)
         case Pool2D():

@@ -6,7 +6,7 @@ import math
 import operator
 
 from litegpu.gpu.graph import Attention
-from litegpu.gpu.kernels.access import Index, Operands, Position, Source, mask, open_sink, open_source
+from litegpu.gpu.kernels.access import Index, Operands, Position, Source, mask, open_sink, open_source, remainder
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.reduce import meet
 from litegpu.gpu.lang import Kernel, TracedValue, f32, f32x4, trace
@@ -46,7 +46,8 @@ def build(ctx: KernelContext) -> list[Launch]:
                 logit = logit + k.dot(query[i], mask(k, key.quad(b, h, number, i), depth, i))
             if added is not None:
                 sizes = added.view.shape
-                here = [0 if n == 1 else p for n, p in zip(sizes, (*place, number), strict=True)]
+                lead = (remainder(at.b, sizes[0], shape[0]), at.y, at.x)
+                here = [0 if n == 1 else p for n, p in zip(sizes, (*lead, number), strict=True)]
                 logit = logit + added.at(*here) * op.beta
             before = largest.value
             now = k.max(before, logit)

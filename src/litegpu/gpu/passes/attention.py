@@ -14,6 +14,7 @@ from litegpu.gpu.graph import (
     Apply,
     Arg,
     Attention,
+    Copy,
     DType,
     Expr,
     Graph,
@@ -21,6 +22,8 @@ from litegpu.gpu.graph import (
     Literal,
     MatMul,
     Node,
+    Reshape,
+    Shape,
     Softmax,
     Value,
     substitute,
@@ -46,10 +49,9 @@ def join_attention(graph: Graph, features: Features, half: bool) -> Graph:
     gone: set[int] = set()
     nodes = []
     for node in graph.nodes:
-        joined = _joined(node, graph, producer, features, half)
-        if joined is not None:
-            weights = producer[node.inputs[0]]
-            inner = {weights.output, weights.inputs[0]}
+        found = _joined(node, graph, producer, features, half)
+        if found is not None:
+            joined, inner = found
             if all(len(consumers[v]) == 1 and v not in graph.outputs for v in inner):
                 gone |= inner
                 node = joined
@@ -60,8 +62,10 @@ def join_attention(graph: Graph, features: Features, half: bool) -> Graph:
     return GraphBuilder(dict(graph.values), left).graph(graph.inputs, graph.outputs)
 
 
-def _joined(node: Node, graph: Graph, producer: dict[int, Node], features: Features, half: bool) -> Node | None:
-    """The Attention that ends in `node`, if it is the product of weights and values."""
+def _joined(
+    node: Node, graph: Graph, producer: dict[int, Node], features: Features, half: bool
+) -> tuple[Node, set[int]] | None:
+    """The Attention that ends in `node`, if it is the product of weights and values, and the values within it."""
     values = graph.values
     if node.op != MatMul() or node.inputs[0] not in producer:
         return None
@@ -70,8 +74,11 @@ def _joined(node: Node, graph: Graph, producer: dict[int, Node], features: Featu
         return None
     if not weights.op.beta > 0:  # the largest product would be the least logit
         return None
-    logits = producer[weights.inputs[0]]
+    logits, *copies = _product(weights.inputs[0], producer)
     if logits.op != MatMul(transpose_b=True):
+        return None
+    repeated = [_repeated(copy, values, values[logits.output].shape) for copy in copies]
+    if any(r is None for r in repeated):
         return None
     replace: dict[int, Expr] = {0: RESULT}
     for i, operand in enumerate(logits.operands):
@@ -99,26 +106,55 @@ def _joined(node: Node, graph: Graph, producer: dict[int, Node], features: Featu
     )
     if not pays or not fits:
         return None
-    mask = _mask([*(logits.operands[i - 1] for i in added), *hidden], values)
+    own_masks = [*(logits.operands[i - 1] for i in added), *hidden]
+    mask = _mask(own_masks, [a for r in repeated for a in r or ()], values)
     if mask is None:
         return None
-    sources = tuple(sorted({*logits.sources, *weights.sources, *node.sources}))
+    sources = tuple(sorted({*node.sources, *(s for n in (logits, *copies, weights) for s in n.sources)}))
     op = Attention(scale * weights.op.beta, weights.op.beta)
-    return Node(op, (*logits.inputs, node.inputs[1], *mask), node.output, node.epilogue, node.operands, sources)
+    joined = Node(op, (*logits.inputs, node.inputs[1], *mask), node.output, node.epilogue, node.operands, sources)
+    return joined, {n.output for n in (logits, *copies, weights)}
 
 
-def _mask(added: Sequence[int], values: dict[int, Value]) -> tuple[int, ...] | None:
+def _product(v: int, producer: dict[int, Node]) -> list[Node]:
+    """The node that computes value `v`, where it is reshaped and something is added with the nodes that do that, these
+    in their order behind it."""
+    found = [producer[v]]
+    while isinstance(found[0].op, Copy) and found[0].inputs[0] in producer:
+        found.insert(0, producer[found[0].inputs[0]])
+    return found
+
+
+def _repeated(copy: Node, values: dict[int, Value], shape: Shape) -> list[np.ndarray] | None:
+    """The constants that a reshaping node adds to logits of `shape`, as masks of them whose first size divides that of
+    the logits: as where windows of several pictures have a mask for each window. None if it does anything else."""
+    if not (isinstance(copy.op, Copy) and all(isinstance(step, Reshape) for step in copy.op.steps)):
+        return None
+    found = _scale(copy.epilogue)
+    target = values[copy.output].shape
+    if found is None or found[0] != 1.0 or shape[0] % target[0] or math.prod(shape) // target[0] > MOST_MASK:
+        return None if copy.epilogue != RESULT else []
+    masks = []
+    for i in found[1]:
+        data = values[copy.operands[i - 1]].data
+        if data is None or data.shape[0] != 1:
+            return None
+        masks.append(np.broadcast_to(data, (1, *target[1:])).reshape(shape[0] // target[0], *shape[1:]))
+    return masks
+
+
+def _mask(added: Sequence[int], more: list[np.ndarray], values: dict[int, Value]) -> tuple[int, ...] | None:
     """The one value that is added to the logits, or the sum of several constants, as of a bias for each pair of places
     and a mask for each window; () for none, None where there is no such value."""
-    if len(added) < 2:
+    if not more and len(added) < 2:
         return tuple(added)
-    data = [d for v in added if (d := values[v].data) is not None]
-    shape = np.broadcast_shapes(*(values[v].shape for v in added))
-    if len(data) < len(added) or math.prod(shape) > MOST_MASK:
+    data = [d for v in added if (d := values[v].data) is not None] + more
+    if len(data) < len(added) + len(more) or len({d.shape[0] for d in data} - {1}) > 1:
         return None
-    total = functools.reduce(np.add, data)
+    if math.prod(np.broadcast_shapes(*(d.shape for d in data))) > MOST_MASK:
+        return None
     known = GraphBuilder(values)
-    return (known.constant(total, name=values[added[0]].name),)
+    return (known.constant(functools.reduce(np.add, data), name=values[added[0]].name if added else ""),)
 
 
 def _chosen(expr: Expr, operands: Sequence[int], values: dict[int, Value]) -> tuple[Expr, tuple[int, ...]]:

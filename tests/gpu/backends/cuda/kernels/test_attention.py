@@ -27,6 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "shared keys": dict(lead=(2, 2), m=9, n=65, d=16, e=16, shared=(1, 1)),
     "shared heads": dict(lead=(2, 3), m=9, n=65, d=16, e=16, shared=(2, 1)),
     "mask": dict(lead=(2, 2), m=9, n=65, d=16, e=16, mask=(2, 1, 9, 65)),
+    "repeated mask": dict(lead=(6, 2), m=9, n=65, d=16, e=16, mask=(3, 2, 9, 65)),
     "row mask": dict(lead=(1, 2), m=20, n=65, d=16, e=16, mask=(1, 1, 1, 65)),
     "constant mask": dict(lead=(1, 2), m=20, n=65, d=16, e=16, mask=(1, 2, 20, 65), constant=True),
     "keys that count for nothing": dict(lead=(1, 2), m=20, n=200, d=16, e=16, mask=(1, 1, 1, 200), off=150),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from first_output import first_output
 
-from litegpu.gpu.backends.cuda.kernels import convolution, specialized, stem, window
+from litegpu.gpu.backends.cuda.kernels import convolution, patch, specialized, stem, window
 from litegpu.gpu.backends.cuda.kernels.tile import TileProduct, WorkgroupTile, candidates, cost, ranked
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_node
@@ -20,7 +20,8 @@ PLAIN = Conv2D()
 
 @pytest.fixture(autouse=True)
 def without_later_kernels(monkeypatch) -> None:
-    """Those of specialized.cu and stem.cu have tests of their own."""
+    """Those of specialized.cu, stem.cu and patch.cu have tests of their own."""
+    monkeypatch.setattr(patch, "ranked", lambda layer, capability, units: [])
     monkeypatch.setattr(specialized, "ranked", lambda layer, capability, units: [])
     monkeypatch.setattr(stem, "ranked", lambda layer, units: [])
 
@@ -115,6 +116,19 @@ def test_some_tiles(device, monkeypatch, half: bool, rows, columns, depth, warps
     check(device, graph, x, half)
     graph, x = network((2, 5, 7, 20), (20, 3, 3, 20), Conv2D((2, 1), (1, 2), (1, 2)))
     check(device, graph, x, half)
+
+
+@pytest.mark.parametrize("channels, warps, warpgroups", [(136, (1, 1, 2), False), (20, (2, 2, 1), False), (136, (4, 1, 1), True)])
+def test_points_of_floats(device, monkeypatch, channels: int, warps, warpgroups: bool) -> None:
+    """A 1x1 layer that reads floats, as behind a mean: more steps than stages, and a last chunk of four channels."""
+    builder, rng = GraphBuilder(), np.random.default_rng(0)
+    x, out = builder.value((1, 5, 9, channels), DType.FLOAT32), builder.value((1, 5, 9, 44), DType.FLOAT32)
+    builder.node(Conv2D(), [x, builder.constant(rng.standard_normal((44, 1, 1, channels)) / np.sqrt(channels))], out)
+    use_tile(monkeypatch, WorkgroupTile(64, 32, 32, warps, 3, warpgroups))
+    graph = builder.graph([x], [out])
+    program = build_program(graph, device.features, "cuda", half=True)
+    assert "#define ACCESS FLOATS" in program.kernels[program.dispatches[-1].kernel].source
+    check(device, graph, rng.standard_normal((1, 5, 9, channels)).astype(np.float32), True)
 
 
 @pytest.mark.parametrize("op", [Conv2D((2, 2)), Conv2D((1, 2)), Conv2D(padding=(1, 1)), Conv2D(upsample=(2, 2))])

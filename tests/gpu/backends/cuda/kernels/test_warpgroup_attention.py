@@ -38,6 +38,10 @@ CASES: dict[str, tuple[AttentionTile, dict[str, Any]]] = {
     "shared keys": (AttentionTile(1, 80, 1, 2), dict(lead=(2, 2), m=9, n=65, d=16, e=16, shared=(1, 1))),
     "shared heads": (AttentionTile(1, 96, 1, 2), dict(lead=(2, 3), m=9, n=65, d=16, e=16, shared=(2, 1))),
     "mask": (AttentionTile(1, 80, 1, 2), dict(lead=(2, 2), m=9, n=65, d=16, e=16, mask=(2, 1, 9, 65))),
+    "repeated mask": (AttentionTile(1, 80, 1, 2), dict(lead=(6, 2), m=9, n=65, d=16, e=16, mask=(3, 2, 9, 65))),
+    "repeated constant mask": (
+        AttentionTile(1, 80, 1, 2), dict(lead=(6, 2), m=9, n=65, d=16, e=16, mask=(2, 1, 9, 65), constant=True),
+    ),
     "row mask": (AttentionTile(1, 128, 1, 2), dict(lead=(1, 2), m=20, n=65, d=16, e=16, mask=(1, 1, 1, 65))),
     "constant mask": (
         AttentionTile(1, 48, 2, 2), dict(lead=(2, 2), m=20, n=65, d=16, e=16, mask=(2, 2, 20, 65), constant=True),

@@ -6,7 +6,7 @@
 // Constants from the host: WARPS_M WARPS_K STEP; DP EP (depth and columns, padded to a power of two); HEADS QUERIES KEYS
 // QUADS (of the output); TILES (workgroups along the queries); SCALE BETA (times log2 e); for Q_, K_ and V_: _TYPE,
 // _LOAD(value), _COPY (8 or 4 numbers at once, 1: four floats, or 0: one by one), _WIDTH (that can be read of a row), _OFFSET _PITCH_BATCH
-// _PITCH_HEAD _PITCH_ROW _PITCH_COLUMN; MASKED, and for the mask: MASK_TYPE MASK_LOAD(value) MASK_OFFSET MASK_PITCH_*.
+// _PITCH_HEAD _PITCH_ROW _PITCH_COLUMN; MASKED, and for the mask: MASK_PERIOD (of the batch) MASK_TYPE MASK_LOAD(value) MASK_OFFSET MASK_PITCH_*.
 #define NOTHING __int_as_float(0xff800000)  // minus infinity, of which the exponential is 0
 constexpr unsigned THREADS = 32 * WARPS_M * WARPS_K, ROWS = 16 * WARPS_M, OWN = STEP / WARPS_K;
 constexpr unsigned STEPS = (KEYS + STEP - 1) / STEP;
@@ -116,7 +116,7 @@ NAME(const Q_TYPE* q, const K_TYPE* k, const V_TYPE* v MASK_PARAMETER EPILOGUE_B
 #if MASKED
         const unsigned row = row0 + warp_m * 16 + lane / 4 + e / 2 * 8;
         if (row < QUERIES && key < KEYS)
-          logit += BETA * MASK_LOAD(mask[batch * MASK_PITCH_BATCH + head * MASK_PITCH_HEAD + row * MASK_PITCH_ROW +
+          logit += BETA * MASK_LOAD(mask[batch % MASK_PERIOD * MASK_PITCH_BATCH + head * MASK_PITCH_HEAD + row * MASK_PITCH_ROW +
                                          key * MASK_PITCH_COLUMN + MASK_OFFSET]);
 #endif
         logit = key < KEYS ? logit : NOTHING;

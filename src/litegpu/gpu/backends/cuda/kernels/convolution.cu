@@ -10,6 +10,7 @@
 #define POINTS 0  // 1x1, and pixel p lies at p * PITCH_X: rows are copied as they are
 #define WINDOW 1  // copies of VECTOR channels of one tap each
 #define GATHER 2  // any layout or number of channels: element by element, through registers
+#define FLOATS 3  // as POINTS, of floats, which become halves in registers: loaded a step ahead, beside the products
 
 constexpr unsigned A_BYTES = BM * ROW_BYTES, STAGE_BYTES = (BM + BN) * ROW_BYTES, STEPS = DEPTH / BK;
 constexpr unsigned A_COPIES = (BM * CHUNKS + THREADS - 1) / THREADS, B_COPIES = (BN * CHUNKS + THREADS - 1) / THREADS;
@@ -38,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
                w + (column0 + row) * DEPTH + step * BK + chunk * PER_CHUNK, true);
     }
   };
-#if ACCESS == POINTS
+#if ACCESS == POINTS || ACCESS == FLOATS
   unsigned pixels[A_COPIES];
 #else
   Pixel pixels[A_COPIES];
@@ -46,12 +47,35 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 #pragma unroll
   for (unsigned i = 0; i < A_COPIES; i++) {
     const unsigned pixel = pixel0 + (thread + i * THREADS) / CHUNKS;
-#if ACCESS == POINTS
+#if ACCESS == POINTS || ACCESS == FLOATS
     pixels[i] = pixel;
 #else
     pixels[i] = find(pixel);
 #endif
   }
+#if ACCESS == FLOATS
+  float4 loaded[A_COPIES][2];
+  auto load_pixels = [&](unsigned step) {
+    const unsigned channel = (step * CHUNKS + chunk) * PER_CHUNK;
+#pragma unroll
+    for (unsigned i = 0; i < A_COPIES; i++) {
+      const bool real = pixels[i] < PIXELS && (BM * CHUNKS % THREADS == 0 || (thread + i * THREADS) / CHUNKS < BM);
+      const float4* const from = (const float4*)(x + pixels[i] * PITCH_X + channel + OFFSET);
+      loaded[i][0] = real && channel < CHANNELS ? from[0] : float4{0.0f, 0.0f, 0.0f, 0.0f};
+      loaded[i][1] = real && channel + 4 < CHANNELS ? from[1] : float4{0.0f, 0.0f, 0.0f, 0.0f};
+    }
+  };
+  auto put_pixels = [&](unsigned slot) {
+#pragma unroll
+    for (unsigned i = 0; i < A_COPIES; i++) {
+      const unsigned row = (thread + i * THREADS) / CHUNKS;
+      if (BM * CHUNKS % THREADS && row >= BM) break;
+      const float4 a = loaded[i][0], b = loaded[i][1];
+      *(uint4*)(shared + slot * STAGE_BYTES + place(row, chunk)) =
+          uint4{pack_half2(a.x, a.y), pack_half2(a.z, a.w), pack_half2(b.x, b.y), pack_half2(b.z, b.w)};
+    }
+  };
+#else
   auto copy_pixels = [&](unsigned step, unsigned slot) {
     const unsigned depth = step * CHUNKS + chunk;
 #if ACCESS != GATHER
@@ -99,6 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 #endif
     }
   };
+#endif
 
   // The weights are nobody's output: they may come while the kernel before this one still runs.
 #pragma unroll
@@ -115,7 +140,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 #endif
 #pragma unroll
   for (unsigned s = 0; s < STAGES - 1; s++) {
+#if ACCESS == FLOATS
+    if (s < STEPS) load_pixels(s), put_pixels(s);
+#else
     if (s < STEPS) copy_pixels(s, s);
+#endif
     copies_commit();
   }
 
@@ -142,11 +171,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
     const unsigned next = step + STAGES - 1;
     if (next < STEPS) {
       copy_weights(next, next % STAGES);
+#if ACCESS == FLOATS
+      load_pixels(next);
+#else
       copy_pixels(next, next % STAGES);
+#endif
     }
     copies_commit();
     const unsigned tile = step % STAGES * STAGE_BYTES;
     product.add([&](unsigned row, unsigned chunk) { return tile + place(row, chunk); }, tile + A_BYTES);
+#if ACCESS == FLOATS
+    if (next < STEPS) put_pixels(next % STAGES);
+#endif
   }
   product.store([&](unsigned row, unsigned column, float4 total) {
     const unsigned pixel = pixel0 + row, quad = column0 / 4 + column;

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import matvec, specialized, stem, window
+from litegpu.gpu.backends.cuda.kernels import matvec, patch, specialized, stem, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half, residuals_of
 from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
@@ -43,6 +43,7 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
     others: list[tuple[Callable[..., float], Callable[..., Launch], Sequence[object]]] = [
         (matvec.cost, matvec.launch, matvec.ranked(layer, units)),
         (specialized.cost, specialized.launch, specialized.ranked(layer, capability, units)),
+        (patch.cost, patch.launch, patch.ranked(layer, capability, units)),
     ]
     if layer.prologue is None:  # which these do not know
         others += [
@@ -94,7 +95,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile, where: Where |
         **tile.constants(), "TILES_N": columns, "PIXELS": product.rows, "QUADS": -(-layer.shape[3] // 4),
         "DEPTH": weights.shape[1], "ACCESS": layer.access, **constants_of(layer),
     }  # fmt: skip
-    if layer.access == "POINTS" and layer.pitch is not None:
+    if layer.access in ("POINTS", "FLOATS") and layer.pitch is not None:
         constants["PITCH_X"] = layer.pitch
     operands: Operands = {"x": view, "w": weights, **operands_of(layer)}
     name = "tensor_convolution" if layer.half else "tiled_convolution"

@@ -1,5 +1,5 @@
-// Products of four warps together whose left factor they hold in registers, after warpgroup.cu: as PRODUCT's there, with halves
-// and float sums. Without `more` d is what the product is, and what it was does not count. Each warp has 16 rows of a, in
+// Products of four warps together whose left factor they hold in registers, after warpgroup.cu: as PRODUCT there, with
+// halves and float sums. Without `more` d is what the product is, and what it was does not count. Each warp has 16 rows of a, in
 // the order of multiply() of device.cu.
 #define SUMS_16 \
   "%0, %1, %2, %3, %4, %5, %6, %7"
@@ -37,6 +37,7 @@ KEPT_PRODUCTS(80, 40, 41, 42, 43, 44, 45)
 KEPT_PRODUCTS(96, 48, 49, 50, 51, 52, 53)
 KEPT_PRODUCTS(112, 56, 57, 58, 59, 60, 61)
 KEPT_PRODUCTS(128, 64, 65, 66, 67, 68, 69)
+KEPT_PRODUCTS(192, 96, 97, 98, 99, 100, 101)
 
 // A tile whose rows are the depth: `row_bytes` of each row lie together, chunks permuted as place() does, the next ones `slab`
 // bytes further on.

@@ -99,7 +99,9 @@ class Layer:
     @property
     def access(self) -> str:
         if not self.vector:
-            return "GATHER"
+            view = self.source
+            floats = self.half and view.dtype is DType.FLOAT32 and view.vector and view.whole_quads
+            return "FLOATS" if floats and self.pitch is not None else "GATHER"
         return "WINDOW" if self.pitch is None else "POINTS"
 
     @property

@@ -14,9 +14,9 @@
 #define NOTHING __int_as_float(0xff800000)  // minus infinity, of which the exponential is 0
 constexpr unsigned THREADS = 128 * TEAMS, ROWS = 64 * TEAMS, STEPS = (KEYS + STEP - 1) / STEP;
 // Tiles in shared memory: rows of at most 64 numbers, wider ones as slabs one behind the other.
-constexpr unsigned row_bytes(unsigned width) { return width <= 16 ? 32 : width <= 32 ? 64 : 128; }
-constexpr unsigned slab_bytes(unsigned rows, unsigned width) { return rows * row_bytes(width); }
-constexpr unsigned tile_bytes(unsigned rows, unsigned width) { return slab_bytes(rows, width) * ((width + 63) / 64); }
+INLINE constexpr unsigned row_bytes(unsigned width) { return width <= 16 ? 32 : width <= 32 ? 64 : 128; }
+INLINE constexpr unsigned slab_bytes(unsigned rows, unsigned width) { return rows * row_bytes(width); }
+INLINE constexpr unsigned tile_bytes(unsigned rows, unsigned width) { return slab_bytes(rows, width) * ((width + 63) / 64); }
 constexpr unsigned Q_BYTES = tile_bytes(ROWS, DEPTH), K_BYTES = tile_bytes(STEP, DEPTH), V_BYTES = tile_bytes(STEP, COLUMNS);
 constexpr unsigned K_AT = Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
 constexpr unsigned K_THERE = V_AT + STAGES * V_BYTES, V_THERE = K_THERE + 8 * STAGES, FREE = V_THERE + 8 * STAGES;  // barriers
@@ -189,21 +189,16 @@ NAME(const unsigned short* q, const unsigned short* k, const unsigned short* v M
   }
   if (row0 >= QUERIES) return;
 
-  // Of two blocks of eight columns each thread has two neighbouring numbers of a row: pairs of threads exchange them, so that
-  // four threads have the four quads.
-  const bool odd = lane % 2;
 #pragma unroll
   for (unsigned r = 0; r < 2; r++) {
     const unsigned row = row0 + lane / 4 + r * 8;
     const float inverse = 1.0f / of_neighbours(total[r], true);
 #pragma unroll
     for (unsigned n = 0; n < COLUMNS / 16; n++) {
-      const float a0 = sums[2 * n][2 * r] * inverse, a1 = sums[2 * n][2 * r + 1] * inverse;
-      const float b0 = sums[2 * n + 1][2 * r] * inverse, b1 = sums[2 * n + 1][2 * r + 1] * inverse;
-      const float c0 = __shfl_xor_sync(~0u, odd ? a0 : b0, 1), c1 = __shfl_xor_sync(~0u, odd ? a1 : b1, 1);
-      const unsigned quad = n * 4 + odd * 2 + lane % 4 / 2;
+      const float4 v = exchanged_quad(sums[2 * n], sums[2 * n + 1], r);
+      const unsigned quad = n * 4 + exchanged_number();
       if (row < QUERIES && quad < QUADS)
-        STORE(position * QUERIES + row, quad, (odd ? float4{c0, c1, b0, b1} : float4{a0, a1, c0, c1}));
+        STORE(position * QUERIES + row, quad, (float4{v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse}));
     }
   }
 }

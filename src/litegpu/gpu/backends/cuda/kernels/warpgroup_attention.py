@@ -65,7 +65,7 @@ class Sizes:
     def registers(self, tile: AttentionTile) -> int:
         """Of a thread: the logits of a step, the sums, the queries, the mask, and what else is needed."""
         held = tile.step // 2 + _whole(self.columns) // 2 + _whole(self.depth) // 4
-        return held + (tile.step // 4 if self.masked else 0) + 27
+        return held + (tile.step // 8 if self.masked else 0) + 27
 
 
 @functools.cache
@@ -162,8 +162,9 @@ def launch(ctx: KernelContext, tile: AttentionTile, mask: dict[str, int | str], 
                 "MASK_PITCH_HEAD": packed.shape[2] if packed.shape[1] > 1 else 0,
             }  # fmt: skip
     return native_launch(
-        ctx, "warpgroup_attention", ("device.cu", "warpgroup.cu", "kept.cu", "pipeline.cu", "warpgroup_attention.cu"),
-        constants, operands, label="attention", workgroup=(tile.threads, 1, 1), dispatch=(sizes.groups(tile), 1, 1),
+        ctx, "warpgroup_attention",
+        ("device.cu", "warpgroup.cu", "kept.cu", "pipeline.cu", "exchange.cu", "warpgroup_attention.cu"), constants,
+        operands, label="attention", workgroup=(tile.threads, 1, 1), dispatch=(sizes.groups(tile), 1, 1),
         shared_bytes=sizes.shared_bytes(tile), variant=str(tile), needed=(ROUGH_FUNCTIONS,),
     )  # fmt: skip
 
