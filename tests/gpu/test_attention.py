@@ -52,7 +52,8 @@ CASES: dict[str, dict[str, Any]] = {
     "many keys": dict(lead=(1, 2), m=4, n=100, d=17, e=12), "divided": dict(scale="div"), "unscaled": dict(scale=""),
     "beta": dict(scale="beta"), "masked": dict(masked=(2, 1, 5, 9)), "row mask": dict(masked=(1, 1, 1, 9)),
     "windows": dict(lead=(6, 2), pictures=3), "a window each": dict(lead=(3, 2), pictures=3),
-    "windows of one picture": dict(lead=(4, 2), pictures=1), "shared keys": dict(shared=True), "wide": dict(lead=(1, 1), m=3, n=40, d=64, e=100),
+    "windows of one picture": dict(lead=(4, 2), pictures=1), "shared keys": dict(shared=True),
+    "wide": dict(lead=(1, 1), m=3, n=40, d=64, e=100),
 }  # fmt: skip
 
 

@@ -118,7 +118,9 @@ def test_some_tiles(device, monkeypatch, half: bool, rows, columns, depth, warps
     check(device, graph, x, half)
 
 
-@pytest.mark.parametrize("channels, warps, warpgroups", [(136, (1, 1, 2), False), (20, (2, 2, 1), False), (136, (4, 1, 1), True)])
+@pytest.mark.parametrize(
+    "channels, warps, warpgroups", [(136, (1, 1, 2), False), (20, (2, 2, 1), False), (136, (4, 1, 1), True)]
+)
 def test_points_of_floats(device, monkeypatch, channels: int, warps, warpgroups: bool) -> None:
     """A 1x1 layer that reads floats, as behind a mean: more steps than stages, and a last chunk of four channels."""
     builder, rng = GraphBuilder(), np.random.default_rng(0)

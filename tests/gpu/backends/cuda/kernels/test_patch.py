@@ -1,4 +1,4 @@
-"""Convolution whose windows lie side by side, in CUDA C++, against the definition in NumPy: tiles, inputs of both types."""
+"""Convolution whose windows lie side by side, in CUDA C++, against its definition: tiles, inputs of both types."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def compare(device: Any, tile: PatchTile, graph: Graph, x: np.ndarray) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("case", CASES)
 def test_agrees_with_numpy(device: Any, case: str) -> None:
-    tile, *options = CASES[case]
-    compare(device, tile, *network(*options))
+    tile, shape, window, outputs, inner = CASES[case]
+    compare(device, tile, *network(shape, window, outputs, inner))
 
 
 @pytest.mark.cuda
@@ -124,7 +124,9 @@ def test_weights_are_packed_in_the_order_of_loads() -> None:
         row = np.concatenate([found[0, 0, output, chunk ^ output % 8] for chunk in range(8)])
         for ky in range(2):
             group = row[16 * ky : 16 * ky + 16]
-            run = np.concatenate([np.concatenate([group[2 * t : 2 * t + 2], group[8 + 2 * t : 10 + 2 * t]]) for t in range(4)])
+            run = np.concatenate(
+                [np.concatenate([group[2 * t : 2 * t + 2], group[8 + 2 * t : 10 + 2 * t]]) for t in range(4)]
+            )
             assert np.array_equal(run[:12], layer.weights[output, ky].reshape(-1).astype(np.float16))
             assert not run[12:].any()
     assert not found[0, 0, 5:].any()
@@ -133,7 +135,7 @@ def test_weights_are_packed_in_the_order_of_loads() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_compiles(case: str) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    tile, *options = CASES[case]
-    program = built(tile, network(*options)[0], FEATURES)
+    tile, shape, window, outputs, inner = CASES[case]
+    program = built(tile, network(shape, window, outputs, inner)[0], FEATURES)
     kernels = [k for k in program.kernels if k.name == "patch_convolution"]
     assert kernels and compile_kernels(kernels, 90, programmatic=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from typing import Any
 from unittest import mock
 
@@ -32,7 +31,9 @@ CASES: dict[str, tuple[AttentionTile, dict[str, Any]]] = {
     "two teams": (AttentionTile(2, 112, 2, 2), dict(lead=(1, 2), m=197, n=197, d=64, e=64)),
     "a team without queries": (AttentionTile(2, 64, 3, 1), dict(lead=(1, 2), m=140, n=300, d=16, e=32)),
     "places filled again": (AttentionTile(2, 48, 3, 1), dict(lead=(2, 1), m=100, n=460, d=32, e=32)),
-    "windows": (AttentionTile(1, 64, 1, 6), dict(lead=(3, 2), m=49, n=49, d=32, e=32, mask=(1, 2, 49, 49), constant=True)),
+    "windows": (
+        AttentionTile(1, 64, 1, 5), dict(lead=(3, 2), m=49, n=49, d=32, e=32, mask=(1, 2, 49, 49), constant=True),
+    ),
     "wide": (AttentionTile(1, 48, 3, 1), dict(m=20, n=100, d=128, e=128)),
     "80 wide": (AttentionTile(1, 80, 2, 1), dict(m=70, n=150, d=80, e=80)),
     "shared keys": (AttentionTile(1, 80, 1, 2), dict(lead=(2, 2), m=9, n=65, d=16, e=16, shared=(1, 1))),
@@ -103,7 +104,7 @@ def test_random_sizes(device: Any, seed: int) -> None:
     d, e = (8 * int(rng.integers(1, 17)) for _ in range(2))
     options: dict[str, Any] = dict(lead=(b, h), m=m, n=n, d=d, e=e)
     if seed % 3:
-        options["mask"] = tuple(size if rng.random() < 0.5 else 1 for size in (b, h, m)) + (n,)
+        options["mask"] = (*(size if rng.random() < 0.5 else 1 for size in (b, h, m)), n)
         options["constant"] = seed % 3 == 2
     tiles = ranked(Sizes(b * h, m, n, d, e, "mask" in options), 90, 132)
     compare(device, tiles[int(rng.integers(len(tiles)))], options)
@@ -152,7 +153,7 @@ def test_tiles_fit() -> None:
         best = ranked(sizes, 90, 132)[0]
         assert sizes.steps(best) * best.step <= 1.35 * queries
         assert ranked(sizes, 80, 132) == [] == ranked(sizes, 100, 132)
-    assert math.prod(len(set(map(str, c))) for c in [candidates()]) == len(candidates())
+    assert len(set(map(str, candidates()))) == len(candidates())
 
 
 @pytest.mark.parametrize("case", ["two teams", "places filled again", "windows", "80 wide", "wide", "mask"])

@@ -43,12 +43,12 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
     others: list[tuple[Callable[..., float], Callable[..., Launch], Sequence[object]]] = [
         (matvec.cost, matvec.launch, matvec.ranked(layer, units)),
         (specialized.cost, specialized.launch, specialized.ranked(layer, capability, units)),
-        (patch.cost, patch.launch, patch.ranked(layer, capability, units)),
     ]
     if layer.prologue is None:  # which these do not know
         others += [
             (window.cost, window.launch, window.ranked(layer, units)),
             (stem.cost, stem.launch, stem.ranked(layer, units)),
+            (patch.cost, patch.launch, patch.ranked(layer, capability, units)),
         ]
     if ctx.tuner is None:
         residual = math.prod(layer.shape) * layer.residuals * RESIDUAL

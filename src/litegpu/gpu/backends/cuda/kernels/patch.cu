@@ -1,14 +1,14 @@
 // Convolution whose windows lie side by side: what divides a picture into patches. Then the window of an output is KERNEL_H runs
 // of RUN elements, and the product's left factor goes from memory to registers, once, and right into products of four warps
 // (compute capability 9.0). Rows are output pixels, columns output channels. A workgroup has TEAMS times four warps, of
-// which each four compute 64 x BN; a further warp copies the weights, in steps of 64 along the depth, to a ring of STAGES
+// which each four compute 64 x BN; one thread has the weights copied, in steps of 64 along the depth, to a ring of STAGES
 // places. Loads run AHEAD steps ahead of products.
 //
 // A thread loads four neighbours of 16 along a run, where a product wants two pairs that are eight apart: the weights are
 // packed in that order. A run takes whole groups of 16.
 //
-// Constants from the host: TEAMS BN STAGES AHEAD RESIDENT; FLOATS (the input is float32, else halves); TILES_N STEPS; PIXELS QUADS
-// (of the output); OUT_H OUT_W; RUN KERNEL_H; STRIDE_*; OFFSET PITCH_B PITCH_Y PITCH_X (elements, of the input's view).
+// Constants from the host: TEAMS BN STAGES AHEAD RESIDENT; FLOATS (the input is float32, else halves); TILES_N
+// STEPS; PIXELS QUADS (of the output); OUT_H OUT_W; RUN KERNEL_H; STRIDE_*; OFFSET PITCH_B PITCH_Y PITCH_X (elements, of the input's view).
 #if FLOATS
 typedef float Element;
 typedef float4 Piece;
@@ -24,30 +24,25 @@ constexpr unsigned PLACE_BYTES = BN * 128, FULL = STAGES * PLACE_BYTES, EMPTY = 
 constexpr unsigned ROWS = 64 * TEAMS, GROUPS = (RUN + 15) / 16;
 static_assert(EMPTY + 8 * STAGES == SHARED_BYTES, "the host reckons otherwise");
 
-extern "C" __global__ void __launch_bounds__(128 * TEAMS + 32, RESIDENT)
+extern "C" __global__ void __launch_bounds__(128 * TEAMS, RESIDENT)
 NAME(const Element* x, const unsigned short* __restrict__ w EPILOGUE_BUFFERS) {
   const unsigned column = blockIdx.x % TILES_N, pixel0 = blockIdx.x / TILES_N * ROWS;
+  const unsigned short* const weights = w + (size_t)column * STEPS * (BN * 64);
+  auto copy_weights = [&](unsigned step) {
+    const unsigned slot = step % STAGES;
+    barrier_copy(FULL + 8 * slot, slot * PLACE_BYTES, weights + (size_t)step * (BN * 64), PLACE_BYTES);
+  };
   if (threadIdx.x == 0) {
     for (unsigned s = 0; s < STAGES; s++) {
       barrier_init(FULL + 8 * s, 1);
       barrier_init(EMPTY + 8 * s, 4 * TEAMS);
     }
     barriers_ready();
+    // They are nobody's output: they may come while the kernel before this one still runs.
+    for (unsigned step = 0; step < STAGES && step < STEPS; step++) copy_weights(step);
   }
   __syncthreads();
   const unsigned team = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  if (team == TEAMS) {  // the weights are nobody's output: they need not wait for the kernel before this one
-    launch_dependents();
-    if (lane == 0) {
-      const unsigned short* const weights = w + (size_t)column * STEPS * (BN * 64);
-      for (unsigned step = 0; step < STEPS; step++) {
-        const unsigned slot = step % STAGES;
-        if (step >= STAGES) barrier_wait(EMPTY + 8 * slot, (step / STAGES - 1) % 2);
-        barrier_copy(FULL + 8 * slot, slot * PLACE_BYTES, weights + (size_t)step * (BN * 64), PLACE_BYTES);
-      }
-    }
-    return;
-  }
   const unsigned row0 = pixel0 + team * 64 + warp * 16 + lane / 4;  // and the eighth after it
   unsigned from[2];
 #pragma unroll
@@ -80,7 +75,15 @@ NAME(const Element* x, const unsigned short* __restrict__ w EPILOGUE_BUFFERS) {
       const unsigned step = first + a, slot = step % STAGES;
       if (STEPS % AHEAD && step >= STEPS) break;
       products_wait<0>();  // which read the factors
-      if (step > 0 && lane == 0) barrier_arrive(EMPTY + 8 * ((step - 1) % STAGES));
+      if (step > 0 && step - 1 + STAGES < STEPS) {
+        const unsigned done = (step - 1) % STAGES;
+        if (lane == 0) barrier_arrive(EMPTY + 8 * done);
+        if (threadIdx.x < 32) {
+          barrier_wait(EMPTY + 8 * done, (step - 1) / STAGES % 2);
+          if (lane == 0) copy_weights(step - 1 + STAGES);
+          __syncwarp();
+        }
+      }
 #pragma unroll
       for (unsigned i = 0; i < 4; i++) {
         factors[i][0] = low(pieces[a][i][0]), factors[i][1] = low(pieces[a][i][1]);

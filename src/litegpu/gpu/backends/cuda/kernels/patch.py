@@ -23,8 +23,8 @@ GROUP = 16
 
 @dataclass(frozen=True)
 class PatchTile:
-    """A workgroup computes `teams` x 64 pixels times `columns` outputs; of the weights `stages` steps have places, of the
-    input `ahead` steps are on their way; `resident` workgroups share a multiprocessor."""
+    """A workgroup computes `teams` x 64 pixels times `columns` outputs; of the weights `stages` steps have places, of
+    the input `ahead` steps are on their way; `resident` workgroups share a multiprocessor."""
 
     teams: int
     columns: int
@@ -37,7 +37,7 @@ class PatchTile:
 
     @property
     def threads(self) -> int:
-        return 128 * self.teams + 32
+        return 128 * self.teams
 
     @property
     def shared_bytes(self) -> int:
@@ -51,7 +51,7 @@ def candidates() -> tuple[PatchTile, ...]:
         PatchTile(teams, columns, stages, ahead, resident)
         for teams, residents in ((1, (6, 4, 3, 2)), (2, (2, 1)))
         for columns in (32, 64, 96, 128, 192)
-        for stages in (1, 2, 4)
+        for stages in (1, 2, 3, 4)
         for ahead in (1, 2)
         for resident in residents
     )
@@ -86,7 +86,7 @@ def _can(layer: Layer) -> bool:
 def steps_of(layer: Layer) -> int:
     """Along the depth, whose runs take whole groups."""
     _, kh, kw, inputs = layer.weights.shape
-    return -(-kh * -(-kw * inputs // GROUP) * GROUP // STEP)
+    return int(-(-kh * -(-kw * inputs // GROUP) * GROUP // STEP))
 
 
 def _fits(tile: PatchTile, layer: Layer) -> bool:
@@ -97,8 +97,7 @@ def _fits(tile: PatchTile, layer: Layer) -> bool:
         registers <= min(255, 65536 // (tile.resident * tile.threads)) // 8 * 8
         and tile.resident * (tile.shared_bytes + 1024) <= MOST_WARPGROUP_SHARED_BYTES + 1024
         and tile.ahead <= steps
-        and (tile.stages <= steps or tile.stages == 1)
-        and (tile.stages >= min(4, steps) or tile.columns > 128)
+        and tile.stages == min(4, steps)
         and (tile.columns < 2 * outputs or tile.columns == 32)
     )
 
@@ -111,19 +110,23 @@ def cost(layer: Layer, tile: PatchTile, units: int) -> float:
     across = -(-outputs // tile.columns)
     groups = -(-pixels // (64 * tile.teams)) * across
     products = steps * tile.teams * tile.columns * 2.0  # cycles
-    waiting = 1100 + steps * max(1000 / tile.ahead, products / steps)
     stored = 64 * tile.teams * tile.columns / 16 + 500
-    alone = 1500 + waiting + stored
-    waves = max(1.0, groups / (units * tile.resident))
+    alone = 3000 + steps * max(1200 / tile.ahead, products / steps) + stored
+    waves = (
+        max(1, math.ceil(groups / (units * tile.resident)))
+        if groups < 4 * units * tile.resident
+        else groups / (units * tile.resident)
+    )
     busy = -(-groups // units) * (products + steps * tile.columns * 128 / 40 + stored)
     size = 4 if layer.source.dtype is DType.FLOAT32 else 2
-    moving = (pixels * math.prod(layer.weights.shape[1:]) * size + pixels * outputs * 2) * 4.0e-7
-    return float(1.0 + max(max(alone * waves, busy) / 1700, moving))
+    read = pixels * math.prod(layer.weights.shape[1:]) * size
+    moving = (read * (1 + 0.3 * (across - 1)) + pixels * outputs * 2) * 2.8e-7
+    return float(1.0 + (max(alone * waves, busy) ** 3 / 1700**3 + moving**3) ** (1 / 3))
 
 
 def packed(layer: Layer, tile: PatchTile) -> np.ndarray:
-    """The weights as the tiles lie in shared memory (matrix() of warpgroup.cu): for each tile's outputs and each step one
-    of [outputs, 64], chunks of 16 bytes permuted; each 16 of the depth in the order that patch.cu explains."""
+    """The weights as the tiles lie in shared memory (matrix() of warpgroup.cu): for each tile's outputs and each step
+    one of [outputs, 64], chunks of 16 bytes permuted; each 16 of the depth in the order that patch.cu explains."""
     outputs, kh, kw, inputs = layer.weights.shape
     run, groups = kw * inputs, -(-kw * inputs // GROUP)
     across, steps = -(-outputs // tile.columns), steps_of(layer)

@@ -23,8 +23,8 @@ TEAM = 64
 
 @dataclass(frozen=True)
 class AttentionTile:
-    """A workgroup has `teams` x 64 queries, and goes through the keys in steps of `step`, `stages` of which have places;
-    `resident` workgroups share a multiprocessor."""
+    """A workgroup has `teams` x 64 queries, and goes through the keys in steps of `step`, `stages` of which have
+    places; `resident` workgroups share a multiprocessor."""
 
     teams: int
     step: int
@@ -109,7 +109,9 @@ def cost(sizes: Sizes, tile: AttentionTile, units: int) -> float:
     products = tile.teams * TEAM * tile.step * depth / 2048
     exponentials = tile.teams * TEAM * tile.step / 16
     copied_bytes = tile.step * depth * 2 / 40
-    each = steps * (max(products, exponentials, copied_bytes) + 40) + 300 + tile.teams * TEAM * _whole(sizes.columns) / 32
+    each = (
+        steps * (max(products, exponentials, copied_bytes) + 40) + 300 + tile.teams * TEAM * _whole(sizes.columns) / 32
+    )
     alone = 2000 + steps * (products * 2 / tile.teams + 1.6 * exponentials / tile.teams + 500)
     groups = sizes.groups(tile)
     waves = max(1.0, groups / (units * tile.resident))
@@ -136,7 +138,7 @@ def sizes_of(ctx: KernelContext) -> Sizes | None:
 
 
 def launch(ctx: KernelContext, tile: AttentionTile, mask: dict[str, int | str], operands: Operands) -> Launch:
-    """The attention with the given tile; `operands`: q, k, v and perhaps the mask, of which `mask` are the constants."""
+    """The attention with the given tile; `operands`: q, k, v and perhaps the mask, whose constants are in `mask`."""
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, Attention)
     q, k, v = (ctx.views[i] for i in node.inputs[:3])
@@ -179,8 +181,9 @@ def _side(name: str, view: View) -> dict[str, int | str]:
 
 
 def packed_mask(mask: np.ndarray, factor: float, step: int, queries: int, keys: int) -> np.ndarray | None:
-    """A constant mask [B, H, M or 1, N or 1] times `factor` as halves in the order in which threads need them: [B, H, blocks of 16
-    rows, steps, blocks of 16 keys, lanes, 8], for all rows and keys of whole tiles. None for values that are no halves."""
+    """A constant mask [B, H, M or 1, N or 1] times `factor` as halves in the order in which threads need them: [B, H,
+    blocks of 16 rows, steps, blocks of 16 keys, lanes, 8], for all rows and keys of whole tiles. None for values that
+    are no halves."""
     with np.errstate(over="ignore"):
         scaled = np.float32(mask) * np.float32(factor)
         halves = scaled.astype(np.float16)
