@@ -6,6 +6,7 @@ from agreement import FLOAT32, assert_agrees, official, run
 from op_cases import OpCase
 
 from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.graph.parts import as_typed
 from litegpu.gpu.lower import check_operator, lower_partition
 from litegpu.model.reader import read_model
 
@@ -19,4 +20,4 @@ def check(case: OpCase, seed: int) -> None:
     assert [t for t, _ in lowered.outputs] == list(graph.outputs), what
     wanted = run(official(case.content), case.inputs)
     for got, want in zip(evaluate_graph(lowered.graph, case.inputs), wanted, strict=True):
-        assert_agrees(got.reshape(want.shape).astype(want.dtype), want, FLOAT32, what)
+        assert_agrees(as_typed(got, want.shape, want.dtype), want, FLOAT32, what)

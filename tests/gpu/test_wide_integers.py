@@ -1,12 +1,17 @@
-"""INT64 on the GPU: computed with in 32 bits, where those hold it."""
+"""INT64 on the GPU: computed with in 32 bits where those hold it, else as two words."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 from agreement import official, on_gpu, require_gpu, run
 
 import litegpu
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.graph.parts import as_typed
+from litegpu.gpu.lower import check_operator, lower_partition
 from litegpu.model.types import TensorType
 from litegpu.model.writer import ModelBuilder
 
@@ -36,8 +41,127 @@ def test_numbers_of_64_bits_enter_and_leave() -> None:
         np.testing.assert_array_equal(got, want)
 
 
-def test_what_32_bits_do_not_hold_is_an_error() -> None:
+def test_a_place_that_32_bits_do_not_hold_is_an_error() -> None:
+    """What is no more than a place is one word."""
     require_gpu()
-    interpreter = on_gpu(token_model(), max_delegated_partitions=0)
+    b = ModelBuilder()
+    table = b.constant(np.zeros((7, 4), np.float32))
+    b.output(b.op("GATHER", [table, b.input("ids", (5,), I64)], shape=(5, 4)))
+    interpreter = on_gpu(b.build(), max_delegated_partitions=0)
     with pytest.raises(litegpu.InvokeError, match=r"holds 0 to 4294967296: the GPU computes with 32 bits"):
         run(interpreter, [np.array([1 << 32, 0, 0, 0, 0], np.int64)])
+
+
+def test_a_place_of_two_words_that_is_out_of_range() -> None:
+    require_gpu()
+    ids = np.array([1 << 32, 0, 3, 1, 2], np.int64)
+    interpreter = on_gpu(token_model(), max_delegated_partitions=0)
+    rows, turned, _, same = run(interpreter, [ids])
+    assert not rows[0].any() and rows[1].any()
+    np.testing.assert_array_equal(turned, ids[::-1])
+    assert not same[0]
+
+
+def numbers(*shape: int, seed: int = 0, spare: int = 1) -> np.ndarray:
+    """Of every length, and either sign."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(-(2**63), 2**63, shape) >> rng.integers(spare, 63, shape)
+
+
+def check(b: ModelBuilder, *inputs: np.ndarray) -> None:
+    """Wholly on the GPU, and in NumPy, as on the CPU."""
+    require_gpu()
+    content = b.build()
+    wanted = run(official(content), inputs)
+    graph = litegpu.read_model(content).main
+    lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs)
+    evaluated = [
+        as_typed(a, w.shape, w.dtype) for a, w in zip(evaluate_graph(lowered.graph, inputs), wanted, strict=True)
+    ]
+    with on_gpu(content, max_delegated_partitions=0) as interpreter:
+        report = interpreter.delegation_report()
+        assert report.fully_delegated, report.summary()
+        found = run(interpreter, inputs)
+    for got in (evaluated, found):
+        for a, w in zip(got, wanted, strict=True):
+            if w.dtype.kind in "fc":
+                np.testing.assert_allclose(a, w, rtol=1e-6, atol=1e-5)
+            else:
+                np.testing.assert_array_equal(a, w)
+
+
+@pytest.mark.parametrize("shapes", [((2, 3, 4), (3, 1)), ((), (5,)), ((2, 1, 2, 1, 2), (1, 3, 1, 3, 1))])
+@pytest.mark.parametrize("operator", ["ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "LESS", "GREATER_EQUAL", "EQUAL"])
+def test_two_operands_of_64_bits(operator: str, shapes: Any) -> None:
+    b, made = ModelBuilder(), np.broadcast_shapes(*shapes)
+    x, y = (b.input(f"x{i}", s, I64) for i, s in enumerate(shapes))
+    compares = operator in ("LESS", "GREATER_EQUAL", "EQUAL")
+    b.output(b.op(operator, [x, y], made, type=TensorType.BOOL if compares else I64))
+    check(b, numbers(*shapes[0]), numbers(*shapes[1], seed=1))
+
+
+@pytest.mark.parametrize("operator", ["SUM", "REDUCE_MAX", "REDUCE_MIN", "CUMSUM"])
+@pytest.mark.parametrize("shape", [(2, 3, 4), (40,), (2, 1, 3, 2, 4)])
+def test_along_an_axis(operator: str, shape: tuple[int, ...]) -> None:
+    b = ModelBuilder()
+    x, axis = b.input("x", shape, I64), len(shape) // 2
+    if operator == "CUMSUM":
+        y = b.op(operator, [x, b.constant(np.array(axis, np.int32))], shape, dict(exclusive=True))
+    else:
+        made = (*shape[:axis], *shape[axis + 1 :])
+        y = b.op(operator, [x, b.constant(np.array([axis], np.int32))], made, type=I64)
+    b.output(y)
+    check(b, numbers(*shape))
+
+
+def test_casts_of_64_bits() -> None:
+    b, shape = ModelBuilder(), (3, 50)
+    f, i = b.input("f", shape), b.input("i", shape, I64)
+    b.output(b.op("CAST", [f], shape, dict(in_data_type=0, out_data_type=4), type=I64))
+    for target in (TensorType.FLOAT32, TensorType.INT32, TensorType.BOOL, TensorType.INT8):
+        b.output(b.op("CAST", [i], shape, dict(in_data_type=4, out_data_type=int(target)), type=target))
+    floats = np.random.default_rng(0).standard_normal(shape) * 10.0 ** np.random.default_rng(1).integers(-2, 21, shape)
+    floats[0, :3] = np.nan, np.inf, -np.inf
+    check(b, floats.astype(np.float32), numbers(*shape, spare=0))
+
+
+def test_64_bits_are_moved() -> None:
+    b, shape = ModelBuilder(), (2, 3, 4)
+    x = b.input("x", shape, I64)
+    far = b.constant(numbers(2, 3, 2, seed=5))
+    joined = b.op("CONCATENATION", [x, far], (2, 3, 6), dict(axis=2))
+    b.output(joined, b.op("TRANSPOSE", [joined, b.constant(np.array([2, 0, 1], np.int32))], (6, 2, 3), type=I64))
+    condition = b.op("LESS", [x, b.constant(np.array(1 << 40, np.int64))], shape, type=TensorType.BOOL)
+    b.output(b.op("SELECT_V2", [condition, x, b.constant(np.array(-1 << 50, np.int64))], shape, type=I64))
+    b.output(*b.op_multi("SPLIT", [b.constant(np.array(1, np.int32)), x], [((2, 1, 4), I64)] * 3, dict(num_splits=3)))
+    b.output(b.op("SHAPE", [x], (3,), dict(out_type="INT32"), type=TensorType.INT32))
+    check(b, numbers(*shape))
+
+
+def test_complex_numbers_are_moved_and_multiplied() -> None:
+    """As a short-time transform is written: one more axis for RFFT2D, which goes again."""
+    b, complex_ = ModelBuilder(), TensorType.COMPLEX64
+    frames = b.op("EXPAND_DIMS", [b.input("x", (4, 16)), b.constant(1)], (4, 1, 16), type=TensorType.FLOAT32)
+    made = b.op("RFFT2D", [frames, b.constant(np.array([1, 16], np.int32))], (4, 1, 9), type=complex_)
+    spectrum = b.op("SQUEEZE", [made], (4, 9), dict(squeeze_dims=[1]), type=complex_)
+    b.output(b.op("COMPLEX_ABS", [spectrum], (4, 9), type=TensorType.FLOAT32), spectrum)
+    b.output(b.op("MUL", [spectrum, b.input("y", (9,), complex_)], (4, 9), type=complex_))
+    rng = np.random.default_rng(0)
+    y = (rng.standard_normal(9) + 1j * rng.standard_normal(9)).astype(np.complex64)
+    check(b, rng.standard_normal((4, 16)).astype(np.float32), y)
+
+
+def test_what_has_no_form_of_two_words_keeps_one() -> None:
+    """What enters and is divided is looked at before the inference; a sum of it is the CPU's to divide."""
+    b = ModelBuilder()
+    x = b.input("x", (4,), I64)
+    b.output(b.op("FLOOR_MOD", [x, b.constant(np.array(7, np.int64))], (4,), type=I64))
+    check(b, np.array([-9, 5, 1 << 30, 0], np.int64))
+    graph = b.graph()
+    assert check_operator(graph, graph.operators[0]) is None
+    b = ModelBuilder()
+    total = b.op("MUL", [x := b.input("x", (4,), I64), x], (4,))
+    b.output(b.op("FLOOR_MOD", [total, b.constant(np.array(7, np.int64))], (4,), type=I64))
+    graph = b.graph()
+    assert [bool(check_operator(graph, o)) for o in graph.operators] == [False, True]
+    assert "no form of two words" in str(check_operator(graph, graph.operators[1]))

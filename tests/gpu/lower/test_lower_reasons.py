@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from litegpu.gpu.lower import Unsupported, check_operator, lower_partition
+from litegpu.gpu.lower.spans import wide
 from litegpu.model.types import Subgraph, TensorType
 from litegpu.model.writer import ModelBuilder
 
@@ -48,9 +49,9 @@ CASES = {
     "version": (one("RELU", [(2,)], (2,), version=9), "version 9: versions up to 3"),
     "int8 input": (one("RELU", [((2,), TensorType.INT8)], (2,), type=TensorType.INT8), "INT8 without quantization"),
     "int64 input": (one("EXP", [((2,), TensorType.INT64)], (2,)), "input 0 is INT64 where FLOAT32"),
-    "int64 sum": (
-        one("ADD", [((2,), TensorType.INT64), ((2,), TensorType.INT64)], (2,), type=TensorType.INT64),
-        "may be from -4294967296 to 4294967294: the GPU has 32 bits",
+    "int64 quotient": (
+        one("FLOOR_DIV", [((2,), TensorType.INT64), ((2,), TensorType.INT64)], (2,), type=TensorType.INT64),
+        "may be from -2147483648 to 2147483648: the GPU has 32 bits",
     ),
     "float16 input": (one("ABS", [((2,), TensorType.FLOAT16)], (2,)), "input 0 is FLOAT16 where FLOAT32"),
     "int32 powers": (one("POW", [((2,), I32), ((2,), I32)], (2,), type=I32), "input 0 is INT32"),
@@ -114,15 +115,16 @@ def test_custom_operators_are_refused_by_name_even_if_a_builtin_is_called_so() -
 
 
 def test_int64_is_computed_with_where_32_bits_hold_it() -> None:
-    """A product of what a comparison tells and a small constant fits; one of unknown numbers may not."""
+    """A product of what a comparison tells and a small constant fits; one of unknown numbers may not, and is two words,
+    as are these."""
     b = ModelBuilder()
     x, y = (b.input(name, (2, 3), TensorType.INT64) for name in "xy")
     told = b.op("CAST", [b.op("LESS", [x, y], shape=(2, 3), type=TensorType.BOOL)], shape=(2, 3), type=TensorType.INT64)
     small = b.op("MUL", [told, b.constant(np.array(1000, np.int64))], shape=(2, 3), type=TensorType.INT64)
     b.output(small, b.op("MUL", [x, y], shape=(2, 3), type=TensorType.INT64))
     graph = b.graph()
-    reasons = [check_operator(graph, o) for o in graph.operators]
-    assert reasons[:3] == [None] * 3 and "32 bits" in str(reasons[3])
+    assert [check_operator(graph, o) for o in graph.operators] == [None] * 4
+    assert wide(graph) == {x, y, graph.outputs[1]}
 
 
 def test_checking_does_not_decode_constants() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from litegpu import debug, fork
-from litegpu.errors import DeviceError, InvokeError, LiteGpuError
+from litegpu.errors import DeviceError, InvokeError, LiteGpuError, TensorError
 from litegpu.gpu.backends.abilities import ArrayBinder, Binder, Caller, InputKeeper, InputLender, ResultGiver
 from litegpu.gpu.backends.check import NUMPY
 from litegpu.gpu.backends.contract import Device, KernelTime, Session
@@ -18,7 +18,8 @@ from litegpu.gpu.backends.keep_awake import KeepAwake
 from litegpu.gpu.delegate import binding
 from litegpu.gpu.delegate.options import WaitType
 from litegpu.gpu.delegate.second_attempt import SecondAttempt, all_finite
-from litegpu.gpu.program import Program
+from litegpu.gpu.graph.parts import as_parts, as_typed, has_parts, of_parts
+from litegpu.gpu.program import Port, Program
 from litegpu.model.reader import DTYPES
 from litegpu.model.types import Tensor, TensorType
 
@@ -66,11 +67,9 @@ class GpuKernel:
         self._ready: dict[int, np.ndarray] = {}  # ... and those that lie ready for that
         self._stale: set[int] = set()  # those whose arrays are older than the last inference
         ports = program.outputs
-        self._staged = [np.empty(s, NUMPY[p.dtype]) for s, p in zip(shapes, ports, strict=True)]
-        self._results = [
-            a if DTYPES[t] == a.dtype else np.empty(a.shape, DTYPES[t])
-            for a, t in zip(self._staged, types, strict=True)
-        ]
+        self._parted = [_parts_of(p, s) for p, s in zip(program.inputs, input_shapes, strict=False)]
+        self._staged = [np.empty((*s, *_parts_of(p, s)), NUMPY[p.dtype]) for s, p in zip(shapes, ports, strict=True)]
+        self._results = [_result(a, s, DTYPES[t]) for a, s, t in zip(self._staged, shapes, types, strict=True)]
         self._take(self._open(program))
         self._awake = KeepAwake(device.nudge) if wait is WaitType.AGGRESSIVE else None
 
@@ -174,7 +173,13 @@ class GpuKernel:
 
     def write(self, i: int, array: np.ndarray) -> None:
         """Copy an array to input `i`, for the next inference."""
-        self.session.write(i, _as_written(array))
+        self.session.write(i, self._written(i, array))
+
+    def _written(self, i: int, array: np.ndarray) -> np.ndarray:
+        """As sessions take it. Raises InvokeError for integers beyond 32 bits where the GPU computes with those."""
+        if i < len(self._parted) and self._parted[i]:
+            return as_parts(array)
+        return _as_written(array)
 
     def run_bound(self) -> None:
         """One inference whose inputs are all bound, or were written before. Returns at once, and leaves the outputs,
@@ -199,6 +204,9 @@ class GpuKernel:
         DeviceError if it does not fit."""
         with self._lock:
             self._finish()
+            port = (self.program.inputs if kind == "input" else self.program.outputs)[i]
+            if _parts_of(port, tensor.shape):
+                raise TensorError(f"{binding.describe(tensor)} is {tensor.type.name}, whose two parts no buffer has")
             try:
                 binding.bind(self, kind, i, tensor, buffer, **how)
                 self.bound[kind, i] = buffer
@@ -314,9 +322,8 @@ class GpuKernel:
             giver.settle()  # but not for what stays on the GPU
         better = self._second_attempt(self._on_host)
         for i, array in enumerate(better or ()):
-            self._staged[i][...] = array
-            if self._results[i] is not self._staged[i]:
-                np.copyto(self._results[i], array, casting="unsafe")
+            self._staged[i][...] = array.reshape(self._staged[i].shape)
+            self._convert(i)
         self._pending = False
         if self._says_timings:
             debug.say(debug.TIMINGS, "%s", dict(self.session.stats))
@@ -328,11 +335,15 @@ class GpuKernel:
         return [a for i, a in enumerate(self._staged) if i not in self._stale]
 
     def _read(self, i: int) -> None:
-        staged, result = self._staged[i], self._results[i]
-        self.session.read(i, staged)
-        if result is not staged:
-            np.copyto(result, staged, casting="unsafe")
+        self.session.read(i, self._staged[i])
+        self._convert(i)
         self._stale.discard(i)
+
+    def _convert(self, i: int) -> None:
+        """Fill the array that is handed out of the one that was read."""
+        staged, result = self._staged[i], self._results[i]
+        if result.dtype != staged.dtype and result.shape == staged.shape:
+            np.copyto(result, staged, casting="unsafe")
 
     def call(self, inputs: Mapping[int, np.ndarray], outputs: Sequence[int]) -> list[np.ndarray]:
         """One inference on these inputs, by place: these outputs, as arrays of the caller's. For kernels that wait."""
@@ -357,7 +368,7 @@ class GpuKernel:
         assert caller is not None
         self._ordered = outputs
         self._stale.update(range(len(self._results)))
-        found = caller.call({i: _as_written(array) for i, array in inputs.items()}, outputs, all_finite)
+        found = caller.call({i: self._written(i, array) for i, array in inputs.items()}, outputs, all_finite)
         if self._awake is not None:
             self._awake.used()
         if self._says_timings:
@@ -365,7 +376,7 @@ class GpuKernel:
         if found is None:
             return None
         shapes, types = self.shapes, self.types
-        return [_as_typed(a.reshape(shapes[i]), DTYPES[types[i]]) for i, a in zip(outputs, found, strict=True)]
+        return [as_typed(a, shapes[i], DTYPES[types[i]]) for i, a in zip(outputs, found, strict=True)]
 
     def begin(self, inputs: Mapping[int, np.ndarray], outputs: Sequence[int]) -> None:
         """Start an inference on these inputs, by place, which may be changed afterwards; collect() gives the outputs
@@ -402,15 +413,15 @@ class GpuKernel:
         if giver is not None and better is None:
             return [self._given_by(giver, i) for i in outputs]
         assert better is not None
-        return [_as_typed(better[i], DTYPES[self.types[i]]) for i in outputs]
+        return [as_typed(better[i], self.shapes[i], DTYPES[self.types[i]]) for i in outputs]
 
     def _given_by(self, giver: ResultGiver, i: int) -> np.ndarray:
-        return _as_typed(giver.give(i).reshape(self.shapes[i]), DTYPES[self.types[i]])
+        return as_typed(giver.give(i), self.shapes[i], DTYPES[self.types[i]])
 
     def _read_all(self, session: Session) -> list[np.ndarray]:
         found = []
         for i, (port, shape) in enumerate(zip(self.program.outputs, self.shapes, strict=True)):
-            found.append(np.empty(shape, NUMPY[port.dtype]))
+            found.append(np.empty((*shape, *_parts_of(port, shape)), NUMPY[port.dtype]))
             session.read(i, found[-1])
         return found
 
@@ -458,7 +469,7 @@ class GpuKernel:
         twin, self._twin = self._twin or self._open(attempt.program), None
         try:
             for i, array in enumerate(inputs):
-                twin.write(i, _as_written(array))
+                twin.write(i, self._written(i, array))
             twin.run()
             found = self._read_all(twin)
             better = attempt.judge(results, found)
@@ -542,8 +553,16 @@ class GpuKernel:
         self.close(wait=False)
 
 
-def _as_typed(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    return array if array.dtype == dtype else array.astype(dtype)
+def _parts_of(port: Port, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """What a port's array has behind the axes of its tensor: another one, where the elements have two parts."""
+    return (2,) if has_parts(port.shape, shape) else ()
+
+
+def _result(staged: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """What is handed out of an array that a session fills: the same memory where that is possible."""
+    if staged.shape != shape:
+        return of_parts(staged, shape, dtype)
+    return staged if staged.dtype == dtype else np.empty(shape, dtype)
 
 
 def _as_written(array: np.ndarray) -> np.ndarray:

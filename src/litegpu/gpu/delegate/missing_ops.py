@@ -13,6 +13,7 @@ from litegpu.delegates.protocol import Partition
 from litegpu.delegates.report import CPU
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import Custom
+from litegpu.gpu.graph.parts import as_typed
 from litegpu.gpu.lower import LoweredGraph, Unsupported, lower_partition
 from litegpu.model.reader import DTYPES
 from litegpu.model.types import Model, Operator, Subgraph
@@ -81,10 +82,8 @@ class ReferenceKernel:
 
     def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         arrays = evaluate_graph(self._graph, inputs)
-        return [
-            np.ascontiguousarray(a.reshape(shape), dtype)
-            for a, (shape, dtype) in zip(arrays, self._results, strict=True)
-        ]
+        found = [as_typed(a, shape, dtype) for a, (shape, dtype) in zip(arrays, self._results, strict=True)]
+        return [np.ascontiguousarray(a) for a in found]
 
     def close(self) -> None:
         pass

@@ -9,15 +9,19 @@ import numpy as np
 from litegpu.gpu.evaluate.expressions import NUMPY, Array, evaluate_expr
 from litegpu.gpu.evaluate.ops import apply_step, evaluate_op
 from litegpu.gpu.graph import Elementwise, Graph, Node
+from litegpu.gpu.graph.parts import as_parts, has_parts
 
 __all__ = ["NUMPY", "Array", "apply_step", "evaluate_expr", "evaluate_graph", "evaluate_node"]
 
 
 def evaluate_graph(graph: Graph, inputs: Sequence[Array]) -> list[Array]:
-    """The outputs of `graph` (B,H,W,C) for `inputs` in the order of graph.inputs, reshaped to B,H,W,C."""
+    """The outputs of `graph` (B,H,W,C) for `inputs` in the order of graph.inputs, reshaped to B,H,W,C; those whose
+    elements have two parts have these along another last axis."""
     values: dict[int, Array] = {i: v.data for i, v in graph.values.items() if v.data is not None}
     for i, array in zip(graph.inputs, inputs, strict=True):
         value = graph.values[i]
+        if has_parts(value.shape, array.shape):
+            array = as_parts(array)
         values[i] = np.asarray(array, NUMPY[value.dtype]).reshape(value.shape)
     for node in graph.nodes:
         values[node.output] = evaluate_node(node, values, graph)

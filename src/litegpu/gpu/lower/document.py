@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 from litegpu.gpu.lower import supported_ops
 from litegpu.gpu.lower.activation import ACTIVATIONS, FUSED
 from litegpu.model.ops import BUILTIN, CUSTOM
 from litegpu.model.ops.record import MANY, MAX_RANK, STATIC, Gpu, Types
+from litegpu.model.ops.spans import IN_WORDS, among
 from litegpu.model.types import TensorType
 
 _HEAD = """\
@@ -24,10 +26,12 @@ For all that run on the GPU:
 - Tensors have ranks up to {rank} and shapes, not empty, that are known before the inference.
   Any batch size.
 - Runtime tensors are float32 (float16 in memory with `precision_loss_allowed`) and, where the table says so, int32 or
-  bool. Where it says int64, numbers of 64 bits are taken that 32 bits hold: constants are looked at, what comes from
-  outside is looked at before each inference (an `InvokeError` names what is larger), and what is computed must lie
-  between numbers that are known beforehand. Other operators take int64 constants. What takes int32 and bool both, and
-  DEQUANTIZE, take float16 as well, which is float32 on the GPU; CAST to it rounds.
+  bool. Where it says int64, numbers of 64 bits are taken. They are two words of 32 bits where one may not hold them,
+  which is so for what moves elements, for sums, differences, products, comparisons, MAXIMUM, MINIMUM, NEG, SUM, CUMSUM,
+  REDUCE_MAX, REDUCE_MIN and CAST; else one is enough: what comes from outside is looked at before each inference (an
+  `InvokeError` names what is larger), and what is computed must lie between numbers that are known beforehand. Other
+  operators take int64 constants. Complex numbers are two floats, which may be moved and multiplied. What takes int32
+  and bool both, and DEQUANTIZE, take float16 as well, which is float32 on the GPU; CAST to it rounds.
 - "real" stands for float32, or int8, uint8 or int16 with quantization parameters (one scale and zero point), unless the
   delegate has `quantization_enabled=False`. Results are rounded to what the output can hold, as part of the kernel that
   computes them. Inputs and outputs of the GPU's part of a model cross the bus as they are stored. Without quantization
@@ -111,6 +115,8 @@ def document() -> str:
 
 def _row(name: str, gpu: Gpu) -> str:
     low, high = gpu.ranks
+    if name in IN_WORDS and gpu.span is None:
+        gpu = dataclasses.replace(gpu, span=among)  # of any size
     cells = [
         name,
         "1" if gpu.max_version == 1 else f"1 to {gpu.max_version}",

@@ -9,12 +9,14 @@ from litegpu.gpu.graph import Arg, DType, Elementwise, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.parts import refusal
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.ranks import Rewritten, rewritten
 from litegpu.gpu.lower.registered import custom_entry
 from litegpu.gpu.lower.registry import REGISTRY, Entry
 from litegpu.gpu.lower.spans import beyond_words
 from litegpu.gpu.lower.values import Values
+from litegpu.gpu.lower.words import Words, moved_inputs
 from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 
 
@@ -29,11 +31,30 @@ class Lowering(Values):
         if entry is None:
             kind = "custom operator" if operator.is_custom else "operator"
             raise Unsupported(f"the {kind} {operator.name} is not among those that the GPU runs")
+        if self.parts.concern(operator):
+            self._in_parts(operator)
+        else:
+            self._whole(operator, entry)
+
+    def _whole(self, operator: Operator, entry: Entry) -> None:
         others = rewritten(self.subgraph, operator, entry.gpu)
         if others is None:
             self._add(operator, entry)
             return
         self.add_instead(others)
+
+    def _in_parts(self, operator: Operator) -> None:
+        """Add an operator on numbers of two parts. Raises Unsupported."""
+        if Words(self.parts, operator).lower():
+            return
+        data = moved_inputs(operator)
+        if data is None:
+            paired = (t for t in (*operator.inputs, *operator.outputs) if t >= 0 and self.parts.has(t))
+            raise refusal(self.subgraph.tensors[next(paired)])
+        self.parts.move(operator, data)
+
+    def plain(self, operator: Operator) -> None:
+        self._whole(operator, REGISTRY[operator.name, operator.is_custom])
 
     def add_instead(self, others: Rewritten) -> None:
         self.subgraph = self.quantized.subgraph = others.subgraph
@@ -68,10 +89,11 @@ class Lowering(Values):
 
     def _is_read(self, operator: Operator) -> bool:
         """Whether anything reads what the operator computes, or a variable keeps it."""
-        if self.subgraph not in _READ:
-            _READ[self.subgraph] = {*self.subgraph.outputs, *(t for o in self.subgraph.operators for t in o.inputs)}
+        given = self.given
+        if given not in _READ:
+            _READ[given] = {*given.outputs, *(t for o in given.operators for t in o.inputs)}
         tensors = self.subgraph.tensors
-        return not _READ[self.subgraph].isdisjoint(operator.outputs) or any(
+        return not _READ[given].isdisjoint(operator.outputs) or any(
             t >= 0 and tensors[t].is_variable for t in operator.inputs
         )
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 
 from litegpu.gpu.graph import Arg, DType, Elementwise, GraphBuilder, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported, as_array
+from litegpu.gpu.lower.parts import Parts
 from litegpu.gpu.lower.quantization import STORED, QuantizedValues, grid_of, stored
 from litegpu.gpu.lower.ranks import Rewritten
+from litegpu.gpu.lower.spans import wide
 from litegpu.model.ops import find
 from litegpu.model.ops.record import MAX_RANK
-from litegpu.model.types import Subgraph, Tensor, TensorType
+from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 
 DTYPES = {
     TensorType.FLOAT32: DType.FLOAT32,
@@ -48,7 +51,8 @@ class Values:
         xnnpack: bool = True,
         integer: bool = False,
     ) -> None:
-        self.subgraph, self.checking, self.quantization, self.in_numpy = subgraph, checking, quantization, in_numpy
+        self.given = self.subgraph = subgraph  # which goes on to be extended
+        self.checking, self.quantization, self.in_numpy = checking, quantization, in_numpy
         self.xnnpack, self.integer = xnnpack, integer
         self.builder = GraphBuilder()
         self.values: dict[int, int] = {}
@@ -56,19 +60,32 @@ class Values:
         self.variables: dict[int, int] = {}  # variable tensor -> its value before the inference
         self.updates: dict[int, int] = {}  # variable tensor -> its value so far
         self._dequantized = _dequantized_constants(subgraph)
+        self.wide = wide(subgraph)
+        self.parts = Parts(self)
 
     def add_instead(self, others: Rewritten) -> None:
         """Add the nodes of other operators, with whose tensors the lowering goes on."""
         raise NotImplementedError
+
+    def plain(self, operator: Operator) -> None:
+        """Add the nodes of an operator none of whose tensors has two parts."""
+        raise NotImplementedError
+
+    def extend(self, tensor: Tensor) -> int:
+        """The number of a tensor like this one that is new to the subgraph."""
+        number = len(self.subgraph.tensors)
+        tensors = (*self.subgraph.tensors, dataclasses.replace(tensor, index=number))
+        self.subgraph = self.quantized.subgraph = dataclasses.replace(self.subgraph, tensors=tensors)
+        return number
 
     def enter(self, tensor: int) -> int:
         """A value for a tensor that comes from outside (nobody reads it where the constant behind it is known)."""
         t = self.subgraph.tensors[tensor]
         check_rank(t)
         grid = grid_of(t)
-        if t.type is TensorType.COMPLEX64 and not self.checking:
-            raise Unsupported(f"tensor '{t.name}' is COMPLEX64, which stays within the GPU's part of a model")
-        value = self.builder.value(value_shape(t), STORED.get(t.type, dtype_of(t)), name=t.name, tensor=tensor)
+        value = self.builder.value(
+            value_shape(t, self.parts.has(tensor)), STORED.get(t.type, dtype_of(t)), name=t.name, tensor=tensor
+        )
         if grid is not None:
             self.quantized.enter(tensor, value, grid)
         elif t.type in STORED:
@@ -81,8 +98,6 @@ class Values:
     def leave(self, tensor: int) -> int:
         """The value of a tensor that goes outside, in the type in which it is stored there."""
         t = self.subgraph.tensors[tensor]
-        if t.type is TensorType.COMPLEX64:
-            raise Unsupported(f"tensor '{t.name}' is COMPLEX64, which stays within the GPU's part of a model")
         grid = grid_of(t)
         if grid is not None:
             return self.quantized.leave(tensor, grid)
@@ -94,6 +109,8 @@ class Values:
         if self.subgraph.tensors[tensor].is_variable:
             name = self.subgraph.tensors[tensor].name
             raise Unsupported(f"'{name}' is a variable, which the operator may not read on the GPU")
+        if tensor not in self.values and (whole := self.parts.together(tensor)) is not None:
+            self.values[tensor] = whole
         constant = self.constant_tensor(tensor)
         if constant is not None and tensor not in self.values:
             array = as_array(constant, decode=not self.checking, tensors=self.subgraph.tensors)
@@ -114,9 +131,9 @@ class Values:
         return t if t.is_constant else self._dequantized.get(tensor)
 
 
-def value_shape(t: Tensor) -> tuple[int, ...]:
-    """B,H,W,C of a tensor's value; complex numbers have an axis of their own for their two parts."""
-    return bhwc((*t.shape, 2) if t.type is TensorType.COMPLEX64 else t.shape)
+def value_shape(t: Tensor, has_parts: bool = False) -> tuple[int, ...]:
+    """B,H,W,C of a tensor's value; what has two parts, as complex numbers do, has an axis of its own for them."""
+    return bhwc((*t.shape, 2) if has_parts or t.type is TensorType.COMPLEX64 else t.shape)
 
 
 def check_rank(t: Tensor) -> None:

@@ -21,7 +21,7 @@ def _spectrum_batch(node: BatchNode) -> Place:
     return place
 
 
-_WITHIN = "complex numbers stay within the GPU's part of a model"
+_AS_FLOATS = "complex numbers as two floats"
 
 # fmt: off
 OPS = (
@@ -31,11 +31,11 @@ OPS = (
     ),
     Op(
         "COMPLEX_ABS", "x -> .", makes=TensorType.FLOAT32, shape=same_shape, batch=pointwise,
-        gpu=Gpu(1, inputs=(COMPLEX,), outputs=FLOAT, quantized=False, notes=_WITHIN),
+        gpu=Gpu(1, inputs=(COMPLEX,), outputs=FLOAT, quantized=False, notes=_AS_FLOATS),
     ),
     Op(
         "IMAG", "x -> .", makes=TensorType.FLOAT32, moves="elements", shape=same_shape, batch=pointwise,
-        gpu=Gpu(1, inputs=(COMPLEX,), outputs=FLOAT, quantized=False, notes=_WITHIN),
+        gpu=Gpu(1, inputs=(COMPLEX,), outputs=FLOAT, quantized=False, notes=_AS_FLOATS),
     ),
     Op(
         "LSH_PROJECTION", "hash:float32 x:any weight?:float32 -> .:int32",
@@ -47,12 +47,12 @@ OPS = (
     ),
     Op(
         "REAL", "x -> .", makes=TensorType.FLOAT32, moves="elements", shape=same_shape, batch=pointwise,
-        gpu=Gpu(1, inputs=(COMPLEX,), outputs=FLOAT, quantized=False, notes=_WITHIN),
+        gpu=Gpu(1, inputs=(COMPLEX,), outputs=FLOAT, quantized=False, notes=_AS_FLOATS),
     ),
     Op(
         "RFFT2D", "x size{2}:int32 -> .", makes=TensorType.COMPLEX64, shape=_spectrum_shape, batch=_spectrum_batch,
         gpu=Gpu(1, inputs=(FLOAT, STATIC), outputs=COMPLEX, counts=2, ranks=(2, MAX_RANK), quantized=False,
-            notes=_WITHIN),
+            notes=_AS_FLOATS),
     ),
     Op("SKIP_GRAM", "x:string -> .:string", stays="strings"),
 )

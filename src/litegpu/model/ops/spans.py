@@ -11,6 +11,13 @@ SpanRule = Callable[[Sequence[Span]], Span]
 #: What 32 bits hold.
 WORD: Span = (-(2**31), 2**31 - 1)
 
+#: What the GPU computes with two words of a number where one may not be enough (gpu/lower/words.py), beside what moves
+#: elements.
+IN_WORDS = frozenset({
+    *("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER"),
+    *("GREATER_EQUAL", "NEG", "ABS", "SIGN", "CAST", "SUM", "CUMSUM", "REDUCE_MAX", "REDUCE_MIN"),
+})  # fmt: skip
+
 
 def among(given: Sequence[Span]) -> Span:
     """They are chosen from what is read, or zeros."""
