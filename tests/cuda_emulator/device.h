@@ -216,6 +216,21 @@ inline void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigne
   emulator::pause();
 }
 
+// And diagonal.cu.
+inline void multiply_eight(float (&d)[4], unsigned a0, unsigned a1, unsigned b) {
+  const unsigned left[4] = {a0, a1, 0, 0};
+  multiply(d, left, b, 0);
+}
+inline unsigned pack_positive(float x, float y) { return pack_half2(x < 0 ? 0 : x, y < 0 ? 0 : y); }
+inline unsigned lesser_halves(unsigned a, unsigned b) {
+  unsigned word = 0;
+  for (unsigned i = 0; i < 2; i++) {
+    const float x = emulator::half_of(a, i), y = emulator::half_of(b, i);
+    word |= (unsigned)float_to_half(x != x || x < y ? x : y) << 16 * i;
+  }
+  return word;
+}
+
 // A tile for four warps: where it begins, eight of its rows (both in units of 16 bytes), and how chunks are permuted.
 template <unsigned row_bytes> unsigned long long matrix(unsigned at) {
   return at / 16 | (unsigned long long)row_bytes / 2 << 32 | (row_bytes == 128 ? 1ull : row_bytes == 64 ? 2 : 3) << 62;

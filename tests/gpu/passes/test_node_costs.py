@@ -13,6 +13,7 @@ from litegpu.gpu.graph import (
     DType,
     Gather,
     GraphBuilder,
+    InvertedConv2D,
     MatMul,
     SeparableConv2D,
     Slice,
@@ -39,6 +40,15 @@ def cost(op: Op, shapes: list[tuple[int, ...]], output: tuple[int, ...], *, half
         (
             SeparableConv2D(DepthwiseConv2D()), [(1, 8, 8, 6), (1, 3, 3, 6), (10, 1, 1, 6)], (1, 8, 8, 10),
             2 * 64 * (6 * 9 + 10 * 6),
+        ),
+        (
+            InvertedConv2D(DepthwiseConv2D((2, 2))), [(1, 8, 8, 6), (12, 1, 1, 6), (1, 1, 1, 12), (1, 3, 3, 12)],
+            (1, 4, 4, 12), 2 * (64 * 6 * 12 + 16 * 12 * 9),
+        ),
+        (
+            InvertedConv2D(DepthwiseConv2D()),
+            [(1, 8, 8, 6), (12, 1, 1, 6), (1, 1, 1, 12), (1, 3, 3, 12), (1, 1, 1, 12), (10, 1, 1, 12)], (1, 8, 8, 10),
+            2 * 64 * (6 * 12 + 12 * 9 + 12 * 10),
         ),
         (TransposeConv2D((2, 2)), [(1, 4, 4, 6), (10, 2, 2, 6)], (1, 8, 8, 10), 2 * 16 * 6 * 10 * 4),
         (MatMul(), [(1, 2, 5, 7), (1, 2, 7, 3)], (1, 2, 5, 3), 2 * 2 * 5 * 3 * 7),

@@ -32,6 +32,7 @@ from litegpu.gpu.graph import (
     IntegerMatMul,
     IntegerSoftmax,
     IntegerTransposeConv2D,
+    InvertedConv2D,
     LayerNorm,
     Lookup,
     MatMul,
@@ -69,6 +70,8 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
         case PointwiseConv2D(prologue, stride):
             ready = np.broadcast_to(evaluate_expr(prologue, [inputs[0], *inputs[2:]]), inputs[0].shape)
             return conv2d(Conv2D(stride), ready, inputs[1], shape)
+        case InvertedConv2D():
+            return _inverted(op, inputs, shape)
         case TransposeConv2D():
             return transpose_conv(op, inputs[0], inputs[1], shape)
         case IntegerConv2D():
@@ -131,6 +134,17 @@ def _integer_softmax(x: Array, table: Array, scale: np.float32) -> Array:
     total = np.add.accumulate(parts, axis=3, dtype=np.float32)[..., -1:]  # one after the other
     shares = parts * (np.float32(1) / (total * scale))
     return np.asarray(np.floor(shares + np.float32(0.5))).astype(np.int32)
+
+
+def _inverted(op: InvertedConv2D, inputs: list[Array], shape: Shape) -> Array:
+    x, weights, bias, taps, *projection = inputs
+    wide = (*x.shape[:3], weights.shape[0])
+    expanded = np.broadcast_to(evaluate_expr(op.expanded, [conv2d(Conv2D(), x, weights, wide) + bias]), wide)
+    sums = depthwise(op.depthwise, expanded, taps, (*shape[:3], wide[3]))
+    if not projection:
+        return sums
+    middle = np.broadcast_to(evaluate_expr(op.middle, [sums + projection[0]]), sums.shape)
+    return conv2d(Conv2D(), middle, projection[1], shape)
 
 
 def _product(op: MatMul | IntegerMatMul, a: Array, b: Array) -> Array:

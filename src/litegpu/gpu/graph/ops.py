@@ -68,6 +68,19 @@ class PointwiseConv2D:
 
 
 @dataclass(frozen=True)
+class InvertedConv2D:
+    """inputs: x [B,H,W,I], weights [E,1,1,I] and bias [1,1,1,E] of a 1x1 convolution, depthwise weights [1,KH,KW,E];
+    and then perhaps, if the node projects, the depthwise bias [1,1,1,E] and weights [O,1,1,E] of another 1x1.
+    The first convolution, its bias and `expanded` of that (Arg(0)), the depthwise convolution (multiplier 1); its bias,
+    `middle` of that (Arg(0)) and the second one, if it projects. Made by a pass, for devices with a kernel that does
+    all of it."""
+
+    depthwise: DepthwiseConv2D
+    expanded: Expr = RESULT
+    middle: Expr = RESULT
+
+
+@dataclass(frozen=True)
 class TransposeConv2D:
     """inputs: x [B,H,W,I], weights [O,KH,KW,I] -> [B,OH,OW,O]; x[iy,ix] adds to out[iy*stride - padding + ky, ...]."""
 
@@ -265,7 +278,7 @@ class Custom:
 
 
 Op = (
-    Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | PointwiseConv2D | TransposeConv2D | MatMul | Pool2D
-    | Resize2D | Reduce | ArgReduce | LayerNorm | Softmax | Attention | Copy | Concat | Gather | Custom
+    Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | PointwiseConv2D | InvertedConv2D | TransposeConv2D
+    | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Softmax | Attention | Copy | Concat | Gather | Custom
     | IntegerConv2D | IntegerDepthwiseConv2D | IntegerTransposeConv2D | IntegerMatMul | IntegerSoftmax | Lookup
 )  # fmt: skip

@@ -13,6 +13,7 @@ from litegpu.gpu.graph import (
     DType,
     Gather,
     Graph,
+    InvertedConv2D,
     MatMul,
     Node,
     PointwiseConv2D,
@@ -46,6 +47,10 @@ def _flops(graph: Graph, node: Node) -> int:
         case SeparableConv2D():
             pixels = math.prod(graph.values[node.output].shape[:3])
             return 2 * (pixels * math.prod(shapes[1][1:]) + output * shapes[2][3])
+        case InvertedConv2D():
+            pixels = math.prod(graph.values[node.output].shape[:3])
+            projected = output * shapes[5][3] if len(shapes) > 4 else 0
+            return 2 * (math.prod(shapes[0]) * shapes[1][0] + pixels * math.prod(shapes[3][1:]) + projected)
         case TransposeConv2D():
             return 2 * math.prod(shapes[0]) * math.prod(shapes[1][:3])
         case MatMul(transpose_a=transposed):

@@ -36,6 +36,7 @@ from litegpu.gpu.graph import (
     IntegerMatMul,
     IntegerSoftmax,
     IntegerTransposeConv2D,
+    InvertedConv2D,
     LayerNorm,
     Lookup,
     MatMul,
@@ -51,6 +52,7 @@ from litegpu.gpu.graph import (
     TransposeConv2D,
     Value,
     apply,
+    substitute,
 )
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -198,6 +200,14 @@ def _of_result(graph: Graph, node: Node, inputs: Sequence[Size]) -> Size:
             assert values[1].data is not None
             ready = _of_expression(prologue, [x, *inputs[2:]], [DType.FLOAT32] * (len(inputs) - 1))
             return _of_convolution(values[1].data, ready, 1, 1.0)
+        case InvertedConv2D(depthwise, expanded, middle):
+            weights, taps, *projection = (v.data for v in (values[1], values[3], *values[5:]))
+            assert weights is not None and taps is not None
+            within = _biased(expanded, _of_convolution(weights, x, 1, 1.0), inputs[2])
+            within = _of_depthwise(taps, within, depthwise.multiplier)
+            if projection and projection[0] is not None:
+                return _of_convolution(projection[0], _biased(middle, within, inputs[4]), 1, 1.0)
+            return within
         case Conv2D() | DepthwiseConv2D() | TransposeConv2D():
             return _of_product(math.prod(values[1].shape[1:]), x, inputs[1])
         case MatMul(transpose_a, _):
@@ -243,6 +253,12 @@ def _of_convolution(weights: Array, x: Size, groups: int, share: float) -> Size:
         return np.asarray((factors.reshape(groups, outputs // groups, inputs) * of).sum(2).reshape(-1) * share)
 
     return Size(summed(taps, mean), np.maximum(summed(squares, variance), summed(taps**2, variance)))
+
+
+def _biased(expr: Expr, x: Size, bias: Size) -> Size:
+    """Of an expression of x + bias."""
+    types = [DType.FLOAT32, DType.FLOAT32]
+    return _of_expression(substitute(expr, {0: apply("add", RESULT, Arg(1))}), [x, bias], types)
 
 
 def _of_depthwise(weights: Array, x: Size, multiplier: int) -> Size:

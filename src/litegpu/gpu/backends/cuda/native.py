@@ -10,6 +10,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     convolution,
     depthwise,
     integer,
+    inverted,
     lstm,
     matmul,
     pointwise,
@@ -19,6 +20,7 @@ from litegpu.gpu.backends.cuda.kernels import (
 from litegpu.gpu.backends.cuda.kernels.tile import LEAST_CAPABILITY, WARPGROUP_CAPABILITY
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
 from litegpu.gpu.backends.cuda.passes.grouped import split_groups
+from litegpu.gpu.backends.cuda.passes.inverted import join_inverted
 from litegpu.gpu.backends.cuda.passes.prologue import join_prologues
 from litegpu.gpu.backends.cuda.passes.separable import join_separable
 from litegpu.gpu.kernels.context import KernelContext, Launch
@@ -39,6 +41,7 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.DepthwiseConv2D: depthwise.build,
     graph.IntegerConv2D: integer.build,
     graph.IntegerDepthwiseConv2D: depthwise.build,
+    graph.InvertedConv2D: inverted.build,
     graph.MatMul: matmul.build,
     graph.PointwiseConv2D: pointwise.build,
     graph.SeparableConv2D: separable.build,
@@ -60,7 +63,9 @@ class CudaNative:
         return join_entry(split_groups(graph) if half else graph)
 
     def join_last(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
-        return join_prologues(join_separable(graph)) if half and features.capability >= LEAST_CAPABILITY else graph
+        if not half or features.capability < LEAST_CAPABILITY:
+            return graph
+        return join_prologues(join_separable(join_inverted(graph, features)))
 
     def multiplies_bytes(self, features: Features, products: float, elements: int) -> bool:
         least = MANY_EACH_OF_MANY if products >= MANY_PRODUCTS else MANY_EACH

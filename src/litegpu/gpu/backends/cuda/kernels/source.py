@@ -72,7 +72,7 @@ def native_launch(
     shared_bytes: int = 0,
     variant: str = "",
     where: Where | None = None,
-    inner: Traced | None = None,
+    inner: Traced | Sequence[Traced] = (),
     pixels: int = 1,
     options: tuple[str, ...] = (),
     needed: tuple[str, ...] = (),
@@ -82,7 +82,7 @@ def native_launch(
     The kernel's parameters are `operands` in order (name -> View or constant array), then EPILOGUE_BUFFERS. Its macro
     STORE(pixel, quad, value) applies the node's epilogue to four channels, a float4 (of the integer convolutions and
     products an int4), of pixel number `pixel` (row-major over B, H, W, unless `where` says otherwise) and stores them;
-    with `pixels`, so many at once: STORE(pixel, ..., quad, value, ...). `inner` is another function that it calls.
+    with `pixels`, so many at once: STORE(pixel, ..., quad, value, ...). `inner`: other functions that it calls.
     `needed`: definitions that come before all others.
     """
     shape = ctx.output.shape
@@ -96,8 +96,7 @@ def native_launch(
         open_sink(ctx, k, bound).write_all(places, parameters[pixels + 1 :])
 
     functions = [Traced(ctx, "store", (u32,) * (pixels + 1) + (sum_type(ctx.node.op),) * pixels, store)]
-    if inner is not None:
-        functions.append(inner)
+    functions += [inner] if isinstance(inner, Traced) else inner
     buffers = [NativeBuffer(n, _access(v)) for n, v in operands.items()]
     macros = {**constants, "NAME": name, "EPILOGUE_BUFFERS": "".join(f", {p}" for f in functions for p in f.parameters)}
     definitions = list(needed)

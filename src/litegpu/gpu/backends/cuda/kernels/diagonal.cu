@@ -1,0 +1,19 @@
+// More products of a warp, and what is done to two halves at once.
+// d += a (16 x 8, its rows 0 to 7 and 8 to 15) times b (8 x 8), sums in float.
+INLINE void multiply_eight(float (&d)[4], unsigned a0, unsigned a1, unsigned b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a0), "r"(a1), "r"(b));
+}
+// Two floats, of which negative ones become zero, to halves; NaN stays NaN.
+INLINE unsigned pack_positive(float x, float y) {
+  unsigned word;
+  asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(y), "f"(x));
+  return word;
+}
+// The lesser ones of two halves each; NaN where either is.
+INLINE unsigned lesser_halves(unsigned a, unsigned b) {
+  unsigned word;
+  asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+  return word;
+}

@@ -1,0 +1,151 @@
+"""A 1x1 convolution that widens, the depthwise one behind it and perhaps the 1x1 behind that, in one kernel."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedBlock, InvertedShape, ranked
+from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer
+from litegpu.gpu.backends.cuda.kernels.source import Traced, native_launch
+from litegpu.gpu.graph import RESULT, Apply, Conv2D, Expr, InvertedConv2D, Literal
+from litegpu.gpu.kernels.access import Operands
+from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.kernels.expression import evaluate
+from litegpu.gpu.lang import Kernel, TracedValue, f32x4
+
+
+@dataclass(frozen=True, eq=False)
+class InvertedLayer:
+    """What the kernel must know of a node."""
+
+    op: InvertedConv2D
+    window: Layer  # of the depthwise convolution, as if of the node's own input
+    constants: list[np.ndarray]  # of the node, in their order
+    shape: InvertedShape
+
+    @classmethod
+    def of(cls, ctx: KernelContext) -> InvertedLayer:
+        op, node = ctx.node.op, ctx.node
+        assert isinstance(op, InvertedConv2D)
+        constants = []
+        for v in node.inputs[1:]:
+            data = ctx.value(v).data
+            assert data is not None  # as the pass sees to
+            constants.append(data)
+        depthwise = op.depthwise
+        plain = Conv2D(depthwise.stride, depthwise.dilation, depthwise.padding)
+        window = Layer(plain, ctx.views[node.inputs[0]], constants[2], ctx.output.shape, True)
+        shapes = [ctx.value(v).shape for v in node.inputs]
+        return cls(op, window, constants, InvertedShape.of(op, shapes, ctx.output.shape))
+
+
+def build(ctx: KernelContext) -> list[Launch]:
+    layer = InvertedLayer.of(ctx)
+    blocks = ranked(layer.shape, ctx.features.capability, ctx.features.compute_units)
+    if ctx.tuner is None:
+        return [launch(ctx, layer, blocks[0])]
+    return [quickest(ctx.tuner, [launch(ctx, layer, block) for block in blocks[: ctx.tuner.most]])]
+
+
+def launch(ctx: KernelContext, layer: InvertedLayer, block: InvertedBlock) -> Launch:
+    """All of the node by blocks; see inverted.cu for the constants."""
+    op, window, shape = layer.op, layer.window, layer.shape
+    weights, bias, taps, *projection = layer.constants
+    batch, out_h, out_w, outputs = window.shape
+    across, down = -(-out_w // block.x), -(-out_h // block.y)
+    slices = -(-shape.channels // (block.slice * block.parts))
+    wide = slices * block.parts * block.slice
+    kh, _ = shape.window
+    source, load = LOAD[window.source.dtype]
+    view = window.source
+    constants: dict[str, int | str] = {
+        **window.constants(), "SOURCE": source, "LOAD(value)": load, "VECTOR": window.vector,
+        "CHANNELS": view.quads * 4 if window.vector else shape.inputs, "KERNEL_H": kh,
+        "BY": block.y, "BX": block.x, "TY": block.rows, "WARPS": block.warps, "SLICE": block.slice, "SLICES": slices,
+        "PARTS": block.parts, "BUFFERS": block.buffers, "RESIDENT": block.resident(shape), "DEPTH": shape.depth,
+        "TILES_Y": down, "TILES_X": across, "QUADS": -(-outputs // 4), "PROJECTS": int(shape.outputs > 0),
+        "OUT_TILES": shape.out_tiles, "SHARED_BYTES": block.shared_bytes(shape),
+        "EXPANDED_BOUND": bound_of(op.expanded), "MIDDLE_BOUND": bound_of(op.middle),
+    }  # fmt: skip
+    operands: Operands = {
+        "x": view,
+        "expansion": _fragments(_padded(weights.reshape(shape.channels, -1), wide, shape.depth), block.slice),
+        "bias": _turned(_padded(bias.reshape(-1, 1), wide, 1), 0).reshape(-1), "taps": _tap_words(taps, wide),
+    }  # fmt: skip
+    functions = [_function(ctx, "expanded", op.expanded)]
+    if projection:
+        operands["middle_bias"] = _turned(_padded(projection[0].reshape(-1, 1), wide, 1), 0).reshape(-1)
+        matrix = _padded(projection[1].reshape(outputs, -1), 8 * shape.out_tiles, wide)
+        operands["projection"] = _fragments(_turned(matrix, 1), 8 * shape.out_tiles)
+        functions.append(_function(ctx, "middle", op.middle))
+    return native_launch(
+        ctx, "inverted_convolution", ("device.cu", "diagonal.cu", "chunk.cu", "inverted.cu"), constants, operands,
+        label="inverted_conv_2d", workgroup=(32 * block.warps, 1, 1),
+        dispatch=(batch * down * across * block.parts, 1, 1), shared_bytes=block.shared_bytes(shape),
+        variant=str(block), inner=functions,
+    )  # fmt: skip
+
+
+def bound_of(expr: Expr) -> int:
+    """The bits of two halves at which positive numbers end, if that is all that `expr` does; 0 if it does more."""
+    match expr:
+        case Apply("max", (a, Literal(0.0))) if a == RESULT:
+            most = math.inf
+        case Apply("min", (Apply("max", (a, Literal(0.0))), Literal(limit))) if a == RESULT and limit > 0:
+            most = float(limit)
+        case _:
+            return 0
+    with np.errstate(over="ignore"):
+        bits = int(np.float16(most).view(np.uint16))
+    # what rounds to a half and then ends there is the same as the other way round only if the bound is a half itself
+    return bits << 16 | bits if float(np.float16(most)) == most else 0
+
+
+def _function(ctx: KernelContext, name: str, expr: Expr) -> Traced:
+    def traced(k: Kernel, _: Operands, value: TracedValue) -> TracedValue:
+        result = evaluate(k, expr, [value], rough=ctx.half)
+        return result if result.type.lanes == 4 else k.splat(result, 4)
+
+    return Traced(ctx, name, (f32x4,), traced)
+
+
+@functools.cache
+def _order() -> np.ndarray:
+    """The channel, of 16, that lies at each place: see inverted.cu."""
+    h, q, i = np.ogrid[:2, :4, :2]
+    return (4 * q + 2 * h + i).reshape(16)
+
+
+def _turned(a: np.ndarray, axis: int) -> np.ndarray:
+    """`a` with channels in the order of the kernel."""
+    n = a.shape[axis] // 16
+    places = (np.arange(n)[:, None] * 16 + _order()).reshape(-1)
+    return np.ascontiguousarray(np.take(a, places, axis))
+
+
+def _padded(a: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    whole = np.zeros((rows, columns), np.float32)
+    whole[: a.shape[0], : a.shape[1]] = a
+    return whole
+
+
+def _fragments(matrix: np.ndarray, columns: int) -> np.ndarray:
+    """[outputs, depth] as lanes hold it, the right factor of products of 16 x 8 x 16: [slice of `columns` outputs, step
+    of 16 of the depth, 16 outputs, lane, 8]."""
+    turned = _turned(matrix, 0).astype(np.float16)
+    slices, steps = turned.shape[0] // columns, turned.shape[1] // 16
+    parts = turned.reshape(slices, columns // 16, 2, 8, steps, 2, 4, 2)  # .., pair, eight, g, step, k half, q, i
+    return np.ascontiguousarray(parts.transpose(0, 4, 1, 3, 6, 2, 5, 7)).reshape(-1)
+
+
+def _tap_words(taps: np.ndarray, wide: int) -> np.ndarray:
+    """[1,KH,KW,C] as [eight channels, pair of taps, channel, tap of the pair], taps column by column."""
+    _, kh, kw, channels = taps.shape
+    flat = np.zeros((wide, kw * kh + kw * kh % 2), np.float32)
+    flat[:channels, : kh * kw] = taps[0].transpose(2, 1, 0).reshape(channels, kw * kh)
+    words = _turned(flat, 0).astype(np.float16).reshape(wide // 8, 8, -1, 2)
+    return np.ascontiguousarray(words.transpose(0, 2, 1, 3)).reshape(-1)

@@ -1,0 +1,196 @@
+"""Join a 1x1 convolution, the depthwise one that alone reads it, and perhaps the 1x1 that alone reads that."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape, cost, ranked
+from litegpu.gpu.graph import (
+    RESULT,
+    Apply,
+    Arg,
+    Conv2D,
+    DepthwiseConv2D,
+    DType,
+    Expr,
+    Graph,
+    GraphBuilder,
+    InvertedConv2D,
+    Node,
+    arguments,
+)
+from litegpu.gpu.lang.features import Features
+
+#: A joint kernel has to be so much quicker, by the estimates, than those apart.
+GAIN = 0.85
+#: What kernels apart take, in microseconds: at least, and for each byte that they read or write: where what one has
+#: written is still in the second cache when the next one reads it, and where it is not. (An H200, MobileNet v2's at
+#: batch 64.)
+START, NEAR, FAR, CACHE = 1.6, 1 / 4.4e6, 1 / 2.8e6, 30e6
+
+
+def join_inverted(graph: Graph, features: Features) -> Graph:
+    """The graph with InvertedConv2D nodes where these are quicker: their kernel is for float16."""
+    consumers, producer = graph.consumers(), graph.producer()
+    made: dict[int, list[Node]] = {}  # by the output of a joint node, those that it consists of
+    for node in graph.nodes:
+        if not isinstance(node.op, DepthwiseConv2D):
+            continue
+        first = producer.get(node.inputs[0])
+        if (
+            first is None
+            or first.output in made
+            or len(consumers[first.output]) != 1
+            or not _widens(first, node, graph)
+        ):
+            continue
+        before = producer.get(first.inputs[0])
+        if before is not None and isinstance(before.op, DepthwiseConv2D) and len(consumers[before.output]) == 1:
+            continue  # `first` belongs to that: see separable.py
+        readers = consumers[node.output]
+        last = readers[0] if len(readers) == 1 and _projects(node, readers[0], graph) else None
+        chosen = _quickest(graph, [first, node], last, features)
+        if chosen:
+            made[chosen[-1].output] = chosen
+    gone = {node.output for parts in made.values() for node in parts[:-1]}
+    builder = GraphBuilder(dict(graph.values), [])
+    for node in graph.nodes:
+        if node.output in made:
+            _put(builder, graph, made[node.output])
+        elif node.output not in gone:
+            builder.nodes.append(node)
+    return builder.graph(graph.inputs, graph.outputs) if made else graph
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An epilogue as `expr` of (Arg(0) + bias). `bias`: the operand, or None."""
+
+    expr: Expr
+    bias: int | None
+
+
+def activation(node: Node, graph: Graph) -> Activation | None:
+    """The node's epilogue as such, if it is no more than that."""
+    if not node.operands and arguments(node.epilogue) <= {0}:
+        return Activation(node.epilogue, None)
+    if len(node.operands) != 1:
+        return None
+    bias = graph.values[node.operands[0]]
+    expr = _without_bias(node.epilogue)
+    channelwise = bias.is_constant and bias.shape in ((1, 1, 1, 1), (1, 1, 1, graph.values[node.output].shape[3]))
+    return Activation(expr, bias.id) if channelwise and arguments(expr) <= {0} else None
+
+
+def _without_bias(expr: Expr) -> Expr:
+    """`expr` with RESULT instead of its sum with Arg(1)."""
+    match expr:
+        case Apply("add", (Arg(0), Arg(1)) | (Arg(1), Arg(0))):
+            return RESULT
+        case Apply(fn, args):
+            return Apply(fn, tuple(map(_without_bias, args)))
+        case Arg(0):
+            return Arg(2)  # apart from the sum: none of these
+    return expr
+
+
+def _widens(first: Node, depthwise: Node, graph: Graph) -> bool:
+    """Whether `first`, which nothing but `depthwise` reads, and that are such as can be joined."""
+    values, op = graph.values, depthwise.op
+    assert isinstance(op, DepthwiseConv2D)
+    if not _is_pointwise(first, graph) or first.output in graph.outputs:
+        return False
+    return (
+        op.multiplier == 1
+        and op.dilation == (1, 1)
+        and _is_half(graph, depthwise.inputs[1])
+        and not values[first.inputs[0]].is_constant
+        and depthwise.output not in depthwise.operands
+        and first.output not in depthwise.operands
+        and all(values[v].dtype is DType.FLOAT32 for v in (first.inputs[0], first.output, depthwise.output))
+        and activation(first, graph) is not None
+    )
+
+
+def _projects(depthwise: Node, last: Node, graph: Graph) -> bool:
+    return (
+        _is_pointwise(last, graph)
+        and last.inputs[0] == depthwise.output
+        and depthwise.output not in (*last.operands, *graph.outputs)
+        and activation(depthwise, graph) is not None
+    )
+
+
+def _is_pointwise(node: Node, graph: Graph) -> bool:
+    return node.op == Conv2D() and graph.values[node.inputs[1]].shape[1:3] == (1, 1) and _is_half(graph, node.inputs[1])
+
+
+def _is_half(graph: Graph, weights: int) -> bool:
+    data = graph.values[weights].data
+    return data is not None and bool(np.all(np.abs(data) <= np.finfo(np.float16).max))
+
+
+def _quickest(graph: Graph, two: list[Node], last: Node | None, features: Features) -> list[Node]:
+    """Those of the nodes that are best joined, perhaps none."""
+    ways: list[tuple[float, list[Node]]] = []
+    if last is None:
+        ways = [(_apart(graph, two), []), (_joint(graph, two, features) / GAIN, two)]
+    else:
+        three = [*two, last]
+        # a depthwise convolution and what follows it may be joined as well: see separable.py
+        ways = [
+            (_apart(graph, three), []), (_joint(graph, two, features) / GAIN + _apart(graph, [last]), two),
+            (_joint(graph, three, features) / GAIN, three),
+        ]  # fmt: skip
+    return min(ways, key=lambda way: way[0])[1]
+
+
+def _joint(graph: Graph, nodes: list[Node], features: Features) -> float:
+    """Estimated microseconds of the nodes in one kernel; infinite if there is none."""
+    values = graph.values
+    first, depthwise, *last = nodes
+    inputs = [first.inputs[0], first.inputs[1], first.inputs[1], depthwise.inputs[1]]
+    shapes = [values[v].shape for v in (*inputs, *((last[0].inputs[1],) * 2 if last else ()))]
+    found = activation(first, graph), activation(depthwise, graph)
+    expanded, middle = (RESULT if a is None else a.expr for a in found)
+    assert isinstance(depthwise.op, DepthwiseConv2D)
+    op = InvertedConv2D(depthwise.op, expanded, middle)
+    shape = InvertedShape.of(op, shapes, values[nodes[-1].output].shape)
+    blocks = ranked(shape, features.capability, features.compute_units)
+    return cost(shape, blocks[0], features.compute_units) if blocks else math.inf
+
+
+def _apart(graph: Graph, nodes: list[Node]) -> float:
+    """Estimated microseconds of the nodes as kernels of their own."""
+    total = 0.0
+    for node in nodes:
+        sizes = [2 * math.prod(graph.values[v].shape) for v in (node.inputs[0], node.output)]
+        total += max(START, 1 + sum(size * (NEAR if size <= CACHE else FAR) for size in sizes))
+    return total
+
+
+def _put(builder: GraphBuilder, graph: Graph, nodes: list[Node]) -> None:
+    """One node instead of these."""
+    first, depthwise, *last = nodes
+    assert isinstance(depthwise.op, DepthwiseConv2D)
+
+    def parts(node: Node) -> tuple[Expr, int]:
+        """What is done to the sum with the bias, and that."""
+        found, wide = activation(node, graph), graph.values[node.output].shape[3]
+        assert found is not None
+        data = None if found.bias is None else graph.values[found.bias].data
+        whole = np.broadcast_to(np.float32(0) if data is None else data, (1, 1, 1, wide))
+        return found.expr, builder.constant(whole.astype(np.float32))
+
+    expanded, bias = parts(first)
+    inputs, middle = [first.inputs[0], first.inputs[1], bias, depthwise.inputs[1]], RESULT
+    if last:
+        middle, bias = parts(depthwise)
+        inputs += [bias, last[0].inputs[1]]
+    end = nodes[-1]
+    op = InvertedConv2D(depthwise.op, expanded, middle)
+    sources = tuple(sorted({s for node in nodes for s in node.sources}))
+    builder.nodes.append(Node(op, tuple(inputs), end.output, end.epilogue, end.operands, sources))
