@@ -19,6 +19,7 @@ from litegpu.gpu.graph import (
     Conv2D,
     DepthwiseConv2D,
     DType,
+    Expr,
     Graph,
     GraphBuilder,
     InvertedConv2D,
@@ -30,7 +31,7 @@ from litegpu.gpu.passes import optimise
 
 CUDA = Features(float16=True, native="cuda", capability=90, compute_units=132)
 SUM = apply("add", RESULT, Arg(1))
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Expr] = {
     "none": RESULT,
     "relu": apply("max", RESULT, 0.0),
     "relu6": apply("min", apply("max", RESULT, 0.0), 6.0),
@@ -145,7 +146,7 @@ def test_blocks(device, monkeypatch, outputs: int) -> None:
         joint.op, shapes if outputs else shapes[:4], (1, out_h, out_w, outputs or 70)
     )
     blocks = inverted_cost.ranked(shape, 90, 132)
-    seen = {}
+    seen: dict[tuple[int, ...], list[inverted_cost.InvertedBlock]] = {}
     for block in blocks:
         seen.setdefault((block.rows, block.slice, block.buffers, block.parts), []).append(block)
     for i, group in enumerate(seen.values()):

@@ -117,7 +117,7 @@ def _function(ctx: KernelContext, name: str, expr: Expr) -> Traced:
 def _order() -> np.ndarray:
     """The channel, of 16, that lies at each place: see inverted.cu."""
     h, q, i = np.ogrid[:2, :4, :2]
-    return (4 * q + 2 * h + i).reshape(16)
+    return np.asarray(4 * q + 2 * h + i).reshape(16)
 
 
 def _turned(a: np.ndarray, axis: int) -> np.ndarray:

@@ -186,7 +186,8 @@ def _put(builder: GraphBuilder, graph: Graph, nodes: list[Node]) -> None:
         return found.expr, builder.constant(whole.astype(np.float32))
 
     expanded, bias = parts(first)
-    inputs, middle = [first.inputs[0], first.inputs[1], bias, depthwise.inputs[1]], RESULT
+    inputs = [first.inputs[0], first.inputs[1], bias, depthwise.inputs[1]]
+    middle: Expr = RESULT
     if last:
         middle, bias = parts(depthwise)
         inputs += [bias, last[0].inputs[1]]
