@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape, cost, ranked
+from litegpu.gpu.backends.cuda.passes.separable import can_join
 from litegpu.gpu.graph import (
     RESULT,
     Apply,
@@ -27,9 +28,9 @@ from litegpu.gpu.lang.features import Features
 #: A joint kernel has to be so much quicker, by the estimates, than those apart.
 GAIN = 0.85
 #: What kernels apart take, in microseconds: at least, and for each byte that they read or write: where what one has
-#: written is still in the second cache when the next one reads it, and where it is not. (An H200, MobileNet v2's at
-#: batch 64.)
-START, NEAR, FAR, CACHE = 1.6, 1 / 4.4e6, 1 / 2.8e6, 30e6
+#: written is still in the second cache when the next one reads it, and where it is not; and for each product of a
+#: depthwise convolution. (An H200, the layers of MobileNet v2 and EfficientNet B0 at batch 64.)
+START, NEAR, FAR, CACHE, PRODUCT = 1.6, 1 / 3.0e6, 1 / 2.8e6, 30e6, 1 / 8.5e6
 
 
 def join_inverted(graph: Graph, features: Features) -> Graph:
@@ -140,7 +141,6 @@ def _quickest(graph: Graph, two: list[Node], last: Node | None, features: Featur
         ways = [(_apart(graph, two), []), (_joint(graph, two, features) / GAIN, two)]
     else:
         three = [*two, last]
-        # a depthwise convolution and what follows it may be joined as well: see separable.py
         ways = [
             (_apart(graph, three), []), (_joint(graph, two, features) / GAIN + _apart(graph, [last]), two),
             (_joint(graph, three, features) / GAIN, three),
@@ -164,11 +164,17 @@ def _joint(graph: Graph, nodes: list[Node], features: Features) -> float:
 
 
 def _apart(graph: Graph, nodes: list[Node]) -> float:
-    """Estimated microseconds of the nodes as kernels of their own."""
-    total = 0.0
-    for node in nodes:
-        sizes = [2 * math.prod(graph.values[v].shape) for v in (node.inputs[0], node.output)]
-        total += max(START, 1 + sum(size * (NEAR if size <= CACHE else FAR) for size in sizes))
+    """Estimated microseconds of the nodes as kernels of their own, or the last two in one, as separable.py has it."""
+    values, total, nodes = graph.values, 0.0, list(nodes)
+    while nodes:
+        node = end = nodes.pop(0)
+        products = 0
+        if isinstance(node.op, DepthwiseConv2D):
+            products = math.prod((*values[node.output].shape, *values[node.inputs[1]].shape[1:3]))
+            end = nodes.pop(0) if nodes and can_join(node, nodes[0], graph) else node
+        sizes = [2 * math.prod(values[v].shape) for v in (node.inputs[0], end.output)]
+        moving = sum(size * (NEAR if size <= CACHE else FAR) for size in sizes)
+        total += max(START, 1 + moving, 1 + products * PRODUCT)
     return total
 
 

@@ -28,7 +28,7 @@ def join_separable(graph: Graph) -> Graph:
     for node in graph.nodes:
         first = isinstance(node.op, DepthwiseConv2D) and node.output not in graph.outputs
         readers = consumers[node.output]
-        if first and len(readers) == 1 and _fits(node, readers[0], graph):
+        if first and len(readers) == 1 and can_join(node, readers[0], graph):
             joined[node.output] = node
     nodes = []
     for node in graph.nodes:
@@ -39,7 +39,8 @@ def join_separable(graph: Graph) -> Graph:
     return GraphBuilder(dict(graph.values), nodes).graph(graph.inputs, graph.outputs)
 
 
-def _fits(depthwise: Node, pointwise: Node, graph: Graph) -> bool:
+def can_join(depthwise: Node, pointwise: Node, graph: Graph) -> bool:
+    """Whether the joint kernel can and should compute these, of which the second alone reads the first."""
     values = graph.values
     op = depthwise.op
     assert isinstance(op, DepthwiseConv2D)
