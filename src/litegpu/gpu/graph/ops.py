@@ -279,6 +279,7 @@ class Custom:
 
 Op = (
     Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | PointwiseConv2D | InvertedConv2D | TransposeConv2D
-    | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Softmax | Attention | Copy | Concat | Gather | Custom
+    | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Softmax | Attention | Copy | Concat | Gather
+    | Custom
     | IntegerConv2D | IntegerDepthwiseConv2D | IntegerTransposeConv2D | IntegerMatMul | IntegerSoftmax | Lookup
 )  # fmt: skip

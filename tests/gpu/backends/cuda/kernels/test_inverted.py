@@ -94,7 +94,7 @@ def check(device, graph: Graph, x: np.ndarray) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("outputs", [0, 24, 9])
-@pytest.mark.parametrize("inputs, channels", [(8, 48), (3, 20), (12, 17), (17, 33), (40, 72), (66, 100)])
+@pytest.mark.parametrize("inputs, channels", [(8, 48), (3, 20), (7, 17), (16, 33), (40, 80), (46, 100)])
 def test_channels(device, inputs: int, channels: int, outputs: int) -> None:
     graph, x = network((2, 7, 9, inputs), channels, DepthwiseConv2D(padding=(1, 1)), outputs=outputs)
     check(device, graph, x)
@@ -190,9 +190,25 @@ def test_joined_only_what_the_kernel_computes() -> None:
     assert not joined(graph, dataclasses.replace(CUDA, capability=75))
     assert not joined(graph, Features())
     assert not joined(network((1, 9, 9, 8), 32, DepthwiseConv2D(dilation=(2, 2)))[0])
+    assert not joined(network((1, 5, 6, 8), 15, op)[0])
     for value in (graph.nodes[1].output, graph.nodes[2].output):  # which somebody else wants
         kept = joined(GraphBuilder.of(graph).graph(graph.inputs, (*graph.outputs, value)))
         assert len(kept) == (value == graph.nodes[2].output)
     gated, _ = network((1, 5, 6, 8), 32, op)
     nodes = [dataclasses.replace(n, epilogue=Apply("mul", (RESULT, Arg(1)))) if n.operands else n for n in gated.nodes]
     assert not joined(dataclasses.replace(gated, nodes=tuple(nodes)))
+
+
+def test_joined_only_where_it_is_quicker(monkeypatch) -> None:
+    monkeypatch.undo()
+    op = DepthwiseConv2D(padding=(1, 1))
+
+    def kinds(batch: int, size: int, inputs: int, channels: int, outputs: int, act: str = "relu6") -> list[str]:
+        graph, _ = network((batch, size, size, inputs), channels, op, outputs=outputs, act=act)
+        return [type(node.op).__name__ for node in optimise(graph, CUDA, half=True).nodes[1:]]
+
+    assert kinds(64, 56, 24, 144, 24) == ["InvertedConv2D"]
+    assert kinds(64, 56, 24, 144, 0) == ["Conv2D", "DepthwiseConv2D"]  # whose results are as large
+    assert kinds(1, 56, 24, 144, 24) == ["Conv2D", "DepthwiseConv2D", "Conv2D"]
+    assert kinds(64, 7, 160, 960, 160) == ["Conv2D", "DepthwiseConv2D", "Conv2D"]
+    assert kinds(64, 14, 112, 672, 0, "swish") == ["Conv2D", "DepthwiseConv2D"]

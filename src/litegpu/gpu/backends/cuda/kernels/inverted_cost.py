@@ -154,10 +154,10 @@ def _ways(shape: InvertedShape, width: int) -> list[tuple[int, int]]:
 
 
 def cost(shape: InvertedShape, block: InvertedBlock, units: int) -> float:
-    """Estimated microseconds on a device of `units` multiprocessors: instructions, products of tensor cores and bytes of
-    shared memory of all workgroups, of which the longest hides most of the others; beside that what a workgroup waits
-    for, by itself; and what the memory takes. (Fitted to 270 measurements of 30 layers on an H200: the first choice takes
-    2% longer than the best one on average.)"""
+    """Estimated microseconds on a device of `units` multiprocessors: instructions, products of tensor cores and bytes
+    of shared memory of all workgroups, of which the longest hides most of the others; beside that what a workgroup
+    waits for, by itself; and what the memory takes. (Fitted to 270 measurements of 30 layers on an H200: the first
+    choice takes 2% longer than the best one on average.)"""
     units = units or USUAL_UNITS
     (kh, kw), down = shape.window, shape.stride[0]
     out_h, out_w = shape.out_size

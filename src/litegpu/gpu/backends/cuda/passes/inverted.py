@@ -30,7 +30,7 @@ GAIN = 0.85
 #: What kernels apart take, in microseconds: at least, and for each byte that they read or write: where what one has
 #: written is still in the second cache when the next one reads it, and where it is not; and for each product of a
 #: depthwise convolution. (An H200, the layers of MobileNet v2 and EfficientNet B0 at batch 64.)
-START, NEAR, FAR, CACHE, PRODUCT = 1.6, 1 / 3.0e6, 1 / 2.8e6, 30e6, 1 / 8.5e6
+START, NEAR, FAR, CACHE, PRODUCT = 1.3, 1 / 3.0e6, 1 / 2.8e6, 30e6, 1 / 8.5e6
 
 
 def join_inverted(graph: Graph, features: Features) -> Graph:
@@ -106,6 +106,7 @@ def _widens(first: Node, depthwise: Node, graph: Graph) -> bool:
         return False
     return (
         op.multiplier == 1
+        and values[first.output].shape[3] >= 2 * values[first.inputs[0]].shape[3]
         and op.dilation == (1, 1)
         and _is_half(graph, depthwise.inputs[1])
         and not values[first.inputs[0]].is_constant
