@@ -149,6 +149,7 @@ inline void copy(unsigned at, const void* from, unsigned size, bool real) {
 #define shared (emulator::memory_of(emulator::current->rank))
 inline void copy16(unsigned at, const void* from, bool real) { emulator::copy(at, from, 16, real); }
 inline void copy8(unsigned at, const void* from, bool real) { emulator::copy(at, from, 8, real); }
+inline void copy4(unsigned at, const void* from, bool real) { emulator::copy(at, from, 4, real); }
 inline void copies_commit() { emulator::current->groups++; }
 template <int pending> void copies_wait() {
   std::vector<emulator::Copy> left;
@@ -229,6 +230,29 @@ inline unsigned lesser_halves(unsigned a, unsigned b) {
     word |= (unsigned)float_to_half(x != x || x < y ? x : y) << 16 * i;
   }
   return word;
+}
+
+namespace emulator {
+template <class T> void multiply_warp(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  const unsigned self = current - threads.data(), first = self & ~31u, lane = self & 31u;
+  operands[self] = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+  pause();
+  for (unsigned i = 0; i < 4; i++) {
+    const unsigned row = lane / 4, column = lane % 4 * 2 + i % 2;
+    for (unsigned k = 0; k < 32; k++) {
+      const auto& left = operands[first + row * 4 + k % 16 / 4];
+      const auto& right = operands[first + column * 4 + k % 16 / 4];
+      d[i] += (int)(T)(left.a[i / 2 + k / 16 * 2] >> k % 4 * 8) * (int)(signed char)(right.b[k / 16] >> k % 4 * 8);
+    }
+  }
+  pause();
+}
+}  // namespace emulator
+inline void multiply(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  emulator::multiply_warp<signed char>(d, a, b0, b1);
+}
+inline void multiply_unsigned(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  emulator::multiply_warp<unsigned char>(d, a, b0, b1);
 }
 
 // A tile for four warps: where it begins, eight of its rows (both in units of 16 bytes), and how chunks are permuted.

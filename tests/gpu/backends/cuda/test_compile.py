@@ -7,12 +7,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import cuda12
 import numpy as np
 import pytest
 
 from litegpu.errors import DeviceError
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder
+from litegpu.gpu.graph import RESULT, Conv2D, DType, Graph, GraphBuilder, IntegerConv2D, apply
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lower import lower_partition
 from litegpu.gpu.program import KernelCode
@@ -32,12 +33,14 @@ MORE_MODELS = (
 )  # fmt: skip
 
 #: Architectures with native kernels, and models (with their batch) that use these.
-NATIVE_CAPABILITIES = (80, 86, 89, 90, 100)
+NATIVE_CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)
 ZOO = (("mobilenet_v1", 1), ("mobilenet_v1", 16), ("deeplab_v3", 1), ("posenet", 1))
 NATIVE_KERNELS = {
     "tensor_convolution", "tiled_convolution", "window_convolution", "separable_convolution", "blocked_depthwise",
+    "byte_convolution", "stem_convolution",
 }  # fmt: skip
-PER_KERNEL = 3  # texts of each that are compiled for an architecture; other ones for the next
+#: Texts of each that are compiled for an architecture, by the major version of NVRTC; other ones for the next.
+PER_KERNEL = {13: 2, 12: 1}
 
 GOOD = 'extern "C" __global__ void good(float* x) { x[threadIdx.x] = NUMBER; }'
 
@@ -87,14 +90,26 @@ def test_every_kernel_compiles_for_every_architecture(nvrtc: Any, name: str, hal
     _compile_model(nvrtc, models_dir / f"{name}.tflite", half, CAPABILITIES)
 
 
+@pytest.fixture(params=sorted(PER_KERNEL, reverse=True))
+def either(request: pytest.FixtureRequest, nvrtc: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The major version of NVRTC that compiles from now on, or a skip."""
+    major: int = request.param
+    chosen: Any = nvrtc.nvrtc.chosen()
+    if chosen.version[0] != major:
+        chosen = cuda12.compiler()
+    monkeypatch.setattr(nvrtc.nvrtc, "chosen", lambda: chosen)
+    monkeypatch.setattr(nvrtc, "_images", {})
+    return major
+
+
 @pytest.fixture(scope="module")
 def native() -> dict[str, list[KernelCode]]:
     """The different texts of every native kernel in the models of the zoo, and of one in a graph of its own."""
-    graphs = [_wide_convolution()]
+    graphs = [_wide_convolution(), _bytes()]
     for name, batch in ZOO:
         graph = read_model(build_model(name, batch=batch)).main
         graphs.append(lower_partition(graph, graph.operators, graph.inputs, graph.outputs).graph)
-    features = dataclasses.replace(CUDA, native="cuda", capability=NATIVE_CAPABILITIES[0])
+    features = dataclasses.replace(CUDA, native="cuda", capability=80)
     found: dict[str, dict[str, KernelCode]] = {}
     for lowered in graphs:
         for half in (False, True):
@@ -113,16 +128,30 @@ def _wide_convolution() -> Graph:
     return builder.graph([x], [out])
 
 
+def _bytes() -> Graph:
+    """Layers of bytes: the first of a network, a window of zero point -3 and points."""
+    builder, rng = GraphBuilder(), np.random.default_rng(0)
+    first = x = builder.value((4, 64, 64, 3), DType.INT8)
+    for inputs, channels, taps in ((3, 32, 3), (32, 64, 3), (64, 128, 1)):
+        weights = builder.constant(rng.integers(-9, 9, (channels, taps, taps, inputs)).astype(np.int8), narrow=True)
+        out = builder.value((4, 64, 64, channels), DType.INT8)
+        node = IntegerConv2D(padding=(taps // 2, taps // 2), zero_point=-3)
+        x = builder.node(node, [x, weights], out, apply("nearest", apply("mul", apply("to_float32", RESULT), 0.01)))
+    return builder.graph([first], [x])
+
+
 def test_every_native_kernel_is_in_the_sample(native: dict[str, list[KernelCode]]) -> None:
     assert set(native) >= NATIVE_KERNELS
 
 
 @pytest.mark.parametrize("capability", NATIVE_CAPABILITIES)
-def test_native_kernels_compile(nvrtc: Any, native: dict[str, list[KernelCode]], capability: int) -> None:
+def test_native_kernels_compile(nvrtc: Any, either: int, native: dict[str, list[KernelCode]], capability: int) -> None:
+    """Those of one warp's products, whose text is the same for all."""
     if capability not in nvrtc.supported_capabilities():
         pytest.skip(f"NVRTC {nvrtc.nvrtc_version()} has no code for {capability}")
-    turn = NATIVE_CAPABILITIES.index(capability) * PER_KERNEL
-    sample = [codes[(turn + i) % len(codes)] for codes in native.values() for i in range(PER_KERNEL)]
+    each = PER_KERNEL[either]
+    turn = NATIVE_CAPABILITIES.index(capability) * each
+    sample = [codes[(turn + i) % len(codes)] for codes in native.values() for i in range(each)]
     images = nvrtc.compile_kernels(sample, capability, programmatic=True)
     assert all(image.startswith(b"\x7fELF") for image in images)
 

@@ -7,15 +7,23 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
+import cuda12
 import pytest
 
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends.cuda import library, nvrtc, opening
 from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions
 from litegpu.gpu.backends.cuda.kernels import tile
-from litegpu.gpu.backends.cuda.requirements import ALL, CONDITIONAL, PROGRAMMATIC, TENSOR_CORES, WARPGROUPS, summary
+from litegpu.gpu.backends.cuda.requirements import (
+    ALL,
+    ASYNCHRONOUS,
+    CONDITIONAL,
+    LEAST_CAPABILITY,
+    PROGRAMMATIC,
+    WARPGROUPS,
+    summary,
+)
 
 TESTS = Path(__file__).resolve().parents[3]
 emulated = pytest.mark.skipif(
@@ -68,7 +76,7 @@ def test_where_no_compiler_fits_the_right_extra_is_named(monkeypatch: pytest.Mon
 
 
 def test_packages_are_found_before_what_the_system_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders, name = nvrtc._PLACES[12]
+    folders, name = nvrtc.PLACES[12]
     folder = tmp_path / "toolkit" / "lib64"
     folder.mkdir(parents=True)
     (folder / name).touch()
@@ -130,24 +138,16 @@ def test_what_needs_which_driver() -> None:
     assert CONDITIONAL.missing(CudaVersions("12.9", "12.1", ""), 80) == "NVRTC 12.3 or later"
     assert WARPGROUPS.missing(new, 100) == WARPGROUPS.missing(new, 89) == "compute capability 9.0"
     assert [line.split(": ")[1][:2] for line in summary(old, 86)] == ["no", "no", "ye", "no"]
-    assert TENSOR_CORES.capability == tile.LEAST_CAPABILITY and WARPGROUPS.capability == tile.WARPGROUP_CAPABILITY
+    assert tile.LEAST_CAPABILITY == LEAST_CAPABILITY and ASYNCHRONOUS.capability == tile.COPYING_CAPABILITY
+    assert WARPGROUPS.capability == tile.WARPGROUP_CAPABILITY
 
 
 # ---------------------------------------------------------------------------------------------- with CUDA 12's packages
 
 
-@pytest.fixture(scope="module")
-def packages() -> Path:
-    """A folder with NVIDIA's packages of CUDA 12, as scripts/setup makes it, or a skip."""
-    path = Path(os.environ.get("LITEGPU_CUDA12_PACKAGES", Path(sys.prefix) / "cuda12"))
-    if not (path / "cuda" / "bindings").is_dir():
-        pytest.skip(f"{path} does not have NVIDIA's packages of CUDA 12: scripts/setup installs them")
-    return path
-
-
-def run_with(packages: Path, driver: int, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+def run_with(driver: int, arguments: list[str]) -> subprocess.CompletedProcess[str]:
     """Python with the packages of CUDA 12 in front, on an emulated driver."""
-    path = os.pathsep.join(p for p in (str(packages), str(TESTS), *sys.path) if p)
+    path = os.pathsep.join(p for p in (str(cuda12.packages()), str(TESTS), *sys.path) if p)
     variables = {"PYTHONPATH": path, "EMULATED_DRIVER": str(driver), "LITEGPU_CUDA_EMULATOR": "1"}
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, env=os.environ | variables, cwd=TESTS.parent
@@ -156,24 +156,24 @@ def run_with(packages: Path, driver: int, arguments: list[str]) -> subprocess.Co
 
 @emulated
 @pytest.mark.parametrize("driver", [12000, 12040, 13000])
-def test_sessions_with_the_bindings_of_cuda_12(driver: int, packages: Path) -> None:
+def test_sessions_with_the_bindings_of_cuda_12(driver: int) -> None:
     """On the oldest driver, without conditional nodes and early starts; on one that has these; on one of CUDA 13."""
     files = ("test_session.py", "test_binding.py", "test_copies.py", "../../control/test_regions.py")
     chosen = [str(Path(__file__).parent / name) for name in files]
     options = ["-q", "-x", "-p", "no:cacheprovider", "-m", "cuda and not slow"]
-    done = run_with(packages, driver, ["-m", "pytest", *options, *chosen])
+    done = run_with(driver, ["-m", "pytest", *options, *chosen])
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-4000:] + done.stderr
 
 
 @emulated
 @pytest.mark.parametrize("driver, can", [(12000, False), (12040, True)])
-def test_doctor_names_what_an_old_driver_lacks(driver: int, can: bool, packages: Path) -> None:
+def test_doctor_names_what_an_old_driver_lacks(driver: int, can: bool) -> None:
     script = (
         "from cuda_emulator import emulator; emulator.install();"
         "from litegpu.gpu.backends.cuda.doctor import DOCTOR;"
         "print(DOCTOR.list_devices().note, *DOCTOR.inspect({}).lines(), sep='\\n')"
     )
-    done = run_with(packages, driver, ["-c", script])
+    done = run_with(driver, ["-c", script])
     assert done.returncode == 0, done.stderr
     note, *lines = done.stdout.splitlines()
     assert note.startswith(f"CUDA: driver for CUDA 12.{driver // 10 % 100}, bindings 12.") and "NVRTC 12." in note
@@ -182,13 +182,8 @@ def test_doctor_names_what_an_old_driver_lacks(driver: int, can: bool, packages:
     assert all((": yes" in line) == can and ("driver 545" in line) != can for line in told), told
 
 
-@pytest.fixture(scope="module")
-def compiler(packages: Path) -> Any:
-    folders, name = nvrtc._PLACES[12]
-    return nvrtc.Nvrtc(str(packages / "nvidia" / folders[0] / name))
-
-
-def test_the_compiler_of_cuda_12(compiler: Any) -> None:
+def test_the_compiler_of_cuda_12() -> None:
+    compiler = cuda12.compiler()
     assert compiler.version >= (12, 4) and {75, 80, 86, 89, 90} <= set(compiler.capabilities)
     good = 'extern "C" __global__ void good(float* x) { x[threadIdx.x] = 1; }'
     assert compiler.compile("good", good, ("--gpu-architecture=sm_90a",)).startswith(b"\x7fELF")

@@ -17,13 +17,13 @@ from litegpu.gpu.backends.cuda.kernels import (
     separable,
     transpose,
 )
-from litegpu.gpu.backends.cuda.kernels.tile import LEAST_CAPABILITY, WARPGROUP_CAPABILITY
+from litegpu.gpu.backends.cuda.kernels.tile import COPYING_CAPABILITY, LEAST_CAPABILITY, most_shared_bytes
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
 from litegpu.gpu.backends.cuda.passes.grouped import split_groups
 from litegpu.gpu.backends.cuda.passes.inverted import join_inverted
 from litegpu.gpu.backends.cuda.passes.prologue import join_prologues
 from litegpu.gpu.backends.cuda.passes.separable import join_separable
-from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel
 from litegpu.gpu.lang.features import Features
 
 #: Multiplications for each element that is computed from which on whole numbers are faster than float16, and the same
@@ -53,25 +53,35 @@ class CudaNative:
     """The native kernels and their fusions, on devices that have the instructions."""
 
     def launches(self, ctx: KernelContext) -> list[Launch] | None:
-        if ctx.features.capability < LEAST_CAPABILITY or type(ctx.node.op) not in _LAUNCHES:
+        capability = ctx.features.capability
+        if capability < LEAST_CAPABILITY or type(ctx.node.op) not in _LAUNCHES:
             return None
-        return _LAUNCHES[type(ctx.node.op)](ctx)
+        found = _LAUNCHES[type(ctx.node.op)](ctx)
+        if capability >= COPYING_CAPABILITY:
+            return found
+        fit = all(_shared(launch) <= most_shared_bytes(capability) for launch in found or ())
+        return found if fit else None
 
     def join_first(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
-        if features.capability < LEAST_CAPABILITY:
+        if features.capability < COPYING_CAPABILITY:
             return graph
         return join_entry(split_groups(graph) if half else graph)
 
     def join_last(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
-        if not half or features.capability < LEAST_CAPABILITY:
+        if not half or features.capability < COPYING_CAPABILITY:
             return graph
         return join_prologues(join_separable(join_inverted(graph, features)))
 
     def multiplies_bytes(self, features: Features, products: float, elements: int) -> bool:
         least = MANY_EACH_OF_MANY if products >= MANY_PRODUCTS else MANY_EACH
-        return features.capability == WARPGROUP_CAPABILITY and products >= least * elements
+        return features.capability >= LEAST_CAPABILITY and products >= least * elements
 
     def attention_pays(self, depth: int, columns: int, keys: int, features: Features, half: bool) -> bool | None:
         if features.capability < LEAST_CAPABILITY:
             return None
         return keys <= FEW_KEYS or (half and attention.fits(depth, columns, keys))
+
+
+def _shared(launch: Launch) -> int:
+    """Bytes of shared memory of a workgroup."""
+    return launch.kernel.shared_bytes if isinstance(launch.kernel, NativeKernel) else 0

@@ -20,7 +20,7 @@ from litegpu.gpu.backends.cuda import library
 
 _WINDOWS = sys.platform == "win32"
 #: Of each major version, the newest first: where NVIDIA's packages have it, below the folder "nvidia", and its name.
-_PLACES: dict[int, tuple[tuple[str, ...], str]] = (
+PLACES: dict[int, tuple[tuple[str, ...], str]] = (
     {
         13: (("cu13/bin/x86_64", "cu13/bin"), "nvrtc64_130_0.dll"),
         12: (("cuda_nvrtc/bin",), "nvrtc64_120_0.dll"),
@@ -93,12 +93,12 @@ def choose(major: int | None) -> Nvrtc:
     """The newest of at most this major version of CUDA, that of the driver. Raises DeviceError that names what to
     install."""
     refused: list[str] = []
-    for known in _PLACES:
+    for known in PLACES:
         path = None if major is not None and known > major else find(known)
         found = None if path is None else _loaded(path, refused)
         if found is not None:
             return found
-    for known in _PLACES:
+    for known in PLACES:
         if major is not None and known > major and find(known) is not None:
             raise DeviceError(
                 f"NVRTC, CUDA's compiler, is installed for CUDA {known}, and the NVIDIA driver is for CUDA {major}: "
@@ -111,7 +111,7 @@ def choose(major: int | None) -> Nvrtc:
 def find(major: int) -> str | None:
     """The library of a major version: that of NVIDIA's package, else what the system or a CUDA toolkit has; None
     without."""
-    folders, name = _PLACES[major]
+    folders, name = PLACES[major]
     for place in _packages():
         for folder in folders:
             if (place / folder / name).exists():

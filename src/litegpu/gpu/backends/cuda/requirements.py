@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from litegpu.gpu.backends.cuda.info import CudaVersions
 from litegpu.gpu.backends.cuda.library import DRIVERS
 
-#: The oldest devices: kernels of the language use their instructions on bytes and halves.
+#: The oldest devices: their tensor cores multiply halves and bytes.
 LEAST_CAPABILITY = 75
 
 
@@ -50,13 +50,15 @@ CONDITIONAL = Requirement(
     driver=(12, 3),
     nvrtc=(12, 3),
 )
-TENSOR_CORES = Requirement(
-    "float16 and 8-bit products on tensor cores, fed by asynchronous copies", "kernels of the language", capability=80
+ASYNCHRONOUS = Requirement(
+    "tensor cores fed by asynchronous copies, and kernels of several layers",
+    "tensor cores fed through registers, layer by layer",
+    capability=80,
 )
 WARPGROUPS = Requirement(
     "products of four warps, clusters and bulk copies", "products of one warp", capability=90, only=True
 )
-ALL = (PROGRAMMATIC, CONDITIONAL, TENSOR_CORES, WARPGROUPS)
+ALL = (PROGRAMMATIC, CONDITIONAL, ASYNCHRONOUS, WARPGROUPS)
 
 
 def summary(versions: CudaVersions, capability: int) -> list[str]:

@@ -1,22 +1,38 @@
 // Convolution as a matrix product: rows are output pixels, columns output channels, and the depth is the taps of the
 // window times the input channels. A workgroup computes BM x BN of it in steps of BK along the depth; copies of the
-// next steps run while the tensor cores (HALF) or plain multiplications (float) work on this one. Sums are float.
+// next steps run while the tensor cores (HALF) or plain multiplications (float) work on this one. Sums are float, those of
+// bytes (WHOLE) int.
 // With a PROLOGUE (prologue.cu) each thread does with what it has copied of the input what is to be done before that is
 // multiplied.
 //
 // Constants from the host: HALF; BM BN BK STAGES; WARPS_M WARPS_N WARPS_K (warps along rows, columns and depth);
 // WARPGROUPS; TILES_N; PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input, upsampled); UPSAMPLE_*, BORDER (border.cu); CHANNELS KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*;
-// OFFSET PITCH_B PITCH_Y PITCH_X PITCH_C (elements, of the input's view); DEPTH (of the packed weights); ACCESS, one of:
+// OFFSET PITCH_B PITCH_Y PITCH_X PITCH_C (elements, of the input's view); DEPTH (of the packed weights); of bytes UNSIGNED
+// (the input) and PADDED (what is outside of it is not zero); ACCESS, one of:
 #define POINTS 0  // 1x1, and pixel p lies at p * PITCH_X: rows are copied as they are
 #define WINDOW 1  // copies of VECTOR channels of one tap each
 #define GATHER 2  // any layout or number of channels: element by element, through registers
 #define FLOATS 3  // as POINTS, of floats, which become halves in registers: loaded a step ahead, beside the products
 
+#if WHOLE
+// outside: what is outside of the input, 16 times; corrections: what is to be added to the sums of each column.
+#define MORE_BUFFERS , const Element* outside, const int4* corrections
+typedef int Loaded;
+#else
+#define MORE_BUFFERS
+#define PADDED 0
+typedef float Loaded;
+#endif
 constexpr unsigned A_BYTES = BM * ROW_BYTES, STAGE_BYTES = (BM + BN) * ROW_BYTES, STEPS = DEPTH / BK;
 constexpr unsigned A_COPIES = (BM * CHUNKS + THREADS - 1) / THREADS, B_COPIES = (BN * CHUNKS + THREADS - 1) / THREADS;
 constexpr unsigned TAP_CHUNKS = (CHANNELS + PER_CHUNK - 1) / PER_CHUNK;
 static_assert(DEPTH % BK == 0, "the host pads the weights");
 
+#if WHOLE
+INLINE unsigned four_bytes(const int* v) {
+  return (unsigned)(v[0] & 255) | (unsigned)(v[1] & 255) << 8 | (unsigned)(v[2] & 255) << 16 | (unsigned)v[3] << 24;
+}
+#endif
 // The input position of the first tap of an output pixel, and where its image begins.
 struct Pixel { unsigned image; int y, x; bool real; };
 
@@ -26,7 +42,8 @@ INLINE Pixel find(unsigned pixel) {
           pixel < PIXELS};
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, const Element* __restrict__ w PROLOGUE_BUFFERS EPILOGUE_BUFFERS) {
+extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, const Element* __restrict__ w MORE_BUFFERS
+                                                                PROLOGUE_BUFFERS EPILOGUE_BUFFERS) {
   const unsigned thread = threadIdx.x, chunk = thread % CHUNKS;
   const unsigned column0 = blockIdx.x % TILES_N * BN, pixel0 = blockIdx.x / TILES_N * BM;
 
@@ -87,7 +104,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
       const unsigned row = (thread + i * THREADS) / CHUNKS, to = slot * STAGE_BYTES + place(row, chunk);
       if (BM * CHUNKS % THREADS && row >= BM) break;
 #if ACCESS == GATHER
-      float values[PER_CHUNK];
+#if WHOLE
+      const Loaded empty = outside[0];
+#else
+      const Loaded empty = 0.0f;
+#endif
+      Loaded values[PER_CHUNK];
 #pragma unroll
       for (unsigned e = 0; e < PER_CHUNK; e++) {
         const unsigned k = depth * PER_CHUNK + e, tap = k / CHANNELS, channel = k % CHANNELS;
@@ -95,9 +117,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
         const int iy = inside(pixels[i].y + (int)(tap / KERNEL_W * DILATION_Y), H, UPSAMPLE_Y, real);
         const int ix = inside(pixels[i].x + (int)(tap % KERNEL_W * DILATION_X), W, UPSAMPLE_X, real);
         const unsigned from = pixels[i].image + iy * PITCH_Y + ix * PITCH_X + channel * PITCH_C + OFFSET;
-        values[e] = real ? LOAD(x[from]) : 0.0f;
+        values[e] = real ? LOAD(x[from]) : empty;
       }
-#if HALF
+#if WHOLE
+      *(uint4*)(shared + to) = uint4{four_bytes(values), four_bytes(values + 4), four_bytes(values + 8), four_bytes(values + 12)};
+#elif HALF
       *(uint4*)(shared + to) = uint4{pack_half2(values[0], values[1]), pack_half2(values[2], values[3]),
                                      pack_half2(values[4], values[5]), pack_half2(values[6], values[7])};
 #else
@@ -113,7 +137,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
       const int ix = inside(pixels[i].x + dx, W, UPSAMPLE_X, real);
       const unsigned from = pixels[i].image + iy * PITCH_Y + ix * PITCH_X + channel + OFFSET;
 #endif
-#if VECTOR == 4 && HALF
+#if PADDED
+      if (!real && tap < TAPS) {
+        copy16(to, outside, true);
+        continue;
+      }
+#endif
+#if WHOLE && VECTOR < 16
+#pragma unroll
+      for (unsigned piece = 0; piece < 16; piece += VECTOR) {
+        const bool some = real && channel + piece < CHANNELS;
+        const Element* const at = x + (some ? from + piece : 0);
+        if (VECTOR == 8) copy8(to + piece, at, some); else copy4(to + piece, at, some);
+      }
+#elif VECTOR == 4 && HALF
       const bool second = real && channel + 4 < CHANNELS;
       copy8(to, x + (real ? from : 0), real);
       copy8(to + 8, x + (second ? from + 4 : 0), second);
@@ -184,8 +221,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
     if (next < STEPS) put_pixels(next % STAGES);
 #endif
   }
-  product.store([&](unsigned row, unsigned column, float4 total) {
+  product.store([&](unsigned row, unsigned column, Four total) {
     const unsigned pixel = pixel0 + row, quad = column0 / 4 + column;
+#if WHOLE
+    const int4 more = corrections[quad];
+    total = int4{total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w};
+#endif
     if (pixel < PIXELS && quad < QUADS) STORE(pixel, quad, total);
   });
 }

@@ -1,7 +1,9 @@
-"""Convolution on tensor cores (float16 weights and inputs, float32 sums), or in exact float32, as a matrix product."""
+"""Convolution on tensor cores (float16 weights and inputs, float32 sums; bytes, int32 sums), or in exact float32, as a
+matrix product."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -11,8 +13,15 @@ from litegpu.gpu.backends.cuda.kernels import matvec, patch, specialized, stem, 
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half, residuals_of
 from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
-from litegpu.gpu.backends.cuda.kernels.tile import TileProduct, WorkgroupTile, cost, ranked
-from litegpu.gpu.graph import Conv2D
+from litegpu.gpu.backends.cuda.kernels.tile import (
+    COPYING_CAPABILITY,
+    TileProduct,
+    WorkgroupTile,
+    cost,
+    ranked,
+    that_fit,
+)
+from litegpu.gpu.graph import Conv2D, DType
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 
@@ -45,9 +54,11 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
         (specialized.cost, specialized.launch, specialized.ranked(layer, capability, units)),
     ]
     if layer.prologue is None:  # which these do not know
+        blocks = that_fit(window.ranked(layer, units), functools.partial(window.shared_bytes, layer), capability)
+        stems = that_fit(stem.ranked(layer, units), functools.partial(stem.shared_bytes, layer), capability)
         others += [
-            (window.cost, window.launch, window.ranked(layer, units)),
-            (stem.cost, stem.launch, stem.ranked(layer, units)),
+            (window.cost, window.launch, blocks),
+            (stem.cost, stem.launch, stems),
             (patch.cost, patch.launch, patch.ranked(layer, capability, units)),
         ]
     if ctx.tuner is None:
@@ -64,24 +75,34 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
 
 
 def product_of(layer: Layer, capability: int) -> TileProduct:
-    """The convolution as a matrix product, on a device of that compute capability (times ten)."""
+    """The convolution as a matrix product, on a device of that compute capability (times ten). Products of bytes are of
+    one warp each."""
     gathered, windowed = layer.access == "GATHER", layer.access == "WINDOW"
-    return TileProduct(
-        math.prod(layer.shape[:3]), layer.shape[3], layer.depth, layer.half, gathered, windowed, capability,
-        instructions(layer),
-    )  # fmt: skip
+    rows, columns = math.prod(layer.shape[:3]), layer.shape[3]
+    if layer.whole_numbers:
+        return TileProduct(
+            rows, columns, -(-layer.depth // 2), True, gathered, windowed, min(capability, COPYING_CAPABILITY)
+        )
+    return TileProduct(rows, columns, layer.depth, layer.half, gathered, windowed, capability, instructions(layer))
 
 
 def packed(layer: Layer, tile: WorkgroupTile) -> np.ndarray:
     """The weights as [outputs, depth], both in whole tiles."""
     outputs, kh, kw, inputs = layer.weights.shape
     channels = layer.depth // (kh * kw)
-    columns, depth = -(-outputs // tile.columns) * tile.columns, -(-layer.depth // tile.depth) * tile.depth
-    rows = np.zeros((outputs, kh * kw, channels), np.float16 if layer.half else np.float32)
+    each = _depth(layer, tile)
+    columns, depth = -(-outputs // tile.columns) * tile.columns, -(-layer.depth // each) * each
+    kind = np.int8 if layer.whole_numbers else np.float16 if layer.half else np.float32
+    rows = np.zeros((outputs, kh * kw, channels), kind)
     rows[..., :inputs] = layer.weights.reshape(outputs, kh * kw, inputs)
     result = np.zeros((columns, depth), rows.dtype)
     result[:outputs, : layer.depth] = rows.reshape(outputs, -1)
     return result
+
+
+def _depth(layer: Layer, tile: WorkgroupTile) -> int:
+    """Elements of a step."""
+    return tile.depth * (2 if layer.whole_numbers else 1)
 
 
 def launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile, where: Where | None = None) -> Launch:
@@ -91,16 +112,23 @@ def launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile, where: Where |
     rows, columns = -(-product.rows // tile.rows), weights.shape[0] // tile.columns
     source, load = layer.load
     constants: dict[str, int | str] = {
-        **layer.constants(), "HALF": int(layer.half), "SOURCE": source, "LOAD(value)": load, "VECTOR": layer.vector,
-        **tile.constants(), "TILES_N": columns, "PIXELS": product.rows, "QUADS": -(-layer.shape[3] // 4),
-        "DEPTH": weights.shape[1], "ACCESS": layer.access, **constants_of(layer),
+        **layer.constants(), "HALF": int(product.half), "SOURCE": source, "LOAD(value)": load, "VECTOR": layer.vector,
+        **tile.constants(), "BK": _depth(layer, tile), "TILES_N": columns, "PIXELS": product.rows,
+        "QUADS": -(-layer.shape[3] // 4), "DEPTH": weights.shape[1], "ACCESS": layer.access, **constants_of(layer),
     }  # fmt: skip
     if layer.access in ("POINTS", "FLOATS") and layer.pitch is not None:
         constants["PITCH_X"] = layer.pitch
     operands: Operands = {"x": view, "w": weights, **operands_of(layer)}
     name = "tensor_convolution" if layer.half else "tiled_convolution"
+    if layer.whole_numbers:
+        constants |= {
+            "WHOLE": 1, "LOAD(value)": "(int)(value)", "UNSIGNED": int(view.dtype is DType.UINT8),
+            "PADDED": int(bool(layer.op.zero_point)),
+        }  # fmt: skip
+        operands |= {"outside": layer.outside, "corrections": layer.corrections(weights.shape[0])}
+        name = "byte_convolution"
     files = (*tile.files, "border.cu", *files_of(layer), "convolution.cu")
     return native_launch(
         ctx, name, files, constants, operands, label=label_of(ctx), workgroup=(tile.threads, 1, 1),
-        dispatch=(rows * columns, 1, 1), shared_bytes=tile.shared_bytes(layer.half), variant=str(tile), where=where,
+        dispatch=(rows * columns, 1, 1), shared_bytes=tile.shared_bytes(product.half), variant=str(tile), where=where,
     )  # fmt: skip

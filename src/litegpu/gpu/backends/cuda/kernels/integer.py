@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
-from litegpu.gpu.backends.cuda.kernels import specialized, stem
+import numpy as np
+
+from litegpu.gpu.backends.cuda.kernels import convolution, specialized, stem
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, residuals_of
+from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY, cost, ranked, that_fit
 from litegpu.gpu.graph import Conv2D, IntegerConv2D
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 
@@ -15,8 +19,7 @@ FEW_ROWS = 8
 
 
 def build(ctx: KernelContext) -> list[Launch] | None:
-    """One launch; None for groups, few rows, weights with a zero point, inputs of which no four channels lie side by
-    side, and devices without warpgroup products: there the language's kernel does it."""
+    """One launch; None for groups, few rows, and weights with a zero point: there the language's kernel does it."""
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, IntegerConv2D)
     weights = ctx.value(node.inputs[1]).data
@@ -26,11 +29,14 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         return None
     plain = Conv2D(op.stride, op.dilation, op.padding, zero_point=op.zero_point)
     layer = Layer(plain, ctx.views[node.inputs[0]], weights, ctx.output.shape, False, residuals_of(ctx), True)
-    units = ctx.features.compute_units
-    tiles = specialized.ranked(layer, ctx.features.capability, units)
+    units, capability = ctx.features.compute_units, ctx.features.capability
+    tiles = specialized.ranked(layer, capability, units)
+    blocks = that_fit(stem.ranked(layer, units), functools.partial(stem.shared_bytes, layer), capability)
     options: list[tuple[float, Callable[..., Launch], object]]
-    options = [(stem.cost(layer, block, units), stem.launch, block) for block in stem.ranked(layer, units)]
+    options = [(stem.cost(layer, block, units), stem.launch, block) for block in blocks]
     options += [(specialized.cost(layer, tile, units), specialized.launch, tile) for tile in tiles]
+    if capability != WARPGROUP_CAPABILITY:
+        options += by_warps(layer, capability, units)
     if not options:
         return None
     options.sort(key=lambda option: option[0])
@@ -39,3 +45,11 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         return [make(ctx, layer, one)]
     launches = [make(ctx, layer, one) for _, make, one in options[: ctx.tuner.most]]
     return [quickest(ctx.tuner, launches)]
+
+
+def by_warps(layer: Layer, capability: int, units: int) -> list[tuple[float, Callable[..., Launch], object]]:
+    """The tiles that warps multiply each by itself, with what they are estimated to take; none for unsigned weights."""
+    if layer.weights.dtype != np.int8:
+        return []
+    product = convolution.product_of(layer, capability)
+    return [(cost(product, tile, units), convolution.launch, tile) for tile in ranked(product, units)]

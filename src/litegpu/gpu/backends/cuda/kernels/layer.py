@@ -116,6 +116,19 @@ class Layer:
         """Whether the weights are bytes, and loading them takes longest."""
         return fit_bytes(math.prod(self.shape[:3]), self.weights)
 
+    def corrections(self, columns: int) -> np.ndarray:
+        """What makes sums of products with stored bytes those with them less their zero point, where all taps are
+        inside or read the zero point: int32, as many as `columns`, zero behind the outputs."""
+        found = np.zeros(columns, np.int32)
+        sums = self.weights.reshape(self.weights.shape[0], -1).sum(axis=1, dtype=np.int32)
+        found[: len(sums)] = -(self.op.zero_point or 0) * sums
+        return found
+
+    @property
+    def outside(self) -> np.ndarray:
+        """The byte that is read outside of the input, for a whole chunk."""
+        return np.full(16, self.op.zero_point or 0, np.int16).astype(np.uint8).view(np.int8)
+
     def constants(self) -> dict[str, int | str]:
         """Those that all kernels have: the window, the input's size and view, the output's size."""
         op, view = self.op, self.source

@@ -1,11 +1,27 @@
 // The product of two tiles in shared memory, BM rows times BN columns, by steps of BK along their depth: on tensor cores
-// (HALF) or by plain multiplications (float). Sums are float. WARPS_M, WARPS_N and WARPS_K warps divide rows, columns
+// (HALF) or by plain multiplications (float). Sums are float, or int where the tensor cores multiply bytes (HALF and WHOLE;
+// those of the left factor are unsigned with UNSIGNED). WARPS_M, WARPS_N and WARPS_K warps divide rows, columns
 // and depth; each of the latter has sums of its own, which are added up at the end. With WARPGROUPS four warps along the
 // rows multiply 64 rows at once, and the tensor cores read both factors from shared memory (compute capability 9.0).
+#if WHOLE
+typedef signed char Element;
+typedef int Sum;
+typedef int2 Two;
+typedef int4 Four;
+#else
 #if HALF
 typedef unsigned short Element;
 #else
 typedef float Element;
+#endif
+typedef float Sum;
+typedef float2 Two;
+typedef float4 Four;
+#endif
+#if WHOLE && UNSIGNED
+#define MULTIPLY multiply_unsigned
+#else
+#define MULTIPLY multiply
 #endif
 constexpr unsigned PER_CHUNK = 16 / sizeof(Element), CHUNKS = BK / PER_CHUNK, ROW_BYTES = BK * sizeof(Element);
 constexpr unsigned THREADS = 32 * WARPS_M * WARPS_N * WARPS_K;
@@ -26,7 +42,7 @@ struct Product {
 #if HALF
   static constexpr unsigned ROWS = TILE_M / 16, COLUMNS = TILE_N / 8;  // products of a warp
   static constexpr unsigned NEXT = WARPGROUPS ? 64 : 16;               // rows from one of them to the next
-  float sums[ROWS][COLUMNS][4] = {};
+  Sum sums[ROWS][COLUMNS][4] = {};
   const unsigned first_row = WARPGROUPS ? warp_m / 4 * (4 * TILE_M) + warp_m % 4 * 16 : warp_m * TILE_M;
   const unsigned a_row = warp_m * TILE_M + lane % 16, a_chunk = lane / 16;
   const unsigned b_row = warp_n * TILE_N + lane % 8 + lane / 16 * 8, b_chunk = lane / 8 % 2;
@@ -49,7 +65,7 @@ struct Product {
     end_products();
 #elif HALF
 #pragma unroll
-    for (unsigned i = 0; i < BK / 16 / WARPS_K; i++) {
+    for (unsigned i = 0; i < ROW_BYTES / 32 / WARPS_K; i++) {
       const unsigned first = (i * WARPS_K + group) * 2;  // chunk
       unsigned left[ROWS][4], right[COLUMNS / 2][4];
 #pragma unroll
@@ -60,7 +76,7 @@ struct Product {
       for (unsigned m = 0; m < ROWS; m++)
 #pragma unroll
         for (unsigned n = 0; n < COLUMNS; n++)
-          multiply(sums[m][n], left[m], right[n / 2][n % 2 * 2], right[n / 2][n % 2 * 2 + 1]);
+          MULTIPLY(sums[m][n], left[m], right[n / 2][n % 2 * 2], right[n / 2][n % 2 * 2 + 1]);
     }
 #else
 #pragma unroll
@@ -82,21 +98,21 @@ struct Product {
 #endif
   }
 
-  // Hands out the sums as store(row, quad of columns, float4). They go through shared memory, over what is there, so
+  // Hands out the sums as store(row, quad of columns, Four). They go through shared memory, over what is there, so
   // that threads next to each other have columns next to each other.
   template <class Store> __device__ __forceinline__ void store(Store store) {
     copies_wait<0>();
     __syncthreads();
-    float* const totals = (float*)shared;
+    Sum* const totals = (Sum*)shared;
 #pragma unroll
     for (unsigned m = 0; m < ROWS; m++)
 #pragma unroll
       for (unsigned n = 0; n < COLUMNS; n++) {
 #if HALF
         const unsigned row = group * BM + first_row + m * NEXT + lane / 4;
-        float* const to = totals + row * PITCH + warp_n * TILE_N + n * 8 + lane % 4 * 2;
-        *(float2*)to = float2{sums[m][n][0], sums[m][n][1]};
-        *(float2*)(to + 8 * PITCH) = float2{sums[m][n][2], sums[m][n][3]};
+        Sum* const to = totals + row * PITCH + warp_n * TILE_N + n * 8 + lane % 4 * 2;
+        *(Two*)to = Two{sums[m][n][0], sums[m][n][1]};
+        *(Two*)(to + 8 * PITCH) = Two{sums[m][n][2], sums[m][n][3]};
 #else
         totals[(group * BM + a_row + m * 4) * PITCH + b_row + n * 8] = sums[m][n];
 #endif
@@ -108,11 +124,11 @@ struct Product {
 #pragma unroll 2
     for (unsigned i = threadIdx.x; i < BM * QUADS_ACROSS; i += THREADS) {
       const unsigned row = i / QUADS_ACROSS, quad = SAME ? first : i % QUADS_ACROSS;
-      float4 total = *(const float4*)(totals + row * PITCH + quad * 4);
+      Four total = *(const Four*)(totals + row * PITCH + quad * 4);
 #pragma unroll
       for (unsigned g = 1; g < WARPS_K; g++) {
-        const float4 part = *(const float4*)(totals + (g * BM + row) * PITCH + quad * 4);
-        total = float4{total.x + part.x, total.y + part.y, total.z + part.z, total.w + part.w};
+        const Four part = *(const Four*)(totals + (g * BM + row) * PITCH + quad * 4);
+        total = Four{total.x + part.x, total.y + part.y, total.z + part.z, total.w + part.w};
       }
       store(row, quad, total);
     }

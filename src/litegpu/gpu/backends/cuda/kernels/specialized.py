@@ -179,15 +179,6 @@ def packed(layer: Layer, tile: SpecializedTile) -> np.ndarray:
     return np.ascontiguousarray(tiles[:, :, row, chunk ^ turn])
 
 
-def _corrections(layer: Layer, columns: int) -> np.ndarray:
-    """What makes sums of products with what is stored those with it less its zero point: where all taps are inside, or
-    read the zero point."""
-    found = np.zeros(columns, np.int32)
-    sums = layer.weights.reshape(layer.weights.shape[0], -1).sum(axis=1, dtype=np.int32)
-    found[: len(sums)] = -(layer.op.zero_point or 0) * sums
-    return found
-
-
 def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where | None = None) -> Launch:
     """The convolution with the given tile; see specialized.cu for the constants."""
     weights = packed(layer, tile)
@@ -206,8 +197,8 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
     operands: Operands = {"x": layer.source, "w": weights}
     if layer.whole_numbers:
         constants |= {"UNSIGNED": int(layer.source.dtype is DType.UINT8), "PADDED": int(zero_point != 0)}
-        operands["outside"] = np.full(16, zero_point, np.int16).astype(np.uint8).view(np.int8)
-        operands["corrections"] = _corrections(layer, weights.shape[0] * tile.columns)
+        operands["outside"] = layer.outside
+        operands["corrections"] = layer.corrections(weights.shape[0] * tile.columns)
     operands |= operands_of(layer)
     files = ("device.cu", "warpgroup.cu", "pipeline.cu", *files_of(layer), "specialized.cu")
     groups = -(-pixels // tile.rows) * weights.shape[0] * tile.split

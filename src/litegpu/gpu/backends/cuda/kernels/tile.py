@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-#: The least compute capability, times ten, that has what native kernels use: asynchronous copies to shared memory.
-LEAST_CAPABILITY = 80
-#: Shared memory of a workgroup that every device with these instructions has (sm_86: 99 KiB).
-MOST_SHARED_BYTES = 99 << 10
+T = TypeVar("T")
+
+#: The least compute capability, times ten, that has what native kernels use: products of halves and of bytes on tensor
+#: cores. And that which has asynchronous copies to shared memory; before it threads copy through registers.
+LEAST_CAPABILITY, COPYING_CAPABILITY = 75, 80
+#: Shared memory of a workgroup that every device with asynchronous copies has (sm_86: 99 KiB), and older ones.
+MOST_SHARED_BYTES, MOST_OLD_SHARED_BYTES = 99 << 10, 64 << 10
 USUAL_UNITS = 64
 #: Microseconds that an instruction for an element takes, where 128 threads have one at a time.
 PREPARED = 1 / (128 * 1700)
@@ -17,9 +22,22 @@ WARPGROUP_CAPABILITY = 90
 MOST_WARPGROUP_SHARED_BYTES = 227 << 10
 
 
+def most_shared_bytes(capability: int) -> int:
+    """Of a workgroup by products of one warp, on devices of that compute capability."""
+    return MOST_SHARED_BYTES if capability >= COPYING_CAPABILITY else MOST_OLD_SHARED_BYTES
+
+
+def that_fit(options: Sequence[T], shared_bytes: Callable[[T], int], capability: int) -> Sequence[T]:
+    """Those of some options, which all fit into MOST_SHARED_BYTES, that fit on a device of that compute capability."""
+    if capability >= COPYING_CAPABILITY:
+        return options
+    return [option for option in options if shared_bytes(option) <= MOST_OLD_SHARED_BYTES]
+
+
 @dataclass(frozen=True)
 class TileProduct:
-    """[rows, depth] times [depth, columns], both in float16 (`half`) or float32; sums are float32."""
+    """[rows, depth] times [depth, columns], both in float16 (`half`) or float32; sums are float32. Bytes take what half
+    as many of float16 do: a product of them has half their depth."""
 
     rows: int
     columns: int
@@ -27,7 +45,7 @@ class TileProduct:
     half: bool
     gathered: bool = False  # the left factor is read element by element
     windowed: bool = False  # where its rows lie has to be computed for every copy
-    capability: int = LEAST_CAPABILITY  # of the device
+    capability: int = COPYING_CAPABILITY  # of the device
     prepared: float = 0.0  # instructions for each element of the left factor before it is multiplied
 
 
@@ -84,8 +102,10 @@ class WorkgroupTile:
 
 
 @functools.cache
-def candidates(half: bool, capability: int = LEAST_CAPABILITY) -> tuple[WorkgroupTile, ...]:
+def candidates(half: bool, capability: int = COPYING_CAPABILITY) -> tuple[WorkgroupTile, ...]:
     """All tiles that are worth a try."""
+    if capability < COPYING_CAPABILITY:
+        return tuple(t for t in candidates(half) if t.shared_bytes(half) <= most_shared_bytes(capability))
     if half and capability == WARPGROUP_CAPABILITY:
         return candidates(half) + warpgroup_candidates()
     if half:

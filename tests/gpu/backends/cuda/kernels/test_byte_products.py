@@ -1,0 +1,125 @@
+"""Convolutions of bytes by products of one warp each (compute capability 7.5, and from 8.0 on), equal in every element
+to the definition in NumPy; on other devices they are forced."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from first_output import first_output
+from gpu.backends.cuda.kernels.test_convolution import expected
+from gpu.backends.cuda.kernels.test_specialized import WHOLE_NUMBERS, stored
+
+from litegpu.gpu.backends.cuda.kernels import integer, stem, tile
+from litegpu.gpu.build import build_program
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Graph, GraphBuilder, IntegerConv2D, apply
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.program import KernelCode, Program
+
+pytestmark = pytest.mark.timeout(600)
+
+CASES = {
+    **WHOLE_NUMBERS,
+    "no four channels side by side": ((2, 7, 6, 5), (12, 1, 1, 5), Conv2D(zero_point=9), DType.INT8),
+    "many pixels": ((3, 20, 20, 64), (72, 3, 3, 64), Conv2D(padding=(1, 1), zero_point=-128), DType.INT8),
+    "one channel": ((1, 9, 9, 1), (8, 3, 3, 1), Conv2D(padding=(1, 1), zero_point=3), DType.UINT8),
+}
+#: One warp and more along each axis, shallow and deep steps, two to four stages.
+TILES = ("16x32x64-1x1x4-3", "32x32x64-2x2x1-2", "64x64x32-2x2x1-4", "128x64x64-4x2x1-3", "64x48x16-4x1x1-2")
+
+
+def network(case: str) -> tuple[Graph, np.ndarray]:
+    """One layer, and bytes of all values for it."""
+    shape, weights, op, kind = CASES[case]
+    rng = np.random.default_rng(1)
+    builder = GraphBuilder()
+    x = builder.value(shape, kind)
+    size = [-(-n // s) for n, s in zip(shape[1:3], op.stride, strict=True)]
+    out = builder.value((shape[0], *size, weights[0]), DType.INT32)
+    matrix = builder.constant(rng.integers(-127, 128, weights).astype(np.int8), narrow=True)
+    bias = builder.constant(rng.integers(-(1 << 20), 1 << 20, (1, 1, 1, weights[0])).astype(np.int32))
+    node = IntegerConv2D(op.stride, op.dilation, op.padding, zero_point=op.zero_point or 0)
+    builder.node(node, [x, matrix], out, apply("add", RESULT, Arg(1)), [bias])
+    return builder.graph([x], [out]), stored(rng, shape, kind)
+
+
+def force(monkeypatch: pytest.MonkeyPatch, name: str = "") -> None:
+    """Let nothing else be chosen, and only the tile of that name, if there is one."""
+    monkeypatch.setattr(stem, "ranked", lambda *_: [])
+    if name:
+        chosen = next(t for t in tile.candidates(True) if str(t) == name)
+        monkeypatch.setattr(integer, "ranked", lambda product, units: [chosen])
+
+
+def as_if(features: Features, capability: int) -> Features:
+    return dataclasses.replace(features, capability=capability)
+
+
+def built(graph: Graph, features: Features) -> Program:
+    program = build_program(graph, features, "cuda", half=False)
+    assert {k.name for k in program.kernels} == {"byte_convolution"}
+    return program
+
+
+def check(device: Any, program: Program, graph: Graph, numbers: np.ndarray) -> None:
+    got = first_output(device, program, [numbers], graph.values[graph.outputs[0]].shape, np.int32)
+    assert np.array_equal(got, expected(graph, {graph.inputs[0]: numbers}))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", CASES)
+def test_cases(device: Any, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    force(monkeypatch, TILES[list(CASES).index(case) % len(TILES)])
+    graph, numbers = network(case)
+    check(device, built(graph, as_if(device.features, 80)), graph, numbers)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", TILES)
+def test_tiles(device: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    force(monkeypatch, name)
+    graph, numbers = network("unsigned")
+    check(device, built(graph, as_if(device.features, 89)), graph, numbers)
+
+
+def test_turing_has_smaller_tiles() -> None:
+    """And the same kernels otherwise."""
+    old, new = tile.candidates(True, 75), tile.candidates(True, 80)
+    most = [max(t.shared_bytes(True) for t in tiles) for tiles in (old, new)]
+    assert set(old) < set(new) and most[0] <= 64 << 10 < most[1]
+
+
+def for_turing(program: Program) -> Program:
+    """The program with the instructions of compute capability 7.5, which a newer device runs as well."""
+
+    def older(code: KernelCode) -> KernelCode:
+        return dataclasses.replace(code, options=(*code.options, "--gpu-architecture=compute_75"))
+
+    return dataclasses.replace(program, kernels=tuple(older(code) for code in program.kernels))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", ["points", "unsigned", "window, zero point", "four channels at once"])
+def test_bytes_with_the_instructions_of_turing(device: Any, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    force(monkeypatch)
+    graph, numbers = network(case)
+    check(device, for_turing(built(graph, as_if(device.features, 75))), graph, numbers)
+
+
+@pytest.mark.cuda
+def test_halves_with_the_instructions_of_turing(device: Any) -> None:
+    """The kernel of float16 convolutions too: smaller products, and copies through registers."""
+    rng = np.random.default_rng(2)
+    builder = GraphBuilder()
+    x, out = builder.value((2, 12, 12, 48), DType.FLOAT32), builder.value((2, 12, 12, 40), DType.FLOAT32)
+    weights = builder.constant(rng.normal(0, 0.1, (40, 3, 3, 48)).astype(np.float32))
+    builder.node(Conv2D(padding=(1, 1)), [x, weights], out)
+    graph = builder.graph([x], [out])
+    program = build_program(graph, as_if(device.features, 75), "cuda", half=True)
+    assert {k.name for k in program.kernels} & {"tensor_convolution", "window_convolution"}
+    numbers = rng.normal(0, 1, (2, 12, 12, 48)).astype(np.float32)
+    got = first_output(device, for_turing(program), [numbers], (2, 12, 12, 40))
+    want = expected(graph, {x: numbers})
+    assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
