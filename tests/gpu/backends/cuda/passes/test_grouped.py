@@ -36,7 +36,7 @@ def widths(graph: Graph) -> list[int]:
 
 
 @pytest.mark.parametrize(("size", "channels", "groups", "expected"), [
-    (3, 512, 16, [512]), (3, 1024, 32, [512, 512]), (2, 768, 12, [384, 384]),
+    (3, 512, 4, [512]), (3, 1024, 8, [512, 512]), (2, 768, 8, [384, 384]),
 ])  # fmt: skip
 def test_bundles_compute_the_same(size: int, channels: int, groups: int, expected: list[int]) -> None:
     graph = network(size, channels, groups)
@@ -49,17 +49,17 @@ def test_bundles_compute_the_same(size: int, channels: int, groups: int, expecte
 
 def test_large_batches_have_narrower_bundles_without_copies() -> None:
     """Zeros that are multiplied cost more there than kernels that are started."""
-    found = split_groups(network(7, 1024, 32, 64))
-    assert widths(found) == [128] * 8 and sum(isinstance(n.op, Concat) for n in found.nodes) == 1
-    assert len(place(found, half=True).graph.nodes) == 9
-    assert widths(split_groups(network(56, 128, 32, 64))) == [128], "a group of four channels stays as it is"
+    found = split_groups(network(7, 960, 10, 64))
+    assert widths(found) == [192] * 5 and sum(isinstance(n.op, Concat) for n in found.nodes) == 1
+    assert len(place(found, half=True).graph.nodes) == 6
+    assert widths(split_groups(network(56, 128, 32, 64))) == [128], "groups of few channels have a kernel of their own"
 
 
 def test_what_stays() -> None:
     """Sums with another value, few channels, outputs of the graph; float32, and devices without tensor cores."""
-    for graph in (network(3, 512, 16, added=True), network(8, 32, 4)):
+    for graph in (network(3, 512, 4, added=True), network(8, 32, 4)):
         assert split_groups(graph) is graph
-    graph = network(3, 512, 16)
+    graph = network(3, 512, 4)
     output = GraphBuilder(dict(graph.values), list(graph.nodes[:1])).graph(graph.inputs, [graph.nodes[0].output])
     assert split_groups(output) is output
     assert CudaNative().join_first(graph, CUDA, True) is not graph
@@ -70,6 +70,6 @@ def test_what_stays() -> None:
 def test_every_bundle_is_a_native_kernel() -> None:
     backend = registry.of_language("cuda")
     assert backend is not None
-    program = build_program(network(7, 1024, 32, 8), CUDA, "cuda", half=True)
+    program = build_program(network(7, 1024, 8, 8), CUDA, "cuda", half=True)
     assert sum("convolution" in program.kernels[d.kernel].name for d in program.dispatches) >= 2
     assert not any(program.kernels[d.kernel].name == "conv_2d" for d in program.dispatches)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import matvec, patch, specialized, stem, window
+from litegpu.gpu.backends.cuda.kernels import grouped, matvec, patch, specialized, stem, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half, residuals_of
 from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
@@ -30,11 +30,14 @@ RESIDUAL = 1.4e-6
 
 
 def build(ctx: KernelContext) -> list[Launch] | None:
-    """One launch; None for groups, weights that are not constant or do not fit the type, and other kinds of input."""
+    """One launch; None for weights that are not constant or do not fit the type, other kinds of input, and what
+    grouped.py does not do of groups."""
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, Conv2D)
     weights = ctx.value(node.inputs[1]).data
-    if op.groups > 1 or weights is None or ctx.value(node.inputs[0]).is_constant:
+    if op.groups > 1:
+        return grouped.build(ctx)
+    if weights is None or ctx.value(node.inputs[0]).is_constant:
         return None
     source = ctx.views[node.inputs[0]]
     half = is_half(ctx, source, weights)

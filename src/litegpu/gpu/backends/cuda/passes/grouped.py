@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from litegpu.gpu.backends.cuda.kernels.grouped import bundle_of
 from litegpu.gpu.graph import Concat, Conv2D, Copy, DType, Graph, GraphBuilder, Node, Slice
 
 #: Channels of a bundle of groups, at least and at most, and the bytes of all weights of a layer at most.
@@ -40,6 +41,8 @@ def _bundle(node: Node, graph: Graph) -> int:
         return 0
     x, weights, y = (graph.values[v] for v in (*node.inputs, node.output))
     inner, outputs = weights.shape[3], y.shape[3] // op.groups
+    if bundle_of(inner, outputs, op.groups) and x.shape[3] % 8 == 0:
+        return 0  # a kernel of its own does these
     channelwise = all((v := graph.values[i]).is_constant and v.shape[:3] == (1, 1, 1) for i in node.operands)
     if weights.data is None or not channelwise or x.dtype is not DType.FLOAT32 or y.dtype is not DType.FLOAT32:
         return 0
