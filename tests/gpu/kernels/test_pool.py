@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from gpu.kernels.run_launch import check_node
 
-from litegpu.gpu.graph import RESULT, DType, GraphBuilder, Pool2D, apply
+from litegpu.gpu.graph import RESULT, Arg, DType, GraphBuilder, Pool2D, apply
 
 
 def pool(kind, shape, window, stride, *, same=True, fused=False, packed=False, data=None, **options):
@@ -53,3 +53,17 @@ def test_not_finite() -> None:
     assert np.isnan(pool("average", (1, 6, 6, 5), (2, 2), (2, 2), data=data)).sum() == 1
     result = pool("max", (1, 6, 6, 5), (2, 2), (2, 2), data=data)
     assert np.isinf(result).sum() == 1 and result[0, 0, 0, 4] == 1
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("window, padding", [((2, 2), (0, 0)), ((3, 2), (1, 1)), ((9, 9), (0, 0))])
+def test_prologue(window: tuple[int, int], padding: tuple[int, int], half: bool) -> None:
+    """What lies outside is no element, whatever the prologue would make of zero."""
+    shape = (2, 9, 10, 8)
+    rng, builder = np.random.default_rng(0), GraphBuilder()
+    size = [(n + 2 * p - e) // e + 1 for n, p, e in zip(shape[1:3], padding, window, strict=True)]
+    x, y = builder.value(shape, DType.FLOAT32), builder.value((2, *size, 8), DType.FLOAT32)
+    factors = [builder.constant(rng.standard_normal((1, 1, 1, c))) for c in (8, 1)]
+    prologue = apply("max", apply("add", apply("mul", RESULT, Arg(1)), Arg(2)), 0.0)
+    builder.node(Pool2D("average", window, window, padding, prologue), [x, *factors], y, apply("neg", RESULT))
+    check_node(builder, {x: rng.standard_normal(shape)}, interpret=True, half=half)

@@ -98,7 +98,7 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             weights = np.exp(logits - logits.max(-1, keepdims=True))
             return np.asarray(np.matmul(weights / weights.sum(-1, keepdims=True), v), np.float32)
         case Pool2D():
-            return pool(op, inputs[0], shape)
+            return pool(op, np.broadcast_to(evaluate_expr(op.prologue, inputs), inputs[0].shape), shape)
         case Resize2D():
             return _resize(op, inputs[0], shape)
         case Reduce():

@@ -176,12 +176,14 @@ class Attention:
 class Pool2D:
     """kind "average" (divides by the number of cells inside the input), "squares" (the average of their squares) or
     "max" (starts at the lowest float). Of a narrow type the result is INT32, averages rounded with halves away from
-    zero."""
+    zero. `inputs` are x and the other arguments of `prologue`, constants of one pixel; it is evaluated per element of
+    x, Arg(0), before its average is taken."""
 
     kind: str
     window: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[int, int] = (0, 0)
+    prologue: Expr = RESULT
 
 
 @dataclass(frozen=True)

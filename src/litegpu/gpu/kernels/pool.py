@@ -21,7 +21,7 @@ from litegpu.gpu.kernels.blocking import (
     window_axes,
 )
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.kernels.expression import constant
+from litegpu.gpu.kernels.expression import constant, evaluate
 from litegpu.gpu.lang import Kernel, f32, f32x4, i32, i32x4, trace
 
 LOWEST = float(np.finfo(np.float32).min)
@@ -48,19 +48,21 @@ def build(ctx: KernelContext) -> list[Launch]:
 def _pool(k: Kernel, ctx: KernelContext, op: Pool2D, tile: ThreadTile, blocks: int, operands: Operands) -> None:
     kh, kw = op.window
     average = op.kind != "max"
-    source = open_source(ctx, k, ctx.node.inputs[0], operands)
+    source, *others = (open_source(ctx, k, v, operands) for v in ctx.node.inputs)
     whole = source.view.dtype.is_narrow
     lowest = -(1 << 31) if whole else LOWEST
     place = TilePlace(k, tile, blocks, source.view.quads)
     pixels = linear_pixels(k, place.block, ctx.output.shape, 1)
     b, y, x = pixels.coordinates[0]
     vertical, horizontal = window_axes(ctx, op.window, op.stride, (1, 1), op.padding)
+    factors = [other.broadcast(b, 0, 0, place.q[0]) for other in others]
     result = k.array(1, constant(k, 0 if average else lowest, i32x4 if whole else f32x4))
 
     def tap(ky: Index, kx: Index) -> None:
         (iy, ok_y), (ix, ok_x) = vertical.at(k, y, ky), horizontal.at(k, x, kx)
         ok, found = both(ok_y, ok_x), source.quad(b, iy, ix, place.q[0])
         if average:
+            found = evaluate(k, op.prologue, [found, *factors], rough=ctx.half)
             result[0] = result[0] + or_zero(k, ok, found * found if op.kind == "squares" else found)
         else:
             largest = k.max(result[0], found)

@@ -11,7 +11,7 @@ from litegpu.gpu.passes.fuse import fuse_elementwise
 from litegpu.gpu.passes.layer_norm import join_layer_norm
 from litegpu.gpu.passes.movement import absorb_border, absorb_padding, join_copies
 from litegpu.gpu.passes.neighbours import join_neighbours
-from litegpu.gpu.passes.pooling import average_first
+from litegpu.gpu.passes.pooling import average_first, join_averages
 from litegpu.gpu.passes.products import simplify_products
 from litegpu.gpu.passes.raising import raise_elementwise
 from litegpu.gpu.passes.repeats import drop_repeats
@@ -29,7 +29,7 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     graph = simplify_products(join_softmax(absorb_border(absorb_padding(graph))))
     for _ in range(2):  # what became one function may pass what its parts, of which one was read twice, could not
         graph = fuse_elementwise(fold_constants(raise_elementwise(graph)), features.max_buffers)
-    graph = join_siblings(average_first(join_layer_norm(graph)))
+    graph = join_siblings(join_averages(average_first(join_layer_norm(graph)), features.max_buffers))
     own = native.of(features)
     graph = graph if own is None else own.join_first(graph, features, half)
     graph = join_attention(graph, features, half)

@@ -79,7 +79,7 @@ class _Decisions:
         """The expressions of a node, and for each of their Args the values that it stands for."""
         own = () if isinstance(node.op, Elementwise) else (self.exact_sources(node),)
         yield node.epilogue, (*own, *((v,) for v in node.operands))
-        if isinstance(node.op, Reduce):
+        if isinstance(node.op, (Reduce, Pool2D)):
             yield node.op.prologue, tuple((v,) for v in node.inputs)
 
     def compared(self, node: Node) -> Iterator[int]:

@@ -1,12 +1,29 @@
-"""Average first and multiply then: a pooling behind a 1x1 convolution that does nothing else moves in front of it."""
+"""Average first and multiply then: a pooling behind a 1x1 convolution that does nothing else moves in front of it. What
+is done with each element before an average is taken is done as it is read."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 
-from litegpu.gpu.graph import Apply, Arg, Conv2D, DType, Expr, Graph, GraphBuilder, Literal, Node, Pool2D
+from litegpu.gpu.graph import (
+    Apply,
+    Arg,
+    Conv2D,
+    DType,
+    Elementwise,
+    Expr,
+    Graph,
+    GraphBuilder,
+    Literal,
+    Node,
+    Pool2D,
+    substitute,
+    walk,
+)
 
+#: Functions of what is done as elements are read.
+_MOST_FUNCTIONS = 8
 #: So many times as many channels may come in as go out: they are what the pooling reads then.
 _MOST_WIDER = 3
 
@@ -39,6 +56,51 @@ def average_first(graph: Graph) -> Graph:
         inputs = (pooled, *before.inputs[1:])
         builder.nodes.append(dataclasses.replace(before, inputs=inputs, output=node.output, sources=sources))
     return builder.graph(graph.inputs, graph.outputs)
+
+
+def join_averages(graph: Graph, max_buffers: int) -> Graph:
+    """The graph without the elementwise nodes in front of averages that read each element once, as of the batch norm
+    and RELU in front of DenseNet's transitions: their expression is the pooling's prologue. Kernels bind at most
+    `max_buffers` buffers."""
+    producer, consumers = graph.producer(), graph.consumers()
+    nodes, gone = [], set()
+    for node in graph.nodes:
+        before = producer.get(node.inputs[0]) if isinstance(node.op, Pool2D) else None
+        alone = before is not None and consumers[before.output] == [node] and before.output not in graph.outputs
+        joint = _joint(before, node, graph) if before is not None and alone else None
+        if before is None or joint is None or len({*joint.reads, joint.output}) > max_buffers:
+            nodes.append(node)
+        else:
+            gone.add(before.output)
+            nodes.append(joint)
+    left = [node for node in nodes if node.output not in gone]
+    return GraphBuilder(dict(graph.values), left).graph(graph.inputs, graph.outputs)
+
+
+def _joint(before: Node, pool: Node, graph: Graph) -> Node | None:
+    """The pooling with the elementwise node before it as its prologue, if it can have one."""
+    op, values = pool.op, graph.values
+    if not isinstance(before.op, Elementwise) or not isinstance(op, Pool2D) or before.output in pool.operands:
+        return None
+    once = all(size <= step for size, step in zip(op.window, op.stride, strict=True))
+    large = [v for v in before.operands if not values[v].is_constant]
+    functions = sum(isinstance(e, Apply) for e in walk(before.epilogue))
+    if op.kind != "average" or not once or len(large) != 1 or functions > _MOST_FUNCTIONS:
+        return None
+    x, y = values[large[0]], values[before.output]
+    others = tuple(v for v in before.operands if v != x.id)
+    small = all(values[v].shape[:3] == (1, 1, 1) and values[v].dtype is DType.FLOAT32 for v in others)
+    floats = x.dtype is y.dtype and y.dtype is DType.FLOAT32
+    if not small or not floats or x.shape != y.shape or x.shape[3] % 4 or op.prologue != Arg(0):
+        return None
+    replace: dict[int, Expr] = {
+        i: Arg(0) if v == x.id else Arg(1 + others.index(v)) for i, v in enumerate(before.operands)
+    }
+    prologue = substitute(before.epilogue, replace)
+    sources = tuple(sorted({*before.sources, *pool.sources}))
+    return dataclasses.replace(
+        pool, op=dataclasses.replace(op, prologue=prologue), inputs=(x.id, *others), sources=sources
+    )
 
 
 def _sizes(node: Node) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:

@@ -168,6 +168,9 @@ class _Precision:
         match node.op:
             case Pool2D("squares"):
                 return _limits(apply("mul", RESULT, RESULT), [self.limits.get(node.inputs[0], _ANYTHING)])
+            case Pool2D(prologue=prologue) if prologue != RESULT:
+                least, most = _limits(prologue, [self.limits.get(v, _ANYTHING) for v in node.inputs])
+                return min(0.0, least), max(0.0, most)
             case Copy() | Concat() | Gather() | Pool2D() | Resize2D():
                 found = [
                     self.limits.get(v, _ANYTHING) for v in node.inputs[: 1 if isinstance(node.op, Gather) else None]

@@ -221,6 +221,8 @@ def _of_result(graph: Graph, node: Node, inputs: Sequence[Size]) -> Size:
             return Size(np.asarray(share), np.asarray(share))  # as if each row had one peak
         case Pool2D("squares"):
             return _of_expression(apply("mul", RESULT, RESULT), [x], [DType.FLOAT32])
+        case Pool2D(prologue=prologue) if prologue != RESULT:
+            return _of_expression(prologue, inputs, [v.dtype for v in values])
         case Pool2D() | Resize2D():
             return x
         case Copy(steps):
