@@ -18,6 +18,9 @@ from litegpu.gpu.lang.features import Features
 X = Arg(0)
 HALF = apply("mul", X, 0.5)
 GELU = apply("mul", HALF, apply("add", apply("erf", apply("mul", X, math.sqrt(0.5))), 1))
+#: The same in other words.
+GELU_OF_QUOTIENT = apply("mul", HALF, apply("add", apply("erf", apply("div", X, math.sqrt(2))), 1))
+GELU_OF_FACTOR = apply("mul", apply("add", 1, apply("erf", apply("mul", math.sqrt(0.5), X))), HALF)
 CUBE = apply("mul", X, apply("add", apply("mul", apply("mul", X, X), 0.0356774), 0.7978846))
 TANH_GELU = apply("mul", apply("add", 1, apply("tanh", CUBE)), HALF)
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -46,9 +49,18 @@ CASES: dict[str, tuple[Expr, Callable[[np.ndarray], np.ndarray]]] = {
     "quotient": (apply("div", X, apply("add", apply("mul", X, X), 3)), lambda x: x / (x * x + 3)),
     "third": (apply("div", X, 3), lambda x: x / 3),
     "gelu": (GELU, lambda x: x * (1 + _erf(x * math.sqrt(0.5))) / 2),
+    "gelu of a quotient": (GELU_OF_QUOTIENT, lambda x: x * (1 + _erf(x * math.sqrt(0.5))) / 2),
+    "gelu, factor first": (GELU_OF_FACTOR, lambda x: x * (1 + _erf(x * math.sqrt(0.5))) / 2),
     "gelu by tanh": (TANH_GELU, lambda x: x * (1 + np.tanh(x * (0.7978846 + 0.0356774 * x * x))) / 2),
     "1 + tanh": (apply("add", apply("tanh", X), 1), lambda x: 2 / (1 + np.exp(-2 * x))),
 }
+
+
+@pytest.mark.parametrize("expr", [GELU, GELU_OF_QUOTIENT, GELU_OF_FACTOR])
+def test_a_factor_costs_nothing(expr: Expr) -> None:
+    """What the error function's argument is multiplied with is in the coefficients."""
+    plain = apply("mul", HALF, apply("add", apply("erf", X), 1))
+    assert text_of(expr, True).count("\n") == text_of(plain, True).count("\n")
 
 
 @pytest.mark.parametrize("name", CASES)

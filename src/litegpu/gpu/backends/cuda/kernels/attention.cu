@@ -1,16 +1,16 @@
 // softmax(scale * q k^T + beta * mask) v for each of the leading positions, in half precision with float sums, without ever
 // storing the logits. A workgroup has 16 * WARPS_M queries; it goes through the keys and values in steps of STEP, whose
-// copies run one step ahead, and WARPS_K warps divide the keys of a step among them. Every warp keeps, for its queries, the
+// copies run STAGES - 1 steps ahead, and WARPS_K warps divide the keys of a step among them. Every warp keeps, for its queries, the
 // largest logit so far, and relative to that the sum of the exponentials and the sums of the values.
 //
-// Constants from the host: WARPS_M WARPS_K STEP; DP EP (depth and columns, padded to a power of two); HEADS QUERIES KEYS
+// Constants from the host: WARPS_M WARPS_K STEP STAGES; DP EP (depth and columns, padded to a power of two); HEADS QUERIES KEYS
 // QUADS (of the output); TILES (workgroups along the queries); SCALE BETA (times log2 e); for Q_, K_ and V_: _TYPE,
 // _LOAD(value), _COPY (8 or 4 numbers at once, 1: four floats, or 0: one by one), _WIDTH (that can be read of a row), _OFFSET _PITCH_BATCH
 // _PITCH_HEAD _PITCH_ROW _PITCH_COLUMN; MASKED, and for the mask: MASK_PERIOD (of the batch) MASK_TYPE MASK_LOAD(value) MASK_OFFSET MASK_PITCH_*.
 #define NOTHING __int_as_float(0xff800000)  // minus infinity, of which the exponential is 0
 constexpr unsigned THREADS = 32 * WARPS_M * WARPS_K, ROWS = 16 * WARPS_M, OWN = STEP / WARPS_K;
 constexpr unsigned STEPS = (KEYS + STEP - 1) / STEP;
-constexpr unsigned Q_AT = 0, K_AT = ROWS * DP * 2, K_BYTES = STEP * DP * 2, V_AT = K_AT + 2 * K_BYTES, V_BYTES = STEP * EP * 2;
+constexpr unsigned Q_AT = 0, K_AT = ROWS * DP * 2, K_BYTES = STEP * DP * 2, V_AT = K_AT + STAGES * K_BYTES, V_BYTES = STEP * EP * 2;
 constexpr unsigned PITCH = EP + 8;  // of the sums in shared memory, in floats
 static_assert(OWN % 16 == 0, "a warp multiplies 16 keys at once");
 
@@ -75,26 +75,29 @@ NAME(const Q_TYPE* q, const K_TYPE* k, const V_TYPE* v MASK_PARAMETER EPILOGUE_B
   launch_dependents();
 
   auto bring = [&](unsigned step) {
-    bring_k<STEP, DP / 8>(keys, step * STEP, KEYS, K_AT + step % 2 * K_BYTES);
-    bring_v<STEP, EP / 8>(values, step * STEP, KEYS, V_AT + step % 2 * V_BYTES);
+    bring_k<STEP, DP / 8>(keys, step * STEP, KEYS, K_AT + step % STAGES * K_BYTES);
+    bring_v<STEP, EP / 8>(values, step * STEP, KEYS, V_AT + step % STAGES * V_BYTES);
   };
   bring_q<ROWS, DP / 8>(q + batch * Q_PITCH_BATCH + head * Q_PITCH_HEAD + Q_OFFSET, row0, QUERIES, Q_AT);
-  bring(0);
-  copies_commit();
+#pragma unroll
+  for (unsigned step = 0; step < STAGES - 1; step++) {
+    if (step < STEPS) bring(step);
+    copies_commit();
+  }
 
   unsigned query[DP / 16][4];
   float sums[EP / 8][4] = {}, largest[2] = {NOTHING, NOTHING}, total[2] = {0.0f, 0.0f};
   for (unsigned step = 0; step < STEPS; step++) {
-    copies_wait<0>();
+    copies_wait<STAGES - 2>();
     __syncthreads();  // this step is there, and all are done with the one before it
-    if (step + 1 < STEPS) bring(step + 1);
+    if (step + STAGES - 1 < STEPS) bring(step + STAGES - 1);
     copies_commit();
     if (step == 0) {
 #pragma unroll
       for (unsigned i = 0; i < DP / 16; i++)
         load_matrices(query[i], Q_AT + place<DP / 8>(warp_m * 16 + lane % 16, i * 2 + lane / 16));
     }
-    const unsigned key_tile = K_AT + step % 2 * K_BYTES, value_tile = V_AT + step % 2 * V_BYTES;
+    const unsigned key_tile = K_AT + step % STAGES * K_BYTES, value_tile = V_AT + step % STAGES * V_BYTES;
     float logits[OWN / 8][4] = {};
 #pragma unroll
     for (unsigned i = 0; i < DP / 16; i++)

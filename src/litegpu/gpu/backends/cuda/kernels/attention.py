@@ -10,7 +10,7 @@ from litegpu.gpu.backends.cuda.kernels import warpgroup_attention
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD
 from litegpu.gpu.backends.cuda.kernels.matmul import copied
 from litegpu.gpu.backends.cuda.kernels.source import float_text, native_launch
-from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
+from litegpu.gpu.backends.cuda.kernels.tile import MOST_SHARED_BYTES, USUAL_UNITS
 from litegpu.gpu.graph import Attention, DType
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
@@ -22,6 +22,8 @@ MOST_WIDTH = 128
 LEAST_KEYS = 33
 #: Keys that a workgroup takes at a time.
 STEP = 64
+#: Of them under way at once, at most.
+MOST_STAGES = 4
 _THREADS = 128
 
 
@@ -80,15 +82,20 @@ def _launch(ctx: KernelContext, mask: dict[str, int | str], operands: Operands) 
     q, k, v = (ctx.views[i] for i in node.inputs[:3])
     batch, heads, queries, columns = ctx.output.shape
     keys, depth = k.shape[2:]
-    down, groups = _division(ctx, ctx.features.compute_units or USUAL_UNITS)
+    units = ctx.features.compute_units or USUAL_UNITS
+    down, groups = _division(ctx, units)
     across = _THREADS // 32 // down
     padded_depth, padded_columns = (max(16, 1 << (n - 1).bit_length()) for n in (depth, columns))
     rows = 16 * down
-    tiles = 2 * (rows * padded_depth + 2 * STEP * (padded_depth + padded_columns))
+    stage = 2 * STEP * (padded_depth + padded_columns)
+    fitting = (MOST_SHARED_BYTES - 2 * rows * padded_depth) // stage
+    # with one workgroup on a multiprocessor nothing else hides how long copies take
+    stages = max(2, min(MOST_STAGES, -(-keys // STEP), fitting)) if groups <= units else 2
+    tiles = 2 * rows * padded_depth + stages * stage
     sums = 4 * across * rows * (padded_columns + 8 + 2)
     constants: dict[str, int | str] = {
-        "WARPS_M": down, "WARPS_K": across, "STEP": STEP, "DP": padded_depth, "EP": padded_columns, "HEADS": heads,
-        "QUERIES": queries, "KEYS": keys, "QUADS": -(-columns // 4), "TILES": groups // (batch * heads),
+        "WARPS_M": down, "WARPS_K": across, "STEP": STEP, "STAGES": stages, "DP": padded_depth,
+        "EP": padded_columns, "HEADS": heads, "QUERIES": queries, "KEYS": keys, "QUADS": -(-columns // 4), "TILES": groups // (batch * heads),
         "SCALE": float_text(op.scale * math.log2(math.e)), "BETA": float_text(op.beta * math.log2(math.e)),
         **_side("Q", q), **_side("K", k), **_side("V", v), **mask,
     }  # fmt: skip
