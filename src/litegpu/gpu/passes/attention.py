@@ -153,8 +153,9 @@ def _mask(added: Sequence[int], more: list[np.ndarray], values: dict[int, Value]
         return None
     if math.prod(np.broadcast_shapes(*(d.shape for d in data))) > MOST_MASK:
         return None
+    total = functools.reduce(np.add, data)
     known = GraphBuilder(values)
-    return (known.constant(functools.reduce(np.add, data), name=values[added[0]].name if added else ""),)
+    return (known.constant(total, name=values[added[0]].name if added else ""),)
 
 
 def _chosen(expr: Expr, operands: Sequence[int], values: dict[int, Value]) -> tuple[Expr, tuple[int, ...]]:

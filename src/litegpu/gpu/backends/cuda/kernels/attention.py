@@ -95,7 +95,8 @@ def _launch(ctx: KernelContext, mask: dict[str, int | str], operands: Operands) 
     sums = 4 * across * rows * (padded_columns + 8 + 2)
     constants: dict[str, int | str] = {
         "WARPS_M": down, "WARPS_K": across, "STEP": STEP, "STAGES": stages, "DP": padded_depth,
-        "EP": padded_columns, "HEADS": heads, "QUERIES": queries, "KEYS": keys, "QUADS": -(-columns // 4), "TILES": groups // (batch * heads),
+        "EP": padded_columns, "HEADS": heads, "QUERIES": queries, "KEYS": keys,
+        "QUADS": -(-columns // 4), "TILES": groups // (batch * heads),
         "SCALE": float_text(op.scale * math.log2(math.e)), "BETA": float_text(op.beta * math.log2(math.e)),
         **_side("Q", q), **_side("K", k), **_side("V", v), **mask,
     }  # fmt: skip
