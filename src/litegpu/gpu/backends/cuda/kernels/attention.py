@@ -10,7 +10,7 @@ from litegpu.gpu.backends.cuda.kernels import warpgroup_attention
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD
 from litegpu.gpu.backends.cuda.kernels.matmul import copied
 from litegpu.gpu.backends.cuda.kernels.source import float_text, native_launch
-from litegpu.gpu.backends.cuda.kernels.tile import MOST_SHARED_BYTES, USUAL_UNITS
+from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS, most_shared_bytes
 from litegpu.gpu.graph import Attention, DType
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
@@ -88,7 +88,7 @@ def _launch(ctx: KernelContext, mask: dict[str, int | str], operands: Operands) 
     padded_depth, padded_columns = (max(16, 1 << (n - 1).bit_length()) for n in (depth, columns))
     rows = 16 * down
     stage = 2 * STEP * (padded_depth + padded_columns)
-    fitting = (MOST_SHARED_BYTES - 2 * rows * padded_depth) // stage
+    fitting = (most_shared_bytes(ctx.features.capability) - 2 * rows * padded_depth) // stage
     # with one workgroup on a multiprocessor nothing else hides how long copies take
     stages = max(2, min(MOST_STAGES, -(-keys // STEP), fitting)) if groups <= units else 2
     tiles = 2 * rows * padded_depth + stages * stage
