@@ -259,6 +259,8 @@ inline void multiply_unsigned(int (&d)[4], const unsigned (&a)[4], unsigned b0, 
 template <unsigned row_bytes> unsigned long long matrix(unsigned at) {
   return at / 16 | (unsigned long long)row_bytes / 2 << 32 | (row_bytes == 128 ? 1ull : row_bytes == 64 ? 2 : 3) << 62;
 }
+// And panels.cu: not permuted; the distance of panels instead of that of rows.
+template <unsigned panel> unsigned long long panels(unsigned at) { return at / 16 | (unsigned long long)panel / 16 << 16; }
 inline void announce_copies() {}
 inline void begin_products() {}
 inline void commit_products() {}
@@ -343,11 +345,16 @@ template <unsigned count> void registers_drop() {}
 template <unsigned count> void registers_take() {}
 
 namespace emulator {
-inline float element(unsigned long long matrix, unsigned row, unsigned k) {
+inline unsigned place_in(unsigned long long matrix, unsigned row, unsigned byte) {
+  const unsigned first = (matrix & 0x3fff) * 16;
+  if (matrix >> 62 == 0) return first + byte / 16 * ((matrix >> 16 & 0x3fff) * 16) + row * 16 + byte % 16;
   const unsigned eight = (matrix >> 32 & 0x3fff) * 16, turns = 16 >> (matrix >> 62);  // chunks that change places
-  const unsigned at = (matrix & 0x3fff) * 16 + row / 8 * eight + row % 8 * (eight / 8) + k * 2;
+  const unsigned at = first + row / 8 * eight + row % 8 * (eight / 8) + byte;
+  return at ^ (at / 128 % turns * 16);
+}
+inline float element(unsigned long long matrix, unsigned row, unsigned k) {
   unsigned short bits;
-  std::memcpy(&bits, shared + (at ^ (at / 128 % turns * 16)), 2);
+  std::memcpy(&bits, shared + place_in(matrix, row, k * 2), 2);
   return half_to_float(bits);
 }
 }  // namespace emulator
@@ -389,9 +396,7 @@ void multiply_kept_turned(float (&d)[columns][4], const unsigned (&a)[4], unsign
 
 namespace emulator {
 template <class T> int byte_of(unsigned long long matrix, unsigned row, unsigned k) {
-  const unsigned eight = (matrix >> 32 & 0x3fff) * 16, turns = 16 >> (matrix >> 62);
-  const unsigned at = (matrix & 0x3fff) * 16 + row / 8 * eight + row % 8 * (eight / 8) + k;
-  return (T)shared[at ^ (at / 128 % turns * 16)];
+  return (T)shared[place_in(matrix, row, k)];
 }
 template <class T, size_t columns> void multiply_bytes(int (&d)[columns][4], unsigned long long a, unsigned long long b) {
   const unsigned self = current->id.x, lane = self & 31u, warp = self / 32 % 4;

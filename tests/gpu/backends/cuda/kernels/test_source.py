@@ -11,11 +11,28 @@ from litegpu.gpu.backends.cuda import kernels as cuda
 
 TEXTS = {file.name: file.read_text() for file in resources.files(cuda).iterdir() if file.name.endswith(".cu")}
 KERNELS = {name: text for name, text in TEXTS.items() if "__global__" in text}
+#: Those of which some warps copy and others multiply.
+DIVIDED = {"halo.cu", "specialized.cu"}
 
 
 def test_every_kernel_is_looked_at() -> None:
-    assert {"attention.cu", "convolution.cu", "depthwise.cu", "lstm.cu", "matmul.cu", "matvec.cu", "separable.cu",
-            "specialized.cu", "stem.cu", "window.cu"} == set(KERNELS)  # fmt: skip
+    assert {
+        "attention.cu",
+        "convolution.cu",
+        "depthwise.cu",
+        "grouped.cu",
+        "halo.cu",
+        "inverted.cu",
+        "lstm.cu",
+        "matmul.cu",
+        "matvec.cu",
+        "patch.cu",
+        "separable.cu",
+        "specialized.cu",
+        "stem.cu",
+        "warpgroup_attention.cu",
+        "window.cu",
+    } == set(KERNELS)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -26,7 +43,7 @@ def test_a_kernel_waits_before_it_lets_others_start(name: str) -> None:
     body = text[text.index("__global__") :]
     calls = re.findall(r"\n( *)(wait_for_predecessors|launch_dependents)\(\);", text)
     expected = [("  ", "wait_for_predecessors"), ("  ", "launch_dependents")]  # unconditionally
-    if name == "specialized.cu":  # by the warps that copy; those that multiply wait before they read operands
+    if name in DIVIDED:  # by the warps that copy; those that multiply wait before they read operands
         expected.append(("  ", "wait_for_predecessors"))
         body = text[text.index("copy_tiles(") :]
         assert text.rindex("wait_for_predecessors") < text.index("STORE(")
@@ -37,7 +54,7 @@ def test_a_kernel_waits_before_it_lets_others_start(name: str) -> None:
 @pytest.mark.parametrize("name", KERNELS)
 def test_what_is_loaded_early_is_constant(name: str) -> None:
     """In front of the wait a kernel calls nothing that reads what other kernels write."""
-    begin = "void copy_tiles(" if name == "specialized.cu" else "__global__"
+    begin = "void copy_tiles(" if name in DIVIDED else "__global__"
     body = KERNELS[name][KERNELS[name].index(begin) :]
     before = body[: body.index("wait_for_predecessors();")]
     called = set(

@@ -8,7 +8,7 @@ from first_output import first_output
 from gpu.backends.cuda.kernels.test_convolution import expected, network
 
 from litegpu.gpu import view
-from litegpu.gpu.backends.cuda.kernels import convolution, matvec, specialized, tile, window
+from litegpu.gpu.backends.cuda.kernels import convolution, halo, matvec, specialized, tile, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.specialized import MOST_TAPS, SpecializedTile, candidates, cost, packed, ranked
 from litegpu.gpu.build import build_program
@@ -21,6 +21,14 @@ CASES = {
     "deep": ((2, 6, 7, 96), (136, 3, 3, 96), Conv2D(padding=(1, 1)), False),
     "strided": ((2, 8, 8, 200), (64, 1, 1, 200), Conv2D((2, 2)), False),
 }
+
+
+@pytest.fixture(autouse=True)
+def without_later_kernels(monkeypatch) -> None:
+    """That of halo.cu has tests of its own."""
+    monkeypatch.setattr(halo, "ranked", lambda layer, capability, units: [])
+
+
 #: One and two warpgroups that multiply, one and two blocks of rows of each, all widths, a whole warpgroup that copies.
 SOME = (
     (64, 32, 1, 4, 4),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import grouped, matvec, patch, specialized, stem, window
+from litegpu.gpu.backends.cuda.kernels import grouped, halo, matvec, patch, specialized, stem, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half, residuals_of
 from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
@@ -62,6 +62,7 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
         others += [
             (window.cost, window.launch, blocks),
             (stem.cost, stem.launch, stems),
+            (halo.cost, halo.launch, halo.ranked(layer, capability, units)),
             (patch.cost, patch.launch, patch.ranked(layer, capability, units)),
         ]
     if ctx.tuner is None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import convolution, specialized, stem
+from litegpu.gpu.backends.cuda.kernels import convolution, halo, specialized, stem
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, residuals_of
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY, cost, ranked, that_fit
 from litegpu.gpu.graph import Conv2D, IntegerConv2D
@@ -35,6 +35,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     options: list[tuple[float, Callable[..., Launch], object]]
     options = [(stem.cost(layer, block, units), stem.launch, block) for block in blocks]
     options += [(specialized.cost(layer, tile, units), specialized.launch, tile) for tile in tiles]
+    options += [(halo.cost(layer, tile, units), halo.launch, tile) for tile in halo.ranked(layer, capability, units)]
     if capability != WARPGROUP_CAPABILITY:
         options += by_warps(layer, capability, units)
     if not options:

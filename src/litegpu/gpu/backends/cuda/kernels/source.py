@@ -74,6 +74,7 @@ def native_launch(
     where: Where | None = None,
     inner: Traced | Sequence[Traced] = (),
     pixels: int = 1,
+    pixel_count: int | None = None,
     options: tuple[str, ...] = (),
     needed: tuple[str, ...] = (),
 ) -> Launch:
@@ -82,18 +83,21 @@ def native_launch(
     The kernel's parameters are `operands` in order (name -> View or constant array), then EPILOGUE_BUFFERS. Its macro
     STORE(pixel, quad, value) applies the node's epilogue to four channels, a float4 (of the integer convolutions and
     products an int4), of pixel number `pixel` (row-major over B, H, W, unless `where` says otherwise) and stores them;
-    with `pixels`, so many at once: STORE(pixel, ..., quad, value, ...). `inner`: other functions that it calls.
+    with `pixels`, so many at once: STORE(pixel, ..., quad, value, ...). Those whose number is `pixel_count`
+    or more are not stored. `inner`: other functions that it calls.
     `needed`: definitions that come before all others.
     """
     shape = ctx.output.shape
 
     def store(k: Kernel, bound: Operands, *parameters: TracedValue) -> None:
-        quad = parameters[pixels]
+        quad, numbers, inside = parameters[pixels], parameters[:pixels], None
+        if pixel_count is not None:
+            inside = [pixel < pixel_count for pixel in numbers]
+            numbers = tuple(k.min(pixel, pixel_count - 1) for pixel in numbers)  # what the epilogue reads exists
         places = [
-            where(pixel, quad) if where is not None else Position(shape, pixel=pixel, q=quad)
-            for pixel in parameters[:pixels]
+            where(pixel, quad) if where is not None else Position(shape, pixel=pixel, q=quad) for pixel in numbers
         ]
-        open_sink(ctx, k, bound).write_all(places, parameters[pixels + 1 :])
+        open_sink(ctx, k, bound).write_all(places, parameters[pixels + 1 :], inside)
 
     functions = [Traced(ctx, "store", (u32,) * (pixels + 1) + (sum_type(ctx.node.op),) * pixels, store)]
     functions += [inner] if isinstance(inner, Traced) else inner

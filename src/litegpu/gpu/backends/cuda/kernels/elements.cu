@@ -1,0 +1,28 @@
+// What convolutions by warpgroup products multiply: halves with float sums, or (BYTES 1) bytes with int sums, of which the
+// input may be UNSIGNED, and what is outside of it not zero (PADDED).
+#if BYTES == 1
+typedef signed char Element;
+typedef int Sum;
+typedef int2 Two;
+typedef int4 Four;
+// x: what is outside of the input, 16 times; corrections: what is to be added to the sums of each column.
+#define MORE_BUFFERS , const Element* outside, const int4* corrections
+#define MORE outside
+#define CORRECTION(quad) corrections[quad]
+INLINE int4 corrected(int4 v, int4 more) { return int4{v.x + more.x, v.y + more.y, v.z + more.z, v.w + more.w}; }
+#else
+typedef unsigned short Element;
+typedef float Sum;
+typedef float2 Two;
+typedef float4 Four;
+#define MORE_BUFFERS
+#define MORE x
+#define PADDED 0
+#define CORRECTION(quad) 0
+INLINE float4 corrected(float4 v, int) { return v; }
+#endif
+#if BYTES == 1 && UNSIGNED
+#define MULTIPLY multiply_unsigned
+#else
+#define MULTIPLY multiply
+#endif
