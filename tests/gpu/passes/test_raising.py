@@ -208,3 +208,19 @@ def test_a_gate_that_is_read_twice_passes_a_reshape() -> None:
     found = optimise(b.graph([x], [z]), Features())
     assert [type(n.op) for n in found.nodes] == [Conv2D, Copy, Pool2D]
     assert found.nodes[0].epilogue == apply("mul", Arg(0), apply("sigmoid", Arg(0)))
+
+
+@pytest.mark.parametrize("shared", [24, 8])
+def test_what_would_stay_apart_is_the_smaller_part(shared: int) -> None:
+    """DenseNet's layers normalize all that came before, which others read as well: to do so with what is new alone
+    would leave a kernel for nearly all of it, and nothing for who reads it to do."""
+    b = GraphBuilder()
+    x = value(b, 1, 4, 4, 8)
+    old, new = convolution(b, x, shared), convolution(b, x, 8)
+    joined = b.node(Concat(3), [old, new], value(b, 1, 4, 4, shared + 8))
+    factor = b.constant(RNG.standard_normal((1, 1, 1, shared + 8)).astype(np.float32))
+    y = b.node(Elementwise(), (), value(b, 1, 4, 4, shared + 8), apply("mul", Arg(0), Arg(1)), [joined, factor])
+    graph = b.graph([x], [y, b.node(Pool2D("max", (2, 2), (2, 2)), [old], value(b, 1, 2, 2, shared))])
+    raised = raise_elementwise(graph)
+    same(graph, raised)
+    assert isinstance(raised.producer()[y].op, Concat) == (shared == 8)

@@ -107,7 +107,9 @@ class _Raising:
         if isinstance(producer.op, Concat):
             known = [values[v].is_constant for v in producer.inputs]
             others = [v for v, constant in zip(producer.inputs, known, strict=True) if not constant]
-            return sum(self.readers[v] != 1 or v not in self.place for v in others) <= 1 and len(others) > 0
+            apart = [v for v in others if self.readers[v] != 1 or v not in self.place]  # a kernel of its own is left
+            small = all(2 * values[v].elements <= values[producer.output].elements for v in apart)
+            return len(apart) <= 1 and small and len(others) > 0
         if not isinstance(producer.op, Copy) or not all(isinstance(s, (Reshape, Transpose)) for s in producer.op.steps):
             return False
         source = values[producer.inputs[0]]
