@@ -1,11 +1,13 @@
-"""Run the op sweep's small cases under NVIDIA's compute-sanitizer: memcheck and racecheck.
+"""Run small cases under NVIDIA's compute-sanitizer: memcheck and racecheck.
 
     python benchmarks/cuda_sanitize.py [--tools memcheck,racecheck] [--ops CONV_2D,...] [--cases 2]
                                        [--time-limit SECONDS]
+    python benchmarks/cuda_sanitize.py --kernels all [--tools ...] [--jobs 4]
 
 Every op of tests/op_cases.py with its first --cases parameters and one small network, in float32 and float16, all in
-one process. Exit status 1 if the sanitizer found anything, a result was wrong, or there is no sanitizer (it comes with
-the CUDA toolkit).
+one process; or with --kernels some tests of each native kernel, which choose its tiles, in --jobs processes at once.
+Exit status 1 if the sanitizer found anything, a result was wrong, or there is no sanitizer (it comes with the CUDA
+toolkit).
 """
 
 from __future__ import annotations
@@ -21,6 +23,25 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("memcheck", "racecheck")
+#: Of each native kernel the file of its tests (test_*.py of tests/gpu/backends/cuda/kernels) and which of them.
+KERNELS = {
+    "attention": ("attention", "vision or mask or nan"),
+    "byte_convolution": ("byte_products", "test_tiles or (test_cases and (zero or four)) or turing"),
+    "depthwise": ("depthwise", "test_whole or test_blocks or (test_windows and block1 and op1)"),
+    "grouped": ("grouped", "infinite or (test_cases and 1x6x3)"),
+    "inverted": ("inverted", "nan or test_blocks or (test_activations and 16)"),
+    "lstm": ("lstm", "(divisions and (4-2 or 8-8)) or sequences"),
+    "matmul": ("matmul", "leading or (layouts and True-False)"),
+    "patch": ("patch", "random"),
+    "prologue": ("prologue", "float32_input or nan or strides or (few and relu)"),
+    "rows": ("matvec", "(rows and 3-float) or (windows and op2) or beside"),
+    "separable": ("separable", "nan or (windows and op1)"),
+    "specialized": ("specialized", "whole or requantized or (some_tiles and (deep or strided))"),
+    "stem": ("stem", "cases or whole"),
+    "tiles": ("convolution", "some or strided or (channels and taps1-12)"),
+    "transpose": ("transpose", "case1 or case3"),
+    "warpgroup_attention": ("warpgroup_attention", "random or nan"),
+}
 
 
 def main() -> int:
@@ -29,26 +50,54 @@ def main() -> int:
     parser.add_argument("--ops", default="", help="names of the sweep, separated by commas (default: all)")
     parser.add_argument("--cases", type=int, default=2, help="parameters of each op (default: %(default)s)")
     parser.add_argument("--time-limit", type=float, default=300, help="seconds for each tool (default: %(default)s)")
+    parser.add_argument("--kernels", default="", help=f"all, or some of {', '.join(KERNELS)}, instead of ops")
+    parser.add_argument("--jobs", type=int, default=1, help="processes of --kernels (default: %(default)s)")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    kernels = [name for name in args.kernels.split(",") if name]
+    if kernels == ["all"]:
+        kernels = list(KERNELS)
+    if unknown := set(kernels) - set(KERNELS):
+        parser.error(f"unknown kernels: {', '.join(unknown)}; there are {', '.join(KERNELS)}")
     if args.inside:
+        if kernels:
+            return run_tests(kernels)
         return run_cases([op for op in args.ops.split(",") if op], args.cases, args.time_limit)
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
     if sanitizer is None:
         print("compute-sanitizer is neither on PATH nor in /usr/local/cuda/bin: install the CUDA toolkit")
         return 1
-    inside = [sys.executable, __file__, "--inside", "--ops", args.ops, "--cases", str(args.cases)]
-    inside += ["--time-limit", str(args.time_limit)]
+    if kernels:
+        shares = [kernels[i :: args.jobs] for i in range(min(args.jobs, len(kernels)))]
+        inside = [["--kernels", ",".join(share)] for share in shares]
+    else:
+        inside = [["--ops", args.ops, "--cases", str(args.cases), "--time-limit", str(args.time_limit)]]
     failed = False
+    started = time.monotonic()
     for tool in args.tools.split(","):
-        print(f"{tool}:", flush=True)
-        started = time.monotonic()
-        command = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20", *inside]
-        status = subprocess.run(command, check=False).returncode
-        found = {0: "clean", 9: "errors found"}.get(status, f"exit status {status}")
-        print(f"{tool}: {found} after {time.monotonic() - started:.0f} s", flush=True)
-        failed |= status != 0
+        command = [sanitizer, "--tool", tool, "--error-exitcode", "9", "--print-limit", "20", sys.executable, __file__]
+        running = [subprocess.Popen([*command, "--inside", *one]) for one in inside]
+        statuses = [one.wait() for one in running]
+        found = {0: "clean", 9: "errors found"}
+        told = ", ".join(dict.fromkeys(found.get(status, f"exit status {status}") for status in statuses))
+        print(f"{tool}: {told} after {time.monotonic() - started:.0f} s", flush=True)
+        failed |= any(statuses)
     return int(failed)
+
+
+def run_tests(kernels: list[str]) -> int:
+    """Tests of kernels, which compare with definitions in NumPy; what the sanitizer watches."""
+    import pytest
+
+    sys.path[:0] = [str(ROOT / "src")]
+    status = 0
+    for name in kernels:
+        file, chosen = KERNELS[name]
+        path = ROOT / "tests" / "gpu" / "backends" / "cuda" / "kernels" / f"test_{file}.py"
+        print(f"{name}:", flush=True)
+        options = ["-q", "-p", "no:cacheprovider", "-m", "cuda and not slow", "-k", chosen]
+        status = max(status, pytest.main([*options, str(path)]))  # 5: nothing was chosen, which is wrong here
+    return int(status)
 
 
 def run_cases(ops: list[str], cases: int, time_limit: float) -> int:
