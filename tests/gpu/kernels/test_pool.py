@@ -7,9 +7,10 @@ import pytest
 from gpu.kernels.run_launch import check_node
 
 from litegpu.gpu.graph import RESULT, Arg, DType, GraphBuilder, Pool2D, apply
+from litegpu.gpu.lang.features import Features
 
 
-def pool(kind, shape, window, stride, *, same=True, fused=False, packed=False, data=None, **options):
+def pool(kind, shape, window, stride, *, same=True, fused=False, packed=False, data=None, outside=None, **options):
     b, h, w, c = shape
     if same:
         out = [-(-n // s) for n, s in zip((h, w), stride, strict=True)]
@@ -20,7 +21,7 @@ def pool(kind, shape, window, stride, *, same=True, fused=False, packed=False, d
     builder = GraphBuilder()
     x = builder.value(shape, DType.FLOAT32)
     y = builder.value((b, *out, c), DType.FLOAT32)
-    op = Pool2D(kind, window, stride, (total[0] // 2, total[1] // 2))
+    op = Pool2D(kind, window, stride, (total[0] // 2, total[1] // 2), outside=outside)
     builder.node(op, [x], y, apply("max", RESULT, 0.0) if fused else RESULT)
     data = np.random.default_rng(0).standard_normal(shape) - 1 if data is None else data
     return check_node(
@@ -67,3 +68,16 @@ def test_prologue(window: tuple[int, int], padding: tuple[int, int], half: bool)
     prologue = apply("max", apply("add", apply("mul", RESULT, Arg(1)), Arg(2)), 0.0)
     builder.node(Pool2D("average", window, window, padding, prologue), [x, *factors], y, apply("neg", RESULT))
     check_node(builder, {x: rng.standard_normal(shape)}, interpret=True, half=half)
+
+
+@pytest.mark.parametrize("kind", ["average", "squares", "max"])
+@pytest.mark.parametrize(("window", "stride"), [((3, 3), (1, 1)), ((3, 3), (2, 2)), ((5, 5), (1, 1)), ((2, 3), (1, 2))])
+def test_neighbours_share_columns(kind: str, window: tuple[int, int], stride: tuple[int, int]) -> None:
+    """Where there are more pixels than threads are wanted, in rows that are no multiple of four."""
+    pool(kind, (2, 9, 41, 12), window, stride, features=Features(compute_units=1), fused=True)
+
+
+@pytest.mark.parametrize("units", [1, 300])
+@pytest.mark.parametrize(("kind", "outside"), [("average", 0.0), ("max", 0.0), ("max", -0.5)])
+def test_padding_that_counts(kind: str, outside: float, units: int) -> None:
+    pool(kind, (1, 7, 30, 8), (3, 3), (1, 1), features=Features(compute_units=units), outside=outside)

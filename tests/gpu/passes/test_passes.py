@@ -37,6 +37,7 @@ from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes import optimise
 from litegpu.gpu.passes.fuse import fuse_elementwise
 from litegpu.gpu.passes.layout import Placed, place
+from litegpu.gpu.passes.movement import absorb_padding
 from litegpu.gpu.view import View
 
 RELU = apply("max", Arg(0), 0.0)
@@ -518,8 +519,8 @@ def test_heads_are_joined_by_where_they_are_written(channels: int) -> None:
     (apply("max", Arg(0), -1.0), 3, False), (apply("min", Arg(0), 6.0), 3, False), (RELU, 1, False),
 ])  # fmt: skip
 def test_zeros_around_what_is_never_negative_are_a_maximum_s_padding(epilogue: Apply, window: int, left: bool) -> None:
-    """As Keras's ResNet pads in front of its pooling: without a copy of the largest map. A window of padding alone has
-    nothing else to take."""
+    """As Keras's ResNet pads in front of its pooling: without a copy of the largest map. Else the padding counts, as it
+    does for a window of padding alone, which has nothing else to take."""
     b, rng = GraphBuilder(), np.random.default_rng(0)
     x = b.value((1, 8, 9, 4), DType.FLOAT32)
     y = b.node(Elementwise(), [], b.value((1, 8, 9, 4), DType.FLOAT32), epilogue, [x])
@@ -528,7 +529,25 @@ def test_zeros_around_what_is_never_negative_are_a_maximum_s_padding(epilogue: A
     pool = b.node(Pool2D("max", (window, window), (2, 2)), [padded], b.value(shape, DType.FLOAT32))
     graph = b.graph([x], [pool])
     better = optimise(graph, Features())
-    assert any(isinstance(n.op, Copy) for n in better.nodes) == (not left)
+    assert [type(n.op) for n in better.nodes] == [Elementwise, Pool2D]
+    assert getattr(better.nodes[1].op, "outside", 1) == (None if left else 0)
+    given = [rng.standard_normal((1, 8, 9, 4)).astype(np.float32)]
+    np.testing.assert_array_equal(evaluate_graph(better, given)[0], evaluate_graph(graph, given)[0])
+
+
+@pytest.mark.parametrize(("kind", "fill", "absorbed"), [
+    ("average", 0.0, True), ("average", 1.0, False), ("squares", 0.0, False), ("max", -3.0, True),
+    ("max", -3.5e38, True),
+])  # fmt: skip
+def test_padding_counts_in_poolings(kind: str, fill: float, absorbed: bool) -> None:
+    """PyTorch's averages count their padding, and its maxima are padded by the lowest number, which is not seen."""
+    b, rng = GraphBuilder(), np.random.default_rng(0)
+    x = b.value((1, 8, 9, 4), DType.FLOAT32)
+    padded = b.node(Copy((Pad((0, 2, 1, 0), (0, 1, 1, 0), fill),)), [x], b.value((1, 11, 11, 4), DType.FLOAT32))
+    graph = b.graph([x], [b.node(Pool2D(kind, (3, 3), (2, 2)), [padded], b.value((1, 5, 5, 4), DType.FLOAT32))])
+    better = absorb_padding(graph)
+    assert len(better.nodes) == (1 if absorbed else 2)
+    assert (getattr(better.nodes[-1].op, "outside", 1) is None) == (not absorbed or fill < -1e38)
     given = [rng.standard_normal((1, 8, 9, 4)).astype(np.float32)]
     np.testing.assert_array_equal(evaluate_graph(better, given)[0], evaluate_graph(graph, given)[0])
 

@@ -120,7 +120,8 @@ def pool(op: Pool2D, x: Array, shape: Shape) -> Array:
         whole = x.dtype.kind == "i"
         lowest = np.iinfo(np.int32).min if whole else float(np.finfo(np.float32).min)
         best = np.full(shape, lowest, x.dtype if whole else np.float32)
-        for _, _, cell in _windows(x, shape, op.window, op.stride, (1, 1), op.padding, lowest):
+        fill = lowest if op.outside is None else op.outside
+        for _, _, cell in _windows(x, shape, op.window, op.stride, (1, 1), op.padding, fill):
             best = np.where(best < cell, cell, best)
         return best
     total, count = np.zeros(shape), np.zeros((1, *shape[1:3], 1))
@@ -129,7 +130,7 @@ def pool(op: Pool2D, x: Array, shape: Shape) -> Array:
     for _, _, cell in _windows(x.astype(np.float64), *arguments):
         total += cell
     for _, _, cell in _windows(np.ones((1, *x.shape[1:3], 1)), *arguments):
-        count += cell
+        count += cell if op.outside is None else 1
     if x.dtype.kind == "i":
         return np.asarray(np.sign(total) * ((np.abs(total) + count // 2) // count)).astype(np.int32)
     return (total / count).astype(np.float32)

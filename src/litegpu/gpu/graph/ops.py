@@ -177,13 +177,15 @@ class Pool2D:
     """kind "average" (divides by the number of cells inside the input), "squares" (the average of their squares) or
     "max" (starts at the lowest float). Of a narrow type the result is INT32, averages rounded with halves away from
     zero. `inputs` are x and the other arguments of `prologue`, constants of one pixel; it is evaluated per element of
-    x, Arg(0), before its average is taken."""
+    x, Arg(0), before its average is taken. Where cells `outside` of the input are said to hold a number they count like
+    the others; of averages it is zero."""
 
     kind: str
     window: tuple[int, int]
     stride: tuple[int, int]
     padding: tuple[int, int] = (0, 0)
     prologue: Expr = RESULT
+    outside: float | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from litegpu.gpu.graph import (
     Conv2D,
     Copy,
     DepthwiseConv2D,
+    DType,
     Expr,
     Graph,
     GraphBuilder,
@@ -20,6 +21,7 @@ from litegpu.gpu.graph import (
     Literal,
     Mirror,
     Node,
+    Op,
     Pad,
     Pool2D,
     Reshape,
@@ -61,43 +63,58 @@ def join_copies(graph: Graph) -> Graph:
 
 def absorb_padding(graph: Graph) -> Graph:
     """A padding of height and width with zeros, or zero points, in front of a convolution becomes the convolution's
-    own. So it does in front of a maximum of what is never less: each window has a cell that is no padding."""
+    own, and so it does in front of a pooling, of an average if it is of zeros. A maximum of what is never less passes
+    over it: each window has a cell that is no padding."""
     producer = graph.producer()
     nodes: list[Node] = []
     for node in graph.nodes:
-        op = node.op
-        if not isinstance(op, (Conv2D, DepthwiseConv2D, IntegerConv2D, IntegerDepthwiseConv2D, Pool2D)):
-            nodes.append(node)
-            continue
-        pad, zero = producer.get(node.inputs[0]), op.zero_point if isinstance(op, _INTEGER) else 0
+        pad = producer.get(node.inputs[0]) if isinstance(node.op, (*_CONVOLUTIONS, Pool2D)) else None
         match pad:
-            case Node(Copy((Pad(before, after, fill) as around,)), _, _, epilogue) if (
+            case Node(Copy((Pad(before, after, _) as around,)), _, _, epilogue) if (
                 epilogue == RESULT
-                and (
-                    _may_pass_over(op, around, producer.get(pad.inputs[0])) if isinstance(op, Pool2D) else fill == zero
-                )
                 and not (before[0] or before[3] or after[0] or after[3])
                 and min(before + after) >= 0
+                and (op := _with_padding(node, around, graph, producer.get(pad.inputs[0]))) is not None
             ):
-                padding = (op.padding[0] + before[1], op.padding[1] + before[2])
-                node = dataclasses.replace(
-                    node,
-                    op=dataclasses.replace(op, padding=padding),
-                    inputs=(pad.inputs[0], *node.inputs[1:]),
-                    sources=tuple(sorted({*pad.sources, *node.sources})),
-                )
+                sources = tuple(sorted({*pad.sources, *node.sources}))
+                node = dataclasses.replace(node, op=op, inputs=(pad.inputs[0], *node.inputs[1:]), sources=sources)
         nodes.append(node)
     return drop_unused(GraphBuilder(dict(graph.values), nodes).graph(graph.inputs, graph.outputs))
 
 
+def _with_padding(node: Node, pad: Pad, graph: Graph, source: Node | None) -> Op | None:
+    """The node's operation with the padding in front of it, which `source` computes the inside of, if it has such."""
+    op = node.op
+    assert isinstance(op, (*_CONVOLUTIONS, Pool2D))
+    padding = (op.padding[0] + pad.before[1], op.padding[1] + pad.before[2])
+    if not isinstance(op, Pool2D):
+        same = pad.fill == (op.zero_point if isinstance(op, _INTEGER) else 0)
+        return dataclasses.replace(op, padding=padding) if same else None
+    if _may_pass_over(op, pad, source):
+        return dataclasses.replace(op, padding=padding)
+    shape, result = (graph.values[v] for v in (node.inputs[0], node.output))
+    covered = all(
+        (n - 1) * stride + size <= whole
+        for n, stride, size, whole in zip(result.shape[1:3], op.stride, op.window, shape.shape[1:3], strict=True)
+    )
+    counts = op.kind == "max" or (op.kind == "average" and pad.fill == 0)
+    if op.padding != (0, 0) or not covered or not counts or shape.dtype is not DType.FLOAT32:
+        return None
+    return dataclasses.replace(op, padding=padding, outside=float(pad.fill))
+
+
 _INTEGER = (IntegerConv2D, IntegerDepthwiseConv2D)
+_CONVOLUTIONS = (Conv2D, DepthwiseConv2D, *_INTEGER)
 
 
 def _may_pass_over(pool: Pool2D, pad: Pad, source: Node | None) -> bool:
-    """Whether what is pooled, which `source` computes, may as well do without the padding."""
+    """Whether what is pooled, which `source` computes, may as well do without the padding: it is never less, or that is
+    the lowest float, with which a maximum begins."""
     sides = zip(pool.padding, pad.before[1:3], pad.after[1:3], pool.window, strict=True)
     inside = all(max(own + before, after) < size for own, before, after, size in sides)
-    return pool.kind == "max" and inside and source is not None and _is_at_least(source.epilogue, pad.fill)
+    least = float(np.finfo(np.float32).min)
+    low = pad.fill <= least or (source is not None and _is_at_least(source.epilogue, pad.fill))
+    return pool.kind == "max" and pool.outside is None and inside and low
 
 
 def _is_at_least(expression: Expr, number: float) -> bool:

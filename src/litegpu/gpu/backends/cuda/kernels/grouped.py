@@ -10,16 +10,18 @@ import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half, residuals_of
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
-from litegpu.gpu.backends.cuda.kernels.tile import MOST_SHARED_BYTES, USUAL_UNITS
+from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
 from litegpu.gpu.graph import Conv2D
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 
 #: Inputs of a bundle of groups, and steps of 16 along its depth, whose weights a warp keeps in its registers.
 MOST_INPUTS, MOST_STEPS = 64, 40
+#: Shared memory of a workgroup: all that the oldest devices have, and on others three of them fit.
+MOST_BYTES = 64 << 10
 #: Of the estimates: a multiprocessor's cycles in a microsecond, and bytes that it copies in one; what the part of a
 #: pixel that a workgroup copies costs more, in bytes: its ends lie within what is moved at once, 32 bytes.
-CYCLES, COPIED, ENDS = 1700, 32, 48
+CYCLES, COPIED, ENDS = 1700, 32, 128
 #: Microseconds until the first inputs have arrived.
 LATENCY = 1.2
 
@@ -67,7 +69,7 @@ def ranked(layer: Layer, units: int) -> list[GroupedBlock]:
     """The candidates, the cheapest first; none if the kernel cannot do the layer."""
     if not layer.half or layer.vector != 8 or not _bundle(layer) or _steps(layer) > MOST_STEPS:
         return []
-    return sorted(candidates(layer), key=lambda block: (cost(layer, block, units), block.warps))
+    return sorted(candidates(layer), key=lambda block: (cost(layer, block, units), -block.warps))
 
 
 def candidates(layer: Layer) -> list[GroupedBlock]:
@@ -77,7 +79,7 @@ def candidates(layer: Layer) -> list[GroupedBlock]:
     heights = {-(-out_h // -(-out_h // n)) for n in (1, 2, 3, 4, 6, 8, 16)}
     bundles = {-(-count // -(-count // n)) for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)}
     found = [GroupedBlock(y, x, n, w) for y, x, n, w in itertools.product(heights, widths, bundles, (4, 8))]
-    return [block for block in found if shared_bytes(layer, block) <= MOST_SHARED_BYTES and block.y * block.x <= 512]
+    return [block for block in found if shared_bytes(layer, block) <= MOST_BYTES and block.y * block.x <= 512]
 
 
 def shared_bytes(layer: Layer, block: GroupedBlock) -> int:
