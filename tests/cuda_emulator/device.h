@@ -62,7 +62,7 @@ struct Thread {
 inline std::vector<Thread> threads;
 inline jmp_buf scheduler;
 inline Thread* current;
-inline uint3 group;
+inline uint3 group, grid;
 inline uint64_t slots[8192];
 
 inline uint3 block() { return {group.x + current->rank, group.y, group.z}; }
@@ -93,6 +93,8 @@ inline unsigned lane() { return (current - threads.data()) & 31u; }
 
 #define threadIdx (emulator::current->id)
 #define blockIdx (emulator::block())
+#define gridDim (emulator::grid)
+inline uint3 make_uint3(unsigned x, unsigned y, unsigned z) { return {x, y, z}; }
 #define __syncthreads() emulator::barrier(__LINE__)
 template <class T> T __shfl_sync(unsigned mask, T v, unsigned from) { return emulator::shuffle(mask, v, from); }
 template <class T> T __shfl_xor_sync(unsigned mask, T v, unsigned by) {
@@ -530,6 +532,7 @@ inline void launch(void (*kernel)(void**), void** p, uint3 groups, uint3 size, u
                    unsigned cluster) {
   body = kernel;
   arguments = p;
+  grid = groups;
   threads.resize(size.x * size.y * size.z * cluster);
   if (switching)
     for (Thread& t : threads) t.stack.resize(64 << 10);

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from litegpu.errors import blame
-from litegpu.gpu import memory
+from litegpu.gpu import memory, turning
 from litegpu.gpu.backends import registry
+from litegpu.gpu.backends.abilities import Turning
 from litegpu.gpu.backends.contract import Backend
 from litegpu.gpu.graph import RESULT, Copy, Graph, Node
 from litegpu.gpu.kernels import build as build_kernels
@@ -95,10 +96,11 @@ def build_program(
             ),
             _at_widest(lifetimes, launches),
         )
+    turns = _turns(placed, launches, offsets, features.cache_bytes if isinstance(backend, Turning) else 0)
     code, constants = _Code(features, backend), Constants(alignment)
     dispatches: list[Dispatch] = []
     used: dict[int, list[tuple[int, int]]] = {}  # root -> (dispatch, binding)
-    for node, launch in launches:
+    for (node, launch), turn in zip(launches, turns, strict=True):
         bindings: list[Binding] = []
         for m in launch.kernel.buffers:
             operand = launch.operands[m.name]
@@ -117,7 +119,9 @@ def build_program(
                 node.sources,
             )
         dispatches.append(
-            Dispatch(_printed(code, node, launch), launch.kernel.dispatch, tuple(bindings), launch.label, node.sources)
+            Dispatch(
+                _printed(code, node, launch, turn), launch.kernel.dispatch, tuple(bindings), launch.label, node.sources
+            )
         )
     lasting = {placed.views[v].root for v in (*outputs, *kept)}
     program = Program(
@@ -199,9 +203,22 @@ def _lifetimes(
     }
 
 
-def _printed(code: _Code, node: Node, launch: Launch) -> int:
+def _turns(
+    placed: Placed, launches: list[tuple[Node, Launch]], offsets: Mapping[int, int], cache_bytes: int
+) -> list[bool]:
+    """Whether each launch is to go through its workgroups backwards."""
+    accesses = []
+    for node, launch in launches:
+        result = placed.views[node.output].root
+        roots = {operand.root for operand in launch.operands.values() if isinstance(operand, View)}
+        sizes = {root: placed.roots[root][0] * placed.roots[root][1].nbytes for root in sorted(roots)}
+        accesses.append([turning.Access(offsets[root], size, root == result) for root, size in sizes.items()])
+    return turning.turned(accesses, cache_bytes)
+
+
+def _printed(code: _Code, node: Node, launch: Launch, turn: bool) -> int:
     try:
-        return code.add(launch.kernel)
+        return code.add(launch.kernel, turn)
     except Exception as error:
         blame(error, node.sources)
         raise
@@ -247,8 +264,11 @@ class _Code:
     kernels: list[KernelCode] = field(default_factory=list)
     index: dict[str, int] = field(default_factory=dict)
 
-    def add(self, kernel: Kernel | NativeKernel) -> int:
+    def add(self, kernel: Kernel | NativeKernel, turn: bool) -> int:
         source = kernel.source if isinstance(kernel, NativeKernel) else self.backend.print_kernel(kernel, self.features)
+        if turn:
+            assert isinstance(self.backend, Turning)
+            source = self.backend.turned(source)
         if source not in self.index:
             self.index[source] = len(self.kernels)
             access = tuple(m.access for m in kernel.buffers)

@@ -24,6 +24,14 @@ class ArrayPlace(Protocol):
 
 
 @runtime_checkable
+class Turning(Protocol):
+    """A backend whose kernels can go through their workgroups backwards."""
+
+    def turned(self, source: str) -> str:
+        """The kernel of this text, each workgroup of which does what its counterpart from the other end did."""
+
+
+@runtime_checkable
 class PinnedMemory(Protocol):
     """A device that copies faster from memory of its choice."""
 

@@ -23,6 +23,9 @@ class Features:
     storage_alignment: int = 256  # bytes, of a binding's offset
     max_rounds: int = 0  # of all loops of a thread together, after which the device ends them; 0: no limit
     compute_units: int = 0  # if known, for choosing tile sizes
+    cache_bytes: int = (
+        0  # of the cache that all compute units share, if known and if kernels can be turned (turning.py)
+    )
     byte_products: bool = False  # dot4 takes an instruction, not a dozen
     native: str = ""  # the backend whose own kernels (kernels/native.py) the device runs beside those of the language
     capability: int = 0  # which of their instructions it has: the compute capability times ten, say

@@ -9,6 +9,7 @@ from litegpu.errors import DeviceError
 from litegpu.gpu.backends.abilities import CallRates, PowerMeter
 from litegpu.gpu.backends.contract import Device
 from litegpu.gpu.backends.cuda import energy, opening
+from litegpu.gpu.backends.cuda.functions import TURNED
 from litegpu.gpu.backends.cuda.native import CudaNative
 from litegpu.gpu.backends.cuda.place import is_in_cuda_memory
 from litegpu.gpu.backends.cuda.printer import print_cuda
@@ -34,6 +35,9 @@ class CudaBackend:
 
     def print_kernel(self, kernel: Kernel, features: Features) -> str:
         return print_cuda(kernel, features)
+
+    def turned(self, source: str) -> str:
+        return TURNED + source
 
     def list_devices(self) -> Sequence[str]:
         return [str(found.index) for found in opening.list_devices()]

@@ -155,6 +155,7 @@ class CudaDeviceBase:
             max_buffer_bytes=self.found.memory,
             storage_alignment=256,
             compute_units=self.attribute("MULTIPROCESSOR_COUNT"),
+            cache_bytes=self.attribute("L2_CACHE_SIZE"),
             byte_products=True,
             native="cuda",
             capability=self.found.capability,

@@ -1,0 +1,44 @@
+"""Kernels that go through their workgroups backwards, beside themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from first_output import first_output
+from gpu.backends.cuda.kernels import test_attention as attention
+from gpu.backends.cuda.kernels import test_depthwise as depthwise
+from gpu.backends.cuda.kernels import test_lstm as lstm
+from gpu.backends.cuda.kernels import test_matmul as matmul
+from gpu.backends.cuda.kernels.test_convolution import network
+
+from litegpu.gpu import turning
+from litegpu.gpu.build import build_program
+from litegpu.gpu.graph import Conv2D, MatMul
+
+NETWORKS = {
+    "convolution": lambda: network((3, 20, 20, 40), (72, 3, 3, 40), Conv2D(padding=(1, 1)), residual=True),
+    "window": lambda: network((1, 64, 64, 16), (16, 3, 3, 16), Conv2D(padding=(1, 1))),
+    "divided": lambda: network((1, 4, 4, 512), (512, 3, 3, 512), Conv2D(padding=(1, 1))),
+    "depthwise": lambda: depthwise.network((2, 17, 15, 24), (3, 3)),
+    "matmul": lambda: matmul.network((1, 2, 64, 72), (1, 2, 40, 72), MatMul(False, True), inner="ab"),
+    "attention": lambda: attention.network(**attention.CASES["vision"]),
+    "lstm": lambda: lstm.network(128, 4, 2, True),
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", NETWORKS)
+def test_turned_kernels_give_the_same_bits(device, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Those of the language, and native ones, workgroups of clusters among them."""
+    graph, data, *_ = NETWORKS[name]()
+    data = data if isinstance(data, list) else [data]
+    shape = graph.values[graph.outputs[0]].shape
+    features = dataclasses.replace(device.features, cache_bytes=0)
+    results = []
+    for turn in (False, True):
+        monkeypatch.setattr(turning, "turned", lambda launches, cache_bytes, turn=turn: [turn] * len(launches))
+        program = build_program(graph, features, "cuda", half=True)
+        assert all(("turned_block" in k.source) == turn for k in program.kernels)
+        results.append(first_output(device, program, data, shape).tobytes())
+    assert results[0] == results[1]
