@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from litegpu.errors import blame
-from litegpu.gpu import memory, turning
+from litegpu.gpu import in_place, memory, turning
 from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.abilities import Turning
 from litegpu.gpu.backends.contract import Backend
@@ -83,8 +83,12 @@ def build_program(
             raise
     alignment = max(256, features.storage_alignment)
     lifetimes = _lifetimes(placed, launches, (*outputs, *kept))
+    cache_bytes = features.cache_bytes if isinstance(backend, Turning) else 0
     if frame is None:
-        offsets, report = memory.plan(lifetimes, alignment)
+        places = in_place.taken_places(placed, launches, lifetimes, cache_bytes) if cache_bytes else {}
+        offsets, report = memory.plan(in_place.joined(lifetimes, places), alignment)
+        offsets |= {root: offsets[place] for root, place in places.items()}
+        report = dataclasses.replace(report, unshared=report.unshared + sum(lifetimes[root].size for root in places))
     else:
         ports = zip((*graph.inputs, *outputs), (*frame.inputs, *frame.outputs), strict=True)
         offsets, report = _in_frame({placed.views[v].root: offset for v, offset in ports}, frame, lifetimes, alignment)
@@ -96,7 +100,7 @@ def build_program(
             ),
             _at_widest(lifetimes, launches),
         )
-    turns = _turns(placed, launches, offsets, features.cache_bytes if isinstance(backend, Turning) else 0)
+    turns = _turns(placed, launches, offsets, cache_bytes)
     code, constants = _Code(features, backend), Constants(alignment)
     dispatches: list[Dispatch] = []
     used: dict[int, list[tuple[int, int]]] = {}  # root -> (dispatch, binding)
