@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Graph, GraphBuilder, apply
+from litegpu.gpu.graph import RESULT, Arg, Concat, Conv2D, DType, Graph, GraphBuilder, apply
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import Program
 
@@ -79,3 +79,24 @@ def test_a_chain_of_sums_stays_in_one_place() -> None:
     program = build_program(g.graph([x], [out]), SMALL_CACHE, "cuda")
     assert is_in_place(program) == [False, *[False, True] * 4, False]
     assert len({found[-1] for found, same in zip(places(program), is_in_place(program), strict=True) if same}) == 1
+
+
+def test_what_was_begun_before_stays() -> None:
+    """Of two concatenations, alike: one part of the second is written while the first is still read."""
+    rng = np.random.default_rng(0)
+    g = GraphBuilder()
+    x = g.value(SHAPE, DType.FLOAT32)
+
+    def conv(source: int, *added: int) -> int:
+        weights = g.constant(rng.standard_normal((16, 1, 1, g.values[source].shape[3])))
+        expression = apply("add", RESULT, Arg(1)) if added else RESULT
+        return g.node(Conv2D(), [source, weights], g.value(SHAPE, DType.FLOAT32), expression, added)
+
+    def joined(*parts: int) -> int:
+        return g.node(Concat(3), parts, g.value((*SHAPE[:3], 32), DType.FLOAT32))
+
+    a = conv(x)
+    first = conv(joined(a, conv(a)))
+    begun = conv(first)
+    out = conv(joined(conv(begun, a), begun))
+    assert not any(is_in_place(build_program(g.graph([x], [out]), SMALL_CACHE, "cuda")))

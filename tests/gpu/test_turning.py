@@ -8,7 +8,7 @@ from litegpu.gpu.backends import registry
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import Conv2D
 from litegpu.gpu.lang.features import Features
-from litegpu.gpu.turning import Access, turned
+from litegpu.gpu.turning import USABLE, Access, turned
 
 CACHE = 50_000_000
 
@@ -44,6 +44,12 @@ def test_what_is_overwritten_in_the_cache_need_not_go_to_memory() -> None:
     """The end of what was written is still there: to begin with it spares writing it to memory first."""
     wrote = Access(0, 2 * CACHE, True)
     assert turned([[wrote], [wrote]], CACHE) == [False, True]
+
+
+def test_what_was_read_since_it_was_written_still_has_to_go_to_memory() -> None:
+    half = int(CACHE * USABLE) // 2
+    end, wide = Access(3 * half, half, True), Access(0, 4 * half, True)
+    assert turned([[end], [Access(3 * half, half, False)], [wide]], CACHE) == [False, False, True]
 
 
 def test_small_launches_in_between_change_nothing() -> None:
