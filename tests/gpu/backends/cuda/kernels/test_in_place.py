@@ -21,16 +21,16 @@ from litegpu.gpu.graph import (
     apply,
 )
 
-SAME = {"padding": (1, 1)}
+SAME = (1, 1)
 #: The node, the shape of its weights, if any, and of what it reads: odd sizes, so that tiles reach beyond the end.
 NODES: dict[str, tuple[Op, tuple[int, ...], tuple[int, int, int, int]]] = {
     "points": (Conv2D(), (64, 1, 1, 64), (3, 9, 7, 64)),
     "few points": (Conv2D(), (64, 1, 1, 64), (1, 2, 2, 64)),
-    "window": (Conv2D(**SAME), (32, 3, 3, 32), (2, 19, 17, 32)),
-    "large window": (Conv2D(**SAME), (16, 3, 3, 16), (1, 96, 96, 16)),
-    "divided": (Conv2D(**SAME), (512, 3, 3, 512), (1, 4, 4, 512)),
+    "window": (Conv2D(padding=SAME), (32, 3, 3, 32), (2, 19, 17, 32)),
+    "large window": (Conv2D(padding=SAME), (16, 3, 3, 16), (1, 96, 96, 16)),
+    "divided": (Conv2D(padding=SAME), (512, 3, 3, 512), (1, 4, 4, 512)),
     "odd channels": (Conv2D(), (21, 1, 1, 12), (2, 9, 9, 12)),
-    "depthwise": (DepthwiseConv2D(**SAME), (1, 3, 3, 24), (2, 17, 15, 24)),
+    "depthwise": (DepthwiseConv2D(padding=SAME), (1, 3, 3, 24), (2, 17, 15, 24)),
 }
 
 
