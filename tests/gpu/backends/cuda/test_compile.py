@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,27 @@ MORE_MODELS = (
     "pose_detection", "pretrainedResnet", "style_transfer_f16_384",
 )  # fmt: skip
 
-#: Architectures with native kernels, and models (with their batch) that use these.
+#: Architectures with native kernels, and of the first of each generation models (with their batch) that use these, and
+#: the kernels.
 NATIVE_CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)
 ZOO = (("mobilenet_v1", 1), ("mobilenet_v1", 16), ("deeplab_v3", 1), ("posenet", 1))
-NATIVE_KERNELS = {
-    "tensor_convolution", "tiled_convolution", "window_convolution", "separable_convolution", "blocked_depthwise",
-    "byte_convolution", "stem_convolution",
+EVERYWHERE = {"tensor_convolution", "tiled_convolution", "blocked_depthwise", "vector_convolution", "stem_convolution"}
+GENERATIONS: dict[int, tuple[tuple[tuple[str, int], ...], set[str]]] = {
+    75: (ZOO, {*EVERYWHERE, "byte_convolution"}),
+    80: (
+        (*ZOO, ("mobilenet_v2", 16), ("vit_tiny", 4), ("resnext50", 4)),
+        {
+            *EVERYWHERE, "byte_convolution", "window_convolution", "separable_convolution", "inverted_convolution",
+            "flash_attention", "grouped_convolution",
+        },
+    ),
+    90: (
+        (("mobilenet_v1", 1), ("mobilenet_v2", 16), ("vit_tiny", 64), ("resnext50", 4), ("densenet121", 4)),
+        {
+            *EVERYWHERE, "specialized_convolution", "halo_convolution", "patch_convolution", "warpgroup_attention",
+            "separable_convolution", "inverted_convolution", "grouped_convolution",
+        },
+    ),
 }  # fmt: skip
 #: Texts of each that are compiled for an architecture, by the major version of NVRTC; other ones for the next.
 PER_KERNEL = {13: 2, 12: 1}
@@ -102,14 +118,15 @@ def either(request: pytest.FixtureRequest, nvrtc: Any, monkeypatch: pytest.Monke
     return major
 
 
-@pytest.fixture(scope="module")
-def native() -> dict[str, list[KernelCode]]:
-    """The different texts of every native kernel in the models of the zoo, and of one in a graph of its own."""
+@functools.cache
+def _native_kernels(capability: int) -> dict[str, list[KernelCode]]:
+    """The different texts of every native kernel in the models of a generation, and in two graphs of their own."""
+    models, _ = GENERATIONS[capability]
     graphs = [_wide_convolution(), _bytes()]
-    for name, batch in ZOO:
+    for name, batch in models:
         graph = read_model(build_model(name, batch=batch)).main
         graphs.append(lower_partition(graph, graph.operators, graph.inputs, graph.outputs).graph)
-    features = dataclasses.replace(CUDA, native="cuda", capability=80)
+    features = dataclasses.replace(CUDA, native="cuda", capability=capability)
     found: dict[str, dict[str, KernelCode]] = {}
     for lowered in graphs:
         for half in (False, True):
@@ -140,17 +157,18 @@ def _bytes() -> Graph:
     return builder.graph([first], [x])
 
 
-def test_every_native_kernel_is_in_the_sample(native: dict[str, list[KernelCode]]) -> None:
-    assert set(native) >= NATIVE_KERNELS
+@pytest.mark.parametrize("capability", GENERATIONS)
+def test_every_native_kernel_is_in_the_sample(capability: int) -> None:
+    assert set(_native_kernels(capability)) >= GENERATIONS[capability][1]
 
 
 @pytest.mark.parametrize("capability", NATIVE_CAPABILITIES)
-def test_native_kernels_compile(nvrtc: Any, either: int, native: dict[str, list[KernelCode]], capability: int) -> None:
-    """Those of one warp's products, whose text is the same for all."""
+def test_native_kernels_compile(nvrtc: Any, either: int, capability: int) -> None:
     if capability not in nvrtc.supported_capabilities():
         pytest.skip(f"NVRTC {nvrtc.nvrtc_version()} has no code for {capability}")
     each = PER_KERNEL[either]
     turn = NATIVE_CAPABILITIES.index(capability) * each
+    native = _native_kernels(capability if capability in GENERATIONS else 80)  # of others texts are the same
     sample = [codes[(turn + i) % len(codes)] for codes in native.values() for i in range(each)]
     images = nvrtc.compile_kernels(sample, capability, programmatic=True)
     assert all(image.startswith(b"\x7fELF") for image in images)
