@@ -43,6 +43,8 @@ def relative_l2(got: np.ndarray, want: np.ndarray) -> float:
 def assert_agrees(got: np.ndarray, want: np.ndarray, tolerance: float, what: str = "") -> float:
     """Same shape and dtype; floats within the relative L2 tolerance, everything else equal. Returns the error."""
     assert got.shape == want.shape and got.dtype == want.dtype, f"{what}: {got.shape} {got.dtype}, not {want.shape}"
+    if want.dtype.kind == "c":
+        return assert_agrees(got.view(got.real.dtype), want.view(want.real.dtype), tolerance, what)
     if want.dtype.kind != "f":
         np.testing.assert_array_equal(got, want, err_msg=what)
         return 0.0

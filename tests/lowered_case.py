@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from agreement import FLOAT32, assert_agrees, official, run
 from op_cases import OpCase
 
@@ -20,4 +21,5 @@ def check(case: OpCase, seed: int) -> None:
     assert [t for t, _ in lowered.outputs] == list(graph.outputs), what
     wanted = run(official(case.content), case.inputs)
     for got, want in zip(evaluate_graph(lowered.graph, case.inputs), wanted, strict=True):
-        assert_agrees(as_typed(got, want.shape, want.dtype), want, FLOAT32, what)
+        tolerance = 2.0**-11 if want.dtype == np.float16 else FLOAT32
+        assert_agrees(as_typed(got, want.shape, want.dtype), want, tolerance, what)

@@ -50,7 +50,7 @@ def wanted(model: CorpusModel, content: bytes) -> Results:
     """What the official runtime gives: for every inference of every entry its outputs."""
     interpreter = official(content, resolver(read_model(content)))
     results = _inferred(model, interpreter)
-    return _piecewise(model, lambda array, _: array) if _has_tables(model) else results
+    return _piecewise(model, lambda array, *_: array) if _has_tables(model) else results
 
 
 def found(model: CorpusModel, **options: object) -> tuple[Results, tuple[str, ...]]:
@@ -87,7 +87,8 @@ def judged(model: CorpusModel, got: Results, want: Results, half: bool) -> str:
             if a.shape != b.shape or a.dtype != b.dtype:
                 return f"output {i} is {a.dtype} {a.shape}, not {b.dtype} {b.shape}"
             error = _difference(a, b)
-            if error <= (FLOAT16 if half else FLOAT32) * (b.dtype.kind == "f"):
+            known = FLOAT16 if half else 2.0**-11 if b.dtype == np.float16 else FLOAT32
+            if error <= known * (b.dtype.kind in "fc"):
                 continue
             if disturbed is None:
                 disturbed = [_disturbed(model, half, seed) for seed in range(_TRIES)]
@@ -99,7 +100,9 @@ def judged(model: CorpusModel, got: Results, want: Results, half: bool) -> str:
 
 def _difference(a: np.ndarray, b: np.ndarray) -> float:
     """Of floats the relative error, of stored numbers the largest difference, of bools how many differ."""
-    if b.dtype.kind in "fc":
+    if b.dtype.kind == "c":
+        return max(relative_l2(a.real, b.real), relative_l2(a.imag, b.imag))
+    if b.dtype.kind == "f":
         return relative_l2(a, b)
     if b.dtype.kind == "b":
         return float((a != b).sum())
@@ -109,11 +112,15 @@ def _difference(a: np.ndarray, b: np.ndarray) -> float:
 def _disturbed(model: CorpusModel, half: bool, seed: int) -> Results:
     """What the official runtime gives piece by piece, with noise in between."""
     rng = np.random.default_rng(seed)
-    return _piecewise(model, lambda array, stored: _noisy(array, stored, half, rng))
+    return _piecewise(model, lambda array, quantized, near: _noisy(array, quantized, near, half, rng))
 
 
-def _piecewise(model: CorpusModel, between: Callable[[np.ndarray, bool], np.ndarray]) -> Results:
-    """What the official runtime gives piece by piece; `between` changes an array that may be stored numbers."""
+#: Changes an array; told whether it is quantized, and whether it is known within one quantum.
+Between = Callable[[np.ndarray, bool, bool], np.ndarray]
+
+
+def _piecewise(model: CorpusModel, between: Between) -> Results:
+    """What the official runtime gives piece by piece."""
     results: Results = []
     for entry in model.entries:
         pieces = [None if p.has_tables else official(p.content, resolver(read_model(p.content))) for p in entry.pieces]
@@ -121,16 +128,14 @@ def _piecewise(model: CorpusModel, between: Callable[[np.ndarray, bool], np.ndar
     return results
 
 
-def _one_piecewise(
-    entry: Entry, pieces: Sequence[Any], between: Callable[[np.ndarray, bool], np.ndarray]
-) -> list[np.ndarray]:
-    values = {i: between(entry.known[i].value, entry.known[i].quantization is not None) for i in entry.entering}
+def _one_piecewise(entry: Entry, pieces: Sequence[Any], between: Between) -> list[np.ndarray]:
+    values = {i: between(entry.known[i].value, False, False) for i in entry.entering}
     for piece, interpreter in zip(entry.pieces, pieces, strict=True):
         inputs = [values[i] for i in piece.takes]
         real = interpreter is None
         results = real_case(OpCase(piece.name, piece.content, inputs)) if real else run(interpreter, inputs)
         for i, array in zip(piece.gives, results, strict=True):
-            values[i] = between(array, entry.known[i].quantization is not None)
+            values[i] = between(array, entry.known[i].quantization is not None, piece.is_near)
     return [values[i] for i in entry.leaving]
 
 
@@ -138,15 +143,16 @@ def _has_tables(model: CorpusModel) -> bool:
     return any(p.has_tables for e in model.entries for p in e.pieces)
 
 
-def _noisy(array: np.ndarray, stored: bool, half: bool, rng: np.random.Generator) -> np.ndarray:
-    if array.dtype.kind == "f":
-        if coarse(array):
+def _noisy(array: np.ndarray, quantized: bool, near: bool, half: bool, rng: np.random.Generator) -> np.ndarray:
+    if array.dtype.kind in "fc":
+        if array.dtype.kind == "f" and coarse(array):
             return np.array(array)
-        lost = rng.standard_normal(array.shape) * _LOST[half]
-        return (array.astype(np.float64) * (1 + lost)).astype(array.dtype)
-    if stored and array.dtype in (np.int8, np.uint8, np.int16):
+        lost = rng.standard_normal(array.shape) * _LOST[half or array.dtype == np.float16]
+        return np.asarray(array * (1 + lost)).astype(array.dtype)
+    if quantized and array.dtype in (np.int8, np.uint8, np.int16):
         limits = np.iinfo(array.dtype)
-        off = (rng.random(array.shape) < (0.3 if half else 0.02)) * rng.choice((-1, 1), array.shape)
+        often = 0.5 if near or half else 0.02
+        off = (rng.random(array.shape) < often) * rng.choice((-1, 1), array.shape)
         if half and array.dtype == np.int16:  # numbers that float16 rounds
             off = np.rint(array * rng.standard_normal(array.shape) * _LOST[half]).astype(np.int32) + off
         return np.clip(array.astype(np.int32) + off, limits.min, limits.max).astype(array.dtype)

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 
 import numpy as np
+from agreement import PLAIN
 from control_models import Body, Shapes, below, branch, handle, loop, once, scalar
 from control_models import random as normal
 from gpu.test_lstm import INTEGERS as INTEGER_LAYERS
@@ -18,9 +19,12 @@ from gpu.test_rnn import LAYERS as RNN_LAYERS
 from op_cases import CASES, INTEGER_CASES, OpCase, Shape
 from quantized_cases import operators, quantized_case
 
+from litegpu.delegates.aborts import refuse_aborting
+from litegpu.errors import LiteGpuError
 from litegpu.gpu.lower import supported_ops
 from litegpu.model import ModelBuilder, read_model, write_model
 from litegpu.model.builder import SubgraphBuilder
+from litegpu.model.reader import DTYPES
 from litegpu.model.types import Quantization, TensorType
 
 F32, I32, BOOL = TensorType.FLOAT32, TensorType.INT32, TensorType.BOOL
@@ -30,7 +34,7 @@ QUANTIZED = ("int8", "uint8", "int16")
 
 #: How a model computes, and how many of a hundred do so.
 STYLES = {
-    "float": 46, "halves": 8, "hybrid": 8, "int8": 13, "uint8": 5, "int16": 6, "integers": 4, "recurrent": 4,
+    "float": 44, "halves": 8, "hybrid": 8, "int8": 12, "uint8": 5, "int16": 6, "integers": 7, "recurrent": 4,
     "control": 6,
 }  # fmt: skip
 
@@ -46,6 +50,8 @@ def draw(rng: random.Random, style: str, known: Sequence[Shape]) -> OpCase | Non
         return quantized_case(rng.choice(operators(style)), style, rng.getrandbits(30), known=known)
     if style == "hybrid" and rng.random() < 0.6:
         return hybrid(rng, known)
+    if rng.random() < (0.6 if style == "integers" else 0.04):
+        return retyped(rng, known)
     if rng.random() < (0.8 if style == "integers" else 0.1):
         return INTEGER_CASES[rng.choice(list(INTEGER_CASES))](_fork(rng), known=known)
     if rng.random() < 0.2:
@@ -56,6 +62,64 @@ def draw(rng: random.Random, style: str, known: Sequence[Shape]) -> OpCase | Non
 
 def _fork(rng: random.Random) -> random.Random:
     return random.Random(rng.getrandbits(64))
+
+
+# ------------------------------------------------------------------------------------------------------ other types
+
+#: Types that the official kernels take for floats or INT32, and how many of a hundred such pieces have them.
+OTHERS = {
+    TensorType.INT64: 30, TensorType.INT32: 20, TensorType.FLOAT16: 15, TensorType.INT16: 8, TensorType.INT8: 7,
+    TensorType.UINT8: 7, TensorType.BOOL: 4, TensorType.UINT32: 4, TensorType.COMPLEX64: 4, TensorType.UINT16: 1,
+}  # fmt: skip
+_SMALL = {TensorType.INT8, TensorType.UINT8, TensorType.INT16}
+#: Kernels that multiply or divide small integers by a scale, which these have not.
+_SCALED = {
+    *("AVERAGE_POOL_2D", "BATCH_MATMUL", "ELU", "EXP", "GELU", "HARD_SWISH", "LEAKY_RELU", "MAX_POOL_2D", "MEAN"),
+    *("RELU", "RELU6", "RELU_0_TO_1", "RELU_N1_TO_1", "RESIZE_BILINEAR", "SOFTMAX", "SUM", "TANH", "NOT_EQUAL", "DIV"),
+    *("SQUARED_DIFFERENCE", "SUB", "LOGISTIC", "LOG_SOFTMAX", "L2_NORMALIZATION", "CONV_2D", "SQRT", "PRELU", "LOG"),
+    *("DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "RSQRT"),
+}  # fmt: skip
+#: Operators whose results have types of their own, whatever their operands have.
+_OWN_TYPES = {"CAST", "BITCAST", "BUCKETIZE", "RANK", "SHAPE", "RANGE", "ARG_MAX", "ARG_MIN", "ONE_HOT", "TOPK_V2"}
+
+
+def retyped(rng: random.Random, known: Sequence[Shape]) -> OpCase | None:
+    """An operator of the sweeps with tensors of another type in the place of those of floats, or of INT32."""
+    name, type_ = rng.choice(list(CASES)), rng.choices(list(OTHERS), list(OTHERS.values()))[0]
+    ranks = dict(most=rng.choice((5, 6))) if name in HIGH and rng.random() < 0.2 else {}
+    case = CASES[name](_fork(rng), known=known, **ranks)
+    model = read_model(case.content)
+    source = F32 if any(t.type is F32 for t in model.main.tensors) else I32
+    if type_ in (TensorType.INT8, TensorType.UINT8) and name in ("MUL", "ADD", "EQUAL"):  # as those above
+        return None
+    whole = name == "BITCAST" or (source is I32 and (name in _OWN_TYPES or type_ is TensorType.INT64))
+    if len(model.main.operators) != 1 or (type_ in _SMALL and name in _SCALED) or source is type_ or whole:
+        return None
+    dtype = DTYPES[type_]
+
+    def stored(array: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):
+            return np.ascontiguousarray(abs(array) if dtype.kind == "u" else array).astype(dtype)
+
+    tensors = tuple(
+        dataclasses.replace(t, type=type_, data=None if t.data is None else stored(t.data)) if t.type is source else t
+        for t in model.main.tensors
+    )
+    (operator,) = model.main.operators
+    kinds = {k: int(type_) for k in ("in_data_type", "out_data_type") if operator.options.get(k, -1) == int(source)}
+    operators = (dataclasses.replace(operator, options={**operator.options, **kinds}),)
+    changed = model.with_main(dataclasses.replace(model.main, tensors=tensors, operators=operators))
+    inputs = [
+        stored(a) if model.main.tensors[i].type is source else a
+        for i, a in zip(model.main.inputs, case.inputs, strict=True)
+    ]
+    content = write_model(changed)
+    try:
+        found = read_model(content).main
+        refuse_aborting(found.operators, found.tensors, found.outputs, PLAIN)
+    except LiteGpuError:
+        return None
+    return OpCase(f"{type_.name} {case.name}", content, inputs)
 
 
 # --------------------------------------------------------------------------------------------------------- weights

@@ -107,12 +107,16 @@ def test_scales_that_do_not_fit_are_refused_also_when_only_checking() -> None:
             as_array(wrong, decode=decode)
 
 
-def test_blockwise_quantization_and_raw_integers_are_refused() -> None:
+def test_blockwise_quantization_and_raw_integers() -> None:
+    """Those without quantization parameters are integers, if they fill bytes."""
     blocks = dataclasses.replace(quantized(1.0), block_size=32)
     with pytest.raises(Unsupported, match="blocks"):
         as_array(constant(np.zeros((2, 3), np.int8), TensorType.INT8, blocks))
-    with pytest.raises(Unsupported, match="INT8 without quantization"):
-        as_array(constant(np.zeros((2, 3), np.int8), TensorType.INT8))
+    with pytest.raises(Unsupported, match="INT4 without quantization"):
+        as_array(constant(np.zeros((3,), np.int8), TensorType.INT4))
+    given = np.arange(-3, 3, dtype=np.int8).reshape(2, 3)
+    found = as_array(constant(given, TensorType.INT8))
+    assert found.dtype == np.int32 and found.tolist() == given.tolist()
 
 
 @pytest.mark.parametrize("value, fits", [

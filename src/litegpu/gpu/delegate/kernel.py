@@ -565,6 +565,14 @@ def _result(staged: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[Any]) ->
     return staged if staged.dtype == dtype else np.empty(shape, dtype)
 
 
+#: What small types cross the border as.
+_WIDENED: dict[np.dtype[Any], type] = {
+    np.dtype(np.bool_): np.int32,
+    np.dtype(np.uint16): np.int32,
+    np.dtype(np.float16): np.float32,
+}
+
+
 def _as_written(array: np.ndarray) -> np.ndarray:
     """As sessions take it. Raises InvokeError for integers beyond 32 bits."""
     if array.dtype == np.int64:
@@ -575,5 +583,7 @@ def _as_written(array: np.ndarray) -> np.ndarray:
                 "run this model without the GPU delegate"
             )
         return np.ascontiguousarray(narrow)
-    wide = {np.dtype(np.bool_): np.int32, np.dtype(np.float16): np.float32}.get(array.dtype)
+    if array.dtype == np.uint32:
+        return np.ascontiguousarray(array).view(np.int32)
+    wide = _WIDENED.get(array.dtype)
     return np.ascontiguousarray(array, wide)

@@ -22,6 +22,11 @@ _DTYPES = {
     TensorType.INT32: np.int32,
     TensorType.INT64: np.int32,
     TensorType.BOOL: np.bool_,
+    TensorType.INT8: np.int32,
+    TensorType.UINT8: np.int32,
+    TensorType.INT16: np.int32,
+    TensorType.UINT16: np.int32,
+    TensorType.UINT32: np.int32,
 }
 #: Types of constants that stand for real numbers through their quantization parameters, and their bits.
 QUANTIZED = {

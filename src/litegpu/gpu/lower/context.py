@@ -21,6 +21,9 @@ from litegpu.model.types import Operator, Tensor, TensorType
 _NEAR = 1e-6
 
 
+#: Integers without a sign that are words of 32 bits on the GPU.
+_WORDS = frozenset({TensorType.UINT32, TensorType.UINT16})
+
 #: Why an operator is left to the CPU in whole numbers.
 NOT_KNOWN = "what the CPU computes is not known to the last bit (arithmetic='integer')"
 
@@ -199,14 +202,7 @@ class OpContext:
             return
         _check_not_empty(t)
         constant = self.lowering.constant_tensor(self.operator.inputs[i])
-        if constant is not None:
-            found = constant.type
-            if found in (TensorType.FLOAT16, TensorType.FLOAT64) or found in QUANTIZED:
-                found = TensorType.FLOAT32
-            if found is TensorType.INT64:
-                found = TensorType.INT32
-        else:
-            found = self._computed(t, f"input {i}", types)
+        found = self._computed(t, f"input {i}", types) if constant is None else _constant_type(constant)
         if found not in types:
             raise Unsupported(f"input {i} is {_type_reason(t.type, types)}")
 
@@ -219,6 +215,8 @@ class OpContext:
     def _computed(self, t: Tensor, what: str, types: Types) -> TensorType:
         """What kind of tensor it is for the operator: one that stands for real numbers is FLOAT32, other bytes are
         INT32 where the operator takes whatever there is."""
+        if grid_of(t) is None and (t.type in self.gpu.small or (t.type in _WORDS and types >= ANY)):
+            return TensorType.INT32
         if t.type not in STORED:
             if t.type is TensorType.INT64 and self.gpu.span_rule is not None:
                 return TensorType.INT32
@@ -267,6 +265,14 @@ class OpContext:
         self.lowering.values[t.index] = v
         return v
 
+    def rounds_to_half(self, t: Tensor) -> bool:
+        """Whether a result of the operator is FLOAT16 that it computes, rather than moves."""
+        return self.gpu.widens and t.type is TensorType.FLOAT16
+
+    def keeps_bits(self, t: Tensor) -> bool:
+        """Whether a result of the operator is integers of fewer bits than it computes with, rather than moves."""
+        return t.type in self.gpu.small and not self.gpu.results >= ANY
+
     def output_type(self, t: Tensor) -> DType:
         """Of the value for an output."""
         if t.type not in STORED or not self.gives_stored:
@@ -304,6 +310,16 @@ class OpContext:
     def activation(self, expr: Expr, dtype: DType = DType.FLOAT32) -> Expr:
         """`expr` followed by the operator's fused activation."""
         return activate(expr, int(self.option("fused_activation_function")), dtype, self.unit or 1.0)
+
+
+def _constant_type(t: Tensor) -> TensorType:
+    """What kind of tensor a constant is for an operator."""
+    q = t.quantization
+    if t.type in STORED and not (q is not None and (q.scales.size or q.block_size)):
+        return TensorType.INT32
+    if t.type in (TensorType.FLOAT16, TensorType.FLOAT64) or t.type in QUANTIZED:
+        return TensorType.FLOAT32
+    return TensorType.INT32 if t.type is TensorType.INT64 or t.type in _WORDS else t.type
 
 
 def _check_not_empty(t: Tensor) -> None:

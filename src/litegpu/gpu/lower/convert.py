@@ -10,10 +10,11 @@ from litegpu.gpu.graph import Arg, DType, Expr, Literal, Reduce
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers, tables
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.fixed_point import whole
+from litegpu.gpu.lower.fixed_point import half, lowest_bits, unsigned, whole
 from litegpu.gpu.lower.quantization import STORED, grid_of
 from litegpu.gpu.lower.registry import lowers
 from litegpu.gpu.lower.values import dtype_of
+from litegpu.model.reader import DTYPES
 from litegpu.model.types import TensorType
 
 #: Boundaries of BUCKETIZE, each of which is looked at.
@@ -24,43 +25,41 @@ _CONVERSIONS = {DType.FLOAT32: "to_float32", DType.INT32: "to_int32", DType.BOOL
 @lowers("CAST")
 def cast(ctx: OpContext) -> None:
     ctx.check_shape(ctx.shape(0))
-    target = dtype_of(ctx.output)
-    wide = ctx.output.type is TensorType.INT64
-    ctx.require(not wide or ctx.dtype(0) is not DType.FLOAT32, "a float may become an integer beyond 32 bits")
-    if ctx.output.type in STORED and grid_of(ctx.output) is None:
+    target, given, kind = dtype_of(ctx.output), ctx.dtype(0), ctx.output.type
+    wide = kind is TensorType.INT64
+    ctx.require(not wide or given is not DType.FLOAT32, "a float may become an integer beyond 32 bits")
+    number: Expr = Arg(0)
+    if ctx.tensor(0).type is TensorType.UINT32 and target is DType.FLOAT32:
+        number = unsigned(Arg(0))
+    elif given is not DType.FLOAT32 and target is DType.FLOAT32:
+        number = fn("to_float32", Arg(0))
+    if grid_of(ctx.output) is None and (kind in STORED or kind is TensorType.UINT16):
         ctx.elementwise(_narrowed(ctx), [ctx.value(0)], ctx.output_value())
-    elif ctx.output.type is TensorType.FLOAT16:
-        ctx.elementwise(_half(fn("to_float32", Arg(0))), [ctx.value(0)], ctx.output_value())
-    elif ctx.dtype(0) is target:
+    elif kind is TensorType.UINT32 and given is DType.FLOAT32:
+        ctx.elementwise(_without_sign(Arg(0)), [ctx.value(0)], ctx.output_value())
+    elif kind is TensorType.FLOAT16:
+        ctx.elementwise(half(number), [ctx.value(0)], ctx.output_value())
+    elif given is target:
         ctx.copy(ctx.value(0), [], ctx.output_value())
+    elif target is DType.FLOAT32:
+        ctx.elementwise(number, [ctx.value(0)], ctx.output_value())
     else:
         ctx.elementwise(fn(_CONVERSIONS[target], Arg(0)), [ctx.value(0)], ctx.output_value())
 
 
-def _half(x: Expr) -> Expr:
-    """The nearest float16, as a float32: thirteen bits are rounded off, halves to even; below the smallest normal
-    number steps are equally long, and from 65520 on all is infinite."""
-    bits = fn("bits_to_int32", x)
-    odd = fn("bit_and", fn("shift_right", bits, whole(13)), whole(1))
-    raised = fn("add", fn("add", bits, whole(0xFFF)), odd)
-    normal = fn("bits_to_float32", fn("bit_and", raised, whole(~0x1FFF)))
-    small = fn("mul", fn("round", fn("mul", x, 2.0**24)), 2.0**-24)
-    beyond = fn("mul", fn("mul", x, 1e38), 1e38)  # NaN stays
-    magnitude = fn("abs", x)
-    finite = fn("select", fn("lt", magnitude, 2.0**-14), small, normal)
-    return fn("select", fn("lt", magnitude, 65520.0), finite, beyond)
+def _without_sign(x: Expr) -> Expr:
+    """The word of a float's whole number from 0 to 2^32 - 1; NaN is the largest."""
+    below = fn("to_int32", fn("max", x, 0.0))
+    above = fn("bit_xor", fn("to_int32", fn("sub", x, 2.0**31)), whole(-(2**31)))
+    return fn("select", fn("lt", x, 2.0**31), below, above)
 
 
 def _narrowed(ctx: OpContext) -> Expr:
     """Floats as the nearest number that the type has, of integers the lowest bits."""
-    limits = np.iinfo(STORED[ctx.output.type].value)
-    number = fn("to_int32", Arg(0))
-    if ctx.dtype(0) is not DType.INT32:
-        return fn("min", fn("max", number, whole(int(limits.min))), whole(int(limits.max)))
-    if limits.min == 0:
-        return fn("bit_and", number, whole(int(limits.max)))
-    above = whole(32 - limits.bits)
-    return fn("shift_right", fn("shift_left", number, above), above)
+    if ctx.dtype(0) is not DType.FLOAT32:
+        return lowest_bits(fn("to_int32", Arg(0)), ctx.output.type)
+    limits = np.iinfo(DTYPES[ctx.output.type])
+    return fn("min", fn("max", fn("to_int32", Arg(0)), whole(int(limits.min))), whole(int(limits.max)))
 
 
 @lowers("QUANTIZE")

@@ -8,7 +8,7 @@ import itertools
 from litegpu.gpu.lower import supported_ops
 from litegpu.gpu.lower.activation import ACTIVATIONS, FUSED
 from litegpu.model.ops import BUILTIN, CUSTOM
-from litegpu.model.ops.record import MANY, MAX_RANK, STATIC, Gpu, Types
+from litegpu.model.ops.record import ANY, MANY, MAX_RANK, STATIC, Gpu, Types
 from litegpu.model.ops.spans import IN_WORDS, among
 from litegpu.model.types import TensorType
 
@@ -30,12 +30,15 @@ For all that run on the GPU:
   which is so for what moves elements, for sums, differences, products, comparisons, MAXIMUM, MINIMUM, NEG, SUM, CUMSUM,
   REDUCE_MAX, REDUCE_MIN and CAST; else one is enough: what comes from outside is looked at before each inference (an
   `InvokeError` names what is larger), and what is computed must lie between numbers that are known beforehand. Other
-  operators take int64 constants. Complex numbers are two floats, which may be moved and multiplied. What takes int32
-  and bool both, and DEQUANTIZE, take float16 as well, which is float32 on the GPU; CAST to it rounds.
+  operators take int64 constants. Complex numbers are two floats, which may be moved and multiplied. Float16,
+  which is float32 on the GPU, is taken where the table says so, and by what takes int32 and bool both; arithmetic and
+  CAST round to it. Of bfloat16 the official runtime has no kernels.
 - "real" stands for float32, or int8, uint8 or int16 with quantization parameters (one scale and zero point), unless the
   delegate has `quantization_enabled=False`. Results are rounded to what the output can hold, as part of the kernel that
   computes them. Inputs and outputs of the GPU's part of a model cross the bus as they are stored. Without quantization
-  parameters int8, uint8 and int16 are integers, taken where int32 and bool both are.
+  parameters int8, uint8 and int16 are integers, taken where the table names them and where int32 and bool both are, as
+  are uint16 and uint32; float64 and uint64 are moved, as two words. (Many kernels of the CPU divide int8, uint8 and int16
+  by the scale that these have not: no converter writes that.)
 - Of int8 and uint8 the results equal, element by element, those of the kernels that the CPU would use, XNNPACK's or, if
   the interpreter was told not to use that, the runtime's reference kernels. Exceptions, within one quantum: SQRT,
   L2_NORMALIZATION of uint8, TRANSPOSE_CONV with a window smaller than its stride, sums of products beyond 2^24, and
@@ -143,6 +146,9 @@ def _types(gpu: Gpu, types: Types) -> str:
     names = {t: "real" if t is TensorType.FLOAT32 and gpu.quantized else t.name.lower() for t in types}
     if gpu.span_rule is not None and TensorType.INT32 in types:
         names[TensorType.INT64] = "int64"
+    if types is not STATIC and not types >= ANY:
+        names |= {t: t.name.lower() for t in gpu.small if TensorType.INT32 in types}
+        names |= {TensorType.FLOAT16: "float16"} if gpu.widens and TensorType.FLOAT32 in types else {}
     return "constant" if types is STATIC else ", ".join(names[t] for t in sorted(names))
 
 

@@ -13,8 +13,10 @@ from litegpu.gpu.lower import integers, tables
 from litegpu.gpu.lower.activation import clamp
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import lowers, lowers_as
+from litegpu.model.types import TensorType
 
 X, Y = Arg(0), Arg(1)
 
@@ -120,6 +122,8 @@ def _binary(ctx: OpContext, expr: Expr, in_whole_numbers: Callable[[], bool]) ->
             f"inputs of types {ctx.tensor(0).type.name} and {ctx.tensor(1).type.name} are not taken together"
         )
     check_broadcast(ctx, 2)
+    unsigned = ctx.output.type is TensorType.UINT32 and int(ctx.option("fused_activation_function") or 0) != 0
+    ctx.require(not unsigned, "a fused activation of UINT32")
     if in_whole_numbers():
         return
     ctx.elementwise(ctx.activation(expr, ctx.dtype(0)), [ctx.value(0), ctx.value(1)], ctx.output_value())
@@ -147,7 +151,6 @@ _arithmetic("MUL", fn("mul", X, Y), integers.multiplied)
 _arithmetic("DIV", fn("div", X, Y), integers.divided)
 _arithmetic("MAXIMUM", fn("max", X, Y))
 _arithmetic("MINIMUM", fn("min", X, Y))
-_arithmetic("POW", fn("pow", X, Y))
 _arithmetic("FLOOR_DIV", fn("floor_div", X, Y))
 _arithmetic("FLOOR_MOD", fn("floor_mod", X, Y))
 _arithmetic("ATAN2", fn("atan2", X, Y))
@@ -158,7 +161,26 @@ _arithmetic("LOGICAL_OR", fn("logical_or", X, Y))
 
 @lowers_as(EQUAL="eq", NOT_EQUAL="ne", GREATER="gt", GREATER_EQUAL="ge", LESS="lt", LESS_EQUAL="le")
 def comparison(ctx: OpContext, function: str) -> None:
+    plain = ctx.tensor(0).type is TensorType.INT16 and grid_of(ctx.tensor(0)) is None
+    ctx.require(not plain or function != "ne", "INT16 without quantization, which the CPU compares as real numbers")
     _binary(ctx, fn(function, X, Y), lambda: integers.compared(ctx, function))
+
+
+@lowers("POW")
+def power(ctx: OpContext) -> None:
+    expr = _whole_power(X, Y) if ctx.dtype(0) is DType.INT32 else fn("pow", X, Y)
+    _binary(ctx, expr, lambda: integers.binary(ctx, None))
+
+
+def _whole_power(base: Expr, exponent: Expr) -> Expr:
+    """By squares, for exponents that are not negative, which are an error on the CPU."""
+    one: Expr = whole(1)
+    result = one
+    for bit in range(31):
+        used = fn("ne", fn("bit_and", fn("shift_right", exponent, whole(bit)), one), whole(0))
+        result = fn("select", used, fn("mul", result, base), result)
+        base = fn("mul", base, base)
+    return result
 
 
 @lowers("PRELU")

@@ -1,4 +1,4 @@
-"""The fixed-point arithmetic of the CPU's integer kernels: multipliers on the host, and expressions that apply them."""
+"""Arithmetic with the bits of numbers: the multipliers of the CPU's integer kernels, and types of fewer bits."""
 
 from __future__ import annotations
 
@@ -6,11 +6,43 @@ import math
 
 from litegpu.gpu.graph import DType, Expr, Literal
 from litegpu.gpu.graph import apply as fn
+from litegpu.model.types import TensorType
 
 
 def whole(number: float) -> Literal:
     """An int32 literal."""
     return Literal(int(number), DType.INT32)
+
+
+def half(x: Expr) -> Expr:
+    """The nearest float16, as a float32: thirteen bits are rounded off, halves to even; below the smallest normal
+    number steps are equally long, and from 65520 on all is infinite."""
+    bits = fn("bits_to_int32", x)
+    odd = fn("bit_and", fn("shift_right", bits, whole(13)), whole(1))
+    raised = fn("add", fn("add", bits, whole(0xFFF)), odd)
+    normal = fn("bits_to_float32", fn("bit_and", raised, whole(~0x1FFF)))
+    small = fn("mul", fn("round", fn("mul", x, 2.0**24)), 2.0**-24)
+    beyond = fn("mul", fn("mul", x, 1e38), 1e38)  # NaN stays
+    magnitude = fn("abs", x)
+    finite = fn("select", fn("lt", magnitude, 2.0**-14), small, normal)
+    return fn("select", fn("lt", magnitude, 65520.0), finite, beyond)
+
+
+def lowest_bits(x: Expr, type_: TensorType) -> Expr:
+    """What an integer type keeps of a word, as a word."""
+    if type_.nbytes == 4:
+        return x
+    if type_ in (TensorType.UINT8, TensorType.UINT16):
+        return fn("bit_and", x, whole((1 << 8 * type_.nbytes) - 1))
+    above = whole(32 - 8 * type_.nbytes)
+    return fn("shift_right", fn("shift_left", x, above), above)
+
+
+def unsigned(word: Expr) -> Expr:
+    """A word without a sign as a float."""
+    upper = fn("bit_and", fn("shift_right", word, whole(16)), whole(0xFFFF))
+    high, low = (fn("to_float32", part) for part in (upper, fn("bit_and", word, whole(0xFFFF))))
+    return fn("add", fn("mul", high, 65536.0), low)
 
 
 def multiplier_of(real: float) -> tuple[int, int]:

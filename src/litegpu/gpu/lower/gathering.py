@@ -9,8 +9,11 @@ import numpy as np
 from litegpu.gpu.graph import Arg, DType, Gather, MatMul, Pad, Reshape, Shape, Slice, Step, Take, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.fixed_point import lowest_bits
 from litegpu.gpu.lower.movement import move
 from litegpu.gpu.lower.registry import lowers
+from litegpu.gpu.lower.segments import gathered
+from litegpu.model.types import TensorType
 
 #: Elements of the matrix by which SCATTER_ND with computed indices multiplies.
 LARGEST_SCATTER = 1 << 22
@@ -78,10 +81,15 @@ def scatter_nd(ctx: OpContext) -> None:
             steps: list[Step] = [Reshape(updates, (count, inner)), Pad((0, 0), (1, 0), ctx.zero), Take(0, tuple(rows))]
             move(ctx, [*steps, Reshape((places, inner), shape)], source=1)
             return
-    ctx.require(ctx.dtype(1) is DType.FLOAT32, "updates of integers need indices that are constant and all different")
+    wide = ctx.output.type is TensorType.INT64
+    ctx.require(not wide, "updates of INT64 need indices that are constant and all different")
     ctx.require(places * count <= LARGEST_SCATTER, f"{count} computed indices into {places} places are too many")
+    named = _computed_places(ctx, 0, shape[:depth])
+    if ctx.dtype(1) is not DType.FLOAT32:
+        _scattered_integers(ctx, named, (places, count, inner))
+        return
     where = ctx.copy(
-        _computed_places(ctx, 0, shape[:depth]), [Reshape((1, 1, count, 1), (1, 1, 1, count))],
+        named, [Reshape((1, 1, count, 1), (1, 1, 1, count))],
         ctx.intermediate((1, 1, 1, count), DType.INT32),
     )  # fmt: skip
     numbers = ctx.builder.constant(np.arange(places, dtype=np.int32).reshape(1, 1, places, 1))
@@ -90,6 +98,16 @@ def scatter_nd(ctx: OpContext) -> None:
     rows_of = [Reshape(bhwc(updates), (1, 1, count, inner))]
     source = ctx.copy(ctx.value(1), rows_of, ctx.intermediate((1, 1, count, inner), DType.FLOAT32))
     ctx.finish(MatMul(), [chosen, source], (1, 1, places, inner))
+
+
+def _scattered_integers(ctx: OpContext, named: int, sizes: tuple[int, int, int]) -> None:
+    """Sums of integers, exact, or whether any of bools is true."""
+    places, count, inner = sizes
+    value = ctx.elementwise(fn("to_int32", Arg(0)), [ctx.value(1)], ctx.intermediate(ctx.shape(1), DType.INT32))
+    segments = ctx.reshaped(named, (1, count, 1, 1))
+    total = ctx.reshaped(gathered(ctx, "sum", value, segments, (places, count, inner)), ctx.output.shape)
+    kept = fn("to_bool", Arg(0)) if ctx.dtype(1) is DType.BOOL else lowest_bits(Arg(0), ctx.output.type)
+    ctx.elementwise(kept, [total], ctx.output_value())
 
 
 @lowers("ONE_HOT")

@@ -9,6 +9,7 @@ from litegpu.gpu.graph import Arg, DType, Elementwise, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.fixed_point import half, lowest_bits
 from litegpu.gpu.lower.parts import refusal
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.ranks import Rewritten, rewritten
@@ -108,6 +109,11 @@ class Lowering(Values):
                 ctx.require_reals()
             del self.values[t.index]
             self.quantized.settle(t.index, value, grid, ctx.unit, ctx.gpu.halves, ctx.operator.index)
+        elif grid is None and (ctx.rounds_to_half(t) or ctx.keeps_bits(t)):
+            kept = half(Arg(0)) if t.type is TensorType.FLOAT16 else lowest_bits(Arg(0), t.type)
+            result = self.builder.value(bhwc(t.shape), self.builder.values[value].dtype, name=t.name, tensor=t.index)
+            self.builder.node(Elementwise(), (), result, kept, [value], (ctx.operator.index,))
+            self.values[t.index] = result
         elif ctx.unit is not None and t.type is TensorType.FLOAT32:
             result = self.builder.value(bhwc(t.shape), DType.FLOAT32, name=t.name, tensor=t.index)
             self.builder.node(Elementwise(), (), result, fn("mul", Arg(0), ctx.unit), [value], (ctx.operator.index,))

@@ -1,4 +1,4 @@
-"""Tensors whose elements have two parts: COMPLEX64, and INT64 that 32 bits may not hold (spans.py).
+"""Tensors whose elements have two parts: COMPLEX64, INT64 that 32 bits may not hold (spans.py), FLOAT64 and UINT64.
 
 Where such a tensor crosses the border, and where a transform makes or reads it, it is one value with another last axis
 of the two parts: real and imaginary, or the low and the high word. In between it is two tensors, one of each part, and
@@ -20,7 +20,14 @@ from litegpu.gpu.lower.fixed_point import whole
 from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 
 #: What the parts of a tensor are.
-PARTS = {TensorType.COMPLEX64: TensorType.FLOAT32, TensorType.INT64: TensorType.INT32}
+PARTS = {
+    TensorType.COMPLEX64: TensorType.FLOAT32,
+    TensorType.INT64: TensorType.INT32,
+    TensorType.FLOAT64: TensorType.INT32,  # which are moved alone
+    TensorType.UINT64: TensorType.INT32,
+}
+#: Types of which no tensor is one value.
+_ALWAYS = frozenset({TensorType.COMPLEX64, TensorType.FLOAT64, TensorType.UINT64})
 #: What gives or takes complex numbers as one value.
 AT_ONCE = frozenset({"RFFT2D", "REAL", "IMAG", "COMPLEX_ABS"})
 
@@ -51,7 +58,8 @@ class Parts:
 
     def has(self, tensor: int) -> bool:
         """Whether a tensor has two parts."""
-        return tensor in self.lowering.wide or self._tensor(tensor).type is TensorType.COMPLEX64
+        t = self._tensor(tensor)
+        return tensor in self.lowering.wide or (t.type in _ALWAYS and t.data is None)
 
     def concern(self, operator: Operator) -> bool:
         """Whether the parts of some tensor are to be computed with."""
@@ -175,6 +183,6 @@ def _blank(shape: tuple[int, ...], type_: TensorType) -> Tensor:
 
 def refusal(tensor: Tensor) -> Unsupported:
     """Why an operator that has no form for parts is not taken."""
-    if tensor.type is TensorType.COMPLEX64:
-        return Unsupported("it takes complex numbers, and does not only move them")
+    if tensor.type in _ALWAYS:
+        return Unsupported(f"'{tensor.name}' is {tensor.type.name}, which the GPU only moves")
     return Unsupported(f"'{tensor.name}' is INT64 that 32 bits may not hold, of which it has no form of two words")

@@ -32,6 +32,8 @@ def reduce(ctx: OpContext, kind: str) -> None:
     if kind in ("all", "any"):
         extreme = Reduce("min" if kind == "all" else "max", spatial, fn("to_int32", RESULT))
         ctx.finish(extreme, [ctx.value(0)], kept, fn("to_bool", RESULT), dtype=DType.BOOL)
+    elif kind == "mean" and ctx.dtype(0) is DType.INT32:
+        _mean_of_words(ctx, spatial, kept, math.prod(x[a] for a in axes))
     elif kind in ("mean", "sum") and _sum_of_bytes(ctx, kind, spatial, kept, math.prod(x[a] for a in axes)):
         return
     elif kind != "mean" or not _mean_of_integers(ctx, spatial, kept, math.prod(x[a] for a in axes)):
@@ -55,6 +57,26 @@ def _sum_of_bytes(ctx: OpContext, kind: str, axes: tuple[int, ...], shape: tuple
     ctx.gives_stored = True
     ctx.finish(Reduce("sum", axes), [integers.stored(ctx, 0)], shape, fn("nearest", bounded))
     return True
+
+
+def _mean_of_words(ctx: OpContext, axes: tuple[int, ...], shape: tuple[int, ...], count: int) -> None:
+    """Of integers that stand for nothing else, towards zero. Quotients and what is left are added up by themselves, as
+    the sum of all may be more than a word holds."""
+    ctx.require(count <= _MOST_MEANT, f"the mean of {count} integers: up to {_MOST_MEANT} are taken")
+    sums = []
+    for function in ("floor_div", "floor_mod"):
+        total = ctx.intermediate(shape, DType.INT32)
+        sums.append(ctx.add(Reduce("sum", axes, fn(function, RESULT, whole(count))), [ctx.value(0)], total))
+    below = fn("add", Arg(0), fn("floor_div", Arg(1), whole(count)))
+    rest = fn("ne", fn("floor_mod", Arg(1), whole(count)), whole(0))
+    upwards = fn("logical_and", fn("lt", below, whole(0)), rest)
+    mean = fn("add", below, fn("select", upwards, whole(1), whole(0)))
+    result = ctx.elementwise(mean, sums, ctx.intermediate(shape, DType.INT32))
+    ctx.copy(ctx.reshaped(result, ctx.output.shape), [], ctx.output_value())
+
+
+#: Of so many integers what their divisions leave adds up to a word.
+_MOST_MEANT = 46340
 
 
 def _mean_of_integers(ctx: OpContext, axes: tuple[int, ...], shape: tuple[int, ...], count: int) -> bool:
@@ -81,7 +103,10 @@ def arg_reduce(ctx: OpContext, kind: str) -> None:
     ctx.require(x[axis] > 0, f"axis {axis} of shape {list(x)} is empty")
     ctx.check_shape(n for i, n in enumerate(x) if i != axis)
     kept = tuple(1 if i == axis else n for i, n in enumerate(x))
-    ctx.finish(ArgReduce(kind, axis + 4 - len(x)), [ctx.value(0)], kept, dtype=DType.INT32)
+    value = ctx.value(0)
+    if ctx.dtype(0) is DType.BOOL:
+        value = ctx.elementwise(fn("to_int32", Arg(0)), [value], ctx.intermediate(x, DType.INT32))
+    ctx.finish(ArgReduce(kind, axis + 4 - len(x)), [value], kept, dtype=DType.INT32)
 
 
 @lowers("L2_NORMALIZATION")

@@ -45,13 +45,19 @@ def _reduced(ctx: OpContext, kind: str, count: int) -> None:
     rows, inner = math.prod(ids), math.prod(x[len(ids) :])
     ctx.check_shape((count, *x[len(ids) :]))
     ctx.require(rows * count <= MOST_LOOKS, f"{rows} rows in {count} segments are too many")
-    whole = ctx.dtype(0) is DType.INT32
-    neutral = Literal(_NEUTRAL[kind][whole], ctx.dtype(0))
-    source = ctx.reshaped(ctx.value(0), (1, rows, 1, inner))
-    segments = ctx.reshaped(ctx.value(1), (1, rows, 1, 1))
-    numbers = ctx.builder.constant(np.arange(count, dtype=np.int32).reshape(count, 1, 1, 1))
-    mine = fn("select", fn("eq", Arg(1), Arg(2)), Arg(0), neutral)
-    result = ctx.intermediate((count, 1, 1, inner), ctx.dtype(0))
-    ctx.add(Reduce(kind, (1,), mine), [source, segments, numbers], result)
+    result = gathered(ctx, kind, ctx.value(0), ctx.reshaped(ctx.value(1), (1, rows, 1, 1)), (count, rows, inner))
     shaped = ctx.reshaped(result, ctx.output.shape)
     ctx.copy(shaped, [], ctx.output_value())
+
+
+def gathered(ctx: OpContext, kind: str, value: int, segments: int, sizes: tuple[int, int, int]) -> int:
+    """A value [segments, 1, 1, elements of a row] of one of so many rows, whose `segments` are [1, rows, 1, 1]; `sizes`
+    are the number of segments, of rows and of elements of a row."""
+    count, rows, inner = sizes
+    dtype = ctx.builder.values[value].dtype
+    neutral = Literal(_NEUTRAL[kind][dtype is DType.INT32], dtype)
+    source = ctx.reshaped(value, (1, rows, 1, inner))
+    numbers = ctx.builder.constant(np.arange(count, dtype=np.int32).reshape(count, 1, 1, 1))
+    mine = fn("select", fn("eq", Arg(1), Arg(2)), Arg(0), neutral)
+    result = ctx.intermediate((count, 1, 1, inner), dtype)
+    return ctx.add(Reduce(kind, (1,), mine), [source, segments, numbers], result)

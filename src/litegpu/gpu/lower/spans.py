@@ -13,6 +13,8 @@ from litegpu.model.ops import find
 from litegpu.model.ops.spans import IN_WORDS, WORD, Span
 from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 
+#: Types of numbers that 32 bits may not hold as whole numbers with a sign.
+_BEYOND = (TensorType.FLOAT32, TensorType.FLOAT16, TensorType.UINT32)
 _INTEGERS = (TensorType.INT32, TensorType.INT64, TensorType.BOOL)
 #: Larger constants are not looked through.
 _MOST_ELEMENTS = 1 << 16
@@ -97,7 +99,7 @@ def _needs_words(subgraph: Subgraph, operator: Operator, found: set[int]) -> boo
     if not found.isdisjoint(data) or any(_is_beyond(subgraph.tensors[t]) for t in data):
         return True
     if operator.name == "CAST":
-        return subgraph.tensors[operator.inputs[0]].type in (TensorType.FLOAT32, TensorType.FLOAT16)
+        return subgraph.tensors[operator.inputs[0]].type in _BEYOND
     return operator.name in IN_WORDS and (known.gpu.span_rule is None or beyond_words(subgraph, operator) is not None)
 
 

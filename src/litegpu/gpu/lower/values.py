@@ -20,6 +20,10 @@ DTYPES = {
     TensorType.FLOAT32: DType.FLOAT32,
     TensorType.INT32: DType.INT32,
     TensorType.INT64: DType.INT32,  # of results that leave the GPU
+    TensorType.UINT32: DType.INT32,
+    TensorType.UINT16: DType.INT32,
+    TensorType.FLOAT64: DType.INT32,  # words
+    TensorType.UINT64: DType.INT32,
     TensorType.BOOL: DType.BOOL,
 }
 

@@ -8,16 +8,18 @@ from collections.abc import Callable
 
 import numpy as np
 
-from litegpu.gpu.graph import Arg, Expr
+from litegpu.gpu.graph import Arg, Expr, Literal
 from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.lower.activation import ACTIVATIONS, BOUNDS
 from litegpu.gpu.lower.constants import Unsupported
-from litegpu.gpu.lower.fixed_point import whole
+from litegpu.gpu.lower.fixed_point import unsigned, whole
 from litegpu.gpu.lower.parts import Parts
 from litegpu.gpu.lower.quantization import STORED
 from litegpu.gpu.lower.registry import REGISTRY
 from litegpu.model.ops.spans import IN_WORDS
 from litegpu.model.types import Operator, Tensor, TensorType
 
+_MOVED_ALONE = frozenset({TensorType.FLOAT64, TensorType.UINT64})
 #: The low and the high word.
 Wide = tuple[Expr, Expr]
 
@@ -96,15 +98,10 @@ def _shifted(word: Expr, bits: int) -> Wide:
     return (fn("shift_left", word, whole(bits)), fn("shift_right", word, whole(32 - bits))) if bits else (word, _ZERO)
 
 
-def _unsigned(word: Expr) -> Expr:
-    high, low = (fn("to_float32", part) for part in (_upper(word), fn("bit_and", word, _MASK)))
-    return fn("add", fn("mul", high, 65536.0), low)
-
-
 def _to_float(a: Wide) -> Expr:
     """By the magnitude, so that small negative numbers stay exact."""
     low, high = _absolute(a)
-    number = fn("add", fn("mul", _unsigned(high), 2.0**32), _unsigned(low))
+    number = fn("add", fn("mul", unsigned(high), 2.0**32), unsigned(low))
     return _choice(fn("lt", a[1], _ZERO), fn("neg", number), number)
 
 
@@ -128,6 +125,10 @@ _BINARY: dict[str, Callable[[Wide, Wide], Wide]] = {
     "MUL": _times,
     "MAXIMUM": lambda a, b: _either(_less(a, b), b, a),
     "MINIMUM": lambda a, b: _either(_less(b, a), b, a),
+}
+_BINARY |= {
+    f"STABLEHLO_{name}": _BINARY[short]
+    for name, short in (("ADD", "ADD"), ("MULTIPLY", "MUL"), ("MAXIMUM", "MAXIMUM"), ("MINIMUM", "MINIMUM"))
 }
 _COMPARED: dict[str, Callable[[Wide, Wide], Expr]] = {
     "EQUAL": _equal,
@@ -153,17 +154,14 @@ class Words:
 
     def lower(self) -> bool:
         """Add what computes the operator; False if that is not known."""
-        name, complex_ = (
-            self.operator.name,
-            any(t >= 0 and self._tensor(t).type is TensorType.COMPLEX64 for t in self.operator.inputs),
-        )
-        if complex_:
-            if name != "MUL":
-                return False
-            self._give(*_complex_product(_A, _B), self._both())
-        elif name in _BINARY:
-            self._unfused()
-            self._give(*_BINARY[name](_A, _B), self._both())
+        name = self.operator.name
+        types = {self._tensor(t).type for t in (*self.operator.inputs, *self.operator.outputs) if t >= 0}
+        if not types.isdisjoint(_MOVED_ALONE):
+            return False
+        if TensorType.COMPLEX64 in types:
+            return self._complex()
+        if name in _BINARY:
+            self._give(*self._activated(_BINARY[name](_A, _B)), self._both())
         elif name in _COMPARED:
             self.parts.compute(self._output.index, _COMPARED[name](_A, _B), self._both(), self._sources)
         elif name in _UNARY:
@@ -179,6 +177,23 @@ class Words:
             return False
         return True
 
+    def _complex(self) -> bool:
+        """Products, and casts: of the real part, and to it."""
+        if self.operator.name == "MUL":
+            self._give(*_complex_product(_A, _B), self._both())
+        elif self.operator.name != "CAST":
+            return False
+        elif not self.parts.has(self.operator.inputs[0]):
+            real = self.parts.blank(tuple(self._output.shape), TensorType.FLOAT32)
+            self.parts.lowering.plain(dataclasses.replace(self.operator, outputs=(real,)))
+            self._give(Arg(0), Literal(0.0), (real,))
+        elif self.parts.has(self._output.index):
+            self._give(Arg(0), Arg(1), self.parts.of(self.operator.inputs[0]))
+        else:
+            real = self.parts.of(self.operator.inputs[0])[0]
+            self.parts.lowering.plain(dataclasses.replace(self.operator, inputs=(real,)))
+        return True
+
     @property
     def _output(self) -> Tensor:
         return self._tensor(self.operator.outputs[0])
@@ -190,9 +205,13 @@ class Words:
     def _tensor(self, tensor: int) -> Tensor:
         return self.parts.lowering.subgraph.tensors[tensor]
 
-    def _unfused(self) -> None:
-        if int(self.operator.options.get("fused_activation_function", 0) or 0):
-            raise Unsupported("a fused activation of INT64")
+    def _activated(self, a: Wide) -> Wide:
+        code = int(self.operator.options.get("fused_activation_function", 0) or 0)
+        if code not in BOUNDS:
+            raise Unsupported(f"the fused activation {ACTIVATIONS.get(code, code)} of INT64")
+        low, high = (None if n is None else (whole(n), whole(-1 if n < 0 else 0)) for n in BOUNDS[code])
+        a = a if low is None else _either(_less(a, low), low, a)
+        return a if high is None else _either(_less(high, a), high, a)
 
     def _give(self, low: Expr, high: Expr, given: tuple[int, ...]) -> None:
         for part, expr in zip(self.parts.made(self._output.index), (low, high), strict=True):
@@ -229,7 +248,8 @@ class Words:
         else:
             low = self.parts.blank(given.shape, TensorType.INT32)
             self.parts.lowering.plain(dataclasses.replace(self.operator, outputs=(low,)))
-            self._give(Arg(0), fn("shift_right", Arg(0), whole(31)), (low,))
+            signed = given.type is not TensorType.UINT32
+            self._give(Arg(0), fn("shift_right", Arg(0), whole(31)) if signed else _ZERO, (low,))
 
     def _narrowed(self, source: int, target: Tensor) -> None:
         low, high = self.parts.of(source)
@@ -240,7 +260,7 @@ class Words:
             self.parts.lowering.plain(dataclasses.replace(self.operator, inputs=(number,)))
         elif target.type is TensorType.BOOL:
             self.parts.compute(target.index, fn("logical_not", _equal(_A, (_ZERO, _ZERO))), (low, high), self._sources)
-        elif target.type in STORED or target.type in (TensorType.INT32, TensorType.UINT32):
+        elif target.type in STORED or target.type in (TensorType.INT32, TensorType.UINT32, TensorType.UINT16):
             self.parts.lowering.plain(dataclasses.replace(self.operator, inputs=(low,)))
         else:
             raise Unsupported(f"INT64 to {target.type.name}")
@@ -290,8 +310,11 @@ class Words:
 
 
 def moved_inputs(operator: Operator) -> tuple[int, ...] | None:
-    """Which inputs of an operator hold the elements that it moves; None if it does anything else with them."""
+    """Which inputs of an operator hold the elements that it moves, or have the shape that it tells; None if it does
+    anything else with them."""
     entry = REGISTRY.get((operator.name, operator.is_custom))
-    if entry is None or not entry.op.moves or operator.name == "BITCAST":
+    if entry is not None and entry.op.folds == "shapes":
+        return (0,)
+    if entry is None or not entry.op.moves or TensorType.FLOAT32 not in entry.gpu.results or operator.name == "BITCAST":
         return None
     return tuple(i for i in range(len(operator.inputs)) if TensorType.FLOAT32 in entry.gpu.types(i))

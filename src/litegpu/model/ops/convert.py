@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from litegpu.model.ops.checks import EIGHT_BIT, Tensors, require, scale_of
-from litegpu.model.ops.record import ANY, INT32, INTEGERS, NUMBER, Gpu, Op
+from litegpu.model.ops.record import ANY, INT32, INTEGERS, NUMBER, UINT32, Gpu, Op
 from litegpu.model.ops.rules import pointwise, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.types import Operator, Tensor, TensorType
@@ -42,11 +42,11 @@ def _same_bytes_shape(node: ShapeNode) -> list[Shape]:
 OPS = (
     Op(
         "BITCAST", "x:bytes -> .:bytes", shape=_same_bytes_shape, batch=pointwise, moves="shape",
-        gpu=Gpu(1, inputs=(NUMBER,), quantized=False, notes="between types of one size"),
+        gpu=Gpu(1, inputs=(NUMBER,), quantized=False, small=UINT32, notes="between types of one size"),
     ),
     Op(
         "BUCKETIZE", "x -> .", shape=same_shape, batch=pointwise, makes=TensorType.INT32,
-        gpu=Gpu(1, inputs=(NUMBER,), outputs=INT32, quantized=False),
+        gpu=Gpu(1, inputs=(NUMBER | INTEGERS,), outputs=INT32, quantized=False),
     ),
     Op(
         "CAST", "x -> .:number", shape=same_shape, batch=pointwise, folds="values", makes_option="out_data_type",

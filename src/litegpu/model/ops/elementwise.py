@@ -9,7 +9,7 @@ import numpy as np
 
 from litegpu.model.ops.batch_node import BatchNode, Place
 from litegpu.model.ops.checks import EIGHT_BIT, QUANTIZED, Tensors, require, scale_of
-from litegpu.model.ops.record import ANY, BOOL, FLOAT, MANY, NUMBER, WHOLE, Gpu, Op
+from litegpu.model.ops.record import ANY, BOOL, FLOAT, INT16, MANY, NUMBER, SIGNED, UINT32, WHOLE, Gpu, Op
 from litegpu.model.ops.rules import (
     EACH,
     alike_hazard,
@@ -127,13 +127,13 @@ def _comparison_aborts(operator: Operator, tensors: Sequence[Tensor]) -> str | N
 OPS = (
     Op(
         "ABS", "x -> .", shape=same_shape, batch=pointwise, folds="values",
-        gpu=Gpu(5, inputs=(NUMBER,), quanta="linear", span=mirrored),
+        gpu=Gpu(5, small=INT16, inputs=(NUMBER,), quanta="linear", span=mirrored),
     ),
     Op(
         "ADD", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, aborts=_addition_aborts,
         folds="values",
         gpu=Gpu(6, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=added, quanta="reads", halves="up",
-            notes="broadcasting"),
+            widens=True, small=INT16, notes="broadcasting"),
     ),
     Op(
         "ADD_N", "x+ -> .", shape=_alike_shape, batch=rows_alike, repeating=EACH,
@@ -141,7 +141,8 @@ OPS = (
     ),
     Op(
         "ATAN2", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, shape_hazard=alike_hazard,
-        gpu=Gpu(1, inputs=(FLOAT, FLOAT), counts=2, joins="broadcast", quanta="reads", notes="broadcasting"),
+        gpu=Gpu(1, inputs=(FLOAT, FLOAT), counts=2, joins="broadcast", quanta="reads", widens=True,
+            notes="broadcasting"),
     ),
     Op(
         "BITWISE_XOR", "a b -> .", estimate=_broadcast_estimate, shape=broadcast_shape, batch=broadcast_rows,
@@ -149,7 +150,7 @@ OPS = (
             notes="broadcasting"),
     ),
     Op("CEIL", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(1, quanta="reads")),
-    Op("COS", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
+    Op("COS", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, widens=True, quanta="reads")),
     Op(
         "DIV", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
         gpu=Gpu(2, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", quanta="reads",
@@ -162,32 +163,32 @@ OPS = (
         gpu=Gpu(5, inputs=(ANY, ANY), outputs=BOOL, counts=2, joins="broadcast", quanta="reads", notes="broadcasting"),
     ),
     Op("EXP", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
-    Op("FLOOR", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(2, quanta="reads")),
+    Op("FLOOR", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(2, widens=True, quanta="reads")),
     Op(
         "FLOOR_DIV", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
         gpu=Gpu(3, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=mirrored, quantized=False, quanta="reads",
-            notes="broadcasting; a division by 0 is an error on the CPU, and infinite or NaN here"),
+            small=SIGNED, notes="broadcasting; a division by 0 is an error on the CPU, and infinite or NaN here"),
     ),
     Op(
         "FLOOR_MOD", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
         gpu=Gpu(2, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=left, quantized=False, quanta="reads",
-            notes="broadcasting; exact for quotients of floats below 2^24"),
+            small=SIGNED, notes="broadcasting; exact for quotients of floats below 2^24"),
     ),
     Op(
         "GELU", "x -> .", shape=same_shape, batch=pointwise,
-        gpu=Gpu(3, quanta="reads", notes="exact and approximate (tanh) form"),
+        gpu=Gpu(3, widens=True, quanta="reads", notes="exact and approximate (tanh) form"),
     ),
     Op(
         "GREATER", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, aborts=_comparison_aborts,
         folds="values", makes=TensorType.BOOL,
         gpu=Gpu(3, inputs=(NUMBER, NUMBER), outputs=BOOL, counts=2, joins="broadcast", span=told, quanta="reads",
-            notes="broadcasting"),
+            widens=True, small=INT16, notes="broadcasting"),
     ),
     Op(
         "GREATER_EQUAL", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH,
         aborts=_comparison_aborts, folds="values", makes=TensorType.BOOL,
         gpu=Gpu(3, inputs=(NUMBER, NUMBER), outputs=BOOL, counts=2, joins="broadcast", span=told, quanta="reads",
-            notes="broadcasting"),
+            widens=True, small=INT16, notes="broadcasting"),
     ),
     Op("HARD_SWISH", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(1, quanta="reads")),
     Op("LEAKY_RELU", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
@@ -195,13 +196,13 @@ OPS = (
         "LESS", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, aborts=_comparison_aborts,
         folds="values", makes=TensorType.BOOL,
         gpu=Gpu(3, inputs=(NUMBER, NUMBER), outputs=BOOL, counts=2, joins="broadcast", span=told, quanta="reads",
-            notes="broadcasting"),
+            widens=True, small=INT16, notes="broadcasting"),
     ),
     Op(
         "LESS_EQUAL", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH,
         aborts=_comparison_aborts, folds="values", makes=TensorType.BOOL,
         gpu=Gpu(3, inputs=(NUMBER, NUMBER), outputs=BOOL, counts=2, joins="broadcast", span=told, quanta="reads",
-            notes="broadcasting"),
+            widens=True, small=INT16, notes="broadcasting"),
     ),
     Op("LOG", "x -> .", shape=same_shape, batch=pointwise, hazard=_table_hazard, gpu=Gpu(2, quanta="reads")),
     Op(
@@ -218,27 +219,27 @@ OPS = (
         repeating=EACH, makes=TensorType.BOOL,
         gpu=Gpu(1, inputs=(BOOL, BOOL), counts=2, joins="broadcast", quanta="reads", notes="broadcasting"),
     ),
-    Op("LOGISTIC", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(3, quanta="reads")),
+    Op("LOGISTIC", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(3, widens=True, quanta="reads")),
     Op(
         "MAXIMUM", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
         table="MaximumMinimumOptions",
         gpu=Gpu(4, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=among, quanta="linear", grids="moved",
-            notes="broadcasting"),
+            widens=True, small=WHOLE, notes="broadcasting"),
     ),
     Op(
         "MINIMUM", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
         table="MaximumMinimumOptions",
         gpu=Gpu(4, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=among, quanta="linear", grids="moved",
-            notes="broadcasting"),
+            widens=True, small=WHOLE, notes="broadcasting"),
     ),
     Op(
         "MUL", "a b -> =a", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
         gpu=Gpu(8, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=multiplied, quanta="reads",
-            notes="broadcasting"),
+            widens=True, small=INT16 | UINT32, notes="broadcasting"),
     ),
     Op(
         "NEG", "x -> .", shape=same_shape, batch=pointwise, folds="values",
-        gpu=Gpu(2, inputs=(NUMBER,), quanta="linear", span=mirrored),
+        gpu=Gpu(2, widens=True, small=SIGNED, inputs=(NUMBER,), quanta="linear", span=mirrored),
     ),
     Op(
         "NOT_EQUAL", "a:any b:any -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH,
@@ -247,7 +248,7 @@ OPS = (
     ),
     Op(
         "POW", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH,
-        gpu=Gpu(2, inputs=(FLOAT, FLOAT), counts=2, joins="broadcast", quanta="reads", notes="broadcasting"),
+        gpu=Gpu(2, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", quanta="reads", notes="broadcasting"),
     ),
     Op(
         "PRELU", "x a:=x -> .", shape=_prelu_shape, batch=broadcast_rows, repeating=EACH,
@@ -263,7 +264,7 @@ OPS = (
         repeating=EACH, gpu=Gpu(1, inputs=(WHOLE, WHOLE), counts=2, joins="broadcast", quantized=False,
             notes="broadcasting"),
     ),
-    Op("ROUND", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(1, quanta="reads")),
+    Op("ROUND", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(1, widens=True, quanta="reads")),
     Op("RSQRT", "x -> .", shape=same_shape, batch=pointwise, hazard=_table_hazard, gpu=Gpu(3, quanta="reads")),
     Op(
         "SELECT", "p a:any b:any -> .", shape=_select_shape, batch=_select_batch, folds="values", passes_strings=True,
@@ -281,7 +282,7 @@ OPS = (
         "SIGN", "x -> .", shape=same_shape, batch=pointwise,
         gpu=Gpu(2, inputs=(NUMBER,), quanta="reads", span=mirrored),
     ),
-    Op("SIN", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
+    Op("SIN", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, widens=True, quanta="reads")),
     Op("SQRT", "x -> .", shape=same_shape, batch=pointwise, hazard=_table_hazard, gpu=Gpu(2, quanta="reads")),
     Op("SQUARE", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
     Op(
@@ -295,10 +296,10 @@ OPS = (
         gpu=Gpu(5, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=subtracted, quanta="reads", halves="up",
             notes="broadcasting"),
     ),
-    Op("TANH", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(3, quanta="reads")),
+    Op("TANH", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(3, widens=True, quanta="reads")),
     Op(
         "ZEROS_LIKE", "x:number|variant -> .", shape=same_shape, batch=pointwise, folds="values", moves="elements",
-        gpu=Gpu(1, inputs=(NUMBER,), quantized=False),
+        gpu=Gpu(1, inputs=(NUMBER,), quantized=False, span=among),
     ),
 )
 # fmt: on

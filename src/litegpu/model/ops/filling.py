@@ -9,7 +9,19 @@ import numpy as np
 
 from litegpu.model.ops.batch_node import BatchNode, Place
 from litegpu.model.ops.checks import Tensors, require, values_of
-from litegpu.model.ops.record import ANY, FLOAT, INT32, INTEGERS, MAX_RANK, NUMBER, STATIC, Gpu, Op, Repeating
+from litegpu.model.ops.record import (
+    ANY,
+    FLOAT,
+    INT32,
+    INTEGERS,
+    MAX_RANK,
+    NUMBER,
+    STATIC,
+    WHOLE,
+    Gpu,
+    Op,
+    Repeating,
+)
 from litegpu.model.ops.rules import EACH, pointwise, rows_alike, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.ops.spans import among
@@ -120,12 +132,12 @@ OPS = (
     ),
     Op(
         "MATRIX_DIAG", f"x:{_DIAGONAL} -> .", shape=_diagonal_shape, batch=pointwise, moves="elements",
-        gpu=Gpu(2, inputs=(NUMBER,), quantized=False, ranks=(1, MAX_RANK - 1), span=among),
+        gpu=Gpu(2, inputs=(NUMBER,), quantized=False, ranks=(1, MAX_RANK - 1), span=among, small=WHOLE),
     ),
     Op(
         "MATRIX_SET_DIAG", f"x:{_DIAGONAL} d:=x -> .", shape=same_shape, batch=rows_alike, repeating=EACH,
         hazard=_diagonal_hazard, moves="elements",
-        gpu=Gpu(2, inputs=(NUMBER, NUMBER), counts=2, quantized=False, ranks=(2, MAX_RANK), span=among),
+        gpu=Gpu(2, inputs=(NUMBER, NUMBER), counts=2, quantized=False, ranks=(2, MAX_RANK), span=among, small=WHOLE),
     ),
     Op(
         "MULTINOMIAL", "x:float32 n{1}:int32 -> .:int32|int64", estimate=_samples_estimate, table="RandomOptions",

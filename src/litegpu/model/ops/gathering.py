@@ -9,7 +9,7 @@ import numpy as np
 
 from litegpu.model.ops.batch_node import BatchNode, Place
 from litegpu.model.ops.checks import Tensors, require
-from litegpu.model.ops.record import ANY, INT32, MAX_RANK, STATIC, Gpu, Op, Repeating
+from litegpu.model.ops.record import ANY, INT16, INT32, MAX_RANK, STATIC, Gpu, Op, Repeating
 from litegpu.model.ops.rules import rows_alike, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.types import Operator, TensorType
@@ -145,13 +145,13 @@ OPS = (
     Op(
         "GATHER", "x:any at -> .", shape=_gather_shape, batch=_gather_batch, repeating=Repeating(1, _same_place),
         folds="values", passes_strings=True, version=_gather_version, moves="elements",
-        gpu=Gpu(8, inputs=(ANY, INT32), counts=2, quanta="linear", grids="moved",
+        gpu=Gpu(8, inputs=(ANY, INT32), counts=2, quanta="linear", grids="moved", small=INT16,
             notes="constant or runtime indices of any rank, batch_dims; a runtime index out of range gives 0"),
     ),
     Op(
         "GATHER_ND", "x:any at -> .", shape=_gather_nd_shape, batch=_lookup_batch, repeating=Repeating(1, _same_place),
         folds="values", passes_strings=True, moves="elements",
-        gpu=Gpu(5, inputs=(ANY, INT32), counts=2, quanta="linear", grids="moved",
+        gpu=Gpu(5, inputs=(ANY, INT32), counts=2, quanta="linear", grids="moved", small=INT16,
             notes="constant or runtime indices; of runtime indices only the row-major place that they give has "
             "to exist"),
     ),
@@ -170,8 +170,7 @@ OPS = (
         "SCATTER_ND", "at x shape{8} -> .", shape=_scatter_nd_shape, makes_like=1,
         without="its indices choose the rows that it writes",
         gpu=Gpu(1, inputs=(INT32, ANY, STATIC), outputs=ANY, counts=3, quantized=False,
-            notes="constant shape; indices that are constant and all different, or, for floats, any (equal ones "
-            "add up)"),
+            notes="constant shape; equal indices add up, of INT64 they must be constant and all different"),
     ),
     Op(
         "SPARSE_TO_DENSE", "at shape{8} v d -> .", shape=_sparse_shape, makes_like=2, moves="elements",

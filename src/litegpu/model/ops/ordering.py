@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from litegpu.model.ops.checks import Tensors, require, values_of
-from litegpu.model.ops.record import ANY, FLOAT, INT32, MAX_RANK, NUMBER, STATIC, Gpu, Op
+from litegpu.model.ops.record import ANY, FLOAT, INT32, MAX_RANK, NUMBER, STATIC, WHOLE, Gpu, Op
 from litegpu.model.ops.rules import along, last_axis, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
+from litegpu.model.ops.spans import among
 from litegpu.model.types import Operator, TensorType
 
 #: Each result of CUMSUM and TOPK_V2 looks at the whole axis, so the GPU leaves long ones to the CPU.
@@ -93,7 +94,7 @@ OPS = (
     ),
     Op(
         "TOPK_V2", "x k{1}:int32|int16 -> . .", shape=_top_shape, batch=last_axis,
-        gpu=Gpu(3, inputs=(NUMBER, STATIC), outputs=NUMBER, counts=2, ranks=(1, MAX_RANK),
+        gpu=Gpu(3, inputs=(NUMBER, STATIC), outputs=NUMBER, counts=2, ranks=(1, MAX_RANK), small=WHOLE, span=among,
             exact=True, notes=f"constant k, rows of up to {LONGEST} elements; of equals the first comes first"),
     ),
     Op("UNIQUE", "x -> . .", stays=_SIZED),

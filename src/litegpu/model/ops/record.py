@@ -19,6 +19,9 @@ INT32: Types = frozenset({TensorType.INT32})
 #: Integers of up to 32 bits that stand for nothing else.
 WHOLE: Types = frozenset({TensorType.INT32, TensorType.INT16, TensorType.INT8, TensorType.UINT8})
 COMPLEX: Types = frozenset({TensorType.COMPLEX64})
+INT16: Types = frozenset({TensorType.INT16})
+SIGNED: Types = frozenset({TensorType.INT16, TensorType.INT8})
+UINT32: Types = frozenset({TensorType.UINT32})
 INTEGERS: Types = frozenset({TensorType.INT32, TensorType.INT64})
 NUMBER = FLOAT | INT32
 ANY = NUMBER | BOOL
@@ -74,8 +77,11 @@ class Gpu:
     #: (gpu/lower/ranks.py): "broadcast" one against the other, all of them or, "matrices", but for the last two; reduce
     #: the "axes" in input 1; choose "rows" of the first. The others go by the last axis or by the tensors' own shapes.
     joins: Literal["", "broadcast", "matrices", "axes", "rows"] = ""
-    #: Whether it takes FLOAT16 that the model computes, as all do that move whatever there is.
+    #: Whether it takes FLOAT16 that the model computes, as all do that move whatever there is; it rounds what it gives.
     widens: bool = False
+    #: Integers of less than 32 bits, or without a sign, that stand for nothing else and are taken for INT32, as by all
+    #: that move whatever there is; of what it gives the lowest bits are kept.
+    small: Types = frozenset()
     #: Between which numbers the integers of the results lie (spans.py). With it, or if the operator moves whatever
     #: there is, INT64 is taken for INT32 where 32 bits are enough for sure.
     span: SpanRule | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from litegpu.model.ops.batch_node import BatchNode, Place
 from litegpu.model.ops.checks import Tensors
-from litegpu.model.ops.record import BOOL, FLOAT, INT32, INTEGERS, MAX_RANK, NUMBER, STATIC, Gpu, Op
+from litegpu.model.ops.record import ANY, BOOL, INT32, INTEGERS, MAX_RANK, NUMBER, STATIC, WHOLE, Gpu, Op
 from litegpu.model.ops.rules import last_axis, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.ops.spans import among
@@ -59,13 +59,13 @@ OPS = (
     Op(
         "ARG_MAX", "x axis{1}:int32|int64 -> .", shape=_arg_shape, is_scalar=_is_whole_arg, batch=_reduction_batch,
         makes_option="output_type", defaults={"output_type": int(TensorType.INT32)},
-        gpu=Gpu(3, inputs=(FLOAT, STATIC), outputs=INTEGERS, counts=2, joins="axes", quanta="linear",
+        gpu=Gpu(3, inputs=(ANY, STATIC), outputs=INTEGERS, counts=2, joins="axes", quanta="linear",
             notes="constant axis; the result may be INT32 or INT64; numbers come before NaN"),
     ),
     Op(
         "ARG_MIN", "x axis{1}:int32|int64 -> .", shape=_arg_shape, is_scalar=_is_whole_arg, batch=_reduction_batch,
         makes_option="output_type", defaults={"output_type": int(TensorType.INT32)},
-        gpu=Gpu(3, inputs=(FLOAT, STATIC), outputs=INTEGERS, counts=2, joins="axes", quanta="linear",
+        gpu=Gpu(3, inputs=(ANY, STATIC), outputs=INTEGERS, counts=2, joins="axes", quanta="linear",
             notes="constant axis; the result may be INT32 or INT64; numbers come before NaN"),
     ),
     Op(
@@ -75,7 +75,7 @@ OPS = (
     Op(
         "MEAN", "x axes{8}:int32 -> =x", shape=_reduction_shape, is_scalar=_is_whole_reduction, batch=_reduction_batch,
         table="ReducerOptions",
-        gpu=Gpu(3, inputs=(FLOAT, STATIC), counts=2, joins="axes", quanta="linear",
+        gpu=Gpu(3, inputs=(NUMBER, STATIC), counts=2, joins="axes", quanta="linear", span=among,
             notes="any constant axes, keep_dims or not"),
     ),
     Op(
@@ -92,18 +92,21 @@ OPS = (
         "REDUCE_MAX", "x axes{8}:int32 -> =x", shape=_reduction_shape, is_scalar=_is_whole_reduction,
         batch=_reduction_batch, folds="values", table="ReducerOptions",
         gpu=Gpu(3, inputs=(NUMBER, STATIC), counts=2, joins="axes", span=among, quanta="linear", grids="alike",
+            small=WHOLE,
             notes="any constant axes, keep_dims or not; a NaN is passed over (on the CPU its place decides)"),
     ),
     Op(
         "REDUCE_MIN", "x axes{8}:int32 -> =x", shape=_reduction_shape, is_scalar=_is_whole_reduction,
         batch=_reduction_batch, folds="values", table="ReducerOptions",
         gpu=Gpu(3, inputs=(NUMBER, STATIC), counts=2, joins="axes", span=among, quanta="linear", grids="alike",
+            small=WHOLE,
             notes="any constant axes, keep_dims or not; a NaN is passed over (on the CPU its place decides)"),
     ),
     Op(
         "REDUCE_PROD", "x axes{8}:int32 -> =x", shape=_reduction_shape, is_scalar=_is_whole_reduction,
         batch=_reduction_batch, folds="values", table="ReducerOptions",
-        gpu=Gpu(3, inputs=(NUMBER, STATIC), counts=2, joins="axes", notes="any constant axes, keep_dims or not"),
+        gpu=Gpu(3, inputs=(NUMBER, STATIC), counts=2, joins="axes", small=WHOLE,
+            notes="any constant axes, keep_dims or not"),
     ),
     Op(
         "SEGMENT_SUM", "x at:int32 -> =x", shape=_segments_shape, without=_SEGMENTS,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from litegpu.model.ops.checks import Tensors, require
-from litegpu.model.ops.record import FLOAT, STATIC, Gpu, Op
+from litegpu.model.ops.record import ANY, FLOAT, STATIC, Gpu, Op
 from litegpu.model.ops.rules import images
 from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.types import Operator
@@ -50,7 +50,7 @@ OPS = (
     Op(
         "RESIZE_NEAREST_NEIGHBOR", "x size{2}:int32 -> .", shape=_resize_shape, batch=images, hazard=_nearest_hazard,
         version=_nearest_version, moves="elements",
-        gpu=Gpu(4, inputs=(FLOAT, STATIC), counts=2, ranks=(4, 4), quanta="linear", grids="moved",
+        gpu=Gpu(4, inputs=(ANY, STATIC), counts=2, ranks=(4, 4), quanta="linear", grids="moved",
             notes="constant size; align_corners or half_pixel_centers"),
     ),
 )

@@ -15,6 +15,7 @@ WORD: Span = (-(2**31), 2**31 - 1)
 #: elements.
 IN_WORDS = frozenset({
     *("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER"),
+    *("STABLEHLO_ADD", "STABLEHLO_MULTIPLY", "STABLEHLO_MAXIMUM", "STABLEHLO_MINIMUM"),
     *("GREATER_EQUAL", "NEG", "ABS", "SIGN", "CAST", "SUM", "CUMSUM", "REDUCE_MAX", "REDUCE_MIN"),
 })  # fmt: skip
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from litegpu.model.ops.checks import Tensors, require
-from litegpu.model.ops.record import ANY, BOOL, INT32, NUMBER, Gpu, Op
+from litegpu.model.ops.record import ANY, BOOL, INT32, NUMBER, SIGNED, UINT32, WHOLE, Gpu, Op
 from litegpu.model.ops.rules import EACH, alike_hazard, rows_alike, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
+from litegpu.model.ops.spans import added, among, multiplied
 from litegpu.model.types import Operator
 
 
@@ -60,7 +62,9 @@ def _pad_shape(node: ShapeNode) -> list[Shape]:
 
 
 _ATTRIBUTES = "its attributes hold the sizes of one batch"
-_BINARY = Gpu(1, inputs=(NUMBER, NUMBER), counts=2, quantized=False)
+_BINARY = Gpu(1, inputs=(NUMBER, NUMBER), counts=2, quantized=False, widens=True, small=WHOLE, span=among)
+_SUM = dataclasses.replace(_BINARY, small=WHOLE | UINT32, span=added)
+_PRODUCT = dataclasses.replace(_SUM, span=multiplied)
 
 _FLOW = "control flow: the operators around it, and in what it calls, are divided among delegates by themselves"
 _NO_KERNEL = "the official runtime has no kernel for it, so that converters write it for other compilers only"
@@ -70,11 +74,11 @@ OPS = (
     Op("STABLEHLO_ABS", "x -> =x", stays=_NO_KERNEL),
     Op(
         "STABLEHLO_ADD", "a b -> =a", shape=same_shape, batch=rows_alike, repeating=EACH, shape_hazard=alike_hazard,
-        gpu=_BINARY,
+        gpu=_SUM,
     ),
     Op(
         "STABLEHLO_AND", "a b -> =a", shape=same_shape, batch=rows_alike, repeating=EACH, shape_hazard=alike_hazard,
-        gpu=Gpu(1, inputs=(INT32 | BOOL, INT32 | BOOL), counts=2, quantized=False),
+        gpu=Gpu(1, inputs=(INT32 | BOOL, INT32 | BOOL), counts=2, quantized=False, small=WHOLE | UINT32),
     ),
     Op("STABLEHLO_BROADCAST_IN_DIM", "x -> .", moves="elements", stays=_NO_KERNEL),
     Op("STABLEHLO_CASE", "x*:object -> .*:object", moves="elements", stays=_FLOW),
@@ -114,7 +118,7 @@ OPS = (
     ),
     Op(
         "STABLEHLO_MULTIPLY", "a b -> =a", shape=same_shape, batch=rows_alike, repeating=EACH,
-        shape_hazard=alike_hazard, gpu=_BINARY,
+        shape_hazard=alike_hazard, gpu=_PRODUCT,
     ),
     Op("STABLEHLO_NEGATE", "x -> =x", stays=_NO_KERNEL),
     Op("STABLEHLO_OR", "a b -> =a", stays=_NO_KERNEL),
@@ -133,7 +137,7 @@ OPS = (
     Op("STABLEHLO_SELECT", "p a b -> .", moves="elements", stays=_NO_KERNEL),
     Op(
         "STABLEHLO_SHIFT_LEFT", "a b -> =a", shape=same_shape, batch=rows_alike, repeating=EACH,
-        shape_hazard=alike_hazard, gpu=Gpu(1, inputs=(INT32, INT32), counts=2, quantized=False),
+        shape_hazard=alike_hazard, gpu=Gpu(1, inputs=(INT32, INT32), counts=2, quantized=False, small=SIGNED),
     ),
     Op("STABLEHLO_SLICE", "x -> .", moves="elements", stays=_NO_KERNEL),
     Op("STABLEHLO_SORT", "x* -> .*", stays=_NO_KERNEL),
