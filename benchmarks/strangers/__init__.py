@@ -3,7 +3,7 @@ measured by benchmarks/families.py. Seeded weights; activations in a healthy ran
 
 from __future__ import annotations
 
-from strangers import classifiers, pictures, sequences
+from strangers import classifiers, pictures, sandwiches, sequences
 from strangers.layers import Builder
 
 #: Name -> what builds it; its keyword arguments are in its `options`.
@@ -14,6 +14,6 @@ NETWORKS: dict[str, Builder] = {
         *(classifiers.mnasnet, classifiers.regnet_y, classifiers.ghostnet, classifiers.hrnet_w18_small),
         *(pictures.unet, pictures.yolo, pictures.edsr, pictures.espcn, pictures.efficientdet),
         *(sequences.deit_tiny, sequences.mobilevit_xs, sequences.bert, sequences.gpt, sequences.wav2vec),
-        *(sequences.conformer, sequences.crnn),
+        *(sequences.conformer, sequences.crnn, sandwiches.sandwiches),
     )
 }

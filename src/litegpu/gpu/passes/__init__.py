@@ -6,6 +6,7 @@ from litegpu.gpu.graph import Graph
 from litegpu.gpu.kernels import native
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.attention import join_attention
+from litegpu.gpu.passes.channels import keep_channels_last
 from litegpu.gpu.passes.fold import drop_unused, fold_constants
 from litegpu.gpu.passes.fuse import fuse_elementwise
 from litegpu.gpu.passes.layer_norm import join_layer_norm
@@ -25,7 +26,7 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     """The same function in less work: constants folded, copies joined, elementwise work fused, long sums split.
     `half`: intermediates will be float16."""
     graph = drop_repeats(fold_constants(drop_unused(graph)))
-    graph = join_neighbours(join_slices(join_copies(graph)))
+    graph = join_neighbours(join_slices(keep_channels_last(join_copies(graph))))
     graph = simplify_products(join_softmax(absorb_border(absorb_padding(graph))))
     for _ in range(2):  # what became one function may pass what its parts, of which one was read twice, could not
         graph = fuse_elementwise(fold_constants(raise_elementwise(graph)), features.max_buffers)

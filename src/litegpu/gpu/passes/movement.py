@@ -66,20 +66,30 @@ def absorb_padding(graph: Graph) -> Graph:
     own, and so it does in front of a pooling, of an average if it is of zeros. A maximum of what is never less passes
     over it: each window has a cell that is no padding."""
     producer = graph.producer()
-    nodes: list[Node] = []
+    builder = GraphBuilder(dict(graph.values), [])
+    moved: dict[tuple[int, tuple[Step, ...]], int] = {}  # what is padded -> the copy of it, where it is one
     for node in graph.nodes:
         pad = producer.get(node.inputs[0]) if isinstance(node.op, (*_CONVOLUTIONS, Pool2D)) else None
         match pad:
-            case Node(Copy((Pad(before, after, _) as around,)), _, _, epilogue) if (
+            case Node(Copy((*first, Pad(before, after, _) as around)), (source,), _, epilogue) if (
                 epilogue == RESULT
                 and not (before[0] or before[3] or after[0] or after[3])
                 and min(before + after) >= 0
-                and (op := _with_padding(node, around, graph, producer.get(pad.inputs[0]))) is not None
+                and (op := _with_padding(node, around, graph, None if first else producer.get(source))) is not None
             ):
                 sources = tuple(sorted({*pad.sources, *node.sources}))
-                node = dataclasses.replace(node, op=op, inputs=(pad.inputs[0], *node.inputs[1:]), sources=sources)
-        nodes.append(node)
-    return drop_unused(GraphBuilder(dict(graph.values), nodes).graph(graph.inputs, graph.outputs))
+                key = (source, tuple(first))
+                if first and key not in moved:
+                    shape = graph.values[source].shape
+                    for step in first:
+                        shape = step_shape(step, shape)
+                    moved[key] = builder.value(shape, graph.values[node.inputs[0]].dtype)
+                    builder.node(Copy(tuple(first)), [source], moved[key], sources=pad.sources)
+                node = dataclasses.replace(
+                    node, op=op, inputs=(moved.get(key, source), *node.inputs[1:]), sources=sources
+                )
+        builder.nodes.append(node)
+    return drop_unused(builder.graph(graph.inputs, graph.outputs))
 
 
 def _with_padding(node: Node, pad: Pad, graph: Graph, source: Node | None) -> Op | None:
