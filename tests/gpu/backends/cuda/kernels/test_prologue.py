@@ -90,7 +90,7 @@ def network(shape, outputs: int, expr: Apply, *, stride=(1, 1), one_gate=False, 
 def check(device, graph: Graph, inputs: list[np.ndarray], *, kernel: str = "", half: bool = True) -> None:
     program = build_program(graph, device.features, "cuda", half=half)
     assert not any("elementwise" in d.label for d in program.dispatches), [d.label for d in program.dispatches]
-    (joint,) = [k for k in program.kernels if "struct Channels" in k.source]
+    (joint,) = [k for k in program.kernels if "struct Prologue {" in k.source]
     assert joint.name == kernel or not kernel
     got = first_output(device, program, inputs, graph.values[graph.outputs[0]].shape)
     want = evaluate_graph(graph, inputs)[0]
@@ -169,11 +169,48 @@ def test_float32_input_and_result(device) -> None:
     builder = GraphBuilder.of(optimise(graph, device.features, True))
     kept = builder.graph(graph.inputs, graph.outputs)
     program = build_program(kept, device.features, "cuda", half=False)
-    (kernel,) = [k for k in program.kernels if "struct Channels" in k.source]
+    (kernel,) = [k for k in program.kernels if "struct Prologue {" in k.source]
     assert kernel.name == "tiled_convolution" and joint.output == graph.outputs[0]
     got = first_output(device, program, inputs, graph.values[graph.outputs[0]].shape)
     want = evaluate_graph(graph, inputs)[0]
     assert np.linalg.norm(got - want) <= 1e-6 * np.linalg.norm(want)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("channels", [64, 260])
+def test_what_cancels_keeps_its_digits(device, channels: int) -> None:
+    """A mean that is much larger than the deviation: factors of one half each would lose a percent."""
+    graph, inputs = network((2, 9, 8, channels), 64, EXPRESSIONS["norm"])
+    builder = GraphBuilder.of(graph)
+    scale, shift = next(n.operands[1:3] for n in graph.nodes if isinstance(n.op, Elementwise))
+    rng = np.random.default_rng(2)
+    scales = rng.uniform(0.9, 1.1, (1, 1, 1, channels)).astype(np.float32)
+    means = rng.uniform(60, 63, scales.shape).astype(np.float32)
+    for v, data in ((scale, scales), (shift, -means * scales)):
+        builder.values[v] = dataclasses.replace(builder.values[v], data=data)
+    inputs[0] = (means + rng.standard_normal(inputs[0].shape)).astype(np.float16).astype(np.float32)
+    changed = builder.graph(graph.inputs, graph.outputs)
+    program = build_program(changed, device.features, "cuda", half=True)
+    assert any("struct Prologue {" in k.source for k in program.kernels)
+    got = first_output(device, program, inputs, graph.values[graph.outputs[0]].shape)
+    want = evaluate_graph(changed, inputs)[0]
+    assert np.linalg.norm(got - want) <= 1e-3 * np.linalg.norm(want)
+
+
+@pytest.mark.cuda
+def test_the_largest_halves(device) -> None:
+    """Where the second half of a factor is zero, as of a scale of one."""
+    graph, inputs = network((2, 5, 9, 44), 64, EXPRESSIONS["norm, relu6"])
+    builder = GraphBuilder.of(graph)
+    scale = next(n.operands[1] for n in graph.nodes if isinstance(n.op, Elementwise))
+    ones = np.ones((1, 1, 1, 44), np.float32)
+    builder.values[scale] = dataclasses.replace(builder.values[scale], data=ones)
+    inputs[0][0, 2, 4, 7], inputs[0][1, 0, 0, 43] = 65504, -65504
+    changed = builder.graph(graph.inputs, graph.outputs)
+    program = build_program(changed, device.features, "cuda", half=True)
+    got = first_output(device, program, inputs, graph.values[graph.outputs[0]].shape)
+    want = evaluate_graph(changed, inputs)[0]
+    assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
 
 
 @pytest.mark.cuda
@@ -182,7 +219,7 @@ def test_nan_stays_in_its_pixel(device) -> None:
         graph, inputs = network((2, 5, 9, 44), 64, EXPRESSIONS[name])
         inputs[0][0, 2, 4, 7], inputs[0][1, 0, 0, 43] = np.nan, np.nan
         program = build_program(graph, device.features, "cuda", half=True)
-        assert any("struct Channels" in k.source for k in program.kernels)
+        assert any("struct Prologue {" in k.source for k in program.kernels)
         got = first_output(device, program, inputs, graph.values[graph.outputs[0]].shape)
         want = np.zeros((2, 5, 9, 64), bool)
         want[0, 2, 4], want[1, 0, 0] = True, True

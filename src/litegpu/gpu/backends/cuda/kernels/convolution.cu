@@ -167,13 +167,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
   for (unsigned s = 0; s < STAGES - 1; s++)
     if (s < STEPS) copy_weights(s, s);
 #ifdef PROLOGUE
+#if HALF
+  Pairs channels;
+  copy_factors(PROLOGUE, 0, DEPTH, thread, THREADS);
+#else
   Channels<PER_CHUNK> channels;
-  channels.load(PROLOGUE, chunk * PER_CHUNK);
+#endif
 #endif
   wait_for_predecessors();
   launch_dependents();
-#ifdef PROLOGUE
-  channels.open(PROLOGUE, pixel0 + thread / CHUNKS);
+#if defined PROLOGUE && HALF
+  channels.open(PROLOGUE, chunk * PER_CHUNK, pixel0 + thread / CHUNKS);
 #endif
 #pragma unroll
   for (unsigned s = 0; s < STAGES - 1; s++) {
@@ -186,20 +190,33 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
   }
 
   Product product;
+#if defined PROLOGUE && HALF
+  copies_wait<STAGES - 2>();  // the factors, which others have copied
+  __syncthreads();
+#endif
   for (unsigned step = 0; step < STEPS; step++) {
     copies_wait<STAGES - 2>();
 #ifdef PROLOGUE
+    const unsigned own = (step * CHUNKS + chunk) * PER_CHUNK;
+#if HALF
+    channels.load(own);
+#else
+    channels.load(PROLOGUE, own);
+#endif
 #pragma unroll
     for (unsigned i = 0; i < A_COPIES; i++) {
       const unsigned row = (thread + i * THREADS) / CHUNKS;
       if (BM * CHUNKS % THREADS && row >= BM) break;
+#if HALF
       channels.follow(PROLOGUE, pixel0 + row);
+#else
+      channels.open(PROLOGUE, own, pixel0 + row);
+#endif
       channels.apply(shared + step % STAGES * STAGE_BYTES + place(row, chunk));
     }
-    if (step + 1 < STEPS) {  // ahead of time
-      channels.load(PROLOGUE, ((step + 1) * CHUNKS + chunk) * PER_CHUNK);
-      channels.open(PROLOGUE, pixel0 + thread / CHUNKS);
-    }
+#if HALF
+    if (step + 1 < STEPS) channels.open(PROLOGUE, own + BK, pixel0 + thread / CHUNKS);  // ahead of time
+#endif
 #endif
 #if WARPGROUPS
     announce_copies();

@@ -11,13 +11,15 @@ import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import grouped, halo, matvec, patch, specialized, stem, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half, residuals_of
-from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, files_of, instructions, operands_of
+from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, factors_bytes, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import (
     COPYING_CAPABILITY,
+    WARPGROUP_CAPABILITY,
     TileProduct,
     WorkgroupTile,
     cost,
+    most_shared_bytes,
     ranked,
     that_fit,
 )
@@ -51,7 +53,9 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
     fastest. `where`: as for native_launch, if the layer's output is a part of the node's."""
     units, capability = ctx.features.compute_units, ctx.features.capability
     product = product_of(layer, capability)
-    tiles = ranked(product, units)
+    tiles, more = ranked(product, units), factors_bytes(layer) if layer.half else 0
+    if more and capability != WARPGROUP_CAPABILITY:
+        tiles = [t for t in tiles if t.shared_bytes(layer.half) + more <= most_shared_bytes(capability)]
     others: list[tuple[Callable[..., float], Callable[..., Launch], Sequence[object]]] = [
         (matvec.cost, matvec.launch, matvec.ranked(layer, units)),
         (specialized.cost, specialized.launch, specialized.ranked(layer, capability, units)),
@@ -118,11 +122,12 @@ def launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile, where: Where |
     constants: dict[str, int | str] = {
         **layer.constants(), "HALF": int(product.half), "SOURCE": source, "LOAD(value)": load, "VECTOR": layer.vector,
         **tile.constants(), "BK": _depth(layer, tile), "TILES_N": columns, "PIXELS": product.rows,
-        "QUADS": -(-layer.shape[3] // 4), "DEPTH": weights.shape[1], "ACCESS": layer.access, **constants_of(layer),
+        "QUADS": -(-layer.shape[3] // 4), "DEPTH": weights.shape[1], "ACCESS": layer.access,
+        **constants_of(layer, tile.shared_bytes(True) if layer.half else None),
     }  # fmt: skip
     if layer.access in ("POINTS", "FLOATS") and layer.pitch is not None:
         constants["PITCH_X"] = layer.pitch
-    operands: Operands = {"x": view, "w": weights, **operands_of(layer)}
+    operands: Operands = {"x": view, "w": weights, **operands_of(layer, layer.half)}
     name = "tensor_convolution" if layer.half else "tiled_convolution"
     if layer.whole_numbers:
         constants |= {
@@ -132,7 +137,8 @@ def launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile, where: Where |
         operands |= {"outside": layer.outside, "corrections": layer.corrections(weights.shape[0])}
         name = "byte_convolution"
     files = (*tile.files, "border.cu", *files_of(layer), "convolution.cu")
+    shared = tile.shared_bytes(product.half) + (factors_bytes(layer) if layer.half else 0)
     return native_launch(
         ctx, name, files, constants, operands, label=label_of(ctx), workgroup=(tile.threads, 1, 1),
-        dispatch=(rows * columns, 1, 1), shared_bytes=tile.shared_bytes(product.half), variant=str(tile), where=where,
+        dispatch=(rows * columns, 1, 1), shared_bytes=shared, variant=str(tile), where=where,
     )  # fmt: skip

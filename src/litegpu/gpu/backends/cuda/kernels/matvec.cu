@@ -49,9 +49,9 @@ INLINE void load_inputs(const SOURCE* x PROLOGUE_PARAMETER, unsigned row, unsign
     if (real) {
       Channels<PIECE> channels;
       channels.load(prologue, channel);
-      channels.open(prologue, row);
+      channels.open(prologue, channel, row);
 #pragma unroll
-      for (unsigned e = 0; e < PIECE; e++) piece[e] = channels.prepared<true>(piece[e], e);
+      for (unsigned e = 0; e < PIECE; e++) piece[e] = channels.prepared(piece[e], e);
     }
 #endif
 #pragma unroll

@@ -13,6 +13,8 @@ from litegpu.gpu.kernels.access import Operands
 
 #: Factors are there for whole tiles: their number is a multiple of the largest depth of one.
 WHOLE = 128
+#: A scale from which on the smallest half is nothing beside it.
+LEAST_SCALE = 2.0**-10
 #: Numbers from zero on.
 POSITIVE = (0.0, math.inf)
 
@@ -22,21 +24,20 @@ def files_of(layer: Layer) -> tuple[str, ...]:
     return () if layer.prologue is None else ("prologue.cu",)
 
 
-def constants_of(layer: Layer) -> dict[str, int | str]:
-    """As prologue.cu calls them, PIXELS excepted."""
+def constants_of(layer: Layer, factors_at: int | None = None) -> dict[str, int | str]:
+    """As prologue.cu calls them, PIXELS excepted. `factors_at`: where in shared memory there is room for
+    factors_bytes(), of a kernel that does its work on pairs of halves."""
     prologue, gate = layer.prologue, layer.gate
     if prologue is None:
         return dict.fromkeys(("PROLOGUE_BUFFERS", "PROLOGUE_PARAMETER", "PROLOGUE_ARGUMENT"), "")
-    factors, (low, high) = _factors(layer), prologue.bounds
+    scaled, (low, high) = prologue.scale is not None, prologue.bounds
     found: dict[str, int | str] = {
-        "SCALED": int(factors is not None), "GATED": int(gate is not None), "POSITIVE": int((low, high) == POSITIVE),
+        "SCALED": int(scaled), "GATED": int(gate is not None), "POSITIVE": int((low, high) == POSITIVE),
         "CLAMPED": int((low, high) != FREE), "LOWEST": _literal(low), "HIGHEST": _literal(high),
-        "IMAGE": layer.shape[1] * layer.shape[2],
+        "IMAGE": layer.shape[1] * layer.shape[2], "FACTORS": _whole_channels(layer),
+        "HALVES": int(factors_at is not None), "FACTORS_AT": factors_at or 0,
     }  # fmt: skip
-    parameters = ""
-    if factors is not None:
-        found["FACTORS"] = factors.shape[1]
-        parameters += ", const float* __restrict__ channel_factors"
+    parameters = ", const float* __restrict__ channel_factors" if scaled else ""
     if gate is not None:
         kind, load = LOAD[gate.dtype]
         parameters += f", const {kind}* gate"
@@ -45,7 +46,7 @@ def constants_of(layer: Layer) -> dict[str, int | str]:
             "GATE_PITCH_B": gate.strides[0] if gate.shape[0] > 1 else 0, "GATE_PITCH_C": gate.strides[3],
             "GATE_QUADS": int(gate.dtype is DType.FLOAT32 and gate.vector and gate.whole_quads),
         }  # fmt: skip
-    arguments = ("nullptr" if factors is None else "channel_factors", "nullptr" if gate is None else "gate")
+    arguments = ("channel_factors" if scaled else "nullptr", "nullptr" if gate is None else "gate")
     made = f"(Prologue{{{', '.join(arguments)}}})"
     return found | {
         "PROLOGUE": made, "PROLOGUE_ARGUMENT": f", {made}", "PROLOGUE_PARAMETER": ", Prologue prologue",
@@ -53,33 +54,50 @@ def constants_of(layer: Layer) -> dict[str, int | str]:
     }  # fmt: skip
 
 
-def operands_of(layer: Layer) -> Operands:
+def operands_of(layer: Layer, halves: bool = False) -> Operands:
     """What the kernel's parameters PROLOGUE_BUFFERS are bound to."""
-    factors, found = _factors(layer), Operands()
-    if factors is not None:
-        found["channel_factors"] = factors
+    prologue, found = layer.prologue, Operands()
+    if prologue is not None and prologue.scale is not None and prologue.shift is not None:
+        factors = np.zeros((2, _whole_channels(layer)), np.float32)
+        channels = layer.weights.shape[3]
+        factors[0, :channels], factors[1, :channels] = prologue.scale, prologue.shift
+        found["channel_factors"] = _in_halves(factors) if halves else factors
     if layer.gate is not None:
         found["gate"] = layer.gate
     return found
 
 
+def factors_bytes(layer: Layer) -> int:
+    """Of shared memory, for kernels that do their work on pairs of halves."""
+    return 8 * _whole_channels(layer) if layer.prologue is not None and layer.prologue.scale is not None else 0
+
+
 def instructions(layer: Layer) -> float:
     """Of each element, about; none without a prologue."""
-    if layer.prologue is None:
+    prologue, gated = layer.prologue, layer.gate is not None
+    if prologue is None:
         return 0.0
-    at_once = layer.prologue.bounds == POSITIVE and layer.gate is None and layer.half
-    clamping = 0 if layer.prologue.bounds == FREE or at_once else 4
-    return 2.5 + int(layer.prologue.scale is not None) + clamping + int(layer.gate is not None)
+    if not layer.half:
+        return 2.0 + int(prologue.scale is not None) + 4 * int(prologue.bounds != FREE) + int(gated)
+    clamping = 0 if prologue.bounds in (FREE, POSITIVE) else 1
+    return 0.9 + 1.5 * int(prologue.scale is not None) + clamping + int(gated)
 
 
-def _factors(layer: Layer) -> np.ndarray | None:
-    """[2, channels]: the scales and the shifts, and zeros."""
-    prologue, channels = layer.prologue, layer.weights.shape[3]
-    if prologue is None or prologue.scale is None or prologue.shift is None:
-        return None
-    found = np.zeros((2, -(-channels // WHOLE) * WHOLE), np.float32)
-    found[0, :channels], found[1, :channels] = prologue.scale, prologue.shift
-    return found
+def _whole_channels(layer: Layer) -> int:
+    return -(-int(layer.weights.shape[3]) // WHOLE) * WHOLE
+
+
+def _in_halves(factors: np.ndarray) -> np.ndarray:
+    """Scales and shifts [2, channels] as [channels / 8, 4, 8]: each in its first digits, and what it has beside those.
+    Of the same sign, so that an infinity times both stays one."""
+    first = factors.astype(np.float16)
+    larger = np.abs(first.astype(np.float32)) > np.abs(factors)
+    first = np.where(larger, np.nextafter(first, np.float16(0)), first)
+    rest = (factors - first.astype(np.float32)).astype(np.float16)
+    least = np.copysign(np.finfo(np.float16).smallest_subnormal, factors).astype(np.float16)
+    rest = np.where((rest == 0) & (np.abs(factors) >= LEAST_SCALE), least, rest)
+    parts = np.stack([first[0], rest[0], first[1], rest[1]])
+    return np.ascontiguousarray(parts.reshape(4, -1, 8).transpose(1, 0, 2))
 
 
 def _literal(bound: float) -> str:

@@ -77,18 +77,21 @@ INLINE void copy_tiles(const Element* x, const Element* w, const Element* outsid
     }
   }
 #ifdef PROLOGUE
-  Channels<PER_CHUNK> channels;
-  channels.load(prologue, (begin * CHUNKS + chunk) * PER_CHUNK);
+  Pairs channels;
+  copy_factors(prologue, begin * BK, (end - begin) * BK, thread, COPYING);
 #endif
   wait_for_predecessors();
   launch_dependents();
 #ifdef PROLOGUE
   // Steps. A tile is free when the next one is multiplied, which has to be ready by then.
   constexpr unsigned BEHIND = STAGES - 2;
-  channels.open(prologue, pixel0 + row);
+  channels.open(prologue, (begin * CHUNKS + chunk) * PER_CHUNK, pixel0 + row);
   unsigned ready = 0;  // slot
   auto make_ready = [&](unsigned step) {
+    const unsigned own = (step * CHUNKS + chunk) * PER_CHUNK;
     copies_wait<BEHIND>();
+    if (step == begin) team_sync(2, COPYING);  // others have copied the factors
+    channels.load(own);
 #pragma unroll
     for (unsigned i = 0; i < COPIES; i++) {
       channels.follow(prologue, pixel0 + row + i * APART);
@@ -97,10 +100,7 @@ INLINE void copy_tiles(const Element* x, const Element* w, const Element* outsid
     announce_copies();
     barrier_arrive(FULL + 8 * ready);
     if (++ready == STAGES) ready = 0;
-    if (step + 1 < end) {  // ahead of time
-      channels.load(prologue, ((step + 1) * CHUNKS + chunk) * PER_CHUNK);
-      channels.open(prologue, pixel0 + row);
-    }
+    if (step + 1 < end) channels.open(prologue, own + BK, pixel0 + row);  // ahead of time
   };
 #endif
   unsigned slot = 0, parity = 1;

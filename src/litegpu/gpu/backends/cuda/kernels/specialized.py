@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
-from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, files_of, instructions, operands_of
+from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, factors_bytes, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import MOST_WARPGROUP_SHARED_BYTES, USUAL_UNITS, WARPGROUP_CAPABILITY
 from litegpu.gpu.graph import DType
@@ -19,7 +19,7 @@ from litegpu.gpu.kernels.context import KernelContext, Launch
 #: Bytes of a row of a tile, along the depth. In float16 other kernels are quicker where the depth is less than this.
 ROW_BYTES, LEAST_HALVES = (128, 64, 32), 40
 #: Microseconds that a thread takes for an instruction, where it has no others to wait for.
-PREPARED = 1.3 / 1700
+PREPARED = 2 / 1700
 #: Bits of a word, one for each tap.
 MOST_TAPS = 32
 
@@ -144,12 +144,12 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
     steps, bytes_of_row = -(-steps_of(layer) // tile.split), row_bytes(layer)
     sums = tile.rows * tile.columns
     copies = tile.rows * bytes_of_row / (layer.vector * layer.size) / tile.copying * (1.32 if kh * kw > 1 else 1.0)
-    prepared = tile.rows * bytes_of_row / layer.size / tile.copying * instructions(layer) * PREPARED
-    issuing = 0.044 + 0.0218 * copies + prepared
+    preparing = tile.rows * bytes_of_row / layer.size * instructions(layer) * PREPARED  # microseconds of threads
+    issuing = 0.044 + 0.0218 * copies + preparing / tile.copying
     multiplying = max(sums * bytes_of_row * 1.4e-7, (tile.rows + tile.columns) * bytes_of_row * 5.2e-7)
     stored = sums * (1.89e-4 + 5.95e-5 * layer.residuals)
     alone = 1.45 + steps * max(issuing, multiplying, 0.129 / min(tile.stages - 1, steps)) + stored / tile.consumers
-    each = steps * (0.135 + multiplying) + 0.0735 + 0.332 * stored
+    each = steps * (0.135 + multiplying + preparing / 256) + 0.0735 + 0.332 * stored
     if tile.split > 1:  # to add up; and those of a cluster wait for each other
         alone, each = alone + 1.2, each + 0.2
     waves = max(1.0, groups / (units * tile.resident)) ** 0.982
@@ -192,18 +192,18 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
         "BK": row_bytes(layer) // layer.size, "STAGES": tile.stages, "CONSUMERS": tile.consumers,
         "RESIDENT": tile.resident, "COPYING": tile.copying, "SPLIT": tile.split, "REGISTERS_COPY": copy,
         "REGISTERS_MULTIPLY": multiply, "TILES_N": weights.shape[0], "STEPS": weights.shape[1], "AT_ONCE": at_once,
-        "PIXELS": pixels, "QUADS": -(-outputs // 4), "SHARED_BYTES": shared, **constants_of(layer),
+        "PIXELS": pixels, "QUADS": -(-outputs // 4), "SHARED_BYTES": shared, **constants_of(layer, shared),
     }  # fmt: skip
     operands: Operands = {"x": layer.source, "w": weights}
     if layer.whole_numbers:
         constants |= {"UNSIGNED": int(layer.source.dtype is DType.UINT8), "PADDED": int(zero_point != 0)}
         operands["outside"] = layer.outside
         operands["corrections"] = layer.corrections(weights.shape[0] * tile.columns)
-    operands |= operands_of(layer)
+    operands |= operands_of(layer, True)
     files = ("device.cu", "warpgroup.cu", "pipeline.cu", *files_of(layer), "specialized.cu")
     groups = -(-pixels // tile.rows) * weights.shape[0] * tile.split
     return native_launch(
         ctx, "specialized_convolution", files, constants, operands, label=label_of(ctx),
-        workgroup=(tile.threads, 1, 1), dispatch=(groups, 1, 1), shared_bytes=shared, variant=str(tile), where=where,
-        pixels=at_once,
+        workgroup=(tile.threads, 1, 1), dispatch=(groups, 1, 1), shared_bytes=shared + factors_bytes(layer),
+        variant=str(tile), where=where, pixels=at_once,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels.channelwise import read_channelwise
+from litegpu.gpu.backends.cuda.kernels.channelwise import Channelwise, read_channelwise
 from litegpu.gpu.graph import (
     Arg,
     Concat,
@@ -25,6 +25,8 @@ from litegpu.gpu.graph import (
 #: Each workgroup does it anew for so many outputs; so many times it takes less than a kernel of its own, which waits
 #: for memory.
 OUTPUTS, MOST_TIMES = 128, 8
+#: The largest number that kernels keep as halves.
+LARGEST = 6e4
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +71,17 @@ def _prologue(node: Node, graph: Graph, producer: dict[int, Node]) -> _Prologue 
         replace |= {place: Arg(1 + others.index(o)) for place, o in enumerate(node.operands) if o != v}
         expr = substitute(node.epilogue, replace)
         done = read_channelwise(expr, [x, *(values[o] for o in others)])
-        if done is not None and _lies_in_rows(v, graph, producer):
+        if done is not None and _are_halves(done) and _lies_in_rows(v, graph, producer):
             return _Prologue(v, expr, others, node.sources)
     return None
+
+
+def _are_halves(done: Channelwise) -> bool:
+    """Whether the numbers fit the type, in which kernels keep them in two parts."""
+    numbers = [n for n in (done.scale, done.shift) if n is not None]
+    return all(bool(np.all(np.abs(n) <= LARGEST)) for n in numbers) and not any(
+        LARGEST < abs(bound) < np.inf for bound in done.bounds
+    )
 
 
 def _lies_in_rows(v: int, graph: Graph, producer: dict[int, Node]) -> bool:
