@@ -14,6 +14,6 @@ NETWORKS: dict[str, Builder] = {
         *(classifiers.mnasnet, classifiers.regnet_y, classifiers.ghostnet, classifiers.hrnet_w18_small),
         *(pictures.unet, pictures.yolo, pictures.edsr, pictures.espcn, pictures.efficientdet),
         *(sequences.deit_tiny, sequences.mobilevit_xs, sequences.bert, sequences.gpt, sequences.wav2vec),
-        *(sequences.conformer, sequences.crnn, sandwiches.sandwiches),
+        *(sequences.conformer, sequences.crnn, sequences.llama, sandwiches.sandwiches),
     )
 }

@@ -112,6 +112,44 @@ def gpt(net: StrangeLayers, tokens: Tensor, *, vocabulary: int, depth: int = 6, 
     net.output("logits", net.apply("FULLY_CONNECTED", [x], [weights, np.zeros(vocabulary, np.float32)], options).tensor)
 
 
+@of_tokens("Llama-like", 256, 8192)
+def llama(net: StrangeLayers, tokens: Tensor, *, vocabulary: int, depth: int = 6, width: int = 512) -> None:
+    """Touvron et al. 2023 as ai-edge-torch writes it: norms by the root of the mean square, queries and keys that are
+    turned by their place, gated layers, a causal mask that is added."""
+    n, heads = tokens.sample.shape[1], 8
+    table = net.rng.normal(0, 1, (vocabulary, width)).astype(np.float32)
+    x = net.gather(table, tokens)
+    mask = np.triu(np.full((1, 1, n, n), -1e9), 1)
+    half = width // heads // 2
+    angles = np.arange(n)[:, None] / 10000 ** (np.arange(half) / half)
+    cosine, sine = (np.concatenate([f(angles)] * 2, axis=1)[None, None] for f in (np.cos, np.sin))
+
+    def norm(y: Tensor) -> Tensor:
+        axis = np.array([y.sample.ndim - 1], np.int32)
+        square = net.mean(net.op("MUL", [y, y]), axis, keep=True)
+        y = net.op("MUL", [y, net.op("RSQRT", [net.scale("ADD", square, 1e-5)])])
+        return net.scale("MUL", y, net.rng.uniform(0.7, 1.3, y.channels))
+
+    def turned(y: Tensor) -> Tensor:
+        left, right = (net.span(y, 3, i * half, half) for i in range(2))
+        other = net.join(net.op("NEG", [right]), left)
+        return net.add(net.scale("MUL", y, cosine), net.scale("MUL", other, sine))
+
+    def attention(y: Tensor) -> Tensor:
+        q, k, v = (net.heads(net.dense(y, width), heads) for _ in range(3))
+        logits = net.op("BATCH_MATMUL", [turned(q), net.turned(turned(k))])
+        logits = net.scale("ADD", net.scale("MUL", logits, (width // heads) ** -0.5), mask)
+        z = net.op("BATCH_MATMUL", [net.op("SOFTMAX", [logits], dict(beta=1.0)), v])
+        return net.dense(net.rows(net.transpose(z, 0, 2, 1, 3), n, width), width)
+
+    for _ in range(depth):
+        x = net.add(x, attention(norm(x)))
+        y = norm(x)
+        gated = net.op("MUL", [net.dense(y, 4 * width, "SWISH"), net.dense(y, 4 * width)])
+        x = net.add(x, net.dense(gated, width))
+    net.output("logits", net.dense(norm(x), vocabulary).tensor)
+
+
 @of_frames("speech encoder", 8000, 1)
 def wav2vec(net: StrangeLayers, x: Tensor, *, width: int = 384, depth: int = 4) -> None:
     """In the manner of wav2vec 2.0 (Baevski et al. 2020): seven Conv1d over samples of sound, a group norm behind the

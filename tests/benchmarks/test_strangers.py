@@ -26,6 +26,7 @@ OWN: dict[str, dict[str, Any]] = {
     "xception": {"resolution": 96},
     "bert": {"width": 48, "length": 16, "vocabulary": 200},
     "gpt": {"width": 48, "length": 16, "vocabulary": 200},
+    "llama": {"width": 64, "length": 16, "vocabulary": 200},
     "wav2vec": {"width": 48, "length": 1600},
     "conformer": {"width": 48, "length": 40},
 }

@@ -64,6 +64,16 @@ def test_large_means_do_not_spoil_the_variance() -> None:
     check_node(builder, {x: np.random.default_rng(3).normal(1000, 1, (1, 1, 7, 96))}, tolerance=2e-5, interpret=True)
 
 
+@pytest.mark.parametrize("channels", [3, 64, 385])
+def test_what_is_not_centred(channels: int) -> None:
+    builder, shape = GraphBuilder(), (2, 3, 4, channels)
+    x, y = builder.value(shape, DType.FLOAT32), builder.value(shape, DType.FLOAT32)
+    builder.node(LayerNorm(1e-3, False), [x], y)
+    data = np.random.default_rng(2).uniform(0, 5, shape)
+    result = check_node(builder, {x: data}, tolerance=3e-6, interpret=True)
+    np.testing.assert_allclose((result.reshape(shape).astype(np.float64) ** 2).mean(3), 1, rtol=5e-3)
+
+
 def test_rows_of_one_number_are_zero() -> None:
     builder = GraphBuilder()
     x, y = (builder.value((1, 1, 3, 20), DType.FLOAT32) for _ in range(2))

@@ -142,7 +142,7 @@ def _mean_by_itself(b: Steps) -> int:
     return b.do("add", scaled, mean)
 
 
-@pytest.mark.parametrize("way", [_other_axis, _mean_of_another, _mean_doubled, _deviation_as_factor, _mean_by_itself])
+@pytest.mark.parametrize("way", [_other_axis, _mean_doubled, _deviation_as_factor, _mean_by_itself])
 def test_what_is_none(way: Callable[[Steps], int]) -> None:
     b = Steps()
     graph = b.graph([b.x], [way(b)])
@@ -170,3 +170,32 @@ def test_what_is_normalised_stays_in_float32_where_precision_is_automatic() -> N
     (node,) = [n for n in found.nodes if isinstance(n.op, LayerNorm)]
     kept = values_in_float32(found)
     assert node.inputs[0] in kept and "its mean" in kept[node.inputs[0]]
+
+
+def by_root_mean_square(b: Steps) -> int:
+    factor = b.do("rsqrt", b.do("add", b.mean(b.square(b.x)), b.epsilon))
+    return b.do("add", b.do("mul", b.gamma, b.do("mul", b.x, factor)), b.x)
+
+
+def by_quotient_of_a_root(b: Steps) -> int:
+    return b.do("mul", b.do("div", b.x, b.do("sqrt", b.do("add", b.mean(b.square(b.x)), b.epsilon))), b.gamma)
+
+
+@pytest.mark.parametrize("way", [by_root_mean_square, by_quotient_of_a_root, _mean_of_another])
+def test_norms_by_the_root_of_the_mean_square(way: Callable[[Steps], int]) -> None:
+    b = Steps()
+    graph = b.graph([b.x], [way(b)])
+    found = optimise(graph, Features())
+    node = found.nodes[-1]
+    assert isinstance(node.op, LayerNorm) and not node.op.centred
+    same(graph, found)
+
+
+def test_a_variance_that_divides_what_is_not_centred_is_none() -> None:
+    """The root of the mean square of x minus its mean, and x itself over it."""
+    b = Steps()
+    variance = b.mean(b.square(b.do("sub", b.x, b.mean(b.x))))
+    graph = b.graph([b.x], [b.do("mul", b.x, b.do("rsqrt", b.do("add", variance, b.epsilon)))])
+    found = optimise(graph, Features())
+    assert not any(isinstance(n.op, LayerNorm) for n in found.nodes)
+    same(graph, found)

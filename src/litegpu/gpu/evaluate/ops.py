@@ -111,9 +111,9 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
                 return x.astype(np.float32)
             e = np.exp(beta * (x - x.max(3, keepdims=True)))
             return np.asarray(e / e.sum(3, keepdims=True), np.float32)
-        case LayerNorm(epsilon):
+        case LayerNorm(epsilon, centred):
             x = inputs[0].astype(np.float64)
-            left = x - x.mean(3, keepdims=True)
+            left = x - x.mean(3, keepdims=True) if centred else x
             return np.asarray(left / np.sqrt((left * left).mean(3, keepdims=True) + epsilon), np.float32)
         case Copy(steps):
             x = inputs[0]

@@ -229,9 +229,11 @@ class Softmax:
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """(x - mean) / sqrt(variance + epsilon), with the mean and the variance over C. Made by a pass."""
+    """(x - mean) / sqrt(variance + epsilon), with the mean and the variance over C; x / sqrt(mean of squares + epsilon)
+    if it is not `centred`. Made by a pass."""
 
     epsilon: float
+    centred: bool = True
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from litegpu.gpu.lang import Kernel, trace
 
 
 def build(ctx: KernelContext) -> list[Launch]:
-    """A team of threads for each row, which exchanges twice: for the mean, and for the variance of what is left."""
+    """A team of threads for each row, which exchanges for the mean, and for the variance of what is left."""
     op = ctx.node.op
     assert isinstance(op, LayerNorm)
     shape = ctx.output.shape
@@ -22,8 +22,10 @@ def build(ctx: KernelContext) -> list[Launch]:
     def kernel(k: Kernel) -> None:
         row = Row(k, ctx.features, teams)
         kept = row.load(open_source(ctx, k, ctx.node.inputs[0], operands))
-        mean = row.total(kept, operator.add) / float(shape[3])
-        left = row.masked([value - mean for value in kept])
+        left = kept
+        if op.centred:
+            mean = row.total(kept, operator.add) / float(shape[3])
+            left = row.masked([value - mean for value in kept])
         variance = row.total([value * value for value in left], operator.add) / float(shape[3])
         factor = k.rsqrt(variance + op.epsilon)
         row.store(open_sink(ctx, k, operands), [value * factor for value in left])

@@ -32,7 +32,8 @@ _MOST_TERMS = 16
 
 def join_layer_norm(graph: Graph) -> Graph:
     """The graph with LayerNorm nodes for (x - mean) / sqrt(variance + epsilon), whatever way it was written in, with
-    what is computed of that as their epilogue: both moments in one go over x."""
+    what is computed of that as their epilogue: both moments in one go over x. So it is with x / sqrt(mean of squares +
+    epsilon)."""
     producer, consumers = graph.producer(), graph.consumers()
     gone: set[int] = set()
     joined: dict[int, Node] = {}
@@ -57,7 +58,7 @@ class _Moments:
     """The values x, its mean, what is left of it (perhaps), and the deviation or what is left is multiplied by."""
 
     x: int
-    mean: int
+    mean: int | None  # None: x is not centred
     centred: int | None
     deviation: int
     inverse: bool  # `deviation` is 1 / sqrt(variance + epsilon)
@@ -82,25 +83,33 @@ def _moments(node: Node, graph: Graph, producer: Mapping[int, Node]) -> _Moments
     squared, centred = _root(_numbered(node.op.prologue, node.inputs, 0, graph)), None
     inputs = node.inputs
     sources = set(node.sources)
-    if isinstance(squared, Arg) and inputs[squared.index] in producer:
-        left = producer[centred := inputs[squared.index]]
-        if not isinstance(left.op, Elementwise):
-            return None
-        squared, inputs = left.epilogue, left.operands
+    plain = None
+    if isinstance(squared, Arg):
+        x = inputs[squared.index]
+        if _is_real(x, graph):
+            plain = _Moments(x, None, None, node.output, fn == "rsqrt", epsilon, tuple(sources))
+        left = producer.get(x)
+        if left is None or not isinstance(left.op, Elementwise):
+            return plain
+        centred, squared, inputs = x, left.epilogue, left.operands
         sources |= set(left.sources)
     match squared:
         case Apply("sub", (Arg(first), Arg(second))):
             x, mean = inputs[first], inputs[second]
         case _:
-            return None
+            return plain
     average = producer.get(mean)
     if average is None or average.op != Reduce("mean", (3,)) or average.epilogue != RESULT or average.inputs != (x,):
-        return None
-    value = graph.values[x]
-    if value.dtype is not DType.FLOAT32 or value.is_constant or not 1 < value.shape[3] <= MOST_CHANNELS:
+        return plain
+    if not _is_real(x, graph):
         return None
     sources |= set(average.sources)
     return _Moments(x, mean, centred, node.output, fn == "rsqrt", epsilon, tuple(sources))
+
+
+def _is_real(x: int, graph: Graph) -> bool:
+    value = graph.values[x]
+    return value.dtype is DType.FLOAT32 and not value.is_constant and 1 < value.shape[3] <= MOST_CHANNELS
 
 
 def _numbered(expression: Expr, values: Sequence[int], first: int, graph: Graph) -> Expr:
@@ -126,14 +135,14 @@ def _normalised(last: Node, moments: _Moments, graph: Graph) -> Node | None:
     """`last` as LayerNorm with an epilogue, if it is a function of what is left of x divided by the deviation."""
     if not isinstance(last.op, Elementwise) or graph.values[last.output].shape != graph.values[moments.x].shape:
         return None
-    operands = [v for v in last.operands if v not in moments.values]
+    operands = [v for v in last.operands if v not in (*moments.values, moments.x)]
     replace: dict[int, Expr] = {}
     roles: dict[int | None, Expr] = {
         moments.centred: apply("sub", _X, _MEAN), moments.mean: _MEAN, moments.deviation: _DEVIATION, moments.x: _X
     }  # fmt: skip
     for i, v in enumerate(last.operands):
         replace[i] = roles[v] if v in roles else Arg(operands.index(v) + 1)
-    epilogue = _rewritten(substitute(last.epilogue, replace), moments.inverse)
+    epilogue = _rewritten(substitute(last.epilogue, replace), moments.inverse, moments.mean is not None)
     if epilogue is None:
         return None
     if _X.index in arguments(epilogue):  # as a summand of its own
@@ -143,10 +152,10 @@ def _normalised(last: Node, moments: _Moments, graph: Graph) -> Node | None:
             epilogue, {i: Arg(position + 1) if i == _X.index else Arg(i) for i in arguments(epilogue)}
         )
     sources = tuple(sorted({*moments.sources, *last.sources}))
+    op = LayerNorm(moments.epsilon, moments.mean is not None)
     return dataclasses.replace(
-        last, op=LayerNorm(moments.epsilon), inputs=(moments.x,), epilogue=epilogue, operands=tuple(operands),
-        sources=sources,
-    )  # fmt: skip
+        last, op=op, inputs=(moments.x,), epilogue=epilogue, operands=tuple(operands), sources=sources
+    )
 
 
 # -------------------------------------------------------------------------------------------------- sums of products
@@ -158,24 +167,25 @@ _X, _MEAN, _DEVIATION = Arg(-1), Arg(-2), Arg(-3)
 _Sum = dict[tuple[Expr, ...], float]
 
 
-def _rewritten(expression: Expr, inverse: bool) -> Expr | None:
-    """The expression with RESULT for (x - mean) / deviation; None if there is more in it of the mean or deviation."""
+def _rewritten(expression: Expr, inverse: bool, centred: bool) -> Expr | None:
+    """The expression with RESULT for (x - mean) / deviation, or x / deviation; None if there is more in it of the mean
+    or deviation."""
     found = _sum_of(expression, inverse)
     if found is not None:
-        return _of_result(found)
+        return _of_result(found, centred)
     if not isinstance(expression, Apply):
         return None
     inside = [i for i, a in enumerate(expression.args) if _is_part(a)]
     parts = {id(expression.args[i]): expression.args[i] for i in inside}
     if len(parts) != 1:
         return None
-    inner = _rewritten(next(iter(parts.values())), inverse)
+    inner = _rewritten(next(iter(parts.values())), inverse, centred)
     if inner is None:
         return None
     return Apply(expression.fn, tuple(inner if i in inside else a for i, a in enumerate(expression.args)))
 
 
-def _of_result(terms: _Sum) -> Expr | None:
+def _of_result(terms: _Sum, centred: bool) -> Expr | None:
     of_x: _Sum = {}
     of_mean: _Sum = {}
     others: _Sum = {}
@@ -188,7 +198,7 @@ def _of_result(terms: _Sum) -> Expr | None:
             return None
         rest = tuple(f for f in factors if f not in (which, _DEVIATION))
         (of_mean if which == _MEAN else of_x)[rest] = number
-    if not of_x or of_x != {rest: -number for rest, number in of_mean.items()}:
+    if not of_x or ((centred or of_mean) and of_x != {rest: -number for rest, number in of_mean.items()}):
         return None
     scale = _expression(of_x)
     result = RESULT if scale == Literal(1.0) else apply("mul", RESULT, scale)
