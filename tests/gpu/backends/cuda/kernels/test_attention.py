@@ -38,10 +38,10 @@ CASES: dict[str, dict[str, Any]] = {
 def network(
     lead: tuple[int, int] = (1, 1), m: int = 1, n: int = 1, d: int = 1, e: int = 1, *, inner: str = "",
     shared: tuple[int, int] | None = None, mask: tuple[int, ...] | None = None, constant: bool = False, off: int = 0,
-    fused: bool = False,
+    fused: bool = False, causal: float = 0.0,
 ) -> tuple[Graph, list[np.ndarray]]:  # fmt: skip
     """Those of q, k and v that are named in `inner` are doubled first, as intermediates; the first `off` keys are
-    masked out."""
+    masked out, and by `causal` those that come after a query."""
     rng = np.random.default_rng(0)
     builder = GraphBuilder()
     inputs, data, factors = [], [], []
@@ -56,6 +56,8 @@ def network(
     if mask is not None:
         values = rng.standard_normal(mask).astype(np.float32)
         values[..., :off] = -np.inf
+        if causal:
+            values[..., np.triu(np.ones((m, n), bool), 1)] = causal
         if constant:
             factors.append(builder.constant(values))
         else:

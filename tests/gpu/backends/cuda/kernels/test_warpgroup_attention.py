@@ -14,7 +14,14 @@ from gpu.backends.cuda.kernels.test_attention import network
 
 from litegpu.gpu.backends.cuda.compile import compile_kernels
 from litegpu.gpu.backends.cuda.kernels import warpgroup_attention
-from litegpu.gpu.backends.cuda.kernels.warpgroup_attention import AttentionTile, Sizes, candidates, packed_mask, ranked
+from litegpu.gpu.backends.cuda.kernels.warpgroup_attention import (
+    AttentionTile,
+    Sizes,
+    candidates,
+    last_steps,
+    packed_mask,
+    ranked,
+)
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.lang.features import Features
@@ -56,6 +63,14 @@ CASES: dict[str, tuple[AttentionTile, dict[str, Any]]] = {
     "the same, constant": (
         AttentionTile(1, 64, 4, 1),
         dict(lead=(1, 2), m=20, n=200, d=16, e=16, mask=(1, 1, 1, 200), off=150, constant=True),
+    ),
+    "causal": (
+        AttentionTile(1, 64, 3, 1), dict(lead=(1, 2), m=260, n=260, d=32, e=32, mask=(1, 1, 260, 260), constant=True,
+                                         causal=-np.inf),
+    ),
+    "causal, two teams": (
+        AttentionTile(2, 48, 3, 1), dict(lead=(1, 2), m=260, n=260, d=32, e=32, mask=(1, 1, 260, 260), constant=True,
+                                         causal=-30000.0),
     ),
     "fused": (AttentionTile(1, 80, 1, 2), dict(m=20, n=65, d=16, e=16, fused=True)),
 }  # fmt: skip
@@ -141,6 +156,25 @@ def test_packed_mask(shape: tuple[int, ...]) -> None:
         assert np.array_equal(got, want[:, :, row, key] if key < keys else np.full(shape[:2], -np.inf))
 
 
+def test_last_steps() -> None:
+    """Of a causal mask each workgroup needs the steps up to its last query; a row that hides all keys needs them all,
+    as does a number that hides too little."""
+    tile = AttentionTile(1, 48, 3, 1)
+    late = np.triu(np.ones((150, 150), bool), 1)
+
+    def found(low: float, hidden_row: int | None = None) -> list[int]:
+        mask = np.where(late, np.float32(low), np.float32(0))
+        if hidden_row is not None:
+            mask[hidden_row] = low
+        return list(map(int, last_steps(mask[None, None], 1.44, tile, 150, 150)))
+
+    assert found(-np.inf) == found(-30000.0) == found(-np.inf, 3) == [2, 3, 4]
+    assert found(-30000.0, 3) == [4, 3, 4] and found(-100.0) == [4, 4, 4] == found(np.nan)
+    row = np.zeros((2, 1, 1, 150), np.float32)
+    row[0, ..., 40:] = row[1, ..., 60:] = -np.inf
+    assert list(last_steps(row, 1.0, tile, 150, 150)) == [2, 2, 2]
+
+
 def test_masks_that_are_no_halves_stay_as_they_are() -> None:
     assert packed_mask(np.full((1, 1, 1, 40), -1e9, np.float32), 1.0, 48, 20, 40) is None
     assert packed_mask(np.full((1, 1, 1, 40), -np.inf, np.float32), 1.0, 48, 20, 40) is not None
@@ -156,7 +190,7 @@ def test_tiles_fit() -> None:
     assert len(set(map(str, candidates()))) == len(candidates())
 
 
-@pytest.mark.parametrize("case", ["two teams", "places filled again", "windows", "80 wide", "wide", "mask"])
+@pytest.mark.parametrize("case", ["two teams", "places filled again", "windows", "80 wide", "wide", "mask", "causal"])
 def test_compiles(case: str) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     tile, options = CASES[case]

@@ -8,7 +8,8 @@
 // QUADS (of the output); TILES (workgroups along the queries); SCALE BETA (times log2 e); POSITIVE (the scale is); for Q_,
 // K_ and V_: _WIDTH (that is copied of a row), _OFFSET _PITCH_BATCH _PITCH_HEAD _PITCH_ROW. MASK: 0; GIVEN, with MASK_PERIOD (of the batch) MASK_TYPE
 // MASK_LOAD(value) MASK_OFFSET MASK_PITCH_*; or PACKED: halves in the order in which threads need them (_packed() of the
-// host), times BETA, minus infinity for keys that there are not.
+// host), times BETA, minus infinity for keys that there are not. LIMITED: only so
+// many steps as `ends` has for each tile have a key that counts.
 #define GIVEN 1
 #define PACKED 2
 #define NOTHING __int_as_float(0xff800000)  // minus infinity, of which the exponential is 0
@@ -53,7 +54,13 @@ INLINE float of_neighbours(float x, bool add) {  // the sum or the largest of th
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 NAME(const unsigned short* q, const unsigned short* k, const unsigned short* v MASK_PARAMETER EPILOGUE_BUFFERS) {
-  const unsigned tile = blockIdx.x % TILES, position = blockIdx.x / TILES, batch = position / HEADS, head = position % HEADS;
+#if LIMITED  // the longest first
+  const unsigned tile = TILES - 1 - blockIdx.x % TILES, steps = ends[tile];
+#else
+  const unsigned tile = blockIdx.x % TILES;
+  constexpr unsigned steps = STEPS;
+#endif
+  const unsigned position = blockIdx.x / TILES, batch = position / HEADS, head = position % HEADS;
   const unsigned team = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const unsigned team_row = tile * ROWS + team * 64, row0 = team_row + warp * 16;  // of this team, and of this warp
   const bool live = team_row < QUERIES;  // in the last workgroup there may be teams without a query
@@ -81,7 +88,8 @@ NAME(const unsigned short* q, const unsigned short* k, const unsigned short* v M
   bring<ROWS, DEPTH, Q_WIDTH, Q_PITCH_ROW>(q + batch * Q_PITCH_BATCH + head * Q_PITCH_HEAD + Q_OFFSET, tile * ROWS, QUERIES, 0,
                                            threadIdx.x, THREADS);
 #pragma unroll
-  for (unsigned step = 0; step < (STAGES < STEPS ? STAGES : STEPS); step++) bring_step(step);
+  for (unsigned step = 0; step < (STAGES < STEPS ? STAGES : STEPS); step++)
+    if (step < steps) bring_step(step);
 
   barrier_wait(K_THERE, 0);  // the queries have come before the first keys
   unsigned query[DEPTH / 16][4];
@@ -90,9 +98,9 @@ NAME(const unsigned short* q, const unsigned short* k, const unsigned short* v M
     load_matrices(query[i], place<ROWS, DEPTH>(team * 64 + warp * 16 + lane % 16, i * 2 + lane / 16));
   float sums[COLUMNS / 8][4] = {}, largest[2] = {NOTHING, NOTHING}, total[2] = {0.0f, 0.0f};
 #pragma unroll 1
-  for (unsigned step = 0; step < STEPS; step++) {
+  for (unsigned step = 0; step < steps; step++) {
     const unsigned slot = step % STAGES, parity = step / STAGES % 2;
-    if (STEPS > STAGES && step >= 2 && step - 2 + STAGES < STEPS) {
+    if (STEPS > STAGES && step >= 2 && step - 2 + STAGES < steps) {
       barrier_wait(FREE + 8 * ((step - 2) % STAGES), (step - 2) / STAGES % 2);
       bring_step(step - 2 + STAGES);
     }

@@ -19,6 +19,8 @@ from litegpu.gpu.view import View
 
 #: Queries of a team of four warps.
 TEAM = 64
+#: What a logit may have added, as a power of two, without anything being left beside others.
+HIDDEN = -2e4
 
 
 @dataclass(frozen=True)
@@ -150,16 +152,19 @@ def launch(ctx: KernelContext, tile: AttentionTile, mask: dict[str, int | str], 
         "DEPTH": _whole(sizes.depth), "COLUMNS": _whole(columns), "HEADS": heads, "QUERIES": queries,
         "KEYS": sizes.keys, "QUADS": -(-columns // 4), "TILES": -(-queries // (TEAM * tile.teams)),
         "SHARED_BYTES": sizes.shared_bytes(tile), "SCALE": float_text(scale), "BETA": float_text(beta),
-        "POSITIVE": int(scale > 0), "MASK": "GIVEN" if "mask" in operands else 0, **_side("Q", q), **_side("K", k),
-        **_side("V", v), **mask,
+        "POSITIVE": int(scale > 0), "MASK": "GIVEN" if "mask" in operands else 0, "LIMITED": 0,
+        **_side("Q", q), **_side("K", k), **_side("V", v), **mask,
     }  # fmt: skip
     constant = operands.get("mask")
     if isinstance(constant, np.ndarray):
         packed = packed_mask(constant, beta, tile.step, queries, sizes.keys)
         if packed is not None:
-            operands = {**operands, "mask": packed}
+            ends = last_steps(constant, beta, tile, queries, sizes.keys)
+            limited = bool((ends < sizes.steps(tile)).any())
+            operands = {**operands, "mask": packed, **({"ends": ends} if limited else {})}
             constants |= {
-                "MASK": "PACKED", "MASK_PARAMETER": ", const uint4* mask",
+                "MASK": "PACKED", "LIMITED": int(limited),
+                "MASK_PARAMETER": ", const uint4* mask" + ", const unsigned* ends" * limited,
                 "MASK_PITCH_BATCH": packed.shape[1] * packed.shape[2] if packed.shape[0] > 1 else 0,
                 "MASK_PITCH_HEAD": packed.shape[2] if packed.shape[1] > 1 else 0,
             }  # fmt: skip
@@ -198,3 +203,19 @@ def packed_mask(mask: np.ndarray, factor: float, step: int, queries: int, keys: 
     return np.ascontiguousarray(parts.transpose(0, 1, 2, 5, 6, 4, 8, 7, 3, 9)).reshape(
         *lead, rows // 16, across // step, step // 16, 32, 8
     )
+
+
+def last_steps(mask: np.ndarray, factor: float, tile: AttentionTile, queries: int, keys: int) -> np.ndarray:
+    """How many steps the queries of each workgroup need: behind them, as above the diagonal of a causal mask, `mask`
+    times `factor` hides all keys from all of them. Rows in which nothing is to be seen count as if all were."""
+    scaled = np.broadcast_to(mask.astype(np.float64) * factor, (*mask.shape[:2], queries, keys))
+    seen = (scaled > HIDDEN).any(axis=(0, 1))
+    for one in scaled.reshape(-1, queries, keys):
+        empty = (one <= HIDDEN).all(axis=1) & (one > -np.inf).any(axis=1)
+        seen = seen | empty[:, None]
+    rows, steps = TEAM * tile.teams, -(-keys // tile.step)
+    groups = -(-queries // rows)
+    whole = np.zeros((groups * rows, steps * tile.step), bool)
+    whole[:queries, :keys] = seen | np.isnan(scaled).any(axis=(0, 1))
+    needed = whole.reshape(groups, rows, steps, tile.step).any(axis=(1, 3))
+    return np.maximum(1, steps - needed[:, ::-1].argmax(axis=1)).astype(np.uint32)
