@@ -91,11 +91,6 @@ NAME(const unsigned short* q, const unsigned short* k, const unsigned short* v M
   for (unsigned step = 0; step < (STAGES < STEPS ? STAGES : STEPS); step++)
     if (step < steps) bring_step(step);
 
-  barrier_wait(K_THERE, 0);  // the queries have come before the first keys
-  unsigned query[DEPTH / 16][4];
-#pragma unroll
-  for (unsigned i = 0; i < DEPTH / 16; i++)
-    load_matrices(query[i], place<ROWS, DEPTH>(team * 64 + warp * 16 + lane % 16, i * 2 + lane / 16));
   float sums[COLUMNS / 8][4] = {}, largest[2] = {NOTHING, NOTHING}, total[2] = {0.0f, 0.0f};
 #pragma unroll 1
   for (unsigned step = 0; step < steps; step++) {
@@ -104,9 +99,14 @@ NAME(const unsigned short* q, const unsigned short* k, const unsigned short* v M
       barrier_wait(FREE + 8 * ((step - 2) % STAGES), (step - 2) / STAGES % 2);
       bring_step(step - 2 + STAGES);
     }
-    barrier_wait(K_THERE + 8 * slot, parity);
+    barrier_wait(K_THERE + 8 * slot, parity);  // the queries have come before the first keys
     if (live) {
       announce_copies();
+      // Anew in each step: of what stays in registers over the loop ptxas 13.0 gives some away to the weights.
+      unsigned query[DEPTH / 16][4];
+#pragma unroll
+      for (unsigned i = 0; i < DEPTH / 16; i++)
+        load_matrices(query[i], place<ROWS, DEPTH>(team * 64 + warp * 16 + lane % 16, i * 2 + lane / 16));
       float logits[STEP / 8][4];
       begin_products();
 #pragma unroll

@@ -208,14 +208,13 @@ def packed_mask(mask: np.ndarray, factor: float, step: int, queries: int, keys: 
 def last_steps(mask: np.ndarray, factor: float, tile: AttentionTile, queries: int, keys: int) -> np.ndarray:
     """How many steps the queries of each workgroup need: behind them, as above the diagonal of a causal mask, `mask`
     times `factor` hides all keys from all of them. Rows in which nothing is to be seen count as if all were."""
-    scaled = np.broadcast_to(mask.astype(np.float64) * factor, (*mask.shape[:2], queries, keys))
-    seen = (scaled > HIDDEN).any(axis=(0, 1))
-    for one in scaled.reshape(-1, queries, keys):
-        empty = (one <= HIDDEN).all(axis=1) & (one > -np.inf).any(axis=1)
-        seen = seen | empty[:, None]
+    scaled = mask.astype(np.float64) * factor
+    empty = np.all(scaled <= HIDDEN, axis=3, keepdims=True) & np.any(scaled > -np.inf, axis=3, keepdims=True)
+    seen: np.ndarray = np.asarray((scaled > HIDDEN) | np.isnan(scaled) | empty).any(axis=(0, 1))
     rows, steps = TEAM * tile.teams, -(-keys // tile.step)
     groups = -(-queries // rows)
     whole = np.zeros((groups * rows, steps * tile.step), bool)
-    whole[:queries, :keys] = seen | np.isnan(scaled).any(axis=(0, 1))
+    whole[:queries, :keys] = seen
     needed = whole.reshape(groups, rows, steps, tile.step).any(axis=(1, 3))
-    return np.maximum(1, steps - needed[:, ::-1].argmax(axis=1)).astype(np.uint32)
+    last: np.ndarray = np.array([np.flatnonzero(row).max(initial=0) for row in needed])
+    return (last + 1).astype(np.uint32)
