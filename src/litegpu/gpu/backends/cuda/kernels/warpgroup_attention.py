@@ -210,11 +210,10 @@ def last_steps(mask: np.ndarray, factor: float, tile: AttentionTile, queries: in
     times `factor` hides all keys from all of them. Rows in which nothing is to be seen count as if all were."""
     scaled = mask.astype(np.float64) * factor
     empty = np.all(scaled <= HIDDEN, axis=3, keepdims=True) & np.any(scaled > -np.inf, axis=3, keepdims=True)
-    seen: np.ndarray = np.asarray((scaled > HIDDEN) | np.isnan(scaled) | empty).any(axis=(0, 1))
+    seen = np.logical_or.reduce((scaled > HIDDEN) | np.isnan(scaled) | empty, axis=(0, 1))
     rows, steps = TEAM * tile.teams, -(-keys // tile.step)
     groups = -(-queries // rows)
     whole = np.zeros((groups * rows, steps * tile.step), bool)
     whole[:queries, :keys] = seen
-    needed = whole.reshape(groups, rows, steps, tile.step).any(axis=(1, 3))
-    last: np.ndarray = np.array([np.flatnonzero(row).max(initial=0) for row in needed])
-    return (last + 1).astype(np.uint32)
+    needed = np.logical_or.reduce(whole.reshape(groups, rows, steps, tile.step), axis=(1, 3))
+    return np.array([1 + np.flatnonzero(row).max(initial=0) for row in needed], np.uint32)
