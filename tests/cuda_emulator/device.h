@@ -225,6 +225,9 @@ inline void multiply_eight(float (&d)[4], unsigned a0, unsigned a1, unsigned b) 
   multiply(d, left, b, 0);
 }
 inline unsigned pack_positive(float x, float y) { return pack_half2(x < 0 ? 0 : x, y < 0 ? 0 : y); }
+inline unsigned less_halves(unsigned a, unsigned b) {
+  return pack_half2(emulator::half_of(a, 0) - emulator::half_of(b, 0), emulator::half_of(a, 1) - emulator::half_of(b, 1));
+}
 inline unsigned lesser_halves(unsigned a, unsigned b) {
   unsigned word = 0;
   for (unsigned i = 0; i < 2; i++) {

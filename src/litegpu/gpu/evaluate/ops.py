@@ -29,6 +29,7 @@ from litegpu.gpu.graph import (
     Gather,
     IntegerConv2D,
     IntegerDepthwiseConv2D,
+    IntegerInvertedConv2D,
     IntegerMatMul,
     IntegerSoftmax,
     IntegerTransposeConv2D,
@@ -72,6 +73,8 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             return conv2d(Conv2D(stride), ready, inputs[1], shape)
         case InvertedConv2D():
             return _inverted(op, inputs, shape)
+        case IntegerInvertedConv2D():
+            return wrapped(_integer_inverted(op, inputs, shape))
         case TransposeConv2D():
             return transpose_conv(op, inputs[0], inputs[1], shape)
         case IntegerConv2D():
@@ -145,6 +148,20 @@ def _inverted(op: InvertedConv2D, inputs: list[Array], shape: Shape) -> Array:
         return sums
     middle = np.broadcast_to(evaluate_expr(op.middle, [sums + projection[0]]), sums.shape)
     return conv2d(Conv2D(), middle, projection[1], shape)
+
+
+def _integer_inverted(op: IntegerInvertedConv2D, inputs: list[Array], shape: Shape) -> Array:
+    x, weights, bias, scale, taps, *projection = inputs
+
+    def requantized(sums: Array, bias: Array, scale: Array, bounds: tuple[float, float]) -> Array:
+        return np.asarray(np.rint(np.clip((sums + bias).astype(np.float32) * scale, *bounds)))
+
+    sums = conv2d(Conv2D(), x - np.float32(op.zero_point), weights, (*x.shape[:3], weights.shape[0]))
+    expanded = requantized(sums, bias, scale, op.bounds[0])
+    sums = depthwise(op.depthwise, expanded, taps, (*shape[:3], weights.shape[0]))
+    if not projection:
+        return sums
+    return conv2d(Conv2D(), requantized(sums, projection[0], projection[1], op.bounds[1]), projection[2], shape)
 
 
 def _product(op: MatMul | IntegerMatMul, a: Array, b: Array) -> Array:

@@ -115,6 +115,20 @@ class IntegerDepthwiseConv2D:
 
 
 @dataclass(frozen=True)
+class IntegerInvertedConv2D:
+    """inputs: x [B,H,W,I] of INT8 or UINT8, weights [E,1,1,I], bias and scale [1,1,1,E] of a 1x1 convolution, depthwise
+    weights [1,KH,KW,E]; and then perhaps, if the node projects, a bias and scale [1,1,1,E] and weights [O,1,1,E] of
+    another one. All constants are FLOAT32, and but for the scales whole numbers. What is expanded is the whole number
+    nearest to (sum + bias) * scale within bounds[0], the sum being of (x - zero_point) * weights; the depthwise sums of
+    that are the result, or with bounds[1] treated likewise, and the result INT32 sums of those with the last weights.
+    No sum reaches 2**24."""
+
+    depthwise: DepthwiseConv2D
+    zero_point: int
+    bounds: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True)
 class IntegerTransposeConv2D:
     """inputs: x [B,H,W,I] of INT8 or UINT8, weights [O,KH,KW,I], a constant of INT8 -> [B,OH,OW,O]: the INT32 sums of
     (x - zero_point) * (weights - weights_zero_point), placed as in TransposeConv2D."""
@@ -287,5 +301,6 @@ Op = (
     Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | PointwiseConv2D | InvertedConv2D | TransposeConv2D
     | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Softmax | Attention | Copy | Concat | Gather
     | Custom
-    | IntegerConv2D | IntegerDepthwiseConv2D | IntegerTransposeConv2D | IntegerMatMul | IntegerSoftmax | Lookup
+    | IntegerConv2D | IntegerDepthwiseConv2D | IntegerInvertedConv2D | IntegerTransposeConv2D | IntegerMatMul
+    | IntegerSoftmax | Lookup
 )  # fmt: skip

@@ -11,6 +11,7 @@ from litegpu.gpu.graph import (
     DType,
     IntegerConv2D,
     IntegerDepthwiseConv2D,
+    IntegerInvertedConv2D,
     IntegerMatMul,
     IntegerTransposeConv2D,
     Op,
@@ -50,7 +51,9 @@ class Terms(Protocol):
 
 def sum_type(op: Op) -> Type:
     """Of four of the sums that a convolution or product gives."""
-    integers = (IntegerConv2D, IntegerDepthwiseConv2D, IntegerTransposeConv2D, IntegerMatMul)
+    integers = (
+        IntegerConv2D, IntegerDepthwiseConv2D, IntegerInvertedConv2D, IntegerTransposeConv2D, IntegerMatMul,
+    )  # fmt: skip
     return i32x4 if isinstance(op, integers) else f32x4
 
 

@@ -33,6 +33,7 @@ from litegpu.gpu.graph import (
     Graph,
     IntegerConv2D,
     IntegerDepthwiseConv2D,
+    IntegerInvertedConv2D,
     IntegerMatMul,
     IntegerSoftmax,
     IntegerTransposeConv2D,
@@ -133,7 +134,7 @@ def _result_type(graph: Graph, node: Node) -> DType:
     match node.op:
         case IntegerConv2D() | IntegerDepthwiseConv2D() | IntegerTransposeConv2D() | IntegerMatMul():
             return DType.INT32
-        case IntegerSoftmax() | Lookup():
+        case IntegerSoftmax() | Lookup() | IntegerInvertedConv2D():
             return DType.INT32
         case Pool2D() | Copy() | Gather() | Concat() | Resize2D():
             narrow = graph.values[node.inputs[0]].dtype.is_narrow

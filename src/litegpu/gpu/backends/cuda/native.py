@@ -41,6 +41,7 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.DepthwiseConv2D: depthwise.build,
     graph.IntegerConv2D: integer.build,
     graph.IntegerDepthwiseConv2D: depthwise.build,
+    graph.IntegerInvertedConv2D: inverted.build,
     graph.InvertedConv2D: inverted.build,
     graph.MatMul: matmul.build,
     graph.PointwiseConv2D: pointwise.build,
@@ -68,9 +69,10 @@ class CudaNative:
         return join_entry(split_groups(graph) if half else graph)
 
     def join_last(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
-        if not half or features.capability < COPYING_CAPABILITY:
+        if features.capability < COPYING_CAPABILITY:
             return graph
-        return join_prologues(join_separable(join_inverted(graph, features)))
+        graph = join_inverted(graph, features, half)
+        return join_prologues(join_separable(graph)) if half else graph
 
     def multiplies_bytes(self, features: Features, products: float, elements: int) -> bool:
         least = MANY_EACH_OF_MANY if products >= MANY_PRODUCTS else MANY_EACH

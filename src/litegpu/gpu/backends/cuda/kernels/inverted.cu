@@ -13,6 +13,9 @@
 // the expansion, and with PROJECTS of the window, bias and all; EXPANDED_BOUND, MIDDLE_BOUND: instead of that, unless 0, the
 // bits of two halves at which positive numbers end.
 //
+// With WHOLE the input is bytes: SIGNED ZERO_POINT; EXPANDED_LOW to MIDDLE_HIGH are what whole numbers are clamped to. All
+// are differences to zero points, which halves hold, and their sums stay below 2^24, so that floats do.
+//
 // Of each 16 channels, in shared memory and in all packed weights, those of the quad 4q to 4q+3 lie at 2q, 2q+1, 8+2q and
 // 8+2q+1: where the products of two times eight columns leave them in one lane.
 constexpr unsigned THREADS = 32 * WARPS, STEPS = DEPTH / 16, EIGHTS = SLICE / 8;
@@ -25,11 +28,34 @@ constexpr unsigned PLACES = ROWS * LINE, TILES = (PLACES + 15) / 16;  // tiles o
 constexpr unsigned EACH = (TILES + WARPS - 1) / WARPS;                // of a warp
 constexpr unsigned X_BYTES = TILES * 16 * X_PITCH, E_BYTES = (TILES * 16 + 8) * E_PITCH;
 constexpr unsigned STRIPS = (BX + 7) / 8, UNITS = STRIPS * (BY / TY), UNITS_EACH = (UNITS + WARPS - 1) / WARPS;
+constexpr unsigned HELD = STEPS <= 2 ? STEPS : 1;  // steps of the expansion whose weights stay in registers
 constexpr unsigned TAP_WORDS = (KERNEL_H * KERNEL_W + 1) / 2, UNIT_ROWS = (TY - 1) * STRIDE_Y + KERNEL_H;
 static_assert(BY % TY == 0 && TY % 2 == 0 && SLICE % 16 == 0 && EACH <= 32, "block");
 static_assert(X_BYTES + BUFFERS * E_BYTES == SHARED_BYTES, "the host reckons otherwise");
 
-// Four sums of a lane, to two words: positions 2q, 2q+1 and 8+2q, 8+2q+1.
+// Four sums of a lane, to two words: positions 2q, 2q+1 and 8+2q, 8+2q+1. Of whole numbers: the nearest to sum * scale.
+#if WHOLE
+#define TO_HALVES(name, low_end, high_end) \
+  INLINE void name(float4 v, float2 a, float2 b, bool real, unsigned& low, unsigned& high) { \
+    auto nearest = [](float x) { return fminf(fmaxf(x, low_end), high_end) + 12582912.0f - 12582912.0f; }; \
+    low = real ? pack_half2(nearest(v.x * a.x), nearest(v.y * a.y)) : 0; \
+    high = real ? pack_half2(nearest(v.z * b.x), nearest(v.w * b.y)) : 0; \
+  }
+TO_HALVES(expanded_halves, EXPANDED_LOW, EXPANDED_HIGH)
+#if PROJECTS
+TO_HALVES(middle_halves, MIDDLE_LOW, MIDDLE_HIGH)
+#endif
+#define SCALES(a, b) a, b,
+#define TOTALS(a, b, c, d) (int4{__float2int_rn(a), __float2int_rn(b), __float2int_rn(c), __float2int_rn(d)})
+// A byte becomes the last one of the half 1024 + byte.
+constexpr unsigned LESS = 0x64006400u + (ZERO_POINT + (SIGNED ? 128 : 0)) * 0x10001u;
+INLINE uint2 difference_halves(unsigned bytes) {
+  const unsigned b = SIGNED ? bytes ^ 0x80808080u : bytes;
+  return uint2{less_halves(__byte_perm(b, 0x64646464u, 0x4140), LESS), less_halves(__byte_perm(b, 0x64646464u, 0x4342), LESS)};
+}
+#else
+#define SCALES(a, b)
+#define TOTALS(a, b, c, d) (float4{a, b, c, d})
 #define TO_HALVES(name, bound, function) \
   INLINE void name(float4 v, bool real, unsigned& low, unsigned& high) { \
     if (bound) { \
@@ -44,12 +70,20 @@ TO_HALVES(expanded_halves, EXPANDED_BOUND, EXPANDED)
 #if PROJECTS
 TO_HALVES(middle_halves, MIDDLE_BOUND, MIDDLE)
 #endif
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restrict__ bias,
      const unsigned* __restrict__ taps
+#if WHOLE
+     , const float2* __restrict__ scale
+#endif
 #if PROJECTS
-     , const float2* __restrict__ middle_bias, const uint4* __restrict__ projection
+     , const float2* __restrict__ middle_bias
+#if WHOLE
+     , const float2* __restrict__ middle_scale
+#endif
+     , const uint4* __restrict__ projection
 #endif
      EPILOGUE_BUFFERS) {
   const unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, q = lane % 4;
@@ -80,7 +114,12 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
     const bool inside = find(place, iy, ix) && channel < CHANNELS;
     const unsigned from = inside ? image * PITCH_B + iy * PITCH_Y + ix * PITCH_X + channel * PITCH_C + OFFSET : 0;
     const unsigned to = place * X_PITCH + chunk * 16;
-#if VECTOR == 8
+#if WHOLE && VECTOR
+    const bool more = inside && (VECTOR == 8 || channel + 4 < CHANNELS);
+    const unsigned first = inside ? *(const unsigned*)(x + from) : 0, second = more ? *(const unsigned*)(x + from + 4) : 0;
+    const uint2 low = difference_halves(first), high = difference_halves(second);
+    *(uint2*)(shared + to) = low, *(uint2*)(shared + to + 8) = high;
+#elif VECTOR == 8
     copy16(to, x + from, inside);
 #elif VECTOR == 4
     const bool more = inside && channel + 4 < CHANNELS;
@@ -101,22 +140,52 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
 #if PROJECTS
   float totals[UNITS_EACH][TY / 2][OUT_TILES][4] = {};
 #endif
+  // What is needed of the weights next is under way while something else is computed, or awaited.
+  float2 biases[EIGHTS];
+#if WHOLE
+  float2 scales[EIGHTS];
+#endif
+  uint4 held[HELD][EIGHTS / 2];  // of a shallow product, for all tiles
+  auto fetch_slice = [&](unsigned slice) {
+#pragma unroll
+    for (unsigned n = 0; n < EIGHTS; n++) {
+      biases[n] = bias[(slice * EIGHTS + n) * 4 + q];
+#if WHOLE
+      scales[n] = scale[(slice * EIGHTS + n) * 4 + q];
+#endif
+    }
+#pragma unroll
+    for (unsigned k = 0; k < HELD; k++)
+#pragma unroll
+      for (unsigned n = 0; n < EIGHTS / 2; n++)
+        held[k][n] = expansion[((slice * STEPS + k) * (EIGHTS / 2) + n) * 32 + lane];
+  };
+  unsigned words[2][TAP_WORDS];
+  float2 middle_biases[2] = {};  // without a projection the epilogue adds it
+#if WHOLE && PROJECTS
+  float2 middle_scales[2];
+#endif
+  auto fetch_taps = [&](unsigned sixteen) {
+#pragma unroll
+    for (unsigned c = 0; c < 2; c++) {
+#pragma unroll
+      for (unsigned j = 0; j < TAP_WORDS; j++) words[c][j] = taps[((sixteen * 2 + c) * TAP_WORDS + j) * 8 + g];
+#if PROJECTS
+      middle_biases[c] = middle_bias[sixteen * 8 + c * 4 + q];
+#endif
+#if WHOLE && PROJECTS
+      middle_scales[c] = middle_scale[sixteen * 8 + c * 4 + q];
+#endif
+    }
+  };
   copies_wait<0>();
   __syncthreads();
 
 #pragma unroll 1
   for (unsigned s = 0; s < SLICES; s++) {
     const unsigned slice = part * SLICES + s, e0 = X_BYTES + s % BUFFERS * E_BYTES;
-    float2 biases[EIGHTS];
-#pragma unroll
-    for (unsigned n = 0; n < EIGHTS; n++) biases[n] = bias[(slice * EIGHTS + n) * 4 + q];
+    fetch_slice(slice);
     const uint4* const factors = expansion + slice * (STEPS * (EIGHTS / 2) * 32) + lane;
-    uint4 held[STEPS <= 2 ? STEPS : 1][EIGHTS / 2];  // of a shallow product, for all tiles
-    if (STEPS <= 2)
-#pragma unroll
-      for (unsigned k = 0; k < STEPS; k++)
-#pragma unroll
-        for (unsigned n = 0; n < EIGHTS / 2; n++) held[STEPS <= 2 ? k : 0][n] = factors[(k * (EIGHTS / 2) + n) * 32];
 #pragma unroll 2
     for (unsigned i = 0; i < EACH; i++) {
       const unsigned t = warp + i * WARPS;
@@ -132,7 +201,7 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
         load_matrices(left, from + k * 32);
 #pragma unroll
         for (unsigned n = 0; n < EIGHTS / 2; n++) {
-          const uint4 right = STEPS <= 2 ? held[STEPS <= 2 ? k : 0][n] : factors[(k * (EIGHTS / 2) + n) * 32];
+          const uint4 right = k < HELD ? held[k < HELD ? k : 0][n] : factors[(k * (EIGHTS / 2) + n) * 32];
           multiply(sums[2 * n], left, right.x, right.y);
           multiply(sums[2 * n + 1], left, right.z, right.w);
         }
@@ -145,12 +214,13 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
         for (unsigned n = 0; n < EIGHTS; n += 2) {
           unsigned low, high;
           const float4 v = {sums[n][2 * h], sums[n][2 * h + 1], sums[n + 1][2 * h], sums[n + 1][2 * h + 1]};
-          expanded_halves(v, here, low, high);
+          expanded_halves(v, SCALES(scales[n], scales[n + 1]) here, low, high);
           *(unsigned*)(shared + to + h * 8 * E_PITCH + n * 16) = low;
           *(unsigned*)(shared + to + h * 8 * E_PITCH + n * 16 + 16) = high;
         }
       }
     }
+    fetch_taps(slice * (SLICE / 16));
     __syncthreads();
 
 #pragma unroll 1
@@ -161,18 +231,20 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
       for (unsigned c = 0; c < 2; c++)
 #pragma unroll
         for (unsigned j = 0; j < TAP_WORDS; j++) {
-          const unsigned word = taps[((sixteen * 2 + c) * TAP_WORDS + j) * 8 + g];
-          weights[2 * j][c] = __byte_perm(word, 0, first_tap);
-          weights[2 * j + 1][c] = __byte_perm(word, 0, second_tap);
+          weights[2 * j][c] = __byte_perm(words[c][j], 0, first_tap);
+          weights[2 * j + 1][c] = __byte_perm(words[c][j], 0, second_tap);
         }
+      const float2 low_bias = middle_biases[0], high_bias = middle_biases[1];
+#if WHOLE && PROJECTS
+      const float2 low_scale = middle_scales[0], high_scale = middle_scales[1];
+#endif
+      if (group + 1 < SLICE / 16) fetch_taps(sixteen + 1);
 #if PROJECTS
-      const float2 low_bias = middle_bias[sixteen * 8 + q], high_bias = middle_bias[sixteen * 8 + 4 + q];
       uint4 outwards[OUT_TILES / 2];
 #pragma unroll
       for (unsigned n = 0; n < OUT_TILES / 2; n++) outwards[n] = projection[(sixteen * (OUT_TILES / 2) + n) * 32 + lane];
 #pragma unroll
 #else
-      const float2 low_bias = {}, high_bias = {};  // the epilogue adds it
 #pragma unroll 1
 #endif
       for (unsigned u = 0; u < UNITS_EACH; u++) {
@@ -186,10 +258,11 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
           sums[m][0][0] = sums[m][0][2] = low_bias.x, sums[m][0][1] = sums[m][0][3] = low_bias.y;
           sums[m][1][0] = sums[m][1][2] = high_bias.x, sums[m][1][1] = sums[m][1][3] = high_bias.y;
         }
+        unsigned all[KERNEL_W][UNIT_ROWS + 1][2];  // of rows, eight pixels and twice eight channels
 #pragma unroll
         for (unsigned kx = 0; kx < KERNEL_W; kx++) {
+          unsigned(&inputs)[UNIT_ROWS + 1][2] = all[kx];
           const unsigned column = (kx % STRIDE_X * APART + kx / STRIDE_X) * E_PITCH;
-          unsigned inputs[UNIT_ROWS + 1][2];  // of rows, eight pixels and twice eight channels
 #pragma unroll
           for (unsigned r = 0; r < UNIT_ROWS; r += 2) {
             unsigned four[4];
@@ -206,7 +279,10 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
                 if (ky + 1 < KERNEL_H) {
                   const unsigned left[4] = {inputs[r][c], inputs[r + STRIDE_Y][c], inputs[r + 1][c], inputs[r + STRIDE_Y + 1][c]};
                   multiply(sums[m][c], left, weights[tap][c], weights[tap + 1][c]);
-                } else {
+                } else if (kx % 2) {  // the odd taps of two columns
+                  const unsigned left[4] = {all[kx - 1][r][c], all[kx - 1][r + STRIDE_Y][c], inputs[r][c], inputs[r + STRIDE_Y][c]};
+                  multiply(sums[m][c], left, weights[tap - KERNEL_H][c], weights[tap][c]);
+                } else if (kx + 1 == KERNEL_W) {
                   multiply_eight(sums[m][c], inputs[r][c], inputs[r + STRIDE_Y][c], weights[tap][c]);
                 }
               }
@@ -218,7 +294,7 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
 #pragma unroll
           for (unsigned h = 0; h < 2; h++) {
             const float4 v = {sums[m][0][2 * h], sums[m][0][2 * h + 1], sums[m][1][2 * h], sums[m][1][2 * h + 1]};
-            middle_halves(v, true, left[h], left[2 + h]);
+            middle_halves(v, SCALES(low_scale, high_scale) true, left[h], left[2 + h]);
           }
 #pragma unroll
           for (unsigned n = 0; n < OUT_TILES / 2; n++) {
@@ -232,7 +308,7 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
           const unsigned oy = y0 + band + p, ox = x0 + strip * 8 + g, quad = sixteen * 4 + q, m = p / 2, h = p % 2 * 2;
           if (oy < OUT_H && ox < OUT_W && (BX % 8 == 0 || strip * 8 + g < BX) && quad < QUADS)
             STORE((image * OUT_H + oy) * OUT_W + ox, quad,
-                  (float4{sums[m][0][h], sums[m][0][h + 1], sums[m][1][h], sums[m][1][h + 1]}));
+                  TOTALS(sums[m][0][h], sums[m][0][h + 1], sums[m][1][h], sums[m][1][h + 1]));
         }
 #endif
       }
@@ -253,7 +329,7 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
         const unsigned quad = n * 2 + q;
         const float(&low)[4] = totals[u][m][n], (&high)[4] = totals[u][m][n + 1];
         if (quad < QUADS)
-          STORE((image * OUT_H + oy) * OUT_W + ox, quad, (float4{low[h], low[h + 1], high[h], high[h + 1]}));
+          STORE((image * OUT_H + oy) * OUT_W + ox, quad, TOTALS(low[h], low[h + 1], high[h], high[h + 1]));
       }
     }
   }

@@ -8,10 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedBlock, InvertedShape, ranked
-from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer
+from litegpu.gpu.backends.cuda.kernels.inverted_cost import (
+    WHOLE_EFFORT,
+    InvertedBlock,
+    InvertedShape,
+    effort,
+    ranked,
+)
+from litegpu.gpu.backends.cuda.kernels.layer import LOAD, NARROW, Layer
 from litegpu.gpu.backends.cuda.kernels.source import Traced, native_launch
-from litegpu.gpu.graph import RESULT, Apply, Conv2D, Expr, InvertedConv2D, Literal
+from litegpu.gpu.graph import RESULT, Apply, Conv2D, DType, Expr, IntegerInvertedConv2D, InvertedConv2D, Literal
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 from litegpu.gpu.kernels.expression import evaluate
@@ -20,27 +26,54 @@ from litegpu.gpu.lang import Kernel, TracedValue, f32x4
 
 @dataclass(frozen=True, eq=False)
 class InvertedLayer:
-    """What the kernel must know of a node."""
+    """What the kernel must know of a node. `constants`: weights, bias, of whole numbers scale, and taps; then, if it
+    projects, bias, scale and weights again."""
 
-    op: InvertedConv2D
+    op: InvertedConv2D | IntegerInvertedConv2D
     window: Layer  # of the depthwise convolution, as if of the node's own input
-    constants: list[np.ndarray]  # of the node, in their order
+    constants: list[np.ndarray]
     shape: InvertedShape
 
     @classmethod
     def of(cls, ctx: KernelContext) -> InvertedLayer:
         op, node = ctx.node.op, ctx.node
-        assert isinstance(op, InvertedConv2D)
+        assert isinstance(op, (InvertedConv2D, IntegerInvertedConv2D))
         constants = []
         for v in node.inputs[1:]:
             data = ctx.value(v).data
             assert data is not None  # as the pass sees to
             constants.append(data)
-        depthwise = op.depthwise
+        whole, depthwise = isinstance(op, IntegerInvertedConv2D), op.depthwise
+        taps = constants.pop(3 if whole else 2)
         plain = Conv2D(depthwise.stride, depthwise.dilation, depthwise.padding)
-        window = Layer(plain, ctx.views[node.inputs[0]], constants[2], ctx.output.shape, True)
-        shapes = [ctx.value(v).shape for v in node.inputs]
-        return cls(op, window, constants, InvertedShape.of(op, shapes, ctx.output.shape))
+        window = Layer(plain, ctx.views[node.inputs[0]], taps, ctx.output.shape, not whole, whole_numbers=whole)
+        shapes = [ctx.value(node.inputs[0]).shape, constants[0].shape, constants[1].shape, taps.shape]
+        efforts = WHOLE_EFFORT, WHOLE_EFFORT
+        if isinstance(op, InvertedConv2D):
+            efforts = effort(op.expanded), effort(op.middle)
+        last = [constants[-1].shape] * 2 if len(constants) > 3 else []
+        shape = InvertedShape.of(depthwise.stride, efforts, [*shapes, *last], ctx.output.shape)
+        return cls(op, window, constants, shape)
+
+    def settings(self) -> dict[str, int | str]:
+        """Constants of the kernel that say what is done to sums, and what the input's elements are."""
+        op, source = self.op, self.window.source
+        if isinstance(op, InvertedConv2D):
+            kind, load = LOAD[source.dtype]
+            bounds = bound_of(op.expanded), bound_of(op.middle)
+            more: dict[str, int | str] = {"EXPANDED_BOUND": bounds[0], "MIDDLE_BOUND": bounds[1], "WHOLE": 0}
+            return {"SOURCE": kind, "LOAD(value)": load, **more}
+        signed = source.dtype is DType.INT8
+        names = ("EXPANDED", "MIDDLE")
+        limits = {
+            f"{name}_{end}": f"{limit!r}f"
+            for name, both in zip(names, op.bounds, strict=False)
+            for end, limit in zip(("LOW", "HIGH"), both, strict=True)
+        }
+        return {
+            "SOURCE": NARROW[source.dtype], "LOAD(value)": f"((float)(value) - ({op.zero_point}))", "WHOLE": 1,
+            "SIGNED": int(signed), "ZERO_POINT": op.zero_point, "EXPANDED_BOUND": 0, "MIDDLE_BOUND": 0, **limits,
+        }  # fmt: skip
 
 
 def build(ctx: KernelContext) -> list[Launch]:
@@ -53,37 +86,42 @@ def build(ctx: KernelContext) -> list[Launch]:
 
 def launch(ctx: KernelContext, layer: InvertedLayer, block: InvertedBlock) -> Launch:
     """All of the node by blocks; see inverted.cu for the constants."""
-    op, window, shape = layer.op, layer.window, layer.shape
-    weights, bias, taps, *projection = layer.constants
+    op, window, shape, view = layer.op, layer.window, layer.shape, layer.window.source
     batch, out_h, out_w, outputs = window.shape
     across, down = -(-out_w // block.x), -(-out_h // block.y)
     slices = -(-shape.channels // (block.slice * block.parts))
     wide = slices * block.parts * block.slice
-    kh, _ = shape.window
-    source, load = LOAD[window.source.dtype]
-    view = window.source
     constants: dict[str, int | str] = {
-        **window.constants(), "SOURCE": source, "LOAD(value)": load, "VECTOR": window.vector,
-        "CHANNELS": view.quads * 4 if window.vector else shape.inputs, "KERNEL_H": kh,
+        **window.constants(), **layer.settings(), "VECTOR": min(window.vector, 8),
+        "CHANNELS": view.quads * 4 if window.vector else shape.inputs, "KERNEL_H": shape.window[0],
         "BY": block.y, "BX": block.x, "TY": block.rows, "WARPS": block.warps, "SLICE": block.slice, "SLICES": slices,
         "PARTS": block.parts, "BUFFERS": block.buffers, "RESIDENT": block.resident(shape), "DEPTH": shape.depth,
         "TILES_Y": down, "TILES_X": across, "QUADS": -(-outputs // 4), "PROJECTS": int(shape.outputs > 0),
         "OUT_TILES": shape.out_tiles, "SHARED_BYTES": block.shared_bytes(shape),
-        "EXPANDED_BOUND": bound_of(op.expanded), "MIDDLE_BOUND": bound_of(op.middle),
     }  # fmt: skip
+
+    def channelwise(data: np.ndarray) -> np.ndarray:
+        return _turned(_padded(data.reshape(-1, 1), wide, 1), 0).reshape(-1)
+
+    weights, bias, *more = layer.constants
     operands: Operands = {
         "x": view,
         "expansion": _fragments(_padded(weights.reshape(shape.channels, -1), wide, shape.depth), block.slice),
-        "bias": _turned(_padded(bias.reshape(-1, 1), wide, 1), 0).reshape(-1), "taps": _tap_words(taps, wide),
+        "bias": channelwise(bias), "taps": _tap_words(window.weights, wide),
     }  # fmt: skip
-    functions = [_function(ctx, "expanded", op.expanded)]
-    if projection:
-        operands["middle_bias"] = _turned(_padded(projection[0].reshape(-1, 1), wide, 1), 0).reshape(-1)
-        matrix = _padded(projection[1].reshape(outputs, -1), 8 * shape.out_tiles, wide)
+    functions = [_function(ctx, "expanded", op.expanded)] if isinstance(op, InvertedConv2D) else []
+    if isinstance(op, IntegerInvertedConv2D):
+        operands["scale"] = channelwise(more.pop(0))
+    if shape.outputs:
+        operands["middle_bias"] = channelwise(more.pop(0))
+        if isinstance(op, IntegerInvertedConv2D):
+            operands["middle_scale"] = channelwise(more.pop(0))
+        else:
+            functions.append(_function(ctx, "middle", op.middle))
+        matrix = _padded(more.pop(0).reshape(outputs, -1), 8 * shape.out_tiles, wide)
         operands["projection"] = _fragments(_turned(matrix, 1), 8 * shape.out_tiles)
-        functions.append(_function(ctx, "middle", op.middle))
     return native_launch(
-        ctx, "inverted_convolution", ("device.cu", "diagonal.cu", "chunk.cu", "inverted.cu"), constants, operands,
+        ctx, "inverted_convolution", ("device.cu", "diagonal.cu", "inverted.cu"), constants, operands,
         label="inverted_conv_2d", workgroup=(32 * block.warps, 1, 1),
         dispatch=(batch * down * across * block.parts, 1, 1), shared_bytes=block.shared_bytes(shape),
         variant=str(block), inner=functions,

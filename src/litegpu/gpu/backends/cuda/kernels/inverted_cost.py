@@ -14,10 +14,12 @@ from litegpu.gpu.backends.cuda.kernels.tile import (
     USUAL_UNITS,
     WARPGROUP_CAPABILITY,
 )
-from litegpu.gpu.graph import Apply, Expr, InvertedConv2D, walk
+from litegpu.gpu.graph import Apply, Expr, walk
 
 #: Taps that a thread can unroll, and registers that it can have.
 MOST_TAPS, MOST_REGISTERS = 25, 240
+#: Instructions for an element in whole numbers.
+WHOLE_EFFORT = 7.0
 #: Of a multiprocessor, in a microsecond, and bytes of the memory.
 CYCLES, MEMORY = 1700, 3.8e6
 
@@ -38,14 +40,27 @@ class InvertedShape:
     effort: tuple[float, float]
 
     @classmethod
-    def of(cls, op: InvertedConv2D, inputs: Sequence[tuple[int, ...]], output: tuple[int, ...]) -> InvertedShape:
-        """From the shapes of the node's inputs and output."""
+    def of(
+        cls,
+        stride: tuple[int, int],
+        effort: tuple[float, float],
+        inputs: Sequence[tuple[int, ...]],
+        output: tuple[int, ...],
+    ) -> InvertedShape:
+        """From the shapes of an InvertedConv2D's inputs and output."""
         (batch, height, width, depth), kernel = inputs[0], inputs[3]
         projects = len(inputs) > 4
         return cls(
-            batch, (height, width), (output[1], output[2]), depth, kernel[3], output[3] if projects else 0,
-            (kernel[1], kernel[2]), op.depthwise.stride, (_effort(op.expanded), _effort(op.middle)),
-        )  # fmt: skip
+            batch,
+            (height, width),
+            (output[1], output[2]),
+            depth,
+            kernel[3],
+            output[3] if projects else 0,
+            (kernel[1], kernel[2]),
+            stride,
+            effort,
+        )
 
     @property
     def depth(self) -> int:
@@ -187,7 +202,7 @@ def cost(shape: InvertedShape, block: InvertedBlock, units: int) -> float:
     return float(1.5 + (computing**3 + moved**3) ** (1 / 3))
 
 
-def _effort(expr: Expr) -> float:
+def effort(expr: Expr) -> float:
     """Instructions for an element, roughly; functions of which the hardware has few count as many."""
     slow = {"sigmoid": 18.0, "tanh": 18.0, "exp": 9.0, "div": 2.0, "erf": 30.0}
     return 0.5 + sum(slow.get(e.fn, 1.0) for e in walk(expr) if isinstance(e, Apply))

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape, cost, ranked
+from litegpu.gpu.backends.cuda.kernels.inverted_cost import WHOLE_EFFORT, InvertedShape, cost, effort, ranked
+from litegpu.gpu.backends.cuda.passes import inverted_integer
 from litegpu.gpu.backends.cuda.passes.separable import can_join
 from litegpu.gpu.graph import (
     RESULT,
@@ -19,6 +20,7 @@ from litegpu.gpu.graph import (
     Expr,
     Graph,
     GraphBuilder,
+    IntegerDepthwiseConv2D,
     InvertedConv2D,
     Node,
     arguments,
@@ -33,26 +35,26 @@ GAIN = 0.85
 START, NEAR, FAR, CACHE, PRODUCT = 1.3, 1 / 3.0e6, 1 / 2.8e6, 30e6, 1 / 8.5e6
 
 
-def join_inverted(graph: Graph, features: Features) -> Graph:
-    """The graph with InvertedConv2D nodes where these are quicker: their kernel is for float16."""
+def join_inverted(graph: Graph, features: Features, half: bool) -> Graph:
+    """The graph with InvertedConv2D nodes, which are for float16, or IntegerInvertedConv2D where these are quicker."""
     consumers, producer = graph.consumers(), graph.producer()
     made: dict[int, list[Node]] = {}  # by the output of a joint node, those that it consists of
     for node in graph.nodes:
-        if not isinstance(node.op, DepthwiseConv2D):
+        if not isinstance(node.op, (DepthwiseConv2D, IntegerDepthwiseConv2D)):
+            continue
+        whole = isinstance(node.op, IntegerDepthwiseConv2D)
+        widens, projects = (inverted_integer.widens, inverted_integer.projects) if whole else (_widens, _projects)
+        if not (whole or half):
             continue
         first = producer.get(node.inputs[0])
-        if (
-            first is None
-            or first.output in made
-            or len(consumers[first.output]) != 1
-            or not _widens(first, node, graph)
-        ):
+        if first is None or first.output in made or len(consumers[first.output]) != 1 or not widens(first, node, graph):
             continue
         before = producer.get(first.inputs[0])
-        if before is not None and isinstance(before.op, DepthwiseConv2D) and len(consumers[before.output]) == 1:
+        depthwise = before is not None and isinstance(before.op, (DepthwiseConv2D, IntegerDepthwiseConv2D))
+        if before is not None and depthwise and len(consumers[before.output]) == 1:
             continue  # `first` belongs to that: see separable.py
         readers = consumers[node.output]
-        last = readers[0] if len(readers) == 1 and _projects(node, readers[0], graph) else None
+        last = readers[0] if len(readers) == 1 and projects(node, readers[0], graph) else None
         chosen = _quickest(graph, [first, node], last, features)
         if chosen:
             made[chosen[-1].output] = chosen
@@ -155,11 +157,14 @@ def _joint(graph: Graph, nodes: list[Node], features: Features) -> float:
     first, depthwise, *last = nodes
     inputs = [first.inputs[0], first.inputs[1], first.inputs[1], depthwise.inputs[1]]
     shapes = [values[v].shape for v in (*inputs, *((last[0].inputs[1],) * 2 if last else ()))]
-    found = activation(first, graph), activation(depthwise, graph)
-    expanded, middle = (RESULT if a is None else a.expr for a in found)
-    assert isinstance(depthwise.op, DepthwiseConv2D)
-    op = InvertedConv2D(depthwise.op, expanded, middle)
-    shape = InvertedShape.of(op, shapes, values[nodes[-1].output].shape)
+    op = depthwise.op
+    assert isinstance(op, (DepthwiseConv2D, IntegerDepthwiseConv2D))
+    efforts = WHOLE_EFFORT, WHOLE_EFFORT
+    if isinstance(op, DepthwiseConv2D):
+        found = activation(first, graph), activation(depthwise, graph)
+        expanded, middle = (RESULT if a is None else a.expr for a in found)
+        efforts = effort(expanded), effort(middle)
+    shape = InvertedShape.of(op.stride, efforts, shapes, values[nodes[-1].output].shape)
     blocks = ranked(shape, features.capability, features.compute_units)
     return cost(shape, blocks[0], features.compute_units) if blocks else math.inf
 
@@ -170,17 +175,30 @@ def _apart(graph: Graph, nodes: list[Node]) -> float:
     while nodes:
         node = end = nodes.pop(0)
         products = 0
-        if isinstance(node.op, DepthwiseConv2D):
+        if isinstance(node.op, (DepthwiseConv2D, IntegerDepthwiseConv2D)):
             products = math.prod((*values[node.output].shape, *values[node.inputs[1]].shape[1:3]))
-            end = nodes.pop(0) if nodes and can_join(node, nodes[0], graph) else node
+            end = nodes.pop(0) if nodes and _separable(node, nodes[0], graph) else node
         sizes = [2 * math.prod(values[v].shape) for v in (node.inputs[0], end.output)]
         moving = sum(size * (NEAR if size <= CACHE else FAR) for size in sizes)
         total += max(START, 1 + moving, 1 + products * PRODUCT)
     return total
 
 
+def _separable(depthwise: Node, last: Node, graph: Graph) -> bool:
+    return isinstance(depthwise.op, DepthwiseConv2D) and can_join(depthwise, last, graph)
+
+
 def _put(builder: GraphBuilder, graph: Graph, nodes: list[Node]) -> None:
     """One node instead of these."""
+    end = nodes[-1]
+    sources = tuple(sorted({s for node in nodes for s in node.sources}))
+    kind = inverted_integer.joint if isinstance(nodes[1].op, IntegerDepthwiseConv2D) else _joined
+    op, inputs = kind(builder, graph, nodes)
+    builder.nodes.append(Node(op, tuple(inputs), end.output, end.epilogue, end.operands, sources))
+
+
+def _joined(builder: GraphBuilder, graph: Graph, nodes: list[Node]) -> tuple[InvertedConv2D, list[int]]:
+    """One op that does the work of these, and its inputs."""
     first, depthwise, *last = nodes
     assert isinstance(depthwise.op, DepthwiseConv2D)
 
@@ -198,7 +216,4 @@ def _put(builder: GraphBuilder, graph: Graph, nodes: list[Node]) -> None:
     if last:
         middle, bias = parts(depthwise)
         inputs += [bias, last[0].inputs[1]]
-    end = nodes[-1]
-    op = InvertedConv2D(depthwise.op, expanded, middle)
-    sources = tuple(sorted({s for node in nodes for s in node.sources}))
-    builder.nodes.append(Node(op, tuple(inputs), end.output, end.epilogue, end.operands, sources))
+    return InvertedConv2D(depthwise.op, expanded, middle), inputs

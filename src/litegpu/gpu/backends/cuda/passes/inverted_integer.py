@@ -1,0 +1,146 @@
+"""What of 8-bit convolutions can be joined as passes/inverted.py does: in whole numbers that halves and floats hold."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from litegpu.gpu.graph import (
+    Apply,
+    Arg,
+    DepthwiseConv2D,
+    Graph,
+    GraphBuilder,
+    IntegerConv2D,
+    IntegerDepthwiseConv2D,
+    IntegerInvertedConv2D,
+    Literal,
+    Node,
+)
+
+#: Below this, float32 holds every whole number, and so every sum of products that stays below it in between.
+MOST_SUM = 1 << 24
+#: Differences of two bytes, which halves hold.
+MOST_DIFFERENCE = 255
+
+
+@dataclass(frozen=True, eq=False)
+class Requantization:
+    """An epilogue: the whole number nearest to (sum + bias) * scale, from `low` to `high`, and the zero point."""
+
+    bias: np.ndarray
+    scale: np.ndarray
+    low: float
+    high: float
+    zero_point: int
+
+    @property
+    def most(self) -> float:
+        """Of the difference to the zero point."""
+        return max(abs(self.low), abs(self.high))
+
+
+def requantization(node: Node, graph: Graph) -> Requantization | None:
+    """The node's epilogue as such, if that is what it is."""
+    zero_point = 0
+    match node.epilogue:
+        case Apply("add", (Apply("nearest", (inside,)), Literal(z))):
+            zero_point = int(z)
+        case Apply("nearest", (inside,)):
+            pass
+        case _:
+            return None
+    match inside:
+        case Apply(
+            "min", (Apply("max", (Apply("mul", (Apply("to_float32", (total,)), Arg(2))), Literal(a))), Literal(b))
+        ):
+            low, high = float(a), float(b)
+        case _:
+            return None
+    data = [graph.values[v].data for v in node.operands]
+    channels = graph.values[node.output].shape[3]
+    if total != Apply("add", (Arg(0), Arg(1))) or len(data) != 2 or any(d is None for d in data):
+        return None
+    bias, scale = (d for d in data if d is not None)
+    if any(d.shape not in ((1, 1, 1, 1), (1, 1, 1, channels)) for d in (bias, scale)):
+        return None
+    whole = [np.broadcast_to(d, (1, 1, 1, channels)).astype(np.float32) for d in (bias, scale)]
+    return Requantization(whole[0], whole[1], low, high, zero_point)
+
+
+def widens(first: Node, depthwise: Node, graph: Graph) -> bool:
+    """Whether `first`, which nothing but `depthwise` reads, and that are such as can be joined."""
+    values, op, found = graph.values, depthwise.op, requantization(first, graph)
+    if not isinstance(op, IntegerDepthwiseConv2D) or found is None or not _is_pointwise(first, graph):
+        return False
+    x, wide = values[first.inputs[0]], values[first.output]
+    return (
+        first.output not in (*graph.outputs, *depthwise.operands)
+        and (op.multiplier, op.dilation, op.zero_point) == (1, (1, 1), found.zero_point)
+        and wide.shape[3] >= 2 * x.shape[3]
+        and x.dtype.is_narrow
+        and x.dtype.nbytes == wide.dtype.nbytes == 1
+        and not x.is_constant
+        and _is_exact(first, graph, MOST_DIFFERENCE, found.bias)
+        and _is_exact(depthwise, graph, found.most, np.zeros(1))
+    )
+
+
+def projects(depthwise: Node, last: Node, graph: Graph) -> bool:
+    """Whether `last`, which alone reads `depthwise`, can be joined as well."""
+    found = requantization(depthwise, graph)
+    return (
+        found is not None
+        and _is_pointwise(last, graph)
+        and isinstance(last.op, IntegerConv2D)
+        and last.op.zero_point == found.zero_point
+        and last.inputs[0] == depthwise.output
+        and depthwise.output not in (*last.operands, *graph.outputs)
+        and _is_exact(depthwise, graph, MOST_DIFFERENCE, found.bias)
+        and _is_exact(last, graph, found.most, np.zeros(1))
+    )
+
+
+def joint(builder: GraphBuilder, graph: Graph, nodes: list[Node]) -> tuple[IntegerInvertedConv2D, list[int]]:
+    """One op that does the work of these, and its inputs."""
+    first, depthwise, *last = nodes
+    found, op = requantization(first, graph), depthwise.op
+    assert found is not None and isinstance(first.op, IntegerConv2D) and isinstance(op, IntegerDepthwiseConv2D)
+    inputs = [first.inputs[0], *map(builder.constant, (differences(first, graph), found.bias, found.scale))]
+    inputs.append(builder.constant(differences(depthwise, graph)))
+    bounds = [(found.low, found.high)]
+    if last:
+        found = requantization(depthwise, graph)
+        assert found is not None
+        inputs += map(builder.constant, (found.bias, found.scale, differences(last[0], graph)))
+        bounds.append((found.low, found.high))
+    window = DepthwiseConv2D(op.stride, op.dilation, op.padding)
+    return IntegerInvertedConv2D(window, first.op.zero_point, tuple(bounds)), inputs
+
+
+def differences(node: Node, graph: Graph) -> np.ndarray:
+    """The weights less their zero point, as floats."""
+    data = graph.values[node.inputs[1]].data
+    assert data is not None
+    zero_point = node.op.weights_zero_point if isinstance(node.op, IntegerConv2D) else 0
+    return np.asarray(data, np.float32) - np.float32(zero_point)
+
+
+def _is_pointwise(node: Node, graph: Graph) -> bool:
+    op, weights = node.op, graph.values[node.inputs[1]]
+    if not isinstance(op, IntegerConv2D) or weights.data is None or weights.shape[1:3] != (1, 1):
+        return False
+    return (op.stride, op.padding, op.groups) == ((1, 1), (0, 0), 1)
+
+
+def _is_exact(node: Node, graph: Graph, most: float, bias: np.ndarray) -> bool:
+    """Whether sums with inputs up to `most` are whole numbers that float32 holds, and weights such that halves do."""
+    if graph.values[node.inputs[1]].data is None:
+        return False
+    weights = np.abs(differences(node, graph))
+    axes = (1, 2) if isinstance(node.op, IntegerDepthwiseConv2D) else (1, 2, 3)
+    sums = weights.sum(axes, dtype=np.float64)
+    largest = float(np.max(sums, initial=0.0)) * most + float(np.max(np.abs(bias), initial=0.0))
+    return math.isfinite(largest) and largest < MOST_SUM and bool(np.all(weights <= MOST_DIFFERENCE))
