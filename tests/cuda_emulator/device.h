@@ -220,9 +220,13 @@ inline void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigne
 }
 
 // And diagonal.cu.
-inline void multiply_eight(float (&d)[4], unsigned a0, unsigned a1, unsigned b) {
+inline void multiply_onto(float (&d)[4], float4 c, const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  d[0] = c.x, d[1] = c.y, d[2] = c.z, d[3] = c.w;
+  multiply(d, a, b0, b1);
+}
+inline void multiply_eight_onto(float (&d)[4], float4 c, unsigned a0, unsigned a1, unsigned b) {
   const unsigned left[4] = {a0, a1, 0, 0};
-  multiply(d, left, b, 0);
+  multiply_onto(d, c, left, b, 0);
 }
 inline unsigned pack_positive(float x, float y) { return pack_half2(x < 0 ? 0 : x, y < 0 ? 0 : y); }
 inline unsigned less_halves(unsigned a, unsigned b) {

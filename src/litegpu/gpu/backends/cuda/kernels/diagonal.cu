@@ -1,9 +1,16 @@
 // More products of a warp, and what is done to two halves at once.
-// d += a (16 x 8, its rows 0 to 7 and 8 to 15) times b (8 x 8), sums in float.
-INLINE void multiply_eight(float (&d)[4], unsigned a0, unsigned a1, unsigned b) {
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a0), "r"(a1), "r"(b));
+// d = c + a (16 x 16) times b (16 x 8), sums in float.
+INLINE void multiply_onto(float (&d)[4], float4 c, const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+               "{%10, %11, %12, %13};"
+               : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c.x), "f"(c.y), "f"(c.z), "f"(c.w));
+}
+// d = c + a (16 x 8, its rows 0 to 7 and 8 to 15) times b (8 x 8).
+INLINE void multiply_eight_onto(float (&d)[4], float4 c, unsigned a0, unsigned a1, unsigned b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
+               : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+               : "r"(a0), "r"(a1), "r"(b), "f"(c.x), "f"(c.y), "f"(c.z), "f"(c.w));
 }
 // Two floats, of which negative ones become zero, to halves; NaN stays NaN.
 INLINE unsigned pack_positive(float x, float y) {

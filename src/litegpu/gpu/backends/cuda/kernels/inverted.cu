@@ -28,10 +28,19 @@ constexpr unsigned PLACES = ROWS * LINE, TILES = (PLACES + 15) / 16;  // tiles o
 constexpr unsigned EACH = (TILES + WARPS - 1) / WARPS;                // of a warp
 constexpr unsigned X_BYTES = TILES * 16 * X_PITCH, E_BYTES = (TILES * 16 + 8) * E_PITCH;
 constexpr unsigned STRIPS = (BX + 7) / 8, UNITS = STRIPS * (BY / TY), UNITS_EACH = (UNITS + WARPS - 1) / WARPS;
+// The 16 rows of a depthwise product are eight pixels of two output rows: neighbours, or of stride 1 every other one, so
+// that what two such products read are the same quadruples of input rows.
+constexpr unsigned TOGETHER = STRIDE_Y == 1 && TY % 4 == 0 ? 2 : 1, BETWEEN = TOGETHER == 2 ? 2 : STRIDE_Y;
+constexpr unsigned QUADS_DOWN = (KERNEL_H + TOGETHER) / 2;
+constexpr bool HALF_LAST = (KERNEL_H + TOGETHER) % 2 == 0;  // of the last quadruple only a pair is needed
 constexpr unsigned HELD = STEPS <= 2 ? STEPS : 1;  // steps of the expansion whose weights stay in registers
-constexpr unsigned TAP_WORDS = (KERNEL_H * KERNEL_W + 1) / 2, UNIT_ROWS = (TY - 1) * STRIDE_Y + KERNEL_H;
+constexpr unsigned TAP_WORDS = (KERNEL_H * KERNEL_W + 1) / 2;
 static_assert(BY % TY == 0 && TY % 2 == 0 && SLICE % 16 == 0 && EACH <= 32, "block");
 static_assert(X_BYTES + BUFFERS * E_BYTES == SHARED_BYTES, "the host reckons otherwise");
+
+// Which product, and half of its rows, a unit's output row is of.
+INLINE constexpr unsigned product_of(unsigned row) { return TOGETHER == 2 ? row / 4 * 2 + row % 2 : row / 2; }
+INLINE constexpr unsigned half_of_rows(unsigned row) { return TOGETHER == 2 ? row / 2 % 2 : row % 2; }
 
 // Four sums of a lane, to two words: positions 2q, 2q+1 and 8+2q, 8+2q+1. Of whole numbers: the nearest to sum * scale.
 #if WHOLE
@@ -185,15 +194,15 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
   for (unsigned s = 0; s < SLICES; s++) {
     const unsigned slice = part * SLICES + s, e0 = X_BYTES + s % BUFFERS * E_BYTES;
     fetch_slice(slice);
+    float4 before[EIGHTS];  // the products
+#pragma unroll
+    for (unsigned n = 0; n < EIGHTS; n++) before[n] = float4{biases[n].x, biases[n].y, biases[n].x, biases[n].y};
     const uint4* const factors = expansion + slice * (STEPS * (EIGHTS / 2) * 32) + lane;
 #pragma unroll 2
     for (unsigned i = 0; i < EACH; i++) {
       const unsigned t = warp + i * WARPS;
       if (TILES % WARPS != 0 && t >= TILES) break;
       float sums[EIGHTS][4];
-#pragma unroll
-      for (unsigned n = 0; n < EIGHTS; n++)
-        sums[n][0] = sums[n][2] = biases[n].x, sums[n][1] = sums[n][3] = biases[n].y;
       const unsigned from = (t * 16 + lane % 16) * X_PITCH + lane / 16 * 16;
 #pragma unroll
       for (unsigned k = 0; k < STEPS; k++) {
@@ -202,8 +211,13 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
 #pragma unroll
         for (unsigned n = 0; n < EIGHTS / 2; n++) {
           const uint4 right = k < HELD ? held[k < HELD ? k : 0][n] : factors[(k * (EIGHTS / 2) + n) * 32];
-          multiply(sums[2 * n], left, right.x, right.y);
-          multiply(sums[2 * n + 1], left, right.z, right.w);
+          if (k == 0) {
+            multiply_onto(sums[2 * n], before[2 * n], left, right.x, right.y);
+            multiply_onto(sums[2 * n + 1], before[2 * n + 1], left, right.z, right.w);
+          } else {
+            multiply(sums[2 * n], left, right.x, right.y);
+            multiply(sums[2 * n + 1], left, right.z, right.w);
+          }
         }
       }
       const unsigned to = e0 + (t * 16 + g) * E_PITCH + q * 4;
@@ -234,7 +248,10 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
           weights[2 * j][c] = __byte_perm(words[c][j], 0, first_tap);
           weights[2 * j + 1][c] = __byte_perm(words[c][j], 0, second_tap);
         }
-      const float2 low_bias = middle_biases[0], high_bias = middle_biases[1];
+      float4 middle_before[2];
+#pragma unroll
+      for (unsigned c = 0; c < 2; c++)
+        middle_before[c] = float4{middle_biases[c].x, middle_biases[c].y, middle_biases[c].x, middle_biases[c].y};
 #if WHOLE && PROJECTS
       const float2 low_scale = middle_scales[0], high_scale = middle_scales[1];
 #endif
@@ -250,43 +267,45 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
       for (unsigned u = 0; u < UNITS_EACH; u++) {
         const unsigned unit = warp + u * WARPS, strip = unit % STRIPS, band = unit / STRIPS * TY;
         if (UNITS % WARPS != 0 && unit >= UNITS) break;
-        const unsigned from = e0 + (band * STRIDE_Y * LINE + strip * 8 + lane % 8) * E_PITCH + group * 32 + lane / 8 % 2 * 16;
-        const unsigned from_two = from + lane / 16 * (LINE * E_PITCH);
+        const unsigned from = e0 + (band * STRIDE_Y * LINE + strip * 8 + lane % 8 + lane / 8 % 2 * (BETWEEN * LINE)) * E_PITCH + group * 32;
+        const unsigned from_quads = from + lane / 16 * (LINE * E_PITCH), from_pairs = from + lane / 16 * 16;
         float sums[TY / 2][2][4];
 #pragma unroll
-        for (unsigned m = 0; m < TY / 2; m++) {
-          sums[m][0][0] = sums[m][0][2] = low_bias.x, sums[m][0][1] = sums[m][0][3] = low_bias.y;
-          sums[m][1][0] = sums[m][1][2] = high_bias.x, sums[m][1][1] = sums[m][1][3] = high_bias.y;
-        }
-        unsigned all[KERNEL_W][UNIT_ROWS + 1][2];  // of rows, eight pixels and twice eight channels
+        for (unsigned kx = 0; kx < KERNEL_W; kx++)
 #pragma unroll
-        for (unsigned kx = 0; kx < KERNEL_W; kx++) {
-          unsigned(&inputs)[UNIT_ROWS + 1][2] = all[kx];
-          const unsigned column = (kx % STRIDE_X * APART + kx / STRIDE_X) * E_PITCH;
+          for (unsigned first = 0; first < TY / 2; first += TOGETHER) {
+            const unsigned begin = 2 * first * STRIDE_Y, column = (kx % STRIDE_X * APART + kx / STRIDE_X) * E_PITCH;
+            unsigned inputs[2][QUADS_DOWN][4];  // rows r, r + BETWEEN, r + 1, r + 1 + BETWEEN of twice eight channels
 #pragma unroll
-          for (unsigned r = 0; r < UNIT_ROWS; r += 2) {
-            unsigned four[4];
-            load_matrices(four, (r + 1 < UNIT_ROWS ? from_two : from) + r * (LINE * E_PITCH) + column);
-            inputs[r][0] = four[0], inputs[r][1] = four[1], inputs[r + 1][0] = four[2], inputs[r + 1][1] = four[3];
-          }
-#pragma unroll
-          for (unsigned ky = 0; ky < KERNEL_H; ky += 2)
-#pragma unroll
-            for (unsigned m = 0; m < TY / 2; m++)
-#pragma unroll
-              for (unsigned c = 0; c < 2; c++) {
-                const unsigned r = 2 * m * STRIDE_Y + ky, tap = kx * KERNEL_H + ky;
-                if (ky + 1 < KERNEL_H) {
-                  const unsigned left[4] = {inputs[r][c], inputs[r + STRIDE_Y][c], inputs[r + 1][c], inputs[r + STRIDE_Y + 1][c]};
-                  multiply(sums[m][c], left, weights[tap][c], weights[tap + 1][c]);
-                } else if (kx % 2) {  // the odd taps of two columns
-                  const unsigned left[4] = {all[kx - 1][r][c], all[kx - 1][r + STRIDE_Y][c], inputs[r][c], inputs[r + STRIDE_Y][c]};
-                  multiply(sums[m][c], left, weights[tap - KERNEL_H][c], weights[tap][c]);
-                } else if (kx + 1 == KERNEL_W) {
-                  multiply_eight(sums[m][c], inputs[r][c], inputs[r + STRIDE_Y][c], weights[tap][c]);
-                }
+            for (unsigned t = 0; t < QUADS_DOWN; t++) {
+              const unsigned at = (begin + 2 * t) * (LINE * E_PITCH) + column;
+              if (HALF_LAST && t + 1 == QUADS_DOWN) {
+                unsigned four[4];
+                load_matrices(four, from_pairs + at);
+                inputs[0][t][0] = four[0], inputs[0][t][1] = four[1], inputs[1][t][0] = four[2], inputs[1][t][1] = four[3];
+              } else {
+                load_matrices(inputs[0][t], from_quads + at);
+                load_matrices(inputs[1][t], from_quads + at + 16);
               }
-        }
+            }
+#pragma unroll
+            for (unsigned ky = 0; ky < KERNEL_H; ky++)
+#pragma unroll
+              for (unsigned i = 0; i < TOGETHER; i++)
+#pragma unroll
+                for (unsigned c = 0; c < 2; c++) {
+                  const unsigned tap = kx * KERNEL_H + ky, t = i + ky;
+                  float(&sum)[4] = sums[first + i][c];
+                  const float4 before = kx + ky > 0 ? float4{sum[0], sum[1], sum[2], sum[3]} : middle_before[c];
+                  const unsigned(&four)[4] = inputs[c][t / 2];
+                  if (t % 2 == 0 && ky + 1 < KERNEL_H)
+                    multiply_onto(sum, before, four, weights[tap][c], weights[tap + 1][c]);
+                  else if (t % 2 == 0)
+                    multiply_eight_onto(sum, before, four[0], four[1], weights[tap][c]);
+                  else if (ky == 0)
+                    multiply_eight_onto(sum, before, four[2], four[3], weights[tap][c]);
+                }
+          }
 #if PROJECTS
 #pragma unroll
         for (unsigned m = 0; m < TY / 2; m++) {
@@ -305,7 +324,7 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
 #else
 #pragma unroll
         for (unsigned p = 0; p < TY; p++) {
-          const unsigned oy = y0 + band + p, ox = x0 + strip * 8 + g, quad = sixteen * 4 + q, m = p / 2, h = p % 2 * 2;
+          const unsigned oy = y0 + band + p, ox = x0 + strip * 8 + g, quad = sixteen * 4 + q, m = product_of(p), h = half_of_rows(p) * 2;
           if (oy < OUT_H && ox < OUT_W && (BX % 8 == 0 || strip * 8 + g < BX) && quad < QUADS)
             STORE((image * OUT_H + oy) * OUT_W + ox, quad,
                   TOTALS(sums[m][0][h], sums[m][0][h + 1], sums[m][1][h], sums[m][1][h + 1]));
@@ -322,7 +341,7 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
     if (UNITS % WARPS != 0 && unit >= UNITS) break;
 #pragma unroll
     for (unsigned p = 0; p < TY; p++) {
-      const unsigned oy = y0 + band + p, ox = x0 + strip * 8 + g, m = p / 2, h = p % 2 * 2;
+      const unsigned oy = y0 + band + p, ox = x0 + strip * 8 + g, m = product_of(p), h = half_of_rows(p) * 2;
       if (oy >= OUT_H || ox >= OUT_W || (BX % 8 != 0 && strip * 8 + g >= BX)) continue;
 #pragma unroll
       for (unsigned n = 0; n < OUT_TILES; n += 2) {
