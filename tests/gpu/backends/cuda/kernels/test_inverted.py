@@ -7,9 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 from first_output import first_output
+from gpu.backends.cuda.kernels.test_separable import network as separable_network
 
-from litegpu.gpu.backends.cuda.kernels import inverted, inverted_cost
+from litegpu.gpu.backends.cuda.kernels import inverted, inverted_cost, separable
 from litegpu.gpu.backends.cuda.passes import inverted as passes
+from litegpu.gpu.backends.cuda.passes import separable as joined_separable
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import (
@@ -296,3 +298,23 @@ def test_whole_numbers_are_joined_only_where_sums_are_exact() -> None:
     assert joined(dataclasses.replace(biased, values=values)) == apart[:2]
     other = dataclasses.replace(biased.nodes[1], op=dataclasses.replace(op, zero_point=-100))
     assert joined(dataclasses.replace(biased, nodes=(biased.nodes[0], other))) == apart[:2]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("channels, outputs, stride, taps, direct", [
+    (32, 16, 1, 3, False), (20, 24, 2, 3, False), (13, 9, 1, 5, False), (50, 16, 1, 3, True), (96, 24, 2, 3, False),
+])  # fmt: skip
+def test_blocks_that_do_not_widen(device, monkeypatch, channels, outputs, stride: int, taps: int, direct: bool) -> None:
+    """A depthwise and a 1x1 convolution without anything in front, as separable.py has them."""
+    monkeypatch.setattr(joined_separable, "LEAST_PIXELS", 1)
+    monkeypatch.setattr(separable, "GAIN", 1e9)
+    op = DepthwiseConv2D((stride, stride), (1, 1), (taps // 2, taps // 2))
+    graph, x = separable_network((2, 11, 12, channels), (taps, taps), outputs, op, direct=direct)
+    usual = inverted_cost.ranked
+    for buffers in (1, 2):
+
+        def some(*args, n=buffers) -> list[inverted_cost.InvertedBlock]:
+            return [b for b in usual(*args) if b.buffers == n][:1] or list(usual(*args))
+
+        monkeypatch.setattr(inverted_cost, "ranked", some)
+        check(device, graph, x)

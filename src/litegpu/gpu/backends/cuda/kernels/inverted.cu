@@ -3,7 +3,7 @@
 // channels at a time are expanded there, with the halo that the window needs, rounded to halves and zero outside of the
 // picture. The depthwise products are done from there on tensor cores, each tap being a diagonal matrix: they read halves,
 // and a matrix of eight pixels and eight channels serves several taps. Their results are stored, or, as they lie in
-// registers, are the left factor of the projection.
+// registers, are the left factor of the projection. Without EXPANDS the input itself is what the window reads.
 //
 // Constants from the host: BY BX WARPS TY (rows of a unit: a strip of eight columns); SLICE (a multiple of 16), SLICES (of
 // a workgroup), PARTS (workgroups that share the channels), BUFFERS (of slices: 1 or 2); DEPTH (channels of the packed
@@ -26,7 +26,7 @@ constexpr unsigned COLUMNS = ((BX < OUT_W ? BX : OUT_W) - 1) * STRIDE_X + KERNEL
 constexpr unsigned APART = (COLUMNS + STRIDE_X - 1) / STRIDE_X, LINE = APART * STRIDE_X;
 constexpr unsigned PLACES = ROWS * LINE, TILES = (PLACES + 15) / 16;  // tiles of 16 places
 constexpr unsigned EACH = (TILES + WARPS - 1) / WARPS;                // of a warp
-constexpr unsigned X_BYTES = TILES * 16 * X_PITCH, E_BYTES = (TILES * 16 + 8) * E_PITCH;
+constexpr unsigned X_BYTES = EXPANDS ? TILES * 16 * X_PITCH : 0, E_BYTES = (TILES * 16 + 8) * E_PITCH;
 constexpr unsigned STRIPS = (BX + 7) / 8, UNITS = STRIPS * (BY / TY), UNITS_EACH = (UNITS + WARPS - 1) / WARPS;
 // The 16 rows of a depthwise product are eight pixels of two output rows: neighbours, or of stride 1 every other one, so
 // that what two such products read are the same quadruples of input rows.
@@ -37,6 +37,11 @@ constexpr unsigned HELD = STEPS <= 2 ? STEPS : 1;  // steps of the expansion who
 constexpr unsigned TAP_WORDS = (KERNEL_H * KERNEL_W + 1) / 2;
 static_assert(BY % TY == 0 && TY % 2 == 0 && SLICE % 16 == 0 && EACH <= 32, "block");
 static_assert(X_BYTES + BUFFERS * E_BYTES == SHARED_BYTES, "the host reckons otherwise");
+
+// A number that is part of a type.
+template <unsigned value> struct Number {
+  __device__ constexpr operator unsigned() const { return value; }
+};
 
 // Which product, and half of its rows, a unit's output row is of.
 INLINE constexpr unsigned product_of(unsigned row) { return TOGETHER == 2 ? row / 4 * 2 + row % 2 : row / 2; }
@@ -75,15 +80,19 @@ INLINE uint2 difference_halves(unsigned bytes) {
       low = real ? pack_half2(a.x, a.y) : 0, high = real ? pack_half2(a.z, a.w) : 0; \
     } \
   }
+#if EXPANDS
 TO_HALVES(expanded_halves, EXPANDED_BOUND, EXPANDED)
+#endif
 #if PROJECTS
 TO_HALVES(middle_halves, MIDDLE_BOUND, MIDDLE)
 #endif
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restrict__ bias,
-     const unsigned* __restrict__ taps
+NAME(const SOURCE* x, const unsigned* __restrict__ taps
+#if EXPANDS
+     , const uint4* __restrict__ expansion, const float2* __restrict__ bias
+#endif
 #if WHOLE
      , const float2* __restrict__ scale
 #endif
@@ -105,6 +114,7 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
     iy = iy0 + (int)(place / LINE), ix = ix0 + (int)(column % APART * STRIDE_X + column / APART);
     return place < PLACES && (unsigned)iy < H && (unsigned)ix < W;
   };
+#if EXPANDS
   unsigned real[2] = {};  // of the places of this lane in the tiles of the warp, one bit for each tile
 #pragma unroll 1
   for (unsigned i = 0; i < EACH; i++)
@@ -113,16 +123,18 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
       int iy, ix;
       real[h] |= (unsigned)find((warp + i * WARPS) * 16 + h * 8 + g, iy, ix) << i;
     }
+#endif
   wait_for_predecessors();
   launch_dependents();
 
+  auto copy_places = [&](unsigned channel0, auto chunks, unsigned at, unsigned pitch) {
 #pragma unroll 4
-  for (unsigned item = thread; item < PLACES * (DEPTH / 8); item += THREADS) {
-    const unsigned place = item / (DEPTH / 8), chunk = item % (DEPTH / 8), channel = chunk * 8;
+  for (unsigned item = thread; item < PLACES * chunks; item += THREADS) {
+    const unsigned place = item / chunks, chunk = item % chunks, channel = channel0 + chunk * 8;
     int iy, ix;
     const bool inside = find(place, iy, ix) && channel < CHANNELS;
     const unsigned from = inside ? image * PITCH_B + iy * PITCH_Y + ix * PITCH_X + channel * PITCH_C + OFFSET : 0;
-    const unsigned to = place * X_PITCH + chunk * 16;
+    const unsigned to = at + place * pitch + chunk * 16;
 #if WHOLE && VECTOR
     const bool more = inside && (VECTOR == 8 || channel + 4 < CHANNELS);
     const unsigned first = inside ? *(const unsigned*)(x + from) : 0, second = more ? *(const unsigned*)(x + from + 4) : 0;
@@ -143,13 +155,19 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
 #endif
   }
   copies_commit();
+  };
+#if EXPANDS
+  copy_places(0, Number<DEPTH / 8>(), 0, X_PITCH);
+#else
+  copy_places(0, Number<EIGHTS>(), 0, E_PITCH);
+#endif
   // The diagonal of a tap for eight channels: lanes whose column is one of their two rows have its weight.
   const unsigned half = g % 2 ? 0x1044u : 0x4410u, other = g % 2 ? 0x3244u : 0x4432u;
   const unsigned first_tap = q == g / 2 ? half : 0x4444u, second_tap = q == g / 2 ? other : 0x4444u;
 #if PROJECTS
   float totals[UNITS_EACH][TY / 2][OUT_TILES][4] = {};
 #endif
-  // What is needed of the weights next is under way while something else is computed, or awaited.
+#if EXPANDS
   float2 biases[EIGHTS];
 #if WHOLE
   float2 scales[EIGHTS];
@@ -169,6 +187,8 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
       for (unsigned n = 0; n < EIGHTS / 2; n++)
         held[k][n] = expansion[((slice * STEPS + k) * (EIGHTS / 2) + n) * 32 + lane];
   };
+#endif
+  // The weights that are needed next are under way while something else is computed, or awaited.
   unsigned words[2][TAP_WORDS];
   float2 middle_biases[2] = {};  // without a projection the epilogue adds it
 #if WHOLE && PROJECTS
@@ -187,12 +207,15 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
 #endif
     }
   };
+#if EXPANDS
   copies_wait<0>();
   __syncthreads();
+#endif
 
 #pragma unroll 1
   for (unsigned s = 0; s < SLICES; s++) {
     const unsigned slice = part * SLICES + s, e0 = X_BYTES + s % BUFFERS * E_BYTES;
+#if EXPANDS
     fetch_slice(slice);
     float4 before[EIGHTS];  // the products
 #pragma unroll
@@ -234,8 +257,15 @@ NAME(const SOURCE* x, const uint4* __restrict__ expansion, const float2* __restr
         }
       }
     }
+#else
+    if (BUFFERS == 1 && s > 0) copy_places(s * SLICE, Number<EIGHTS>(), 0, E_PITCH);
+    copies_wait<0>();
+#endif
     fetch_taps(slice * (SLICE / 16));
     __syncthreads();
+#if !EXPANDS
+    if (BUFFERS == 2 && s + 1 < SLICES) copy_places((s + 1) * SLICE, Number<EIGHTS>(), (s + 1) % 2 * E_BYTES, E_PITCH);
+#endif
 
 #pragma unroll 1
     for (unsigned group = 0; group < SLICE / 16; group++) {

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from litegpu.gpu.backends.cuda.kernels.biased import without_bias
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import (
     WHOLE_EFFORT,
     InvertedBlock,
@@ -17,7 +19,18 @@ from litegpu.gpu.backends.cuda.kernels.inverted_cost import (
 )
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD, NARROW, Layer
 from litegpu.gpu.backends.cuda.kernels.source import Traced, native_launch
-from litegpu.gpu.graph import RESULT, Apply, Conv2D, DType, Expr, IntegerInvertedConv2D, InvertedConv2D, Literal
+from litegpu.gpu.graph import (
+    RESULT,
+    Apply,
+    Conv2D,
+    DType,
+    Expr,
+    IntegerInvertedConv2D,
+    InvertedConv2D,
+    Literal,
+    SeparableConv2D,
+    arguments,
+)
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 from litegpu.gpu.kernels.expression import evaluate
@@ -37,12 +50,14 @@ class InvertedLayer:
     @classmethod
     def of(cls, ctx: KernelContext) -> InvertedLayer:
         op, node = ctx.node.op, ctx.node
-        assert isinstance(op, (InvertedConv2D, IntegerInvertedConv2D))
+        assert isinstance(op, (InvertedConv2D, IntegerInvertedConv2D, SeparableConv2D))
         constants = []
         for v in node.inputs[1:]:
             data = ctx.value(v).data
             assert data is not None  # as the pass sees to
             constants.append(data)
+        if isinstance(op, SeparableConv2D):
+            return cls._separable(ctx, op, constants)
         whole, depthwise = isinstance(op, IntegerInvertedConv2D), op.depthwise
         taps = constants.pop(3 if whole else 2)
         plain = Conv2D(depthwise.stride, depthwise.dilation, depthwise.padding)
@@ -54,6 +69,19 @@ class InvertedLayer:
         last = [constants[-1].shape] * 2 if len(constants) > 3 else []
         shape = InvertedShape.of(depthwise.stride, efforts, [*shapes, *last], ctx.output.shape)
         return cls(op, window, constants, shape)
+
+    @classmethod
+    def _separable(cls, ctx: KernelContext, op: SeparableConv2D, constants: list[np.ndarray]) -> InvertedLayer:
+        taps, weights, *bias = constants
+        channels = taps.shape[3]
+        plain = Conv2D(op.depthwise.stride, op.depthwise.dilation, op.depthwise.padding)
+        window = Layer(plain, ctx.views[ctx.node.inputs[0]], taps, ctx.output.shape, True)
+        middle = without_bias(op.inner) if bias else op.inner
+        x = (*window.source.shape[:3], 0)
+        shapes = [x, weights.shape, taps.shape, taps.shape, taps.shape, weights.shape]
+        shape = InvertedShape.of(op.depthwise.stride, (0.0, effort(middle)), shapes, ctx.output.shape)
+        whole = np.broadcast_to(bias[0] if bias else np.float32(0), (1, 1, 1, channels))
+        return cls(InvertedConv2D(op.depthwise, RESULT, middle), window, [whole, weights], shape)
 
     def settings(self) -> dict[str, int | str]:
         """Constants of the kernel that say what is done to sums, and what the input's elements are."""
@@ -84,6 +112,14 @@ def build(ctx: KernelContext) -> list[Launch]:
     return [quickest(ctx.tuner, [launch(ctx, layer, block) for block in blocks[: ctx.tuner.most]])]
 
 
+def fits_separable(ctx: KernelContext) -> bool:
+    """Whether the kernel, which then expands nothing, computes a SeparableConv2D."""
+    op, node = ctx.node.op, ctx.node
+    assert isinstance(op, SeparableConv2D)
+    expr = without_bias(op.inner) if len(node.inputs) == 4 else op.inner
+    return op.depthwise.dilation == (1, 1) and len(node.inputs) <= 4 and arguments(expr) <= {0}
+
+
 def launch(ctx: KernelContext, layer: InvertedLayer, block: InvertedBlock) -> Launch:
     """All of the node by blocks; see inverted.cu for the constants."""
     op, window, shape, view = layer.op, layer.window, layer.shape, layer.window.source
@@ -93,23 +129,25 @@ def launch(ctx: KernelContext, layer: InvertedLayer, block: InvertedBlock) -> La
     wide = slices * block.parts * block.slice
     constants: dict[str, int | str] = {
         **window.constants(), **layer.settings(), "VECTOR": min(window.vector, 8),
-        "CHANNELS": view.quads * 4 if window.vector else shape.inputs, "KERNEL_H": shape.window[0],
+        "CHANNELS": view.quads * 4 if window.vector else shape.inputs or shape.channels, "KERNEL_H": shape.window[0],
         "BY": block.y, "BX": block.x, "TY": block.rows, "WARPS": block.warps, "SLICE": block.slice, "SLICES": slices,
         "PARTS": block.parts, "BUFFERS": block.buffers, "RESIDENT": block.resident(shape), "DEPTH": shape.depth,
         "TILES_Y": down, "TILES_X": across, "QUADS": -(-outputs // 4), "PROJECTS": int(shape.outputs > 0),
-        "OUT_TILES": shape.out_tiles, "SHARED_BYTES": block.shared_bytes(shape),
+        "OUT_TILES": shape.out_tiles, "SHARED_BYTES": block.shared_bytes(shape), "EXPANDS": int(shape.inputs > 0),
     }  # fmt: skip
+
+    # what was not expanded lies in its own order
+    ordered = _turned if shape.inputs else lambda a, axis: a
 
     def channelwise(data: np.ndarray) -> np.ndarray:
-        return _turned(_padded(data.reshape(-1, 1), wide, 1), 0).reshape(-1)
+        return ordered(_padded(data.reshape(-1, 1), wide, 1), 0).reshape(-1)
 
-    weights, bias, *more = layer.constants
-    operands: Operands = {
-        "x": view,
-        "expansion": _fragments(_padded(weights.reshape(shape.channels, -1), wide, shape.depth), block.slice),
-        "bias": channelwise(bias), "taps": _tap_words(window.weights, wide),
-    }  # fmt: skip
-    functions = [_function(ctx, "expanded", op.expanded)] if isinstance(op, InvertedConv2D) else []
+    more, functions = list(layer.constants), []
+    operands: Operands = {"x": view, "taps": _tap_words(window.weights, wide, ordered)}
+    if shape.inputs:
+        weights = _padded(more.pop(0).reshape(shape.channels, -1), wide, shape.depth)
+        operands |= {"expansion": _fragments(weights, block.slice), "bias": channelwise(more.pop(0))}
+        functions += [_function(ctx, "expanded", op.expanded)] if isinstance(op, InvertedConv2D) else []
     if isinstance(op, IntegerInvertedConv2D):
         operands["scale"] = channelwise(more.pop(0))
     if shape.outputs:
@@ -119,7 +157,7 @@ def launch(ctx: KernelContext, layer: InvertedLayer, block: InvertedBlock) -> La
         else:
             functions.append(_function(ctx, "middle", op.middle))
         matrix = _padded(more.pop(0).reshape(outputs, -1), 8 * shape.out_tiles, wide)
-        operands["projection"] = _fragments(_turned(matrix, 1), 8 * shape.out_tiles)
+        operands["projection"] = _fragments(ordered(matrix, 1), 8 * shape.out_tiles)
     return native_launch(
         ctx, "inverted_convolution", ("device.cu", "diagonal.cu", "inverted.cu"), constants, operands,
         label="inverted_conv_2d", workgroup=(32 * block.warps, 1, 1),
@@ -180,10 +218,10 @@ def _fragments(matrix: np.ndarray, columns: int) -> np.ndarray:
     return np.ascontiguousarray(parts.transpose(0, 4, 1, 3, 6, 2, 5, 7)).reshape(-1)
 
 
-def _tap_words(taps: np.ndarray, wide: int) -> np.ndarray:
+def _tap_words(taps: np.ndarray, wide: int, ordered: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
     """[1,KH,KW,C] as [eight channels, pair of taps, channel, tap of the pair], taps column by column."""
     _, kh, kw, channels = taps.shape
     flat = np.zeros((wide, kw * kh + kw * kh % 2), np.float32)
     flat[:channels, : kh * kw] = taps[0].transpose(2, 1, 0).reshape(channels, kw * kh)
-    words = _turned(flat, 0).astype(np.float16).reshape(wide // 8, 8, -1, 2)
+    words = ordered(flat, 0).astype(np.float16).reshape(wide // 8, 8, -1, 2)
     return np.ascontiguousarray(words.transpose(0, 2, 1, 3)).reshape(-1)

@@ -26,8 +26,8 @@ CYCLES, MEMORY = 1700, 3.8e6
 
 @dataclass(frozen=True)
 class InvertedShape:
-    """What of a node decides how long it takes. `outputs`: of the projection, 0 without one; `effort`: instructions for
-    each expanded element, and each one that is projected."""
+    """What of a node decides how long it takes. `inputs`: 0 if nothing is expanded; `outputs`: of the projection, 0
+    without one; `effort`: instructions for each expanded element, and each one that is projected."""
 
     batch: int
     size: tuple[int, int]
@@ -90,7 +90,7 @@ class InvertedBlock:
         return f"{self.y}x{self.x} by {self.rows}, {self.warps} warps, {self.slice}/{self.parts}, {self.buffers}"
 
     def tiles(self, shape: InvertedShape) -> int:
-        """Sixteens of places that are expanded."""
+        """Sixteens of places that the window reads."""
         (kh, kw), (down, across) = shape.window, shape.stride
         columns = (min(self.x, shape.out_size[1]) - 1) * across + kw
         return -(-((self.y - 1) * down + kh) * -(-columns // across) * across // 16)
@@ -101,7 +101,9 @@ class InvertedBlock:
 
     def shared_bytes(self, shape: InvertedShape) -> int:
         places = self.tiles(shape) * 16
-        return places * (shape.depth * 2 + 16) + self.buffers * (places + 8) * (self.slice * 2 + 16)
+        return places * (shape.depth * 2 + 16 if shape.depth else 0) + self.buffers * (places + 8) * (
+            self.slice * 2 + 16
+        )
 
     def registers(self, shape: InvertedShape) -> int:
         """Of a thread, about."""
@@ -180,13 +182,17 @@ def cost(shape: InvertedShape, block: InvertedBlock, units: int) -> float:
     slices = -(-shape.channels // (block.slice * block.parts))
     groups = shape.batch * -(-out_h // block.y) * -(-out_w // block.x) * block.parts
     # of a warp: tiles that it expands, and units of 16 channels
-    expanded, unit = -(-tiles // block.warps) * slices, -(-block.units // block.warps) * slices * eights // 2
+    expanded, unit = (
+        -(-tiles // block.warps) * slices if steps else 0,
+        -(-block.units // block.warps) * slices * eights // 2,
+    )
     rows = (block.rows - 1) * down + kh
     products, projected = block.rows * kw * ((kh + 1) // 2), block.rows // 2 * shape.out_tiles
     loads = -(-rows // 2) * kw
     first, second = shape.effort
     stored = block.rows * (4 * (second + 1) if shape.outputs else 60)
     issued = expanded * (steps * (1 + eights) + eights * (6 + 2.7 * first))
+    issued += 0 if steps else tiles * eights * slices * 13 / block.warps  # to copy what is not expanded
     issued += unit * (loads + products + projected + stored + 8) + slices * eights / 2 * 10.7 * kh * kw
     multiplied = 11.3 * (expanded * steps * eights + unit * (products + projected))
     shared = 2.07 * (expanded * (steps * 4 + eights * 2) + unit * loads * 4)
@@ -198,7 +204,12 @@ def cost(shape: InvertedShape, block: InvertedBlock, units: int) -> float:
     waves = max(1.0, groups / units / min(block.resident(shape), share)) ** 0.87
     computing = ((share * working) ** 1.4 + (waves * alone) ** 1.4) ** (1 / 1.4) / CYCLES
     written = shape.outputs or shape.channels
-    moved = 2 * shape.batch * (math.prod(shape.size) * shape.inputs * 1.2 + out_h * out_w * written) / MEMORY
+    moved = (
+        2
+        * shape.batch
+        * (math.prod(shape.size) * (shape.inputs or shape.channels) * 1.2 + out_h * out_w * written)
+        / MEMORY
+    )
     return float(1.5 + (computing**3 + moved**3) ** (1 / 3))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from litegpu.gpu.backends.cuda.kernels import inverted, inverted_cost
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer
 from litegpu.gpu.backends.cuda.kernels.source import Traced, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import MOST_SHARED_BYTES, USUAL_UNITS, WorkgroupTile
@@ -16,6 +17,9 @@ from litegpu.gpu.kernels.access import Operands, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 from litegpu.gpu.kernels.expression import evaluate
 from litegpu.gpu.lang import Kernel, TracedValue, f32x4, u32
+
+#: The kernel of widening blocks has to be so much quicker, by the estimates.
+GAIN = 0.85
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,12 @@ def build(ctx: KernelContext) -> list[Launch]:
     window = Layer(Conv2D(op.depthwise.stride, op.depthwise.dilation, op.depthwise.padding), view, taps,
                    ctx.output.shape, True)  # fmt: skip
     blocks = ranked(window, weights.shape[0], units)
+    if inverted.fits_separable(ctx):
+        layer = inverted.InvertedLayer.of(ctx)
+        found = inverted_cost.ranked(layer.shape, ctx.features.capability, units)
+        least = GAIN * cost(window, weights.shape[0], blocks[0], units)
+        if found and inverted_cost.cost(layer.shape, found[0], units) < least:
+            return [inverted.launch(ctx, layer, found[0])]
     if ctx.tuner is None:
         return [launch(ctx, window, weights, blocks[0])]
     launches = [launch(ctx, window, weights, block) for block in blocks[: ctx.tuner.most]]

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from litegpu.gpu.backends.cuda.kernels.biased import without_bias
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import WHOLE_EFFORT, InvertedShape, cost, effort, ranked
 from litegpu.gpu.backends.cuda.passes import inverted_integer
 from litegpu.gpu.backends.cuda.passes.separable import can_join
 from litegpu.gpu.graph import (
     RESULT,
-    Apply,
-    Arg,
     Conv2D,
     DepthwiseConv2D,
     DType,
@@ -83,21 +82,9 @@ def activation(node: Node, graph: Graph) -> Activation | None:
     if len(node.operands) != 1:
         return None
     bias = graph.values[node.operands[0]]
-    expr = _without_bias(node.epilogue)
+    expr = without_bias(node.epilogue)
     channelwise = bias.is_constant and bias.shape in ((1, 1, 1, 1), (1, 1, 1, graph.values[node.output].shape[3]))
     return Activation(expr, bias.id) if channelwise and arguments(expr) <= {0} else None
-
-
-def _without_bias(expr: Expr) -> Expr:
-    """`expr` with RESULT instead of its sum with Arg(1)."""
-    match expr:
-        case Apply("add", (Arg(0), Arg(1)) | (Arg(1), Arg(0))):
-            return RESULT
-        case Apply(fn, args):
-            return Apply(fn, tuple(map(_without_bias, args)))
-        case Arg(0):
-            return Arg(2)  # apart from the sum: none of these
-    return expr
 
 
 def _widens(first: Node, depthwise: Node, graph: Graph) -> bool:
