@@ -318,3 +318,9 @@ def test_blocks_that_do_not_widen(device, monkeypatch, channels, outputs, stride
 
         monkeypatch.setattr(inverted_cost, "ranked", some)
         check(device, graph, x)
+
+
+def test_bounds_are_of_halves() -> None:
+    """Only where a clamp ends at a half is it the same before rounding and after."""
+    half = {name: inverted.bound_of(expr) for name, expr in ACTIVATIONS.items()}
+    assert half == {**dict.fromkeys(ACTIVATIONS, 0), "relu": 0x7C007C00, "relu6": 0x46004600}
