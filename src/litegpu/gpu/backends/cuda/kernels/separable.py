@@ -19,7 +19,7 @@ from litegpu.gpu.kernels.expression import evaluate
 from litegpu.gpu.lang import Kernel, TracedValue, f32x4, u32
 
 #: The kernel of widening blocks has to be so much quicker, by the estimates.
-GAIN = 0.85
+GAIN = 0.6
 
 
 @dataclass(frozen=True)
