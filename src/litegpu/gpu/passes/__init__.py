@@ -17,6 +17,7 @@ from litegpu.gpu.passes.products import simplify_products
 from litegpu.gpu.passes.raising import raise_elementwise
 from litegpu.gpu.passes.repeats import drop_repeats
 from litegpu.gpu.passes.rolling import join_slices
+from litegpu.gpu.passes.rotary import turn_halves
 from litegpu.gpu.passes.siblings import join_siblings
 from litegpu.gpu.passes.softmax import join_softmax
 from litegpu.gpu.passes.split import split_reductions
@@ -26,7 +27,7 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     """The same function in less work: constants folded, copies joined, elementwise work fused, long sums split.
     `half`: intermediates will be float16."""
     graph = drop_repeats(fold_constants(drop_unused(graph)))
-    graph = join_neighbours(join_slices(keep_channels_last(join_copies(graph))))
+    graph = join_neighbours(turn_halves(join_slices(keep_channels_last(join_copies(graph)))))
     graph = simplify_products(join_softmax(absorb_border(absorb_padding(graph))))
     for _ in range(2):  # what became one function may pass what its parts, of which one was read twice, could not
         graph = fuse_elementwise(fold_constants(raise_elementwise(graph)), features.max_buffers)
