@@ -26,8 +26,8 @@ from small_models.pieces import HYBRID, STYLES, converted, draw, reshaped
 _STORED = {TensorType.INT8, TensorType.UINT8, TensorType.INT16}
 #: Operators whose whole numbers have to be in order, or different.
 _ORDERED = {"SCATTER_ND", "SPARSE_TO_DENSE", "SEGMENT_SUM", "HASHTABLE_LOOKUP", "STABLEHLO_SCATTER"}
-#: Operators whose floats have to be different, or to be boxes.
-_SORTED = {"NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5"}
+#: Operators whose floats have to be different, or to be boxes, or of which every bit counts.
+_SORTED = {"NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5", "BITCAST"}
 #: What has a state from one inference to the next.
 _STATEFUL = {"VAR_HANDLE", "RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL"}
 

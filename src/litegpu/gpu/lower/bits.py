@@ -7,6 +7,7 @@ from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.elementwise import check_broadcast
 from litegpu.gpu.lower.registry import lowers
+from litegpu.model.types import TensorType
 
 _X, _Y = Arg(0), Arg(1)
 
@@ -35,13 +36,17 @@ def right_shift(ctx: OpContext) -> None:
     _alike(ctx)
     most = Literal(8 * ctx.tensor(0).type.nbytes - 1, DType.INT32)
     count = fn("min", fn("max", _Y, Literal(0, DType.INT32)), most)
-    ctx.elementwise(fn("shift_right", _X, count), [ctx.value(0), ctx.value(1)], ctx.output_value())
+    expr = fn("shift_right", _X, count)
+    if ctx.tensor(0).type is TensorType.UINT32:
+        none, one = Literal(0, DType.INT32), Literal(1, DType.INT32)
+        kept = fn("sub", fn("shift_left", one, fn("sub", Literal(32, DType.INT32), fn("max", count, one))), one)
+        expr = fn("select", fn("eq", count, none), _X, fn("bit_and", expr, kept))
+    ctx.elementwise(expr, [ctx.value(0), ctx.value(1)], ctx.output_value())
 
 
 @lowers("STABLEHLO_SHIFT_LEFT")
 def stablehlo_shift_left(ctx: OpContext) -> None:
     _alike(ctx)
-    ctx.require(ctx.tensor(0).type.nbytes == 4, f"{ctx.tensor(0).type.name}: numbers of 32 bits are taken")
     ctx.elementwise(fn("shift_left", _X, _Y), [ctx.value(0), ctx.value(1)], ctx.output_value())
 
 

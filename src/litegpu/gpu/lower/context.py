@@ -271,7 +271,7 @@ class OpContext:
 
     def keeps_bits(self, t: Tensor) -> bool:
         """Whether a result of the operator is integers of fewer bits than it computes with, rather than moves."""
-        return t.type in self.gpu.small and not self.gpu.results >= ANY
+        return t.type in self.gpu.small and self.gpu.grids != "moved"
 
     def output_type(self, t: Tensor) -> DType:
         """Of the value for an output."""

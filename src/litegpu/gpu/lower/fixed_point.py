@@ -38,6 +38,11 @@ def lowest_bits(x: Expr, type_: TensorType) -> Expr:
     return fn("shift_right", fn("shift_left", x, above), above)
 
 
+def turned(word: Expr) -> Expr:
+    """A word without a sign as the one with a sign that has the same place in order, or the other way round."""
+    return fn("bit_xor", word, whole(-(2**31)))
+
+
 def unsigned(word: Expr) -> Expr:
     """A word without a sign as a float."""
     upper = fn("bit_and", fn("shift_right", word, whole(16)), whole(0xFFFF))

@@ -29,8 +29,8 @@ def reduce(ctx: OpContext, kind: str) -> None:
     spatial = tuple(a + 4 - len(x) for a in axes)
     if kind == "prod":
         ctx.require_reals()
-    if kind in ("all", "any"):
-        extreme = Reduce("min" if kind == "all" else "max", spatial, fn("to_int32", RESULT))
+    if ctx.dtype(0) is DType.BOOL:
+        extreme = Reduce("min" if kind in ("all", "min") else "max", spatial, fn("to_int32", RESULT))
         ctx.finish(extreme, [ctx.value(0)], kept, fn("to_bool", RESULT), dtype=DType.BOOL)
     elif kind == "mean" and ctx.dtype(0) is DType.INT32:
         _mean_of_words(ctx, spatial, kept, math.prod(x[a] for a in axes))

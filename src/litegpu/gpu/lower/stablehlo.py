@@ -11,15 +11,25 @@ from litegpu.gpu.graph import Arg, DType, Expr, Gather, Literal, Pad, Reshape, S
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.elementwise import check_broadcast
+from litegpu.gpu.lower.fixed_point import turned
 from litegpu.gpu.lower.movement import move, spread
 from litegpu.gpu.lower.registry import lowers, lowers_as
+from litegpu.model.types import TensorType
 
 
 @lowers_as(STABLEHLO_ADD="add", STABLEHLO_MULTIPLY="mul", STABLEHLO_MAXIMUM="max", STABLEHLO_MINIMUM="min")
 def binary(ctx: OpContext, function: str) -> None:
     check_broadcast(ctx, 2)
     ctx.require(ctx.dtype(0) is ctx.dtype(1), "inputs of different types are not taken together")
-    ctx.elementwise(fn(function, Arg(0), Arg(1)), [ctx.value(0), ctx.value(1)], ctx.output_value())
+    expr: Expr = fn(function, Arg(0), Arg(1))
+    if ctx.dtype(0) is DType.BOOL:
+        expr = fn("logical_or" if function in ("add", "max") else "logical_and", Arg(0), Arg(1))
+    elif ctx.tensor(0).type is TensorType.UINT32 and function in (
+        "max",
+        "min",
+    ):  # as numbers with a sign, in that order
+        expr = turned(fn(function, turned(Arg(0)), turned(Arg(1))))
+    ctx.elementwise(expr, [ctx.value(0), ctx.value(1)], ctx.output_value())
 
 
 @lowers("STABLEHLO_PAD")

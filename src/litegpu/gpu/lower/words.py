@@ -12,7 +12,7 @@ from litegpu.gpu.graph import Arg, Expr, Literal
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.activation import ACTIVATIONS, BOUNDS
 from litegpu.gpu.lower.constants import Unsupported
-from litegpu.gpu.lower.fixed_point import unsigned, whole
+from litegpu.gpu.lower.fixed_point import turned, unsigned, whole
 from litegpu.gpu.lower.parts import Parts
 from litegpu.gpu.lower.quantization import STORED
 from litegpu.gpu.lower.registry import REGISTRY
@@ -42,7 +42,7 @@ def _as_number(condition: Expr) -> Expr:
 
 def _below(a: Expr, b: Expr) -> Expr:
     """Whether a word is less than another, both without signs."""
-    return fn("lt", fn("bit_xor", a, _LOWEST), fn("bit_xor", b, _LOWEST))
+    return fn("lt", turned(a), turned(b))
 
 
 def _plus(a: Wide, b: Wide) -> Wide:
@@ -303,10 +303,10 @@ class Words:
         sizes = self.parts.blank((len(shape),), TensorType.INT32, np.array(shape, np.int32))
         spread = self._made("BROADCAST_TO", (top, sizes), shape)
         none = whole(-(2**31)) if name == "REDUCE_MAX" else whole(2**31 - 1)
-        ordered = _choice(fn("eq", Arg(1), Arg(2)), fn("bit_xor", Arg(0), _LOWEST), none)
+        ordered = _choice(fn("eq", Arg(1), Arg(2)), turned(Arg(0)), none)
         candidates = self.parts.computed(ordered, (low, high, spread), self._sources)
         found = self._again(candidates, made)
-        self._give(fn("bit_xor", Arg(0), _LOWEST), Arg(1), (found, self._again(high, made)))
+        self._give(turned(Arg(0)), Arg(1), (found, self._again(high, made)))
 
 
 def moved_inputs(operator: Operator) -> tuple[int, ...] | None:

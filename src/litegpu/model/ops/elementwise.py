@@ -9,7 +9,7 @@ import numpy as np
 
 from litegpu.model.ops.batch_node import BatchNode, Place
 from litegpu.model.ops.checks import EIGHT_BIT, QUANTIZED, Tensors, require, scale_of
-from litegpu.model.ops.record import ANY, BOOL, FLOAT, INT16, MANY, NUMBER, SIGNED, UINT32, WHOLE, Gpu, Op
+from litegpu.model.ops.record import ANY, BOOL, FLOAT, INT16, MANY, NUMBER, SIGNED, UINT32, UNSIGNED, WHOLE, Gpu, Op
 from litegpu.model.ops.rules import (
     EACH,
     alike_hazard,
@@ -147,7 +147,7 @@ OPS = (
     Op(
         "BITWISE_XOR", "a b -> .", estimate=_broadcast_estimate, shape=broadcast_shape, batch=broadcast_rows,
         repeating=EACH, gpu=Gpu(1, inputs=(WHOLE, WHOLE), counts=2, joins="broadcast", quantized=False,
-            notes="broadcasting"),
+            small=UNSIGNED, notes="broadcasting"),
     ),
     Op("CEIL", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(1, quanta="reads")),
     Op("COS", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, widens=True, quanta="reads")),
@@ -262,7 +262,7 @@ OPS = (
     Op(
         "RIGHT_SHIFT", "a b -> .", estimate=_broadcast_estimate, shape=broadcast_shape, batch=broadcast_rows,
         repeating=EACH, gpu=Gpu(1, inputs=(WHOLE, WHOLE), counts=2, joins="broadcast", quantized=False,
-            notes="broadcasting"),
+            small=UNSIGNED, notes="broadcasting"),
     ),
     Op("ROUND", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(1, widens=True, quanta="reads")),
     Op("RSQRT", "x -> .", shape=same_shape, batch=pointwise, hazard=_table_hazard, gpu=Gpu(3, quanta="reads")),

@@ -22,6 +22,7 @@ COMPLEX: Types = frozenset({TensorType.COMPLEX64})
 INT16: Types = frozenset({TensorType.INT16})
 SIGNED: Types = frozenset({TensorType.INT16, TensorType.INT8})
 UINT32: Types = frozenset({TensorType.UINT32})
+UNSIGNED: Types = frozenset({TensorType.UINT32, TensorType.UINT16})
 INTEGERS: Types = frozenset({TensorType.INT32, TensorType.INT64})
 NUMBER = FLOAT | INT32
 ANY = NUMBER | BOOL

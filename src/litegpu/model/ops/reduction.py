@@ -91,14 +91,14 @@ OPS = (
     Op(
         "REDUCE_MAX", "x axes{8}:int32 -> =x", shape=_reduction_shape, is_scalar=_is_whole_reduction,
         batch=_reduction_batch, folds="values", table="ReducerOptions",
-        gpu=Gpu(3, inputs=(NUMBER, STATIC), counts=2, joins="axes", span=among, quanta="linear", grids="alike",
+        gpu=Gpu(3, inputs=(ANY, STATIC), counts=2, joins="axes", span=among, quanta="linear", grids="alike",
             small=WHOLE,
             notes="any constant axes, keep_dims or not; a NaN is passed over (on the CPU its place decides)"),
     ),
     Op(
         "REDUCE_MIN", "x axes{8}:int32 -> =x", shape=_reduction_shape, is_scalar=_is_whole_reduction,
         batch=_reduction_batch, folds="values", table="ReducerOptions",
-        gpu=Gpu(3, inputs=(NUMBER, STATIC), counts=2, joins="axes", span=among, quanta="linear", grids="alike",
+        gpu=Gpu(3, inputs=(ANY, STATIC), counts=2, joins="axes", span=among, quanta="linear", grids="alike",
             small=WHOLE,
             notes="any constant axes, keep_dims or not; a NaN is passed over (on the CPU its place decides)"),
     ),

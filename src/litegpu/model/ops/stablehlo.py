@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from litegpu.model.ops.checks import Tensors, require
-from litegpu.model.ops.record import ANY, BOOL, INT32, NUMBER, SIGNED, UINT32, WHOLE, Gpu, Op
+from litegpu.model.ops.record import ANY, BOOL, INT32, NUMBER, SIGNED, UNSIGNED, WHOLE, Gpu, Op
 from litegpu.model.ops.rules import EACH, alike_hazard, rows_alike, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.ops.spans import added, among, multiplied
@@ -62,8 +62,10 @@ def _pad_shape(node: ShapeNode) -> list[Shape]:
 
 
 _ATTRIBUTES = "its attributes hold the sizes of one batch"
-_BINARY = Gpu(1, inputs=(NUMBER, NUMBER), counts=2, quantized=False, widens=True, small=WHOLE, span=among)
-_SUM = dataclasses.replace(_BINARY, small=WHOLE | UINT32, span=added)
+_BINARY = Gpu(
+    1, inputs=(NUMBER | BOOL, NUMBER | BOOL), counts=2, quantized=False, widens=True, small=WHOLE | UNSIGNED, span=among
+)
+_SUM = dataclasses.replace(_BINARY, span=added)
 _PRODUCT = dataclasses.replace(_SUM, span=multiplied)
 
 _FLOW = "control flow: the operators around it, and in what it calls, are divided among delegates by themselves"
@@ -78,7 +80,7 @@ OPS = (
     ),
     Op(
         "STABLEHLO_AND", "a b -> =a", shape=same_shape, batch=rows_alike, repeating=EACH, shape_hazard=alike_hazard,
-        gpu=Gpu(1, inputs=(INT32 | BOOL, INT32 | BOOL), counts=2, quantized=False, small=WHOLE | UINT32),
+        gpu=Gpu(1, inputs=(INT32 | BOOL, INT32 | BOOL), counts=2, quantized=False, small=WHOLE | UNSIGNED),
     ),
     Op("STABLEHLO_BROADCAST_IN_DIM", "x -> .", moves="elements", stays=_NO_KERNEL),
     Op("STABLEHLO_CASE", "x*:object -> .*:object", moves="elements", stays=_FLOW),
