@@ -28,6 +28,8 @@ FEATURES = Features(
 CASES: dict[str, tuple[PatchTile, tuple[int, ...], tuple[int, int], int, bool]] = {
     "vision": (PatchTile(2, 96, 4, 2, 1), (1, 64, 160, 3), (16, 16), 192, False),
     "vision, all outputs": (PatchTile(1, 192, 2, 2, 2), (2, 32, 48, 3), (16, 16), 192, False),
+    "divided depth": (PatchTile(4, 32, 12, 2, 1, 4), (1, 96, 112, 3), (16, 16), 40, False),
+    "divided depth of two teams' pixels": (PatchTile(4, 64, 12, 1, 1, 2), (1, 96, 224, 3), (16, 16), 64, False),
     "four by four": (PatchTile(1, 96, 1, 1, 2), (2, 32, 36, 3), (4, 4), 96, False),
     "odd outputs, what is left over": (PatchTile(1, 32, 2, 1, 4), (3, 21, 38, 4), (5, 4), 37, False),
     "halves": (PatchTile(2, 64, 4, 2, 1), (2, 24, 40, 12), (3, 5), 64, True),

@@ -24,16 +24,23 @@ GROUP = 16
 @dataclass(frozen=True)
 class PatchTile:
     """A workgroup computes `teams` x 64 pixels times `columns` outputs; of the weights `stages` steps have places, of
-    the input `ahead` steps are on their way; `resident` workgroups share a multiprocessor."""
+    the input `ahead` steps are on their way; `resident` workgroups share a multiprocessor. `along` teams divide the
+    depth."""
 
     teams: int
     columns: int
     stages: int
     ahead: int
     resident: int
+    along: int = 1
 
     def __str__(self) -> str:
-        return f"patch {64 * self.teams}x{self.columns}-{self.stages}-{self.ahead}-{self.resident}"
+        divided = f"/{self.along}" if self.along > 1 else ""
+        return f"patch {self.rows}x{self.columns}-{self.stages}-{self.ahead}-{self.resident}{divided}"
+
+    @property
+    def rows(self) -> int:
+        return 64 * self.teams // self.along
 
     @property
     def threads(self) -> int:
@@ -57,11 +64,16 @@ def candidates() -> tuple[PatchTile, ...]:
     )
 
 
+def divided(steps: int) -> list[PatchTile]:
+    """Tiles whose teams divide a depth of so many steps, for all of which there are places."""
+    return [PatchTile(n, columns, steps, 2, 1, n) for n in (2, 4) for columns in (32, 64) if steps >= 2 * n]
+
+
 def ranked(layer: Layer, capability: int, units: int) -> list[PatchTile]:
     """The candidates that make sense, the cheapest first; none if the kernel cannot do the layer."""
     if capability != WARPGROUP_CAPABILITY or not _can(layer):
         return []
-    fitting = [tile for tile in candidates() if _fits(tile, layer)]
+    fitting = [tile for tile in (*candidates(), *divided(steps_of(layer))) if _fits(tile, layer)]
     return sorted(fitting, key=lambda tile: (cost(layer, tile, units), tile.threads))
 
 
@@ -92,12 +104,12 @@ def steps_of(layer: Layer) -> int:
 def _fits(tile: PatchTile, layer: Layer) -> bool:
     steps, outputs = steps_of(layer), layer.shape[3]
     floats = layer.source.dtype is DType.FLOAT32
-    registers = tile.columns // 2 + tile.ahead * (32 if floats else 16) + 16 + 36
+    registers = tile.columns // 2 + tile.ahead * (32 if floats else 16) + 16 + 24
     return (
         registers <= min(255, 65536 // (tile.resident * tile.threads)) // 8 * 8
         and tile.resident * (tile.shared_bytes + 1024) <= MOST_WARPGROUP_SHARED_BYTES + 1024
         and tile.ahead <= steps
-        and tile.stages == min(4, steps)
+        and tile.stages == (min(4, steps) if tile.along == 1 else steps)
         and (tile.columns < 2 * outputs or tile.columns == 32)
     )
 
@@ -108,10 +120,10 @@ def cost(layer: Layer, tile: PatchTile, units: int) -> float:
     units = units or USUAL_UNITS
     pixels, outputs, steps = math.prod(layer.shape[:3]), layer.shape[3], steps_of(layer)
     across = -(-outputs // tile.columns)
-    groups = -(-pixels // (64 * tile.teams)) * across
-    products = steps * tile.teams * tile.columns * 2.0  # cycles
-    stored = 64 * tile.teams * tile.columns / 16 + 500
-    alone = 3000 + steps * max(1200 / tile.ahead, products / steps) + stored
+    groups = -(-pixels // tile.rows) * across
+    products = steps * tile.rows * tile.columns / 32  # cycles
+    stored = tile.rows * tile.columns / 16 + 500 + 300 * (tile.along - 1)
+    alone = 3000 + steps / tile.along * max(1200 / tile.ahead, products / steps) + stored
     waves = (
         max(1, math.ceil(groups / (units * tile.resident)))
         if groups < 4 * units * tile.resident
@@ -149,7 +161,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: PatchTile, where: Where | Non
     view, pixels = layer.source, batch * height * width
     constants: dict[str, int | str] = {
         "TEAMS": tile.teams, "BN": tile.columns, "STAGES": tile.stages, "AHEAD": tile.ahead, "RESIDENT": tile.resident,
-        "FLOATS": int(view.dtype is DType.FLOAT32), "TILES_N": weights.shape[0], "STEPS": weights.shape[1],
+        "ALONG": tile.along, "FLOATS": int(view.dtype is DType.FLOAT32), "TILES_N": weights.shape[0], "STEPS": weights.shape[1],
         "PIXELS": pixels, "QUADS": -(-outputs // 4), "OUT_H": height, "OUT_W": width, "RUN": kw * inputs,
         "KERNEL_H": kh, "STRIDE_Y": kh, "STRIDE_X": kw, "OFFSET": view.offset, "PITCH_B": view.strides[0],
         "PITCH_Y": view.strides[1], "PITCH_X": view.strides[2], "SHARED_BYTES": tile.shared_bytes,
@@ -159,6 +171,6 @@ def launch(ctx: KernelContext, layer: Layer, tile: PatchTile, where: Where | Non
         ctx, "patch_convolution",
         ("device.cu", "warpgroup.cu", "kept.cu", "pipeline.cu", "exchange.cu", "patch.cu"), constants, operands,
         label=label_of(ctx), workgroup=(tile.threads, 1, 1),
-        dispatch=(-(-pixels // (64 * tile.teams)) * weights.shape[0], 1, 1), shared_bytes=tile.shared_bytes,
+        dispatch=(-(-pixels // tile.rows) * weights.shape[0], 1, 1), shared_bytes=tile.shared_bytes,
         variant=str(tile), where=where, pixels=2,
     )  # fmt: skip
