@@ -161,7 +161,8 @@ def launch(ctx: KernelContext, layer: Layer, tile: PatchTile, where: Where | Non
     view, pixels = layer.source, batch * height * width
     constants: dict[str, int | str] = {
         "TEAMS": tile.teams, "BN": tile.columns, "STAGES": tile.stages, "AHEAD": tile.ahead, "RESIDENT": tile.resident,
-        "ALONG": tile.along, "FLOATS": int(view.dtype is DType.FLOAT32), "TILES_N": weights.shape[0], "STEPS": weights.shape[1],
+        "ALONG": tile.along, "FLOATS": int(view.dtype is DType.FLOAT32), "TILES_N": weights.shape[0],
+        "STEPS": weights.shape[1],
         "PIXELS": pixels, "QUADS": -(-outputs // 4), "OUT_H": height, "OUT_W": width, "RUN": kw * inputs,
         "KERNEL_H": kh, "STRIDE_Y": kh, "STRIDE_X": kw, "OFFSET": view.offset, "PITCH_B": view.strides[0],
         "PITCH_Y": view.strides[1], "PITCH_X": view.strides[2], "SHARED_BYTES": tile.shared_bytes,
