@@ -66,7 +66,8 @@ API cuDeviceGetName(char* name, int n, int d) { snprintf(name, n, "Emulated GPU 
 API cuDeviceGetUuid(unsigned char* uuid, int d) { for (int i = 0; i < 16; i++) uuid[i] = 16 * d + i; return SUCCESS; }
 API cuDeviceTotalMem(size_t* n, int) { *n = size_t(8) << 30; return SUCCESS; }
 API cuDeviceGetAttribute(int* v, int which, int) {
-  *v = which == 75 ? 9 : which == 76 ? 0 : which == 1 ? 1024 : which == 16 ? 132 : 0;
+  const int capability = getenv("EMULATED_CAPABILITY") ? atoi(getenv("EMULATED_CAPABILITY")) : 90;
+  *v = which == 75 ? capability / 10 : which == 76 ? capability % 10 : which == 1 ? 1024 : which == 16 ? 132 : 0;
   return SUCCESS;
 }
 API cuDevicePrimaryCtxRetain(Handle* c, int) { *c = &primary; return SUCCESS; }

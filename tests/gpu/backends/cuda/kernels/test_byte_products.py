@@ -23,6 +23,8 @@ pytestmark = pytest.mark.timeout(600)
 CASES = {
     **WHOLE_NUMBERS,
     "no four channels side by side": ((2, 7, 6, 5), (12, 1, 1, 5), Conv2D(zero_point=9), DType.INT8),
+    "unsigned, four at once": ((1, 6, 5, 20), (24, 3, 3, 20), Conv2D(padding=(1, 1), zero_point=77), DType.UINT8),
+    "unsigned, eight at once": ((1, 6, 5, 24), (24, 1, 1, 24), Conv2D(), DType.UINT8),
     "many pixels": ((3, 20, 20, 64), (72, 3, 3, 64), Conv2D(padding=(1, 1), zero_point=-128), DType.INT8),
     "one channel": ((1, 9, 9, 1), (8, 3, 3, 1), Conv2D(padding=(1, 1), zero_point=3), DType.UINT8),
 }

@@ -147,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 #pragma unroll
       for (unsigned piece = 0; piece < 16; piece += VECTOR) {
         const bool some = real && channel + piece < CHANNELS;
-        const Element* const at = x + (some ? from + piece : 0);
+        const SOURCE* const at = x + (some ? from + piece : 0);
         if (VECTOR == 8) copy8(to + piece, at, some); else copy4(to + piece, at, some);
       }
 #elif VECTOR == 4 && HALF
