@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agreement import assert_keeps_alike, require_gpu
+from agreement import assert_keeps_alike, official, require_gpu, run
 
 from litegpu.gpu.lower import check_operator
 from litegpu.model.types import TensorType
-from litegpu.model.writer import ModelBuilder
+from litegpu.model.writer import ModelBuilder, quantized
 
 F32 = TensorType.FLOAT32
 STEPS, BATCH, DEPTH, UNITS = 5, 2, 6, 7
@@ -144,3 +144,29 @@ def test_auxiliary_inputs_are_refused() -> None:
     b.output(*b.op_multi("BIDIRECTIONAL_SEQUENCE_RNN", inputs, [(shape, F32)], options))
     graph = b.graph()
     assert check_operator(graph, graph.operators[0]) == "an auxiliary input"
+
+
+def integer_svdf(rank: int, memory: int, bias: bool) -> tuple[bytes, list[list[np.ndarray]]]:
+    """As the official converter makes it of 8 bits: weights over time and the state have 16."""
+    b, count = ModelBuilder(), rank * UNITS
+    rng = np.random.default_rng(rank)
+    i8, i16 = TensorType.INT8, TensorType.INT16
+    x = b.input("x", (BATCH, DEPTH), i8, quantization=quantized(0.03, 4))
+    features = b.constant(rng.integers(-127, 128, (count, DEPTH)).astype(np.int8), quantization=quantized(0.02))
+    times = b.constant(rng.integers(-32767, 32768, (count, memory)).astype(np.int16), quantization=quantized(2e-5))
+    offset = b.constant(rng.integers(-9000, 9000, UNITS).astype(np.int32), quantization=quantized(1e-4 * 2e-5))
+    state = b.variable("state", (BATCH, memory * count), i16, quantization=quantized(1e-4))
+    options = dict(rank=rank, fused_activation_function="RELU")
+    inputs = [x, features, times, offset if bias else None, state]
+    made = quantized(0.02, -128)
+    b.output(b.op("SVDF", inputs, (BATCH, UNITS), options, type=i8, quantization=made))
+    return b.build(), [[rng.integers(-128, 128, (BATCH, DEPTH)).astype(np.int8)] for _ in range(4)]
+
+
+@pytest.mark.parametrize("arithmetic", ["float", "integer"])
+@pytest.mark.parametrize(("rank", "memory", "bias"), [(1, 4, True), (2, 5, True), (1, 1, True)])
+def test_svdf_of_bytes_is_equal(rank: int, memory: int, bias: bool, arithmetic: str) -> None:
+    require_gpu()
+    content, inputs = integer_svdf(rank, memory, bias)
+    assert len(np.unique(run(official(content), inputs[0])[0])) > 4
+    assert_keeps_alike(content, inputs, arithmetic=arithmetic)

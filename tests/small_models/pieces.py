@@ -16,6 +16,7 @@ from gpu.test_lstm import Layer, basic, integer
 from gpu.test_random import OPERATORS as CHANCE
 from gpu.test_random import drawn
 from gpu.test_rnn import LAYERS as RNN_LAYERS
+from gpu.test_rnn import integer_svdf
 from op_cases import CASES, INTEGER_CASES, OpCase, Shape
 from quantized_cases import operators, quantized_case
 
@@ -167,7 +168,7 @@ def hybrid(rng: random.Random, known: Sequence[Shape]) -> OpCase | None:
 
 def _layer(rng: random.Random) -> OpCase:
     """An LSTM, another recurrent layer, or seeded chance."""
-    seed, kind = rng.getrandbits(30), rng.choice(("lstm", "lstm", "integer", "basic", "rnn", "chance"))
+    seed, kind = rng.getrandbits(30), rng.choice(("lstm", "lstm", "integer", "basic", "svdf", "rnn", "chance"))
     data = np.random.default_rng(seed)
     match kind:
         case "lstm":
@@ -185,6 +186,9 @@ def _layer(rng: random.Random) -> OpCase:
             variables = rng.random() < 0.5
             content = basic(batch, depth, units, variables, rng.random() < 0.5)
             return OpCase("basic lstm", content, arrays[:1] if variables else arrays)
+        case "svdf":
+            content, inputs = integer_svdf(rng.choice((1, 2)), rng.randint(1, 6), bias=True)
+            return OpCase("integer svdf", content, inputs[0])
         case "rnn":
             name = rng.choice(list(RNN_LAYERS))
             content, inputs = RNN_LAYERS[name]()

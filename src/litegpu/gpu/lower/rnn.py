@@ -6,7 +6,9 @@ import math
 
 from litegpu.gpu.graph import RESULT, Arg, Concat, Conv2D, DType, Reduce, Reshape, Slice, Step
 from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.lower import svdf_integers
 from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import lowers
 
 #: Steps, each of which is a kernel of its own.
@@ -68,10 +70,31 @@ def svdf(ctx: OpContext) -> None:
     fits = width == depth and filters == count and ctx.shape(_STATE) == (batch, memory * count)
     ctx.require(fits, f"weights of shapes {[ctx.shape(1), ctx.shape(2)]} and a state of {list(ctx.shape(_STATE))}")
     ctx.check_shape((batch, units))
+    whole_numbers = svdf_integers.layer(ctx) if grid_of(ctx.tensor(0)) is not None else None
+    if whole_numbers is None:
+        now = ctx.add(
+            Conv2D(), [ctx.value(0), _filters(ctx, 1, (count, depth))], ctx.intermediate((batch, count), DType.FLOAT32)
+        )
+    else:
+        now = whole_numbers.features()
+    state = _moved_on(ctx, now, (batch, count, memory))
+    seen = ctx.reshaped(state, (batch, units, rank, memory))
+    if whole_numbers is not None:
+        whole_numbers.finish(seen)
+        return
+    weights = ctx.reshaped(ctx.value(2), (units, rank, memory))
+    expr, operands = fn("add", RESULT, 0.0), []
+    if ctx.has(3):
+        ctx.require(math.prod(ctx.shape(3)) == units, f"a bias of shape {list(ctx.shape(3))} for {units} units")
+        expr, operands = fn("add", RESULT, Arg(1)), [ctx.reshaped(ctx.value(3), (units, 1, 1))]
+    op = Reduce("sum", (2, 3), fn("mul", Arg(0), Arg(1)))
+    ctx.finish(op, [seen, weights], (batch, units, 1, 1), ctx.activation(expr), operands)
+
+
+def _moved_on(ctx: OpContext, now: int, sizes: tuple[int, int, int]) -> int:
+    """What the filters gave for the last inputs, with what they give for this one behind; the variable keeps it."""
+    batch, count, memory = sizes
     flat, kept = (1, 1, batch, memory * count), (1, batch, count, memory)
-    now = ctx.add(
-        Conv2D(), [ctx.value(0), _filters(ctx, 1, (count, depth))], ctx.intermediate((batch, count), DType.FLOAT32)
-    )
     state = ctx.reshaped(now, (batch, count, 1))
     if memory > 1:
         later = (1, batch, count, memory - 1)
@@ -81,14 +104,7 @@ def svdf(ctx: OpContext) -> None:
     else:
         ctx.variable(_STATE)
     ctx.update(_STATE, ctx.reshaped(state, (batch, memory * count)))
-    seen = ctx.reshaped(state, (batch, units, rank, memory))
-    weights = ctx.reshaped(ctx.value(2), (units, rank, memory))
-    expr, operands = fn("add", RESULT, 0.0), []
-    if ctx.has(3):
-        ctx.require(math.prod(ctx.shape(3)) == units, f"a bias of shape {list(ctx.shape(3))} for {units} units")
-        expr, operands = fn("add", RESULT, Arg(1)), [ctx.reshaped(ctx.value(3), (units, 1, 1))]
-    op = Reduce("sum", (2, 3), fn("mul", Arg(0), Arg(1)))
-    ctx.finish(op, [seen, weights], (batch, units, 1, 1), ctx.activation(expr), operands)
+    return state
 
 
 def _filters(ctx: OpContext, i: int, shape: tuple[int, int]) -> int:
