@@ -120,6 +120,7 @@ inline int __float2int_rz(float x) {
   return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x <= -2147483648.0f ? -2147483647 - 1 : (int)x;
 }
 inline int __float2int_rn(float x) { return __float2int_rz(std::rint(x)); }
+inline float __fadd_rn(float x, float y) { return x + y; }
 inline int __dp4a(int a, int b, int c) {
   for (int i = 0; i < 32; i += 8) c = (int)((unsigned)c + (unsigned)((int)(signed char)(a >> i) * (int)(signed char)(b >> i)));
   return c;

@@ -8,7 +8,7 @@ from gpu.kernels.run_launch import check_node, lay_out, run_node
 
 from litegpu.gpu.evaluate import evaluate_expr
 from litegpu.gpu.graph import FUNCTIONS, Apply, Arg, DType, Elementwise, Expr, GraphBuilder, Literal, apply
-from litegpu.gpu.kernels.expression import evaluate
+from litegpu.gpu.kernels.expression import evaluate, unlimited
 from litegpu.gpu.lang import Kernel, Type, f32, f32x2, f32x4, i32, vec
 
 UNARY = {
@@ -222,3 +222,35 @@ def rough(fn: str, x: np.ndarray) -> np.ndarray:
     builder.node(Elementwise(), [], builder.value(shape, DType.FLOAT32), apply(fn, Arg(0)), [a])
     graph = builder.graph([a], [builder.nodes[0].output])
     return run_node(graph, lay_out(graph), {a: x.reshape(shape)}, half=True).ravel()
+
+
+@pytest.mark.parametrize(("lowest", "highest", "dtype"), [(-128, 127, np.int8), (0, 255, np.uint8)])
+@pytest.mark.parametrize("zero", [-128, -5, 0, 100, 131])
+def test_limits_that_storing_sets_as_well(lowest: int, highest: int, dtype: type[np.generic], zero: int) -> None:
+    """Without them bytes come out the same; narrower ones stay, and those of numbers that might overflow."""
+    shift = Literal(zero, DType.INT32)
+    x = np.random.default_rng(0).uniform(-3e5, 3e5, 1000).astype(np.float32)
+    x[:6] = [0.5, 1.5, 2.5, -0.5, -1.5, 127.5]
+    numbers = (x * 7).astype(np.int32)
+
+    def stored(expr: Expr, values: np.ndarray) -> np.ndarray:
+        return np.clip(evaluate_expr(expr, [values]), lowest, highest).astype(dtype)
+
+    def limited(inner: Expr, low: int, high: int, kind: DType) -> Expr:
+        return apply("min", apply("max", inner, Literal(low, kind)), Literal(high, kind))
+
+    low, high = lowest - zero, highest - zero
+    small = apply("small", Arg(0))
+    rounded = apply("add", apply("nearest", limited(small, low, high, DType.FLOAT32)), shift)
+    assert unlimited(rounded, lowest, highest) == apply("add", apply("nearest", small), shift)
+    assert np.array_equal(stored(rounded, x), stored(unlimited(rounded, lowest, highest), x))
+    halved = apply("shift_right", Arg(0), Literal(1, DType.INT32))
+    moved = apply("add", limited(halved, low, high, DType.INT32), shift)
+    assert unlimited(moved, lowest, highest) == apply("add", halved, shift)
+    assert np.array_equal(stored(moved, numbers), stored(unlimited(moved, lowest, highest), numbers))
+    for kept in (
+        apply("add", limited(halved, low + 1, high, DType.INT32), shift),
+        apply("add", limited(Arg(0), low, high, DType.INT32), shift),
+        apply("add", apply("nearest", limited(Arg(0), low, high, DType.FLOAT32)), shift),
+    ):
+        assert unlimited(kept, lowest, highest) is kept

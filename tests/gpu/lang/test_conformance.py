@@ -120,6 +120,12 @@ CASES = [
         lambda x: np.rint(np.where(abs(x) < 2**31, x, 0)).astype(np.int64),
         domain=lambda x: abs(x) < 2**31,
     ),
+    Case(
+        "nearest_small",
+        "f32",
+        lambda x: np.rint(np.where(abs(x) < 2**21, x, 0)).astype(np.int64),
+        domain=lambda x: abs(x) < 2**21,
+    ),
 ]
 
 

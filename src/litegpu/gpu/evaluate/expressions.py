@@ -145,6 +145,7 @@ _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "sign": np.sign,
     "to_float32": lambda x: x.astype(np.float32),
     "to_int32": _saturate,
+    "small": lambda x: x,
     "nearest": lambda x: np.rint(np.clip(x, -(2.0**31), 2.0**31 - 128)).astype(np.int32),
     "to_bool": lambda x: x != 0,
     "select": np.where,

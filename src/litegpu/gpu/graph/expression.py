@@ -65,7 +65,8 @@ Expr = Arg | Literal | Apply
 
 #: name -> number of arguments. Comparisons give BOOL; `select(condition, yes, no)`; `to_*` convert (to_int32
 #: truncates toward zero, saturates, and maps NaN to the largest int32, as the TFLite reference CAST does).
-#: `nearest` is the int32 nearest to a float that is in range, of two the even one.
+#: `nearest` is the int32 nearest to a float that is in range, of two the even one. `small` is its argument, a float of
+#: which is known that it is less than 2**21 in magnitude.
 #: `shift_right` of an int32 rounds down; `bit_*` and `shift_left`, by 0 to 31, are of int32; `bits_to_*` keep the bits;
 #: `fixed_mul(x, m, s)` is x * m * 2**(s - 31) of three int32,
 #: m not negative unless it is a Literal, rounded twice as MultiplyByQuantizedMultiplier of TFLite is
@@ -81,7 +82,7 @@ FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(("bits_to_int32", "bits_to_float32"), 1),
     **dict.fromkeys(("neg", "abs", "exp", "expm1", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "erf"), 1),
     **dict.fromkeys(
-        ("floor", "ceil", "round", "sign", "logical_not", "to_float32", "to_int32", "to_bool", "nearest"), 1
+        ("floor", "ceil", "round", "sign", "logical_not", "to_float32", "to_int32", "to_bool", "nearest", "small"), 1
     ),
     **dict.fromkeys(("select", "fixed_mul"), 3),
 }

@@ -14,7 +14,7 @@ import numpy as np
 from litegpu.gpu import graph
 from litegpu.gpu.graph import DType, Shape
 from litegpu.gpu.kernels.context import KernelContext
-from litegpu.gpu.kernels.expression import boolean_to, constant, evaluate
+from litegpu.gpu.kernels.expression import boolean_to, constant, evaluate, unlimited
 from litegpu.gpu.lang import (
     Kernel,
     Memory,
@@ -37,6 +37,7 @@ from litegpu.gpu.view import View, padded
 Index = TracedValue | int  # a u32 value, or a number known when tracing
 Operands = dict[str, View | np.ndarray]
 
+_BYTE_BOUNDS = {DType.INT8: (-128, 127), DType.UINT8: (0, 255)}
 STORAGE: dict[DType, Type] = {DType.FLOAT32: f32, DType.FLOAT16: f16, DType.INT32: i32, DType.BOOL: i32}
 LOADED: dict[DType, Type] = {DType.FLOAT32: f32, DType.FLOAT16: f32, DType.INT32: i32, DType.BOOL: i32}
 COMPUTE: dict[DType, Type] = {
@@ -330,7 +331,10 @@ class Sink:
         """Four lanes of what is to be stored."""
         args: list[TracedValue | None] = [] if isinstance(self.ctx.node.op, graph.Elementwise) else [result]
         args += read_all(self.sources, at)
-        value = evaluate(self.k, self.ctx.node.epilogue, args, rough=self.ctx.half)
+        expr = self.ctx.node.epilogue
+        if self.view.dtype in _BYTE_BOUNDS:  # what is stored is limited as bytes are
+            expr = unlimited(expr, *_BYTE_BOUNDS[self.view.dtype])
+        value = evaluate(self.k, expr, args, rough=self.ctx.half)
         return value if value.type.lanes == 4 else self.k.splat(value, 4)
 
     @property

@@ -39,6 +39,10 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None], *, rough
                 return arg if arg.type.lanes == lanes else k.splat(arg, lanes)
             case Literal(number, dtype):
                 return constant(k, number, vec(_LITERAL_TYPES[dtype], lanes))
+            case Apply("small", (inside,)):
+                return visit(inside)
+            case Apply("nearest", (Apply("small", (inside,)),)):
+                return k.nearest_small(visit(inside))
             case Apply("nearest", (Apply("min", (Apply("max", (_, Literal(low))), Literal(high))) as inside,)) if (
                 max(abs(low), abs(high)) < _MAGIC / 4
             ):
@@ -49,6 +53,25 @@ def evaluate(k: Kernel, expr: Expr, args: Sequence[TracedValue | None], *, rough
                 return found if found is not None else _apply(k, fn, arguments, [visit(a) for a in arguments])
 
     return visit(expr)
+
+
+def unlimited(expr: Expr, lowest: int, highest: int) -> Expr:
+    """What gives the same as `expr` where it is stored within these bounds: without limits that are these."""
+    match expr:
+        case Apply("add", (limited, Literal(zero) as shift)):
+            match limited:
+                case Apply(
+                    "min", (Apply("max", (Apply("shift_right", (_, Literal(by))) as x, Literal(a))), Literal(b))
+                ):
+                    wide = by > 0  # then nothing overflows
+                case Apply(
+                    "nearest", (Apply("min", (Apply("max", (Apply("small", _) as x, Literal(a))), Literal(b))),)
+                ):
+                    x, wide = Apply("nearest", (x,)), True
+                case _:
+                    return expr
+            return Apply("add", (x, shift)) if wide and a + zero <= lowest and b + zero >= highest else expr
+    return expr
 
 
 def result_type(expr: Expr, args: Sequence[Type]) -> Type:

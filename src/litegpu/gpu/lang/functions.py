@@ -237,6 +237,10 @@ class Functions:
         """f32 to the nearest i32, of two the even one; unspecified out of range and for NaN."""
         return self.call("nearest", x)
 
+    def nearest_small(self, x: TracedValue) -> TracedValue:
+        """The same of a number that is less than 2**21 in magnitude."""
+        return self.call("nearest_small", x)
+
     def dot4(self, a: Operand, b: Operand, c: Operand) -> TracedValue:
         """c plus the products of the four signed bytes of the i32 words a and b."""
         return self.call("dot4", a, b, c)

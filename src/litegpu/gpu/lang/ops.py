@@ -8,7 +8,8 @@ down here and every printer follows them:
 * i32 and u32 wrap; shift amounts count modulo 32; i32 `shr` is arithmetic; idiv and irem truncate as in C.
   A division by zero gives an unspecified number, never a trap.
 * Float to integer conversion truncates; out of range (and NaN) it is unspecified, use to_i32_saturating. `nearest` goes
-  to the nearest integer instead, of two the even one, and is unspecified there too.
+  to the nearest integer instead, of two the even one, and is unspecified there too; so is `nearest_small`, also from
+  2**21 on.
 * dot4(a, b, c) is c plus the products of the four signed bytes of a and b, lane by lane.
 * rough_exp2(x) is 2**x and rough_reciprocal(x) 1 / x, each as one instruction of most GPUs has it, to a relative 2**-20
   (in WGSL 2**-16) plus 2**-21 |x| for the power: enough for what is then kept as float16. Results below 2**-126 may be
@@ -192,6 +193,7 @@ OPS: dict[str, OperationType] = {
     "is_nan": OperationType(1, FLOAT, np.isnan, "bool"),
     "to_i32_saturating": OperationType(1, frozenset({"f32"}), _to_i32_saturating, "i32"),
     "nearest": OperationType(1, frozenset({"f32"}), _nearest, "i32"),
+    "nearest_small": OperationType(1, frozenset({"f32"}), _nearest, "i32"),
     "dot4": OperationType(3, frozenset({"i32"}), _dot4),
     "any": OperationType(1, frozenset({"bool"}), lambda x: x.any(axis=-1), "lane"),
     "all": OperationType(1, frozenset({"bool"}), lambda x: x.all(axis=-1), "lane"),

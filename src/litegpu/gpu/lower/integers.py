@@ -105,10 +105,17 @@ def as_kept(ctx: OpContext, grid: Grid, result: Expr, bottom: int, top: int) -> 
 
 
 def rounded_once(
-    ctx: OpContext, grid: Grid, sums: Expr, factor: Expr | float, low: float | None = None, high: float | None = None
+    ctx: OpContext,
+    grid: Grid,
+    sums: Expr,
+    factor: Expr | float,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    reach: float = math.inf,
 ) -> Expr:
     """What is stored for sums, int32, times a float32 factor, within real numbers from `low` to `high`: as XNNPACK's
-    kernels do it, which limit first and round then, to even numbers."""
+    kernels do it, which limit first and round then, to even numbers. `reach`: no product is larger than this."""
 
     def nearest(bound: float) -> int:
         found = np.rint(np.float32(bound) / np.float32(grid.scale) + np.float32(grid.zero))
@@ -118,6 +125,7 @@ def rounded_once(
     top = grid.high - grid.zero if high is None else nearest(high)
     ctx.gives_stored = True
     scaled = fn("mul", fn("to_float32", sums), factor)
+    scaled = fn("small", scaled) if reach < 2.0**20 else scaled
     return fn("add", fn("nearest", fn("min", fn("max", scaled, bottom), top)), whole(grid.zero))
 
 

@@ -92,7 +92,8 @@ def _of_bytes(
     factors = np.float32(given.scale) * scales / np.float32(made.scale)
     by_xnnpack = ctx.lowering.xnnpack and bool(np.all((factors >= 2.0**-32) & (factors < 256)))
     if by_xnnpack or once:
-        expr, operands = _rounded_once(ctx, bias, channels, factors, made)
+        reach = _reach(ctx, bias, channels, array, factors, given)
+        expr, operands = _rounded_once(ctx, bias, channels, factors, made, reach)
     else:
         doubles = float(given.scale) * scales.astype(np.float64) / float(made.scale)
         expr, operands = _in_fixed_point(ctx, bias, channels, doubles, made)
@@ -100,7 +101,21 @@ def _of_bytes(
     return Product(ctx, kept.stored[ctx.tensor(data).index], stored, expr, operands, Zeros(given.zero, zero))
 
 
-def _rounded_once(ctx: OpContext, bias: int, channels: int, factors: Array, grid: Grid) -> tuple[Expr, list[int]]:
+def _reach(ctx: OpContext, bias: int, channels: int, array: Array, factors: Array, given: Grid) -> float:
+    """What no sum of products with the weights' quanta `array` and bias, times its factor, is larger than."""
+    axis = 0 if array.shape[0] == channels else array.ndim - 1
+    if array.shape[axis] != channels:
+        return math.inf
+    sums = np.abs(array.astype(np.float64)).sum(axis=tuple(i for i in range(array.ndim) if i != axis))
+    sums *= max(given.high - given.zero, given.zero - given.low)
+    if ctx.has(bias):
+        sums += np.abs(_integer_bias(ctx, bias, channels).reshape(-1).astype(np.float64))
+    return float(np.max(sums * np.abs(factors.astype(np.float64).reshape(-1)), initial=0.0))
+
+
+def _rounded_once(
+    ctx: OpContext, bias: int, channels: int, factors: Array, grid: Grid, reach: float
+) -> tuple[Expr, list[int]]:
     """The sums and the bias in whole numbers, times a float for all or for each channel, limited and rounded."""
     operands: list[int] = []
     expr: Expr = RESULT
@@ -114,7 +129,7 @@ def _rounded_once(ctx: OpContext, bias: int, channels: int, factors: Array, grid
         operands.append(ctx.builder.constant(factors.astype(np.float32).reshape(-1)))
         factor = Arg(len(operands))
     code = int(ctx.option("fused_activation_function"))
-    return rounded_once(ctx, grid, expr, factor, *BOUNDS[code]), operands
+    return rounded_once(ctx, grid, expr, factor, *BOUNDS[code], reach=reach), operands
 
 
 def _finished(

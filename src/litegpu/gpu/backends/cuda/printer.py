@@ -318,8 +318,8 @@ class _Module(CLikePrinter):
         name = f"{m.type}_of_{m.storage}"
         result = self.type_name(m.type)
         if m.storage.is_packed:
-            signed = "(signed char)" if m.storage.kind == "i8" else "(unsigned char)"
-            lanes = [f"({device.SCALARS[m.type.kind]}){signed}(a >> {8 * i})" for i in range(4)]
+            self.helper(f"byte_{m.storage.kind}", device.taking(m.storage.kind == "i8"))
+            lanes = [f"({device.SCALARS[m.type.kind]})byte_{m.storage.kind}(a, {i})" for i in range(4)]
             value = f"{result}{{{', '.join(lanes)}}}"
         else:
             self._half_conversions()

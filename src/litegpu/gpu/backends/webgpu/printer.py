@@ -158,7 +158,7 @@ class _Module(CLikePrinter):
                 return self._cancelled(value, *args)
             if _compares_itself(value):
                 return f"{'' if op == 'ne' else '!'}{self._is_nan(operand, args[0])}"
-        if op == "nearest":
+        if op in ("nearest", "nearest_small"):
             return f"{self.type_name(value.type)}(round({args[0]}))"
         if op == "dot4":
             return self._dot4(operand, args)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from first_output import first_output
 
-from litegpu.gpu.backends.cuda.kernels import convolution, halo, patch, specialized, stem, window
+from litegpu.gpu.backends.cuda.kernels import convolution, halo, patch, persistent, specialized, stem, window
 from litegpu.gpu.backends.cuda.kernels.tile import TileProduct, WorkgroupTile, candidates, cost, ranked
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_node
@@ -20,9 +20,10 @@ PLAIN = Conv2D()
 
 @pytest.fixture(autouse=True)
 def without_later_kernels(monkeypatch) -> None:
-    """Those of specialized.cu, halo.cu, stem.cu and patch.cu have tests of their own."""
+    """Those of specialized.cu, persistent.cu, halo.cu, stem.cu and patch.cu have tests of their own."""
     monkeypatch.setattr(patch, "ranked", lambda layer, capability, units: [])
     monkeypatch.setattr(halo, "ranked", lambda layer, capability, units: [])
+    monkeypatch.setattr(persistent, "ranked", lambda layer, capability, units: [])
     monkeypatch.setattr(specialized, "ranked", lambda layer, capability, units: [])
     monkeypatch.setattr(stem, "ranked", lambda layer, units: [])
 

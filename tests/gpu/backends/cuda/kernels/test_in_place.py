@@ -25,6 +25,8 @@ SAME = (1, 1)
 #: The node, the shape of its weights, if any, and of what it reads: odd sizes, so that tiles reach beyond the end.
 NODES: dict[str, tuple[Op, tuple[int, ...], tuple[int, int, int, int]]] = {
     "points": (Conv2D(), (64, 1, 1, 64), (3, 9, 7, 64)),
+    "three rows at the end": (Conv2D(), (128, 1, 1, 64), (1, 5, 7, 64)),
+    "one row at the end": (Conv2D(), (64, 1, 1, 64), (3, 11, 19, 64)),
     "few points": (Conv2D(), (64, 1, 1, 64), (1, 2, 2, 64)),
     "window": (Conv2D(padding=SAME), (32, 3, 3, 32), (2, 19, 17, 32)),
     "large window": (Conv2D(padding=SAME), (16, 3, 3, 16), (1, 96, 96, 16)),

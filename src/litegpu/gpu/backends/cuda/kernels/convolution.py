@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import grouped, halo, matvec, patch, specialized, stem, window
+from litegpu.gpu.backends.cuda.kernels import grouped, halo, matvec, patch, persistent, specialized, stem, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half, residuals_of
 from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, factors_bytes, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
@@ -62,6 +62,7 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
     others: list[tuple[Callable[..., float], Callable[..., Launch], Sequence[object]]] = [
         (matvec.cost, matvec.launch, matvec.ranked(layer, units)),
         (specialized.cost, specialized.launch, specialized.ranked(layer, capability, units)),
+        (persistent.cost, persistent.launch, persistent.ranked(layer, capability, units)),
     ]
     if layer.prologue is None:  # which these do not know
         blocks = that_fit(window.ranked(layer, units), functools.partial(window.shared_bytes, layer), capability)

@@ -8,6 +8,7 @@ typedef int4 Four;
 // x: what is outside of the input, 16 times; corrections: what is to be added to the sums of each column.
 #define MORE_BUFFERS , const Element* outside, const int4* corrections
 #define MORE outside
+#define CORRECTIONS corrections
 #define CORRECTION(quad) corrections[quad]
 INLINE int4 corrected(int4 v, int4 more) { return int4{v.x + more.x, v.y + more.y, v.z + more.z, v.w + more.w}; }
 #else
@@ -18,6 +19,7 @@ typedef float4 Four;
 #define MORE_BUFFERS
 #define MORE x
 #define PADDED 0
+#define CORRECTIONS nullptr
 #define CORRECTION(quad) 0
 INLINE float4 corrected(float4 v, int) { return v; }
 #endif

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import convolution, halo, specialized, stem
+from litegpu.gpu.backends.cuda.kernels import convolution, halo, persistent, specialized, stem
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, residuals_of
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY, cost, ranked, that_fit
 from litegpu.gpu.graph import Conv2D, IntegerConv2D
@@ -36,6 +36,8 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     options = [(stem.cost(layer, block, units), stem.launch, block) for block in blocks]
     options += [(specialized.cost(layer, tile, units), specialized.launch, tile) for tile in tiles]
     options += [(halo.cost(layer, tile, units), halo.launch, tile) for tile in halo.ranked(layer, capability, units)]
+    staying = persistent.ranked(layer, capability, units)
+    options += [(persistent.cost(layer, tile, units), persistent.launch, tile) for tile in staying]
     if capability != WARPGROUP_CAPABILITY:
         options += by_warps(layer, capability, units)
     if not options:

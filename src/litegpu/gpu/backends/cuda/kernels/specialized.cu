@@ -4,35 +4,10 @@
 // before them multiply these, each BM / CONSUMERS rows. Sums of halves are float, those of bytes int.
 // With a PROLOGUE (prologue.cu) the threads that copy do with what has arrived what is to be done before it is multiplied.
 //
-// Constants from the host: BYTES (of an element: 2, halves; 1, bytes); BM BN BK STAGES CONSUMERS RESIDENT (workgroups on a
-// multiprocessor); COPYING; REGISTERS_COPY REGISTERS_MULTIPLY (of a thread; where a whole warpgroup copies); TILES_N; STEPS;
-// AT_ONCE (rows that a lane stores at once, 4 or 8; unless SPLIT); PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input);
-// VECTOR (channels that are copied at once); CHANNELS KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*; OFFSET PITCH_B PITCH_Y
-// PITCH_X (elements, of the input's view). The weights are packed as the tiles lie in shared memory: for each BN columns and
-// BK of the depth one. SPLIT workgroups, a cluster, divide the depth, and the rows of their sums. Of bytes further: UNSIGNED (the input); PADDED (what is outside of it is not zero).
-#if BYTES == 1
-typedef signed char Element;
-typedef int Sum;
-typedef int2 Two;
-typedef int4 Four;
-// x: what is outside of the input, 16 times; corrections: what is to be added to the sums of each column.
-#define MORE_BUFFERS , const Element* outside, const int4* corrections
-#define MORE outside
-#else
-typedef unsigned short Element;
-typedef float Sum;
-typedef float2 Two;
-typedef float4 Four;
-#define MORE_BUFFERS
-#define MORE x
-#define PADDED 0
-#endif
-#if BYTES == 1 && UNSIGNED
-#define MULTIPLY multiply_unsigned
-#else
-#define MULTIPLY multiply
-#endif
-constexpr unsigned PER_CHUNK = 16 / BYTES, ROW_BYTES = BK * BYTES, CHUNKS = ROW_BYTES / 16;
+// Constants from the host: those of rows.cu (AT_ONCE unless SPLIT); STAGES CONSUMERS RESIDENT (workgroups on a multiprocessor);
+// REGISTERS_COPY REGISTERS_MULTIPLY (of a thread; where a whole warpgroup copies); TILES_N (of columns); STEPS (along the
+// depth). The weights are packed as the tiles lie in shared memory: for each BN columns and BK of the depth one. SPLIT
+// workgroups, a cluster, divide the depth, and the rows of their sums.
 constexpr unsigned A_BYTES = BM * ROW_BYTES, B_BYTES = BN * ROW_BYTES, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr unsigned PITCH = BN + 8;  // of the sums in shared memory, so that the rows of a store lie in different banks
 // In the same place: the ring, and the sums of 16 rows of each warp, or of all rows.
@@ -40,21 +15,12 @@ constexpr unsigned RING = STAGES * STAGE_BYTES, SUMS = (SPLIT > 1 ? BM / (4 * CO
 constexpr unsigned FULL = RING > SUMS ? RING : SUMS, EMPTY = FULL + 8 * STAGES;         // barriers
 constexpr unsigned MULTIPLYING = 128 * CONSUMERS, THREADS = MULTIPLYING + COPYING;
 constexpr unsigned ROWS = BM / (64 * CONSUMERS);  // products of a warpgroup
-constexpr unsigned APART = COPYING / CHUNKS, COPIES = BM / APART;  // rows between the copies of a thread, and these
-constexpr unsigned TAP_CHUNKS = (CHANNELS + PER_CHUNK - 1) / PER_CHUNK, PIECES = PER_CHUNK / VECTOR;  // of a chunk
-static_assert(BM % (64 * CONSUMERS) == 0 && BM % APART == 0 && CHANNELS % VECTOR == 0 && TAPS <= 32, "tile");
+static_assert(BM % (64 * CONSUMERS) == 0, "tile");
 static_assert(FULL + 16 * STAGES == SHARED_BYTES, "the host reckons otherwise");
-
-// Where 16 bytes of a tile's row lie: as matrix() expects them.
-INLINE unsigned place(unsigned row, unsigned chunk) {
-  const unsigned turn = CHUNKS >= 8 ? row % 8 : row / (8 / CHUNKS) % CHUNKS;
-  return row * ROW_BYTES + (chunk ^ turn) * 16;
-}
-INLINE unsigned least(unsigned a, unsigned b) { return a < b ? a : b; }
 
 INLINE void copy_tiles(const Element* x, const Element* w, const Element* outside, unsigned pixel0, unsigned column,
                        unsigned begin, unsigned end PROLOGUE_PARAMETER) {
-  const unsigned thread = threadIdx.x - MULTIPLYING, chunk = thread % CHUNKS, row = thread / CHUNKS;
+  const unsigned thread = threadIdx.x - MULTIPLYING;
   const Element* const weights = w + (size_t)column * STEPS * (BN * BK);
   auto copy_weights = [&](unsigned step, unsigned slot) {
     barrier_copy(FULL + 8 * slot, slot * STAGE_BYTES + A_BYTES, weights + (size_t)step * (BN * BK), B_BYTES);
@@ -62,20 +28,7 @@ INLINE void copy_tiles(const Element* x, const Element* w, const Element* outsid
   // The weights are nobody's output: they may come while the kernel before this one still runs.
   if (thread == 0)
     for (unsigned s = 0; s < STAGES && begin + s < end; s++) copy_weights(begin + s, s);
-  int from[COPIES];       // where the window of a row's pixel begins
-  unsigned taps[COPIES];  // those that are inside of the image
-#pragma unroll
-  for (unsigned i = 0; i < COPIES; i++) {
-    const unsigned pixel = pixel0 + row + i * APART, line = pixel / OUT_W;
-    const int y = (int)(line % OUT_H * STRIDE_Y) - PADDING_Y, x0 = (int)(pixel % OUT_W * STRIDE_X) - PADDING_X;
-    from[i] = (int)(line / OUT_H * PITCH_B) + y * (int)PITCH_Y + x0 * (int)PITCH_X + OFFSET;
-    taps[i] = 0;
-#pragma unroll
-    for (unsigned tap = 0; tap < TAPS; tap++) {
-      const int iy = y + (int)(tap / KERNEL_W * DILATION_Y), ix = x0 + (int)(tap % KERNEL_W * DILATION_X);
-      taps[i] |= (unsigned)(pixel < PIXELS && (unsigned)iy < H && (unsigned)ix < W) << tap;
-    }
-  }
+  const Window window(thread, pixel0);
 #ifdef PROLOGUE
   Pairs channels;
   copy_factors(prologue, begin * BK, (end - begin) * BK, thread, COPYING);
@@ -85,22 +38,22 @@ INLINE void copy_tiles(const Element* x, const Element* w, const Element* outsid
 #ifdef PROLOGUE
   // Steps. A tile is free when the next one is multiplied, which has to be ready by then.
   constexpr unsigned BEHIND = STAGES - 2;
-  channels.open(prologue, (begin * CHUNKS + chunk) * PER_CHUNK, pixel0 + row);
+  channels.open(prologue, (begin * CHUNKS + window.chunk) * PER_CHUNK, pixel0 + window.row);
   unsigned ready = 0;  // slot
   auto make_ready = [&](unsigned step) {
-    const unsigned own = (step * CHUNKS + chunk) * PER_CHUNK;
+    const unsigned own = (step * CHUNKS + window.chunk) * PER_CHUNK;
     copies_wait<BEHIND>();
     if (step == begin) team_sync(2, COPYING);  // others have copied the factors
     channels.load(own);
 #pragma unroll
     for (unsigned i = 0; i < COPIES; i++) {
-      channels.follow(prologue, pixel0 + row + i * APART);
-      channels.apply(shared + ready * STAGE_BYTES + place(row, chunk) + i * (APART * ROW_BYTES));
+      channels.follow(prologue, pixel0 + window.row + i * APART);
+      channels.apply(shared + ready * STAGE_BYTES + place(window.row, window.chunk) + i * (APART * ROW_BYTES));
     }
     announce_copies();
     barrier_arrive(FULL + 8 * ready);
     if (++ready == STAGES) ready = 0;
-    if (step + 1 < end) channels.open(prologue, own + BK, pixel0 + row);  // ahead of time
+    if (step + 1 < end) channels.open(prologue, own + BK, pixel0 + window.row);  // ahead of time
   };
 #endif
   unsigned slot = 0, parity = 1;
@@ -109,26 +62,7 @@ INLINE void copy_tiles(const Element* x, const Element* w, const Element* outsid
       barrier_wait(EMPTY + 8 * slot, parity);
       if (thread == 0) copy_weights(step, slot);
     }
-    const unsigned depth = step * CHUNKS + chunk, tap = depth / TAP_CHUNKS, channel = depth % TAP_CHUNKS * PER_CHUNK;
-    const int offset = tap / KERNEL_W * DILATION_Y * PITCH_Y + tap % KERNEL_W * DILATION_X * PITCH_X + channel;
-    const unsigned bit = tap < TAPS ? 1u << tap : 0;
-    const unsigned to = slot * STAGE_BYTES + place(row, chunk);
-#pragma unroll
-    for (unsigned i = 0; i < COPIES; i++) {
-      const bool inside = taps[i] & bit;
-#if PADDED
-      if (!inside && bit) {  // all the same: from the second cache it would come as slowly as one by one
-        copy_again(to + i * (APART * ROW_BYTES), outside);
-        continue;
-      }
-#endif
-#pragma unroll
-      for (unsigned piece = 0; piece < PIECES; piece++) {
-        const bool real = inside && (PIECES == 1 || channel + piece * VECTOR < CHANNELS);
-        copy_piece<VECTOR * BYTES>(to + i * (APART * ROW_BYTES) + piece * (VECTOR * BYTES),
-                                   x + (real ? from[i] + offset + (int)(piece * VECTOR) : 0), real);
-      }
-    }
+    window.copy(x, outside, step, slot * STAGE_BYTES);
 #ifdef PROLOGUE
     copies_commit();
     if (step >= begin + BEHIND) make_ready(step - BEHIND);
@@ -230,38 +164,10 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
   Sum* const totals = (Sum*)(shared + warp * (16 * PITCH * 4));
 #pragma unroll
   for (unsigned m = 0; m < ROWS; m++) {
-    Sum* const to = totals + lane / 4 * PITCH + lane % 4 * 2;
-#pragma unroll
-    for (unsigned n = 0; n < BN / 8; n++) {
-      *(Two*)(to + n * 8) = Two{sums[m][n][0], sums[m][n][1]};
-      *(Two*)(to + 8 * PITCH + n * 8) = Two{sums[m][n][2], sums[m][n][3]};
-    }
-    __syncwarp();
-    const unsigned row0 = pixel0 + (team * ROWS + m) * 64 + warp % 4 * 16, quad0 = column * (BN / 4);
-    constexpr unsigned ACROSS = BN / 4 < 32 ? BN / 4 : 32, DOWN = 32 / ACROSS;  // lanes
-    const unsigned last = least(15, PIXELS - 1 - row0);  // row
-    for (unsigned q = lane % ACROSS; q < BN / 4; q += ACROSS) {
-      if (quad0 + q >= QUADS || lane >= ACROSS * DOWN || row0 >= PIXELS) continue;
-#if BYTES == 1
-      const int4 more = corrections[quad0 + q];
-      auto corrected = [&](int4 v) { return int4{v.x + more.x, v.y + more.y, v.z + more.z, v.w + more.w}; };
-#else
-      auto corrected = [](float4 v) { return v; };
-#endif
-#pragma unroll 1
-      for (unsigned row = lane / ACROSS; row < 16; row += AT_ONCE * DOWN) {  // past the last one that one is stored again
-        const Sum* const at = totals + q * 4;
-#define ROW(i) least(row + i * DOWN, last)
-#define TOTAL(i) corrected(*(const Four*)(at + ROW(i) * PITCH))
-#if AT_ONCE == 8
-        STORE(row0 + ROW(0), row0 + ROW(1), row0 + ROW(2), row0 + ROW(3), row0 + ROW(4), row0 + ROW(5), row0 + ROW(6),
-              row0 + ROW(7), quad0 + q, TOTAL(0), TOTAL(1), TOTAL(2), TOTAL(3), TOTAL(4), TOTAL(5), TOTAL(6), TOTAL(7));
-#else
-        STORE(row0 + ROW(0), row0 + ROW(1), row0 + ROW(2), row0 + ROW(3), quad0 + q, TOTAL(0), TOTAL(1), TOTAL(2), TOTAL(3));
-#endif
-      }
-    }
-    __syncwarp();
+    store_rows<BN>(totals, sums[m], lane, pixel0 + (team * ROWS + m) * 64 + warp % 4 * 16, column * (BN / 4), CORRECTIONS,
+                   [&](const unsigned (&rows)[AT_ONCE], unsigned quad, const Four (&found)[AT_ONCE]) {
+                     STORE_ROWS(rows, quad, found);
+                   });
   }
 #endif
 }

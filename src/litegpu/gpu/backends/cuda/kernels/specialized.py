@@ -88,25 +88,22 @@ def candidates() -> tuple[SpecializedTile, ...]:
 
 def ranked(layer: Layer, capability: int, units: int) -> list[SpecializedTile]:
     """The candidates that make sense, the cheapest first; none if the kernel cannot do the layer."""
-    if not _can(layer, capability):
+    if not takes(layer, capability) or not (layer.whole_numbers or layer.depth >= LEAST_HALVES):
         return []
     sensible = [tile for tile in candidates() if _suits(tile, layer)]
     return sorted(sensible, key=lambda tile: (cost(layer, tile, units), tile.threads))
 
 
-def _can(layer: Layer, capability: int) -> bool:
+def takes(layer: Layer, capability: int) -> bool:
+    """Whether the warps can copy and multiply what the layer has."""
     return (
         capability == WARPGROUP_CAPABILITY
-        and (_can_multiply_bytes(layer) if layer.whole_numbers else layer.half and layer.depth >= LEAST_HALVES)
+        and (layer.weights.dtype == np.int8 if layer.whole_numbers else layer.half)
         and layer.vector in ((16, 8, 4) if layer.whole_numbers else (8, 4))
         and layer.op.upsample == (1, 1)
         and layer.op.border == "zero"
         and layer.weights.shape[1] * layer.weights.shape[2] <= MOST_TAPS
     )
-
-
-def _can_multiply_bytes(layer: Layer) -> bool:
-    return layer.weights.dtype == np.int8
 
 
 def row_bytes(layer: Layer) -> int:
@@ -131,7 +128,8 @@ def _suits(tile: SpecializedTile, layer: Layer) -> bool:
 def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
     """Estimated microseconds on a device of `units` multiprocessors.
 
-    Fitted to 1100 measurements of 71 layers on an H200, and 200 of 14 layers that are divided along the depth: the
+    Fitted to 1100 measurements of 71 layers of halves on an H200, 226 of 42 layers of bytes (the first choice takes 7%
+    longer than the best one), and 200 of 14 layers that are divided along the depth: the
     first choice takes 3% and 1% longer than the best one on average. A workgroup takes as long as its steps,
     of which the slowest part is multiplying, fetching what is multiplied, or issuing the copies, and as its sums take
     to be stored; those that share a multiprocessor overlap. Beside that stands what the memory takes for the layer's
@@ -147,8 +145,10 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
     preparing = tile.rows * bytes_of_row / layer.size * instructions(layer) * PREPARED  # microseconds of threads
     issuing = 0.044 + 0.0218 * copies + preparing / tile.copying
     multiplying = max(sums * bytes_of_row * 1.4e-7, (tile.rows + tile.columns) * bytes_of_row * 5.2e-7)
-    stored = sums * (1.89e-4 + 5.95e-5 * layer.residuals)
-    alone = 1.45 + steps * max(issuing, multiplying, 0.129 / min(tile.stages - 1, steps)) + stored / tile.consumers
+    store, read = (2.22e-4, 1.21e-4) if layer.whole_numbers else (1.89e-4, 5.95e-5)
+    stored = sums * (store + read * layer.residuals)
+    slowest = max(issuing, multiplying, 0.129 / min(tile.stages - 1, steps))
+    alone = (1.06 if layer.whole_numbers else 1.45) + steps * slowest + stored / tile.consumers
     each = steps * (0.135 + multiplying + preparing / 256) + 0.0735 + 0.332 * stored
     if tile.split > 1:  # to add up; and those of a cluster wait for each other
         alone, each = alone + 1.2, each + 0.2
@@ -158,8 +158,8 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
     batch, height, width, channels = layer.source.shape
     read = min(batch * height * width, pixels * (math.prod(layer.op.stride) if kh * kw > 1 else 1)) * channels
     moving = (read + pixels * outputs * (1 + layer.residuals)) * layer.size * 3.82e-5 / units
-    # beside the estimates of other kernels, which are too low for large layers
-    return float(0.6 + 0.9 * (computing**3 + moving**3) ** (1 / 3))
+    # 0.9: beside the estimates of other kernels, which are too low for large layers
+    return float(0.6 + (1.08 if layer.whole_numbers else 0.9) * (computing**3 + moving**3) ** (1 / 3))
 
 
 def packed(layer: Layer, tile: SpecializedTile) -> np.ndarray:
@@ -199,8 +199,9 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
         constants |= {"UNSIGNED": int(layer.source.dtype is DType.UINT8), "PADDED": int(zero_point != 0)}
         operands["outside"] = layer.outside
         operands["corrections"] = layer.corrections(weights.shape[0] * tile.columns)
-    operands |= operands_of(layer, True)
-    files = ("device.cu", "warpgroup.cu", "pipeline.cu", *files_of(layer), "specialized.cu")
+    operands |= operands_of(layer)
+    shared_files = ("device.cu", "warpgroup.cu", "pipeline.cu", "elements.cu", "rows.cu")
+    files = (*shared_files, *files_of(layer), "specialized.cu")
     groups = -(-pixels // tile.rows) * weights.shape[0] * tile.split
     return native_launch(
         ctx, "specialized_convolution", files, constants, operands, label=label_of(ctx),

@@ -117,7 +117,9 @@ NAME(const SOURCE* x, const unsigned short* __restrict__ w EPILOGUE_BUFFERS) {
     }
     const Block block = block_at(tile);
     constexpr unsigned ACROSS = COLUMNS * 2, DOWN = 32 / ACROSS;  // lanes
-    const unsigned last = least(15, OUT_W - 1 - block.x), quad = column0 / 4 + warp_n * COLUMNS * 2 + lane % ACROSS;
+    const unsigned all = least(16, OUT_W - block.x), first = lane / ACROSS;  // rows
+    const unsigned last = first + (all - 1 - first) / DOWN * DOWN;           // of the lane: as in rows.cu
+    const unsigned quad = column0 / 4 + warp_n * COLUMNS * 2 + lane % ACROSS;
 #pragma unroll
     for (unsigned m = 0; m < ROWS; m++) {
       float* const to = totals + lane / 4 * PITCH + lane % 4 * 2;
@@ -131,9 +133,9 @@ NAME(const SOURCE* x, const unsigned short* __restrict__ w EPILOGUE_BUFFERS) {
       const float* const from = totals + lane % ACROSS * 4;
 #define ROW(i) least(row + i * DOWN, last)
 #define TOTAL(i) number(*(const float4*)(from + ROW(i) * PITCH))
-      if (oy < OUT_H && quad < QUADS)
+      if (oy < OUT_H && quad < QUADS && first < DOWN)
 #pragma unroll 1
-        for (unsigned row = lane / ACROSS; row < 16; row += AT_ONCE * DOWN)  // past the last one that one is stored again
+        for (unsigned row = first; row < all; row += AT_ONCE * DOWN)
 #if AT_ONCE == 4
           STORE(pixel0 + ROW(0), pixel0 + ROW(1), pixel0 + ROW(2), pixel0 + ROW(3), quad, TOTAL(0), TOTAL(1), TOTAL(2),
                 TOTAL(3));

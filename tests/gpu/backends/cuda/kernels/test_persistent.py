@@ -1,0 +1,133 @@
+"""Convolutions by workgroups that stay, against the definition in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from first_output import first_output
+from gpu.backends.cuda.kernels.test_convolution import expected, network
+from gpu.backends.cuda.kernels.test_specialized import layer_of, stored
+
+from litegpu.gpu.backends.cuda.kernels import persistent, specialized
+from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.backends.cuda.kernels.persistent import MOST_STEPS, StayingTile, candidates, cost, lanes, ranked
+from litegpu.gpu.build import build_program
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, IntegerConv2D, apply
+
+CASES = {
+    "points": ((2, 37, 19, 72), (44, 1, 1, 72), Conv2D(), False),
+    "residual": ((1, 45, 29, 64), (64, 1, 1, 64), Conv2D(), True),
+    "window": ((1, 29, 33, 16), (20, 3, 3, 16), Conv2D((2, 1), (1, 2), (1, 2)), False),
+    "strided": ((2, 38, 28, 200), (64, 1, 1, 200), Conv2D((2, 2)), False),
+    "shallow": ((1, 33, 35, 24), (144, 1, 1, 24), Conv2D(), False),
+}
+#: One to three teams, one and two blocks of rows of each, all widths, a whole warpgroup that copies.
+SOME = (
+    (64, 32, 1, 4, 2, 32),
+    (128, 64, 2, 2, 1, 64),
+    (64, 96, 1, 3, 2, 96),
+    (64, 128, 3, 2, 1, 64),
+    (128, 128, 1, 3, 1, 64),
+)
+
+
+def only(monkeypatch, tile: StayingTile) -> list[Layer]:
+    """The layers that are computed by the tile, by three workgroups for each of its columns."""
+    taken: list[Layer] = []
+
+    def alone(layer: Layer, capability: int, units: int) -> list[StayingTile]:
+        found = [tile] if persistent.can(layer, 90) else []
+        taken.extend([layer] * len(found))
+        return found
+
+    monkeypatch.setattr(persistent, "ranked", alone)
+    monkeypatch.setattr(persistent, "cost", lambda layer, tile, units: 0.0)
+    monkeypatch.setattr(persistent, "lanes", lambda layer, tile, units: (3, 2.0))
+    return taken
+
+
+def check(device, monkeypatch, case: str, tile: StayingTile) -> None:
+    shape, weights, op, residual = CASES[case]
+    taken = only(monkeypatch, tile)
+    graph, x = network(shape, weights, op, residual=residual)
+    program = build_program(graph, device.features, "cuda", half=True)
+    assert taken and "persistent_convolution" in {k.name for k in program.kernels}
+    got = first_output(device, program, [x], graph.values[graph.outputs[0]].shape)
+    want = expected(graph, {graph.inputs[0]: x})
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want), tile
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("tile", SOME, ids=lambda t: "x".join(map(str, t)))
+def test_some_tiles(device, monkeypatch, case: str, tile: tuple[int, ...]) -> None:
+    if device.features.capability != 90:
+        pytest.skip("needs warpgroup products")
+    check(device, monkeypatch, case, StayingTile(*tile))
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", candidates(), ids=str)
+def test_every_tile(device, monkeypatch, tile: StayingTile) -> None:
+    if device.features.capability != 90:
+        pytest.skip("needs warpgroup products")
+    for case in CASES:
+        with monkeypatch.context() as patch:
+            check(device, patch, case, tile)
+
+
+BYTES = {
+    "points": ((2, 37, 8, 144), (44, 1, 1, 144), Conv2D(), DType.INT8),
+    "zero point": ((1, 29, 11, 48), (20, 1, 1, 48), Conv2D(zero_point=-7), DType.INT8),
+    "window": ((1, 29, 11, 48), (20, 3, 3, 48), Conv2D(padding=(1, 1), zero_point=-7), DType.INT8),
+    "unsigned": ((2, 26, 17, 32), (64, 1, 1, 32), Conv2D(zero_point=131), DType.UINT8),
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", BYTES)
+def test_whole_numbers(device, monkeypatch, case: str) -> None:
+    """Sums of bytes, with and without a zero point, equal in every element."""
+    if device.features.capability != 90:
+        pytest.skip("needs warpgroup products")
+    shape, weights, op, kind = BYTES[case]
+    only(monkeypatch, StayingTile(*SOME[list(BYTES).index(case) % len(SOME)]))
+    rng = np.random.default_rng(1)
+    builder = GraphBuilder()
+    x, out = builder.value(shape, kind), builder.value((*shape[:3], weights[0]), DType.INT32)
+    matrix = builder.constant(rng.integers(-127, 128, weights).astype(np.int8), narrow=True)
+    bias = builder.constant(rng.integers(-(1 << 20), 1 << 20, (1, 1, 1, weights[0])).astype(np.int32))
+    node = IntegerConv2D(op.stride, op.dilation, op.padding, zero_point=op.zero_point or 0)
+    builder.node(node, [x, matrix], out, apply("add", RESULT, Arg(1)), [bias])
+    graph = builder.graph([x], [out])
+    numbers = stored(rng, shape, kind)
+    program = build_program(graph, device.features, "cuda", half=False)
+    assert "persistent_convolution" in {k.name for k in program.kernels}
+    got = first_output(device, program, [numbers], graph.values[graph.outputs[0]].shape, np.int32)
+    assert np.array_equal(got, expected(graph, {x: numbers}))
+
+
+def test_candidates_fit() -> None:
+    assert all(tile.fits(64, 1) for tile in candidates())
+    assert not StayingTile(64, 128, 1, 2, 3, 64).fits(128, 9)  # the weights
+
+
+def test_which_layers_it_does() -> None:
+    shallow = layer_of((64, 56, 56, 64), (256, 1, 1, 64), residuals=1)
+    assert ranked(shallow, 90, 132) and not ranked(shallow, 80, 132)
+    assert cost(shallow, ranked(shallow, 90, 132)[0], 132) < specialized.cost(
+        shallow, specialized.ranked(shallow, 90, 132)[0], 132
+    )
+    assert not ranked(layer_of((64, 56, 56, 64), (64, 3, 3, 64), Conv2D(padding=(1, 1))), 90, 132)  # windows
+    assert not ranked(layer_of((64, 56, 56, 64 * MOST_STEPS + 8), (64, 1, 1, 64 * MOST_STEPS + 8)), 90, 132)  # deep
+    assert not ranked(layer_of((1, 14, 14, 64), (64, 1, 1, 64)), 90, 132)  # few pixels
+
+
+def test_every_block_has_a_workgroup() -> None:
+    layer = layer_of((3, 45, 47, 64), (200, 1, 1, 64))
+    for tile in candidates():
+        count, rounds = lanes(layer, tile, 132)
+        assert count >= 1 and rounds * count * tile.teams >= 3 * 45 * 47 / tile.rows
+        assert count * -(-200 // tile.columns) <= 132 * tile.resident
