@@ -198,7 +198,7 @@ def _of_result(terms: _Sum, centred: bool) -> Expr | None:
             return None
         rest = tuple(f for f in factors if f not in (which, _DEVIATION))
         (of_mean if which == _MEAN else of_x)[rest] = number
-    if not of_x or ((centred or of_mean) and of_x != {rest: -number for rest, number in of_mean.items()}):
+    if not of_x or (centred and of_x != {rest: -number for rest, number in of_mean.items()}):
         return None
     scale = _expression(of_x)
     result = RESULT if scale == Literal(1.0) else apply("mul", RESULT, scale)
