@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agreement import official, on_gpu, require_gpu, run
+from agreement import assert_keeps_alike, official, on_gpu, require_gpu, run
+from control_models import handle, once
 
 import litegpu
 from litegpu.gpu.evaluate import evaluate_graph
@@ -165,3 +166,15 @@ def test_what_has_no_form_of_two_words_keeps_one() -> None:
     graph = b.graph()
     assert [bool(check_operator(graph, o)) for o in graph.operators] == [False, True]
     assert "no form of two words" in str(check_operator(graph, graph.operators[1]))
+
+
+def test_variables_of_two_words_stay_on_the_device() -> None:
+    require_gpu()
+    b = ModelBuilder()
+    once(b, b, {"count": np.array([5, 1 << 40], np.int64)})
+    x, variable = b.input("x", (2,), I64), handle(b, "count")
+    before = b.op("READ_VARIABLE", [variable], (2,), type=I64)
+    after = b.op("ADD", [before, x], (2,), type=I64)
+    b.node("ASSIGN_VARIABLE", [variable, after], [])
+    b.output(b.op("MAXIMUM", [after, before], (2,), type=I64))
+    assert_keeps_alike(b.build(), [[numbers(2, seed=i, spare=9)] for i in range(3)], max_delegated_partitions=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from litegpu import debug, fork
-from litegpu.errors import DeviceError, InvokeError, LiteGpuError, TensorError
+from litegpu.errors import DeviceError, InvokeError, LiteGpuError
 from litegpu.gpu.backends.abilities import ArrayBinder, Binder, Caller, InputKeeper, InputLender, ResultGiver
 from litegpu.gpu.backends.check import NUMPY
 from litegpu.gpu.backends.contract import Device, KernelTime, Session
@@ -204,15 +205,20 @@ class GpuKernel:
         DeviceError if it does not fit."""
         with self._lock:
             self._finish()
-            port = (self.program.inputs if kind == "input" else self.program.outputs)[i]
-            if _parts_of(port, tensor.shape):
-                raise TensorError(f"{binding.describe(tensor)} is {tensor.type.name}, whose two parts no buffer has")
+            shape = self.bound_shape(kind, i, tensor)
+            if shape != tensor.shape and getattr(buffer, "shape", None) != tensor.shape:
+                tensor = dataclasses.replace(tensor, shape=shape)  # else the elements lie there as they are
             try:
                 binding.bind(self, kind, i, tensor, buffer, **how)
                 self.bound[kind, i] = buffer
             except BaseException:
                 self._agree(kind, i)
                 raise
+
+    def bound_shape(self, kind: str, i: int, tensor: Tensor) -> tuple[int, ...]:
+        """That of a buffer for input or output `i`: where elements have two parts these are another last axis."""
+        port = (self.program.inputs if kind == "input" else self.program.outputs)[i]
+        return (*tensor.shape, *_parts_of(port, tensor.shape))
 
     def rebind(self, kind: str, i: int, buffer: Any) -> bool:
         """bind(), but quick, for a buffer as plain as the one that is bound and a kernel that is not waited for; False
@@ -252,7 +258,7 @@ class GpuKernel:
         """What is bound to output `i`, or else memory of our own, which is bound by this."""
         fork.check()
         if ("output", i) not in self.bound:
-            buffer = self.binder.output_buffer(i, tensor.shape)
+            buffer = self.binder.output_buffer(i, self.bound_shape("output", i, tensor))
             self.bind("output", i, tensor, buffer)
             self.binder.fill_bound_output(i)
         return self.bound["output", i]

@@ -73,12 +73,13 @@ def run_on_gpu(kernel: GpuKernel, inputs: Mapping[int, tuple[Tensor, Any]], outp
     """One inference on arrays on the GPU, by place; the outputs, in their order, as arrays of the first one's library
     that belong to the caller. Does not wait: the results are for the stream that the library works on.
 
-    Outputs of types that the GPU does not have (BOOL, INT64) are int32."""
+    Outputs of types that the GPU does not have (BOOL, INT64) are int32; of INT64 that 32 bits may not hold two for each
+    element, the low word first."""
     for i, (tensor, array) in inputs.items():
         if not kernel.rebind("input", i, array):
             kernel.bind("input", i, tensor, array)
     session, example = kernel.array_binder, next(iter(inputs.values()))[1]
-    buffers = session.empty_outputs(example, [tensor.shape for tensor in outputs])
+    buffers = session.empty_outputs(example, [kernel.bound_shape("output", i, t) for i, t in enumerate(outputs)])
     for i, (tensor, buffer) in enumerate(zip(outputs, buffers, strict=True)):
         if not kernel.rebind("output", i, buffer):
             kernel.bind("output", i, tensor, buffer)

@@ -173,7 +173,8 @@ class Bindings:
 def check_fit(port: Port, array: CudaArray, what: str) -> None:
     """Raise TensorError unless the array is one of the port's type and size."""
     expected = NUMPY[port.dtype]
-    if array.dtype != expected:
+    two_words = array.dtype.itemsize == 8 and expected.itemsize == 4 and array.nbytes == port.nbytes
+    if array.dtype != expected and not two_words:
         raise TensorError(f"{what} holds {expected} on the GPU; the buffer holds {array.dtype}")
     if array.nbytes != port.nbytes:
         raise TensorError(f"{what} has {port.nbytes} bytes; the buffer of shape {list(array.shape)} has {array.nbytes}")
