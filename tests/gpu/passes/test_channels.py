@@ -133,3 +133,19 @@ def test_padding_behind_a_movement_is_the_convolution_s_own() -> None:
     found = optimise(graph, Features())
     assert [n.op for n in found.nodes] == [Copy((part,)), Conv2D(padding=(1, 1)), Conv2D(padding=(1, 1))]
     same(graph, found, 1e-5)
+
+
+def test_places_between_transpositions_are_a_reshape() -> None:
+    """PyTorch's flatten(2).transpose(1, 2) of a convolution, and back: what is added to the places is its epilogue."""
+    b = Net()
+    x = b.real(*LAST)
+    weights = b.constant(RNG.standard_normal((8, 1, 1, 8)).astype(np.float32))
+    y = b.copy(b.node(Conv2D(), [x, weights], b.real(*LAST)), FORWARD)
+    y = b.copy(b.copy(y, Reshape(FRONT, (1, 2, 8, 30))), Transpose((0, 1, 3, 2)))
+    y = b.each("add", y, b.constant(RNG.standard_normal((1, 1, 30, 8)).astype(np.float32)))
+    z = b.copy(b.copy(y, Transpose((0, 1, 3, 2))), Reshape((1, 2, 8, 30), FRONT))
+    graph = b.graph([x], [b.conv(b.copy(z, BACK))])
+    found = optimise(graph, Features())
+    assert [type(n.op) for n in found.nodes if not isinstance(n.op, Copy)] == [Conv2D, Conv2D]
+    assert all(isinstance(step, Reshape) for n in found.nodes if isinstance(n.op, Copy) for step in n.op.steps)
+    same(graph, found, 1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 
@@ -35,6 +36,7 @@ from litegpu.gpu.graph import (
     step_shape,
 )
 from litegpu.gpu.passes.fold import drop_unused
+from litegpu.gpu.view import follow, packed
 
 
 def join_copies(graph: Graph) -> Graph:
@@ -206,7 +208,23 @@ def simplify(steps: tuple[Step, ...], shape: Shape) -> tuple[Step, ...]:
             kept.append(_as_reshape(step, shapes[-1]))
             shapes.append(step_shape(step, shapes[-1]))
     result = tuple(kept)
-    return result if len(result) == len(steps) or not result else simplify(result, shape)
+    if result and len(result) < len(steps):
+        return simplify(result, shape)
+    return _in_order(result, shape) if len(result) > 1 else result
+
+
+def _in_order(steps: tuple[Step, ...], shape: Shape) -> tuple[Step, ...]:
+    """The steps, or the reshape that they are together if all elements stay in order: as rows and columns become places
+    between two transpositions."""
+    if len(shape) != 4 or 0 in shape or not all(isinstance(step, (Reshape, Transpose)) for step in steps):
+        return steps
+    view = follow(packed(0, shape, DType.FLOAT32), steps)
+    if view is None or any(
+        n > 1 and stride != math.prod(view.shape[axis + 1 :])
+        for axis, (n, stride) in enumerate(zip(view.shape, view.strides, strict=True))
+    ):
+        return steps
+    return (Reshape(tuple(shape), view.shape),)
 
 
 def _moves_nothing(step: Step, shape: Shape) -> bool:
