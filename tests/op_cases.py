@@ -368,7 +368,7 @@ def select_v2(d: Draft) -> OpCase:
     d.rng.shuffle(shapes)
     d.runtime(d.bools(shapes[0]))
     d.pair(d.floats(shapes[1]), d.floats(shapes[2]))
-    return d.build(types=[F32])
+    return d.build(types=[F32], shape=shape)
 
 
 @case("CAST of halves", "DEQUANTIZE of halves", "TRANSPOSE of halves")

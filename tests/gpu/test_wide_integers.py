@@ -101,7 +101,7 @@ def test_two_operands_of_64_bits(operator: str, shapes: Any) -> None:
     check(b, numbers(*shapes[0]), numbers(*shapes[1], seed=1))
 
 
-@pytest.mark.parametrize("operator", ["SUM", "REDUCE_MAX", "REDUCE_MIN", "CUMSUM"])
+@pytest.mark.parametrize("operator", ["SUM", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD", "CUMSUM"])
 @pytest.mark.parametrize("shape", [(2, 3, 4), (40,), (2, 1, 3, 2, 4)])
 def test_along_an_axis(operator: str, shape: tuple[int, ...]) -> None:
     b = ModelBuilder()

@@ -13,9 +13,9 @@ from small_models.pieces import OTHERS, retyped
 from litegpu.gpu.lower import check_operator
 from litegpu.model import TensorType, read_model
 
-#: What is left to the CPU: products of 64 bits along an axis, of whatever size they may be; sums of 64 bits at computed
-#: places; and, of INT16 without quantization, what the CPU takes for real numbers.
-LEFT = {"REDUCE_PROD", "SCATTER_ND", "NOT_EQUAL"}
+#: What is left to the CPU: sums of 64 bits at computed places; of INT16 without quantization, what the CPU takes for
+#: real numbers.
+LEFT = {"SCATTER_ND", "NOT_EQUAL"}
 TRIED, TRIED_FULL = 60, 3000
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -30,6 +30,7 @@ _A: Wide = (Arg(0), Arg(1))
 _B: Wide = (Arg(2), Arg(3))
 #: Words are added up in parts of so many bits, of so many numbers at most, whose sums fit into a word.
 _LIMBS, _MOST = (11, 11, 10), 1 << 20
+_MOST_FACTORS = 1 << 16
 
 
 def _choice(condition: Expr, yes: Expr, no: Expr) -> Expr:
@@ -172,6 +173,8 @@ class Words:
             self._summed()
         elif name in ("REDUCE_MAX", "REDUCE_MIN"):
             self._extreme()
+        elif name == "REDUCE_PROD":
+            self._product()
         else:
             assert name not in IN_WORDS
             return False
@@ -223,8 +226,7 @@ class Words:
         for t in self.operator.inputs:
             for part in self.parts.of(t):
                 if tuple(self._tensor(part).shape) != shape:
-                    wanted = self.parts.blank((len(shape),), TensorType.INT32, np.array(shape, np.int32))
-                    part = self._made("BROADCAST_TO", (part, wanted), shape)
+                    part = self._made("BROADCAST_TO", (part, self._numbers(shape)), shape)
                 found.append(part)
         return tuple(found)
 
@@ -290,18 +292,54 @@ class Words:
         self.parts.lowering.plain(dataclasses.replace(self.operator, inputs=inputs, outputs=(made,)))
         return made
 
+    def _axes(self, rank: int) -> set[int]:
+        axes = self._tensor(self.operator.inputs[1]).data
+        if axes is None:
+            raise Unsupported("the axes (input 1) are computed by the model: the GPU needs constants")
+        return {int(a) % max(rank, 1) for a in axes.reshape(-1)}
+
+    def _numbers(self, values: Sequence[int]) -> int:
+        return self.parts.blank((len(values),), TensorType.INT32, np.array(values, np.int32))
+
+    def _product(self) -> None:
+        """One half of what is multiplied times the other, until one number is left."""
+        pair = self.parts.of(self.operator.inputs[0])
+        shape = tuple(self._tensor(pair[0]).shape)
+        gone = self._axes(len(shape))
+        order = [*(i for i in range(len(shape)) if i not in gone), *sorted(gone)]
+        moved = tuple(shape[i] for i in order)
+        count = math.prod(shape[i] for i in gone)
+        rows = math.prod(shape) // count
+        if count > _MOST_FACTORS:
+            raise Unsupported(f"{count} numbers of 64 bits in a product: up to {_MOST_FACTORS} are taken")
+        turned_ = [self._made("TRANSPOSE", (part, self._numbers(order)), moved) for part in pair]
+        words = [self._made("RESHAPE", (part, self._numbers((rows, count))), (rows, count)) for part in turned_]
+        while count > 1:
+            half = (count + 1) // 2
+            if count % 2:
+                words = [self._padded(part, (rows, count + 1), one) for part, one in zip(words, (1, 0), strict=True)]
+            given = tuple(
+                self._made("SLICE", (part, self._numbers((0, at)), self._numbers((rows, half))), (rows, half))
+                for at in (0, half)
+                for part in words
+            )
+            words, count = [self.parts.computed(word, given, self._sources) for word in _times(_A, _B)], half
+        sizes = tuple(self._output.shape)
+        self._give(Arg(0), Arg(1), tuple(self._made("RESHAPE", (w, self._numbers(sizes)), sizes) for w in words))
+
+    def _padded(self, part: int, shape: tuple[int, int], value: int) -> int:
+        margins = self.parts.blank((2, 2), TensorType.INT32, np.array([[0, 0], [0, 1]], np.int32))
+        fill = self.parts.blank((), TensorType.INT32, np.array(value, np.int32))
+        return self._made("PADV2", (part, margins, fill), shape)
+
     def _extreme(self) -> None:
         """The high word of all, and of those that have it the low one; words compare as numbers without signs."""
         low, high = self.parts.of(self.operator.inputs[0])
         name, shape, made = self.operator.name, tuple(self._tensor(low).shape), tuple(self._output.shape)
-        axes = self._tensor(self.operator.inputs[1]).data
-        if axes is None:
-            raise Unsupported("the axes (input 1) are computed by the model: the GPU needs constants")
-        gone = {int(a) % max(len(shape), 1) for a in axes.reshape(-1)}
+        gone = self._axes(len(shape))
         kept = tuple(1 if i in gone else n for i, n in enumerate(shape))
         top = self._made(name, (high, self.operator.inputs[1]), kept, keep_dims=True)
-        sizes = self.parts.blank((len(shape),), TensorType.INT32, np.array(shape, np.int32))
-        spread = self._made("BROADCAST_TO", (top, sizes), shape)
+        spread = self._made("BROADCAST_TO", (top, self._numbers(shape)), shape)
         none = whole(-(2**31)) if name == "REDUCE_MAX" else whole(2**31 - 1)
         ordered = _choice(fn("eq", Arg(1), Arg(2)), turned(Arg(0)), none)
         candidates = self.parts.computed(ordered, (low, high, spread), self._sources)
