@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agreement import assert_keeps_alike, official, on_gpu, require_gpu, run
-from control_models import handle, once
+from control_models import branch, handle, once
 
 import litegpu
 from litegpu.gpu.evaluate import evaluate_graph
@@ -178,3 +178,22 @@ def test_variables_of_two_words_stay_on_the_device() -> None:
     b.node("ASSIGN_VARIABLE", [variable, after], [])
     b.output(b.op("MAXIMUM", [after, before], (2,), type=I64))
     assert_keeps_alike(b.build(), [[numbers(2, seed=i, spare=9)] for i in range(3)], max_delegated_partitions=0)
+
+
+def test_beside_control_flow() -> None:
+    """What enters a program that is linked of several."""
+    require_gpu()
+    b, state = ModelBuilder(), [((3,), TensorType.FLOAT32)]
+    condition, x, n = b.input("p", (), TensorType.BOOL), b.input("x", (3,)), b.input("n", (2, 3), I64)
+    made = branch(
+        b, b, condition, [x], state, state,
+        lambda graph, v: [graph.op("TANH", [v[0]], (3,))], lambda graph, v: [graph.op("NEG", [v[0]], (3,))],
+    )  # fmt: skip
+    b.output(*made, b.op("TILE", [n, b.constant(np.array([2, 1], np.int32))], (4, 3), type=I64))
+    content, x_, many = b.build(), np.ones(3, np.float32), numbers(2, 3)
+    for chosen in (True, False):
+        with on_gpu(content, max_delegated_partitions=0) as interpreter:
+            assert interpreter.delegation_report().fully_delegated
+            arrays = [np.array(chosen), x_, many]
+            for got, want in zip(run(interpreter, arrays), run(official(content), arrays), strict=True):
+                np.testing.assert_allclose(got, want, rtol=1e-6)

@@ -23,6 +23,7 @@ from litegpu.gpu.control.trips import rounds
 from litegpu.gpu.graph import Arg, DType, Elementwise, Graph, GraphBuilder, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import LoweredGraph
+from litegpu.gpu.lower.parts import border_shape
 from litegpu.gpu.lower.quantization import STORED
 from litegpu.gpu.lower.values import dtype_of
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program, Region
@@ -87,7 +88,7 @@ class _Linker:
         """A new place for a tensor."""
         t = scope.subgraph.tensors[tensor]
         offset = self.size
-        self.size += -(-4 * math.prod(t.shape) // _ALIGNMENT) * _ALIGNMENT
+        self.size += -(-4 * math.prod(border_shape(scope.subgraph, t)) // _ALIGNMENT) * _ALIGNMENT
         return offset
 
     def flag(self) -> int:
@@ -307,7 +308,7 @@ class _Linker:
         """Everything in one."""
         parts = _Parts(compiled, self.size)
         dispatches, regions = parts.put(self.code)
-        tensors = scope.subgraph.tensors
+        graph, tensors = scope.subgraph, scope.subgraph.tensors
         reports = [p.memory for p in parts.programs.values()]
         arena = max([self.size, *(p.arena_size for p in parts.programs.values())])
         return Program(
@@ -315,15 +316,15 @@ class _Linker:
             dispatches=tuple(dispatches),
             constants=parts.constants.bytes(),
             arena_size=arena,
-            inputs=tuple(_port(tensors[t], offset) for t, offset in inputs.items()),
-            outputs=tuple(_port(tensors[t], offset) for t, offset in outputs.items()),
+            inputs=tuple(_port(tensors[t], offset, border_shape(graph, tensors[t])) for t, offset in inputs.items()),
+            outputs=tuple(_port(tensors[t], offset, border_shape(graph, tensors[t])) for t, offset in outputs.items()),
             memory=MemoryReport(
                 arena,
                 self.size + sum(r.unshared for r in reports),
                 self.size + max((r.lower_bound for r in reports), default=0),
             ),
             in_float32=tuple(dict.fromkeys(pair for p in parts.programs.values() for pair in p.in_float32)),
-            variables=tuple(_port(t, offset) for offset, t in self.variables.values()),
+            variables=tuple(_port(t, offset, t.shape) for offset, t in self.variables.values()),
             regions=tuple(regions),
         )
 
@@ -397,10 +398,10 @@ def _exchanged(
     )
 
 
-def _port(tensor: Tensor, offset: int) -> Port:
+def _port(tensor: Tensor, offset: int, elements: tuple[int, ...]) -> Port:
     dtype = _stored(tensor)
-    count = math.prod(tensor.shape)
-    shape = bhwc(tensor.shape) if len(tensor.shape) <= 4 else (1, 1, 1, count)
+    count = math.prod(elements)
+    shape = bhwc(elements) if len(elements) <= 4 else (1, 1, 1, count)
     return Port(tensor.name, tensor.index, shape, dtype, offset, count * dtype.nbytes)
 
 

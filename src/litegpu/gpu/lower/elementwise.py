@@ -161,7 +161,7 @@ _arithmetic("LOGICAL_OR", fn("logical_or", X, Y))
 
 @lowers_as(EQUAL="eq", NOT_EQUAL="ne", GREATER="gt", GREATER_EQUAL="ge", LESS="lt", LESS_EQUAL="le")
 def comparison(ctx: OpContext, function: str) -> None:
-    plain = ctx.tensor(0).type is TensorType.INT16 and grid_of(ctx.tensor(0)) is None
+    plain = ctx.tensor(0).type is TensorType.INT16 and ctx.tensor(0).quantization is None
     ctx.require(not plain or function != "ne", "INT16 without quantization, which the CPU compares as real numbers")
     _binary(ctx, fn(function, X, Y), lambda: integers.compared(ctx, function))
 

@@ -17,6 +17,7 @@ from litegpu.gpu.graph import Arg, Concat, Copy, DType, Elementwise, Expr, Graph
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.fixed_point import whole
+from litegpu.gpu.lower.spans import wide
 from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 
 #: What the parts of a tensor are.
@@ -175,6 +176,12 @@ class Parts:
         result = self.lowering.builder.value(shape, dtype)
         self.lowering.builder.node(Copy(tuple(steps)), [source], result, sources=())
         return result
+
+
+def border_shape(subgraph: Subgraph, tensor: Tensor) -> tuple[int, ...]:
+    """That of what crosses the border for a tensor: with another axis if its elements have two parts."""
+    paired = tensor.index in wide(subgraph) or (tensor.type in _ALWAYS and tensor.data is None)
+    return (*tensor.shape, 2) if paired else tensor.shape
 
 
 def _blank(shape: tuple[int, ...], type_: TensorType) -> Tensor:
