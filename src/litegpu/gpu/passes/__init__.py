@@ -21,6 +21,7 @@ from litegpu.gpu.passes.rotary import turn_halves
 from litegpu.gpu.passes.siblings import join_siblings
 from litegpu.gpu.passes.softmax import join_softmax
 from litegpu.gpu.passes.split import split_reductions
+from litegpu.gpu.passes.spreading import spread_pixels
 
 
 def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
@@ -31,7 +32,7 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     graph = simplify_products(join_softmax(absorb_border(absorb_padding(graph))))
     for _ in range(2):  # what became one function may pass what its parts, of which one was read twice, could not
         graph = fuse_elementwise(fold_constants(raise_elementwise(graph)), features.max_buffers)
-    graph = join_siblings(join_averages(average_first(join_layer_norm(graph)), features.max_buffers))
+    graph = spread_pixels(join_siblings(join_averages(average_first(join_layer_norm(graph)), features.max_buffers)))
     own = native.of(features)
     graph = graph if own is None else own.join_first(graph, features, half)
     graph = join_attention(graph, features, half)
