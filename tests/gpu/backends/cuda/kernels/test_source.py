@@ -84,3 +84,9 @@ def test_shared_memory_is_awaited_where_it_is_read() -> None:
         text = without_prologues(whole)
         for found in re.finditer(r"copies_wait<[^>]*>\(\);\n((?: +[^\n]*\n|#[^\n]*\n){1,4})", text):
             assert "__syncthreads();" in found[1], f"{name}: {found[0]}"
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_lambda_has_a_parameter_of_any_type(name: str) -> None:
+    """NVRTC 13.0 takes the call of such a lambda for a function of the host."""
+    assert not re.search(r"\[&?\w*\]\([^)]*\bauto\b", TEXTS[name])

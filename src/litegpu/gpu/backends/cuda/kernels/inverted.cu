@@ -38,11 +38,6 @@ constexpr unsigned TAP_WORDS = (KERNEL_H * KERNEL_W + 1) / 2;
 static_assert(BY % TY == 0 && TY % 2 == 0 && SLICE % 16 == 0 && EACH <= 32, "block");
 static_assert(X_BYTES + BUFFERS * E_BYTES == SHARED_BYTES, "the host reckons otherwise");
 
-// A number that is part of a type.
-template <unsigned value> struct Number {
-  __device__ constexpr operator unsigned() const { return value; }
-};
-
 // Which product, and half of its rows, a unit's output row is of.
 INLINE constexpr unsigned product_of(unsigned row) { return TOGETHER == 2 ? row / 4 * 2 + row % 2 : row / 2; }
 INLINE constexpr unsigned half_of_rows(unsigned row) { return TOGETHER == 2 ? row / 2 % 2 : row % 2; }
@@ -127,7 +122,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
   wait_for_predecessors();
   launch_dependents();
 
-  auto copy_places = [&](unsigned channel0, auto chunks, unsigned at, unsigned pitch) {
+  auto copy_places = [&](unsigned channel0, unsigned chunks, unsigned at, unsigned pitch) {
 #pragma unroll 4
   for (unsigned item = thread; item < PLACES * chunks; item += THREADS) {
     const unsigned place = item / chunks, chunk = item % chunks, channel = channel0 + chunk * 8;
@@ -157,9 +152,9 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
   copies_commit();
   };
 #if EXPANDS
-  copy_places(0, Number<DEPTH / 8>(), 0, X_PITCH);
+  copy_places(0, DEPTH / 8, 0, X_PITCH);
 #else
-  copy_places(0, Number<EIGHTS>(), 0, E_PITCH);
+  copy_places(0, EIGHTS, 0, E_PITCH);
 #endif
   // The diagonal of a tap for eight channels: lanes whose column is one of their two rows have its weight.
   const unsigned half = g % 2 ? 0x1044u : 0x4410u, other = g % 2 ? 0x3244u : 0x4432u;
@@ -258,13 +253,13 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
       }
     }
 #else
-    if (BUFFERS == 1 && s > 0) copy_places(s * SLICE, Number<EIGHTS>(), 0, E_PITCH);
+    if (BUFFERS == 1 && s > 0) copy_places(s * SLICE, EIGHTS, 0, E_PITCH);
     copies_wait<0>();
 #endif
     fetch_taps(slice * (SLICE / 16));
     __syncthreads();
 #if !EXPANDS
-    if (BUFFERS == 2 && s + 1 < SLICES) copy_places((s + 1) * SLICE, Number<EIGHTS>(), (s + 1) % 2 * E_BYTES, E_PITCH);
+    if (BUFFERS == 2 && s + 1 < SLICES) copy_places((s + 1) * SLICE, EIGHTS, (s + 1) % 2 * E_BYTES, E_PITCH);
 #endif
 
 #pragma unroll 1
