@@ -257,6 +257,8 @@ def test_joined_only_where_a_kernel_is_and_pays() -> None:
     assert joint(network((1, 2, 3, 8), 1024, expr)[0]) == 1
     assert joint(network((1, 2, 3, 8), 1025, expr)[0]) == 0
     assert joint(network((1, 2, 3, 8), 520, expr, readers=2)[0]) == 0
+    for channels, joins in ((320, 1), (324, 0)):
+        assert joint(network((1, 2, 3, channels), 16, EXPRESSIONS["gate"])[0]) == joins
 
 
 def altered(change) -> Graph:
