@@ -17,6 +17,8 @@ from litegpu.gpu.lower.registry import lowers, lowers_as
 
 #: The transform is a product with a matrix of so many rows and columns at most.
 LONGEST = 4096
+#: Less than any sine or cosine in such a matrix that is not 0.
+_NOTHING = 1e-12
 
 
 @lowers("RFFT2D")
@@ -67,9 +69,11 @@ def complex_abs(ctx: OpContext) -> None:
 
 
 def _waves(size: int, count: int) -> tuple[Array, Array]:
-    """cos and sin of 2 pi n k / size, [size, count]; the product of n and k is reduced first, where it is exact."""
+    """cos and sin of 2 pi n k / size, [size, count]; the product of n and k is reduced first, where it is exact. What is 0
+    is not what pi's own error makes of it, so that the parts of a spectrum that are nothing are 0 as well."""
     turns = np.outer(np.arange(size), np.arange(count)) % size * (2 * np.pi / size)
-    return np.cos(turns), np.sin(turns)
+    cosines, sines = (np.where(abs(wave) < _NOTHING, 0.0, wave) for wave in (np.cos(turns), np.sin(turns)))
+    return cosines, sines
 
 
 def _filters(ctx: OpContext, matrix: Array) -> int:
