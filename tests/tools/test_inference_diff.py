@@ -235,9 +235,9 @@ def test_a_gpu_that_takes_nothing_is_an_error(tmp_path: Path) -> None:
     """The official tool compares the CPU with itself then, and reports no difference."""
     require_gpu()
     b = ModelBuilder()
-    x = b.input("x", [4], TensorType.INT64)
-    b.output(b.op("FLOOR_DIV", [x, x], [4], type=TensorType.INT64))
-    path = tmp_path / "int64.tflite"
+    x = b.input("x", [9000])
+    b.output(b.op("CUMSUM", [x, b.constant(0)], [9000]))  # longer than the GPU takes
+    path = tmp_path / "long.tflite"
     path.write_bytes(bytes(b.build()))
     with pytest.raises(DelegateError, match="nothing is compared"):
         inference_diff(path, DiffOptions(num_runs=1))

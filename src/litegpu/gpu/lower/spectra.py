@@ -69,8 +69,8 @@ def complex_abs(ctx: OpContext) -> None:
 
 
 def _waves(size: int, count: int) -> tuple[Array, Array]:
-    """cos and sin of 2 pi n k / size, [size, count]; the product of n and k is reduced first, where it is exact. What is 0
-    is not what pi's own error makes of it, so that the parts of a spectrum that are nothing are 0 as well."""
+    """cos and sin of 2 pi n k / size, [size, count]; the product of n and k is reduced first, where it is exact. What
+    is 0 is not what pi's own error makes of it, so that the parts of a spectrum that are nothing are 0 as well."""
     turns = np.outer(np.arange(size), np.arange(count)) % size * (2 * np.pi / size)
     cosines, sines = (np.where(abs(wave) < _NOTHING, 0.0, wave) for wave in (np.cos(turns), np.sin(turns)))
     return cosines, sines
