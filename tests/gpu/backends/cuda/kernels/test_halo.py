@@ -172,6 +172,8 @@ def test_line() -> None:
         out = (3, 12 + 2 * padding[0], 38 + 2 * padding[1], 64)
         padded = Layer(Conv2D(padding=padding), layer.source, layer.weights, out, True)
         assert line_of(padded, 0).pitch == pitch, padding
+    even = Layer(Conv2D(padding=(0, 1)), layer.source, np.ones((64, 1, 4, 64), np.float32), (3, 14, 40, 64), True)
+    assert line_of(even, 0).pitch == 42  # two columns of padding behind a row, one in front of the next
     line = line_of(layer, 20)
     assert (line.strips, line.strip, line.pitch, line.most) == (2, 20, 22, (5 * 15 + 14) * 22)
 
