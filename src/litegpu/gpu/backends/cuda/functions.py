@@ -21,12 +21,13 @@ WARP = 32
 _WARP_MASK = f"0xffffffffu >> ({WARP}u - threads)"  # the first `threads` of a warp
 
 #: In front of a kernel's text: its workgroups are counted from the last one. (Their number is a multiple of a cluster's
-#: size, so clusters stay together.)
+#: size, so clusters stay together. What a workgroup walks over by itself it has to turn itself where this is defined.)
 TURNED = f"""{INLINE} uint3 turned_block() {{
   return make_uint3(gridDim.x - 1 - blockIdx.x, gridDim.y - 1 - blockIdx.y, gridDim.z - 1 - blockIdx.z);
 }}
 #undef blockIdx
 #define blockIdx turned_block()
+#define TURNED
 """
 
 #: Conversions of halves, which are kept as their 16 bits, and of pairs of them in a word (the first lane is low).

@@ -19,6 +19,7 @@ from litegpu.gpu.graph import Conv2D, MatMul
 NETWORKS = {
     "convolution": lambda: network((3, 20, 20, 40), (72, 3, 3, 40), Conv2D(padding=(1, 1)), residual=True),
     "window": lambda: network((1, 64, 64, 16), (16, 3, 3, 16), Conv2D(padding=(1, 1))),
+    "walking": lambda: network((5, 40, 41, 16), (32, 3, 3, 16), Conv2D(padding=(1, 1))),
     "divided": lambda: network((1, 4, 4, 512), (512, 3, 3, 512), Conv2D(padding=(1, 1))),
     "depthwise": lambda: depthwise.network((2, 17, 15, 24), (3, 3)),
     "matmul": lambda: matmul.network((1, 2, 64, 72), (1, 2, 40, 72), MatMul(False, True), inner="ab"),

@@ -33,6 +33,15 @@ static_assert(BM % 64 == 0 && TAPS % PIECE == 0 && PIECE % KERNEL_W == 0 && COPY
 static_assert(TOGETHER || !RING, "weights that come and go are read by all at once");
 static_assert(SPAN * 16 <= PANEL && PANEL % 16 == 0 && CHANNELS % VECTOR == 0, "panel");
 
+// The number of a tile that comes `turn`th.
+INLINE unsigned tile_at(unsigned turn) {
+#ifdef TURNED
+  return TILES - 1 - turn;
+#else
+  return turn;
+#endif
+}
+
 struct Place { unsigned image, line, column; };  // of the whole image
 
 INLINE Place place_of(unsigned position) {
@@ -72,7 +81,7 @@ INLINE void copy_tiles(const Element* x, const Element* outside, unsigned first)
     unsigned real[(COPIES + CHUNKS - 1) / CHUNKS];
 #pragma unroll
     for (unsigned i = 0; i < (COPIES + CHUNKS - 1) / CHUNKS; i++) {
-      const Place at = place_of(tile * TILE + place + (i * CHUNKS + chunk) * APART);
+      const Place at = place_of(tile_at(tile) * TILE + place + (i * CHUNKS + chunk) * APART);
       const int y = (int)(at.line * STRIDE_Y) - PADDING_Y, x0 = (int)(at.column * STRIDE_X) - PADDING_X;
       from[i] = (int)(at.image * PITCH_B) + y * (int)PITCH_Y + x0 * (int)PITCH_X + OFFSET;
       real[i] = 0;
@@ -179,7 +188,7 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
     const unsigned stages = (turn + 1) * GROUPS;
     if (RING && lane == 0) barrier_arrive(USED + 8 * ((stages * PIECES - 1) % HELD));
     if (lane == 0) barrier_arrive(EMPTY + 8 * ((stages - 1) % STAGES));
-    const unsigned own = (first + turn * WALKERS) * TILE + (TOGETHER ? team * BM : 0) + warp % 4 * 16;
+    const unsigned own = tile_at(first + turn * WALKERS) * TILE + (TOGETHER ? team * BM : 0) + warp % 4 * 16;
 #pragma unroll
     for (unsigned m = 0; m < ROWS; m++) {
       unsigned pixels[4];
