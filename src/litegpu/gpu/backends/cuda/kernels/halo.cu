@@ -69,55 +69,35 @@ INLINE void copy_weights(const Element* w, unsigned first) {
 }
 
 INLINE void copy_tiles(const Element* x, const Element* outside, unsigned first) {
-  constexpr unsigned APART = COPYING / CHUNKS, COPIES = (SPAN + APART - 1) / APART;  // positions between those of a thread
-  constexpr unsigned PHASES = STRIDE_Y * STRIDE_X;
-  const unsigned thread = threadIdx.x - MULTIPLYING, lane = thread % 32, chunk = thread % CHUNKS, place = thread / CHUNKS;
+  const unsigned thread = threadIdx.x - MULTIPLYING, chunk = thread % CHUNKS;
   wait_for_predecessors();
   launch_dependents();
   unsigned stage = 0;
   for (unsigned tile = first; tile < TILES; tile += WALKERS) {
-    // Where the input of a position lies, and in which phases it is real: the threads that copy its chunks divide this work.
-    int from[(COPIES + CHUNKS - 1) / CHUNKS];
-    unsigned real[(COPIES + CHUNKS - 1) / CHUNKS];
-#pragma unroll
-    for (unsigned i = 0; i < (COPIES + CHUNKS - 1) / CHUNKS; i++) {
-      const Place at = place_of(tile_at(tile) * TILE + place + (i * CHUNKS + chunk) * APART);
-      const int y = (int)(at.line * STRIDE_Y) - PADDING_Y, x0 = (int)(at.column * STRIDE_X) - PADDING_X;
-      from[i] = (int)(at.image * PITCH_B) + y * (int)PITCH_Y + x0 * (int)PITCH_X + OFFSET;
-      real[i] = 0;
-#pragma unroll
-      for (unsigned phase = 0; phase < PHASES; phase++) {
-        const unsigned iy = y + phase / STRIDE_X, ix = x0 + phase % STRIDE_X;
-        real[i] |= (unsigned)(at.image < BATCH && iy < H && ix < W) << phase;
-      }
-      if (PHASES == 1 && !real[i]) from[i] = -1;
-    }
     for (unsigned group = 0; group < GROUPS; group++, stage++) {
       const unsigned slot = stage % STAGES;
       if (stage >= STAGES) barrier_wait(EMPTY + 8 * slot, stage / STAGES % 2 ^ 1);
       const unsigned channel = (group * CHUNKS + chunk) * PER_CHUNK;
-      const unsigned to = slot * STAGE_BYTES + chunk * PANEL + place * 16;
+#pragma unroll(STRIDE_Y * STRIDE_X > 1 ? 1 : 4)
+      for (unsigned i = thread / CHUNKS; i < SPAN; i += COPYING / CHUNKS) {
+        const Place at = place_of(tile_at(tile) * TILE + i);
 #pragma unroll
-      for (unsigned i = 0; i < COPIES; i++) {
-        const unsigned knows = lane - chunk + i % CHUNKS;
-        const int origin = __shfl_sync(~0u, from[i / CHUNKS], knows);
-        const unsigned phases = PHASES == 1 ? origin >= 0 : __shfl_sync(~0u, real[i / CHUNKS], knows);
-        if (i == COPIES - 1 && place + i * APART >= SPAN) break;
-#pragma unroll
-        for (unsigned phase = 0; phase < PHASES; phase++) {
-          const bool inside = phases >> phase & 1;
-          const unsigned at = to + phase * PHASE_BYTES + i * (APART * 16);
+        for (unsigned phase = 0; phase < STRIDE_Y * STRIDE_X; phase++) {
+          const int iy = (int)(at.line * STRIDE_Y + phase / STRIDE_X) - PADDING_Y;
+          const int ix = (int)(at.column * STRIDE_X + phase % STRIDE_X) - PADDING_X;
+          const bool inside = at.image < BATCH && (unsigned)iy < H && (unsigned)ix < W;
+          const int from = (int)(at.image * PITCH_B) + iy * (int)PITCH_Y + ix * (int)PITCH_X + (int)(OFFSET + channel);
+          const unsigned to = slot * STAGE_BYTES + phase * PHASE_BYTES + chunk * PANEL + i * 16;
 #if PADDED
           if (!inside) {  // all the same: from the second cache it would come as slowly as one by one
-            copy_again(at, outside);
+            copy_again(to, outside);
             continue;
           }
 #endif
-          const int here = origin + (int)(phase / STRIDE_X * PITCH_Y + phase % STRIDE_X * PITCH_X + channel);
 #pragma unroll
           for (unsigned part = 0; part < PARTS; part++) {
-            const bool exists = inside && (CHANNELS % (CHUNKS * PER_CHUNK) == 0 || channel + part * VECTOR < CHANNELS);
-            copy_piece<VECTOR * BYTES>(at + part * (VECTOR * BYTES), x + (exists ? here + (int)(part * VECTOR) : 0), exists);
+            const bool real = inside && (CHANNELS % (CHUNKS * PER_CHUNK) == 0 || channel + part * VECTOR < CHANNELS);
+            copy_piece<VECTOR * BYTES>(to + part * (VECTOR * BYTES), x + (real ? from + (int)(part * VECTOR) : 0), real);
           }
         }
       }
