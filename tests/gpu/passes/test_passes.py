@@ -20,6 +20,7 @@ from litegpu.gpu.graph import (
     Elementwise,
     Graph,
     GraphBuilder,
+    Literal,
     MatMul,
     Mirror,
     Pad,
@@ -549,6 +550,26 @@ def test_padding_counts_in_poolings(kind: str, fill: float, absorbed: bool) -> N
     assert len(better.nodes) == (1 if absorbed else 2)
     assert (getattr(better.nodes[-1].op, "outside", 1) is None) == (not absorbed or fill < -1e38)
     given = [rng.standard_normal((1, 8, 9, 4)).astype(np.float32)]
+    np.testing.assert_array_equal(evaluate_graph(better, given)[0], evaluate_graph(graph, given)[0])
+
+
+@pytest.mark.parametrize(("dtype", "bottom", "zero", "left"), [
+    (DType.INT8, 0, -128, True), (DType.UINT8, -7, 0, True), (DType.INT8, 0, -3, True), (DType.INT8, -125, -3, False),
+])  # fmt: skip
+def test_bytes_around_what_is_never_less_are_a_maximum_s_padding(
+    dtype: DType, bottom: int, zero: int, left: bool
+) -> None:
+    """The lowest byte never counts, another zero point where limits behind the rounding are no lower."""
+    b, rng = GraphBuilder(), np.random.default_rng(0)
+    x = b.value((1, 8, 9, 4), DType.FLOAT32)
+    limited = apply("min", apply("max", Arg(0), float(bottom)), float(bottom + 255))
+    rounded = apply("add", apply("nearest", limited), Literal(zero, DType.INT32))
+    y = b.node(Elementwise(), [], b.value((1, 8, 9, 4), dtype), rounded, [x])
+    padded = b.node(Copy((Pad((0, 1, 1, 0), (0, 1, 1, 0), zero),)), [y], b.value((1, 10, 11, 4), dtype))
+    graph = b.graph([x], [b.node(Pool2D("max", (3, 3), (2, 2)), [padded], b.value((1, 4, 5, 4), dtype))])
+    better = absorb_padding(graph)
+    assert [type(n.op) for n in better.nodes] == [Elementwise, *([] if left else [Copy]), Pool2D]
+    given = [rng.uniform(-200, 200, (1, 8, 9, 4)).astype(np.float32)]
     np.testing.assert_array_equal(evaluate_graph(better, given)[0], evaluate_graph(graph, given)[0])
 
 

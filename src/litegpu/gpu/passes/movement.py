@@ -102,9 +102,9 @@ def _with_padding(node: Node, pad: Pad, graph: Graph, source: Node | None) -> Op
     if not isinstance(op, Pool2D):
         same = pad.fill == (op.zero_point if isinstance(op, _INTEGER) else 0)
         return dataclasses.replace(op, padding=padding) if same else None
-    if _may_pass_over(op, pad, source):
-        return dataclasses.replace(op, padding=padding)
     shape, result = (graph.values[v] for v in (node.inputs[0], node.output))
+    if _may_pass_over(op, pad, source, shape.dtype):
+        return dataclasses.replace(op, padding=padding)
     covered = all(
         (n - 1) * stride + size <= whole
         for n, stride, size, whole in zip(result.shape[1:3], op.stride, op.window, shape.shape[1:3], strict=True)
@@ -115,16 +115,17 @@ def _with_padding(node: Node, pad: Pad, graph: Graph, source: Node | None) -> Op
     return dataclasses.replace(op, padding=padding, outside=float(pad.fill))
 
 
+_LEAST = {DType.FLOAT32: float(np.finfo(np.float32).min), DType.INT8: -128.0, DType.UINT8: 0.0}
 _INTEGER = (IntegerConv2D, IntegerDepthwiseConv2D)
 _CONVOLUTIONS = (Conv2D, DepthwiseConv2D, *_INTEGER)
 
 
-def _may_pass_over(pool: Pool2D, pad: Pad, source: Node | None) -> bool:
+def _may_pass_over(pool: Pool2D, pad: Pad, source: Node | None, dtype: DType) -> bool:
     """Whether what is pooled, which `source` computes, may as well do without the padding: it is never less, or that is
-    the lowest float, with which a maximum begins."""
+    the lowest number of the type, with which a maximum begins."""
     sides = zip(pool.padding, pad.before[1:3], pad.after[1:3], pool.window, strict=True)
     inside = all(max(own + before, after) < size for own, before, after, size in sides)
-    least = float(np.finfo(np.float32).min)
+    least = _LEAST.get(dtype, -np.inf)
     low = pad.fill <= least or (source is not None and _is_at_least(source.epilogue, pad.fill))
     return pool.kind == "max" and pool.outside is None and inside and low
 
@@ -135,6 +136,8 @@ def _is_at_least(expression: Expr, number: float) -> bool:
             return float(least) >= number
         case Apply("min", (inner, Literal(most))):
             return float(most) >= number and _is_at_least(inner, number)
+        case Apply("add", (Apply("nearest", (inner,)), Literal(zero))):  # a number and a zero point, both whole
+            return _is_at_least(inner, number - float(zero))
         case Apply("sigmoid" | "abs" | "exp" | "sqrt", _):
             return number <= 0
     return False
