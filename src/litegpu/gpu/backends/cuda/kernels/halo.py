@@ -28,6 +28,7 @@ LEAST_STAGES, MOST_STAGES, STRIPS = 2, 8, (0, 30)
 #: Of the estimates: cycles of a byte that is copied, and in a microsecond; microseconds of a byte that memory moves, on
 #: one multiprocessor.
 COPIED, CYCLES, MOVED = 0.101, 1755, 7.7e-5
+FEW_OUTPUTS = 96
 #: Of the sums of a warp while they are stored.
 SUMS_BYTES = 16 * 40 * 4
 
@@ -282,8 +283,8 @@ def cost(layer: Layer, tile: HaloTile, units: int) -> float:
     computing = (first + stored + share * busy) / CYCLES
     moved = math.prod(layer.source.shape) + math.prod(layer.shape) * (1 + layer.residuals)
     moving = moved * layer.size * MOVED / units
-    # beside the estimates of specialized.py, which are too low for few outputs: inputs come nine times for each tile
-    beside = 1.0 if tile.ring or plan.across > 1 else 0.8
+    # beside the estimates of specialized.py, which are too low for few outputs: there inputs come nine times for little
+    beside = 0.8 if layer.shape[3] <= FEW_OUTPUTS else 1.0
     return float(beside * (0.74 + (computing**4 + moving**4) ** 0.25))
 
 
