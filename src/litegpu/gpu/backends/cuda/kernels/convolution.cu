@@ -177,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
   wait_for_predecessors();
   launch_dependents();
 #if defined PROLOGUE && HALF
-  channels.open(PROLOGUE, chunk * PER_CHUNK, pixel0 + thread / CHUNKS);
+  channels.fetch(PROLOGUE, chunk * PER_CHUNK, pixel0 + thread / CHUNKS);
 #endif
 #pragma unroll
   for (unsigned s = 0; s < STAGES - 1; s++) {
@@ -200,6 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
     const unsigned own = (step * CHUNKS + chunk) * PER_CHUNK;
 #if HALF
     channels.load(own);
+    channels.take();
 #else
     channels.load(PROLOGUE, own);
 #endif
@@ -215,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
       channels.apply(shared + step % STAGES * STAGE_BYTES + place(row, chunk));
     }
 #if HALF
-    if (step + 1 < STEPS) channels.open(PROLOGUE, own + BK, pixel0 + thread / CHUNKS);  // ahead of time
+    if (step + 1 < STEPS) channels.fetch(PROLOGUE, own + BK, pixel0 + thread / CHUNKS);  // ahead of time
 #endif
 #endif
 #if WARPGROUPS

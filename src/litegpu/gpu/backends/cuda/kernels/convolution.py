@@ -133,7 +133,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile, where: Where |
     }  # fmt: skip
     if layer.access in ("POINTS", "FLOATS") and layer.pitch is not None:
         constants["PITCH_X"] = layer.pitch
-    operands: Operands = {"x": view, "w": weights, **operands_of(layer, layer.half)}
+    operands: Operands = {"x": view, "w": weights, **operands_of(layer, halves=layer.half)}
     name = "tensor_convolution" if layer.half else "tiled_convolution"
     if layer.whole_numbers:
         constants |= {

@@ -96,6 +96,7 @@ INLINE void copy_factors(Prologue p, unsigned channel, unsigned count, unsigned 
 struct Pairs {
   uint4 scale, less_scale, shift, less_shift;
   unsigned gates[4], less_gates[4], first, image;
+  float fetched[8];
 
   __device__ __forceinline__ void load(unsigned channel) {
 #if SCALED
@@ -103,14 +104,18 @@ struct Pairs {
     scale = from[0], less_scale = from[1], shift = from[2], less_shift = from[3];
 #endif
   }
-  __device__ __forceinline__ void open(Prologue p, unsigned channel, unsigned pixel) {
+  // Loads the gates of a pixel's image, which take() waits for.
+  __device__ __forceinline__ void fetch(Prologue p, unsigned channel, unsigned pixel) {
 #if GATED
     first = channel, image = image_of(pixel);
-    float all[8];
-    load_gates(p, image, channel, all);
+    load_gates(p, image, channel, fetched);
+#endif
+  }
+  __device__ __forceinline__ void take() {
+#if GATED
 #pragma unroll
     for (unsigned i = 0; i < 4; i++) {
-      const float a = all[2 * i], b = all[2 * i + 1];
+      const float a = fetched[2 * i], b = fetched[2 * i + 1];
       gates[i] = pack_half2(a, b);
       less_gates[i] = pack_half2(a - half_to_float((unsigned short)gates[i]), b - half_to_float((unsigned short)(gates[i] >> 16)));
     }
@@ -119,7 +124,7 @@ struct Pairs {
   // The gates of that pixel's image, if they are not those that are here.
   __device__ __forceinline__ void follow(Prologue p, unsigned pixel) {
 #if GATED
-    if (image_of(pixel) != image) open(p, first, pixel);
+    if (image_of(pixel) != image) fetch(p, first, pixel), take();
 #endif
   }
   __device__ __forceinline__ unsigned prepared(unsigned x, unsigned i, unsigned a, unsigned less_a, unsigned b, unsigned less_b) const {

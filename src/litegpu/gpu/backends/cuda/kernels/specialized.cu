@@ -38,13 +38,14 @@ INLINE void copy_tiles(const Element* x, const Element* w, const Element* outsid
 #ifdef PROLOGUE
   // Steps. A tile is free when the next one is multiplied, which has to be ready by then.
   constexpr unsigned BEHIND = STAGES - 2;
-  channels.open(prologue, (begin * CHUNKS + window.chunk) * PER_CHUNK, pixel0 + window.row);
+  channels.fetch(prologue, (begin * CHUNKS + window.chunk) * PER_CHUNK, pixel0 + window.row);
   unsigned ready = 0;  // slot
   auto make_ready = [&](unsigned step) {
     const unsigned own = (step * CHUNKS + window.chunk) * PER_CHUNK;
     copies_wait<BEHIND>();
     if (step == begin) team_sync(2, COPYING);  // others have copied the factors
     channels.load(own);
+    channels.take();
 #pragma unroll
     for (unsigned i = 0; i < COPIES; i++) {
       channels.follow(prologue, pixel0 + window.row + i * APART);
@@ -53,7 +54,7 @@ INLINE void copy_tiles(const Element* x, const Element* w, const Element* outsid
     announce_copies();
     barrier_arrive(FULL + 8 * ready);
     if (++ready == STAGES) ready = 0;
-    if (step + 1 < end) channels.open(prologue, own + BK, pixel0 + window.row);  // ahead of time
+    if (step + 1 < end) channels.fetch(prologue, own + BK, pixel0 + window.row);  // ahead of time
   };
 #endif
   unsigned slot = 0, parity = 1;

@@ -199,7 +199,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
         constants |= {"UNSIGNED": int(layer.source.dtype is DType.UINT8), "PADDED": int(zero_point != 0)}
         operands["outside"] = layer.outside
         operands["corrections"] = layer.corrections(weights.shape[0] * tile.columns)
-    operands |= operands_of(layer)
+    operands |= operands_of(layer, halves=True)
     shared_files = ("device.cu", "warpgroup.cu", "pipeline.cu", "elements.cu", "rows.cu")
     files = (*shared_files, *files_of(layer), "specialized.cu")
     groups = -(-pixels // tile.rows) * weights.shape[0] * tile.split
