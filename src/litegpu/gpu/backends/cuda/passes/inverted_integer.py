@@ -20,8 +20,9 @@ from litegpu.gpu.graph import (
     Node,
 )
 
-#: Below this, float32 holds every whole number, and so every sum of products that stays below it in between.
-MOST_SUM = 1 << 24
+#: Below 2**24 float32 holds every whole number, and so do tensor cores in between, which may keep no more bits than that;
+#: one to spare.
+MOST_SUM = 1 << 23
 #: Differences of two bytes, which halves hold.
 MOST_DIFFERENCE = 255
 
@@ -53,15 +54,16 @@ def requantization(node: Node, graph: Graph) -> Requantization | None:
         case _:
             return None
     match inside:
-        case Apply(
-            "min", (Apply("max", (Apply("mul", (Apply("to_float32", (total,)), Arg(2))), Literal(a))), Literal(b))
-        ):
+        case Apply("min", (Apply("max", (scaled, Literal(a))), Literal(b))):
             low, high = float(a), float(b)
         case _:
             return None
+    if isinstance(scaled, Apply) and scaled.fn == "small":  # a hint
+        (scaled,) = scaled.args
     data = [graph.values[v].data for v in node.operands]
     channels = graph.values[node.output].shape[3]
-    if total != Apply("add", (Arg(0), Arg(1))) or len(data) != 2 or any(d is None for d in data):
+    total = Apply("to_float32", (Apply("add", (Arg(0), Arg(1))),))
+    if scaled != Apply("mul", (total, Arg(2))) or len(data) != 2 or any(d is None for d in data):
         return None
     bias, scale = (d for d in data if d is not None)
     if any(d.shape not in ((1, 1, 1, 1), (1, 1, 1, channels)) for d in (bias, scale)):
