@@ -20,8 +20,8 @@ from litegpu.gpu.graph import (
     Node,
 )
 
-#: Below 2**24 float32 holds every whole number, and so do tensor cores in between, which may keep no more bits than that;
-#: one to spare.
+#: Below 2**24 float32 holds every whole number, and so do tensor cores in between, which may keep no more bits than
+#: that; one to spare.
 MOST_SUM = 1 << 23
 #: Differences of two bytes, which halves hold.
 MOST_DIFFERENCE = 255
