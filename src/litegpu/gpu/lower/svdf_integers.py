@@ -21,7 +21,7 @@ _MOST_FEATURES = 512
 
 
 @dataclass(frozen=True)
-class Layer:
+class SvdfLayer:
     """The layer's operands. What it keeps are quanta, as floats, which hold 16 bits."""
 
     ctx: OpContext
@@ -66,7 +66,7 @@ def _scaled(number: Expr, factor: tuple[int, int]) -> Expr:
     return fn("fixed_mul", number, whole(factor[0]), whole(factor[1]))
 
 
-def layer(ctx: OpContext) -> Layer:
+def layer(ctx: OpContext) -> SvdfLayer:
     """The layer of an operator whose input is quantized. Raises Unsupported."""
     x, made, state = integers.operand(ctx, 0), grid_of(ctx.output), grid_of(ctx.tensor(4))
     decode = not ctx.lowering.checking
@@ -80,4 +80,4 @@ def layer(ctx: OpContext) -> Layer:
     second = float(np.float32(state.scale)) * float(times[1][0]) / float(np.float32(made.scale))
     table = np.broadcast_to(times[0], ctx.shape(2)).astype(np.int32).reshape(count // rank, rank, -1)
     values = np.broadcast_to(weights[0], ctx.shape(1)).astype(np.float32)
-    return Layer(ctx, x, values, table, multiplier_of(first), multiplier_of(second), made)
+    return SvdfLayer(ctx, x, values, table, multiplier_of(first), multiplier_of(second), made)

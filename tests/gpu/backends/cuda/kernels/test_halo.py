@@ -12,7 +12,7 @@ from gpu.backends.cuda.kernels.test_specialized import layer_of, stored
 
 from litegpu.gpu import view
 from litegpu.gpu.backends.cuda.kernels import halo
-from litegpu.gpu.backends.cuda.kernels.halo import HaloTile, Plan, line_of, packed, ranked
+from litegpu.gpu.backends.cuda.kernels.halo import HaloPlan, HaloTile, line_of, packed, ranked
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, IntegerConv2D, apply
@@ -132,7 +132,7 @@ def test_whole_numbers(device, monkeypatch, case: str) -> None:
 def test_which_layers_it_does() -> None:
     shape, weights = (8, 14, 14, 64), (64, 3, 3, 64)
     found = ranked(layer_of(shape, weights, SAME), 90, 132)
-    assert found and all(Plan(layer_of(shape, weights, SAME), tile).fits() for tile in found)
+    assert found and all(HaloPlan(layer_of(shape, weights, SAME), tile).fits() for tile in found)
     assert not ranked(layer_of(shape, weights, SAME), 80, 132)
     assert not ranked(layer_of(shape, weights, SAME), 100, 132)
     assert not ranked(layer_of(shape, weights, SAME, dtype=DType.FLOAT32), 90, 132)
@@ -150,16 +150,16 @@ def test_which_layers_it_does() -> None:
 
 def test_what_fits() -> None:
     layer = layer_of((8, 56, 56, 64), (64, 3, 3, 64), SAME)
-    assert Plan(layer, HaloTile(256, 64, 2, 4, 3)).fits()
-    assert not Plan(layer, HaloTile(256, 64, 2, 4, 8)).fits()  # shared memory
-    assert not Plan(layer, HaloTile(384, 64, 2, 2, 2)).fits()  # registers
+    assert HaloPlan(layer, HaloTile(256, 64, 2, 4, 3)).fits()
+    assert not HaloPlan(layer, HaloTile(256, 64, 2, 4, 8)).fits()  # shared memory
+    assert not HaloPlan(layer, HaloTile(384, 64, 2, 2, 2)).fits()  # registers
 
 
 def test_as_many_stages_as_fit() -> None:
     layer = layer_of((8, 56, 56, 128), (32, 3, 3, 128), SAME)
     for tile in ranked(layer, 90, 132):
         more = dataclasses.replace(tile, stages=tile.stages + 1)
-        assert tile.stages == halo.MOST_STAGES or not Plan(layer, more).fits()
+        assert tile.stages == halo.MOST_STAGES or not HaloPlan(layer, more).fits()
 
 
 def test_line() -> None:
@@ -167,7 +167,7 @@ def test_line() -> None:
     layer = layer_of((3, 14, 40, 64), (64, 3, 3, 64), SAME)
     line = line_of(layer, 0)
     assert (line.strips, line.pitch, line.lines, line.most) == (1, 41, 15, (2 * 15 + 14) * 41)
-    assert Plan(layer, HaloTile(64, 64, 2, 4, 2)).span == 64 + 2 * 41 + 2
+    assert HaloPlan(layer, HaloTile(64, 64, 2, 4, 2)).span == 64 + 2 * 41 + 2
     for padding, pitch in (((1, 1), 41), ((0, 0), 40), ((1, 0), 40), ((2, 2), 42), ((0, 3), 44)):
         out = (3, 12 + 2 * padding[0], 38 + 2 * padding[1], 64)
         padded = Layer(Conv2D(padding=padding), layer.source, layer.weights, out, True)
@@ -181,7 +181,7 @@ def test_line() -> None:
 @pytest.mark.parametrize("chunks", [2, 4, 8])
 def test_what_eight_threads_copy_lies_in_different_banks(chunks: int) -> None:
     for rows in (64, 128):
-        plan = Plan(layer_of((2, 13, 15, 64), (64, 3, 3, 64), SAME), HaloTile(rows, 64, 2, chunks, 2))
+        plan = HaloPlan(layer_of((2, 13, 15, 64), (64, 3, 3, 64), SAME), HaloTile(rows, 64, 2, chunks, 2))
         places = {(i % chunks * plan.panel + i // chunks * 16) % 128 for i in range(8)}
         assert len(places) == 8 and plan.panel % 16 == 0 <= plan.panel - plan.span * 16
 
@@ -190,7 +190,7 @@ def test_packed() -> None:
     """[tile of outputs, piece of channels, tap, chunk, output, channel]: what is beyond the weights is zero."""
     weights = np.arange(40 * 9 * 24, dtype=np.float32).reshape(40, 3, 3, 24) % 2039
     layer = Layer(SAME, view.padded(0, (1, 9, 9, 24), DType.FLOAT16), weights, (1, 9, 9, 40), True)
-    found = packed(layer, Plan(layer, HaloTile(64, 32, 2, 2, 2)))
+    found = packed(layer, HaloPlan(layer, HaloTile(64, 32, 2, 2, 2)))
     assert found.shape == (2, 2, 9, 2, 32, 8)
     for o, tap, c in ((0, 0, 0), (5, 8, 23), (33, 4, 12), (39, 7, 9)):
         assert found[o // 32, c // 16, tap, c % 16 // 8, o % 32, c % 8] == weights[o, tap // 3, tap % 3, c]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from first_output import first_output
 
-from litegpu.gpu.backends.cuda.kernels import convolution, matvec, specialized, stem, window
+from litegpu.gpu.backends.cuda.kernels import convolution, halo, matvec, specialized, stem, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
@@ -70,6 +70,7 @@ def taken(monkeypatch) -> None:
     monkeypatch.setattr(window, "ranked", lambda layer, units: [])
     monkeypatch.setattr(stem, "ranked", lambda layer, units: [])
     monkeypatch.setattr(specialized, "ranked", lambda layer, capability, units: [])
+    monkeypatch.setattr(halo, "ranked", lambda layer, capability, units: [])
 
 
 HALF = pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from first_output import first_output
 
-from litegpu.gpu.backends.cuda.kernels import separable
+from litegpu.gpu.backends.cuda.kernels import inverted, separable
 from litegpu.gpu.backends.cuda.passes import separable as passes
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
@@ -21,8 +21,9 @@ CUDA = Features(float16=True, native="cuda", capability=90, compute_units=132)
 
 @pytest.fixture(autouse=True)
 def _always(monkeypatch) -> None:
-    """Join however few pixels there are."""
+    """Join however few pixels there are, by the kernel of this kind of layer alone."""
     monkeypatch.setattr(passes, "LEAST_PIXELS", 1)
+    monkeypatch.setattr(inverted, "fits_separable", lambda ctx: False)
 
 
 def network(shape, taps, outputs, op, *, direct=False, residual=False):

@@ -68,7 +68,7 @@ class HaloTile:
 
 
 @dataclass(frozen=True)
-class Line:
+class PixelLine:
     """How the positions of all images follow one another: see halo.cu."""
 
     strips: int
@@ -78,14 +78,14 @@ class Line:
     most: int  # positions, up to the last output
 
 
-def line_of(layer: Layer, strip: int) -> Line:
+def line_of(layer: Layer, strip: int) -> PixelLine:
     """In strips of about so many columns, or in one."""
     batch, out_h, out_w, _ = layer.shape
     strips = max(1, round(out_w / strip)) if strip else 1
     each = -(-out_w // strips)
     pitch = _pitch(layer, 1) if strips == 1 else each + _far(layer, 1)
     lines = _pitch(layer, 0)
-    return Line(strips, each, pitch, lines, ((batch * strips - 1) * lines + out_h) * pitch)
+    return PixelLine(strips, each, pitch, lines, ((batch * strips - 1) * lines + out_h) * pitch)
 
 
 def _pitch(layer: Layer, axis: int) -> int:
@@ -114,14 +114,14 @@ def _far(layer: Layer, axis: int) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
+class HaloPlan:
     """A tile's work on a layer, and how its workgroups lay out their shared memory: see halo.cu."""
 
     layer: Layer
     tile: HaloTile
 
     @functools.cached_property
-    def line(self) -> Line:
+    def line(self) -> PixelLine:
         return line_of(self.layer, self.tile.strip)
 
     @functools.cached_property
@@ -227,7 +227,7 @@ def ranked(layer: Layer, capability: int, units: int) -> list[HaloTile]:
 def _with_stages(tile: HaloTile, layer: Layer) -> HaloTile:
     """As many as fit."""
     deeper = (dataclasses.replace(tile, stages=n) for n in range(MOST_STAGES, LEAST_STAGES, -1))
-    return next((one for one in deeper if Plan(layer, one).fits()), tile)
+    return next((one for one in deeper if HaloPlan(layer, one).fits()), tile)
 
 
 def _can(layer: Layer, capability: int) -> bool:
@@ -245,7 +245,7 @@ def _can(layer: Layer, capability: int) -> bool:
 
 def _suits(tile: HaloTile, layer: Layer) -> bool:
     """Whether it fits, and no smaller tile, piece or ring does the same work."""
-    plan = Plan(layer, tile)
+    plan = HaloPlan(layer, tile)
     chunks = -(-layer.depth // plan.taps // layer.per_chunk)
     steps = plan.groups * plan.taps // plan.piece
     return (
@@ -265,7 +265,7 @@ def cost(layer: Layer, tile: HaloTile, units: int) -> float:
     for the positions that they read, as what is copied for them, or, of warpgroups that take turns, as the products and
     the stores of one of them.
     """
-    plan, units = Plan(layer, tile), units or USUAL_UNITS
+    plan, units = HaloPlan(layer, tile), units or USUAL_UNITS
     share = -(-plan.tiles // plan.walkers(units))  # tiles of a workgroup
     depth = plan.groups * tile.chunks * 16  # bytes of a position
     steps, weights = plan.taps * depth / 32, plan.taps * depth * tile.columns
@@ -288,7 +288,7 @@ def cost(layer: Layer, tile: HaloTile, units: int) -> float:
     return float(beside * (0.74 + (computing**4 + moving**4) ** 0.25))
 
 
-def packed(layer: Layer, plan: Plan) -> np.ndarray:
+def packed(layer: Layer, plan: HaloPlan) -> np.ndarray:
     """The weights as their pieces lie in shared memory: for each tile's outputs, piece of the channels and tap one
     panel for each 16 bytes of channels."""
     outputs, kh, kw, inputs = layer.weights.shape
@@ -302,7 +302,7 @@ def packed(layer: Layer, plan: Plan) -> np.ndarray:
 
 def launch(ctx: KernelContext, layer: Layer, tile: HaloTile, where: Where | None = None) -> Launch:
     """The convolution with the given tile; see halo.cu for the constants."""
-    plan = Plan(layer, tile)
+    plan = HaloPlan(layer, tile)
     line, pixels = plan.line, math.prod(layer.shape[:3])
     walkers = plan.walkers(ctx.features.compute_units or USUAL_UNITS)
     constants: dict[str, int | str] = {

@@ -17,7 +17,10 @@ constexpr unsigned THREADS = 128 * TEAMS, ROWS = 64 * TEAMS, STEPS = (KEYS + STE
 // Tiles in shared memory: rows of at most 64 numbers, wider ones as slabs one behind the other.
 INLINE constexpr unsigned row_bytes(unsigned width) { return width <= 16 ? 32 : width <= 32 ? 64 : 128; }
 INLINE constexpr unsigned slab_bytes(unsigned rows, unsigned width) { return rows * row_bytes(width); }
-INLINE constexpr unsigned tile_bytes(unsigned rows, unsigned width) { return slab_bytes(rows, width) * ((width + 63) / 64); }
+// Each begins at a multiple of 1024 bytes: what lies where in a row goes by the address.
+INLINE constexpr unsigned tile_bytes(unsigned rows, unsigned width) {
+  return (slab_bytes(rows, width) * ((width + 63) / 64) + 1023) / 1024 * 1024;
+}
 constexpr unsigned Q_BYTES = tile_bytes(ROWS, DEPTH), K_BYTES = tile_bytes(STEP, DEPTH), V_BYTES = tile_bytes(STEP, COLUMNS);
 constexpr unsigned K_AT = Q_BYTES, V_AT = K_AT + STAGES * K_BYTES;
 constexpr unsigned K_THERE = V_AT + STAGES * V_BYTES, V_THERE = K_THERE + 8 * STAGES, FREE = V_THERE + 8 * STAGES;  // barriers

@@ -55,8 +55,8 @@ class Sizes:
     def shared_bytes(self, tile: AttentionTile) -> int:
         """The queries, the places of keys and values, and barriers, as warpgroup_attention.cu lays them out."""
         rows, depth, columns = TEAM * tile.teams, _whole(self.depth), _whole(self.columns)
-        stage = tile.step * (_row_bytes(depth) + _row_bytes(columns))
-        return rows * _row_bytes(depth) + tile.stages * (stage + 24)
+        stage = _tile_bytes(tile.step, depth) + _tile_bytes(tile.step, columns)
+        return _tile_bytes(rows, depth) + tile.stages * (stage + 24)
 
     def steps(self, tile: AttentionTile) -> int:
         return -(-self.keys // tile.step)
@@ -124,6 +124,10 @@ def cost(sizes: Sizes, tile: AttentionTile, units: int) -> float:
 
 def _whole(numbers: int) -> int:
     return -(-numbers // 16) * 16
+
+
+def _tile_bytes(rows: int, numbers: int) -> int:
+    return -(-rows * _row_bytes(numbers) // 1024) * 1024
 
 
 def _row_bytes(numbers: int) -> int:
