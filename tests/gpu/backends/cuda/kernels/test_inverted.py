@@ -309,6 +309,7 @@ def test_blocks_that_do_not_widen(device, monkeypatch, channels, outputs, stride
     """A depthwise and a 1x1 convolution without anything in front, as separable.py has them."""
     monkeypatch.setattr(joined_separable, "LEAST_PIXELS", 1)
     monkeypatch.setattr(separable, "GAIN", 1e9)
+    monkeypatch.setattr(inverted, "LEAST_CHANNELS", 1)
     op = DepthwiseConv2D((stride, stride), (1, 1), (taps // 2, taps // 2))
     graph, x = separable_network((2, 11, 12, channels), (taps, taps), outputs, op, direct=direct)
     usual = inverted_cost.ranked
