@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from first_output import first_output
 from gpu.backends.cuda.kernels.test_convolution import expected
-from gpu.backends.cuda.kernels.test_specialized import WHOLE_NUMBERS, stored
+from gpu.backends.cuda.kernels.test_specialized import WHOLE_NUMBERS, layer_of_bytes
 
 from litegpu.gpu.backends.cuda.kernels import integer, stem, tile
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Graph, GraphBuilder, IntegerConv2D, apply
+from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import KernelCode, Program
 
@@ -35,16 +35,7 @@ TILES = ("16x32x64-1x1x4-3", "32x32x64-2x2x1-2", "64x64x32-2x2x1-4", "128x64x64-
 def network(case: str) -> tuple[Graph, np.ndarray]:
     """One layer, and bytes of all values for it."""
     shape, weights, op, kind = CASES[case]
-    rng = np.random.default_rng(1)
-    builder = GraphBuilder()
-    x = builder.value(shape, kind)
-    size = [-(-n // s) for n, s in zip(shape[1:3], op.stride, strict=True)]
-    out = builder.value((shape[0], *size, weights[0]), DType.INT32)
-    matrix = builder.constant(rng.integers(-127, 128, weights).astype(np.int8), narrow=True)
-    bias = builder.constant(rng.integers(-(1 << 20), 1 << 20, (1, 1, 1, weights[0])).astype(np.int32))
-    node = IntegerConv2D(op.stride, op.dilation, op.padding, zero_point=op.zero_point or 0)
-    builder.node(node, [x, matrix], out, apply("add", RESULT, Arg(1)), [bias])
-    return builder.graph([x], [out]), stored(rng, shape, kind)
+    return layer_of_bytes(shape, weights, op, kind)
 
 
 def force(monkeypatch: pytest.MonkeyPatch, name: str = "") -> None:

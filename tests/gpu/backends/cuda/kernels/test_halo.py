@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from first_output import first_output
 from gpu.backends.cuda.kernels.test_convolution import expected, network
-from gpu.backends.cuda.kernels.test_specialized import layer_of, stored
+from gpu.backends.cuda.kernels.test_specialized import check_sums, layer_of, layer_of_bytes
 
 from litegpu.gpu import view
 from litegpu.gpu.backends.cuda.kernels import halo
 from litegpu.gpu.backends.cuda.kernels.halo import HaloPlan, HaloTile, line_of, packed, ranked
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, IntegerConv2D, apply
+from litegpu.gpu.graph import Conv2D, DType
 
 SAME = Conv2D(padding=(1, 1))
 #: Shape, weights, op, whether there is a residual.
@@ -110,23 +110,8 @@ def test_whole_numbers(device, monkeypatch, case: str) -> None:
         pytest.skip("needs warpgroup products")
     shape, weights, op, zero_point, kind = WHOLE_NUMBERS[case]
     only(monkeypatch, SOME[list(WHOLE_NUMBERS).index(case)])
-    rng = np.random.default_rng(1)
-    builder = GraphBuilder()
-    x = builder.value(shape, kind)
-    size = [
-        n + 2 * p - (k - 1) * d for n, p, k, d in zip(shape[1:3], op.padding, weights[1:3], op.dilation, strict=True)
-    ]
-    out = builder.value((shape[0], *size, weights[0]), DType.INT32)
-    matrix = builder.constant(rng.integers(-127, 128, weights).astype(np.int8), narrow=True)
-    bias = builder.constant(rng.integers(-(1 << 20), 1 << 20, (1, 1, 1, weights[0])).astype(np.int32))
-    node = IntegerConv2D(op.stride, op.dilation, op.padding, zero_point=zero_point)
-    builder.node(node, [x, matrix], out, apply("add", RESULT, Arg(1)), [bias])
-    graph = builder.graph([x], [out])
-    numbers = stored(rng, shape, kind)
-    program = build_program(graph, device.features, "cuda", half=False)
-    assert "halo_convolution" in {k.name for k in program.kernels}
-    got = first_output(device, program, [numbers], graph.values[out].shape, np.int32)
-    assert np.array_equal(got, expected(graph, {x: numbers}))
+    op = dataclasses.replace(op, zero_point=zero_point)
+    check_sums(device, *layer_of_bytes(shape, weights, op, kind), "halo_convolution")
 
 
 def test_which_layers_it_does() -> None:

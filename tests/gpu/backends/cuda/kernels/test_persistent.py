@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from first_output import first_output
-from gpu.backends.cuda.kernels.test_convolution import expected, network
-from gpu.backends.cuda.kernels.test_specialized import layer_of, stored
+from gpu.backends.cuda.kernels.test_convolution import check as check_layer
+from gpu.backends.cuda.kernels.test_convolution import network
+from gpu.backends.cuda.kernels.test_specialized import check_sums, layer_of, layer_of_bytes
 
 from litegpu.gpu.backends.cuda.kernels import persistent, specialized
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.persistent import MOST_STEPS, StayingTile, candidates, cost, lanes, ranked
-from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, IntegerConv2D, apply
+from litegpu.gpu.graph import Conv2D, DType
 
 CASES = {
     "points": ((2, 37, 19, 72), (44, 1, 1, 72), Conv2D(), False),
@@ -50,12 +48,8 @@ def check(device, monkeypatch, case: str, tile: StayingTile) -> None:
     shape, weights, op, residual = CASES[case]
     taken = only(monkeypatch, tile)
     graph, x = network(shape, weights, op, residual=residual)
-    program = build_program(graph, device.features, "cuda", half=True)
-    assert taken and "persistent_convolution" in {k.name for k in program.kernels}
-    got = first_output(device, program, [x], graph.values[graph.outputs[0]].shape)
-    want = expected(graph, {graph.inputs[0]: x})
-    assert np.isfinite(got).all()
-    assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want), tile
+    check_layer(device, graph, x, half=True, kernel="persistent_convolution")
+    assert taken
 
 
 @pytest.mark.cuda
@@ -94,19 +88,7 @@ def test_whole_numbers(device, monkeypatch, case: str) -> None:
         pytest.skip("needs warpgroup products")
     shape, weights, op, kind = BYTES[case]
     only(monkeypatch, StayingTile(*SOME[list(BYTES).index(case) % len(SOME)]))
-    rng = np.random.default_rng(1)
-    builder = GraphBuilder()
-    x, out = builder.value(shape, kind), builder.value((*shape[:3], weights[0]), DType.INT32)
-    matrix = builder.constant(rng.integers(-127, 128, weights).astype(np.int8), narrow=True)
-    bias = builder.constant(rng.integers(-(1 << 20), 1 << 20, (1, 1, 1, weights[0])).astype(np.int32))
-    node = IntegerConv2D(op.stride, op.dilation, op.padding, zero_point=op.zero_point or 0)
-    builder.node(node, [x, matrix], out, apply("add", RESULT, Arg(1)), [bias])
-    graph = builder.graph([x], [out])
-    numbers = stored(rng, shape, kind)
-    program = build_program(graph, device.features, "cuda", half=False)
-    assert "persistent_convolution" in {k.name for k in program.kernels}
-    got = first_output(device, program, [numbers], graph.values[graph.outputs[0]].shape, np.int32)
-    assert np.array_equal(got, expected(graph, {x: numbers}))
+    check_sums(device, *layer_of_bytes(shape, weights, op, kind), "persistent_convolution")
 
 
 def test_candidates_fit() -> None:

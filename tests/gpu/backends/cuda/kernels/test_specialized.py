@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from first_output import first_output
+from gpu.backends.cuda.kernels.test_convolution import check as check_layer
 from gpu.backends.cuda.kernels.test_convolution import expected, network
 
 from litegpu.gpu import view
@@ -12,7 +13,7 @@ from litegpu.gpu.backends.cuda.kernels import convolution, halo, matvec, special
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.specialized import MOST_TAPS, SpecializedTile, candidates, cost, packed, ranked
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, GraphBuilder, IntegerConv2D, Literal, apply
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Graph, GraphBuilder, IntegerConv2D, Literal, apply
 
 CASES = {
     "points": ((2, 9, 8, 72), (44, 1, 1, 72), Conv2D(), False),
@@ -60,12 +61,8 @@ def check(device, monkeypatch, case: str, tile: SpecializedTile) -> None:
     monkeypatch.setattr(specialized, "ranked", only)
     monkeypatch.setattr(specialized, "cost", lambda layer, tile, units: 0.0)
     graph, x = network(shape, weights, op, residual=residual)
-    program = build_program(graph, device.features, "cuda", half=True)
-    assert taken and "specialized_convolution" in {k.name for k in program.kernels}
-    got = first_output(device, program, [x], graph.values[graph.outputs[0]].shape)
-    want = expected(graph, {graph.inputs[0]: x})
-    assert np.isfinite(got).all()
-    assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want), tile
+    check_layer(device, graph, x, half=True, kernel="specialized_convolution")
+    assert taken
 
 
 @pytest.mark.cuda
@@ -167,6 +164,31 @@ def stored(rng: np.random.Generator, shape: tuple[int, ...], kind: DType) -> np.
     return numbers if kind is DType.UINT8 else numbers.view(np.int8)
 
 
+def layer_of_bytes(shape, weights, op: Conv2D, kind: DType) -> tuple[Graph, np.ndarray]:
+    """The sums of a layer with a bias, and bytes of all values for it."""
+    rng = np.random.default_rng(1)
+    builder = GraphBuilder()
+    x = builder.value(shape, kind)
+    size = [
+        (n + 2 * p - (k - 1) * d - 1) // s + 1
+        for n, p, k, d, s in zip(shape[1:3], op.padding, weights[1:3], op.dilation, op.stride, strict=True)
+    ]
+    out = builder.value((shape[0], *size, weights[0]), DType.INT32)
+    matrix = builder.constant(rng.integers(-127, 128, weights).astype(np.int8), narrow=True)
+    bias = builder.constant(rng.integers(-(1 << 20), 1 << 20, (1, 1, 1, weights[0])).astype(np.int32))
+    node = IntegerConv2D(op.stride, op.dilation, op.padding, zero_point=op.zero_point or 0)
+    builder.node(node, [x, matrix], out, apply("add", RESULT, Arg(1)), [bias])
+    return builder.graph([x], [out]), stored(rng, shape, kind)
+
+
+def check_sums(device, graph: Graph, numbers: np.ndarray, kernel: str) -> None:
+    """By this kernel, equal in every element."""
+    program = build_program(graph, device.features, "cuda", half=False)
+    assert kernel in {k.name for k in program.kernels}
+    got = first_output(device, program, [numbers], graph.values[graph.outputs[0]].shape, np.int32)
+    assert np.array_equal(got, expected(graph, {graph.inputs[0]: numbers}))
+
+
 def result_of_bytes(device, graph, numbers: np.ndarray, dtype) -> np.ndarray:
     """By the kernel that is tested."""
     program = build_program(graph, device.features, "cuda", half=False)
@@ -183,19 +205,8 @@ def test_whole_numbers(device, monkeypatch, case: str) -> None:
     shape, weights, op, kind = WHOLE_NUMBERS[case]
     chosen = SpecializedTile(*SOME[list(WHOLE_NUMBERS).index(case) % len(SOME)])
     monkeypatch.setattr(specialized, "_suits", lambda tile, layer: tile == chosen)
-    rng = np.random.default_rng(1)
-    builder = GraphBuilder()
-    x = builder.value(shape, kind)
-    size = [-(-n // s) for n, s in zip(shape[1:3], op.stride, strict=True)]
-    out = builder.value((shape[0], *size, weights[0]), DType.INT32)
-    matrix = builder.constant(rng.integers(-127, 128, weights).astype(np.int8), narrow=True)
-    bias = builder.constant(rng.integers(-(1 << 20), 1 << 20, (1, 1, 1, weights[0])).astype(np.int32))
-    node = IntegerConv2D(op.stride, op.dilation, op.padding, zero_point=op.zero_point or 0)
-    builder.node(node, [x, matrix], out, apply("add", RESULT, Arg(1)), [bias])
-    graph = builder.graph([x], [out])
-    numbers = stored(rng, shape, kind)
-    got = result_of_bytes(device, graph, numbers, np.int32)
-    assert np.array_equal(got, expected(graph, {x: numbers}))
+    graph, numbers = layer_of_bytes(shape, weights, op, kind)
+    check_sums(device, graph, numbers, "specialized_convolution")
 
 
 @pytest.mark.cuda
