@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import locale
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(7200))
+
+
+@pytest.fixture(autouse=True)
+def _the_same_locale() -> Iterator[None]:
+    """A library that sets the locale and back again in several threads at once may leave another one behind, and with
+    it another encoding of files: the test fails in which that happened, not those that come later."""
+    before = locale.setlocale(locale.LC_CTYPE)
+    yield
+    after = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, before)
+    assert after == before, "a library that this test uses has changed the process's locale"
 
 
 def _folder(variable: str, name: str) -> Path:

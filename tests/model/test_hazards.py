@@ -81,6 +81,7 @@ WRONG: dict[str, tuple[str, Change, str]] = {
                            ("BATCH_MATMUL", "op BATCH_MATMUL 0"), ("EMBEDDING_LOOKUP", "further EMBEDDING_LOOKUP"),
                            ("LSH_PROJECTION", "further LSH_PROJECTION"), ("RESHAPE", "op RESHAPE 0"))
     },
+    "integers that become floats": ("op EMBEDDING_LOOKUP 0", operand(1, type=T.INT32), "rows are of type INT32"),
     "an empty SOFTMAX": ("op SOFTMAX 0", operand(0, shape=(1, 0)), "empty|no elements"),
     "a variable as a result": ("int8 SOFTMAX", operand(-1, is_variable=True), "variable"),
     "weights of another type": ("op CONV_2D 0", operand(1, type=T.INT64), "type|bytes"),

@@ -47,7 +47,7 @@ def keep(content: bytes | memoryview, found: Sequence[Measured]) -> Path | None:
         path = _path(content)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except (OSError, OptionError) as error:
         log.warning("What was measured is not kept: %s", error)
@@ -62,7 +62,7 @@ def recall(content: bytes | memoryview) -> tuple[Measured, ...]:
         folder = default_folder() / FOLDER
         if not folder.is_dir() or not any(folder.iterdir()):
             return ()
-        values = json.loads(_path(content).read_text())
+        values = json.loads(_path(content).read_text(encoding="utf-8"))
         if values["format"] != _FORMAT or values["machine"] != machine():
             return ()
         return tuple(Measured.of(one) for one in values["measured"])

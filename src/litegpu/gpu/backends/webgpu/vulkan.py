@@ -141,7 +141,7 @@ def _driver_files(environment: Mapping[str, str]) -> Iterator[Path]:
 
 def _driver(file: Path) -> VulkanDriver:
     try:
-        library = str(json.loads(file.read_text())["ICD"]["library_path"])
+        library = str(json.loads(file.read_text(encoding="utf-8"))["ICD"]["library_path"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         return VulkanDriver(str(file), "", f"not a driver file ({type(error).__name__}: {error})")
     path = str(file.parent / library) if "/" in library and not library.startswith("/") else library

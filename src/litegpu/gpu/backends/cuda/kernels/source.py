@@ -128,7 +128,7 @@ def label_of(ctx: KernelContext) -> str:
 @functools.cache
 def text_of(file: str) -> str:
     """A file of this folder."""
-    return (resources.files(__package__) / file).read_text()
+    return (resources.files(__package__) / file).read_text(encoding="utf-8")
 
 
 def float_text(value: float) -> str:
