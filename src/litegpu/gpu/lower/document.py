@@ -32,7 +32,8 @@ For all that run on the GPU:
   inference (an `InvokeError` names what is larger), and what is computed must lie between numbers that are known
   beforehand. Other operators take int64 constants. Complex numbers are two floats, which may be moved and multiplied.
   Float16, which is float32 on the GPU, is taken where the table says so, and by what takes int32 and bool both;
-  arithmetic and CAST round to it.
+  arithmetic and CAST round to it. What computes or moves bfloat16 stays on the CPU, whose own kernels take it for CAST,
+  NEG, TANH, LOGISTIC and movement alone.
 - "real" stands for float32, or int8, uint8 or int16 with quantization parameters (one scale and zero point), unless the
   delegate has `quantization_enabled=False`. Results are rounded to what the output can hold, as part of the kernel that
   computes them. Inputs and outputs of the GPU's part of a model cross the bus as they are stored. Without quantization
