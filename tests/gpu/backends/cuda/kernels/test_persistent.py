@@ -18,6 +18,7 @@ CASES = {
     "window": ((1, 29, 33, 16), (20, 3, 3, 16), Conv2D((2, 1), (1, 2), (1, 2)), False),
     "strided": ((2, 38, 28, 200), (64, 1, 1, 200), Conv2D((2, 2)), False),
     "shallow": ((1, 33, 35, 24), (144, 1, 1, 24), Conv2D(), False),
+    "four channels at once": ((1, 21, 35, 36), (36, 1, 1, 36), Conv2D(), True),
 }
 #: One to three teams, one and two blocks of rows of each, all widths, a whole warpgroup that copies.
 SOME = (
@@ -77,6 +78,8 @@ BYTES = {
     "zero point": ((1, 29, 11, 48), (20, 1, 1, 48), Conv2D(zero_point=-7), DType.INT8),
     "window": ((1, 29, 11, 48), (20, 3, 3, 48), Conv2D(padding=(1, 1), zero_point=-7), DType.INT8),
     "unsigned": ((2, 26, 17, 32), (64, 1, 1, 32), Conv2D(zero_point=131), DType.UINT8),
+    "four channels at once": ((1, 28, 19, 36), (40, 1, 1, 36), Conv2D(zero_point=5), DType.INT8),
+    "eight channels at once": ((1, 28, 19, 40), (40, 1, 1, 40), Conv2D(zero_point=5), DType.INT8),
 }
 
 
