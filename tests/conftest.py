@@ -24,14 +24,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _the_same_locale() -> Iterator[None]:
-    """A library that sets the locale and back again in several threads at once may leave another one behind, and with
-    it another encoding of files: the test fails in which that happened, not those that come later."""
-    before = locale.setlocale(locale.LC_CTYPE)
+def _the_same_encoding() -> Iterator[None]:
+    """A library may leave the thread, or the process, in another locale, and with it another encoding of files: the
+    test fails in which that happens, not those that come later."""
+    before = locale.getencoding()
     yield
-    after = locale.setlocale(locale.LC_CTYPE)
-    locale.setlocale(locale.LC_CTYPE, before)
-    assert after == before, "a library that this test uses has changed the process's locale"
+    assert locale.getencoding() == before, "a library that this test uses has changed the locale"
 
 
 def _folder(variable: str, name: str) -> Path:

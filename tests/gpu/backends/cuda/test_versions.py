@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import locale
 import os
 import shutil
 import subprocess
@@ -183,10 +184,11 @@ def test_doctor_names_what_an_old_driver_lacks(driver: int, can: bool) -> None:
 
 
 def test_the_compiler_of_cuda_12() -> None:
-    compiler = cuda12.compiler()
+    compiler, encoding = cuda12.compiler(), locale.getencoding()
     assert compiler.version >= (12, 4) and {75, 80, 86, 89, 90} <= set(compiler.capabilities)
     good = 'extern "C" __global__ void good(float* x) { x[threadIdx.x] = 1; }'
     assert compiler.compile("good", good, ("--gpu-architecture=sm_90a",)).startswith(b"\x7fELF")
     assert b".entry good" in compiler.compile("good", good, ("--gpu-architecture=compute_75",))
+    assert locale.getencoding() == encoding  # which NVRTC 12.4 leaves as that of "C"
     with pytest.raises(DeviceError, match=r"'bad' did not compile(.|\n)*nonsense"):
         compiler.compile("bad", "nonsense", ("--gpu-architecture=sm_75",))

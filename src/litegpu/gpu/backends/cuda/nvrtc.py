@@ -6,6 +6,7 @@ PyTorch brings its own. A driver runs what the compilers of its own major versio
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -62,7 +63,9 @@ class Nvrtc:
         self._call("nvrtcCreateProgram", ctypes.byref(program), source.encode(), f"{name}.cu".encode(), 0, None, None)
         try:
             texts = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-            if self._calls.nvrtcCompileProgram(program, len(options), texts):
+            with _same_locale():
+                failed = self._calls.nvrtcCompileProgram(program, len(options), texts)
+            if failed:
                 log = self._read("ProgramLog", program).rstrip(b"\0").decode(errors="replace").strip()
                 raise DeviceError(f"kernel {name!r} did not compile with {' '.join(options)}:\n{log}")
             return self._read("PTX" if any("=compute_" in option for option in options) else "CUBIN", program)
@@ -120,6 +123,27 @@ def find(major: int) -> str | None:
 
 
 # ----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _same_locale() -> Iterator[None]:
+    """This thread's locale is what it was afterwards. NVRTC 12.4 leaves "C", and files would be opened as ASCII."""
+    use = _use_locale()
+    before = use(None) if use is not None else None
+    try:
+        yield
+    finally:
+        if use is not None:
+            use(before)
+
+
+@functools.cache
+def _use_locale() -> Callable[[int | None], int] | None:
+    """POSIX's uselocale(), which gives what was used and does nothing else for None; None on Windows."""
+    use = None if _WINDOWS else getattr(ctypes.CDLL(None), "uselocale", None)
+    if use is not None:
+        use.argtypes, use.restype = [ctypes.c_void_p], ctypes.c_void_p
+    return use
 
 
 def _packages() -> Iterator[Path]:
