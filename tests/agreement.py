@@ -30,6 +30,23 @@ def require_gpu() -> None:
         pytest.skip(f"no WebGPU device: {error}")
 
 
+def require_cuda() -> None:
+    """Skip the calling test where there is no CUDA device."""
+    from litegpu.gpu.backends.cuda.opening import available
+
+    reason = available()
+    if reason is not None:
+        pytest.skip(f"no CUDA device: {reason}")
+
+
+def require_device(word: str) -> None:
+    """Skip the calling test where that device, "cpu", "reference", "webgpu" or "cuda", is not there."""
+    if word == "webgpu":
+        require_gpu()
+    if word == "cuda":
+        require_cuda()
+
+
 def relative_l2(got: np.ndarray, want: np.ndarray) -> float:
     """||got - want|| / ||want|| in float64; infinite as soon as one side alone has a NaN or an infinity somewhere."""
     got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)

@@ -54,6 +54,10 @@ def scalar(graph: SubgraphBuilder, value: float, kind: type = np.int32) -> int:
     return graph.constant(np.array(value, kind))
 
 
+def one_more(graph: ModelBuilder | SubgraphBuilder, count: int) -> int:
+    return graph.op("ADD", [count, scalar(graph, 1)], ())
+
+
 def below(limit: int) -> Body:
     """A condition: the first of the state is less than this."""
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from agreement import require_device
 from interrupts import Interruptions
 from test_threads import SHAPE, inputs, is_right, network, race
 
@@ -88,16 +89,7 @@ def test_sixteen_threads_get_their_own_rows(device: str) -> None:
 @pytest.fixture(params=["cpu", "reference", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request: pytest.FixtureRequest) -> str:
     name = str(request.param)
-    if name == "webgpu":
-        from agreement import require_gpu
-
-        require_gpu()
-    if name == "cuda":
-        from litegpu.gpu.backends.cuda.opening import available
-
-        reason = available()
-        if reason is not None:
-            pytest.skip(f"no CUDA device: {reason}")
+    require_device(name)
     return name
 
 

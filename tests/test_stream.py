@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agreement import require_gpu
+from agreement import require_device
 
 import litegpu
 from litegpu import OptionError, TensorError
@@ -43,14 +43,7 @@ def inputs(count: int, shape: tuple[int, ...] = SHAPE) -> list[np.ndarray]:
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
     name = str(request.param)
-    if name == "webgpu":
-        require_gpu()
-    if name == "cuda":
-        from litegpu.gpu.backends.cuda.opening import available
-
-        reason = available()
-        if reason is not None:
-            pytest.skip(f"no CUDA device: {reason}")
+    require_device(name)
     return name
 
 

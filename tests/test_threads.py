@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agreement import require_gpu
+from agreement import require_device, require_gpu
 
 import litegpu
 from litegpu import GpuDelegate, Interpreter, InvokeError, TensorError
@@ -66,14 +66,7 @@ def race(work: Callable[[int], None], threads: int = THREADS) -> None:
 @pytest.fixture(params=["cpu", "reference", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request: pytest.FixtureRequest) -> str:
     name = str(request.param)
-    if name == "webgpu":
-        require_gpu()
-    if name == "cuda":
-        from litegpu.gpu.backends.cuda.opening import available
-
-        reason = available()
-        if reason is not None:
-            pytest.skip(f"no CUDA device: {reason}")
+    require_device(name)
     return name
 
 

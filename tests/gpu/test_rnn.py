@@ -35,15 +35,14 @@ def one(x: tuple[int, ...], build: Any) -> tuple[bytes, list[list[np.ndarray]]]:
     return b.build(), [[b.arrays.standard_normal(x).astype(np.float32)] for _ in range(3)]
 
 
+def operands(b: Drawn, x: int) -> list[int]:
+    """Of a recurrent layer: the input, both weights, the bias and the state."""
+    return [x, b.weights(UNITS, DEPTH), b.weights(UNITS, UNITS), b.weights(UNITS), b.variable("h", (BATCH, UNITS))]
+
+
 def rnn(activation: str) -> Any:
     def build(b: Drawn, x: int) -> Any:
-        inputs = [
-            x,
-            b.weights(UNITS, DEPTH),
-            b.weights(UNITS, UNITS),
-            b.weights(UNITS),
-            b.variable("h", (BATCH, UNITS)),
-        ]
+        inputs = operands(b, x)
         made = (BATCH, UNITS)
         return [(b.op("RNN", inputs, made, dict(fused_activation_function=activation)), made)]
 
@@ -52,13 +51,7 @@ def rnn(activation: str) -> Any:
 
 def sequence_rnn(time_major: bool) -> Any:
     def build(b: Drawn, x: int) -> Any:
-        inputs = [
-            x,
-            b.weights(UNITS, DEPTH),
-            b.weights(UNITS, UNITS),
-            b.weights(UNITS),
-            b.variable("h", (BATCH, UNITS)),
-        ]
+        inputs = operands(b, x)
         made = (STEPS, BATCH, UNITS) if time_major else (BATCH, STEPS, UNITS)
         options = dict(time_major=time_major, fused_activation_function="TANH")
         return [(b.op("UNIDIRECTIONAL_SEQUENCE_RNN", inputs, made, options), made)]

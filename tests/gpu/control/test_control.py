@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter as Official
-from control_models import BOOL, F32, I32, Shapes, around, below, branch, loop, random, scalar, while_lstm
+from control_models import BOOL, F32, I32, Shapes, around, below, branch, loop, one_more, random, scalar, while_lstm
 
 from litegpu import GpuDelegate, Interpreter
 from litegpu.gpu.control import trips
@@ -37,10 +37,6 @@ def compared(content: bytes, *, backend: str = "reference", delegated: bool = Tr
             results.append([one.get_tensor(detail["index"]) for detail in one.get_output_details()])
         for found, wanted in zip(*results, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-
-
-def one_more(graph: Graph, count: int) -> int:
-    return graph.op("ADD", [count, scalar(graph, 1)], ())
 
 
 def counted(state: Shapes, rounds: int, body: Callable[[Graph, list[int]], list[int]], kinds: type = np.int32) -> bytes:

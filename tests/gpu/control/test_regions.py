@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter as Official
-from control_models import BOOL, F32, I32, Shapes, around, below, branch, loop, random, scalar
+from control_models import BOOL, F32, I32, Shapes, around, below, branch, loop, one_more, random, scalar
 
 from litegpu import GpuDelegate, Interpreter
 from litegpu.gpu.program import Binding, Dispatch, MemoryReport, Program, Region, RegionBlock, blocks
@@ -50,10 +50,6 @@ def compared(content: bytes, backend: str, feeds: list[list[Any]]) -> None:
             results.append([one.get_tensor(detail["index"]) for detail in one.get_output_details()])
         for found, wanted in zip(*results, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-
-
-def one_more(graph: Graph, count: int) -> int:
-    return graph.op("ADD", [count, scalar(graph, 1)], ())
 
 
 def counted() -> bytes:

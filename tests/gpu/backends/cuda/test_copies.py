@@ -14,16 +14,6 @@ from litegpu.gpu.graph import Arg, DType, Elementwise, GraphBuilder, apply
 pytestmark = pytest.mark.cuda
 
 
-@pytest.fixture(scope="module")
-def device() -> Any:
-    from litegpu.gpu.backends.cuda.opening import available, open_device
-
-    reason = available()
-    if reason is not None:
-        pytest.skip(f"no CUDA device: {reason}")
-    return open_device()
-
-
 @pytest.mark.parametrize("by_kernel", [True, False])
 @pytest.mark.parametrize("words", [1, 2, 3, 4, 5, 7, 255, 1023, 1025, 1027, 4099])
 def test_every_word_arrives(device: Any, monkeypatch, words: int, by_kernel: bool) -> None:

@@ -34,16 +34,6 @@ def network() -> bytes:
     return builder.build()
 
 
-@pytest.fixture(scope="module")
-def device() -> Any:
-    from litegpu.gpu.backends.cuda.opening import available, open_device
-
-    reason = available()
-    if reason is not None:
-        pytest.skip(f"no CUDA device: {reason}")
-    return open_device()
-
-
 @pytest.fixture
 def pool(device: Any) -> Iterator[Any]:
     from litegpu.gpu.backends.cuda.result_pool import ResultPool

@@ -42,16 +42,6 @@ extern "C" __global__ void __launch_bounds__(64) affine(float* x, const float* _
 )
 
 
-@pytest.fixture(scope="module")
-def device() -> Any:
-    from litegpu.gpu.backends.cuda.opening import available, open_device
-
-    reason = available()
-    if reason is not None:
-        pytest.skip(f"no CUDA device: {reason}")
-    return open_device()
-
-
 def port(name: str, slot: int) -> Port:
     return Port(name, slot, (1, 1, 1, COUNT), DType.FLOAT32, SLOT * slot, 4 * COUNT)
 

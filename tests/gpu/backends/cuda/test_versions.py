@@ -13,7 +13,7 @@ import cuda12
 import pytest
 
 from litegpu.errors import DeviceError
-from litegpu.gpu.backends.cuda import library, nvrtc, opening
+from litegpu.gpu.backends.cuda import driver_library, nvrtc, opening
 from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions
 from litegpu.gpu.backends.cuda.kernels import tile
 from litegpu.gpu.backends.cuda.requirements import (
@@ -114,7 +114,7 @@ def test_bindings_that_do_not_go_with_the_driver(
 def test_missing_bindings_are_named_for_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings", None)
     for version, extra in (((12, 2), "litegpu[cuda12] ("), ((13, 1), "litegpu[cuda] ("), ((14, 0), "litegpu[cuda] (")):
-        monkeypatch.setattr(library, "driver_version", lambda version=version: version)
+        monkeypatch.setattr(driver_library, "driver_version", lambda version=version: version)
         assert f"missing: pip install {extra}" in str(opening.available())
 
 

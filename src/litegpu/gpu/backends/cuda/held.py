@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from litegpu.gpu.backends.cuda.library import NAME
+from litegpu.gpu.backends.cuda.driver_library import NAME
 
 
 class HeldCalls:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from litegpu.errors import DeviceError
-from litegpu.gpu.backends.cuda import library
+from litegpu.gpu.backends.cuda import driver_library
 
 _WINDOWS = sys.platform == "win32"
 #: Of each major version, the newest first: where NVIDIA's packages have it, below the folder "nvidia", and its name.
@@ -88,7 +88,7 @@ class Nvrtc:
 @functools.cache
 def chosen() -> Nvrtc:
     """The newest whose code the driver runs; the newest of all where there is no driver. Raises DeviceError."""
-    version = library.driver_version()
+    version = driver_library.driver_version()
     return choose(None if version is None else version[0])
 
 
@@ -105,10 +105,10 @@ def choose(major: int | None) -> Nvrtc:
         if major is not None and known > major and find(known) is not None:
             raise DeviceError(
                 f"NVRTC, CUDA's compiler, is installed for CUDA {known}, and the NVIDIA driver is for CUDA {major}: "
-                f"{library.install_advice(major)}"
+                f"{driver_library.install_advice(major)}"
             )
     reasons = f" ({'; '.join(refused)})" if refused else ""
-    raise DeviceError(f"NVRTC, CUDA's compiler, is missing: {library.install_advice(major)}{reasons}")
+    raise DeviceError(f"NVRTC, CUDA's compiler, is missing: {driver_library.install_advice(major)}{reasons}")
 
 
 def find(major: int) -> str | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from litegpu import fork
 from litegpu.errors import DeviceError
-from litegpu.gpu.backends.cuda import library, nvrtc
+from litegpu.gpu.backends.cuda import driver_library, nvrtc
 from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions
 from litegpu.gpu.backends.cuda.requirements import LEAST_CAPABILITY
 
@@ -61,7 +61,7 @@ def warn_unusable(error: DeviceError) -> None:
 
 def driver_is_installed() -> bool:
     """Whether NVIDIA's driver library can be loaded, working or not."""
-    return library.is_installed()
+    return driver_library.is_installed()
 
 
 def list_devices() -> list[CudaDeviceInfo]:
@@ -89,21 +89,21 @@ def versions() -> CudaVersions:
 
     from litegpu.gpu.backends.cuda.driver import checked
 
-    newest = library.version(int(checked(driver.cuDriverGetVersion(), "cuDriverGetVersion")))
+    newest = driver_library.version(int(checked(driver.cuDriverGetVersion(), "cuDriverGetVersion")))
     supported = ".".join(map(str, newest))
     if newest[0] < 12:
         raise DeviceError(
-            f"the NVIDIA driver is too old: it supports CUDA {supported}; {library.install_advice(newest[0])}"
+            f"the NVIDIA driver is too old: it supports CUDA {supported}; {driver_library.install_advice(newest[0])}"
         )
     made_for = tuple(map(int, bindings.split(".")[:2]))
     if made_for[0] > newest[0]:
         raise DeviceError(
             f"the NVIDIA driver is too old for the installed cuda-bindings {bindings}: it supports CUDA {supported}; "
-            f"{library.install_advice(newest[0])}, or update the driver, to "
-            f"{library.DRIVERS.get((made_for[0], 0), 'the newest')} or later"
+            f"{driver_library.install_advice(newest[0])}, or update the driver, to "
+            f"{driver_library.DRIVERS.get((made_for[0], 0), 'the newest')} or later"
         )
     if made_for < _LEAST_BINDINGS:
-        raise DeviceError(f"cuda-bindings {bindings} are too old: {library.install_advice(newest[0])}")
+        raise DeviceError(f"cuda-bindings {bindings} are too old: {driver_library.install_advice(newest[0])}")
     return CudaVersions(supported, str(nvrtc.chosen()), bindings)
 
 
@@ -129,8 +129,8 @@ def _driver() -> Any:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        present = library.driver_version()
-        advice = library.install_advice(None if present is None else present[0])
+        present = driver_library.driver_version()
+        advice = driver_library.install_advice(None if present is None else present[0])
         raise DeviceError(f"the CUDA bindings for Python are missing: {advice} ({error})") from error
     try:
         (result,) = driver.cuInit(0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from litegpu.gpu.backends.cuda.driver_library import DRIVERS
 from litegpu.gpu.backends.cuda.info import CudaVersions
-from litegpu.gpu.backends.cuda.library import DRIVERS
 
 #: The oldest devices: their tensor cores multiply halves and bytes.
 LEAST_CAPABILITY = 75
