@@ -3,9 +3,8 @@
     python benchmarks/families_peers.py [NETWORK] [--batches 1,64] [--wait]
 
 NETWORK: a name of the zoo (default: resnet50). Mode reduce-overhead, channels last, CUDA events around 100 calls, as
-`torch.compile` is best used for inference. With --wait it compiles first, prints READY and measures after a line on its
-standard input: so that many can compile at once and none is measured beside another. What was compiled is then taken
-from PyTorch's cache, and cuDNN chooses its algorithms while nothing else runs.
+`torch.compile` is best used for inference; the best of three rounds counts. With --wait it compiles first, prints READY
+and measures after a line on its standard input: so that many can compile at once and none is measured beside another.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ RESOLUTION, LENGTH, VOCABULARY = 224, 128, 30522
 RESOLUTIONS = {"inception_v3": 299, "xception": 299, "mobilevit_xs": 256, "unet": 256, "yolo": 320, "edsr": 96}
 #: (length, vocabulary)
 TOKENS = {"text_encoder": (LENGTH, VOCABULARY), "bert": (128, 8192), "gpt": (256, 8192)}
-CALLS = 100
+CALLS, ROUNDS = 100, 3
 
 
 def main() -> None:
@@ -69,15 +68,14 @@ def main() -> None:
     logging.disable(logging.ERROR)
     model = network(args.network).cuda().half().eval().to(memory_format=torch.channels_last)
     batches = [int(word) for word in args.batches.split(",")]
+    torch.backends.cudnn.benchmark = True
     with torch.no_grad():
+        ready = [warmed(model, args.network, batch) for batch in batches]
         if args.wait:
-            for batch in batches:
-                warmed(model, args.network, batch)
             print("READY", flush=True)
             sys.stdin.readline()
-        torch.backends.cudnn.benchmark = True
-        for batch in batches:
-            taken = milliseconds(model, args.network, batch)
+        for batch, (compiled, x) in zip(batches, ready, strict=True):
+            taken = min(milliseconds(compiled, x) for _ in range(ROUNDS))
             print(f"TORCH {args.network} b{batch} compile gpu_ms={taken:.4f}", flush=True)
 
 
@@ -92,18 +90,18 @@ def warmed(model: Any, name: str, batch: int) -> tuple[Any, Any]:
         size = RESOLUTIONS.get(name, RESOLUTION)
         x = torch.randn(batch, 3, size, size, device="cuda").half()
         x = x.contiguous(memory_format=torch.channels_last)
-    torch._dynamo.reset()
-    compiled = torch.compile(model, mode="reduce-overhead")
+    # not dynamic: else the second batch would be compiled for any size
+    compiled = torch.compile(model, mode="reduce-overhead", dynamic=False)
     for _ in range(10):
         compiled(x)
     torch.cuda.synchronize()
     return compiled, x
 
 
-def milliseconds(model: Any, name: str, batch: int) -> float:
+def milliseconds(compiled: Any, x: Any) -> float:
+    """Of one call, the mean of CALLS."""
     import torch
 
-    compiled, x = warmed(model, name, batch)
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     for _ in range(CALLS):
