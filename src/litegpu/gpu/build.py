@@ -16,12 +16,14 @@ from litegpu.gpu.backends.contract import Backend
 from litegpu.gpu.graph import RESULT, Copy, Graph, Node
 from litegpu.gpu.kernels import build as build_kernels
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel, Tuner
+from litegpu.gpu.kernels.joined import joined
 from litegpu.gpu.lang import Kernel, KernelError
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes import optimise
 from litegpu.gpu.passes.decisions import values_decided_on
 from litegpu.gpu.passes.layout import Placed, place
 from litegpu.gpu.passes.precision import values_in_float32
+from litegpu.gpu.passes.recomputing import recompute
 from litegpu.gpu.passes.staging import stage
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
 from litegpu.gpu.view import View
@@ -64,6 +66,8 @@ def build_program(
     """
     auto, backend = auto and half, registry.of_language(target)
     optimised = stage(optimise(graph, features, half and not auto), *staged)
+    if frame is not None:  # the body of a loop, perhaps, where launches count
+        optimised = recompute(optimised, features.max_buffers)
     exact = values_decided_on(optimised) if half else {}
     exact |= values_in_float32(optimised, ranges) if auto else {}
     placed = place(optimised, half, exact)
@@ -81,6 +85,10 @@ def build_program(
         except Exception as error:
             blame(error, node.sources)
             raise
+    if frame is not None:
+        ports = (placed.views[v].root for v in (*graph.inputs, *outputs))
+        fixed = dict(zip(ports, (*frame.inputs, *frame.outputs), strict=True))
+        launches = joined(launches, features, lambda root: ("frame", fixed[root]) if root in fixed else root)
     alignment = max(256, features.storage_alignment)
     lifetimes = _lifetimes(placed, launches, (*outputs, *kept))
     cache_bytes = features.cache_bytes if isinstance(backend, Turning) else 0
@@ -90,8 +98,7 @@ def build_program(
         offsets |= {root: offsets[place] for root, place in places.items()}
         report = dataclasses.replace(report, unshared=report.unshared + sum(lifetimes[root].size for root in places))
     else:
-        ports = zip((*graph.inputs, *outputs), (*frame.inputs, *frame.outputs), strict=True)
-        offsets, report = _in_frame({placed.views[v].root: offset for v, offset in ports}, frame, lifetimes, alignment)
+        offsets, report = _in_frame(fixed, frame, lifetimes, alignment)
     if report.arena > features.max_buffer_bytes:
         raise blame(
             KernelError(

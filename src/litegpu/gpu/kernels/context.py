@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -75,6 +75,9 @@ class Launch:
     operands: Mapping[str, View | np.ndarray]
     label: str
     variant: str = ""  # which of several kernels for the same work, for people
+    #: Traces the same into another kernel with as many threads in a workgroup, and collects what its buffers are bound
+    #: to; None where that cannot be done.
+    part: Callable[[Kernel, dict[str, View | np.ndarray]], None] | None = None
 
 
 def quickest(tuner: Tuner, launches: Sequence[Launch]) -> Launch:

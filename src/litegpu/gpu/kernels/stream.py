@@ -49,10 +49,9 @@ def streamed(ctx: KernelContext, name: str, result: Result) -> Launch:
     total = math.prod(shape[:3]) * quads
     functions = sum(1 for _ in walk(ctx.node.epilogue))
     stretch = choose_stretch(total, quads, functions, ctx.features)
-    operands: Operands = {}
     groups = -(-total // stretch.size)
 
-    def kernel(k: Kernel) -> None:
+    def kernel(k: Kernel, operands: Operands) -> None:
         first = k.group_id() * stretch.size + k.local_id()
         whole = groups * stretch.size == total
         if stretch.quads == 1:
@@ -83,7 +82,9 @@ def streamed(ctx: KernelContext, name: str, result: Result) -> Launch:
                 return
         sink.write_all(places, [result(k, operands, at) for at in places], inside)
 
-    return Launch(trace(kernel, name, (stretch.threads, 1, 1), (groups, 1, 1)), operands, name)
+    operands: Operands = {}
+    traced = trace(kernel, name, (stretch.threads, 1, 1), (groups, 1, 1), operands=operands)
+    return Launch(traced, operands, name, part=kernel)
 
 
 def _in_a_run(

@@ -55,6 +55,7 @@ class Kernel(Functions):
         self.verified = False  # set by trace, whose kernels do not change any more
         self.statement_count = 0
         self._variable_count = 0
+        self._part: tuple[int, int] | None = None  # the first workgroup of the part that is being traced, and how many
 
     @property
     def dispatch(self) -> Dim3:
@@ -132,8 +133,22 @@ class Kernel(Functions):
         return self._id("local_id", axis, self.workgroup)
 
     def group_id(self, axis: int = 0) -> TracedValue:
-        """The workgroup's place in the logical grid, u32."""
-        return self._id("group_id", axis, self.grid)
+        """The workgroup's place in the logical grid, u32; in a part of the kernel, its place among that's."""
+        if self._part is None or axis != 0:
+            return self._id("group_id", axis, self.grid)
+        first, count = self._part
+        return self.const(0, u32) if count == 1 else self._id("group_id", 0, self.grid) - first
+
+    @contextlib.contextmanager
+    def part(self, first: int, count: int) -> Iterator[None]:
+        """What is traced here is run by `count` workgroups along x, from `first` on, as if there were no others."""
+        group = self.group_id()
+        with self.If((group >= first) & (group < first + count)):
+            self._part = first, count
+            try:
+                yield
+            finally:
+                self._part = None
 
     def subgroup_size(self) -> TracedValue:
         self.needs_subgroups = True

@@ -52,6 +52,8 @@ def _places(ctx: OpContext, entry: int, count: int, size: int) -> int:
     row: Shape = (1, 1, 1, number)
     steps: list[Step] = [Reshape(bhwc(ctx.shape(1)), row), Slice((0, 0, 0, entry), (1, 1, 1, 1), (1, 1, 1, 1))]
     first = ctx.copy(ctx.value(1), steps, ctx.intermediate((1, 1, 1, 1), DType.INT32))
+    if count == 1 and not size:
+        return first
     begin = Arg(0) if not size else fn("select", fn("lt", Arg(0), 0), fn("add", Arg(0), size), Arg(0))
     more = ctx.builder.constant(np.arange(count, dtype=np.int32).reshape(1, 1, 1, count))
     return ctx.elementwise(fn("add", begin, Arg(1)), [first, more], ctx.intermediate((1, 1, 1, count), DType.INT32))

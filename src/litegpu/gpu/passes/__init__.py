@@ -12,6 +12,7 @@ from litegpu.gpu.passes.fuse import fuse_elementwise
 from litegpu.gpu.passes.layer_norm import join_layer_norm
 from litegpu.gpu.passes.movement import absorb_border, absorb_padding, join_copies
 from litegpu.gpu.passes.neighbours import join_neighbours
+from litegpu.gpu.passes.parting import read_parts
 from litegpu.gpu.passes.pooling import average_first, join_averages
 from litegpu.gpu.passes.products import simplify_products
 from litegpu.gpu.passes.raising import raise_elementwise
@@ -28,7 +29,7 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     """The same function in less work: constants folded, copies joined, elementwise work fused, long sums split.
     `half`: intermediates will be float16."""
     graph = drop_repeats(fold_constants(drop_unused(graph)))
-    graph = join_neighbours(turn_halves(join_slices(keep_channels_last(join_copies(graph)))))
+    graph = join_neighbours(turn_halves(join_slices(keep_channels_last(read_parts(join_copies(graph))))))
     graph = simplify_products(join_softmax(absorb_border(absorb_padding(graph))))
     for _ in range(2):  # what became one function may pass what its parts, of which one was read twice, could not
         graph = fuse_elementwise(fold_constants(raise_elementwise(graph)), features.max_buffers)

@@ -40,6 +40,14 @@ def fuse_elementwise(graph: Graph, max_buffers: int) -> Graph:
     return GraphBuilder(dict(graph.values), nodes).graph(graph.inputs, graph.outputs)
 
 
+def inlined(graph: Graph, node: Node, value: int, producer: Node, max_buffers: int, most: int) -> Node | None:
+    """The elementwise `node` computing the elementwise `producer` of its operand `value` itself, if that is at most so
+    many functions, and as many as one kernel has."""
+    merged = _inline_operand(node, value, producer)
+    fits = _State(graph, max_buffers).fits(merged)
+    return merged if fits and _size(producer.epilogue) <= most else None
+
+
 class _State:
     """The nodes so far; those merged into a later one are None."""
 
