@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from litegpu.external import compiling
+from litegpu.native import compiling
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -66,7 +66,7 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> Any:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    made = module.HostLibrary()
+    made = module.Libraries()
     made.target_name, made.warnings = "wheel", []
     made.app = types.SimpleNamespace(display_warning=made.warnings.append)
     return made
@@ -77,16 +77,19 @@ def data() -> dict[str, Any]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="wheels of other systems are plain")
-def test_the_wheel_holds_the_library(hook: Any) -> None:
+def test_the_wheel_holds_the_libraries(hook: Any) -> None:
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     found = data()
     hook.initialize("standard", found)
-    ((library, place),) = found["force_include"].items()
-    assert place == f"litegpu/external/{compiling.file_name()}" and Path(library).exists()
+    libraries = found["force_include"]
+    assert list(libraries.values()) == [
+        f"litegpu/external/{compiling.EXTERNAL.file_name()}", f"litegpu/native/{compiling.NATIVE.file_name()}"
+    ]  # fmt: skip
+    assert all(Path(library).exists() for library in libraries)
     assert not found["pure_python"] and found["tag"].startswith("py3-none-linux_")
     hook.finalize("standard", found, "")
-    assert not Path(library).exists() and not hook.warnings
+    assert not any(Path(library).exists() for library in libraries) and not hook.warnings
 
 
 def test_a_wheel_without_a_compiler(hook: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +101,7 @@ def test_a_wheel_without_a_compiler(hook: Any, monkeypatch: pytest.MonkeyPatch) 
         hook.finalize(version, found, "")
     assert [str(text) for text in hook.warnings] == (
         [
-            "The wheel has no library for the official runtime: no C compiler: CC names 'none', which is not there. "
+            "The wheel has no libraries in C: no C compiler: CC names 'none', which is not there. "
             "Install one (Debian: gcc, macOS: xcode-select --install)"
         ]
         if sys.platform.startswith("linux")

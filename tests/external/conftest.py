@@ -10,7 +10,7 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter, load_delegate
 
 import litegpu
-from litegpu.external import compiling
+from litegpu.native import compiling
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import litegpu
-from litegpu.external import compiling, layout, shared_library
+from litegpu.external import layout, shared_library
+from litegpu.native import compiling
 
 
 @pytest.fixture
@@ -35,9 +36,9 @@ def test_it_is_compiled_once(path: str, cache: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(litegpu.DelegateError, match="is not there"):
         shared_library.find(build=False)
     first = shared_library.find(build=True)
-    assert first.path == cache / compiling.file_name()
+    assert first.path == cache / compiling.EXTERNAL.file_name()
     assert cache.stat().st_mode & 0o777 == 0o700
-    monkeypatch.setattr(compiling, "compile_library", lambda _: 1 / 0)
+    monkeypatch.setattr(compiling.Sources, "compile", lambda *_: 1 / 0)
     assert shared_library.find(build=True).path == shared_library.find(build=False).path == first.path
 
 
@@ -48,19 +49,19 @@ def test_by_several_at_once(path: str, cache: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [cache / compiling.file_name()] * 4
-    assert [p.name for p in cache.iterdir()] == [compiling.file_name()]
+    assert found == [cache / compiling.EXTERNAL.file_name()] * 4
+    assert [p.name for p in cache.iterdir()] == [compiling.EXTERNAL.file_name()]
 
 
 def test_that_of_the_package_comes_first(
     path: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "package"
-    package.mkdir()
-    shutil.copy(compiling.SOURCE, package)
-    shutil.copy(path, package / compiling.file_name())
-    monkeypatch.setattr(compiling, "SOURCE", package / "host.c")
-    assert shared_library.find(build=False).path == package / compiling.file_name()
+    package = tmp_path / "package" / "external"
+    package.mkdir(parents=True)
+    shutil.copy(compiling.EXTERNAL.folder / "host.c", package)
+    shutil.copy(path, package / compiling.EXTERNAL.file_name())
+    monkeypatch.setattr(compiling, "EXTERNAL", compiling.Sources(package, "host"))
+    assert shared_library.find(build=False).path == package / compiling.EXTERNAL.file_name()
     with open(package / "host.c", "a") as file:  # a library of another source is none
         file.write("\n")
     with pytest.raises(litegpu.DelegateError, match="is not there"):
@@ -71,12 +72,12 @@ def test_one_that_cannot_be_loaded_is_compiled_anew(
     path: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a wheel's on a system with another C library."""
-    package = tmp_path / "package"
-    package.mkdir()
-    shutil.copy(compiling.SOURCE, package)
-    monkeypatch.setattr(compiling, "SOURCE", package / "host.c")
-    (package / compiling.file_name()).write_bytes(b"no library")
-    assert shared_library.find(build=True).path == cache / compiling.file_name()
+    package = tmp_path / "package" / "external"
+    package.mkdir(parents=True)
+    shutil.copy(compiling.EXTERNAL.folder / "host.c", package)
+    monkeypatch.setattr(compiling, "EXTERNAL", compiling.Sources(package, "host"))
+    (package / compiling.EXTERNAL.file_name()).write_bytes(b"no library")
+    assert shared_library.find(build=True).path == cache / compiling.EXTERNAL.file_name()
     shutil.rmtree(cache)
     with pytest.raises(litegpu.DelegateError, match=r"is not there: .*host-"):
         shared_library.find(build=False)
@@ -100,7 +101,7 @@ def test_a_compiler_that_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_cache_that_others_can_write(path: str, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is loaded from there; a folder of the process's own will do."""
     cache.mkdir(parents=True)
-    shutil.copy(path, cache / compiling.file_name())
+    shutil.copy(path, cache / compiling.EXTERNAL.file_name())
     cache.chmod(0o777)
     found = shared_library.find(build=True).path
     assert found.parent != cache and found.exists()
@@ -134,7 +135,7 @@ library.tflite_plugin_destroy_delegate(None)
 def trial_of(path: str, tmp_path: Path, *changes: tuple[str, str]) -> shared_library.Library:
     """A library whose source was changed."""
     source = tmp_path / "host.c"
-    text = compiling.SOURCE.read_text()
+    text = (compiling.EXTERNAL.folder / "host.c").read_text()
     for old, new in changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)

@@ -29,12 +29,13 @@ from litegpu import GpuDelegate, GpuDelegateOptions, Interpreter, OptionError, v
 from litegpu.gpu import cache_folder
 from litegpu.gpu.build import build_program
 from litegpu.gpu.cache_entry import CacheEntry, EntryError, decode, encode
-from litegpu.gpu.cache_folder import CacheFolder, default_folder
+from litegpu.gpu.cache_folder import CacheFolder
 from litegpu.gpu.delegate.cache_key import fingerprint
 from litegpu.gpu.graph import DType
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
 from litegpu.model.builder import ModelBuilder
 from litegpu.model.types import TensorType
+from litegpu.own_folder import default_folder
 
 SHAPE = (1, 4, 5, 3)
 

@@ -231,6 +231,7 @@ def test_signs_of_a_maker_are_a_gpu() -> None:
     assert NVIDIA.makers == ("NVIDIA",) == CudaSystem((), True).makers and not CudaSystem((), False).makers
     assert ON_NVIDIA.shows_gpu and not linux().shows_gpu
     assert dataclasses.replace(ON_NVIDIA, system="darwin").shows_gpu is None
+    assert "calls in C: absent: no C compiler" in CudaSystem((), True, native="absent: no C compiler").lines()
     assert "libcuda: loads" in NVIDIA.lines() and "nvidia-smi: finds no GPU" in CudaSystem((), False).lines()
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from litegpu import version
 from litegpu.choosing.candidate import Measured, usable_cores
 from litegpu.errors import OptionError
-from litegpu.gpu.cache_folder import default_folder
 from litegpu.gpu.delegate.cache_key import fingerprint
+from litegpu.own_folder import default_folder
 
 log = logging.getLogger("litegpu")
 

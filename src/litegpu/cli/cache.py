@@ -85,7 +85,8 @@ def _show(folder: Path | None, as_json: bool, only_damaged: bool) -> int:
 
 
 def _opened(folder: Path | None) -> CacheFolder:
-    from litegpu.gpu.cache_folder import CacheFolder, default_folder
+    from litegpu.gpu.cache_folder import CacheFolder
+    from litegpu.own_folder import default_folder
 
     if folder is not None and not folder.is_dir():
         raise OptionError(f"{folder} is no folder")

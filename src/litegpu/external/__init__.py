@@ -28,7 +28,7 @@ def external_delegate_path(build: bool = True) -> str:
     with _lock:
         if _library is None:
             library = find(build=build)
-            layout.require_checked(library, cache_folder(make=True))
+            layout.require_checked(library, cache_folder())
             library.start(functools.partial(host.create, library))
             _library = library
         return str(_library.path)

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
-import logging
 import math
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from litegpu.errors import DelegateError, OptionError
-from litegpu.external import compiling
-from litegpu.gpu.cache_folder import default_folder, make_private
+from litegpu.errors import DelegateError
+from litegpu.native import compiling, places
 
-log = logging.getLogger("litegpu")
+_ABSENT = "the library for the official runtime is not there"
 
 
 class ToldTensor(ctypes.Structure):
@@ -141,45 +136,19 @@ def memory_at(address: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.
 
 def find(*, build: bool) -> Library:
     """The library of this version. `build`: compile it if it is not there. Raises DelegateError."""
-    name, problems = compiling.file_name(), []
-    for folder in (compiling.SOURCE.parent, cache_folder(make=False)):
-        if folder is None or not (folder / name).exists():
-            continue
-        try:
-            return Library(folder / name)
-        except OSError as error:  # of another C library, or on a disk from which nothing may be run
-            problems.append(str(error))
-    if not build:
-        why = f": {problems[0]}" if problems else ""
-        raise DelegateError(f"the library for the official runtime is not there{why}. Call external_delegate_path()")
     try:
-        folder = cache_folder(make=True)
-        assert folder is not None
-        return Library(compiling.compile_library(folder))
+        found = places.opened(compiling.EXTERNAL, Library, build=build)
     except compiling.CompilerError as error:
         raise DelegateError(f"the library for the official runtime cannot be made: {error}") from None
     except OSError as error:
-        raise DelegateError(f"the library for the official runtime cannot be made or loaded: {error}") from None
+        if build:
+            raise DelegateError(f"the library for the official runtime cannot be made or loaded: {error}") from None
+        raise DelegateError(f"{_ABSENT}: {error}. Call external_delegate_path()") from None
+    if found is None:
+        raise DelegateError(f"{_ABSENT}. Call external_delegate_path()")
+    return found
 
 
-def cache_folder(*, make: bool) -> Path | None:
-    """The folder of what was compiled, which only the user can write. Without a cache, where one may be made, a
-    temporary one of this process."""
-    try:
-        folder = default_folder() / "external"
-        if not make and not folder.exists():
-            return None
-        make_private(folder, "the cache folder")
-    except OptionError as error:
-        if not make:
-            return None
-        log.warning("what is compiled for the official runtime is not kept: %s", error)
-        return _temporary()
-    return folder
-
-
-@functools.cache
-def _temporary() -> Path:
-    folder = tempfile.mkdtemp(prefix="litegpu-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+def cache_folder() -> Path | None:
+    """The folder of what was compiled, and found out about the runtime."""
+    return places.cache_folder(compiling.EXTERNAL, make=True)

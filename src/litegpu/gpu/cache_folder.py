@@ -6,8 +6,6 @@ import contextlib
 import logging
 import os
 import secrets
-import stat
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,11 +15,10 @@ from typing import Any
 from litegpu.errors import OptionError
 from litegpu.file_lock import lock
 from litegpu.gpu.cache_entry import CacheEntry, EntryError, decode, encode
+from litegpu.own_folder import FOLDER_VARIABLE, default_folder, distrust, make_private
 
 #: Of all entries of a folder together; those that were not used longest go first.
 BYTES_VARIABLE, DEFAULT_BYTES = "LITEGPU_CACHE_BYTES", 1 << 30
-#: Where "auto" is; the user's cache folder by default.
-FOLDER_VARIABLE = "LITEGPU_CACHE_DIR"
 SUFFIX = ".litegpu"
 _TEMPORARY = ".writing-"
 #: Where files cannot be locked: so old a temporary file is nobody's any more.
@@ -43,23 +40,6 @@ class Listed:
     problem: str | None
 
 
-def default_folder() -> Path:
-    """What serialization_dir="auto" means: LITEGPU_CACHE_DIR, or litegpu in the user's cache folder."""
-    chosen = os.environ.get(FOLDER_VARIABLE)
-    if chosen:
-        return Path(chosen)
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = "~/Library/Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    try:
-        return Path(base).expanduser() / "litegpu"
-    except RuntimeError:  # a user without a home, as numbers without a name in containers
-        raise OptionError(f"There is no home folder to keep a cache in: {FOLDER_VARIABLE} names another") from None
-
-
 def open_cache(where: str | os.PathLike[str]) -> CacheFolder | None:
     """The folder that serialization_dir is. The user's own, which nobody has named, is a matter of speed: where it
     cannot be had, as in containers that are read-only, a warning says so, and there is none.
@@ -73,19 +53,6 @@ def open_cache(where: str | os.PathLike[str]) -> CacheFolder | None:
     except OptionError as error:
         log.warning("nothing that is compiled is kept: %s", error)
         return None
-
-
-def make_private(path: Path, what: str) -> None:
-    """Make a folder, readable by the user alone, if it is missing. Raises OptionError, which calls it `what`, if it
-    cannot be made, is no folder, belongs to another user (root's may be read), or others can write to it."""
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.stat()
-    except OSError as error:
-        raise OptionError(f"{what} {path} cannot be made or read: {error.strerror}") from None
-    problem = _distrust(status)
-    if problem:
-        raise OptionError(f"{what} {path} {problem}")
 
 
 class CacheFolder:
@@ -215,22 +182,11 @@ class CacheFolder:
 # ----------------------------------------------------------------------------------------------
 
 
-def _distrust(status: os.stat_result) -> str | None:
-    """Why a folder or file of this status may not be read: somebody else could have written it."""
-    if not hasattr(os, "getuid"):
-        return None
-    if status.st_uid not in (os.getuid(), 0):
-        return f"belongs to another user (number {status.st_uid}): choose a folder of your own"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return f"can be written by others (mode {stat.S_IMODE(status.st_mode):o}): chmod 700 it, or choose another"
-    return None
-
-
 def _read_own(path: Path) -> bytes:
     """The content of a plain file of the user's. Raises EntryError for one that others can write, or OSError."""
     flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     with os.fdopen(os.open(path, flags), "rb") as file:
-        problem = _distrust(os.fstat(file.fileno()))
+        problem = distrust(os.fstat(file.fileno()))
         if problem:
             raise EntryError(f"it {problem}")
         return file.read()

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from litegpu import native
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends.cuda import opening
 from litegpu.gpu.backends.cuda.requirements import summary
@@ -22,6 +23,7 @@ class CudaSystem:
     gpus: tuple[str, ...]  # lines of nvidia-smi: name, driver version
     libcuda: bool
     abilities: tuple[str, ...] = ()  # a line for each, of each kind of device that can be used
+    native: str = ""  # whether the library in C is there
 
     @property
     def makers(self) -> tuple[str, ...]:
@@ -29,6 +31,8 @@ class CudaSystem:
 
     def lines(self) -> list[str]:
         found = [f"nvidia-smi: {gpu}" for gpu in self.gpus] or ["nvidia-smi: finds no GPU"]
+        if self.native:
+            found.append(f"calls in C: {self.native}")
         return [*found, f"libcuda: {'loads' if self.libcuda else 'absent'}", *self.abilities]
 
 
@@ -53,7 +57,8 @@ class CudaDoctor:
         return Listing(devices, 0, note=note)
 
     def inspect(self, environment: Mapping[str, str]) -> CudaSystem:
-        return CudaSystem(tuple(_nvidia_smi()), opening.driver_is_installed(), tuple(_abilities()))
+        libcuda = opening.driver_is_installed()
+        return CudaSystem(tuple(_nvidia_smi()), libcuda, tuple(_abilities()), _native() if libcuda else "")
 
     def advice(self, listing: Listing, part: SystemPart, system: SystemReport, working: Sequence[str]) -> list[str]:
         if not part.makers or listing.devices:
@@ -78,6 +83,13 @@ def _abilities() -> list[str]:
         for capability in dict.fromkeys(one.capability for one in found)
         for line in summary(versions, capability)
     ]
+
+
+def _native() -> str:
+    found = native.find()
+    if found is not None:
+        return f"present, {found.path}"
+    return f"absent: {native.problem() or 'a C compiler makes the library when a GPU is first used'}"
 
 
 def _nvidia_smi() -> list[str]:

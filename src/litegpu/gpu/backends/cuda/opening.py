@@ -7,7 +7,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from litegpu import fork
+from litegpu import fork, native
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends.cuda import driver_library, nvrtc
 from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions
@@ -46,6 +46,7 @@ def open_device(device: int | str | None = None) -> CudaDevice:
             from litegpu.gpu.backends.cuda.device import CudaDevice
 
             opened = _opened[info.uuid] = CudaDevice(info, versions())
+            native.prepare()
         opened.check()
         return opened
 

@@ -1,0 +1,224 @@
+/* The turn: who of those that want Python's lock back may ask for it.
+
+   To wake a thread that sleeps takes 20 to 50 us on a virtual machine, and Python's lock puts all who wait for it to
+   sleep, so that it is free, but nobody's, for longer than it is used. Here those who want it back wait for a turn
+   first, and ask Python only when they have it and the lock is free, as far as is known; then Python neither sleeps nor
+   wakes. Of those who wait for the turn a few are awake; the others sleep in a queue, and are woken ahead, while there
+   are still some awake whose turns come before theirs. Who comes back while the turn is free takes it at once, so that
+   the same few threads work on and on; every QUANTUM one of the sleepers joins them, for whom another falls asleep.
+
+   Nothing here decides who holds Python's lock: Python does, and what is known of it here is a guess. It may be wrong
+   without harm but for time: code that knows nothing of turns takes the lock and lets go of it (a sleep, a file, the end
+   of a thread). So all waits end:
+
+   - who is awake and sees one turn last PATIENCE asks Python, and waits there: one thread at a time, as that is a turn;
+   - who has been awake for LONGEST without a turn asks Python all the same;
+   - who sleeps wakes up after NAP.
+
+   Those who wait in Python's lock itself, which they do where code knows nothing of turns, get it when it is free and
+   they are awake: if letting go took so long that somebody was woken, the turn rests for REST, once per QUANTUM. */
+
+#define _GNU_SOURCE
+#include "native.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#define US INT64_C(1000)
+#define MS (1000 * US)
+
+#define PATIENCE (60 * US)
+#define LONGEST (5 * MS)
+#define NAP (50 * MS)
+#define QUANTUM (2 * MS)
+#define REST (60 * US)
+#define SLOW_SAVE (3 * US / 2)
+
+/* The turn: a number that grows with every change, times four, and what it is. */
+enum { FREE, ASKING, HELD, RESTING, STATES = 4 };
+
+/* Somebody asleep, from the eldest on. */
+typedef struct sleeper {
+  struct sleeper *next;
+  _Atomic uint32_t woken;
+} sleeper;
+
+static struct {
+  _Atomic uint64_t turn;
+  _Atomic int64_t rested; /* when it began to rest last */
+  _Atomic int64_t woke;   /* when somebody was woken last */
+  _Atomic int awake;      /* who wait for the turn awake */
+  _Atomic int busy;       /* threads that wait for anything awake */
+  _Atomic int asleep;     /* in the queue */
+  _Atomic int waking;     /* out of the queue, and not awake yet */
+  pthread_mutex_t lock;   /* of the queue */
+  sleeper *first, **last;
+  int processors;
+} baton;
+
+static _Atomic int64_t counts[COUNTS];
+
+static void count(int what) { atomic_fetch_add_explicit(&counts[what], 1, memory_order_relaxed); }
+
+int64_t litegpu_now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (int64_t)time.tv_sec * 1000 * MS + time.tv_nsec;
+}
+
+int litegpu_awake(void) {
+  if (atomic_fetch_add(&baton.busy, 1) + 1 < baton.processors) return 1;
+  atomic_fetch_sub(&baton.busy, 1);
+  return 0;
+}
+
+void litegpu_sleepy(void) { atomic_fetch_sub(&baton.busy, 1); }
+
+/* Whether the turn was this, and is now in another state. */
+static int pass(uint64_t turn, int state) {
+  return atomic_compare_exchange_strong(&baton.turn, &turn, (turn / STATES + 1) * STATES + (unsigned)state);
+}
+
+/* Ask Python, as the turn says that one does, and say that we have the lock then. */
+static void ask(void *state) {
+  python.restore(state);
+  uint64_t turn = atomic_load(&baton.turn);
+  while (!atomic_compare_exchange_weak(&baton.turn, &turn, (turn / STATES + 1) * STATES + HELD)) {}
+}
+
+static void futex(_Atomic uint32_t *word, int what, uint32_t value, int64_t most) {
+  struct timespec time = {most / (1000 * MS), most % (1000 * MS)};
+  syscall(SYS_futex, (uint32_t *)word, what | FUTEX_PRIVATE_FLAG, value, &time, NULL, 0);
+}
+
+/* Wake the eldest sleeper, if there is one. */
+static void wake(void) {
+  pthread_mutex_lock(&baton.lock);
+  sleeper *one = baton.first;
+  if (one != NULL) {
+    baton.first = one->next;
+    if (baton.first == NULL) baton.last = &baton.first;
+    atomic_fetch_sub(&baton.asleep, 1);
+    atomic_fetch_add(&baton.waking, 1);
+    atomic_store(&one->woken, 1);
+    futex(&one->woken, FUTEX_WAKE, 1, 0); /* in the lock: afterwards it may be gone */
+  }
+  pthread_mutex_unlock(&baton.lock);
+}
+
+static void take_out(sleeper *own) {
+  for (sleeper **at = &baton.first; *at != NULL; at = &(*at)->next) {
+    if (*at != own) continue;
+    *at = own->next;
+    if (own->next == NULL) baton.last = at;
+    atomic_fetch_sub(&baton.asleep, 1);
+    return;
+  }
+}
+
+/* Until somebody wakes us, or for so long. */
+static void fall_asleep(int64_t most) {
+  sleeper own = {NULL, 0};
+  int64_t end = litegpu_now() + most, left;
+  count(SLEPT);
+  pthread_mutex_lock(&baton.lock);
+  *baton.last = &own;
+  baton.last = &own.next;
+  atomic_fetch_add(&baton.asleep, 1);
+  pthread_mutex_unlock(&baton.lock);
+  /* Who let go before we were in the queue has woken nobody, and if nobody is awake, nobody will. */
+  while (atomic_load(&baton.awake) + atomic_load(&baton.waking) > 0 && !atomic_load(&own.woken) &&
+         (left = end - litegpu_now()) > 0) {
+    futex(&own.woken, FUTEX_WAIT, 0, left);
+  }
+  pthread_mutex_lock(&baton.lock);
+  if (!own.woken) take_out(&own);
+  pthread_mutex_unlock(&baton.lock);
+  if (own.woken) atomic_fetch_sub(&baton.waking, 1);
+}
+
+/* Wait awake for the turn, for `most` at the longest; whether we may ask Python. */
+static int watch(int64_t most) {
+  int64_t begin = litegpu_now(), seen = begin, now;
+  uint64_t last = atomic_load(&baton.turn);
+  for (unsigned step = 0;; step++) {
+    uint64_t turn = atomic_load_explicit(&baton.turn, memory_order_acquire);
+    int state = turn % STATES;
+    if (state == FREE && pass(turn, ASKING)) return 1;
+    litegpu_relax();
+    if (step % 16 && turn == last) continue; /* the clock is asked now and then */
+    now = litegpu_now();
+    if (turn != last) last = turn, seen = now;
+    if (state == RESTING && now - atomic_load(&baton.rested) > REST && pass(turn, ASKING)) return 1;
+    if (state == HELD && now - seen > PATIENCE && pass(turn, ASKING)) {
+      count(STOLEN);
+      return 1;
+    }
+    if (now - begin > most) return 0;
+  }
+}
+
+void litegpu_come_back(void *state) {
+  uint64_t turn = atomic_load_explicit(&baton.turn, memory_order_acquire);
+  if (turn % STATES == FREE && pass(turn, ASKING)) {
+    ask(state);
+    return;
+  }
+  int most = baton.processors > 3 ? 2 : 1, woken = 0;
+  for (int64_t begin = litegpu_now(); litegpu_now() - begin < LONGEST + woken * NAP;) {
+    int room = (atomic_fetch_add(&baton.awake, 1) < most || woken) && litegpu_awake();
+    int found = room && watch(woken ? LONGEST : 4 * PATIENCE);
+    if (room) litegpu_sleepy();
+    atomic_fetch_sub(&baton.awake, 1);
+    if (found) break;
+    if (!woken) {
+      fall_asleep(NAP);
+      woken = 1;
+      begin = litegpu_now() - NAP; /* LONGEST from now on */
+    } else if (!room) {
+      break;
+    }
+  }
+  count(ASKED);
+  ask(state);
+}
+
+void *litegpu_leave(void) {
+  uint64_t turn = atomic_load_explicit(&baton.turn, memory_order_relaxed); /* while the lock is ours */
+  int64_t begin = litegpu_now();
+  void *state = python.save();
+  int64_t now = litegpu_now();
+  if (turn % STATES == HELD) {
+    int rest = now - begin > SLOW_SAVE && now - atomic_load(&baton.rested) > QUANTUM;
+    if (rest) {
+      atomic_store(&baton.rested, now);
+      count(RESTED);
+    }
+    pass(turn, rest ? RESTING : FREE);
+  }
+  if (atomic_load(&baton.asleep) > 0 && atomic_load(&baton.waking) == 0 &&
+      (atomic_load(&baton.awake) == 0 || now - atomic_load(&baton.woke) > QUANTUM)) {
+    atomic_store(&baton.woke, now);
+    wake();
+  }
+  return state;
+}
+
+void litegpu_baton_start(int processors) {
+  memset(&baton, 0, sizeof baton);
+  pthread_mutex_init(&baton.lock, NULL);
+  baton.last = &baton.first;
+  baton.processors = processors;
+}
+
+PUBLIC void litegpu_counts(int64_t found[COUNTS]) {
+  for (int i = 0; i < COUNTS; i++) found[i] = atomic_load(&counts[i]);
+}

@@ -1,0 +1,33 @@
+/* Python's lock, handed from thread to thread without anybody falling asleep in it. See baton.c. */
+
+#ifndef LITEGPU_BATON_H
+#define LITEGPU_BATON_H
+
+#include <stdint.h>
+
+#define PUBLIC __attribute__((visibility("default")))
+
+/* Let go of Python's lock, as PyEval_SaveThread() does: what comes back is for litegpu_come_back(). In between the
+   thread must not touch Python. */
+void *litegpu_leave(void);
+
+/* Have Python's lock again, as after PyEval_RestoreThread(): waits for the turn, awake if it comes soon. */
+void litegpu_come_back(void *state);
+
+/* Nanoseconds of a clock that only goes forward. */
+int64_t litegpu_now(void);
+
+/* Whether one more thread may wait awake: there are processors for it. Ends with litegpu_sleepy(). */
+int litegpu_awake(void);
+void litegpu_sleepy(void);
+
+/* One step of waiting awake. */
+static inline void litegpu_relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("yield");
+#endif
+}
+
+#endif

@@ -1,0 +1,72 @@
+"""The library of this package's C files, loaded and told of Python."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from litegpu import fork
+from litegpu.native import places
+from litegpu.native.compiling import NATIVE
+
+#: What native.h calls of Python, in its order.
+_PYTHON = ("PyEval_SaveThread", "PyEval_RestoreThread")
+#: What litegpu_counts() counts.
+_COUNTS = ("asked", "stolen", "slept", "rested")
+
+
+class NativeLibrary:
+    """native/*.c. Its functions by their names without "litegpu_", with types; they are called with Python's lock held,
+    and let go of it themselves."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self.path = path
+        self._library = ctypes.PyDLL(str(path))
+        self._start = self.function("start", ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        self._counts = self.function("counts", None, ctypes.c_void_p)
+        #: Computes for so many nanoseconds, without Python's lock.
+        self.work = self.function("work", None, ctypes.c_int64)
+        self._begin()
+        fork.follow(self)
+
+    def function(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+        """One of the library's."""
+        function = getattr(self._library, f"litegpu_{name}")
+        function.restype, function.argtypes = result, arguments
+        return function  # type: ignore[no-any-return]
+
+    def counts(self) -> dict[str, int]:
+        """How often threads asked Python for its lock after they had waited for the turn, did so as one turn lasted
+        long, fell asleep, and let others in, since the process began."""
+        found = (ctypes.c_int64 * len(_COUNTS))()
+        self._counts(found)
+        return dict(zip(_COUNTS, found, strict=True))
+
+    def _begin(self) -> None:
+        table = (ctypes.c_void_p * len(_PYTHON))()
+        for i, name in enumerate(_PYTHON):
+            table[i] = ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value
+        if self._start(table, ctypes.sizeof(table), _processors()) != 0:
+            raise OSError(f"{self.path} is of another version of litegpu: remove it")
+
+    def _forked(self) -> None:
+        self._begin()
+
+
+def usable() -> bool:
+    """Whether there can be a library here: it is for Linux, and for a Python with one lock for all threads."""
+    return sys.platform.startswith("linux") and getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+def opened(*, build: bool) -> NativeLibrary | None:
+    """See places.opened()."""
+    return places.opened(NATIVE, NativeLibrary, build=build) if usable() else None
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

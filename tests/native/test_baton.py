@@ -1,0 +1,208 @@
+"""Python's lock goes from thread to thread by turns: nobody is left out, nothing hangs, whatever else uses the lock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from litegpu import native
+
+US = 1000
+
+
+def run_all(threads: list[threading.Thread], seconds: float = 60) -> None:
+    for thread in threads:
+        thread.daemon = True
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+        assert not thread.is_alive(), "a thread hangs"
+
+
+def compute(units: int) -> int:
+    total = 0
+    for i in range(units):
+        total += i
+    return total
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 16])
+def test_every_thread_finishes(library: native.NativeLibrary, count: int) -> None:
+    """What threads do under the lock is not mixed up."""
+    shared = {"number": 0}
+    rounds = 3000 // count
+
+    def work() -> None:
+        for i in range(rounds):
+            before = shared["number"]
+            compute(20)
+            shared["number"] = before + 1  # no other bytecode of ours runs in between but by Python's own switches
+            library.work(i % 7 * 5 * US)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(100)
+    try:
+        run_all([threading.Thread(target=work) for _ in range(count)])
+    finally:
+        sys.setswitchinterval(interval)
+    assert shared["number"] == rounds * count
+
+
+def test_nobody_starves(library: native.NativeLibrary) -> None:
+    """Sixteen threads that want the lock all the time: each one gets it again and again, at least every second (the
+    bound is a turn of 2 ms for each of the others and 60 ms, where there are processors to run on)."""
+    stop = time.perf_counter() + 4
+    longest = [0.0] * 16
+
+    def work(number: int) -> None:
+        last = time.perf_counter()
+        while last < stop:
+            compute(100)
+            library.work(5 * US)
+            now = time.perf_counter()
+            longest[number] = max(longest[number], now - last)
+            last = now
+
+    run_all([threading.Thread(target=work, args=(i,)) for i in range(16)])
+    assert max(longest) < 1, longest
+
+
+@pytest.mark.parametrize("other", ["computes", "sleeps"])
+def test_beside_threads_that_know_nothing_of_turns(library: native.NativeLibrary, other: str) -> None:
+    """They get the lock, and those who take turns as well."""
+    stop = time.perf_counter() + 2
+    done = {"turns": 0, "other": 0}
+
+    def turns() -> None:
+        while time.perf_counter() < stop:
+            compute(50)
+            library.work(10 * US)
+            done["turns"] += 1
+
+    def beside() -> None:
+        while time.perf_counter() < stop:
+            if other == "sleeps":
+                time.sleep(1e-4)
+            else:
+                compute(1000)
+            done["other"] += 1
+
+    run_all([threading.Thread(target=f) for f in (turns, turns, turns, turns, beside)])
+    assert done["turns"] > 100 and done["other"] > 20, done
+
+
+def test_one_that_sleeps_while_it_has_the_turn(library: native.NativeLibrary) -> None:
+    """The lock is free while the turn is not: the others do not wait for the sleeper."""
+    finished: list[float] = []
+    asleep = threading.Event()
+
+    def sleeper() -> None:
+        library.work(US)
+        asleep.set()
+        time.sleep(3)
+
+    def others() -> None:
+        asleep.wait()
+        begin = time.perf_counter()
+        for _ in range(20):
+            library.work(US)
+        finished.append(time.perf_counter() - begin)
+
+    last = threading.Thread(target=sleeper)
+    run_all([last, *(threading.Thread(target=others) for _ in range(4))])
+    assert len(finished) == 4 and max(finished) < 2
+
+
+def test_one_that_ends_with_the_turn(library: native.NativeLibrary) -> None:
+    """Threads end, or fail, after each call."""
+    library.work(US)
+    run_all([threading.Thread(target=library.work, args=(US,)) for _ in range(50)])
+    library.work(US)
+
+
+IN_CHILD = """
+import os, signal, sys, threading, time
+from litegpu import native
+library = native.build()
+stop = False
+def work():
+    while not stop:
+        library.work(2000)
+threads = [threading.Thread(target=work, daemon=True) for _ in range(6)]
+for thread in threads:
+    thread.start()
+"""
+
+
+def told(code: str, timeout: float = 60) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IN_CHILD + code], capture_output=True, text=True, timeout=timeout,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_fork_while_threads_wait(library: native.NativeLibrary) -> None:
+    code = """
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        others = [threading.Thread(target=lambda: [library.work(1000) for _ in range(50)]) for _ in range(3)]
+        for other in others:
+            other.start()
+        for other in others:
+            other.join()
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+stop = True
+for thread in threads:
+    thread.join()
+print("done")
+"""
+    assert told(code) == "done"
+
+
+def test_the_end_of_python_while_threads_wait(library: native.NativeLibrary) -> None:
+    code = """
+import atexit
+atexit.register(lambda: [library.work(1000) for _ in range(50)])
+time.sleep(0.1)
+"""
+    assert told(code) == ""
+
+
+def test_an_interruption(library: native.NativeLibrary) -> None:
+    """Ctrl-C comes through though the main thread waits for the lock nearly all the time."""
+    code = """
+threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+begin = time.perf_counter()
+try:
+    while time.perf_counter() - begin < 30:
+        library.work(5000)
+except KeyboardInterrupt:
+    print(time.perf_counter() - begin < 10)
+stop = True
+for thread in threads:
+    thread.join()
+"""
+    assert told(code) == "True"
+
+
+def test_it_is_counted(library: native.NativeLibrary) -> None:
+    before = library.counts()
+    assert list(before) == ["asked", "stolen", "slept", "rested"]
+
+    def work() -> None:
+        for _ in range(300):
+            compute(100)
+            library.work(US)
+
+    run_all([threading.Thread(target=work) for _ in range(8)])
+    after = library.counts()
+    assert sum(after.values()) > sum(before.values())
