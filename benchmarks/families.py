@@ -240,8 +240,8 @@ def bound_seconds(interpreter: Interpreter, delegate: GpuDelegate, seconds: floa
 
 def slowest(path: Path, session: Any, count: int) -> list[dict[str, Any]]:
     """The nodes of the graph whose kernels take longest: seconds, share of all, and what the peak allows."""
-    device = open_device("cuda")
-    peak = roofline.peak_of(device) or roofline.H200
+    device = session.device
+    peak = (roofline.peak_of(device) if device.info.backend == "cuda" else None) or roofline.H200
     _, graph = lowered(path)
     placed = place(optimise(graph, device.features, True), True).graph
     layers: dict[tuple[int, ...], str] = {}  # of the first and second input, and of the result

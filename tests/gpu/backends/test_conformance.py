@@ -436,6 +436,18 @@ def test_users_buffers(device: Device, session: Build) -> None:
             first.examine(wrong, "output 0", output=True)
 
 
+def test_variables_do_not_notice_that_buffers_are_bound(device: Device, session: Build) -> None:
+    """Nor that they are not any more: commands that were prepared for the next inference are not what it does then."""
+    one, ones = session(counter(device)), np.ones(COUNT, np.float32)
+    if not isinstance(one, Binder):
+        pytest.skip(f"{device.info.name} takes no buffers")
+    assert [infer(one, ones)[0] for _ in range(3)] == [1, 2, 3]
+    buffer = one.output_buffer(0, (1, 1, 1, COUNT))
+    for resource, wanted in ((buffer, [4, 5]), (None, [6, 7]), (buffer, [8])):
+        one.bind("output", 0, resource, "output 0")
+        assert [infer(one, ones)[0] for _ in wanted] == wanted
+
+
 def test_inputs_in_the_session_s_memory(device: Device, session: Build) -> None:
     one = session(affine(device), "passive")
     if isinstance(one, InputLender):

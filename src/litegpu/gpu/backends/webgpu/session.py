@@ -301,6 +301,8 @@ class WebGpuSession:
         """Other ports are about to be bound, or nothing is to be run any more."""
         if self._commands is not None:
             if self._commands.finished:
+                if self.program.variables and self._variables is None and not self._closed:
+                    self._variables = [self._buffers.read(port) for port in self.program.variables]
                 self._mapped, self._answers = False, None
             self._commands.forget()
 
