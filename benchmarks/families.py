@@ -43,7 +43,6 @@ from strangers import NETWORKS as STRANGERS
 
 from litegpu import GpuDelegate, Interpreter
 from litegpu.errors import LiteGpuError
-from litegpu.gpu.backends.registry import open_device
 from litegpu.gpu.passes import optimise
 from litegpu.gpu.passes.costs import node_cost
 from litegpu.gpu.passes.layout import place

@@ -6,8 +6,8 @@ For each model the median microseconds of set_tensor, invoke and get_tensor toge
 into mapped memory (write), handing the staging buffers over (unmap), submitting (submit), asking for the staging
 buffers (map), encoding the next inference (encode, finish), waiting after that (wait), looking for what is not finite
 (look) and copying results (give). What is left is Python's. Beside them the GPU's time of all dispatches in one pass.
-The parts are taken in a second series, as the clocks take time themselves. --kernels N adds the slowest kernels, each in
-a pass of its own, beside what operations and bytes allow on an H200; --copies what copying the results costs.
+The parts are taken in a second series, as the clocks take time themselves. --kernels N adds the slowest kernels, each
+in a pass of its own, beside what operations and bytes allow on an H200; --copies what copying the results costs.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from families import slowest
 import litegpu
 from litegpu.gpu.backends.webgpu import replay as replays
 from litegpu.gpu.delegate import kernel as kernels
+from litegpu.gpu.delegate.second_attempt import all_finite
 from litegpu.host_copy import copy_bytes
 
 #: Name of a part -> methods whose time it is.
@@ -81,7 +82,7 @@ def measure(path: Path, args: argparse.Namespace) -> None:
     with parts_of(kernel) as spent:
         series = [spent_in(once, spent) for _ in range(repeats)]
     medians = {name: statistics.median(one[name] for one in series) for name in PARTS}
-    session = kernel.session
+    session: Any = kernel.session
     gpu = session.time_graph() if session.device.features.timestamps else float("nan")
     listed = " ".join(f"{name} {1e6 * seconds:.0f}" for name, seconds in medians.items())
     print(
@@ -90,7 +91,8 @@ def measure(path: Path, args: argparse.Namespace) -> None:
         flush=True,
     )
     for row in slowest(path, session, args.kernels) if args.kernels else ():
-        print(f"  {1e6 * row['seconds']:7.1f} us {100 * row['share']:3.0f}%  limit {1e6 * row['limit']:6.2f}  {row['label']}")
+        spent, limit = 1e6 * row["seconds"], 1e6 * row["limit"]
+        print(f"  {spent:7.1f} us {100 * row['share']:3.0f}%  limit {limit:6.2f}  {row['label']}")
     if args.copies:
         copies(session)
     interpreter.close()
@@ -140,8 +142,8 @@ def copies(session: Any) -> None:
         "mapped to used": lambda: copy_bytes(target, mapped),
         "plain to used, one thread": lambda: np.copyto(target, plain),
         "plain to used": lambda: copy_bytes(target, plain),
-        "isfinite of plain": lambda: kernels.all_finite([plain.view(np.float32)]),
-        "isfinite of mapped": lambda: kernels.all_finite([mapped.view(np.float32)]),
+        "isfinite of plain": lambda: all_finite([plain.view(np.float32)]),
+        "isfinite of mapped": lambda: all_finite([mapped.view(np.float32)]),
     }
     found = ", ".join(f"{name} {1e6 * median_seconds(call, 40):.0f}" for name, call in kinds.items())
     print(f"  {len(mapped)} bytes, us: {found}", flush=True)

@@ -11,6 +11,7 @@ import wgpu
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends.webgpu.base import WebGpuDeviceBase
 from litegpu.gpu.backends.webgpu.inference import BufferCopy, padded
+from litegpu.gpu.backends.webgpu.look import WORD_BYTES, looked_at, word_offset
 from litegpu.gpu.backends.webgpu.replay import Replay, read_back
 from litegpu.gpu.program import Port, Program
 
@@ -22,13 +23,17 @@ _STAGING_ALIGNMENT = 16
 
 class SessionBuffers:
     """Of one program. `spaces`: what its dispatches bind, by name. `upload` and `download`: the staging buffers, None
-    where there are no such ports; `inputs` and `outputs`: the ports in them, as bytes, while they are mapped."""
+    where there are no such ports; `inputs` and `outputs`: the ports in them, as bytes, while they are mapped.
+    `looked_at`: outputs that a kernel can look at, which says what it found in the arena at `word_offset`; `word` is a
+    copy of that, as it was after the last inference that looked."""
 
     def __init__(self, device: WebGpuDeviceBase, program: Program) -> None:
         self._device = device
         self._program = program
         self._upload_offsets, self._upload_size = _staging_layout(program.inputs)
         self._download_offsets, self._download_size = _staging_layout(program.outputs)
+        self.looked_at = looked_at(program, device.features.max_binding_bytes)
+        self.word_offset = word_offset(program, device.features.storage_alignment)
         self._made: list[Any] = []
         self.allocations = 0
         self.spaces: dict[str, Any] = {}
@@ -36,17 +41,20 @@ class SessionBuffers:
         self.download: Any | None = None
         self.inputs: list[np.ndarray] = []
         self.outputs: list[np.ndarray] = []
+        self.word = np.zeros(1, np.uint32)
 
     def make(self) -> None:
         """All but the constants; the staging buffers are mapped. Raises DeviceError for one that the device does not
         allow."""
         program, usage = self._program, wgpu.BufferUsage
         arena = usage.STORAGE | usage.COPY_SRC | usage.COPY_DST
-        self.spaces["arena"] = self._buffer("arena", program.arena_size, arena)
+        size = self.word_offset + WORD_BYTES if self.looked_at else program.arena_size
+        self.spaces["arena"] = self._buffer("arena", size, arena)
         if program.inputs:
             self.upload = self._buffer("inputs", self._upload_size, usage.MAP_WRITE | usage.COPY_SRC, mapped=True)
         if program.outputs:
-            self.download = self._buffer("outputs", self._download_size, usage.MAP_READ | usage.COPY_DST, mapped=True)
+            size = self._download_size + (WORD_BYTES if self.looked_at else 0)
+            self.download = self._buffer("outputs", size, usage.MAP_READ | usage.COPY_DST, mapped=True)
 
     def upload_constants(self) -> None:
         """Make the buffer of the constants, and wait until they are there."""
@@ -83,13 +91,21 @@ class SessionBuffers:
             BufferCopy(port.offset, offset, padded(port.nbytes)) for i, (offset, port) in places if i not in bound
         )
 
+    @property
+    def word_download(self) -> BufferCopy:
+        """The copy of the word."""
+        return BufferCopy(self.word_offset, self._download_size, 4)
+
     def see_ports(self, replay: Replay) -> None:
         """Views of the ports in the staging buffers, whose addresses may change with every mapping."""
-        self.inputs = self.outputs = []
+        self.forget_ports()
         if self._program.inputs:
             self.inputs = _views(replay.upload_memory(), self._upload_offsets, self._program.inputs)
         if self._program.outputs:
-            self.outputs = _views(replay.download_memory(), self._download_offsets, self._program.outputs)
+            memory = replay.download_memory()
+            self.outputs = _views(memory, self._download_offsets, self._program.outputs)
+            if self.looked_at:
+                self.word = memory[self._download_size :].view(np.uint32)
 
     def read(self, port: Port) -> np.ndarray:
         """A port in the arena, as bytes, after all that was submitted."""
@@ -102,9 +118,16 @@ class SessionBuffers:
             for port, content in zip(self._program.variables, contents, strict=True):
                 self._device.handle.queue.write_buffer(self.arena, port.offset, content)
 
+    def clear_word(self) -> None:
+        """Have the next inferences tell of themselves alone. Raises DeviceError if the device is lost."""
+        with self._device.gate:
+            self._device.check()
+            self._device.handle.queue.write_buffer(self.arena, self.word_offset, bytes(4))
+
     def forget_ports(self) -> None:
         """Let go of the views, which are not to outlive the mapping."""
         self.inputs = self.outputs = []
+        self.word = np.zeros(1, np.uint32)
 
     def free(self) -> None:
         """Let go of everything, whatever is left of it; what the device still works with lives until it is done."""

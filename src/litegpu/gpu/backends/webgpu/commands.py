@@ -14,6 +14,7 @@ from litegpu.gpu.backends.webgpu.base import Pipeline, WebGpuDeviceBase
 from litegpu.gpu.backends.webgpu.binding import Bindings
 from litegpu.gpu.backends.webgpu.buffers import SessionBuffers
 from litegpu.gpu.backends.webgpu.inference import RecordedInference, Step
+from litegpu.gpu.backends.webgpu.look import look_dispatch
 from litegpu.gpu.backends.webgpu.record import record, rehearse
 from litegpu.gpu.backends.webgpu.replay import Replay
 from litegpu.gpu.program import Dispatch, Program
@@ -21,7 +22,8 @@ from litegpu.gpu.program import Dispatch, Program
 
 class Commands:
     """Of one session, whose lock is held in every method. `inference`: with what is bound now, as far as it was asked
-    for since. `validation`: every inference is recorded anew through wgpu's checked API."""
+    for since. `validation`: every inference is recorded anew through wgpu's checked API. `watched`: whether inferences
+    look at their results, which may be changed behind forget()."""
 
     def __init__(
         self,
@@ -37,6 +39,7 @@ class Commands:
         self._pipelines = pipelines  # keeps them in the device's table
         self._bindings = bindings
         self._validation = validation
+        self.watched = False
         self._replay: Replay | None = None  # of the inference
         self._encoder: Any = None  # the commands of the next inference ...
         self._command: Any = None  # ... perhaps finished
@@ -48,10 +51,13 @@ class Commands:
             uploads=(),
             downloads=(),
         )
+        self._looks = {
+            index: self._step(look_dispatch(program, index, buffers.word_offset)) for index in buffers.looked_at
+        }
 
     def rehearsal(self) -> Any:
         """A command that does nothing, in which mistakes of the program show: see rehearse()."""
-        return rehearse(self._device.handle, self.inference.steps)
+        return rehearse(self._device.handle, (*self.inference.steps, *self._looks.values()))
 
     @property
     def replay(self) -> Replay:
@@ -61,9 +67,17 @@ class Commands:
                 self._buffers.uploads(self._bindings.inputs),
                 self._buffers.downloads(self._bindings.outputs),
             )
-            self.inference = dataclasses.replace(self.inference, uploads=uploads, downloads=downloads)
+            looks = tuple(self._looks[i] for i in self.looked_at)
+            if looks:
+                downloads += (self._buffers.word_download,)
+            self.inference = dataclasses.replace(self.inference, uploads=uploads, downloads=downloads, looks=looks)
             self._replay = Replay(self._device.handle, self.inference)
         return self._replay
+
+    @property
+    def looked_at(self) -> list[int]:
+        """The outputs that the next inference looks at."""
+        return [i for i in self._looks if self.watched and i not in self._bindings.outputs]
 
     @property
     def finished(self) -> bool:

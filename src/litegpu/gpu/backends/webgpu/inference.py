@@ -26,8 +26,8 @@ class BufferCopy:
 
 @dataclass(frozen=True)
 class RecordedInference:
-    """Copy `uploads` from the upload buffer into the arena, run the steps in order, copy `downloads` from the arena
-    into the download buffer. A buffer without copies is None."""
+    """Copy `uploads` from the upload buffer into the arena, run the steps in order and then the `looks` at their
+    results, copy `downloads` from the arena into the download buffer. A buffer without copies is None."""
 
     arena: Any
     upload: Any | None
@@ -35,6 +35,7 @@ class RecordedInference:
     steps: tuple[Step, ...]
     uploads: tuple[BufferCopy, ...]
     downloads: tuple[BufferCopy, ...]
+    looks: tuple[Step, ...] = ()
 
 
 def padded(size: int) -> int:

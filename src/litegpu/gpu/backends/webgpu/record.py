@@ -63,12 +63,12 @@ class Timer:
 
 def record(device: Any, inference: RecordedInference, timer: Timer | None = None) -> Any:
     """A wgpu command buffer of one inference; raises wgpu's GPUError for what the device refuses. With a timer of as
-    many passes as there are dispatches each has one of its own, else all share one."""
+    many passes as there are dispatches each has one of its own, else all share one, and nothing looks at results."""
     encoder = device.create_command_encoder(label="litegpu inference")
     for copy in inference.uploads:
         encoder.copy_buffer_to_buffer(inference.upload, copy.source, inference.arena, copy.target, copy.size)
     if timer is None:
-        record_steps(encoder, inference.steps)
+        record_steps(encoder, (*inference.steps, *inference.looks))
     else:
         steps = inference.steps
         passes = [[step] for step in steps] if timer.count == len(steps) else [steps]

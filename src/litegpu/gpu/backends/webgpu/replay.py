@@ -85,7 +85,8 @@ class Replay:
         self._arena = inference.arena._internal
         self._upload = upload and upload._internal
         self._download = download and download._internal
-        self._steps = [(step.pipeline._internal, step.bind_group._internal, *step.groups) for step in inference.steps]
+        steps = (*inference.steps, *inference.looks)
+        self._steps = [(step.pipeline._internal, step.bind_group._internal, *step.groups) for step in steps]
         self._uploads = [(copy.source, copy.target, copy.size) for copy in inference.uploads]
         self._downloads = [(copy.source, copy.target, copy.size) for copy in inference.downloads]
         self._staging = [

@@ -27,6 +27,7 @@ from litegpu.gpu.backends.webgpu.binding import Bindings, Bound, check_size, exa
 from litegpu.gpu.backends.webgpu.buffers import SessionBuffers
 from litegpu.gpu.backends.webgpu.commands import Commands
 from litegpu.gpu.backends.webgpu.inference import RecordedInference, padded
+from litegpu.gpu.backends.webgpu.look import LOOK
 from litegpu.gpu.backends.webgpu.record import Timer, record
 from litegpu.gpu.backends.webgpu.regions import run_regions
 from litegpu.gpu.backends.webgpu.replay import Answers, Replay
@@ -60,6 +61,8 @@ class WebGpuSession:
         self._closed = False
         self._has_run = False
         self._awaited = False  # whether any inference was
+        self._watched = False  # whether the next ones are to look at their results
+        self._looked_at: Collection[int] = ()  # the outputs that the last one has looked at
         self._mapped = False  # whether the staging buffers are; else one of these:
         self._answers: Answers | None = None  # to the request that they be, unless that is not known to be made
         self._stats = dict.fromkeys(("write", "encode", "submit", "wait", "read", "compile", "upload"), 0.0)
@@ -96,11 +99,16 @@ class WebGpuSession:
             clock, stats = time.perf_counter, self._stats
             started = clock()
             before, after = self._bindings.around()
+            if self.commands.watched is not self._watched:
+                self._forget_commands()
+                self.commands.watched = self._watched
+                self._finish()
             if self.program.regions:
                 self._submit_regions(before, after)
             else:
                 self._submit([*before, self.commands.take(), *after])
             submitted = clock()
+            self._looked_at = self.commands.looked_at
             self.commands.encode_ahead(finish=self._is_short)
             stats["submit"], stats["encode"] = submitted - started, clock() - submitted
             stats["write"], stats["read"], self._writing = self._writing, 0.0, 0.0
@@ -124,7 +132,8 @@ class WebGpuSession:
         """See abilities.ResultGiver. All outputs come in any case."""
 
     def watch(self, watched: bool) -> None:
-        """See abilities.ResultGiver. Mapped memory can be looked at whenever that is wanted."""
+        """See abilities.ResultGiver. Small outputs are looked at in mapped memory, whenever that is wanted."""
+        self._watched = watched
 
     def give(self, index: int) -> np.ndarray:
         """See abilities.ResultGiver: a copy of the mapped memory."""
@@ -137,14 +146,17 @@ class WebGpuSession:
         """See abilities.ResultGiver."""
         with self._lock:
             self._finish()
-            ports = zip(self.program.outputs, self._buffers.outputs, strict=True)
-            return look(
-                [
-                    memory[: port.nbytes].view(NUMPY[port.dtype])
-                    for i, (port, memory) in enumerate(ports)
-                    if i not in self._bindings.outputs
-                ]
-            )
+            unbound = [i for i in range(len(self.program.outputs)) if i not in self._bindings.outputs]
+            if not self._looked_at:
+                return self._look(look, unbound)
+            if not self._buffers.word[0]:
+                return self._look(look, [i for i in unbound if i not in self._looked_at])
+            self._buffers.clear_word()  # which may be of an inference that nobody has asked about
+            return self._look(look, unbound)
+
+    def _look(self, look: Callable[[list[np.ndarray]], bool], outputs: Sequence[int]) -> bool:
+        ports, memory = self.program.outputs, self._buffers.outputs
+        return look([memory[i][: ports[i].nbytes].view(NUMPY[ports[i].dtype]) for i in outputs])
 
     def settle(self) -> None:
         """See abilities.ResultGiver."""
@@ -278,7 +290,8 @@ class WebGpuSession:
     def _build(self) -> None:
         program = self.program
         started = time.perf_counter()
-        pipelines = self.device.pipelines(program.kernels)
+        looks = (LOOK,) if self._buffers.looked_at else ()
+        pipelines = self.device.pipelines((*program.kernels, *looks))
         self._stats["compile"] = time.perf_counter() - started
 
         self._buffers.make()
@@ -311,7 +324,7 @@ class WebGpuSession:
         replay = self.commands.replay
         with self._losing_the_device(), self.device.gate:
             self.device.check()
-            self._mapped, self._answers = False, None
+            self._mapped, self._answers, self._looked_at = False, None, ()
             replay.unmap()
             replay.submit(commands)
             self._has_run = True
@@ -329,9 +342,10 @@ class WebGpuSession:
         with self._losing_the_device():
             with self.device.gate:
                 self.device.check()
-                self._mapped, self._answers = False, None
+                self._mapped, self._answers, self._looked_at = False, None, ()
                 replay.unmap()
-                replay.submit([*before, record(handle, dataclasses.replace(inference, steps=(), downloads=()))])
+                first = dataclasses.replace(inference, steps=(), looks=(), downloads=())
+                replay.submit([*before, record(handle, first)])
             run_regions(self.device, self.program, inference, submit)
             with self.device.gate:
                 self.device.check()
