@@ -18,6 +18,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _DTYPES = {
     TensorType.FLOAT32: np.float32,
     TensorType.FLOAT16: np.float32,
+    TensorType.BFLOAT16: np.float32,
     TensorType.FLOAT64: np.float32,
     TensorType.INT32: np.int32,
     TensorType.INT64: np.int32,
@@ -71,6 +72,8 @@ def as_array(tensor: Tensor, *, decode: bool = True, tensors: Sequence[Tensor] =
             raise Unsupported(f"{where} holds 64-bit integers ({low} to {high}): the GPU has 32 bits")
     if dtype == np.float32 and not decode:
         return _placeholder(tensor)
+    if tensor.type is TensorType.BFLOAT16:  # the upper half of a float32
+        return (tensor.data.reshape(-1).view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(tensor.shape)
     with np.errstate(over="ignore"):
         return tensor.data.reshape(tensor.shape).astype(dtype, copy=False)
 

@@ -317,7 +317,7 @@ def _constant_type(t: Tensor) -> TensorType:
     q = t.quantization
     if t.type in STORED and not (q is not None and (q.scales.size or q.block_size)):
         return TensorType.INT32
-    if t.type in (TensorType.FLOAT16, TensorType.FLOAT64) or t.type in QUANTIZED:
+    if t.type in (TensorType.FLOAT16, TensorType.BFLOAT16, TensorType.FLOAT64) or t.type in QUANTIZED:
         return TensorType.FLOAT32
     return TensorType.INT32 if t.type is TensorType.INT64 or t.type in _WORDS else t.type
 

@@ -32,8 +32,8 @@ For all that run on the GPU:
   inference (an `InvokeError` names what is larger), and what is computed must lie between numbers that are known
   beforehand. Other operators take int64 constants. Complex numbers are two floats, which may be moved and multiplied.
   Float16, which is float32 on the GPU, is taken where the table says so, and by what takes int32 and bool both;
-  arithmetic and CAST round to it. What computes or moves bfloat16 stays on the CPU, whose own kernels take it for CAST,
-  NEG, TANH, LOGISTIC and movement alone.
+  arithmetic and CAST round to it. A model that computes bfloat16 runs in one piece on the CPU: the official interpreter
+  hands no such tensor in or out, and its kernels of ADD, SUB, MUL, DIV, of products and of convolutions do not take it.
 - "real" stands for float32, or int8, uint8 or int16 with quantization parameters (one scale and zero point), unless the
   delegate has `quantization_enabled=False`. Results are rounded to what the output can hold, as part of the kernel that
   computes them. Inputs and outputs of the GPU's part of a model cross the bus as they are stored. Without quantization
@@ -53,8 +53,8 @@ For all that run on the GPU:
   CPU's SIMD code rounds otherwise), and within one quantum for convolutions and products (float32 does not hold their
   sums exactly). DIV, EXP, GELU, LOG, LOGISTIC, RSQRT, SOFTMAX, SQRT and TANH are
   nearer to the real function than the CPU, which looks them up in coarse tables or rounds in several steps.
-- Constants may also be float16, or int8, uint8, int16, int4, uint4 or int2 with quantization parameters (per tensor,
-  per channel or by blocks), and sparse. They become real numbers when the model is loaded: the weights of a
+- Constants may also be float16, bfloat16, or int8, uint8, int16, int4, uint4 or int2 with quantization parameters (per
+  tensor, per channel or by blocks), and sparse. They become real numbers when the model is loaded: the weights of a
   dynamic-range model are exact and its activations are never quantized, where the CPU kernels quantize both. A
   DEQUANTIZE of a constant is part of that.
 - Fused activations: {fused}. The CPU kernels ignore a fused TANH; the GPU applies it.
