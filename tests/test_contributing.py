@@ -47,7 +47,7 @@ def test_hooks_run_what_make_lint_runs() -> None:
 def test_the_tables_that_it_names_are_there(name: str) -> None:
     places = {
         "COMMANDS": "tests/test_command_conventions.py",
-        "_BUILD": "src/litegpu/gpu/kernels/__init__.py",
+        "_BUILD": "src/litegpu/gpu/kernels/builders.py",
         "RUNNERS": "tests/gpu/lang/runners.py",
     }
     assert f"`{name}`" in TEXT

@@ -6,9 +6,8 @@ from litegpu import starting  # noqa: F401 (first, as the others take a while)
 
 # isort: split
 
-import importlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from litegpu.delegates.protocol import Delegate as DelegateProtocol
 from litegpu.delegates.protocol import DelegateKernel, Partition
@@ -39,6 +38,7 @@ from litegpu.interpreter import (
     SignatureRunner,
     load_delegate,
 )
+from litegpu.later import attributes
 from litegpu.model.bundle import BundledModel, list_models
 from litegpu.model.reader import read_model
 from litegpu.session import LoadedModel, load
@@ -101,25 +101,20 @@ __all__ = [
 ]
 
 
-#: What is imported when it is first asked for: the GPU delegate brings the kernels with it, and there are the tools.
-_LATER = {
-    "Batcher": "litegpu.batching",
-    "GpuDelegate": "litegpu.gpu.delegate.delegate",
-    "ImageInput": "litegpu.gpu.delegate.images",
-    "register_op": "litegpu.gpu.custom",
-    "unregister_op": "litegpu.gpu.custom",
-    "external_delegate_path": "litegpu.external",
-    "advise": "litegpu.tools.advise",
-    "analyze": "litegpu.tools.analyze",
-    "benchmark": "litegpu.tools.benchmark",
-    "compare_benchmarks": "litegpu.tools.benchmark",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module 'litegpu' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LATER[name]), name)
+#: The GPU delegate brings the kernels with it, and there are the tools.
+__getattr__ = attributes(
+    __name__,
+    {
+        "batching": "Batcher",
+        "gpu.delegate.delegate": "GpuDelegate",
+        "gpu.delegate.images": "ImageInput",
+        "gpu.custom": "register_op unregister_op",
+        "external": "external_delegate_path",
+        "tools.advise": "advise",
+        "tools.analyze": "analyze",
+        "tools.benchmark": "benchmark compare_benchmarks",
+    },
+)
 
 
 def __dir__() -> list[str]:

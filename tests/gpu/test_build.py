@@ -8,7 +8,7 @@ import pytest
 from litegpu.gpu import build
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, Copy, DType, Elementwise, Graph, GraphBuilder, apply
-from litegpu.gpu.kernels import build as build_kernels
+from litegpu.gpu.kernels.builders import build as build_kernels
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import Binding, Program
 

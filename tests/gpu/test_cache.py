@@ -86,8 +86,6 @@ def run(folder: Path, backend: str = "webgpu", **options: Any) -> np.ndarray:
 @pytest.fixture
 def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one whenever a program is built."""
-    from litegpu.gpu.delegate import delegate as gpu
-
     found: list[int] = []
     build = build_program
 
@@ -95,7 +93,7 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(1)
         return build(*args, **named)
 
-    monkeypatch.setattr(gpu, "build_program", counted)
+    monkeypatch.setattr("litegpu.gpu.build.build_program", counted)
     return found
 
 

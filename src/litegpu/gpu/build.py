@@ -14,7 +14,7 @@ from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.abilities import Turning
 from litegpu.gpu.backends.contract import Backend
 from litegpu.gpu.graph import RESULT, Copy, Graph, Node
-from litegpu.gpu.kernels import build as build_kernels
+from litegpu.gpu.kernels.builders import build as build_kernels
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel, Tuner
 from litegpu.gpu.kernels.joined import joined
 from litegpu.gpu.lang import Kernel, KernelError

@@ -12,6 +12,7 @@ from fake_device import FakeDevice
 
 from litegpu import GpuDelegateOptions, version
 from litegpu.delegates.protocol import Partition
+from litegpu.gpu.custom import registration
 from litegpu.gpu.delegate import cache_key
 from litegpu.gpu.lang.features import Features
 from litegpu.model import read_model
@@ -173,7 +174,7 @@ def test_every_byte_of_a_model_counts(size: int, monkeypatch: pytest.MonkeyPatch
 def test_operators_of_the_user_s_are_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even beside others."""
     case = Case()
-    monkeypatch.setattr(cache_key, "registered", lambda name: object() if name == "Mine" else None)
+    monkeypatch.setattr(registration, "registered", lambda name: object() if name == "Mine" else None)
     for known in (True, False):
         custom = dataclasses.replace(case.part.nodes[0], name="Mine" if known else "Other", is_custom=True)
         part = dataclasses.replace(case.part, nodes=(custom, *case.part.nodes[1:]))

@@ -15,7 +15,7 @@ from litegpu import GpuDelegate, Interpreter
 from litegpu.delegates.protocol import Partition
 from litegpu.gpu import passes
 from litegpu.gpu.delegate import fitting
-from litegpu.gpu.kernels import _BUILD
+from litegpu.gpu.kernels.builders import _BUILD
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.fold import drop_unused
 from litegpu.model.types import TensorType

@@ -14,7 +14,6 @@ from litegpu import GpuDelegate, GpuDelegateOptions, Interpreter
 from litegpu.gpu.backends.cuda import opening as cuda
 from litegpu.gpu.backends.webgpu import device as webgpu
 from litegpu.gpu.build import build_program
-from litegpu.gpu.delegate import delegate as gpu
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import Program
 from litegpu.model import read_model
@@ -95,14 +94,14 @@ def test_sessions_of_a_stream_are_validated_too(device: FakeDevice) -> None:
 ])  # fmt: skip
 def test_precision(device: FakeDevice, monkeypatch, options: dict[str, Any], half: bool, auto: bool) -> None:
     given: list[dict[str, Any]] = []
-    monkeypatch.setattr(gpu, "build_program", noting(given))
+    monkeypatch.setattr("litegpu.gpu.build.build_program", noting(given))
     prepared(device, **options)
     assert given[0]["half"] is half and given[0]["auto"] is auto and not given[0]["ranges"]
 
 
 def test_calibration_reaches_the_program(device: FakeDevice, monkeypatch) -> None:
     given: list[dict[str, Any]] = []
-    monkeypatch.setattr(gpu, "build_program", noting(given))
+    monkeypatch.setattr("litegpu.gpu.build.build_program", noting(given))
     sample = np.linspace(-3, 5, 24, dtype=np.float32).reshape(SHAPE)
     prepared(device, precision="auto", calibration=[[sample]])
     assert given[0]["ranges"] == {0: (-3.0, 5.0), 1: (pytest.approx(np.abs(sample).min()), 5.0)}
@@ -111,7 +110,7 @@ def test_calibration_reaches_the_program(device: FakeDevice, monkeypatch) -> Non
 def test_without_float16_one_warning_and_float32(device: FakeDevice, monkeypatch, caplog) -> None:
     device.features = Features(float16=False)
     given: list[dict[str, Any]] = []
-    monkeypatch.setattr(gpu, "build_program", noting(given))
+    monkeypatch.setattr("litegpu.gpu.build.build_program", noting(given))
     delegate = GpuDelegate(precision_loss_allowed=True)
     for _ in range(2):
         one = Interpreter(model_content=content(), experimental_delegates=[delegate], fallback="strict")

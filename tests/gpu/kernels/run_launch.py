@@ -13,7 +13,7 @@ import pytest
 from litegpu.gpu.backends.webgpu.printer import print_wgsl
 from litegpu.gpu.evaluate import evaluate_node
 from litegpu.gpu.graph import DType, Graph, GraphBuilder
-from litegpu.gpu.kernels import build
+from litegpu.gpu.kernels.builders import build
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang import Kernel
 from litegpu.gpu.lang import interpret as interpreter

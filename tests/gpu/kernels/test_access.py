@@ -11,8 +11,8 @@ from gpu.kernels.run_launch import check_node
 
 from litegpu.gpu.backends.webgpu.printer import print_wgsl
 from litegpu.gpu.graph import Apply, Arg, DType, Elementwise, GraphBuilder, Literal, Reduce, apply
-from litegpu.gpu.kernels import build
 from litegpu.gpu.kernels.access import open_source
+from litegpu.gpu.kernels.builders import build
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.lang import Features, Kernel
 from litegpu.gpu.lang.interpret import run as interpret

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from litegpu.gpu.graph import Conv2D, DType, GraphBuilder
-from litegpu.gpu.kernels import build
 from litegpu.gpu.kernels.blocking import Axis, choose_tile, fit_bytes, grid
+from litegpu.gpu.kernels.builders import build
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.view import packed, padded

@@ -27,7 +27,7 @@ from litegpu.gpu.graph import (
     Transpose,
     apply,
 )
-from litegpu.gpu.kernels import build
+from litegpu.gpu.kernels.builders import build
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.kernels.movement import moves_quads, shapes_along
 from litegpu.gpu.lang.features import Features

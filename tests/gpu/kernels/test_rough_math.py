@@ -10,7 +10,7 @@ import pytest
 from gpu.kernels.run_launch import lay_out, run_node
 
 from litegpu.gpu.graph import Arg, DType, Elementwise, Expr, GraphBuilder, Softmax, apply
-from litegpu.gpu.kernels import build
+from litegpu.gpu.kernels.builders import build
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.lang import Kernel
 from litegpu.gpu.lang.features import Features

@@ -22,7 +22,7 @@ from litegpu.gpu.graph import (
     Transpose,
     apply,
 )
-from litegpu.gpu.kernels import build
+from litegpu.gpu.kernels.builders import build
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.kernels.movement import shapes_along
 from litegpu.gpu.kernels.stream import choose_stretch

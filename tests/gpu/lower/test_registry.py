@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from litegpu.gpu import lower
-from litegpu.gpu.lower import supported_ops
+from litegpu.gpu.lower import registry, supported_ops
+from litegpu.gpu.lower.families import FAMILY
 from litegpu.gpu.lower.registry import lowers
 from litegpu.model.ops import BUILTIN, CUSTOM
+from litegpu.model.types import Operator
 
 OPS = {**BUILTIN, **CUSTOM}
 #: Fused activations, some of which are called as operators are; what is made of other operators; another way of some.
-EXCEPTIONS = {"activation.py", "ranks.py", "parts.py", "spans.py", "words.py"}
+EXCEPTIONS = {"activation.py", "families.py", "ranks.py", "parts.py", "spans.py", "words.py"}
 
 
 def test_every_entry_for_the_gpu_has_a_function() -> None:
@@ -38,7 +40,23 @@ def test_an_operator_is_named_where_it_is_registered_and_nowhere_else() -> None:
     assert found == Counter(e.op.name for e in supported_ops())
 
 
+def test_every_family_has_the_operators_that_it_is_said_to_have() -> None:
+    supported_ops()
+    for name, family in FAMILY.items():
+        lower = registry._REGISTRY[name, OPS[name].custom].lower
+        made = getattr(lower, "__closure__", None) if lower.__module__ == registry.__name__ else None
+        module = lower.__module__ if made is None else made[0].cell_contents.__module__
+        assert module == f"litegpu.gpu.lower.{family}", name
+    assert set(FAMILY) == {name for name, _ in registry._REGISTRY}
+
+
+def test_a_custom_operator_of_an_own_name_is_none_of_ours() -> None:
+    add = Operator(0, "ADD", 32, 1, (0, 0), (1,), is_custom=True)
+    assert registry.find(add) is None
+
+
 def test_what_cannot_be_registered() -> None:
+    supported_ops()
     with pytest.raises(ValueError, match="registered twice"):
         lowers("ADD")(lambda ctx: None)
     with pytest.raises(ValueError, match="says nothing of the GPU"):

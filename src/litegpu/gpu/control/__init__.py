@@ -4,6 +4,5 @@ from __future__ import annotations
 
 from litegpu.gpu.control.checks import check_control, is_control
 from litegpu.gpu.control.costs import called_cost
-from litegpu.gpu.control.linked import build_linked
 
-__all__ = ["build_linked", "called_cost", "check_control", "is_control"]
+__all__ = ["called_cost", "check_control", "is_control"]

@@ -14,7 +14,6 @@ from litegpu import version
 from litegpu.delegates.protocol import Partition
 from litegpu.gpu.backends.abilities import Recompiles
 from litegpu.gpu.backends.contract import Device
-from litegpu.gpu.custom.registration import registered
 from litegpu.gpu.delegate.options import GpuDelegateOptions
 
 #: Models are hashed in pieces of so many bytes, side by side.
@@ -46,8 +45,12 @@ def describe(
     """What the entry of a partition is of: `key`, which differs as soon as anything differs that the program depends
     on, and what people want to know. None for partitions with operators that the user registered: their code is not
     ours to know."""
-    if any(o.is_custom and registered(o.name) is not None for o in partition.nodes):
-        return None
+    customs = [o.name for o in partition.nodes if o.is_custom]
+    if customs:
+        from litegpu.gpu.custom.registration import registered  # which brings the kernel language
+
+        if any(registered(name) is not None for name in customs):
+            return None
     tensors = partition.subgraph.tensors
     touched = sorted({t for o in partition.nodes for t in (*o.inputs, *o.outputs) if t >= 0})
     parts = (

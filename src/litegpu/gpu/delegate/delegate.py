@@ -9,7 +9,7 @@ import logging
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from litegpu import debug, fork
 from litegpu.boundary import typed_errors
@@ -18,10 +18,9 @@ from litegpu.errors import DeviceError, LiteGpuError, OptionError, blame
 from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.abilities import BufferMaker
 from litegpu.gpu.backends.contract import Device
-from litegpu.gpu.build import build_program, describe
 from litegpu.gpu.cache_entry import CacheEntry
 from litegpu.gpu.cache_folder import CacheFolder, open_cache
-from litegpu.gpu.control import build_linked, check_control, is_control
+from litegpu.gpu.control import check_control, is_control
 from litegpu.gpu.delegate import fitting, prepared, slices
 from litegpu.gpu.delegate.arithmetic import choose
 from litegpu.gpu.delegate.cache_key import describe as describe_entry
@@ -31,12 +30,14 @@ from litegpu.gpu.delegate.images import ImageInput
 from litegpu.gpu.delegate.kernel import GpuKernel
 from litegpu.gpu.delegate.options import GpuDelegateOptions
 from litegpu.gpu.delegate.second_attempt import SecondAttempt, Told
-from litegpu.gpu.kernels.context import Tuner
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lower import check_operator, lower_partition
 from litegpu.gpu.program import Program
 from litegpu.model import schema
 from litegpu.model.types import Model, Operator, Subgraph
+
+if TYPE_CHECKING:
+    from litegpu.gpu.kernels.context import Tuner
 
 __all__ = ["GpuDelegate", "GpuDelegateOptions", "GpuKernel"]
 
@@ -216,6 +217,8 @@ class GpuDelegate:
     def _built(
         self, partition: Partition, device: Device, half: bool, ranges: Mapping[int, tuple[float, float]]
     ) -> Program:
+        from litegpu.gpu.build import describe
+
         tuner = device.tuner(self.options.tuning_level)
         program = self._build(partition, device.features, device.target, half, ranges, tuner)
         debug.say(debug.GRAPH, "%s", describe(program))
@@ -232,6 +235,8 @@ class GpuDelegate:
         ranges: Mapping[int, tuple[float, float]],
         tuner: Tuner | None = None,
     ) -> Program:
+        from litegpu.gpu.build import build_program  # with all kernels and passes, which a cached program needs not
+
         made = functools.partial(
             build_program, features=self._limited(features), target=target, half=half, tuner=tuner,
             auto=self.options.precision == "auto",
@@ -239,6 +244,8 @@ class GpuDelegate:
         arithmetic = choose(self.options.arithmetic, partition, features, half)
         lower = functools.partial(lower_partition, xnnpack=partition.xnnpack, integer=arithmetic.integer)
         if any(is_control(o) for o in partition.nodes):
+            from litegpu.gpu.control.linked import build_linked
+
             return build_linked(partition, lower, lambda graph, frame, kept: made(graph, variables=kept, frame=frame))
         lowered = lower(partition.subgraph, partition.nodes, partition.inputs, partition.outputs)
         return made(lowered.graph, variables=len(lowered.variables), ranges=ranges, staged=self._staged(partition))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.errors import OptionError, TensorError
-from litegpu.gpu.build import build_program
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lower import lower_partition
 from litegpu.gpu.program import Program
@@ -104,6 +103,8 @@ def image_reading(tensor: Tensor, width: int, height: int, image: ImageInput, ro
 
 def compiled(model: Model, features: Features, target: str) -> Program:
     """The model, which has one input and one output, for a device."""
+    from litegpu.gpu.build import build_program
+
     graph = model.main
     lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs)
     return build_program(lowered.graph, features, target)

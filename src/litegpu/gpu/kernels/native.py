@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
-from litegpu.gpu.graph import Graph
-from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.lang.features import Features
+if TYPE_CHECKING:
+    from litegpu.gpu.graph import Graph
+    from litegpu.gpu.kernels.context import KernelContext, Launch
+    from litegpu.gpu.lang.features import Features
 
 
 class Native(Protocol):
@@ -30,15 +32,16 @@ class Native(Protocol):
         compute so many elements, is faster than with those of float16."""
 
 
-_REGISTERED: dict[str, Native] = {}
+_REGISTERED: dict[str, Callable[[], Native]] = {}
 
 
-def register(name: str, native: Native) -> None:
-    """Let devices whose features name it have these kernels; the backend does so when it is loaded."""
+def register(name: str, native: Callable[[], Native]) -> None:
+    """Let devices whose features name it have the kernels that `native()` gives, always the same; the backend does so
+    when it is loaded."""
     _REGISTERED[name] = native
 
 
 def of(features: Features) -> Native | None:
     """The native kernels of a device with these features; None if it has none. LookupError if its backend has not been
     loaded, which backends/registry.py does."""
-    return _REGISTERED[features.native] if features.native else None
+    return _REGISTERED[features.native]() if features.native else None

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from litegpu.gpu.lang.features import Features
-from litegpu.gpu.lang.kernel import Kernel
-from litegpu.gpu.lang.tracing import trace
-from litegpu.gpu.lang.tree import Array, Memory, Variable
-from litegpu.gpu.lang.types import (
-    KernelError,
-    Type,
-    boolean,
-    boolx2,
-    boolx4,
-    f16,
-    f16x2,
-    f16x4,
-    f32,
-    f32x2,
-    f32x4,
-    i8x4,
-    i32,
-    i32x2,
-    i32x4,
-    u8x4,
-    u32,
-    u32x2,
-    u32x4,
-    vec,
-)
-from litegpu.gpu.lang.value import TracedValue
-from litegpu.gpu.lang.verify import verify
+from typing import TYPE_CHECKING
+
+from litegpu.later import attributes
+
+if TYPE_CHECKING:
+    from litegpu.gpu.lang.features import Features
+    from litegpu.gpu.lang.kernel import Kernel
+    from litegpu.gpu.lang.tracing import trace
+    from litegpu.gpu.lang.tree import Array, Memory, Variable
+    from litegpu.gpu.lang.types import (
+        KernelError,
+        Type,
+        boolean,
+        boolx2,
+        boolx4,
+        f16,
+        f16x2,
+        f16x4,
+        f32,
+        f32x2,
+        f32x4,
+        i8x4,
+        i32,
+        i32x2,
+        i32x4,
+        u8x4,
+        u32,
+        u32x2,
+        u32x4,
+        vec,
+    )
+    from litegpu.gpu.lang.value import TracedValue
 
 __all__ = [
     "Array",
@@ -59,5 +63,18 @@ __all__ = [
     "u32x2",
     "u32x4",
     "vec",
-    "verify",
 ]
+
+#: What runs a program that was built before needs none of it but `features`.
+__getattr__ = attributes(
+    __name__,
+    {
+        "features": "Features",
+        "kernel": "Kernel",
+        "tracing": "trace",
+        "tree": "Array Memory Variable",
+        "types": "KernelError Type boolean boolx2 boolx4 f16 f16x2 f16x4 f32 f32x2 f32x4 i8x4 i32 i32x2 i32x4 u8x4 u32 "
+        "u32x2 u32x4 vec",
+        "value": "TracedValue",
+    },
+)

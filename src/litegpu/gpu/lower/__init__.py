@@ -7,47 +7,12 @@ from dataclasses import dataclass
 
 from litegpu.errors import blame
 from litegpu.gpu.graph import Graph
-
-# Importing a family registers its operators.
-from litegpu.gpu.lower import (
-    bidirectional,
-    bits,
-    chance,
-    convert,
-    convolution,
-    detection,
-    elementwise,
-    filling,
-    gathering,
-    lookup,
-    matmul,
-    movement,
-    ordering,
-    perception,
-    pooling,
-    recurrent,
-    reduction,
-    resize,
-    rnn,
-    segments,
-    slicing,
-    softmax,
-    spectra,
-    stablehlo,
-    volume,
-)
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.lowering import Lowering
 from litegpu.gpu.lower.registry import Entry, supported_ops
 from litegpu.model.types import Operator, Subgraph, TensorType
 
 __all__ = ["Entry", "LoweredGraph", "Unsupported", "check_operator", "lower_partition", "supported_ops"]
-
-FAMILIES = (
-    bidirectional, bits, chance, convert, convolution, detection, elementwise, filling, gathering, lookup, matmul,
-    movement, ordering, perception, pooling, recurrent, reduction, resize, rnn, segments, slicing, softmax, spectra,
-    stablehlo, volume,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 
-from litegpu.gpu import custom
 from litegpu.gpu.graph import Arg, DType, Elementwise, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
@@ -13,8 +12,7 @@ from litegpu.gpu.lower.fixed_point import half, lowest_bits
 from litegpu.gpu.lower.parts import refusal
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.ranks import Rewritten, rewritten
-from litegpu.gpu.lower.registered import custom_entry
-from litegpu.gpu.lower.registry import REGISTRY, Entry
+from litegpu.gpu.lower.registry import Entry, find
 from litegpu.gpu.lower.spans import beyond_words
 from litegpu.gpu.lower.values import Values
 from litegpu.gpu.lower.words import Words, moved_inputs
@@ -55,12 +53,12 @@ class Lowering(Values):
         self.parts.move(operator, data)
 
     def plain(self, operator: Operator) -> None:
-        self._whole(operator, REGISTRY[operator.name, operator.is_custom])
+        self._whole(operator, _known(operator))
 
     def add_instead(self, others: Rewritten) -> None:
         self.subgraph = self.quantized.subgraph = others.subgraph
         for other in others.operators:
-            self._add(other, REGISTRY[other.name, other.is_custom])
+            self._add(other, _known(other))
 
     def _add(self, operator: Operator, entry: Entry) -> None:
         if operator.version > entry.gpu.max_version:
@@ -123,10 +121,19 @@ class Lowering(Values):
 def _entry(operator: Operator) -> Entry | None:
     """How an operator is lowered; what a user registered for a custom code comes first."""
     if operator.is_custom:
-        registered = custom.registered(operator.name)
-        if registered is not None:
-            return custom_entry(registered)
-    return REGISTRY.get((operator.name, operator.is_custom))
+        from litegpu.gpu.custom.registration import registered  # custom kernels bring the kernel language
+        from litegpu.gpu.lower.registered import custom_entry
+
+        registration = registered(operator.name)
+        if registration is not None:
+            return custom_entry(registration)
+    return find(operator)
+
+
+def _known(operator: Operator) -> Entry:
+    entry = find(operator)
+    assert entry is not None  # as lowering itself makes it
+    return entry
 
 
 _READ: weakref.WeakKeyDictionary[Subgraph, set[int]] = weakref.WeakKeyDictionary()

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.families import FAMILY, load
 from litegpu.model.ops import BUILTIN, CUSTOM, Gpu, Op
+from litegpu.model.types import Operator
 
 Lower = Callable[[OpContext], None]
 T = TypeVar("T")
@@ -22,7 +24,7 @@ class Entry:
     lower: Lower
 
 
-REGISTRY: dict[tuple[str, bool], Entry] = {}
+_REGISTRY: dict[tuple[str, bool], Entry] = {}
 
 
 def lowers(*names: str) -> Callable[[Lower], Lower]:
@@ -47,18 +49,28 @@ def lowers_as(**kinds: T) -> Callable[[Callable[[OpContext, T], None]], Callable
     return register
 
 
+def find(operator: Operator) -> Entry | None:
+    """How an operator is lowered, None if it is not among those that are."""
+    key = operator.name, operator.is_custom
+    if key not in _REGISTRY and operator.name in FAMILY:
+        load(FAMILY[operator.name])
+    return _REGISTRY.get(key)
+
+
 def supported_ops() -> tuple[Entry, ...]:
     """Every operator that the GPU runs, by name."""
-    return tuple(sorted(REGISTRY.values(), key=lambda entry: entry.op.name))
+    for family in dict.fromkeys(FAMILY.values()):
+        load(family)
+    return tuple(sorted(_REGISTRY.values(), key=lambda entry: entry.op.name))
 
 
 def _register(name: str, function: Lower) -> None:
     op = BUILTIN.get(name) or CUSTOM[name]
-    if (name, op.custom) in REGISTRY:
+    if (name, op.custom) in _REGISTRY:
         raise ValueError(f"{name} is registered twice")
     if op.gpu is None:
         raise ValueError(f"the entry of {name} says nothing of the GPU")
-    REGISTRY[name, op.custom] = Entry(op, op.gpu, function)
+    _REGISTRY[name, op.custom] = Entry(op, op.gpu, function)
 
 
 def _of_kind(function: Callable[[OpContext, T], None], kind: T) -> Lower:

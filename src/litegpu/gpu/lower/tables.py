@@ -9,7 +9,6 @@ import numpy as np
 
 from litegpu.chatter import quiet
 from litegpu.delegates.cpu import PLAIN, OfficialOptions
-from litegpu.gpu.evaluate import evaluate_expr
 from litegpu.gpu.graph import Lookup
 from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.constants import Unsupported
@@ -42,6 +41,8 @@ def unary(ctx: OpContext, rule: Unary | None = None, bounds: Bounds = (None, Non
     grid = grid_of(ctx.tensor(0))
     assert grid is not None
     if found is not None:
+        from litegpu.gpu.evaluate import evaluate_expr
+
         results = evaluate_expr(found[0], [np.arange(grid.low, grid.high + 1, dtype=np.int32)])
         if np.array_equal(results, table) or ctx.lowering.checking:
             ctx.elementwise(found[0], [found[1]], ctx.output_value())

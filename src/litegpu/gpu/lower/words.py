@@ -15,7 +15,7 @@ from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.fixed_point import turned, unsigned, whole
 from litegpu.gpu.lower.parts import Parts
 from litegpu.gpu.lower.quantization import STORED
-from litegpu.gpu.lower.registry import REGISTRY
+from litegpu.gpu.lower.registry import find
 from litegpu.model.ops.spans import IN_WORDS
 from litegpu.model.types import Operator, Tensor, TensorType
 
@@ -350,7 +350,7 @@ class Words:
 def moved_inputs(operator: Operator) -> tuple[int, ...] | None:
     """Which inputs of an operator hold the elements that it moves, or have the shape that it tells; None if it does
     anything else with them."""
-    entry = REGISTRY.get((operator.name, operator.is_custom))
+    entry = find(operator)
     if entry is not None and entry.op.folds == "shapes":
         return (0,)
     if entry is None or not entry.op.moves or TensorType.FLOAT32 not in entry.gpu.results or operator.name == "BITCAST":

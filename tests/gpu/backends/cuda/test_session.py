@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from litegpu.errors import DeviceError, OptionError, TensorError
-from litegpu.gpu.backends.cuda.functions import PROGRAMMATIC_LAUNCH
+from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_LAUNCH
 from litegpu.gpu.graph import DType
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
 

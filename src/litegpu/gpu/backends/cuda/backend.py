@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends.abilities import CallRates, PowerMeter
 from litegpu.gpu.backends.contract import Device
-from litegpu.gpu.backends.cuda import energy, opening
-from litegpu.gpu.backends.cuda.functions import TURNED
-from litegpu.gpu.backends.cuda.native import CudaNative
+from litegpu.gpu.backends.cuda import opening
 from litegpu.gpu.backends.cuda.place import is_in_cuda_memory
-from litegpu.gpu.backends.cuda.printer import print_cuda
-from litegpu.gpu.backends.diagnosis import Doctor
 from litegpu.gpu.kernels import native
-from litegpu.gpu.lang import Features, Kernel
+
+if TYPE_CHECKING:
+    from litegpu.gpu.backends.diagnosis import Doctor
+    from litegpu.gpu.lang import Features, Kernel
 
 
 class CudaBackend:
@@ -34,20 +34,33 @@ class CudaBackend:
         return DOCTOR
 
     def print_kernel(self, kernel: Kernel, features: Features) -> str:
+        from litegpu.gpu.backends.cuda.printer import print_cuda  # kernels that were compiled before need no printer
+
         return print_cuda(kernel, features)
 
     def turned(self, source: str) -> str:
+        from litegpu.gpu.backends.cuda.functions import TURNED
+
         return TURNED + source
 
     def list_devices(self) -> Sequence[str]:
         return [str(found.index) for found in opening.list_devices()]
 
     def power_meter(self, device: Device) -> PowerMeter:
+        from litegpu.gpu.backends.cuda import energy
+
         return energy.power_meter(device)
 
     def holds(self, value: Any) -> bool:
         return is_in_cuda_memory(value)
 
 
+@functools.cache
+def _native() -> native.Native:
+    from litegpu.gpu.backends.cuda.native import CudaNative
+
+    return CudaNative()
+
+
 BACKEND = CudaBackend()
-native.register("cuda", CudaNative())
+native.register("cuda", _native)

@@ -18,9 +18,8 @@ from litegpu.errors import DeviceError
 from litegpu.gpu.backends.contract import DeviceInfo
 from litegpu.gpu.backends.cuda.compile import compile_kernels
 from litegpu.gpu.backends.cuda.driver import CudaContext, checked, make_wait, synchronize
-from litegpu.gpu.backends.cuda.functions import WAIT
 from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions
-from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_VARIABLE, latency_bound
+from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_VARIABLE, WAIT, latency_bound
 from litegpu.gpu.backends.cuda.requirements import CONDITIONAL, PROGRAMMATIC
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import KernelCode, Program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from cuda.bindings import driver
@@ -20,8 +20,10 @@ from litegpu.gpu.backends.cuda.registered import Registered
 from litegpu.gpu.backends.cuda.result_pool import ResultPool
 from litegpu.gpu.backends.cuda.session import CudaSession
 from litegpu.gpu.backends.cuda.session_base import Pools
-from litegpu.gpu.backends.cuda.tune import CudaTuner
 from litegpu.gpu.program import Program
+
+if TYPE_CHECKING:
+    from litegpu.gpu.backends.cuda.tune import CudaTuner
 
 #: Of each kernel that the option `tuning` lets measure.
 CANDIDATES = {"fast": 8, "full": 64}
@@ -69,6 +71,8 @@ class CudaDevice(CudaDeviceBase):
         """Measures up to 8 ("fast") or 64 ("full") candidates for each kernel that has any; not at all for "off"."""
         if level == "off":
             return None
+        from litegpu.gpu.backends.cuda.tune import CudaTuner
+
         with self._lock:
             if level not in self._tuners:
                 self._tuners[level] = CudaTuner(self, CANDIDATES[level])

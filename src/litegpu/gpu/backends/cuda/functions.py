@@ -104,18 +104,6 @@ HALF_TYPE = f"""struct f16 {{ unsigned short bits; }};
 {INLINE} float to_float(f16 x) {{ return half_to_float(x.bits); }}
 {INLINE} f16 to_half(float x) {{ return f16{{float_to_half(x)}}; }}"""
 
-#: Programmatic dependent launch (sm_90): this kernel may start before those that it depends on have ended, and lets
-#: its dependents start early. Nothing that another kernel writes may be touched before wait_for_predecessors().
-PROGRAMMATIC_LAUNCH = """#ifdef PROGRAMMATIC_LAUNCH
-#define launch_dependents() asm volatile("griddepcontrol.launch_dependents;" ::: "memory")
-#define wait_for_predecessors() asm volatile("griddepcontrol.wait;" ::: "memory")
-#else
-#define launch_dependents()
-#define wait_for_predecessors()
-#endif"""
-#: The statement that waits. A text without it is never started before what it depends on has ended.
-WAIT = "wait_for_predecessors();"
-
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 # Bodies of functions of one lane each, in terms of the arguments a, b and c.

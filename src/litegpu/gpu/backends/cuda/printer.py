@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda import functions as device
-from litegpu.gpu.backends.cuda.overlap import touches_arena
+from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_LAUNCH, WAIT
 from litegpu.gpu.lang import math, tree
 from litegpu.gpu.lang.c_like import INFIX, CLikePrinter, check_kernel
 from litegpu.gpu.lang.features import Features
@@ -88,7 +88,7 @@ class _Module(CLikePrinter):
         shared = [f"  __shared__ {self.type_name(m.storage)} {memory_name(m)}[{m.size}];" for m in k.shared_memories]
         if k.name in self.functions:
             raise KernelError(f"kernel {k.name}: the name is that of a function that it needs")
-        head = [device.PROGRAMMATIC_LAUNCH, *self.types.values(), *self.functions.values()]
+        head = [PROGRAMMATIC_LAUNCH, *self.types.values(), *self.functions.values()]
         entry = [f'extern "C" __global__ void __launch_bounds__({k.threads}) {k.name}({params}) {{']
         return "\n".join([*head, *entry, *shared, *self.lines, "}"]) + "\n"
 
@@ -368,9 +368,9 @@ class _Module(CLikePrinter):
     # Statements
 
     def _statement(self, s: tree.Statement) -> None:
-        if self.waits and touches_arena(s):
+        if self.waits and _touches_arena(s):
             self.waits = False
-            self.line(device.WAIT)
+            self.line(WAIT)
             self.line("launch_dependents();")  # not before: a third kernel would take the second one's place
         super()._statement(s)
 
@@ -402,3 +402,21 @@ class _FunctionBody(_Module):
         if module is not None:
             self.types, self.functions = module.types, module.functions
         self.waits = False
+
+
+def _touches_arena(s: tree.Statement) -> bool:
+    """Whether a statement, or one inside it, loads from or stores to memory that other kernels may write."""
+    match s:
+        case tree.Bind(value=v):
+            return v.op == "load" and v.attr.space == "global" and bool(v.attr.access != "read")
+        case tree.Store():
+            return s.memory.space == "global"
+        case tree.If():
+            blocks = [s.then] + ([s.orelse] if s.orelse is not None else [])
+        case tree.For():
+            blocks = [s.body]
+        case tree.While():
+            blocks = [s.head, s.body]
+        case _:
+            return False
+    return any(_touches_arena(inner) for b in blocks for inner in b.statements)

@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from litegpu.gpu.lang import Kernel, KernelError, Type, ops, tree, verify
+from litegpu.gpu.lang import Kernel, KernelError, Type, ops, tree
 from litegpu.gpu.lang.value import TracedValue
+from litegpu.gpu.lang.verify import verify
 
 #: What statements bind beside the operations of `ops.OPS`.
 _OTHERS = frozenset(("cast", "bitcast", "splat", "vec", "lane", "load", "read", "subgroup"))

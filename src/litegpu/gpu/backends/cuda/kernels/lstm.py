@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.functions import HALF_CONVERSIONS, INLINE, PROGRAMMATIC_LAUNCH
+from litegpu.gpu.backends.cuda.functions import HALF_CONVERSIONS, INLINE
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD
 from litegpu.gpu.backends.cuda.kernels.source import text_of
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
+from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_LAUNCH
 from litegpu.gpu.graph import RESULT, Custom, DType, apply
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeBuffer, NativeKernel

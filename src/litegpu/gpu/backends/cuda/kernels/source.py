@@ -8,7 +8,8 @@ from importlib import resources
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.functions import HALF_CONVERSIONS, INLINE, PROGRAMMATIC_LAUNCH
+from litegpu.gpu.backends.cuda.functions import HALF_CONVERSIONS, INLINE
+from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_LAUNCH
 from litegpu.gpu.backends.cuda.printer import print_cuda_function
 from litegpu.gpu.graph import TransposeConv2D
 from litegpu.gpu.kernels.access import Operands, Position, open_sink
