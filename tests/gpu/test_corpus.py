@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -71,3 +74,11 @@ def _other(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind == "f":
         return np.asarray(array * array.dtype.type(1.5) + array.dtype.type(1))
     return ~array if array.dtype.kind == "b" else array ^ array.dtype.type(0x1000 if array.itemsize > 1 else 0x40)
+
+
+def test_the_script_ends_in_time() -> None:
+    """It tells of what it has done until then."""
+    script = Path(__file__).resolve().parents[2] / "scripts" / "corpus"
+    command = [sys.executable, str(script), "--count", "3", "--backend", "reference", "--modes", "plan", "--seconds"]
+    found = [subprocess.run([*command, s], capture_output=True, text=True, timeout=300) for s in ("0", "250")]
+    assert [f.stdout.split(":")[0] for f in found] == ["0 models", "3 models"], found

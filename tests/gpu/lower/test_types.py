@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from agreement import official, run
 from lowered_case import check
 from small_models.grow import fits, resolver
 from small_models.pieces import OTHERS, retyped
 
-from litegpu.gpu.lower import check_operator
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.lower import check_operator, lower_partition
 from litegpu.model import TensorType, read_model
+from litegpu.model.writer import ModelBuilder
 
 #: What is left to the CPU: sums of 64 bits at computed places; of INT16 without quantization, what the CPU takes for
 #: real numbers.
@@ -48,3 +51,15 @@ def _sweep(seeds: range) -> set[TensorType]:
             check(case, seed)
             found.add(TensorType[case.name.partition(" ")[0]])
     return found
+
+
+@pytest.mark.parametrize("type_", ["int8", "int16", "int32", "int64"])
+def test_sizes_may_have_few_bits(type_: str) -> None:
+    b = ModelBuilder()
+    paddings = b.constant(np.array([[1, 0], [0, 2]], type_))
+    b.output(b.op("PAD", [b.input("x", (2, 3)), paddings], (3, 5)))
+    content, x = b.build(), np.arange(6, dtype=np.float32).reshape(2, 3)
+    main = read_model(content).main
+    lowered = lower_partition(main, main.operators, main.inputs, main.outputs)
+    (found,) = evaluate_graph(lowered.graph, [x])
+    np.testing.assert_array_equal(found.reshape(3, 5), run(official(content), [x])[0])

@@ -189,8 +189,8 @@ class OpContext:
         t = self.tensor(i)
         if t.data is None:
             raise Unsupported(f"{what} (input {i}, '{t.name}') are computed by the model: the GPU needs constants")
-        if t.type not in (TensorType.INT32, TensorType.INT64):
-            raise Unsupported(f"{what} (input {i}) have type {t.type.name}: INT32 or INT64 are taken")
+        if t.type not in _COUNTS:
+            raise Unsupported(f"{what} (input {i}) have type {t.type.name}: INT8, INT16, INT32 or INT64 are taken")
         return tuple(int(n) for n in t.data.reshape(-1))
 
     # ------------------------------------------------------------------------------------------- checks
@@ -310,6 +310,10 @@ class OpContext:
     def activation(self, expr: Expr, dtype: DType = DType.FLOAT32) -> Expr:
         """`expr` followed by the operator's fused activation."""
         return activate(expr, int(self.option("fused_activation_function")), dtype, self.unit or 1.0)
+
+
+#: Types of constants that say where, or how many.
+_COUNTS = (TensorType.INT8, TensorType.INT16, TensorType.INT32, TensorType.INT64)
 
 
 def _constant_type(t: Tensor) -> TensorType:
