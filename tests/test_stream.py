@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import pytest
 from agreement import require_device
 
 import litegpu
-from litegpu import OptionError, TensorError
+from litegpu import OptionError, TensorError, host_copy, native
 from litegpu.host_copy import LARGE_BYTES, copy_bytes
 from litegpu.model.builder import ModelBuilder
 from litegpu.model.types import TensorType
@@ -280,7 +279,8 @@ def test_bad_options(ahead: Any) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 4095, LARGE_BYTES - 1, LARGE_BYTES, 3 * LARGE_BYTES + 12345])
 def test_large_copies(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(host_copy, "_processors", lambda: 8)
+    monkeypatch.setattr(native, "find", lambda: None)
     source = np.random.default_rng(0).integers(0, 256, size, np.uint8)
     target = np.zeros(size + 8, np.uint8)
     copy_bytes(target[4 : 4 + size], source)

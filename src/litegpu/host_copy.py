@@ -1,16 +1,21 @@
-"""Copies between arrays of the host's memory: large ones by several threads, as one alone does not fill the bus."""
+"""Copies between arrays of the host's memory: large ones by several threads, as one alone does not fill the bus. They
+are native ones where the library is there (native/copy.c), else Python's, whose lock each piece waits for."""
 
 from __future__ import annotations
 
+import ctypes
 import functools
-import os
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 
+from litegpu import native
 from litegpu.fork import in_child
 
 #: Smaller arrays are copied sooner than threads are woken.
@@ -18,9 +23,21 @@ LARGE_BYTES = 4 << 20
 #: So few are copied sooner than other threads get Python's lock, which NumPy would let go of, and it comes back.
 _HELD_BYTES = 1 << 20
 _THREADS = 8
+#: Native ones, which do not change Python's lock: an H200's host copies 38 MB in 0.7 ms with 8 of them, in 0.4 with 16.
+_NATIVE_THREADS = 16
 _ALIGNMENT = 4096
 #: Of copies that something follows, piece by piece.
 _LEAST_PIECE, _MOST_PIECES = 1 << 20, 32
+
+
+@dataclass(frozen=True)
+class Onward:
+    """Where bytes go on to from where they were copied: `send(place, address, bytes, stream)`, a function of ctypes,
+    puts that on a device's stream and gives 0 if it could."""
+
+    send: Any
+    place: int
+    stream: int
 
 
 def copy_bytes(target: np.ndarray, source: np.ndarray) -> None:
@@ -30,35 +47,69 @@ def copy_bytes(target: np.ndarray, source: np.ndarray) -> None:
     if size <= _HELD_BYTES:
         target.data[:] = source.data
         return
-    if size < LARGE_BYTES:  # asked first, as to count the processors takes 20 us
+    if size < LARGE_BYTES or _processors() < 2:
         np.copyto(target, source)
         return
-    threads = min(_THREADS, os.cpu_count() or 1, size // (LARGE_BYTES // 2))
-    if threads < 2:
-        np.copyto(target, source)
-        return
-    _in_pieces(target, source, -(-size // threads), threads, None)
+    library = native.find()
+    if library is not None:
+        threads = min(_NATIVE_THREADS, _processors())
+        library.copy(target.ctypes.data, source.ctypes.data, size, threads, None, 0, None)
+    else:
+        threads = min(_THREADS, _processors(), size // (LARGE_BYTES // 2))
+        _in_pieces(target, source, -(-size // threads), threads)
 
 
-def copy_pieces(target: np.ndarray, source: np.ndarray, copied: Callable[[slice], object]) -> None:
-    """The same in pieces of a megabyte or more: `copied` is told of each, in the thread that has copied it, while
-    others are still to be copied."""
+def copy_on(target: np.ndarray, source: np.ndarray, onward: Onward) -> int:
+    """The same in pieces, each of which goes on as soon as it is copied, while others are still to be; the device's
+    context is current. The first number that was not 0 of those that `send` gave; then not all has gone on."""
+    library = native.find()
+    if library is not None:
+        threads = min(_NATIVE_THREADS, _processors())
+        send = ctypes.cast(onward.send, ctypes.c_void_p)
+        found: int = library.copy(
+            target.ctypes.data, source.ctypes.data, target.size, threads, send, onward.place, onward.stream
+        )
+        return found
+    errors: list[int] = []
+
+    def copied(piece: slice) -> None:
+        if not errors:
+            address = target.ctypes.data + piece.start
+            error = onward.send(onward.place + piece.start, address, piece.stop - piece.start, onward.stream)
+            errors.extend([error] if error else [])
+
     piece = max(_LEAST_PIECE, target.size // _MOST_PIECES)
-    threads = min(_THREADS, os.cpu_count() or 1, -(-target.size // piece))
-    _in_pieces(target, source, piece, threads, copied)
+    _in_pieces(target, source, piece, min(_THREADS, _processors(), -(-target.size // piece)), copied)
+    return errors[0] if errors else 0
+
+
+def make_present(memory: np.ndarray) -> None:
+    """Have the pages of fresh memory, flat and of bytes, there: who needs them next, page after page, takes several
+    times as long. Its content is anything afterwards."""
+    library = native.find()
+    if library is not None and memory.size >= LARGE_BYTES:
+        library.copy(memory.ctypes.data, None, memory.size, min(_NATIVE_THREADS, _processors()), None, 0, None)
+
+
+#: Counted once, as that takes 20 us.
+_processors = functools.cache(native.processors)
 
 
 def _in_pieces(
-    target: np.ndarray, source: np.ndarray, piece: int, threads: int, copied: Callable[[slice], object] | None
+    target: np.ndarray,
+    source: np.ndarray,
+    piece: int,
+    threads: int,
+    copied: Callable[[slice], object] = lambda piece: None,
 ) -> None:
+    """`copied` is told of each piece, in this thread."""
     size, part = target.size, piece + -piece % _ALIGNMENT
-    job = _Copy(target, source, [slice(start, min(start + part, size)) for start in range(0, size, part)], copied)
+    job = _Copy(target, source, [slice(start, min(start + part, size)) for start in range(0, size, part)])
     try:
         jobs = _jobs()
         for _ in range(threads - 1):
             jobs.put(job)
-        job.help()
-        job.wait()
+        job.lead(copied)
     except BaseException:
         job.cancel()
         raise
@@ -67,40 +118,38 @@ def _in_pieces(
 class _Copy:
     """One copy in pieces, which any thread may help with."""
 
-    def __init__(
-        self, target: np.ndarray, source: np.ndarray, pieces: list[slice], copied: Callable[[slice], object] | None
-    ) -> None:
-        self._target, self._source, self._copied = target, source, copied
+    def __init__(self, target: np.ndarray, source: np.ndarray, pieces: list[slice]) -> None:
+        self._target, self._source = target, source
         self._todo = deque((piece, threading.Lock()) for piece in pieces)
         self._locks = [lock for _, lock in self._todo]  # each held while its piece is copied
-        self._done: SimpleQueue[None] = SimpleQueue()
+        self._done: SimpleQueue[slice] = SimpleQueue()
         self._cancelled = False
-        self._error: Exception | None = None  # of `copied`
 
-    def help(self) -> None:
-        """Copy pieces until none is left."""
-        while True:
-            try:
-                piece, lock = self._todo.popleft()
-            except IndexError:
-                return
-            with lock:
-                if self._cancelled:
-                    return
-                np.copyto(self._target[piece], self._source[piece])
-                if self._copied is not None:
-                    try:
-                        self._copied(piece)
-                    except Exception as error:
-                        self._error = error
-            self._done.put(None)
+    def help(self) -> bool:
+        """Copy a piece; whether there was one."""
+        try:
+            piece, lock = self._todo.popleft()
+        except IndexError:
+            return False
+        with lock:
+            if self._cancelled:
+                return False
+            np.copyto(self._target[piece], self._source[piece])
+        self._done.put(piece)
+        return True
 
-    def wait(self) -> None:
-        """Return when all pieces are copied."""
+    def lead(self, copied: Callable[[slice], object]) -> None:
+        """Return when all pieces are copied, and `copied` was told of each."""
         for _ in self._locks:
-            self._done.get()
-        if self._error is not None:
-            raise self._error
+            while True:
+                try:
+                    piece = self._done.get_nowait()
+                    break
+                except queue.Empty:
+                    if not self.help():
+                        piece = self._done.get()
+                        break
+            copied(piece)
 
     def cancel(self) -> None:
         """Return when nobody copies any more."""
@@ -122,7 +171,10 @@ def _jobs() -> SimpleQueue[_Copy]:
 
     def labour() -> None:
         while True:
-            jobs.get().help()
+            job = jobs.get()
+            while job.help():
+                pass
+            del job  # which may hold the last reference to the arrays
 
     for i in range(_THREADS - 1):
         threading.Thread(target=labour, name=f"litegpu copy {i}", daemon=True).start()

@@ -8,9 +8,9 @@ import threading
 
 from litegpu import fork
 from litegpu.native.compiling import CompilerError
-from litegpu.native.library import NativeLibrary, opened, usable
+from litegpu.native.library import NativeLibrary, opened, processors, usable
 
-__all__ = ["VARIABLE", "NativeLibrary", "build", "find", "prepare", "problem"]
+__all__ = ["VARIABLE", "NativeLibrary", "build", "find", "prepare", "problem", "processors"]
 
 #: "0": do without the library.
 VARIABLE = "LITEGPU_NATIVE"

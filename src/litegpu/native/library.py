@@ -29,6 +29,11 @@ class NativeLibrary:
         self._library = ctypes.PyDLL(str(path))
         self._start = self.function("start", ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         self._counts = self.function("counts", None, ctypes.c_void_p)
+        #: target, source or None, bytes, threads, and None or the address of cuMemcpyHtoDAsync, device address, stream.
+        self.copy = self.function(
+            "copy", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p,
+            ctypes.c_uint64, ctypes.c_void_p,
+        )  # fmt: skip
         #: Computes for so many nanoseconds, without Python's lock.
         self.work = self.function("work", None, ctypes.c_int64)
         self._begin()
@@ -51,7 +56,7 @@ class NativeLibrary:
         table = (ctypes.c_void_p * len(_PYTHON))()
         for i, name in enumerate(_PYTHON):
             table[i] = ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value
-        if self._start(table, ctypes.sizeof(table), _processors()) != 0:
+        if self._start(table, ctypes.sizeof(table), processors()) != 0:
             raise OSError(f"{self.path} is of another version of litegpu: remove it")
 
     def _forked(self) -> None:
@@ -68,5 +73,6 @@ def opened(*, build: bool) -> NativeLibrary | None:
     return places.opened(NATIVE, NativeLibrary, build=build) if usable() else None
 
 
-def _processors() -> int:
+def processors() -> int:
+    """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -17,6 +17,9 @@ extern struct python python;
    threads of the parent do not wait. */
 void litegpu_baton_start(int processors);
 
+/* The same for copies. */
+void litegpu_copy_start(void);
+
 /* How often a thread asked Python after it had waited; asked, as one turn lasted long; fell asleep; let others in. */
 enum { ASKED, STOLEN, SLEPT, RESTED, COUNTS };
 

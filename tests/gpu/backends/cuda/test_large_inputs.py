@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Iterator
 from typing import Any
@@ -10,12 +11,25 @@ import numpy as np
 import pytest
 
 import litegpu
-from litegpu import host_copy
+from litegpu import host_copy, native
 from litegpu.model.builder import ModelBuilder
 
 pytestmark = pytest.mark.cuda
 
+FAILS = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)(lambda *_: 1)
 SHAPE = (1, 1024, 1100, 1)  # 4.3 MiB, no multiple of a page
+
+
+@pytest.fixture(params=["native", "python"], autouse=True)
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Copies by the native library, and without it."""
+    if request.param == "python":
+        monkeypatch.setattr(native, "find", lambda: None)
+        return None
+    found = native.build()
+    if found is None:
+        pytest.skip(native.problem())
+    return found
 
 
 @pytest.fixture
@@ -48,13 +62,13 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     from litegpu.gpu.backends.cuda import inputs
 
     copied: list[Any] = []
-    copy = host_copy.copy_pieces
+    copy = host_copy.copy_on
 
-    def noted(target: np.ndarray, source: np.ndarray, after: Any) -> None:
+    def noted(target: np.ndarray, source: np.ndarray, onward: host_copy.Onward) -> int:
         copied.append(source.size)
-        copy(target, source, after)
+        return copy(target, source, onward)
 
-    monkeypatch.setattr(inputs, "copy_pieces", noted)
+    monkeypatch.setattr(inputs, "copy_on", noted)
     return copied
 
 
@@ -79,7 +93,7 @@ def test_a_piece_that_fails_fails_the_call(model: litegpu.LoadedModel, monkeypat
         init = Inputs.send
 
         def broken(self: Inputs, index: int, array: np.ndarray) -> None:
-            patch.setattr(self, "_copy_in", lambda *_: 1)
+            patch.setattr(self, "_copy_in", FAILS)
             init(self, index, array)
 
         patch.setattr(Inputs, "send", broken)

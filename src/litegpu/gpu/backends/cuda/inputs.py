@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from cuda.bindings import driver
 
 from litegpu.gpu.backends.check import NUMPY, check_array
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase
@@ -14,7 +15,7 @@ from litegpu.gpu.backends.cuda.held import held_calls
 from litegpu.gpu.backends.cuda.memory import SessionMemory
 from litegpu.gpu.backends.cuda.registered import Registered
 from litegpu.gpu.program import Program
-from litegpu.host_copy import LARGE_BYTES, copy_bytes, copy_pieces
+from litegpu.host_copy import LARGE_BYTES, Onward, copy_bytes, copy_on
 
 
 class Inputs:
@@ -60,17 +61,10 @@ class Inputs:
         self.in_place.pop(index, None)
         self.sent.add(index)
         memory, port = self._memory.inputs[index], self._program.inputs[index]
-        source, target = memory.ctypes.data, self._memory.place(port)
-
-        def copied(piece: slice) -> None:
-            with self._device.context:
-                error = self._copy_in(
-                    target + piece.start, source + piece.start, piece.stop - piece.start, self._stream
-                )
-            if error:
-                raise CudaError(f"copy of input {port.name!r}: {error_text(error)}", error)
-
-        copy_pieces(memory, array.reshape(-1).view(np.uint8), copied)
+        onward = Onward(self._copy_in, self._memory.place(port), self._stream)
+        error = copy_on(memory, array.reshape(-1).view(np.uint8), onward)
+        if error:
+            raise CudaError(f"copy of input {port.name!r}: {error_text(driver.CUresult(error))}", error)
 
     def over(self) -> None:
         """The inference for which arrays were sent is done."""

@@ -18,6 +18,7 @@ from cuda.bindings import driver
 from litegpu import fork
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase
 from litegpu.gpu.backends.cuda.driver import SUCCESS
+from litegpu.host_copy import make_present
 
 #: Smaller results are copied sooner than a block is handed out.
 LARGE_RESULT = 128 << 10
@@ -104,6 +105,7 @@ class ResultPool:
         memory = np.empty(size + _PAGE, np.uint8)
         start = -memory.ctypes.data % _PAGE
         block = _Block(memory[start : start + size], size)
+        make_present(block.memory)  # by several threads: the driver does it with one
         (error,) = driver.cuMemHostRegister(block.address, size, 0)
         if error != SUCCESS:  # no more memory may be locked, say
             return None

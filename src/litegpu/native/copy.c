@@ -1,0 +1,154 @@
+/* Large pieces of the host's memory, copied or made present by several threads and without Python's lock; on request
+   each part that is copied goes on to the device at once, while others still are. */
+
+#define _GNU_SOURCE
+#include "native.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <string.h>
+
+#define HELPERS 15
+#define MOST_PARTS 256
+#define LEAST_PART ((size_t)256 << 10)
+#define PAGE 4096
+#define PATIENCE 2000 /* steps of waiting awake, before others get the processor */
+
+/* As cuMemcpyHtoDAsync: device address, host address, bytes, stream; 0 if that worked. */
+typedef int (*send_function)(uint64_t, const void *, size_t, void *);
+
+/* `source`: NULL to write to each page of the target. */
+typedef struct job {
+  char *target;
+  const char *source;
+  size_t size, part;
+  int count, helpers, most_helpers;
+  _Atomic int next;
+  _Atomic unsigned char done[MOST_PARTS];
+  struct job *following;
+} job;
+
+static struct {
+  pthread_mutex_t lock; /* of everything here, and of each job's `helpers` */
+  pthread_cond_t work;
+  job *jobs;
+  int helpers;
+} pool;
+
+static void reset(void) {
+  pool.jobs = NULL;
+  pool.helpers = 0;
+  pthread_mutex_init(&pool.lock, NULL);
+  pthread_cond_init(&pool.work, NULL);
+}
+
+void litegpu_copy_start(void) { reset(); }
+
+/* Do the next part; whether there was one. */
+static int do_part(job *own) {
+  int i = atomic_fetch_add(&own->next, 1);
+  if (i >= own->count) return 0;
+  size_t begin = (size_t)i * own->part, left = own->size - begin;
+  size_t size = left < own->part ? left : own->part;
+  if (own->source != NULL) {
+    memcpy(own->target + begin, own->source + begin, size);
+  } else {
+    for (size_t at = 0; at < size; at += PAGE) ((volatile char *)own->target)[begin + at] = 0;
+  }
+  atomic_store_explicit(&own->done[i], 1, memory_order_release);
+  return 1;
+}
+
+static void *help(void *unused) {
+  (void)unused;
+  pthread_mutex_lock(&pool.lock);
+  for (;;) {
+    job *one = pool.jobs;
+    while (one != NULL && (atomic_load(&one->next) >= one->count || one->helpers >= one->most_helpers)) {
+      one = one->following;
+    }
+    if (one == NULL) {
+      pthread_cond_wait(&pool.work, &pool.lock);
+      continue;
+    }
+    one->helpers++;
+    pthread_mutex_unlock(&pool.lock);
+    while (do_part(one)) {}
+    pthread_mutex_lock(&pool.lock);
+    one->helpers--;
+  }
+  return NULL;
+}
+
+/* Have so many helpers, as far as the system gives them; with the lock held. */
+static void employ(int wanted) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for threads of Python */
+  while (pool.helpers < wanted && pool.helpers < HELPERS) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, help, NULL) != 0) break;
+    pthread_detach(thread);
+    pool.helpers++;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void publish(job *own) {
+  pthread_mutex_lock(&pool.lock);
+  employ(own->most_helpers);
+  own->following = pool.jobs;
+  pool.jobs = own;
+  if (own->most_helpers > 0) pthread_cond_broadcast(&pool.work);
+  pthread_mutex_unlock(&pool.lock);
+}
+
+/* Return when no helper knows of it any more. */
+static void withdraw(job *own) {
+  pthread_mutex_lock(&pool.lock);
+  job **at = &pool.jobs;
+  while (*at != own) at = &(*at)->following;
+  *at = own->following;
+  while (own->helpers > 0) {
+    pthread_mutex_unlock(&pool.lock);
+    sched_yield();
+    pthread_mutex_lock(&pool.lock);
+  }
+  pthread_mutex_unlock(&pool.lock);
+}
+
+/* Copy `size` bytes with so many threads, this one among them; or, without a `source`, have the pages of the target
+   there, whose content is anything then, which takes longer than to write to them. With `send`, all of them are put on the stream as well,
+   by this thread, from where they were copied to: to `device` on. What `send` answered first that was not 0; then not
+   all is sent. With Python's lock held, which it lets go of. */
+PUBLIC int litegpu_copy(void *target, const void *source, size_t size, int threads, send_function send, uint64_t device,
+                        void *stream) {
+  job own = {.target = target, .source = source, .size = size};
+  size_t part = size / MOST_PARTS + 1;
+  if (part < LEAST_PART) part = LEAST_PART;
+  own.part = (part + PAGE - 1) / PAGE * PAGE;
+  own.count = (int)((size + own.part - 1) / own.part);
+  own.most_helpers = (threads < own.count ? threads : own.count) - 1;
+  void *state = litegpu_leave();
+  if (own.most_helpers > 0) publish(&own);
+  int sent = 0, error = 0, waited = 0;
+  while (sent < own.count) {
+    int first = sent;
+    while (sent < own.count && atomic_load_explicit(&own.done[sent], memory_order_acquire)) sent++;
+    if (sent > first) {
+      size_t begin = (size_t)first * own.part, end = (size_t)sent * own.part;
+      if (end > size) end = size;
+      if (send != NULL && error == 0) error = send(device + begin, own.target + begin, end - begin, stream);
+      waited = 0;
+    } else if (!do_part(&own)) {
+      litegpu_relax();
+      if (++waited > PATIENCE) sched_yield();
+    }
+  }
+  if (own.most_helpers > 0) withdraw(&own);
+  litegpu_come_back(state);
+  return error;
+}
