@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -100,6 +102,36 @@ def test_a_piece_that_fails_fails_the_call(model: litegpu.LoadedModel, monkeypat
         with pytest.raises(litegpu.DeviceError, match="copy of input"):
             model(numbers(1))
     assert is_right(model, numbers(2))
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no timers here")
+def test_interrupted_anywhere_the_next_call_is_right(model: litegpu.LoadedModel) -> None:
+    """A call is broken off after so long, in the middle of its copies too; after that nothing of it is left."""
+
+    class Enough(BaseException):
+        pass
+
+    def enough(*_: object) -> None:
+        raise Enough
+
+    assert is_right(model, numbers(0))
+    before, broken = signal.signal(signal.SIGALRM, enough), 0
+    try:
+        for seed in range(8):
+            x = numbers(seed)
+            signal.setitimer(signal.ITIMER_REAL, 3e-4 * (seed + 1))
+            try:
+                model(x)
+                time.sleep(1)
+            except Enough:
+                broken += 1
+            x[...] = np.nan  # which nobody reads any more
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert broken == 8
+    for seed in range(2):
+        assert is_right(model, numbers(20 + seed))
 
 
 def test_arrays_that_come_again_are_read_where_they_are(model: litegpu.LoadedModel, pieces: list[Any]) -> None:
