@@ -10,6 +10,8 @@ from gpu.kernels.layouts import LAYOUTS
 from gpu.kernels.run_launch import check_node, lay_out, run_node
 
 from litegpu.gpu.graph import RESULT, Arg, DType, Expr, GraphBuilder, Reduce, Shape, apply
+from litegpu.gpu.kernels import reduce
+from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.lang.features import Features
 
 AXES = [axes for n in range(1, 5) for axes in itertools.combinations(range(4), n)]
@@ -145,3 +147,20 @@ def test_teams(shape: Shape, axes: tuple[int, ...], kind: str, features: Feature
     x, y = builder.value(shape, DType.FLOAT32), builder.value(reduced(shape, axes), DType.FLOAT32)
     builder.node(Reduce(kind, axes), [x], y, apply("mul", RESULT, 2.0))
     check_node(builder, {x: rng.uniform(0.5, 1.5, shape)}, features=features, interpret=True, device=features != WARPS)
+
+
+def test_few_results_of_many_pixels_have_many_rows() -> None:
+    """Of one image few results fill no device by themselves: more threads share each, which still read whole sectors.
+    Of many images nothing changes."""
+    features = Features(max_threads=1024, compute_units=132)
+
+    def workgroup(batch: int) -> tuple[int, int]:
+        builder = GraphBuilder()
+        x, y = builder.value((batch, 56, 56, 96), DType.FLOAT32), builder.value((batch, 1, 1, 96), DType.FLOAT32)
+        builder.node(Reduce("mean", (1, 2)), [x], y)
+        graph = builder.graph([x], [y])
+        launch = reduce.build(KernelContext(graph, graph.nodes[0], lay_out(graph), features))[0]
+        return launch.kernel.workgroup[0], launch.kernel.dispatch[0]
+
+    assert workgroup(1) == (4 * 128, 6)
+    assert workgroup(64)[1] == 64 * 24 / 6

@@ -115,8 +115,8 @@ def _plan(ctx: KernelContext) -> _Plan:
             columns //= 2
         return _Plan(domain, axes, results, items, columns, rows)
     columns = min(in_quads[3], 32)  # neighbouring quads lie side by side: read them together
-    while columns > 8 and results // columns < enough:
-        columns = -(-columns // 2)
+    while columns > (8 if 4 * results // columns >= enough else 4) and results // columns < enough:
+        columns = max(4, -(-columns // 2))  # 32 bytes of float16 are still read at once
     rows = min(most, 1 << ((threads // columns).bit_length() - 1))
     return _Plan(domain, axes, results, items, columns, rows)
 

@@ -54,9 +54,11 @@ INLINE unsigned cluster_part() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(part));
   return part;
 }
+INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 INLINE void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+  cluster_arrive();
+  cluster_wait();
 }
 INLINE uint4 cluster_read(unsigned at, unsigned part) {
   unsigned there;

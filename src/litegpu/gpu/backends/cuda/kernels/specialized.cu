@@ -141,24 +141,34 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
       }
     }
     cluster_sync();
-    constexpr unsigned SHARE = BM / SPLIT, QUADS_ACROSS = BN / 4;
-    for (unsigned i = threadIdx.x; i < SHARE * QUADS_ACROSS; i += MULTIPLYING) {
-      const unsigned row = part * SHARE + i / QUADS_ACROSS, q = i % QUADS_ACROSS, quad = column * QUADS_ACROSS + q;
-      if (pixel0 + row >= PIXELS || quad >= QUADS) continue;
+    constexpr unsigned SHARE = BM / SPLIT, QUADS_ACROSS = BN / 4, ITEMS = SHARE * QUADS_ACROSS;
+    constexpr unsigned EACH = (ITEMS + MULTIPLYING - 1) / MULTIPLYING;  // of a thread
+    const unsigned row0 = part * SHARE, quad0 = column * QUADS_ACROSS;
+    auto real = [&](unsigned i) {
+      return i < ITEMS && pixel0 + row0 + i / QUADS_ACROSS < PIXELS && quad0 + i % QUADS_ACROSS < QUADS;
+    };
+    Four totals[EACH] = {};
+#pragma unroll
+    for (unsigned n = 0; n < EACH; n++) {
+      const unsigned i = threadIdx.x + n * MULTIPLYING, at = ((row0 + i / QUADS_ACROSS) * PITCH + i % QUADS_ACROSS * 4) * 4;
+      if (!real(i)) continue;
 #if BYTES == 1
-      int4 total = corrections[quad];
-#else
-      float4 total = {};
+      totals[n] = corrections[quad0 + i % QUADS_ACROSS];
 #endif
 #pragma unroll
       for (unsigned p = 0; p < SPLIT; p++) {
-        const uint4 bits = cluster_read((row * PITCH + q * 4) * 4, p);
+        const uint4 bits = cluster_read(at, p);
         const Four v = *(const Four*)&bits;
-        total = Four{total.x + v.x, total.y + v.y, total.z + v.z, total.w + v.w};
+        totals[n] = Four{totals[n].x + v.x, totals[n].y + v.y, totals[n].z + v.z, totals[n].w + v.w};
       }
-      STORE(pixel0 + row, quad, total);
     }
-    cluster_sync();  // the others have read what is here
+    cluster_arrive();  // what the others have is read
+#pragma unroll
+    for (unsigned n = 0; n < EACH; n++) {
+      const unsigned i = threadIdx.x + n * MULTIPLYING;
+      if (real(i)) STORE(pixel0 + row0 + i / QUADS_ACROSS, quad0 + i % QUADS_ACROSS, totals[n]);
+    }
+    cluster_wait();
     return;
   }
 #else
