@@ -31,9 +31,9 @@ def network(shape: tuple[int, ...] = SHAPE) -> bytes:
     return b.build()
 
 
-def inputs(seed: int, batch: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def inputs(seed: int, batch: int = 1, shape: tuple[int, ...] = SHAPE) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(seed)
-    x, y = generator.integers(-8, 8, (2, batch, *SHAPE[1:])).astype(np.float32)
+    x, y = generator.integers(-8, 8, (2, batch, *shape[1:])).astype(np.float32)
     return x, y
 
 
@@ -78,6 +78,51 @@ def test_sixteen_threads_share_a_model(device: str) -> None:
             for i in range(12):
                 x, y = inputs(100 * number + i)
                 assert is_right(model(x, y=y), x, y)
+
+        race(work)
+
+
+#: Of outputs that are large in every sense: they are copied by several threads, and looked at by kernels.
+LARGE = (1, 160, 160, 12)
+
+
+def cycle(interpreter: Interpreter, x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
+    for detail, value in zip(interpreter.get_input_details(), (x, y), strict=True):
+        interpreter.set_tensor(detail["index"], value)
+    interpreter.invoke()
+    found = [interpreter.get_tensor(d["index"]) for d in interpreter.get_output_details()]
+    return dict(zip(("negated", "product"), found, strict=True))
+
+
+@pytest.mark.parametrize("shape", [SHAPE, LARGE], ids=["small", "large"])
+def test_sixteen_threads_with_an_interpreter_each(device: str, shape: tuple[int, ...]) -> None:
+    """Each with a delegate of its own or one for all, in float16 where it has that, and every result is kept."""
+    content, rounds = network(shape), 10 if shape == SHAPE else 3
+
+    def delegate() -> list[GpuDelegate]:
+        return [] if device == "cpu" else [GpuDelegate(backend=device, precision="float16")]
+
+    shared = delegate()
+
+    def work(number: int) -> None:
+        kept = []
+        with Interpreter(model_content=content, experimental_delegates=shared if number % 2 else delegate()) as one:
+            one.allocate_tensors()
+            for i in range(rounds):
+                x, y = inputs(100 * number + i, shape=shape)
+                kept.append((cycle(one, x, y), x, y))
+        assert all(is_right(*result) for result in kept)
+
+    race(work)
+
+
+def test_sixteen_threads_and_large_results_of_a_model(device: str) -> None:
+    with litegpu.load(network(LARGE), device, "float32" if device == "cpu" else "float16") as model:
+
+        def work(number: int) -> None:
+            given = [inputs(100 * number + i, shape=LARGE) for i in range(3)]
+            found = [model(x, y) for x, y in given]
+            assert all(is_right(f, x, y) for f, (x, y) in zip(found, given, strict=True))
 
         race(work)
 
@@ -185,12 +230,7 @@ def test_models_that_are_opened_and_closed_in_threads_share_a_device(device: str
                 continue
             with Interpreter(model_content=content, experimental_delegates=shared) as interpreter:
                 interpreter.allocate_tensors()
-                first, second = (d["index"] for d in interpreter.get_input_details())
-                interpreter.set_tensor(first, x)
-                interpreter.set_tensor(second, y)
-                interpreter.invoke()
-                found = [interpreter.get_tensor(d["index"]) for d in interpreter.get_output_details()]
-                assert is_right(dict(zip(("negated", "product"), found, strict=True)), x, y)
+                assert is_right(cycle(interpreter, x, y), x, y)
 
     race(work, 8)
 

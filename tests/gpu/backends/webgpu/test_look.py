@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import Interruptions
 
 import litegpu
 from litegpu.gpu.backends.webgpu.device import WebGpuDevice, WebGpuSession
@@ -122,6 +123,31 @@ def test_bound_outputs_are_their_owners_business(looking: Looking, device: WebGp
     assert looking.after(*bad) and looking.on_host == [15]
     looking.session.bind("output", 0, None, "y")
     assert not looking.after(*bad)
+
+
+def test_interrupted_anywhere(looking: Looking) -> None:
+    """By Ctrl-C, say, while watching begins or ends or something is found: what follows is told of itself."""
+    bad = given(LARGE), given(SMALL), given(LARGE, 5, np.nan)
+    good = given(LARGE), given(SMALL), given(LARGE)
+
+    def action() -> None:
+        for watched in (True, False):
+            looking.session.watch(watched)
+            assert not looking.after(*bad) and looking.after(*good)
+
+    counted = Interruptions()
+    counted.during(action)
+    interrupted = 0
+    for place in range(1, counted.count, max(1, counted.count // 40)):
+        one = Interruptions(place)
+        try:
+            one.during(action)
+        except KeyboardInterrupt:
+            interrupted += 1
+        looking.session.watch(True)
+        assert looking.after(*good), one.where
+        assert not looking.after(*bad) and looking.after(*good) and looking.on_host == [15], one.where
+    assert interrupted > 20
 
 
 @pytest.mark.parametrize("wait_type", ["passive", "do_not_wait"])
