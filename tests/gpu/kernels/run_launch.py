@@ -20,7 +20,10 @@ from litegpu.gpu.lang import interpret as interpreter
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.view import View, packed, padded
 
-STORED = {DType.FLOAT32: np.float32, DType.FLOAT16: np.float16, DType.INT32: np.int32, DType.BOOL: np.int32}
+STORED = {
+    **{DType.FLOAT32: np.float32, DType.FLOAT16: np.float16, DType.INT32: np.int32, DType.BOOL: np.int32},
+    **{DType.INT8: np.int8, DType.UINT8: np.uint8},
+}
 UNWRITTEN = 77  # what memory holds before the kernels run
 
 
@@ -178,6 +181,8 @@ def interpret_launches(launches: list[Launch], memory: dict[int, np.ndarray]) ->
         for m in kernel.buffers:
             bound = launch.operands[m.name]
             array = memory[bound.root] if isinstance(bound, View) else np.array(bound).reshape(-1)
+            if array.itemsize == 1 and m.storage.kind == "u32":  # bytes that are read as words
+                array = np.pad(array, (0, -array.size % 4)).view(np.uint32)
             arrays[m.name] = array[: m.size * m.storage.lanes]
         interpreter.run(kernel, arrays)
 

@@ -6,9 +6,14 @@ import itertools
 
 import numpy as np
 import pytest
-from gpu.kernels.run_launch import check_node
+from gpu.kernels.layouts import LAYOUTS
+from gpu.kernels.run_launch import check_node, lay_out
 
-from litegpu.gpu.graph import RESULT, Arg, DType, GraphBuilder, MatMul, apply
+from litegpu.gpu.backends.webgpu.printer import print_wgsl
+from litegpu.gpu.graph import RESULT, Arg, DType, GraphBuilder, IntegerMatMul, MatMul, apply
+from litegpu.gpu.kernels import build
+from litegpu.gpu.kernels.context import KernelContext
+from litegpu.gpu.lang.features import Features
 
 FLAGS = list(itertools.product([False, True], repeat=2))
 
@@ -59,6 +64,67 @@ def test_broadcast(transpose_a: bool, transpose_b: bool) -> None:
 def test_large(transpose_a: bool, transpose_b: bool) -> None:
     product((1, 2), (1, 1), 130, 70, 259, transpose_a, transpose_b)
     product((1, 1), (1, 1), 7, 1030, 36, transpose_a, transpose_b, half=True)
+
+
+def of_bytes(a_batch, b_batch, m, inner, n, transpose_a, transpose_b, types, zeros, *, at_once=True, **options):
+    """Bytes of all values, and of the extreme ones at both ends of each row."""
+    rng = np.random.default_rng(5)
+    shapes = (
+        (*a_batch, *((inner, m) if transpose_a else (m, inner))),
+        (*b_batch, *((n, inner) if transpose_b else (inner, n))),
+    )
+    builder = GraphBuilder()
+    inputs: dict[int, np.ndarray] = {}
+    for shape, dtype in zip(shapes, types, strict=True):
+        low = -128 if dtype is DType.INT8 else 0
+        array = rng.integers(low, low + 256, shape)
+        array[..., 0], array[..., -1] = low, low + 255
+        inputs[builder.value(shape, dtype)] = array
+    y = builder.value((*np.maximum(a_batch, b_batch), m, n), DType.INT32)
+    builder.node(IntegerMatMul(transpose_a, transpose_b, *zeros), list(inputs), y)
+    views = {v: LAYOUTS[layout](v, shape, dtype) for v, shape, dtype, layout in
+             zip(inputs, shapes, types, options.pop("layouts", ("padded", "padded")), strict=True)}  # fmt: skip
+    return check_node(
+        builder, inputs, views=views, features=Features(byte_products=at_once),
+        interpret=np.prod(shapes[0]) < 1000, **options,
+    )  # fmt: skip
+
+
+BYTES = [
+    ((DType.INT8, DType.INT8), (0, 0)),
+    ((DType.INT8, DType.UINT8), (-128, 255)),
+    ((DType.UINT8, DType.INT8), (128, 7)),
+    ((DType.UINT8, DType.UINT8), (3, 128)),
+]
+
+
+@pytest.mark.parametrize("transpose_a, transpose_b", FLAGS)
+@pytest.mark.parametrize("types, zeros", BYTES)
+def test_bytes(types, zeros, transpose_a: bool, transpose_b: bool) -> None:
+    """Four at once, and one by one where the device has no such products."""
+    for m, inner, n in [(1, 1, 1), (3, 5, 4), (4, 8, 17), (5, 18, 3), (1, 303, 9), (9, 64, 16)]:
+        of_bytes((2, 3), (2, 3), m, inner, n, transpose_a, transpose_b, types, zeros)
+    of_bytes((2, 1), (1, 3), 3, 6, 5, transpose_a, transpose_b, types, zeros)
+    of_bytes((1, 2), (1, 1), 130, 70, 59, transpose_a, transpose_b, types, zeros)
+    of_bytes((1, 2), (1, 2), 5, 11, 6, transpose_a, transpose_b, types, zeros, at_once=False)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("transpose_a, transpose_b", FLAGS)
+def test_bytes_in_every_layout(layout: str, transpose_a: bool, transpose_b: bool) -> None:
+    for layouts in ((layout, "padded"), ("packed", layout)):
+        of_bytes((1, 2), (1, 2), 6, 13, 7, transpose_a, transpose_b, *BYTES[2], layouts=layouts)
+
+
+def test_bytes_are_multiplied_four_at_a_time() -> None:
+    builder = GraphBuilder()
+    a, b, y = (builder.value((1, 1, 8, 8), t) for t in (DType.INT8, DType.INT8, DType.INT32))
+    builder.node(IntegerMatMul(), [a, b], y)
+    graph = builder.graph([a, b], [y])
+    for at_once in (True, False):
+        features = Features(byte_products=at_once)
+        (launch,) = build(KernelContext(graph, graph.nodes[0], lay_out(graph), features, False))
+        assert ("dot4I8Packed" in print_wgsl(launch.kernel, features)) == at_once
 
 
 @pytest.mark.parametrize("transpose_a, transpose_b", FLAGS)

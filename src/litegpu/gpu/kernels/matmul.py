@@ -10,18 +10,14 @@ from litegpu.gpu.kernels.blocking import (
     Pixels,
     ThreadTile,
     TilePlace,
-    accumulate,
     choose_tile,
     grid,
     row_blocks,
     row_pixels,
     store_tile,
-    total_of_parts,
-    transposed,
 )
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.kernels.expression import constant
-from litegpu.gpu.kernels.terms import sum_type
+from litegpu.gpu.kernels.product_sums import ProductSums, open_sums
 from litegpu.gpu.lang import Kernel, TracedValue, trace
 
 _Op = MatMul | IntegerMatMul
@@ -57,51 +53,46 @@ def _matmul(
     a, b = (open_source(ctx, k, v, operands) for v in ctx.node.inputs)
     place = TilePlace(k, tile, blocks, -(-ctx.output.shape[3] // 4))
     pixels = row_pixels(place.block, ctx.output.shape, tile.pixels)
-    sums = k.array(tile.pixels * tile.quads, constant(k, 0, sum_type(op)))
+    sums = open_sums(ctx, k, tile, op, a, b)
 
     def step(kq: Index, lanes: int) -> None:
         """The terms 4kq to 4kq + lanes - 1 of the sums."""
-        rows = _rows(k, a, op, pixels, kq, lanes)
-        columns = [_columns(k, b, op, pixels, kq, q, lanes) for q in place.q]
-        if isinstance(op, IntegerMatMul):
-            rows = [row - op.zero_point for row in rows]
-            columns = [[lane - op.other_zero_point for lane in column] for column in columns]
-        accumulate(k, sums, rows, columns, lanes)
+        rows = _rows(sums, a, op, pixels, kq, lanes)
+        sums.add(rows, [_columns(sums, b, op, pixels, kq, q, lanes) for q in place.q], lanes)
 
     with k.loop(inner // 4, start=place.part, step=tile.parts) as kq:
         step(kq, 4)
     if inner % 4:  # what lies past the inner size must not be multiplied: 0 * inf is NaN
         with k.If(place.part == 0):
             step(inner // 4, inner % 4)
-    store_tile(k, open_sink(ctx, k, operands), place, pixels, total_of_parts(k, tile, place.part, sums))
+    store_tile(k, open_sink(ctx, k, operands), place, pixels, sums.totals(place))
 
 
-def _rows(k: Kernel, a: Source, op: _Op, pixels: Pixels, kq: Index, lanes: int) -> Sequence[TracedValue]:
-    """For each of the thread's rows, `lanes` or more numbers of `a`."""
+def _rows(sums: ProductSums, a: Source, op: _Op, pixels: Pixels, kq: Index, lanes: int) -> Sequence[TracedValue]:
+    """For each of the thread's rows, `lanes` or more elements of `a`."""
     batch, outer, x = pixels.coordinates[0]
     b, h = _broadcast(a, batch, outer)
     if op.transpose_a:
-        quads = [a.quad(b, h, kq * 4 + lane, x // 4) for lane in range(lanes)]
-        return transposed(k, quads)
+        return sums.rows([sums.read(a, (b, h, kq * 4 + lane, x // 4)) for lane in range(lanes)], across=True)
     height = a.view.shape[2]
     rows = [x for _, _, x in pixels.coordinates]
     if height % len(rows):
-        rows = [k.min(x, height - 1) for x in rows]
-    return [a.quad(b, h, x, kq) for x in rows]
+        rows = [sums.k.min(x, height - 1) for x in rows]
+    return sums.rows([sums.read(a, (b, h, x, kq)) for x in rows], across=False)
 
 
 def _columns(
-    k: Kernel, source: Source, op: _Op, pixels: Pixels, kq: Index, q: TracedValue, lanes: int
+    sums: ProductSums, source: Source, op: _Op, pixels: Pixels, kq: Index, q: TracedValue, lanes: int
 ) -> Sequence[TracedValue]:
-    """For each of `lanes` numbers of a row, the quad of outputs that it contributes to."""
+    """`lanes` elements of each column of a quad of outputs."""
     b, h = _broadcast(source, *pixels.coordinates[0][:2])
     if not op.transpose_b:
-        return [source.quad(b, h, kq * 4 + lane, q) for lane in range(lanes)]
+        return sums.columns([sums.read(source, (b, h, kq * 4 + lane, q)) for lane in range(lanes)], across=False)
     height = source.view.shape[2]
     rows = [q * 4 + j for j in range(4)]
     if height % 4:  # the surplus lanes are never stored
-        rows = [k.min(r, height - 1) for r in rows]
-    return transposed(k, [source.quad(b, h, r, kq) for r in rows])
+        rows = [sums.k.min(r, height - 1) for r in rows]
+    return sums.columns([sums.read(source, (b, h, r, kq)) for r in rows], across=True)
 
 
 def _broadcast(source: Source, b: Index, h: Index) -> tuple[Index, Index]:
