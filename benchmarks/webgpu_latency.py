@@ -2,12 +2,13 @@
 
     python benchmarks/webgpu_latency.py [MODEL ...] [--backend vulkan] [--precision float16] [--kernels N] [--copies]
 
-For each model the median microseconds of set_tensor, invoke and get_tensor together, and of their parts: copying inputs
-into mapped memory (write), handing the staging buffers over (unmap), submitting (submit), asking for the staging
-buffers (map), encoding the next inference (encode, finish), waiting after that (wait), looking for what is not finite
-(look) and copying results (give). What is left is Python's. Beside them the GPU's time of all dispatches in one pass.
-The parts are taken in a second series, as the clocks take time themselves. --kernels N adds the slowest kernels, each
-in a pass of its own, beside what operations and bytes allow on an H200; --copies what copying the results costs.
+For each model the median microseconds of set_tensor, invoke and get_tensor together and one by one (set, invoke, get),
+and of their parts: copying inputs into mapped memory (write), handing the staging buffers over (unmap), submitting
+(submit), asking for the staging buffers (map), encoding the next inference (encode, finish), waiting after that (wait),
+looking for what is not finite (look) and copying results (give). Beside them the GPU's time of all dispatches in one
+pass. The parts are taken in another series, as the clocks take time themselves, and all after --warm-up seconds in
+which the GPU's clocks rise. --kernels N adds the slowest kernels, each in a pass of its own, beside what operations and
+bytes allow on an H200; --copies what copying the results costs.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from litegpu.host_copy import copy_bytes
 
 #: Name of a part -> methods whose time it is.
 PARTS = {
+    "set": ("interpreter", "set_tensor"),
+    "invoke": ("interpreter", "invoke"),
+    "get": ("interpreter", "get_tensor"),
     "write": ("session", "write"),
     "unmap": ("replay", "unmap"),
     "submit": ("replay", "submit"),
@@ -51,6 +55,7 @@ def main() -> None:
     parser.add_argument("--backend", default="vulkan")
     parser.add_argument("--precision", default="float16")
     parser.add_argument("--seconds", type=float, default=0.5, help="about how long each series takes")
+    parser.add_argument("--warm-up", type=float, default=0.5)
     parser.add_argument("--kernels", type=int, default=0)
     parser.add_argument("--copies", action="store_true")
     args = parser.parse_args()
@@ -75,7 +80,8 @@ def measure(path: Path, args: argparse.Namespace) -> None:
         for index in outputs:
             interpreter.get_tensor(index)
 
-    for _ in range(20):
+    until = time.perf_counter() + args.warm_up
+    while time.perf_counter() < until:
         once()
     repeats = repeats_within(args.seconds, median_seconds(once, 5))
     whole = median_seconds(once, repeats)
@@ -85,11 +91,8 @@ def measure(path: Path, args: argparse.Namespace) -> None:
     session: Any = kernel.session
     gpu = session.time_graph() if session.device.features.timestamps else float("nan")
     listed = " ".join(f"{name} {1e6 * seconds:.0f}" for name, seconds in medians.items())
-    print(
-        f"{path.stem}: {1e6 * whole:.0f} us; {listed}, rest {1e6 * (whole - sum(medians.values())):.0f}; GPU "
-        f"{1e6 * gpu:.0f}, {len(session.program.dispatches)} dispatches",
-        flush=True,
-    )
+    count = len(session.program.dispatches)
+    print(f"{path.stem}: {1e6 * whole:.0f} us; {listed}; GPU {1e6 * gpu:.0f}, {count} dispatches", flush=True)
     for row in slowest(path, session, args.kernels) if args.kernels else ():
         spent, limit = 1e6 * row["seconds"], 1e6 * row["limit"]
         print(f"  {spent:7.1f} us {100 * row['share']:3.0f}%  limit {limit:6.2f}  {row['label']}")
@@ -102,7 +105,12 @@ def measure(path: Path, args: argparse.Namespace) -> None:
 def parts_of(kernel: kernels.GpuKernel) -> Iterator[defaultdict[str, float]]:
     """Seconds by part, while the methods are timed."""
     spent: defaultdict[str, float] = defaultdict(float)
-    objects: dict[str, Any] = {"session": type(kernel.session), "replay": replays.Replay, "kernel": type(kernel)}
+    objects: dict[str, Any] = {
+        "interpreter": litegpu.Interpreter,
+        "session": type(kernel.session),
+        "replay": replays.Replay,
+        "kernel": type(kernel),
+    }
     before = {name: getattr(objects[owner], method) for name, (owner, method) in PARTS.items()}
 
     def timed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
