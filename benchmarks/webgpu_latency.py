@@ -2,13 +2,13 @@
 
     python benchmarks/webgpu_latency.py [MODEL ...] [--backend vulkan] [--precision float16] [--kernels N] [--copies]
 
-For each model the median microseconds of set_tensor, invoke and get_tensor together and one by one (set, invoke, get),
-and of their parts: copying inputs into mapped memory (write), handing the staging buffers over (unmap), submitting
-(submit), asking for the staging buffers (map), encoding the next inference (encode, finish), waiting after that (wait),
-looking for what is not finite (look) and copying results (give). Beside them the GPU's time of all dispatches in one
-pass. The parts are taken in another series, as the clocks take time themselves, and all after --warm-up seconds in
-which the GPU's clocks rise. --kernels N adds the slowest kernels, each in a pass of its own, beside what operations and
-bytes allow on an H200; --copies what copying the results costs.
+For each model the median microseconds of model(x); of set_tensor, invoke and get_tensor together and one by one (set,
+invoke, get), and of their parts: copying inputs into mapped memory (write), handing the staging buffers over (unmap),
+submitting (submit), asking for the staging buffers (map), encoding the next inference (encode, finish), waiting after
+that (wait), looking for what is not finite (look) and copying results (give). Beside them the GPU's time of all
+dispatches in one pass. The parts are taken in another series, as the clocks take time themselves, and all after
+--warm-up seconds in which the GPU's clocks rise. --kernels N adds the slowest kernels, each in a pass of its own,
+beside what operations and bytes allow on an H200; --copies what copying the results costs.
 """
 
 from __future__ import annotations
@@ -85,6 +85,10 @@ def measure(path: Path, args: argparse.Namespace) -> None:
         once()
     repeats = repeats_within(args.seconds, median_seconds(once, 5))
     whole = median_seconds(once, repeats)
+    given = [array for _, array in inputs]
+    with litegpu.load(path, delegate=litegpu.GpuDelegate(backend=args.backend, precision=args.precision)) as model:
+        model(*given)
+        called = median_seconds(lambda: model(*given), repeats)
     with parts_of(kernel) as spent:
         series = [spent_in(once, spent) for _ in range(repeats)]
     medians = {name: statistics.median(one[name] for one in series) for name in PARTS}
@@ -92,7 +96,8 @@ def measure(path: Path, args: argparse.Namespace) -> None:
     gpu = session.time_graph() if session.device.features.timestamps else float("nan")
     listed = " ".join(f"{name} {1e6 * seconds:.0f}" for name, seconds in medians.items())
     count = len(session.program.dispatches)
-    print(f"{path.stem}: {1e6 * whole:.0f} us; {listed}; GPU {1e6 * gpu:.0f}, {count} dispatches", flush=True)
+    times = f"model(x) {1e6 * called:.0f} us, interpreter {1e6 * whole:.0f}"
+    print(f"{path.stem}: {times}; {listed}; GPU {1e6 * gpu:.0f}, {count} dispatches", flush=True)
     for row in slowest(path, session, args.kernels) if args.kernels else ():
         spent, limit = 1e6 * row["seconds"], 1e6 * row["limit"]
         print(f"  {spent:7.1f} us {100 * row['share']:3.0f}%  limit {limit:6.2f}  {row['label']}")
