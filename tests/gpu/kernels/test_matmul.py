@@ -11,8 +11,9 @@ from gpu.kernels.run_launch import check_node, lay_out
 
 from litegpu.gpu.backends.webgpu.printer import print_wgsl
 from litegpu.gpu.graph import RESULT, Arg, DType, GraphBuilder, IntegerMatMul, MatMul, apply
-from litegpu.gpu.kernels import build
+from litegpu.gpu.kernels.builders import build
 from litegpu.gpu.kernels.context import KernelContext
+from litegpu.gpu.lang import Kernel
 from litegpu.gpu.lang.features import Features
 
 FLAGS = list(itertools.product([False, True], repeat=2))
@@ -124,6 +125,7 @@ def test_bytes_are_multiplied_four_at_a_time() -> None:
     for at_once in (True, False):
         features = Features(byte_products=at_once)
         (launch,) = build(KernelContext(graph, graph.nodes[0], lay_out(graph), features, False))
+        assert isinstance(launch.kernel, Kernel)
         assert ("dot4I8Packed" in print_wgsl(launch.kernel, features)) == at_once
 
 
