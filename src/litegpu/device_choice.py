@@ -49,7 +49,7 @@ def is_device(name: object) -> bool:
     if not isinstance(name, str):
         return False
     kind, colon, one = name.partition(":")
-    if kind in ("auto", "cpu", *registry.ENTRIES):
+    if _is_kind(kind):
         told = (kind in registry.numbered() and (one.isdecimal() or one == ALL)) or (
             kind in registry.named() and bool(one.strip()) and "=" not in one  # webgpu:precision=float16 is a setting
         )
@@ -60,7 +60,14 @@ def is_device(name: object) -> bool:
 def names_delegate(name: str) -> bool:
     """Whether it is the name of a delegate other than the GPU's, perhaps with a device of that one."""
     kind, colon, device = name.partition(":")
-    return kind not in ("", "gpu") and bool(device or not colon) and find(kind) is not None
+    if kind in ("", "gpu") or _is_kind(kind) or (colon and not device):
+        return False
+    return find(kind) is not None
+
+
+def _is_kind(kind: str) -> bool:
+    """Whether a device's word begins so, which no package's delegate can have for a name: to look for one takes 30 ms."""
+    return kind in ("auto", "cpu", *registry.ENTRIES)
 
 
 def asked_for(device: str, precision: str, options: Mapping[str, Any], delegate: Any = None) -> Any:
