@@ -8,6 +8,10 @@ Every figure is from processes of their own, medians over the rounds, in millise
     first    the first invoke() after that
     process  the whole process, from its start to its end: Python, imports, driver, device, ready, first
 
+and, with a full cache, from the first import to the first result of load() and a call, and where that goes: the import
+of NumPy, that of litegpu, load(), the call. Modules have their byte code, as pip leaves them, in a folder of this
+benchmark's.
+
 Peers to compare with: the official wheel's GPU path takes 0.6 to 1.7 s for "ready", every time.
 """
 
@@ -40,8 +44,27 @@ interpreter.allocate_tensors()
 ready = time.perf_counter() - started
 interpreter.invoke()
 first = time.perf_counter() - started - ready
-stats = delegate._prepared[0].kernel().session.stats
+stats = delegate.prepared[0].kernel().session.stats
 print(json.dumps({"ready": ready, "first": first, "compile": stats["compile"], "upload": stats["upload"]}))
+"""
+
+
+WHOLE = """
+import json, sys, time
+clock = time.perf_counter
+times = [clock()]
+import numpy
+times.append(clock())
+import litegpu
+times.append(clock())
+path, backend, half, folder = sys.argv[1:]
+model = litegpu.load(path, "cuda" if backend == "cuda" else "webgpu", half, serialization_dir=folder)
+times.append(clock())
+x = {name: numpy.zeros(detail["shape"], detail["dtype"]) for name, detail in model.inputs.items()}
+assert model(x) is not None
+times.append(clock())
+parts = {name: times[i + 1] - times[i] for i, name in enumerate(("numpy", "litegpu", "load", "call"))}
+print(json.dumps({"whole": times[-1] - times[0], **parts}))
 """
 
 
@@ -52,14 +75,21 @@ def main() -> int:
     parser.add_argument("--precision", default="float16", choices=("float16", "float32"))
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        return compared(args, {**os.environ, "PYTHONPYCACHEPREFIX": folder, "PYTHONDONTWRITEBYTECODE": ""})
+
+
+def compared(args: argparse.Namespace, environment: dict[str, str]) -> int:
     print(f"{'model':<30} {'cache':<8} {'ready':>8} {'first':>8} {'process':>8}   of ready: compile, upload")
     for path in find_models(args.models):
         rows: dict[str, list[dict[str, float]]] = {"none": [], "filled": [], "full": []}
+        whole = []
         for _ in range(args.rounds):
             with tempfile.TemporaryDirectory() as folder:
                 place = str(Path(folder) / "cache")
                 for name, cache in (("none", ""), ("filled", place), ("full", place)):
-                    rows[name].append(measured(str(path), args.backend, args.precision, cache))
+                    rows[name].append(measured(environment, CHILD, str(path), args.backend, args.precision, cache))
+                whole.append(measured(environment, WHOLE, str(path), args.backend, args.precision, place))
         for name, found in rows.items():
             m = {key: 1e3 * statistics.median(row[key] for row in found) for key in found[0]}
             print(
@@ -67,14 +97,17 @@ def main() -> int:
                 f"   {m['compile']:.1f}, {m['upload']:.1f}",
                 flush=True,
             )
+        m = {key: 1e3 * statistics.median(row[key] for row in whole) for key in whole[0]}
+        parts = ", ".join(f"{name} {m[name]:.0f}" for name in ("numpy", "litegpu", "load", "call"))
+        print(f"{path.stem:<30} first import to first result {m['whole']:.0f}: {parts}", flush=True)
     return 0
 
 
-def measured(*arguments: str) -> dict[str, float]:
+def measured(environment: dict[str, str], code: str, *arguments: str) -> dict[str, float]:
     """Seconds in a process of its own."""
     started = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-c", CHILD, *arguments], capture_output=True, text=True, check=False, env=os.environ
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, env=environment
     )
     if done.returncode:
         raise SystemExit(done.stderr)

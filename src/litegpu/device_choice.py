@@ -66,7 +66,7 @@ def names_delegate(name: str) -> bool:
 
 
 def _is_kind(kind: str) -> bool:
-    """Whether a device's word begins so, which no package's delegate can have for a name: to look for one takes 30 ms."""
+    """Whether a device's word begins so: no package's delegate can be called that, and to look for one takes 30 ms."""
     return kind in ("auto", "cpu", *registry.ENTRIES)
 
 
