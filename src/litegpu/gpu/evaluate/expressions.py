@@ -90,10 +90,10 @@ def _floor_div(a: Array, b: Array) -> Array:
     return np.asarray(np.floor(a.astype(np.float64) / b)).astype(np.float32)
 
 
-def _fixed_mul(x: Array, multiplier: Array, shift: Array) -> Array:
-    """SaturatingRoundingDoublingHighMul and RoundingDivideByPOT of gemmlowp, after the shift to the left."""
-    left, right = (np.maximum(s, 0) for s in (shift.astype(np.int64), -shift.astype(np.int64)))
-    product = (x.astype(np.int64) << left).astype(np.int32).astype(np.int64) * multiplier.astype(np.int64)
+def fixed_product(x: Array, multiplier: Array | int, shift: Array | int) -> Array:
+    """SaturatingRoundingDoublingHighMul and RoundingDivideByPOT of gemmlowp, after the shift to the left; int32."""
+    left, right = (np.maximum(s, 0) for s in (np.asarray(shift, np.int64), -np.asarray(shift, np.int64)))
+    product = (x.astype(np.int64) << left).astype(np.int32).astype(np.int64) * np.asarray(multiplier, np.int64)
     nudged = product + np.where(product >= 0, 1 << 30, 1 - (1 << 30))
     high = np.sign(nudged) * (np.abs(nudged) >> 31)
     mask = (np.int64(1) << right) - 1
@@ -117,7 +117,7 @@ _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "bit_xor": np.bitwise_xor,
     "bits_to_int32": lambda x: np.ascontiguousarray(x).view(np.int32),
     "bits_to_float32": lambda x: np.ascontiguousarray(x).view(np.float32),
-    "fixed_mul": _fixed_mul,
+    "fixed_mul": fixed_product,
     "lt": np.less,
     "le": np.less_equal,
     "gt": np.greater,

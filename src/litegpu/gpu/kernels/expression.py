@@ -125,7 +125,7 @@ def _apply(k: Kernel, fn: str, arguments: Sequence[Expr], values: list[TracedVal
             by = arguments[1]
             return values[0] >> (int(by.value) if isinstance(by, Literal) else values[1])
         case "fixed_mul":
-            return _fixed_mul(k, values[0], *(_known(e, v) for e, v in zip(arguments[1:], values[1:], strict=True)))
+            return fixed_mul(k, values[0], *(_known(e, v) for e, v in zip(arguments[1:], values[1:], strict=True)))
     return _FUNCTIONS[fn](k, *values)
 
 
@@ -231,7 +231,7 @@ def _known(expr: Expr, value: TracedValue) -> TracedValue | int:
     return int(expr.value) if isinstance(expr, Literal) else value
 
 
-def _fixed_mul(k: Kernel, x: TracedValue, multiplier: TracedValue | int, shift: TracedValue | int) -> TracedValue:
+def fixed_mul(k: Kernel, x: TracedValue, multiplier: TracedValue | int, shift: TracedValue | int) -> TracedValue:
     """The product of magnitudes in two words, made of products of half words, rounded to a multiple of 2**31; then what
     `shift` leaves to the right, halves away from zero. Numbers that are known make shorter code."""
     unsigned = vec(u32, x.type.lanes)

@@ -44,8 +44,7 @@ class Lstm:
     output: [1,T,B,M+N] or [1,B,T,M+N]: of each step the output, then the state. M is N unless `projected`.
 
     `coupled` (CIFG): the input gate is one minus the forget gate, its rows count for nothing. `activation` is of the
-    candidate and of the state. Clips of 0 are none. `keep_output` and `keep_state` are applied to what is kept from
-    step to step, and `keep_hidden` to what is projected: the rounding of quantized models.
+    candidate and of the state. Clips of 0 are none.
     """
 
     units: int
@@ -58,9 +57,6 @@ class Lstm:
     projected: bool = False
     cell_clip: float = 0.0
     projection_clip: float = 0.0
-    keep_output: Expr = RESULT
-    keep_state: Expr = RESULT
-    keep_hidden: Expr = RESULT
     has_reference = True
 
     def evaluate(self, inputs: Sequence[Array], shape: Shape) -> Array:
@@ -87,13 +83,10 @@ class Lstm:
             into = 1 - forget if self.coupled else _sigmoid(gate(sums, INPUT, c * peephole[0]))
             c = forget * c + into * of(self.activation, gate(sums, CANDIDATE, 0.0))
             c = np.clip(c, -self.cell_clip, self.cell_clip) if self.cell_clip > 0 else c
-            c = of(self.keep_state, c)
             h = _sigmoid(gate(sums, OUTPUT, c * peephole[2])) * of(self.activation, c)
             if self.projected:
-                h = of(self.keep_hidden, h)
                 h = h @ more[0][0, 0].T + more[1][0, 0]
                 h = np.clip(h, -self.projection_clip, self.projection_clip) if self.projection_clip > 0 else h
-            h = of(self.keep_output, h)
             steps.append(np.concatenate([h, c], 1))
         result = np.stack(steps)
         return (result if self.time_major else result.swapaxes(0, 1)).reshape(shape).astype(np.float32)
@@ -166,8 +159,8 @@ def _recurrence(k: Kernel, ctx: KernelContext, op: Lstm, operands: Operands) -> 
         mean, scale = moments
         return (value - mean) * scale * norms.at(0, 0, row, unit) + norms.at(0, 0, 4 + row, unit)  # type: ignore[arg-type]
 
-    def keep(expr: Expr, value: TracedValue) -> TracedValue:
-        return evaluate(k, expr, [value])
+    def activated(value: TracedValue) -> TracedValue:
+        return evaluate(k, op.activation, [value])
 
     def clipped(value: TracedValue, limit: float) -> TracedValue:
         return k.clamp(value, -limit, limit) if limit > 0 else value
@@ -182,8 +175,8 @@ def _recurrence(k: Kernel, ctx: KernelContext, op: Lstm, operands: Operands) -> 
         values = [gate(i, unit, sums[i], statistics[i] if statistics else None) for i in range(GATES - 1)]
         forget = _sigmoid_of(k, values[FORGET])
         into = 1.0 - forget if op.coupled else _sigmoid_of(k, values[INPUT])
-        state = forget * kept[unit + m] + into * keep(op.activation, values[CANDIDATE])
-        state = keep(op.keep_state, clipped(state, op.cell_clip))
+        state = forget * kept[unit + m] + into * activated(values[CANDIDATE])
+        state = clipped(state, op.cell_clip)
         kept[unit + m] = state
         return state
 
@@ -215,8 +208,8 @@ def _recurrence(k: Kernel, ctx: KernelContext, op: Lstm, operands: Operands) -> 
         return sums + k.vec(*(a if isinstance(a, TracedValue) else k.const(a, f32) for a in added))
 
     def finish(unit: TracedValue, output_gate: TracedValue, state: TracedValue) -> None:
-        hidden = _sigmoid_of(k, output_gate) * keep(op.activation, state)
-        fresh[unit] = keep(op.keep_hidden, hidden) if op.projected else hidden
+        hidden = _sigmoid_of(k, output_gate) * activated(state)
+        fresh[unit] = hidden
 
     def for_units(act: Any) -> None:
         """`act` of each of the thread's units, in part 0."""
@@ -267,9 +260,9 @@ def _recurrence(k: Kernel, ctx: KernelContext, op: Lstm, operands: Operands) -> 
                 value = k.var(more[1].at(0, 0, 0, i))
                 with k.loop(n) as u:
                     value.set(k.fma(more[0].at(0, 0, i, u), fresh[u], value.value))
-                kept[i] = keep(op.keep_output, clipped(value.value, op.projection_clip))
+                kept[i] = clipped(value.value, op.projection_clip)
             else:
-                kept[i] = keep(op.keep_output, fresh[i])
+                kept[i] = fresh[i]
         k.barrier()
         with k.loop(-(-channels // 4), start=me, step=threads) as q:
             row, column = (t, b) if op.time_major else (b, t)

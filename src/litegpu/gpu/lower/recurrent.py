@@ -6,13 +6,14 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.graph import RESULT, Arg, Concat, Conv2D, Custom, DType, Expr, MatMul, Reshape, Slice, Step, bhwc
+from litegpu.gpu.graph import RESULT, Arg, Concat, Conv2D, Custom, DType, MatMul, Reshape, Slice, Step, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.kernels.lstm import CANDIDATE, FORGET, GATES, INPUT, OUTPUT, Lstm, fits
+from litegpu.gpu.lower import integer_lstm
 from litegpu.gpu.lower.activation import ACTIVATIONS, FUSED, activate
 from litegpu.gpu.lower.constants import Array, Unsupported
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.quantization import Grid, grid_of
+from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import lowers
 from litegpu.model.ops.record import BIAS, FLOAT
 from litegpu.model.types import TensorType
@@ -23,7 +24,6 @@ _PEEPHOLES = (9, 10, 11)  # of the gates input, forget, output
 _BIASES, _NORMS = (12, 14, 13, 15), (20, 22, 21, 23)
 _PROJECTION, _PROJECTION_BIAS, _OUTPUT_STATE, _CELL_STATE = 16, 17, 18, 19
 _BASIC, _TANH = 1, 4  # LSTMKernelType, ActivationFunctionType
-_HIDDEN = 4  # of the intermediates: what is projected
 
 _INPUTS = (*[FLOAT] * 12, *[BIAS] * 4, FLOAT, BIAS, FLOAT)
 
@@ -57,6 +57,10 @@ def _layer(ctx: OpContext, time_major: bool) -> None:
     # With NONE the CPU kernel multiplies the output gate by what happens to be in its scratch memory.
     ctx.require(code in FUSED and code != 0, f"the activation {ACTIVATIONS.get(code, code)} is not taken")
     projected = ctx.has(_PROJECTION)
+    ctx.require(projected or units == outputs, f"{outputs} outputs of {units} units need a projection")
+    if _is_integer(ctx):
+        integer_lstm.layer(ctx, (units, outputs, time_major), steps, batch)
+        return
     op = Lstm(
         units=units,
         outputs=outputs,
@@ -68,10 +72,8 @@ def _layer(ctx: OpContext, time_major: bool) -> None:
         projected=projected,
         cell_clip=float(ctx.option("cell_clip", 0.0)),
         projection_clip=float(ctx.option("proj_clip", 0.0)),
-        **_rounding(ctx),
     )
     ctx.require(fits(op), f"{units} units and {outputs} outputs do not fit in the shared memory of every device")
-    ctx.require(projected or units == outputs, f"{outputs} outputs of {units} units need a projection")
 
     weights = _rows(ctx, _WEIGHTS, (units, x[-1]))
     recurrent = _rows(ctx, _RECURRENT, (units, outputs))
@@ -97,7 +99,7 @@ def _layer(ctx: OpContext, time_major: bool) -> None:
         inputs.append(builder.constant(np.concatenate([norms, biases.reshape(GATES, units)])))
     if projected:
         inputs.append(builder.constant(_constant(ctx, _PROJECTION, (outputs, units))))
-        inputs.append(builder.constant(_bias(ctx, _PROJECTION_BIAS, None, _PROJECTION, outputs)))
+        inputs.append(builder.constant(_bias(ctx, _PROJECTION_BIAS, 0, _PROJECTION, outputs)))
     everything = ctx.add(Custom(op), inputs, ctx.intermediate((*layout, outputs + units), DType.FLOAT32))
     result = bhwc((*layout, outputs))
     sequence: list[Step] = [Slice((0, 0, 0, 0), (1, 1, 1, 1), result)]
@@ -153,50 +155,30 @@ def _basic(ctx: OpContext) -> None:
             ctx.update(i, value)
 
 
-def _rounding(ctx: OpContext) -> dict[str, Expr]:
-    """What an integer layer (8-bit, with 16 bits for the state) rounds from step to step. The CPU kernel also rounds
-    the gates, to 12 bits behind the point; that is little beside the 8 bits of the output."""
+def _is_integer(ctx: OpContext) -> bool:
+    """Whether the layer is one of 8 bits, with 16 for the state. Raises Unsupported if it is of other types."""
     grids = {i: grid_of(ctx.tensor(i)) for i in (0, _OUTPUT_STATE, _CELL_STATE)}
     if all(grid is None for grid in grids.values()):
-        return {}
-    output, state = grids[_OUTPUT_STATE], grids[_CELL_STATE]
+        return False
     types = [ctx.tensor(i).type for i in grids]
     ctx.require(
-        output is not None and state is not None and types == [TensorType.INT8, TensorType.INT8, TensorType.INT16],
+        all(grid is not None for grid in grids.values())
+        and types == [TensorType.INT8, TensorType.INT8, TensorType.INT16],
         f"input and states are {', '.join(t.name for t in types)}: float layers and INT8, INT8, INT16 are taken",
     )
-    assert output is not None and state is not None
-    ctx.require(not ctx.has(_NORMS[FORGET]), "layer normalisation of an integer layer")
     ctx.require(int(ctx.option("fused_activation_function")) == _TANH, "an integer layer has the activation TANH")
-    rounding = {"keep_output": _rounded(output), "keep_state": _rounded(state)}
-    if ctx.has(_PROJECTION):
-        rounding["keep_hidden"] = _rounded(_hidden(ctx))
-    return rounding
+    return True
 
 
-def _rounded(grid: Grid) -> Expr:
-    """The result as the nearest real number that the grid has."""
-    return fn("mul", grid.rounded(fn("mul", RESULT, float(np.float32(1) / np.float32(grid.scale)))), grid.scale)
-
-
-def _hidden(ctx: OpContext) -> Grid:
-    intermediates = ctx.operator.intermediates
-    ctx.require(len(intermediates) > _HIDDEN, "the scale of what is projected is missing: an integer layer has it")
-    grid = grid_of(ctx.lowering.subgraph.tensors[intermediates[_HIDDEN]])
-    ctx.require(grid is not None, "what an integer layer projects has no scale")
-    assert grid is not None
-    return grid
-
-
-def _bias(ctx: OpContext, i: int, data: int | None, weights: int, size: int) -> Array:
-    """The constant bias i of `weights` on input `data` (None: on what is projected), zeros if it is absent. Whole
-    numbers count products of their quanta."""
+def _bias(ctx: OpContext, i: int, data: int, weights: int, size: int) -> Array:
+    """The constant bias i of `weights` on input `data`, zeros if it is absent. Whole numbers count products of their
+    quanta."""
     if not ctx.has(i):
         return np.zeros(size, np.float32)
     bias = _constant(ctx, i, (size,))
     if ctx.tensor(i).type is not TensorType.INT32:
         return bias
-    grid = _hidden(ctx) if data is None else grid_of(ctx.tensor(data))
+    grid = grid_of(ctx.tensor(data))
     quantization = ctx.tensor(weights).quantization
     if grid is None or quantization is None or quantization.scales.size != 1:
         raise Unsupported(f"the bias {i} is INT32, and what it is added to has no scale")

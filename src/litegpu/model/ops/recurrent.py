@@ -192,7 +192,7 @@ OPS = (
         hazard=_lstm_hazard, work=_lstm_work, multiplies=True, has_weights=True,
         gpu=Gpu(4, inputs=_INPUTS, counts=(20, 24), ranks=(3, 3),
             notes="constant weights; CIFG, peepholes, projection, layer normalisation, clips; either major; "
-            "variable states"),
+            "variable states; layers of 8 bits (16 for the state) as on the CPU, to the last bit"),
     ),
     Op(
         "UNIDIRECTIONAL_SEQUENCE_RNN", f"x:float32 {_RNN} -> .:float32", work=_pair_work, multiplies=True,

@@ -1,0 +1,148 @@
+"""Layer normalization in whole numbers, as TFLite has it for LSTM (PortableApplyLayerNorm): sums of 64 bits, and an
+inverse root by Newton and Raphson."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from litegpu.gpu.evaluate.expressions import fixed_product
+from litegpu.gpu.kernels.expression import constant, fixed_mul
+from litegpu.gpu.lang import Kernel, Memory, TracedValue, u32, vec
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: The mean of a row times 1024, and what one over its deviation is: a multiplier and how far to the right.
+Moments = tuple[TracedValue, TracedValue, TracedValue]
+
+_MOST = 2**31 - 1
+_HALF_ROOT_OF_TWO = 1518500250
+_THREE_HALVES = 3 << 27
+
+
+def moments(k: Kernel, values: Memory, count: int, guard: TracedValue) -> Moments:
+    """Of `count` numbers of 16 bits in shared memory, or of each lane of them; `guard` stands for variances less than
+    1. Each thread computes them."""
+    kind = values.type
+    unsigned = vec(u32, kind.lanes)
+    total, low, high = (k.var(constant(k, 0, kind)) for _ in range(3))
+    with k.loop(count) as i:
+        v = values[i]
+        square = v * v
+        total.set(total.value + v)
+        low.set(low.value + (square & 0x7FFF))
+        high.set(high.value + (square >> 15))
+    whole = k.idiv_trunc(total.value, constant(k, count, kind))
+    rest = total.value - whole * count
+    mean = whole * 1024 + k.idiv_trunc(rest * 1024, constant(k, count, kind))
+    bits = [k.bitcast(x, unsigned) for x in (low.value, high.value)]
+    bottom = bits[0] + (bits[1] << 15)
+    one, none = constant(k, 1, unsigned), constant(k, 0, unsigned)
+    top = (bits[1] >> 17) + k.select(bottom < bits[0], one, none)
+    times = constant(k, (1 << 20) // count, unsigned)
+    first = _product(k, bottom, times)
+    magnitude = k.bitcast(k.abs(mean), unsigned)
+    second = _product(k, magnitude, magnitude)
+    words = first[0] - second[0]
+    above = first[1] + top * times - second[1] - k.select(first[0] < second[0], one, none)
+    variance = k.bitcast((above << 12) | (words >> 20), kind)
+    small = (above >= 1 << 31) | (variance < 1)
+    return (mean, *_one_over_root(k, k.select(small, guard, variance)))
+
+
+def normalized(
+    k: Kernel, x: TracedValue, found: Moments, coefficient: TracedValue, bias: TracedValue,
+    factor: tuple[TracedValue | int, TracedValue | int],
+) -> TracedValue:  # fmt: skip
+    """A number of 16 bits of the row that the moments are of."""
+    mean, multiplier, right = found
+    product = fixed_mul(k, x * 1024 - mean, multiplier, -right) * coefficient
+    rest = (product & 1023) + (bias & 1023)
+    above, rest = (product >> 10) + (bias >> 10) + (rest >> 10), rest & 1023
+    positive = (above > 0) | ((above == 0) & (rest > 0))
+    one, none = (constant(k, i, x.type) for i in (1, 0))
+    up = k.select(rest > 512, one, k.select(positive & (rest == 512), one, none))
+    scaled = fixed_mul(k, above + up, factor[0], factor[1] + 12)
+    return k.clamp(scaled, constant(k, -(1 << 15), x.type), constant(k, (1 << 15) - 1, x.type))
+
+
+def moments_in_numpy(values: Array, guard: int) -> tuple[Array, Array, Array]:
+    """Of each row."""
+    found = [_moments_of([int(v) for v in row], guard) for row in values]
+    columns = np.array(found, np.int64).T
+    return columns[0][:, None], columns[1][:, None], columns[2][:, None]
+
+
+def normalized_in_numpy(
+    x: Array, found: tuple[Array, Array, Array], coefficients: Array, biases: Array, factor: tuple[int, int]
+) -> Array:
+    mean, multiplier, right = found
+    scaled = fixed_product(x * 1024 - mean, multiplier, -right).astype(np.int64) * coefficients
+    total = scaled.astype(np.int32).astype(np.int64) + biases
+    nearest = np.where(total > 0, (total + 512) >> 10, -((512 - total) >> 10))
+    return np.clip(fixed_product(nearest, factor[0], factor[1] + 12).astype(np.int64), -(1 << 15), (1 << 15) - 1)
+
+
+def _product(k: Kernel, a: TracedValue, b: TracedValue) -> tuple[TracedValue, TracedValue]:
+    """The low and the high word of a product without signs."""
+    a_low, a_high, b_low, b_high = a & 0xFFFF, a >> 16, b & 0xFFFF, b >> 16
+    first, second, third = a_low * b_low, a_low * b_high, a_high * b_low
+    middle = (first >> 16) + (second & 0xFFFF) + (third & 0xFFFF)
+    return (first & 0xFFFF) | (middle << 16), a_high * b_high + (second >> 16) + (third >> 16) + (middle >> 16)
+
+
+def _one_over_root(k: Kernel, number: TracedValue) -> tuple[TracedValue, TracedValue]:
+    """GetInvSqrtQuantizedMultiplierExp: of whole numbers from 1 on, less than 2**31."""
+    kind = number.type
+
+    def times(a: TracedValue, b: TracedValue | int) -> TracedValue:
+        return fixed_mul(k, a, b, 0)
+
+    def shifted(x: TracedValue, bits: int) -> TracedValue:
+        return k.select(x > (1 << (31 - bits)) - 1, constant(k, _MOST, kind), x << bits)
+
+    x = k.max(number, constant(k, 2, kind))
+    large = x >= 1 << 29
+    x = k.select(large, x >> 2, x)
+    right = k.select(large, constant(k, 12, kind), constant(k, 11, kind))
+    for bits in (16, 8, 4, 2):
+        room = x < 1 << (29 - bits)
+        x, right = k.select(room, x << bits, x), k.select(room, right - bits // 2, right)
+    half = ((x >> 1) + 1) >> 1
+    root = constant(k, 1 << 28, kind)
+    for _ in range(5):
+        cube = shifted(times(times(root, root), root), 6)
+        root = shifted(times(root, _THREE_HALVES) - times(half, cube), 3)
+    root = times(root, _HALF_ROOT_OF_TWO)
+    none = constant(k, 0, kind)
+    unsigned = vec(u32, kind.lanes)
+    raised = k.bitcast(k.bitcast(root, unsigned) << k.bitcast(k.max(-right, none), unsigned), kind)
+    single = number <= 1
+    multiplier = k.select(single, constant(k, _MOST, kind), raised)
+    return multiplier, k.select(single, none, k.max(right, none))
+
+
+def _moments_of(values: list[int], guard: int) -> tuple[int, int, int]:
+    count = len(values)
+    total = sum(values) * 1024
+    mean = total // count if total >= 0 else -(-total // count)
+    variance = sum(v * v for v in values) * ((1 << 20) // count) - mean * mean
+    number = variance >> 20 if variance >= 1 << 20 else guard
+    if number <= 1:
+        return mean, _MOST, 0
+    right = 11
+    if number >= 1 << 29:
+        number, right = number >> 2, right + 1
+    while number < 1 << 27:
+        number, right = number << 2, right - 1
+    half, root = ((number >> 1) + 1) >> 1, 1 << 28
+    for _ in range(5):
+        cube = min(_times(_times(root, root), root) << 6, _MOST)
+        root = min((_times(root, _THREE_HALVES) - _times(half, cube)) << 3, _MOST)
+    root = _times(root, _HALF_ROOT_OF_TWO)
+    return mean, root << max(-right, 0), max(right, 0)
+
+
+def _times(a: int, b: int) -> int:
+    """SaturatingRoundingDoublingHighMul of numbers that are not negative."""
+    return (a * b + (1 << 30)) >> 31
