@@ -442,7 +442,7 @@ def test_variables_do_not_notice_that_buffers_are_bound(device: Device, session:
     if not isinstance(one, Binder):
         pytest.skip(f"{device.info.name} takes no buffers")
     assert [infer(one, ones)[0] for _ in range(3)] == [1, 2, 3]
-    buffer = one.output_buffer(0, (1, 1, 1, COUNT))
+    buffer = one.examine(one.output_buffer(0, (1, 1, 1, COUNT)), "output 0", output=True).resource
     for resource, wanted in ((buffer, [4, 5]), (None, [6, 7]), (buffer, [8])):
         one.bind("output", 0, resource, "output 0")
         assert [infer(one, ones)[0] for _ in wanted] == wanted
