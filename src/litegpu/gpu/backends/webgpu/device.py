@@ -14,6 +14,7 @@ from litegpu.gpu.backends.webgpu.adapters import ADAPTER_VARIABLE, AdapterInfo, 
 from litegpu.gpu.backends.webgpu.base import WebGpuDeviceBase
 from litegpu.gpu.backends.webgpu.session import WebGpuSession
 from litegpu.gpu.program import Program
+from litegpu.native import prepare
 
 __all__ = ["AdapterInfo", "WebGpuDevice", "WebGpuSession", "list_adapters", "open_device"]
 
@@ -44,6 +45,8 @@ def open_device(backend: str = "auto", name: str | None = None, *, software: boo
         device = _open_by_adapter.get(key)
         if device is None or not device.is_alive():
             device = WebGpuDevice(adapter)
+            if not adapter.is_software:
+                prepare()
         _open_by_request[backend, name] = _open_by_adapter[key] = device
         return device
 

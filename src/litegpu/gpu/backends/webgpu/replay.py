@@ -16,6 +16,7 @@ import wgpu
 
 from litegpu.errors import DeviceError
 from litegpu.gpu.backends.waiting import wait_until
+from litegpu.gpu.backends.webgpu import quick
 from litegpu.gpu.backends.webgpu.base import WebGpuDeviceBase
 from litegpu.gpu.backends.webgpu.inference import RecordedInference
 from litegpu.gpu.backends.webgpu.native import CapturedErrors, ffi, lib
@@ -25,7 +26,8 @@ _CALLBACK_SECONDS = 10.0
 
 
 class Answers:
-    """The statuses that the library reports for requests to map buffers, as they come.
+    """What the library reports of requests to map buffers, as it comes: C counts the answers if it can, else Python
+    keeps the statuses.
 
     It reports them while it is polled by any thread, the main one as well, where a signal handler may raise between two
     bytecodes; what a Python callback raises is swallowed. So the callback is list.append itself, which has none,
@@ -36,11 +38,17 @@ class Answers:
     _pending: ClassVar[set[Answers]] = set()
 
     def __init__(self) -> None:
-        self.statuses: list[int] = []
-        self._callback = ffi.callback("void(uint32_t)", self.statuses.append)
+        self._quick = quick.find()
+        self._statuses: list[int] = []
+        self._counts = np.zeros(2, np.int64)  # of answers, and of those in vain
         self._request = ffi.new("WGPUBufferMapCallbackInfo *")
         self._request.mode = lib.WGPUCallbackMode_AllowSpontaneous
-        self._request.callback = ffi.cast("WGPUBufferMapCallback", self._callback)
+        if self._quick is not None:
+            self._request.callback = self._quick.mapped
+            self._request.userdata1 = ffi.cast("void *", self._counts.ctypes.data)
+        else:
+            self._callback = ffi.callback("void(uint32_t)", self._statuses.append)
+            self._request.callback = ffi.cast("WGPUBufferMapCallback", self._callback)
 
     def ask(self, buffers: Iterable[tuple[Any, int, int]]) -> None:
         """Request that (buffer, mode, size) be mapped, as many as wait() is told of."""
@@ -50,25 +58,33 @@ class Answers:
 
     def wait(self, device: Any, count: int, spin: float = 0.0, expected: float = 0.0) -> None:
         """Return when `count` buffers are mapped; see wait_until(). Raises DeviceError if they never will be."""
-        poll, statuses = lib.wgpuDevicePoll, self.statuses
         idle_since: float | None = None
 
         def done() -> bool:
             nonlocal idle_since
-            if len(statuses) >= count:
+            if self._count >= count:
                 return True
-            if not poll(device, False, ffi.NULL):
+            if not self._is_idle(device, count, awake=spin > 0):
                 idle_since = None
             elif idle_since is None:
                 idle_since = time.monotonic()
             elif time.monotonic() - idle_since > _CALLBACK_SECONDS:
                 raise DeviceError("the GPU was lost: it finished its work without giving the results")
-            return len(statuses) >= count
+            return self._count >= count
 
         wait_until(done, spin, expected)
         self._pending.discard(self)
-        if any(status != lib.WGPUMapAsyncStatus_Success for status in statuses):
+        if self._counts[1] or any(status != lib.WGPUMapAsyncStatus_Success for status in self._statuses):
             raise DeviceError("the GPU was lost while it worked")
+
+    @property
+    def _count(self) -> int:
+        return len(self._statuses) if self._quick is None else int(self._counts[0])
+
+    def _is_idle(self, device: Any, count: int, *, awake: bool) -> bool:
+        if self._quick is not None:
+            return self._quick.wait(device, self._counts, count, awake=awake)
+        return bool(lib.wgpuDevicePoll(device, False, ffi.NULL))
 
 
 class Replay:
@@ -89,6 +105,10 @@ class Replay:
         self._steps = [(step.pipeline._internal, step.bind_group._internal, *step.groups) for step in steps]
         self._uploads = [(copy.source, copy.target, copy.size) for copy in inference.uploads]
         self._downloads = [(copy.source, copy.target, copy.size) for copy in inference.downloads]
+        self._quick = quick.find()
+        self._quick_commands = quick.QuickCommands(
+            (self._device, self._arena, self._upload, self._download), self._steps, self._uploads, self._downloads
+        )
         self._staging = [
             (buffer._internal, int(mode), buffer.size)
             for buffer, mode in ((upload, wgpu.MapMode.WRITE), (download, wgpu.MapMode.READ))
@@ -97,6 +117,14 @@ class Replay:
 
     def encode(self) -> Any:
         """An encoder with the commands of one inference, for one finish()."""
+        if self._quick is None:
+            return self._encode()
+        with CapturedErrors() as errors:
+            encoder = ffi.gc(self._quick.encode(self._quick_commands), lib.wgpuCommandEncoderRelease)
+        _require(errors, "the GPU refused the commands of an inference")
+        return encoder
+
+    def _encode(self) -> Any:
         null = ffi.NULL
         set_pipeline = lib.wgpuComputePassEncoderSetPipeline
         set_bind_group = lib.wgpuComputePassEncoderSetBindGroup
