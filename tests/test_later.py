@@ -59,3 +59,14 @@ def test_every_name_of_a_package_is_there(package: object) -> None:
     assert all(not isinstance(getattr(package, name), type(sys)) for name in names)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         package.nothing  # type: ignore[attr-defined] # noqa: B018
+
+
+def test_what_a_process_that_loads_a_model_does_not_import() -> None:
+    """Each of them takes longer than a model of one operator."""
+    unwanted = {"zipfile", "difflib", "tempfile", "subprocess", "secrets", "statistics", "importlib.metadata"}
+    code = (
+        "import sys, numpy, ai_edge_litert.interpreter; before = set(sys.modules); "
+        "import litegpu, litegpu.gpu.delegate.delegate; print(*set(sys.modules) - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not unwanted & set(done.stdout.split())

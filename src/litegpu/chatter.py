@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -79,6 +78,8 @@ def _enter(visit: _Visit) -> None:
         _inside.add(visit)
         if _saved >= 0 and _captured is not None:
             return
+        import tempfile  # takes 5 ms
+
         try:
             _saved = os.dup(_STDERR)
         except OSError:  # stderr is closed, as in a daemon or under pythonw

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -134,7 +133,7 @@ class CacheFolder:
         return self.path / f"{key}{SUFFIX}"
 
     def _write(self, path: Path, entry: CacheEntry) -> None:
-        temporary = self.path / f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
+        temporary = self.path / f"{_TEMPORARY}{os.getpid()}-{os.urandom(8).hex()}"
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(handle, "wb") as file:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from litegpu.errors import ModelError, OptionError
 from litegpu.model import schema
@@ -16,6 +14,9 @@ from litegpu.model.ops import BUILTIN, Op
 from litegpu.model.packing import packed
 from litegpu.model.serialize import write_model
 from litegpu.model.types import Model, Operator, Quantization, Signature, Sparsity, Subgraph, Tensor, TensorType
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Shape = Sequence[int]
 
@@ -353,6 +354,8 @@ def _enumerated(enumeration: str, option: str, value: int | str) -> int:
 
 
 def _nearest(name: str, known: Mapping[str, Any]) -> str:
+    import difflib
+
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     if close:
         return f"; did you mean '{close[0]}'?"

@@ -10,14 +10,17 @@ import io
 import mmap
 import os
 import struct
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from litegpu.boundary import reading, typed
 from litegpu.errors import ModelError
 from litegpu.limits import MEMORY_VARIABLE, limits
+
+if TYPE_CHECKING:
+    import zipfile  # takes 20 ms, which a plain model is not to wait for
 
 _ZIP, _LITERTLM, _TFLITE = b"PK\x03\x04", b"LITERTLM", b"TFL3"
 #: Bundles in bundles in bundles.
@@ -27,11 +30,6 @@ _LARGEST, _BEST_RATIO, _LIKELY_RATIO = 2 << 30, 1100, 16
 #: What the sections of a .litertlm container hold, as far as it matters here.
 _MODEL_SECTION, _WEIGHTS_SECTION = 3, 7
 _STRING_VALUE = 9  # the member of the union of values
-#: What reading a broken file raises.
-_DAMAGE = (
-    zipfile.BadZipFile, zlib.error, struct.error, EOFError, IndexError, ValueError, OSError, NotImplementedError,
-    RuntimeError,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -126,14 +124,26 @@ def _models(content: memoryview, where: str, depth: int, unpacking: _Unpacking) 
             yield from _members(content, where, depth, unpacking)
     except ModelError:
         raise
-    except _DAMAGE as error:
+    except _damage() as error:
         raise ModelError(f"'{where}' is a damaged bundle: {error}. Fetch it again.") from None
 
 
 # ------------------------------------------------------------------------------------------------ zip archives
 
 
+def _damage() -> tuple[type[Exception], ...]:
+    """What reading a broken file raises."""
+    import zipfile
+
+    return (
+        zipfile.BadZipFile, zlib.error, struct.error, EOFError, IndexError, ValueError, OSError, NotImplementedError,
+        RuntimeError,
+    )  # fmt: skip
+
+
 def _members(content: memoryview, where: str, depth: int, unpacking: _Unpacking) -> Iterator[BundledModel]:
+    import zipfile
+
     archive = zipfile.ZipFile(_File(content))
     members = archive.infolist()
     if sum(info.compress_size for info in members) > len(content):
@@ -167,6 +177,8 @@ def _reader(
 
 
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo, content: memoryview, where: str) -> memoryview:
+    import zipfile
+
     if info.compress_type == zipfile.ZIP_STORED:
         names, extra = struct.unpack_from("<HH", content, info.header_offset + 26)
         begin = info.header_offset + 30 + names + extra
@@ -179,7 +191,7 @@ def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo, content: memoryview, 
         _Unpacking().add(info.file_size, where)
     try:
         return memoryview(archive.read(info))
-    except _DAMAGE as error:
+    except _damage() as error:
         raise ModelError(f"'{where}' cannot be unpacked: {error}. Fetch the bundle again.") from None
 
 

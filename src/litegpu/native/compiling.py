@@ -5,10 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
-import shlex
-import shutil
-import subprocess
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -41,10 +37,13 @@ class Sources:
     def compile(self, folder: Path) -> Path:
         """Make the library in `folder`, so that other processes see a whole one or none. Raises CompilerError or
         OSError."""
+        import shlex  # these are imported where there is something to compile
+        import subprocess
+
         if sys.platform == "win32":
             raise CompilerError("the library is for Linux and macOS; on Windows use litegpu.Interpreter")
         command, target = compiler(), folder / self.file_name()
-        temporary = folder / f".writing-{os.getpid()}-{secrets.token_hex(8)}.so"
+        temporary = folder / f".writing-{os.getpid()}-{os.urandom(8).hex()}.so"
         try:
             done = subprocess.run(
                 [*command, *_FLAGS, *map(str, self._files("*.c")), "-o", str(temporary)],
@@ -72,6 +71,9 @@ NATIVE = Sources(_PACKAGE / "native", "native")
 
 def compiler() -> list[str]:
     """The command: $CC, or the first there is of cc, gcc and clang. Raises CompilerError."""
+    import shlex
+    import shutil
+
     named = shlex.split(os.environ.get("CC", ""))
     for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
         if shutil.which(command[0]):

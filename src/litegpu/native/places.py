@@ -5,8 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -59,6 +57,9 @@ def cache_folder(sources: Sources, *, make: bool) -> Path | None:
 
 @functools.cache
 def _temporary() -> Path:
+    import shutil
+    import tempfile
+
     folder = tempfile.mkdtemp(prefix="litegpu-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

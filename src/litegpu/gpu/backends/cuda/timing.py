@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -51,7 +50,7 @@ def launch_seconds(stream: Any, launch: GraphLaunch) -> float:
     try:
         graph.launch(stream)
         rounds = [watch.seconds(stream, lambda: graph.launch(stream)) for _ in range(_ROUNDS_TIMED)]
-        return statistics.median(rounds) / _LAUNCHES_TIMED
+        return float(np.median(rounds)) / _LAUNCHES_TIMED
     finally:
         watch.close()
         graph.close()
