@@ -116,7 +116,7 @@ def test_a_model_on_the_cpu_computes_at_once(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_model_on_the_gpu_has_several_sessions(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(device) as model:
         barrier, inside = threading.Barrier(3), threading.Semaphore(0)
-        call, made = GpuKernel.call, []
+        call, plain, made = GpuKernel.call, GpuKernel.call_plain, []
         another = GpuKernel.another
 
         def met(self: GpuKernel, *given: Any) -> Any:
@@ -130,6 +130,7 @@ def test_a_model_on_the_gpu_has_several_sessions(device: str, monkeypatch: pytes
             return made[-1]
 
         monkeypatch.setattr(GpuKernel, "call", met)
+        monkeypatch.setattr(GpuKernel, "call_plain", lambda *_: None)
         monkeypatch.setattr(GpuKernel, "another", noted)
 
         def work(number: int) -> None:
@@ -139,6 +140,7 @@ def test_a_model_on_the_gpu_has_several_sessions(device: str, monkeypatch: pytes
         together(work, 3, inside)
         assert len(made) == 2
         monkeypatch.setattr(GpuKernel, "call", call)
+        monkeypatch.setattr(GpuKernel, "call_plain", plain)
 
         def many(number: int) -> None:
             for i in range(30):

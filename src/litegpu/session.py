@@ -295,7 +295,7 @@ class LoadedModel:
 
         Raises TensorError for a wrong name, number, type or shape, InvokeError if the inference fails.
         """
-        if not kwargs and self._gpu_call is not None:
+        if not kwargs:
             found = self._call_like_before(args)
             if found is not None:
                 return self._as_result(found)
@@ -421,9 +421,10 @@ class LoadedModel:
             assert self.interpreter.plan is not None
             self.interpreter.plan.ran_outside()
             most = most_on_gpu(kernel.program)
+            dtypes = [self._expected[name][1] for name in inputs]
             return (
-                KernelSlot(kernel, inputs, places, self._took, own=False),
-                lambda: KernelSlot(kernel.another(waits=True), inputs, places, self._took, own=True),
+                KernelSlot(kernel, inputs, places, dtypes, self._took, own=False),
+                lambda: KernelSlot(kernel.another(waits=True), inputs, places, dtypes, self._took, own=True),
                 most,
             )
 
@@ -453,7 +454,13 @@ class LoadedModel:
             self._slots = None
 
     def _call_like_before(self, args: Sequence[Any]) -> list[Any] | None:
-        """One inference on arrays on the GPU like those of the last call; None, with nothing done, if they are not."""
+        """One inference on arrays like those of the last call, in the inputs' order; None, with nothing done, if they
+        are not, or it has to be done another way."""
+        slots = self._slots
+        if slots is not None:
+            return None if self._spread is not None else slots.quick(args)
+        if self._gpu_call is None:
+            return None
         with self._lock:
             call = self._gpu_call
             if call is None or self._closed or self._slots is not None:

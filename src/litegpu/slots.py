@@ -7,11 +7,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from litegpu.errors import LiteGpuError
+from litegpu.gpu.backends.check import NUMPY
 from litegpu.model.state import keeps_values
 from litegpu.model.types import Model
 
@@ -54,6 +55,10 @@ class Slot(Protocol):
     def infer(self, arrays: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[np.ndarray]:
         """These outputs of an inference on the inputs, by name, as arrays of the caller's."""
 
+    def quick(self, arrays: Sequence[Any]) -> list[np.ndarray] | None:
+        """infer() of all outputs, for what may be arrays of the inputs' shapes and types, in their order; None, with
+        nothing done, if they are not, or the slot has no quicker way."""
+
     def close(self) -> None:
         """Free what the slot alone has."""
 
@@ -63,12 +68,22 @@ Note = Callable[[int], object]
 
 
 class KernelSlot:
-    """A kernel that runs the whole model. `inputs`, `outputs`: its number of each, by name."""
+    """A kernel that runs the whole model. `inputs`, `outputs`: its number of each, by name. `dtypes`: of the inputs."""
 
     def __init__(
-        self, kernel: GpuKernel, inputs: Mapping[str, int], outputs: Mapping[str, int], note: Note, own: bool
+        self,
+        kernel: GpuKernel,
+        inputs: Mapping[str, int],
+        outputs: Mapping[str, int],
+        dtypes: Sequence[np.dtype[Any]],
+        note: Note,
+        own: bool,
     ) -> None:
         self._kernel, self._inputs, self._outputs, self._own = kernel, inputs, outputs, own
+        places = tuple(inputs.values())
+        self._places = tuple(outputs.values())
+        self._plain = [NUMPY[kernel.program.inputs[i].dtype] for i in places] == list(dtypes)
+        self._order = None if places == tuple(sorted(places)) else [places.index(i) for i in range(len(places))]
         self._note = note
         self._wanted: tuple[Sequence[str], tuple[int, ...]] = (), ()
 
@@ -90,6 +105,17 @@ class KernelSlot:
         self._note(time.perf_counter_ns() - begin)
         return found
 
+    def quick(self, arrays: Sequence[Any]) -> list[np.ndarray] | None:
+        if not self._plain:
+            return None
+        if self._order is not None and len(arrays) == len(self._order):
+            arrays = [arrays[i] for i in self._order]
+        begin = time.perf_counter_ns()
+        found = self._kernel.call_plain(arrays, self._places)
+        if found is not None:
+            self._note(time.perf_counter_ns() - begin)
+        return found
+
     def close(self) -> None:
         if self._own:
             self._kernel.close()
@@ -109,6 +135,9 @@ class InterpreterSlot:
     @property
     def busy(self) -> bool:
         return self._lock.locked()
+
+    def quick(self, arrays: Sequence[Any]) -> list[np.ndarray] | None:
+        return None
 
     def infer(self, arrays: Mapping[str, np.ndarray], outputs: Sequence[str]) -> list[np.ndarray]:
         with self._lock:
@@ -148,15 +177,27 @@ class Slots:
         """See Slot.infer(); None if the slots have ended."""
         token = object()
         try:
-            self._inside[token] = None
-            if self._ended:
-                return None
-            slot = self._slots[0]
-            if slot.busy:
-                slot = self._chosen()
-            return slot.infer(arrays, outputs)
+            slot = self._entered(token)
+            return None if slot is None else slot.infer(arrays, outputs)
         finally:
             self._inside.pop(token, None)
+
+    def quick(self, arrays: Sequence[Any]) -> list[np.ndarray] | None:
+        """See Slot.quick(); None if the slots have ended as well."""
+        token = object()
+        try:
+            slot = self._entered(token)
+            return None if slot is None else slot.quick(arrays)
+        finally:
+            self._inside.pop(token, None)
+
+    def _entered(self, token: object) -> Slot | None:
+        """The slot for a call that is inside from now on; None if the slots have ended."""
+        self._inside[token] = None
+        if self._ended:
+            return None
+        slot = self._slots[0]
+        return self._chosen() if slot.busy else slot
 
     def end(self) -> None:
         """Return when nobody is inside any more, and nobody gets in. The first slot stays, the others are closed."""

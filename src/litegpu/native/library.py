@@ -13,8 +13,11 @@ from litegpu import fork
 from litegpu.native import places
 from litegpu.native.compiling import NATIVE
 
-#: What native.h calls of Python, in its order.
-_PYTHON = ("PyEval_SaveThread", "PyEval_RestoreThread")
+#: What native.h calls of Python, in its order; `none` follows.
+_PYTHON = (
+    "PyEval_SaveThread", "PyEval_RestoreThread", "PyObject_GetBuffer", "PyBuffer_Release", "PyErr_Clear",
+    "PyLong_FromLong", "PyLong_FromVoidPtr", "PyLong_AsVoidPtr", "PyCFunction_NewEx", "Py_DecRef",
+)  # fmt: skip
 #: What litegpu_counts() counts.
 _COUNTS = ("asked", "stolen", "slept", "rested")
 
@@ -45,6 +48,14 @@ class NativeLibrary:
         function.restype, function.argtypes = result, arguments
         return function  # type: ignore[no-any-return]
 
+    def calls(self, call: ctypes.Structure) -> tuple[Callable[..., int], Callable[..., int]]:
+        """The two functions of litegpu_call() for what call.c calls a call, which has to outlive them. Raises OSError
+        if it is declared otherwise there."""
+        if self.function("call_size", ctypes.c_size_t)() != ctypes.sizeof(call):
+            raise OSError(f"{self.path} is of another version of litegpu: remove it")
+        made = self.function("call", ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
+        return made(ctypes.addressof(call), 1), made(ctypes.addressof(call), 0)
+
     def counts(self) -> dict[str, int]:
         """How often threads asked Python for its lock after they had waited for the turn, did so as one turn lasted
         long, fell asleep, and let others in, since the process began."""
@@ -53,9 +64,10 @@ class NativeLibrary:
         return dict(zip(_COUNTS, found, strict=True))
 
     def _begin(self) -> None:
-        table = (ctypes.c_void_p * len(_PYTHON))()
+        table = (ctypes.c_void_p * (len(_PYTHON) + 1))()
         for i, name in enumerate(_PYTHON):
             table[i] = ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value
+        table[len(_PYTHON)] = id(None)
         if self._start(table, ctypes.sizeof(table), processors()) != 0:
             raise OSError(f"{self.path} is of another version of litegpu: remove it")
 

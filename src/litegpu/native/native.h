@@ -5,10 +5,24 @@
 
 #include "baton.h"
 
+typedef struct object object; /* a PyObject */
+
+/* A PyMethodDef. */
+struct definition { const char *name; void *function; int flags; const char *text; };
+
 /* Python's functions, as no header of Python's is needed then and one library serves every version. */
 struct python {
   void *(*save)(void);     /* PyEval_SaveThread */
   void (*restore)(void *); /* PyEval_RestoreThread */
+  int (*get_buffer)(object *, void *, int);
+  void (*release_buffer)(void *);
+  void (*clear)(void); /* PyErr_Clear */
+  object *(*from_long)(long);
+  object *(*from_pointer)(void *);
+  void *(*as_pointer)(object *);
+  object *(*new_function)(struct definition *, object *, object *); /* PyCFunction_NewEx */
+  void (*decref)(object *);
+  object *none;
 };
 
 extern struct python python;

@@ -6,13 +6,22 @@ import dataclasses
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from litegpu import debug, fork
 from litegpu.errors import DeviceError, InvokeError, LiteGpuError
-from litegpu.gpu.backends.abilities import ArrayBinder, Binder, Caller, InputKeeper, InputLender, ResultGiver
+from litegpu.gpu.backends.abilities import (
+    ArrayBinder,
+    Binder,
+    Caller,
+    InputKeeper,
+    InputLender,
+    PlainCaller,
+    PlainOutputs,
+    ResultGiver,
+)
 from litegpu.gpu.backends.check import NUMPY
 from litegpu.gpu.backends.contract import Device, KernelTime, Session
 from litegpu.gpu.backends.keep_awake import KeepAwake
@@ -71,8 +80,8 @@ class GpuKernel:
         self._parted = [_parts_of(p, s) for p, s in zip(program.inputs, input_shapes, strict=False)]
         self._staged = [np.empty((*s, *_parts_of(p, s)), NUMPY[p.dtype]) for s, p in zip(shapes, ports, strict=True)]
         self._results = [_result(a, s, DTYPES[t]) for a, s, t in zip(self._staged, shapes, types, strict=True)]
-        self._take(self._open(program))
         self._awake = KeepAwake(device.nudge) if wait is WaitType.AGGRESSIVE else None
+        self._take(self._open(program))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -109,6 +118,13 @@ class GpuKernel:
         self._keeper = session if isinstance(session, InputKeeper) else None
         self._caller = session if isinstance(session, Caller) else None
         self._at_once = self._caller is not None and self.wait is not WaitType.DO_NOT_WAIT
+        plain = isinstance(session, PlainCaller) and self._at_once and self._awake is None and not self._says_timings
+        self._plain_caller = session if plain and isinstance(session, PlainCaller) else None
+        self._plain_outputs: dict[Sequence[int], PlainOutputs | None] = {}
+        self._plain_inputs = [
+            (shape, NUMPY[port.dtype]) for shape, port in zip(self.input_shapes, self.program.inputs, strict=False)
+        ]
+        self._every = range(len(self._results))
         self._giver = session if isinstance(session, ResultGiver) else None
         self._watch()
 
@@ -145,8 +161,10 @@ class GpuKernel:
             if self._at_once and not self.bound and len(self._deferred) == len(self._results):
                 self._given = inputs
                 try:
-                    found = self._called({i: a for i, a in enumerate(inputs) if a is not lent.get(i)}, wanted)
-                    if found is not None:
+                    found = self._run_plain(inputs, wanted)
+                    if found is None:
+                        found = self._called({i: a for i, a in enumerate(inputs) if a is not lent.get(i)}, wanted)
+                    if isinstance(found, list):
                         self._ready.update(zip(wanted, found, strict=True))
                     else:
                         self._pending = True
@@ -366,6 +384,52 @@ class GpuKernel:
                 return self._collect(outputs)
             finally:
                 self._given = None
+
+    def call_plain(self, inputs: Sequence[Any], outputs: Sequence[int]) -> list[np.ndarray] | None:
+        """call(), but quick, for arrays of the inputs' types and shapes; None, with nothing done, where that does not
+        apply."""
+        if self._plain_caller is None:
+            return None
+        with self._lock:
+            found = self._run_plain(inputs, outputs)
+            if found is not False:
+                return found
+            self._given = inputs
+            try:
+                return self._collect(outputs)
+            finally:
+                self._given = None
+
+    def _run_plain(self, inputs: Sequence[Any], outputs: Sequence[int]) -> list[np.ndarray] | Literal[False] | None:
+        """See PlainCaller.call_plain()."""
+        caller, attempt = self._plain_caller, self._attempt
+        if caller is None or self.bound or len(inputs) != len(self._plain_inputs):
+            return None
+        if attempt is not None and attempt.settled and self.program is not attempt.program:
+            return None
+        for array, (shape, dtype) in zip(inputs, self._plain_inputs, strict=True):
+            if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
+                return None
+        try:
+            wanted = self._plain_outputs[outputs]
+        except KeyError:
+            wanted = self._plain_outputs[outputs] = self._wanted_plain(outputs)
+        if wanted is None:
+            return None
+        self._stale.update(self._every)
+        lent = self._lent
+        if lent:
+            return caller.call_plain([None if a is lent.get(i) else a for i, a in enumerate(inputs)], wanted)
+        return caller.call_plain(inputs, wanted)
+
+    def _wanted_plain(self, outputs: Sequence[int]) -> PlainOutputs | None:
+        """None if the ports' arrays are not those that are given out."""
+        shapes, dtypes = [self.shapes[i] for i in outputs], [DTYPES[self.types[i]] for i in outputs]
+        for i, shape, dtype in zip(outputs, shapes, dtypes, strict=True):
+            port = self.program.outputs[i]
+            if NUMPY[port.dtype] != dtype or math.prod(shape) * dtype.itemsize != port.nbytes:
+                return None
+        return PlainOutputs(tuple(outputs), tuple(shapes), tuple(dtypes))
 
     def _called(self, inputs: Mapping[int, np.ndarray], outputs: Sequence[int]) -> list[np.ndarray] | None:
         """An inference in one go, by a session that can, after these inputs are written; None if results are not

@@ -132,6 +132,7 @@ def test_results_are_the_callers(device: Any, precision: str) -> None:
 
 def test_outputs_that_are_not_wanted_are_not_copied(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from litegpu.gpu.backends.cuda.memory import SessionMemory
+    from litegpu.gpu.backends.cuda.native_call import NativeCall
 
     sent: list[int] = []
     send = SessionMemory.send
@@ -140,7 +141,14 @@ def test_outputs_that_are_not_wanted_are_not_copied(device: Any, monkeypatch: py
         sent.append(index)
         send(self, index, *rest)
 
+    targets = NativeCall.targets
+
+    def sent_in_c(self: NativeCall) -> Any:
+        sent.extend(i for i, is_large in zip(self.wanted.places, self._large, strict=True) if is_large)
+        return targets(self)
+
     monkeypatch.setattr(SessionMemory, "send", noted)
+    monkeypatch.setattr(NativeCall, "targets", sent_in_c)
     with litegpu.load(network(), "cuda") as model:
         large = large_of(model)
         (small,) = [name for name in model.outputs if name != large]

@@ -47,7 +47,10 @@ class CudaDeviceBase:
         self.found = found
         self.versions = versions
         self.handle = checked(driver.cuDeviceGet(found.index), "cuDeviceGet")
-        self.context: CudaContext | fork.Refusal = CudaContext(self.handle)
+        context = CudaContext(self.handle)
+        self.context: CudaContext | fork.Refusal = context
+        #: Of the context, for native code, which makes it current by itself.
+        self.address = context.address
         self.features = self._features()
         driver_text = f"CUDA {versions.driver}, NVRTC {versions.nvrtc}"
         self.info = DeviceInfo(found.name, "cuda", driver_text, False, found.uuid)

@@ -89,11 +89,11 @@ class CudaContext:
 
     def __init__(self, device: Any) -> None:
         self.handle = checked(driver.cuDevicePrimaryCtxRetain(device), "cuDevicePrimaryCtxRetain")
-        self._address = int(self.handle)
+        self.address = int(self.handle)
         self._calls = held_calls()
 
     def __enter__(self) -> CudaContext:
-        error = self._calls.push_context(self._address)
+        error = self._calls.push_context(self.address)
         if error:
             raise CudaError(f"cuCtxPushCurrent: {error_text(driver.CUresult(error))}", error)
         return self

@@ -36,9 +36,21 @@ def held_calls() -> HeldCalls:
     return HeldCalls(ctypes.PyDLL(NAME))
 
 
+def address_of(name: str) -> int:
+    """Of the present version of one of the driver's functions, for native code."""
+    library = ctypes.PyDLL(NAME)
+    found = ctypes.cast(_present(library, name), ctypes.c_void_p).value
+    assert found is not None
+    return found
+
+
 def _function(library: Any, name: str, arguments: int) -> Callable[..., int]:
-    """The present version of a function, by its plain name in the API."""
-    found = getattr(library, f"{name}_v2", None) or getattr(library, name)
+    found = _present(library, name)
     found.argtypes = [ctypes.c_void_p] * arguments
     found.restype = ctypes.c_int
     return found  # type: ignore[no-any-return]
+
+
+def _present(library: Any, name: str) -> Any:
+    """The present version of a function, by its plain name in the API."""
+    return getattr(library, f"{name}_v2", None) or getattr(library, name)

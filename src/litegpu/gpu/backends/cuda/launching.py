@@ -71,6 +71,21 @@ class Launcher:
         flags = int(driver.CUevent_flags.CU_EVENT_BLOCKING_SYNC) | int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
         self._done: Any = checked(driver.cuEventCreate(flags), "cuEventCreate")  # that a wait sleeps on
 
+    @property
+    def plain_handles(self) -> tuple[int, int] | None:
+        """The graph and the stream of an inference whose ports are all in the session's own host memory; None if that
+        is not what an inference is."""
+        special = self._stepwise or self._bindings or self._inputs.in_place or self._inputs.sent
+        return None if special else self._handles
+
+    def launched(self) -> None:
+        """The graph of `plain_handles` is launched next, by others, or perhaps has been."""
+        self.working, self.running = self._stream, True
+
+    def fail(self, error: int) -> DeviceError:
+        """What to raise for the number of a CUresult of an inference that others launched or waited for."""
+        return self._failure("the inference", driver.CUresult(error))
+
     def launch(self, finish: Callable[[], None]) -> None:
         """One inference; `finish` waits for the device if need be."""
         if self._stepwise:

@@ -58,6 +58,21 @@ class Results:
         self._ordered = tuple(i for i in outputs if i in self._memory.results)
 
     @property
+    def coming(self) -> bool:
+        """Whether results of another inference than the last may still be here, which after() puts right."""
+        return bool(self._coming)
+
+    @property
+    def watched_views(self) -> list[np.ndarray]:
+        """The small results that are looked at, as floats, if they are."""
+        return self._small_views if self.watched else []
+
+    @property
+    def looks(self) -> list[GraphLaunch]:
+        """What looks at the large ones, if they are looked at."""
+        return self._looks if self.watched else []
+
+    @property
     def follows(self) -> bool:
         """Whether after() has anything to do."""
         return bool(self._ordered or self._coming or (self.watched and self._looks))

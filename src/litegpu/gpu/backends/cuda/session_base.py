@@ -7,13 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from cuda.bindings import driver
 
-from litegpu import fork
+from litegpu import fork, native
 from litegpu.errors import DeviceError
+from litegpu.gpu.backends.abilities import PlainOutputs
 from litegpu.gpu.backends.check import NUMPY, check_array, check_has_run, check_program
 from litegpu.gpu.backends.contract import SHORT_SECONDS
 from litegpu.gpu.backends.cuda.array import (
@@ -27,6 +28,7 @@ from litegpu.gpu.backends.cuda.driver import await_stream, checked, synchronize
 from litegpu.gpu.backends.cuda.inputs import Inputs
 from litegpu.gpu.backends.cuda.launching import BLOCKING_VARIABLE, Launcher
 from litegpu.gpu.backends.cuda.memory import SessionMemory
+from litegpu.gpu.backends.cuda.native_call import NOT_DONE, NOT_FINITE, NOT_TAKEN, NativeCall, is_small
 from litegpu.gpu.backends.cuda.record import Recorder
 from litegpu.gpu.backends.cuda.registered import Registered
 from litegpu.gpu.backends.cuda.result_pool import ResultPool
@@ -77,6 +79,8 @@ class CudaSessionBase:
         self._bindings = Bindings(self)
         self._tensor_calls: TensorCalls | None = None
         self._inputs: Inputs | None = None
+        self._plain: NativeCall | None = None  # until something changes that it was made of
+        self._told_by: NativeCall | None = None  # has the times of the last inference
         self._blocking = validation or os.environ.get(BLOCKING_VARIABLE, "0") not in ("", "0")
         try:
             check_program(program, device.features, str(device))
@@ -147,9 +151,90 @@ class CudaSessionBase:
         ports = self.program.outputs
         return [array.view(NUMPY[ports[i].dtype]) for i, array in zip(outputs, found, strict=True)]
 
+    def call_plain(
+        self, arrays: Sequence[np.ndarray | None], wanted: PlainOutputs
+    ) -> list[np.ndarray] | Literal[False] | None:
+        """See abilities.PlainCaller."""
+        with self._lock:
+            call = self._plain
+            if call is None or call.wanted is not wanted or not self._is_plain():
+                call = self._plain_call(wanted)
+                if call is None:
+                    return None
+            found = call.targets()
+            if found is None:
+                return None
+            launcher = self.launcher
+            launcher.launched()
+            result = call.all(*arrays, *found)
+            if result == NOT_TAKEN:
+                launcher.running = False
+                return None
+            self._told_by, self._has_run = call, True
+            if result == NOT_DONE:
+                result = self._rest_of(call, [*arrays, *found])
+            launcher.running, call.kept = False, ()
+            if result < 0:
+                raise launcher.fail(-result)
+            return False if result == NOT_FINITE else found
+
+    def _is_plain(self) -> bool:
+        """Whether nothing is under way, and nothing left of what was, that a native call does not care for."""
+        launcher, results, memory = self._launcher, self._results, self._memory
+        if self._closed or self.device.lost or launcher is None or results is None or memory is None:
+            return False
+        return not (launcher.running or results.coming or memory.spoilt)
+
+    def _plain_call(self, wanted: PlainOutputs) -> NativeCall | None:
+        """One for the next inference; None if that has to be done another way."""
+        self._check_usable()
+        self._finish()
+        if self._plain is not None and self._plain.wanted is wanted and self._is_plain():
+            return self._plain
+        handles, library = self.launcher.plain_handles, native.find()
+        able = handles is not None and library is not None and is_small(self.program) and self.wait != "do_not_wait"
+        if not able or not self._is_plain():
+            return None
+        assert handles is not None and library is not None
+        self._forget_plain()
+        with self.device.context:
+            self._plain = NativeCall(
+                library, self.device, self.program, self.memory, self.results, self._pools.host, handles, self._stream,
+                wanted,
+            )  # fmt: skip
+        return self._plain
+
+    def _rest_of(self, call: NativeCall, arrays: Sequence[np.ndarray | None]) -> int:
+        """What an inference comes to that takes longer than a native call waits."""
+        started = time.perf_counter()
+        passed = call.times()
+        with self.device.context:
+            self._await()
+        waited = passed["wait"] + time.perf_counter() - started
+        call.may_spin(self.wait != "passive" or waited < SHORT_SECONDS)
+        result = call.rest(*arrays)
+        self._stats.update(passed, wait=waited, read=call.times()["read"])
+        self._told_by = None
+        return result
+
+    def _forget_plain(self) -> None:
+        """Nothing of what it has is in use any more."""
+        call, self._plain = self._plain, None
+        self._note_times()
+        if call is not None:
+            with self.device.context:
+                call.close()
+
+    def _note_times(self) -> None:
+        """Have those of the last inference in `_stats`."""
+        told, self._told_by = self._told_by, None
+        if told is not None:
+            self._stats.update(told.times())
+
     def _run(self, wait: bool) -> None:
         """One inference, while the context is current and no other one uses the staging memory."""
         clock, stats, launcher = time.perf_counter, self._stats, self.launcher
+        self._note_times()
         started = clock()
         launcher.launch(self._finish)
         if self.results.follows:
@@ -175,6 +260,7 @@ class CudaSessionBase:
                 with self.device.context:
                     self.memory.download(index)
             copy_bytes(out.reshape(-1).view(np.uint8), self.memory.output(index))
+            self._note_times()
             self._stats["read"] += time.perf_counter() - started
 
     def order(self, outputs: Collection[int]) -> None:
@@ -187,6 +273,9 @@ class CudaSessionBase:
         """See abilities.ResultGiver."""
         with self._lock:
             self._check_usable()
+            if watched != self.results.watched:
+                self._finish()
+                self._forget_plain()
             self.results.watched = watched
 
     def give(self, index: int) -> np.ndarray:
@@ -198,6 +287,7 @@ class CudaSessionBase:
             self._finish()
             with self.device.context:
                 found = self.results.give(index, self._stream, self._settle_copy)
+            self._note_times()
             self._stats["read"] += time.perf_counter() - started
             return found.view(NUMPY[self.program.outputs[index].dtype])
 
@@ -265,6 +355,7 @@ class CudaSessionBase:
         """Let go of everything, whatever is left of it; nothing twice."""
         self._bindings.close()
         self._tensor_calls = None
+        self._forget_plain()
         inputs, self._inputs = self._inputs, None
         if inputs is not None:
             inputs.close()
@@ -289,7 +380,7 @@ class CudaSessionBase:
 
     @property
     def stats(self) -> Mapping[str, float]:
-        return dict(self._stats)
+        return self._stats | (self._told_by.times() if self._told_by is not None else {})
 
     @property
     def memory(self) -> SessionMemory:
@@ -347,7 +438,7 @@ class CudaSessionBase:
         """Wait for the inference that was launched, if any, while the context is current."""
         if not self.launcher.running:
             return
-        expected = self._stats["wait"] if self._has_run else 0.0
+        expected = self.stats["wait"] if self._has_run else 0.0
         spin = self.wait != "passive" or (self._has_run and expected < SHORT_SECONDS)
         self.launcher.wait(spin, expected)
 

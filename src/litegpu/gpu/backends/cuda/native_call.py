@@ -1,0 +1,157 @@
+"""An inference in one call of C, without Python's lock: of a session whose ports are all in host memory, and small
+enough for pinned memory of its own."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from litegpu.gpu.backends.abilities import PlainOutputs
+from litegpu.gpu.backends.cuda.base import CudaDeviceBase
+from litegpu.gpu.backends.cuda.copy import MOST_BYTES
+from litegpu.gpu.backends.cuda.graph import CudaGraph
+from litegpu.gpu.backends.cuda.held import address_of
+from litegpu.gpu.backends.cuda.memory import SessionMemory
+from litegpu.gpu.backends.cuda.result_pool import ResultPool
+from litegpu.gpu.backends.cuda.results import Results
+from litegpu.gpu.program import Program
+from litegpu.native import NativeLibrary
+
+#: What a call comes to; below zero: the number of a CUresult. NOT_DONE: it takes longer than SPIN_SECONDS. NOT_TAKEN:
+#: an array is no plain memory, and nothing has been done.
+DONE, NOT_DONE, NOT_FINITE, NOT_TAKEN = range(4)
+#: So long a call waits at the most, in which no signals come through.
+SPIN_SECONDS = 2e-3
+#: Inputs and outputs together.
+_MOST_PORTS = 32
+_PARTS = {"write": "wrote", "submit": "submitted", "wait": "waited", "read": "read"}
+
+
+class _Port(ctypes.Structure):
+    """As call.c has it."""
+
+    _fields_ = (("memory", ctypes.c_void_p), ("bytes", ctypes.c_size_t), ("place", ctypes.c_uint64))
+
+
+class _Floats(ctypes.Structure):
+    """As call.c has it."""
+
+    _fields_ = (("first", ctypes.c_void_p), ("count", ctypes.c_size_t))
+
+
+class _Call(ctypes.Structure):
+    """As call.c has it."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in (
+            "push", "pop", "launch", "query", "copy_out", "context", "graph", "stream", "look", "not_finite", "inputs",
+            "outputs", "watched",
+        )),
+        *((name, ctypes.c_int) for name in ("inputs_count", "outputs_count", "watched_count")),
+        *((name, ctypes.c_int64) for name in ("spin", *_PARTS.values())),
+    )  # fmt: skip
+
+
+class NativeCall:
+    """Of one session, whose lock is held in every method, for these outputs. `all` and `rest` are called with the
+    arrays of the inputs (None: what the session's memory has) and then targets(): they do an inference, and what is
+    left of one that was NOT_DONE when it has been waited for.
+
+    The graph of the session, the stream and all memory have to stay; `kept` are the last inference's targets, which the
+    device writes to."""
+
+    all: Callable[..., int]
+    rest: Callable[..., int]
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        device: CudaDeviceBase,
+        program: Program,
+        memory: SessionMemory,
+        results: Results,
+        pool: ResultPool,
+        handles: tuple[int, int],
+        stream: Any,
+        wanted: PlainOutputs,
+    ) -> None:
+        """`handles`: of the graph and of `stream`."""
+        self.wanted = wanted
+        self.kept: Sequence[np.ndarray] = ()
+        self._pool, self._context = pool, device.context
+        self._large = [i in memory.results for i in wanted.places]
+        self._look = look = _look_graph(results, stream)
+        inputs = [
+            _Port(array.ctypes.data, port.nbytes, 0) for array, port in zip(memory.inputs, program.inputs, strict=True)
+        ]
+        outputs = [
+            _Port(None, program.outputs[i].nbytes, memory.place(program.outputs[i]))
+            if i in memory.results
+            else _Port(memory.output(i).ctypes.data, program.outputs[i].nbytes, 0)
+            for i in wanted.places
+        ]  # fmt: skip
+        watched = [_Floats(view.ctypes.data, view.size) for view in results.watched_views]
+        self._arrays = (
+            (_Port * len(inputs))(*inputs), (_Port * len(outputs))(*outputs), (_Floats * len(watched))(*watched)
+        )  # fmt: skip
+        names = ("cuCtxPushCurrent", "cuCtxPopCurrent", "cuGraphLaunch", "cuStreamQuery", "cuMemcpyDtoHAsync")
+        self._call = call = _Call(
+            *map(address_of, names), device.address, *handles,
+            None if look is None else int(look.executable), memory.not_finite.ctypes.data,
+            *(ctypes.addressof(array) for array in self._arrays), len(inputs), len(outputs), len(watched),
+        )  # fmt: skip
+        self.may_spin(True)
+        self.all, self.rest = library.calls(call)
+
+    def targets(self) -> list[np.ndarray] | None:
+        """New arrays for the outputs; None if there is no pinned memory for one."""
+        wanted = self.wanted
+        found = []
+        for shape, dtype, large in zip(wanted.shapes, wanted.dtypes, self._large, strict=True):
+            if large:
+                with self._context:
+                    block = self._pool.take(self._bytes(shape, dtype))
+                if block is None:
+                    return None
+                found.append(block.view(dtype).reshape(shape))
+            else:
+                found.append(np.empty(shape, dtype))
+        self.kept = found
+        return found
+
+    def may_spin(self, spins: bool) -> None:
+        """Whether it waits for SPIN_SECONDS, or not at all."""
+        self._call.spin = int(1e9 * SPIN_SECONDS) if spins else 0
+
+    def times(self) -> dict[str, float]:
+        """Seconds of the parts of the last inference, as Session.stats has them."""
+        return {name: 1e-9 * getattr(self._call, field) for name, field in _PARTS.items()}
+
+    def close(self) -> None:
+        self.kept = ()
+        look, self._look = self._look, None
+        if look is not None:
+            look.close()
+
+    def _bytes(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+        return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+
+def _look_graph(results: Results, stream: Any) -> CudaGraph | None:
+    """What looks at large results, if these are watched."""
+
+    def enqueue() -> None:
+        for look in looks:
+            look.enqueue(stream)
+
+    looks = results.looks
+    return CudaGraph(stream, enqueue) if looks else None
+
+
+def is_small(program: Program) -> bool:
+    """Whether the ports of a program are such as a native call takes."""
+    ports = len(program.inputs) + len(program.outputs)
+    return ports <= _MOST_PORTS and all(port.nbytes <= MOST_BYTES for port in program.inputs)
