@@ -12,6 +12,7 @@ ratio is printed. With `cuda:all` the same load goes to one GPU and to all, the 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from cuda_measure import find_models
+from threads import used
 
 import litegpu
 from litegpu.zoo import build_model
@@ -51,6 +53,7 @@ class Load:
         # Copies, in memory that is there already: who keeps results keeps the pinned memory that they lie in.
         most = max(1, min(MOST_BYTES // self.wanted[0].nbytes, int(MOST_CALLS * seconds)) // threads)
         found = np.zeros((threads, most, self.wanted.shape[1]), np.float32)
+        found[...] = 0
         start, failures = threading.Barrier(threads + 1), []
         ending = [0.0]
 
@@ -85,6 +88,35 @@ class Load:
         elapsed = time.perf_counter() - begun
         if failures:
             raise failures[0]
+        return self._compared(times, found, elapsed, lag)
+
+    def run_tasks(self, batcher: litegpu.Batcher, tasks: int, seconds: float) -> tuple[float, np.ndarray, float]:
+        """The same with tasks of asyncio, in one thread."""
+        times: list[list[float]] = [[] for _ in range(tasks)]
+        most = max(1, min(MOST_BYTES // self.wanted[0].nbytes, int(MOST_CALLS * seconds)) // tasks)
+        found = np.zeros((tasks, most, self.wanted.shape[1]), np.float32)
+        found[...] = 0
+
+        async def work(number: int, ending: float) -> None:
+            clock, items, mine, results = time.perf_counter, self.items, times[number], found[number]
+            count, now = 0, clock()
+            while now < ending and count < most:
+                result = await batcher.call_async(items[(number + count) % ITEMS])
+                then, now = now, clock()
+                mine.append(now - then)
+                results[count] = first(result).reshape(-1)
+                count, now = count + 1, clock()
+
+        async def all_tasks() -> float:
+            begun = time.perf_counter()
+            await asyncio.gather(*(work(number, begun + seconds) for number in range(tasks)))
+            return time.perf_counter() - begun
+
+        return self._compared(times, found, asyncio.run(all_tasks()), 0)
+
+    def _compared(
+        self, times: list[list[float]], found: np.ndarray, elapsed: float, lag: int
+    ) -> tuple[float, np.ndarray, float]:
         worst = 0.0
         for number, mine in enumerate(times):
             for i in range(0, len(mine), 1000):
@@ -132,12 +164,13 @@ def main() -> int:
     parser.add_argument("--model", default="mobilenet_v1", help="a file, its name in the models' folder, or of the zoo")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--precision", default="float16", choices=("float16", "float32"))
-    parser.add_argument("--threads", type=int, default=16)
+    parser.add_argument("--threads", type=int, nargs="+", default=[16])
     parser.add_argument("--rows", type=int, default=1, help="of each call")
     parser.add_argument("--max_batch", type=int, default=64)
     parser.add_argument("--sizes", help="that are prepared, such as 8,16,32,64; by default powers of two")
     parser.add_argument("--ahead", default="2")
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--tasks", type=int, default=32, help="of asyncio, in one thread; 0: leave them out")
     parser.add_argument(
         "--in_flight", type=int, default=32, help="calls that two threads submit ahead; 0: leave it out"
     )
@@ -154,7 +187,7 @@ def main() -> int:
         print(f"{args.model}, {args.precision}, {model.hardware}, {args.rows} rows a call, max_batch {args.max_batch}")
         base = load.run(model, 1, args.seconds)
         told("one thread, model", base, base[0])
-        told(f"{args.threads} threads, model", load.run(model, args.threads, args.seconds), base[0])
+        told(f"{args.threads[0]} threads, model", load.run(model, args.threads[0], args.seconds), base[0])
         rates = {}
         for ahead in map(int, args.ahead.split(",")):
             rates[ahead] = through_batcher(model, load, args, ahead, base[0])
@@ -172,8 +205,17 @@ def through_batcher(model: litegpu.LoadedModel, load: Load, args: Any, ahead: in
     with model.batcher(args.max_batch, sizes=sizes, ahead=ahead) as batcher:
         print(f"  batcher ready after {time.perf_counter() - begun:.1f} s")
         told(f"one thread, batcher, ahead {ahead}", load.run(batcher, 1, args.seconds / 2), base)
-        found = load.run(batcher, args.threads, args.seconds)
-        told(f"{args.threads} threads, batcher, ahead {ahead}", found, base)
+        for threads in args.threads:
+            then = used()
+            found = load.run(batcher, threads, args.seconds)
+            told(f"{threads} threads, batcher, ahead {ahead}", found, base)
+            switches, seconds = (now - before for now, before in zip(used(), then, strict=True))
+            calls = len(found[1])
+            print(
+                f"  per call {switches / calls:.2f} switches of threads, {1e6 * seconds / calls:.1f} us of processors"
+            )
+        if args.tasks:
+            told(f"{args.tasks} tasks of asyncio", load.run_tasks(batcher, args.tasks, args.seconds), base)
         if args.in_flight:
             told(
                 f"2 threads, {args.in_flight} submitted each",
@@ -182,7 +224,7 @@ def through_batcher(model: litegpu.LoadedModel, load: Load, args: Any, ahead: in
         for switch in filter(None, args.switch.split(",")):
             before = sys.getswitchinterval()
             sys.setswitchinterval(float(switch) / 1e3)
-            told(f"  switch interval {switch} ms", load.run(batcher, args.threads, args.seconds), base)
+            told(f"  switch interval {switch} ms", load.run(batcher, args.threads[-1], args.seconds), base)
             sys.setswitchinterval(before)
         print(f"  {batcher.statistics}\n  sizes {batcher.statistics.sizes}", flush=True)
     return found[0]

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from agreement import require_device
 from interrupts import Interruptions
+from native_runs import FakeDriver
 from test_threads import SHAPE, inputs, is_right, network, race
 
 import litegpu
@@ -56,8 +57,10 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     return Held(monkeypatch)
 
 
-@pytest.fixture
-def model() -> Iterator[litegpu.LoadedModel]:
+@pytest.fixture(params=["python", "native"])
+def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[litegpu.LoadedModel]:
+    if request.param == "native":
+        FakeDriver(monkeypatch)
     with litegpu.load(network(), "cpu") as opened:
         yield opened
 
@@ -237,6 +240,8 @@ def test_deadlines(model: litegpu.LoadedModel, held: Held) -> None:
         with pytest.raises(DeadlineError):
             asyncio.run(batcher.call_async(*inputs(3), timeout=0.05))
         patient = batcher.submit(*inputs(4), timeout=60)
+        while batcher.statistics.waiting < 4:  # one whose caller has left may have made room
+            batcher.submit(*inputs(7))
         with pytest.raises(DeadlineError, match="before there was room"):
             batcher(*inputs(5), timeout=0.05)
         with pytest.raises(DeadlineError):
@@ -447,9 +452,6 @@ def test_interrupted_anywhere(model: litegpu.LoadedModel) -> None:
     """Ctrl-C in a caller reaches it, and nobody else; nothing hangs."""
     with model.batcher(4) as batcher:
         x, y = inputs(1)
-        counted = Interruptions()
-        counted.during(lambda: batcher(x, y))
-        assert counted.count > 20
         stop = threading.Event()
         failures: list[BaseException] = []
 
@@ -464,7 +466,13 @@ def test_interrupted_anywhere(model: litegpu.LoadedModel) -> None:
         for thread in others:
             thread.start()
         try:
-            for at in range(1, counted.count + 1):
+            counts = []
+            for _ in range(20):  # a call that waits, or computes, passes more places than others
+                counted = Interruptions()
+                counted.during(lambda: batcher(x, y))
+                counts.append(counted.count)
+            assert max(counts) > 20
+            for at in range(1, min(counts) + 1):
                 with pytest.raises(KeyboardInterrupt):
                     while True:  # one call may take another way than the one that was counted
                         Interruptions(at).during(lambda: batcher(x, y))

@@ -13,11 +13,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from litegpu import fork
 from litegpu.arguments import converted
 from litegpu.background import InferenceFuture
 from litegpu.batching.batch import Request, too_late
 from litegpu.batching.collector import Rules
 from litegpu.batching.lanes import Lanes
+from litegpu.batching.native_calls import NativeCalls, native_calls
 from litegpu.batching.sizes import Replica, Sizable, chosen_sizes, rows_of_model
 from litegpu.batching.statistics import BatcherStatistics
 from litegpu.boundary import typed_errors
@@ -77,14 +79,18 @@ class Batcher:
         rows = rows_of_model(model)
         self._rows = rows.inputs
         self._clock = time.monotonic
+        self._native: NativeCalls | None = None
         replicas: list[Replica] = []
         try:
             for one in model.replicas:
                 replicas.append(Replica(one, self.sizes, ahead))
+            rules = Rules(max_batch, max_delay_ms / 1e3, most_waiting)
+            if not self._refuses_nan:
+                self._native = native_calls(replicas, self.sizes, rules, rows, model._as_result, raises=not self._waits)
             self._lanes = Lanes(
-                replicas, self.sizes, Rules(max_batch, max_delay_ms / 1e3, most_waiting), rows.outputs,
-                model._as_result, self._clock,
+                replicas, self.sizes, rules, rows.outputs, model._as_result, self._clock, self._native
             )  # fmt: skip
+            fork.follow(self)
         except BaseException:
             for replica in replicas:
                 replica.close(wait=False)
@@ -101,6 +107,11 @@ class Batcher:
         timeout: seconds after which DeadlineError is raised instead. (An input of that name goes into a dictionary.)
         Raises TensorError for what does not fit, which is this caller's alone; QueueFullError; InvokeError if the batch
         fails, or once the batcher is closed."""
+        native = self._native
+        if native is not None and not native.off and (timeout is None or timeout >= 0):
+            found = self._called(native, args, kwargs, timeout)
+            if found is not None:
+                return found
         request = self._request(args, kwargs, timeout, waited=True)
         try:
             self._enter(request)
@@ -159,6 +170,21 @@ class Batcher:
         if not hasattr(self, "_lanes"):
             return "<Batcher, not opened>"
         return f"<Batcher of sizes {', '.join(map(str, self.sizes))}: {self.statistics}>"
+
+    def _called(
+        self, native: NativeCalls, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None
+    ) -> Any:
+        """The result through native code; None if it does not take these arguments."""
+        if len(args) != len(self._rows) or kwargs:
+            values = self._arguments(args, kwargs)
+            args = tuple(values[name] for name in self._rows)
+        for value in args:
+            if type(value) is not np.ndarray:
+                return None
+        return native.call(args, timeout, self._clock)
+
+    def _forked(self) -> None:
+        self._native = None  # its threads are in the parent
 
     def _request(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None, *, waited: bool

@@ -69,10 +69,10 @@ class Collector:
         """Whether no other batch waits."""
         return len(self._waiting) == 1 and self._waiting[0] is batch
 
-    def offer(self, request: Request, now: float) -> bool:
-        """Give the request a place in a batch, whose memory is then to be filled; False if too much waits. Wherever a
-        signal breaks this off, no batch and no memory is lost."""
-        waiting = self.waiting
+    def offer(self, request: Request, now: float, others: int = 0) -> bool:
+        """Give the request a place in a batch, whose memory is then to be filled; False if too much waits, with
+        so many rows that `others` have. Wherever a signal breaks this off, no batch and no memory is lost."""
+        waiting = self.waiting + others
         if waiting and waiting + request.rows > self.rules.waiting:
             return False
         batch = self._waiting[-1] if self._waiting else None
@@ -96,11 +96,12 @@ class Collector:
     def take(self, now: float, home: int = 0) -> SharedBatch | None:
         """The batch that a free lane is to run now, if any: if there is a choice, one whose memory is at its home."""
         for batch in self._waiting:
-            batch.sealed |= self._is_late(batch, now) or (self._is_enough(batch) and batch.is_copied)
-        complete = [batch for batch in self._waiting if batch.sealed and batch.is_copied]
+            batch.sealed |= self._is_late(batch, now)
+        complete = [b for b in self._waiting if (b.sealed or self._is_enough(b)) and b.is_copied]
         if not complete:
             return None
         taken = next((b for b in complete if b.home == home), complete[0])
+        taken.sealed = True
         self._waiting.remove(taken)
         self.running.append(taken)
         taken.begun = now

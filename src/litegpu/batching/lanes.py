@@ -18,6 +18,7 @@ from litegpu import fork
 from litegpu.background import leave
 from litegpu.batching.batch import Request, SharedBatch, Slab, own, rows_of, too_late
 from litegpu.batching.collector import Collector, Rules
+from litegpu.batching.native_calls import NativeCalls
 from litegpu.batching.sizes import Replica, padded
 from litegpu.batching.statistics import BatcherStatistics, Counts
 from litegpu.errors import DeviceError, ForkError, InvokeError, QueueFullError
@@ -32,6 +33,7 @@ class _Lane:
 
     def __init__(self, home: int, number: int) -> None:
         self.home, self.number = home, number
+        self.place = 0  # among all lanes
         self.gate = threading.Lock()
         self.gate.acquire()
         self.thread: threading.Thread | None = None
@@ -56,14 +58,19 @@ class Lanes:
         outputs: Sequence[bool],
         as_result: Callable[[Sequence[Any]], Any],
         clock: Callable[[], float] = time.monotonic,
+        native: NativeCalls | None = None,
     ) -> None:
+        """`native`: computes batches of its own in the same lanes."""
         self.clock = clock
+        self._native = native
         self._replicas = list(replicas)
         self._sizes = sizes
         self._outputs = outputs
         self._as_result = as_result
         self._lock = threading.Lock()
         self._lanes = [_Lane(home, i) for home, replica in enumerate(replicas) for i in range(len(replica.lanes))]
+        for place, lane in enumerate(self._lanes):
+            lane.place = place
         self._asleep: list[_Lane] = []
         self._timing: _Lane | None = None  # the one that sleeps no longer than until rows are due
         self._alive = len(self._lanes)
@@ -88,15 +95,17 @@ class Lanes:
         try:
             with self._lock:
                 self._check()
-                if not self._collector.offer(request, self.clock()):
+                others = 0 if self._native is None else self._native.inside.value
+                if not self._collector.offer(request, self.clock(), others):
                     if told is None:
                         self.counts.refused += 1
                         raise QueueFullError(
-                            f"{self._collector.waiting} rows wait already, and there is room for "
+                            f"{self._collector.waiting + others} rows wait already, and there is room for "
                             f"{self._collector.rules.waiting}: call later, or give max_waiting or when_full='wait'"
                         )
                     self._hopefuls.append(told)
                     return False
+                self._tell_native()
                 batch, arrays = request.batch, request.arrays
                 assert batch is not None and arrays is not None
                 lane = self._alone(request, batch)
@@ -130,9 +139,10 @@ class Lanes:
                 self._tell(1)
 
     def statistics(self) -> BatcherStatistics:
+        native = None if self._native is None or self._forked_away else self._native.numbers()
         with self._lock:
             running = sum(batch.rows for batch in self._collector.running)
-            return self.counts.summary(self._collector.waiting, running)
+            return self.counts.summary(self._collector.waiting, running, native)
 
     def result(self, request: Request) -> Any:
         """What the caller of a request gets that was answered; raises its error."""
@@ -147,6 +157,8 @@ class Lanes:
         done and freed, else at once."""
         if self._forked_away:
             return
+        if self._native is not None:
+            self._native.close(drain=drain)
         self._finish(drop=not drain)
         if not drain:
             leave(self._drop)  # no signal interrupts threads, so no call is forgotten
@@ -156,6 +168,8 @@ class Lanes:
     def settle(self) -> None:
         """The end of the process: compute nothing more."""
         if not self._forked_away:
+            if self._native is not None:
+                self._native.close(drain=False)
             self._finish(drop=True)
             self._join()
 
@@ -190,6 +204,9 @@ class Lanes:
                     self._tell(len(self._hopefuls))
             self._drop()
             if last:
+                if self._native is not None:
+                    self._native.close(drain=True)
+                    self._native.settle()
                 for replica in self._replicas:
                     replica.close(wait=True)
 
@@ -204,6 +221,7 @@ class Lanes:
                     return None
                 now = self.clock()
                 batch, lane.given = lane.given or self._collector.take(now, lane.home), None
+                self._tell_native()
                 if batch is not None:
                     self._tell(batch.rows if self._collector.waiting else len(self._hopefuls))
                     return batch
@@ -223,6 +241,7 @@ class Lanes:
         if self._drops:
             with self._lock:
                 dropped = self._collector.drop()
+                self._tell_native()
             for batch in dropped:
                 for request in batch.requests:
                     if not request.gone:
@@ -281,6 +300,17 @@ class Lanes:
             self._answer(request, batch, error)
 
     def _computed(self, lane: _Lane, batch: SharedBatch, size: int) -> list[np.ndarray]:
+        native = self._native
+        if native is None or native.off:
+            return self._computed_here(lane, batch, size)
+        native.borrow(lane.place)
+        try:
+            return self._computed_here(lane, batch, size)
+        finally:
+            native.check(lane.place)
+            native.give_back(lane.place)
+
+    def _computed_here(self, lane: _Lane, batch: SharedBatch, size: int) -> list[np.ndarray]:
         slab, rows = batch.slab, batch.rows
         runner = self._replicas[lane.home].lanes[lane.number][size]
         if batch.direct is not None:
@@ -376,6 +406,7 @@ class Lanes:
         if self._timing is lane:
             self._timing = None
         batch = self._collector.take(self.clock(), lane.home)
+        self._tell_native()
         if batch is not request.batch:
             lane.given = batch
             lane.wake()
@@ -396,6 +427,11 @@ class Lanes:
         for _ in range(min(count, len(self._hopefuls))):
             self._hopefuls[0]()
             self._hopefuls.popleft()
+
+    def _tell_native(self) -> None:
+        """How many rows wait here."""
+        if self._native is not None:
+            self._native.outside.value = self._collector.waiting
 
     def _slab(self, home: int) -> Slab:
         return Slab(self._replicas[home].empty_inputs(), home)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from litegpu.errors import InvokeError, OptionError, TensorError
+from litegpu.gpu.backends.abilities import NativeRun, PinnedMemory
 from litegpu.model.batch import with_batch
 from litegpu.model.state import keeps_values
 from litegpu.model.types import Model
@@ -24,6 +25,9 @@ class Sizable(Streamed, Protocol):
 
     @property
     def inputs(self) -> dict[str, dict[str, Any]]: ...
+
+    @property
+    def outputs(self) -> dict[str, dict[str, Any]]: ...
 
     @property
     def replicas(self) -> Sequence[Sizable]: ...
@@ -84,6 +88,25 @@ def chosen_sizes(most: int, sizes: Sequence[int] | None) -> tuple[int, ...]:
 class Runner(Protocol):
     """Computes batches of one size; for one thread at a time."""
 
+    @property
+    def inputs(self) -> Mapping[str, int]:
+        """The place of each input in a NativeRun."""
+
+    @property
+    def outputs(self) -> Sequence[int]:
+        """The place of each output there, in the model's order."""
+
+    @property
+    def same(self) -> bool:
+        """Whether what native_run() gave last still holds."""
+
+    @property
+    def watched(self) -> bool:
+        """Whether run() looks for results that are not finite."""
+
+    def native_run(self, types: Mapping[str, np.dtype[Any]]) -> NativeRun | None:
+        """How native code computes a batch of inputs of these types, by name, if it can."""
+
     def run(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The outputs, in the model's order, as arrays of the caller's."""
 
@@ -95,12 +118,27 @@ class _OfKernel:
     """A copy of the kernel that runs the whole model, with memory and a queue of its own."""
 
     def __init__(self, route: Route) -> None:
-        self._route = route
-        self._outputs = route.outputs
+        self.inputs, self.outputs = route.inputs, route.outputs
         self._kernel: GpuKernel = route.kernel.another(waits=True)
+        self._session: object = None  # that of native_run()
 
     def run(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
-        return self._kernel.call({place: arrays[name] for name, place in self._route.inputs.items()}, self._outputs)
+        return self._kernel.call({place: arrays[name] for name, place in self.inputs.items()}, self.outputs)
+
+    @property
+    def same(self) -> bool:
+        return self._kernel.session is self._session
+
+    @property
+    def watched(self) -> bool:
+        return self._kernel.watched
+
+    def native_run(self, types: Mapping[str, np.dtype[Any]]) -> NativeRun | None:
+        self._session = self._kernel.session
+        by_place = {place: types[name] for name, place in self.inputs.items()}
+        if sorted(by_place) != list(range(len(by_place))):
+            return None
+        return self._kernel.native_run([by_place[place] for place in range(len(by_place))])
 
     def close(self, *, wait: bool) -> None:
         self._kernel.close(wait=wait)
@@ -111,6 +149,13 @@ class _OfModel:
 
     def __init__(self, model: Sizable) -> None:
         self._model = model
+        self.inputs: Mapping[str, int] = {}
+        self.outputs: Sequence[int] = ()
+        self.same = True
+        self.watched = False
+
+    def native_run(self, types: Mapping[str, np.dtype[Any]]) -> NativeRun | None:
+        return None
 
     def run(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         result = self._model._infer(arrays)
@@ -151,6 +196,16 @@ class Replica:
             arrays[name] = self.models[-1].empty_input(name)
             arrays[name][...] = 0
         return arrays
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        """Memory that the device writes to quickest; its content is anything."""
+        device = self._device
+        return device.pinned(shape, dtype) if isinstance(device, PinnedMemory) else np.empty(shape, dtype)
+
+    def output_rows(self) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+        """Of each output that has the batch, the shape of a row and the type."""
+        details = self.models[-1].outputs.values()
+        return [(tuple(int(n) for n in detail["shape"][1:]), np.dtype(detail["dtype"])) for detail in details]
 
     @property
     def is_lost(self) -> bool:

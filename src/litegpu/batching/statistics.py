@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -56,6 +56,24 @@ class BatcherStatistics:
         return "\n".join([*lines, ", ".join(told)] if told else lines)
 
 
+@dataclass(frozen=True)
+class Told:
+    """What native code has done: as Counts has it. Times are seconds; `expected`: rows that a free lane waits for."""
+
+    sizes: Mapping[int, int]
+    calls: int
+    rows: int
+    refused: int
+    failed: int
+    late: int
+    waiting: int
+    running: int
+    expected: int
+    waits: Sequence[float]
+    latencies: Sequence[float]
+    runs: Sequence[float]
+
+
 class Counts:
     """The numbers as they come in; under the batcher's lock."""
 
@@ -76,30 +94,35 @@ class Counts:
         self._latencies.extend([ended - arrived for arrived in arrivals])
         self._runs.append(ended - begun)
 
-    def summary(self, waiting: int, running: int) -> BatcherStatistics:
-        batches = sum(self._sizes.values())
-        places = sum(size * count for size, count in self._sizes.items())
+    def summary(self, waiting: int, running: int, native: Told | None = None) -> BatcherStatistics:
+        """Together with what native code has done."""
+        told = native or Told({}, 0, 0, 0, 0, 0, 0, 0, 1, (), (), ())
+        sizes = self._sizes + Counter(told.sizes)  # without those of which there was none
+        batches = sum(sizes.values())
+        places = sum(size * count for size, count in sizes.items())
+        rows = self._rows + told.rows
+        waits, latencies = [*self._waits, *told.waits], [*self._latencies, *told.latencies]
         return BatcherStatistics(
             batches=batches,
-            calls=self._calls,
-            rows=self._rows,
-            sizes=dict(sorted(self._sizes.items())),
-            mean_rows=self._rows / batches if batches else 0.0,
-            mean_fill=self._rows / places if places else 0.0,
-            wait_p50=_percentile(self._waits, 50),
-            wait_p99=_percentile(self._waits, 99),
-            latency_p50=_percentile(self._latencies, 50),
-            latency_p99=_percentile(self._latencies, 99),
-            run_p50=_percentile(self._runs, 50),
-            refused=self.refused,
-            late=self.late,
+            calls=self._calls + told.calls,
+            rows=rows,
+            sizes=dict(sorted(sizes.items())),
+            mean_rows=rows / batches if batches else 0.0,
+            mean_fill=rows / places if places else 0.0,
+            wait_p50=_percentile(waits, 50),
+            wait_p99=_percentile(waits, 99),
+            latency_p50=_percentile(latencies, 50),
+            latency_p99=_percentile(latencies, 99),
+            run_p50=_percentile([*self._runs, *told.runs], 50),
+            refused=self.refused + told.refused,
+            late=self.late + told.late,
             cancelled=self.cancelled,
-            failed=self.failed,
-            waiting=waiting,
-            running=running,
+            failed=self.failed + told.failed,
+            waiting=waiting + told.waiting,
+            running=running + told.running,
         )
 
 
-def _percentile(seconds: deque[float], percent: float) -> float:
+def _percentile(seconds: Sequence[float], percent: float) -> float:
     """In milliseconds."""
-    return 1e3 * float(np.percentile(list(seconds), percent)) if seconds else 0.0
+    return 1e3 * float(np.percentile(seconds, percent)) if seconds else 0.0

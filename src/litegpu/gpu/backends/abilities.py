@@ -180,6 +180,36 @@ class PlainCaller(Protocol):
         `wanted` should be the same object each time."""
 
 
+@dataclass(frozen=True)
+class NativeRun:
+    """An inference for native code, all in numbers. Addresses of functions: `push` and `pop` make a context current;
+    `copy_in` (device, host, bytes, stream), `fill` (device, value, bytes, stream), `launch` (graph, stream) and
+    `copy_out` (host, device, bytes, stream) put something on a stream; `query` (stream) gives 0 when all that is done,
+    600 before. Whatever else one of them gives is an error. `inputs` and `outputs`: places on the device."""
+
+    push: int
+    pop: int
+    launch: int
+    copy_in: int
+    copy_out: int
+    fill: int
+    query: int
+    context: int
+    stream: int
+    graph: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@runtime_checkable
+class NativeRunner(Protocol):
+    """A session whose inferences native code can make, without Python."""
+
+    def native_run(self) -> NativeRun | None:
+        """How, as long as the session is open and nothing is bound; None if it needs Python for them. Who uses it sees
+        to it that nobody else uses the session meanwhile."""
+
+
 @runtime_checkable
 class WholeTimer(Protocol):
     """A session that can time all kernels of an inference together."""

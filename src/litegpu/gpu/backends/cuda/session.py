@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from litegpu import fork
 from litegpu.errors import DeviceError
-from litegpu.gpu.backends.abilities import UserBuffer
+from litegpu.gpu.backends.abilities import NativeRun, UserBuffer
 from litegpu.gpu.backends.check import NUMPY
 from litegpu.gpu.backends.contract import KernelTime
 from litegpu.gpu.backends.cuda.array import (
@@ -22,10 +23,17 @@ from litegpu.gpu.backends.cuda.array import (
 from litegpu.gpu.backends.cuda.binding import Bound, check_fit
 from litegpu.gpu.backends.cuda.driver import CudaError, synchronize
 from litegpu.gpu.backends.cuda.graph import CudaGraph, GraphLaunch
+from litegpu.gpu.backends.cuda.held import address_of
 from litegpu.gpu.backends.cuda.session_base import CudaSessionBase
 from litegpu.gpu.backends.cuda.tensor_calls import TensorCalls
 from litegpu.gpu.backends.cuda.timing import added_seconds, graph_seconds, launch_seconds
 from litegpu.gpu.program import Program
+
+#: The driver's functions that a NativeRun names.
+_NATIVE = {
+    "push": "cuCtxPushCurrent", "pop": "cuCtxPopCurrent", "launch": "cuGraphLaunch", "copy_in": "cuMemcpyHtoDAsync",
+    "copy_out": "cuMemcpyDtoHAsync", "fill": "cuMemsetD8Async", "query": "cuStreamQuery",
+}  # fmt: skip
 
 
 class CudaSession(CudaSessionBase):
@@ -73,6 +81,26 @@ class CudaSession(CudaSessionBase):
             return False
         self._bindings.put(kind, index, Bound(plain, None))
         return True
+
+    def native_run(self) -> NativeRun | None:
+        """See abilities.NativeRunner. The graph has no copies: those of a batch are of its rows alone."""
+        context = self.device.context
+        if isinstance(context, fork.Refusal):
+            return None
+        with self._lock:
+            self._check_usable()
+            if self._blocking or self.program.regions or self.program.variables or self._bindings:
+                return None
+            with context:
+                graph = int(self.recorder.kernel_graph.executable)
+                synchronize(self._stream)
+            program = self.program
+            return NativeRun(
+                **{name: address_of(function) for name, function in _NATIVE.items()},
+                context=int(context.handle), stream=int(self._stream),
+                graph=graph, inputs=tuple(self.place(port) for port in program.inputs),
+                outputs=tuple(self.place(port) for port in program.outputs),
+            )  # fmt: skip
 
     def is_bound(self, kind: str, index: int) -> bool:
         """Whether an array of the user's stands for the port."""

@@ -1,0 +1,834 @@
+/* Calls of many threads put together into batches, without Python's lock: the quick way of a batcher.
+
+   litegpu_rows_call() of a caller's thread lets go of Python's lock, takes a place in the batch that fills, copies its
+   rows there, and waits. The first caller of a batch leads it: it starts the batch when the rules say so, waits for the
+   device and tells the others, each of whom copies its own results and comes back to Python. When a batch is started is
+   decided as by batching/collector.py, which says why; Python gives the numbers. What is not as it should be (an error
+   of the driver, a result that is not finite) is handed to Python: it computes the batch again in the ordinary way.
+
+   Times are nanoseconds of CLOCK_MONOTONIC. `lock` is held for well below a microsecond at a time; nobody sleeps and
+   nothing of Python's or the driver's is called in it. */
+
+#if defined(__linux__)
+#define _GNU_SOURCE
+#include <limits.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "baton.h"
+
+/* What litegpu_rows_call() gives. */
+enum { DONE, PENDING, FAILED, CLOSED, FULL, NEEDS_SLAB, NOT_PLAIN, LATE, HANDED, OFF };
+/* Of a slab; and whether Python is to compute its batch, and does. */
+enum { FREE, WAITING, RUNNING, ENDED };
+enum { NOT_HANDED, IS_HANDED, TAKEN };
+enum { MOST_PORTS = 16, MOST_RANK = 8, LATEST = 10000, NOT_READY = 600 };
+/* A waiting thread spins so long; a computing one asks the device without a pause so long, and then so often. */
+static const int64_t SPIN = 1000000, ASK = 2000000, NAP = 50000;
+/* A thread that sleeps looks again after so long, whatever it was told. */
+static const int64_t LOOK_AGAIN = 1000000;
+/* How much the last run counts for the time that a run is expected to take. */
+static const double NEWEST = 0.25;
+
+/* ------------------------------------------------------------------------------------------ Python's buffers */
+
+typedef struct object object;
+
+typedef struct view { /* a Py_buffer */
+  void *buf;
+  object *obj;
+  ssize_t len, itemsize;
+  int readonly, ndim;
+  char *format;
+  ssize_t *shape, *strides, *suboffsets;
+  void *internal;
+} view;
+
+enum { WRITABLE = 1, FORMAT = 4, C_CONTIGUOUS = 0x38 };
+
+typedef struct buffers {
+  object *(*tuple_item)(object *, ssize_t);
+  int (*get_buffer)(object *, view *, int);
+  void (*release)(view *);
+  void (*clear)(void);
+} buffers;
+
+/* ------------------------------------------------------------------------------------------ what Python gives */
+
+/* The driver's functions; each gives 0, or the number of an error. */
+typedef struct driver {
+  int (*push)(void *context);
+  int (*pop)(void **context);
+  int (*launch)(void *graph, void *stream);
+  int (*copy_in)(uint64_t device, const void *host, size_t bytes, void *stream);
+  int (*copy_out)(void *host, uint64_t device, size_t bytes, void *stream);
+  int (*fill)(uint64_t device, unsigned char value, size_t bytes, void *stream);
+  int (*query)(void *stream);
+} driver;
+
+/* How a lane computes batches of one size: inputs to these places of the device, the graph, results from those. */
+typedef struct recipe {
+  void *context, *stream, *graph;
+  int watched; /* whether results are to be looked at for what is not finite */
+  uint64_t in[MOST_PORTS], out[MOST_PORTS];
+} recipe;
+
+/* A row of an input or output. */
+typedef struct form {
+  int64_t bytes;
+  char format[8]; /* of a Py_buffer's elements */
+  int rank;       /* with the batch */
+  int64_t shape[MOST_RANK];
+  int floats; /* whether it is of float32 */
+} form;
+
+typedef struct setup {
+  buffers python;
+  driver driver;
+  int inputs, outputs, lanes, sizes, most, most_slabs, waiting, raises;
+  int64_t delay;
+  const form *forms;  /* inputs, then outputs */
+  const int *homes;   /* of lanes */
+  const int *batches; /* the sizes, ascending */
+  const recipe *recipes;
+} setup;
+
+/* ------------------------------------------------------------------------------------------ state */
+
+typedef struct call call;
+
+/* Memory for a batch's rows and results, and the batch that is in it. Threads in `waiters` still look at it. `leader`:
+   the one that starts it, and asks the device; any of them, if it is nobody. `launched`: when that was, 0 if it failed. */
+typedef struct slab {
+  char *in[MOST_PORTS], *out[MOST_PORTS];
+  int home, number, tag;
+  atomic_int state, handed, rows, copying, sleepers;
+  atomic_uint word; /* changes with whatever waiters may wait for */
+  _Atomic(call *) leader;
+  _Atomic int64_t latest;
+  int64_t opened, begun, launched;
+  atomic_bool sealed;
+  int waiters, calls, lane, size, outcome;
+  uint64_t serial;
+  int64_t *arrivals;
+} slab;
+
+/* One call; zero before the first. It is Python's memory, which reads `told`: after NEEDS_SLAB the home, after HANDED
+   the number of the slab, after LATE whether there was room; and the batch's number. */
+struct call {
+  int64_t told, serial;
+  slab *slab;
+  int start, rows;
+  int64_t arrived;
+};
+
+typedef struct lane { int home; atomic_int busy; atomic_int wanted; } lane;
+
+typedef struct rows {
+  atomic_int outside, inside; /* rows that wait in Python, which it writes here, and those that wait here */
+  setup of;
+  form *forms;
+  int *batches;
+  recipe *recipes;
+  lane *lanes;
+  slab **slabs, **queue, **running;
+  int slabs_count, queued, runs, around_at, around_count, *around;
+  atomic_int expected;
+  atomic_flag lock;
+  atomic_int free_lanes, room_sleepers, asking;
+  atomic_uint room;
+  bool closed, off;
+  _Atomic int64_t seconds; /* that a run is expected to take; 0 before the first */
+  uint64_t serial, calls, rows, refused, failed, *size_counts, runs_told, calls_told;
+  double *waits, *latencies, *run_times;
+} rows;
+
+static void enter(rows *r) {
+  for (int i = 0; atomic_flag_test_and_set_explicit(&r->lock, memory_order_acquire); i++) {
+    if (i < 2000) litegpu_relax();
+    else sched_yield();
+  }
+}
+
+static void leave(rows *r) { atomic_flag_clear_explicit(&r->lock, memory_order_release); }
+
+/* How many threads of a batcher ask for Python's lock at a time: who asks and does not get it soon falls asleep. */
+enum { ASKING = 2 };
+
+/* Have Python's lock again, of which many want it at once when a batch has ended: those behind wait awake. */
+static void come_back(rows *r, void *state) {
+  bool mine = false;
+  if (litegpu_awake()) {
+    const int64_t end = litegpu_now() + SPIN;
+    for (int step = 1; !mine; step++) {
+      int asking = atomic_load_explicit(&r->asking, memory_order_relaxed);
+      mine = asking < ASKING && atomic_compare_exchange_strong(&r->asking, &asking, asking + 1);
+      for (int i = 0; !mine && i < 5; i++) litegpu_relax();
+      if (!mine && step % 64 == 0 && litegpu_now() > end) break;
+    }
+    litegpu_sleepy();
+  }
+  litegpu_come_back(state);
+  if (mine) atomic_fetch_sub(&r->asking, 1);
+}
+
+static void doze(atomic_uint *word, unsigned seen, atomic_int *sleepers, int64_t ns) {
+  struct timespec t = {ns / 1000000000LL, ns % 1000000000LL};
+  atomic_fetch_add(sleepers, 1);
+  syscall(SYS_futex, (uint32_t *)word, FUTEX_WAIT_PRIVATE, seen, &t, NULL, 0);
+  atomic_fetch_sub(sleepers, 1);
+}
+
+static void tell(atomic_uint *word, atomic_int *sleepers) {
+  atomic_fetch_add(word, 1);
+  if (atomic_load(sleepers)) syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+/* ------------------------------------------------------------------------------------------ the rules; locked */
+
+static int64_t patience(const rows *r) { return r->seconds ? r->seconds : r->of.delay; }
+
+static bool is_late(const rows *r, slab *s, int64_t now) {
+  return now - atomic_load(&s->latest) >= patience(r) || now - s->opened >= r->of.delay;
+}
+
+/* Whether the slab's batch is to be run when its rows are copied, but for a lane. */
+static bool is_due(const rows *r, slab *s, int64_t now) {
+  return s->sealed || atomic_load(&s->rows) >= r->expected || is_late(r, s, now);
+}
+
+static bool is_ready(const rows *r, slab *s, int64_t now) { return !atomic_load(&s->copying) && is_due(r, s, now); }
+
+static void expect(rows *r) {
+  int most = 0;
+  for (int i = 0; i < r->around_count; i++) most = r->around[i] > most ? r->around[i] : most;
+  const int share = (most + r->of.lanes - 1) / r->of.lanes;
+  r->expected = share < 1 ? 1 : share > r->of.most ? r->of.most : share;
+}
+
+/* A slab for a new batch, at the home with the least to do; NULL if none is free, with whether one may be added, and
+   where. */
+static slab *free_slab(rows *r, bool *more, int64_t *home) {
+  int best = r->lanes[0].home, least = INT_MAX;
+  for (int l = 0; l < r->of.lanes; l++) {
+    int load = 0;
+    for (int i = 0; i < r->queued; i++) load += r->queue[i]->home == r->lanes[l].home ? r->queue[i]->rows : 0;
+    for (int i = 0; i < r->runs; i++) load += r->running[i]->home == r->lanes[l].home ? r->running[i]->rows : 0;
+    if (load < least) least = load, best = r->lanes[l].home;
+  }
+  slab *other = NULL;
+  for (int i = 0; i < r->slabs_count; i++) {
+    if (r->slabs[i]->state != FREE) continue;
+    if (r->slabs[i]->home == best) return r->slabs[i];
+    other = r->slabs[i];
+  }
+  *more = r->slabs_count < r->of.most_slabs;
+  *home = best;
+  return *more ? NULL : other;
+}
+
+/* A place for a call's rows: DONE, FULL, or NEEDS_SLAB with its home. */
+static int offer(rows *r, call *c, int64_t now) {
+  const int waiting = r->inside + r->outside;
+  if (waiting && waiting + c->rows > r->of.waiting) return FULL;
+  slab *s = r->queued ? r->queue[r->queued - 1] : NULL;
+  if (s && s->rows + c->rows > r->of.most) s->sealed = true;
+  if (!s || s->sealed) {
+    bool more = false;
+    s = free_slab(r, &more, &c->told);
+    if (!s) return more ? NEEDS_SLAB : FULL;
+    s->opened = now;
+    s->sealed = false;
+    s->rows = s->copying = s->calls = s->waiters = s->handed = 0;
+    s->leader = NULL;
+    s->serial = ++r->serial;
+    s->outcome = DONE;
+    s->state = WAITING;
+    r->queue[r->queued++] = s;
+  }
+  c->slab = s;
+  c->serial = (int64_t)s->serial;
+  c->start = s->rows;
+  s->arrivals[s->calls++] = c->arrived;
+  s->rows += c->rows;
+  r->inside += c->rows;
+  s->copying++;
+  s->waiters++;
+  s->latest = now;
+  s->sealed = s->rows == r->of.most;
+  return DONE;
+}
+
+static void out_of_queue(rows *r, int at) {
+  r->inside -= r->queue[at]->rows;
+  memmove(r->queue + at, r->queue + at + 1, (--r->queued - at) * sizeof *r->queue);
+}
+
+/* Start the slab's batch, if it is due and has a lane: whether that is so. Batches in front of it come first. */
+static bool start(rows *r, slab *s, int64_t now) {
+  for (int i = 0; i < r->queued; i++) r->queue[i]->sealed |= is_late(r, r->queue[i], now);
+  if (s->state != WAITING || !is_ready(r, s, now)) return false;
+  int at = 0;
+  for (; r->queue[at] != s; at++)
+    if (r->queue[at]->home == s->home && is_ready(r, r->queue[at], now)) return false;
+  for (int l = 0; l < r->of.lanes; l++) {
+    if (r->lanes[l].home != s->home || r->lanes[l].busy || r->lanes[l].wanted) continue;
+    int size = 0;
+    while (r->batches[size] < s->rows) size++;
+    r->lanes[l].busy = 1;
+    atomic_fetch_sub(&r->free_lanes, 1);
+    out_of_queue(r, at);
+    r->running[r->runs++] = s;
+    s->begun = now;
+    s->sealed = true;
+    s->lane = l;
+    s->size = size;
+    s->state = RUNNING;
+    return true;
+  }
+  return false;
+}
+
+/* The batch has ended, and its lane is free. */
+static void ended(rows *r, slab *s, int64_t now) {
+  int around = r->inside;
+  for (int i = 0; i < r->runs; i++) around += r->running[i]->rows;
+  r->around[r->around_at++ % (2 * r->of.lanes)] = around;
+  if (r->around_count < 2 * r->of.lanes) r->around_count++;
+  expect(r);
+  const int64_t seconds = now - s->begun;
+  r->seconds = r->seconds ? r->seconds + (int64_t)(NEWEST * (seconds - r->seconds)) : seconds;
+  for (int i = 0; i < r->runs; i++)
+    if (r->running[i] == s) {
+      r->running[i] = r->running[--r->runs];
+      break;
+    }
+}
+
+/* One thread less looks at the slab. */
+static void let_go(rows *r, slab *s) {
+  if (--s->waiters || s->state == RUNNING) return;
+  if (s->state == WAITING) /* nobody is left to lead it */
+    for (int i = 0; i < r->queued; i++)
+      if (r->queue[i] == s) {
+        out_of_queue(r, i);
+        break;
+      }
+  s->state = FREE;
+}
+
+/* ------------------------------------------------------------------------------------------ computing */
+
+static void told_all(rows *r) { /* that a lane is free, or room: locked or not, as slabs are never freed */
+  for (int i = 0; i < r->slabs_count; i++)
+    if (r->slabs[i]->state == WAITING) tell(&r->slabs[i]->word, &r->slabs[i]->sleepers);
+  tell(&r->room, &r->room_sleepers);
+}
+
+static void give_back(rows *r, int l) {
+  r->lanes[l].busy = 0;
+  atomic_fetch_add(&r->free_lanes, 1);
+}
+
+static void finish(rows *r, slab *s, int outcome) {
+  enter(r);
+  const int64_t now = litegpu_now();
+  ended(r, s, now);
+  give_back(r, s->lane);
+  s->outcome = outcome;
+  if (outcome == DONE) {
+    r->size_counts[s->size]++;
+    r->calls += s->calls;
+    r->rows += s->rows;
+    for (int i = 0; i < s->calls; i++) {
+      r->waits[r->calls_told % LATEST] = (s->begun - s->arrivals[i]) * 1e-9;
+      r->latencies[r->calls_told++ % LATEST] = (now - s->arrivals[i]) * 1e-9;
+    }
+    r->run_times[r->runs_told++ % LATEST] = (now - s->begun) * 1e-9;
+  } else {
+    r->failed += s->calls;
+  }
+  s->state = s->waiters ? ENDED : FREE;
+  leave(r);
+  tell(&s->word, &s->sleepers);
+  told_all(r);
+}
+
+static const recipe *recipe_of(const rows *r, const slab *s) { return r->recipes + s->lane * r->of.sizes + s->size; }
+
+/* Put the batch on the device; whether that worked. */
+static bool launch(rows *r, slab *s) {
+  const recipe *how = recipe_of(r, s);
+  const driver *d = &r->of.driver;
+  const int rows = s->rows, missing = r->batches[s->size] - rows;
+  int error = d->push(how->context);
+  if (error) return false;
+  for (int i = 0; i < r->of.inputs; i++) {
+    const int64_t bytes = r->forms[i].bytes;
+    error = error ? error : d->copy_in(how->in[i], s->in[i], rows * bytes, how->stream);
+    if (missing) error = error ? error : d->fill(how->in[i] + rows * bytes, 0, missing * bytes, how->stream);
+  }
+  error = error ? error : d->launch(how->graph, how->stream);
+  for (int i = 0; i < r->of.outputs; i++)
+    error = error ? error : d->copy_out(s->out[i], how->out[i], rows * r->forms[r->of.inputs + i].bytes, how->stream);
+  void *popped;
+  d->pop(&popped);
+  return !error;
+}
+
+static bool is_finite(const rows *r, const slab *s) {
+  for (int i = 0; i < r->of.outputs; i++) {
+    const form *f = r->forms + r->of.inputs + i;
+    if (!f->floats) continue;
+    const uint32_t *words = (const uint32_t *)s->out[i];
+    const int64_t count = s->rows * f->bytes / 4;
+    uint32_t odd = 0;
+    for (int64_t k = 0; k < count; k++) odd |= (words[k] & 0x7f800000u) == 0x7f800000u;
+    if (odd) return false;
+  }
+  return true;
+}
+
+/* Whether a launched batch has ended: DONE, PENDING, or HANDED if Python is to compute it again. */
+static int asked(rows *r, slab *s) {
+  const recipe *how = recipe_of(r, s);
+  if (r->of.driver.push(how->context)) return HANDED;
+  const int error = r->of.driver.query(how->stream);
+  void *popped;
+  r->of.driver.pop(&popped);
+  if (error == NOT_READY) return PENDING;
+  return error || (how->watched && !is_finite(r, s)) ? HANDED : DONE;
+}
+
+/* ------------------------------------------------------------------------------------------ waiting */
+
+/* Start the batch, or ask the device for it: whether there may be something new at once. */
+static bool lead(rows *r, slab *s, int64_t now) {
+  if (s->state == RUNNING) {
+    const int how = s->launched ? asked(r, s) : HANDED;
+    if (how == DONE) finish(r, s, DONE);
+    else if (how == HANDED) atomic_store(&s->handed, IS_HANDED);
+    else if (now - s->launched > ASK) nanosleep(&(struct timespec){0, NAP}, NULL);
+    else for (int i = 0; i < 30; i++) litegpu_relax();
+    return true;
+  }
+  if (atomic_load(&r->free_lanes) < 1 || !is_due(r, s, now)) return false;
+  if (atomic_load(&s->copying) && (s->sealed || !is_late(r, s, now))) return false;
+  enter(r);
+  const bool started = start(r, s, now);
+  leave(r);
+  if (!started) return false;
+  s->launched = launch(r, s) ? litegpu_now() : 0;
+  if (atomic_load(&r->room_sleepers)) tell(&r->room, &r->room_sleepers);
+  return true;
+}
+
+/* When a leader that sleeps has to look at the clock. */
+static int64_t due(const rows *r, slab *s) {
+  const int64_t late = atomic_load(&s->latest) + patience(r), last = s->opened + r->of.delay;
+  return late < last ? late : last;
+}
+
+/* Until the call's batch has ended, or `until`. */
+static int await(rows *r, call *c, int64_t until) {
+  slab *s = c->slab;
+  bool spins = litegpu_awake(), leads = false;
+  int64_t now = litegpu_now();
+  const int64_t calm = now + SPIN;
+  int found = PENDING;
+  for (;; now = litegpu_now()) {
+    const unsigned seen = atomic_load(&s->word);
+    if (atomic_load(&s->state) == ENDED) {
+      found = s->outcome;
+      break;
+    }
+    if (!leads && !atomic_load(&s->handed)) {
+      call *nobody = NULL;
+      leads = atomic_compare_exchange_strong(&s->leader, &nobody, c);
+      /* who has led meanwhile may have handed it over */
+    }
+    const bool busy = leads && !atomic_load(&s->handed) && lead(r, s, now);
+    if (busy && atomic_load(&s->handed)) {
+      c->told = s->number;
+      found = HANDED;
+      break;
+    }
+    if (until && now >= until) break;
+    if (busy) continue;
+    if (spins && now >= calm) {
+      spins = false;
+      litegpu_sleepy();
+    }
+    if (spins) {
+      for (int i = 0; i < 20; i++) litegpu_relax();
+      continue;
+    }
+    int64_t ns = leads ? LOOK_AGAIN : 20 * LOOK_AGAIN;
+    if (until && until - now < ns) ns = until - now;
+    const int64_t left = leads ? due(r, s) - now : 0;
+    if (left > 0 && left < ns) ns = left;
+    doze(&s->word, seen, &s->sleepers, ns);
+  }
+  if (spins) litegpu_sleepy();
+  if (leads && (found == PENDING || found == HANDED)) {
+    atomic_store(&s->leader, NULL);
+    tell(&s->word, &s->sleepers);
+  }
+  return found;
+}
+
+/* A place for the rows, when there is one. */
+static int placed(rows *r, call *c, int64_t until) {
+  for (;;) {
+    const unsigned seen = atomic_load(&r->room);
+    int64_t now = litegpu_now();
+    enter(r);
+    int found = r->off ? OFF : r->closed ? CLOSED : offer(r, c, now);
+    if (found == FULL && r->of.raises) r->refused++;
+    leave(r);
+    if (found != FULL || r->of.raises) return found;
+    if (until && now >= until) return PENDING;
+    int64_t ns = 20 * LOOK_AGAIN;
+    if (until && until - now < ns) ns = until - now;
+    doze(&r->room, seen, &r->room_sleepers, ns);
+  }
+}
+
+static void put(rows *r, call *c, const view *views) {
+  for (int i = 0; i < r->of.inputs; i++) {
+    const int64_t bytes = r->forms[i].bytes;
+    memcpy(c->slab->in[i] + c->start * bytes, views[i].buf, c->rows * bytes);
+  }
+  atomic_fetch_sub(&c->slab->copying, 1);
+  tell(&c->slab->word, &c->slab->sleepers);
+}
+
+/* ------------------------------------------------------------------------------------------ what Python calls */
+
+static bool fits(const form *f, const view *v, int64_t rows) {
+  if (v->ndim != f->rank || strcmp(v->format ? v->format : "B", f->format) || v->shape[0] != rows) return false;
+  for (int i = 1; i < f->rank; i++)
+    if (v->shape[i] != f->shape[i]) return false;
+  return true;
+}
+
+/* One call with these arrays, or the rest of one that is PENDING or HANDED; returns after `slice` nanoseconds at the
+   latest, but for what the driver takes, and gives LATE after `deadline` (0: none). `inputs`, `outputs`: tuples of
+   arrays; outputs are written. After FAILED and whatever else ends the call, it is no longer in a batch. */
+PUBLIC int litegpu_rows_call(rows *r, call *c, object *inputs, object *outputs, int64_t slice, int64_t deadline) {
+  const buffers *p = &r->of.python;
+  view in[MOST_PORTS], out[MOST_PORTS];
+  int ins = 0, outs = 0, found = NOT_PLAIN;
+  if (!c->slab) {
+    for (; ins < r->of.inputs; ins++) {
+      object *x = p->tuple_item(inputs, ins);
+      if (!x || p->get_buffer(x, in + ins, C_CONTIGUOUS | FORMAT)) {
+        p->clear();
+        goto end;
+      }
+      if (!ins) c->rows = in[0].ndim > 0 && in[0].shape[0] <= r->of.most ? (int)in[0].shape[0] : 0;
+      if (c->rows < 1 || !fits(r->forms + ins, in + ins, c->rows)) {
+        ins++;
+        goto end;
+      }
+    }
+  }
+  for (; outs < r->of.outputs; outs++) {
+    object *y = p->tuple_item(outputs, outs);
+    if (!y || p->get_buffer(y, out + outs, C_CONTIGUOUS | WRITABLE)) {
+      p->clear();
+      goto end;
+    }
+    if (out[outs].len != c->rows * r->forms[r->of.inputs + outs].bytes) {
+      outs++;
+      goto end;
+    }
+  }
+  void *state = litegpu_leave();
+  const int64_t now = litegpu_now();
+  int64_t until = slice ? now + slice : 0;
+  if (deadline && (!until || deadline < until)) until = deadline;
+  found = DONE;
+  if (!c->slab) {
+    if (!c->arrived) c->arrived = now;
+    found = placed(r, c, until);
+    if (found == DONE) put(r, c, in);
+  }
+  if (found == DONE) found = await(r, c, until);
+  if (found == PENDING && deadline && litegpu_now() >= deadline) {
+    found = LATE;
+    c->told = c->slab != NULL;
+  }
+  if (c->slab && found != PENDING && found != HANDED && found != LATE) {
+    slab *s = c->slab;
+    if (found == DONE)
+      for (int i = 0; i < r->of.outputs; i++) {
+        const int64_t bytes = r->forms[r->of.inputs + i].bytes;
+        memcpy(out[i].buf, s->out[i] + c->start * bytes, c->rows * bytes);
+      }
+    enter(r);
+    let_go(r, s);
+    leave(r);
+    if (atomic_load(&r->room_sleepers)) tell(&r->room, &r->room_sleepers);
+    c->slab = NULL;
+  }
+  if (!c->slab && found != PENDING && found != NEEDS_SLAB) c->arrived = 0;
+  come_back(r, state);
+end:
+  while (ins) p->release(in + --ins);
+  while (outs) p->release(out + --outs);
+  return found;
+}
+
+/* Nobody waits for the call any more. Whether that could be: the last one of a batch that runs has to be called on. */
+PUBLIC int litegpu_rows_abandon(rows *r, call *c) {
+  slab *s = c->slab;
+  if (s) {
+    int handed = IS_HANDED; /* Python may have been interrupted before it took it */
+    atomic_compare_exchange_strong(&s->handed, &handed, NOT_HANDED);
+    enter(r);
+    const bool last = s->waiters == 1 && s->state == RUNNING && s->handed != TAKEN;
+    if (!last) let_go(r, s);
+    leave(r);
+    tell(&s->word, &s->sleepers);
+    if (last) return 0;
+    if (atomic_load(&r->room_sleepers)) tell(&r->room, &r->room_sleepers);
+  }
+  c->slab = NULL;
+  c->arrived = 0;
+  return 1;
+}
+
+PUBLIC size_t litegpu_rows_call_size(void) { return sizeof(call); }
+
+/* Whether Python is to compute the batch in a slab, and nobody else does; with its lane, size, the slab's tag, the
+   batch's number, and its rows. */
+PUBLIC int litegpu_rows_take(rows *r, int number, int64_t *told) {
+  slab *s = r->slabs[number];
+  int handed = IS_HANDED;
+  if (!atomic_compare_exchange_strong(&s->handed, &handed, TAKEN)) return 0;
+  told[0] = s->lane, told[1] = r->batches[s->size], told[2] = s->tag, told[4] = s->rows, told[3] = (int64_t)s->serial;
+  return 1;
+}
+
+/* Python has computed it, and the results are in the slab; or not. */
+PUBLIC void litegpu_rows_finish(rows *r, int slab_number, int worked) {
+  finish(r, r->slabs[slab_number], worked ? DONE : FAILED);
+}
+
+PUBLIC void litegpu_rows_watch(rows *r, int watched) {
+  for (int i = 0; i < r->of.lanes * r->of.sizes; i++) r->recipes[i].watched = watched;
+}
+
+static void *copied(const void *of, size_t bytes) {
+  void *found = malloc(bytes ? bytes : 1);
+  if (found) memcpy(found, of, bytes);
+  return found;
+}
+
+PUBLIC void litegpu_rows_free(rows *r) {
+  if (!r) return;
+  for (int i = 0; i < r->slabs_count; i++) {
+    free(r->slabs[i]->arrivals);
+    free(r->slabs[i]);
+  }
+  free(r->forms), free(r->batches), free(r->recipes), free(r->lanes), free(r->slabs), free(r->queue), free(r->running);
+  free(r->around), free(r->size_counts), free(r->waits), free(r->latencies), free(r->run_times);
+  free(r);
+}
+
+/* NULL without memory. */
+PUBLIC rows *litegpu_rows_new(const setup *of, size_t size) {
+  rows *r = size == sizeof *of ? calloc(1, sizeof *r) : NULL;
+  if (!r) return NULL;
+  r->of = *of;
+  r->forms = copied(of->forms, (of->inputs + of->outputs) * sizeof *of->forms);
+  r->batches = copied(of->batches, of->sizes * sizeof *of->batches);
+  r->recipes = copied(of->recipes, (size_t)of->lanes * of->sizes * sizeof *of->recipes);
+  r->lanes = calloc(of->lanes, sizeof *r->lanes);
+  r->slabs = calloc(of->most_slabs, sizeof *r->slabs);
+  r->queue = calloc(of->most_slabs, sizeof *r->queue);
+  r->running = calloc(of->most_slabs, sizeof *r->running);
+  r->around = calloc(2 * of->lanes, sizeof *r->around);
+  r->size_counts = calloc(of->sizes, sizeof *r->size_counts);
+  r->waits = calloc(LATEST, sizeof *r->waits);
+  r->latencies = calloc(LATEST, sizeof *r->latencies);
+  r->run_times = calloc(LATEST, sizeof *r->run_times);
+  if (!r->forms || !r->batches || !r->recipes || !r->lanes || !r->slabs || !r->queue || !r->running || !r->around ||
+      !r->size_counts || !r->waits || !r->latencies || !r->run_times) {
+    litegpu_rows_free(r);
+    return NULL;
+  }
+  for (int l = 0; l < of->lanes; l++) r->lanes[l].home = of->homes[l];
+  r->free_lanes = of->lanes;
+  r->expected = 1;
+  atomic_flag_clear(&r->lock);
+  return r;
+}
+
+/* Memory for one more batch: an address for each input, then each output. 0 if there is enough. */
+PUBLIC int litegpu_rows_add_slab(rows *r, int home, int tag, char *const *memory) {
+  slab *s = calloc(1, sizeof *s);
+  int64_t *arrivals = malloc(r->of.most * sizeof *arrivals);
+  if (s && arrivals) {
+    s->home = home;
+    s->tag = tag;
+    s->arrivals = arrivals;
+    memcpy(s->in, memory, r->of.inputs * sizeof *memory);
+    memcpy(s->out, memory + r->of.inputs, r->of.outputs * sizeof *memory);
+    enter(r);
+    const bool room = r->slabs_count < r->of.most_slabs;
+    if (room) {
+      s->number = r->slabs_count;
+      r->slabs[s->number] = s;
+      r->slabs_count++;
+    }
+    leave(r);
+    if (room) {
+      tell(&r->room, &r->room_sleepers);
+      return 1;
+    }
+  }
+  free(s);
+  free(arrivals);
+  return 0;
+}
+
+/* End what waits: with CLOSED, or with OFF to be called in the ordinary way. */
+static void drop(rows *r, int outcome) {
+  enter(r);
+  slab *dropped[64];
+  while (r->queued) {
+    int n = 0;
+    for (; n < 64 && r->queued; n++) {
+      slab *s = dropped[n] = r->queue[r->queued - 1];
+      out_of_queue(r, r->queued - 1);
+      s->outcome = outcome;
+      s->state = ENDED;
+    }
+    for (int i = 0; i < n; i++) tell(&dropped[i]->word, &dropped[i]->sleepers);
+  }
+  leave(r);
+}
+
+/* Take no more calls; without `drain` end those whose batch has not begun. */
+PUBLIC void litegpu_rows_close(rows *r, int drain) {
+  enter(r);
+  r->closed = true;
+  for (int i = 0; i < r->queued; i++) r->queue[i]->sealed = true;
+  leave(r);
+  if (!drain) drop(r, CLOSED);
+  told_all(r);
+}
+
+/* From now on every call gets OFF, and so does what waits. */
+PUBLIC void litegpu_rows_turn_off(rows *r) {
+  enter(r);
+  r->off = true;
+  leave(r);
+  drop(r, OFF);
+  told_all(r);
+}
+
+/* Wait, for so many nanoseconds, until no batch waits or runs: whether that is so. */
+PUBLIC int litegpu_rows_idle(rows *r, int64_t ns) {
+  void *state = litegpu_leave();
+  const int64_t end = litegpu_now() + ns;
+  bool idle;
+  for (;;) {
+    const unsigned seen = atomic_load(&r->room);
+    enter(r);
+    idle = !r->queued && !r->runs;
+    leave(r);
+    const int64_t left = end - litegpu_now();
+    if (idle || left <= 0) break;
+    doze(&r->room, seen, &r->room_sleepers, left < LOOK_AGAIN ? left : LOOK_AGAIN);
+  }
+  litegpu_come_back(state);
+  return idle;
+}
+
+/* A lane for a batch of Python's own, as soon as it is free; within so many nanoseconds, else 0. */
+PUBLIC int litegpu_rows_borrow(rows *r, int l, int64_t ns) {
+  enter(r);
+  bool got = !r->lanes[l].busy;
+  if (got) {
+    r->lanes[l].busy = 1;
+    atomic_fetch_sub(&r->free_lanes, 1);
+  }
+  r->lanes[l].wanted = !got;
+  leave(r);
+  if (got) return 1;
+  void *state = litegpu_leave();
+  const int64_t end = litegpu_now() + ns;
+  while (!got) {
+    const unsigned seen = atomic_load(&r->room);
+    enter(r);
+    got = !r->lanes[l].busy;
+    if (got) {
+      r->lanes[l].busy = 1;
+      atomic_fetch_sub(&r->free_lanes, 1);
+      r->lanes[l].wanted = 0;
+    }
+    leave(r);
+    const int64_t left = end - litegpu_now();
+    if (got || left <= 0) break;
+    doze(&r->room, seen, &r->room_sleepers, left < LOOK_AGAIN ? left : LOOK_AGAIN);
+  }
+  litegpu_come_back(state);
+  return got;
+}
+
+PUBLIC void litegpu_rows_give_back(rows *r, int l) {
+  enter(r);
+  give_back(r, l);
+  leave(r);
+  told_all(r);
+}
+
+/* What is decided at a time that is not now, for comparison with batching/collector.py: the call is offered a place, and
+   has copied its rows (0 if there is none); its batch is started, if it is to be; its batch has ended. */
+PUBLIC int litegpu_rows_rehearse(rows *r, int what, call *c, int64_t now) {
+  if (what == 0) {
+    if (offer(r, c, now)) return 0;
+    c->slab->copying--;
+    return 1;
+  }
+  if (what == 1) return start(r, c->slab, now);
+  ended(r, c->slab, now);
+  give_back(r, c->slab->lane);
+  c->slab->waiters = 0;
+  c->slab->state = FREE;
+  return 1;
+}
+
+typedef struct told {
+  uint64_t calls, rows, refused, failed, waiting, running, waits_count, runs_count, expected;
+} told;
+
+/* Numbers, batches of each size, and what the latest calls waited and took, and batches took, in seconds: three times
+   room for LATEST numbers. */
+PUBLIC void litegpu_rows_statistics(rows *r, told *t, uint64_t *sizes, double *times) {
+  enter(r);
+  t->calls = r->calls, t->rows = r->rows, t->refused = r->refused, t->failed = r->failed;
+  t->waiting = r->inside;
+  t->running = 0;
+  for (int i = 0; i < r->runs; i++) t->running += r->running[i]->rows;
+  t->waits_count = r->calls_told < LATEST ? r->calls_told : LATEST;
+  t->runs_count = r->runs_told < LATEST ? r->runs_told : LATEST;
+  t->expected = r->expected;
+  memcpy(sizes, r->size_counts, r->of.sizes * sizeof *sizes);
+  memcpy(times, r->waits, LATEST * sizeof *times);
+  memcpy(times + LATEST, r->latencies, LATEST * sizeof *times);
+  memcpy(times + 2 * LATEST, r->run_times, LATEST * sizeof *times);
+  leave(r);
+}
+#endif

@@ -1,0 +1,80 @@
+"""A driver of the tests' own in front of CPU models, so that a batcher's native code has something to call."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from litegpu import native
+from litegpu.batching import sizes
+from litegpu.gpu.backends.abilities import NativeRun
+from litegpu.native.compiling import Sources
+
+_NAMES = ("push", "pop", "launch", "copy_in", "copy_out", "fill", "query")
+
+
+@functools.cache
+def _driver() -> dict[str, int]:
+    """The functions of driver.c."""
+    folder = tempfile.mkdtemp(prefix="litegpu-")
+    library = ctypes.CDLL(str(Sources(Path(__file__).parent / "native_driver", "driver").compile(Path(folder))))
+    return {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _NAMES}
+
+
+class FakeDriver:
+    """`error`: what the next launches give. `late`: how often the device is asked before an inference has ended.
+    `launches`: so many there were."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.error, self.late, self.launches = 0, 1, 0
+        self.watched = False
+        self._kept: list[Any] = []
+        self.streams: list[ctypes.c_int64] = []  # how often each is still to be asked
+        if native.build() is None:
+            pytest.skip("no native code here")
+        monkeypatch.setattr(sizes._OfModel, "native_run", lambda runner, types: self._native_run(runner, types))
+        monkeypatch.setattr(sizes._OfModel, "__init__", self._initialized(sizes._OfModel.__init__))
+
+    def _initialized(self, before: Any) -> Any:
+        def made(runner: Any, model: Any) -> None:
+            before(runner, model)
+            runner.inputs = {name: i for i, name in enumerate(model.inputs)}
+            runner.outputs = range(len(model.outputs))
+            runner.watched = self.watched
+
+        return made
+
+    def _native_run(self, runner: Any, types: Mapping[str, np.dtype[Any]]) -> NativeRun:
+        model = runner._model
+        inputs = {n: np.full(tuple(d["shape"]), 77, d["dtype"]) for n, d in model.inputs.items()}
+        outputs = [np.full(tuple(d["shape"]), 77, d["dtype"]) for d in model.outputs.values()]
+        stream = ctypes.c_int64(0)
+
+        def launched() -> int:
+            self.launches += 1
+            stream.value = self.late
+            if self.error:
+                return self.error
+            try:
+                found = runner.run({name: array.copy() for name, array in inputs.items()})
+            except BaseException:
+                return 719
+            for array, one in zip(outputs, found, strict=True):
+                array[...] = one
+            return 0
+
+        launch = ctypes.CFUNCTYPE(ctypes.c_int)(launched)
+        graph = ctypes.c_void_p(ctypes.cast(launch, ctypes.c_void_p).value)
+        self.streams.append(stream)
+        self._kept += [launch, graph, inputs, outputs]
+        return NativeRun(
+            **_driver(), context=1, stream=ctypes.addressof(stream), graph=ctypes.addressof(graph),
+            inputs=tuple(a.ctypes.data for a in inputs.values()), outputs=tuple(a.ctypes.data for a in outputs),
+        )  # fmt: skip

@@ -1,0 +1,417 @@
+"""The quick way of a batcher, through native code: the right rows for everybody, whatever else happens."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import ctypes
+import os
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from native_runs import FakeDriver
+from test_threads import inputs, is_right, network, race
+
+import litegpu
+from litegpu import DeadlineError, InvokeError, QueueFullError, TensorError
+from litegpu.batching import native_calls, sizes
+from litegpu.batching.batch import Request, SharedBatch, Slab
+from litegpu.batching.collector import Collector, Rules
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    return FakeDriver(monkeypatch)
+
+
+@pytest.fixture
+def model(driver: FakeDriver) -> Iterator[litegpu.LoadedModel]:
+    with litegpu.load(network(), "cpu") as opened:
+        yield opened
+
+
+def native(batcher: litegpu.Batcher) -> native_calls.NativeCalls:
+    assert batcher._native is not None
+    return batcher._native
+
+
+def test_thousands_of_calls_of_sixteen_threads(model: litegpu.LoadedModel, driver: FakeDriver) -> None:
+    calls = [[inputs(8 * n + i, batch=1 + (n + i) % 5) for i in range(8)] for n in range(16)]
+    with model.batcher(16) as batcher:
+
+        def work(number: int) -> None:
+            for i in range(200):
+                x, y = calls[number][i % 8]
+                assert is_right(batcher(x, y), x, y)
+
+        race(work)
+        found = batcher.statistics
+        assert found.calls == 3200 and found.failed == 0
+        assert found.batches == driver.launches < 3200
+        assert found.latency_p99 >= found.wait_p99 > 0 and found.run_p50 > 0
+
+
+def test_the_same_decisions_as_in_python(model: litegpu.LoadedModel) -> None:
+    """A made-up clock, and calls that come and batches that end at random."""
+    dice = random.Random(4)
+    for _ in range(30):
+        waiting, delay = dice.choice([8, 20, 40]), dice.choice([0, 1, 5])
+        with model.batcher(8, max_delay_ms=delay, max_waiting=waiting) as batcher:
+            quick = native(batcher)
+            try:
+                compare(quick, Rules(8, delay * MS, waiting), dice)
+            finally:
+                quick.close(drain=False)
+
+
+MS = 1_000_000
+
+
+def compare(quick: native_calls.NativeCalls, rules: Rules, dice: random.Random) -> None:
+    rehearse, rows, now = quick._functions.rehearse, quick._rows, 0
+    slow = Collector(rules, 1, [Slab({"x": np.zeros((8, 1))})], lambda home: Slab({"x": np.zeros((8, 1))}))
+    while len(quick._slabs) < slow._most_slabs:
+        quick._grow(0)
+    waiting: dict[int, tuple[SharedBatch, native_calls._Call]] = {}
+    running: tuple[SharedBatch, native_calls._Call] | None = None
+    try:
+        for _ in range(300):
+            now += dice.choice([0, MS // 10, MS // 3, 2 * MS])
+            if dice.random() < 0.6:
+                count = dice.randint(1, 8)
+                call = native_calls._Call(quick._call_size)
+                ctypes.c_int.from_address(call.address + 28).value = count
+                request = Request({}, count, now, None, waited=True)
+                request.copied = True
+                placed = slow.offer(request, now)
+                assert rehearse(rows, 0, call.address, now) == placed
+                if placed:
+                    assert request.batch is not None
+                    waiting.setdefault(id(request.batch), (request.batch, call))
+            elif running is not None:
+                ended, running = running, None
+                slow.ended(ended[0], now)
+                rehearse(rows, 2, ended[1].address, now)
+            elif waiting:
+                batch, call = next(iter(waiting.values()))
+                taken = slow.take(now)
+                if rehearse(rows, 1, call.address, now):
+                    running = waiting.pop(id(batch))
+                assert taken is (running and running[0])
+            numbers = quick.numbers()
+            assert (numbers.waiting, numbers.expected) == (slow.waiting, slow.expected)
+            assert numbers.running == sum(batch.rows for batch in slow.running)
+    finally:
+        if running is not None:
+            rehearse(rows, 2, running[1].address, now)
+
+
+def test_padding_is_zeros(model: litegpu.LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[np.ndarray] = []
+    run = sizes._OfModel.run
+
+    def noting(runner: Any, arrays: Any) -> list[np.ndarray]:
+        given.append(arrays["x"].copy())
+        return run(runner, arrays)
+
+    with model.batcher(8, sizes=[4]) as batcher:
+        monkeypatch.setattr(sizes._OfModel, "run", noting)
+        one, _ = inputs(0)
+        one = np.ones_like(one)
+        for rows in (8, 3, 1, 2, 7, 4, 5):
+            batcher(*[np.repeat(one, rows, 0)] * 2)
+            assert (given[-1][:rows] == 1).all() and not given[-1][rows:].any(), rows
+
+
+@pytest.mark.parametrize("late", [0, 3, 2000])
+def test_inferences_of_any_length(model: litegpu.LoadedModel, driver: FakeDriver, late: int) -> None:
+    driver.late = late
+    with model.batcher(8) as batcher:
+        race(lambda n: _right(batcher, n), 4)
+
+
+def _right(batcher: litegpu.Batcher, number: int, **how: Any) -> None:
+    x, y = inputs(number, batch=1 + number % 3)
+    assert is_right(batcher(x, y, **how), x, y)
+
+
+def test_a_deadline_while_the_batch_runs(model: litegpu.LoadedModel, driver: FakeDriver) -> None:
+    with model.batcher(8) as batcher, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        driver.late = 1 << 30
+        begun = time.monotonic()
+        with pytest.raises(DeadlineError, match="before the result was there"):
+            batcher(*inputs(1), timeout=0.05)
+        assert time.monotonic() - begun < 10
+        driver.late = 0
+        for stream in driver.streams:
+            stream.value = 0  # the device is done after all, and the lane is free
+        _right(batcher, 2, timeout=60)
+        driver.late = 1 << 30
+        patient = pool.submit(_right, batcher, 3)  # leads, or is led by who leaves
+        hasty = pool.submit(_right, batcher, 4, timeout=0.1)
+        with pytest.raises(DeadlineError):
+            hasty.result(60)
+        driver.late = 0
+        for stream in driver.streams:
+            stream.value = 0
+        patient.result(60)
+        assert batcher.statistics.late == 2
+
+
+def test_full(model: litegpu.LoadedModel, driver: FakeDriver) -> None:
+    driver.late = 1 << 30
+    with (
+        model.batcher(4, max_waiting=4, when_full="raise") as batcher,
+        concurrent.futures.ThreadPoolExecutor(8) as pool,
+    ):
+        calls = [pool.submit(_right, batcher, 3 * n) for n in range(5)]  # of one row
+        while batcher.statistics.waiting < 4:
+            time.sleep(0.001)
+        with pytest.raises(QueueFullError, match="4 rows wait already"):
+            batcher(*inputs(0))
+        with pytest.raises(QueueFullError):  # there is one queue for both ways
+            batcher.submit(*inputs(0))
+        driver.late = 0
+        while not all(call.done() for call in calls):
+            for stream in driver.streams:
+                stream.value = 0
+            time.sleep(0.001)
+        for call in calls:
+            call.result(60)
+        assert batcher.statistics.refused == 2
+
+
+def test_what_is_wrong_is_said_as_ever(model: litegpu.LoadedModel) -> None:
+    with model.batcher(8) as batcher:
+        x, y = inputs(1)
+        for wrong in ((x,), (x, y[..., :3]), (x, "text"), (x, y, y), (x, np.concatenate([y, y])), (x[0], y[0])):
+            with pytest.raises(TensorError):
+                batcher(*wrong)
+        with pytest.raises(TensorError, match="from 1 to 8 rows"):
+            batcher(*inputs(0, batch=9))
+        with pytest.raises(TensorError, match="from 1 to 8 rows"):
+            batcher(x[:0], y[:0])
+        for found in (batcher(x[:, ::-1], y), batcher(x.astype(">f4"), y), batcher({"x": x, "y": y})):
+            assert list(found) == ["negated", "product"]
+        frozen = x.copy()
+        frozen.flags.writeable = False
+        assert is_right(batcher(frozen, y), x, y)
+
+
+def test_python_computes_what_the_driver_refuses(model: litegpu.LoadedModel, driver: FakeDriver) -> None:
+    with model.batcher(8) as batcher:
+        driver.error = 700
+        race(lambda n: _right(batcher, n), 8)
+        driver.error = 0
+        _right(batcher, 1)
+        assert batcher.statistics.failed == 0
+
+
+def test_errors_of_a_batch_reach_all_of_its_callers(
+    model: litegpu.LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sizes._OfModel.run
+
+    def failing(runner: Any, arrays: Any) -> Any:
+        raise ZeroDivisionError("odd")
+
+    with model.batcher(8) as batcher:
+        monkeypatch.setattr(sizes._OfModel, "run", failing)
+        errors: list[BaseException] = []
+
+        def work(number: int) -> None:
+            with pytest.raises(InvokeError, match="ZeroDivisionError: odd") as caught:
+                batcher(*inputs(number))
+            errors.append(caught.value)
+
+        race(work, 8)
+        assert len({id(error) for error in errors}) == 8 and batcher.statistics.failed == 8
+        monkeypatch.setattr(sizes._OfModel, "run", run)
+        _right(batcher, 1)
+
+
+def test_what_is_not_finite_is_computed_in_python(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver.watched = True
+    with litegpu.load(network(), "cpu") as model, model.batcher(8) as batcher:
+        x, y = inputs(1)
+        given = driver.launches
+        y[0, 0, 0, 0] = np.inf
+        handed: list[int] = []
+        compute = native_calls.NativeCalls._compute
+
+        def noted(self: Any, number: int) -> None:
+            handed.append(number)
+            compute(self, number)
+
+        monkeypatch.setattr(native_calls.NativeCalls, "_compute", noted)
+        found = batcher(x, y)
+        np.testing.assert_array_equal(np.isinf(found["negated"]), np.isinf(y))
+        assert np.isinf(found["product"]).any() and len(handed) == 1 and driver.launches == given + 1
+        _right(batcher, 1)
+        assert len(handed) == 1
+
+
+def test_without_native_code_from_a_moment_on(model: litegpu.LoadedModel, driver: FakeDriver) -> None:
+    """As after a device is lost, or a kernel has gone over to float32: those who wait are answered in Python."""
+    with model.batcher(4) as batcher:
+        stop = threading.Event()
+
+        def work(number: int) -> None:
+            if number == 0:
+                time.sleep(0.05)
+                native(batcher).turn_off()
+                time.sleep(0.05)
+                stop.set()
+                return
+            i = 0
+            while not stop.is_set():
+                _right(batcher, 100 * number + i % 7)
+                i += 1
+
+        race(work, 6)
+        before = driver.launches
+        _right(batcher, 1)
+        assert driver.launches == before
+
+
+def test_threads_futures_and_tasks_together(model: litegpu.LoadedModel) -> None:
+    with model.batcher(8) as batcher:
+
+        def work(number: int) -> None:
+            calls = [inputs(100 * number + i) for i in range(30)]
+            if number % 3 == 0:
+                for x, y in calls:
+                    assert is_right(batcher(x, y), x, y)
+            elif number % 3 == 1:
+                for future, (x, y) in [(batcher.submit(*call), call) for call in calls]:
+                    assert is_right(future.result(60), x, y)
+            else:
+
+                async def tasks() -> None:
+                    found = await asyncio.gather(*(batcher.call_async(*call) for call in calls))
+                    assert all(is_right(f, x, y) for f, (x, y) in zip(found, calls, strict=True))
+
+                asyncio.run(tasks())
+
+        race(work, 6)
+        assert batcher.statistics.calls == 180
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_closed_in_the_middle(model: litegpu.LoadedModel, drain: bool) -> None:
+    batcher = model.batcher(8)
+    ended: list[int] = []
+
+    def work(number: int) -> None:
+        if number == 0:
+            time.sleep(0.05)
+            batcher.close(drain=drain)
+            return
+        for i in range(100_000):
+            try:
+                _right(batcher, number + i % 5)
+            except InvokeError as error:
+                assert "closed" in str(error)
+                ended.append(number)
+                return
+
+    race(work, 6)
+    assert sorted(ended) == [1, 2, 3, 4, 5]
+    _, y = inputs(1)
+    with pytest.raises(InvokeError, match="closed"):
+        batcher(y, y)
+
+
+_SCRIPT = """
+    import os, signal, sys, threading, time, warnings
+    sys.path.insert(0, sys.argv[1])
+    warnings.simplefilter("ignore")
+    import pytest
+    from native_runs import FakeDriver
+    from test_threads import inputs, is_right, network
+    import litegpu
+    from litegpu.errors import ForkError, InvokeError
+
+    driver = FakeDriver(pytest.MonkeyPatch())
+    stop = threading.Event()
+
+    def work(number):
+        while not stop.is_set():
+            x, y = inputs(number)
+            assert is_right(batcher(x, y), x, y)
+
+    with litegpu.load(network(), "cpu") as model, model.batcher(4) as batcher:
+        assert batcher._native is not None
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+"""
+
+
+def _ran(script: str) -> str:
+    whole = textwrap.dedent(_SCRIPT) + textwrap.indent(textwrap.dedent(script), "    ")
+    done = subprocess.run(
+        [sys.executable, "-c", whole, str(Path(__file__).parent)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork()")
+def test_forked_in_the_middle() -> None:
+    told = _ran("""
+        for thread in threads: thread.start()
+        for _ in range(5):
+            time.sleep(0.02)
+            child = os.fork()
+            if not child:
+                for way in (batcher, batcher.submit):
+                    try:
+                        way(*inputs(0))
+                    except ForkError as error:
+                        print("ForkError", "make one here" in str(error), flush=True)
+                str(batcher.statistics)
+                batcher.close()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        stop.set()
+        for thread in threads: thread.join()
+        x, y = inputs(0)
+        assert is_right(batcher(x, y), x, y)
+        """)
+    assert told == "ForkError True\n" * 10
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_ctrl_c_while_the_main_thread_waits() -> None:
+    told = _ran("""
+        driver.late = 1 << 40  # whoever computes does not come to an end
+        others = []
+
+        def other():
+            x, y = inputs(3)
+            others.append(is_right(batcher(x, y), x, y))
+
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        begun = time.monotonic()
+        try:
+            batcher(*inputs(1))
+        except KeyboardInterrupt:
+            print("interrupted", time.monotonic() - begun < 30, flush=True)
+        thread = threading.Thread(target=other)
+        thread.start()
+        driver.late = 0
+        while thread.is_alive():
+            for stream in driver.streams:
+                stream.value = 0
+            time.sleep(0.001)
+        print(others, flush=True)
+        """)
+    assert told == "interrupted True\n[True]\n"
