@@ -14,6 +14,7 @@ import numpy as np
 from litegpu.boundary import reading, typed
 from litegpu.errors import ModelError
 from litegpu.model import flatbuffer, schema
+from litegpu.model.bodies import with_bodies
 from litegpu.model.bundle import bundled_content
 from litegpu.model.types import (
     Model,
@@ -134,7 +135,7 @@ def _model(root: flatbuffer.Table, view: memoryview, content: bytes | memoryview
     if not subgraphs:
         raise ModelError("the model has no subgraph, so there is nothing to run; convert it again")
     return Model(
-        subgraphs=subgraphs,
+        subgraphs=with_bodies(subgraphs),
         signatures=tuple(_signature(signature) for signature in root["signature_defs"]),
         description=root["description"] or "",
         version=root["version"],

@@ -121,6 +121,7 @@ class Operator:
     intermediates: tuple[int, ...] = ()
     is_custom: bool = False
     subgraphs: tuple[int, ...] = ()  # subgraphs called (IF, WHILE, CALL_ONCE, STABLEHLO_COMPOSITE ...)
+    body: str = ""  # what that subgraph does with two numbers, where it is known (model/bodies.py)
 
 
 @dataclass(frozen=True, eq=False)

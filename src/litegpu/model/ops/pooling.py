@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from litegpu.model.ops.checks import Tensors, require
-from litegpu.model.ops.record import Gpu, Op
+from litegpu.model.ops.record import BOOL, NUMBER, STATIC, WHOLE, Gpu, Op
 from litegpu.model.ops.rules import images, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
 from litegpu.model.ops.windows import windows
@@ -37,6 +37,14 @@ def _reduce_window_hazard(operator: Operator, tensors: Tensors) -> None:
             sizes.data is not None and math.prod(sizes.shape) == len(source.shape) and bool(np.all(sizes.data > 0)),
             f"its {name} is not made of constant sizes for shape {list(source.shape)}",
         )
+
+
+def _window_shape(node: ShapeNode) -> list[Shape]:
+    x = node.shape(0)
+    size, stride, apart = (node.integers(i) for i in (2, 3, 4))
+    node.require(len(size) == len(stride) == len(apart) == len(x))
+    windows = zip(x, size, stride, apart, strict=True)
+    return [tuple((n - (k - 1) * d - 1) // s + 1 if n > (k - 1) * d else 0 for n, k, s, d in windows)]
 
 
 def _pool_work(options: Mapping[str, Any], given: Sequence[Shape], results: int) -> int:
@@ -84,9 +92,11 @@ OPS = (
         gpu=Gpu(3, ranks=(4, 4), quanta="linear", grids="alike", notes="SAME padding is left out of averages"),
     ),
     Op(
-        "REDUCE_WINDOW", "x v window{8}:int64 strides{8}:int64 dilations{8}:int64 -> =x", hazard=_reduce_window_hazard,
-        table="ReduceWindowOptions",
-        stays="no converter writes it: windows come as pools",
+        "REDUCE_WINDOW", "x v window{8}:int64 strides{8}:int64 dilations{8}:int64 -> =x",
+        hazard=_reduce_window_hazard, table="ReduceWindowOptions", shape=_window_shape,
+        without="no converter writes it",
+        gpu=Gpu(1, inputs=(NUMBER | BOOL, NUMBER | BOOL, STATIC, STATIC, STATIC), counts=5, quantized=False,
+            small=WHOLE, notes="begins with a constant"),
     ),
 )
 # fmt: on

@@ -43,6 +43,24 @@ def _gather_hazard(operator: Operator, tensors: Tensors) -> None:
     )
 
 
+def _scatter_hazard(operator: Operator, tensors: Tensors) -> None:
+    """The kernel reads the axis of the indices that has the places, which the specification lets them lack."""
+    operand, indices, updates = (tensors[index].shape for index in operator.inputs)
+    options = operator.options
+    vector, order = options.get("index_vector_dim", 0), options.get("scatter_dims_to_operand_dims", ())
+    windows, inserted = options.get("update_window_dims", ()), options.get("inserted_window_dims", ())
+    require(
+        0 <= vector < len(indices)
+        and _distinct_below(windows, len(updates))
+        and _distinct_below(inserted, len(operand))
+        and _distinct_below(order, len(operand))
+        and len(windows) + len(inserted) == len(operand)
+        and len(order) == indices[vector]
+        and [n for d, n in enumerate(updates) if d not in windows] == [n for d, n in enumerate(indices) if d != vector],
+        "its dimension numbers do not fit the shapes",
+    )
+
+
 def _distinct_below(numbers: Sequence[int], limit: int) -> bool:
     return len(set(numbers)) == len(numbers) and all(0 <= number < limit for number in numbers)
 
@@ -130,12 +148,20 @@ OPS = (
     ),
     Op("STABLEHLO_POWER", "a b -> =a", stays=_NO_KERNEL),
     Op("STABLEHLO_REDUCE", "x* -> .*", stays=_NO_KERNEL),
-    Op("STABLEHLO_REDUCE_WINDOW", "x* -> .*", stays="what it reduces with is a subgraph"),
+    Op(
+        "STABLEHLO_REDUCE_WINDOW", "x* -> .*", shape=_declared_shape, without=_ATTRIBUTES,
+        gpu=Gpu(1, inputs=(NUMBER | BOOL, NUMBER | BOOL), counts=2, quantized=False, small=WHOLE,
+            notes="one input; ADD, MULTIPLY, MAXIMUM, MINIMUM or AND as the body; begins with a constant"),
+    ),
     Op("STABLEHLO_REMAINDER", "a b -> =a", stays=_NO_KERNEL),
     Op("STABLEHLO_RESHAPE", "x -> .", moves="shape", stays=_NO_KERNEL),
     Op("STABLEHLO_RNG_BIT_GENERATOR", "x -> . .", stays="numbers of 64 bits without a sign, of which WGSL has none"),
     Op("STABLEHLO_RSQRT", "x -> =x", stays=_NO_KERNEL),
-    Op("STABLEHLO_SCATTER", "x at u -> .", stays="what it does where it puts something is a subgraph"),
+    Op(
+        "STABLEHLO_SCATTER", "x at u -> .", shape=same_shape, hazard=_scatter_hazard, without=_ATTRIBUTES,
+        gpu=Gpu(1, inputs=(NUMBER | BOOL, INT32, NUMBER | BOOL), counts=3, quantized=False, small=WHOLE,
+            notes="constant or runtime indices; the body assigns, or is ADD, MULTIPLY, MAXIMUM or MINIMUM"),
+    ),
     Op("STABLEHLO_SELECT", "p a b -> .", moves="elements", stays=_NO_KERNEL),
     Op(
         "STABLEHLO_SHIFT_LEFT", "a b -> =a", shape=same_shape, batch=rows_alike, repeating=EACH,
