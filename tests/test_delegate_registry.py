@@ -335,6 +335,8 @@ def test_the_import_of_litegpu_asks_no_package() -> None:
         pytest.skip("what litegpu stands on imports it anyway")
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     for device in ("cpu", "cuda", "cuda:1", "webgpu:Radeon", "auto"):
-        asked = f"from litegpu.device_choice import is_device; assert is_device({device!r})"
+        asked = (
+            f"import litegpu.device_choice as c; assert c.is_device({device!r}) and not c.names_delegate({device!r})"
+        )
         checked = f"{asked}; import sys; sys.exit('importlib.metadata' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", checked], check=False).returncode == 0
