@@ -88,8 +88,8 @@ def compare(quick: native_calls.NativeCalls, rules: Rules, dice: random.Random) 
             now += dice.choice([0, MS // 10, MS // 3, 2 * MS])
             if dice.random() < 0.6:
                 count = dice.randint(1, 8)
-                call = native_calls._Call(quick._call_size)
-                ctypes.c_int.from_address(call.address + 28).value = count
+                call = native_calls._Call(quick._call_size, 0)
+                ctypes.c_int.from_address(call.address + 44).value = count
                 request = Request({}, count, now, None, waited=True)
                 request.copied = True
                 placed = slow.offer(request, now)

@@ -22,7 +22,7 @@ from litegpu.batching.lanes import Lanes
 from litegpu.batching.native_calls import NativeCalls, native_calls
 from litegpu.batching.sizes import Replica, Sizable, chosen_sizes, rows_of_model
 from litegpu.batching.statistics import BatcherStatistics
-from litegpu.boundary import typed_errors
+from litegpu.boundary import left_alone, typed_errors, typed_method
 from litegpu.errors import OptionError, TensorError
 from litegpu.gpu.delegate.array_place import is_on_gpu
 
@@ -101,6 +101,7 @@ class Batcher:
         """How full the batches were so far, and how long callers waited."""
         return self._lanes.statistics()
 
+    @left_alone
     def __call__(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         """The outputs for these rows, as the model's own call gives them.
 
@@ -108,10 +109,17 @@ class Batcher:
         Raises TensorError for what does not fit, which is this caller's alone; QueueFullError; InvokeError if the batch
         fails, or once the batcher is closed."""
         native = self._native
-        if native is not None and not native.off and (timeout is None or timeout >= 0):
-            found = self._called(native, args, kwargs, timeout)
+        if native is not None and not native.off:
+            if native.is_simple and timeout is None and len(args) == 1 and type(args[0]) is np.ndarray and not kwargs:
+                found = native.call_simple(args[0])
+            else:
+                found = self._called(native, args, kwargs, timeout)
             if found is not None:
                 return found
+        return self._called_in_python(args, kwargs, timeout)
+
+    @typed_method
+    def _called_in_python(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None) -> Any:
         request = self._request(args, kwargs, timeout, waited=True)
         try:
             self._enter(request)
@@ -171,17 +179,21 @@ class Batcher:
             return "<Batcher, not opened>"
         return f"<Batcher of sizes {', '.join(map(str, self.sizes))}: {self.statistics}>"
 
+    @typed_method
     def _called(
         self, native: NativeCalls, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None
     ) -> Any:
         """The result through native code; None if it does not take these arguments."""
+        if timeout is not None and not timeout >= 0:
+            return None
         if len(args) != len(self._rows) or kwargs:
             values = self._arguments(args, kwargs)
             args = tuple(values[name] for name in self._rows)
         for value in args:
             if type(value) is not np.ndarray:
                 return None
-        return native.call(args, timeout, self._clock)
+        deadline = 0 if timeout is None else max(int((self._clock() + timeout) * 1e9), 1)
+        return native.call(args, deadline)
 
     def _forked(self) -> None:
         self._native = None  # its threads are in the parent

@@ -34,14 +34,14 @@ _MOST_PORTS, _MOST_RANK, _LATEST = 16, 8, 10_000
 #: Nanoseconds after which a call comes back to Python: on the main thread, for signals; elsewhere, for whatever else.
 _SLICE, _LONG_SLICE = 4_000_000, 100_000_000
 _CALLS_FREE = 64
-_MAIN = threading.main_thread()
+_MAIN = threading.main_thread().ident
+_get_ident, _empty = threading.get_ident, np.empty
 
 
 class _Setup(ctypes.Structure):
     """As rows.c has it."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("tuple_item", "get_buffer", "release", "clear")),
         *((name, ctypes.c_void_p) for name in ("push", "pop", "launch", "copy_in", "copy_out", "fill", "query")),
         *((name, ctypes.c_int) for name in ("inputs", "outputs", "lanes", "sizes", "most", "most_slabs", "waiting")),
         ("raises", ctypes.c_int), ("delay", ctypes.c_int64),
@@ -81,12 +81,12 @@ class _Functions:
     """Those of rows.c, by their names without "litegpu_rows_"."""
 
     def __init__(self, library: NativeLibrary) -> None:
-        address, number, thing, long = ctypes.c_void_p, ctypes.c_int, ctypes.py_object, ctypes.c_int64
+        address, number, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self.new = library.function("rows_new", address, address, ctypes.c_size_t)
         self.free = library.function("rows_free", None, address)
         self.add_slab = library.function("rows_add_slab", number, address, number, number, address)
         self.call_size = library.function("rows_call_size", ctypes.c_size_t)
-        self.call = library.function("rows_call", number, address, address, thing, thing, long, long)
+        self.caller = library.function("rows_caller", ctypes.py_object, address)
         self.abandon = library.function("rows_abandon", number, address, address)
         self.take = library.function("rows_take", number, address, number, address)
         self.finish = library.function("rows_finish", None, address, number, number)
@@ -101,14 +101,19 @@ class _Functions:
 
 
 class _Call:
-    """One call's memory. `told` and `serial`: what rows.c says of it."""
+    """One call's memory. `told` and `serial`: what rows.c says of it. It comes back after `slice` nanoseconds."""
 
     __slots__ = ("_numbers", "address", "memory")
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, slice_: int) -> None:
         self.memory = ctypes.create_string_buffer(size)
         self.address = ctypes.addressof(self.memory)
-        self._numbers = (ctypes.c_int64 * 2).from_buffer(self.memory)
+        self._numbers = (ctypes.c_int64 * 4).from_buffer(self.memory)
+        self._numbers[2] = slice_
+
+    def ends(self, deadline: int) -> None:
+        """When the call is late; 0 for never."""
+        self._numbers[3] = deadline
 
     @property
     def told(self) -> int:
@@ -139,18 +144,21 @@ class NativeCalls:
         """`outputs`: shape of a row, and type. `runs`: of each lane, by size. `raises`: rather than wait for room."""
         self._functions, self._replicas, self._sizes = functions, replicas, sizes
         self._names = tuple(form.inputs)
-        self._outputs = tuple(outputs)
+        self._outputs = outputs
         self._as_result = as_result
         self._rules = rules
         self._homes = [home for home, replica in enumerate(replicas) for _ in replica.lanes]
         self._runners = [lane for replica in replicas for lane in replica.lanes]
         self._free: deque[_Call] = deque(maxlen=_CALLS_FREE)
+        self._free_on_main: deque[_Call] = deque(maxlen=_CALLS_FREE)
+        self._shapes = [[(n, *shape) for n in range(rules.most + 1)] for shape, _ in outputs]  # by output and rows
+        self._types = [dtype for _, dtype in outputs]
+        self.is_simple = len(form.inputs) == len(outputs) == 1
         self._errors: dict[int, BaseException] = {}
         self._slabs: list[tuple[Slab, list[np.ndarray]]] = []  # by tag; memory of batches and results
         self._growing = threading.Lock()
         self.off = False
         self.late = 0  # calls whose time was over
-        self._native = functions.call
         rows = (*form.inputs.values(), *outputs)
         forms = (_Form * len(rows))(*(_form(shape, dtype) for shape, dtype in rows))
         recipes = (_Recipe * (len(runs) * len(sizes)))(*(
@@ -161,7 +169,7 @@ class NativeCalls:
         one = runs[0][sizes[0]]
         homes, batches = (ctypes.c_int * len(runs))(*self._homes), (ctypes.c_int * len(sizes))(*sizes)
         setup = _Setup(
-            *_python(), one.push, one.pop, one.launch, one.copy_in, one.copy_out, one.fill, one.query,
+            one.push, one.pop, one.launch, one.copy_in, one.copy_out, one.fill, one.query,
             len(form.inputs), len(outputs), len(runs), len(sizes), rules.most,
             len(runs) + len(replicas) + -(-rules.waiting // rules.most), rules.waiting, raises, int(rules.delay * 1e9),
             *(ctypes.addressof(table) for table in (forms, homes, batches, recipes)),
@@ -170,58 +178,80 @@ class NativeCalls:
         self._rows = functions.new(ctypes.addressof(setup), ctypes.sizeof(setup))
         if not self._rows:
             raise MemoryError("no memory for the batcher")
+        self._native = functions.caller(self._rows)
         #: Rows that wait in Python, for native code to know, and rows that wait there.
         self.outside, self.inside = (ctypes.c_int.from_address(self._rows + 4 * i) for i in range(2))
         for home in (*self._homes, *range(len(replicas))):
             self._grow(home)
 
-    def call(self, inputs: tuple[Any, ...], timeout: float | None, now: Callable[[], float]) -> Any:
-        """What a call with these arrays gives; None if they are not plain, or native code is not to be used any more.
-        Raises as Batcher's calls do."""
-        first = inputs[0]
-        shape = first.shape
-        if not shape or not 0 < shape[0] <= self._rules.most:
+    def call(self, inputs: tuple[Any, ...], deadline: int = 0) -> Any:
+        """What a call with these arrays, of NumPy, gives; None if they are not plain, or native code is not to be used
+        any more. `deadline`: nanoseconds of the clock, 0 for none. Raises as Batcher's calls do."""
+        try:
+            rows = len(inputs[0])
+            outputs = [_empty(shapes[rows], dtype) for shapes, dtype in zip(self._shapes, self._types, strict=True)]
+        except (TypeError, IndexError):  # an array without rows, or of too many
             return None
-        rows = shape[0]
-        outputs = tuple([np.empty((rows, *rest), dtype) for rest, dtype in self._outputs])
         call: _Call | None = None
         try:
-            try:
-                call = self._free.pop()
-            except IndexError:
-                call = _Call(self._call_size)
-            if timeout is None and threading.get_ident() != _MAIN.ident:
-                found = self._native(self._rows, call.address, inputs, outputs, _LONG_SLICE, 0)
-            else:
-                deadline = 0 if timeout is None else max(int((now() + timeout) * 1e9), 1)
-                found = self._native(self._rows, call.address, inputs, outputs, _SLICE, deadline)
-            if found == _DONE:
-                self._free.append(call)
-                return outputs[0] if len(outputs) == 1 else self._as_result(outputs)
-            return self._further(call, found, inputs, outputs, 0 if timeout is None else deadline)
+            call = self._taken()
+            if deadline:
+                call.ends(deadline)
+            found = self._native(call.address, *inputs, *outputs)
+            return self._as_result(outputs) if self._ended(call, found, inputs, outputs) else None
         except BaseException:
             if call is not None:
                 self._abandon(call, inputs, outputs)
             raise
 
-    def _further(
-        self, call: _Call, found: int, inputs: tuple[Any, ...], outputs: tuple[np.ndarray, ...], deadline: int
-    ) -> Any:
-        """The rest of a call that did not end at once."""
-        while True:
+    def call_simple(self, array: np.ndarray) -> Any:
+        """The same for the only input of a model with one output, without a deadline. Every microsecond here holds up
+        all threads."""
+        try:
+            output = _empty(self._shapes[0][len(array)], self._types[0])
+        except (TypeError, IndexError):
+            return None
+        call: _Call | None = None
+        try:
+            free = self._free if _get_ident() != _MAIN else self._free_on_main
+            try:
+                call = free.pop()
+            except IndexError:
+                call = self._taken()
+            found = self._native(call.address, array, output)
+            if found == _DONE:
+                free.append(call)
+                return output
+            return output if self._ended(call, found, (array,), (output,)) else None
+        except BaseException:
+            if call is not None:
+                self._abandon(call, (array,), (output,))
+            raise
+
+    def _taken(self) -> _Call:
+        """Memory for a call of this thread."""
+        free, slice_ = (self._free, _LONG_SLICE) if _get_ident() != _MAIN else (self._free_on_main, _SLICE)
+        try:
+            return free.pop()
+        except IndexError:
+            return _Call(self._call_size, slice_)
+
+    def _ended(self, call: _Call, found: int, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
+        """Whether the call that has come to `found` ends with results, sooner or later; else it has to be made in
+        Python. Raises what it ends with."""
+        while found != _DONE:
             if found == _NEEDS_SLAB:
                 self._grow(call.told)
             elif found == _HANDED:
                 leave(functools.partial(self._compute, call.told))
             elif found != _PENDING:
                 break
-            found = self._native(self._rows, call.address, inputs, outputs, _SLICE, deadline)
+            found = self._native(call.address, *inputs, *outputs)
         if found == _LATE:
             self.late += 1
             raise too_late("before the result was there" if call.told else "before there was room for its rows")
-        self._free.append(call)
-        if found == _DONE:
-            return self._as_result(outputs)
+        call.ends(0)
+        (self._free if _get_ident() != _MAIN else self._free_on_main).append(call)
         if found == _FAILED:
             raise own(self._errors.get(call.serial) or InvokeError("the batch failed"))
         if found == _CLOSED:
@@ -231,11 +261,16 @@ class NativeCalls:
                 f"{self.inside.value + self.outside.value} rows wait already, and there is room for "
                 f"{self._rules.waiting}: call later, or give max_waiting or when_full='wait'"
             )
-        return None
+        return found == _DONE
 
-    def _abandon(self, call: _Call, inputs: tuple[Any, ...], outputs: tuple[np.ndarray, ...]) -> None:
+    def _abandon(self, call: _Call, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         if not self._functions.abandon(self._rows, call.address):  # its batch runs, and nobody else looks after it
-            leave(lambda: self._further(call, _PENDING, inputs, outputs, 0))
+            call.ends(0)
+
+            def see_to_it() -> None:
+                self._ended(call, _PENDING, inputs, outputs)
+
+            leave(see_to_it)
 
     def _grow(self, home: int) -> None:
         """Memory for one more batch, where that is allowed."""
@@ -358,11 +393,6 @@ def native_calls(
 @functools.cache
 def _functions(library: NativeLibrary) -> _Functions:
     return _Functions(library)
-
-
-def _python() -> list[int | None]:
-    names = ("PyTuple_GetItem", "PyObject_GetBuffer", "PyBuffer_Release", "PyErr_Clear")
-    return [ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value for name in names]
 
 
 def _form(shape: tuple[int, ...], dtype: np.dtype[Any]) -> _Form:

@@ -23,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "baton.h"
+#include "native.h"
 
 /* What litegpu_rows_call() gives. */
 enum { DONE, PENDING, FAILED, CLOSED, FULL, NEEDS_SLAB, NOT_PLAIN, LATE, HANDED, OFF };
@@ -40,8 +40,6 @@ static const double NEWEST = 0.25;
 
 /* ------------------------------------------------------------------------------------------ Python's buffers */
 
-typedef struct object object;
-
 typedef struct view { /* a Py_buffer */
   void *buf;
   object *obj;
@@ -53,13 +51,7 @@ typedef struct view { /* a Py_buffer */
 } view;
 
 enum { WRITABLE = 1, FORMAT = 4, C_CONTIGUOUS = 0x38 };
-
-typedef struct buffers {
-  object *(*tuple_item)(object *, ssize_t);
-  int (*get_buffer)(object *, view *, int);
-  void (*release)(view *);
-  void (*clear)(void);
-} buffers;
+enum { FASTCALL = 0x80 };
 
 /* ------------------------------------------------------------------------------------------ what Python gives */
 
@@ -91,7 +83,6 @@ typedef struct form {
 } form;
 
 typedef struct setup {
-  buffers python;
   driver driver;
   int inputs, outputs, lanes, sizes, most, most_slabs, waiting, raises;
   int64_t delay;
@@ -122,9 +113,10 @@ typedef struct slab {
 } slab;
 
 /* One call; zero before the first. It is Python's memory, which reads `told`: after NEEDS_SLAB the home, after HANDED
-   the number of the slab, after LATE whether there was room; and the batch's number. */
+   the number of the slab, after LATE whether there was room; and the batch's number. And it writes: nanoseconds after
+   which the call comes back, but for what the driver takes; and when it is LATE, or 0. */
 struct call {
-  int64_t told, serial;
+  int64_t told, serial, slice, deadline;
   slab *slab;
   int start, rows;
   int64_t arrived;
@@ -520,18 +512,13 @@ static bool fits(const form *f, const view *v, int64_t rows) {
   return true;
 }
 
-/* One call with these arrays, or the rest of one that is PENDING or HANDED; returns after `slice` nanoseconds at the
-   latest, but for what the driver takes, and gives LATE after `deadline` (0: none). `inputs`, `outputs`: tuples of
-   arrays; outputs are written. After FAILED and whatever else ends the call, it is no longer in a batch. */
-PUBLIC int litegpu_rows_call(rows *r, call *c, object *inputs, object *outputs, int64_t slice, int64_t deadline) {
-  const buffers *p = &r->of.python;
+static int called(rows *r, call *c, object *const *inputs, object *const *outputs) {
   view in[MOST_PORTS], out[MOST_PORTS];
   int ins = 0, outs = 0, found = NOT_PLAIN;
   if (!c->slab) {
     for (; ins < r->of.inputs; ins++) {
-      object *x = p->tuple_item(inputs, ins);
-      if (!x || p->get_buffer(x, in + ins, C_CONTIGUOUS | FORMAT)) {
-        p->clear();
+      if (python.get_buffer(inputs[ins], in + ins, C_CONTIGUOUS | FORMAT)) {
+        python.clear();
         goto end;
       }
       if (!ins) c->rows = in[0].ndim > 0 && in[0].shape[0] <= r->of.most ? (int)in[0].shape[0] : 0;
@@ -542,9 +529,8 @@ PUBLIC int litegpu_rows_call(rows *r, call *c, object *inputs, object *outputs, 
     }
   }
   for (; outs < r->of.outputs; outs++) {
-    object *y = p->tuple_item(outputs, outs);
-    if (!y || p->get_buffer(y, out + outs, C_CONTIGUOUS | WRITABLE)) {
-      p->clear();
+    if (python.get_buffer(outputs[outs], out + outs, C_CONTIGUOUS | WRITABLE)) {
+      python.clear();
       goto end;
     }
     if (out[outs].len != c->rows * r->forms[r->of.inputs + outs].bytes) {
@@ -554,8 +540,8 @@ PUBLIC int litegpu_rows_call(rows *r, call *c, object *inputs, object *outputs, 
   }
   void *state = litegpu_leave();
   const int64_t now = litegpu_now();
-  int64_t until = slice ? now + slice : 0;
-  if (deadline && (!until || deadline < until)) until = deadline;
+  int64_t until = now + c->slice;
+  if (c->deadline && c->deadline < until) until = c->deadline;
   found = DONE;
   if (!c->slab) {
     if (!c->arrived) c->arrived = now;
@@ -563,7 +549,7 @@ PUBLIC int litegpu_rows_call(rows *r, call *c, object *inputs, object *outputs, 
     if (found == DONE) put(r, c, in);
   }
   if (found == DONE) found = await(r, c, until);
-  if (found == PENDING && deadline && litegpu_now() >= deadline) {
+  if (found == PENDING && c->deadline && litegpu_now() >= c->deadline) {
     found = LATE;
     c->told = c->slab != NULL;
   }
@@ -583,9 +569,27 @@ PUBLIC int litegpu_rows_call(rows *r, call *c, object *inputs, object *outputs, 
   if (!c->slab && found != PENDING && found != NEEDS_SLAB) c->arrived = 0;
   come_back(r, state);
 end:
-  while (ins) p->release(in + --ins);
-  while (outs) p->release(out + --outs);
+  while (ins) python.release_buffer(in + --ins);
+  while (outs) python.release_buffer(out + --outs);
   return found;
+}
+
+static object *call_one(object *self, object *const *args, ssize_t count) {
+  rows *r = python.as_pointer(self);
+  call *c = count == 1 + r->of.inputs + r->of.outputs ? python.as_pointer(args[0]) : NULL;
+  return python.from_long(c ? called(r, c, args + 1, args + 1 + r->of.inputs) : NOT_PLAIN);
+}
+
+static struct definition call_definition = {"rows", (void *)call_one, FASTCALL, NULL};
+
+/* A function of Python's: of the address of a call, the arrays of the inputs, and those for the outputs. It makes the
+   call, or goes on with one that was PENDING or HANDED, and gives what it has come to. `r` outlives it. */
+PUBLIC object *litegpu_rows_caller(rows *r) {
+  object *self = python.from_pointer(r);
+  if (!self) return NULL;
+  object *made = python.new_function(&call_definition, self, NULL);
+  python.decref(self);
+  return made;
 }
 
 /* Nobody waits for the call any more. Whether that could be: the last one of a batch that runs has to be called on. */
