@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from litegpu.errors import LiteGpuError
-from litegpu.gpu.backends.check import NUMPY
 from litegpu.model.state import keeps_values
 from litegpu.model.types import Model
 
@@ -79,6 +78,8 @@ class KernelSlot:
         note: Note,
         own: bool,
     ) -> None:
+        from litegpu.gpu.backends.check import NUMPY  # with the GPU graph, which has nothing to do without a GPU
+
         self._kernel, self._inputs, self._outputs, self._own = kernel, inputs, outputs, own
         places = tuple(inputs.values())
         self._places = tuple(outputs.values())

@@ -14,6 +14,7 @@
 #define HELPERS 15
 #define MOST_PARTS 256
 #define LEAST_PART ((size_t)256 << 10)
+#define LEAST_SENT ((size_t)2 << 20) /* a copy of the device's takes 4 us before it moves anything */
 #define PAGE 4096
 #define PATIENCE 2000 /* steps of waiting awake, before others get the processor */
 
@@ -62,6 +63,11 @@ static int do_part(job *own) {
   return 1;
 }
 
+/* Wake two, who wake two each, as to wake somebody takes a while; with the lock held. */
+static void wake_some(job *one) {
+  for (int i = 0; i < 2 && one->helpers + i < one->most_helpers; i++) pthread_cond_signal(&pool.work);
+}
+
 static void *help(void *unused) {
   (void)unused;
   pthread_mutex_lock(&pool.lock);
@@ -75,6 +81,7 @@ static void *help(void *unused) {
       continue;
     }
     one->helpers++;
+    wake_some(one);
     pthread_mutex_unlock(&pool.lock);
     while (do_part(one)) {}
     pthread_mutex_lock(&pool.lock);
@@ -102,7 +109,7 @@ static void publish(job *own) {
   employ(own->most_helpers);
   own->following = pool.jobs;
   pool.jobs = own;
-  if (own->most_helpers > 0) pthread_cond_broadcast(&pool.work);
+  wake_some(own);
   pthread_mutex_unlock(&pool.lock);
 }
 
@@ -134,15 +141,14 @@ PUBLIC int litegpu_copy(void *target, const void *source, size_t size, int threa
   own.most_helpers = (threads < own.count ? threads : own.count) - 1;
   void *state = litegpu_leave();
   if (own.most_helpers > 0) publish(&own);
-  int sent = 0, error = 0, waited = 0;
-  while (sent < own.count) {
-    int first = sent;
-    while (sent < own.count && atomic_load_explicit(&own.done[sent], memory_order_acquire)) sent++;
-    if (sent > first) {
-      size_t begin = (size_t)first * own.part, end = (size_t)sent * own.part;
-      if (end > size) end = size;
-      if (send != NULL && error == 0) error = send(device + begin, own.target + begin, end - begin, stream);
-      waited = 0;
+  int ready = 0, error = 0, waited = 0;
+  size_t sent = 0;
+  while (sent < size) {
+    while (ready < own.count && atomic_load_explicit(&own.done[ready], memory_order_acquire)) ready++, waited = 0;
+    size_t end = ready < own.count ? (size_t)ready * own.part : size;
+    if (end == size || (send != NULL && end - sent >= LEAST_SENT)) {
+      if (send != NULL && error == 0) error = send(device + sent, own.target + sent, end - sent, stream);
+      sent = end;
     } else if (!do_part(&own)) {
       litegpu_relax();
       if (++waited > PATIENCE) sched_yield();
