@@ -58,7 +58,7 @@ def will_overlap(graph: Graph) -> bool:
 
 
 @dataclass(frozen=True)
-class Parts:
+class TimeParts:
     """What a kernel's time is made of, for the multiprocessor that has most workgroups. Rounds are workgroups that
     come one after the other, steps those along the depth, of all rounds."""
 
@@ -81,30 +81,30 @@ class Parts:
     divided: float  # rounds in which a cluster adds up its sums
     divided_more: float  # the same of clusters of more than four
 
-    def at(self, rates: Parts) -> float:
+    def at(self, rates: TimeParts) -> float:
         """Microseconds."""
         return float(sum(part * rate for part, rate in zip(astuple(self), astuple(rates), strict=True)))
 
 
 #: Microseconds of each part.
-MATRIX = Parts(
+MATRIX = TimeParts(
     once=0.8715, rounds=0.5013, arrivals=0.1239, steps=0.0317, products=0.0037, left=0.1538, right=0.1254,
     windowed=0.0115, copies=0, stored=0.152, added=0.0697, met=0.0116, multiplied=0.0362, prepared=0.102,
     preparing=0.0727, gated=0, divided=0, divided_more=0,
 )  # fmt: skip
-WARPGROUP = Parts(
+WARPGROUP = TimeParts(
     once=1.35, rounds=0, arrivals=0.0111, steps=0, products=0.005, left=0.0769, right=0, windowed=0, copies=0,
     stored=0.0474, added=0.0821, met=0, multiplied=0.46, prepared=0.1, preparing=0.07, gated=0, divided=0,
     divided_more=0,
 )  # fmt: skip
-SPECIALIZED = Parts(
+SPECIALIZED = TimeParts(
     once=0.9264, rounds=0.7589, arrivals=0.2094, steps=0.0724, products=0, left=0.1238, right=0.027, windowed=0.0065,
     copies=0.0008, stored=0.075, added=0.0255, met=0.0867, multiplied=0, prepared=0, preparing=0.0508, gated=0,
     divided=0.6435, divided_more=0.0857,
 )  # fmt: skip
 
 
-def tile_parts(layer: Layer, t: WorkgroupTile, units: int) -> Parts:
+def tile_parts(layer: Layer, t: WorkgroupTile, units: int) -> TimeParts:
     """Of the kernel of convolution.cu."""
     down, across, along = t.warps
     groups = -(-math.prod(layer.shape[:3]) // t.rows) * -(-layer.shape[3] // t.columns)
@@ -113,7 +113,7 @@ def tile_parts(layer: Layer, t: WorkgroupTile, units: int) -> Parts:
     registers = _REGISTERS // (t.threads * _EACH[t.threads > 256])
     rounds = -(-share // _resident(shared, t.threads, registers))
     chunks, prepared = t.rows * t.depth / 8 / t.threads, float(layer.prologue is not None)
-    return Parts(
+    return TimeParts(
         once=1,
         rounds=rounds - 1,
         arrivals=rounds * steps / min(t.stages - 1, steps),
@@ -135,7 +135,7 @@ def tile_parts(layer: Layer, t: WorkgroupTile, units: int) -> Parts:
     )
 
 
-def specialized_parts(layer: Layer, t: SpecializedTile, units: int) -> Parts:
+def specialized_parts(layer: Layer, t: SpecializedTile, units: int) -> TimeParts:
     """Of the kernel of specialized.cu."""
     row = specialized.row_bytes(layer)
     groups = -(-math.prod(layer.shape[:3]) // t.rows) * -(-layer.shape[3] // t.columns) * t.split
@@ -143,7 +143,7 @@ def specialized_parts(layer: Layer, t: SpecializedTile, units: int) -> Parts:
     steps, shared = -(-specialized.steps_of(layer) // t.split), t.shared_bytes(row) + factors_bytes(layer)
     rounds = -(-share // _resident(shared, t.threads, t.resident))
     chunks, prepared = t.rows * row / 16 / t.copying, float(layer.prologue is not None)
-    return Parts(
+    return TimeParts(
         once=1,
         rounds=rounds - 1,
         arrivals=rounds * steps / min(t.stages - 1, steps),
