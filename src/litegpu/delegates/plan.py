@@ -236,14 +236,16 @@ class Plan:
             self._untouched = frozenset()  # after an inference that fails there is no value
             values.clear()  # drops the views of CPU partitions, which could not run again otherwise
             values.update(self._inputs)
-            self._take_variables()
+            if self._states:
+                self._take_variables()
             for step in self._steps:
                 self.settle()
                 results = step.run([values[i] for i in step.inputs])
                 self._pending.append(step)
                 for index, result in zip(step.outputs, results, strict=True):
                     values[index] = result
-            self._keep_variables()
+            if self._states:
+                self._keep_variables()
         except BaseException:
             self._pending.clear()
             values.clear()

@@ -5,6 +5,8 @@
 
 #include "baton.h"
 
+#include <stddef.h>
+
 typedef struct object object; /* a PyObject */
 
 /* A PyMethodDef. */
@@ -26,6 +28,9 @@ struct python {
 };
 
 extern struct python python;
+
+/* memcpy(), of memory that the device reads next. */
+void litegpu_stage(void *to, const void *from, size_t bytes);
 
 /* As library.py gets to know it: `processors` that this process may use. Once more in the child of a fork, where the
    threads of the parent do not wait. */
