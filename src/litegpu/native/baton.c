@@ -36,10 +36,10 @@
 #define US INT64_C(1000)
 #define MS (1000 * US)
 
-#define PATIENCE (150 * US)
-#define LONGEST (5 * MS)
+#define PATIENCE (400 * US)
+#define LONGEST (8 * MS)
 #define NAP (50 * MS)
-#define QUANTUM (3 * MS)
+#define QUANTUM (5 * MS)
 #define AHEAD (150 * US)
 #define SHORT (30 * US)
 #define REST (60 * US)
@@ -181,7 +181,7 @@ void litegpu_come_back(void *state) {
   int most = baton.processors > 11 ? 4 : baton.processors > 3 ? 2 : 1, woken = 0;
   for (int64_t begin = litegpu_now(); litegpu_now() - begin < LONGEST + woken * NAP;) {
     int room = (atomic_fetch_add(&baton.awake, 1) < most || woken) && litegpu_awake();
-    int found = room && watch(woken ? LONGEST : 4 * PATIENCE);
+    int found = room && watch(woken ? LONGEST : PATIENCE);
     if (room) litegpu_sleepy();
     atomic_fetch_sub(&baton.awake, 1);
     if (found) break;

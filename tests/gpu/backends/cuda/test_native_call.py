@@ -85,7 +85,7 @@ def model() -> Iterator[Any]:
         yield opened
 
 
-@pytest.mark.parametrize("shape", [SHAPE, LARGE])
+@pytest.mark.parametrize("shape", [SHAPE, (1, 83, 101, 3), LARGE])
 def test_calls_of_a_model(counted: Counted, shape: tuple[int, ...]) -> None:
     with litegpu.load(content(shape), "cuda") as model:
         check(model, 0, shape)
