@@ -168,13 +168,13 @@ def specialized_parts(layer: Layer, t: SpecializedTile, units: int) -> TimeParts
 def tile_cost(layer: Layer, t: WorkgroupTile, units: int) -> float:
     """Estimated microseconds of the kernel of convolution.cu."""
     parts = tile_parts(layer, t, units or USUAL_UNITS)
-    return parts.at(WARPGROUP if t.warpgroups else MATRIX) + _alone(t.shared_bytes(True))
+    return parts.at(WARPGROUP if t.warpgroups else MATRIX)
 
 
 def specialized_cost(layer: Layer, t: SpecializedTile, units: int) -> float:
     """Estimated microseconds of that of specialized.cu."""
     parts = specialized_parts(layer, t, units or USUAL_UNITS)
-    return parts.at(SPECIALIZED) + _alone(t.shared_bytes(specialized.row_bytes(layer)))
+    return parts.at(SPECIALIZED)
 
 
 def stem_cost(layer: Layer, block: StemBlock, units: int) -> float:
@@ -246,11 +246,6 @@ def more_divisions() -> tuple[SpecializedTile, ...]:
         (128, 64, 2, 5, 1), (128, 128, 2, 4, 1),
     ]  # fmt: skip
     return tuple(SpecializedTile(*shape, n) for shape in shapes for n in (1, 2, 4, 8))
-
-
-def _alone(shared: int) -> float:
-    """Microseconds more of workgroups beside which there is no room for those of the next kernel."""
-    return 0.15 if 2 * (shared + _OWN_BYTES) > SHARED_BYTES else 0.0
 
 
 def _resident(shared: int, threads: int, most: int) -> int:
