@@ -83,7 +83,8 @@ static int waited(call *own, void **state) {
 static int begun(call *own, const view *given) {
   int64_t begin = litegpu_now(), copied;
   for (int i = 0; i < own->inputs_count; i++) {
-    if (given[i].data != NULL && own->inputs[i].place == 0) litegpu_stage(own->inputs[i].memory, given[i].data, own->inputs[i].bytes);
+    const port *one = &own->inputs[i];
+    if (given[i].data != NULL && one->place == 0) litegpu_stage_large(one->memory, given[i].data, one->bytes);
   }
   own->wrote = (copied = litegpu_now()) - begin;
   if (own->look != NULL) *own->not_finite = 0;

@@ -10,7 +10,7 @@ PUBLIC int litegpu_start(const struct python *functions, size_t size, int proces
   if (size != sizeof python) return 1;
   python = *functions;
   litegpu_baton_start(processors);
-  litegpu_copy_start();
+  litegpu_copy_start(processors);
   return 0;
 }
 

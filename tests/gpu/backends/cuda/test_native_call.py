@@ -417,3 +417,26 @@ def test_kernels_with_other_arithmetic_take_no_plain_arrays() -> None:
             assert np.array_equal(model(np.arange(8, dtype=np.float16)[None]), np.arange(8, dtype=np.float32)[None])
             with pytest.raises(litegpu.TensorError):
                 model(np.full((1, 8), 0.1, np.float32))
+
+
+@pytest.mark.parametrize("shape", [(1, 401, 499, 1), (1, 701, 577, 1)], ids=str)
+def test_inputs_that_several_threads_copy(counted: Counted, shape: tuple[int, ...]) -> None:
+    """Of no whole number of parts, by several callers at once."""
+    wrong: list[BaseException] = []
+    with litegpu.load(content(shape), "cuda") as model:
+        check(model, 0, shape)
+
+        def work(first: int) -> None:
+            try:
+                for number in range(first, first + 4):
+                    check(model, number, shape)
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work, args=(10 * i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+            assert not thread.is_alive()
+    assert not wrong and counted.calls > counted.others
