@@ -168,7 +168,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1, help="of each call")
     parser.add_argument("--max_batch", type=int, default=64)
     parser.add_argument("--sizes", help="that are prepared, such as 8,16,32,64; by default powers of two")
-    parser.add_argument("--ahead", default="2")
+    parser.add_argument("--ahead", default="0", help="batches under way on each GPU; 0: the default")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--tasks", type=int, default=32, help="of asyncio, in one thread; 0: leave them out")
     parser.add_argument(
@@ -202,7 +202,7 @@ def main() -> int:
 def through_batcher(model: litegpu.LoadedModel, load: Load, args: Any, ahead: int, base: float) -> float:
     begun = time.perf_counter()
     sizes = [int(n) for n in args.sizes.split(",")] if args.sizes else None
-    with model.batcher(args.max_batch, sizes=sizes, ahead=ahead) as batcher:
+    with model.batcher(args.max_batch, sizes=sizes, ahead=ahead or None) as batcher:
         print(f"  batcher ready after {time.perf_counter() - begun:.1f} s")
         told(f"one thread, batcher, ahead {ahead}", load.run(batcher, 1, args.seconds / 2), base)
         for threads in args.threads:

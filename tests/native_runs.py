@@ -30,15 +30,16 @@ def _driver() -> dict[str, int]:
 
 class FakeDriver:
     """`error`: what the next launches give. `late`: how often the device is asked before an inference has ended.
-    `launches`: so many there were."""
+    `launches`: so many there were. `lanes`: of batchers that are made."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, lanes: int = 1) -> None:
         self.error, self.late, self.launches = 0, 1, 0
         self.watched = False
         self._kept: list[Any] = []
         self.streams: list[ctypes.c_int64] = []  # how often each is still to be asked
         if native.build() is None:
             pytest.skip("no native code here")
+        monkeypatch.setattr("litegpu.batching.batcher.AHEAD_IN_C", lanes)
         monkeypatch.setattr(sizes._OfModel, "native_run", lambda runner, types: self._native_run(runner, types))
         monkeypatch.setattr(sizes._OfModel, "__init__", self._initialized(sizes._OfModel.__init__))
 

@@ -23,14 +23,14 @@ from test_threads import inputs, is_right, network, race
 
 import litegpu
 from litegpu import DeadlineError, InvokeError, QueueFullError, TensorError
-from litegpu.batching import native_calls, sizes
+from litegpu.batching import native_calls, native_rows, sizes
 from litegpu.batching.batch import Request, SharedBatch, Slab
 from litegpu.batching.collector import Collector, Rules
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
-    return FakeDriver(monkeypatch)
+def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    return FakeDriver(monkeypatch, lanes=getattr(request, "param", 1))
 
 
 @pytest.fixture
@@ -44,6 +44,7 @@ def native(batcher: litegpu.Batcher) -> native_calls.NativeCalls:
     return batcher._native
 
 
+@pytest.mark.parametrize("driver", [1, 3], indirect=True)
 def test_thousands_of_calls_of_sixteen_threads(model: litegpu.LoadedModel, driver: FakeDriver) -> None:
     calls = [[inputs(8 * n + i, batch=1 + (n + i) % 5) for i in range(8)] for n in range(16)]
     with model.batcher(16) as batcher:
@@ -77,18 +78,18 @@ MS = 1_000_000
 
 
 def compare(quick: native_calls.NativeCalls, rules: Rules, dice: random.Random) -> None:
-    rehearse, rows, now = quick._functions.rehearse, quick._rows, 0
+    rehearse, rows, now = quick.functions.rehearse, quick.rows, 0
     slow = Collector(rules, 1, [Slab({"x": np.zeros((8, 1))})], lambda home: Slab({"x": np.zeros((8, 1))}))
     while len(quick._slabs) < slow._most_slabs:
-        quick._grow(0)
-    waiting: dict[int, tuple[SharedBatch, native_calls._Call]] = {}
-    running: tuple[SharedBatch, native_calls._Call] | None = None
+        quick.grow(0)
+    waiting: dict[int, tuple[SharedBatch, native_rows.Call]] = {}
+    running: tuple[SharedBatch, native_rows.Call] | None = None
     try:
         for _ in range(300):
             now += dice.choice([0, MS // 10, MS // 3, 2 * MS])
             if dice.random() < 0.6:
                 count = dice.randint(1, 8)
-                call = native_calls._Call(quick._call_size, 0)
+                call = native_rows.Call(quick._call_size, 0)
                 ctypes.c_int.from_address(call.address + 44).value = count
                 request = Request({}, count, now, None, waited=True)
                 request.copied = True
@@ -190,6 +191,26 @@ def test_full(model: litegpu.LoadedModel, driver: FakeDriver) -> None:
         assert batcher.statistics.refused == 2
 
 
+def test_room_that_threads_make_is_seen_by_all(model: litegpu.LoadedModel, driver: FakeDriver) -> None:
+    driver.late = 1 << 30
+    with model.batcher(4, max_waiting=4) as batcher, concurrent.futures.ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(_right, batcher, 3 * n) for n in range(5)]
+        while batcher.statistics.waiting < 4:
+            time.sleep(0.001)
+        hopeful = pool.submit(batcher.submit, *inputs(1))
+        task: concurrent.futures.Future[Any] = pool.submit(lambda: asyncio.run(batcher.call_async(*inputs(2))))
+        late = pool.submit(batcher.submit, *inputs(3), timeout=0.02)
+        with pytest.raises(DeadlineError, match="before there was room"):
+            late.result(60)
+        assert not hopeful.done() and not task.done()
+        driver.late = 0
+        while not all(call.done() for call in calls) or not (hopeful.done() and task.done()):
+            for stream in driver.streams:
+                stream.value = 0
+            time.sleep(0.001)
+        assert is_right(hopeful.result(60).result(60), *inputs(1)) and is_right(task.result(60), *inputs(2))
+
+
 def test_what_is_wrong_is_said_as_ever(model: litegpu.LoadedModel) -> None:
     with model.batcher(8) as batcher:
         x, y = inputs(1)
@@ -246,13 +267,13 @@ def test_what_is_not_finite_is_computed_in_python(driver: FakeDriver, monkeypatc
         given = driver.launches
         y[0, 0, 0, 0] = np.inf
         handed: list[int] = []
-        compute = native_calls.NativeCalls._compute
+        compute = native_calls.NativeCalls.compute
 
         def noted(self: Any, number: int) -> None:
             handed.append(number)
             compute(self, number)
 
-        monkeypatch.setattr(native_calls.NativeCalls, "_compute", noted)
+        monkeypatch.setattr(native_calls.NativeCalls, "compute", noted)
         found = batcher(x, y)
         np.testing.assert_array_equal(np.isinf(found["negated"]), np.isinf(y))
         assert np.isinf(found["product"]).any() and len(handed) == 1 and driver.launches == given + 1
@@ -283,6 +304,7 @@ def test_without_native_code_from_a_moment_on(model: litegpu.LoadedModel, driver
         assert driver.launches == before
 
 
+@pytest.mark.parametrize("driver", [1, 3], indirect=True)
 def test_threads_futures_and_tasks_together(model: litegpu.LoadedModel) -> None:
     with model.batcher(8) as batcher:
 
@@ -304,6 +326,92 @@ def test_threads_futures_and_tasks_together(model: litegpu.LoadedModel) -> None:
 
         race(work, 6)
         assert batcher.statistics.calls == 180
+
+
+@pytest.mark.parametrize("driver", [1, 3], indirect=True)
+def test_thousands_of_calls_of_tasks(model: litegpu.LoadedModel, driver: FakeDriver) -> None:
+    calls = [inputs(i, batch=1 + i % 5) for i in range(20)]
+    with model.batcher(16, max_waiting=40) as batcher:
+
+        async def work(number: int) -> None:
+            for i in range(25):
+                x, y = calls[(number + i) % 20]
+                assert is_right(await batcher.call_async(x, y=y), x, y)
+
+        async def tasks() -> None:
+            await asyncio.gather(*(work(n) for n in range(64)))
+
+        for _ in range(2):  # two loops, one after the other
+            asyncio.run(tasks())
+        found = batcher.statistics
+        assert found.calls == 3200 and found.batches == driver.launches < 1600
+        assert batcher._lanes.counts.summary(0, 0).calls == 0  # none in Python
+
+
+def test_tasks_that_leave(model: litegpu.LoadedModel, driver: FakeDriver) -> None:
+    with model.batcher(4) as batcher:
+        driver.late = 1 << 30
+
+        async def tasks() -> None:
+            patient = asyncio.ensure_future(batcher.call_async(*inputs(1)))
+            cancelled = asyncio.ensure_future(batcher.call_async(*inputs(2)))
+            await asyncio.sleep(0.02)
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
+            with pytest.raises(DeadlineError):
+                await batcher.call_async(*inputs(3), timeout=0.02)
+            driver.late = 0
+            while not patient.done():
+                for stream in driver.streams:
+                    stream.value = 0
+                await asyncio.sleep(0.001)
+            assert is_right(patient.result(), *inputs(1))
+            assert is_right(await batcher.call_async(*inputs(4), timeout=60), *inputs(4))
+
+        asyncio.run(tasks())
+        assert (batcher.statistics.cancelled, batcher.statistics.late) == (1, 1)
+
+
+def test_tasks_whose_batch_fails(
+    model: litegpu.LoadedModel, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = sizes._OfModel.run
+
+    def failing(runner: Any, arrays: Any) -> Any:
+        raise ZeroDivisionError("odd")
+
+    async def tasks() -> None:
+        monkeypatch.setattr(sizes._OfModel, "run", failing)
+        found = await asyncio.gather(*(batcher.call_async(*inputs(n)) for n in range(6)), return_exceptions=True)
+        assert all(isinstance(one, InvokeError) and "ZeroDivisionError: odd" in str(one) for one in found)
+        assert len({id(one) for one in found}) == 6
+        monkeypatch.setattr(sizes._OfModel, "run", run)
+        driver.error = 700  # of the driver alone: Python computes it
+        assert is_right(await batcher.call_async(*inputs(7)), *inputs(7))
+
+    with model.batcher(8) as batcher:
+        asyncio.run(tasks())
+    assert batcher.statistics.failed == 6
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_closed_while_tasks_wait(model: litegpu.LoadedModel, driver: FakeDriver, drain: bool) -> None:
+    batcher = model.batcher(2)
+    driver.late = 300
+
+    async def tasks() -> None:
+        waiting = [asyncio.ensure_future(batcher.call_async(*inputs(n))) for n in range(8)]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(lambda: batcher.close(drain=drain))
+        done = await asyncio.gather(*waiting, return_exceptions=True)
+        right = [n for n, one in enumerate(done) if isinstance(one, dict) and is_right(one, *inputs(n))]
+        refused = [one for one in done if isinstance(one, InvokeError) and "closed" in str(one)]
+        assert len(right) + len(refused) == 8 and (not drain or len(right) == 8)
+        with pytest.raises(InvokeError, match="closed"):
+            await batcher.call_async(*inputs(1))
+
+    asyncio.run(tasks())
 
 
 @pytest.mark.parametrize("drain", [True, False])

@@ -339,7 +339,7 @@ class LoadedModel:
         max_waiting: int | None = None,
         when_full: str = "wait",
         nan_policy: str = "propagate",
-        ahead: int = 2,
+        ahead: int | None = None,
     ) -> Batcher:
         """The model for many callers: calls from threads and asyncio tasks run together in batches, and each caller
         gets its own rows. See Batcher for its calls; it has memory of its own, and is to be closed.
@@ -355,7 +355,8 @@ class LoadedModel:
         max_waiting: rows that may wait, by default four batches; when_full: whether a further call is to "wait" for
             room or to "raise" QueueFullError.
         nan_policy: "propagate", or "raise" TensorError for a call with NaN or infinity.
-        ahead: batches under way at a time on each GPU, where it runs all of the model.
+        ahead: batches under way at a time on each GPU, where it runs all of the model; by default 4 for calls in C,
+            else 2.
 
         Raises TensorError if the rows of the model's batches do not stay apart, and says which operator mixes them;
         OptionError, and what load() raises."""
@@ -458,14 +459,7 @@ class LoadedModel:
         are not, or it has to be done another way."""
         slots = self._slots
         if slots is not None:
-            if self._spread is not None:
-                return None
-            if len(args) == 1 and type(args[0]) is dict:
-                given = args[0]
-                if len(given) != len(self._names) or not all(name in given for name in self._names):
-                    return None
-                args = [given[name] for name in self._names]
-            return slots.quick(args)
+            return None if self._spread is not None else slots.quick(args)
         if self._gpu_call is None:
             return None
         with self._lock:

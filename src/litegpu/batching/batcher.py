@@ -20,13 +20,15 @@ from litegpu.batching.batch import Request, too_late
 from litegpu.batching.collector import Rules
 from litegpu.batching.lanes import Lanes
 from litegpu.batching.native_calls import NativeCalls, native_calls
-from litegpu.batching.sizes import Replica, Sizable, chosen_sizes, rows_of_model
+from litegpu.batching.sizes import AHEAD, AHEAD_IN_C, Replica, Sizable, chosen_sizes, rows_of_model
 from litegpu.batching.statistics import BatcherStatistics
 from litegpu.boundary import left_alone, typed_errors, typed_method
 from litegpu.errors import OptionError, TensorError
 from litegpu.gpu.delegate.array_place import is_on_gpu
 
 WHEN_FULL = ("wait", "raise")
+#: Seconds after which a call that waits for room looks for itself.
+_LOOK_AGAIN = 0.005
 NAN_POLICIES = ("propagate", "raise")
 
 
@@ -57,11 +59,12 @@ class Batcher:
         max_waiting: int | None = None,
         when_full: str = "wait",
         nan_policy: str = "propagate",
-        ahead: int = 2,
+        ahead: int | None = None,
     ) -> None:
         """See LoadedModel.batcher()."""
         _require_count("max_batch", max_batch)
-        _require_count("ahead", ahead)
+        if ahead is not None:
+            _require_count("ahead", ahead)
         if not isinstance(max_delay_ms, int | float) or not 0 <= max_delay_ms < math.inf:
             raise OptionError(f"max_delay_ms is {max_delay_ms!r}; it must be 0 or more")
         most_waiting = 4 * max_batch if max_waiting is None else max_waiting
@@ -83,12 +86,13 @@ class Batcher:
         replicas: list[Replica] = []
         try:
             for one in model.replicas:
-                replicas.append(Replica(one, self.sizes, ahead))
+                replicas.append(Replica(one, self.sizes, ahead or AHEAD, ahead or AHEAD_IN_C, rows.types))
             rules = Rules(max_batch, max_delay_ms / 1e3, most_waiting)
             if not self._refuses_nan:
                 self._native = native_calls(replicas, self.sizes, rules, rows, model._as_result, raises=not self._waits)
             self._lanes = Lanes(
-                replicas, self.sizes, rules, rows.outputs, model._as_result, self._clock, self._native
+                replicas, self.sizes, rules, rows.outputs, model._as_result, self._clock, self._native,
+                ahead or AHEAD,
             )  # fmt: skip
             fork.follow(self)
         except BaseException:
@@ -143,6 +147,13 @@ class Batcher:
     async def call_async(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
         """The same for asyncio: waits without holding up the loop. A task that is cancelled takes its rows back if
         their batch has not begun."""
+        native = self._native
+        if native is not None and not native.off:
+            arrays = self._plain(args, kwargs, timeout)
+            if arrays is not None:
+                found = await self._awaited(native, arrays, timeout)
+                if found is not None:
+                    return found
         request = self._request(args, kwargs, timeout, waited=False)
         assert request.future is not None
         try:
@@ -184,6 +195,27 @@ class Batcher:
         self, native: NativeCalls, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None
     ) -> Any:
         """The result through native code; None if it does not take these arguments."""
+        arrays = self._plain(args, kwargs, timeout)
+        if arrays is None:
+            return None
+        deadline = 0 if timeout is None else max(int((self._clock() + timeout) * 1e9), 1)
+        return native.call(arrays, deadline)
+
+    async def _awaited(self, native: NativeCalls, arrays: tuple[np.ndarray, ...], timeout: float | None) -> Any:
+        """The same in a task."""
+        if timeout is None:
+            return await native.call_async(arrays)
+        try:
+            async with asyncio.timeout(timeout):
+                return await native.call_async(arrays)
+        except TimeoutError:
+            native.late, native.cancelled = native.late + 1, native.cancelled - 1
+            raise too_late("before the result was there") from None
+
+    def _plain(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None
+    ) -> tuple[np.ndarray, ...] | None:
+        """The inputs in their order, if they are arrays of NumPy and nothing is wrong with the call otherwise."""
         if timeout is not None and not timeout >= 0:
             return None
         if len(args) != len(self._rows) or kwargs:
@@ -192,8 +224,7 @@ class Batcher:
         for value in args:
             if type(value) is not np.ndarray:
                 return None
-        deadline = 0 if timeout is None else max(int((self._clock() + timeout) * 1e9), 1)
-        return native.call(args, deadline)
+        return args
 
     def _forked(self) -> None:
         self._native = None  # its threads are in the parent
@@ -250,9 +281,12 @@ class Batcher:
                 return
             left = self._left(request)
             with _Hope(self._lanes, told) as hope:
-                if not gate.acquire(timeout=-1 if left is None else max(left, 0.0)):
-                    raise too_late("before there was room for its rows")
-                hope.fulfilled = True
+                seconds = -1 if left is None else max(left, 0.0)
+                if self._native is not None:  # calls there make room without a word
+                    seconds = min(_LOOK_AGAIN, seconds) if seconds >= 0 else _LOOK_AGAIN
+                hope.fulfilled = gate.acquire(timeout=seconds)
+            if not hope.fulfilled and left is not None and left <= seconds:
+                raise too_late("before there was room for its rows")
 
     async def _enter_async(self, request: Request) -> None:
         while True:
@@ -266,7 +300,11 @@ class Batcher:
             if self._lanes.place(request, told if self._waits else None):
                 return
             with _Hope(self._lanes, told) as hope:
-                await room.wait()
+                if self._native is None:
+                    await room.wait()
+                else:  # as above
+                    loop.call_later(_LOOK_AGAIN, room.set)
+                    await room.wait()
                 hope.fulfilled = True
 
 

@@ -97,11 +97,14 @@ class Collector:
         """The batch that a free lane is to run now, if any: if there is a choice, one whose memory is at its home."""
         for batch in self._waiting:
             batch.sealed |= self._is_late(batch, now)
-        complete = [b for b in self._waiting if (b.sealed or self._is_enough(b)) and b.is_copied]
+        for batch in self._waiting:
+            if batch.sealed or self._is_enough(batch):
+                batch.sealed = True  # it has a lane, so that it is run when the rows that are there are copied
+                break
+        complete = [batch for batch in self._waiting if batch.sealed and batch.is_copied]
         if not complete:
             return None
         taken = next((b for b in complete if b.home == home), complete[0])
-        taken.sealed = True
         self._waiting.remove(taken)
         self.running.append(taken)
         taken.begun = now

@@ -19,7 +19,7 @@ from litegpu.background import leave
 from litegpu.batching.batch import Request, SharedBatch, Slab, own, rows_of, too_late
 from litegpu.batching.collector import Collector, Rules
 from litegpu.batching.native_calls import NativeCalls
-from litegpu.batching.sizes import Replica, padded
+from litegpu.batching.sizes import AHEAD, Replica, padded
 from litegpu.batching.statistics import BatcherStatistics, Counts
 from litegpu.errors import DeviceError, ForkError, InvokeError, QueueFullError
 from litegpu.replicas import named
@@ -31,9 +31,9 @@ class _Lane:
     """One thread, which is at `home`, the number of its replica. `gate` is open when there is something to look at.
     `lent`: a caller computes a batch in its place. `given`: a batch that was taken for it."""
 
-    def __init__(self, home: int, number: int) -> None:
-        self.home, self.number = home, number
-        self.place = 0  # among all lanes
+    def __init__(self, home: int, number: int, place: int) -> None:
+        """`place`: among all lanes of all replicas."""
+        self.home, self.number, self.place = home, number, place
         self.gate = threading.Lock()
         self.gate.acquire()
         self.thread: threading.Thread | None = None
@@ -59,8 +59,10 @@ class Lanes:
         as_result: Callable[[Sequence[Any]], Any],
         clock: Callable[[], float] = time.monotonic,
         native: NativeCalls | None = None,
+        ahead: int = AHEAD,
     ) -> None:
-        """`native`: computes batches of its own in the same lanes."""
+        """`native`: computes batches of its own in the same lanes, and there may be more for it than `ahead`, of which
+        each has a thread here."""
         self.clock = clock
         self._native = native
         self._replicas = list(replicas)
@@ -68,9 +70,8 @@ class Lanes:
         self._outputs = outputs
         self._as_result = as_result
         self._lock = threading.Lock()
-        self._lanes = [_Lane(home, i) for home, replica in enumerate(replicas) for i in range(len(replica.lanes))]
-        for place, lane in enumerate(self._lanes):
-            lane.place = place
+        places = [(home, i) for home, replica in enumerate(replicas) for i in range(len(replica.lanes))]
+        self._lanes = [_Lane(home, i, place) for place, (home, i) in enumerate(places) if i < ahead]
         self._asleep: list[_Lane] = []
         self._timing: _Lane | None = None  # the one that sleeps no longer than until rows are due
         self._alive = len(self._lanes)

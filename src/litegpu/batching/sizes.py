@@ -50,6 +50,11 @@ class RowForm:
     inputs: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
     outputs: tuple[bool, ...]
 
+    @property
+    def types(self) -> dict[str, np.dtype[Any]]:
+        """Of the inputs."""
+        return {name: dtype for name, (_, dtype) in self.inputs.items()}
+
 
 def rows_of_model(model: Sizable) -> RowForm:
     """Raises TensorError if the model's rows do not stay apart: the reason is with_batch()'s."""
@@ -83,6 +88,11 @@ def chosen_sizes(most: int, sizes: Sequence[int] | None) -> tuple[int, ...]:
     if wrong:
         raise OptionError(f"sizes has {wrong[0]!r}; each must be from 1 to max_batch, {most}")
     return tuple(sorted({*map(int, sizes), most}))
+
+
+#: Batches under way at a time on a GPU: while one is copied, another is computed. In C more and smaller ones: a call of
+#: few rows is over sooner, and who is answered calls again.
+AHEAD, AHEAD_IN_C = 2, 4
 
 
 class Runner(Protocol):
@@ -168,7 +178,16 @@ class _OfModel:
 class Replica:
     """A model on one device, for all sizes, with the runners of each of its lanes: size -> runner."""
 
-    def __init__(self, model: Sizable, sizes: Sequence[int], ahead: int) -> None:
+    def __init__(
+        self,
+        model: Sizable,
+        sizes: Sequence[int],
+        ahead: int,
+        ahead_in_c: int = 0,
+        types: Mapping[str, np.dtype[Any]] | None = None,
+    ) -> None:
+        """With `ahead` lanes where a GPU runs all of the model, or `ahead_in_c` if native code can compute batches of
+        inputs of these types."""
         self.label = model._label
         self._device: Device | None = None
         self.models: list[Sizable] = []
@@ -179,12 +198,14 @@ class Replica:
             routes = [only_kernel(one) for one in self.models]
             self._device = next((route.kernel.device for route in routes if route is not None), None)
             count = ahead if all(route is not None for route in routes) else 1
-            for _ in range(count):
+            while len(self.lanes) < count:
                 lane: dict[int, Runner] = {}
                 self.lanes.append(lane)
                 for size, route, one in zip(sizes, routes, self.models, strict=True):
                     lane[size] = _OfModel(one) if route is None else _OfKernel(route)
                     lane[size].run(self._zeros(one, size))
+                if types is not None and all(runner.native_run(types) is not None for runner in lane.values()):
+                    count = max(count, ahead_in_c)
         except BaseException:
             self.close(wait=False)
             raise

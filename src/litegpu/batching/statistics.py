@@ -66,6 +66,7 @@ class Told:
     refused: int
     failed: int
     late: int
+    cancelled: int
     waiting: int
     running: int
     expected: int
@@ -96,7 +97,7 @@ class Counts:
 
     def summary(self, waiting: int, running: int, native: Told | None = None) -> BatcherStatistics:
         """Together with what native code has done."""
-        told = native or Told({}, 0, 0, 0, 0, 0, 0, 0, 1, (), (), ())
+        told = native or Told({}, 0, 0, 0, 0, 0, 0, 0, 0, 1, (), (), ())
         sizes = self._sizes + Counter(told.sizes)  # without those of which there was none
         batches = sum(sizes.values())
         places = sum(size * count for size, count in sizes.items())
@@ -116,7 +117,7 @@ class Counts:
             run_p50=_percentile([*self._runs, *told.runs], 50),
             refused=self.refused + told.refused,
             late=self.late + told.late,
-            cancelled=self.cancelled,
+            cancelled=self.cancelled + told.cancelled,
             failed=self.failed + told.failed,
             waiting=waiting + told.waiting,
             running=running + told.running,

@@ -14,146 +14,38 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "native.h"
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
 
-/* What litegpu_rows_call() gives. */
-enum { DONE, PENDING, FAILED, CLOSED, FULL, NEEDS_SLAB, NOT_PLAIN, LATE, HANDED, OFF };
-/* Of a slab; and whether Python is to compute its batch, and does. */
-enum { FREE, WAITING, RUNNING, ENDED };
-enum { NOT_HANDED, IS_HANDED, TAKEN };
-enum { MOST_PORTS = 16, MOST_RANK = 8, LATEST = 10000, NOT_READY = 600 };
+#include "rows.h"
+
 /* A waiting thread spins so long; a computing one asks the device without a pause so long, and then so often. */
 static const int64_t SPIN = 1000000, ASK = 2000000, NAP = 50000;
 /* A thread that sleeps looks again after so long, whatever it was told. */
 static const int64_t LOOK_AGAIN = 1000000;
+/* Rows from so many bytes on are copied past the caches. */
+enum { STREAMED = 64 << 10 };
 /* How much the last run counts for the time that a run is expected to take. */
 static const double NEWEST = 0.25;
 
-/* ------------------------------------------------------------------------------------------ Python's buffers */
-
-typedef struct view { /* a Py_buffer */
-  void *buf;
-  object *obj;
-  ssize_t len, itemsize;
-  int readonly, ndim;
-  char *format;
-  ssize_t *shape, *strides, *suboffsets;
-  void *internal;
-} view;
-
-enum { WRITABLE = 1, FORMAT = 4, C_CONTIGUOUS = 0x38 };
-enum { FASTCALL = 0x80 };
-
-/* ------------------------------------------------------------------------------------------ what Python gives */
-
-/* The driver's functions; each gives 0, or the number of an error. */
-typedef struct driver {
-  int (*push)(void *context);
-  int (*pop)(void **context);
-  int (*launch)(void *graph, void *stream);
-  int (*copy_in)(uint64_t device, const void *host, size_t bytes, void *stream);
-  int (*copy_out)(void *host, uint64_t device, size_t bytes, void *stream);
-  int (*fill)(uint64_t device, unsigned char value, size_t bytes, void *stream);
-  int (*query)(void *stream);
-} driver;
-
-/* How a lane computes batches of one size: inputs to these places of the device, the graph, results from those. */
-typedef struct recipe {
-  void *context, *stream, *graph;
-  int watched; /* whether results are to be looked at for what is not finite */
-  uint64_t in[MOST_PORTS], out[MOST_PORTS];
-} recipe;
-
-/* A row of an input or output. */
-typedef struct form {
-  int64_t bytes;
-  char format[8]; /* of a Py_buffer's elements */
-  int rank;       /* with the batch */
-  int64_t shape[MOST_RANK];
-  int floats; /* whether it is of float32 */
-} form;
-
-typedef struct setup {
-  driver driver;
-  int inputs, outputs, lanes, sizes, most, most_slabs, waiting, raises;
-  int64_t delay;
-  const form *forms;  /* inputs, then outputs */
-  const int *homes;   /* of lanes */
-  const int *batches; /* the sizes, ascending */
-  const recipe *recipes;
-} setup;
-
-/* ------------------------------------------------------------------------------------------ state */
-
-typedef struct call call;
-
-/* Memory for a batch's rows and results, and the batch that is in it. Threads in `waiters` still look at it. `leader`:
-   the one that starts it, and asks the device; any of them, if it is nobody. `launched`: when that was, 0 if it failed. */
-typedef struct slab {
-  char *in[MOST_PORTS], *out[MOST_PORTS];
-  int home, number, tag;
-  atomic_int state, handed, rows, copying, sleepers;
-  atomic_uint word; /* changes with whatever waiters may wait for */
-  _Atomic(call *) leader;
-  _Atomic int64_t latest;
-  int64_t opened, begun, launched;
-  atomic_bool sealed;
-  int waiters, calls, lane, size, outcome;
-  uint64_t serial;
-  int64_t *arrivals;
-} slab;
-
-/* One call; zero before the first. It is Python's memory, which reads `told`: after NEEDS_SLAB the home, after HANDED
-   the number of the slab, after LATE whether there was room; and the batch's number. And it writes: nanoseconds after
-   which the call comes back, but for what the driver takes; and when it is LATE, or 0. */
-struct call {
-  int64_t told, serial, slice, deadline;
-  slab *slab;
-  int start, rows;
-  int64_t arrived;
-};
-
-typedef struct lane { int home; atomic_int busy; atomic_int wanted; } lane;
-
-typedef struct rows {
-  atomic_int outside, inside; /* rows that wait in Python, which it writes here, and those that wait here */
-  setup of;
-  form *forms;
-  int *batches;
-  recipe *recipes;
-  lane *lanes;
-  slab **slabs, **queue, **running;
-  int slabs_count, queued, runs, around_at, around_count, *around;
-  atomic_int expected;
-  atomic_flag lock;
-  atomic_int free_lanes, room_sleepers, asking;
-  atomic_uint room;
-  bool closed, off;
-  _Atomic int64_t seconds; /* that a run is expected to take; 0 before the first */
-  uint64_t serial, calls, rows, refused, failed, *size_counts, runs_told, calls_told;
-  double *waits, *latencies, *run_times;
-} rows;
-
-static void enter(rows *r) {
+void rows_enter(rows *r) {
   for (int i = 0; atomic_flag_test_and_set_explicit(&r->lock, memory_order_acquire); i++) {
     if (i < 2000) litegpu_relax();
     else sched_yield();
   }
 }
 
-static void leave(rows *r) { atomic_flag_clear_explicit(&r->lock, memory_order_release); }
+void rows_leave(rows *r) { atomic_flag_clear_explicit(&r->lock, memory_order_release); }
 
 /* How many threads of a batcher ask for Python's lock at a time: who asks and does not get it soon falls asleep. */
-enum { ASKING = 2 };
+enum { ASKING = 1 };
 
 /* Have Python's lock again, of which many want it at once when a batch has ended: those behind wait awake. */
 static void come_back(rows *r, void *state) {
@@ -172,14 +64,14 @@ static void come_back(rows *r, void *state) {
   if (mine) atomic_fetch_sub(&r->asking, 1);
 }
 
-static void doze(atomic_uint *word, unsigned seen, atomic_int *sleepers, int64_t ns) {
+void rows_doze(atomic_uint *word, unsigned seen, atomic_int *sleepers, int64_t ns) {
   struct timespec t = {ns / 1000000000LL, ns % 1000000000LL};
   atomic_fetch_add(sleepers, 1);
   syscall(SYS_futex, (uint32_t *)word, FUTEX_WAIT_PRIVATE, seen, &t, NULL, 0);
   atomic_fetch_sub(sleepers, 1);
 }
 
-static void tell(atomic_uint *word, atomic_int *sleepers) {
+void rows_tell(atomic_uint *word, atomic_int *sleepers) {
   atomic_fetch_add(word, 1);
   if (atomic_load(sleepers)) syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
@@ -192,12 +84,10 @@ static bool is_late(const rows *r, slab *s, int64_t now) {
   return now - atomic_load(&s->latest) >= patience(r) || now - s->opened >= r->of.delay;
 }
 
-/* Whether the slab's batch is to be run when its rows are copied, but for a lane. */
+/* Whether the slab's batch is to be run when it has a lane and its rows are copied. */
 static bool is_due(const rows *r, slab *s, int64_t now) {
   return s->sealed || atomic_load(&s->rows) >= r->expected || is_late(r, s, now);
 }
-
-static bool is_ready(const rows *r, slab *s, int64_t now) { return !atomic_load(&s->copying) && is_due(r, s, now); }
 
 static void expect(rows *r) {
   int most = 0;
@@ -228,7 +118,7 @@ static slab *free_slab(rows *r, bool *more, int64_t *home) {
 }
 
 /* A place for a call's rows: DONE, FULL, or NEEDS_SLAB with its home. */
-static int offer(rows *r, call *c, int64_t now) {
+int rows_offer(rows *r, call *c, int64_t now) {
   const int waiting = r->inside + r->outside;
   if (waiting && waiting + c->rows > r->of.waiting) return FULL;
   slab *s = r->queued ? r->queue[r->queued - 1] : NULL;
@@ -241,6 +131,7 @@ static int offer(rows *r, call *c, int64_t now) {
     s->sealed = false;
     s->rows = s->copying = s->calls = s->waiters = s->handed = 0;
     s->leader = NULL;
+    s->posted = NULL;
     s->serial = ++r->serial;
     s->outcome = DONE;
     s->state = WAITING;
@@ -264,29 +155,28 @@ static void out_of_queue(rows *r, int at) {
   memmove(r->queue + at, r->queue + at + 1, (--r->queued - at) * sizeof *r->queue);
 }
 
-/* Start the slab's batch, if it is due and has a lane: whether that is so. Batches in front of it come first. */
+/* Start the slab's batch, if it is due and has a lane: whether that is so. From when it has one no further rows come, and
+   it is started when they are copied. Batches in front of it come first. */
 static bool start(rows *r, slab *s, int64_t now) {
+  int at = 0, before = 0, lane = -1;
   for (int i = 0; i < r->queued; i++) r->queue[i]->sealed |= is_late(r, r->queue[i], now);
-  if (s->state != WAITING || !is_ready(r, s, now)) return false;
-  int at = 0;
-  for (; r->queue[at] != s; at++)
-    if (r->queue[at]->home == s->home && is_ready(r, r->queue[at], now)) return false;
-  for (int l = 0; l < r->of.lanes; l++) {
-    if (r->lanes[l].home != s->home || r->lanes[l].busy || r->lanes[l].wanted) continue;
-    int size = 0;
-    while (r->batches[size] < s->rows) size++;
-    r->lanes[l].busy = 1;
-    atomic_fetch_sub(&r->free_lanes, 1);
-    out_of_queue(r, at);
-    r->running[r->runs++] = s;
-    s->begun = now;
-    s->sealed = true;
-    s->lane = l;
-    s->size = size;
-    s->state = RUNNING;
-    return true;
-  }
-  return false;
+  if (s->state != WAITING || !is_due(r, s, now)) return false;
+  for (; r->queue[at] != s; at++) before += r->queue[at]->home == s->home && is_due(r, r->queue[at], now);
+  for (int l = 0; l < r->of.lanes && lane < 0; l++)
+    if (r->lanes[l].home == s->home && !r->lanes[l].busy && !r->lanes[l].wanted && before-- == 0) lane = l;
+  if (lane < 0) return false;
+  s->sealed = true;
+  if (s->copying) return false;
+  s->lane = lane;
+  s->size = 0;
+  while (r->batches[s->size] < s->rows) s->size++;
+  r->lanes[lane].busy = 1;
+  atomic_fetch_sub(&r->free_lanes, 1);
+  out_of_queue(r, at);
+  r->running[r->runs++] = s;
+  s->begun = now;
+  s->state = RUNNING;
+  return true;
 }
 
 /* The batch has ended, and its lane is free. */
@@ -306,7 +196,7 @@ static void ended(rows *r, slab *s, int64_t now) {
 }
 
 /* One thread less looks at the slab. */
-static void let_go(rows *r, slab *s) {
+void rows_let_go(rows *r, slab *s) {
   if (--s->waiters || s->state == RUNNING) return;
   if (s->state == WAITING) /* nobody is left to lead it */
     for (int i = 0; i < r->queued; i++)
@@ -321,8 +211,9 @@ static void let_go(rows *r, slab *s) {
 
 static void told_all(rows *r) { /* that a lane is free, or room: locked or not, as slabs are never freed */
   for (int i = 0; i < r->slabs_count; i++)
-    if (r->slabs[i]->state == WAITING) tell(&r->slabs[i]->word, &r->slabs[i]->sleepers);
-  tell(&r->room, &r->room_sleepers);
+    if (r->slabs[i]->state == WAITING) rows_tell(&r->slabs[i]->word, &r->slabs[i]->sleepers);
+  rows_tell(&r->room, &r->room_sleepers);
+  posts_tell(r);
 }
 
 static void give_back(rows *r, int l) {
@@ -331,7 +222,7 @@ static void give_back(rows *r, int l) {
 }
 
 static void finish(rows *r, slab *s, int outcome) {
-  enter(r);
+  rows_enter(r);
   const int64_t now = litegpu_now();
   ended(r, s, now);
   give_back(r, s->lane);
@@ -349,8 +240,9 @@ static void finish(rows *r, slab *s, int outcome) {
     r->failed += s->calls;
   }
   s->state = s->waiters ? ENDED : FREE;
-  leave(r);
-  tell(&s->word, &s->sleepers);
+  posts_ended(r, s);
+  rows_leave(r);
+  rows_tell(&s->word, &s->sleepers);
   told_all(r);
 }
 
@@ -403,9 +295,11 @@ static int asked(rows *r, slab *s) {
 /* ------------------------------------------------------------------------------------------ waiting */
 
 /* Start the batch, or ask the device for it: whether there may be something new at once. */
-static bool lead(rows *r, slab *s, int64_t now) {
+bool rows_lead(rows *r, slab *s, int64_t now) {
   if (s->state == RUNNING) {
-    const int how = s->launched ? asked(r, s) : HANDED;
+    /* not before it may be: to ask holds up who launches */
+    const bool soon = s->launched && now - s->launched < atomic_load(&r->seconds) / 2;
+    const int how = soon ? PENDING : s->launched ? asked(r, s) : HANDED;
     if (how == DONE) finish(r, s, DONE);
     else if (how == HANDED) atomic_store(&s->handed, IS_HANDED);
     else if (now - s->launched > ASK) nanosleep(&(struct timespec){0, NAP}, NULL);
@@ -413,18 +307,18 @@ static bool lead(rows *r, slab *s, int64_t now) {
     return true;
   }
   if (atomic_load(&r->free_lanes) < 1 || !is_due(r, s, now)) return false;
-  if (atomic_load(&s->copying) && (s->sealed || !is_late(r, s, now))) return false;
-  enter(r);
+  if (atomic_load(&s->copying) && s->sealed) return false;
+  rows_enter(r);
   const bool started = start(r, s, now);
-  leave(r);
+  rows_leave(r);
   if (!started) return false;
   s->launched = launch(r, s) ? litegpu_now() : 0;
-  if (atomic_load(&r->room_sleepers)) tell(&r->room, &r->room_sleepers);
+  if (atomic_load(&r->room_sleepers)) rows_tell(&r->room, &r->room_sleepers);
   return true;
 }
 
 /* When a leader that sleeps has to look at the clock. */
-static int64_t due(const rows *r, slab *s) {
+int64_t rows_due(const rows *r, slab *s) {
   const int64_t late = atomic_load(&s->latest) + patience(r), last = s->opened + r->of.delay;
   return late < last ? late : last;
 }
@@ -447,7 +341,7 @@ static int await(rows *r, call *c, int64_t until) {
       leads = atomic_compare_exchange_strong(&s->leader, &nobody, c);
       /* who has led meanwhile may have handed it over */
     }
-    const bool busy = leads && !atomic_load(&s->handed) && lead(r, s, now);
+    const bool busy = leads && !atomic_load(&s->handed) && rows_lead(r, s, now);
     if (busy && atomic_load(&s->handed)) {
       c->told = s->number;
       found = HANDED;
@@ -465,14 +359,15 @@ static int await(rows *r, call *c, int64_t until) {
     }
     int64_t ns = leads ? LOOK_AGAIN : 20 * LOOK_AGAIN;
     if (until && until - now < ns) ns = until - now;
-    const int64_t left = leads ? due(r, s) - now : 0;
+    const int64_t left = leads ? rows_due(r, s) - now : 0;
     if (left > 0 && left < ns) ns = left;
-    doze(&s->word, seen, &s->sleepers, ns);
+    rows_doze(&s->word, seen, &s->sleepers, ns);
   }
   if (spins) litegpu_sleepy();
   if (leads && (found == PENDING || found == HANDED)) {
     atomic_store(&s->leader, NULL);
-    tell(&s->word, &s->sleepers);
+    rows_tell(&s->word, &s->sleepers);
+    posts_tell(r);
   }
   return found;
 }
@@ -482,25 +377,44 @@ static int placed(rows *r, call *c, int64_t until) {
   for (;;) {
     const unsigned seen = atomic_load(&r->room);
     int64_t now = litegpu_now();
-    enter(r);
-    int found = r->off ? OFF : r->closed ? CLOSED : offer(r, c, now);
+    rows_enter(r);
+    int found = r->off ? OFF : r->closed ? CLOSED : rows_offer(r, c, now);
     if (found == FULL && r->of.raises) r->refused++;
-    leave(r);
+    rows_leave(r);
     if (found != FULL || r->of.raises) return found;
     if (until && now >= until) return PENDING;
     int64_t ns = 20 * LOOK_AGAIN;
     if (until && until - now < ns) ns = until - now;
-    doze(&r->room, seen, &r->room_sleepers, ns);
+    rows_doze(&r->room, seen, &r->room_sleepers, ns);
   }
+}
+
+/* Past the caches: the device reads it from memory, and what another processor has is slow to get. */
+void rows_copy(char *to, const char *from, size_t bytes) {
+#if defined(__x86_64__)
+  if (bytes >= STREAMED) {
+    const size_t head = -(uintptr_t)to % 64;
+    memcpy(to, from, head);
+    to += head, from += head, bytes -= head;
+    for (; bytes >= 64; bytes -= 64, to += 64, from += 64) {
+      const __m128i *f = (const __m128i *)from;
+      __m128i a = _mm_loadu_si128(f), b = _mm_loadu_si128(f + 1), c = _mm_loadu_si128(f + 2), d = _mm_loadu_si128(f + 3);
+      _mm_stream_si128((__m128i *)to, a), _mm_stream_si128((__m128i *)to + 1, b);
+      _mm_stream_si128((__m128i *)to + 2, c), _mm_stream_si128((__m128i *)to + 3, d);
+    }
+    _mm_sfence();
+  }
+#endif
+  memcpy(to, from, bytes);
 }
 
 static void put(rows *r, call *c, const view *views) {
   for (int i = 0; i < r->of.inputs; i++) {
     const int64_t bytes = r->forms[i].bytes;
-    memcpy(c->slab->in[i] + c->start * bytes, views[i].buf, c->rows * bytes);
+    rows_copy(c->slab->in[i] + c->start * bytes, views[i].buf, c->rows * bytes);
   }
   atomic_fetch_sub(&c->slab->copying, 1);
-  tell(&c->slab->word, &c->slab->sleepers);
+  rows_tell(&c->slab->word, &c->slab->sleepers);
 }
 
 /* ------------------------------------------------------------------------------------------ what Python calls */
@@ -512,32 +426,35 @@ static bool fits(const form *f, const view *v, int64_t rows) {
   return true;
 }
 
+/* Views of a call's arrays, as far as they are plain and of the right form: how many. They are to be released. Of inputs
+   the first tells the number of rows. */
+int rows_views(const rows *r, call *c, object *const *arrays, view *views, int count, bool inputs) {
+  const form *forms = r->forms + (inputs ? 0 : r->of.inputs);
+  for (int i = 0; i < count; i++) {
+    view *v = views + i;
+    if (python.get_buffer(arrays[i], v, C_CONTIGUOUS | (inputs ? FORMAT : WRITABLE))) {
+      python.clear();
+      return i;
+    }
+    if (inputs && !i) c->rows = v->ndim > 0 && v->shape[0] <= r->of.most ? (int)v->shape[0] : 0;
+    if (c->rows < 1 || (inputs ? !fits(forms + i, v, c->rows) : v->len != c->rows * forms[i].bytes)) {
+      python.release_buffer(v);
+      return i;
+    }
+  }
+  return count;
+}
+
+/* One call with these arrays, or the rest of one that is PENDING or HANDED. */
 static int called(rows *r, call *c, object *const *inputs, object *const *outputs) {
   view in[MOST_PORTS], out[MOST_PORTS];
   int ins = 0, outs = 0, found = NOT_PLAIN;
   if (!c->slab) {
-    for (; ins < r->of.inputs; ins++) {
-      if (python.get_buffer(inputs[ins], in + ins, C_CONTIGUOUS | FORMAT)) {
-        python.clear();
-        goto end;
-      }
-      if (!ins) c->rows = in[0].ndim > 0 && in[0].shape[0] <= r->of.most ? (int)in[0].shape[0] : 0;
-      if (c->rows < 1 || !fits(r->forms + ins, in + ins, c->rows)) {
-        ins++;
-        goto end;
-      }
-    }
+    ins = rows_views(r, c, inputs, in, r->of.inputs, true);
+    if (ins < r->of.inputs) goto end;
   }
-  for (; outs < r->of.outputs; outs++) {
-    if (python.get_buffer(outputs[outs], out + outs, C_CONTIGUOUS | WRITABLE)) {
-      python.clear();
-      goto end;
-    }
-    if (out[outs].len != c->rows * r->forms[r->of.inputs + outs].bytes) {
-      outs++;
-      goto end;
-    }
-  }
+  outs = rows_views(r, c, outputs, out, r->of.outputs, false);
+  if (outs < r->of.outputs) goto end;
   void *state = litegpu_leave();
   const int64_t now = litegpu_now();
   int64_t until = now + c->slice;
@@ -560,10 +477,10 @@ static int called(rows *r, call *c, object *const *inputs, object *const *output
         const int64_t bytes = r->forms[r->of.inputs + i].bytes;
         memcpy(out[i].buf, s->out[i] + c->start * bytes, c->rows * bytes);
       }
-    enter(r);
-    let_go(r, s);
-    leave(r);
-    if (atomic_load(&r->room_sleepers)) tell(&r->room, &r->room_sleepers);
+    rows_enter(r);
+    rows_let_go(r, s);
+    rows_leave(r);
+    if (atomic_load(&r->room_sleepers)) rows_tell(&r->room, &r->room_sleepers);
     c->slab = NULL;
   }
   if (!c->slab && found != PENDING && found != NEEDS_SLAB) c->arrived = 0;
@@ -598,13 +515,14 @@ PUBLIC int litegpu_rows_abandon(rows *r, call *c) {
   if (s) {
     int handed = IS_HANDED; /* Python may have been interrupted before it took it */
     atomic_compare_exchange_strong(&s->handed, &handed, NOT_HANDED);
-    enter(r);
+    rows_enter(r);
     const bool last = s->waiters == 1 && s->state == RUNNING && s->handed != TAKEN;
-    if (!last) let_go(r, s);
-    leave(r);
-    tell(&s->word, &s->sleepers);
+    if (!last) rows_let_go(r, s);
+    rows_leave(r);
+    rows_tell(&s->word, &s->sleepers);
+    posts_tell(r);
     if (last) return 0;
-    if (atomic_load(&r->room_sleepers)) tell(&r->room, &r->room_sleepers);
+    if (atomic_load(&r->room_sleepers)) rows_tell(&r->room, &r->room_sleepers);
   }
   c->slab = NULL;
   c->arrived = 0;
@@ -632,6 +550,11 @@ PUBLIC void litegpu_rows_watch(rows *r, int watched) {
   for (int i = 0; i < r->of.lanes * r->of.sizes; i++) r->recipes[i].watched = watched;
 }
 
+static void *cleared(size_t bytes) {
+  void *found = aligned_alloc(CACHE_LINE, (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
+  return found ? memset(found, 0, bytes) : NULL;
+}
+
 static void *copied(const void *of, size_t bytes) {
   void *found = malloc(bytes ? bytes : 1);
   if (found) memcpy(found, of, bytes);
@@ -645,13 +568,13 @@ PUBLIC void litegpu_rows_free(rows *r) {
     free(r->slabs[i]);
   }
   free(r->forms), free(r->batches), free(r->recipes), free(r->lanes), free(r->slabs), free(r->queue), free(r->running);
-  free(r->around), free(r->size_counts), free(r->waits), free(r->latencies), free(r->run_times);
+  free(r->posts), free(r->around), free(r->size_counts), free(r->waits), free(r->latencies), free(r->run_times);
   free(r);
 }
 
 /* NULL without memory. */
 PUBLIC rows *litegpu_rows_new(const setup *of, size_t size) {
-  rows *r = size == sizeof *of ? calloc(1, sizeof *r) : NULL;
+  rows *r = size == sizeof *of ? cleared(sizeof *r) : NULL;
   if (!r) return NULL;
   r->of = *of;
   r->forms = copied(of->forms, (of->inputs + of->outputs) * sizeof *of->forms);
@@ -680,7 +603,7 @@ PUBLIC rows *litegpu_rows_new(const setup *of, size_t size) {
 
 /* Memory for one more batch: an address for each input, then each output. 0 if there is enough. */
 PUBLIC int litegpu_rows_add_slab(rows *r, int home, int tag, char *const *memory) {
-  slab *s = calloc(1, sizeof *s);
+  slab *s = cleared(sizeof *s);
   int64_t *arrivals = malloc(r->of.most * sizeof *arrivals);
   if (s && arrivals) {
     s->home = home;
@@ -688,16 +611,16 @@ PUBLIC int litegpu_rows_add_slab(rows *r, int home, int tag, char *const *memory
     s->arrivals = arrivals;
     memcpy(s->in, memory, r->of.inputs * sizeof *memory);
     memcpy(s->out, memory + r->of.inputs, r->of.outputs * sizeof *memory);
-    enter(r);
+    rows_enter(r);
     const bool room = r->slabs_count < r->of.most_slabs;
     if (room) {
       s->number = r->slabs_count;
       r->slabs[s->number] = s;
       r->slabs_count++;
     }
-    leave(r);
+    rows_leave(r);
     if (room) {
-      tell(&r->room, &r->room_sleepers);
+      rows_tell(&r->room, &r->room_sleepers);
       return 1;
     }
   }
@@ -708,7 +631,7 @@ PUBLIC int litegpu_rows_add_slab(rows *r, int home, int tag, char *const *memory
 
 /* End what waits: with CLOSED, or with OFF to be called in the ordinary way. */
 static void drop(rows *r, int outcome) {
-  enter(r);
+  rows_enter(r);
   slab *dropped[64];
   while (r->queued) {
     int n = 0;
@@ -716,28 +639,29 @@ static void drop(rows *r, int outcome) {
       slab *s = dropped[n] = r->queue[r->queued - 1];
       out_of_queue(r, r->queued - 1);
       s->outcome = outcome;
+      posts_ended(r, s);
       s->state = ENDED;
     }
-    for (int i = 0; i < n; i++) tell(&dropped[i]->word, &dropped[i]->sleepers);
+    for (int i = 0; i < n; i++) rows_tell(&dropped[i]->word, &dropped[i]->sleepers);
   }
-  leave(r);
+  rows_leave(r);
 }
 
 /* Take no more calls; without `drain` end those whose batch has not begun. */
 PUBLIC void litegpu_rows_close(rows *r, int drain) {
-  enter(r);
+  rows_enter(r);
   r->closed = true;
   for (int i = 0; i < r->queued; i++) r->queue[i]->sealed = true;
-  leave(r);
+  rows_leave(r);
   if (!drain) drop(r, CLOSED);
   told_all(r);
 }
 
 /* From now on every call gets OFF, and so does what waits. */
 PUBLIC void litegpu_rows_turn_off(rows *r) {
-  enter(r);
+  rows_enter(r);
   r->off = true;
-  leave(r);
+  rows_leave(r);
   drop(r, OFF);
   told_all(r);
 }
@@ -749,12 +673,12 @@ PUBLIC int litegpu_rows_idle(rows *r, int64_t ns) {
   bool idle;
   for (;;) {
     const unsigned seen = atomic_load(&r->room);
-    enter(r);
-    idle = !r->queued && !r->runs;
-    leave(r);
+    rows_enter(r);
+    idle = !r->queued && !r->runs && !posts_busy(r);
+    rows_leave(r);
     const int64_t left = end - litegpu_now();
     if (idle || left <= 0) break;
-    doze(&r->room, seen, &r->room_sleepers, left < LOOK_AGAIN ? left : LOOK_AGAIN);
+    rows_doze(&r->room, seen, &r->room_sleepers, left < LOOK_AGAIN ? left : LOOK_AGAIN);
   }
   litegpu_come_back(state);
   return idle;
@@ -762,39 +686,39 @@ PUBLIC int litegpu_rows_idle(rows *r, int64_t ns) {
 
 /* A lane for a batch of Python's own, as soon as it is free; within so many nanoseconds, else 0. */
 PUBLIC int litegpu_rows_borrow(rows *r, int l, int64_t ns) {
-  enter(r);
+  rows_enter(r);
   bool got = !r->lanes[l].busy;
   if (got) {
     r->lanes[l].busy = 1;
     atomic_fetch_sub(&r->free_lanes, 1);
   }
   r->lanes[l].wanted = !got;
-  leave(r);
+  rows_leave(r);
   if (got) return 1;
   void *state = litegpu_leave();
   const int64_t end = litegpu_now() + ns;
   while (!got) {
     const unsigned seen = atomic_load(&r->room);
-    enter(r);
+    rows_enter(r);
     got = !r->lanes[l].busy;
     if (got) {
       r->lanes[l].busy = 1;
       atomic_fetch_sub(&r->free_lanes, 1);
       r->lanes[l].wanted = 0;
     }
-    leave(r);
+    rows_leave(r);
     const int64_t left = end - litegpu_now();
     if (got || left <= 0) break;
-    doze(&r->room, seen, &r->room_sleepers, left < LOOK_AGAIN ? left : LOOK_AGAIN);
+    rows_doze(&r->room, seen, &r->room_sleepers, left < LOOK_AGAIN ? left : LOOK_AGAIN);
   }
   litegpu_come_back(state);
   return got;
 }
 
 PUBLIC void litegpu_rows_give_back(rows *r, int l) {
-  enter(r);
+  rows_enter(r);
   give_back(r, l);
-  leave(r);
+  rows_leave(r);
   told_all(r);
 }
 
@@ -802,7 +726,7 @@ PUBLIC void litegpu_rows_give_back(rows *r, int l) {
    has copied its rows (0 if there is none); its batch is started, if it is to be; its batch has ended. */
 PUBLIC int litegpu_rows_rehearse(rows *r, int what, call *c, int64_t now) {
   if (what == 0) {
-    if (offer(r, c, now)) return 0;
+    if (rows_offer(r, c, now)) return 0;
     c->slab->copying--;
     return 1;
   }
@@ -821,7 +745,7 @@ typedef struct told {
 /* Numbers, batches of each size, and what the latest calls waited and took, and batches took, in seconds: three times
    room for LATEST numbers. */
 PUBLIC void litegpu_rows_statistics(rows *r, told *t, uint64_t *sizes, double *times) {
-  enter(r);
+  rows_enter(r);
   t->calls = r->calls, t->rows = r->rows, t->refused = r->refused, t->failed = r->failed;
   t->waiting = r->inside;
   t->running = 0;
@@ -833,6 +757,6 @@ PUBLIC void litegpu_rows_statistics(rows *r, told *t, uint64_t *sizes, double *t
   memcpy(times, r->waits, LATEST * sizeof *times);
   memcpy(times + LATEST, r->latencies, LATEST * sizeof *times);
   memcpy(times + 2 * LATEST, r->run_times, LATEST * sizeof *times);
-  leave(r);
+  rows_leave(r);
 }
 #endif

@@ -1,0 +1,155 @@
+/* What rows.c and posts.c share: a batcher's batches, and the calls in them. */
+
+#ifndef LITEGPU_ROWS_H
+#define LITEGPU_ROWS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "native.h"
+
+/* What a call gives. */
+enum { DONE, PENDING, FAILED, CLOSED, FULL, NEEDS_SLAB, NOT_PLAIN, LATE, HANDED, OFF };
+/* Of a slab; and whether Python is to compute its batch, and does. */
+enum { FREE, WAITING, RUNNING, ENDED };
+enum { NOT_HANDED, IS_HANDED, TAKEN };
+enum { MOST_PORTS = 16, MOST_RANK = 8, LATEST = 10000, NOT_READY = 600 };
+/* ------------------------------------------------------------------------------------------ Python's buffers */
+
+typedef struct view { /* a Py_buffer */
+  void *buf;
+  object *obj;
+  ssize_t len, itemsize;
+  int readonly, ndim;
+  char *format;
+  ssize_t *shape, *strides, *suboffsets;
+  void *internal;
+} view;
+
+enum { WRITABLE = 1, FORMAT = 4, C_CONTIGUOUS = 0x38 };
+enum { FASTCALL = 0x80, CACHE_LINE = 64 };
+
+/* ------------------------------------------------------------------------------------------ what Python gives */
+
+/* The driver's functions; each gives 0, or the number of an error. */
+typedef struct driver {
+  int (*push)(void *context);
+  int (*pop)(void **context);
+  int (*launch)(void *graph, void *stream);
+  int (*copy_in)(uint64_t device, const void *host, size_t bytes, void *stream);
+  int (*copy_out)(void *host, uint64_t device, size_t bytes, void *stream);
+  int (*fill)(uint64_t device, unsigned char value, size_t bytes, void *stream);
+  int (*query)(void *stream);
+} driver;
+
+/* How a lane computes batches of one size: inputs to these places of the device, the graph, results from those. */
+typedef struct recipe {
+  void *context, *stream, *graph;
+  int watched; /* whether results are to be looked at for what is not finite */
+  uint64_t in[MOST_PORTS], out[MOST_PORTS];
+} recipe;
+
+/* A row of an input or output. */
+typedef struct form {
+  int64_t bytes;
+  char format[8]; /* of a Py_buffer's elements */
+  int rank;       /* with the batch */
+  int64_t shape[MOST_RANK];
+  int floats; /* whether it is of float32 */
+} form;
+
+typedef struct setup {
+  driver driver;
+  int inputs, outputs, lanes, sizes, most, most_slabs, waiting, raises;
+  int64_t delay;
+  const form *forms;  /* inputs, then outputs */
+  const int *homes;   /* of lanes */
+  const int *batches; /* the sizes, ascending */
+  const recipe *recipes;
+} setup;
+
+/* ------------------------------------------------------------------------------------------ state */
+
+typedef struct call call;
+
+/* Memory for a batch's rows and results, and the batch that is in it. Threads in `waiters` still look at it. `leader`:
+   the one that starts it, and asks the device; any of them, if it is nobody. `launched`: when that was, 0 if it failed. */
+typedef struct slab {
+  struct call *posted; /* calls that nobody waits for in a thread */
+  struct slab *next;   /* whose posted calls are to be answered */
+  char *in[MOST_PORTS], *out[MOST_PORTS];
+  int home, number, tag;
+  int64_t *arrivals;
+  /* What waiters look at all the time, and what callers write, are apart in the processors' caches. */
+  _Alignas(CACHE_LINE) atomic_int state;
+  atomic_int handed, sleepers;
+  atomic_uint word; /* changes with whatever waiters may wait for */
+  _Atomic(call *) leader;
+  _Alignas(CACHE_LINE) atomic_int rows;
+  atomic_int copying;
+  _Atomic int64_t latest;
+  int64_t opened, begun, launched;
+  atomic_bool sealed;
+  int waiters, calls, lane, size, outcome;
+  uint64_t serial;
+} slab;
+
+/* One call; zero before the first. It is Python's memory, which reads `told`: after NEEDS_SLAB the home, after HANDED
+   the number of the slab, after LATE whether there was room; and the batch's number. And it writes: nanoseconds after
+   which the call comes back, but for what the driver takes; and when it is LATE, or 0. */
+struct call {
+  int64_t told, serial, slice, deadline;
+  slab *slab;
+  int start, rows;
+  int64_t arrived;
+  /* Of one that is posted: what comes behind it, where it is answered, and its arrays. */
+  call *next, *other;
+  struct inbox *inbox;
+  char *in[MOST_PORTS], *out[MOST_PORTS];
+};
+
+typedef struct lane { int home; atomic_int busy; atomic_int wanted; } lane;
+
+typedef struct rows {
+  atomic_int outside, inside; /* rows that wait in Python, which it writes here, and those that wait here */
+  setup of;
+  form *forms;
+  int *batches;
+  recipe *recipes;
+  lane *lanes;
+  slab **slabs, **queue, **running;
+  int slabs_count, queued, runs, around_at, around_count, *around;
+  atomic_int expected;
+  atomic_int free_lanes, room_sleepers;
+  atomic_uint room;
+  bool closed, off;
+  _Atomic int64_t seconds; /* that a run is expected to take; 0 before the first */
+  uint64_t serial, calls, rows, refused, failed, *size_counts, runs_told, calls_told;
+  double *waits, *latencies, *run_times;
+  struct posts *posts; /* NULL before the first */
+  _Alignas(CACHE_LINE) atomic_flag lock;
+  _Alignas(CACHE_LINE) atomic_int asking; /* threads that ask for Python's lock */
+} rows;
+
+/* ------------------------------------------------------------------------------------------ rows.c, for posts.c */
+
+void rows_enter(rows *);
+void rows_leave(rows *);
+int rows_offer(rows *, call *, int64_t now);
+void rows_let_go(rows *, slab *);
+bool rows_lead(rows *, slab *, int64_t now);
+int64_t rows_due(const rows *, slab *);
+int rows_views(const rows *, call *, object *const *arrays, view *views, int count, bool inputs);
+void rows_copy(char *to, const char *from, size_t bytes);
+void rows_doze(atomic_uint *word, unsigned seen, atomic_int *sleepers, int64_t ns);
+void rows_tell(atomic_uint *word, atomic_int *sleepers);
+
+/* posts.c, for rows.c: a batch with posted calls has ended; there may be something to do for those who lead such; in the
+   lock: no. */
+void posts_ended(rows *, slab *);
+void posts_tell(rows *);
+bool posts_busy(const rows *);
+
+#endif
