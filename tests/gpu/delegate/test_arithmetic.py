@@ -22,7 +22,7 @@ from litegpu.model.types import TensorType
 INT8 = TensorType.INT8
 
 
-def layer(op: str = "FULLY_CONNECTED") -> bytes:
+def layer(op: str = "FULLY_CONNECTED", weights_zero_point: int = 0) -> bytes:
     """A dense layer of bytes whose sums pass 2**24, or an op that is not known in whole numbers."""
     m = ModelBuilder()
     if op != "FULLY_CONNECTED":
@@ -32,7 +32,7 @@ def layer(op: str = "FULLY_CONNECTED") -> bytes:
         m.output(y)
         return m.build()
     x = m.input("x", (1, 4096), INT8, quantization=quantized(0.1, -128))
-    w = m.constant(np.full((2, 4096), 127, np.int8), "w", quantization=quantized(0.01, 0))
+    w = m.constant(np.full((2, 4096), 127, np.int8), "w", quantization=quantized(0.01, weights_zero_point))
     y = m.tensor((1, 2), INT8, "y", quantization=quantized(0.001 * 127 * 2048, -128))
     m.node(op, [x, w, None], [y])
     m.output(y)
@@ -70,6 +70,14 @@ def test_auto_takes_what_is_estimated_to_be_faster(
     found = choose("auto", partition(layer()), features, half)
     assert found.integer == integer
     assert ("whole numbers, as on the CPU" in found.why) == integer and "estimated" in found.why
+
+
+def test_auto_stays_with_floats_where_weights_have_a_zero_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are no native kernels for them."""
+    monkeypatch.setattr(native, "of", lambda features: Own(True))
+    features = Features(byte_products=True, native="x")
+    assert choose("auto", partition(layer()), features, True).integer
+    assert not choose("auto", partition(layer(weights_zero_point=3)), features, True).integer
 
 
 def test_auto_stays_with_floats_where_an_op_is_not_known() -> None:

@@ -27,9 +27,9 @@ from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel
 from litegpu.gpu.lang.features import Features
 
 #: Multiplications for each element that is computed from which on whole numbers are faster than float16, and the same
-#: for large batches, of so many multiplications. (One H200: ResNet-50 takes 0.191 ms at batch 1, 0.209 in float16;
-#: MobileNet v1 0.064 and 0.053, but 0.55 and 0.59 at batch 64; MobileNet v2 0.82 and 0.73 there.)
-MANY_EACH, MANY_EACH_OF_MANY, MANY_PRODUCTS = 200, 100, 3e10
+#: for large batches, of so many multiplications. (One H200: ResNet-50 takes 0.168 ms at batch 1, 0.178 in float16;
+#: MobileNet v1 0.060 and 0.053, but 0.31 and 0.57 at batch 64; MobileNet v2 0.45 and 0.62 there.)
+MANY_EACH, MANY_EACH_OF_MANY, MANY_PRODUCTS = 200, 30, 1e10
 
 #: Keys up to which one kernel of the language takes no longer than native products.
 FEW_KEYS = 32
