@@ -332,8 +332,9 @@ class Sink:
         args: list[TracedValue | None] = [] if isinstance(self.ctx.node.op, graph.Elementwise) else [result]
         args += read_all(self.sources, at)
         expr = self.ctx.node.epilogue
-        if self.view.dtype in _BYTE_BOUNDS:  # what is stored is limited as bytes are
-            expr = unlimited(expr, *_BYTE_BOUNDS[self.view.dtype])
+        bounds = byte_bounds(self.view.dtype)
+        if bounds is not None:  # what is stored is limited as bytes are
+            expr = unlimited(expr, *bounds)
         value = evaluate(self.k, expr, args, rough=self.ctx.half)
         return value if value.type.lanes == 4 else self.k.splat(value, 4)
 
@@ -545,6 +546,18 @@ def _linear_pixels(view: View) -> bool:
 
 def _pixel_stride(view: View) -> int:
     return next(s for n, s in zip(view.shape[2::-1], view.strides[2::-1], strict=True) if n > 1)
+
+
+def pixel_pitch(view: View) -> int | None:
+    """The distance from pixel to pixel, counted in row-major order, if there is one."""
+    if not _linear_pixels(view):
+        return None
+    return _pixel_stride(view) if math.prod(view.shape[:3]) > 1 else 0
+
+
+def byte_bounds(dtype: DType) -> tuple[int, int] | None:
+    """The smallest and the largest number of a type of bytes."""
+    return _BYTE_BOUNDS.get(dtype)
 
 
 def _plus(i: Index, offset: int) -> Index:

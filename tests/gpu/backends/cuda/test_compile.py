@@ -14,7 +14,7 @@ import pytest
 
 from litegpu.errors import DeviceError
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import RESULT, Conv2D, DType, Graph, GraphBuilder, IntegerConv2D, apply
+from litegpu.gpu.graph import RESULT, Conv2D, DType, Graph, GraphBuilder, IntegerConv2D, IntegerDepthwiseConv2D, apply
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lower import lower_partition
 from litegpu.gpu.program import KernelCode
@@ -39,19 +39,19 @@ NATIVE_CAPABILITIES = (75, 80, 86, 89, 90, 100, 120)
 ZOO = (("mobilenet_v1", 1), ("mobilenet_v1", 16), ("deeplab_v3", 1), ("posenet", 1))
 EVERYWHERE = {"tensor_convolution", "tiled_convolution", "blocked_depthwise", "vector_convolution", "stem_convolution"}
 GENERATIONS: dict[int, tuple[tuple[tuple[str, int], ...], set[str]]] = {
-    75: (ZOO, {*EVERYWHERE, "byte_convolution"}),
+    75: (ZOO, {*EVERYWHERE, "byte_convolution", "byte_depthwise"}),
     80: (
         (*ZOO, ("mobilenet_v2", 16), ("vit_tiny", 4), ("resnext50", 4)),
         {
             *EVERYWHERE, "byte_convolution", "window_convolution", "separable_convolution", "inverted_convolution",
-            "flash_attention", "grouped_convolution",
+            "flash_attention", "grouped_convolution", "byte_depthwise",
         },
     ),
     90: (
         (("mobilenet_v1", 1), ("mobilenet_v2", 16), ("vit_tiny", 64), ("resnext50", 4), ("densenet121", 4)),
         {
             *EVERYWHERE, "specialized_convolution", "halo_convolution", "patch_convolution", "warpgroup_attention",
-            "inverted_convolution", "grouped_convolution",
+            "inverted_convolution", "grouped_convolution", "byte_depthwise", "wide_stem",
         },
     ),
 }  # fmt: skip
@@ -131,7 +131,7 @@ def _native_kernels(capability: int) -> dict[str, list[KernelCode]]:
     for lowered in graphs:
         for half in (False, True):
             for code in build_program(lowered, features, "cuda", half=half).kernels:
-                if "#define STORE(" in code.source:
+                if "#define STORE(" in code.source or "#define FINISH(" in code.source:
                     found.setdefault(code.name, {})[code.source] = code
     return {name: list(codes.values()) for name, codes in found.items()}
 
@@ -146,14 +146,18 @@ def _wide_convolution() -> Graph:
 
 
 def _bytes() -> Graph:
-    """Layers of bytes: the first of a network, a window of zero point -3 and points."""
+    """Layers of bytes: the first of a network, a window of zero point -3, points and a depthwise one."""
     builder, rng = GraphBuilder(), np.random.default_rng(0)
     first = x = builder.value((4, 64, 64, 3), DType.INT8)
+    scaled = apply("nearest", apply("mul", apply("to_float32", RESULT), 0.01))
     for inputs, channels, taps in ((3, 32, 3), (32, 64, 3), (64, 128, 1)):
         weights = builder.constant(rng.integers(-9, 9, (channels, taps, taps, inputs)).astype(np.int8), narrow=True)
         out = builder.value((4, 64, 64, channels), DType.INT8)
         node = IntegerConv2D(padding=(taps // 2, taps // 2), zero_point=-3)
-        x = builder.node(node, [x, weights], out, apply("nearest", apply("mul", apply("to_float32", RESULT), 0.01)))
+        x = builder.node(node, [x, weights], out, scaled)
+    weights = builder.constant(rng.integers(-9, 9, (1, 3, 3, 128)).astype(np.int32))
+    window = IntegerDepthwiseConv2D(padding=(1, 1), zero_point=-3)
+    x = builder.node(window, [x, weights], builder.value((4, 64, 64, 128), DType.INT8), scaled)
     return builder.graph([first], [x])
 
 

@@ -9,6 +9,7 @@ import pytest
 from first_output import first_output
 
 from litegpu.gpu.backends.cuda.kernels import depthwise
+from litegpu.gpu.backends.cuda.kernels.depthwise_block import DepthwiseBlock
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
@@ -63,7 +64,7 @@ def check(device, graph, x, half: bool, native: bool = True) -> None:
     assert np.linalg.norm(got - want) <= (2e-3 if half else 1e-6) * np.linalg.norm(want)
 
 
-def blocks_of(graph, half: bool) -> list[depthwise.DepthwiseBlock]:
+def blocks_of(graph, half: bool) -> list[DepthwiseBlock]:
     """The candidates for the depthwise convolution of `graph`."""
     node = next(n for n in graph.nodes if isinstance(n.op, DepthwiseConv2D))
     op = node.op
@@ -74,16 +75,16 @@ def blocks_of(graph, half: bool) -> list[depthwise.DepthwiseBlock]:
     return depthwise.candidates(Layer(Conv2D(op.stride, op.dilation, op.padding), view, weights, shape, half))
 
 
-def some(blocks: list[depthwise.DepthwiseBlock]) -> list[depthwise.DepthwiseBlock]:
+def some(blocks: list[DepthwiseBlock]) -> list[DepthwiseBlock]:
     """A workgroup for every division into threads, changing along the way."""
-    by_thread: dict[tuple, list[depthwise.DepthwiseBlock]] = {}
+    by_thread: dict[tuple, list[DepthwiseBlock]] = {}
     for block in blocks:
         by_thread.setdefault((block.lanes, block.y, block.x), []).append(block)
     assert {(y, x) for _, y, x in by_thread} == set(depthwise.PIXELS)
     return [group[i * 7 % len(group)] for i, group in enumerate(by_thread.values())]
 
 
-def check_blocks(device, monkeypatch, graph, x, half: bool, blocks: list[depthwise.DepthwiseBlock]) -> None:
+def check_blocks(device, monkeypatch, graph, x, half: bool, blocks: list[DepthwiseBlock]) -> None:
     for block in blocks:
         monkeypatch.setattr(depthwise, "ranked", lambda layer, units, block=block: [block])
         try:

@@ -76,6 +76,7 @@ def test_every_tile(device, monkeypatch, tile: StayingTile) -> None:
 BYTES = {
     "points": ((2, 37, 8, 144), (44, 1, 1, 144), Conv2D(), DType.INT8),
     "zero point": ((1, 29, 11, 48), (20, 1, 1, 48), Conv2D(zero_point=-7), DType.INT8),
+    "sixteen channels": ((1, 29, 11, 16), (96, 1, 1, 16), Conv2D(zero_point=-7), DType.INT8),
     "window": ((1, 29, 11, 48), (20, 3, 3, 48), Conv2D(padding=(1, 1), zero_point=-7), DType.INT8),
     "unsigned": ((2, 26, 17, 32), (64, 1, 1, 32), Conv2D(zero_point=131), DType.UINT8),
     "four channels at once": ((1, 28, 19, 36), (40, 1, 1, 36), Conv2D(zero_point=5), DType.INT8),

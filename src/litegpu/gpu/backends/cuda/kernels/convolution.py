@@ -9,7 +9,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import grouped, halo, matvec, patch, persistent, specialized, stem, window
+from litegpu.gpu.backends.cuda.kernels import (
+    grouped,
+    halo,
+    matvec,
+    patch,
+    persistent,
+    runs,
+    specialized,
+    stem,
+    wide_stem,
+    window,
+)
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half, residuals_of
 from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, factors_bytes, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
@@ -48,7 +59,8 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     half = is_half(ctx, source, weights)
     if half is None:
         return None
-    return [fastest(ctx, Layer(op, source, weights, ctx.output.shape, half, residuals_of(ctx)))]
+    run = runs.run_of(ctx) if half else 0
+    return [fastest(ctx, Layer(op, source, weights, ctx.output.shape, half, residuals_of(ctx), run=run))]
 
 
 def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Launch:
@@ -70,6 +82,7 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
         others += [
             (window.cost, window.launch, blocks),
             (stem.cost, stem.launch, stems),
+            (wide_stem.cost, wide_stem.launch, wide_stem.ranked(layer, capability, units)),
             (halo.cost, halo.launch, halo.ranked(layer, capability, units)),
             (patch.cost, patch.launch, patch.ranked(layer, capability, units)),
         ]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
+from litegpu.gpu.backends.cuda.kernels import byte_depthwise, runs
+from litegpu.gpu.backends.cuda.kernels.depthwise_block import DepthwiseBlock, chunks_of
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer, residuals_of
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
@@ -25,35 +26,6 @@ BYTES = {DType.INT8: ("signed char", ""), DType.UINT8: ("unsigned char", "")}
 MOST_EXACT = (1 << 24) // (255 * 255)
 
 
-@dataclass(frozen=True)
-class DepthwiseBlock:
-    """A thread computes `lanes` channels of y x x pixels; a workgroup has chunks x rows x columns such threads."""
-
-    lanes: int
-    y: int
-    x: int
-    chunks: int
-    rows: int
-    columns: int
-
-    def __str__(self) -> str:
-        return f"{self.lanes} of {self.y}x{self.x} by {self.chunks}x{self.rows}x{self.columns}"
-
-    @property
-    def threads(self) -> int:
-        return self.chunks * self.rows * self.columns
-
-    def groups(self, layer: Layer) -> tuple[int, int, int, int]:
-        """Workgroups along chunks, columns, rows and images."""
-        batch, out_h, out_w, _ = layer.shape
-        return (
-            -(-_chunks(layer, self.lanes) // self.chunks),
-            -(-out_w // (self.x * self.columns)),
-            -(-out_h // (self.y * self.rows)),
-            batch,
-        )
-
-
 def build(ctx: KernelContext) -> list[Launch] | None:
     """One launch; None for several outputs of an input channel, weights that are not constant, inputs that cannot be
     read four channels at once, and windows too large to unroll."""
@@ -69,14 +41,20 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         op.stride, op.dilation, op.padding, zero_point=op.zero_point if isinstance(op, IntegerDepthwiseConv2D) else None
     )
     layer = Layer(
-        plain, source, weights, ctx.output.shape, source.dtype is DType.FLOAT16, residuals_of(ctx), whole_numbers=whole
-    )
-    blocks = ranked(layer, ctx.features.compute_units)
-    if not blocks:
+        plain, source, weights, ctx.output.shape, source.dtype is DType.FLOAT16, residuals_of(ctx), whole_numbers=whole,
+        run=runs.run_of(ctx, by_quads=True) if whole else 0,
+    )  # fmt: skip
+    units = ctx.features.compute_units
+    options = [(cost(layer, block, units), launch, block) for block in ranked(layer, units)]
+    by_words = byte_depthwise.ranked(layer, ctx.features.capability, units)
+    options += [(byte_depthwise.cost(layer, block, units), byte_depthwise.launch, block) for block in by_words]
+    if not options:
         return None
+    options.sort(key=lambda option: option[0])
     if ctx.tuner is None:
-        return [launch(ctx, layer, blocks[0])]
-    launches = [launch(ctx, layer, block) for block in blocks[: ctx.tuner.most]]
+        _, make, block = options[0]
+        return [make(ctx, layer, block)]
+    launches = [make(ctx, layer, block) for _, make, block in options[: ctx.tuner.most]]
     return [quickest(ctx.tuner, launches)]
 
 
@@ -93,7 +71,7 @@ def candidates(layer: Layer) -> list[DepthwiseBlock]:
             continue
         for most in (8, 16, 32):
             # neighbouring threads have neighbouring chunks, divided evenly among workgroups
-            n = _chunks(layer, lanes)
+            n = chunks_of(layer, lanes)
             chunks = -(-n // -(-n // most))
             for down, across in itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16, 32)):
                 fits = (down == 1 or down * y < 2 * out_h) and (across == 1 or across * x < 2 * out_w)
@@ -135,7 +113,7 @@ def launch(ctx: KernelContext, layer: Layer, block: DepthwiseBlock) -> Launch:
         "LANES": block.lanes, "TY": block.y, "TX": block.x,
         "WC": block.chunks, "WX": block.columns, "WY": block.rows,
         "GROUPS_C": groups[0], "GROUPS_X": groups[1], "GROUPS_Y": groups[2],
-        "CHUNKS": _chunks(layer, block.lanes), "STEP_Y": step_y, "STEP_X": step_x,
+        "CHUNKS": chunks_of(layer, block.lanes), "STEP_Y": step_y, "STEP_X": step_x,
     }  # fmt: skip
     operands: Operands = {"x": layer.source, "w": packed(layer)}
     return native_launch(
@@ -183,10 +161,6 @@ def cost(layer: Layer, block: DepthwiseBlock, units: int) -> float:
 def _kind(layer: Layer) -> int:
     """Of bytes, for depthwise.cu."""
     return {DType.INT8: 1, DType.UINT8: 2}.get(layer.source.dtype, 0) if layer.whole_numbers else 0
-
-
-def _chunks(layer: Layer, lanes: int) -> int:
-    return -(-layer.source.quads * 4 // lanes)
 
 
 def _steps(layer: Layer, y: int, x: int) -> tuple[int, int]:

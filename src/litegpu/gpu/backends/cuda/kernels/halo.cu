@@ -17,13 +17,19 @@
 // GROUPS (pieces of all channels); PANEL (bytes); SPAN (positions of a piece); RING PIECE; TILES TILES_N; WALKERS
 // (workgroups for each BN); BATCH LINES PITCH STRIPS STRIP (output columns); PIXELS QUADS OUT_H OUT_W (of the output); H W
 // (of the input); VECTOR (channels that are copied at once); CHANNELS KERNEL_W TAPS; STRIDE_* DILATION_* PADDING_*; OFFSET PITCH_B
-// PITCH_Y PITCH_X (elements, of the input's view); SHARED_BYTES. Of bytes further: UNSIGNED, PADDED (elements.cu).
+// PITCH_Y PITCH_X (elements, of the input's view); SHARED_BYTES. Of bytes further: UNSIGNED, PADDED (elements.cu). With RUN
+// sums are stored as runs.cu does, else by way of shared memory.
 constexpr unsigned PER_CHUNK = 16 / BYTES, TILE = TOGETHER ? BM * CONSUMERS : BM;
 constexpr unsigned PHASE_BYTES = CHUNKS * PANEL, STAGE_BYTES = STRIDE_Y * STRIDE_X * PHASE_BYTES;
 constexpr unsigned PIECE_BYTES = PIECE * CHUNKS * BN * 16, PIECES = TAPS / PIECE;
 constexpr unsigned WEIGHTS = STAGES * STAGE_BYTES, HELD = RING ? RING : GROUPS * PIECES;  // pieces of weights
 constexpr unsigned SUMS = WEIGHTS + HELD * PIECE_BYTES, SUMS_PITCH = 40;  // of 16 rows and 32 columns, for each warp
-constexpr unsigned FULL = SUMS + CONSUMERS * 4 * 16 * SUMS_PITCH * 4, EMPTY = FULL + 8 * STAGES;  // barriers
+#ifdef RUN
+constexpr unsigned FULL = SUMS;
+#else
+constexpr unsigned FULL = SUMS + CONSUMERS * 4 * 16 * SUMS_PITCH * 4;
+#endif
+constexpr unsigned EMPTY = FULL + 8 * STAGES;  // barriers
 constexpr unsigned READY = EMPTY + 8 * STAGES, USED = READY + 8 * HELD;                          // of the weights
 constexpr unsigned TURN = USED + 8 * RING;  // of each warpgroup
 constexpr unsigned MULTIPLYING = 128 * CONSUMERS, THREADS = MULTIPLYING + COPYING + 32, ROWS = BM / 64;
@@ -130,10 +136,20 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
     return;
   }
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  Sum* const totals = (Sum*)(shared + SUMS + warp * (16 * SUMS_PITCH * 4));
   wait_for_predecessors();  // what the epilogue reads
+#ifdef RUN
+  const Places places PLACES;
+  Channels channels;
+  load_channels(channels, places, CORRECTIONS, lane, column * (BN / 4));
+#else
+  Sum* const totals = (Sum*)(shared + SUMS + warp * (16 * SUMS_PITCH * 4));
+#endif
   for (unsigned turn = TOGETHER ? 0 : team; first + turn * WALKERS < TILES; turn += TOGETHER ? 1 : CONSUMERS) {
     Sum sums[ROWS][BN / 8][4] = {};
+#ifdef RUN
+#pragma unroll
+    for (unsigned m = 0; m < ROWS; m++) begin_sums(sums[m], channels);
+#endif
     // Those of the tile before have all that they need: no barrier of the ring is more than one phase behind.
     if (!TOGETHER && CONSUMERS > 1 && turn) barrier_wait(TURN + 8 * team, (turn - 1) / CONSUMERS % 2);
     for (unsigned group = 0; group < GROUPS; group++) {
@@ -171,6 +187,12 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
     const unsigned own = tile_at(first + turn * WALKERS) * TILE + (TOGETHER ? team * BM : 0) + warp % 4 * 16;
 #pragma unroll
     for (unsigned m = 0; m < ROWS; m++) {
+#ifdef RUN
+      const unsigned pixels[2] = {pixel_at(own + m * 64 + lane / 4), pixel_at(own + m * 64 + lane / 4 + 8)};
+      Row rows[2][RUNS];
+      load_rows(rows, places, lane, column * (BN / 4), pixels);
+      store_runs(places, channels, rows, sums[m], lane, column * (BN / 4), pixels);
+#else
       unsigned pixels[4];
 #pragma unroll
       for (unsigned i = 0; i < 4; i++) pixels[i] = pixel_at(own + m * 64 + lane / 8 + i * 4);
@@ -193,6 +215,7 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
         }
         __syncwarp();
       }
+#endif
     }
   }
 }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from litegpu.gpu.backends.cuda.kernels import runs
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import MOST_WARPGROUP_SHARED_BYTES, USUAL_UNITS, WARPGROUP_CAPABILITY
@@ -141,6 +142,11 @@ class HaloPlan:
         return math.prod(self.layer.op.stride)
 
     @property
+    def run(self) -> int:
+        """Channels that a thread stores at once, right from its registers; 0: by way of shared memory."""
+        return runs.run_in(self.layer, self.tile.columns)
+
+    @property
     def piece(self) -> int:
         """Taps of a piece of weights."""
         return self.layer.weights.shape[2] if self.tile.ring else self.taps
@@ -181,10 +187,13 @@ class HaloPlan:
     def shared_bytes(self) -> int:
         tile = self.tile
         ring = tile.stages * self.phases * tile.chunks * self.panel + self.held * self.weight_bytes
-        return ring + tile.consumers * 4 * SUMS_BYTES + 8 * (2 * tile.stages + self.held + tile.ring + tile.consumers)
+        sums = 0 if self.run else tile.consumers * 4 * SUMS_BYTES
+        return ring + sums + 8 * (2 * tile.stages + self.held + tile.ring + tile.consumers)
 
     def fits(self) -> bool:
         sums = self.tile.rows // 64 * self.tile.columns // 2
+        if self.run:  # what the epilogue reads
+            sums += self.tile.columns // 2
         registers = min(255, 65536 // self.tile.threads // 8 * 8)
         return self.shared_bytes <= MOST_WARPGROUP_SHARED_BYTES and sums + 32 <= registers
 
@@ -304,6 +313,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: HaloTile, where: Where | None
     """The convolution with the given tile; see halo.cu for the constants."""
     plan = HaloPlan(layer, tile)
     line, pixels = plan.line, math.prod(layer.shape[:3])
+    epilogue = runs.epilogue_of(ctx, layer, tile.columns) if plan.run else None
     walkers = plan.walkers(ctx.features.compute_units or USUAL_UNITS)
     constants: dict[str, int | str] = {
         **layer.constants(), "VECTOR": layer.vector, "BYTES": layer.size, "BM": tile.rows, "BN": tile.columns,
@@ -313,13 +323,20 @@ def launch(ctx: KernelContext, layer: Layer, tile: HaloTile, where: Where | None
         "BATCH": layer.shape[0], "LINES": line.lines, "PITCH": line.pitch, "STRIPS": line.strips, "STRIP": line.strip,
         "PIXELS": pixels, "QUADS": -(-layer.shape[3] // 4), "SHARED_BYTES": plan.shared_bytes,
     }  # fmt: skip
-    operands: Operands = {"x": layer.source, "w": packed(layer, plan)}
-    if layer.whole_numbers:
+    factors, first = layer, layer.corrections(plan.across * tile.columns) if layer.whole_numbers else None
+    if epilogue is not None:
+        factors = dataclasses.replace(layer, weights=runs.columns_of(layer.weights, epilogue.run))
+        if first is not None:
+            first[: len(epilogue.first)] += epilogue.first
+    operands: Operands = {"x": layer.source, "w": packed(factors, plan)}
+    if first is not None:
         constants |= {"UNSIGNED": int(layer.source.dtype is DType.UINT8), "PADDED": int(bool(layer.op.zero_point))}
-        operands |= {"outside": layer.outside, "corrections": layer.corrections(plan.across * tile.columns)}
+        operands |= {"outside": layer.outside, "corrections": first}
+    stores = ("runs.cu",) if plan.run else ()
+    files = ("device.cu", "warpgroup.cu", "pipeline.cu", "panels.cu", "elements.cu", *stores)
     return native_launch(
-        ctx, "halo_convolution", ("device.cu", "warpgroup.cu", "pipeline.cu", "panels.cu", "elements.cu", "halo.cu"),
-        constants, operands, label=label_of(ctx), workgroup=(tile.threads, 1, 1),
-        dispatch=(walkers * plan.across, 1, 1), shared_bytes=plan.shared_bytes, variant=str(tile), where=where,
-        pixels=4, pixel_count=pixels,
+        ctx, "halo_convolution", (*files, "halo.cu"), constants, operands, label=label_of(ctx),
+        workgroup=(tile.threads, 1, 1), dispatch=(walkers * plan.across, 1, 1), shared_bytes=plan.shared_bytes,
+        variant=str(tile), where=where,
+        pixels=4, pixel_count=pixels, runs=epilogue,
     )  # fmt: skip

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import convolution, halo, persistent, specialized, stem
+from litegpu.gpu.backends.cuda.kernels import convolution, halo, persistent, runs, specialized, stem, wide_stem
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, residuals_of
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY, cost, ranked, that_fit
 from litegpu.gpu.graph import Conv2D, IntegerConv2D
@@ -29,11 +30,14 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         return None
     plain = Conv2D(op.stride, op.dilation, op.padding, zero_point=op.zero_point)
     layer = Layer(plain, ctx.views[node.inputs[0]], weights, ctx.output.shape, False, residuals_of(ctx), True)
+    layer = dataclasses.replace(layer, run=runs.run_of(ctx))
     units, capability = ctx.features.compute_units, ctx.features.capability
     tiles = specialized.ranked(layer, capability, units)
     blocks = that_fit(stem.ranked(layer, units), functools.partial(stem.shared_bytes, layer), capability)
     options: list[tuple[float, Callable[..., Launch], object]]
     options = [(stem.cost(layer, block, units), stem.launch, block) for block in blocks]
+    wide = wide_stem.ranked(layer, capability, units)
+    options += [(wide_stem.cost(layer, block, units), wide_stem.launch, block) for block in wide]
     options += [(specialized.cost(layer, tile, units), specialized.launch, tile) for tile in tiles]
     options += [(halo.cost(layer, tile, units), halo.launch, tile) for tile in halo.ranked(layer, capability, units)]
     staying = persistent.ranked(layer, capability, units)

@@ -50,6 +50,7 @@ class Layer:
     whole_numbers: bool = False  # input and weights are bytes, and sums int32; `half` is False then
     prologue: Channelwise | None = None  # what is done with the input first, of convolutions 1x1 without padding
     gate: View | None = None  # the prologue's
+    run: int = 0  # channels of bytes that the threads which multiplied can store at once (runs.py)
 
     @property
     def load(self) -> tuple[str, str]:

@@ -6,14 +6,14 @@
 //
 // Constants from the host: those of rows.cu; STAGES TEAMS RESIDENT (workgroups on a multiprocessor); REGISTERS_COPY
 // REGISTERS_MULTIPLY (of a thread; where a whole warpgroup copies); TILES_N (of columns); STEPS (along the depth); SPAN (columns
-// of sums in shared memory at a time); BLOCKS (of rows), LANES (workgroups that share those of a column). The weights are packed
+// of sums in shared memory at a time; 0: they are stored as runs.cu does); BLOCKS (of rows), LANES (workgroups that share those of a column). The weights are packed
 // as in specialized.cu.
 constexpr unsigned ROWS = BM / 64, BLOCK_BYTES = BM * ROW_BYTES, WEIGHT_BYTES = STEPS * BN * ROW_BYTES;
-constexpr unsigned PITCH = SPAN + 8, WARP_SUMS = 16 * PITCH * 4;
+constexpr unsigned PITCH = SPAN + 8, WARP_SUMS = SPAN ? 16 * PITCH * 4 : 0;
 constexpr unsigned RING = WEIGHT_BYTES, SUMS = RING + TEAMS * STAGES * BLOCK_BYTES, FULL = SUMS + 4 * TEAMS * WARP_SUMS;
 constexpr unsigned EMPTY = FULL + 8 * TEAMS * STAGES, READY = EMPTY + 8 * TEAMS * STAGES;  // barriers
 constexpr unsigned MULTIPLYING = 128 * TEAMS, THREADS = MULTIPLYING + COPYING;
-static_assert(READY + 16 == SHARED_BYTES && BN % SPAN == 0, "the host reckons otherwise");
+static_assert(READY + 16 == SHARED_BYTES && (!SPAN || BN % SPAN == 0), "the host reckons otherwise");
 
 INLINE void copy_tiles(const Element* x, const Element* weights, const Element* outside, unsigned first) {
   const unsigned thread = threadIdx.x - MULTIPLYING;
@@ -55,9 +55,29 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
   Sum* const totals = (Sum*)(shared + SUMS + warp * WARP_SUMS);
   wait_for_predecessors();  // what the epilogue reads
   barrier_wait(READY, 0);
+#ifdef RUN
+  const Places places PLACES;
+#if BN <= 128
+  Channels own;  // as long as there are registers for it
+  load_channels(own, places, CORRECTIONS, lane, column * (BN / 4));
+#endif
+#endif
   unsigned used = 0;  // tiles of the team's ring
   for (unsigned block = first + team * LANES; block < BLOCKS; block += TEAMS * LANES) {
     Sum sums[ROWS][BN / 8][4] = {};
+#if defined(RUN) && BN > 128
+#pragma unroll
+    for (unsigned m = 0; m < ROWS; m++) begin_sums(sums[m], CORRECTIONS, lane, column * (BN / 4));
+#elif defined(RUN)
+    Row rows[ROWS][2][RUNS];
+    unsigned pixels[ROWS][2];
+#pragma unroll
+    for (unsigned m = 0; m < ROWS; m++) {
+      pixels[m][0] = block * BM + m * 64 + warp % 4 * 16 + lane / 4, pixels[m][1] = pixels[m][0] + 8;
+      load_rows(rows[m], places, lane, column * (BN / 4), pixels[m]);
+      begin_sums(sums[m], own);
+    }
+#endif
     for (unsigned step = 0; step < STEPS; step++, used++) {
       const unsigned slot = team * STAGES + used % STAGES;
       barrier_wait(FULL + 8 * slot, used / STAGES % 2);
@@ -73,6 +93,13 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
       products_wait<0>();
       if (lane == 0) barrier_arrive(EMPTY + 8 * slot);
     }
+#if defined(RUN) && BN > 128
+    store_one_by_one(places, CORRECTIONS, sums, lane, column * (BN / 4), block * BM + warp % 4 * 16);
+#elif defined(RUN)
+#pragma unroll
+    for (unsigned m = 0; m < ROWS; m++)
+      store_runs(places, own, rows[m], sums[m], lane, column * (BN / 4), pixels[m]);
+#else
 #pragma unroll
     for (unsigned m = 0; m < ROWS; m++)
 #pragma unroll
@@ -81,5 +108,6 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
                          CORRECTIONS, [&](const unsigned (&rows)[AT_ONCE], unsigned quad, const Four (&found)[AT_ONCE]) {
                            STORE_ROWS(rows, quad, found);
                          });
+#endif
   }
 }

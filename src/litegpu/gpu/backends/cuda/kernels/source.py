@@ -9,6 +9,7 @@ from importlib import resources
 import numpy as np
 
 from litegpu.gpu.backends.cuda.functions import HALF_CONVERSIONS, INLINE
+from litegpu.gpu.backends.cuda.kernels.runs import RunEpilogue
 from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_LAUNCH
 from litegpu.gpu.backends.cuda.printer import print_cuda_function
 from litegpu.gpu.graph import TransposeConv2D
@@ -78,6 +79,7 @@ def native_launch(
     pixel_count: int | None = None,
     options: tuple[str, ...] = (),
     needed: tuple[str, ...] = (),
+    runs: RunEpilogue | None = None,
 ) -> Launch:
     """A launch of the kernel `name` in `files`, compiled with `constants` as macros.
 
@@ -86,7 +88,7 @@ def native_launch(
     products an int4), of pixel number `pixel` (row-major over B, H, W, unless `where` says otherwise) and stores them;
     with `pixels`, so many at once: STORE(pixel, ..., quad, value, ...). Those whose number is `pixel_count`
     or more are not stored. `inner`: other functions that it calls.
-    `needed`: definitions that come before all others.
+    `needed`: definitions that come before all others. `runs`: the epilogue in another form, instead of STORE.
     """
     shape = ctx.output.shape
 
@@ -100,11 +102,19 @@ def native_launch(
         ]
         open_sink(ctx, k, bound).write_all(places, parameters[pixels + 1 :], inside)
 
-    functions = [Traced(ctx, "store", (u32,) * (pixels + 1) + (sum_type(ctx.node.op),) * pixels, store)]
-    functions += [inner] if isinstance(inner, Traced) else inner
-    buffers = [NativeBuffer(n, _access(v)) for n, v in operands.items()]
-    macros = {**constants, "NAME": name, "EPILOGUE_BUFFERS": "".join(f", {p}" for f in functions for p in f.parameters)}
+    functions = [inner] if isinstance(inner, Traced) else list(inner)
     definitions = list(needed)
+    macros = {**constants, "NAME": name}
+    parameters: list[str] = []
+    if runs is None:
+        functions.insert(0, Traced(ctx, "store", (u32,) * (pixels + 1) + (sum_type(ctx.node.op),) * pixels, store))
+    else:
+        operands, macros = operands | runs.operands, macros | runs.macros
+        definitions += runs.definitions
+        parameters += runs.parameters
+    buffers = [NativeBuffer(n, _access(v)) for n, v in operands.items()]
+    parameters += [p for f in functions for p in f.parameters]
+    macros["EPILOGUE_BUFFERS"] = "".join(f", {p}" for p in parameters)
     bound = dict(operands)
     for function in functions:
         definitions += function.printed.definitions

@@ -7,7 +7,7 @@
 // Constants from the host: those of rows.cu (AT_ONCE unless SPLIT); STAGES CONSUMERS RESIDENT (workgroups on a multiprocessor);
 // REGISTERS_COPY REGISTERS_MULTIPLY (of a thread; where a whole warpgroup copies); TILES_N (of columns); STEPS (along the
 // depth). The weights are packed as the tiles lie in shared memory: for each BN columns and BK of the depth one. SPLIT
-// workgroups, a cluster, divide the depth, and the rows of their sums.
+// workgroups, a cluster, divide the depth, and the rows of their sums. With RUN sums are stored as runs.cu does.
 constexpr unsigned A_BYTES = BM * ROW_BYTES, B_BYTES = BN * ROW_BYTES, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr unsigned PITCH = BN + 8;  // of the sums in shared memory, so that the rows of a store lie in different banks
 // In the same place: the ring, and the sums of 16 rows of each warp, or of all rows.
@@ -109,6 +109,11 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
   if (COPYING == 128) registers_take<REGISTERS_MULTIPLY>();
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   Sum sums[ROWS][BN / 8][4] = {};
+#ifdef RUN
+  const Places places PLACES;
+#pragma unroll
+  for (unsigned m = 0; m < ROWS; m++) begin_sums(sums[m], CORRECTIONS, lane, column * (BN / 4));
+#endif
   unsigned slot = 0, parity = 0;
   for (unsigned step = begin; step < end; step++) {
     barrier_wait(FULL + 8 * slot, parity);
@@ -127,6 +132,10 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
   }
   products_wait<0>();
   wait_for_predecessors();  // what the epilogue reads
+#ifdef RUN
+  store_one_by_one(places, CORRECTIONS, sums, lane, column * (BN / 4), pixel0 + team * (ROWS * 64) + warp % 4 * 16);
+  return;
+#else
   team_sync(1, MULTIPLYING);  // nobody needs the tiles any more: the sums take their place
 #if SPLIT > 1
   {  // each workgroup adds up some rows of all
@@ -180,5 +189,6 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
                      STORE_ROWS(rows, quad, found);
                    });
   }
+#endif
 #endif
 }

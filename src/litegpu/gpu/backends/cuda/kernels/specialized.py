@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from litegpu.gpu.backends.cuda.kernels import runs
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, factors_bytes, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
@@ -129,8 +131,9 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
     """Estimated microseconds on a device of `units` multiprocessors.
 
     Fitted to 1100 measurements of 71 layers of halves on an H200, 226 of 42 layers of bytes (the first choice takes 7%
-    longer than the best one), and 200 of 14 layers that are divided along the depth: the
-    first choice takes 3% and 1% longer than the best one on average. A workgroup takes as long as its steps,
+    longer than the best one), 40 of 17 layers of points that are stored from registers, and 200 of 14 layers that are
+    divided along the depth: the first choice takes 3% and 1% longer than the best one on average.
+    A workgroup takes as long as its steps,
     of which the slowest part is multiplying, fetching what is multiplied, or issuing the copies, and as its sums take
     to be stored; those that share a multiprocessor overlap. Beside that stands what the memory takes for the layer's
     input, output and what else the epilogue reads.
@@ -143,13 +146,15 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
     sums = tile.rows * tile.columns
     copies = tile.rows * bytes_of_row / (layer.vector * layer.size) / tile.copying * (1.32 if kh * kw > 1 else 1.0)
     preparing = tile.rows * bytes_of_row / layer.size * instructions(layer) * PREPARED  # microseconds of threads
-    issuing = 0.044 + 0.0218 * copies + preparing / tile.copying
+    rates = _BYTES if layer.whole_numbers else _HALVES
+    if _run(layer, tile) and kh * kw == 1:
+        rates = _FROM_REGISTERS
+    issuing = 0.044 + rates.copy * copies + preparing / tile.copying
     multiplying = max(sums * bytes_of_row * 1.4e-7, (tile.rows + tile.columns) * bytes_of_row * 5.2e-7)
-    store, read = (2.22e-4, 1.21e-4) if layer.whole_numbers else (1.89e-4, 5.95e-5)
-    stored = sums * (store + read * layer.residuals)
+    stored = sums * (rates.stored + rates.read * layer.residuals)
     slowest = max(issuing, multiplying, 0.129 / min(tile.stages - 1, steps))
-    alone = (1.06 if layer.whole_numbers else 1.45) + steps * slowest + stored / tile.consumers
-    each = steps * (0.135 + multiplying + preparing / 256) + 0.0735 + 0.332 * stored
+    alone = rates.start + steps * slowest + stored / tile.consumers
+    each = steps * (rates.step + multiplying + preparing / 256) + 0.0735 + rates.share * stored
     if tile.split > 1:  # to add up; and those of a cluster wait for each other
         alone, each = alone + 1.2, each + 0.2
     waves = max(1.0, groups / (units * tile.resident)) ** 0.982
@@ -160,6 +165,28 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
     moving = (read + pixels * outputs * (1 + layer.residuals)) * layer.size * 3.82e-5 / units
     # 0.9: beside the estimates of other kernels, which are too low for large layers
     return float(0.6 + (1.08 if layer.whole_numbers else 0.9) * (computing**3 + moving**3) ** (1 / 3))
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """Of the estimates, in microseconds: of a copy, of a sum that is stored and of a value that is read with it; until
+    the first step, of a step, and the part of storing that others do not hide."""
+
+    copy: float
+    stored: float
+    read: float
+    start: float
+    step: float = 0.135
+    share: float = 0.332
+
+
+_HALVES, _BYTES = _Rates(0.0218, 1.89e-4, 5.95e-5, 1.45), _Rates(0.0218, 2.22e-4, 1.21e-4, 1.06)
+_FROM_REGISTERS = _Rates(0.0414, 1.34e-4, 1.03e-4, 0.273, 0.0015, 0.437)
+
+
+def _run(layer: Layer, tile: SpecializedTile) -> int:
+    """Channels that a thread stores at once, right from its registers; 0: by way of shared memory."""
+    return runs.run_in(layer, tile.columns) if layer.whole_numbers and tile.split == 1 else 0
 
 
 def packed(layer: Layer, tile: SpecializedTile) -> np.ndarray:
@@ -181,7 +208,11 @@ def packed(layer: Layer, tile: SpecializedTile) -> np.ndarray:
 
 def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where | None = None) -> Launch:
     """The convolution with the given tile; see specialized.cu for the constants."""
-    weights = packed(layer, tile)
+    epilogue, factors = None, layer
+    if _run(layer, tile):
+        epilogue = runs.epilogue_of(ctx, layer, tile.columns)
+        factors = dataclasses.replace(layer, weights=runs.columns_of(layer.weights, epilogue.run))
+    weights = packed(factors, tile)
     batch, height, width, outputs = layer.shape
     pixels = batch * height * width
     at_once = 1 if tile.split > 1 else 4 if tile.columns < 64 else 8
@@ -198,13 +229,15 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
     if layer.whole_numbers:
         constants |= {"UNSIGNED": int(layer.source.dtype is DType.UINT8), "PADDED": int(zero_point != 0)}
         operands["outside"] = layer.outside
-        operands["corrections"] = layer.corrections(weights.shape[0] * tile.columns)
+        first = operands["corrections"] = layer.corrections(weights.shape[0] * tile.columns)
+        if epilogue is not None:
+            first[: len(epilogue.first)] += epilogue.first
     operands |= operands_of(layer, halves=True)
     shared_files = ("device.cu", "warpgroup.cu", "pipeline.cu", "elements.cu", "rows.cu")
-    files = (*shared_files, *files_of(layer), "specialized.cu")
+    files = (*shared_files, *files_of(layer), *(() if epilogue is None else ("runs.cu",)), "specialized.cu")
     groups = -(-pixels // tile.rows) * weights.shape[0] * tile.split
     return native_launch(
         ctx, "specialized_convolution", files, constants, operands, label=label_of(ctx),
         workgroup=(tile.threads, 1, 1), dispatch=(groups, 1, 1), shared_bytes=shared + factors_bytes(layer),
-        variant=str(tile), where=where, pixels=at_once,
+        variant=str(tile), where=where, pixels=at_once, runs=epilogue,
     )  # fmt: skip

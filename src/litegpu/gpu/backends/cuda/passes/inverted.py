@@ -19,6 +19,7 @@ from litegpu.gpu.graph import (
     Expr,
     Graph,
     GraphBuilder,
+    IntegerConv2D,
     IntegerDepthwiseConv2D,
     InvertedConv2D,
     Node,
@@ -28,10 +29,23 @@ from litegpu.gpu.lang.features import Features
 
 #: A joint kernel has to be so much quicker, by the estimates, than those apart.
 GAIN = 0.85
-#: What kernels apart take, in microseconds: at least, and for each byte that they read or write: where what one has
-#: written is still in the second cache when the next one reads it, and where it is not; and for each product of a
-#: depthwise convolution. (An H200, the layers of MobileNet v2 and EfficientNet B0 at batch 64.)
-START, NEAR, FAR, CACHE, PRODUCT = 1.3, 1 / 3.0e6, 1 / 2.8e6, 30e6, 1 / 8.5e6
+#: A kernel apart takes so many microseconds at least; so many bytes that one has written are still in the second cache
+#: when the next one reads them.
+START, CACHE = 1.3, 30e6
+
+
+@dataclass(frozen=True)
+class Apart:
+    """What kernels apart take, in microseconds: for each byte that they read or write, where it is in the second cache
+    and where it is not, and for each product of a depthwise convolution. (An H200, MobileNet v2 and EfficientNet B0 at
+    batch 64.)"""
+
+    near: float
+    far: float
+    product: float
+
+
+HALVES, BYTES = Apart(1 / 3.0e6, 1 / 2.8e6, 1 / 8.5e6), Apart(1 / 3.4e6, 1 / 3.4e6, 1 / 25e6)
 
 
 def join_inverted(graph: Graph, features: Features, half: bool) -> Graph:
@@ -161,13 +175,14 @@ def _apart(graph: Graph, nodes: list[Node]) -> float:
     values, total, nodes = graph.values, 0.0, list(nodes)
     while nodes:
         node = end = nodes.pop(0)
-        products = 0
+        products, whole = 0, isinstance(node.op, (IntegerConv2D, IntegerDepthwiseConv2D))
+        size, rates = (1, BYTES) if whole else (2, HALVES)
         if isinstance(node.op, (DepthwiseConv2D, IntegerDepthwiseConv2D)):
             products = math.prod((*values[node.output].shape, *values[node.inputs[1]].shape[1:3]))
             end = nodes.pop(0) if nodes and _separable(node, nodes[0], graph) else node
-        sizes = [2 * math.prod(values[v].shape) for v in (node.inputs[0], end.output)]
-        moving = sum(size * (NEAR if size <= CACHE else FAR) for size in sizes)
-        total += max(START, 1 + moving, 1 + products * PRODUCT)
+        sizes = [size * math.prod(values[v].shape) for v in (node.inputs[0], end.output)]
+        moving = sum(n * (rates.near if n <= CACHE else rates.far) for n in sizes)
+        total += max(START, 1 + moving, 1 + products * rates.product)
     return total
 
 

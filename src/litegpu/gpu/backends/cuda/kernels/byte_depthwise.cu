@@ -1,0 +1,89 @@
+// Depthwise convolution of bytes by products of four at once: windows of up to four columns. A thread computes four
+// channels of TY x TX neighbouring output pixels. It loads all its inputs, words of four channels, at once; four columns of
+// a row, turned about, are four words of a channel's taps each, which serve SHARING outputs, with the weights further
+// up in their word. What the epilogue does is as in runs.cu, with runs of four channels.
+//
+// Constants from the host: those of runs.cu (RUN 4, BN 16); UNSIGNED and OUTSIDE (the input's bytes; a word of what is
+// outside of it, signed); TX TY; WC WX WY (threads of a workgroup: along quads of channels, then blocks of pixels), GROUPS_C
+// GROUPS_X GROUPS_Y (workgroups along these, then images); OUT_H OUT_W H W; KERNEL_H SHARING STRIDE_* PADDING_*; OFFSET
+// PITCH_* (elements, of the input's view).
+constexpr int ROWS = (TY - 1) * STRIDE_Y + KERNEL_H, FOURS = (TX + SHARING - 1) / SHARING;  // of the input
+constexpr int NEXT = SHARING * STRIDE_X, COLUMNS = (FOURS - 1) * NEXT + 4;                  // from four to four, and of all
+constexpr int LAST = (TX - 1) * STRIDE_X + KERNEL_W;                                        // columns that count
+
+// a, b, c, d are four columns of four channels; v[i] those of channel i.
+INLINE void turn_about(unsigned a, unsigned b, unsigned c, unsigned d, int (&v)[4]) {
+  const unsigned ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);
+  const unsigned more = __byte_perm(a, b, 0x7362), last = __byte_perm(c, d, 0x7362);
+  v[0] = (int)__byte_perm(ab, cd, 0x5410), v[1] = (int)__byte_perm(ab, cd, 0x7632);
+  v[2] = (int)__byte_perm(more, last, 0x5410), v[3] = (int)__byte_perm(more, last, 0x7632);
+}
+
+extern "C" __global__ void __launch_bounds__(WC * WX * WY)
+NAME(const unsigned* x, const int4* w, const int4* corrections EPILOGUE_BUFFERS) {
+  const unsigned thread = threadIdx.x, group = blockIdx.x;
+  const unsigned quad = group % GROUPS_C * WC + thread % WC;
+  const unsigned ox0 = (group / GROUPS_C % GROUPS_X * WX + thread / WC % WX) * TX;
+  const unsigned oy0 = (group / (GROUPS_C * GROUPS_X) % GROUPS_Y * WY + thread / (WC * WX)) * TY;
+  const unsigned image = group / (GROUPS_C * GROUPS_X * GROUPS_Y);
+  if (quad >= QUADS || ox0 >= OUT_W || oy0 >= OUT_H) return;
+  int4 taps[KERNEL_H];  // of four channels
+  // The weights are nobody's output: they may come while the kernel before this one still runs.
+#pragma unroll
+  for (int ky = 0; ky < KERNEL_H; ky++) taps[ky] = w[ky * QUADS + quad];
+  wait_for_predecessors();
+  launch_dependents();
+  const Places places PLACES;
+  Channels own;
+  load_channels(own, places, corrections, 0, quad);
+
+  const int iy0 = (int)(oy0 * STRIDE_Y) - PADDING_Y, ix0 = (int)(ox0 * STRIDE_X) - PADDING_X;
+  const unsigned* const first = x + (((long long)image * PITCH_B + (long long)iy0 * PITCH_Y + (long long)ix0 * PITCH_X + OFFSET) / 4 + quad);
+  unsigned inputs[ROWS][COLUMNS];
+#pragma unroll
+  for (int i = 0; i < ROWS; i++)
+#pragma unroll
+    for (int j = 0; j < COLUMNS; j++) {
+      const bool real = j < LAST && (unsigned)(iy0 + i) < H && (unsigned)(ix0 + j) < W;
+      inputs[i][j] = real ? first[i * (PITCH_Y / 4) + j * (PITCH_X / 4)] ^ (UNSIGNED ? 0x80808080u : 0u) : OUTSIDE;
+    }
+
+  int4 sums[TY][TX];
+#pragma unroll
+  for (int p = 0; p < TY * TX; p++) sums[p / TX][p % TX] = own.first[0];
+#pragma unroll
+  for (int i = 0; i < ROWS; i++) {
+#pragma unroll
+    for (int four = 0; four < FOURS; four++) {
+      const unsigned(&row)[COLUMNS] = inputs[i];
+      int v[4];
+      turn_about(row[four * NEXT], row[four * NEXT + 1], row[four * NEXT + 2], row[four * NEXT + 3], v);
+#pragma unroll
+      for (int ky = 0; ky < KERNEL_H; ky++) {
+        const int oy = (i - ky) / STRIDE_Y;
+        if (i < ky || (i - ky) % STRIDE_Y || oy >= TY) continue;
+#pragma unroll
+        for (int share = 0; share < SHARING; share++) {
+          if (four * SHARING + share >= TX) continue;
+          int4& sum = sums[oy][four * SHARING + share];
+          const int up = 8 * share * STRIDE_X;
+          sum.x = __dp4a(v[0], (int)((unsigned)taps[ky].x << up), sum.x);
+          sum.y = __dp4a(v[1], (int)((unsigned)taps[ky].y << up), sum.y);
+          sum.z = __dp4a(v[2], (int)((unsigned)taps[ky].z << up), sum.z);
+          sum.w = __dp4a(v[3], (int)((unsigned)taps[ky].w << up), sum.w);
+        }
+      }
+    }
+    // the row of outputs for which this was the last one
+    const int oy = (i - (KERNEL_H - 1)) / STRIDE_Y;
+    if (i < KERNEL_H - 1 || (i - (KERNEL_H - 1)) % STRIDE_Y) continue;
+#pragma unroll
+    for (int ox = 0; ox < TX; ox++) {
+      if ((OUT_H % TY && oy0 + oy >= OUT_H) || (OUT_W % TX && ox0 + ox >= OUT_W)) continue;
+      Row row = {};
+      Quad quads;
+      FINISH(own, 0, row, 0, sums[oy][ox], &quads);
+      places.results[((image * OUT_H + oy0 + oy) * OUT_W + ox0 + ox) * RESULT_PITCH + RESULT_OFFSET + quad] = quads;
+    }
+  }
+}

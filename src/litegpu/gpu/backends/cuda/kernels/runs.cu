@@ -1,0 +1,149 @@
+// Sums of products that are stored right from the registers of those who multiplied them (compute capability 9.0): bytes
+// of bytes, halves of halves. The columns of a product are channels in such an order that a thread has RUN neighbouring
+// ones of every four times as many, of a row, which it finishes and stores at once; what the epilogue knows of them it
+// reads once and keeps.
+//
+// Constants from the host: BYTES (of a result); BN PIXELS QUADS; RUN (channels: 8 or 16 bytes); PER_CHANNEL(each) and PER_PIXEL(each), what the epilogue
+// reads: each(type, name) for constants of the channels, each(name, pitch, offset) for values like the results, in quads;
+// RESULT_PITCH RESULT_OFFSET; FINISH(own, i, more, sum, to): quad i of `own` channels, of a row `more`.
+constexpr unsigned RUN_QUADS = RUN / 4, RUNS = BN / (4 * RUN), OWN = RUNS * RUN_QUADS;  // of a thread, in a row
+static_assert(BN % (4 * RUN) == 0, "columns");
+#if BYTES == 1
+typedef unsigned Quad;
+#else
+typedef uint2 Quad;
+#endif
+template <unsigned bytes> struct RunOf { typedef uint4 type; };
+template <> struct RunOf<8> { typedef uint2 type; };
+template <> struct RunOf<4> { typedef unsigned type; };
+typedef RunOf<RUN * BYTES>::type Run;
+
+// What the epilogue reads and writes.
+struct Places {
+#define EACH(type, name) const type* name;
+  PER_CHANNEL(EACH)
+#undef EACH
+#define EACH(name, pitch, offset) const Quad* name;
+  PER_PIXEL(EACH)
+#undef EACH
+  Quad* results;
+};
+// What it reads of so many quads of a thread's channels.
+template <unsigned count> struct ChannelsOf {
+  Four first[count];  // what sums begin with
+#define EACH(type, name) type name[count];
+  PER_CHANNEL(EACH)
+#undef EACH
+};
+typedef ChannelsOf<OWN> Channels;
+// And of the channels of a thread's run of a row.
+struct Row {
+#define EACH(name, pitch, offset) Quad name[RUN_QUADS];
+  PER_PIXEL(EACH)
+#undef EACH
+};
+
+// The first quad of a thread's run, from those of the product's columns on.
+INLINE unsigned quad_of(unsigned quad0, unsigned lane, unsigned run) { return quad0 + (run * 4 + lane % 4) * RUN_QUADS; }
+
+// Those of its runs from `run0` on.
+template <unsigned count>
+INLINE void load_channels(ChannelsOf<count>& own, const Places& at, const int4* corrections, unsigned lane, unsigned quad0,
+                          unsigned run0 = 0) {
+#pragma unroll
+  for (unsigned i = 0; i < count; i++) {
+    const unsigned quad = quad_of(quad0, lane, run0 + i / RUN_QUADS) + i % RUN_QUADS;
+#if BYTES == 1
+    own.first[i] = quad < QUADS ? __ldg(corrections + quad) : int4{};
+#else
+    own.first[i] = float4{};
+#endif
+#define EACH(type, name) own.name[i] = quad < QUADS ? __ldg(at.name + quad) : type{};
+    PER_CHANNEL(EACH)
+#undef EACH
+  }
+}
+INLINE void begin_quad(Sum (&low)[4], Sum (&high)[4], Four first) {
+#pragma unroll
+  for (unsigned row = 0; row < 4; row += 2) low[row] = first.x, low[row + 1] = first.y, high[row] = first.z, high[row + 1] = first.w;
+}
+INLINE void begin_sums(Sum (&sums)[BN / 8][4], const Channels& own) {
+#pragma unroll
+  for (unsigned i = 0; i < OWN; i++) begin_quad(sums[i * 2], sums[i * 2 + 1], own.first[i]);
+}
+// The same by those who need it once.
+INLINE void begin_sums(Sum (&sums)[BN / 8][4], const int4* corrections, unsigned lane, unsigned quad0) {
+#if BYTES == 1
+#pragma unroll
+  for (unsigned i = 0; i < OWN; i++) {
+    const unsigned quad = quad_of(quad0, lane, i / RUN_QUADS) + i % RUN_QUADS;
+    begin_quad(sums[i * 2], sums[i * 2 + 1], quad < QUADS ? __ldg(corrections + quad) : int4{});
+  }
+#endif
+}
+INLINE void take(unsigned (&quads)[4], uint4 run) { quads[0] = run.x, quads[1] = run.y, quads[2] = run.z, quads[3] = run.w; }
+INLINE void take(unsigned (&quads)[1], unsigned run) { quads[0] = run; }
+INLINE void take(unsigned (&quads)[2], uint2 run) { quads[0] = run.x, quads[1] = run.y; }
+INLINE void take(uint2 (&quads)[2], uint4 run) { quads[0] = uint2{run.x, run.y}, quads[1] = uint2{run.z, run.w}; }
+INLINE void take(uint2 (&quads)[1], uint2 run) { quads[0] = run; }
+INLINE uint4 joined(const unsigned (&quads)[4]) { return uint4{quads[0], quads[1], quads[2], quads[3]}; }
+INLINE unsigned joined(const unsigned (&quads)[1]) { return quads[0]; }
+INLINE uint2 joined(const unsigned (&quads)[2]) { return uint2{quads[0], quads[1]}; }
+INLINE uint4 joined(const uint2 (&quads)[2]) { return uint4{quads[0].x, quads[0].y, quads[1].x, quads[1].y}; }
+INLINE uint2 joined(const uint2 (&quads)[1]) { return quads[0]; }
+
+INLINE Row load_row(const Places& at, unsigned pixel, unsigned quad) {
+  const bool real = pixel < PIXELS && quad < QUADS;
+  Row row;
+#define EACH(name, pitch, offset) take(row.name, real ? *(const Run*)(at.name + (pixel * pitch + offset + quad)) : Run{});
+  PER_PIXEL(EACH)
+#undef EACH
+  return row;
+}
+// Of a run, whose sums are those of the rows lane / 4 (half 0) or lane / 4 + 8 (1) of a warp's 16; channels from `first` on.
+template <unsigned count>
+INLINE void store_run(const Places& at, ChannelsOf<count>& own, unsigned first, Row row, const Sum (*sums)[4], unsigned half,
+                      unsigned pixel, unsigned quad) {
+  Quad quads[RUN_QUADS];
+#pragma unroll
+  for (unsigned q = 0; q < RUN_QUADS; q++) {
+    const Sum(&a)[4] = sums[q * 2], (&b)[4] = sums[q * 2 + 1];
+    FINISH(own, first + q, row, q, (Four{a[half * 2], a[half * 2 + 1], b[half * 2], b[half * 2 + 1]}), quads + q);
+  }
+  if (pixel < PIXELS && quad < QUADS) *(Run*)(at.results + (pixel * RESULT_PITCH + RESULT_OFFSET + quad)) = joined(quads);
+}
+
+// Of all runs; `pixels` are those of the two rows, PIXELS and more for none.
+INLINE void load_rows(Row (&rows)[2][RUNS], const Places& at, unsigned lane, unsigned quad0, const unsigned (&pixels)[2]) {
+#pragma unroll
+  for (unsigned half = 0; half < 2; half++)
+#pragma unroll
+    for (unsigned run = 0; run < RUNS; run++) rows[half][run] = load_row(at, pixels[half], quad_of(quad0, lane, run));
+}
+INLINE void store_runs(const Places& at, Channels& own, const Row (&rows)[2][RUNS], const Sum (&sums)[BN / 8][4],
+                       unsigned lane, unsigned quad0, const unsigned (&pixels)[2]) {
+#pragma unroll
+  for (unsigned half = 0; half < 2; half++)
+#pragma unroll
+    for (unsigned run = 0; run < RUNS; run++)
+      store_run(at, own, run * RUN_QUADS, rows[half][run], sums + run * RUN_QUADS * 2, half, pixels[half],
+                quad_of(quad0, lane, run));
+}
+// One run after the other, of `rows` times 64 rows of a warpgroup, for those who do not keep what the epilogue reads of the
+// channels; `pixel0` is that of a warp's first row.
+template <unsigned rows>
+INLINE void store_one_by_one(const Places& at, const int4* corrections, const Sum (&sums)[rows][BN / 8][4], unsigned lane,
+                             unsigned quad0, unsigned pixel0) {
+#pragma unroll
+  for (unsigned run = 0; run < RUNS; run++) {
+    const unsigned quad = quad_of(quad0, lane, run);
+    ChannelsOf<RUN_QUADS> own;
+    load_channels(own, at, corrections, lane, quad0, run);
+    Row read[rows * 2];
+#pragma unroll
+    for (unsigned i = 0; i < rows * 2; i++) read[i] = load_row(at, pixel0 + i / 2 * 64 + lane / 4 + i % 2 * 8, quad);
+#pragma unroll
+    for (unsigned i = 0; i < rows * 2; i++)
+      store_run(at, own, 0, read[i], sums[i / 2] + run * RUN_QUADS * 2, i % 2, pixel0 + i / 2 * 64 + lane / 4 + i % 2 * 8, quad);
+  }
+}

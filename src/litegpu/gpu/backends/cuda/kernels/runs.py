@@ -1,0 +1,199 @@
+"""Epilogues that are finished and stored in the registers of those who multiplied: see runs.cu."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.backends.cuda.printer import print_cuda_function
+from litegpu.gpu.graph import RESULT, Apply, Arg, DType, Expr, Literal, arguments
+from litegpu.gpu.kernels.access import Operands, byte_bounds, pack, pixel_pitch
+from litegpu.gpu.kernels.context import KernelContext
+from litegpu.gpu.kernels.expression import evaluate, unlimited
+from litegpu.gpu.kernels.terms import sum_type
+from litegpu.gpu.lang import Kernel, Memory, TracedValue, Type, f16x4, f32x4, i8x4, i32x4, u8x4, u32x4
+from litegpu.gpu.lang.tracing import trace_function
+from litegpu.gpu.view import View
+
+#: Bytes that a thread stores at once, the more the better.
+RUN_BYTES = (16, 8)
+_QUADS: dict[DType, Type] = {DType.INT8: i8x4, DType.UINT8: u8x4, DType.FLOAT16: f16x4}
+_COMPUTED = {DType.INT8: i32x4, DType.UINT8: i32x4, DType.FLOAT16: f32x4}
+
+
+@dataclass(frozen=True)
+class RunEpilogue:
+    """A node's epilogue, for native_launch."""
+
+    run: int
+    first: np.ndarray  # what sums begin with, besides corrections: int32, of each output
+    definitions: tuple[str, ...]
+    macros: dict[str, int | str]
+    operands: Operands
+    parameters: tuple[str, ...]
+
+
+def run_of(ctx: KernelContext, *, by_quads: bool = False) -> int:
+    """Channels that a thread can store at once; 0 where results, or what is added to them, do not lie in such runs.
+    `by_quads`: single quads are enough."""
+    size = ctx.views[ctx.node.output].dtype.nbytes
+    lengths = [n // size for n in RUN_BYTES] + [4] * by_quads
+    return next((run for run in lengths if _is_by_runs(ctx, run)), 0)
+
+
+def run_in(layer: Layer, columns: int) -> int:
+    """Channels that a thread stores at once of a tile of so many columns; 0 if it cannot."""
+    runs = (n // layer.size for n in RUN_BYTES)
+    return next((run for run in runs if run <= layer.run and columns % (4 * run) == 0), 0)
+
+
+def epilogue_of(ctx: KernelContext, layer: Layer, columns: int, run: int = 0) -> RunEpilogue:
+    """The node's, where there are runs, for a tile of so many columns, or for runs of a certain length."""
+    expr, bias = _without_bias(ctx)
+    first = np.broadcast_to(bias, (1, 1, 1, layer.shape[3])).reshape(-1).astype(np.int32)
+    return _made(ctx, run or run_in(layer, columns), expr, first)
+
+
+def _is_by_runs(ctx: KernelContext, run: int) -> bool:
+    node, output = ctx.node, ctx.views[ctx.node.output]
+    if output.dtype not in _QUADS or output.shape[3] % run or not _lies_by_runs(output, run):
+        return False
+    for i in arguments(node.epilogue) - {0}:
+        value = ctx.value(node.operands[i - 1])
+        if value.data is not None:
+            fits = value.data.size == 1 or value.shape == (1, 1, 1, output.shape[3])
+            if not fits or value.data.dtype not in (np.int32, np.float32):
+                return False
+            continue
+        view = ctx.views[value.id]
+        like = value.shape == output.shape and view.dtype in _QUADS and view.dtype.nbytes == output.dtype.nbytes
+        if not like or not _lies_by_runs(view, run):
+            return False
+    return True
+
+
+def _lies_by_runs(view: View, run: int) -> bool:
+    pitch = pixel_pitch(view)
+    return view.strides[3] == 1 and pitch is not None and pitch % run == 0 and view.offset % run == 0
+
+
+def _without_bias(ctx: KernelContext) -> tuple[Expr, np.ndarray]:
+    """The epilogue of a sum that begins with its bias, and that."""
+    node = ctx.node
+    bias = ctx.value(node.operands[0]).data if node.operands else None
+    if bias is None or bias.dtype != np.int32:
+        return node.epilogue, np.zeros(1, np.int32)
+    begun = _begun(node.epilogue)
+    if arguments(begun) & {0, 1}:
+        return node.epilogue, np.zeros(1, np.int32)
+    return _replaced(begun, Arg(-1), RESULT), bias
+
+
+def _begun(expr: Expr) -> Expr:
+    sums = Apply("add", (Arg(0), Arg(1))), Apply("add", (Arg(1), Arg(0)))
+    return _replaced(_replaced(expr, sums[0], Arg(-1)), sums[1], Arg(-1))
+
+
+def _replaced(expr: Expr, old: Expr, new: Expr) -> Expr:
+    if expr == old:
+        return new
+    return Apply(expr.fn, tuple(_replaced(a, old, new) for a in expr.args)) if isinstance(expr, Apply) else expr
+
+
+def _made(ctx: KernelContext, run: int, expr: Expr, first: np.ndarray) -> RunEpilogue:
+    node, output = ctx.node, ctx.views[ctx.node.output]
+    bounds = byte_bounds(output.dtype)
+    views = {i: ctx.views[v] for i, v in enumerate(node.operands, 1) if not ctx.value(v).is_constant}
+    known = {i: found for i, view in views.items() if (found := byte_bounds(view.dtype))}
+    operands: Operands = {}
+
+    def read(k: Kernel, i: int) -> TracedValue:
+        value, name = ctx.value(node.operands[i - 1]), f"e{i - 1}"
+        if value.data is None:
+            operands[name] = view = ctx.views[value.id]
+            return _COMPUTED[view.dtype](quads(k, name, view.dtype)[0])
+        kind = f32x4 if value.data.dtype == np.float32 else i32x4
+        if value.data.size == 1:
+            return k.const(value.data.item(), kind)
+        operands[name] = pack(value.data)
+        return k.buffer(name, kind, 1)[0]
+
+    def finish(k: Kernel, total: TracedValue) -> None:
+        used = arguments(expr) - {0}
+        args = [read(k, i) if i in used else None for i in range(1, len(node.operands) + 1)]
+        stored = shifted_once(unlimited(expr, *bounds), known) if bounds else expr
+        value = evaluate(k, stored, [total, *args], rough=ctx.half)
+        if output.dtype is DType.UINT8:
+            value = u32x4(k.max(value, 0))
+        quads(k, "results", output.dtype)[0] = value if value.type.lanes == 4 else k.splat(value, 4)
+
+    def quads(k: Kernel, name: str, dtype: DType) -> Memory:
+        return k.buffer(name, _QUADS[dtype], 1, compute=f32x4 if dtype is DType.FLOAT16 else None)
+
+    function = trace_function(finish, "finish", (sum_type(node.op),))
+    printed = print_cuda_function(function, ctx.features)
+    channels = {n: v for n, v in operands.items() if isinstance(v, np.ndarray)}
+    pixels = {n: v for n, v in operands.items() if isinstance(v, View)}
+    given = {n: f"own.{n} + i" for n in channels} | {n: f"more.{n} + q" for n in pixels} | {"results": "to"}
+    macros: dict[str, int | str] = {
+        "RUN": run, "PER_CHANNEL(each)": " ".join(f"each({_kind(v)}, {n})" for n, v in channels.items()),
+        "PER_PIXEL(each)": " ".join(f"each({n}, {pixel_pitch(v)}u / 4, {v.offset}u / 4)" for n, v in pixels.items()),
+        "RESULT_PITCH": f"({pixel_pitch(output)}u / 4)", "RESULT_OFFSET": f"({output.offset}u / 4)",
+        "FINISH(own, i, more, q, sum, to)": f"finish({', '.join(given[m.name] for m in function.buffers)}, sum)",
+        "PLACES": f"{{{', '.join([*channels, *pixels, 'results'])}}}",
+    }  # fmt: skip
+    parameters = [f"const {_kind(v)}* __restrict__ {n}" for n, v in channels.items()]
+    parameters += [f"{'uint2' if ctx.half and bounds is None else 'unsigned'}* {n}" for n in (*pixels, "results")]
+    return RunEpilogue(
+        run, first, printed.definitions, macros, {**channels, **pixels, "results": output}, tuple(parameters)
+    )
+
+
+def _kind(data: np.ndarray) -> str:
+    return "float4" if data.dtype == np.float32 else "int4"
+
+
+def shifted_once(expr: Expr, known: Mapping[int, tuple[int, int]]) -> Expr:
+    """`expr` with what is added to a shifted sum added to the sum instead, if nothing overflows then. `known`: the
+    bounds of arguments that are bytes."""
+    match expr:
+        case Apply("add", (Apply("shift_right", (Apply("add", (x, Literal(rounding))), Literal(by))), Literal(zero))):
+            bounds, more = _bounds(x, known), int(zero) << int(by)
+            if bounds is not None and max(map(abs, bounds)) + abs(int(rounding)) + abs(more) < 1 << 31:
+                total = Apply("add", (x, Literal(int(rounding) + more, DType.INT32)))
+                return Apply("shift_right", (total, Literal(by, DType.INT32)))
+    return expr
+
+
+def _bounds(expr: Expr, known: Mapping[int, tuple[int, int]]) -> tuple[int, int] | None:
+    """The smallest and the largest value of an expression of whole numbers, and of all in it, if they are known."""
+    match expr:
+        case Literal(number):
+            return int(number), int(number)
+        case Arg(i):
+            return known.get(i)
+        case Apply("nearest", (Apply("min", (Apply("max", (_, Literal(low))), Literal(high))),)):
+            return math.floor(low), math.ceil(high)
+        case Apply("add" | "sub" | "mul" as fn, (a, b)):
+            one, other = _bounds(a, known), _bounds(b, known)
+            if one is None or other is None:
+                return None
+            act = {"add": operator.add, "sub": operator.sub, "mul": operator.mul}[fn]
+            ends = [act(p, q) for p in one for q in other]
+            return (min(ends), max(ends)) if max(map(abs, ends)) < 1 << 31 else None
+    return None
+
+
+def columns_of(weights: np.ndarray, run: int) -> np.ndarray:
+    """[outputs, ...] as the columns of a product stand for them, in whole fours of runs: of each four, those that a
+    thread has of eight columns by eight are two that follow one another."""
+    outputs = weights.shape[0]
+    whole = np.zeros((-(-outputs // (4 * run)) * 4 * run, *weights.shape[1:]), weights.dtype)
+    whole[:outputs] = weights
+    parts = whole.reshape(-1, 4, run // 2, 2, *weights.shape[1:])
+    return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(whole.shape)

@@ -1,0 +1,86 @@
+"""Depthwise convolutions of bytes, four products at once, equal to the definition in NumPy in every element."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from first_output import first_output
+from gpu.backends.cuda.kernels.test_convolution import expected
+from gpu.backends.cuda.kernels.test_runs import scaled
+from gpu.backends.cuda.kernels.test_specialized import stored
+
+from litegpu.gpu.backends.cuda.kernels import byte_depthwise
+from litegpu.gpu.backends.cuda.kernels.byte_depthwise import PIXELS, ranked, sharing
+from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.build import build_program
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Graph, GraphBuilder, IntegerDepthwiseConv2D, apply
+from litegpu.gpu.view import padded
+
+#: Shape, taps, op.
+CASES = {
+    "3x3": ((2, 11, 13, 36), (3, 3), IntegerDepthwiseConv2D(padding=(1, 1))),
+    "3x3, stride 2": ((2, 12, 17, 32), (3, 3), IntegerDepthwiseConv2D((2, 2), padding=(1, 1))),
+    "2x4": ((1, 9, 10, 132), (2, 4), IntegerDepthwiseConv2D((1, 1), padding=(1, 2))),
+    "4x2, strides 2 and 1": ((1, 14, 9, 8), (4, 2), IntegerDepthwiseConv2D((2, 1))),
+    "1x1": ((1, 5, 6, 16), (1, 1), IntegerDepthwiseConv2D()),
+}
+
+
+def network(case: str, kind: DType) -> tuple[Graph, np.ndarray]:
+    shape, taps, op = CASES[case]
+    rng = np.random.default_rng(5)
+    builder = GraphBuilder()
+    zero_point = 3 if kind is DType.INT8 else 130
+    size = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(shape[1:3], op.padding, taps, op.stride, strict=True)]
+    x, out = builder.value(shape, kind), builder.value((shape[0], *size, shape[3]), kind)
+    weights = builder.constant(rng.integers(-128, 128, (1, *taps, shape[3])).astype(np.int32))
+    bias = builder.constant(rng.integers(-9999, 9999, (1, 1, 1, shape[3])).astype(np.int32))
+    factor = builder.constant(rng.choice([0.0078125, 0.0031, 0.002], (1, 1, 1, shape[3])).astype(np.float32))
+    expr = scaled(apply("add", RESULT, Arg(1)), zero_point, kind)
+    op = IntegerDepthwiseConv2D(op.stride, op.dilation, op.padding, zero_point=zero_point - 9)
+    builder.node(op, [x, weights], out, expr, [bias, factor])
+    return builder.graph([x], [out]), stored(rng, shape, kind)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", [DType.INT8, DType.UINT8])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("pixels", PIXELS)
+def test_cases(device, monkeypatch, case: str, kind: DType, pixels: tuple[int, int]) -> None:
+    if device.features.capability < byte_depthwise.LEAST_CAPABILITY:
+        pytest.skip("needs products of four bytes")
+    found = byte_depthwise.ranked
+    monkeypatch.setattr(
+        byte_depthwise, "ranked", lambda *a: [b for b in found(*a) if (b.y, b.x) == pixels] or found(*a)
+    )
+    monkeypatch.setattr(byte_depthwise, "cost", lambda layer, block, units: -1.0)
+    graph, x = network(case, kind)
+    program = build_program(graph, device.features, "cuda", half=False)
+    assert "byte_depthwise" in {k.name for k in program.kernels}
+    want = expected(graph, {graph.inputs[0]: x})
+    got = first_output(device, program, [x], want.shape, x.dtype)
+    assert len(np.unique(want)) > 50
+    np.testing.assert_array_equal(got, want)
+
+
+def layer_of(taps: tuple[int, int], op: Conv2D | None = None, most: int = 127, run: int = 16) -> Layer:
+    weights = np.full((1, *taps, 64), most, np.int32)
+    return Layer(
+        op or Conv2D(), padded(0, (8, 28, 28, 64), DType.INT8), weights, (8, 28, 28, 64), False, 0, True, run=run
+    )
+
+
+def test_which_layers_it_does() -> None:
+    assert ranked(layer_of((3, 3)), 90, 132) and ranked(layer_of((3, 3)), 75, 40)
+    assert not ranked(layer_of((3, 3)), 60, 132)
+    assert not ranked(layer_of((5, 5)), 90, 132)
+    assert not ranked(layer_of((3, 3), Conv2D(dilation=(2, 2))), 90, 132)
+    assert not ranked(layer_of((3, 3), Conv2D((3, 3))), 90, 132)
+    assert not ranked(layer_of((3, 3), most=128), 90, 132)  # differences to a zero point
+    assert not ranked(layer_of((3, 3), run=0), 90, 132)
+
+
+def test_sharing() -> None:
+    """Outputs whose taps are in the same four columns."""
+    assert [sharing(layer_of((1, n))) for n in (1, 2, 3, 4)] == [4, 3, 2, 1]
+    assert [sharing(layer_of((1, n), Conv2D((2, 2)))) for n in (1, 2, 3, 4)] == [2, 2, 1, 1]
