@@ -259,7 +259,11 @@ def _basic_lstm(model: ModelBuilder) -> None:
     model.output(*model.op_multi("LSTM", operands, outputs, dict(fused_activation_function=4, kernel_type="BASIC")))
 
 
-def _quantized_lstm(model: ModelBuilder) -> None:
+def _normalized_lstm(model: ModelBuilder) -> None:
+    _quantized_lstm(model, normalized=True)
+
+
+def _quantized_lstm(model: ModelBuilder, normalized: bool = False) -> None:
     q = quantized(0.02, 3)
     w = quantized(0.01, 0)
     x = model.input("x", (1, 3, 4), I8, quantization=q)
@@ -277,7 +281,10 @@ def _quantized_lstm(model: ModelBuilder) -> None:
     c = model.tensor((1, 5), I16, "c", quantization=quantized(2**-11, 0), is_variable=True)
     inner = [model.tensor((), I16, quantization=quantized(2**-12, 0)) for _ in range(4)]
     inner.append(model.tensor((), I8, quantization=quantized(0.0078125, 0)))
-    y = model.op("UNIDIRECTIONAL_SEQUENCE_LSTM", [x, *operands, h, c, None, None, None, None], (1, 3, 5),
+    norms: list[int | None] = [None] * 4
+    if normalized:
+        norms = [model.constant(rng.integers(-9000, 32767, 5).astype(np.int16), quantization=w) for _ in norms]
+    y = model.op("UNIDIRECTIONAL_SEQUENCE_LSTM", [x, *operands, h, c, *norms], (1, 3, 5),
                  dict(fused_activation_function=4, cell_clip=10.0), quantization=quantized(0.0078125, 0),
                  intermediates=inner)  # fmt: skip
     model.output(y)
@@ -356,6 +363,26 @@ def _composite(model: ModelBuilder) -> None:
     options = dict(name="odml.thing", decomposition_subgraph_index=1, version=1)
     y = model.op("STABLEHLO_COMPOSITE", [model.input("x", (2, 3))], (2, 3), options)
     model.output(model.op("NEG", [y], (2, 3)))
+
+
+def _bodies(model: ModelBuilder) -> None:
+    """What is put into a tensor, and windows of it, with subgraphs that say what is done there."""
+    x = model.input("x", (4, 5))
+    for number, name in enumerate(("STABLEHLO_ADD", "STABLEHLO_MAXIMUM", "")):
+        graph = model.subgraph(f"body{number}")
+        a, b = graph.input("a", ()), graph.input("b", ())
+        graph.output(graph.op(name, [a, b], ()) if name else b)
+    places = model.input("places", (3, 1), I32)
+    options = dict(
+        update_window_dims=[1], inserted_window_dims=[0], scatter_dims_to_operand_dims=[0], index_vector_dim=1
+    )
+    y = x
+    for called in (1, 3):
+        y = model.op("STABLEHLO_SCATTER", [y, places, model.constant(_normal(3, 5))], (4, 5),
+                     options | dict(update_computation_subgraph_index=called))  # fmt: skip
+    windows = dict(window_dimensions=[2, 2], window_strides=[1, 2], base_dilations=[1, 1], window_dilations=[1, 1],
+                   padding=[1, 0, 0, 1], body_subgraph_index=2)  # fmt: skip
+    model.output(model.op("STABLEHLO_REDUCE_WINDOW", [y, model.constant(np.array(0, np.float32))], (4, 3), windows))
 
 
 def _sparse(model: ModelBuilder) -> None:
@@ -448,6 +475,7 @@ def _rows(model: ModelBuilder) -> None:
 for _make in (
     *(_svdf, _sequence_rnn, _bidirectional_rnn, _sequence_lstm, _lstm, _basic_lstm, _quantized_lstm),
     *(_bidirectional_lstm, _variables, _call_once, _hashtable, _control_flow, _composite, _sparse, _sparse_weights),
+    *(_bodies, _normalized_lstm),
     *(_network, _half_weights, _hybrid, _shape_arithmetic, _dynamic, _rows),
 ):  # fmt: skip
     _further(_make)
