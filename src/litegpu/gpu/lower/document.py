@@ -38,8 +38,8 @@ For all that run on the GPU:
   delegate has `quantization_enabled=False`. Results are rounded to what the output can hold, as part of the kernel that
   computes them. Inputs and outputs of the GPU's part of a model cross the bus as they are stored. Without quantization
   parameters int8, uint8 and int16 are integers, taken where the table names them and where int32 and bool both are, as
-  are uint16 and uint32; float64 and uint64 are moved, as two words. (Many kernels of the CPU divide int8, uint8 and
-  int16 by the scale that these have not: no converter writes that.)
+  are uint16 and uint32; float64 and uint64 are moved, as two words, and float64 is cast. (Many kernels of the CPU
+  divide int8, uint8 and int16 by the scale that these have not: no converter writes that.)
 - Of int8 and uint8 the results equal, element by element, those of the kernels that the CPU would use, XNNPACK's or, if
   the interpreter was told not to use that, the runtime's reference kernels. Exceptions, within one quantum: SQRT,
   L2_NORMALIZATION of uint8, TRANSPOSE_CONV with a window smaller than its stride, sums of products beyond 2^24, and

@@ -14,7 +14,7 @@ from litegpu.model.ops.spans import IN_WORDS, WORD, Span
 from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 
 #: Types of numbers that 32 bits may not hold as whole numbers with a sign.
-_BEYOND = (TensorType.FLOAT32, TensorType.FLOAT16, TensorType.UINT32)
+_BEYOND = (TensorType.FLOAT32, TensorType.FLOAT16, TensorType.FLOAT64, TensorType.UINT32)
 _INTEGERS = (TensorType.INT32, TensorType.INT64, TensorType.BOOL)
 #: Larger constants are not looked through.
 _MOST_ELEMENTS = 1 << 16

@@ -10,6 +10,7 @@ import numpy as np
 
 from litegpu.gpu.graph import Arg, Expr, Literal
 from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.lower import doubles
 from litegpu.gpu.lower.activation import ACTIVATIONS, BOUNDS
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.fixed_point import turned, unsigned, whole
@@ -20,6 +21,7 @@ from litegpu.model.ops.spans import IN_WORDS
 from litegpu.model.types import Operator, Tensor, TensorType
 
 _MOVED_ALONE = frozenset({TensorType.FLOAT64, TensorType.UINT64})
+_NOT_DOUBLE = frozenset({TensorType.COMPLEX64, TensorType.UINT64})
 #: The low and the high word.
 Wide = tuple[Expr, Expr]
 
@@ -157,6 +159,9 @@ class Words:
         """Add what computes the operator; False if that is not known."""
         name = self.operator.name
         types = {self._tensor(t).type for t in (*self.operator.inputs, *self.operator.outputs) if t >= 0}
+        if name == "CAST" and TensorType.FLOAT64 in types and types.isdisjoint(_NOT_DOUBLE):
+            doubles.cast(self.parts, self.operator)
+            return True
         if not types.isdisjoint(_MOVED_ALONE):
             return False
         if TensorType.COMPLEX64 in types:

@@ -52,8 +52,8 @@ OPS = (
         "CAST", "x -> .:number", shape=same_shape, batch=pointwise, folds="values", makes_option="out_data_type",
         gpu=Gpu(9, inputs=(ANY,), outputs=ANY | INTEGERS, quantized=False,
            
-            notes="to INT64 of integers and bools; to integers toward zero, saturating, NaN to the largest; "
-            "constants of 16-bit floats"),
+            notes="also of FLOAT64, and to it (but of INT64 beyond 32 bits); to integers toward zero, saturating, "
+            "NaN to the largest; constants of 16-bit floats"),
     ),
     Op(
         "DENSIFY", "x -> =x", shape=same_shape, hazard=_widened_hazard, is_seam=True, widens=True,
