@@ -18,8 +18,8 @@ I64 = TensorType.INT64
 
 
 def chosen_rows(again: bool = False) -> bytes:
-    """The rows of x [6,4] whose sum is positive, by WHERE, through two layers; and `again`: of these those that have a
-    large first element."""
+    """The rows of x [6,4] whose sum is positive, by WHERE, each with those before it added, through two layers; and
+    `again`: of these those that have a large first element."""
     model = ModelBuilder("chosen rows")
     x = model.input("x", (6, 4))
     h = model.op("TANH", [x], (6, 4))
@@ -32,6 +32,7 @@ def chosen_rows(again: bool = False) -> bytes:
         return model.op("GATHER_ND", [values, places], (-1, 4), type=F32)
 
     def layers(values: int, seed: int) -> int:
+        values = model.op("CUMSUM", [values, scalar(model, 0)], (-1, 4))
         y = model.op("FULLY_CONNECTED", [values, model.constant(random(4, 4, seed=seed)), None], (-1, 4))
         return model.op("TANH", [y], (-1, 4))
 
@@ -101,8 +102,8 @@ def test_reports_and_previews_name_the_cause() -> None:
     content = chosen_rows()
     interpreter = opened(content)
     report = interpreter.delegation_report()
-    where = next(n for n in report.nodes if n.op == "WHERE")
-    behind = [n for n in report.nodes if n.index > where.index]
+    rows = next(n for n in report.nodes if n.op == "GATHER_ND")
+    behind = [n for n in report.nodes if n.index > rows.index]
     assert behind and all(n.owner == "CPU" and "WHERE, decides" in str(n.reason) for n in behind)
     delegate = GpuDelegate(backend="reference")
     other = Interpreter(model_content=content, experimental_delegates=[delegate], fallback="silent")

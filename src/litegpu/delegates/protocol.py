@@ -225,6 +225,14 @@ class TakesUnknown(Protocol, metaclass=Ability):
 
 
 @runtime_checkable
+class TakesBounds(Protocol, metaclass=Ability):
+    """A delegate that computes tensors whose number of rows the data decide with as many as there can be (bounded.py),
+    and how many of them count."""
+
+    takes_bounds: bool
+
+
+@runtime_checkable
 class Rehearses(Protocol, metaclass=Ability):
     """A delegate that can tell without a device that it will not prepare something: for previews."""
 

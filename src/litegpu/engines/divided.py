@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 
 from litegpu.delegates import cpu
+from litegpu.delegates.bounded import Bounded, CutDelegate, bounded, without_cuts
 from litegpu.delegates.late import LateDelegate
 from litegpu.delegates.partitioner import ON_CPU, Division, NarrowedDelegate, divide
 from litegpu.delegates.plan import Plan, PrepareError, rehearsed
+from litegpu.delegates.protocol import Delegate
 from litegpu.delegates.report import DelegationReport
-from litegpu.delegates.shapes import infer
+from litegpu.delegates.shapes import Inferred, infer
 from litegpu.engines.engine import Engine, Setup, Shapes, resized
 from litegpu.engines.whole import Whole
 from litegpu.errors import ForkError, InvokeError, TensorError
@@ -34,7 +36,9 @@ class Divided(Engine):
         self.plan: Plan | None = None
         self._leaves_outputs = False
         self._division: Division | None = None
-        self._late: list[LateDelegate] = []  # what takes the nodes behind a size that only the run decides
+        self._late: list[Delegate] = []  # what takes the nodes behind a size that only the run decides
+        self._bounds: Bounded | None = None  # if such sizes have bounds that a delegate computes with
+        self._may_bound = True
         self._nodes_behind: frozenset[int] = frozenset()
         self._stateful = without_resources(setup.source.model)
         self._graph = self._stateful.model.main
@@ -84,6 +88,11 @@ class Divided(Engine):
                 if isinstance(failure.cause, ForkError):
                     raise failure.cause from None
                 self._narrow(failure)
+                if self._bounds is not None:
+                    self._may_bound, self._division = False, None
+                    division, refused = self._divide_inferred()
+                    unknown = {t for node in refused for t in self._graph.operators[node].outputs}
+                    continue
                 division = self._divide(self._graph, refused, announce=False)
         return False
 
@@ -121,6 +130,9 @@ class Divided(Engine):
         model = self._stateful.model
         shapes = {state.before: model.main.tensors[state.before].shape for state in self._stateful.states}
         found = infer(model, self.setup.options, {**self.input_shapes(), **shapes})
+        division = self._with_bounds(found)
+        if division is not None and self._bounds is not None:
+            return division, self._bounds.refused
         if found.late != self._nodes_behind:
             self._nodes_behind, self._division = found.late, None
             asked, options = self.setup.asked, self.setup.options
@@ -130,9 +142,27 @@ class Divided(Engine):
             division = self._divide(found.subgraph, found.refused)
         return division, found.refused
 
+    def _with_bounds(self, found: Inferred) -> Division | None:
+        """The division where sizes that the data decide have bounds, if a delegate takes all that is computed so."""
+        before, self._bounds = self._bounds, bounded(found) if found.refused and self._may_bound else None
+        if self._bounds is None:
+            if before is not None:
+                self._nodes_behind, self._late, self._division = frozenset(), [], None
+            return None
+        late = self._bounds.late
+        self._late = [CutDelegate(), *([LateDelegate(late, self.setup.asked, self.setup.options)] if late else [])]
+        division = self._divide(self._bounds.subgraph, self._bounds.refused, announce=False)
+        if self._bounds.taken(division, self.setup.asked):
+            self.setup.announcer.announce(self._by_file(division.report), aloud=True)
+            return division
+        self._bounds, self._nodes_behind, self._late, self._division = None, frozenset(), [], None
+        return None
+
     def _by_file(self, report: DelegationReport) -> DelegationReport:
         """With the operators that the file has, where others stand for them."""
         operators = self.setup.source.model.main.operators
+        if self._bounds is not None:
+            report = without_cuts(report, len(operators), self._bounds)
         if all(n.op == o.name for n, o in zip(report.nodes, operators, strict=True)):
             return report
         nodes = (replace(n, op=o.name, code=o.code) for n, o in zip(report.nodes, operators, strict=True))
@@ -140,7 +170,7 @@ class Divided(Engine):
 
     def _narrow(self, failure: PrepareError, loud: int = logging.WARNING) -> None:
         asked = self.setup.asked
-        if failure.position == len(asked):
+        if failure.position >= len(asked):
             self._late = []
             return
         asked[failure.position] = self.setup.announcer.narrowed(asked[failure.position], failure, loud)

@@ -54,6 +54,7 @@ class GpuDelegate:
 
     name = "GPU"
     keeps_variables = True
+    takes_bounds = True
     #: Whether open_device() may give a device that computes on the CPU, though nothing names it; else it raises
     #: SoftwareDeviceError.
     takes_software = True

@@ -144,13 +144,13 @@ OPS = (
     ),
     Op(
         "GATHER", "x:any at -> .", shape=_gather_shape, batch=_gather_batch, repeating=Repeating(1, _same_place),
-        folds="values", passes_strings=True, version=_gather_version, moves="elements",
+        folds="values", passes_strings=True, version=_gather_version, moves="elements", by_rows="second",
         gpu=Gpu(8, inputs=(ANY, INT32), counts=2, quanta="linear", grids="moved", small=INT16,
             notes="constant or runtime indices of any rank, batch_dims; a runtime index out of range gives 0"),
     ),
     Op(
         "GATHER_ND", "x:any at -> .", shape=_gather_nd_shape, batch=_lookup_batch, repeating=Repeating(1, _same_place),
-        folds="values", passes_strings=True, moves="elements",
+        folds="values", passes_strings=True, moves="elements", by_rows="second",
         gpu=Gpu(5, inputs=(ANY, INT32), counts=2, quanta="linear", grids="moved", small=INT16,
             notes="constant or runtime indices; of runtime indices only the row-major place that they give has "
             "to exist"),

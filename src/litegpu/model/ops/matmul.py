@@ -103,7 +103,7 @@ OPS = (
     ),
     Op(
         "FULLY_CONNECTED", "x w b? -> . .^", shape=_dense_shape, work=weighed, batch=_dense_batch, has_weights=True,
-        version=_dense_version, multiplies=True,
+        version=_dense_version, multiplies=True, by_rows="all",
         gpu=Gpu(14, inputs=(FLOAT, FLOAT, BIAS), counts=(2, 3), quanta="reads",
             notes="any input rank (leading sizes are flattened), keep_num_dims; constant or runtime weights"),
     ),

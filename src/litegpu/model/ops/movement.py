@@ -271,7 +271,7 @@ OPS = (
     ),
     Op(
         "EXPAND_DIMS", "x:any axis{1}:int32|int64 -> =x", shape=_expand_dims_shape, batch=_expand_dims_batch,
-        repeating=Repeating(0, _before_reshape), folds="values", moves="shape",
+        repeating=Repeating(0, _before_reshape), folds="values", moves="shape", by_rows="all",
         gpu=Gpu(1, inputs=(ANY, STATIC), counts=2, quanta="linear", grids="moved"),
     ),
     Op(
@@ -281,7 +281,7 @@ OPS = (
     ),
     Op(
         "RESHAPE", "x:any|variant shape^{8}:int32|int64 -> =x", shape=_reshape_shape, batch=_reshape_batch,
-        repeating=Repeating(0, _before_reshape), folds="values", moves="shape",
+        repeating=Repeating(0, _before_reshape), folds="values", moves="shape", by_rows="all",
         gpu=Gpu(2, inputs=(ANY, STATIC), counts=(1, 2), quanta="linear", grids="moved", notes="constant shape"),
     ),
     Op(
@@ -296,7 +296,7 @@ OPS = (
     ),
     Op(
         "SQUEEZE", "x:any -> =x", shape=_squeeze_shape, batch=_squeeze_batch, repeating=Repeating(0, _before_reshape),
-        folds="values", gpu=Gpu(2, inputs=(ANY,), quanta="linear", grids="moved"), moves="shape",
+        folds="values", gpu=Gpu(2, inputs=(ANY,), quanta="linear", grids="moved"), moves="shape", by_rows="all",
     ),
     Op(
         "TILE", "x:any n{8}:int32|int64 -> =x", shape=_tile_shape, batch=_tile_batch,

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from litegpu.model.ops.checks import Tensors, require, values_of
-from litegpu.model.ops.record import ANY, FLOAT, INT32, MAX_RANK, NUMBER, STATIC, WHOLE, Gpu, Op
+from litegpu.model.ops.record import ANY, FLOAT, INT32, INTEGERS, MAX_RANK, NUMBER, STATIC, WHOLE, Gpu, Op
 from litegpu.model.ops.rules import along, last_axis, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
-from litegpu.model.ops.spans import among
+from litegpu.model.ops.spans import among, numbered
 from litegpu.model.types import Operator, TensorType
 
 #: Each result of CUMSUM and TOPK_V2 looks at the whole axis, so the GPU leaves long ones to the CPU.
@@ -63,6 +63,18 @@ def _suppression_shape(node: ShapeNode) -> list[Shape]:
     return [(most,)] * (len(node.operator.outputs) - 1) + [()]
 
 
+_BOUNDED = (
+    "as many rows as there can be, up to 262,144 elements, and what follows row by row with them (elementwise, "
+    "GATHER and GATHER_ND at these places, FULLY_CONNECTED, SOFTMAX, RESHAPE and the like); the true number is read "
+    "once, behind that"
+)
+
+
+def _where_bound(node: ShapeNode) -> Shape:
+    x = node.shape(0)
+    return math.prod(x), len(x)
+
+
 _BOXES = "its boxes are those of one image"
 
 # fmt: off
@@ -98,6 +110,11 @@ OPS = (
             exact=True, notes=f"constant k, rows of up to {LONGEST} elements; of equals the first comes first"),
     ),
     Op("UNIQUE", "x -> . .", stays=_SIZED),
-    Op("WHERE", "x -> .", makes=TensorType.INT64, moves="elements", stays=_SIZED),
+    Op(
+        "WHERE", "x -> .", makes=TensorType.INT64, moves="elements", bound=_where_bound,
+        without="the data decide how many rows its result has",
+        gpu=Gpu(1, inputs=(ANY,), outputs=INTEGERS, ranks=(1, MAX_RANK), quantized=False, span=numbered,
+            notes=_BOUNDED),
+    ),
 )
 # fmt: on

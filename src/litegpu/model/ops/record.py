@@ -151,6 +151,10 @@ class Op:
     shape: ShapeRule | None = None
     #: The shape of the first result where only the official runtime knows it for sure, to hold it against the limits.
     estimate: Estimate | None = None
+    #: The largest shape of the first result where the data decide how many rows it has.
+    bound: Estimate | None = None
+    #: Whether each row of the result is made of a row of what it reads, which may be all its inputs, or is the second.
+    by_rows: Literal["", "all", "second"] = ""
     #: Elementary operations, by options, shapes of the inputs and elements of the results; None, or no function, for
     #: the elements that are touched.
     work: Work | None = None
