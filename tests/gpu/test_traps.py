@@ -13,7 +13,6 @@ from agreement import FLOAT32, assert_agrees, official, on_gpu, random_inputs, r
 from ai_edge_litert.interpreter import OpResolverType
 
 import litegpu
-from litegpu.model.types import TensorType
 from litegpu.model.writer import ModelBuilder
 
 
@@ -154,15 +153,17 @@ def test_a_mixed_graph_reports_what_stayed_on_the_cpu(caplog: pytest.LogCaptureF
     b = ModelBuilder()
     shape = (1, 6, 6, 4)
     y = conv(b, b.input("x", shape), shape, 4)
-    wide = b.op("CAST", [y], shape, type=TensorType.FLOAT64)
-    b.output(conv(b, b.op("CAST", [wide], shape), shape, 4, seed=2))
+    long = (1, 1, 1, *shape)
+    wide = b.op("BROADCAST_TO", [y, b.constant(np.array(long, np.int32))], long)
+    back = b.op("RESHAPE", [wide, b.constant(np.array(shape, np.int32))], shape)
+    b.output(conv(b, back, shape, 4, seed=2))
     content = b.build()
     with caplog.at_level(logging.WARNING, "litegpu"):
         gpu = on_gpu(content, max_delegated_partitions=0)
     report = gpu.delegation_report()
     assert (report.delegated, len(report.nodes)) == (2, 4)
-    assert [n.op for n in report.nodes if n.reason] == ["CAST", "CAST"]
-    assert "cannot be handled by this delegate" in caplog.text and "CAST" in caplog.text
+    assert [n.op for n in report.nodes if n.reason] == ["BROADCAST_TO", "RESHAPE"]
+    assert "cannot be handled by this delegate" in caplog.text and "BROADCAST_TO" in caplog.text
     cpu = official(content)
     inputs = random_inputs(cpu)
     assert_agrees(run(gpu, inputs)[0], run(cpu, inputs)[0], FLOAT32)
