@@ -114,6 +114,42 @@ def test_places(shape: tuple[int, ...], kind: str) -> None:
         np.testing.assert_array_equal(run(interpreter, [x])[0], run(cpu, [x])[0])
 
 
+def unique(count: int, kind: str, which: TensorType) -> bytes:
+    model = ModelBuilder("unique")
+    type_ = TensorType[kind.upper()]
+    x = model.input("x", (count,), type_)
+    options = dict(idx_out_type=which.name)
+    model.output(*model.op_multi("UNIQUE", [x], [((-1,), type_), ((count,), which)], options))
+    return model.build()
+
+
+@pytest.mark.parametrize("which", [TensorType.INT32, I64], ids=["int32", "int64"])
+@pytest.mark.parametrize("kind", ["float32", "int32", "int8", "uint8", "int16"])
+@pytest.mark.parametrize("count", [1, 9, 300])
+def test_unique(count: int, kind: str, which: TensorType) -> None:
+    content = unique(count, kind, which)
+    interpreter, cpu = opened(content), official(content)
+    assert interpreter.delegation_report().fully_delegated, interpreter.delegation_report().summary()
+    for seed in range(3):
+        x = np.random.default_rng(seed).integers(0, 2 + count // 3, count).astype(kind)
+        for found, wanted in zip(run(interpreter, [x]), run(cpu, [x]), strict=True):
+            assert found.dtype == wanted.dtype
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_what_goes_on_behind_unique() -> None:
+    """Values row by row, and which of them each is, in its own size."""
+    model = ModelBuilder()
+    x = model.input("x", (9,))
+    values, which = model.op_multi("UNIQUE", [x], [((-1,), F32), ((9,), TensorType.INT32)], dict(idx_out_type="INT32"))
+    doubled = model.op("MUL", [values, scalar(model, 2.0, np.float32)], (-1,))
+    model.output(doubled, model.op("ADD", [which, scalar(model, 1)], (9,)))
+    interpreter, cpu = opened(model.build()), official(model.build())
+    given = np.array([3, 1, 3, 3, 2, 1, 0, 2, 3], np.float32)
+    for found, wanted in zip(run(interpreter, [given]), run(cpu, [given]), strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
 def test_other_sizes() -> None:
     interpreter = opened(chosen_rows())
     for detail, shape in zip(interpreter.get_input_details(), ((9,), (9, 4)), strict=True):

@@ -1,7 +1,8 @@
 """Tensors with as many rows as the data decide, computed with as many as there can be, and cut behind that.
 
-An operator such as WHERE gets, beside that many rows, the number of those that count. What makes a row of each of its
-rows alone is computed with all of them, on the same device; a node of ours on the host cuts what leaves that.
+An operator such as WHERE or UNIQUE gives, beside that many rows, the number of those that count. What makes a row of
+each of its rows alone is computed with all of them, on the same device; a node of ours on the host cuts what leaves
+that.
 """
 
 from __future__ import annotations
@@ -76,14 +77,11 @@ class _Bounds:
     def visit(self, operator: Operator) -> None:
         known = find(operator)
         unknown = [t for t in operator.inputs if t in self.unknown]
-        if known is None or len(operator.outputs) != 1 or -1 in operator.outputs:
+        if known is None or -1 in operator.outputs:
             return
         if known.bound is not None and not unknown:
-            shape = known.bound(ShapeNode(self.graph, operator, {}))
-            if 0 < math.prod(shape) <= _MOST_ELEMENTS:
-                number = self._tensor("", TensorType.INT32, (1,))
-                places = self._twin(operator.outputs[0], shape, number)
-                self.changed[operator.index] = dataclasses.replace(operator, outputs=(places, number))
+            self._begin(operator, known.bound(ShapeNode(self.graph, operator, {})))
+        if len(operator.outputs) != 1:
             return
         numbers = {self.twins[t][1] for t in unknown if t in self.twins}
         if len(numbers) != 1 or not all(t in self.twins for t in unknown):
@@ -102,6 +100,17 @@ class _Bounds:
         inputs = tuple(self.twins[t][0] if t in self.twins else t for t in operator.inputs)
         result = self._twin(operator.outputs[0], made, numbers.pop())
         self.changed[operator.index] = dataclasses.replace(operator, inputs=inputs, outputs=(result,))
+
+    def _begin(self, operator: Operator, shapes: Sequence[Shape]) -> None:
+        """An operator whose first result has as many rows as the data decide; the others have these shapes."""
+        if len(shapes) != len(operator.outputs) or not all(0 < math.prod(s) <= _MOST_ELEMENTS for s in shapes):
+            return
+        number = self._tensor("", TensorType.INT32, (1,))
+        first, *others = operator.outputs
+        for t, shape in zip(others, shapes[1:], strict=True):
+            self.tensors[t] = dataclasses.replace(self.tensors[t], shape=shape, shape_signature=shape)
+        twin = self._twin(first, shapes[0], number)
+        self.changed[operator.index] = dataclasses.replace(operator, outputs=(twin, *others, number))
 
     def _takes_rows(self, operator: Operator) -> bool:
         """Whether it takes whole rows of the first input, at places that the second says."""

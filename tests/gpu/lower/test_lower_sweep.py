@@ -34,10 +34,11 @@ def test_full(op: str) -> None:
 
 def test_every_operator_has_cases() -> None:
     """QUANTIZE and DEQUANTIZE are in test_quantization.py, DENSIFY in test_quantizer.py, what keeps values between
-    inferences in test_lstm.py, test_random.py and test_rnn.py, what has a body in test_bodies.py."""
+    inferences in test_lstm.py, test_random.py and test_rnn.py, what has a body in test_bodies.py, what has
+    a size that the data decide in delegates/test_bounded.py."""
     elsewhere = {"DENSIFY", "DEQUANTIZE", "QUANTIZE", "LSTM", "RNN", "SVDF"}
     elsewhere |= {"UNIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN"}
     elsewhere |= {"RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"}
     elsewhere |= {"BIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_RNN"}
-    elsewhere |= {"STABLEHLO_SCATTER", "STABLEHLO_REDUCE_WINDOW", "REDUCE_WINDOW"}
+    elsewhere |= {"STABLEHLO_SCATTER", "STABLEHLO_REDUCE_WINDOW", "REDUCE_WINDOW", "UNIQUE", "WHERE"}
     assert {e.op.name for e in supported_ops() if not e.op.custom} - set(CASES) == elsewhere

@@ -60,4 +60,4 @@ def test_what_cannot_be_registered() -> None:
     with pytest.raises(ValueError, match="registered twice"):
         lowers("ADD")(lambda ctx: None)
     with pytest.raises(ValueError, match="says nothing of the GPU"):
-        lowers("UNIQUE")(lambda ctx: None)
+        lowers("MULTINOMIAL")(lambda ctx: None)

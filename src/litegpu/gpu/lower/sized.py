@@ -1,5 +1,5 @@
-"""WHERE, whose result has as many rows as the data decide: here as many as there can be, and how many count
-(delegates/bounded.py)."""
+"""WHERE and UNIQUE, whose results have as many rows as the data decide: here as many as there can be, and how many
+count (delegates/bounded.py)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.graph import Arg, Custom, DType, Literal, Pad, Reduce, Reshape, Slice, Step
+from litegpu.gpu.graph import Arg, Custom, DType, Gather, Literal, Pad, Reduce, Reshape, Slice, Step
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.kernels.nth_place import NthPlace
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.registry import lowers
+from litegpu.model.ops.ordering import LONGEST
+from litegpu.model.types import TensorType
 
 #: Elements of a row that are counted at once, and rows.
 _ROW, _MOST_ROWS = 256, 8192
@@ -40,6 +42,33 @@ def where(ctx: OpContext) -> None:
     operands = [column, ctx.builder.constant(strides), ctx.builder.constant(np.array(x, np.int32))]
     coordinate = fn("floor_mod", fn("floor_div", Arg(0), Arg(1)), Arg(2))
     ctx.elementwise(coordinate, operands, ctx.output_value(places))
+    ctx.copy(totals, [Slice((0, 0, 0, count - 1), (1, 1, 1, 1), (1, 1, 1, 1))], ctx.output_value(number))
+
+
+@lowers("UNIQUE")
+def unique(ctx: OpContext) -> None:
+    """Each element where it comes first, which of these each is, and how many there are."""
+    ctx.require(len(ctx.outputs) == 3, "the data decide the size of its result")
+    (count,) = ctx.shape(0)
+    values, which, number = ctx.outputs
+    for shape, output in (((count,), values), ((count,), which), ((1,), number)):
+        ctx.check_shape(shape, output)
+    ctx.require(count <= LONGEST, f"{count} elements: up to {LONGEST} are taken")
+    ctx.require(ctx.tensor(0).type is not TensorType.INT64, "INT64, of which it has no form of two words")
+    row, column = (1, 1, 1, count), (1, 1, count, 1)
+    numbers = [ctx.builder.constant(np.arange(count, dtype=np.int32).reshape(s)) for s in (row, column)]
+    same = fn("logical_or", fn("eq", Arg(0), Arg(1)), fn("eq", Arg(2), Arg(3)))
+    operands = [ctx.reshaped(ctx.value(0), row), ctx.reshaped(ctx.value(0), column), *numbers]
+    prologue = fn("select", same, Arg(2), whole(count))
+    first = ctx.add(Reduce("min", (3,), prologue), operands, ctx.intermediate(column, DType.INT32))
+    flags = fn("select", fn("eq", Arg(0), Arg(1)), whole(1), whole(0))
+    new = ctx.elementwise(flags, [first, numbers[1]], ctx.intermediate(column, DType.INT32))
+    totals = counted(ctx, ctx.reshaped(new, row), count)
+    places = ctx.add(Custom(NthPlace()), [totals], ctx.intermediate(row, DType.INT32))
+    lookup = Gather(1, 1, count, 1, count)
+    ctx.add(lookup, [ctx.reshaped(ctx.value(0), row), places], ctx.output_value(values))
+    ranks = ctx.add(lookup, [totals, first], ctx.intermediate(row, DType.INT32))
+    ctx.elementwise(fn("sub", Arg(0), whole(1)), [ranks], ctx.output_value(which))
     ctx.copy(totals, [Slice((0, 0, 0, count - 1), (1, 1, 1, 1), (1, 1, 1, 1))], ctx.output_value(number))
 
 

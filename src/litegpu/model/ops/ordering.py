@@ -54,9 +54,6 @@ def _nothing_hazard(operator: Operator, tensors: Tensors, given: Sequence[Shape]
     return f"its input of shape {list(given[0])} has no elements to reverse" if 0 in given[0][first + 1 :] else None
 
 
-_SIZED = "the data decide the size of its result; what follows runs on the GPU for sizes that come again"
-
-
 def _suppression_shape(node: ShapeNode) -> list[Shape]:
     most = node.integer(2)
     node.require(most >= 0 and len(node.shape(0)) == 2)
@@ -70,9 +67,13 @@ _BOUNDED = (
 )
 
 
-def _where_bound(node: ShapeNode) -> Shape:
+def _where_bound(node: ShapeNode) -> list[Shape]:
     x = node.shape(0)
-    return math.prod(x), len(x)
+    return [(math.prod(x), len(x))]
+
+
+def _unique_bound(node: ShapeNode) -> list[Shape]:
+    return [node.shape(0)] * 2
 
 
 _BOXES = "its boxes are those of one image"
@@ -109,7 +110,12 @@ OPS = (
         gpu=Gpu(3, inputs=(NUMBER, STATIC), outputs=NUMBER, counts=2, ranks=(1, MAX_RANK), small=WHOLE, span=among,
             exact=True, notes=f"constant k, rows of up to {LONGEST} elements; of equals the first comes first"),
     ),
-    Op("UNIQUE", "x -> . .", stays=_SIZED),
+    Op(
+        "UNIQUE", "x -> . .", moves="elements", bound=_unique_bound,
+        without="the data decide how many rows its result has",
+        gpu=Gpu(1, inputs=(NUMBER,), outputs=NUMBER | INTEGERS, ranks=(1, 1), quantized=False, small=WHOLE, span=among,
+            notes=f"up to {LONGEST} elements; otherwise as WHERE"),
+    ),
     Op(
         "WHERE", "x -> .", makes=TensorType.INT64, moves="elements", bound=_where_bound,
         without="the data decide how many rows its result has",

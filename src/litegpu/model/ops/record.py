@@ -151,8 +151,8 @@ class Op:
     shape: ShapeRule | None = None
     #: The shape of the first result where only the official runtime knows it for sure, to hold it against the limits.
     estimate: Estimate | None = None
-    #: The largest shape of the first result where the data decide how many rows it has.
-    bound: Estimate | None = None
+    #: The shapes of the results where the data decide how many rows the first has: the most of that one.
+    bound: ShapeRule | None = None
     #: Whether each row of the result is made of a row of what it reads, which may be all its inputs, or is the second.
     by_rows: Literal["", "all", "second"] = ""
     #: Elementary operations, by options, shapes of the inputs and elements of the results; None, or no function, for
