@@ -226,3 +226,19 @@ def test_what_looks_at_other_rows_is_not_bounded_so_that_they_stay_ordered() -> 
     interpreter, cpu = opened(model.build()), official(model.build())
     arrays = [signs(6, 2), random(6, 4)]
     np.testing.assert_array_equal(run(interpreter, arrays)[0], run(cpu, arrays)[0])
+
+
+@pytest.mark.parametrize("backend", ["reference", "webgpu"])
+def test_a_size_that_is_known_after_all(backend: str) -> None:
+    """The places of a constant, among values that the model computes."""
+    model = ModelBuilder()
+    x = model.input("x", (6, 4))
+    chosen = model.op("WHERE", [model.constant(np.array([0, 1, 1, 0, 0, 1], np.bool_))], (3, 1), type=I64)
+    model.output(model.op("GATHER_ND", [model.op("NEG", [x], (6, 4)), chosen], (3, 4), type=F32))
+    interpreter, cpu = opened(model.build(), backend=backend), official(model.build())
+    np.testing.assert_array_equal(run(interpreter, [random(6, 4)])[0], run(cpu, [random(6, 4)])[0])
+
+
+def test_nothing_is_said_of_the_cpu_where_there_are_bounds(caplog: pytest.LogCaptureFixture) -> None:
+    opened(chosen_rows())
+    assert not [r for r in caplog.records if "WHERE" in r.getMessage()]

@@ -4,6 +4,7 @@ count (delegates/bounded.py)."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.registry import lowers
 from litegpu.model.ops.ordering import LONGEST
-from litegpu.model.types import TensorType
+from litegpu.model.types import Tensor, TensorType
 
 #: Elements of a row that are counted at once, and rows.
 _ROW, _MOST_ROWS = 256, 8192
@@ -23,36 +24,45 @@ _ROW, _MOST_ROWS = 256, 8192
 @lowers("WHERE")
 def where(ctx: OpContext) -> None:
     """The coordinates of what is not 0, in order, and how many there are."""
-    ctx.require(len(ctx.outputs) == 2, "the data decide the size of its result")
-    x = ctx.shape(0)
-    places, number = ctx.outputs
+    x, (places, *number) = ctx.shape(0), ctx.outputs
     count = math.prod(x)
     ctx.require(len(x) > 0, "a scalar has no coordinates")
-    ctx.check_shape((count, len(x)), places)
-    ctx.check_shape((1,), number)
+    rows = _rows(ctx, count)
+    ctx.check_shape((rows, len(x)), places)
     dtype = ctx.dtype(0)
     zero = Literal(0.0) if dtype is DType.FLOAT32 else whole(0)
     truth = Arg(0) if dtype is DType.BOOL else fn("ne", Arg(0), zero)
     flags = ctx.elementwise(fn("select", truth, whole(1), whole(0)), [ctx.reshaped(ctx.value(0), (1, 1, 1, count))],
                             ctx.intermediate((1, 1, 1, count), DType.INT32))  # fmt: skip
     totals = counted(ctx, flags, count)
-    found = ctx.add(Custom(NthPlace()), [totals], ctx.intermediate((1, 1, 1, count), DType.INT32))
-    column = ctx.reshaped(found, (1, 1, count, 1))
+    found = ctx.add(Custom(NthPlace()), [totals], ctx.intermediate((1, 1, 1, rows), DType.INT32))
+    column = ctx.reshaped(found, (1, 1, rows, 1))
     strides = np.array([math.prod(x[i + 1 :]) for i in range(len(x))], np.int32)
     operands = [column, ctx.builder.constant(strides), ctx.builder.constant(np.array(x, np.int32))]
     coordinate = fn("floor_mod", fn("floor_div", Arg(0), Arg(1)), Arg(2))
     ctx.elementwise(coordinate, operands, ctx.output_value(places))
-    ctx.copy(totals, [Slice((0, 0, 0, count - 1), (1, 1, 1, 1), (1, 1, 1, 1))], ctx.output_value(number))
+    _number(ctx, totals, count, number)
+
+
+def _rows(ctx: OpContext, count: int) -> int:
+    """How many rows the first result has: as many as there can be, or fewer if somebody knows how many there are."""
+    return min(count, *ctx.outputs[0].shape[:1])
+
+
+def _number(ctx: OpContext, totals: int, count: int, number: Sequence[Tensor]) -> None:
+    """The last of the totals is the result that says how many rows count, if there is one."""
+    for tensor in number:
+        ctx.check_shape((1,), tensor)
+        ctx.copy(totals, [Slice((0, 0, 0, count - 1), (1, 1, 1, 1), (1, 1, 1, 1))], ctx.output_value(tensor))
 
 
 @lowers("UNIQUE")
 def unique(ctx: OpContext) -> None:
     """Each element where it comes first, which of these each is, and how many there are."""
-    ctx.require(len(ctx.outputs) == 3, "the data decide the size of its result")
-    (count,) = ctx.shape(0)
-    values, which, number = ctx.outputs
-    for shape, output in (((count,), values), ((count,), which), ((1,), number)):
-        ctx.check_shape(shape, output)
+    (count,), (values, which, *number) = ctx.shape(0), ctx.outputs
+    rows = _rows(ctx, count)
+    ctx.check_shape((rows,), values)
+    ctx.check_shape((count,), which)
     ctx.require(count <= LONGEST, f"{count} elements: up to {LONGEST} are taken")
     ctx.require(ctx.tensor(0).type is not TensorType.INT64, "INT64, of which it has no form of two words")
     row, column = (1, 1, 1, count), (1, 1, count, 1)
@@ -64,12 +74,11 @@ def unique(ctx: OpContext) -> None:
     flags = fn("select", fn("eq", Arg(0), Arg(1)), whole(1), whole(0))
     new = ctx.elementwise(flags, [first, numbers[1]], ctx.intermediate(column, DType.INT32))
     totals = counted(ctx, ctx.reshaped(new, row), count)
-    places = ctx.add(Custom(NthPlace()), [totals], ctx.intermediate(row, DType.INT32))
-    lookup = Gather(1, 1, count, 1, count)
-    ctx.add(lookup, [ctx.reshaped(ctx.value(0), row), places], ctx.output_value(values))
-    ranks = ctx.add(lookup, [totals, first], ctx.intermediate(row, DType.INT32))
+    places = ctx.add(Custom(NthPlace()), [totals], ctx.intermediate((1, 1, 1, rows), DType.INT32))
+    ctx.add(Gather(1, 1, count, 1, rows), [ctx.reshaped(ctx.value(0), row), places], ctx.output_value(values))
+    ranks = ctx.add(Gather(1, 1, count, 1, count), [totals, first], ctx.intermediate(row, DType.INT32))
     ctx.elementwise(fn("sub", Arg(0), whole(1)), [ranks], ctx.output_value(which))
-    ctx.copy(totals, [Slice((0, 0, 0, count - 1), (1, 1, 1, 1), (1, 1, 1, 1))], ctx.output_value(number))
+    _number(ctx, totals, count, number)
 
 
 def counted(ctx: OpContext, flags: int, count: int) -> int:
