@@ -21,7 +21,7 @@ import numpy as np
 from cuda_measure import find_models, small_model
 
 import litegpu
-from litegpu import GpuDelegate, Interpreter
+from litegpu import GpuDelegate, Interpreter, native
 
 try:
     import resource
@@ -121,14 +121,25 @@ def measured(works: Sequence[Work], seconds: float) -> tuple[float, str, int]:
     for thread in threads:
         thread.start()
     barrier.wait()
-    before, usage, started = sum(counts), used(), time.perf_counter()
+    before, usage, asked, started = sum(counts), used(), baton(), time.perf_counter()
     time.sleep(seconds)
     count, took = sum(counts) - before, time.perf_counter() - started
+    turns = "".join(f", {name} {(now - asked[name]) / count:.2f}" for name, now in baton().items() if now > asked[name])
     switches, cpu = (now - then for now, then in zip(used(), usage, strict=True))
     stop.set()
     for thread in threads:
         thread.join()
-    return count / took, f"; per inference {switches / count:.2f} switches, {1e6 * cpu / count:.1f} us", sum(wrong)
+    return (
+        count / took,
+        f"; per inference {switches / count:.2f} switches, {1e6 * cpu / count:.1f} us{turns}",
+        sum(wrong),
+    )
+
+
+def baton() -> dict[str, int]:
+    """What threads did for Python's lock, where the library in C is there."""
+    library = native.find()
+    return {} if library is None else library.counts()
 
 
 def used() -> tuple[float, float]:

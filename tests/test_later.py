@@ -53,6 +53,12 @@ def test_what_a_model_from_the_cache_does_not_import(tmp_path: object) -> None:
     assert not imported & {*BUILDING, "litegpu.gpu.lower.recurrent", "litegpu.gpu.lower.convolution"}
 
 
+def test_the_gpu_s_own_modules_come_with_a_gpu() -> None:
+    """What litegpu itself imports delays the start of a GPU's driver."""
+    code = "import sys, litegpu; sys.exit(bool({'litegpu.gpu.graph', 'litegpu.gpu.program'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 @pytest.mark.parametrize("package", [lang, litegpu])
 def test_every_name_of_a_package_is_there(package: object) -> None:
     names: list[str] = package.__all__  # type: ignore[attr-defined]

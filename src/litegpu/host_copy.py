@@ -27,7 +27,7 @@ _THREADS = 8
 _NATIVE_THREADS = 16
 _ALIGNMENT = 4096
 #: Of copies that something follows, piece by piece.
-_LEAST_PIECE, _MOST_PIECES = 1 << 20, 32
+_LEAST_PIECE, _MOST_PIECES = 1 << 20, 16
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,7 @@ class Interpreter:
         self._turns.setting(tensor_index, self._engine.is_safe)
         value = native(value)
         freed = self._setup.freed
-        if is_given(self.model, tensor_index):
+        if self._setup.source.has_given_inputs and is_given(self.model, tensor_index):
             self._free_input(tensor_index)
         self._engine.set(tensor_index, value)
         if tensor_index in freed:

@@ -459,7 +459,14 @@ class LoadedModel:
         are not, or it has to be done another way."""
         slots = self._slots
         if slots is not None:
-            return None if self._spread is not None else slots.quick(args)
+            if self._spread is not None:
+                return None
+            if len(args) == 1 and type(args[0]) is dict:
+                given = args[0]
+                if len(given) != len(self._names) or not all(name in given for name in self._names):
+                    return None
+                args = [given[name] for name in self._names]
+            return slots.quick(args)
         if self._gpu_call is None:
             return None
         with self._lock:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from litegpu.errors import LiteGpuError
-from litegpu.gpu.backends.check import NUMPY
 from litegpu.model.state import keeps_values
 from litegpu.model.types import Model
 
@@ -79,6 +78,8 @@ class KernelSlot:
         note: Note,
         own: bool,
     ) -> None:
+        from litegpu.gpu.backends.check import NUMPY  # with the GPU graph, which has nothing to do without a GPU
+
         self._kernel, self._inputs, self._outputs, self._own = kernel, inputs, outputs, own
         places = tuple(inputs.values())
         self._places = tuple(outputs.values())
@@ -164,6 +165,7 @@ class Slots:
         self._inside: dict[object, None] = {}  # calls that are under way
         self._ended = False
         self._growing = threading.Lock()
+        self._last: dict[int, Slot] = {}  # that a thread was in, where there are several, by its number
         self._turn = 0
 
     def __len__(self) -> int:
@@ -196,24 +198,27 @@ class Slots:
         self._inside[token] = None
         if self._ended:
             return None
-        slot = self._slots[0]
-        return self._chosen() if slot.busy else slot
+        thread = threading.get_ident()
+        slot = self._last.get(thread, self._slots[0])
+        if slot.busy or len(self._inside) > len(self._slots):
+            slot = self._last[thread] = self._chosen(slot)
+        return slot
 
     def end(self) -> None:
         """Return when nobody is inside any more, and nobody gets in. The first slot stays, the others are closed."""
         self._ended = True
         while self._inside:
             time.sleep(1e-4)
+        self._last.clear()
         while len(self._slots) > 1:
             self._slots[-1].close()
             self._slots.pop()
 
-    def _chosen(self) -> Slot:
-        """A slot that is free, or the next one in turn."""
-        for slot in self._slots:
-            if not slot.busy:
-                return slot
-        if len(self._slots) < self._most and self._growing.acquire(blocking=False):
+    def _chosen(self, last: Slot) -> Slot:
+        """Where there are more calls than slots one more, else one that is free, the `last` one if that is, or the next
+        one in turn. Threads that wait for a slot are not counted by slots that are busy: one of those who come back
+        always finds the one that it has just let go of, while others are woken for it in vain."""
+        if len(self._inside) > len(self._slots) < self._most and self._growing.acquire(blocking=False):
             try:
                 self._slots.append(self._another())
                 return self._slots[-1]
@@ -222,6 +227,9 @@ class Slots:
                 self._most = len(self._slots)
             finally:
                 self._growing.release()
+        for slot in (last, *self._slots):
+            if not slot.busy:
+                return slot
         self._turn += 1
         return self._slots[self._turn % len(self._slots)]
 

@@ -126,6 +126,11 @@ API cuMemsetD8Async(uintptr_t p, unsigned char v, size_t n, Handle s) {
   if (!inside(device_memory, p, n)) return INVALID_VALUE;
   return enqueue(s, [=] { memset((void*)p, v, n); return SUCCESS; });
 }
+API cuStreamWriteValue32(Handle s, uintptr_t p, unsigned v, unsigned) {
+  IN_CONTEXT;
+  if (!inside(device_memory, p, 4) && !inside(host_memory, p, 4)) return INVALID_VALUE;
+  return enqueue(s, [=] { *(unsigned*)p = v; return SUCCESS; });
+}
 API cuMemcpyHtoDAsync(uintptr_t to, const void* from, size_t n, Handle s) {
   IN_CONTEXT;
   if (!inside(device_memory, to, n)) return INVALID_VALUE;

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -41,7 +42,7 @@ def test_every_thread_finishes(library: native.NativeLibrary, count: int) -> Non
             before = shared["number"]
             compute(20)
             shared["number"] = before + 1  # no other bytecode of ours runs in between but by Python's own switches
-            library.work(i % 7 * 5 * US)
+            library.work(i % 7 * 5 * US, i % 3 == 0)
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(100)
@@ -52,9 +53,10 @@ def test_every_thread_finishes(library: native.NativeLibrary, count: int) -> Non
     assert shared["number"] == rounds * count
 
 
-def test_nobody_starves(library: native.NativeLibrary) -> None:
+@pytest.mark.parametrize("keeps", [False, True])
+def test_nobody_starves(library: native.NativeLibrary, keeps: bool) -> None:
     """Sixteen threads that want the lock all the time: each one gets it again and again, at least every second (the
-    bound is a turn of 2 ms for each of the others and 60 ms, where there are processors to run on)."""
+    bound is a turn of 5 ms for each of the others and 60 ms, where there are processors to run on)."""
     stop = time.perf_counter() + 4
     longest = [0.0] * 16
 
@@ -62,7 +64,7 @@ def test_nobody_starves(library: native.NativeLibrary) -> None:
         last = time.perf_counter()
         while last < stop:
             compute(100)
-            library.work(5 * US)
+            library.work(5 * US, keeps)
             now = time.perf_counter()
             longest[number] = max(longest[number], now - last)
             last = now
@@ -71,8 +73,9 @@ def test_nobody_starves(library: native.NativeLibrary) -> None:
     assert max(longest) < 1, longest
 
 
+@pytest.mark.parametrize("keeps", [False, True])
 @pytest.mark.parametrize("other", ["computes", "sleeps"])
-def test_beside_threads_that_know_nothing_of_turns(library: native.NativeLibrary, other: str) -> None:
+def test_beside_threads_that_know_nothing_of_turns(library: native.NativeLibrary, other: str, keeps: bool) -> None:
     """They get the lock, and those who take turns as well."""
     stop = time.perf_counter() + 2
     done = {"turns": 0, "other": 0}
@@ -80,7 +83,7 @@ def test_beside_threads_that_know_nothing_of_turns(library: native.NativeLibrary
     def turns() -> None:
         while time.perf_counter() < stop:
             compute(50)
-            library.work(10 * US)
+            library.work(10 * US, keeps)
             done["turns"] += 1
 
     def beside() -> None:
@@ -115,6 +118,26 @@ def test_one_that_sleeps_while_it_has_the_turn(library: native.NativeLibrary) ->
     last = threading.Thread(target=sleeper)
     run_all([last, *(threading.Thread(target=others) for _ in range(4))])
     assert len(finished) == 4 and max(finished) < 2
+
+
+def test_a_short_call_keeps_the_lock(library: native.NativeLibrary) -> None:
+    """But not for long, where others wait."""
+    order: list[int] = []
+
+    def work(number: int) -> None:
+        stop = time.perf_counter() + 1
+        while time.perf_counter() < stop:
+            order.append(number)
+            library.work(5 * US, True)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(100)
+    try:
+        run_all([threading.Thread(target=work, args=(i,)) for i in range(2)])
+    finally:
+        sys.setswitchinterval(interval)
+    changes = sum(a != b for a, b in pairwise(order))
+    assert 5 < changes < len(order) / 10, (changes, len(order))
 
 
 def test_one_that_ends_with_the_turn(library: native.NativeLibrary) -> None:

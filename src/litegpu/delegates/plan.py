@@ -30,6 +30,7 @@ from litegpu.delegates.protocol import (
     Rehearses,
     ResetsVariables,
     SharesMemory,
+    TakesInputs,
     lacking,
 )
 from litegpu.delegates.variables import DeviceValue, Home, Variables, home
@@ -119,6 +120,7 @@ class Plan:
         self._variables = variables or Variables()
         self._homes: dict[Key, Home] = {}  # of variables that stay on a device
         self._given: dict[int, tuple[GivesOutputs, int]] = {}  # outputs that a kernel hands out, likewise
+        self._takers: dict[int, tuple[TakesInputs, int]] = {}  # inputs that a kernel can have early, likewise
         self._pending: list[_Step] = []  # whose results are perhaps still being computed
         try:
             for owner, partition in division.partitions:
@@ -161,7 +163,9 @@ class Plan:
         return self._unreachable
 
     def _borrow_inputs(self) -> None:
-        """Keep inputs that a single partition reads in that partition's own memory, if it has any for them."""
+        """Keep inputs that a single partition reads in that partition's own memory, if it has any for them; or else
+        have it take them early, if it does that."""
+        states = {state.before for state in self._states}
         for index, own in self._inputs.items():
             readers = [step for step in self._steps if index in step.inputs]
             lender = readers[0].kernel if len(readers) == 1 else None
@@ -173,6 +177,8 @@ class Plan:
                 )
             if memory is not None and (memory.shape, memory.dtype) == (own.shape, own.dtype):
                 self._inputs[index] = self._values[index] = memory
+            elif isinstance(lender, TakesInputs) and own.ndim and index not in states:
+                self._takers[index] = lender, readers[0].inputs.index(index)
 
     def _find_outputs(self, outputs: Sequence[int]) -> None:
         """The graph's outputs that no other partition reads: they need not leave the GPU, or not before they are asked
@@ -230,14 +236,16 @@ class Plan:
             self._untouched = frozenset()  # after an inference that fails there is no value
             values.clear()  # drops the views of CPU partitions, which could not run again otherwise
             values.update(self._inputs)
-            self._take_variables()
+            if self._states:
+                self._take_variables()
             for step in self._steps:
                 self.settle()
                 results = step.run([values[i] for i in step.inputs])
                 self._pending.append(step)
                 for index, result in zip(step.outputs, results, strict=True):
                     values[index] = result
-            self._keep_variables()
+            if self._states:
+                self._keep_variables()
         except BaseException:
             self._pending.clear()
             values.clear()
@@ -312,6 +320,11 @@ class Plan:
                 f"Cannot set tensor: Dimension mismatch. Got {got} but expected {expected} for dimension {axis} of "
                 f"input {index}."
             )
+        taker = self._takers.get(index)
+        if taker is not None and not self.viewed:
+            kernel, position = taker
+            if kernel.take_input(position, np.ascontiguousarray(array), memory):
+                return
         if array.flags.c_contiguous and array.ndim:
             copy_bytes(memory.reshape(-1).view(np.uint8), array.reshape(-1).view(np.uint8))
         else:
@@ -331,7 +344,9 @@ class Plan:
                 "read: it has not been computed yet, or it exists only inside a partition)"
             )
         self.settle()
-        if index in self._on_gpu:
+        if index in self._takers:
+            self._takers[index][0].return_inputs()
+        elif index in self._on_gpu:
             kernel, position = self._on_gpu[index]
             kernel.ensure_readable(position)
         elif index in self._given:

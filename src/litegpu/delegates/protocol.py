@@ -101,6 +101,18 @@ class LendsInputs(Protocol, metaclass=Ability):
 
 
 @runtime_checkable
+class TakesInputs(Protocol, metaclass=Ability):
+    """A kernel that can have an input where it computes before invoke(), so that it is copied once."""
+
+    def take_input(self, i: int, array: np.ndarray, own: np.ndarray) -> bool:
+        """Copy `array` to where invoke() needs input i, if that can be done now: invoke() then does not read `own`,
+        which it is given for that input, until return_inputs(). False: `own` counts."""
+
+    def return_inputs(self) -> None:
+        """Have all that take_input() took in its own array, which counts from now on."""
+
+
+@runtime_checkable
 class FinishesLater(Protocol, metaclass=Ability):
     """A kernel whose invoke() may return before its results are there."""
 

@@ -12,6 +12,7 @@ from litegpu.delegates.cpu import OfficialOptions
 from litegpu.errors import DelegateError, ModelError
 from litegpu.model.cut import described
 from litegpu.model.inline import inline_composites
+from litegpu.model.inputs import is_given
 from litegpu.model.ops.operands import OBJECTS
 from litegpu.model.reader import read_model
 from litegpu.model.types import Model, Operator, Tensor, TensorType
@@ -85,8 +86,17 @@ class ModelSource:
 
     def is_computed(self, index: int) -> bool:
         """Whether a tensor of the main subgraph exists, and is no constant."""
-        tensors = self.model.main.tensors
-        return 0 <= index < len(tensors) and not tensors[index].is_constant
+        computed = self._computed
+        return 0 <= index < len(computed) and computed[index]
+
+    @functools.cached_property
+    def _computed(self) -> tuple[bool, ...]:
+        return tuple(not tensor.is_constant for tensor in self.model.main.tensors)
+
+    @functools.cached_property
+    def has_given_inputs(self) -> bool:
+        """Whether an input has a value in the file."""
+        return any(is_given(self.model, i) for i in self.model.main.inputs)
 
     def is_result(self, index: int) -> bool:
         """Whether an inference changes the tensor."""

@@ -14,6 +14,10 @@ void *litegpu_leave(void);
 /* Have Python's lock again, as after PyEval_RestoreThread(): waits for the turn, awake if it comes soon. */
 void litegpu_come_back(void *state);
 
+/* Whether to keep Python's lock during native code that takes about so many nanoseconds, instead: where that is short, to
+   change threads takes longer, as what Python works with has to move from processor to processor. */
+int litegpu_keep(int64_t expected);
+
 /* Nanoseconds of a clock that only goes forward. */
 int64_t litegpu_now(void);
 

@@ -3,6 +3,7 @@
 
 #include "native.h"
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
 #include <time.h>
@@ -13,21 +14,24 @@ enum { SUCCESS = 0, NOT_READY = 600 };
 /* What a call comes to, besides errors of CUDA, which are given as their numbers below zero. */
 enum { DONE, NOT_DONE, NOT_FINITE, NOT_TAKEN };
 
-/* An input or output. `memory`: pinned, of the session's. `place`: of an output that the device is to copy to the
-   caller's array, which is pinned, where that is on the device; else 0. */
+/* An input or output. `memory`: pinned, of the session's. `place`: where one is on the device whose array the device can
+   read or write itself, so that it is copied between these two; else 0. */
 typedef struct port { void *memory; size_t bytes; uint64_t place; } port;
 
 typedef struct floats { const uint32_t *first; size_t count; } floats;
 
 typedef struct call {
   int (*push)(void *), (*pop)(void **), (*launch)(void *, void *), (*query)(void *);
-  int (*copy_out)(void *, uint64_t, size_t, void *);
+  int (*copy_in)(uint64_t, const void *, size_t, void *), (*copy_out)(void *, uint64_t, size_t, void *);
+  int (*write)(void *, uint64_t, uint32_t, unsigned); /* cuStreamWriteValue32; NULL: the stream is asked instead */
   void *context, *graph, *stream;
   void *look; /* a graph that writes to `not_finite` whether outputs on the device are; NULL: there is none to look at */
   volatile uint32_t *not_finite;
+  volatile uint32_t *ended; /* where the device writes the number of an inference behind it */
   const port *inputs, *outputs;
   const floats *watched; /* results in the session's memory that are looked at */
   int inputs_count, outputs_count, watched_count;
+  uint32_t number, reserved;
   int64_t spin; /* nanoseconds that a wait lasts at the most */
   /* Nanoseconds of the last inference: to copy inputs, to launch, to wait, to copy outputs. */
   int64_t wrote, submitted, waited, read;
@@ -35,6 +39,9 @@ typedef struct call {
 
 /* The head of a Py_buffer, which is part of Python's stable ABI, with room for the rest. */
 typedef struct view { void *data; void *owner; ptrdiff_t bytes; void *rest[12]; } view;
+
+/* Nanoseconds that a wait keeps Python's lock at the most. */
+#define KEPT 60000
 
 enum { WRITABLE = 1 };
 enum { MOST = 32 };
@@ -45,18 +52,30 @@ static int is_finite(const floats *values) {
   return !found;
 }
 
-static int waited(call *own) {
-  int64_t begin = litegpu_now(), now = begin;
+/* Whether the last inference is done, SUCCESS, or NOT_READY, or an error. To ask the stream keeps others from it. */
+static int looked(call *own) {
+  if (own->write == NULL) return own->query(own->stream);
+  int done = *own->ended == own->number;
+  atomic_thread_fence(memory_order_acquire);
+  return done ? SUCCESS : NOT_READY;
+}
+
+/* `state`: of who keeps Python's lock, NULL; that is let go of where it takes longer than was expected. */
+static int waited(call *own, void **state) {
+  int64_t begin = litegpu_now(), passed = 0;
   int awake = litegpu_awake(), error;
-  while ((error = own->query(own->stream)) == NOT_READY && (now = litegpu_now()) - begin < own->spin) {
+  while ((error = looked(own)) == NOT_READY && passed < own->spin) {
     if (awake) {
       litegpu_relax();
     } else {
       struct timespec pause = {0, 20000};
       nanosleep(&pause, NULL);
     }
+    passed = litegpu_now() - begin;
+    if (*state == NULL && passed > KEPT) *state = litegpu_leave();
   }
   if (awake) litegpu_sleepy();
+  if (error == NOT_READY) error = own->query(own->stream);
   own->waited = litegpu_now() - begin;
   return error;
 }
@@ -64,16 +83,25 @@ static int waited(call *own) {
 static int begun(call *own, const view *given) {
   int64_t begin = litegpu_now(), copied;
   for (int i = 0; i < own->inputs_count; i++) {
-    if (given[i].data != NULL) memcpy(own->inputs[i].memory, given[i].data, own->inputs[i].bytes);
+    const port *one = &own->inputs[i];
+    if (given[i].data != NULL && one->place == 0) litegpu_stage_large(one->memory, given[i].data, one->bytes);
   }
   own->wrote = (copied = litegpu_now()) - begin;
   if (own->look != NULL) *own->not_finite = 0;
-  int error = own->launch(own->graph, own->stream);
+  int error = SUCCESS;
+  for (int i = 0; error == SUCCESS && i < own->inputs_count; i++) {
+    const port *one = &own->inputs[i];
+    if (one->place != 0) error = own->copy_in(one->place, given[i].data, one->bytes, own->stream);
+  }
+  if (error == SUCCESS) error = own->launch(own->graph, own->stream);
   if (error == SUCCESS && own->look != NULL) error = own->launch(own->look, own->stream);
   for (int i = 0; error == SUCCESS && i < own->outputs_count; i++) {
     const port *one = &own->outputs[i];
     if (one->place == 0) continue;
     error = own->copy_out(given[own->inputs_count + i].data, one->place, one->bytes, own->stream);
+  }
+  if (error == SUCCESS && own->write != NULL) {
+    error = own->write(own->stream, (uint64_t)(uintptr_t)own->ended, ++own->number, 0);
   }
   own->submitted = litegpu_now() - copied;
   return error;
@@ -121,15 +149,16 @@ static object *called(object *self, object *const *arrays, ptrdiff_t count, int 
   int held = 0, result = NOT_TAKEN;
   if (own != NULL && count == own->inputs_count + own->outputs_count && count <= MOST &&
       viewed(own, arrays, views, &held)) {
-    void *state = litegpu_leave(), *popped;
+    int64_t expected = own->wrote + own->submitted + own->waited + own->read;
+    void *state = first && litegpu_keep(expected) ? NULL : litegpu_leave(), *popped;
     int error = own->push(own->context);
     if (error == SUCCESS) {
       if (first) error = begun(own, views);
-      if (error == SUCCESS) error = waited(own);
+      if (error == SUCCESS) error = waited(own, &state);
       own->pop(&popped);
     }
     result = error == NOT_READY ? NOT_DONE : error != SUCCESS ? -error : ended(own, views);
-    litegpu_come_back(state);
+    if (state != NULL) litegpu_come_back(state);
   }
   for (int i = 0; i < held; i++) {
     if (views[i].owner != NULL) python.release_buffer(&views[i]);

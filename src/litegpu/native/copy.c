@@ -9,11 +9,12 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stddef.h>
-#include <string.h>
 
 #define HELPERS 15
 #define MOST_PARTS 256
-#define LEAST_PART ((size_t)256 << 10)
+#define LEAST_PART ((size_t)128 << 10)
+#define SHARE ((size_t)384 << 10) /* of a copy in an inference that is short, for each thread */
+#define LEAST_SENT ((size_t)2 << 20) /* a copy of the device's takes 4 us before it moves anything */
 #define PAGE 4096
 #define PATIENCE 2000 /* steps of waiting awake, before others get the processor */
 
@@ -35,17 +36,16 @@ static struct {
   pthread_mutex_t lock; /* of everything here, and of each job's `helpers` */
   pthread_cond_t work;
   job *jobs;
-  int helpers;
+  int helpers, processors;
 } pool;
 
-static void reset(void) {
+void litegpu_copy_start(int processors) {
   pool.jobs = NULL;
   pool.helpers = 0;
+  pool.processors = processors;
   pthread_mutex_init(&pool.lock, NULL);
   pthread_cond_init(&pool.work, NULL);
 }
-
-void litegpu_copy_start(void) { reset(); }
 
 /* Do the next part; whether there was one. */
 static int do_part(job *own) {
@@ -54,12 +54,17 @@ static int do_part(job *own) {
   size_t begin = (size_t)i * own->part, left = own->size - begin;
   size_t size = left < own->part ? left : own->part;
   if (own->source != NULL) {
-    memcpy(own->target + begin, own->source + begin, size);
+    litegpu_stage(own->target + begin, own->source + begin, size);
   } else {
     for (size_t at = 0; at < size; at += PAGE) ((volatile char *)own->target)[begin + at] = 0;
   }
   atomic_store_explicit(&own->done[i], 1, memory_order_release);
   return 1;
+}
+
+/* Wake two, who wake two each, as to wake somebody takes a while; with the lock held. */
+static void wake_some(job *one) {
+  for (int i = 0; i < 2 && one->helpers + i < one->most_helpers; i++) pthread_cond_signal(&pool.work);
 }
 
 static void *help(void *unused) {
@@ -75,6 +80,7 @@ static void *help(void *unused) {
       continue;
     }
     one->helpers++;
+    wake_some(one);
     pthread_mutex_unlock(&pool.lock);
     while (do_part(one)) {}
     pthread_mutex_lock(&pool.lock);
@@ -102,7 +108,7 @@ static void publish(job *own) {
   employ(own->most_helpers);
   own->following = pool.jobs;
   pool.jobs = own;
-  if (own->most_helpers > 0) pthread_cond_broadcast(&pool.work);
+  wake_some(own);
   pthread_mutex_unlock(&pool.lock);
 }
 
@@ -120,35 +126,49 @@ static void withdraw(job *own) {
   pthread_mutex_unlock(&pool.lock);
 }
 
-/* Copy `size` bytes with so many threads, this one among them; or, without a `source`, have the pages of the target
-   there, whose content is anything then, which takes longer than to write to them. With `send`, all of them are put on the stream as well,
-   by this thread, from where they were copied to: to `device` on. What `send` answered first that was not 0; then not
-   all is sent. With Python's lock held, which it lets go of. */
-PUBLIC int litegpu_copy(void *target, const void *source, size_t size, int threads, send_function send, uint64_t device,
-                        void *stream) {
+static int run(void *target, const void *source, size_t size, int threads, send_function send, uint64_t device,
+               void *stream) {
   job own = {.target = target, .source = source, .size = size};
   size_t part = size / MOST_PARTS + 1;
   if (part < LEAST_PART) part = LEAST_PART;
   own.part = (part + PAGE - 1) / PAGE * PAGE;
   own.count = (int)((size + own.part - 1) / own.part);
   own.most_helpers = (threads < own.count ? threads : own.count) - 1;
-  void *state = litegpu_leave();
   if (own.most_helpers > 0) publish(&own);
-  int sent = 0, error = 0, waited = 0;
-  while (sent < own.count) {
-    int first = sent;
-    while (sent < own.count && atomic_load_explicit(&own.done[sent], memory_order_acquire)) sent++;
-    if (sent > first) {
-      size_t begin = (size_t)first * own.part, end = (size_t)sent * own.part;
-      if (end > size) end = size;
-      if (send != NULL && error == 0) error = send(device + begin, own.target + begin, end - begin, stream);
-      waited = 0;
+  int ready = 0, error = 0, waited = 0;
+  size_t sent = 0;
+  while (sent < size) {
+    while (ready < own.count && atomic_load_explicit(&own.done[ready], memory_order_acquire)) ready++, waited = 0;
+    size_t end = ready < own.count ? (size_t)ready * own.part : size;
+    if (end == size || (send != NULL && end - sent >= LEAST_SENT)) {
+      if (send != NULL && error == 0) error = send(device + sent, own.target + sent, end - sent, stream);
+      sent = end;
     } else if (!do_part(&own)) {
       litegpu_relax();
       if (++waited > PATIENCE) sched_yield();
     }
   }
   if (own.most_helpers > 0) withdraw(&own);
+  return error;
+}
+
+void litegpu_stage_large(void *to, const void *from, size_t bytes) {
+  int threads = bytes / SHARE < (size_t)pool.processors ? (int)(bytes / SHARE) : pool.processors;
+  if (threads < 2) {
+    litegpu_stage(to, from, bytes);
+  } else {
+    run(to, from, bytes, threads, NULL, 0, NULL);
+  }
+}
+
+/* Copy `size` bytes with so many threads, this one among them; or, without a `source`, have the pages of the target
+   there, whose content is anything then, which takes longer than to write to them. With `send`, all of them are put on
+   the stream as well, by this thread, from where they were copied to: to `device` on. What `send` answered first that
+   was not 0; then not all is sent. With Python's lock held, which it lets go of. */
+PUBLIC int litegpu_copy(void *target, const void *source, size_t size, int threads, send_function send, uint64_t device,
+                        void *stream) {
+  void *state = litegpu_leave();
+  int error = run(target, source, size, threads, send, device, stream);
   litegpu_come_back(state);
   return error;
 }

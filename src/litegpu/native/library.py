@@ -37,8 +37,7 @@ class NativeLibrary:
             "copy", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p,
             ctypes.c_uint64, ctypes.c_void_p,
         )  # fmt: skip
-        #: Computes for so many nanoseconds, without Python's lock.
-        self.work = self.function("work", None, ctypes.c_int64)
+        self._work = self.function("work", None, ctypes.c_int64, ctypes.c_int)
         self._begin()
         fork.follow(self)
 
@@ -55,6 +54,10 @@ class NativeLibrary:
             raise OSError(f"{self.path} is of another version of litegpu: remove it")
         made = self.function("call", ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
         return made(ctypes.addressof(call), 1), made(ctypes.addressof(call), 0)
+
+    def work(self, nanoseconds: int, keeps: bool = False) -> None:
+        """Compute for so long, without Python's lock; `keeps`: with it where that is quicker, as a short call does."""
+        self._work(nanoseconds, keeps)
 
     def counts(self) -> dict[str, int]:
         """How often threads asked Python for its lock after they had waited for the turn, did so as one turn lasted

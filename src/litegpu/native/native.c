@@ -10,14 +10,15 @@ PUBLIC int litegpu_start(const struct python *functions, size_t size, int proces
   if (size != sizeof python) return 1;
   python = *functions;
   litegpu_baton_start(processors);
-  litegpu_copy_start();
+  litegpu_copy_start(processors);
   return 0;
 }
 
-/* Let go of Python's lock and compute for so many nanoseconds, as a native call does. With Python's lock held. */
-PUBLIC void litegpu_work(int64_t nanoseconds) {
-  void *state = litegpu_leave();
+/* Compute for so many nanoseconds, as a native call does: without Python's lock, or with it if `keeps` and turns allow.
+   With Python's lock held. */
+PUBLIC void litegpu_work(int64_t nanoseconds, int keeps) {
+  void *state = keeps && litegpu_keep(nanoseconds) ? NULL : litegpu_leave();
   int64_t begin = litegpu_now();
   while (litegpu_now() - begin < nanoseconds) litegpu_relax();
-  litegpu_come_back(state);
+  if (state != NULL) litegpu_come_back(state);
 }

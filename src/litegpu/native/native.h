@@ -5,6 +5,8 @@
 
 #include "baton.h"
 
+#include <stddef.h>
+
 typedef struct object object; /* a PyObject */
 
 /* A PyMethodDef. */
@@ -27,12 +29,18 @@ struct python {
 
 extern struct python python;
 
+/* memcpy(), of memory that the device reads next. */
+void litegpu_stage(void *to, const void *from, size_t bytes);
+
+/* The same, by several threads where that is quicker. */
+void litegpu_stage_large(void *to, const void *from, size_t bytes);
+
 /* As library.py gets to know it: `processors` that this process may use. Once more in the child of a fork, where the
    threads of the parent do not wait. */
 void litegpu_baton_start(int processors);
 
 /* The same for copies. */
-void litegpu_copy_start(void);
+void litegpu_copy_start(int processors);
 
 /* How often a thread asked Python after it had waited; asked, as one turn lasted long; fell asleep; let others in. */
 enum { ASKED, STOLEN, SLEPT, RESTED, COUNTS };

@@ -448,6 +448,27 @@ def test_variables_do_not_notice_that_buffers_are_bound(device: Device, session:
         assert [infer(one, ones)[0] for _ in wanted] == wanted
 
 
+def test_the_last_results_stay_when_buffers_are_bound(device: Device, session: Build) -> None:
+    """Bound or not, and while an input is bound."""
+    one, other = session(affine(device, 3, in_place=True)), session(affine(device, 3))
+    if not isinstance(one, Binder) or not isinstance(other, Binder):
+        pytest.skip(f"{device.info.name} takes no buffers")
+    given, made = (one.examine(s.output_buffer(0, (1, 1, 1, COUNT)), "", output=True).resource for s in (other, one))
+    other.bind("output", 0, given, "")
+    infer(other, X)
+    one.bind("input", 0, given, "")
+    for _ in range(3):
+        one.run()
+    wanted = 8 * (8 * X + 7) + 7
+    np.testing.assert_allclose(output(one), wanted, rtol=1e-5, atol=1e-5)
+    one.bind("output", 0, made, "")
+    one.fill_bound_output(0)
+    np.testing.assert_allclose(output(one), wanted, rtol=1e-5, atol=1e-5)
+    one.bind("output", 0, None, "")
+    one.bind("input", 0, None, "")
+    np.testing.assert_allclose(infer(one, X), 8 * X + 7, rtol=1e-5, atol=1e-5)
+
+
 def test_inputs_in_the_session_s_memory(device: Device, session: Build) -> None:
     one = session(affine(device), "passive")
     if isinstance(one, InputLender):

@@ -62,6 +62,7 @@ class GpuKernel:
         self._lock: threading.Lock | fork.Refusal = threading.Lock()
         fork.follow(self)
         self._lent: dict[int, np.ndarray] = {}  # inputs in the session's own memory
+        self._taken: dict[int, np.ndarray] = {}  # inputs that the session has already, and the arrays that do not
         self._pending = False
         self._attempt = attempt  # None for programs in float32
         self._why = why  # it has the arithmetic that it has, for the report
@@ -171,6 +172,34 @@ class GpuKernel:
         self._lent[i] = memory.reshape(self.input_shapes[i])
         return self._lent[i]
 
+    def take_input(self, i: int, array: np.ndarray, own: np.ndarray) -> bool:
+        """See protocol.TakesInputs."""
+        with self._lock:
+            self._taken.pop(i, None)
+            if self._caller is not None or self._keeper is None or self.wait is WaitType.DO_NOT_WAIT:
+                return False
+            port = self.program.inputs[i]
+            if ("input", i) in self.bound or any(self._parted[i : i + 1]) or array.dtype != NUMPY[port.dtype]:
+                return False
+            try:
+                self._follow()
+                self.session.write(i, array)
+            except DeviceError:
+                return False  # invoke() says so
+            self._taken[i] = own
+            return True
+
+    def return_inputs(self) -> None:
+        """See protocol.TakesInputs."""
+        with self._lock:
+            self._return_inputs()
+
+    def _return_inputs(self) -> None:
+        for i, own in list(self._taken.items()):
+            assert self._keeper is not None
+            own[...] = self._keeper.given(i).reshape(own.shape)
+            del self._taken[i]
+
     def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
         with self._lock:
             self._follow()
@@ -194,7 +223,8 @@ class GpuKernel:
                     self._given = None
                 return self._results
             for i, array in enumerate(inputs):
-                if array is not lent.get(i) and ("input", i) not in self.bound:
+                if array is not lent.get(i) and array is not self._taken.get(i) and ("input", i) not in self.bound:
+                    self._taken.pop(i, None)
                     self.write(i, array)
                     self._keep(i, array)
             self._given = None if self.wait is WaitType.DO_NOT_WAIT else inputs
@@ -244,6 +274,7 @@ class GpuKernel:
         DeviceError if it does not fit."""
         with self._lock:
             self._finish()
+            self._return_inputs()
             shape = self.bound_shape(kind, i, tensor)
             if shape != tensor.shape and getattr(buffer, "shape", None) != tensor.shape:
                 tensor = dataclasses.replace(tensor, shape=shape)  # else the elements lie there as they are
@@ -482,6 +513,7 @@ class GpuKernel:
 
     def _begin(self, inputs: Mapping[int, np.ndarray], outputs: Sequence[int]) -> None:
         self._follow()
+        self._return_inputs()
         for i, array in inputs.items():
             self.write(i, array)
             self._keep(i, array)
@@ -540,6 +572,7 @@ class GpuKernel:
             self._watch()
 
     def _made_again(self, attempt: SecondAttempt, results: list[np.ndarray]) -> list[np.ndarray] | None:
+        self._return_inputs()
         inputs = self._last_inputs()
         if self.program.variables:
             attempt.give_up("the model keeps variables, which the inference has changed")
@@ -583,6 +616,7 @@ class GpuKernel:
             self._go_on_with(attempt.program, self._open(attempt.program))
 
     def _go_on_with(self, program: Program, session: Session) -> None:
+        self._return_inputs()
         self._ready.clear()
         self._lent.clear()  # the memory that was lent is still written to, but copied from now on
         self._kept.clear()

@@ -46,6 +46,7 @@ from litegpu.gpu.graph.ops import (
     Resize2D,
     SeparableConv2D,
     Softmax,
+    SqueezedConv2D,
     TransposeConv2D,
 )
 
@@ -92,6 +93,7 @@ __all__ = [
     "Shape",
     "Slice",
     "Softmax",
+    "SqueezedConv2D",
     "Step",
     "Take",
     "Tile",

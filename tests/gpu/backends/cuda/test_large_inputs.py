@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import litegpu
-from litegpu import host_copy, native
+from litegpu import fork, host_copy, native
 from litegpu.model.builder import ModelBuilder
 
 pytestmark = pytest.mark.cuda
@@ -56,6 +57,14 @@ def numbers(seed: int) -> np.ndarray:
 
 def is_right(model: litegpu.LoadedModel, x: np.ndarray) -> bool:
     return np.array_equal(model(x), x.max(2) + 1)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays are registered before the call that does so goes on."""
+    from litegpu.gpu.backends.cuda import registered
+
+    monkeypatch.setattr(registered, "leave", lambda work: work())
 
 
 @pytest.fixture
@@ -134,6 +143,7 @@ def test_interrupted_anywhere_the_next_call_is_right(model: litegpu.LoadedModel)
         assert is_right(model, numbers(20 + seed))
 
 
+@pytest.mark.usefixtures("at_once")
 def test_arrays_that_come_again_are_read_where_they_are(model: litegpu.LoadedModel, pieces: list[Any]) -> None:
     x, found = numbers(0), registered(model)
     before = found.held
@@ -151,6 +161,42 @@ def test_arrays_that_come_again_are_read_where_they_are(model: litegpu.LoadedMod
     assert found.held == before, "memory is let go of before it is freed"
 
 
+def test_arrays_are_registered_in_the_background(
+    model: litegpu.LoadedModel, pieces: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls go on meanwhile; an array that nobody has any more is let go of when that is done."""
+    from litegpu.gpu.backends.cuda import registered as module
+
+    x, found = numbers(0), registered(model)
+    jobs: list[Any] = []
+    before = found.held
+    monkeypatch.setattr(module, "leave", jobs.append)
+    for _ in range(6):
+        assert is_right(model, x)
+    assert len(pieces) == 6 and len(jobs) == 1 and found.held == before + x.nbytes
+    thread = threading.Thread(target=jobs.pop())
+    thread.start()
+    thread.join()
+    assert is_right(model, x) and len(pieces) == 6
+    y = numbers(1)
+    for _ in range(4):
+        assert is_right(model, y)
+    job = jobs.pop()
+    del y
+    gc.collect()
+    assert found.held == before + 2 * x.nbytes, "the job has it"
+    job()
+    del job
+    gc.collect()
+    assert found.held == before + x.nbytes
+    z = numbers(2)
+    for _ in range(4):
+        assert is_right(model, z)
+    monkeypatch.setattr(fork, "_count", fork.count() + 1)
+    jobs.pop()()
+    assert is_right(model, z) and found.held == before, "what was registered before the fork, and meanwhile"
+
+
 def test_what_others_own_is_copied(model: litegpu.LoadedModel, pieces: list[Any]) -> None:
     x = np.frombuffer(bytearray(numbers(3).tobytes()), np.float32).reshape(SHAPE)
     for _ in range(6):
@@ -158,11 +204,10 @@ def test_what_others_own_is_copied(model: litegpu.LoadedModel, pieces: list[Any]
     assert len(pieces) == 6
 
 
+@pytest.mark.usefixtures("at_once")
 def test_nothing_stays_registered_after_a_fork(
     model: litegpu.LoadedModel, pieces: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from litegpu import fork
-
     x, found = numbers(0), registered(model)
     before = found.held
     for _ in range(5):

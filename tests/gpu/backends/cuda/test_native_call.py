@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from interrupts import Interruptions
 
 import litegpu
 from litegpu import GpuDelegate, Interpreter, native
-from litegpu.gpu.backends.cuda import native_call
+from litegpu.gpu.backends.cuda import native_call, plain_calls
 from litegpu.gpu.backends.cuda.native_call import NativeCall
 from litegpu.gpu.backends.cuda.session_base import CudaSessionBase
 from litegpu.gpu.backends.waiting import wait_until
@@ -84,7 +85,7 @@ def model() -> Iterator[Any]:
         yield opened
 
 
-@pytest.mark.parametrize("shape", [SHAPE, LARGE])
+@pytest.mark.parametrize("shape", [SHAPE, (1, 83, 101, 3), LARGE])
 def test_calls_of_a_model(counted: Counted, shape: tuple[int, ...]) -> None:
     with litegpu.load(content(shape), "cuda") as model:
         check(model, 0, shape)
@@ -182,7 +183,6 @@ def test_what_takes_longer_is_waited_for_elsewhere(monkeypatch: pytest.MonkeyPat
             self.all, self.rest = begun, ended
 
         monkeypatch.setattr(NativeCall, "__init__", short)
-        session._finish()
         session._forget_plain()
         for i in range(5):
             check(model, i, LARGE)
@@ -190,22 +190,61 @@ def test_what_takes_longer_is_waited_for_elsewhere(monkeypatch: pytest.MonkeyPat
         assert session.stats["wait"] > 0 and not session.launcher.running
 
 
-def test_passive_waits_do_not_spin_where_they_are_long(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passive_waits_do_not_spin_where_they_are_long(model: Any) -> None:
     route = only_kernel(model)
     assert route is not None
     session: Any = route.kernel.session
     check(model)
     check(model)
-    call = session._plain
-    session.launcher.running = True
-    monkeypatch.setattr(session, "_await", lambda: wait_until(iter([0, 0, 1]).__next__, expected=0.01))
+    (call,) = session._plain._calls
     x, y = items(0)
-    session._rest_of(call, [x, y, *call.targets()])
+    session._plain._rest_of(call, [x, y, *call.targets()], lambda: wait_until(iter([0, 0, 1]).__next__, expected=0.01))
     assert call._call.spin == 0 and session.stats["wait"] >= 2e-3
-    monkeypatch.setattr(session, "_await", lambda: None)
-    session._rest_of(call, [x, y, *call.targets()])
+    session._plain._rest_of(call, [x, y, *call.targets()], lambda: None)
     assert call._call.spin == 2_000_000
-    session.launcher.running = False
+
+
+def test_inputs_that_come_again_are_read_where_they_are() -> None:
+    """And those in pinned memory, but not others; what the caller changes in between is seen."""
+    with litegpu.load(content(LARGE), "cuda") as model:
+        route = only_kernel(model)
+        assert route is not None
+        session: Any = route.kernel.session
+        x, y = items(0, LARGE)
+        pinned = model.empty_input("x")
+        seen = set()
+        registered = session._pools.registered
+        for i in range(150):
+            while i == 100 and not (registered.has(x) and registered.has(y)):  # in the background
+                time.sleep(1e-3)
+            x[...] = pinned[...] = i
+            given = (x, x.copy(), pinned)[i % 3]
+            found = model(given, y)
+            assert np.array_equal(found["sum"], i + y) and np.array_equal(found["abs"], np.full(LARGE, i, np.float32))
+            if session._plain is not None:
+                seen.add((i % 3, session._plain._calls[-1].in_place))
+        assert {(0, (0, 1)), (1, (1,)), (2, (0, 1)), (1, ()), (2, (0,))} <= seen
+        assert not any(kind == 1 and 0 in places for kind, places in seen), "an array that was never seen"
+        assert registered.held == x.nbytes + y.nbytes
+        del x, given
+        gc.collect()
+        assert registered.held == y.nbytes
+
+
+def test_many_kinds_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few are kept."""
+    monkeypatch.setattr(plain_calls, "_MOST_CALLS", 2)
+    one = Interpreter(model_content=content(), experimental_delegates=[GpuDelegate(backend="cuda")])
+    one.allocate_tensors()
+    places = {d["name"]: d["index"] for d in (*one.get_input_details(), *one.get_output_details())}
+    for i in range(12):
+        x, y = items(i)
+        one.set_tensor(places["x"], x)
+        one.set_tensor(places["a"], y)
+        one.invoke()
+        for name in (("sum",), ("abs",), ("sum", "abs"))[i % 3]:
+            assert np.array_equal(one.get_tensor(places[name]), x + y if name == "sum" else np.abs(x))
+    one.close()
 
 
 def test_stats(model: Any) -> None:
@@ -255,7 +294,7 @@ def test_an_error_of_the_device(model: Any, monkeypatch: pytest.MonkeyPatch) -> 
     route = only_kernel(model)
     assert route is not None
     session: Any = route.kernel.session
-    monkeypatch.setattr(session._plain, "all", lambda *_: -700)
+    monkeypatch.setattr(session._plain._calls[-1], "all", lambda *_: -700)
     try:
         with pytest.raises(litegpu.LiteGpuError, match=r"the inference failed: .*; the program's kernels are"):
             model(*items(0))
@@ -378,3 +417,26 @@ def test_kernels_with_other_arithmetic_take_no_plain_arrays() -> None:
             assert np.array_equal(model(np.arange(8, dtype=np.float16)[None]), np.arange(8, dtype=np.float32)[None])
             with pytest.raises(litegpu.TensorError):
                 model(np.full((1, 8), 0.1, np.float32))
+
+
+@pytest.mark.parametrize("shape", [(1, 401, 499, 1), (1, 701, 577, 1)], ids=str)
+def test_inputs_that_several_threads_copy(counted: Counted, shape: tuple[int, ...]) -> None:
+    """Of no whole number of parts, by several callers at once."""
+    wrong: list[BaseException] = []
+    with litegpu.load(content(shape), "cuda") as model:
+        check(model, 0, shape)
+
+        def work(first: int) -> None:
+            try:
+                for number in range(first, first + 4):
+                    check(model, number, shape)
+            except BaseException as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=work, args=(10 * i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+            assert not thread.is_alive()
+    assert not wrong and counted.calls > counted.others

@@ -15,6 +15,7 @@ from litegpu.errors import DeviceError, OptionError
 from litegpu.gpu.backends.webgpu import adapters as webgpu_adapters
 from litegpu.gpu.backends.webgpu import device as webgpu
 from litegpu.gpu.backends.webgpu.adapters import AdapterInfo, choose_adapter, install_advice, list_adapters
+from litegpu.gpu.backends.webgpu.units import multiprocessors
 from litegpu.gpu.lang.features import Features
 
 
@@ -119,3 +120,25 @@ def test_no_driver_gives_an_error_with_advice_and_nothing_on_stderr() -> None:
 def test_a_whole_session_prints_nothing(device: webgpu.WebGpuDevice) -> None:
     done = _run_python("from litegpu.gpu.backends.webgpu.device import open_device\nopen_device()\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    "name, units",
+    [
+        ("NVIDIA H200", 132),
+        ("NVIDIA L40S", 142),
+        ("NVIDIA L4", 58),
+        ("NVIDIA A10G", 72),
+        ("NVIDIA A100-SXM4-80GB", 108),
+        ("NVIDIA RTX 6000 Ada Generation", 142),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", 60),
+        ("NVIDIA GeForce RTX 4070", 46),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 85),
+        ("NVIDIA Quadro of tomorrow", 40),
+        ("AMD Radeon RX 7900 XTX (RADV NAVI31)", 0),
+        ("Apple M4 Max", 0),
+        ("", 0),
+    ],
+)
+def test_multiprocessors_by_name(name: str, units: int) -> None:
+    assert multiprocessors(name) == units

@@ -19,14 +19,16 @@ from litegpu.gpu.backends.contract import DeviceInfo
 from litegpu.gpu.backends.cuda.compile import compile_kernels
 from litegpu.gpu.backends.cuda.driver import CudaContext, checked, make_wait, synchronize
 from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions
-from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_VARIABLE, WAIT, latency_bound
+from litegpu.gpu.backends.cuda.overlap import (
+    PROGRAMMATIC_VARIABLE,
+    SHARED_MEMORY_PERCENT,
+    WAIT,
+    latency_bound,
+)
 from litegpu.gpu.backends.cuda.requirements import CONDITIONAL, PROGRAMMATIC
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import KernelCode, Program
 
-#: How much of a multiprocessor's fast memory is shared memory rather than cache, in percent, where kernels overlap.
-#: The same for all: a kernel joins only one with the same division, and changing it empties the multiprocessor.
-SHARED_MEMORY_PERCENT = 50
 #: What every device has without asking; a kernel may ask for more with KernelCode.shared_bytes.
 _PLAIN_SHARED_BYTES = 48 << 10
 _NUDGE_BYTES = 256

@@ -72,14 +72,17 @@ class Launcher:
         self._done: Any = checked(driver.cuEventCreate(flags), "cuEventCreate")  # that a wait sleeps on
 
     @property
-    def plain_handles(self) -> tuple[int, int] | None:
-        """The graph and the stream of an inference whose ports are all in the session's own host memory; None if that
-        is not what an inference is."""
-        special = self._stepwise or self._bindings or self._inputs.in_place or self._inputs.sent
-        return None if special else self._handles
+    def is_plain(self) -> bool:
+        """Whether an inference is a graph, all ports of which are in the session's own host memory."""
+        return not (self._stepwise or self._bindings or self._inputs.in_place or self._inputs.sent)
+
+    @property
+    def stream(self) -> Any:
+        """Of the session."""
+        return self._stream
 
     def launched(self) -> None:
-        """The graph of `plain_handles` is launched next, by others, or perhaps has been."""
+        """An inference is launched next on the session's stream, by others, or perhaps has been."""
         self.working, self.running = self._stream, True
 
     def fail(self, error: int) -> DeviceError:

@@ -23,7 +23,8 @@ _ALIGNMENT = 256
 class SessionMemory:
     """Of one program. The device's context must be current in every method. `inputs` are the ports' pinned memory, as
     bytes; `results`: the outputs that are copied to the host by themselves, where they are wanted, as they are large;
-    `not_finite`: one word, for the kernel that looks at those."""
+    `not_finite`: one word, for the kernel that looks at those; `ended`: one in which the device says which inference it
+    has done."""
 
     def __init__(self, device: CudaDeviceBase, program: Program, stream: Any) -> None:
         """The arena is zero and the constants are there when what is on `stream` is done. Raises DeviceError if the
@@ -129,6 +130,7 @@ class SessionMemory:
             size += _aligned(port.nbytes)
         memory = np.asarray(Pinned(self._device, size + _ALIGNMENT))
         self.not_finite = memory[size : size + 4].view(np.uint32)
+        self.ended = memory[size + 64 : size + 68].view(np.uint32)
         self.allocations += 1
         memory[...] = 0
         views = [memory[at : at + port.nbytes] for at, port in zip(offsets, ports, strict=True)]

@@ -4,17 +4,17 @@ enough for pinned memory of its own."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 
 from litegpu.gpu.backends.abilities import PlainOutputs
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase
-from litegpu.gpu.backends.cuda.copy import MOST_BYTES
 from litegpu.gpu.backends.cuda.graph import CudaGraph
 from litegpu.gpu.backends.cuda.held import address_of
 from litegpu.gpu.backends.cuda.memory import SessionMemory
+from litegpu.gpu.backends.cuda.record import Recorder
 from litegpu.gpu.backends.cuda.result_pool import ResultPool
 from litegpu.gpu.backends.cuda.results import Results
 from litegpu.gpu.program import Program
@@ -25,8 +25,10 @@ from litegpu.native import NativeLibrary
 DONE, NOT_DONE, NOT_FINITE, NOT_TAKEN = range(4)
 #: So long a call waits at the most, in which no signals come through.
 SPIN_SECONDS = 2e-3
-#: Inputs and outputs together.
-_MOST_PORTS = 32
+_FUNCTIONS = (
+    "cuCtxPushCurrent", "cuCtxPopCurrent", "cuGraphLaunch", "cuStreamQuery", "cuMemcpyHtoDAsync", "cuMemcpyDtoHAsync",
+    "cuStreamWriteValue32",
+)  # fmt: skip
 _PARTS = {"write": "wrote", "submit": "submitted", "wait": "waited", "read": "read"}
 
 
@@ -47,10 +49,12 @@ class _Call(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
-            "push", "pop", "launch", "query", "copy_out", "context", "graph", "stream", "look", "not_finite", "inputs",
-            "outputs", "watched",
+            "push", "pop", "launch", "query", "copy_in", "copy_out", "write", "context", "graph", "stream", "look",
+            "not_finite", "ended", "inputs", "outputs", "watched",
         )),
         *((name, ctypes.c_int) for name in ("inputs_count", "outputs_count", "watched_count")),
+        ("number", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
         *((name, ctypes.c_int64) for name in ("spin", *_PARTS.values())),
     )  # fmt: skip
 
@@ -60,8 +64,8 @@ class NativeCall:
     arrays of the inputs (None: what the session's memory has) and then targets(): they do an inference, and what is
     left of one that was NOT_DONE when it has been waited for.
 
-    The graph of the session, the stream and all memory have to stay; `kept` are the last inference's targets, which the
-    device writes to."""
+    The stream of the session and all memory have to stay; `kept` is what the device reads or writes that belongs to the
+    caller, of an inference that may be under way."""
 
     all: Callable[..., int]
     rest: Callable[..., int]
@@ -72,37 +76,41 @@ class NativeCall:
         device: CudaDeviceBase,
         program: Program,
         memory: SessionMemory,
+        recorder: Recorder,
         results: Results,
         pool: ResultPool,
-        handles: tuple[int, int],
         stream: Any,
         wanted: PlainOutputs,
+        in_place: Collection[int],
     ) -> None:
-        """`handles`: of the graph and of `stream`."""
-        self.wanted = wanted
-        self.kept: Sequence[np.ndarray] = ()
+        """`in_place`: inputs whose arrays the device reads where they are. The device's context is current."""
+        self.wanted, self.in_place = wanted, in_place
+        self.kept: Sequence[np.ndarray | None] = ()
         self._pool, self._context = pool, device.context
         self._large = [i in memory.results for i in wanted.places]
         self._look = look = _look_graph(results, stream)
+        self._graph = recorder.graph_without(in_place) if in_place else None
+        graph = recorder.graph if self._graph is None else self._graph
         inputs = [
-            _Port(array.ctypes.data, port.nbytes, 0) for array, port in zip(memory.inputs, program.inputs, strict=True)
+            _Port(array.ctypes.data, port.nbytes, memory.place(port) if i in in_place else 0)
+            for i, (array, port) in enumerate(zip(memory.inputs, program.inputs, strict=True))
         ]
         outputs = [
             _Port(None, program.outputs[i].nbytes, memory.place(program.outputs[i]))
             if i in memory.results
             else _Port(memory.output(i).ctypes.data, program.outputs[i].nbytes, 0)
             for i in wanted.places
-        ]  # fmt: skip
+        ]
         watched = [_Floats(view.ctypes.data, view.size) for view in results.watched_views]
         self._arrays = (
             (_Port * len(inputs))(*inputs), (_Port * len(outputs))(*outputs), (_Floats * len(watched))(*watched)
         )  # fmt: skip
-        names = ("cuCtxPushCurrent", "cuCtxPopCurrent", "cuGraphLaunch", "cuStreamQuery", "cuMemcpyDtoHAsync")
         self._call = call = _Call(
-            *map(address_of, names), device.address, *handles,
-            None if look is None else int(look.executable), memory.not_finite.ctypes.data,
+            *map(address_of, _FUNCTIONS), device.address, int(graph.executable), int(stream),
+            None if look is None else int(look.executable), memory.not_finite.ctypes.data, memory.ended.ctypes.data,
             *(ctypes.addressof(array) for array in self._arrays), len(inputs), len(outputs), len(watched),
         )  # fmt: skip
+        memory.ended[0] = 0
         self.may_spin(True)
         self.all, self.rest = library.calls(call)
 
@@ -119,7 +127,6 @@ class NativeCall:
                 found.append(block.view(dtype).reshape(shape))
             else:
                 found.append(np.empty(shape, dtype))
-        self.kept = found
         return found
 
     def may_spin(self, spins: bool) -> None:
@@ -131,10 +138,13 @@ class NativeCall:
         return {name: 1e-9 * getattr(self._call, field) for name, field in _PARTS.items()}
 
     def close(self) -> None:
+        """The device's context is current."""
         self.kept = ()
-        look, self._look = self._look, None
-        if look is not None:
-            look.close()
+        graphs = self._look, self._graph
+        self._look = self._graph = None
+        for graph in graphs:
+            if graph is not None:
+                graph.close()
 
     def _bytes(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
         return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -149,9 +159,3 @@ def _look_graph(results: Results, stream: Any) -> CudaGraph | None:
 
     looks = results.looks
     return CudaGraph(stream, enqueue) if looks else None
-
-
-def is_small(program: Program) -> bool:
-    """Whether the ports of a program are such as a native call takes."""
-    ports = len(program.inputs) + len(program.outputs)
-    return ports <= _MOST_PORTS and all(port.nbytes <= MOST_BYTES for port in program.inputs)

@@ -8,6 +8,10 @@ from litegpu.gpu.program import Program
 PROGRAMMATIC_VARIABLE = "LITEGPU_CUDA_PROGRAMMATIC"
 #: A microsecond or less on a fast GPU: what starting a kernel costs.
 LITTLE_BYTES = 3 << 20
+#: How much of a multiprocessor's fast memory is shared memory rather than cache, in percent, where kernels overlap, and
+#: what that is on an H200. The same for all: a kernel joins only one with the same division, and changing it empties
+#: the multiprocessor.
+SHARED_MEMORY_PERCENT, SHARED_BYTES = 50, 132 << 10
 
 #: Programmatic dependent launch (sm_90): this kernel may start before those that it depends on have ended, and lets
 #: its dependents start early. Nothing that another kernel writes may be touched before wait_for_predecessors().
@@ -25,6 +29,10 @@ WAIT = "wait_for_predecessors();"
 def latency_bound(program: Program) -> bool:
     """Whether most kernels touch so little memory that their time goes into starting and waiting: then overlap pays
     (on an H200, MobileNet v1 80 to 70 us at batch 1), else it does not (DeepLab v3, batch 64: 2.4 to 2.7 ms)."""
-    touched = sorted(sum(binding.size for binding in d.bindings) for d in program.dispatches)
-    count = len(touched)
-    return count > 0 and touched[(count - 1) // 2] + touched[count // 2] <= 2 * LITTLE_BYTES  # the median
+    return mostly_little([sum(binding.size for binding in d.bindings) for d in program.dispatches])
+
+
+def mostly_little(touched: list[int]) -> bool:
+    """The same of the bytes that each kernel touches."""
+    found, count = sorted(touched), len(touched)
+    return count > 0 and found[(count - 1) // 2] + found[count // 2] <= 2 * LITTLE_BYTES  # the median

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from cuda.bindings import driver
@@ -87,6 +87,10 @@ class Recorder:
         graph = self._graph(ways)
         graphs.append((ways, graph))
         return graph
+
+    def graph_without(self, inputs: Collection[int]) -> CudaGraph:
+        """A new graph of an inference but for the copies of these inputs, for who asks to close."""
+        return self._graph({("input", index): None for index in inputs})
 
     def _graph(self, ways: Ways) -> CudaGraph:
         """A new graph of an inference."""

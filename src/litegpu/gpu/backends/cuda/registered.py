@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
+import threading
 import weakref
 
 import numpy as np
 from cuda.bindings import driver
 
 from litegpu import fork
+from litegpu.background import leave
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase
 from litegpu.gpu.backends.cuda.driver import SUCCESS
 
-#: To register memory takes as long as several copies of it.
+#: To register memory takes as long as several copies of it, and now and then half a second: so nobody waits for that.
 _TIMES = 4
+#: Of less than some megabytes one in so many inferences asks: it takes longer than several copies of those, and to
+#: remember an array takes a tenth of what it would gain.
+EVERY = 7
 #: All memory that is registered for a device, in bytes.
 _MOST_BYTES = 1 << 30
 #: Arrays that are remembered, so that those that come once leave nothing behind.
@@ -21,14 +28,21 @@ _REMEMBERED = 64
 
 
 class Registered:
-    """Of one device, whose context must be current for known(). Memory is registered as long as the array that owns it
-    lives: before it is freed, a weak reference tells."""
+    """Of one device. Memory is registered, in the background, as long as the array that owns it lives: before it is
+    freed, a weak reference tells. `held`: bytes that are registered, or will be."""
 
     def __init__(self, device: CudaDeviceBase) -> None:
         self._device = device
         self._seen: dict[int, _Owner] = {}
         self._forks = fork.count()
         self.held = 0
+        self._lock: threading.RLock | fork.Refusal = threading.RLock()  # an array may be freed while it is held
+        fork.follow(self)
+
+    def has(self, array: np.ndarray) -> bool:
+        """Whether the device can read `array`, which owns its memory, where it is: quick, and learns nothing."""
+        owner = self._seen.get(id(array))
+        return owner is not None and owner.held > 0 and self._forks == fork.count()
 
     def known(self, array: np.ndarray) -> bool:
         """Whether the device can read `array` where it is."""
@@ -46,12 +60,27 @@ class Registered:
             self._remember(root)
             return False
         owner.times += 1
-        if not owner.held and owner.times == _TIMES and self.held + root.nbytes <= _MOST_BYTES:
-            (error,) = driver.cuMemHostRegister(owner.address, root.nbytes, 0)
-            if error == SUCCESS:
-                owner.held = root.nbytes
-                self.held += owner.held
+        if owner.times == _TIMES and self.held + root.nbytes <= _MOST_BYTES:
+            self._count(root.nbytes)
+            leave(functools.partial(self._register, owner, root))
         return owner.held > 0
+
+    def _register(self, owner: _Owner, root: np.ndarray) -> None:
+        """`root` lives meanwhile."""
+        forks = fork.count()
+        with contextlib.ExitStack() as undone:
+            undone.callback(self._count, -root.nbytes)
+            if self._device.lost:
+                return
+            with self._device.context:
+                (error,) = driver.cuMemHostRegister(owner.address, root.nbytes, 0)
+                if error != SUCCESS:
+                    return
+                if forks != fork.count() or self._seen.get(owner.key) is not owner:
+                    driver.cuMemHostUnregister(owner.address)
+                    return
+            undone.pop_all()
+            owner.held = root.nbytes
 
     def _remember(self, root: np.ndarray) -> None:
         if len(self._seen) >= _REMEMBERED:
@@ -61,12 +90,19 @@ class Registered:
         if len(self._seen) < _REMEMBERED:
             self._seen[id(root)] = _Owner(self, root)
 
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self.held += nbytes
+
+    def _forked(self) -> None:
+        self._lock = fork.Refusal()
+
     def forget(self, owner: _Owner) -> None:
         """Before the memory is freed, in any thread."""
         self._seen.pop(owner.key, None)
         held, owner.held = owner.held, 0
         if held and not self._device.lost and not fork.is_forbidden():
-            self.held -= held
+            self._count(-held)
             with self._device.context:
                 driver.cuMemHostUnregister(owner.address)
 

@@ -57,10 +57,10 @@ class Results:
         self.wanted = outputs
         self._ordered = tuple(i for i in outputs if i in self._memory.results)
 
-    @property
-    def coming(self) -> bool:
-        """Whether results of another inference than the last may still be here, which after() puts right."""
-        return bool(self._coming)
+    def drop(self) -> None:
+        """What was sent by an inference before the next one, and nobody took, is of no use."""
+        if self._coming:
+            self._coming.clear()
 
     @property
     def watched_views(self) -> list[np.ndarray]:

@@ -49,9 +49,7 @@ class CudaSession(CudaSessionBase):
         with self._lock:
             self._check_usable()
             self._tensor_calls = None
-            if self._plain is not None:
-                self._finish()
-                self._forget_plain()
+            self._forget_plain()
             table = self._bindings.inputs if kind == "input" else self._bindings.outputs
             before = table.get(index)
             if array is None:

@@ -28,7 +28,7 @@ from litegpu.gpu.backends.cuda.driver import await_stream, checked, synchronize
 from litegpu.gpu.backends.cuda.inputs import Inputs
 from litegpu.gpu.backends.cuda.launching import BLOCKING_VARIABLE, Launcher
 from litegpu.gpu.backends.cuda.memory import SessionMemory
-from litegpu.gpu.backends.cuda.native_call import NOT_DONE, NOT_FINITE, NOT_TAKEN, NativeCall, is_small
+from litegpu.gpu.backends.cuda.plain_calls import PlainCalls, is_small
 from litegpu.gpu.backends.cuda.record import Recorder
 from litegpu.gpu.backends.cuda.registered import Registered
 from litegpu.gpu.backends.cuda.result_pool import ResultPool
@@ -79,8 +79,7 @@ class CudaSessionBase:
         self._bindings = Bindings(self)
         self._tensor_calls: TensorCalls | None = None
         self._inputs: Inputs | None = None
-        self._plain: NativeCall | None = None  # until something changes that it was made of
-        self._told_by: NativeCall | None = None  # has the times of the last inference
+        self._plain: PlainCalls | None = None  # until something changes that they were made of
         self._blocking = validation or os.environ.get(BLOCKING_VARIABLE, "0") not in ("", "0")
         try:
             check_program(program, device.features, str(device))
@@ -156,80 +155,45 @@ class CudaSessionBase:
     ) -> list[np.ndarray] | Literal[False] | None:
         """See abilities.PlainCaller."""
         with self._lock:
-            call = self._plain
-            if call is None or call.wanted is not wanted or not self._is_plain():
-                call = self._plain_call(wanted)
-                if call is None:
+            if self._closed or self.device.lost:
+                self._check_usable()
+            plain = self._plain
+            if plain is None:
+                plain = self._plain = self._new_plain()
+                if plain is None:
                     return None
-            found = call.targets()
-            if found is None:
-                return None
-            launcher = self.launcher
-            launcher.launched()
-            result = call.all(*arrays, *found)
-            if result == NOT_TAKEN:
-                launcher.running = False
-                return None
-            self._told_by, self._has_run = call, True
-            if result == NOT_DONE:
-                result = self._rest_of(call, [*arrays, *found])
-            launcher.running, call.kept = False, ()
-            if result < 0:
-                raise launcher.fail(-result)
-            return False if result == NOT_FINITE else found
+            if self.launcher.running or self.memory.spoilt:
+                self._finish()
+            found = plain.run(arrays, wanted, self._finish)
+            if found is not None:
+                self._has_run = True
+            return found
 
-    def _is_plain(self) -> bool:
-        """Whether nothing is under way, and nothing left of what was, that a native call does not care for."""
-        launcher, results, memory = self._launcher, self._results, self._memory
-        if self._closed or self.device.lost or launcher is None or results is None or memory is None:
-            return False
-        return not (launcher.running or results.coming or memory.spoilt)
-
-    def _plain_call(self, wanted: PlainOutputs) -> NativeCall | None:
-        """One for the next inference; None if that has to be done another way."""
-        self._check_usable()
-        self._finish()
-        if self._plain is not None and self._plain.wanted is wanted and self._is_plain():
-            return self._plain
-        handles, library = self.launcher.plain_handles, native.find()
-        able = handles is not None and library is not None and is_small(self.program) and self.wait != "do_not_wait"
-        if not able or not self._is_plain():
+    def _new_plain(self) -> PlainCalls | None:
+        """None where inferences have to be done another way."""
+        library = native.find()
+        if library is None or self.wait == "do_not_wait" or not is_small(self.program) or not self.launcher.is_plain:
             return None
-        assert handles is not None and library is not None
-        self._forget_plain()
-        with self.device.context:
-            self._plain = NativeCall(
-                library, self.device, self.program, self.memory, self.results, self._pools.host, handles, self._stream,
-                wanted,
-            )  # fmt: skip
-        return self._plain
-
-    def _rest_of(self, call: NativeCall, arrays: Sequence[np.ndarray | None]) -> int:
-        """What an inference comes to that takes longer than a native call waits."""
-        started = time.perf_counter()
-        passed = call.times()
-        with self.device.context:
-            self._await()
-        waited = passed["wait"] + time.perf_counter() - started
-        call.may_spin(self.wait != "passive" or waited < SHORT_SECONDS)
-        result = call.rest(*arrays)
-        self._stats.update(passed, wait=waited, read=call.times()["read"])
-        self._told_by = None
-        return result
+        self._finish()
+        return PlainCalls(
+            library, self.device, self.program, self.memory, self.recorder, self.results, self.launcher, self._pools,
+            passive=self.wait == "passive",
+        )  # fmt: skip
 
     def _forget_plain(self) -> None:
-        """Nothing of what it has is in use any more."""
-        call, self._plain = self._plain, None
-        self._note_times()
-        if call is not None:
+        """The native calls are of something that changes."""
+        plain = self._plain
+        if plain is not None:
+            self._finish()
+            self._note_times()
+            self._plain = None
             with self.device.context:
-                call.close()
+                plain.close()
 
     def _note_times(self) -> None:
         """Have those of the last inference in `_stats`."""
-        told, self._told_by = self._told_by, None
-        if told is not None:
-            self._stats.update(told.times())
+        if self._plain is not None:
+            self._stats.update(self._plain.take_times())
 
     def _run(self, wait: bool) -> None:
         """One inference, while the context is current and no other one uses the staging memory."""
@@ -274,7 +238,6 @@ class CudaSessionBase:
         with self._lock:
             self._check_usable()
             if watched != self.results.watched:
-                self._finish()
                 self._forget_plain()
             self.results.watched = watched
 
@@ -355,7 +318,9 @@ class CudaSessionBase:
         """Let go of everything, whatever is left of it; nothing twice."""
         self._bindings.close()
         self._tensor_calls = None
-        self._forget_plain()
+        plain, self._plain = self._plain, None
+        if plain is not None:
+            plain.close()
         inputs, self._inputs = self._inputs, None
         if inputs is not None:
             inputs.close()
@@ -380,7 +345,8 @@ class CudaSessionBase:
 
     @property
     def stats(self) -> Mapping[str, float]:
-        return self._stats | (self._told_by.times() if self._told_by is not None else {})
+        self._note_times()
+        return dict(self._stats)
 
     @property
     def memory(self) -> SessionMemory:
@@ -438,7 +404,8 @@ class CudaSessionBase:
         """Wait for the inference that was launched, if any, while the context is current."""
         if not self.launcher.running:
             return
-        expected = self.stats["wait"] if self._has_run else 0.0
+        self._note_times()
+        expected = self._stats["wait"] if self._has_run else 0.0
         spin = self.wait != "passive" or (self._has_run and expected < SHORT_SECONDS)
         self.launcher.wait(spin, expected)
 

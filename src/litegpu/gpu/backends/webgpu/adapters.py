@@ -13,6 +13,7 @@ from litegpu import fork
 from litegpu.errors import DeviceError, OptionError
 from litegpu.gpu.backends.in_threads import in_threads
 from litegpu.gpu.backends.webgpu import native
+from litegpu.gpu.backends.webgpu.units import multiprocessors
 from litegpu.gpu.lang.features import Features
 
 BACKENDS = ("vulkan", "metal", "d3d12", "gl")
@@ -142,6 +143,10 @@ def _describe(adapter: Any) -> AdapterInfo:
 _WITH_BYTE_PRODUCTS = ("Vulkan", "D3D12")
 
 
+def _units(info: Any) -> int:
+    return os.cpu_count() or 1 if info["adapter_type"] == "CPU" else multiprocessors(info["device"] or "")
+
+
 def _features(adapter: Any) -> Features:
     limits, names = adapter.limits, adapter.features
     smallest, largest = native.subgroup_sizes(adapter)
@@ -159,5 +164,5 @@ def _features(adapter: Any) -> Features:
         storage_alignment=limits["min-storage-buffer-offset-alignment"],
         max_rounds=_LLVMPIPE_ROUNDS if "llvmpipe" in str(adapter.info["device"]).lower() else 0,
         byte_products=adapter.info["backend_type"] in _WITH_BYTE_PRODUCTS,
-        compute_units=(os.cpu_count() or 1) if adapter.info["adapter_type"] == "CPU" else 0,
+        compute_units=_units(adapter.info),
     )

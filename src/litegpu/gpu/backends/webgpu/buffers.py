@@ -111,6 +111,11 @@ class SessionBuffers:
         """A port in the arena, as bytes, after all that was submitted."""
         return read_back(self._device, self.arena, port.offset, padded(port.nbytes))
 
+    def read_input(self, index: int) -> np.ndarray:
+        """An input as it was written last, as bytes; the staging buffers are not mapped."""
+        size = self._program.inputs[index].nbytes
+        return read_back(self._device, self.upload, self._upload_offsets[index], padded(size))[:size]
+
     def write_variables(self, contents: Sequence[Any]) -> None:
         """Set the variables to what read() gave. Raises DeviceError if the device is lost."""
         with self._device.gate:

@@ -23,7 +23,7 @@ from litegpu.gpu.program import Dispatch, Program
 class Commands:
     """Of one session, whose lock is held in every method. `inference`: with what is bound now, as far as it was asked
     for since. `validation`: every inference is recorded anew through wgpu's checked API. `watched`: whether inferences
-    look at their results, which may be changed behind forget()."""
+    look at their results, which may be changed behind forget(). `wasted`: see drain()."""
 
     def __init__(
         self,
@@ -43,6 +43,7 @@ class Commands:
         self._replay: Replay | None = None  # of the inference
         self._encoder: Any = None  # the commands of the next inference ...
         self._command: Any = None  # ... perhaps finished
+        self.wasted: list[tuple[Replay, Any]] = []  # commands that were finished in vain
         self.inference = RecordedInference(
             arena=buffers.arena,
             upload=buffers.upload,
@@ -79,11 +80,6 @@ class Commands:
         """The outputs that the next inference looks at."""
         return [i for i in self._looks if self.watched and i not in self._bindings.outputs]
 
-    @property
-    def finished(self) -> bool:
-        """Whether there is a command that has to be submitted."""
-        return self._command is not None
-
     def take(self) -> Any:
         """Those of an inference, for one submission. Raises DeviceError if the device is lost."""
         try:
@@ -95,7 +91,7 @@ class Commands:
 
     def encode_ahead(self, *, finish: bool) -> None:
         """Have those of the next inference. `finish`: for inferences that are as short as that; they have to be
-        submitted then, be it that the session is closed."""
+        submitted then, be it in vain."""
         if self._validation:
             return
         replay = self.replay
@@ -106,17 +102,28 @@ class Commands:
             self._encoder = encoder
 
     def forget(self) -> None:
-        """Other ports are about to be bound, or nothing is to be run any more. A finished command is submitted, as it
-        would never be freed otherwise, after which the staging buffers are not mapped; its inference is short."""
+        """Other ports are about to be bound, or nothing is to be run any more."""
         command, self._command = self._command, None
         replay, self._replay, self._encoder = self._replay, None, None
-        if command is None or replay is None:
-            return
+        if command is not None and replay is not None:
+            self.wasted.append((replay, command))
+
+    def drain(self) -> None:
+        """Submit what was finished in vain, as it would never be freed otherwise; the staging buffers are not mapped.
+        These inferences are short; they overwrite the results of the last one, and change variables."""
+        while self.wasted:
+            replay, command = self.wasted.pop()
+            replay.submit([command])
+
+    def close(self) -> None:
+        """Nothing is to be run any more."""
+        self.forget()
         with contextlib.suppress(DeviceError), self._device.gate:
             # the garbage collector may have freed the buffers of a cycle before the session that is in it as well
-            if not self._device.lost and self._buffers.alive:
-                replay.unmap_anyhow()
-                replay.submit([command])
+            if self.wasted and not self._device.lost and self._buffers.alive:
+                self.wasted[-1][0].unmap_anyhow()
+                self.drain()
+        self.wasted.clear()
 
     def _take(self) -> Any:
         replay = self.replay

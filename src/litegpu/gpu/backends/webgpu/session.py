@@ -93,6 +93,18 @@ class WebGpuSession:
             copy_bytes(self._buffers.inputs[index], array.reshape(-1).view(np.uint8))
             self._writing += time.perf_counter() - started
 
+    def given(self, index: int) -> np.ndarray:
+        """See abilities.InputKeeper. The device reads it, as not all can read what is mapped to be written."""
+        with self._lock, self._losing_the_device():
+            self._finish()
+            with self.device.gate:
+                self.device.check()
+                self._mapped, self._answers = False, None
+                self.commands.replay.unmap()
+            found = self._buffers.read_input(index).view(NUMPY[self.program.inputs[index].dtype])
+            self._finish()
+            return found
+
     def run(self) -> None:
         with self._lock:
             self._finish()
@@ -100,9 +112,8 @@ class WebGpuSession:
             started = clock()
             before, after = self._bindings.around()
             if self.commands.watched is not self._watched:
-                self._forget_commands()
+                self.commands.forget()
                 self.commands.watched = self._watched
-                self._finish()
             if self.program.regions:
                 self._submit_regions(before, after)
             else:
@@ -183,7 +194,7 @@ class WebGpuSession:
                     between = None if adapter is None else WebGpuSession(self.device, adapter, self.wait)
                 bound = Bound(resource, between, what)
             if (before is None) != (bound is None):
-                self._forget_commands()
+                self.commands.forget()
             if bound is None:
                 table.pop(index, None)
             else:
@@ -262,7 +273,8 @@ class WebGpuSession:
         """Let go of everything, whatever is left of it; what the device still works with lives until it is done."""
         self._buffers.forget_ports()
         self._bindings.close()
-        self._forget_commands()
+        if self._commands is not None:
+            self._commands.close()
         self._mapped, self._answers = False, None
         while self._timers:
             self._timers.popitem()[1].close()
@@ -310,22 +322,19 @@ class WebGpuSession:
         self._mapped = True
         commands.encode_ahead(finish=False)
 
-    def _forget_commands(self) -> None:
-        """Other ports are about to be bound, or nothing is to be run any more."""
-        if self._commands is not None:
-            if self._commands.finished:
-                if self.program.variables and self._variables is None and not self._closed:
-                    self._variables = [self._buffers.read(port) for port in self.program.variables]
-                self._mapped, self._answers = False, None
-            self._commands.forget()
-
     def _submit(self, commands: Sequence[Any]) -> None:
         """Start an inference."""
-        replay = self.commands.replay
+        replay, to_restore = self.commands.replay, self._variables
+        if self.commands.wasted and self._variables is None:
+            self._variables = self._variables_now()
         with self._losing_the_device(), self.device.gate:
             self.device.check()
             self._mapped, self._answers, self._looked_at = False, None, ()
             replay.unmap()
+            if self.commands.wasted:
+                self.commands.drain()
+                self._buffers.write_variables(self._variables or ())
+                self._variables = to_restore
             replay.submit(commands)
             self._has_run = True
             self._ask_for_staging(replay)
@@ -418,10 +427,13 @@ class WebGpuSession:
             if timer is None:
                 timer = self._timers[passes] = Timer(self.device, passes)
                 self._timers_made += 1
-            self._variables = [self._buffers.read(port) for port in self.program.variables]
+            self._variables = self._variables_now()
             self._submit([record(self.device.handle, self.inference, timer)])
             self._finish()
             return timer.seconds()
+
+    def _variables_now(self) -> list[np.ndarray]:
+        return [self._buffers.read(port) for port in self.program.variables]
 
     def _restore_variables(self) -> None:
         self._buffers.write_variables(self._variables or ())

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from litegpu.gpu.backends.cuda.kernels import convolution
+
 
 @pytest.fixture(scope="module")
 def device(device: Any) -> Any:
@@ -13,3 +15,9 @@ def device(device: Any) -> Any:
     if device.features.capability < 80:
         pytest.skip("needs compute capability 8.0")
     return device
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles are chosen as where each kernel has the device to itself: test_overlapped.py has the others."""
+    monkeypatch.setattr(convolution, "will_overlap", lambda graph: False)

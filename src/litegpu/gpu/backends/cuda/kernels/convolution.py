@@ -13,6 +13,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     grouped,
     halo,
     matvec,
+    overlapped,
     patch,
     persistent,
     runs,
@@ -22,6 +23,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     window,
 )
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, is_half, residuals_of
+from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
 from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, factors_bytes, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import (
@@ -63,15 +65,39 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     return [fastest(ctx, Layer(op, source, weights, ctx.output.shape, half, residuals_of(ctx), run=run))]
 
 
+#: An estimate, what launches the kernel, and candidates, the cheapest first.
+_Option = tuple[Callable[..., float], Callable[..., Launch], Sequence[object]]
+
+
 def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Launch:
     """The convolution by the tile, block of pixels or division of few rows that is estimated, or measured, to be the
     fastest. `where`: as for native_launch, if the layer's output is a part of the node's."""
+    units, product = ctx.features.compute_units, product_of(layer, ctx.features.capability)
+    tiles, others = _options(ctx, layer)
+    if ctx.tuner is None:
+        residual = math.prod(layer.shape) * layer.residuals * RESIDUAL
+        options: list[tuple[float, Callable[..., Launch], object]]
+        gathered = any(make is patch.launch and found for _, make, found in others) and layer.access == "GATHER"
+        waiting = GATHERED * -(-layer.depth // tiles[0].depth) if gathered else 0.0
+        options = [(cost(product, tiles[0], units) + residual + waiting, launch, tiles[0])]
+        options += [(estimate(layer, found[0], units), make, found[0]) for estimate, make, found in others if found]
+        estimated, make, chosen = min(options, key=lambda option: option[0])
+        if layer.half and ctx.features.capability == WARPGROUP_CAPABILITY and will_overlap(ctx.graph):
+            make, chosen = _overlapping(ctx, layer, others, estimated, make, chosen)
+        return make(ctx, layer, chosen, where)
+    share = ctx.tuner.most // (1 + sum(bool(found) for _, _, found in others))
+    launches = [make(ctx, layer, one, where) for _, make, found in others for one in found[:share]]
+    launches += [launch(ctx, layer, tile, where) for tile in tiles[: ctx.tuner.most - len(launches)]]
+    return quickest(ctx.tuner, launches)
+
+
+def _options(ctx: KernelContext, layer: Layer) -> tuple[Sequence[WorkgroupTile], list[_Option]]:
+    """The tiles for the kernel of convolution.cu, the cheapest first, and the other kernels."""
     units, capability = ctx.features.compute_units, ctx.features.capability
-    product = product_of(layer, capability)
-    tiles, more = ranked(product, units), factors_bytes(layer) if layer.half else 0
+    tiles, more = ranked(product_of(layer, capability), units), factors_bytes(layer) if layer.half else 0
     if more and capability != WARPGROUP_CAPABILITY:
         tiles = [t for t in tiles if t.shared_bytes(layer.half) + more <= most_shared_bytes(capability)]
-    others: list[tuple[Callable[..., float], Callable[..., Launch], Sequence[object]]] = [
+    others: list[_Option] = [
         (matvec.cost, matvec.launch, matvec.ranked(layer, units)),
         (specialized.cost, specialized.launch, specialized.ranked(layer, capability, units)),
         (persistent.cost, persistent.launch, persistent.ranked(layer, capability, units)),
@@ -86,19 +112,42 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
             (halo.cost, halo.launch, halo.ranked(layer, capability, units)),
             (patch.cost, patch.launch, patch.ranked(layer, capability, units)),
         ]
-    if ctx.tuner is None:
-        residual = math.prod(layer.shape) * layer.residuals * RESIDUAL
-        options: list[tuple[float, Callable[..., Launch], object]]
-        gathered = any(make is patch.launch and found for _, make, found in others) and layer.access == "GATHER"
-        waiting = GATHERED * -(-layer.depth // tiles[0].depth) if gathered else 0.0
-        options = [(cost(product, tiles[0], units) + residual + waiting, launch, tiles[0])]
-        options += [(estimate(layer, found[0], units), make, found[0]) for estimate, make, found in others if found]
-        _, make, chosen = min(options, key=lambda option: option[0])
-        return make(ctx, layer, chosen, where)
-    share = ctx.tuner.most // (1 + sum(bool(found) for _, _, found in others))
-    launches = [make(ctx, layer, one, where) for _, make, found in others for one in found[:share]]
-    launches += [launch(ctx, layer, tile, where) for tile in tiles[: ctx.tuner.most - len(launches)]]
-    return quickest(ctx.tuner, launches)
+    return tiles, others
+
+
+def _overlapping(
+    ctx: KernelContext,
+    layer: Layer,
+    others: Sequence[_Option],
+    estimated: float,
+    make: Callable[..., Launch],
+    chosen: object,
+) -> tuple[Callable[..., Launch], object]:
+    """What launches the convolution, and with what, in a program whose kernels overlap: what was chosen, with an
+    estimate, for kernels that have the device to themselves, or what is clearly faster there."""
+    if layer.prologue is not None:  # not measured
+        return make, chosen
+    units, capability = ctx.features.compute_units, ctx.features.capability
+    found: list[_Option] = [
+        (overlapped.measured(estimate), launches, candidates)
+        for estimate, launches, candidates in others
+        if launches not in (specialized.launch, stem.launch)
+    ]
+    stems = overlapped.stems(layer, units)
+    if make is stem.launch:
+        chosen = stems[0]
+    found += [
+        (overlapped.stem_cost, stem.launch, stems),
+        (overlapped.specialized_cost, specialized.launch, overlapped.divisions(layer, capability, units)),
+        (overlapped.tile_cost, launch, overlapped.tiles(layer, product_of(layer, capability), units)),
+    ]
+    estimates = {launches: estimate for estimate, launches, _ in found}
+    own = estimated if make is launch and not overlapped.knows(layer) else estimates[make](layer, chosen, units)
+    least = own - overlapped.CLEARLY
+    for estimate, launches, candidates in found:
+        if candidates and (there := estimate(layer, candidates[0], units)) < least:
+            least, make, chosen = there, launches, candidates[0]
+    return make, chosen
 
 
 def product_of(layer: Layer, capability: int) -> TileProduct:

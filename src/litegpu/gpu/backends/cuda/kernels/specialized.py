@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,10 +91,15 @@ def candidates() -> tuple[SpecializedTile, ...]:
 
 def ranked(layer: Layer, capability: int, units: int) -> list[SpecializedTile]:
     """The candidates that make sense, the cheapest first; none if the kernel cannot do the layer."""
+    sensible = that_suit(layer, capability, candidates())
+    return sorted(sensible, key=lambda tile: (cost(layer, tile, units), tile.threads))
+
+
+def that_suit(layer: Layer, capability: int, tiles: Sequence[SpecializedTile]) -> list[SpecializedTile]:
+    """Those that make sense; none if the kernel cannot do the layer."""
     if not takes(layer, capability) or not (layer.whole_numbers or layer.depth >= LEAST_HALVES):
         return []
-    sensible = [tile for tile in candidates() if _suits(tile, layer)]
-    return sorted(sensible, key=lambda tile: (cost(layer, tile, units), tile.threads))
+    return [tile for tile in tiles if _suits(tile, layer)]
 
 
 def takes(layer: Layer, capability: int) -> bool:

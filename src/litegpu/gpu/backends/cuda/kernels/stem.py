@@ -67,13 +67,13 @@ def ranked(layer: Layer, units: int) -> list[StemBlock]:
         return []
     if not (layer.half or layer.whole_numbers) or inputs > MOST_CHANNELS or kh * kw < 4 or layer.op.dilation[1] > 1:
         return []
-    if _depth(layer) > MOST_DEPTH:
+    if depth(layer) > MOST_DEPTH:
         return []
     outputs = layer.shape[3]
     fitting = [
         block for block in CANDIDATES
         if (block.columns < 2 * outputs or block.columns == 16)
-        and _halo(layer, block)[0] * _halo(layer, block)[1] <= MOST_LOADS * block.threads
+        and halo(layer, block)[0] * halo(layer, block)[1] <= MOST_LOADS * block.threads
         and shared_bytes(layer, block) <= MOST_SHARED_BYTES
     ]  # fmt: skip
     return sorted(fitting, key=lambda block: (cost(layer, block, units), block.threads))
@@ -108,19 +108,19 @@ def packed(layer: Layer, columns: int) -> np.ndarray:
     rows = np.zeros((outputs, kh, -(-kw // 2) * 2, 4), np.float16)
     rows[:, :, :kw, :inputs] = layer.weights
     flat = rows.reshape(outputs, -1)
-    result = np.zeros((-(-outputs // columns) * columns, _depth(layer)), np.float16)
+    result = np.zeros((-(-outputs // columns) * columns, depth(layer)), np.float16)
     result[:outputs, : flat.shape[1]] = flat
     return result
 
 
 def shared_bytes(layer: Layer, block: StemBlock) -> int:
     """The pixels, the weights and the sums, as stem.cu lays them out."""
-    high, wide = _halo(layer, block)
+    high, wide = halo(layer, block)
     copies = layer.op.stride[1] % 2 + 1
     copy = -(-high * -(-wide // 2) * 16 // 128) * 128 + 64
     warps, columns = block.warps[0] * block.warps[1], block.columns // block.warps[1]
     pixels = copies * copy + 64 * (copies % 2)
-    return pixels + block.columns * (_depth(layer) // 8 | 1) * 16 + warps * 16 * (columns + 8) * 4
+    return pixels + block.columns * (depth(layer) // 8 | 1) * 16 + warps * 16 * (columns + 8) * 4
 
 
 def cost(layer: Layer, block: StemBlock, units: int) -> float:
@@ -129,10 +129,10 @@ def cost(layer: Layer, block: StemBlock, units: int) -> float:
     units = units or USUAL_UNITS
     batch, out_h, out_w, outputs = layer.shape
     blocks = batch * -(-out_h // block.y) * -(-out_w // LINE) * -(-outputs // block.columns)
-    high, wide = _halo(layer, block)
+    high, wide = halo(layer, block)
     pixels = block.y * LINE
     busy = (
-        1.3 * pixels * block.columns * _depth(layer) / 1024
+        1.3 * pixels * block.columns * depth(layer) / 1024
         + high * wide * layer.weights.shape[3] / 8
         + pixels * block.columns / 16
     )
@@ -141,12 +141,12 @@ def cost(layer: Layer, block: StemBlock, units: int) -> float:
     return float((2500 + max(share * busy, -(-blocks // (units * block.resident)) * alone)) / CYCLES)
 
 
-def _depth(layer: Layer) -> int:
+def depth(layer: Layer) -> int:
     _, kh, kw, _ = layer.weights.shape
     return int(-(-kh * -(-kw // 2) // 4) * 32)
 
 
-def _halo(layer: Layer, block: StemBlock) -> tuple[int, int]:
+def halo(layer: Layer, block: StemBlock) -> tuple[int, int]:
     """Lines and columns of the pixels that a block needs."""
     op, (_, kh, kw, _) = layer.op, layer.weights.shape
     lines = (block.y - 1) * op.stride[0] + (kh - 1) * op.dilation[0] + 1

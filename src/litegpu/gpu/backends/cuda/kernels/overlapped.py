@@ -1,0 +1,253 @@
+"""What float16 convolutions take where kernels overlap (compute capability 9.0): programs of one image, whose kernels
+wait for each other more than they work.
+
+Such a kernel is started, and loads its weights, while the one in front of it runs; what it takes is from the last store
+of that one to its own. So other tiles are the quickest than where each kernel has the device to itself, and there are
+more of them: deeper rings, and more warps that share the depth of a tile.
+
+The estimates are sums: each part of a kernel's work at a rate of its own. Fitted to measurements on an H200 of launches
+one behind the other, with weights from memory where they are large.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import weakref
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+
+from litegpu.gpu.backends.cuda.kernels import (
+    halo,
+    matvec,
+    persistent,
+    specialized,
+    stem,
+    tile,
+    window,
+)
+from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.backends.cuda.kernels.prologue import factors_bytes
+from litegpu.gpu.backends.cuda.kernels.specialized import SpecializedTile
+from litegpu.gpu.backends.cuda.kernels.stem import StemBlock
+from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS, WorkgroupTile
+from litegpu.gpu.backends.cuda.overlap import SHARED_BYTES, mostly_little
+from litegpu.gpu.graph import Graph
+
+#: What every workgroup has of shared memory beside what it asks for, and registers of a multiprocessor.
+_OWN_BYTES, _REGISTERS = 1024, 65536
+#: Of a multiprocessor's threads, and registers of one (of small and of large workgroups), about.
+_THREADS, _EACH = 2048, (128, 96)
+#: The part of the multiprocessors that clusters of four and more workgroups find beside each other.
+_TOGETHER = 10 / 11
+#: Microseconds by which another kernel must be faster to be taken instead of what would be without overlap: in the
+#: networks less than that was lost as often as gained.
+CLEARLY = 0.22
+
+_overlaps: weakref.WeakKeyDictionary[Graph, bool] = weakref.WeakKeyDictionary()
+
+
+def will_overlap(graph: Graph) -> bool:
+    """Whether the kernels of the program that a graph in float16 becomes will overlap (overlap.latency_bound())."""
+    found = _overlaps.get(graph)
+    if found is None:
+        sizes = {v: 2 * math.prod(value.shape) for v, value in graph.values.items()}
+        found = mostly_little([sum(sizes[v] for v in {*node.reads, node.output}) for node in graph.nodes])
+        _overlaps[graph] = found
+    return found
+
+
+@dataclass(frozen=True)
+class TimeParts:
+    """What a kernel's time is made of, for the multiprocessor that has most workgroups. Rounds are workgroups that
+    come one after the other, steps those along the depth, of all rounds."""
+
+    once: float  # 1: the start and the end
+    rounds: float  # beyond the first
+    arrivals: float  # how often copies are awaited that were begun when those before them had come
+    steps: float
+    products: float  # of 16 x 8 x 16 that a warp does one after the other
+    left: float  # thousand chunks of 16 bytes that are copied of the inputs,
+    right: float  # and of the weights
+    windowed: float  # of a thread, one after the other, whose places have to be computed
+    copies: float  # of a thread, one after the other
+    stored: float  # thousand sums
+    added: float  # the same of residuals
+    met: float  # ten sums that a thread writes down for other warps
+    multiplied: float  # a million products
+    prepared: float  # steps in which something is done with the inputs first,
+    preparing: float  # and how much of a thread
+    gated: float  # steps whose gates are awaited
+    divided: float  # rounds in which a cluster adds up its sums
+    divided_more: float  # the same of clusters of more than four
+
+    def at(self, rates: TimeParts) -> float:
+        """Microseconds."""
+        return float(sum(part * rate for part, rate in zip(astuple(self), astuple(rates), strict=True)))
+
+
+#: Microseconds of each part.
+MATRIX = TimeParts(
+    once=0.8715, rounds=0.5013, arrivals=0.1239, steps=0.0317, products=0.0037, left=0.1538, right=0.1254,
+    windowed=0.0115, copies=0, stored=0.152, added=0.0697, met=0.0116, multiplied=0.0362, prepared=0.102,
+    preparing=0.0727, gated=0, divided=0, divided_more=0,
+)  # fmt: skip
+WARPGROUP = TimeParts(
+    once=1.35, rounds=0, arrivals=0.0111, steps=0, products=0.005, left=0.0769, right=0, windowed=0, copies=0,
+    stored=0.0474, added=0.0821, met=0, multiplied=0.46, prepared=0.1, preparing=0.07, gated=0, divided=0,
+    divided_more=0,
+)  # fmt: skip
+SPECIALIZED = TimeParts(
+    once=0.9264, rounds=0.7589, arrivals=0.2094, steps=0.0724, products=0, left=0.1238, right=0.027, windowed=0.0065,
+    copies=0.0008, stored=0.075, added=0.0255, met=0.0867, multiplied=0, prepared=0, preparing=0.0508, gated=0,
+    divided=0.6435, divided_more=0.0857,
+)  # fmt: skip
+
+
+def tile_parts(layer: Layer, t: WorkgroupTile, units: int) -> TimeParts:
+    """Of the kernel of convolution.cu."""
+    down, across, along = t.warps
+    groups = -(-math.prod(layer.shape[:3]) // t.rows) * -(-layer.shape[3] // t.columns)
+    share = -(-groups // units)
+    steps, shared = -(-layer.depth // t.depth), t.shared_bytes(True) + factors_bytes(layer)
+    registers = _REGISTERS // (t.threads * _EACH[t.threads > 256])
+    rounds = -(-share // _resident(shared, t.threads, registers))
+    chunks, prepared = t.rows * t.depth / 8 / t.threads, float(layer.prologue is not None)
+    return TimeParts(
+        once=1,
+        rounds=rounds - 1,
+        arrivals=rounds * steps / min(t.stages - 1, steps),
+        steps=rounds * steps,
+        products=rounds * steps * t.depth / 16 / along * (t.rows / down / 16) * (t.columns / across / 8),
+        left=share * steps * t.rows * t.depth / 8e3,
+        right=share * steps * t.columns * t.depth / 8e3,
+        windowed=rounds * steps * chunks * (layer.access == "WINDOW"),
+        copies=rounds * steps * chunks,
+        stored=share * t.rows * t.columns / 1e3,
+        added=share * t.rows * t.columns / 1e3 * layer.residuals,
+        met=rounds * along * t.rows * t.columns / t.threads / 10,
+        multiplied=share * steps * t.rows * t.columns * t.depth / 1e6,
+        prepared=prepared * rounds * steps,
+        preparing=prepared * rounds * steps * chunks,
+        gated=float(layer.gate is not None) * rounds * steps,
+        divided=0,
+        divided_more=0,
+    )
+
+
+def specialized_parts(layer: Layer, t: SpecializedTile, units: int) -> TimeParts:
+    """Of the kernel of specialized.cu."""
+    row = specialized.row_bytes(layer)
+    groups = -(-math.prod(layer.shape[:3]) // t.rows) * -(-layer.shape[3] // t.columns) * t.split
+    share = -(-groups // (units if t.split < 4 else int(units * _TOGETHER)))
+    steps, shared = -(-specialized.steps_of(layer) // t.split), t.shared_bytes(row) + factors_bytes(layer)
+    rounds = -(-share // _resident(shared, t.threads, t.resident))
+    chunks, prepared = t.rows * row / 16 / t.copying, float(layer.prologue is not None)
+    return TimeParts(
+        once=1,
+        rounds=rounds - 1,
+        arrivals=rounds * steps / min(t.stages - 1, steps),
+        steps=rounds * steps,
+        products=0,
+        left=share * steps * t.rows * row / 16e3,
+        right=share * steps * t.columns * row / 16e3,
+        windowed=rounds * steps * chunks * (layer.weights.shape[1:3] != (1, 1)),
+        copies=rounds * steps * chunks,
+        stored=share * t.rows * t.columns / 1e3,
+        added=share * t.rows * t.columns / 1e3 * layer.residuals,
+        met=(t.split > 1) * rounds * t.rows * t.columns / 1e3,
+        multiplied=share * steps * t.rows * t.columns * row / 1e7,
+        prepared=prepared * rounds * steps,
+        preparing=prepared * rounds * steps * chunks,
+        gated=float(layer.gate is not None) * rounds * steps,
+        divided=(t.split > 1) * rounds,
+        divided_more=(t.split > 4) * rounds,
+    )
+
+
+def tile_cost(layer: Layer, t: WorkgroupTile, units: int) -> float:
+    """Estimated microseconds of the kernel of convolution.cu."""
+    parts = tile_parts(layer, t, units or USUAL_UNITS)
+    return parts.at(WARPGROUP if t.warpgroups else MATRIX)
+
+
+def specialized_cost(layer: Layer, t: SpecializedTile, units: int) -> float:
+    """Estimated microseconds of that of specialized.cu."""
+    parts = specialized_parts(layer, t, units or USUAL_UNITS)
+    return parts.at(SPECIALIZED)
+
+
+def stem_cost(layer: Layer, block: StemBlock, units: int) -> float:
+    """Estimated microseconds of that of stem.cu: pixels are loaded one by one."""
+    blocks = math.prod(layer.shape[:1]) * -(-layer.shape[1] // block.y) * -(-layer.shape[2] // stem.LINE)
+    share = -(-blocks * -(-layer.shape[3] // block.columns) // (units or USUAL_UNITS))
+    lines, columns = stem.halo(layer, block)
+    products = stem.depth(layer) / 16 * (block.y / block.warps[0]) * (block.columns / block.warps[1] / 8)
+    loaded, stored = lines * columns * layer.weights.shape[3] / 1e3, block.y * stem.LINE * block.columns / 1e3
+    return float(1.48 + share * (0.0775 * loaded + 0.0107 * products + 0.044 * stored))
+
+
+def stems(layer: Layer, units: int) -> list[StemBlock]:
+    """For that of stem.cu, the cheapest first; none if it cannot do the layer."""
+    found = stem.ranked(layer, units) if layer.prologue is None else []
+    return sorted(found, key=lambda block: stem_cost(layer, block, units))
+
+
+#: What the other kernels take there: so much, and so much of what they take by their own estimates.
+_OTHERS = {matvec: (-0.5, 1.0), persistent: (0.0, 0.75), window: (1.5, 0.4), halo: (0.5, 0.75)}
+
+
+def measured(estimate: Callable[..., float]) -> Callable[..., float]:
+    """The estimate of another kernel, as it is where kernels overlap."""
+    more, times = next((line for module, line in _OTHERS.items() if module.cost is estimate), (0.0, 1.0))
+    return lambda *args: more + times * float(estimate(*args))
+
+
+def knows(layer: Layer) -> bool:
+    """Whether these estimates are of layers that read their inputs like this one."""
+    return layer.access in ("POINTS", "WINDOW") and layer.prologue is None
+
+
+def tiles(layer: Layer, product: tile.TileProduct, units: int) -> list[WorkgroupTile]:
+    """For the kernel of convolution.cu, those that make sense, the cheapest first; none for layers it does not know."""
+    if not knows(layer):
+        return []
+    found = [t for t in (*tile.candidates(True, product.capability), *more_tiles()) if tile.suits(t, product)]
+    found = [t for t in found if t.shared_bytes(True) + _OWN_BYTES <= SHARED_BYTES]
+    return sorted(found, key=lambda t: (tile_cost(layer, t, units), t.threads))
+
+
+def divisions(layer: Layer, capability: int, units: int) -> list[SpecializedTile]:
+    """For that of specialized.cu, as tiles()."""
+    if not knows(layer):
+        return []
+    row = specialized.row_bytes(layer)
+    found = specialized.that_suit(layer, capability, (*specialized.candidates(), *more_divisions()))
+    found = [t for t in found if t.shared_bytes(row) + _OWN_BYTES <= SHARED_BYTES]
+    return sorted(found, key=lambda t: (specialized_cost(layer, t, units), t.threads))
+
+
+@functools.cache
+def more_tiles() -> tuple[WorkgroupTile, ...]:
+    """Of eight warps, which divide the depth: large steps, and many of them under way."""
+    shapes = [
+        (16, 16, (1, 1, 8)), (16, 32, (1, 1, 8)), (32, 16, (1, 1, 8)), (32, 32, (1, 1, 8)), (16, 64, (1, 1, 8)),
+        (32, 64, (1, 2, 4)), (64, 32, (2, 1, 4)), (64, 64, (2, 2, 2)),
+    ]  # fmt: skip
+    found = [WorkgroupTile(m, n, k, w, s) for m, n, w in shapes for k in (128, 256, 512) for s in (2, 3, 4, 5, 6, 8)]
+    return tuple(t for t in found if t.fits(True) and t not in tile.candidates(True))
+
+
+@functools.cache
+def more_divisions() -> tuple[SpecializedTile, ...]:
+    """Whose rings hold more of the depth, as far as the shared memory goes that all kernels have."""
+    shapes = [
+        (64, 64, 1, 6, 2), (64, 64, 1, 8, 1), (64, 128, 1, 5, 1),
+        (128, 64, 2, 5, 1), (128, 128, 2, 4, 1),
+    ]  # fmt: skip
+    return tuple(SpecializedTile(*shape, n) for shape in shapes for n in (1, 2, 4, 8))
+
+
+def _resident(shared: int, threads: int, most: int) -> int:
+    """Workgroups that share a multiprocessor."""
+    return max(1, min(most, SHARED_BYTES // (shared + _OWN_BYTES), _THREADS // threads))

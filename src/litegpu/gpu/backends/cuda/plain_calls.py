@@ -1,0 +1,151 @@
+"""The native calls of a session, which are chosen by what is wanted of an inference and by where its inputs are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+
+from litegpu.gpu.backends.abilities import PlainOutputs
+from litegpu.gpu.backends.contract import SHORT_SECONDS
+from litegpu.gpu.backends.cuda.base import CudaDeviceBase
+from litegpu.gpu.backends.cuda.copy import MOST_BYTES, is_pinned
+from litegpu.gpu.backends.cuda.launching import Launcher
+from litegpu.gpu.backends.cuda.memory import SessionMemory
+from litegpu.gpu.backends.cuda.native_call import NOT_DONE, NOT_FINITE, NOT_TAKEN, NativeCall
+from litegpu.gpu.backends.cuda.record import Recorder
+from litegpu.gpu.backends.cuda.registered import EVERY, Registered
+from litegpu.gpu.backends.cuda.result_pool import ResultPool
+from litegpu.gpu.backends.cuda.results import Results
+from litegpu.gpu.program import Program
+from litegpu.native import NativeLibrary
+
+#: Inputs and outputs together.
+_MOST_PORTS = 32
+#: Smaller inputs are copied sooner than found out about.
+_LEAST_IN_PLACE = 128 << 10
+#: Calls that are kept, latest last.
+_MOST_CALLS = 8
+
+
+class _Pools(Protocol):
+    @property
+    def host(self) -> ResultPool: ...
+
+    @property
+    def registered(self) -> Registered: ...
+
+
+class PlainCalls:
+    """Of one session, whose lock is held in every method, as long as nothing is bound to it and `results.watched` stays
+    as it is."""
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        device: CudaDeviceBase,
+        program: Program,
+        memory: SessionMemory,
+        recorder: Recorder,
+        results: Results,
+        launcher: Launcher,
+        pools: _Pools,
+        *,
+        passive: bool,
+    ) -> None:
+        """`passive`: waits that are long are not to spin."""
+        self._parts = library, device, program, memory, recorder, results, pools.host, launcher.stream
+        self._device, self._results, self._launcher, self._registered = device, results, launcher, pools.registered
+        self._passive = passive
+        self._calls: list[NativeCall] = []
+        self._large = [i for i, port in enumerate(program.inputs) if port.nbytes >= _LEAST_IN_PLACE]
+        self._count = 0
+        self._times: Callable[[], dict[str, float]] | None = None  # of the last inference, that nobody has asked for
+
+    def run(
+        self, arrays: Sequence[np.ndarray | None], wanted: PlainOutputs, wait: Callable[[], object]
+    ) -> list[np.ndarray] | Literal[False] | None:
+        """See PlainCaller.call_plain(). Nothing is under way; `wait` waits for what is then."""
+        in_place = self._in_place(arrays) if self._large else ()
+        call = self._calls[-1] if self._calls else None
+        if call is None or call.wanted is not wanted or call.in_place != in_place:
+            call = self._call(wanted, in_place)
+        found = call.targets()
+        if found is None:
+            return None
+        launcher = self._launcher
+        self._results.drop()
+        call.kept = [*arrays, *found] if in_place else found
+        launcher.launched()
+        result = call.all(*arrays, *found)
+        if result == NOT_TAKEN:
+            launcher.running = False
+            return None
+        self._times = call.times
+        if result == NOT_DONE:
+            result = self._rest_of(call, [*arrays, *found], wait)
+        launcher.running, call.kept = False, ()
+        if result < 0:
+            raise launcher.fail(-result)
+        return False if result == NOT_FINITE else found
+
+    def take_times(self) -> dict[str, float]:
+        """Seconds of the parts of the last inference; nothing if they were taken."""
+        times, self._times = self._times, None
+        return {} if times is None else times()
+
+    def close(self) -> None:
+        """The device's context is current, and nothing under way."""
+        self._times = None
+        while self._calls:
+            self._calls.pop().close()
+
+    def _call(self, wanted: PlainOutputs, in_place: tuple[int, ...]) -> NativeCall:
+        """The one for these, from now on the latest."""
+        calls = self._calls
+        for i, call in enumerate(calls):
+            if call.wanted is wanted and call.in_place == in_place:
+                calls.append(calls.pop(i))
+                return call
+        with self._device.context:
+            if len(calls) == _MOST_CALLS:
+                calls.pop(0).close()
+            calls.append(NativeCall(*self._parts, wanted, in_place))
+        return calls[-1]
+
+    def _in_place(self, arrays: Sequence[np.ndarray | None]) -> tuple[int, ...]:
+        """The inputs that lie where the device can read them."""
+        self._count += 1
+        found: tuple[int, ...] = ()
+        for i in self._large:
+            array = arrays[i]
+            if array is None:
+                continue
+            if array.base is not None:
+                readable = is_pinned(array, self._device)
+            elif self._count % EVERY:
+                readable = self._registered.has(array)
+            else:
+                readable = self._registered.known(array)
+            if readable and array.flags.c_contiguous:
+                found = (*found, i)
+        return found
+
+    def _rest_of(self, call: NativeCall, arrays: Sequence[np.ndarray | None], wait: Callable[[], object]) -> int:
+        """What an inference comes to that takes longer than a native call waits."""
+        passed, started = call.times(), time.perf_counter()
+        wait()
+        waited = passed["wait"] + time.perf_counter() - started
+        call.may_spin(not self._passive or waited < SHORT_SECONDS)
+        result = call.rest(*arrays)
+        times = {**passed, "wait": waited, "read": call.times()["read"]}
+        self._times = lambda: times
+        return result
+
+
+def is_small(program: Program) -> bool:
+    """Whether the ports of a program are such as a native call takes."""
+    ports = len(program.inputs) + len(program.outputs)
+    return ports <= _MOST_PORTS and all(port.nbytes <= MOST_BYTES for port in program.inputs)

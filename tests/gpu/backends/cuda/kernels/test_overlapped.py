@@ -1,0 +1,112 @@
+"""Which tiles convolutions take in programs whose kernels overlap, and those that only these take."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from gpu.backends.cuda.kernels.test_convolution import check as check_layer
+from gpu.backends.cuda.kernels.test_convolution import network
+from gpu.backends.cuda.kernels.test_specialized import CASES, layer_of
+
+from litegpu.gpu.backends.cuda.kernels import (
+    convolution,
+    halo,
+    overlapped,
+    patch,
+    persistent,
+    specialized,
+    stem,
+    tile,
+    window,
+)
+from litegpu.gpu.backends.cuda.kernels.channelwise import Channelwise
+from litegpu.gpu.backends.cuda.kernels.overlapped import divisions, more_divisions, more_tiles, tiles, will_overlap
+from litegpu.gpu.backends.cuda.kernels.specialized import SpecializedTile
+from litegpu.gpu.backends.cuda.kernels.tile import MOST_SHARED_BYTES, WorkgroupTile
+from litegpu.gpu.graph import Conv2D, DType, GraphBuilder
+
+SAME = Conv2D(padding=(1, 1))
+#: Eight warps that divide the depth alone, and rows and columns too; rings as deep as the depth, and half as deep.
+SOME_TILES = (
+    WorkgroupTile(16, 16, 512, (1, 1, 8), 2),
+    WorkgroupTile(32, 32, 128, (1, 1, 8), 3),
+    WorkgroupTile(32, 64, 128, (1, 2, 4), 2),
+    WorkgroupTile(64, 64, 128, (2, 2, 2), 2),
+)
+SOME_DIVISIONS = (SpecializedTile(64, 64, 1, 8, 1, 8), SpecializedTile(64, 64, 1, 6, 2, 2))
+
+
+def best(layer) -> tuple[float, object]:
+    found: list[tuple[float, object]]
+    found = [(overlapped.tile_cost(layer, t, 132), t) for t in tiles(layer, convolution.product_of(layer, 90), 132)[:1]]
+    found += [(overlapped.specialized_cost(layer, t, 132), t) for t in divisions(layer, 90, 132)[:1]]
+    return min(found, key=lambda pair: pair[0])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("chosen", (*SOME_TILES, *SOME_DIVISIONS), ids=str)
+def test_some(device, monkeypatch, chosen: WorkgroupTile | SpecializedTile) -> None:
+    """The kernels compute what they should with them."""
+    divided = isinstance(chosen, SpecializedTile)
+    if divided and device.features.capability != 90:
+        pytest.skip("needs warpgroup products")
+    for module in (specialized, persistent, halo, patch):
+        monkeypatch.setattr(module, "ranked", lambda layer, capability, units: [])
+    for other in (window, stem):
+        monkeypatch.setattr(other, "ranked", lambda layer, units: [])
+    simple = tile.candidates(True)[0]
+    monkeypatch.setattr(convolution, "ranked", lambda product, units: [simple if divided else chosen])
+    if divided:
+        takes = specialized.takes
+        monkeypatch.setattr(specialized, "ranked", lambda layer, *_: [chosen] if takes(layer, 90) else [])
+        monkeypatch.setattr(specialized, "cost", lambda layer, tile, units: 0.0)
+    for case in ("points", "residual", "deep"):
+        shape, weights, op, residual = CASES[case]
+        graph, x = network(shape, weights, op, residual=residual)
+        check_layer(device, graph, x, half=True, kernel="specialized_convolution" if divided else "tensor_convolution")
+
+
+def test_all_fit() -> None:
+    assert all(t.fits(True) and t.shared_bytes(True) <= MOST_SHARED_BYTES for t in more_tiles())
+    assert all(t.fits() for t in more_divisions())
+    assert not set(more_tiles()) & set(tile.candidates(True, 90))
+
+
+def test_what_deep_layers_of_few_pixels_take() -> None:
+    """The clusters whose rings hold all of their part of the depth, or many warps that divide it: on an H200 7x7x512 by
+    3x3 takes 4.1 us so, 5.2 with four steps of nine under way."""
+    window, points = layer_of((1, 7, 7, 512), (512, 3, 3, 512), SAME), layer_of((1, 14, 14, 1024), (512, 1, 1, 1024))
+    _, chosen = best(window)
+    assert isinstance(chosen, SpecializedTile)
+    assert chosen.split >= 4 and chosen.stages >= 8
+    _, chosen = best(points)
+    assert isinstance(chosen, WorkgroupTile) and chosen.threads == 256
+
+
+def test_workgroups_that_share_no_multiprocessor_wait() -> None:
+    """The multiprocessors' shared memory bounds how many run at once, which a second round pays for."""
+    layer = layer_of((1, 19, 19, 728), (728, 1, 1, 728))
+    small, large = WorkgroupTile(32, 32, 128, (1, 1, 4), 3), WorkgroupTile(32, 32, 128, (1, 1, 4), 6)
+    assert overlapped.tile_parts(layer, small, 132).rounds < overlapped.tile_parts(layer, large, 132).rounds
+
+
+def test_prologues_are_not_known() -> None:
+    scale = np.ones(992, np.float32)
+    plain = layer_of((1, 14, 14, 992), (128, 1, 1, 992))
+    with_prologue = dataclasses.replace(plain, prologue=Channelwise(scale, scale, (0.0, np.inf)))
+    product = convolution.product_of(plain, 90)
+    assert tiles(plain, product, 132) and not tiles(with_prologue, product, 132)
+
+
+@pytest.mark.parametrize("batch, expected", ((1, True), (64, False)))
+def test_which_graphs(batch: int, expected: bool) -> None:
+    builder = GraphBuilder()
+    x = builder.value((batch, 56, 56, 64), DType.FLOAT32)
+    first = x
+    for _ in range(3):
+        y = builder.value((batch, 56, 56, 64), DType.FLOAT32)
+        builder.node(Conv2D(), [x, builder.constant(np.eye(64, dtype=np.float32).reshape(64, 1, 1, 64))], y)
+        x = y
+    assert will_overlap(builder.graph([first], [x])) is expected
