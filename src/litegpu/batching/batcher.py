@@ -29,6 +29,7 @@ from litegpu.gpu.delegate.array_place import is_on_gpu
 WHEN_FULL = ("wait", "raise")
 #: Seconds after which a call that waits for room looks for itself.
 _LOOK_AGAIN = 0.005
+_Array = np.ndarray
 NAN_POLICIES = ("propagate", "raise")
 
 
@@ -114,7 +115,7 @@ class Batcher:
         fails, or once the batcher is closed."""
         native = self._native
         if native is not None and not native.off:
-            if native.is_simple and timeout is None and len(args) == 1 and type(args[0]) is np.ndarray and not kwargs:
+            if native.is_simple and timeout is None and len(args) == 1 and type(args[0]) is _Array and not kwargs:
                 found = native.call_simple(args[0])
             else:
                 found = self._called(native, args, kwargs, timeout)

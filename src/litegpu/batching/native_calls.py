@@ -10,7 +10,6 @@ import functools
 import logging
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,8 @@ import numpy as np
 
 from litegpu import native
 from litegpu.background import leave
-from litegpu.batching.batch import COPIED_BYTES, Slab, own, too_late
+from litegpu.batching.batch import COPIED_BYTES, Slab, too_late
+from litegpu.batching.batch import own as own_error
 from litegpu.batching.collector import Rules
 from litegpu.batching.native_posts import Posts
 from litegpu.batching.native_rows import (
@@ -53,11 +53,25 @@ log = logging.getLogger("litegpu")
 
 #: Nanoseconds after which a call comes back to Python: on the main thread, for signals; elsewhere, for whatever else.
 _SLICE, _LONG_SLICE = 4_000_000, 100_000_000
-_CALLS_FREE = 64
+#: Errors of batches that are remembered, for callers that have not asked yet.
+_ERRORS = 64
 #: Threads for calls of tasks, besides one for each lane.
 _EXTRA_THREADS = 1
-_MAIN = threading.main_thread().ident
-_get_ident, _empty = threading.get_ident, np.empty
+_empty = np.empty
+
+
+class _Own(threading.local):
+    """What a thread has for its calls, in `free` while it is not in use: what threads share moves from processor to
+    processor, which takes longer than to look for what is one's own."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.free = [self.another()]
+
+    def another(self) -> Call:
+        """For a call that is made in the middle of another one, in a handler of a signal say."""
+        on_main = threading.current_thread() is threading.main_thread()
+        return Call(self._size, _SLICE if on_main else _LONG_SLICE)
 
 
 class NativeCalls:
@@ -85,8 +99,6 @@ class NativeCalls:
         self._rules = rules
         self._homes = [home for home, replica in enumerate(replicas) for _ in replica.lanes]
         self._runners = [lane for replica in replicas for lane in replica.lanes]
-        self._free: deque[Call] = deque(maxlen=_CALLS_FREE)
-        self._free_on_main: deque[Call] = deque(maxlen=_CALLS_FREE)
         self._shapes = [[(n, *shape) for n in range(rules.most + 1)] for shape, _ in outputs]  # by output and rows
         self._types = [dtype for _, dtype in outputs]
         self.is_simple = len(form.inputs) == len(outputs) == 1
@@ -113,6 +125,7 @@ class NativeCalls:
             *(ctypes.addressof(table) for table in (forms, homes, batches, recipes)),
         )  # fmt: skip
         self._call_size = functions.call_size()
+        self._own = _Own(self._call_size)
         self.rows = functions.new(ctypes.addressof(setup), ctypes.sizeof(setup))
         if not self.rows:
             raise MemoryError("no memory for the batcher")
@@ -130,7 +143,7 @@ class NativeCalls:
             return None
         call: Call | None = None
         try:
-            call = self._taken()
+            call = self._own.free.pop() if self._own.free else self._own.another()
             if deadline:
                 call.ends(deadline)
             found = self._native(call.address, *inputs, *outputs)
@@ -149,14 +162,14 @@ class NativeCalls:
             return None
         call: Call | None = None
         try:
-            free = self._free if _get_ident() != _MAIN else self._free_on_main
+            own = self._own
             try:
-                call = free.pop()
+                call = own.free.pop()
             except IndexError:
-                call = self._taken()
+                call = own.another()
             found = self._native(call.address, array, output)
             if found == DONE:
-                free.append(call)
+                own.free.append(call)
                 return output
             return output if self._ended(call, found, (array,), (output,)) else None
         except BaseException:
@@ -192,14 +205,6 @@ class NativeCalls:
         except (TypeError, IndexError):
             return None
 
-    def _taken(self) -> Call:
-        """Memory for a call of this thread."""
-        free, slice_ = (self._free, _LONG_SLICE) if _get_ident() != _MAIN else (self._free_on_main, _SLICE)
-        try:
-            return free.pop()
-        except IndexError:
-            return Call(self._call_size, slice_)
-
     def _ended(self, call: Call, found: int, inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
         """Whether the call that has come to `found` ends with results, sooner or later; else it has to be made in
         Python. Raises what it ends with."""
@@ -215,14 +220,14 @@ class NativeCalls:
             self.late += 1
             raise too_late("before the result was there" if call.told else "before there was room for its rows")
         call.ends(0)
-        (self._free if _get_ident() != _MAIN else self._free_on_main).append(call)
+        self._own.free.append(call)
         return self._is_done(found, call.serial)
 
     def _is_done(self, found: int, serial: int) -> bool:
         """Whether a call that has come to `found` has results; else it has to be made in Python. Raises what it ends
         with."""
         if found == FAILED:
-            raise own(self._errors.get(serial) or InvokeError("the batch failed"))
+            raise own_error(self._errors.get(serial) or InvokeError("the batch failed"))
         if found == CLOSED:
             raise InvokeError("The batcher is closed")
         if found == FULL:
@@ -268,7 +273,7 @@ class NativeCalls:
             for result, array in zip(results, found, strict=True):
                 result[:size] = array
         except BaseException as error:
-            while len(self._errors) > _CALLS_FREE:
+            while len(self._errors) > _ERRORS:
                 self._errors.pop(next(iter(self._errors)))
             self._errors[serial] = self._named(error, lane)
         finally:

@@ -229,6 +229,8 @@ static void finish(rows *r, slab *s, int outcome) {
   s->outcome = outcome;
   if (outcome == DONE) {
     r->size_counts[s->size]++;
+    const int64_t took = now - s->launched, least = r->least[s->size]; /* which is forgotten in the end */
+    if (s->handed == NOT_HANDED) r->least[s->size] = !least || took < least ? took : least + least / 64;
     r->calls += s->calls;
     r->rows += s->rows;
     for (int i = 0; i < s->calls; i++) {
@@ -298,7 +300,7 @@ static int asked(rows *r, slab *s) {
 bool rows_lead(rows *r, slab *s, int64_t now) {
   if (s->state == RUNNING) {
     /* not before it may be: to ask holds up who launches */
-    const bool soon = s->launched && now - s->launched < atomic_load(&r->seconds) / 2;
+    const bool soon = s->launched && now - s->launched < atomic_load(&r->least[s->size]) / 2;
     const int how = soon ? PENDING : s->launched ? asked(r, s) : HANDED;
     if (how == DONE) finish(r, s, DONE);
     else if (how == HANDED) atomic_store(&s->handed, IS_HANDED);
@@ -568,7 +570,7 @@ PUBLIC void litegpu_rows_free(rows *r) {
     free(r->slabs[i]);
   }
   free(r->forms), free(r->batches), free(r->recipes), free(r->lanes), free(r->slabs), free(r->queue), free(r->running);
-  free(r->posts), free(r->around), free(r->size_counts), free(r->waits), free(r->latencies), free(r->run_times);
+  free(r->posts), free(r->around), free(r->least), free(r->size_counts), free(r->waits), free(r->latencies), free(r->run_times);
   free(r);
 }
 
@@ -586,11 +588,12 @@ PUBLIC rows *litegpu_rows_new(const setup *of, size_t size) {
   r->running = calloc(of->most_slabs, sizeof *r->running);
   r->around = calloc(2 * of->lanes, sizeof *r->around);
   r->size_counts = calloc(of->sizes, sizeof *r->size_counts);
+  r->least = calloc(of->sizes, sizeof *r->least);
   r->waits = calloc(LATEST, sizeof *r->waits);
   r->latencies = calloc(LATEST, sizeof *r->latencies);
   r->run_times = calloc(LATEST, sizeof *r->run_times);
   if (!r->forms || !r->batches || !r->recipes || !r->lanes || !r->slabs || !r->queue || !r->running || !r->around ||
-      !r->size_counts || !r->waits || !r->latencies || !r->run_times) {
+      !r->size_counts || !r->least || !r->waits || !r->latencies || !r->run_times) {
     litegpu_rows_free(r);
     return NULL;
   }

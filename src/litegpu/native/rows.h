@@ -126,6 +126,7 @@ typedef struct rows {
   atomic_uint room;
   bool closed, off;
   _Atomic int64_t seconds; /* that a run is expected to take; 0 before the first */
+  _Atomic int64_t *least;  /* that the device took for a batch of each size, lately */
   uint64_t serial, calls, rows, refused, failed, *size_counts, runs_told, calls_told;
   double *waits, *latencies, *run_times;
   struct posts *posts; /* NULL before the first */
