@@ -229,3 +229,34 @@ def test_it_is_counted(library: native.NativeLibrary) -> None:
     run_all([threading.Thread(target=work) for _ in range(8)])
     after = library.counts()
     assert sum(after.values()) > sum(before.values())
+
+
+def test_other_interpreters_of_the_process(library: native.NativeLibrary) -> None:
+    """They take turns for the lock that they share with the first one."""
+    code = f"""
+try:
+    import _xxsubinterpreters as interpreters
+except ImportError:
+    import _interpreters as interpreters
+inner = '''
+import ctypes
+work = ctypes.PyDLL({str(library.path)!r}).litegpu_work
+work.argtypes = ctypes.c_int64, ctypes.c_int
+for i in range(300):
+    work(2000, i % 2)
+'''
+def other():
+    made = interpreters.create(isolated=False) if sys.version_info < (3, 13) else interpreters.create("legacy")
+    interpreters.run_string(made, inner)
+    interpreters.destroy(made)
+others = [threading.Thread(target=other) for _ in range(2)]
+for thread in others:
+    thread.start()
+for thread in others:
+    thread.join()
+stop = True
+for thread in threads:
+    thread.join()
+print("done")
+"""
+    assert told(code) == "done"

@@ -68,3 +68,17 @@ def test_another_version(library: native.NativeLibrary, monkeypatch: pytest.Monk
     monkeypatch.setattr(native.library, "_PYTHON", ("PyEval_SaveThread",))
     with pytest.raises(OSError, match="of another version of litegpu"):
         native.NativeLibrary(library.path)
+
+
+def test_a_python_without_the_lock_goes_without(
+    library: native.NativeLibrary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = """
+import sys
+sys._is_gil_enabled = lambda: False
+from litegpu import native
+native.prepare()
+print(native.build(), native.find(), native._making, native.problem())
+"""
+    expected = "None None None it is for Linux, and for a Python with one lock for all threads"
+    assert told(code, library.path.parents[1]) == expected

@@ -85,7 +85,7 @@ def model() -> Iterator[Any]:
         yield opened
 
 
-@pytest.mark.parametrize("shape", [SHAPE, (1, 83, 101, 3), LARGE])
+@pytest.mark.parametrize("shape", [SHAPE, (1, 83, 101, 3), LARGE, (1, 301, 311, 3)])
 def test_calls_of_a_model(counted: Counted, shape: tuple[int, ...]) -> None:
     with litegpu.load(content(shape), "cuda") as model:
         check(model, 0, shape)
@@ -204,13 +204,14 @@ def test_passive_waits_do_not_spin_where_they_are_long(model: Any) -> None:
     assert call._call.spin == 2_000_000
 
 
-def test_inputs_that_come_again_are_read_where_they_are() -> None:
+@pytest.mark.parametrize("shape", [LARGE, (1, 301, 311, 3)])
+def test_inputs_that_come_again_are_read_where_they_are(shape: tuple[int, ...]) -> None:
     """And those in pinned memory, but not others; what the caller changes in between is seen."""
-    with litegpu.load(content(LARGE), "cuda") as model:
+    with litegpu.load(content(shape), "cuda") as model:
         route = only_kernel(model)
         assert route is not None
         session: Any = route.kernel.session
-        x, y = items(0, LARGE)
+        x, y = items(0, shape)
         pinned = model.empty_input("x")
         seen = set()
         registered = session._pools.registered
@@ -220,7 +221,7 @@ def test_inputs_that_come_again_are_read_where_they_are() -> None:
             x[...] = pinned[...] = i
             given = (x, x.copy(), pinned)[i % 3]
             found = model(given, y)
-            assert np.array_equal(found["sum"], i + y) and np.array_equal(found["abs"], np.full(LARGE, i, np.float32))
+            assert np.array_equal(found["sum"], i + y) and np.array_equal(found["abs"], np.full(shape, i, np.float32))
             if session._plain is not None:
                 seen.add((i % 3, session._plain._calls[-1].in_place))
         assert {(0, (0, 1)), (1, (1,)), (2, (0, 1)), (1, ()), (2, (0,))} <= seen
@@ -392,12 +393,13 @@ def test_interrupted_anywhere(shape: tuple[int, ...]) -> None:
         assert np.array_equal(before["sum"], x + y)
 
 
-def test_a_view_that_was_lent(counted: Counted) -> None:
+@pytest.mark.parametrize("shape", [SHAPE, (1, 301, 311, 3)])
+def test_a_view_that_was_lent(counted: Counted, shape: tuple[int, ...]) -> None:
     """What lies in the session's own memory already is not copied onto itself."""
-    one = Interpreter(model_content=content(), experimental_delegates=[GpuDelegate(backend="cuda")])
+    one = Interpreter(model_content=content(shape), experimental_delegates=[GpuDelegate(backend="cuda")])
     one.allocate_tensors()
     places = {d["name"]: d["index"] for d in (*one.get_input_details(), *one.get_output_details())}
-    x, y = items(0)
+    x, y = items(0, shape)
     one.tensor(places["x"])()[...] = x
     one.set_tensor(places["a"], y)
     one.invoke()

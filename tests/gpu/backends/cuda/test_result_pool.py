@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import os
 import random
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import Interruptions
 
 import litegpu
 from litegpu.model.builder import ModelBuilder
@@ -66,6 +69,24 @@ def test_a_block_comes_back_when_the_last_view_is_gone(pool: Any) -> None:
     del view
     third = pool.take(299_999)
     assert third.ctypes.data == address and third.size == 299_999 and third.flags.writeable
+
+
+def test_what_an_interruption_loses_stays_where_it_is(device: Any) -> None:
+    """No other memory comes to lie where the device takes it for that of a block."""
+    from litegpu.gpu.backends.cuda.result_pool import ResultPool
+
+    counted = Interruptions()
+    with device.context:
+        counted.during(lambda: ResultPool(device, 64 << 20).take(300_000))
+        for place in range(1, counted.count):
+            pool = ResultPool(device, 64 << 20)
+            with contextlib.suppress(KeyboardInterrupt):
+                Interruptions(place).during(functools.partial(pool.take, 300_000))
+            gc.collect()
+            kept = [np.empty(300_000, np.uint8) for _ in range(4)]
+            assert pool.take(300_000) is not None and kept
+            gc.collect()
+            pool.trim()
 
 
 def test_who_keeps_all_gets_ordinary_memory_in_the_end(pool: Any) -> None:

@@ -106,8 +106,10 @@ class ResultPool:
         start = -memory.ctypes.data % _PAGE
         block = _Block(memory[start : start + size], size)
         make_present(block.memory)  # by several threads: the driver does it with one
+        block.registered = True
         (error,) = driver.cuMemHostRegister(block.address, size, 0)
         if error != SUCCESS:  # no more memory may be locked, say
+            block.registered = False
             return None
         self.held += size
         return block
@@ -118,6 +120,7 @@ class ResultPool:
             fork.keep(block)  # the driver may take it for pinned as long as the process lives
         else:
             driver.cuMemHostUnregister(block.address)
+            block.registered = False
 
     def _forked(self) -> None:
         self._lock = fork.Refusal()
@@ -125,15 +128,23 @@ class ResultPool:
 
 class _Block:
     """`memory`: of whole pages. `free_since`: how many requests there had been when it came back. `forks`: how many
-    forks there had been when it was made."""
+    forks there had been when it was made. `registered`: whether the device may know it.
 
-    __slots__ = ("address", "forks", "free_since", "memory", "size")
+    One that is lost while the device knows it, on the way from hand to hand, where Ctrl-C came between, leaves its
+    memory to nobody: what the device writes there would not be what others read there."""
+
+    __slots__ = ("address", "forks", "free_since", "memory", "registered", "size")
 
     def __init__(self, memory: np.ndarray, size: int) -> None:
         self.memory, self.size = memory, size
         self.address = memory.ctypes.data
         self.free_since = 0
         self.forks = fork.count()
+        self.registered = False
+
+    def __del__(self) -> None:
+        if getattr(self, "registered", False) and not sys.is_finalizing():
+            fork.keep(self.memory)
 
 
 @dataclass(eq=False)
