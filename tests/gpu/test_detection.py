@@ -107,3 +107,40 @@ def test_more_boxes_than_a_thread_has_bits() -> None:
 def test_what_is_refused(changes: dict[str, Any], reason: str) -> None:
     graph = read_model(detections(2, **changes).content).main
     assert reason in str(check_operator(graph, graph.operators[0]))
+
+
+def falling(seed: int) -> tuple[bytes, list[np.ndarray], int]:
+    """NON_MAX_SUPPRESSION_V5 whose scores fall with the overlap, and how many boxes it chooses at most."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 300))
+    most = int(rng.integers(1, min(count, 30) + 1))
+    b = ModelBuilder()
+    x, scores = b.input("x", (count, 4)), b.input("scores", (count,))
+    numbers = (most, (0.5, 0.3, 1.0)[seed % 3], (0.0, 0.2, -1.0)[seed // 3 % 3], (0.5, 0.1, 2.0)[seed // 2 % 3])
+    constants = [b.constant(np.array(n, np.int32 if i == 0 else np.float32)) for i, n in enumerate(numbers)]
+    kinds = [((most,), TensorType.INT32), ((most,), TensorType.FLOAT32), ((), TensorType.INT32)]
+    b.output(*b.op_multi("NON_MAX_SUPPRESSION_V5", [x, scores, *constants], kinds))
+    centres, sizes = rng.uniform(0, 1, (count, 2)), rng.uniform(0.1, 0.5, (count, 2))
+    boxes = np.concatenate([centres - sizes / 2, centres + sizes / 2], 1).astype(np.float32)
+    return b.build(), [boxes, rng.uniform(0, 1, count).astype(np.float32)], most
+
+
+def same_choice(got: list[np.ndarray], want: list[np.ndarray]) -> None:
+    number = int(want[2])
+    assert int(got[2].reshape(())) == number
+    np.testing.assert_array_equal(got[0].reshape(-1)[:number], want[0][:number])
+    np.testing.assert_allclose(got[1].reshape(-1)[:number], want[1][:number], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(18))
+def test_scores_that_fall_with_the_overlap(seed: int) -> None:
+    content, inputs, _ = falling(seed)
+    want = run(official(content), inputs)
+    main = read_model(content).main
+    lowered = lower_partition(main, main.operators, main.inputs, main.outputs)
+    same_choice(evaluate_graph(lowered.graph, inputs), want)
+    if seed < 9:
+        require_gpu()
+        gpu = on_gpu(content, max_delegated_partitions=0)
+        assert gpu.delegation_report().fully_delegated
+        same_choice(run(gpu, inputs), want)

@@ -10,10 +10,12 @@ import numpy as np
 from litegpu.gpu.custom.definition import Array, Dim3, Group, per_group
 from litegpu.gpu.graph import Shape
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.lang import Features, Kernel, TracedValue, i32, u32
+from litegpu.gpu.lang import Features, Kernel, TracedValue, f32, i32, u32
 
 #: Boxes that one workgroup goes through.
 MOST_BOXES = 1 << 16
+#: Boxes whose scores fall, which are kept in shared memory, and of which so many are chosen.
+MOST_LOWERED, MOST_CHOSEN = 2048, 512
 _BITS = 32
 _NOBODY = 2**31 - 1
 
@@ -23,26 +25,45 @@ class Suppression:
     """inputs: boxes [1,1,N,4] as y and x of two corners, scores [1,1,N,1] -> [1,1,1,M] INT32, the numbers of at most M
     boxes by falling score, of equal ones the first, then -1. A box is left out if its score is below `least`, or if it
     overlaps one before it by more than `overlap` (the intersection over the union); `reaching`: also if the overlap is
-    that, and where the score is no more than `least`.
+    that, and where the score is no more than `least`. With a `sigma` above 0 each box that is chosen lowers the scores
+    of the others by exp(-overlap**2 / (2 * sigma)), and there is a second row, [1,1,2,M], of the bits of the scores.
     (NonMaxSuppressionSingleClassHelper of TFLite's detection_postprocess.cc; non_max_suppression.h is the other.)"""
 
     least: float
     overlap: float
     reaching: bool = False
+    sigma: float = 0.0
     has_reference = True
 
     def evaluate(self, inputs: Sequence[Array], shape: Shape) -> Array:
-        boxes, scores = inputs[0].reshape(-1, 4).astype(np.float32), inputs[1].reshape(-1).astype(np.float32)
-        order = np.argsort(-scores, kind="stable")
+        boxes, scores = inputs[0].reshape(-1, 4).astype(np.float32), np.array(inputs[1].reshape(-1), np.float32)
         least, most = np.float32(self.least), np.float32(self.overlap)
-        waiting = [int(i) for i in order if (scores[i] > least if self.reaching else scores[i] >= least)]
+        waiting = [i for i in range(scores.size) if self._is_enough(scores[i], least)]
         found: list[int] = []
+        values: list[np.float32] = []
         while waiting and len(found) < shape[3]:
-            best, *waiting = waiting
+            best = max(waiting, key=lambda i: (scores[i], -i))
             found.append(best)
+            values.append(scores[best])
+            waiting.remove(best)
             shares = [(i, self._overlap(boxes[best], boxes[i])) for i in waiting]
             waiting = [i for i, share in shares if not (share >= most if self.reaching else share > most)]
-        return np.array(found + [-1] * (shape[3] - len(found)), np.int32).reshape(shape)
+            if self.sigma > 0:
+                for i, share in shares:
+                    scores[i] *= np.exp(np.float32(self.factor * share * share))
+                waiting = [i for i in waiting if self._is_enough(scores[i], least)]
+        rest = shape[3] - len(found)
+        result = [np.array(found + [-1] * rest, np.int32)]
+        if self.sigma > 0:
+            result.append(np.array([*values, *[0] * rest], np.float32).view(np.int32))
+        return np.stack(result).reshape(shape)
+
+    @property
+    def factor(self) -> float:
+        return -0.5 / self.sigma
+
+    def _is_enough(self, score: np.float32, least: np.float32) -> bool:
+        return bool(score > least if self.reaching else score >= least)
 
     def _overlap(self, a: Array, b: Array) -> float:
         areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (a, b)]
@@ -66,6 +87,7 @@ class _Search:
         self.op, self.group, self.k, self.threads = op, group, group.k, threads
         self.count, self.most = group.inputs[0].shape[2], group.output_shape[3]
         self.t = group.k.local_id()
+        self.lowered = group.k.shared(f32, self.count) if op.sigma > 0 else None  # each thread's own scores
         self.left = [group.k.var(group.k.const(0xFFFFFFFF, u32)) for _ in range(-(-self.own // _BITS))]
 
     @property
@@ -75,11 +97,18 @@ class _Search:
 
     def run(self) -> None:
         k, t = self.k, self.t
-        scores, places = k.shared(self.score(0).type, self.threads), k.shared(i32, self.threads)
-        chosen = k.shared(i32, -(-self.most // 4) * 4)
+        scores, places = k.shared(f32, self.threads), k.shared(i32, self.threads)
+        room = -(-self.most // 4) * 4
+        chosen = k.shared(i32, room)
+        values = k.shared(i32, room) if self.lowered is not None else None
         with k.If(t == 0):
-            for place in range(self.most, -(-self.most // 4) * 4):  # lanes past the last one
+            for place in range(self.most, room):  # lanes past the last one
                 chosen[place] = k.const(-1, i32)
+                if values is not None:
+                    values[place] = k.const(0, i32)
+        if self.lowered is not None:
+            with k.loop(self.count, start=t, step=self.threads) as j:
+                self.lowered[j] = self.group.inputs[1].at(0, 0, j, 0)
         with k.loop(self.most) as r:
             scores[t], places[t] = self.best()
             k.barrier()
@@ -95,18 +124,22 @@ class _Search:
             found = ~(winner == _NOBODY)
             with k.If(t == 0):
                 chosen[r] = k.select(found, winner, k.const(-1, i32))
+                if values is not None:
+                    values[r] = k.select(found, k.bitcast(scores[0], i32), k.const(0, i32))
             with k.If(found):
                 self.suppress(k.bitcast(winner, u32))
             k.barrier()
-        self.store(k, chosen)
+        self.store(k, 0, chosen)
+        if values is not None:
+            self.store(k, 1, values)
 
-    def store(self, k: Kernel, chosen: object) -> None:
+    def store(self, k: Kernel, row: int, chosen: object) -> None:
         quads = -(-self.most // 4)
         with k.loop(-(-quads // self.threads)) as r:
             q = r * self.threads + self.t
             with k.If(q < quads):
                 lanes = [chosen[q * 4 + j] for j in range(4)]  # type: ignore[index]
-                self.group.store(0, 0, 0, q, k.vec(*lanes))
+                self.group.store(0, 0, row, q, k.vec(*lanes))
 
     def best(self) -> tuple[TracedValue, TracedValue]:
         """The highest score of the thread's boxes that are left, and which box has it."""
@@ -138,6 +171,8 @@ class _Search:
             over = share >= self.op.overlap if self.op.reaching else share > self.op.overlap
             with k.If(over | (j == winner)):
                 self.left[word].set(self.left[word].value & (bit ^ 0xFFFFFFFF))
+            if self.lowered is not None:
+                self.lowered[j] = self.lowered[j] * k.exp(share * share * self.op.factor)
 
         self.each(look)
 
@@ -152,4 +187,6 @@ class _Search:
                     look(j, word, bit)  # type: ignore[operator]
 
     def score(self, j: TracedValue | int) -> TracedValue:
+        if self.lowered is not None:
+            return self.lowered[j]
         return self.group.inputs[1].at(0, 0, j, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from litegpu.gpu.custom.suppression import MOST_BOXES, Suppression
+from litegpu.gpu.custom.suppression import MOST_BOXES, MOST_CHOSEN, MOST_LOWERED, Suppression
 from litegpu.gpu.graph import RESULT, Arg, ArgReduce, Concat, Custom, DType, Expr, Gather, Literal, Reduce, Slice
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.context import OpContext
@@ -83,7 +83,9 @@ def non_max_suppression(ctx: OpContext, with_scores: bool) -> None:
         0 < most <= MOST_BOXES and count <= MOST_BOXES, f"{most} of {count} boxes: up to {MOST_BOXES} are taken"
     )
     overlap, least = (_number(ctx, i) for i in (3, 4))
-    ctx.require(not with_scores or _number(ctx, 5) == 0, "a sigma: scores that fall with the overlap")
+    sigma = _number(ctx, 5) if with_scores else 0.0
+    fits = sigma <= 0 or (count <= MOST_LOWERED and most <= MOST_CHOSEN)
+    ctx.require(fits, f"{most} of {count} boxes with a sigma: {MOST_CHOSEN} of {MOST_LOWERED} are taken")
     kept, *others = ctx.outputs
     for output in (kept, *others[:-1]):
         ctx.check_shape((most,), output)
@@ -95,11 +97,17 @@ def non_max_suppression(ctx: OpContext, with_scores: bool) -> None:
         sorted_.append(ctx.elementwise(fn(function, Arg(0), Arg(1)), [order[first], order[second]], side))
     upright = ctx.add(Concat(3), sorted_, ctx.intermediate((1, 1, count, 4), DType.FLOAT32))
     rated = ctx.reshaped(ctx.value(1), (1, 1, count, 1))
-    op = Suppression(least, overlap, reaching=True)
-    chosen = ctx.add(Custom(op), [upright, rated], ctx.intermediate((1, 1, 1, most), DType.INT32))
+    op = Suppression(least, overlap, reaching=True, sigma=max(sigma, 0.0))
+    rows = 2 if sigma > 0 else 1
+    chosen = both = ctx.add(Custom(op), [upright, rated], ctx.intermediate((1, 1, rows, most), DType.INT32))
+    if sigma > 0:
+        row = (1, 1, 1, most)
+        cuts = [Slice((0, 0, i, 0), (1, 1, 1, 1), row) for i in range(2)]
+        chosen, bits = (ctx.copy(both, [cut], ctx.intermediate(row, DType.INT32)) for cut in cuts)
+        ctx.elementwise(fn("bits_to_float32", Arg(0)), [bits], ctx.output_value(others[0]))
     none = Literal(0, DType.INT32)
     ctx.elementwise(fn("max", Arg(0), none), [chosen], ctx.output_value(kept))
-    if with_scores:
+    if with_scores and sigma <= 0:
         ctx.add(Gather(1, 1, count, 1, most), [rated, chosen], ctx.output_value(others[0]))
     number = fn("select", fn("ge", RESULT, none), Literal(1, DType.INT32), none)
     ctx.add(Reduce("sum", (3,), number), [chosen], ctx.output_value(others[-1]))

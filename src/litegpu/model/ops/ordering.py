@@ -93,7 +93,8 @@ OPS = (
     Op(
         "NON_MAX_SUPPRESSION_V5", "boxes scores n iou score sigma -> . . .", shape=_suppression_shape, without=_BOXES,
         gpu=Gpu(1, inputs=(FLOAT, FLOAT, STATIC, FLOAT), outputs=NUMBER, counts=6, ranks=(2, 2), quantized=False,
-            notes="constant number and thresholds, a sigma of 0; of equal scores the first box comes first"),
+            notes="constant number and thresholds; of equal scores the first box comes first; with a sigma above 0 up "
+            "to 512 of 2048 boxes"),
     ),
     Op(
         "REVERSE_SEQUENCE", "x n -> .", shape=same_shape, hazard=_sequence_hazard, moves="elements",
