@@ -48,7 +48,6 @@ from litegpu.gpu.graph import (
     Shape,
     Slice,
     Softmax,
-    SqueezedConv2D,
     Step,
     Take,
     Tile,
@@ -69,10 +68,6 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             sums = depthwise(first, inputs[0], inputs[1], (*shape[:3], inputs[1].shape[3]))
             middle = evaluate_expr(inner, [sums, *inputs[3:]])
             return conv2d(Conv2D(), np.broadcast_to(middle, sums.shape), inputs[2], shape)
-        case SqueezedConv2D(inner):
-            sums = conv2d(Conv2D(), inputs[0], inputs[1], (*shape[:3], inputs[1].shape[0]))
-            middle = np.broadcast_to(evaluate_expr(inner, [sums, *inputs[3:]]), sums.shape)
-            return conv2d(Conv2D(), middle, inputs[2], shape)
         case PointwiseConv2D(prologue, stride):
             ready = np.broadcast_to(evaluate_expr(prologue, [inputs[0], *inputs[2:]]), inputs[0].shape)
             return conv2d(Conv2D(stride), ready, inputs[1], shape)

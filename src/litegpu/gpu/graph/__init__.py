@@ -46,7 +46,6 @@ from litegpu.gpu.graph.ops import (
     Resize2D,
     SeparableConv2D,
     Softmax,
-    SqueezedConv2D,
     TransposeConv2D,
 )
 
@@ -93,7 +92,6 @@ __all__ = [
     "Shape",
     "Slice",
     "Softmax",
-    "SqueezedConv2D",
     "Step",
     "Take",
     "Tile",

@@ -58,15 +58,6 @@ class SeparableConv2D:
 
 
 @dataclass(frozen=True)
-class SqueezedConv2D:
-    """inputs: x [1,1,1,I], weights [M,1,1,I], weights [O,1,1,M], then the operands of `inner`, constant and of one
-    pixel: the 1x1 convolution with the first weights, `inner` of its result (Arg(0), and Arg(i) for inputs[2 + i]),
-    then that with the second weights. Made by a pass, for devices with a kernel that does both."""
-
-    inner: Expr = RESULT
-
-
-@dataclass(frozen=True)
 class PointwiseConv2D:
     """inputs: x [B,H,W,I], weights [O,1,1,I], then the operands of `prologue`, of one pixel, constant or not: the 1x1
     convolution of `prologue` of x (Arg(0), and Arg(i) for inputs[1 + i]). Made by a pass, for devices with a kernel
@@ -307,8 +298,7 @@ class Custom:
 
 
 Op = (
-    Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | SqueezedConv2D | PointwiseConv2D | InvertedConv2D
-    | TransposeConv2D
+    Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | PointwiseConv2D | InvertedConv2D | TransposeConv2D
     | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Softmax | Attention | Copy | Concat | Gather
     | Custom
     | IntegerConv2D | IntegerDepthwiseConv2D | IntegerInvertedConv2D | IntegerTransposeConv2D | IntegerMatMul

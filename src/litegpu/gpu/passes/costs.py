@@ -18,7 +18,6 @@ from litegpu.gpu.graph import (
     Node,
     PointwiseConv2D,
     SeparableConv2D,
-    SqueezedConv2D,
     TransposeConv2D,
 )
 
@@ -48,8 +47,6 @@ def _flops(graph: Graph, node: Node) -> int:
         case SeparableConv2D():
             pixels = math.prod(graph.values[node.output].shape[:3])
             return 2 * (pixels * math.prod(shapes[1][1:]) + output * shapes[2][3])
-        case SqueezedConv2D():
-            return 2 * (math.prod(shapes[1]) + math.prod(shapes[2]))
         case InvertedConv2D():
             pixels = math.prod(graph.values[node.output].shape[:3])
             projected = output * shapes[5][3] if len(shapes) > 4 else 0

@@ -32,7 +32,6 @@ from litegpu.gpu.graph import (
     Resize2D,
     SeparableConv2D,
     Softmax,
-    SqueezedConv2D,
     TransposeConv2D,
     apply,
     walk,
@@ -56,9 +55,7 @@ DEEPEST = 32
 Range = tuple[float, float]
 _SAFE = {"sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0), "sin": (-1.0, 1.0), "cos": (-1.0, 1.0), "erf": (-1.0, 1.0)}
 _ANYTHING = (-math.inf, math.inf)
-_LINEAR = (
-    Conv2D, DepthwiseConv2D, SeparableConv2D, SqueezedConv2D, PointwiseConv2D, InvertedConv2D, TransposeConv2D, MatMul,
-)  # fmt: skip
+_LINEAR = (Conv2D, DepthwiseConv2D, SeparableConv2D, PointwiseConv2D, InvertedConv2D, TransposeConv2D, MatMul)
 
 
 def values_in_float32(graph: Graph, ranges: Mapping[int, Range] | None = None) -> dict[int, str]:

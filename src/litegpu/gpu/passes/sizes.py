@@ -50,7 +50,6 @@ from litegpu.gpu.graph import (
     Resize2D,
     SeparableConv2D,
     Softmax,
-    SqueezedConv2D,
     TransposeConv2D,
     Value,
     apply,
@@ -197,10 +196,6 @@ def _of_result(graph: Graph, node: Node, inputs: Sequence[Size]) -> Size:
             assert values[1].data is not None and values[2].data is not None
             within = _of_depthwise(values[1].data, x, depthwise.multiplier)
             types = [DType.FLOAT32] * (len(inputs) - 2)
-            return _of_convolution(values[2].data, _of_expression(inner, [within, *inputs[3:]], types), 1, 1.0)
-        case SqueezedConv2D(inner):
-            assert values[1].data is not None and values[2].data is not None
-            within, types = _of_convolution(values[1].data, x, 1, 1.0), [DType.FLOAT32] * (len(inputs) - 2)
             return _of_convolution(values[2].data, _of_expression(inner, [within, *inputs[3:]], types), 1, 1.0)
         case PointwiseConv2D(prologue):
             assert values[1].data is not None

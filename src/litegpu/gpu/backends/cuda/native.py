@@ -15,7 +15,6 @@ from litegpu.gpu.backends.cuda.kernels import (
     matmul,
     pointwise,
     separable,
-    squeezed,
     transpose,
 )
 from litegpu.gpu.backends.cuda.kernels.tile import COPYING_CAPABILITY, LEAST_CAPABILITY, most_shared_bytes
@@ -24,7 +23,6 @@ from litegpu.gpu.backends.cuda.passes.grouped import split_groups
 from litegpu.gpu.backends.cuda.passes.inverted import join_inverted
 from litegpu.gpu.backends.cuda.passes.prologue import join_prologues
 from litegpu.gpu.backends.cuda.passes.separable import join_separable
-from litegpu.gpu.backends.cuda.passes.squeezed import join_squeezed
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel
 from litegpu.gpu.lang.features import Features
 
@@ -48,7 +46,6 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.MatMul: matmul.build,
     graph.PointwiseConv2D: pointwise.build,
     graph.SeparableConv2D: separable.build,
-    graph.SqueezedConv2D: squeezed.build,
     graph.TransposeConv2D: transpose.build,
 }
 
@@ -75,8 +72,6 @@ class CudaNative:
         if features.capability < COPYING_CAPABILITY:
             return graph
         graph = join_inverted(graph, features, half)
-        if half and features.capability >= squeezed.LEAST_CAPABILITY:
-            graph = join_squeezed(graph)
         return join_prologues(join_separable(graph)) if half else graph
 
     def multiplies_bytes(self, features: Features, products: float, elements: int) -> bool:
