@@ -17,7 +17,6 @@ from litegpu.gpu.graph import (
     MatMul,
     SeparableConv2D,
     Slice,
-    SqueezedConv2D,
     TransposeConv2D,
 )
 from litegpu.gpu.graph.ops import Op
@@ -42,7 +41,6 @@ def cost(op: Op, shapes: list[tuple[int, ...]], output: tuple[int, ...], *, half
             SeparableConv2D(DepthwiseConv2D()), [(1, 8, 8, 6), (1, 3, 3, 6), (10, 1, 1, 6)], (1, 8, 8, 10),
             2 * 64 * (6 * 9 + 10 * 6),
         ),
-        (SqueezedConv2D(), [(1, 1, 1, 6), (2, 1, 1, 6), (10, 1, 1, 2)], (1, 1, 1, 10), 2 * (2 * 6 + 10 * 2)),
         (
             InvertedConv2D(DepthwiseConv2D((2, 2))), [(1, 8, 8, 6), (12, 1, 1, 6), (1, 1, 1, 12), (1, 3, 3, 12)],
             (1, 4, 4, 12), 2 * (64 * 6 * 12 + 16 * 12 * 9),
