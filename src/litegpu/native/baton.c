@@ -6,7 +6,9 @@
    wakes. Of those who wait for the turn a few are awake; the others sleep in a queue, and are woken ahead, while there
    are still some awake whose turns come before theirs. Who comes back while the turn is free takes it at once, so that
    the same few threads work on and on; every QUANTUM one of the sleepers joins them, for whom another falls asleep.
-   Who is away for less than SHORT keeps lock and turn for a QUANTUM, and has the next one woken AHEAD of its end.
+   Who is away for less than SHORT keeps lock and turn for a QUANTUM, and has the next one woken AHEAD of its end; nobody
+   waits awake meanwhile, which would slow down a core's other half, and the first in the queue looks every GLANCE whether
+   that is so.
 
    Nothing here decides who holds Python's lock: Python does, and what is known of it here is a guess. It may be wrong
    without harm but for time: code that knows nothing of turns takes the lock and lets go of it (a sleep, a file, the end
@@ -41,6 +43,7 @@
 #define NAP (50 * MS)
 #define QUANTUM (5 * MS)
 #define AHEAD (150 * US)
+#define GLANCE (500 * US)
 #define SHORT (30 * US)
 #define REST (60 * US)
 #define SLOW_SAVE (3 * US / 2)
@@ -51,8 +54,10 @@ enum { FREE, ASKING, HELD, RESTING, STATES = 4 };
 /* Somebody asleep, from the eldest on. */
 typedef struct sleeper {
   struct sleeper *next;
-  _Atomic uint32_t woken;
+  _Atomic uint32_t state;
 } sleeper;
+
+enum { ASLEEP, WOKEN, NUDGED };
 
 static struct {
   _Atomic uint64_t turn;
@@ -100,9 +105,23 @@ static void ask(void *state) {
   while (!atomic_compare_exchange_weak(&baton.turn, &turn, (turn / STATES + 1) * STATES + HELD)) {}
 }
 
+/* Whether somebody keeps the turn, and wakes us before that ends. */
+static int is_kept(int64_t now) {
+  return atomic_load(&baton.turn) % STATES == HELD && now - atomic_load(&baton.beat) < PATIENCE &&
+         now - atomic_load(&baton.since) < QUANTUM - AHEAD;
+}
+
 static void futex(_Atomic uint32_t *word, int what, uint32_t value, int64_t most) {
   struct timespec time = {most / (1000 * MS), most % (1000 * MS)};
   syscall(SYS_futex, (uint32_t *)word, what | FUTEX_PRIVATE_FLAG, value, &time, NULL, 0);
+}
+
+/* Have the eldest sleeper look about; with the lock. */
+static void nudge(void) {
+  uint32_t asleep = ASLEEP;
+  if (baton.first != NULL && atomic_compare_exchange_strong(&baton.first->state, &asleep, NUDGED)) {
+    futex(&baton.first->state, FUTEX_WAKE, 1, 0);
+  }
 }
 
 /* Wake the eldest sleeper, if there is one. */
@@ -114,8 +133,9 @@ static void wake(void) {
     if (baton.first == NULL) baton.last = &baton.first;
     atomic_fetch_sub(&baton.asleep, 1);
     atomic_fetch_add(&baton.waking, 1);
-    atomic_store(&one->woken, 1);
-    futex(&one->woken, FUTEX_WAKE, 1, 0); /* in the lock: afterwards it may be gone */
+    atomic_store(&one->state, WOKEN);
+    futex(&one->state, FUTEX_WAKE, 1, 0); /* in the lock: afterwards it may be gone */
+    nudge();
   }
   pthread_mutex_unlock(&baton.lock);
 }
@@ -126,13 +146,21 @@ static void take_out(sleeper *own) {
     *at = own->next;
     if (own->next == NULL) baton.last = at;
     atomic_fetch_sub(&baton.asleep, 1);
+    nudge();
     return;
   }
 }
 
+static int is_first(const sleeper *own) {
+  pthread_mutex_lock(&baton.lock);
+  int first = baton.first == own;
+  pthread_mutex_unlock(&baton.lock);
+  return first;
+}
+
 /* Until somebody wakes us, or for so long. */
 static void fall_asleep(int64_t most) {
-  sleeper own = {NULL, 0};
+  sleeper own = {NULL, ASLEEP};
   int64_t end = litegpu_now() + most, left;
   count(SLEPT);
   pthread_mutex_lock(&baton.lock);
@@ -140,15 +168,18 @@ static void fall_asleep(int64_t most) {
   baton.last = &own.next;
   atomic_fetch_add(&baton.asleep, 1);
   pthread_mutex_unlock(&baton.lock);
-  /* Who let go before we were in the queue has woken nobody, and if nobody is awake, nobody will. */
-  while (atomic_load(&baton.awake) + atomic_load(&baton.waking) > 0 && !atomic_load(&own.woken) &&
-         (left = end - litegpu_now()) > 0) {
-    futex(&own.woken, FUTEX_WAIT, 0, left);
+  while (atomic_load(&own.state) != WOKEN && (left = end - litegpu_now()) > 0) {
+    uint32_t nudged = NUDGED;
+    atomic_compare_exchange_strong(&own.state, &nudged, ASLEEP);
+    int first = is_first(&own);
+    /* Who let go before we were in the queue has woken nobody, and if nobody is awake, nobody will. */
+    if (first && atomic_load(&baton.awake) + atomic_load(&baton.waking) == 0 && !is_kept(end - left)) break;
+    futex(&own.state, FUTEX_WAIT, ASLEEP, first && left > GLANCE ? GLANCE : left);
   }
   pthread_mutex_lock(&baton.lock);
-  if (!own.woken) take_out(&own);
+  if (own.state != WOKEN) take_out(&own);
   pthread_mutex_unlock(&baton.lock);
-  if (own.woken) atomic_fetch_sub(&baton.waking, 1);
+  if (own.state == WOKEN) atomic_fetch_sub(&baton.waking, 1);
 }
 
 /* Wait awake for the turn, for `most` at the longest; whether we may ask Python. */
@@ -168,7 +199,7 @@ static int watch(int64_t most) {
       count(STOLEN);
       return 1;
     }
-    if (now - begin > most) return 0;
+    if (now - begin > most || (most < LONGEST && is_kept(now))) return 0;
   }
 }
 
