@@ -27,7 +27,10 @@ from threads import used
 import litegpu
 from litegpu.zoo import build_model
 
-ITEMS = 32
+#: Inputs: more than are remembered as coming again, whose memory would be pinned (cuda/registered.py).
+ITEMS = 128
+#: And so few that it is.
+FEW = 16
 #: Of results that are kept for the comparison.
 MOST_BYTES, MOST_CALLS = 4 << 30, 100_000
 
@@ -41,14 +44,14 @@ class Load:
         shape = (rows, *detail["shape"][1:])
         self.items = [np.random.default_rng(i).normal(size=shape).astype(np.float32) for i in range(ITEMS)]
         self.wanted = np.stack([first(model(item)) for item in self.items]).reshape(ITEMS, -1)
-        distances = np.linalg.norm(self.wanted[:, None] - self.wanted[None], axis=-1)
+        distances = np.stack([np.linalg.norm(self.wanted - one, axis=-1) for one in self.wanted])
         self.nearest = (distances + np.where(np.eye(ITEMS), np.inf, 0)).min()
 
     def run(
-        self, call: Callable[[np.ndarray], Any], threads: int, seconds: float, lag: int = 0
+        self, call: Callable[[np.ndarray], Any], threads: int, seconds: float, lag: int = 0, few: int = ITEMS
     ) -> tuple[float, np.ndarray, float]:
         """Rows per second, milliseconds of each call, and the worst result's distance as a share of that to the nearest
-        of the others. `lag`: how many calls later results come."""
+        of the others. `lag`: how many calls later results come. `few`: inputs that are taken in turn."""
         times: list[list[float]] = [[] for _ in range(threads)]
         # Copies, in memory that is there already: who keeps results keeps the pinned memory that they lie in.
         most = max(1, min(MOST_BYTES // self.wanted[0].nbytes, int(MOST_CALLS * seconds)) // threads)
@@ -58,15 +61,15 @@ class Load:
         ending = [0.0]
 
         def work(number: int) -> None:
-            clock, items, mine, results = time.perf_counter, self.items, times[number], found[number]
+            clock, items, mine, results = time.perf_counter, self.items[:few], times[number], found[number]
             i, count = number, 0
             try:
                 for _ in range(5):
-                    call(items[i % ITEMS])
+                    call(items[i % few])
                 start.wait()
                 now = clock()
                 while now < ending[0] and count < most:
-                    result = call(items[i % ITEMS])
+                    result = call(items[i % few])
                     then, now = now, clock()
                     mine.append(now - then)
                     results[count] = first(result).reshape(-1)
@@ -88,7 +91,7 @@ class Load:
         elapsed = time.perf_counter() - begun
         if failures:
             raise failures[0]
-        return self._compared(times, found, elapsed, lag)
+        return self._compared(times, found, elapsed, lag, few)
 
     def run_tasks(self, batcher: litegpu.Batcher, tasks: int, seconds: float) -> tuple[float, np.ndarray, float]:
         """The same with tasks of asyncio, in one thread."""
@@ -112,16 +115,16 @@ class Load:
             await asyncio.gather(*(work(number, begun + seconds) for number in range(tasks)))
             return time.perf_counter() - begun
 
-        return self._compared(times, found, asyncio.run(all_tasks()), 0)
+        return self._compared(times, found, asyncio.run(all_tasks()), 0, ITEMS)
 
     def _compared(
-        self, times: list[list[float]], found: np.ndarray, elapsed: float, lag: int
+        self, times: list[list[float]], found: np.ndarray, elapsed: float, lag: int, few: int
     ) -> tuple[float, np.ndarray, float]:
         worst = 0.0
         for number, mine in enumerate(times):
             for i in range(0, len(mine), 1000):
                 got = found[number, i : min(i + 1000, len(mine))]
-                which = (number + np.maximum(0, i + np.arange(len(got)) - lag)) % ITEMS
+                which = (number + np.maximum(0, i + np.arange(len(got)) - lag)) % few
                 worst = max(worst, float(np.linalg.norm(got - self.wanted[which], axis=1).max()) / self.nearest)
         latencies = 1e3 * np.array([t for mine in times for t in mine])
         return len(latencies) * self.rows / elapsed, latencies, worst
@@ -170,7 +173,9 @@ def main() -> int:
     parser.add_argument("--sizes", help="that are prepared, such as 8,16,32,64; by default powers of two")
     parser.add_argument("--ahead", default="0", help="batches under way on each GPU; 0: the default")
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--tasks", type=int, default=32, help="of asyncio, in one thread; 0: leave them out")
+    parser.add_argument(
+        "--tasks", type=int, nargs="+", default=[16, 64], help="of asyncio, in one thread; 0: leave them out"
+    )
     parser.add_argument(
         "--in_flight", type=int, default=32, help="calls that two threads submit ahead; 0: leave it out"
     )
@@ -187,6 +192,7 @@ def main() -> int:
         print(f"{args.model}, {args.precision}, {model.hardware}, {args.rows} rows a call, max_batch {args.max_batch}")
         base = load.run(model, 1, args.seconds)
         told("one thread, model", base, base[0])
+        told("one thread, few arrays", load.run(model, 1, args.seconds, few=FEW), base[0])
         told(f"{args.threads[0]} threads, model", load.run(model, args.threads[0], args.seconds), base[0])
         rates = {}
         for ahead in map(int, args.ahead.split(",")):
@@ -214,8 +220,8 @@ def through_batcher(model: litegpu.LoadedModel, load: Load, args: Any, ahead: in
             print(
                 f"  per call {switches / calls:.2f} switches of threads, {1e6 * seconds / calls:.1f} us of processors"
             )
-        if args.tasks:
-            told(f"{args.tasks} tasks of asyncio", load.run_tasks(batcher, args.tasks, args.seconds), base)
+        for tasks in filter(None, args.tasks):
+            told(f"{tasks} tasks of asyncio", load.run_tasks(batcher, tasks, args.seconds), base)
         if args.in_flight:
             told(
                 f"2 threads, {args.in_flight} submitted each",

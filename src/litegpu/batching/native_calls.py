@@ -35,16 +35,16 @@ from litegpu.batching.native_rows import (
     PENDING,
     Call,
     Form,
-    Functions,
     Numbers,
     Recipe,
-    Setup,
+    RowsFunctions,
+    RowsSetup,
     form_of,
     functions_of,
     recipe_of,
 )
 from litegpu.batching.sizes import Replica, RowForm
-from litegpu.batching.statistics import Told
+from litegpu.batching.statistics import ToldInC
 from litegpu.errors import InvokeError, LiteGpuError, QueueFullError
 from litegpu.gpu.backends.abilities import NativeRun
 from litegpu.replicas import named
@@ -80,7 +80,7 @@ class NativeCalls:
 
     def __init__(
         self,
-        functions: Functions,
+        functions: RowsFunctions,
         replicas: Sequence[Replica],
         sizes: Sequence[int],
         rules: Rules,
@@ -118,10 +118,11 @@ class NativeCalls:
         ))  # fmt: skip
         one = runs[0][sizes[0]]
         homes, batches = (ctypes.c_int * len(runs))(*self._homes), (ctypes.c_int * len(sizes))(*sizes)
-        setup = Setup(
+        setup = RowsSetup(
             one.push, one.pop, one.launch, one.copy_in, one.copy_out, one.fill, one.query,
             len(form.inputs), len(outputs), len(runs), len(sizes), rules.most,
-            len(runs) + len(replicas) + -(-rules.waiting // rules.most), rules.waiting, raises, int(rules.delay * 1e9),
+            len(runs) + len(replicas) + -(-rules.waiting // rules.most), rules.waiting, raises,
+            native.processors(), int(rules.delay * 1e9),
             *(ctypes.addressof(table) for table in (forms, homes, batches, recipes)),
         )  # fmt: skip
         self._call_size = functions.call_size()
@@ -322,13 +323,13 @@ class NativeCalls:
         if number >= 0:
             self.compute(number)
 
-    def numbers(self) -> Told:
+    def numbers(self) -> ToldInC:
         """What was done so far."""
         told, sizes, times = Numbers(), (ctypes.c_uint64 * len(self._sizes))(), (ctypes.c_double * (3 * LATEST))()
         pointers = map(ctypes.addressof, (told, sizes, times))
         self.functions.statistics(self.rows, *pointers)
         waits, latencies, runs = np.ctypeslib.as_array(times).reshape(3, LATEST).tolist()
-        return Told(
+        return ToldInC(
             sizes=dict(zip(self._sizes, sizes, strict=True)), calls=told.calls, rows=told.rows, refused=told.refused,
             failed=told.failed, late=self.late, cancelled=self.cancelled,
             waiting=told.waiting, running=told.running, expected=told.expected, waits=waits[: told.waits],

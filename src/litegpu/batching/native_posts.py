@@ -1,4 +1,4 @@
-"""Calls of a batcher that tasks of asyncio await, through native code: no thread of Python's has a part in them.
+"""PostedTo of a batcher that tasks of asyncio await, through native code: no thread of Python's has a part in them.
 
 native/posts.c copies rows, runs batches, and tells the event loop by a file that it watches; then one call of the loop
 answers all who were in the batches that have ended.
@@ -17,19 +17,19 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from litegpu.background import leave
-from litegpu.batching.native_rows import DONE, FULL, NEEDS_SLAB, OFF, Call, Functions
+from litegpu.batching.native_rows import DONE, FULL, NEEDS_SLAB, OFF, Call, RowsFunctions
 
-#: Calls that are fetched at a time.
+#: PostedTo that are fetched at a time.
 _TOGETHER = 256
 #: Seconds after which a task that waits for room looks again; it may be threads that make it.
 _LOOK_AGAIN = 0.005
 
 
-class Calls(Protocol):
+class PostedTo(Protocol):
     """What posts use of NativeCalls. `raises`: rather than wait for room."""
 
     rows: int
-    functions: Functions
+    functions: RowsFunctions
     raises: bool
 
     def new_call(self) -> Call: ...
@@ -69,7 +69,7 @@ class _Inbox:
 class Posts:
     """Of one batcher; its methods are for threads with an event loop."""
 
-    def __init__(self, calls: Calls, threads: int) -> None:
+    def __init__(self, calls: PostedTo, threads: int) -> None:
         self._calls = calls
         self.functions = calls.functions
         self._inboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, _Inbox] = WeakKeyDictionary()

@@ -19,13 +19,13 @@ DONE, PENDING, FAILED, CLOSED, FULL, NEEDS_SLAB, NOT_PLAIN, LATE, HANDED, OFF = 
 MOST_PORTS, MOST_RANK, LATEST = 16, 8, 10_000
 
 
-class Setup(ctypes.Structure):
+class RowsSetup(ctypes.Structure):
     """As rows.c has it."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("push", "pop", "launch", "copy_in", "copy_out", "fill", "query")),
         *((name, ctypes.c_int) for name in ("inputs", "outputs", "lanes", "sizes", "most", "most_slabs", "waiting")),
-        ("raises", ctypes.c_int), ("delay", ctypes.c_int64),
+        ("raises", ctypes.c_int), ("processors", ctypes.c_int), ("delay", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("forms", "homes", "batches", "recipes")),
     )  # fmt: skip
 
@@ -58,7 +58,7 @@ class Numbers(ctypes.Structure):
     )
 
 
-class Functions:
+class RowsFunctions:
     """Those of rows.c, by their names without "litegpu_rows_"."""
 
     def __init__(self, library: NativeLibrary) -> None:
@@ -128,6 +128,6 @@ def recipe_of(run: NativeRun, inputs: Sequence[int], outputs: Sequence[int]) -> 
 
 
 @functools.cache
-def functions_of(library: NativeLibrary) -> Functions:
+def functions_of(library: NativeLibrary) -> RowsFunctions:
     """Those of a library."""
-    return Functions(library)
+    return RowsFunctions(library)

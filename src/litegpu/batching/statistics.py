@@ -57,7 +57,7 @@ class BatcherStatistics:
 
 
 @dataclass(frozen=True)
-class Told:
+class ToldInC:
     """What native code has done: as Counts has it. Times are seconds; `expected`: rows that a free lane waits for."""
 
     sizes: Mapping[int, int]
@@ -95,9 +95,9 @@ class Counts:
         self._latencies.extend([ended - arrived for arrived in arrivals])
         self._runs.append(ended - begun)
 
-    def summary(self, waiting: int, running: int, native: Told | None = None) -> BatcherStatistics:
+    def summary(self, waiting: int, running: int, native: ToldInC | None = None) -> BatcherStatistics:
         """Together with what native code has done."""
-        told = native or Told({}, 0, 0, 0, 0, 0, 0, 0, 0, 1, (), (), ())
+        told = native or ToldInC({}, 0, 0, 0, 0, 0, 0, 0, 0, 1, (), (), ())
         sizes = self._sizes + Counter(told.sizes)  # without those of which there was none
         batches = sum(sizes.values())
         places = sum(size * count for size, count in sizes.items())

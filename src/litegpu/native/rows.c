@@ -28,6 +28,8 @@
 
 /* A waiting thread spins so long; a computing one asks the device without a pause so long, and then so often. */
 static const int64_t SPIN = 1000000, ASK = 2000000, NAP = 50000;
+/* More threads than processors are remembered so long. */
+static const int64_t CROWDED = 20000000;
 /* A thread that sleeps looks again after so long, whatever it was told. */
 static const int64_t LOOK_AGAIN = 1000000;
 /* Rows from so many bytes on are copied past the caches. */
@@ -44,14 +46,23 @@ void rows_enter(rows *r) {
 
 void rows_leave(rows *r) { atomic_flag_clear_explicit(&r->lock, memory_order_release); }
 
+/* Who waits awake may wait so long: not at all where there have been more threads than processors, as each would then be
+   in the way of one that has something to do. */
+static int64_t awake_for(rows *r, int64_t now) {
+  if (atomic_load(&r->callers) > r->of.processors) atomic_store(&r->crowded, now);
+  const int64_t crowded = atomic_load(&r->crowded);
+  return crowded && now - crowded < CROWDED ? 0 : SPIN;
+}
+
 /* How many threads of a batcher ask for Python's lock at a time: who asks and does not get it soon falls asleep. */
 enum { ASKING = 1 };
 
 /* Have Python's lock again, of which many want it at once when a batch has ended: those behind wait awake. */
 static void come_back(rows *r, void *state) {
   bool mine = false;
-  if (litegpu_awake()) {
-    const int64_t end = litegpu_now() + SPIN;
+  const int64_t now = litegpu_now(), spin = awake_for(r, now);
+  if (spin && litegpu_awake()) {
+    const int64_t end = now + spin;
     for (int step = 1; !mine; step++) {
       int asking = atomic_load_explicit(&r->asking, memory_order_relaxed);
       mine = asking < ASKING && atomic_compare_exchange_strong(&r->asking, &asking, asking + 1);
@@ -328,9 +339,9 @@ int64_t rows_due(const rows *r, slab *s) {
 /* Until the call's batch has ended, or `until`. */
 static int await(rows *r, call *c, int64_t until) {
   slab *s = c->slab;
-  bool spins = litegpu_awake(), leads = false;
   int64_t now = litegpu_now();
-  const int64_t calm = now + SPIN;
+  const int64_t spin = awake_for(r, now), calm = now + spin;
+  bool spins = spin && litegpu_awake(), leads = false;
   int found = PENDING;
   for (;; now = litegpu_now()) {
     const unsigned seen = atomic_load(&s->word);
@@ -458,6 +469,7 @@ static int called(rows *r, call *c, object *const *inputs, object *const *output
   outs = rows_views(r, c, outputs, out, r->of.outputs, false);
   if (outs < r->of.outputs) goto end;
   void *state = litegpu_leave();
+  atomic_fetch_add(&r->callers, 1);
   const int64_t now = litegpu_now();
   int64_t until = now + c->slice;
   if (c->deadline && c->deadline < until) until = c->deadline;
@@ -487,6 +499,7 @@ static int called(rows *r, call *c, object *const *inputs, object *const *output
   }
   if (!c->slab && found != PENDING && found != NEEDS_SLAB) c->arrived = 0;
   come_back(r, state);
+  atomic_fetch_sub(&r->callers, 1);
 end:
   while (ins) python.release_buffer(in + --ins);
   while (outs) python.release_buffer(out + --outs);

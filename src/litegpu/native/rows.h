@@ -62,7 +62,7 @@ typedef struct form {
 
 typedef struct setup {
   driver driver;
-  int inputs, outputs, lanes, sizes, most, most_slabs, waiting, raises;
+  int inputs, outputs, lanes, sizes, most, most_slabs, waiting, raises, processors;
   int64_t delay;
   const form *forms;  /* inputs, then outputs */
   const int *homes;   /* of lanes */
@@ -131,7 +131,9 @@ typedef struct rows {
   double *waits, *latencies, *run_times;
   struct posts *posts; /* NULL before the first */
   _Alignas(CACHE_LINE) atomic_flag lock;
-  _Alignas(CACHE_LINE) atomic_int asking; /* threads that ask for Python's lock */
+  _Alignas(CACHE_LINE) atomic_int asking;  /* threads that ask for Python's lock */
+  _Alignas(CACHE_LINE) atomic_int callers; /* threads that make calls */
+  _Atomic int64_t crowded;                 /* when they were more than processors last */
 } rows;
 
 /* ------------------------------------------------------------------------------------------ rows.c, for posts.c */
