@@ -13,7 +13,7 @@
 #define HELPERS 15
 #define MOST_PARTS 256
 #define LEAST_PART ((size_t)128 << 10)
-#define SHARE ((size_t)384 << 10) /* of a copy in an inference that is short, for each thread */
+#define SHARE ((size_t)512 << 10) /* of a copy in an inference that is short, for each thread */
 #define LEAST_SENT ((size_t)2 << 20) /* a copy of the device's takes 4 us before it moves anything */
 #define PAGE 4096
 #define PATIENCE 2000 /* steps of waiting awake, before others get the processor */

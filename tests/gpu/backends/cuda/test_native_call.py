@@ -421,7 +421,7 @@ def test_kernels_with_other_arithmetic_take_no_plain_arrays() -> None:
                 model(np.full((1, 8), 0.1, np.float32))
 
 
-@pytest.mark.parametrize("shape", [(1, 401, 499, 1), (1, 701, 577, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 601, 499, 1), (1, 701, 577, 1)], ids=str)
 def test_inputs_that_several_threads_copy(counted: Counted, shape: tuple[int, ...]) -> None:
     """Of no whole number of parts, by several callers at once."""
     wrong: list[BaseException] = []
