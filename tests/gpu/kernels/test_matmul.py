@@ -122,8 +122,8 @@ def test_bytes_are_multiplied_four_at_a_time() -> None:
     a, b, y = (builder.value((1, 1, 8, 8), t) for t in (DType.INT8, DType.INT8, DType.INT32))
     builder.node(IntegerMatMul(), [a, b], y)
     graph = builder.graph([a, b], [y])
-    for at_once in (True, False):
-        features = Features(byte_products=at_once)
+    for at_once, native in ((True, ""), (False, ""), (False, "cuda")):
+        features = Features(byte_products=at_once or bool(native), native=native)
         (launch,) = build(KernelContext(graph, graph.nodes[0], lay_out(graph), features, False))
         assert isinstance(launch.kernel, Kernel)
         assert ("dot4I8Packed" in print_wgsl(launch.kernel, features)) == at_once
