@@ -105,7 +105,6 @@ template <class T> T __shfl_down_sync(unsigned mask, T v, unsigned by) {
 }
 
 template <class T> T __ldg(const T* p) { return *p; }
-template <class T> T __ldcg(const T* p) { return *p; }
 template <class To, class From> To bits(From x) { To y; std::memcpy(&y, &x, sizeof(y)); return y; }
 inline unsigned __float_as_uint(float x) { return bits<unsigned>(x); }
 inline int __float_as_int(float x) { return bits<int>(x); }

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import RESULT, Arg, Concat, Conv2D, DType, Graph, GraphBuilder, apply
+from litegpu.gpu.kernels.builders import build
+from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import Program
 
@@ -100,3 +104,15 @@ def test_what_was_begun_before_stays() -> None:
     begun = conv(first)
     out = conv(joined(conv(begun, a), begun))
     assert not any(is_in_place(build_program(g.graph([x], [out]), SMALL_CACHE, "cuda")))
+
+
+def test_results_of_less_than_a_line_lie_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If they are larger than the cache: then what they are added to comes from memory."""
+
+    def narrow(ctx: KernelContext) -> list[Launch]:
+        return [dataclasses.replace(launch, narrow=True) for launch in build(ctx)]
+
+    monkeypatch.setattr("litegpu.gpu.build.build_kernels", narrow)
+    assert not any(is_in_place(build_program(block(), SMALL_CACHE, "cuda")))
+    large = Features(cache_bytes=16 * 1024)
+    assert is_in_place(build_program(block(), large, "cuda")) == [False, False, True, False]

@@ -28,6 +28,8 @@ def taken_places(
         result = placed.views[node.output]
         if lifetimes[result.root].first != step or lifetimes[result.root].size * LEAST_SHARE < cache_bytes:
             continue  # part of it was written before, or it is small
+        if launch.narrow and lifetimes[result.root].size > cache_bytes:
+            continue
         others = {placed.views[v].root for v in node.inputs if v in placed.views}
         bound = [operand.root for operand in launch.operands.values() if isinstance(operand, View)]
         for v in node.operands:

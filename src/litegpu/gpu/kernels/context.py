@@ -78,6 +78,9 @@ class Launch:
     #: Traces the same into another kernel with as many threads in a workgroup, and collects what its buffers are bound
     #: to; None where that cannot be done.
     part: Callable[[Kernel, dict[str, View | np.ndarray]], None] | None = None
+    #: It stores less than a line of the device's cache at a time: where the rest of the line is still to be read from
+    #: memory, by others, either waits.
+    narrow: bool = False
 
 
 def quickest(tuner: Tuner, launches: Sequence[Launch]) -> Launch:

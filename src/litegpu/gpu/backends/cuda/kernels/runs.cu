@@ -92,11 +92,10 @@ INLINE uint2 joined(const unsigned (&quads)[2]) { return uint2{quads[0], quads[1
 INLINE uint4 joined(const uint2 (&quads)[2]) { return uint4{quads[0].x, quads[0].y, quads[1].x, quads[1].y}; }
 INLINE uint2 joined(const uint2 (&quads)[1]) { return quads[0]; }
 
-// (Nobody reads it again: it need not be kept by the first cache.)
 INLINE Row load_row(const Places& at, unsigned pixel, unsigned quad) {
   const bool real = pixel < PIXELS && quad < QUADS;
   Row row;
-#define EACH(name, pitch, offset) take(row.name, real ? __ldcg((const Run*)(at.name + (pixel * pitch + offset + quad))) : Run{});
+#define EACH(name, pitch, offset) take(row.name, real ? *(const Run*)(at.name + (pixel * pitch + offset + quad)) : Run{});
   PER_PIXEL(EACH)
 #undef EACH
   return row;

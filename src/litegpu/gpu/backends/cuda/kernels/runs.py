@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ from litegpu.gpu.view import View
 
 #: Bytes that a thread stores at once, the more the better.
 RUN_BYTES = (16, 8)
+#: Bytes of a line of the second-level cache.
+LINE = 128
 _QUADS: dict[DType, Type] = {DType.INT8: i8x4, DType.UINT8: u8x4, DType.FLOAT16: f16x4}
 _COMPUTED = {DType.INT8: i32x4, DType.UINT8: i32x4, DType.FLOAT16: f32x4}
 
@@ -36,6 +39,7 @@ class RunEpilogue:
     macros: dict[str, int | str]
     operands: Operands
     parameters: tuple[str, ...]
+    narrow: bool  # a row of results of a tile is less than a line of the cache
 
 
 def run_of(ctx: KernelContext, *, by_quads: bool = False) -> int:
@@ -56,7 +60,8 @@ def epilogue_of(ctx: KernelContext, layer: Layer, columns: int, run: int = 0) ->
     """The node's, where there are runs, for a tile of so many columns, or for runs of a certain length."""
     expr, bias = _without_bias(ctx)
     first = np.broadcast_to(bias, (1, 1, 1, layer.shape[3])).reshape(-1).astype(np.int32)
-    return _made(ctx, run or run_in(layer, columns), expr, first)
+    made = _made(ctx, run or run_in(layer, columns), expr, first)
+    return dataclasses.replace(made, narrow=columns * layer.size < LINE)
 
 
 def _is_by_runs(ctx: KernelContext, run: int) -> bool:
@@ -150,7 +155,7 @@ def _made(ctx: KernelContext, run: int, expr: Expr, first: np.ndarray) -> RunEpi
     parameters = [f"const {_kind(v)}* __restrict__ {n}" for n, v in channels.items()]
     parameters += [f"{'uint2' if ctx.half and bounds is None else 'unsigned'}* {n}" for n in (*pixels, "results")]
     return RunEpilogue(
-        run, first, printed.definitions, macros, {**channels, **pixels, "results": output}, tuple(parameters)
+        run, first, printed.definitions, macros, {**channels, **pixels, "results": output}, tuple(parameters), False
     )
 
 

@@ -128,7 +128,7 @@ def native_launch(
         *map(text_of, files),
     ]
     kernel = NativeKernel(name, "\n".join(parts) + "\n", workgroup, dispatch, tuple(buffers), shared_bytes, options)
-    return Launch(kernel, bound, label, variant)
+    return Launch(kernel, bound, label, variant, narrow=runs is not None and runs.narrow)
 
 
 def label_of(ctx: KernelContext) -> str:
