@@ -1,4 +1,4 @@
-"""PostedTo of a batcher that tasks of asyncio await, through native code: no thread of Python's has a part in them.
+"""Calls of a batcher that tasks of asyncio await, through native code: no thread of Python's has a part in them.
 
 native/posts.c copies rows, runs batches, and tells the event loop by a file that it watches; then one call of the loop
 answers all who were in the batches that have ended.
@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 from litegpu.background import leave
 from litegpu.batching.native_rows import DONE, FULL, NEEDS_SLAB, OFF, Call, RowsFunctions
 
-#: PostedTo that are fetched at a time.
+#: Calls that are fetched at a time.
 _TOGETHER = 256
 #: Seconds after which a task that waits for room looks again; it may be threads that make it.
 _LOOK_AGAIN = 0.005
