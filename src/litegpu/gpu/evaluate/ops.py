@@ -39,6 +39,7 @@ from litegpu.gpu.graph import (
     MatMul,
     Mirror,
     Pad,
+    PairConv2D,
     PointwiseConv2D,
     Pool2D,
     Reduce,
@@ -68,9 +69,16 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             sums = depthwise(first, inputs[0], inputs[1], (*shape[:3], inputs[1].shape[3]))
             middle = evaluate_expr(inner, [sums, *inputs[3:]])
             return conv2d(Conv2D(), np.broadcast_to(middle, sums.shape), inputs[2], shape)
+        case PointwiseConv2D(norm=LayerNorm() as norm):
+            return conv2d(Conv2D(), evaluate_op(norm, inputs[:1], inputs[0].shape), inputs[1], shape)
         case PointwiseConv2D(prologue, stride):
             ready = np.broadcast_to(evaluate_expr(prologue, [inputs[0], *inputs[2:]]), inputs[0].shape)
             return conv2d(Conv2D(stride), ready, inputs[1], shape)
+        case PairConv2D(inner, norm):
+            x, weights, bias, last = inputs
+            x = x if norm is None else evaluate_op(norm, [x], x.shape)
+            within = conv2d(Conv2D(), x, weights, (*shape[:3], len(weights))) + bias
+            return conv2d(Conv2D(), np.broadcast_to(evaluate_expr(inner, [within]), within.shape), last, shape)
         case InvertedConv2D():
             return _inverted(op, inputs, shape)
         case IntegerInvertedConv2D():

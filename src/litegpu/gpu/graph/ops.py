@@ -60,11 +60,22 @@ class SeparableConv2D:
 @dataclass(frozen=True)
 class PointwiseConv2D:
     """inputs: x [B,H,W,I], weights [O,1,1,I], then the operands of `prologue`, of one pixel, constant or not: the 1x1
-    convolution of `prologue` of x (Arg(0), and Arg(i) for inputs[1 + i]). Made by a pass, for devices with a kernel
-    that does both."""
+    convolution of `prologue` of x (Arg(0), and Arg(i) for inputs[1 + i]). With a `norm` (no prologue, and stride 1) it
+    is that of x normalised. Made by passes, for devices with a kernel that does both."""
 
     prologue: Expr = RESULT
     stride: tuple[int, int] = (1, 1)
+    norm: LayerNorm | None = None
+
+
+@dataclass(frozen=True)
+class PairConv2D:
+    """inputs: x [B,H,W,I], weights [E,1,1,I] and bias [1,1,1,E] of a 1x1 convolution, weights [O,1,1,E] of another: the
+    first one, of x or (with a `norm`) of x normalised, its bias and `inner` of that (Arg(0)), and the second one. Made
+    by a pass, for devices with a kernel that does both."""
+
+    inner: Expr = RESULT
+    norm: LayerNorm | None = None
 
 
 @dataclass(frozen=True)
@@ -298,9 +309,9 @@ class Custom:
 
 
 Op = (
-    Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | PointwiseConv2D | InvertedConv2D | TransposeConv2D
-    | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Softmax | Attention | Copy | Concat | Gather
-    | Custom
+    Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | PointwiseConv2D | PairConv2D | InvertedConv2D
+    | TransposeConv2D | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Softmax | Attention | Copy
+    | Concat | Gather | Custom
     | IntegerConv2D | IntegerDepthwiseConv2D | IntegerInvertedConv2D | IntegerTransposeConv2D | IntegerMatMul
     | IntegerSoftmax | Lookup
 )  # fmt: skip

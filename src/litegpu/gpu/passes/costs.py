@@ -16,6 +16,7 @@ from litegpu.gpu.graph import (
     InvertedConv2D,
     MatMul,
     Node,
+    PairConv2D,
     PointwiseConv2D,
     SeparableConv2D,
     TransposeConv2D,
@@ -42,6 +43,9 @@ def _flops(graph: Graph, node: Node) -> int:
     match node.op:
         case Conv2D() | PointwiseConv2D():
             return 2 * output * math.prod(shapes[1][1:])
+        case PairConv2D():
+            pixels = math.prod(graph.values[node.output].shape[:3])
+            return 2 * pixels * (math.prod(shapes[1]) + math.prod(shapes[3]))
         case DepthwiseConv2D():
             return 2 * output * math.prod(shapes[1][1:3])
         case SeparableConv2D():

@@ -22,6 +22,7 @@ from litegpu.gpu.graph import (
     InvertedConv2D,
     MatMul,
     Node,
+    PairConv2D,
     PointwiseConv2D,
     Pool2D,
     Reduce,
@@ -39,8 +40,8 @@ _STEPPING = frozenset(("floor", "ceil", "round", "sign", "to_int32", "to_bool", 
 #: Functions whose result is an argument as it is, or as exact in any type.
 _CHOOSING = frozenset(("min", "max", "neg", "abs", "select"))
 _PRODUCTS = (
-    Conv2D, DepthwiseConv2D, SeparableConv2D, PointwiseConv2D, InvertedConv2D, TransposeConv2D, MatMul, Attention,
-    Custom,
+    Conv2D, DepthwiseConv2D, SeparableConv2D, PointwiseConv2D, PairConv2D, InvertedConv2D, TransposeConv2D, MatMul,
+    Attention, Custom,
 )  # fmt: skip
 _WHY = "it is compared with another value, and both have to be rounded alike"
 

@@ -26,6 +26,7 @@ from litegpu.gpu.graph import (
     Literal,
     MatMul,
     Node,
+    PairConv2D,
     PointwiseConv2D,
     Pool2D,
     Reduce,
@@ -55,7 +56,9 @@ DEEPEST = 32
 Range = tuple[float, float]
 _SAFE = {"sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0), "sin": (-1.0, 1.0), "cos": (-1.0, 1.0), "erf": (-1.0, 1.0)}
 _ANYTHING = (-math.inf, math.inf)
-_LINEAR = (Conv2D, DepthwiseConv2D, SeparableConv2D, PointwiseConv2D, InvertedConv2D, TransposeConv2D, MatMul)
+_LINEAR = (
+    Conv2D, DepthwiseConv2D, SeparableConv2D, PointwiseConv2D, PairConv2D, InvertedConv2D, TransposeConv2D, MatMul,
+)  # fmt: skip
 
 
 def values_in_float32(graph: Graph, ranges: Mapping[int, Range] | None = None) -> dict[int, str]:

@@ -44,6 +44,7 @@ from litegpu.gpu.graph import (
     Mirror,
     Node,
     Pad,
+    PairConv2D,
     PointwiseConv2D,
     Pool2D,
     Reduce,
@@ -199,8 +200,13 @@ def _of_result(graph: Graph, node: Node, inputs: Sequence[Size]) -> Size:
             return _of_convolution(values[2].data, _of_expression(inner, [within, *inputs[3:]], types), 1, 1.0)
         case PointwiseConv2D(prologue):
             assert values[1].data is not None
+            x = x if node.op.norm is None else _UNIT
             ready = _of_expression(prologue, [x, *inputs[2:]], [DType.FLOAT32] * (len(inputs) - 1))
             return _of_convolution(values[1].data, ready, 1, 1.0)
+        case PairConv2D(inner, norm):
+            assert values[1].data is not None and values[3].data is not None
+            within = _of_convolution(values[1].data, x if norm is None else _UNIT, 1, 1.0)
+            return _of_convolution(values[3].data, _biased(inner, within, inputs[2]), 1, 1.0)
         case InvertedConv2D(depthwise, expanded, middle):
             weights, taps, *projection = (v.data for v in (values[1], values[3], *values[5:]))
             assert weights is not None and taps is not None

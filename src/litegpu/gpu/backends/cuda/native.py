@@ -13,6 +13,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     inverted,
     lstm,
     matmul,
+    pair,
     pointwise,
     separable,
     transpose,
@@ -21,7 +22,9 @@ from litegpu.gpu.backends.cuda.kernels.tile import COPYING_CAPABILITY, LEAST_CAP
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
 from litegpu.gpu.backends.cuda.passes.grouped import split_groups
 from litegpu.gpu.backends.cuda.passes.inverted import join_inverted
+from litegpu.gpu.backends.cuda.passes.pair import join_pairs
 from litegpu.gpu.backends.cuda.passes.prologue import join_prologues
+from litegpu.gpu.backends.cuda.passes.row_norm import join_row_norms
 from litegpu.gpu.backends.cuda.passes.separable import join_separable
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel
 from litegpu.gpu.lang.features import Features
@@ -44,6 +47,7 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.IntegerInvertedConv2D: inverted.build,
     graph.InvertedConv2D: inverted.build,
     graph.MatMul: matmul.build,
+    graph.PairConv2D: pair.build,
     graph.PointwiseConv2D: pointwise.build,
     graph.SeparableConv2D: separable.build,
     graph.TransposeConv2D: transpose.build,
@@ -72,7 +76,8 @@ class CudaNative:
         if features.capability < COPYING_CAPABILITY:
             return graph
         graph = join_inverted(graph, features, half)
-        return join_prologues(join_separable(graph)) if half else graph
+        graph = join_prologues(join_separable(graph)) if half else graph
+        return join_pairs(join_row_norms(graph), features) if half else graph
 
     def multiplies_bytes(self, features: Features, products: float, elements: int) -> bool:
         least = MANY_EACH_OF_MANY if products >= MANY_PRODUCTS else MANY_EACH

@@ -9,6 +9,7 @@ import pytest
 from first_output import first_output
 
 from litegpu.gpu.backends.cuda.compile import compile_kernels
+from litegpu.gpu.backends.cuda.kernels import attention, warpgroup_attention
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import RESULT, Arg, Attention, Conv2D, DType, Expr, Graph, GraphBuilder, apply
@@ -89,6 +90,16 @@ def test_agrees_with_numpy(device: Any, case: str, units: int) -> None:
     want = evaluate_graph(graph, data)[0]
     assert np.isfinite(got).all()
     assert np.linalg.norm(got - want) <= 4e-3 * np.linalg.norm(want)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("across, step", [(4, 256), (8, 256), (16, 256), (2, 224)])
+@pytest.mark.parametrize("case", ["vision", "keys that count for nothing", "few queries", "constant mask"])
+def test_all_keys_at_once(device: Any, monkeypatch: pytest.MonkeyPatch, case: str, across: int, step: int) -> None:
+    chosen = attention.Division(1, across, step)
+    monkeypatch.setattr(attention, "divisions", lambda ctx, units: [chosen])
+    monkeypatch.setattr(warpgroup_attention, "ranked", lambda *_: [])
+    test_agrees_with_numpy(device, case, 1000)
 
 
 @pytest.mark.cuda

@@ -9,8 +9,8 @@
 // _PITCH_HEAD _PITCH_ROW _PITCH_COLUMN; MASKED, and for the mask: MASK_PERIOD (of the batch) MASK_TYPE MASK_LOAD(value) MASK_OFFSET MASK_PITCH_*.
 #define NOTHING __int_as_float(0xff800000)  // minus infinity, of which the exponential is 0
 constexpr unsigned THREADS = 32 * WARPS_M * WARPS_K, ROWS = 16 * WARPS_M, OWN = STEP / WARPS_K;
-constexpr unsigned STEPS = (KEYS + STEP - 1) / STEP;
-constexpr unsigned Q_AT = 0, K_AT = ROWS * DP * 2, K_BYTES = STEP * DP * 2, V_AT = K_AT + STAGES * K_BYTES, V_BYTES = STEP * EP * 2;
+constexpr unsigned STEPS = (KEYS + STEP - 1) / STEP, PLACES = STAGES < STEPS ? STAGES : STEPS;
+constexpr unsigned Q_AT = 0, K_AT = ROWS * DP * 2, K_BYTES = STEP * DP * 2, V_AT = K_AT + PLACES * K_BYTES, V_BYTES = STEP * EP * 2;
 constexpr unsigned PITCH = EP + 8;  // of the sums in shared memory, in floats
 static_assert(OWN % 16 == 0, "a warp multiplies 16 keys at once");
 
@@ -76,6 +76,7 @@ NAME(const Q_TYPE* q, const K_TYPE* k, const V_TYPE* v MASK_PARAMETER EPILOGUE_B
 
   auto bring = [&](unsigned step) {
     bring_k<STEP, DP / 8>(keys, step * STEP, KEYS, K_AT + step % STAGES * K_BYTES);
+    if (STEPS == 1) copies_commit();  // the values are awaited later
     bring_v<STEP, EP / 8>(values, step * STEP, KEYS, V_AT + step % STAGES * V_BYTES);
   };
   bring_q<ROWS, DP / 8>(q + batch * Q_PITCH_BATCH + head * Q_PITCH_HEAD + Q_OFFSET, row0, QUERIES, Q_AT);
@@ -88,7 +89,7 @@ NAME(const Q_TYPE* q, const K_TYPE* k, const V_TYPE* v MASK_PARAMETER EPILOGUE_B
   unsigned query[DP / 16][4];
   float sums[EP / 8][4] = {}, largest[2] = {NOTHING, NOTHING}, total[2] = {0.0f, 0.0f};
   for (unsigned step = 0; step < STEPS; step++) {
-    copies_wait<STAGES - 2>();
+    copies_wait<STEPS == 1 ? 1 : STAGES - 2>();
     __syncthreads();  // this step is there, and all are done with the one before it
     if (step + STAGES - 1 < STEPS) bring(step + STAGES - 1);
     copies_commit();
@@ -146,6 +147,10 @@ NAME(const Q_TYPE* q, const K_TYPE* k, const V_TYPE* v MASK_PARAMETER EPILOGUE_B
     for (unsigned n = 0; n < EP / 8; n++)
 #pragma unroll
       for (unsigned e = 0; e < 4; e++) sums[n][e] *= factor[e / 2];
+    if (STEPS == 1) {
+      copies_wait<0>();
+      __syncthreads();
+    }
 #pragma unroll
     for (unsigned i = 0; i < OWN / 16; i++) {
       const float(&a)[4] = logits[2 * i], (&b)[4] = logits[2 * i + 1];

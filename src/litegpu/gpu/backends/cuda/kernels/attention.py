@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,7 +25,10 @@ LEAST_KEYS = 33
 STEP = 64
 #: Of them under way at once, at most.
 MOST_STAGES = 4
-_THREADS = 128
+#: Warps of a workgroup that goes through the keys in steps; those that divide all keys of few queries.
+WARPS, ACROSS = 4, 8
+#: Keys that a workgroup takes at once.
+MOST_AT_ONCE = 512
 
 
 def fits(depth: int, columns: int, keys: int) -> bool:
@@ -52,58 +56,100 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         mask = found
     units, sizes = ctx.features.compute_units or USUAL_UNITS, warpgroup_attention.sizes_of(ctx)
     tiles = [] if sizes is None else warpgroup_attention.ranked(sizes, ctx.features.capability, units)
+    others = divisions(ctx, units)
     if ctx.tuner is not None:
-        launches = [warpgroup_attention.launch(ctx, tile, mask, operands) for tile in tiles[: ctx.tuner.most - 1]]
-        return [quickest(ctx.tuner, [_launch(ctx, mask, operands), *launches])]
-    if sizes is not None and tiles and warpgroup_attention.cost(sizes, tiles[0], units) < _cost(ctx, units):
+        launches = [_launch(ctx, division, mask, operands) for division in others]
+        fitting = tiles[: max(1, ctx.tuner.most - len(launches))]
+        launches += [warpgroup_attention.launch(ctx, tile, mask, operands) for tile in fitting]
+        return [quickest(ctx.tuner, launches)]
+    if sizes is not None and tiles and warpgroup_attention.cost(sizes, tiles[0], units) < _cost(ctx, others[0], units):
         return [warpgroup_attention.launch(ctx, tiles[0], mask, operands)]
-    return [_launch(ctx, mask, operands)]
+    return [_launch(ctx, others[0], mask, operands)]
 
 
-def _division(ctx: KernelContext, units: int) -> tuple[int, int]:
-    """How many warps of a workgroup divide the queries (the others divide the keys), and how many workgroups."""
-    batch, heads, queries, _ = ctx.output.shape
-    divisions = [(w, -(-queries // (16 * w)) * batch * heads) for w in (4, 2, 1)]
-    return next((d for d in divisions if d[1] >= units), divisions[-1])
+@dataclass(frozen=True)
+class Division:
+    """Of attention.cu: `down` warps of a workgroup divide the queries, `across` warps the `step` keys that it takes at
+    a time."""
+
+    down: int
+    across: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.down}x{self.across}x{self.step}"
+
+    def groups(self, ctx: KernelContext) -> int:
+        batch, heads, queries, _ = ctx.output.shape
+        return -(-queries // (16 * self.down)) * batch * heads
 
 
-def _cost(ctx: KernelContext, units: int) -> float:
-    """Estimated microseconds of attention.cu on a device of `units` multiprocessors, from seven measurements."""
-    down, groups = _division(ctx, units)
+def divisions(ctx: KernelContext, units: int) -> list[Division]:
+    """Those that make sense, the cheapest first."""
+    usual = [Division(down, WARPS // down, STEP) for down in (4, 2, 1)]
+    found = [next((d for d in usual if d.groups(ctx) >= units), usual[-1])]
+    keys = ctx.views[ctx.node.inputs[1]].shape[2]
+    once = Division(1, ACROSS, -(-keys // (16 * ACROSS)) * 16 * ACROSS)
+    if once.groups(ctx) <= units and keys <= MOST_AT_ONCE and _places(ctx, once)[1] <= _most(ctx):
+        found.append(once)
+    return sorted(found, key=lambda division: _cost(ctx, division, units))
+
+
+def _cost(ctx: KernelContext, division: Division, units: int) -> float:
+    """Estimated microseconds of attention.cu on a device of `units` multiprocessors, from seven measurements, and
+    from ten of all keys at once, which would be lower beside those of warpgroup_attention.py."""
     keys, depth = ctx.views[ctx.node.inputs[1]].shape[2:]
-    steps = -(-keys // STEP)
-    each = steps * (0.25 + 0.1875 * down) * (depth + ctx.output.shape[3]) / 128
-    return float(1.7 + max(0.75 * steps, -(-groups // units) * each))
+    steps, width = -(-keys // division.step), (depth + ctx.output.shape[3]) / 128
+    if division.across == ACROSS:
+        return 2.94 + 0.0053 * division.step * width
+    each = steps * (0.25 + 0.1875 * division.down) * width
+    return float(1.7 + max(0.75 * steps, -(-division.groups(ctx) // units) * each))
 
 
-def _launch(ctx: KernelContext, mask: dict[str, int | str], operands: Operands) -> Launch:
+def _most(ctx: KernelContext) -> int:
+    return most_shared_bytes(ctx.features.capability)
+
+
+def _padded(ctx: KernelContext) -> tuple[int, int]:
+    """Numbers of a key and of a value as they lie in shared memory."""
+    depth, columns = ctx.views[ctx.node.inputs[1]].shape[3], ctx.output.shape[3]
+    return max(16, 1 << (depth - 1).bit_length()), max(16, 1 << (columns - 1).bit_length())
+
+
+def _places(ctx: KernelContext, division: Division) -> tuple[int, int]:
+    """Steps that may be under way at once, or multiplied, and bytes of shared memory."""
+    depth, columns = _padded(ctx)
+    rows, stage = 16 * division.down, 2 * division.step * (depth + columns)
+    steps = -(-ctx.views[ctx.node.inputs[1]].shape[2] // division.step)
+    # with one workgroup on a multiprocessor nothing else hides how long copies take
+    alone = division.groups(ctx) <= (ctx.features.compute_units or USUAL_UNITS)
+    fitting = (_most(ctx) - 2 * rows * depth) // stage
+    stages = max(2, min(MOST_STAGES, steps, fitting)) if alone else 2
+    sums = 4 * division.across * rows * (columns + 8 + 2)
+    return stages, max(2 * rows * depth + min(stages, steps) * stage, sums)
+
+
+def _launch(ctx: KernelContext, division: Division, mask: dict[str, int | str], operands: Operands) -> Launch:
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, Attention)
     q, k, v = (ctx.views[i] for i in node.inputs[:3])
     batch, heads, queries, columns = ctx.output.shape
-    keys, depth = k.shape[2:]
-    units = ctx.features.compute_units or USUAL_UNITS
-    down, groups = _division(ctx, units)
-    across = _THREADS // 32 // down
-    padded_depth, padded_columns = (max(16, 1 << (n - 1).bit_length()) for n in (depth, columns))
-    rows = 16 * down
-    stage = 2 * STEP * (padded_depth + padded_columns)
-    fitting = (most_shared_bytes(ctx.features.capability) - 2 * rows * padded_depth) // stage
-    # with one workgroup on a multiprocessor nothing else hides how long copies take
-    stages = max(2, min(MOST_STAGES, -(-keys // STEP), fitting)) if groups <= units else 2
-    tiles = 2 * rows * padded_depth + stages * stage
-    sums = 4 * across * rows * (padded_columns + 8 + 2)
+    groups, (stages, shared), (depth_padded, columns_padded) = (
+        division.groups(ctx),
+        _places(ctx, division),
+        _padded(ctx),
+    )
     constants: dict[str, int | str] = {
-        "WARPS_M": down, "WARPS_K": across, "STEP": STEP, "STAGES": stages, "DP": padded_depth,
-        "EP": padded_columns, "HEADS": heads, "QUERIES": queries, "KEYS": keys,
+        "WARPS_M": division.down, "WARPS_K": division.across, "STEP": division.step, "STAGES": stages,
+        "DP": depth_padded, "EP": columns_padded, "HEADS": heads, "QUERIES": queries, "KEYS": k.shape[2],
         "QUADS": -(-columns // 4), "TILES": groups // (batch * heads),
         "SCALE": float_text(op.scale * math.log2(math.e)), "BETA": float_text(op.beta * math.log2(math.e)),
         **_side("Q", q), **_side("K", k), **_side("V", v), **mask,
     }  # fmt: skip
     return native_launch(
         ctx, "flash_attention", ("device.cu", "attention.cu"), constants, operands, label="attention",
-        workgroup=(_THREADS, 1, 1), dispatch=(groups, 1, 1), shared_bytes=max(tiles, sums),
-        variant=f"{down}x{across}",
+        workgroup=(32 * division.down * division.across, 1, 1), dispatch=(groups, 1, 1), shared_bytes=shared,
+        variant=str(division),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     overlapped,
     patch,
     persistent,
+    row_norm,
     runs,
     specialized,
     stem,
@@ -102,7 +103,7 @@ def _options(ctx: KernelContext, layer: Layer) -> tuple[Sequence[WorkgroupTile],
         (specialized.cost, specialized.launch, specialized.ranked(layer, capability, units)),
         (persistent.cost, persistent.launch, persistent.ranked(layer, capability, units)),
     ]
-    if layer.prologue is None:  # which these do not know
+    if layer.prologue is None and layer.norm is None:  # which these do not know
         blocks = that_fit(window.ranked(layer, units), functools.partial(window.shared_bytes, layer), capability)
         stems = that_fit(stem.ranked(layer, units), functools.partial(stem.shared_bytes, layer), capability)
         others += [
@@ -155,11 +156,12 @@ def product_of(layer: Layer, capability: int) -> TileProduct:
     one warp each."""
     gathered, windowed = layer.access == "GATHER", layer.access == "WINDOW"
     rows, columns = math.prod(layer.shape[:3]), layer.shape[3]
+    prepared = instructions(layer) + (0.0 if layer.norm is None else row_norm.INSTRUCTIONS)
     if layer.whole_numbers:
         return TileProduct(
             rows, columns, -(-layer.depth // 2), True, gathered, windowed, min(capability, COPYING_CAPABILITY)
         )
-    return TileProduct(rows, columns, layer.depth, layer.half, gathered, windowed, capability, instructions(layer))
+    return TileProduct(rows, columns, layer.depth, layer.half, gathered, windowed, capability, prepared)
 
 
 def packed(layer: Layer, tile: WorkgroupTile) -> np.ndarray:
@@ -192,6 +194,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile, where: Where |
         **tile.constants(), "BK": _depth(layer, tile), "TILES_N": columns, "PIXELS": product.rows,
         "QUADS": -(-layer.shape[3] // 4), "DEPTH": weights.shape[1], "ACCESS": layer.access,
         **constants_of(layer, tile.shared_bytes(True) if layer.half else None),
+        **row_norm.constants_of(layer.norm),
     }  # fmt: skip
     if layer.access in ("POINTS", "FLOATS") and layer.pitch is not None:
         constants["PITCH_X"] = layer.pitch
@@ -204,7 +207,8 @@ def launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile, where: Where |
         }  # fmt: skip
         operands |= {"outside": layer.outside, "corrections": layer.corrections(weights.shape[0])}
         name = "byte_convolution"
-    files = (*tile.files, "border.cu", *files_of(layer), "convolution.cu")
+    first, *others = tile.files
+    files = (first, *row_norm.files_of(layer.norm), *others, "border.cu", *files_of(layer), "convolution.cu")
     shared = tile.shared_bytes(product.half) + (factors_bytes(layer) if layer.half else 0)
     return native_launch(
         ctx, name, files, constants, operands, label=label_of(ctx), workgroup=(tile.threads, 1, 1),

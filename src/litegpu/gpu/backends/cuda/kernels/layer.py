@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.channelwise import Channelwise
-from litegpu.gpu.graph import Conv2D, DType, Reshape
+from litegpu.gpu.graph import Conv2D, DType, LayerNorm, Reshape
 from litegpu.gpu.kernels.blocking import fit_bytes
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.view import View, follow
@@ -37,6 +37,16 @@ def residuals_of(ctx: KernelContext) -> int:
     return sum(not ctx.value(v).is_constant and ctx.value(v).shape == shape for v in ctx.node.operands)
 
 
+@dataclass(frozen=True)
+class RowNorm:
+    """`op` over `depth` channels. The weights that belong to it are those of row_norm.folded(), without the factor
+    `scale`."""
+
+    op: LayerNorm
+    depth: int
+    scale: float
+
+
 @dataclass(frozen=True, eq=False)
 class Layer:
     """A convolution: what of it the kernel must know."""
@@ -51,6 +61,7 @@ class Layer:
     prologue: Channelwise | None = None  # what is done with the input first, of convolutions 1x1 without padding
     gate: View | None = None  # the prologue's
     run: int = 0  # channels of bytes that the threads which multiplied can store at once (runs.py)
+    norm: RowNorm | None = None  # of the input's rows, of convolutions 1x1; the weights are those that it folded
 
     @property
     def load(self) -> tuple[str, str]:

@@ -39,8 +39,9 @@ CANDIDATES = tuple(
 
 
 def ranked(layer: Layer, units: int) -> list[MatvecDivision]:
-    """The candidates that make sense, the cheapest first; none if there are too many rows."""
-    if math.prod(layer.shape[:3]) > MOST_ROWS:
+    """The candidates that make sense, the cheapest first; none if there are too many rows, or a norm
+    of these."""
+    if math.prod(layer.shape[:3]) > MOST_ROWS or layer.norm is not None:
         return []
     chunks, quads = _chunks(layer), _quads(layer)
     sensible = [

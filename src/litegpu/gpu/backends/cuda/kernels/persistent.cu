@@ -2,7 +2,8 @@
 // into moving pixels and storing results. Rows are output pixels, columns output channels, the depth is the taps of the
 // window times the input channels. A workgroup keeps the weights of its BN columns in shared memory and goes through
 // blocks of BM rows: TEAMS warpgroups take turns, so that one stores its sums while another multiplies. The last COPYING
-// threads fill a ring of STAGES tiles for each of them with the rows' inputs, ahead of what is multiplied.
+// threads fill a ring of STAGES tiles for each of them with the rows' inputs, ahead of what is multiplied. With row_norm.cu
+// rows are normalised.
 //
 // Constants from the host: those of rows.cu; STAGES TEAMS RESIDENT (workgroups on a multiprocessor); REGISTERS_COPY
 // REGISTERS_MULTIPLY (of a thread; where a whole warpgroup copies); TILES_N (of columns); STEPS (along the depth); SPAN (columns
@@ -77,6 +78,8 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
       load_rows(rows[m], places, lane, column * (BN / 4), pixels[m]);
       begin_sums(sums[m], own);
     }
+#elif defined(ROW_NORM)
+    RowMoments moments[ROWS];
 #endif
     for (unsigned step = 0; step < STEPS; step++, used++) {
       const unsigned slot = team * STAGES + used % STAGES;
@@ -90,6 +93,13 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
           MULTIPLY(sums[m], matrix<ROW_BYTES>(RING + slot * BLOCK_BYTES + m * (64 * ROW_BYTES) + i * 32),
                    matrix<ROW_BYTES>(step * (BN * ROW_BYTES) + i * 32));
       commit_products();
+#ifdef ROW_NORM
+#pragma unroll
+      for (unsigned m = 0; m < ROWS; m++)
+        moments[m].read<BK / 16>([&](unsigned chunk) {
+          return RING + slot * BLOCK_BYTES + place(m * 64 + warp % 4 * 16 + lane % 16, chunk + lane / 16);
+        });
+#endif
       products_wait<0>();
       if (lane == 0) barrier_arrive(EMPTY + 8 * slot);
     }
@@ -100,6 +110,10 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
     for (unsigned m = 0; m < ROWS; m++)
       store_runs(places, own, rows[m], sums[m], lane, column * (BN / 4), pixels[m]);
 #else
+#ifdef ROW_NORM
+#pragma unroll
+    for (unsigned m = 0; m < ROWS; m++) normalise_rows(sums[m], moments[m]);
+#endif
 #pragma unroll
     for (unsigned m = 0; m < ROWS; m++)
 #pragma unroll

@@ -7,7 +7,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from litegpu.gpu.backends.cuda.kernels import runs, specialized
+from litegpu.gpu.backends.cuda.kernels import row_norm, runs, specialized
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
 from litegpu.gpu.backends.cuda.kernels.specialized import SpecializedTile
@@ -130,6 +130,7 @@ def cost(layer: Layer, tile: StayingTile, units: int) -> float:
     rates = _FROM_REGISTERS if not tile.span else _BYTES if layer.whole_numbers else _HALVES
     stored, read = sums * rates.stored, layer.residuals * rates.read
     multiplying = steps * max(sums * row_bytes * 1.4e-7, (tile.rows + tile.columns) * row_bytes * 5.2e-7)
+    multiplying += row_norm.effort(layer.norm, steps * tile.rows * row_bytes / layer.size)
     alone = 0.11 + rates.step * steps + multiplying + stored * (0.94 + 1.19 * read)
     copying = steps * (0.14 + 0.032 * tile.rows * row_bytes / (layer.vector * layer.size) / tile.copying)
     few = max(1.0, 4 / (tile.teams * tile.resident)) ** rates.few  # warps that store
@@ -183,6 +184,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: StayingTile, where: Where | N
         "COPYING": tile.copying, "SPAN": tile.span, "REGISTERS_COPY": copy, "REGISTERS_MULTIPLY": multiply,
         "TILES_N": weights.shape[0], "STEPS": weights.shape[1], "AT_ONCE": at_once, "PIXELS": pixels,
         "QUADS": -(-outputs // 4), "SHARED_BYTES": shared, "LANES": count, "BLOCKS": -(-pixels // tile.rows),
+        **row_norm.constants_of(layer.norm),
     }  # fmt: skip
     operands: Operands = {"x": layer.source, "w": weights}
     if layer.whole_numbers:
@@ -191,7 +193,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: StayingTile, where: Where | N
         if epilogue is not None:
             first[: len(epilogue.first)] += epilogue.first
         operands |= {"outside": layer.outside, "corrections": first}
-    stores = () if epilogue is None else ("runs.cu",)
+    stores = row_norm.files_of(layer.norm) if epilogue is None else ("runs.cu",)
     files = ("device.cu", "warpgroup.cu", "pipeline.cu", "elements.cu", "rows.cu", *stores, "persistent.cu")
     return native_launch(
         ctx, "persistent_convolution", files, constants, operands, label=label_of(ctx),

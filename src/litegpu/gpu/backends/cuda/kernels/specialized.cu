@@ -2,7 +2,7 @@
 // pixels, columns output channels, and the depth is the taps of the window times the input channels. A workgroup computes
 // BM x BN in steps of BK along the depth: its last COPYING threads fill a ring of STAGES tiles, the CONSUMERS warpgroups
 // before them multiply these, each BM / CONSUMERS rows. Sums of halves are float, those of bytes int.
-// With a PROLOGUE (prologue.cu) the threads that copy do with what has arrived what is to be done before it is multiplied.
+// With row_norm.cu rows are normalised; with a PROLOGUE (prologue.cu) the threads that copy do with what has arrived what is to be done before it is multiplied.
 //
 // Constants from the host: those of rows.cu (AT_ONCE unless SPLIT); STAGES CONSUMERS RESIDENT (workgroups on a multiprocessor);
 // REGISTERS_COPY REGISTERS_MULTIPLY (of a thread; where a whole warpgroup copies); TILES_N (of columns); STEPS (along the
@@ -113,6 +113,8 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
   const Places places PLACES;
 #pragma unroll
   for (unsigned m = 0; m < ROWS; m++) begin_sums(sums[m], CORRECTIONS, lane, column * (BN / 4));
+#elif defined(ROW_NORM)
+  RowMoments moments[ROWS];
 #endif
   unsigned slot = 0, parity = 0;
   for (unsigned step = begin; step < end; step++) {
@@ -126,6 +128,11 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
       for (unsigned i = 0; i < ROW_BYTES / 32; i++)
         MULTIPLY(sums[m], matrix<ROW_BYTES>(a + m * (64 * ROW_BYTES) + i * 32), matrix<ROW_BYTES>(b + i * 32));
     commit_products();
+#ifdef ROW_NORM
+#pragma unroll
+    for (unsigned m = 0; m < ROWS; m++)
+      moments[m].read<BK / 16>([&](unsigned chunk) { return a + place(m * 64 + warp % 4 * 16 + lane % 16, chunk + lane / 16); });
+#endif
     products_wait<1>();  // those of the step before are done: its tiles may be replaced
     if (step > begin && lane == 0) barrier_arrive(EMPTY + 8 * (slot == 0 ? STAGES - 1 : slot - 1));
     if (++slot == STAGES) slot = 0, parity ^= 1;
@@ -148,6 +155,10 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
         *(Two*)(to + n * 8) = Two{sums[m][n][0], sums[m][n][1]};
         *(Two*)(to + 8 * PITCH + n * 8) = Two{sums[m][n][2], sums[m][n][3]};
       }
+#ifdef ROW_NORM
+      const float2 above = moments[m].of(0), below = moments[m].of(1);
+      if (lane % 4 == 0) *(float2*)(to + BN) = above, *(float2*)(to + 8 * PITCH + BN) = below;  // in the padding
+#endif
     }
     cluster_sync();
     constexpr unsigned SHARE = BM / SPLIT, QUADS_ACROSS = BN / 4, ITEMS = SHARE * QUADS_ACROSS;
@@ -170,6 +181,17 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
         const Four v = *(const Four*)&bits;
         totals[n] = Four{totals[n].x + v.x, totals[n].y + v.y, totals[n].z + v.z, totals[n].w + v.w};
       }
+#ifdef ROW_NORM
+      float2 moments_of_row = {};
+#pragma unroll
+      for (unsigned p = 0; p < SPLIT; p++) {
+        const uint4 bits = cluster_read(((row0 + i / QUADS_ACROSS) * PITCH + BN) * 4, p);
+        const float2 v = *(const float2*)&bits;
+        moments_of_row = float2{moments_of_row.x + v.x, moments_of_row.y + v.y};
+      }
+      const float factor = row_factor(moments_of_row);
+      totals[n] = Four{totals[n].x * factor, totals[n].y * factor, totals[n].z * factor, totals[n].w * factor};
+#endif
     }
     cluster_arrive();  // what the others have is read
 #pragma unroll
@@ -184,6 +206,9 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
   Sum* const totals = (Sum*)(shared + warp * (16 * PITCH * 4));
 #pragma unroll
   for (unsigned m = 0; m < ROWS; m++) {
+#ifdef ROW_NORM
+    normalise_rows(sums[m], moments[m]);
+#endif
     store_rows<BN>(totals, sums[m], lane, pixel0 + (team * ROWS + m) * 64 + warp % 4 * 16, column * (BN / 4), CORRECTIONS,
                    [&](const unsigned (&rows)[AT_ONCE], unsigned quad, const Four (&found)[AT_ONCE]) {
                      STORE_ROWS(rows, quad, found);

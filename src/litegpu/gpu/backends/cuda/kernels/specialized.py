@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import runs
+from litegpu.gpu.backends.cuda.kernels import row_norm, runs
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, factors_bytes, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
@@ -151,6 +151,7 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
     units = units or USUAL_UNITS
     groups = -(-pixels // tile.rows) * -(-outputs // tile.columns) * tile.split
     steps, bytes_of_row = -(-steps_of(layer) // tile.split), row_bytes(layer)
+    summing = row_norm.effort(layer.norm, tile.rows * bytes_of_row / layer.size)
     sums = tile.rows * tile.columns
     copies = tile.rows * bytes_of_row / (layer.vector * layer.size) / tile.copying * (1.32 if kh * kw > 1 else 1.0)
     preparing = tile.rows * bytes_of_row / layer.size * instructions(layer) * PREPARED  # microseconds of threads
@@ -162,7 +163,7 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
     stored = sums * (rates.stored + rates.read * layer.residuals)
     slowest = max(issuing, multiplying, 0.129 / min(tile.stages - 1, steps))
     alone = rates.start + steps * slowest + stored / tile.consumers
-    each = steps * (rates.step + multiplying + preparing / 256) + 0.0735 + rates.share * stored
+    each = steps * (rates.step + multiplying + preparing / 256 + summing) + 0.0735 + rates.share * stored
     if tile.split > 1:  # to add up; and those of a cluster wait for each other
         alone, each = alone + 1.2, each + 0.2
     waves = max(1.0, groups / (units * tile.resident)) ** 0.982
@@ -232,6 +233,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
         "RESIDENT": tile.resident, "COPYING": tile.copying, "SPLIT": tile.split, "REGISTERS_COPY": copy,
         "REGISTERS_MULTIPLY": multiply, "TILES_N": weights.shape[0], "STEPS": weights.shape[1], "AT_ONCE": at_once,
         "PIXELS": pixels, "QUADS": -(-outputs // 4), "SHARED_BYTES": shared, **constants_of(layer, shared),
+        **row_norm.constants_of(layer.norm),
     }  # fmt: skip
     operands: Operands = {"x": layer.source, "w": weights}
     if layer.whole_numbers:
@@ -242,7 +244,8 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
             first[: len(epilogue.first)] += epilogue.first
     operands |= operands_of(layer, halves=True)
     shared_files = ("device.cu", "warpgroup.cu", "pipeline.cu", "elements.cu", "rows.cu")
-    files = (*shared_files, *files_of(layer), *(() if epilogue is None else ("runs.cu",)), "specialized.cu")
+    more = row_norm.files_of(layer.norm) if epilogue is None else ("runs.cu",)
+    files = (*shared_files, *files_of(layer), *more, "specialized.cu")
     groups = -(-pixels // tile.rows) * weights.shape[0] * tile.split
     return native_launch(
         ctx, "specialized_convolution", files, constants, operands, label=label_of(ctx),
