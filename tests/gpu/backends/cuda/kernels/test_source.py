@@ -11,13 +11,17 @@ from litegpu.gpu.backends.cuda import kernels as cuda
 
 TEXTS = {file.name: file.read_text() for file in resources.files(cuda).iterdir() if file.name.endswith(".cu")}
 KERNELS = {name: text for name, text in TEXTS.items() if "__global__" in text}
-#: Those of which some warps copy and others multiply.
-DIVIDED = {"halo.cu", "persistent.cu", "specialized.cu"}
+#: Those of which some warps copy and others multiply, with the function of the former.
+DIVIDED = {
+    "halo.cu": "copy_tiles(", "persistent.cu": "copy_tiles(", "specialized.cu": "copy_tiles(",
+    "wide_stem.cu": "form_blocks(",
+}  # fmt: skip
 
 
 def test_every_kernel_is_looked_at() -> None:
     assert {
         "attention.cu",
+        "byte_depthwise.cu",
         "convolution.cu",
         "depthwise.cu",
         "grouped.cu",
@@ -32,6 +36,7 @@ def test_every_kernel_is_looked_at() -> None:
         "specialized.cu",
         "stem.cu",
         "warpgroup_attention.cu",
+        "wide_stem.cu",
         "window.cu",
     } == set(KERNELS)
 
@@ -46,8 +51,9 @@ def test_a_kernel_waits_before_it_lets_others_start(name: str) -> None:
     expected = [("  ", "wait_for_predecessors"), ("  ", "launch_dependents")]  # unconditionally
     if name in DIVIDED:  # by the warps that copy; those that multiply wait before they read operands
         expected.append(("  ", "wait_for_predecessors"))
-        body = text[text.index("copy_tiles(") :]
-        assert text.rindex("wait_for_predecessors") < min(m.start() for m in re.finditer(r"STORE\w*\(", text))
+        body = text[text.index(DIVIDED[name]) :]
+        stores = re.finditer(r"(STORE|store_)\w*\(", text)
+        assert text.rindex("wait_for_predecessors") < min(m.start() for m in stores)
     assert calls == expected
     assert re.search(r"wait_for_predecessors\(\);\s+launch_dependents\(\);", body)
 
@@ -55,7 +61,7 @@ def test_a_kernel_waits_before_it_lets_others_start(name: str) -> None:
 @pytest.mark.parametrize("name", KERNELS)
 def test_what_is_loaded_early_is_constant(name: str) -> None:
     """In front of the wait a kernel calls nothing that reads what other kernels write."""
-    begin = "void copy_tiles(" if name in DIVIDED else "__global__"
+    begin = f"void {DIVIDED[name]}" if name in DIVIDED else "__global__"
     body = KERNELS[name][KERNELS[name].index(begin) :]
     before = body[: body.index("wait_for_predecessors();")]
     called = set(
