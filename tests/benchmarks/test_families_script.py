@@ -7,6 +7,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -87,16 +88,22 @@ def _here(families: Any) -> Any:
     return prepared
 
 
-def test_slowest_kernels_have_shares_and_limits(families: Any, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["cuda", "vulkan"])
+def test_slowest_kernels_have_shares_and_limits(
+    families: Any, model: Path, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an H200 also where the device does not tell its clocks."""
+
     class Session:
+        device = SimpleNamespace(features=families.roofline.Features(), info=SimpleNamespace(backend=backend))
+
         def profile(self) -> list[Any]:
             row = type("Row", (), {"label": "conv_2d [0]", "sources": (0,), "seconds": 3e-6})
             other = type("Row", (), {"label": "copy", "sources": (), "seconds": 1e-6})
             return [row, other]
 
-    device = type("Device", (), {"features": families.roofline.Features()})
-    monkeypatch.setattr(families, "open_device", lambda name: device)
-    monkeypatch.setattr(families.roofline, "peak_of", lambda device: families.roofline.H200)
+    peaks = {"cuda": families.roofline.H200}
+    monkeypatch.setattr(families.roofline, "peak_of", lambda device: peaks[device.info.backend])
     first, second = families.slowest(model, Session(), 2)
     assert first["label"] == "conv_2d [0] 1x4x4x3 8x1x1x3 1x4x4x8" and first["share"] == pytest.approx(0.75)
     assert first["limit"] == pytest.approx((4 * 4 * 3 + 8 * 3 + 8 + 4 * 4 * 8) * 2 / 4.3e12)
