@@ -1,4 +1,4 @@
-"""rows.c and posts.c as Python calls them: structures, functions, and the memory of one call."""
+"""rows*.c and posts.c as Python calls them: structures, functions, and the memory of one call."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_PORTS, MOST_RANK, LATEST = 16, 8, 10_000
 
 
 class RowsSetup(ctypes.Structure):
-    """As rows.c has it."""
+    """As rows.h has it."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("push", "pop", "launch", "copy_in", "copy_out", "fill", "query")),
@@ -31,7 +31,7 @@ class RowsSetup(ctypes.Structure):
 
 
 class Form(ctypes.Structure):
-    """As rows.c has it."""
+    """As rows.h has it."""
 
     _fields_ = (
         ("bytes", ctypes.c_int64), ("format", ctypes.c_char * 8), ("rank", ctypes.c_int),
@@ -40,7 +40,7 @@ class Form(ctypes.Structure):
 
 
 class Recipe(ctypes.Structure):
-    """As rows.c has it."""
+    """As rows.h has it."""
 
     _fields_ = (
         ("context", ctypes.c_void_p), ("stream", ctypes.c_void_p), ("graph", ctypes.c_void_p),
@@ -50,7 +50,7 @@ class Recipe(ctypes.Structure):
 
 
 class Numbers(ctypes.Structure):
-    """As rows.c has it."""
+    """As rows.h has it."""
 
     _fields_ = tuple(
         (name, ctypes.c_uint64)
@@ -59,7 +59,7 @@ class Numbers(ctypes.Structure):
 
 
 class RowsFunctions:
-    """Those of rows.c, by their names without "litegpu_rows_"."""
+    """Those of rows*.c and posts.c, by their names without "litegpu_rows_"."""
 
     def __init__(self, library: NativeLibrary) -> None:
         address, number, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64

@@ -2,8 +2,8 @@
 
    litegpu_rows_call() of a caller's thread lets go of Python's lock, takes a place in the batch that fills, copies its
    rows there, and waits. The first caller of a batch leads it: it starts the batch when the rules say so, waits for the
-   device and tells the others, each of whom copies its own results and comes back to Python. When a batch is started is
-   decided as by batching/collector.py, which says why; Python gives the numbers. What is not as it should be (an error
+   device and tells the others, each of whom copies its own results and comes back to Python. When a batch is started
+   rows_rules.c decides; Python gives the numbers. What is not as it should be (an error
    of the driver, a result that is not finite) is handed to Python: it computes the batch again in the ordinary way.
 
    Times are nanoseconds of CLOCK_MONOTONIC. `lock` is held for well below a microsecond at a time; nobody sleeps and
@@ -34,8 +34,6 @@ static const int64_t CROWDED = 20000000;
 static const int64_t LOOK_AGAIN = 1000000;
 /* Rows from so many bytes on are copied past the caches. */
 enum { STREAMED = 64 << 10 };
-/* How much the last run counts for the time that a run is expected to take. */
-static const double NEWEST = 0.25;
 
 void rows_enter(rows *r) {
   for (int i = 0; atomic_flag_test_and_set_explicit(&r->lock, memory_order_acquire); i++) {
@@ -87,147 +85,16 @@ void rows_tell(atomic_uint *word, atomic_int *sleepers) {
   if (atomic_load(sleepers)) syscall(SYS_futex, (uint32_t *)word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* ------------------------------------------------------------------------------------------ the rules; locked */
-
-static int64_t patience(const rows *r) { return r->seconds ? r->seconds : r->of.delay; }
-
-static bool is_late(const rows *r, slab *s, int64_t now) {
-  return now - atomic_load(&s->latest) >= patience(r) || now - s->opened >= r->of.delay;
-}
-
-/* Whether the slab's batch is to be run when it has a lane and its rows are copied. */
-static bool is_due(const rows *r, slab *s, int64_t now) {
-  return s->sealed || atomic_load(&s->rows) >= r->expected || is_late(r, s, now);
-}
-
-static void expect(rows *r) {
-  int most = 0;
-  for (int i = 0; i < r->around_count; i++) most = r->around[i] > most ? r->around[i] : most;
-  const int share = (most + r->of.lanes - 1) / r->of.lanes;
-  r->expected = share < 1 ? 1 : share > r->of.most ? r->of.most : share;
-}
-
-/* A slab for a new batch, at the home with the least to do; NULL if none is free, with whether one may be added, and
-   where. */
-static slab *free_slab(rows *r, bool *more, int64_t *home) {
-  int best = r->lanes[0].home, least = INT_MAX;
-  for (int l = 0; l < r->of.lanes; l++) {
-    int load = 0;
-    for (int i = 0; i < r->queued; i++) load += r->queue[i]->home == r->lanes[l].home ? r->queue[i]->rows : 0;
-    for (int i = 0; i < r->runs; i++) load += r->running[i]->home == r->lanes[l].home ? r->running[i]->rows : 0;
-    if (load < least) least = load, best = r->lanes[l].home;
-  }
-  slab *other = NULL;
-  for (int i = 0; i < r->slabs_count; i++) {
-    if (r->slabs[i]->state != FREE) continue;
-    if (r->slabs[i]->home == best) return r->slabs[i];
-    other = r->slabs[i];
-  }
-  *more = r->slabs_count < r->of.most_slabs;
-  *home = best;
-  return *more ? NULL : other;
-}
-
-/* A place for a call's rows: DONE, FULL, or NEEDS_SLAB with its home. */
-int rows_offer(rows *r, call *c, int64_t now) {
-  const int waiting = r->inside + r->outside;
-  if (waiting && waiting + c->rows > r->of.waiting) return FULL;
-  slab *s = r->queued ? r->queue[r->queued - 1] : NULL;
-  if (s && s->rows + c->rows > r->of.most) s->sealed = true;
-  if (!s || s->sealed) {
-    bool more = false;
-    s = free_slab(r, &more, &c->told);
-    if (!s) return more ? NEEDS_SLAB : FULL;
-    s->opened = now;
-    s->sealed = false;
-    s->rows = s->copying = s->calls = s->waiters = s->handed = 0;
-    s->leader = NULL;
-    s->posted = NULL;
-    s->serial = ++r->serial;
-    s->outcome = DONE;
-    s->state = WAITING;
-    r->queue[r->queued++] = s;
-  }
-  c->slab = s;
-  c->serial = (int64_t)s->serial;
-  c->start = s->rows;
-  s->arrivals[s->calls++] = c->arrived;
-  s->rows += c->rows;
-  r->inside += c->rows;
-  s->copying++;
-  s->waiters++;
-  s->latest = now;
-  s->sealed = s->rows == r->of.most;
-  return DONE;
-}
-
-static void out_of_queue(rows *r, int at) {
-  r->inside -= r->queue[at]->rows;
-  memmove(r->queue + at, r->queue + at + 1, (--r->queued - at) * sizeof *r->queue);
-}
-
-/* Start the slab's batch, if it is due and has a lane: whether that is so. From when it has one no further rows come, and
-   it is started when they are copied. Batches in front of it come first. */
-static bool start(rows *r, slab *s, int64_t now) {
-  int at = 0, before = 0, lane = -1;
-  for (int i = 0; i < r->queued; i++) r->queue[i]->sealed |= is_late(r, r->queue[i], now);
-  if (s->state != WAITING || !is_due(r, s, now)) return false;
-  for (; r->queue[at] != s; at++) before += r->queue[at]->home == s->home && is_due(r, r->queue[at], now);
-  for (int l = 0; l < r->of.lanes && lane < 0; l++)
-    if (r->lanes[l].home == s->home && !r->lanes[l].busy && !r->lanes[l].wanted && before-- == 0) lane = l;
-  if (lane < 0) return false;
-  s->sealed = true;
-  if (s->copying) return false;
-  s->lane = lane;
-  s->size = 0;
-  while (r->batches[s->size] < s->rows) s->size++;
-  r->lanes[lane].busy = 1;
-  atomic_fetch_sub(&r->free_lanes, 1);
-  out_of_queue(r, at);
-  r->running[r->runs++] = s;
-  s->begun = now;
-  s->state = RUNNING;
-  return true;
-}
-
-/* The batch has ended, and its lane is free. */
-static void ended(rows *r, slab *s, int64_t now) {
-  int around = r->inside;
-  for (int i = 0; i < r->runs; i++) around += r->running[i]->rows;
-  r->around[r->around_at++ % (2 * r->of.lanes)] = around;
-  if (r->around_count < 2 * r->of.lanes) r->around_count++;
-  expect(r);
-  const int64_t seconds = now - s->begun;
-  r->seconds = r->seconds ? r->seconds + (int64_t)(NEWEST * (seconds - r->seconds)) : seconds;
-  for (int i = 0; i < r->runs; i++)
-    if (r->running[i] == s) {
-      r->running[i] = r->running[--r->runs];
-      break;
-    }
-}
-
-/* One thread less looks at the slab. */
-void rows_let_go(rows *r, slab *s) {
-  if (--s->waiters || s->state == RUNNING) return;
-  if (s->state == WAITING) /* nobody is left to lead it */
-    for (int i = 0; i < r->queued; i++)
-      if (r->queue[i] == s) {
-        out_of_queue(r, i);
-        break;
-      }
-  s->state = FREE;
-}
-
 /* ------------------------------------------------------------------------------------------ computing */
 
-static void told_all(rows *r) { /* that a lane is free, or room: locked or not, as slabs are never freed */
+void rows_told_all(rows *r) { /* that a lane is free, or room: locked or not, as slabs are never freed */
   for (int i = 0; i < r->slabs_count; i++)
     if (r->slabs[i]->state == WAITING) rows_tell(&r->slabs[i]->word, &r->slabs[i]->sleepers);
   rows_tell(&r->room, &r->room_sleepers);
   posts_tell(r);
 }
 
-static void give_back(rows *r, int l) {
+void rows_give_back(rows *r, int l) {
   r->lanes[l].busy = 0;
   atomic_fetch_add(&r->free_lanes, 1);
 }
@@ -235,8 +102,8 @@ static void give_back(rows *r, int l) {
 static void finish(rows *r, slab *s, int outcome) {
   rows_enter(r);
   const int64_t now = litegpu_now();
-  ended(r, s, now);
-  give_back(r, s->lane);
+  rows_ended(r, s, now);
+  rows_give_back(r, s->lane);
   s->outcome = outcome;
   if (outcome == DONE) {
     r->size_counts[s->size]++;
@@ -256,7 +123,7 @@ static void finish(rows *r, slab *s, int outcome) {
   posts_ended(r, s);
   rows_leave(r);
   rows_tell(&s->word, &s->sleepers);
-  told_all(r);
+  rows_told_all(r);
 }
 
 static const recipe *recipe_of(const rows *r, const slab *s) { return r->recipes + s->lane * r->of.sizes + s->size; }
@@ -319,10 +186,10 @@ bool rows_lead(rows *r, slab *s, int64_t now) {
     else for (int i = 0; i < 30; i++) litegpu_relax();
     return true;
   }
-  if (atomic_load(&r->free_lanes) < 1 || !is_due(r, s, now)) return false;
+  if (atomic_load(&r->free_lanes) < 1 || !rows_is_due(r, s, now)) return false;
   if (atomic_load(&s->copying) && s->sealed) return false;
   rows_enter(r);
-  const bool started = start(r, s, now);
+  const bool started = rows_start(r, s, now);
   rows_leave(r);
   if (!started) return false;
   s->launched = launch(r, s) ? litegpu_now() : 0;
@@ -332,7 +199,7 @@ bool rows_lead(rows *r, slab *s, int64_t now) {
 
 /* When a leader that sleeps has to look at the clock. */
 int64_t rows_due(const rows *r, slab *s) {
-  const int64_t late = atomic_load(&s->latest) + patience(r), last = s->opened + r->of.delay;
+  const int64_t late = atomic_load(&s->latest) + rows_patience(r), last = s->opened + r->of.delay;
   return late < last ? late : last;
 }
 
@@ -563,216 +430,5 @@ PUBLIC void litegpu_rows_finish(rows *r, int slab_number, int worked) {
 
 PUBLIC void litegpu_rows_watch(rows *r, int watched) {
   for (int i = 0; i < r->of.lanes * r->of.sizes; i++) r->recipes[i].watched = watched;
-}
-
-static void *cleared(size_t bytes) {
-  void *found = aligned_alloc(CACHE_LINE, (bytes + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE);
-  return found ? memset(found, 0, bytes) : NULL;
-}
-
-static void *copied(const void *of, size_t bytes) {
-  void *found = malloc(bytes ? bytes : 1);
-  if (found) memcpy(found, of, bytes);
-  return found;
-}
-
-PUBLIC void litegpu_rows_free(rows *r) {
-  if (!r) return;
-  for (int i = 0; i < r->slabs_count; i++) {
-    free(r->slabs[i]->arrivals);
-    free(r->slabs[i]);
-  }
-  free(r->forms), free(r->batches), free(r->recipes), free(r->lanes), free(r->slabs), free(r->queue), free(r->running);
-  free(r->posts), free(r->around), free(r->least), free(r->size_counts), free(r->waits), free(r->latencies), free(r->run_times);
-  free(r);
-}
-
-/* NULL without memory. */
-PUBLIC rows *litegpu_rows_new(const setup *of, size_t size) {
-  rows *r = size == sizeof *of ? cleared(sizeof *r) : NULL;
-  if (!r) return NULL;
-  r->of = *of;
-  r->forms = copied(of->forms, (of->inputs + of->outputs) * sizeof *of->forms);
-  r->batches = copied(of->batches, of->sizes * sizeof *of->batches);
-  r->recipes = copied(of->recipes, (size_t)of->lanes * of->sizes * sizeof *of->recipes);
-  r->lanes = calloc(of->lanes, sizeof *r->lanes);
-  r->slabs = calloc(of->most_slabs, sizeof *r->slabs);
-  r->queue = calloc(of->most_slabs, sizeof *r->queue);
-  r->running = calloc(of->most_slabs, sizeof *r->running);
-  r->around = calloc(2 * of->lanes, sizeof *r->around);
-  r->size_counts = calloc(of->sizes, sizeof *r->size_counts);
-  r->least = calloc(of->sizes, sizeof *r->least);
-  r->waits = calloc(LATEST, sizeof *r->waits);
-  r->latencies = calloc(LATEST, sizeof *r->latencies);
-  r->run_times = calloc(LATEST, sizeof *r->run_times);
-  if (!r->forms || !r->batches || !r->recipes || !r->lanes || !r->slabs || !r->queue || !r->running || !r->around ||
-      !r->size_counts || !r->least || !r->waits || !r->latencies || !r->run_times) {
-    litegpu_rows_free(r);
-    return NULL;
-  }
-  for (int l = 0; l < of->lanes; l++) r->lanes[l].home = of->homes[l];
-  r->free_lanes = of->lanes;
-  r->expected = 1;
-  atomic_flag_clear(&r->lock);
-  return r;
-}
-
-/* Memory for one more batch: an address for each input, then each output. 0 if there is enough. */
-PUBLIC int litegpu_rows_add_slab(rows *r, int home, int tag, char *const *memory) {
-  slab *s = cleared(sizeof *s);
-  int64_t *arrivals = malloc(r->of.most * sizeof *arrivals);
-  if (s && arrivals) {
-    s->home = home;
-    s->tag = tag;
-    s->arrivals = arrivals;
-    memcpy(s->in, memory, r->of.inputs * sizeof *memory);
-    memcpy(s->out, memory + r->of.inputs, r->of.outputs * sizeof *memory);
-    rows_enter(r);
-    const bool room = r->slabs_count < r->of.most_slabs;
-    if (room) {
-      s->number = r->slabs_count;
-      r->slabs[s->number] = s;
-      r->slabs_count++;
-    }
-    rows_leave(r);
-    if (room) {
-      rows_tell(&r->room, &r->room_sleepers);
-      return 1;
-    }
-  }
-  free(s);
-  free(arrivals);
-  return 0;
-}
-
-/* End what waits: with CLOSED, or with OFF to be called in the ordinary way. */
-static void drop(rows *r, int outcome) {
-  rows_enter(r);
-  slab *dropped[64];
-  while (r->queued) {
-    int n = 0;
-    for (; n < 64 && r->queued; n++) {
-      slab *s = dropped[n] = r->queue[r->queued - 1];
-      out_of_queue(r, r->queued - 1);
-      s->outcome = outcome;
-      posts_ended(r, s);
-      s->state = ENDED;
-    }
-    for (int i = 0; i < n; i++) rows_tell(&dropped[i]->word, &dropped[i]->sleepers);
-  }
-  rows_leave(r);
-}
-
-/* Take no more calls; without `drain` end those whose batch has not begun. */
-PUBLIC void litegpu_rows_close(rows *r, int drain) {
-  rows_enter(r);
-  r->closed = true;
-  for (int i = 0; i < r->queued; i++) r->queue[i]->sealed = true;
-  rows_leave(r);
-  if (!drain) drop(r, CLOSED);
-  told_all(r);
-}
-
-/* From now on every call gets OFF, and so does what waits. */
-PUBLIC void litegpu_rows_turn_off(rows *r) {
-  rows_enter(r);
-  r->off = true;
-  rows_leave(r);
-  drop(r, OFF);
-  told_all(r);
-}
-
-/* Wait, for so many nanoseconds, until no batch waits or runs: whether that is so. */
-PUBLIC int litegpu_rows_idle(rows *r, int64_t ns) {
-  void *state = litegpu_leave();
-  const int64_t end = litegpu_now() + ns;
-  bool idle;
-  for (;;) {
-    const unsigned seen = atomic_load(&r->room);
-    rows_enter(r);
-    idle = !r->queued && !r->runs && !posts_busy(r);
-    rows_leave(r);
-    const int64_t left = end - litegpu_now();
-    if (idle || left <= 0) break;
-    rows_doze(&r->room, seen, &r->room_sleepers, left < LOOK_AGAIN ? left : LOOK_AGAIN);
-  }
-  litegpu_come_back(state);
-  return idle;
-}
-
-/* A lane for a batch of Python's own, as soon as it is free; within so many nanoseconds, else 0. */
-PUBLIC int litegpu_rows_borrow(rows *r, int l, int64_t ns) {
-  rows_enter(r);
-  bool got = !r->lanes[l].busy;
-  if (got) {
-    r->lanes[l].busy = 1;
-    atomic_fetch_sub(&r->free_lanes, 1);
-  }
-  r->lanes[l].wanted = !got;
-  rows_leave(r);
-  if (got) return 1;
-  void *state = litegpu_leave();
-  const int64_t end = litegpu_now() + ns;
-  while (!got) {
-    const unsigned seen = atomic_load(&r->room);
-    rows_enter(r);
-    got = !r->lanes[l].busy;
-    if (got) {
-      r->lanes[l].busy = 1;
-      atomic_fetch_sub(&r->free_lanes, 1);
-      r->lanes[l].wanted = 0;
-    }
-    rows_leave(r);
-    const int64_t left = end - litegpu_now();
-    if (got || left <= 0) break;
-    rows_doze(&r->room, seen, &r->room_sleepers, left < LOOK_AGAIN ? left : LOOK_AGAIN);
-  }
-  litegpu_come_back(state);
-  return got;
-}
-
-PUBLIC void litegpu_rows_give_back(rows *r, int l) {
-  rows_enter(r);
-  give_back(r, l);
-  rows_leave(r);
-  told_all(r);
-}
-
-/* What is decided at a time that is not now, for comparison with batching/collector.py: the call is offered a place, and
-   has copied its rows (0 if there is none); its batch is started, if it is to be; its batch has ended. */
-PUBLIC int litegpu_rows_rehearse(rows *r, int what, call *c, int64_t now) {
-  if (what == 0) {
-    if (rows_offer(r, c, now)) return 0;
-    c->slab->copying--;
-    return 1;
-  }
-  if (what == 1) return start(r, c->slab, now);
-  ended(r, c->slab, now);
-  give_back(r, c->slab->lane);
-  c->slab->waiters = 0;
-  c->slab->state = FREE;
-  return 1;
-}
-
-typedef struct told {
-  uint64_t calls, rows, refused, failed, waiting, running, waits_count, runs_count, expected;
-} told;
-
-/* Numbers, batches of each size, and what the latest calls waited and took, and batches took, in seconds: three times
-   room for LATEST numbers. */
-PUBLIC void litegpu_rows_statistics(rows *r, told *t, uint64_t *sizes, double *times) {
-  rows_enter(r);
-  t->calls = r->calls, t->rows = r->rows, t->refused = r->refused, t->failed = r->failed;
-  t->waiting = r->inside;
-  t->running = 0;
-  for (int i = 0; i < r->runs; i++) t->running += r->running[i]->rows;
-  t->waits_count = r->calls_told < LATEST ? r->calls_told : LATEST;
-  t->runs_count = r->runs_told < LATEST ? r->runs_told : LATEST;
-  t->expected = r->expected;
-  memcpy(sizes, r->size_counts, r->of.sizes * sizeof *sizes);
-  memcpy(times, r->waits, LATEST * sizeof *times);
-  memcpy(times + LATEST, r->latencies, LATEST * sizeof *times);
-  memcpy(times + 2 * LATEST, r->run_times, LATEST * sizeof *times);
-  rows_leave(r);
 }
 #endif

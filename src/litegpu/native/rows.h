@@ -1,4 +1,4 @@
-/* What rows.c and posts.c share: a batcher's batches, and the calls in them. */
+/* What rows*.c and posts.c share: a batcher's batches, and the calls in them. */
 
 #ifndef LITEGPU_ROWS_H
 #define LITEGPU_ROWS_H
@@ -136,21 +136,31 @@ typedef struct rows {
   _Atomic int64_t crowded;                 /* when they were more than processors last */
 } rows;
 
-/* ------------------------------------------------------------------------------------------ rows.c, for posts.c */
+/* ------------------------------------------------------------------------------------------ rows_rules.c; locked */
+
+int64_t rows_patience(const rows *);
+bool rows_is_due(const rows *, slab *, int64_t now);
+int rows_offer(rows *, call *, int64_t now);
+bool rows_start(rows *, slab *, int64_t now);
+void rows_ended(rows *, slab *, int64_t now);
+void rows_out_of_queue(rows *, int at);
+void rows_let_go(rows *, slab *);
+
+/* ------------------------------------------------------------------------------------------ rows.c */
 
 void rows_enter(rows *);
 void rows_leave(rows *);
-int rows_offer(rows *, call *, int64_t now);
-void rows_let_go(rows *, slab *);
+void rows_doze(atomic_uint *word, unsigned seen, atomic_int *sleepers, int64_t ns);
+void rows_tell(atomic_uint *word, atomic_int *sleepers);
+void rows_told_all(rows *);
+void rows_give_back(rows *, int lane);
 bool rows_lead(rows *, slab *, int64_t now);
 int64_t rows_due(const rows *, slab *);
 int rows_views(const rows *, call *, object *const *arrays, view *views, int count, bool inputs);
 void rows_copy(char *to, const char *from, size_t bytes);
-void rows_doze(atomic_uint *word, unsigned seen, atomic_int *sleepers, int64_t ns);
-void rows_tell(atomic_uint *word, atomic_int *sleepers);
 
-/* posts.c, for rows.c: a batch with posted calls has ended; there may be something to do for those who lead such; in the
-   lock: no. */
+/* posts.c: a batch has ended, perhaps with posted calls (in the lock); there may be something to do for those who lead
+   batches with such; whether they have something to do. */
 void posts_ended(rows *, slab *);
 void posts_tell(rows *);
 bool posts_busy(const rows *);
