@@ -68,7 +68,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
 
 
 @dataclass(frozen=True)
-class Division:
+class AttentionDivision:
     """Of attention.cu: `down` warps of a workgroup divide the queries, `across` warps the `step` keys that it takes at
     a time."""
 
@@ -84,18 +84,18 @@ class Division:
         return -(-queries // (16 * self.down)) * batch * heads
 
 
-def divisions(ctx: KernelContext, units: int) -> list[Division]:
+def divisions(ctx: KernelContext, units: int) -> list[AttentionDivision]:
     """Those that make sense, the cheapest first."""
-    usual = [Division(down, WARPS // down, STEP) for down in (4, 2, 1)]
+    usual = [AttentionDivision(down, WARPS // down, STEP) for down in (4, 2, 1)]
     found = [next((d for d in usual if d.groups(ctx) >= units), usual[-1])]
     keys = ctx.views[ctx.node.inputs[1]].shape[2]
-    once = Division(1, ACROSS, -(-keys // (16 * ACROSS)) * 16 * ACROSS)
+    once = AttentionDivision(1, ACROSS, -(-keys // (16 * ACROSS)) * 16 * ACROSS)
     if once.groups(ctx) <= units and keys <= MOST_AT_ONCE and _places(ctx, once)[1] <= _most(ctx):
         found.append(once)
     return sorted(found, key=lambda division: _cost(ctx, division, units))
 
 
-def _cost(ctx: KernelContext, division: Division, units: int) -> float:
+def _cost(ctx: KernelContext, division: AttentionDivision, units: int) -> float:
     """Estimated microseconds of attention.cu on a device of `units` multiprocessors, from seven measurements, and
     from ten of all keys at once, which would be lower beside those of warpgroup_attention.py."""
     keys, depth = ctx.views[ctx.node.inputs[1]].shape[2:]
@@ -116,7 +116,7 @@ def _padded(ctx: KernelContext) -> tuple[int, int]:
     return max(16, 1 << (depth - 1).bit_length()), max(16, 1 << (columns - 1).bit_length())
 
 
-def _places(ctx: KernelContext, division: Division) -> tuple[int, int]:
+def _places(ctx: KernelContext, division: AttentionDivision) -> tuple[int, int]:
     """Steps that may be under way at once, or multiplied, and bytes of shared memory."""
     depth, columns = _padded(ctx)
     rows, stage = 16 * division.down, 2 * division.step * (depth + columns)
@@ -129,7 +129,7 @@ def _places(ctx: KernelContext, division: Division) -> tuple[int, int]:
     return stages, max(2 * rows * depth + min(stages, steps) * stage, sums)
 
 
-def _launch(ctx: KernelContext, division: Division, mask: dict[str, int | str], operands: Operands) -> Launch:
+def _launch(ctx: KernelContext, division: AttentionDivision, mask: dict[str, int | str], operands: Operands) -> Launch:
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, Attention)
     q, k, v = (ctx.views[i] for i in node.inputs[:3])
