@@ -96,7 +96,7 @@ def test_agrees_with_numpy(device: Any, case: str, units: int) -> None:
 @pytest.mark.parametrize("across, step", [(4, 256), (8, 256), (16, 256), (2, 224)])
 @pytest.mark.parametrize("case", ["vision", "keys that count for nothing", "few queries", "constant mask"])
 def test_all_keys_at_once(device: Any, monkeypatch: pytest.MonkeyPatch, case: str, across: int, step: int) -> None:
-    chosen = attention.Division(1, across, step)
+    chosen = attention.AttentionDivision(1, across, step)
     monkeypatch.setattr(attention, "divisions", lambda ctx, units: [chosen])
     monkeypatch.setattr(warpgroup_attention, "ranked", lambda *_: [])
     test_agrees_with_numpy(device, case, 1000)
