@@ -31,6 +31,8 @@ from litegpu.zoo import build_model
 ITEMS = 128
 #: And so few that it is.
 FEW = 16
+#: Results for different inputs must differ by this part of themselves (float16 is off by some 1e-4).
+LEAST_APART = 2e-3
 #: Of results that are kept for the comparison.
 MOST_BYTES, MOST_CALLS = 4 << 30, 100_000
 
@@ -46,6 +48,12 @@ class Load:
         self.wanted = np.stack([first(model(item)) for item in self.items]).reshape(ITEMS, -1)
         distances = np.stack([np.linalg.norm(self.wanted - one, axis=-1) for one in self.wanted])
         self.nearest = (distances + np.where(np.eye(ITEMS), np.inf, 0)).min()
+        apart = self.nearest / np.linalg.norm(self.wanted, axis=-1).mean()
+        if apart < LEAST_APART:
+            raise SystemExit(
+                f"results for different inputs are only {apart:.0e} of themselves apart: wrong rows could not be told "
+                "from rounding, which batches of several sizes do differently. Take another model"
+            )
 
     def run(
         self, call: Callable[[np.ndarray], Any], threads: int, seconds: float, lag: int = 0, few: int = ITEMS

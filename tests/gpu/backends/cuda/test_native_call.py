@@ -232,6 +232,29 @@ def test_inputs_that_come_again_are_read_where_they_are(shape: tuple[int, ...]) 
         assert registered.held == y.nbytes
 
 
+def test_kinds_of_calls_number_their_inferences_together() -> None:
+    """By the word that the device writes when one has ended: else one would be taken for over as another has the same
+    number, before the device has begun it."""
+    shape = LARGE
+    with litegpu.load(content(shape), "cuda") as model:
+        route = only_kernel(model)
+        assert route is not None
+        session: Any = route.kernel.session
+        x, y = items(0, shape)
+        pinned = model.empty_input("x")
+        pinned[...] = x
+        kinds, before = set(), session.memory.ended[0]
+        for i in range(12):
+            model((x, pinned)[i // 2 % 2], y)
+            if session._plain is None:  # not at first
+                continue
+            call = session._plain._calls[-1]
+            kinds.add(call.in_place)
+            assert call._call.number == session.memory.ended[0] != before
+            before = session.memory.ended[0]
+        assert len(kinds) == 2
+
+
 def test_many_kinds_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few are kept."""
     monkeypatch.setattr(plain_calls, "_MOST_CALLS", 2)

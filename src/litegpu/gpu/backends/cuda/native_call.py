@@ -110,7 +110,6 @@ class NativeCall:
             None if look is None else int(look.executable), memory.not_finite.ctypes.data, memory.ended.ctypes.data,
             *(ctypes.addressof(array) for array in self._arrays), len(inputs), len(outputs), len(watched),
         )  # fmt: skip
-        memory.ended[0] = 0
         self.may_spin(True)
         self.all, self.rest = library.calls(call)
 

@@ -84,6 +84,13 @@ def test_turing_has_smaller_tiles() -> None:
     assert set(old) < set(new) and most[0] <= 64 << 10 < most[1]
 
 
+@pytest.fixture
+def no_overlap(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on the devices that these instructions are for: kernels do not start before those in front of them have ended,
+    which a text for them does not wait for."""
+    monkeypatch.setattr(device, "programmatic", False)
+
+
 def for_turing(program: Program) -> Program:
     """The program with the instructions of compute capability 7.5, which a newer device runs as well."""
 
@@ -95,6 +102,7 @@ def for_turing(program: Program) -> Program:
 
 
 @pytest.mark.cuda
+@pytest.mark.usefixtures("no_overlap")
 @pytest.mark.parametrize("case", ["points", "unsigned", "window, zero point", "four channels at once"])
 def test_bytes_with_the_instructions_of_turing(device: Any, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     force(monkeypatch)
@@ -103,6 +111,7 @@ def test_bytes_with_the_instructions_of_turing(device: Any, monkeypatch: pytest.
 
 
 @pytest.mark.cuda
+@pytest.mark.usefixtures("no_overlap")
 def test_halves_with_the_instructions_of_turing(device: Any) -> None:
     """The kernel of float16 convolutions too: smaller products, and copies through registers."""
     rng = np.random.default_rng(2)
