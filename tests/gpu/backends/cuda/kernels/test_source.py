@@ -30,6 +30,7 @@ def test_every_kernel_is_looked_at() -> None:
         "lstm.cu",
         "matmul.cu",
         "matvec.cu",
+        "pair.cu",
         "patch.cu",
         "persistent.cu",
         "separable.cu",
@@ -84,12 +85,12 @@ def without_prologues(text: str) -> str:
 
 
 def test_shared_memory_is_awaited_where_it_is_read() -> None:
-    """Between a wait for copies and the first use of what they brought there is a barrier: others have copied too. A
-    prologue is for what the thread has copied itself."""
+    """Between a wait for copies and the first use of what they brought there is a barrier, of the workgroup or of the
+    team: others have copied too. A prologue is for what the thread has copied itself."""
     for name, whole in TEXTS.items():
         text = without_prologues(whole)
         for found in re.finditer(r"copies_wait<[^>]*>\(\);\n((?: +[^\n]*\n|#[^\n]*\n){1,4})", text):
-            assert "__syncthreads();" in found[1], f"{name}: {found[0]}"
+            assert "__syncthreads();" in found[1] or "team_sync(" in found[1], f"{name}: {found[0]}"
 
 
 @pytest.mark.parametrize("name", TEXTS)
