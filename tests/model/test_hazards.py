@@ -304,3 +304,14 @@ def test_a_loops_condition_stays_a_value() -> None:
     with pytest.raises(ModelError, match=r"WHILE: the shapes \[\[0\]\], .* give its condition the shape \[0\]"):
         Interpreter(model_content=loop([]))
     Interpreter(model_content=loop([], whole=False))
+
+
+@pytest.mark.parametrize("kind", [T.INT8, T.UINT8, T.INT16])
+def test_weights_of_quantized_inputs_are_no_floats(kind: TensorType) -> None:
+    model = ModelBuilder()
+    x = model.input("x", (1, 4, 4, 2), kind, quantization=quantized(0.5, 0))
+    weights = model.constant(np.zeros((3, 1, 1, 2), np.float32))
+    options = dict(padding=1, stride_w=1, stride_h=1, dilation_w_factor=1, dilation_h_factor=1)
+    model.output(model.op("CONV_2D", [x, weights], (1, 4, 4, 3), options, type=kind, quantization=quantized(0.5, 0)))
+    with pytest.raises(ModelError, match=f"its input is of type {kind.name}, its weights of FLOAT32"):
+        Interpreter(model_content=model.build())
