@@ -314,3 +314,15 @@ def test_multipliers(real: float) -> None:
 def test_halves_are_rounded_twice(x: int, real: float, want: int) -> None:
     """Of the product upwards, then of the shift away from zero."""
     assert evaluate_expr(fixed_point.times(Arg(0), real), [np.array([x], np.int32)]).tolist() == [want]
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-45])
+def test_tables_of_what_xnnpack_crashes_on_come_from_the_other_kernels(scale: float) -> None:
+    """A scale that is no normal number ends the process in XNNPACK, and the table is made by running the operator."""
+    require_gpu()
+    b, shape = ModelBuilder(), (1, 16, 16, 1)
+    x = b.input("x", shape, TensorType.UINT8, quantization=quantized(scale, 121))
+    b.output(b.op("QUANTIZE", [x], shape, type=TensorType.INT8, quantization=quantized(0.025, -7)))
+    numbers = np.arange(256, dtype=np.uint8).reshape(shape)
+    (found,) = run(on_gpu(b.build(), arithmetic="integer"), [numbers])
+    np.testing.assert_array_equal(found, run(official(b.build()), [numbers])[0])

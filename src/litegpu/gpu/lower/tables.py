@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from ai_edge_litert.interpreter import OpResolverType
 
 from litegpu.chatter import quiet
+from litegpu.delegates.aborts import refuse_aborting
 from litegpu.delegates.cpu import PLAIN, OfficialOptions
+from litegpu.errors import InvokeError
 from litegpu.gpu.graph import Lookup
 from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.constants import Unsupported
@@ -83,7 +87,11 @@ def _computed(operator: Operator, given: Tensor, made: Tensor, xnnpack: bool) ->
     tensors = tuple(_row(i, t) for i, t in enumerate((given, made)))
     alone = dataclasses.replace(operator, index=0, inputs=(0,), outputs=(1,), intermediates=())
     model = Model((Subgraph(0, "", tensors, (alone,), (0,), (1,)),), (), "", 3, {}, b"")
-    options = OfficialOptions() if xnnpack else OfficialOptions(op_resolver_type=PLAIN)
+    options = OfficialOptions()
+    if not xnnpack or _aborts(alone, tensors, options.op_resolver_type):
+        options = OfficialOptions(op_resolver_type=PLAIN)
+        if _aborts(alone, tensors, PLAIN):
+            raise Unsupported(f"the official runtime would end the process on '{given.name}'")
     grid = grid_of(given)
     assert grid is not None
     numbers = np.arange(grid.low, grid.high + 1).reshape(1, 256)
@@ -100,6 +108,15 @@ def _computed(operator: Operator, given: Tensor, made: Tensor, xnnpack: bool) ->
         except (RuntimeError, ValueError) as error:
             failure = error
     raise Unsupported(f"the official runtime does not compute it on '{given.name}': {failure}")
+
+
+def _aborts(operator: Operator, tensors: Sequence[Tensor], resolver: OpResolverType) -> bool:
+    """Whether these kernels would end the process, as XNNPACK's do on scales that are no normal numbers."""
+    try:
+        refuse_aborting((operator,), tensors, operator.outputs, resolver)
+    except InvokeError:
+        return True
+    return False
 
 
 def _row(i: int, tensor: Tensor) -> Tensor:
