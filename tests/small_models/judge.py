@@ -31,6 +31,10 @@ Results = list[list[np.ndarray]]
 MODES = ("float32", "float16", "integer")
 
 
+#: The least number above zero in float16.
+_LEAST_HALF = 2.0**-24
+
+
 @dataclass(frozen=True)
 class Verdict:
     """`left`: why not everything is on the GPU, by operator; `wrong`: in what the results differ, "" if nothing."""
@@ -149,7 +153,10 @@ def _noisy(array: np.ndarray, quantized: bool, near: bool, half: bool, rng: np.r
         if array.dtype.kind == "f" and coarse(array):
             return np.array(array)
         lost = rng.standard_normal(array.shape) * _LOST[half or array.dtype == np.float16]
-        return np.asarray(array * (1 + lost)).astype(array.dtype)
+        noisy = np.asarray(array * (1 + lost)).astype(array.dtype)
+        if half:  # which has no numbers between these and zero
+            noisy[abs(noisy) < _LEAST_HALF] *= rng.integers(0, 2, int((abs(noisy) < _LEAST_HALF).sum()))
+        return noisy
     if quantized and array.dtype in (np.int8, np.uint8, np.int16):
         limits = np.iinfo(array.dtype)
         often = 0.5 if near or half else 0.02
