@@ -107,12 +107,14 @@ def test_what_was_begun_before_stays() -> None:
 
 
 def test_results_of_less_than_a_line_lie_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If they are larger than the cache: then what they are added to comes from memory."""
+    """If they are larger than what a program has of the cache: then what they are added to comes from memory."""
 
     def narrow(ctx: KernelContext) -> list[Launch]:
         return [dataclasses.replace(launch, narrow=True) for launch in build(ctx)]
 
     monkeypatch.setattr("litegpu.gpu.build.build_kernels", narrow)
     assert not any(is_in_place(build_program(block(), SMALL_CACHE, "cuda")))
-    large = Features(cache_bytes=16 * 1024)
-    assert is_in_place(build_program(block(), large, "cuda")) == [False, False, True, False]
+    size = 4 * int(np.prod(SHAPE))
+    for share, found in ((1.0, False), (0.8, False), (0.6, True)):  # a program does not have all of it
+        cache = Features(cache_bytes=int(size / share))
+        assert is_in_place(build_program(block(), cache, "cuda")) == [False, False, found, False]

@@ -11,6 +11,7 @@ from litegpu.gpu.graph import Node
 from litegpu.gpu.kernels.context import Launch
 from litegpu.gpu.memory import Allocation
 from litegpu.gpu.passes.layout import Placed
+from litegpu.gpu.turning import USABLE
 from litegpu.gpu.view import View
 
 #: A value of less than so much of the cache is small.
@@ -28,8 +29,8 @@ def taken_places(
         result = placed.views[node.output]
         if lifetimes[result.root].first != step or lifetimes[result.root].size * LEAST_SHARE < cache_bytes:
             continue  # part of it was written before, or it is small
-        if launch.narrow and lifetimes[result.root].size > cache_bytes:
-            continue
+        if launch.narrow and lifetimes[result.root].size > USABLE * cache_bytes:
+            continue  # what is added comes from memory, a line at a time
         others = {placed.views[v].root for v in node.inputs if v in placed.views}
         bound = [operand.root for operand in launch.operands.values() if isinstance(operand, View)]
         for v in node.operands:
