@@ -115,6 +115,17 @@ def test_along_an_axis(operator: str, shape: tuple[int, ...]) -> None:
     check(b, numbers(*shape))
 
 
+@pytest.mark.parametrize("constant", [False, True])
+@pytest.mark.parametrize("twice", [False, True])
+def test_rows_with_one_place_add_up(constant: bool, twice: bool) -> None:
+    places = np.array([[4], [0], [4 if twice else 2], [3]], np.int32)
+    b = ModelBuilder()
+    at = b.constant(places) if constant else b.input("at", (4, 1), TensorType.INT32)
+    sizes = b.constant(np.array([6, 3], np.int32))
+    b.output(b.op("SCATTER_ND", [at, b.input("x", (4, 3), I64), sizes], (6, 3), type=I64))
+    check(b, *([] if constant else [places]), numbers(4, 3))
+
+
 def test_casts_of_64_bits() -> None:
     b, shape = ModelBuilder(), (3, 50)
     f, i = b.input("f", shape), b.input("i", shape, I64)
@@ -150,6 +161,26 @@ def test_complex_numbers_are_moved_and_multiplied() -> None:
     rng = np.random.default_rng(0)
     y = (rng.standard_normal(9) + 1j * rng.standard_normal(9)).astype(np.complex64)
     check(b, rng.standard_normal((4, 16)).astype(np.float32), y)
+
+
+@pytest.mark.parametrize("sizes", [(1, 16), (8, 8), (1, 2)])
+def test_phases_of_spectra(sizes: tuple[int, int]) -> None:
+    """Of what is real the imaginary part is -0 on the CPU, which makes a phase -pi of it."""
+    b, (height, width), complex_ = ModelBuilder(), sizes, TensorType.COMPLEX64
+    shape = (height, width // 2 + 1)
+    made = b.op("RFFT2D", [b.input("x", sizes), b.constant(np.array(sizes, np.int32))], shape, type=complex_)
+    parts = [b.op(name, [made], shape, type=TensorType.FLOAT32) for name in ("IMAG", "REAL")]
+    b.output(b.op("ATAN2", parts, shape))
+    check(b, -np.random.default_rng(0).random(sizes).astype(np.float32))
+
+
+def test_spectra_of_one_number_are_the_cpus() -> None:
+    b = ModelBuilder()
+    made = b.op("RFFT2D", [b.input("x", (4, 1)), b.constant(np.array([4, 1], np.int32))], (4, 1),
+                type=TensorType.COMPLEX64)  # fmt: skip
+    b.output(b.op("IMAG", [made], (4, 1), type=TensorType.FLOAT32))
+    graph = b.graph()
+    assert "rows of one number" in str(check_operator(graph, graph.operators[0]))
 
 
 def test_what_has_no_form_of_two_words_keeps_one() -> None:

@@ -117,11 +117,16 @@ def _difference(a: np.ndarray, b: np.ndarray) -> float:
 def _disturbed(model: CorpusModel, half: bool, seed: int) -> Results:
     """What the official runtime gives piece by piece, with noise in between."""
     rng = np.random.default_rng(seed)
-    return _piecewise(model, lambda array, quantized, near: _noisy(array, quantized, near, half, rng))
+
+    def between(array: np.ndarray, quantized: bool, near: bool, entering: bool) -> np.ndarray:
+        stored = array.dtype == np.int16 and half  # float16 does not tell all of these apart
+        return _noisy(array, quantized and (stored or not entering), near, half, rng)
+
+    return _piecewise(model, between)
 
 
-#: Changes an array; told whether it is quantized, and whether it is known within one quantum.
-Between = Callable[[np.ndarray, bool, bool], np.ndarray]
+#: Changes an array; told whether it is quantized, whether it is known within one quantum, and whether it is an input.
+Between = Callable[[np.ndarray, bool, bool, bool], np.ndarray]
 
 
 def _piecewise(model: CorpusModel, between: Between) -> Results:
@@ -134,13 +139,16 @@ def _piecewise(model: CorpusModel, between: Between) -> Results:
 
 
 def _one_piecewise(entry: Entry, pieces: Sequence[Any], between: Between) -> list[np.ndarray]:
-    values = {i: between(entry.known[i].value, False, False) for i in entry.entering}
+    values = {
+        i: between(known.value, known.quantization is not None, False, True)
+        for i, known in ((i, entry.known[i]) for i in entry.entering)
+    }
     for piece, interpreter in zip(entry.pieces, pieces, strict=True):
         inputs = [values[i] for i in piece.takes]
         real = interpreter is None
         results = real_case(OpCase(piece.name, piece.content, inputs)) if real else run(interpreter, inputs)
         for i, array in zip(piece.gives, results, strict=True):
-            values[i] = between(array, entry.known[i].quantization is not None, piece.is_near)
+            values[i] = between(array, entry.known[i].quantization is not None, piece.is_near, False)
     return [values[i] for i in entry.leaving]
 
 

@@ -202,6 +202,18 @@ def test_whole_numbers_are_divided_as_the_cpu_does(fn: str) -> None:
     np.testing.assert_array_equal(evaluate_expr(apply(fn, Arg(0), Arg(1)), [a, b]), want)
 
 
+@pytest.mark.parametrize("fn", ["floor_div", "floor_mod"])
+def test_floats_are_divided_as_the_cpu_does(fn: str) -> None:
+    """Numbers far smaller than the divisor, products that are whole numbers but for their rounding, and any others."""
+    rng, n = np.random.default_rng(0), 4096
+    b = (rng.integers(1, 30, n) / 10 * rng.choice([-1, 1], n)).astype(np.float32)
+    products = (b * rng.integers(-5000, 5000, n)).astype(np.float32)
+    for a in (np.float32(6e-8) * rng.choice([-1, 1], n), products, rng.integers(-100, 100, n) / 10):
+        a = a.astype(np.float32)
+        want = {"floor_div": np.floor_divide(a, b), "floor_mod": np.mod(a, b)}[fn]
+        np.testing.assert_allclose(run(apply(fn, Arg(0), Arg(1)), a, b), want, rtol=1e-6, atol=1e-30)
+
+
 @pytest.mark.parametrize(("fn", "reach", "allowed"), [("sigmoid", 100, 1e-6), ("tanh", 60, 3e-6), ("erf", 12, 1e-6)])
 def test_functions_whose_results_float16_rounds(fn: str, reach: float, allowed: float) -> None:
     """Far below the 5e-4 of float16's rounding; relative for small arguments of tanh; special values stay."""

@@ -16,9 +16,8 @@ from litegpu.gpu.lower import check_operator, lower_partition
 from litegpu.model import TensorType, read_model
 from litegpu.model.writer import ModelBuilder
 
-#: What is left to the CPU: sums of 64 bits at computed places; of INT16 without quantization, what the CPU takes for
-#: real numbers.
-LEFT = {"SCATTER_ND", "NOT_EQUAL"}
+#: What is left to the CPU: of INT16 without quantization, what the CPU takes for real numbers.
+LEFT = {"NOT_EQUAL"}
 TRIED, TRIED_FULL = 60, 3000
 
 

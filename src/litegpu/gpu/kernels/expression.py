@@ -143,16 +143,33 @@ def _div(k: Kernel, a: TracedValue, b: TracedValue) -> TracedValue:
 
 def _floor_div(k: Kernel, a: TracedValue, b: TracedValue) -> TracedValue:
     """a / b rounded down. The quotient of floats may have passed a whole number, upwards by rounding, or downwards
-    where division is not exact (2.5 units in the last place in WGSL): its remainder tells."""
+    where division is not exact (2.5 units in the last place in WGSL): the signs of the remainders tell, which are right
+    however much of a remainder is rounded away (of 6e-8 and -1.2 it is all of 6e-8)."""
     zero = constant(k, 0, a.type)
     if a.type.is_float:
         q = k.floor(a / b)
-        rest = k.fma(-q, b, a)
-        q = k.select((rest >= b) & (b > zero) | (rest <= b) & (b < zero), q + 1.0, q)
-        return k.select((rest < zero) & (b > zero) | (rest > zero) & (b < zero), q - 1.0, q)
+        rest, next_rest = _rest(k, a, b, q), _rest(k, a, b, q + 1.0)
+        up = k.select((next_rest >= zero) & (b > zero) | (next_rest <= zero) & (b < zero), q + 1.0, q)
+        return k.select((rest < zero) & (b > zero) | (rest > zero) & (b < zero), q - 1.0, up)
     q, rest = k.idiv_trunc(a, b), k.irem(a, b)
     down = _differs(rest, zero) & ((rest < zero) ^ (b < zero))
     return q - k.select(down, constant(k, 1, a.type), zero)
+
+
+def _rest(k: Kernel, a: TracedValue, b: TracedValue, q: TracedValue) -> TracedValue:
+    """a - q * b of floats, rounded once. WGSL's fma may round the product: it is taken in parts of 12 bits each, whose
+    products are exact."""
+    if a.type.scalar != f32:
+        return k.fma(-q, b, a)
+    (q_high, q_low), (b_high, b_low) = _halves(k, q), _halves(k, b)
+    return ((a - q_high * b_high) - q_high * b_low) - q_low * b_high - q_low * b_low
+
+
+def _halves(k: Kernel, x: TracedValue) -> tuple[TracedValue, TracedValue]:
+    """The first 12 bits of float32 x, and what is left."""
+    bits = k.bitcast(x, vec(u32, x.type.lanes))
+    high = k.bitcast(bits & constant(k, 0xFFFFF000, bits.type), x.type)
+    return high, x - high
 
 
 def _floor_mod(k: Kernel, a: TracedValue, b: TracedValue) -> TracedValue:
@@ -160,7 +177,7 @@ def _floor_mod(k: Kernel, a: TracedValue, b: TracedValue) -> TracedValue:
     from 2**24 on are not whole numbers to the last bit, nor are their remainders."""
     zero = constant(k, 0, a.type)
     if a.type.is_float:
-        rest = k.fma(-_floor_div(k, a, b), b, a)
+        rest = _rest(k, a, b, _floor_div(k, a, b))
         infinite = constant(k, math.inf, a.type)
         whole = k.select((a < zero) & (b > zero) | (a > zero) & (b < zero), b, a)
         return k.select((k.abs(b) == infinite) & (k.abs(a) < infinite), whole, rest)

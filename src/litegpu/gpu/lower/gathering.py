@@ -13,7 +13,6 @@ from litegpu.gpu.lower.fixed_point import lowest_bits
 from litegpu.gpu.lower.movement import move
 from litegpu.gpu.lower.registry import lowers
 from litegpu.gpu.lower.segments import gathered
-from litegpu.model.types import TensorType
 
 #: Elements of the matrix by which SCATTER_ND with computed indices multiplies.
 LARGEST_SCATTER = 1 << 22
@@ -81,8 +80,6 @@ def scatter_nd(ctx: OpContext) -> None:
             steps: list[Step] = [Reshape(updates, (count, inner)), Pad((0, 0), (1, 0), ctx.zero), Take(0, tuple(rows))]
             move(ctx, [*steps, Reshape((places, inner), shape)], source=1)
             return
-    wide = ctx.output.type is TensorType.INT64
-    ctx.require(not wide, "updates of INT64 need indices that are constant and all different")
     ctx.require(places * count <= LARGEST_SCATTER, f"{count} computed indices into {places} places are too many")
     named = _computed_places(ctx, 0, shape[:depth])
     if ctx.dtype(1) is not DType.FLOAT32:

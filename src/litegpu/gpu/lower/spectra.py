@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.graph import RESULT, Concat, Conv2D, DType, MatMul, Pad, Reduce, Reshape, Slice, Step, bhwc
+from litegpu.gpu.graph import RESULT, Arg, Concat, Conv2D, DType, MatMul, Pad, Reduce, Reshape, Slice, Step, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Array
 from litegpu.gpu.lower.context import OpContext
@@ -24,9 +24,11 @@ _NOTHING = 1e-12
 @lowers("RFFT2D")
 def rfft_2d(ctx: OpContext) -> None:
     """Along rows as a product from the right, whose columns are the real and imaginary parts in turn, then along
-    columns as one from the left: (C - iS)(a + ib) is C(a, b) + S(b, -a)."""
+    columns as one from the left: (C - iS)(a + ib) is C(a, b) + S(b, -a). The runtime's imaginary parts that are nothing
+    are -0, which ATAN2 tells from 0."""
     x, (height, width) = ctx.shape(0), ctx.integers(1, "the lengths")
     ctx.require(min(height, width) > 0 and max(height, width) <= LONGEST, f"lengths {height} and {width}")
+    ctx.require(width > 1, "rows of one number, whose imaginary parts the CPU makes the negated real ones")
     ctx.check_shape((*x[:-2], height, width // 2 + 1))
     lead, parts = math.prod(x[:-2]), 2 * (width // 2 + 1)
     whole = (lead, 1, *x[-2:])
@@ -46,6 +48,9 @@ def rfft_2d(ctx: OpContext) -> None:
         matrix = np.concatenate(_waves(height, height), 1).astype(np.float32)
         left = ctx.builder.constant(matrix.reshape(1, 1, height, 2 * height))
         result = ctx.add(MatMul(), [left, stacked], ctx.intermediate(rows, DType.FLOAT32))
+    nothing = ctx.builder.constant(np.tile(np.array([0.0, -0.0], np.float32), parts // 2).reshape(1, 1, 1, parts))
+    signed = fn("select", fn("eq", Arg(0), 0.0), Arg(1), Arg(0))
+    result = ctx.elementwise(signed, [result, nothing], ctx.intermediate(rows, DType.FLOAT32))
     output = ctx.output_value()
     ctx.copy(result, [Reshape(rows, ctx.builder.values[output].shape)], output)
 

@@ -176,6 +176,8 @@ class Words:
             self._cast()
         elif name in ("SUM", "CUMSUM"):
             self._summed()
+        elif name == "SCATTER_ND":
+            self._scattered()
         elif name in ("REDUCE_MAX", "REDUCE_MIN"):
             self._extreme()
         elif name == "REDUCE_PROD":
@@ -273,28 +275,36 @@ class Words:
             raise Unsupported(f"INT64 to {target.type.name}")
 
     def _summed(self) -> None:
-        """Part by part, and the parts put together."""
-        low, high = self.parts.of(self.operator.inputs[0])
+        low = self.parts.of(self.operator.inputs[0])[0]
         shape, made = tuple(self._tensor(low).shape), tuple(self._output.shape)
-        count = max(math.prod(shape) // max(math.prod(made), 1), max(shape, default=1))
+        self._in_limbs(0, max(math.prod(shape) // max(math.prod(made), 1), max(shape, default=1)))
+
+    def _scattered(self) -> None:
+        """Rows with one place add up."""
+        self._in_limbs(1, math.prod(self._tensor(self.operator.inputs[0]).shape[:-1]))
+
+    def _in_limbs(self, summed: int, count: int) -> None:
+        """An operator that adds, up to `count` numbers of the input `summed`: part by part; the parts put together."""
+        low, high = self.parts.of(self.operator.inputs[summed])
         if count > _MOST:
             raise Unsupported(f"{count} numbers of 64 bits in a sum: up to {_MOST} are taken")
         sums, at = [], 0
         for bits in _LIMBS:
             limb = fn("bit_and", fn("shift_right", Arg(0), whole(at)), whole((1 << bits) - 1))
-            sums.append(self._again(self.parts.computed(limb, (low,), self._sources), made))
+            sums.append(self._again(summed, self.parts.computed(limb, (low,), self._sources)))
             at += bits
-        sums.append(self._again(high, made))
+        sums.append(self._again(summed, high))
         total: Wide = (_ZERO, Arg(3))
         for i, at in enumerate((0, _LIMBS[0], _LIMBS[0] + _LIMBS[1])):
             total = _plus(_shifted(Arg(i), at), total)
         self._give(*total, tuple(sums))
 
-    def _again(self, part: int, shape: tuple[int, ...]) -> int:
-        """The operator on one part."""
-        made = self.parts.blank(shape, TensorType.INT32)
-        inputs = (part, *self.operator.inputs[1:])
-        self.parts.lowering.plain(dataclasses.replace(self.operator, inputs=inputs, outputs=(made,)))
+    def _again(self, place: int, part: int) -> int:
+        """The operator on one part of its input `place`."""
+        made = self.parts.blank(tuple(self._output.shape), TensorType.INT32)
+        inputs = list(self.operator.inputs)
+        inputs[place] = part
+        self.parts.lowering.plain(dataclasses.replace(self.operator, inputs=tuple(inputs), outputs=(made,)))
         return made
 
     def _axes(self, rank: int) -> set[int]:
@@ -340,7 +350,7 @@ class Words:
     def _extreme(self) -> None:
         """The high word of all, and of those that have it the low one; words compare as numbers without signs."""
         low, high = self.parts.of(self.operator.inputs[0])
-        name, shape, made = self.operator.name, tuple(self._tensor(low).shape), tuple(self._output.shape)
+        name, shape = self.operator.name, tuple(self._tensor(low).shape)
         gone = self._axes(len(shape))
         kept = tuple(1 if i in gone else n for i, n in enumerate(shape))
         top = self._made(name, (high, self.operator.inputs[1]), kept, keep_dims=True)
@@ -348,8 +358,7 @@ class Words:
         none = whole(-(2**31)) if name == "REDUCE_MAX" else whole(2**31 - 1)
         ordered = _choice(fn("eq", Arg(1), Arg(2)), turned(Arg(0)), none)
         candidates = self.parts.computed(ordered, (low, high, spread), self._sources)
-        found = self._again(candidates, made)
-        self._give(turned(Arg(0)), Arg(1), (found, self._again(high, made)))
+        self._give(turned(Arg(0)), Arg(1), (self._again(0, candidates), self._again(0, high)))
 
 
 def moved_inputs(operator: Operator) -> tuple[int, ...] | None:

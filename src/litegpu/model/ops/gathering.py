@@ -170,7 +170,7 @@ OPS = (
         "SCATTER_ND", "at x shape{8} -> .", shape=_scatter_nd_shape, makes_like=1,
         without="its indices choose the rows that it writes",
         gpu=Gpu(1, inputs=(INT32, ANY, STATIC), outputs=ANY, counts=3, quantized=False,
-            notes="constant shape; equal indices add up, of INT64 they must be constant and all different"),
+            notes="constant shape; equal indices add up"),
     ),
     Op(
         "SPARSE_TO_DENSE", "at shape{8} v d -> .", shape=_sparse_shape, makes_like=2, moves="elements",
