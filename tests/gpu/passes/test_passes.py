@@ -20,9 +20,11 @@ from litegpu.gpu.graph import (
     Elementwise,
     Graph,
     GraphBuilder,
+    InstanceNorm,
     Literal,
     MatMul,
     Mirror,
+    Moments,
     Pad,
     Pool2D,
     Reduce,
@@ -290,7 +292,7 @@ def test_bias_activation_and_residual_become_the_epilogue() -> None:
     assert [type(n.op) for n in graph.nodes] == [Conv2D]
 
 
-def test_instance_normalisation_is_two_reductions_and_one_pass() -> None:
+def test_instance_normalisation_is_two_reductions_and_one_pass_where_native_kernels_overlap() -> None:
     b = GraphBuilder()
     x = b.value((1, 8, 8, 4), DType.FLOAT32)
     mean, var, scale = (b.value((1, 1, 1, 4), DType.FLOAT32) for _ in range(3))
@@ -302,8 +304,10 @@ def test_instance_normalisation_is_two_reductions_and_one_pass() -> None:
     b.node(Elementwise(), [], scale, apply("rsqrt", apply("add", Arg(0), 1e-5)), [var])
     b.node(Elementwise(), [], centred, difference, [x, mean])
     b.node(Elementwise(), [], out, apply("mul", Arg(0), Arg(1)), [centred, scale])
-    graph = optimise(b.graph([x], [out]), Features())
+    graph = optimise(b.graph([x], [out]), Features(native="cuda"))
     assert [type(n.op) for n in graph.nodes] == [Reduce, Reduce, Elementwise]
+    graph = optimise(b.graph([x], [out]), Features())
+    assert [type(n.op) for n in graph.nodes] == [Moments, InstanceNorm]
 
 
 def test_an_output_is_not_fused_away() -> None:

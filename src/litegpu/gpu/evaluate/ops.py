@@ -27,6 +27,7 @@ from litegpu.gpu.graph import (
     Custom,
     DepthwiseConv2D,
     Gather,
+    InstanceNorm,
     IntegerConv2D,
     IntegerDepthwiseConv2D,
     IntegerInvertedConv2D,
@@ -38,6 +39,7 @@ from litegpu.gpu.graph import (
     Lookup,
     MatMul,
     Mirror,
+    Moments,
     Pad,
     PairConv2D,
     PointwiseConv2D,
@@ -126,6 +128,12 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             x = inputs[0].astype(np.float64)
             left = x - x.mean(3, keepdims=True) if centred else x
             return np.asarray(left / np.sqrt((left * left).mean(3, keepdims=True) + epsilon), np.float32)
+        case Moments(parts):
+            return _moments(inputs[0].astype(np.float64), parts)
+        case InstanceNorm(epsilon):
+            x = inputs[0].astype(np.float64)
+            left = x - x.mean((1, 2), keepdims=True)
+            return np.asarray(left / np.sqrt((left * left).mean((1, 2), keepdims=True) + epsilon), np.float32)
         case Copy(steps):
             x = inputs[0]
             for step in steps:
@@ -138,6 +146,15 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
         case Custom(definition):
             return definition.evaluate(inputs, shape)
     raise TypeError(f"{op} is not an op of the GPU graph")
+
+
+def _moments(x: Array, parts: int) -> Array:
+    pixels = x.reshape(x.shape[0], -1, x.shape[3])
+    size = -(-pixels.shape[1] // parts)
+    pieces = [pixels[:, i * size : (i + 1) * size] for i in range(parts)]
+    means = np.stack([piece.mean(1) for piece in pieces], 1)
+    squares = [((piece - means[:, i, None]) ** 2).sum(1) for i, piece in enumerate(pieces)]
+    return np.asarray(np.stack([means, np.stack(squares, 1)], 2), np.float32)
 
 
 def _integer_softmax(x: Array, table: Array, scale: np.float32) -> Array:

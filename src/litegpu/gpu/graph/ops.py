@@ -262,6 +262,23 @@ class LayerNorm:
 
 
 @dataclass(frozen=True)
+class Moments:
+    """inputs: x [B,H,W,C] -> [B,parts,2,C]: of each part of the pixels of an image the mean, and the sum of the squares
+    of what is left. A part is H*W / parts neighbours in row-major order, rounded up; the last one may be shorter.
+    Made by a pass."""
+
+    parts: int
+
+
+@dataclass(frozen=True)
+class InstanceNorm:
+    """inputs: x [B,H,W,C] and the Moments of it: (x - mean) / sqrt(variance + epsilon), with the mean and the variance
+    over H and W. Made by a pass."""
+
+    epsilon: float
+
+
+@dataclass(frozen=True)
 class Copy:
     """Movement of elements: `steps` applied in order to the input (steps may pass through any rank); the first step
     sees the input's B,H,W,C shape and the last one gives the output's."""
@@ -310,8 +327,8 @@ class Custom:
 
 Op = (
     Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | PointwiseConv2D | PairConv2D | InvertedConv2D
-    | TransposeConv2D | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Softmax | Attention | Copy
-    | Concat | Gather | Custom
+    | TransposeConv2D | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Moments | InstanceNorm | Softmax
+    | Attention | Copy | Concat | Gather | Custom
     | IntegerConv2D | IntegerDepthwiseConv2D | IntegerInvertedConv2D | IntegerTransposeConv2D | IntegerMatMul
     | IntegerSoftmax | Lookup
 )  # fmt: skip

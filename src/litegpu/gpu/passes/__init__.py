@@ -9,6 +9,7 @@ from litegpu.gpu.passes.attention import join_attention
 from litegpu.gpu.passes.channels import keep_channels_last
 from litegpu.gpu.passes.fold import drop_unused, fold_constants
 from litegpu.gpu.passes.fuse import fuse_elementwise
+from litegpu.gpu.passes.instance_norm import join_instance_norm
 from litegpu.gpu.passes.layer_norm import join_layer_norm
 from litegpu.gpu.passes.movement import absorb_border, absorb_padding, join_copies
 from litegpu.gpu.passes.neighbours import join_neighbours
@@ -30,7 +31,7 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     `half`: intermediates will be float16."""
     graph = drop_repeats(fold_constants(drop_unused(graph)))
     graph = join_neighbours(turn_halves(join_slices(keep_channels_last(read_parts(join_copies(graph))))))
-    graph = simplify_products(join_softmax(absorb_border(absorb_padding(graph))))
+    graph = join_instance_norm(simplify_products(join_softmax(absorb_border(absorb_padding(graph)))), features)
     for _ in range(2):  # what became one function may pass what its parts, of which one was read twice, could not
         graph = fuse_elementwise(fold_constants(raise_elementwise(graph)), features.max_buffers)
     graph = spread_pixels(join_siblings(join_averages(average_first(join_layer_norm(graph)), features.max_buffers)))

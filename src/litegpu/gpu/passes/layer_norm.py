@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from litegpu.gpu.graph import (
@@ -22,12 +22,10 @@ from litegpu.gpu.graph import (
     apply,
     substitute,
 )
-from litegpu.gpu.graph.expression import arguments
+from litegpu.gpu.passes.normalised import DEVIATION, MEAN, X, normalised, numbered, root
 
 #: Channels that a workgroup keeps in its registers.
 MOST_CHANNELS = 8192
-#: Terms of a sum of products, above which it is no normalisation.
-_MOST_TERMS = 16
 
 
 def join_layer_norm(graph: Graph) -> Graph:
@@ -75,12 +73,12 @@ def _moments(node: Node, graph: Graph, producer: Mapping[int, Node]) -> _Moments
     """The moments, if `node` is the second of the reductions."""
     if not isinstance(node.op, Reduce) or (node.op.kind, node.op.axes) != ("mean", (3,)):
         return None
-    match _numbered(node.epilogue, node.operands, 1, graph):
+    match numbered(node.epilogue, node.operands, 1, graph):
         case Apply("rsqrt" | "sqrt" as fn, (Apply("add", (Arg(0), Literal(number)) | (Literal(number), Arg(0))),)):
             epsilon = float(number)
         case _:
             return None
-    squared, centred = _root(_numbered(node.op.prologue, node.inputs, 0, graph)), None
+    squared, centred = root(numbered(node.op.prologue, node.inputs, 0, graph)), None
     inputs = node.inputs
     sources = set(node.sources)
     plain = None
@@ -112,25 +110,6 @@ def _is_real(x: int, graph: Graph) -> bool:
     return value.dtype is DType.FLOAT32 and not value.is_constant and 1 < value.shape[3] <= MOST_CHANNELS
 
 
-def _numbered(expression: Expr, values: Sequence[int], first: int, graph: Graph) -> Expr:
-    """The expression with what is a number in its place; `values` are those of the Args from `first` on."""
-    replace: dict[int, Expr] = {0: RESULT}
-    for i, v in enumerate(values, first):
-        data = graph.values[v].data
-        replace[i] = Literal(float(data.reshape(-1)[0])) if data is not None and data.size == 1 else Arg(i)
-    return substitute(expression, replace)
-
-
-def _root(expression: Expr) -> Expr | None:
-    """What is squared."""
-    match expression:
-        case Apply("mul", (first, second)) if first == second:
-            return first
-        case Apply("pow", (first, Literal(number))) if number == 2:
-            return first
-    return None
-
-
 def _normalised(last: Node, moments: _Moments, graph: Graph) -> Node | None:
     """`last` as LayerNorm with an epilogue, if it is a function of what is left of x divided by the deviation."""
     if not isinstance(last.op, Elementwise) or graph.values[last.output].shape != graph.values[moments.x].shape:
@@ -138,124 +117,17 @@ def _normalised(last: Node, moments: _Moments, graph: Graph) -> Node | None:
     operands = [v for v in last.operands if v not in (*moments.values, moments.x)]
     replace: dict[int, Expr] = {}
     roles: dict[int | None, Expr] = {
-        moments.centred: apply("sub", _X, _MEAN), moments.mean: _MEAN, moments.deviation: _DEVIATION, moments.x: _X
+        moments.centred: apply("sub", X, MEAN), moments.mean: MEAN, moments.deviation: DEVIATION, moments.x: X
     }  # fmt: skip
     for i, v in enumerate(last.operands):
         replace[i] = roles[v] if v in roles else Arg(operands.index(v) + 1)
-    epilogue = _rewritten(substitute(last.epilogue, replace), moments.inverse, moments.mean is not None)
-    if epilogue is None:
+    centred = moments.mean is not None
+    found = normalised(substitute(last.epilogue, replace), operands, moments.x, moments.inverse, centred)
+    if found is None:
         return None
-    if _X.index in arguments(epilogue):  # as a summand of its own
-        position = operands.index(moments.x) if moments.x in operands else len(operands)
-        operands = [*operands, moments.x] if position == len(operands) else operands
-        epilogue = substitute(
-            epilogue, {i: Arg(position + 1) if i == _X.index else Arg(i) for i in arguments(epilogue)}
-        )
+    epilogue, operands = found
     sources = tuple(sorted({*moments.sources, *last.sources}))
     op = LayerNorm(moments.epsilon, moments.mean is not None)
     return dataclasses.replace(
         last, op=op, inputs=(moments.x,), epilogue=epilogue, operands=tuple(operands), sources=sources
     )
-
-
-# -------------------------------------------------------------------------------------------------- sums of products
-
-#: What stands for x, its mean and the deviation while an expression is looked at.
-_X, _MEAN, _DEVIATION = Arg(-1), Arg(-2), Arg(-3)
-
-#: Factors, in an order of their own -> the number that their product is multiplied by.
-_Sum = dict[tuple[Expr, ...], float]
-
-
-def _rewritten(expression: Expr, inverse: bool, centred: bool) -> Expr | None:
-    """The expression with RESULT for (x - mean) / deviation, or x / deviation; None if there is more in it of the mean
-    or deviation."""
-    found = _sum_of(expression, inverse)
-    if found is not None:
-        return _of_result(found, centred)
-    if not isinstance(expression, Apply):
-        return None
-    inside = [i for i, a in enumerate(expression.args) if _is_part(a)]
-    parts = {id(expression.args[i]): expression.args[i] for i in inside}
-    if len(parts) != 1:
-        return None
-    inner = _rewritten(next(iter(parts.values())), inverse, centred)
-    if inner is None:
-        return None
-    return Apply(expression.fn, tuple(inner if i in inside else a for i, a in enumerate(expression.args)))
-
-
-def _of_result(terms: _Sum, centred: bool) -> Expr | None:
-    of_x: _Sum = {}
-    of_mean: _Sum = {}
-    others: _Sum = {}
-    for factors, number in terms.items():
-        if not {_MEAN, _DEVIATION} & set(factors):
-            others[factors] = number
-            continue
-        which = _MEAN if _MEAN in factors else _X
-        if factors.count(_DEVIATION) != 1 or factors.count(which) != 1 or {_MEAN, _X} <= set(factors):
-            return None
-        rest = tuple(f for f in factors if f not in (which, _DEVIATION))
-        (of_mean if which == _MEAN else of_x)[rest] = number
-    if not of_x or (centred and of_x != {rest: -number for rest, number in of_mean.items()}):
-        return None
-    scale = _expression(of_x)
-    result = RESULT if scale == Literal(1.0) else apply("mul", RESULT, scale)
-    return apply("add", result, _expression(others)) if others else result
-
-
-def _expression(terms: _Sum) -> Expr:
-    total: Expr | None = None
-    for factors, number in terms.items():
-        product: Expr | None = None if number == 1 and factors else Literal(float(number))
-        for factor in factors:
-            product = factor if product is None else apply("mul", product, factor)
-        assert product is not None
-        total = product if total is None else apply("add", total, product)
-    assert total is not None
-    return total
-
-
-def _sum_of(expression: Expr, inverse: bool) -> _Sum | None:
-    """The expression as a sum of products; None if it is none as far as mean and deviation are concerned. A standard
-    deviation may be a divisor only, its inverse a factor."""
-    if isinstance(expression, Literal):
-        return {(): float(expression.value)}
-    if isinstance(expression, Arg):
-        return {(expression,): 1.0} if inverse or expression != _DEVIATION else None
-    alone: _Sum | None = None if _is_part(expression) else {(expression,): 1.0}
-    if _X.index not in arguments(expression) and alone is not None:
-        return alone
-    match expression:
-        case Apply("neg", (inner,)):
-            return _product(_sum_of(inner, inverse), {(): -1.0})
-        case Apply("div", (above, below)) if below == _DEVIATION and not inverse:
-            return _product(_sum_of(above, inverse), {(_DEVIATION,): 1.0})
-        case Apply("mul", (one, other)):
-            return _product(_sum_of(one, inverse), _sum_of(other, inverse))
-        case Apply("add" | "sub" as fn, (one, other)):
-            first, second = _sum_of(one, inverse), _sum_of(other, inverse)
-            if first is None or second is None:
-                return None
-            total = dict(first)
-            for factors, number in second.items():
-                total[factors] = total.get(factors, 0.0) + (number if fn == "add" else -number)
-            return total
-    return alone
-
-
-def _product(one: _Sum | None, other: _Sum | None) -> _Sum | None:
-    if one is None or other is None or len(one) * len(other) > _MOST_TERMS:
-        return None
-    total: _Sum = {}
-    for first, number in one.items():
-        for second, times in other.items():
-            factors = tuple(sorted((*first, *second), key=repr))
-            total[factors] = total.get(factors, 0.0) + number * times
-    return total
-
-
-def _is_part(expression: Expr) -> bool:
-    """Whether the mean or the deviation is in it."""
-    return not arguments(expression).isdisjoint((_MEAN.index, _DEVIATION.index))
