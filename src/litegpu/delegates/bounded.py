@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from litegpu.delegates.hindmost import Hindmost
 from litegpu.delegates.partitioner import Division
 from litegpu.delegates.protocol import Delegate, DelegateKernel, Partition, TakesBounds
-from litegpu.delegates.report import CPU, DelegationReport, PartitionReport
+from litegpu.delegates.report import DelegationReport, PartitionReport
 from litegpu.delegates.shapes import Inferred
 from litegpu.model.ops import find
 from litegpu.model.ops.rules import broadcast_rows, last_axis, pointwise, rows_alike
@@ -158,15 +158,8 @@ class _Bounds:
         return Bounded(subgraph, nodes, refused, self.found.late - nodes, stands_for, numbers)
 
 
-class CutDelegate:
-    """Stands behind all delegates, under the CPU's own name, for the nodes that cut. Satisfies protocol.Delegate."""
-
-    name = CPU
-    takes_unknown = True
-    max_delegated_partitions = 0
-    min_nodes_per_partition = 0
-    first_delegate_node_index = 0
-    last_delegate_node_index = sys.maxsize
+class CutDelegate(Hindmost):
+    """For the nodes that cut. Satisfies protocol.Delegate."""
 
     def check(self, model: Model, subgraph: Subgraph, operator: Operator) -> str | None:
         return None if operator.name == CUT else "It cuts nothing."

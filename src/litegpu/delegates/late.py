@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import sys
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
 
@@ -12,10 +11,10 @@ import numpy as np
 
 from litegpu.blame import described
 from litegpu.delegates.cpu import CpuPartition, OfficialOptions
+from litegpu.delegates.hindmost import Hindmost
 from litegpu.delegates.partitioner import divide
 from litegpu.delegates.plan import Plan, PrepareError
 from litegpu.delegates.protocol import Delegate, DelegateKernel, Partition
-from litegpu.delegates.report import CPU
 from litegpu.delegates.shapes import infer
 from litegpu.errors import ForkError, LiteGpuError
 from litegpu.model.types import Model, Operator, Subgraph
@@ -31,16 +30,9 @@ _KEPT, _MOST_PLANS = 4, 16
 _TIMES = 1
 
 
-class LateDelegate:
-    """Stands behind all delegates, under the CPU's own name, and takes `nodes`, whose shapes are not known; `asked` are
-    asked for them when they are. Satisfies protocol.Delegate."""
-
-    name = CPU
-    takes_unknown = True
-    max_delegated_partitions = 0
-    min_nodes_per_partition = 0
-    first_delegate_node_index = 0
-    last_delegate_node_index = sys.maxsize
+class LateDelegate(Hindmost):
+    """Takes `nodes`, whose shapes are not known; `asked` are asked for them when they are. Satisfies
+    protocol.Delegate."""
 
     def __init__(self, nodes: Collection[int], asked: Sequence[Delegate], options: OfficialOptions) -> None:
         self._nodes, self._asked, self._options = frozenset(nodes), tuple(asked), options

@@ -268,6 +268,9 @@ def test_a_kernel_that_is_being_unloaded_is_not_taken_again(device: Any, monkeyp
     other.close()
 
 
+@pytest.mark.skipif(
+    not EMULATED and "PYTEST_XDIST_WORKER" in os.environ, reason="counts the memory of the whole GPU: run it alone"
+)
 def test_closed_sessions_leave_nothing_behind(device: Any) -> None:
     from cuda.bindings import driver
 
