@@ -103,6 +103,12 @@ template <class T> T __shfl_xor_sync(unsigned mask, T v, unsigned by) {
 template <class T> T __shfl_down_sync(unsigned mask, T v, unsigned by) {
   return emulator::shuffle(mask, v, emulator::lane() + by);
 }
+inline unsigned __ballot_sync(unsigned mask, bool v) {
+  unsigned found = 0;
+  for (unsigned i = 0; i < 32; i++) found |= (unsigned)(emulator::shuffle(mask, (int)v, i) != 0) << i;
+  return found;
+}
+inline int __ffs(unsigned x) { return __builtin_ffs((int)x); }
 
 template <class T> T __ldg(const T* p) { return *p; }
 template <class To, class From> To bits(From x) { To y; std::memcpy(&y, &x, sizeof(y)); return y; }

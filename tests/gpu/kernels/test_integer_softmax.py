@@ -35,12 +35,17 @@ def test_the_reciprocal_is_the_nearest_number() -> None:
 def test_rows_of_all_lengths(shape: tuple[int, ...], kind: TensorType) -> None:
     """Short and long ones, few and so many that each has a thread alone."""
     require_gpu()
+    content, given = softmax_model(shape, kind)
+    want = run(official(content, OpResolverType.BUILTIN), [given])[0]
+    np.testing.assert_array_equal(run(on_gpu(content, arithmetic="integer"), [given])[0], want)
+
+
+def softmax_model(shape: tuple[int, ...], kind: TensorType) -> tuple[bytes, np.ndarray]:
+    """And what it is given."""
     low = -128 if kind is TensorType.INT8 else 0
     m = ModelBuilder()
     x = m.input("x", shape, kind, quantization=quantized(0.07, low + 100))
     y = m.tensor(shape, kind, "y", quantization=quantized(1 / 256, low))
     m.node("SOFTMAX", [x], [y], {"beta": 1.0})
     m.output(y)
-    given = [np.random.default_rng(1).integers(low, low + 256, shape).astype(np.int8 if low else np.uint8)]
-    want = run(official(m.build(), OpResolverType.BUILTIN), given)[0]
-    np.testing.assert_array_equal(run(on_gpu(m.build(), arithmetic="integer"), given)[0], want)
+    return m.build(), np.random.default_rng(1).integers(low, low + 256, shape).astype(np.int8 if low else np.uint8)

@@ -13,6 +13,7 @@ from litegpu.gpu.graph import (
     IntegerDepthwiseConv2D,
     IntegerInvertedConv2D,
     IntegerMatMul,
+    IntegerSoftmax,
     IntegerTransposeConv2D,
     Op,
 )
@@ -50,9 +51,10 @@ class Terms(Protocol):
 
 
 def sum_type(op: Op) -> Type:
-    """Of four of the sums that a convolution or product gives."""
+    """Of four of the results that a convolution, a product or a softmax gives."""
     integers = (
         IntegerConv2D, IntegerDepthwiseConv2D, IntegerInvertedConv2D, IntegerTransposeConv2D, IntegerMatMul,
+        IntegerSoftmax,
     )  # fmt: skip
     return i32x4 if isinstance(op, integers) else f32x4
 

@@ -16,6 +16,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     pair,
     pointwise,
     separable,
+    softmax,
     transpose,
 )
 from litegpu.gpu.backends.cuda.kernels.tile import COPYING_CAPABILITY, LEAST_CAPABILITY, most_shared_bytes
@@ -45,6 +46,7 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.IntegerConv2D: integer.build,
     graph.IntegerDepthwiseConv2D: depthwise.build,
     graph.IntegerInvertedConv2D: inverted.build,
+    graph.IntegerSoftmax: softmax.build,
     graph.InvertedConv2D: inverted.build,
     graph.MatMul: matmul.build,
     graph.PairConv2D: pair.build,

@@ -1,0 +1,48 @@
+"""Softmax of rows of bytes, to the last bit as the CPU adds them up, without adding one after the other."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from litegpu.gpu.backends.cuda.kernels.source import Traced, float_text, native_launch
+from litegpu.gpu.graph import IntegerSoftmax
+from litegpu.gpu.kernels.access import Operands, Position, open_source
+from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.lang import TracedValue, u32
+from litegpu.gpu.lang.kernel import Kernel
+
+#: Numbers that a lane keeps in its registers.
+MOST_EACH = 64
+#: Warps of a workgroup, and rows from which on there are so many.
+WARPS, MANY_ROWS = 4, 528
+
+
+def build(ctx: KernelContext) -> list[Launch] | None:
+    """None for rows of more than 2048 channels; see softmax.cu for the constants."""
+    op, shape = ctx.node.op, ctx.output.shape
+    assert isinstance(op, IntegerSoftmax)
+    rows, channels = math.prod(shape[:3]), shape[3]
+    each = 4 * -(-channels // 128)
+    if each > MOST_EACH:
+        return None
+    table = ctx.value(ctx.node.inputs[1]).data
+    assert table is not None
+
+    def numbers(k: Kernel, bound: Operands, row: TracedValue, q: TracedValue) -> TracedValue:
+        at = Position(shape, pixel=row)
+        return open_source(ctx, k, ctx.node.inputs[0], bound).quad(at.b, at.y, at.x, q)
+
+    warps = WARPS if rows >= MANY_ROWS else 1
+    constants: dict[str, int | str] = {
+        "ROWS": rows, "CHANNELS": channels, "EACH": each, "WARPS": warps, "QUADS": -(-channels // 4),
+        "SCALE": float_text(op.scale),
+    }  # fmt: skip
+    return [
+        native_launch(
+            ctx, "softmax_of_bytes", ("softmax.cu",), constants, {"table": table.reshape(-1).astype(np.float32)},
+            label="softmax", workgroup=(32 * warps, 1, 1), dispatch=(-(-rows // warps), 1, 1),
+            inner=Traced(ctx, "numbers", (u32, u32), numbers),
+        )
+    ]  # fmt: skip
