@@ -14,8 +14,8 @@ from litegpu.gpu.kernels.access import Operands, open_sink, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import constant, fixed_mul
 from litegpu.gpu.kernels.integer_layer_norm import moments, moments_in_numpy, normalized, normalized_in_numpy
-from litegpu.gpu.kernels.lstm import CANDIDATE, FORGET, GATES, INPUT, OUTPUT
-from litegpu.gpu.lang import Features, Kernel, KernelError, Memory, TracedValue, i8x4, i32, i32x4, trace, u32
+from litegpu.gpu.kernels.lstm import CANDIDATE, FORGET, GATES, INPUT, OUTPUT, packed_weights, sequences
+from litegpu.gpu.lang import Features, Kernel, Memory, TracedValue, i8x4, i32, i32x4, u32
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -117,16 +117,8 @@ class IntegerLstm:
         return (result if self.time_major else result.swapaxes(0, 1)).reshape(shape).astype(np.int32)
 
     def build(self, ctx: KernelContext) -> list[Launch]:
-        _, rows, columns, _ = ctx.output.shape
-        batch = columns if self.time_major else rows
-        operands: Operands = {}
         threads = min(_THREADS, ctx.features.max_threads, max(32, -(-max(self.units, self.outputs) // 32) * 32))
-        kernel = trace(
-            _recurrence, "integer_lstm", (threads, 1, 1), (batch, 1, 1), ctx=ctx, op=self, operands=operands
-        )  # fmt: skip
-        if kernel.shared_bytes > ctx.features.max_shared_bytes:
-            raise KernelError(f"an LSTM of {self.units} units needs {kernel.shared_bytes} bytes of shared memory")
-        return [Launch(kernel, operands, "lstm")]
+        return [sequences(ctx, self, "integer_lstm", threads, _recurrence)]
 
 
 def fits(op: IntegerLstm) -> bool:
@@ -154,7 +146,6 @@ def _constants(op: IntegerLstm, inputs: Sequence[Array | None]) -> _Constants:
     given = [np.asarray(a) for a in inputs if a is not None]
     weights, tables, peepholes, norms, *more = given
     n, m = op.units, op.outputs
-    of_units = weights.reshape(GATES, n, m).transpose(2, 1, 0)  # four gates side by side
     pairs = tables.reshape(-1, 2).astype(np.int16).view(np.uint32)
     pieces = [peepholes.reshape(-1), norms.reshape(-1), *(a.reshape(-1) for a in more[1:])]
     starts = np.cumsum([0, *(p.size for p in pieces)])
@@ -163,7 +154,7 @@ def _constants(op: IntegerLstm, inputs: Sequence[Array | None]) -> _Constants:
         matrix[:n] = more[0].reshape(m, n).T
     fours = matrix.reshape(-1, 4, m).transpose(0, 2, 1)
     return _Constants(
-        weights=np.ascontiguousarray(of_units.astype(np.int8)),
+        weights=packed_weights(weights.astype(np.int8), n, m),
         tables=np.ascontiguousarray(pairs.reshape(-1)),
         numbers=np.concatenate(pieces).astype(np.int32),
         peepholes=0,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -92,16 +92,29 @@ class Lstm:
         return (result if self.time_major else result.swapaxes(0, 1)).reshape(shape).astype(np.float32)
 
     def build(self, ctx: KernelContext) -> list[Launch]:
-        _, rows, columns, _ = ctx.output.shape
-        batch = columns if self.time_major else rows
-        operands: Operands = {}
-        kernel = trace(
-            _recurrence, "lstm", (_division(self.units, ctx.features.max_threads)[2], 1, 1), (batch, 1, 1),
-            ctx=ctx, op=self, operands=operands,
-        )  # fmt: skip
-        if kernel.shared_bytes > ctx.features.max_shared_bytes:
-            raise KernelError(f"an LSTM of {self.units} units needs {kernel.shared_bytes} bytes of shared memory")
-        return [Launch(kernel, operands, "lstm")]
+        return [sequences(ctx, self, "lstm", _division(self.units, ctx.features.max_threads)[2], _recurrence)]
+
+
+class Recurrent(Protocol):
+    """What the layers of LSTMs have in common."""
+
+    @property
+    def time_major(self) -> bool: ...
+
+    @property
+    def units(self) -> int: ...
+
+
+def sequences(ctx: KernelContext, op: Recurrent, name: str, threads: int, recurrence: Callable[..., None]) -> Launch:
+    """A launch of one workgroup for each sequence of the batch. `recurrence` is traced with `ctx`, `op` and the
+    `operands` that it fills. Raises KernelError if the device has less shared memory than that asks for."""
+    _, rows, columns, _ = ctx.output.shape
+    batch = columns if op.time_major else rows
+    operands: Operands = {}
+    kernel = trace(recurrence, name, (threads, 1, 1), (batch, 1, 1), ctx=ctx, op=op, operands=operands)
+    if kernel.shared_bytes > ctx.features.max_shared_bytes:
+        raise KernelError(f"an LSTM of {op.units} units needs {kernel.shared_bytes} bytes of shared memory")
+    return Launch(kernel, operands, "lstm")
 
 
 def fits(op: Lstm) -> bool:
