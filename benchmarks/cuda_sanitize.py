@@ -26,21 +26,28 @@ TOOLS = ("memcheck", "racecheck")
 #: Of each native kernel the file of its tests (test_*.py of tests/gpu/backends/cuda/kernels) and which of them.
 KERNELS = {
     "attention": ("attention", "vision or mask or nan"),
+    "byte_depthwise": ("byte_depthwise", "test_cases and pixels1"),
     "byte_convolution": ("byte_products", "test_tiles or (test_cases and (zero or four)) or turing"),
     "depthwise": ("depthwise", "test_whole or test_blocks or (test_windows and block1 and op1)"),
     "grouped": ("grouped", "infinite or (test_cases and 1x6x3)"),
+    "halo": ("halo", "some_tiles and (2x2 or w3) and (same or strided or wide)"),
     "inverted": ("inverted", "nan or test_blocks or (test_activations and 16)"),
     "lstm": ("lstm", "(divisions and (4-2 or 8-8)) or sequences"),
     "matmul": ("matmul", "leading or (layouts and True-False)"),
+    "pair": ("pair", "test_tiles or test_sizes"),
     "patch": ("patch", "random"),
+    "persistent": ("persistent", "some_tiles and (residual or window) or test_whole"),
     "prologue": ("prologue", "float32_input or nan or strides or (few and relu)"),
+    "row_norm": ("row_norm", "chosen or (specialized and True-100)"),
     "rows": ("matvec", "(rows and 3-float) or (windows and op2) or beside"),
+    "runs": ("runs", "staying or multiply or border or halves"),
     "separable": ("separable", "nan or (windows and op1)"),
     "specialized": ("specialized", "whole or requantized or (some_tiles and (deep or strided))"),
     "stem": ("stem", "cases or whole"),
     "tiles": ("convolution", "some or strided or (channels and taps1-12)"),
     "transpose": ("transpose", "case1 or case3"),
     "warpgroup_attention": ("warpgroup_attention", "random or nan"),
+    "wide_stem": ("wide_stem", "test_cases or test_whole"),
 }
 
 
