@@ -295,6 +295,13 @@ def integer_arithmetic(d: Draft) -> OpCase:
     return d.build(types=[BOOL] if d.operator == "LESS" else None)
 
 
+@case("POW of integers")
+def whole_powers(d: Draft) -> OpCase:
+    left, right = d.broadcast(d.shape(0))
+    d.pair(d.integers(left, -9, 10), d.integers(right, 0, 7))
+    return d.build()
+
+
 @case("FLOOR_DIV", "FLOOR_MOD")
 def floored(d: Draft) -> OpCase:
     left, right = d.broadcast(d.shape(0))

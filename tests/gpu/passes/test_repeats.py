@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 
 from litegpu.gpu.evaluate import evaluate_graph
@@ -10,11 +12,14 @@ from litegpu.gpu.graph import (
     Copy,
     DType,
     Elementwise,
+    Expr,
     GraphBuilder,
     Pad,
     Pool2D,
     Reshape,
     apply,
+    arguments,
+    tree_size,
 )
 from litegpu.gpu.passes.repeats import drop_repeats
 
@@ -64,3 +69,22 @@ def test_types_of_constants_and_results_count() -> None:
     total = b.node(Elementwise(), (), b.value(SHAPE, DType.INT32), apply("add", Arg(0), Arg(1)), [whole, real])
     graph = b.graph([x], [total])
     assert drop_repeats(graph) is graph
+
+
+def test_expressions_that_share_much_are_compared_quickly() -> None:
+    """As trees both have 2**200 nodes."""
+
+    def power(x: Expr) -> Expr:
+        for _ in range(200):
+            x = apply("mul", x, x)
+        return x
+
+    first, second, third = power(Arg(0)), power(Arg(0)), power(Arg(1))
+    assert first == second and hash(first) == hash(second) and first != third
+    assert pickle.loads(pickle.dumps(first)) == first
+    assert arguments(third) == {1} and tree_size(first) == 2**201 - 1
+    b = GraphBuilder()
+    x = b.value(SHAPE, DType.FLOAT32)
+    made = [b.node(Elementwise(), (), b.value(SHAPE, DType.FLOAT32), e, [x]) for e in (first, second)]
+    total = b.node(Elementwise(), (), b.value(SHAPE, DType.FLOAT32), apply("add", Arg(0), Arg(1)), made)
+    assert len(drop_repeats(b.graph([x], [total])).nodes) == 2

@@ -14,6 +14,7 @@ from litegpu.gpu.graph.expression import (
     apply,
     arguments,
     substitute,
+    tree_size,
     walk,
 )
 from litegpu.gpu.graph.movement import Mirror, Pad, Reshape, Slice, Step, Take, Tile, Transpose, step_shape
@@ -109,5 +110,6 @@ __all__ = [
     "bhwc",
     "step_shape",
     "substitute",
+    "tree_size",
     "walk",
 ]

@@ -55,10 +55,26 @@ class Literal:
 
 @dataclass(frozen=True)
 class Apply:
-    """A function of FUNCTIONS applied to expressions. Equal subtrees are the same value and are computed once."""
+    """A function of FUNCTIONS applied to expressions. Equal subtrees are the same value and are computed once.
+
+    Of x = x + tanh(x), forty times over, the tree has 2**40 nodes and the expression eighty: what is done with shared
+    subtrees is done once for each, hashes and comparisons too.
+    """
 
     fn: str
     args: tuple[Expr, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.fn, self.args)))
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined, no-any-return]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Apply) and _are_equal(self, other))
+
+    def __reduce__(self) -> tuple[type[Apply], tuple[str, tuple[Expr, ...]]]:
+        return Apply, (self.fn, self.args)  # hashes of strings are of one process
 
 
 Expr = Arg | Literal | Apply
@@ -117,12 +133,34 @@ def substitute(expr: Expr, replace: dict[int, Expr]) -> Expr:
 
 def arguments(expr: Expr) -> set[int]:
     """The indices of all Args in `expr`."""
-    match expr:
-        case Arg(i):
-            return {i}
-        case Apply(_, args):
-            return set().union(*(arguments(a) for a in args))
-    return set()
+    return {e.index for e in walk(expr) if isinstance(e, Arg)}
+
+
+def tree_size(expr: Expr) -> int:
+    """How many nodes the expression has where shared subtrees count each time."""
+    sizes: dict[int, int] = {}
+    for e in walk(expr):
+        sizes[id(e)] = 1 + (sum(sizes[id(a)] for a in e.args) if isinstance(e, Apply) else 0)
+    return sizes[id(expr)]
+
+
+def _are_equal(first: Apply, second: Apply) -> bool:
+    """Whether both compute the same, each pair of subtrees compared once."""
+    seen: set[tuple[int, int]] = set()
+    waiting: list[tuple[Expr, Expr]] = [(first, second)]
+    while waiting:
+        a, b = waiting.pop()
+        if a is b or (id(a), id(b)) in seen:
+            continue
+        seen.add((id(a), id(b)))
+        if not (isinstance(a, Apply) and isinstance(b, Apply)):
+            if a != b:
+                return False
+        elif hash(a) != hash(b) or a.fn != b.fn or len(a.args) != len(b.args):
+            return False
+        else:
+            waiting += zip(a.args, b.args, strict=True)
+    return True
 
 
 def walk(expr: Expr) -> Iterator[Expr]:

@@ -19,6 +19,7 @@ from litegpu.gpu.graph import (
     Reduce,
     Resize2D,
     substitute,
+    tree_size,
     walk,
 )
 from litegpu.gpu.kernels.transposition import exchange
@@ -29,6 +30,8 @@ from litegpu.gpu.view import follow, padded
 CHEAP = 8
 #: A fused expression larger than this stops growing, so that kernels stay readable and registers suffice.
 LARGEST = 64
+#: The same with what is shared counted each time, as passes may go through trees.
+LARGEST_TREE = 1 << 14
 
 
 def fuse_elementwise(graph: Graph, max_buffers: int) -> Graph:
@@ -134,7 +137,7 @@ class _State:
         values = self.graph.values
         buffers = {v for v in node.reads if values[v].elements > 1 or not values[v].is_constant}
         own = 2 if isinstance(node.op, Resize2D) else 1  # the output; Resize2D also reads a table of coordinates
-        return len(buffers) + own <= self.max_buffers and _size(node.epilogue) <= LARGEST
+        return len(buffers) + own <= self.max_buffers and _is_small(node.epilogue)
 
     def _domain(self, node: Node) -> tuple[int, ...]:
         if isinstance(node.op, Reduce):
@@ -204,6 +207,10 @@ def _position(operands: list[int], value: int) -> int:
     if value not in operands:
         operands.append(value)
     return operands.index(value)
+
+
+def _is_small(expr: Expr) -> bool:
+    return _size(expr) <= LARGEST and tree_size(expr) <= LARGEST_TREE
 
 
 def _size(expr: Expr) -> int:

@@ -55,6 +55,7 @@ MOST_GAIN = LARGEST / 100
 DEEPEST = 32
 
 Range = tuple[float, float]
+Growth = tuple[float, float, int]
 _SAFE = {"sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0), "sin": (-1.0, 1.0), "cos": (-1.0, 1.0), "erf": (-1.0, 1.0)}
 _ANYTHING = (-math.inf, math.inf)
 _LINEAR = (
@@ -276,14 +277,21 @@ class _Precision:
 
 def _limits(expr: Expr, args: list[Range]) -> Range:
     """The interval that `expr` lies in when Arg(i) lies in args[i]."""
-    match expr:
-        case Arg(i):
-            return args[i]
-        case Literal(value):
-            return float(value), float(value)
-        case Apply(fn, arguments):
-            return _apply(fn, [_limits(a, args) for a in arguments])
-    return _ANYTHING
+    return _all_limits(expr, args)[id(expr)]
+
+
+def _all_limits(expr: Expr, args: list[Range]) -> dict[int, Range]:
+    """The same for all its parts, by their ids."""
+    found: dict[int, Range] = {}
+    for e in walk(expr):
+        match e:
+            case Arg(i):
+                found[id(e)] = args[i]
+            case Literal(value):
+                found[id(e)] = float(value), float(value)
+            case Apply(fn, arguments):
+                found[id(e)] = _apply(fn, [found[id(a)] for a in arguments])
+    return found
 
 
 def _apply(fn: str, a: list[Range]) -> Range:
@@ -330,18 +338,27 @@ def _range(*ends: float) -> Range:
     return _ANYTHING if any(math.isnan(e) for e in ends) else (min(ends), max(ends))
 
 
-def _growth(
-    expr: Expr, args: list[Range], gains: Mapping[int, float], depths: Mapping[int, int]
-) -> tuple[float, float, int]:
+def _growth(expr: Expr, args: list[Range], gains: Mapping[int, float], depths: Mapping[int, int]) -> Growth:
     """How `expr` grows with its unlimited arguments: the degree (1 for sums and multiples of them, 0 for what is
     limited, infinite for exponentials), by how much larger than theirs its numbers can be, and how many sums deep."""
-    if all(map(math.isfinite, _limits(expr, args))):
-        return 0.0, max(map(abs, _limits(expr, args))), 0
+    limits = _all_limits(expr, args)
+    found: dict[int, Growth] = {}
+    for e in walk(expr):
+        found[id(e)] = _grown(e, limits[id(e)], found, gains, depths)
+    return found[id(expr)]
+
+
+def _grown(
+    expr: Expr, limits: Range, known: Mapping[int, Growth], gains: Mapping[int, float], depths: Mapping[int, int]
+) -> Growth:
+    """The same of an expression whose parts are known."""
+    if all(map(math.isfinite, limits)):
+        return 0.0, max(map(abs, limits)), 0
     match expr:
         case Arg(i):
             return 1.0, gains.get(i, 1.0), max(depths.get(i, 0), 0)
         case Apply(fn, arguments):
-            parts = [_growth(a, args, gains, depths) for a in arguments]
+            parts = [known[id(a)] for a in arguments]
             degrees, sizes = [p[0] for p in parts], [p[1] for p in parts]
             depth = max((p[2] for p in parts), default=0)
             match fn:
