@@ -63,7 +63,7 @@ For all that run on the GPU:
 - NaN, infinities and zeros of both signs pass through as in the CPU's own kernels, also where drivers would simplify
   expressions as if there were none. (XNNPACK's kernels differ: its EXP of NaN is 0, its RSQRT of 0 is NaN.) MAXIMUM and
   MINIMUM give their second operand if either is NaN. The rest of what does not hold is in the notes, and this:
-  - Infinities stay; the CPU's own ADD, SUB, MUL, DIV and pools cut them to the largest float, XNNPACK's do not.
+  - Infinities stay; the CPU's own ADD, ADD_N, SUB, MUL, DIV and pools cut them to the largest float, XNNPACK's do not.
   - SIGN of -0 and ROUND of what becomes -0 keep the sign, which the CPU drops.
   - WebGPU drivers may reorder sums and products, so that (y - x) - y is -x even if y is infinite, and take subnormal
     numbers for 0. In float16, they may take a number in place of NaN.

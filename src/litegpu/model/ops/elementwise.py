@@ -142,7 +142,7 @@ OPS = (
     Op(
         "ATAN2", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, shape_hazard=alike_hazard,
         gpu=Gpu(1, inputs=(FLOAT, FLOAT), counts=2, joins="broadcast", quanta="reads", widens=True,
-            notes="broadcasting"),
+            notes="inputs of one shape"),
     ),
     Op(
         "BITWISE_XOR", "a b -> .", estimate=_broadcast_estimate, shape=broadcast_shape, batch=broadcast_rows,
