@@ -23,6 +23,16 @@ GELU_OF_QUOTIENT = apply("mul", HALF, apply("add", apply("erf", apply("div", X, 
 GELU_OF_FACTOR = apply("mul", apply("add", 1, apply("erf", apply("mul", math.sqrt(0.5), X))), HALF)
 CUBE = apply("mul", X, apply("add", apply("mul", apply("mul", X, X), 0.0356774), 0.7978846))
 TANH_GELU = apply("mul", apply("add", 1, apply("tanh", CUBE)), HALF)
+
+
+def gelu_by_tanh(factor: float) -> Expr:
+    """As converters write it, op by op."""
+    cube = apply("mul", apply("mul", X, X), X)
+    inner = apply("mul", apply("add", X, apply("mul", cube, factor)), math.sqrt(2 / math.pi))
+    return apply("mul", HALF, apply("add", apply("tanh", inner), 1))
+
+
+GELU_OP_BY_OP = gelu_by_tanh(0.044715)
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -52,21 +62,41 @@ CASES: dict[str, tuple[Expr, Callable[[np.ndarray], np.ndarray]]] = {
     "gelu of a quotient": (GELU_OF_QUOTIENT, lambda x: x * (1 + _erf(x * math.sqrt(0.5))) / 2),
     "gelu, factor first": (GELU_OF_FACTOR, lambda x: x * (1 + _erf(x * math.sqrt(0.5))) / 2),
     "gelu by tanh": (TANH_GELU, lambda x: x * (1 + np.tanh(x * (0.7978846 + 0.0356774 * x * x))) / 2),
+    "gelu by tanh, op by op": (GELU_OP_BY_OP, lambda x: x * (1 + np.tanh(0.7978845608 * (x + 0.044715 * x**3))) / 2),
     "1 + tanh": (apply("add", apply("tanh", X), 1), lambda x: 2 / (1 + np.exp(-2 * x))),
 }
 
 
-@pytest.mark.parametrize("expr", [GELU, GELU_OF_QUOTIENT, GELU_OF_FACTOR])
-def test_a_factor_costs_nothing(expr: Expr) -> None:
+@pytest.mark.parametrize("fn", ["mul", "div"])
+def test_a_factor_costs_nothing(fn: str) -> None:
     """What the error function's argument is multiplied with is in the coefficients."""
-    plain = apply("mul", HALF, apply("add", apply("erf", X), 1))
-    assert text_of(expr, True).count("\n") == text_of(plain, True).count("\n")
+    scaled, plain = (
+        apply("mul", HALF, apply("add", apply("erf", v), 1)) for v in (apply(fn, X, 0.3), X)
+    )  # neither is GELU
+    assert text_of(scaled, True).count("\n") == text_of(plain, True).count("\n")
+
+
+@pytest.mark.parametrize("expr", [GELU, GELU_OF_QUOTIENT, GELU_OF_FACTOR, TANH_GELU, GELU_OP_BY_OP])
+def test_gelu_takes_one_slow_function(expr: Expr) -> None:
+    """In whatever words it comes."""
+    text = text_of(expr, True)
+    assert text.count("rough_exp2") == 1 and "rough_reciprocal" not in text
+
+
+@pytest.mark.parametrize("factor", (0.044, 0.0447, 1.0))
+def test_what_is_nearly_gelu_stays_what_it_is(factor: float) -> None:
+    expr, function = gelu_by_tanh(factor), lambda x: x * (1 + np.tanh(0.7978845608 * (x + factor * x**3))) / 2
+    assert "rough_reciprocal" in text_of(expr, True)
+    check(expr, function)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_as_good_as_float16(name: str) -> None:
     """To a part in 1500, where float16 holds one in 2048, or 1e-5; in the interpreter and on the device."""
-    expr, function = CASES[name]
+    check(*CASES[name])
+
+
+def check(expr: Expr, function: Callable[[np.ndarray], np.ndarray]) -> None:
     x = np.linspace(-11, 11, 4096).astype(np.float16).astype(np.float64)
     x[:64] = np.linspace(-0.07, 0.07, 64).astype(np.float16)
     builder, v = graph_of(expr, x.size)
@@ -100,6 +130,7 @@ def test_special_values() -> None:
         "exp": [np.nan, np.inf, 0, 1, 1, np.inf, 0, 1],
         "gelu": [np.nan, np.inf, np.nan, 0, 0, 65504, 0, float(np.float16(5e-8))],
     }
+    wanted["gelu by tanh"] = wanted["gelu"]
     for name, want in wanted.items():
         builder, v = graph_of(CASES[name][0], x.size)
         graph = builder.graph([v], [builder.nodes[0].output])

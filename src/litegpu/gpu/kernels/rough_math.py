@@ -1,13 +1,15 @@
 """Functions whose results are kept as float16: a few instructions each, with errors far below its rounding.
 
 A sigmoid by the functions of the language takes some twenty instructions an element, which is more than a kernel has
-time for while its bytes move (an H200: 25), and GELU twice as many. These take five and nine.
+time for while its bytes move (an H200: 25), and GELU twice as many. These take five and ten. Exponentials and
+reciprocals take the time of eight: one of them is in GELU, two are in a sigmoid.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 
 from litegpu.gpu.graph import Apply, Expr, walk
 from litegpu.gpu.lang import Kernel, TracedValue
@@ -16,10 +18,30 @@ LOG2_E = math.log2(math.e)
 #: log(1 + erf(v)) - log(1 - erf(v)) is about v times this polynomial in v**2, fitted here: v * (1 + erf(v)) is within
 #: 1.1e-5. The last coefficient is positive, so that it grows beyond where it was fitted (|v| < 4.6).
 ERF = (2.256395101547241, 0.20708782970905304, -0.0022156897466629744, -0.00041392381535843, 2.150689579138998e-05)
+#: The base-2 logarithm of the part of x = -a that is left, erfc(a / sqrt(2)) / 2, is about this polynomial in a: GELU
+#: is within 6.1e-6. The same of its usual approximation by tanh: 4.6e-6. Beyond FAR, where nothing is left, they are
+#: not needed; the first one would grow again.
+LEFT_OF_GELU = {
+    "erf": (-1.00048, -1.14737, -0.4680187, -0.04407655, 0.00386565),
+    "tanh": (-1.000363, -1.148297, -0.4653586, -0.04739727, 0.00872791, -0.001978522),
+}
+FAR = 8.0
+#: Where two gates are compared, and by how much the results of one may differ from the other's.
+_COMPARED, _SAME = [i / 8 for i in range(-40, 41)], 2e-6
 #: |x| below which tanh(x) is x - x**3 / 3: a relative error of 3e-6.
 SMALL = 0.06
 #: Functions of which a last bit may make a whole number more or less.
 _STEPS = {"floor", "ceil", "round", "nearest", "to_int32", "to_bool", "floor_div", "floor_mod", "sign"}
+
+#: What gates of GELU are functions of, and what that is written with.
+_ARGUMENTS: dict[str, Callable[[float], float]] = {
+    "erf": lambda x: x * math.sqrt(0.5),
+    "tanh": lambda x: math.sqrt(2 / math.pi) * (x + 0.044715 * x**3),
+}
+_PLAIN: dict[str, Callable[..., float]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "div": operator.truediv, "neg": operator.neg,
+    "pow": math.pow,
+}  # fmt: skip
 
 
 def is_smooth(expr: Expr) -> bool:
@@ -72,9 +94,54 @@ def _gated(k: Kernel, a: Expr, b: Expr, visit: Callable[[Expr], TracedValue]) ->
     """a * b if `a` is half of something and `b` what is twice a sigmoid: GELU."""
     match a:
         case Apply("mul", (x, half)) if visit(half).is_constant(0.5):
+            left = _left_of_gelu(x, b, visit)
+            if left:
+                return _gelu(k, visit(x), left)
             gate = _gate(k, b, visit)
             return None if gate is None else visit(x) * gate
     return None
+
+
+def _gelu(k: Kernel, x: TracedValue, left: Sequence[float]) -> TracedValue:
+    """x where it is positive, less what is left of -|x|; x + |x| keeps a NaN, and makes one of an infinity below zero
+    as its product with the gate, 0, would be."""
+    a = k.min(FAR, k.abs(x))
+    last, *rest = reversed(left)
+    power = k.const(last, x.type)
+    for coefficient in rest:
+        power = k.fma(power, a, k.const(coefficient, x.type))
+    return k.fma(x + k.abs(x), k.const(0.5, x.type), -(a * k.rough_exp2(power)))
+
+
+def _left_of_gelu(x: Expr, twice: Expr, visit: Callable[[Expr], TracedValue]) -> Sequence[float] | None:
+    """The polynomial for x * `twice` / 2 if that is GELU, by erf or by tanh, in whatever words."""
+    match twice:
+        case Apply("add", (Apply("tanh" | "erf" as fn, (v,)), one) | (one, Apply("tanh" | "erf" as fn, (v,)))):
+            if not visit(one).is_constant(1.0):
+                return None
+            of_gate = {"tanh": math.tanh, "erf": math.erf}[fn]
+            for at in _COMPARED:
+                argument = _at(v, x, at, visit)
+                if argument is None or abs(of_gate(argument) - of_gate(_ARGUMENTS[fn](at))) * abs(at) > 2 * _SAME:
+                    return None
+            return LEFT_OF_GELU[fn]
+    return None
+
+
+def _at(v: Expr, x: Expr, number: float, visit: Callable[[Expr], TracedValue]) -> float | None:
+    """The value of `v` where `x` is a number; None if it needs more than that, or other functions than these."""
+    if v == x:
+        return number
+    if not isinstance(v, Apply):
+        return _number(visit(v))
+    if v.fn not in _PLAIN:
+        return None
+    numbers = [_at(a, x, number, visit) for a in v.args]
+    known = [n for n in numbers if n is not None]
+    try:
+        return _PLAIN[v.fn](*known) if len(known) == len(numbers) else None
+    except ArithmeticError:
+        return None
 
 
 def _tanh(k: Kernel, x: TracedValue) -> TracedValue:

@@ -6,7 +6,7 @@
 // Constants from the host: WARPS_M WARPS_K STEP STAGES; DP EP (depth and columns, padded to a power of two); HEADS QUERIES KEYS
 // QUADS (of the output); TILES (workgroups along the queries); SCALE BETA (times log2 e); for Q_, K_ and V_: _TYPE,
 // _LOAD(value), _COPY (8 or 4 numbers at once, 1: four floats, or 0: one by one), _WIDTH (that can be read of a row), _OFFSET _PITCH_BATCH
-// _PITCH_HEAD _PITCH_ROW _PITCH_COLUMN; MASKED, and for the mask: MASK_PERIOD (of the batch) MASK_TYPE MASK_LOAD(value) MASK_OFFSET MASK_PITCH_*.
+// _PITCH_HEAD _PITCH_ROW _PITCH_COLUMN; MASKED, and for the mask: MASK_CONSTANT MASK_PERIOD (of the batch) MASK_TYPE MASK_LOAD(value) MASK_OFFSET MASK_PITCH_*.
 #define NOTHING __int_as_float(0xff800000)  // minus infinity, of which the exponential is 0
 constexpr unsigned THREADS = 32 * WARPS_M * WARPS_K, ROWS = 16 * WARPS_M, OWN = STEP / WARPS_K;
 constexpr unsigned STEPS = (KEYS + STEP - 1) / STEP, PLACES = STAGES < STEPS ? STAGES : STEPS;
@@ -71,6 +71,24 @@ NAME(const Q_TYPE* q, const K_TYPE* k, const V_TYPE* v MASK_PARAMETER EPILOGUE_B
   const unsigned warp_m = warp % WARPS_M, warp_k = warp / WARPS_M;
   const K_TYPE* const keys = k + batch * K_PITCH_BATCH + head * K_PITCH_HEAD + K_OFFSET;
   const V_TYPE* const values = v + batch * V_PITCH_BATCH + head * V_PITCH_HEAD + V_OFFSET;
+#if MASKED
+  // What is added to a step's logits is read a step ahead; what is constant before the kernel in front of this one ends.
+  float added[OWN / 8][4];
+  auto read_mask = [&](unsigned step) {
+#pragma unroll
+    for (unsigned n = 0; n < OWN / 8; n++)
+#pragma unroll
+      for (unsigned e = 0; e < 4; e++) {
+        const unsigned key = step * STEP + warp_k * OWN + n * 8 + lane % 4 * 2 + e % 2;
+        const unsigned row = row0 + warp_m * 16 + lane / 4 + e / 2 * 8;
+        added[n][e] = 0.0f;
+        if (row < QUERIES && key < KEYS)
+          added[n][e] = BETA * MASK_LOAD(mask[batch % MASK_PERIOD * MASK_PITCH_BATCH + head * MASK_PITCH_HEAD +
+                                              row * MASK_PITCH_ROW + key * MASK_PITCH_COLUMN + MASK_OFFSET]);
+      }
+  };
+  if (MASK_CONSTANT) read_mask(0);
+#endif
   wait_for_predecessors();
   launch_dependents();
 
@@ -85,6 +103,9 @@ NAME(const Q_TYPE* q, const K_TYPE* k, const V_TYPE* v MASK_PARAMETER EPILOGUE_B
     if (step < STEPS) bring(step);
     copies_commit();
   }
+#if MASKED
+  if (!MASK_CONSTANT) read_mask(0);
+#endif
 
   unsigned query[DP / 16][4];
   float sums[EP / 8][4] = {}, largest[2] = {NOTHING, NOTHING}, total[2] = {0.0f, 0.0f};
@@ -118,15 +139,15 @@ NAME(const Q_TYPE* q, const K_TYPE* k, const V_TYPE* v MASK_PARAMETER EPILOGUE_B
         const unsigned key = step * STEP + warp_k * OWN + n * 8 + lane % 4 * 2 + e % 2;
         float logit = logits[n][e] * SCALE;
 #if MASKED
-        const unsigned row = row0 + warp_m * 16 + lane / 4 + e / 2 * 8;
-        if (row < QUERIES && key < KEYS)
-          logit += BETA * MASK_LOAD(mask[batch % MASK_PERIOD * MASK_PITCH_BATCH + head * MASK_PITCH_HEAD + row * MASK_PITCH_ROW +
-                                         key * MASK_PITCH_COLUMN + MASK_OFFSET]);
+        logit += added[n][e];
 #endif
         logit = key < KEYS ? logit : NOTHING;
         logits[n][e] = logit;
         most[e / 2] = logit != logit ? logit : fmaxf(most[e / 2], logit);
       }
+#if MASKED
+    if (step + 1 < STEPS) read_mask(step + 1);
+#endif
     float factor[2], base[2];
 #pragma unroll
     for (unsigned r = 0; r < 2; r++) {

@@ -185,7 +185,7 @@ def _mask(ctx: KernelContext, value: int, operands: Operands) -> dict[str, int |
     pitches = [stride if size > 1 else 0 for size, stride in zip(shape, strides, strict=True)]
     names = ("BATCH", "HEAD", "ROW", "COLUMN")
     return {
-        "MASKED": 1, "MASK_PERIOD": shape[0], "MASK_PARAMETER": f", const {kind}* mask", "MASK_LOAD(value)": load,
-        "MASK_OFFSET": offset,
+        "MASKED": 1, "MASK_CONSTANT": int(data is not None), "MASK_PERIOD": shape[0], "MASK_LOAD(value)": load,
+        "MASK_PARAMETER": f", const {kind}* mask", "MASK_OFFSET": offset,
         **{f"MASK_PITCH_{name}": pitch for name, pitch in zip(names, pitches, strict=True)},
     }  # fmt: skip
