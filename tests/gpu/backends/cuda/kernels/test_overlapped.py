@@ -100,13 +100,15 @@ def test_prologues_are_not_known() -> None:
     assert tiles(plain, product, 132) and not tiles(with_prologue, product, 132)
 
 
-@pytest.mark.parametrize("batch, expected", ((1, True), (64, False)))
-def test_which_graphs(batch: int, expected: bool) -> None:
+@pytest.mark.parametrize("batch, width, expected", ((1, 64, True), (64, 64, False), (1, 2048, True)))
+def test_which_graphs(batch: int, width: int, expected: bool) -> None:
+    """However large the weights are."""
     builder = GraphBuilder()
-    x = builder.value((batch, 56, 56, 64), DType.FLOAT32)
+    side = 56 if width == 64 else 7
+    x = builder.value((batch, side, side, width), DType.FLOAT32)
     first = x
     for _ in range(3):
-        y = builder.value((batch, 56, 56, 64), DType.FLOAT32)
-        builder.node(Conv2D(), [x, builder.constant(np.eye(64, dtype=np.float32).reshape(64, 1, 1, 64))], y)
+        y = builder.value((batch, side, side, width), DType.FLOAT32)
+        builder.node(Conv2D(), [x, builder.constant(np.eye(width, dtype=np.float32).reshape(width, 1, 1, width))], y)
         x = y
     assert will_overlap(builder.graph([first], [x])) is expected

@@ -86,11 +86,16 @@ def packed(layer: Layer) -> np.ndarray:
 CYCLES, LATENCY, BYTES = 1700, 600, 40
 #: Microseconds of a kernel that does nothing.
 LEAST = 0.9
+#: Weights of so many bytes come from memory: a multiprocessor gets so many of them in a microsecond, less the fewer are
+#: on their way. (25088 to 4096 on an H200: 55.9 us with 64 KB on their way, 48.4 with 128.)
+LARGE, MEMORY, ON_THEIR_WAY = 4 << 20, 38.2e3, 0.64
+#: Registers of a multiprocessor, and those of a thread, about: so many workgroups share one, 32 at most.
+REGISTERS, EACH = 65536, 100
 
 
 def cost(layer: Layer, division: MatvecDivision, units: int) -> float:
     """Estimated microseconds on a device of `units` multiprocessors: the longest of waiting for memory, issuing
-    instructions and moving the weights, then adding up what the lanes have. (Not fitted to measurements.)"""
+    instructions and moving the weights, then adding up what the lanes have. (Fitted to large layers only.)"""
     units = units or USUAL_UNITS
     lanes, threads = division.lanes, division.threads
     rows, n = math.prod(layer.shape[:3]), _per_chunk(layer)
@@ -102,7 +107,11 @@ def cost(layer: Layer, division: MatvecDivision, units: int) -> float:
     issues = steps * (convert + 12 + rows * each) + 60
     alone = LATENCY * (1 + max(0, steps - early) / early) + LATENCY / 2 + 1.5 * issues
     issued = share * (threads // 32) * issues / 4
-    moved = share * threads // lanes * 4 * _chunks(layer) * 16 / BYTES
+    loaded = share * threads // lanes * 4 * _chunks(layer) * 16
+    moved = loaded / BYTES
+    if _quads(layer) * 4 * _chunks(layer) * 16 >= LARGE:
+        resident = share / -(-share // min(32, max(1, REGISTERS // (threads * EACH))))
+        moved = max(moved, CYCLES * loaded * (1 / MEMORY + ON_THEIR_WAY / (resident * threads * early * 64)))
     shuffles = 4 * (rows - 1 + max(0.0, math.log2(min(lanes, 32) / rows)))
     added = 25 * math.log2(min(lanes, 32)) + share * (threads // 32) * shuffles
     across = 80 + 12 * (lanes // 32) if lanes > 32 else 0

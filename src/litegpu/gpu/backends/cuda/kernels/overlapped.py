@@ -51,7 +51,7 @@ def will_overlap(graph: Graph) -> bool:
     """Whether the kernels of the program that a graph in float16 becomes will overlap (overlap.latency_bound())."""
     found = _overlaps.get(graph)
     if found is None:
-        sizes = {v: 2 * math.prod(value.shape) for v, value in graph.values.items()}
+        sizes = {v: 0 if value.is_constant else 2 * math.prod(value.shape) for v, value in graph.values.items()}
         found = mostly_little([sum(sizes[v] for v in {*node.reads, node.output}) for node in graph.nodes])
         _overlaps[graph] = found
     return found
