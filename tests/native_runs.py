@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,21 @@ def _driver() -> dict[str, int]:
 
 class FakeDriver:
     """`error`: what the next launches give. `late`: how often the device is asked before an inference has ended.
-    `launches`: so many there were. `lanes`: of batchers that are made."""
+    `launches`: so many there were. `lanes`: of batchers that are made. `rounded`: the model's inputs that come as
+    float16 if the batcher wants that."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, lanes: int = 1) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, lanes: int = 1, rounded: Collection[str] = ()) -> None:
         self.error, self.late, self.launches = 0, 1, 0
+        self._rounded = rounded
         self.watched = False
         self._kept: list[Any] = []
         self.streams: list[ctypes.c_int64] = []  # how often each is still to be asked
         if native.build() is None:
             pytest.skip("no native code here")
         monkeypatch.setattr("litegpu.batching.batcher.AHEAD_IN_C", lanes)
-        monkeypatch.setattr(sizes._OfModel, "native_run", lambda runner, types: self._native_run(runner, types))
+        monkeypatch.setattr(
+            sizes._OfModel, "native_run", lambda runner, types, halves=(): self._native_run(runner, halves)
+        )
         monkeypatch.setattr(sizes._OfModel, "__init__", self._initialized(sizes._OfModel.__init__))
 
     def _initialized(self, before: Any) -> Any:
@@ -49,12 +53,14 @@ class FakeDriver:
             runner.inputs = {name: i for i, name in enumerate(model.inputs)}
             runner.outputs = range(len(model.outputs))
             runner.watched = self.watched
+            runner.rounded = self._rounded
 
         return made
 
-    def _native_run(self, runner: Any, types: Mapping[str, np.dtype[Any]]) -> NativeRun:
+    def _native_run(self, runner: Any, halves: Collection[str]) -> NativeRun:
         model = runner._model
-        inputs = {n: np.full(tuple(d["shape"]), 77, d["dtype"]) for n, d in model.inputs.items()}
+        types = {n: np.dtype(np.float16) if n in halves else d["dtype"] for n, d in model.inputs.items()}
+        inputs = {n: np.full(tuple(d["shape"]), 77, types[n]) for n, d in model.inputs.items()}
         outputs = [np.full(tuple(d["shape"]), 77, d["dtype"]) for d in model.outputs.values()]
         stream = ctypes.c_int64(0)
 
@@ -64,7 +70,7 @@ class FakeDriver:
             if self.error:
                 return self.error
             try:
-                found = runner.run({name: array.copy() for name, array in inputs.items()})
+                found = runner.run({n: a.astype(model.inputs[n]["dtype"]) for n, a in inputs.items()})
             except BaseException:
                 return 719
             for array, one in zip(outputs, found, strict=True):

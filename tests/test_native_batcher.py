@@ -140,6 +140,59 @@ def test_inferences_of_any_length(model: litegpu.LoadedModel, driver: FakeDriver
         race(lambda n: _right(batcher, n), 4)
 
 
+@pytest.fixture
+def rounding(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeDriver, litegpu.Batcher]]:
+    """Whose `y` comes as float16."""
+    monkeypatch.setattr(native_calls, "_WORTH_ROUNDING", 0)
+    driver = FakeDriver(monkeypatch, 2, ["y"])
+    with litegpu.load(network(), "cpu") as model, model.batcher(8) as batcher:
+        if not native(batcher).functions.rounds:
+            pytest.skip("this processor has no instructions for it")
+        assert list(native(batcher).halves) == ["y"]
+        yield driver, batcher
+
+
+def test_rows_in_float16(rounding: tuple[FakeDriver, litegpu.Batcher]) -> None:
+    _, batcher = rounding
+
+    def work(number: int) -> None:
+        for i in range(50):
+            _right(batcher, 5 * number + i)  # whole numbers, which stay as they are
+            x, y = inputs(i, batch=2)
+            y = y + np.float32(0.1)
+            assert is_right(batcher(x, y), x, y.astype(np.float16).astype(np.float32))
+
+    race(work, 8)
+
+    async def tasks() -> None:
+        calls = [inputs(i, batch=1 + i % 3) for i in range(30)]
+        found = await asyncio.gather(*(batcher.call_async(*call) for call in calls))
+        assert all(is_right(f, x, y) for f, (x, y) in zip(found, calls, strict=True))
+
+    asyncio.run(tasks())
+
+
+def test_python_computes_with_what_was_given(rounding: tuple[FakeDriver, litegpu.Batcher]) -> None:
+    """And not with what was made of it for the device."""
+    driver, batcher = rounding
+    driver.error = 700
+
+    def work(number: int) -> None:
+        for i in range(5):
+            x, y = inputs(5 * number + i, batch=1 + i % 3)
+            x, y = x + np.float32(1e-5), y + np.float32(0.1)
+            assert is_right(batcher(x, y), x, y)
+
+    race(work, 8)
+
+    async def tasks() -> None:
+        x, y = inputs(3)
+        y = y + np.float32(0.1)
+        assert is_right(await batcher.call_async(x, y), x, y)
+
+    asyncio.run(tasks())
+
+
 def _right(batcher: litegpu.Batcher, number: int, **how: Any) -> None:
     x, y = inputs(number, batch=1 + number % 3)
     assert is_right(batcher(x, y, **how), x, y)

@@ -10,14 +10,14 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from litegpu import native
 from litegpu.background import leave
-from litegpu.batching.batch import COPIED_BYTES, Slab, too_late
+from litegpu.batching.batch import COPIED_BYTES, too_late
 from litegpu.batching.batch import own as own_error
 from litegpu.batching.collector import Rules
 from litegpu.batching.native_posts import Posts
@@ -43,7 +43,7 @@ from litegpu.batching.native_rows import (
     functions_of,
     recipe_of,
 )
-from litegpu.batching.sizes import Replica, RowForm
+from litegpu.batching.sizes import Replica, RowForm, Runner
 from litegpu.batching.statistics import ToldInC
 from litegpu.errors import InvokeError, LiteGpuError, QueueFullError
 from litegpu.gpu.backends.abilities import NativeRun
@@ -57,6 +57,9 @@ _SLICE, _LONG_SLICE = 4_000_000, 100_000_000
 _ERRORS = 64
 #: Threads for calls of tasks, besides one for each lane.
 _EXTRA_THREADS = 1
+#: A row of so many bytes takes longer to bring to the device than to make float16 of it, and float32 again there.
+_WORTH_ROUNDING = 64 << 10
+_HALF = np.dtype(np.float16)
 _empty = np.empty
 
 
@@ -86,15 +89,21 @@ class NativeCalls:
         rules: Rules,
         form: RowForm,
         outputs: Sequence[tuple[tuple[int, ...], np.dtype[Any]]],
+        halves: Collection[str],
         runs: Sequence[Mapping[int, NativeRun]],
         as_result: Callable[[Sequence[Any]], Any],
         *,
         raises: bool,
     ) -> None:
-        """`outputs`: shape of a row, and type. `runs`: of each lane, by size. `raises`: rather than wait for room."""
+        """`outputs`: shape of a row, and type. `halves`: inputs that come to the device as float16. `runs`: of each
+        lane, by size. `raises`: rather than wait for room."""
         self.functions, self._replicas, self._sizes = functions, replicas, sizes
-        self._names = tuple(form.inputs)
-        self._outputs = outputs
+        self._inputs, self._outputs, self.halves = form.inputs, outputs, halves
+        rows = (*form.inputs.values(), *outputs)
+        kept = [_HALF if name in halves else dtype for name, (_, dtype) in form.inputs.items()]
+        kept += [dtype for _, dtype in outputs]
+        #: Of rows in slabs.
+        self._kept = [(shape, dtype) for (shape, _), dtype in zip(rows, kept, strict=True)]
         self._as_result = as_result
         self._rules = rules
         self._homes = [home for home, replica in enumerate(replicas) for _ in replica.lanes]
@@ -103,14 +112,13 @@ class NativeCalls:
         self._types = [dtype for _, dtype in outputs]
         self.is_simple = len(form.inputs) == len(outputs) == 1
         self._errors: dict[int, BaseException] = {}
-        self._slabs: list[tuple[Slab, list[np.ndarray]]] = []  # by tag; memory of batches and results
+        self._slabs: list[list[np.ndarray]] = []  # by tag; memory of inputs, then of results
         self._growing = threading.Lock()
         self.off = False
         self.late = self.cancelled = 0  # calls whose time was over, and those of tasks that were cancelled
         self.raises = raises
         self._posts: Posts | None = None
-        rows = (*form.inputs.values(), *outputs)
-        forms = (Form * len(rows))(*(form_of(shape, dtype) for shape, dtype in rows))
+        forms = (Form * len(rows))(*(form_of(*row, dtype) for row, dtype in zip(rows, kept, strict=True)))
         recipes = (Recipe * (len(runs) * len(sizes)))(*(
             recipe_of(lane[size], list(self._runners[i][size].inputs.values()), self._runners[i][size].outputs)
             for i, lane in enumerate(runs)
@@ -251,27 +259,25 @@ class NativeCalls:
         """Memory for one more batch, where that is allowed."""
         with self._growing:
             replica, most = self._replicas[home], self._rules.most
-            slab = Slab(replica.empty_inputs(), home)
-            results = [replica.empty((most, *shape), dtype) for shape, dtype in self._outputs]
-            memory = [*(slab.arrays[name] for name in self._names), *results]
-            self._slabs.append((slab, results))  # for good, also if an interruption comes next
+            memory = [replica.empty((most, *shape), dtype) for shape, dtype in self._kept]
+            self._slabs.append(memory)  # for good, also if an interruption comes next
             addresses = (ctypes.c_void_p * len(memory))(*(array.ctypes.data for array in memory))
             if not self.functions.add_slab(self.rows, home, len(self._slabs) - 1, addresses):
                 self._slabs.pop()
 
     def compute(self, number: int) -> None:
         """Compute a batch that native code could not, in the ordinary way."""
-        told = (ctypes.c_int64 * 5)()
+        told = (ctypes.c_int64 * 4)()
         if not self.functions.take(self.rows, number, told):
             return
-        lane, size, tag, serial, rows = told
-        slab, results = self._slabs[tag]
+        lane, size, tag, serial = told
         runner = self._runners[lane][size]
         try:
-            for array in slab.arrays.values():
-                array[rows:size] = 0
-            found = runner.run({name: array[:size] for name, array in slab.arrays.items()})
-            for result, array in zip(results, found, strict=True):
+            given = {name: np.zeros((size, *shape), dtype) for name, (shape, dtype) in self._inputs.items()}
+            addresses = (ctypes.c_void_p * len(given))(*(array.ctypes.data for array in given.values()))
+            self.functions.given(self.rows, number, addresses)
+            results = self._slabs[tag][len(given) :]
+            for result, array in zip(results, runner.run(given), strict=True):
                 result[:size] = array
         except BaseException as error:
             while len(self._errors) > _ERRORS:
@@ -354,11 +360,9 @@ def native_calls(
     batch, and rows of results are small enough to be copied."""
     if not all(form.outputs):
         return None
-    runs = [
-        {size: runner.native_run(form.types) for size, runner in lane.items()} for r in replicas for lane in r.lanes
-    ]
-    plain = [{size: run for size, run in lane.items() if run is not None} for lane in runs]
-    if not runs or plain != runs:
+    lanes = [lane for replica in replicas for lane in replica.lanes]
+    runners = [runner for lane in lanes for runner in lane.values()]
+    if not runners or any(runner.native_run(form.types) is None for runner in runners):
         return None
     outputs = replicas[0].output_rows()
     rows = (*form.inputs.values(), *outputs)
@@ -372,4 +376,18 @@ def native_calls(
     if library is None:
         log.debug("A batcher without native code: %s", native.problem())
         return None
-    return NativeCalls(functions_of(library), replicas, sizes, rules, form, outputs, plain, as_result, raises=raises)
+    functions = functions_of(library)
+    halves = _halves(form, runners) if functions.rounds else []
+    runs = [{size: runner.native_run(form.types, halves) for size, runner in lane.items()} for lane in lanes]
+    plain = [{size: run for size, run in lane.items() if run is not None} for lane in runs]
+    if plain != runs:
+        return None
+    return NativeCalls(functions, replicas, sizes, rules, form, outputs, halves, plain, as_result, raises=raises)
+
+
+def _halves(form: RowForm, runners: Sequence[Runner]) -> list[str]:
+    """The inputs that come to the device as float16."""
+    return [
+        name for name, (shape, dtype) in form.inputs.items()
+        if math.prod(shape) * dtype.itemsize >= _WORTH_ROUNDING and all(name in runner.rounded for runner in runners)
+    ]  # fmt: skip

@@ -34,7 +34,7 @@ class Form(ctypes.Structure):
     """As rows.h has it."""
 
     _fields_ = (
-        ("bytes", ctypes.c_int64), ("format", ctypes.c_char * 8), ("rank", ctypes.c_int),
+        ("bytes", ctypes.c_int64), ("staged", ctypes.c_int64), ("format", ctypes.c_char * 8), ("rank", ctypes.c_int),
         ("shape", ctypes.c_int64 * MOST_RANK), ("floats", ctypes.c_int),
     )  # fmt: skip
 
@@ -65,11 +65,13 @@ class RowsFunctions:
         address, number, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
         self.new = library.function("rows_new", address, address, ctypes.c_size_t)
         self.free = library.function("rows_free", None, address)
+        self.rounds = library.rounds
         self.add_slab = library.function("rows_add_slab", number, address, number, number, address)
         self.call_size = library.function("rows_call_size", ctypes.c_size_t)
         self.caller = library.function("rows_caller", ctypes.py_object, address)
         self.abandon = library.function("rows_abandon", number, address, address)
         self.take = library.function("rows_take", number, address, number, address)
+        self.given = library.function("rows_given", None, address, number, address)
         self.finish = library.function("rows_finish", None, address, number, number)
         self.watch = library.function("rows_watch", None, address, number)
         self.close = library.function("rows_close", None, address, number)
@@ -112,10 +114,11 @@ class Call:
         return int(self._numbers[1])
 
 
-def form_of(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Form:
-    sizes = (ctypes.c_int64 * MOST_RANK)(-1, *shape)
+def form_of(shape: tuple[int, ...], dtype: np.dtype[Any], staged: np.dtype[Any]) -> Form:
+    """Of rows that have the type `staged` in slabs and on the device."""
+    sizes, count = (ctypes.c_int64 * MOST_RANK)(-1, *shape), math.prod(shape)
     letter = np.empty(0, dtype).data.format.encode()
-    return Form(math.prod(shape) * dtype.itemsize, letter, 1 + len(shape), sizes, dtype == np.float32)
+    return Form(count * dtype.itemsize, count * staged.itemsize, letter, 1 + len(shape), sizes, dtype == np.float32)
 
 
 def recipe_of(run: NativeRun, inputs: Sequence[int], outputs: Sequence[int]) -> Recipe:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -114,8 +114,13 @@ class Runner(Protocol):
     def watched(self) -> bool:
         """Whether run() looks for results that are not finite."""
 
-    def native_run(self, types: Mapping[str, np.dtype[Any]]) -> NativeRun | None:
-        """How native code computes a batch of inputs of these types, by name, if it can."""
+    @property
+    def rounded(self) -> Collection[str]:
+        """Inputs in float32 that native_run() may be given as float16, without any difference."""
+
+    def native_run(self, types: Mapping[str, np.dtype[Any]], halves: Collection[str] = ()) -> NativeRun | None:
+        """How native code computes a batch of inputs of these types, by name, if it can. `halves`: inputs that come as
+        float16."""
 
     def run(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         """The outputs, in the model's order, as arrays of the caller's."""
@@ -143,12 +148,18 @@ class _OfKernel:
     def watched(self) -> bool:
         return self._kernel.watched
 
-    def native_run(self, types: Mapping[str, np.dtype[Any]]) -> NativeRun | None:
+    @property
+    def rounded(self) -> Collection[str]:
+        able = self._kernel.rounded_inputs
+        return [name for name, place in self.inputs.items() if place in able]
+
+    def native_run(self, types: Mapping[str, np.dtype[Any]], halves: Collection[str] = ()) -> NativeRun | None:
         self._session = self._kernel.session
         by_place = {place: types[name] for name, place in self.inputs.items()}
         if sorted(by_place) != list(range(len(by_place))):
             return None
-        return self._kernel.native_run([by_place[place] for place in range(len(by_place))])
+        places = [self.inputs[name] for name in halves]
+        return self._kernel.native_run([by_place[place] for place in range(len(by_place))], places)
 
     def close(self, *, wait: bool) -> None:
         self._kernel.close(wait=wait)
@@ -163,8 +174,9 @@ class _OfModel:
         self.outputs: Sequence[int] = ()
         self.same = True
         self.watched = False
+        self.rounded: Collection[str] = ()
 
-    def native_run(self, types: Mapping[str, np.dtype[Any]]) -> NativeRun | None:
+    def native_run(self, types: Mapping[str, np.dtype[Any]], halves: Collection[str] = ()) -> NativeRun | None:
         return None
 
     def run(self, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:

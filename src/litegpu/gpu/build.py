@@ -13,7 +13,7 @@ from litegpu.gpu import in_place, memory, turning
 from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.abilities import Turning
 from litegpu.gpu.backends.contract import Backend
-from litegpu.gpu.graph import RESULT, Copy, Graph, Node
+from litegpu.gpu.graph import RESULT, Copy, DType, Graph, Node
 from litegpu.gpu.kernels.builders import build as build_kernels
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel, Tuner
 from litegpu.gpu.kernels.joined import joined
@@ -111,12 +111,15 @@ def build_program(
     code, constants = _Code(features, backend), Constants(alignment)
     dispatches: list[Dispatch] = []
     used: dict[int, list[tuple[int, int]]] = {}  # root -> (dispatch, binding)
+    exactly: set[int] = set()  # roots that somebody reads, or writes, as they are
     for (node, launch), turn in zip(launches, turns, strict=True):
         bindings: list[Binding] = []
         for m in launch.kernel.buffers:
             operand = launch.operands[m.name]
             if isinstance(operand, View):
                 used.setdefault(operand.root, []).append((len(dispatches), len(bindings)))
+                if m.name not in launch.rounds:
+                    exactly.add(operand.root)
                 size, dtype = placed.roots[operand.root]
                 bindings.append(Binding("arena", offsets[operand.root], _whole_words(size * dtype.nbytes)))
             else:
@@ -140,7 +143,7 @@ def build_program(
         dispatches=tuple(dispatches),
         constants=constants.bytes(),
         arena_size=report.arena,
-        inputs=tuple(_input(placed, v, offsets, used, lasting) for v in inputs),
+        inputs=tuple(_input(placed, v, offsets, used, lasting, exactly) for v in inputs),
         outputs=tuple(_port(placed, v, offsets) for v in outputs),
         memory=report,
         variables=tuple(_port(placed, v, offsets) for v in kept),
@@ -254,11 +257,17 @@ def _port(placed: Placed, v: int, offsets: dict[int, int]) -> Port:
 
 
 def _input(
-    placed: Placed, v: int, offsets: dict[int, int], used: Mapping[int, Sequence[tuple[int, int]]], lasting: set[int]
+    placed: Placed,
+    v: int,
+    offsets: dict[int, int],
+    used: Mapping[int, Sequence[tuple[int, int]]],
+    lasting: Collection[int],
+    exactly: Collection[int],
 ) -> Port:
-    root = placed.views[v].root
+    port, root = _port(placed, v, offsets), placed.views[v].root
     readers = None if root in lasting else tuple(used.get(root, ()))
-    return dataclasses.replace(_port(placed, v, offsets), readers=readers)
+    rounded = bool(readers) and port.dtype is DType.FLOAT32 and root not in exactly
+    return dataclasses.replace(port, readers=readers, rounded=rounded)
 
 
 def _whole_words(n: int) -> int:

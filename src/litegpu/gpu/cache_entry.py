@@ -22,7 +22,7 @@ from litegpu.gpu.graph import DType
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program, Region
 
 #: To be raised with every change of the format or of what a Program means.
-MAGIC = b"litegpu-entry-02"
+MAGIC = b"litegpu-entry-03"
 _CHECKSUM = 32
 _LENGTH = struct.Struct("<Q")
 _START = len(MAGIC) + _CHECKSUM + _LENGTH.size
@@ -155,14 +155,14 @@ def _entry(header: Mapping[str, Any], room: memoryview) -> CacheEntry:
 
 
 def _port(port: Port) -> tuple[Any, ...]:
-    return port.name, port.tensor, port.shape, port.dtype.value, port.offset, port.nbytes, port.readers
+    return port.name, port.tensor, port.shape, port.dtype.value, port.offset, port.nbytes, port.readers, port.rounded
 
 
 def _ports(rows: Sequence[Sequence[Any]]) -> tuple[Port, ...]:
     ports = []
-    for name, tensor, shape, dtype, offset, nbytes, readers in rows:
+    for name, tensor, shape, dtype, offset, nbytes, readers, rounded in rows:
         places = None if readers is None else tuple((i, n) for i, n in readers)
-        ports.append(Port(name, tensor, tuple(shape), DType(dtype), offset, nbytes, places))
+        ports.append(Port(name, tensor, tuple(shape), DType(dtype), offset, nbytes, places, bool(rounded)))
     return tuple(ports)
 
 

@@ -32,6 +32,8 @@ class NativeLibrary:
         self._library = ctypes.PyDLL(str(path))
         self._start = self.function("start", ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         self._counts = self.function("counts", None, ctypes.c_void_p)
+        #: Whether copies can make float16 of float32 on their way.
+        self.rounds = bool(self.function("rounds", ctypes.c_int)())
         #: target, source or None, bytes, threads, and None or the address of cuMemcpyHtoDAsync, device address, stream.
         self.copy = self.function(
             "copy", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p,

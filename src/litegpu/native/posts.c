@@ -6,7 +6,6 @@
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "rows.h"
@@ -46,17 +45,6 @@ void posts_ended(rows *r, slab *s) {
 
 bool posts_busy(const rows *r) { return r->posts && (r->posts->todo || r->posts->done); }
 
-static void copy(rows *r, call *c) {
-  slab *s = c->slab;
-  for (int i = 0; i < r->of.inputs; i++) {
-    const int64_t bytes = r->forms[i].bytes;
-    rows_copy(s->in[i] + c->start * bytes, c->in[i], c->rows * bytes);
-  }
-  atomic_fetch_sub(&s->copying, 1);
-  rows_tell(&s->word, &s->sleepers);
-  posts_tell(r);
-}
-
 static void ring(inbox *to) {
   const uint64_t one = 1;
   if (write(to->file, &one, sizeof one) < 0) return; /* it is full of what was not read yet, or nobody reads any more */
@@ -77,11 +65,7 @@ static void answer(rows *r, slab *s) {
   int count = 0;
   for (call *c = calls; c; c = c->other, count++) {
     c->told = s->outcome;
-    if (s->outcome != DONE) continue;
-    for (int i = 0; i < r->of.outputs; i++) {
-      const int64_t bytes = r->forms[r->of.inputs + i].bytes;
-      memcpy(c->out[i], s->out[i] + c->start * bytes, c->rows * bytes);
-    }
+    if (s->outcome == DONE) rows_get(r, c);
   }
   rows_enter(r);
   s->posted = NULL;
@@ -125,8 +109,7 @@ static void *work(void *given) {
   rows *r = p->of;
   call me = {0};
   slab *mine = NULL;
-  bool spins = false;
-  int64_t calm = 0;
+  vigil own = {0};
   for (;;) {
     const unsigned seen = atomic_load(&p->word);
     rows_enter(r);
@@ -137,7 +120,10 @@ static void *work(void *given) {
     const bool ends = p->ends && !c && !s && !mine;
     rows_leave(r);
     if (ends) break;
-    if (c) copy(r, c);
+    if (c) {
+      rows_give(r, c);
+      posts_tell(r);
+    }
     if (s) answer(r, s);
     if (!mine) mine = leaderless(r, &me);
     const int64_t now = litegpu_now();
@@ -153,22 +139,11 @@ static void *work(void *given) {
         mine = NULL;
       }
     }
-    if (busy) {
-      calm = now + SPIN;
-      continue;
-    }
-    if (!spins && now < calm) spins = litegpu_awake();
-    if (spins && now >= calm) {
-      spins = false;
-      litegpu_sleepy();
-    }
-    if (spins) {
-      for (int i = 0; i < 20; i++) litegpu_relax();
-      continue;
-    }
+    if (busy) own.until = now + SPIN;
+    if (busy || rows_wake(&own, now)) continue;
     rows_doze(&p->word, seen, &p->sleepers, ns);
   }
-  if (spins) litegpu_sleepy();
+  rows_sleepy(&own);
   return NULL;
 }
 

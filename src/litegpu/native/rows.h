@@ -51,9 +51,10 @@ typedef struct recipe {
   uint64_t in[MOST_PORTS], out[MOST_PORTS];
 } recipe;
 
-/* A row of an input or output. */
+/* A row of an input or output: its bytes, and those that it has in slabs and on the device; half as many where float32
+   become float16. */
 typedef struct form {
-  int64_t bytes;
+  int64_t bytes, staged;
   char format[8]; /* of a Py_buffer's elements */
   int rank;       /* with the batch */
   int64_t shape[MOST_RANK];
@@ -82,6 +83,7 @@ typedef struct slab {
   char *in[MOST_PORTS], *out[MOST_PORTS];
   int home, number, tag;
   int64_t *arrivals;
+  struct call **members; /* the calls, but for those that have left */
   /* What waiters look at all the time, and what callers write, are apart in the processors' caches. */
   _Alignas(CACHE_LINE) atomic_int state;
   atomic_int handed, sleepers;
@@ -104,10 +106,11 @@ struct call {
   slab *slab;
   int start, rows;
   int64_t arrived;
-  /* Of one that is posted: what comes behind it, where it is answered, and its arrays. */
+  int index; /* among the slab's */
+  char *in[MOST_PORTS], *out[MOST_PORTS]; /* its arrays */
+  /* Of one that is posted: what comes behind it, and where it is answered. */
   call *next, *other;
   struct inbox *inbox;
-  char *in[MOST_PORTS], *out[MOST_PORTS];
 };
 
 typedef struct lane { int home; atomic_int busy; atomic_int wanted; } lane;
@@ -146,18 +149,35 @@ void rows_ended(rows *, slab *, int64_t now);
 void rows_out_of_queue(rows *, int at);
 void rows_let_go(rows *, slab *);
 
-/* ------------------------------------------------------------------------------------------ rows.c */
+/* ------------------------------------------------------------------------------------------ rows_wait.c */
+
+/* A thread's own waiting awake: whether it does, and until when it may. */
+typedef struct vigil { bool awake; int64_t until; } vigil;
 
 void rows_enter(rows *);
 void rows_leave(rows *);
+/* Who waits awake may wait so long: not at all where there have been more threads than processors, as each would then be
+   in the way of one that has something to do. */
+int64_t rows_awake_for(rows *, int64_t now);
+/* Wait awake for a moment, if that may be: whether it was. In the end the thread is sleepy. */
+bool rows_wake(vigil *, int64_t now);
+void rows_sleepy(vigil *);
 void rows_doze(atomic_uint *word, unsigned seen, atomic_int *sleepers, int64_t ns);
 void rows_tell(atomic_uint *word, atomic_int *sleepers);
+void rows_come_back(rows *, void *state);
+
+/* ------------------------------------------------------------------------------------------ rows_run.c */
+
 void rows_told_all(rows *);
 void rows_give_back(rows *, int lane);
 bool rows_lead(rows *, slab *, int64_t now);
 int64_t rows_due(const rows *, slab *);
+void rows_give(rows *, call *);
+void rows_get(const rows *, const call *);
+
+/* ------------------------------------------------------------------------------------------ rows.c and posts.c */
+
 int rows_views(const rows *, call *, object *const *arrays, view *views, int count, bool inputs);
-void rows_copy(char *to, const char *from, size_t bytes);
 
 /* posts.c: a batch has ended, perhaps with posted calls (in the lock); there may be something to do for those who lead
    batches with such; whether they have something to do. */

@@ -72,7 +72,8 @@ int rows_offer(rows *r, call *c, int64_t now) {
   c->slab = s;
   c->serial = (int64_t)s->serial;
   c->start = s->rows;
-  s->arrivals[s->calls++] = c->arrived;
+  s->arrivals[s->calls] = c->arrived;
+  s->members[c->index = s->calls++] = c;
   s->rows += c->rows;
   r->inside += c->rows;
   s->copying++;

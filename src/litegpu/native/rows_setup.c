@@ -23,7 +23,7 @@ static void *copied(const void *of, size_t bytes) {
 PUBLIC void litegpu_rows_free(rows *r) {
   if (!r) return;
   for (int i = 0; i < r->slabs_count; i++) {
-    free(r->slabs[i]->arrivals);
+    free(r->slabs[i]->arrivals), free(r->slabs[i]->members);
     free(r->slabs[i]);
   }
   free(r->forms), free(r->batches), free(r->recipes), free(r->lanes), free(r->slabs), free(r->queue), free(r->running);
@@ -65,10 +65,12 @@ PUBLIC rows *litegpu_rows_new(const setup *of, size_t size) {
 PUBLIC int litegpu_rows_add_slab(rows *r, int home, int tag, char *const *memory) {
   slab *s = cleared(sizeof *s);
   int64_t *arrivals = malloc(r->of.most * sizeof *arrivals);
-  if (s && arrivals) {
+  call **members = malloc(r->of.most * sizeof *members);
+  if (s && arrivals && members) {
     s->home = home;
     s->tag = tag;
     s->arrivals = arrivals;
+    s->members = members;
     memcpy(s->in, memory, r->of.inputs * sizeof *memory);
     memcpy(s->out, memory + r->of.inputs, r->of.outputs * sizeof *memory);
     rows_enter(r);
@@ -85,7 +87,7 @@ PUBLIC int litegpu_rows_add_slab(rows *r, int home, int tag, char *const *memory
     }
   }
   free(s);
-  free(arrivals);
+  free(arrivals), free(members);
   return 0;
 }
 

@@ -11,6 +11,22 @@
 #define FAR 2048 /* bytes ahead */
 #define LEAST (16 << 10)
 
+/* Eight at a time, and the rest with what is behind it as zero. */
+__attribute__((target("f16c"))) static void round_to(char *to, const char *from, size_t bytes) {
+  size_t at = 0;
+  for (; at + 32 <= bytes; at += 32) {
+    __m128i eight = _mm256_cvtps_ph(_mm256_loadu_ps((const float *)(from + at)), _MM_FROUND_TO_NEAREST_INT);
+    _mm_storeu_si128((__m128i *)(to + at / 2), eight);
+  }
+  if (at < bytes) {
+    float rest[8] = {0};
+    char rounded[16];
+    memcpy(rest, from + at, bytes - at);
+    _mm_storeu_si128((__m128i *)rounded, _mm256_cvtps_ph(_mm256_loadu_ps(rest), _MM_FROUND_TO_NEAREST_INT));
+    memcpy(to + at / 2, rounded, (bytes - at) / 2);
+  }
+}
+
 /* Past the caches, in whole lines: the device has not to fetch them from there. On an Intel Xeon of 2023 an inference
    with 0.6 MB is 22 us shorter, to copy 6 and on the device 16. */
 __attribute__((target("avx512f"))) static void stream(char *to, const char *from, size_t bytes) {
@@ -25,6 +41,32 @@ __attribute__((target("avx512f"))) static void stream(char *to, const char *from
   _mm_sfence();
 }
 
+/* Thirty-two numbers become a line; half as many lines take half as long, on both sides of the bus. */
+__attribute__((target("avx512f"))) static void stream_rounded(char *to, const char *from, size_t bytes) {
+  size_t at = 0;
+  for (; at + 2 * STEP <= bytes; at += 2 * STEP) {
+    __m512i part[STEP / 64];
+    for (int i = 0; i < STEP / 64; i++) {
+      __m256i low = _mm512_cvtps_ph(_mm512_loadu_ps(from + at + 128 * i), _MM_FROUND_TO_NEAREST_INT);
+      __m256i high = _mm512_cvtps_ph(_mm512_loadu_ps(from + at + 128 * i + 64), _MM_FROUND_TO_NEAREST_INT);
+      part[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    }
+    for (int i = 0; i < STEP / 64; i++) _mm512_stream_si512((void *)(to + at / 2 + 64 * i), part[i]);
+  }
+  round_to(to + at / 2, from + at, bytes - at);
+  _mm_sfence();
+}
+
+void litegpu_stage_rounded(void *to, const void *from, size_t bytes) {
+  if (bytes >= LEAST && (uintptr_t)to % 64 == 0 && __builtin_cpu_supports("avx512f")) {
+    stream_rounded(to, from, bytes);
+  } else {
+    round_to(to, from, bytes);
+  }
+}
+
+PUBLIC int litegpu_rounds(void) { return __builtin_cpu_supports("f16c") != 0; }
+
 void litegpu_stage(void *to, const void *from, size_t bytes) {
   if (bytes >= LEAST && (uintptr_t)to % 64 == 0 && __builtin_cpu_supports("avx512f")) {
     stream(to, from, bytes);
@@ -34,4 +76,8 @@ void litegpu_stage(void *to, const void *from, size_t bytes) {
 }
 #else
 void litegpu_stage(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+
+void litegpu_stage_rounded(void *to, const void *from, size_t bytes) { (void)to, (void)from, (void)bytes; }
+
+PUBLIC int litegpu_rounds(void) { return 0; }
 #endif

@@ -205,9 +205,13 @@ class NativeRun:
 class NativeRunner(Protocol):
     """A session whose inferences native code can make, without Python."""
 
-    def native_run(self) -> NativeRun | None:
+    @property
+    def rounded_inputs(self) -> Collection[int]:
+        """Inputs in float32 that may come as float16, without any difference."""
+
+    def native_run(self, halves: Collection[int] = ()) -> NativeRun | None:
         """How, as long as the session is open and nothing is bound; None if it needs Python for them. Who uses it sees
-        to it that nobody else uses the session meanwhile."""
+        to it that nobody else uses the session meanwhile. `halves`: of `rounded_inputs`, those that come as float16."""
 
 
 @runtime_checkable

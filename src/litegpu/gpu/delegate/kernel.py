@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -113,7 +113,12 @@ class GpuKernel:
         """Whether results that are not finite are looked at once more."""
         return self._attempt is not None and self._attempt.watching
 
-    def native_run(self, types: Sequence[np.dtype[Any]]) -> NativeRun | None:
+    @property
+    def rounded_inputs(self) -> Collection[int]:
+        """See abilities.NativeRunner."""
+        return self.session.rounded_inputs if isinstance(self.session, NativeRunner) else ()
+
+    def native_run(self, types: Sequence[np.dtype[Any]], halves: Collection[int] = ()) -> NativeRun | None:
         """See abilities.NativeRunner, where inputs of these types and the outputs cross the border as they are, and
         nothing has to be done around an inference; what is `watched` is left to the caller."""
         session, ports = self.session, (self.program.inputs, self.program.outputs)
@@ -125,7 +130,7 @@ class GpuKernel:
             for port, dtype, shape in zip(some, dtypes, sizes, strict=True):
                 if NUMPY[port.dtype] != dtype or port.nbytes != math.prod(shape) * dtype.itemsize:
                     return None
-        return session.native_run() if not self.validation and not self.bound else None
+        return session.native_run(halves) if not self.validation and not self.bound else None
 
     def _open(self, program: Program) -> Session:
         wait = "active" if self.wait is WaitType.AGGRESSIVE else self.wait.value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -78,6 +78,8 @@ class Launch:
     #: Traces the same into another kernel with as many threads in a workgroup, and collects what its buffers are bound
     #: to; None where that cannot be done.
     part: Callable[[Kernel, dict[str, View | np.ndarray]], None] | None = None
+    #: Buffers whose float32 it rounds to float16 before it does anything with them.
+    rounds: Collection[str] = ()
     #: It stores less than a line of the device's cache at a time: where the rest of the line is still to be read from
     #: memory, by others, either waits.
     narrow: bool = False

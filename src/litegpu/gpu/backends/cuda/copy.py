@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from cuda.bindings import driver
 
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase, LoadedKernel
 from litegpu.gpu.backends.cuda.driver import checked
+from litegpu.gpu.backends.cuda.functions import HALF_CONVERSIONS, INLINE
 from litegpu.gpu.backends.cuda.graph import GraphLaunch, make_launch
 from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_LAUNCH
 from litegpu.gpu.backends.cuda.result_pool import LARGE_RESULT
@@ -19,6 +21,8 @@ from litegpu.gpu.program import KernelCode, Program
 #: Bytes up to which a kernel copies; more leave the multiprocessors alone, and take long in any case.
 MOST_BYTES = 2 << 20
 _THREADS = 256
+#: Elements that a thread widens.
+_WIDENED = 8
 
 COPY = KernelCode(
     "copy_words",
@@ -37,6 +41,31 @@ copy_words(unsigned* to, const unsigned* from, unsigned long long words) {{
     ("read_write", "read_write"),
 )
 
+#: Makes float32 of the halves that they were rounded to on the host, as far as whole eights: the rest lies behind.
+WIDEN = KernelCode(
+    "widen_halves",
+    f"""#define INLINE {INLINE}
+{HALF_CONVERSIONS}
+{PROGRAMMATIC_LAUNCH}
+INLINE float low(unsigned pair) {{ return half_to_float((unsigned short)pair); }}
+INLINE float high(unsigned pair) {{ return half_to_float((unsigned short)(pair >> 16)); }}
+extern "C" __global__ void __launch_bounds__({_THREADS})
+widen_halves(float* to, const unsigned short* from, unsigned long long count) {{
+  const unsigned i = blockIdx.x * {_THREADS}u + threadIdx.x;
+  const unsigned long long rest = count / {_WIDENED} * {_WIDENED} + i;
+  wait_for_predecessors();
+  launch_dependents();
+  if (i < count / {_WIDENED}) {{
+    const uint4 halves = ((const uint4*)from)[i];
+    ((float4*)to)[i * 2ull] = float4{{low(halves.x), high(halves.x), low(halves.y), high(halves.y)}};
+    ((float4*)to)[i * 2ull + 1] = float4{{low(halves.z), high(halves.z), low(halves.w), high(halves.w)}};
+  }}
+  if (rest < count) to[rest] = half_to_float(from[rest]);
+}}
+""",
+    (_THREADS, 1, 1),
+    ("read_write", "read"),
+)
 
 #: Looks for infinities and NaN among float32, which takes a hundredth of what it takes on the host.
 LOOK = KernelCode(
@@ -56,11 +85,28 @@ find_not_finite(unsigned* found, const unsigned* values, unsigned long long word
 _MOST_GROUPS = 1024
 
 
-def with_copy(program: Program) -> tuple[KernelCode, ...]:
-    """The kernels that a session of the program loads: its own, the one that looks for what is not finite if it has
-    large results to look at, and last the one that copies."""
+class Helpers(NamedTuple):
+    """What a session loads beside its program's kernels: what copies, and what looks for what is not finite, and widens
+    inputs that come rounded, if it has such ports."""
+
+    copy: LoadedKernel
+    look: LoadedKernel | None
+    widen: LoadedKernel | None
+
+
+def with_helpers(program: Program) -> tuple[KernelCode, ...]:
+    """The kernels that a session of the program loads: its own, then the helpers."""
     looked_at = any(port.dtype is DType.FLOAT32 and port.nbytes >= LARGE_RESULT for port in program.outputs)
-    return *program.kernels, *((LOOK,) if looked_at else ()), COPY
+    widened = any(port.rounded for port in program.inputs)
+    return *program.kernels, COPY, *((LOOK,) if looked_at else ()), *((WIDEN,) if widened else ())
+
+
+def told_apart(program: Program, kernels: Sequence[LoadedKernel]) -> tuple[Sequence[LoadedKernel], Helpers]:
+    """Those of with_helpers(), loaded: the program's own, and the helpers."""
+    count = len(program.kernels)
+    codes = with_helpers(program)[count:]
+    found = {code.name: kernel for code, kernel in zip(codes, kernels[count:], strict=True)}
+    return kernels[:count], Helpers(found[COPY.name], found.get(LOOK.name), found.get(WIDEN.name))
 
 
 def look_launch(kernel: LoadedKernel, found: int, values: int, nbytes: int, label: str) -> GraphLaunch:
@@ -76,6 +122,12 @@ def copy_launch(kernel: LoadedKernel, target: int, source: int, nbytes: int, lab
     words = -(-nbytes // 4)
     groups = -(-words // (4 * _THREADS))
     return make_launch(kernel, (groups, 1, 1), COPY.workgroup, 0, label, [target, source, words])
+
+
+def widen_launch(kernel: LoadedKernel, target: int, source: int, count: int, label: str) -> GraphLaunch:
+    """So many halves to float32, between addresses that are multiples of 16."""
+    groups = max(1, -(-count // (_WIDENED * _THREADS)))
+    return make_launch(kernel, (groups, 1, 1), WIDEN.workgroup, 0, label, [target, source, count])
 
 
 class Pinned:

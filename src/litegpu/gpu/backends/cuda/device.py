@@ -14,7 +14,7 @@ from litegpu.errors import OptionError
 from litegpu.gpu.backends.cuda.array import CudaBuffer, MemoryPool
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase
 from litegpu.gpu.backends.cuda.compile import adopt_images
-from litegpu.gpu.backends.cuda.copy import Pinned, with_copy
+from litegpu.gpu.backends.cuda.copy import Pinned, with_helpers
 from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions
 from litegpu.gpu.backends.cuda.registered import Registered
 from litegpu.gpu.backends.cuda.result_pool import ResultPool
@@ -80,11 +80,11 @@ class CudaDevice(CudaDeviceBase):
 
     def images(self, program: Program) -> list[bytes]:
         """See contract.Device."""
-        return self.compile(with_copy(program), self.overlaps(program))
+        return self.compile(with_helpers(program), self.overlaps(program))
 
     def adopt(self, program: Program, images: Sequence[bytes]) -> None:
         """See contract.Device."""
-        kernels = with_copy(program)
+        kernels = with_helpers(program)
         if len(kernels) == len(images):
             adopt_images(kernels, images, self.found.capability, programmatic=self.overlaps(program))
 

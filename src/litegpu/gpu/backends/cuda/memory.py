@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from cuda.bindings import driver
 
+from litegpu.errors import DeviceError
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase
 from litegpu.gpu.backends.cuda.constants import ProgramConstants, allocated
 from litegpu.gpu.backends.cuda.copy import Pinned
@@ -38,6 +39,8 @@ class SessionMemory:
         self.inputs: list[np.ndarray] = []
         self.results = frozenset(i for i, port in enumerate(program.outputs) if port.nbytes >= LARGE_RESULT)
         self._outputs: dict[int, np.ndarray] = {}
+        self._halves: dict[int, np.ndarray] = {}
+        self._room: dict[int, int] = {}  # on the device, for halves on their way
         self._constants: ProgramConstants | None = None
         try:
             size = _aligned(program.arena_size) + _ALIGNMENT
@@ -68,6 +71,27 @@ class SessionMemory:
         if found is None:
             found = self._outputs[index] = np.asarray(Pinned(self._device, self._program.outputs[index].nbytes))
             self.allocations += 1
+        return found
+
+    def halves(self, index: int) -> np.ndarray:
+        """Pinned memory for input `index` as halves, as bytes."""
+        found = self._halves.get(index)
+        if found is None:
+            size = self._program.inputs[index].nbytes // 2
+            found = self._halves[index] = np.asarray(Pinned(self._device, _aligned(size)))[:size]
+            self.allocations += 1
+        return found
+
+    def room_for_halves(self, index: int) -> int:
+        """The address of memory on the device for these, or 0 if there is none."""
+        found = self._room.get(index)
+        if found is None:
+            try:
+                found = allocated(self._device, _aligned(self._program.inputs[index].nbytes // 2))
+                self.allocations += 1
+            except DeviceError:
+                found = 0
+            self._room[index] = found
         return found
 
     def clear_variables(self) -> None:
@@ -116,8 +140,11 @@ class SessionMemory:
 
     def free(self) -> None:
         arena, self._arena = self._arena, 0  # freed once, whatever comes between
-        if arena:
-            driver.cuMemFree(arena)
+        rooms, self._room = list(self._room.values()), {}
+        for place in (arena, *rooms):
+            if place:
+                driver.cuMemFree(place)
+        self._halves.clear()
         self.inputs, self._constants = [], None
         self._outputs.clear()
 

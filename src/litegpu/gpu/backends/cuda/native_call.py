@@ -89,7 +89,7 @@ class NativeCall:
         self._pool, self._context = pool, device.context
         self._large = [i in memory.results for i in wanted.places]
         self._look = look = _look_graph(results, stream)
-        self._graph = recorder.graph_without(in_place) if in_place else None
+        self._graph = recorder.graph_of(in_place, {}) if in_place else None
         graph = recorder.graph if self._graph is None else self._graph
         inputs = [
             _Port(array.ctypes.data, port.nbytes, memory.place(port) if i in in_place else 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from cuda.bindings import driver
@@ -10,7 +10,7 @@ from cuda.bindings import driver
 from litegpu.gpu.backends.cuda.base import LoadedKernel
 from litegpu.gpu.backends.cuda.binding import Ways
 from litegpu.gpu.backends.cuda.conditional import ConditionalGraph, parts
-from litegpu.gpu.backends.cuda.copy import MOST_BYTES, copy_launch
+from litegpu.gpu.backends.cuda.copy import MOST_BYTES, Helpers, copy_launch, widen_launch
 from litegpu.gpu.backends.cuda.driver import checked
 from litegpu.gpu.backends.cuda.graph import CudaGraph, GraphLaunch, make_launch
 from litegpu.gpu.backends.cuda.memory import SessionMemory
@@ -21,6 +21,7 @@ _BLOCK = 16
 #: Graphs kept for different bound arrays.
 _BOUND_GRAPHS = 4
 _NOTHING_BOUND: Ways = {}
+_NOTHING_ROUNDED: Mapping[int, int] = {}
 
 
 class Recorder:
@@ -31,21 +32,22 @@ class Recorder:
         program: Program,
         memory: SessionMemory,
         kernels: Sequence[LoadedKernel],
-        copy: LoadedKernel,
+        helpers: Helpers,
         stream: Any,
         overlap: bool,
         setter: LoadedKernel | None = None,
     ) -> None:
-        """`kernels` of the program in order, and the one that copies. `overlap`: kernels start before those in front of
+        """`kernels` of the program in order. `overlap`: kernels start before those in front of
         them have ended. `setter`: what sets conditions, None if there are none or graphs cannot have them."""
         self._program = program
         self._memory = memory
-        self._copy = copy
+        self._helpers = helpers
         self._stream = stream
         self._overlap = overlap
         self._after_kernel = False  # whether what was enqueued last is a kernel
         self._copies: dict[tuple[int, int], GraphLaunch] = {}
         self._kernel_graph: CudaGraph | None = None
+        self._widening_graphs: list[CudaGraph] = []
         self._bound_graphs: list[tuple[Ways, CudaGraph]] = []  # latest last
         self.launches = [self._launch(kernels, dispatch) for dispatch in program.dispatches]
         self._setter = setter
@@ -60,6 +62,14 @@ class Recorder:
         if self._kernel_graph is None:
             self._kernel_graph = self.first_kernels(len(self.launches))
         return self._kernel_graph
+
+    def widening_graph(self, rounded: Mapping[int, int]) -> CudaGraph:
+        """A new graph of the kernels without the copies, for inputs that come as halves from these addresses."""
+        widened = [self._widened(index, source) for index, source in sorted(rounded.items())]
+        graph = CudaGraph(self._stream, lambda: self._enqueue_kernels(len(self.launches), widened))
+        graph.launches = widened
+        self._widening_graphs.append(graph)
+        return graph
 
     def first_kernels(self, count: int) -> CudaGraph:
         """A new graph of so many kernels, without copies."""
@@ -88,37 +98,57 @@ class Recorder:
         graphs.append((ways, graph))
         return graph
 
-    def graph_without(self, inputs: Collection[int]) -> CudaGraph:
-        """A new graph of an inference but for the copies of these inputs, for who asks to close."""
-        return self._graph({("input", index): None for index in inputs})
+    def graph_of(self, in_place: Collection[int], rounded: Mapping[int, int]) -> CudaGraph:
+        """A new graph of an inference, for who asks to close: without copies of the inputs `in_place`; those that are
+        `rounded` come as halves from these addresses."""
+        return self._graph({("input", index): None for index in in_place}, rounded)
 
-    def _graph(self, ways: Ways) -> CudaGraph:
+    def enqueue_widened(self, index: int, source: int) -> None:
+        """Put on the stream that input `index` is made of the halves at `source`."""
+        self._widened(index, source).enqueue(self._stream)
+
+    def _widened(self, index: int, source: int) -> GraphLaunch:
+        port, kernel = self._program.inputs[index], self._helpers.widen
+        assert kernel is not None
+        place = self._memory.place(port)
+        launch = self._copies.get((place, source))
+        if launch is None:
+            label = f"widening of input {port.name!r}"
+            launch = self._copies[place, source] = widen_launch(kernel, place, source, port.nbytes // 4, label)
+        return launch
+
+    def _graph(self, ways: Ways, rounded: Mapping[int, int] = _NOTHING_ROUNDED) -> CudaGraph:
         """A new graph of an inference."""
         if self._setter is not None:
             inside = parts(self.order, self._memory.bases["arena"], lambda i: self._enqueue(self.launches[i]))
-            ends = [lambda: self.enqueue_inputs(ways), *inside, lambda: self.enqueue_outputs(ways)]
+            ends = [lambda: self.enqueue_inputs(ways, rounded), *inside, lambda: self.enqueue_outputs(ways)]
             return ConditionalGraph(self._stream, self._setter, ends)
         if not self.has_whole_graph:
             return CudaGraph(self._stream, lambda: None)
         launches: list[GraphLaunch] = []
-        graph = CudaGraph(self._stream, lambda: launches.extend(self.enqueue_inference(ways)))
+        graph = CudaGraph(self._stream, lambda: launches.extend(self.enqueue_inference(ways, rounded)))
         graph.launches = launches
         return graph
 
-    def enqueue_inference(self, ways: Ways = _NOTHING_BOUND) -> Sequence[GraphLaunch]:
+    def enqueue_inference(
+        self, ways: Ways = _NOTHING_BOUND, rounded: Mapping[int, int] = _NOTHING_ROUNDED
+    ) -> Sequence[GraphLaunch]:
         """Put everything on the stream; the launches of the kernels as they were put there."""
-        launches = self.enqueue_inputs(ways)
+        launches = self.enqueue_inputs(ways, rounded)
         for launch in launches:
             self._enqueue(launch)
         self.enqueue_outputs(ways)
         return launches
 
-    def enqueue_inputs(self, ways: Ways) -> Sequence[GraphLaunch]:
+    def enqueue_inputs(self, ways: Ways, rounded: Mapping[int, int] = _NOTHING_ROUNDED) -> Sequence[GraphLaunch]:
         """Begin an inference with the copies of inputs; the launches of the kernels, of which those that can read
         arrays of the user's where they are do so."""
         self._after_kernel = False
         launches: Sequence[GraphLaunch] = self.launches
         for index, (port, memory) in enumerate(zip(self._program.inputs, self._memory.inputs, strict=True)):
+            if index in rounded:
+                self._enqueue(self._widened(index, rounded[index]))
+                continue
             bound = ways.get(("input", index), memory.ctypes.data)
             places = None
             if ("input", index) in ways and bound is not None and (bound | port.nbytes) % _BLOCK == 0:
@@ -141,9 +171,11 @@ class Recorder:
                 self._enqueue_copy(bound, place, port.nbytes, copy, what)
 
     def close(self) -> None:
-        for graph in (self.graph, self._kernel_graph, *(graph for _, graph in self._bound_graphs)):
+        bound = [graph for _, graph in self._bound_graphs]
+        for graph in (self.graph, self._kernel_graph, *self._widening_graphs, *bound):
             if graph is not None:
                 graph.close()
+        self._widening_graphs.clear()
         self._bound_graphs.clear()
         self._copies.clear()
 
@@ -152,9 +184,9 @@ class Recorder:
         addresses = [self._memory.address(b) for b in dispatch.bindings]
         return make_launch(loaded, dispatch.groups, code.workgroup, code.shared_bytes, dispatch.label, addresses)
 
-    def _enqueue_kernels(self, count: int) -> None:
+    def _enqueue_kernels(self, count: int, before: Sequence[GraphLaunch] = ()) -> None:
         self._after_kernel = False
-        for launch in self.launches[:count]:
+        for launch in (*before, *self.launches[:count]):
             self._enqueue(launch)
 
     def _enqueue_copy(self, target: int, source: int, nbytes: int, copy: Callable[..., Any], what: str) -> None:
@@ -168,7 +200,7 @@ class Recorder:
             return
         launch = self._copies.get((target, source))
         if launch is None:
-            launch = self._copies[target, source] = copy_launch(self._copy, target, source, nbytes, what)
+            launch = self._copies[target, source] = copy_launch(self._helpers.copy, target, source, nbytes, what)
         self._enqueue(launch)
 
     def _enqueue(self, launch: GraphLaunch) -> None:

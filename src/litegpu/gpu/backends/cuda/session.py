@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from litegpu import fork
@@ -80,7 +80,12 @@ class CudaSession(CudaSessionBase):
         self._bindings.put(kind, index, Bound(plain, None))
         return True
 
-    def native_run(self) -> NativeRun | None:
+    @property
+    def rounded_inputs(self) -> frozenset[int]:
+        """See abilities.NativeRunner."""
+        return frozenset(index for index, port in enumerate(self.program.inputs) if port.rounded)
+
+    def native_run(self, halves: Collection[int] = ()) -> NativeRun | None:
         """See abilities.NativeRunner. The graph has no copies: those of a batch are of its rows alone."""
         context = self.device.context
         if isinstance(context, fork.Refusal):
@@ -90,14 +95,17 @@ class CudaSession(CudaSessionBase):
             if self._blocking or self.program.regions or self.program.variables or self._bindings:
                 return None
             with context:
-                graph = int(self.recorder.kernel_graph.executable)
+                rooms = {index: self.memory.room_for_halves(index) for index in halves}
+                if not all(rooms.values()):
+                    return None
+                graph = self.recorder.widening_graph(rooms) if halves else self.recorder.kernel_graph
                 synchronize(self._stream)
-            program = self.program
+            inputs = enumerate(self.program.inputs)
             return NativeRun(
                 **{name: address_of(function) for name, function in _NATIVE.items()},
-                context=int(context.handle), stream=int(self._stream),
-                graph=graph, inputs=tuple(self.place(port) for port in program.inputs),
-                outputs=tuple(self.place(port) for port in program.outputs),
+                context=int(context.handle), stream=int(self._stream), graph=int(graph.executable),
+                inputs=tuple(rooms.get(index) or self.place(port) for index, port in inputs),
+                outputs=tuple(self.place(port) for port in self.program.outputs),
             )  # fmt: skip
 
     def is_bound(self, kind: str, index: int) -> bool:

@@ -23,7 +23,7 @@ from litegpu.gpu.backends.cuda.array import (
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase, LoadedKernel
 from litegpu.gpu.backends.cuda.binding import Bindings
 from litegpu.gpu.backends.cuda.conditional import needed
-from litegpu.gpu.backends.cuda.copy import with_copy
+from litegpu.gpu.backends.cuda.copy import told_apart, with_helpers
 from litegpu.gpu.backends.cuda.driver import await_stream, checked, synchronize
 from litegpu.gpu.backends.cuda.inputs import Inputs
 from litegpu.gpu.backends.cuda.launching import BLOCKING_VARIABLE, Launcher
@@ -86,7 +86,7 @@ class CudaSessionBase:
             self._check_usable()
             started = time.perf_counter()
             self.overlap = not program.regions and device.overlaps(program)
-            kernels = device.kernels(with_copy(program), self.overlap)
+            kernels = device.kernels(with_helpers(program), self.overlap)
             setters = device.kernels(needed(program), False) if device.conditional else []
             self._stats["compile"] = time.perf_counter() - started
             with device.context:
@@ -374,17 +374,16 @@ class CudaSessionBase:
         return self._launcher
 
     def _build(self, kernels: Sequence[LoadedKernel], setters: Sequence[LoadedKernel]) -> None:
-        """`kernels` of the program, and last the one that copies; `setters`: what sets conditions, if there are any."""
+        """`kernels` of the program, and the helpers; `setters`: what sets conditions, if there are any."""
         flags = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._stream = checked(driver.cuStreamCreate(int(flags)), "cuStreamCreate")
         started = time.perf_counter()
         memory = self._memory = SessionMemory(self.device, self.program, self._stream)
         self._stats["upload"] = time.perf_counter() - started
-        *kernels, copy = kernels
-        look = kernels.pop() if len(kernels) > len(self.program.kernels) else None
-        self._results = Results(self.program, memory, self._bindings, self._pools.host, look)
+        kernels, helpers = told_apart(self.program, kernels)
+        self._results = Results(self.program, memory, self._bindings, self._pools.host, helpers.look)
         setter = next(iter(setters), None)
-        recorder = self._recorder = Recorder(self.program, memory, kernels, copy, self._stream, self.overlap, setter)
+        recorder = self._recorder = Recorder(self.program, memory, kernels, helpers, self._stream, self.overlap, setter)
         inputs = self._inputs = Inputs(self.device, self.program, memory, self._pools.registered, self._stream)
         self._launcher = Launcher(
             self.device, self.program, memory, recorder, self._bindings, inputs, self._stream, self._blocking

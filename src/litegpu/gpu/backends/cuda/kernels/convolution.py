@@ -213,4 +213,5 @@ def launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile, where: Where |
     return native_launch(
         ctx, name, files, constants, operands, label=label_of(ctx), workgroup=(tile.threads, 1, 1),
         dispatch=(rows * columns, 1, 1), shared_bytes=shared, variant=str(tile), where=where,
+        rounds=layer.rounds,
     )  # fmt: skip

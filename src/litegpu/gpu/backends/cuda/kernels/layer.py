@@ -71,6 +71,11 @@ class Layer:
         return NARROW[self.source.dtype], f"((float)(value) - ({self.op.zero_point or 0}))"
 
     @property
+    def rounds(self) -> tuple[str, ...]:
+        """Of the kernels that pack the input, `x`, as halves before anything is done with it: that, if it is."""
+        return ("x",) if self.half and self.prologue is None and self.norm is None else ()
+
+    @property
     def per_chunk(self) -> int:
         """Elements in the 16 bytes that are copied at once."""
         return 16 // self.size

@@ -173,5 +173,5 @@ def launch(ctx: KernelContext, layer: Layer, tile: PatchTile, where: Where | Non
         ("device.cu", "warpgroup.cu", "kept.cu", "pipeline.cu", "exchange.cu", "patch.cu"), constants, operands,
         label=label_of(ctx), workgroup=(tile.threads, 1, 1),
         dispatch=(-(-pixels // tile.rows) * weights.shape[0], 1, 1), shared_bytes=tile.shared_bytes,
-        variant=str(tile), where=where, pixels=2,
+        variant=str(tile), where=where, pixels=2, rounds=layer.rounds,
     )  # fmt: skip

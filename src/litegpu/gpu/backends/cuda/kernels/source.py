@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import resources
 
 import numpy as np
@@ -80,6 +80,7 @@ def native_launch(
     options: tuple[str, ...] = (),
     needed: tuple[str, ...] = (),
     runs: RunEpilogue | None = None,
+    rounds: Collection[str] = (),
 ) -> Launch:
     """A launch of the kernel `name` in `files`, compiled with `constants` as macros.
 
@@ -89,6 +90,7 @@ def native_launch(
     with `pixels`, so many at once: STORE(pixel, ..., quad, value, ...). Those whose number is `pixel_count`
     or more are not stored. `inner`: other functions that it calls.
     `needed`: definitions that come before all others. `runs`: the epilogue in another form, instead of STORE.
+    `rounds`: operands that it rounds to float16 before all else.
     """
     shape = ctx.output.shape
 
@@ -128,7 +130,7 @@ def native_launch(
         *map(text_of, files),
     ]
     kernel = NativeKernel(name, "\n".join(parts) + "\n", workgroup, dispatch, tuple(buffers), shared_bytes, options)
-    return Launch(kernel, bound, label, variant, narrow=runs is not None and runs.narrow)
+    return Launch(kernel, bound, label, variant, rounds=rounds, narrow=runs is not None and runs.narrow)
 
 
 def label_of(ctx: KernelContext) -> str:

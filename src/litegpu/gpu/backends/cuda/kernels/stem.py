@@ -98,6 +98,7 @@ def launch(ctx: KernelContext, layer: Layer, block: StemBlock, where: Where | No
         ctx, "stem_convolution", ("device.cu", "border.cu", "stem.cu"), constants, operands, label=label_of(ctx),
         workgroup=(block.threads, 1, 1), dispatch=(groups * columns, 1, 1),
         shared_bytes=shared_bytes(layer, block), variant=str(block), where=where, pixels=block.at_once,
+        rounds=layer.rounds,
     )  # fmt: skip
 
 

@@ -215,5 +215,5 @@ def launch(ctx: KernelContext, layer: Layer, block: WideStemBlock, where: Where 
     return native_launch(
         ctx, "wide_stem", files, constants, operands, label=label_of(ctx), workgroup=(128 * (CONSUMERS + 1), 1, 1),
         dispatch=(walkers * across, 1, 1), shared_bytes=plan.shared_bytes, variant=str(block), where=where,
-        runs=epilogue,
+        runs=epilogue, rounds=layer.rounds,
     )  # fmt: skip

@@ -1,0 +1,208 @@
+/* Batches on the device: how one is put there, and asked for; and what callers give to it and get. */
+
+#if defined(__linux__)
+#define _GNU_SOURCE
+#include <string.h>
+#include <time.h>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+#include "rows.h"
+
+/* A computing thread asks the device without a pause so long, and then so often. */
+static const int64_t ASK = 2000000, NAP = 50000;
+/* Rows from so many bytes on are copied past the caches. */
+enum { STREAMED = 64 << 10 };
+
+void rows_told_all(rows *r) { /* that a lane is free, or room: locked or not, as slabs are never freed */
+  for (int i = 0; i < r->slabs_count; i++)
+    if (r->slabs[i]->state == WAITING) rows_tell(&r->slabs[i]->word, &r->slabs[i]->sleepers);
+  rows_tell(&r->room, &r->room_sleepers);
+  posts_tell(r);
+}
+
+void rows_give_back(rows *r, int l) {
+  r->lanes[l].busy = 0;
+  atomic_fetch_add(&r->free_lanes, 1);
+}
+
+static void finish(rows *r, slab *s, int outcome) {
+  rows_enter(r);
+  const int64_t now = litegpu_now();
+  rows_ended(r, s, now);
+  rows_give_back(r, s->lane);
+  s->outcome = outcome;
+  if (outcome == DONE) {
+    r->size_counts[s->size]++;
+    const int64_t took = now - s->launched, least = r->least[s->size]; /* which is forgotten in the end */
+    if (s->handed == NOT_HANDED) r->least[s->size] = !least || took < least ? took : least + least / 64;
+    r->calls += s->calls;
+    r->rows += s->rows;
+    for (int i = 0; i < s->calls; i++) {
+      r->waits[r->calls_told % LATEST] = (s->begun - s->arrivals[i]) * 1e-9;
+      r->latencies[r->calls_told++ % LATEST] = (now - s->arrivals[i]) * 1e-9;
+    }
+    r->run_times[r->runs_told++ % LATEST] = (now - s->begun) * 1e-9;
+  } else {
+    r->failed += s->calls;
+  }
+  s->state = s->waiters ? ENDED : FREE;
+  posts_ended(r, s);
+  rows_leave(r);
+  rows_tell(&s->word, &s->sleepers);
+  rows_told_all(r);
+}
+
+static const recipe *recipe_of(const rows *r, const slab *s) { return r->recipes + s->lane * r->of.sizes + s->size; }
+
+/* Put the batch on the device; whether that worked. */
+static bool launch(rows *r, slab *s) {
+  const recipe *how = recipe_of(r, s);
+  const driver *d = &r->of.driver;
+  const int rows = s->rows, missing = r->batches[s->size] - rows;
+  int error = d->push(how->context);
+  if (error) return false;
+  for (int i = 0; i < r->of.inputs; i++) {
+    const int64_t bytes = r->forms[i].staged;
+    error = error ? error : d->copy_in(how->in[i], s->in[i], rows * bytes, how->stream);
+    if (missing) error = error ? error : d->fill(how->in[i] + rows * bytes, 0, missing * bytes, how->stream);
+  }
+  error = error ? error : d->launch(how->graph, how->stream);
+  for (int i = 0; i < r->of.outputs; i++)
+    error = error ? error : d->copy_out(s->out[i], how->out[i], rows * r->forms[r->of.inputs + i].bytes, how->stream);
+  void *popped;
+  d->pop(&popped);
+  return !error;
+}
+
+static bool is_finite(const rows *r, const slab *s) {
+  for (int i = 0; i < r->of.outputs; i++) {
+    const form *f = r->forms + r->of.inputs + i;
+    if (!f->floats) continue;
+    const uint32_t *words = (const uint32_t *)s->out[i];
+    const int64_t count = s->rows * f->bytes / 4;
+    uint32_t odd = 0;
+    for (int64_t k = 0; k < count; k++) odd |= (words[k] & 0x7f800000u) == 0x7f800000u;
+    if (odd) return false;
+  }
+  return true;
+}
+
+/* Whether a launched batch has ended: DONE, PENDING, or HANDED if Python is to compute it again. */
+static int asked(rows *r, slab *s) {
+  const recipe *how = recipe_of(r, s);
+  if (r->of.driver.push(how->context)) return HANDED;
+  const int error = r->of.driver.query(how->stream);
+  void *popped;
+  r->of.driver.pop(&popped);
+  if (error == NOT_READY) return PENDING;
+  return error || (how->watched && !is_finite(r, s)) ? HANDED : DONE;
+}
+
+/* Start the batch, or ask the device for it: whether there may be something new at once. */
+bool rows_lead(rows *r, slab *s, int64_t now) {
+  if (s->state == RUNNING) {
+    /* not before it may be: to ask holds up who launches */
+    const bool soon = s->launched && now - s->launched < atomic_load(&r->least[s->size]) / 2;
+    const int how = soon ? PENDING : s->launched ? asked(r, s) : HANDED;
+    if (how == DONE) finish(r, s, DONE);
+    else if (how == HANDED) atomic_store(&s->handed, IS_HANDED);
+    else if (now - s->launched > ASK) nanosleep(&(struct timespec){0, NAP}, NULL);
+    else for (int i = 0; i < 30; i++) litegpu_relax();
+    return true;
+  }
+  if (atomic_load(&r->free_lanes) < 1 || !rows_is_due(r, s, now)) return false;
+  if (atomic_load(&s->copying) && s->sealed) return false;
+  rows_enter(r);
+  const bool started = rows_start(r, s, now);
+  rows_leave(r);
+  if (!started) return false;
+  s->launched = launch(r, s) ? litegpu_now() : 0;
+  if (atomic_load(&r->room_sleepers)) rows_tell(&r->room, &r->room_sleepers);
+  return true;
+}
+
+/* When a leader that sleeps has to look at the clock. */
+int64_t rows_due(const rows *r, slab *s) {
+  const int64_t late = atomic_load(&s->latest) + rows_patience(r), last = s->opened + r->of.delay;
+  return late < last ? late : last;
+}
+
+/* Past the caches: the device reads it from memory, and what another processor has is slow to get. */
+static void copy(char *to, const char *from, size_t bytes) {
+#if defined(__x86_64__)
+  if (bytes >= STREAMED) {
+    const size_t head = -(uintptr_t)to % 64;
+    memcpy(to, from, head);
+    to += head, from += head, bytes -= head;
+    for (; bytes >= 64; bytes -= 64, to += 64, from += 64) {
+      const __m128i *f = (const __m128i *)from;
+      __m128i a = _mm_loadu_si128(f), b = _mm_loadu_si128(f + 1), c = _mm_loadu_si128(f + 2), d = _mm_loadu_si128(f + 3);
+      _mm_stream_si128((__m128i *)to, a), _mm_stream_si128((__m128i *)to + 1, b);
+      _mm_stream_si128((__m128i *)to + 2, c), _mm_stream_si128((__m128i *)to + 3, d);
+    }
+    _mm_sfence();
+  }
+#endif
+  memcpy(to, from, bytes);
+}
+
+/* Copy a call's rows to its slab, and tell that. */
+void rows_give(rows *r, call *c) {
+  slab *s = c->slab;
+  for (int i = 0; i < r->of.inputs; i++) {
+    const form *f = r->forms + i;
+    char *to = s->in[i] + c->start * f->staged;
+    if (f->staged < f->bytes) litegpu_stage_rounded(to, c->in[i], c->rows * f->bytes);
+    else copy(to, c->in[i], c->rows * f->bytes);
+  }
+  atomic_fetch_sub(&s->copying, 1);
+  rows_tell(&s->word, &s->sleepers);
+}
+
+/* Copy its results to where they are to be. */
+void rows_get(const rows *r, const call *c) {
+  for (int i = 0; i < r->of.outputs; i++) {
+    const int64_t bytes = r->forms[r->of.inputs + i].bytes;
+    memcpy(c->out[i], c->slab->out[i] + c->start * bytes, c->rows * bytes);
+  }
+}
+
+/* ------------------------------------------------------------------------------------------ what Python computes */
+
+/* Whether Python is to compute the batch in a slab, and nobody else does; with its lane, size, the slab's tag, and the
+   batch's number. */
+PUBLIC int litegpu_rows_take(rows *r, int number, int64_t *told) {
+  slab *s = r->slabs[number];
+  int handed = IS_HANDED;
+  rows_enter(r); /* whose callers leave before that, or stay until the batch has ended */
+  const bool taken = atomic_compare_exchange_strong(&s->handed, &handed, TAKEN);
+  rows_leave(r);
+  if (!taken) return 0;
+  told[0] = s->lane, told[1] = r->batches[s->size], told[2] = s->tag, told[3] = (int64_t)s->serial;
+  return 1;
+}
+
+/* Copy the rows of a batch that was taken, as its callers have given them, to an address for each input. Rows of callers
+   that have left stay as they are there. */
+PUBLIC void litegpu_rows_given(const rows *r, int number, char *const *memory) {
+  const slab *s = r->slabs[number];
+  for (int k = 0; k < s->calls; k++)
+    for (int i = 0; s->members[k] && i < r->of.inputs; i++) {
+      const call *c = s->members[k];
+      const int64_t bytes = r->forms[i].bytes;
+      memcpy(memory[i] + c->start * bytes, c->in[i], c->rows * bytes);
+    }
+}
+
+/* Python has computed it, and the results are in the slab; or not. */
+PUBLIC void litegpu_rows_finish(rows *r, int slab_number, int worked) {
+  finish(r, r->slabs[slab_number], worked ? DONE : FAILED);
+}
+
+PUBLIC void litegpu_rows_watch(rows *r, int watched) {
+  for (int i = 0; i < r->of.lanes * r->of.sizes; i++) r->recipes[i].watched = watched;
+}
+#endif
