@@ -127,6 +127,8 @@ inline int __float2int_rz(float x) {
 }
 inline int __float2int_rn(float x) { return __float2int_rz(std::rint(x)); }
 inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fmul_rn(float x, float y) { volatile float z = x * y; return z; }  // never part of an fma
+inline float __int2float_rn(int x) { return (float)x; }
 inline int __dp4a(int a, int b, int c) {
   for (int i = 0; i < 32; i += 8) c = (int)((unsigned)c + (unsigned)((int)(signed char)(a >> i) * (int)(signed char)(b >> i)));
   return c;
@@ -236,9 +238,6 @@ inline void multiply_eight_onto(float (&d)[4], float4 c, unsigned a0, unsigned a
   multiply_onto(d, c, left, b, 0);
 }
 inline unsigned pack_positive(float x, float y) { return pack_half2(x < 0 ? 0 : x, y < 0 ? 0 : y); }
-inline unsigned less_halves(unsigned a, unsigned b) {
-  return pack_half2(emulator::half_of(a, 0) - emulator::half_of(b, 0), emulator::half_of(a, 1) - emulator::half_of(b, 1));
-}
 inline unsigned lesser_halves(unsigned a, unsigned b) {
   unsigned word = 0;
   for (unsigned i = 0; i < 2; i++) {
@@ -269,6 +268,21 @@ inline void multiply(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned 
 }
 inline void multiply_unsigned(int (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
   emulator::multiply_warp<unsigned char>(d, a, b0, b1);
+}
+
+// And diagonal_bytes.cu.
+template <bool is_unsigned> void multiply_bytes_onto(int (&d)[4], int4 c, const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  d[0] = c.x, d[1] = c.y, d[2] = c.z, d[3] = c.w;
+  if (is_unsigned) multiply_unsigned(d, a, b0, b1); else multiply(d, a, b0, b1);
+}
+template <bool is_unsigned> void multiply_half_onto(int (&d)[4], int4 c, unsigned a0, unsigned a1, unsigned b) {
+  const unsigned left[4] = {a0, a1, 0, 0};
+  multiply_bytes_onto<is_unsigned>(d, c, left, b, 0);
+}
+inline void load_two_matrices(unsigned (&r)[4], unsigned at) {
+  unsigned four[4];
+  load_matrices(four, (threadIdx.x & 31) < 16 ? at : 0);
+  r[0] = four[0], r[1] = four[1];
 }
 
 // A tile for four warps: where it begins, eight of its rows (both in units of 16 bytes), and how chunks are permuted.

@@ -79,6 +79,7 @@ def _compile(kernel: KernelCode) -> bytes:
         .replace(text_of("cluster.cu"), "")
         .replace(text_of("pipeline.cu"), "")
         .replace(text_of("diagonal.cu"), "")
+        .replace(text_of("diagonal_bytes.cu"), "")
         .replace(text_of("panels.cu"), "")
     )  # in the header
     if 'asm("cvt' in source or 'asm("fma' in source:

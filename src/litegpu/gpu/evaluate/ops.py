@@ -32,6 +32,7 @@ from litegpu.gpu.graph import (
     IntegerDepthwiseConv2D,
     IntegerInvertedConv2D,
     IntegerMatMul,
+    IntegerSeparableConv2D,
     IntegerSoftmax,
     IntegerTransposeConv2D,
     InvertedConv2D,
@@ -85,6 +86,8 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             return _inverted(op, inputs, shape)
         case IntegerInvertedConv2D():
             return wrapped(_integer_inverted(op, inputs, shape))
+        case IntegerSeparableConv2D():
+            return wrapped(_integer_separable(op, inputs, shape))
         case TransposeConv2D():
             return transpose_conv(op, inputs[0], inputs[1], shape)
         case IntegerConv2D():
@@ -178,15 +181,22 @@ def _inverted(op: InvertedConv2D, inputs: list[Array], shape: Shape) -> Array:
 def _integer_inverted(op: IntegerInvertedConv2D, inputs: list[Array], shape: Shape) -> Array:
     x, weights, bias, scale, taps, *projection = inputs
 
-    def requantized(sums: Array, bias: Array, scale: Array, bounds: tuple[float, float]) -> Array:
-        return np.asarray(np.rint(np.clip((sums + bias).astype(np.float32) * scale, *bounds)))
-
     sums = conv2d(Conv2D(), x - np.float32(op.zero_point), weights, (*x.shape[:3], weights.shape[0]))
-    expanded = requantized(sums, bias, scale, op.bounds[0])
+    expanded = _requantized(sums, bias, scale, op.bounds[0])
     sums = depthwise(op.depthwise, expanded, taps, (*shape[:3], weights.shape[0]))
     if not projection:
         return sums
-    return conv2d(Conv2D(), requantized(sums, projection[0], projection[1], op.bounds[1]), projection[2], shape)
+    return conv2d(Conv2D(), _requantized(sums, projection[0], projection[1], op.bounds[1]), projection[2], shape)
+
+
+def _integer_separable(op: IntegerSeparableConv2D, inputs: list[Array], shape: Shape) -> Array:
+    x, taps, bias, scale, weights = inputs
+    sums = depthwise(op.depthwise, x - np.float32(op.zero_point), taps, (*shape[:3], x.shape[3]))
+    return conv2d(Conv2D(), _requantized(sums, bias, scale, op.bounds), weights, shape)
+
+
+def _requantized(sums: Array, bias: Array, scale: Array, bounds: tuple[float, float]) -> Array:
+    return np.asarray(np.rint(np.clip((sums + bias).astype(np.float32) * scale, *bounds)))
 
 
 def _product(op: MatMul | IntegerMatMul, a: Array, b: Array) -> Array:

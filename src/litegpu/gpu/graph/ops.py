@@ -140,6 +140,16 @@ class IntegerInvertedConv2D:
 
 
 @dataclass(frozen=True)
+class IntegerSeparableConv2D:
+    """What of an IntegerInvertedConv2D comes after the expansion. inputs: x [B,H,W,C] of INT8 or UINT8, depthwise
+    weights [1,KH,KW,C], bias and scale [1,1,1,C], weights [O,1,1,C], constants as there."""
+
+    depthwise: DepthwiseConv2D
+    zero_point: int
+    bounds: tuple[float, float]
+
+
+@dataclass(frozen=True)
 class IntegerTransposeConv2D:
     """inputs: x [B,H,W,I] of INT8 or UINT8, weights [O,KH,KW,I], a constant of INT8 -> [B,OH,OW,O]: the INT32 sums of
     (x - zero_point) * (weights - weights_zero_point), placed as in TransposeConv2D."""
@@ -329,6 +339,6 @@ Op = (
     Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | PointwiseConv2D | PairConv2D | InvertedConv2D
     | TransposeConv2D | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Moments | InstanceNorm | Softmax
     | Attention | Copy | Concat | Gather | Custom
-    | IntegerConv2D | IntegerDepthwiseConv2D | IntegerInvertedConv2D | IntegerTransposeConv2D | IntegerMatMul
-    | IntegerSoftmax | Lookup
+    | IntegerConv2D | IntegerDepthwiseConv2D | IntegerInvertedConv2D | IntegerSeparableConv2D | IntegerTransposeConv2D
+    | IntegerMatMul | IntegerSoftmax | Lookup
 )  # fmt: skip

@@ -13,6 +13,7 @@ from litegpu.gpu.graph import (
     IntegerDepthwiseConv2D,
     IntegerInvertedConv2D,
     IntegerMatMul,
+    IntegerSeparableConv2D,
     IntegerSoftmax,
     IntegerTransposeConv2D,
     Op,
@@ -53,8 +54,8 @@ class Terms(Protocol):
 def sum_type(op: Op) -> Type:
     """Of four of the results that a convolution, a product or a softmax gives."""
     integers = (
-        IntegerConv2D, IntegerDepthwiseConv2D, IntegerInvertedConv2D, IntegerTransposeConv2D, IntegerMatMul,
-        IntegerSoftmax,
+        IntegerConv2D, IntegerDepthwiseConv2D, IntegerInvertedConv2D, IntegerSeparableConv2D, IntegerTransposeConv2D,
+        IntegerMatMul, IntegerSoftmax,
     )  # fmt: skip
     return i32x4 if isinstance(op, integers) else f32x4
 

@@ -36,6 +36,7 @@ from litegpu.gpu.graph import (
     IntegerDepthwiseConv2D,
     IntegerInvertedConv2D,
     IntegerMatMul,
+    IntegerSeparableConv2D,
     IntegerSoftmax,
     IntegerTransposeConv2D,
     InvertedConv2D,
@@ -136,7 +137,7 @@ def _result_type(graph: Graph, node: Node) -> DType:
     match node.op:
         case IntegerConv2D() | IntegerDepthwiseConv2D() | IntegerTransposeConv2D() | IntegerMatMul():
             return DType.INT32
-        case IntegerSoftmax() | Lookup() | IntegerInvertedConv2D():
+        case IntegerSoftmax() | Lookup() | IntegerInvertedConv2D() | IntegerSeparableConv2D():
             return DType.INT32
         case Pool2D() | Copy() | Gather() | Concat() | Resize2D():
             narrow = graph.values[node.inputs[0]].dtype.is_narrow

@@ -51,7 +51,7 @@ GENERATIONS: dict[int, tuple[tuple[tuple[str, int], ...], set[str]]] = {
         (("mobilenet_v1", 1), ("mobilenet_v2", 16), ("vit_tiny", 64), ("resnext50", 4), ("densenet121", 4)),
         {
             *EVERYWHERE, "specialized_convolution", "halo_convolution", "patch_convolution", "warpgroup_attention",
-            "inverted_convolution", "grouped_convolution", "byte_depthwise", "wide_stem",
+            "inverted_convolution", "byte_inverted_convolution", "grouped_convolution", "byte_depthwise", "wide_stem",
         },
     ),
 }  # fmt: skip

@@ -22,6 +22,7 @@ def test_every_kernel_is_looked_at() -> None:
     assert {
         "attention.cu",
         "byte_depthwise.cu",
+        "byte_inverted.cu",
         "convolution.cu",
         "depthwise.cu",
         "grouped.cu",

@@ -18,11 +18,6 @@ INLINE unsigned pack_positive(float x, float y) {
   asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(y), "f"(x));
   return word;
 }
-INLINE unsigned less_halves(unsigned a, unsigned b) {
-  unsigned word;
-  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
-  return word;
-}
 // The lesser ones of two halves each; NaN where either is.
 INLINE unsigned lesser_halves(unsigned a, unsigned b) {
   unsigned word;

@@ -13,9 +13,6 @@
 // the expansion, and with PROJECTS of the window, bias and all; EXPANDED_BOUND, MIDDLE_BOUND: instead of that, unless 0, the
 // bits of two halves at which positive numbers end.
 //
-// With WHOLE the input is bytes: SIGNED ZERO_POINT; EXPANDED_LOW to MIDDLE_HIGH are what whole numbers are clamped to. All
-// are differences to zero points, which halves hold, and their sums stay below 2^24, so that floats do.
-//
 // Of each 16 channels, in shared memory and in all packed weights, those of the quad 4q to 4q+3 lie at 2q, 2q+1, 8+2q and
 // 8+2q+1: where the products of two times eight columns leave them in one lane.
 constexpr unsigned THREADS = 32 * WARPS, STEPS = DEPTH / 16, EIGHTS = SLICE / 8;
@@ -42,29 +39,7 @@ static_assert(X_BYTES + BUFFERS * E_BYTES == SHARED_BYTES, "the host reckons oth
 INLINE constexpr unsigned product_of(unsigned row) { return TOGETHER == 2 ? row / 4 * 2 + row % 2 : row / 2; }
 INLINE constexpr unsigned half_of_rows(unsigned row) { return TOGETHER == 2 ? row / 2 % 2 : row % 2; }
 
-// Four sums of a lane, to two words: positions 2q, 2q+1 and 8+2q, 8+2q+1. Of whole numbers: the nearest to sum * scale.
-#if WHOLE
-#define TO_HALVES(name, low_end, high_end) \
-  INLINE void name(float4 v, float2 a, float2 b, bool real, unsigned& low, unsigned& high) { \
-    auto nearest = [](float x) { return fminf(fmaxf(x, low_end), high_end) + 12582912.0f - 12582912.0f; }; \
-    low = real ? pack_half2(nearest(v.x * a.x), nearest(v.y * a.y)) : 0; \
-    high = real ? pack_half2(nearest(v.z * b.x), nearest(v.w * b.y)) : 0; \
-  }
-TO_HALVES(expanded_halves, EXPANDED_LOW, EXPANDED_HIGH)
-#if PROJECTS
-TO_HALVES(middle_halves, MIDDLE_LOW, MIDDLE_HIGH)
-#endif
-#define SCALES(a, b) a, b,
-#define TOTALS(a, b, c, d) (int4{__float2int_rn(a), __float2int_rn(b), __float2int_rn(c), __float2int_rn(d)})
-// A byte becomes the last one of the half 1024 + byte.
-constexpr unsigned LESS = 0x64006400u + (ZERO_POINT + (SIGNED ? 128 : 0)) * 0x10001u;
-INLINE uint2 difference_halves(unsigned bytes) {
-  const unsigned b = SIGNED ? bytes ^ 0x80808080u : bytes;
-  return uint2{less_halves(__byte_perm(b, 0x64646464u, 0x4140), LESS), less_halves(__byte_perm(b, 0x64646464u, 0x4342), LESS)};
-}
-#else
-#define SCALES(a, b)
-#define TOTALS(a, b, c, d) (float4{a, b, c, d})
+// Four sums of a lane, to two words: positions 2q, 2q+1 and 8+2q, 8+2q+1.
 #define TO_HALVES(name, bound, function) \
   INLINE void name(float4 v, bool real, unsigned& low, unsigned& high) { \
     if (bound) { \
@@ -81,21 +56,14 @@ TO_HALVES(expanded_halves, EXPANDED_BOUND, EXPANDED)
 #if PROJECTS
 TO_HALVES(middle_halves, MIDDLE_BOUND, MIDDLE)
 #endif
-#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 NAME(const SOURCE* x, const unsigned* __restrict__ taps
 #if EXPANDS
      , const uint4* __restrict__ expansion, const float2* __restrict__ bias
 #endif
-#if WHOLE
-     , const float2* __restrict__ scale
-#endif
 #if PROJECTS
      , const float2* __restrict__ middle_bias
-#if WHOLE
-     , const float2* __restrict__ middle_scale
-#endif
      , const uint4* __restrict__ projection
 #endif
      EPILOGUE_BUFFERS) {
@@ -130,12 +98,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
     const bool inside = find(place, iy, ix) && channel < CHANNELS;
     const unsigned from = inside ? image * PITCH_B + iy * PITCH_Y + ix * PITCH_X + channel * PITCH_C + OFFSET : 0;
     const unsigned to = at + place * pitch + chunk * 16;
-#if WHOLE && VECTOR
-    const bool more = inside && (VECTOR == 8 || channel + 4 < CHANNELS);
-    const unsigned first = inside ? *(const unsigned*)(x + from) : 0, second = more ? *(const unsigned*)(x + from + 4) : 0;
-    const uint2 low = difference_halves(first), high = difference_halves(second);
-    *(uint2*)(shared + to) = low, *(uint2*)(shared + to + 8) = high;
-#elif VECTOR == 8
+#if VECTOR == 8
     copy16(to, x + from, inside);
 #elif VECTOR == 4
     const bool more = inside && channel + 4 < CHANNELS;
@@ -164,17 +127,11 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
 #endif
 #if EXPANDS
   float2 biases[EIGHTS];
-#if WHOLE
-  float2 scales[EIGHTS];
-#endif
   uint4 held[HELD][EIGHTS / 2];  // of a shallow product, for all tiles
   auto fetch_slice = [&](unsigned slice) {
 #pragma unroll
     for (unsigned n = 0; n < EIGHTS; n++) {
       biases[n] = bias[(slice * EIGHTS + n) * 4 + q];
-#if WHOLE
-      scales[n] = scale[(slice * EIGHTS + n) * 4 + q];
-#endif
     }
 #pragma unroll
     for (unsigned k = 0; k < HELD; k++)
@@ -186,9 +143,6 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
   // The weights that are needed next are under way while something else is computed, or awaited.
   unsigned words[2][TAP_WORDS];
   float2 middle_biases[2] = {};  // without a projection the epilogue adds it
-#if WHOLE && PROJECTS
-  float2 middle_scales[2];
-#endif
   auto fetch_taps = [&](unsigned sixteen) {
 #pragma unroll
     for (unsigned c = 0; c < 2; c++) {
@@ -196,9 +150,6 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
       for (unsigned j = 0; j < TAP_WORDS; j++) words[c][j] = taps[((sixteen * 2 + c) * TAP_WORDS + j) * 8 + g];
 #if PROJECTS
       middle_biases[c] = middle_bias[sixteen * 8 + c * 4 + q];
-#endif
-#if WHOLE && PROJECTS
-      middle_scales[c] = middle_scale[sixteen * 8 + c * 4 + q];
 #endif
     }
   };
@@ -246,7 +197,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
         for (unsigned n = 0; n < EIGHTS; n += 2) {
           unsigned low, high;
           const float4 v = {sums[n][2 * h], sums[n][2 * h + 1], sums[n + 1][2 * h], sums[n + 1][2 * h + 1]};
-          expanded_halves(v, SCALES(scales[n], scales[n + 1]) here, low, high);
+          expanded_halves(v, here, low, high);
           *(unsigned*)(shared + to + h * 8 * E_PITCH + n * 16) = low;
           *(unsigned*)(shared + to + h * 8 * E_PITCH + n * 16 + 16) = high;
         }
@@ -277,9 +228,6 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
 #pragma unroll
       for (unsigned c = 0; c < 2; c++)
         middle_before[c] = float4{middle_biases[c].x, middle_biases[c].y, middle_biases[c].x, middle_biases[c].y};
-#if WHOLE && PROJECTS
-      const float2 low_scale = middle_scales[0], high_scale = middle_scales[1];
-#endif
       if (group + 1 < SLICE / 16) fetch_taps(sixteen + 1);
 #if PROJECTS
       uint4 outwards[OUT_TILES / 2];
@@ -338,7 +286,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
 #pragma unroll
           for (unsigned h = 0; h < 2; h++) {
             const float4 v = {sums[m][0][2 * h], sums[m][0][2 * h + 1], sums[m][1][2 * h], sums[m][1][2 * h + 1]};
-            middle_halves(v, SCALES(low_scale, high_scale) true, left[h], left[2 + h]);
+            middle_halves(v, true, left[h], left[2 + h]);
           }
 #pragma unroll
           for (unsigned n = 0; n < OUT_TILES / 2; n++) {
@@ -352,7 +300,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
           const unsigned oy = y0 + band + p, ox = x0 + strip * 8 + g, quad = sixteen * 4 + q, m = product_of(p), h = half_of_rows(p) * 2;
           if (oy < OUT_H && ox < OUT_W && (BX % 8 == 0 || strip * 8 + g < BX) && quad < QUADS)
             STORE((image * OUT_H + oy) * OUT_W + ox, quad,
-                  TOTALS(sums[m][0][h], sums[m][0][h + 1], sums[m][1][h], sums[m][1][h + 1]));
+                  (float4{sums[m][0][h], sums[m][0][h + 1], sums[m][1][h], sums[m][1][h + 1]}));
         }
 #endif
       }
@@ -373,7 +321,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
         const unsigned quad = n * 2 + q;
         const float(&low)[4] = totals[u][m][n], (&high)[4] = totals[u][m][n + 1];
         if (quad < QUADS)
-          STORE((image * OUT_H + oy) * OUT_W + ox, quad, TOTALS(low[h], low[h + 1], high[h], high[h + 1]));
+          STORE((image * OUT_H + oy) * OUT_W + ox, quad, (float4{low[h], low[h + 1], high[h], high[h + 1]}));
       }
     }
   }

@@ -11,21 +11,18 @@ import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.biased import without_bias
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import (
-    WHOLE_EFFORT,
     InvertedBlock,
     InvertedShape,
     effort,
     ranked,
 )
-from litegpu.gpu.backends.cuda.kernels.layer import LOAD, NARROW, Layer
+from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer
 from litegpu.gpu.backends.cuda.kernels.source import Traced, native_launch
 from litegpu.gpu.graph import (
     RESULT,
     Apply,
     Conv2D,
-    DType,
     Expr,
-    IntegerInvertedConv2D,
     InvertedConv2D,
     Literal,
     SeparableConv2D,
@@ -43,10 +40,10 @@ LEAST_CHANNELS = 64
 
 @dataclass(frozen=True, eq=False)
 class InvertedLayer:
-    """What the kernel must know of a node. `constants`: weights, bias, of whole numbers scale, and taps; then, if it
-    projects, bias, scale and weights again."""
+    """What the kernel must know of a node. `constants`: weights, bias, and taps; then, if it projects, bias and weights
+    again."""
 
-    op: InvertedConv2D | IntegerInvertedConv2D
+    op: InvertedConv2D
     window: Layer  # of the depthwise convolution, as if of the node's own input
     constants: list[np.ndarray]
     shape: InvertedShape
@@ -54,7 +51,7 @@ class InvertedLayer:
     @classmethod
     def of(cls, ctx: KernelContext) -> InvertedLayer:
         op, node = ctx.node.op, ctx.node
-        assert isinstance(op, (InvertedConv2D, IntegerInvertedConv2D, SeparableConv2D))
+        assert isinstance(op, (InvertedConv2D, SeparableConv2D))
         constants = []
         for v in node.inputs[1:]:
             data = ctx.value(v).data
@@ -62,14 +59,11 @@ class InvertedLayer:
             constants.append(data)
         if isinstance(op, SeparableConv2D):
             return cls._separable(ctx, op, constants)
-        whole, depthwise = isinstance(op, IntegerInvertedConv2D), op.depthwise
-        taps = constants.pop(3 if whole else 2)
+        depthwise, taps = op.depthwise, constants.pop(2)
         plain = Conv2D(depthwise.stride, depthwise.dilation, depthwise.padding)
-        window = Layer(plain, ctx.views[node.inputs[0]], taps, ctx.output.shape, not whole, whole_numbers=whole)
+        window = Layer(plain, ctx.views[node.inputs[0]], taps, ctx.output.shape, True)
         shapes = [ctx.value(node.inputs[0]).shape, constants[0].shape, constants[1].shape, taps.shape]
-        efforts = WHOLE_EFFORT, WHOLE_EFFORT
-        if isinstance(op, InvertedConv2D):
-            efforts = effort(op.expanded), effort(op.middle)
+        efforts = effort(op.expanded), effort(op.middle)
         last = [constants[-1].shape] * 2 if len(constants) > 3 else []
         shape = InvertedShape.of(depthwise.stride, efforts, [*shapes, *last], ctx.output.shape)
         return cls(op, window, constants, shape)
@@ -89,23 +83,9 @@ class InvertedLayer:
 
     def settings(self) -> dict[str, int | str]:
         """Constants of the kernel that say what is done to sums, and what the input's elements are."""
-        op, source = self.op, self.window.source
-        if isinstance(op, InvertedConv2D):
-            kind, load = LOAD[source.dtype]
-            bounds = bound_of(op.expanded), bound_of(op.middle)
-            more: dict[str, int | str] = {"EXPANDED_BOUND": bounds[0], "MIDDLE_BOUND": bounds[1], "WHOLE": 0}
-            return {"SOURCE": kind, "LOAD(value)": load, **more}
-        signed = source.dtype is DType.INT8
-        names = ("EXPANDED", "MIDDLE")
-        limits = {
-            f"{name}_{end}": f"{limit!r}f"
-            for name, both in zip(names, op.bounds, strict=False)
-            for end, limit in zip(("LOW", "HIGH"), both, strict=True)
-        }
-        return {
-            "SOURCE": NARROW[source.dtype], "LOAD(value)": f"((float)(value) - ({op.zero_point}))", "WHOLE": 1,
-            "SIGNED": int(signed), "ZERO_POINT": op.zero_point, "EXPANDED_BOUND": 0, "MIDDLE_BOUND": 0, **limits,
-        }  # fmt: skip
+        kind, load = LOAD[self.window.source.dtype]
+        bounds = {"EXPANDED_BOUND": bound_of(self.op.expanded), "MIDDLE_BOUND": bound_of(self.op.middle)}
+        return {"SOURCE": kind, "LOAD(value)": load, **bounds}
 
 
 def build(ctx: KernelContext) -> list[Launch]:
@@ -142,26 +122,21 @@ def launch(ctx: KernelContext, layer: InvertedLayer, block: InvertedBlock) -> La
     }  # fmt: skip
 
     # what was not expanded lies in its own order
-    ordered = _turned if shape.inputs else lambda a, axis: a
+    ordered = in_order if shape.inputs else lambda a, axis: a
 
     def channelwise(data: np.ndarray) -> np.ndarray:
-        return ordered(_padded(data.reshape(-1, 1), wide, 1), 0).reshape(-1)
+        return ordered(padded(data.reshape(-1, 1), wide, 1), 0).reshape(-1)
 
     more, functions = list(layer.constants), []
     operands: Operands = {"x": view, "taps": _tap_words(window.weights, wide, ordered)}
     if shape.inputs:
-        weights = _padded(more.pop(0).reshape(shape.channels, -1), wide, shape.depth)
+        weights = padded(more.pop(0).reshape(shape.channels, -1), wide, shape.depth)
         operands |= {"expansion": _fragments(weights, block.slice), "bias": channelwise(more.pop(0))}
-        functions += [_function(ctx, "expanded", op.expanded)] if isinstance(op, InvertedConv2D) else []
-    if isinstance(op, IntegerInvertedConv2D):
-        operands["scale"] = channelwise(more.pop(0))
+        functions.append(_function(ctx, "expanded", op.expanded))
     if shape.outputs:
         operands["middle_bias"] = channelwise(more.pop(0))
-        if isinstance(op, IntegerInvertedConv2D):
-            operands["middle_scale"] = channelwise(more.pop(0))
-        else:
-            functions.append(_function(ctx, "middle", op.middle))
-        matrix = _padded(more.pop(0).reshape(outputs, -1), 8 * shape.out_tiles, wide)
+        functions.append(_function(ctx, "middle", op.middle))
+        matrix = padded(more.pop(0).reshape(outputs, -1), 8 * shape.out_tiles, wide)
         operands["projection"] = _fragments(ordered(matrix, 1), 8 * shape.out_tiles)
     return native_launch(
         ctx, "inverted_convolution", ("device.cu", "diagonal.cu", "inverted.cu"), constants, operands,
@@ -201,14 +176,14 @@ def _order() -> np.ndarray:
     return np.asarray(4 * q + 2 * h + i).reshape(16)
 
 
-def _turned(a: np.ndarray, axis: int) -> np.ndarray:
+def in_order(a: np.ndarray, axis: int) -> np.ndarray:
     """`a` with channels in the order of the kernel."""
     n = a.shape[axis] // 16
     places = (np.arange(n)[:, None] * 16 + _order()).reshape(-1)
     return np.ascontiguousarray(np.take(a, places, axis))
 
 
-def _padded(a: np.ndarray, rows: int, columns: int) -> np.ndarray:
+def padded(a: np.ndarray, rows: int, columns: int) -> np.ndarray:
     whole = np.zeros((rows, columns), np.float32)
     whole[: a.shape[0], : a.shape[1]] = a
     return whole
@@ -217,7 +192,7 @@ def _padded(a: np.ndarray, rows: int, columns: int) -> np.ndarray:
 def _fragments(matrix: np.ndarray, columns: int) -> np.ndarray:
     """[outputs, depth] as lanes hold it, the right factor of products of 16 x 8 x 16: [slice of `columns` outputs, step
     of 16 of the depth, 16 outputs, lane, 8]."""
-    turned = _turned(matrix, 0).astype(np.float16)
+    turned = in_order(matrix, 0).astype(np.float16)
     slices, steps = turned.shape[0] // columns, turned.shape[1] // 16
     parts = turned.reshape(slices, columns // 16, 2, 8, steps, 2, 4, 2)  # .., pair, eight, g, step, k half, q, i
     return np.ascontiguousarray(parts.transpose(0, 4, 1, 3, 6, 2, 5, 7)).reshape(-1)

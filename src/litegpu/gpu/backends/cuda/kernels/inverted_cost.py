@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from litegpu.gpu.backends.cuda.kernels.tile import (
     MOST_SHARED_BYTES,
@@ -16,10 +17,10 @@ from litegpu.gpu.backends.cuda.kernels.tile import (
 )
 from litegpu.gpu.graph import Apply, Expr, walk
 
+Block = TypeVar("Block", bound="InvertedBlock")
+
 #: Taps that a thread can unroll, and registers that it can have.
 MOST_TAPS, MOST_REGISTERS = 25, 240
-#: Instructions for an element in whole numbers.
-WHOLE_EFFORT = 7.0
 #: Of a multiprocessor, in a microsecond, and bytes of the memory.
 CYCLES, MEMORY = 1700, 3.8e6
 
@@ -125,11 +126,12 @@ class InvertedBlock:
 def ranked(shape: InvertedShape, capability: int, units: int) -> tuple[InvertedBlock, ...]:
     """The blocks that fit, the cheapest first; none if there are none."""
     most = MOST_WARPGROUP_SHARED_BYTES if capability == WARPGROUP_CAPABILITY else MOST_SHARED_BYTES
-    fitting = [b for b in _candidates(shape) if b.shared_bytes(shape) <= most and _fits(b, shape)]
+    fitting = [b for b in candidates(shape, InvertedBlock) if b.shared_bytes(shape) <= most and fits(b, shape)]
     return tuple(sorted(fitting, key=lambda b: cost(shape, b, units)))
 
 
-def _fits(block: InvertedBlock, shape: InvertedShape) -> bool:
+def fits(block: InvertedBlock, shape: InvertedShape) -> bool:
+    """Whether a workgroup has the registers for it."""
     registers = block.registers(shape)
     return (
         registers <= MOST_REGISTERS
@@ -139,16 +141,17 @@ def _fits(block: InvertedBlock, shape: InvertedShape) -> bool:
     )
 
 
-def _candidates(shape: InvertedShape) -> list[InvertedBlock]:
+def candidates(shape: InvertedShape, kind: type[Block]) -> list[Block]:
+    """All blocks, as such of a certain kind."""
     out_h, out_w = shape.out_size
-    found = []
+    found: list[Block] = []
     widths = {w for n in (1, 2, 4) if 7 <= (w := -(-out_w // n)) <= 64} | {min(out_w, 8), min(out_w, 16)}
     for x, rows in itertools.product(widths, (2, 4, 8)):
         heights = {rows * -(-out_h // (rows * n)) for n in range(1, 1 + -(-out_h // rows))}
         for y in heights:
             units = -(-x // 8) * y // rows
             for warps, width in itertools.product(_divisions(units), _widths(shape)):
-                found += [InvertedBlock(y, x, rows, warps, width, *more) for more in _ways(shape, width)]
+                found += [kind(y, x, rows, warps, width, *more) for more in _ways(shape, width)]
     return found
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from litegpu.gpu.backends.cuda.kernels import byte_inverted_cost
 from litegpu.gpu.backends.cuda.kernels.biased import without_bias
-from litegpu.gpu.backends.cuda.kernels.inverted_cost import WHOLE_EFFORT, InvertedShape, cost, effort, ranked
+from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape, cost, effort, ranked
 from litegpu.gpu.backends.cuda.passes import inverted_integer
 from litegpu.gpu.backends.cuda.passes.separable import can_join
 from litegpu.gpu.graph import (
@@ -23,6 +24,7 @@ from litegpu.gpu.graph import (
     IntegerDepthwiseConv2D,
     InvertedConv2D,
     Node,
+    Op,
     arguments,
 )
 from litegpu.gpu.lang.features import Features
@@ -49,7 +51,8 @@ HALVES, BYTES = Apart(1 / 3.0e6, 1 / 2.8e6, 1 / 8.5e6), Apart(1 / 3.4e6, 1 / 3.4
 
 
 def join_inverted(graph: Graph, features: Features, half: bool) -> Graph:
-    """The graph with InvertedConv2D nodes, which are for float16, or IntegerInvertedConv2D where these are quicker."""
+    """The graph with InvertedConv2D nodes, which are for float16, or IntegerInvertedConv2D and IntegerSeparableConv2D
+    where these are quicker."""
     consumers, producer = graph.consumers(), graph.producer()
     made: dict[int, list[Node]] = {}  # by the output of a joint node, those that it consists of
     for node in graph.nodes:
@@ -59,16 +62,17 @@ def join_inverted(graph: Graph, features: Features, half: bool) -> Graph:
         widens, projects = (inverted_integer.widens, inverted_integer.projects) if whole else (_widens, _projects)
         if not (whole or half):
             continue
-        first = producer.get(node.inputs[0])
-        if first is None or first.output in made or len(consumers[first.output]) != 1 or not widens(first, node, graph):
-            continue
-        before = producer.get(first.inputs[0])
-        depthwise = before is not None and isinstance(before.op, (DepthwiseConv2D, IntegerDepthwiseConv2D))
-        if before is not None and depthwise and len(consumers[before.output]) == 1:
-            continue  # `first` belongs to that: see separable.py
+        first, some = producer.get(node.inputs[0]), [node]
+        if first is not None and first.output not in made and len(consumers[first.output]) == 1:
+            before = producer.get(first.inputs[0])
+            depthwise = before is not None and isinstance(before.op, (DepthwiseConv2D, IntegerDepthwiseConv2D))
+            belongs = before is not None and depthwise and len(consumers[before.output]) == 1  # see separable.py
+            some = [first, node] if not belongs and widens(first, node, graph) else some
         readers = consumers[node.output]
         last = readers[0] if len(readers) == 1 and projects(node, readers[0], graph) else None
-        chosen = _quickest(graph, [first, node], last, features)
+        if len(some) == 1 and (not whole or last is None or not inverted_integer.is_window(node, graph)):
+            continue
+        chosen = _quickest(graph, some, last, features)
         if chosen:
             made[chosen[-1].output] = chosen
     gone = {node.output for parts in made.values() for node in parts[:-1]}
@@ -138,36 +142,49 @@ def _is_half(graph: Graph, weights: int) -> bool:
     return data is not None and bool(np.all(np.abs(data) <= np.finfo(np.float16).max))
 
 
-def _quickest(graph: Graph, two: list[Node], last: Node | None, features: Features) -> list[Node]:
-    """Those of the nodes that are best joined, perhaps none."""
-    ways: list[tuple[float, list[Node]]] = []
-    if last is None:
-        ways = [(_apart(graph, two), []), (_joint(graph, two, features) / GAIN, two)]
-    else:
-        three = [*two, last]
-        ways = [
-            (_apart(graph, three), []), (_joint(graph, two, features) / GAIN + _apart(graph, [last]), two),
-            (_joint(graph, three, features) / GAIN, three),
-        ]  # fmt: skip
+def _quickest(graph: Graph, some: list[Node], last: Node | None, features: Features) -> list[Node]:
+    """Those of the nodes that are best joined, perhaps none. `some`: the depthwise one and perhaps, in front, the one
+    that widens."""
+    whole = [*some, last] if last else some
+    ways: list[tuple[float, list[Node]]] = [(_apart(graph, whole), [])]
+    joint = [some] * (len(some) > 1) + [whole] * (last is not None)
+    if last and len(some) > 1 and isinstance(some[1].op, IntegerDepthwiseConv2D):
+        joint += [[some[1], last]] * inverted_integer.is_window(some[1], graph)
+    for nodes in joint:
+        others = [n for n in whole if all(n is not node for node in nodes)]
+        ways.append((_joint(graph, nodes, features) / GAIN + _apart(graph, others), nodes))
     return min(ways, key=lambda way: way[0])[1]
 
 
 def _joint(graph: Graph, nodes: list[Node], features: Features) -> float:
     """Estimated microseconds of the nodes in one kernel; infinite if there is none."""
     values = graph.values
+    if isinstance(nodes[-1].op, (IntegerConv2D, IntegerDepthwiseConv2D)):
+        return _joint_bytes(graph, nodes, features)
     first, depthwise, *last = nodes
     inputs = [first.inputs[0], first.inputs[1], first.inputs[1], depthwise.inputs[1]]
     shapes = [values[v].shape for v in (*inputs, *((last[0].inputs[1],) * 2 if last else ()))]
-    op = depthwise.op
-    assert isinstance(op, (DepthwiseConv2D, IntegerDepthwiseConv2D))
-    efforts = WHOLE_EFFORT, WHOLE_EFFORT
-    if isinstance(op, DepthwiseConv2D):
-        found = activation(first, graph), activation(depthwise, graph)
-        expanded, middle = (RESULT if a is None else a.expr for a in found)
-        efforts = effort(expanded), effort(middle)
-    shape = InvertedShape.of(op.stride, efforts, shapes, values[nodes[-1].output].shape)
+    assert isinstance(depthwise.op, DepthwiseConv2D)
+    found = activation(first, graph), activation(depthwise, graph)
+    expanded, middle = (RESULT if a is None else a.expr for a in found)
+    efforts = effort(expanded), effort(middle)
+    shape = InvertedShape.of(depthwise.op.stride, efforts, shapes, values[nodes[-1].output].shape)
     blocks = ranked(shape, features.capability, features.compute_units)
     return cost(shape, blocks[0], features.compute_units) if blocks else math.inf
+
+
+def _joint_bytes(graph: Graph, nodes: list[Node], features: Features) -> float:
+    """The same of bytes."""
+    (depthwise,) = (node for node in nodes if isinstance(node.op, IntegerDepthwiseConv2D))
+    assert isinstance(depthwise.op, IntegerDepthwiseConv2D)
+    x = graph.values[nodes[0].inputs[0]].shape
+    inputs = (*x[:3], 0) if nodes[0] is depthwise else x
+    taps, last = graph.values[depthwise.inputs[1]].shape, nodes[-1]
+    more = [graph.values[last.inputs[1]].shape] * 2 if last is not depthwise else []
+    shapes = [inputs, taps, taps, taps, *more]
+    shape = InvertedShape.of(depthwise.op.stride, (0.0, 0.0), shapes, graph.values[last.output].shape)
+    blocks = byte_inverted_cost.ranked(shape, features.capability, features.compute_units)
+    return byte_inverted_cost.cost(shape, blocks[0], features.compute_units) if blocks else math.inf
 
 
 def _apart(graph: Graph, nodes: list[Node]) -> float:
@@ -194,8 +211,13 @@ def _put(builder: GraphBuilder, graph: Graph, nodes: list[Node]) -> None:
     """One node instead of these."""
     end = nodes[-1]
     sources = tuple(sorted({s for node in nodes for s in node.sources}))
-    kind = inverted_integer.joint if isinstance(nodes[1].op, IntegerDepthwiseConv2D) else _joined
-    op, inputs = kind(builder, graph, nodes)
+    op: Op
+    if isinstance(nodes[0].op, IntegerDepthwiseConv2D):
+        op, inputs = inverted_integer.separable(builder, graph, nodes)
+    elif isinstance(nodes[1].op, IntegerDepthwiseConv2D):
+        op, inputs = inverted_integer.joint(builder, graph, nodes)
+    else:
+        op, inputs = _joined(builder, graph, nodes)
     builder.nodes.append(Node(op, tuple(inputs), end.output, end.epilogue, end.operands, sources))
 
 

@@ -1,4 +1,4 @@
-"""What of 8-bit convolutions can be joined as passes/inverted.py does: in whole numbers that halves and floats hold."""
+"""What of 8-bit convolutions can be joined as passes/inverted.py does: in whole numbers that bytes and floats hold."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from litegpu.gpu.graph import (
     IntegerConv2D,
     IntegerDepthwiseConv2D,
     IntegerInvertedConv2D,
+    IntegerSeparableConv2D,
     Literal,
     Node,
 )
 
-#: Below 2**24 float32 holds every whole number, and so do tensor cores in between, which may keep no more bits than
-#: that; one to spare.
+#: Below 2**24 float32 holds every whole number; one bit to spare.
 MOST_SUM = 1 << 23
-#: Differences of two bytes, which halves hold.
+#: The difference of two bytes at most.
 MOST_DIFFERENCE = 255
 
 
@@ -66,7 +66,9 @@ def requantization(node: Node, graph: Graph) -> Requantization | None:
     if scaled != Apply("mul", (total, Arg(2))) or len(data) != 2 or any(d is None for d in data):
         return None
     bias, scale = (d for d in data if d is not None)
-    if any(d.shape not in ((1, 1, 1, 1), (1, 1, 1, channels)) for d in (bias, scale)):
+    if round(high) - round(low) > MOST_DIFFERENCE or any(
+        d.shape not in ((1, 1, 1, 1), (1, 1, 1, channels)) for d in (bias, scale)
+    ):
         return None
     whole = [np.broadcast_to(d, (1, 1, 1, channels)).astype(np.float32) for d in (bias, scale)]
     return Requantization(whole[0], whole[1], low, high, zero_point)
@@ -87,6 +89,21 @@ def widens(first: Node, depthwise: Node, graph: Graph) -> bool:
         and not x.is_constant
         and _is_exact(first, graph, MOST_DIFFERENCE, found.bias)
         and _is_exact(depthwise, graph, found.most, np.zeros(1))
+    )
+
+
+def is_window(depthwise: Node, graph: Graph) -> bool:
+    """Whether `depthwise` is such as can be joined with what projects it, and nothing in front."""
+    op, found = depthwise.op, requantization(depthwise, graph)
+    x = graph.values[depthwise.inputs[0]]
+    return (
+        isinstance(op, IntegerDepthwiseConv2D)
+        and found is not None
+        and (op.multiplier, op.dilation) == (1, (1, 1))
+        and x.dtype.is_narrow
+        and x.dtype.nbytes == graph.values[depthwise.output].dtype.nbytes == 1
+        and not x.is_constant
+        and _is_exact(depthwise, graph, MOST_DIFFERENCE, found.bias)
     )
 
 
@@ -122,6 +139,17 @@ def joint(builder: GraphBuilder, graph: Graph, nodes: list[Node]) -> tuple[Integ
     return IntegerInvertedConv2D(window, first.op.zero_point, tuple(bounds)), inputs
 
 
+def separable(builder: GraphBuilder, graph: Graph, nodes: list[Node]) -> tuple[IntegerSeparableConv2D, list[int]]:
+    """The same without a widening convolution."""
+    depthwise, last = nodes
+    found, op = requantization(depthwise, graph), depthwise.op
+    assert found is not None and isinstance(op, IntegerDepthwiseConv2D)
+    data = differences(depthwise, graph), found.bias, found.scale, differences(last, graph)
+    window = DepthwiseConv2D(op.stride, op.dilation, op.padding)
+    made = IntegerSeparableConv2D(window, op.zero_point, (found.low, found.high))
+    return made, [depthwise.inputs[0], *map(builder.constant, data)]
+
+
 def differences(node: Node, graph: Graph) -> np.ndarray:
     """The weights less their zero point, as floats."""
     data = graph.values[node.inputs[1]].data
@@ -138,11 +166,12 @@ def _is_pointwise(node: Node, graph: Graph) -> bool:
 
 
 def _is_exact(node: Node, graph: Graph, most: float, bias: np.ndarray) -> bool:
-    """Whether sums with inputs up to `most` are whole numbers that float32 holds, and weights such that halves do."""
+    """Whether sums with inputs up to `most` are whole numbers that float32 holds, and weights such that bytes do."""
     if graph.values[node.inputs[1]].data is None:
         return False
-    weights = np.abs(differences(node, graph))
+    signed = differences(node, graph)
+    weights = np.abs(signed)
     axes = (1, 2) if isinstance(node.op, IntegerDepthwiseConv2D) else (1, 2, 3)
     sums = weights.sum(axes, dtype=np.float64)
     largest = float(np.max(sums, initial=0.0)) * most + float(np.max(np.abs(bias), initial=0.0))
-    return math.isfinite(largest) and largest < MOST_SUM and bool(np.all(weights <= MOST_DIFFERENCE))
+    return math.isfinite(largest) and largest < MOST_SUM and bool(np.all((signed >= -128) & (signed <= 127)))

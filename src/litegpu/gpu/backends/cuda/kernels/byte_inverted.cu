@@ -1,0 +1,335 @@
+// What inverted.cu does, of bytes: a 1x1 convolution that widens its input (the expansion), the depthwise convolution that
+// reads it, and with PROJECTS the 1x1 convolution behind that. What is expanded lies in shared memory as bytes, requantized
+// as the CPU does, with the byte of zero outside of the picture. The depthwise products are done from there on tensor
+// cores: 16 channels of a row of pixels are half of a left factor's depth, so that two taps go at once, by a matrix that
+// has each channel's two weights and zeros else. Without EXPANDS the input itself is what the window reads.
+//
+// Constants from the host: those of inverted.cu, but that VECTOR is the bytes copied at once (16, 8, 4 or 0) and DEPTH those
+// of an input place, a multiple of 16; UNSIGNED and OUTSIDE (without EXPANDS a word of what is outside); NEAR_*: whether sums,
+// which then begin with NEAR, stay so small that they are the last bits of a float; *_LIMITS: what of *_LOW and *_HIGH is not
+// left to the saturation: nothing (0), the upper one (1), both (2); *_OFFSET: what makes a byte of the nearest whole number.
+INLINE constexpr unsigned odd_pitch(unsigned bytes) { return bytes / 16 % 2 ? bytes : bytes + 16; }  // rows begin in different banks
+constexpr unsigned THREADS = 32 * WARPS, STEPS = (DEPTH + 31) / 32, SIXTEENS = SLICE / 16;
+constexpr unsigned X_PITCH = odd_pitch(DEPTH), E_PITCH = odd_pitch(SLICE);
+constexpr unsigned ROWS = (BY - 1) * STRIDE_Y + KERNEL_H;
+constexpr unsigned COLUMNS = ((BX < OUT_W ? BX : OUT_W) - 1) * STRIDE_X + KERNEL_W;
+// The columns that a tap needs for neighbouring pixels lie side by side.
+constexpr unsigned APART = (COLUMNS + STRIDE_X - 1) / STRIDE_X, LINE = APART * STRIDE_X;
+constexpr unsigned PLACES = ROWS * LINE, TILES = (PLACES + 15) / 16;  // tiles of 16 places
+constexpr unsigned EACH = (TILES + WARPS - 1) / WARPS;                // of a warp
+constexpr unsigned X_BYTES = EXPANDS ? TILES * 16 * X_PITCH : 0, E_BYTES = (TILES * 16 + 8) * E_PITCH;
+constexpr unsigned STRIPS = (BX + 7) / 8, UNITS = STRIPS * (BY / TY), UNITS_EACH = (UNITS + WARPS - 1) / WARPS;
+// Which rows a depthwise product is of: see inverted.cu.
+constexpr unsigned TOGETHER = STRIDE_Y == 1 && TY % 4 == 0 ? 2 : 1, BETWEEN = TOGETHER == 2 ? 2 : STRIDE_Y;
+constexpr unsigned QUADS_DOWN = (KERNEL_H + TOGETHER) / 2;
+constexpr bool HALF_LAST = (KERNEL_H + TOGETHER) % 2 == 0;  // of the last quadruple only a pair is needed
+constexpr unsigned HELD = STEPS <= 2 ? STEPS : 1;  // steps of the expansion whose weights stay in registers
+constexpr unsigned TAPS_ALL = KERNEL_H * KERNEL_W, TAP_WORDS = (TAPS_ALL + 3) / 4;
+constexpr unsigned CHUNK = VECTOR ? VECTOR : 4;
+static_assert(BY % TY == 0 && TY % 2 == 0 && SLICE % 16 == 0 && EACH <= 32, "block");
+static_assert(X_BYTES + BUFFERS * E_BYTES == SHARED_BYTES, "the host reckons otherwise");
+
+INLINE constexpr unsigned product_of(unsigned row) { return TOGETHER == 2 ? row / 4 * 2 + row % 2 : row / 2; }
+INLINE constexpr unsigned half_of_rows(unsigned row) { return TOGETHER == 2 ? row / 2 % 2 : row % 2; }
+
+// Four sums to bytes: the whole number nearest to each sum * scale.
+template <bool near, int limits>
+INLINE int requantized(int sum, float scale, float low, float high, int offset) {
+  const float whole = near ? __fadd_rn(__int_as_float(sum), -12582912.0f) : __int2float_rn(sum);
+  float scaled = __fmul_rn(whole, scale);
+  if (limits > 0) scaled = fminf(scaled, high);
+  if (limits > 1) scaled = fmaxf(scaled, low);
+  return __float_as_int(__fadd_rn(scaled, 12582912.0f)) - (0x4B400000 - offset);
+}
+#define TO_BYTES(name, WHICH) \
+  INLINE unsigned name(int4 v, float4 scale) { \
+    return pack_i8(requantized<NEAR_##WHICH, WHICH##_LIMITS>(v.x, scale.x, WHICH##_LOW, WHICH##_HIGH, WHICH##_OFFSET), \
+                   requantized<NEAR_##WHICH, WHICH##_LIMITS>(v.y, scale.y, WHICH##_LOW, WHICH##_HIGH, WHICH##_OFFSET), \
+                   requantized<NEAR_##WHICH, WHICH##_LIMITS>(v.z, scale.z, WHICH##_LOW, WHICH##_HIGH, WHICH##_OFFSET), \
+                   requantized<NEAR_##WHICH, WHICH##_LIMITS>(v.w, scale.w, WHICH##_LOW, WHICH##_HIGH, WHICH##_OFFSET)); \
+  }
+#if EXPANDS
+TO_BYTES(expanded_bytes, EXPANDED)
+#endif
+#if PROJECTS
+TO_BYTES(middle_bytes, MIDDLE)
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict__ middle_bias
+#if EXPANDS
+     , const uint4* __restrict__ expansion, const int4* __restrict__ bias, const float4* __restrict__ scale
+#endif
+#if PROJECTS
+     , const float4* __restrict__ middle_scale, const uint2* __restrict__ projection, const int4* __restrict__ corrections
+#endif
+     EPILOGUE_BUFFERS) {
+  const unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, q = lane % 4;
+  const unsigned part = blockIdx.x % PARTS, tile = blockIdx.x / PARTS;
+  const unsigned image = tile / (TILES_X * TILES_Y), y0 = tile / TILES_X % TILES_Y * BY, x0 = tile % TILES_X * BX;
+  const int iy0 = (int)(y0 * STRIDE_Y) - PADDING_Y, ix0 = (int)(x0 * STRIDE_X) - PADDING_X;
+  // Whether a place is inside of the picture, and where it is.
+  auto find = [&](unsigned place, int& iy, int& ix) {
+    const unsigned column = place % LINE;
+    iy = iy0 + (int)(place / LINE), ix = ix0 + (int)(column % APART * STRIDE_X + column / APART);
+    return place < PLACES && (unsigned)iy < H && (unsigned)ix < W;
+  };
+#if EXPANDS
+  unsigned real[2] = {};  // of the places of this lane in the tiles of the warp, one bit for each tile
+#pragma unroll 1
+  for (unsigned i = 0; i < EACH; i++)
+#pragma unroll
+    for (unsigned h = 0; h < 2; h++) {
+      int iy, ix;
+      real[h] |= (unsigned)find((warp + i * WARPS) * 16 + h * 8 + g, iy, ix) << i;
+    }
+#endif
+  wait_for_predecessors();
+  launch_dependents();
+
+  // So many chunks of each place, from a channel on.
+  auto copy_places = [&](unsigned channel0, unsigned chunks, unsigned at, unsigned pitch) {
+#pragma unroll 4
+    for (unsigned item = thread; item < PLACES * chunks; item += THREADS) {
+      const unsigned place = item / chunks, chunk = item % chunks, channel = channel0 + chunk * CHUNK;
+      int iy, ix;
+      const bool inside = find(place, iy, ix);
+      const unsigned from = inside ? image * PITCH_B + iy * PITCH_Y + ix * PITCH_X + channel * PITCH_C + OFFSET : 0;
+      const unsigned to = at + place * pitch + chunk * CHUNK;
+      if (channel >= CHANNELS) continue;  // whose weights are zero
+#if !EXPANDS
+      if (!inside) {
+#pragma unroll
+        for (unsigned e = 0; e < CHUNK; e += 4) *(unsigned*)(shared + to + e) = OUTSIDE;
+        continue;
+      }
+#endif
+#if VECTOR == 16
+      copy16(to, x + from, inside);
+#elif VECTOR == 8
+      copy8(to, x + from, inside);
+#elif VECTOR == 4
+      copy4(to, x + from, inside);
+#else
+      unsigned word = 0;
+#pragma unroll
+      for (unsigned e = 0; e < 4; e++)
+        word |= inside && channel + e < CHANNELS ? (unsigned)(unsigned char)x[from + e * PITCH_C] << 8 * e : 0;
+      *(unsigned*)(shared + to) = word;
+#endif
+    }
+    copies_commit();
+  };
+#if EXPANDS
+  copy_places(0, (CHANNELS + CHUNK - 1) / CHUNK, 0, X_PITCH);
+#else
+  copy_places(part * SLICES * SLICE, SLICE / CHUNK, 0, E_PITCH);
+#endif
+  // A tap of the channels 4i, 4i + 1 (first two rows) and 4i + 2, 4i + 3 (others) of 16 is in the lanes i of column pairs.
+  const bool own = q == g / 2;
+  const unsigned begin[2] = {!own ? 0x4444u : g % 2 ? 0x4404u : 0x4440u, !own ? 0x4444u : g % 2 ? 0x0444u : 0x4044u};
+  const unsigned next[2] = {!own ? 0u : g % 2 ? 0x10u : 1u, !own ? 0u : g % 2 ? 0x1000u : 0x100u};
+#if PROJECTS
+  int totals[UNITS_EACH][TY / 2][OUT_TILES][4] = {};
+#endif
+#if EXPANDS
+  int4 biases[SIXTEENS];
+  float4 scales[SIXTEENS];
+  uint4 held[HELD][SIXTEENS];  // of a shallow product, for all tiles
+  auto fetch_slice = [&](unsigned slice) {
+#pragma unroll
+    for (unsigned n = 0; n < SIXTEENS; n++) {
+      biases[n] = bias[(slice * SIXTEENS + n) * 4 + q], scales[n] = scale[(slice * SIXTEENS + n) * 4 + q];
+#pragma unroll
+      for (unsigned k = 0; k < HELD; k++) held[k][n] = expansion[((slice * STEPS + k) * SIXTEENS + n) * 32 + lane];
+    }
+  };
+#endif
+  // The weights that are needed next are under way while something else is computed, or awaited.
+  unsigned words[2][TAP_WORDS];
+  int4 middle_biases;
+#if PROJECTS
+  float4 middle_scales;
+#endif
+  auto fetch_taps = [&](unsigned sixteen) {
+#pragma unroll
+    for (unsigned c = 0; c < 2; c++)
+#pragma unroll
+      for (unsigned j = 0; j < TAP_WORDS; j++) words[c][j] = taps[((sixteen * 2 + c) * TAP_WORDS + j) * 8 + g];
+    middle_biases = middle_bias[sixteen * 4 + q];
+#if PROJECTS
+    middle_scales = middle_scale[sixteen * 4 + q];
+#endif
+  };
+#if EXPANDS
+  copies_wait<0>();
+  __syncthreads();
+#endif
+
+#pragma unroll 1
+  for (unsigned s = 0; s < SLICES; s++) {
+    const unsigned slice = part * SLICES + s, e0 = X_BYTES + s % BUFFERS * E_BYTES;
+#if EXPANDS
+    fetch_slice(slice);
+    const uint4* const factors = expansion + slice * (STEPS * SIXTEENS * 32) + lane;
+#pragma unroll 2
+    for (unsigned i = 0; i < EACH; i++) {
+      const unsigned t = warp + i * WARPS;
+      if (TILES % WARPS != 0 && t >= TILES) break;
+      int sums[SIXTEENS][2][4];
+      const unsigned from = (t * 16 + lane % 16) * X_PITCH;
+#pragma unroll
+      for (unsigned k = 0; k < STEPS; k++) {
+        unsigned left[4];
+        const bool whole = k * 32 + 32 <= DEPTH;
+        if (whole)
+          load_matrices(left, from + lane / 16 * 16 + k * 32);
+        else
+          load_two_matrices(left, from + k * 32);
+#pragma unroll
+        for (unsigned n = 0; n < SIXTEENS; n++) {
+          const uint4 right = k < HELD ? held[k < HELD ? k : 0][n] : factors[(k * SIXTEENS + n) * 32];
+#pragma unroll
+          for (unsigned c = 0; c < 2; c++) {
+            int(&sum)[4] = sums[n][c];
+            const int one = c ? biases[n].z : biases[n].x, two = c ? biases[n].w : biases[n].y;
+            const int4 before = k > 0 ? int4{sum[0], sum[1], sum[2], sum[3]} : int4{one, two, one, two};
+            const unsigned b0 = c ? right.z : right.x, b1 = c ? right.w : right.y;
+            if (whole)
+              multiply_bytes_onto<UNSIGNED>(sum, before, left, b0, b1);
+            else
+              multiply_half_onto<UNSIGNED>(sum, before, left[0], left[1], b0);
+          }
+        }
+      }
+      const unsigned to = e0 + (t * 16 + g) * E_PITCH + q * 4;
+#pragma unroll
+      for (unsigned h = 0; h < 2; h++) {
+        const bool here = real[h] >> i & 1;
+#pragma unroll
+        for (unsigned n = 0; n < SIXTEENS; n++) {
+          const int(&low)[4] = sums[n][0], (&high)[4] = sums[n][1];
+          const unsigned word = expanded_bytes(int4{low[2 * h], low[2 * h + 1], high[2 * h], high[2 * h + 1]}, scales[n]);
+          *(unsigned*)(shared + to + h * 8 * E_PITCH + n * 16) = here ? word : (EXPANDED_OFFSET & 255) * 0x1010101u;
+        }
+      }
+    }
+#else
+    if (BUFFERS == 1 && s > 0) copy_places(slice * SLICE, SLICE / CHUNK, 0, E_PITCH);
+    copies_wait<0>();
+#endif
+    fetch_taps(slice * SIXTEENS);
+    __syncthreads();
+#if !EXPANDS
+    if (BUFFERS == 2 && s + 1 < SLICES) copy_places((slice + 1) * SLICE, SLICE / CHUNK, (s + 1) % 2 * E_BYTES, E_PITCH);
+#endif
+
+#pragma unroll 1
+    for (unsigned group = 0; group < SIXTEENS; group++) {
+      const unsigned sixteen = slice * SIXTEENS + group;
+      unsigned weights[TAPS_ALL][2];
+#pragma unroll
+      for (unsigned tap = 0; tap < TAPS_ALL; tap++)
+#pragma unroll
+        for (unsigned c = 0; c < 2; c++)
+          weights[tap][c] = __byte_perm(words[c][tap / 4], 0, begin[c] + tap % 4 * next[c]);
+      const int4 middle_before[2] = {{middle_biases.x, middle_biases.y, middle_biases.x, middle_biases.y},
+                                     {middle_biases.z, middle_biases.w, middle_biases.z, middle_biases.w}};
+#if PROJECTS
+      const float4 scaling = middle_scales;
+#endif
+      if (group + 1 < SIXTEENS) fetch_taps(sixteen + 1);
+#if PROJECTS
+      uint2 outwards[OUT_TILES / 2];
+#pragma unroll
+      for (unsigned n = 0; n < OUT_TILES / 2; n++) outwards[n] = projection[(sixteen * (OUT_TILES / 2) + n) * 32 + lane];
+#pragma unroll
+#else
+#pragma unroll 1
+#endif
+      for (unsigned u = 0; u < UNITS_EACH; u++) {
+        const unsigned unit = warp + u * WARPS, strip = unit % STRIPS, band = unit / STRIPS * TY;
+        if (UNITS % WARPS != 0 && unit >= UNITS) break;
+        const unsigned from = e0 + (band * STRIDE_Y * LINE + strip * 8 + lane % 8 + lane / 8 % 2 * (BETWEEN * LINE)) * E_PITCH + group * 16;
+        int sums[TY / 2][2][4];
+#pragma unroll
+        for (unsigned kx = 0; kx < KERNEL_W; kx++)
+#pragma unroll
+          for (unsigned first = 0; first < TY / 2; first += TOGETHER) {
+            const unsigned top = 2 * first * STRIDE_Y, column = (kx % STRIDE_X * APART + kx / STRIDE_X) * E_PITCH;
+            unsigned inputs[QUADS_DOWN][4];  // rows r, r + BETWEEN, r + 1, r + 1 + BETWEEN of 16 channels
+#pragma unroll
+            for (unsigned t = 0; t < QUADS_DOWN; t++) {
+              const unsigned at = from + (top + 2 * t) * (LINE * E_PITCH) + column;
+              if (HALF_LAST && t + 1 == QUADS_DOWN)
+                load_two_matrices(inputs[t], at);
+              else
+                load_matrices(inputs[t], at + lane / 16 * (LINE * E_PITCH));
+            }
+#pragma unroll
+            for (unsigned ky = 0; ky < KERNEL_H; ky++)
+#pragma unroll
+              for (unsigned i = 0; i < TOGETHER; i++)
+#pragma unroll
+                for (unsigned c = 0; c < 2; c++) {
+                  const unsigned tap = kx * KERNEL_H + ky, t = i + ky;
+                  int(&sum)[4] = sums[first + i][c];
+                  const int4 before = kx + ky > 0 ? int4{sum[0], sum[1], sum[2], sum[3]} : middle_before[c];
+                  const unsigned(&four)[4] = inputs[t / 2];
+                  if (t % 2 == 0 && ky + 1 < KERNEL_H)
+                    multiply_bytes_onto<UNSIGNED && !EXPANDS>(sum, before, four, weights[tap][c], weights[tap + 1][c]);
+                  else if (t % 2 == 0)
+                    multiply_half_onto<UNSIGNED && !EXPANDS>(sum, before, four[0], four[1], weights[tap][c]);
+                  else if (ky == 0)
+                    multiply_half_onto<UNSIGNED && !EXPANDS>(sum, before, four[2], four[3], weights[tap][c]);
+                }
+          }
+#if PROJECTS
+#pragma unroll
+        for (unsigned m = 0; m < TY / 2; m++) {
+          unsigned left[2];
+#pragma unroll
+          for (unsigned h = 0; h < 2; h++)
+            left[h] = middle_bytes(int4{sums[m][0][2 * h], sums[m][0][2 * h + 1], sums[m][1][2 * h], sums[m][1][2 * h + 1]}, scaling);
+#pragma unroll
+          for (unsigned n = 0; n < OUT_TILES; n++) {
+            int(&total)[4] = totals[u][m][n];
+            multiply_half_onto<false>(total, int4{total[0], total[1], total[2], total[3]}, left[0], left[1],
+                                      n % 2 ? outwards[n / 2].y : outwards[n / 2].x);
+          }
+        }
+#else
+#pragma unroll
+        for (unsigned p = 0; p < TY; p++) {
+          const unsigned oy = y0 + band + p, ox = x0 + strip * 8 + g, quad = sixteen * 4 + q, m = product_of(p), h = half_of_rows(p) * 2;
+          if (oy < OUT_H && ox < OUT_W && (BX % 8 == 0 || strip * 8 + g < BX) && quad < QUADS)
+            STORE((image * OUT_H + oy) * OUT_W + ox, quad,
+                  (int4{sums[m][0][h], sums[m][0][h + 1], sums[m][1][h], sums[m][1][h + 1]}));
+        }
+#endif
+      }
+    }
+    if (BUFFERS == 1) __syncthreads();
+  }
+#if PROJECTS
+#pragma unroll
+  for (unsigned n = 0; n < OUT_TILES; n += 2) {
+    const unsigned quad = n * 2 + q;
+    if (quad >= QUADS) break;
+    const int4 more = corrections[quad];
+#pragma unroll
+    for (unsigned u = 0; u < UNITS_EACH; u++) {
+      const unsigned unit = warp + u * WARPS, strip = unit % STRIPS, band = unit / STRIPS * TY;
+      if (UNITS % WARPS != 0 && unit >= UNITS) break;
+#pragma unroll
+      for (unsigned p = 0; p < TY; p++) {
+        const unsigned oy = y0 + band + p, ox = x0 + strip * 8 + g, m = product_of(p), h = half_of_rows(p) * 2;
+        if (oy >= OUT_H || ox >= OUT_W || (BX % 8 != 0 && strip * 8 + g >= BX)) continue;
+        const int(&low)[4] = totals[u][m][n], (&high)[4] = totals[u][m][n + 1];
+        STORE((image * OUT_H + oy) * OUT_W + ox, quad,
+              (int4{low[h] + more.x, low[h + 1] + more.y, high[h] + more.z, high[h + 1] + more.w}));
+      }
+    }
+  }
+#endif
+}

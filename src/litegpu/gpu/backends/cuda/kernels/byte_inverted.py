@@ -1,0 +1,197 @@
+"""What inverted.py does, of bytes: see byte_inverted.cu."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from litegpu.gpu.backends.cuda.functions import packing
+from litegpu.gpu.backends.cuda.kernels.byte_inverted_cost import ByteInvertedBlock, ranked
+from litegpu.gpu.backends.cuda.kernels.inverted import in_order, padded
+from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape
+from litegpu.gpu.backends.cuda.kernels.layer import NARROW, Layer
+from litegpu.gpu.backends.cuda.kernels.source import native_launch
+from litegpu.gpu.graph import Conv2D, DType, IntegerInvertedConv2D, IntegerSeparableConv2D
+from litegpu.gpu.kernels.access import Operands, byte_bounds
+from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+
+#: The bits of 1.5 * 2**23, whose last ones are a whole number that was added to it, and numbers for which that is so.
+MAGIC, NEAR = 0x4B400000, 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Sums of `weights` [outputs, inputs or taps] with bytes less `zero_point`, those of int8 or uint8, and what makes
+    bytes of them: the whole number nearest to (sum + bias) * scale, from `low` to `high`; then `offset` more."""
+
+    weights: np.ndarray
+    bias: np.ndarray
+    scale: np.ndarray
+    low: float
+    high: float
+    zero_point: int
+    unsigned: bool = False
+
+    @property
+    def offset(self) -> int:
+        """What makes the smallest number that of a signed byte."""
+        return -128 - round(self.low)
+
+    def _largest(self) -> np.ndarray:
+        """Of the absolute values of the sums."""
+        low, high = (0, 255) if self.unsigned else (-128, 127)
+        most = max(high - self.zero_point, self.zero_point - low)
+        return np.asarray(np.abs(self.weights).sum(1) * float(most) + np.abs(self.bias))
+
+    @property
+    def near(self) -> bool:
+        return bool(np.max(self._largest(), initial=0.0) < NEAR)
+
+    @property
+    def limits(self) -> int:
+        """See byte_inverted.cu."""
+        if not np.max(self._largest() * np.abs(self.scale), initial=0.0) < NEAR / 2:
+            return 2
+        return int(round(self.high) - round(self.low) < 255)
+
+    def begun(self) -> np.ndarray:
+        """What sums of products with the bytes as they are begin with: int32."""
+        whole = self.bias - float(self.zero_point) * self.weights.sum(1) + (MAGIC if self.near else 0)
+        return np.asarray(whole, np.float64).astype(np.int64).astype(np.int32)
+
+    def settings(self, name: str) -> dict[str, int | str]:
+        return {
+            f"NEAR_{name}": int(self.near), f"{name}_LIMITS": self.limits, f"{name}_LOW": f"{self.low!r}f",
+            f"{name}_HIGH": f"{self.high!r}f", f"{name}_OFFSET": f"({self.offset})",
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class ByteInvertedLayer:
+    """What the kernel must know of a node. `window`: the depthwise convolution, as if of the node's own input;
+    `expansion` and `middle`: what makes the bytes that it reads, and of its sums those that `projection`
+    [outputs, channels] is multiplied with; `correction`: what the node's sums begin with."""
+
+    window: Layer
+    zero_point: int  # of the input
+    expansion: Stage | None
+    middle: Stage | None
+    projection: np.ndarray | None
+    correction: np.ndarray
+    shape: InvertedShape
+
+    @classmethod
+    def of(cls, ctx: KernelContext) -> ByteInvertedLayer:
+        op, node = ctx.node.op, ctx.node
+        assert isinstance(op, (IntegerInvertedConv2D, IntegerSeparableConv2D))
+        data = [ctx.value(v).data for v in node.inputs[1:]]
+        constants = [np.asarray(d, np.float64) for d in data if d is not None]
+        expands = isinstance(op, IntegerInvertedConv2D)
+        taps = constants.pop(3 if expands else 0)
+        view = ctx.views[node.inputs[0]]
+        plain = Conv2D(op.depthwise.stride, op.depthwise.dilation, op.depthwise.padding)
+        window = Layer(plain, view, taps, ctx.output.shape, False, whole_numbers=True)
+        unsigned = byte_bounds(view.dtype) == (0, 255)
+        columns = taps.reshape(-1, taps.shape[3]).T
+        bounds = list(op.bounds) if isinstance(op, IntegerInvertedConv2D) else [op.bounds]
+        kind, expansion, depth = (op.zero_point, unsigned), None, 0
+        if expands:
+            weights, bias, scale = (constants.pop(0) for _ in range(3))
+            matrix = weights.reshape(len(weights), -1)
+            expansion = Stage(matrix, bias.reshape(-1), scale.reshape(-1), *bounds.pop(0), *kind)
+            kind, depth = (expansion.offset, False), matrix.shape[1]
+        middle, projection = None, None
+        correction = np.asarray(-float(kind[0]) * columns.sum(1))
+        if constants:
+            bias, scale, last = constants
+            middle = Stage(columns, bias.reshape(-1), scale.reshape(-1), *bounds.pop(0), *kind)
+            projection = last.reshape(len(last), -1)
+            correction = np.asarray(-float(middle.offset) * projection.sum(1))
+        shapes = [(*view.shape[:3], depth), taps.shape, taps.shape, taps.shape, *[v.shape for v in constants[2:] * 2]]
+        shape = InvertedShape.of(op.depthwise.stride, (0.0, 0.0), shapes, ctx.output.shape)
+        return cls(
+            window, op.zero_point, expansion, middle, projection, correction.astype(np.int64).astype(np.int32), shape
+        )
+
+
+def build(ctx: KernelContext) -> list[Launch]:
+    layer = ByteInvertedLayer.of(ctx)
+    blocks = ranked(layer.shape, ctx.features.capability, ctx.features.compute_units)
+    if ctx.tuner is None:
+        return [launch(ctx, layer, blocks[0])]
+    return [quickest(ctx.tuner, [launch(ctx, layer, block) for block in blocks[: ctx.tuner.most]])]
+
+
+def launch(ctx: KernelContext, layer: ByteInvertedLayer, block: ByteInvertedBlock) -> Launch:
+    """All of the node by blocks; see byte_inverted.cu for the constants."""
+    window, shape, view = layer.window, layer.shape, layer.window.source
+    batch, out_h, out_w, outputs = window.shape
+    across, down = -(-out_w // block.x), -(-out_h // block.y)
+    slices = -(-shape.channels // (block.slice * block.parts))
+    wide = slices * block.parts * block.slice
+    constants: dict[str, int | str] = {
+        **window.constants(), "SOURCE": NARROW[view.dtype],
+        "UNSIGNED": int(view.dtype is DType.UINT8), "VECTOR": window.vector,
+        "CHANNELS": view.quads * 4 if window.vector else view.shape[3], "KERNEL_H": shape.window[0],
+        "BY": block.y, "BX": block.x, "TY": block.rows, "WARPS": block.warps, "SLICE": block.slice, "SLICES": slices,
+        "PARTS": block.parts, "BUFFERS": block.buffers, "RESIDENT": block.resident(shape), "DEPTH": shape.depth,
+        "TILES_Y": down, "TILES_X": across, "QUADS": -(-outputs // 4), "PROJECTS": int(shape.outputs > 0),
+        "OUT_TILES": shape.out_tiles, "SHARED_BYTES": block.shared_bytes(shape),
+        "EXPANDS": int(layer.expansion is not None),
+        "OUTSIDE": f"{(layer.zero_point & 255) * 0x1010101}u",
+    }  # fmt: skip
+
+    def channelwise(data: np.ndarray, kind: type = np.float32) -> np.ndarray:
+        return _padded(data, wide, kind)
+
+    expansion, middle = layer.expansion, layer.middle
+    operands: Operands = {
+        "x": view, "taps": _tap_words(window.weights, wide),
+        "middle_bias": channelwise(middle.begun() if middle else layer.correction, np.int32),
+    }  # fmt: skip
+    if expansion is not None:
+        constants |= expansion.settings("EXPANDED")
+        operands |= {
+            "expansion": _factors(padded(expansion.weights, wide, -(-shape.depth // 32) * 32), block.slice, 2),
+            "bias": channelwise(expansion.begun(), np.int32), "scale": channelwise(expansion.scale),
+        }  # fmt: skip
+    if middle is not None and layer.projection is not None:
+        constants |= middle.settings("MIDDLE")
+        columns = 8 * shape.out_tiles
+        operands |= {
+            "middle_scale": channelwise(middle.scale),
+            "projection": _factors(padded(layer.projection, columns, wide), columns, 1),
+            "corrections": _padded(layer.correction, columns, np.int32),
+        }
+    return native_launch(
+        ctx, "byte_inverted_convolution", ("device.cu", "diagonal_bytes.cu", "byte_inverted.cu"), constants, operands,
+        label="inverted_conv_2d", workgroup=(32 * block.warps, 1, 1),
+        dispatch=(batch * down * across * block.parts, 1, 1), shared_bytes=block.shared_bytes(shape),
+        variant=str(block), needed=(packing("s8"),),
+    )  # fmt: skip
+
+
+def _padded(data: np.ndarray, count: int, kind: type) -> np.ndarray:
+    whole: np.ndarray = np.zeros(count, kind)
+    whole[: len(data)] = data
+    return whole
+
+
+def _factors(matrix: np.ndarray, columns: int, halves: int) -> np.ndarray:
+    """[outputs, depth] as lanes hold it, the right factor of products of 16 x 8 x 16 times `halves`: [slice of
+    `columns` outputs, step of the depth, 16 outputs, lane, eight of these, half, 4]."""
+    turned = in_order(matrix, 0).astype(np.int8)
+    slices, steps = turned.shape[0] // columns, turned.shape[1] // (16 * halves)
+    parts = turned.reshape(slices, columns // 16, 2, 8, steps, halves, 4, 4)  # .., eight, g, step, half, q, i
+    return np.ascontiguousarray(parts.transpose(0, 4, 1, 3, 6, 2, 5, 7)).reshape(-1)
+
+
+def _tap_words(taps: np.ndarray, wide: int) -> np.ndarray:
+    """[1,KH,KW,C] as [eight of the kernel's channels, four taps, channel, tap of the four], taps column by column."""
+    _, kh, kw, channels = taps.shape
+    flat = np.zeros((wide, math.ceil(kw * kh / 4) * 4), np.int8)
+    flat[:channels, : kh * kw] = taps[0].transpose(2, 1, 0).reshape(channels, kw * kh)
+    words = in_order(flat, 0).reshape(wide // 8, 8, -1, 4)
+    return np.ascontiguousarray(words.transpose(0, 2, 1, 3)).reshape(-1)

@@ -1,0 +1,83 @@
+"""By which blocks byte_inverted.cu computes a node, and what that takes."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from litegpu.gpu.backends.cuda.kernels.inverted_cost import (
+    CYCLES,
+    MEMORY,
+    InvertedBlock,
+    InvertedShape,
+    candidates,
+    fits,
+)
+from litegpu.gpu.backends.cuda.kernels.tile import (
+    MOST_SHARED_BYTES,
+    MOST_WARPGROUP_SHARED_BYTES,
+    USUAL_UNITS,
+    WARPGROUP_CAPABILITY,
+)
+
+
+class ByteInvertedBlock(InvertedBlock):
+    """The same of bytes."""
+
+    def shared_bytes(self, shape: InvertedShape) -> int:
+        places = self.tiles(shape) * 16
+        return places * (_pitch(shape.depth) if shape.depth else 0) + self.buffers * (places + 8) * _pitch(self.slice)
+
+    def registers(self, shape: InvertedShape) -> int:
+        (kh, kw), down = shape.window, shape.stride[0]
+        sixteens, steps = self.slice // 16, -(-shape.depth // 32)
+        kept = -(-self.units // self.warps) * self.rows // 2 * shape.out_tiles * 4
+        expanding = sixteens * (8 + 8) + (steps if steps <= 2 else 1) * sixteens * 4 + 8
+        window = 4 * self.rows + 2 * ((self.rows - 1) * down + kh + 1) + 2 * kh * kw + shape.out_tiles
+        return kept + max(expanding, window) + 40
+
+
+@functools.lru_cache(maxsize=512)
+def ranked(shape: InvertedShape, capability: int, units: int) -> tuple[ByteInvertedBlock, ...]:
+    """The blocks that fit, the cheapest first; none if there are none."""
+    most = MOST_WARPGROUP_SHARED_BYTES if capability == WARPGROUP_CAPABILITY else MOST_SHARED_BYTES
+    fitting = [b for b in candidates(shape, ByteInvertedBlock) if b.shared_bytes(shape) <= most and fits(b, shape)]
+    return tuple(sorted(fitting, key=lambda b: cost(shape, b, units)))
+
+
+def cost(shape: InvertedShape, block: ByteInvertedBlock, units: int) -> float:
+    """Estimated microseconds on a device of `units` multiprocessors, as inverted_cost.cost() has it."""
+    units = units or USUAL_UNITS
+    (kh, kw), down = shape.window, shape.stride[0]
+    out_h, out_w = shape.out_size
+    tiles, steps, sixteens = block.tiles(shape), shape.depth / 32, block.slice // 16
+    slices = -(-shape.channels // (block.slice * block.parts))
+    groups = shape.batch * -(-out_h // block.y) * -(-out_w // block.x) * block.parts
+    # of a warp: tiles that it expands, and units of 16 channels
+    expanded = -(-tiles // block.warps) * slices if steps else 0
+    unit = -(-block.units // block.warps) * slices * sixteens
+    rows = (block.rows - 1) * down + kh
+    products, projected = block.rows * kw * ((kh + 1) // 2), block.rows // 2 * shape.out_tiles
+    loads = -(-rows // 2) * kw
+    stored = block.rows * (20 if shape.outputs else 60)
+    issued: float = expanded * (math.ceil(steps) * (1 + 2 * sixteens) + sixteens * 44)
+    issued += 0 if steps else tiles * sixteens * slices * 20 / block.warps  # to copy what is not expanded
+    issued += unit * (loads + products + projected + stored + 8) + slices * sixteens * 3 * kh * kw
+    multiplied = 10 * (expanded * steps * 2 * sixteens + unit * (products + projected) * 0.75)
+    shared = 2.07 * (expanded * (steps * 4 + sixteens * 2) + unit * loads * 4)
+    working = math.hypot(1.5 * issued, multiplied, shared) * block.warps / 4 + tiles * shape.depth / 8
+    chain = expanded * (104 + sixteens * 30 + steps * 60)
+    chain += unit * (150 + 6.2 * products / block.rows + 50 * block.rows) + slices * sixteens * 192
+    alone = 670 + chain + slices * 372 * (0.6 if block.buffers > 1 else 1)
+    share = -(-groups // units)
+    waves = max(1.0, groups / units / min(block.resident(shape), share)) ** 0.87
+    computing = ((share * working) ** 1.4 + (waves * alone) ** 1.4) ** (1 / 1.4) / CYCLES
+    written = shape.outputs or shape.channels
+    read = math.prod(shape.size) * (shape.inputs or shape.channels) * 1.2
+    moved = shape.batch * (read + out_h * out_w * written) / MEMORY
+    return float(1.5 + (computing**3 + moved**3) ** (1 / 3))
+
+
+def _pitch(size: int) -> int:
+    """Of rows of so many bytes, so that they begin in different banks."""
+    return size if size // 16 % 2 else size + 16

@@ -1,0 +1,218 @@
+"""What byte_inverted.cu computes, against NumPy: every element equal."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from first_output import first_output
+
+from litegpu.gpu.backends.cuda.kernels import byte_inverted, byte_inverted_cost
+from litegpu.gpu.backends.cuda.passes import inverted as passes
+from litegpu.gpu.build import build_program
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.graph import (
+    RESULT,
+    Apply,
+    Arg,
+    DType,
+    Expr,
+    Graph,
+    GraphBuilder,
+    IntegerConv2D,
+    IntegerDepthwiseConv2D,
+    Literal,
+    apply,
+)
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.passes import optimise
+
+CUDA = Features(float16=True, native="cuda", capability=90, compute_units=132)
+
+
+@pytest.fixture(autouse=True)
+def _always(monkeypatch) -> None:
+    """Join whatever can be joined, all three if that is possible."""
+    monkeypatch.setattr(passes, "_quickest", lambda graph, some, last, features: [*some, last] if last else some)
+
+
+def whole_network(
+    shape, channels, op, *, taps=(3, 3), outputs=0, dtype=DType.INT8, residual=False, expands=True, narrower=0,
+    steep=1.0, far=0, seed=0,
+):  # fmt: skip
+    """x (-> 1x1 to `channels`) -> depthwise (-> 1x1 to `outputs`), each requantized to bytes, which end so much
+    earlier (`narrower`), with scales so much larger (`steep`) and a bias of so much more (`far`)."""
+    rng = np.random.default_rng(seed)
+    builder = GraphBuilder()
+    lowest, highest = (-128, 127) if dtype is DType.INT8 else (0, 255)
+    x = builder.value(shape, dtype)
+    points = [lowest + 3, lowest, lowest + 100, lowest + 77]
+
+    def convolution(op, source, weights, size, point, more=()) -> int:
+        bias = builder.constant((rng.integers(-3000, 3000, (1, 1, 1, size[3])) - far).astype(np.int32))
+        scale = builder.constant((rng.uniform(0.001, 0.01, (1, 1, 1, size[3])) * steep).astype(np.float32))
+        scaled = apply("mul", apply("to_float32", apply("add", RESULT, Arg(1))), Arg(2))
+        scaled = apply("small", scaled) if size[3] % 8 == 0 else scaled
+        clamped = apply("min", apply("max", scaled, float(lowest - point)), float(highest - point - narrower))
+        expr: Expr = Apply("add", (Apply("nearest", (clamped,)), Literal(point, DType.INT32)))
+        if more:
+            expr = Apply("bit_xor", (expr, Arg(3)))
+        inputs = [source, builder.constant(weights, narrow=weights.dtype == np.int8)]
+        return builder.node(op, inputs, builder.value(size, dtype), expr, [bias, scale, *more])
+
+    def weights(*size: int) -> np.ndarray:
+        return rng.integers(-127, 128, size).astype(np.int8)
+
+    b, h, w, c = shape
+    wide, first = x, IntegerConv2D(zero_point=points[0])
+    if expands:
+        wide = convolution(first, x, weights(channels, 1, 1, c), (b, h, w, channels), points[1])
+    size = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip((h, w), op.padding, taps, op.stride, strict=True)]
+    window = dataclasses.replace(op, zero_point=points[1 if expands else 0])
+    depthwise = weights(1, *taps, channels).astype(np.int32)
+    out = convolution(window, wide, depthwise, (b, *size, channels), points[2])
+    if outputs:
+        last, more = IntegerConv2D(zero_point=points[2]), [x] if residual else []
+        out = convolution(last, out, weights(outputs, 1, 1, channels), (b, *size, outputs), points[3], more)
+    return builder.graph([x], [out]), rng.integers(lowest, highest + 1, shape).astype(dtype.value)
+
+
+def check(device, graph: Graph, x: np.ndarray) -> None:
+    (want,) = evaluate_graph(graph, [x])
+    assert np.unique(want).size > 20
+    program = build_program(graph, device.features, "cuda", half=True)
+    assert [k.name for k in program.kernels] == ["byte_inverted_convolution"]
+    np.testing.assert_array_equal(first_output(device, program, [x], want.shape, x.dtype.type), want)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8])
+@pytest.mark.parametrize("shape, channels, outputs, stride, taps", [
+    ((2, 7, 9, 16), 48, 16, (1, 1), (3, 3)), ((1, 9, 8, 8), 36, 0, (2, 2), (3, 3)),
+    ((2, 6, 5, 12), 40, 24, (2, 2), (5, 5)), ((1, 8, 11, 5), 21, 12, (1, 1), (3, 3)),
+    ((1, 7, 7, 40), 96, 0, (1, 1), (5, 5)), ((1, 13, 12, 24), 144, 8, (2, 1), (2, 3)),
+    ((1, 11, 16, 70), 150, 36, (1, 2), (3, 5)), ((1, 5, 7, 3), 17, 8, (3, 1), (1, 4)),
+])  # fmt: skip
+def test_inverted(device, shape, channels, outputs: int, stride, taps, dtype: DType) -> None:
+    op = IntegerDepthwiseConv2D(stride, (1, 1), (taps[0] // 2, taps[1] // 2))
+    residual = outputs == shape[3]
+    graph, x = whole_network(
+        shape, channels, op, taps=taps, outputs=outputs, dtype=dtype, residual=residual, seed=taps[0]
+    )
+    check(device, graph, x)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8])
+@pytest.mark.parametrize("shape, outputs, stride, taps, padding", [
+    ((2, 11, 12, 32), 16, (1, 1), (3, 3), (1, 1)), ((1, 10, 9, 20), 24, (2, 2), (3, 3), (0, 1)),
+    ((1, 9, 9, 13), 12, (1, 1), (5, 5), (2, 2)), ((1, 6, 14, 72), 72, (2, 2), (3, 3), (1, 1)),
+    ((1, 7, 8, 8), 40, (1, 3), (4, 2), (3, 0)),
+])  # fmt: skip
+def test_separable(device, monkeypatch, shape, outputs: int, stride, taps, padding, dtype: DType) -> None:
+    """Without anything in front; outside of the picture is the zero point, with one slice of channels or two ready."""
+    op = IntegerDepthwiseConv2D(stride, (1, 1), padding)
+    graph, x = whole_network(shape, shape[3], op, taps=taps, outputs=outputs, dtype=dtype, expands=False, seed=outputs)
+    usual = byte_inverted_cost.ranked
+    for buffers in (1, 2):
+
+        def some(*args, n=buffers) -> list[byte_inverted_cost.ByteInvertedBlock]:
+            return [b for b in usual(*args) if b.buffers == n][:1] or list(usual(*args))
+
+        monkeypatch.setattr(byte_inverted, "ranked", some)
+        check(device, graph, x)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("expands", [True, False])
+@pytest.mark.parametrize("changes, near, limits", [
+    ({}, True, 0), ({"narrower": 37}, True, 1), ({"steep": 1e4}, True, 2), ({"far": 1 << 22}, False, 0),
+    ({"far": (1 << 22) + 9, "narrower": 60, "steep": 1e4}, False, 2),
+])  # fmt: skip
+def test_sums_and_limits(device, changes, near: bool, limits: int, expands: bool) -> None:
+    """Sums that are the last bits of a float and others, and bytes that end where saturation does and elsewhere."""
+    op = IntegerDepthwiseConv2D(padding=(1, 1))
+    graph, x = whole_network((1, 6, 8, 16), 32 if expands else 16, op, outputs=16, expands=expands, seed=5, **changes)
+    (want,) = evaluate_graph(graph, [x])
+    program = build_program(graph, device.features, "cuda", half=True)
+    (kernel,) = program.kernels
+    for name in ["EXPANDED"] * expands + ["MIDDLE"]:
+        assert f"#define NEAR_{name} {int(near)}\n" in kernel.source
+        assert f"#define {name}_LIMITS {limits}\n" in kernel.source
+    np.testing.assert_array_equal(first_output(device, program, [x], want.shape, np.int8), want)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("outputs", [0, 20])
+def test_blocks(device, monkeypatch, outputs: int) -> None:
+    """Many of the blocks that may be chosen, for a layer of several tiles and slices each way."""
+    stride = 2 if outputs else 1
+    op = IntegerDepthwiseConv2D((stride, stride), (1, 1), (1, 1))
+    graph, x = whole_network((1, 30, 33, 20), 72, op, outputs=outputs)
+    usual = byte_inverted_cost.ranked
+    seen: dict[tuple[int, ...], list[byte_inverted_cost.ByteInvertedBlock]] = {}
+
+    def all_of(*args) -> list[byte_inverted_cost.ByteInvertedBlock]:
+        for block in usual(*args):
+            seen.setdefault((block.rows, block.slice, block.buffers, block.parts), []).append(block)
+        return list(usual(*args))
+
+    monkeypatch.setattr(byte_inverted, "ranked", all_of)
+    build_program(graph, device.features, "cuda", half=True)
+    for i, group in enumerate(list(seen.values())):
+        block = group[i * 7 % len(group)]
+        monkeypatch.setattr(byte_inverted, "ranked", lambda *_, block=block: [block])
+        try:
+            check(device, graph, x)
+        except Exception as error:
+            raise AssertionError(f"{block}: {error}") from error
+
+
+def test_joined_only_what_the_kernel_computes() -> None:
+    op = IntegerDepthwiseConv2D(padding=(1, 1))
+
+    def joined(graph: Graph, features: Features = CUDA) -> list[str]:
+        optimised = optimise(graph, features, half=False)
+        x = np.random.default_rng(1).integers(-128, 128, graph.values[graph.inputs[0]].shape).astype(np.int8)
+        for got, want in zip(evaluate_graph(optimised, [x]), evaluate_graph(graph, [x]), strict=True):
+            np.testing.assert_array_equal(got, want)
+        return [type(n.op).__name__ for n in optimised.nodes]
+
+    assert joined(whole_network((1, 5, 6, 8), 32, op, outputs=16)[0]) == ["IntegerInvertedConv2D"]
+    assert joined(whole_network((1, 5, 6, 8), 32, op)[0]) == ["IntegerInvertedConv2D"]
+    apart = ["IntegerConv2D", "IntegerDepthwiseConv2D", "IntegerConv2D"]
+    assert joined(whole_network((1, 5, 6, 8), 32, op, outputs=16)[0], Features()) == apart
+    wide, _ = whole_network((1, 3, 3, 8), 2000, op, outputs=4)  # 2000 * 64 * 155: past what float32 holds
+    assert joined(wide) == ["IntegerInvertedConv2D", "IntegerConv2D"]
+    biased, _ = whole_network((1, 3, 3, 8), 32, op)
+    values = dict(biased.values)
+    bias = values[biased.nodes[0].operands[0]]
+    values[bias.id] = dataclasses.replace(bias, data=np.full((1, 1, 1, 32), 1 << 23, np.int32))
+    assert joined(dataclasses.replace(biased, values=values)) == apart[:2]
+    other = dataclasses.replace(biased.nodes[1], op=dataclasses.replace(op, zero_point=-100))
+    assert joined(dataclasses.replace(biased, nodes=(biased.nodes[0], other))) == apart[:2]
+    assert joined(whole_network((1, 5, 6, 32), 32, op, outputs=16, expands=False)[0]) == ["IntegerSeparableConv2D"]
+    alone, _ = whole_network((1, 5, 6, 32), 32, op, expands=False)
+    assert joined(alone) == ["IntegerDepthwiseConv2D"]
+    dilated = dataclasses.replace(op, dilation=(2, 2))
+    assert joined(whole_network((1, 9, 9, 32), 32, dilated, outputs=16, expands=False)[0]) == apart[1:]
+    values = dict(alone.values)
+    taps = values[alone.nodes[0].inputs[1]]
+    values[taps.id] = dataclasses.replace(taps, data=np.full(taps.shape, 128, np.int32))  # no signed byte
+    assert joined(dataclasses.replace(alone, values=values)) == ["IntegerDepthwiseConv2D"]
+
+
+def test_joined_only_where_it_is_quicker(monkeypatch) -> None:
+    monkeypatch.undo()
+    op = IntegerDepthwiseConv2D(padding=(1, 1))
+
+    def kinds(batch: int, size: int, inputs: int, channels: int, outputs: int, expands: bool = True) -> list[str]:
+        graph, _ = whole_network((batch, size, size, inputs), channels, op, outputs=outputs, expands=expands)
+        return [type(node.op).__name__ for node in optimise(graph, CUDA, half=True).nodes]
+
+    assert kinds(64, 56, 24, 144, 24) == ["IntegerInvertedConv2D"]
+    assert kinds(1, 56, 24, 144, 24) == ["IntegerConv2D", "IntegerDepthwiseConv2D", "IntegerConv2D"]
+    assert kinds(64, 7, 160, 960, 160) == ["IntegerConv2D", "IntegerDepthwiseConv2D", "IntegerConv2D"]
+    assert kinds(64, 112, 32, 32, 16, expands=False) == ["IntegerSeparableConv2D"]
+    assert kinds(1, 112, 32, 32, 16, expands=False) == ["IntegerDepthwiseConv2D", "IntegerConv2D"]
