@@ -39,21 +39,22 @@ def _always(monkeypatch) -> None:
 
 def whole_network(
     shape, channels, op, *, taps=(3, 3), outputs=0, dtype=DType.INT8, residual=False, expands=True, narrower=0,
-    steep=1.0, far=0, seed=0,
+    steep=1.0, far=0, above=(3, 0, 100, 77), seed=0,
 ):  # fmt: skip
     """x (-> 1x1 to `channels`) -> depthwise (-> 1x1 to `outputs`), each requantized to bytes, which end so much
-    earlier (`narrower`), with scales so much larger (`steep`) and a bias of so much more (`far`)."""
+    earlier (`narrower`), with scales so much larger (`steep`) and a bias
+    of so much more (`far`). `above`: zero points, from the least byte on."""
     rng = np.random.default_rng(seed)
     builder = GraphBuilder()
     lowest, highest = (-128, 127) if dtype is DType.INT8 else (0, 255)
     x = builder.value(shape, dtype)
-    points = [lowest + 3, lowest, lowest + 100, lowest + 77]
+    points = [lowest + n for n in above]
 
     def convolution(op, source, weights, size, point, more=()) -> int:
         bias = builder.constant((rng.integers(-3000, 3000, (1, 1, 1, size[3])) - far).astype(np.int32))
         scale = builder.constant((rng.uniform(0.001, 0.01, (1, 1, 1, size[3])) * steep).astype(np.float32))
         scaled = apply("mul", apply("to_float32", apply("add", RESULT, Arg(1))), Arg(2))
-        scaled = apply("small", scaled) if size[3] % 8 == 0 else scaled
+        scaled = apply("small", scaled) if size[3] % 8 == 0 and steep == 1 else scaled
         clamped = apply("min", apply("max", scaled, float(lowest - point)), float(highest - point - narrower))
         expr: Expr = Apply("add", (Apply("nearest", (clamped,)), Literal(point, DType.INT32)))
         if more:
@@ -126,20 +127,29 @@ def test_separable(device, monkeypatch, shape, outputs: int, stride, taps, paddi
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("expands", [True, False])
+@pytest.mark.parametrize("above", [(3, 0, 100, 77), (200, 31, 0, 0), (128, 255, 254, 3)])
 @pytest.mark.parametrize("changes, near, limits", [
     ({}, True, 0), ({"narrower": 37}, True, 1), ({"steep": 1e4}, True, 2), ({"far": 1 << 22}, False, 0),
     ({"far": (1 << 22) + 9, "narrower": 60, "steep": 1e4}, False, 2),
 ])  # fmt: skip
-def test_sums_and_limits(device, changes, near: bool, limits: int, expands: bool) -> None:
-    """Sums that are the last bits of a float and others, and bytes that end where saturation does and elsewhere."""
+def test_sums_and_limits(device, changes, near: bool, limits: int, above, expands: bool) -> None:
+    """Sums that are the last bits of a float and others, bytes that end where saturation does and elsewhere, some
+    never below their zero point."""
     op = IntegerDepthwiseConv2D(padding=(1, 1))
-    graph, x = whole_network((1, 6, 8, 16), 32 if expands else 16, op, outputs=16, expands=expands, seed=5, **changes)
+    graph, x = whole_network(
+        (1, 6, 8, 16), 32 if expands else 16, op, outputs=16, expands=expands, above=above, seed=5, **changes
+    )
     (want,) = evaluate_graph(graph, [x])
     program = build_program(graph, device.features, "cuda", half=True)
     (kernel,) = program.kernels
-    for name in ["EXPANDED"] * expands + ["MIDDLE"]:
-        assert f"#define NEAR_{name} {int(near)}\n" in kernel.source
-        assert f"#define {name}_LIMITS {limits}\n" in kernel.source
+    for name, point in zip(["EXPANDED"] * expands + ["MIDDLE"], above[1 if expands else 2 :], strict=False):
+        expected = {
+            "NEAR": near,
+            "POSITIVE": point == 0,
+            "LIMITS": limits if point else min(limits, int("narrower" in changes)),
+        }
+        for what, value in expected.items():
+            assert f"#define {name}_{what} {int(value)}\n" in kernel.source
     np.testing.assert_array_equal(first_output(device, program, [x], want.shape, np.int8), want)
 
 

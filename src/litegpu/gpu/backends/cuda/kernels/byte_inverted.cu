@@ -5,9 +5,10 @@
 // has each channel's two weights and zeros else. Without EXPANDS the input itself is what the window reads.
 //
 // Constants from the host: those of inverted.cu, but that VECTOR is the bytes copied at once (16, 8, 4 or 0) and DEPTH those
-// of an input place, a multiple of 16; UNSIGNED and OUTSIDE (without EXPANDS a word of what is outside); NEAR_*: whether sums,
-// which then begin with NEAR, stay so small that they are the last bits of a float; *_LIMITS: what of *_LOW and *_HIGH is not
-// left to the saturation: nothing (0), the upper one (1), both (2); *_OFFSET: what makes a byte of the nearest whole number.
+// of an input place, a multiple of 16; UNSIGNED and OUTSIDE (without EXPANDS a word of what is outside); *_NEAR: whether sums
+// stay so small that they are the last bits of a float; *_LIMITS: what of *_LOW and *_HIGH is not left to the saturation:
+// nothing (0), the upper one (1), both (2); *_OFFSET: what makes a signed byte of the nearest whole number, or 0 if that
+// is an unsigned one, none being below zero (*_POSITIVE).
 INLINE constexpr unsigned odd_pitch(unsigned bytes) { return bytes / 16 % 2 ? bytes : bytes + 16; }  // rows begin in different banks
 constexpr unsigned THREADS = 32 * WARPS, STEPS = (DEPTH + 31) / 32, SIXTEENS = SLICE / 16;
 constexpr unsigned X_PITCH = odd_pitch(DEPTH), E_PITCH = odd_pitch(SLICE);
@@ -26,28 +27,47 @@ constexpr bool HALF_LAST = (KERNEL_H + TOGETHER) % 2 == 0;  // of the last quadr
 constexpr unsigned HELD = STEPS <= 2 ? STEPS : 1;  // steps of the expansion whose weights stay in registers
 constexpr unsigned TAPS_ALL = KERNEL_H * KERNEL_W, TAP_WORDS = (TAPS_ALL + 3) / 4;
 constexpr unsigned CHUNK = VECTOR ? VECTOR : 4;
+constexpr bool WINDOW_UNSIGNED = EXPANDS ? EXPANDED_POSITIVE : UNSIGNED;
 static_assert(BY % TY == 0 && TY % 2 == 0 && SLICE % 16 == 0 && EACH <= 32, "block");
 static_assert(X_BYTES + BUFFERS * E_BYTES == SHARED_BYTES, "the host reckons otherwise");
 
 INLINE constexpr unsigned product_of(unsigned row) { return TOGETHER == 2 ? row / 4 * 2 + row % 2 : row / 2; }
 INLINE constexpr unsigned half_of_rows(unsigned row) { return TOGETHER == 2 ? row / 2 % 2 : row % 2; }
 
-// Four sums to bytes: the whole number nearest to each sum * scale.
-template <bool near, int limits>
-INLINE int requantized(int sum, float scale, float low, float high, int offset) {
-  const float whole = near ? __fadd_rn(__int_as_float(sum), -12582912.0f) : __int2float_rn(sum);
+// The whole number nearest to (sum + bias) * scale, within limits, or what saturates to that. With `near` the sum has MAGIC
+// more, the bits of 1.5 * 2**23, and the bias, a float, that much less. Positive floats are their bits as multiples of the
+// least float, and negative ones negative numbers.
+constexpr int MAGIC = 0x4B400000;
+template <bool near, bool positive, int limits>
+INLINE int requantized(int sum, int bias, float scale, float low, float high, int offset) {
+  const float whole = near ? __fadd_rn(__int_as_float(sum), __int_as_float(bias)) : __int2float_rn(sum + bias);
   float scaled = __fmul_rn(whole, scale);
   if (limits > 0) scaled = fminf(scaled, high);
   if (limits > 1) scaled = fmaxf(scaled, low);
-  return __float_as_int(__fadd_rn(scaled, 12582912.0f)) - (0x4B400000 - offset);
+  if (positive) return __float_as_int(__fmul_rn(scaled, __int_as_float(1)));
+  return __float_as_int(__fadd_rn(scaled, __int_as_float(MAGIC))) - (MAGIC - offset);
 }
+#define ONE_BYTE(WHICH, n) \
+  requantized<WHICH##_NEAR, WHICH##_POSITIVE, WHICH##_LIMITS>(v.n, bias.n, scale.n, WHICH##_LOW, WHICH##_HIGH, WHICH##_OFFSET)
 #define TO_BYTES(name, WHICH) \
-  INLINE unsigned name(int4 v, float4 scale) { \
-    return pack_i8(requantized<NEAR_##WHICH, WHICH##_LIMITS>(v.x, scale.x, WHICH##_LOW, WHICH##_HIGH, WHICH##_OFFSET), \
-                   requantized<NEAR_##WHICH, WHICH##_LIMITS>(v.y, scale.y, WHICH##_LOW, WHICH##_HIGH, WHICH##_OFFSET), \
-                   requantized<NEAR_##WHICH, WHICH##_LIMITS>(v.z, scale.z, WHICH##_LOW, WHICH##_HIGH, WHICH##_OFFSET), \
-                   requantized<NEAR_##WHICH, WHICH##_LIMITS>(v.w, scale.w, WHICH##_LOW, WHICH##_HIGH, WHICH##_OFFSET)); \
+  INLINE unsigned name(int4 v, int4 bias, float4 scale) { \
+    const int x = ONE_BYTE(WHICH, x), y = ONE_BYTE(WHICH, y), z = ONE_BYTE(WHICH, z), w = ONE_BYTE(WHICH, w); \
+    return WHICH##_POSITIVE ? pack_u8(x, y, z, w) : pack_i8(x, y, z, w); \
   }
+// Four numbers that the compiler keeps, not knowing that they are all the same.
+INLINE int4 kept_quad(int n) {
+  int4 v = {n, n, n, n};
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
+#endif
+  return v;
+}
+INLINE unsigned kept(unsigned n) {
+#ifdef __CUDA_ARCH__
+  asm volatile("" : "+r"(n));
+#endif
+  return n;
+}
 #if EXPANDS
 TO_BYTES(expanded_bytes, EXPANDED)
 #endif
@@ -125,10 +145,18 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
 #else
   copy_places(part * SLICES * SLICE, SLICE / CHUNK, 0, E_PITCH);
 #endif
-  // A tap of the channels 4i, 4i + 1 (first two rows) and 4i + 2, 4i + 3 (others) of 16 is in the lanes i of column pairs.
-  const bool own = q == g / 2;
-  const unsigned begin[2] = {!own ? 0x4444u : g % 2 ? 0x4404u : 0x4440u, !own ? 0x4444u : g % 2 ? 0x0444u : 0x4044u};
-  const unsigned next[2] = {!own ? 0u : g % 2 ? 0x10u : 1u, !own ? 0u : g % 2 ? 0x1000u : 0x100u};
+  // A lane has one of its four bytes of a tap, or none, of the channels 4i and 4i + 1 of 16, and of 4i + 2 and 4i + 3:
+  // what takes this from each byte of a word.
+  unsigned selectors[2][4];
+#pragma unroll
+  for (unsigned c = 0; c < 2; c++)
+#pragma unroll
+    for (unsigned tap = 0; tap < 4; tap++) {
+      const unsigned at = 4 * (2 * c + g % 2);
+      selectors[c][tap] = kept(q == g / 2 ? (0x4444u & ~(4u << at)) | tap << at : 0x4444u);
+    }
+  // What sums begin with.
+  const int4 expanded_begin = EXPANDED_NEAR ? kept_quad(MAGIC) : int4{}, middle_begin = MIDDLE_NEAR ? kept_quad(MAGIC) : int4{};
 #if PROJECTS
   int totals[UNITS_EACH][TY / 2][OUT_TILES][4] = {};
 #endif
@@ -192,8 +220,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
 #pragma unroll
           for (unsigned c = 0; c < 2; c++) {
             int(&sum)[4] = sums[n][c];
-            const int one = c ? biases[n].z : biases[n].x, two = c ? biases[n].w : biases[n].y;
-            const int4 before = k > 0 ? int4{sum[0], sum[1], sum[2], sum[3]} : int4{one, two, one, two};
+            const int4 before = k > 0 ? int4{sum[0], sum[1], sum[2], sum[3]} : expanded_begin;
             const unsigned b0 = c ? right.z : right.x, b1 = c ? right.w : right.y;
             if (whole)
               multiply_bytes_onto<UNSIGNED>(sum, before, left, b0, b1);
@@ -209,7 +236,8 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
 #pragma unroll
         for (unsigned n = 0; n < SIXTEENS; n++) {
           const int(&low)[4] = sums[n][0], (&high)[4] = sums[n][1];
-          const unsigned word = expanded_bytes(int4{low[2 * h], low[2 * h + 1], high[2 * h], high[2 * h + 1]}, scales[n]);
+          const int4 v = {low[2 * h], low[2 * h + 1], high[2 * h], high[2 * h + 1]};
+          const unsigned word = expanded_bytes(v, biases[n], scales[n]);
           *(unsigned*)(shared + to + h * 8 * E_PITCH + n * 16) = here ? word : (EXPANDED_OFFSET & 255) * 0x1010101u;
         }
       }
@@ -224,7 +252,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
     if (BUFFERS == 2 && s + 1 < SLICES) copy_places((slice + 1) * SLICE, SLICE / CHUNK, (s + 1) % 2 * E_BYTES, E_PITCH);
 #endif
 
-#pragma unroll 1
+#pragma unroll
     for (unsigned group = 0; group < SIXTEENS; group++) {
       const unsigned sixteen = slice * SIXTEENS + group;
       unsigned weights[TAPS_ALL][2];
@@ -232,9 +260,8 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
       for (unsigned tap = 0; tap < TAPS_ALL; tap++)
 #pragma unroll
         for (unsigned c = 0; c < 2; c++)
-          weights[tap][c] = __byte_perm(words[c][tap / 4], 0, begin[c] + tap % 4 * next[c]);
-      const int4 middle_before[2] = {{middle_biases.x, middle_biases.y, middle_biases.x, middle_biases.y},
-                                     {middle_biases.z, middle_biases.w, middle_biases.z, middle_biases.w}};
+          weights[tap][c] = __byte_perm(words[c][tap / 4], 0, selectors[c][tap % 4]);
+      const int4 more = middle_biases;
 #if PROJECTS
       const float4 scaling = middle_scales;
 #endif
@@ -274,14 +301,14 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
                 for (unsigned c = 0; c < 2; c++) {
                   const unsigned tap = kx * KERNEL_H + ky, t = i + ky;
                   int(&sum)[4] = sums[first + i][c];
-                  const int4 before = kx + ky > 0 ? int4{sum[0], sum[1], sum[2], sum[3]} : middle_before[c];
+                  const int4 before = kx + ky > 0 ? int4{sum[0], sum[1], sum[2], sum[3]} : middle_begin;
                   const unsigned(&four)[4] = inputs[t / 2];
                   if (t % 2 == 0 && ky + 1 < KERNEL_H)
-                    multiply_bytes_onto<UNSIGNED && !EXPANDS>(sum, before, four, weights[tap][c], weights[tap + 1][c]);
+                    multiply_bytes_onto<WINDOW_UNSIGNED>(sum, before, four, weights[tap][c], weights[tap + 1][c]);
                   else if (t % 2 == 0)
-                    multiply_half_onto<UNSIGNED && !EXPANDS>(sum, before, four[0], four[1], weights[tap][c]);
+                    multiply_half_onto<WINDOW_UNSIGNED>(sum, before, four[0], four[1], weights[tap][c]);
                   else if (ky == 0)
-                    multiply_half_onto<UNSIGNED && !EXPANDS>(sum, before, four[2], four[3], weights[tap][c]);
+                    multiply_half_onto<WINDOW_UNSIGNED>(sum, before, four[2], four[3], weights[tap][c]);
                 }
           }
 #if PROJECTS
@@ -290,11 +317,11 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
           unsigned left[2];
 #pragma unroll
           for (unsigned h = 0; h < 2; h++)
-            left[h] = middle_bytes(int4{sums[m][0][2 * h], sums[m][0][2 * h + 1], sums[m][1][2 * h], sums[m][1][2 * h + 1]}, scaling);
+            left[h] = middle_bytes(int4{sums[m][0][2 * h], sums[m][0][2 * h + 1], sums[m][1][2 * h], sums[m][1][2 * h + 1]}, more, scaling);
 #pragma unroll
           for (unsigned n = 0; n < OUT_TILES; n++) {
             int(&total)[4] = totals[u][m][n];
-            multiply_half_onto<false>(total, int4{total[0], total[1], total[2], total[3]}, left[0], left[1],
+            multiply_half_onto<MIDDLE_POSITIVE>(total, int4{total[0], total[1], total[2], total[3]}, left[0], left[1],
                                       n % 2 ? outwards[n / 2].y : outwards[n / 2].x);
           }
         }
@@ -304,7 +331,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
           const unsigned oy = y0 + band + p, ox = x0 + strip * 8 + g, quad = sixteen * 4 + q, m = product_of(p), h = half_of_rows(p) * 2;
           if (oy < OUT_H && ox < OUT_W && (BX % 8 == 0 || strip * 8 + g < BX) && quad < QUADS)
             STORE((image * OUT_H + oy) * OUT_W + ox, quad,
-                  (int4{sums[m][0][h], sums[m][0][h + 1], sums[m][1][h], sums[m][1][h + 1]}));
+                  (int4{sums[m][0][h] + more.x, sums[m][0][h + 1] + more.y, sums[m][1][h] + more.z, sums[m][1][h + 1] + more.w}));
         }
 #endif
       }

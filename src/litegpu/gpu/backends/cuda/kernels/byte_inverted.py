@@ -17,8 +17,10 @@ from litegpu.gpu.graph import Conv2D, DType, IntegerInvertedConv2D, IntegerSepar
 from litegpu.gpu.kernels.access import Operands, byte_bounds
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 
-#: The bits of 1.5 * 2**23, whose last ones are a whole number that was added to it, and numbers for which that is so.
-MAGIC, NEAR = 0x4B400000, 1 << 22
+#: The last bits of it as a float are a whole number that was added to it; and numbers for which that is so.
+MAGIC, NEAR = 12582912.0, 1 << 22
+#: Settings of stages that there are not.
+NONE = {"NEAR": 0, "POSITIVE": 0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,36 +37,43 @@ class Stage:
     unsigned: bool = False
 
     @property
+    def positive(self) -> bool:
+        """Whether the bytes are unsigned ones, which begin with zero as the numbers do."""
+        return self.low == 0
+
+    @property
     def offset(self) -> int:
-        """What makes the smallest number that of a signed byte."""
-        return -128 - round(self.low)
+        """What makes the smallest number that of the least byte."""
+        return 0 if self.positive else -128 - round(self.low)
+
+    def _more(self) -> np.ndarray:
+        """What is added to sums of products with the bytes as they are."""
+        return np.asarray(self.bias - float(self.zero_point) * self.weights.sum(1))
 
     def _largest(self) -> np.ndarray:
-        """Of the absolute values of the sums."""
-        low, high = (0, 255) if self.unsigned else (-128, 127)
-        most = max(high - self.zero_point, self.zero_point - low)
-        return np.asarray(np.abs(self.weights).sum(1) * float(most) + np.abs(self.bias))
+        """Of the absolute values of sums of products with the bytes as they are."""
+        return np.asarray(np.abs(self.weights).sum(1) * float(255 if self.unsigned else 128))
 
     @property
     def near(self) -> bool:
-        return bool(np.max(self._largest(), initial=0.0) < NEAR)
+        return max(np.max(np.abs(a), initial=0.0) for a in (self._largest(), self._more())) < NEAR
 
     @property
     def limits(self) -> int:
         """See byte_inverted.cu."""
-        if not np.max(self._largest() * np.abs(self.scale), initial=0.0) < NEAR / 2:
+        most = (self._largest() + np.abs(self._more())) * np.abs(self.scale)
+        if not self.positive and not np.max(most, initial=0.0) < NEAR / 2:
             return 2
         return int(round(self.high) - round(self.low) < 255)
 
     def begun(self) -> np.ndarray:
-        """What sums of products with the bytes as they are begin with: int32."""
-        whole = self.bias - float(self.zero_point) * self.weights.sum(1) + (MAGIC if self.near else 0)
-        return np.asarray(whole, np.float64).astype(np.int64).astype(np.int32)
+        """int32: what is added to sums, or if they are `near` the bits of a float."""
+        return (self._more() - MAGIC).astype(np.float32).view(np.int32) if self.near else _int32(self._more())
 
     def settings(self, name: str) -> dict[str, int | str]:
         return {
-            f"NEAR_{name}": int(self.near), f"{name}_LIMITS": self.limits, f"{name}_LOW": f"{self.low!r}f",
-            f"{name}_HIGH": f"{self.high!r}f", f"{name}_OFFSET": f"({self.offset})",
+            f"{name}_NEAR": int(self.near), f"{name}_POSITIVE": int(self.positive), f"{name}_LIMITS": self.limits,
+            f"{name}_LOW": f"{self.low!r}f", f"{name}_HIGH": f"{self.high!r}f", f"{name}_OFFSET": f"({self.offset})",
         }  # fmt: skip
 
 
@@ -101,7 +110,7 @@ class ByteInvertedLayer:
             weights, bias, scale = (constants.pop(0) for _ in range(3))
             matrix = weights.reshape(len(weights), -1)
             expansion = Stage(matrix, bias.reshape(-1), scale.reshape(-1), *bounds.pop(0), *kind)
-            kind, depth = (expansion.offset, False), matrix.shape[1]
+            kind, depth = (expansion.offset, expansion.positive), matrix.shape[1]
         middle, projection = None, None
         correction = np.asarray(-float(kind[0]) * columns.sum(1))
         if constants:
@@ -111,9 +120,7 @@ class ByteInvertedLayer:
             correction = np.asarray(-float(middle.offset) * projection.sum(1))
         shapes = [(*view.shape[:3], depth), taps.shape, taps.shape, taps.shape, *[v.shape for v in constants[2:] * 2]]
         shape = InvertedShape.of(op.depthwise.stride, (0.0, 0.0), shapes, ctx.output.shape)
-        return cls(
-            window, op.zero_point, expansion, middle, projection, correction.astype(np.int64).astype(np.int32), shape
-        )
+        return cls(window, op.zero_point, expansion, middle, projection, _int32(correction), shape)
 
 
 def build(ctx: KernelContext) -> list[Launch]:
@@ -132,6 +139,7 @@ def launch(ctx: KernelContext, layer: ByteInvertedLayer, block: ByteInvertedBloc
     slices = -(-shape.channels // (block.slice * block.parts))
     wide = slices * block.parts * block.slice
     constants: dict[str, int | str] = {
+        **{f"{stage}_{name}": value for stage in ("EXPANDED", "MIDDLE") for name, value in NONE.items()},
         **window.constants(), "SOURCE": NARROW[view.dtype],
         "UNSIGNED": int(view.dtype is DType.UINT8), "VECTOR": window.vector,
         "CHANNELS": view.quads * 4 if window.vector else view.shape[3], "KERNEL_H": shape.window[0],
@@ -169,8 +177,12 @@ def launch(ctx: KernelContext, layer: ByteInvertedLayer, block: ByteInvertedBloc
         ctx, "byte_inverted_convolution", ("device.cu", "diagonal_bytes.cu", "byte_inverted.cu"), constants, operands,
         label="inverted_conv_2d", workgroup=(32 * block.warps, 1, 1),
         dispatch=(batch * down * across * block.parts, 1, 1), shared_bytes=block.shared_bytes(shape),
-        variant=str(block), needed=(packing("s8"),),
+        variant=str(block), needed=(packing("s8"), packing("u8")),
     )  # fmt: skip
+
+
+def _int32(numbers: np.ndarray) -> np.ndarray:
+    return numbers.astype(np.int64).astype(np.int32)
 
 
 def _padded(data: np.ndarray, count: int, kind: type) -> np.ndarray:

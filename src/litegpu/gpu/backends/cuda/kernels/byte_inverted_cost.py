@@ -20,6 +20,9 @@ from litegpu.gpu.backends.cuda.kernels.tile import (
     WARPGROUP_CAPABILITY,
 )
 
+#: Of a quarter of a multiprocessor.
+REGISTERS = 1 << 14
+
 
 class ByteInvertedBlock(InvertedBlock):
     """The same of bytes."""
@@ -35,6 +38,11 @@ class ByteInvertedBlock(InvertedBlock):
         expanding = sixteens * (8 + 8) + (steps if steps <= 2 else 1) * sixteens * 4 + 8
         window = 4 * self.rows + 2 * ((self.rows - 1) * down + kh + 1) + 2 * kh * kw + shape.out_tiles
         return kept + max(expanding, window) + 40
+
+    def resident(self, shape: InvertedShape) -> int:
+        fitting = (MOST_WARPGROUP_SHARED_BYTES + 1024) // (self.shared_bytes(shape) + 1024)
+        each = REGISTERS // (32 * -(-self.registers(shape) // 8) * 8)  # warps of a quarter of a multiprocessor
+        return max(1, min(fitting, each * 4 // self.warps, 1536 // (32 * self.warps)))
 
 
 @functools.lru_cache(maxsize=512)
