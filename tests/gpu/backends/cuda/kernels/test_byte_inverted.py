@@ -215,14 +215,16 @@ def test_joined_only_what_the_kernel_computes() -> None:
 
 def test_joined_only_where_it_is_quicker(monkeypatch) -> None:
     monkeypatch.undo()
-    op = IntegerDepthwiseConv2D(padding=(1, 1))
 
-    def kinds(batch: int, size: int, inputs: int, channels: int, outputs: int, expands: bool = True) -> list[str]:
-        graph, _ = whole_network((batch, size, size, inputs), channels, op, outputs=outputs, expands=expands)
+    def kinds(batch: int, size: int, stride: int, inputs: int, channels: int, outputs: int) -> list[str]:
+        op = IntegerDepthwiseConv2D((stride, stride), (1, 1), (1, 1))
+        graph, _ = whole_network(
+            (batch, size, size, inputs or channels), channels, op, outputs=outputs, expands=inputs > 0
+        )
         return [type(node.op).__name__ for node in optimise(graph, CUDA, half=True).nodes]
 
-    assert kinds(64, 56, 24, 144, 24) == ["IntegerInvertedConv2D"]
-    assert kinds(1, 56, 24, 144, 24) == ["IntegerConv2D", "IntegerDepthwiseConv2D", "IntegerConv2D"]
-    assert kinds(64, 7, 160, 960, 160) == ["IntegerConv2D", "IntegerDepthwiseConv2D", "IntegerConv2D"]
-    assert kinds(64, 112, 32, 32, 16, expands=False) == ["IntegerSeparableConv2D"]
-    assert kinds(1, 112, 32, 32, 16, expands=False) == ["IntegerDepthwiseConv2D", "IntegerConv2D"]
+    apart = ["IntegerConv2D", "IntegerDepthwiseConv2D", "IntegerConv2D"]
+    assert kinds(64, 112, 2, 16, 96, 24) == ["IntegerInvertedConv2D"]
+    assert kinds(1, 112, 2, 16, 96, 24) == apart
+    assert kinds(64, 7, 1, 160, 960, 160) == apart
+    assert kinds(1, 112, 1, 0, 32, 16) == apart[1:]

@@ -126,3 +126,22 @@ def test_halves_with_the_instructions_of_turing(device: Any) -> None:
     got = first_output(device, for_turing(program), [numbers], (2, 12, 12, 40))
     want = expected(graph, {x: numbers})
     assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("shape, weights, op, kind", [
+    ((1, 7, 7, 960), (40, 1, 1, 960), Conv2D(zero_point=5), DType.INT8),
+    ((1, 9, 9, 384), (64, 1, 1, 384), Conv2D(zero_point=77), DType.UINT8),
+    ((1, 7, 7, 64), (32, 3, 3, 64), Conv2D(padding=(1, 1), zero_point=-3), DType.INT8),
+])  # fmt: skip
+def test_few_rows_where_kernels_overlap(device: Any, shape, weights, op: Conv2D, kind: DType) -> None:
+    """There warps that divide the depth of small tiles take less time than warpgroups that wait for a large one."""
+    graph, numbers = layer_of_bytes(shape, weights, op, kind)
+    check(device, built(graph, as_if(device.features, 90)), graph, numbers)
+
+
+def test_many_rows_are_of_warpgroups() -> None:
+    features = Features(float16=True, native="cuda", capability=90, compute_units=132)
+    for batch, name in ((1, "byte_convolution"), (64, "specialized_convolution")):
+        graph, _ = layer_of_bytes((batch, 14, 14, 384), (64, 1, 1, 384), Conv2D(), DType.INT8)
+        assert [k.name for k in build_program(graph, features, "cuda", half=True).kernels] == [name]

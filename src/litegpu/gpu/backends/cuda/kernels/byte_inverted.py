@@ -56,7 +56,7 @@ class Stage:
 
     @property
     def near(self) -> bool:
-        return max(np.max(np.abs(a), initial=0.0) for a in (self._largest(), self._more())) < NEAR
+        return bool(np.max(self._largest(), initial=0.0) < NEAR and np.max(np.abs(self._more()), initial=0.0) < NEAR)
 
     @property
     def limits(self) -> int:

@@ -67,10 +67,10 @@ def cost(shape: InvertedShape, block: ByteInvertedBlock, units: int) -> float:
     rows = (block.rows - 1) * down + kh
     products, projected = block.rows * kw * ((kh + 1) // 2), block.rows // 2 * shape.out_tiles
     loads = -(-rows // 2) * kw
-    stored = block.rows * (20 if shape.outputs else 60)
-    issued: float = expanded * (math.ceil(steps) * (1 + 2 * sixteens) + sixteens * 44)
+    stored = block.rows * (14 if shape.outputs else 60)
+    issued: float = expanded * (math.ceil(steps) * (1 + 2 * sixteens) + sixteens * 36)
     issued += 0 if steps else tiles * sixteens * slices * 20 / block.warps  # to copy what is not expanded
-    issued += unit * (loads + products + projected + stored + 8) + slices * sixteens * 3 * kh * kw
+    issued += unit * (loads + products + projected + stored + 8) + slices * sixteens * (2 * kh * kw + 10)
     multiplied = 10 * (expanded * steps * 2 * sixteens + unit * (products + projected) * 0.75)
     shared = 2.07 * (expanded * (steps * 4 + sixteens * 2) + unit * loads * 4)
     working = math.hypot(1.5 * issued, multiplied, shared) * block.warps / 4 + tiles * shape.depth / 8

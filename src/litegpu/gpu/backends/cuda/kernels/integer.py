@@ -9,11 +9,23 @@ from collections.abc import Callable
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import convolution, halo, persistent, runs, specialized, stem, wide_stem
+from litegpu.gpu.backends.cuda.kernels import (
+    convolution,
+    halo,
+    overlapped,
+    persistent,
+    runs,
+    specialized,
+    stem,
+    wide_stem,
+)
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, residuals_of
-from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY, cost, ranked, that_fit
+from litegpu.gpu.backends.cuda.kernels.tile import COPYING_CAPABILITY, WARPGROUP_CAPABILITY, cost, ranked, that_fit
 from litegpu.gpu.graph import Conv2D, IntegerConv2D
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+
+#: An estimate, what launches the kernel, and by which tile or block.
+Option = tuple[float, Callable[..., Launch], object]
 
 #: Rows up to which the language's kernel, whose threads share sums, fills the device better than tiles of 64 rows.
 FEW_ROWS = 8
@@ -34,7 +46,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     units, capability = ctx.features.compute_units, ctx.features.capability
     tiles = specialized.ranked(layer, capability, units)
     blocks = that_fit(stem.ranked(layer, units), functools.partial(stem.shared_bytes, layer), capability)
-    options: list[tuple[float, Callable[..., Launch], object]]
+    options: list[Option]
     options = [(stem.cost(layer, block, units), stem.launch, block) for block in blocks]
     wide = wide_stem.ranked(layer, capability, units)
     options += [(wide_stem.cost(layer, block, units), wide_stem.launch, block) for block in wide]
@@ -47,6 +59,8 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     if not options:
         return None
     options.sort(key=lambda option: option[0])
+    if ctx.tuner is None and capability == WARPGROUP_CAPABILITY and overlapped.will_overlap(ctx.graph):
+        options = [*small(layer, options[0], units), *options]
     if ctx.tuner is None:
         _, make, one = options[0]
         return [make(ctx, layer, one)]
@@ -54,7 +68,24 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     return [quickest(ctx.tuner, launches)]
 
 
-def by_warps(layer: Layer, capability: int, units: int) -> list[tuple[float, Callable[..., Launch], object]]:
+def small(layer: Layer, chosen: Option, units: int) -> list[Option]:
+    """The best tile that warps multiply each by itself, in a list, if that is clearly quicker than what was chosen in a
+    program whose kernels overlap: such tiles have fewer rows, and warps that divide their depth."""
+    known = layer.weights.dtype == np.int8 and overlapped.knows(layer)
+    tiles = overlapped.tiles(layer, convolution.product_of(layer, COPYING_CAPABILITY), units) if known else []
+    _, make, one = chosen
+    estimates: dict[Callable[..., Launch], Callable[..., float]] = {
+        specialized.launch: overlapped.specialized_cost, halo.launch: overlapped.measured(halo.cost),
+        persistent.launch: overlapped.measured(persistent.cost),
+    }  # fmt: skip
+    if not tiles or make not in estimates:
+        return []
+    least = overlapped.tile_cost(layer, tiles[0], units)
+    clearly = least < estimates[make](layer, one, units) - overlapped.CLEARLY
+    return [(least, convolution.launch, tiles[0])] if clearly else []
+
+
+def by_warps(layer: Layer, capability: int, units: int) -> list[Option]:
     """The tiles that warps multiply each by itself, with what they are estimated to take; none for unsigned weights."""
     if layer.weights.dtype != np.int8:
         return []

@@ -109,7 +109,8 @@ def tile_parts(layer: Layer, t: WorkgroupTile, units: int) -> TimeParts:
     down, across, along = t.warps
     groups = -(-math.prod(layer.shape[:3]) // t.rows) * -(-layer.shape[3] // t.columns)
     share = -(-groups // units)
-    steps, shared = -(-layer.depth // t.depth), t.shared_bytes(True) + factors_bytes(layer)
+    deep = -(-layer.depth // 2) if layer.whole_numbers else layer.depth  # bytes are multiplied as half as many halves
+    steps, shared = -(-deep // t.depth), t.shared_bytes(True) + factors_bytes(layer)
     registers = _REGISTERS // (t.threads * _EACH[t.threads > 256])
     rounds = -(-share // _resident(shared, t.threads, registers))
     chunks, prepared = t.rows * t.depth / 8 / t.threads, float(layer.prologue is not None)
