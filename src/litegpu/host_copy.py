@@ -53,21 +53,28 @@ def copy_bytes(target: np.ndarray, source: np.ndarray) -> None:
     library = native.find()
     if library is not None:
         threads = min(_NATIVE_THREADS, _processors())
-        library.copy(target.ctypes.data, source.ctypes.data, size, threads, None, 0, None)
+        library.copy(target.ctypes.data, source.ctypes.data, size, threads, None, 0, None, False)
     else:
         threads = min(_THREADS, _processors(), size // (LARGE_BYTES // 2))
         _in_pieces(target, source, -(-size // threads), threads)
 
 
-def copy_on(target: np.ndarray, source: np.ndarray, onward: Onward) -> int:
+def can_round() -> bool:
+    """Whether float16 can be made of float32 while it is copied."""
+    library = native.find()
+    return library is not None and library.rounds
+
+
+def copy_on(target: np.ndarray, source: np.ndarray, onward: Onward, *, rounded: bool = False) -> int:
     """The same in pieces, each of which goes on as soon as it is copied, while others are still to be; the device's
-    context is current. The first number that was not 0 of those that `send` gave; then not all has gone on."""
+    context is current. `rounded`, if can_round(): the source is float32, the target and what goes on float16. The first
+    number that was not 0 of those that `send` gave; then not all has gone on."""
     library = native.find()
     if library is not None:
         threads = min(_NATIVE_THREADS, _processors())
         send = ctypes.cast(onward.send, ctypes.c_void_p)
         found: int = library.copy(
-            target.ctypes.data, source.ctypes.data, target.size, threads, send, onward.place, onward.stream
+            target.ctypes.data, source.ctypes.data, source.size, threads, send, onward.place, onward.stream, rounded
         )
         return found
     errors: list[int] = []
@@ -88,7 +95,7 @@ def make_present(memory: np.ndarray) -> None:
     times as long. Its content is anything afterwards."""
     library = native.find()
     if library is not None and memory.size >= LARGE_BYTES:
-        library.copy(memory.ctypes.data, None, memory.size, min(_NATIVE_THREADS, _processors()), None, 0, None)
+        library.copy(memory.ctypes.data, None, memory.size, min(_NATIVE_THREADS, _processors()), None, 0, None, False)
 
 
 #: Counted once, as that takes 20 us.

@@ -110,6 +110,20 @@ def test_readers_of_inputs() -> None:
     assert {i for i, _ in program.inputs[1].readers or ()} == {0}
 
 
+@pytest.mark.parametrize(("half", "added"), [(True, False), (True, True), (False, False)])
+def test_inputs_that_all_readers_round(half: bool, added: bool) -> None:
+    b = GraphBuilder()
+    x, other = b.value((1, 32, 32, 3), DType.FLOAT32), b.value((1, 32, 32, 3), DType.FLOAT32)
+    weights = b.constant(np.random.default_rng(0).standard_normal((8, 3, 3, 3)))
+    outputs = [b.node(Conv2D(padding=(1, 1)), [x, weights], b.value((1, 32, 32, 8), DType.FLOAT32))]
+    if added:
+        outputs.append(b.node(Elementwise(), [], other, apply("add", Arg(0), 1.0), [x]))
+    features = Features(float16=True, compute_units=16, native="cuda", capability=90)
+    program = build_program(b.graph([x], outputs), features, "cuda", half=half)
+    assert program.inputs[0].rounded == (half and not added)
+    assert not any(port.rounded for port in program.outputs)
+
+
 def variables(updates: int = 2) -> Graph:
     """state' = state + x, and out = state * 2, so that the old state must be read before the new one is written."""
     b = GraphBuilder()

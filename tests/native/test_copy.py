@@ -75,6 +75,30 @@ def test_what_is_copied_goes_on_once_and_from_this_thread(size: int) -> None:
         assert (device.times == 1).all() and device.threads == {threading.get_ident()}
 
 
+@pytest.mark.parametrize("count", [1, 7, 8, 4096, 4097 + 31, MB + 5, 3 * MB + 1234])
+def test_numbers_that_are_rounded_on_their_way(
+    library: native.NativeLibrary, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """As NumPy rounds them, whatever they are; nothing behind them is touched."""
+    if not library.rounds:
+        pytest.skip("this processor does not round to float16")
+    monkeypatch.setattr(host_copy, "_processors", lambda: 8)
+    words = np.random.default_rng(count).integers(0, 1 << 32, count, np.uint32)
+    source = words.view(np.float32)
+    source[::3] = np.float32(1.0) + np.random.default_rng(0).random(source[::3].shape, np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = source.astype(np.float16)
+    memory = np.full(2 * count + 4096 + 64, 7, np.uint8)
+    for first in (-memory.ctypes.data % 64, 2):  # whole lines, and not
+        memory[...] = 7
+        target, device = memory[first : first + 2 * count], Device(2 * count)
+        assert copy_on(target, source.view(np.uint8), device.onward, rounded=True) == 0
+        found = target.view(np.float16)
+        np.testing.assert_array_equal(found, expected)
+        assert np.array_equal(np.signbit(found), np.signbit(expected)) and (device.memory == target).all()
+        assert (device.times == 1).all() and (memory[:first] == 7).all() and (memory[first + 2 * count :] == 7).all()
+
+
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("fails_at", [1, 2])
 def test_after_an_error_nothing_goes_on(fails_at: int) -> None:
@@ -125,6 +149,6 @@ def test_a_child_of_a_fork_copies_with_threads_of_its_own() -> None:
 
 def test_pages_are_made_present_and_no_others(library: native.NativeLibrary) -> None:
     memory = np.full(9 * MB + 300, 7, np.uint8)
-    library.copy(memory.ctypes.data + 4096, None, 8 * MB + 100, 8, None, 0, None)
+    library.copy(memory.ctypes.data + 4096, None, 8 * MB + 100, 8, None, 0, None, False)
     assert (memory[:4096] == 7).all() and (memory[4096 + 8 * MB + 100 :] == 7).all()
     assert not memory[4096 : 4096 + 8 * MB + 100 : 4096].any()

@@ -8,7 +8,7 @@
    the same few threads work on and on; every QUANTUM one of the sleepers joins them, for whom another falls asleep.
    Who is away for less than SHORT keeps lock and turn for a QUANTUM, and has the next one woken AHEAD of its end; nobody
    waits awake meanwhile, which would slow down a core's other half, and the first in the queue looks every GLANCE whether
-   that is so.
+   that is so. Who was woken for a turn that another one got, and keeps, sleeps on in front of the others.
 
    Nothing here decides who holds Python's lock: Python does, and what is known of it here is a guess. It may be wrong
    without harm but for time: code that knows nothing of turns takes the lock and lets go of it (a sleep, a file, the end
@@ -16,7 +16,7 @@
 
    - who is awake and sees one turn last PATIENCE asks Python, and waits there: one thread at a time, as that is a turn;
    - who has been awake for LONGEST without a turn asks Python all the same;
-   - who sleeps wakes up after NAP.
+   - who sleeps wakes up when the turn has not changed for NAP, and asks Python after MOST_SLEEP.
 
    Those who wait in Python's lock itself, which they do where code knows nothing of turns, get it when it is free and
    they are awake: if letting go took so long that somebody was woken, the turn rests for REST, once per QUANTUM. */
@@ -41,6 +41,7 @@
 #define PATIENCE (400 * US)
 #define LONGEST (8 * MS)
 #define NAP (50 * MS)
+#define MOST_SLEEP (500 * MS)
 #define QUANTUM (5 * MS)
 #define AHEAD (150 * US)
 #define GLANCE (500 * US)
@@ -158,23 +159,33 @@ static int is_first(const sleeper *own) {
   return first;
 }
 
-/* Until somebody wakes us, or for so long. */
-static void fall_asleep(int64_t most) {
+/* Until somebody wakes us, or nothing changes for NAP, but not past `last`. `ahead`: in front of all others. */
+static void fall_asleep(int ahead, int64_t last) {
   sleeper own = {NULL, ASLEEP};
-  int64_t end = litegpu_now() + most, left;
   count(SLEPT);
   pthread_mutex_lock(&baton.lock);
-  *baton.last = &own;
-  baton.last = &own.next;
+  own.next = ahead ? baton.first : NULL;
+  if (own.next == NULL) {
+    *baton.last = &own;
+    baton.last = &own.next;
+  } else {
+    baton.first = &own;
+  }
   atomic_fetch_add(&baton.asleep, 1);
   pthread_mutex_unlock(&baton.lock);
-  while (atomic_load(&own.state) != WOKEN && (left = end - litegpu_now()) > 0) {
+  uint64_t seen = atomic_load(&baton.turn);
+  int64_t now, end = litegpu_now() + NAP;
+  while (atomic_load(&own.state) != WOKEN) {
+    uint64_t turn = atomic_load(&baton.turn);
+    now = litegpu_now();
+    if (turn != seen) seen = turn, end = now + NAP;
+    if (now >= end || now >= last) break;
     uint32_t nudged = NUDGED;
     atomic_compare_exchange_strong(&own.state, &nudged, ASLEEP);
     int first = is_first(&own);
     /* Who let go before we were in the queue has woken nobody, and if nobody is awake, nobody will. */
-    if (first && atomic_load(&baton.awake) + atomic_load(&baton.waking) == 0 && !is_kept(end - left)) break;
-    futex(&own.state, FUTEX_WAIT, ASLEEP, first && left > GLANCE ? GLANCE : left);
+    if (first && atomic_load(&baton.awake) + atomic_load(&baton.waking) == 0 && !is_kept(now)) break;
+    futex(&own.state, FUTEX_WAIT, ASLEEP, first && end - now > GLANCE ? GLANCE : end - now);
   }
   pthread_mutex_lock(&baton.lock);
   if (own.state != WOKEN) take_out(&own);
@@ -182,7 +193,7 @@ static void fall_asleep(int64_t most) {
   if (own.state == WOKEN) atomic_fetch_sub(&baton.waking, 1);
 }
 
-/* Wait awake for the turn, for `most` at the longest; whether we may ask Python. */
+/* Wait awake for the turn, for `most` at the longest, or until somebody keeps it; whether we may ask Python. */
 static int watch(int64_t most) {
   int64_t begin = litegpu_now(), seen = begin, now;
   uint64_t last = atomic_load(&baton.turn);
@@ -199,7 +210,7 @@ static int watch(int64_t most) {
       count(STOLEN);
       return 1;
     }
-    if (now - begin > most || (most < LONGEST && is_kept(now))) return 0;
+    if (now - begin > most || is_kept(now)) return 0;
   }
 }
 
@@ -210,16 +221,17 @@ void litegpu_come_back(void *state) {
     return;
   }
   int most = baton.processors > 11 ? 4 : baton.processors > 3 ? 2 : 1, woken = 0;
-  for (int64_t begin = litegpu_now(); litegpu_now() - begin < LONGEST + woken * NAP;) {
+  int64_t now = litegpu_now(), last = now + MOST_SLEEP, end = now + LONGEST;
+  while ((now = litegpu_now()) < end) {
     int room = (atomic_fetch_add(&baton.awake, 1) < most || woken) && litegpu_awake();
     int found = room && watch(woken ? LONGEST : PATIENCE);
     if (room) litegpu_sleepy();
     atomic_fetch_sub(&baton.awake, 1);
-    if (found) break;
-    if (!woken) {
-      fall_asleep(NAP);
+    if (found || now > last) break;
+    if (!woken || is_kept(litegpu_now())) {
+      fall_asleep(woken, last);
       woken = 1;
-      begin = litegpu_now() - NAP; /* LONGEST from now on */
+      end = litegpu_now() + LONGEST;
     } else if (!room) {
       break;
     }

@@ -21,11 +21,12 @@
 /* As cuMemcpyHtoDAsync: device address, host address, bytes, stream; 0 if that worked. */
 typedef int (*send_function)(uint64_t, const void *, size_t, void *);
 
-/* `source`: NULL to write to each page of the target. */
+/* `source`: NULL to write to each page of the target. `size`: bytes of the source, of which the target gets a `share`-th
+   part: half where float32 becomes float16. */
 typedef struct job {
   char *target;
   const char *source;
-  size_t size, part;
+  size_t size, part, share;
   int count, helpers, most_helpers;
   _Atomic int next;
   _Atomic unsigned char done[MOST_PARTS];
@@ -53,7 +54,9 @@ static int do_part(job *own) {
   if (i >= own->count) return 0;
   size_t begin = (size_t)i * own->part, left = own->size - begin;
   size_t size = left < own->part ? left : own->part;
-  if (own->source != NULL) {
+  if (own->share == 2) {
+    litegpu_stage_rounded(own->target + begin / 2, own->source + begin, size);
+  } else if (own->source != NULL) {
     litegpu_stage(own->target + begin, own->source + begin, size);
   } else {
     for (size_t at = 0; at < size; at += PAGE) ((volatile char *)own->target)[begin + at] = 0;
@@ -127,8 +130,8 @@ static void withdraw(job *own) {
 }
 
 static int run(void *target, const void *source, size_t size, int threads, send_function send, uint64_t device,
-               void *stream) {
-  job own = {.target = target, .source = source, .size = size};
+               void *stream, int rounded) {
+  job own = {.target = target, .source = source, .size = size, .share = rounded ? 2 : 1};
   size_t part = size / MOST_PARTS + 1;
   if (part < LEAST_PART) part = LEAST_PART;
   own.part = (part + PAGE - 1) / PAGE * PAGE;
@@ -136,12 +139,14 @@ static int run(void *target, const void *source, size_t size, int threads, send_
   own.most_helpers = (threads < own.count ? threads : own.count) - 1;
   if (own.most_helpers > 0) publish(&own);
   int ready = 0, error = 0, waited = 0;
-  size_t sent = 0;
+  size_t sent = 0, share = own.share;
   while (sent < size) {
     while (ready < own.count && atomic_load_explicit(&own.done[ready], memory_order_acquire)) ready++, waited = 0;
     size_t end = ready < own.count ? (size_t)ready * own.part : size;
-    if (end == size || (send != NULL && end - sent >= LEAST_SENT)) {
-      if (send != NULL && error == 0) error = send(device + sent, own.target + sent, end - sent, stream);
+    if (end == size || (send != NULL && (end - sent) / share >= LEAST_SENT)) {
+      if (send != NULL && error == 0) {
+        error = send(device + sent / share, own.target + sent / share, (end - sent) / share, stream);
+      }
       sent = end;
     } else if (!do_part(&own)) {
       litegpu_relax();
@@ -152,23 +157,26 @@ static int run(void *target, const void *source, size_t size, int threads, send_
   return error;
 }
 
-void litegpu_stage_large(void *to, const void *from, size_t bytes) {
+void litegpu_stage_large(void *to, const void *from, size_t bytes, int rounded) {
   int threads = bytes / SHARE < (size_t)pool.processors ? (int)(bytes / SHARE) : pool.processors;
-  if (threads < 2) {
-    litegpu_stage(to, from, bytes);
+  if (threads > 1) {
+    run(to, from, bytes, threads, NULL, 0, NULL, rounded);
+  } else if (rounded) {
+    litegpu_stage_rounded(to, from, bytes);
   } else {
-    run(to, from, bytes, threads, NULL, 0, NULL);
+    litegpu_stage(to, from, bytes);
   }
 }
 
 /* Copy `size` bytes with so many threads, this one among them; or, without a `source`, have the pages of the target
-   there, whose content is anything then, which takes longer than to write to them. With `send`, all of them are put on
+   there, whose content is anything then, which takes longer than to write to them. `rounded`: the source is float32, and
+   the target gets float16. With `send`, all of them are put on
    the stream as well, by this thread, from where they were copied to: to `device` on. What `send` answered first that
    was not 0; then not all is sent. With Python's lock held, which it lets go of. */
 PUBLIC int litegpu_copy(void *target, const void *source, size_t size, int threads, send_function send, uint64_t device,
-                        void *stream) {
+                        void *stream, int rounded) {
   void *state = litegpu_leave();
-  int error = run(target, source, size, threads, send, device, stream);
+  int error = run(target, source, size, threads, send, device, stream, rounded);
   litegpu_come_back(state);
   return error;
 }

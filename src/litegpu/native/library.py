@@ -34,10 +34,11 @@ class NativeLibrary:
         self._counts = self.function("counts", None, ctypes.c_void_p)
         #: Whether copies can make float16 of float32 on their way.
         self.rounds = bool(self.function("rounds", ctypes.c_int)())
-        #: target, source or None, bytes, threads, and None or the address of cuMemcpyHtoDAsync, device address, stream.
+        #: target, source or None, bytes of the source, threads, None or the address of cuMemcpyHtoDAsync, device
+        #: address, stream; whether float16 is made of float32.
         self.copy = self.function(
             "copy", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p,
-            ctypes.c_uint64, ctypes.c_void_p,
+            ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int,
         )  # fmt: skip
         self._work = self.function("work", None, ctypes.c_int64, ctypes.c_int)
         self._begin()

@@ -37,8 +37,8 @@ void litegpu_stage(void *to, const void *from, size_t bytes);
 void litegpu_stage_rounded(void *to, const void *from, size_t bytes);
 PUBLIC int litegpu_rounds(void);
 
-/* The same, by several threads where that is quicker. */
-void litegpu_stage_large(void *to, const void *from, size_t bytes);
+/* The one or the other, by several threads where that is quicker. */
+void litegpu_stage_large(void *to, const void *from, size_t bytes, int rounded);
 
 /* As library.py gets to know it: `processors` that this process may use. Once more in the child of a fork, where the
    threads of the parent do not wait. */

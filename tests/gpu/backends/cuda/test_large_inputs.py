@@ -75,9 +75,9 @@ def pieces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     copied: list[Any] = []
     copy = host_copy.copy_on
 
-    def noted(target: np.ndarray, source: np.ndarray, onward: host_copy.Onward) -> int:
+    def noted(target: np.ndarray, source: np.ndarray, onward: host_copy.Onward, **how: bool) -> int:
         copied.append(source.size)
-        return copy(target, source, onward)
+        return copy(target, source, onward, **how)
 
     monkeypatch.setattr(inputs, "copy_on", noted)
     return copied

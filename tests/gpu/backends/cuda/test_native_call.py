@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 import time
@@ -223,7 +224,7 @@ def test_inputs_that_come_again_are_read_where_they_are(shape: tuple[int, ...]) 
             found = model(given, y)
             assert np.array_equal(found["sum"], i + y) and np.array_equal(found["abs"], np.full(shape, i, np.float32))
             if session._plain is not None:
-                seen.add((i % 3, session._plain._calls[-1].in_place))
+                seen.add((i % 3, session._plain._calls[-1].ways.in_place))
         assert {(0, (0, 1)), (1, (1,)), (2, (0, 1)), (1, ()), (2, (0,))} <= seen
         assert not any(kind == 1 and 0 in places for kind, places in seen), "an array that was never seen"
         assert registered.held == x.nbytes + y.nbytes
@@ -249,7 +250,7 @@ def test_kinds_of_calls_number_their_inferences_together() -> None:
             if session._plain is None:  # not at first
                 continue
             call = session._plain._calls[-1]
-            kinds.add(call.in_place)
+            kinds.add(call.ways)
             assert call._call.number == session.memory.ended[0] != before
             before = session.memory.ended[0]
         assert len(kinds) == 2
@@ -269,6 +270,24 @@ def test_many_kinds_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
         for name in (("sum",), ("abs",), ("sum", "abs"))[i % 3]:
             assert np.array_equal(one.get_tensor(places[name]), x + y if name == "sum" else np.abs(x))
     one.close()
+
+
+def test_a_call_is_expected_to_take_as_long_as_the_quicker_of_two(model: Any, library: native.NativeLibrary) -> None:
+    """A thread's first one after it has slept takes longer, and would end its turn."""
+    for i in range(3):
+        check(model, i)
+    route = only_kernel(model)
+    assert route is not None
+    session: Any = route.kernel.session
+    (made,) = session._plain._calls
+    expected = library.function("call_expected", ctypes.c_int64, ctypes.c_void_p)
+    call = made._call
+    call.before = call.wrote = call.submitted = call.read = 0
+    found = []
+    for microseconds in (9, 9, 400, 10, 500, 600, 11):
+        call.waited = 1000 * microseconds
+        found.append(expected(ctypes.addressof(call)) // 1000)
+    assert found == [9, 9, 9, 10, 10, 500, 11]
 
 
 def test_stats(model: Any) -> None:

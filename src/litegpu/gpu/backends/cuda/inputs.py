@@ -13,9 +13,10 @@ from litegpu.gpu.backends.cuda.copy import MOST_BYTES, is_pinned
 from litegpu.gpu.backends.cuda.driver import CudaError, error_text
 from litegpu.gpu.backends.cuda.held import held_calls
 from litegpu.gpu.backends.cuda.memory import SessionMemory
+from litegpu.gpu.backends.cuda.record import Recorder
 from litegpu.gpu.backends.cuda.registered import Registered
 from litegpu.gpu.program import Program
-from litegpu.host_copy import LARGE_BYTES, Onward, copy_bytes, copy_on
+from litegpu.host_copy import LARGE_BYTES, Onward, can_round, copy_bytes, copy_on
 
 
 class Inputs:
@@ -24,13 +25,19 @@ class Inputs:
 
     - it lies in pinned memory itself: `in_place`, by index. It is copied in front of the graph.
     - the inference follows at once, and it is large: `sent`. Pieces are copied to pinned memory while those before are
-      under way to the arena.
+      under way to the arena. Those that kernels round to float16 are rounded meanwhile, and widened on the device.
     """
 
     def __init__(
-        self, device: CudaDeviceBase, program: Program, memory: SessionMemory, registered: Registered, stream: Any
+        self,
+        device: CudaDeviceBase,
+        program: Program,
+        memory: SessionMemory,
+        recorder: Recorder,
+        registered: Registered,
+        stream: Any,
     ) -> None:
-        self._device, self._program, self._memory = device, program, memory
+        self._device, self._program, self._memory, self._recorder = device, program, memory, recorder
         self._registered = registered
         self._stream = int(stream)
         self._copy_in = held_calls().copy_in
@@ -60,11 +67,15 @@ class Inputs:
             return
         self.in_place.pop(index, None)
         self.sent.add(index)
-        memory, port = self._memory.inputs[index], self._program.inputs[index]
-        onward = Onward(self._copy_in, self._memory.place(port), self._stream)
-        error = copy_on(memory, array.reshape(-1).view(np.uint8), onward)
+        memory, port, source = self._memory, self._program.inputs[index], array.reshape(-1).view(np.uint8)
+        room = memory.room_for_halves(index) if port.rounded and can_round() else 0
+        target = memory.halves(index) if room else memory.inputs[index]
+        onward = Onward(self._copy_in, room or memory.place(port), self._stream)
+        error = copy_on(target, source, onward, rounded=bool(room))
         if error:
             raise CudaError(f"copy of input {port.name!r}: {error_text(driver.CUresult(error))}", error)
+        if room:
+            self._recorder.enqueue_widened(index, room)
 
     def over(self) -> None:
         """The inference for which arrays were sent is done."""

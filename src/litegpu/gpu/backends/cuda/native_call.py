@@ -4,8 +4,8 @@ enough for pinned memory of its own."""
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,10 @@ _PARTS = {"write": "wrote", "submit": "submitted", "wait": "waited", "read": "re
 class _Port(ctypes.Structure):
     """As call.c has it."""
 
-    _fields_ = (("memory", ctypes.c_void_p), ("bytes", ctypes.c_size_t), ("place", ctypes.c_uint64))
+    _fields_ = (
+        ("memory", ctypes.c_void_p), ("bytes", ctypes.c_size_t), ("place", ctypes.c_uint64),
+        ("rounded", ctypes.c_uint64),
+    )  # fmt: skip
 
 
 class _Floats(ctypes.Structure):
@@ -55,14 +58,35 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("inputs_count", "outputs_count", "watched_count")),
         ("number", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
-        *((name, ctypes.c_int64) for name in ("spin", *_PARTS.values())),
+        *((name, ctypes.c_int64) for name in ("spin", *_PARTS.values(), "before")),
     )  # fmt: skip
 
 
+class Parts(NamedTuple):
+    """Of a session: what its native calls are made of."""
+
+    library: NativeLibrary
+    device: CudaDeviceBase
+    program: Program
+    memory: SessionMemory
+    recorder: Recorder
+    results: Results
+    pool: ResultPool
+    stream: Any
+
+
+class Ways(NamedTuple):
+    """How inputs come, by place: `in_place`, the device reads the arrays where they are; `rounded`, as float16, which
+    the device widens."""
+
+    in_place: tuple[int, ...]
+    rounded: tuple[int, ...]
+
+
 class NativeCall:
-    """Of one session, whose lock is held in every method, for these outputs. `all` and `rest` are called with the
-    arrays of the inputs (None: what the session's memory has) and then targets(): they do an inference, and what is
-    left of one that was NOT_DONE when it has been waited for.
+    """Of one session, whose lock is held in every method, for these outputs, and inputs that come these ways. `all` and
+    `rest` are called with the arrays of the inputs (None: what the session's memory has) and then targets(): they do an
+    inference, and what is left of one that was NOT_DONE when it has been waited for.
 
     The stream of the session and all memory have to stay; `kept` is what the device reads or writes that belongs to the
     caller, of an inference that may be under way."""
@@ -70,35 +94,28 @@ class NativeCall:
     all: Callable[..., int]
     rest: Callable[..., int]
 
-    def __init__(
-        self,
-        library: NativeLibrary,
-        device: CudaDeviceBase,
-        program: Program,
-        memory: SessionMemory,
-        recorder: Recorder,
-        results: Results,
-        pool: ResultPool,
-        stream: Any,
-        wanted: PlainOutputs,
-        in_place: Collection[int],
-    ) -> None:
-        """`in_place`: inputs whose arrays the device reads where they are. The device's context is current."""
-        self.wanted, self.in_place = wanted, in_place
+    def __init__(self, parts: Parts, wanted: PlainOutputs, ways: Ways) -> None:
+        """The device's context is current."""
+        library, device, program, memory, recorder, results, self._pool, stream = parts
+        self.wanted, self.ways = wanted, ways
         self.kept: Sequence[np.ndarray | None] = ()
-        self._pool, self._context = pool, device.context
+        self._context = device.context
         self._large = [i in memory.results for i in wanted.places]
         self._look = look = _look_graph(results, stream)
-        self._graph = recorder.graph_of(in_place, {}) if in_place else None
+        halves = {i: memory.halves(i).ctypes.data for i in ways.rounded}
+        self._graph = recorder.graph_of(ways.in_place, halves) if any(ways) else None
         graph = recorder.graph if self._graph is None else self._graph
         inputs = [
-            _Port(array.ctypes.data, port.nbytes, memory.place(port) if i in in_place else 0)
+            _Port(
+                halves.get(i, array.ctypes.data), port.nbytes, memory.place(port) if i in ways.in_place else 0,
+                i in halves,
+            )
             for i, (array, port) in enumerate(zip(memory.inputs, program.inputs, strict=True))
-        ]
+        ]  # fmt: skip
         outputs = [
-            _Port(None, program.outputs[i].nbytes, memory.place(program.outputs[i]))
+            _Port(None, program.outputs[i].nbytes, memory.place(program.outputs[i]), 0)
             if i in memory.results
-            else _Port(memory.output(i).ctypes.data, program.outputs[i].nbytes, 0)
+            else _Port(memory.output(i).ctypes.data, program.outputs[i].nbytes, 0, 0)
             for i in wanted.places
         ]
         watched = [_Floats(view.ctypes.data, view.size) for view in results.watched_views]

@@ -4,63 +4,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
 from litegpu.gpu.backends.abilities import PlainOutputs
 from litegpu.gpu.backends.contract import SHORT_SECONDS
-from litegpu.gpu.backends.cuda.base import CudaDeviceBase
 from litegpu.gpu.backends.cuda.copy import MOST_BYTES, is_pinned
 from litegpu.gpu.backends.cuda.launching import Launcher
-from litegpu.gpu.backends.cuda.memory import SessionMemory
-from litegpu.gpu.backends.cuda.native_call import NOT_DONE, NOT_FINITE, NOT_TAKEN, NativeCall
-from litegpu.gpu.backends.cuda.record import Recorder
+from litegpu.gpu.backends.cuda.native_call import NOT_DONE, NOT_FINITE, NOT_TAKEN, NativeCall, Parts, Ways
 from litegpu.gpu.backends.cuda.registered import EVERY, Registered
-from litegpu.gpu.backends.cuda.result_pool import ResultPool
-from litegpu.gpu.backends.cuda.results import Results
 from litegpu.gpu.program import Program
-from litegpu.native import NativeLibrary
 
 #: Inputs and outputs together.
 _MOST_PORTS = 32
 #: Smaller inputs are copied sooner than found out about.
 _LEAST_IN_PLACE = 128 << 10
+#: The same for rounding them.
+_LEAST_ROUNDED = 64 << 10
 #: Calls that are kept, latest last.
 _MOST_CALLS = 8
-
-
-class _Pools(Protocol):
-    @property
-    def host(self) -> ResultPool: ...
-
-    @property
-    def registered(self) -> Registered: ...
 
 
 class PlainCalls:
     """Of one session, whose lock is held in every method, as long as nothing is bound to it and `results.watched` stays
     as it is."""
 
-    def __init__(
-        self,
-        library: NativeLibrary,
-        device: CudaDeviceBase,
-        program: Program,
-        memory: SessionMemory,
-        recorder: Recorder,
-        results: Results,
-        launcher: Launcher,
-        pools: _Pools,
-        *,
-        passive: bool,
-    ) -> None:
+    def __init__(self, parts: Parts, launcher: Launcher, registered: Registered, *, passive: bool) -> None:
         """`passive`: waits that are long are not to spin."""
-        self._parts = library, device, program, memory, recorder, results, pools.host, launcher.stream
-        self._device, self._results, self._launcher, self._registered = device, results, launcher, pools.registered
-        self._passive = passive
+        self._parts, self._launcher, self._registered, self._passive = parts, launcher, registered, passive
+        self._device, self._results = parts.device, parts.results
         self._calls: list[NativeCall] = []
-        self._large = [i for i, port in enumerate(program.inputs) if port.nbytes >= _LEAST_IN_PLACE]
+        ports = list(enumerate(parts.program.inputs))
+        self._large = [i for i, port in ports if port.nbytes >= _LEAST_IN_PLACE]
+        rounded = [i for i, port in ports if port.rounded and port.nbytes >= _LEAST_ROUNDED]
+        self._rounded = rounded if parts.library.rounds else []
         self._count = 0
         self._times: Callable[[], dict[str, float]] | None = None  # of the last inference, that nobody has asked for
 
@@ -69,9 +47,13 @@ class PlainCalls:
     ) -> list[np.ndarray] | Literal[False] | None:
         """See PlainCaller.call_plain(). Nothing is under way; `wait` waits for what is then."""
         in_place = self._in_place(arrays) if self._large else ()
+        rounded: tuple[int, ...] = ()
+        for i in self._rounded:
+            if i not in in_place and arrays[i] is not None:
+                rounded = (*rounded, i)
         call = self._calls[-1] if self._calls else None
-        if call is None or call.wanted is not wanted or call.in_place != in_place:
-            call = self._call(wanted, in_place)
+        if call is None or call.wanted is not wanted or call.ways != (in_place, rounded):
+            call = self._call(wanted, Ways(in_place, rounded))
         found = call.targets()
         if found is None:
             return None
@@ -102,17 +84,17 @@ class PlainCalls:
         while self._calls:
             self._calls.pop().close()
 
-    def _call(self, wanted: PlainOutputs, in_place: tuple[int, ...]) -> NativeCall:
+    def _call(self, wanted: PlainOutputs, ways: Ways) -> NativeCall:
         """The one for these, from now on the latest."""
         calls = self._calls
         for i, call in enumerate(calls):
-            if call.wanted is wanted and call.in_place == in_place:
+            if call.wanted is wanted and call.ways == ways:
                 calls.append(calls.pop(i))
                 return call
         with self._device.context:
             if len(calls) == _MOST_CALLS:
                 calls.pop(0).close()
-            calls.append(NativeCall(*self._parts, wanted, in_place))
+            calls.append(NativeCall(self._parts, wanted, ways))
         return calls[-1]
 
     def _in_place(self, arrays: Sequence[np.ndarray | None]) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ from litegpu.gpu.backends.cuda.driver import await_stream, checked, synchronize
 from litegpu.gpu.backends.cuda.inputs import Inputs
 from litegpu.gpu.backends.cuda.launching import BLOCKING_VARIABLE, Launcher
 from litegpu.gpu.backends.cuda.memory import SessionMemory
+from litegpu.gpu.backends.cuda.native_call import Parts
 from litegpu.gpu.backends.cuda.plain_calls import PlainCalls, is_small
 from litegpu.gpu.backends.cuda.record import Recorder
 from litegpu.gpu.backends.cuda.registered import Registered
@@ -175,10 +176,11 @@ class CudaSessionBase:
         if library is None or self.wait == "do_not_wait" or not is_small(self.program) or not self.launcher.is_plain:
             return None
         self._finish()
-        return PlainCalls(
-            library, self.device, self.program, self.memory, self.recorder, self.results, self.launcher, self._pools,
-            passive=self.wait == "passive",
+        parts = Parts(
+            library, self.device, self.program, self.memory, self.recorder, self.results, self._pools.host,
+            self.launcher.stream,
         )  # fmt: skip
+        return PlainCalls(parts, self.launcher, self._pools.registered, passive=self.wait == "passive")
 
     def _forget_plain(self) -> None:
         """The native calls are of something that changes."""
@@ -384,7 +386,9 @@ class CudaSessionBase:
         self._results = Results(self.program, memory, self._bindings, self._pools.host, helpers.look)
         setter = next(iter(setters), None)
         recorder = self._recorder = Recorder(self.program, memory, kernels, helpers, self._stream, self.overlap, setter)
-        inputs = self._inputs = Inputs(self.device, self.program, memory, self._pools.registered, self._stream)
+        inputs = self._inputs = Inputs(
+            self.device, self.program, memory, recorder, self._pools.registered, self._stream
+        )
         self._launcher = Launcher(
             self.device, self.program, memory, recorder, self._bindings, inputs, self._stream, self._blocking
         )
