@@ -122,6 +122,12 @@ inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   for (unsigned i = 0; i < 4; i++) result |= (unsigned)(both >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
   return result;
 }
+template <class T> unsigned larger_halves(unsigned a, unsigned b) {
+  const T low = (T)a > (T)b ? (T)a : (T)b, high = (T)(a >> 16) > (T)(b >> 16) ? (T)(a >> 16) : (T)(b >> 16);
+  return (unsigned)(uint16_t)high << 16 | (uint16_t)low;
+}
+inline unsigned __vmaxs2(unsigned a, unsigned b) { return larger_halves<int16_t>(a, b); }
+inline unsigned __vmaxu2(unsigned a, unsigned b) { return larger_halves<uint16_t>(a, b); }
 inline int __float2int_rz(float x) {
   return x != x ? 0 : x >= 2147483648.0f ? 2147483647 : x <= -2147483648.0f ? -2147483647 - 1 : (int)x;
 }

@@ -16,6 +16,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     matmul,
     pair,
     pointwise,
+    pool,
     separable,
     softmax,
     transpose,
@@ -53,6 +54,7 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.MatMul: matmul.build,
     graph.PairConv2D: pair.build,
     graph.PointwiseConv2D: pointwise.build,
+    graph.Pool2D: pool.build,
     graph.SeparableConv2D: separable.build,
     graph.TransposeConv2D: transpose.build,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +36,13 @@ def residuals_of(ctx: KernelContext) -> int:
     """How many values as large as the output the node's epilogue reads."""
     shape = ctx.output.shape
     return sum(not ctx.value(v).is_constant and ctx.value(v).shape == shape for v in ctx.node.operands)
+
+
+def channels_at_once(view: View, lengths: Sequence[int]) -> int:
+    """The first of these numbers of channels beyond four by which a view of whole quads can be gone through, else 4."""
+    strides = [s for s, size in zip(view.strides[:3], view.shape[:3], strict=True) if size > 1]
+    places = (*strides, view.offset, view.quads * 4)
+    return next((k for k in lengths if k > 4 and not any(place % k for place in places)), 4)
 
 
 @dataclass(frozen=True)
@@ -94,9 +102,7 @@ class Layer:
             kinds = {DType.INT8, DType.UINT8}
         if view.dtype not in kinds or not (view.vector and view.whole_quads):
             return 0
-        strides = [s for s, size in zip(view.strides[:3], view.shape[:3], strict=True) if size > 1]
-        places = (*strides, view.offset, view.quads * 4)
-        return next((k for k in (n, n // 2) if k > 4 and not any(place % k for place in places)), 4)
+        return channels_at_once(view, (n, n // 2))
 
     @property
     def pitch(self) -> int | None:
