@@ -228,3 +228,13 @@ def test_beside_control_flow() -> None:
             arrays = [np.array(chosen), x_, many]
             for got, want in zip(run(interpreter, arrays), run(official(content), arrays), strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_empty_tensors_of_two_words_are_left_to_the_cpu() -> None:
+    require_gpu()
+    b = ModelBuilder()
+    x, y = b.input("x", (1, 0), I64), b.input("y", (1, 1), I64)
+    b.output(b.op("NOT_EQUAL", [x, y], shape=(1, 0), type=TensorType.BOOL))
+    gpu = on_gpu(b.build(), max_delegated_partitions=0)
+    assert "'x' of shape [1, 0] is empty" in gpu.delegation_report().summary()
+    assert run(gpu, [np.zeros((1, 0), np.int64), np.zeros((1, 1), np.int64)])[0].shape == (1, 0)

@@ -200,7 +200,7 @@ class OpContext:
         check_rank(t)
         if types is STATIC:
             return
-        _check_not_empty(t)
+        check_not_empty(t)
         constant = self.lowering.constant_tensor(self.operator.inputs[i])
         found = self._computed(t, f"input {i}", types) if constant is None else _constant_type(constant)
         if found not in types:
@@ -208,7 +208,7 @@ class OpContext:
 
     def check_output(self, t: Tensor) -> None:
         check_rank(t)
-        _check_not_empty(t)
+        check_not_empty(t)
         if self._computed(t, "the output", self.gpu.results) not in self.gpu.results:
             raise Unsupported(f"the output is {_type_reason(t.type, self.gpu.results)}")
 
@@ -326,7 +326,8 @@ def _constant_type(t: Tensor) -> TensorType:
     return TensorType.INT32 if t.type is TensorType.INT64 or t.type in _WORDS else t.type
 
 
-def _check_not_empty(t: Tensor) -> None:
+def check_not_empty(t: Tensor) -> None:
+    """Raises Unsupported."""
     if 0 in t.shape:
         raise Unsupported(f"tensor '{t.name}' of shape {list(t.shape)} is empty: there is nothing for the GPU to do")
 

@@ -51,10 +51,11 @@ def cast(parts: Parts, operator: Operator) -> None:
     given = tensors[source].type
     if given in _FLOATS:
         _give(parts, operator, _of_float(Arg(0)), (source,))
+    elif given is TensorType.INT64 and parts.has(source):
+        _give(parts, operator, _of_words(), parts.of(source))
     elif (
         given in (*_WORDS, TensorType.BOOL, TensorType.INT64)
         and grid_of(tensors[source]) is None
-        and not parts.has(source)
     ):
         word = parts.blank(tensors[source].shape, TensorType.INT32)
         parts.lowering.plain(dataclasses.replace(operator, outputs=(word,)))
@@ -208,9 +209,7 @@ def _of_word(word: Expr, *, signed: bool) -> tuple[Expr, Expr]:
     """Of a whole number, which is exact."""
     negative = fn("lt", word, whole(0)) if signed else fn("lt", whole(0), whole(0))
     size = fn("select", negative, fn("neg", word), word)  # without a sign
-    above = _right(size, 16)
-    place = fn("select", fn("gt", above, whole(0)), fn("add", _log2(fn("max", above, whole(1))), whole(16)),
-               _log2(fn("max", fn("bit_and", size, whole(0xFFFF)), whole(1))))  # fmt: skip
+    place = _highest(size)
     raised = fn("shift_left", size, fn("sub", whole(31), place))  # the highest bit is the first
     upper = fn("bit_and", _right(raised, 11), whole(0xFFFFF))
     upper = fn("add", fn("shift_left", fn("add", place, whole(_BIAS)), whole(20)), upper)
@@ -218,3 +217,38 @@ def _of_word(word: Expr, *, signed: bool) -> tuple[Expr, Expr]:
     signs = fn("select", negative, _SIGN, whole(0))
     low = fn("select", zero, whole(0), fn("shift_left", raised, whole(21)))
     return low, fn("select", zero, whole(0), fn("add", upper, signs))
+
+
+def _of_words() -> tuple[Expr, Expr]:
+    """Of INT64: the nearest, halves to even."""
+    negative = fn("lt", _HIGH, whole(0))
+    borrow = fn("select", fn("eq", _LOW, whole(0)), whole(0), whole(1))
+    low = fn("select", negative, fn("neg", _LOW), _LOW)  # the size, without a sign
+    high = fn("select", negative, fn("sub", fn("neg", _HIGH), borrow), _HIGH)
+    short = fn("eq", high, whole(0))
+    first, second = fn("select", short, low, high), fn("select", short, whole(0), low)
+    place = _highest(first)
+    by = fn("sub", whole(31), place)  # until the highest bit is the first
+    top = fn("add", fn("shift_left", first, by), _right_by(second, fn("sub", whole(32), by)))
+    rest = fn("shift_left", second, by)
+    kept = fn("add", fn("shift_left", top, whole(21)), _right(rest, 11))
+    gone, middle = fn("bit_and", rest, whole(0x7FF)), whole(0x400)
+    odd = fn("eq", fn("bit_and", kept, whole(1)), whole(1))
+    up = fn("logical_or", fn("gt", gone, middle), fn("logical_and", fn("eq", gone, middle), odd))
+    rounded = fn("add", kept, _one_if(up))
+    exponent = fn("add", place, fn("select", short, whole(_BIAS), whole(_BIAS + 32)))
+    upper = fn("add", fn("shift_left", exponent, whole(20)), fn("bit_and", _right(top, 11), whole(0xFFFFF)))
+    carried = fn("add", upper, _one_if(fn("logical_and", up, fn("eq", rounded, whole(0)))))
+    zero = fn("eq", first, whole(0))
+    signs = fn("select", negative, _SIGN, whole(0))
+    return (
+        fn("select", zero, whole(0), rounded),
+        fn("select", zero, whole(0), fn("add", carried, signs)),
+    )
+
+
+def _highest(word: Expr) -> Expr:
+    """The place of the highest bit of a word without a sign, 0 of 0."""
+    above = _right(word, 16)
+    return fn("select", fn("gt", above, whole(0)), fn("add", _log2(fn("max", above, whole(1))), whole(16)),
+              _log2(fn("max", fn("bit_and", word, whole(0xFFFF)), whole(1))))  # fmt: skip

@@ -7,7 +7,7 @@ import weakref
 from litegpu.gpu.graph import Arg, DType, Elementwise, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
-from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.context import OpContext, check_not_empty
 from litegpu.gpu.lower.fixed_point import half, lowest_bits
 from litegpu.gpu.lower.parts import refusal
 from litegpu.gpu.lower.quantization import grid_of
@@ -44,6 +44,9 @@ class Lowering(Values):
 
     def _in_parts(self, operator: Operator) -> None:
         """Add an operator on numbers of two parts. Raises Unsupported."""
+        for t in (*operator.inputs, *operator.outputs):
+            if t >= 0 and self.subgraph.tensors[t].data is None:
+                check_not_empty(self.subgraph.tensors[t])
         if Words(self.parts, operator).lower():
             return
         data = moved_inputs(operator)

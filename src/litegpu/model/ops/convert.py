@@ -52,7 +52,7 @@ OPS = (
         "CAST", "x -> .:number", shape=same_shape, batch=pointwise, folds="values", makes_option="out_data_type",
         gpu=Gpu(9, inputs=(ANY,), outputs=ANY | INTEGERS, quantized=False,
            
-            notes="also of FLOAT64, and to it (but of INT64 beyond 32 bits); to integers toward zero, saturating, "
+            notes="also of FLOAT64, and to it; to integers toward zero, saturating, "
             "NaN to the largest; constants of 16-bit floats"),
     ),
     Op(
