@@ -27,6 +27,7 @@ class Detections:
 
     content: bytes
     inputs: list[np.ndarray]
+    classes: int = 1  # of each detection
 
 
 def detections(seed: int, **changes: Any) -> Detections:
@@ -42,43 +43,76 @@ def detections(seed: int, **changes: Any) -> Detections:
     sizes = arrays.uniform(0.05, 0.5, (count, 2)).astype(np.float32)
     anchors = np.concatenate([arrays.uniform(0.2, 0.8, (count, 2)).astype(np.float32), sizes], 1)
     scores = np.round(arrays.uniform(0, 1, (1, count, classes + background)) * 50).astype(np.float32) / np.float32(50)
+    if options.get("use_regular_nms") or int(options["max_classes_per_detection"]) > 1:  # equals in the CPU's own order
+        scores = (arrays.permutation(scores.size) / scores.size).astype(np.float32).reshape(scores.shape)
     b = ModelBuilder()
     tensors = [b.input("boxes", (1, count, 4)), b.input("scores", scores.shape), b.constant(anchors)]
-    shapes = [(1, most, 4), (1, most), (1, most), (1,)]
+    given = int(options["max_detections"]) * int(options["max_classes_per_detection"])
+    shapes = [(1, given, 4), (1, given), (1, given), (1,)]
     content = bytes(flexbuffers.Dumps(options))
     b.output(*b.custom(OPERATOR, tensors, [(s, F32) for s in shapes], content))
     boxes = arrays.standard_normal((1, count, 4)).astype(np.float32)
-    return Detections(b.build(), [boxes, scores])  # with equals
+    return Detections(b.build(), [boxes, scores], int(options["max_classes_per_detection"]))  # scores with equals
 
 
-def check(got: list[np.ndarray], case: Detections) -> None:
+def check(got: list[np.ndarray], case: Detections, half: bool = False) -> None:
     """Equal boxes in the same order; what lies behind them the official runtime leaves as it was."""
     boxes, classes, scores, number = run(official(case.content), case.inputs)
     assert got[3].reshape(1) == number
-    n = int(number[0])
+    n = int(number[0]) * case.classes
     np.testing.assert_array_equal(got[1].reshape(classes.shape)[0, :n], classes[0, :n])
-    np.testing.assert_array_equal(got[2].reshape(scores.shape)[0, :n], scores[0, :n])
+    of_several = 1e-3 if half and case.classes > 1 else 0  # others are compared, and in float32 for that
+    np.testing.assert_allclose(got[2].reshape(scores.shape)[0, :n], scores[0, :n], rtol=of_several)
     np.testing.assert_allclose(got[0].reshape(boxes.shape)[0, :n], boxes[0, :n], rtol=1e-5, atol=1e-6)
     assert not got[2].reshape(-1)[n:].any()
 
 
-@pytest.mark.parametrize("seed", range(24))
+def any_kind(seed: int) -> Detections:
+    """Also class by class, and several classes of each detection."""
+    rng = random.Random(seed)
+    match seed % 4:
+        case 0:
+            return detections(seed)
+        case 1:
+            classes = rng.randint(2, 6)
+            return detections(seed, num_classes=classes, max_classes_per_detection=rng.randint(2, classes))
+        case 2:
+            return detections(seed, use_regular_nms=True)
+        case _:
+            return detections(seed, use_regular_nms=True, detections_per_class=rng.randint(1, 5), max_detections=9)
+
+
+@pytest.mark.parametrize("seed", range(48))
 def test_in_numpy(seed: int) -> None:
-    case = detections(seed)
+    case = any_kind(seed)
     graph = read_model(case.content).main
     assert check_operator(graph, graph.operators[0]) is None
     lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs)
     check(evaluate_graph(lowered.graph, case.inputs), case)
 
 
+def test_of_equal_scores_the_first_class_comes_first() -> None:
+    """The CPU's order is that of a heap."""
+    for changes in (dict(use_regular_nms=True, nms_iou_threshold=1.0), dict(max_classes_per_detection=3)):
+        case = detections(4, num_classes=3, max_detections=6, nms_score_threshold=0.0, **changes)
+        scores = np.full_like(case.inputs[1], 0.5)
+        graph = read_model(case.content).main
+        lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs)
+        _, classes, values, _ = evaluate_graph(lowered.graph, [case.inputs[0], scores])
+        classes = classes.reshape(-1)[values.reshape(-1) > 0]
+        wanted = np.sort(classes) if "use_regular_nms" in changes else np.arange(classes.size) % 3
+        assert classes.size >= 6
+        np.testing.assert_array_equal(classes, wanted)
+
+
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(16))
 def test_on_the_gpu(seed: int, half: bool) -> None:
     require_gpu()
-    case = detections(seed)
+    case = any_kind(seed)
     gpu = on_gpu(case.content, max_delegated_partitions=0, precision_loss_allowed=half)
     assert gpu.delegation_report().fully_delegated, gpu.delegation_report().summary()
-    check(run(gpu, case.inputs), case)
+    check(run(gpu, case.inputs), case, half)
 
 
 def test_more_boxes_than_a_thread_has_bits() -> None:
@@ -102,7 +136,10 @@ def test_more_boxes_than_a_thread_has_bits() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [(dict(use_regular_nms=True), "class by class"), (dict(max_classes_per_detection=2, num_classes=3), "2 classes")],
+    [
+        (dict(use_regular_nms=True, max_classes_per_detection=2, num_classes=3), "2 classes"),
+        (dict(max_classes_per_detection=4, num_classes=3), "4 classes"),
+    ],
 )
 def test_what_is_refused(changes: dict[str, Any], reason: str) -> None:
     graph = read_model(detections(2, **changes).content).main

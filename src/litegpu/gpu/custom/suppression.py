@@ -22,11 +22,12 @@ _NOBODY = 2**31 - 1
 
 @dataclass(frozen=True)
 class Suppression:
-    """inputs: boxes [1,1,N,4] as y and x of two corners, scores [1,1,N,1] -> [1,1,1,M] INT32, the numbers of at most M
-    boxes by falling score, of equal ones the first, then -1. A box is left out if its score is below `least`, or if it
-    overlaps one before it by more than `overlap` (the intersection over the union); `reaching`: also if the overlap is
-    that, and where the score is no more than `least`. With a `sigma` above 0 each box that is chosen lowers the scores
-    of the others by exp(-overlap**2 / (2 * sigma)), and there is a second row, [1,1,2,M], of the bits of the scores.
+    """inputs: boxes [1,1,N,4] as y and x of two corners, scores [1,C,N,1] -> [1,C,1,M] INT32: for each of C classes the
+    numbers of at most M boxes by falling score, of equal ones the first, then -1. A box is left out if its score is
+    below `least`, or if it overlaps one before it by more than `overlap` (the intersection over the union); `reaching`:
+    also if the overlap is that, and where the score is no more than `least`. Without boxes nothing overlaps. With a
+    `sigma` above 0 each box that is chosen lowers the scores of the others by exp(-overlap**2 / (2 * sigma)), and there
+    is a second row, [1,1,2,M], of the bits of the scores of the one class.
     (NonMaxSuppressionSingleClassHelper of TFLite's detection_postprocess.cc; non_max_suppression.h is the other.)"""
 
     least: float
@@ -36,7 +37,13 @@ class Suppression:
     has_reference = True
 
     def evaluate(self, inputs: Sequence[Array], shape: Shape) -> Array:
-        boxes, scores = inputs[0].reshape(-1, 4).astype(np.float32), np.array(inputs[1].reshape(-1), np.float32)
+        *boxes, scores = inputs
+        count = scores.shape[2]
+        corners = boxes[0].reshape(-1, 4).astype(np.float32) if boxes else np.zeros((count, 4), np.float32)
+        rows = [self._searched(corners, np.array(row, np.float32), shape) for row in scores.reshape(-1, count)]
+        return np.concatenate(rows).reshape(shape)
+
+    def _searched(self, boxes: Array, scores: Array, shape: Shape) -> Array:
         least, most = np.float32(self.least), np.float32(self.overlap)
         waiting = [i for i in range(scores.size) if self._is_enough(scores[i], least)]
         found: list[int] = []
@@ -56,7 +63,7 @@ class Suppression:
         result = [np.array(found + [-1] * rest, np.int32)]
         if self.sigma > 0:
             result.append(np.array([*values, *[0] * rest], np.float32).view(np.int32))
-        return np.stack(result).reshape(shape)
+        return np.stack(result)
 
     @property
     def factor(self) -> float:
@@ -74,18 +81,21 @@ class Suppression:
 
     def build(self, ctx: KernelContext) -> list[Launch]:
         def grid(shape: Shape, features: Features) -> tuple[Dim3, Dim3]:
-            return (1 << (min(features.max_threads, 256).bit_length() - 1), 1, 1), (1, 1, 1)
+            return (1 << (min(features.max_threads, 256).bit_length() - 1), 1, 1), (shape[1], 1, 1)
 
         threads = grid(ctx.output.shape, ctx.features)[0][0]
         return per_group(ctx, "suppression", grid, lambda group: _Search(self, group, threads).run())
 
 
 class _Search:
-    """One workgroup; thread t has boxes t, t + threads, ..., of which bits tell the ones that are left."""
+    """One workgroup for each class; thread t has boxes t, t + threads, ..., of which bits tell the ones that are left."""
 
     def __init__(self, op: Suppression, group: Group, threads: int) -> None:
         self.op, self.group, self.k, self.threads = op, group, group.k, threads
-        self.count, self.most = group.inputs[0].shape[2], group.output_shape[3]
+        *boxes, self.scores = group.inputs
+        self.boxes = boxes[0] if boxes else None
+        self.count, self.most = self.scores.shape[2], group.output_shape[3]
+        self.own_class = group.k.group_id(0) if group.output_shape[1] > 1 else 0
         self.t = group.k.local_id()
         self.lowered = group.k.shared(f32, self.count) if op.sigma > 0 else None  # each thread's own scores
         self.left = [group.k.var(group.k.const(0xFFFFFFFF, u32)) for _ in range(-(-self.own // _BITS))]
@@ -108,7 +118,7 @@ class _Search:
                     values[place] = k.const(0, i32)
         if self.lowered is not None:
             with k.loop(self.count, start=t, step=self.threads) as j:
-                self.lowered[j] = self.group.inputs[1].at(0, 0, j, 0)
+                self.lowered[j] = self.scores.at(0, 0, j, 0)
         with k.loop(self.most) as r:
             scores[t], places[t] = self.best()
             k.barrier()
@@ -139,7 +149,7 @@ class _Search:
             q = r * self.threads + self.t
             with k.If(q < quads):
                 lanes = [chosen[q * 4 + j] for j in range(4)]  # type: ignore[index]
-                self.group.store(0, 0, row, q, k.vec(*lanes))
+                self.group.store(0, self.own_class, row, q, k.vec(*lanes))
 
     def best(self) -> tuple[TracedValue, TracedValue]:
         """The highest score of the thread's boxes that are left, and which box has it."""
@@ -158,23 +168,29 @@ class _Search:
 
     def suppress(self, winner: TracedValue) -> None:
         """Take the winner, and what overlaps it too much, from what is left."""
-        k = self.k
-        a = self.group.inputs[0].quad(0, 0, winner, 0)
+        k, boxes = self.k, self.boxes
+        if boxes is None:
+            self.each(lambda j, word, bit: self.leave(word, bit, j == winner))
+            return
+        a = boxes.quad(0, 0, winner, 0)
         area = (a[2] - a[0]) * (a[3] - a[1])
 
         def look(j: TracedValue, word: int, bit: TracedValue) -> None:
-            b = self.group.inputs[0].quad(0, 0, j, 0)
+            b = boxes.quad(0, 0, j, 0)
             own = (b[2] - b[0]) * (b[3] - b[1])
             height, width = (k.max(k.min(a[i + 2], b[i + 2]) - k.max(a[i], b[i]), 0.0) for i in (0, 1))
             both = height * width
             share = k.select((area > 0.0) & (own > 0.0), both / (area + own - both), 0.0)
             over = share >= self.op.overlap if self.op.reaching else share > self.op.overlap
-            with k.If(over | (j == winner)):
-                self.left[word].set(self.left[word].value & (bit ^ 0xFFFFFFFF))
+            self.leave(word, bit, over | (j == winner))
             if self.lowered is not None:
                 self.lowered[j] = self.lowered[j] * k.exp(share * share * self.op.factor)
 
         self.each(look)
+
+    def leave(self, word: int, bit: TracedValue, out: TracedValue) -> None:
+        with self.k.If(out):
+            self.left[word].set(self.left[word].value & (bit ^ 0xFFFFFFFF))
 
     def each(self, look: object) -> None:
         """Call `look` with each of the thread's boxes that are left, and the bit that tells so."""
@@ -189,4 +205,4 @@ class _Search:
     def score(self, j: TracedValue | int) -> TracedValue:
         if self.lowered is not None:
             return self.lowered[j]
-        return self.group.inputs[1].at(0, 0, j, 0)
+        return self.scores.at(0, self.own_class, j, 0)

@@ -4,31 +4,46 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from litegpu.gpu.custom.suppression import MOST_BOXES, MOST_CHOSEN, MOST_LOWERED, Suppression
-from litegpu.gpu.graph import RESULT, Arg, ArgReduce, Concat, Custom, DType, Expr, Gather, Literal, Reduce, Slice
+from litegpu.gpu.graph import RESULT, Arg, ArgReduce, Concat, Custom, DType, Expr, Gather, Literal, Reduce, Slice, Transpose
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.ordering import highest
 from litegpu.gpu.lower.registry import lowers, lowers_as
 from litegpu.model.ops.checks import flexbuffer_options
+from litegpu.model.types import Tensor
+
+
+#: Detections of each class, where the options say nothing.
+_OF_EACH_CLASS = 100
+_NONE = Literal(0, DType.INT32)
+_FOUND = fn("ge", Arg(0), _NONE)
 
 
 @lowers("TFLite_Detection_PostProcess")
 def detection_postprocess(ctx: OpContext) -> None:
-    """The fast kind: each box by its best class alone."""
+    """The fast kind takes each box by its best class alone, and gives it as its best classes; the regular one goes
+    through the boxes class by class."""
     options = flexbuffer_options(ctx.operator)
     boxes, scores, anchors = (ctx.shape(i) for i in range(3))
     ctx.require(boxes[0] == scores[0] == 1, f"a batch of {boxes[0]}: the operator takes one image")
-    ctx.require(not options.get("use_regular_nms", 0), "use_regular_nms: suppression class by class")
     count, classes = boxes[1], int(options.get("num_classes", 0))
     most = int(options.get("max_detections", 0))
-    each = min(int(options.get("max_classes_per_detection", 0)), classes)
-    ctx.require(each == 1, f"{each} classes of each detection: one is taken")
+    asked = int(options.get("max_classes_per_detection", 0))
+    regular = bool(options.get("use_regular_nms", 0))
+    ctx.require(
+        1 <= asked <= (1 if regular else classes),
+        f"{asked} classes of each detection: of {classes} 1 to {classes} are taken, with use_regular_nms 1",
+    )
     ctx.require(
         0 < most <= MOST_BOXES and count <= MOST_BOXES, f"{most} of {count} boxes: up to {MOST_BOXES} are taken"
     )
     fits = scores[1] == count and 0 <= scores[2] - classes <= 1 and boxes[2] >= 4 and anchors[0] >= count
     ctx.require(fits, f"scores of shape {list(scores)} and anchors of {list(anchors)} for boxes of {list(boxes)}")
-    made = ((1, most, 4), (1, most), (1, most), (1,))
+    given = most * asked
+    made = ((1, given, 4), (1, given), (1, given), (1,))
     ctx.require(len(ctx.outputs) == len(made), f"{len(ctx.outputs)} outputs where the operator has {len(made)}")
     for shape, output in zip(made, ctx.outputs, strict=True):
         ctx.check_shape(shape, output)
@@ -36,22 +51,81 @@ def detection_postprocess(ctx: OpContext) -> None:
     scales = [float(options.get(f"{name}_scale", 0.0)) for name in "yxhw"]
     ctx.require(all(math.isfinite(s) and s != 0 for s in scales), f"scales {scales}")
     decoded = _decoded(ctx, count, scales)
-    row, column = (1, 1, count, classes), (1, 1, count, 1)
+    row = (1, 1, count, classes)
     begin = Slice((0, 0, 0, scores[2] - classes), (1, 1, 1, 1), row)
     own = ctx.copy(ctx.value(1), [begin], ctx.intermediate(row, DType.FLOAT32))
-    best = ctx.add(Reduce("max", (3,)), [own], ctx.intermediate(column, DType.FLOAT32))
-    which = ctx.add(ArgReduce("max", 3), [own], ctx.intermediate(column, DType.INT32))
     op = Suppression(options.get("nms_score_threshold", 0.0), options.get("nms_iou_threshold", 0.0))
+    if regular:
+        each = min(int(options.get("detections_per_class", _OF_EACH_CLASS)), most)
+        _class_by_class(ctx, op, decoded, own, most, each)
+    else:
+        _by_best_class(ctx, op, decoded, own, most, asked)
+
+
+def _by_best_class(ctx: OpContext, op: Suppression, decoded: int, own: int, most: int, each: int) -> None:
+    """The boxes that their best classes leave, each as its `each` best classes. `own`: scores [1,1,N,classes]."""
+    _, _, count, classes = ctx.builder.values[own].shape
+    column, table = (1, 1, count, 1), (1, 1, count, each)
+    best = ctx.add(Reduce("max", (3,)), [own], ctx.intermediate(column, DType.FLOAT32))
+    if each == 1:
+        which, rated = ctx.add(ArgReduce("max", 3), [own], ctx.intermediate(column, DType.INT32)), best
+    else:
+        places = highest(ctx, own, count, classes, each)
+        rated = ctx.add(Gather(count, 1, classes, 1, each), [own, places], ctx.intermediate(table, DType.FLOAT32))
+        which = ctx.reshaped(places, table)
     chosen = ctx.add(Custom(op), [decoded, best], ctx.intermediate((1, 1, 1, most), DType.INT32))
+    where = chosen
+    if each > 1:
+        several = ctx.elementwise(fn("add", Arg(0), Arg(1)), [ctx.reshaped(chosen, (1, 1, most, 1)), _zeros(ctx, each)],
+                                  ctx.intermediate((1, 1, most, each), DType.INT32))  # fmt: skip
+        where = ctx.reshaped(several, (1, 1, 1, most * each))
+
+    places_of, kinds, values, number = ctx.outputs
+    ctx.add(Gather(1, 1, count, 4, most * each), [decoded, where], ctx.output_value(places_of))
+    row_of_classes = ctx.intermediate((1, 1, 1, most * each), DType.INT32)
+    found = ctx.add(Gather(1, 1, count, each, most), [which, chosen], row_of_classes)
+    ctx.elementwise(fn("to_float32", Arg(0)), [found], ctx.output_value(kinds))
+    ctx.add(Gather(1, 1, count, each, most), [rated, chosen], ctx.output_value(values))
+    _count(ctx, chosen, number)  # of boxes, however many classes each has
+
+
+def _class_by_class(ctx: OpContext, op: Suppression, decoded: int, own: int, most: int, each: int) -> None:
+    """The best of what is left of each class, `each` boxes of it at most: of equal scores the first class's, and of one
+    class the first box's. `own`: scores [1,1,N,classes]."""
+    _, _, count, classes = ctx.builder.values[own].shape
+    some = classes * each
+    ctx.require(0 < each and some <= MOST_BOXES, f"{each} boxes of {classes} classes: {MOST_BOXES} are taken")
+    across = (1, classes, count, 1)
+    scores = ctx.copy(own, [Transpose((0, 3, 2, 1))], ctx.intermediate(across, DType.FLOAT32))
+    kept = ctx.add(Custom(op), [decoded, scores], ctx.intermediate((1, classes, 1, each), DType.INT32))
+    row = (1, 1, 1, some)
+    indices = ctx.reshaped(kept, row)
+    rated = ctx.add(Gather(classes, 1, count, 1, each), [scores, kept], ctx.intermediate(row, DType.FLOAT32))
+    least = Literal(-math.inf)
+    waiting = ctx.elementwise(fn("select", _FOUND, Arg(1), least), [indices, rated],
+                              ctx.intermediate(row, DType.FLOAT32))  # fmt: skip
+    first = Suppression(float(np.finfo(np.float32).min), 0.0)
+    chosen = (1, 1, 1, most)
+    best = ctx.add(Custom(first), [ctx.reshaped(waiting, (1, 1, some, 1))], ctx.intermediate(chosen, DType.INT32))
 
     places, kinds, values, number = ctx.outputs
-    ctx.add(Gather(1, 1, count, 4, most), [decoded, chosen], ctx.output_value(places))
-    row_of_classes = ctx.intermediate((1, 1, 1, most), DType.INT32)
-    found = ctx.add(Gather(1, 1, count, 1, most), [which, chosen], row_of_classes)
-    ctx.elementwise(fn("to_float32", Arg(0)), [found], ctx.output_value(kinds))
-    ctx.add(Gather(1, 1, count, 1, most), [best, chosen], ctx.output_value(values))
-    known = fn("select", fn("ge", RESULT, Literal(0, DType.INT32)), 1.0, 0.0)
+    box = ctx.add(Gather(1, 1, some, 1, most), [indices, best], ctx.intermediate(chosen, DType.INT32))
+    box = ctx.elementwise(fn("select", _FOUND, Arg(1), Literal(-1, DType.INT32)), [best, box],
+                          ctx.intermediate(chosen, DType.INT32))  # fmt: skip
+    ctx.add(Gather(1, 1, count, 4, most), [decoded, box], ctx.output_value(places))
+    of_class = fn("to_float32", fn("div", Arg(0), Literal(each, DType.INT32)))
+    ctx.elementwise(fn("select", _FOUND, of_class, 0.0), [best], ctx.output_value(kinds))
+    ctx.add(Gather(1, 1, some, 1, most), [rated, best], ctx.output_value(values))
+    _count(ctx, best, number)
+
+
+def _count(ctx: OpContext, chosen: int, number: Tensor) -> None:
+    known = fn("select", fn("ge", RESULT, _NONE), 1.0, 0.0)
     ctx.add(Reduce("sum", (3,), known), [chosen], ctx.output_value(number))
+
+
+def _zeros(ctx: OpContext, count: int) -> int:
+    return ctx.builder.constant(np.zeros((1, 1, 1, count), np.int32))
 
 
 def _decoded(ctx: OpContext, count: int, scales: list[float]) -> int:

@@ -51,7 +51,6 @@ def cumsum(ctx: OpContext) -> None:
 
 @lowers("TOPK_V2")
 def top_k(ctx: OpContext) -> None:
-    """An element's rank is the number of those before it in order; the element of rank i is result number i."""
     x = ctx.shape(0)
     (count,) = ctx.integers(1, "k")
     n, rows = x[-1], math.prod(x[:-1])
@@ -60,9 +59,19 @@ def top_k(ctx: OpContext) -> None:
     for tensor in ctx.outputs:
         ctx.check_shape((*x[:-1], count), tensor)
     ctx.require(indices.type is TensorType.INT32, f"the indices are {indices.type.name}: INT32 is taken")
+    chosen = highest(ctx, ctx.value(0), rows, n, count)
+    ctx.copy(chosen, [Reshape((rows, 1, count, 1), bhwc(indices.shape))], ctx.output_value(indices))
+    ctx.add(Gather(rows, 1, n, 1, count), [ctx.value(0), chosen], ctx.output_value(values))
+
+
+def highest(ctx: OpContext, source: int, rows: int, n: int, count: int) -> int:
+    """The places of the `count` highest of each row of n elements of `source`, of equals the first, as
+    [rows,1,count,1]: an element's rank is the number of those before it in order, and the element of rank i is result
+    number i."""
+    given = ctx.builder.values[source]
     row, column = (rows, 1, 1, n), (rows, 1, n, 1)
-    across = ctx.copy(ctx.value(0), [Reshape(bhwc(x), row)], ctx.intermediate(row, ctx.dtype(0)))
-    down = ctx.copy(ctx.value(0), [Reshape(bhwc(x), column)], ctx.intermediate(column, ctx.dtype(0)))
+    across = ctx.copy(source, [Reshape(given.shape, row)], ctx.intermediate(row, given.dtype))
+    down = ctx.copy(source, [Reshape(given.shape, column)], ctx.intermediate(column, given.dtype))
     places = [_numbers(ctx, (1, 1, 1, n)), _numbers(ctx, (1, 1, n, 1))]
     other, own, other_place, own_place = Arg(0), Arg(1), Arg(2), Arg(3)
     earlier = fn("logical_and", fn("eq", other, own), fn("lt", other_place, own_place))
@@ -73,9 +82,7 @@ def top_k(ctx: OpContext) -> None:
     chosen = ctx.intermediate((rows, 1, count, 1), DType.INT32)
     hit = fn("select", fn("eq", Arg(0), Arg(1)), fn("to_float32", Arg(2)), 0.0)
     wanted = [ranks, _numbers(ctx, (1, 1, count, 1)), places[0]]
-    ctx.add(Reduce("sum", (3,), hit), wanted, chosen, fn("to_int32", RESULT))
-    ctx.copy(chosen, [Reshape((rows, 1, count, 1), bhwc(indices.shape))], ctx.output_value(indices))
-    ctx.add(Gather(rows, 1, n, 1, count), [ctx.value(0), chosen], ctx.output_value(values))
+    return ctx.add(Reduce("sum", (3,), hit), wanted, chosen, fn("to_int32", RESULT))
 
 
 def _numbers(ctx: OpContext, shape: Shape) -> int:
