@@ -68,7 +68,9 @@ def of(kind: str) -> np.ndarray:
         return found
     bits = np.int64(1) << np.arange(63, dtype=np.int64)  # of every size, and halves between two doubles
     halves = ((np.int64(1) << 53) + 2 * np.arange(8) + 1) << np.arange(8)
-    return np.concatenate([found, found >> np.arange(found.size) % 63, bits, -bits, bits - 1, 1 - bits, halves, -halves])
+    return np.concatenate(
+        [found, found >> np.arange(found.size) % 63, bits, -bits, bits - 1, 1 - bits, halves, -halves]
+    )
 
 
 def same(found: np.ndarray, wanted: np.ndarray) -> None:

@@ -34,11 +34,12 @@ from litegpu.gpu.graph import (
     Softmax,
     Transpose,
     apply,
+    tree_size,
     walk,
 )
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes import optimise
-from litegpu.gpu.passes.fuse import fuse_elementwise
+from litegpu.gpu.passes.fuse import LARGEST_TREE, fuse_elementwise
 from litegpu.gpu.passes.layout import Placed, place
 from litegpu.gpu.passes.movement import absorb_padding
 from litegpu.gpu.view import View
@@ -180,6 +181,18 @@ def test_a_random_graph_where_the_layout_puts_it(seed: int) -> None:
     want = evaluate_graph(graph, inputs)
     for got, expected in zip(run_placed(place(optimise(graph, Features()), False), inputs), want, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_sums_of_what_they_are_added_to_are_fused_in_parts() -> None:
+    """x + tanh(x), forty times over: of one expression the tree would have 2**40 nodes."""
+    b = GraphBuilder()
+    x = given = b.value((1, 2, 2, 4), DType.FLOAT32)
+    for _ in range(40):
+        y = b.node(Elementwise(), (), b.value((1, 2, 2, 4), DType.FLOAT32), apply("tanh", Arg(0)), [x])
+        x = b.node(Elementwise(), (), b.value((1, 2, 2, 4), DType.FLOAT32), ADD, [x, y])
+    found = fuse_elementwise(b.graph([given], [x]), 8)
+    assert 2 <= len(found.nodes) <= 8
+    assert max(tree_size(n.epilogue) for n in found.nodes) <= LARGEST_TREE
 
 
 def test_what_is_stored_as_float16() -> None:

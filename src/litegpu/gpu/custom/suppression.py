@@ -88,7 +88,7 @@ class Suppression:
 
 
 class _Search:
-    """One workgroup for each class; thread t has boxes t, t + threads, ..., of which bits tell the ones that are left."""
+    """One workgroup for each class; thread t has boxes t, t + threads, ..., of which bits tell those that are left."""
 
     def __init__(self, op: Suppression, group: Group, threads: int) -> None:
         self.op, self.group, self.k, self.threads = op, group, group.k, threads

@@ -7,14 +7,26 @@ import math
 import numpy as np
 
 from litegpu.gpu.custom.suppression import MOST_BOXES, MOST_CHOSEN, MOST_LOWERED, Suppression
-from litegpu.gpu.graph import RESULT, Arg, ArgReduce, Concat, Custom, DType, Expr, Gather, Literal, Reduce, Slice, Transpose
+from litegpu.gpu.graph import (
+    RESULT,
+    Arg,
+    ArgReduce,
+    Concat,
+    Custom,
+    DType,
+    Expr,
+    Gather,
+    Literal,
+    Reduce,
+    Slice,
+    Transpose,
+)
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.ordering import highest
 from litegpu.gpu.lower.registry import lowers, lowers_as
 from litegpu.model.ops.checks import flexbuffer_options
 from litegpu.model.types import Tensor
-
 
 #: Detections of each class, where the options say nothing.
 _OF_EACH_CLASS = 100
@@ -94,7 +106,7 @@ def _class_by_class(ctx: OpContext, op: Suppression, decoded: int, own: int, mos
     class the first box's. `own`: scores [1,1,N,classes]."""
     _, _, count, classes = ctx.builder.values[own].shape
     some = classes * each
-    ctx.require(0 < each and some <= MOST_BOXES, f"{each} boxes of {classes} classes: {MOST_BOXES} are taken")
+    ctx.require(each > 0 and some <= MOST_BOXES, f"{each} boxes of {classes} classes: {MOST_BOXES} are taken")
     across = (1, classes, count, 1)
     scores = ctx.copy(own, [Transpose((0, 3, 2, 1))], ctx.intermediate(across, DType.FLOAT32))
     kept = ctx.add(Custom(op), [decoded, scores], ctx.intermediate((1, classes, 1, each), DType.INT32))

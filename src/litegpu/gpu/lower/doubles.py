@@ -53,10 +53,7 @@ def cast(parts: Parts, operator: Operator) -> None:
         _give(parts, operator, _of_float(Arg(0)), (source,))
     elif given is TensorType.INT64 and parts.has(source):
         _give(parts, operator, _of_words(), parts.of(source))
-    elif (
-        given in (*_WORDS, TensorType.BOOL, TensorType.INT64)
-        and grid_of(tensors[source]) is None
-    ):
+    elif given in (*_WORDS, TensorType.BOOL, TensorType.INT64) and grid_of(tensors[source]) is None:
         word = parts.blank(tensors[source].shape, TensorType.INT32)
         parts.lowering.plain(dataclasses.replace(operator, outputs=(word,)))
         _give(parts, operator, _of_word(Arg(0), signed=given is not TensorType.UINT32), (word,))

@@ -121,8 +121,8 @@ OPS = (
         custom=True, hazard=_detection_hazard,
         shape=_detection_shape, without="it takes the boxes of one image",
         gpu=Gpu(1, counts=3, ranks=(3, 3),
-            notes="with use_regular_nms one class of each detection; of equal scores the first class comes first (on the "
-            "CPU in a heap's order); what lies behind the detections is zero"),
+            notes="with use_regular_nms one class of each detection; of equal scores the first class comes first (on "
+            "the CPU in the order of a heap); what lies behind the detections is zero"),
     ),
     Op(
         "TransformLandmarks", custom=True, shape=same_shape,
