@@ -116,6 +116,21 @@ def compare(quick: native_calls.NativeCalls, rules: Rules, dice: random.Random) 
             rehearse(rows, 2, running[1].address, now)
 
 
+@pytest.mark.parametrize("driver", [2], indirect=True)
+def test_what_comes_while_a_batch_with_a_lane_is_filled_is_the_next_ones(model: litegpu.LoadedModel) -> None:
+    with model.batcher(8) as batcher:
+        quick = native(batcher)
+        calls = [native_rows.Call(quick._call_size, 0) for _ in range(5)]
+        for call in calls:
+            ctypes.c_int.from_address(call.address + 44).value = 1
+            assert quick.functions.rehearse(quick.rows, 3, call.address, 0)
+        first = calls[0].serial
+        assert [call.serial - first for call in calls] == [0, 1, 2, 2, 2]  # one row is enough, and there are two lanes
+        for call in (calls[0], calls[1], calls[4]):
+            assert quick.functions.rehearse(quick.rows, 1, call.address, MS)
+            quick.functions.rehearse(quick.rows, 2, call.address, MS)
+
+
 def test_padding_is_zeros(model: litegpu.LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[np.ndarray] = []
     run = sizes._OfModel.run

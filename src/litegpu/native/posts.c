@@ -189,8 +189,7 @@ static object *post(object *self, object *const *args, ssize_t count) {
     if (!c->arrived) c->arrived = now;
     c->inbox = python.as_pointer(args[1]);
     rows_enter(r);
-    found = r->off ? OFF : r->closed ? CLOSED : rows_offer(r, c, now);
-    if (found == FULL && r->of.raises) r->refused++;
+    found = rows_place(r, c, now);
     if (found == DONE) {
       c->other = c->slab->posted;
       c->slab->posted = c;

@@ -58,14 +58,22 @@ static int await(rows *r, call *c, int64_t until) {
   return found;
 }
 
-/* A place for the rows, when there is one. */
+/* A place for the rows, if there is one; locked. A batch that is large enough and has a lane takes no more from now on:
+   its leader may still copy for long, and what comes meanwhile would be in it, and not in the next lane. */
+int rows_place(rows *r, call *c, int64_t now) {
+  const int found = r->off ? OFF : r->closed ? CLOSED : rows_offer(r, c, now);
+  if (found == FULL && r->of.raises) r->refused++;
+  if (found == DONE) rows_start(r, c->slab, now);
+  return found;
+}
+
+/* The same, when there is one. */
 static int placed(rows *r, call *c, int64_t until) {
   for (;;) {
     const unsigned seen = atomic_load(&r->room);
     int64_t now = litegpu_now();
     rows_enter(r);
-    int found = r->off ? OFF : r->closed ? CLOSED : rows_offer(r, c, now);
-    if (found == FULL && r->of.raises) r->refused++;
+    const int found = rows_place(r, c, now);
     rows_leave(r);
     if (found != FULL || r->of.raises) return found;
     if (until && now >= until) return PENDING;

@@ -177,6 +177,7 @@ void rows_get(const rows *, const call *);
 
 /* ------------------------------------------------------------------------------------------ rows.c and posts.c */
 
+int rows_place(rows *, call *, int64_t now);
 int rows_views(const rows *, call *, object *const *arrays, view *views, int count, bool inputs);
 
 /* posts.c: a batch has ended, perhaps with posted calls (in the lock); there may be something to do for those who lead

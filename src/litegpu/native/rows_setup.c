@@ -184,11 +184,12 @@ PUBLIC void litegpu_rows_give_back(rows *r, int l) {
   rows_told_all(r);
 }
 
-/* What is decided at a time that is not now, for comparison with batching/collector.py: the call is offered a place, and
-   has copied its rows (0 if there is none); its batch is started, if it is to be; its batch has ended. */
+/* What is decided at a time that is not now, for comparison with batching/collector.py: 0, the call is offered a place,
+   and has copied its rows (0 if there is none); 1, its batch is started, if it is to be; 2, its batch has ended; 3, as 0
+   in the way of a caller. */
 PUBLIC int litegpu_rows_rehearse(rows *r, int what, call *c, int64_t now) {
-  if (what == 0) {
-    if (rows_offer(r, c, now)) return 0;
+  if (what == 0 || what == 3) {
+    if (what ? rows_place(r, c, now) : rows_offer(r, c, now)) return 0;
     c->slab->copying--;
     return 1;
   }
