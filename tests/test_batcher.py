@@ -21,7 +21,8 @@ import pytest
 from agreement import require_device
 from interrupts import Interruptions
 from native_runs import FakeDriver
-from test_threads import SHAPE, inputs, is_right, network, race
+from racing import race
+from test_threads import SHAPE, inputs, is_right, network
 
 import litegpu
 from litegpu import DeadlineError, InvokeError, OptionError, QueueFullError, TensorError

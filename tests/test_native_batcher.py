@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 from native_runs import FakeDriver
-from test_threads import inputs, is_right, network, race
+from racing import race
+from test_threads import inputs, is_right, network
 
 import litegpu
 from litegpu import DeadlineError, InvokeError, QueueFullError, TensorError

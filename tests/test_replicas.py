@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_threads import inputs, is_right, network, race
+from racing import race
+from test_threads import inputs, is_right, network
 
 import litegpu
 from litegpu import DeviceError, LiteGpuError, LoadedModel, OptionError, TensorError

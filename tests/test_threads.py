@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from agreement import require_device, require_gpu
+from racing import race
 
 import litegpu
 from litegpu import GpuDelegate, Interpreter, InvokeError, TensorError
 from litegpu.gpu.delegate.kernel import GpuKernel
 from litegpu.model.builder import ModelBuilder
 
-THREADS = 16
 SHAPE = (1, 32, 32, 12)
 
 
@@ -40,27 +38,6 @@ def inputs(seed: int, batch: int = 1, shape: tuple[int, ...] = SHAPE) -> tuple[n
 def is_right(found: Any, x: np.ndarray, y: np.ndarray) -> bool:
     """Small whole numbers: to the bit on every device."""
     return np.array_equal(found["negated"], -(x + y)) and np.array_equal(found["product"], x * y)
-
-
-def race(work: Callable[[int], None], threads: int = THREADS) -> None:
-    """`work(number)` in so many threads, all beginning at once; raises what the first of them raised."""
-    start, failures = threading.Barrier(threads), []
-
-    def run(number: int) -> None:
-        try:
-            start.wait(60)
-            work(number)
-        except BaseException as error:
-            failures.append(error)
-
-    running = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join(120)
-    assert not any(thread.is_alive() for thread in running), "a thread hangs"
-    if failures:
-        raise failures[0]
 
 
 @pytest.fixture(params=["cpu", "reference", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)])

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from agreement import require_gpu
-from test_threads import SHAPE, inputs, network, race
+from racing import race
+from test_threads import SHAPE, inputs, network
 
 from litegpu import GpuDelegate, Interpreter, InvokeError
 from litegpu.errors import TensorError

@@ -9,19 +9,11 @@ import time
 from itertools import pairwise
 
 import pytest
+from racing import at_once, race
 
 from litegpu import native
 
 US = 1000
-
-
-def run_all(threads: list[threading.Thread], seconds: float = 60) -> None:
-    for thread in threads:
-        thread.daemon = True
-        thread.start()
-    for thread in threads:
-        thread.join(seconds)
-        assert not thread.is_alive(), "a thread hangs"
 
 
 def compute(units: int) -> int:
@@ -47,7 +39,7 @@ def test_every_thread_finishes(library: native.NativeLibrary, count: int) -> Non
     interval = sys.getswitchinterval()
     sys.setswitchinterval(100)
     try:
-        run_all([threading.Thread(target=work) for _ in range(count)])
+        at_once([work] * count, 60)
     finally:
         sys.setswitchinterval(interval)
     assert shared["number"] == rounds * count
@@ -69,7 +61,7 @@ def test_nobody_starves(library: native.NativeLibrary, keeps: bool) -> None:
             longest[number] = max(longest[number], now - last)
             last = now
 
-    run_all([threading.Thread(target=work, args=(i,)) for i in range(16)])
+    race(work, 16, 60)
     assert max(longest) < 1, longest
 
 
@@ -94,7 +86,7 @@ def test_beside_threads_that_know_nothing_of_turns(library: native.NativeLibrary
                 compute(1000)
             done["other"] += 1
 
-    run_all([threading.Thread(target=f) for f in (turns, turns, turns, turns, beside)])
+    at_once([turns, turns, turns, turns, beside], 60)
     assert done["turns"] > 100 and done["other"] > 20, done
 
 
@@ -115,8 +107,7 @@ def test_one_that_sleeps_while_it_has_the_turn(library: native.NativeLibrary) ->
             library.work(US)
         finished.append(time.perf_counter() - begin)
 
-    last = threading.Thread(target=sleeper)
-    run_all([last, *(threading.Thread(target=others) for _ in range(4))])
+    at_once([sleeper, *[others] * 4], 60)
     assert len(finished) == 4 and max(finished) < 2
 
 
@@ -133,7 +124,7 @@ def test_a_short_call_keeps_the_lock(library: native.NativeLibrary) -> None:
     interval = sys.getswitchinterval()
     sys.setswitchinterval(100)
     try:
-        run_all([threading.Thread(target=work, args=(i,)) for i in range(2)])
+        race(work, 2, 60)
     finally:
         sys.setswitchinterval(interval)
     changes = sum(a != b for a, b in pairwise(order))
@@ -143,7 +134,7 @@ def test_a_short_call_keeps_the_lock(library: native.NativeLibrary) -> None:
 def test_one_that_ends_with_the_turn(library: native.NativeLibrary) -> None:
     """Threads end, or fail, after each call."""
     library.work(US)
-    run_all([threading.Thread(target=library.work, args=(US,)) for _ in range(50)])
+    at_once([lambda: library.work(US)] * 50, 60)
     library.work(US)
 
 
@@ -226,7 +217,7 @@ def test_it_is_counted(library: native.NativeLibrary) -> None:
             compute(100)
             library.work(US)
 
-    run_all([threading.Thread(target=work) for _ in range(8)])
+    at_once([work] * 8, 60)
     after = library.counts()
     assert sum(after.values()) > sum(before.values())
 

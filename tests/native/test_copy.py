@@ -5,10 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
+from racing import race
 
 from litegpu import host_copy, native
 from litegpu.host_copy import Onward, copy_bytes, copy_on
@@ -113,24 +113,15 @@ def test_after_an_error_nothing_goes_on(fails_at: int) -> None:
 
 @pytest.mark.usefixtures("way")
 def test_many_copies_at_once() -> None:
-    wrong: list[Any] = []
-
     def work(seed: int) -> None:
         source, target = source_of(5 * MB + seed, seed), np.zeros(5 * MB + seed, np.uint8)
         for _ in range(6):
             target[...] = 0
             device = Device(target.size)
             copy_on(target, source, device.onward)
-            if not (np.array_equal(target, source) and np.array_equal(device.memory, source)):
-                wrong.append(seed)
+            assert np.array_equal(target, source) and np.array_equal(device.memory, source)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
-    assert not wrong
+    race(work, 8)
 
 
 @pytest.mark.usefixtures("way")

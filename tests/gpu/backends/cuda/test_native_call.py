@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from interrupts import Interruptions
+from racing import race
 
 import litegpu
 from litegpu import GpuDelegate, Interpreter, native
@@ -351,29 +351,22 @@ def test_an_error_of_the_device(model: Any, monkeypatch: pytest.MonkeyPatch) -> 
 def test_closing_while_others_call() -> None:
     for _ in range(5):
         model = litegpu.load(content(), "cuda")
-        ends: list[str] = []
 
-        def work(model: Any = model, ends: list[str] = ends) -> None:
-            try:
+        def work(number: int, model: Any = model) -> None:
+            if number == 0:
+                check(model)
+                model.close()
+                return
+            with pytest.raises(litegpu.InvokeError, match="closed"):
                 while True:
                     check(model)
-            except litegpu.InvokeError as error:
-                ends.append(str(error))
 
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        check(model)
-        model.close()
-        for thread in threads:
-            thread.join(60)
-        assert len(ends) == 4 and all("closed" in text for text in ends)
+        race(work, 5)
 
 
 @pytest.mark.parametrize("ways", ["model", "interpreters"])
 def test_sixteen_threads(ways: str, model: Any) -> None:
     """Every result is compared; one thread fails in between, one sleeps with what it has."""
-    failures: list[BaseException] = []
     delegate = GpuDelegate(backend="cuda")
 
     def cycle() -> Any:
@@ -392,24 +385,15 @@ def test_sixteen_threads(ways: str, model: Any) -> None:
     calls = [model if ways == "model" else cycle() for _ in range(16)]
 
     def work(number: int) -> None:
-        try:
-            for i in range(60):
-                check(calls[number], 1000 * number + i)
-                if number == 3 and i % 20 == 0:
-                    with pytest.raises((litegpu.LiteGpuError, ValueError)):
-                        calls[number](np.zeros((2, 2), np.float32), np.zeros(3, np.int8))
-                if number == 5 and i % 20 == 0:
-                    threading.Event().wait(0.01)
-        except BaseException as error:
-            failures.append(error)
+        for i in range(60):
+            check(calls[number], 1000 * number + i)
+            if number == 3 and i % 20 == 0:
+                with pytest.raises((litegpu.LiteGpuError, ValueError)):
+                    calls[number](np.zeros((2, 2), np.float32), np.zeros(3, np.int8))
+            if number == 5 and i % 20 == 0:
+                time.sleep(0.01)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive()
-    assert not failures, failures[0]
+    race(work)
 
 
 @pytest.mark.parametrize("shape", [SHAPE, LARGE])
@@ -465,22 +449,13 @@ def test_kernels_with_other_arithmetic_take_no_plain_arrays() -> None:
 
 def test_inputs_that_several_threads_copy(counted: Counted) -> None:
     """Of no whole number of parts, by several callers at once."""
-    wrong: list[BaseException] = []
     shape = (1, 601, 499, 1)
     with litegpu.load(content(shape), "cuda") as model:
         check(model, 0, shape)
 
-        def work(first: int) -> None:
-            try:
-                for number in range(first, first + 2):
-                    check(model, number, shape)
-            except BaseException as error:
-                wrong.append(error)
+        def work(number: int) -> None:
+            for i in range(2):
+                check(model, 10 * number + i, shape)
 
-        threads = [threading.Thread(target=work, args=(10 * i,)) for i in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(600)
-            assert not thread.is_alive()
-    assert not wrong and counted.calls > counted.others
+        race(work, 3, 600)
+    assert counted.calls > counted.others

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from agreement import require_cuda
-from test_threads import race
+from racing import race
 
 import litegpu
 from litegpu.gpu.build import build_program
