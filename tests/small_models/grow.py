@@ -25,9 +25,12 @@ from small_models.pieces import HYBRID, STYLES, converted, draw, reshaped
 
 _STORED = {TensorType.INT8, TensorType.UINT8, TensorType.INT16}
 #: Operators whose whole numbers have to be in order, or different.
-_ORDERED = {"SCATTER_ND", "SPARSE_TO_DENSE", "SEGMENT_SUM", "HASHTABLE_LOOKUP", "STABLEHLO_SCATTER"}
+_ORDERED = {
+    *("SCATTER_ND", "SPARSE_TO_DENSE", "SEGMENT_SUM", "HASHTABLE_LOOKUP", "STABLEHLO_SCATTER", "WHERE", "UNIQUE"),
+    *("SLICE", "STRIDED_SLICE"),
+}  # fmt: skip
 #: Operators whose floats have to be different, or to be boxes, or of which every bit counts.
-_SORTED = {"NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5", "BITCAST"}
+_SORTED = {"NON_MAX_SUPPRESSION_V4", "NON_MAX_SUPPRESSION_V5", "BITCAST", "UNIQUE"}
 #: What has a state from one inference to the next.
 _STATEFUL = {"VAR_HANDLE", "RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL"}
 
@@ -40,6 +43,8 @@ class Known:
     type: TensorType
     quantization: Quantization | None
     value: np.ndarray
+    #: Whether its size is known beforehand.
+    fixed: bool = True
 
 
 @dataclass(frozen=True)
@@ -156,7 +161,7 @@ class Grower:
         wanted, attempts = self.rng.randint(1, 12), 0
         while len(self.entry.graph.graph().operators) < wanted and attempts < 40:
             attempts += 1
-            shapes = [k.value.shape for k in self.entry.known if k.value.size <= 20_000]
+            shapes = [k.value.shape for k in self.entry.known if k.value.size <= 20_000 and k.fixed]
             try:
                 case = draw(self.rng, self.style, shapes[-6:])
             except (ValueError, RuntimeError, IndexError):  # the official runtime has none of that kind
@@ -211,7 +216,9 @@ class Grower:
         gives = []
         for t, array in zip(main.outputs, results, strict=True):
             gives.append(len(self.entry.known))
-            self.entry.known.append(Known(places[t], main.tensors[t].type, main.tensors[t].quantization, array))
+            tensor = main.tensors[t]
+            fixed = -1 not in tensor.shape_signature
+            self.entry.known.append(Known(places[t], tensor.type, tensor.quantization, array, fixed))
         self.entry.pieces.append(Piece(name, content, tuple(sources), tuple(gives)))
         return True
 
@@ -257,7 +264,8 @@ class Grower:
         """A known value in the place of an input's, changed so that it fits; None if there is none."""
         if self.rng.random() < 0.1:
             return None
-        numbers = [i for i in range(before) if self.entry.known[i].value.size == array.size]
+        known = self.entry.known
+        numbers = [i for i in range(before) if known[i].value.size == array.size and known[i].fixed]
         alike = [i for i in numbers if self.entry.known[i].value.shape == array.shape]
         self.rng.shuffle(alike)
         others = [i for i in numbers if i not in alike and self.rng.random() < 0.3]
@@ -351,7 +359,8 @@ def resolver(model: Model) -> OpResolverType:
 
 def _copied(graph: SubgraphBuilder, tensor: Tensor) -> int:
     if tensor.data is None:
-        return graph.tensor(tensor.shape, tensor.type, quantization=tensor.quantization, is_variable=tensor.is_variable)
+        return graph.tensor(tensor.shape, tensor.type, shape_signature=tensor.shape_signature or tensor.shape,
+                            quantization=tensor.quantization, is_variable=tensor.is_variable)  # fmt: skip
     return graph.constant(tensor.data, type=tensor.type, quantization=tensor.quantization)
 
 

@@ -27,6 +27,7 @@ from litegpu.model import ModelBuilder, read_model, write_model
 from litegpu.model.builder import SubgraphBuilder
 from litegpu.model.reader import DTYPES
 from litegpu.model.types import Quantization, TensorType
+from small_models.sized import sized
 
 F32, I32, BOOL = TensorType.FLOAT32, TensorType.INT32, TensorType.BOOL
 #: Operators of the sweeps that take tensors of five axes or more.
@@ -43,6 +44,8 @@ STYLES = {
 def draw(rng: random.Random, style: str, known: Sequence[Shape]) -> OpCase | None:
     """A piece for a model of that style, whose shapes are some of the `known` ones where it can; None if the official
     runtime has no such piece."""
+    if style not in QUANTIZED and rng.random() < 0.06:
+        return sized(rng, known)
     if style == "control" and rng.random() < 0.5:
         return _CONTROL[rng.choice(list(_CONTROL))](rng, known)
     if style == "recurrent" and rng.random() < 0.6:

@@ -10,6 +10,7 @@ import numpy as np
 from litegpu.gpu.graph import Arg, DType, Gather, Reshape, Shape, Slice, Step, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.fixed_point import whole
 from litegpu.model.ops.strides import computed_slice
 from litegpu.model.types import TensorType
 
@@ -54,6 +55,6 @@ def _places(ctx: OpContext, entry: int, count: int, size: int) -> int:
     first = ctx.copy(ctx.value(1), steps, ctx.intermediate((1, 1, 1, 1), DType.INT32))
     if count == 1 and not size:
         return first
-    begin = Arg(0) if not size else fn("select", fn("lt", Arg(0), 0), fn("add", Arg(0), size), Arg(0))
+    begin = Arg(0) if not size else fn("select", fn("lt", Arg(0), whole(0)), fn("add", Arg(0), whole(size)), Arg(0))
     more = ctx.builder.constant(np.arange(count, dtype=np.int32).reshape(1, 1, 1, count))
     return ctx.elementwise(fn("add", begin, Arg(1)), [first, more], ctx.intermediate((1, 1, 1, count), DType.INT32))
