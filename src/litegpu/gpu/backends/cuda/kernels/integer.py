@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import (
+    byte_matvec,
     convolution,
     halo,
     overlapped,
@@ -27,23 +28,24 @@ from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 #: An estimate, what launches the kernel, and by which tile or block.
 Option = tuple[float, Callable[..., Launch], object]
 
-#: Rows up to which the language's kernel, whose threads share sums, fills the device better than tiles of 64 rows.
+#: Rows up to which threads that share sums fill the device better than tiles of 64 rows.
 FEW_ROWS = 8
 
 
 def build(ctx: KernelContext) -> list[Launch] | None:
-    """One launch; None for groups, few rows, and weights with a zero point: there the language's kernel does it."""
+    """One launch; None for groups, few rows of windows, and weights with a zero point: there the language's kernel does
+    it."""
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, IntegerConv2D)
     weights = ctx.value(node.inputs[1]).data
-    if math.prod(ctx.output.shape[:3]) <= FEW_ROWS:
-        return None
     if op.groups > 1 or op.weights_zero_point or weights is None or ctx.value(node.inputs[0]).is_constant:
         return None
     plain = Conv2D(op.stride, op.dilation, op.padding, zero_point=op.zero_point)
     layer = Layer(plain, ctx.views[node.inputs[0]], weights, ctx.output.shape, False, residuals_of(ctx), True)
     layer = dataclasses.replace(layer, run=runs.run_of(ctx))
     units, capability = ctx.features.compute_units, ctx.features.capability
+    if math.prod(ctx.output.shape[:3]) <= FEW_ROWS:
+        return [byte_matvec.launch(ctx, layer)] if byte_matvec.takes(layer, capability) else None
     tiles = specialized.ranked(layer, capability, units)
     blocks = that_fit(stem.ranked(layer, units), functools.partial(stem.shared_bytes, layer), capability)
     options: list[Option]
