@@ -17,7 +17,7 @@ from litegpu.batching import sizes
 from litegpu.gpu.backends.abilities import NativeRun
 from litegpu.native.compiling import Sources
 
-_NAMES = ("push", "pop", "launch", "copy_in", "copy_out", "fill", "query")
+_NAMES = {name: "write_number" if name == "write" else name for name in NativeRun.FUNCTIONS}
 
 
 @functools.cache
@@ -25,18 +25,18 @@ def _driver() -> dict[str, int]:
     """The functions of driver.c."""
     folder = tempfile.mkdtemp(prefix="litegpu-")
     library = ctypes.CDLL(str(Sources(Path(__file__).parent / "native_driver", "driver").compile(Path(folder))))
-    return {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _NAMES}
+    return {name: ctypes.cast(getattr(library, own), ctypes.c_void_p).value or 0 for name, own in _NAMES.items()}
 
 
 class FakeDriver:
     """`error`: what the next launches give. `late`: how often the device is asked before an inference has ended.
-    `launches`: so many there were. `lanes`: of batchers that are made. `rounded`: the model's inputs that come as
-    float16 if the batcher wants that."""
+    `launches`: so many there were. `lanes`: of batchers that are made. `writes`: the device says by itself when one has
+    ended. `rounded`: the model's inputs that come as float16 if the batcher wants that."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, lanes: int = 1, rounded: Collection[str] = ()) -> None:
         self.error, self.late, self.launches = 0, 1, 0
         self._rounded = rounded
-        self.watched = False
+        self.watched, self.writes = False, True
         self._kept: list[Any] = []
         self.streams: list[ctypes.c_int64] = []  # how often each is still to be asked
         if native.build() is None:
@@ -62,11 +62,12 @@ class FakeDriver:
         types = {n: np.dtype(np.float16) if n in halves else d["dtype"] for n, d in model.inputs.items()}
         inputs = {n: np.full(tuple(d["shape"]), 77, types[n]) for n, d in model.inputs.items()}
         outputs = [np.full(tuple(d["shape"]), 77, d["dtype"]) for d in model.outputs.values()]
-        stream = ctypes.c_int64(0)
+        stream, ended = ctypes.create_string_buffer(24), ctypes.c_uint32(7)
+        left = ctypes.c_int64.from_buffer(stream)
 
         def launched() -> int:
             self.launches += 1
-            stream.value = self.late
+            left.value = self.late
             if self.error:
                 return self.error
             try:
@@ -79,9 +80,10 @@ class FakeDriver:
 
         launch = ctypes.CFUNCTYPE(ctypes.c_int)(launched)
         graph = ctypes.c_void_p(ctypes.cast(launch, ctypes.c_void_p).value)
-        self.streams.append(stream)
-        self._kept += [launch, graph, inputs, outputs]
+        self.streams.append(left)
+        self._kept += [launch, graph, stream, ended, inputs, outputs]
         return NativeRun(
-            **_driver(), context=1, stream=ctypes.addressof(stream), graph=ctypes.addressof(graph),
+            **_driver() | ({} if self.writes else {"write": 0}), context=1, stream=ctypes.addressof(stream),
+            graph=ctypes.addressof(graph), ended=ctypes.addressof(ended),
             inputs=tuple(a.ctypes.data for a in inputs.values()), outputs=tuple(a.ctypes.data for a in outputs),
         )  # fmt: skip

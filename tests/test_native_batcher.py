@@ -149,10 +149,12 @@ def test_padding_is_zeros(model: litegpu.LoadedModel, monkeypatch: pytest.Monkey
             assert (given[-1][:rows] == 1).all() and not given[-1][rows:].any(), rows
 
 
+@pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize("late", [0, 3, 2000])
-def test_inferences_of_any_length(model: litegpu.LoadedModel, driver: FakeDriver, late: int) -> None:
-    driver.late = late
-    with model.batcher(8) as batcher:
+def test_inferences_of_any_length(monkeypatch: pytest.MonkeyPatch, late: int, writes: bool) -> None:
+    driver = FakeDriver(monkeypatch)
+    driver.late, driver.writes = late, writes
+    with litegpu.load(network(), "cpu") as model, model.batcher(8) as batcher:
         race(lambda n: _right(batcher, n), 4)
 
 

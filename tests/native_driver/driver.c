@@ -7,13 +7,25 @@
 
 #define PUBLIC __attribute__((visibility("default")))
 
-typedef struct stream { volatile int64_t left; } stream;
+typedef struct stream { volatile int64_t left; volatile uint32_t *place; uint32_t value; } stream;
 typedef struct graph { int (*launch)(void); } graph;
 
 PUBLIC int push(void *context) { return context == NULL; }
 PUBLIC int pop(void **context) { return *context = NULL, 0; }
 PUBLIC int launch(graph *g, stream *s) { return (void)s, g->launch(); }
-PUBLIC int query(stream *s) { return s->left > 0 ? s->left--, 600 : 0; }
+
+/* What is written comes when the stream is ready. */
+PUBLIC int query(stream *s) {
+  if (s->left > 0) return s->left--, 600;
+  if (s->place) *s->place = s->value;
+  return s->place = NULL, 0;
+}
+
+PUBLIC int write_number(stream *s, uint64_t place, uint32_t value, unsigned flags) {
+  s->place = (volatile uint32_t *)(uintptr_t)place, s->value = value;
+  if (s->left == 0) query(s);
+  return (int)flags;
+}
 
 PUBLIC int copy_in(uint64_t device, const void *host, size_t bytes, stream *s) {
   memcpy((void *)(uintptr_t)device, host, bytes);

@@ -127,7 +127,7 @@ class NativeCalls:
         one = runs[0][sizes[0]]
         homes, batches = (ctypes.c_int * len(runs))(*self._homes), (ctypes.c_int * len(sizes))(*sizes)
         setup = RowsSetup(
-            one.push, one.pop, one.launch, one.copy_in, one.copy_out, one.fill, one.query,
+            *(getattr(one, name) for name in NativeRun.FUNCTIONS),
             len(form.inputs), len(outputs), len(runs), len(sizes), rules.most,
             len(runs) + len(replicas) + -(-rules.waiting // rules.most), rules.waiting, raises,
             native.processors(), int(rules.delay * 1e9),

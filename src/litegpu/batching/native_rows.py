@@ -23,7 +23,7 @@ class RowsSetup(ctypes.Structure):
     """As rows.h has it."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("push", "pop", "launch", "copy_in", "copy_out", "fill", "query")),
+        *((name, ctypes.c_void_p) for name in NativeRun.FUNCTIONS),
         *((name, ctypes.c_int) for name in ("inputs", "outputs", "lanes", "sizes", "most", "most_slabs", "waiting")),
         ("raises", ctypes.c_int), ("processors", ctypes.c_int), ("delay", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("forms", "homes", "batches", "recipes")),
@@ -43,7 +43,7 @@ class Recipe(ctypes.Structure):
     """As rows.h has it."""
 
     _fields_ = (
-        ("context", ctypes.c_void_p), ("stream", ctypes.c_void_p), ("graph", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("context", "stream", "graph", "ended")),
         ("watched", ctypes.c_int), ("inputs", ctypes.c_uint64 * MOST_PORTS),
         ("outputs", ctypes.c_uint64 * MOST_PORTS),
     )  # fmt: skip
@@ -122,7 +122,7 @@ def form_of(shape: tuple[int, ...], dtype: np.dtype[Any], staged: np.dtype[Any])
 
 
 def recipe_of(run: NativeRun, inputs: Sequence[int], outputs: Sequence[int]) -> Recipe:
-    found = Recipe(run.context, run.stream, run.graph, 1)
+    found = Recipe(run.context, run.stream, run.graph, run.ended, 1)
     for i, place in enumerate(inputs):
         found.inputs[i] = run.inputs[place]
     for i, place in enumerate(outputs):

@@ -42,11 +42,13 @@ typedef struct driver {
   int (*copy_out)(void *host, uint64_t device, size_t bytes, void *stream);
   int (*fill)(uint64_t device, unsigned char value, size_t bytes, void *stream);
   int (*query)(void *stream);
+  int (*write)(void *stream, uint64_t place, uint32_t value, unsigned flags); /* NULL: the stream is asked instead */
 } driver;
 
 /* How a lane computes batches of one size: inputs to these places of the device, the graph, results from those. */
 typedef struct recipe {
   void *context, *stream, *graph;
+  volatile uint32_t *ended; /* where the device writes a number behind a batch */
   int watched; /* whether results are to be looked at for what is not finite */
   uint64_t in[MOST_PORTS], out[MOST_PORTS];
 } recipe;
@@ -76,7 +78,8 @@ typedef struct setup {
 typedef struct call call;
 
 /* Memory for a batch's rows and results, and the batch that is in it. Threads in `waiters` still look at it. `leader`:
-   the one that starts it, and asks the device; any of them, if it is nobody. `launched`: when that was, 0 if it failed. */
+   the one that starts it, and asks the device; any of them, if it is nobody. `launched`: when that was, 0 if it failed.
+   `asked`: when the stream was asked last; what the device writes when it has ended. */
 typedef struct slab {
   struct call *posted; /* calls that nobody waits for in a thread */
   struct slab *next;   /* whose posted calls are to be answered */
@@ -92,7 +95,8 @@ typedef struct slab {
   _Alignas(CACHE_LINE) atomic_int rows;
   atomic_int copying;
   _Atomic int64_t latest;
-  int64_t opened, begun, launched;
+  int64_t opened, begun, launched, asked;
+  uint32_t number_on_device;
   atomic_bool sealed;
   int waiters, calls, lane, size, outcome;
   uint64_t serial;
@@ -129,7 +133,6 @@ typedef struct rows {
   atomic_uint room;
   bool closed, off;
   _Atomic int64_t seconds; /* that a run is expected to take; 0 before the first */
-  _Atomic int64_t *least;  /* that the device took for a batch of each size, lately */
   uint64_t serial, calls, rows, refused, failed, *size_counts, runs_told, calls_told;
   double *waits, *latencies, *run_times;
   struct posts *posts; /* NULL before the first */

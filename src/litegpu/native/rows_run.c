@@ -13,6 +13,8 @@
 
 /* A computing thread asks the device without a pause so long, and then so often. */
 static const int64_t ASK = 2000000, NAP = 50000;
+/* The stream is asked so often, for errors, where the device says by itself when a batch has ended. */
+static const int64_t SELDOM = 200000;
 /* Rows from so many bytes on are copied past the caches. */
 enum { STREAMED = 64 << 10 };
 
@@ -36,8 +38,6 @@ static void finish(rows *r, slab *s, int outcome) {
   s->outcome = outcome;
   if (outcome == DONE) {
     r->size_counts[s->size]++;
-    const int64_t took = now - s->launched, least = r->least[s->size]; /* which is forgotten in the end */
-    if (s->handed == NOT_HANDED) r->least[s->size] = !least || took < least ? took : least + least / 64;
     r->calls += s->calls;
     r->rows += s->rows;
     for (int i = 0; i < s->calls; i++) {
@@ -72,8 +72,11 @@ static bool launch(rows *r, slab *s) {
   error = error ? error : d->launch(how->graph, how->stream);
   for (int i = 0; i < r->of.outputs; i++)
     error = error ? error : d->copy_out(s->out[i], how->out[i], rows * r->forms[r->of.inputs + i].bytes, how->stream);
+  s->number_on_device = *how->ended + 1; /* other inferences of the session number themselves by the same word */
+  if (d->write) error = error ? error : d->write(how->stream, (uintptr_t)how->ended, s->number_on_device, 0);
   void *popped;
   d->pop(&popped);
+  s->asked = litegpu_now();
   return !error;
 }
 
@@ -90,23 +93,35 @@ static bool is_finite(const rows *r, const slab *s) {
   return true;
 }
 
-/* Whether a launched batch has ended: DONE, PENDING, or HANDED if Python is to compute it again. */
-static int asked(rows *r, slab *s) {
+/* What the stream says: 0, NOT_READY or an error. To ask holds up who launches other batches. */
+static int asked(const rows *r, slab *s, int64_t now) {
   const recipe *how = recipe_of(r, s);
-  if (r->of.driver.push(how->context)) return HANDED;
-  const int error = r->of.driver.query(how->stream);
+  s->asked = now;
+  int error = r->of.driver.push(how->context);
+  if (error) return error;
+  error = r->of.driver.query(how->stream);
   void *popped;
   r->of.driver.pop(&popped);
-  if (error == NOT_READY) return PENDING;
-  return error || (how->watched && !is_finite(r, s)) ? HANDED : DONE;
+  return error;
+}
+
+/* Whether a launched batch has ended: DONE, PENDING, or HANDED if Python is to compute it again. */
+static int looked(const rows *r, slab *s, int64_t now) {
+  const recipe *how = recipe_of(r, s);
+  const bool writes = r->of.driver.write;
+  const bool ended = writes && *how->ended == s->number_on_device;
+  atomic_thread_fence(memory_order_acquire);
+  if (!ended) {
+    const int error = writes && now - s->asked < SELDOM ? NOT_READY : asked(r, s, now);
+    if (error) return error == NOT_READY ? PENDING : HANDED;
+  }
+  return how->watched && !is_finite(r, s) ? HANDED : DONE;
 }
 
 /* Start the batch, or ask the device for it: whether there may be something new at once. */
 bool rows_lead(rows *r, slab *s, int64_t now) {
   if (s->state == RUNNING) {
-    /* not before it may be: to ask holds up who launches */
-    const bool soon = s->launched && now - s->launched < atomic_load(&r->least[s->size]) / 2;
-    const int how = soon ? PENDING : s->launched ? asked(r, s) : HANDED;
+    const int how = s->launched ? looked(r, s, now) : HANDED;
     if (how == DONE) finish(r, s, DONE);
     else if (how == HANDED) atomic_store(&s->handed, IS_HANDED);
     else if (now - s->launched > ASK) nanosleep(&(struct timespec){0, NAP}, NULL);
@@ -119,7 +134,7 @@ bool rows_lead(rows *r, slab *s, int64_t now) {
   const bool started = rows_start(r, s, now);
   rows_leave(r);
   if (!started) return false;
-  s->launched = launch(r, s) ? litegpu_now() : 0;
+  s->launched = launch(r, s) ? s->asked : 0;
   if (atomic_load(&r->room_sleepers)) rows_tell(&r->room, &r->room_sleepers);
   return true;
 }

@@ -27,7 +27,7 @@ PUBLIC void litegpu_rows_free(rows *r) {
     free(r->slabs[i]);
   }
   free(r->forms), free(r->batches), free(r->recipes), free(r->lanes), free(r->slabs), free(r->queue), free(r->running);
-  free(r->posts), free(r->around), free(r->least), free(r->size_counts), free(r->waits), free(r->latencies), free(r->run_times);
+  free(r->posts), free(r->around), free(r->size_counts), free(r->waits), free(r->latencies), free(r->run_times);
   free(r);
 }
 
@@ -45,12 +45,11 @@ PUBLIC rows *litegpu_rows_new(const setup *of, size_t size) {
   r->running = calloc(of->most_slabs, sizeof *r->running);
   r->around = calloc(2 * of->lanes, sizeof *r->around);
   r->size_counts = calloc(of->sizes, sizeof *r->size_counts);
-  r->least = calloc(of->sizes, sizeof *r->least);
   r->waits = calloc(LATEST, sizeof *r->waits);
   r->latencies = calloc(LATEST, sizeof *r->latencies);
   r->run_times = calloc(LATEST, sizeof *r->run_times);
   if (!r->forms || !r->batches || !r->recipes || !r->lanes || !r->slabs || !r->queue || !r->running || !r->around ||
-      !r->size_counts || !r->least || !r->waits || !r->latencies || !r->run_times) {
+      !r->size_counts || !r->waits || !r->latencies || !r->run_times) {
     litegpu_rows_free(r);
     return NULL;
   }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -185,7 +185,11 @@ class NativeRun:
     """An inference for native code, all in numbers. Addresses of functions: `push` and `pop` make a context current;
     `copy_in` (device, host, bytes, stream), `fill` (device, value, bytes, stream), `launch` (graph, stream) and
     `copy_out` (host, device, bytes, stream) put something on a stream; `query` (stream) gives 0 when all that is done,
-    600 before. Whatever else one of them gives is an error. `inputs` and `outputs`: places on the device."""
+    600 before; `write` (stream, place, number, flags), which may be missing (0), lets the device write a number of 32
+    bits, to the word at `ended` on the host. Whatever else one of them gives is an error. `inputs` and `outputs`:
+    places on the device."""
+
+    FUNCTIONS: ClassVar = ("push", "pop", "launch", "copy_in", "copy_out", "fill", "query", "write")
 
     push: int
     pop: int
@@ -194,9 +198,11 @@ class NativeRun:
     copy_out: int
     fill: int
     query: int
+    write: int
     context: int
     stream: int
     graph: int
+    ended: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
