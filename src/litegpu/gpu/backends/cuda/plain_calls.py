@@ -127,7 +127,9 @@ class PlainCalls:
         return result
 
 
-def is_small(program: Program) -> bool:
-    """Whether the ports of a program are such as a native call takes."""
+def is_small(program: Program, *, rounds: bool) -> bool:
+    """Whether the ports of a program are such as a native call takes. `rounds`: it can round inputs, of which half as
+    much is to be copied then."""
     ports = len(program.inputs) + len(program.outputs)
-    return ports <= _MOST_PORTS and all(port.nbytes <= MOST_BYTES for port in program.inputs)
+    sizes = [port.nbytes // 2 if port.rounded and rounds else port.nbytes for port in program.inputs]
+    return ports <= _MOST_PORTS and max(sizes, default=0) <= MOST_BYTES

@@ -173,7 +173,9 @@ class CudaSessionBase:
     def _new_plain(self) -> PlainCalls | None:
         """None where inferences have to be done another way."""
         library = native.find()
-        if library is None or self.wait == "do_not_wait" or not is_small(self.program) or not self.launcher.is_plain:
+        if library is None or self.wait == "do_not_wait" or not self.launcher.is_plain:
+            return None
+        if not is_small(self.program, rounds=library.rounds):
             return None
         self._finish()
         parts = Parts(
