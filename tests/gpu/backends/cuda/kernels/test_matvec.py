@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from first_output import first_output
 
-from litegpu.gpu.backends.cuda.kernels import convolution, halo, matvec, specialized, stem, window
+from litegpu.gpu.backends.cuda.kernels import convolution, halo, matvec, specialized, stem, tile, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.matvec import MatvecDivision
 from litegpu.gpu.build import build_program
@@ -191,7 +193,9 @@ def test_features_without_units_do() -> None:
 
 def test_large_weights_are_on_their_way_to_many_threads() -> None:
     """As they come from memory: 25088 to 4096 took 55.9 us with 32 threads for four outputs, and 48.4 with 64."""
-    large = layer(1, 25088, 4096)
+    large = dataclasses.replace(layer(1, 25088, 4096), weights=np.full((4096, 1, 1, 25088), 0.3, np.float32))
+    product = convolution.product_of(large, 90)
     assert matvec.ranked(large, 132)[0].lanes in (64, 128)
     few, many = (matvec.cost(large, MatvecDivision(lanes, lanes), 132) for lanes in (32, 64))
     assert 1.1 * many < few < 1.4 * many
+    assert tile.cost(product, tile.ranked(product, 132)[0], 132) > many

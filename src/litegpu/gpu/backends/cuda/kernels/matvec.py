@@ -86,9 +86,10 @@ def packed(layer: Layer) -> np.ndarray:
 CYCLES, LATENCY, BYTES = 1700, 600, 40
 #: Microseconds of a kernel that does nothing.
 LEAST = 0.9
-#: Weights of so many bytes come from memory: a multiprocessor gets so many of them in a microsecond, less the fewer are
-#: on their way. (25088 to 4096 on an H200: 55.9 us with 64 KB on their way, 48.4 with 128.)
-LARGE, MEMORY, ON_THEIR_WAY = 4 << 20, 38.2e3, 0.64
+#: Of weights of so many bytes, which come from memory, the more have to be on their way for the same rate: with so many
+#: it is half of the most. (25088 to 4096 on an H200: 55.9 us with 64 KB on their way, 48.4 with 128. Estimates of other
+#: kernels know nothing of memory: beside them it is that of the second cache that counts.)
+LARGE, ON_THEIR_WAY = 4 << 20, 24.4e3
 #: Registers of a multiprocessor, and those of a thread, about: so many workgroups share one, 32 at most.
 REGISTERS, EACH = 65536, 100
 
@@ -111,7 +112,7 @@ def cost(layer: Layer, division: MatvecDivision, units: int) -> float:
     moved = loaded / BYTES
     if _quads(layer) * 4 * _chunks(layer) * 16 >= LARGE:
         resident = share / -(-share // min(32, max(1, REGISTERS // (threads * EACH))))
-        moved = max(moved, CYCLES * loaded * (1 / MEMORY + ON_THEIR_WAY / (resident * threads * early * 64)))
+        moved *= 1 + ON_THEIR_WAY / (resident * threads * early * 64)
     shuffles = 4 * (rows - 1 + max(0.0, math.log2(min(lanes, 32) / rows)))
     added = 25 * math.log2(min(lanes, 32)) + share * (threads // 32) * shuffles
     across = 80 + 12 * (lanes // 32) if lanes > 32 else 0
