@@ -228,6 +228,7 @@ def through_batcher(model: litegpu.LoadedModel, load: Load, args: Any, ahead: in
             print(
                 f"  per call {switches / calls:.2f} switches of threads, {1e6 * seconds / calls:.1f} us of processors"
             )
+            told(f"{threads} threads, few arrays", load.run(batcher, threads, args.seconds, few=FEW), base)
         for tasks in filter(None, args.tasks):
             told(f"{tasks} tasks of asyncio", load.run_tasks(batcher, tasks, args.seconds), base)
         if args.in_flight:

@@ -5,18 +5,12 @@
 #include <string.h>
 #include <time.h>
 
-#if defined(__x86_64__)
-#include <emmintrin.h>
-#endif
-
 #include "rows.h"
 
 /* A computing thread asks the device without a pause so long, and then so often. */
 static const int64_t ASK = 2000000, NAP = 50000;
 /* The stream is asked so often, for errors, where the device says by itself when a batch has ended. */
 static const int64_t SELDOM = 200000;
-/* Rows from so many bytes on are copied past the caches. */
-enum { STREAMED = 64 << 10 };
 
 void rows_told_all(rows *r) { /* that a lane is free, or room: locked or not, as slabs are never freed */
   for (int i = 0; i < r->slabs_count; i++)
@@ -145,25 +139,6 @@ int64_t rows_due(const rows *r, slab *s) {
   return late < last ? late : last;
 }
 
-/* Past the caches: the device reads it from memory, and what another processor has is slow to get. */
-static void copy(char *to, const char *from, size_t bytes) {
-#if defined(__x86_64__)
-  if (bytes >= STREAMED) {
-    const size_t head = -(uintptr_t)to % 64;
-    memcpy(to, from, head);
-    to += head, from += head, bytes -= head;
-    for (; bytes >= 64; bytes -= 64, to += 64, from += 64) {
-      const __m128i *f = (const __m128i *)from;
-      __m128i a = _mm_loadu_si128(f), b = _mm_loadu_si128(f + 1), c = _mm_loadu_si128(f + 2), d = _mm_loadu_si128(f + 3);
-      _mm_stream_si128((__m128i *)to, a), _mm_stream_si128((__m128i *)to + 1, b);
-      _mm_stream_si128((__m128i *)to + 2, c), _mm_stream_si128((__m128i *)to + 3, d);
-    }
-    _mm_sfence();
-  }
-#endif
-  memcpy(to, from, bytes);
-}
-
 /* Copy a call's rows to its slab, and tell that. */
 void rows_give(rows *r, call *c) {
   slab *s = c->slab;
@@ -171,7 +146,7 @@ void rows_give(rows *r, call *c) {
     const form *f = r->forms + i;
     char *to = s->in[i] + c->start * f->staged;
     if (f->staged < f->bytes) litegpu_stage_rounded(to, c->in[i], c->rows * f->bytes);
-    else copy(to, c->in[i], c->rows * f->bytes);
+    else litegpu_stage(to, c->in[i], c->rows * f->bytes);
   }
   atomic_fetch_sub(&s->copying, 1);
   rows_tell(&s->word, &s->sleepers);

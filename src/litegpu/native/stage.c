@@ -41,6 +41,18 @@ __attribute__((target("avx512f"))) static void stream(char *to, const char *from
   _mm_sfence();
 }
 
+/* The same where processors have no lines at once. */
+static void stream_parts(char *to, const char *from, size_t bytes) {
+  size_t at = 0;
+  for (; at + 64 <= bytes; at += 64) {
+    __m128i part[4];
+    for (int i = 0; i < 4; i++) part[i] = _mm_loadu_si128((const __m128i *)(from + at + 16 * i));
+    for (int i = 0; i < 4; i++) _mm_stream_si128((__m128i *)(to + at + 16 * i), part[i]);
+  }
+  memcpy(to + at, from + at, bytes - at);
+  _mm_sfence();
+}
+
 /* Thirty-two numbers become a line; half as many lines take half as long, on both sides of the bus. */
 __attribute__((target("avx512f"))) static void stream_rounded(char *to, const char *from, size_t bytes) {
   size_t at = 0;
@@ -58,8 +70,10 @@ __attribute__((target("avx512f"))) static void stream_rounded(char *to, const ch
 }
 
 void litegpu_stage_rounded(void *to, const void *from, size_t bytes) {
-  if (bytes >= LEAST && (uintptr_t)to % 64 == 0 && __builtin_cpu_supports("avx512f")) {
-    stream_rounded(to, from, bytes);
+  const size_t head = -(uintptr_t)to % 64; /* before the first whole line */
+  if (bytes >= LEAST && __builtin_cpu_supports("avx512f")) {
+    round_to(to, from, 2 * head);
+    stream_rounded((char *)to + head, (const char *)from + 2 * head, bytes - 2 * head);
   } else {
     round_to(to, from, bytes);
   }
@@ -68,11 +82,10 @@ void litegpu_stage_rounded(void *to, const void *from, size_t bytes) {
 PUBLIC int litegpu_rounds(void) { return __builtin_cpu_supports("f16c") != 0; }
 
 void litegpu_stage(void *to, const void *from, size_t bytes) {
-  if (bytes >= LEAST && (uintptr_t)to % 64 == 0 && __builtin_cpu_supports("avx512f")) {
-    stream(to, from, bytes);
-  } else {
-    memcpy(to, from, bytes);
-  }
+  const size_t head = bytes < LEAST ? bytes : -(uintptr_t)to % 64;
+  memcpy(to, from, head);
+  if (head == bytes) return;
+  (__builtin_cpu_supports("avx512f") ? stream : stream_parts)((char *)to + head, (const char *)from + head, bytes - head);
 }
 #else
 void litegpu_stage(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
