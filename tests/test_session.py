@@ -66,6 +66,21 @@ def dense() -> bytes:
     return b.build()
 
 
+def test_an_input_that_is_an_output_too() -> None:
+    """The GPU does not give it: the results of what it computes must not stand in its place."""
+    b = ModelBuilder()
+    x = b.input("x", (1, 3))
+    y = b.op("TANH", [x], (1, 3), name="y")
+    b.output(x, y, y)
+    with litegpu.load(b.build(), "reference") as model:
+        assert model.report.fully_delegated
+        for given in (X, 2 * X):
+            for found in (model(given), *model.stream([given, given])):
+                np.testing.assert_array_equal(found["x"], given)
+                np.testing.assert_allclose(found["y"], np.tanh(given), rtol=1e-6)
+                np.testing.assert_array_equal(found["y"], found["y:1"])
+
+
 @pytest.mark.parametrize("device", ["cpu", "reference", "webgpu"])
 def test_an_empty_batch_gives_an_empty_result_and_leaves_the_model_whole(device: str) -> None:
     """XNNPACK, resized to nothing, gives sizes from memory that nobody wrote, and soon ends the process."""

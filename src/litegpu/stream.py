@@ -195,9 +195,9 @@ def only_kernel(model: Streamed) -> Route | None:
     if len(living) != 1:
         return None
     try:
-        inputs = {name: prepared.find(living, index)[2] for name, index in model._inputs.items()}
-        outputs = {name: prepared.find(living, index)[2] for name, index in model._outputs.items()}
-    except TensorError:  # an input that nothing reads, an output that nothing computes
+        inputs = {name: prepared.place(living, index, "input")[1] for name, index in model._inputs.items()}
+        outputs = {name: prepared.place(living, index, "output")[1] for name, index in model._outputs.items()}
+    except TensorError:  # an input that nothing reads or that is an output too, an output that nothing computes
         return None
     kernel = living[0].kernel()
     return None if kernel is None else Route(kernel, inputs, outputs)

@@ -87,11 +87,11 @@ def prepare(
         shapes[name] = on_gpu, tuple(value.shape) if on_gpu else np.shape(value)
     ways = {}
     for name, index in inputs.items():
-        _, _, place, tensor = prepared.find(delegate.prepared, index)
+        _, place, tensor = prepared.place(delegate.prepared, index, "input")
         ways[name] = place, tensor
-    found = [prepared.find(delegate.prepared, index) for index in outputs.values()]
-    kernel, order = found[0][0], tuple(place for _, _, place, _ in found)
-    tensors = {place: tensor for _, _, place, tensor in found}
+    found = [prepared.place(delegate.prepared, index, "output") for index in outputs.values()]
+    kernel, order = found[0][0], tuple(place for _, place, _ in found)
+    tensors = {place: tensor for _, place, tensor in found}
     numbers = {place: number for number, (place, _) in enumerate(ways.values())}
     places = tuple(numbers[place] for place in sorted(numbers))
     return GpuCall(kernel, shapes, ways, tuple(tensors[i] for i in sorted(tensors)), order, converted, places)

@@ -69,6 +69,15 @@ def find(prepared: Sequence[Prepared], index: int) -> tuple[GpuKernel, str, int,
     return kernel, kind, getattr(owner.partition, f"{kind}s").index(index), tensor
 
 
+def place(prepared: Sequence[Prepared], index: int, kind: str) -> tuple[GpuKernel, int, Tensor]:
+    """(kernel, place, tensor) of the tensor as an "input" or "output" of what the GPU runs; raises as find() does, also
+    for an input of the model that is an output as well, which the GPU does not give."""
+    kernel, found, number, tensor = find(prepared, index)
+    if found != kind:
+        raise TensorError(f"{describe(tensor)} is an input that the model gives out as it is: give arrays in host memory")
+    return kernel, number, tensor
+
+
 def run_on_gpu(kernel: GpuKernel, inputs: Mapping[int, tuple[Tensor, Any]], outputs: Sequence[Tensor]) -> list[Any]:
     """One inference on arrays on the GPU, by place; the outputs, in their order, as arrays of the first one's library
     that belong to the caller. Does not wait: the results are for the stream that the library works on.
