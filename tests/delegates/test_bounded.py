@@ -150,6 +150,22 @@ def test_what_goes_on_behind_unique() -> None:
         np.testing.assert_array_equal(found, wanted)
 
 
+def test_what_has_a_known_size_behind_unique() -> None:
+    """Which value each element is, and what is computed from that in any way."""
+    model = ModelBuilder()
+    x = model.input("x", (9,))
+    values, which = model.op_multi("UNIQUE", [x], [((-1,), F32), ((9,), TensorType.INT32)], dict(idx_out_type="INT32"))
+    total = model.op("SUM", [which, model.constant(np.array([0], np.int32))], (), type=TensorType.INT32)
+    rows = model.op("GATHER", [model.constant(random(9, 4)), which], (9, 4), type=F32)
+    model.output(values, total, rows)
+    interpreter, cpu = opened(model.build()), official(model.build())
+    assert interpreter.delegation_report().fully_delegated, interpreter.delegation_report().summary()
+    for given in ([3, 1, 3, 3, 2, 1, 0, 2, 3], [1] * 9):
+        x_given = [np.array(given, np.float32)]
+        for found, wanted in zip(run(interpreter, x_given), run(cpu, x_given), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
 def test_other_sizes() -> None:
     interpreter = opened(chosen_rows())
     for detail, shape in zip(interpreter.get_input_details(), ((9,), (9, 4)), strict=True):

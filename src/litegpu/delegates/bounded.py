@@ -65,13 +65,15 @@ def bounded(found: Inferred) -> Bounded | None:
 
 
 class _Bounds:
-    """`twins`: tensors whose number of rows the data decide -> (that with all rows, that with their number)."""
+    """`twins`: tensors whose number of rows the data decide -> (that with all rows, that with their number); `settled`:
+    operators behind those whose results have known sizes all the same."""
 
     def __init__(self, found: Inferred) -> None:
         self.found, self.graph = found, found.subgraph
         self.tensors: list[Tensor] = list(self.graph.tensors)
         self.twins: dict[int, tuple[int, int]] = {}
         self.changed: dict[int, Operator] = {}
+        self.settled: set[int] = set()
         self.unknown = {t for node in found.refused for t in self.graph.operators[node].outputs}
 
     def visit(self, operator: Operator) -> None:
@@ -81,6 +83,10 @@ class _Bounds:
             return
         if known.bound is not None and not unknown:
             self._begin(operator, known.bound(ShapeNode(self.graph, operator, {})))
+            return
+        if not unknown:
+            self._settle(operator)
+            return
         if len(operator.outputs) != 1:
             return
         numbers = {self.twins[t][1] for t in unknown if t in self.twins}
@@ -107,10 +113,26 @@ class _Bounds:
             return
         number = self._tensor("", TensorType.INT32, (1,))
         first, *others = operator.outputs
-        for t, shape in zip(others, shapes[1:], strict=True):
-            self.tensors[t] = dataclasses.replace(self.tensors[t], shape=shape, shape_signature=shape)
+        self._know(others, shapes[1:])
         twin = self._twin(first, shapes[0], number)
         self.changed[operator.index] = dataclasses.replace(operator, outputs=(twin, *others, number))
+
+    def _settle(self, operator: Operator) -> None:
+        """An operator whose inputs have known sizes, though they come from one whose first result has not."""
+        shapes = {t: self.tensors[t].shape for t in operator.inputs if t >= 0}
+        try:
+            found = shapes_of_results(self.graph, operator, shapes)
+        except (Computed, Unexpected):
+            return
+        if found is not None:
+            self._know(operator.outputs, found)
+            self.settled.add(operator.index)
+
+    def _know(self, tensors: Sequence[int], shapes: Sequence[Shape]) -> None:
+        for t, shape in zip(tensors, shapes, strict=True):
+            given = tuple(int(n) for n in shape)
+            self.tensors[t] = dataclasses.replace(self.tensors[t], shape=given, shape_signature=given)
+            self.unknown.discard(t)
 
     def _takes_rows(self, operator: Operator) -> bool:
         """Whether it takes whole rows of the first input, at places that the second says."""
@@ -147,7 +169,8 @@ class _Bounds:
         graph, nodes = self.graph, frozenset(self.changed)
         operators = [self.changed.get(o.index, o) for o in graph.operators]
         outside = {t for o in graph.operators if o.index not in nodes for t in o.inputs}.union(graph.outputs)
-        refused = {node: why for node, why in self.found.refused.items() if node not in nodes}
+        known = nodes | self.settled
+        refused = {node: why for node, why in self.found.refused.items() if node not in known}
         for tensor in sorted(outside.intersection(self.twins)):
             index = len(operators)
             operators.append(Operator(index, CUT, 0, 1, self.twins[tensor], (tensor,), is_custom=True))
@@ -155,7 +178,7 @@ class _Bounds:
         subgraph = dataclasses.replace(graph, tensors=tuple(self.tensors), operators=tuple(operators))
         stands_for = {twin: tensor for tensor, (twin, _) in self.twins.items()}
         numbers = frozenset(number for _, number in self.twins.values())
-        return Bounded(subgraph, nodes, refused, self.found.late - nodes, stands_for, numbers)
+        return Bounded(subgraph, nodes, refused, self.found.late - known, stands_for, numbers)
 
 
 class CutDelegate(Hindmost):

@@ -74,7 +74,9 @@ def place(prepared: Sequence[Prepared], index: int, kind: str) -> tuple[GpuKerne
     for an input of the model that is an output as well, which the GPU does not give."""
     kernel, found, number, tensor = find(prepared, index)
     if found != kind:
-        raise TensorError(f"{describe(tensor)} is an input that the model gives out as it is: give arrays in host memory")
+        raise TensorError(
+            f"{describe(tensor)} is an input that the model gives out as it is: give arrays in host memory"
+        )
     return kernel, number, tensor
 
 
