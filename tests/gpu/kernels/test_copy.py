@@ -69,6 +69,7 @@ SINGLE: list[tuple[Shape, tuple[Step, ...], bool]] = [  # shape, steps, whether 
     ((2, 3, 2, 8), (Tile((1, 2, 1, 3)),), True),
     ((2, 3, 2, 5), (Tile((1, 1, 1, 3)),), False),
     ((2, 1, 2, 1), (Tile((1, 3, 1, 7)),), False),
+    ((2, 5, 3, 6), (Take(1, (3, 4, 0, 1, 2)),), True),
     ((2, 5, 3, 6), (Take(1, (4, 0, 0, 3)),), True),
     ((2, 5, 3, 6), (Take(3, (5, 1, 0)),), False),
     ((2, 5, 3, 6), (Take(2, (2, 1, 0)),), True),

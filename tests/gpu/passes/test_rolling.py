@@ -113,3 +113,50 @@ def test_any_order_and_repetition() -> None:
     (node,) = found.nodes
     assert node.op == Copy((Take(2, (5, 6, 0, 1, 2, 2, 3, 4, 5)),))
     same(graph, found)
+
+
+@pytest.mark.parametrize("twice", [False, True])
+@pytest.mark.parametrize("columns_first", [False, True])
+@pytest.mark.parametrize("down, across", [(2, 2), (3, 2), (1, 4)])
+def test_squares_become_pixels_in_one_movement(down: int, across: int, columns_first: bool, twice: bool) -> None:
+    """Of a value that was moved before, in one of two orders, by one slice or by one of rows and one of columns."""
+    b = Moves()
+    x = b.value_of((1, 24, 4, 4))
+    y = b.image(x)
+    begins = [(i, j) for i in range(down) for j in range(across)]
+    if columns_first:
+        begins.sort(key=lambda begin: begin[1])
+    parts = phases(b, y, begins, down, across, twice)
+    graph = b.graph([x], [b.joined(3, *parts)])
+    after = join_slices(graph)
+    assert [type(n.op) for n in after.nodes] == [Copy]
+    same(graph, after)
+
+
+def test_other_squares_stay_as_they_are() -> None:
+    corners = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    for begins, down, across in (
+        ([(0, 0), (1, 1), (1, 0), (0, 1)], 2, 2),  # an order that is no movement of axes
+        (corners[:3], 2, 2),  # some are missing
+        ([*corners[:3], (1, 0)], 2, 2),  # one comes twice
+        ([(0, 0), (0, 1), (1, 0), (1, 1)], 4, 4),
+    ):
+        b = Moves()
+        x = b.value_of((2, 8, 8, 4))
+        graph = b.graph([x], [b.joined(3, *phases(b, x, begins, down, across))])
+        after = join_slices(graph)
+        assert [type(n.op) for n in after.nodes] == [type(n.op) for n in graph.nodes]
+        same(graph, after)
+
+
+def phases(b: Moves, x: int, begins: list[tuple[int, int]], down: int, across: int, twice: bool = False) -> list[int]:
+    """Every so many rows and columns, from these on."""
+    batch, height, width, channels = b.values[x].shape
+    found = []
+    for i, j in begins:
+        rows, target = (batch, height // down, width, channels), (batch, height // down, width // across, channels)
+        steps: tuple[Slice, ...] = (Slice((0, i, j, 0), (1, down, across, 1), target),)
+        if twice:
+            steps = Slice((0, i, 0, 0), (1, down, 1, 1), rows), Slice((0, 0, j, 0), (1, 1, across, 1), target)
+        found.append(b.node(Copy(steps), [x], b.value_of(target)))
+    return found

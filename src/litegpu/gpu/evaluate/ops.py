@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -72,6 +73,9 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             sums = depthwise(first, inputs[0], inputs[1], (*shape[:3], inputs[1].shape[3]))
             middle = evaluate_expr(inner, [sums, *inputs[3:]])
             return conv2d(Conv2D(), np.broadcast_to(middle, sums.shape), inputs[2], shape)
+        case PointwiseConv2D(moved=(_, *_) as steps):
+            x, weights = inputs
+            return evaluate_op(Copy(steps), [conv2d(Conv2D(), x, weights, (*x.shape[:3], len(weights)))], shape)
         case PointwiseConv2D(norm=LayerNorm() as norm):
             return conv2d(Conv2D(), evaluate_op(norm, inputs[:1], inputs[0].shape), inputs[1], shape)
         case PointwiseConv2D(prologue, stride):
@@ -127,6 +131,9 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
                 return x.astype(np.float32)
             e = np.exp(beta * (x - x.max(3, keepdims=True)))
             return np.asarray(e / e.sum(3, keepdims=True), np.float32)
+        case LayerNorm(moved=(_, *_) as steps):
+            plain = dataclasses.replace(op, moved=())
+            return evaluate_op(Copy(steps), [evaluate_op(plain, inputs, inputs[0].shape)], shape)
         case LayerNorm(epsilon, centred):
             x = inputs[0].astype(np.float64)
             left = x - x.mean(3, keepdims=True) if centred else x

@@ -61,11 +61,13 @@ class SeparableConv2D:
 class PointwiseConv2D:
     """inputs: x [B,H,W,I], weights [O,1,1,I], then the operands of `prologue`, of one pixel, constant or not: the 1x1
     convolution of `prologue` of x (Arg(0), and Arg(i) for inputs[1 + i]). With a `norm` (no prologue, and stride 1) it
-    is that of x normalised. Made by passes, for devices with a kernel that does both."""
+    is that of x normalised. With `moved` (neither of these) its rows, of channels, are put somewhere else, each to a
+    place of its own. Made by passes, for devices with a kernel that does both."""
 
     prologue: Expr = RESULT
     stride: tuple[int, int] = (1, 1)
     norm: LayerNorm | None = None
+    moved: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -265,10 +267,12 @@ class Softmax:
 @dataclass(frozen=True)
 class LayerNorm:
     """(x - mean) / sqrt(variance + epsilon), with the mean and the variance over C; x / sqrt(mean of squares + epsilon)
-    if it is not `centred`. Made by a pass."""
+    if it is not `centred`. With `moved` the rows, of channels, are put somewhere else, each to a place of its own. Made
+    by passes."""
 
     epsilon: float
     centred: bool = True
+    moved: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True)

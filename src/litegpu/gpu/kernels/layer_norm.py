@@ -7,7 +7,8 @@ import operator
 from litegpu.gpu.graph import LayerNorm
 from litegpu.gpu.kernels.access import Operands, open_sink, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.kernels.rows import Row, choose_teams
+from litegpu.gpu.kernels.movement import Quad, no_table, origin, shapes_along
+from litegpu.gpu.kernels.rows import Place, Row, choose_teams
 from litegpu.gpu.lang import Kernel, trace
 
 
@@ -18,10 +19,16 @@ def build(ctx: KernelContext) -> list[Launch]:
     shape = ctx.output.shape
     teams = choose_teams(shape, ctx.features)
     operands: Operands = {}
+    shapes = shapes_along(op.moved, ctx.value(ctx.node.inputs[0]).shape)
+
+    def came_from(k: Kernel, place: Place) -> Place:
+        found = origin(k, op.moved, shapes, [*place, Quad(0)], no_table).coordinates[:3]
+        b, y, x = (i for i in found if not isinstance(i, Quad))
+        return b, y, x
 
     def kernel(k: Kernel) -> None:
         row = Row(k, ctx.features, teams)
-        kept = row.load(open_source(ctx, k, ctx.node.inputs[0], operands))
+        kept = row.load(open_source(ctx, k, ctx.node.inputs[0], operands), place=came_from(k, row.place))
         left = kept
         if op.centred:
             mean = row.total(kept, operator.add) / float(shape[3])

@@ -22,6 +22,11 @@ Coordinate = Index | Quad
 Lookup = Callable[[tuple[int, ...], Index], TracedValue]  # element `index` of a table of u32
 
 
+def no_table(indices: tuple[int, ...], index: Index) -> TracedValue:
+    """The Lookup of movements whose places are computed."""
+    raise ValueError(f"no table of {len(indices)} places for {index}")
+
+
 @dataclass(frozen=True, eq=False)
 class Origin:
     """Where an element comes from. Where one of `inside` is false, the element is that entry's fill instead, and the
@@ -211,4 +216,7 @@ def _taken(i: Index, indices: tuple[int, ...], look: Lookup) -> Index:
     step = indices[1] - indices[0] if len(indices) > 1 else 0
     if all(indices[j] == indices[0] + j * step for j in range(len(indices))):
         return address(indices[0], [(i, step)])
+    count = len(indices)
+    if all(indices[j] == (indices[0] + j) % count for j in range(count)):  # shifted around
+        return address(indices[0], [(i, 1)]) % count
     return look(indices, i)

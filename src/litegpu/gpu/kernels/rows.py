@@ -18,6 +18,8 @@ from litegpu.gpu.lang.features import Features
 _FEW = 4  # quads up to which a thread has a row to itself; otherwise so many are aimed at for each thread
 MOST = 8  # quads that registers keep
 _THREADS = 128  # of a workgroup of several subgroups
+#: Coordinates of a pixel.
+Place = tuple[Index, Index, Index]
 _USUAL_UNITS = 16  # multiprocessors, where nobody knows
 
 
@@ -88,7 +90,7 @@ class Row:
         if teams.groups * teams.count > teams.rows and isinstance(row, TracedValue):
             self._mine, row = row < teams.rows, k.min(row, teams.rows - 1)
         at = Position((*teams.shape[:3], 1), flat=row)
-        self._place = (at.b, at.y, at.x)
+        self.place: Place = (at.b, at.y, at.x)
         self._quads: list[tuple[Index, TracedValue | None]] = []  # and whether there is such a quad
         for turn in range(teams.turns):
             q: Index = lane + turn * teams.width if teams.width > 1 else turn
@@ -97,9 +99,10 @@ class Row:
                 exists, q = q < teams.quads, k.min(q, teams.quads - 1)
             self._quads.append((q, exists))
 
-    def load(self, source: Source, fill: float = 0.0) -> list[TracedValue]:
-        """This thread's quads, with `fill` in place of those that do not count."""
-        return self.masked([source.quad(*self._place, q) for q, _ in self._quads], fill)
+    def load(self, source: Source, fill: float = 0.0, place: Place | None = None) -> list[TracedValue]:
+        """This thread's quads, with `fill` in place of those that do not count; of the pixel at another `place`."""
+        b, y, x = self.place if place is None else place
+        return self.masked([source.quad(b, y, x, q) for q, _ in self._quads], fill)
 
     def masked(self, values: Sequence[TracedValue], fill: float = 0.0) -> list[TracedValue]:
         """`values` with `fill` in lanes past the last channel, and in what does not count."""
@@ -118,7 +121,7 @@ class Row:
 
     def store(self, sink: Sink, values: Sequence[TracedValue]) -> None:
         """Store the epilogue of `values`."""
-        places = [Position(self.teams.shape, coordinates=(*self._place, q)) for q, _ in self._quads]
+        places = [Position(self.teams.shape, coordinates=(*self.place, q)) for q, _ in self._quads]
         conditions = [both(self._mine, exists) for _, exists in self._quads]
         some = any(c is not None for c in conditions)
         sink.write_all(places, values, [when(c) for c in conditions] if some else None)

@@ -25,6 +25,7 @@ from litegpu.gpu.backends.cuda.kernels.tile import COPYING_CAPABILITY, LEAST_CAP
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
 from litegpu.gpu.backends.cuda.passes.grouped import split_groups
 from litegpu.gpu.backends.cuda.passes.inverted import join_inverted
+from litegpu.gpu.backends.cuda.passes.moved import join_moves
 from litegpu.gpu.backends.cuda.passes.pair import join_pairs
 from litegpu.gpu.backends.cuda.passes.prologue import join_prologues
 from litegpu.gpu.backends.cuda.passes.row_norm import join_row_norms
@@ -83,7 +84,7 @@ class CudaNative:
             return graph
         graph = join_inverted(graph, features, half)
         graph = join_prologues(join_separable(graph)) if half else graph
-        return join_pairs(join_row_norms(graph), features) if half else graph
+        return join_moves(join_pairs(join_row_norms(graph), features)) if half else graph
 
     def multiplies_bytes(self, features: Features, products: float, elements: int) -> bool:
         least = MANY_EACH_OF_MANY if products >= MANY_PRODUCTS else MANY_EACH

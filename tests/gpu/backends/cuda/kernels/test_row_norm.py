@@ -31,6 +31,7 @@ from litegpu.gpu.graph import (
     Reshape,
     Slice,
     Step,
+    Take,
     Transpose,
     apply,
 )
@@ -226,8 +227,11 @@ def test_what_moves_rows_moves_them_before() -> None:
     windows = (Reshape(shape, (2, 3, 2, 4, 12)), Transpose((0, 2, 1, 3, 4)), Reshape((2, 2, 3, 4, 12), (4, 3, 4, 12)))
     turned = (Transpose((0, 1, 3, 2)), Reshape((2, 6, 12, 4), (2, 6, 4, 12)))
     split = (Reshape(shape, (2, 6, 2, 24)), Reshape((2, 6, 2, 24), shape))
+    shifted = (Take(1, (2, 3, 4, 5, 0, 1)), *windows)
+    swapped = (Take(3, tuple(range(11, -1, -1))),)
     some = (Slice((0, 1, 0, 0), (1, 1, 1, 1), (2, 2, 4, 12)),)
-    for steps, joins in ((windows, 1), ((Reshape(shape, (1, 1, 48, 12)),), 1), (turned, 0)):
+    for steps, joins in ((windows, 1), ((Reshape(shape, (1, 1, 48, 12)),), 1), (turned, 0),
+                         (shifted, 1), (swapped, 0)):  # fmt: skip
         assert joint(network(shape, 16, steps=steps)[0]) == joins
     assert joint(network(shape, 16, steps=split)[0]) == 1  # which moves nothing
     assert joint(network(shape, 16, steps=some)[0]) == 0

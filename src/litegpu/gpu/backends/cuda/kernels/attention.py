@@ -27,6 +27,8 @@ STEP = 64
 MOST_STAGES = 4
 #: Warps of a workgroup that goes through the keys in steps; those that divide all keys of few queries.
 WARPS, ACROSS = 4, 8
+#: Microseconds that a mask takes more, and each of its numbers. (An H200, Swin's windows.)
+MASKED, MASKED_EACH = 0.5, 0.65e-6
 #: Keys that a workgroup takes at once.
 MOST_AT_ONCE = 512
 
@@ -100,10 +102,11 @@ def _cost(ctx: KernelContext, division: AttentionDivision, units: int) -> float:
     from ten of all keys at once, which would be lower beside those of warpgroup_attention.py."""
     keys, depth = ctx.views[ctx.node.inputs[1]].shape[2:]
     steps, width = -(-keys // division.step), (depth + ctx.output.shape[3]) / 128
+    masked = MASKED + math.prod(ctx.output.shape[:3]) * keys * MASKED_EACH if len(ctx.node.inputs) > 3 else 0.0
     if division.across == ACROSS:
-        return 2.94 + 0.0053 * division.step * width
-    each = steps * (0.25 + 0.1875 * division.down) * width
-    return float(1.7 + max(0.75 * steps, -(-division.groups(ctx) // units) * each))
+        return 2.4 + 0.0045 * division.step * width + masked
+    each = steps * (0.325 + 0.244 * division.down) * width
+    return float(1.7 + max(0.75 * steps, -(-division.groups(ctx) // units) * each) + masked)
 
 
 def _most(ctx: KernelContext) -> int:

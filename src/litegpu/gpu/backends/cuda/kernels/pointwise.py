@@ -1,13 +1,49 @@
-"""1x1 convolutions that do something with their input, or normalise it, first, by the kernels of other convolutions."""
+"""1x1 convolutions that do something with their input, or normalise it, first, or put their rows somewhere else, by the
+kernels of other convolutions."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from litegpu.gpu.backends.cuda.kernels import convolution
 from litegpu.gpu.backends.cuda.kernels.channelwise import read_channelwise
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, residuals_of
 from litegpu.gpu.backends.cuda.kernels.row_norm import folded
-from litegpu.gpu.graph import Conv2D, DType, PointwiseConv2D
+from litegpu.gpu.backends.cuda.kernels.runs import run_of
+from litegpu.gpu.backends.cuda.kernels.source import Where
+from litegpu.gpu.graph import Conv2D, DType, PointwiseConv2D, Reshape, Shape, Step, Take, Transpose
+from litegpu.gpu.kernels.access import Position
 from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.kernels.movement import Quad, no_table, origin, shapes_along
+from litegpu.gpu.lang import Kernel, TracedValue
+
+
+def where_moved(steps: Sequence[Step], shape: Shape, target: Shape) -> Where:
+    """Where a pixel of `shape` is in `target` when the steps have moved it: rows that are shifted around, exchanged and
+    counted in another way."""
+    back = tuple(_inverse(step) for step in reversed(steps))
+    shapes = shapes_along(back, target)
+
+    def where(pixel: TracedValue, quad: TracedValue) -> Position:
+        at, k = Position(shape, pixel=pixel, q=quad), pixel.kernel
+        assert isinstance(k, Kernel)
+        b, y, x, channels = origin(k, back, shapes, [at.b, at.y, at.x, Quad(at.q)], no_table).coordinates
+        assert isinstance(channels, Quad) and not isinstance(b, Quad) and not isinstance(y, Quad)
+        assert not isinstance(x, Quad)
+        return Position(target, coordinates=(b, y, x, channels.q))
+
+    return where
+
+
+def _inverse(step: Step) -> Step:
+    match step:
+        case Reshape(source, target):
+            return Reshape(target, source)
+        case Transpose(perm):
+            return Transpose(tuple(perm.index(i) for i in range(len(perm))))
+        case Take(axis, indices):
+            return Take(axis, tuple(indices.index(i) for i in range(len(indices))))
+    raise ValueError(f"{step} leaves something out")
 
 
 def build(ctx: KernelContext) -> list[Launch]:
@@ -17,8 +53,12 @@ def build(ctx: KernelContext) -> list[Launch]:
     assert weights is not None  # as the passes see to
     if op.norm is not None:
         norm, weights = folded(op.norm, weights)
-        layer = Layer(Conv2D(), source, weights, shape, True, residuals_of(ctx), norm=norm)
+        layer = Layer(Conv2D(), source, weights, shape, True, residuals_of(ctx), run=run_of(ctx), norm=norm)
         return [convolution.fastest(ctx, layer)]
+    if op.moved:
+        rows = (*ctx.value(x).shape[:3], len(weights))
+        layer = Layer(Conv2D(), source, weights, rows, True, residuals_of(ctx))
+        return [convolution.fastest(ctx, layer, where_moved(op.moved, rows, shape))]
     prologue = read_channelwise(op.prologue, [ctx.value(v) for v in (x, *others)])
     assert prologue is not None
     gate = None if prologue.gate is None else ctx.views[others[prologue.gate - 1]]

@@ -78,6 +78,16 @@ NAME(const unsigned short* q, const unsigned short* k, const unsigned short* v M
     barriers_ready();
   }
   __syncthreads();
+#if MASK == PACKED
+  uint4 packed[STEP / 16];
+  auto read_mask = [&](unsigned step) {
+    const unsigned lead = batch % MASK_PERIOD * MASK_PITCH_BATCH + head * MASK_PITCH_HEAD;
+#pragma unroll
+    for (unsigned n = 0; n < STEP / 16; n++)
+      packed[n] = mask[((lead + row0 / 16) * STEPS + step) * (STEP * 2) + n * 32 + lane];
+  };
+  if (STEPS == 1 && live) read_mask(0);  // it is constant: before the kernel in front of this one ends
+#endif
   wait_for_predecessors();
   launch_dependents();
 
@@ -118,11 +128,7 @@ NAME(const unsigned short* q, const unsigned short* k, const unsigned short* v M
                       matrix<row_bytes(DEPTH)>(K_AT + slot * K_BYTES + i / 4 * slab_bytes(STEP, DEPTH) + i % 4 * 32), i > 0);
       commit_products();
 #if MASK == PACKED
-      uint4 packed[STEP / 16];
-      const unsigned lead = batch % MASK_PERIOD * MASK_PITCH_BATCH + head * MASK_PITCH_HEAD;
-#pragma unroll
-      for (unsigned n = 0; n < STEP / 16; n++)
-        packed[n] = mask[((lead + row0 / 16) * STEPS + step) * (STEP * 2) + n * 32 + lane];
+      if (STEPS > 1) read_mask(step);
 #endif
       products_wait<0>();
       if (row0 < QUERIES) {

@@ -23,6 +23,7 @@ from litegpu.gpu.graph import (
     PointwiseConv2D,
     Reshape,
     Shape,
+    Take,
     Transpose,
     apply,
 )
@@ -83,7 +84,8 @@ class _Joining:
         """The value, and those in which its rows are moved, if nothing but convolutions reads them."""
         found = [v]
         for node in self.consumers[v]:
-            if _moves_rows(node, self.graph.values[v].shape) and node.output not in self.graph.outputs:
+            plain = node.epilogue == RESULT and node.output not in self.graph.outputs
+            if plain and moves_rows(node, self.graph.values[v].shape):
                 inner = self.readers(node.output)
                 if not inner:
                     return []
@@ -199,15 +201,17 @@ def _with_result(expr: Expr, result: Expr) -> Expr:
     return expr
 
 
-def _moves_rows(node: Node, shape: Shape) -> bool:
+def moves_rows(node: Node, shape: Shape) -> bool:
     """Whether a node puts whole rows of channels somewhere else."""
-    if not isinstance(node.op, Copy) or node.epilogue != RESULT:
+    if not isinstance(node.op, Copy):
         return False
     channels = shape[3]
     for step in node.op.steps:
         shape = step_shape(step, shape)
-        last = isinstance(step, Transpose) and step.perm[-1] != len(step.perm) - 1
-        if not isinstance(step, Reshape | Transpose) or last or shape[-1] != channels:
+        last = (isinstance(step, Transpose) and step.perm[-1] != len(step.perm) - 1) or (
+            isinstance(step, Take) and step.axis == len(shape) - 1
+        )
+        if not isinstance(step, Reshape | Transpose | Take) or last or shape[-1] != channels:
             return False
     return True
 
