@@ -17,6 +17,7 @@ from litegpu.gpu.graph import (
     Elementwise,
     Graph,
     GraphBuilder,
+    Literal,
     Pad,
     Pool2D,
     Reshape,
@@ -224,3 +225,19 @@ def test_what_would_stay_apart_is_the_smaller_part(shared: int) -> None:
     raised = raise_elementwise(graph)
     same(graph, raised)
     assert isinstance(raised.producer()[y].op, Concat) == (shared == 8)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.int32])
+def test_constants_of_other_types_that_no_shape_holds_stay_behind_a_reshape(dtype: type) -> None:
+    """Every sixth element of rows of four."""
+    b = GraphBuilder()
+    x = value(b, 1, 2, 3, 4)
+    y = convolution(b, x, 4)
+    flat = b.node(Copy((Reshape((1, 2, 3, 4), (1, 1, 4, 6)),)), [y], value(b, 1, 1, 4, 6))
+    kept = b.constant(np.array([1, 0, 0, 0, 0, 0], dtype).reshape(1, 1, 1, 6))
+    truth = Arg(0) if dtype is np.bool_ else apply("ne", Arg(0), Literal(0, DType.INT32))
+    end = b.node(Elementwise(), (), value(b, 1, 1, 4, 6), apply("select", truth, Arg(1), 0.0), [kept, flat])
+    graph = b.graph([x], [end])
+    raised = raise_elementwise(graph)
+    assert [type(n.op) for n in raised.nodes] == [type(n.op) for n in graph.nodes]
+    same(graph, raised)

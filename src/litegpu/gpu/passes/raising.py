@@ -118,8 +118,10 @@ class _Raising:
     def may_come(self, operand: int, producer: Node) -> bool:
         """Whether a further operand of the function can be had in front of `producer` at no cost."""
         value = self.builder.values[operand]
-        if value.dtype is not DType.FLOAT32 or (value.is_constant and value.elements == 1):
-            return value.is_constant
+        if value.is_constant and value.elements == 1:
+            return True
+        if value.dtype is not DType.FLOAT32 and not value.is_constant:
+            return False
         if isinstance(producer.op, Concat):
             return value.is_constant and value.elements <= _LARGEST
         if not isinstance(producer.op, Copy) or len(producer.op.steps) != 1:
