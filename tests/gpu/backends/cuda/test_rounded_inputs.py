@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from interrupts import Interruptions
+from racing import race
 
 import litegpu
 from litegpu import GpuDelegate, Interpreter, native
@@ -155,3 +156,24 @@ def test_interrupted_anywhere(monkeypatch: pytest.MonkeyPatch, shape: tuple[int,
             else:
                 assert not one.where, f"swallowed at {one.where}"
             np.testing.assert_array_equal(model(given[3].copy()), expected[0])
+
+
+@pytest.mark.parametrize(("shape", "threads"), [(SMALL, 16), (LARGE, 3)], ids=["small", "large"])
+def test_threads_at_once(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], threads: int) -> None:
+    """Each gets its own result, until one of them closes the model."""
+    given = items(shape)
+    expected = without_the_library(monkeypatch, content(shape), given)
+    model = litegpu.load(content(shape), "cuda", "float16")
+
+    def work(number: int) -> None:
+        for i in range(2):
+            place = (number + i) % 4
+            np.testing.assert_array_equal(model(given[place].copy()), expected[place])
+        if number == 0:
+            model.close()
+        else:
+            with pytest.raises(litegpu.InvokeError, match="closed"):
+                while True:
+                    np.testing.assert_array_equal(model(given[3].copy()), expected[3])
+
+    race(work, threads, 300)
