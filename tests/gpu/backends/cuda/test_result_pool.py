@@ -41,12 +41,11 @@ def network() -> bytes:
 def pool(device: Any) -> Iterator[Any]:
     from litegpu.gpu.backends.cuda.result_pool import ResultPool
 
-    with device.context:
-        made = ResultPool(device, 64 << 20)
-        yield made
-        gc.collect()
-        made.trim()
-        assert made.held == 0
+    made = ResultPool(device, 64 << 20)
+    yield made
+    gc.collect()
+    made.trim()
+    assert made.held == 0
 
 
 def x_of(number: float) -> np.ndarray:
@@ -76,17 +75,16 @@ def test_what_an_interruption_loses_stays_where_it_is(device: Any) -> None:
     from litegpu.gpu.backends.cuda.result_pool import ResultPool
 
     counted = Interruptions()
-    with device.context:
-        counted.during(lambda: ResultPool(device, 64 << 20).take(300_000))
-        for place in range(1, counted.count):
-            pool = ResultPool(device, 64 << 20)
-            with contextlib.suppress(KeyboardInterrupt):
-                Interruptions(place).during(functools.partial(pool.take, 300_000))
-            gc.collect()
-            kept = [np.empty(300_000, np.uint8) for _ in range(4)]
-            assert pool.take(300_000) is not None and kept
-            gc.collect()
-            pool.trim()
+    counted.during(lambda: ResultPool(device, 64 << 20).take(300_000))
+    for place in range(1, counted.count):
+        pool = ResultPool(device, 64 << 20)
+        with contextlib.suppress(KeyboardInterrupt):
+            Interruptions(place).during(functools.partial(pool.take, 300_000))
+        gc.collect()
+        kept = [np.empty(300_000, np.uint8) for _ in range(4)]
+        assert pool.take(300_000) is not None and kept
+        gc.collect()
+        pool.trim()
 
 
 def test_who_keeps_all_gets_ordinary_memory_in_the_end(pool: Any) -> None:
@@ -165,7 +163,7 @@ def test_outputs_that_are_not_wanted_are_not_copied(device: Any, monkeypatch: py
     targets = NativeCall.targets
 
     def sent_in_c(self: NativeCall) -> Any:
-        sent.extend(i for i, is_large in zip(self.wanted.places, self._large, strict=True) if is_large)
+        sent.extend(i for i, (*_, size) in zip(self.wanted.places, self._targets, strict=True) if size)
         return targets(self)
 
     monkeypatch.setattr(SessionMemory, "send", noted)

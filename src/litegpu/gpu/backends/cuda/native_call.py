@@ -99,8 +99,8 @@ class NativeCall:
         library, device, program, memory, recorder, results, self._pool, stream = parts
         self.wanted, self.ways = wanted, ways
         self.kept: Sequence[np.ndarray | None] = ()
-        self._context = device.context
-        self._large = [i in memory.results for i in wanted.places]
+        sizes = [program.outputs[i].nbytes if i in memory.results else 0 for i in wanted.places]
+        self._targets = list(zip(wanted.shapes, wanted.dtypes, sizes, strict=True))  # 0: of those that are copied
         self._look = look = _look_graph(results, stream)
         halves = {i: memory.halves(i).ctypes.data for i in ways.rounded}
         self._graph = recorder.graph_of(ways.in_place, halves) if any(ways) else None
@@ -132,15 +132,13 @@ class NativeCall:
 
     def targets(self) -> list[np.ndarray] | None:
         """New arrays for the outputs; None if there is no pinned memory for one."""
-        wanted = self.wanted
         found = []
-        for shape, dtype, large in zip(wanted.shapes, wanted.dtypes, self._large, strict=True):
-            if large:
-                with self._context:
-                    block = self._pool.take(self._bytes(shape, dtype))
+        for shape, dtype, size in self._targets:
+            if size:
+                block = self._pool.take(size)
                 if block is None:
                     return None
-                found.append(block.view(dtype).reshape(shape))
+                found.append(np.ndarray(shape, dtype, block))
             else:
                 found.append(np.empty(shape, dtype))
         return found
@@ -161,9 +159,6 @@ class NativeCall:
         for graph in graphs:
             if graph is not None:
                 graph.close()
-
-    def _bytes(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-        return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
 def _look_graph(results: Results, stream: Any) -> CudaGraph | None:

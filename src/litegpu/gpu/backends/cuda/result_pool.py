@@ -35,8 +35,8 @@ MOST_BYTES = 4 << 30
 
 
 class ResultPool:
-    """Of one device, for any thread. `held`: bytes of all blocks, with callers or free. take() and trim() need the
-    device's context to be current; arrays may be let go of at any moment."""
+    """Of one device, for any thread. `held`: bytes of all blocks, with callers or free. Arrays may be let go of at
+    any moment."""
 
     def __init__(self, device: CudaDeviceBase, most_bytes: int = MOST_BYTES) -> None:
         self.device = device
@@ -106,8 +106,9 @@ class ResultPool:
         start = -memory.ctypes.data % _PAGE
         block = _Block(memory[start : start + size], size)
         make_present(block.memory)  # by several threads: the driver does it with one
-        block.registered = True
-        (error,) = driver.cuMemHostRegister(block.address, size, 0)
+        with self.device.context:
+            block.registered = True
+            (error,) = driver.cuMemHostRegister(block.address, size, 0)
         if error != SUCCESS:  # no more memory may be locked, say
             block.registered = False
             return None
@@ -119,8 +120,9 @@ class ResultPool:
         if self.device.lost:
             fork.keep(block)  # the driver may take it for pinned as long as the process lives
         else:
-            driver.cuMemHostUnregister(block.address)
-            block.registered = False
+            with self.device.context:
+                driver.cuMemHostUnregister(block.address)
+                block.registered = False
 
     def _forked(self) -> None:
         self._lock = fork.Refusal()
