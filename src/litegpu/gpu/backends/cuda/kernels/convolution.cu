@@ -137,9 +137,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
       const int ix = inside(pixels[i].x + dx, W, UPSAMPLE_X, real);
       const unsigned from = pixels[i].image + iy * PITCH_Y + ix * PITCH_X + channel + OFFSET;
 #endif
-#if PADDED
-      if (!real && tap < TAPS) {
-        copy16(to, outside, true);
+#if PADDED && ACCESS == WINDOW
+      if (!real && tap < TAPS && pixels[i].real) {  // all copy the same 16 bytes, but for rows that are not stored
+        copy_again(to, outside);
         continue;
       }
 #endif

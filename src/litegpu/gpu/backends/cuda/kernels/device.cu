@@ -19,6 +19,10 @@ INLINE void copy4(unsigned at, const void* from, bool real) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(at)), "l"(from), "r"(real ? 4 : 0)
                : "memory");
 }
+// 16 bytes that many threads copy, through the first cache.
+INLINE void copy_again(unsigned at, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(shared_address(at)), "l"(from) : "memory");
+}
 // Copies are awaited in groups: all but the newest `pending` groups have arrived.
 INLINE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int pending> INLINE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory"); }
@@ -32,6 +36,7 @@ INLINE void copy8(unsigned at, const void* from, bool real) {
 INLINE void copy4(unsigned at, const void* from, bool real) {
   *(unsigned*)(shared + at) = real ? *(const unsigned*)from : 0;
 }
+INLINE void copy_again(unsigned at, const void* from) { copy16(at, from, true); }
 INLINE void copies_commit() {}
 template <int pending> INLINE void copies_wait() {}
 #endif

@@ -22,10 +22,6 @@ template <unsigned bytes> INLINE void copy_piece(unsigned at, const void* from, 
                  : "memory");
   }
 }
-// 16 bytes that many threads copy, through the first cache.
-INLINE void copy_again(unsigned at, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(shared_address(at)), "l"(from) : "memory");
-}
 INLINE void barrier_wait(unsigned at, unsigned parity) {
   asm volatile("{.reg .pred done;\n"
                "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
