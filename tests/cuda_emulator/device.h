@@ -298,6 +298,8 @@ template <unsigned row_bytes> unsigned long long matrix(unsigned at) {
 // And panels.cu: not permuted; the distance of panels instead of that of rows.
 template <unsigned panel> unsigned long long panels(unsigned at) { return at / 16 | (unsigned long long)panel / 16 << 16; }
 inline void announce_copies() {}
+inline void pin(float&) {}
+inline void pin(int&) {}
 inline void begin_products() {}
 inline void commit_products() {}
 template <int pending> void products_wait() { emulator::pause(); }  // a warp's threads together

@@ -46,6 +46,7 @@ from litegpu.gpu.graph import (
     PairConv2D,
     PointwiseConv2D,
     Pool2D,
+    PooledConv2D,
     Reduce,
     Reshape,
     Resize2D,
@@ -86,6 +87,10 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             x = x if norm is None else evaluate_op(norm, [x], x.shape)
             within = conv2d(Conv2D(), x, weights, (*shape[:3], len(weights))) + bias
             return conv2d(Conv2D(), np.broadcast_to(evaluate_expr(inner, [within]), within.shape), last, shape)
+        case PooledConv2D(conv):
+            batch, height, width, channels = shape
+            sums = conv2d(conv, inputs[0], inputs[1], (batch, 2 * height, 2 * width, channels))
+            return pool(Pool2D("max", (2, 2), (2, 2)), sums, shape)
         case InvertedConv2D():
             return _inverted(op, inputs, shape)
         case IntegerInvertedConv2D():

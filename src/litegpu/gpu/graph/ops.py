@@ -81,6 +81,15 @@ class PairConv2D:
 
 
 @dataclass(frozen=True)
+class PooledConv2D:
+    """inputs: x, weights: of each two by two results of `conv` (a Conv2D of one group, whose results are twice as many
+    rows and columns) the largest one, which passes over NaN. Made by a pass, for devices with a kernel that does
+    both."""
+
+    conv: Conv2D
+
+
+@dataclass(frozen=True)
 class InvertedConv2D:
     """inputs: x [B,H,W,I], weights [E,1,1,I] and bias [1,1,1,E] of a 1x1 convolution, depthwise weights [1,KH,KW,E];
     and then perhaps, if the node projects, the depthwise bias [1,1,1,E] and weights [O,1,1,E] of another 1x1.
@@ -340,8 +349,9 @@ class Custom:
 
 
 Op = (
-    Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | PointwiseConv2D | PairConv2D | InvertedConv2D
-    | TransposeConv2D | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Moments | InstanceNorm | Softmax
+    Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | PointwiseConv2D | PairConv2D | PooledConv2D
+    | InvertedConv2D | TransposeConv2D | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Moments
+    | InstanceNorm | Softmax
     | Attention | Copy | Concat | Gather | Custom
     | IntegerConv2D | IntegerDepthwiseConv2D | IntegerInvertedConv2D | IntegerSeparableConv2D | IntegerTransposeConv2D
     | IntegerMatMul | IntegerSoftmax | Lookup

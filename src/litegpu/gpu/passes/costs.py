@@ -18,6 +18,7 @@ from litegpu.gpu.graph import (
     Node,
     PairConv2D,
     PointwiseConv2D,
+    PooledConv2D,
     SeparableConv2D,
     TransposeConv2D,
 )
@@ -46,6 +47,8 @@ def _flops(graph: Graph, node: Node) -> int:
         case PairConv2D():
             pixels = math.prod(graph.values[node.output].shape[:3])
             return 2 * pixels * (math.prod(shapes[1]) + math.prod(shapes[3]))
+        case PooledConv2D():
+            return 8 * output * math.prod(shapes[1][1:])
         case DepthwiseConv2D():
             return 2 * output * math.prod(shapes[1][1:3])
         case SeparableConv2D():

@@ -25,6 +25,7 @@ from litegpu.gpu.graph import (
     PairConv2D,
     PointwiseConv2D,
     Pool2D,
+    PooledConv2D,
     Reduce,
     Resize2D,
     SeparableConv2D,
@@ -40,8 +41,8 @@ _STEPPING = frozenset(("floor", "ceil", "round", "sign", "to_int32", "to_bool", 
 #: Functions whose result is an argument as it is, or as exact in any type.
 _CHOOSING = frozenset(("min", "max", "neg", "abs", "select"))
 _PRODUCTS = (
-    Conv2D, DepthwiseConv2D, SeparableConv2D, PointwiseConv2D, PairConv2D, InvertedConv2D, TransposeConv2D, MatMul,
-    Attention, Custom,
+    Conv2D, DepthwiseConv2D, SeparableConv2D, PointwiseConv2D, PairConv2D, PooledConv2D, InvertedConv2D,
+    TransposeConv2D, MatMul, Attention, Custom,
 )  # fmt: skip
 _WHY = "it is compared with another value, and both have to be rounded alike"
 

@@ -49,6 +49,7 @@ from litegpu.gpu.graph import (
     PairConv2D,
     PointwiseConv2D,
     Pool2D,
+    PooledConv2D,
     Reduce,
     Resize2D,
     SeparableConv2D,
@@ -193,6 +194,9 @@ def _of_result(graph: Graph, node: Node, inputs: Sequence[Size]) -> Size:
         case Conv2D() | TransposeConv2D() as op if values[1].data is not None:
             share = 1.0 if isinstance(op, Conv2D) else 1.0 / math.prod(op.stride)
             return _of_convolution(values[1].data, x, op.groups if isinstance(op, Conv2D) else 1, share)
+        case PooledConv2D():
+            assert values[1].data is not None
+            return _of_convolution(values[1].data, x, 1, 1.0)
         case DepthwiseConv2D(multiplier=multiplier) if values[1].data is not None:
             return _of_depthwise(values[1].data, x, multiplier)
         case SeparableConv2D(depthwise, inner):

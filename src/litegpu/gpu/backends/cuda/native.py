@@ -17,6 +17,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     pair,
     pointwise,
     pool,
+    pooled,
     separable,
     softmax,
     transpose,
@@ -27,6 +28,7 @@ from litegpu.gpu.backends.cuda.passes.grouped import split_groups
 from litegpu.gpu.backends.cuda.passes.inverted import join_inverted
 from litegpu.gpu.backends.cuda.passes.moved import join_moves
 from litegpu.gpu.backends.cuda.passes.pair import join_pairs
+from litegpu.gpu.backends.cuda.passes.pooled import join_pooled
 from litegpu.gpu.backends.cuda.passes.prologue import join_prologues
 from litegpu.gpu.backends.cuda.passes.row_norm import join_row_norms
 from litegpu.gpu.backends.cuda.passes.separable import join_separable
@@ -56,6 +58,7 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.PairConv2D: pair.build,
     graph.PointwiseConv2D: pointwise.build,
     graph.Pool2D: pool.build,
+    graph.PooledConv2D: pooled.build,
     graph.SeparableConv2D: separable.build,
     graph.TransposeConv2D: transpose.build,
 }
@@ -83,8 +86,10 @@ class CudaNative:
         if features.capability < COPYING_CAPABILITY:
             return graph
         graph = join_inverted(graph, features, half)
-        graph = join_prologues(join_separable(graph)) if half else graph
-        return join_moves(join_pairs(join_row_norms(graph), features)) if half else graph
+        if not half:
+            return graph
+        graph = join_prologues(join_separable(graph))
+        return join_pooled(join_moves(join_pairs(join_row_norms(graph), features)), features)
 
     def multiplies_bytes(self, features: Features, products: float, elements: int) -> bool:
         least = MANY_EACH_OF_MANY if products >= MANY_PRODUCTS else MANY_EACH

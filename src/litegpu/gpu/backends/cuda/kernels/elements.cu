@@ -10,6 +10,7 @@ typedef int4 Four;
 #define MORE outside
 #define CORRECTIONS corrections
 #define CORRECTION(quad) corrections[quad]
+INLINE int larger(int a, int b) { return a > b ? a : b; }
 INLINE int4 corrected(int4 v, int4 more) { return int4{v.x + more.x, v.y + more.y, v.z + more.z, v.w + more.w}; }
 #else
 typedef unsigned short Element;
@@ -21,8 +22,10 @@ typedef float4 Four;
 #define PADDED 0
 #define CORRECTIONS nullptr
 #define CORRECTION(quad) 0
+INLINE float larger(float a, float b) { return fmaxf(a, b); }
 INLINE float4 corrected(float4 v, int) { return v; }
 #endif
+INLINE Four larger(Four a, Four b) { return Four{larger(a.x, b.x), larger(a.y, b.y), larger(a.z, b.z), larger(a.w, b.w)}; }
 #if BYTES == 1 && UNSIGNED
 #define MULTIPLY multiply_unsigned
 #else

@@ -12,13 +12,19 @@
 // with CHUNKS chunks of their channels. The weights, which the last warp copies, are there from the beginning (RING 0),
 // or come in a ring of RING pieces of PIECE taps.
 // Each of the CONSUMERS warpgroups computes a tile of BM positions in its turn, or, if TOGETHER, its BM of one tile.
+// With SIDE 2 (and RUN) only the largest of each two by two sums are stored: a position stands for two sums, one below the
+// other, and the input's lines are in two phases as if STRIDE_Y were 2, which it is then here.
 //
 // Constants from the host: BYTES (of an element: 2, halves; 1, bytes); BM BN; CONSUMERS TOGETHER COPYING; STAGES CHUNKS
 // GROUPS (pieces of all channels); PANEL (bytes); SPAN (positions of a piece); RING PIECE; TILES TILES_N; WALKERS
-// (workgroups for each BN); BATCH LINES PITCH STRIPS STRIP (output columns); PIXELS QUADS OUT_H OUT_W (of the output); H W
+// (workgroups for each BN); BATCH LINES PITCH STRIPS STRIP (output columns); PIXELS QUADS (that are stored); OUT_H OUT_W (lines and columns of
+// positions with an output); H W
 // (of the input); VECTOR (channels that are copied at once); CHANNELS KERNEL_W TAPS; STRIDE_* DILATION_* PADDING_*; OFFSET PITCH_B
 // PITCH_Y PITCH_X (elements, of the input's view); SHARED_BYTES. Of bytes further: UNSIGNED, PADDED (elements.cu). With RUN
 // sums are stored as runs.cu does, else by way of shared memory.
+#ifndef SIDE
+#define SIDE 1
+#endif
 constexpr unsigned PER_CHUNK = 16 / BYTES, TILE = TOGETHER ? BM * CONSUMERS : BM;
 constexpr unsigned PHASE_BYTES = CHUNKS * PANEL, STAGE_BYTES = STRIDE_Y * STRIDE_X * PHASE_BYTES;
 constexpr unsigned PIECE_BYTES = PIECE * CHUNKS * BN * 16, PIECES = TAPS / PIECE;
@@ -55,11 +61,11 @@ INLINE Place place_of(unsigned position) {
   if (STRIPS == 1) return {image, row % LINES, column};
   return {image / STRIPS, row % LINES, image % STRIPS * STRIP + column};
 }
-// The number of the output pixel at a position, or PIXELS.
+// The number of the output pixel at a position, or PIXELS. (OUT_W: of positions.)
 INLINE unsigned pixel_at(unsigned position) {
   const Place at = place_of(position);
   const bool real = at.image < BATCH && at.line < OUT_H && at.column < OUT_W && (STRIPS == 1 || position % PITCH < STRIP);
-  return real ? (at.image * OUT_H + at.line) * OUT_W + at.column : PIXELS;
+  return real ? (at.image * OUT_H + at.line) * (OUT_W / SIDE) + at.column / SIDE : PIXELS;
 }
 
 // By one thread, as far ahead of their use as there is room.
@@ -145,11 +151,15 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
   Sum* const totals = (Sum*)(shared + SUMS + warp * (16 * SUMS_PITCH * 4));
 #endif
   for (unsigned turn = TOGETHER ? 0 : team; first + turn * WALKERS < TILES; turn += TOGETHER ? 1 : CONSUMERS) {
-    Sum sums[ROWS][BN / 8][4] = {};
+    Sum sums[ROWS * SIDE][BN / 8][4] = {};
 #ifdef RUN
 #pragma unroll
-    for (unsigned m = 0; m < ROWS; m++) begin_sums(sums[m], channels);
+    for (unsigned m = 0; m < ROWS * SIDE; m++) begin_sums(sums[m], channels);
 #endif
+#pragma unroll
+    for (unsigned m = 0; m < ROWS * SIDE; m++)
+#pragma unroll
+      for (unsigned i = 0; i < BN / 2; i++) pin(sums[m][i / 4][i % 4]);
     // Those of the tile before have all that they need: no barrier of the ring is more than one phase behind.
     if (!TOGETHER && CONSUMERS > 1 && turn) barrier_wait(TURN + 8 * team, (turn - 1) / CONSUMERS % 2);
     for (unsigned group = 0; group < GROUPS; group++) {
@@ -165,13 +175,16 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
         begin_products();
 #pragma unroll
         for (unsigned tap = 0; tap < PIECE; tap++) {
-          const unsigned y = (piece * (PIECE / KERNEL_W) + tap / KERNEL_W) * DILATION_Y, x = tap % KERNEL_W * DILATION_X;
-          const unsigned phase = y % STRIDE_Y * STRIDE_X + x % STRIDE_X, far = y / STRIDE_Y * PITCH + x / STRIDE_X;
+          const unsigned y0 = (piece * (PIECE / KERNEL_W) + tap / KERNEL_W) * DILATION_Y, x = tap % KERNEL_W * DILATION_X;
 #pragma unroll
           for (unsigned i = 0; i < CHUNKS / 2; i++)
 #pragma unroll
-            for (unsigned m = 0; m < ROWS; m++)
-              MULTIPLY(sums[m], a + (phase * (PHASE_BYTES / 16) + far + i * (PANEL / 8) + m * 64), b + (tap * CHUNKS + i * 2) * BN);
+            for (unsigned m = 0; m < ROWS * SIDE; m++) {
+              const unsigned y = y0 + m % SIDE;
+              const unsigned phase = y % STRIDE_Y * STRIDE_X + x % STRIDE_X, far = y / STRIDE_Y * PITCH + x / STRIDE_X;
+              MULTIPLY(sums[m], a + (phase * (PHASE_BYTES / 16) + far + i * (PANEL / 8) + m / SIDE * 64),
+                       b + (tap * CHUNKS + i * 2) * BN);
+            }
         }
         commit_products();
         products_wait<1>();  // those before are done: what they read may be replaced
@@ -187,7 +200,23 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
     const unsigned own = tile_at(first + turn * WALKERS) * TILE + (TOGETHER ? team * BM : 0) + warp % 4 * 16;
 #pragma unroll
     for (unsigned m = 0; m < ROWS; m++) {
-#ifdef RUN
+#if SIDE > 1
+      // Of two lanes whose positions are neighbours each stores those of one half of the rows.
+      const unsigned half = lane / 4 % 2, pixel = pixel_at(own + m * 64 + lane / 4 + half * 8);
+      Sum most[BN / 8][4];
+#pragma unroll
+      for (unsigned n = 0; n < BN / 8; n++)
+#pragma unroll
+        for (unsigned i = 0; i < 2; i++) {
+          const Sum low = larger(sums[m * 2][n][i], sums[m * 2 + 1][n][i]);
+          const Sum high = larger(sums[m * 2][n][i + 2], sums[m * 2 + 1][n][i + 2]);
+          most[n][i] = larger(half ? high : low, __shfl_xor_sync(~0u, half ? low : high, 4));
+        }
+#pragma unroll
+      for (unsigned run = 0; run < RUNS; run++)
+        store_run(places, channels, run * RUN_QUADS, Row{}, most + run * RUN_QUADS * 2, 0, pixel,
+                  quad_of(column * (BN / 4), lane, run));
+#elif defined(RUN)
       const unsigned pixels[2] = {pixel_at(own + m * 64 + lane / 4), pixel_at(own + m * 64 + lane / 4 + 8)};
       Row rows[2][RUNS];
       load_rows(rows, places, lane, column * (BN / 4), pixels);

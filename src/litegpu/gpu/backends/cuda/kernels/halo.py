@@ -36,10 +36,10 @@ SUMS_BYTES = 16 * 40 * 4
 
 @dataclass(frozen=True)
 class HaloTile:
-    """Each of `consumers` warpgroups computes `rows` positions x `columns` outputs of a tile of its own, or, if
-    `together`, of one. What it needs comes in pieces of `chunks` x 16 bytes of each position, `stages` ahead, and the
-    weights in pieces of a window's row, `ring` ahead; all at once where `ring` is 0. Images are divided into strips of
-    about `strip` columns; 0: not at all."""
+    """Each of `consumers` warpgroups computes `rows` x `columns` outputs of a tile of its own, or, if `together`, of
+    one. What it needs comes in pieces of `chunks` x 16 bytes of each position, `stages` ahead, and the weights in
+    pieces of a window's row, `ring` ahead; all at once where `ring` is 0. Images are divided into strips of about
+    `strip` columns; 0: not at all."""
 
     rows: int
     columns: int
@@ -62,11 +62,6 @@ class HaloTile:
     def threads(self) -> int:
         return 128 * self.consumers + COPYING + 32
 
-    @property
-    def positions(self) -> int:
-        """Of a tile."""
-        return self.rows * (self.consumers if self.together else 1)
-
 
 @dataclass(frozen=True)
 class PixelLine:
@@ -80,11 +75,12 @@ class PixelLine:
 
 
 def line_of(layer: Layer, strip: int) -> PixelLine:
-    """In strips of about so many columns, or in one."""
+    """In strips of about so many columns, or in one. Rows and strips begin with the first column of a square."""
     batch, out_h, out_w, _ = layer.shape
+    out_h //= layer.side
     strips = max(1, round(out_w / strip)) if strip else 1
-    each = -(-out_w // strips)
-    pitch = _pitch(layer, 1) if strips == 1 else each + _far(layer, 1)
+    each = -(-out_w // strips // layer.side) * layer.side
+    pitch = _pitch(layer, 1) if strips == 1 else -(-(each + _far(layer, 1)) // layer.side) * layer.side
     lines = _pitch(layer, 0)
     return PixelLine(strips, each, pitch, lines, ((batch * strips - 1) * lines + out_h) * pitch)
 
@@ -92,9 +88,10 @@ def line_of(layer: Layer, strip: int) -> PixelLine:
 def _pitch(layer: Layer, axis: int) -> int:
     """Positions of a row (`axis` 1), or rows of an image (0): as few as may be. What a tap finds beyond the last is in
     the next row, or image, and has to be outside there as well as here."""
-    op, size, outputs = layer.op, layer.source.shape[1 + axis], layer.shape[1 + axis]
-    stride, padding = op.stride[axis], op.padding[axis]
-    places = {divmod(tap * op.dilation[axis], stride) for tap in range(layer.weights.shape[1 + axis])}
+    size, (taps, dilation, stride, outputs) = layer.source.shape[1 + axis], _window(layer, axis)
+    padding = layer.op.padding[axis]
+    places = {divmod(tap * dilation, stride) for tap in range(taps)}
+    step = layer.side if axis else 1
 
     def outside(place: int, phase: int) -> bool:
         return not 0 <= place * stride + phase - padding < size
@@ -106,12 +103,22 @@ def _pitch(layer: Layer, axis: int) -> int:
             for place in range(pitch, outputs + far)
         )
 
-    return next(pitch for pitch in range(outputs, outputs + _far(layer, axis) + 1) if is_enough(pitch))
+    return next(pitch for pitch in range(outputs, outputs + _far(layer, axis) + step, step) if is_enough(pitch))
+
+
+def _window(layer: Layer, axis: int) -> tuple[int, int, int, int]:
+    """Taps, dilation, stride and outputs along an axis, as positions have them: a position is that of two lines where
+    the largest of two by two sums are stored."""
+    op, taps, outputs = layer.op, layer.weights.shape[1 + axis], layer.shape[1 + axis]
+    if layer.side == 1 or axis:
+        return taps, op.dilation[axis], op.stride[axis], outputs
+    return taps + layer.side - 1, 1, layer.side, outputs // layer.side
 
 
 def _far(layer: Layer, axis: int) -> int:
     """Positions, or rows of these, from that of an output to the last one that it needs."""
-    return int((layer.weights.shape[1 + axis] - 1) * layer.op.dilation[axis] // layer.op.stride[axis])
+    taps, dilation, stride, _ = _window(layer, axis)
+    return int((taps - 1) * dilation // stride)
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,12 @@ class HaloPlan:
     @property
     def phases(self) -> int:
         """Lines of input pixels."""
-        return math.prod(self.layer.op.stride)
+        return math.prod(_window(self.layer, axis)[2] for axis in range(2))
+
+    @property
+    def positions(self) -> int:
+        """Of a tile."""
+        return self.tile.rows // self.layer.side * (self.tile.consumers if self.tile.together else 1)
 
     @property
     def run(self) -> int:
@@ -153,7 +165,7 @@ class HaloPlan:
 
     @property
     def tiles(self) -> int:
-        return -(-self.line.most // self.tile.positions)
+        return -(-self.line.most // self.positions)
 
     @property
     def across(self) -> int:
@@ -166,7 +178,7 @@ class HaloPlan:
     @property
     def span(self) -> int:
         """Positions that a tile needs."""
-        return self.tile.positions + _far(self.layer, 0) * self.line.pitch + _far(self.layer, 1)
+        return self.positions + _far(self.layer, 0) * self.line.pitch + _far(self.layer, 1)
 
     @property
     def panel(self) -> int:
@@ -248,6 +260,7 @@ def _can(layer: Layer, capability: int) -> bool:
         and op.upsample == (1, 1)
         and (op.stride == (1, 1) or (op.dilation == (1, 1) and max(op.stride) <= MOST_STRIDE))
         and op.border == "zero"
+        and (layer.side == 1 or (layer.run > 0 and op.stride == (1, 1) and op.dilation[0] == 1))
         and LEAST_TAPS <= layer.weights.shape[1] * layer.weights.shape[2] <= MOST_TAPS
     )
 
@@ -263,6 +276,8 @@ def _suits(tile: HaloTile, layer: Layer) -> bool:
         and (not tile.strip or plan.line.strips > 1)
         and (tile.columns < 2 * layer.shape[3] or tile.columns == 32)
         and (tile.rows == 64 or plan.tiles > 1)
+        and tile.rows % (64 * layer.side) == 0
+        and (plan.run > 0 or layer.side == 1)
         and plan.fits()
     )
 
@@ -279,9 +294,10 @@ def cost(layer: Layer, tile: HaloTile, units: int) -> float:
     depth = plan.groups * tile.chunks * 16  # bytes of a position
     steps, weights = plan.taps * depth / 32, plan.taps * depth * tile.columns
     pieces = plan.groups * plan.taps // plan.piece
-    products = tile.positions / 64 * steps * (13.6 + 0.398 * tile.columns) + pieces * 102  # cycles, as all below
+    sums = plan.positions * layer.side / 64
+    products = sums * steps * (13.6 + 0.398 * tile.columns) + pieces * 102  # cycles, as all below
     copied = plan.span * plan.phases * depth * COPIED
-    stored = tile.rows * tile.columns * (0.173 + 0.05 * layer.residuals) + 650
+    stored = tile.rows * tile.columns * (0.173 / layer.side**2 + 0.05 * layer.residuals) + 650
     first = copied / plan.groups + (0 if tile.ring else weights * 0.0035)
     if tile.ring:
         copied += weights * 0.0233
@@ -290,7 +306,7 @@ def cost(layer: Layer, tile: HaloTile, units: int) -> float:
     else:
         busy = max(products + 594, (products + stored) / tile.consumers, copied)
     computing = (first + stored + share * busy) / CYCLES
-    moved = math.prod(layer.source.shape) + math.prod(layer.shape) * (1 + layer.residuals)
+    moved = math.prod(layer.source.shape) + layer.stored * layer.shape[3] * (1 + layer.residuals)
     moving = moved * layer.size * MOVED / units
     # beside the estimates of specialized.py, which are too low for few outputs: there inputs come nine times for little
     beside = 0.8 if layer.shape[3] <= FEW_OUTPUTS else 1.0
@@ -312,17 +328,20 @@ def packed(layer: Layer, plan: HaloPlan) -> np.ndarray:
 def launch(ctx: KernelContext, layer: Layer, tile: HaloTile, where: Where | None = None) -> Launch:
     """The convolution with the given tile; see halo.cu for the constants."""
     plan = HaloPlan(layer, tile)
-    line, pixels = plan.line, math.prod(layer.shape[:3])
+    line, pixels = plan.line, layer.stored
     epilogue = runs.epilogue_of(ctx, layer, tile.columns) if plan.run else None
     walkers = plan.walkers(ctx.features.compute_units or USUAL_UNITS)
     constants: dict[str, int | str] = {
-        **layer.constants(), "VECTOR": layer.vector, "BYTES": layer.size, "BM": tile.rows, "BN": tile.columns,
-        "CONSUMERS": tile.consumers, "TOGETHER": int(tile.together), "COPYING": COPYING, "STAGES": tile.stages,
+        **layer.constants(), "VECTOR": layer.vector, "BYTES": layer.size, "BM": tile.rows // layer.side,
+        "BN": tile.columns, "CONSUMERS": tile.consumers, "TOGETHER": int(tile.together), "COPYING": COPYING,
+        "STAGES": tile.stages,
         "CHUNKS": tile.chunks, "GROUPS": plan.groups, "PANEL": plan.panel, "SPAN": plan.span, "RING": tile.ring,
         "PIECE": plan.piece, "TILES": plan.tiles, "TILES_N": plan.across, "WALKERS": walkers,
         "BATCH": layer.shape[0], "LINES": line.lines, "PITCH": line.pitch, "STRIPS": line.strips, "STRIP": line.strip,
         "PIXELS": pixels, "QUADS": -(-layer.shape[3] // 4), "SHARED_BYTES": plan.shared_bytes,
     }  # fmt: skip
+    if layer.side > 1:
+        constants |= {"SIDE": layer.side, "STRIDE_Y": layer.side, "OUT_H": layer.shape[1] // layer.side}
     factors, first = layer, layer.corrections(plan.across * tile.columns) if layer.whole_numbers else None
     if epilogue is not None:
         factors = dataclasses.replace(layer, weights=runs.columns_of(layer.weights, epilogue.run))

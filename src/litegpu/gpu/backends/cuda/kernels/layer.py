@@ -70,6 +70,7 @@ class Layer:
     gate: View | None = None  # the prologue's
     run: int = 0  # channels of bytes that the threads which multiplied can store at once (runs.py)
     norm: RowNorm | None = None  # of the input's rows, of convolutions 1x1; the weights are those that it folded
+    side: int = 1  # of squares of the output, of which the largest number alone is stored
 
     @property
     def load(self) -> tuple[str, str]:
@@ -138,6 +139,11 @@ class Layer:
     def whole(self) -> bool:
         """Whether the weights are bytes, and loading them takes longest."""
         return fit_bytes(math.prod(self.shape[:3]), self.weights)
+
+    @property
+    def stored(self) -> int:
+        """Pixels of the output that are stored."""
+        return math.prod(self.shape[:3]) // self.side**2
 
     def corrections(self, columns: int) -> np.ndarray:
         """What makes sums of products with stored bytes those with them less their zero point, where all taps are

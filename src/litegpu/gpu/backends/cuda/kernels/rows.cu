@@ -4,7 +4,12 @@
 // Constants from the host: BYTES (of an element: 2, halves; 1, bytes); BM BN BK; COPYING (threads that copy); AT_ONCE (rows
 // that a lane stores at once, 4 or 8); PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input); VECTOR (channels that
 // are copied at once); CHANNELS KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*; OFFSET PITCH_B PITCH_Y PITCH_X (elements, of
-// the input's view); those of elements.cu.
+// the input's view); those of elements.cu. With SIDE, POOL rows that follow one another are a square of that side, of
+// which the largest sums alone are stored: OUT_H and OUT_W are then those before, PIXELS and numbers of pixels behind that.
+#ifndef SIDE
+#define SIDE 1
+#endif
+constexpr unsigned POOL = SIDE * SIDE;
 constexpr unsigned PER_CHUNK = 16 / BYTES, ROW_BYTES = BK * BYTES, CHUNKS = ROW_BYTES / 16;
 constexpr unsigned APART = COPYING / CHUNKS, COPIES = BM / APART;  // rows between the copies of a thread, and these
 constexpr unsigned TAP_CHUNKS = (CHANNELS + PER_CHUNK - 1) / PER_CHUNK, PIECES = PER_CHUNK / VECTOR;  // of a chunk
@@ -17,26 +22,27 @@ INLINE unsigned place(unsigned row, unsigned chunk) {
 }
 INLINE unsigned least(unsigned a, unsigned b) { return a < b ? a : b; }
 
-// What a thread copies of BM rows from pixel number `pixel0` on.
+// What a thread copies of BM rows from number `row0` on.
 struct Window {
   int from[COPIES];       // where the window of a row's pixel begins
   unsigned taps[COPIES];  // those that are inside of the image
   unsigned row, chunk;
 
-  __device__ __forceinline__ Window(unsigned thread, unsigned pixel0) : row(thread / CHUNKS), chunk(thread % CHUNKS) {
-    constexpr bool points = TAPS == 1 && STRIDE_Y == 1 && STRIDE_X == 1 && PADDING_Y == 0 && PADDING_X == 0 && OUT_H == H &&
+  __device__ __forceinline__ Window(unsigned thread, unsigned row0) : row(thread / CHUNKS), chunk(thread % CHUNKS) {
+    constexpr bool points = TAPS == 1 && SIDE == 1 && STRIDE_Y == 1 && STRIDE_X == 1 && PADDING_Y == 0 && PADDING_X == 0 && OUT_H == H &&
                             OUT_W == W && PITCH_Y == W * PITCH_X && PITCH_B == H * PITCH_Y;
 #pragma unroll
     for (unsigned i = 0; i < COPIES; i++) {
-      const unsigned pixel = pixel0 + row + i * APART;
+      const unsigned pixel = (row0 + row + i * APART) / POOL, part = (row0 + row + i * APART) % POOL;
       if (points) {
         from[i] = (int)(pixel * PITCH_X) + OFFSET;
         taps[i] = pixel < PIXELS;
         continue;
       }
-      const unsigned line = pixel / OUT_W;
-      const int y = (int)(line % OUT_H * STRIDE_Y) - PADDING_Y, x0 = (int)(pixel % OUT_W * STRIDE_X) - PADDING_X;
-      from[i] = (int)(line / OUT_H * PITCH_B) + y * (int)PITCH_Y + x0 * (int)PITCH_X + OFFSET;
+      const unsigned line = pixel / (OUT_W / SIDE), image = line / (OUT_H / SIDE);
+      const int y = (int)((line % (OUT_H / SIDE) * SIDE + part / SIDE) * STRIDE_Y) - PADDING_Y;
+      const int x0 = (int)((pixel % (OUT_W / SIDE) * SIDE + part % SIDE) * STRIDE_X) - PADDING_X;
+      from[i] = (int)(image * PITCH_B) + y * (int)PITCH_Y + x0 * (int)PITCH_X + OFFSET;
       taps[i] = 0;
 #pragma unroll
       for (unsigned tap = 0; tap < TAPS; tap++) {
@@ -71,7 +77,14 @@ struct Window {
   }
 };
 
-// Stores the sums that a warp has of 16 rows and `columns` columns, from pixel `row0` and quad `quad0` on, by way of
+// The largest sums of POOL rows at `from`.
+template <unsigned pitch> INLINE Four largest(const Sum* from) {
+  Four most = *(const Four*)from;
+#pragma unroll
+  for (unsigned i = 1; i < POOL; i++) most = larger(most, *(const Four*)(from + i * pitch));
+  return most;
+}
+// Stores the sums that a warp has of 16 rows and `columns` columns, from row `row0` and quad `quad0` on, by way of
 // `totals`, which is the warp's own: its lanes then store neighbouring channels, of AT_ONCE rows at once by
 // store(rows, quad, totals).
 template <unsigned columns, class Store>
@@ -86,12 +99,12 @@ INLINE void store_rows(Sum* totals, const Sum (*sums)[4], unsigned lane, unsigne
   }
   __syncwarp();
   constexpr unsigned across = columns / 4 < 32 ? columns / 4 : 32, down = 32 / across;  // lanes
-  const unsigned all = least(16, PIXELS - row0), first = lane / across;                 // rows
+  const unsigned pixel0 = row0 / POOL, all = least(16 / POOL, PIXELS - pixel0), first = lane / across;
   // Of a lane's rows none past the last one: that one is stored again, by the lane that has it and at once with itself, as
   // results may lie where the epilogue reads.
   const unsigned last = first + (all - 1 - first) / down * down;
   for (unsigned q = lane % across; q < columns / 4; q += across) {
-    if (quad0 + q >= QUADS || row0 >= PIXELS || first >= least(all, down)) continue;
+    if (quad0 + q >= QUADS || pixel0 >= PIXELS || first >= least(all, down)) continue;
     const auto more = CORRECTION(quad0 + q);
 #pragma unroll 1
     for (unsigned row = first; row < all; row += AT_ONCE * down) {
@@ -100,8 +113,8 @@ INLINE void store_rows(Sum* totals, const Sum (*sums)[4], unsigned lane, unsigne
 #pragma unroll
       for (unsigned i = 0; i < AT_ONCE; i++) {
         const unsigned at = least(row + i * down, last);
-        rows[i] = row0 + at;
-        found[i] = corrected(*(const Four*)(totals + at * pitch + q * 4), more);
+        rows[i] = pixel0 + at;
+        found[i] = corrected(largest<pitch>(totals + at * (POOL * pitch) + q * 4), more);
       }
       store(rows, quad0 + q, found);
     }

@@ -15,7 +15,7 @@ constexpr unsigned RING = STAGES * STAGE_BYTES, SUMS = (SPLIT > 1 ? BM / (4 * CO
 constexpr unsigned FULL = RING > SUMS ? RING : SUMS, EMPTY = FULL + 8 * STAGES;         // barriers
 constexpr unsigned MULTIPLYING = 128 * CONSUMERS, THREADS = MULTIPLYING + COPYING;
 constexpr unsigned ROWS = BM / (64 * CONSUMERS);  // products of a warpgroup
-static_assert(BM % (64 * CONSUMERS) == 0, "tile");
+static_assert(BM % (64 * CONSUMERS) == 0 && BM % (SPLIT * POOL) == 0, "tile");
 static_assert(FULL + 16 * STAGES == SHARED_BYTES, "the host reckons otherwise");
 
 INLINE void copy_tiles(const Element* x, const Element* w, const Element* outside, unsigned pixel0, unsigned column,
@@ -86,7 +86,7 @@ __cluster_dims__(SPLIT, 1, 1)
 #endif
 NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFERS EPILOGUE_BUFFERS) {
   const unsigned tile = blockIdx.x / SPLIT, part = SPLIT > 1 ? cluster_part() : 0;
-  const unsigned column = tile % TILES_N, pixel0 = tile / TILES_N * BM;
+  const unsigned column = tile % TILES_N, pixel0 = tile / TILES_N * BM;  // of all rows
   const unsigned begin = part * STEPS / SPLIT, end = (part + 1) * STEPS / SPLIT;
   if (threadIdx.x == 0) {
     for (unsigned s = 0; s < STAGES; s++) {
@@ -161,25 +161,31 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
 #endif
     }
     cluster_sync();
-    constexpr unsigned SHARE = BM / SPLIT, QUADS_ACROSS = BN / 4, ITEMS = SHARE * QUADS_ACROSS;
+    constexpr unsigned SHARE = BM / (SPLIT * POOL), QUADS_ACROSS = BN / 4, ITEMS = SHARE * QUADS_ACROSS;
     constexpr unsigned EACH = (ITEMS + MULTIPLYING - 1) / MULTIPLYING;  // of a thread
-    const unsigned row0 = part * SHARE, quad0 = column * QUADS_ACROSS;
+    const unsigned row0 = part * SHARE, first = pixel0 / POOL + row0, quad0 = column * QUADS_ACROSS;
     auto real = [&](unsigned i) {
-      return i < ITEMS && pixel0 + row0 + i / QUADS_ACROSS < PIXELS && quad0 + i % QUADS_ACROSS < QUADS;
+      return i < ITEMS && first + i / QUADS_ACROSS < PIXELS && quad0 + i % QUADS_ACROSS < QUADS;
     };
     Four totals[EACH] = {};
 #pragma unroll
     for (unsigned n = 0; n < EACH; n++) {
-      const unsigned i = threadIdx.x + n * MULTIPLYING, at = ((row0 + i / QUADS_ACROSS) * PITCH + i % QUADS_ACROSS * 4) * 4;
+      const unsigned i = threadIdx.x + n * MULTIPLYING;
+      const unsigned at = ((row0 + i / QUADS_ACROSS) * (POOL * PITCH) + i % QUADS_ACROSS * 4) * 4;
       if (!real(i)) continue;
+#pragma unroll
+      for (unsigned r = 0; r < POOL; r++) {
+        Four total = {};
 #if BYTES == 1
-      totals[n] = corrections[quad0 + i % QUADS_ACROSS];
+        total = corrections[quad0 + i % QUADS_ACROSS];
 #endif
 #pragma unroll
-      for (unsigned p = 0; p < SPLIT; p++) {
-        const uint4 bits = cluster_read(at, p);
-        const Four v = *(const Four*)&bits;
-        totals[n] = Four{totals[n].x + v.x, totals[n].y + v.y, totals[n].z + v.z, totals[n].w + v.w};
+        for (unsigned p = 0; p < SPLIT; p++) {
+          const uint4 bits = cluster_read(at + r * (PITCH * 4), p);
+          const Four v = *(const Four*)&bits;
+          total = Four{total.x + v.x, total.y + v.y, total.z + v.z, total.w + v.w};
+        }
+        totals[n] = r ? larger(totals[n], total) : total;
       }
 #ifdef ROW_NORM
       float2 moments_of_row = {};
@@ -197,7 +203,7 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
 #pragma unroll
     for (unsigned n = 0; n < EACH; n++) {
       const unsigned i = threadIdx.x + n * MULTIPLYING;
-      if (real(i)) STORE(pixel0 + row0 + i / QUADS_ACROSS, quad0 + i % QUADS_ACROSS, totals[n]);
+      if (real(i)) STORE(first + i / QUADS_ACROSS, quad0 + i % QUADS_ACROSS, totals[n]);
     }
     cluster_wait();
     return;

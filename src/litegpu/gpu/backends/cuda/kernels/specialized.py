@@ -171,7 +171,7 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
     computing += max(0.0, groups / units - 1) if tile.split > 1 else 0.0
     batch, height, width, channels = layer.source.shape
     read = min(batch * height * width, pixels * (math.prod(layer.op.stride) if kh * kw > 1 else 1)) * channels
-    moving = (read + pixels * outputs * (1 + layer.residuals)) * layer.size * 3.82e-5 / units
+    moving = (read + layer.stored * outputs * (1 + layer.residuals)) * layer.size * 3.82e-5 / units
     # 0.9: beside the estimates of other kernels, which are too low for large layers
     return float(0.6 + (1.08 if layer.whole_numbers else 0.9) * (computing**3 + moving**3) ** (1 / 3))
 
@@ -224,7 +224,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
     weights = packed(factors, tile)
     batch, height, width, outputs = layer.shape
     pixels = batch * height * width
-    at_once = 1 if tile.split > 1 else 4 if tile.columns < 64 else 8
+    at_once = 1 if tile.split > 1 else 4 if tile.columns < 64 or layer.side > 1 else 8
     copy, multiply = tile.registers(layer.prologue is not None)
     shared, zero_point = tile.shared_bytes(row_bytes(layer)), layer.op.zero_point or 0
     constants: dict[str, int | str] = {
@@ -232,9 +232,11 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
         "BK": row_bytes(layer) // layer.size, "STAGES": tile.stages, "CONSUMERS": tile.consumers,
         "RESIDENT": tile.resident, "COPYING": tile.copying, "SPLIT": tile.split, "REGISTERS_COPY": copy,
         "REGISTERS_MULTIPLY": multiply, "TILES_N": weights.shape[0], "STEPS": weights.shape[1], "AT_ONCE": at_once,
-        "PIXELS": pixels, "QUADS": -(-outputs // 4), "SHARED_BYTES": shared, **constants_of(layer, shared),
+        "PIXELS": layer.stored, "QUADS": -(-outputs // 4), "SHARED_BYTES": shared, **constants_of(layer, shared),
         **row_norm.constants_of(layer.norm),
     }  # fmt: skip
+    if layer.side > 1:
+        constants["SIDE"] = layer.side
     operands: Operands = {"x": layer.source, "w": weights}
     if layer.whole_numbers:
         constants |= {"UNSIGNED": int(layer.source.dtype is DType.UINT8), "PADDED": int(zero_point != 0)}

@@ -12,6 +12,10 @@ INLINE void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "mem
 INLINE void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Until all but the newest `pending` groups of products are done.
 template <int pending> INLINE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory"); }
+// A sum is in its register from here on. (What sums begin with may be put between the first products of several, else,
+// which the compiler then lets wait for each other.)
+INLINE void pin(float& sum) { asm volatile("" : "+f"(sum)); }
+INLINE void pin(int& sum) { asm volatile("" : "+r"(sum)); }
 INLINE void end_products() {
   commit_products();
   products_wait<0>();
