@@ -546,7 +546,7 @@ inline void run_group(uint3 size, unsigned shared_bytes) {
     t.context.uc_link = nullptr;
     makecontext(&t.context, enter, 0);
   }
-  memory_each = shared_bytes;
+  memory_each = (shared_bytes + 15) / 16 * 16;
   std::memset(memory, NOTHING_YET, sizeof(memory));
   signals.clear();
   late.clear();

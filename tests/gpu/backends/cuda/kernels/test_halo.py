@@ -93,11 +93,38 @@ def test_a_workgroup_computes_many_tiles(device, monkeypatch, consumers: int, st
     check(device, monkeypatch, "many tiles", HaloTile(64, 32, consumers, 2, stages, ring, bool(ring)), units=1)
 
 
+DIVIDED = {
+    "divided": ((2, 9, 10, 64), (64, 3, 3, 64), SAME, True),
+    "divided, deep": ((1, 7, 10, 128), (72, 3, 3, 128), SAME, False),
+    "divided, strided": ((1, 17, 12, 64), (40, 3, 3, 64), Conv2D((2, 2), padding=(1, 1)), False),
+    "divided, four channels at once": ((1, 5, 9, 60), (36, 3, 3, 60), SAME, False),
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", DIVIDED)
+@pytest.mark.parametrize(
+    "tile",
+    [
+        HaloTile(64, 32, 1, 2, 2, split=2),
+        HaloTile(64, 64, 2, 2, 2, 0, True, split=4),
+        HaloTile(64, 32, 1, 4, 2, split=2),
+    ],
+    ids=str,
+)
+def test_clusters_divide_the_channels(device, monkeypatch, case: str, tile: HaloTile) -> None:
+    if device.features.capability != 90:
+        pytest.skip("needs warpgroup products")
+    monkeypatch.setitem(CASES, case, DIVIDED[case])
+    check(device, monkeypatch, case, tile)
+
+
 WHOLE_NUMBERS = {
     "zero point": ((1, 9, 11, 48), (20, 3, 3, 48), SAME, -7, DType.INT8),
     "unsigned": ((2, 6, 7, 32), (64, 3, 3, 32), SAME, 131, DType.UINT8),
     "eight channels at once": ((1, 8, 9, 24), (40, 3, 3, 24), Conv2D(), 5, DType.INT8),
     "four channels at once": ((1, 8, 9, 20), (40, 3, 3, 20), SAME, 0, DType.INT8),
+    "divided": ((2, 9, 11, 128), (40, 3, 3, 128), SAME, 9, DType.INT8),
     "many channels": ((1, 5, 9, 192), (64, 3, 3, 192), Conv2D((1, 1), (2, 2), (2, 2)), 0, DType.INT8),
 }
 
@@ -109,7 +136,8 @@ def test_whole_numbers(device, monkeypatch, case: str) -> None:
     if device.features.capability != 90:
         pytest.skip("needs warpgroup products")
     shape, weights, op, zero_point, kind = WHOLE_NUMBERS[case]
-    only(monkeypatch, SOME[list(WHOLE_NUMBERS).index(case)])
+    tile = HaloTile(64, 64, 2, 2, 2, 0, True, split=4) if case == "divided" else None
+    only(monkeypatch, tile or SOME[list(WHOLE_NUMBERS).index(case)])
     op = dataclasses.replace(op, zero_point=zero_point)
     check_sums(device, *layer_of_bytes(shape, weights, op, kind), "halo_convolution")
 

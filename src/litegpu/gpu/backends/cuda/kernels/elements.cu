@@ -1,5 +1,10 @@
 // What convolutions by warpgroup products multiply: halves with float sums, or (BYTES 1) bytes with int sums, of which the
-// input may be UNSIGNED, and what is outside of it not zero (PADDED).
+// input may be UNSIGNED, and what is outside of it not zero (PADDED). With SIDE, of squares of that side, of POOL sums, the
+// largest one alone is stored.
+#ifndef SIDE
+#define SIDE 1
+#endif
+constexpr unsigned POOL = SIDE * SIDE;
 #if BYTES == 1
 typedef signed char Element;
 typedef int Sum;

@@ -15,6 +15,8 @@
 // With SIDE 2 (and RUN) only the largest of each two by two sums are stored: a position stands for two sums, one below the
 // other, and the input's lines are in two phases as if STRIDE_Y were 2, which it is then here.
 //
+// SPLIT workgroups, a cluster, divide the channels of one tile, and the rows of their sums; GROUPS are then those of each.
+//
 // Constants from the host: BYTES (of an element: 2, halves; 1, bytes); BM BN; CONSUMERS TOGETHER COPYING; STAGES CHUNKS
 // GROUPS (pieces of all channels); PANEL (bytes); SPAN (positions of a piece); RING PIECE; TILES TILES_N; WALKERS
 // (workgroups for each BN); BATCH LINES PITCH STRIPS STRIP (output columns); PIXELS QUADS (that are stored); OUT_H OUT_W (lines and columns of
@@ -22,15 +24,16 @@
 // (of the input); VECTOR (channels that are copied at once); CHANNELS KERNEL_W TAPS; STRIDE_* DILATION_* PADDING_*; OFFSET PITCH_B
 // PITCH_Y PITCH_X (elements, of the input's view); SHARED_BYTES. Of bytes further: UNSIGNED, PADDED (elements.cu). With RUN
 // sums are stored as runs.cu does, else by way of shared memory.
-#ifndef SIDE
-#define SIDE 1
-#endif
 constexpr unsigned PER_CHUNK = 16 / BYTES, TILE = TOGETHER ? BM * CONSUMERS : BM;
 constexpr unsigned PHASE_BYTES = CHUNKS * PANEL, STAGE_BYTES = STRIDE_Y * STRIDE_X * PHASE_BYTES;
 constexpr unsigned PIECE_BYTES = PIECE * CHUNKS * BN * 16, PIECES = TAPS / PIECE;
 constexpr unsigned WEIGHTS = STAGES * STAGE_BYTES, HELD = RING ? RING : GROUPS * PIECES;  // pieces of weights
 constexpr unsigned SUMS = WEIGHTS + HELD * PIECE_BYTES, SUMS_PITCH = 40;  // of 16 rows and 32 columns, for each warp
-#ifdef RUN
+#if SPLIT > 1
+constexpr unsigned ALL_PITCH = BN + 8, ALL_SUMS = TILE * SIDE * ALL_PITCH * 4;  // in the place of all else
+constexpr unsigned FULL = SUMS > ALL_SUMS ? SUMS : ALL_SUMS;
+static_assert(WALKERS == TILES && !RING && (TOGETHER || CONSUMERS == 1), "a workgroup has one tile");
+#elif defined(RUN)
 constexpr unsigned FULL = SUMS;
 #else
 constexpr unsigned FULL = SUMS + CONSUMERS * 4 * 16 * SUMS_PITCH * 4;
@@ -80,7 +83,7 @@ INLINE void copy_weights(const Element* w, unsigned first) {
   }
 }
 
-INLINE void copy_tiles(const Element* x, const Element* outside, unsigned first) {
+INLINE void copy_tiles(const Element* x, const Element* outside, unsigned first, unsigned part) {
   const unsigned thread = threadIdx.x - MULTIPLYING, chunk = thread % CHUNKS;
   wait_for_predecessors();
   launch_dependents();
@@ -89,7 +92,7 @@ INLINE void copy_tiles(const Element* x, const Element* outside, unsigned first)
     for (unsigned group = 0; group < GROUPS; group++, stage++) {
       const unsigned slot = stage % STAGES;
       if (stage >= STAGES) barrier_wait(EMPTY + 8 * slot, stage / STAGES % 2 ^ 1);
-      const unsigned channel = (group * CHUNKS + chunk) * PER_CHUNK;
+      const unsigned channel = ((part * GROUPS + group) * CHUNKS + chunk) * PER_CHUNK;
 #pragma unroll(STRIDE_Y * STRIDE_X > 1 ? 1 : 4)
       for (unsigned i = thread / CHUNKS; i < SPAN; i += COPYING / CHUNKS) {
         const Place at = place_of(tile_at(tile) * TILE + i);
@@ -119,8 +122,12 @@ INLINE void copy_tiles(const Element* x, const Element* outside, unsigned first)
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
+#if SPLIT > 1
+__cluster_dims__(SPLIT, 1, 1)
+#endif
 NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFERS) {
-  const unsigned column = blockIdx.x % TILES_N, first = blockIdx.x / TILES_N;
+  const unsigned group0 = blockIdx.x / SPLIT, part = SPLIT > 1 ? cluster_part() : 0;
+  const unsigned column = group0 % TILES_N, first = group0 / TILES_N;
   if (threadIdx.x == 0) {
     for (unsigned s = 0; s < STAGES; s++) {
       barrier_init(FULL + 8 * s, COPYING);
@@ -135,10 +142,15 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
   const unsigned team = __shfl_sync(~0u, threadIdx.x / 128, 0);  // so that the compiler sees that warps stay together
   if (team == CONSUMERS) {
     if (threadIdx.x < MULTIPLYING + COPYING) {
-      copy_tiles(x, MORE, first);
+      copy_tiles(x, MORE, first, part);
     } else if (threadIdx.x == MULTIPLYING + COPYING) {
-      copy_weights(w + (size_t)column * (GROUPS * TAPS * CHUNKS * BN * PER_CHUNK), first);
+      copy_weights(w + (size_t)(column * SPLIT + part) * (GROUPS * TAPS * CHUNKS * BN * PER_CHUNK), first);
     }
+#if SPLIT > 1
+    __syncwarp();
+    cluster_sync();
+    cluster_sync();
+#endif
     return;
   }
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -147,7 +159,7 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
   const Places places PLACES;
   Channels channels;
   load_channels(channels, places, CORRECTIONS, lane, column * (BN / 4));
-#else
+#elif SPLIT == 1
   Sum* const totals = (Sum*)(shared + SUMS + warp * (16 * SUMS_PITCH * 4));
 #endif
   for (unsigned turn = TOGETHER ? 0 : team; first + turn * WALKERS < TILES; turn += TOGETHER ? 1 : CONSUMERS) {
@@ -197,6 +209,24 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
     const unsigned stages = (turn + 1) * GROUPS;
     if (RING && lane == 0) barrier_arrive(USED + 8 * ((stages * PIECES - 1) % HELD));
     if (lane == 0) barrier_arrive(EMPTY + 8 * ((stages - 1) % STAGES));
+#if SPLIT > 1
+    team_sync(1, MULTIPLYING);  // nobody needs anything any more: the sums take its place
+#pragma unroll
+    for (unsigned m = 0; m < ROWS * SIDE; m++) {
+      const unsigned position = team * BM + m / SIDE * 64 + warp % 4 * 16 + lane / 4;
+      Sum* const to = (Sum*)shared + (position * SIDE + m % SIDE) * ALL_PITCH + lane % 4 * 2;
+#pragma unroll
+      for (unsigned n = 0; n < BN / 8; n++) {
+        *(Two*)(to + n * 8) = Two{sums[m][n][0], sums[m][n][1]};
+        *(Two*)(to + 8 * SIDE * ALL_PITCH + n * 8) = Two{sums[m][n][2], sums[m][n][3]};
+      }
+    }
+    auto pixel_of = [&](unsigned result) { return pixel_at(tile_at(first) * TILE + result * SIDE); };
+    add_up<TILE * SIDE, ALL_PITCH, MULTIPLYING>(
+        part, column * (BN / 4), CORRECTIONS,
+        [&](unsigned result, unsigned quad) { return pixel_of(result) < PIXELS && quad < QUADS; }, [](Four&, unsigned) {},
+        [&](unsigned result, unsigned quad, Four total) { STORE(pixel_of(result), quad, total); });
+#else
     const unsigned own = tile_at(first + turn * WALKERS) * TILE + (TOGETHER ? team * BM : 0) + warp % 4 * 16;
 #pragma unroll
     for (unsigned m = 0; m < ROWS; m++) {
@@ -246,5 +276,6 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
       }
 #endif
     }
+#endif
   }
 }

@@ -26,10 +26,16 @@ MOST_STRIDE = 2
 COPYING = 96
 #: Pieces of the input on their way, and columns of strips (0: images are not divided).
 LEAST_STAGES, MOST_STAGES, STRIPS = 2, 8, (0, 30)
+#: Rows, columns and warpgroups of tiles whose channels are divided: none before they are measured.
+DIVIDED: tuple[tuple[int, int, int], ...] = ()
 #: Of the estimates: cycles of a byte that is copied, and in a microsecond; microseconds of a byte that memory moves, on
 #: one multiprocessor.
 COPIED, CYCLES, MOVED = 0.101, 1755, 7.7e-5
 FEW_OUTPUTS = 96
+#: Cycles that a piece of the input takes longer where there is no more than one on its way.
+AWAITED = 2000
+#: Cycles that adding up what the workgroups of a cluster have takes, and for each of a tile's sums.
+ADDING, ADDED = 1700, 0.13
 #: Of the sums of a warp while they are stored.
 SUMS_BYTES = 16 * 40 * 4
 
@@ -39,7 +45,7 @@ class HaloTile:
     """Each of `consumers` warpgroups computes `rows` x `columns` outputs of a tile of its own, or, if `together`, of
     one. What it needs comes in pieces of `chunks` x 16 bytes of each position, `stages` ahead, and the weights in
     pieces of a window's row, `ring` ahead; all at once where `ring` is 0. Images are divided into strips of about
-    `strip` columns; 0: not at all."""
+    `strip` columns; 0: not at all. `split` workgroups, a cluster, divide the channels of one tile."""
 
     rows: int
     columns: int
@@ -49,6 +55,7 @@ class HaloTile:
     ring: int = 0
     together: bool = False
     strip: int = 0
+    split: int = 1
 
     def __str__(self) -> str:
         teams = f"{self.consumers}{'t' if self.together else ''}"
@@ -56,6 +63,7 @@ class HaloTile:
             f"halo {self.rows}x{self.columns}-{teams}-{self.chunks}x{self.stages}"
             + (f"-w{self.ring}" if self.ring else "")
             + (f"|{self.strip}" if self.strip else "")
+            + (f"/{self.split}" if self.split > 1 else "")
         )
 
     @property
@@ -134,9 +142,9 @@ class HaloPlan:
 
     @functools.cached_property
     def groups(self) -> int:
-        """Pieces of the channels."""
+        """Pieces of the channels, of a workgroup."""
         chunks = -(-self.layer.depth // self.taps // self.layer.per_chunk)
-        return -(-chunks // self.tile.chunks)
+        return -(-chunks // (self.tile.chunks * self.tile.split))
 
     @functools.cached_property
     def taps(self) -> int:
@@ -156,7 +164,7 @@ class HaloPlan:
     @property
     def run(self) -> int:
         """Channels that a thread stores at once, right from its registers; 0: by way of shared memory."""
-        return runs.run_in(self.layer, self.tile.columns)
+        return runs.run_in(self.layer, self.tile.columns) if self.tile.split == 1 else 0
 
     @property
     def piece(self) -> int:
@@ -172,7 +180,9 @@ class HaloPlan:
         return -(-self.layer.shape[3] // self.tile.columns)
 
     def walkers(self, units: int) -> int:
-        """Workgroups that share the tiles of the same outputs."""
+        """Workgroups that share the tiles of the same outputs, but for those of a cluster."""
+        if self.tile.split > 1:
+            return self.tiles
         return min(self.tiles, max(1, units // self.across))
 
     @property
@@ -200,6 +210,8 @@ class HaloPlan:
         tile = self.tile
         ring = tile.stages * self.phases * tile.chunks * self.panel + self.held * self.weight_bytes
         sums = 0 if self.run else tile.consumers * 4 * SUMS_BYTES
+        if tile.split > 1:  # all sums, in the place of all else
+            ring, sums = max(ring, self.positions * self.layer.side * (tile.columns + 8) * 4), 0
         return ring + sums + 8 * (2 * tile.stages + self.held + tile.ring + tile.consumers)
 
     def fits(self) -> bool:
@@ -234,6 +246,11 @@ def candidates() -> tuple[HaloTile, ...]:
         for ring, together in ((0, False), (0, True), (3, True))
         for strip in STRIPS
         if (consumers > 1 or not together) and (not ring or columns >= 64)
+    ) + tuple(
+        HaloTile(rows, columns, consumers, chunks, LEAST_STAGES, 0, consumers > 1, 0, split)
+        for rows, columns, consumers in DIVIDED
+        for chunks in (2, 4, 8)
+        for split in (2, 4, 8)
     )
 
 
@@ -260,7 +277,7 @@ def _can(layer: Layer, capability: int) -> bool:
         and op.upsample == (1, 1)
         and (op.stride == (1, 1) or (op.dilation == (1, 1) and max(op.stride) <= MOST_STRIDE))
         and op.border == "zero"
-        and (layer.side == 1 or (layer.run > 0 and op.stride == (1, 1) and op.dilation[0] == 1))
+        and (layer.side == 1 or (op.stride == (1, 1) and op.dilation[0] == 1))
         and LEAST_TAPS <= layer.weights.shape[1] * layer.weights.shape[2] <= MOST_TAPS
     )
 
@@ -277,7 +294,8 @@ def _suits(tile: HaloTile, layer: Layer) -> bool:
         and (tile.columns < 2 * layer.shape[3] or tile.columns == 32)
         and (tile.rows == 64 or plan.tiles > 1)
         and tile.rows % (64 * layer.side) == 0
-        and (plan.run > 0 or layer.side == 1)
+        and (plan.run > 0 or layer.side == 1 or tile.split > 1)
+        and (tile.split == 1 or chunks % (tile.split * tile.chunks) == 0)
         and plan.fits()
     )
 
@@ -301,7 +319,13 @@ def cost(layer: Layer, tile: HaloTile, units: int) -> float:
     first = copied / plan.groups + (0 if tile.ring else weights * 0.0035)
     if tile.ring:
         copied += weights * 0.0233
-    if tile.together:
+    if tile.stages == LEAST_STAGES:
+        copied += plan.groups * AWAITED
+    if tile.split > 1:
+        together = units if tile.split < 4 else units * 10 // 11  # so many find places beside each other
+        share = -(-plan.tiles * plan.across * tile.split // together)
+        stored = ADDING + plan.positions * layer.side * tile.columns * ADDED
+    if tile.together or tile.split > 1:
         busy = max(products + stored, copied)
     else:
         busy = max(products + 594, (products + stored) / tile.consumers, copied)
@@ -317,11 +341,11 @@ def packed(layer: Layer, plan: HaloPlan) -> np.ndarray:
     """The weights as their pieces lie in shared memory: for each tile's outputs, piece of the channels and tap one
     panel for each 16 bytes of channels."""
     outputs, kh, kw, inputs = layer.weights.shape
-    n, tile = layer.per_chunk, plan.tile
+    n, tile, groups = layer.per_chunk, plan.tile, plan.groups * plan.tile.split
     kind = np.int8 if layer.whole_numbers else np.float16
-    whole = np.zeros((plan.across * tile.columns, kh * kw, plan.groups * tile.chunks * n), kind)
+    whole = np.zeros((plan.across * tile.columns, kh * kw, groups * tile.chunks * n), kind)
     whole[:outputs, :, :inputs] = layer.weights.reshape(outputs, kh * kw, inputs)
-    parts = whole.reshape(plan.across, tile.columns, kh * kw, plan.groups, tile.chunks, n)
+    parts = whole.reshape(plan.across, tile.columns, kh * kw, groups, tile.chunks, n)
     return np.ascontiguousarray(parts.transpose(0, 3, 2, 4, 1, 5))
 
 
@@ -334,7 +358,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: HaloTile, where: Where | None
     constants: dict[str, int | str] = {
         **layer.constants(), "VECTOR": layer.vector, "BYTES": layer.size, "BM": tile.rows // layer.side,
         "BN": tile.columns, "CONSUMERS": tile.consumers, "TOGETHER": int(tile.together), "COPYING": COPYING,
-        "STAGES": tile.stages,
+        "STAGES": tile.stages, "SPLIT": tile.split,
         "CHUNKS": tile.chunks, "GROUPS": plan.groups, "PANEL": plan.panel, "SPAN": plan.span, "RING": tile.ring,
         "PIECE": plan.piece, "TILES": plan.tiles, "TILES_N": plan.across, "WALKERS": walkers,
         "BATCH": layer.shape[0], "LINES": line.lines, "PITCH": line.pitch, "STRIPS": line.strips, "STRIP": line.strip,
@@ -351,11 +375,11 @@ def launch(ctx: KernelContext, layer: Layer, tile: HaloTile, where: Where | None
     if first is not None:
         constants |= {"UNSIGNED": int(layer.source.dtype is DType.UINT8), "PADDED": int(bool(layer.op.zero_point))}
         operands |= {"outside": layer.outside, "corrections": first}
-    stores = ("runs.cu",) if plan.run else ()
+    stores = ("runs.cu",) if plan.run else ("divided.cu",) if tile.split > 1 else ()
     files = ("device.cu", "warpgroup.cu", "pipeline.cu", "panels.cu", "elements.cu", *stores)
     return native_launch(
         ctx, "halo_convolution", (*files, "halo.cu"), constants, operands, label=label_of(ctx),
-        workgroup=(tile.threads, 1, 1), dispatch=(walkers * plan.across, 1, 1), shared_bytes=plan.shared_bytes,
-        variant=str(tile), where=where,
-        pixels=4, pixel_count=pixels, runs=epilogue,
+        workgroup=(tile.threads, 1, 1), dispatch=(walkers * plan.across * tile.split, 1, 1),
+        shared_bytes=plan.shared_bytes, variant=str(tile), where=where,
+        pixels=4 if tile.split == 1 else 1, pixel_count=pixels, runs=epilogue,
     )  # fmt: skip

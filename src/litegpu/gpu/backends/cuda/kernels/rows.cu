@@ -4,12 +4,8 @@
 // Constants from the host: BYTES (of an element: 2, halves; 1, bytes); BM BN BK; COPYING (threads that copy); AT_ONCE (rows
 // that a lane stores at once, 4 or 8); PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input); VECTOR (channels that
 // are copied at once); CHANNELS KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*; OFFSET PITCH_B PITCH_Y PITCH_X (elements, of
-// the input's view); those of elements.cu. With SIDE, POOL rows that follow one another are a square of that side, of
-// which the largest sums alone are stored: OUT_H and OUT_W are then those before, PIXELS and numbers of pixels behind that.
-#ifndef SIDE
-#define SIDE 1
-#endif
-constexpr unsigned POOL = SIDE * SIDE;
+// the input's view); those of elements.cu. POOL rows that follow one another are a square: OUT_H and OUT_W are those of
+// all sums, PIXELS and numbers of pixels those of what is stored.
 constexpr unsigned PER_CHUNK = 16 / BYTES, ROW_BYTES = BK * BYTES, CHUNKS = ROW_BYTES / 16;
 constexpr unsigned APART = COPYING / CHUNKS, COPIES = BM / APART;  // rows between the copies of a thread, and these
 constexpr unsigned TAP_CHUNKS = (CHANNELS + PER_CHUNK - 1) / PER_CHUNK, PIECES = PER_CHUNK / VECTOR;  // of a chunk

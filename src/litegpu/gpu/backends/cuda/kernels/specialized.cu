@@ -15,7 +15,7 @@ constexpr unsigned RING = STAGES * STAGE_BYTES, SUMS = (SPLIT > 1 ? BM / (4 * CO
 constexpr unsigned FULL = RING > SUMS ? RING : SUMS, EMPTY = FULL + 8 * STAGES;         // barriers
 constexpr unsigned MULTIPLYING = 128 * CONSUMERS, THREADS = MULTIPLYING + COPYING;
 constexpr unsigned ROWS = BM / (64 * CONSUMERS);  // products of a warpgroup
-static_assert(BM % (64 * CONSUMERS) == 0 && BM % (SPLIT * POOL) == 0, "tile");
+static_assert(BM % (64 * CONSUMERS) == 0 , "tile");
 static_assert(FULL + 16 * STAGES == SHARED_BYTES, "the host reckons otherwise");
 
 INLINE void copy_tiles(const Element* x, const Element* w, const Element* outside, unsigned pixel0, unsigned column,
@@ -160,52 +160,24 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
       if (lane % 4 == 0) *(float2*)(to + BN) = above, *(float2*)(to + 8 * PITCH + BN) = below;  // in the padding
 #endif
     }
-    cluster_sync();
-    constexpr unsigned SHARE = BM / (SPLIT * POOL), QUADS_ACROSS = BN / 4, ITEMS = SHARE * QUADS_ACROSS;
-    constexpr unsigned EACH = (ITEMS + MULTIPLYING - 1) / MULTIPLYING;  // of a thread
-    const unsigned row0 = part * SHARE, first = pixel0 / POOL + row0, quad0 = column * QUADS_ACROSS;
-    auto real = [&](unsigned i) {
-      return i < ITEMS && first + i / QUADS_ACROSS < PIXELS && quad0 + i % QUADS_ACROSS < QUADS;
-    };
-    Four totals[EACH] = {};
-#pragma unroll
-    for (unsigned n = 0; n < EACH; n++) {
-      const unsigned i = threadIdx.x + n * MULTIPLYING;
-      const unsigned at = ((row0 + i / QUADS_ACROSS) * (POOL * PITCH) + i % QUADS_ACROSS * 4) * 4;
-      if (!real(i)) continue;
-#pragma unroll
-      for (unsigned r = 0; r < POOL; r++) {
-        Four total = {};
-#if BYTES == 1
-        total = corrections[quad0 + i % QUADS_ACROSS];
-#endif
-#pragma unroll
-        for (unsigned p = 0; p < SPLIT; p++) {
-          const uint4 bits = cluster_read(at + r * (PITCH * 4), p);
-          const Four v = *(const Four*)&bits;
-          total = Four{total.x + v.x, total.y + v.y, total.z + v.z, total.w + v.w};
-        }
-        totals[n] = r ? larger(totals[n], total) : total;
-      }
+    const unsigned first = pixel0 / POOL;
+    add_up<BM, PITCH, MULTIPLYING>(
+        part, column * (BN / 4), CORRECTIONS,
+        [&](unsigned result, unsigned quad) { return first + result < PIXELS && quad < QUADS; },
+        [&](Four& total, unsigned row) {
 #ifdef ROW_NORM
-      float2 moments_of_row = {};
+          float2 moments_of_row = {};
 #pragma unroll
-      for (unsigned p = 0; p < SPLIT; p++) {
-        const uint4 bits = cluster_read(((row0 + i / QUADS_ACROSS) * PITCH + BN) * 4, p);
-        const float2 v = *(const float2*)&bits;
-        moments_of_row = float2{moments_of_row.x + v.x, moments_of_row.y + v.y};
-      }
-      const float factor = row_factor(moments_of_row);
-      totals[n] = Four{totals[n].x * factor, totals[n].y * factor, totals[n].z * factor, totals[n].w * factor};
+          for (unsigned p = 0; p < SPLIT; p++) {
+            const uint4 bits = cluster_read((row * PITCH + BN) * 4, p);
+            const float2 v = *(const float2*)&bits;
+            moments_of_row = float2{moments_of_row.x + v.x, moments_of_row.y + v.y};
+          }
+          const float factor = row_factor(moments_of_row);
+          total = Four{total.x * factor, total.y * factor, total.z * factor, total.w * factor};
 #endif
-    }
-    cluster_arrive();  // what the others have is read
-#pragma unroll
-    for (unsigned n = 0; n < EACH; n++) {
-      const unsigned i = threadIdx.x + n * MULTIPLYING;
-      if (real(i)) STORE(first + i / QUADS_ACROSS, quad0 + i % QUADS_ACROSS, totals[n]);
-    }
-    cluster_wait();
+        },
+        [&](unsigned result, unsigned quad, Four total) { STORE(first + result, quad, total); });
     return;
   }
 #else

@@ -23,6 +23,10 @@ from litegpu.gpu.kernels.context import KernelContext, Launch
 ROW_BYTES, LEAST_HALVES = (128, 64, 32), 40
 #: Microseconds that a thread takes for an instruction, where it has no others to wait for.
 PREPARED = 2 / 1700
+#: Copies of windows of 256 rows take so many times as long; where a workgroup has a multiprocessor alone, the next one
+#: comes so many microseconds later; from so many steps on, a second round that not all workgroups have takes as long as
+#: the first. (H200, VGG-16's layers at batch 64.)
+MANY_COPIES, CHANGE, DEEP = 2.0, 2.2, 36
 #: Bits of a word, one for each tap.
 MOST_TAPS = 32
 
@@ -153,7 +157,8 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
     steps, bytes_of_row = -(-steps_of(layer) // tile.split), row_bytes(layer)
     summing = row_norm.effort(layer.norm, tile.rows * bytes_of_row / layer.size)
     sums = tile.rows * tile.columns
-    copies = tile.rows * bytes_of_row / (layer.vector * layer.size) / tile.copying * (1.32 if kh * kw > 1 else 1.0)
+    windowed = 1.0 if kh * kw == 1 else MANY_COPIES if tile.rows > 128 else 1.32
+    copies = tile.rows * bytes_of_row / (layer.vector * layer.size) / tile.copying * windowed
     preparing = tile.rows * bytes_of_row / layer.size * instructions(layer) * PREPARED  # microseconds of threads
     rates = _BYTES if layer.whole_numbers else _HALVES
     if _run(layer, tile) and kh * kw == 1:
@@ -166,8 +171,12 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
     each = steps * (rates.step + multiplying + preparing / 256 + summing) + 0.0735 + rates.share * stored
     if tile.split > 1:  # to add up; and those of a cluster wait for each other
         alone, each = alone + 1.2, each + 0.2
-    waves = max(1.0, groups / (units * tile.resident)) ** 0.982
-    computing = max(alone * waves, -(-groups // units) * each)
+    waves = max(1.0, groups / (units * tile.resident))
+    if waves > 2 and tile.resident == 1:
+        alone += CHANGE
+    computing = max(alone * waves**0.982, -(-groups // units) * each)
+    if 1 < waves < 2 and steps >= DEEP:
+        computing = max(computing, 2 * tile.resident * each)
     computing += max(0.0, groups / units - 1) if tile.split > 1 else 0.0
     batch, height, width, channels = layer.source.shape
     read = min(batch * height * width, pixels * (math.prod(layer.op.stride) if kh * kw > 1 else 1)) * channels
@@ -247,6 +256,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
     operands |= operands_of(layer, halves=True)
     shared_files = ("device.cu", "warpgroup.cu", "pipeline.cu", "elements.cu", "rows.cu")
     more = row_norm.files_of(layer.norm) if epilogue is None else ("runs.cu",)
+    more = (*more, "divided.cu") if tile.split > 1 else more
     files = (*shared_files, *files_of(layer), *more, "specialized.cu")
     groups = -(-pixels // tile.rows) * weights.shape[0] * tile.split
     return native_launch(
