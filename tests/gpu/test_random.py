@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from agreement import FLOAT32, assert_agrees, official, on_gpu, require_gpu, run
+from control_models import below, branch, loop, one_more, scalar
 
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.lower import check_operator, lower_partition
 from litegpu.model.reader import read_model
-from litegpu.model.writer import ModelBuilder
+from litegpu.model.types import TensorType
+from litegpu.model.writer import ModelBuilder, SubgraphBuilder
 
 OPERATORS = ("RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL")
 
@@ -51,3 +53,29 @@ def test_in_numpy(operator: str) -> None:
 def test_without_a_seed_it_is_left_to_the_cpu() -> None:
     graph = read_model(drawn("RANDOM_UNIFORM", (4,), 0, 0)).main
     assert "without a seed" in str(check_operator(graph, graph.operators[0]))
+
+
+@pytest.mark.parametrize("kind", ["WHILE", "IF"])
+def test_what_a_loop_or_a_branch_draws_is_left_to_the_cpu(kind: str) -> None:
+    """The next inference goes on behind it, as often as it was passed."""
+    require_gpu()
+    model, shape = ModelBuilder(), (2, 3)
+    x = model.input("x", shape)
+    state: list[tuple[tuple[int, ...], TensorType]] = [((), TensorType.INT32), (shape, TensorType.FLOAT32)]
+
+    def draw(graph: SubgraphBuilder, values: list[int]) -> list[int]:
+        sizes = graph.constant(np.array(shape, np.int32))
+        return [graph.op("ADD", [values[-1], graph.op("RANDOM_UNIFORM", [sizes], shape, dict(seed=3, seed2=4))], shape)]
+
+    if kind == "WHILE":
+        made = loop(model, model, [scalar(model, 0), x], state, below(3), lambda g, v: [one_more(g, v[0]), *draw(g, v)])
+        model.output(made[1])
+    else:
+        predicate = model.op("GREATER", [model.op("REDUCE_MAX", [x, model.constant(np.array([0, 1], np.int32))], ()),
+                                         scalar(model, 0.0, np.float32)], (), type=TensorType.BOOL)  # fmt: skip
+        model.output(*branch(model, model, predicate, [x], state[1:], state[1:], draw, lambda g, v: v[-1:]))
+    gpu, cpu = on_gpu(model.build(), max_delegated_partitions=0), official(model.build())
+    assert "goes on from call to call" in gpu.delegation_report().summary()
+    for sign in (1, 1, -1, 1):
+        given = [np.full(shape, sign, np.float32)]
+        assert_agrees(run(gpu, given)[0], run(cpu, given)[0], FLOAT32)

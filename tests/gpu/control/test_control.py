@@ -265,3 +265,22 @@ def test_an_endless_loop_is_not_run_before_an_inference() -> None:
     mine = Interpreter(model_content=model.build(), experimental_delegates=[delegate], fallback="silent")
     mine.preview_delegation()
     mine.allocate_tensors()
+
+
+def test_parts_of_a_state_change_places() -> None:
+    """Three rounds: on the CPU one part overwrites the other."""
+    model, shape = ModelBuilder(), (2, 3)
+    state: Shapes = [((), I32), (shape, F32), (shape, F32)]
+    given = [scalar(model, 0), model.input("x", shape), model.input("y", shape)]
+    made = loop(model, model, given, state, below(3), lambda g, v: [one_more(g, v[0]), v[2], v[1]])
+    model.output(*made[1:])
+    delegate = GpuDelegate(backend="reference", max_delegated_partitions=0)
+    gpu = Interpreter(model_content=model.build(), experimental_delegates=[delegate])
+    gpu.allocate_tensors()
+    assert gpu.delegation_report().fully_delegated
+    arrays = [random(2, 3), random(2, 3, seed=1)]
+    for detail, array in zip(gpu.get_input_details(), arrays, strict=True):
+        gpu.set_tensor(detail["index"], array)
+    gpu.invoke()
+    for detail, array in zip(gpu.get_output_details(), arrays[::-1], strict=True):
+        np.testing.assert_array_equal(gpu.get_tensor(detail["index"]), array)

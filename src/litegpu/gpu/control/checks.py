@@ -7,6 +7,7 @@ from collections.abc import Callable
 from litegpu.gpu.control.called import MOST_OPERATORS, CalledGraph, calls, expanded
 from litegpu.gpu.control.trips import rounds
 from litegpu.gpu.lower import Unsupported
+from litegpu.model.ops import find
 from litegpu.model.types import Model, Operator, Subgraph, TensorType
 
 #: The reason why the GPU cannot run an operator of a subgraph, or None.
@@ -66,6 +67,9 @@ def _check_block(scope: CalledGraph, check: Check) -> None:
             continue
         if any(t >= 0 and graph.tensors[t].is_variable for t in operator.inputs):
             raise Unsupported(f"{operator.name} in subgraph {graph.index}, which it calls, keeps a variable")
+        known = find(operator)
+        if known is not None and known.goes_on:
+            raise Unsupported(f"{operator.name} in subgraph {graph.index}, which it calls, goes on from call to call")
         reason = check(graph, operator)
         if reason is not None:
             raise Unsupported(f"{operator.name} in subgraph {graph.index}, which it calls: {reason}")

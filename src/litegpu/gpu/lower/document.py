@@ -92,7 +92,8 @@ No kernel stands for these: what they call is compiled with what is around them,
 _REST = """
 ## What stays on the CPU
 
-The operators around them run on the GPU all the same.
+The operators around them run on the GPU all the same, but for strings and tables: a model in which a tensor that is no
+constant holds strings, or which uses a table, runs in one piece on the CPU.
 
 | operator | why |
 | --- | --- |

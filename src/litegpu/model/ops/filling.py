@@ -109,7 +109,8 @@ def _repeats_fill(node: BatchNode, place: Place) -> bool:
 #: The sizes are the only input; FLOAT32 stands for the numbers that are drawn.
 _SEEDED = Gpu(
     1, inputs=(STATIC,), outputs=FLOAT, quantized=False,
-    notes="constant sizes; with a seed: the runtime's numbers, which a reset of variables begins anew",
+    notes="constant sizes; with a seed: the runtime's numbers, which a reset of variables begins anew; neither in nor "
+    "beside control flow",
 )  # fmt: skip
 _CHANCE = "chance: the runtime's generator goes on from inference to inference, so that nothing can be equal to it"
 _OF_SHAPES = "it follows from shapes, which another batch changes as a whole"
@@ -147,12 +148,12 @@ OPS = (
     Op(
         "RANDOM_STANDARD_NORMAL", "shape{8} -> .:float32", sizes_from=0, hazard=_random_hazard,
         table="RandomOptions", makes=TensorType.FLOAT32,
-        shape=_filled_shape, without="it draws for one batch", gpu=_SEEDED,
+        shape=_filled_shape, without="it draws for one batch", goes_on=True, gpu=_SEEDED,
     ),
     Op(
         "RANDOM_UNIFORM", "shape{8} -> .:float32", sizes_from=0, hazard=_random_hazard,
         table="RandomOptions", makes=TensorType.FLOAT32,
-        shape=_filled_shape, without="it draws for one batch", gpu=_SEEDED,
+        shape=_filled_shape, without="it draws for one batch", goes_on=True, gpu=_SEEDED,
     ),
     Op(
         "RANGE", "a b c -> .", shape=_range_shape, without=_OF_SHAPES, sizes_from=0, folds="values", moves="elements",

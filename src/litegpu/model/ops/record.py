@@ -192,6 +192,8 @@ class Op:
     widens: bool = False
     #: Whether its result holds strings if an input does.
     passes_strings: bool = False
+    #: Whether what it gives next follows from how often it ran before.
+    goes_on: bool = False
     #: How it hands its operands to subgraphs: all, all but the first, or as the state of a loop.
     calls: Literal["", "all", "branch", "loop"] = ""
 
