@@ -14,6 +14,9 @@ import pytest
 from agreement import FLOAT16, FLOAT32, assert_agrees, official, on_gpu, relative_l2, require_gpu, run
 
 from litegpu.errors import TensorError
+from litegpu.gpu.build import build_program
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.lower import lower_partition
 from litegpu.model import read_model, with_batch
 from litegpu.model.types import TensorType
 
@@ -98,6 +101,17 @@ def batched(name: str, batch: int) -> bytes:
     except TensorError:
         assert name == "efficientdet"  # which joins the rows of all its maps
         return small(name)
+
+
+@pytest.mark.parametrize("capability", [75, 86, 90])
+@pytest.mark.parametrize("name", STRANGERS)
+def test_their_kernels_are_chosen_for_cuda(name: str, capability: int) -> None:
+    """The passes and estimates of CUDA need no device."""
+    main = read_model(batched(name, 8)).main
+    graph = lower_partition(main, main.operators, main.inputs, main.outputs).graph
+    features = Features(float16=True, compute_units=132, native="cuda", capability=capability)
+    names = {kernel.name for kernel in build_program(graph, features, "cuda", half=True).kernels}
+    assert any("convolution" in n or "stem" in n or "rows" in n or "products" in n for n in names), names
 
 
 @pytest.mark.cuda

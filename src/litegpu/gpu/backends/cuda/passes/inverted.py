@@ -64,7 +64,7 @@ def join_inverted(graph: Graph, features: Features, half: bool) -> Graph:
             continue
         first, some = producer.get(node.inputs[0]), [node]
         if first is not None and first.output not in made and len(consumers[first.output]) == 1:
-            before = producer.get(first.inputs[0])
+            before = producer.get(first.inputs[0]) if first.inputs else None  # a sum reads operands alone
             depthwise = before is not None and isinstance(before.op, (DepthwiseConv2D, IntegerDepthwiseConv2D))
             belongs = before is not None and depthwise and len(consumers[before.output]) == 1  # see separable.py
             some = [first, node] if not belongs and widens(first, node, graph) else some
