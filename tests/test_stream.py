@@ -288,6 +288,30 @@ def test_large_copies(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not target[:4].any() and not target[4 + size :].any()
 
 
+@pytest.mark.parametrize("size", [1 << 20, (1 << 20) + 1, 1_769_472, 3 * LARGE_BYTES + 12345])
+def test_large_copies_by_native_threads(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as have half a megabyte each."""
+    built = native.build()
+    if built is None:
+        pytest.skip("no compiler")
+    library: Any = built
+    asked: list[int] = []
+
+    class Counting:
+        def copy(self, target: int, source: int, size: int, threads: int, *more: Any) -> int:
+            asked.append(threads)
+            return int(library.copy(target, source, size, threads, *more))
+
+    monkeypatch.setattr(host_copy, "_processors", lambda: 8)
+    monkeypatch.setattr(native, "find", Counting)
+    source = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+    target = np.zeros(size + 8, np.uint8)
+    copy_bytes(target[4 : 4 + size], source)
+    np.testing.assert_array_equal(target[4 : 4 + size], source)
+    assert not target[:4].any() and not target[4 + size :].any()
+    assert asked == ([min(8, -(-size >> 19))] if size > 1 << 20 else [])
+
+
 def test_user_code_and_inferences_overlap() -> None:
     """Each of the caller's steps and each inference sleep: together they take as long as the slower of the two."""
     with litegpu.load(network(), "cpu") as model:

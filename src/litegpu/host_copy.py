@@ -25,6 +25,8 @@ _HELD_BYTES = 1 << 20
 _THREADS = 8
 #: Native ones, which do not change Python's lock: an H200's host copies 38 MB in 0.7 ms with 8 of them, in 0.4 with 16.
 _NATIVE_THREADS = 16
+#: Of a copy for each native thread, and the least that several copy: 1.8 MB take 0.09 ms with three, 0.16 alone.
+_NATIVE_SHARE = 1 << 19
 _ALIGNMENT = 4096
 #: Of copies that something follows, piece by piece.
 _LEAST_PIECE, _MOST_PIECES = 1 << 20, 16
@@ -47,12 +49,11 @@ def copy_bytes(target: np.ndarray, source: np.ndarray) -> None:
     if size <= _HELD_BYTES:
         target.data[:] = source.data
         return
-    if size < LARGE_BYTES or _processors() < 2:
-        np.copyto(target, source)
-        return
     library = native.find()
-    if library is not None:
-        threads = min(_NATIVE_THREADS, _processors())
+    if _processors() < 2 or (library is None and size < LARGE_BYTES):
+        np.copyto(target, source)
+    elif library is not None:
+        threads = min(_NATIVE_THREADS, _processors(), -(-size // _NATIVE_SHARE))
         library.copy(target.ctypes.data, source.ctypes.data, size, threads, None, 0, None, False)
     else:
         threads = min(_THREADS, _processors(), size // (LARGE_BYTES // 2))

@@ -109,6 +109,28 @@ def test_blocks_of_all_sizes(units: int) -> None:
     convolve((2, 7, 7, 64), (3, 3), 40, features=features, runtime=True)
 
 
+@pytest.mark.parametrize("channels", [4, 8, 24, 27, 128, 144])
+@pytest.mark.parametrize("together", [24, 96])
+def test_loads_of_several_steps_together(channels: int, together: int) -> None:
+    """Where these divide the sum, be it split among threads or not."""
+    for units in (0, 132):
+        features = Features(compute_units=units, loads_together=together)
+        convolve((1, 5, 7, channels), (1, 1), 40, features=features, fused=True)
+        convolve((1, 9, 9, channels), (1, 1), 12, features=features, groups=1 if channels % 16 else 2)
+        convolve((1, 6, 9, channels), (3, 3), 20, features=features)
+
+
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("outputs", [3, 16])
+@pytest.mark.parametrize("stride, dilation", [((1, 1), (1, 1)), ((2, 1), (1, 2)), ((1, 2), (2, 1))])
+def test_neighbours_of_a_column(stride: tuple[int, int], dilation: tuple[int, int], outputs: int, same: bool) -> None:
+    """Threads have several pixels, and the last ones some past the end."""
+    features = Features(compute_units=1)
+    convolve((1, 9, 25, 4), (3, 3), outputs, stride=stride, dilation=dilation, same=same, features=features)
+    convolve((2, 23, 41, 3), (3, 2), outputs, stride=stride, dilation=dilation, same=same, features=features)
+    convolve((2, 23, 41, 9), (5, 7), outputs, stride=stride, dilation=dilation, same=same, features=features)
+
+
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
 def test_float16_storage(kernel: tuple[int, int]) -> None:
     convolve((2, 9, 9, 17), kernel, 10, fused=True, half=True)

@@ -47,16 +47,16 @@ class ThreadTile:
 
 def choose_tile(
     pixels: int, quads: int, depth: int, features: Features, *,
-    most_pixels: int, least_pixels: int = 1, most_quads: int = 2, most: int = 16,
+    most_pixels: int, least_pixels: int = 1, most_quads: int = 2, most: int = 16, taps: int = 1,
 ) -> ThreadTile:  # fmt: skip
-    """The tile for an output of `pixels` x `quads`, each the sum over `depth` quads of inputs.
+    """The tile for an output of `pixels` x `quads`, each the sum over `depth` quads of inputs for each tap.
 
     A thread of p pixels and q quads loads p + 4q vectors for 16pq multiplications, so larger is better as long as
     there are threads for the whole device: the largest block is taken with which that is so, if need be by splitting
     the sums among threads. `most`: pixels times quads.
     """
     wanted = THREADS_PER_UNIT * (features.compute_units or USUAL_UNITS)
-    deep = _power_below(max(1, depth // LEAST_DEPTH))
+    deep = min(_power_below(depth), _power_below(max(1, depth * taps // LEAST_DEPTH)))
     most_quads = most_quads if quads >= QUADS_TO_SHARE else 1
     blocks = [(p, q) for p, q in BLOCKS if least_pixels <= p <= most_pixels and q <= most_quads and p * q <= most]
     for p, q in blocks:
@@ -78,7 +78,8 @@ class TilePlace:
 
     def __init__(self, k: Kernel, tile: ThreadTile, blocks: int, quads: int) -> None:
         self.k, self.tile, self.blocks, self.quads = k, tile, blocks, quads
-        across, _ = _groups(tile, blocks, quads)
+        self._across, _ = _groups(tile, blocks, quads)
+        across = self._across
         group = k.group_id()
         first = group % across * (tile.wide * tile.quads) + k.local_id(0)
         self.block = group // across * tile.tall + k.local_id(1)
@@ -90,6 +91,25 @@ class TilePlace:
             self._unclamped = self.block
             self.block = k.min(self.block, blocks - 1)
         self.q = [k.min(q, quads - 1) for q in self._q] if self._q_past else self._q
+
+    def of(self, down: Index, across: Index, c: Index) -> tuple[TracedValue, Index, TracedValue | None]:
+        """The block and quad number `c` of the thread of the workgroup that is so far down and across, and what must
+        hold for them to exist (None: nothing)."""
+        k, tile = self.k, self.tile
+        group = k.group_id()
+        block = self.first_block + down
+        q = address(0, [(group % self._across, tile.wide * tile.quads), (c, tile.wide), (across, 1)])
+        inside: TracedValue | None = None
+        if self._past:
+            inside, block = block < self.blocks, k.min(block, self.blocks - 1)
+        if self._q_past and isinstance(q, TracedValue):
+            inside, q = both(inside, q < self.quads), k.min(q, self.quads - 1)
+        return block, q, inside
+
+    @property
+    def first_block(self) -> TracedValue:
+        """The number of the workgroup's first block of pixels."""
+        return self.k.group_id() // self._across * self.tile.tall
 
     def inside(self, c: int) -> list[TracedValue]:
         """What must hold for this thread to store its quad number `c`."""
@@ -117,29 +137,40 @@ class Pixels:
     linear: list[TracedValue] = field(default_factory=list)  # their numbers in row-major order, if made from these
 
 
-def row_blocks(shape: Shape, n: int) -> int:
-    """Blocks of `n` pixels along rows of an output of `shape`."""
+def row_blocks(shape: Shape, n: int, down: bool = False) -> int:
+    """Blocks of `n` pixels along rows (`down`: along columns) of an output of `shape`."""
     b, h, w, _ = shape
-    return b * h * -(-w // n)
+    return b * w * -(-h // n) if down else b * h * -(-w // n)
 
 
-def row_pixels(block: TracedValue, shape: Shape, n: int) -> Pixels:
-    """Block number `block` of `n` neighbours in a row; the last ones of a row may lie past its end."""
+def row_pixels(block: TracedValue, shape: Shape, n: int, only: Index | None = None) -> Pixels:
+    """Block number `block` of `n` neighbours in a row; the last ones of a row may lie past its end. All of them, or
+    `only` the one with this number."""
     _, h, w, _ = shape
     across = -(-w // n)
     x = block % across * n
     y = block // across % h
     b = block // (across * h)
-    xs = [x + j for j in range(n)]
+    xs = [x + j for j in (range(n) if only is None else [only])]
     return Pixels([(b, y, x) for x in xs], [x < w if w % n else None for x in xs])
 
 
-def linear_pixels(k: Kernel, block: TracedValue, shape: Shape, n: int) -> Pixels:
-    """Block number `block` of `n` pixels in row-major order, those past the end replaced by the last one."""
+def column_pixels(block: TracedValue, shape: Shape, n: int, only: Index | None = None) -> Pixels:
+    """The same of a column. Blocks that follow one another are neighbours in a row."""
+    _, h, w, _ = shape
+    high = -(-h // n)
+    y = block // w % high * n
+    ys = [y + j for j in (range(n) if only is None else [only])]
+    return Pixels([(block // (w * high), y, block % w) for y in ys], [y < h if h % n else None for y in ys])
+
+
+def linear_pixels(k: Kernel, block: TracedValue, shape: Shape, n: int, only: Index | None = None) -> Pixels:
+    """Block number `block` of `n` pixels in row-major order, those past the end replaced by the last one. All of them,
+    or `only` the one with this number."""
     b, h, w, _ = shape
     total = b * h * w
     found, real, linear = [], [], []
-    for j in range(n):
+    for j in range(n) if only is None else [only]:
         p = block * n + j
         real.append(p < total if total % n else None)
         if total % n:
@@ -208,14 +239,16 @@ class Axis:
 def window_axes(
     ctx: KernelContext, kernel: tuple[int, int], stride: tuple[int, int], dilation: tuple[int, int],
     padding: tuple[int, int], neighbours: int = 1, upsample: tuple[int, int] = (1, 1), border: str = "zero",
+    down: bool = False,
 ) -> tuple[Axis, Axis]:  # fmt: skip
     """The vertical and horizontal axis of a window over the node's first input; threads compute `neighbours` pixels of
-    a row, perhaps past its end."""
+    a row (`down`: of a column), perhaps past its end."""
     (_, h, w, _), (_, oh, ow, _) = ctx.value(ctx.node.inputs[0]).shape, ctx.output.shape
-    last = -(-ow // neighbours) * neighbours - 1
+    above, beside = (neighbours, 1) if down else (1, neighbours)
+    lasts = -(-oh // above) * above - 1, -(-ow // beside) * beside - 1
     return (
-        Axis(h * upsample[0], oh, kernel[0], stride[0], dilation[0], padding[0], oh - 1, upsample[0], border),
-        Axis(w * upsample[1], ow, kernel[1], stride[1], dilation[1], padding[1], last, upsample[1], border),
+        Axis(h * upsample[0], oh, kernel[0], stride[0], dilation[0], padding[0], lasts[0], upsample[0], border),
+        Axis(w * upsample[1], ow, kernel[1], stride[1], dilation[1], padding[1], lasts[1], upsample[1], border),
     )
 
 

@@ -22,6 +22,7 @@ from litegpu.gpu.kernels import (
     pool,
     reduce,
     resize,
+    separable,
     softmax,
     transpose_convolution,
 )
@@ -37,6 +38,7 @@ _BUILD: dict[type[graph.Op], Callable[[KernelContext], list[Launch]]] = {
     graph.Elementwise: elementwise.build,
     graph.Conv2D: convolution.build,
     graph.DepthwiseConv2D: depthwise.build,
+    graph.SeparableConv2D: separable.build,
     graph.IntegerConv2D: convolution.build,
     graph.IntegerDepthwiseConv2D: depthwise.build,
     graph.IntegerTransposeConv2D: transpose_convolution.build,

@@ -8,31 +8,34 @@ from collections.abc import Sequence
 import numpy as np
 
 from litegpu.gpu.graph import Conv2D, IntegerConv2D, Reshape
-from litegpu.gpu.kernels.access import Index, Operands, Position, Sink, Source, open_sink, open_source
+from litegpu.gpu.kernels.access import Index, Operands, Position, Sink, Source, address, open_source
 from litegpu.gpu.kernels.blocking import (
     ThreadTile,
     TilePlace,
     Weights,
     both,
     choose_tile,
+    column_pixels,
     grid,
     linear_pixels,
     multiply_add,
     row_blocks,
     row_pixels,
-    store_tile,
     when,
     window_axes,
 )
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.per_quad import per_quad
+from litegpu.gpu.kernels.shared_sums import store_terms
 from litegpu.gpu.kernels.terms import open_terms
 from litegpu.gpu.lang import Kernel, TracedValue, f32, i32, i32x4, trace, vec
 from litegpu.gpu.view import follow
 
 #: Multiplications of quads that the taps of one row may unroll to.
 UNROLLED = 320
+#: Outputs up to which a window's neighbouring pixels are those of a column.
+_FEW_OUTPUTS = 16
 
 
 def build(ctx: KernelContext) -> list[Launch]:
@@ -50,11 +53,12 @@ def build(ctx: KernelContext) -> list[Launch]:
         quads,
         -(-inputs // 4),
         ctx.features,
-        most_pixels=min(8, pixels) if pointwise else row_block(shape[2]),
+        most_pixels=min(8, pixels) if pointwise else row_block(shape[1 if _goes_down(ctx) else 2]),
         most_quads=1 if op.groups > 1 else 2,
         most=16 if pointwise else 8,  # a window also keeps neighbouring inputs in registers
+        taps=1 if ctx.features.native else kh * kw,
     )
-    blocks = -(-pixels // tile.pixels) if pointwise else row_blocks(shape, tile.pixels)
+    blocks = -(-pixels // tile.pixels) if pointwise else row_blocks(shape, tile.pixels, _goes_down(ctx))
     operands: Operands = {}
     kernel = trace(
         _pointwise if pointwise else _spatial, "convolution_1x1" if pointwise else "convolution",
@@ -77,10 +81,14 @@ def _pointwise(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, ope
     where = pixels.coordinates if flat is None else [(0, 0, p) for p in pixels.linear]
     first = _first_input(ctx, place)
     terms.begin()
-    with k.loop(-(-inputs // 4) // terms.step, start=place.part, step=tile.parts) as i:
-        rows = [terms.load(flat or terms.source, (b, y, x, i + first), None) for b, y, x in where]
-        terms.add(rows, (0, 0), i, place.q)
-    store_tile(k, open_sink(ctx, k, operands), place, pixels, terms.totals(place))
+    depth = -(-inputs // 4) // terms.step
+    steps = together(ctx, depth, tile, tile.pixels + 4 * tile.quads)
+    with k.loop(depth, start=place.part, step=tile.parts * steps) as i:
+        for j in range(steps):
+            step = address(j * tile.parts, [(i, 1)])
+            rows = [terms.load(flat or terms.source, (b, y, x, step + first), None) for b, y, x in where]
+            terms.add(rows, (0, 0), step, place.q)
+    store_terms(ctx, k, place, pixels, lambda block, p: linear_pixels(k, block, shape, tile.pixels, p), terms, operands)
 
 
 def _spatial(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, operands: Operands) -> None:
@@ -91,38 +99,49 @@ def _spatial(k: Kernel, ctx: KernelContext, tile: ThreadTile, blocks: int, opera
     shape, lanes, n = ctx.output.shape, min(inputs, 4), tile.pixels
     terms = open_terms(ctx, k, tile, operands)
     place = TilePlace(k, tile, blocks, -(-outputs // 4))
-    pixels = row_pixels(place.block, shape, n)
-    b, y, x = pixels.coordinates[0]
-    more = (op.upsample, op.border) if isinstance(op, Conv2D) else ()
-    vertical, horizontal = window_axes(ctx, (kh, kw), op.stride, op.dilation, op.padding, n, *more)
+    down = _goes_down(ctx)
+    along, neighbours = (0, column_pixels) if down else (1, row_pixels)  # the axis on which pixels are neighbours
+    pixels = neighbours(place.block, shape, n)
+    b, *corner = pixels.coordinates[0]
+    upsample, border = (op.upsample, op.border) if isinstance(op, Conv2D) else ((1, 1), "zero")
+    axes = window_axes(ctx, (kh, kw), op.stride, op.dilation, op.padding, n, upsample, border, down)
     first = _first_input(ctx, place)
     terms.begin()
 
-    def row(ky: TracedValue, taps: Sequence[Index]) -> None:
-        """Add up some taps of row `ky` of the window. Neighbouring pixels share what they load."""
-        iy, ok_y = vertical.at(k, y, ky * op.dilation[0])
+    def line(number: TracedValue, taps: Sequence[Index]) -> None:
+        """Add up some taps of a line of the window, a row unless it goes down. Neighbouring pixels share what they
+        load."""
+        fixed, ok_fixed = axes[1 - along].at(k, corner[1 - along], number * op.dilation[1 - along])
         offsets = {
-            _column(op, kx, p): kx * op.dilation[1] + p * op.stride[1] for kx in taps for p in range(n)
-        }  # of input columns; a tap known only at run time is the only one
-        at = {key: horizontal.at(k, x, offset) for key, offset in offsets.items()}
-        ok = {key: both(ok_x, ok_y) for key, (_, ok_x) in at.items()}
-        with k.loop(-(-inputs // 4) // terms.step, start=place.part, step=tile.parts) as i:
-            loaded: dict[int, TracedValue] = {}
-            for kx in taps:
-                for p in range(n):
-                    key = _column(op, kx, p)
-                    if key not in loaded:
-                        loaded[key] = terms.load(terms.source, (b, iy, at[key][0], i + first), ok[key])
-                rows = [loaded[_column(op, kx, p)] for p in range(n)]
-                terms.add(rows, (ky, kx), i, place.q)
+            _offset(op, tap, p, along): tap * op.dilation[along] + p * op.stride[along]
+            for tap in taps
+            for p in range(n)
+        }  # of input columns, or rows; a tap known only at run time is the only one
+        at = {key: axes[along].at(k, corner[along], offset) for key, offset in offsets.items()}
+        ok = {key: both(ok_at, ok_fixed) for key, (_, ok_at) in at.items()}
+        depth = -(-inputs // 4) // terms.step
+        steps = together(ctx, depth, tile, len(offsets) + 4 * tile.quads * len(taps))
+        with k.loop(depth, start=place.part, step=tile.parts * steps) as i:
+            for j in range(steps):
+                step = address(j * tile.parts, [(i, 1)])
+                loaded: dict[int, TracedValue] = {}
+                for tap in taps:
+                    for p in range(n):
+                        key = _offset(op, tap, p, along)
+                        if key not in loaded:
+                            iy, ix = (at[key][0], fixed) if down else (fixed, at[key][0])
+                            loaded[key] = terms.load(terms.source, (b, iy, ix, step + first), ok[key])
+                    rows = [loaded[_offset(op, tap, p, along)] for p in range(n)]
+                    terms.add(rows, (tap, number) if down else (number, tap), step, place.q)
 
-    with k.loop(kh) as ky:
-        if kw * n * tile.quads * lanes <= UNROLLED:
-            row(ky, range(kw))
+    lines, taps = (kw, kh) if down else (kh, kw)
+    with k.loop(lines) as number:
+        if taps * n * tile.quads * lanes <= UNROLLED:
+            line(number, range(taps))
         else:
-            with k.loop(kw) as kx:
-                row(ky, [kx])
-    store_tile(k, open_sink(ctx, k, operands), place, pixels, terms.totals(place))
+            with k.loop(taps) as tap:
+                line(number, [tap])
+    store_terms(ctx, k, place, pixels, lambda block, p: neighbours(block, shape, n, p), terms, operands)
 
 
 def _grouped(ctx: KernelContext, op: Conv2D | IntegerConv2D) -> Launch:
@@ -169,8 +188,15 @@ def row_block(width: int) -> int:
     return 8 if width % 8 == 0 or width >= 64 else min(4, width)
 
 
-def _column(op: Conv2D | IntegerConv2D, kx: Index, p: int) -> int:
-    return kx * op.dilation[1] + p * op.stride[1] if isinstance(kx, int) else p
+def _offset(op: Conv2D | IntegerConv2D, tap: Index, p: int, along: int) -> int:
+    return tap * op.dilation[along] + p * op.stride[along] if isinstance(tap, int) else p
+
+
+def _goes_down(ctx: KernelContext) -> bool:
+    """Whether a thread has neighbours of a column: where few threads side by side have other channels, others have
+    other pixels, and neighbours of a row then lie side by side in memory when they are read."""
+    _, h, _, outputs = ctx.output.shape
+    return not ctx.features.native and outputs <= _FEW_OUTPUTS and h >= 4
 
 
 def _first_input(ctx: KernelContext, place: TilePlace) -> Index:
@@ -191,6 +217,12 @@ def _first_channels(k: Kernel, q: Index, op: Conv2D | IntegerConv2D, outputs: in
             o = min(o, outputs - 1) if isinstance(o, int) else k.min(o, outputs - 1)
         found.append(o // size * inputs)
     return found
+
+
+def together(ctx: KernelContext, depth: int, tile: ThreadTile, loads: int) -> int:
+    """How many steps of a sum over `depth`, of so many loads each, are written side by side."""
+    rounds, most = depth // tile.parts if depth % tile.parts == 0 else 1, ctx.features.loads_together // loads
+    return next(d for d in range(max(1, min(rounds, most)), 0, -1) if rounds % d == 0)
 
 
 def _same_size(ctx: KernelContext) -> bool:

@@ -37,6 +37,10 @@ class Terms(Protocol):
     def step(self) -> int:
         """Quads of inputs that are loaded and added at a time."""
 
+    @property
+    def bare(self) -> Array | None:
+        """This thread's part of the sums, at p * tile.quads + c, if totals() does no more than add these up."""
+
     def begin(self) -> None:
         """Set the sums to zero."""
 
@@ -83,6 +87,10 @@ class _Floats:
         self.columns = _columns_of(ctx, k, operands)
         self.source = open_source(ctx, k, ctx.node.inputs[0], operands)
         self.lanes = min(ctx.value(ctx.node.inputs[1]).shape[3], 4)
+
+    @property
+    def bare(self) -> Array:
+        return self.sums
 
     def begin(self) -> None:
         self.sums: Array = self.k.array(self.tile.pixels * self.tile.quads, self.k.const(0.0, f32x4))
@@ -153,6 +161,10 @@ class _Integers:
         self.of_some = isinstance(op, IntegerTransposeConv2D)
         grouped = isinstance(op, IntegerConv2D) and op.groups > 1
         self.step = 4 if self.source.has_words and not self.of_some and not grouped else 1
+
+    @property
+    def bare(self) -> None:
+        return None
 
     def begin(self) -> None:
         k, tile = self.k, self.tile

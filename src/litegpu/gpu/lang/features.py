@@ -23,6 +23,7 @@ class Features:
     storage_alignment: int = 256  # bytes, of a binding's offset
     max_rounds: int = 0  # of all loops of a thread together, after which the device ends them; 0: no limit
     compute_units: int = 0  # if known, for choosing tile sizes
+    loads_together: int = 0  # of a thread, which are best written side by side, as the compiler unrolls nothing
     cache_bytes: int = (
         0  # of the cache that all compute units share, if known and if kernels can be turned (turning.py)
     )

@@ -20,6 +20,7 @@ from litegpu.gpu.passes.raising import raise_elementwise
 from litegpu.gpu.passes.repeats import drop_repeats
 from litegpu.gpu.passes.rolling import join_slices
 from litegpu.gpu.passes.rotary import turn_halves
+from litegpu.gpu.passes.separable import join_waiting
 from litegpu.gpu.passes.siblings import join_siblings
 from litegpu.gpu.passes.softmax import join_softmax
 from litegpu.gpu.passes.split import split_reductions
@@ -39,4 +40,4 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     graph = graph if own is None else own.join_first(graph, features, half)
     graph = join_attention(graph, features, half)
     graph = graph if own is None else own.join_last(graph, features, half)
-    return split_reductions(graph, features.compute_units)
+    return split_reductions(join_waiting(graph, features), features.compute_units)

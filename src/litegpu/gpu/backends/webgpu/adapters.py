@@ -147,6 +147,10 @@ def _units(info: Any) -> int:
     return os.cpu_count() or 1 if info["adapter_type"] == "CPU" else multiprocessors(info["device"] or "")
 
 
+#: Of NVIDIA's compiler, on an H200; others were not measured.
+_LOADS_TOGETHER = 48
+
+
 def _features(adapter: Any) -> Features:
     limits, names = adapter.limits, adapter.features
     smallest, largest = native.subgroup_sizes(adapter)
@@ -165,4 +169,5 @@ def _features(adapter: Any) -> Features:
         max_rounds=_LLVMPIPE_ROUNDS if "llvmpipe" in str(adapter.info["device"]).lower() else 0,
         byte_products=adapter.info["backend_type"] in _WITH_BYTE_PRODUCTS,
         compute_units=_units(adapter.info),
+        loads_together=_LOADS_TOGETHER if multiprocessors(adapter.info["device"] or "") else 0,
     )
