@@ -224,7 +224,9 @@ def test_joined_only_where_it_is_quicker(monkeypatch) -> None:
         return [type(node.op).__name__ for node in optimise(graph, CUDA, half=True).nodes]
 
     apart = ["IntegerConv2D", "IntegerDepthwiseConv2D", "IntegerConv2D"]
-    assert kinds(64, 112, 2, 16, 96, 24) == ["IntegerInvertedConv2D"]
+    for layers in ((112, 2, 16, 96, 24), (56, 1, 24, 144, 24), (28, 1, 32, 192, 32)):
+        assert kinds(64, *layers) == ["IntegerInvertedConv2D"]
+    assert kinds(64, 112, 1, 0, 32, 16) == ["IntegerSeparableConv2D"]
     assert kinds(1, 112, 2, 16, 96, 24) == apart
     assert kinds(64, 7, 1, 160, 960, 160) == apart
     assert kinds(1, 112, 1, 0, 32, 16) == apart[1:]

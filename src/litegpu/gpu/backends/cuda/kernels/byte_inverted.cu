@@ -24,7 +24,8 @@ constexpr unsigned STRIPS = (BX + 7) / 8, UNITS = STRIPS * (BY / TY), UNITS_EACH
 constexpr unsigned TOGETHER = STRIDE_Y == 1 && TY % 4 == 0 ? 2 : 1, BETWEEN = TOGETHER == 2 ? 2 : STRIDE_Y;
 constexpr unsigned QUADS_DOWN = (KERNEL_H + TOGETHER) / 2;
 constexpr bool HALF_LAST = (KERNEL_H + TOGETHER) % 2 == 0;  // of the last quadruple only a pair is needed
-constexpr unsigned HELD = STEPS <= 2 ? STEPS : 1;  // steps of the expansion whose weights stay in registers
+// Steps of the expansion whose weights stay in registers.
+constexpr unsigned HELD = STEPS <= 2 || (SLICES == 1 && STEPS * (SIXTEENS) <= 12) ? STEPS : 1;
 constexpr unsigned TAPS_ALL = KERNEL_H * KERNEL_W, TAP_WORDS = (TAPS_ALL + 3) / 4;
 constexpr unsigned CHUNK = VECTOR ? VECTOR : 4;
 constexpr bool WINDOW_UNSIGNED = EXPANDS ? EXPANDED_POSITIVE : UNSIGNED;
@@ -104,6 +105,40 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
       real[h] |= (unsigned)find((warp + i * WARPS) * 16 + h * 8 + g, iy, ix) << i;
     }
 #endif
+#if EXPANDS
+  int4 biases[SIXTEENS];
+  float4 scales[SIXTEENS];
+  uint4 held[HELD][SIXTEENS];  // of a shallow product, for all tiles
+  auto fetch_slice = [&](unsigned slice) {
+#pragma unroll
+    for (unsigned n = 0; n < SIXTEENS; n++) {
+      biases[n] = bias[(slice * SIXTEENS + n) * 4 + q], scales[n] = scale[(slice * SIXTEENS + n) * 4 + q];
+#pragma unroll
+      for (unsigned k = 0; k < HELD; k++) held[k][n] = expansion[((slice * STEPS + k) * SIXTEENS + n) * 32 + lane];
+    }
+  };
+#endif
+  // The weights that are needed next are under way while something else is computed, or awaited.
+  unsigned words[2][TAP_WORDS];
+  int4 middle_biases;
+#if PROJECTS
+  float4 middle_scales;
+#endif
+  auto fetch_taps = [&](unsigned sixteen) {
+#pragma unroll
+    for (unsigned c = 0; c < 2; c++)
+#pragma unroll
+      for (unsigned j = 0; j < TAP_WORDS; j++) words[c][j] = taps[((sixteen * 2 + c) * TAP_WORDS + j) * 8 + g];
+    middle_biases = middle_bias[sixteen * 4 + q];
+#if PROJECTS
+    middle_scales = middle_scale[sixteen * 4 + q];
+#endif
+  };
+  // The first ones are nobody's output: they may come while the kernel before this one still runs.
+#if EXPANDS
+  fetch_slice(part * SLICES);
+  if (SLICES == 1) fetch_taps(part * SLICES * SIXTEENS);
+#endif
   wait_for_predecessors();
   launch_dependents();
 
@@ -161,35 +196,6 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
   int totals[UNITS_EACH][TY / 2][OUT_TILES][4] = {};
 #endif
 #if EXPANDS
-  int4 biases[SIXTEENS];
-  float4 scales[SIXTEENS];
-  uint4 held[HELD][SIXTEENS];  // of a shallow product, for all tiles
-  auto fetch_slice = [&](unsigned slice) {
-#pragma unroll
-    for (unsigned n = 0; n < SIXTEENS; n++) {
-      biases[n] = bias[(slice * SIXTEENS + n) * 4 + q], scales[n] = scale[(slice * SIXTEENS + n) * 4 + q];
-#pragma unroll
-      for (unsigned k = 0; k < HELD; k++) held[k][n] = expansion[((slice * STEPS + k) * SIXTEENS + n) * 32 + lane];
-    }
-  };
-#endif
-  // The weights that are needed next are under way while something else is computed, or awaited.
-  unsigned words[2][TAP_WORDS];
-  int4 middle_biases;
-#if PROJECTS
-  float4 middle_scales;
-#endif
-  auto fetch_taps = [&](unsigned sixteen) {
-#pragma unroll
-    for (unsigned c = 0; c < 2; c++)
-#pragma unroll
-      for (unsigned j = 0; j < TAP_WORDS; j++) words[c][j] = taps[((sixteen * 2 + c) * TAP_WORDS + j) * 8 + g];
-    middle_biases = middle_bias[sixteen * 4 + q];
-#if PROJECTS
-    middle_scales = middle_scale[sixteen * 4 + q];
-#endif
-  };
-#if EXPANDS
   copies_wait<0>();
   __syncthreads();
 #endif
@@ -198,7 +204,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
   for (unsigned s = 0; s < SLICES; s++) {
     const unsigned slice = part * SLICES + s, e0 = X_BYTES + s % BUFFERS * E_BYTES;
 #if EXPANDS
-    fetch_slice(slice);
+    if (s > 0) fetch_slice(slice);
     const uint4* const factors = expansion + slice * (STEPS * SIXTEENS * 32) + lane;
 #pragma unroll 2
     for (unsigned i = 0; i < EACH; i++) {
@@ -246,7 +252,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
     if (BUFFERS == 1 && s > 0) copy_places(slice * SLICE, SLICE / CHUNK, 0, E_PITCH);
     copies_wait<0>();
 #endif
-    fetch_taps(slice * SIXTEENS);
+    if (!EXPANDS || SLICES > 1) fetch_taps(slice * SIXTEENS);
     __syncthreads();
 #if !EXPANDS
     if (BUFFERS == 2 && s + 1 < SLICES) copy_places((slice + 1) * SLICE, SLICE / CHUNK, (s + 1) % 2 * E_BYTES, E_PITCH);

@@ -30,7 +30,8 @@ constexpr unsigned STRIPS = (BX + 7) / 8, UNITS = STRIPS * (BY / TY), UNITS_EACH
 constexpr unsigned TOGETHER = STRIDE_Y == 1 && TY % 4 == 0 ? 2 : 1, BETWEEN = TOGETHER == 2 ? 2 : STRIDE_Y;
 constexpr unsigned QUADS_DOWN = (KERNEL_H + TOGETHER) / 2;
 constexpr bool HALF_LAST = (KERNEL_H + TOGETHER) % 2 == 0;  // of the last quadruple only a pair is needed
-constexpr unsigned HELD = STEPS <= 2 ? STEPS : 1;  // steps of the expansion whose weights stay in registers
+// Steps of the expansion whose weights stay in registers.
+constexpr unsigned HELD = STEPS <= 2 || (SLICES == 1 && STEPS * (EIGHTS / 2) <= 12) ? STEPS : 1;
 constexpr unsigned TAP_WORDS = (KERNEL_H * KERNEL_W + 1) / 2;
 static_assert(BY % TY == 0 && TY % 2 == 0 && SLICE % 16 == 0 && EACH <= 32, "block");
 static_assert(X_BYTES + BUFFERS * E_BYTES == SHARED_BYTES, "the host reckons otherwise");
@@ -87,6 +88,39 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
       real[h] |= (unsigned)find((warp + i * WARPS) * 16 + h * 8 + g, iy, ix) << i;
     }
 #endif
+#if EXPANDS
+  float2 biases[EIGHTS];
+  uint4 held[HELD][EIGHTS / 2];  // of a shallow product, for all tiles
+  auto fetch_slice = [&](unsigned slice) {
+#pragma unroll
+    for (unsigned n = 0; n < EIGHTS; n++) {
+      biases[n] = bias[(slice * EIGHTS + n) * 4 + q];
+    }
+#pragma unroll
+    for (unsigned k = 0; k < HELD; k++)
+#pragma unroll
+      for (unsigned n = 0; n < EIGHTS / 2; n++)
+        held[k][n] = expansion[((slice * STEPS + k) * (EIGHTS / 2) + n) * 32 + lane];
+  };
+#endif
+  // The weights that are needed next are under way while something else is computed, or awaited.
+  unsigned words[2][TAP_WORDS];
+  float2 middle_biases[2] = {};  // without a projection the epilogue adds it
+  auto fetch_taps = [&](unsigned sixteen) {
+#pragma unroll
+    for (unsigned c = 0; c < 2; c++) {
+#pragma unroll
+      for (unsigned j = 0; j < TAP_WORDS; j++) words[c][j] = taps[((sixteen * 2 + c) * TAP_WORDS + j) * 8 + g];
+#if PROJECTS
+      middle_biases[c] = middle_bias[sixteen * 8 + c * 4 + q];
+#endif
+    }
+  };
+  // The first ones are nobody's output: they may come while the kernel before this one still runs.
+#if EXPANDS
+  fetch_slice(part * SLICES);
+  if (SLICES == 1) fetch_taps(part * SLICES * (SLICE / 16));
+#endif
   wait_for_predecessors();
   launch_dependents();
 
@@ -126,34 +160,6 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
   float totals[UNITS_EACH][TY / 2][OUT_TILES][4] = {};
 #endif
 #if EXPANDS
-  float2 biases[EIGHTS];
-  uint4 held[HELD][EIGHTS / 2];  // of a shallow product, for all tiles
-  auto fetch_slice = [&](unsigned slice) {
-#pragma unroll
-    for (unsigned n = 0; n < EIGHTS; n++) {
-      biases[n] = bias[(slice * EIGHTS + n) * 4 + q];
-    }
-#pragma unroll
-    for (unsigned k = 0; k < HELD; k++)
-#pragma unroll
-      for (unsigned n = 0; n < EIGHTS / 2; n++)
-        held[k][n] = expansion[((slice * STEPS + k) * (EIGHTS / 2) + n) * 32 + lane];
-  };
-#endif
-  // The weights that are needed next are under way while something else is computed, or awaited.
-  unsigned words[2][TAP_WORDS];
-  float2 middle_biases[2] = {};  // without a projection the epilogue adds it
-  auto fetch_taps = [&](unsigned sixteen) {
-#pragma unroll
-    for (unsigned c = 0; c < 2; c++) {
-#pragma unroll
-      for (unsigned j = 0; j < TAP_WORDS; j++) words[c][j] = taps[((sixteen * 2 + c) * TAP_WORDS + j) * 8 + g];
-#if PROJECTS
-      middle_biases[c] = middle_bias[sixteen * 8 + c * 4 + q];
-#endif
-    }
-  };
-#if EXPANDS
   copies_wait<0>();
   __syncthreads();
 #endif
@@ -162,7 +168,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
   for (unsigned s = 0; s < SLICES; s++) {
     const unsigned slice = part * SLICES + s, e0 = X_BYTES + s % BUFFERS * E_BYTES;
 #if EXPANDS
-    fetch_slice(slice);
+    if (s > 0) fetch_slice(slice);
     float4 before[EIGHTS];  // the products
 #pragma unroll
     for (unsigned n = 0; n < EIGHTS; n++) before[n] = float4{biases[n].x, biases[n].y, biases[n].x, biases[n].y};
@@ -207,7 +213,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
     if (BUFFERS == 1 && s > 0) copy_places(s * SLICE, EIGHTS, 0, E_PITCH);
     copies_wait<0>();
 #endif
-    fetch_taps(slice * (SLICE / 16));
+    if (!EXPANDS || SLICES > 1) fetch_taps(slice * (SLICE / 16));
     __syncthreads();
 #if !EXPANDS
     if (BUFFERS == 2 && s + 1 < SLICES) copy_places((s + 1) * SLICE, EIGHTS, (s + 1) % 2 * E_BYTES, E_PITCH);

@@ -169,7 +169,7 @@ def _widths(shape: InvertedShape) -> list[int]:
 def _ways(shape: InvertedShape, width: int) -> list[tuple[int, int]]:
     """Parts that the slices of this width are divided into, and buffers."""
     slices = -(-shape.channels // width)
-    parts = [n for n in (1, 2, 3, 4, 6, 8) if slices % n == 0] if not shape.outputs else [1]
+    parts = [n for n in (1, 2, 3, 4, 6, 8, slices) if slices % n == 0] if not shape.outputs else [1]
     return [(n, buffers) for n in parts for buffers in (1, 2) if buffers == 1 or slices > n]
 
 

@@ -10,6 +10,8 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels import byte_inverted_cost
 from litegpu.gpu.backends.cuda.kernels.biased import without_bias
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape, cost, effort, ranked
+from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
+from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
 from litegpu.gpu.backends.cuda.passes import inverted_integer
 from litegpu.gpu.backends.cuda.passes.separable import can_join
 from litegpu.gpu.graph import (
@@ -29,8 +31,8 @@ from litegpu.gpu.graph import (
 )
 from litegpu.gpu.lang.features import Features
 
-#: A joint kernel has to be so much quicker, by the estimates, than those apart.
-GAIN = 0.85
+#: A joint kernel has to be so much quicker, by the estimates, than those apart; the same of bytes.
+GAIN, BYTES_GAIN = 0.85, 0.93
 #: A kernel apart takes so many microseconds at least; so many bytes that one has written are still in the second cache
 #: when the next one reads them.
 START, CACHE = 1.3, 30e6
@@ -38,16 +40,20 @@ START, CACHE = 1.3, 30e6
 
 @dataclass(frozen=True)
 class Apart:
-    """What kernels apart take, in microseconds: for each byte that they read or write, where it is in the second cache
-    and where it is not, and for each product of a depthwise convolution. (An H200, MobileNet v2 and EfficientNet B0 at
-    batch 64.)"""
+    """What kernels apart take, in microseconds: to begin with, those of points and depthwise ones; for each byte that
+    they read or write, where it is in the second cache and where it is not; and for each product of a depthwise
+    convolution. (An H200, MobileNet v2 and EfficientNet B0 at batch 64.)"""
 
+    begin: tuple[float, float]
     near: float
     far: float
     product: float
 
 
-HALVES, BYTES = Apart(1 / 3.0e6, 1 / 2.8e6, 1 / 8.5e6), Apart(1 / 3.4e6, 1 / 3.4e6, 1 / 25e6)
+HALVES = Apart((1, 1), 1 / 3.0e6, 1 / 2.8e6, 1 / 8.5e6)
+BYTES = Apart((2, 1), 1 / 3.0e6, 1 / 3.0e6, 1 / 25e6)
+#: Bytes of places that are no whole chunks of 16, which warpgroups copy in smaller pieces.
+PIECES = 1 / 1.2e6
 
 
 def join_inverted(graph: Graph, features: Features, half: bool) -> Graph:
@@ -144,15 +150,19 @@ def _is_half(graph: Graph, weights: int) -> bool:
 
 def _quickest(graph: Graph, some: list[Node], last: Node | None, features: Features) -> list[Node]:
     """Those of the nodes that are best joined, perhaps none. `some`: the depthwise one and perhaps, in front, the one
-    that widens."""
+    that widens. None of bytes where kernels overlap, and take little more for three than for one."""
+    of_bytes = isinstance(some[-1].op, IntegerDepthwiseConv2D)
+    if of_bytes and features.capability == WARPGROUP_CAPABILITY and will_overlap(graph):
+        return []
+    gain = BYTES_GAIN if of_bytes else GAIN
     whole = [*some, last] if last else some
     ways: list[tuple[float, list[Node]]] = [(_apart(graph, whole), [])]
     joint = [some] * (len(some) > 1) + [whole] * (last is not None)
-    if last and len(some) > 1 and isinstance(some[1].op, IntegerDepthwiseConv2D):
+    if last and len(some) > 1 and of_bytes:
         joint += [[some[1], last]] * inverted_integer.is_window(some[1], graph)
     for nodes in joint:
         others = [n for n in whole if all(n is not node for node in nodes)]
-        ways.append((_joint(graph, nodes, features) / GAIN + _apart(graph, others), nodes))
+        ways.append((_joint(graph, nodes, features) / gain + _apart(graph, others), nodes))
     return min(ways, key=lambda way: way[0])[1]
 
 
@@ -199,7 +209,10 @@ def _apart(graph: Graph, nodes: list[Node]) -> float:
             end = nodes.pop(0) if nodes and _separable(node, nodes[0], graph) else node
         sizes = [size * math.prod(values[v].shape) for v in (node.inputs[0], end.output)]
         moving = sum(n * (rates.near if n <= CACHE else rates.far) for n in sizes)
-        total += max(START, 1 + moving, 1 + products * rates.product)
+        if whole and not products and values[node.inputs[0]].shape[3] % 16:
+            moving += sizes[0] * (PIECES - rates.near)
+        begin = rates.begin[products > 0]
+        total += max(START, begin + moving, begin + products * rates.product)
     return total
 
 
