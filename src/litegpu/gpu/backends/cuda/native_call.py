@@ -62,7 +62,7 @@ class _Call(ctypes.Structure):
     )  # fmt: skip
 
 
-class Parts(NamedTuple):
+class SessionParts(NamedTuple):
     """Of a session: what its native calls are made of."""
 
     library: NativeLibrary
@@ -94,7 +94,7 @@ class NativeCall:
     all: Callable[..., int]
     rest: Callable[..., int]
 
-    def __init__(self, parts: Parts, wanted: PlainOutputs, ways: Ways) -> None:
+    def __init__(self, parts: SessionParts, wanted: PlainOutputs, ways: Ways) -> None:
         """The device's context is current."""
         library, device, program, memory, recorder, results, self._pool, stream = parts
         self.wanted, self.ways = wanted, ways

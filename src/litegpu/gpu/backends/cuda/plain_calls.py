@@ -12,7 +12,7 @@ from litegpu.gpu.backends.abilities import PlainOutputs
 from litegpu.gpu.backends.contract import SHORT_SECONDS
 from litegpu.gpu.backends.cuda.copy import MOST_BYTES, is_pinned
 from litegpu.gpu.backends.cuda.launching import Launcher
-from litegpu.gpu.backends.cuda.native_call import NOT_DONE, NOT_FINITE, NOT_TAKEN, NativeCall, Parts, Ways
+from litegpu.gpu.backends.cuda.native_call import NOT_DONE, NOT_FINITE, NOT_TAKEN, NativeCall, SessionParts, Ways
 from litegpu.gpu.backends.cuda.registered import EVERY, Registered
 from litegpu.gpu.program import Program
 
@@ -30,7 +30,7 @@ class PlainCalls:
     """Of one session, whose lock is held in every method, as long as nothing is bound to it and `results.watched` stays
     as it is."""
 
-    def __init__(self, parts: Parts, launcher: Launcher, registered: Registered, *, passive: bool) -> None:
+    def __init__(self, parts: SessionParts, launcher: Launcher, registered: Registered, *, passive: bool) -> None:
         """`passive`: waits that are long are not to spin."""
         self._parts, self._launcher, self._registered, self._passive = parts, launcher, registered, passive
         self._device, self._results = parts.device, parts.results

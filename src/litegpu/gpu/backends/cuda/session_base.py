@@ -28,7 +28,7 @@ from litegpu.gpu.backends.cuda.driver import await_stream, checked, synchronize
 from litegpu.gpu.backends.cuda.inputs import Inputs
 from litegpu.gpu.backends.cuda.launching import BLOCKING_VARIABLE, Launcher
 from litegpu.gpu.backends.cuda.memory import SessionMemory
-from litegpu.gpu.backends.cuda.native_call import Parts
+from litegpu.gpu.backends.cuda.native_call import SessionParts
 from litegpu.gpu.backends.cuda.plain_calls import PlainCalls, is_small
 from litegpu.gpu.backends.cuda.record import Recorder
 from litegpu.gpu.backends.cuda.registered import Registered
@@ -178,7 +178,7 @@ class CudaSessionBase:
         if not is_small(self.program, rounds=library.rounds):
             return None
         self._finish()
-        parts = Parts(
+        parts = SessionParts(
             library, self.device, self.program, self.memory, self.recorder, self.results, self._pools.host,
             self.launcher.stream,
         )  # fmt: skip
