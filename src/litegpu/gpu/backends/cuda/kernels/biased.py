@@ -7,11 +7,19 @@ from litegpu.gpu.graph import RESULT, Apply, Arg, Expr
 
 def without_bias(expr: Expr) -> Expr:
     """`expr` with RESULT instead of its sum with Arg(1); where RESULT stands apart from that sum, Arg(2)."""
-    match expr:
-        case Apply("add", (Arg(0), Arg(1)) | (Arg(1), Arg(0))):
-            return RESULT
-        case Apply(fn, args):
-            return Apply(fn, tuple(map(without_bias, args)))
-        case Arg(0):
-            return Arg(2)
-    return expr
+    made: dict[int, Expr] = {}  # what is shared stays so
+
+    def visit(e: Expr) -> Expr:
+        if id(e) not in made:
+            match e:
+                case Apply("add", (Arg(0), Arg(1)) | (Arg(1), Arg(0))):
+                    made[id(e)] = RESULT
+                case Apply(fn, args):
+                    made[id(e)] = Apply(fn, tuple(map(visit, args)))
+                case Arg(0):
+                    made[id(e)] = Arg(2)
+                case _:
+                    made[id(e)] = e
+        return made[id(e)]
+
+    return visit(expr)

@@ -26,6 +26,8 @@ from litegpu.gpu.graph import (
     Take,
     Transpose,
     apply,
+    arguments,
+    substitute,
 )
 from litegpu.gpu.graph.movement import step_shape
 from litegpu.gpu.passes.decisions import values_decided_on
@@ -193,12 +195,7 @@ def _count(expr: Expr, index: int) -> int:
 
 def _with_result(expr: Expr, result: Expr) -> Expr:
     """The expression with something else for RESULT."""
-    match expr:
-        case Apply(fn, args):
-            return Apply(fn, tuple(_with_result(a, result) for a in args))
-        case Arg(0):
-            return result
-    return expr
+    return substitute(expr, {i: Arg(i) for i in arguments(expr)} | {0: result})
 
 
 def moves_rows(node: Node, shape: Shape) -> bool:
