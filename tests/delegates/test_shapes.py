@@ -484,3 +484,22 @@ def test_custom_operators_that_follow_the_batch_alone() -> None:
     for shapes in ({i: (1, 2, 5, 4) for i in operator.inputs}, {operator.inputs[0]: (5, 2, 3, 4)}):
         with pytest.raises(Unexpected):
             shapes_of_results(main, operator, shapes)
+
+
+def test_samples_are_as_many_as_a_constant_says() -> None:
+    """What follows goes to the GPU, though the official runtime tells the size while it runs alone."""
+    model = ModelBuilder()
+    x = model.input("x", (2, 5))
+    drawn = model.op("MULTINOMIAL", [x, model.constant(np.array(7, np.int32))], (2, 7), dict(seed=1, seed2=2))
+    real = model.op(
+        "CAST", [drawn], (2, 7), dict(in_data_type="INT64", out_data_type="FLOAT32"), type=TensorType.FLOAT32
+    )
+    model.output(model.op("TANH", [real], (2, 7)))
+    delegate = litegpu.GpuDelegate(backend="reference", max_delegated_partitions=0)
+    interpreter = litegpu.Interpreter(model_content=model.build(), experimental_delegates=[delegate])
+    interpreter.allocate_tensors()
+    owners = {n.op: n.owner for n in interpreter.delegation_report().nodes}
+    assert owners == {"MULTINOMIAL": "CPU", "CAST": "GPU", "TANH": "GPU"}
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], np.zeros((2, 5), np.float32))
+    interpreter.invoke()
+    assert interpreter.get_tensor(interpreter.get_output_details()[0]["index"]).shape == (2, 7)

@@ -45,6 +45,12 @@ def _filled_shape(node: ShapeNode) -> list[Shape]:
     return [node.integers(0)]
 
 
+def _samples_shape(node: ShapeNode) -> list[Shape]:
+    x, (count,) = node.shape(0), node.integers(1)
+    node.require(len(x) == 2 and count >= 0)
+    return [(x[0], count)]
+
+
 def _range_shape(node: ShapeNode) -> list[Shape]:
     start, limit, delta = (node.number(i) for i in range(3))
     node.require(delta != 0 and math.isfinite(start + limit + delta))
@@ -65,10 +71,6 @@ def _broadcast_args_shape(node: ShapeNode) -> list[Shape]:
 def _diagonal_shape(node: ShapeNode) -> list[Shape]:
     node.require(len(node.shape(0)) > 0)
     return [(*node.shape(0), node.shape(0)[-1])]
-
-
-def _samples_estimate(node: ShapeNode) -> Shape:
-    return node.shape(0)[0], node.integer(1)
 
 
 def _nowhere(node: BatchNode) -> None:
@@ -141,8 +143,8 @@ OPS = (
         gpu=Gpu(2, inputs=(NUMBER, NUMBER), counts=2, quantized=False, ranks=(2, MAX_RANK), span=among, small=WHOLE),
     ),
     Op(
-        "MULTINOMIAL", "x:float32 n{1}:int32 -> .:int32|int64", estimate=_samples_estimate, table="RandomOptions",
-        makes=TensorType.INT64,
+        "MULTINOMIAL", "x:float32 n{1}:int32 -> .:int32|int64", table="RandomOptions",
+        makes=TensorType.INT64, shape=_samples_shape,
         stays=_CHANCE,
     ),
     Op(
