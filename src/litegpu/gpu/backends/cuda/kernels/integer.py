@@ -28,6 +28,8 @@ from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 #: An estimate, what launches the kernel, and by which tile or block.
 Option = tuple[float, Callable[..., Launch], object]
 
+#: What first layers by warpgroup products take of their estimate where kernels overlap.
+WIDE = 0.8
 #: Rows up to which threads that share sums fill the device better than tiles of 64 rows.
 FEW_ROWS = 8
 
@@ -50,8 +52,9 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     blocks = that_fit(stem.ranked(layer, units), functools.partial(stem.shared_bytes, layer), capability)
     options: list[Option]
     options = [(stem.cost(layer, block, units), stem.launch, block) for block in blocks]
-    wide = wide_stem.ranked(layer, capability, units)
-    options += [(wide_stem.cost(layer, block, units), wide_stem.launch, block) for block in wide]
+    together = capability == WARPGROUP_CAPABILITY and overlapped.will_overlap(ctx.graph)
+    wide, share = wide_stem.ranked(layer, capability, units), WIDE if together else 1.0
+    options += [(share * wide_stem.cost(layer, block, units), wide_stem.launch, block) for block in wide]
     options += [(specialized.cost(layer, tile, units), specialized.launch, tile) for tile in tiles]
     options += [(halo.cost(layer, tile, units), halo.launch, tile) for tile in halo.ranked(layer, capability, units)]
     staying = persistent.ranked(layer, capability, units)
@@ -61,7 +64,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     if not options:
         return None
     options.sort(key=lambda option: option[0])
-    if ctx.tuner is None and capability == WARPGROUP_CAPABILITY and overlapped.will_overlap(ctx.graph):
+    if ctx.tuner is None and together:
         options = [*small(layer, options[0], units), *options]
     if ctx.tuner is None:
         _, make, one = options[0]

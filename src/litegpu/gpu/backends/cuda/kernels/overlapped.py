@@ -103,6 +103,10 @@ SPECIALIZED = TimeParts(
     divided=0.6435, divided_more=0.0857,
 )  # fmt: skip
 
+#: What layers of bytes take more by tiles of convolution.cu, and by those of specialized.cu for each step but the first
+#: (54 layers; the first choice was up to 1.1 us slower than the best).
+BYTES, BYTES_OF_STEP = 0.3, 0.26
+
 
 def tile_parts(layer: Layer, t: WorkgroupTile, units: int) -> TimeParts:
     """Of the kernel of convolution.cu."""
@@ -169,13 +173,14 @@ def specialized_parts(layer: Layer, t: SpecializedTile, units: int) -> TimeParts
 def tile_cost(layer: Layer, t: WorkgroupTile, units: int) -> float:
     """Estimated microseconds of the kernel of convolution.cu."""
     parts = tile_parts(layer, t, units or USUAL_UNITS)
-    return parts.at(WARPGROUP if t.warpgroups else MATRIX)
+    return parts.at(WARPGROUP if t.warpgroups else MATRIX) + (BYTES if layer.whole_numbers else 0.0)
 
 
 def specialized_cost(layer: Layer, t: SpecializedTile, units: int) -> float:
     """Estimated microseconds of that of specialized.cu."""
     parts = specialized_parts(layer, t, units or USUAL_UNITS)
-    return parts.at(SPECIALIZED)
+    steps = -(-specialized.steps_of(layer) // t.split)
+    return parts.at(SPECIALIZED) + (BYTES_OF_STEP * (steps - 1) if layer.whole_numbers else 0.0)
 
 
 def stem_cost(layer: Layer, block: StemBlock, units: int) -> float:
