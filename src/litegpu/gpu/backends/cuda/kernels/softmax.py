@@ -15,8 +15,8 @@ from litegpu.gpu.lang.kernel import Kernel
 
 #: Numbers that a lane keeps in its registers.
 MOST_EACH = 64
-#: Warps of a workgroup, and rows from which on there are so many.
-WARPS, MANY_ROWS = 4, 528
+#: Warps of a workgroup, which have a row together where it has so many channels and there are fewer rows than these.
+WARPS, LONG, MANY_ROWS = 4, 256, 2112
 
 
 def build(ctx: KernelContext) -> list[Launch] | None:
@@ -24,8 +24,9 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     op, shape = ctx.node.op, ctx.output.shape
     assert isinstance(op, IntegerSoftmax)
     rows, channels = math.prod(shape[:3]), shape[3]
-    each = 4 * -(-channels // 128)
-    if each > MOST_EACH:
+    team = WARPS if channels >= LONG and rows < MANY_ROWS else 1
+    each = 4 * -(-channels // (128 * team))
+    if channels > 32 * MOST_EACH:
         return None
     table = ctx.value(ctx.node.inputs[1]).data
     assert table is not None
@@ -34,15 +35,14 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         at = Position(shape, pixel=row)
         return open_source(ctx, k, ctx.node.inputs[0], bound).quad(at.b, at.y, at.x, q)
 
-    warps = WARPS if rows >= MANY_ROWS else 1
     constants: dict[str, int | str] = {
-        "ROWS": rows, "CHANNELS": channels, "EACH": each, "WARPS": warps, "QUADS": -(-channels // 4),
+        "ROWS": rows, "CHANNELS": channels, "EACH": each, "WARPS": WARPS, "TEAM": team, "QUADS": -(-channels // 4),
         "SCALE": float_text(op.scale),
     }  # fmt: skip
     return [
         native_launch(
             ctx, "softmax_of_bytes", ("softmax.cu",), constants, {"table": table.reshape(-1).astype(np.float32)},
-            label="softmax", workgroup=(32 * warps, 1, 1), dispatch=(-(-rows // warps), 1, 1),
+            label="softmax", workgroup=(32 * WARPS, 1, 1), dispatch=(-(-rows * team // WARPS), 1, 1),
             inner=Traced(ctx, "numbers", (u32, u32), numbers),
         )
     ]  # fmt: skip
