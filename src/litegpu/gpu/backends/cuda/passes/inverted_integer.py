@@ -159,8 +159,11 @@ def differences(node: Node, graph: Graph) -> np.ndarray:
 
 
 def _is_pointwise(node: Node, graph: Graph) -> bool:
-    op, weights = node.op, graph.values[node.inputs[1]]
-    if not isinstance(op, IntegerConv2D) or weights.data is None or weights.shape[1:3] != (1, 1):
+    op = node.op
+    if not isinstance(op, IntegerConv2D):
+        return False
+    weights = graph.values[node.inputs[1]]
+    if weights.data is None or weights.shape[1:3] != (1, 1):
         return False
     return (op.stride, op.padding, op.groups) == ((1, 1), (0, 0), 1)
 

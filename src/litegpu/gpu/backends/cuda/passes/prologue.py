@@ -65,14 +65,15 @@ def _prologue(node: Node, graph: Graph, producer: dict[int, Node]) -> _Prologue 
     values, result = graph.values, graph.values[node.output]
     if not isinstance(node.op, Elementwise) or node.epilogue == Arg(0):
         return None
-    for i, v in enumerate(node.operands):
+    for v in dict.fromkeys(node.operands):  # one may be there twice
         x = values[v]
         if x.is_constant or x.shape != result.shape or x.dtype is not DType.FLOAT32 or x.dtype is not result.dtype:
             continue
         others = tuple(o for o in node.operands if o != v)
-        replace: dict[int, Expr] = {i: Arg(0)}
-        replace |= {place: Arg(1 + others.index(o)) for place, o in enumerate(node.operands) if o != v}
-        expr = substitute(node.epilogue, replace)
+        places: dict[int, Expr] = {
+            place: Arg(0 if o == v else 1 + others.index(o)) for place, o in enumerate(node.operands)
+        }
+        expr = substitute(node.epilogue, places)
         done = read_channelwise(expr, [x, *(values[o] for o in others)])
         deep = done is not None and done.gate is not None and x.shape[3] > MOST_GATED
         if done is not None and not deep and _are_halves(done) and _lies_in_rows(v, graph, producer):

@@ -199,8 +199,8 @@ def _with_result(expr: Expr, result: Expr) -> Expr:
 
 
 def moves_rows(node: Node, shape: Shape) -> bool:
-    """Whether a node puts whole rows of channels somewhere else."""
-    if not isinstance(node.op, Copy):
+    """Whether a node puts whole rows of channels somewhere else; of a single one it is not told where it goes."""
+    if not isinstance(node.op, Copy) or shape[3] == 1:
         return False
     channels = shape[3]
     for step in node.op.steps:
