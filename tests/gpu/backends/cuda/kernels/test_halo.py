@@ -161,6 +161,14 @@ def test_which_layers_it_does() -> None:
     assert not ranked(layer_of(shape, (64, rows, columns, 64), Conv2D(padding=(2, 2))), 90, 132)
 
 
+def test_few_tiles_of_many_channels_are_divided() -> None:
+    few = layer_of((1, 14, 14, 256), (256, 3, 3, 256), SAME)
+    many = layer_of((64, 14, 14, 256), (256, 3, 3, 256), SAME)
+    assert ranked(few, 90, 132)[0].split == 4 and ranked(many, 90, 132)[0].split == 1
+    plan = HaloPlan(few, ranked(few, 90, 132)[0])
+    assert plan.tile.stages == plan.groups == 4  # one tile has no more pieces
+
+
 def test_what_fits() -> None:
     layer = layer_of((8, 56, 56, 64), (64, 3, 3, 64), SAME)
     assert HaloPlan(layer, HaloTile(256, 64, 2, 4, 3)).fits()
