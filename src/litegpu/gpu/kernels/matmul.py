@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from litegpu.gpu.graph import IntegerMatMul, MatMul
-from litegpu.gpu.kernels.access import Index, Operands, Source, open_sink, open_source
+from litegpu.gpu.kernels.access import Index, Operands, Source, open_source
 from litegpu.gpu.kernels.blocking import (
     Pixels,
     ThreadTile,
@@ -14,10 +14,10 @@ from litegpu.gpu.kernels.blocking import (
     grid,
     row_blocks,
     row_pixels,
-    store_tile,
 )
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.product_sums import ProductSums, open_sums
+from litegpu.gpu.kernels.shared_sums import store_terms
 from litegpu.gpu.lang import Kernel, TracedValue, trace
 
 _Op = MatMul | IntegerMatMul
@@ -65,7 +65,8 @@ def _matmul(
     if inner % 4:  # what lies past the inner size must not be multiplied: 0 * inf is NaN
         with k.If(place.part == 0):
             step(inner // 4, inner % 4)
-    store_tile(k, open_sink(ctx, k, operands), place, pixels, sums.totals(place))
+    shape = ctx.output.shape
+    store_terms(ctx, k, place, pixels, lambda block, p: row_pixels(block, shape, tile.pixels, p), sums, operands)
 
 
 def _rows(sums: ProductSums, a: Source, op: _Op, pixels: Pixels, kq: Index, lanes: int) -> Sequence[TracedValue]:

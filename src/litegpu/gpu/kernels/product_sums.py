@@ -13,7 +13,7 @@ from litegpu.gpu.kernels.blocking import ThreadTile, TilePlace, accumulate, tota
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.terms import ONES, sum_type
-from litegpu.gpu.lang import Kernel, TracedValue, i32, i32x4, u32
+from litegpu.gpu.lang import Array, Kernel, TracedValue, i32, i32x4, u32
 
 
 class ProductSums(Protocol):
@@ -32,6 +32,12 @@ class ProductSums(Protocol):
 
     def add(self, rows: Sequence[TracedValue], columns: Sequence[Sequence[TracedValue]], terms: int) -> None:
         """So many terms, up to four, for each row and each quad of columns."""
+
+    def parts(self) -> Array:
+        """As in Terms."""
+
+    def whole(self, total: TracedValue, q: Index) -> TracedValue:
+        """As in Terms."""
 
     def totals(self, place: TilePlace) -> list[TracedValue]:
         """The sums for row p and quad c of the tile, at p * tile.quads + c. Reached by the whole workgroup."""
@@ -68,6 +74,12 @@ class _Numbers:
             rows = [row - op.zero_point for row in rows]
             columns = [[lane - op.other_zero_point for lane in column] for column in columns]
         accumulate(self.k, self.sums, rows, columns, terms)
+
+    def parts(self) -> Array:
+        return self.sums
+
+    def whole(self, total: TracedValue, q: Index) -> TracedValue:
+        return total
 
     def totals(self, place: TilePlace) -> list[TracedValue]:
         return total_of_parts(self.k, self.tile, place.part, self.sums)
@@ -112,16 +124,23 @@ class _Bytes:
             for c, quad in enumerate(quads):
                 self.of_b[c] = k.dot4(quad, k.const(ONES, i32x4), self.of_b[c])
 
-    def totals(self, place: TilePlace) -> list[TracedValue]:
-        k, n, (a, b) = self.k, len(place.q), self.zeros
+    def parts(self) -> Array:
+        k, n, (a, b) = self.k, self.tile.quads, self.zeros
         for i in range(len(self.sums)):
             if self.of_a is not None:
                 self.sums[i] = self.sums[i] - k.splat(self.of_a[i // n] * b, 4)
             if self.of_b is not None:
                 self.sums[i] = self.sums[i] - self.of_b[i % n] * a
+        return self.sums
+
+    def whole(self, total: TracedValue, q: Index) -> TracedValue:
+        a, b = self.zeros
         terms = int(np.int64(self.count * a * b).astype(np.int32))
-        totals = total_of_parts(k, self.tile, place.part, self.sums)
-        return [total + terms for total in totals] if terms else totals
+        return total + terms if terms else total
+
+    def totals(self, place: TilePlace) -> list[TracedValue]:
+        totals = total_of_parts(self.k, self.tile, place.part, self.parts())
+        return [self.whole(total, 0) for total in totals]
 
 
 def exchanged(k: Kernel, words: Sequence[TracedValue]) -> list[TracedValue]:

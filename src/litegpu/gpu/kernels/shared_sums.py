@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from litegpu.gpu.kernels.access import Index, Operands, address, divide, open_sink, remainder
 from litegpu.gpu.kernels.blocking import Pixels, ThreadTile, TilePlace, both, store_tile
 from litegpu.gpu.kernels.context import KernelContext
-from litegpu.gpu.kernels.terms import Terms
 from litegpu.gpu.lang import Array, Kernel, Memory, TracedValue
 
 #: The pixels of the block of this number, of which the one of the second number is asked for: a `Pixels` of one.
 OnePixel = Callable[[TracedValue, Index], Pixels]
 
 
+class Sums(Protocol):
+    """Terms or ProductSums."""
+
+    def parts(self) -> Array: ...
+
+    def whole(self, total: TracedValue, q: Index) -> TracedValue: ...
+
+    def totals(self, place: TilePlace) -> list[TracedValue]: ...
+
+
 def store_terms(
-    ctx: KernelContext, k: Kernel, place: TilePlace, pixels: Pixels, one: OnePixel, terms: Terms, operands: Operands
+    ctx: KernelContext, k: Kernel, place: TilePlace, pixels: Pixels, one: OnePixel, terms: Sums, operands: Operands
 ) -> None:
     """Store what `terms` adds up at `pixels`, of which `one` gives each. Reached by the whole workgroup."""
-    if place.tile.parts == 1 or terms.bare is None or ctx.features.native:
+    if place.tile.parts == 1 or ctx.features.native:
         store_tile(k, open_sink(ctx, k, operands), place, pixels, terms.totals(place))
         return
-    tile, sums = place.tile, terms.bare
+    tile, sums = place.tile, terms.parts()
     shared = _spread(k, tile, place.part, sums)
     sink = open_sink(ctx, k, operands)
     slots, threads = tile.wide * tile.tall, tile.wide * tile.tall * tile.parts
@@ -39,7 +49,7 @@ def store_terms(
             found = one(block, divide(i, tile.quads))
             condition = both(inside, found.real[0])
             with k.If(True if condition is None else condition):
-                sink.store(*found.coordinates[0], q, total)
+                sink.store(*found.coordinates[0], q, terms.whole(total, q))
 
 
 def _spread(k: Kernel, tile: ThreadTile, part: TracedValue, sums: Array) -> Memory:

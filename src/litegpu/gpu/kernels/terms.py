@@ -21,7 +21,7 @@ from litegpu.gpu.graph import (
 from litegpu.gpu.kernels.access import Index, Operands, Source, address, is_last, open_source
 from litegpu.gpu.kernels.blocking import ThreadTile, TilePlace, Weights, accumulate, or_zero, total_of_parts, transposed
 from litegpu.gpu.kernels.context import KernelContext
-from litegpu.gpu.lang import Array, Kernel, TracedValue, Type, f32x4, i32, i32x4
+from litegpu.gpu.lang import Array, Kernel, Memory, TracedValue, Type, f32x4, i32, i32x4
 
 ONES = 0x01010101
 
@@ -37,9 +37,11 @@ class Terms(Protocol):
     def step(self) -> int:
         """Quads of inputs that are loaded and added at a time."""
 
-    @property
-    def bare(self) -> Array | None:
-        """This thread's part of the sums, at p * tile.quads + c, if totals() does no more than add these up."""
+    def parts(self) -> Array:
+        """This thread's part of the sums, at p * tile.quads + c, of which whole() makes results when all are added."""
+
+    def whole(self, total: TracedValue, q: Index) -> TracedValue:
+        """The op's result where the parts of a sum for quad `q` of outputs add up to `total`."""
 
     def begin(self) -> None:
         """Set the sums to zero."""
@@ -88,9 +90,11 @@ class _Floats:
         self.source = open_source(ctx, k, ctx.node.inputs[0], operands)
         self.lanes = min(ctx.value(ctx.node.inputs[1]).shape[3], 4)
 
-    @property
-    def bare(self) -> Array:
+    def parts(self) -> Array:
         return self.sums
+
+    def whole(self, total: TracedValue, q: Index) -> TracedValue:
+        return total
 
     def begin(self) -> None:
         self.sums: Array = self.k.array(self.tile.pixels * self.tile.quads, self.k.const(0.0, f32x4))
@@ -162,10 +166,6 @@ class _Integers:
         grouped = isinstance(op, IntegerConv2D) and op.groups > 1
         self.step = 4 if self.source.has_words and not self.of_some and not grouped else 1
 
-    @property
-    def bare(self) -> None:
-        return None
-
     def begin(self) -> None:
         k, tile = self.k, self.tile
         self.sums: Array = k.array(tile.pixels * tile.quads, k.const(0, i32x4))
@@ -199,8 +199,8 @@ class _Integers:
             for c, column in enumerate(columns):
                 self.sums[p * n + c] = k.dot4(k.splat(row, 4), column, self.sums[p * n + c])
 
-    def totals(self, place: TilePlace) -> list[TracedValue]:
-        k, n = self.k, len(place.q)
+    def parts(self) -> Array:
+        k, n = self.k, self.tile.quads
         if self.of_data is not None:
             for p in range(self.tile.pixels):
                 less = k.splat(self.of_data[p] * self.op.weights_zero_point, 4)
@@ -209,15 +209,30 @@ class _Integers:
         if self.met is not None:
             for i in range(len(self.sums)):
                 self.sums[i] = self.sums[i] - self.met[i % n]
-        totals = total_of_parts(k, self.tile, place.part, self.sums)
-        if not self.zero or self.met is not None:
+        return self.sums
+
+    def whole(self, total: TracedValue, q: Index) -> TracedValue:
+        offsets = self._offsets()
+        return total if offsets is None else total + offsets[q]
+
+    def totals(self, place: TilePlace) -> list[TracedValue]:
+        totals = total_of_parts(self.k, self.tile, place.part, self.parts())
+        memory = self._offsets()
+        if memory is None:
             return totals
-        count = self.kh * self.kw * self.inputs
-        terms = count * self.zero * self.op.weights_zero_point - self.zero * self.of_weights
-        self.operands["offsets"] = terms.astype(np.int32)
-        memory = k.buffer("offsets", i32x4, self.quads, access="read")
         offsets = [memory[q] for q in place.q]
-        return [total + offsets[i % n] for i, total in enumerate(totals)]
+        return [total + offsets[i % len(offsets)] for i, total in enumerate(totals)]
+
+    def _offsets(self) -> Memory | None:
+        """What is added to the sums of each quad of outputs."""
+        if not self.zero or self.met is not None:
+            return None
+        if "offsets" not in self.operands:
+            count = self.kh * self.kw * self.inputs
+            terms = count * self.zero * self.op.weights_zero_point - self.zero * self.of_weights
+            self.operands["offsets"] = terms.astype(np.int32)
+            self.offsets = self.k.buffer("offsets", i32x4, self.quads, access="read")
+        return self.offsets
 
     def _ones(self, iq: Index) -> TracedValue:
         """A word with ones for the channels of quad `iq` that there are."""
