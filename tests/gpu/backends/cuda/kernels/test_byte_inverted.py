@@ -17,6 +17,7 @@ from litegpu.gpu.graph import (
     Apply,
     Arg,
     DType,
+    Elementwise,
     Expr,
     Graph,
     GraphBuilder,
@@ -211,6 +212,21 @@ def test_joined_only_what_the_kernel_computes() -> None:
     taps = values[alone.nodes[0].inputs[1]]
     values[taps.id] = dataclasses.replace(taps, data=np.full(taps.shape, 128, np.int32))  # no signed byte
     assert joined(dataclasses.replace(alone, values=values)) == ["IntegerDepthwiseConv2D"]
+
+
+def test_what_is_read_by_no_convolution_alone_is_not_joined() -> None:
+    """What reads the window is elementwise, and has operands but no inputs."""
+    graph, x = whole_network((1, 5, 6, 32), 32, IntegerDepthwiseConv2D(padding=(1, 1)), expands=False)
+    builder = GraphBuilder(dict(graph.values), list(graph.nodes))
+    (made,) = graph.outputs
+    more = builder.constant(np.arange(3, dtype=np.int32).reshape(3, 1, 1, 1))
+    compared = builder.value((3, 5, 6, 32), DType.BOOL)
+    builder.node(Elementwise(), (), compared, apply("lt", Arg(0), Arg(1)), [made, more])
+    graph = builder.graph(graph.inputs, [compared])
+    for half in (False, True):
+        optimised = optimise(graph, CUDA, half=half)
+        assert "IntegerDepthwiseConv2D" in [type(n.op).__name__ for n in optimised.nodes]
+        np.testing.assert_array_equal(evaluate_graph(optimised, [x])[0], evaluate_graph(graph, [x])[0])
 
 
 def test_joined_only_where_it_is_quicker(monkeypatch) -> None:
