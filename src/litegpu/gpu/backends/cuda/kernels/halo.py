@@ -294,7 +294,7 @@ def _suits(tile: HaloTile, layer: Layer) -> bool:
         and (tile.rows == 64 or plan.tiles > 1)
         and tile.rows % (64 * layer.side) == 0
         and (plan.run > 0 or layer.side == 1 or tile.split > 1)
-        and (tile.split == 1 or chunks % (tile.split * tile.chunks) == 0)
+        and (tile.split == 1 or (layer.half and chunks % (tile.split * tile.chunks) == 0))  # bytes: not measured
         and plan.fits()
     )
 
