@@ -19,7 +19,7 @@ from litegpu.gpu.backends.cuda.kernels.specialized import SpecializedTile
 from litegpu.gpu.backends.cuda.passes import pooled as joining
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Expr, Graph, GraphBuilder, Pool2D, PooledConv2D, apply
+from litegpu.gpu.graph import RESULT, Arg, Concat, Conv2D, DType, Expr, Graph, GraphBuilder, Pool2D, PooledConv2D, apply
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes import optimise
 from litegpu.gpu.view import padded
@@ -209,6 +209,21 @@ def test_joined_only_where_a_kernel_is(always) -> None:
     assert joined(network((1, 8, 8, 12), (16, 3, 3, 12))[0]) == 0
     for pool in (Pool2D("max", (3, 3), (2, 2)), Pool2D("average", (2, 2), (2, 2)), Pool2D("max", (2, 2), (1, 1))):
         assert joined(network(*case, pool=pool, odd=1)[0]) == 0
+
+
+def test_not_where_the_input_lies_between_odd_channels(always) -> None:
+    """It is a part of what joins it with three more."""
+    for more, count in ((3, 0), (8, 1)):
+        builder = GraphBuilder()
+        x, other = builder.value((1, 8, 8, 16), DType.FLOAT32), builder.value((1, 8, 8, more), DType.FLOAT32)
+        inner, wide = builder.value((1, 8, 8, 16), DType.FLOAT32), builder.value((1, 8, 8, 16 + more), DType.FLOAT32)
+        sums, out = builder.value((1, 8, 8, 16), DType.FLOAT32), builder.value((1, 4, 4, 16), DType.FLOAT32)
+        eye = builder.constant(np.eye(16, dtype=np.float32).reshape(16, 1, 1, 16))
+        builder.node(Conv2D(), [x, eye], inner)
+        builder.node(Concat(3), [inner, other], wide)
+        builder.node(SAME, [inner, builder.constant(np.ones((16, 3, 3, 16), np.float32))], sums)
+        builder.node(MAX, [sums], out)
+        assert joined(builder.graph([x, other], [out, wide])) == count
 
 
 def test_joined_only_where_it_pays() -> None:

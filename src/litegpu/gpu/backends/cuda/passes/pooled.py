@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.pooled import SIDE, gain, layer_of
@@ -45,7 +47,7 @@ def join_pooled(graph: Graph, features: Features) -> Graph:
         before = producer.get(node.inputs[0]) if node.op == _POOL else None
         if before is None or consumers[before.output] != [node] or before.output in graph.outputs:
             continue
-        if _pools(node, graph) and _can(before, producer, graph) and _pays(before, node, graph, features):
+        if _pools(node, graph) and _can(before, producer, consumers, graph) and _pays(before, node, graph, features):
             pooled[node.output] = before
     decided = values_decided_on(graph) if pooled else {}
     pooled = {v: before for v, before in pooled.items() if before.inputs[0] not in decided}
@@ -70,7 +72,7 @@ def _pools(node: Node, graph: Graph) -> bool:
     return inside and node.epilogue == Arg(0) and x.dtype is y.dtype is DType.FLOAT32
 
 
-def _can(node: Node, producer: dict[int, Node], graph: Graph) -> bool:
+def _can(node: Node, producer: dict[int, Node], consumers: Mapping[int, Sequence[Node]], graph: Graph) -> bool:
     """Whether there is a kernel for the convolution, of an input that lies as it reads it, and an epilogue that keeps
     the order of the sums."""
     op, values = node.op, graph.values
@@ -80,7 +82,8 @@ def _can(node: Node, producer: dict[int, Node], graph: Graph) -> bool:
     source = producer.get(x.id)
     if source is None or isinstance(source.op, (Copy, Reduce)) or x.id in graph.outputs:
         return False
-    joined = source.inputs if isinstance(source.op, Concat) else (x.id,)
+    joins = [source, *consumers[x.id]]  # whose values lie side by side
+    joined = [x.id, *(v for n in joins if isinstance(n.op, Concat) for v in n.inputs)]
     return (
         weights is not None
         and bool(np.all(np.abs(weights) <= np.finfo(np.float16).max))
