@@ -14,6 +14,7 @@ from litegpu.gpu.backends.cuda.kernels.byte_depthwise import PIXELS, ranked, sha
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Graph, GraphBuilder, IntegerDepthwiseConv2D, apply
+from litegpu.gpu.lang.features import Features
 from litegpu.gpu.view import padded
 
 #: Shape, taps, op.
@@ -84,3 +85,12 @@ def test_sharing() -> None:
     """Outputs whose taps are in the same four columns."""
     assert [sharing(layer_of((1, n))) for n in (1, 2, 3, 4)] == [4, 3, 2, 1]
     assert [sharing(layer_of((1, n), Conv2D((2, 2)))) for n in (1, 2, 3, 4)] == [2, 2, 1, 1]
+
+
+def test_taken_where_kernels_overlap() -> None:
+    graph, _ = network("3x3", DType.INT8)
+    names = []
+    for capability in (90, 80):
+        features = Features(float16=True, native="cuda", capability=capability, compute_units=132)
+        names += [k.name for k in build_program(graph, features, "cuda", half=True).kernels]
+    assert names == ["byte_depthwise", "blocked_depthwise"]

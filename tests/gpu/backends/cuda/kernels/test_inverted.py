@@ -160,6 +160,16 @@ def test_blocks(device, monkeypatch, outputs: int) -> None:
 
 
 @pytest.mark.cuda
+def test_each_workgroup_has_its_own_channels(device, monkeypatch) -> None:
+    """Weights of a deep expansion are in registers before the input is awaited."""
+    graph, x = network((1, 7, 7, 160), 320, DepthwiseConv2D(padding=(1, 1)))
+    usual = inverted_cost.ranked
+    one_slice = lambda *args: [b for b in usual(*args) if b.slice * b.parts >= 320][:1]  # noqa: E731
+    monkeypatch.setattr(inverted, "ranked", one_slice)
+    check(device, graph, x)
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("act", ["relu6", "swish"])
 @pytest.mark.parametrize("outputs", [0, 16])
 def test_nan_stays_in_its_window(device, act: str, outputs: int) -> None:
@@ -210,7 +220,8 @@ def test_joined_only_where_it_is_quicker(monkeypatch) -> None:
 
     assert kinds(64, 56, 24, 144, 24) == ["InvertedConv2D"]
     assert kinds(64, 56, 24, 144, 0) == ["Conv2D", "DepthwiseConv2D"]  # whose results are as large
-    assert kinds(1, 56, 24, 144, 24) == ["Conv2D", "DepthwiseConv2D", "Conv2D"]
+    assert kinds(1, 56, 24, 144, 24) == ["InvertedConv2D", "Conv2D"]  # of kernels that overlap
+    assert kinds(1, 14, 112, 672, 0, "swish") == ["Conv2D", "DepthwiseConv2D"]
     assert kinds(64, 7, 160, 960, 160) == ["Conv2D", "DepthwiseConv2D", "Conv2D"]
     assert kinds(64, 14, 112, 672, 0, "swish") == ["Conv2D", "DepthwiseConv2D"]
 

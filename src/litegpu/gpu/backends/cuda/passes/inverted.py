@@ -12,6 +12,7 @@ from litegpu.gpu.backends.cuda.kernels.biased import without_bias
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape, cost, effort, ranked
 from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
+from litegpu.gpu.backends.cuda.overlap import SHARED_BYTES
 from litegpu.gpu.backends.cuda.passes import inverted_integer
 from litegpu.gpu.backends.cuda.passes.separable import can_join
 from litegpu.gpu.graph import (
@@ -36,6 +37,12 @@ GAIN, BYTES_GAIN = 0.85, 0.93
 #: A kernel apart takes so many microseconds at least; so many bytes that one has written are still in the second cache
 #: when the next one reads them.
 START, CACHE = 1.3, 30e6
+#: What a depthwise kernel and one of points take in microseconds where kernels overlap, and what each byte that they
+#: read or write adds, and each channel of the latter's inputs; what a joint kernel takes less there than alone. (One
+#: H200, MobileNet v2 at batch 1.)
+WAITING, WAITING_BYTE, WAITING_CHANNEL, AHEAD = (1.0, 1.15), 0.38e-6, 0.0025, 0.45
+#: Channels of the input up to which that is known.
+WAITING_INPUTS = 160
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,7 @@ def join_inverted(graph: Graph, features: Features, half: bool) -> Graph:
             before = producer.get(first.inputs[0]) if first.inputs else None  # a sum reads operands alone
             depthwise = before is not None and isinstance(before.op, (DepthwiseConv2D, IntegerDepthwiseConv2D))
             belongs = before is not None and depthwise and len(consumers[before.output]) == 1  # see separable.py
+            belongs = belongs and not (features.capability == WARPGROUP_CAPABILITY and will_overlap(graph))
             some = [first, node] if not belongs and widens(first, node, graph) else some
         readers = consumers[node.output]
         last = readers[0] if len(readers) == 1 and projects(node, readers[0], graph) else None
@@ -150,10 +158,10 @@ def _is_half(graph: Graph, weights: int) -> bool:
 
 def _quickest(graph: Graph, some: list[Node], last: Node | None, features: Features) -> list[Node]:
     """Those of the nodes that are best joined, perhaps none. `some`: the depthwise one and perhaps, in front, the one
-    that widens. None of bytes where kernels overlap, and take little more for three than for one."""
+    that widens."""
     of_bytes = isinstance(some[-1].op, IntegerDepthwiseConv2D)
-    if of_bytes and features.capability == WARPGROUP_CAPABILITY and will_overlap(graph):
-        return []
+    if features.capability == WARPGROUP_CAPABILITY and will_overlap(graph):
+        return [] if of_bytes or len(some) == 1 else _quickest_where_kernels_overlap(graph, some, features)
     gain = BYTES_GAIN if of_bytes else GAIN
     whole = [*some, last] if last else some
     ways: list[tuple[float, list[Node]]] = [(_apart(graph, whole), [])]
@@ -166,11 +174,33 @@ def _quickest(graph: Graph, some: list[Node], last: Node | None, features: Featu
     return min(ways, key=lambda way: way[0])[1]
 
 
+def _quickest_where_kernels_overlap(graph: Graph, two: list[Node], features: Features) -> list[Node]:
+    """The nodes, or none. All kernels wait for the one in front of them, so a joint one takes less than alone, having
+    loaded its weights before."""
+    shape = _shape(graph, two)
+    blocks = ranked(shape, features.capability, features.compute_units)
+    if not blocks or blocks[0].shared_bytes(shape) > SHARED_BYTES - (1 << 10) or shape.inputs > WAITING_INPUTS:
+        return []
+    values, apart = graph.values, 0.0
+    for node in two:
+        size = 2 * sum(math.prod(values[v].shape) for v in (node.inputs[0], node.output))
+        points = isinstance(node.op, Conv2D)
+        apart += WAITING[points] + size * WAITING_BYTE + WAITING_CHANNEL * points * values[node.inputs[0]].shape[3]
+    return two if cost(shape, blocks[0], features.compute_units) - AHEAD < apart else []
+
+
 def _joint(graph: Graph, nodes: list[Node], features: Features) -> float:
     """Estimated microseconds of the nodes in one kernel; infinite if there is none."""
-    values = graph.values
     if isinstance(nodes[-1].op, (IntegerConv2D, IntegerDepthwiseConv2D)):
         return _joint_bytes(graph, nodes, features)
+    shape = _shape(graph, nodes)
+    blocks = ranked(shape, features.capability, features.compute_units)
+    return cost(shape, blocks[0], features.compute_units) if blocks else math.inf
+
+
+def _shape(graph: Graph, nodes: list[Node]) -> InvertedShape:
+    """Of nodes that compute halves, as one."""
+    values = graph.values
     first, depthwise, *last = nodes
     inputs = [first.inputs[0], first.inputs[1], first.inputs[1], depthwise.inputs[1]]
     shapes = [values[v].shape for v in (*inputs, *((last[0].inputs[1],) * 2 if last else ()))]
@@ -178,9 +208,7 @@ def _joint(graph: Graph, nodes: list[Node], features: Features) -> float:
     found = activation(first, graph), activation(depthwise, graph)
     expanded, middle = (RESULT if a is None else a.expr for a in found)
     efforts = effort(expanded), effort(middle)
-    shape = InvertedShape.of(depthwise.op.stride, efforts, shapes, values[nodes[-1].output].shape)
-    blocks = ranked(shape, features.capability, features.compute_units)
-    return cost(shape, blocks[0], features.compute_units) if blocks else math.inf
+    return InvertedShape.of(depthwise.op.stride, efforts, shapes, values[nodes[-1].output].shape)
 
 
 def _joint_bytes(graph: Graph, nodes: list[Node], features: Features) -> float:
