@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from litegpu import Interpreter
@@ -10,6 +11,7 @@ from litegpu.gpu.build import build_program
 from litegpu.gpu.delegate.delegate import GpuDelegate
 from litegpu.gpu.delegate.fused import USUAL, fused
 from litegpu.gpu.lower import lower_partition
+from litegpu.model import ModelBuilder, TensorType
 from litegpu.zoo import build_model
 
 
@@ -39,3 +41,16 @@ def test_float16_halves_the_bytes_and_has_risks() -> None:
     assert sum(n.bytes for n in half.nodes) == pytest.approx(sum(n.bytes for n in whole.nodes) / 2, rel=0.02)
     assert whole.risks == half.risks and all("exponentials" in reason for reason in half.risks.values())
     assert half.risks, "the logits that softmax reads"
+
+
+def test_risks_are_of_the_models_own_tensors() -> None:
+    """Lowering has further ones, for the words of INT64: they have no names to be told by."""
+    b = ModelBuilder()
+    x = b.input("x", (4, 4), TensorType.INT64)
+    y = b.op("CAST", [b.op("MUL", [x, x], (4, 4), type=TensorType.INT64)], (4, 4), type=TensorType.FLOAT32)
+    weights = b.constant(np.ones((3, 4), np.float32))
+    b.output(b.op("FULLY_CONNECTED", [y, weights, None], (4, 3)))
+    part = partition(b.build())
+    found = fused(part)
+    assert len(part.nodes) == 3 and found.risks
+    assert all(t < len(part.subgraph.tensors) for t in found.risks)

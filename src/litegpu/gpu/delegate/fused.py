@@ -63,8 +63,9 @@ def fused(partition: Partition, features: Features = USUAL, *, half: bool = Fals
         moves = isinstance(node.op, Copy)
         elementwise = isinstance(node.op, Elementwise)
         nodes.append(FusedNode(type(node.op).__name__, node.sources, cost.flops, cost.bytes, moves, elementwise))
+    known = range(len(partition.subgraph.tensors))  # lowering has further ones, such as words of INT64
     tensors = {v: optimised.values[v].tensor for v in exact}
-    risks = {tensor: reason for v, reason in exact.items() if (tensor := tensors[v]) is not None}
+    risks = {tensor: reason for v, reason in exact.items() if (tensor := tensors[v]) is not None and tensor in known}
     return FusedPartition(tuple(nodes), risks)
 
 
