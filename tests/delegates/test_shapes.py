@@ -503,3 +503,28 @@ def test_samples_are_as_many_as_a_constant_says() -> None:
     interpreter.set_tensor(interpreter.get_input_details()[0]["index"], np.zeros((2, 5), np.float32))
     interpreter.invoke()
     assert interpreter.get_tensor(interpreter.get_output_details()[0]["index"]).shape == (2, 7)
+
+
+@pytest.mark.parametrize("declared", [(), (1,), (1, 1), (1, 1, 1, 1, 1), (7,)])
+@pytest.mark.parametrize("shapes", [((1,), (1, 1)), ((), (1,)), ((1, 1, 1, 1, 1), (1, 1, 1, 1, 1))])
+@pytest.mark.parametrize("op", ["SELECT", "SELECT_V2"])
+def test_a_choice_of_one_element_keeps_the_shape_in_the_file(
+    op: str, shapes: tuple[tuple[int, ...], tuple[int, ...]], declared: tuple[int, ...]
+) -> None:
+    condition, operand = shapes
+    model = ModelBuilder()
+    tensors = [model.input("p", condition, TensorType.BOOL), model.input("x", operand), model.input("y", operand)]
+    model.output(model.op(op, tensors, declared, type=TensorType.FLOAT32))
+    arrays = [np.ones(condition, np.bool_), np.full(operand, 2, np.float32), np.full(operand, 3, np.float32)]
+    delegate = litegpu.GpuDelegate(backend="reference", max_delegated_partitions=0)
+    mine = litegpu.Interpreter(model_content=model.build(), experimental_delegates=[delegate])
+    theirs = OfficialInterpreter(model_content=model.build(), experimental_op_resolver_type=PLAIN)
+    found = []
+    for interpreter in (mine, theirs):
+        interpreter.allocate_tensors()
+        for detail, array in zip(interpreter.get_input_details(), arrays, strict=True):
+            interpreter.set_tensor(detail["index"], array)
+        interpreter.invoke()
+        found.append(interpreter.get_tensor(interpreter.get_output_details()[0]["index"]))
+    assert mine.delegation_report().fully_delegated
+    np.testing.assert_array_equal(found[0], found[1], strict=True)

@@ -222,7 +222,8 @@ GROUP = 3
 
 @lowers("SELECT_V2")
 def select_v2(ctx: OpContext) -> None:
-    check_broadcast(ctx, 3)
+    if not _is_single(ctx):
+        check_broadcast(ctx, 3)
     _select(ctx, ctx.value(0))
 
 
@@ -230,7 +231,8 @@ def select_v2(ctx: OpContext) -> None:
 def select(ctx: OpContext) -> None:
     condition, shape = ctx.shape(0), ctx.shape(1)
     ctx.require(ctx.shape(2) == shape, f"operands of shapes {list(shape)} and {list(ctx.shape(2))} differ")
-    ctx.check_shape(shape)
+    if not _is_single(ctx):
+        ctx.check_shape(shape)
     value = ctx.value(0)
     if condition != shape and math.prod(condition) != 1:
         ctx.require(
@@ -240,6 +242,11 @@ def select(ctx: OpContext) -> None:
         rows = bhwc((condition[0], *(1 for _ in shape[1:])))
         value = ctx.copy(value, [Reshape(bhwc(condition), rows)], ctx.intermediate(rows, DType.BOOL))
     _select(ctx, value)
+
+
+def _is_single(ctx: OpContext) -> bool:
+    """Whether all are one element, of which the result has any shape."""
+    return all(math.prod(shape) == 1 for shape in (ctx.output.shape, *(ctx.shape(i) for i in range(3))))
 
 
 def _select(ctx: OpContext, condition: int) -> None:

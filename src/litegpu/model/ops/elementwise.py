@@ -38,7 +38,17 @@ def _prelu_shape(node: ShapeNode) -> list[Shape]:
 def _select_shape(node: ShapeNode) -> list[Shape]:
     condition, x, y = (node.shape(i) for i in range(3))
     node.require(x == y and (condition in (x, ()) or condition == x[:1]))
-    return [x]
+    return _of_one_element(node) or [x]
+
+
+def _select_v2_shape(node: ShapeNode) -> list[Shape]:
+    return _of_one_element(node) or broadcast_shape(node)
+
+
+def _of_one_element(node: ShapeNode) -> list[Shape]:
+    """The kernels of SELECT leave a result of one element the shape that it has in the file."""
+    single = all(math.prod(node.shape(i)) == 1 for i in range(3)) and math.prod(node.declared) == 1
+    return [node.declared] if single else []
 
 
 def _broadcast_estimate(node: ShapeNode) -> Shape:
@@ -273,7 +283,7 @@ OPS = (
             notes="condition of the operands' shape, a scalar, or of rank 1 for axis 0"),
     ),
     Op(
-        "SELECT_V2", "p a:any b:any -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
+        "SELECT_V2", "p a:any b:any -> .", shape=_select_v2_shape, batch=broadcast_rows, repeating=EACH, folds="values",
         passes_strings=True, makes_like=1, moves="elements",
         gpu=Gpu(2, inputs=(BOOL, ANY, ANY), outputs=ANY, counts=3, joins="broadcast", quanta="reads", exact=True,
             notes="broadcasting of all three"),
