@@ -5,12 +5,14 @@
 Three ways: `interpreters`, each thread has one of a network of a few microseconds (cuda_measure.small_model), with one
 delegate for all; `model`, the same through one LoadedModel; `mobilenet`, mobilenet_v1 through one LoadedModel. Says
 beside each rate how often an inference lost the processor by its own will, which is what waiting for Python's lock
-looks like, and its CPU time in microseconds. Every result is compared.
+looks like, and its CPU time in microseconds. Every result is compared. One thread alone differs by a third from one
+moment to the next on some machines: numbers of threads that occur more than once (--threads 1 16 1 16 1) have medians.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import threading
 import time
@@ -47,11 +49,16 @@ def main() -> int:
         content = small_model() if way != "mobilenet" else find_models([args.model])[0].read_bytes()
         works, close, slots = opened(way, content, args.device, max(args.threads))
         first = 0.0
+        rates: dict[int, list[float]] = {}
         for count in args.threads:
             rate, text, mistakes = measured([works[i % len(works)] for i in range(count)], args.seconds)
             first = first or rate
+            rates.setdefault(count, []).append(rate)
             wrong += mistakes
             print(f"{way:<13} {count:2d} threads {rate:9.0f}/s, {rate / first:5.2f} times{text}{slots()}", flush=True)
+        if len(rates) < len(args.threads):
+            medians = {count: statistics.median(found) for count, found in rates.items()}
+            print(f"{way:<13} medians: " + ", ".join(f"{n} threads {rate:.0f}/s" for n, rate in medians.items()))
         close()
     if wrong:
         print(f"{wrong} results were wrong")
