@@ -130,7 +130,7 @@ OPS = (
     Op(
         "FILL", "shape{8}:int32|int64 x:any -> .", shape=_fill_shape, sizes_from=0,
         repeating=Repeating(sizes=_repeats_fill), folds="values", passes_strings=True, makes_like=1, moves="elements",
-        without="its sizes are constants", gpu=Gpu(4, inputs=(STATIC, ANY), outputs=ANY, counts=2, quantized=False,
+        without="its sizes are constants", gpu=Gpu(5, inputs=(STATIC, ANY), outputs=ANY, counts=2, quantized=False,
             notes="constant sizes"),
     ),
     Op(

@@ -128,14 +128,14 @@ OPS = (
     Op(
         "DYNAMIC_UPDATE_SLICE", "x u at{8}:int32|int64 -> .", shape=same_shape, moves="elements",
         without="it puts a part into a whole, at one place for all of a batch",
-        gpu=Gpu(4, inputs=(ANY, ANY, INT32), outputs=ANY, counts=3, quanta="linear", grids="moved", ranks=(1, MAX_RANK),
+        gpu=Gpu(6, inputs=(ANY, ANY, INT32), outputs=ANY, counts=3, quanta="linear", grids="moved", ranks=(1, MAX_RANK),
             notes="constant or runtime places"),
     ),
     Op(
         "EMBEDDING_LOOKUP", "at:int32 x:float32|float16|uint8|int8|int4|int2|int16|int32 -> .", shape=_embedding_shape,
         batch=_lookup_batch, repeating=Repeating(0, _same_place), hazard=_embedding_hazard, has_weights=True,
         makes_like=1, moves="elements",
-        gpu=Gpu(4, inputs=(INT32, ANY), outputs=ANY, counts=2, notes="a number out of range gives 0"),
+        gpu=Gpu(5, inputs=(INT32, ANY), outputs=ANY, counts=2, notes="a number out of range gives 0"),
     ),
     Op(
         "EMBEDDING_LOOKUP_SPARSE", "at:int32 indices:int32 shape{8}:int32 weights:float32 x:float32 -> .:float32",
@@ -151,7 +151,7 @@ OPS = (
     Op(
         "GATHER_ND", "x:any at -> .", shape=_gather_nd_shape, batch=_lookup_batch, repeating=Repeating(1, _same_place),
         folds="values", passes_strings=True, moves="elements", by_rows="second",
-        gpu=Gpu(5, inputs=(ANY, INT32), counts=2, quanta="linear", grids="moved", small=INT16,
+        gpu=Gpu(6, inputs=(ANY, INT32), counts=2, quanta="linear", grids="moved", small=INT16,
             notes="constant or runtime indices; of runtime indices only the row-major place that they give has "
             "to exist"),
     ),

@@ -252,7 +252,7 @@ OPS = (
         "BROADCAST_TO", "x:any shape{8}:int32|int64 -> .", shape=_broadcast_to_shape, batch=_broadcast_to_batch,
         repeating=Repeating(sizes=_repeats_broadcast), folds="values", passes_strings=True, version=_second_version,
         moves="elements",
-        gpu=Gpu(3, inputs=(ANY, STATIC), counts=2, quanta="linear", grids="moved", notes="constant shape"),
+        gpu=Gpu(4, inputs=(ANY, STATIC), counts=2, quanta="linear", grids="moved", notes="constant shape"),
     ),
     Op(
         "CONCATENATION", "x+:any -> .", shape=_concatenation_shape, batch=_concatenation_batch, repeating=EACH,

@@ -104,7 +104,7 @@ OPS = (
     Op(
         "REVERSE_V2", "x axes{8}:int32 -> .", shape=same_shape, batch=along("reverses"), hazard=_reverse_hazard,
         shape_hazard=_nothing_hazard, folds="values", moves="elements",
-        gpu=Gpu(3, inputs=(ANY, STATIC), counts=2, quanta="linear", grids="moved", notes="constant axes"),
+        gpu=Gpu(4, inputs=(ANY, STATIC), counts=2, quanta="linear", grids="moved", notes="constant axes"),
     ),
     Op(
         "TOPK_V2", "x k{1}:int32|int16 -> . .", shape=_top_shape, batch=last_axis,
@@ -120,7 +120,7 @@ OPS = (
     Op(
         "WHERE", "x -> .", makes=TensorType.INT64, moves="elements", bound=_where_bound,
         without="the data decide how many rows its result has",
-        gpu=Gpu(1, inputs=(ANY,), outputs=INTEGERS, ranks=(1, MAX_RANK), quantized=False, span=numbered,
+        gpu=Gpu(2, inputs=(ANY,), outputs=INTEGERS, ranks=(1, MAX_RANK), quantized=False, span=numbered,
             notes=_BOUNDED),
     ),
 )
