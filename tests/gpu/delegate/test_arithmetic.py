@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ from ai_edge_litert.interpreter import OpResolverType
 from litegpu import GpuDelegate, GpuDelegateOptions
 from litegpu.delegates.protocol import Partition
 from litegpu.errors import OptionError
+from litegpu.gpu.backends import registry
 from litegpu.gpu.delegate.arithmetic import choose
 from litegpu.gpu.kernels import native
 from litegpu.gpu.lang.features import Features
-from litegpu.model import read_model
+from litegpu.model import read_model, with_batch
 from litegpu.model.builder import ModelBuilder, quantized
 from litegpu.model.types import TensorType
 
@@ -78,6 +80,42 @@ def test_auto_stays_with_floats_where_weights_have_a_zero_point(monkeypatch: pyt
     features = Features(byte_products=True, native="x")
     assert choose("auto", partition(layer()), features, True).integer
     assert not choose("auto", partition(layer(weights_zero_point=3)), features, True).integer
+
+
+def test_auto_stays_with_floats_where_products_are_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are no native kernels for them either."""
+    monkeypatch.setattr(native, "of", lambda features: Own(True))
+    monkeypatch.setattr(Own, "multiplies_bytes", lambda *_: True)
+    features = Features(byte_products=True, native="x")
+    for groups, integer in ((1, True), (2, False)):
+        m = ModelBuilder()
+        x = m.input("x", (1, 3, 3, 8), INT8, quantization=quantized(0.1, 0))
+        w = m.constant(np.full((8, 1, 1, 8 // groups), 9, np.int8), "w", quantization=quantized(0.01, 0))
+        y = m.tensor((1, 3, 3, 8), INT8, "y", quantization=quantized(0.1, 0))
+        m.node("CONV_2D", [x, w, None], [y], dict(stride_h=1, stride_w=1, padding="VALID"))
+        m.output(y)
+        assert choose("auto", partition(m.build()), features, True).integer == integer
+
+
+#: Whether whole numbers were faster on an H200 at batch 1 and 64.
+MEASURED = {
+    "mobilenet_v1_1.0_224_random_int8": (True, True),
+    "posenet_mobilenet_v1_100_257_int8": (True, True),
+    "pretrainedResnet_quant": (True, True),
+    "vww_96_int8": (False, False),
+    "kws_ref_model": (False, False),
+    "mobilenet_v2_1.0_224_quant": (False, False),
+    "mobilenet_v1_0.75_192_quant": (False, False),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_auto_takes_what_was_faster(name: str, models_dir: Path) -> None:
+    registry.of_language("cuda")
+    features = Features(float16=True, native="cuda", capability=90, compute_units=132, byte_products=True)
+    model = read_model((models_dir / f"{name}.tflite").read_bytes())
+    for batch, integer in zip((1, 64), MEASURED[name], strict=True):
+        assert choose("auto", partition(bytes(with_batch(model, batch).content)), features, True).integer == integer
 
 
 def test_auto_stays_with_floats_where_an_op_is_not_known() -> None:

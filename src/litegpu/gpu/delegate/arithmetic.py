@@ -85,18 +85,19 @@ def _products(partition: Partition) -> float:
 def _cost_of_bytes(features: Features, partition: Partition) -> float:
     own, tensors = native.of(features), partition.subgraph.tensors
     elements = sum(math.prod(tensors[t].shape) for o in partition.nodes for t in o.outputs if t >= 0)
-    symmetric = not any(_weights_have_zero_points(partition.subgraph, o) for o in partition.nodes)
-    if own is not None and symmetric and own.multiplies_bytes(features, _products(partition), elements):
+    known = not any(_has_no_native_kernel(partition.subgraph, o) for o in partition.nodes)
+    if own is not None and known and own.multiplies_bytes(features, _products(partition), elements):
         return _BYTES_TENSOR
     return _BYTES_AT_ONCE if features.byte_products else _BYTES_SPELT_OUT
 
 
-def _weights_have_zero_points(subgraph: Subgraph, operator: Operator) -> bool:
-    """Of a product whose weights are other than signed bytes by a scale, as files of old have them: there are no native
-    kernels for these."""
+def _has_no_native_kernel(subgraph: Subgraph, operator: Operator) -> bool:
+    """Of a product in groups, or whose weights are other than signed bytes by a scale, as files of old have them."""
     if operator.name not in ("CONV_2D", "FULLY_CONNECTED"):
         return False
-    weights = subgraph.tensors[operator.inputs[1]]
+    given, weights = (subgraph.tensors[i] for i in operator.inputs[:2])
+    if operator.name == "CONV_2D" and given.shape[-1:] != weights.shape[-1:]:
+        return True
     if weights.type not in _BYTES or weights.quantization is None:
         return False
     return bool((weights.quantization.zero_points != (128 if weights.type is TensorType.UINT8 else 0)).any())

@@ -36,9 +36,11 @@ from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel
 from litegpu.gpu.lang.features import Features
 
 #: Multiplications for each element that is computed from which on whole numbers are faster than float16, and the same
-#: for large batches, of so many multiplications. (One H200: ResNet-50 takes 0.168 ms at batch 1, 0.178 in float16;
-#: MobileNet v1 0.060 and 0.053, but 0.31 and 0.57 at batch 64; MobileNet v2 0.45 and 0.62 there.)
-MANY_EACH, MANY_EACH_OF_MANY, MANY_PRODUCTS = 200, 30, 1e10
+#: for large batches, of so many multiplications. (One H200, whole numbers over float16 of the same file at batch 1 and
+#: 64: ResNet-50, 220 of them, 0.83 and 0.62; MobileNet v1, 113, 0.93 and 0.60; PoseNet, 116, 0.89 and 0.54; a small
+#: ResNet, 109, 0.90 and 0.76; MobileNet v3, 26, 0.99 and 0.78; EfficientNet B0, 16, 1.18 and 0.78; and of few
+#: multiplications in all, with 32 each 1.15 and 0.97, with 37 1.0 and 1.4.)
+MANY_EACH, MANY_EACH_OF_MANY, MANY_PRODUCTS = 60, 15, 1e10
 
 #: Keys up to which one kernel of the language takes no longer than native products.
 FEW_KEYS = 32

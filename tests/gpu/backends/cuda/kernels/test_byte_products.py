@@ -28,6 +28,7 @@ CASES = {
     "many pixels": ((3, 20, 20, 64), (72, 3, 3, 64), Conv2D(padding=(1, 1), zero_point=-128), DType.INT8),
     "one channel": ((1, 9, 9, 1), (8, 3, 3, 1), Conv2D(padding=(1, 1), zero_point=3), DType.UINT8),
 }
+HOPPER = Features(float16=True, native="cuda", capability=90, compute_units=132)
 #: One warp and more along each axis, shallow and deep steps, two to four stages.
 TILES = ("16x32x64-1x1x4-3", "32x32x64-2x2x1-2", "64x64x32-2x2x1-4", "128x64x64-4x2x1-3", "64x48x16-4x1x1-2")
 
@@ -75,6 +76,14 @@ def test_tiles(device: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     force(monkeypatch, name)
     graph, numbers = network("unsigned")
     check(device, built(graph, as_if(device.features, 89)), graph, numbers)
+
+
+def test_one_channel_is_gathered() -> None:
+    """Where the kernel of first layers would multiply four. (One H200: 49x10 to 64 outputs, batch 64, 9.9 us so.)"""
+    for channels in (1, 3):
+        graph, _ = layer_of_bytes((64, 49, 10, channels), (64, 10, 4, channels), Conv2D((2, 2)), DType.INT8)
+        names = {k.name for k in build_program(graph, HOPPER, "cuda", half=True).kernels}
+        assert ("byte_convolution" in names) == (channels == 1)
 
 
 def test_turing_has_smaller_tiles() -> None:

@@ -28,6 +28,8 @@ from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 #: An estimate, what launches the kernel, and by which tile or block.
 Option = tuple[float, Callable[..., Launch], object]
 
+#: Channels of an input of which stem.py, which pads them to four, loads and multiplies twice as many or more.
+FEW_CHANNELS = 2
 #: What first layers by warpgroup products take of their estimate where kernels overlap.
 WIDE = 0.8
 #: Rows up to which threads that share sums fill the device better than tiles of 64 rows.
@@ -59,7 +61,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     options += [(halo.cost(layer, tile, units), halo.launch, tile) for tile in halo.ranked(layer, capability, units)]
     staying = persistent.ranked(layer, capability, units)
     options += [(persistent.cost(layer, tile, units), persistent.launch, tile) for tile in staying]
-    if capability != WARPGROUP_CAPABILITY:
+    if capability != WARPGROUP_CAPABILITY or (not layer.vector and weights.shape[3] <= FEW_CHANNELS):
         options += by_warps(layer, capability, units)
     if not options:
         return None
