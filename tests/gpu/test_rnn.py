@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agreement import assert_keeps_alike, official, require_gpu, run
+from agreement import FLOAT32, assert_agrees, assert_keeps_alike, official, on_gpu, require_gpu, run
 
 from litegpu.gpu.lower import check_operator
 from litegpu.model.types import TensorType
@@ -163,3 +163,31 @@ def test_svdf_of_bytes_is_equal(rank: int, memory: int, bias: bool, arithmetic: 
     content, inputs = integer_svdf(rank, memory, bias)
     assert len(np.unique(run(official(content), inputs[0])[0])) > 4
     assert_keeps_alike(content, inputs, arithmetic=arithmetic)
+
+
+def test_filters_of_bytes_beside_floats() -> None:
+    """Version 4, whose inputs the CPU quantizes with a zero point: here the weights' real numbers alone count."""
+    require_gpu()
+
+    def model(hybrid: bool) -> bytes:
+        b, arrays = ModelBuilder(), np.random.default_rng(0)
+        x, state = b.input("x", (BATCH, DEPTH)), b.variable("state", (BATCH, 4 * UNITS))
+        stored, scale = arrays.integers(-127, 128, (UNITS, DEPTH)).astype(np.int8), np.float32(0.01)
+        taps, taps_scale = arrays.integers(-127, 128, (UNITS, 4)).astype(np.int8), np.float32(0.005)
+        if hybrid:
+            weights = (
+                b.constant(stored, quantization=quantized(0.01)),
+                b.constant(taps, quantization=quantized(0.005)),
+            )
+        else:
+            weights = b.constant(stored * scale), b.constant(taps * taps_scale)
+        options = dict(rank=1, fused_activation_function="NONE", asymmetric_quantize_inputs=hybrid)
+        made = b.op("SVDF", [x, *weights, None, state], (BATCH, UNITS), options, version=4 if hybrid else 1)
+        b.output(b.op("NEG", [made], (BATCH, UNITS)))
+        return b.build()
+
+    gpu, cpu = on_gpu(model(hybrid=True), max_delegated_partitions=0), official(model(hybrid=False))
+    assert gpu.delegation_report().fully_delegated, gpu.delegation_report().summary()
+    for seed in range(5):
+        x = [np.random.default_rng(seed).standard_normal((BATCH, DEPTH)).astype(np.float32)]
+        assert_agrees(run(gpu, x)[0], run(cpu, x)[0], FLOAT32)

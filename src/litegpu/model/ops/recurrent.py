@@ -184,7 +184,7 @@ OPS = (
         "SVDF", "x:float32|int8 w:float32|uint8|int8 t:float32|uint8|int8|int16 b~ s -> .", hazard=_svdf_hazard,
         work=_pair_work, multiplies=True, has_weights=True,
         shape=_svdf_shape, without=_STATES,
-        gpu=Gpu(3, inputs=(FLOAT, FLOAT, FLOAT, BIAS, FLOAT), counts=5, ranks=(2, 2),
+        gpu=Gpu(4, inputs=(FLOAT, FLOAT, FLOAT, BIAS, FLOAT), counts=5, ranks=(2, 2),
             notes="constant weights of filters; int8 in whole numbers, as on the CPU"),
     ),
     Op(
