@@ -27,6 +27,9 @@ TOOLS = ("memcheck", "racecheck")
 KERNELS = {
     "attention": ("attention", "vision or mask or nan"),
     "byte_depthwise": ("byte_depthwise", "test_cases and pixels1"),
+    "byte_matvec": ("byte_matvec", "test_cases"),
+    "byte_pool": ("pool", "test_cases"),
+    "byte_softmax": ("softmax", "lanes_begin or odd_lengths or (test_rows and (shape0 or shape7))"),
     "byte_convolution": ("byte_products", "test_tiles or (test_cases and (zero or four)) or turing"),
     "depthwise": ("depthwise", "test_whole or test_blocks or (test_windows and block1 and op1)"),
     "grouped": ("grouped", "infinite or (test_cases and 1x6x3)"),
