@@ -95,6 +95,7 @@ def check(device, graph: Graph, x: np.ndarray) -> None:
     ((2, 6, 5, 12), 40, 24, (2, 2), (5, 5)), ((1, 8, 11, 5), 21, 12, (1, 1), (3, 3)),
     ((1, 7, 7, 40), 96, 0, (1, 1), (5, 5)), ((1, 13, 12, 24), 144, 8, (2, 1), (2, 3)),
     ((1, 11, 16, 70), 150, 36, (1, 2), (3, 5)), ((1, 5, 7, 3), 17, 8, (3, 1), (1, 4)),
+    ((1, 9, 20, 16), 32, 16, (1, 1), (7, 1)),
 ])  # fmt: skip
 def test_inverted(device, shape, channels, outputs: int, stride, taps, dtype: DType) -> None:
     op = IntegerDepthwiseConv2D(stride, (1, 1), (taps[0] // 2, taps[1] // 2))
@@ -110,7 +111,7 @@ def test_inverted(device, shape, channels, outputs: int, stride, taps, dtype: DT
 @pytest.mark.parametrize("shape, outputs, stride, taps, padding", [
     ((2, 11, 12, 32), 16, (1, 1), (3, 3), (1, 1)), ((1, 10, 9, 20), 24, (2, 2), (3, 3), (0, 1)),
     ((1, 9, 9, 13), 12, (1, 1), (5, 5), (2, 2)), ((1, 6, 14, 72), 72, (2, 2), (3, 3), (1, 1)),
-    ((1, 7, 8, 8), 40, (1, 3), (4, 2), (3, 0)),
+    ((1, 7, 8, 8), 40, (3, 2), (4, 2), (3, 0)), ((1, 9, 18, 24), 8, (1, 2), (3, 7), (1, 3)),
 ])  # fmt: skip
 def test_separable(device, monkeypatch, shape, outputs: int, stride, taps, padding, dtype: DType) -> None:
     """Without anything in front; outside of the picture is the zero point, with one slice of channels or two ready."""

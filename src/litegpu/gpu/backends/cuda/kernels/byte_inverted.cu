@@ -1,35 +1,41 @@
 // What inverted.cu does, of bytes: a 1x1 convolution that widens its input (the expansion), the depthwise convolution that
 // reads it, and with PROJECTS the 1x1 convolution behind that. What is expanded lies in shared memory as bytes, requantized
-// as the CPU does, with the byte of zero outside of the picture. The depthwise products are done from there on tensor
-// cores: 16 channels of a row of pixels are half of a left factor's depth, so that two taps go at once, by a matrix that
-// has each channel's two weights and zeros else. Without EXPANDS the input itself is what the window reads.
+// as the CPU does, with the byte of zero outside of the picture, in planes of eight channels. The depthwise products are
+// done from there on tensor cores: half a left factor's depth is a pair of columns of a plane, the other half the next
+// pair, so that a row of a window of three takes one product. The right factor has each channel's weights for the columns,
+// and zeros else. Pairs begin with even columns: of stride 1, pixels in even and in odd ones take the same left factor and
+// different right ones. Without EXPANDS the input itself is what the window reads.
 //
 // Constants from the host: those of inverted.cu, but that VECTOR is the bytes copied at once (16, 8, 4 or 0) and DEPTH those
 // of an input place, a multiple of 16; UNSIGNED and OUTSIDE (without EXPANDS a word of what is outside); *_NEAR: whether sums
 // stay so small that they are the last bits of a float; *_LIMITS: what of *_LOW and *_HIGH is not left to the saturation:
 // nothing (0), the upper one (1), both (2); *_OFFSET: what makes a signed byte of the nearest whole number, or 0 if that
 // is an unsigned one, none being below zero (*_POSITIVE).
-INLINE constexpr unsigned odd_pitch(unsigned bytes) { return bytes / 16 % 2 ? bytes : bytes + 16; }  // rows begin in different banks
+//
+// The planes of 16 channels have those 4i and 4i + 1, and 4i + 2 and 4i + 3, so that the products leave four of them that
+// follow one another in one lane; without EXPANDS they are as they come, and the lane has 2i, 2i + 1, 8 + 2i and 9 + 2i.
 constexpr unsigned THREADS = 32 * WARPS, STEPS = (DEPTH + 31) / 32, SIXTEENS = SLICE / 16;
-constexpr unsigned X_PITCH = odd_pitch(DEPTH), E_PITCH = odd_pitch(SLICE);
+constexpr unsigned X_PITCH = DEPTH / 16 % 2 ? DEPTH : DEPTH + 16;  // rows begin in different banks
 constexpr unsigned ROWS = (BY - 1) * STRIDE_Y + KERNEL_H;
-constexpr unsigned COLUMNS = ((BX < OUT_W ? BX : OUT_W) - 1) * STRIDE_X + KERNEL_W;
-// The columns that a tap needs for neighbouring pixels lie side by side.
-constexpr unsigned APART = (COLUMNS + STRIDE_X - 1) / STRIDE_X, LINE = APART * STRIDE_X;
+constexpr unsigned COLUMNS = ((BX < OUT_W ? BX : OUT_W) - 1) * STRIDE_X + KERNEL_W, LINE = (COLUMNS + 1) / 2 * 2;
 constexpr unsigned PLACES = ROWS * LINE, TILES = (PLACES + 15) / 16;  // tiles of 16 places
 constexpr unsigned EACH = (TILES + WARPS - 1) / WARPS;                // of a warp
-constexpr unsigned X_BYTES = EXPANDS ? TILES * 16 * X_PITCH : 0, E_BYTES = (TILES * 16 + 8) * E_PITCH;
-constexpr unsigned STRIPS = (BX + 7) / 8, UNITS = STRIPS * (BY / TY), UNITS_EACH = (UNITS + WARPS - 1) / WARPS;
+// Pixels of a strip by turns, pixels of a strip, and pairs of columns that a pixel reads.
+constexpr unsigned TURNS = STRIDE_X == 1 ? 2 : 1, STRIP = 8 * TURNS, PAIRS = STRIDE_X == 1 ? KERNEL_W / 2 + 1 : (KERNEL_W + 1) / 2;
+constexpr unsigned STRIPS = (BX + STRIP - 1) / STRIP, UNITS = STRIPS * (BY / TY), UNITS_EACH = (UNITS + WARPS - 1) / WARPS;
+constexpr unsigned READ = STRIPS * 16 + 2 * PAIRS - 2;  // columns that are read, perhaps behind the last one
+constexpr unsigned PLANE_PLACES = PLACES + (READ > LINE ? READ - LINE : 0) > TILES * 16 ? PLACES + READ - LINE : TILES * 16;
+constexpr unsigned PLANE = (PLANE_PLACES + 7) / 16 * 128 + 64;  // bytes; an odd number of 64: different banks
+constexpr unsigned X_BYTES = EXPANDS ? TILES * 16 * X_PITCH : 0, E_BYTES = SLICE / 8 * PLANE;
 // Which rows a depthwise product is of: see inverted.cu.
 constexpr unsigned TOGETHER = STRIDE_Y == 1 && TY % 4 == 0 ? 2 : 1, BETWEEN = TOGETHER == 2 ? 2 : STRIDE_Y;
-constexpr unsigned QUADS_DOWN = (KERNEL_H + TOGETHER) / 2;
-constexpr bool HALF_LAST = (KERNEL_H + TOGETHER) % 2 == 0;  // of the last quadruple only a pair is needed
+constexpr unsigned DOWN = KERNEL_H + TOGETHER - 1;  // rows that it begins with, and those that begin in the next one
 // Steps of the expansion whose weights stay in registers.
-constexpr unsigned HELD = STEPS <= 2 || (SLICES == 1 && STEPS * (SIXTEENS) <= 12) ? STEPS : 1;
-constexpr unsigned TAPS_ALL = KERNEL_H * KERNEL_W, TAP_WORDS = (TAPS_ALL + 3) / 4;
-constexpr unsigned CHUNK = VECTOR ? VECTOR : 4;
+constexpr unsigned HELD = STEPS <= 2 || (SLICES == 1 && STEPS * SIXTEENS <= 12) ? STEPS : 1;
+constexpr unsigned TAPS_ALL = KERNEL_H * TURNS * PAIRS, TAP_WORDS = (TAPS_ALL + 3) / 4;
+constexpr unsigned CHUNK = VECTOR == 0 ? 4 : EXPANDS || VECTOR < 8 ? VECTOR : 8;
 constexpr bool WINDOW_UNSIGNED = EXPANDS ? EXPANDED_POSITIVE : UNSIGNED;
-static_assert(BY % TY == 0 && TY % 2 == 0 && SLICE % 16 == 0 && EACH <= 32, "block");
+static_assert(BY % TY == 0 && TY % 2 == 0 && SLICE % 16 == 0 && EACH <= 32 && STRIDE_X <= 2, "block");
 static_assert(X_BYTES + BUFFERS * E_BYTES == SHARED_BYTES, "the host reckons otherwise");
 
 INLINE constexpr unsigned product_of(unsigned row) { return TOGETHER == 2 ? row / 4 * 2 + row % 2 : row / 2; }
@@ -91,8 +97,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
   const int iy0 = (int)(y0 * STRIDE_Y) - PADDING_Y, ix0 = (int)(x0 * STRIDE_X) - PADDING_X;
   // Whether a place is inside of the picture, and where it is.
   auto find = [&](unsigned place, int& iy, int& ix) {
-    const unsigned column = place % LINE;
-    iy = iy0 + (int)(place / LINE), ix = ix0 + (int)(column % APART * STRIDE_X + column / APART);
+    iy = iy0 + (int)(place / LINE), ix = ix0 + (int)(place % LINE);
     return place < PLACES && (unsigned)iy < H && (unsigned)ix < W;
   };
 #if EXPANDS
@@ -128,7 +133,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
 #pragma unroll
     for (unsigned c = 0; c < 2; c++)
 #pragma unroll
-      for (unsigned j = 0; j < TAP_WORDS; j++) words[c][j] = taps[((sixteen * 2 + c) * TAP_WORDS + j) * 8 + g];
+      for (unsigned j = 0; j < TAP_WORDS; j++) words[c][j] = taps[(((sixteen * 2 + c) * TAP_WORDS + j) * 2 + q / 2) * 8 + g];
     middle_biases = middle_bias[sixteen * 4 + q];
 #if PROJECTS
     middle_scales = middle_scale[sixteen * 4 + q];
@@ -143,57 +148,56 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
   launch_dependents();
 
   // So many chunks of each place, from a channel on.
-  auto copy_places = [&](unsigned channel0, unsigned chunks, unsigned at, unsigned pitch) {
+  auto copy_places = [&](unsigned channel0, unsigned chunks, unsigned at) {
 #pragma unroll 4
     for (unsigned item = thread; item < PLACES * chunks; item += THREADS) {
-      const unsigned place = item / chunks, chunk = item % chunks, channel = channel0 + chunk * CHUNK;
+      const unsigned place = item / chunks, first = item % chunks * CHUNK, channel = channel0 + first;
       int iy, ix;
       const bool inside = find(place, iy, ix);
       const unsigned from = inside ? image * PITCH_B + iy * PITCH_Y + ix * PITCH_X + channel * PITCH_C + OFFSET : 0;
-      const unsigned to = at + place * pitch + chunk * CHUNK;
       if (channel >= CHANNELS) continue;  // whose weights are zero
-#if !EXPANDS
+#if EXPANDS
+      const unsigned to = at + place * X_PITCH + first;
+#else
+      const unsigned to = at + first / 8 * PLANE + place * 8 + first % 8;
       if (!inside) {
 #pragma unroll
         for (unsigned e = 0; e < CHUNK; e += 4) *(unsigned*)(shared + to + e) = OUTSIDE;
         continue;
       }
 #endif
-#if VECTOR == 16
-      copy16(to, x + from, inside);
-#elif VECTOR == 8
-      copy8(to, x + from, inside);
-#elif VECTOR == 4
-      copy4(to, x + from, inside);
-#else
-      unsigned word = 0;
+      if (VECTOR == 0) {
+        unsigned word = 0;
 #pragma unroll
-      for (unsigned e = 0; e < 4; e++)
-        word |= inside && channel + e < CHANNELS ? (unsigned)(unsigned char)x[from + e * PITCH_C] << 8 * e : 0;
-      *(unsigned*)(shared + to) = word;
-#endif
+        for (unsigned e = 0; e < 4; e++)
+          word |= inside && channel + e < CHANNELS ? (unsigned)(unsigned char)x[from + e * PITCH_C] << 8 * e : 0;
+        *(unsigned*)(shared + to) = word;
+      } else if (CHUNK == 16) {
+        copy16(to, x + from, inside);
+      } else if (CHUNK == 8) {
+        copy8(to, x + from, inside);
+      } else {
+        copy4(to, x + from, inside);
+      }
     }
     copies_commit();
   };
 #if EXPANDS
-  copy_places(0, (CHANNELS + CHUNK - 1) / CHUNK, 0, X_PITCH);
+  copy_places(0, (CHANNELS + CHUNK - 1) / CHUNK, 0);
 #else
-  copy_places(part * SLICES * SLICE, SLICE / CHUNK, 0, E_PITCH);
+  copy_places(part * SLICES * SLICE, SLICE / CHUNK, 0);
 #endif
-  // A lane has one of its four bytes of a tap, or none, of the channels 4i and 4i + 1 of 16, and of 4i + 2 and 4i + 3:
-  // what takes this from each byte of a word.
-  unsigned selectors[2][4];
+  // A lane has one of its four bytes of a pair of columns, or none: what takes this from each byte of a word.
+  unsigned selectors[4];
 #pragma unroll
-  for (unsigned c = 0; c < 2; c++)
-#pragma unroll
-    for (unsigned tap = 0; tap < 4; tap++) {
-      const unsigned at = 4 * (2 * c + g % 2);
-      selectors[c][tap] = kept(q == g / 2 ? (0x4444u & ~(4u << at)) | tap << at : 0x4444u);
-    }
+  for (unsigned tap = 0; tap < 4; tap++) {
+    const unsigned at = g % 4 * 4;
+    selectors[tap] = kept(q % 2 == g / 4 ? (0x4444u & ~(4u << at)) | tap << at : 0x4444u);
+  }
   // What sums begin with.
   const int4 expanded_begin = EXPANDED_NEAR ? kept_quad(MAGIC) : int4{}, middle_begin = MIDDLE_NEAR ? kept_quad(MAGIC) : int4{};
 #if PROJECTS
-  int totals[UNITS_EACH][TY / 2][OUT_TILES][4] = {};
+  int totals[UNITS_EACH][TY / 2][TURNS][OUT_TILES][4] = {};
 #endif
 #if EXPANDS
   copies_wait<0>();
@@ -235,7 +239,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
           }
         }
       }
-      const unsigned to = e0 + (t * 16 + g) * E_PITCH + q * 4;
+      const unsigned to = e0 + q / 2 * PLANE + (t * 16 + g) * 8 + q % 2 * 4;
 #pragma unroll
       for (unsigned h = 0; h < 2; h++) {
         const bool here = real[h] >> i & 1;
@@ -244,29 +248,29 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
           const int(&low)[4] = sums[n][0], (&high)[4] = sums[n][1];
           const int4 v = {low[2 * h], low[2 * h + 1], high[2 * h], high[2 * h + 1]};
           const unsigned word = expanded_bytes(v, biases[n], scales[n]);
-          *(unsigned*)(shared + to + h * 8 * E_PITCH + n * 16) = here ? word : (EXPANDED_OFFSET & 255) * 0x1010101u;
+          *(unsigned*)(shared + to + h * 64 + n * 2 * PLANE) = here ? word : (EXPANDED_OFFSET & 255) * 0x1010101u;
         }
       }
     }
 #else
-    if (BUFFERS == 1 && s > 0) copy_places(slice * SLICE, SLICE / CHUNK, 0, E_PITCH);
+    if (BUFFERS == 1 && s > 0) copy_places(slice * SLICE, SLICE / CHUNK, 0);
     copies_wait<0>();
 #endif
     if (!EXPANDS || SLICES > 1) fetch_taps(slice * SIXTEENS);
     __syncthreads();
 #if !EXPANDS
-    if (BUFFERS == 2 && s + 1 < SLICES) copy_places((slice + 1) * SLICE, SLICE / CHUNK, (s + 1) % 2 * E_BYTES, E_PITCH);
+    if (BUFFERS == 2 && s + 1 < SLICES) copy_places((slice + 1) * SLICE, SLICE / CHUNK, (s + 1) % 2 * E_BYTES);
 #endif
 
 #pragma unroll
     for (unsigned group = 0; group < SIXTEENS; group++) {
       const unsigned sixteen = slice * SIXTEENS + group;
-      unsigned weights[TAPS_ALL][2];
+      unsigned weights[2][TAPS_ALL];
 #pragma unroll
-      for (unsigned tap = 0; tap < TAPS_ALL; tap++)
+      for (unsigned c = 0; c < 2; c++)
 #pragma unroll
-        for (unsigned c = 0; c < 2; c++)
-          weights[tap][c] = __byte_perm(words[c][tap / 4], 0, selectors[c][tap % 4]);
+        for (unsigned tap = 0; tap < TAPS_ALL; tap++)
+          weights[c][tap] = __byte_perm(words[c][tap / 4], 0, selectors[tap % 4]);
       const int4 more = middle_biases;
 #if PROJECTS
       const float4 scaling = middle_scales;
@@ -283,63 +287,71 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
       for (unsigned u = 0; u < UNITS_EACH; u++) {
         const unsigned unit = warp + u * WARPS, strip = unit % STRIPS, band = unit / STRIPS * TY;
         if (UNITS % WARPS != 0 && unit >= UNITS) break;
-        const unsigned from = e0 + (band * STRIDE_Y * LINE + strip * 8 + lane % 8 + lane / 8 % 2 * (BETWEEN * LINE)) * E_PITCH + group * 16;
-        int sums[TY / 2][2][4];
+        const unsigned row = band * STRIDE_Y + lane / 8 % 2 * BETWEEN;
+        const unsigned from = e0 + (row * (LINE / 2) + strip * 8 + lane % 8) * 16 + group * 2 * PLANE;
+        int sums[TY / 2][TURNS][2][4];
 #pragma unroll
-        for (unsigned kx = 0; kx < KERNEL_W; kx++)
+        for (unsigned first = 0; first < TY / 2; first += TOGETHER)
 #pragma unroll
-          for (unsigned first = 0; first < TY / 2; first += TOGETHER) {
-            const unsigned top = 2 * first * STRIDE_Y, column = (kx % STRIDE_X * APART + kx / STRIDE_X) * E_PITCH;
-            unsigned inputs[QUADS_DOWN][4];  // rows r, r + BETWEEN, r + 1, r + 1 + BETWEEN of 16 channels
+          for (unsigned c = 0; c < 2; c++) {
+            unsigned inputs[DOWN][PAIRS + 1][4];  // of each second pair of columns: that pair and the next one, of two rows
 #pragma unroll
-            for (unsigned t = 0; t < QUADS_DOWN; t++) {
-              const unsigned at = from + (top + 2 * t) * (LINE * E_PITCH) + column;
-              if (HALF_LAST && t + 1 == QUADS_DOWN)
-                load_two_matrices(inputs[t], at);
-              else
-                load_matrices(inputs[t], at + lane / 16 * (LINE * E_PITCH));
-            }
+            for (unsigned t = 0; t < DOWN; t++)
+#pragma unroll
+              for (unsigned p = 0; p < PAIRS; p += 2) {
+                const unsigned at = from + ((2 * first * STRIDE_Y + t) * (LINE / 2) + p) * 16 + c * PLANE;
+                if (p + 1 < PAIRS)
+                  load_matrices(inputs[t][p], at + lane / 16 * 16);
+                else
+                  load_two_matrices(inputs[t][p], at);
+              }
 #pragma unroll
             for (unsigned ky = 0; ky < KERNEL_H; ky++)
 #pragma unroll
-              for (unsigned i = 0; i < TOGETHER; i++)
+              for (unsigned p = 0; p < PAIRS; p += 2)
 #pragma unroll
-                for (unsigned c = 0; c < 2; c++) {
-                  const unsigned tap = kx * KERNEL_H + ky, t = i + ky;
-                  int(&sum)[4] = sums[first + i][c];
-                  const int4 before = kx + ky > 0 ? int4{sum[0], sum[1], sum[2], sum[3]} : middle_begin;
-                  const unsigned(&four)[4] = inputs[t / 2];
-                  if (t % 2 == 0 && ky + 1 < KERNEL_H)
-                    multiply_bytes_onto<WINDOW_UNSIGNED>(sum, before, four, weights[tap][c], weights[tap + 1][c]);
-                  else if (t % 2 == 0)
-                    multiply_half_onto<WINDOW_UNSIGNED>(sum, before, four[0], four[1], weights[tap][c]);
-                  else if (ky == 0)
-                    multiply_half_onto<WINDOW_UNSIGNED>(sum, before, four[2], four[3], weights[tap][c]);
-                }
+                for (unsigned i = 0; i < TOGETHER; i++)
+#pragma unroll
+                  for (unsigned w = 0; w < TURNS; w++) {
+                    const unsigned tap = (ky * TURNS + w) * PAIRS + p;
+                    int(&sum)[4] = sums[first + i][w][c];
+                    const int4 before = ky + p > 0 ? int4{sum[0], sum[1], sum[2], sum[3]} : middle_begin;
+                    const unsigned(&four)[4] = inputs[ky + i][p];
+                    if (p + 1 < PAIRS)
+                      multiply_bytes_onto<WINDOW_UNSIGNED>(sum, before, four, weights[c][tap], weights[c][tap + 1]);
+                    else
+                      multiply_half_onto<WINDOW_UNSIGNED>(sum, before, four[0], four[1], weights[c][tap]);
+                  }
           }
+#pragma unroll
+        for (unsigned w = 0; w < TURNS; w++) {
 #if PROJECTS
 #pragma unroll
-        for (unsigned m = 0; m < TY / 2; m++) {
-          unsigned left[2];
+          for (unsigned m = 0; m < TY / 2; m++) {
+            const int(&low)[4] = sums[m][w][0], (&high)[4] = sums[m][w][1];
+            unsigned left[2];
 #pragma unroll
-          for (unsigned h = 0; h < 2; h++)
-            left[h] = middle_bytes(int4{sums[m][0][2 * h], sums[m][0][2 * h + 1], sums[m][1][2 * h], sums[m][1][2 * h + 1]}, more, scaling);
+            for (unsigned h = 0; h < 2; h++)
+              left[h] = middle_bytes(int4{low[2 * h], low[2 * h + 1], high[2 * h], high[2 * h + 1]}, more, scaling);
 #pragma unroll
-          for (unsigned n = 0; n < OUT_TILES; n++) {
-            int(&total)[4] = totals[u][m][n];
-            multiply_half_onto<MIDDLE_POSITIVE>(total, int4{total[0], total[1], total[2], total[3]}, left[0], left[1],
-                                      n % 2 ? outwards[n / 2].y : outwards[n / 2].x);
+            for (unsigned n = 0; n < OUT_TILES; n++) {
+              int(&total)[4] = totals[u][m][w][n];
+              multiply_half_onto<MIDDLE_POSITIVE>(total, int4{total[0], total[1], total[2], total[3]}, left[0], left[1],
+                                                  n % 2 ? outwards[n / 2].y : outwards[n / 2].x);
+            }
           }
-        }
 #else
 #pragma unroll
-        for (unsigned p = 0; p < TY; p++) {
-          const unsigned oy = y0 + band + p, ox = x0 + strip * 8 + g, quad = sixteen * 4 + q, m = product_of(p), h = half_of_rows(p) * 2;
-          if (oy < OUT_H && ox < OUT_W && (BX % 8 == 0 || strip * 8 + g < BX) && quad < QUADS)
-            STORE((image * OUT_H + oy) * OUT_W + ox, quad,
-                  (int4{sums[m][0][h] + more.x, sums[m][0][h + 1] + more.y, sums[m][1][h] + more.z, sums[m][1][h + 1] + more.w}));
-        }
+          for (unsigned p = 0; p < TY; p++) {
+            const unsigned column = strip * STRIP + g * TURNS + w, oy = y0 + band + p, ox = x0 + column, quad = sixteen * 4 + q;
+            const int(&low)[4] = sums[product_of(p)][w][0], (&high)[4] = sums[product_of(p)][w][1];
+            const unsigned h = half_of_rows(p) * 2;
+            if (oy < OUT_H && ox < OUT_W && (BX % STRIP == 0 || column < BX) && quad < QUADS)
+              STORE((image * OUT_H + oy) * OUT_W + ox, quad,
+                    (int4{low[h] + more.x, low[h + 1] + more.y, high[h] + more.z, high[h + 1] + more.w}));
+          }
 #endif
+        }
       }
     }
     if (BUFFERS == 1) __syncthreads();
@@ -355,13 +367,16 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
       const unsigned unit = warp + u * WARPS, strip = unit % STRIPS, band = unit / STRIPS * TY;
       if (UNITS % WARPS != 0 && unit >= UNITS) break;
 #pragma unroll
-      for (unsigned p = 0; p < TY; p++) {
-        const unsigned oy = y0 + band + p, ox = x0 + strip * 8 + g, m = product_of(p), h = half_of_rows(p) * 2;
-        if (oy >= OUT_H || ox >= OUT_W || (BX % 8 != 0 && strip * 8 + g >= BX)) continue;
-        const int(&low)[4] = totals[u][m][n], (&high)[4] = totals[u][m][n + 1];
-        STORE((image * OUT_H + oy) * OUT_W + ox, quad,
-              (int4{low[h] + more.x, low[h + 1] + more.y, high[h] + more.z, high[h + 1] + more.w}));
-      }
+      for (unsigned w = 0; w < TURNS; w++)
+#pragma unroll
+        for (unsigned p = 0; p < TY; p++) {
+          const unsigned column = strip * STRIP + g * TURNS + w, oy = y0 + band + p, ox = x0 + column;
+          if (oy >= OUT_H || ox >= OUT_W || (BX % STRIP != 0 && column >= BX)) continue;
+          const unsigned m = product_of(p), h = half_of_rows(p) * 2;
+          const int(&low)[4] = totals[u][m][w][n], (&high)[4] = totals[u][m][w][n + 1];
+          STORE((image * OUT_H + oy) * OUT_W + ox, quad,
+                (int4{low[h] + more.x, low[h + 1] + more.y, high[h] + more.z, high[h + 1] + more.w}));
+        }
     }
   }
 #endif

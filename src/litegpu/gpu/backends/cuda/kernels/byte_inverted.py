@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import functools
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 
 from litegpu.gpu.backends.cuda.functions import packing
 from litegpu.gpu.backends.cuda.kernels.byte_inverted_cost import ByteInvertedBlock, ranked
-from litegpu.gpu.backends.cuda.kernels.inverted import in_order, padded
+from litegpu.gpu.backends.cuda.kernels.inverted import in_order, padded, reordered
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape
 from litegpu.gpu.backends.cuda.kernels.layer import NARROW, Layer
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
@@ -151,27 +152,34 @@ def launch(ctx: KernelContext, layer: ByteInvertedLayer, block: ByteInvertedBloc
         "OUTSIDE": f"{(layer.zero_point & 255) * 0x1010101}u",
     }  # fmt: skip
 
-    def channelwise(data: np.ndarray, kind: type = np.float32) -> np.ndarray:
-        return _padded(data, wide, kind)
-
     expansion, middle = layer.expansion, layer.middle
+    order = _natural() if expansion else _in_planes()
+
+    def channelwise(data: np.ndarray, order: np.ndarray) -> np.ndarray:
+        whole = np.zeros(wide, data.dtype)
+        whole[: len(data)] = data
+        return reordered(whole, 0, order)
+
     operands: Operands = {
-        "x": view, "taps": _tap_words(window.weights, wide),
-        "middle_bias": channelwise(middle.begun() if middle else layer.correction, np.int32),
+        "x": view, "taps": _tap_words(window, wide, expansion is not None),
+        "middle_bias": channelwise(middle.begun() if middle else layer.correction, order),
     }  # fmt: skip
     if expansion is not None:
         constants |= expansion.settings("EXPANDED")
+        rows = padded(expansion.weights, wide, -(-shape.depth // 32) * 32)
         operands |= {
-            "expansion": _factors(padded(expansion.weights, wide, -(-shape.depth // 32) * 32), block.slice, 2),
-            "bias": channelwise(expansion.begun(), np.int32), "scale": channelwise(expansion.scale),
-        }  # fmt: skip
+            "expansion": _factors(reordered(rows, 0, _expanded()), block.slice, 2),
+            "bias": channelwise(expansion.begun(), _stored()),
+            "scale": channelwise(expansion.scale.astype(np.float32), _stored()),
+        }
     if middle is not None and layer.projection is not None:
         constants |= middle.settings("MIDDLE")
         columns = 8 * shape.out_tiles
+        rows = in_order(reordered(padded(layer.projection, columns, wide), 1, order), 0)
         operands |= {
-            "middle_scale": channelwise(middle.scale),
-            "projection": _factors(padded(layer.projection, columns, wide), columns, 1),
-            "corrections": _padded(layer.correction, columns, np.int32),
+            "middle_scale": channelwise(middle.scale.astype(np.float32), order),
+            "projection": _factors(rows, columns, 1),
+            "corrections": np.concatenate([layer.correction, np.zeros(columns - len(layer.correction), np.int32)]),
         }
     return native_launch(
         ctx, "byte_inverted_convolution", ("device.cu", "diagonal_bytes.cu", "byte_inverted.cu"), constants, operands,
@@ -185,25 +193,53 @@ def _int32(numbers: np.ndarray) -> np.ndarray:
     return numbers.astype(np.int64).astype(np.int32)
 
 
-def _padded(data: np.ndarray, count: int, kind: type) -> np.ndarray:
-    whole: np.ndarray = np.zeros(count, kind)
-    whole[: len(data)] = data
-    return whole
+@functools.cache
+def _natural() -> np.ndarray:
+    """Of 16 channels, the one at each place: see byte_inverted.cu. As a lane has those that were expanded."""
+    return np.arange(16)
+
+
+@functools.cache
+def _in_planes() -> np.ndarray:
+    """As it has those that were not."""
+    lane, plane, i = np.ogrid[:4, :2, :2]
+    return np.asarray(8 * plane + 2 * lane + i).reshape(16)
+
+
+@functools.cache
+def _expanded() -> np.ndarray:
+    """As columns of two products, from which a lane takes four that follow one another in a plane."""
+    product, plane, half, i = np.ogrid[:2, :2, :2, :2]
+    return np.asarray(8 * half + 4 * product + 2 * plane + i).reshape(16)
+
+
+@functools.cache
+def _stored() -> np.ndarray:
+    """As a lane has these."""
+    return np.ascontiguousarray(_expanded().reshape(2, 4, 2).swapaxes(0, 1)).reshape(16)
 
 
 def _factors(matrix: np.ndarray, columns: int, halves: int) -> np.ndarray:
     """[outputs, depth] as lanes hold it, the right factor of products of 16 x 8 x 16 times `halves`: [slice of
     `columns` outputs, step of the depth, 16 outputs, lane, eight of these, half, 4]."""
-    turned = in_order(matrix, 0).astype(np.int8)
-    slices, steps = turned.shape[0] // columns, turned.shape[1] // (16 * halves)
-    parts = turned.reshape(slices, columns // 16, 2, 8, steps, halves, 4, 4)  # .., eight, g, step, half, q, i
+    slices, steps = matrix.shape[0] // columns, matrix.shape[1] // (16 * halves)
+    parts = matrix.astype(np.int8).reshape(slices, columns // 16, 2, 8, steps, halves, 4, 4)
+    # .., eight, g, step, half, q, i
     return np.ascontiguousarray(parts.transpose(0, 4, 1, 3, 6, 2, 5, 7)).reshape(-1)
 
 
-def _tap_words(taps: np.ndarray, wide: int) -> np.ndarray:
-    """[1,KH,KW,C] as [eight of the kernel's channels, four taps, channel, tap of the four], taps column by column."""
-    _, kh, kw, channels = taps.shape
-    flat = np.zeros((wide, math.ceil(kw * kh / 4) * 4), np.int8)
-    flat[:channels, : kh * kw] = taps[0].transpose(2, 1, 0).reshape(channels, kw * kh)
-    words = in_order(flat, 0).reshape(wide // 8, 8, -1, 4)
-    return np.ascontiguousarray(words.transpose(0, 2, 1, 3)).reshape(-1)
+def _tap_words(window: Layer, wide: int, expanded: bool) -> np.ndarray:
+    """The weights as [eight of the kernel's channels, word, column of a pair, channel, byte of the word]; all bytes are
+    [row of the window, turn, pair of columns]."""
+    _, kh, kw, channels = window.weights.shape
+    turns = 2 if window.op.stride[1] == 1 else 1
+    pairs = kw // 2 + 1 if turns == 2 else (kw + 1) // 2
+    taps = np.zeros((wide, 2, kh, turns, pairs), np.int8)
+    for column, turn, pair in itertools.product(range(2), range(turns), range(pairs)):
+        if 0 <= (kx := 2 * pair + column - turn) < kw:
+            taps[:channels, column, :, turn, pair] = window.weights[0, :, kx].T
+    count = kh * turns * pairs
+    words = np.zeros((wide, 2, -(-count // 4) * 4), np.int8)
+    words[..., :count] = taps.reshape(wide, 2, count)
+    planes = in_order(words, 0) if expanded else words
+    return np.ascontiguousarray(planes.reshape(wide // 8, 8, 2, -1, 4).transpose(0, 3, 2, 1, 4)).reshape(-1)

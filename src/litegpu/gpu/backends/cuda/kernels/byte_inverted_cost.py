@@ -27,17 +27,34 @@ REGISTERS, MOST_REGISTERS = 1 << 14, 196
 class ByteInvertedBlock(InvertedBlock):
     """The same of bytes."""
 
+    @staticmethod
+    def strip(shape: InvertedShape) -> int:
+        return 16 if shape.stride[1] == 1 else 8
+
+    def _lines(self, shape: InvertedShape) -> tuple[int, int]:
+        """Lines of places that the window reads, and places of one, in pairs."""
+        (kh, kw), (down, across) = shape.window, shape.stride
+        columns = (min(self.x, shape.out_size[1]) - 1) * across + kw
+        return (self.y - 1) * down + kh, -(-columns // 2) * 2
+
+    def tiles(self, shape: InvertedShape) -> int:
+        return -(-math.prod(self._lines(shape)) // 16)
+
     def shared_bytes(self, shape: InvertedShape) -> int:
-        places = self.tiles(shape) * 16
-        return places * (_pitch(shape.depth) if shape.depth else 0) + self.buffers * (places + 8) * _pitch(self.slice)
+        places, (lines, line) = self.tiles(shape) * 16, self._lines(shape)
+        _, pairs = _pairs(shape)
+        read = -(-self.x // self.strip(shape)) * 16 + 2 * pairs - 2
+        plane = (max(places, lines * line + max(0, read - line)) + 7) // 16 * 128 + 64
+        pitch = shape.depth + (0 if shape.depth // 16 % 2 else 16)
+        return (places * pitch if shape.depth else 0) + self.buffers * self.slice // 8 * plane
 
     def registers(self, shape: InvertedShape) -> int:
-        (kh, kw), down = shape.window, shape.stride[0]
-        sixteens, steps = self.slice // 16, -(-shape.depth // 32)
-        kept = -(-self.units // self.warps) * self.rows // 2 * shape.out_tiles * 4
+        kh, sixteens, steps = shape.window[0], self.slice // 16, -(-shape.depth // 32)
+        turns, pairs = _pairs(shape)
+        kept = -(-self.units(shape) // self.warps) * self.rows // 2 * turns * shape.out_tiles * 4
         expanding = sixteens * (8 + 8) + (steps if steps <= 2 else 1) * sixteens * 4 + 8
-        window = 4 * self.rows + 2 * ((self.rows - 1) * down + kh + 1) + 2 * kh * kw + shape.out_tiles
-        return kept + max(expanding, window) + 40
+        window = 4 * self.rows * turns + 4 * (kh + 1) * -(-pairs // 2) + 2 * kh * turns * pairs + shape.out_tiles
+        return kept + max(expanding, window) + 36
 
     def resident(self, shape: InvertedShape) -> int:
         fitting = (MOST_WARPGROUP_SHARED_BYTES + 1024) // (self.shared_bytes(shape) + 1024)
@@ -68,7 +85,7 @@ def cost(shape: InvertedShape, block: ByteInvertedBlock, units: int) -> float:
     groups = shape.batch * -(-out_h // block.y) * -(-out_w // block.x) * block.parts
     # of a warp: tiles that it expands, and units of 16 channels
     expanded = -(-tiles // block.warps) * slices if steps else 0
-    unit = -(-block.units // block.warps) * slices * sixteens
+    unit = -(-block.units(shape) // block.warps) * slices * sixteens
     rows = (block.rows - 1) * down + kh
     products, projected = block.rows * kw * ((kh + 1) // 2), block.rows // 2 * shape.out_tiles
     issued: float = expanded * (math.ceil(steps) * (1 + 2 * sixteens) + sixteens * 56)
@@ -89,6 +106,7 @@ def cost(shape: InvertedShape, block: ByteInvertedBlock, units: int) -> float:
     return float(1.5 + (computing**3 + moved**3) ** (1 / 3))
 
 
-def _pitch(size: int) -> int:
-    """Of rows of so many bytes, so that they begin in different banks."""
-    return size if size // 16 % 2 else size + 16
+def _pairs(shape: InvertedShape) -> tuple[int, int]:
+    """Turns in which pixels of a strip are computed, and pairs of columns that each reads."""
+    kw = shape.window[1]
+    return (2, kw // 2 + 1) if shape.stride[1] == 1 else (1, (kw + 1) // 2)

@@ -178,8 +178,13 @@ def _order() -> np.ndarray:
 
 def in_order(a: np.ndarray, axis: int) -> np.ndarray:
     """`a` with channels in the order of the kernel."""
+    return reordered(a, axis, _order())
+
+
+def reordered(a: np.ndarray, axis: int, order: np.ndarray) -> np.ndarray:
+    """`a` with each 16 channels in an order."""
     n = a.shape[axis] // 16
-    places = (np.arange(n)[:, None] * 16 + _order()).reshape(-1)
+    places = (np.arange(n)[:, None] * 16 + order).reshape(-1)
     return np.ascontiguousarray(np.take(a, places, axis))
 
 

@@ -96,9 +96,13 @@ class InvertedBlock:
         columns = (min(self.x, shape.out_size[1]) - 1) * across + kw
         return -(-((self.y - 1) * down + kh) * -(-columns // across) * across // 16)
 
-    @property
-    def units(self) -> int:
-        return -(-self.x // 8) * self.y // self.rows
+    @staticmethod
+    def strip(shape: InvertedShape) -> int:
+        """Columns of a unit."""
+        return 8
+
+    def units(self, shape: InvertedShape) -> int:
+        return -(-self.x // self.strip(shape)) * self.y // self.rows
 
     def shared_bytes(self, shape: InvertedShape) -> int:
         places = self.tiles(shape) * 16
@@ -110,7 +114,7 @@ class InvertedBlock:
         """Of a thread, about."""
         (kh, kw), down = shape.window, shape.stride[0]
         eights, steps = self.slice // 8, shape.depth // 16
-        kept = -(-self.units // self.warps) * self.rows // 2 * shape.out_tiles * 4
+        kept = -(-self.units(shape) // self.warps) * self.rows // 2 * shape.out_tiles * 4
         expanding = eights * (4 + 2) + (steps * eights * 2 if steps <= 2 else 8) + 8
         window = 4 * self.rows + 2 * ((self.rows - 1) * down + kh + 1) + 2 * kh * kw + 2 * shape.out_tiles
         return kept + max(expanding, window) + 36
@@ -149,7 +153,7 @@ def candidates(shape: InvertedShape, kind: type[Block]) -> list[Block]:
     for x, rows in itertools.product(widths, (2, 4, 8)):
         heights = {rows * -(-out_h // (rows * n)) for n in range(1, 1 + -(-out_h // rows))}
         for y in heights:
-            units = -(-x // 8) * y // rows
+            units = -(-x // kind.strip(shape)) * y // rows
             for warps, width in itertools.product(_divisions(units), _widths(shape)):
                 found += [kind(y, x, rows, warps, width, *more) for more in _ways(shape, width)]
     return found
@@ -187,7 +191,7 @@ def cost(shape: InvertedShape, block: InvertedBlock, units: int) -> float:
     # of a warp: tiles that it expands, and units of 16 channels
     expanded, unit = (
         -(-tiles // block.warps) * slices if steps else 0,
-        -(-block.units // block.warps) * slices * eights // 2,
+        -(-block.units(shape) // block.warps) * slices * eights // 2,
     )
     rows = (block.rows - 1) * down + kh
     products, projected = block.rows * kw * ((kh + 1) // 2), block.rows // 2 * shape.out_tiles

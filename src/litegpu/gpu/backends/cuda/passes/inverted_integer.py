@@ -23,6 +23,8 @@ from litegpu.gpu.graph import (
 
 #: Below 2**24 float32 holds every whole number; one bit to spare.
 MOST_SUM = 1 << 23
+#: From column to column, as far as the kernel reads pairs of these.
+MOST_STRIDE = 2
 #: The difference of two bytes at most.
 MOST_DIFFERENCE = 255
 
@@ -83,6 +85,7 @@ def widens(first: Node, depthwise: Node, graph: Graph) -> bool:
     return (
         first.output not in (*graph.outputs, *depthwise.operands)
         and (op.multiplier, op.dilation, op.zero_point) == (1, (1, 1), found.zero_point)
+        and op.stride[1] <= MOST_STRIDE
         and wide.shape[3] >= 2 * x.shape[3]
         and x.dtype.is_narrow
         and x.dtype.nbytes == wide.dtype.nbytes == 1
@@ -100,6 +103,7 @@ def is_window(depthwise: Node, graph: Graph) -> bool:
         isinstance(op, IntegerDepthwiseConv2D)
         and found is not None
         and (op.multiplier, op.dilation) == (1, (1, 1))
+        and op.stride[1] <= MOST_STRIDE
         and x.dtype.is_narrow
         and x.dtype.nbytes == graph.values[depthwise.output].dtype.nbytes == 1
         and not x.is_constant
