@@ -75,8 +75,8 @@ def _fits(block: ByteInvertedBlock, shape: InvertedShape) -> bool:
 
 
 def cost(shape: InvertedShape, block: ByteInvertedBlock, units: int) -> float:
-    """Estimated microseconds on a device of `units` multiprocessors, as inverted_cost.cost() has it. (Fitted to 280
-    measurements of seven layers on an H200: the first choice takes 3% longer than the best one on average.)"""
+    """Estimated microseconds on a device of `units` multiprocessors, as inverted_cost.cost() has it. (Fitted to 156
+    measurements of six layers on an H200: the first choice takes 1% longer than the best one on average.)"""
     units = units or USUAL_UNITS
     (kh, kw), down = shape.window, shape.stride[0]
     out_h, out_w = shape.out_size
@@ -86,20 +86,20 @@ def cost(shape: InvertedShape, block: ByteInvertedBlock, units: int) -> float:
     # of a warp: tiles that it expands, and units of 16 channels
     expanded = -(-tiles // block.warps) * slices if steps else 0
     unit = -(-block.units(shape) // block.warps) * slices * sixteens
-    rows = (block.rows - 1) * down + kh
-    products, projected = block.rows * kw * ((kh + 1) // 2), block.rows // 2 * shape.out_tiles
-    issued: float = expanded * (math.ceil(steps) * (1 + 2 * sixteens) + sixteens * 56)
-    issued += 0 if steps else tiles * sixteens * slices * 27 / block.warps  # to copy what is not expanded
-    issued += unit * (-(-rows // 2) * kw + products + projected + block.rows * 31.5 + 8)
-    issued += slices * sixteens * (2 * kh * kw + 10)
-    multiplied = 0.28 * expanded * steps * 2 * sixteens + 2 * unit * (products + projected)
-    working = math.hypot(1.59 * issued, multiplied) * block.warps / 4
-    chain = expanded * (103 + sixteens * 24.4 + steps * 16.5)
-    chain += unit * (120 + 4 * products / block.rows + 22.9 * block.rows) + slices * sixteens * 125
-    alone = 420 + chain + slices * 614 + (0 if steps else 108 * tiles)
+    turns, pairs = _pairs(shape)
+    lines, products = block.rows * turns, block.rows * turns * kh * -(-pairs // 2)
+    projected = block.rows // 2 * turns * shape.out_tiles
+    loads = unit * 2 * ((block.rows - 1) * down + kh)
+    issued: float = expanded * (math.ceil(steps) * (1 + 2 * sixteens) + sixteens * 40.2)
+    issued += 0 if steps else tiles * sixteens * slices * 34 / block.warps  # to copy what is not expanded
+    issued += loads + unit * (products + projected + lines * 33.9 + 8) + slices * sixteens * (2 * kh * kw + 10)
+    shared = 1.23 * (expanded * (steps * 4 + sixteens * 2) + loads * 4)
+    working = math.hypot(1.77 * issued, shared) * block.warps / 4 + tiles * shape.depth * 0.57
+    alone = 543 + expanded * (228 + sixteens * 49) + slices * 349 * (0.5 if block.buffers > 1 and steps else 1)
+    alone += 0 if steps else 66 * tiles
     share = -(-groups // units)
-    waves = max(1.0, groups / units / min(block.resident(shape), share)) ** 0.894
-    computing = ((share * working) ** 1.917 + (waves * alone) ** 1.917) ** (1 / 1.917) / CYCLES
+    waves = max(1.0, groups / units / min(block.resident(shape), share))
+    computing = ((share * working) ** 2.35 + (waves * alone) ** 2.35) ** (1 / 2.35) / CYCLES
     written = shape.outputs or shape.channels
     read = math.prod(shape.size) * (shape.inputs or shape.channels) * 1.2
     moved = shape.batch * (read + out_h * out_w * written) / MEMORY

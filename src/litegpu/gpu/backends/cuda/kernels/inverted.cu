@@ -116,10 +116,12 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
 #endif
     }
   };
-  // The first ones are nobody's output: they may come while the kernel before this one still runs.
+  // Those of a single slice are nobody's output: they may come while the kernel before this one still runs.
 #if EXPANDS
-  fetch_slice(part * SLICES);
-  if (SLICES == 1) fetch_taps(part * SLICES * (SLICE / 16));
+  if (SLICES == 1) {
+    fetch_slice(part);
+    fetch_taps(part * (SLICE / 16));
+  }
 #endif
   wait_for_predecessors();
   launch_dependents();
@@ -168,7 +170,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps
   for (unsigned s = 0; s < SLICES; s++) {
     const unsigned slice = part * SLICES + s, e0 = X_BYTES + s % BUFFERS * E_BYTES;
 #if EXPANDS
-    if (s > 0) fetch_slice(slice);
+    if (SLICES > 1) fetch_slice(slice);
     float4 before[EIGHTS];  // the products
 #pragma unroll
     for (unsigned n = 0; n < EIGHTS; n++) before[n] = float4{biases[n].x, biases[n].y, biases[n].x, biases[n].y};
