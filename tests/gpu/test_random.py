@@ -79,3 +79,27 @@ def test_what_a_loop_or_a_branch_draws_is_left_to_the_cpu(kind: str) -> None:
     for sign in (1, 1, -1, 1):
         given = [np.full(shape, sign, np.float32)]
         assert_agrees(run(gpu, given)[0], run(cpu, given)[0], FLOAT32)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_beside_a_loop(operator: str) -> None:
+    """Before it and behind it, of inference after inference."""
+    require_gpu()
+    model, shape = ModelBuilder(), (2, 3)
+    state: list[tuple[tuple[int, ...], TensorType]] = [((), TensorType.INT32), (shape, TensorType.FLOAT32)]
+
+    def draw(x: int, seed: int) -> int:
+        sizes = model.constant(np.array(shape, np.int32))
+        return model.op("ADD", [x, model.op(operator, [sizes], shape, dict(seed=seed, seed2=4))], shape)
+
+    def body(graph: SubgraphBuilder, values: list[int]) -> list[int]:
+        return [one_more(graph, values[0]), graph.op("TANH", [values[1]], shape)]
+
+    start, x = model.input("start", (), TensorType.INT32), model.input("x", shape)
+    made = loop(model, model, [start, draw(x, 3)], state, below(3), body)
+    model.output(draw(made[1], 5))
+    gpu, cpu = on_gpu(model.build(), max_delegated_partitions=0), official(model.build())
+    assert gpu.delegation_report().fully_delegated, gpu.delegation_report().summary()
+    for i in range(4):
+        given = [np.array(i, np.int32), np.full(shape, i, np.float32)]
+        assert_agrees(run(gpu, given)[0], run(cpu, given)[0], FLOAT32, f"inference {i}")

@@ -27,7 +27,7 @@ from litegpu.gpu.lower.parts import border_shape
 from litegpu.gpu.lower.quantization import STORED
 from litegpu.gpu.lower.values import dtype_of
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program, Region
-from litegpu.model.types import Operator, Subgraph, Tensor
+from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 
 #: Of places in the frame, in bytes: what every device binds at.
 _ALIGNMENT = 256
@@ -92,7 +92,7 @@ class _Linker:
         return offset
 
     def flag(self) -> int:
-        """A new place for a truth."""
+        """A new place for a truth, or a number."""
         self.size += _ALIGNMENT
         return self.size - _ALIGNMENT
 
@@ -163,9 +163,12 @@ class _Linker:
         )
 
     def _variable(self, scope: CalledGraph, tensor: int) -> int:
-        """Where an operator keeps something from one inference to the next."""
+        """Where an operator keeps something from one inference to the next: a tensor, or one number, for which none
+        stands (lower/chance.py)."""
         key = scope.subgraph.index, tensor
-        if key not in self.variables:
+        if key not in self.variables and tensor < 0:
+            self.variables[key] = self.flag(), Tensor(tensor, "", TensorType.INT32, (), (), 0)
+        elif key not in self.variables:
             self.variables[key] = self.place(scope, tensor), scope.subgraph.tensors[tensor]
         return self.variables[key][0]
 

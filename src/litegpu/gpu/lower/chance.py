@@ -17,8 +17,6 @@ def random_numbers(ctx: OpContext, normal: bool) -> None:
     shape, seeds = ctx.integers(0, "the sizes"), [_word(int(ctx.option(name))) for name in ("seed", "seed2")]
     ctx.check_shape(shape)
     ctx.require(any(seeds), "without a seed: every time others are wanted")
-    alone = not any(o.subgraphs for o in ctx.lowering.subgraph.operators)
-    ctx.require(alone, "beside control flow: how often it is passed is not known")
     count = math.prod(shape)
     lowering, key = ctx.lowering, -1 - ctx.operator.index  # no tensor stands for it
     drawn = ctx.intermediate((), DType.INT32)

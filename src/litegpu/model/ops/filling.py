@@ -111,8 +111,8 @@ def _repeats_fill(node: BatchNode, place: Place) -> bool:
 #: The sizes are the only input; FLOAT32 stands for the numbers that are drawn.
 _SEEDED = Gpu(
     1, inputs=(STATIC,), outputs=FLOAT, quantized=False,
-    notes="constant sizes; with a seed: the runtime's numbers, which a reset of variables begins anew; neither in nor "
-    "beside control flow",
+    notes="constant sizes; with a seed: the runtime's numbers, which a reset of variables begins anew; not in a "
+    "loop or a branch",
 )  # fmt: skip
 _CHANCE = "chance: the runtime's generator goes on from inference to inference, so that nothing can be equal to it"
 _OF_SHAPES = "it follows from shapes, which another batch changes as a whole"
