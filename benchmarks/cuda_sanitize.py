@@ -31,6 +31,7 @@ KERNELS = {
     "byte_pool": ("pool", "test_cases"),
     "byte_softmax": ("softmax", "lanes_begin or odd_lengths or (test_rows and (shape0 or shape7))"),
     "byte_convolution": ("byte_products", "test_tiles or (test_cases and (zero or four)) or turing"),
+    "columns": ("columns", "divided or True-100 or (some_tiles and residual)"),
     "depthwise": ("depthwise", "test_whole or test_blocks or (test_windows and block1 and op1)"),
     "grouped": ("grouped", "infinite or (test_cases and 1x6x3)"),
     "halo": ("halo", "some_tiles and (2x2 or w3) and (same or strided or wide)"),

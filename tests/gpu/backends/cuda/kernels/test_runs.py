@@ -5,12 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from first_output import first_output
+from gpu.backends.cuda.kernels.test_columns import inside
+from gpu.backends.cuda.kernels.test_columns import only as only_columns
+from gpu.backends.cuda.kernels.test_convolution import check as check_layer
 from gpu.backends.cuda.kernels.test_convolution import expected
+from gpu.backends.cuda.kernels.test_convolution import network as network_of_floats
 from gpu.backends.cuda.kernels.test_halo import only as only_halo
 from gpu.backends.cuda.kernels.test_persistent import only
+from gpu.backends.cuda.kernels.test_row_norm import check as check_norm
+from gpu.backends.cuda.kernels.test_row_norm import network as network_with_norm
 from gpu.backends.cuda.kernels.test_specialized import stored
 
-from litegpu.gpu.backends.cuda.kernels import persistent, runs, specialized
+from litegpu.gpu.backends.cuda.kernels import columns, persistent, runs, specialized
+from litegpu.gpu.backends.cuda.kernels.columns import ColumnTile
 from litegpu.gpu.backends.cuda.kernels.halo import HaloTile
 from litegpu.gpu.backends.cuda.kernels.persistent import StayingTile
 from litegpu.gpu.backends.cuda.kernels.specialized import SpecializedTile
@@ -203,3 +210,37 @@ def test_zero_points_are_added_before_the_shift() -> None:
     summed = a * np.int32(1376098) + b * np.int32(1113180)
     together = summed + np.int32((1 << 19) - (24 << 20)) >> 20
     assert np.array_equal((summed + np.int32(1 << 19) >> 20) - 24, together)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize(
+    "tile",
+    [
+        SpecializedTile(64, 96, 1, 3, 3),
+        SpecializedTile(128, 128, 1, 3, 2),
+        SpecializedTile(128, 192, 2, 4, 1),
+        StayingTile(64, 96, 3, 2, 1, 0),
+        StayingTile(64, 192, 2, 2, 1, 0),
+    ],
+    ids=str,
+)
+def test_halves_of_points(device, monkeypatch, tile: SpecializedTile | StayingTile, norm: bool) -> None:
+    """1x1 layers of halves, with a residual or a norm, of rows and channels of which tiles have a part."""
+    if device.features.capability != 90:
+        pytest.skip("needs warpgroup products")
+    module = persistent if isinstance(tile, StayingTile) else specialized
+    only_columns(monkeypatch, ColumnTile(64, 32), 1)
+    monkeypatch.setattr(columns, "ranked", lambda *_: [])
+    monkeypatch.setattr(
+        module, "ranked", lambda layer, *_: [tile] if layer.run and specialized.takes(layer, 90) else []
+    )
+    monkeypatch.setattr(module, "cost", lambda *_: -1.0)
+    monkeypatch.setattr(persistent, "lanes", lambda layer, tile, units: (3, 2.0))
+    kernel = module.__name__.rpartition(".")[2] + "_convolution"
+    if norm:
+        graph, inputs = network_with_norm((3, 9, 11, 100), 136)
+        check_norm(device, inside(graph), inputs, kernel=kernel)
+    else:
+        graph, x = network_of_floats((2, 19, 11, 136), (136, 1, 1, 136), residual=True)
+        check_layer(device, inside(graph), x, half=True, kernel=kernel)

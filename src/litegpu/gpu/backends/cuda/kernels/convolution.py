@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import (
+    columns,
     grouped,
     halo,
     matvec,
@@ -102,6 +103,7 @@ def _options(ctx: KernelContext, layer: Layer) -> tuple[Sequence[WorkgroupTile],
         (matvec.cost, matvec.launch, matvec.ranked(layer, units)),
         (specialized.cost, specialized.launch, specialized.ranked(layer, capability, units)),
         (persistent.cost, persistent.launch, persistent.ranked(layer, capability, units)),
+        (columns.cost, columns.launch, columns.ranked(layer, capability, units)),
     ]
     if layer.prologue is None and layer.norm is None:  # which these do not know
         blocks = that_fit(window.ranked(layer, units), functools.partial(window.shared_bytes, layer), capability)

@@ -78,7 +78,8 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
       load_rows(rows[m], places, lane, column * (BN / 4), pixels[m]);
       begin_sums(sums[m], own);
     }
-#elif defined(ROW_NORM)
+#endif
+#ifdef ROW_NORM
     RowMoments moments[ROWS];
 #endif
     for (unsigned step = 0; step < STEPS; step++, used++) {
@@ -103,6 +104,10 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
       products_wait<0>();
       if (lane == 0) barrier_arrive(EMPTY + 8 * slot);
     }
+#ifdef ROW_NORM
+#pragma unroll
+    for (unsigned m = 0; m < ROWS; m++) normalise_rows(sums[m], moments[m]);
+#endif
 #if defined(RUN) && BN > 128
     store_one_by_one(places, CORRECTIONS, sums, lane, column * (BN / 4), block * BM + warp % 4 * 16);
 #elif defined(RUN)
@@ -110,10 +115,6 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
     for (unsigned m = 0; m < ROWS; m++)
       store_runs(places, own, rows[m], sums[m], lane, column * (BN / 4), pixels[m]);
 #else
-#ifdef ROW_NORM
-#pragma unroll
-    for (unsigned m = 0; m < ROWS; m++) normalise_rows(sums[m], moments[m]);
-#endif
 #pragma unroll
     for (unsigned m = 0; m < ROWS; m++)
 #pragma unroll

@@ -25,7 +25,7 @@ MOST_STEPS, LEAST_BYTES = 4, 32
 @dataclass(frozen=True)
 class StayingTile:
     """`teams` warpgroups compute rows x columns each, in turn, of what other warps copy `stages` steps ahead for each;
-    `resident` workgroups share a multiprocessor. Sums leave `span` columns at a time; 0: from registers, of bytes."""
+    `resident` workgroups share a multiprocessor. Sums leave `span` columns at a time; 0: from registers."""
 
     rows: int
     columns: int
@@ -104,7 +104,8 @@ def _suits(tile: StayingTile, layer: Layer, units: int) -> bool:
     """Whether columns are not wasted, teams have several blocks, and three of them need not wait for inputs."""
     waiting = tile.teams > 2 and layer.half and specialized.steps_of(layer) > tile.stages
     narrow = tile.columns < 2 * layer.shape[3] or tile.columns == 32
-    stored = tile.span > 0 or (layer.whole_numbers and runs.run_in(layer, tile.columns) > 0)
+    wide = layer.whole_numbers or tile.columns >= specialized.RUN_COLUMNS
+    stored = tile.span > 0 or (wide and runs.run_in(layer, tile.columns) > 0)
     return narrow and stored and not waiting and lanes(layer, tile, units)[1] > 1
 
 
@@ -193,8 +194,8 @@ def launch(ctx: KernelContext, layer: Layer, tile: StayingTile, where: Where | N
         if epilogue is not None:
             first[: len(epilogue.first)] += epilogue.first
         operands |= {"outside": layer.outside, "corrections": first}
-    stores = row_norm.files_of(layer.norm) if epilogue is None else ("runs.cu",)
-    files = ("device.cu", "warpgroup.cu", "pipeline.cu", "elements.cu", "rows.cu", *stores, "persistent.cu")
+    more = (*row_norm.files_of(layer.norm), *(() if epilogue is None else ("runs.cu",)))
+    files = ("device.cu", "warpgroup.cu", "pipeline.cu", "elements.cu", "rows.cu", *more, "persistent.cu")
     return native_launch(
         ctx, "persistent_convolution", files, constants, operands, label=label_of(ctx),
         workgroup=(tile.threads, 1, 1), dispatch=(count * weights.shape[0], 1, 1), shared_bytes=shared,

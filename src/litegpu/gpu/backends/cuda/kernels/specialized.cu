@@ -113,7 +113,8 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
   const Places places PLACES;
 #pragma unroll
   for (unsigned m = 0; m < ROWS; m++) begin_sums(sums[m], CORRECTIONS, lane, column * (BN / 4));
-#elif defined(ROW_NORM)
+#endif
+#ifdef ROW_NORM
   RowMoments moments[ROWS];
 #endif
   unsigned slot = 0, parity = 0;
@@ -140,6 +141,10 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
   products_wait<0>();
   wait_for_predecessors();  // what the epilogue reads
 #ifdef RUN
+#ifdef ROW_NORM
+#pragma unroll
+  for (unsigned m = 0; m < ROWS; m++) normalise_rows(sums[m], moments[m]);
+#endif
   store_one_by_one(places, CORRECTIONS, sums, lane, column * (BN / 4), pixel0 + team * (ROWS * 64) + warp % 4 * 16);
   return;
 #else

@@ -27,6 +27,8 @@ PREPARED = 2 / 1700
 #: comes so many microseconds later; from so many steps on, a second round that not all workgroups have takes as long as
 #: the first. (H200, VGG-16's layers at batch 64.)
 MANY_COPIES, CHANGE, DEEP = 2.0, 2.2, 36
+#: Columns from which on sums of halves, of 1x1 layers, are stored from registers.
+RUN_COLUMNS = 96
 #: Bits of a word, one for each tap.
 MOST_TAPS = 32
 
@@ -161,7 +163,7 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
     copies = tile.rows * bytes_of_row / (layer.vector * layer.size) / tile.copying * windowed
     preparing = tile.rows * bytes_of_row / layer.size * instructions(layer) * PREPARED  # microseconds of threads
     rates = _BYTES if layer.whole_numbers else _HALVES
-    if _run(layer, tile) and kh * kw == 1:
+    if layer.whole_numbers and _run(layer, tile) and kh * kw == 1:
         rates = _FROM_REGISTERS
     issuing = 0.044 + rates.copy * copies + preparing / tile.copying
     multiplying = max(sums * bytes_of_row * 1.4e-7, (tile.rows + tile.columns) * bytes_of_row * 5.2e-7)
@@ -204,7 +206,8 @@ _FROM_REGISTERS = _Rates(0.039, 1.68e-4, 1.64e-4, 0.75, 0.112, 0.272)
 
 def _run(layer: Layer, tile: SpecializedTile) -> int:
     """Channels that a thread stores at once, right from its registers; 0: by way of shared memory."""
-    return runs.run_in(layer, tile.columns) if layer.whole_numbers and tile.split == 1 else 0
+    some = layer.whole_numbers or (tile.columns >= RUN_COLUMNS and layer.weights.shape[1:3] == (1, 1))
+    return runs.run_in(layer, tile.columns) if some and tile.split == 1 else 0
 
 
 def packed(layer: Layer, tile: SpecializedTile) -> np.ndarray:
@@ -255,7 +258,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
             first[: len(epilogue.first)] += epilogue.first
     operands |= operands_of(layer, halves=True)
     shared_files = ("device.cu", "warpgroup.cu", "pipeline.cu", "elements.cu", "rows.cu")
-    more = row_norm.files_of(layer.norm) if epilogue is None else ("runs.cu",)
+    more = (*row_norm.files_of(layer.norm), *(() if epilogue is None else ("runs.cu",)))
     more = (*more, "divided.cu") if tile.split > 1 else more
     files = (*shared_files, *files_of(layer), *more, "specialized.cu")
     groups = -(-pixels // tile.rows) * weights.shape[0] * tile.split

@@ -1,0 +1,131 @@
+"""1x1 convolutions whose rows stay while columns pass, against the definition in NumPy."""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+import numpy as np
+import pytest
+from gpu.backends.cuda.kernels.test_convolution import check as check_layer
+from gpu.backends.cuda.kernels.test_convolution import network
+from gpu.backends.cuda.kernels.test_row_norm import check as check_norm
+from gpu.backends.cuda.kernels.test_row_norm import network as network_with_norm
+from gpu.backends.cuda.kernels.test_specialized import layer_of
+
+from litegpu.gpu.backends.cuda.kernels import columns, matvec, persistent, specialized
+from litegpu.gpu.backends.cuda.kernels.columns import ColumnTile, candidates, cost, groups_of, ranked
+from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder
+
+CASES = {
+    "points": ((2, 37, 9, 72), (264, 1, 1, 72), Conv2D(), False),
+    "residual": ((1, 45, 29, 192), (192, 1, 1, 192), Conv2D(), True),
+    "strided": ((2, 38, 28, 200), (104, 1, 1, 200), Conv2D((2, 2)), False),
+    "shallow": ((1, 33, 35, 24), (144, 1, 1, 24), Conv2D(), False),
+    "four channels at once": ((1, 21, 35, 36), (136, 1, 1, 36), Conv2D(), False),
+    "three rows": ((1, 1, 3, 136), (256, 1, 1, 136), Conv2D(), False),
+}
+#: One to three blocks of 64 rows, all kinds of width.
+SOME = ((128, 96), (64, 32), (192, 64), (64, 128), (128, 32), (128, 256))
+
+
+def only(monkeypatch, tile: ColumnTile, groups: int) -> list[Layer]:
+    """The layers that are computed by the tile, by so many workgroups at most."""
+    taken: list[Layer] = []
+
+    def alone(layer: Layer, capability: int, units: int) -> list[ColumnTile]:
+        found = [tile] if columns.can(layer, 90) else []
+        taken.extend([layer] * len(found))
+        return found
+
+    monkeypatch.setattr(columns, "LEAST_DEPTH", 1)
+    for other in (matvec, specialized, persistent):
+        monkeypatch.setattr(other, "ranked", lambda *_: [])
+    monkeypatch.setattr(columns, "ranked", alone)
+    monkeypatch.setattr(columns, "cost", lambda *_: -1.0)
+    monkeypatch.setattr(columns, "groups_of", lambda layer, tile, units: min(groups, groups_of(layer, tile, units)))
+    return taken
+
+
+def inside(graph: Graph) -> Graph:
+    """The same with its first output an intermediate, that is in halves: what follows leaves it as it is."""
+    builder = GraphBuilder(dict(graph.values), list(graph.nodes))
+    (v, *others), shape = graph.outputs, graph.values[graph.outputs[0]].shape
+    eye = builder.constant(np.eye(shape[3], dtype=np.float32).reshape(shape[3], 1, 1, shape[3]))
+    out = builder.node(Conv2D(), [v, eye], builder.value(shape, DType.FLOAT32))
+    return builder.graph(list(graph.inputs), [out, *others])
+
+
+def needs_warpgroups(device) -> None:
+    if device.features.capability != 90:
+        pytest.skip("needs warpgroup products")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "tile, case",
+    [*zip(SOME, cycle(CASES), strict=False), *zip(SOME, cycle(["residual", "points"]), strict=False)],
+    ids=str,
+)
+def test_some_tiles(device, monkeypatch, case: str, tile: tuple[int, ...]) -> None:
+    """By workgroups that begin and end within a block of rows, and go over several."""
+    needs_warpgroups(device)
+    shape, weights, op, residual = CASES[case]
+    taken = only(monkeypatch, ColumnTile(*tile), 3)
+    graph, x = network(shape, weights, op, residual=residual)
+    check_layer(device, inside(graph), x, half=True, kernel="column_convolution")
+    assert taken
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("groups", (1, 5, 7, 132))
+def test_units_are_divided(device, monkeypatch, groups: int) -> None:
+    """Some workgroups begin with the last block of columns, or end with the first."""
+    needs_warpgroups(device)
+    only(monkeypatch, ColumnTile(64, 32), groups)
+    graph, x = network((1, 9, 37, 72), (96, 1, 1, 72))
+    check_layer(device, inside(graph), x, half=True, kernel="column_convolution")
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+@pytest.mark.parametrize("tile", candidates(), ids=str)
+def test_every_tile(device, monkeypatch, tile: ColumnTile) -> None:
+    needs_warpgroups(device)
+    only(monkeypatch, tile, 3)
+    for depth in (72, 384):
+        if tile.fits(128, -(-depth // 64)):
+            graph, x = network((1, 41, 29, depth), (tile.columns * 4, 1, 1, depth))
+            check_layer(device, inside(graph), x, half=True, kernel="column_convolution")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("centred, channels", [(True, 32), (True, 100), (False, 192), (True, 192)])
+@pytest.mark.parametrize("tile", [(128, 32), (64, 128)], ids=str)
+def test_norms(device, monkeypatch, channels: int, centred: bool, tile: tuple[int, ...]) -> None:
+    """Sums of rows are taken once for all columns."""
+    needs_warpgroups(device)
+    graph, inputs = network_with_norm((3, 9, 11, channels), 136, centred=centred)
+    only(monkeypatch, ColumnTile(*tile), 2)
+    check_norm(device, inside(graph), inputs, kernel="column_convolution")
+
+
+def test_candidates_fit() -> None:
+    assert all(tile.fits(128, 3) for tile in candidates())
+    assert not ColumnTile(256, 192).fits(128, 3)  # registers
+    assert not ColumnTile(128, 128).fits(128, 13)  # rows and three tiles
+
+
+def wide(*, depth: int = 384, outputs: int = 1536, rows: int = 8192) -> Layer:
+    found = layer_of((1, 1, rows, depth), (outputs, 1, 1, depth))
+    return Layer(found.op, found.source, found.weights, found.shape, True, run=8)
+
+
+def test_which_layers_it_does() -> None:
+    assert ranked(wide(), 90, 132) and not ranked(wide(), 80, 132)
+    assert not ranked(wide(depth=4096), 90, 132)  # rows have no room
+    assert not ranked(layer_of((1, 1, 8192, 384), (1536, 1, 1, 384)), 90, 132)  # results in no runs
+    assert not columns.can(layer_of((64, 56, 56, 64), (64, 3, 3, 64), Conv2D(padding=(1, 1))), 90)  # windows
+    tile = ranked(wide(), 90, 132)[0]
+    assert cost(wide(), tile, 132) < cost(wide(rows=16384), tile, 132)
+    assert not any(t.columns == 256 for t in ranked(wide(outputs=288), 90, 132))  # nearly half would be wasted
