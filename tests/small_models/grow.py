@@ -336,7 +336,7 @@ def fits(value: np.ndarray, array: np.ndarray) -> bool:
         return False
     if array.min() > 0 and value.min() < 0.05:
         return False
-    return bool(abs(value).max() <= max(8.0, 3 * float(abs(array).max())))
+    return float(abs(value).max()) <= max(8.0, 3 * float(abs(array).max()))
 
 
 def same(a: Quantization | None, b: Quantization | None) -> bool:
