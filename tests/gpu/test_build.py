@@ -102,12 +102,27 @@ def test_readers_of_inputs() -> None:
     b.node(Conv2D(padding=(1, 1)), [x, weights], other)
     program = build_program(b.graph([x, y], [out, other]), Features())
     for port in program.inputs:
-        assert port.readers
-        for dispatch, argument in port.readers:
+        assert port.uses
+        for dispatch, argument in port.uses:
             bound = program.dispatches[dispatch].bindings[argument]
             assert (bound.space, bound.offset) == ("arena", port.offset)
-    assert {i for i, _ in program.inputs[0].readers or ()} == {0, 1}
-    assert {i for i, _ in program.inputs[1].readers or ()} == {0}
+    assert {i for i, _ in program.inputs[0].uses or ()} == {0, 1}
+    assert {i for i, _ in program.inputs[1].uses or ()} == {0}
+
+
+def test_writers_of_outputs() -> None:
+    """Of one that is an input as well, there is nothing but a copy."""
+    b = GraphBuilder()
+    x, out, last = (b.value(SHAPE, DType.FLOAT32) for _ in range(3))
+    b.node(Elementwise(), [], out, apply("neg", Arg(0)), [x])
+    b.node(Conv2D(padding=(1, 1)), [out, b.constant(np.ones((8, 3, 3, 8), np.float32))], last)
+    program = build_program(b.graph([x], [out, last]), Features())
+    found = [{i for i, _ in port.uses or ()} for port in program.outputs]
+    assert found == [{0, 1}, {1}]
+    for port in program.outputs:
+        for dispatch, argument in port.uses or ():
+            bound = program.dispatches[dispatch].bindings[argument]
+            assert (bound.space, bound.offset) == ("arena", port.offset)
 
 
 @pytest.mark.parametrize(("half", "added"), [(True, False), (True, True), (False, False)])

@@ -138,13 +138,17 @@ def build_program(
             )
         )
     lasting = {placed.views[v].root for v in (*outputs, *kept)}
+    given = {placed.views[v].root for v in (*inputs, *kept)}
     program = Program(
         kernels=tuple(code.kernels),
         dispatches=tuple(dispatches),
         constants=constants.bytes(),
         arena_size=report.arena,
         inputs=tuple(_input(placed, v, offsets, used, lasting, exactly) for v in inputs),
-        outputs=tuple(_port(placed, v, offsets) for v in outputs),
+        outputs=tuple(
+            _output(placed, v, offsets, used, {*given, *(placed.views[o].root for o in outputs[:i] + outputs[i + 1 :])})
+            for i, v in enumerate(outputs)
+        ),
         memory=report,
         variables=tuple(_port(placed, v, offsets) for v in kept),
         in_float32=tuple((optimised.values[v].name, reason) for v, reason in exact.items()),
@@ -265,9 +269,23 @@ def _input(
     exactly: Collection[int],
 ) -> Port:
     port, root = _port(placed, v, offsets), placed.views[v].root
-    readers = None if root in lasting else tuple(used.get(root, ()))
-    rounded = bool(readers) and port.dtype is DType.FLOAT32 and root not in exactly
-    return dataclasses.replace(port, readers=readers, rounded=rounded)
+    uses = None if root in lasting else tuple(used.get(root, ()))
+    rounded = bool(uses) and port.dtype is DType.FLOAT32 and root not in exactly
+    return dataclasses.replace(port, uses=uses, rounded=rounded)
+
+
+def _output(
+    placed: Placed,
+    v: int,
+    offsets: dict[int, int],
+    used: Mapping[int, Sequence[tuple[int, int]]],
+    others: Collection[int],
+) -> Port:
+    """`others`: roots that somebody else depends on: of inputs, variables and other outputs."""
+    port, root = _port(placed, v, offsets), placed.views[v].root
+    size, dtype = placed.roots[root]
+    alone = root not in others and size * dtype.nbytes == port.nbytes
+    return dataclasses.replace(port, uses=tuple(used.get(root, ())) if alone else None)
 
 
 def _whole_words(n: int) -> int:

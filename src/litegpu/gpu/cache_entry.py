@@ -155,13 +155,13 @@ def _entry(header: Mapping[str, Any], room: memoryview) -> CacheEntry:
 
 
 def _port(port: Port) -> tuple[Any, ...]:
-    return port.name, port.tensor, port.shape, port.dtype.value, port.offset, port.nbytes, port.readers, port.rounded
+    return port.name, port.tensor, port.shape, port.dtype.value, port.offset, port.nbytes, port.uses, port.rounded
 
 
 def _ports(rows: Sequence[Sequence[Any]]) -> tuple[Port, ...]:
     ports = []
-    for name, tensor, shape, dtype, offset, nbytes, readers, rounded in rows:
-        places = None if readers is None else tuple((i, n) for i, n in readers)
+    for name, tensor, shape, dtype, offset, nbytes, uses, rounded in rows:
+        places = None if uses is None else tuple((i, n) for i, n in uses)
         ports.append(Port(name, tensor, tuple(shape), DType(dtype), offset, nbytes, places, bool(rounded)))
     return tuple(ports)
 

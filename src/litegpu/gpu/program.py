@@ -65,9 +65,10 @@ class Port:
     """An input or output of the program: a packed row-major array somewhere in the arena.
 
     `dtype` is what lies in the arena (BOOL as int32, INT8 as bytes: the last word may have room to spare); `shape` is
-    the logical B,H,W,C shape, or that of all elements in one row; `tensor` the .tflite tensor's index. `readers` are
-    the places (dispatch, binding) where an input is read; None if something else depends on what lies there. `rounded`:
-    all of them round its float32 to float16 first, so that it may be rounded before it comes.
+    the logical B,H,W,C shape, or that of all elements in one row; `tensor` the .tflite tensor's index. `uses` are
+    the places (dispatch, binding) where an input is read, or an output is written and read; None if something else
+    depends on what lies there. `rounded`: all of an input's round its float32 to float16 first, so that it may be
+    rounded before it comes.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Port:
     dtype: DType
     offset: int  # bytes from the start of the arena
     nbytes: int
-    readers: tuple[tuple[int, int], ...] | None = None
+    uses: tuple[tuple[int, int], ...] | None = None
     rounded: bool = False
 
 

@@ -197,6 +197,84 @@ def test_inputs_that_are_read_in_place(device: Any, opened: Any) -> None:
     assert any(pairs[1][0].address in launch.arguments for launch in graph.launches), "it was copied"
 
 
+def test_outputs_that_are_written_in_place(device: Any, opened: Any) -> None:
+    """Kernels write to arrays that come again; the interpreter has the result all the same, whatever is bound next."""
+    interpreter, delegate, x, y = opened(chain())
+    values = [np.random.default_rng(i).normal(size=(1, 4, 8, 4)).astype(np.float32) for i in range(5)]
+    expected = []
+    for one in values:
+        interpreter.set_tensor(x, one)
+        interpreter.invoke()
+        expected.append(interpreter.get_tensor(y).copy())
+    target, other = (ByDLPack(device, np.zeros_like(values[0])) for _ in range(2))
+    delegate.bind_buffer_to_tensor(target, y)
+    for i in range(4):
+        interpreter.set_tensor(x, values[i])
+        interpreter.invoke()
+        np.testing.assert_array_equal(target.get(), expected[i])
+        np.testing.assert_array_equal(interpreter.get_tensor(y), expected[i])
+    session = delegate.prepared[0].kernel().session
+    graph = session.recorder._bound_graphs[-1][1]
+    assert graph.elsewhere == {0: target.address} and session.memory.result(0) == target.address
+    assert any(target.address in launch.arguments for launch in graph.launches), "it is copied"
+    delegate.bind_buffer_to_tensor(other, y)  # takes the last result
+    np.testing.assert_array_equal(interpreter.get_tensor(y), expected[3])
+    delegate.bind_buffer_to_tensor(target, y)
+    interpreter.set_tensor(x, values[4])
+    interpreter.invoke()
+    delegate.bind_buffer_to_tensor(None, y)
+    np.testing.assert_array_equal(interpreter.get_tensor(y), expected[4])
+    for i in range(3):  # nothing is bound any more
+        interpreter.set_tensor(x, values[i])
+        interpreter.invoke()
+        np.testing.assert_array_equal(interpreter.get_tensor(y), expected[i])
+        np.testing.assert_array_equal(target.get(), expected[4])
+
+
+def test_one_array_for_input_and_output(device: Any, opened: Any) -> None:
+    """And arrays that overlap: nothing is written where something is still read."""
+    interpreter, delegate, x, y = opened(chain())
+    value = np.random.default_rng(0).normal(size=(1, 4, 8, 4)).astype(np.float32)
+    for offset in (0, 64, 512):
+        whole = ByDLPack(device, np.zeros((2, 4, 8, 4), np.float32))
+        source, target = (ByDLPack(device, value) for _ in range(2))
+        source.address, target.address = whole.address, whole.address + offset
+        delegate.bind_buffer_to_tensor(None, x)
+        delegate.bind_buffer_to_tensor(None, y)
+        interpreter.set_tensor(x, value)
+        interpreter.invoke()
+        expected = interpreter.get_tensor(y).copy()
+        delegate.bind_buffer_to_tensor(source, x)
+        delegate.bind_buffer_to_tensor(target, y)
+        for _ in range(4):
+            source.set(value)
+            interpreter.invoke()
+            np.testing.assert_array_equal(target.get(), expected)
+        session = delegate.prepared[0].kernel().session
+        assert bool(session.recorder._bound_graphs[-1][1].elsewhere) == (offset == 512)
+
+
+def test_two_outputs_of_one_value(device: Any) -> None:
+    """Each has its array, of which kernels can write one at most."""
+    b, shape = ModelBuilder(), (1, 4, 8, 4)
+    y = b.op("NEG", [b.input("x", shape)], shape)
+    b.output(y, b.op("RESHAPE", [y, b.constant(np.array([8, 16], np.int32))], (8, 16)), b.op("ABS", [y], shape))
+    value = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    delegate = GpuDelegate(backend="cuda")
+    with Interpreter(model_content=b.build(), experimental_delegates=[delegate], fallback="strict") as interpreter:
+        interpreter.allocate_tensors()
+        arrays = [ByDLPack(device, np.zeros(d["shape"], np.float32)) for d in interpreter.get_output_details()]
+        for array, detail in zip(arrays, interpreter.get_output_details(), strict=True):
+            delegate.bind_buffer_to_tensor(array, detail["index"])
+        for turn in range(4):
+            interpreter.set_tensor(interpreter.get_input_details()[0]["index"], value + turn)
+            interpreter.invoke()
+            first, second, third = (array.get() for array in arrays)
+            np.testing.assert_array_equal(first, -(value + turn))
+            np.testing.assert_array_equal(second, first.reshape(8, 16))
+            np.testing.assert_array_equal(third, abs(first))
+
+
 def test_arrays_that_come_again(device: Any, opened: Any) -> None:
     """Arrays that come again are copied by graphs of their own, of which only some are kept."""
     interpreter, delegate, x, y = opened(neg())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +82,7 @@ class CudaGraph:
         """Of what `enqueue` puts on `stream`."""
         self.executable: Any = None
         self.launches: Sequence[GraphLaunch] = ()  # whose arguments the owner wants kept
+        self.elsewhere: Mapping[int, int] = {}  # outputs that it writes to arrays of the user's -> addresses
         graph = captured(stream, enqueue)
         try:
             self.executable = checked(driver.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")

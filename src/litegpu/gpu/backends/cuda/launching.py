@@ -84,6 +84,7 @@ class Launcher:
     def launched(self) -> None:
         """An inference is launched next on the session's stream, by others, or perhaps has been."""
         self.working, self.running = self._stream, True
+        self._memory.results_are({})
 
     def fail(self, error: int) -> DeviceError:
         """What to raise for the number of a CUresult of an inference that others launched or waited for."""
@@ -91,6 +92,7 @@ class Launcher:
 
     def launch(self, finish: Callable[[], None]) -> None:
         """One inference; `finish` waits for the device if need be."""
+        self._memory.results_are({})
         if self._stepwise:
             self._run_stepwise()
         elif self._bindings or self._inputs.in_place or self._inputs.sent:
@@ -101,15 +103,16 @@ class Launcher:
             if error:
                 raise self._failure("cuGraphLaunch", driver.CUresult(error))
 
-    def launch_bound(self, graph: CudaGraph, stream: int) -> bool:
-        """Queue an inference on arrays of the user's, in whose stream it is; False, with nothing done, if the last one
-        was in another one."""
+    def launch_bound(self, graph: CudaGraph, stream: int, arrays: Sequence[object]) -> bool:
+        """Queue an inference on `arrays` of the user's, in whose stream it is; False, with nothing done, if the last
+        one was in another one."""
         if self._stepwise or self.working is None or int(self.working) != stream:
             return False
         self.running = True
         (error,) = driver.cuGraphLaunch(graph.executable, self.working)  # which may wait, if much is queued
         if error != SUCCESS:
             raise self._failure("cuGraphLaunch", error)
+        self._memory.results_are(graph.elsewhere, arrays)
         return True
 
     def wait(self, spin: bool, expected: float) -> None:
@@ -157,7 +160,7 @@ class Launcher:
         bindings = self._bindings
         ways = bindings.ways(self._recorder.has_graph)
         ways = {**ways, **{("input", i): None for i in (*self._inputs.in_place, *self._inputs.sent)}}
-        executable = self._recorder.bound_graph(ways, finish).executable
+        graph = self._recorder.bound_graph(ways, finish)
         stream, others = bindings.streams()
         if stream is None:
             stream = int(self._stream)
@@ -168,9 +171,11 @@ class Launcher:
         self.running = True
         bindings.before(self.working, others, ways)
         self._enqueue_in_place()
-        (error,) = driver.cuGraphLaunch(executable, self.working)
+        (error,) = driver.cuGraphLaunch(graph.executable, self.working)
         if error != SUCCESS:
             raise self._failure("cuGraphLaunch", error)
+        if graph.elsewhere:
+            self._memory.results_are(graph.elsewhere, [bindings.outputs[index].array for index in graph.elsewhere])
         bindings.after(self.working, others, ways)
 
     def _enqueue_in_place(self) -> None:

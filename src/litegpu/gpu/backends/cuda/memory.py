@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,8 @@ class SessionMemory:
         self.inputs: list[np.ndarray] = []
         self.results = frozenset(i for i, port in enumerate(program.outputs) if port.nbytes >= LARGE_RESULT)
         self._outputs: dict[int, np.ndarray] = {}
+        self._elsewhere: Mapping[int, int] = {}
+        self._owners: Sequence[object] = ()  # of what is there
         self._halves: dict[int, np.ndarray] = {}
         self._room: dict[int, int] = {}  # on the device, for halves on their way
         self._constants: ProgramConstants | None = None
@@ -64,6 +66,15 @@ class SessionMemory:
     def place(self, port: Port) -> int:
         """The address of a port in the arena."""
         return self._arena + port.offset
+
+    def result(self, index: int) -> int:
+        """The address of output `index` of the last inference: in the arena, or of the array that was bound to it."""
+        return self._elsewhere.get(index) or self.place(self._program.outputs[index])
+
+    def results_are(self, elsewhere: Mapping[int, int], owners: Sequence[object] = ()) -> None:
+        """An inference is launched that writes these outputs to these addresses; `owners` keep the memory alive until
+        the next one."""
+        self._elsewhere, self._owners = elsewhere, owners
 
     def output(self, index: int) -> np.ndarray:
         """The pinned memory of an output, as bytes; that of a large one is made when it is first asked for."""
@@ -107,7 +118,7 @@ class SessionMemory:
     def send(self, index: int, target: np.ndarray, stream: Any) -> None:
         """Put on `stream` that output `index` is copied to pinned memory."""
         port = self._program.outputs[index]
-        answer = driver.cuMemcpyDtoHAsync(target.ctypes.data, self.place(port), port.nbytes, stream)
+        answer = driver.cuMemcpyDtoHAsync(target.ctypes.data, self.result(index), port.nbytes, stream)
         checked(answer, f"copy of output {port.name!r}")
 
     @contextlib.contextmanager
@@ -145,6 +156,7 @@ class SessionMemory:
             if place:
                 driver.cuMemFree(place)
         self._halves.clear()
+        self._elsewhere, self._owners = {}, ()
         self.inputs, self._constants = [], None
         self._outputs.clear()
 

@@ -127,18 +127,34 @@ class Recorder:
             return CudaGraph(self._stream, lambda: None)
         launches: list[GraphLaunch] = []
         graph = CudaGraph(self._stream, lambda: launches.extend(self.enqueue_inference(ways, rounded)))
-        graph.launches = launches
+        graph.launches, graph.elsewhere = launches, self._written_there(ways)
         return graph
 
     def enqueue_inference(
         self, ways: Ways = _NOTHING_BOUND, rounded: Mapping[int, int] = _NOTHING_ROUNDED
     ) -> Sequence[GraphLaunch]:
         """Put everything on the stream; the launches of the kernels as they were put there."""
-        launches = self.enqueue_inputs(ways, rounded)
+        launches, there = self.enqueue_inputs(ways, rounded), self._written_there(ways)
+        for index, address in there.items():
+            launches = _moved(launches, self._program.outputs[index].uses or (), address)
         for launch in launches:
             self._enqueue(launch)
-        self.enqueue_outputs(ways)
+        self.enqueue_outputs(ways, there)
         return launches
+
+    def _written_there(self, ways: Ways) -> Mapping[int, int]:
+        """The outputs that kernels can write where the user's arrays are, which have nothing in common with what else
+        is bound, and their addresses."""
+        ports = {("input", i): port for i, port in enumerate(self._program.inputs)}
+        ports |= {("output", i): port for i, port in enumerate(self._program.outputs)}
+        ranges = {place: (at, at + ports[place].nbytes) for place, at in ways.items() if at is not None}
+        found = {}
+        for (kind, index), (first, end) in ranges.items():
+            port = ports[kind, index]
+            alone = all(first >= e or end <= f for place, (f, e) in ranges.items() if place != (kind, index))
+            if kind == "output" and port.uses and alone and (first | port.nbytes) % _BLOCK == 0:
+                found[index] = first
+        return found
 
     def enqueue_inputs(self, ways: Ways, rounded: Mapping[int, int] = _NOTHING_ROUNDED) -> Sequence[GraphLaunch]:
         """Begin an inference with the copies of inputs; the launches of the kernels, of which those that can read
@@ -152,7 +168,7 @@ class Recorder:
             bound = ways.get(("input", index), memory.ctypes.data)
             places = None
             if ("input", index) in ways and bound is not None and (bound | port.nbytes) % _BLOCK == 0:
-                places = port.readers
+                places = port.uses
             if places is not None and bound is not None:
                 launches = _moved(launches, places, bound)
             elif bound is not None:
@@ -161,8 +177,11 @@ class Recorder:
                 self._enqueue_copy(place, bound, port.nbytes, copy, what)
         return launches
 
-    def enqueue_outputs(self, ways: Ways) -> None:
+    def enqueue_outputs(self, ways: Ways, there: Collection[int] = ()) -> None:
+        """Copies of all outputs but those that are `there` already."""
         for index, port in enumerate(self._program.outputs):
+            if index in there:
+                continue
             own = None if index in self._memory.results else self._memory.output(index).ctypes.data
             bound = ways.get(("output", index), own)
             if bound is not None:
@@ -193,7 +212,7 @@ class Recorder:
         """Put a copy of a port on the stream, as a kernel where that can be."""
         ours = copy is not driver.cuMemcpyDtoDAsync  # with room behind the last byte
         fits = ours or (nbytes % 4 == 0 and target % _BLOCK == 0 and source % _BLOCK == 0)
-        by_kernel = fits and nbytes <= MOST_BYTES
+        by_kernel = fits and (nbytes <= MOST_BYTES or not ours)  # on the device a kernel is quicker at any size
         self._after_kernel &= by_kernel
         if not by_kernel:
             checked(copy(target, source, nbytes, self._stream), what)

@@ -145,7 +145,7 @@ class CudaSession(CudaSessionBase):
                 return None
             graph, stream, found = prepared
             with self.device.context:
-                if not self.launcher.launch_bound(graph, stream):
+                if not self.launcher.launch_bound(graph, stream, found):
                     return None
             self._has_run = True
             return found

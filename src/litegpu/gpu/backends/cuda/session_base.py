@@ -274,6 +274,10 @@ class CudaSessionBase:
         """The address of a port in the arena."""
         return self.memory.place(port)
 
+    def result(self, index: int) -> int:
+        """The address of output `index` of the last inference."""
+        return self.memory.result(index)
+
     def enqueue_kernels(self, stream: Any) -> None:
         """Put the kernels alone on a stream."""
         for launch in self.recorder.launches:
