@@ -60,7 +60,7 @@ def test_bytes_are_for_many_whole_weights_of_few_pixels() -> None:
     assert not fit_bytes(1, array)
 
 
-def weights_of(largest: float, half: bool = True, outputs: int = 4, pixels: int = 12) -> np.ndarray:
+def weights_of(largest: float, half: bool = True, outputs: int = 2048, pixels: int = 12) -> np.ndarray:
     """The weights as the language's kernel of a convolution has them, the largest being this."""
     b = GraphBuilder()
     shape = (1, 1, pixels, 4)
@@ -86,6 +86,16 @@ def test_weights_that_float16_does_not_hold_stay_float32(largest: float) -> None
 
 def test_weights_are_float16_only_beside_float16() -> None:
     assert weights_of(1.0, half=False).dtype == np.float32
+    assert weights_of(1.0).dtype == np.float16
+
+
+def test_few_weights_stay_in_float32() -> None:
+    """Up to 16 KB of them; four inputs each."""
+    assert weights_of(1.0, outputs=1024).dtype == np.float32
+    assert weights_of(1.0, outputs=1028).dtype == np.float16
+
+
+def test_weights_are_padded() -> None:
     assert weights_of(1.0, outputs=5).shape == (1, 1, 4, 8) and not weights_of(1.0, outputs=5)[..., 5:].any()
 
 

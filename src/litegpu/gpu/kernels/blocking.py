@@ -26,6 +26,9 @@ BLOCKS = ((8, 2), (4, 2), (8, 1), (4, 1), (2, 1), (1, 1))
 QUADS_TO_SHARE = 16
 #: A thread that shares its sum with others has at least this many quads of inputs to add up.
 LEAST_DEPTH = 8
+#: Bytes of the sums that a workgroup shares, where kernels wait for one another: with more, multiprocessors have too
+#: few workgroups to even out.
+_SHARED_WAITING = 16384
 MOST_PARTS = 32
 
 
@@ -56,12 +59,13 @@ def choose_tile(
     the sums among threads. `most`: pixels times quads.
     """
     wanted = THREADS_PER_UNIT * (features.compute_units or USUAL_UNITS)
+    room = features.max_shared_bytes if features.native else min(features.max_shared_bytes, _SHARED_WAITING)
     deep = min(_power_below(depth), _power_below(max(1, depth * taps // LEAST_DEPTH)))
     most_quads = most_quads if quads >= QUADS_TO_SHARE else 1
     blocks = [(p, q) for p, q in BLOCKS if least_pixels <= p <= most_pixels and q <= most_quads and p * q <= most]
     for p, q in blocks:
         threads = -(-pixels // p) * -(-quads // q)
-        shared = min(256, features.max_threads, _power_below(features.max_shared_bytes // (16 * p * q)))
+        shared = min(256, features.max_threads, _power_below(room // (16 * p * q)))
         parts = 1
         if threads < wanted:
             parts = min(deep, MOST_PARTS, max(1, shared // 8), _power_above(-(-wanted // threads)))
@@ -334,8 +338,8 @@ def store_tile(k: Kernel, sink: Sink, place: TilePlace, pixels: Pixels, sums: Se
 
 
 class Weights:
-    """Constant weights [taps.., inputs, outputs] in quads of outputs: as float16 where activations are, as bytes where
-    they are small whole numbers and to load them is most of the work."""
+    """Constant weights [taps.., inputs, outputs] in quads of outputs: as float16 where activations are, unless they are
+    few, as bytes where they are small whole numbers and to load them is most of the work."""
 
     def __init__(
         self, ctx: KernelContext, k: Kernel, array: np.ndarray, operands: Operands, compute: Type = f32x4
@@ -346,7 +350,8 @@ class Weights:
         self.quads = -(-outputs // 4)
         dtype: type
         if compute.is_float and not fit_bytes(math.prod(ctx.output.shape[:3]), array):
-            dtype, storage = _FLOATS[_half(ctx, array)]
+            small = not ctx.features.native and 4 * array.size <= _SMALL_BYTES
+            dtype, storage = _FLOATS[not small and _half(ctx, array)]
         elif compute.is_float or np.all(np.abs(array) <= 127):
             dtype, storage = np.int8, i8x4
         else:
@@ -363,6 +368,8 @@ class Weights:
 
 #: How weights are stored otherwise: in float16 or not.
 _FLOATS: dict[bool, tuple[type, Type]] = {False: (np.float32, f32x4), True: (np.float16, f16x4)}
+#: Weights that stay in float32 where the language's kernels run alone: to convert them takes longer than to load them.
+_SMALL_BYTES = 16384
 #: Output pixels up to which each weight is used so seldom that loading it takes longest, and weights from which on it
 #: matters.
 _FEW_PIXELS, _MANY_WEIGHTS = 8, 1 << 14

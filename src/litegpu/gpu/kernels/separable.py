@@ -38,19 +38,25 @@ from litegpu.gpu.lang.features import Features
 
 #: Taps of a window that a thread unrolls.
 MOST_TAPS = 25
+#: Quads of sums of a thread that shares them with others.
+_FEW_SUMS = 4
 
 
 def tile_of(graph: Graph, node: Node, features: Features) -> ThreadTile:
-    """How the kernel of `node`, a SeparableConv2D, would divide its output."""
+    """How the kernel of `node`, a SeparableConv2D, would divide its output. Where threads are few, they have few sums
+    each: the workgroup computes the depthwise results of all its pixels first, and shares the sums at last."""
     shape = graph.values[node.output].shape
     outputs, _, _, inputs = graph.values[node.inputs[2]].shape
-    pixels, depth, most = math.prod(shape[:3]), -(-inputs // 4), features.max_shared_bytes
-    while True:
-        room = dataclasses.replace(features, max_shared_bytes=most)
-        tile = choose_tile(pixels, -(-outputs // 4), depth, room, most_pixels=min(8, pixels))
-        if shared_bytes(tile, inputs) <= features.max_shared_bytes or most < 1024:
-            return tile
-        most //= 2  # for sums that threads share, beside the depthwise results
+    pixels, depth, room = math.prod(shape[:3]), -(-inputs // 4), features.max_shared_bytes
+
+    def chosen(most: int) -> ThreadTile:
+        with_room = dataclasses.replace(features, max_shared_bytes=room)
+        return choose_tile(pixels, -(-outputs // 4), depth, with_room, most_pixels=min(8, pixels), most=most)
+
+    most = 16 if chosen(16).parts == 1 else _FEW_SUMS
+    while shared_bytes(tile := chosen(most), inputs) > features.max_shared_bytes and room >= 1024:
+        room //= 2  # for sums that threads share, beside the depthwise results
+    return tile
 
 
 def shared_bytes(tile: ThreadTile, channels: int) -> int:
