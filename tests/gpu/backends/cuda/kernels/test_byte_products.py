@@ -12,7 +12,7 @@ from first_output import first_output
 from gpu.backends.cuda.kernels.test_convolution import expected
 from gpu.backends.cuda.kernels.test_specialized import WHOLE_NUMBERS, layer_of_bytes
 
-from litegpu.gpu.backends.cuda.kernels import integer, stem, tile
+from litegpu.gpu.backends.cuda.kernels import integer, overlapped, stem, tile
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder
 from litegpu.gpu.lang.features import Features
@@ -141,16 +141,20 @@ def test_halves_with_the_instructions_of_turing(device: Any) -> None:
 @pytest.mark.parametrize("shape, weights, op, kind", [
     ((1, 7, 7, 960), (40, 1, 1, 960), Conv2D(zero_point=5), DType.INT8),
     ((1, 9, 9, 384), (64, 1, 1, 384), Conv2D(zero_point=77), DType.UINT8),
-    ((1, 7, 7, 64), (32, 3, 3, 64), Conv2D(padding=(1, 1), zero_point=-3), DType.INT8),
+    ((1, 13, 13, 64), (32, 3, 3, 64), Conv2D((2, 2), padding=(1, 1), zero_point=-3), DType.INT8),
 ])  # fmt: skip
-def test_few_rows_where_kernels_overlap(device: Any, shape, weights, op: Conv2D, kind: DType) -> None:
+def test_few_rows_where_kernels_overlap(
+    device: Any, monkeypatch: pytest.MonkeyPatch, shape, weights, op: Conv2D, kind: DType
+) -> None:
     """There warps that divide the depth of small tiles take less time than warpgroups that wait for a large one."""
+    monkeypatch.setattr(overlapped, "will_overlap", lambda graph: True)
     graph, numbers = layer_of_bytes(shape, weights, op, kind)
     check(device, built(graph, as_if(device.features, 90)), graph, numbers)
 
 
-def test_many_rows_are_of_warpgroups() -> None:
+def test_many_rows_are_of_warpgroups(monkeypatch: pytest.MonkeyPatch) -> None:
     features = Features(float16=True, native="cuda", capability=90, compute_units=132)
     for batch, name in ((1, "byte_convolution"), (64, "specialized_convolution")):
+        monkeypatch.setattr(overlapped, "will_overlap", lambda graph, few=batch == 1: few)
         graph, _ = layer_of_bytes((batch, 14, 14, 384), (64, 1, 1, 384), Conv2D(), DType.INT8)
         assert [k.name for k in build_program(graph, features, "cuda", half=True).kernels] == [name]

@@ -9,7 +9,7 @@ from gpu.backends.cuda.kernels.test_convolution import check as check_layer
 from gpu.backends.cuda.kernels.test_convolution import expected, network
 
 from litegpu.gpu import view
-from litegpu.gpu.backends.cuda.kernels import convolution, halo, matvec, specialized, tile, window
+from litegpu.gpu.backends.cuda.kernels import convolution, halo, matvec, overlapped, specialized, tile, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.specialized import MOST_TAPS, SpecializedTile, candidates, cost, packed, ranked
 from litegpu.gpu.build import build_program
@@ -206,6 +206,7 @@ def test_whole_numbers(device, monkeypatch, case: str) -> None:
     shape, weights, op, kind = WHOLE_NUMBERS[case]
     chosen = SpecializedTile(*SOME[list(WHOLE_NUMBERS).index(case) % len(SOME)])
     monkeypatch.setattr(specialized, "_suits", lambda tile, layer: tile == chosen)
+    monkeypatch.setattr(overlapped, "will_overlap", lambda graph: False)
     graph, numbers = layer_of_bytes(shape, weights, op, kind)
     check_sums(device, graph, numbers, "specialized_convolution")
 
