@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from litegpu.gpu.backends.cuda.kernels import convolution
+from litegpu.gpu.backends.cuda.kernels import convolution, overlapped
 
 
 @pytest.fixture(scope="module")
@@ -20,4 +20,5 @@ def device(device: Any) -> Any:
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles are chosen as where each kernel has the device to itself: test_overlapped.py has the others."""
-    monkeypatch.setattr(convolution, "will_overlap", lambda graph: False)
+    for module in (convolution, overlapped):
+        monkeypatch.setattr(module, "will_overlap", lambda graph: False)

@@ -16,7 +16,8 @@ from gpu.backends.cuda.kernels.test_row_norm import check as check_norm
 from gpu.backends.cuda.kernels.test_row_norm import network as network_with_norm
 from gpu.backends.cuda.kernels.test_specialized import stored
 
-from litegpu.gpu.backends.cuda.kernels import columns, persistent, runs, specialized
+from litegpu.gpu.backends.cuda.kernels import columns as column_kernels
+from litegpu.gpu.backends.cuda.kernels import persistent, runs, specialized
 from litegpu.gpu.backends.cuda.kernels.columns import ColumnTile
 from litegpu.gpu.backends.cuda.kernels.halo import HaloTile
 from litegpu.gpu.backends.cuda.kernels.persistent import StayingTile
@@ -114,7 +115,8 @@ def test_warps_that_multiply(device, monkeypatch, columns: int) -> None:
     }
     monkeypatch.setattr(specialized, "_suits", lambda found, layer: found == tile[columns])
     monkeypatch.setattr(specialized, "candidates", lambda: tuple(tile.values()))
-    monkeypatch.setattr(persistent, "ranked", lambda *a: [])
+    for others in (persistent, column_kernels):
+        monkeypatch.setattr(others, "ranked", lambda *a: [])
     kind = DType.UINT8 if columns == 96 else DType.INT8
     graph, numbers = network((1, 29, 11, 288), columns - 8 * (columns == 96), kind, columns > 64)
     check(device, graph, numbers, kind)
@@ -122,7 +124,7 @@ def test_warps_that_multiply(device, monkeypatch, columns: int) -> None:
 
 def check(device, graph: Graph, numbers: list[np.ndarray], kind: DType) -> None:
     program = build_program(graph, device.features, "cuda", half=False)
-    assert all("struct Channels" in k.source for k in program.kernels)
+    assert all("struct Channels" in k.source for k in program.kernels), [k.name for k in program.kernels]
     dtype = np.uint8 if kind is DType.UINT8 else np.int8
     got = first_output(device, program, numbers, graph.values[graph.outputs[0]].shape, dtype)
     want = expected(graph, dict(zip(graph.inputs, numbers, strict=True)))
@@ -231,7 +233,7 @@ def test_halves_of_points(device, monkeypatch, tile: SpecializedTile | StayingTi
         pytest.skip("needs warpgroup products")
     module = persistent if isinstance(tile, StayingTile) else specialized
     only_columns(monkeypatch, ColumnTile(64, 32), 1)
-    monkeypatch.setattr(columns, "ranked", lambda *_: [])
+    monkeypatch.setattr(column_kernels, "ranked", lambda *_: [])
     monkeypatch.setattr(
         module, "ranked", lambda layer, *_: [tile] if layer.run and specialized.takes(layer, 90) else []
     )
