@@ -98,7 +98,12 @@ def suits(tile: ColumnTile, layer: Layer) -> bool:
     across = -(-layer.shape[3] // tile.columns)
     room = tile.fits(specialized.row_bytes(layer), specialized.steps_of(layer))
     wasted = across * tile.columns - layer.shape[3]
-    return room and wasted * 4 <= layer.shape[3] and runs.run_in(layer, tile.columns) > 0
+    return (
+        room
+        and wasted * 4 <= layer.shape[3]
+        and runs.pays(layer, runs.LEAST_COLUMNS)
+        and runs.run_in(layer, tile.columns) > 0
+    )
 
 
 def units_of(layer: Layer, tile: ColumnTile) -> tuple[int, int]:

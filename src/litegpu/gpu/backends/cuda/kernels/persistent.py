@@ -104,8 +104,7 @@ def _suits(tile: StayingTile, layer: Layer, units: int) -> bool:
     """Whether columns are not wasted, teams have several blocks, and three of them need not wait for inputs."""
     waiting = tile.teams > 2 and layer.half and specialized.steps_of(layer) > tile.stages
     narrow = tile.columns < 2 * layer.shape[3] or tile.columns == 32
-    wide = layer.whole_numbers or tile.columns >= specialized.RUN_COLUMNS
-    stored = tile.span > 0 or (wide and runs.run_in(layer, tile.columns) > 0)
+    stored = tile.span > 0 or (runs.pays(layer, tile.columns) and runs.run_in(layer, tile.columns) > 0)
     return narrow and stored and not waiting and lanes(layer, tile, units)[1] > 1
 
 

@@ -25,6 +25,8 @@ from litegpu.gpu.view import View
 RUN_BYTES = (16, 8)
 #: Bytes of a line of the second-level cache.
 LINE = 128
+#: Of halves that are stored from registers: columns of a tile at least, and bytes of a result to which such are added.
+LEAST_COLUMNS, MOST_ADDED = 96, 60 << 20
 _QUADS: dict[DType, Type] = {DType.INT8: i8x4, DType.UINT8: u8x4, DType.FLOAT16: f16x4}
 _COMPUTED = {DType.INT8: i32x4, DType.UINT8: i32x4, DType.FLOAT16: f32x4}
 
@@ -54,6 +56,13 @@ def run_in(layer: Layer, columns: int) -> int:
     """Channels that a thread stores at once of a tile of so many columns; 0 if it cannot."""
     runs = (n // layer.size for n in RUN_BYTES)
     return next((run for run in runs if run <= layer.run and columns % (4 * run) == 0), 0)
+
+
+def pays(layer: Layer, columns: int) -> bool:
+    """Whether sums of tiles of so many columns may be stored from registers, rather than by way of shared memory: those
+    of halves where they were measured to be quicker so (docs/performance.md)."""
+    added = layer.residuals > 0 and math.prod(layer.shape) * layer.size > MOST_ADDED
+    return layer.whole_numbers or (columns >= LEAST_COLUMNS and not added)
 
 
 def epilogue_of(ctx: KernelContext, layer: Layer, columns: int, run: int = 0) -> RunEpilogue:

@@ -27,8 +27,6 @@ PREPARED = 2 / 1700
 #: comes so many microseconds later; from so many steps on, a second round that not all workgroups have takes as long as
 #: the first. (H200, VGG-16's layers at batch 64.)
 MANY_COPIES, CHANGE, DEEP = 2.0, 2.2, 36
-#: Columns from which on sums of halves, of 1x1 layers, are stored from registers.
-RUN_COLUMNS = 96
 #: Bits of a word, one for each tap.
 MOST_TAPS = 32
 
@@ -206,7 +204,7 @@ _FROM_REGISTERS = _Rates(0.039, 1.68e-4, 1.64e-4, 0.75, 0.112, 0.272)
 
 def _run(layer: Layer, tile: SpecializedTile) -> int:
     """Channels that a thread stores at once, right from its registers; 0: by way of shared memory."""
-    some = layer.whole_numbers or (tile.columns >= RUN_COLUMNS and layer.weights.shape[1:3] == (1, 1))
+    some = runs.pays(layer, tile.columns) and (layer.whole_numbers or layer.weights.shape[1:3] == (1, 1))
     return runs.run_in(layer, tile.columns) if some and tile.split == 1 else 0
 
 
