@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import cycle
 
 import numpy as np
@@ -38,7 +39,6 @@ def only(monkeypatch, tile: ColumnTile, groups: int) -> list[Layer]:
         taken.extend([layer] * len(found))
         return found
 
-    monkeypatch.setattr(columns, "LEAST_DEPTH", 1)
     for other in (matvec, specialized, persistent):
         monkeypatch.setattr(other, "ranked", lambda *_: [])
     monkeypatch.setattr(columns, "ranked", alone)
@@ -128,4 +128,6 @@ def test_which_layers_it_does() -> None:
     assert not columns.can(layer_of((64, 56, 56, 64), (64, 3, 3, 64), Conv2D(padding=(1, 1))), 90)  # windows
     tile = ranked(wide(), 90, 132)[0]
     assert cost(wide(), tile, 132) < cost(wide(rows=16384), tile, 132)
-    assert not any(t.columns == 256 for t in ranked(wide(outputs=288), 90, 132))  # nearly half would be wasted
+    assert not any(t.columns == 256 for t in ranked(wide(outputs=576), 90, 132))  # a third would be wasted
+    for other in (wide(depth=64), wide(depth=512), wide(outputs=384), dataclasses.replace(wide(), residuals=1)):
+        assert columns.can(other, 90) and not ranked(other, 90, 132)  # not measured

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from gpu.backends.cuda.kernels.test_convolution import check as check_layer
 from gpu.backends.cuda.kernels.test_convolution import network
@@ -109,6 +111,13 @@ def test_which_layers_it_does() -> None:
     assert not ranked(layer_of((64, 56, 56, 64), (64, 3, 3, 64), Conv2D(padding=(1, 1))), 90, 132)  # windows
     assert not ranked(layer_of((64, 56, 56, 64 * MOST_STEPS + 8), (64, 1, 1, 64 * MOST_STEPS + 8)), 90, 132)  # deep
     assert not ranked(layer_of((1, 14, 14, 64), (64, 1, 1, 64)), 90, 132)  # few pixels
+
+
+def test_halves_from_registers() -> None:
+    """Of many outputs alone, as was measured."""
+    for outputs, some in ((128, False), (576, True)):
+        layer = dataclasses.replace(layer_of((64, 14, 14, 192), (outputs, 1, 1, 192)), run=8)
+        assert any(not tile.span for tile in ranked(layer, 90, 132)) == some
 
 
 def test_every_block_has_a_workgroup() -> None:

@@ -20,8 +20,8 @@ from litegpu.gpu.kernels.context import KernelContext, Launch
 COPYING = (128, 64)
 #: Places for tiles of weights: at least, and as many as there is room for up to this.
 LEAST_STAGES, MOST_STAGES = 3, 12
-#: Channels of the input from which on it was measured.
-LEAST_DEPTH = 128
+#: Channels of the input and of the output of which it was measured, without a residual.
+DEPTHS, LEAST_OUTPUTS = (192, 384), 576
 #: Registers of a thread beside its sums.
 OTHER_REGISTERS = 40
 
@@ -75,7 +75,7 @@ def candidates() -> tuple[ColumnTile, ...]:
 
 def ranked(layer: Layer, capability: int, units: int) -> list[ColumnTile]:
     """The candidates that make sense, the cheapest first; none if the kernel cannot do the layer."""
-    if not can(layer, capability):
+    if not can(layer, capability) or not _is_known(layer):
         return []
     found = [tile for tile in candidates() if suits(tile, layer)]
     return sorted(found, key=lambda tile: (cost(layer, tile, units), tile.threads))
@@ -88,9 +88,14 @@ def can(layer: Layer, capability: int) -> bool:
         and layer.run > 0
         and layer.prologue is None
         and layer.weights.shape[1:3] == (1, 1)
-        and layer.weights.shape[3] >= LEAST_DEPTH
         and specialized.takes(layer, capability)
     )
+
+
+def _is_known(layer: Layer) -> bool:
+    """Whether the layer is as those that were measured."""
+    outputs, _, _, inputs = layer.weights.shape
+    return DEPTHS[0] <= inputs <= DEPTHS[1] and outputs >= LEAST_OUTPUTS and not layer.residuals
 
 
 def suits(tile: ColumnTile, layer: Layer) -> bool:
