@@ -17,7 +17,7 @@ from gpu.backends.cuda.kernels.test_row_norm import network as network_with_norm
 from gpu.backends.cuda.kernels.test_specialized import stored
 
 from litegpu.gpu.backends.cuda.kernels import columns as column_kernels
-from litegpu.gpu.backends.cuda.kernels import persistent, runs, specialized
+from litegpu.gpu.backends.cuda.kernels import overlapped, persistent, runs, specialized
 from litegpu.gpu.backends.cuda.kernels.columns import ColumnTile
 from litegpu.gpu.backends.cuda.kernels.halo import HaloTile
 from litegpu.gpu.backends.cuda.kernels.persistent import StayingTile
@@ -115,6 +115,7 @@ def test_warps_that_multiply(device, monkeypatch, columns: int) -> None:
     }
     monkeypatch.setattr(specialized, "_suits", lambda found, layer: found == tile[columns])
     monkeypatch.setattr(specialized, "candidates", lambda: tuple(tile.values()))
+    monkeypatch.setattr(overlapped, "will_overlap", lambda graph: False)
     for others in (persistent, column_kernels):
         monkeypatch.setattr(others, "ranked", lambda *a: [])
     kind = DType.UINT8 if columns == 96 else DType.INT8
