@@ -9,7 +9,7 @@ from gpu.backends.cuda.kernels.test_convolution import expected
 from gpu.backends.cuda.kernels.test_runs import scaled
 from gpu.backends.cuda.kernels.test_specialized import stored
 
-from litegpu.gpu.backends.cuda.kernels import byte_depthwise
+from litegpu.gpu.backends.cuda.kernels import byte_depthwise, overlapped
 from litegpu.gpu.backends.cuda.kernels.byte_depthwise import PIXELS, ranked, sharing
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.build import build_program
@@ -87,7 +87,8 @@ def test_sharing() -> None:
     assert [sharing(layer_of((1, n), Conv2D((2, 2)))) for n in (1, 2, 3, 4)] == [2, 2, 1, 1]
 
 
-def test_taken_where_kernels_overlap() -> None:
+def test_taken_where_kernels_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlapped, "will_overlap", lambda graph: True)
     graph, _ = network("3x3", DType.INT8)
     names = []
     for capability in (90, 80):
