@@ -80,7 +80,6 @@ def join_inverted(graph: Graph, features: Features, half: bool) -> Graph:
             before = producer.get(first.inputs[0]) if first.inputs else None  # a sum reads operands alone
             depthwise = before is not None and isinstance(before.op, (DepthwiseConv2D, IntegerDepthwiseConv2D))
             belongs = before is not None and depthwise and len(consumers[before.output]) == 1  # see separable.py
-            belongs = belongs and not (features.capability == WARPGROUP_CAPABILITY and will_overlap(graph))
             some = [first, node] if not belongs and widens(first, node, graph) else some
         readers = consumers[node.output]
         last = readers[0] if len(readers) == 1 and projects(node, readers[0], graph) else None
