@@ -176,14 +176,20 @@ def chain() -> bytes:
     return b.build()
 
 
-def test_inputs_that_are_read_in_place(device: Any, opened: Any) -> None:
-    interpreter, delegate, x, y = opened(chain())
-    values = [np.random.default_rng(i).normal(size=(1, 4, 8, 4)).astype(np.float32) for i in range(8)]
+def samples(interpreter: Interpreter, x: int, y: int, count: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Inputs of a chain, and what it makes of them with nothing bound."""
+    values = [np.random.default_rng(i).normal(size=(1, 4, 8, 4)).astype(np.float32) for i in range(count)]
     expected = []
     for one in values:
         interpreter.set_tensor(x, one)
         interpreter.invoke()
         expected.append(interpreter.get_tensor(y).copy())
+    return values, expected
+
+
+def test_inputs_that_are_read_in_place(device: Any, opened: Any) -> None:
+    interpreter, delegate, x, y = opened(chain())
+    values, expected = samples(interpreter, x, y, 8)
     pairs = [(ByDLPack(device, v), ByDLPack(device, v)) for v in values]
     for i in (*range(8), *range(8), 0, 0, 1, 1, 0, 1):
         source, target = pairs[i]
@@ -200,12 +206,7 @@ def test_inputs_that_are_read_in_place(device: Any, opened: Any) -> None:
 def test_outputs_that_are_written_in_place(device: Any, opened: Any) -> None:
     """Kernels write to arrays that come again; the interpreter has the result all the same, whatever is bound next."""
     interpreter, delegate, x, y = opened(chain())
-    values = [np.random.default_rng(i).normal(size=(1, 4, 8, 4)).astype(np.float32) for i in range(5)]
-    expected = []
-    for one in values:
-        interpreter.set_tensor(x, one)
-        interpreter.invoke()
-        expected.append(interpreter.get_tensor(y).copy())
+    values, expected = samples(interpreter, x, y, 5)
     target, other = (ByDLPack(device, np.zeros_like(values[0])) for _ in range(2))
     delegate.bind_buffer_to_tensor(target, y)
     for i in range(4):
@@ -234,16 +235,11 @@ def test_outputs_that_are_written_in_place(device: Any, opened: Any) -> None:
 def test_one_array_for_input_and_output(device: Any, opened: Any) -> None:
     """And arrays that overlap: nothing is written where something is still read."""
     interpreter, delegate, x, y = opened(chain())
-    value = np.random.default_rng(0).normal(size=(1, 4, 8, 4)).astype(np.float32)
+    (value,), (expected,) = samples(interpreter, x, y, 1)
     for offset in (0, 64, 512):
         whole = ByDLPack(device, np.zeros((2, 4, 8, 4), np.float32))
         source, target = (ByDLPack(device, value) for _ in range(2))
         source.address, target.address = whole.address, whole.address + offset
-        delegate.bind_buffer_to_tensor(None, x)
-        delegate.bind_buffer_to_tensor(None, y)
-        interpreter.set_tensor(x, value)
-        interpreter.invoke()
-        expected = interpreter.get_tensor(y).copy()
         delegate.bind_buffer_to_tensor(source, x)
         delegate.bind_buffer_to_tensor(target, y)
         for _ in range(4):
