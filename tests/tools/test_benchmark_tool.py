@@ -128,7 +128,7 @@ def test_gpu_kernels_are_profiled(graph: str, capsys: pytest.CaptureFixture[str]
     assert "Explicitly applied GPU delegate, and the model graph will be completely executed by the delegate." in text
     delegate = text.partition("Delegate internal: ")[2].partition("Top by Computation Time")[0]
     rows = re.findall(r"^\t +\w+\t +[0-9.]+\t +([0-9.]+)\t.*\tDelegate/\w+:\d+ \[", delegate, re.MULTILINE)
-    assert len(rows) >= 20 and sum(float(row) for row in rows) > 0
+    assert len(rows) >= 15 and sum(float(row) for row in rows) > 0
 
 
 def test_made_up_inputs_are_those_of_the_official_tool() -> None:

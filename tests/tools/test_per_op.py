@@ -100,7 +100,7 @@ def test_without_a_fault_no_op_deviates(model: Path) -> None:
     assert per_op.culprit is None and per_op.first_lock_step is None
     assert per_op.same_kernels and per_op.same_outputs
     lock_step, alone = errors(per_op, "lock_step"), errors(per_op, "alone")
-    assert set(alone) == set(range(31)) and set(lock_step) >= set(range(29))
+    assert set(alone) == set(range(31)) and set(lock_step) >= {*range(3), *range(4, 29, 2)}  # some pairs are one kernel
     assert lock_step[30] == report.worst  # the last op's result is the model's
     assert lock_step[28] > 2 * alone[28]  # rounding adds up through the model
     assert "No op deviates" in per_op.verdict()
@@ -108,16 +108,16 @@ def test_without_a_fault_no_op_deviates(model: Path) -> None:
 
 @pytest.mark.parametrize(("precision", "factor"), [("float32", 1.001), ("float16", 1.1)])
 def test_perturbed_weights_are_reproduced_and_named(model: Path, plant: Plant, precision: str, factor: float) -> None:
-    node = litegpu.read_model(model).main.operators[13]
+    node = litegpu.read_model(model).main.operators[14]
     plant(litegpu.read_model(model).main.tensors[node.inputs[1]].name, factor)
     report, per_op = analysed(model, precision=precision, max_relative_error=per_tolerance(precision) / 10)
     assert not report.passed
-    assert per_op.culprit == per_op.first_alone == per_op.first_lock_step == 13
-    assert per_op.nodes[13].blame(per_op.tolerance) == ""  # what is read wrongly is read so by the definition as well
+    assert per_op.culprit == per_op.first_alone == per_op.first_lock_step == 14
+    assert per_op.nodes[14].blame(per_op.tolerance) == ""  # what is read wrongly is read so by the definition as well
     alone, lock_step = errors(per_op, "alone"), errors(per_op, "lock_step")
-    assert [n for n, e in alone.items() if e > per_op.tolerance] == [13]
-    assert all(lock_step[n] <= per_op.tolerance for n in range(13)) and lock_step[13] > per_op.tolerance
-    assert f"Node 13 {node.name}" in per_op.verdict()
+    assert [n for n, e in alone.items() if e > per_op.tolerance] == [14]
+    assert all(e <= per_op.tolerance for n, e in lock_step.items() if n < 14) and lock_step[14] > per_op.tolerance
+    assert f"Node 14 {node.name}" in per_op.verdict()
 
 
 def test_a_reference_that_is_wrong_is_named(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_float16_is_looked_at_as_it_is_stored(model: Path) -> None:
     report, per_op = analysed(model, precision="float16")
     assert report.half and per_op.same_outputs and per_op.same_kernels
     assert errors(per_op, "lock_step")[30] == report.worst
-    assert errors(per_op, "lock_step")[5] > 1e-4 and errors(per_op, "alone")[5] > 1e-4
+    assert errors(per_op, "lock_step")[6] > 1e-4 and errors(per_op, "alone")[6] > 1e-4
 
 
 def test_a_fault_in_an_op_that_is_fused(residual: Path, plant: Plant) -> None:

@@ -11,8 +11,8 @@ from cuda.bindings import driver
 
 from litegpu.gpu.backends.cuda.base import CudaDeviceBase, LoadedKernel
 from litegpu.gpu.backends.cuda.driver import checked
-from litegpu.gpu.backends.cuda.functions import HALF_CONVERSIONS, INLINE
 from litegpu.gpu.backends.cuda.graph import GraphLaunch, make_launch
+from litegpu.gpu.backends.cuda.halves import HALF_CONVERSIONS, INLINE
 from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_LAUNCH
 from litegpu.gpu.backends.cuda.result_pool import LARGE_RESULT
 from litegpu.gpu.graph import DType

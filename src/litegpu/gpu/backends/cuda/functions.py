@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from litegpu.gpu.backends.cuda.halves import HALF_CONVERSIONS as HALF_CONVERSIONS
+from litegpu.gpu.backends.cuda.halves import INLINE as INLINE
 from litegpu.gpu.lang.c_like import INFIX
 from litegpu.gpu.lang.types import Type
 
 SCALARS = {"f32": "float", "i32": "int", "u32": "unsigned", "bool": "bool", "f16": "f16"}
 _OWN_VECTORS = {"f32": "float", "i32": "int", "u32": "uint"}
 LANES = "xyzw"
-INLINE = "static __device__ __forceinline__"
 WARP = 32
 _WARP_MASK = f"0xffffffffu >> ({WARP}u - threads)"  # the first `threads` of a warp
 
@@ -29,27 +30,6 @@ TURNED = f"""{INLINE} uint3 turned_block() {{
 #define blockIdx turned_block()
 #define TURNED
 """
-
-#: Conversions of halves, which are kept as their 16 bits, and of pairs of them in a word (the first lane is low).
-HALF_CONVERSIONS = f"""{INLINE} float half_to_float(unsigned short x) {{
-  float y;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-  return y;
-}}
-{INLINE} unsigned short float_to_half(float x) {{
-  unsigned short y;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-  return y;
-}}
-{INLINE} unsigned pack_half2(float x, float y) {{
-#if __CUDA_ARCH__ >= 800
-  unsigned word;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(y), "f"(x));
-  return word;
-#else
-  return float_to_half(x) | (unsigned)float_to_half(y) << 16;
-#endif
-}}"""
 
 #: Single instructions (with two more for subnormal numbers, but for "ftz").
 ROUGH_FUNCTIONS = f"""{INLINE} float rough_exp2(float x) {{

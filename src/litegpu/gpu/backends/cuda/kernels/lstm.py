@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.functions import HALF_CONVERSIONS, INLINE
+from litegpu.gpu.backends.cuda.halves import HALF_CONVERSIONS, INLINE
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD
 from litegpu.gpu.backends.cuda.kernels.source import text_of
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS

@@ -8,7 +8,7 @@ from importlib import resources
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.functions import HALF_CONVERSIONS, INLINE
+from litegpu.gpu.backends.cuda.halves import HALF_CONVERSIONS, INLINE
 from litegpu.gpu.backends.cuda.kernels.runs import RunEpilogue
 from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_LAUNCH
 from litegpu.gpu.backends.cuda.printer import print_cuda_function
