@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from litegpu.errors import DeviceError
-from litegpu.gpu.backends.cuda.functions import HALF_CONVERSIONS, ROUGH_FUNCTIONS
+from litegpu.gpu.backends.cuda.functions import ROUGH_FUNCTIONS
+from litegpu.gpu.backends.cuda.halves import HALF_CONVERSIONS
 from litegpu.gpu.backends.cuda.kernels.source import text_of
 from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_LAUNCH
 from litegpu.gpu.program import KernelCode

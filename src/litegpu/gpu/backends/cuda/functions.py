@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from litegpu.gpu.backends.cuda.halves import HALF_CONVERSIONS as HALF_CONVERSIONS
-from litegpu.gpu.backends.cuda.halves import INLINE as INLINE
+from litegpu.gpu.backends.cuda.halves import INLINE
 from litegpu.gpu.lang.c_like import INFIX
 from litegpu.gpu.lang.types import Type
 

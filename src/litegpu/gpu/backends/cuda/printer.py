@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda import functions as device
+from litegpu.gpu.backends.cuda.halves import HALF_CONVERSIONS, INLINE
 from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_LAUNCH, WAIT
 from litegpu.gpu.lang import math, tree
 from litegpu.gpu.lang.c_like import INFIX, CLikePrinter, check_kernel
@@ -66,7 +67,7 @@ def print_cuda_function(function: DeviceFunction, features: Features) -> Printed
         kind = module.type_name(result.type)
         module.line(f"return {module.text(result)};")
     buffers = [module.parameter(m) for m in function.buffers]
-    text = [f"{device.INLINE} {kind} {function.name}({', '.join(buffers + own)}) {{", *module.lines, "}"]
+    text = [f"{INLINE} {kind} {function.name}({', '.join(buffers + own)}) {{", *module.lines, "}"]
     definitions = (*module.types.values(), *module.functions.values(), "\n".join(text))
     return PrintedFunction(definitions, tuple(buffers), tuple(memory_name(m) for m in function.buffers))
 
@@ -203,7 +204,7 @@ class _Module(CLikePrinter):
         name = f"{op}_{type}"
         params = ", ".join(f"{self.type_name(type)} {letter}" for letter in "ab"[: len(value.args)])
         result = self.type_name(value.type)
-        self.helper(name, f"{device.INLINE} {result} {name}({params}) {{ return {device.across_lanes(op, type)}; }}")
+        self.helper(name, f"{INLINE} {result} {name}({params}) {{ return {device.across_lanes(op, type)}; }}")
         return name
 
     def _power(self, type: Type) -> str:
@@ -223,7 +224,7 @@ class _Module(CLikePrinter):
         for letter, p in zip("ab", definition.params, strict=True):
             printer.name_leaf(p, letter)
         printer.print_block(definition.body, (definition.result,))
-        head = f"{device.INLINE} float {name}(float a, float b) {{"
+        head = f"{INLINE} float {name}(float a, float b) {{"
         result = f"  return {printer.text(definition.result)};"
         self.functions[name] = "\n".join([head, *printer.lines, result, "}"])
         return name
@@ -308,7 +309,7 @@ class _Module(CLikePrinter):
         elif memory.storage.lanes == 3 and memory.space == "global":  # leave the fourth place alone
             lanes = " ".join(f"p->{lane} = v.{lane};" for lane in device.LANES[:3])
             type = self.type_name(memory.storage)
-            self.helper(f"store_{memory.storage}", f"{device.INLINE} void store_{memory.storage}({type}* p, {type} v) "
+            self.helper(f"store_{memory.storage}", f"{INLINE} void store_{memory.storage}({type}* p, {type} v) "
                          f"{{ {lanes} }}")  # fmt: skip
             return f"store_{memory.storage}({name} + {index}, {value});"
         return f"{name}[{index}] = {value};"
@@ -326,7 +327,7 @@ class _Module(CLikePrinter):
             words = ["a"] if m.storage.lanes == 2 else ["a.x", "a.y"]
             halves = [f"half_to_float((unsigned short)({w}{shift}))" for w in words for shift in ("", " >> 16")]
             value = f"{result}{{{', '.join(halves[: m.storage.lanes])}}}" if m.storage.lanes > 1 else "half_to_float(a)"
-        self.helper(name, f"{device.INLINE} {result} {name}({self._element(m)} a) {{ return {value}; }}")
+        self.helper(name, f"{INLINE} {result} {name}({self._element(m)} a) {{ return {value}; }}")
         return name
 
     def _pack(self, m: tree.Memory) -> str:
@@ -342,7 +343,7 @@ class _Module(CLikePrinter):
                 3: "uint2{pack_half2(a.x, a.y), pack_half2(a.z, 0.0f)}",
                 4: "uint2{pack_half2(a.x, a.y), pack_half2(a.z, a.w)}",
             }[m.storage.lanes]
-        self.helper(name, f"{device.INLINE} {element} {name}({self.type_name(m.type)} a) {{ return {value}; }}")
+        self.helper(name, f"{INLINE} {element} {name}({self.type_name(m.type)} a) {{ return {value}; }}")
         return name
 
     def _packed_bytes(self, m: tree.Memory) -> str:
@@ -355,12 +356,12 @@ class _Module(CLikePrinter):
         below = f"x < {low} ? {low} : " if kind == "int" else ""
         limit = f"saturate_{m.storage.kind}_{kind}"
         body = f"return (unsigned)({below}x > {high} ? {high} : x) & 255u;"
-        self.helper(limit, f"{device.INLINE} unsigned {limit}({kind} x) {{ {body} }}")
+        self.helper(limit, f"{INLINE} unsigned {limit}({kind} x) {{ {body} }}")
         convert = "__float2int_rz" if m.type.kind == "f32" else ""
         return " | ".join(f"{limit}({convert}(a.{n})) << {8 * i}" for i, n in enumerate(device.LANES))
 
     def _half_conversions(self) -> None:
-        self.types.setdefault("halves", device.HALF_CONVERSIONS)
+        self.types.setdefault("halves", HALF_CONVERSIONS)
 
     def use_f16(self) -> None:
         self._half_conversions()

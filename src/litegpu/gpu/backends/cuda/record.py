@@ -126,15 +126,17 @@ class Recorder:
         if not self.has_whole_graph:
             return CudaGraph(self._stream, lambda: None)
         launches: list[GraphLaunch] = []
-        graph = CudaGraph(self._stream, lambda: launches.extend(self.enqueue_inference(ways, rounded)))
-        graph.launches, graph.elsewhere = launches, self._written_there(ways)
+        there = self._written_there(ways)
+        graph = CudaGraph(self._stream, lambda: launches.extend(self._enqueue_inference(ways, rounded, there)))
+        graph.launches, graph.elsewhere = launches, there
         return graph
 
-    def enqueue_inference(
-        self, ways: Ways = _NOTHING_BOUND, rounded: Mapping[int, int] = _NOTHING_ROUNDED
+    def _enqueue_inference(
+        self, ways: Ways, rounded: Mapping[int, int], there: Mapping[int, int]
     ) -> Sequence[GraphLaunch]:
-        """Put everything on the stream; the launches of the kernels as they were put there."""
-        launches, there = self.enqueue_inputs(ways, rounded), self._written_there(ways)
+        """Put everything on the stream, where outputs are written `there`; the launches of the kernels as they were put
+        there."""
+        launches = self.enqueue_inputs(ways, rounded)
         for index, address in there.items():
             launches = _moved(launches, self._program.outputs[index].uses or (), address)
         for launch in launches:
