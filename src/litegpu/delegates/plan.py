@@ -275,15 +275,15 @@ class Plan:
             assert place.output is not None
             kernel, i = place.output
             memory = kernel.output_buffer(i, self._tensors[state.after])
-            fetch = functools.partial(self._fetched, kernel, i, state.after)
+            fetch = functools.partial(self._fetched, kernel, i)
             self._variables.leave(state.key, DeviceValue(memory, place.device, self, fetch, self.settle))
 
-    def _fetched(self, kernel: SharesMemory, i: int, tensor: int) -> np.ndarray:
+    def _fetched(self, kernel: SharesMemory, i: int) -> np.ndarray:
         """A copy of what is on a device."""
         self._check_reach()
         self.settle()
         kernel.ensure_readable(i)
-        return np.array(self._values[tensor])
+        return np.array(kernel.results[i])  # not our own values, which an inference that fails takes away
 
     def ran_outside(self) -> None:
         """From now on the only partition may run without invoke(): its outputs are to be asked of its kernel."""

@@ -186,6 +186,10 @@ class SharesMemory(Protocol, metaclass=Ability):
     def output_buffer(self, i: int, tensor: Tensor) -> Any:
         """Memory that stands for output i from now on."""
 
+    @property
+    def results(self) -> Sequence[np.ndarray]:
+        """The arrays that invoke() gives, which are always the same."""
+
     def ensure_readable(self, i: int) -> None:
         """Have output `i` of the last inference in its array."""
 

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter as Official
-from control_models import BOOL, F32, I32, Shapes, around, below, branch, loop, one_more, random, scalar
+from control_models import BOOL, F32, I32, Shapes, around, below, branch, handle, loop, once, one_more, random, scalar
 
 from litegpu import GpuDelegate, Interpreter
+from litegpu.errors import DelegateError
+from litegpu.gpu.delegate.kernel import GpuKernel
 from litegpu.gpu.program import Binding, Dispatch, MemoryReport, Program, Region, RegionBlock, blocks
 from litegpu.model.writer import ModelBuilder, SubgraphBuilder
 
@@ -151,6 +153,53 @@ def test_a_program_with_regions_from_the_cache(backend: str, tmp_path: Path) -> 
             mine.invoke()
             found.append(mine.get_tensor(mine.get_output_details()[1]["index"]))
         assert np.array_equal(found[0], random(*FOUR)) and not np.array_equal(found[1], found[0])
+
+
+def with_a_variable() -> bytes:
+    """A loop whose end the run decides, and what it comes to is added to a variable."""
+    model = ModelBuilder()
+    n, x = model.input("n", (), I32), model.input("x", FOUR)
+    once(model, model, {"total": np.full(FOUR, 0.5, np.float32)})
+    variable = handle(model, "total")
+
+    def body(graph: Graph, v: list[int]) -> list[int]:
+        return [one_more(graph, v[0]), graph.op("ADD", [v[1], scalar(graph, 0.25, np.float32)], FOUR)]
+
+    made = loop(model, model, [n, x], [((), I32), (FOUR, F32)], below(5), body)
+    after = model.op("ADD", [model.op("READ_VARIABLE", [variable], FOUR, type=F32), made[1]], FOUR)
+    model.node("ASSIGN_VARIABLE", [variable, after], [])
+    model.output(model.op("TANH", [after], FOUR))
+    return model.build()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_beside_a_variable_that_stays_on_the_device(backend: str) -> None:
+    compared(with_a_variable(), backend, [[n, random(*FOUR, seed=n)] for n in (4, 0, 7, 2)])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_variable_after_an_inference_that_fails(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is what the inference before made of it, on the device as on the host."""
+    mine = opened(with_a_variable(), backend)
+    mine.allocate_tensors()
+
+    def total(n: int) -> np.ndarray:
+        for detail, value in zip(mine.get_input_details(), (np.array(n, np.int32), random(*FOUR)), strict=True):
+            mine.set_tensor(detail["index"], value)
+        mine.invoke()
+        return np.arctanh(mine.get_tensor(mine.get_output_details()[0]["index"]))
+
+    first = total(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(GpuKernel, "invoke", lambda *_: 1 / 0)
+        with pytest.raises(DelegateError, match="ZeroDivisionError"):
+            total(3)
+    np.testing.assert_allclose(total(3) - first, first - 0.5, rtol=1e-3, atol=1e-4)
+    with monkeypatch.context() as patch:
+        patch.setattr(GpuKernel, "invoke", lambda *_: 1 / 0)
+        with pytest.raises(DelegateError, match="ZeroDivisionError"):
+            total(3)
+    mine.close()
 
 
 def test_interpreters_in_threads() -> None:

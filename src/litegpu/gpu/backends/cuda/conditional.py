@@ -66,7 +66,6 @@ class ConditionalGraph(CudaGraph):
     """A graph of parts, one after the other. The device's context must be current in every method."""
 
     def __init__(self, stream: Any, setter: LoadedKernel, all_parts: Sequence[Enqueue | Conditional]) -> None:
-        self.executable: Any = None
         self._stream, self._setter = stream, setter
         self._context = checked(driver.cuCtxGetCurrent(), "cuCtxGetCurrent")
         self._kept: list[GraphLaunch] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,11 +79,14 @@ def captured(stream: Any, enqueue: Callable[[], object]) -> Any:
 class CudaGraph:
     """An instantiated graph. The device's context must be current in every method."""
 
+    executable: Any = None
+    launches: Sequence[GraphLaunch] = ()  # whose arguments the owner wants kept
+    elsewhere: Mapping[int, int] = types.MappingProxyType(
+        {}
+    )  # outputs that it writes to the user's arrays -> addresses
+
     def __init__(self, stream: Any, enqueue: Callable[[], object]) -> None:
         """Of what `enqueue` puts on `stream`."""
-        self.executable: Any = None
-        self.launches: Sequence[GraphLaunch] = ()  # whose arguments the owner wants kept
-        self.elsewhere: Mapping[int, int] = {}  # outputs that it writes to arrays of the user's -> addresses
         graph = captured(stream, enqueue)
         try:
             self.executable = checked(driver.cuGraphInstantiate(graph, 0), "cuGraphInstantiate")
