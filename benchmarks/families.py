@@ -7,7 +7,8 @@ Names are those of the zoo and of benchmarks/strangers (all of the latter: "stra
 beforehand; whatever else is a path. GPU milliseconds, of the public API with PyTorch's tensors bound to inputs and
 outputs: many inferences queued, CUDA events around them. ResNet-50 is measured at batch 256 as well. --int8 measures
 the quantized networks beside the float16 ones (of paths: the files as they are). The peer is torch.compile
-(families_peers.py) in processes of their own that compile side by side and are measured one by one. Ratios are
+(families_peers.py) in processes of their own that compile side by side, while litegpu's networks are built, and are
+measured one by one. Ratios are
 litegpu's time over the peer's, with their geometric means for each batch.
 
 --kernels N prints the slowest N kernels of each case with their share and their limit: what their operations and bytes
@@ -22,9 +23,7 @@ import json
 import math
 import multiprocessing
 import os
-import selectors
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,6 +38,7 @@ import families_peers
 import peers
 import roofline
 from cuda_measure import find_models, lowered, repeats_within
+from families_compare import Peers
 from strangers import NETWORKS as STRANGERS
 
 from litegpu import GpuDelegate, Interpreter
@@ -63,22 +63,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     kinds = ["float16", "int8"] if args.int8 else ["float16"]
     cases = [(name, batch, kind) for name in args.models for batch in _batches(args, name) for kind in kinds]
     started = time.perf_counter()
-    failed = 0
-    if not args.peers_only:
-        with tempfile.TemporaryDirectory() as folder:
-            files = prepared(args, kinds, Path(folder))
-            print(f"built in {time.perf_counter() - started:.1f} s", flush=True)
-            for case in cases:
-                row = table.row(*case)
-                if time.perf_counter() - started > args.time_limit:
-                    row["failure"] = "not run: out of time"
-                else:
-                    measure(files[case], row, args, Path(folder))
-                failed += "failure" in row
-                print(line(row), flush=True)
-                table.write()
-    if not args.no_peers:
-        compare(args, table)
+    batches = {} if args.no_peers else {name: _batches(args, name) for name in args.models}
+    with tempfile.TemporaryDirectory() as folder, Peers(args.peer_python, batches, args.peer_timeout) as others:
+        files = {} if args.peers_only else prepared(args, kinds, Path(folder))
+        others.compiled()  # nothing is measured beside that
+        print(f"built in {time.perf_counter() - started:.1f} s", flush=True)
+        failed = 0
+        for case in cases if not args.peers_only else ():
+            row = table.row(*case)
+            if time.perf_counter() - started > args.time_limit:
+                row["failure"] = "not run: out of time"
+            else:
+                measure(files[case], row, args, Path(folder))
+            failed += "failure" in row
+            print(line(row), flush=True)
+            table.write()
+        others.measure(table.compare)
     print("\n".join(summary(table.rows, args.batches)))
     print(f"{time.perf_counter() - started:.1f} s in all")
     return 1 if failed else 0
@@ -262,67 +262,6 @@ def slowest(path: Path, session: Any, count: int) -> list[dict[str, Any]]:
     return sorted(spent.values(), key=lambda entry: -entry["seconds"])[:count]
 
 
-# ---------------------------------------------------------------------------------------------------- peers
-
-
-def compare(args: argparse.Namespace, table: Table) -> None:
-    """Adds torch.compile's figures to the rows: all compile at once, and each is measured alone."""
-    script = Path(families_peers.__file__)
-    running: dict[str, subprocess.Popen[str]] = {}
-    environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
-    try:
-        for name in args.models:
-            if name in families_peers.NETWORKS:
-                batches = ",".join(map(str, _batches(args, name)))
-                running[name] = subprocess.Popen(
-                    [args.peer_python, str(script), name, "--batches", batches, "--wait"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                    start_new_session=True,
-                    env=environment,
-                )
-        deadline = time.monotonic() + args.peer_timeout
-        ready = [name for name, process in running.items() if _ready(process, deadline)]
-        for name in set(running) - set(ready):
-            print(f"torch.compile {name}: did not compile within {args.peer_timeout:.0f} s, or failed", flush=True)
-            _end(running.pop(name))
-        for name in ready:
-            try:
-                text, _ = running[name].communicate("go\n", timeout=120)
-            except subprocess.TimeoutExpired:
-                text = ""
-                print(f"torch.compile {name}: took more than 120 s to be measured", flush=True)
-            for figure in peers.parse(text):
-                table.row(name, figure.batch, "float16", fresh=False)[figure.name] = figure.seconds
-                print(f"torch.compile {name} b{figure.batch}: {1e3 * figure.seconds:.4f} ms", flush=True)
-            _end(running.pop(name))
-            table.write()
-    finally:
-        for process in running.values():
-            _end(process)
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    peers.end(process)
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-
-
-def _ready(process: subprocess.Popen[str], deadline: float) -> bool:
-    """Whether it says that it is ready before the deadline (of time.monotonic())."""
-    assert process.stdout is not None
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while selector.select(max(0.0, deadline - time.monotonic())):
-            text = process.stdout.readline()
-            if not text or text == "READY\n":
-                return bool(text)
-    return False
-
-
 # ---------------------------------------------------------------------------------------------------- reporting
 
 
@@ -348,6 +287,11 @@ class Table:
             row.clear()
             row.update(kept)
         return row
+
+    def compare(self, model: str, figure: peers.Figure) -> None:
+        """Adds a figure of torch.compile's."""
+        self.row(model, figure.batch, "float16", fresh=False)[figure.name] = figure.seconds
+        self.write()
 
     def write(self) -> None:
         if self.path is not None:

@@ -14,7 +14,8 @@ import logging
 import sys
 from typing import Any
 
-#: Of torchvision, or after "timm:" of timm. The text encoder is here, what begins with "module:" in strangers.
+#: Of torchvision, or after "timm:" of timm, after "merged:" with its branches merged. The text encoder is here, what
+#: begins with "module:" in strangers.
 ZOO = {
     "resnet50": "resnet50",
     "resnext50": "resnext50_32x4d",
@@ -48,10 +49,31 @@ STRANGERS = {
     "edsr": "module:Edsr",
     "bert": "module:bert",
     "gpt": "module:gpt",
+    "resnet18": "resnet18",
+    "resnet34": "resnet34",
+    "resnet152": "resnet152",
+    "wide_resnet50": "wide_resnet50_2",
+    "seresnet50": "timm:seresnet50",
+    "regnet_x_8gf": "regnet_x_8gf",
+    "regnet_y_8gf": "regnet_y_8gf",
+    "repvgg_a2": "merged:repvgg_a2",
+    "cspdarknet53": "timm:cspdarknet53",
+    "vovnet39": "timm:ese_vovnet39b",
+    "efficientnet_b3": "efficientnet_b3",
+    "efficientnet_lite0": "timm:tf_efficientnet_lite0",
+    "mobilenet_v4": "timm:mobilenetv4_conv_small",
+    "mobileone_s1": "merged:mobileone_s1",
+    "convnext_v2": "timm:convnextv2_tiny",
+    "poolformer_s12": "timm:poolformer_s12",
+    "resmlp_12": "timm:resmlp_12_224",
+    "gmlp_s16": "timm:gmlp_s16_224",
 }
 NETWORKS = ZOO | STRANGERS
 RESOLUTION, LENGTH, VOCABULARY = 224, 128, 30522
-RESOLUTIONS = {"inception_v3": 299, "xception": 299, "mobilevit_xs": 256, "unet": 256, "yolo": 320, "edsr": 96}
+RESOLUTIONS = {
+    **{"inception_v3": 299, "xception": 299, "mobilevit_xs": 256, "unet": 256, "yolo": 320, "edsr": 96},
+    **{"cspdarknet53": 256, "efficientnet_b3": 300},
+}
 #: (length, vocabulary)
 TOKENS = {"text_encoder": (LENGTH, VOCABULARY), "bert": (128, 8192), "gpt": (256, 8192)}
 CALLS, ROUNDS = 100, 3
@@ -119,6 +141,11 @@ def network(name: str) -> Any:
         import timm
 
         return timm.create_model(found[5:])
+    if found.startswith("merged:"):
+        import timm
+        from timm.utils import reparameterize_model
+
+        return reparameterize_model(timm.create_model(found[7:]).eval())
     if found.startswith("module:"):
         from strangers import torch_modules
 

@@ -3,7 +3,7 @@ measured by benchmarks/families.py. Seeded weights; activations in a healthy ran
 
 from __future__ import annotations
 
-from strangers import classifiers, pictures, sandwiches, sequences
+from strangers import classifiers, metaformers, pictures, residual, sandwiches, sequences
 from strangers.layers import Builder
 
 #: Name -> what builds it; its keyword arguments are in its `options`.
@@ -12,6 +12,10 @@ NETWORKS: dict[str, Builder] = {
     for build in (
         *(classifiers.inception_v3, classifiers.xception, classifiers.resnet50_v2, classifiers.nasnet_mobile),
         *(classifiers.mnasnet, classifiers.regnet_y, classifiers.ghostnet, classifiers.hrnet_w18_small),
+        *(residual.resnet18, residual.resnet34, residual.resnet152, residual.wide_resnet50, residual.seresnet50),
+        *(residual.regnet_x_8gf, residual.regnet_y_8gf, residual.repvgg_a2, residual.cspdarknet53, residual.vovnet39),
+        *(residual.efficientnet_b3, residual.efficientnet_lite0, residual.mobilenet_v4, residual.mobileone_s1),
+        *(metaformers.convnext_v2, metaformers.poolformer_s12, metaformers.resmlp_12, metaformers.gmlp_s16),
         *(pictures.unet, pictures.yolo, pictures.edsr, pictures.espcn, pictures.efficientdet),
         *(sequences.deit_tiny, sequences.mobilevit_xs, sequences.bert, sequences.gpt, sequences.wav2vec),
         *(sequences.conformer, sequences.crnn, sequences.llama, sandwiches.sandwiches),

@@ -159,16 +159,25 @@ def mnasnet(net: StrangeLayers, x: Tensor, *, width: float = 1.0, classes: int =
 @of_pictures("RegNetY-400MF")
 def regnet_y(net: StrangeLayers, x: Tensor, *, width: float = 1.0, classes: int = 1000) -> None:
     """Radosavovic et al. 2020: convolutions in groups of 8 channels, squeeze and excite; 4.3 million parameters."""
+    stages = ((48, 1), (104, 3), (208, 6), (440, 6))
+    net.classify(net.mean(regnet(net, x, width, stages, 8)), classes)
+
+
+def regnet(
+    net: StrangeLayers, x: Tensor, width: float, stages: Sequence[tuple[int, int]], group: int, *, gated: bool = True
+) -> Tensor:
+    """The last stage's result; (channels, blocks) of each, whose 3x3 layers have groups of so many channels."""
     x = net.conv(x, wide(32, width), 3, 2)
-    for channels, blocks in ((48, 1), (104, 3), (208, 6), (440, 6)):
+    for channels, blocks in stages:
+        size = min(group, wide(channels, width))
+        middle = max(1, int(channels * width / size + 0.5)) * size
         for block in range(blocks):
-            middle, before = wide(channels, width), x.channels
-            stride = 1 if block else 2
+            before, stride = x.channels, 1 if block else 2
             shortcut = x if block else net.conv(x, middle, stride=2, activation="NONE")
-            y = net.conv(net.conv(x, middle), middle, 3, stride, groups=middle // 8)
-            y = net.gate(y, max(4, before // 4), "RELU", flat=False)
+            y = net.conv(net.conv(x, middle), middle, 3, stride, groups=middle // size)
+            y = net.gate(y, max(4, before // 4), "RELU", flat=False) if gated else y
             x = net.add(shortcut, net.conv(y, middle, activation="NONE"), "RELU")
-    net.classify(net.mean(x), classes)
+    return x
 
 
 # (kernel, expanded, channels, squeeze and excite, stride)

@@ -27,6 +27,7 @@ SMALL: dict[str, Any] = dict(resolution=64, width=0.25, depth=2, classes=20, rep
 OWN: dict[str, dict[str, Any]] = {
     "inception_v3": {"resolution": 96},
     "xception": {"resolution": 96},
+    "resnet152": {"blocks": (1, 1, 2, 1)},
     "bert": {"width": 48, "length": 16, "vocabulary": 200},
     "gpt": {"width": 48, "length": 16, "vocabulary": 200},
     "llama": {"width": 64, "length": 16, "vocabulary": 200},
@@ -39,7 +40,10 @@ QUICK = {"xception", "yolo", "deit_tiny", "efficientdet", "conformer"}
 PUBLISHED = {
     "inception_v3": 23.8, "xception": 22.9, "resnet50_v2": 25.5, "nasnet_mobile": 5.3, "mnasnet": 4.38,
     "regnet_y": 4.34, "ghostnet": 5.18, "hrnet_w18_small": 13.2, "deit_tiny": 5.72, "mobilevit_xs": 2.32,
-    "yolo": 3.16, "edsr": 1.37,
+    "yolo": 3.16, "edsr": 1.37, "resnet18": 11.69, "resnet34": 21.8, "resnet152": 60.2, "wide_resnet50": 68.9,
+    "seresnet50": 28.1, "regnet_x_8gf": 39.6, "regnet_y_8gf": 39.4, "repvgg_a2": 25.5, "cspdarknet53": 27.6,
+    "vovnet39": 24.6, "efficientnet_b3": 12.2, "efficientnet_lite0": 4.65, "mobilenet_v4": 3.77, "mobileone_s1": 4.8,
+    "convnext_v2": 28.6, "poolformer_s12": 11.9, "resmlp_12": 15.4, "gmlp_s16": 19.4,
 }  # fmt: skip
 
 

@@ -104,12 +104,14 @@ class Network:
         activation: str = "RELU6",
         padding: str = "SAME",
         groups: int = 1,
+        dilation: int = 1,
     ) -> NetworkTensor:
         """CONV_2D with a folded batch norm; `kernel` is its height and width, or one number for both."""
         high, wide = (kernel, kernel) if isinstance(kernel, int) else kernel
         channels = x.channels // groups
         weights = self._normal((filters, high, wide, channels), fan_in=high * wide * channels)
         options = dict(stride_h=stride, stride_w=stride, padding=padding)
+        options |= dict(dilation_h_factor=dilation, dilation_w_factor=dilation) if dilation > 1 else {}
         return self._normalized("CONV_2D", x, weights, 0, options, activation)
 
     def depthwise(
