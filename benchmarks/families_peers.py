@@ -10,6 +10,7 @@ and measures after a line on its standard input: so that many can compile at onc
 from __future__ import annotations
 
 import argparse
+import importlib
 import logging
 import sys
 from typing import Any
@@ -44,11 +45,11 @@ STRANGERS = {
     "hrnet_w18_small": "timm:hrnet_w18_small",
     "deit_tiny": "timm:deit_tiny_patch16_224",
     "mobilevit_xs": "timm:mobilevit_xs",
-    "unet": "module:UNet",
-    "yolo": "module:Yolo",
-    "edsr": "module:Edsr",
-    "bert": "module:bert",
-    "gpt": "module:gpt",
+    "unet": "module:torch_modules.UNet",
+    "yolo": "module:torch_modules.Yolo",
+    "edsr": "module:torch_modules.Edsr",
+    "bert": "module:torch_modules.bert",
+    "gpt": "module:torch_modules.gpt",
     "resnet18": "resnet18",
     "resnet34": "resnet34",
     "resnet152": "resnet152",
@@ -67,15 +68,30 @@ STRANGERS = {
     "poolformer_s12": "timm:poolformer_s12",
     "resmlp_12": "timm:resmlp_12_224",
     "gmlp_s16": "timm:gmlp_s16_224",
+    "deeplab_resnet50": "segmentation.deeplabv3_resnet50",
+    "retinanet": "module:torch_more.RetinaNet",
+    "linknet": "module:torch_more.LinkNet",
+    "yolox_s": "module:torch_more.YoloX",
+    "dncnn": "module:torch_more.DnCnn",
+    "esrgan": "module:torch_more.Esrgan",
+    "stylize": "module:torch_more.Stylize",
+    "dcgan": "module:torch_more.Dcgan",
+    "pointnet": "module:torch_more.PointNet",
+    "recommender": "module:torch_more.Recommender",
+    "lstm": "module:torch_more.Lstm",
+    "wavenet": "module:torch_more.WaveNet",
 }
 NETWORKS = ZOO | STRANGERS
 RESOLUTION, LENGTH, VOCABULARY = 224, 128, 30522
 RESOLUTIONS = {
     **{"inception_v3": 299, "xception": 299, "mobilevit_xs": 256, "unet": 256, "yolo": 320, "edsr": 96},
-    **{"cspdarknet53": 256, "efficientnet_b3": 300},
+    **{"cspdarknet53": 256, "efficientnet_b3": 300, "retinanet": 256, "linknet": 256, "yolox_s": 640, "dncnn": 128},
+    **{"esrgan": 64, "stylize": 256},
 }
 #: (length, vocabulary)
-TOKENS = {"text_encoder": (LENGTH, VOCABULARY), "bert": (128, 8192), "gpt": (256, 8192)}
+TOKENS = {"text_encoder": (LENGTH, VOCABULARY), "bert": (128, 8192), "gpt": (256, 8192), "recommender": (26, 20000)}
+#: What is neither a picture nor tokens: floats of this shape.
+FRAMES = {"dcgan": (100,), "pointnet": (1024, 3), "lstm": (128, 64), "wavenet": (4096, 1)}
 CALLS, ROUNDS = 100, 3
 
 
@@ -108,6 +124,8 @@ def warmed(model: Any, name: str, batch: int) -> tuple[Any, Any]:
     if name in TOKENS:
         length, vocabulary = TOKENS[name]
         x = torch.randint(0, vocabulary, (batch, length), device="cuda")
+    elif name in FRAMES:
+        x = torch.randn(batch, *FRAMES[name], device="cuda").half()
     else:
         size = RESOLUTIONS.get(name, RESOLUTION)
         x = torch.randn(batch, 3, size, size, device="cuda").half()
@@ -147,13 +165,15 @@ def network(name: str) -> Any:
 
         return reparameterize_model(timm.create_model(found[7:]).eval())
     if found.startswith("module:"):
-        from strangers import torch_modules
-
-        return getattr(torch_modules, found[7:])()
+        module, made = found[7:].split(".")
+        return getattr(importlib.import_module(f"strangers.{module}"), made)()
     import torchvision
 
     if name == "inception_v3":
         return torchvision.models.inception_v3(aux_logits=False, init_weights=False)
+    if found.startswith("segmentation."):
+        made = getattr(torchvision.models.segmentation, found[13:])
+        return made(weights=None, weights_backbone=None, num_classes=21, aux_loss=False)
     return getattr(torchvision.models, found)()
 
 

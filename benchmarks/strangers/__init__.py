@@ -3,7 +3,7 @@ measured by benchmarks/families.py. Seeded weights; activations in a healthy ran
 
 from __future__ import annotations
 
-from strangers import classifiers, metaformers, pictures, residual, sandwiches, sequences
+from strangers import classifiers, dense, metaformers, pictures, residual, sandwiches, sequences, signals
 from strangers.layers import Builder
 
 #: Name -> what builds it; its keyword arguments are in its `options`.
@@ -18,6 +18,8 @@ NETWORKS: dict[str, Builder] = {
         *(metaformers.convnext_v2, metaformers.poolformer_s12, metaformers.resmlp_12, metaformers.gmlp_s16),
         *(pictures.unet, pictures.yolo, pictures.edsr, pictures.espcn, pictures.efficientdet),
         *(sequences.deit_tiny, sequences.mobilevit_xs, sequences.bert, sequences.gpt, sequences.wav2vec),
+        *(dense.deeplab_resnet50, dense.retinanet, dense.linknet, dense.yolox_s, dense.dncnn, dense.esrgan),
+        *(dense.stylize, dense.dcgan, signals.pointnet, signals.recommender, signals.lstm, signals.wavenet),
         *(sequences.conformer, sequences.crnn, sequences.llama, sandwiches.sandwiches),
     )
 }

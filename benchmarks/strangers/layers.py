@@ -237,12 +237,14 @@ def of_pictures(title: str, size: int = 224) -> Callable[[Callable[..., None]], 
     return _built(title, dict(resolution=size), lambda net, given: net.image("input", *[given.pop("resolution")] * 2))
 
 
-def of_torch_pictures(title: str, size: int = 224) -> Callable[[Callable[..., None]], Builder]:
-    """The same with the channels in front, as PyTorch has them: [batch, 3, resolution, resolution], and a TRANSPOSE."""
+def of_torch_pictures(title: str, size: int = 224, pictures: int = 2) -> Callable[[Callable[..., None]], Builder]:
+    """The same with the channels in front, as PyTorch has them: [batch, 3, resolution, resolution], and a TRANSPOSE.
+    `pictures`: how many the layers are measured on, one for layers of billions of operations."""
 
     def start(net: StrangeLayers, given: dict[str, Any]) -> NetworkTensor:
-        resolution = given.pop("resolution")
-        picture = StrangeLayers("").image("input", resolution, resolution)
+        resolution, other = given.pop("resolution"), StrangeLayers("")
+        net.pictures = other.pictures = pictures
+        picture = other.image("input", resolution, resolution)
         sample = np.ascontiguousarray(picture.sample.transpose(0, 3, 1, 2))
         tensor = net.builder.input("input", (net.batch, *sample.shape[1:]))
         net._inputs["input"] = tensor

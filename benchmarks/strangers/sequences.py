@@ -199,12 +199,12 @@ def crnn(net: StrangeLayers, x: Tensor, *, width: float = 1.0, units: int = 96, 
     x = net.reshape(net.transpose(x, 0, 2, 1, 3), columns, rows * channels)
     for _ in range(2):
         turned = net.apply("REVERSE_V2", [x], [np.array([1], np.int32)])
-        back = net.apply("REVERSE_V2", [_lstm(net, turned, units)], [np.array([1], np.int32)])
-        x = net.join(_lstm(net, x, units), back, axis=2)
+        back = net.apply("REVERSE_V2", [lstm_layer(net, turned, units)], [np.array([1], np.int32)])
+        x = net.join(lstm_layer(net, x, units), back, axis=2)
     net.output("characters", net.op("SOFTMAX", [net.dense(x, classes)], dict(beta=1.0)).tensor)
 
 
-def _lstm(net: StrangeLayers, x: Tensor, units: int) -> Tensor:
+def lstm_layer(net: StrangeLayers, x: Tensor, units: int) -> Tensor:
     """UNIDIRECTIONAL_SEQUENCE_LSTM of [batch, n, d] without projection and peepholes."""
     build, n, d = net.builder, x.sample.shape[1], x.channels
     inward = [net._constant(net._normal((units, d), d)) for _ in range(4)]

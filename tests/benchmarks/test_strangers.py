@@ -33,6 +33,10 @@ OWN: dict[str, dict[str, Any]] = {
     "llama": {"width": 64, "length": 16, "vocabulary": 200},
     "wav2vec": {"width": 48, "length": 1600},
     "conformer": {"width": 48, "length": 40},
+    "pointnet": {"length": 40},
+    "recommender": {"vocabulary": 200},
+    "lstm": {"length": 12},
+    "wavenet": {"width": 16, "length": 64},
 }
 #: In float16 as well, where tests are to be quick.
 QUICK = {"xception", "yolo", "deit_tiny", "efficientdet", "conformer"}
@@ -43,7 +47,9 @@ PUBLISHED = {
     "yolo": 3.16, "edsr": 1.37, "resnet18": 11.69, "resnet34": 21.8, "resnet152": 60.2, "wide_resnet50": 68.9,
     "seresnet50": 28.1, "regnet_x_8gf": 39.6, "regnet_y_8gf": 39.4, "repvgg_a2": 25.5, "cspdarknet53": 27.6,
     "vovnet39": 24.6, "efficientnet_b3": 12.2, "efficientnet_lite0": 4.65, "mobilenet_v4": 3.77, "mobileone_s1": 4.8,
-    "convnext_v2": 28.6, "poolformer_s12": 11.9, "resmlp_12": 15.4, "gmlp_s16": 19.4,
+    "deeplab_resnet50": 39.6, "retinanet": 34.0, "linknet": 11.5, "yolox_s": 9.0, "dncnn": 0.56, "stylize": 1.7,
+    "dcgan": 12.7, "pointnet": 0.8, "lstm": 0.86, "convnext_v2": 28.6, "poolformer_s12": 11.9, "resmlp_12": 15.4,
+    "gmlp_s16": 19.4,
 }  # fmt: skip
 
 
