@@ -30,7 +30,7 @@ class Arithmetic:
 
 def choose(asked: str, partition: Partition, features: Features, half: bool) -> Arithmetic:
     """What is asked for, or with "auto" the faster. `half`: floats would be float16."""
-    if asked == "float" or not _has_bytes(partition):
+    if asked == "float" or not _has(partition, *_BYTES, *([TensorType.INT16] if asked == "integer" else [])):
         return Arithmetic(False)
     if asked == "integer":
         return Arithmetic(True)
@@ -65,11 +65,11 @@ def _reason(subgraph: Subgraph, operator: Operator) -> str | None:
     return known[operator.index]
 
 
-def _has_bytes(partition: Partition) -> bool:
-    """Whether the model computes with tensors of 8 bits."""
+def _has(partition: Partition, *types: TensorType) -> bool:
+    """Whether the model computes with tensors of these types."""
     tensors = partition.subgraph.tensors
     touched = {t for o in partition.nodes for t in (*o.inputs, *o.outputs) if t >= 0}
-    return any(tensors[t].type in _BYTES and not tensors[t].is_constant for t in touched)
+    return any(tensors[t].type in types and not tensors[t].is_constant for t in touched)
 
 
 def _cost_of_floats(features: Features, half: bool) -> float:

@@ -7,10 +7,10 @@ import weakref
 from litegpu.gpu.graph import Arg, DType, Elementwise, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
-from litegpu.gpu.lower.context import OpContext, check_not_empty
+from litegpu.gpu.lower.context import NOT_KNOWN, OpContext, check_not_empty
 from litegpu.gpu.lower.fixed_point import half, lowest_bits
 from litegpu.gpu.lower.parts import refusal
-from litegpu.gpu.lower.quantization import grid_of
+from litegpu.gpu.lower.quantization import Grid, grid_of
 from litegpu.gpu.lower.ranks import Rewritten, rewritten
 from litegpu.gpu.lower.registry import Entry, find
 from litegpu.gpu.lower.spans import beyond_words
@@ -89,6 +89,11 @@ class Lowering(Values):
         for tensor in ctx.outputs:
             self._settle(ctx, tensor)
 
+    def _require_exact(self, ctx: OpContext, value: int, grid: Grid) -> None:
+        """Refuse, in whole numbers, what real numbers give of 16 bits unless it is as the CPU has it."""
+        known = ctx.gpu.grids != "" or self.quantized.is_on(value, grid)
+        ctx.require(known or not self.integer or grid.bits <= 8, NOT_KNOWN)
+
     def _is_read(self, operator: Operator) -> bool:
         """Whether anything reads what the operator computes, or a variable keeps it."""
         given = self.given
@@ -108,6 +113,7 @@ class Lowering(Values):
         elif grid is not None:
             if self.xnnpack and not ctx.gpu.exact and not ctx.operator.is_custom:
                 ctx.require_reals()
+                self._require_exact(ctx, value, grid)
             del self.values[t.index]
             self.quantized.settle(t.index, value, grid, ctx.unit, ctx.gpu.halves, ctx.operator.index)
         elif grid is None and (ctx.rounds_to_half(t) or ctx.keeps_bits(t)):

@@ -9,9 +9,10 @@ import numpy as np
 from litegpu.gpu.graph import RESULT, Conv2D, IntegerConv2D, IntegerMatMul, MatMul
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import fixed_point, integers
+from litegpu.gpu.lower.activation import BOUNDS
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.product import product
+from litegpu.gpu.lower.product import in_fixed_point, product
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import lowers
 
@@ -29,6 +30,8 @@ def fully_connected(ctx: OpContext) -> None:
         ctx.check_shape((*x[:-1], units))
     elif math.prod(ctx.output.shape) != elements // depth * units or ctx.output.shape[-1:] != (units,):
         raise Unsupported(f"output of shape {list(ctx.output.shape)} for {elements // depth} rows of {units} units")
+    if _by_computed_weights(ctx, elements // depth, units, depth):
+        return
     p = product(ctx, units, once=True)
     rows = x if x and x[-1] == depth else (elements // depth, depth)
     if p.array is not None:
@@ -41,6 +44,23 @@ def fully_connected(ctx: OpContext) -> None:
     source = ctx.reshaped(p.data, (elements // depth, depth))
     shape = (elements // depth, units)
     ctx.finish(MatMul(transpose_b=True), [source, p.weights()], shape, p.epilogue, p.operands)
+
+
+def _by_computed_weights(ctx: OpContext, rows: int, units: int, depth: int) -> bool:
+    """The product of what is stored and weights that the model computes, bytes too, as the runtime's own kernel has it;
+    False for anything else."""
+    if ctx.is_constant(1) or not all(integers.is_stored(ctx, i) for i in (0, 1, None)):
+        return False
+    x, weights, made = (grid_of(t) for t in (ctx.tensor(0), ctx.tensor(1), ctx.output))
+    code = int(ctx.option("fused_activation_function"))
+    if x is None or weights is None or made is None or code not in BOUNDS or not ctx.lowering.xnnpack:
+        return False
+    operands = [ctx.reshaped(integers.stored(ctx, i), shape) for i, shape in enumerate(((rows, depth), (units, depth)))]
+    factor = np.array([x.scale * weights.scale / made.scale])
+    epilogue, constants = in_fixed_point(ctx, 2, units, factor, made, upwards=True)
+    op = IntegerMatMul(transpose_b=True, zero_point=x.zero, other_zero_point=weights.zero)
+    ctx.finish(op, operands, (rows, units), epilogue, constants)
+    return True
 
 
 @lowers("BATCH_MATMUL")

@@ -10,15 +10,17 @@ import numpy as np
 from litegpu.gpu.graph import RESULT, Arg, DType, Expr
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.activation import BOUNDS
-from litegpu.gpu.lower.constants import Array, quanta
-from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.constants import QUANTIZED, Array, quanta
+from litegpu.gpu.lower.context import NOT_KNOWN, OpContext
 from litegpu.gpu.lower.fixed_point import multiplier_of, whole
 from litegpu.gpu.lower.integers import quanta_of, rounded_once
 from litegpu.gpu.lower.quantization import Grid, grid_of
-from litegpu.model.types import TensorType
+from litegpu.model.types import Tensor, TensorType
 
 #: What the bias of quantized data and weights may be.
 _INTEGERS = (TensorType.INT32, TensorType.INT64)
+#: What the runtime's own kernels compute by products of matrices, where XNNPACK declines.
+_BY_GEMM = ("CONV_2D", "FULLY_CONNECTED")
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,7 @@ def product(
     if stored is None:
         return Product(ctx, ctx.value(data), None, *_finished(ctx, channels, bias, data, None, None, once))
     found = quanta(stored, axis, decode=not ctx.lowering.checking)
-    whole = None if found is None else _of_bytes(ctx, channels, bias, data, *found, once)
+    whole = None if found is None else _of_bytes(ctx, channels, bias, data, stored, *found, once)
     if whole is not None:
         return whole
     x = ctx.quanta(data)
@@ -74,7 +76,7 @@ def product(
 
 
 def _of_bytes(
-    ctx: OpContext, channels: int, bias: int, data: int, array: Array, scales: Array, once: bool
+    ctx: OpContext, channels: int, bias: int, data: int, weights: Tensor, array: Array, scales: Array, once: bool
 ) -> Product | None:
     """The product of what is stored, `array` being the weights' quanta, whose sums are whole numbers; None where data
     or result are no bytes."""
@@ -90,15 +92,27 @@ def _of_bytes(
     if zero is None:
         return None
     factors = np.float32(given.scale) * scales / np.float32(made.scale)
-    by_xnnpack = ctx.lowering.xnnpack and bool(np.all((factors >= 2.0**-32) & (factors < 256)))
-    if by_xnnpack or once:
+    by_xnnpack = ctx.lowering.xnnpack and _fits_xnnpack(ctx, weights, array, factors)
+    doubles = float(given.scale) * scales.astype(np.float64) / float(made.scale)
+    if by_xnnpack or (once and not ctx.lowering.xnnpack):
         reach = _reach(ctx, bias, channels, array, factors, given)
         expr, operands = _rounded_once(ctx, bias, channels, factors, made, reach)
     else:
-        doubles = float(given.scale) * scales.astype(np.float64) / float(made.scale)
-        expr, operands = _in_fixed_point(ctx, bias, channels, doubles, made)
+        if ctx.operator.name not in _BY_GEMM:
+            ctx.require(not ctx.lowering.xnnpack, NOT_KNOWN)
+        expr, operands = in_fixed_point(ctx, bias, channels, doubles, made, upwards=ctx.lowering.xnnpack)
     stored = (array + np.float32(zero)).astype(np.int8)
     return Product(ctx, kept.stored[ctx.tensor(data).index], stored, expr, operands, Zeros(given.zero, zero))
+
+
+def _fits_xnnpack(ctx: OpContext, weights: Tensor, array: Array, factors: Array) -> bool:
+    """Whether XNNPACK's kernels take such weights, `array` being their quanta: of less than a byte it knows those of
+    dense layers alone, and two to a byte."""
+    if QUANTIZED[weights.type] < 8 and (ctx.operator.name != "FULLY_CONNECTED" or array.shape[-1] % 2):
+        return False
+    zeros = weights.quantization.zero_points if weights.quantization is not None else np.zeros(1)
+    symmetric = weights.type is TensorType.UINT8 or not zeros.any()
+    return symmetric and bool(np.all((factors >= 2.0**-32) & (factors < 256)))
 
 
 def _reach(ctx: OpContext, bias: int, channels: int, array: Array, factors: Array, given: Grid) -> float:
@@ -157,7 +171,7 @@ def _finished(
         ctx.unit = grid.scale
         if not ctx.lowering.xnnpack and grid.bits <= 8 and not once:
             factors = unit * scales.astype(np.float64) / grid.scale
-            return _in_fixed_point(ctx, bias, channels, factors, grid, fn("to_int32", fn("round", RESULT)))
+            return in_fixed_point(ctx, bias, channels, factors, grid, fn("to_int32", fn("round", RESULT)))
         if ctx.has(bias):
             expr = with_array("add", _integer_bias(ctx, bias, channels))
         expr = with_array("mul", np.float32(unit) * scales / np.float32(grid.scale))
@@ -174,11 +188,19 @@ def _finished(
     return ctx.activation(expr), operands
 
 
-def _in_fixed_point(
-    ctx: OpContext, bias: int, channels: int, factors: Array, grid: Grid, expr: Expr = RESULT
+def in_fixed_point(
+    ctx: OpContext,
+    bias: int,
+    channels: int,
+    factors: Array,
+    grid: Grid,
+    expr: Expr = RESULT,
+    *,
+    upwards: bool = False,
 ) -> tuple[Expr, list[int]]:
     """The sums, which are `expr`, and the bias in whole numbers, times a multiplier of 31 bits for all or for each
-    channel. (The runtime's own kernel of dense layers rounds once, as XNNPACK's do.)"""
+    channel. (The runtime's reference kernel of dense layers rounds once, as XNNPACK's do.) `upwards`: halves of the
+    second rounding are, as in the products of matrices (ruy, on x86) that the runtime's own kernels use."""
     operands: list[int] = []
 
     def argument(array: Array) -> Expr:
@@ -190,7 +212,12 @@ def _in_fixed_point(
     if ctx.has(bias):
         expr = fn("add", expr, argument(_integer_bias(ctx, bias, channels)))
     multipliers, shifts = np.array([multiplier_of(float(f)) for f in factors.reshape(-1)]).T
-    expr = fn("fixed_mul", expr, argument(multipliers), argument(shifts))
+    if upwards:
+        right = np.maximum(-shifts, 0)
+        high = fn("fixed_mul", expr, argument(multipliers), argument(np.maximum(shifts, 0)))
+        expr = fn("shift_right", fn("add", high, argument((1 << right) >> 1)), argument(right))
+    else:
+        expr = fn("fixed_mul", expr, argument(multipliers), argument(shifts))
     code = int(ctx.option("fused_activation_function"))
     return quanta_of(ctx, grid, expr, *BOUNDS.get(code, BOUNDS[0])), operands
 
@@ -201,7 +228,8 @@ def _integer_bias(ctx: OpContext, bias: int, channels: int) -> Array:
     t = ctx.tensor(bias)
     ctx.require(t.data is not None, f"the bias '{t.name}' is computed by the model: the GPU needs a constant")
     assert t.data is not None
-    whole = t.type in _INTEGERS and t.data.size == channels
+    kept = ctx.lowering.quantized.keeps_stored(grid_of(ctx.output))
+    whole = t.type in (_INTEGERS[:1] if kept else _INTEGERS) and t.data.size == channels
     ctx.require(whole, f"bias of shape {list(t.shape)} and type {t.type.name} for {channels} quantized channels")
     return t.data.reshape(-1).astype(np.float64)
 

@@ -179,8 +179,7 @@ class QuantizedValues:
     def settle(self, tensor: int, value: int, grid: Grid, unit: float | None, halves: Halves, operator: int) -> None:
         """The operator of this number computed the tensor as `value`, where 1.0 stands for `unit` (None: real numbers):
         round that to what the tensor can hold. Nothing need be done if it only chose among elements of that grid."""
-        self._follow()
-        on_grid = self._grids.get(value) == grid
+        on_grid = self.is_on(value, grid)
         narrow = self.keeps_stored(grid)
         if on_grid and not narrow and (unit is not None) == self._is_read_as_quanta(tensor, grid):
             (self.real if unit is None else self.quanta)[tensor] = value
@@ -196,6 +195,11 @@ class QuantizedValues:
             self._store(tensor, fn("add", fn("nearest", quanta), Literal(grid.zero, DType.INT32)), value, (operator,))
         else:
             self._put(tensor, value, quanta, grid, (operator,))
+
+    def is_on(self, value: int, grid: Grid) -> bool:
+        """Whether all elements of `value` are known to lie on the grid, as chosen or computed in whole numbers."""
+        self._follow()
+        return self._grids.get(value) == grid
 
     def mark(self, value: int, grid: Grid) -> None:
         """All elements of `value` lie on the grid."""

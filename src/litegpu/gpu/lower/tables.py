@@ -1,8 +1,9 @@
-"""Functions of one 8-bit number, as the official runtime itself computes them: a result for each of 256 numbers."""
+"""Functions of one number of 8 or 16 bits, as the official runtime itself computes them: a result for each number."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,14 +14,16 @@ from litegpu.chatter import quiet
 from litegpu.delegates.aborts import refuse_aborting
 from litegpu.delegates.cpu import PLAIN, OfficialOptions
 from litegpu.errors import InvokeError
-from litegpu.gpu.graph import Lookup
+from litegpu.gpu.graph import Arg, DType, Gather, Lookup
+from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.integers import Unary, is_stored, stored
 from litegpu.gpu.lower.quantization import STORED, grid_of
 from litegpu.model.serialize import write_model
-from litegpu.model.types import Model, Operator, Quantization, Subgraph, Tensor
+from litegpu.model.types import Model, Operator, Quantization, Subgraph, Tensor, TensorType
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -37,7 +40,7 @@ def unary(ctx: OpContext, rule: Unary | None = None, bounds: Bounds = (None, Non
     stands for it, which other kernels can do on the way, if it gives the same.
     """
     if not (is_stored(ctx, 0) and is_stored(ctx, None)):
-        return integers.unary(ctx, rule, bounds)
+        return integers.unary(ctx, rule, bounds) or _of_words(ctx)
     table = np.zeros(256, np.int32)
     if not ctx.lowering.checking:
         table = _table(ctx.operator, ctx.tensor(0), ctx.output, ctx.lowering.xnnpack)
@@ -52,6 +55,24 @@ def unary(ctx: OpContext, rule: Unary | None = None, bounds: Bounds = (None, Non
             ctx.elementwise(found[0], [found[1]], ctx.output_value())
             return True
     add_lookup(ctx, 0, table)
+    return True
+
+
+def _of_words(ctx: OpContext) -> bool:
+    """Lower an operator on 16 bits, in whole numbers, as a table of the 65536 that there are; False for others."""
+    if not ctx.lowering.integer or ctx.tensor(0).type is not TensorType.INT16 or ctx.output.type is not TensorType.INT16:
+        return False
+    x, made = integers.operand(ctx, 0), grid_of(ctx.output)
+    if x is None or made is None:
+        return False
+    table = np.zeros(1 << 16, np.int32)
+    if not ctx.lowering.checking:
+        table = _table(ctx.operator, ctx.tensor(0), ctx.output, ctx.lowering.xnnpack).astype(np.int32) - made.zero
+    places = ctx.intermediate(ctx.output.shape, DType.INT32)
+    ctx.elementwise(fn("add", x.expr(Arg(0)), whole(x.grid.zero - x.grid.low)), [x.value], places)
+    gather = Gather(1, 1, table.size, 1, math.prod(ctx.output.shape))
+    values = [ctx.builder.constant(table.reshape(1, 1, 1, -1)), places]
+    integers.finish(ctx, Arg(0), [ctx.add(gather, values, ctx.intermediate(ctx.output.shape, DType.INT32))], activation=False)
     return True
 
 
@@ -94,7 +115,7 @@ def _computed(operator: Operator, given: Tensor, made: Tensor, xnnpack: bool) ->
             raise Unsupported(f"the official runtime would end the process on '{given.name}'")
     grid = grid_of(given)
     assert grid is not None
-    numbers = np.arange(grid.low, grid.high + 1).reshape(1, 256)
+    numbers = np.arange(grid.low, grid.high + 1).reshape(1, -1)
     failure: Exception | None = None
     for least in (grid.low, grid.zero, grid.zero + 1):  # the CPU gives an error for roots of negative numbers
         try:
@@ -122,4 +143,5 @@ def _aborts(operator: Operator, tensors: Sequence[Tensor], resolver: OpResolverT
 def _row(i: int, tensor: Tensor) -> Tensor:
     scale, zero = _parameters(tensor)
     quantization = Quantization(np.array([scale], np.float32), np.array([zero], np.int64))
-    return Tensor(i, f"t{i}", tensor.type, (1, 256), (1, 256), 0, quantization=quantization)
+    count = 1 << 8 * tensor.type.nbytes
+    return Tensor(i, f"t{i}", tensor.type, (1, count), (1, count), 0, quantization=quantization)
