@@ -71,6 +71,19 @@ def times(x: Expr, real: float) -> Expr:
     return fn("fixed_mul", x, whole(multiplier), whole(shift))
 
 
+def times_once(x: Expr, left: int, real: float) -> Expr:
+    """An int32 `x` of 16 bits times 2**left and a real number from 2**-14 up to 1/2, rounded once, halves up."""
+    multiplier, shift = multiplier_of(real)
+    right = 31 - left - shift - 16  # behind the product's upper words
+    if multiplier == 0 or not 0 <= right < 31:
+        raise ValueError(f"a factor of {real} is beyond what is rounded once")
+    high, low = fn("mul", x, whole(multiplier >> 16)), fn("mul", x, whole(multiplier & 0xFFFF))
+    if right == 0:
+        return fn("add", high, fn("shift_right", fn("add", low, whole(1 << 15)), whole(16)))
+    total = fn("add", high, fn("shift_right", low, whole(16)))
+    return fn("shift_right", fn("add", total, whole(1 << (right - 1))), whole(right))
+
+
 def shifted_left(x: Expr, bits: int) -> Expr:
     return fn("mul", x, whole(1 << bits))
 

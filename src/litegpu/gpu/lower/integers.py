@@ -341,6 +341,10 @@ def _sum(ctx: OpContext, operation: str, a: Expr, b: Expr, x: np.float32, y: np.
     apart: list[Expr] = [
         fixed.times(fixed.shifted_left(q, left), s / common) for q, s in zip((a, b), scales[:2], strict=True)
     ]
+    if ctx.lowering.integer and made.bits > 8 and operation == "add" and ctx.shape(0) == ctx.shape(1):
+        # The CPU's kernel of AVX2 rounds the terms once, sixteen elements at a time, and what is left over twice.
+        ctx.require(math.prod(ctx.shape(0)) % 16 == 0, NOT_KNOWN)
+        apart = [fixed.times_once(q, left, s / common) for q, s in zip((a, b), scales[:2], strict=True)]
     return fixed.times(fn(operation, *apart), common / ((1 << left) * made.scale))
 
 
