@@ -17,10 +17,16 @@ from litegpu.errors import ModelError
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.lower import check_operator, lower_partition
 from litegpu.model import read_model, write_model
-from litegpu.model.types import Quantization
+from litegpu.model.builder import ModelBuilder, quantized
+from litegpu.model.types import Quantization, TensorType
 
 #: What is left to the CPU.
 REFUSED = {(kind, op) for kind in ("int8", "uint8") for op in ("REDUCE_PROD", "L2_NORMALIZATION", "LOG_SOFTMAX")}
+#: Of 16 bits, at least in some forms.
+WORDS_LEFT = {
+    *("ADD", "BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D", "DIV", "FULLY_CONNECTED", "REDUCE_PROD", "SOFTMAX", "SUM"),
+    "TRANSPOSE_CONV",
+}
 #: Of what some forms are: windows smaller than strides, comparisons of quanta above one.
 PARTLY = {"TRANSPOSE_CONV", "NOT_EQUAL", "EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"}
 #: What has tables and results that are quantized alike, and what takes floats alone.
@@ -54,6 +60,43 @@ def test_sample_on_gpu(kind: str, op: str) -> None:
 @pytest.mark.parametrize(("kind", "op"), ALL)
 def test_full(kind: str, op: str, way: str) -> None:
     _sweep(kind, op, way, range(PER_OP + len(WAYS), PER_OP_FULL))
+
+
+@pytest.mark.parametrize("op", operators("int16"))
+def test_of_words_in_numpy(op: str) -> None:
+    """What is not left to the CPU is equal."""
+    for seed in range(PER_OP):
+        case = quantized_case(op, "int16", seed)
+        if case is None or not _runs(case):
+            continue
+        graph = read_model(case.content).main
+        reason = check_operator(graph, graph.operators[0], integer=True)
+        assert reason is None or (op in WORDS_LEFT and "arithmetic='integer'" in reason), f"{case.name}: {reason}"
+        if reason is None:
+            lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs, integer=True)
+            _compare(case, evaluate_graph(lowered.graph, case.inputs), seed)
+
+
+@pytest.mark.parametrize("op", ["LOGISTIC", "TANH", "GELU", "ADD"])
+def test_of_words_on_gpu(op: str) -> None:
+    require_gpu()
+    case = quantized_case(op, "int16", 1)
+    assert case is not None
+    _compare(case, run(on_gpu(case.content, arithmetic="integer"), case.inputs), 1)
+
+
+def test_sums_of_words_by_sixteens() -> None:
+    """The CPU's kernel rounds the terms of these once."""
+    m, n = ModelBuilder(), np.random.default_rng(0)
+    q = [quantized(s, 0) for s in (0.0011, 0.0017, 0.0021)]
+    x, y = (m.input(name, (1 << 18,), TensorType.INT16, quantization=p) for name, p in zip("xy", q, strict=False))
+    z = m.tensor((1 << 18,), TensorType.INT16, "z", quantization=q[2])
+    m.node("ADD", [x, y], [z], {"pot_scale_int16": False})
+    m.output(z)
+    case = OpCase("ADD", m.build(), [n.integers(-32768, 32768, 1 << 18).astype(np.int16) for _ in "xy"])
+    graph = read_model(case.content).main
+    lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs, integer=True)
+    _compare(case, evaluate_graph(lowered.graph, case.inputs), 0)
 
 
 @pytest.mark.parametrize(("kind", "op"), sorted(REFUSED))

@@ -30,7 +30,7 @@ def conv_2d(ctx: OpContext) -> None:
     groups = x[3] // depth
     ctx.require(groups > 0 and outputs % groups == 0, f"{outputs} output channels do not divide into {groups} groups")
     stride, dilation, padding = _placement(ctx, x, (window[0], window[1]), outputs)
-    p = product(ctx, outputs)
+    p = product(ctx, outputs, by_gemm=True)
     if groups > 1 and depth == 1 and p.array is not None:
         # One input channel per group is a depthwise convolution; [C*m, KH, KW, 1] holds the same as [1, KH, KW, C*m].
         _depthwise(ctx, p, p.array.transpose(3, 1, 2, 0), stride, dilation, padding, outputs // groups)

@@ -343,7 +343,8 @@ def _sum(ctx: OpContext, operation: str, a: Expr, b: Expr, x: np.float32, y: np.
     ]
     if ctx.lowering.integer and made.bits > 8 and operation == "add" and ctx.shape(0) == ctx.shape(1):
         # The CPU's kernel of AVX2 rounds the terms once, sixteen elements at a time, and what is left over twice.
-        ctx.require(math.prod(ctx.shape(0)) % 16 == 0, NOT_KNOWN)
+        by_sixteens = math.prod(ctx.shape(0)) % 16 == 0 and min(scales[:2]) / common > 2.0**-14
+        ctx.require(by_sixteens, NOT_KNOWN)
         apart = [fixed.times_once(q, left, s / common) for q, s in zip((a, b), scales[:2], strict=True)]
     return fixed.times(fn(operation, *apart), common / ((1 << left) * made.scale))
 

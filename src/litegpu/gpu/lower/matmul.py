@@ -32,7 +32,7 @@ def fully_connected(ctx: OpContext) -> None:
         raise Unsupported(f"output of shape {list(ctx.output.shape)} for {elements // depth} rows of {units} units")
     if _by_computed_weights(ctx, elements // depth, units, depth):
         return
-    p = product(ctx, units, once=True)
+    p = product(ctx, units, once=True, by_gemm=True)
     rows = x if x and x[-1] == depth else (elements // depth, depth)
     if p.array is not None:
         source = ctx.reshaped(p.data, rows)

@@ -19,8 +19,6 @@ from litegpu.model.types import Tensor, TensorType
 
 #: What the bias of quantized data and weights may be.
 _INTEGERS = (TensorType.INT32, TensorType.INT64)
-#: What the runtime's own kernels compute by products of matrices, where XNNPACK declines.
-_BY_GEMM = ("CONV_2D", "FULLY_CONNECTED")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,20 +49,28 @@ class Zeros:
 
 
 def product(
-    ctx: OpContext, channels: int, *, axis: int = 0, data: int = 0, bias: int = 2, once: bool = False
+    ctx: OpContext,
+    channels: int,
+    *,
+    axis: int = 0,
+    data: int = 0,
+    bias: int = 2,
+    once: bool = False,
+    by_gemm: bool = False,
 ) -> Product:
     """What an operator does whose input 1 has weights with the output's channels along `axis`; `data` and `bias`, which
     may be missing, are inputs too.
 
     Quantized weights stay whole numbers, whose scales multiply the sums. Where the data are quanta, so are the sums,
     which is exact, and become those of the output with one factor, as in XNNPACK's kernels; `once`: also where the
-    runtime's own kernel is asked for, which rounds as often.
+    runtime's reference kernel is asked for, which rounds as often. `by_gemm`: where XNNPACK declines, the runtime
+    computes it by a product of matrices.
     """
     stored = ctx.lowering.constant_tensor(ctx.operator.inputs[1])
     if stored is None:
         return Product(ctx, ctx.value(data), None, *_finished(ctx, channels, bias, data, None, None, once))
     found = quanta(stored, axis, decode=not ctx.lowering.checking)
-    whole = None if found is None else _of_bytes(ctx, channels, bias, data, stored, *found, once)
+    whole = None if found is None else _of_bytes(ctx, channels, bias, data, stored, *found, once, by_gemm)
     if whole is not None:
         return whole
     x = ctx.quanta(data)
@@ -76,7 +82,15 @@ def product(
 
 
 def _of_bytes(
-    ctx: OpContext, channels: int, bias: int, data: int, weights: Tensor, array: Array, scales: Array, once: bool
+    ctx: OpContext,
+    channels: int,
+    bias: int,
+    data: int,
+    weights: Tensor,
+    array: Array,
+    scales: Array,
+    once: bool,
+    by_gemm: bool,
 ) -> Product | None:
     """The product of what is stored, `array` being the weights' quanta, whose sums are whole numbers; None where data
     or result are no bytes."""
@@ -92,23 +106,22 @@ def _of_bytes(
     if zero is None:
         return None
     factors = np.float32(given.scale) * scales / np.float32(made.scale)
-    by_xnnpack = ctx.lowering.xnnpack and _fits_xnnpack(ctx, weights, array, factors)
+    by_xnnpack = ctx.lowering.xnnpack and _fits_xnnpack(weights, array, factors, once)
     doubles = float(given.scale) * scales.astype(np.float64) / float(made.scale)
     if by_xnnpack or (once and not ctx.lowering.xnnpack):
         reach = _reach(ctx, bias, channels, array, factors, given)
         expr, operands = _rounded_once(ctx, bias, channels, factors, made, reach)
     else:
-        if ctx.operator.name not in _BY_GEMM:
-            ctx.require(not ctx.lowering.xnnpack, NOT_KNOWN)
+        ctx.require(by_gemm or not ctx.lowering.xnnpack, NOT_KNOWN)
         expr, operands = in_fixed_point(ctx, bias, channels, doubles, made, upwards=ctx.lowering.xnnpack)
     stored = (array + np.float32(zero)).astype(np.int8)
     return Product(ctx, kept.stored[ctx.tensor(data).index], stored, expr, operands, Zeros(given.zero, zero))
 
 
-def _fits_xnnpack(ctx: OpContext, weights: Tensor, array: Array, factors: Array) -> bool:
+def _fits_xnnpack(weights: Tensor, array: Array, factors: Array, dense: bool) -> bool:
     """Whether XNNPACK's kernels take such weights, `array` being their quanta: of less than a byte it knows those of
-    dense layers alone, and two to a byte."""
-    if QUANTIZED[weights.type] < 8 and (ctx.operator.name != "FULLY_CONNECTED" or array.shape[-1] % 2):
+    dense layers alone, two to a byte."""
+    if QUANTIZED[weights.type] < 8 and (not dense or array.shape[-1] % 2):
         return False
     zeros = weights.quantization.zero_points if weights.quantization is not None else np.zeros(1)
     symmetric = weights.type is TensorType.UINT8 or not zeros.any()

@@ -1,0 +1,152 @@
+"""Quantized layers that few converters write, in whole numbers: equal to the official CPU, or left to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from agreement import official, on_gpu, require_gpu, run
+from ai_edge_litert.interpreter import OpResolverType
+
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.lower import check_operator, lower_partition
+from litegpu.model import read_model
+from litegpu.model.builder import ModelBuilder, quantized
+from litegpu.model.types import Tensor, TensorType
+
+EACH = 12
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`weights`: INT4, or the kind of the data. `zero`: weights have a zero point. `computed`: they are an input.
+    `filters`: they may have a scale for each filter. `bias`: its type, None for none."""
+
+    data: TensorType = TensorType.INT8
+    weights: TensorType | None = None
+    zero: bool = False
+    computed: bool = False
+    filters: bool = True
+    bias: type[np.integer[Any]] | None = np.int32
+
+
+INT4 = Kind(weights=TensorType.INT4)
+COMPUTED = Kind(computed=True, filters=False)
+EQUAL = {
+    ("CONV_2D", INT4), ("CONV_2D", dataclasses.replace(INT4, filters=False)), ("FULLY_CONNECTED", INT4),
+    ("FULLY_CONNECTED", Kind(zero=True, filters=False)), ("FULLY_CONNECTED", COMPUTED),
+    ("FULLY_CONNECTED", dataclasses.replace(COMPUTED, bias=None)),
+    ("FULLY_CONNECTED", dataclasses.replace(COMPUTED, data=TensorType.UINT8)),
+}  # fmt: skip
+LEFT = {
+    ("DEPTHWISE_CONV_2D", INT4), ("CONV_2D", COMPUTED), ("FULLY_CONNECTED", Kind(bias=np.int64)),
+    ("CONV_2D", Kind(TensorType.INT16, TensorType.INT8)),
+    ("FULLY_CONNECTED", Kind(TensorType.INT16, TensorType.INT8, bias=np.int64)),
+}  # fmt: skip
+
+
+def name(case: Any) -> str:
+    return case if isinstance(case, str) else " ".join(f"{k}={v}" for k, v in vars(case).items())
+
+
+class Layer:
+    """A model of one layer, and its inputs."""
+
+    def __init__(self, op: str, kind: Kind, seed: int) -> None:
+        r = random.Random(f"{op} {kind} {seed}")
+        n, m = np.random.default_rng(r.getrandbits(32)), ModelBuilder()
+        self.builder, self.inputs = m, [np.zeros(0)]
+        dtype = np.dtype(kind.data.name.lower())
+        limits = np.iinfo(dtype)
+        wide = kind.data is TensorType.INT16
+        scale, zero = math.exp(r.uniform(-8, 1)), 0 if wide else r.randint(limits.min, limits.max)
+        channels, units, side, k = r.choice((1, 4, 7, 16, 20)), r.choice((1, 3, 8, 17)), r.randint(3, 6), r.choice((1, 3))
+        options: dict[str, Any] = {"fused_activation_function": r.choice((0, 0, 1, 3))}
+        shape, weights, axis, terms = (1, side, side, channels), (units, k, k, channels), 0, k * k * channels
+        if op == "FULLY_CONNECTED":
+            channels = r.choice((4, 7, 64, 300))
+            shape, weights, terms = (r.choice((1, 3)), channels), (units, channels), channels
+        elif op == "DEPTHWISE_CONV_2D":
+            units, weights, axis, terms = channels, (1, k, k, channels), 3, k * k
+            options["depth_multiplier"] = 1
+        if op != "FULLY_CONNECTED":
+            options |= dict(padding=0, stride_h=1, stride_w=1, dilation_h_factor=1, dilation_w_factor=1)
+        self.inputs[0] = n.integers(limits.min, limits.max + 1, shape).astype(dtype)
+        operands = [m.input("x", shape, kind.data, quantization=quantized(scale, zero))]
+        each = kind.filters and kind.data is not TensorType.UINT8 and r.random() < 0.7
+        scales = np.exp(n.uniform(-7, -3, units if each else 1)).astype(np.float32)
+        stored = kind.data if kind.weights is None else kind.weights
+        q = quantized(scales, r.randint(-40, 40) if kind.zero else 0, axis if each else 0)
+        operands.append(self._weights(n, kind, stored, weights, q))
+        spread = 4 if stored is TensorType.INT4 else 73
+        size = limits.max * 0.57 * spread * math.sqrt(terms)
+        if kind.bias is not None:
+            bound = int(size * r.choice((0.1, 1, 2)))
+            bias = n.integers(-bound, bound + 1, units).astype(kind.bias)
+            sums = np.float32(scale) * np.broadcast_to(scales, units if each else 1)
+            operands.append(m.constant(bias, "b", quantization=quantized(sums.astype(np.float32), 0, 0)))
+        made = scale * float(scales.mean()) * size / (limits.max * r.choice((0.15, 0.3, 0.6)))
+        q = quantized(made, 0 if wide else r.randint(limits.min, limits.max))
+        y = m.tensor((*shape[:-1], units), kind.data, "y", quantization=q)
+        m.node(op, operands, [y], options)
+        m.output(y)
+        self.content = m.build()
+
+    def _weights(
+        self, n: np.random.Generator, kind: Kind, stored: TensorType, shape: tuple[int, ...], q: Any
+    ) -> int:
+        if stored is TensorType.INT4:
+            return packed(self.builder, n.integers(-7, 8, shape), q)
+        limits = np.iinfo(stored.name.lower())
+        w = n.integers(limits.min + (stored is TensorType.INT8), limits.max + 1, shape).astype(stored.name.lower())
+        if not kind.computed:
+            return self.builder.constant(w, "w", quantization=q)
+        self.inputs.append(w)
+        return self.builder.input("w", shape, stored, quantization=q)
+
+
+def packed(builder: ModelBuilder, w: np.ndarray, q: Any) -> int:
+    """Constant weights of four bits, two to a byte."""
+    flat = np.append(w.reshape(-1), np.zeros(w.size % 2, w.dtype))
+    number = builder.constant(((flat[::2] & 15) | ((flat[1::2] & 15) << 4)).astype(np.uint8).view(np.int8), "w")
+    tensor: Tensor = builder._tensors[number]
+    made = dataclasses.replace(
+        tensor, type=TensorType.INT4, shape=w.shape, shape_signature=w.shape, quantization=q
+    )  # fmt: skip
+    builder._tensors[number] = made
+    return number
+
+
+@pytest.mark.parametrize(("op", "kind"), sorted(EQUAL, key=str), ids=name)
+def test_equal_in_numpy(op: str, kind: Kind) -> None:
+    for seed in range(EACH):
+        layer = Layer(op, kind, seed)
+        graph = read_model(layer.content).main
+        lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs, integer=True)
+        _compare(layer, evaluate_graph(lowered.graph, layer.inputs), seed)
+
+
+@pytest.mark.parametrize(("op", "kind"), sorted(EQUAL, key=str), ids=name)
+def test_equal_on_gpu(op: str, kind: Kind) -> None:
+    require_gpu()
+    for seed in range(EACH, EACH + 2):
+        layer = Layer(op, kind, seed)
+        gpu = on_gpu(layer.content, arithmetic="integer")
+        assert gpu.delegation_report().fully_delegated
+        _compare(layer, run(gpu, layer.inputs), seed)
+
+
+@pytest.mark.parametrize(("op", "kind"), sorted(LEFT, key=str), ids=name)
+def test_left_to_the_cpu(op: str, kind: Kind) -> None:
+    graph = read_model(Layer(op, kind, 0).content).main
+    assert check_operator(graph, graph.operators[0], integer=True) is not None
+
+
+def _compare(layer: Layer, got: list[np.ndarray], seed: int) -> None:
+    want = run(official(layer.content, OpResolverType.BUILTIN), layer.inputs)[0]
+    np.testing.assert_array_equal(got[0].reshape(want.shape), want, err_msg=f"seed {seed}")
