@@ -65,7 +65,12 @@ class Layer:
         limits = np.iinfo(dtype)
         wide = kind.data is TensorType.INT16
         scale, zero = math.exp(r.uniform(-8, 1)), 0 if wide else r.randint(limits.min, limits.max)
-        channels, units, side, k = r.choice((1, 4, 7, 16, 20)), r.choice((1, 3, 8, 17)), r.randint(3, 6), r.choice((1, 3))
+        channels, units, side, k = (
+            r.choice((1, 4, 7, 16, 20)),
+            r.choice((1, 3, 8, 17)),
+            r.randint(3, 6),
+            r.choice((1, 3)),
+        )
         options: dict[str, Any] = {"fused_activation_function": r.choice((0, 0, 1, 3))}
         shape, weights, axis, terms = (1, side, side, channels), (units, k, k, channels), 0, k * k * channels
         if op == "FULLY_CONNECTED":
@@ -97,9 +102,7 @@ class Layer:
         m.output(y)
         self.content = m.build()
 
-    def _weights(
-        self, n: np.random.Generator, kind: Kind, stored: TensorType, shape: tuple[int, ...], q: Any
-    ) -> int:
+    def _weights(self, n: np.random.Generator, kind: Kind, stored: TensorType, shape: tuple[int, ...], q: Any) -> int:
         if stored is TensorType.INT4:
             return packed(self.builder, n.integers(-7, 8, shape), q)
         limits = np.iinfo(stored.name.lower())

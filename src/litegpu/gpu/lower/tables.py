@@ -60,7 +60,11 @@ def unary(ctx: OpContext, rule: Unary | None = None, bounds: Bounds = (None, Non
 
 def _of_words(ctx: OpContext) -> bool:
     """Lower an operator on 16 bits, in whole numbers, as a table of the 65536 that there are; False for others."""
-    if not ctx.lowering.integer or ctx.tensor(0).type is not TensorType.INT16 or ctx.output.type is not TensorType.INT16:
+    if (
+        not ctx.lowering.integer
+        or ctx.tensor(0).type is not TensorType.INT16
+        or ctx.output.type is not TensorType.INT16
+    ):
         return False
     x, made = integers.operand(ctx, 0), grid_of(ctx.output)
     if x is None or made is None:
@@ -72,7 +76,9 @@ def _of_words(ctx: OpContext) -> bool:
     ctx.elementwise(fn("add", x.expr(Arg(0)), whole(x.grid.zero - x.grid.low)), [x.value], places)
     gather = Gather(1, 1, table.size, 1, math.prod(ctx.output.shape))
     values = [ctx.builder.constant(table.reshape(1, 1, 1, -1)), places]
-    integers.finish(ctx, Arg(0), [ctx.add(gather, values, ctx.intermediate(ctx.output.shape, DType.INT32))], activation=False)
+    integers.finish(
+        ctx, Arg(0), [ctx.add(gather, values, ctx.intermediate(ctx.output.shape, DType.INT32))], activation=False
+    )
     return True
 
 

@@ -40,6 +40,6 @@ def test_same_sums(op: IntegerConv2D, kernel: int, channels: int) -> None:
 
 def test_native_kernels_do_it() -> None:
     graph, _ = network(POINTS, 1, 32)
-    program = build_program(graph, Features(native="cuda", capability=90), "cuda", half=True)
+    program = build_program(part_zero_points(graph), Features(native="cuda", capability=90), "cuda", half=True)
     found = [program.kernels[d.kernel].name for d in program.dispatches]
     assert found == ["reduce", "specialized_convolution"]
