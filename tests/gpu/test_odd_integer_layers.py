@@ -72,7 +72,9 @@ class Layer:
             r.choice((1, 3)),
         )
         options: dict[str, Any] = {"fused_activation_function": r.choice((0, 0, 1, 3))}
-        shape, weights, axis, terms = (1, side, side, channels), (units, k, k, channels), 0, k * k * channels
+        shape: tuple[int, ...] = (1, side, side, channels)
+        weights: tuple[int, ...] = (units, k, k, channels)
+        axis, terms = 0, k * k * channels
         if op == "FULLY_CONNECTED":
             channels = r.choice((4, 7, 64, 300))
             shape, weights, terms = (r.choice((1, 3)), channels), (units, channels), channels
