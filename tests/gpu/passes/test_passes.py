@@ -590,6 +590,31 @@ def test_bytes_around_what_is_never_less_are_a_maximum_s_padding(
     np.testing.assert_array_equal(evaluate_graph(better, given)[0], evaluate_graph(graph, given)[0])
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("before", "after", "dilation"), [(4, 0, 2), (1, 3, 2), (2, 0, 1)])
+def test_causal_convolutions_along_time_pad_themselves(batch: int, before: int, after: int, dilation: int) -> None:
+    """PAD of [batch, n, d], and a RESHAPE to pictures of one row."""
+    b, rng, n, d = GraphBuilder(), np.random.default_rng(0), 9, 4
+    whole = n + before + after
+    x = b.value((1, batch, n, d), DType.FLOAT32)
+    steps = (
+        Reshape((1, batch, n, d), (batch, n, d)),
+        Pad((0, before, 0), (0, after, 0)),
+        Reshape((batch, whole, d), (batch, 1, whole, d)),
+    )
+    padded = b.node(Copy(steps), [x], b.value((batch, 1, whole, d), DType.FLOAT32))
+    weights = b.constant(rng.standard_normal((8, 1, 3, d)).astype(np.float32))
+    y = b.value((batch, 1, whole - 2 * dilation, 8), DType.FLOAT32)
+    graph = b.graph([x], [b.node(Conv2D(dilation=(1, dilation)), [padded, weights], y)])
+    better = absorb_padding(graph)
+    op = better.nodes[-1].op
+    assert isinstance(op, Conv2D) and op.padding == (0, before)
+    moved = [step for node in better.nodes[:-1] if isinstance(node.op, Copy) for step in node.op.steps]
+    assert all(isinstance(step, Reshape) for step in moved)
+    given = [rng.standard_normal((1, batch, n, d)).astype(np.float32)]
+    np.testing.assert_array_equal(evaluate_graph(better, given)[0], evaluate_graph(graph, given)[0])
+
+
 @pytest.mark.parametrize(("channels", "copies"), [(64, 1), (8, 0)])
 def test_a_transposition_takes_the_sum_behind_it_into_its_tiles(channels: int, copies: int) -> None:
     """MLP-Mixer's residuals: an elementwise kernel would read the view of the product an element at a time."""

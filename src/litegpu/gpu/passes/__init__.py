@@ -18,6 +18,7 @@ from litegpu.gpu.passes.pooling import average_first, join_averages
 from litegpu.gpu.passes.products import simplify_products
 from litegpu.gpu.passes.raising import raise_elementwise
 from litegpu.gpu.passes.repeats import drop_repeats
+from litegpu.gpu.passes.rereading import reread
 from litegpu.gpu.passes.rolling import join_slices
 from litegpu.gpu.passes.rotary import turn_halves
 from litegpu.gpu.passes.separable import join_waiting
@@ -35,7 +36,8 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     graph = join_instance_norm(simplify_products(join_softmax(absorb_border(absorb_padding(graph)))), features)
     for _ in range(2):  # what became one function may pass what its parts, of which one was read twice, could not
         graph = fuse_elementwise(fold_constants(raise_elementwise(graph)), features.max_buffers)
-    graph = spread_pixels(join_siblings(join_averages(average_first(join_layer_norm(graph)), features.max_buffers)))
+    graph = reread(join_layer_norm(graph), features.max_buffers)
+    graph = spread_pixels(join_siblings(join_averages(average_first(graph), features.max_buffers)))
     own = native.of(features)
     graph = graph if own is None else own.join_first(graph, features, half)
     graph = join_attention(graph, features, half)

@@ -66,15 +66,19 @@ def join_copies(graph: Graph) -> Graph:
 def absorb_padding(graph: Graph) -> Graph:
     """A padding of height and width with zeros, or zero points, in front of a convolution becomes the convolution's
     own, and so it does in front of a pooling, of an average if it is of zeros. A maximum of what is never less passes
-    over it: each window has a cell that is no padding."""
+    over it: each window has a cell that is no padding. (That of a causal convolution along time has a reshape behind
+    it, which makes a picture of one row of it.)"""
     producer = graph.producer()
     builder = GraphBuilder(dict(graph.values), [])
     moved: dict[tuple[int, tuple[Step, ...]], int] = {}  # what is padded -> the copy of it, where it is one
     for node in graph.nodes:
         pad = producer.get(node.inputs[0]) if isinstance(node.op, (*_CONVOLUTIONS, Pool2D)) else None
+        if pad is not None and isinstance(pad.op, Copy):
+            pad = dataclasses.replace(pad, op=Copy(_padded_last(pad.op.steps, graph.values[pad.inputs[0]].shape)))
         match pad:
             case Node(Copy((*first, Pad(before, after, _) as around)), (source,), _, epilogue) if (
-                epilogue == RESULT
+                len(before) == 4
+                and epilogue == RESULT
                 and not (before[0] or before[3] or after[0] or after[3])
                 and min(before + after) >= 0
                 and (op := _with_padding(node, around, graph, None if first else producer.get(source))) is not None
@@ -92,6 +96,33 @@ def absorb_padding(graph: Graph) -> Graph:
                 )
         builder.nodes.append(node)
     return drop_unused(builder.graph(graph.inputs, graph.outputs))
+
+
+def _padded_last(steps: tuple[Step, ...], shape: Shape) -> tuple[Step, ...]:
+    """Steps of which the last ones are a padding along one axis and a reshape to four that keeps this axis: the same
+    with the padding behind the reshape."""
+    match steps:
+        case (*first, Pad(before, after, fill), Reshape(padded, (_, _, _, _) as target)):
+            changed = [i for i in range(len(padded)) if before[i] or after[i]]
+            if len(changed) != 1:
+                return steps
+            (i,) = changed
+            kept = [
+                j for j in range(4)
+                if target[j] == padded[i] and math.prod(target[:j]) == math.prod(padded[:i])
+                and math.prod(target[j + 1 :]) == math.prod(padded[i + 1 :])
+            ]  # fmt: skip
+            if not kept:
+                return steps
+            j = kept[0]
+            inside = tuple(n - low - high for n, low, high in zip(padded, before, after, strict=True))
+            whole = (*target[:j], inside[i], *target[j + 1 :])
+
+            def along(amounts: tuple[int, ...]) -> tuple[int, ...]:
+                return tuple(amounts[i] if axis == j else 0 for axis in range(4))
+
+            return (*simplify((*first, Reshape(inside, whole)), shape), Pad(along(before), along(after), fill))
+    return steps
 
 
 def _with_padding(node: Node, pad: Pad, graph: Graph, source: Node | None) -> Op | None:
