@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from litegpu.delegates import cpu, folding
 from litegpu.delegates.cpu import OfficialOptions
 from litegpu.errors import InvokeError
+from litegpu.model.calls import MOST_OPERATORS, expanded
+from litegpu.model.ops import find
 from litegpu.model.shapes import Computed, Unexpected, shapes_of_results
 from litegpu.model.types import Model, Operator, Subgraph
 
@@ -89,7 +91,41 @@ def _results(
         found = None
     if found is not None:
         return dict(zip(operator.outputs, found, strict=True))
-    return _asked(model, operator, options, shapes)
+    told = _asked(model, operator, options, shapes)
+    return _of_calls(model, operator, options, shapes) if told is None and operator.subgraphs else told
+
+
+def _of_calls(
+    model: Model, operator: Operator, options: OfficialOptions, shapes: Mapping[int, Shape]
+) -> dict[int, Shape] | None:
+    """Of an IF or a WHILE, where the official runtime does not look into what is called: its branches give the same
+    shapes, its rounds keep those of the state. None if values decide them after all."""
+    known = find(operator)
+    if known is None or known.calls not in ("branch", "loop") or expanded(model, operator) > MOST_OPERATORS:
+        return None
+    tensors = model.main.tensors
+    given = [shapes.get(t, tensors[t].shape) for t in operator.inputs if t >= 0]
+    handed = given[1:] if known.calls == "branch" else given
+    called = operator.subgraphs if known.calls == "branch" else operator.subgraphs[1:]
+    results = [_of_called(model, index, options, handed) for index in called]
+    if known.calls == "loop":
+        results.append(handed)
+    first = results[0]
+    if first is None or any(result != first for result in results):
+        return None
+    return dict(zip(operator.outputs, first, strict=False))
+
+
+def _of_called(model: Model, index: int, options: OfficialOptions, given: Sequence[Shape]) -> list[Shape] | None:
+    """The shapes that a subgraph gives for these, None if values decide them."""
+    whole = replace(model, entry=index)
+    try:
+        found = infer(whole, options, dict(zip(whole.main.inputs, given, strict=True)))
+    except (InvokeError, ValueError):
+        return None
+    behind = {t for node in found.refused for t in found.subgraph.operators[node].outputs}
+    outputs = found.subgraph.outputs
+    return None if behind.intersection(outputs) else [found.subgraph.tensors[t].shape for t in outputs]
 
 
 def _asked(

@@ -16,11 +16,6 @@ from litegpu.gpu.lower import Unsupported
 from litegpu.model.ops import find
 from litegpu.model.types import Model, Operator, Subgraph, Tensor
 
-#: Operators that what calls subgraphs may expand to: files of a few kilobytes can have subgraphs that call each other
-#: in more ways than there is memory for, and each way takes some 10 ms to compile.
-MOST_OPERATORS = 3_000
-
-
 @dataclass(frozen=True, eq=False)
 class CalledGraph:
     """A subgraph of a model, with its true shapes. `sources`: the nodes that reports name for its operators', where
@@ -118,19 +113,6 @@ def calls(operator: Operator) -> str:
     """What kind of call it is, "" for none."""
     known = find(operator)
     return known.calls if known is not None and operator.subgraphs else ""
-
-
-def expanded(model: Model, operator: Operator) -> int:
-    """How many operators it comes to, where each call counts what it calls."""
-    known: dict[int, int] = {}
-
-    def size(index: int) -> int:
-        if index not in known:
-            operators = model.subgraphs[index].operators
-            known[index] = sum(1 + sum(size(i) for i in o.subgraphs) for o in operators)
-        return known[index]
-
-    return 1 + sum(size(i) for i in operator.subgraphs)
 
 
 def _constant(tensor: Tensor, value: np.ndarray) -> Tensor:

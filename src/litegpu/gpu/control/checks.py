@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from litegpu.gpu.control.called import MOST_OPERATORS, CalledGraph, calls, expanded
+from litegpu.gpu.control.called import CalledGraph, calls
 from litegpu.gpu.control.trips import rounds
 from litegpu.gpu.lower import Unsupported
+from litegpu.model.calls import MOST_OPERATORS, expanded
 from litegpu.model.ops import find
 from litegpu.model.types import Model, Operator, Subgraph, TensorType
 
