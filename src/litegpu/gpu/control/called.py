@@ -16,6 +16,7 @@ from litegpu.gpu.lower import Unsupported
 from litegpu.model.ops import find
 from litegpu.model.types import Model, Operator, Subgraph, Tensor
 
+
 @dataclass(frozen=True, eq=False)
 class CalledGraph:
     """A subgraph of a model, with its true shapes. `sources`: the nodes that reports name for its operators', where
