@@ -1,4 +1,4 @@
-"""Loops that set elements of lists, as TensorFlow's converter writes them, and shapes that only what is called tells."""
+"""Loops that set elements of lists as TensorFlow writes them, and shapes that only what is called tells."""
 
 from __future__ import annotations
 
