@@ -9,8 +9,8 @@ _TYPES = "of float32, int32, bool, int8, uint8 and int16, in shapes that stay"
 _BRANCH = f"values {_TYPES}; both branches and a choice, or one of them if they are large or may run without end"
 _LOOP = (
     f"a state {_TYPES}; its rounds one behind the other if their number follows from constants and they come to at "
-    "most 20,000 operators, else as a loop; parts of a state may change places (on the CPU one overwrites the other); elements of lists "
-    "are set in place"
+    "most 20,000 operators, else as a loop; parts of a state may change places (on the CPU one overwrites the other); "
+    "elements of lists are set in place"
 )
 _ONCE = "what it calls is run by the CPU, before the first inference"
 _TABLE = "it fills or reads a table of the process, of strings as a rule, which stays with the CPU"
