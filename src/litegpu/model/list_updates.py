@@ -1,6 +1,6 @@
 """Elements of lists that a loop sets become updates: TensorFlow's converter writes a list as one tensor, and setting an
-element as what is in front of it, the element, and what is behind it, joined again. Each of these has a size that values
-decide; DYNAMIC_UPDATE_SLICE does the same in place, and all sizes are known."""
+element as what is in front of it, the element, and what is behind it, joined again. The sizes of these follow from
+values; DYNAMIC_UPDATE_SLICE does the same in place, and all sizes are known."""
 
 from __future__ import annotations
 
