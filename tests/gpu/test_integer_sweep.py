@@ -21,7 +21,7 @@ from litegpu.model.builder import ModelBuilder, quantized
 from litegpu.model.types import Quantization, TensorType
 
 #: What is left to the CPU.
-REFUSED = {(kind, op) for kind in ("int8", "uint8") for op in ("REDUCE_PROD", "L2_NORMALIZATION", "LOG_SOFTMAX")}
+REFUSED = {(kind, op) for kind in ("int8", "uint8") for op in ("REDUCE_PROD", "LOG_SOFTMAX")}
 #: Of 16 bits, at least in some forms.
 WORDS_LEFT = {
     *("ADD", "BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D", "DIV", "FULLY_CONNECTED", "REDUCE_PROD", "SOFTMAX", "SUM"),

@@ -12,7 +12,7 @@ from ai_edge_litert.interpreter import OpResolverType
 from quantized_networks import NETWORKS, STYLES, network
 
 #: What the GPU leaves to the CPU in whole numbers.
-LEFT = {"gated": {"L2_NORMALIZATION"}, "attention": {"LOG_SOFTMAX"}}
+LEFT = {"attention": {"LOG_SOFTMAX"}}
 #: What takes less than a few seconds on a software driver.
 QUICK = ("keywords", "movenet", "unet", "gated")
 CASES = [(name, style) for name in NETWORKS for style in STYLES

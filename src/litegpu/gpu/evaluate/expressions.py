@@ -100,6 +100,34 @@ def fixed_product(x: Array, multiplier: Array | int, shift: Array | int) -> Arra
     return np.asarray((high >> right) + ((high & mask) > (mask >> 1) + (high < 0))).astype(np.int32)
 
 
+#: 1.5 with 28 bits behind the point, and the root of 2, halved, with 31.
+THREE_HALVES, HALF_ROOT_OF_TWO = 3 << 27, 1518500250
+
+
+def one_over_root(number: Array) -> tuple[Array, Array]:
+    """GetInvSqrtQuantizedMultiplierExp: a multiplier, and how far to the right, of whole numbers up to 2**31 - 1, those
+    below 1 being taken for it."""
+    most = 2**31 - 1
+    x = np.maximum(number.astype(np.int64), 2)
+    right = np.where(x >= 1 << 29, 12, 11)
+    x = np.where(x >= 1 << 29, x >> 2, x)
+    for bits in (16, 8, 4, 2):
+        room = x < 1 << (29 - bits)
+        x, right = np.where(room, x << bits, x), np.where(room, right - bits // 2, right)
+    half, root = ((x >> 1) + 1) >> 1, np.full(x.shape, 1 << 28, np.int64)
+    for _ in range(5):
+        cube = np.minimum(_high(_high(root, root), root) << 6, most)
+        root = np.minimum((_high(root, THREE_HALVES) - _high(half, cube)) << 3, most)
+    root = _high(root, HALF_ROOT_OF_TWO) << np.maximum(-right, 0)
+    single = number <= 1
+    return np.where(single, most, root).astype(np.int32), np.where(single, 0, np.maximum(right, 0)).astype(np.int32)
+
+
+def _high(a: Array, b: Array | int) -> Array:
+    """SaturatingRoundingDoublingHighMul of numbers that are not negative."""
+    return np.asarray((a * b + (1 << 30)) >> 31)
+
+
 _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "add": np.add,
     "sub": np.subtract,
@@ -118,6 +146,8 @@ _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "bits_to_int32": lambda x: np.ascontiguousarray(x).view(np.int32),
     "bits_to_float32": lambda x: np.ascontiguousarray(x).view(np.float32),
     "fixed_mul": fixed_product,
+    "root_multiplier": lambda x: one_over_root(x)[0],
+    "root_shift": lambda x: one_over_root(x)[1],
     "lt": np.less,
     "le": np.less_equal,
     "gt": np.greater,

@@ -87,6 +87,8 @@ Expr = Arg | Literal | Apply
 #: `fixed_mul(x, m, s)` is x * m * 2**(s - 31) of three int32,
 #: m not negative unless it is a Literal, rounded twice as MultiplyByQuantizedMultiplier of TFLite is
 #: (lower/fixed_point.py).
+#: `root_multiplier` and `root_shift` are of int32, and one over the root of it as a multiplier and how far to the right:
+#: GetInvSqrtQuantizedMultiplierExp of TFLite.
 #: `sigmoid`, `erf`, `expm1` and `sign` are as in NumPy/SciPy; `round` rounds half to even; `floor_div` and `floor_mod`
 #: (which has the sign of the divisor) as in Python; `pow`, `floor`, `atan2` as in C.
 #: `min` and `max` give their second argument if either is NaN, as TFLite's MINIMUM and MAXIMUM do; if the second is a
@@ -95,6 +97,7 @@ FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(("add", "sub", "mul", "div", "min", "max", "pow", "lt", "le", "gt", "ge", "eq", "ne"), 2),
     **dict.fromkeys(("logical_and", "logical_or", "floor_div", "floor_mod", "atan2", "shift_right"), 2),
     **dict.fromkeys(("bit_and", "bit_xor", "shift_left"), 2),
+    **dict.fromkeys(("root_multiplier", "root_shift"), 1),
     **dict.fromkeys(("bits_to_int32", "bits_to_float32"), 1),
     **dict.fromkeys(("neg", "abs", "exp", "expm1", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "sigmoid", "erf"), 1),
     **dict.fromkeys(

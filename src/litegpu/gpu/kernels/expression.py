@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from litegpu.gpu.evaluate.expressions import HALF_ROOT_OF_TWO, THREE_HALVES
 from litegpu.gpu.graph import Apply, Arg, DType, Expr, Literal
 from litegpu.gpu.kernels.rough_math import is_smooth, shortcut
 from litegpu.gpu.lang import Kernel, TracedValue, Type, boolean, f32, i32, u32, vec
@@ -126,6 +127,8 @@ def _apply(k: Kernel, fn: str, arguments: Sequence[Expr], values: list[TracedVal
             return values[0] >> (int(by.value) if isinstance(by, Literal) else values[1])
         case "fixed_mul":
             return fixed_mul(k, values[0], *(_known(e, v) for e, v in zip(arguments[1:], values[1:], strict=True)))
+        case "root_multiplier" | "root_shift":
+            return one_over_root(k, values[0])[fn == "root_shift"]
     return _FUNCTIONS[fn](k, *values)
 
 
@@ -283,6 +286,37 @@ def fixed_mul(k: Kernel, x: TracedValue, multiplier: TracedValue | int, shift: T
         magnitude = (magnitude >> right) + half
     found = k.bitcast(magnitude, x.type)
     return k.select(negative, -found, found)
+
+
+def one_over_root(k: Kernel, number: TracedValue) -> tuple[TracedValue, TracedValue]:
+    """GetInvSqrtQuantizedMultiplierExp: a multiplier, and how far to the right, of whole numbers up to 2**31 - 1, those
+    below 1 being taken for it."""
+    kind = number.type
+    most = 2**31 - 1
+
+    def times(a: TracedValue, b: TracedValue | int) -> TracedValue:
+        return fixed_mul(k, a, b, 0)
+
+    def shifted(x: TracedValue, bits: int) -> TracedValue:
+        return k.select(x > (1 << (31 - bits)) - 1, constant(k, most, kind), x << bits)
+
+    x = k.max(number, constant(k, 2, kind))
+    large = x >= 1 << 29
+    x = k.select(large, x >> 2, x)
+    right = k.select(large, constant(k, 12, kind), constant(k, 11, kind))
+    for bits in (16, 8, 4, 2):
+        room = x < 1 << (29 - bits)
+        x, right = k.select(room, x << bits, x), k.select(room, right - bits // 2, right)
+    half = ((x >> 1) + 1) >> 1
+    root = constant(k, 1 << 28, kind)
+    for _ in range(5):
+        cube = shifted(times(times(root, root), root), 6)
+        root = shifted(times(root, THREE_HALVES) - times(half, cube), 3)
+    root = times(root, HALF_ROOT_OF_TWO)
+    none, unsigned = constant(k, 0, kind), vec(u32, kind.lanes)
+    raised = k.bitcast(k.bitcast(root, unsigned) << k.bitcast(k.max(-right, none), unsigned), kind)
+    single = number <= 1
+    return k.select(single, constant(k, most, kind), raised), k.select(single, none, k.max(right, none))
 
 
 def _literal_power(k: Kernel, x: TracedValue, y: float) -> TracedValue:

@@ -8,16 +8,13 @@ from typing import Any
 import numpy as np
 
 from litegpu.gpu.evaluate.expressions import fixed_product
-from litegpu.gpu.kernels.expression import constant, fixed_mul
+from litegpu.gpu.evaluate.expressions import one_over_root as root_in_numpy
+from litegpu.gpu.kernels.expression import constant, fixed_mul, one_over_root
 from litegpu.gpu.lang import Kernel, Memory, TracedValue, u32, vec
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: The mean of a row times 1024, and what one over its deviation is: a multiplier and how far to the right.
 Moments = tuple[TracedValue, TracedValue, TracedValue]
-
-_MOST = 2**31 - 1
-_HALF_ROOT_OF_TWO = 1518500250
-_THREE_HALVES = 3 << 27
 
 
 def moments(k: Kernel, values: Memory, count: int, guard: TracedValue) -> Moments:
@@ -47,7 +44,7 @@ def moments(k: Kernel, values: Memory, count: int, guard: TracedValue) -> Moment
     above = first[1] + top * times - second[1] - k.select(first[0] < second[0], one, none)
     variance = k.bitcast((above << 12) | (words >> 20), kind)
     small = (above >= 1 << 31) | (variance < 1)
-    return (mean, *_one_over_root(k, k.select(small, guard, variance)))
+    return (mean, *one_over_root(k, k.select(small, guard, variance)))
 
 
 def normalized(
@@ -91,58 +88,10 @@ def _product(k: Kernel, a: TracedValue, b: TracedValue) -> tuple[TracedValue, Tr
     return (first & 0xFFFF) | (middle << 16), a_high * b_high + (second >> 16) + (third >> 16) + (middle >> 16)
 
 
-def _one_over_root(k: Kernel, number: TracedValue) -> tuple[TracedValue, TracedValue]:
-    """GetInvSqrtQuantizedMultiplierExp: of whole numbers from 1 on, less than 2**31."""
-    kind = number.type
-
-    def times(a: TracedValue, b: TracedValue | int) -> TracedValue:
-        return fixed_mul(k, a, b, 0)
-
-    def shifted(x: TracedValue, bits: int) -> TracedValue:
-        return k.select(x > (1 << (31 - bits)) - 1, constant(k, _MOST, kind), x << bits)
-
-    x = k.max(number, constant(k, 2, kind))
-    large = x >= 1 << 29
-    x = k.select(large, x >> 2, x)
-    right = k.select(large, constant(k, 12, kind), constant(k, 11, kind))
-    for bits in (16, 8, 4, 2):
-        room = x < 1 << (29 - bits)
-        x, right = k.select(room, x << bits, x), k.select(room, right - bits // 2, right)
-    half = ((x >> 1) + 1) >> 1
-    root = constant(k, 1 << 28, kind)
-    for _ in range(5):
-        cube = shifted(times(times(root, root), root), 6)
-        root = shifted(times(root, _THREE_HALVES) - times(half, cube), 3)
-    root = times(root, _HALF_ROOT_OF_TWO)
-    none = constant(k, 0, kind)
-    unsigned = vec(u32, kind.lanes)
-    raised = k.bitcast(k.bitcast(root, unsigned) << k.bitcast(k.max(-right, none), unsigned), kind)
-    single = number <= 1
-    multiplier = k.select(single, constant(k, _MOST, kind), raised)
-    return multiplier, k.select(single, none, k.max(right, none))
-
-
 def _moments_of(values: list[int], guard: int) -> tuple[int, int, int]:
     count = len(values)
     total = sum(values) * 1024
     mean = total // count if total >= 0 else -(-total // count)
     variance = sum(v * v for v in values) * ((1 << 20) // count) - mean * mean
-    number = variance >> 20 if variance >= 1 << 20 else guard
-    if number <= 1:
-        return mean, _MOST, 0
-    right = 11
-    if number >= 1 << 29:
-        number, right = number >> 2, right + 1
-    while number < 1 << 27:
-        number, right = number << 2, right - 1
-    half, root = ((number >> 1) + 1) >> 1, 1 << 28
-    for _ in range(5):
-        cube = min(_times(_times(root, root), root) << 6, _MOST)
-        root = min((_times(root, _THREE_HALVES) - _times(half, cube)) << 3, _MOST)
-    root = _times(root, _HALF_ROOT_OF_TWO)
-    return mean, root << max(-right, 0), max(right, 0)
-
-
-def _times(a: int, b: int) -> int:
-    """SaturatingRoundingDoublingHighMul of numbers that are not negative."""
-    return (a * b + (1 << 30)) >> 31
+    multiplier, right = root_in_numpy(np.array(variance >> 20 if variance >= 1 << 20 else guard, np.int64))
+    return mean, int(multiplier), int(right)

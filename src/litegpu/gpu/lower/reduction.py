@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.graph import RESULT, Arg, ArgReduce, DType, Reduce, bhwc
+from litegpu.gpu.graph import RESULT, Arg, ArgReduce, DType, Expr, Reduce, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.context import OpContext
@@ -113,9 +113,33 @@ def arg_reduce(ctx: OpContext, kind: str) -> None:
 def l2_normalization(ctx: OpContext) -> None:
     """x / max(|x|, 1e-6)."""
     ctx.check_shape(ctx.shape(0))
-    ctx.require_reals()
+    if _normalized_bytes(ctx):
+        return
     x = ctx.value(0)
     squares = Reduce("sum", (3,), fn("mul", RESULT, RESULT))
     length = ctx.intermediate((*bhwc(ctx.shape(0))[:3], 1), DType.FLOAT32)
     ctx.add(squares, [x], length, fn("max", fn("sqrt", RESULT), 1e-6))
     ctx.elementwise(ctx.activation(fn("div", Arg(0), Arg(1))), [x, length], ctx.output_value())
+
+
+def _normalized_bytes(ctx: OpContext) -> bool:
+    """In whole numbers, in units of 1/128, by a multiplier that stands for one over the root of the squares' sum. False
+    where that is not asked for."""
+    x, made = integers.operand(ctx, 0), grid_of(ctx.output)
+    if x is None or made is None or not all(integers.is_stored(ctx, i) for i in (0, None)):
+        return False
+    quanta = x.expr(RESULT)
+    length = ctx.intermediate((*bhwc(ctx.shape(0))[:3], 1), DType.INT32)
+    ctx.add(Reduce("sum", (3,), fn("mul", quanta, quanta)), [x.value], length)
+    factors = [ctx.intermediate((*bhwc(ctx.shape(0))[:3], 1), DType.INT32) for _ in range(2)]
+    for name, factor in zip(("root_multiplier", "root_shift"), factors, strict=True):
+        ctx.elementwise(fn(name, Arg(0)), [length], factor)
+    right: Expr = fn("neg", Arg(2))
+    if made.low < 0:
+        right = fn("add", right, whole(7))
+    else:
+        quanta = fn("mul", quanta, whole(128))
+    fixed = fn("fixed_mul", quanta, Arg(1), right)
+    result = fn("add", fixed, whole(-made.zero if made.low < 0 else 128 - made.zero))
+    ctx.elementwise(integers.quanta_of(ctx, made, result), [x.value, *factors], ctx.output_value())
+    return True
