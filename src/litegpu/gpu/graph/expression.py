@@ -87,7 +87,7 @@ Expr = Arg | Literal | Apply
 #: `fixed_mul(x, m, s)` is x * m * 2**(s - 31) of three int32,
 #: m not negative unless it is a Literal, rounded twice as MultiplyByQuantizedMultiplier of TFLite is
 #: (lower/fixed_point.py).
-#: `root_multiplier` and `root_shift` are of int32, and one over the root of it as a multiplier and how far to the right:
+#: `root_multiplier` and `root_shift`, of int32, are one over the root of it, as a multiplier and how far to the right:
 #: GetInvSqrtQuantizedMultiplierExp of TFLite.
 #: `sigmoid`, `erf`, `expm1` and `sign` are as in NumPy/SciPy; `round` rounds half to even; `floor_div` and `floor_mod`
 #: (which has the sign of the divisor) as in Python; `pow`, `floor`, `atan2` as in C.
