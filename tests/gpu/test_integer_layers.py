@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agreement import official, on_gpu, require_gpu, run
+from agreement import official, on_gpu, require_cuda, require_gpu, run
 from ai_edge_litert.interpreter import OpResolverType
 
 from litegpu.gpu.evaluate import evaluate_graph
@@ -153,6 +153,14 @@ def test_on_gpu(op: str, kind: TensorType) -> None:
     _sweep(op, kind, range(EACH // 2))
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("op", OPS)
+def test_on_cuda(op: str, kind: TensorType) -> None:
+    require_cuda()
+    _sweep(op, kind, range(EACH // 2), backend="cuda", precision_loss_allowed=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("op", OPS)
@@ -179,11 +187,12 @@ def test_halves_of_means_and_sums(op: str, count: int, zeros: tuple[int, int]) -
     np.testing.assert_array_equal(run(on_gpu(content, arithmetic="integer"), given)[0], want)
 
 
-def _sweep(op: str, kind: TensorType, seeds: range) -> None:
-    require_gpu()
+def _sweep(op: str, kind: TensorType, seeds: range, **options: Any) -> None:
+    if not options:
+        require_gpu()
     for seed in seeds:
         layer = Layer(op, kind, seed)
-        gpu = on_gpu(layer.content, arithmetic="integer")
+        gpu = on_gpu(layer.content, arithmetic="integer", **options)
         assert gpu.delegation_report().fully_delegated
         _compare(layer, run(gpu, [layer.inputs]), seed)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agreement import official, on_gpu, require_gpu, run
+from agreement import official, on_gpu, require_cuda, require_gpu, run
 from ai_edge_litert.interpreter import OpResolverType
 
 from litegpu.gpu.evaluate import evaluate_graph
@@ -143,6 +143,16 @@ def test_equal_on_gpu(op: str, kind: Kind) -> None:
         layer = Layer(op, kind, seed)
         gpu = on_gpu(layer.content, arithmetic="integer")
         assert gpu.delegation_report().fully_delegated
+        _compare(layer, run(gpu, layer.inputs), seed)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("op", "kind"), sorted(EQUAL, key=str), ids=name)
+def test_equal_on_cuda(op: str, kind: Kind) -> None:
+    require_cuda()
+    for seed in range(EACH, EACH + 2):
+        layer = Layer(op, kind, seed)
+        gpu = on_gpu(layer.content, arithmetic="integer", backend="cuda", precision_loss_allowed=True)
         _compare(layer, run(gpu, layer.inputs), seed)
 
 

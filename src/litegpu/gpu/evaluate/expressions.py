@@ -108,13 +108,14 @@ def one_over_root(number: Array) -> tuple[Array, Array]:
     """GetInvSqrtQuantizedMultiplierExp: a multiplier, and how far to the right, of whole numbers up to 2**31 - 1, those
     below 1 being taken for it."""
     most = 2**31 - 1
-    x = np.maximum(number.astype(np.int64), 2)
-    right = np.where(x >= 1 << 29, 12, 11)
+    x: Array = np.maximum(number.astype(np.int64), 2)
+    right: Array = np.where(x >= 1 << 29, 12, 11)
     x = np.where(x >= 1 << 29, x >> 2, x)
     for bits in (16, 8, 4, 2):
         room = x < 1 << (29 - bits)
         x, right = np.where(room, x << bits, x), np.where(room, right - bits // 2, right)
-    half, root = ((x >> 1) + 1) >> 1, np.full(x.shape, 1 << 28, np.int64)
+    half: Array = ((x >> 1) + 1) >> 1
+    root: Array = np.full(x.shape, 1 << 28, np.int64)
     for _ in range(5):
         cube = np.minimum(_high(_high(root, root), root) << 6, most)
         root = np.minimum((_high(root, THREE_HALVES) - _high(half, cube)) << 3, most)
@@ -125,7 +126,8 @@ def one_over_root(number: Array) -> tuple[Array, Array]:
 
 def _high(a: Array, b: Array | int) -> Array:
     """SaturatingRoundingDoublingHighMul of numbers that are not negative."""
-    return np.asarray((a * b + (1 << 30)) >> 31)
+    product: Array = a * b + (1 << 30)
+    return product >> 31
 
 
 _FUNCTIONS: dict[str, Callable[..., Array]] = {

@@ -32,6 +32,7 @@ from litegpu.gpu.backends.cuda.passes.pooled import join_pooled
 from litegpu.gpu.backends.cuda.passes.prologue import join_prologues
 from litegpu.gpu.backends.cuda.passes.row_norm import join_row_norms
 from litegpu.gpu.backends.cuda.passes.separable import join_separable
+from litegpu.gpu.backends.cuda.passes.zero_points import part_zero_points
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel
 from litegpu.gpu.lang.features import Features
 
@@ -87,7 +88,7 @@ class CudaNative:
     def join_last(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
         if features.capability < COPYING_CAPABILITY:
             return graph
-        graph = join_inverted(graph, features, half)
+        graph = part_zero_points(join_inverted(graph, features, half))
         if not half:
             return graph
         graph = join_prologues(join_separable(graph))
