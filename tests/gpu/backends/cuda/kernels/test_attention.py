@@ -39,10 +39,10 @@ CASES: dict[str, dict[str, Any]] = {
 def network(
     lead: tuple[int, int] = (1, 1), m: int = 1, n: int = 1, d: int = 1, e: int = 1, *, inner: str = "",
     shared: tuple[int, int] | None = None, mask: tuple[int, ...] | None = None, constant: bool = False, off: int = 0,
-    fused: bool = False, causal: float = 0.0,
+    fused: bool = False, causal: float = 0.0, beyond: int | None = None,
 ) -> tuple[Graph, list[np.ndarray]]:  # fmt: skip
     """Those of q, k and v that are named in `inner` are doubled first, as intermediates; the first `off` keys are
-    masked out, and by `causal` those that come after a query."""
+    masked out, and by `causal` those that come after a query, or more than `beyond` after it: then that is all."""
     rng = np.random.default_rng(0)
     builder = GraphBuilder()
     inputs, data, factors = [], [], []
@@ -57,8 +57,10 @@ def network(
     if mask is not None:
         values = rng.standard_normal(mask).astype(np.float32)
         values[..., :off] = -np.inf
+        if beyond is not None:
+            values[...] = 0.0
         if causal:
-            values[..., np.triu(np.ones((m, n), bool), 1)] = causal
+            values[..., np.triu(np.ones((m, n), bool), 1 + (beyond or 0))] = causal
         if constant:
             factors.append(builder.constant(values))
         else:

@@ -129,5 +129,5 @@ def test_which_layers_it_does() -> None:
     tile = ranked(wide(), 90, 132)[0]
     assert cost(wide(), tile, 132) < cost(wide(rows=16384), tile, 132)
     assert not any(t.columns == 256 for t in ranked(wide(outputs=576), 90, 132))  # a third would be wasted
-    for other in (wide(depth=64), wide(depth=512), wide(outputs=384), dataclasses.replace(wide(), residuals=1)):
+    for other in (wide(depth=64), wide(depth=576), wide(outputs=384), dataclasses.replace(wide(), residuals=1)):
         assert columns.can(other, 90) and not ranked(other, 90, 132)  # not measured

@@ -18,6 +18,7 @@ from litegpu.gpu.backends.cuda.kernels.warpgroup_attention import (
     AttentionTile,
     Sizes,
     candidates,
+    diagonal_of,
     last_steps,
     packed_mask,
     ranked,
@@ -71,6 +72,18 @@ CASES: dict[str, tuple[AttentionTile, dict[str, Any]]] = {
     "causal, two teams": (
         AttentionTile(2, 48, 3, 1), dict(lead=(1, 2), m=260, n=260, d=32, e=32, mask=(1, 1, 260, 260), constant=True,
                                          causal=-30000.0),
+    ),
+    "causal alone": (
+        AttentionTile(1, 48, 3, 1), dict(lead=(2, 2), m=260, n=260, d=32, e=32, mask=(1, 1, 260, 260), constant=True,
+                                         causal=-1e9, beyond=0),
+    ),
+    "causal alone, teams": (
+        AttentionTile(4, 64, 3, 1), dict(lead=(1, 3), m=290, n=290, d=16, e=32, mask=(1, 1, 290, 290), constant=True,
+                                         causal=-np.inf, beyond=0),
+    ),
+    "keys before the first query": (
+        AttentionTile(2, 80, 3, 1), dict(lead=(1, 2), m=130, n=201, d=16, e=16, mask=(1, 1, 130, 201), constant=True,
+                                         causal=-1e9, beyond=71),
     ),
     "fused": (AttentionTile(1, 80, 1, 2), dict(m=20, n=65, d=16, e=16, fused=True)),
 }  # fmt: skip
@@ -140,6 +153,22 @@ def test_nan_and_rows_without_keys(device: Any, constant: bool) -> None:
     got = first_output(device, program, data, (1, 1, 20, 16))
     bad = np.asarray(np.isnan(got).all(axis=-1))[0, 0]
     assert bad[3] and bad[5] and bad.sum() == 2 and np.isfinite(got[0, 0, ~bad]).all()
+
+
+def test_causal_masks() -> None:
+    """Those that hide nothing but what comes later; each other one is read."""
+    mask = np.where(np.tri(5, 9, 2, dtype=bool), 0.0, -1e9).astype(np.float32)[None, None]
+    assert diagonal_of(mask, 1.44, 5, 9) == 2
+    assert diagonal_of(np.broadcast_to(mask, (2, 3, 5, 9)), 1.44, 5, 9) == 2
+    assert diagonal_of(np.zeros((1, 1, 5, 5), np.float32), 1.0, 5, 5) is None
+    assert diagonal_of(np.where(mask == 0, 0.0, -100.0), 1.44, 5, 9) is None  # which is little
+    assert diagonal_of(mask[..., :6], 1.44, 5, 6) is None  # the last query sees keys that there are not
+    for at in ((0, 0, 0, 0), (0, 0, 3, 1), (0, 0, 4, 8)):
+        other = mask.copy()
+        other[at] = 0.5
+        assert diagonal_of(other, 1.44, 5, 9) is None
+    assert diagonal_of(np.where(mask == 0, 0.0, np.nan).astype(np.float32), 1.44, 5, 9) is None
+    assert diagonal_of(mask[:, :, :1], 1.44, 5, 9) is None
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 20, 65), (2, 3, 1, 65), (2, 1, 70, 1)])

@@ -21,7 +21,7 @@ COPYING = (128, 64)
 #: Places for tiles of weights: at least, and as many as there is room for up to this.
 LEAST_STAGES, MOST_STAGES = 3, 12
 #: Channels of the input and of the output of which it was measured, without a residual.
-DEPTHS, LEAST_OUTPUTS = (192, 384), 576
+DEPTHS, LEAST_OUTPUTS = (192, 512), 576
 #: Registers of a thread beside its sums.
 OTHER_REGISTERS = 40
 

@@ -9,9 +9,11 @@
 // K_ and V_: _WIDTH (that is copied of a row), _OFFSET _PITCH_BATCH _PITCH_HEAD _PITCH_ROW. MASK: 0; GIVEN, with MASK_PERIOD (of the batch) MASK_TYPE
 // MASK_LOAD(value) MASK_OFFSET MASK_PITCH_*; or PACKED: halves in the order in which threads need them (_packed() of the
 // host), times BETA, minus infinity for keys that there are not. LIMITED: only so
-// many steps as `ends` has for each tile have a key that counts.
+// many steps as `ends` has for each tile have a key that counts. CAUSAL: queries see the keys up to their own number and
+// DIAGONAL; POSITIONS (of all of them the longest workgroups come first).
 #define GIVEN 1
 #define PACKED 2
+#define BY_KEYS (MASK == GIVEN && MASK_PITCH_ROW == 0)
 #define NOTHING __int_as_float(0xff800000)  // minus infinity, of which the exponential is 0
 constexpr unsigned THREADS = 128 * TEAMS, ROWS = 64 * TEAMS, STEPS = (KEYS + STEP - 1) / STEP;
 // Tiles in shared memory: rows of at most 64 numbers, wider ones as slabs one behind the other.
@@ -55,18 +57,33 @@ INLINE float of_neighbours(float x, bool add) {  // the sum or the largest of th
   return x;
 }
 
+#if CAUSAL
+// Those that queries in front of number `row` see a key of.
+INLINE unsigned steps_until(unsigned row) {
+  const unsigned end = (row < QUERIES ? row : QUERIES) + DIAGONAL;
+  return (end + STEP - 1) / STEP;
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 NAME(const unsigned short* q, const unsigned short* k, const unsigned short* v MASK_PARAMETER EPILOGUE_BUFFERS) {
-#if LIMITED  // the longest first
-  const unsigned tile = TILES - 1 - blockIdx.x % TILES, steps = ends[tile];
+#if CAUSAL
+  const unsigned tile = TILES - 1 - blockIdx.x / POSITIONS, position = blockIdx.x % POSITIONS, steps = steps_until((tile + 1) * ROWS);
+#elif LIMITED  // the longest first
+  const unsigned tile = TILES - 1 - blockIdx.x % TILES, steps = ends[tile], position = blockIdx.x / TILES;
 #else
-  const unsigned tile = blockIdx.x % TILES;
+  const unsigned tile = blockIdx.x % TILES, position = blockIdx.x / TILES;
   constexpr unsigned steps = STEPS;
 #endif
-  const unsigned position = blockIdx.x / TILES, batch = position / HEADS, head = position % HEADS;
+  const unsigned batch = position / HEADS, head = position % HEADS;
   const unsigned team = threadIdx.x / 128, lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const unsigned team_row = tile * ROWS + team * 64, row0 = team_row + warp * 16;  // of this team, and of this warp
   const bool live = team_row < QUERIES;  // in the last workgroup there may be teams without a query
+#if CAUSAL
+  const unsigned own_steps = live ? steps_until(team_row + 64) : 0;
+#else
+  const unsigned own_steps = live ? steps : 0;
+#endif
   const unsigned short* const keys = k + batch * K_PITCH_BATCH + head * K_PITCH_HEAD + K_OFFSET;
   const unsigned short* const values = v + batch * V_PITCH_BATCH + head * V_PITCH_HEAD + V_OFFSET;
   if (threadIdx.x == 0) {
@@ -113,7 +130,7 @@ NAME(const unsigned short* q, const unsigned short* k, const unsigned short* v M
       bring_step(step - 2 + STAGES);
     }
     barrier_wait(K_THERE + 8 * slot, parity);  // the queries have come before the first keys
-    if (live) {
+    if (step < own_steps) {
       announce_copies();
       // Anew in each step: of what stays in registers over the loop ptxas 13.0 gives some away to the weights.
       unsigned query[DEPTH / 16][4];
@@ -129,6 +146,18 @@ NAME(const unsigned short* q, const unsigned short* k, const unsigned short* v M
       commit_products();
 #if MASK == PACKED
       if (STEPS > 1) read_mask(step);
+#elif BY_KEYS
+      float more[STEP / 8][2];  // the same for all rows
+#pragma unroll
+      for (unsigned n = 0; n < STEP / 8; n++)
+#pragma unroll
+        for (unsigned e = 0; e < 2; e++) {
+          const unsigned key = step * STEP + n * 8 + lane % 4 * 2 + e;
+          more[n][e] = 0.0f;
+          if (key < KEYS)
+            more[n][e] = BETA * MASK_LOAD(mask[batch % MASK_PERIOD * MASK_PITCH_BATCH + head * MASK_PITCH_HEAD +
+                                               key * MASK_PITCH_COLUMN + MASK_OFFSET]);
+        }
 #endif
       products_wait<0>();
       if (row0 < QUERIES) {
@@ -143,6 +172,8 @@ NAME(const unsigned short* q, const unsigned short* k, const unsigned short* v M
             const uint4 two = packed[n / 2];
             const unsigned word = n % 2 ? e / 2 ? two.w : two.z : e / 2 ? two.y : two.x;
             logit += half_to_float((unsigned short)(e % 2 ? word >> 16 : word));
+#elif BY_KEYS
+            logit += more[n][e % 2];
 #elif MASK == GIVEN
             const unsigned key = step * STEP + n * 8 + lane % 4 * 2 + e % 2, row = row0 + lane / 4 + e / 2 * 8;
             if (row < QUERIES && key < KEYS)
@@ -154,7 +185,16 @@ NAME(const unsigned short* q, const unsigned short* k, const unsigned short* v M
 #else
         constexpr float scale = SCALE;
 #endif
-        if (MASK != PACKED && KEYS % STEP && step == STEPS - 1) {
+#if CAUSAL
+        if ((step + 1) * STEP > row0 + DIAGONAL + 1) {
+#pragma unroll
+          for (unsigned n = 0; n < STEP / 8; n++)
+#pragma unroll
+            for (unsigned e = 0; e < 4; e++)
+              if (step * STEP + n * 8 + lane % 4 * 2 + e % 2 > row0 + lane / 4 + e / 2 * 8 + DIAGONAL) logits[n][e] = NOTHING;
+        }
+#endif
+        if (!CAUSAL && MASK != PACKED && KEYS % STEP && step == STEPS - 1) {
 #pragma unroll
           for (unsigned n = 0; n < STEP / 8; n++)
 #pragma unroll

@@ -51,6 +51,7 @@ class Sizes:
     depth: int
     columns: int
     masked: bool = False
+    diagonal: int | None = None  # queries see keys up to their own number and this
 
     def shared_bytes(self, tile: AttentionTile) -> int:
         """The queries, the places of keys and values, and barriers, as warpgroup_attention.cu lays them out."""
@@ -61,13 +62,20 @@ class Sizes:
     def steps(self, tile: AttentionTile) -> int:
         return -(-self.keys // tile.step)
 
+    def steps_on_average(self, tile: AttentionTile) -> float:
+        """Of a team."""
+        if self.diagonal is None:
+            return self.steps(tile)
+        ends = [min(row, self.queries) for row in range(TEAM, self.queries + TEAM, TEAM)]
+        return sum(-(-(end + self.diagonal) // tile.step) for end in ends) / len(ends)
+
     def groups(self, tile: AttentionTile) -> int:
         return self.positions * -(-self.queries // (TEAM * tile.teams))
 
     def registers(self, tile: AttentionTile) -> int:
         """Of a thread: the logits of a step, the sums, the queries, the mask, and what else is needed."""
         held = tile.step // 2 + _whole(self.columns) // 2 + _whole(self.depth) // 4
-        return held + (tile.step // 8 if self.masked else 0) + 27
+        return held + (tile.step // 8 if self.masked and self.diagonal is None else 0) + 27
 
 
 @functools.cache
@@ -108,7 +116,7 @@ def cost(sizes: Sizes, tile: AttentionTile, units: int) -> float:
     that share a multiprocessor overlap in part. (Of ten attentions on an H200 with six tiles each the first choice took
     1.5% longer than the best; of large ones all take a quarter longer than it says.)"""
     units = units or USUAL_UNITS
-    steps, columns = sizes.steps(tile), _whole(sizes.columns)
+    steps, most, columns = sizes.steps_on_average(tile), sizes.steps(tile), _whole(sizes.columns)
     depth = _whole(sizes.depth) + columns
     products = tile.teams * TEAM * tile.step * depth / 2048
     exponentials = tile.teams * TEAM * tile.step / 16
@@ -116,10 +124,11 @@ def cost(sizes: Sizes, tile: AttentionTile, units: int) -> float:
     step = max(products, exponentials, copies) + 0.4 * (products + exponentials) + 120 * tile.teams
     each = steps * step + 600 + tile.teams * TEAM * columns / 16
     each *= max(1.0, 4 / (tile.teams * tile.resident)) ** 0.5  # fewer teams hide less of each other's waiting
-    alone = 2000 + steps * (products * 2 / tile.teams + 1.6 * exponentials / tile.teams + 500)
+    waiting = products * 2 / tile.teams + 1.6 * exponentials / tile.teams + 500
+    alone = 2000 + most * waiting
     groups = sizes.groups(tile)
     waves = max(1.0, groups / (units * tile.resident))
-    return float(1.0 + max(alone, 0.8 * alone * waves, -(-groups // units) * each) / 1700)
+    return float(1.0 + max(alone, 0.8 * (2000 + steps * waiting) * waves, -(-groups // units) * each) / 1700)
 
 
 def _whole(numbers: int) -> int:
@@ -142,7 +151,12 @@ def sizes_of(ctx: KernelContext) -> Sizes | None:
     if any(x.dtype is not DType.FLOAT16 or copied(x, True, False) != 8 for x in (q, k, v)):
         return None
     batch, heads, queries, columns = ctx.output.shape
-    return Sizes(batch * heads, queries, k.shape[2], k.shape[3], columns, len(node.inputs) > 3)
+    op, diagonal = node.op, None
+    assert isinstance(op, Attention)
+    if len(node.inputs) > 3:
+        mask = ctx.value(node.inputs[3]).data
+        diagonal = None if mask is None else diagonal_of(mask, op.beta * math.log2(math.e), queries, k.shape[2])
+    return Sizes(batch * heads, queries, k.shape[2], k.shape[3], columns, len(node.inputs) > 3, diagonal)
 
 
 def launch(ctx: KernelContext, tile: AttentionTile, mask: dict[str, int | str], operands: Operands) -> Launch:
@@ -150,17 +164,23 @@ def launch(ctx: KernelContext, tile: AttentionTile, mask: dict[str, int | str], 
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, Attention)
     q, k, v = (ctx.views[i] for i in node.inputs[:3])
-    batch, heads, queries, columns = ctx.output.shape
-    sizes = Sizes(batch * heads, queries, k.shape[2], k.shape[3], columns)
+    _, heads, queries, columns = ctx.output.shape
+    sizes = sizes_of(ctx)
+    assert sizes is not None
     scale, beta = op.scale * math.log2(math.e), op.beta * math.log2(math.e)
     constants: dict[str, int | str] = {
         "TEAMS": tile.teams, "STEP": tile.step, "STAGES": tile.stages, "RESIDENT": tile.resident,
         "DEPTH": _whole(sizes.depth), "COLUMNS": _whole(columns), "HEADS": heads, "QUERIES": queries,
         "KEYS": sizes.keys, "QUADS": -(-columns // 4), "TILES": -(-queries // (TEAM * tile.teams)),
         "SHARED_BYTES": sizes.shared_bytes(tile), "SCALE": float_text(scale), "BETA": float_text(beta),
-        "POSITIVE": int(scale > 0), "MASK": "GIVEN" if "mask" in operands else 0, "LIMITED": 0,
+        "POSITIVE": int(scale > 0), "MASK": "GIVEN" if "mask" in operands else 0, "LIMITED": 0, "CAUSAL": 0,
         **_side("Q", q), **_side("K", k), **_side("V", v), **mask,
     }  # fmt: skip
+    if sizes.diagonal is not None:
+        operands = {name: operand for name, operand in operands.items() if name != "mask"}
+        constants |= {
+            "MASK": 0, "MASK_PARAMETER": "", "CAUSAL": 1, "DIAGONAL": sizes.diagonal, "POSITIONS": sizes.positions,
+        }  # fmt: skip
     constant = operands.get("mask")
     if isinstance(constant, np.ndarray):
         packed = packed_mask(constant, beta, tile.step, queries, sizes.keys)
@@ -209,6 +229,20 @@ def packed_mask(mask: np.ndarray, factor: float, step: int, queries: int, keys: 
     return np.ascontiguousarray(parts.transpose(0, 1, 2, 5, 6, 4, 8, 7, 3, 9)).reshape(
         *lead, rows // 16, across // step, step // 16, 32, 8
     )
+
+
+def diagonal_of(mask: np.ndarray, factor: float, queries: int, keys: int) -> int | None:
+    """The number that a query sees keys up to beyond its own, if a constant mask [B, H, M or 1, N or 1] times `factor`
+    says that and nothing else; None for other masks."""
+    if mask.shape[2:] != (queries, keys) or not mask.size:
+        return None
+    beyond = int(np.count_nonzero(mask[0, 0, 0] == 0)) - 1
+    if not 0 <= beyond <= keys - queries:
+        return None
+    seen = np.arange(keys) <= np.arange(queries)[:, None] + beyond
+    with np.errstate(over="ignore", invalid="ignore"):
+        hidden = mask * np.float32(factor) <= HIDDEN
+    return beyond if bool(np.all(np.where(seen, mask == 0, hidden))) else None
 
 
 def last_steps(mask: np.ndarray, factor: float, tile: AttentionTile, queries: int, keys: int) -> np.ndarray:
