@@ -66,6 +66,15 @@ def can_round() -> bool:
     return library is not None and library.rounds
 
 
+def round_bytes(target: np.ndarray, source: np.ndarray) -> bool:
+    """Fill `target` with float16 made of the float32 in `source`, if can_round(); flat arrays of bytes. Whether they are
+    the same but for rounding: none became infinite, or was."""
+    library = native.find()
+    assert library is not None
+    threads = min(_NATIVE_THREADS, _processors(), -(-source.size // _NATIVE_SHARE))
+    return library.copy(target.ctypes.data, source.ctypes.data, source.size, threads, None, 0, None, True) == 0
+
+
 def copy_on(target: np.ndarray, source: np.ndarray, onward: Onward, *, rounded: bool = False) -> int:
     """The same in pieces, each of which goes on as soon as it is copied, while others are still to be; the device's
     context is current. `rounded`, if can_round(): the source is float32, the target and what goes on float16. The first
@@ -77,7 +86,7 @@ def copy_on(target: np.ndarray, source: np.ndarray, onward: Onward, *, rounded: 
         found: int = library.copy(
             target.ctypes.data, source.ctypes.data, source.size, threads, send, onward.place, onward.stream, rounded
         )
-        return found
+        return max(found, 0)
     errors: list[int] = []
 
     def copied(piece: slice) -> None:

@@ -26,7 +26,7 @@ def stage(
     )
     found = ctypes.CDLL(str(target))
     for function in (found.litegpu_stage, found.litegpu_stage_rounded):
-        function.restype, function.argtypes = None, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+        function.restype, function.argtypes = ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
     return found
 
 
@@ -49,6 +49,21 @@ def test_numbers(stage: ctypes.CDLL, library: native.NativeLibrary, count: int, 
     source = np.random.default_rng(count).normal(size=count + 1).astype(np.float32)[1:]
     memory = np.full(count + 128, 7, np.float16)
     first = -memory.ctypes.data % 64 // 2 + at
-    stage.litegpu_stage_rounded(memory[first:].ctypes.data, source.ctypes.data, source.nbytes)
+    assert not stage.litegpu_stage_rounded(memory[first:].ctypes.data, source.ctypes.data, source.nbytes)
     np.testing.assert_array_equal(memory[first : first + count], source.astype(np.float16))
     assert (memory[:first] == 7).all() and (memory[first + count :] == 7).all()
+
+
+@pytest.mark.parametrize("count", [1, 8, 4099, 40_001])
+def test_what_becomes_infinite_is_told(stage: ctypes.CDLL, library: native.NativeLibrary, count: int) -> None:
+    if not library.rounds:
+        pytest.skip("this processor does not round to float16")
+    memory = np.zeros(count + 128, np.float16)
+    dice = np.random.default_rng(count)
+    just, large = np.nextafter(np.float32(65520), np.float32(0)), np.float32(65520)
+    for value, told in ((just, 0), (-just, 0), (np.nan, 0), (large, 1), (-large, 1), (np.inf, 1), (-1e30, 1)):
+        for place in {0, count - 1, int(dice.integers(count)), int(dice.integers(count))}:
+            source = np.zeros(count, np.float32)
+            source[place] = value
+            found = stage.litegpu_stage_rounded(memory[1:].ctypes.data, source.ctypes.data, source.nbytes)
+            assert bool(found) == bool(told) == np.isinf(memory[1 : 1 + count]).any()

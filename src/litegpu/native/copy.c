@@ -16,6 +16,7 @@
 #define SHARE ((size_t)512 << 10) /* of a copy in an inference that is short, for each thread */
 #define LEAST_SENT ((size_t)2 << 20) /* a copy of the device's takes 4 us before it moves anything */
 #define PAGE 4096
+#define INFINITE -1 /* in place of an error, which is a number above zero */
 #define PATIENCE 2000 /* steps of waiting awake, before others get the processor */
 
 /* As cuMemcpyHtoDAsync: device address, host address, bytes, stream; 0 if that worked. */
@@ -28,7 +29,7 @@ typedef struct job {
   const char *source;
   size_t size, part, share;
   int count, helpers, most_helpers;
-  _Atomic int next;
+  _Atomic int next, infinite; /* of float16, if some of it is */
   _Atomic unsigned char done[MOST_PARTS];
   struct job *following;
 } job;
@@ -55,7 +56,7 @@ static int do_part(job *own) {
   size_t begin = (size_t)i * own->part, left = own->size - begin;
   size_t size = left < own->part ? left : own->part;
   if (own->share == 2) {
-    litegpu_stage_rounded(own->target + begin / 2, own->source + begin, size);
+    if (litegpu_stage_rounded(own->target + begin / 2, own->source + begin, size)) own->infinite = 1;
   } else if (own->source != NULL) {
     litegpu_stage(own->target + begin, own->source + begin, size);
   } else {
@@ -154,7 +155,7 @@ static int run(void *target, const void *source, size_t size, int threads, send_
     }
   }
   if (own.most_helpers > 0) withdraw(&own);
-  return error;
+  return error ? error : own.infinite ? INFINITE : 0;
 }
 
 void litegpu_stage_large(void *to, const void *from, size_t bytes, int rounded) {
@@ -172,7 +173,8 @@ void litegpu_stage_large(void *to, const void *from, size_t bytes, int rounded) 
    there, whose content is anything then, which takes longer than to write to them. `rounded`: the source is float32, and
    the target gets float16. With `send`, all of them are put on
    the stream as well, by this thread, from where they were copied to: to `device` on. What `send` answered first that
-   was not 0; then not all is sent. With Python's lock held, which it lets go of. */
+   was not 0; then not all is sent. INFINITE: all is done, and some of the float16 is infinite. With Python's lock held,
+   which it lets go of. */
 PUBLIC int litegpu_copy(void *target, const void *source, size_t size, int threads, send_function send, uint64_t device,
                         void *stream, int rounded) {
   void *state = litegpu_leave();

@@ -35,7 +35,7 @@ class NativeLibrary:
         #: Whether copies can make float16 of float32 on their way.
         self.rounds = bool(self.function("rounds", ctypes.c_int)())
         #: target, source or None, bytes of the source, threads, None or the address of cuMemcpyHtoDAsync, device
-        #: address, stream; whether float16 is made of float32.
+        #: address, stream; whether float16 is made of float32. -1: some of that is infinite.
         self.copy = self.function(
             "copy", ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p,
             ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int,

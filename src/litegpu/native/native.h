@@ -32,9 +32,9 @@ extern struct python python;
 /* memcpy(), of memory that the device reads next. */
 void litegpu_stage(void *to, const void *from, size_t bytes);
 
-/* The same with so many bytes of float32, of which float16 is made, to the nearest; litegpu_rounds() says whether that
-   can be done here. */
-void litegpu_stage_rounded(void *to, const void *from, size_t bytes);
+/* The same with so many bytes of float32, of which float16 is made, to the nearest: whether some of them are infinite
+   there. litegpu_rounds() says whether that can be done here. */
+int litegpu_stage_rounded(void *to, const void *from, size_t bytes);
 PUBLIC int litegpu_rounds(void);
 
 /* The one or the other, by several threads where that is quicker. */

@@ -128,6 +128,15 @@ class InputKeeper(Protocol):
 
 
 @runtime_checkable
+class InputRounder(Protocol):
+    """An InputKeeper that may round what kernels round in any case."""
+
+    def keep_exact(self, exact: bool) -> None:
+        """Whether given() has to give what is written from now on to the bit. Else it may have been rounded to float16,
+        but for what that would make infinite."""
+
+
+@runtime_checkable
 class ResultGiver(Protocol):
     """A session that hands out its outputs as arrays of the caller's, copied once or not at all on the host."""
 

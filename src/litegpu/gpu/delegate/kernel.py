@@ -18,6 +18,7 @@ from litegpu.gpu.backends.abilities import (
     Caller,
     InputKeeper,
     InputLender,
+    InputRounder,
     NativeRun,
     NativeRunner,
     PlainCaller,
@@ -559,6 +560,8 @@ class GpuKernel:
         """Have the session look at results as long as that is wanted."""
         if self._giver is not None:
             self._giver.watch(self._attempt is not None and self._attempt.watching)
+        if isinstance(self.session, InputRounder):  # results of a second attempt are the caller's, or only warn of it
+            self.session.keep_exact(self._attempt is not None and self._attempt.stays and self._attempt.watching)
 
     def _second_attempt(self, fetch: Callable[[], list[np.ndarray]]) -> list[np.ndarray] | None:
         """The results of float32 on the same inputs, if those of float16, which `fetch` gives, are not finite and these

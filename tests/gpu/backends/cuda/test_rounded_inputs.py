@@ -12,7 +12,7 @@ from interrupts import Interruptions
 from racing import race
 
 import litegpu
-from litegpu import GpuDelegate, Interpreter, native
+from litegpu import GpuDelegate, Interpreter, WaitType, native
 from litegpu.gpu.backends.cuda.copy import MOST_BYTES
 from litegpu.host_copy import LARGE_BYTES
 from litegpu.model.builder import ModelBuilder
@@ -58,6 +58,111 @@ def items(shape: tuple[int, ...]) -> list[np.ndarray]:
 def rounded(model: Any) -> set[tuple[int, ...]]:
     """How the inputs came in native calls of late, of those that were rounded."""
     return {call.ways.rounded for call in session_of(model)._plain._calls}
+
+
+@pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each input that was written, whether it was as float16."""
+    from litegpu.gpu.backends.cuda.inputs import Inputs
+
+    found: list[bool] = []
+    write = Inputs.write
+
+    def noted(self: Inputs, index: int, array: np.ndarray) -> None:
+        write(self, index, array)
+        found.append(("halves", index) in self.halves)
+
+    monkeypatch.setattr(Inputs, "write", noted)
+    return found
+
+
+@pytest.mark.parametrize("shape", [SMALL, MIDDLE, HALF_LARGE, LARGE])
+def test_streams_give_the_same_to_the_bit(
+    monkeypatch: pytest.MonkeyPatch, streamed: list[bool], shape: tuple[int, ...]
+) -> None:
+    given = items(shape)
+    expected = without_the_library(monkeypatch, content(shape), given)
+    with litegpu.load(content(shape), "cuda", "float16") as model:
+        buffer = np.empty(shape, np.float32)
+
+        def one_after_the_other(places: list[int]) -> Any:
+            for place in places:
+                buffer[...] = given[place]
+                yield buffer
+                buffer[...] = np.nan  # as who fills it again
+
+        for places in ([0, 3, 0, 1, 3], [0, 2, 3]):
+            streamed.clear()
+            for place, found in zip(places, model.stream(one_after_the_other(places)), strict=True):
+                np.testing.assert_array_equal(found, expected[place])
+            assert streamed[0] and len(streamed) >= len(places)  # of a second attempt as well
+        assert not all(streamed)  # what does not fit float16 goes as it is
+
+
+def test_other_ways_in_a_stream(monkeypatch: pytest.MonkeyPatch, streamed: list[bool]) -> None:
+    """Arrays in pinned memory, and calls in between."""
+    given = items(HALF_LARGE)
+    expected = without_the_library(monkeypatch, content(HALF_LARGE), given)
+    with litegpu.load(content(HALF_LARGE), "cuda", "float16") as model:
+        pinned = [model.empty_input() for _ in given]
+        for array, x in zip(pinned, given, strict=True):
+            array[...] = x
+        places = [0, 1, 3, 0, 2, 0]
+        sources = [(pinned if i % 3 == 1 else given)[place] for i, place in enumerate(places)]
+        streamed.clear()
+        for place, found in zip(places, model.stream(sources, 2), strict=True):
+            np.testing.assert_array_equal(found, expected[place])
+        np.testing.assert_array_equal(model(given[1]), expected[1])
+        assert any(streamed) and not all(streamed)
+
+
+def test_who_does_not_wait(monkeypatch: pytest.MonkeyPatch, streamed: list[bool]) -> None:
+    given = items(SMALL)
+    expected = without_the_library(monkeypatch, content(SMALL), given)
+    streamed.clear()
+    delegate = GpuDelegate(backend="cuda", precision="float16", wait_type=WaitType.DO_NOT_WAIT)
+    with Interpreter(model_content=content(SMALL), experimental_delegates=[delegate]) as one:
+        one.allocate_tensors()
+        (x,), (y,) = one.get_input_details(), one.get_output_details()
+        for place in (0, 1, 3, 0, 2, 1):
+            one.set_tensor(x["index"], given[place])
+            one.invoke()
+            one.invoke()  # on the same once more
+            np.testing.assert_array_equal(one.get_tensor(y["index"]), expected[place])
+        assert streamed[0]
+
+
+def overflowing(shape: tuple[int, ...]) -> bytes:
+    """Two convolutions, of which float16 does not hold what is between them."""
+    builder = ModelBuilder()
+    x = builder.input("x", shape)
+    half = (shape[0], -(-shape[1] // 2), -(-shape[2] // 2))
+    for kernel, inputs, channels, size in ((3, 3, 8, 300.0), (1, 8, 8, 1e-3)):
+        options = {"stride_h": kernel // 2 + 1, "stride_w": kernel // 2 + 1, "fused_activation_function": "NONE"}
+        weights = np.full((channels, kernel, kernel, inputs), size, np.float32)
+        operands = [x, builder.constant(weights), builder.constant(np.zeros(channels, np.float32))]
+        x = builder.op("CONV_2D", operands, (*half, channels), options)
+    builder.output(x)
+    return builder.build()
+
+
+def test_what_is_made_again_is_made_of_what_was_given(monkeypatch: pytest.MonkeyPatch, streamed: list[bool]) -> None:
+    """With precision="auto" results that are not finite are computed again in float32, of numbers as they were."""
+    given = [np.abs(x) + 1 for x in items(SMALL)[:1] * 4]
+    given[2] = given[2] * 100
+    with litegpu.load(overflowing(SMALL), "cuda", "auto") as model:
+        exact = model(given[2])
+    expected = without_the_library(monkeypatch, overflowing(SMALL), given[:2])
+    with litegpu.load(overflowing(SMALL), "cuda", "auto") as model:
+        found = list(model.stream(given))
+        np.testing.assert_array_equal(found[2], exact)
+        assert np.isfinite(exact).all() and not any(streamed)
+    streamed.clear()
+    with litegpu.load(overflowing(SMALL), "cuda", "float16") as model:
+        found = list(model.stream(given))
+        assert all(streamed[:4]) and not np.isfinite(found[2]).all()
+        for i in range(2):
+            np.testing.assert_array_equal(found[i], expected[i])
 
 
 def session_of(model: Any) -> Any:

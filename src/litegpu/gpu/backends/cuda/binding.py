@@ -17,6 +17,7 @@ from litegpu.gpu.backends.cuda.driver import checked, make_wait
 from litegpu.gpu.program import Port, Program
 
 #: Which ports a graph copies from or to arrays of the user's, and their addresses; None: copied by before() or after().
+#: And of those that it copies from the host, the inputs that come as "halves", and the addresses of these.
 Ways = Mapping[tuple[str, int], int | None]
 #: Addresses that come again among so many inferences are worth a graph of their own.
 _REMEMBERED = 16

@@ -74,7 +74,8 @@ class Launcher:
     @property
     def is_plain(self) -> bool:
         """Whether an inference is a graph, all ports of which are in the session's own host memory."""
-        return not (self._stepwise or self._bindings or self._inputs.in_place or self._inputs.sent)
+        inputs = self._inputs
+        return not (self._stepwise or self._bindings or inputs.in_place or inputs.sent or inputs.halves)
 
     @property
     def stream(self) -> Any:
@@ -98,8 +99,12 @@ class Launcher:
         elif self._bindings or self._inputs.in_place or self._inputs.sent:
             self._run_bound(finish)
         else:
+            handles = self._handles
+            if self._inputs.halves:
+                graph = self._recorder.bound_graph(self._inputs.halves, finish)
+                handles = int(graph.executable), handles[1]
             self.working, self.running = self._stream, True
-            error = self._launch_graph(*self._handles)  # at once: there is nothing else on the stream
+            error = self._launch_graph(*handles)  # at once: there is nothing else on the stream
             if error:
                 raise self._failure("cuGraphLaunch", driver.CUresult(error))
 
@@ -159,7 +164,7 @@ class Launcher:
         """An inference on the stream of those whose arrays are bound, with a graph that leaves those ports out."""
         bindings = self._bindings
         ways = bindings.ways(self._recorder.has_graph)
-        ways = {**ways, **{("input", i): None for i in (*self._inputs.in_place, *self._inputs.sent)}}
+        ways = {**self._inputs.halves, **ways, **{("input", i): None for i in (*self._inputs.in_place, *self._inputs.sent)}}
         graph = self._recorder.bound_graph(ways, finish)
         stream, others = bindings.streams()
         if stream is None:
@@ -193,7 +198,7 @@ class Launcher:
             *(("input", i) for i in {*bindings.inputs, *self._inputs.in_place, *self._inputs.sent}),
             *(("output", i) for i in bindings.outputs),
         ]
-        ways: Ways = dict.fromkeys(ports)
+        ways: Ways = {**self._inputs.halves, **dict.fromkeys(ports)}
         bindings.before(self._stream, others, ways)
         self._enqueue_in_place()
         self._recorder.enqueue_inputs(ways)

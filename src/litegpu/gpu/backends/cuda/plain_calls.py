@@ -11,6 +11,7 @@ import numpy as np
 from litegpu.gpu.backends.abilities import PlainOutputs
 from litegpu.gpu.backends.contract import SHORT_SECONDS
 from litegpu.gpu.backends.cuda.copy import MOST_BYTES, is_pinned
+from litegpu.gpu.backends.cuda.inputs import LEAST_ROUNDED
 from litegpu.gpu.backends.cuda.launching import Launcher
 from litegpu.gpu.backends.cuda.native_call import NOT_DONE, NOT_FINITE, NOT_TAKEN, NativeCall, SessionParts, Ways
 from litegpu.gpu.backends.cuda.registered import EVERY, Registered
@@ -20,8 +21,6 @@ from litegpu.gpu.program import Program
 _MOST_PORTS = 32
 #: Smaller inputs are copied sooner than found out about.
 _LEAST_IN_PLACE = 128 << 10
-#: The same for rounding them.
-_LEAST_ROUNDED = 64 << 10
 #: Calls that are kept, latest last.
 _MOST_CALLS = 8
 
@@ -37,7 +36,7 @@ class PlainCalls:
         self._calls: list[NativeCall] = []
         ports = list(enumerate(parts.program.inputs))
         self._large = [i for i, port in ports if port.nbytes >= _LEAST_IN_PLACE]
-        rounded = [i for i, port in ports if port.rounded and port.nbytes >= _LEAST_ROUNDED]
+        rounded = [i for i, port in ports if port.rounded and port.nbytes >= LEAST_ROUNDED]
         self._rounded = rounded if parts.library.rounds else []
         self._count = 0
         self._times: Callable[[], dict[str, float]] | None = None  # of the last inference, that nobody has asked for

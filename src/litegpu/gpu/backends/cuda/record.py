@@ -21,7 +21,6 @@ _BLOCK = 16
 #: Graphs kept for different bound arrays.
 _BOUND_GRAPHS = 4
 _NOTHING_BOUND: Ways = {}
-_NOTHING_ROUNDED: Mapping[int, int] = {}
 
 
 class Recorder:
@@ -101,7 +100,9 @@ class Recorder:
     def graph_of(self, in_place: Collection[int], rounded: Mapping[int, int]) -> CudaGraph:
         """A new graph of an inference, for who asks to close: without copies of the inputs `in_place`; those that are
         `rounded` come as halves from these addresses."""
-        return self._graph({("input", index): None for index in in_place}, rounded)
+        return self._graph({
+            **{("input", index): None for index in in_place}, **{("halves", index): at for index, at in rounded.items()},
+        })  # fmt: skip
 
     def enqueue_widened(self, index: int, source: int) -> None:
         """Put on the stream that input `index` is made of the halves at `source`."""
@@ -117,26 +118,24 @@ class Recorder:
             launch = self._copies[place, source] = widen_launch(kernel, place, source, port.nbytes // 4, label)
         return launch
 
-    def _graph(self, ways: Ways, rounded: Mapping[int, int] = _NOTHING_ROUNDED) -> CudaGraph:
+    def _graph(self, ways: Ways) -> CudaGraph:
         """A new graph of an inference."""
         if self._setter is not None:
             inside = parts(self.order, self._memory.bases["arena"], lambda i: self._enqueue(self.launches[i]))
-            ends = [lambda: self.enqueue_inputs(ways, rounded), *inside, lambda: self.enqueue_outputs(ways)]
+            ends = [lambda: self.enqueue_inputs(ways), *inside, lambda: self.enqueue_outputs(ways)]
             return ConditionalGraph(self._stream, self._setter, ends)
         if not self.has_whole_graph:
             return CudaGraph(self._stream, lambda: None)
         launches: list[GraphLaunch] = []
         there = self._written_there(ways)
-        graph = CudaGraph(self._stream, lambda: launches.extend(self._enqueue_inference(ways, rounded, there)))
+        graph = CudaGraph(self._stream, lambda: launches.extend(self._enqueue_inference(ways, there)))
         graph.launches, graph.elsewhere = launches, there
         return graph
 
-    def _enqueue_inference(
-        self, ways: Ways, rounded: Mapping[int, int], there: Mapping[int, int]
-    ) -> Sequence[GraphLaunch]:
+    def _enqueue_inference(self, ways: Ways, there: Mapping[int, int]) -> Sequence[GraphLaunch]:
         """Put everything on the stream, where outputs are written `there`; the launches of the kernels as they were put
         there."""
-        launches = self.enqueue_inputs(ways, rounded)
+        launches = self.enqueue_inputs(ways)
         for index, address in there.items():
             launches = _moved(launches, self._program.outputs[index].uses or (), address)
         for launch in launches:
@@ -149,7 +148,8 @@ class Recorder:
         is bound, and their addresses."""
         ports = {("input", i): port for i, port in enumerate(self._program.inputs)}
         ports |= {("output", i): port for i, port in enumerate(self._program.outputs)}
-        ranges = {place: (at, at + ports[place].nbytes) for place, at in ways.items() if at is not None}
+        bound = {place: at for place, at in ways.items() if at is not None and place in ports}
+        ranges = {place: (at, at + ports[place].nbytes) for place, at in bound.items()}
         found = {}
         for (kind, index), (first, end) in ranges.items():
             port = ports[kind, index]
@@ -158,14 +158,15 @@ class Recorder:
                 found[index] = first
         return found
 
-    def enqueue_inputs(self, ways: Ways, rounded: Mapping[int, int] = _NOTHING_ROUNDED) -> Sequence[GraphLaunch]:
+    def enqueue_inputs(self, ways: Ways) -> Sequence[GraphLaunch]:
         """Begin an inference with the copies of inputs; the launches of the kernels, of which those that can read
         arrays of the user's where they are do so."""
         self._after_kernel = False
         launches: Sequence[GraphLaunch] = self.launches
         for index, (port, memory) in enumerate(zip(self._program.inputs, self._memory.inputs, strict=True)):
-            if index in rounded:
-                self._enqueue(self._widened(index, rounded[index]))
+            halves = ways.get(("halves", index))
+            if halves is not None and ("input", index) not in ways:
+                self._enqueue_halves(index, halves)
                 continue
             bound = ways.get(("input", index), memory.ctypes.data)
             places = None
@@ -178,6 +179,17 @@ class Recorder:
                 place, what = self._memory.place(port), f"copy of input {port.name!r}"
                 self._enqueue_copy(place, bound, port.nbytes, copy, what)
         return launches
+
+    def _enqueue_halves(self, index: int, source: int) -> None:
+        """Put on the stream that input `index` is made of the halves on the host, which a kernel reads there if they are
+        few."""
+        port = self._program.inputs[index]
+        size, what = port.nbytes // 2, f"copy of input {port.name!r}"
+        if size > MOST_BYTES:
+            room = self._memory.room_for_halves(index)
+            self._enqueue_copy(room, source, size, driver.cuMemcpyHtoDAsync, what)
+            source = room
+        self._enqueue(self._widened(index, source))
 
     def enqueue_outputs(self, ways: Ways, there: Collection[int] = ()) -> None:
         """Copies of all outputs but those that are `there` already."""

@@ -115,6 +115,10 @@ class CudaSessionBase:
         """Input `index` as it was written last, flat, until it is written again."""
         return self.inputs.given(index)
 
+    def keep_exact(self, exact: bool) -> None:
+        """See abilities.InputRounder."""
+        self.inputs.exact = exact
+
     def run(self, *, wait: bool = True) -> None:
         """See contract.Session; without `wait` it returns at once in any case."""
         with self._lock:
@@ -393,8 +397,9 @@ class CudaSessionBase:
         setter = next(iter(setters), None)
         recorder = self._recorder = Recorder(self.program, memory, kernels, helpers, self._stream, self.overlap, setter)
         inputs = self._inputs = Inputs(
-            self.device, self.program, memory, recorder, self._pools.registered, self._stream
-        )
+            self.device, self.program, memory, recorder, self._pools.registered, self._stream,
+            rounds=self.wait == "do_not_wait",
+        )  # fmt: skip
         self._launcher = Launcher(
             self.device, self.program, memory, recorder, self._bindings, inputs, self._stream, self._blocking
         )
