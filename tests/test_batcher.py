@@ -257,6 +257,23 @@ def test_deadlines(model: litegpu.LoadedModel, held: Held) -> None:
     assert batcher.statistics.late >= 2
 
 
+def test_a_deadline_that_both_the_task_and_the_batcher_see(model: litegpu.LoadedModel, held: Held) -> None:
+    with model.batcher(4, nan_policy="raise") as batcher:  # not in C
+        busy(batcher, held)
+
+        async def tasks() -> None:
+            task = asyncio.ensure_future(batcher.call_async(*inputs(1), timeout=0.03))
+            await asyncio.sleep(0)
+            time.sleep(0.06)
+            held.go.set()
+            while batcher.statistics.calls + batcher.statistics.late < 2:  # the loop sees both at once
+                time.sleep(0.001)
+            with pytest.raises(DeadlineError):
+                await task
+
+        asyncio.run(tasks())
+
+
 def test_cancellation(model: litegpu.LoadedModel, held: Held) -> None:
     with model.batcher(4) as batcher:
         first = busy(batcher, held)

@@ -23,7 +23,7 @@ from litegpu.batching.native_calls import NativeCalls, native_calls
 from litegpu.batching.sizes import AHEAD, AHEAD_IN_C, Replica, Sizable, chosen_sizes, rows_of_model
 from litegpu.batching.statistics import BatcherStatistics
 from litegpu.boundary import left_alone, typed_errors, typed_method
-from litegpu.errors import OptionError, TensorError
+from litegpu.errors import DeadlineError, OptionError, TensorError
 from litegpu.gpu.delegate.array_place import is_on_gpu
 
 WHEN_FULL = ("wait", "raise")
@@ -161,11 +161,11 @@ class Batcher:
             async with asyncio.timeout(self._left(request)):
                 await self._enter_async(request)
                 return await asyncio.wrap_future(request.future)
-        except TimeoutError:
+        except TimeoutError as error:  # of ours, or from the batcher, which has looked at the clock as well
+            late = error if isinstance(error, DeadlineError) else too_late("before the result was there")
+            request.error = request.error or late
             request.gone = True
-            if request.error is not None:  # it was the batcher that looked at the clock
-                raise
-            raise too_late("before the result was there") from None
+            raise late from None
 
     def close(self, *, drain: bool = True) -> None:
         """Take no more calls, compute what waits (without `drain`: end it with InvokeError), and free the device's
