@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import numbers
 import sys
 import threading
 import time
@@ -29,6 +30,8 @@ from litegpu.gpu.delegate.array_place import is_on_gpu
 WHEN_FULL = ("wait", "raise")
 #: Seconds after which a call that waits for room looks for itself.
 _LOOK_AGAIN = 0.005
+#: Seconds of the longest deadline.
+_LONGEST = 365 * 86_400
 _Array = np.ndarray
 NAN_POLICIES = ("propagate", "raise")
 
@@ -114,6 +117,8 @@ class Batcher:
         Raises TensorError for what does not fit, which is this caller's alone; QueueFullError; InvokeError if the batch
         fails, or once the batcher is closed."""
         native = self._native
+        if timeout is not None:
+            timeout = _seconds(timeout)
         if native is not None and not native.off:
             if native.is_simple and timeout is None and len(args) == 1 and type(args[0]) is _Array and not kwargs:
                 found = native.call_simple(args[0])
@@ -140,7 +145,7 @@ class Batcher:
         """The same in the background: a concurrent.futures.Future of the outputs, which can be cancelled until its
         batch begins, and awaited. `timeout` is looked at when the batch begins and when it ends. Waits where too many
         rows do, unless when_full="raise"."""
-        request = self._request(args, kwargs, timeout, waited=False)
+        request = self._request(args, kwargs, _seconds(timeout), waited=False)
         assert request.future is not None
         self._enter(request)
         return request.future
@@ -149,8 +154,9 @@ class Batcher:
         """The same for asyncio: waits without holding up the loop. A task that is cancelled takes its rows back if
         their batch has not begun."""
         native = self._native
+        timeout = _seconds(timeout)
         if native is not None and not native.off:
-            arrays = self._plain(args, kwargs, timeout)
+            arrays = self._plain(args, kwargs)
             if arrays is not None:
                 found = await self._awaited(native, arrays, timeout)
                 if found is not None:
@@ -196,7 +202,7 @@ class Batcher:
         self, native: NativeCalls, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None
     ) -> Any:
         """The result through native code; None if it does not take these arguments."""
-        arrays = self._plain(args, kwargs, timeout)
+        arrays = self._plain(args, kwargs)
         if arrays is None:
             return None
         deadline = 0 if timeout is None else max(int((self._clock() + timeout) * 1e9), 1)
@@ -213,12 +219,8 @@ class Batcher:
             native.late, native.cancelled = native.late + 1, native.cancelled - 1
             raise too_late("before the result was there") from None
 
-    def _plain(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None
-    ) -> tuple[np.ndarray, ...] | None:
+    def _plain(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[np.ndarray, ...] | None:
         """The inputs in their order, if they are arrays of NumPy and nothing is wrong with the call otherwise."""
-        if timeout is not None and not timeout >= 0:
-            return None
         if len(args) != len(self._rows) or kwargs:
             values = self._arguments(args, kwargs)
             args = tuple(values[name] for name in self._rows)
@@ -234,8 +236,6 @@ class Batcher:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None, *, waited: bool
     ) -> Request:
         """The call, checked: what is wrong with it is found before it meets others."""
-        if timeout is not None and not timeout >= 0:
-            raise OptionError(f"timeout is {timeout!r}; it must be 0 or more seconds")
         arrays: dict[str, np.ndarray] = {}
         rows = 0
         for name, value in self._arguments(args, kwargs).items():
@@ -322,6 +322,16 @@ class _Hope:
     def __exit__(self, *_: object) -> None:
         if not self.fulfilled:
             self._lanes.forget(self._told)
+
+
+def _seconds(timeout: object) -> float | None:
+    """Those that a call is given; None for ever, as what no clock has counts."""
+    if timeout is None:
+        return None
+    if not isinstance(timeout, numbers.Real) or not timeout >= 0:
+        raise OptionError(f"timeout is {timeout!r}; it must be 0 or more seconds")
+    seconds = float(timeout)
+    return seconds if seconds <= _LONGEST else None
 
 
 def _require_count(name: str, value: object) -> None:
