@@ -328,9 +328,9 @@ def _seconds(timeout: object) -> float | None:
     """Those that a call is given; None for ever, as what no clock has counts."""
     if timeout is None:
         return None
-    if not isinstance(timeout, numbers.Real) or not timeout >= 0:
+    seconds = float(timeout) if isinstance(timeout, numbers.Real) else -1.0
+    if not seconds >= 0:
         raise OptionError(f"timeout is {timeout!r}; it must be 0 or more seconds")
-    seconds = float(timeout)
     return seconds if seconds <= _LONGEST else None
 
 
