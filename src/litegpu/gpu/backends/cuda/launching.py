@@ -164,7 +164,11 @@ class Launcher:
         """An inference on the stream of those whose arrays are bound, with a graph that leaves those ports out."""
         bindings = self._bindings
         ways = bindings.ways(self._recorder.has_graph)
-        ways = {**self._inputs.halves, **ways, **{("input", i): None for i in (*self._inputs.in_place, *self._inputs.sent)}}
+        ways = {
+            **self._inputs.halves,
+            **ways,
+            **{("input", i): None for i in (*self._inputs.in_place, *self._inputs.sent)},
+        }
         graph = self._recorder.bound_graph(ways, finish)
         stream, others = bindings.streams()
         if stream is None:
