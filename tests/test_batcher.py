@@ -252,10 +252,12 @@ def test_deadlines(model: litegpu.LoadedModel, held: Held) -> None:
             late.result(60)
         assert is_right(patient.result(60), *inputs(4)) and is_right(first.result(60), *inputs(0))
         assert is_right(batcher(*inputs(6), timeout=60), *inputs(6))
-        for wrong in (-1, float("nan"), "1", 1j):
+        odd: Any
+        for odd in (-1, float("nan"), "1", 1j):
             for way in (batcher, batcher.submit, lambda *args, **how: asyncio.run(batcher.call_async(*args, **how))):
                 with pytest.raises(OptionError, match="it must be 0 or more seconds"):
-                    way(*inputs(6), timeout=wrong)
+                    way(*inputs(6), timeout=odd)
+        long: Any
         for long in (1e9, 1e30, float("inf"), np.float32(60), 60):
             assert is_right(batcher(*inputs(6), timeout=long), *inputs(6))
             assert is_right(batcher.submit(*inputs(6), timeout=long).result(60), *inputs(6))

@@ -67,12 +67,13 @@ def can_round() -> bool:
 
 
 def round_bytes(target: np.ndarray, source: np.ndarray) -> bool:
-    """Fill `target` with float16 made of the float32 in `source`, if can_round(); flat arrays of bytes. Whether they are
-    the same but for rounding: none became infinite, or was."""
+    """Fill `target` with float16 made of the float32 in `source`, if can_round(); flat arrays of bytes. Whether these
+    are the same but for rounding: none became infinite, or was."""
     library = native.find()
     assert library is not None
     threads = min(_NATIVE_THREADS, _processors(), -(-source.size // _NATIVE_SHARE))
-    return library.copy(target.ctypes.data, source.ctypes.data, source.size, threads, None, 0, None, True) == 0
+    found = library.copy(target.ctypes.data, source.ctypes.data, source.size, threads, None, 0, None, True)
+    return bool(found == 0)
 
 
 def copy_on(target: np.ndarray, source: np.ndarray, onward: Onward, *, rounded: bool = False) -> int:

@@ -100,9 +100,8 @@ class Recorder:
     def graph_of(self, in_place: Collection[int], rounded: Mapping[int, int]) -> CudaGraph:
         """A new graph of an inference, for who asks to close: without copies of the inputs `in_place`; those that are
         `rounded` come as halves from these addresses."""
-        return self._graph({
-            **{("input", index): None for index in in_place}, **{("halves", index): at for index, at in rounded.items()},
-        })  # fmt: skip
+        halves = {("halves", index): address for index, address in rounded.items()}
+        return self._graph({**halves, **{("input", index): None for index in in_place}})
 
     def enqueue_widened(self, index: int, source: int) -> None:
         """Put on the stream that input `index` is made of the halves at `source`."""
@@ -181,8 +180,8 @@ class Recorder:
         return launches
 
     def _enqueue_halves(self, index: int, source: int) -> None:
-        """Put on the stream that input `index` is made of the halves on the host, which a kernel reads there if they are
-        few."""
+        """Put on the stream that input `index` is made of the halves on the host, which a kernel reads there if these
+        are few."""
         port = self._program.inputs[index]
         size, what = port.nbytes // 2, f"copy of input {port.name!r}"
         if size > MOST_BYTES:
