@@ -199,3 +199,15 @@ def test_a_variance_that_divides_what_is_not_centred_is_none() -> None:
     found = optimise(graph, Features())
     assert not any(isinstance(n.op, LayerNorm) for n in found.nodes)
     same(graph, found)
+
+
+@pytest.mark.parametrize("axis", [1, 2, 3])
+def test_a_mean_of_it_reads_it(axis: int) -> None:
+    """Where the mean would compute it from x and both moments: three kernels instead of two."""
+    b = Steps()
+    normal = by_moments(b)
+    graph = b.graph([b.x], [b.mean(normal, axis)])
+    optimised = optimise(graph, Features())
+    assert [type(n.op) for n in optimised.nodes] == [LayerNorm, Reduce]
+    x = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
+    np.testing.assert_allclose(evaluate_graph(optimised, [x])[0], evaluate_graph(graph, [x])[0], rtol=1e-4, atol=1e-5)

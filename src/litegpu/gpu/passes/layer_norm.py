@@ -31,10 +31,11 @@ MOST_CHANNELS = 8192
 def join_layer_norm(graph: Graph) -> Graph:
     """The graph with LayerNorm nodes for (x - mean) / sqrt(variance + epsilon), whatever way it was written in, with
     what is computed of that as their epilogue: both moments in one go over x. So it is with x / sqrt(mean of squares +
-    epsilon)."""
+    epsilon). A reduction that normalises what it reads reads a LayerNorm's result."""
     producer, consumers = graph.producer(), graph.consumers()
+    builder = GraphBuilder(dict(graph.values), [])
     gone: set[int] = set()
-    joined: dict[int, Node] = {}
+    joined: dict[int, list[Node]] = {}
     for node in graph.nodes:
         moments = _moments(node, graph, producer)
         if moments is None:
@@ -43,12 +44,26 @@ def join_layer_norm(graph: Graph) -> Graph:
         last = producer[after.pop()] if len(after) == 1 else None
         if last is None or any(v in graph.outputs for v in moments.values):
             continue
-        found = _normalised(last, moments, graph)
+        first, *others = _parted(last, moments, graph, builder)
+        found = _normalised(first, moments, graph)
         if found is not None:
-            joined[last.output] = found
+            joined[last.output] = [found, *others]
             gone |= set(moments.values)
-    nodes = [joined.get(node.output, node) for node in graph.nodes if node.output not in gone]
-    return GraphBuilder(dict(graph.values), nodes).graph(graph.inputs, graph.outputs) if gone else graph
+    nodes = [new for node in graph.nodes if node.output not in gone for new in joined.get(node.output, [node])]
+    return GraphBuilder(builder.values, nodes).graph(graph.inputs, graph.outputs) if gone else graph
+
+
+def _parted(last: Node, moments: _Moments, graph: Graph, builder: GraphBuilder) -> list[Node]:
+    """The node, or if it reduces a function of x what computes that, and what reduces it."""
+    if not isinstance(last.op, Reduce) or moments.x not in last.inputs:
+        return [last]
+    shape = graph.values[moments.x].shape
+    sizes = [graph.values[v].shape for v in last.inputs]
+    if any(n not in (1, whole) for size in sizes for n, whole in zip(size, shape, strict=True)):
+        return [last]
+    within = builder.value(shape, DType.FLOAT32)
+    reduced = dataclasses.replace(last, op=dataclasses.replace(last.op, prologue=RESULT), inputs=(within,))
+    return [Node(Elementwise(), (), within, last.op.prologue, last.inputs, last.sources), reduced]
 
 
 @dataclass(frozen=True)
@@ -112,7 +127,10 @@ def _is_real(x: int, graph: Graph) -> bool:
 
 def _normalised(last: Node, moments: _Moments, graph: Graph) -> Node | None:
     """`last` as LayerNorm with an epilogue, if it is a function of what is left of x divided by the deviation."""
-    if not isinstance(last.op, Elementwise) or graph.values[last.output].shape != graph.values[moments.x].shape:
+    shape = graph.values[moments.x].shape
+    if not isinstance(last.op, Elementwise) or (
+        last.output in graph.values and graph.values[last.output].shape != shape
+    ):
         return None
     operands = [v for v in last.operands if v not in (*moments.values, moments.x)]
     replace: dict[int, Expr] = {}

@@ -128,7 +128,7 @@ def _overlapping(
 ) -> tuple[Callable[..., Launch], object]:
     """What launches the convolution, and with what, in a program whose kernels overlap: what was chosen, with an
     estimate, for kernels that have the device to themselves, or what is clearly faster there."""
-    if layer.prologue is not None or layer.norm is not None:  # not measured
+    if layer.prologue is not None:  # not measured
         return make, chosen
     units, capability = ctx.features.compute_units, ctx.features.capability
     found: list[_Option] = [

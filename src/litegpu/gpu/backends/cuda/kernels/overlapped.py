@@ -21,6 +21,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     halo,
     matvec,
     persistent,
+    row_norm,
     specialized,
     stem,
     tile,
@@ -114,7 +115,7 @@ BYTES, BYTES_OF_STEP = 0.3, 0.26
 def tile_parts(layer: Layer, t: WorkgroupTile, units: int) -> TimeParts:
     """Of the kernel of convolution.cu."""
     down, across, along = t.warps
-    groups = -(-math.prod(layer.shape[:3]) // t.rows) * -(-layer.shape[3] // t.columns)
+    groups = _groups(layer, t)
     share = -(-groups // units)
     deep = -(-layer.depth // 2) if layer.whole_numbers else layer.depth  # bytes are multiplied as half as many halves
     steps, shared = -(-deep // t.depth), t.shared_bytes(True) + factors_bytes(layer)
@@ -146,7 +147,7 @@ def tile_parts(layer: Layer, t: WorkgroupTile, units: int) -> TimeParts:
 def specialized_parts(layer: Layer, t: SpecializedTile, units: int) -> TimeParts:
     """Of the kernel of specialized.cu."""
     row = specialized.row_bytes(layer)
-    groups = -(-math.prod(layer.shape[:3]) // t.rows) * -(-layer.shape[3] // t.columns) * t.split
+    groups = _groups(layer, t) * t.split
     share = -(-groups // (units if t.split < 4 else int(units * _TOGETHER)))
     steps, shared = -(-specialized.steps_of(layer) // t.split), t.shared_bytes(row) + factors_bytes(layer)
     rounds = -(-share // _resident(shared, t.threads, t.resident))
@@ -175,13 +176,18 @@ def specialized_parts(layer: Layer, t: SpecializedTile, units: int) -> TimeParts
 
 def tile_cost(layer: Layer, t: WorkgroupTile, units: int) -> float:
     """Estimated microseconds of the kernel of convolution.cu."""
-    parts = tile_parts(layer, t, units or USUAL_UNITS)
-    return parts.at(WARPGROUP if t.warpgroups else MATRIX) + (BYTES if layer.whole_numbers else 0.0)
+    units = units or USUAL_UNITS
+    found = tile_parts(layer, t, units).at(WARPGROUP if t.warpgroups else MATRIX)
+    share = -(-_groups(layer, t) // units)
+    return found + (BYTES if layer.whole_numbers else 0.0) + row_norm.effort(layer.norm, share * t.rows * layer.depth)
 
 
 def specialized_cost(layer: Layer, t: SpecializedTile, units: int) -> float:
     """Estimated microseconds of that of specialized.cu."""
-    found = specialized_parts(layer, t, units or USUAL_UNITS).at(SPECIALIZED)
+    units = units or USUAL_UNITS
+    found = specialized_parts(layer, t, units).at(SPECIALIZED)
+    share = -(-_groups(layer, t) * t.split // units)
+    found += row_norm.effort(layer.norm, share * t.rows * layer.depth / t.split)
     if layer.whole_numbers:
         return found + BYTES_OF_STEP * (-(-specialized.steps_of(layer) // t.split) - 1)
     return max(found, LONG[0] + LONG[1] * found)
@@ -259,6 +265,11 @@ def more_divisions() -> tuple[SpecializedTile, ...]:
         (128, 64, 2, 5, 1), (128, 128, 2, 4, 1),
     ]  # fmt: skip
     return tuple(SpecializedTile(*shape, n) for shape in shapes for n in (1, 2, 4, 8))
+
+
+def _groups(layer: Layer, t: WorkgroupTile | SpecializedTile) -> int:
+    """Tiles of the result."""
+    return -(-math.prod(layer.shape[:3]) // t.rows) * -(-layer.shape[3] // t.columns)
 
 
 def _resident(shared: int, threads: int, most: int) -> int:
