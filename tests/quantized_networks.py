@@ -51,7 +51,11 @@ _MOVES = {
     **dict.fromkeys(("MAX_POOL_2D", "AVERAGE_POOL_2D", "RESHAPE", "TRANSPOSE", "PAD", "SPACE_TO_DEPTH"), slice(1)),
     **dict.fromkeys(("RESIZE_BILINEAR", "RESIZE_NEAREST_NEIGHBOR", "STRIDED_SLICE", "SLICE", "GATHER"), slice(1)),
     **dict.fromkeys(("DEPTH_TO_SPACE", "MIRROR_PAD", "TILE", "EXPAND_DIMS"), slice(1)),
+    **dict.fromkeys(("REDUCE_MAX", "REDUCE_MIN"), slice(1)),
     **dict.fromkeys(("MAXIMUM", "MINIMUM"), slice(2)),
+    "PADV2": slice(0, 3, 2),
+    "SELECT_V2": slice(1, 3),
+    "PACK": slice(None),
     "SPLIT": slice(1, 2),
     "CONCATENATION": slice(None),
 }

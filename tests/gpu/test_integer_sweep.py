@@ -27,8 +27,12 @@ WORDS_LEFT = {
     *("ADD", "BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D", "DIV", "FULLY_CONNECTED", "REDUCE_PROD", "SOFTMAX", "SUM"),
     "TRANSPOSE_CONV",
 }
-#: Of what some forms are: windows smaller than strides, comparisons of quanta above one.
-PARTLY = {"TRANSPOSE_CONV", "NOT_EQUAL", "EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"}
+#: Of what some forms are: windows smaller than strides, comparisons of quanta above one, results of scales that are so
+#: small that the CPU overflows.
+PARTLY = {
+    *("TRANSPOSE_CONV", "NOT_EQUAL", "EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"),
+    *("ADD", "MUL", "SUB"),
+}
 #: What has tables and results that are quantized alike, and what takes floats alone.
 LEFT_OUT = {"EMBEDDING_LOOKUP", "FAKE_QUANT"}
 ALL = [(kind, op) for kind in ("int8", "uint8") for op in operators(kind) if (kind, op) not in REFUSED]
@@ -97,6 +101,26 @@ def test_sums_of_words_by_sixteens() -> None:
     graph = read_model(case.content).main
     lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs, integer=True)
     _compare(case, evaluate_graph(lowered.graph, case.inputs), 0)
+
+
+@pytest.mark.parametrize(("op", "largest"), [("ADD", 256), ("SUB", 256), ("MUL", 256)])
+def test_scales_by_which_the_cpu_overflows(op: str, largest: float) -> None:
+    """Up to a ratio it is equal, beyond it is left."""
+    n = np.random.default_rng(0)
+    given = [n.integers(-128, 128, (16, 40)).astype(np.int8) for _ in "xy"]
+    for ratio, known in ((0.9 * largest, True), (1.1 * largest, False)):
+        m = ModelBuilder()
+        scale, made = 0.05, (0.05 if op != "MUL" else 0.05**2) / ratio
+        operands = [m.input(name, (16, 40), TensorType.INT8, quantization=quantized(scale, 3)) for name in "xy"]
+        m.node(op, operands, [z := m.tensor((16, 40), TensorType.INT8, "z", quantization=quantized(made, -90))], {})
+        m.output(z)
+        case = OpCase(op, m.build(), given)
+        graph = read_model(case.content).main
+        reason = check_operator(graph, graph.operators[0], integer=True)
+        assert (reason is None) == known, reason
+        if known:
+            lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs, integer=True)
+            _compare(case, evaluate_graph(lowered.graph, given), 0)
 
 
 @pytest.mark.parametrize(("kind", "op"), sorted(REFUSED))

@@ -255,7 +255,7 @@ def _resize_integers(op: Resize2D, x: Array, shape: Shape) -> Array:
 def _resize(op: Resize2D, x: Array, shape: Shape) -> Array:
     if op.bits:
         return _resize_integers(op, x, shape)
-    x = x.astype(np.float32)
+    x = x.astype(np.float32) if op.kind == "bilinear" or x.dtype.kind == "f" else x.astype(np.int32)
     for axis in (1, 2):
         size, wanted = x.shape[axis], shape[axis]
         aligned = op.align_corners and wanted > 1
