@@ -47,7 +47,8 @@ class Wild(Net):
         stride = r.choice((1, 1, 1, 2) if side > 8 else (1,)) if stride is None else stride
         dilation = r.choice((1, 1, 1, 2)) if stride == 1 and 2 * kernel - 1 <= side else 1
         fused = r.choice(("NONE", "RELU", "RELU6"))
-        padding = "SAME" if dilation > 1 or filters or stride == 1 and side < 9 else r.choice(("SAME", "SAME", "VALID"))
+        keeps = dilation > 1 or filters or (stride == 1 and side < 9)
+        padding = "SAME" if keeps else r.choice(("SAME", "SAME", "VALID"))
         if r.random() < 0.3 and not filters:
             return self.depthwise(x, stride, dilation, kernel=kernel, activation=fused, padding=padding)
         filters = filters or r.choice((4, 8, 12, 16, 17, 24, 32, 40))
@@ -157,7 +158,7 @@ class Wild(Net):
         """TRANSPOSE_CONV."""
         if x.sample.shape[1] > 12:
             return self.pooled(x)
-        r, kernel, filters = self.r, self.r.choice((2, 3, 4)), self.r.choice((4, 8, 9))
+        kernel, filters = self.r.choice((2, 3, 4)), self.r.choice((4, 8, 9))
         _, h, w, c = x.sample.shape
         weights, bias = self._normal((filters, kernel, kernel, c), kernel**2 * c // 4), self._bias(filters)
         options = dict(stride_h=2, stride_w=2, padding="SAME")
