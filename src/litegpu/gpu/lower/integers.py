@@ -308,7 +308,7 @@ def multiplied(ctx: OpContext, x: QuantizedOperand, y: QuantizedOperand, made: G
     factor = x.scale * y.scale / np.float32(made.scale)
     product = fn("mul", x.expr(Arg(0)), y.expr(Arg(1)))
     by_xnnpack = _by_xnnpack(ctx, _PRODUCTS, factor)
-    ctx.require(by_xnnpack or not ctx.lowering.integer or factor < 1, NOT_KNOWN)  # the CPU's overflow 16 bits
+    ctx.require(by_xnnpack or not ctx.lowering.integer or float(factor) < 1, NOT_KNOWN)  # the CPU's overflow 16 bits
     if by_xnnpack:
         nearest = fn("to_int32", fn("round", fn("mul", fn("to_float32", product), float(factor))))
         finish(ctx, nearest, [x.value, y.value])
@@ -337,7 +337,7 @@ def _sum(ctx: OpContext, operation: str, a: Expr, b: Expr, x: np.float32, y: np.
         terms = [fn("mul", q, whole(round(math.ldexp(float(f), shift)))) for q, f in zip((a, b), factors, strict=True)]
         return fixed.shifted_right(fn(operation, *terms), shift)
     # Beyond, the CPU's sums of bytes overflow 16 bits.
-    ctx.require(not ctx.lowering.integer or made.bits > 8 or max(factors) < 64, NOT_KNOWN)
+    ctx.require(not ctx.lowering.integer or made.bits > 8 or float(max(factors)) < 64, NOT_KNOWN)
     if made.bits > 8 and ctx.option("pot_scale_int16", True) and all(math.frexp(s)[0] == 0.5 for s in scales):
         return None
     left = 20 if made.bits <= 8 else 15
