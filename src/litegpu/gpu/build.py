@@ -13,7 +13,7 @@ from litegpu.gpu import in_place, memory, turning
 from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.abilities import Turning
 from litegpu.gpu.backends.contract import Backend
-from litegpu.gpu.graph import RESULT, Copy, DType, Graph, Node
+from litegpu.gpu.graph import RESULT, Copy, DType, Graph, GraphBuilder, Node, Reshape
 from litegpu.gpu.kernels.builders import build as build_kernels
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel, Tuner
 from litegpu.gpu.kernels.joined import joined
@@ -65,15 +65,15 @@ def build_program(
     Raises KernelError if a kernel cannot be made for the device.
     """
     auto, backend = auto and half, registry.of_language(target)
-    optimised = stage(optimise(graph, features, half and not auto), *staged)
+    optimised = stage(optimise(_with_flat_variables(graph, variables), features, half and not auto), *staged)
     if frame is not None:  # the body of a loop, perhaps, where launches count
         optimised = recompute(optimised, features.max_buffers)
     exact = values_decided_on(optimised) if half else {}
     exact |= values_in_float32(optimised, ranges) if auto else {}
-    placed = place(optimised, half, exact)
-    inputs, outputs = graph.inputs[: len(graph.inputs) - variables], placed.graph.outputs
+    kept = optimised.inputs[len(optimised.inputs) - variables :]
+    placed = place(optimised, half, exact, kept)
+    inputs, outputs = optimised.inputs[: len(optimised.inputs) - variables], placed.graph.outputs
     outputs, after = outputs[: len(outputs) - variables], outputs[len(outputs) - variables :]
-    kept = graph.inputs[len(inputs) :]
     last = _into_variables(placed, kept, after)
     launches: list[tuple[Node, Launch]] = []
     for node in [*(n for n in placed.graph.nodes if n not in last), *last.values()]:
@@ -86,7 +86,7 @@ def build_program(
             blame(error, node.sources)
             raise
     if frame is not None:
-        ports = (placed.views[v].root for v in (*graph.inputs, *outputs))
+        ports = (placed.views[v].root for v in (*optimised.inputs, *outputs))
         fixed = dict(zip(ports, (*frame.inputs, *frame.outputs), strict=True))
         launches = joined(launches, features, lambda root: ("frame", fixed[root]) if root in fixed else root)
     alignment = max(256, features.storage_alignment)
@@ -177,6 +177,22 @@ def _in_frame(
     offsets, report = memory.plan({r: b for r, b in lifetimes.items() if r not in ports}, alignment)
     offsets = {**{r: frame.size + offset for r, offset in offsets.items()}, **ports}
     return offsets, dataclasses.replace(report, arena=frame.size + report.arena)
+
+
+def _with_flat_variables(graph: Graph, variables: int) -> Graph:
+    """With the variables of bytes in one row where they leave it so, as no thread may write a part of a word."""
+    kept = graph.inputs[len(graph.inputs) - variables :]
+    pairs = list(zip(kept, graph.outputs[len(graph.outputs) - variables :], strict=True)) if variables else []
+    if all(graph.values[v].shape == graph.values[new].shape for v, new in pairs):
+        return graph
+    builder, rows, nodes = GraphBuilder(dict(graph.values), []), {}, []
+    for v, new in pairs:
+        value, row = graph.values[v], graph.values[new].shape
+        if value.shape != row:
+            rows[v] = builder.value(row, value.dtype, name=value.name, tensor=value.tensor)
+            nodes.append(Node(Copy((Reshape(row, value.shape),)), (rows[v],), v))
+    inputs = tuple(rows.get(v, v) for v in graph.inputs)
+    return GraphBuilder(builder.values, [*nodes, *graph.nodes]).graph(inputs, graph.outputs)
 
 
 def _into_variables(placed: Placed, kept: Sequence[int], after: Sequence[int]) -> dict[Node, Node]:

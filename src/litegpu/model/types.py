@@ -126,12 +126,15 @@ class Operator:
 
 @dataclass(frozen=True, eq=False)
 class Subgraph:
+    """`is_called`: it is looked at as what an operator calls."""
+
     index: int
     name: str
     tensors: tuple[Tensor, ...]
     operators: tuple[Operator, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    is_called: bool = False
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class CalledGraph:
             for position, value in known.items():
                 tensors[graph.inputs[position]] = _constant(tensors[graph.inputs[position]], value)
             graph = dataclasses.replace(graph, tensors=tuple(tensors))
+        graph = dataclasses.replace(graph, is_called=True)
         model = dataclasses.replace(self.model, entry=index).with_main(graph)
         try:
             found = infer(model, OfficialOptions(), shapes)

@@ -9,17 +9,14 @@ from litegpu.gpu.control.trips import rounds
 from litegpu.gpu.lower import Unsupported
 from litegpu.model.calls import MOST_OPERATORS, expanded
 from litegpu.model.ops import find
+from litegpu.model.reader import DTYPES
 from litegpu.model.types import Model, Operator, Subgraph, TensorType
 
 #: The reason why the GPU cannot run an operator of a subgraph, or None.
 Check = Callable[[Subgraph, Operator], str | None]
 
-#: What is handed to subgraphs, and comes from them.
-_TYPES = frozenset(
-    {TensorType.FLOAT32, TensorType.INT32, TensorType.BOOL, TensorType.INT8, TensorType.UINT8, TensorType.INT16}
-)
-#: Results of an IF that can be chosen between when both branches have been computed.
-_CHOSEN = frozenset({TensorType.FLOAT32, TensorType.INT32, TensorType.BOOL})
+#: What is not handed to subgraphs.
+_OBJECTS = frozenset({TensorType.STRING, TensorType.RESOURCE, TensorType.VARIANT})
 
 
 def is_control(operator: Operator) -> bool:
@@ -43,7 +40,7 @@ def _check(scope: CalledGraph, operator: Operator, check: Check) -> None:
     if -1 in operator.inputs:
         raise Unsupported("an input is missing")
     for tensor in (scope.subgraph.tensors[i] for i in (*operator.inputs, *operator.outputs)):
-        if tensor.type not in _TYPES:
+        if tensor.type in _OBJECTS or (tensor.type not in DTYPES and not tensor.is_constant):
             raise Unsupported(f"'{tensor.name}' is {tensor.type.name}, which subgraphs do not hand on on the GPU")
         if 0 in tensor.shape:
             raise Unsupported(f"'{tensor.name}' of shape {list(tensor.shape)} is empty")
@@ -53,9 +50,6 @@ def _check(scope: CalledGraph, operator: Operator, check: Check) -> None:
             _check_block(loop.condition, check)
         _check_block(loop.body, check)
         return
-    for tensor in (scope.subgraph.tensors[i] for i in operator.outputs):
-        if tensor.type not in _CHOSEN:
-            raise Unsupported(f"its result '{tensor.name}' is {tensor.type.name}")
     for branch in scope.branches(operator):
         _check_block(branch, check)
 

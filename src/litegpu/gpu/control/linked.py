@@ -23,7 +23,7 @@ from litegpu.gpu.control.trips import rounds
 from litegpu.gpu.graph import Arg, DType, Elementwise, Graph, GraphBuilder, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import LoweredGraph
-from litegpu.gpu.lower.parts import border_shape
+from litegpu.gpu.lower.parts import border_shape, handed_shape
 from litegpu.gpu.lower.quantization import STORED
 from litegpu.gpu.lower.values import dtype_of
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program, Region
@@ -88,7 +88,7 @@ class _Linker:
         """A new place for a tensor."""
         t = scope.subgraph.tensors[tensor]
         offset = self.size
-        self.size += -(-4 * math.prod(border_shape(scope.subgraph, t)) // _ALIGNMENT) * _ALIGNMENT
+        self.size += -(-4 * math.prod(handed_shape(scope.subgraph, t)) // _ALIGNMENT) * _ALIGNMENT
         return offset
 
     def flag(self) -> int:
@@ -255,7 +255,7 @@ class _Linker:
         truth = scope.subgraph.tensors[predicate].data
         if truth is not None:
             put(branches[0] if truth.reshape(-1)[0] else branches[1], list(results.values()))
-        elif all(is_small(branch) for branch in branches):
+        elif all(is_small(branch) for branch in branches) and not self._stored(scope, operator):
             made = [[self.place(branch, t) for t in branch.subgraph.outputs] for branch in branches]
             for branch, ends in zip(branches, made, strict=True):
                 put(branch, ends)
@@ -266,6 +266,10 @@ class _Linker:
                 put(branch, list(results.values()))
                 self.code = [*outer, _Block("if", tuple(self.code), flag=flag)]
         return results
+
+    def _stored(self, scope: CalledGraph, operator: Operator) -> bool:
+        """Whether any result is bytes, between which nothing chooses."""
+        return any(scope.subgraph.tensors[t].type in STORED for t in operator.outputs)
 
     def _results_of(self, scope: CalledGraph, places: dict[int, int], ends: Sequence[tuple[int, int]]) -> None:
         """A called subgraph, whose outputs, some of them perhaps twice, come to places."""
@@ -284,7 +288,7 @@ class _Linker:
         inputs, values, outputs = [truth], [flag], []
         for tensor, *sides in zip(operator.outputs, *made, strict=True):
             t = scope.subgraph.tensors[tensor]
-            shape, dtype = bhwc((math.prod(t.shape),)), dtype_of(t)
+            shape, dtype = bhwc((math.prod(border_shape(scope.subgraph, t)),)), dtype_of(t)
             operands = [builder.value(shape, dtype) for _ in sides]
             result = builder.value(shape, dtype, name=t.name, tensor=t.index)
             chosen = fn("select", Arg(0), Arg(1), Arg(2))

@@ -50,6 +50,9 @@ class Lowering(Values):
         if Words(self.parts, operator).lower():
             return
         data = moved_inputs(operator)
+        if data is None and not any(t >= 0 and self.parts.has(t) for t in operator.inputs):
+            self.parts.widen(operator)
+            return
         if data is None:
             paired = (t for t in (*operator.inputs, *operator.outputs) if t >= 0 and self.parts.has(t))
             raise refusal(self.subgraph.tensors[next(paired)])

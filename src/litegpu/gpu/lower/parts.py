@@ -106,6 +106,21 @@ class Parts:
             given = tuple(pair[k] if pair[0] != pair[1] or k == 0 else self._scratch(pair[0]) for pair in outputs)
             self.lowering.plain(dataclasses.replace(operator, inputs=tuple(inputs), outputs=given))
 
+    def widen(self, operator: Operator) -> None:
+        """An operator that knows no parts, on tensors of one: its INT64 results get their signs as second words. Raises
+        Unsupported."""
+        outputs = []
+        for t in operator.outputs:
+            if self._tensor(t).type is not TensorType.INT64 and self.has(t):
+                raise refusal(self._tensor(t))
+            outputs.append(self._scratch(t) if self.has(t) else t)
+        self.lowering.plain(dataclasses.replace(operator, outputs=tuple(outputs)))
+        for t, narrow in zip(operator.outputs, outputs, strict=True):
+            if t != narrow:
+                low, high = self.made(t)
+                self.compute(low, Arg(0), [narrow], (operator.index,))
+                self.compute(high, fn("shift_right", Arg(0), whole(31)), [narrow], (operator.index,))
+
     # ------------------------------------------------------------------------------------------------------------
 
     def computed(
@@ -182,6 +197,11 @@ def border_shape(subgraph: Subgraph, tensor: Tensor) -> tuple[int, ...]:
     """That of what crosses the border for a tensor: with another axis if its elements have two parts."""
     paired = tensor.index in wide(subgraph) or (tensor.type in _ALWAYS and tensor.data is None)
     return (*tensor.shape, 2) if paired else tensor.shape
+
+
+def handed_shape(subgraph: Subgraph, tensor: Tensor) -> tuple[int, ...]:
+    """That of what is handed to another subgraph, where constants of two parts have them too."""
+    return (*tensor.shape, 2) if tensor.is_constant and tensor.type in PARTS else border_shape(subgraph, tensor)
 
 
 def _blank(shape: tuple[int, ...], type_: TensorType) -> Tensor:

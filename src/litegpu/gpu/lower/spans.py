@@ -29,8 +29,9 @@ def beyond_words(subgraph: Subgraph, operator: Operator) -> Span | None:
 
 
 def wide(subgraph: Subgraph) -> frozenset[int]:
-    """The INT64 tensors that are two words: those that 32 bits may not hold, what is made of them, and what enters, if
-    no operator reads that, or what is made of it, that is known in one word alone."""
+    """The INT64 tensors that are two words: those that 32 bits may not hold, what is made of them, what is handed from
+    one subgraph to another, and what enters, if no operator reads that, or what is made of it, that is known in one
+    word alone."""
     if subgraph not in _WIDE:
         _WIDE[subgraph] = frozenset(_found_wide(subgraph))
     return _WIDE[subgraph]
@@ -41,7 +42,7 @@ _WIDE: weakref.WeakKeyDictionary[Subgraph, frozenset[int]] = weakref.WeakKeyDict
 
 def _found_wide(subgraph: Subgraph) -> set[int]:
     numbers = {t for t in range(len(subgraph.tensors)) if _is_wide_type(subgraph, t)}
-    found = _entering(subgraph, numbers) if numbers else set()
+    found = _entering(subgraph, numbers) | handed(subgraph, numbers) if numbers else set()
     todo = [o for o in subgraph.operators if _has_words(o) and not numbers.isdisjoint(o.outputs)]
     before = -1
     while before < len(found):
@@ -50,6 +51,16 @@ def _found_wide(subgraph: Subgraph) -> set[int]:
             if _needs_words(subgraph, operator, found):
                 found.update(numbers.intersection(operator.outputs))
     return found
+
+
+def handed(subgraph: Subgraph, numbers: set[int]) -> set[int]:
+    """Of `numbers` those that come from another subgraph, or go there."""
+    found = {*subgraph.inputs, *subgraph.outputs} if subgraph.is_called else set()
+    for operator in subgraph.operators:
+        known = find(operator)
+        if known is not None and known.calls in ("branch", "loop"):
+            found.update(operator.inputs, operator.outputs)
+    return found & numbers
 
 
 def _entering(subgraph: Subgraph, numbers: set[int]) -> set[int]:

@@ -8,7 +8,7 @@ import weakref
 from litegpu.gpu.graph import Arg, DType, Elementwise, GraphBuilder, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported, as_array
-from litegpu.gpu.lower.parts import Parts
+from litegpu.gpu.lower.parts import PARTS, Parts
 from litegpu.gpu.lower.quantization import STORED, QuantizedValues, grid_of, stored
 from litegpu.gpu.lower.ranks import Rewritten
 from litegpu.gpu.lower.spans import wide
@@ -103,6 +103,11 @@ class Values:
         """The value of a tensor that goes outside, in the type in which it is stored there."""
         t = self.subgraph.tensors[tensor]
         grid = grid_of(t)
+        if t.is_constant and t.type in PARTS:  # which is handed to another subgraph
+            self.parts.of(tensor)
+            found = self.parts.together(tensor)
+            assert found is not None
+            return found
         if grid is not None:
             return self.quantized.leave(tensor, grid)
         return stored(self.builder, t, Arg(0), self.value(tensor)) if t.type in STORED else self.value(tensor)

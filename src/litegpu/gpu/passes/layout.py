@@ -41,13 +41,14 @@ class Placed:
     roots: dict[int, tuple[int, DType]]
 
 
-def place(graph: Graph, half: bool, exact: Container[int] = ()) -> Placed:
+def place(graph: Graph, half: bool, exact: Container[int] = (), written: Container[int] = ()) -> Placed:
     """Give every value a View. `half`: intermediates of floating point are stored as float16, but not those in `exact`.
+    `written`: inputs that are variables, which the kernels write in the end.
 
     Inputs and outputs of the graph are packed row-major as the user's arrays are; everything else has channels padded
     to a multiple of four. Values are written once, so a view never overlaps what somebody else writes.
     """
-    return _Layout(_with_own_outputs(graph), half, exact).run()
+    return _Layout(_with_own_outputs(graph), half, exact, written).run()
 
 
 def _with_own_outputs(graph: Graph) -> Graph:
@@ -68,8 +69,8 @@ def _with_own_outputs(graph: Graph) -> Graph:
 
 
 class _Layout:
-    def __init__(self, graph: Graph, half: bool, exact: Container[int]) -> None:
-        self.graph, self.half, self.exact = graph, half, exact
+    def __init__(self, graph: Graph, half: bool, exact: Container[int], written: Container[int]) -> None:
+        self.graph, self.half, self.exact, self.written = graph, half, exact, written
         self.builder = GraphBuilder(dict(graph.values), [])
         self.views: dict[int, View] = {}
         self.roots: dict[int, tuple[int, DType]] = {}
@@ -81,7 +82,7 @@ class _Layout:
         for v in (*self.graph.inputs, *self.graph.outputs):
             if v not in self.views:
                 value = self.graph.values[v]
-                written = v not in self.graph.inputs
+                written = v not in self.graph.inputs or v in self.written
                 self.root(v, packed(len(self.roots), value.shape, value.dtype, written=written))
         copies: dict[int, list[Node]] = {}
         for node in reversed(self.graph.nodes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from litegpu.model.ops.record import Op
 
 _CALL = "converters write it no more; the operators around it are divided among delegates by themselves"
-_TYPES = "of float32, int32, bool, int8, uint8 and int16, in shapes that stay"
+_TYPES = "of any type but strings (int64 in two words), in shapes that stay"
 _BRANCH = f"values {_TYPES}; both branches and a choice, or one of them if they are large or may run without end"
 _LOOP = (
     f"a state {_TYPES}; its rounds one behind the other if their number follows from constants and they come to at "
