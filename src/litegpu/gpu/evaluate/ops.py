@@ -192,8 +192,10 @@ def _inverted(op: InvertedConv2D, inputs: list[Array], shape: Shape) -> Array:
 
 def _integer_inverted(op: IntegerInvertedConv2D, inputs: list[Array], shape: Shape) -> Array:
     x, weights, bias, scale, taps, *projection = inputs
-
-    sums = conv2d(Conv2D(), x - np.float32(op.zero_point), weights, (*x.shape[:3], weights.shape[0]))
+    first = op.first
+    convolution = Conv2D(first.stride, padding=first.padding) if first else Conv2D()
+    size = first.size if first else x.shape[1:3]
+    sums = conv2d(convolution, x - np.float32(op.zero_point), weights, (x.shape[0], *size, weights.shape[0]))
     expanded = _requantized(sums, bias, scale, op.bounds[0])
     sums = depthwise(op.depthwise, expanded, taps, (*shape[:3], weights.shape[0]))
     if not projection:

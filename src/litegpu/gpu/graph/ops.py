@@ -137,9 +137,18 @@ class IntegerDepthwiseConv2D:
 
 
 @dataclass(frozen=True)
+class FirstWindow:
+    """Of a convolution that is no 1x1: its rows and columns of results, and how its window moves (see Conv2D)."""
+
+    size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class IntegerInvertedConv2D:
-    """inputs: x [B,H,W,I] of INT8 or UINT8, weights [E,1,1,I], bias and scale [1,1,1,E] of a 1x1 convolution, depthwise
-    weights [1,KH,KW,E]; and then perhaps, if the node projects, a bias and scale [1,1,1,E] and weights [O,1,1,E] of
+    """inputs: x [B,H,W,I] of INT8 or UINT8, weights [E,1,1,I], bias and scale [1,1,1,E] of a 1x1 convolution, or of one
+    with another window, `first`, outside of which x is zero_point; depthwise weights [1,KH,KW,E]; and then perhaps, if the node projects, a bias and scale [1,1,1,E] and weights [O,1,1,E] of
     another one. All constants are FLOAT32, and but for the scales whole numbers. What is expanded is the whole number
     nearest to (sum + bias) * scale within bounds[0], the sum being of (x - zero_point) * weights; the depthwise sums of
     that are the result, or with bounds[1] treated likewise, and the result INT32 sums of those with the last weights.
@@ -148,6 +157,7 @@ class IntegerInvertedConv2D:
     depthwise: DepthwiseConv2D
     zero_point: int
     bounds: tuple[tuple[float, float], ...]
+    first: FirstWindow | None = None
 
 
 @dataclass(frozen=True)

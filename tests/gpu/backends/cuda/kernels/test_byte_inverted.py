@@ -40,9 +40,9 @@ def _always(monkeypatch) -> None:
 
 def whole_network(
     shape, channels, op, *, taps=(3, 3), outputs=0, dtype=DType.INT8, residual=False, expands=True, narrower=0,
-    steep=1.0, far=0, above=(3, 0, 100, 77), seed=0,
+    steep=1.0, far=0, above=(3, 0, 100, 77), seed=0, first=None,
 ):  # fmt: skip
-    """x (-> 1x1 to `channels`) -> depthwise (-> 1x1 to `outputs`), each requantized to bytes, which end so much
+    """x (-> 1x1 or `first` (window, stride, padding) to `channels`) -> depthwise (-> 1x1 to `outputs`), each requantized to bytes, which end so much
     earlier (`narrower`), with scales so much larger (`steep`) and a bias
     of so much more (`far`). `above`: zero points, from the least byte on."""
     rng = np.random.default_rng(seed)
@@ -67,9 +67,12 @@ def whole_network(
         return rng.integers(-127, 128, size).astype(np.int8)
 
     b, h, w, c = shape
-    wide, first = x, IntegerConv2D(zero_point=points[0])
+    wide = x
     if expands:
-        wide = convolution(first, x, weights(channels, 1, 1, c), (b, h, w, channels), points[1])
+        kernel, stride, padding = first or ((1, 1), (1, 1), (0, 0))
+        opening = IntegerConv2D(stride, (1, 1), padding, zero_point=points[0])
+        h, w = (-(-n // s) if first else n for n, s in zip((h, w), stride, strict=True))  # as TFLite's SAME
+        wide = convolution(opening, x, weights(channels, *kernel, c), (b, h, w, channels), points[1])
     size = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip((h, w), op.padding, taps, op.stride, strict=True)]
     window = dataclasses.replace(op, zero_point=points[1 if expands else 0])
     depthwise = weights(1, *taps, channels).astype(np.int32)
@@ -103,6 +106,20 @@ def test_inverted(device, shape, channels, outputs: int, stride, taps, dtype: DT
     graph, x = whole_network(
         shape, channels, op, taps=taps, outputs=outputs, dtype=dtype, residual=residual, seed=taps[0]
     )
+    check(device, graph, x)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8])
+@pytest.mark.parametrize("shape, first, channels, outputs, stride", [
+    ((2, 22, 32, 3), ((3, 3), (2, 2), (0, 0)), 32, 16, (1, 1)), ((1, 19, 24, 3), ((3, 3), (2, 2), (1, 1)), 16, 0, (2, 2)),
+    ((1, 9, 20, 3), ((3, 3), (1, 1), (1, 1)), 24, 12, (1, 1)), ((2, 13, 16, 4), ((2, 3), (2, 1), (1, 0)), 48, 24, (2, 2)),
+    ((1, 12, 12, 1), ((4, 4), (2, 3), (1, 1)), 20, 8, (1, 1)), ((3, 36, 28, 3), ((3, 3), (2, 2), (0, 0)), 40, 40, (1, 1)),
+    ((1, 10, 17, 4), ((4, 3), (3, 2), (2, 1)), 32, 16, (1, 1)),
+])  # fmt: skip
+def test_first_layer(device, shape, first, channels, outputs: int, stride, dtype: DType) -> None:
+    op = IntegerDepthwiseConv2D(stride, (1, 1), (1, 1))
+    graph, x = whole_network(shape, channels, op, outputs=outputs, dtype=dtype, seed=channels, first=first)
     check(device, graph, x)
 
 

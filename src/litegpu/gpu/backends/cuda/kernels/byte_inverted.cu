@@ -4,13 +4,17 @@
 // done from there on tensor cores: half a left factor's depth is a pair of columns of a plane, the other half the next
 // pair, so that a row of a window of three takes one product. The right factor has each channel's weights for the columns,
 // and zeros else. Pairs begin with even columns: of stride 1, pixels in even and in odd ones take the same left factor and
-// different right ones. Without EXPANDS the input itself is what the window reads.
+// different right ones. Without EXPANDS the input itself is what the window reads. With STEM what widens is a network's first
+// layer, a convolution of few channels: its input comes as it is, and of that rows of the product's left factor are made,
+// the window's bytes of each place.
 //
 // Constants from the host: those of inverted.cu, but that VECTOR is the bytes copied at once (16, 8, 4 or 0) and DEPTH those
 // of an input place, a multiple of 16; UNSIGNED and OUTSIDE (without EXPANDS a word of what is outside); *_NEAR: whether sums
 // stay so small that they are the last bits of a float; *_LIMITS: what of *_LOW and *_HIGH is not left to the saturation:
 // nothing (0), the upper one (1), both (2); *_OFFSET: what makes a signed byte of the nearest whole number, or 0 if that
-// is an unsigned one, none being below zero (*_POSITIVE).
+// is an unsigned one, none being below zero (*_POSITIVE). With STEM: STEM_H STEM_W STEM_STRIDE_* STEM_PADDING_*; IN_H IN_W
+// (of the input; H and W are those of what is expanded); PIXEL (bytes from pixel to pixel as they are copied). DEPTH has the
+// whole words of each row of its window, and then one byte more of each, if there is one.
 //
 // The planes of 16 channels have those 4i and 4i + 1, and 4i + 2 and 4i + 3, so that the products leave four of them that
 // follow one another in one lane; without EXPANDS they are as they come, and the lane has 2i, 2i + 1, 8 + 2i and 9 + 2i.
@@ -27,16 +31,26 @@ constexpr unsigned READ = STRIPS * 16 + 2 * PAIRS - 2;  // columns that are read
 constexpr unsigned PLANE_PLACES = PLACES + (READ > LINE ? READ - LINE : 0) > TILES * 16 ? PLACES + READ - LINE : TILES * 16;
 constexpr unsigned PLANE = (PLANE_PLACES + 7) / 16 * 128 + 64;  // bytes; an odd number of 64: different banks
 constexpr unsigned X_BYTES = EXPANDS ? TILES * 16 * X_PITCH : 0, E_BYTES = SLICE / 8 * PLANE;
+#if STEM
+// Of a row of the first layer's window; of the input's rows, which lie where later the planes do.
+constexpr unsigned RUN_BYTES = STEM_W * PIXEL, RUN_WORDS = RUN_BYTES / 4, ONE_MORE = RUN_BYTES % 4, CHUNK = VECTOR ? VECTOR : 4;
+constexpr unsigned RAW_ROWS = (ROWS - 1) * STEM_STRIDE_Y + STEM_H;
+constexpr unsigned RAW_CHUNKS = (((LINE - 1) * STEM_STRIDE_X + STEM_W) * PIXEL + 2 * CHUNK - 2) / CHUNK, RAW_PITCH = RAW_CHUNKS * CHUNK;
+constexpr unsigned RAW_BYTES = (RAW_ROWS * RAW_PITCH + 4 + 15) / 16 * 16;
+static_assert(ONE_MORE < 2 && (STEM_H * RUN_WORDS + ONE_MORE) * 4 <= DEPTH && STEM_H <= 4, "window of the first layer");
+#else
+constexpr unsigned CHUNK = VECTOR == 0 ? 4 : EXPANDS || VECTOR < 8 ? VECTOR : 8, RAW_BYTES = 0;
+#endif
+constexpr unsigned E_ALL = BUFFERS * E_BYTES > RAW_BYTES ? BUFFERS * E_BYTES : RAW_BYTES;
 // Which rows a depthwise product is of: see inverted.cu.
 constexpr unsigned TOGETHER = STRIDE_Y == 1 && TY % 4 == 0 ? 2 : 1, BETWEEN = TOGETHER == 2 ? 2 : STRIDE_Y;
 constexpr unsigned DOWN = KERNEL_H + TOGETHER - 1;  // rows that it begins with, and those that begin in the next one
 // Steps of the expansion whose weights stay in registers.
 constexpr unsigned HELD = STEPS <= 2 || (SLICES == 1 && STEPS * SIXTEENS <= 12) ? STEPS : 1;
 constexpr unsigned TAPS_ALL = KERNEL_H * TURNS * PAIRS, TAP_WORDS = (TAPS_ALL + 3) / 4;
-constexpr unsigned CHUNK = VECTOR == 0 ? 4 : EXPANDS || VECTOR < 8 ? VECTOR : 8;
 constexpr bool WINDOW_UNSIGNED = EXPANDS ? EXPANDED_POSITIVE : UNSIGNED;
 static_assert(BY % TY == 0 && TY % 2 == 0 && SLICE % 16 == 0 && EACH <= 32 && STRIDE_X <= 2, "block");
-static_assert(X_BYTES + BUFFERS * E_BYTES == SHARED_BYTES, "the host reckons otherwise");
+static_assert(X_BYTES + E_ALL == SHARED_BYTES, "the host reckons otherwise");
 
 INLINE constexpr unsigned product_of(unsigned row) { return TOGETHER == 2 ? row / 4 * 2 + row % 2 : row / 2; }
 INLINE constexpr unsigned half_of_rows(unsigned row) { return TOGETHER == 2 ? row / 2 % 2 : row % 2; }
@@ -147,6 +161,69 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
   wait_for_predecessors();
   launch_dependents();
 
+#if STEM
+  const int first_byte = (ix0 * STEM_STRIDE_X - STEM_PADDING_X) * PIXEL, copied_from = first_byte & ~(int)(CHUNK - 1);
+  const int top = iy0 * STEM_STRIDE_Y - STEM_PADDING_Y;
+#pragma unroll 4
+  for (unsigned item = thread; item < RAW_ROWS * RAW_CHUNKS; item += THREADS) {
+    const unsigned row = item / RAW_CHUNKS, to = X_BYTES + row * RAW_PITCH + item % RAW_CHUNKS * CHUNK;
+    const int y = top + (int)row, byte = copied_from + (int)(item % RAW_CHUNKS * CHUNK);
+    const bool line = (unsigned)y < IN_H, real = line && (unsigned)byte < IN_W * PIXEL;
+    const unsigned from = line ? image * PITCH_B + y * PITCH_Y + OFFSET : 0;
+    if (VECTOR == 0) {
+      unsigned word = 0;
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const int at = byte + e;
+        const bool there = line && (unsigned)at < IN_W * PIXEL;
+        word |= (there ? (unsigned)(unsigned char)x[from + at / PIXEL * PITCH_X + at % PIXEL * PITCH_C] : 0) << 8 * e;
+      }
+      *(unsigned*)(shared + to) = word;
+    } else if (CHUNK == 16) {
+      copy16(to, x + (real ? from + byte : 0), real);
+    } else if (CHUNK == 8) {
+      copy8(to, x + (real ? from + byte : 0), real);
+    } else {
+      copy4(to, x + (real ? from + byte : 0), real);
+    }
+  }
+  copies_commit();
+  copies_wait<0>();
+  __syncthreads();
+#pragma unroll 1
+  for (unsigned place = thread; place < PLACES; place += THREADS) {
+    int iy, ix;
+    if (!find(place, iy, ix)) continue;  // what is expanded of that is not kept
+    unsigned words[DEPTH / 4] = {};
+    const int y0 = iy * STEM_STRIDE_Y - STEM_PADDING_Y, x0 = ix * STEM_STRIDE_X - STEM_PADDING_X;
+    const unsigned from = X_BYTES + (unsigned)(y0 - top) * RAW_PITCH + (unsigned)(x0 * PIXEL - copied_from);
+    const bool edge = x0 < 0 || x0 + STEM_W > IN_W;
+#pragma unroll
+    for (int ky = 0; ky < STEM_H; ky++) {
+      unsigned found[RUN_WORDS + 1];
+      const unsigned at = from + ky * RAW_PITCH, turn = at % 4 * 8;
+      const unsigned* const row = (const unsigned*)(shared + (at & ~3u));
+#pragma unroll
+      for (unsigned n = 0; n <= RUN_WORDS; n++) found[n] = row[n];
+#pragma unroll
+      for (unsigned n = 0; n <= RUN_WORDS; n++)
+        found[n] = (unsigned)(((unsigned long long)(n < RUN_WORDS ? found[n + 1] : 0) << 32 | found[n]) >> turn);
+      const bool line = (unsigned)(y0 + ky) < IN_H;
+      if (edge || !line) {
+#pragma unroll
+        for (int b = 0; b < (int)RUN_BYTES; b++)
+          if (!line || (unsigned)(x0 + b / PIXEL) >= IN_W)
+            found[b / 4] = (found[b / 4] & ~(255u << b % 4 * 8)) | (OUTSIDE & 255u << b % 4 * 8);
+      }
+#pragma unroll
+      for (unsigned n = 0; n < RUN_WORDS; n++) words[ky * RUN_WORDS + n] = found[n];
+      if (ONE_MORE) words[STEM_H * RUN_WORDS] |= (found[RUN_WORDS] & 255) << 8 * ky;
+    }
+#pragma unroll
+    for (unsigned n = 0; n < DEPTH / 16; n++)
+      *(uint4*)(shared + place * X_PITCH + n * 16) = uint4{words[n * 4], words[n * 4 + 1], words[n * 4 + 2], words[n * 4 + 3]};
+  }
+#else
   // So many chunks of each place, from a channel on.
   auto copy_places = [&](unsigned channel0, unsigned chunks, unsigned at) {
 #pragma unroll 4
@@ -186,6 +263,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
   copy_places(0, (CHANNELS + CHUNK - 1) / CHUNK, 0);
 #else
   copy_places(part * SLICES * SLICE, SLICE / CHUNK, 0);
+#endif
 #endif
   // A lane has one of its four bytes of a pair of columns, or none: what takes this from each byte of a word.
   unsigned selectors[4];

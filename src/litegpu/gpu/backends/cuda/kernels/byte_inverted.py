@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from dataclasses import dataclass
@@ -11,12 +12,13 @@ import numpy as np
 from litegpu.gpu.backends.cuda.functions import packing
 from litegpu.gpu.backends.cuda.kernels.byte_inverted_cost import ByteInvertedBlock, ranked
 from litegpu.gpu.backends.cuda.kernels.inverted import in_order, padded, reordered
-from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape
+from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape, StemShape
 from litegpu.gpu.backends.cuda.kernels.layer import NARROW, Layer
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
-from litegpu.gpu.graph import Conv2D, DType, IntegerInvertedConv2D, IntegerSeparableConv2D
+from litegpu.gpu.graph import Conv2D, DType, FirstWindow, IntegerInvertedConv2D, IntegerSeparableConv2D
 from litegpu.gpu.kernels.access import Operands, byte_bounds
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.view import View
 
 #: The last bits of it as a float are a whole number that was added to it; and numbers for which that is so.
 MAGIC, NEAR = 12582912.0, 1 << 22
@@ -91,6 +93,7 @@ class ByteInvertedLayer:
     projection: np.ndarray | None
     correction: np.ndarray
     shape: InvertedShape
+    first: FirstWindow | None = None
 
     @classmethod
     def of(cls, ctx: KernelContext) -> ByteInvertedLayer:
@@ -119,9 +122,42 @@ class ByteInvertedLayer:
             middle = Stage(columns, bias.reshape(-1), scale.reshape(-1), *bounds.pop(0), *kind)
             projection = last.reshape(len(last), -1)
             correction = np.asarray(-float(middle.offset) * projection.sum(1))
-        shapes = [(*view.shape[:3], depth), taps.shape, taps.shape, taps.shape, *[v.shape for v in constants[2:] * 2]]
-        shape = InvertedShape.of(op.depthwise.stride, (0.0, 0.0), shapes, ctx.output.shape)
-        return cls(window, op.zero_point, expansion, middle, projection, _int32(correction), shape)
+        size, stem = view.shape[1:3], None
+        if isinstance(op, IntegerInvertedConv2D) and op.first and expansion:
+            size, stem = op.first.size, stem_of(view, weights.shape, op.first.stride)
+            depth = stem.depth
+            expansion = dataclasses.replace(expansion, weights=_of_runs(weights, stem))
+        shapes = [(view.shape[0], *size, depth), taps.shape, taps.shape, taps.shape]
+        shapes += [v.shape for v in constants[2:] * 2]
+        shape = InvertedShape.of(op.depthwise.stride, (0.0, 0.0), shapes, ctx.output.shape, stem)
+        first = op.first if isinstance(op, IntegerInvertedConv2D) else None
+        return cls(window, op.zero_point, expansion, middle, projection, _int32(correction), shape, first)
+
+
+def stem_of(view: View, weights: tuple[int, ...], stride: tuple[int, int]) -> StemShape:
+    """Of a first layer that reads `view`, with weights [E, KH, KW, I]."""
+    _, kh, kw, inputs = weights
+    line = view.shape[2] * view.strides[2]
+    stem = StemShape((kh, kw), stride, view.strides[2], 16)
+    places = [line, view.offset, *(s for s, n in zip(view.strides[:2], view.shape[:2], strict=True) if n > 1)]
+    copied = next((n for n in (16, 8, 4) if not any(place % n for place in places)), 0)
+    if copied and view.strides[3] == 1 and view.strides[2] >= inputs and stem.fits:
+        return dataclasses.replace(stem, copied=copied)
+    return StemShape((kh, kw), stride, inputs, 0)
+
+
+def _of_runs(weights: np.ndarray, stem: StemShape) -> np.ndarray:
+    """[E, KH, KW, I] as [E, depth], in the order of a place's bytes."""
+    count, kh, kw, inputs = weights.shape
+    runs = np.zeros((count, kh, kw, stem.pixel))
+    runs[..., :inputs] = weights
+    runs = runs.reshape(count, kh, -1)
+    whole = runs.shape[2] // 4 * 4
+    found = np.zeros((count, stem.depth))
+    found[:, : kh * whole] = runs[:, :, :whole].reshape(count, -1)
+    if whole < runs.shape[2]:
+        found[:, kh * whole : kh * whole + kh] = runs[:, :, whole]
+    return found
 
 
 def build(ctx: KernelContext) -> list[Launch]:
@@ -149,8 +185,16 @@ def launch(ctx: KernelContext, layer: ByteInvertedLayer, block: ByteInvertedBloc
         "TILES_Y": down, "TILES_X": across, "QUADS": -(-outputs // 4), "PROJECTS": int(shape.outputs > 0),
         "OUT_TILES": shape.out_tiles, "SHARED_BYTES": block.shared_bytes(shape),
         "EXPANDS": int(layer.expansion is not None),
-        "OUTSIDE": f"{(layer.zero_point & 255) * 0x1010101}u",
+        "OUTSIDE": f"{(layer.zero_point & 255) * 0x1010101}u", "STEM": int(layer.first is not None),
     }  # fmt: skip
+    if layer.first and shape.stem:
+        stem, first = shape.stem, layer.first
+        constants |= {
+            "H": first.size[0], "W": first.size[1], "IN_H": view.shape[1], "IN_W": view.shape[2],
+            "STEM_H": stem.window[0], "STEM_W": stem.window[1], "PIXEL": stem.pixel, "VECTOR": stem.copied,
+            "STEM_STRIDE_Y": stem.stride[0], "STEM_STRIDE_X": stem.stride[1],
+            "STEM_PADDING_Y": first.padding[0], "STEM_PADDING_X": first.padding[1],
+        }  # fmt: skip
 
     expansion, middle = layer.expansion, layer.middle
     order = _natural() if expansion else _in_planes()

@@ -46,7 +46,18 @@ class ByteInvertedBlock(InvertedBlock):
         read = -(-self.x // self.strip(shape)) * 16 + 2 * pairs - 2
         plane = (max(places, lines * line + max(0, read - line)) + 7) // 16 * 128 + 64
         pitch = shape.depth + (0 if shape.depth // 16 % 2 else 16)
-        return (places * pitch if shape.depth else 0) + self.buffers * self.slice // 8 * plane
+        rows = places * pitch if shape.depth else 0
+        return rows + max(self.buffers * self.slice // 8 * plane, self.raw_bytes(shape))
+
+    def raw_bytes(self, shape: InvertedShape) -> int:
+        """Of a first layer's input."""
+        stem, (lines, line) = shape.stem, self._lines(shape)
+        if stem is None:
+            return 0
+        chunk = stem.copied or 4
+        chunks = (((line - 1) * stem.stride[1] + stem.window[1]) * stem.pixel + 2 * chunk - 2) // chunk
+        rows = (lines - 1) * stem.stride[0] + stem.window[0]
+        return -(-(rows * chunks * chunk + 4) // 16) * 16
 
     def registers(self, shape: InvertedShape) -> int:
         kh, sixteens, steps = shape.window[0], self.slice // 16, -(-shape.depth // 32)
@@ -94,14 +105,20 @@ def cost(shape: InvertedShape, block: ByteInvertedBlock, units: int) -> float:
     issued += 0 if steps else tiles * sixteens * slices * 34 / block.warps  # to copy what is not expanded
     issued += loads + unit * (products + projected + lines * 33.9 + 8) + slices * sixteens * (2 * kh * kw + 10)
     shared = 1.23 * (expanded * (steps * 4 + sixteens * 2) + loads * 4)
-    working = math.hypot(1.77 * issued, shared) * block.warps / 4 + tiles * shape.depth * 0.57
+    copied = tiles * shape.depth * 0.57
+    if shape.stem:
+        issued += tiles / block.warps / 2 * (25 + 14 * shape.stem.window[0])  # places of 32 threads, made of rows
+        copied = block.raw_bytes(shape) * 0.036
+    working = math.hypot(1.77 * issued, shared) * block.warps / 4 + copied
     alone = 543 + expanded * (228 + sixteens * 49) + slices * 349 * (0.5 if block.buffers > 1 and steps else 1)
     alone += 0 if steps else 66 * tiles
+    alone += 500 if shape.stem else 0
     share = -(-groups // units)
     waves = max(1.0, groups / units / min(block.resident(shape), share))
     computing = ((share * working) ** 2.35 + (waves * alone) ** 2.35) ** (1 / 2.35) / CYCLES
     written = shape.outputs or shape.channels
-    read = math.prod(shape.size) * (shape.inputs or shape.channels) * 1.2
+    pixel = math.prod(shape.stem.stride) * shape.stem.pixel if shape.stem else shape.inputs or shape.channels
+    read = math.prod(shape.size) * pixel * 1.2
     moved = shape.batch * (read + out_h * out_w * written) / MEMORY
     return float(1.5 + (computing**3 + moved**3) ** (1 / 3))
 

@@ -26,9 +26,32 @@ CYCLES, MEMORY = 1700, 3.8e6
 
 
 @dataclass(frozen=True)
+class StemShape:
+    """Of bytes, a first layer that widens: its window, how that moves, and of the input the bytes of a pixel and those that
+    are copied at once, 0 if they are one by one."""
+
+    window: tuple[int, int]
+    stride: tuple[int, int]
+    pixel: int
+    copied: int
+
+    @property
+    def depth(self) -> int:
+        """Bytes of a place as byte_inverted.cu lays them out: whole words of each row, and a byte more of each."""
+        words, more = divmod(self.window[1] * self.pixel, 4)
+        return 4 * (self.window[0] * words + bool(more))
+
+    @property
+    def fits(self) -> bool:
+        """Whether that kernel has an order for them."""
+        return self.window[1] * self.pixel % 4 < 2 and self.window[0] <= 4 and 4 <= self.depth <= 64
+
+
+@dataclass(frozen=True)
 class InvertedShape:
     """What of a node decides how long it takes. `inputs`: 0 if nothing is expanded; `outputs`: of the projection, 0
-    without one; `effort`: instructions for each expanded element, and each one that is projected."""
+    without one; `effort`: instructions for each expanded element, and each one that is projected. With a `stem`, `size`
+    is that of what is expanded."""
 
     batch: int
     size: tuple[int, int]
@@ -39,6 +62,7 @@ class InvertedShape:
     window: tuple[int, int]
     stride: tuple[int, int]
     effort: tuple[float, float]
+    stem: StemShape | None = None
 
     @classmethod
     def of(
@@ -47,6 +71,7 @@ class InvertedShape:
         effort: tuple[float, float],
         inputs: Sequence[tuple[int, ...]],
         output: tuple[int, ...],
+        stem: StemShape | None = None,
     ) -> InvertedShape:
         """From the shapes of an InvertedConv2D's inputs and output."""
         (batch, height, width, depth), kernel = inputs[0], inputs[3]
@@ -61,6 +86,7 @@ class InvertedShape:
             (kernel[1], kernel[2]),
             stride,
             effort,
+            stem,
         )
 
     @property

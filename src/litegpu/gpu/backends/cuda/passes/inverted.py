@@ -80,7 +80,8 @@ def join_inverted(graph: Graph, features: Features, half: bool) -> Graph:
             before = producer.get(first.inputs[0]) if first.inputs else None  # a sum reads operands alone
             depthwise = before is not None and isinstance(before.op, (DepthwiseConv2D, IntegerDepthwiseConv2D))
             belongs = before is not None and depthwise and len(consumers[before.output]) == 1  # see separable.py
-            some = [first, node] if not belongs and widens(first, node, graph) else some
+            opens = whole and inverted_integer.opens(first, node, graph)
+            some = [first, node] if not belongs and (opens or widens(first, node, graph)) else some
         readers = consumers[node.output]
         last = readers[0] if len(readers) == 1 and projects(node, readers[0], graph) else None
         if len(some) == 1 and (not whole or last is None or not inverted_integer.is_window(node, graph)):
@@ -214,12 +215,15 @@ def _joint_bytes(graph: Graph, nodes: list[Node], features: Features) -> float:
     """The same of bytes."""
     (depthwise,) = (node for node in nodes if isinstance(node.op, IntegerDepthwiseConv2D))
     assert isinstance(depthwise.op, IntegerDepthwiseConv2D)
-    x = graph.values[nodes[0].inputs[0]].shape
+    x, stem = graph.values[nodes[0].inputs[0]].shape, None
     inputs = (*x[:3], 0) if nodes[0] is depthwise else x
+    if graph.values[nodes[0].inputs[1]].shape[1:3] != (1, 1) and nodes[0] is not depthwise:
+        stem = inverted_integer.stem_shape(nodes[0], graph)
+        inputs = (*graph.values[nodes[0].output].shape[:3], stem.depth)
     taps, last = graph.values[depthwise.inputs[1]].shape, nodes[-1]
     more = [graph.values[last.inputs[1]].shape] * 2 if last is not depthwise else []
     shapes = [inputs, taps, taps, taps, *more]
-    shape = InvertedShape.of(depthwise.op.stride, (0.0, 0.0), shapes, graph.values[last.output].shape)
+    shape = InvertedShape.of(depthwise.op.stride, (0.0, 0.0), shapes, graph.values[last.output].shape, stem)
     blocks = byte_inverted_cost.ranked(shape, features.capability, features.compute_units)
     return byte_inverted_cost.cost(shape, blocks[0], features.compute_units) if blocks else math.inf
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from litegpu.gpu.backends.cuda.kernels.inverted_cost import StemShape
 from litegpu.gpu.graph import (
     Apply,
     Arg,
     DepthwiseConv2D,
+    FirstWindow,
     Graph,
     GraphBuilder,
     IntegerConv2D,
@@ -95,6 +97,39 @@ def widens(first: Node, depthwise: Node, graph: Graph) -> bool:
     )
 
 
+def opens(first: Node, depthwise: Node, graph: Graph) -> bool:
+    """Whether `first`, a first layer, which nothing but `depthwise` reads, and that are such as can be joined."""
+    values, op, found = graph.values, depthwise.op, requantization(first, graph)
+    if not isinstance(op, IntegerDepthwiseConv2D) or found is None or not isinstance(first.op, IntegerConv2D):
+        return False
+    x, wide, weights = values[first.inputs[0]], values[first.output], values[first.inputs[1]]
+    if weights.data is None or (first.op.groups, first.op.dilation) != (1, (1, 1)):
+        return False
+    stem = stem_shape(first, graph)
+    return (
+        weights.shape[1:3] != (1, 1)
+        and stem.fits
+        and x.shape[2] * x.shape[3] % 4 == 0
+        and all(p < n for p, n in zip(first.op.padding, weights.shape[1:3], strict=True))
+        and first.output not in (*graph.outputs, *depthwise.operands)
+        and (op.multiplier, op.dilation, op.zero_point) == (1, (1, 1), found.zero_point)
+        and op.stride[1] <= MOST_STRIDE
+        and x.dtype.is_narrow
+        and x.dtype.nbytes == wide.dtype.nbytes == 1
+        and not x.is_constant
+        and _is_exact(first, graph, MOST_DIFFERENCE, found.bias)
+        and _is_exact(depthwise, graph, found.most, np.zeros(1))
+    )
+
+
+def stem_shape(first: Node, graph: Graph) -> StemShape:
+    """Of a first layer, if its input's rows lie one behind the other."""
+    assert isinstance(first.op, IntegerConv2D)
+    x, weights = graph.values[first.inputs[0]].shape, graph.values[first.inputs[1]].shape
+    copied = next((n for n in (16, 8) if x[2] * x[3] % n == 0), 4)
+    return StemShape((weights[1], weights[2]), first.op.stride, x[3], copied)
+
+
 def is_window(depthwise: Node, graph: Graph) -> bool:
     """Whether `depthwise` is such as can be joined with what projects it, and nothing in front."""
     op, found = depthwise.op, requantization(depthwise, graph)
@@ -140,7 +175,11 @@ def joint(builder: GraphBuilder, graph: Graph, nodes: list[Node]) -> tuple[Integ
         inputs += map(builder.constant, (found.bias, found.scale, differences(last[0], graph)))
         bounds.append((found.low, found.high))
     window = DepthwiseConv2D(op.stride, op.dilation, op.padding)
-    return IntegerInvertedConv2D(window, first.op.zero_point, tuple(bounds)), inputs
+    opening = None
+    if not _is_pointwise(first, graph):
+        size = graph.values[first.output].shape[1:3]
+        opening = FirstWindow((size[0], size[1]), first.op.stride, first.op.padding)
+    return IntegerInvertedConv2D(window, first.op.zero_point, tuple(bounds), opening), inputs
 
 
 def separable(builder: GraphBuilder, graph: Graph, nodes: list[Node]) -> tuple[IntegerSeparableConv2D, list[int]]:
