@@ -24,8 +24,6 @@ constexpr unsigned ROWS = (BY - 1) * STRIDE_Y + KERNEL_H;
 constexpr unsigned COLUMNS = ((BX < OUT_W ? BX : OUT_W) - 1) * STRIDE_X + KERNEL_W, LINE = (COLUMNS + 1) / 2 * 2;
 constexpr unsigned PLACES = ROWS * LINE, TILES = (PLACES + 15) / 16;  // tiles of 16 places
 constexpr unsigned EACH = (TILES + WARPS - 1) / WARPS;                // of a warp
-// Pixels of a strip by turns, pixels of a strip, and pairs of columns that a pixel reads.
-constexpr unsigned TURNS = STRIDE_X == 1 ? 2 : 1, STRIP = 8 * TURNS, PAIRS = STRIDE_X == 1 ? KERNEL_W / 2 + 1 : (KERNEL_W + 1) / 2;
 constexpr unsigned STRIPS = (BX + STRIP - 1) / STRIP, UNITS = STRIPS * (BY / TY), UNITS_EACH = (UNITS + WARPS - 1) / WARPS;
 constexpr unsigned READ = STRIPS * 16 + 2 * PAIRS - 2;  // columns that are read, perhaps behind the last one
 constexpr unsigned PLANE_PLACES = PLACES + (READ > LINE ? READ - LINE : 0) > TILES * 16 ? PLACES + READ - LINE : TILES * 16;
@@ -42,59 +40,11 @@ static_assert(ONE_MORE < 2 && (STEM_H * RUN_WORDS + ONE_MORE) * 4 <= DEPTH && ST
 constexpr unsigned CHUNK = VECTOR == 0 ? 4 : EXPANDS || VECTOR < 8 ? VECTOR : 8, RAW_BYTES = 0;
 #endif
 constexpr unsigned E_ALL = BUFFERS * E_BYTES > RAW_BYTES ? BUFFERS * E_BYTES : RAW_BYTES;
-// Which rows a depthwise product is of: see inverted.cu.
-constexpr unsigned TOGETHER = STRIDE_Y == 1 && TY % 4 == 0 ? 2 : 1, BETWEEN = TOGETHER == 2 ? 2 : STRIDE_Y;
-constexpr unsigned DOWN = KERNEL_H + TOGETHER - 1;  // rows that it begins with, and those that begin in the next one
 // Steps of the expansion whose weights stay in registers.
 constexpr unsigned HELD = STEPS <= 2 || (SLICES == 1 && STEPS * SIXTEENS <= 12) ? STEPS : 1;
-constexpr unsigned TAPS_ALL = KERNEL_H * TURNS * PAIRS, TAP_WORDS = (TAPS_ALL + 3) / 4;
 constexpr bool WINDOW_UNSIGNED = EXPANDS ? EXPANDED_POSITIVE : UNSIGNED;
-static_assert(BY % TY == 0 && TY % 2 == 0 && SLICE % 16 == 0 && EACH <= 32 && STRIDE_X <= 2, "block");
+static_assert(BY % TY == 0 && SLICE % 16 == 0 && EACH <= 32, "block");
 static_assert(X_BYTES + E_ALL == SHARED_BYTES, "the host reckons otherwise");
-
-INLINE constexpr unsigned product_of(unsigned row) { return TOGETHER == 2 ? row / 4 * 2 + row % 2 : row / 2; }
-INLINE constexpr unsigned half_of_rows(unsigned row) { return TOGETHER == 2 ? row / 2 % 2 : row % 2; }
-
-// The whole number nearest to (sum + bias) * scale, within limits, or what saturates to that. With `near` the sum has MAGIC
-// more, the bits of 1.5 * 2**23, and the bias, a float, that much less. Positive floats are their bits as multiples of the
-// least float, and negative ones negative numbers.
-constexpr int MAGIC = 0x4B400000;
-template <bool near, bool positive, int limits>
-INLINE int requantized(int sum, int bias, float scale, float low, float high, int offset) {
-  const float whole = near ? __fadd_rn(__int_as_float(sum), __int_as_float(bias)) : __int2float_rn(sum + bias);
-  float scaled = __fmul_rn(whole, scale);
-  if (limits > 0) scaled = fminf(scaled, high);
-  if (limits > 1) scaled = fmaxf(scaled, low);
-  if (positive) return __float_as_int(__fmul_rn(scaled, __int_as_float(1)));
-  return __float_as_int(__fadd_rn(scaled, __int_as_float(MAGIC))) - (MAGIC - offset);
-}
-#define ONE_BYTE(WHICH, n) \
-  requantized<WHICH##_NEAR, WHICH##_POSITIVE, WHICH##_LIMITS>(v.n, bias.n, scale.n, WHICH##_LOW, WHICH##_HIGH, WHICH##_OFFSET)
-#define TO_BYTES(name, WHICH) \
-  INLINE unsigned name(int4 v, int4 bias, float4 scale) { \
-    const int x = ONE_BYTE(WHICH, x), y = ONE_BYTE(WHICH, y), z = ONE_BYTE(WHICH, z), w = ONE_BYTE(WHICH, w); \
-    return WHICH##_POSITIVE ? pack_u8(x, y, z, w) : pack_i8(x, y, z, w); \
-  }
-// Four numbers that the compiler keeps, not knowing that they are all the same.
-INLINE int4 kept_quad(int n) {
-  int4 v = {n, n, n, n};
-#ifdef __CUDA_ARCH__
-  asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
-#endif
-  return v;
-}
-INLINE unsigned kept(unsigned n) {
-#ifdef __CUDA_ARCH__
-  asm volatile("" : "+r"(n));
-#endif
-  return n;
-}
-#if EXPANDS
-TO_BYTES(expanded_bytes, EXPANDED)
-#endif
-#if PROJECTS
-TO_BYTES(middle_bytes, MIDDLE)
-#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict__ middle_bias
@@ -265,13 +215,8 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
   copy_places(part * SLICES * SLICE, SLICE / CHUNK, 0);
 #endif
 #endif
-  // A lane has one of its four bytes of a pair of columns, or none: what takes this from each byte of a word.
   unsigned selectors[4];
-#pragma unroll
-  for (unsigned tap = 0; tap < 4; tap++) {
-    const unsigned at = g % 4 * 4;
-    selectors[tap] = kept(q % 2 == g / 4 ? (0x4444u & ~(4u << at)) | tap << at : 0x4444u);
-  }
+  select_taps(selectors, lane);
   // What sums begin with.
   const int4 expanded_begin = EXPANDED_NEAR ? kept_quad(MAGIC) : int4{}, middle_begin = MIDDLE_NEAR ? kept_quad(MAGIC) : int4{};
 #if PROJECTS
@@ -293,30 +238,9 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
       const unsigned t = warp + i * WARPS;
       if (TILES % WARPS != 0 && t >= TILES) break;
       int sums[SIXTEENS][2][4];
-      const unsigned from = (t * 16 + lane % 16) * X_PITCH;
-#pragma unroll
-      for (unsigned k = 0; k < STEPS; k++) {
-        unsigned left[4];
-        const bool whole = k * 32 + 32 <= DEPTH;
-        if (whole)
-          load_matrices(left, from + lane / 16 * 16 + k * 32);
-        else
-          load_two_matrices(left, from + k * 32);
-#pragma unroll
-        for (unsigned n = 0; n < SIXTEENS; n++) {
-          const uint4 right = k < HELD ? held[k < HELD ? k : 0][n] : factors[(k * SIXTEENS + n) * 32];
-#pragma unroll
-          for (unsigned c = 0; c < 2; c++) {
-            int(&sum)[4] = sums[n][c];
-            const int4 before = k > 0 ? int4{sum[0], sum[1], sum[2], sum[3]} : expanded_begin;
-            const unsigned b0 = c ? right.z : right.x, b1 = c ? right.w : right.y;
-            if (whole)
-              multiply_bytes_onto<UNSIGNED>(sum, before, left, b0, b1);
-            else
-              multiply_half_onto<UNSIGNED>(sum, before, left[0], left[1], b0);
-          }
-        }
-      }
+      expand<DEPTH>(sums, (t * 16 + lane % 16) * X_PITCH, lane, expanded_begin, [&](unsigned k, unsigned n) {
+        return k < HELD ? held[k < HELD ? k : 0][n] : factors[(k * SIXTEENS + n) * 32];
+      });
       const unsigned to = e0 + q / 2 * PLANE + (t * 16 + g) * 8 + q % 2 * 4;
 #pragma unroll
       for (unsigned h = 0; h < 2; h++) {
@@ -344,11 +268,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
     for (unsigned group = 0; group < SIXTEENS; group++) {
       const unsigned sixteen = slice * SIXTEENS + group;
       unsigned weights[2][TAPS_ALL];
-#pragma unroll
-      for (unsigned c = 0; c < 2; c++)
-#pragma unroll
-        for (unsigned tap = 0; tap < TAPS_ALL; tap++)
-          weights[c][tap] = __byte_perm(words[c][tap / 4], 0, selectors[tap % 4]);
+      spread_taps(weights, words, selectors);
       const int4 more = middle_biases;
 #if PROJECTS
       const float4 scaling = middle_scales;
@@ -368,39 +288,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
         const unsigned row = band * STRIDE_Y + lane / 8 % 2 * BETWEEN;
         const unsigned from = e0 + (row * (LINE / 2) + strip * 8 + lane % 8) * 16 + group * 2 * PLANE;
         int sums[TY / 2][TURNS][2][4];
-#pragma unroll
-        for (unsigned first = 0; first < TY / 2; first += TOGETHER)
-#pragma unroll
-          for (unsigned c = 0; c < 2; c++) {
-            unsigned inputs[DOWN][PAIRS + 1][4];  // of each second pair of columns: that pair and the next one, of two rows
-#pragma unroll
-            for (unsigned t = 0; t < DOWN; t++)
-#pragma unroll
-              for (unsigned p = 0; p < PAIRS; p += 2) {
-                const unsigned at = from + ((2 * first * STRIDE_Y + t) * (LINE / 2) + p) * 16 + c * PLANE;
-                if (p + 1 < PAIRS)
-                  load_matrices(inputs[t][p], at + lane / 16 * 16);
-                else
-                  load_two_matrices(inputs[t][p], at);
-              }
-#pragma unroll
-            for (unsigned ky = 0; ky < KERNEL_H; ky++)
-#pragma unroll
-              for (unsigned p = 0; p < PAIRS; p += 2)
-#pragma unroll
-                for (unsigned i = 0; i < TOGETHER; i++)
-#pragma unroll
-                  for (unsigned w = 0; w < TURNS; w++) {
-                    const unsigned tap = (ky * TURNS + w) * PAIRS + p;
-                    int(&sum)[4] = sums[first + i][w][c];
-                    const int4 before = ky + p > 0 ? int4{sum[0], sum[1], sum[2], sum[3]} : middle_begin;
-                    const unsigned(&four)[4] = inputs[ky + i][p];
-                    if (p + 1 < PAIRS)
-                      multiply_bytes_onto<WINDOW_UNSIGNED>(sum, before, four, weights[c][tap], weights[c][tap + 1]);
-                    else
-                      multiply_half_onto<WINDOW_UNSIGNED>(sum, before, four[0], four[1], weights[c][tap]);
-                  }
-          }
+        multiply_window<LINE, PLANE, WINDOW_UNSIGNED>(sums, from, weights, middle_begin);
 #pragma unroll
         for (unsigned w = 0; w < TURNS; w++) {
 #if PROJECTS

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.functions import packing
-from litegpu.gpu.backends.cuda.kernels.byte_inverted_cost import ByteInvertedBlock, ranked
+from litegpu.gpu.backends.cuda.kernels.byte_inverted_cost import ByteInvertedBlock, cost, ranked
 from litegpu.gpu.backends.cuda.kernels.inverted import in_order, padded, reordered
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape, StemShape
 from litegpu.gpu.backends.cuda.kernels.layer import NARROW, Layer
@@ -197,7 +197,7 @@ def launch(ctx: KernelContext, layer: ByteInvertedLayer, block: ByteInvertedBloc
         }  # fmt: skip
 
     expansion, middle = layer.expansion, layer.middle
-    order = _natural() if expansion else _in_planes()
+    order = natural() if expansion else in_planes()
 
     def channelwise(data: np.ndarray, order: np.ndarray) -> np.ndarray:
         whole = np.zeros(wide, data.dtype)
@@ -205,16 +205,16 @@ def launch(ctx: KernelContext, layer: ByteInvertedLayer, block: ByteInvertedBloc
         return reordered(whole, 0, order)
 
     operands: Operands = {
-        "x": view, "taps": _tap_words(window, wide, expansion is not None),
+        "x": view, "taps": tap_words(window, wide, expansion is not None),
         "middle_bias": channelwise(middle.begun() if middle else layer.correction, order),
     }  # fmt: skip
     if expansion is not None:
         constants |= expansion.settings("EXPANDED")
         rows = padded(expansion.weights, wide, -(-shape.depth // 32) * 32)
         operands |= {
-            "expansion": _factors(reordered(rows, 0, _expanded()), block.slice, 2),
-            "bias": channelwise(expansion.begun(), _stored()),
-            "scale": channelwise(expansion.scale.astype(np.float32), _stored()),
+            "expansion": factors(reordered(rows, 0, expanded()), block.slice, 2),
+            "bias": channelwise(expansion.begun(), stored()),
+            "scale": channelwise(expansion.scale.astype(np.float32), stored()),
         }
     if middle is not None and layer.projection is not None:
         constants |= middle.settings("MIDDLE")
@@ -222,11 +222,11 @@ def launch(ctx: KernelContext, layer: ByteInvertedLayer, block: ByteInvertedBloc
         rows = in_order(reordered(padded(layer.projection, columns, wide), 1, order), 0)
         operands |= {
             "middle_scale": channelwise(middle.scale.astype(np.float32), order),
-            "projection": _factors(rows, columns, 1),
+            "projection": factors(rows, columns, 1),
             "corrections": np.concatenate([layer.correction, np.zeros(columns - len(layer.correction), np.int32)]),
         }
     return native_launch(
-        ctx, "byte_inverted_convolution", ("device.cu", "diagonal_bytes.cu", "byte_inverted.cu"), constants, operands,
+        ctx, "byte_inverted_convolution", ("device.cu", "diagonal_bytes.cu", "byte_stages.cu", "byte_inverted.cu"), constants, operands,
         label="inverted_conv_2d", workgroup=(32 * block.warps, 1, 1),
         dispatch=(batch * down * across * block.parts, 1, 1), shared_bytes=block.shared_bytes(shape),
         variant=str(block), needed=(packing("s8"), packing("u8")),
@@ -238,32 +238,32 @@ def _int32(numbers: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def _natural() -> np.ndarray:
+def natural() -> np.ndarray:
     """Of 16 channels, the one at each place: see byte_inverted.cu. As a lane has those that were expanded."""
     return np.arange(16)
 
 
 @functools.cache
-def _in_planes() -> np.ndarray:
+def in_planes() -> np.ndarray:
     """As it has those that were not."""
     lane, plane, i = np.ogrid[:4, :2, :2]
     return np.asarray(8 * plane + 2 * lane + i).reshape(16)
 
 
 @functools.cache
-def _expanded() -> np.ndarray:
+def expanded() -> np.ndarray:
     """As columns of two products, from which a lane takes four that follow one another in a plane."""
     product, plane, half, i = np.ogrid[:2, :2, :2, :2]
     return np.asarray(8 * half + 4 * product + 2 * plane + i).reshape(16)
 
 
 @functools.cache
-def _stored() -> np.ndarray:
+def stored() -> np.ndarray:
     """As a lane has these."""
-    return np.ascontiguousarray(_expanded().reshape(2, 4, 2).swapaxes(0, 1)).reshape(16)
+    return np.ascontiguousarray(expanded().reshape(2, 4, 2).swapaxes(0, 1)).reshape(16)
 
 
-def _factors(matrix: np.ndarray, columns: int, halves: int) -> np.ndarray:
+def factors(matrix: np.ndarray, columns: int, halves: int) -> np.ndarray:
     """[outputs, depth] as lanes hold it, the right factor of products of 16 x 8 x 16 times `halves`: [slice of
     `columns` outputs, step of the depth, 16 outputs, lane, eight of these, half, 4]."""
     slices, steps = matrix.shape[0] // columns, matrix.shape[1] // (16 * halves)
@@ -272,7 +272,7 @@ def _factors(matrix: np.ndarray, columns: int, halves: int) -> np.ndarray:
     return np.ascontiguousarray(parts.transpose(0, 4, 1, 3, 6, 2, 5, 7)).reshape(-1)
 
 
-def _tap_words(window: Layer, wide: int, expanded: bool) -> np.ndarray:
+def tap_words(window: Layer, wide: int, expanded: bool) -> np.ndarray:
     """The weights as [eight of the kernel's channels, word, column of a pair, channel, byte of the word]; all bytes are
     [row of the window, turn, pair of columns]."""
     _, kh, kw, channels = window.weights.shape

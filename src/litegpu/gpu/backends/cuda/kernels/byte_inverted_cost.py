@@ -42,7 +42,7 @@ class ByteInvertedBlock(InvertedBlock):
 
     def shared_bytes(self, shape: InvertedShape) -> int:
         places, (lines, line) = self.tiles(shape) * 16, self._lines(shape)
-        _, pairs = _pairs(shape)
+        _, pairs = strips(shape)
         read = -(-self.x // self.strip(shape)) * 16 + 2 * pairs - 2
         plane = (max(places, lines * line + max(0, read - line)) + 7) // 16 * 128 + 64
         pitch = shape.depth + (0 if shape.depth // 16 % 2 else 16)
@@ -61,7 +61,7 @@ class ByteInvertedBlock(InvertedBlock):
 
     def registers(self, shape: InvertedShape) -> int:
         kh, sixteens, steps = shape.window[0], self.slice // 16, -(-shape.depth // 32)
-        turns, pairs = _pairs(shape)
+        turns, pairs = strips(shape)
         kept = -(-self.units(shape) // self.warps) * self.rows // 2 * turns * shape.out_tiles * 4
         expanding = sixteens * (8 + 8) + (steps if steps <= 2 else 1) * sixteens * 4 + 8
         window = 4 * self.rows * turns + 4 * (kh + 1) * -(-pairs // 2) + 2 * kh * turns * pairs + shape.out_tiles
@@ -97,7 +97,7 @@ def cost(shape: InvertedShape, block: ByteInvertedBlock, units: int) -> float:
     # of a warp: tiles that it expands, and units of 16 channels
     expanded = -(-tiles // block.warps) * slices if steps else 0
     unit = -(-block.units(shape) // block.warps) * slices * sixteens
-    turns, pairs = _pairs(shape)
+    turns, pairs = strips(shape)
     lines, products = block.rows * turns, block.rows * turns * kh * -(-pairs // 2)
     projected = block.rows // 2 * turns * shape.out_tiles
     loads = unit * 2 * ((block.rows - 1) * down + kh)
@@ -123,7 +123,7 @@ def cost(shape: InvertedShape, block: ByteInvertedBlock, units: int) -> float:
     return float(1.5 + (computing**3 + moved**3) ** (1 / 3))
 
 
-def _pairs(shape: InvertedShape) -> tuple[int, int]:
+def strips(shape: InvertedShape) -> tuple[int, int]:
     """Turns in which pixels of a strip are computed, and pairs of columns that each reads."""
     kw = shape.window[1]
     return (2, kw // 2 + 1) if shape.stride[1] == 1 else (1, (kw + 1) // 2)
