@@ -200,13 +200,14 @@ def _integer_inverted(op: IntegerInvertedConv2D, inputs: list[Array], shape: Sha
     sums = depthwise(op.depthwise, expanded, taps, (*shape[:3], weights.shape[0]))
     if not projection:
         return sums
-    return conv2d(Conv2D(), _requantized(sums, projection[0], projection[1], op.bounds[1]), projection[2], shape)
+    middle = _requantized(sums, projection[0], projection[1], op.bounds[1])
+    return integer_conv2d(IntegerConv2D(), middle, projection[2], shape)
 
 
 def _integer_separable(op: IntegerSeparableConv2D, inputs: list[Array], shape: Shape) -> Array:
     x, taps, bias, scale, weights = inputs
     sums = depthwise(op.depthwise, x - np.float32(op.zero_point), taps, (*shape[:3], x.shape[3]))
-    return conv2d(Conv2D(), _requantized(sums, bias, scale, op.bounds), weights, shape)
+    return integer_conv2d(IntegerConv2D(), _requantized(sums, bias, scale, op.bounds), weights, shape)
 
 
 def _requantized(sums: Array, bias: Array, scale: Array, bounds: tuple[float, float]) -> Array:

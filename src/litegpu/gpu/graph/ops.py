@@ -152,7 +152,7 @@ class IntegerInvertedConv2D:
     another one. All constants are FLOAT32, and but for the scales whole numbers. What is expanded is the whole number
     nearest to (sum + bias) * scale within bounds[0], the sum being of (x - zero_point) * weights; the depthwise sums of
     that are the result, or with bounds[1] treated likewise, and the result INT32 sums of those with the last weights.
-    No sum reaches 2**24."""
+    None of the others reaches 2**24."""
 
     depthwise: DepthwiseConv2D
     zero_point: int

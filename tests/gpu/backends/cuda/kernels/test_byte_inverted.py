@@ -168,8 +168,9 @@ def test_joined_only_what_the_kernel_computes() -> None:
     assert joined(whole_network((1, 5, 6, 8), 32, op)[0]) == ["IntegerInvertedConv2D"]
     apart = ["IntegerConv2D", "IntegerDepthwiseConv2D", "IntegerConv2D"]
     assert joined(whole_network((1, 5, 6, 8), 32, op, outputs=16)[0], Features()) == apart
-    wide, _ = whole_network((1, 3, 3, 8), 2000, op, outputs=4)  # 2000 * 64 * 155: past what float32 holds
-    assert joined(wide) == ["IntegerInvertedConv2D", "IntegerConv2D"]
+    wide, _ = whole_network((1, 3, 3, 8), 2000, op, outputs=4)  # 2000 * 64 * 155: past what float32 holds, not int32
+    assert joined(wide) == ["IntegerInvertedConv2D"]
+    assert joined(whole_network((1, 3, 3, 8), 60000, op, outputs=4)[0]) == ["IntegerInvertedConv2D", "IntegerConv2D"]
     biased, _ = whole_network((1, 3, 3, 8), 32, op)
     values = dict(biased.values)
     bias = values[biased.nodes[0].operands[0]]

@@ -25,6 +25,8 @@ from litegpu.gpu.graph import (
 
 #: Below 2**24 float32 holds every whole number; one bit to spare.
 MOST_SUM = 1 << 23
+#: And int32, which the result's sums are, with what makes them such of bytes less a zero point.
+MOST_INTEGER = 1 << 29
 #: From column to column, as far as the kernel reads pairs of these.
 MOST_STRIDE = 2
 #: The difference of two bytes at most.
@@ -157,7 +159,7 @@ def projects(depthwise: Node, last: Node, graph: Graph) -> bool:
         and last.inputs[0] == depthwise.output
         and depthwise.output not in (*last.operands, *graph.outputs)
         and _is_exact(depthwise, graph, MOST_DIFFERENCE, found.bias)
-        and _is_exact(last, graph, found.most, np.zeros(1))
+        and _is_exact(last, graph, found.most, np.zeros(1), MOST_INTEGER)
     )
 
 
@@ -211,8 +213,9 @@ def _is_pointwise(node: Node, graph: Graph) -> bool:
     return (op.stride, op.padding, op.groups) == ((1, 1), (0, 0), 1)
 
 
-def _is_exact(node: Node, graph: Graph, most: float, bias: np.ndarray) -> bool:
-    """Whether sums with inputs up to `most` are whole numbers that float32 holds, and weights such that bytes do."""
+def _is_exact(node: Node, graph: Graph, most: float, bias: np.ndarray, most_sum: float = MOST_SUM) -> bool:
+    """Whether sums with inputs up to `most` are below `most_sum`, by default whole numbers that float32 holds, and weights
+    such that bytes do."""
     if graph.values[node.inputs[1]].data is None:
         return False
     signed = differences(node, graph)
@@ -220,4 +223,4 @@ def _is_exact(node: Node, graph: Graph, most: float, bias: np.ndarray) -> bool:
     axes = (1, 2) if isinstance(node.op, IntegerDepthwiseConv2D) else (1, 2, 3)
     sums = weights.sum(axes, dtype=np.float64)
     largest = float(np.max(sums, initial=0.0)) * most + float(np.max(np.abs(bias), initial=0.0))
-    return math.isfinite(largest) and largest < MOST_SUM and bool(np.all((signed >= -128) & (signed <= 127)))
+    return math.isfinite(largest) and largest < most_sum and bool(np.all((signed >= -128) & (signed <= 127)))
