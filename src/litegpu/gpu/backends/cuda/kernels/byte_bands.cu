@@ -107,7 +107,6 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
   }
   unsigned selectors[4];
   select_taps(selectors, lane);
-  const int4 expanded_begin = EXPANDED_NEAR ? kept_quad(MAGIC) : int4{}, middle_begin = MIDDLE_NEAR ? kept_quad(MAGIC) : int4{};
   copies_wait<1>();
   __syncthreads();
 
@@ -115,11 +114,13 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
   for (unsigned group = warp; group < GROUPS; group += WARPS) {
     const unsigned sixteen = part * GROUPS + group;
     fetch_taps(sixteen);
+    int4 begin[1][2], middle_begin[2];
+    begin_stage<EXPANDED_NEAR, EXPANDED_FUSED>(begin[0], biases, scales);
 #pragma unroll
     for (unsigned t = 0; t < TILES; t++) {
       if (t * 16 >= count) break;
       int sums[1][2][4];
-      expand<DEPTH>(sums, (t * 16 + lane % 16) * X_PITCH, lane, expanded_begin, [&](unsigned k, unsigned) { return held[k]; });
+      expand<DEPTH>(sums, (t * 16 + lane % 16) * X_PITCH, lane, begin, [&](unsigned k, unsigned) { return held[k]; });
       const unsigned to = own + q / 2 * PLANE + q % 2 * 4;
 #pragma unroll
       for (unsigned h = 0; h < 2; h++) {
@@ -133,6 +134,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
     __syncwarp();
     unsigned weights[2][TAPS_ALL];
     spread_taps(weights, words, selectors);
+    begin_stage<MIDDLE_NEAR, MIDDLE_FUSED>(middle_begin, middle_biases, middle_scales);
 #pragma unroll 1
     for (unsigned unit = 0; unit < UNITS; unit++) {
       const unsigned strip = unit % STRIPS, top = unit / STRIPS * UNIT_ROWS + (FOLD == 2 ? lane % 8 / 4 * TY : 0);

@@ -77,6 +77,7 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
 #if EXPANDS
   int4 biases[SIXTEENS];
   float4 scales[SIXTEENS];
+  int4 begins[SIXTEENS][2];
   uint4 held[HELD][SIXTEENS];  // of a shallow product, for all tiles
   auto fetch_slice = [&](unsigned slice) {
 #pragma unroll
@@ -217,8 +218,6 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
 #endif
   unsigned selectors[4];
   select_taps(selectors, lane);
-  // What sums begin with.
-  const int4 expanded_begin = EXPANDED_NEAR ? kept_quad(MAGIC) : int4{}, middle_begin = MIDDLE_NEAR ? kept_quad(MAGIC) : int4{};
 #if PROJECTS
   int totals[UNITS_EACH][TY / 2][TURNS][OUT_TILES][4] = {};
 #endif
@@ -232,13 +231,15 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
     const unsigned slice = part * SLICES + s, e0 = X_BYTES + s % BUFFERS * E_BYTES;
 #if EXPANDS
     if (s > 0) fetch_slice(slice);
+#pragma unroll
+    for (unsigned n = 0; n < SIXTEENS; n++) begin_stage<EXPANDED_NEAR, EXPANDED_FUSED>(begins[n], biases[n], scales[n]);
     const uint4* const factors = expansion + slice * (STEPS * SIXTEENS * 32) + lane;
 #pragma unroll 2
     for (unsigned i = 0; i < EACH; i++) {
       const unsigned t = warp + i * WARPS;
       if (TILES % WARPS != 0 && t >= TILES) break;
       int sums[SIXTEENS][2][4];
-      expand<DEPTH>(sums, (t * 16 + lane % 16) * X_PITCH, lane, expanded_begin, [&](unsigned k, unsigned n) {
+      expand<DEPTH>(sums, (t * 16 + lane % 16) * X_PITCH, lane, begins, [&](unsigned k, unsigned n) {
         return k < HELD ? held[k < HELD ? k : 0][n] : factors[(k * SIXTEENS + n) * 32];
       });
       const unsigned to = e0 + q / 2 * PLANE + (t * 16 + g) * 8 + q % 2 * 4;
@@ -269,9 +270,10 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
       const unsigned sixteen = slice * SIXTEENS + group;
       unsigned weights[2][TAPS_ALL];
       spread_taps(weights, words, selectors);
-      const int4 more = middle_biases;
+      int4 more = middle_biases, middle_begin[2] = {};
 #if PROJECTS
       const float4 scaling = middle_scales;
+      begin_stage<MIDDLE_NEAR, MIDDLE_FUSED>(middle_begin, more, scaling);
 #endif
       if (group + 1 < SIXTEENS) fetch_taps(sixteen + 1);
 #if PROJECTS

@@ -22,8 +22,10 @@ from litegpu.gpu.view import View
 
 #: The last bits of it as a float are a whole number that was added to it; and numbers for which that is so.
 MAGIC, NEAR = 12582912.0, 1 << 22
+#: The bits of 2**23 as a float, which end in whole numbers from zero on that are added.
+FUSED = 0x4B000000
 #: Settings of stages that there are not.
-NONE = {"NEAR": 0, "POSITIVE": 0}
+NONE = {"NEAR": 0, "FUSED": 0, "POSITIVE": 0}
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,13 +71,20 @@ class Stage:
             return 2
         return int(round(self.high) - round(self.low) < 255)
 
+    @property
+    def fused(self) -> bool:
+        """Whether one instruction takes off what sums begin with and scales them: see byte_stages.cu."""
+        return self.near and self.positive and bool(np.all(self.scale >= 0))
+
     def begun(self) -> np.ndarray:
-        """int32: what is added to sums, or if they are `near` the bits of a float."""
+        """int32: what is added to sums; if they are `near` the bits of a float, or if `fused` what they begin with."""
+        if self.fused:
+            return _int32(self._more() + FUSED)
         return (self._more() - MAGIC).astype(np.float32).view(np.int32) if self.near else _int32(self._more())
 
     def settings(self, name: str) -> dict[str, int | str]:
         return {
-            f"{name}_NEAR": int(self.near), f"{name}_POSITIVE": int(self.positive), f"{name}_LIMITS": self.limits,
+            f"{name}_NEAR": int(self.near), f"{name}_FUSED": int(self.fused), f"{name}_POSITIVE": int(self.positive), f"{name}_LIMITS": self.limits,
             f"{name}_LOW": f"{self.low!r}f", f"{name}_HIGH": f"{self.high!r}f", f"{name}_OFFSET": f"({self.offset})",
         }  # fmt: skip
 

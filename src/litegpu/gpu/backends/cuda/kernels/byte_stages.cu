@@ -19,29 +19,47 @@ INLINE constexpr unsigned half_of_rows(unsigned row) { return TOGETHER == 2 ? ro
 // more, the bits of 1.5 * 2**23, and the bias, a float, that much less. Positive floats are their bits as multiples of the
 // least float, and negative ones negative numbers.
 constexpr int MAGIC = 0x4B400000;
-template <bool near, bool positive, int limits>
+// Of numbers from zero on, `fused`, sums begin with their bias and the bits of 2**23: times the scale, less 2**23 times the
+// scale, which is exact, that is the product, rounded once. Where the sum is below zero it is half of that, and below zero.
+template <bool near, bool fused, bool positive, int limits>
 INLINE int requantized(int sum, int bias, float scale, float low, float high, int offset) {
-  const float whole = near ? __fadd_rn(__int_as_float(sum), __int_as_float(bias)) : __int2float_rn(sum + bias);
-  float scaled = __fmul_rn(whole, scale);
+  float scaled = 0;
+  if (fused) {
+    scaled = fmaf(__int_as_float(sum), scale, __int_as_float(bias));
+  } else {
+    const float whole = near ? __fadd_rn(__int_as_float(sum), __int_as_float(bias)) : __int2float_rn(sum + bias);
+    scaled = __fmul_rn(whole, scale);
+  }
   if (limits > 0) scaled = fminf(scaled, high);
   if (limits > 1) scaled = fmaxf(scaled, low);
   if (positive) return __float_as_int(__fmul_rn(scaled, __int_as_float(1)));
   return __float_as_int(__fadd_rn(scaled, __int_as_float(MAGIC))) - (MAGIC - offset);
 }
 #define ONE_BYTE(WHICH, n) \
-  requantized<WHICH##_NEAR, WHICH##_POSITIVE, WHICH##_LIMITS>(v.n, bias.n, scale.n, WHICH##_LOW, WHICH##_HIGH, WHICH##_OFFSET)
+  requantized<WHICH##_NEAR, WHICH##_FUSED, WHICH##_POSITIVE, WHICH##_LIMITS>(v.n, bias.n, scale.n, WHICH##_LOW, WHICH##_HIGH, WHICH##_OFFSET)
 #define TO_BYTES(name, WHICH) \
   INLINE unsigned name(int4 v, int4 bias, float4 scale) { \
     const int x = ONE_BYTE(WHICH, x), y = ONE_BYTE(WHICH, y), z = ONE_BYTE(WHICH, z), w = ONE_BYTE(WHICH, w); \
     return WHICH##_POSITIVE ? pack_u8(x, y, z, w) : pack_i8(x, y, z, w); \
   }
-// Four numbers that the compiler keeps, not knowing that they are all the same.
-INLINE int4 kept_quad(int n) {
-  int4 v = {n, n, n, n};
+// Two numbers twice, which the compiler keeps, not knowing that they are the same.
+INLINE int4 kept_pairs(int n, int m) {
+  int4 v = {n, m, n, m};
 #ifdef __CUDA_ARCH__
   asm volatile("" : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w));
 #endif
   return v;
+}
+// What sums of four channels begin with, those of the two products; and what is to be done with them takes the place of the
+// bias.
+template <bool near, bool fused> INLINE void begin_stage(int4 (&begin)[2], int4& bias, float4 scale) {
+  if (fused) {
+    begin[0] = kept_pairs(bias.x, bias.y), begin[1] = kept_pairs(bias.z, bias.w);
+    bias = int4{__float_as_int(scale.x * -8388608.0f), __float_as_int(scale.y * -8388608.0f),
+                __float_as_int(scale.z * -8388608.0f), __float_as_int(scale.w * -8388608.0f)};
+  } else {
+    begin[0] = begin[1] = near ? kept_pairs(MAGIC, MAGIC) : int4{};
+  }
 }
 INLINE unsigned kept(unsigned n) {
 #ifdef __CUDA_ARCH__
@@ -57,9 +75,9 @@ TO_BYTES(middle_bytes, MIDDLE)
 #endif
 
 // d: 16 places and 16 channels for each of its first index. `from`: where this lane's row of the left factor begins; `right`
-// gives the weights of a step and of 16 channels.
+// gives the weights of a step and of 16 channels, `begin` what sums begin with.
 template <unsigned depth, unsigned sixteens, class Right>
-INLINE void expand(int (&d)[sixteens][2][4], unsigned from, unsigned lane, int4 begin, Right right) {
+INLINE void expand(int (&d)[sixteens][2][4], unsigned from, unsigned lane, const int4 (&begin)[sixteens][2], Right right) {
 #pragma unroll
   for (unsigned k = 0; k * 32 < depth; k++) {
     unsigned left[4];
@@ -74,7 +92,7 @@ INLINE void expand(int (&d)[sixteens][2][4], unsigned from, unsigned lane, int4 
 #pragma unroll
       for (unsigned c = 0; c < 2; c++) {
         int(&sum)[4] = d[n][c];
-        const int4 before = k > 0 ? int4{sum[0], sum[1], sum[2], sum[3]} : begin;
+        const int4 before = k > 0 ? int4{sum[0], sum[1], sum[2], sum[3]} : begin[n][c];
         const unsigned b0 = c ? factors.z : factors.x, b1 = c ? factors.w : factors.y;
         if (whole)
           multiply_bytes_onto<UNSIGNED>(sum, before, left, b0, b1);
@@ -103,7 +121,8 @@ INLINE void spread_taps(unsigned (&weights)[2][TAPS_ALL], const unsigned (&words
 // Sums of TY rows of a strip, of 16 channels, from planes with lines of `line` places. `from`: where this lane's first row of a
 // matrix begins.
 template <unsigned line, unsigned plane, bool is_unsigned>
-INLINE void multiply_window(int (&sums)[TY / 2][TURNS][2][4], unsigned from, const unsigned (&weights)[2][TAPS_ALL], int4 begin) {
+INLINE void multiply_window(int (&sums)[TY / 2][TURNS][2][4], unsigned from, const unsigned (&weights)[2][TAPS_ALL],
+                            const int4 (&begin)[2]) {
   const unsigned lane = threadIdx.x % 32;
 #pragma unroll
   for (unsigned first = 0; first < TY / 2; first += TOGETHER)
@@ -130,7 +149,7 @@ INLINE void multiply_window(int (&sums)[TY / 2][TURNS][2][4], unsigned from, con
             for (unsigned w = 0; w < TURNS; w++) {
               const unsigned tap = (ky * TURNS + w) * PAIRS + p;
               int(&sum)[4] = sums[first + i][w][c];
-              const int4 before = ky + p > 0 ? int4{sum[0], sum[1], sum[2], sum[3]} : begin;
+              const int4 before = ky + p > 0 ? int4{sum[0], sum[1], sum[2], sum[3]} : begin[c];
               const unsigned(&four)[4] = inputs[ky + i][p];
               if (p + 1 < PAIRS)
                 multiply_bytes_onto<is_unsigned>(sum, before, four, weights[c][tap], weights[c][tap + 1]);
