@@ -7,7 +7,6 @@ from collections.abc import Callable
 from litegpu.gpu import graph
 from litegpu.gpu.backends.cuda.kernels import (
     attention,
-    byte_bands,
     byte_inverted,
     convolution,
     depthwise,
@@ -54,7 +53,7 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.DepthwiseConv2D: depthwise.build,
     graph.IntegerConv2D: integer.build,
     graph.IntegerDepthwiseConv2D: depthwise.build,
-    graph.IntegerInvertedConv2D: byte_bands.build,
+    graph.IntegerInvertedConv2D: byte_inverted.build,
     graph.IntegerSeparableConv2D: byte_inverted.build,
     graph.IntegerSoftmax: softmax.build,
     graph.InvertedConv2D: inverted.build,

@@ -22,6 +22,8 @@ from litegpu.gpu.backends.cuda.kernels.tile import (
 
 #: Of a quarter of a multiprocessor; and of a thread, so that warps enough are there.
 REGISTERS, MOST_REGISTERS = 1 << 14, 196
+#: Of a workgroup that begins with a first layer.
+STEM_WARPS, STEM_TILES = 5, 28
 
 
 class ByteInvertedBlock(InvertedBlock):
@@ -82,12 +84,14 @@ def ranked(shape: InvertedShape, capability: int, units: int) -> tuple[ByteInver
 
 
 def _fits(block: ByteInvertedBlock, shape: InvertedShape) -> bool:
-    return block.registers(shape) <= MOST_REGISTERS and fits(block, shape)
+    """A first layer's steps wait for one another, so that only small workgroups, several at a time, are any good."""
+    small = shape.stem is None or (block.warps <= STEM_WARPS and block.tiles(shape) <= STEM_TILES)
+    return small and block.registers(shape) <= MOST_REGISTERS and fits(block, shape)
 
 
 def cost(shape: InvertedShape, block: ByteInvertedBlock, units: int) -> float:
-    """Estimated microseconds on a device of `units` multiprocessors, as inverted_cost.cost() has it. (Fitted to 156
-    measurements of six layers on an H200: the first choice takes 1% longer than the best one on average.)"""
+    """Estimated microseconds on a device of `units` multiprocessors, as inverted_cost.cost() has it. (Fitted to 400
+    measurements of ten layers on an H200: the first choice takes 3% longer than the best one on average.)"""
     units = units or USUAL_UNITS
     (kh, kw), down = shape.window, shape.stride[0]
     out_h, out_w = shape.out_size
@@ -101,21 +105,21 @@ def cost(shape: InvertedShape, block: ByteInvertedBlock, units: int) -> float:
     lines, products = block.rows * turns, block.rows * turns * kh * -(-pairs // 2)
     projected = block.rows // 2 * turns * shape.out_tiles
     loads = unit * 2 * ((block.rows - 1) * down + kh)
-    issued: float = expanded * (math.ceil(steps) * (1 + 2 * sixteens) + sixteens * 40.2)
-    issued += 0 if steps else tiles * sixteens * slices * 34 / block.warps  # to copy what is not expanded
-    issued += loads + unit * (products + projected + lines * 33.9 + 8) + slices * sixteens * (2 * kh * kw + 10)
-    shared = 1.23 * (expanded * (steps * 4 + sixteens * 2) + loads * 4)
-    copied = tiles * shape.depth * 0.57
+    issued: float = expanded * (math.ceil(steps) * (1 + 2 * sixteens) + sixteens * 25)
+    issued += 0 if steps else tiles * sixteens * slices * 15 / block.warps  # to copy what is not expanded
+    issued += loads + unit * (products + projected + lines * 31.5 + 8) + slices * sixteens * (2 * kh * kw + 10)
+    shared = 3 * (expanded * (steps * 4 + sixteens * 2) + loads * 4)
+    alone = 1230 + expanded * (195 + sixteens * 57) + unit * 352
+    alone += slices * 600 * (0.5 if block.buffers > 1 and steps else 1) + (0 if steps else 66 * tiles)
+    copied = tiles * shape.depth * 1.2
     if shape.stem:
-        issued += tiles / block.warps / 2 * (25 + 14 * shape.stem.window[0])  # places of 32 threads, made of rows
-        copied = block.raw_bytes(shape) * 0.036
-    working = math.hypot(1.77 * issued, shared) * block.warps / 4 + copied
-    alone = 543 + expanded * (228 + sixteens * 49) + slices * 349 * (0.5 if block.buffers > 1 and steps else 1)
-    alone += 0 if steps else 66 * tiles
-    alone += 500 if shape.stem else 0
+        issued += 0.3 * tiles / block.warps / 2 * (25 + 14 * shape.stem.window[0])  # places of 32 threads, made of rows
+        alone += 3000 + 150 * tiles / block.warps
+        copied = block.raw_bytes(shape) / 160
+    working = math.hypot(1.99 * issued, shared) * block.warps / 4 + copied
     share = -(-groups // units)
     waves = max(1.0, groups / units / min(block.resident(shape), share))
-    computing = ((share * working) ** 2.35 + (waves * alone) ** 2.35) ** (1 / 2.35) / CYCLES
+    computing = ((share * working) ** 3.2 + (waves * alone) ** 3.2) ** (1 / 3.2) / CYCLES
     written = shape.outputs or shape.channels
     pixel = math.prod(shape.stem.stride) * shape.stem.pixel if shape.stem else shape.inputs or shape.channels
     read = math.prod(shape.size) * pixel * 1.2
