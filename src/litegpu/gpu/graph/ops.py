@@ -148,11 +148,11 @@ class FirstWindow:
 @dataclass(frozen=True)
 class IntegerInvertedConv2D:
     """inputs: x [B,H,W,I] of INT8 or UINT8, weights [E,1,1,I], bias and scale [1,1,1,E] of a 1x1 convolution, or of one
-    with another window, `first`, outside of which x is zero_point; depthwise weights [1,KH,KW,E]; and then perhaps, if the node projects, a bias and scale [1,1,1,E] and weights [O,1,1,E] of
-    another one. All constants are FLOAT32, and but for the scales whole numbers. What is expanded is the whole number
-    nearest to (sum + bias) * scale within bounds[0], the sum being of (x - zero_point) * weights; the depthwise sums of
-    that are the result, or with bounds[1] treated likewise, and the result INT32 sums of those with the last weights.
-    None of the others reaches 2**24."""
+    with another window, `first`, outside of which x is zero_point; depthwise weights [1,KH,KW,E]; and then perhaps, if
+    the node projects, a bias and scale [1,1,1,E] and weights [O,1,1,E] of another 1x1. All constants are FLOAT32, and
+    but for the scales whole numbers. What is expanded is the whole number nearest to (sum + bias) * scale within
+    bounds[0], the sum being of (x - zero_point) * weights; the depthwise sums of that are the result, or with bounds[1]
+    treated likewise, and the result INT32 sums of those with the last weights. None of the others reaches 2**24."""
 
     depthwise: DepthwiseConv2D
     zero_point: int

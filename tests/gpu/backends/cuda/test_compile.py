@@ -11,7 +11,7 @@ from typing import Any
 import cuda12
 import numpy as np
 import pytest
-from gpu.backends.cuda.kernels.test_byte_inverted import whole_network
+from byte_network import whole_network
 
 from litegpu.errors import DeviceError
 from litegpu.gpu.build import build_program
@@ -121,10 +121,12 @@ def either(request: pytest.FixtureRequest, nvrtc: Any, monkeypatch: pytest.Monke
 
 @functools.cache
 def _native_kernels(capability: int) -> dict[str, list[KernelCode]]:
-    """The different texts of every native kernel in the models of a generation, and in three graphs of their own."""
+    """The different texts of every native kernel in the models of a generation, and in four graphs of their own."""
     models, _ = GENERATIONS[capability]
     block, _ = whole_network((64, 112, 112, 16), 96, IntegerDepthwiseConv2D((2, 2), (1, 1), (1, 1)), outputs=24)
-    graphs = [_wide_convolution(), _bytes(), block]
+    window, first = IntegerDepthwiseConv2D(padding=(1, 1)), ((3, 3), (2, 2), (0, 0))
+    opening, _ = whole_network((64, 224, 224, 3), 32, window, outputs=16, first=first)
+    graphs = [_wide_convolution(), _bytes(), block, opening]
     for name, batch in models:
         graph = read_model(build_model(name, batch=batch)).main
         graphs.append(lower_partition(graph, graph.operators, graph.inputs, graph.outputs).graph)

@@ -14,17 +14,12 @@ from litegpu.gpu.backends.cuda.passes import inverted as passes
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import (
-    RESULT,
-    Apply,
     Arg,
     DType,
     Elementwise,
-    Expr,
     Graph,
     GraphBuilder,
-    IntegerConv2D,
     IntegerDepthwiseConv2D,
-    Literal,
     apply,
 )
 from litegpu.gpu.lang.features import Features
@@ -68,9 +63,12 @@ def test_inverted(device, shape, channels, outputs: int, stride, taps, dtype: DT
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8])
 @pytest.mark.parametrize("shape, first, channels, outputs, stride", [
-    ((2, 22, 32, 3), ((3, 3), (2, 2), (0, 0)), 32, 16, (1, 1)), ((1, 19, 24, 3), ((3, 3), (2, 2), (1, 1)), 16, 0, (2, 2)),
-    ((1, 9, 20, 3), ((3, 3), (1, 1), (1, 1)), 24, 12, (1, 1)), ((2, 13, 16, 4), ((2, 3), (2, 1), (1, 0)), 48, 24, (2, 2)),
-    ((1, 12, 12, 1), ((4, 4), (2, 3), (1, 1)), 20, 8, (1, 1)), ((3, 36, 28, 3), ((3, 3), (2, 2), (0, 0)), 40, 40, (1, 1)),
+    ((2, 22, 32, 3), ((3, 3), (2, 2), (0, 0)), 32, 16, (1, 1)),
+    ((1, 19, 24, 3), ((3, 3), (2, 2), (1, 1)), 16, 0, (2, 2)),
+    ((1, 9, 20, 3), ((3, 3), (1, 1), (1, 1)), 24, 12, (1, 1)),
+    ((2, 13, 16, 4), ((2, 3), (2, 1), (1, 0)), 48, 24, (2, 2)),
+    ((1, 12, 12, 1), ((4, 4), (2, 3), (1, 1)), 20, 8, (1, 1)),
+    ((3, 36, 28, 3), ((3, 3), (2, 2), (0, 0)), 40, 40, (1, 1)),
     ((1, 10, 17, 4), ((4, 3), (3, 2), (2, 1)), 32, 16, (1, 1)),
 ])  # fmt: skip
 def test_first_layer(device, shape, first, channels, outputs: int, stride, dtype: DType) -> None:

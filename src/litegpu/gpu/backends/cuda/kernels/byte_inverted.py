@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.functions import packing
-from litegpu.gpu.backends.cuda.kernels.byte_inverted_cost import ByteInvertedBlock, cost, ranked
+from litegpu.gpu.backends.cuda.kernels.byte_inverted_cost import ByteInvertedBlock, ranked
 from litegpu.gpu.backends.cuda.kernels.inverted import in_order, padded, reordered
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape, StemShape
 from litegpu.gpu.backends.cuda.kernels.layer import NARROW, Layer
@@ -24,6 +24,7 @@ from litegpu.gpu.view import View
 MAGIC, NEAR = 12582912.0, 1 << 22
 #: The bits of 2**23 as a float, which end in whole numbers from zero on that are added.
 FUSED = 0x4B000000
+FILES = ("device.cu", "diagonal_bytes.cu", "byte_stages.cu", "byte_inverted.cu")
 #: Settings of stages that there are not.
 NONE = {"NEAR": 0, "FUSED": 0, "POSITIVE": 0}
 
@@ -84,7 +85,8 @@ class Stage:
 
     def settings(self, name: str) -> dict[str, int | str]:
         return {
-            f"{name}_NEAR": int(self.near), f"{name}_FUSED": int(self.fused), f"{name}_POSITIVE": int(self.positive), f"{name}_LIMITS": self.limits,
+            f"{name}_NEAR": int(self.near), f"{name}_FUSED": int(self.fused),
+            f"{name}_POSITIVE": int(self.positive), f"{name}_LIMITS": self.limits,
             f"{name}_LOW": f"{self.low!r}f", f"{name}_HIGH": f"{self.high!r}f", f"{name}_OFFSET": f"({self.offset})",
         }  # fmt: skip
 
@@ -158,9 +160,9 @@ def stem_of(view: View, weights: tuple[int, ...], stride: tuple[int, int]) -> St
 def _of_runs(weights: np.ndarray, stem: StemShape) -> np.ndarray:
     """[E, KH, KW, I] as [E, depth], in the order of a place's bytes."""
     count, kh, kw, inputs = weights.shape
-    runs = np.zeros((count, kh, kw, stem.pixel))
-    runs[..., :inputs] = weights
-    runs = runs.reshape(count, kh, -1)
+    whole_pixels = np.zeros((count, kh, kw, stem.pixel))
+    whole_pixels[..., :inputs] = weights
+    runs = whole_pixels.reshape(count, kh, -1)
     whole = runs.shape[2] // 4 * 4
     found = np.zeros((count, stem.depth))
     found[:, : kh * whole] = runs[:, :, :whole].reshape(count, -1)
@@ -235,7 +237,7 @@ def launch(ctx: KernelContext, layer: ByteInvertedLayer, block: ByteInvertedBloc
             "corrections": np.concatenate([layer.correction, np.zeros(columns - len(layer.correction), np.int32)]),
         }
     return native_launch(
-        ctx, "byte_inverted_convolution", ("device.cu", "diagonal_bytes.cu", "byte_stages.cu", "byte_inverted.cu"), constants, operands,
+        ctx, "byte_inverted_convolution", FILES, constants, operands,
         label="inverted_conv_2d", workgroup=(32 * block.warps, 1, 1),
         dispatch=(batch * down * across * block.parts, 1, 1), shared_bytes=block.shared_bytes(shape),
         variant=str(block), needed=(packing("s8"), packing("u8")),

@@ -109,9 +109,9 @@ def cost(shape: InvertedShape, block: ByteInvertedBlock, units: int) -> float:
     issued += 0 if steps else tiles * sixteens * slices * 15 / block.warps  # to copy what is not expanded
     issued += loads + unit * (products + projected + lines * 31.5 + 8) + slices * sixteens * (2 * kh * kw + 10)
     shared = 3 * (expanded * (steps * 4 + sixteens * 2) + loads * 4)
-    alone = 1230 + expanded * (195 + sixteens * 57) + unit * 352
+    alone: float = 1230 + expanded * (195 + sixteens * 57) + unit * 352
     alone += slices * 600 * (0.5 if block.buffers > 1 and steps else 1) + (0 if steps else 66 * tiles)
-    copied = tiles * shape.depth * 1.2
+    copied: float = tiles * shape.depth * 1.2
     if shape.stem:
         issued += 0.3 * tiles / block.warps / 2 * (25 + 14 * shape.stem.window[0])  # places of 32 threads, made of rows
         alone += 3000 + 150 * tiles / block.warps

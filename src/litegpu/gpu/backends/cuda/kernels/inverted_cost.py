@@ -27,8 +27,8 @@ CYCLES, MEMORY = 1700, 3.8e6
 
 @dataclass(frozen=True)
 class StemShape:
-    """Of bytes, a first layer that widens: its window, how that moves, and of the input the bytes of a pixel and those that
-    are copied at once, 0 if they are one by one."""
+    """Of bytes, a first layer that widens: its window, how that moves, and of the input the bytes of a pixel and those
+    that are copied at once, 0 if they are one by one."""
 
     window: tuple[int, int]
     stride: tuple[int, int]

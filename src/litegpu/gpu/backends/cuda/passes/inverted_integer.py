@@ -214,8 +214,8 @@ def _is_pointwise(node: Node, graph: Graph) -> bool:
 
 
 def _is_exact(node: Node, graph: Graph, most: float, bias: np.ndarray, most_sum: float = MOST_SUM) -> bool:
-    """Whether sums with inputs up to `most` are below `most_sum`, by default whole numbers that float32 holds, and weights
-    such that bytes do."""
+    """Whether sums with inputs up to `most` are below `most_sum`, by default whole numbers that float32 holds, and
+    weights such that bytes do."""
     if graph.values[node.inputs[1]].data is None:
         return False
     signed = differences(node, graph)
