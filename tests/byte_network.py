@@ -23,9 +23,9 @@ def whole_network(
     shape, channels, op, *, taps=(3, 3), outputs=0, dtype=DType.INT8, residual=False, expands=True, narrower=0,
     steep=1.0, far=0, above=(3, 0, 100, 77), seed=0, first=None,
 ):  # fmt: skip
-    """x (-> 1x1 or `first` (window, stride, padding) to `channels`) -> depthwise (-> 1x1 to `outputs`), each requantized
-    to bytes, which end so much earlier (`narrower`), with scales so much larger (`steep`) and a bias of so much more
-    (`far`). `above`: zero points, from the least byte on."""
+    """x (-> 1x1 or `first` (window, stride, padding) to `channels`) -> depthwise (-> 1x1 to `outputs`), each
+    requantized to bytes, which end so much earlier (`narrower`), with scales so much larger (`steep`) and a bias of
+    so much more (`far`). `above`: zero points, from the least byte on."""
     rng = np.random.default_rng(seed)
     builder = GraphBuilder()
     lowest, highest = (-128, 127) if dtype is DType.INT8 else (0, 255)
