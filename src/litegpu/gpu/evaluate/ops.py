@@ -275,7 +275,7 @@ def _resize(op: Resize2D, x: Array, shape: Shape) -> Array:
         near = np.take(x, np.clip(low.astype(np.int64), 0, size - 1), axis)
         far = np.take(x, np.clip(low.astype(np.int64) + 1, 0, size - 1), axis)
         x = near * (1 - weight) + far * weight
-    return x.astype(np.float32)
+    return x.astype(np.float32) if x.dtype.kind == "f" else x
 
 
 def _arg_reduce(op: ArgReduce, x: Array) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 from litegpu.gpu.graph import RESULT, Arg, ArgReduce, DType, Expr, Reduce, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers
-from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.context import NOT_KNOWN, OpContext
 from litegpu.gpu.lower.fixed_point import multiplier_of, whole
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import lowers, lowers_as
@@ -50,6 +50,7 @@ def _sum_of_bytes(ctx: OpContext, kind: str, axes: tuple[int, ...], shape: tuple
     factor = np.float32(given.scale) / np.float32(made.scale)
     if kind == "mean":
         factor = factor * (np.float32(1) / np.float32(count))
+    ctx.require(float(factor) < _MOST_FACTOR, NOT_KNOWN)  # beyond, the order in which the CPU rounds shows
     offset = np.float32(made.zero) - np.float32(given.zero * count) * factor
     scaled = fn("mul", fn("to_float32", RESULT), float(factor))
     apart = fn("max", scaled, -1e9)  # so that no device makes one operation, rounded once, of a product and a sum
@@ -57,6 +58,10 @@ def _sum_of_bytes(ctx: OpContext, kind: str, axes: tuple[int, ...], shape: tuple
     ctx.gives_stored = True
     ctx.finish(Reduce("sum", axes), [integers.stored(ctx, 0)], shape, fn("nearest", bounded))
     return True
+
+
+#: A factor of sums up to which they are exact.
+_MOST_FACTOR = 2.0**15
 
 
 def _mean_of_words(ctx: OpContext, axes: tuple[int, ...], shape: tuple[int, ...], count: int) -> None:
