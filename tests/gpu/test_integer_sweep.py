@@ -89,6 +89,26 @@ def test_of_words_on_gpu(op: str) -> None:
     _compare(case, run(on_gpu(case.content, arithmetic="integer"), case.inputs), 1)
 
 
+@pytest.mark.parametrize("half", [False, True])
+def test_words_between_kernels(half: bool) -> None:
+    """Float16 does not hold them."""
+    require_gpu()
+    m, n, shape = ModelBuilder(), np.random.default_rng(0), (1, 8, 8, 16)
+    x, y = (m.input(name, shape, TensorType.INT16, quantization=quantized(0.001, 0)) for name in "xy")
+    made = [m.tensor(shape, TensorType.INT16, f"t{i}", quantization=quantized(0.002, 0)) for i in range(2)]
+    m.node("ADD", [x, y], [made[0]], {"pot_scale_int16": False})
+    m.node("MUL", [made[0], x], [made[1]], {})
+    pooled = m.tensor((1, 4, 4, 16), TensorType.INT16, "p", quantization=quantized(0.002, 0))
+    window = dict(filter_height=2, filter_width=2, stride_h=2, stride_w=2, padding=1)
+    m.node("MAX_POOL_2D", [made[1]], [pooled], window)
+    m.output(made[1])
+    m.output(pooled)
+    case = OpCase("chain", m.build(), [n.integers(-32768, 32768, shape).astype(np.int16) for _ in "xy"])
+    gpu = on_gpu(case.content, arithmetic="integer", precision_loss_allowed=half)
+    assert gpu.delegation_report().fully_delegated
+    _compare(case, run(gpu, case.inputs), 0)
+
+
 def test_sums_of_words_by_sixteens() -> None:
     """The CPU's kernel rounds the terms of these once."""
     m, n = ModelBuilder(), np.random.default_rng(0)

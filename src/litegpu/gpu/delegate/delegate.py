@@ -238,11 +238,11 @@ class GpuDelegate:
     ) -> Program:
         from litegpu.gpu.build import build_program  # with all kernels and passes, which a cached program needs not
 
-        made = functools.partial(
-            build_program, features=self._limited(features), target=target, half=half, tuner=tuner,
-            auto=self.options.precision == "auto",
-        )  # fmt: skip
         arithmetic = choose(self.options.arithmetic, partition, features, half)
+        made = functools.partial(
+            build_program, features=self._limited(features), target=target, half=half and not arithmetic.wide,
+            tuner=tuner, auto=self.options.precision == "auto",
+        )  # fmt: skip
         lower = functools.partial(lower_partition, xnnpack=partition.xnnpack, integer=arithmetic.integer)
         if any(is_control(o) for o in partition.nodes):
             from litegpu.gpu.control.linked import build_linked
