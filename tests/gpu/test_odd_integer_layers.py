@@ -37,16 +37,18 @@ class Kind:
 
 INT4 = Kind(weights=TensorType.INT4)
 COMPUTED = Kind(computed=True, filters=False)
+WORDS = Kind(TensorType.INT16, TensorType.INT8, bias=np.int64)
 EQUAL = {
     ("CONV_2D", INT4), ("CONV_2D", dataclasses.replace(INT4, filters=False)), ("FULLY_CONNECTED", INT4),
     ("FULLY_CONNECTED", Kind(zero=True, filters=False)), ("FULLY_CONNECTED", COMPUTED),
     ("FULLY_CONNECTED", dataclasses.replace(COMPUTED, bias=None)),
     ("FULLY_CONNECTED", dataclasses.replace(COMPUTED, data=TensorType.UINT8)),
+    ("CONV_2D", WORDS), ("DEPTHWISE_CONV_2D", WORDS), ("FULLY_CONNECTED", WORDS),
 }  # fmt: skip
 LEFT = {
     ("DEPTHWISE_CONV_2D", INT4), ("CONV_2D", COMPUTED), ("FULLY_CONNECTED", Kind(bias=np.int64)),
-    ("CONV_2D", Kind(TensorType.INT16, TensorType.INT8)),
-    ("FULLY_CONNECTED", Kind(TensorType.INT16, TensorType.INT8, bias=np.int64)),
+    ("CONV_2D", Kind(TensorType.INT16, TensorType.INT8)), ("FULLY_CONNECTED", dataclasses.replace(WORDS, bias=None)),
+    ("DEPTHWISE_CONV_2D", Kind(TensorType.INT16, TensorType.INT4, bias=np.int64)),
 }  # fmt: skip
 
 
@@ -154,6 +156,19 @@ def test_equal_on_cuda(op: str, kind: Kind) -> None:
         layer = Layer(op, kind, seed)
         gpu = on_gpu(layer.content, arithmetic="integer", backend="cuda", precision_loss_allowed=True)
         _compare(layer, run(gpu, layer.inputs), seed)
+
+
+def test_sums_of_words_that_may_not_fit_are_left() -> None:
+    m = ModelBuilder()
+    x = m.input("x", (1, 1000), TensorType.INT16, quantization=quantized(0.001, 0))
+    w = m.constant(np.full((2, 1000), 127, np.int8), "w", quantization=quantized(0.01, 0))
+    b = m.constant(np.zeros(2, np.int64), "b", quantization=quantized(1e-5, 0))
+    y = m.tensor((1, 2), TensorType.INT16, "y", quantization=quantized(0.1, 0))
+    m.node("FULLY_CONNECTED", [x, w, b], [y], {})
+    m.output(y)
+    graph = read_model(m.build()).main
+    assert "beyond 32 bits" in str(check_operator(graph, graph.operators[0], integer=True))
+    assert check_operator(graph, graph.operators[0]) is None
 
 
 @pytest.mark.parametrize(("op", "kind"), sorted(LEFT, key=str), ids=name)

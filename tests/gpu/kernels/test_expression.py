@@ -186,6 +186,27 @@ def test_fixed_point_products(known: bool) -> None:
         np.testing.assert_array_equal(run(expr, *arrays, output=DType.INT32), want)
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_products_that_are_rounded_once(known: bool) -> None:
+    rng = np.random.default_rng(0)
+    ends = [0, 1, -1, 2, -2, 2**31 - 1, -(2**31) + 1, 1 << 15, -(1 << 15), 3 << 15]
+    x = np.resize([*ends, *rng.integers(-(2**31) + 1, 2**31, 120), *rng.integers(-999, 999, 120)], 256).astype(np.int32)
+    for multiplier, shift in (
+        (2**30, 0),
+        (1518500250, -7),
+        (1073741825, -1),
+        (2**31 - 1, -2),
+        (32767 << 16, -31),
+        (5, 0),
+    ):
+        given = [Literal(multiplier, DType.INT32), Literal(shift, DType.INT32)] if known else [Arg(1), Arg(2)]
+        arrays = [x] if known else [x, np.full_like(x, multiplier), np.full_like(x, shift)]
+        expr = apply("fixed_mul_once", Arg(0), *given)
+        want = [(int(v) * multiplier + (1 << (30 - shift))) >> (31 - shift) for v in x]
+        np.testing.assert_array_equal(evaluate_expr(expr, arrays), want)
+        np.testing.assert_array_equal(run(expr, *arrays, output=DType.INT32), want)
+
+
 def test_one_over_roots() -> None:
     rng = np.random.default_rng(0)
     near = np.array([-1, 0, 1, 2, 3, 4, (1 << 29) - 1, 1 << 29, (1 << 31) - 1])

@@ -100,6 +100,12 @@ def fixed_product(x: Array, multiplier: Array | int, shift: Array | int) -> Arra
     return np.asarray((high >> right) + ((high & mask) > (mask >> 1) + (high < 0))).astype(np.int32)
 
 
+def _fixed_product_once(x: Array, multiplier: Array, shift: Array) -> Array:
+    right = np.int64(31) - shift
+    product = x.astype(np.int64) * np.asarray(multiplier, np.int64)
+    return np.asarray((product + (np.int64(1) << (right - 1))) >> right).astype(np.int32)
+
+
 #: 1.5 with 28 bits behind the point, and the root of 2, halved, with 31.
 THREE_HALVES, HALF_ROOT_OF_TWO = 3 << 27, 1518500250
 
@@ -148,6 +154,7 @@ _FUNCTIONS: dict[str, Callable[..., Array]] = {
     "bits_to_int32": lambda x: np.ascontiguousarray(x).view(np.int32),
     "bits_to_float32": lambda x: np.ascontiguousarray(x).view(np.float32),
     "fixed_mul": fixed_product,
+    "fixed_mul_once": _fixed_product_once,
     "root_multiplier": lambda x: one_over_root(x)[0],
     "root_shift": lambda x: one_over_root(x)[1],
     "lt": np.less,

@@ -87,6 +87,7 @@ Expr = Arg | Literal | Apply
 #: `fixed_mul(x, m, s)` is x * m * 2**(s - 31) of three int32,
 #: m not negative unless it is a Literal, rounded twice as MultiplyByQuantizedMultiplier of TFLite is
 #: (lower/fixed_point.py).
+#: `fixed_mul_once` is the same rounded once, halves up, of m not negative and s from -31 to 15.
 #: `root_multiplier` and `root_shift`, of int32, are one over the root of it, as a multiplier and how far to the right:
 #: GetInvSqrtQuantizedMultiplierExp of TFLite.
 #: `sigmoid`, `erf`, `expm1` and `sign` are as in NumPy/SciPy; `round` rounds half to even; `floor_div` and `floor_mod`
@@ -103,7 +104,7 @@ FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(
         ("floor", "ceil", "round", "sign", "logical_not", "to_float32", "to_int32", "to_bool", "nearest", "small"), 1
     ),
-    **dict.fromkeys(("select", "fixed_mul"), 3),
+    **dict.fromkeys(("select", "fixed_mul", "fixed_mul_once"), 3),
 }
 
 RESULT = Arg(0)

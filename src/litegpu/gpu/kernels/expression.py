@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from litegpu.gpu.evaluate.expressions import HALF_ROOT_OF_TWO, THREE_HALVES
 from litegpu.gpu.graph import Apply, Arg, DType, Expr, Literal
+from litegpu.gpu.kernels.fixed_point import fixed_mul, fixed_mul_once, one_over_root
 from litegpu.gpu.kernels.rough_math import is_smooth, shortcut
 from litegpu.gpu.lang import Kernel, TracedValue, Type, boolean, f32, i32, u32, vec
 
@@ -127,6 +127,8 @@ def _apply(k: Kernel, fn: str, arguments: Sequence[Expr], values: list[TracedVal
             return values[0] >> (int(by.value) if isinstance(by, Literal) else values[1])
         case "fixed_mul":
             return fixed_mul(k, values[0], *(_known(e, v) for e, v in zip(arguments[1:], values[1:], strict=True)))
+        case "fixed_mul_once":
+            return fixed_mul_once(k, *values)
         case "root_multiplier" | "root_shift":
             return one_over_root(k, values[0])[fn == "root_shift"]
     return _FUNCTIONS[fn](k, *values)
@@ -249,74 +251,6 @@ def _erf(k: Kernel, x: TracedValue) -> TracedValue:
 
 def _known(expr: Expr, value: TracedValue) -> TracedValue | int:
     return int(expr.value) if isinstance(expr, Literal) else value
-
-
-def fixed_mul(k: Kernel, x: TracedValue, multiplier: TracedValue | int, shift: TracedValue | int) -> TracedValue:
-    """The product of magnitudes in two words, made of products of half words, rounded to a multiple of 2**31; then what
-    `shift` leaves to the right, halves away from zero. Numbers that are known make shorter code."""
-    unsigned = vec(u32, x.type.lanes)
-    one, none = constant(k, 1, unsigned), constant(k, 0, unsigned)
-    if isinstance(shift, int):
-        x = x << shift if shift > 0 else x
-    else:
-        zero = constant(k, 0, shift.type)
-        right = k.bitcast(k.max(-shift, zero), unsigned)
-        x = x << k.max(shift, zero)
-    if isinstance(multiplier, int):
-        negative = (x < 0) if multiplier >= 0 else (x > 0)
-        low: TracedValue | int = abs(multiplier) & 0xFFFF
-        high: TracedValue | int = abs(multiplier) >> 16
-    else:
-        negative, b = x < 0, k.bitcast(multiplier, unsigned)
-        low, high = b & 0xFFFF, b >> 16
-    a = k.bitcast(k.abs(x), unsigned)
-    a_low, a_high = a & 0xFFFF, a >> 16
-    first, second, third = a_low * low, a_low * high, a_high * low
-    middle = (first >> 16) + (second & 0xFFFF) + (third & 0xFFFF)
-    bottom = (first & 0xFFFF) | (middle << 16)
-    top = a_high * high + (second >> 16) + (third >> 16) + (middle >> 16)
-    nudged = bottom + (1 << 30) - k.select(negative, one, none)
-    top = top + k.select(nudged < bottom, one, none)
-    magnitude = (top << 1) | (nudged >> 31)
-    if isinstance(shift, int):
-        if shift < 0:
-            magnitude = (magnitude >> -shift) + ((magnitude >> (-shift - 1)) & 1) if shift > -32 else none
-    else:
-        half = k.select(right > 0, (magnitude >> (k.max(right, one) - one)) & one, none)
-        magnitude = (magnitude >> right) + half
-    found = k.bitcast(magnitude, x.type)
-    return k.select(negative, -found, found)
-
-
-def one_over_root(k: Kernel, number: TracedValue) -> tuple[TracedValue, TracedValue]:
-    """GetInvSqrtQuantizedMultiplierExp: a multiplier, and how far to the right, of whole numbers up to 2**31 - 1, those
-    below 1 being taken for it."""
-    kind = number.type
-    most = 2**31 - 1
-
-    def times(a: TracedValue, b: TracedValue | int) -> TracedValue:
-        return fixed_mul(k, a, b, 0)
-
-    def shifted(x: TracedValue, bits: int) -> TracedValue:
-        return k.select(x > (1 << (31 - bits)) - 1, constant(k, most, kind), x << bits)
-
-    x = k.max(number, constant(k, 2, kind))
-    large = x >= 1 << 29
-    x = k.select(large, x >> 2, x)
-    right = k.select(large, constant(k, 12, kind), constant(k, 11, kind))
-    for bits in (16, 8, 4, 2):
-        room = x < 1 << (29 - bits)
-        x, right = k.select(room, x << bits, x), k.select(room, right - bits // 2, right)
-    half = ((x >> 1) + 1) >> 1
-    root = constant(k, 1 << 28, kind)
-    for _ in range(5):
-        cube = shifted(times(times(root, root), root), 6)
-        root = shifted(times(root, THREE_HALVES) - times(half, cube), 3)
-    root = times(root, HALF_ROOT_OF_TWO)
-    none, unsigned = constant(k, 0, kind), vec(u32, kind.lanes)
-    raised = k.bitcast(k.bitcast(root, unsigned) << k.bitcast(k.max(-right, none), unsigned), kind)
-    single = number <= 1
-    return k.select(single, constant(k, most, kind), raised), k.select(single, none, k.max(right, none))
 
 
 def _literal_power(k: Kernel, x: TracedValue, y: float) -> TracedValue:

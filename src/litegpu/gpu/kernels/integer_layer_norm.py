@@ -9,7 +9,8 @@ import numpy as np
 
 from litegpu.gpu.evaluate.expressions import fixed_product
 from litegpu.gpu.evaluate.expressions import one_over_root as root_in_numpy
-from litegpu.gpu.kernels.expression import constant, fixed_mul, one_over_root
+from litegpu.gpu.kernels.expression import constant
+from litegpu.gpu.kernels.fixed_point import fixed_mul, one_over_root
 from litegpu.gpu.lang import Kernel, Memory, TracedValue, u32, vec
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -12,7 +12,8 @@ from litegpu.gpu.evaluate.expressions import fixed_product
 from litegpu.gpu.graph import Shape
 from litegpu.gpu.kernels.access import Operands, open_sink, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
-from litegpu.gpu.kernels.expression import constant, fixed_mul
+from litegpu.gpu.kernels.expression import constant
+from litegpu.gpu.kernels.fixed_point import fixed_mul
 from litegpu.gpu.kernels.integer_layer_norm import moments, moments_in_numpy, normalized, normalized_in_numpy
 from litegpu.gpu.kernels.lstm import CANDIDATE, FORGET, GATES, INPUT, OUTPUT, packed_weights, sequences
 from litegpu.gpu.lang import Features, Kernel, Memory, TracedValue, i8x4, i32, i32x4, u32

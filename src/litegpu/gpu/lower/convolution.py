@@ -17,6 +17,7 @@ from litegpu.gpu.lower.constants import Array
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.product import Product, product
 from litegpu.gpu.lower.registry import lowers
+from litegpu.gpu.lower.wide_product import wide_product
 from litegpu.model.ops.windows import SAME, VALID, before, output_size
 
 Pair = tuple[int, int]
@@ -30,6 +31,11 @@ def conv_2d(ctx: OpContext) -> None:
     groups = x[3] // depth
     ctx.require(groups > 0 and outputs % groups == 0, f"{outputs} output channels do not divide into {groups} groups")
     stride, dilation, padding = _placement(ctx, x, (window[0], window[1]), outputs)
+    wide = wide_product(ctx, outputs, ctx.output.shape) if groups == 1 else None
+    if wide is not None:
+        filters = ctx.builder.constant(wide.weights.astype(np.int8), name=ctx.tensor(1).name, narrow=True)
+        wide.put(ctx, IntegerConv2D(stride, dilation, padding), ctx.output.shape, filters, lambda v: v)
+        return
     p = product(ctx, outputs, by_gemm=True)
     if groups > 1 and depth == 1 and p.array is not None:
         # One input channel per group is a depthwise convolution; [C*m, KH, KW, 1] holds the same as [1, KH, KW, C*m].
@@ -49,6 +55,12 @@ def depthwise_conv_2d(ctx: OpContext) -> None:
     ctx.require(first == 1, f"weights of shape {list(weights)}: their first size must be 1")
     ctx.require(x[3] > 0 and outputs % x[3] == 0, f"{outputs} output channels are not a multiple of {x[3]}")
     stride, dilation, padding = _placement(ctx, x, (window[0], window[1]), outputs)
+    wide = wide_product(ctx, outputs, ctx.output.shape, axis=3)
+    if wide is not None:
+        filters = ctx.builder.constant(wide.weights.astype(np.int32), name=ctx.tensor(1).name)
+        op = IntegerDepthwiseConv2D(stride, dilation, padding, outputs // x[3])
+        wide.put(ctx, op, ctx.output.shape, filters, lambda v: v)
+        return
     p = product(ctx, outputs, axis=3)
     _depthwise(ctx, p, p.array, stride, dilation, padding, outputs // x[3])
 

@@ -15,6 +15,7 @@ from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.product import in_fixed_point, product
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import lowers
+from litegpu.gpu.lower.wide_product import wide_product
 
 
 @lowers("FULLY_CONNECTED")
@@ -32,8 +33,14 @@ def fully_connected(ctx: OpContext) -> None:
         raise Unsupported(f"output of shape {list(ctx.output.shape)} for {elements // depth} rows of {units} units")
     if _by_computed_weights(ctx, elements // depth, units, depth):
         return
-    p = product(ctx, units, once=True, by_gemm=True)
     rows = x if x and x[-1] == depth else (elements // depth, depth)
+    wide = wide_product(ctx, units, (*rows[:-1], units), short=False)
+    if wide is not None:
+        array = wide.weights.astype(np.int8).reshape(units, 1, 1, depth)
+        filters = ctx.builder.constant(array, name=ctx.tensor(1).name, narrow=True)
+        wide.put(ctx, IntegerConv2D(), (*rows[:-1], units), filters, lambda v: ctx.reshaped(v, rows))
+        return
+    p = product(ctx, units, once=True, by_gemm=True)
     if p.array is not None:
         source = ctx.reshaped(p.data, rows)
         filters = p.weights(p.array.reshape(units, 1, 1, depth))
