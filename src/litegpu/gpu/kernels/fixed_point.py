@@ -75,7 +75,7 @@ def one_over_root(k: Kernel, number: TracedValue) -> tuple[TracedValue, TracedVa
 
 
 def fixed_mul_once(k: Kernel, x: TracedValue, multiplier: TracedValue, shift: TracedValue) -> TracedValue:
-    """x * multiplier * 2**(shift - 31) rounded once, halves up; the multiplier is not negative, and the shift from -31 to
+    """x * multiplier * 2**(shift - 31) rounded once, halves up; the multiplier is not negative, the shift from -31 to
     15."""
     unsigned = vec(u32, x.type.lanes)
     one, none = k.const(1, unsigned), k.const(0, unsigned)
