@@ -75,13 +75,13 @@ def wide_product(
     given = integers.operand(ctx, data)
     assert given is not None
     number, size = given.expr(Arg(0)), ctx.shape(data)
-    parts = [
+    high, low = (
         ctx.elementwise(expr, [given.value], ctx.intermediate(size, dtype))
         for expr, dtype in (
             (fn("shift_right", number, whole(8)), DType.INT8),
             (fn("bit_and", number, whole(0xFF)), DType.UINT8),
         )
-    ]
+    )
     operands = [ctx.intermediate(shape, DType.INT32)]
 
     def argument(numbers: Array) -> Expr:
@@ -90,4 +90,4 @@ def wide_product(
 
     sums = fn("add", fn("add", fn("mul", RESULT, whole(256)), Arg(1)), argument(b))
     result = fn("fixed_mul_once", sums, argument(multipliers), argument(shifts))
-    return WideProduct(*parts, array, integers.quanta_of(ctx, made, result, *BOUNDS[code]), operands)
+    return WideProduct(high, low, array, integers.quanta_of(ctx, made, result, *BOUNDS[code]), operands)
