@@ -187,6 +187,18 @@ def test_a_signature_by_its_key(device: str) -> None:
         assert list(model.inputs) == ["x"], "without a key the names are the tensors'"
 
 
+def test_an_input_that_a_signature_hands_out_keeps_its_name() -> None:
+    b = ModelBuilder()
+    x = b.input("tensor", (2,))
+    y = b.op("NEG", [x], (2,))
+    b.output(x, y)
+    b.signature("both", {"given": x}, {"same": x, "made": y})
+    with litegpu.load(b.build(), "cpu") as model:
+        assert list(model.inputs) == ["given"]
+        assert list(model.outputs) == ["same", "made"]
+        np.testing.assert_array_equal(model(given=np.ones(2, np.float32))["made"], [-1, -1])
+
+
 def test_a_signature_that_there_is_not() -> None:
     with pytest.raises(TensorError, match="no signature 'serve'; it has 'double', 'same', 'negate', 'clip'"):
         litegpu.load(several_signatures(), "cpu", signature="serve")
@@ -335,3 +347,15 @@ def test_importing_litegpu_stays_light() -> None:
     code = "import sys, litegpu; print([m for m in ('wgpu', 'typer', 'rich', 'PIL', 'matplotlib') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_strings_that_nothing_reads_need_not_be_set() -> None:
+    b = ModelBuilder()
+    x, unread = b.input("x", (2,)), b.input("unread", (1,), TensorType.STRING)
+    b.output(b.op("NEG", [x], (2,)))
+    interpreter = litegpu.Interpreter(model_content=b.build())
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(x, np.ones(2, np.float32))
+    interpreter.invoke()
+    with pytest.raises(TensorError, match="holds no strings yet"):
+        interpreter.get_tensor(unread)

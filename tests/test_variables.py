@@ -199,6 +199,49 @@ def test_variables_that_change_their_shape_are_left_to_the_cpu() -> None:
     assert opened(changing(((2,), (2,)))).delegation_report().fully_delegated
 
 
+def test_a_variable_that_is_read_without_a_shape() -> None:
+    """As converters write it: what is assigned tells the shape."""
+    model = ModelBuilder()
+    x = model.input("x", (2,))
+    once(model, model, {"v": np.array([3, 4], np.float32)})
+    read = model.op("READ_VARIABLE", [handle(model, "v")], (), type=F32)
+    model.output(model.op("ADD", [x, read], (2,)))
+    content = model.build()
+    interpreter, official = opened(content), Official(model_content=content)
+    for one in (interpreter, official):
+        one.allocate_tensors()
+        one.set_tensor(one.get_input_details()[0]["index"], random(2))
+        one.invoke()
+    found, wanted = (one.get_tensor(one.get_output_details()[0]["index"]) for one in (interpreter, official))
+    np.testing.assert_allclose(found, wanted)
+    assert interpreter.delegation_report().fully_delegated
+
+
+def test_a_variable_that_nothing_assigns() -> None:
+    """Where a loop reads it: the official runtime's error, rather than zeros."""
+    model = ModelBuilder()
+    count, own = model.input("count", (), TensorType.INT32), handle(model, "v")
+    condition, body = model.subgraph("condition"), model.subgraph("body")
+    for graph in (condition, body):
+        n, v = graph.input("n", (), TensorType.INT32), graph.input("v", (), RESOURCE)
+        if graph is condition:
+            graph.output(graph.op("LESS", [n, graph.constant(np.array(2, np.int32))], (), type=TensorType.BOOL))
+            continue
+        value = graph.op("READ_VARIABLE", [v], (1,), type=TensorType.INT32)
+        graph.output(
+            graph.op("SUM", [graph.op("ADD", [n, value], (1,)), graph.constant(np.array([0], np.int32))], ()), v
+        )
+    options = dict(cond_subgraph_index=1, body_subgraph_index=2)
+    made = model.op_multi("WHILE", [count, own], [((), TensorType.INT32), ((), RESOURCE)], options)
+    model.output(made[0])
+    interpreter = opened(model.build())
+    assert "nothing assigns a value to the variable 'v'" in str(interpreter.delegation_report().nodes[0].reason)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(count, np.array(0, np.int32))
+    with pytest.raises(RuntimeError, match="READ_VARIABLE"):
+        interpreter.invoke()
+
+
 def test_hash_tables_are_left_to_the_cpu() -> None:
     model = ModelBuilder()
     x = model.input("x", (2,))

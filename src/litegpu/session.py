@@ -184,9 +184,9 @@ class LoadedModel:
         self._slots: Slots | None = None
         self._choices: dict[tuple[bool, tuple[str, ...]], Wanted] = {}
         inputs, outputs = interpreter.get_input_details(), interpreter.get_output_details()
-        names = _signature_names(interpreter, signature)
-        self._inputs = _named(inputs, names)
-        self._outputs = _named(outputs, names)
+        given, made = _signature_names(interpreter, signature)
+        self._inputs = _named(inputs, made | given)
+        self._outputs = _named(outputs, given | made)
         self._names = tuple(self._inputs)
         self._output_names = tuple(self._outputs)
         self._ranks = tuple(len(d["shape"]) for d in inputs)
@@ -681,13 +681,14 @@ def _chooses(kwargs: Mapping[str, Any], inputs: Mapping[str, int]) -> bool:
     return "outputs" in kwargs and "outputs" not in inputs
 
 
-def _signature_names(interpreter: Interpreter, key: str | None) -> dict[int, str]:
-    """Tensor index -> argument name, of the signature `key`, or if the model has one, of its main subgraph."""
+def _signature_names(interpreter: Interpreter, key: str | None) -> tuple[dict[int, str], dict[int, str]]:
+    """Tensor index -> name of the input, and of the output, of the signature `key`, or if the model has one, of its
+    main subgraph."""
     signatures = [one for one in interpreter.model.signatures if key in (None, one.key)]
     if len(signatures) != 1 or signatures[0].subgraph != 0:
-        return {}
-    names = {**signatures[0].inputs, **signatures[0].outputs}
-    return {index: name for name, index in names.items()}
+        return {}, {}
+    given, made = ({i: name for name, i in names.items()} for names in (signatures[0].inputs, signatures[0].outputs))
+    return given, made
 
 
 def _named(details: list[dict[str, Any]], names: Mapping[int, str]) -> dict[str, int]:

@@ -528,3 +528,19 @@ def test_a_choice_of_one_element_keeps_the_shape_in_the_file(
         found.append(interpreter.get_tensor(interpreter.get_output_details()[0]["index"]))
     assert mine.delegation_report().fully_delegated
     np.testing.assert_array_equal(found[0], found[1], strict=True)
+
+
+def test_concatenations_do_without_what_is_empty() -> None:
+    """It has no bytes that a GPU could be given."""
+    b = ModelBuilder()
+    x, nothing = b.input("x", (2, 3)), b.input("nothing", (0, 3))
+    given = b.constant(np.zeros((0, 3), np.float32))
+    b.output(b.op("CONCATENATION", [nothing, x, given, x], (4, 3), dict(axis=0)))
+    delegate = litegpu.GpuDelegate(backend="reference")
+    interpreter = litegpu.Interpreter(model_content=b.build(), experimental_delegates=[delegate])
+    interpreter.allocate_tensors()
+    assert interpreter.delegation_report().fully_delegated
+    value = np.arange(6, dtype=np.float32).reshape(2, 3)
+    interpreter.set_tensor(0, value)
+    interpreter.invoke()
+    np.testing.assert_array_equal(interpreter.get_tensor(3), np.concatenate([value, value]))

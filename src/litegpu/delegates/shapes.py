@@ -38,7 +38,7 @@ def infer(model: Model, options: OfficialOptions, inputs: Mapping[int, Shape]) -
     subgraph = model.main
     while True:
         shapes, refused, late = _walk(model, subgraph, options, inputs)
-        subgraph = cpu.reshaped(subgraph, shapes)
+        subgraph = _without_empty(cpu.reshaped(subgraph, shapes))
         if not folding.may_fold(subgraph):
             return Inferred(subgraph, refused, late)
         unknown = frozenset(t for node in refused for t in subgraph.operators[node].outputs)
@@ -46,6 +46,18 @@ def infer(model: Model, options: OfficialOptions, inputs: Mapping[int, Shape]) -
         if folded is None:
             return Inferred(subgraph, refused, late)
         subgraph = folded
+
+
+def _without_empty(subgraph: Subgraph) -> Subgraph:
+    """With concatenations of what has elements alone; the same object if all have."""
+    operators = list(subgraph.operators)
+    for i, operator in enumerate(operators):
+        if operator.name == "CONCATENATION":
+            kept = tuple(t for t in operator.inputs if 0 not in subgraph.tensors[t].shape)
+            operators[i] = operator if kept in ((), operator.inputs) else replace(operator, inputs=kept)
+    if all(a is b for a, b in zip(operators, subgraph.operators, strict=True)):
+        return subgraph
+    return replace(subgraph, operators=tuple(operators))
 
 
 def _walk(

@@ -20,6 +20,7 @@ from litegpu.delegates.shapes import Inferred, infer
 from litegpu.engines.engine import Engine, Setup, Shapes, resized
 from litegpu.engines.whole import Whole
 from litegpu.errors import ForkError, InvokeError, TensorError
+from litegpu.model.inline import inline_called
 from litegpu.model.list_updates import with_list_updates
 from litegpu.model.state import without_resources
 from litegpu.model.types import Subgraph, TensorType
@@ -41,7 +42,7 @@ class Divided(Engine):
         self._bounds: Bounded | None = None  # if such sizes have bounds that a delegate computes with
         self._may_bound = True
         self._nodes_behind: frozenset[int] = frozenset()
-        self._stateful = without_resources(with_list_updates(setup.source.model))
+        self._stateful = without_resources(with_list_updates(inline_called(setup.source.model)))
         self._graph = self._stateful.model.main
         self._divide(self._graph, {})
         self._official = resized(setup, setup.options.plain(), {})

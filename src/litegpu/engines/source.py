@@ -107,6 +107,12 @@ class ModelSource:
         tensor = self.tensor(index)
         return tensor is not None and tensor.type in OBJECTS
 
+    @functools.cached_property
+    def read(self) -> frozenset[int]:
+        """The tensors of the main subgraph that its operators read, or that it gives."""
+        main = self.model.main
+        return frozenset(t for operator in main.operators for t in operator.inputs).union(main.outputs)
+
     def string_inputs(self) -> set[int]:
         """Inputs that have nothing the official runtime could read until they are set."""
         main = self.model.main

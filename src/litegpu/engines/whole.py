@@ -75,10 +75,8 @@ class Whole(Engine):
         return self
 
     def invoke(self) -> None:
-        if self._missing_strings:
-            raise InvokeError(
-                f"Inputs {sorted(self._missing_strings)} are strings, which have to be set before invoke()"
-            )
+        if missing := self._missing_strings & self.setup.source.read:
+            raise InvokeError(f"Inputs {sorted(missing)} are strings, which have to be set before invoke()")
         self._check_values()
         try:
             self._patient.call(self._official.invoke)

@@ -19,12 +19,7 @@ def inline_composites(model: Model) -> Model:
     """
     if not any(o.name == COMPOSITE for o in model.main.operators):
         return model
-    main = model.main
-    for _ in range(_DEPTH):
-        step = _once(model, main)
-        if step is main:
-            break
-        main = step
+    main = _inlined(model, model.main)
     if main is model.main:
         return model
     called = any(o.subgraphs for o in main.operators)
@@ -32,6 +27,24 @@ def inline_composites(model: Model) -> Model:
     if called or used:
         return model.with_main(main)
     return dataclasses.replace(model, subgraphs=(main,))
+
+
+def inline_called(model: Model) -> Model:
+    """The model with the composites of the subgraphs that others call replaced in the same way; the same object if
+    there are none. Operators of the subgraph that is run keep their numbers."""
+    made = [s if s.index == model.entry else _inlined(model, s) for s in model.subgraphs]
+    if all(a is b for a, b in zip(made, model.subgraphs, strict=True)):
+        return model
+    return dataclasses.replace(model, subgraphs=tuple(made))
+
+
+def _inlined(model: Model, graph: Subgraph) -> Subgraph:
+    for _ in range(_DEPTH):
+        step = _once(model, graph)
+        if step is graph:
+            break
+        graph = step
+    return graph
 
 
 def _once(model: Model, main: Subgraph) -> Subgraph:

@@ -86,6 +86,10 @@ class _Rewriting:
     initializers: list[Initializer] = field(default_factory=list)
     _known: dict[Any, Any] = field(default_factory=dict)  # what was asked before: subgraphs may be called often
 
+    def __post_init__(self) -> None:
+        self._assigned = _assigned(self.model)
+        self.written: set[Key] = set()  # by what is run, also where handles are handed in
+
     def entry(self, main: Subgraph) -> Subgraph:
         if any(main.tensors[t].type in _OBJECTS for t in (*main.inputs, *main.outputs)):
             raise ModelError("handles enter or leave the model")
@@ -95,6 +99,8 @@ class _Rewriting:
         made.rewrite()
         for key in keys:
             after[key] = made.values[key] if made.values[key] != before[key] else -1
+            if key not in self._assigned and key not in self.written:
+                raise ModelError(f"nothing assigns a value to the variable '{key[1]}'")
             self.states.append(StateTensor(key, before[key], after[key]))
         outputs = (*main.outputs, *(t for t in after.values() if t >= 0))
         return made.graph((*main.inputs, *before.values()), outputs)
@@ -160,8 +166,10 @@ class _Rewriting:
                 handles[operator.outputs[0]] = _key(operator)
             elif operator.name in ("READ_VARIABLE", "ASSIGN_VARIABLE"):
                 key = _handle(handles, operator, operator.inputs[0])
-                value = operator.outputs[0] if operator.name == "READ_VARIABLE" else operator.inputs[1]
-                like = graph.tensors[value]
+                reads = operator.name == "READ_VARIABLE"
+                like = graph.tensors[operator.outputs[0] if reads else operator.inputs[1]]
+                if reads and key in self._assigned:
+                    like = _shaped_as(like, self._assigned[key])
                 if -1 in like.shape_signature:
                     raise ModelError(f"the variable '{key[1]}' has no fixed shape")
                 _agree(key, found.setdefault(key, like), like)
@@ -235,10 +243,13 @@ class _Body:
                 key = _handle(self._handles, operator, operator.inputs[0])
                 if key not in self.values:
                     raise ModelError(f"the variable '{key[1]}' is read while it is initialized")
-                return self._identity(operator, self.values[key], operator.outputs[0])
+                (target,) = operator.outputs
+                self._tensors[target] = _shaped_as(self._tensors[target], self._tensors[self.values[key]])
+                return self._identity(operator, self.values[key], target)
             case "ASSIGN_VARIABLE":
                 key = _handle(self._handles, operator, operator.inputs[0])
                 source = operator.inputs[1]
+                self._rewriting.written.add(key)
                 self.values[key] = self._like(tensors[source], key[1])
                 return self._identity(operator, source, self.values[key])
         if _calls(operator) in ("branch", "loop"):
@@ -313,6 +324,26 @@ def _handle(handles: Mapping[int, Key], operator: Operator, tensor: int) -> Key:
     if tensor not in handles:
         raise ModelError(f"op number {operator.index}, {operator.name}, has a handle that is no variable's")
     return handles[tensor]
+
+
+def _assigned(model: Model) -> dict[Key, Tensor]:
+    """Variable -> a tensor that is assigned to it under its own name."""
+    found: dict[Key, Tensor] = {}
+    for graph in model.subgraphs:
+        handles = {o.outputs[0]: _key(o) for o in graph.operators if o.name == "VAR_HANDLE"}
+        for operator in graph.operators:
+            if operator.name == "ASSIGN_VARIABLE" and operator.inputs[0] in handles:
+                key, value = handles[operator.inputs[0]], graph.tensors[operator.inputs[1]]
+                if key not in found or not found[key].shape:
+                    found[key] = value
+    return found
+
+
+def _shaped_as(tensor: Tensor, other: Tensor) -> Tensor:
+    """With the shape of the other where the file says nothing about it, not even a rank."""
+    if tensor.has_rank or tensor.shape or tensor.shape == other.shape:
+        return tensor
+    return dataclasses.replace(tensor, shape=other.shape, shape_signature=other.shape_signature, has_rank=True)
 
 
 def _agree(key: Key, one: Tensor, other: Tensor) -> None:

@@ -133,3 +133,21 @@ def test_branches_of_different_shapes_are_left_to_the_cpu() -> None:
     made = branch(model, model, truth, [x], [((4, 3), F32)], [((-1, 3), F32)], first, all_)
     model.output(made[0])
     compared(model.build(), delegated=False)
+
+
+def test_composites_in_loops() -> None:
+    """They run as what they stand for, also where they are called."""
+    model = ModelBuilder()
+    x = model.input("x", (2, 3))
+    silu = model.subgraph("silu")
+    inner = silu.input("x", (2, 3))
+    silu.output(silu.op("MUL", [inner, silu.op("LOGISTIC", [inner], (2, 3))], (2, 3)))
+    attributes = dict(composite_attributes=(0, 0, 0x24, 1))  # an empty map
+
+    def body(graph: Graph, v: list[int]) -> list[int]:
+        options = dict(name="odml.silu", decomposition_subgraph_index=silu.index, version=1, **attributes)
+        return [one_more(graph, v[0]), graph.op("STABLEHLO_COMPOSITE", [v[1]], (2, 3), options, type=F32)]
+
+    state: Shapes = [((), I32), ((2, 3), F32)]
+    model.output(loop(model, model, [scalar(model, 0), x], state, below(3), body)[1])
+    compared(model.build())

@@ -46,6 +46,9 @@ CASES = {
     "quantized squares": (
         one("L2_POOL_2D", [((1, 1, 1, 2), TensorType.INT8)], (1, 1, 1, 2), type=TensorType.INT8), "input 0 is INT8"
     ),
+    "segments with a gap": (
+        one("SEGMENT_SUM", [(3, 2), np.array([0, 1, 3], np.int32)], (4, 2)), "the segments do not follow each other"
+    ),
     "version": (one("RELU", [(2,)], (2,), version=9), "version 9: versions up to 3"),
     "int8 input": (one("RELU", [((2,), TensorType.INT8)], (2,), type=TensorType.INT8), "INT8 without quantization"),
     "int64 input": (one("EXP", [((2,), TensorType.INT64)], (2,)), "input 0 is INT64 where FLOAT32"),

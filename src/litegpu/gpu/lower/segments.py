@@ -26,7 +26,8 @@ _NEUTRAL: dict[str, tuple[float, int]] = {
 def segment_sum(ctx: OpContext) -> None:
     ids = ctx.integers(1, "the segments")
     ctx.require(len(ctx.shape(1)) == 1, f"segments of shape {list(ctx.shape(1))}: they must have rank 1")
-    ctx.require(all(0 <= a <= b for a, b in zip((0, *ids), ids, strict=False)), "the segments are not in order")
+    steps = {b - a for a, b in zip((-1, *ids), ids, strict=False)}
+    ctx.require(steps <= {0, 1} and min(ids, default=0) == 0, "the segments do not follow each other")
     _reduced(ctx, "sum", max(ids, default=-1) + 1)
 
 
