@@ -9,7 +9,7 @@ import numpy as np
 
 from litegpu.gpu.graph import Arg, DType, Expr, Literal, Reshape, bhwc
 from litegpu.gpu.graph import apply as fn
-from litegpu.gpu.lower import integers, tables
+from litegpu.gpu.lower import hard_swish, integers, tables
 from litegpu.gpu.lower.activation import clamp
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
@@ -57,7 +57,7 @@ _unary("TANH", fn("tanh", X))
 _unary("SQUARE", fn("mul", X, X))
 _unary("LOGISTIC", fn("sigmoid", X))
 _unary("ELU", fn("select", fn("lt", X, 0), fn("expm1", X), X))
-_unary("HARD_SWISH", fn("mul", X, fn("div", clamp(fn("add", X, 3), 0, 6), 6)), integers.hard_swish)
+_unary("HARD_SWISH", fn("mul", X, fn("div", clamp(fn("add", X, 3), 0, 6), 6)), hard_swish.hard_swish)
 _unary("RELU", clamp(X, 0, None), integers.rescaled, (0, None))
 _unary("RELU6", clamp(X, 0, 6), integers.rescaled, (0, 6))
 _unary("RELU_N1_TO_1", clamp(X, -1, 1), integers.rescaled, (-1, 1))

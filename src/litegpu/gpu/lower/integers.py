@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.graph import Arg, DType, Expr, Gather, substitute
+from litegpu.gpu.graph import Apply, Arg, DType, Expr, Gather, Literal, substitute
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import fixed_point as fixed
 from litegpu.gpu.lower.activation import BOUNDS
@@ -100,8 +100,16 @@ def quanta_of(ctx: OpContext, grid: Grid, result: Expr, low: float | None = None
 def as_kept(ctx: OpContext, grid: Grid, result: Expr, bottom: int, top: int) -> Expr:
     """The same within these quanta."""
     ctx.gives_stored = ctx.lowering.quantized.keeps_stored(grid)
-    bounded = fn("min", fn("max", result, whole(bottom)), whole(top))
+    bounded = result if _within(result, bottom, top) else fn("min", fn("max", result, whole(bottom)), whole(top))
     return fn("add", bounded, whole(grid.zero)) if ctx.gives_stored else fn("to_float32", bounded)
+
+
+def _within(result: Expr, bottom: int, top: int) -> bool:
+    """Whether quanta are those of a number that is limited already."""
+    match result:
+        case Apply("nearest", (Apply("min", (Apply("max", (_, Literal(low))), Literal(high))),)):
+            return low >= bottom and high <= top
+    return False
 
 
 def rounded_once(
@@ -193,33 +201,6 @@ def requantized(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr:
     if same and _by_xnnpack(ctx, _STEPS, ratio):
         return fixed.shifted_right(fn("mul", x, whole(round(float(ratio) * 256))), 8)
     return fixed.times(x, float(given.scale) / float(made.scale))
-
-
-def hard_swish(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr | None:
-    """x * relu6(x + 3) / 6 in 16 bits; the second factor, from 0 to 1, has 15 of them behind the point."""
-    if given.bits > 8 or fixed.multiplier_of(given.scale / 128 / made.scale)[1] > 0:
-        return None
-    fine = np.float32(given.scale) / np.float32(128)
-    output, output_shift = fixed.narrow_multiplier_of(float(fine / np.float32(made.scale)))
-    reluish, shift = fixed.narrow_multiplier_of(float(fine / np.float32(3.0 / 32768.0)))
-    hires = fixed.shifted_left(x, 7)
-    bound: Expr = hires
-    if shift > 0:
-        bound = _saturated(fixed.shifted_left(bound, shift - 1)) if shift > 1 else bound
-    bound = fixed.high_product(bound, reluish)
-    if shift > 0:
-        bound = _saturated(fixed.shifted_left(bound, 1))
-    elif shift < 0:
-        bound = fixed.rounded_away(bound, -shift)
-    bound = fn("shift_right", fn("add", bound, whole(1 << 15)), whole(1))
-    product = fn("mul", bound, fixed.high_product(hires, output))
-    towards_zero = fn("select", fn("lt", product, whole(0)), fn("add", product, whole((1 << 15) - 1)), product)
-    high = fn("shift_right", towards_zero, whole(15))
-    return fixed.rounded_away(high, -output_shift) if output_shift < 0 else high
-
-
-def _saturated(x: Expr) -> Expr:
-    return fn("min", fn("max", x, whole(-32768)), whole(32767))
 
 
 def unary(ctx: OpContext, rule: Unary | None, bounds: tuple[float | None, float | None] = (None, None)) -> bool:
