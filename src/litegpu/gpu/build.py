@@ -11,7 +11,7 @@ import numpy as np
 from litegpu.errors import blame
 from litegpu.gpu import in_place, memory, turning
 from litegpu.gpu.backends import registry
-from litegpu.gpu.backends.abilities import Turning
+from litegpu.gpu.backends.abilities import Contracting, Turning
 from litegpu.gpu.backends.contract import Backend
 from litegpu.gpu.graph import RESULT, Copy, DType, Graph, GraphBuilder, Node, Reshape
 from litegpu.gpu.kernels.builders import build as build_kernels
@@ -20,6 +20,7 @@ from litegpu.gpu.kernels.joined import joined
 from litegpu.gpu.lang import Kernel, KernelError
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes import optimise
+from litegpu.gpu.passes.beside_bytes import values_beside_bytes
 from litegpu.gpu.passes.decisions import values_decided_on
 from litegpu.gpu.passes.layout import Placed, place
 from litegpu.gpu.passes.precision import values_in_float32
@@ -51,6 +52,7 @@ def build_program(
     ranges: Mapping[int, tuple[float, float]] | None = None,
     staged: tuple[Collection[int], Collection[int]] = ((), ()),
     frame: Frame | None = None,
+    integer: bool = False,
 ) -> Program:
     """Compile `graph` for a device with these features whose kernels are in the language `target`.
 
@@ -60,7 +62,8 @@ def build_program(
     become the inputs of the next inference. `auto`: with `half`, what float16 would spoil stays float32 all the same,
     by what `ranges` (tensor -> least and largest element) and the graph itself tell (passes/precision.py). `staged`:
     positions of inputs and outputs that are kept from changing the kernels that read and write them
-    (passes/staging.py). `frame`: where ports lie, if that is not to be planned.
+    (passes/staging.py). `frame`: where ports lie, if that is not to be planned. `integer`: bytes are computed with as on
+    the CPU, and floats beside them likewise: in float32, products and sums rounded each by itself.
 
     Raises KernelError if a kernel cannot be made for the device.
     """
@@ -70,6 +73,7 @@ def build_program(
         optimised = recompute(optimised, features.max_buffers)
     exact = values_decided_on(optimised) if half else {}
     exact |= values_in_float32(optimised, ranges) if auto else {}
+    exact |= values_beside_bytes(optimised) if half and integer else {}
     kept = optimised.inputs[len(optimised.inputs) - variables :]
     placed = place(optimised, half, exact, kept)
     inputs, outputs = optimised.inputs[: len(optimised.inputs) - variables], placed.graph.outputs
@@ -108,7 +112,8 @@ def build_program(
             _at_widest(lifetimes, launches),
         )
     turns = _turns(placed, launches, offsets, cache_bytes)
-    code, constants = _Code(features, backend), Constants(alignment)
+    apart = backend.uncontracted if integer and isinstance(backend, Contracting) else ()
+    code, constants = _Code(features, backend, apart), Constants(alignment)
     dispatches: list[Dispatch] = []
     used: dict[int, list[tuple[int, int]]] = {}  # root -> (dispatch, binding)
     exactly: set[int] = set()  # roots that somebody reads, or writes, as they are
@@ -315,6 +320,7 @@ class _Code:
 
     features: Features
     backend: Backend
+    options: tuple[str, ...]  # of the compiler, for kernels of the language
     kernels: list[KernelCode] = field(default_factory=list)
     index: dict[str, int] = field(default_factory=dict)
 
@@ -326,7 +332,7 @@ class _Code:
         if source not in self.index:
             self.index[source] = len(self.kernels)
             access = tuple(m.access for m in kernel.buffers)
-            more = (kernel.shared_bytes, kernel.options) if isinstance(kernel, NativeKernel) else (0, ())
+            more = (kernel.shared_bytes, kernel.options) if isinstance(kernel, NativeKernel) else (0, self.options)
             self.kernels.append(KernelCode(kernel.name, source, kernel.workgroup, access, *more))
         return self.index[source]
 

@@ -32,6 +32,13 @@ class Turning(Protocol):
 
 
 @runtime_checkable
+class Contracting(Protocol):
+    """A backend whose compiler makes one operation, rounded once, of a product and a sum, unless it is told."""
+
+    uncontracted: tuple[str, ...]  #: the compiler's options
+
+
+@runtime_checkable
 class PinnedMemory(Protocol):
     """A device that copies faster from memory of its choice."""
 

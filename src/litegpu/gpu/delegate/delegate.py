@@ -241,7 +241,7 @@ class GpuDelegate:
         arithmetic = choose(self.options.arithmetic, partition, features, half)
         made = functools.partial(
             build_program, features=self._limited(features), target=target, half=half and not arithmetic.wide,
-            tuner=tuner, auto=self.options.precision == "auto",
+            tuner=tuner, auto=self.options.precision == "auto", integer=arithmetic.integer,
         )  # fmt: skip
         lower = functools.partial(lower_partition, xnnpack=partition.xnnpack, integer=arithmetic.integer)
         if any(is_control(o) for o in partition.nodes):

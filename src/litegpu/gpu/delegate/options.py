@@ -79,8 +79,9 @@ class GpuDelegateOptions:
         it they stay on the CPU (constants may be quantized in any case).
     arithmetic: of tensors of 8 bits. "integer": they stay bytes in memory, and are computed with in whole numbers, sums
         of 32 bits among them, as the official runtime does it on the CPU: results are equal to the last bit (so are
-        those of 16 bits, or they are left to the CPU). "float": as real numbers, within a quantum or so of an
-        operator's result. "auto" takes the faster, by an estimate; the report says which and why.
+        those of 16 bits, or they are left to the CPU); floats between bytes stay in float32. "float": as real
+        numbers, within a quantum or so of an operator's result. "auto" takes the faster, by an estimate; the report
+        says which and why.
     inference_preference, inference_priority1, inference_priority2, inference_priority3, experimental_flags: as in the
         original's second structure; see the classes. Priority 1 must not be AUTO, priority 3 must be if priority 2 is,
         and none may come twice.

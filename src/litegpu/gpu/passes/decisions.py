@@ -40,7 +40,8 @@ _COMPARING = frozenset(("lt", "le", "gt", "ge", "eq", "ne", "floor_div", "floor_
 _STEPPING = frozenset(("floor", "ceil", "round", "sign", "to_int32", "to_bool", "nearest")) | _COMPARING
 #: Functions whose result is an argument as it is, or as exact in any type.
 _CHOOSING = frozenset(("min", "max", "neg", "abs", "select"))
-_PRODUCTS = (
+#: Work that float16 is asked for.
+PRODUCTS = (
     Conv2D, DepthwiseConv2D, SeparableConv2D, PointwiseConv2D, PairConv2D, PooledConv2D, InvertedConv2D,
     TransposeConv2D, MatMul, Attention, Custom,
 )  # fmt: skip
@@ -122,7 +123,7 @@ class _Decisions:
             self.kept[v] = _WHY
             node = self.producer.get(v)
             if node is not None:
-                waiting += self.floats(node.operands if isinstance(node.op, _PRODUCTS) else node.reads)
+                waiting += self.floats(node.operands if isinstance(node.op, PRODUCTS) else node.reads)
 
     def keep_moved(self, v: int) -> None:
         """`v`, if an element of it is one of a value in float32, and the values on the way."""

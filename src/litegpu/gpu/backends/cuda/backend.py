@@ -22,6 +22,8 @@ class CudaBackend:
     #: Of an H200; the launch of an inference and copies through pinned memory weigh most for small networks.
     rates = CallRates(68e-6, 0.9e-6, (6e-14, 6e-14), (6e-14, 2e-13), (2e-13, 6e-12), 5e-13, 1.4e-10)
 
+    uncontracted = ("--fmad=false",)
+
     def open_device(self, api: str | None, name: str | None, *, software: bool) -> Device:
         return opening.open_device(name)
 
