@@ -62,8 +62,8 @@ def build_program(
     become the inputs of the next inference. `auto`: with `half`, what float16 would spoil stays float32 all the same,
     by what `ranges` (tensor -> least and largest element) and the graph itself tell (passes/precision.py). `staged`:
     positions of inputs and outputs that are kept from changing the kernels that read and write them
-    (passes/staging.py). `frame`: where ports lie, if that is not to be planned. `integer`: bytes are computed with as on
-    the CPU, and floats beside them likewise: in float32, products and sums rounded each by itself.
+    (passes/staging.py). `frame`: where ports lie, if that is not to be planned. `integer`: bytes are computed with as
+    on the CPU, and floats beside them likewise: in float32, products and sums rounded each by itself.
 
     Raises KernelError if a kernel cannot be made for the device.
     """
