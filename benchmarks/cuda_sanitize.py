@@ -26,11 +26,11 @@ TOOLS = ("memcheck", "racecheck")
 #: Of each native kernel the file of its tests (test_*.py of tests/gpu/backends/cuda/kernels) and which of them.
 KERNELS = {
     "attention": ("attention", "vision or mask or nan"),
+    "byte_convolution": ("byte_products", "test_tiles or (test_cases and (zero or four)) or turing"),
     "byte_depthwise": ("byte_depthwise", "test_cases and pixels1"),
     "byte_matvec": ("byte_matvec", "test_cases"),
     "byte_pool": ("pool", "test_cases"),
     "byte_softmax": ("softmax", "lanes_begin or odd_lengths or (test_rows and (shape0 or shape7))"),
-    "byte_convolution": ("byte_products", "test_tiles or (test_cases and (zero or four)) or turing"),
     "columns": ("columns", "divided or True-100 or (some_tiles and residual)"),
     "depthwise": ("depthwise", "test_whole or test_blocks or (test_windows and block1 and op1)"),
     "grouped": ("grouped", "infinite or (test_cases and 1x6x3)"),
@@ -38,6 +38,7 @@ KERNELS = {
     "inverted": ("inverted", "nan or test_blocks or (test_activations and 16)"),
     "lstm": ("lstm", "(divisions and (4-2 or 8-8)) or sequences"),
     "matmul": ("matmul", "leading or (layouts and True-False)"),
+    "mean": ("mean", "test_tiles"),
     "pair": ("pair", "test_tiles or test_sizes"),
     "patch": ("patch", "random"),
     "persistent": ("persistent", "some_tiles and (residual or window) or test_whole"),
@@ -47,6 +48,7 @@ KERNELS = {
     "runs": ("runs", "staying or multiply or border or halves"),
     "separable": ("separable", "nan or (windows and op1)"),
     "specialized": ("specialized", "whole or requantized or (some_tiles and (deep or strided))"),
+    "squeeze": ("squeeze", "(against and (odd or batch)) or test_tiles"),
     "stem": ("stem", "cases or whole"),
     "tiles": ("convolution", "some or strided or (channels and taps1-12)"),
     "transpose": ("transpose", "case1 or case3"),

@@ -27,6 +27,7 @@ from litegpu.gpu.graph import (
     Copy,
     Custom,
     DepthwiseConv2D,
+    Excite,
     Gather,
     InstanceNorm,
     IntegerConv2D,
@@ -40,6 +41,7 @@ from litegpu.gpu.graph import (
     LayerNorm,
     Lookup,
     MatMul,
+    MeanConv2D,
     Mirror,
     Moments,
     Pad,
@@ -54,6 +56,7 @@ from litegpu.gpu.graph import (
     Shape,
     Slice,
     Softmax,
+    Squeeze,
     Step,
     Take,
     Tile,
@@ -77,6 +80,14 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
         case PointwiseConv2D(moved=(_, *_) as steps):
             x, weights = inputs
             return evaluate_op(Copy(steps), [conv2d(Conv2D(), x, weights, (*x.shape[:3], len(weights)))], shape)
+        case PointwiseConv2D(parts=count) if count > 1:
+            return conv2d(Conv2D(), inputs[0].sum(2, keepdims=True), inputs[1], shape)
+        case MeanConv2D(inner=inner):
+            x, weights, bias = inputs
+            within = evaluate_expr(inner, [conv2d(Conv2D(), x, weights, (*x.shape[:3], len(weights))) + bias])
+            parts = np.zeros(shape, np.float32)  # all is in the first
+            parts[:, :, :1] = within.mean((1, 2), keepdims=True)
+            return parts
         case PointwiseConv2D(norm=LayerNorm() as norm):
             return conv2d(Conv2D(), evaluate_op(norm, inputs[:1], inputs[0].shape), inputs[1], shape)
         case PointwiseConv2D(prologue, stride):
@@ -91,6 +102,17 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             batch, height, width, channels = shape
             sums = conv2d(conv, inputs[0], inputs[1], (batch, 2 * height, 2 * width, channels))
             return pool(Pool2D("max", (2, 2), (2, 2)), sums, shape)
+        case Squeeze():
+            x, weights = inputs
+            means = x.mean((1, 2), keepdims=True, dtype=np.float64).astype(np.float32)
+            parts = np.zeros(shape, np.float32)  # all is in the first
+            parts[:, :, :1] = conv2d(Conv2D(), means, weights, (len(x), 1, 1, len(weights)))
+            return parts
+        case Excite(inner, gate):
+            x, parts, bias, weights, last = inputs
+            within = evaluate_expr(inner, [parts.sum(2, keepdims=True) + bias])
+            sums = conv2d(Conv2D(), within, weights, (len(x), 1, 1, len(weights))) + last
+            return np.asarray(x * evaluate_expr(gate, [sums]))
         case InvertedConv2D():
             return _inverted(op, inputs, shape)
         case IntegerInvertedConv2D():

@@ -62,12 +62,24 @@ class PointwiseConv2D:
     """inputs: x [B,H,W,I], weights [O,1,1,I], then the operands of `prologue`, of one pixel, constant or not: the 1x1
     convolution of `prologue` of x (Arg(0), and Arg(i) for inputs[1 + i]). With a `norm` (no prologue, and stride 1) it
     is that of x normalised. With `moved` (neither of these) its rows, of channels, are put somewhere else, each to a
-    place of its own. Made by passes, for devices with a kernel that does both."""
+    place of its own. With `parts` (none of these) it is that of the sum of so many pixels, of x [B,1,parts,I]. Made by
+    passes, for devices with a kernel that does both."""
 
     prologue: Expr = RESULT
     stride: tuple[int, int] = (1, 1)
     norm: LayerNorm | None = None
     moved: tuple[Step, ...] = ()
+    parts: int = 1
+
+
+@dataclass(frozen=True)
+class MeanConv2D:
+    """inputs: x [1,H,W,I], weights [O,1,1,I] and bias [1,1,1,O], constants -> [1,1,parts,O]: numbers whose sums over
+    the parts are the mean over H and W of `inner` (Arg(0)) of the 1x1 convolution with its bias. Made by a pass, for
+    devices with a kernel that does both."""
+
+    parts: int
+    inner: Expr = RESULT
 
 
 @dataclass(frozen=True)
@@ -100,6 +112,25 @@ class InvertedConv2D:
     depthwise: DepthwiseConv2D
     expanded: Expr = RESULT
     middle: Expr = RESULT
+
+
+@dataclass(frozen=True)
+class Squeeze:
+    """inputs: x [B,H,W,C], weights [S,1,1,C], a constant -> [B,1,parts,S]: numbers whose sums over the parts are the
+    1x1 convolution of the mean of x over H and W. Made by a pass, for devices with a kernel that finds each part where
+    it computes x."""
+
+    parts: int
+
+
+@dataclass(frozen=True)
+class Excite:
+    """inputs: x [B,H,W,C], what a Squeeze gave [B,1,parts,S], a bias [1,1,1,S], weights [C,1,1,S] and a bias
+    [1,1,1,C], constants: x times `gate` (Arg(0)) of the 1x1 convolution, with the second bias, of `inner` (Arg(0)) of
+    the sums over the parts with the first bias. Made by a pass, for devices with a kernel that does all of it."""
+
+    inner: Expr = RESULT
+    gate: Expr = RESULT
 
 
 @dataclass(frozen=True)
@@ -360,7 +391,8 @@ class Custom:
 
 Op = (
     Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | PointwiseConv2D | PairConv2D | PooledConv2D
-    | InvertedConv2D | TransposeConv2D | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Moments
+    | InvertedConv2D | MeanConv2D | Squeeze | Excite | TransposeConv2D
+    | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Moments
     | InstanceNorm | Softmax
     | Attention | Copy | Concat | Gather | Custom
     | IntegerConv2D | IntegerDepthwiseConv2D | IntegerInvertedConv2D | IntegerSeparableConv2D | IntegerTransposeConv2D

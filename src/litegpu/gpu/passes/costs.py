@@ -11,15 +11,18 @@ from litegpu.gpu.graph import (
     Copy,
     DepthwiseConv2D,
     DType,
+    Excite,
     Gather,
     Graph,
     InvertedConv2D,
     MatMul,
+    MeanConv2D,
     Node,
     PairConv2D,
     PointwiseConv2D,
     PooledConv2D,
     SeparableConv2D,
+    Squeeze,
     TransposeConv2D,
 )
 
@@ -58,6 +61,12 @@ def _flops(graph: Graph, node: Node) -> int:
             pixels = math.prod(graph.values[node.output].shape[:3])
             projected = output * shapes[5][3] if len(shapes) > 4 else 0
             return 2 * (math.prod(shapes[0]) * shapes[1][0] + pixels * math.prod(shapes[3][1:]) + projected)
+        case MeanConv2D():
+            return 2 * math.prod(shapes[0]) * shapes[1][0]
+        case Squeeze():
+            return 2 * shapes[0][0] * math.prod(shapes[1])
+        case Excite():
+            return 2 * shapes[0][0] * math.prod(shapes[3])
         case TransposeConv2D():
             return 2 * math.prod(shapes[0]) * math.prod(shapes[1][:3])
         case MatMul(transpose_a=transposed):

@@ -21,6 +21,7 @@ from litegpu.gpu.graph import (
     Graph,
     InvertedConv2D,
     MatMul,
+    MeanConv2D,
     Node,
     PairConv2D,
     PointwiseConv2D,
@@ -29,6 +30,7 @@ from litegpu.gpu.graph import (
     Reduce,
     Resize2D,
     SeparableConv2D,
+    Squeeze,
     TransposeConv2D,
     arguments,
     walk,
@@ -43,7 +45,7 @@ _CHOOSING = frozenset(("min", "max", "neg", "abs", "select"))
 #: Work that float16 is asked for.
 PRODUCTS = (
     Conv2D, DepthwiseConv2D, SeparableConv2D, PointwiseConv2D, PairConv2D, PooledConv2D, InvertedConv2D,
-    TransposeConv2D, MatMul, Attention, Custom,
+    MeanConv2D, Squeeze, TransposeConv2D, MatMul, Attention, Custom,
 )  # fmt: skip
 _WHY = "it is compared with another value, and both have to be rounded alike"
 

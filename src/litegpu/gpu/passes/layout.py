@@ -14,6 +14,7 @@ from litegpu.gpu.graph import (
     Elementwise,
     Graph,
     GraphBuilder,
+    MeanConv2D,
     Moments,
     Node,
     Op,
@@ -21,6 +22,7 @@ from litegpu.gpu.graph import (
     Reshape,
     Shape,
     Slice,
+    Squeeze,
     Step,
     Transpose,
     Value,
@@ -192,7 +194,7 @@ class _Layout:
     def new_root(self, v: int, shared: bool = False) -> None:
         """Memory for value `v`, padded. `shared`: several nodes write its channels, nobody the padding."""
         value = self.builder.values[v]
-        reduced = v in self.producer and isinstance(self.producer[v].op, (Reduce, Moments))
+        reduced = v in self.producer and isinstance(self.producer[v].op, (Reduce, Moments, Squeeze, MeanConv2D))
         small = self.half and not reduced and v not in self.exact and _may_be_half(value)
         dtype = DType.FLOAT16 if small else value.dtype
         view = padded(len(self.roots), value.shape, dtype)

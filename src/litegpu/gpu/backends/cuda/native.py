@@ -10,28 +10,34 @@ from litegpu.gpu.backends.cuda.kernels import (
     byte_inverted,
     convolution,
     depthwise,
+    excite,
     integer,
     inverted,
     lstm,
     matmul,
+    mean,
     pair,
     pointwise,
     pool,
     pooled,
     separable,
     softmax,
+    squeeze,
     transpose,
 )
 from litegpu.gpu.backends.cuda.kernels.tile import COPYING_CAPABILITY, LEAST_CAPABILITY, most_shared_bytes
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
+from litegpu.gpu.backends.cuda.passes.excite import join_excitations
 from litegpu.gpu.backends.cuda.passes.grouped import split_groups
 from litegpu.gpu.backends.cuda.passes.inverted import join_inverted
+from litegpu.gpu.backends.cuda.passes.mean import join_means
 from litegpu.gpu.backends.cuda.passes.moved import join_moves
 from litegpu.gpu.backends.cuda.passes.pair import join_pairs
 from litegpu.gpu.backends.cuda.passes.pooled import join_pooled
 from litegpu.gpu.backends.cuda.passes.prologue import join_prologues
 from litegpu.gpu.backends.cuda.passes.row_norm import join_row_norms
 from litegpu.gpu.backends.cuda.passes.separable import join_separable
+from litegpu.gpu.backends.cuda.passes.shuffles import join_shuffles
 from litegpu.gpu.backends.cuda.passes.zero_points import part_zero_points
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel
 from litegpu.gpu.lang.features import Features
@@ -50,7 +56,8 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.Attention: attention.build,
     graph.Conv2D: convolution.build,
     graph.Custom: lstm.build,
-    graph.DepthwiseConv2D: depthwise.build,
+    graph.DepthwiseConv2D: squeeze.build_depthwise,
+    graph.Excite: excite.build,
     graph.IntegerConv2D: integer.build,
     graph.IntegerDepthwiseConv2D: depthwise.build,
     graph.IntegerInvertedConv2D: byte_inverted.build,
@@ -58,11 +65,13 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.IntegerSoftmax: softmax.build,
     graph.InvertedConv2D: inverted.build,
     graph.MatMul: matmul.build,
+    graph.MeanConv2D: mean.build,
     graph.PairConv2D: pair.build,
     graph.PointwiseConv2D: pointwise.build,
     graph.Pool2D: pool.build,
     graph.PooledConv2D: pooled.build,
     graph.SeparableConv2D: separable.build,
+    graph.Squeeze: squeeze.build,
     graph.TransposeConv2D: transpose.build,
 }
 
@@ -88,10 +97,12 @@ class CudaNative:
     def join_last(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
         if features.capability < COPYING_CAPABILITY:
             return graph
+        if half:
+            graph = join_shuffles(graph, features)
         graph = part_zero_points(join_inverted(graph, features, half))
         if not half:
             return graph
-        graph = join_prologues(join_separable(graph))
+        graph = join_prologues(join_separable(join_means(join_excitations(graph, features), features)))
         return join_pooled(join_moves(join_pairs(join_row_norms(graph), features)), features)
 
     def multiplies_bytes(self, features: Features, products: float, elements: int) -> bool:

@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
-from litegpu.gpu.graph import RESULT, Apply, Arg, Expr
+from dataclasses import dataclass
+
+from litegpu.gpu.graph import RESULT, Apply, Arg, Expr, Graph, Node, arguments
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An epilogue as `expr` of (Arg(0) + bias). `bias`: the operand, or None."""
+
+    expr: Expr
+    bias: int | None
+
+
+def activation(node: Node, graph: Graph) -> Activation | None:
+    """The node's epilogue as such, if it is no more than that."""
+    if not node.operands and arguments(node.epilogue) <= {0}:
+        return Activation(node.epilogue, None)
+    if len(node.operands) != 1:
+        return None
+    bias = graph.values[node.operands[0]]
+    expr = without_bias(node.epilogue)
+    channelwise = bias.is_constant and bias.shape in ((1, 1, 1, 1), (1, 1, 1, graph.values[node.output].shape[3]))
+    return Activation(expr, bias.id) if channelwise and arguments(expr) <= {0} else None
 
 
 def without_bias(expr: Expr) -> Expr:

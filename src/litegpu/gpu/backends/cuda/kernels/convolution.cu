@@ -4,6 +4,8 @@
 // bytes (WHOLE) int.
 // With a PROLOGUE (prologue.cu) each thread does with what it has copied of the input what is to be done before that is
 // multiplied.
+// With MEANS nothing is stored but a part of each channel's mean over all pixels, SCALE times what is ACTIVATED, of sums with
+// their bias: as many parts as there are tiles along the rows.
 //
 // Constants from the host: HALF; BM BN BK STAGES; WARPS_M WARPS_N WARPS_K (warps along rows, columns and depth);
 // WARPGROUPS; TILES_N; PIXELS QUADS (of the output); OUT_H OUT_W; H W (of the input, upsampled); UPSAMPLE_*, BORDER (border.cu); CHANNELS KERNEL_W TAPS; STRIDE_*, DILATION_*, PADDING_*;
@@ -19,7 +21,11 @@
 #define MORE_BUFFERS , const Element* outside, const int4* corrections
 typedef int Loaded;
 #else
+#ifdef MEANS
+#define MORE_BUFFERS , const float4* bias, float4* parts
+#else
 #define MORE_BUFFERS
+#endif
 #define PADDED 0
 typedef float Loaded;
 #endif
@@ -174,6 +180,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
   Channels<PER_CHUNK> channels;
 #endif
 #endif
+#ifdef MEANS
+  constexpr unsigned ACROSS = BN / 4;
+  static_assert(32 % ACROSS == 0, "a thread stays with its quad, and lanes of a warp have the same ones");
+  const unsigned own_quad = column0 / 4 + thread % ACROSS;
+  const float4 own_bias = own_quad < QUADS ? bias[own_quad] : float4{};
+#endif
   wait_for_predecessors();
   launch_dependents();
 #if defined PROLOGUE && HALF
@@ -239,6 +251,30 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
     if (next < STEPS) put_pixels(next % STAGES);
 #endif
   }
+#ifdef MEANS
+  float4 mean = {};
+  product.store([&](unsigned row, unsigned, Four total) {
+    if (pixel0 + row >= PIXELS) return;
+    const float4 value =
+        ACTIVATED((float4{total.x + own_bias.x, total.y + own_bias.y, total.z + own_bias.z, total.w + own_bias.w}));
+    mean = float4{mean.x + value.x, mean.y + value.y, mean.z + value.z, mean.w + value.w};
+  });
+#pragma unroll
+  for (unsigned by = 16; by >= ACROSS; by /= 2)
+    mean = float4{mean.x + __shfl_xor_sync(0xffffffffu, mean.x, by), mean.y + __shfl_xor_sync(0xffffffffu, mean.y, by),
+                  mean.z + __shfl_xor_sync(0xffffffffu, mean.z, by), mean.w + __shfl_xor_sync(0xffffffffu, mean.w, by)};
+  __syncthreads();
+  float4* const sums = (float4*)shared;
+  if (thread % 32 < ACROSS) sums[thread / 32 * ACROSS + thread % 32] = mean;
+  __syncthreads();
+  if (thread >= ACROSS || own_quad >= QUADS) return;
+#pragma unroll
+  for (unsigned warp = 1; warp < THREADS / 32; warp++) {
+    const float4 more = sums[warp * ACROSS + thread];
+    mean = float4{mean.x + more.x, mean.y + more.y, mean.z + more.z, mean.w + more.w};
+  }
+  parts[blockIdx.x / TILES_N * QUADS + own_quad] = float4{mean.x * SCALE, mean.y * SCALE, mean.z * SCALE, mean.w * SCALE};
+#else
   product.store([&](unsigned row, unsigned column, Four total) {
     const unsigned pixel = pixel0 + row, quad = column0 / 4 + column;
 #if WHOLE
@@ -247,4 +283,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 #endif
     if (pixel < PIXELS && quad < QUADS) STORE(pixel, quad, total);
   });
+#endif
 }

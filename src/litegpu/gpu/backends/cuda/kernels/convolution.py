@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -186,7 +187,29 @@ def _depth(layer: Layer, tile: WorkgroupTile) -> int:
 
 
 def launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile, where: Where | None = None) -> Launch:
-    """The convolution with the given tile; see convolution.cu for the constants."""
+    """The convolution with the given tile."""
+    made = settings(ctx, layer, tile)
+    return native_launch(
+        ctx, made.name, made.files, made.constants, made.operands, label=label_of(ctx), workgroup=(tile.threads, 1, 1),
+        dispatch=(made.groups, 1, 1), shared_bytes=made.shared_bytes, variant=str(tile), where=where,
+        rounds=layer.rounds,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What native_launch needs for convolution.cu."""
+
+    name: str
+    files: tuple[str, ...]
+    constants: dict[str, int | str]
+    operands: Operands
+    groups: int
+    shared_bytes: int
+
+
+def settings(ctx: KernelContext, layer: Layer, tile: WorkgroupTile) -> Settings:
+    """For the convolution with the given tile; see convolution.cu for the constants."""
     product, view = product_of(layer, ctx.features.capability), layer.source
     weights = packed(layer, tile)
     rows, columns = -(-product.rows // tile.rows), weights.shape[0] // tile.columns
@@ -212,8 +235,4 @@ def launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile, where: Where |
     first, *others = tile.files
     files = (first, *row_norm.files_of(layer.norm), *others, "border.cu", *files_of(layer), "convolution.cu")
     shared = tile.shared_bytes(product.half) + (factors_bytes(layer) if layer.half else 0)
-    return native_launch(
-        ctx, name, files, constants, operands, label=label_of(ctx), workgroup=(tile.threads, 1, 1),
-        dispatch=(rows * columns, 1, 1), shared_bytes=shared, variant=str(tile), where=where,
-        rounds=layer.rounds,
-    )  # fmt: skip
+    return Settings(name, files, constants, operands, rows * columns, shared)

@@ -21,6 +21,7 @@ PIXELS = ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (2, 4), (4, 2), (1, 8)
 #: A thread's sums, multiplications of a lane, and inputs: everything is unrolled.
 MOST_SUMS, MOST_PRODUCTS, MOST_INPUTS = 64, 400, 200
 MOST_THREADS = 256
+FILES = ("chunk.cu", "depthwise_sums.cu", "depthwise.cu")
 #: How an element of bytes is declared, and taps whose sums of products of differences of bytes float32 holds.
 BYTES = {DType.INT8: ("signed char", ""), DType.UINT8: ("unsigned char", "")}
 MOST_EXACT = (1 << 24) // (255 * 255)
@@ -64,13 +65,9 @@ def build(ctx: KernelContext) -> list[Launch] | None:
 def candidates(layer: Layer) -> list[DepthwiseBlock]:
     """All blocks that are worth a try; none if the kernel cannot do the layer."""
     found: dict[tuple[int, ...], DepthwiseBlock] = {}
-    _, kh, kw, _ = layer.weights.shape
     _, out_h, out_w, _ = layer.shape
     for lanes, (y, x) in itertools.product(_lanes(layer), PIXELS):
-        rows, columns = _inputs(layer, y, x)
-        if layer.vector == 0 or lanes * y * x > MOST_SUMS or kh * kw * y * x > MOST_PRODUCTS:
-            continue
-        if rows * columns > MOST_INPUTS or y >= 2 * out_h or x >= 2 * out_w:
+        if not is_small(layer, lanes, y, x):
             continue
         for most in (8, 16, 32):
             # neighbouring threads have neighbouring chunks, divided evenly among workgroups
@@ -82,6 +79,15 @@ def candidates(layer: Layer) -> list[DepthwiseBlock]:
                     numbers = lanes, y, x, chunks, down, across
                     found.setdefault(numbers, DepthwiseBlock(*numbers))
     return list(found.values())
+
+
+def is_small(layer: Layer, lanes: int, y: int, x: int) -> bool:
+    """Whether a thread can compute so many channels of y x x pixels."""
+    _, kh, kw, _ = layer.weights.shape
+    rows, columns = _inputs(layer, y, x)
+    if layer.vector == 0 or lanes * y * x > MOST_SUMS or kh * kw * y * x > MOST_PRODUCTS:
+        return False
+    return rows * columns <= MOST_INPUTS and y < 2 * layer.shape[1] and x < 2 * layer.shape[2]
 
 
 def _lanes(layer: Layer) -> tuple[int, ...]:
@@ -106,10 +112,19 @@ def packed(layer: Layer) -> np.ndarray:
 
 
 def launch(ctx: KernelContext, layer: Layer, block: DepthwiseBlock) -> Launch:
-    """The convolution with the given block; see depthwise.cu for the constants."""
+    """The convolution with the given block."""
+    operands: Operands = {"x": layer.source, "w": packed(layer)}
+    return native_launch(
+        ctx, "blocked_depthwise", FILES, constants_of(layer, block), operands, label="depthwise_conv_2d",
+        workgroup=(block.threads, 1, 1), dispatch=(math.prod(block.groups(layer)), 1, 1), variant=str(block),
+    )  # fmt: skip
+
+
+def constants_of(layer: Layer, block: DepthwiseBlock) -> dict[str, int | str]:
+    """For depthwise_sums.cu, and how workgroups divide the work."""
     groups = block.groups(layer)
     step_y, step_x = _steps(layer, block.y, block.x)
-    constants: dict[str, int | str] = {
+    return {
         **layer.constants(), "HALF": int(layer.half), "SOURCE": (BYTES | LOAD)[layer.source.dtype][0],
         "BYTES": _kind(layer), "ZERO_POINT": layer.op.zero_point or 0,
         "FINITE": int(np.isfinite(layer.weights).all()), "KERNEL_H": layer.weights.shape[1],
@@ -118,11 +133,6 @@ def launch(ctx: KernelContext, layer: Layer, block: DepthwiseBlock) -> Launch:
         "GROUPS_C": groups[0], "GROUPS_X": groups[1], "GROUPS_Y": groups[2],
         "CHUNKS": chunks_of(layer, block.lanes), "STEP_Y": step_y, "STEP_X": step_x,
     }  # fmt: skip
-    operands: Operands = {"x": layer.source, "w": packed(layer)}
-    return native_launch(
-        ctx, "blocked_depthwise", ("chunk.cu", "depthwise.cu"), constants, operands, label="depthwise_conv_2d",
-        workgroup=(block.threads, 1, 1), dispatch=(math.prod(groups), 1, 1), variant=str(block),
-    )  # fmt: skip
 
 
 #: Of a multiprocessor, in a microsecond.

@@ -70,6 +70,7 @@ class Layer:
     gate: View | None = None  # the prologue's
     run: int = 0  # channels of bytes that the threads which multiplied can store at once (runs.py)
     norm: RowNorm | None = None  # of the input's rows, of convolutions 1x1; the weights are those that it folded
+    parts: int = 1  # pixels of the input that are added up first, of convolutions of one pixel with few results
     side: int = 1  # of squares of the output, of which the largest number alone is stored
 
     @property

@@ -7,7 +7,8 @@
 // Constants from the host: WEIGHTS (INT8, FLOAT16 or FLOAT32); LANES (8 to 32, or a multiple of 32), THREADS, EARLY; ROWS (output pixels),
 // QUADS; CHUNKS (of the depth; DEPTH elements); PIECE (channels of the input that are loaded at once: 8, 4 or 1, which
 // divide CHANNELS); OUT_H OUT_W; H W (of the input, upsampled); UPSAMPLE_*, BORDER (border.cu); CHANNELS KERNEL_W TAPS;
-// STRIDE_*, DILATION_*, PADDING_*; OFFSET PITCH_* (elements, of the input's view).
+// STRIDE_*, DILATION_*, PADDING_*; OFFSET PITCH_* (elements, of the input's view); PARTS (of
+// the input, of one pixel: as many pixels are added up).
 #define INT8 1
 #define FLOAT16 2
 #define FLOAT32 4
@@ -45,6 +46,15 @@ INLINE void load_inputs(const SOURCE* x PROLOGUE_PARAMETER, unsigned row, unsign
     const unsigned from = image * PITCH_B + iy * PITCH_Y + ix * PITCH_X + channel * PITCH_C + OFFSET;
     float piece[PIECE] = {};
     if (real) unpack(*(const Piece*)(x + from), piece);
+#if PARTS > 1
+#pragma unroll
+    for (unsigned part = 1; part < PARTS; part++) {
+      float more[PIECE] = {};
+      if (real) unpack(*(const Piece*)(x + from + part * PITCH_X), more);
+#pragma unroll
+      for (unsigned e = 0; e < PIECE; e++) piece[e] += more[e];
+    }
+#endif
 #ifdef PROLOGUE
     if (real) {
       Channels<PIECE> channels;

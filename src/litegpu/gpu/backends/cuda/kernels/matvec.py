@@ -61,7 +61,7 @@ def launch(ctx: KernelContext, layer: Layer, division: MatvecDivision, where: Wh
         "HALF_SOURCE": int(layer.source.dtype is DType.FLOAT16), "PIECE": piece, "CHANNELS": _channels(layer),
         "LANES": division.lanes, "THREADS": division.threads, "EARLY": _early(layer, division),
         "ROWS": math.prod(layer.shape[:3]), "QUADS": _quads(layer), "CHUNKS": _chunks(layer), "DEPTH": _depth(layer),
-        "PIXELS": math.prod(layer.shape[:3]), **constants_of(layer),
+        "PIXELS": math.prod(layer.shape[:3]), "PARTS": layer.parts, **constants_of(layer),
     }  # fmt: skip
     operands: Operands = {"x": layer.source, "w": packed(layer), **operands_of(layer)}
     files = ("chunk.cu", "border.cu", *files_of(layer), "matvec.cu")

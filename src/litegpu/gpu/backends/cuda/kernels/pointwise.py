@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from litegpu.gpu.backends.cuda.kernels import convolution
+from litegpu.gpu.backends.cuda.kernels import convolution, matvec
 from litegpu.gpu.backends.cuda.kernels.channelwise import read_channelwise
 from litegpu.gpu.backends.cuda.kernels.layer import Layer, residuals_of
 from litegpu.gpu.backends.cuda.kernels.row_norm import folded
@@ -13,7 +13,7 @@ from litegpu.gpu.backends.cuda.kernels.runs import run_of
 from litegpu.gpu.backends.cuda.kernels.source import Where
 from litegpu.gpu.graph import Conv2D, DType, PointwiseConv2D, Reshape, Shape, Step, Take, Transpose
 from litegpu.gpu.kernels.access import Position
-from litegpu.gpu.kernels.context import KernelContext, Launch
+from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 from litegpu.gpu.kernels.movement import Quad, no_table, origin, shapes_along
 from litegpu.gpu.lang import Kernel, TracedValue
 
@@ -55,6 +55,12 @@ def build(ctx: KernelContext) -> list[Launch]:
         norm, weights = folded(op.norm, weights)
         layer = Layer(Conv2D(), source, weights, shape, True, residuals_of(ctx), run=run_of(ctx), norm=norm)
         return [convolution.fastest(ctx, layer)]
+    if op.parts > 1:
+        layer = Layer(Conv2D(), source, weights, shape, ctx.half, residuals_of(ctx), parts=op.parts)
+        divisions = matvec.ranked(layer, ctx.features.compute_units)
+        if ctx.tuner is None:
+            return [matvec.launch(ctx, layer, divisions[0])]
+        return [quickest(ctx.tuner, [matvec.launch(ctx, layer, one) for one in divisions[: ctx.tuner.most]])]
     if op.moved:
         rows = (*ctx.value(x).shape[:3], len(weights))
         layer = Layer(Conv2D(), source, weights, rows, True, residuals_of(ctx))

@@ -211,3 +211,8 @@ def columns_of(weights: np.ndarray, run: int) -> np.ndarray:
     whole[:outputs] = weights
     parts = whole.reshape(-1, 4, run // 2, 2, *weights.shape[1:])
     return np.ascontiguousarray(parts.swapaxes(1, 2)).reshape(whole.shape)
+
+
+def nothing_stored() -> RunEpilogue:
+    """For kernels that write no element of their node's result: none of this is used."""
+    return RunEpilogue(0, np.zeros(0, np.int32), (), {}, {}, (), narrow=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import byte_inverted_cost
-from litegpu.gpu.backends.cuda.kernels.biased import without_bias
+from litegpu.gpu.backends.cuda.kernels.biased import activation
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape, cost, effort, ranked
 from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
@@ -28,7 +28,6 @@ from litegpu.gpu.graph import (
     InvertedConv2D,
     Node,
     Op,
-    arguments,
 )
 from litegpu.gpu.lang.features import Features
 
@@ -98,26 +97,6 @@ def join_inverted(graph: Graph, features: Features, half: bool) -> Graph:
         elif node.output not in gone:
             builder.nodes.append(node)
     return builder.graph(graph.inputs, graph.outputs) if made else graph
-
-
-@dataclass(frozen=True)
-class Activation:
-    """An epilogue as `expr` of (Arg(0) + bias). `bias`: the operand, or None."""
-
-    expr: Expr
-    bias: int | None
-
-
-def activation(node: Node, graph: Graph) -> Activation | None:
-    """The node's epilogue as such, if it is no more than that."""
-    if not node.operands and arguments(node.epilogue) <= {0}:
-        return Activation(node.epilogue, None)
-    if len(node.operands) != 1:
-        return None
-    bias = graph.values[node.operands[0]]
-    expr = without_bias(node.epilogue)
-    channelwise = bias.is_constant and bias.shape in ((1, 1, 1, 1), (1, 1, 1, graph.values[node.output].shape[3]))
-    return Activation(expr, bias.id) if channelwise and arguments(expr) <= {0} else None
 
 
 def _widens(first: Node, depthwise: Node, graph: Graph) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from litegpu.gpu.backends.cuda.kernels.biased import activation
 from litegpu.gpu.backends.cuda.kernels.pair import MOST_DEPTH, WIDTHS, cost, ranked, sizes_of
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
-from litegpu.gpu.backends.cuda.passes.inverted import activation
 from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder, Node, PairConv2D, PointwiseConv2D
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.decisions import values_decided_on

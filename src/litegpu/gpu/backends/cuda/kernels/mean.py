@@ -1,0 +1,62 @@
+"""A 1x1 convolution of few pixels and the mean of its results over these, in parts: one of each tile."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from litegpu.gpu.backends.cuda.kernels import convolution, overlapped
+from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.backends.cuda.kernels.runs import nothing_stored
+from litegpu.gpu.backends.cuda.kernels.source import float_text, native_launch
+from litegpu.gpu.backends.cuda.kernels.squeeze import function
+from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY, WorkgroupTile
+from litegpu.gpu.graph import Conv2D, MeanConv2D, Shape
+from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.view import View
+
+#: Microseconds that another part costs those who add them up. (An estimate: a load beside others.)
+PART = 0.05
+#: Columns of tiles, whose quads lanes of a warp share.
+MOST_COLUMNS = 128
+
+
+def build(ctx: KernelContext) -> list[Launch]:
+    op, (x, w, _) = ctx.node.op, ctx.node.inputs
+    assert isinstance(op, MeanConv2D)
+    weights = ctx.value(w).data
+    assert weights is not None  # as the pass sees to
+    layer = layer_of(ctx.views[x], weights, ctx.value(x).shape)
+    tiles = [t for t in ranked(layer, ctx.features.compute_units) if parts_of(layer, t) == op.parts]
+    if ctx.tuner is None:
+        return [_launch(ctx, layer, tiles[0])]
+    return [quickest(ctx.tuner, [_launch(ctx, layer, tile) for tile in tiles[: ctx.tuner.most]])]
+
+
+def layer_of(source: View, weights: np.ndarray, shape: Shape) -> Layer:
+    return Layer(Conv2D(), source, weights, (*shape[:3], len(weights)), True)
+
+
+def ranked(layer: Layer, units: int) -> list[WorkgroupTile]:
+    """The cheapest tiles first; none if the kernel cannot do it."""
+    product = convolution.product_of(layer, WARPGROUP_CAPABILITY)
+    found = [t for t in overlapped.tiles(layer, product, units) if t.columns <= MOST_COLUMNS and 128 % t.columns == 0]
+    return sorted(found, key=lambda t: overlapped.tile_cost(layer, t, units) + PART * parts_of(layer, t))
+
+
+def parts_of(layer: Layer, tile: WorkgroupTile) -> int:
+    """Tiles along the pixels."""
+    return -(-(layer.shape[1] * layer.shape[2]) // tile.rows)
+
+
+def _launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile) -> Launch:
+    op, view, bias = ctx.node.op, ctx.views[ctx.node.output], ctx.value(ctx.node.inputs[2]).data
+    assert isinstance(op, MeanConv2D) and bias is not None
+    made = convolution.settings(ctx, layer, tile)
+    whole = np.zeros(view.quads * 4, np.float32)
+    whole[: layer.shape[3]] = bias.reshape(-1)
+    constants = made.constants | {"MEANS": 1, "SCALE": float_text(1 / (layer.shape[1] * layer.shape[2]))}
+    return native_launch(
+        ctx, "mean_convolution", made.files, constants, {**made.operands, "bias": whole, "parts": view},
+        label="conv_2d", workgroup=(tile.threads, 1, 1), dispatch=(made.groups, 1, 1), shared_bytes=made.shared_bytes,
+        variant=str(tile), inner=function(ctx, "activated", op.inner), runs=nothing_stored(), rounds=layer.rounds,
+    )  # fmt: skip

@@ -1,0 +1,82 @@
+"""Let a 1x1 convolution find the mean of its results, where that is all that a classifier reads."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from litegpu.gpu.backends.cuda.kernels import mean, overlapped
+from litegpu.gpu.backends.cuda.kernels.biased import activation
+from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
+from litegpu.gpu.backends.cuda.passes.excite import is_mean
+from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder, MeanConv2D, Node, PointwiseConv2D
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.passes.decisions import values_decided_on
+from litegpu.gpu.view import padded
+
+#: Pixels of which there are so few tiles that adding up their parts costs little.
+MOST_PIXELS = 200
+
+
+def join_means(graph: Graph, features: Features) -> Graph:
+    """The graph with MeanConv2D nodes, in float16 where kernels overlap: there, each launch less counts."""
+    if features.capability != WARPGROUP_CAPABILITY or not overlapped.will_overlap(graph):
+        return graph
+    producer, consumers = graph.producer(), graph.consumers()
+    found: dict[int, tuple[Node, Node, int]] = {}  # by the mean: it, the convolution and the parts
+    for node in graph.nodes:
+        before = producer.get(node.inputs[0]) if node.inputs else None
+        readers = consumers[node.output]
+        if before is None or not is_mean(node, before.output, graph) or len(readers) != 1:
+            continue
+        alone = consumers[before.output] == [node] and not {before.output, node.output} & set(graph.outputs)
+        if alone and _is_plain(before, graph) and _is_plain(readers[0], graph) and readers[0].inputs[0] == node.output:
+            parts = _parts(before, graph, producer, features)
+            if parts is not None and node.output not in readers[0].operands:
+                found[node.output] = node, before, parts
+    decided = values_decided_on(graph) if found else {}
+    found = {v: f for v, f in found.items() if decided.keys().isdisjoint((v, f[1].output, f[1].inputs[0]))}
+    gone = {before.output for _, before, _ in found.values()}
+    builder = GraphBuilder(dict(graph.values), [])
+    made: dict[int, int] = {}
+    for node in graph.nodes:
+        if node.output in found:
+            _, before, parts = found[node.output]
+            made[node.output] = _put(builder, before, node, parts, graph)
+        elif node.inputs and node.inputs[0] in made:
+            parts = found[node.inputs[0]][2]
+            op = PointwiseConv2D(parts=parts) if parts > 1 else node.op
+            inputs = (made[node.inputs[0]], *node.inputs[1:])
+            builder.nodes.append(Node(op, inputs, node.output, node.epilogue, node.operands, node.sources))
+        elif node.output not in gone:
+            builder.nodes.append(node)
+    return builder.graph(graph.inputs, graph.outputs) if found else graph
+
+
+def _is_plain(node: Node, graph: Graph) -> bool:
+    """Whether it is a 1x1 convolution with weights that are halves."""
+    if node.op != Conv2D():
+        return False
+    data = graph.values[node.inputs[1]].data
+    return data is not None and data.shape[1:3] == (1, 1) and bool(np.all(np.abs(data) <= np.finfo(np.float16).max))
+
+
+def _parts(node: Node, graph: Graph, producer: dict[int, Node], features: Features) -> int | None:
+    """Of the mean of a convolution's results; None if it is not for the kernel."""
+    x, weights = graph.values[node.inputs[0]], graph.values[node.inputs[1]].data
+    if x.shape[0] > 1 or x.shape[1] * x.shape[2] > MOST_PIXELS or x.id not in producer or weights is None:
+        return None
+    if activation(node, graph) is None or x.dtype is not DType.FLOAT32 or x.shape[3] % 8:
+        return None
+    layer = mean.layer_of(padded(0, x.shape, DType.FLOAT16), weights, x.shape)
+    tiles = mean.ranked(layer, features.compute_units)
+    return mean.parts_of(layer, tiles[0]) if tiles else None
+
+
+def _put(builder: GraphBuilder, node: Node, mean_of: Node, parts: int, graph: Graph) -> int:
+    found, outputs = activation(node, graph), graph.values[node.output].shape[3]
+    assert found is not None
+    data = None if found.bias is None else graph.values[found.bias].data
+    bias = np.broadcast_to(np.float32(0) if data is None else data, (1, 1, 1, outputs)).astype(np.float32)
+    sources = tuple(sorted({*node.sources, *mean_of.sources}))
+    out = builder.value((1, 1, parts, outputs), DType.FLOAT32)
+    return builder.node(MeanConv2D(parts, found.expr), [*node.inputs, builder.constant(bias)], out, sources=sources)

@@ -1,0 +1,119 @@
+"""1x1 convolutions that find the mean of their results, against the definition in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from first_output import first_output
+
+from litegpu.gpu.backends.cuda.kernels import mean, overlapped
+from litegpu.gpu.backends.cuda.kernels.tile import WorkgroupTile
+from litegpu.gpu.build import build_program
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.graph import (
+    RESULT,
+    Arg,
+    Conv2D,
+    DType,
+    Graph,
+    GraphBuilder,
+    MeanConv2D,
+    Pool2D,
+    Reduce,
+    apply,
+)
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.passes import optimise
+
+CUDA = Features(float16=True, native="cuda", capability=90, compute_units=132)
+WILL_OVERLAP = overlapped.will_overlap
+BIASED = apply("add", RESULT, Arg(1))
+RELU6 = apply("min", apply("max", BIASED, 0.0), 6.0)
+SWISH = apply("mul", BIASED, apply("sigmoid", BIASED))
+
+
+@pytest.fixture(autouse=True)
+def overlapping(alone, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlapped, "will_overlap", WILL_OVERLAP)
+
+
+def network(
+    side: int, inputs: int, outputs: int, classes: int, *, act=RELU6, batch=1, pooled=False, also_read=False
+) -> tuple[Graph, list[np.ndarray]]:
+    """x -> 1x1 convolution -> another, `act` -> mean -> 1x1 convolution."""
+    rng, builder = np.random.default_rng(0), GraphBuilder()
+
+    def floats(*shape: int) -> int:
+        return builder.value(shape, DType.FLOAT32)
+
+    def layer(x: int, shape: tuple[int, ...], depth: int, expr) -> int:
+        weights = builder.constant((rng.standard_normal((shape[3], 1, 1, depth)) * depth**-0.5).astype(np.float32))
+        bias = builder.constant(rng.standard_normal((1, 1, 1, shape[3])).astype(np.float32))
+        return builder.node(Conv2D(), [x, weights], floats(*shape), expr, [bias])
+
+    x = floats(batch, side, side, inputs)
+    before = layer(x, (batch, side, side, inputs), inputs, BIASED)
+    wide = layer(before, (batch, side, side, outputs), inputs, act)
+    op = Pool2D("average", (side, side), (1, 1)) if pooled else Reduce("mean", (1, 2))
+    found = builder.node(op, [wide], floats(batch, 1, 1, outputs))
+    out = layer(found, (batch, 1, 1, classes), outputs, BIASED)
+    return builder.graph([x], [out, wide] if also_read else [out]), [
+        rng.standard_normal((batch, side, side, inputs)).astype(np.float32)
+    ]
+
+
+def check(device, graph: Graph, inputs: list[np.ndarray]) -> None:
+    if device.features.capability != 90:
+        pytest.skip("only where kernels overlap")
+    program = build_program(graph, device.features, "cuda", half=True)
+    names = [program.kernels[d.kernel].name for d in program.dispatches]
+    assert names == ["tensor_convolution", "mean_convolution", "vector_convolution"]
+    got = first_output(device, program, inputs, graph.values[graph.outputs[0]].shape)
+    want = evaluate_graph(graph, inputs)[0]
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
+
+
+TILES = {
+    "16x16x256": WorkgroupTile(16, 16, 256, (1, 1, 8), 2), "32x32x128": WorkgroupTile(32, 32, 128, (1, 1, 4), 2),
+    "64x32x64": WorkgroupTile(64, 32, 64, (4, 1, 1), 3), "together": WorkgroupTile(64, 64, 64, (4, 1, 1), 2, True),
+}  # fmt: skip
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", TILES)
+def test_tiles(device, monkeypatch, name: str) -> None:
+    """One part and several, columns that are no whole tile."""
+    monkeypatch.setattr(mean, "ranked", lambda *_: [TILES[name]])
+    check(device, *network(7, 136, 100, 40))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("act", [RELU6, SWISH, BIASED], ids=["relu6", "swish", "none"])
+def test_activations(device, act) -> None:
+    check(device, *network(5, 64, 50, 10, act=act, pooled=act is RELU6))
+
+
+def means(graph: Graph, features: Features = CUDA, half: bool = True) -> int:
+    """How many are joined; the graph computes the same."""
+    optimised = optimise(graph, features, half)
+    rng = np.random.default_rng(3)
+    inputs = [rng.standard_normal(graph.values[v].shape).astype(np.float32) for v in graph.inputs]
+    for got, want in zip(evaluate_graph(optimised, inputs), evaluate_graph(graph, inputs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    return sum(isinstance(n.op, MeanConv2D) for n in optimised.nodes)
+
+
+def test_what_is_joined() -> None:
+    assert means(network(7, 64, 128, 10)[0]) == 1
+    assert means(network(3, 64, 128, 10, pooled=True)[0]) == 1
+
+
+def test_what_is_not() -> None:
+    graph = network(7, 64, 128, 10)[0]
+    assert means(graph, half=False) == 0
+    assert means(graph, Features(float16=True, native="cuda", capability=80, compute_units=108)) == 0
+    assert means(network(7, 64, 128, 10, batch=2)[0]) == 0
+    assert means(network(7, 64, 128, 10, also_read=True)[0]) == 0
+    assert means(network(7, 60, 128, 10)[0]) == 0  # rows that are no whole chunks
+    assert means(network(30, 64, 128, 10)[0]) == 0  # many parts
