@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from agreement import official, on_gpu, require_gpu, run
+from ai_edge_litert.interpreter import OpResolverType
 from flatbuffers import flexbuffers
 
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.lower import check_operator, lower_partition
 from litegpu.model.reader import read_model
 from litegpu.model.types import TensorType
-from litegpu.model.writer import ModelBuilder
+from litegpu.model.writer import ModelBuilder, quantized
 
 OPERATOR = "TFLite_Detection_PostProcess"
 F32 = TensorType.FLOAT32
@@ -113,6 +114,58 @@ def test_on_the_gpu(seed: int, half: bool) -> None:
     gpu = on_gpu(case.content, max_delegated_partitions=0, precision_loss_allowed=half)
     assert gpu.delegation_report().fully_delegated, gpu.delegation_report().summary()
     check(run(gpu, case.inputs), case, half)
+
+
+def of_bytes(seed: int, kind: TensorType) -> Detections:
+    """Of UINT8 as they are, of INT8 behind a DEQUANTIZE."""
+    case, n = detections(seed, num_classes=4), np.random.default_rng(seed)
+    graph, b = read_model(case.content).main, ModelBuilder()
+    low = 0 if kind is TensorType.UINT8 else -128
+    operands, inputs = [], []
+    for name, array, scale, zero in zip(("boxes", "scores"), case.inputs, (0.043, 1 / 256), (117, 0), strict=True):
+        q = quantized(scale, low + zero)
+        operands.append(b.input(name, array.shape, kind, quantization=q))
+        inputs.append(n.integers(low, low + 256, array.shape).astype(np.uint8 if low == 0 else np.int8))
+        if low:
+            operands[-1] = b.op("DEQUANTIZE", [operands[-1]], array.shape, type=F32)
+    anchors = graph.tensors[graph.operators[0].inputs[2]].data
+    assert anchors is not None
+    if low == 0:
+        stored = np.clip(np.rint(anchors / np.float32(0.004)) + 5, 0, 255).astype(np.uint8)
+        operands.append(b.constant(stored, "anchors", quantization=quantized(0.004, 5)))
+    else:
+        operands.append(b.constant(anchors))
+    outputs = [(graph.tensors[t].shape, F32) for t in graph.outputs]
+    b.output(*b.custom(OPERATOR, operands, outputs, graph.operators[0].custom_options))
+    return Detections(b.build(), inputs)
+
+
+@pytest.mark.parametrize("kind", [TensorType.UINT8, TensorType.INT8])
+@pytest.mark.parametrize("seed", range(12))
+def test_bytes_are_decoded_to_the_last_bit(seed: int, kind: TensorType) -> None:
+    case = of_bytes(seed, kind)
+    graph = read_model(case.content).main
+    lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs, integer=True)
+    assert not any("exp" in str(node.epilogue) for node in lowered.graph.nodes)
+    want = run(official(case.content, OpResolverType.BUILTIN), case.inputs)
+    n = int(want[3][0])
+    got = evaluate_graph(lowered.graph, case.inputs)
+    assert got[3].reshape(1) == want[3]
+    for i in range(3):
+        np.testing.assert_array_equal(got[i].reshape(want[i].shape)[0, :n], want[i][0, :n])
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "float16"])
+@pytest.mark.parametrize("kind", [TensorType.UINT8, TensorType.INT8])
+def test_bytes_on_the_gpu(kind: TensorType, half: bool) -> None:
+    require_gpu()
+    case = of_bytes(3, kind)
+    got = run(on_gpu(case.content, arithmetic="integer", precision_loss_allowed=half), case.inputs)
+    want = run(official(case.content, OpResolverType.BUILTIN), case.inputs)
+    n = int(want[3][0])
+    np.testing.assert_array_equal(got[3], want[3])
+    for i in range(3):
+        np.testing.assert_array_equal(got[i][0, :n], want[i][0, :n])
 
 
 def test_more_boxes_than_a_thread_has_bits() -> None:

@@ -77,6 +77,7 @@ def dequantize(ctx: OpContext) -> None:
         ctx.lowering.value(ctx.output.index)
     else:
         ctx.copy(ctx.value(0), [], ctx.output_value())
+        ctx.lowering.quantized.numbers_of[ctx.output.index] = ctx.operator.inputs[0]
 
 
 @lowers("FAKE_QUANT")

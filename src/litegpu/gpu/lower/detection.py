@@ -24,10 +24,13 @@ from litegpu.gpu.graph import (
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.ordering import highest
+from litegpu.gpu.lower.quantization import STORED, grid_of
 from litegpu.gpu.lower.registry import lowers, lowers_as
 from litegpu.model.ops.checks import flexbuffer_options
 from litegpu.model.types import Tensor
 
+#: Entries of the tables by which boxes of bytes are decoded.
+_MOST_LOOKED_UP = 1 << 22
 #: Detections of each class, where the options say nothing.
 _OF_EACH_CLASS = 100
 _NONE = Literal(0, DType.INT32)
@@ -143,6 +146,18 @@ def _zeros(ctx: OpContext, count: int) -> int:
 def _decoded(ctx: OpContext, count: int, scales: list[float]) -> int:
     """The corners of the boxes, [1,1,N,4], from centres and sizes relative to the anchors'."""
 
+    looked_up = _looked_up(ctx, count, scales)
+    if looked_up is not None:
+        centres, halves = ([_channel(ctx, looked_up, count, first + axis) for axis in (0, 1)] for first in (0, 2))
+        ends = [
+            ctx.elementwise(
+                fn(function, Arg(0), Arg(1)), [centre, half], ctx.intermediate((1, 1, count, 1), DType.FLOAT32)
+            )
+            for function in ("sub", "add")
+            for centre, half in zip(centres, halves, strict=True)
+        ]
+        return ctx.add(Concat(3), ends, ctx.intermediate((1, 1, count, 4), DType.FLOAT32))
+
     def part(i: int, channel: int) -> int:
         return _channel(ctx, ctx.value(i), count, channel)
 
@@ -156,6 +171,48 @@ def _decoded(ctx: OpContext, count: int, scales: list[float]) -> int:
             corners[end, axis] = ctx.elementwise(corner, operands, ctx.intermediate((1, 1, count, 1), DType.FLOAT32))
     inputs = [corners[end, axis] for end in (0, 1) for axis in (0, 1)]
     return ctx.add(Concat(3), inputs, ctx.intermediate((1, 1, count, 4), DType.FLOAT32))
+
+
+def _looked_up(ctx: OpContext, count: int, scales: list[float]) -> int | None:
+    """Centres and half sizes [1,1,N,4] of boxes that are bytes in whole numbers, from tables: of each byte for each
+    anchor that differs from others, in 64 bits and rounded once, as the CPU has it. None for others."""
+    stored = _bytes_of(ctx)
+    if stored is None or not ctx.is_constant(2):
+        return None
+    tensor = ctx.lowering.subgraph.tensors[stored]
+    grid = grid_of(tensor)
+    assert grid is not None
+    anchors = ctx.array(2).reshape(-1, ctx.shape(2)[-1])[:count].astype(np.float64)
+    known = np.float32(grid.scale) * (np.arange(grid.low, grid.high + 1) - grid.zero).astype(np.float32)
+    tables, bases, size = [], [], 0
+    for centre in (True, False):
+        for axis in (0, 1):
+            of = anchors[:, [axis, axis + 2]] if centre else anchors[:, [axis + 2]]
+            kinds, which = np.unique(of, axis=0, return_inverse=True)
+            part = known.astype(np.float64) / np.float64(np.float32(scales[axis if centre else axis + 2]))
+            with np.errstate(over="ignore"):
+                table = part * kinds[:, 1:] + kinds[:, :1] if centre else 0.5 * np.exp(part) * kinds
+                tables.append(table.astype(np.float32).reshape(-1))
+            bases.append(size + which.reshape(-1) * known.size - grid.low)
+            size += tables[-1].size
+    if size > _MOST_LOOKED_UP:
+        return None
+    shape = (1, 1, count, 4)
+    first = Slice((0, 0, 0, 0), (1, 1, 1, 1), shape)
+    given = ctx.copy(ctx.lowering.quantized.stored[stored], [first], ctx.intermediate(shape, STORED[tensor.type]))
+    base = ctx.builder.constant(np.stack(bases, 1).astype(np.int32).reshape(shape))
+    places = ctx.elementwise(fn("add", Arg(0), Arg(1)), [given, base], ctx.intermediate(shape, DType.INT32))
+    entries = ctx.builder.constant(np.concatenate(tables).reshape(1, 1, 1, -1))
+    return ctx.add(Gather(1, 1, size, 1, count * 4), [entries, places], ctx.intermediate(shape, DType.FLOAT32))
+
+
+def _bytes_of(ctx: OpContext) -> int | None:
+    """The tensor of bytes that the boxes are, or whose real numbers."""
+    kept, tensor = ctx.lowering.quantized, ctx.operator.inputs[0]
+    if kept.keeps_stored(grid_of(ctx.tensor(0))) and not ctx.is_constant(0):
+        ctx.lowering.ensure(tensor)
+    tensor = kept.numbers_of.get(tensor, tensor)
+    return tensor if tensor in kept.stored else None
 
 
 @lowers_as(NON_MAX_SUPPRESSION_V4=False, NON_MAX_SUPPRESSION_V5=True)

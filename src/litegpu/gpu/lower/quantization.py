@@ -112,6 +112,7 @@ class QuantizedValues:
         self.stored: dict[int, int] = {}
         self.quanta: dict[int, int] = {}
         self.real: dict[int, int] = {}
+        self.numbers_of: dict[int, int] = {}  # a tensor of floats -> the quantized one whose real numbers it has
         self._grids: dict[int, Grid] = {}  # values whose elements lie on a grid, as quanta or as real numbers
         self._seen = 0  # nodes of which it was decided whether their results lie on one
 
