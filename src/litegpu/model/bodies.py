@@ -17,6 +17,11 @@ _FUNCTIONS = {
     "STABLEHLO_MAXIMUM": "max",
     "STABLEHLO_MINIMUM": "min",
     "STABLEHLO_AND": "all",
+    "ADD": "add",
+    "MUL": "mul",
+    "MAXIMUM": "max",
+    "MINIMUM": "min",
+    "LOGICAL_AND": "all",
 }
 
 
@@ -45,4 +50,5 @@ def _named(graph: Subgraph) -> str:
         return ASSIGNED if graph.outputs[0] == graph.inputs[1] else ""
     only = graph.operators[0]
     alone = len(graph.operators) == 1 and only.outputs == graph.outputs and set(only.inputs) == set(graph.inputs)
-    return _FUNCTIONS.get(only.name, "") if alone else ""
+    plain = not only.options.get("fused_activation_function")
+    return _FUNCTIONS.get(only.name, "") if alone and plain else ""

@@ -281,8 +281,9 @@ class _Body:
         outputs = [t for t in operator.outputs if tensors[t].type not in _OBJECTS]
         options: dict[str, Any] = dict(operator.options)
         for name, value in options.items():
-            if schema.names_subgraph(name) and not isinstance(value, tuple):
-                options[name] = numbers[value]
+            if schema.names_subgraph(name):
+                several = isinstance(value, tuple)
+                options[name] = tuple(numbers[v] for v in value) if several else numbers[value]
         inputs += [self.values[key] for key in keys]
         self.values.update(after)
         return dataclasses.replace(

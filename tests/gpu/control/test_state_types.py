@@ -118,3 +118,24 @@ def test_a_place_of_64_bits() -> None:
 
     model.output(*loop(model, model, [count, x], state, condition, body))
     compared(model.build(), [[np.array(n, np.int64), np.arange(3, dtype=np.float32)] for n in (0, 2)])
+
+
+@pytest.mark.parametrize("backend", ["reference", "webgpu"])
+@pytest.mark.parametrize("known", [False, True])
+def test_choices_by_number(known: bool, backend: str) -> None:
+    """As JAX writes `switch`; what is no number of a branch stands for the last one."""
+    for number in (-1, 0, 1, 2, 7):
+        model = ModelBuilder()
+        place = scalar(model, number) if known else model.input("number", (), I32)
+        x = model.input("x", (3,))
+        names = ("NEG", "ABS", "SQUARE")
+        graphs = []
+        for name in names:
+            graph = model.subgraph(name)
+            graph.output(graph.op(name, [graph.input("x", (3,))], (3,)))
+            graphs.append(graph.index)
+        options = dict(branch_subgraph_indices=graphs)
+        made = model.op_multi("STABLEHLO_CASE", [place, x], [((3,), T.FLOAT32)], options)
+        model.output(model.op("ADD", [made[0], x], (3,)))
+        array = np.array([-1, 2, -3], np.float32)
+        compared(model.build(), [[array] if known else [np.array(number, np.int32), array]], backend)

@@ -166,6 +166,24 @@ def test_updates_of_one_place_come_in_order() -> None:
         np.testing.assert_array_equal(run(official(model.build()), arrays)[0], wanted)
 
 
+@pytest.mark.parametrize("name", ["ADD", "MUL", "MAXIMUM", "MINIMUM"])
+def test_bodies_as_the_converter_writes_them(name: str) -> None:
+    """JAX's cumulative products and the like: a body of an operator that is none of StableHLO's."""
+    model = ModelBuilder()
+    options = dict(
+        window_dimensions=[1, 4], window_strides=[1, 1], base_dilations=[1, 1], window_dilations=[1, 1],
+        padding=[0, 0, 3, 0], body_subgraph_index=body(model, name, TensorType.FLOAT32),
+    )  # fmt: skip
+    x, begin = model.input("x", (3, 4)), model.constant(np.array(1, np.float32))
+    model.output(model.op("STABLEHLO_REDUCE_WINDOW", [x, begin], (3, 4), options))
+    main = read_model(model.build()).main
+    assert check_operator(main, main.operators[0]) is None
+    arrays = [numbers(random.Random(name), (3, 4), "float32")]
+    for got, want in zip(run(on_gpu(model.build(), backend="reference"), arrays),
+                         run(official(model.build()), arrays), strict=True):  # fmt: skip
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
 def test_bodies_of_several_operators_are_not_known() -> None:
     model = ModelBuilder()
     graph = model.subgraph("body")

@@ -63,11 +63,12 @@ class CalledGraph:
         found: Loop = self._known[operator.index]
         return found
 
-    def branches(self, operator: Operator) -> tuple[CalledGraph, CalledGraph]:
-        """Those of an IF. Raises Unsupported."""
+    def branches(self, operator: Operator) -> tuple[CalledGraph, ...]:
+        """Those of an IF: what is run if the condition holds, and if not; or of a STABLEHLO_CASE, by their numbers.
+        Raises Unsupported."""
         if operator.index not in self._known:
             self._known[operator.index] = self._branches(operator)
-        found: tuple[CalledGraph, CalledGraph] = self._known[operator.index]
+        found: tuple[CalledGraph, ...] = self._known[operator.index]
         return found
 
     def _loop(self, operator: Operator) -> Loop:
@@ -84,15 +85,15 @@ class CalledGraph:
                 raise Unsupported(f"'{before.name}' changes its shape from {list(before.shape)} to {list(after.shape)}")
         return Loop(condition, step, fixed, constants)
 
-    def _branches(self, operator: Operator) -> tuple[CalledGraph, CalledGraph]:
+    def _branches(self, operator: Operator) -> tuple[CalledGraph, ...]:
         given = operator.inputs[1:]
         known = self.known(given)
-        then, otherwise = (self.called(operator, place, given, known) for place in (0, 1))
-        for made, a, b in zip(operator.outputs, then.subgraph.outputs, otherwise.subgraph.outputs, strict=True):
-            shapes = {self.subgraph.tensors[made].shape, then.subgraph.tensors[a].shape}
-            if len(shapes | {otherwise.subgraph.tensors[b].shape}) > 1:
+        found = tuple(self.called(operator, place, given, known) for place in range(len(operator.subgraphs)))
+        for i, made in enumerate(operator.outputs):
+            results = (branch.subgraph.tensors[branch.subgraph.outputs[i]] for branch in found)
+            if {self.subgraph.tensors[made].shape} != {result.shape for result in results}:
                 raise Unsupported("its branches give results of different shapes")
-        return then, otherwise
+        return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,9 +20,10 @@ from litegpu.gpu.control.called import CalledGraph, Loop, calls
 from litegpu.gpu.control.checks import is_control
 from litegpu.gpu.control.costs import is_small
 from litegpu.gpu.control.trips import rounds
-from litegpu.gpu.graph import Arg, DType, Elementwise, Graph, GraphBuilder, bhwc
+from litegpu.gpu.graph import Arg, DType, Elementwise, Expr, Graph, GraphBuilder, bhwc
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import LoweredGraph
+from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.parts import border_shape, handed_shape
 from litegpu.gpu.lower.quantization import STORED
 from litegpu.gpu.lower.values import dtype_of
@@ -240,7 +241,8 @@ class _Linker:
     def _branch(
         self, scope: CalledGraph, run: Sequence[Operator], operator: Operator, places: dict[int, int], wanted: set[int]
     ) -> dict[int, int]:
-        """An IF; where its results are. Of small branches both are computed, and then there is a choice."""
+        """An IF, or a choice by number; where its results are. Of an IF's small branches both are computed, and then
+        there is a choice."""
         predicate, *given = operator.inputs
         known = scope.known(given)
         self._before(scope, run, places, wanted, ())
@@ -252,16 +254,16 @@ class _Linker:
             inner = {graph.inputs[i]: places[t] for i, t in enumerate(given) if i not in known}
             self._results_of(branch, inner, list(zip(graph.outputs, ends, strict=True)))
 
-        truth = scope.subgraph.tensors[predicate].data
-        if truth is not None:
-            put(branches[0] if truth.reshape(-1)[0] else branches[1], list(results.values()))
-        elif all(is_small(branch) for branch in branches) and not self._stored(scope, operator):
+        number = _chosen(operator, scope.subgraph.tensors[predicate])
+        if number is not None:
+            put(branches[number], list(results.values()))
+        elif _is_if(operator) and all(is_small(branch) for branch in branches) and not self._stored(scope, operator):
             made = [[self.place(branch, t) for t in branch.subgraph.outputs] for branch in branches]
             for branch, ends in zip(branches, made, strict=True):
                 put(branch, ends)
             self._choose(scope, operator, places[predicate], made, results)
         else:
-            for branch, flag in zip(branches, (places[predicate], self._negated(places[predicate])), strict=True):
+            for branch, flag in zip(branches, self._flags(operator, places[predicate]), strict=True):
                 outer, self.code = self.code, []
                 put(branch, list(results.values()))
                 self.code = [*outer, _Block("if", tuple(self.code), flag=flag)]
@@ -298,13 +300,23 @@ class _Linker:
         ends = tuple(results[t] for t in operator.outputs)
         self.code.append(_Unit(builder.graph(values, outputs), tuple(inputs), ends, 0, scope.sources or ()))
 
-    def _negated(self, truth: int) -> int:
-        """A place that has the opposite."""
+    def _flags(self, operator: Operator, given: int) -> list[int]:
+        """Places of whether each branch is run. `given`: where the condition is, or the number of one: what is no
+        number stands for the last."""
+        if _is_if(operator):
+            return [given, self._computed(given, DType.BOOL, fn("logical_not", Arg(0)))]
+        last = len(operator.subgraphs) - 1
+        flags = [self._computed(given, DType.INT32, fn("eq", Arg(0), whole(k))) for k in range(last)]
+        outside = [fn("lt", Arg(0), whole(0)), fn("ge", Arg(0), whole(last))]
+        return [*flags, self._computed(given, DType.INT32, fn("logical_or", *outside))]
+
+    def _computed(self, given: int, dtype: DType, truth: Expr) -> int:
+        """A place for what is found of the one element at another."""
         builder = GraphBuilder()
-        given, result = (builder.value((1, 1, 1, 1), DType.BOOL) for _ in range(2))
-        builder.node(Elementwise(), (), result, fn("logical_not", Arg(0)), [given])
+        value, result = (builder.value((1, 1, 1, 1), kind) for kind in (dtype, DType.BOOL))
+        builder.node(Elementwise(), (), result, truth, [value])
         place = self.flag()
-        self.code.append(_Unit(builder.graph([given], [result]), (truth,), (place,), 0, ()))
+        self.code.append(_Unit(builder.graph([value], [result]), (given,), (place,), 0, ()))
         return place
 
     # ----------------------------------------------------------------------------------------------- linking
@@ -403,6 +415,21 @@ def _exchanged(
         [dataclasses.replace(d, bindings=tuple(moved(b) for b in d.bindings)) for d in dispatches],
         [dataclasses.replace(r, flag=swapped.get(r.flag, r.flag)) for r in regions],
     )
+
+
+def _is_if(operator: Operator) -> bool:
+    return operator.name == "IF"
+
+
+def _chosen(operator: Operator, given: Tensor) -> int | None:
+    """Which of its branches is run, if that is known."""
+    if given.data is None:
+        return None
+    number = int(given.data.reshape(-1)[0])
+    last = len(operator.subgraphs) - 1
+    if _is_if(operator):
+        return 0 if number else 1
+    return number if 0 <= number < last else last
 
 
 def _port(tensor: Tensor, offset: int, elements: tuple[int, ...]) -> Port:

@@ -86,6 +86,7 @@ _BINARY = Gpu(
 _SUM = dataclasses.replace(_BINARY, span=added)
 _PRODUCT = dataclasses.replace(_SUM, span=multiplied)
 
+_CASE = "as IF, of any number of branches, of which one is run"
 _FLOW = "control flow: the operators around it, and in what it calls, are divided among delegates by themselves"
 _NO_KERNEL = "the official runtime has no kernel for it, so that converters write it for other compilers only"
 
@@ -101,7 +102,7 @@ OPS = (
         gpu=Gpu(1, inputs=(INT32 | BOOL, INT32 | BOOL), counts=2, quantized=False, small=WHOLE | UNSIGNED),
     ),
     Op("STABLEHLO_BROADCAST_IN_DIM", "x -> .", moves="elements", stays=_NO_KERNEL),
-    Op("STABLEHLO_CASE", "x*:object -> .*:object", moves="elements", stays=_FLOW),
+    Op("STABLEHLO_CASE", "i:int32 x*:object -> .*:object", calls="branch", moves="elements", linked=_CASE),
     Op("STABLEHLO_CBRT", "x -> =x", stays=_NO_KERNEL),
     Op("STABLEHLO_CLAMP", "a x b -> .", stays=_NO_KERNEL),
     Op("STABLEHLO_COMPARE", "a b -> .", stays=_NO_KERNEL),
