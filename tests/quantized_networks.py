@@ -111,7 +111,7 @@ def quantize(model: Model, ranges: dict[int, tuple[float, float]], style: Style)
 def _placed(low: float, high: float, style: Style) -> tuple[float, int]:
     """Scale and zero point for a range with zero in it."""
     least, most = style.limits
-    scale = max((high - low) / 255, 1e-8)
+    scale = max((high - low) / 255, 1e-3)
     return scale, int(np.clip(np.rint(least - low / scale), least, most))
 
 
