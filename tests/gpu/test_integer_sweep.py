@@ -22,6 +22,12 @@ from litegpu.model.types import Quantization, TensorType
 
 #: What is left to the CPU.
 REFUSED = {(kind, op) for kind in ("int8", "uint8") for op in ("REDUCE_PROD", "LOG_SOFTMAX")}
+TYPES: dict[TensorType, type[np.generic]] = {
+    TensorType.INT8: np.int8,
+    TensorType.UINT8: np.uint8,
+    TensorType.INT16: np.int16,
+    TensorType.FLOAT32: np.float32,
+}
 #: Of 16 bits, at least in some forms.
 WORDS_LEFT = {
     *("ADD", "BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D", "DIV", "FULLY_CONNECTED", "REDUCE_PROD", "SOFTMAX", "SUM"),
@@ -87,6 +93,38 @@ def test_of_words_on_gpu(op: str) -> None:
     case = quantized_case(op, "int16", 1)
     assert case is not None
     _compare(case, run(on_gpu(case.content, arithmetic="integer"), case.inputs), 1)
+
+
+@pytest.mark.parametrize("made", list(TYPES), ids=lambda t: t.name)
+@pytest.mark.parametrize("given", list(TYPES), ids=lambda t: t.name)
+def test_from_one_quantization_to_another(given: TensorType, made: TensorType) -> None:
+    """QUANTIZE and DEQUANTIZE of each type; of rows that do not fill the CPU's SIMD lanes, too."""
+    if given is made is TensorType.FLOAT32 or (given, made) == (TensorType.INT16, TensorType.UINT8):
+        pytest.skip("the runtime has none")
+    for seed in range(12):
+        r, n, m, shape = random.Random(seed), np.random.default_rng(seed), ModelBuilder(), (1, 1 + seed % 3, 40)
+        scales = [math.exp(r.uniform(-6, 1)) / (256 if t is TensorType.INT16 else 1) for t in (given, made)]
+        bytes_ = {given, made} == {TensorType.INT8, TensorType.UINT8}
+        scales[1] = scales[0] if seed % 2 else scales[1]
+        parameters = []
+        for t, scale in zip((given, made), scales, strict=True):
+            low, high = (0, 0) if t is TensorType.INT16 else (0, 255) if t is TensorType.UINT8 else (-128, 127)
+            parameters.append(None if t is TensorType.FLOAT32 else quantized(scale, r.randint(low, high)))
+        x = m.input("x", shape, given, quantization=parameters[0])
+        y = m.tensor(shape, made, "y", quantization=parameters[1])
+        m.node("DEQUANTIZE" if made is TensorType.FLOAT32 else "QUANTIZE", [x], [y])
+        m.output(y)
+        if given is TensorType.FLOAT32:
+            array = (n.integers(-300, 300, shape) * scales[1] / 2).astype(np.float32)
+        else:
+            array = n.integers(np.iinfo(TYPES[given]).min, np.iinfo(TYPES[given]).max + 1, shape).astype(TYPES[given])
+        case = OpCase("QUANTIZE", m.build(), [array])
+        graph = read_model(case.content).main
+        reason = check_operator(graph, graph.operators[0], integer=True)
+        assert (reason is None) == (not bytes_ or scales[0] == scales[1]), reason
+        if reason is None:
+            lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs, integer=True)
+            _compare(case, evaluate_graph(lowered.graph, case.inputs), seed)
 
 
 @pytest.mark.parametrize("half", [False, True])

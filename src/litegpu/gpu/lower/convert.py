@@ -9,7 +9,7 @@ import numpy as np
 from litegpu.gpu.graph import Arg, DType, Expr, Literal, Reduce
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import integers, tables
-from litegpu.gpu.lower.context import OpContext
+from litegpu.gpu.lower.context import NOT_KNOWN, OpContext
 from litegpu.gpu.lower.fixed_point import half, lowest_bits, unsigned, whole
 from litegpu.gpu.lower.quantization import STORED, grid_of
 from litegpu.gpu.lower.registry import lowers
@@ -17,6 +17,7 @@ from litegpu.gpu.lower.values import dtype_of
 from litegpu.model.reader import DTYPES
 from litegpu.model.types import TensorType
 
+_BYTES = (TensorType.INT8, TensorType.UINT8)
 #: Boundaries of BUCKETIZE, each of which is looked at.
 MOST_BUCKETS = 4096
 _CONVERSIONS = {DType.FLOAT32: "to_float32", DType.INT32: "to_int32", DType.BOOL: "to_bool"}
@@ -66,6 +67,10 @@ def _narrowed(ctx: OpContext) -> Expr:
 def quantize(ctx: OpContext) -> None:
     """Nothing but the rounding that the output's quantization asks for."""
     ctx.check_shape(ctx.shape(0))
+    given, made = grid_of(ctx.tensor(0)), grid_of(ctx.output)
+    if given is not None and made is not None and given.scale != made.scale and ctx.tensor(0).type in _BYTES:
+        same = ctx.tensor(0).type is ctx.output.type or ctx.output.type not in _BYTES
+        ctx.require(same or not ctx.lowering.integer, NOT_KNOWN)  # by where in a row of SIMD lanes an element is
     if not tables.unary(ctx, integers.requantized):
         ctx.copy(ctx.value(0), [], ctx.output_value())
 
