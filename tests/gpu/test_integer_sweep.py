@@ -117,7 +117,8 @@ def test_from_one_quantization_to_another(given: TensorType, made: TensorType) -
         if given is TensorType.FLOAT32:
             array = (n.integers(-300, 300, shape) * scales[1] / 2).astype(np.float32)
         else:
-            array = n.integers(np.iinfo(TYPES[given]).min, np.iinfo(TYPES[given]).max + 1, shape).astype(TYPES[given])
+            limits = np.iinfo(given.name.lower())
+            array = n.integers(limits.min, limits.max + 1, shape).astype(TYPES[given])
         case = OpCase("QUANTIZE", m.build(), [array])
         graph = read_model(case.content).main
         reason = check_operator(graph, graph.operators[0], integer=True)
