@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("memcheck", "racecheck")
 #: Of each native kernel the file of its tests (test_*.py of tests/gpu/backends/cuda/kernels) and which of them.
 KERNELS = {
+    "added_norm": ("added_norm", "chosen or tiles"),
     "attention": ("attention", "vision or mask or nan"),
     "byte_convolution": ("byte_products", "test_tiles or (test_cases and (zero or four)) or turing"),
     "byte_depthwise": ("byte_depthwise", "test_cases and pixels1"),
@@ -43,7 +44,7 @@ KERNELS = {
     "patch": ("patch", "random"),
     "persistent": ("persistent", "some_tiles and (residual or window) or test_whole"),
     "prologue": ("prologue", "float32_input or nan or strides or (few and relu)"),
-    "row_norm": ("row_norm", "chosen or (specialized and True-100)"),
+    "row_norm": ("row_norm", "chosen or where_they_were or windows_of or (specialized and True-100)"),
     "rows": ("matvec", "(rows and 3-float) or (windows and op2) or beside"),
     "runs": ("runs", "staying or multiply or border or halves"),
     "separable": ("separable", "nan or (windows and op1)"),
@@ -51,7 +52,7 @@ KERNELS = {
     "squeeze": ("squeeze", "(against and (odd or batch)) or test_tiles"),
     "stem": ("stem", "cases or whole"),
     "tiles": ("convolution", "some or strided or (channels and taps1-12)"),
-    "transpose": ("transpose", "case1 or case3"),
+    "transpose": ("transpose", "case0 or case1 or case3"),
     "warpgroup_attention": ("warpgroup_attention", "random or nan"),
     "wide_stem": ("wide_stem", "test_cases or test_whole"),
 }

@@ -88,8 +88,16 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             parts = np.zeros(shape, np.float32)  # all is in the first
             parts[:, :, :1] = within.mean((1, 2), keepdims=True)
             return parts
-        case PointwiseConv2D(norm=LayerNorm() as norm):
-            return conv2d(Conv2D(), evaluate_op(norm, inputs[:1], inputs[0].shape), inputs[1], shape)
+        case PointwiseConv2D(added=LayerNorm() as norm):
+            x, weights, other, scale = inputs
+            return conv2d(Conv2D(), x, weights, shape) + evaluate_op(norm, [other], shape) * scale
+        case PointwiseConv2D(norm=LayerNorm() as norm, fetched=steps):
+            (x, weights), (b, h, w, _) = inputs, shape
+            if op.stride != (1, 1):
+                x = x.reshape(b, h, op.stride[0], w, op.stride[1], -1).transpose(0, 1, 3, 2, 4, 5).reshape(b, h, w, -1)
+                weights = weights.reshape(len(weights), 1, 1, -1)
+            rows = evaluate_op(norm, [x], x.shape)
+            return conv2d(Conv2D(), evaluate_op(Copy(steps), [rows], (*shape[:3], rows.shape[3])), weights, shape)
         case PointwiseConv2D(prologue, stride):
             ready = np.broadcast_to(evaluate_expr(prologue, [inputs[0], *inputs[2:]]), inputs[0].shape)
             return conv2d(Conv2D(stride), ready, inputs[1], shape)

@@ -103,7 +103,7 @@ class CudaNative:
         if not half:
             return graph
         graph = join_prologues(join_separable(join_means(join_excitations(graph, features), features)))
-        return join_pooled(join_moves(join_pairs(join_row_norms(graph), features)), features)
+        return join_pooled(join_moves(join_pairs(join_row_norms(graph, features), features)), features)
 
     def multiplies_bytes(self, features: Features, products: float, elements: int) -> bool:
         least = MANY_EACH_OF_MANY if products >= MANY_PRODUCTS else MANY_EACH

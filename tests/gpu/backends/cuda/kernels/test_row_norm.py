@@ -9,7 +9,8 @@ import pytest
 from first_output import first_output
 
 from litegpu.gpu.backends.cuda.compile import compile_kernels
-from litegpu.gpu.backends.cuda.kernels import convolution, persistent, specialized
+from litegpu.gpu.backends.cuda.kernels import convolution, overlapped, persistent, specialized
+from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
 from litegpu.gpu.backends.cuda.kernels.persistent import StayingTile
 from litegpu.gpu.backends.cuda.kernels.row_norm import folded
 from litegpu.gpu.backends.cuda.kernels.specialized import SpecializedTile
@@ -46,16 +47,20 @@ BIASED = apply("add", RESULT, Arg(1))
 
 def network(
     shape, outputs: int, *, affine: Expr = SCALED, centred=True, mean=0.5, biased: Expr | None = BIASED, readers=1,
-    steps: tuple[Step, ...] = (), epsilon=1e-6, also_read=False, seed=0,
+    steps: tuple[Step, ...] = (), before: tuple[Step, ...] = (), epsilon=1e-6, also_read=False, seed=0,
 ) -> tuple[Graph, list[np.ndarray]]:  # fmt: skip
-    """x -> 1x1 convolution (identity) -> normalised, `affine` -> `steps` -> 1x1 convolutions, `biased` with what the
+    """x -> 1x1 convolution (identity) -> `before` -> normalised, `affine` -> `steps` -> 1x1 convolutions, `biased` with what the
     identity gave as Arg(2). The mean of the identity is an output as well."""
     rng = np.random.default_rng(seed)
     builder = GraphBuilder()
     c = shape[3]
     x = builder.value(shape, DType.FLOAT32)
     eye = builder.constant(np.eye(c, dtype=np.float32).reshape(c, 1, 1, c))
-    inner = builder.node(Conv2D(), [x, eye], builder.value(shape, DType.FLOAT32))
+    inner = first = builder.node(Conv2D(), [x, eye], builder.value(shape, DType.FLOAT32))
+    if before:
+        for step in before:
+            shape = step_shape(step, shape)
+        inner, c = builder.node(Copy(before), [inner], builder.value(shape, DType.FLOAT32)), shape[3]
     scale = builder.constant(rng.uniform(0.5, 2, (1, 1, 1, c)) * rng.choice([-1, 1], c))
     shift = builder.constant(rng.standard_normal((1, 1, 1, c)))
     norm = LayerNorm(epsilon, centred)
@@ -72,9 +77,10 @@ def network(
         bias = builder.constant(rng.standard_normal((1, 1, 1, outputs)))
         out = builder.value((*shape[:3], outputs), DType.FLOAT32)
         made.insert(0, builder.node(Conv2D(), [ready, weights], out, biased or RESULT, [bias] if biased else []))
-    average = builder.value((builder.values[x].shape[0], 1, 1, c), DType.FLOAT32)
-    made.append(builder.node(Reduce("mean", (1, 2)), [inner], average))
-    value = rng.standard_normal(builder.values[x].shape) + mean * rng.standard_normal(c)
+    given = builder.values[x].shape
+    average = builder.value((given[0], 1, 1, given[3]), DType.FLOAT32)
+    made.append(builder.node(Reduce("mean", (1, 2)), [first], average))
+    value = rng.standard_normal(given) + mean * rng.standard_normal(given[3])
     return builder.graph([x], made), [value.astype(np.float32)]
 
 
@@ -242,6 +248,85 @@ def test_moved_rows(device) -> None:
     shape = (2, 6, 4, 64)
     windows = (Reshape(shape, (2, 3, 2, 4, 64)), Transpose((0, 2, 1, 3, 4)), Reshape((2, 2, 3, 4, 64), (4, 3, 4, 64)))
     check(device, *network(shape, 36, steps=windows))
+
+
+SHIFTED = (Take(1, (4, 5, 0, 1, 2, 3)), Reshape((2, 6, 4, 64), (2, 3, 2, 4, 64)), Transpose((0, 2, 1, 3, 4)),
+           Reshape((2, 2, 3, 4, 64), (4, 3, 4, 64)))  # fmt: skip
+
+
+@pytest.fixture
+def overlapping(monkeypatch) -> None:
+    for module in (convolution, overlapped):
+        monkeypatch.setattr(module, "will_overlap", will_overlap)
+
+
+def test_rows_are_found_where_they_were(overlapping) -> None:
+    """Where kernels overlap, and only of what puts every row somewhere."""
+    for steps, copies in ((SHIFTED, 0), ((Take(1, (0, 0, 1, 2, 3, 5)),), 1)):
+        graph = network((2, 6, 4, 64), 36, steps=steps)[0]
+        assert joint(graph) == 1
+        nodes = optimise(graph, CUDA, True).nodes
+        assert sum(isinstance(n.op, Copy) for n in nodes) == copies
+        assert any(isinstance(n.op, PointwiseConv2D) and bool(n.op.fetched) for n in nodes) == (copies == 0)
+
+
+SQUARES = (Reshape((2, 6, 4, 40), (2, 3, 2, 2, 2, 40)), Transpose((0, 1, 3, 4, 2, 5)),
+           Reshape((2, 3, 2, 2, 2, 40), (2, 3, 2, 160)))  # fmt: skip
+
+
+def test_joined_squares_are_windows(overlapping) -> None:
+    """Of rows that a copy made of two by two pixels, column by column."""
+    graph = network((2, 6, 4, 40), 24, before=SQUARES)[0]
+    assert joint(graph) == 1
+    nodes = optimise(graph, CUDA, True).nodes
+    assert not any(isinstance(n.op, Copy) for n in nodes)
+    assert any(isinstance(n.op, PointwiseConv2D) and n.op.stride == (2, 2) for n in nodes)
+    others = (Reshape((2, 6, 4, 40), (2, 3, 2, 2, 2, 40)), Transpose((0, 1, 3, 4, 5, 2)),
+              Reshape((2, 3, 2, 2, 40, 2), (2, 3, 2, 160)))  # fmt: skip
+    graph = network((2, 6, 4, 40), 24, before=others)[0]
+    assert any(isinstance(n.op, LayerNorm) for n in optimise(graph, CUDA, True).nodes)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("tile", [SpecializedTile(64, 32, 1, 4, 4), WorkgroupTile(32, 32, 64, (1, 1, 4), 3)], ids=str)
+def test_windows_of_squares(device, monkeypatch, overlapping, tile) -> None:
+    needs_warpgroups(device)
+    only_this(monkeypatch, tile)
+    graph, inputs = network((2, 6, 4, 40), 136, before=SQUARES)
+    check(device, graph, inputs, kernel="specialized_convolution" if tile.stages == 4 else "tensor_convolution")
+
+
+@pytest.mark.parametrize(
+    "depth, rows, expected", [(256, 30, 1), (384, 30, 1), (1536, 30, 1), (1540, 30, 0), (384, 8, 0)]
+)
+def test_how_deep(overlapping, depth: int, rows: int, expected: int) -> None:
+    """Where kernels overlap, up to 1024 channels, but not where a vector's kernel is the quickest."""
+    graph = network((1, 1, rows, depth), 16)[0]
+    found = [n for n in optimise(graph, CUDA, True).nodes if isinstance(n.op, PointwiseConv2D)]
+    assert len(found) == expected
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("tile", [SpecializedTile(64, 32, 1, 4, 4), SpecializedTile(64, 64, 1, 3, 4, 2),
+                                  WorkgroupTile(32, 32, 64, (1, 1, 4), 3)], ids=str)  # fmt: skip
+def test_rows_where_they_were(device, monkeypatch, overlapping, tile) -> None:
+    needs_warpgroups(device)
+    only_this(monkeypatch, tile)
+    graph, inputs = network((2, 6, 4, 64), 136, steps=SHIFTED)
+    divided = isinstance(tile, SpecializedTile)
+    check(device, graph, inputs, kernel="specialized_convolution" if divided else "tensor_convolution")
+
+
+def only_this(monkeypatch, tile) -> None:
+    divided = isinstance(tile, SpecializedTile)
+    monkeypatch.setattr(specialized, "ranked", lambda layer, *_: [tile] if divided and layer.norm else [])
+    monkeypatch.setattr(specialized, "cost", lambda *_: 0.0)
+    monkeypatch.setattr(
+        convolution, "ranked", lambda *_: [WorkgroupTile(64, 64, 64, (2, 2, 2), 2) if divided else tile]
+    )
+    monkeypatch.setattr(overlapped, "tiles", lambda *_: [])
+    monkeypatch.setattr(overlapped, "divisions", lambda *_: [])
+    monkeypatch.setattr(overlapped, "CLEARLY", 1e9)
 
 
 def test_folded_weights_keep_their_digits() -> None:

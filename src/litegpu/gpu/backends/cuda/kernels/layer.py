@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.channelwise import Channelwise
-from litegpu.gpu.graph import Conv2D, DType, LayerNorm, Reshape
+from litegpu.gpu.graph import Conv2D, DType, LayerNorm, Reshape, Step
 from litegpu.gpu.kernels.blocking import fit_bytes
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.view import View, follow
@@ -71,6 +71,8 @@ class Layer:
     run: int = 0  # channels of bytes that the threads which multiplied can store at once (runs.py)
     norm: RowNorm | None = None  # of the input's rows, of convolutions 1x1; the weights are those that it folded
     parts: int = 1  # pixels of the input that are added up first, of convolutions of one pixel with few results
+    fetched: tuple[Step, ...] = ()  # how the input's rows are moved first, of convolutions 1x1 without padding
+    added: LayerNorm | None = None  # of another value's rows, which are added to the result's (added_norm.py)
     side: int = 1  # of squares of the output, of which the largest number alone is stored
 
     @property
@@ -116,7 +118,7 @@ class Layer:
             and self.op.stride == (1, 1)
             and self.op.padding == (0, 0)
         )
-        if not plain or (h, w) != self.shape[1:3]:
+        if not plain or ((h, w) != self.shape[1:3] and not self.fetched):
             return None
         flat = follow(self.source, (Reshape((b, h, w, c), (1, 1, b * h * w, c)),))
         return None if flat is None else flat.strides[2]
@@ -163,8 +165,9 @@ class Layer:
         """Those that all kernels have: the window, the input's size and view, the output's size."""
         op, view = self.op, self.source
         _, kh, kw, inputs = self.weights.shape
+        height, width = view.shape[1:3] if self.fetched else self.shape[1:3]  # where rows are found
         return {
-            "OUT_H": self.shape[1], "OUT_W": self.shape[2],
+            "OUT_H": height, "OUT_W": width,
             "H": view.shape[1] * op.upsample[0], "W": view.shape[2] * op.upsample[1],
             "UPSAMPLE_Y": op.upsample[0], "UPSAMPLE_X": op.upsample[1], "BORDER": BORDER[op.border],
             "CHANNELS": view.quads * 4 if self.vector else inputs, "KERNEL_W": kw, "TAPS": kh * kw,

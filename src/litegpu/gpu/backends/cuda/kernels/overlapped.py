@@ -107,6 +107,10 @@ SPECIALIZED = TimeParts(
     divided=0.6435, divided_more=0.0857,
 )  # fmt: skip
 
+#: So many times what instructions take it costs to sum up rows, of which a warp has more than 16 (128 x 384 to 1152 by
+#: 32 x 64 of a warp's 32 x 32: 5.0 us, where 2.2 without a norm; by 16 x 32 2.6), and by specialized.cu.
+MANY_ROWS, DIVIDED = 12.0, 2.0
+
 #: What layers of bytes take more by tiles of convolution.cu, and by those of specialized.cu for each step but the first
 #: (54 layers; the first choice was up to 1.1 us slower than the best).
 BYTES, BYTES_OF_STEP = 0.3, 0.26
@@ -179,7 +183,9 @@ def tile_cost(layer: Layer, t: WorkgroupTile, units: int) -> float:
     units = units or USUAL_UNITS
     found = tile_parts(layer, t, units).at(WARPGROUP if t.warpgroups else MATRIX)
     share = -(-_groups(layer, t) // units)
-    return found + (BYTES if layer.whole_numbers else 0.0) + row_norm.effort(layer.norm, share * t.rows * layer.depth)
+    summing = row_norm.effort(layer.norm, share * t.rows * layer.depth)
+    summing *= 1.0 if row_norm.is_first(layer) or t.rows // t.warps[0] == 16 else MANY_ROWS
+    return found + (BYTES if layer.whole_numbers else 0.0) + summing
 
 
 def specialized_cost(layer: Layer, t: SpecializedTile, units: int) -> float:
@@ -187,7 +193,7 @@ def specialized_cost(layer: Layer, t: SpecializedTile, units: int) -> float:
     units = units or USUAL_UNITS
     found = specialized_parts(layer, t, units).at(SPECIALIZED)
     share = -(-_groups(layer, t) * t.split // units)
-    found += row_norm.effort(layer.norm, share * t.rows * layer.depth / t.split)
+    found += DIVIDED * row_norm.effort(layer.norm, share * t.rows * layer.depth / t.split)
     if layer.whole_numbers:
         return found + BYTES_OF_STEP * (-(-specialized.steps_of(layer) // t.split) - 1)
     return max(found, LONG[0] + LONG[1] * found)

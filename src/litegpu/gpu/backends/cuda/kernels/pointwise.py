@@ -52,8 +52,22 @@ def build(ctx: KernelContext) -> list[Launch]:
     weights, source, shape = ctx.value(w).data, ctx.views[x], ctx.output.shape
     assert weights is not None  # as the passes see to
     if op.norm is not None:
-        norm, weights = folded(op.norm, weights)
-        layer = Layer(Conv2D(), source, weights, shape, True, residuals_of(ctx), run=run_of(ctx), norm=norm)
+        norm, rows = folded(op.norm, weights.reshape(len(weights), 1, 1, -1))
+        weights = rows.reshape(weights.shape)
+        layer = Layer(
+            Conv2D(op.stride),
+            source,
+            weights,
+            shape,
+            True,
+            residuals_of(ctx),
+            run=run_of(ctx),
+            norm=norm,
+            fetched=op.fetched,
+        )
+        return [convolution.fastest(ctx, layer)]
+    if op.added is not None:
+        layer = Layer(Conv2D(), source, weights, shape, True, residuals_of(ctx) + 1, added=op.added)
         return [convolution.fastest(ctx, layer)]
     if op.parts > 1:
         layer = Layer(Conv2D(), source, weights, shape, ctx.half, residuals_of(ctx), parts=op.parts)

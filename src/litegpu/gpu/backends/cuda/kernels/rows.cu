@@ -18,6 +18,12 @@ INLINE unsigned place(unsigned row, unsigned chunk) {
 }
 INLINE unsigned least(unsigned a, unsigned b) { return a < b ? a : b; }
 
+#ifdef FETCHED  // the input's rows are moved first
+#define ROW_OF(pixel) ((pixel) < PIXELS ? FETCHED(pixel) : (pixel))
+#else
+#define ROW_OF(pixel) (pixel)
+#endif
+
 // What a thread copies of BM rows from number `row0` on.
 struct Window {
   int from[COPIES];       // where the window of a row's pixel begins
@@ -29,7 +35,7 @@ struct Window {
                             OUT_W == W && PITCH_Y == W * PITCH_X && PITCH_B == H * PITCH_Y;
 #pragma unroll
     for (unsigned i = 0; i < COPIES; i++) {
-      const unsigned pixel = (row0 + row + i * APART) / POOL, part = (row0 + row + i * APART) % POOL;
+      const unsigned pixel = ROW_OF((row0 + row + i * APART) / POOL), part = (row0 + row + i * APART) % POOL;
       if (points) {
         from[i] = (int)(pixel * PITCH_X) + OFFSET;
         taps[i] = pixel < PIXELS;

@@ -1,8 +1,10 @@
-"""Transposed convolution as one convolution for each residue of the output's coordinates by the stride."""
+"""Transposed convolution as one convolution for each residue of the output's coordinates by the stride, or, where each
+output has one tap, as one 1x1 convolution whose results are the channels of several pixels."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +33,7 @@ class Phase:
 
 
 def build(ctx: KernelContext) -> list[Launch] | None:
-    """A launch for every phase; None where Conv2D would not be taken either."""
+    """A launch for every phase, or one for all; None where Conv2D would not be taken either."""
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, TransposeConv2D)
     weights = ctx.value(node.inputs[1]).data
@@ -43,6 +45,11 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         return None
     batch, out_h, out_w, outputs = ctx.output.shape
     _, kh, kw, inputs = weights.shape
+    if _has_one_tap(ctx, op, weights):
+        _, height, width, _ = source.shape
+        rows = weights.transpose(1, 2, 0, 3).reshape(-1, 1, 1, inputs)
+        layer = Layer(Conv2D(), source, rows, (batch, height, width, len(rows)), half)
+        return [fastest(ctx, layer, _where_spread(ctx, op))]
     down = phases(out_h, kh, op.stride[0], op.padding[0])
     across = phases(out_w, kw, op.stride[1], op.padding[1])
     launches = []
@@ -65,6 +72,36 @@ def phases(out: int, taps: int, stride: int, padding: int) -> list[Phase]:
         start = (first + padding) // stride - (len(own) - 1)  # the input of own[0] for the first output
         found.append(Phase(first, -(-(out - first) // stride), own, -start if own else 0))
     return found
+
+
+def _has_one_tap(ctx: KernelContext, op: TransposeConv2D, weights: np.ndarray) -> bool:
+    """Whether windows lie side by side and cover the output, in whole quads of channels."""
+    (_, height, width, _), (_, out_h, out_w, outputs) = ctx.value(ctx.node.inputs[0]).shape, ctx.output.shape
+    taps = weights.shape[1:3]
+    return (
+        taps == op.stride
+        and op.padding == (0, 0)
+        and outputs % 4 == 0
+        and ((out_h, out_w) == (height * taps[0], width * taps[1]))
+    )
+
+
+def _where_spread(ctx: KernelContext, op: TransposeConv2D) -> Where:
+    """Where four channels are that the 1x1 convolution gives: those of the first row of a window come first."""
+    shape, quads = ctx.output.shape, ctx.output.shape[3] // 4
+    height, width = shape[1] // op.stride[0], shape[2] // op.stride[1]
+
+    def where(pixel: TracedValue, quad: TracedValue) -> Position:
+        row, tap = divide(pixel, width), divide(quad, quads)
+        at = (
+            0 if shape[0] == 1 else divide(row, height),
+            remainder(row, height, shape[0] * height) * op.stride[0] + divide(tap, op.stride[1]),
+            remainder(pixel, width, shape[0] * height * width) * op.stride[1]
+            + remainder(tap, op.stride[1], math.prod(op.stride)),
+        )
+        return Position(shape, coordinates=(*at, remainder(quad, quads, quads * math.prod(op.stride))))
+
+    return where
 
 
 def _where(ctx: KernelContext, op: TransposeConv2D, y: Phase, x: Phase) -> Where:

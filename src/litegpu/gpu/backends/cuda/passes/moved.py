@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.passes.row_norm import moves_rows
+from litegpu.gpu.backends.cuda.passes.row_norm import is_one_to_one, moves_rows
 from litegpu.gpu.graph import (
     Arg,
     Conv2D,
@@ -18,7 +18,6 @@ from litegpu.gpu.graph import (
     Node,
     Op,
     PointwiseConv2D,
-    Take,
     Value,
     arguments,
     substitute,
@@ -37,7 +36,7 @@ def join_moves(graph: Graph) -> Graph:
             continue
         first, v = producer.get(node.inputs[0]), node.inputs[0]
         alone = consumers[v] == [node] and v not in graph.outputs and v not in node.operands
-        if first is not None and alone and _takes(first, graph) and _is_one_to_one(node.op):
+        if first is not None and alone and _takes(first, graph) and is_one_to_one(node.op):
             joined[node.output] = first, node
     decided = values_decided_on(graph) if joined else {}  # such a value stays in float32
     joined = {v: pair for v, pair in joined.items() if pair[0].output not in decided and v not in decided}
@@ -68,16 +67,6 @@ def _is_pointwise(weights: np.ndarray | None, x: Value) -> bool:
     if weights is None or weights.shape[1:] != (1, 1, x.shape[3]):
         return False
     return bool(np.all(np.abs(weights) <= np.finfo(np.float16).max))
-
-
-def _is_one_to_one(op: Copy) -> bool:
-    """Whether every row has a place, and one alone, that is computed."""
-    for step in op.steps:
-        if isinstance(step, Take):
-            count = len(step.indices)
-            if any(index != (step.indices[0] + i) % count for i, index in enumerate(step.indices)):
-                return False
-    return True
 
 
 def _joined(first: Node, copy: Node) -> Node:

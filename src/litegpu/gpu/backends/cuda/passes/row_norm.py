@@ -1,14 +1,20 @@
-"""Let 1x1 convolutions normalise the rows that they multiply, instead of a kernel in front of them."""
+"""Let 1x1 convolutions normalise the rows that they multiply, or add, instead of a kernel in front of them."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from litegpu.gpu.backends.cuda.kernels import overlapped
 from litegpu.gpu.backends.cuda.kernels.channelwise import Channelwise, read_channelwise
+from litegpu.gpu.backends.cuda.kernels.matvec import MOST_ROWS
 from litegpu.gpu.backends.cuda.kernels.row_norm import EACH, INSTRUCTIONS
+from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
+from litegpu.gpu.backends.cuda.passes.patches import squares
 from litegpu.gpu.graph import (
     RESULT,
     Apply,
@@ -20,9 +26,11 @@ from litegpu.gpu.graph import (
     GraphBuilder,
     LayerNorm,
     Node,
+    Op,
     PointwiseConv2D,
     Reshape,
     Shape,
+    Step,
     Take,
     Transpose,
     apply,
@@ -30,37 +38,45 @@ from litegpu.gpu.graph import (
     substitute,
 )
 from litegpu.gpu.graph.movement import step_shape
+from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.decisions import values_decided_on
 
 #: Outputs of a workgroup, and multiprocessors.
 OUTPUTS, USUAL_UNITS = 128, 132
 #: Microseconds of a layer norm's kernel: at least, and for each number that it reads and writes.
 START, MOVED = 1.3, 4 / 3.6e6
-#: Channels of a row that were measured to be worth it.
-MOST_DEPTH = 256
+#: Channels of a row that were measured to be worth it; and where kernels overlap, each row of which is read in shared
+#: memory meanwhile, but not of so few rows that matvec.cu does them.
+MOST_DEPTH, MOST_OVERLAPPING_DEPTH = 256, 1536
 
 
-def join_row_norms(graph: Graph) -> Graph:
+def join_row_norms(graph: Graph, features: Features) -> Graph:
     """The graph without LayerNorm nodes that only 1x1 convolutions read, of which each is a PointwiseConv2D then, with
     what the normalised channels were multiplied with in its weights, and with what was added to them in its bias.
-    What moves whole rows between them moves them before."""
+    What moves whole rows between them moves them before; where kernels overlap, convolutions find them where they were,
+    and those 1x1 that add the normalised rows to their results read them as well. Rows that a copy joins from squares of
+    pixels are windows of a convolution with a stride."""
     if not any(isinstance(node.op, LayerNorm) for node in graph.nodes):
         return graph
-    joining = _Joining(graph)
+    joining = _Joining(graph, features.capability == WARPGROUP_CAPABILITY and overlapped.will_overlap(graph))
     nodes = [new for node in graph.nodes for new in joining.instead_of(node)]
     return GraphBuilder(joining.builder.values, nodes).graph(graph.inputs, graph.outputs)
 
 
 class _Joining:
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, overlapping: bool) -> None:
+        self.graph, self.overlapping = graph, overlapping
         self.builder = GraphBuilder(dict(graph.values), [])
         self.consumers, self.producer = graph.consumers(), graph.producer()
-        decided = values_decided_on(graph)  # such a value stays in float32, of which these kernels know nothing
+        self.decided = values_decided_on(graph)  # such values stay in float32, of which these kernels know nothing
+        self.squares: dict[
+            int, Sequence[tuple[int, int]]
+        ] = {}  # by what is normalised: of whose copies nothing is left
         self.norms: dict[int, tuple[Node, Channelwise]] = {}  # by their results, and by what these are moved to
-        self.moved: dict[int, int] = {}  # what is moved -> x in the same places
+        self.moved: dict[int, int] = {}  # what is moved -> x in the same places, or
+        self.steps: dict[int, tuple[Step, ...]] = {}  # x where it was, and how it is to be moved
         for node in graph.nodes:
-            affine = None if node.inputs and node.inputs[0] in decided else self.affine(node)
+            affine = None if node.inputs and node.inputs[0] in self.decided else self.affine(node)
             readers = self.readers(node.output) if affine is not None else None
             if affine is not None and readers and self.pays(node, readers):
                 self.norms |= dict.fromkeys(readers, (node, affine))
@@ -69,7 +85,7 @@ class _Joining:
         """What is done with each channel that a node has normalised, if that is all and kernels can read x."""
         if not isinstance(node.op, LayerNorm) or node.output in self.graph.outputs:
             return None
-        if self.lies_apart(node.inputs[0]):
+        if self.lies_apart(node.inputs[0]) and not self.is_of_squares(node):
             return None
         values = [self.graph.values[v] for v in (node.output, *node.operands)]
         found = read_channelwise(node.epilogue, values)
@@ -82,6 +98,25 @@ class _Joining:
             return False
         return not all(isinstance(step, Reshape) for step in source.op.steps)
 
+    def is_of_squares(self, node: Node) -> bool:
+        """Whether what is normalised are joined squares, which nothing else reads."""
+        x = node.inputs[0]
+        copy = self.producer[x]
+        if not self.overlapping or self.consumers[x] != [node] or x in self.graph.outputs or x in node.operands:
+            return False
+        if (
+            copy.inputs[0] in self.decided
+            or self.graph.values[copy.inputs[0]].is_constant
+            or self.lies_apart(copy.inputs[0])
+        ):
+            return False
+        found = squares(copy, self.graph.values[copy.inputs[0]].shape)
+        plain = all(self.takes(reader, node.output) for reader in self.consumers[node.output])
+        if found is None or not plain:
+            return False
+        self.squares[x] = found
+        return True
+
     def readers(self, v: int) -> list[int]:
         """The value, and those in which its rows are moved, if nothing but convolutions reads them."""
         found = [v]
@@ -92,18 +127,27 @@ class _Joining:
                 if not inner:
                     return []
                 found += inner
-            elif not self.takes(node, v):
+            elif not self.takes(node, v) and not self.adds(node, v):
                 return []
         return found
 
     def pays(self, node: Node, copies: Sequence[int]) -> bool:
         """Whether it takes less than a kernel of its own: each workgroup sums up its rows anew."""
         numbers = self.graph.values[node.output].elements
-        readers = [reader for v in copies for reader in self.consumers[v] if isinstance(reader.op, Conv2D)]
+        readers = [reader for v in copies for reader in self.consumers[v] if self.takes(reader, v)]
+        if not readers:
+            return False
         times = sum(-(-self.graph.values[reader.output].shape[3] // OUTPUTS) for reader in readers)
         slower = times * INSTRUCTIONS * EACH / USUAL_UNITS
-        few = self.graph.values[node.output].shape[3] <= MOST_DEPTH
+        depth = self.graph.values[node.output].shape[3]
+        fetched = all(v == node.output or self.fetches(self.producer[v]) for v in copies)
+        deep = numbers > MOST_ROWS * depth and fetched and self.overlapping
+        few = depth <= (MOST_OVERLAPPING_DEPTH if deep else MOST_DEPTH)
         return few and numbers * (1.3 * slower - MOVED) < START
+
+    def fetches(self, copy: Node) -> bool:
+        """Whether convolutions find rows without that copy."""
+        return self.overlapping and isinstance(copy.op, Copy) and is_one_to_one(copy.op)
 
     def takes(self, node: Node, v: int) -> bool:
         weights = self.graph.values[node.inputs[1]].data if isinstance(node.op, Conv2D) else None
@@ -116,19 +160,53 @@ class _Joining:
             and _is_finite(weights)
         )
 
+    def adds(self, node: Node, v: int) -> bool:
+        """Whether a 1x1 convolution adds such rows to its results."""
+        weights = self.graph.values[node.inputs[1]].data if isinstance(node.op, Conv2D) else None
+        others = (node.inputs[:1], *((u,) for u in node.operands if u != v))
+        return (
+            self.overlapping
+            and isinstance(self.producer[v].op, LayerNorm)
+            and not any(isinstance(self.origin(u), LayerNorm) for (u,) in others)
+            and node.op == Conv2D()
+            and weights is not None
+            and weights.shape[1:3] == (1, 1)
+            and node.operands.count(v) == 1
+            and v not in node.inputs
+            and node.inputs[0] not in self.decided
+            and self.graph.values[v].shape == self.graph.values[node.output].shape
+            and bool(np.all(np.abs(weights) <= np.finfo(np.float16).max))
+            and _without(node.epilogue, node.operands.index(v) + 1) is not None
+        )
+
+    def origin(self, v: int) -> Op | None:
+        """What computes a value that copies have moved."""
+        node = self.producer.get(v)
+        while node is not None and isinstance(node.op, Copy):
+            node = self.producer.get(node.inputs[0])
+        return None if node is None else node.op
+
     def instead_of(self, node: Node) -> Sequence[Node]:
+        if node.output in self.squares and self.consumers[node.output][0].output in self.norms:
+            return []
         if node.output in self.norms:  # what is normalised, or a copy of that
             norm, _ = self.norms[node.output]
             if node is norm:
                 self.moved[node.output] = node.inputs[0]
                 return []
             source = self.moved[node.inputs[0]]
+            if self.fetches(node):
+                assert isinstance(node.op, Copy)
+                self.moved[node.output] = source
+                self.steps[node.output] = (*self.steps.get(node.inputs[0], ()), *node.op.steps)
+                return []
             shape, kind = self.graph.values[node.output].shape, self.graph.values[source].dtype
             self.moved[node.output] = self.builder.value(shape, kind)
             return [dataclasses.replace(node, inputs=(source,), output=self.moved[node.output])]
-        if not node.inputs or node.inputs[0] not in self.norms or not isinstance(node.op, Conv2D):
-            return [node]
-        return [self.joined(node, *self.norms[node.inputs[0]])]
+        if node.inputs and node.inputs[0] in self.norms and isinstance(node.op, Conv2D):
+            return [self.joined(node, *self.norms[node.inputs[0]])]
+        added = next((v for v in node.operands if v in self.norms), None)
+        return [node] if added is None else [self.summed(node, added, *self.norms[added])]
 
     def joined(self, node: Node, norm: Node, affine: Channelwise) -> Node:
         assert isinstance(norm.op, LayerNorm)
@@ -141,8 +219,42 @@ class _Joining:
             shift = (exact * affine.shift).sum(axis=3).reshape(1, 1, 1, -1)
             epilogue, operands = self.shifted(node, shift)
         sources = tuple(sorted({*norm.sources, *node.sources}))
-        op = PointwiseConv2D(norm=norm.op)
-        return Node(op, (self.moved[v], scaled), node.output, epilogue, operands, sources)
+        op, x = PointwiseConv2D(norm=norm.op, fetched=self.steps.get(v, ())), self.moved[v]
+        if x in self.squares:
+            scaled = self.builder.constant(self.windows(self.builder.values[scaled].data, self.squares[x]))
+            x = self.producer[x].inputs[0]
+            side = math.isqrt(len(self.squares[self.moved[v]]))
+            op = dataclasses.replace(op, stride=(side, side))
+        return Node(op, (x, scaled), node.output, epilogue, operands, sources)
+
+    @staticmethod
+    def windows(weights: np.ndarray | None, order: Sequence[tuple[int, int]]) -> np.ndarray:
+        """Weights [O,1,1,I] of joined squares as those of windows."""
+        assert weights is not None
+        side, outputs = math.isqrt(len(order)), len(weights)
+        found = np.empty((outputs, side, side, weights.shape[3] // len(order)), weights.dtype)
+        parts = weights.reshape(outputs, len(order), -1)
+        for i, (y, x) in enumerate(order):
+            found[:, y, x] = parts[:, i]
+        return found
+
+    def summed(self, node: Node, v: int, norm: Node, affine: Channelwise) -> Node:
+        """The convolution that adds normalised rows."""
+        assert isinstance(norm.op, LayerNorm)
+        channels, index = self.graph.values[v].shape[3], node.operands.index(v) + 1
+        places = {i: Arg(i - (i > index)) for i in range(len(node.operands) + 1)}
+        epilogue = _without(node.epilogue, index)
+        assert epilogue is not None
+        operands = tuple(u for u in node.operands if u != v)
+        node = dataclasses.replace(node, epilogue=substitute(epilogue, places), operands=operands)
+        epilogue, operands = node.epilogue, node.operands
+        if affine.shift is not None:
+            epilogue, operands = self.shifted(node, np.broadcast_to(affine.shift, channels).reshape(1, 1, 1, -1))
+        ones = np.ones(channels, np.float32)
+        scale = self.builder.constant((ones if affine.scale is None else affine.scale * ones).reshape(1, 1, 1, -1))
+        sources = tuple(sorted({*norm.sources, *node.sources}))
+        op = PointwiseConv2D(added=norm.op)
+        return Node(op, (*node.inputs, self.moved[v], scale), node.output, epilogue, operands, sources)
 
     def shifted(self, node: Node, shift: np.ndarray) -> tuple[Expr, tuple[int, ...]]:
         """The node's epilogue of its result and `shift` [1,1,1,O], and the operands: a constant that was added to the
@@ -183,6 +295,32 @@ def _bias(epilogue: Expr, operands: Sequence[int], graph: Graph) -> int | None:
     return bias if plain else None
 
 
+def _without(expr: Expr, index: int) -> Expr | None:
+    """An expression less Arg(index), if that is nowhere but in one sum with Arg(0), which is nowhere else either."""
+    if _count(expr, index) != 1 or _count(expr, 0) != 1:
+        return None
+
+    def visit(e: Expr) -> Expr | None:
+        terms = _terms(e)
+        if Arg(0) in terms and Arg(index) in terms:
+            return functools.reduce(lambda a, b: apply("add", a, b), [t for t in terms if t != Arg(index)])
+        if isinstance(e, Apply):
+            inner = [visit(a) for a in e.args]
+            if any(a is not None for a in inner):
+                return Apply(e.fn, tuple(old if a is None else a for old, a in zip(e.args, inner, strict=True)))
+        return None
+
+    return visit(expr)
+
+
+def _terms(expr: Expr) -> list[Expr]:
+    """What is summed up."""
+    match expr:
+        case Apply("add", (a, b)):
+            return [*_terms(a), *_terms(b)]
+    return [expr]
+
+
 def _count(expr: Expr, index: int) -> int:
     """How often an Arg is in an expression."""
     match expr:
@@ -210,6 +348,16 @@ def moves_rows(node: Node, shape: Shape) -> bool:
         )
         if not isinstance(step, Reshape | Transpose | Take) or last or shape[-1] != channels:
             return False
+    return True
+
+
+def is_one_to_one(op: Copy) -> bool:
+    """Whether every row has a place, and one alone, that is computed."""
+    for step in op.steps:
+        if isinstance(step, Take):
+            count = len(step.indices)
+            if any(index != (step.indices[0] + i) % count for i, index in enumerate(step.indices)):
+                return False
     return True
 
 
