@@ -90,7 +90,8 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             return parts
         case PointwiseConv2D(added=LayerNorm() as norm):
             x, weights, other, scale = inputs
-            return conv2d(Conv2D(), x, weights, shape) + evaluate_op(norm, [other], shape) * scale
+            added: Array = evaluate_op(norm, [other], shape) * scale
+            return conv2d(Conv2D(), x, weights, shape) + added
         case PointwiseConv2D(norm=LayerNorm() as norm, fetched=steps):
             (x, weights), (b, h, w, _) = inputs, shape
             if op.stride != (1, 1):

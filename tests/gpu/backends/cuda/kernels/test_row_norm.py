@@ -49,8 +49,8 @@ def network(
     shape, outputs: int, *, affine: Expr = SCALED, centred=True, mean=0.5, biased: Expr | None = BIASED, readers=1,
     steps: tuple[Step, ...] = (), before: tuple[Step, ...] = (), epsilon=1e-6, also_read=False, seed=0,
 ) -> tuple[Graph, list[np.ndarray]]:  # fmt: skip
-    """x -> 1x1 convolution (identity) -> `before` -> normalised, `affine` -> `steps` -> 1x1 convolutions, `biased` with what the
-    identity gave as Arg(2). The mean of the identity is an output as well."""
+    """x -> 1x1 convolution (identity) -> `before` -> normalised, `affine` -> `steps` -> 1x1 convolutions, `biased` with
+    what the identity gave as Arg(2). The mean of the identity is an output as well."""
     rng = np.random.default_rng(seed)
     builder = GraphBuilder()
     c = shape[3]

@@ -38,8 +38,8 @@ def test_phases_cover_every_product_once(taps: int, stride: int, padding: int) -
 @pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])
 @pytest.mark.parametrize("case", [
     ((2, 2), (2, 2), (0, 0), 16, 12), ((3, 3), (2, 2), (1, 0), 8, 5), ((4, 4), (2, 2), (1, 1), 5, 17),
-    ((2, 3), (3, 1), (0, 1), 3, 3), ((1, 1), (2, 3), (0, 0), 12, 4), ((2, 3), (2, 3), (0, 0), 24, 36), ((2, 2), (2, 2), (0, 0), 12, 6),
-    ((5, 2), (1, 3), (2, 0), 20, 24),
+    ((2, 3), (3, 1), (0, 1), 3, 3), ((1, 1), (2, 3), (0, 0), 12, 4), ((2, 3), (2, 3), (0, 0), 24, 36),
+    ((2, 2), (2, 2), (0, 0), 12, 6), ((5, 2), (1, 3), (2, 0), 20, 24),
 ])  # fmt: skip
 def test_agrees(half: bool, case) -> None:
     from litegpu.gpu.backends.cuda.opening import available, open_device

@@ -3,6 +3,7 @@ kernels of other convolutions."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from litegpu.gpu.backends.cuda.kernels import convolution, matvec
@@ -52,19 +53,10 @@ def build(ctx: KernelContext) -> list[Launch]:
     weights, source, shape = ctx.value(w).data, ctx.views[x], ctx.output.shape
     assert weights is not None  # as the passes see to
     if op.norm is not None:
-        norm, rows = folded(op.norm, weights.reshape(len(weights), 1, 1, -1))
-        weights = rows.reshape(weights.shape)
-        layer = Layer(
-            Conv2D(op.stride),
-            source,
-            weights,
-            shape,
-            True,
-            residuals_of(ctx),
-            run=run_of(ctx),
-            norm=norm,
-            fetched=op.fetched,
-        )
+        norm, folded_rows = folded(op.norm, weights.reshape(len(weights), 1, 1, -1))
+        weights, residuals = folded_rows.reshape(weights.shape), residuals_of(ctx)
+        layer = Layer(Conv2D(op.stride), source, weights, shape, True, residuals, run=run_of(ctx), norm=norm)
+        layer = dataclasses.replace(layer, fetched=op.fetched)
         return [convolution.fastest(ctx, layer)]
     if op.added is not None:
         layer = Layer(Conv2D(), source, weights, shape, True, residuals_of(ctx) + 1, added=op.added)

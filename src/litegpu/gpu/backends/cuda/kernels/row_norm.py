@@ -61,8 +61,8 @@ def constants_of(norm: RowNorm | None, place: int | None = None) -> dict[str, in
         return {}
     first: dict[str, int | str] = {} if place is None else {"ROW_FACTORS": place}
     return {
-        **first, "CENTRED": int(norm.op.centred), "NORM_DEPTH": f"{norm.depth}.0f", "EPSILON": float_text(norm.op.epsilon),
-        "NORM_SCALE": float_text(norm.scale),
+        **first, "CENTRED": int(norm.op.centred), "NORM_DEPTH": f"{norm.depth}.0f",
+        "EPSILON": float_text(norm.op.epsilon), "NORM_SCALE": float_text(norm.scale),
     }  # fmt: skip
 
 

@@ -54,8 +54,8 @@ def join_row_norms(graph: Graph, features: Features) -> Graph:
     """The graph without LayerNorm nodes that only 1x1 convolutions read, of which each is a PointwiseConv2D then, with
     what the normalised channels were multiplied with in its weights, and with what was added to them in its bias.
     What moves whole rows between them moves them before; where kernels overlap, convolutions find them where they were,
-    and those 1x1 that add the normalised rows to their results read them as well. Rows that a copy joins from squares of
-    pixels are windows of a convolution with a stride."""
+    and those 1x1 that add the normalised rows to their results read them as well. Rows that a copy joins from squares
+    of pixels are windows of a convolution with a stride."""
     if not any(isinstance(node.op, LayerNorm) for node in graph.nodes):
         return graph
     joining = _Joining(graph, features.capability == WARPGROUP_CAPABILITY and overlapped.will_overlap(graph))
@@ -242,7 +242,7 @@ class _Joining:
         """The convolution that adds normalised rows."""
         assert isinstance(norm.op, LayerNorm)
         channels, index = self.graph.values[v].shape[3], node.operands.index(v) + 1
-        places = {i: Arg(i - (i > index)) for i in range(len(node.operands) + 1)}
+        places: dict[int, Expr] = {i: Arg(i - (i > index)) for i in range(len(node.operands) + 1)}
         epilogue = _without(node.epilogue, index)
         assert epilogue is not None
         operands = tuple(u for u in node.operands if u != v)
