@@ -35,8 +35,8 @@ def network(
     also_read=False, far=0.0, twice="", seed=0,
 ) -> tuple[Graph, list[np.ndarray]]:  # fmt: skip
     """x -> y (a 1x1 convolution) -> normalised, `affine`; that through two 1x1 convolutions, `summed` of the second
-    one, its bias (Arg(1)) and the normalised rows (Arg(2)). `twice`: what the last one multiplies, or another summand, is
-    normalised as well. Not `between`: the second one alone, of another input."""
+    one, its bias (Arg(1)) and the normalised rows (Arg(2)). `twice`: what the last one multiplies, or another summand,
+    is normalised as well. Not `between`: the second one alone, of another input."""
     rng = np.random.default_rng(seed)
     b, c = GraphBuilder(), shape[3]
     x = b.value(shape, DType.FLOAT32)
