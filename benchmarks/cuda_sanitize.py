@@ -25,7 +25,6 @@ ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ("memcheck", "racecheck")
 #: Of each native kernel the file of its tests (test_*.py of tests/gpu/backends/cuda/kernels) and which of them.
 KERNELS = {
-    "added_norm": ("added_norm", "chosen or tiles"),
     "attention": ("attention", "vision or mask or nan"),
     "byte_convolution": ("byte_products", "test_tiles or (test_cases and (zero or four)) or turing"),
     "byte_depthwise": ("byte_depthwise", "test_cases and pixels1"),

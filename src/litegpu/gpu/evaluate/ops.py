@@ -88,10 +88,6 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             parts = np.zeros(shape, np.float32)  # all is in the first
             parts[:, :, :1] = within.mean((1, 2), keepdims=True)
             return parts
-        case PointwiseConv2D(added=LayerNorm() as norm):
-            x, weights, other, scale = inputs
-            added: Array = evaluate_op(norm, [other], shape) * scale
-            return conv2d(Conv2D(), x, weights, shape) + added
         case PointwiseConv2D(norm=LayerNorm() as norm, fetched=steps):
             (x, weights), (b, h, w, _) = inputs, shape
             if op.stride != (1, 1):

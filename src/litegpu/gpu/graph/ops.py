@@ -63,16 +63,14 @@ class PointwiseConv2D:
     convolution of `prologue` of x (Arg(0), and Arg(i) for inputs[1 + i]). With a `norm` (no prologue) it is that of x
     normalised, of rows of channels that `fetched` moves first, or with a stride of S and weights [O,S,S,I] of windows
     that are normalised each as a whole. With `moved` (neither of these) its rows, of channels, are put somewhere else,
-    each to a place of its own. With `added` (none of these) inputs[2] is a value as large as the result and inputs[3]
-    [1,1,1,O]: that value normalised, times these, is added. With `parts` (none of these) it is that of the sum of so
-    many pixels, of x [B,1,parts,I]. Made by passes, for devices with a kernel that does both."""
+    each to a place of its own. With `parts` (none of these) it is that of the sum of so many pixels, of x
+    [B,1,parts,I]. Made by passes, for devices with a kernel that does both."""
 
     prologue: Expr = RESULT
     stride: tuple[int, int] = (1, 1)
     norm: LayerNorm | None = None
     moved: tuple[Step, ...] = ()
     fetched: tuple[Step, ...] = ()
-    added: LayerNorm | None = None
     parts: int = 1
 
 

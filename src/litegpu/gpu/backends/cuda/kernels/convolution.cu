@@ -3,7 +3,7 @@
 // next steps run while the tensor cores (HALF) or plain multiplications (float) work on this one. Sums are float, those of
 // bytes (WHOLE) int.
 // With a PROLOGUE (prologue.cu) each thread does with what it has copied of the input what is to be done before that is
-// multiplied; with added_norm.cu rows of another value are added to the sums.
+// multiplied.
 // With MEANS nothing is stored but a part of each channel's mean over all pixels, SCALE times what is ACTIVATED, of sums with
 // their bias: as many parts as there are tiles along the rows.
 //
@@ -207,18 +207,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
     copies_commit();
   }
 
-#ifdef ADDED_NORM
-  sum_up_added<BM, THREADS / 32>(thread, [&](unsigned row, unsigned quad) {
-    const unsigned pixel = pixel0 + row;
-    return ADDED((pixel < PIXELS ? pixel : PIXELS - 1), quad);
-  });
-#endif
-#ifdef ROW_FACTORS
-  sum_up_rows<BM, THREADS / 32, CHANNELS / 8>(thread, [&](unsigned row, unsigned chunk) {
-    const unsigned pixel = ROW_OF(pixel0 + row);
-    return *(const uint4*)(x + (pixel < PIXELS ? pixel : 0) * PITCH_X + OFFSET + chunk * 8);
-  });
-#endif
   Product product;
 #if defined PROLOGUE && HALF
   copies_wait<STAGES - 2>();  // the factors, which others have copied
@@ -298,14 +286,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 #if WHOLE
     const int4 more = corrections[quad];
     total = int4{total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w};
-#endif
-#ifdef ROW_FACTORS
-    const float factor = *(const float*)(shared + ROW_FACTORS + row * 4);
-    total = Four{total.x * factor, total.y * factor, total.z * factor, total.w * factor};
-#endif
-#ifdef ADDED_NORM
-    const float2 norm = *(const float2*)(shared + ADDED_PLACE + row * 8);
-    if (pixel < PIXELS && quad < QUADS) total = SUM_WITH(pixel, quad, total, norm.x, norm.y);
 #endif
     if (pixel < PIXELS && quad < QUADS) STORE(pixel, quad, total);
   });

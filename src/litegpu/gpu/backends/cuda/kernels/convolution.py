@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import (
-    added_norm,
     columns,
     fetched,
     grouped,
@@ -102,8 +101,6 @@ def _options(ctx: KernelContext, layer: Layer) -> tuple[Sequence[WorkgroupTile],
     tiles, more = ranked(product_of(layer, capability), units), factors_bytes(layer) if layer.half else 0
     if more and capability != WARPGROUP_CAPABILITY:
         tiles = [t for t in tiles if t.shared_bytes(layer.half) + more <= most_shared_bytes(capability)]
-    if layer.added is not None:  # which the other kernels do not know
-        return tiles, []
     divided = specialized.launch, specialized.ranked(layer, capability, units)
     if layer.fetched:
         return tiles, [(specialized.cost, *divided)]
@@ -144,18 +141,17 @@ def _overlapping(
         for estimate, launches, candidates in others
         if launches not in (specialized.launch, stem.launch)
     ]
-    stems = overlapped.stems(layer, units) if layer.added is None else []
+    stems = overlapped.stems(layer, units)
     if make is stem.launch:
         chosen = stems[0]
-    divisions = overlapped.divisions(layer, capability, units) if layer.added is None else []
     found += [
         (overlapped.stem_cost, stem.launch, stems),
-        (overlapped.specialized_cost, specialized.launch, divisions),
+        (overlapped.specialized_cost, specialized.launch, overlapped.divisions(layer, capability, units)),
         (overlapped.tile_cost, launch, overlapped.tiles(layer, product_of(layer, capability), units)),
     ]
     estimates = {launches: estimate for estimate, launches, _ in found}
     own = estimated if make is launch and not overlapped.knows(layer) else estimates[make](layer, chosen, units)
-    least = own - (overlapped.CLEARLY if layer.added is None else 0.0)
+    least = own - overlapped.CLEARLY
     for estimate, launches, candidates in found:
         if candidates and (there := estimate(layer, candidates[0], units)) < least:
             least, make, chosen = there, launches, candidates[0]
@@ -200,7 +196,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: WorkgroupTile, where: Where |
     return native_launch(
         ctx, made.name, made.files, made.constants, made.operands, label=label_of(ctx), workgroup=(tile.threads, 1, 1),
         dispatch=(made.groups, 1, 1), shared_bytes=made.shared_bytes, variant=str(tile), where=where,
-        rounds=layer.rounds, inner=[*added_norm.functions_of(ctx, layer.added), *fetched.functions_of(ctx, layer)],
+        rounds=layer.rounds, inner=fetched.functions_of(ctx, layer),
     )  # fmt: skip
 
 
@@ -227,8 +223,7 @@ def settings(ctx: KernelContext, layer: Layer, tile: WorkgroupTile) -> Settings:
         **tile.constants(), "BK": _depth(layer, tile), "TILES_N": columns, "PIXELS": product.rows,
         "QUADS": -(-layer.shape[3] // 4), "DEPTH": weights.shape[1], "ACCESS": layer.access,
         **constants_of(layer, tile.shared_bytes(True) if layer.half else None),
-        **row_norm.constants_of(layer.norm, tile.shared_bytes(True) if row_norm.is_first(layer) else None),
-        **added_norm.constants_of(layer.added, layer.shape[3], tile.shared_bytes(product.half)),
+        **row_norm.constants_of(layer.norm),
     }  # fmt: skip
     if layer.access in ("POINTS", "FLOATS") and layer.pitch is not None:
         constants["PITCH_X"] = layer.pitch
@@ -242,9 +237,6 @@ def settings(ctx: KernelContext, layer: Layer, tile: WorkgroupTile) -> Settings:
         operands |= {"outside": layer.outside, "corrections": layer.corrections(weights.shape[0])}
         name = "byte_convolution"
     first, *others = tile.files
-    norms = (*row_norm.files_of(layer.norm), *added_norm.files_of(layer.added))
-    files = (first, *norms, *others, "border.cu", *files_of(layer), "convolution.cu")
+    files = (first, *row_norm.files_of(layer.norm), *others, "border.cu", *files_of(layer), "convolution.cu")
     shared = tile.shared_bytes(product.half) + (factors_bytes(layer) if layer.half else 0)
-    shared += 0 if layer.added is None else tile.rows * added_norm.ROW_BYTES
-    shared += tile.rows * row_norm.FACTOR_BYTES if row_norm.is_first(layer) else 0
     return Settings(name, files, constants, operands, rows * columns, shared)

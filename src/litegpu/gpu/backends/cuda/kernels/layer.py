@@ -72,7 +72,6 @@ class Layer:
     norm: RowNorm | None = None  # of the input's rows, of convolutions 1x1; the weights are those that it folded
     parts: int = 1  # pixels of the input that are added up first, of convolutions of one pixel with few results
     fetched: tuple[Step, ...] = ()  # how the input's rows are moved first, of convolutions 1x1 without padding
-    added: LayerNorm | None = None  # of another value's rows, which are added to the result's (added_norm.py)
     side: int = 1  # of squares of the output, of which the largest number alone is stored
 
     @property

@@ -184,7 +184,7 @@ def tile_cost(layer: Layer, t: WorkgroupTile, units: int) -> float:
     found = tile_parts(layer, t, units).at(WARPGROUP if t.warpgroups else MATRIX)
     share = -(-_groups(layer, t) // units)
     summing = row_norm.effort(layer.norm, share * t.rows * layer.depth)
-    summing *= 1.0 if row_norm.is_first(layer) or t.rows // t.warps[0] == 16 else MANY_ROWS
+    summing *= 1.0 if t.rows // t.warps[0] == 16 else MANY_ROWS
     return found + (BYTES if layer.whole_numbers else 0.0) + summing
 
 

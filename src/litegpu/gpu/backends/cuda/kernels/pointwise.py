@@ -58,9 +58,6 @@ def build(ctx: KernelContext) -> list[Launch]:
         layer = Layer(Conv2D(op.stride), source, weights, shape, True, residuals, run=run_of(ctx), norm=norm)
         layer = dataclasses.replace(layer, fetched=op.fetched)
         return [convolution.fastest(ctx, layer)]
-    if op.added is not None:
-        layer = Layer(Conv2D(), source, weights, shape, True, residuals_of(ctx) + 1, added=op.added)
-        return [convolution.fastest(ctx, layer)]
     if op.parts > 1:
         layer = Layer(Conv2D(), source, weights, shape, ctx.half, residuals_of(ctx), parts=op.parts)
         divisions = matvec.ranked(layer, ctx.features.compute_units)

@@ -3,7 +3,7 @@
 // those of the left factor are unsigned with UNSIGNED). WARPS_M, WARPS_N and WARPS_K warps divide rows, columns
 // and depth; each of the latter has sums of its own, which are added up at the end. With WARPGROUPS four warps along the
 // rows multiply 64 rows at once, and the tensor cores read both factors from shared memory (compute capability 9.0).
-// With row_norm.cu the left factor's rows are normalised; BESIDE: they are summed up here.
+// With row_norm.cu the left factor's rows are normalised.
 #if WHOLE
 typedef signed char Element;
 typedef int Sum;
@@ -47,7 +47,7 @@ struct Product {
   const unsigned first_row = WARPGROUPS ? warp_m / 4 * (4 * TILE_M) + warp_m % 4 * 16 : warp_m * TILE_M;
   const unsigned a_row = warp_m * TILE_M + lane % 16, a_chunk = lane / 16;
   const unsigned b_row = warp_n * TILE_N + lane % 8 + lane / 16 * 8, b_chunk = lane / 8 % 2;
-#ifdef BESIDE
+#ifdef ROW_NORM
   RowMoments moments[ROWS];
 #endif
 #else
@@ -66,7 +66,7 @@ struct Product {
       for (unsigned i = 0; i < BK / 16; i++)  // the 16 bytes that a matrix begins with lie where they would unpermuted
         multiply(sums[m], matrix<ROW_BYTES>(a(warp_m / 4 * (4 * TILE_M) + m * 64, 0) + i * 32),
                  matrix<ROW_BYTES>(b + i * 32));
-#ifdef BESIDE
+#ifdef ROW_NORM
     commit_products();
 #pragma unroll
     for (unsigned m = 0; m < ROWS; m++)
@@ -87,7 +87,7 @@ struct Product {
 #pragma unroll
         for (unsigned n = 0; n < COLUMNS; n++)
           MULTIPLY(sums[m][n], left[m], right[n / 2][n % 2 * 2], right[n / 2][n % 2 * 2 + 1]);
-#ifdef BESIDE
+#ifdef ROW_NORM
       if (i % WARPS_N == warp_n)  // which share the work
 #pragma unroll
         for (unsigned m = 0; m < ROWS; m++) moments[m].add(left[m]);
@@ -132,7 +132,7 @@ struct Product {
         totals[(group * BM + a_row + m * 4) * PITCH + b_row + n * 8] = sums[m][n];
 #endif
       }
-#ifdef BESIDE
+#ifdef ROW_NORM
 #pragma unroll
     for (unsigned m = 0; m < ROWS; m++) {  // in the padding
         const float2 above = moments[m].of(0), below = moments[m].of(1);
@@ -153,7 +153,7 @@ struct Product {
         const Four part = *(const Four*)(totals + (g * BM + row) * PITCH + quad * 4);
         total = Four{total.x + part.x, total.y + part.y, total.z + part.z, total.w + part.w};
       }
-#ifdef BESIDE
+#ifdef ROW_NORM
       float2 all = {};
 #pragma unroll
       for (unsigned g = 0; g < WARPS_K * WARPS_N; g++) {

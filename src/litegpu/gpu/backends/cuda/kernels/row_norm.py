@@ -6,14 +6,12 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels.layer import Layer, RowNorm
+from litegpu.gpu.backends.cuda.kernels.layer import RowNorm
 from litegpu.gpu.backends.cuda.kernels.source import float_text
 from litegpu.gpu.graph import LayerNorm
 
 #: Instructions for each number of a row that is multiplied.
 INSTRUCTIONS = 3.0
-#: Bytes of a row's factor, and channels from which on rows are read for it before the product.
-FACTOR_BYTES, FIRST = 4, 1 << 30
 #: Microseconds that one takes, where 128 threads have one at a time.
 EACH = 1 / (128 * 1700)
 #: Weights of an output that may be changed so that their sum is zero.
@@ -55,20 +53,14 @@ def effort(norm: RowNorm | None, numbers: float) -> float:
     return 0.0 if norm is None else numbers * INSTRUCTIONS * EACH
 
 
-def constants_of(norm: RowNorm | None, place: int | None = None) -> dict[str, int | str]:
-    """As row_norm.cu calls them; `place`: bytes of shared memory in front of the factors, if they come first."""
+def constants_of(norm: RowNorm | None) -> dict[str, int | str]:
+    """As row_norm.cu calls them."""
     if norm is None:
         return {}
-    first: dict[str, int | str] = {} if place is None else {"ROW_FACTORS": place}
     return {
-        **first, "CENTRED": int(norm.op.centred), "NORM_DEPTH": f"{norm.depth}.0f",
-        "EPSILON": float_text(norm.op.epsilon), "NORM_SCALE": float_text(norm.scale),
+        "CENTRED": int(norm.op.centred), "NORM_DEPTH": f"{norm.depth}.0f", "EPSILON": float_text(norm.op.epsilon),
+        "NORM_SCALE": float_text(norm.scale),
     }  # fmt: skip
-
-
-def is_first(layer: Layer) -> bool:
-    """Whether rows are read by themselves before the product."""
-    return layer.norm is not None and layer.access == "POINTS" and layer.vector == 8 and layer.norm.depth >= FIRST
 
 
 def files_of(norm: RowNorm | None) -> tuple[str, ...]:

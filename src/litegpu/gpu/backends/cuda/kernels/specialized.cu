@@ -2,7 +2,7 @@
 // pixels, columns output channels, and the depth is the taps of the window times the input channels. A workgroup computes
 // BM x BN in steps of BK along the depth: its last COPYING threads fill a ring of STAGES tiles, the CONSUMERS warpgroups
 // before them multiply these, each BM / CONSUMERS rows. Sums of halves are float, those of bytes int.
-// With row_norm.cu rows are normalised, which with ROW_FACTORS the threads that copy sum up; with a PROLOGUE (prologue.cu) the threads that copy do with what has arrived what is to be done before it is multiplied.
+// With row_norm.cu rows are normalised; with a PROLOGUE (prologue.cu) the threads that copy do with what has arrived what is to be done before it is multiplied.
 //
 // Constants from the host: those of rows.cu (AT_ONCE unless SPLIT); STAGES CONSUMERS RESIDENT (workgroups on a multiprocessor);
 // REGISTERS_COPY REGISTERS_MULTIPLY (of a thread; where a whole warpgroup copies); TILES_N (of columns); STEPS (along the
@@ -72,15 +72,6 @@ INLINE void copy_tiles(const Element* x, const Element* w, const Element* outsid
 #endif
     if (++slot == STAGES) slot = 0, parity ^= 1;
   }
-#ifdef ROW_FACTORS
-  static_assert(STEPS <= STAGES && SPLIT == 1, "no tile takes the place of another");
-  sum_up_tiles<BM, COPYING, CHUNKS, STEPS>(
-      thread, [](unsigned step) { barrier_wait(FULL + 8 * step, 0); },
-      [](unsigned step, unsigned row, unsigned chunk) {
-        return *(const uint4*)(shared + step * STAGE_BYTES + place(row, chunk));
-      });
-  team_sync(2, THREADS);
-#endif
 #ifdef PROLOGUE
   for (unsigned step = end; step < end + BEHIND; step++) {
     copies_commit();  // none, but those that are awaited are the oldest
@@ -123,7 +114,7 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
 #pragma unroll
   for (unsigned m = 0; m < ROWS; m++) begin_sums(sums[m], CORRECTIONS, lane, column * (BN / 4));
 #endif
-#ifdef BESIDE
+#ifdef ROW_NORM
   RowMoments moments[ROWS];
 #endif
   unsigned slot = 0, parity = 0;
@@ -138,7 +129,7 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
       for (unsigned i = 0; i < ROW_BYTES / 32; i++)
         MULTIPLY(sums[m], matrix<ROW_BYTES>(a + m * (64 * ROW_BYTES) + i * 32), matrix<ROW_BYTES>(b + i * 32));
     commit_products();
-#ifdef BESIDE
+#ifdef ROW_NORM
 #pragma unroll
     for (unsigned m = 0; m < ROWS; m++)
       moments[m].read<BK / 16>([&](unsigned chunk) { return a + place(m * 64 + warp % 4 * 16 + lane % 16, chunk + lane / 16); });
@@ -149,14 +140,8 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
   }
   products_wait<0>();
   wait_for_predecessors();  // what the epilogue reads
-#ifdef ROW_FACTORS
-  team_sync(2, THREADS);  // of those who copy too: they have read the tiles
-#pragma unroll
-  for (unsigned m = 0; m < ROWS; m++)
-    scale_rows(sums[m], (const float*)(shared + ROW_FACTORS) + (team * ROWS + m) * 64 + warp % 4 * 16 + lane / 4);
-#endif
 #ifdef RUN
-#ifdef BESIDE
+#ifdef ROW_NORM
 #pragma unroll
   for (unsigned m = 0; m < ROWS; m++) normalise_rows(sums[m], moments[m]);
 #endif
@@ -175,7 +160,7 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
         *(Two*)(to + n * 8) = Two{sums[m][n][0], sums[m][n][1]};
         *(Two*)(to + 8 * PITCH + n * 8) = Two{sums[m][n][2], sums[m][n][3]};
       }
-#ifdef BESIDE
+#ifdef ROW_NORM
       const float2 above = moments[m].of(0), below = moments[m].of(1);
       if (lane % 4 == 0) *(float2*)(to + BN) = above, *(float2*)(to + 8 * PITCH + BN) = below;  // in the padding
 #endif
@@ -185,7 +170,7 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
         part, column * (BN / 4), CORRECTIONS,
         [&](unsigned result, unsigned quad) { return first + result < PIXELS && quad < QUADS; },
         [&](Four& total, unsigned row) {
-#ifdef BESIDE
+#ifdef ROW_NORM
           float2 moments_of_row = {};
 #pragma unroll
           for (unsigned p = 0; p < SPLIT; p++) {
@@ -204,7 +189,7 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
   Sum* const totals = (Sum*)(shared + warp * (16 * PITCH * 4));
 #pragma unroll
   for (unsigned m = 0; m < ROWS; m++) {
-#ifdef BESIDE
+#ifdef ROW_NORM
     normalise_rows(sums[m], moments[m]);
 #endif
     store_rows<BN>(totals, sums[m], lane, pixel0 + (team * ROWS + m) * 64 + warp % 4 * 16, column * (BN / 4), CORRECTIONS,

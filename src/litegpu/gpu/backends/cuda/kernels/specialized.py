@@ -225,11 +225,6 @@ def packed(layer: Layer, tile: SpecializedTile) -> np.ndarray:
     return np.ascontiguousarray(tiles[:, :, row, chunk ^ turn])
 
 
-def sums_up(layer: Layer, tile: SpecializedTile) -> bool:
-    """Whether the threads that copy sum up the rows that are normalised: where all steps stay in the ring."""
-    return layer.norm is not None and tile.split == 1 and steps_of(layer) <= tile.stages
-
-
 def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where | None = None) -> Launch:
     """The convolution with the given tile; see specialized.cu for the constants."""
     epilogue, factors = None, layer
@@ -242,14 +237,13 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
     at_once = 1 if tile.split > 1 else 4 if tile.columns < 64 or layer.side > 1 else 8
     copy, multiply = tile.registers(layer.prologue is not None)
     shared, zero_point = tile.shared_bytes(row_bytes(layer)), layer.op.zero_point or 0
-    factors_at = shared if sums_up(layer, tile) else None
     constants: dict[str, int | str] = {
         **layer.constants(), "VECTOR": layer.vector, "BYTES": layer.size, "BM": tile.rows, "BN": tile.columns,
         "BK": row_bytes(layer) // layer.size, "STAGES": tile.stages, "CONSUMERS": tile.consumers,
         "RESIDENT": tile.resident, "COPYING": tile.copying, "SPLIT": tile.split, "REGISTERS_COPY": copy,
         "REGISTERS_MULTIPLY": multiply, "TILES_N": weights.shape[0], "STEPS": weights.shape[1], "AT_ONCE": at_once,
         "PIXELS": layer.stored, "QUADS": -(-outputs // 4), "SHARED_BYTES": shared, **constants_of(layer, shared),
-        **row_norm.constants_of(layer.norm, factors_at),
+        **row_norm.constants_of(layer.norm),
     }  # fmt: skip
     if layer.side > 1:
         constants["SIDE"] = layer.side
@@ -269,6 +263,6 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
     return native_launch(
         ctx, "specialized_convolution", files, constants, operands, label=label_of(ctx),
         workgroup=(tile.threads, 1, 1), dispatch=(groups, 1, 1),
-        shared_bytes=shared + factors_bytes(layer) + (0 if factors_at is None else tile.rows * row_norm.FACTOR_BYTES),
+        shared_bytes=shared + factors_bytes(layer),
         variant=str(tile), where=where, pixels=at_once, runs=epilogue, inner=fetched.functions_of(ctx, layer),
     )  # fmt: skip

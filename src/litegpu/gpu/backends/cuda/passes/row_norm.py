@@ -1,9 +1,8 @@
-"""Let 1x1 convolutions normalise the rows that they multiply, or add, instead of a kernel in front of them."""
+"""Let 1x1 convolutions normalise the rows that they multiply, instead of a kernel in front of them."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 
@@ -26,7 +25,6 @@ from litegpu.gpu.graph import (
     GraphBuilder,
     LayerNorm,
     Node,
-    Op,
     PointwiseConv2D,
     Reshape,
     Shape,
@@ -53,9 +51,8 @@ MOST_DEPTH, MOST_OVERLAPPING_DEPTH = 256, 1536
 def join_row_norms(graph: Graph, features: Features) -> Graph:
     """The graph without LayerNorm nodes that only 1x1 convolutions read, of which each is a PointwiseConv2D then, with
     what the normalised channels were multiplied with in its weights, and with what was added to them in its bias.
-    What moves whole rows between them moves them before; where kernels overlap, convolutions find them where they were,
-    and those 1x1 that add the normalised rows to their results read them as well. Rows that a copy joins from squares
-    of pixels are windows of a convolution with a stride."""
+    What moves whole rows between them moves them before; where kernels overlap, convolutions find them where they were.
+    Rows that a copy joins from squares of pixels are windows of a convolution with a stride there."""
     if not any(isinstance(node.op, LayerNorm) for node in graph.nodes):
         return graph
     joining = _Joining(graph, features.capability == WARPGROUP_CAPABILITY and overlapped.will_overlap(graph))
@@ -127,7 +124,7 @@ class _Joining:
                 if not inner:
                     return []
                 found += inner
-            elif not self.takes(node, v) and not self.adds(node, v):
+            elif not self.takes(node, v):
                 return []
         return found
 
@@ -160,32 +157,6 @@ class _Joining:
             and _is_finite(weights)
         )
 
-    def adds(self, node: Node, v: int) -> bool:
-        """Whether a 1x1 convolution adds such rows to its results."""
-        weights = self.graph.values[node.inputs[1]].data if isinstance(node.op, Conv2D) else None
-        others = (node.inputs[:1], *((u,) for u in node.operands if u != v))
-        return (
-            self.overlapping
-            and isinstance(self.producer[v].op, LayerNorm)
-            and not any(isinstance(self.origin(u), LayerNorm) for (u,) in others)
-            and node.op == Conv2D()
-            and weights is not None
-            and weights.shape[1:3] == (1, 1)
-            and node.operands.count(v) == 1
-            and v not in node.inputs
-            and node.inputs[0] not in self.decided
-            and self.graph.values[v].shape == self.graph.values[node.output].shape
-            and bool(np.all(np.abs(weights) <= np.finfo(np.float16).max))
-            and _without(node.epilogue, node.operands.index(v) + 1) is not None
-        )
-
-    def origin(self, v: int) -> Op | None:
-        """What computes a value that copies have moved."""
-        node = self.producer.get(v)
-        while node is not None and isinstance(node.op, Copy):
-            node = self.producer.get(node.inputs[0])
-        return None if node is None else node.op
-
     def instead_of(self, node: Node) -> Sequence[Node]:
         if node.output in self.squares and self.consumers[node.output][0].output in self.norms:
             return []
@@ -203,10 +174,9 @@ class _Joining:
             shape, kind = self.graph.values[node.output].shape, self.graph.values[source].dtype
             self.moved[node.output] = self.builder.value(shape, kind)
             return [dataclasses.replace(node, inputs=(source,), output=self.moved[node.output])]
-        if node.inputs and node.inputs[0] in self.norms and isinstance(node.op, Conv2D):
-            return [self.joined(node, *self.norms[node.inputs[0]])]
-        added = next((v for v in node.operands if v in self.norms), None)
-        return [node] if added is None else [self.summed(node, added, *self.norms[added])]
+        if not node.inputs or node.inputs[0] not in self.norms or not isinstance(node.op, Conv2D):
+            return [node]
+        return [self.joined(node, *self.norms[node.inputs[0]])]
 
     def joined(self, node: Node, norm: Node, affine: Channelwise) -> Node:
         assert isinstance(norm.op, LayerNorm)
@@ -237,24 +207,6 @@ class _Joining:
         for i, (y, x) in enumerate(order):
             found[:, y, x] = parts[:, i]
         return found
-
-    def summed(self, node: Node, v: int, norm: Node, affine: Channelwise) -> Node:
-        """The convolution that adds normalised rows."""
-        assert isinstance(norm.op, LayerNorm)
-        channels, index = self.graph.values[v].shape[3], node.operands.index(v) + 1
-        places: dict[int, Expr] = {i: Arg(i - (i > index)) for i in range(len(node.operands) + 1)}
-        epilogue = _without(node.epilogue, index)
-        assert epilogue is not None
-        operands = tuple(u for u in node.operands if u != v)
-        node = dataclasses.replace(node, epilogue=substitute(epilogue, places), operands=operands)
-        epilogue, operands = node.epilogue, node.operands
-        if affine.shift is not None:
-            epilogue, operands = self.shifted(node, np.broadcast_to(affine.shift, channels).reshape(1, 1, 1, -1))
-        ones = np.ones(channels, np.float32)
-        scale = self.builder.constant((ones if affine.scale is None else affine.scale * ones).reshape(1, 1, 1, -1))
-        sources = tuple(sorted({*norm.sources, *node.sources}))
-        op = PointwiseConv2D(added=norm.op)
-        return Node(op, (*node.inputs, self.moved[v], scale), node.output, epilogue, operands, sources)
 
     def shifted(self, node: Node, shift: np.ndarray) -> tuple[Expr, tuple[int, ...]]:
         """The node's epilogue of its result and `shift` [1,1,1,O], and the operands: a constant that was added to the
@@ -293,32 +245,6 @@ def _bias(epilogue: Expr, operands: Sequence[int], graph: Graph) -> int | None:
     data = graph.values[operands[bias - 1]].data
     plain = data is not None and data.shape[:3] == (1, 1, 1) and used == _count(epilogue, 0)
     return bias if plain else None
-
-
-def _without(expr: Expr, index: int) -> Expr | None:
-    """An expression less Arg(index), if that is nowhere but in one sum with Arg(0), which is nowhere else either."""
-    if _count(expr, index) != 1 or _count(expr, 0) != 1:
-        return None
-
-    def visit(e: Expr) -> Expr | None:
-        terms = _terms(e)
-        if Arg(0) in terms and Arg(index) in terms:
-            return functools.reduce(lambda a, b: apply("add", a, b), [t for t in terms if t != Arg(index)])
-        if isinstance(e, Apply):
-            inner = [visit(a) for a in e.args]
-            if any(a is not None for a in inner):
-                return Apply(e.fn, tuple(old if a is None else a for old, a in zip(e.args, inner, strict=True)))
-        return None
-
-    return visit(expr)
-
-
-def _terms(expr: Expr) -> list[Expr]:
-    """What is summed up."""
-    match expr:
-        case Apply("add", (a, b)):
-            return [*_terms(a), *_terms(b)]
-    return [expr]
 
 
 def _count(expr: Expr, index: int) -> int:
