@@ -17,7 +17,8 @@ from litegpu.batching import sizes
 from litegpu.gpu.backends.abilities import NativeRun
 from litegpu.native.compiling import Sources
 
-_NAMES = {name: "write_number" if name == "write" else name for name in NativeRun.FUNCTIONS}
+_OWN = {"write": "write_number", "record": "record_event"}
+_NAMES = {name: _OWN.get(name, name) for name in NativeRun.FUNCTIONS}
 
 
 @functools.cache
@@ -39,6 +40,7 @@ class FakeDriver:
         self.watched, self.writes = False, True
         self._kept: list[Any] = []
         self.streams: list[ctypes.c_int64] = []  # how often each is still to be asked
+        self.streams_by_launch: list[ctypes.c_int64] = []  # of inferences, latest last
         if native.build() is None:
             pytest.skip("no native code here")
         monkeypatch.setattr("litegpu.batching.batcher.AHEAD_IN_C", lanes)
@@ -62,12 +64,13 @@ class FakeDriver:
         types = {n: np.dtype(np.float16) if n in halves else d["dtype"] for n, d in model.inputs.items()}
         inputs = {n: np.full(tuple(d["shape"]), 77, types[n]) for n, d in model.inputs.items()}
         outputs = [np.full(tuple(d["shape"]), 77, d["dtype"]) for d in model.outputs.values()]
-        stream, ended = ctypes.create_string_buffer(24), ctypes.c_uint32(7)
+        stream, ended, event = ctypes.create_string_buffer(40), ctypes.c_uint32(7), ctypes.create_string_buffer(16)
         left = ctypes.c_int64.from_buffer(stream)
 
         def launched() -> int:
-            self.launches += 1
+            self.streams_by_launch.append(left)
             left.value = self.late
+            self.launches += 1
             if self.error:
                 return self.error
             try:
@@ -81,9 +84,9 @@ class FakeDriver:
         launch = ctypes.CFUNCTYPE(ctypes.c_int)(launched)
         graph = ctypes.c_void_p(ctypes.cast(launch, ctypes.c_void_p).value)
         self.streams.append(left)
-        self._kept += [launch, graph, stream, ended, inputs, outputs]
+        self._kept += [launch, graph, stream, ended, event, inputs, outputs]
         return NativeRun(
             **_driver() | ({} if self.writes else {"write": 0}), context=1, stream=ctypes.addressof(stream),
-            graph=ctypes.addressof(graph), ended=ctypes.addressof(ended),
+            graph=ctypes.addressof(graph), ended=ctypes.addressof(ended), event=ctypes.addressof(event),
             inputs=tuple(a.ctypes.data for a in inputs.values()), outputs=tuple(a.ctypes.data for a in outputs),
         )  # fmt: skip

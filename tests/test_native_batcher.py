@@ -132,6 +132,29 @@ def test_what_comes_while_a_batch_with_a_lane_is_filled_is_the_next_ones(model: 
             quick.functions.rehearse(quick.rows, 2, call.address, MS)
 
 
+@pytest.mark.parametrize("driver", [2], indirect=True)
+def test_large_batches_are_computed_one_after_the_other(
+    model: litegpu.LoadedModel, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And small ones at once."""
+    monkeypatch.setattr(native_calls, "_LEAST_IN_TURN", 4)
+    with model.batcher(4, sizes=[1, 4]) as batcher, concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for rows in (4, 1):
+            driver.late, before = 1 << 30, driver.launches
+            calls = []
+            for n in range(2):
+                calls.append(pool.submit(batcher, *inputs(n, rows)))
+                while driver.launches < before + n + 1:
+                    time.sleep(0.001)
+            first, second = driver.streams_by_launch[-2:]
+            driver.late = second.value = 0
+            time.sleep(0.02)
+            assert calls[1].done() == (rows == 1) and not calls[0].done()
+            first.value = 0
+            for n, call in enumerate(calls):
+                assert is_right(call.result(60), *inputs(n, rows))
+
+
 def test_padding_is_zeros(model: litegpu.LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[np.ndarray] = []
     run = sizes._OfModel.run

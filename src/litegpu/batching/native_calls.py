@@ -59,6 +59,8 @@ _ERRORS = 64
 _EXTRA_THREADS = 1
 #: A row of so many bytes takes longer to bring to the device than to make float16 of it, and float32 again there.
 _WORTH_ROUNDING = 64 << 10
+#: Batches of so many rows fill a GPU, and come one after the other; smaller ones are computed at once.
+_LEAST_IN_TURN = 16
 _HALF = np.dtype(np.float16)
 _empty = np.empty
 
@@ -120,7 +122,10 @@ class NativeCalls:
         self._posts: Posts | None = None
         forms = (Form * len(rows))(*(form_of(*row, dtype) for row, dtype in zip(rows, kept, strict=True)))
         recipes = (Recipe * (len(runs) * len(sizes)))(*(
-            recipe_of(lane[size], list(self._runners[i][size].inputs.values()), self._runners[i][size].outputs)
+            recipe_of(
+                lane[size], list(self._runners[i][size].inputs.values()), self._runners[i][size].outputs,
+                in_turn=size >= _LEAST_IN_TURN,
+            )
             for i, lane in enumerate(runs)
             for size in sizes
         ))  # fmt: skip

@@ -43,7 +43,7 @@ class Recipe(ctypes.Structure):
     """As rows.h has it."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("context", "stream", "graph", "ended")),
+        *((name, ctypes.c_void_p) for name in ("context", "stream", "graph", "ended", "event")),
         ("watched", ctypes.c_int), ("inputs", ctypes.c_uint64 * MOST_PORTS),
         ("outputs", ctypes.c_uint64 * MOST_PORTS),
     )  # fmt: skip
@@ -121,8 +121,9 @@ def form_of(shape: tuple[int, ...], dtype: np.dtype[Any], staged: np.dtype[Any])
     return Form(count * dtype.itemsize, count * staged.itemsize, letter, 1 + len(shape), sizes, dtype == np.float32)
 
 
-def recipe_of(run: NativeRun, inputs: Sequence[int], outputs: Sequence[int]) -> Recipe:
-    found = Recipe(run.context, run.stream, run.graph, run.ended, 1)
+def recipe_of(run: NativeRun, inputs: Sequence[int], outputs: Sequence[int], *, in_turn: bool) -> Recipe:
+    """`in_turn`: behind others of the device that are so."""
+    found = Recipe(run.context, run.stream, run.graph, run.ended, run.event if in_turn else None, 1)
     for i, place in enumerate(inputs):
         found.inputs[i] = run.inputs[place]
     for i, place in enumerate(outputs):

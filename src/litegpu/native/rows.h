@@ -43,12 +43,15 @@ typedef struct driver {
   int (*fill)(uint64_t device, unsigned char value, size_t bytes, void *stream);
   int (*query)(void *stream);
   int (*write)(void *stream, uint64_t place, uint32_t value, unsigned flags); /* NULL: the stream is asked instead */
+  int (*wait_event)(void *stream, void *event, unsigned flags);
+  int (*record)(void *event, void *stream);
 } driver;
 
 /* How a lane computes batches of one size: inputs to these places of the device, the graph, results from those. */
 typedef struct recipe {
   void *context, *stream, *graph;
   volatile uint32_t *ended; /* where the device writes a number behind a batch */
+  void *event; /* behind the graph, which begins when that of the batch before has ended; NULL: it does not wait */
   int watched; /* whether results are to be looked at for what is not finite */
   uint64_t in[MOST_PORTS], out[MOST_PORTS];
 } recipe;
@@ -119,6 +122,9 @@ struct call {
 
 typedef struct lane { int home; atomic_int busy; atomic_int wanted; } lane;
 
+/* The batch of a home whose graph is the last one that others come behind: its event, or NULL. */
+typedef struct turn { _Alignas(CACHE_LINE) atomic_flag lock; void *last; } turn;
+
 typedef struct rows {
   atomic_int outside, inside; /* rows that wait in Python, which it writes here, and those that wait here */
   setup of;
@@ -126,6 +132,7 @@ typedef struct rows {
   int *batches;
   recipe *recipes;
   lane *lanes;
+  turn *turns; /* by home */
   slab **slabs, **queue, **running;
   int slabs_count, queued, runs, around_at, around_count, *around;
   atomic_int expected;

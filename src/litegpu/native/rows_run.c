@@ -24,7 +24,41 @@ void rows_give_back(rows *r, int l) {
   atomic_fetch_add(&r->free_lanes, 1);
 }
 
+static const recipe *recipe_of(const rows *r, const slab *s) { return r->recipes + s->lane * r->of.sizes + s->size; }
+
+static turn *turn_of(rows *r, const slab *s) {
+  turn *t = r->turns + s->home;
+  while (atomic_flag_test_and_set_explicit(&t->lock, memory_order_acquire)) litegpu_relax();
+  return t;
+}
+
+static void leave_turn(turn *t) { atomic_flag_clear_explicit(&t->lock, memory_order_release); }
+
+/* The graph, behind that of the batch before, for which its inputs need not wait. Where several large batches are computed
+   at once they all end late, and at one time; then the device waits for all of their callers, and these for it. */
+static int launch_in_turn(rows *r, const slab *s, const recipe *how) {
+  const driver *d = &r->of.driver;
+  if (!how->event) return d->launch(how->graph, how->stream);
+  turn *t = turn_of(r, s);
+  int error = t->last ? d->wait_event(how->stream, t->last, 0) : 0;
+  error = error ? error : d->launch(how->graph, how->stream);
+  error = error ? error : d->record(how->event, how->stream);
+  if (!error) t->last = how->event;
+  leave_turn(t);
+  return error;
+}
+
+/* Nobody comes behind the batch any more: its session may be closed. */
+static void end_turn(rows *r, const slab *s) {
+  const recipe *how = recipe_of(r, s);
+  if (!how->event) return;
+  turn *t = turn_of(r, s);
+  if (t->last == how->event) t->last = NULL;
+  leave_turn(t);
+}
+
 static void finish(rows *r, slab *s, int outcome) {
+  end_turn(r, s);
   rows_enter(r);
   const int64_t now = litegpu_now();
   rows_ended(r, s, now);
@@ -49,8 +83,6 @@ static void finish(rows *r, slab *s, int outcome) {
   rows_told_all(r);
 }
 
-static const recipe *recipe_of(const rows *r, const slab *s) { return r->recipes + s->lane * r->of.sizes + s->size; }
-
 /* Put the batch on the device; whether that worked. */
 static bool launch(rows *r, slab *s) {
   const recipe *how = recipe_of(r, s);
@@ -63,7 +95,7 @@ static bool launch(rows *r, slab *s) {
     error = error ? error : d->copy_in(how->in[i], s->in[i], rows * bytes, how->stream);
     if (missing) error = error ? error : d->fill(how->in[i] + rows * bytes, 0, missing * bytes, how->stream);
   }
-  error = error ? error : d->launch(how->graph, how->stream);
+  error = error ? error : launch_in_turn(r, s, how);
   for (int i = 0; i < r->of.outputs; i++)
     error = error ? error : d->copy_out(s->out[i], how->out[i], rows * r->forms[r->of.inputs + i].bytes, how->stream);
   s->number_on_device = *how->ended + 1; /* other inferences of the session number themselves by the same word */

@@ -26,7 +26,7 @@ PUBLIC void litegpu_rows_free(rows *r) {
     free(r->slabs[i]->arrivals), free(r->slabs[i]->members);
     free(r->slabs[i]);
   }
-  free(r->forms), free(r->batches), free(r->recipes), free(r->lanes), free(r->slabs), free(r->queue), free(r->running);
+  free(r->forms), free(r->batches), free(r->recipes), free(r->lanes), free(r->turns), free(r->slabs), free(r->queue), free(r->running);
   free(r->posts), free(r->around), free(r->size_counts), free(r->waits), free(r->latencies), free(r->run_times);
   free(r);
 }
@@ -40,6 +40,7 @@ PUBLIC rows *litegpu_rows_new(const setup *of, size_t size) {
   r->batches = copied(of->batches, of->sizes * sizeof *of->batches);
   r->recipes = copied(of->recipes, (size_t)of->lanes * of->sizes * sizeof *of->recipes);
   r->lanes = calloc(of->lanes, sizeof *r->lanes);
+  r->turns = cleared(of->lanes * sizeof *r->turns); /* there are no more homes */
   r->slabs = calloc(of->most_slabs, sizeof *r->slabs);
   r->queue = calloc(of->most_slabs, sizeof *r->queue);
   r->running = calloc(of->most_slabs, sizeof *r->running);
@@ -48,7 +49,7 @@ PUBLIC rows *litegpu_rows_new(const setup *of, size_t size) {
   r->waits = calloc(LATEST, sizeof *r->waits);
   r->latencies = calloc(LATEST, sizeof *r->latencies);
   r->run_times = calloc(LATEST, sizeof *r->run_times);
-  if (!r->forms || !r->batches || !r->recipes || !r->lanes || !r->slabs || !r->queue || !r->running || !r->around ||
+  if (!r->forms || !r->batches || !r->recipes || !r->lanes || !r->turns || !r->slabs || !r->queue || !r->running || !r->around ||
       !r->size_counts || !r->waits || !r->latencies || !r->run_times) {
     litegpu_rows_free(r);
     return NULL;

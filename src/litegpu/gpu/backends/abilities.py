@@ -202,10 +202,13 @@ class NativeRun:
     `copy_in` (device, host, bytes, stream), `fill` (device, value, bytes, stream), `launch` (graph, stream) and
     `copy_out` (host, device, bytes, stream) put something on a stream; `query` (stream) gives 0 when all that is done,
     600 before; `write` (stream, place, number, flags), which may be missing (0), lets the device write a number of 32
-    bits, to the word at `ended` on the host. Whatever else one of them gives is an error. `inputs` and `outputs`:
-    places on the device."""
+    bits, to the word at `ended` on the host. What follows `wait_event` (stream, event, flags) on a stream comes behind
+    what was on another one at the last `record` (event, stream); `event`: one of the session's. Whatever else one of
+    them gives is an error. `inputs` and `outputs`: places on the device."""
 
-    FUNCTIONS: ClassVar = ("push", "pop", "launch", "copy_in", "copy_out", "fill", "query", "write")
+    FUNCTIONS: ClassVar = (
+        "push", "pop", "launch", "copy_in", "copy_out", "fill", "query", "write", "wait_event", "record",
+    )  # fmt: skip
 
     push: int
     pop: int
@@ -215,10 +218,13 @@ class NativeRun:
     fill: int
     query: int
     write: int
+    wait_event: int
+    record: int
     context: int
     stream: int
     graph: int
     ended: int
+    event: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 

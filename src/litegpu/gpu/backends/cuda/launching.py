@@ -82,6 +82,11 @@ class Launcher:
         """Of the session."""
         return self._stream
 
+    @property
+    def event(self) -> Any:
+        """One that nothing else is recorded in while others launch the session's inferences."""
+        return self._done
+
     def launched(self) -> None:
         """An inference is launched next on the session's stream, by others, or perhaps has been."""
         self.working, self.running = self._stream, True

@@ -33,7 +33,7 @@ from litegpu.gpu.program import Program
 _NATIVE = {
     "push": "cuCtxPushCurrent", "pop": "cuCtxPopCurrent", "launch": "cuGraphLaunch", "copy_in": "cuMemcpyHtoDAsync",
     "copy_out": "cuMemcpyDtoHAsync", "fill": "cuMemsetD8Async", "query": "cuStreamQuery",
-    "write": "cuStreamWriteValue32",
+    "write": "cuStreamWriteValue32", "wait_event": "cuStreamWaitEvent", "record": "cuEventRecord",
 }  # fmt: skip
 
 
@@ -105,7 +105,7 @@ class CudaSession(CudaSessionBase):
             return NativeRun(
                 **{name: address_of(function) for name, function in _NATIVE.items()},
                 context=int(context.handle), stream=int(self._stream), graph=int(graph.executable),
-                ended=self.memory.ended.ctypes.data,
+                ended=self.memory.ended.ctypes.data, event=int(self.launcher.event),
                 inputs=tuple(rooms.get(index) or self.place(port) for index, port in inputs),
                 outputs=tuple(self.place(port) for port in self.program.outputs),
             )  # fmt: skip
