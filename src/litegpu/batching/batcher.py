@@ -158,7 +158,7 @@ class Batcher:
         if native is not None and not native.off:
             arrays = self._plain(args, kwargs)
             if arrays is not None:
-                found = await self._awaited(native, arrays, timeout)
+                found = await (native.call_async(arrays) if timeout is None else self._in_time(native, arrays, timeout))
                 if found is not None:
                     return found
         request = self._request(args, kwargs, timeout, waited=False)
@@ -208,10 +208,8 @@ class Batcher:
         deadline = 0 if timeout is None else max(int((self._clock() + timeout) * 1e9), 1)
         return native.call(arrays, deadline)
 
-    async def _awaited(self, native: NativeCalls, arrays: tuple[np.ndarray, ...], timeout: float | None) -> Any:
-        """The same in a task."""
-        if timeout is None:
-            return await native.call_async(arrays)
+    async def _in_time(self, native: NativeCalls, arrays: tuple[np.ndarray, ...], timeout: float) -> Any:
+        """The same in a task that may be late."""
         try:
             async with asyncio.timeout(timeout):
                 return await native.call_async(arrays)

@@ -140,6 +140,7 @@ class NativeCalls:
         )  # fmt: skip
         self._call_size = functions.call_size()
         self._own = _Own(self._call_size)
+        self._spare: list[Call] = []
         self.rows = functions.new(ctypes.addressof(setup), ctypes.sizeof(setup))
         if not self.rows:
             raise MemoryError("no memory for the batcher")
@@ -209,7 +210,14 @@ class NativeCalls:
 
     def new_call(self) -> Call:
         """Memory for a call, which nobody waits for in a thread."""
-        return Call(self._call_size, 0)
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return Call(self._call_size, 0)
+
+    def spare(self, call: Call) -> None:
+        """Such a call has ended."""
+        self._spare.append(call)
 
     def _new_outputs(self, inputs: tuple[Any, ...]) -> list[np.ndarray] | None:
         """Arrays for the outputs; None for inputs without rows, or of too many."""

@@ -34,6 +34,8 @@ class PostedTo(Protocol):
 
     def new_call(self) -> Call: ...
 
+    def spare(self, call: Call) -> None: ...
+
     def grow(self, home: int) -> None: ...
 
     def compute(self, number: int) -> None: ...
@@ -106,7 +108,9 @@ class Posts:
                 waited = await self._room(inbox, loop, waited)
             else:
                 return found, 0
-        return await future, call.serial
+        found, serial = await future, call.serial
+        self._calls.spare(call)
+        return found, serial
 
     async def _room(self, inbox: _Inbox, loop: asyncio.AbstractEventLoop, waited: bool) -> bool:
         """Until there may be some. Who has waited before comes first. True."""
