@@ -53,7 +53,14 @@ def counted(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(model.replicas.index(self))
         return call(self, values, wanted)
 
+    def counting_quick(self: LoadedModel, args: Any) -> Any:
+        found = quick(self, args)
+        seen.extend([] if found is None else [model.replicas.index(self)])
+        return found
+
+    quick = LoadedModel._call_like_before
     monkeypatch.setattr(LoadedModel, "_call", counting)
+    monkeypatch.setattr(LoadedModel, "_call_like_before", counting_quick)
     return seen
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
+
+import numpy as np
 
 from litegpu import fork
 from litegpu.errors import DeviceError, InvokeError, LiteGpuError
@@ -25,6 +28,10 @@ class OnDevice(Protocol):
 
     def _call(self, values: Mapping[str, Any], wanted: Any) -> Any: ...
 
+    def _call_like_before(self, args: Sequence[Any]) -> list[Any] | None: ...
+
+    def _as_result(self, arrays: Sequence[Any]) -> Any: ...
+
 
 class Spread:
     """Calls go to the device with the fewest calls in flight, of several the next in turn; to one that is lost no more,
@@ -41,19 +48,32 @@ class Spread:
     def call(self, values: Mapping[str, Any], wanted: Any) -> Any:
         """One inference, of which the outputs `wanted` are asked for. An error that is not the caller's names the
         device."""
-        number = self._begin(values)
+        at = next((found for found in map(_device_number, values.values()) if found is not None), None)
+        with self._on(self._begin(at)) as model:
+            return model._call(values, wanted)
+
+    def call_plain(self, arrays: Sequence[np.ndarray], values: Callable[[], Mapping[str, Any]]) -> Any:
+        """The same for arrays in host memory and all outputs, but quick, as long as they are like those of the last
+        call. `values`: what they are by name."""
+        with self._on(self._begin(None)) as model:
+            found = model._call_like_before(arrays)
+            return model._call(values(), None) if found is None else model._as_result(found)
+
+    @contextlib.contextmanager
+    def _on(self, number: int) -> Iterator[OnDevice]:
+        model = self.models[number]
         try:
-            return self.models[number]._call(values, wanted)
+            yield model
         except (DeviceError, InvokeError) as error:
-            if self.models[number]._is_lost:
+            if model._is_lost:
                 self._leave_out(number)
-            raise named(error, self.models[number]._label) from error
+            raise named(error, model._label) from error
         finally:
             with self._lock:
                 self._busy[number] -= 1
 
-    def _begin(self, values: Mapping[str, Any]) -> int:
-        at = next((found for found in map(_device_number, values.values()) if found is not None), None)
+    def _begin(self, at: int | None) -> int:
+        """Count a call of the device with the least to do, or of that with this number: which."""
         with self._lock:
             if at is not None and at < len(self.models):
                 number = at

@@ -296,7 +296,9 @@ class LoadedModel:
         Raises TensorError for a wrong name, number, type or shape, InvokeError if the inference fails.
         """
         if not kwargs:
-            found = self._call_like_before(args)
+            if self._spread is not None and all(type(value) is np.ndarray for value in args):
+                return self._spread.call_plain(args, lambda: self._arguments(args, {}))
+            found = self._call_like_before(args) if self._spread is None else None
             if found is not None:
                 return self._as_result(found)
         wanted = self._wanted(kwargs.pop("outputs")) if kwargs and _chooses(kwargs, self._inputs) else None
@@ -459,8 +461,6 @@ class LoadedModel:
         are not, or it has to be done another way."""
         slots = self._slots
         if slots is not None:
-            if self._spread is not None:
-                return None
             if len(args) == 1 and type(args[0]) is dict:
                 given = args[0]
                 if len(given) != len(self._names) or not all(name in given for name in self._names):
