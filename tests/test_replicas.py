@@ -93,6 +93,10 @@ def test_a_call_goes_to_the_device_with_the_least_to_do() -> None:
             self.inside.release()
             assert self.go.wait(60)
 
+        def _call_like_before(self, args: Any) -> None: ...
+
+        def _as_result(self, arrays: Any) -> None: ...
+
     slow = [Slow(), Slow(), Slow()]
     slow[1].go.set()
     spread = Spread(slow)
