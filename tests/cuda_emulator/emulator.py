@@ -33,6 +33,10 @@ _LAUNCH = """
 #ifdef SPLIT
 #define CLUSTER SPLIT
 #endif
+#if defined(NORM_PARTS) && NORM_PARTS > 1
+#undef CLUSTER
+#define CLUSTER NORM_PARTS
+#endif
 #ifndef CLUSTER
 #define CLUSTER 1
 #endif

@@ -88,6 +88,11 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             parts = np.zeros(shape, np.float32)  # all is in the first
             parts[:, :, :1] = within.mean((1, 2), keepdims=True)
             return parts
+        case PointwiseConv2D(behind=LayerNorm() as norm):
+            sums = conv2d(Conv2D(), inputs[0], inputs[1], shape)
+            for more in inputs[2:]:
+                sums = sums + more
+            return evaluate_op(norm, [sums], shape)
         case PointwiseConv2D(norm=LayerNorm() as norm, fetched=steps):
             (x, weights), (b, h, w, _) = inputs, shape
             if op.stride != (1, 1):

@@ -64,7 +64,8 @@ class PointwiseConv2D:
     normalised, of rows of channels that `fetched` moves first, or with a stride of S and weights [O,S,S,I] of windows
     that are normalised each as a whole. With `moved` (neither of these) its rows, of channels, are put somewhere else,
     each to a place of its own. With `parts` (none of these) it is that of the sum of so many pixels, of x
-    [B,1,parts,I]. Made by passes, for devices with a kernel that does both."""
+    [B,1,parts,I]. With `behind` (none of these) its results are normalised, together with the other inputs: a bias
+    [1,1,1,O], and perhaps a value as large as the results. Made by passes, for devices with a kernel that does both."""
 
     prologue: Expr = RESULT
     stride: tuple[int, int] = (1, 1)
@@ -72,6 +73,7 @@ class PointwiseConv2D:
     moved: tuple[Step, ...] = ()
     fetched: tuple[Step, ...] = ()
     parts: int = 1
+    behind: LayerNorm | None = None
 
 
 @dataclass(frozen=True)

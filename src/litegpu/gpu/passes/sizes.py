@@ -204,6 +204,8 @@ def _of_result(graph: Graph, node: Node, inputs: Sequence[Size]) -> Size:
             within = _of_depthwise(values[1].data, x, depthwise.multiplier)
             types = [DType.FLOAT32] * (len(inputs) - 2)
             return _of_convolution(values[2].data, _of_expression(inner, [within, *inputs[3:]], types), 1, 1.0)
+        case PointwiseConv2D(behind=LayerNorm()):
+            return _UNIT
         case PointwiseConv2D(prologue):
             assert values[1].data is not None
             x = x if node.op.norm is None else _UNIT

@@ -32,6 +32,7 @@ from litegpu.gpu.backends.cuda.passes.grouped import split_groups
 from litegpu.gpu.backends.cuda.passes.inverted import join_inverted
 from litegpu.gpu.backends.cuda.passes.mean import join_means
 from litegpu.gpu.backends.cuda.passes.moved import join_moves
+from litegpu.gpu.backends.cuda.passes.normed import join_normed
 from litegpu.gpu.backends.cuda.passes.pair import join_pairs
 from litegpu.gpu.backends.cuda.passes.pooled import join_pooled
 from litegpu.gpu.backends.cuda.passes.prologue import join_prologues
@@ -103,7 +104,8 @@ class CudaNative:
         if not half:
             return graph
         graph = join_prologues(join_separable(join_means(join_excitations(graph, features), features)))
-        return join_pooled(join_moves(join_pairs(join_row_norms(graph, features), features)), features)
+        graph = join_normed(join_pairs(join_row_norms(graph, features), features), features)
+        return join_pooled(join_moves(graph), features)
 
     def multiplies_bytes(self, features: Features, products: float, elements: int) -> bool:
         least = MANY_EACH_OF_MANY if products >= MANY_PRODUCTS else MANY_EACH

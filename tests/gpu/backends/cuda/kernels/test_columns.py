@@ -78,6 +78,18 @@ def test_some_tiles(device, monkeypatch, case: str, tile: tuple[int, ...]) -> No
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("case", ["points", "residual", "three rows", "four channels at once"])
+def test_results_in_float32(device, monkeypatch, case: str) -> None:
+    """Those of the graph leave as they are."""
+    needs_warpgroups(device)
+    shape, weights, op, _ = CASES[case]
+    taken = only(monkeypatch, ColumnTile(128, 64), 3)
+    graph, x = network(shape, weights, op)
+    check_layer(device, graph, x, half=True, kernel="column_convolution")
+    assert taken[-1].floats == 4
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("groups", (1, 5, 7, 132))
 def test_units_are_divided(device, monkeypatch, groups: int) -> None:
     """Some workgroups begin with the last block of columns, or end with the first."""
@@ -129,5 +141,7 @@ def test_which_layers_it_does() -> None:
     tile = ranked(wide(), 90, 132)[0]
     assert cost(wide(), tile, 132) < cost(wide(rows=16384), tile, 132)
     assert not any(t.columns == 256 for t in ranked(wide(outputs=576), 90, 132))  # a third would be wasted
+    floats = dataclasses.replace(wide(), run=0, floats=4)
+    assert columns.can(floats, 90) and not ranked(floats, 90, 132)  # slower in a network
     for other in (wide(depth=64), wide(depth=576), wide(outputs=384), dataclasses.replace(wide(), residuals=1)):
         assert columns.can(other, 90) and not ranked(other, 90, 132)  # not measured

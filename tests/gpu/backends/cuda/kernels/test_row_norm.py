@@ -9,7 +9,7 @@ import pytest
 from first_output import first_output
 
 from litegpu.gpu.backends.cuda.compile import compile_kernels
-from litegpu.gpu.backends.cuda.kernels import convolution, overlapped, persistent, specialized
+from litegpu.gpu.backends.cuda.kernels import columns, convolution, overlapped, persistent, specialized
 from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
 from litegpu.gpu.backends.cuda.kernels.persistent import StayingTile
 from litegpu.gpu.backends.cuda.kernels.row_norm import folded
@@ -227,6 +227,35 @@ def test_joined_only_where_a_kernel_is() -> None:
         assert joint(graph, features, half) == 0
     assert joint(network((2, 5, 6, 12), 16, also_read=True)[0]) == 0
     assert joint(network((2, 5, 6, 12), 16, affine=apply("max", SCALED, 0.0))[0]) == 0
+
+
+def test_wide_rows_are_joined_where_they_are_kept(monkeypatch) -> None:
+    """Those of more channels by columns.cu alone, of many rows and outputs and without a residual."""
+    shape = (1, 1, 24, 264)
+
+    def inside(graph: Graph) -> Graph:
+        """The same with its first output an intermediate."""
+        builder = GraphBuilder(dict(graph.values), list(graph.nodes))
+        v, *others = graph.outputs
+        c = graph.values[v].shape[3]
+        last = builder.constant(np.full((8, 1, 1, c), 1 / c, np.float32))
+        out = builder.node(Conv2D(), [v, last], builder.value((*graph.values[v].shape[:3], 8), DType.FLOAT32))
+        return builder.graph(list(graph.inputs), [out, *others])
+
+    assert joint(inside(network(shape, 640)[0])) == 0
+    monkeypatch.setattr(columns, "LEAST_ROWS", 24)
+    assert joint(inside(network(shape, 640)[0])) == 1
+    assert joint(network(shape, 640)[0]) == 0  # results in float32
+    assert joint(inside(network(shape, 640)[0]), dataclasses.replace(CUDA, capability=80)) == 0
+    assert joint(inside(network(shape, 320)[0])) == 0
+    assert joint(inside(network((1, 1, 24, 520), 640)[0])) == 0
+    monkeypatch.setattr(columns, "LEAST_OUTPUTS", 264)
+    square = network(shape, 264)[0]
+    assert joint(inside(square)) == 1
+    *nodes, last, mean = square.nodes
+    added = dataclasses.replace(last, epilogue=apply("add", BIASED, Arg(2)), operands=(*last.operands, nodes[0].output))
+    residual = GraphBuilder(square.values, [*nodes, added, mean]).graph(square.inputs, square.outputs)
+    assert joint(inside(residual)) == 0
 
 
 def test_what_moves_rows_moves_them_before() -> None:

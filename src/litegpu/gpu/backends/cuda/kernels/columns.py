@@ -22,6 +22,8 @@ COPYING = (128, 64)
 LEAST_STAGES, MOST_STAGES = 3, 12
 #: Channels of the input and of the output of which it was measured, without a residual.
 DEPTHS, LEAST_OUTPUTS = (192, 512), 576
+#: Rows that are normalised.
+LEAST_ROWS = 4096
 #: Registers of a thread beside its sums.
 OTHER_REGISTERS = 40
 
@@ -85,7 +87,7 @@ def can(layer: Layer, capability: int) -> bool:
     """Whether the kernel can do the layer."""
     return (
         layer.half
-        and layer.run > 0
+        and (layer.run or layer.floats) > 0
         and layer.prologue is None
         and layer.weights.shape[1:3] == (1, 1)
         and specialized.takes(layer, capability)
@@ -95,7 +97,14 @@ def can(layer: Layer, capability: int) -> bool:
 def _is_known(layer: Layer) -> bool:
     """Whether the layer is as those that were measured."""
     outputs, _, _, inputs = layer.weights.shape
-    return DEPTHS[0] <= inputs <= DEPTHS[1] and outputs >= LEAST_OUTPUTS and not layer.residuals
+    known = DEPTHS[0] <= inputs <= DEPTHS[1] and outputs >= LEAST_OUTPUTS
+    return known and not layer.residuals and not layer.floats  # logits: 212 us by themselves, 290 in the network
+
+
+def normalises(rows: int, depth: int, outputs: int) -> bool:
+    """Whether rows of so many channels are better normalised here, once for all columns, than by a kernel in front.
+    Narrower ones may be so elsewhere as well."""
+    return rows >= LEAST_ROWS and DEPTHS[0] <= depth <= DEPTHS[1] and outputs >= LEAST_OUTPUTS
 
 
 def suits(tile: ColumnTile, layer: Layer) -> bool:
@@ -103,12 +112,14 @@ def suits(tile: ColumnTile, layer: Layer) -> bool:
     across = -(-layer.shape[3] // tile.columns)
     room = tile.fits(specialized.row_bytes(layer), specialized.steps_of(layer))
     wasted = across * tile.columns - layer.shape[3]
-    return (
-        room
-        and wasted * 4 <= layer.shape[3]
-        and runs.pays(layer, runs.LEAST_COLUMNS)
-        and runs.run_in(layer, tile.columns) > 0
-    )
+    return room and wasted * 4 <= layer.shape[3] and runs.pays(layer, runs.LEAST_COLUMNS) and run_in(layer, tile) > 0
+
+
+def run_in(layer: Layer, tile: ColumnTile) -> int:
+    """Channels that a thread stores at once; 0 if it cannot."""
+    if layer.floats:
+        return layer.floats if tile.columns % (4 * layer.floats) == 0 else 0
+    return runs.run_in(layer, tile.columns)
 
 
 def units_of(layer: Layer, tile: ColumnTile) -> tuple[int, int]:
@@ -138,7 +149,7 @@ def cost(layer: Layer, tile: ColumnTile, units: int) -> float:
 
 def launch(ctx: KernelContext, layer: Layer, tile: ColumnTile, where: Where | None = None) -> Launch:
     """The convolution with the given tile; see columns.cu for the constants."""
-    epilogue = runs.epilogue_of(ctx, layer, tile.columns)
+    epilogue = runs.epilogue_of(ctx, layer, tile.columns, run_in(layer, tile))
     factors = dataclasses.replace(layer, weights=runs.columns_of(layer.weights, epilogue.run))
     weights = specialized.packed(factors, SpecializedTile(tile.rows, tile.columns, 1, 2, 1))
     row_bytes, steps = specialized.row_bytes(layer), weights.shape[1]

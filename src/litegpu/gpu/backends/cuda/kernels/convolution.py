@@ -65,8 +65,8 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     half = is_half(ctx, source, weights)
     if half is None:
         return None
-    run = runs.run_of(ctx) if half else 0
-    return [fastest(ctx, Layer(op, source, weights, ctx.output.shape, half, residuals_of(ctx), run=run))]
+    run, floats = (runs.run_of(ctx), runs.run_of(ctx, floats=True)) if half else (0, 0)
+    return [fastest(ctx, Layer(op, source, weights, ctx.output.shape, half, residuals_of(ctx), run=run, floats=floats))]
 
 
 #: An estimate, what launches the kernel, and candidates, the cheapest first.

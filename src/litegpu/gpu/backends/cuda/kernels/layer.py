@@ -56,6 +56,16 @@ class RowNorm:
 
 
 @dataclass(frozen=True, eq=False)
+class NormBehind:
+    """`op` over `depth` channels of a layer's results with a bias [1,1,1,O] and perhaps a residual."""
+
+    op: LayerNorm
+    bias: np.ndarray
+    residual: View | None
+    depth: int
+
+
+@dataclass(frozen=True, eq=False)
 class Layer:
     """A convolution: what of it the kernel must know."""
 
@@ -69,9 +79,11 @@ class Layer:
     prologue: Channelwise | None = None  # what is done with the input first, of convolutions 1x1 without padding
     gate: View | None = None  # the prologue's
     run: int = 0  # channels of bytes that the threads which multiplied can store at once (runs.py)
+    floats: int = 0  # the same of results in float32
     norm: RowNorm | None = None  # of the input's rows, of convolutions 1x1; the weights are those that it folded
     parts: int = 1  # pixels of the input that are added up first, of convolutions of one pixel with few results
     fetched: tuple[Step, ...] = ()  # how the input's rows are moved first, of convolutions 1x1 without padding
+    behind: NormBehind | None = None  # of what the layer gives
     side: int = 1  # of squares of the output, of which the largest number alone is stored
 
     @property

@@ -6,17 +6,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from litegpu.gpu.backends.cuda.kernels import convolution, matvec
+import numpy as np
+
+from litegpu.gpu.backends.cuda.kernels import convolution, matvec, normed, specialized
 from litegpu.gpu.backends.cuda.kernels.channelwise import read_channelwise
-from litegpu.gpu.backends.cuda.kernels.layer import Layer, residuals_of
+from litegpu.gpu.backends.cuda.kernels.layer import Layer, NormBehind, residuals_of
 from litegpu.gpu.backends.cuda.kernels.row_norm import folded
 from litegpu.gpu.backends.cuda.kernels.runs import run_of
 from litegpu.gpu.backends.cuda.kernels.source import Where
-from litegpu.gpu.graph import Conv2D, DType, PointwiseConv2D, Reshape, Shape, Step, Take, Transpose
+from litegpu.gpu.backends.cuda.kernels.specialized import SpecializedTile
+from litegpu.gpu.graph import Conv2D, DType, LayerNorm, PointwiseConv2D, Reshape, Shape, Step, Take, Transpose
 from litegpu.gpu.kernels.access import Position
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 from litegpu.gpu.kernels.movement import Quad, no_table, origin, shapes_along
-from litegpu.gpu.lang import Kernel, TracedValue
+from litegpu.gpu.lang import Kernel, KernelError, TracedValue
 
 
 def where_moved(steps: Sequence[Step], shape: Shape, target: Shape) -> Where:
@@ -52,11 +55,13 @@ def build(ctx: KernelContext) -> list[Launch]:
     assert isinstance(op, PointwiseConv2D)
     weights, source, shape = ctx.value(w).data, ctx.views[x], ctx.output.shape
     assert weights is not None  # as the passes see to
+    if op.behind is not None:
+        return [_normed(ctx, op.behind)]
     if op.norm is not None:
         norm, folded_rows = folded(op.norm, weights.reshape(len(weights), 1, 1, -1))
         weights, residuals = folded_rows.reshape(weights.shape), residuals_of(ctx)
         layer = Layer(Conv2D(op.stride), source, weights, shape, True, residuals, run=run_of(ctx), norm=norm)
-        layer = dataclasses.replace(layer, fetched=op.fetched)
+        layer = dataclasses.replace(layer, fetched=op.fetched, floats=run_of(ctx, floats=True))
         return [convolution.fastest(ctx, layer)]
     if op.parts > 1:
         layer = Layer(Conv2D(), source, weights, shape, ctx.half, residuals_of(ctx), parts=op.parts)
@@ -74,3 +79,30 @@ def build(ctx: KernelContext) -> list[Launch]:
     half = ctx.half or source.dtype is DType.FLOAT16
     layer = Layer(Conv2D(op.stride), source, weights, shape, half, residuals_of(ctx), prologue=prologue, gate=gate)
     return [convolution.fastest(ctx, layer)]
+
+
+def _normed(ctx: KernelContext, norm: LayerNorm) -> Launch:
+    """The convolution whose results are normalised, by workgroups that have whole rows."""
+    x, w, b, *residual = ctx.node.inputs
+    weights, bias, shape = ctx.value(w).data, ctx.value(b).data, ctx.output.shape
+    assert weights is not None and bias is not None  # as the pass sees to
+    added = ctx.views[residual[0]] if residual else None
+    behind = NormBehind(norm, np.broadcast_to(bias, (1, 1, 1, shape[3])), added, shape[3])
+    layer = Layer(Conv2D(), ctx.views[x], weights, shape, True, len(residual), run=run_of(ctx), behind=behind)
+    if not (layer.run and specialized.takes(layer, ctx.features.capability)):
+        raise KernelError("a convolution that normalises its results cannot read or store these where they lie")
+    tiles = _that_have_rows(layer, ctx.features.compute_units)
+    if ctx.tuner is None:
+        return specialized.launch(ctx, layer, tiles[0])
+    return quickest(ctx.tuner, [specialized.launch(ctx, layer, tile) for tile in tiles[: ctx.tuner.most]])
+
+
+def _that_have_rows(layer: Layer, units: int) -> list[SpecializedTile]:
+    """Tiles of which a few have whole rows together, the cheapest first; where several workgroups share a
+    multiprocessor threads have too few registers."""
+    found = [
+        tile
+        for tile in specialized.candidates()
+        if tile.split == tile.resident == 1 and normed.parts_of(layer.shape[3], tile.columns)
+    ]
+    return sorted(found, key=lambda tile: (specialized.cost(layer, tile, units), tile.threads))

@@ -3,20 +3,26 @@
 // ones of every four times as many, of a row, which it finishes and stores at once; what the epilogue knows of them it
 // reads once and keeps.
 //
-// Constants from the host: BYTES (of a result); BN PIXELS QUADS; RUN (channels: 8 or 16 bytes); PER_CHANNEL(each) and PER_PIXEL(each), what the epilogue
+// Constants from the host: BYTES (of an input), RESULT_BYTES (1, 2 or 4, floats); BN PIXELS QUADS; RUN (channels: 8 or 16 bytes); PER_CHANNEL(each) and PER_PIXEL(each), what the epilogue
 // reads: each(type, name) for constants of the channels, each(name, pitch, offset) for values like the results, in quads;
 // RESULT_PITCH RESULT_OFFSET; FINISH(own, i, more, sum, to): quad i of `own` channels, of a row `more`.
 constexpr unsigned RUN_QUADS = RUN / 4, RUNS = BN / (4 * RUN), OWN = RUNS * RUN_QUADS;  // of a thread, in a row
 static_assert(BN % (4 * RUN) == 0, "columns");
-#if BYTES == 1
+#if RESULT_BYTES == 1
 typedef unsigned Quad;
-#else
+#elif RESULT_BYTES == 2
 typedef uint2 Quad;
+#else
+typedef float4 Quad;
 #endif
 template <unsigned bytes> struct RunOf { typedef uint4 type; };
 template <> struct RunOf<8> { typedef uint2 type; };
 template <> struct RunOf<4> { typedef unsigned type; };
-typedef RunOf<RUN * BYTES>::type Run;
+#if RESULT_BYTES == 4
+typedef float4 Run;
+#else
+typedef RunOf<RUN * RESULT_BYTES>::type Run;
+#endif
 
 // What the epilogue reads and writes.
 struct Places {
@@ -86,6 +92,8 @@ INLINE void take(unsigned (&quads)[1], unsigned run) { quads[0] = run; }
 INLINE void take(unsigned (&quads)[2], uint2 run) { quads[0] = run.x, quads[1] = run.y; }
 INLINE void take(uint2 (&quads)[2], uint4 run) { quads[0] = uint2{run.x, run.y}, quads[1] = uint2{run.z, run.w}; }
 INLINE void take(uint2 (&quads)[1], uint2 run) { quads[0] = run; }
+INLINE void take(float4 (&quads)[1], float4 run) { quads[0] = run; }
+INLINE float4 joined(const float4 (&quads)[1]) { return quads[0]; }
 INLINE uint4 joined(const unsigned (&quads)[4]) { return uint4{quads[0], quads[1], quads[2], quads[3]}; }
 INLINE unsigned joined(const unsigned (&quads)[1]) { return quads[0]; }
 INLINE uint2 joined(const unsigned (&quads)[2]) { return uint2{quads[0], quads[1]}; }

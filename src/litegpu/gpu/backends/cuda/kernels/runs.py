@@ -27,8 +27,10 @@ RUN_BYTES = (16, 8)
 LINE = 128
 #: Of halves that are stored from registers: columns of a tile at least, and bytes of a result to which such are added.
 LEAST_COLUMNS, MOST_ADDED = 96, 60 << 20
-_QUADS: dict[DType, Type] = {DType.INT8: i8x4, DType.UINT8: u8x4, DType.FLOAT16: f16x4}
-_COMPUTED = {DType.INT8: i32x4, DType.UINT8: i32x4, DType.FLOAT16: f32x4}
+_QUADS: dict[DType, Type] = {DType.INT8: i8x4, DType.UINT8: u8x4, DType.FLOAT16: f16x4, DType.FLOAT32: f32x4}
+_COMPUTED = {DType.INT8: i32x4, DType.UINT8: i32x4, DType.FLOAT16: f32x4, DType.FLOAT32: f32x4}
+#: As C++ calls a quad in memory, by the bytes of one of its numbers.
+_NAMES = {1: "unsigned", 2: "uint2", 4: "float4"}
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,15 @@ class RunEpilogue:
     narrow: bool  # a row of results of a tile is less than a line of the cache
 
 
-def run_of(ctx: KernelContext, *, by_quads: bool = False) -> int:
+def run_of(ctx: KernelContext, *, by_quads: bool = False, floats: bool = False) -> int:
     """Channels that a thread can store at once; 0 where results, or what is added to them, do not lie in such runs.
-    `by_quads`: single quads are enough."""
-    size = ctx.views[ctx.node.output].dtype.nbytes
+    `by_quads`: single quads are enough; `floats`: of results in float32, and of no others."""
+    kind = ctx.views[ctx.node.output].dtype
+    if (kind is DType.FLOAT32) != floats:
+        return 0
+    size = kind.nbytes
+    if floats:
+        return RUN_BYTES[0] // size if _is_by_runs(ctx, RUN_BYTES[0] // size) else 0
     lengths = [n // size for n in RUN_BYTES] + [4] * by_quads
     return next((run for run in lengths if _is_by_runs(ctx, run)), 0)
 
@@ -155,14 +162,15 @@ def _made(ctx: KernelContext, run: int, expr: Expr, first: np.ndarray) -> RunEpi
     pixels = {n: v for n, v in operands.items() if isinstance(v, View)}
     given = {n: f"own.{n} + i" for n in channels} | {n: f"more.{n} + q" for n in pixels} | {"results": "to"}
     macros: dict[str, int | str] = {
-        "RUN": run, "PER_CHANNEL(each)": " ".join(f"each({_kind(v)}, {n})" for n, v in channels.items()),
+        "RUN": run, "RESULT_BYTES": output.dtype.nbytes,
+        "PER_CHANNEL(each)": " ".join(f"each({_kind(v)}, {n})" for n, v in channels.items()),
         "PER_PIXEL(each)": " ".join(f"each({n}, {pixel_pitch(v)}u / 4, {v.offset}u / 4)" for n, v in pixels.items()),
         "RESULT_PITCH": f"({pixel_pitch(output)}u / 4)", "RESULT_OFFSET": f"({output.offset}u / 4)",
         "FINISH(own, i, more, q, sum, to)": f"finish({', '.join(given[m.name] for m in function.buffers)}, sum)",
         "PLACES": f"{{{', '.join([*channels, *pixels, 'results'])}}}",
     }  # fmt: skip
     parameters = [f"const {_kind(v)}* __restrict__ {n}" for n, v in channels.items()]
-    parameters += [f"{'uint2' if ctx.half and bounds is None else 'unsigned'}* {n}" for n in (*pixels, "results")]
+    parameters += [f"{_NAMES[output.dtype.nbytes]}* {n}" for n in (*pixels, "results")]
     return RunEpilogue(
         run, first, printed.definitions, macros, {**channels, **pixels, "results": output}, tuple(parameters), False
     )

@@ -7,7 +7,12 @@
 // Constants from the host: those of rows.cu (AT_ONCE unless SPLIT); STAGES CONSUMERS RESIDENT (workgroups on a multiprocessor);
 // REGISTERS_COPY REGISTERS_MULTIPLY (of a thread; where a whole warpgroup copies); TILES_N (of columns); STEPS (along the
 // depth). The weights are packed as the tiles lie in shared memory: for each BN columns and BK of the depth one. SPLIT
-// workgroups, a cluster, divide the depth, and the rows of their sums. With RUN sums are stored as runs.cu does.
+// workgroups, a cluster, divide the depth, and the rows of their sums. With RUN sums are stored as runs.cu does, NORM_PARTS (workgroups
+// that have a row together): normalised (normed.cu).
+#ifndef NORM_PARTS
+#define NORM_PARTS 0
+#define NORM_BUFFERS
+#endif
 constexpr unsigned A_BYTES = BM * ROW_BYTES, B_BYTES = BN * ROW_BYTES, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr unsigned PITCH = BN + 8;  // of the sums in shared memory, so that the rows of a store lie in different banks
 // In the same place: the ring, and the sums of 16 rows of each warp, or of all rows.
@@ -83,10 +88,16 @@ INLINE void copy_tiles(const Element* x, const Element* w, const Element* outsid
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 #if SPLIT > 1
 __cluster_dims__(SPLIT, 1, 1)
+#elif NORM_PARTS > 1
+__cluster_dims__(NORM_PARTS, 1, 1)
 #endif
-NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFERS EPILOGUE_BUFFERS) {
+NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFERS NORM_BUFFERS EPILOGUE_BUFFERS) {
   const unsigned tile = blockIdx.x / SPLIT, part = SPLIT > 1 ? cluster_part() : 0;
+#if NORM_PARTS > 1
+  const unsigned column = cluster_part(), pixel0 = tile / NORM_PARTS * BM;
+#else
   const unsigned column = tile % TILES_N, pixel0 = tile / TILES_N * BM;  // of all rows
+#endif
   const unsigned begin = part * STEPS / SPLIT, end = (part + 1) * STEPS / SPLIT;
   if (threadIdx.x == 0) {
     for (unsigned s = 0; s < STAGES; s++) {
@@ -100,7 +111,7 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
   if (team == CONSUMERS) {
     if (COPYING == 128) registers_drop<REGISTERS_COPY>();
     copy_tiles(x, w, MORE, pixel0, column, begin, end PROLOGUE_ARGUMENT);
-#if SPLIT > 1
+#if SPLIT > 1 || NORM_PARTS > 1
     cluster_sync();
     cluster_sync();
 #endif
@@ -145,7 +156,14 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS PROLOGUE_BUFFE
 #pragma unroll
   for (unsigned m = 0; m < ROWS; m++) normalise_rows(sums[m], moments[m]);
 #endif
+#if NORM_PARTS
+  normalise_behind<ROWS, MULTIPLYING>(sums, norm_bias, NORM_RESIDUAL, lane, column * (BN / 4),
+                                      team * (ROWS * 64) + warp % 4 * 16, pixel0 + team * (ROWS * 64) + warp % 4 * 16);
+#endif
   store_one_by_one(places, CORRECTIONS, sums, lane, column * (BN / 4), pixel0 + team * (ROWS * 64) + warp % 4 * 16);
+#if NORM_PARTS > 1
+  cluster_wait();
+#endif
   return;
 #else
   team_sync(1, MULTIPLYING);  // nobody needs the tiles any more: the sums take their place

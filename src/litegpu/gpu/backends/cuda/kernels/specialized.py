@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import fetched, row_norm, runs
+from litegpu.gpu.backends.cuda.kernels import fetched, normed, row_norm, runs
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.prologue import constants_of, factors_bytes, files_of, instructions, operands_of
 from litegpu.gpu.backends.cuda.kernels.source import Where, label_of, native_launch
@@ -204,6 +204,8 @@ _FROM_REGISTERS = _Rates(0.039, 1.68e-4, 1.64e-4, 0.75, 0.112, 0.272)
 
 def _run(layer: Layer, tile: SpecializedTile) -> int:
     """Channels that a thread stores at once, right from its registers; 0: by way of shared memory."""
+    if layer.behind is not None:
+        return runs.run_in(layer, tile.columns)
     some = runs.pays(layer, tile.columns) and (layer.whole_numbers or layer.weights.shape[1:3] == (1, 1))
     return runs.run_in(layer, tile.columns) if some and tile.split == 1 else 0
 
@@ -255,8 +257,10 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
         if epilogue is not None:
             first[: len(epilogue.first)] += epilogue.first
     operands |= operands_of(layer, halves=True)
+    constants |= normed.constants_of(layer.behind, weights.shape[0])
+    operands |= normed.operands_of(layer.behind)
     shared_files = ("device.cu", "warpgroup.cu", "pipeline.cu", "elements.cu", "rows.cu")
-    more = (*row_norm.files_of(layer.norm), *(() if epilogue is None else ("runs.cu",)))
+    more = (*row_norm.files_of(layer.norm), *(() if epilogue is None else ("runs.cu",)), *normed.files_of(layer.behind))
     more = (*more, "divided.cu") if tile.split > 1 else more
     files = (*shared_files, *files_of(layer), *more, "specialized.cu")
     groups = -(-pixels // tile.rows) * weights.shape[0] * tile.split

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import overlapped
+from litegpu.gpu.backends.cuda.kernels import columns, overlapped
 from litegpu.gpu.backends.cuda.kernels.channelwise import Channelwise, read_channelwise
 from litegpu.gpu.backends.cuda.kernels.matvec import MOST_ROWS
 from litegpu.gpu.backends.cuda.kernels.row_norm import EACH, INSTRUCTIONS
@@ -57,14 +57,16 @@ def join_row_norms(graph: Graph, features: Features) -> Graph:
     Rows that a copy joins from squares of pixels are windows of a convolution with a stride there."""
     if not any(isinstance(node.op, LayerNorm) for node in graph.nodes):
         return graph
-    joining = _Joining(graph, features.capability == WARPGROUP_CAPABILITY and overlapped.will_overlap(graph))
+    joining = _Joining(graph, features)
     nodes = [new for node in graph.nodes for new in joining.instead_of(node)]
     return GraphBuilder(joining.builder.values, nodes).graph(graph.inputs, graph.outputs)
 
 
 class _Joining:
-    def __init__(self, graph: Graph, overlapping: bool) -> None:
-        self.graph, self.overlapping = graph, overlapping
+    def __init__(self, graph: Graph, features: Features) -> None:
+        self.graph = graph
+        self.keeps_rows = features.capability == WARPGROUP_CAPABILITY  # columns.cu
+        self.overlapping = self.keeps_rows and overlapped.will_overlap(graph)
         self.builder = GraphBuilder(dict(graph.values), [])
         self.consumers, self.producer = graph.consumers(), graph.producer()
         self.decided = values_decided_on(graph)  # such values stay in float32, of which these kernels know nothing
@@ -145,10 +147,24 @@ class _Joining:
         times = sum(-(-self.graph.values[reader.output].shape[3] // OUTPUTS) for reader in readers)
         slower = times * INSTRUCTIONS * EACH / USUAL_UNITS
         depth = self.graph.values[node.output].shape[3]
+        wide = self.keeps_rows and all(self.is_wide(reader, numbers // depth, depth) for reader in readers)
+        if depth > MOST_DEPTH and wide:
+            return True
         fetched = all(v == node.output or self.fetches(self.producer[v]) for v in copies)
         deep = numbers > MOST_ROWS * depth and fetched and self.overlapping
         few = depth <= (MOST_OVERLAPPING_DEPTH if deep else MOST_DEPTH)
         return few and numbers * (1.3 * slower - MOVED) < START
+
+    def is_wide(self, reader: Node, rows: int, depth: int) -> bool:
+        """Whether a convolution is one that normalises its rows once for all columns."""
+        shape = self.graph.values[reader.output].shape
+        alone = all(self.graph.values[v].is_constant for v in reader.operands)
+        return alone and not self.leaves(reader.output) and columns.normalises(rows, depth, shape[3])
+
+    def leaves(self, v: int) -> bool:
+        """Whether a value, or what it is moved to, is a result of the graph, in float32."""
+        moved = [node.output for node in self.consumers[v] if isinstance(node.op, Copy)]
+        return v in self.graph.outputs or any(map(self.leaves, moved))
 
     def fetches(self, copy: Node) -> bool:
         """Whether convolutions find rows without that copy."""

@@ -1,0 +1,173 @@
+"""Let 1x1 convolutions normalise what they give, with its bias and residual: a transformer that has norms behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection
+
+import numpy as np
+
+from litegpu.gpu.backends.cuda.kernels import normed
+from litegpu.gpu.backends.cuda.kernels.specialized import LEAST_HALVES
+from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
+from litegpu.gpu.graph import (
+    RESULT,
+    Apply,
+    Arg,
+    Concat,
+    Conv2D,
+    Copy,
+    DType,
+    Expr,
+    Graph,
+    GraphBuilder,
+    LayerNorm,
+    Node,
+    PointwiseConv2D,
+    Reshape,
+    arguments,
+)
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.passes.decisions import values_decided_on
+from litegpu.gpu.view import follow, padded
+
+#: Channels that are copied, or stored, at once.
+TOGETHER = 8
+
+
+def join_normed(graph: Graph, features: Features) -> Graph:
+    """The graph with PointwiseConv2D nodes in place of a convolution, a bias, a residual and the LayerNorm that alone
+    reads their sum."""
+    if features.capability != WARPGROUP_CAPABILITY or not any(isinstance(n.op, LayerNorm) for n in graph.nodes):
+        return graph
+    joining = _Joining(graph)
+    gone = {v for node in joining.norms for v in joining.between(node)}
+    norms = {node.output for node in joining.norms}
+    nodes = [
+        new
+        for node in graph.nodes
+        if node.output not in gone
+        for new in (joining.joined(node) if node.output in norms else [node])
+    ]
+    return GraphBuilder(joining.builder.values, nodes).graph(graph.inputs, graph.outputs) if gone else graph
+
+
+class _Joining:
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.builder = graph, GraphBuilder(dict(graph.values), [])
+        self.consumers, self.producer = graph.consumers(), graph.producer()
+        self.decided: Collection[int] = values_decided_on(graph)
+        self.norms = [node for node in graph.nodes if self.fits(node)]
+
+    def between(self, node: Node) -> list[int]:
+        """What is to be normalised, and what that is another shape of, if it is."""
+        found = [node.inputs[0]]
+        source = self.producer.get(found[0])
+        if source is not None and isinstance(source.op, Copy) and source.epilogue == RESULT:
+            before, after = (self.graph.values[v].shape for v in (source.inputs[0], found[0]))
+            if before[3] == after[3] and all(isinstance(step, Reshape) for step in source.op.steps):
+                found.append(source.inputs[0])
+        return found
+
+    def fits(self, node: Node) -> bool:
+        if not isinstance(node.op, LayerNorm) or node.op.moved:
+            return False
+        between = self.between(node)
+        conv = self.producer.get(between[-1])
+        if conv is None or conv.op != Conv2D() or any(v in self.graph.outputs for v in between):
+            return False
+        if any(len(self.consumers[v]) != 1 for v in between) or not self.is_affine(node):
+            return False
+        shape, weights = self.graph.values[conv.output].shape, self.graph.values[conv.inputs[1]].data
+        x = self.graph.values[conv.inputs[0]]
+        if weights is None or weights.shape[1:3] != (1, 1) or x.shape[:3] != shape[:3] or x.shape[3] < LEAST_HALVES:
+            return False
+        return (
+            bool(np.all(np.abs(weights) <= np.finfo(np.float16).max))
+            and normed.pays(math.prod(shape[:3]), shape[3])
+            and self.terms(conv) is not None
+            and all(self.lies_in_rows(v) for v in (conv.inputs[0], node.output, *(self.residual(conv))))
+        )
+
+    def is_affine(self, node: Node) -> bool:
+        """Whether what is done with the normalised numbers needs constants of the channels alone."""
+        shape = self.graph.values[node.output].shape
+        fitting = ((1, 1, 1, shape[3]), (1, 1, 1, 1))
+        values = [self.graph.values[v] for v in node.operands]
+        return all(v.is_constant and v.shape in fitting and v.dtype is DType.FLOAT32 for v in values)
+
+    def lies_in_rows(self, v: int) -> bool:
+        """Whether the kernel can read, or write, a value by eight channels: one that is kept in halves, and no part of
+        another."""
+        value, source = self.graph.values[v], self.producer.get(v)
+        if source is None or v in self.graph.outputs or v in self.decided or value.dtype is not DType.FLOAT32:
+            return False
+        apart = False  # whether it may be a view of something else
+        if isinstance(source.op, Copy):
+            before = self.graph.values[source.inputs[0]].shape
+            view = follow(padded(0, before, DType.FLOAT16), source.op.steps)
+            apart = view is not None and not all(isinstance(step, Reshape) for step in source.op.steps)
+        return not apart and not self.is_moved(v) and value.shape[3] % TOGETHER == 0
+
+    def is_moved(self, v: int) -> bool:
+        """Whether a value may be written right to other places, as a part of another or with its axes exchanged."""
+        for node in self.consumers[v]:
+            if isinstance(node.op, Concat) or (node.output in self.graph.outputs and isinstance(node.op, Copy)):
+                return True
+            if isinstance(node.op, Copy):
+                reshaped = all(isinstance(step, Reshape) for step in node.op.steps) and node.epilogue == RESULT
+                if not reshaped or self.is_moved(node.output):
+                    return True
+        return False
+
+    def terms(self, conv: Node) -> tuple[int | None, int | None] | None:
+        """The bias and the residual of a convolution, if its epilogue is its result and no more than these."""
+        found = _summands(conv.epilogue)
+        if found is None or found.count(0) != 1 or len(found) != 1 + len(arguments(conv.epilogue) - {0}):
+            return None
+        shape = self.graph.values[conv.output].shape
+        values = [conv.operands[i - 1] for i in found if i]
+        biases = [v for v in values if self.graph.values[v].is_constant]
+        others = [v for v in values if not self.graph.values[v].is_constant]
+        if len(biases) > 1 or len(others) > 1 or any(self.graph.values[v].shape != shape for v in others):
+            return None
+        if any(self.graph.values[v].shape not in ((1, 1, 1, shape[3]), (1, 1, 1, 1)) for v in biases):
+            return None
+        return next(iter(biases), None), next(iter(others), None)
+
+    def residual(self, conv: Node) -> list[int]:
+        found = self.terms(conv)
+        return [] if found is None or found[1] is None else [found[1]]
+
+    def joined(self, node: Node) -> list[Node]:
+        between = self.between(node)
+        conv = self.producer[between[-1]]
+        terms = self.terms(conv)
+        assert terms is not None and isinstance(node.op, LayerNorm)
+        bias, residual = terms
+        value = self.graph.values[conv.output]
+        if bias is None:
+            bias = self.builder.constant(np.zeros((1, 1, 1, value.shape[3]), np.float32))
+        inputs = (*conv.inputs[:2], bias, *(() if residual is None else (residual,)))
+        sources = tuple(sorted({*conv.sources, *node.sources}))
+        op = PointwiseConv2D(behind=node.op)
+        if len(between) == 1:
+            return [Node(op, inputs, node.output, node.epilogue, node.operands, sources)]
+        rows = self.builder.value(value.shape, value.dtype)
+        moved = self.producer[between[0]]
+        return [
+            Node(op, inputs, rows, node.epilogue, node.operands, sources),
+            dataclasses.replace(moved, inputs=(rows,), output=node.output),
+        ]
+
+
+def _summands(expr: Expr) -> list[int] | None:
+    """The arguments that an expression is the sum of; None if it is something else."""
+    match expr:
+        case Arg(i):
+            return [i]
+        case Apply("add", (a, b)):
+            left, right = _summands(a), _summands(b)
+            return None if left is None or right is None else left + right
+    return None
