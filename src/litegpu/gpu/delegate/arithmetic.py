@@ -22,21 +22,18 @@ _FLOAT32, _FLOAT16_TENSOR, _BYTES_AT_ONCE, _BYTES_SPELT_OUT, _BYTES_TENSOR = 1.0
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """`integer`: in whole numbers. `why` is a sentence for the report, "" if there is nothing to choose. `wide`: among
-    these are some of 16 bits, which float16 does not hold."""
+    """`integer`: in whole numbers. `why` is a sentence for the report, "" if there is nothing to choose."""
 
     integer: bool
     why: str = ""
-    wide: bool = False
 
 
 def choose(asked: str, partition: Partition, features: Features, half: bool) -> Arithmetic:
     """What is asked for, or with "auto" the faster. `half`: floats would be float16."""
     if asked == "float" or not _has(partition, *_BYTES, *([TensorType.INT16] if asked == "integer" else [])):
         return Arithmetic(False)
-    wide = _has(partition, TensorType.INT16)
     if asked == "integer":
-        return Arithmetic(True, wide=wide)
+        return Arithmetic(True)
     of_floats, of_bytes = _cost_of_floats(features, half), _cost_of_bytes(features, partition)
     if of_bytes >= of_floats:
         return Arithmetic(
@@ -47,9 +44,7 @@ def choose(asked: str, partition: Partition, features: Features, half: bool) -> 
         if reason is not None:
             return Arithmetic(False, f"{_FLOAT}: of node {operator.index} ({operator.name}), {reason}")
     return Arithmetic(
-        True,
-        _INTEGER + f": a product of bytes is estimated to take {of_bytes / of_floats:.2g} of a float's time here",
-        wide,
+        True, _INTEGER + f": a product of bytes is estimated to take {of_bytes / of_floats:.2g} of a float's time here"
     )
 
 

@@ -240,7 +240,7 @@ class GpuDelegate:
 
         arithmetic = choose(self.options.arithmetic, partition, features, half)
         made = functools.partial(
-            build_program, features=self._limited(features), target=target, half=half and not arithmetic.wide,
+            build_program, features=self._limited(features), target=target, half=half,
             tuner=tuner, auto=self.options.precision == "auto", integer=arithmetic.integer,
         )  # fmt: skip
         lower = functools.partial(lower_partition, xnnpack=partition.xnnpack, integer=arithmetic.integer)
