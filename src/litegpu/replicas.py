@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import math
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,7 +41,7 @@ class Spread:
 
     def __init__(self, models: Sequence[OnDevice]) -> None:
         self.models = tuple(models)
-        self._busy = [0] * len(models)
+        self._busy = self._nobody()
         self._last = len(models) - 1
         self._lost: set[int] = set()
         self._lock = threading.Lock()
@@ -48,42 +50,53 @@ class Spread:
     def call(self, values: Mapping[str, Any], wanted: Any) -> Any:
         """One inference, of which the outputs `wanted` are asked for. An error that is not the caller's names the
         device."""
-        at = next((found for found in map(_device_number, values.values()) if found is not None), None)
-        with self._on(self._begin(at)) as model:
-            return model._call(values, wanted)
+        number = self._begin(next((found for found in map(_device_number, values.values()) if found is not None), None))
+        try:
+            return self.models[number]._call(values, wanted)
+        except (DeviceError, InvokeError) as error:
+            raise self._told(number, error) from error
+        finally:
+            self._busy[number].pop()
 
     def call_plain(self, arrays: Sequence[np.ndarray], values: Callable[[], Mapping[str, Any]]) -> Any:
         """The same for arrays in host memory and all outputs, but quick, as long as they are like those of the last
         call. `values`: what they are by name."""
-        with self._on(self._begin(None)) as model:
+        number = self._begin(None)
+        try:
+            model = self.models[number]
             found = model._call_like_before(arrays)
             return model._call(values(), None) if found is None else model._as_result(found)
-
-    @contextlib.contextmanager
-    def _on(self, number: int) -> Iterator[OnDevice]:
-        model = self.models[number]
-        try:
-            yield model
         except (DeviceError, InvokeError) as error:
-            if model._is_lost:
-                self._leave_out(number)
-            raise named(error, model._label) from error
+            raise self._told(number, error) from error
         finally:
-            with self._lock:
-                self._busy[number] -= 1
+            self._busy[number].pop()
 
     def _begin(self, at: int | None) -> int:
-        """Count a call of the device with the least to do, or of that with this number: which."""
-        with self._lock:
-            if at is not None and at < len(self.models):
-                number = at
-            else:
-                count = len(self.models)
-                turns = [(self._last + 1 + i) % count for i in range(count)]
-                number = min((n for n in turns if n not in self._lost), key=self._busy.__getitem__, default=turns[0])
-                self._last = number
-            self._busy[number] += 1
+        """Count a call of the device with the least to do, or of that with this number: which. Without a lock, which
+        calls from many threads would wait for: to count a deque's elements, and to add one, is one step each."""
+        count, number = len(self.models), at
+        if number is None or number >= count:
+            least = math.inf
+            for i in range(1, count + 1):
+                turn = (self._last + i) % count
+                load = len(self._busy[turn]) if turn not in self._lost else sys.maxsize
+                if load < least:
+                    least, number = load, turn
+            assert number is not None
+            self._last = number
+        self._busy[number].append(None)
         return number
+
+    def _nobody(self) -> list[deque[None]]:
+        """For each device, an element for each call."""
+        return [deque() for _ in self.models]
+
+    def _told(self, number: int, error: LiteGpuError) -> LiteGpuError:
+        """What a caller is told of an error."""
+        model = self.models[number]
+        if model._is_lost:
+            self._leave_out(number)
+        return named(error, model._label)
 
     def _leave_out(self, number: int) -> None:
         with self._lock:
@@ -94,6 +107,7 @@ class Spread:
 
     def _forked(self) -> None:
         self._lock = threading.Lock()
+        self._busy = self._nobody()
 
 
 def named(error: LiteGpuError, label: str) -> LiteGpuError:
