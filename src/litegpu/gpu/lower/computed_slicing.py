@@ -35,7 +35,8 @@ def _cut(ctx: OpContext, axes: Mapping[int, tuple[int, int]], *, negative: bool)
     """Cut input 0 along axes: which entry of the computed begins it is, and how many elements. `negative`: places are
     counted from the end if they are less than 0."""
     begins = ctx.tensor(1)
-    ctx.require(begins.type is TensorType.INT32, f"computed begins of type {begins.type.name} are not taken")
+    known = begins.type in (TensorType.INT32, TensorType.INT64)
+    ctx.require(known, f"computed begins of type {begins.type.name} are not taken")
     value, shape = ctx.value(0), ctx.shape(0)
     for axis, (entry, count) in axes.items():
         cut = (*shape[:axis], count, *shape[axis + 1 :])

@@ -37,10 +37,10 @@ def move(ctx: OpContext, steps: Sequence[Step], source: int = 0, output: Tensor 
     for step in steps:
         result = step_shape(step, result)
     ctx.check_shape(result, output)
-    ctx.copy(ctx.value(source), _between(shape, steps, result), ctx.output_value(output))
+    ctx.copy(ctx.value(source), between(shape, steps, result), ctx.output_value(output))
 
 
-def _between(shape: Shape, steps: Sequence[Step], result: Shape) -> list[Step]:
+def between(shape: Shape, steps: Sequence[Step], result: Shape) -> list[Step]:
     """`steps` from a tensor of `shape` to one of `result`, starting from and ending with B,H,W,C."""
     begin = [] if bhwc(shape) == shape else [Reshape(bhwc(shape), shape)]
     end = [] if bhwc(result) == result else [Reshape(result, bhwc(result))]

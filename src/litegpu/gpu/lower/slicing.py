@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from litegpu.gpu.graph import Mirror, Pad, Reshape, Slice
+import numpy as np
+
+from litegpu.gpu.graph import Arg, Mirror, Pad, Reshape, Slice, bhwc
+from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.computed_slicing import slice_from, strided_slice_from
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.context import OpContext
-from litegpu.gpu.lower.movement import move
+from litegpu.gpu.lower.movement import between, move
 from litegpu.gpu.lower.registry import lowers
 from litegpu.model.ops.strides import strided
 
 REFLECT, SYMMETRIC = 0, 1
+#: Elements of a result for which a constant says where padding is.
+MOST_PADDED = 1 << 22
 
 
 # -------------------------------------------------------------------------------------------------- slices
@@ -108,11 +114,28 @@ def pad(ctx: OpContext) -> None:
 
 @lowers("PADV2")
 def pad_v2(ctx: OpContext) -> None:
-    ctx.require(ctx.is_constant(2), "the padding value is computed by the model: the GPU needs a constant")
     ctx.require(ctx.dtype(2) is ctx.dtype(0), "the padding value has another type than the input")
-    ctx.require(ctx.array(2).size == 1, f"the padding value has shape {list(ctx.shape(2))}")
+    ctx.require(math.prod(ctx.shape(2)) == 1, f"the padding value has shape {list(ctx.shape(2))}")
+    if not ctx.is_constant(2):
+        _pad_with(ctx)
+        return
     fill = float(ctx.array(2).reshape(()))
     move(ctx, [Pad(*_paddings(ctx), fill)])
+
+
+def _pad_with(ctx: OpContext) -> None:
+    """A padding value that is computed: chosen where there is padding."""
+    before, after = _paddings(ctx)
+    shape = tuple(b + n + a for b, n, a in zip(before, ctx.shape(0), after, strict=True))
+    ctx.check_shape(shape)
+    ctx.require(math.prod(shape) <= MOST_PADDED, f"a computed padding value of {list(shape)}, which are many")
+    margins = list(zip(before, after, strict=True))
+    inside = ctx.builder.constant(np.pad(np.ones(ctx.shape(0), bool), margins).reshape(bhwc(shape)))
+    kind = ctx.builder.values[ctx.value(0)].dtype
+    padded = ctx.builder.value(bhwc(shape), kind)
+    ctx.copy(ctx.value(0), between(ctx.shape(0), [Pad(before, after, ctx.zero)], shape), padded)
+    value = ctx.reshaped(ctx.value(2), ())
+    ctx.elementwise(fn("select", Arg(0), Arg(1), Arg(2)), [inside, padded, value], ctx.output_value())
 
 
 @lowers("MIRROR_PAD")

@@ -177,13 +177,14 @@ OPS = (
     Op(
         "PADV2", "x margins{16}:int32|int64|int8|int16|bool v -> .", shape=_pad_shape, batch=_pad_batch,
         moves="elements",
-        gpu=Gpu(6, inputs=(ANY, STATIC, ANY), counts=3, grids="alike", notes="constant paddings and value"),
+        gpu=Gpu(6, inputs=(ANY, STATIC, ANY), counts=3, grids="alike",
+            notes="constant paddings; constant or runtime value"),
     ),
     Op(
         "SLICE", "x:any begin{8}:int32|int64 size{8}:int32|int64 -> =x", shape=_slice_shape, batch=_slice_batch,
         folds="values", moves="elements",
         gpu=Gpu(8, inputs=(ANY, STATIC, STATIC), counts=3, quanta="linear", grids="moved",
-            notes="constant size; constant begin, or INT32"),
+            notes="constant size; constant or runtime begin"),
     ),
     Op(
         "SPLIT", "axis{1}:int32 x:any -> .+", shape=_split_shape, sizes_from=0, batch=_split_batch,
