@@ -24,7 +24,7 @@ from test_threads import inputs, is_right, network
 
 import litegpu
 from litegpu import DeadlineError, InvokeError, QueueFullError, TensorError
-from litegpu.batching import native_calls, native_rows, sizes
+from litegpu.batching import collector, native_calls, native_rows, sizes
 from litegpu.batching.batch import Request, SharedBatch, Slab
 from litegpu.batching.collector import Collector, Rules
 
@@ -70,9 +70,40 @@ def test_the_same_decisions_as_in_python(model: litegpu.LoadedModel) -> None:
         with model.batcher(8, max_delay_ms=delay, max_waiting=waiting) as batcher:
             quick = native(batcher)
             try:
-                compare(quick, Rules(8, delay * MS, waiting), dice)
+                compare(quick, Rules(8, delay * MS, waiting, batcher.sizes), dice)
             finally:
                 quick.close(drain=False)
+
+
+@pytest.mark.parametrize("driver", [2], indirect=True)
+@pytest.mark.parametrize("large", [1, 4, 16])
+def test_the_same_is_expected_of_two_lanes(
+    model: litegpu.LoadedModel, monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    monkeypatch.setattr(collector, "LARGE_SIZE", large)
+    dice, now, seen = random.Random(large), 0, set()
+    with model.batcher(8, sizes=[3, 5, 8]) as batcher:
+        quick = native(batcher)
+        slabs = [Slab({"x": np.zeros((8, 1))}) for _ in range(4)]
+        slow = Collector(Rules(8, 2 * MS, 32, batcher.sizes), 2, slabs, lambda home: slabs[0])
+        for _ in range(100):
+            ends = []
+            for _ in range(2):
+                count, now = dice.randint(1, 8), now + 100 * MS
+                call, request = native_rows.Call(quick._call_size, 0), Request({}, count, now, None, waited=True)
+                ctypes.c_int.from_address(call.address + 44).value = count
+                request.copied = True
+                assert slow.offer(request, now) and quick.functions.rehearse(quick.rows, 0, call.address, now)
+                now += 100 * MS
+                batch = slow.take(now)
+                assert batch is not None and quick.functions.rehearse(quick.rows, 1, call.address, now)
+                ends.append((batch, call))
+            for batch, call in ends:
+                slow.ended(batch, now)
+                quick.functions.rehearse(quick.rows, 2, call.address, now)
+                assert quick.numbers().expected == slow.expected
+                seen.add(slow.expected)
+    assert 8 in seen and (7 in seen) == (large == 16)
 
 
 MS = 1_000_000
@@ -137,7 +168,7 @@ def test_large_batches_are_computed_one_after_the_other(
     model: litegpu.LoadedModel, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And small ones at once."""
-    monkeypatch.setattr(native_calls, "_LEAST_IN_TURN", 4)
+    monkeypatch.setattr(collector, "LARGE_SIZE", 4)
     with model.batcher(4, sizes=[1, 4]) as batcher, concurrent.futures.ThreadPoolExecutor(4) as pool:
         for rows in (4, 1):
             driver.late, before = 1 << 30, driver.launches

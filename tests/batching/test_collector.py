@@ -52,6 +52,24 @@ def test_a_caller_who_is_alone_never_waits_for_others() -> None:
         one.ended(taken(one, now), now + 3)
 
 
+@pytest.mark.parametrize(
+    ("lanes", "rows", "sizes", "expected"),
+    [
+        (4, 192, (8, 16, 32, 64), 64),  # three full batches rather than four of which a quarter is missing
+        (4, 256, (8, 16, 32, 64), 64),
+        (2, 40, (8, 16, 32, 64), 32),
+        (2, 30, (8, 16, 32, 64), 16),
+        (4, 24, (1, 2, 4, 8, 64), 6),  # small ones take as long with fewer rows, so all lanes have one
+        (2, 60, (1, 64), 30),  # there are not as many
+        (1, 20, (), 20),
+    ],
+)
+def test_large_batches_are_full(lanes: int, rows: int, sizes: tuple[int, ...], expected: int) -> None:
+    one = Collector(Rules(256, 2.0, 1024, sizes), lanes, [slab() for _ in range(lanes + 1)], slab)
+    running(one, 5.0, rows, 1.0)
+    assert one.expected == expected
+
+
 def test_rows_are_collected_while_no_lane_is_free() -> None:
     one = collector()
     assert one.offer(call(), 0.0)

@@ -91,7 +91,7 @@ class Batcher:
         try:
             for one in model.replicas:
                 replicas.append(Replica(one, self.sizes, ahead or AHEAD, ahead or AHEAD_IN_C, rows.types))
-            rules = Rules(max_batch, max_delay_ms / 1e3, most_waiting)
+            rules = Rules(max_batch, max_delay_ms / 1e3, most_waiting, self.sizes)
             if not self._refuses_nan:
                 self._native = native_calls(replicas, self.sizes, rules, rows, model._as_result, raises=not self._waits)
             self._lanes = Lanes(

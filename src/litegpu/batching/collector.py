@@ -10,6 +10,8 @@ from litegpu.batching.batch import Request, SharedBatch, Slab
 
 #: Seconds after which a lane looks again for rows that were being copied.
 _LOOK_AGAIN = 0.02
+#: Batches of so many rows keep a whole GPU busy: twice as many rows take it nearly twice as long.
+LARGE_SIZE = 16
 #: How much the last run counts for the time that a run is expected to take.
 _NEWEST = 0.25
 
@@ -17,11 +19,12 @@ _NEWEST = 0.25
 @dataclass(frozen=True)
 class Rules:
     """`most`: rows of a batch. `delay`: seconds that a row may wait for others while a lane is free. `waiting`: rows
-    that may wait."""
+    that may wait. `sizes`: ascending, of which a batch gets the next one."""
 
     most: int
     delay: float
     waiting: int
+    sizes: Sequence[int] = ()
 
 
 class Collector:
@@ -29,8 +32,10 @@ class Collector:
 
     When a lane is free, the rows that wait are run at once if there are as many as one lane can expect; else when none
     has come for as long as a run takes, and the first of them waits for `delay` at most. What can be expected is known
-    from the last runs: the rows that were under way or waiting together, divided among the lanes. So a caller who is
-    alone never waits for others, and callers in a loop meet again in batches. While no lane is free rows collect.
+    from the last runs: the rows that were under way or waiting together, divided among the lanes; or the size that a
+    batch of so many gets, if there are as many and that is large: rows that are missing take as long as others. So a
+    caller who is alone never waits for others, and callers in a loop meet again in batches. While no lane is free rows
+    collect.
     """
 
     def __init__(self, rules: Rules, lanes: int, slabs: Sequence[Slab], new_slab: Callable[[int], Slab]) -> None:
@@ -152,7 +157,10 @@ class Collector:
             batch.sealed = True
 
     def _expect(self) -> None:
-        self.expected = min(max(-(-max(self._around) // max(self.lanes, 1)), 1), self.rules.most)
+        around = max(self._around)
+        share = min(max(-(-around // max(self.lanes, 1)), 1), self.rules.most)
+        size = next((n for n in self.rules.sizes if n >= share), share)
+        self.expected = size if LARGE_SIZE <= size <= around else share
 
     def _is_enough(self, batch: SharedBatch) -> bool:
         return batch.rows >= self.expected

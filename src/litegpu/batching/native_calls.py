@@ -17,6 +17,7 @@ import numpy as np
 
 from litegpu import native
 from litegpu.background import leave
+from litegpu.batching import collector
 from litegpu.batching.batch import COPIED_BYTES, too_late
 from litegpu.batching.batch import own as own_error
 from litegpu.batching.collector import Rules
@@ -59,8 +60,6 @@ _ERRORS = 64
 _EXTRA_THREADS = 1
 #: A row of so many bytes takes longer to bring to the device than to make float16 of it, and float32 again there.
 _WORTH_ROUNDING = 64 << 10
-#: Batches of so many rows fill a GPU, and come one after the other; smaller ones are computed at once.
-_LEAST_IN_TURN = 16
 _HALF = np.dtype(np.float16)
 _empty = np.empty
 
@@ -124,7 +123,7 @@ class NativeCalls:
         recipes = (Recipe * (len(runs) * len(sizes)))(*(
             recipe_of(
                 lane[size], list(self._runners[i][size].inputs.values()), self._runners[i][size].outputs,
-                in_turn=size >= _LEAST_IN_TURN,
+                in_turn=size >= collector.LARGE_SIZE,
             )
             for i, lane in enumerate(runs)
             for size in sizes
@@ -134,7 +133,7 @@ class NativeCalls:
         setup = RowsSetup(
             *(getattr(one, name) for name in NativeRun.FUNCTIONS),
             len(form.inputs), len(outputs), len(runs), len(sizes), rules.most,
-            len(runs) + len(replicas) + -(-rules.waiting // rules.most), rules.waiting, raises,
+            len(runs) + len(replicas) + -(-rules.waiting // rules.most), rules.waiting, raises, collector.LARGE_SIZE,
             native.processors(), int(rules.delay * 1e9),
             *(ctypes.addressof(table) for table in (forms, homes, batches, recipes)),
         )  # fmt: skip

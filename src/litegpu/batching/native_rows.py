@@ -25,7 +25,7 @@ class RowsSetup(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in NativeRun.FUNCTIONS),
         *((name, ctypes.c_int) for name in ("inputs", "outputs", "lanes", "sizes", "most", "most_slabs", "waiting")),
-        ("raises", ctypes.c_int), ("processors", ctypes.c_int), ("delay", ctypes.c_int64),
+        ("raises", ctypes.c_int), ("large", ctypes.c_int), ("processors", ctypes.c_int), ("delay", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("forms", "homes", "batches", "recipes")),
     )  # fmt: skip
 

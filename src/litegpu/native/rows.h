@@ -66,9 +66,10 @@ typedef struct form {
   int floats; /* whether it is of float32 */
 } form;
 
+/* `large`: batches of so many rows, and more, are computed one after the other. */
 typedef struct setup {
   driver driver;
-  int inputs, outputs, lanes, sizes, most, most_slabs, waiting, raises, processors;
+  int inputs, outputs, lanes, sizes, most, most_slabs, waiting, raises, large, processors;
   int64_t delay;
   const form *forms;  /* inputs, then outputs */
   const int *homes;   /* of lanes */

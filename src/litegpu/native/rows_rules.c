@@ -24,8 +24,11 @@ bool rows_is_due(const rows *r, slab *s, int64_t now) {
 static void expect(rows *r) {
   int most = 0;
   for (int i = 0; i < r->around_count; i++) most = r->around[i] > most ? r->around[i] : most;
-  const int share = (most + r->of.lanes - 1) / r->of.lanes;
-  r->expected = share < 1 ? 1 : share > r->of.most ? r->of.most : share;
+  int share = (most + r->of.lanes - 1) / r->of.lanes, size = 0;
+  share = share < 1 ? 1 : share > r->of.most ? r->of.most : share;
+  while (r->batches[size] < share) size++;
+  const int full = r->batches[size];
+  r->expected = full >= r->of.large && full <= most ? full : share;
 }
 
 /* A slab for a new batch, at the home with the least to do; NULL if none is free, with whether one may be added, and
