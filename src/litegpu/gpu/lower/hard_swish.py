@@ -13,7 +13,6 @@ from dataclasses import astuple, dataclass
 
 import numpy as np
 
-from litegpu.gpu.evaluate import evaluate_expr
 from litegpu.gpu.graph import Arg, Expr
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import fixed_point as fixed
@@ -77,6 +76,8 @@ def hard_swish(ctx: OpContext, x: Expr, given: Grid, made: Grid) -> Expr | None:
 @functools.lru_cache(maxsize=256)
 def curve(given: Grid, made: Grid) -> Curve | None:
     """What gives in_steps() for all quanta, within what is stored; None if none is found."""
+    from litegpu.gpu.evaluate import evaluate_expr  # which a model from the cache does without
+
     t = np.arange(given.low - given.zero, given.high - given.zero + 1)
     bottom, top = made.low - made.zero, made.high - made.zero
     want = np.clip(np.asarray(evaluate_expr(in_steps(Arg(0), given, made), [t.astype(np.int32)])), bottom, top)
