@@ -30,7 +30,7 @@ TYPES: dict[TensorType, type[np.generic]] = {
 }
 #: Of 16 bits, at least in some forms.
 WORDS_LEFT = {
-    *("ADD", "BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D", "DIV", "FULLY_CONNECTED", "REDUCE_PROD", "SOFTMAX", "SUM"),
+    *("ADD", "BATCH_MATMUL", "CONV_2D", "DEPTHWISE_CONV_2D", "DIV", "FULLY_CONNECTED", "REDUCE_PROD", "SUM"),
     "TRANSPOSE_CONV",
 }
 #: Of what some forms are: windows smaller than strides, comparisons of quanta above one, results of scales that are so
@@ -87,7 +87,21 @@ def test_of_words_in_numpy(op: str) -> None:
             _compare(case, evaluate_graph(lowered.graph, case.inputs), seed)
 
 
-@pytest.mark.parametrize("op", ["LOGISTIC", "TANH", "GELU", "ADD"])
+@pytest.mark.parametrize("shape", [(1, 1001), (300, 2), (2, 5, 9), (1, 4, 4, 21)])
+def test_softmax_of_words(shape: tuple[int, ...]) -> None:
+    for seed in range(12):
+        r, n, m = random.Random(seed), np.random.default_rng(seed), ModelBuilder()
+        x = m.input("x", shape, TensorType.INT16, quantization=quantized(math.exp(r.uniform(-13, -5)), 0))
+        y = m.tensor(shape, TensorType.INT16, "y", quantization=quantized(2.0**-15, 0))
+        m.node("SOFTMAX", [x], [y], dict(beta=r.choice((0.5, 1.0, 2.0))))
+        m.output(y)
+        case = OpCase("SOFTMAX", m.build(), [n.integers(-32768, 32768, shape).astype(np.int16)])
+        graph = read_model(case.content).main
+        lowered = lower_partition(graph, graph.operators, graph.inputs, graph.outputs, integer=True)
+        _compare(case, evaluate_graph(lowered.graph, case.inputs), seed)
+
+
+@pytest.mark.parametrize("op", ["LOGISTIC", "TANH", "GELU", "ADD", "SOFTMAX"])
 def test_of_words_on_gpu(op: str) -> None:
     require_gpu()
     case = quantized_case(op, "int16", 1)

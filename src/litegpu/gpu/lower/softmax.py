@@ -10,6 +10,7 @@ from litegpu.gpu.lower import integers
 from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.quantization import grid_of
 from litegpu.gpu.lower.registry import lowers
+from litegpu.gpu.lower.wide_softmax import softmax_of_words
 
 
 @lowers("SOFTMAX")
@@ -22,6 +23,8 @@ def softmax(ctx: OpContext) -> None:
         operands = [integers.stored(ctx, 0), ctx.builder.constant(table.reshape(1, 1, 1, 256))]
         result = integers.quanta_of(ctx, made, RESULT)
         ctx.add(IntegerSoftmax(made.scale), operands, ctx.output_value(), result)
+        return
+    if softmax_of_words(ctx):
         return
     ctx.add(Softmax(float(ctx.option("beta", 1.0))), [ctx.value(0)], ctx.output_value())
 
