@@ -15,7 +15,6 @@ from litegpu.gpu.backends.cuda.kernels.persistent import StayingTile
 from litegpu.gpu.backends.cuda.kernels.row_norm import folded
 from litegpu.gpu.backends.cuda.kernels.specialized import SpecializedTile
 from litegpu.gpu.backends.cuda.kernels.tile import WorkgroupTile
-from litegpu.gpu.backends.cuda.passes import row_norm as passes
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import (
@@ -288,7 +287,6 @@ SHIFTED = (Take(1, (4, 5, 0, 1, 2, 3)), Reshape((2, 6, 4, 64), (2, 3, 2, 4, 64))
 def overlapping(monkeypatch) -> None:
     for module in (convolution, overlapped):
         monkeypatch.setattr(module, "will_overlap", will_overlap)
-    monkeypatch.setattr(passes, "FINDS", True)
 
 
 def test_rows_are_found_where_they_were(overlapping) -> None:

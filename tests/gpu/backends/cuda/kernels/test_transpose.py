@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from litegpu.gpu.backends.cuda.kernels import transpose
 from litegpu.gpu.backends.cuda.kernels.transpose import phases
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
@@ -42,8 +41,7 @@ def test_phases_cover_every_product_once(taps: int, stride: int, padding: int) -
     ((2, 3), (3, 1), (0, 1), 3, 3), ((1, 1), (2, 3), (0, 0), 12, 4), ((2, 3), (2, 3), (0, 0), 24, 36),
     ((2, 2), (2, 2), (0, 0), 12, 6), ((5, 2), (1, 3), (2, 0), 20, 24),
 ])  # fmt: skip
-def test_agrees(monkeypatch, half: bool, case) -> None:
-    monkeypatch.setattr(transpose, "ONE_PRODUCT", True)
+def test_agrees(half: bool, case) -> None:
     from litegpu.gpu.backends.cuda.opening import available, open_device
 
     reason = available()

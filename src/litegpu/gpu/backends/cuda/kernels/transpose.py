@@ -17,9 +17,6 @@ from litegpu.gpu.kernels.access import Position, divide, remainder
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang import TracedValue
 
-#: Whether windows that lie side by side are one product: not measured yet.
-ONE_PRODUCT = False
-
 
 @dataclass(frozen=True)
 class Phase:
@@ -48,7 +45,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         return None
     batch, out_h, out_w, outputs = ctx.output.shape
     _, kh, kw, inputs = weights.shape
-    if ONE_PRODUCT and _has_one_tap(ctx, op, weights):
+    if _has_one_tap(ctx, op, weights):
         _, height, width, _ = source.shape
         rows = weights.transpose(1, 2, 0, 3).reshape(-1, 1, 1, inputs)
         layer = Layer(Conv2D(), source, rows, (batch, height, width, len(rows)), half)

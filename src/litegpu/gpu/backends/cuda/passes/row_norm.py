@@ -46,8 +46,6 @@ START, MOVED = 1.3, 4 / 3.6e6
 #: Channels of a row that were measured to be worth it; and where kernels overlap, each row of which is read in shared
 #: memory meanwhile, but not of so few rows that matvec.cu does them.
 MOST_DEPTH, MOST_OVERLAPPING_DEPTH = 256, 1536
-#: Whether convolutions find moved rows, and joined squares, where they were: not measured yet.
-FINDS = False
 
 
 def join_row_norms(graph: Graph, features: Features) -> Graph:
@@ -103,13 +101,7 @@ class _Joining:
         """Whether what is normalised are joined squares, which nothing else reads."""
         x = node.inputs[0]
         copy = self.producer[x]
-        if (
-            not FINDS
-            or not self.overlapping
-            or self.consumers[x] != [node]
-            or x in self.graph.outputs
-            or x in node.operands
-        ):
+        if not self.overlapping or self.consumers[x] != [node] or x in self.graph.outputs or x in node.operands:
             return False
         if (
             copy.inputs[0] in self.decided
@@ -168,7 +160,7 @@ class _Joining:
 
     def fetches(self, copy: Node) -> bool:
         """Whether convolutions find rows without that copy."""
-        return FINDS and self.overlapping and isinstance(copy.op, Copy) and is_one_to_one(copy.op)
+        return self.overlapping and isinstance(copy.op, Copy) and is_one_to_one(copy.op)
 
     def takes(self, node: Node, v: int) -> bool:
         weights = self.graph.values[node.inputs[1]].data if isinstance(node.op, Conv2D) else None
