@@ -93,7 +93,7 @@ class CudaNative:
     def join_first(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
         if features.capability < COPYING_CAPABILITY:
             return graph
-        return join_entry(split_groups(graph) if half else graph)
+        return join_entry(split_groups(graph, features) if half else graph)
 
     def join_last(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
         if features.capability < COPYING_CAPABILITY:

@@ -40,7 +40,7 @@ def widths(graph: Graph) -> list[int]:
 ])  # fmt: skip
 def test_bundles_compute_the_same(size: int, channels: int, groups: int, expected: list[int]) -> None:
     graph = network(size, channels, groups)
-    found = split_groups(graph)
+    found = split_groups(graph, CUDA)
     assert widths(found) == expected and all(n.op.groups == 1 for n in found.nodes if isinstance(n.op, Conv2D))
     assert all(n.sources == (3,) for n in found.nodes if not isinstance(n.op, Pool2D))
     given = [np.random.default_rng(1).standard_normal(found.values[found.inputs[0]].shape).astype(np.float32)]
@@ -49,19 +49,32 @@ def test_bundles_compute_the_same(size: int, channels: int, groups: int, expecte
 
 def test_large_batches_have_narrower_bundles_without_copies() -> None:
     """Zeros that are multiplied cost more there than kernels that are started."""
-    found = split_groups(network(7, 960, 10, 64))
+    found = split_groups(network(7, 960, 10, 64), CUDA)
     assert widths(found) == [192] * 5 and sum(isinstance(n.op, Concat) for n in found.nodes) == 1
     assert len(place(found, half=True).graph.nodes) == 6
-    assert widths(split_groups(network(56, 128, 32, 64))) == [128], "groups of few channels have a kernel of their own"
+    assert widths(split_groups(network(56, 128, 32, 64), CUDA)) == [128], "groups of few channels have a kernel of their own"
+
+
+@pytest.mark.parametrize(("size", "channels", "groups", "batch", "expected"), [
+    (28, 448, 8, 64, [56] * 8), (28, 448, 8, 1, [448]), (28, 240, 2, 64, [120] * 2), (14, 720, 6, 64, [120] * 6),
+    (28, 240, 2, 1, [240]), (28, 256, 8, 64, [256]),
+])  # fmt: skip
+def test_wide_groups_are_convolutions_of_their_own_in_large_batches(
+    size: int, channels: int, groups: int, batch: int, expected: list[int]
+) -> None:
+    """RegNet's groups of 56 and 120 channels; those of 56 have a kernel of their own in small batches, of 32 always."""
+    found = split_groups(network(size, channels, groups, batch), CUDA)
+    assert widths(found) == expected
+    assert all(n.op.groups in (1, groups) for n in found.nodes if isinstance(n.op, Conv2D))
 
 
 def test_what_stays() -> None:
     """Sums with another value, few channels, outputs of the graph; float32, and devices without tensor cores."""
     for graph in (network(3, 512, 4, added=True), network(8, 32, 4)):
-        assert split_groups(graph) is graph
+        assert split_groups(graph, CUDA) is graph
     graph = network(3, 512, 4)
     output = GraphBuilder(dict(graph.values), list(graph.nodes[:1])).graph(graph.inputs, [graph.nodes[0].output])
-    assert split_groups(output) is output
+    assert split_groups(output, CUDA) is output
     assert CudaNative().join_first(graph, CUDA, True) is not graph
     assert widths(CudaNative().join_first(graph, CUDA, False)) == [512]
     assert CudaNative().join_first(graph, Features(), True) is graph

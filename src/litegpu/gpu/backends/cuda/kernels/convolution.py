@@ -43,6 +43,7 @@ from litegpu.gpu.backends.cuda.kernels.tile import (
 from litegpu.gpu.graph import Conv2D, DType
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
+from litegpu.gpu.lang.features import Features
 
 #: What an element of a residual takes more in the kernel of convolution.cu than its estimate says, in microseconds.
 RESIDUAL = 1.4e-6
@@ -77,7 +78,7 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
     """The convolution by the tile, block of pixels or division of few rows that is estimated, or measured, to be the
     fastest. `where`: as for native_launch, if the layer's output is a part of the node's."""
     units, product = ctx.features.compute_units, product_of(layer, ctx.features.capability)
-    tiles, others = _options(ctx, layer)
+    tiles, others = _options(layer, ctx.features)
     if ctx.tuner is None:
         residual = math.prod(layer.shape) * layer.residuals * RESIDUAL
         options: list[tuple[float, Callable[..., Launch], object]]
@@ -95,9 +96,17 @@ def fastest(ctx: KernelContext, layer: Layer, where: Where | None = None) -> Lau
     return quickest(ctx.tuner, launches)
 
 
-def _options(ctx: KernelContext, layer: Layer) -> tuple[Sequence[WorkgroupTile], list[_Option]]:
+def estimate(layer: Layer, features: Features) -> float:
+    """Microseconds of the convolution, by the kernel that is estimated to be the fastest."""
+    units = features.compute_units
+    tiles, others = _options(layer, features)
+    found = [of(layer, some[0], units) for of, _, some in others if some]
+    return min([cost(product_of(layer, features.capability), tiles[0], units), *found])
+
+
+def _options(layer: Layer, features: Features) -> tuple[Sequence[WorkgroupTile], list[_Option]]:
     """The tiles for the kernel of convolution.cu, the cheapest first, and the other kernels."""
-    units, capability = ctx.features.compute_units, ctx.features.capability
+    units, capability = features.compute_units, features.capability
     tiles, more = ranked(product_of(layer, capability), units), factors_bytes(layer) if layer.half else 0
     if more and capability != WARPGROUP_CAPABILITY:
         tiles = [t for t in tiles if t.shared_bytes(layer.half) + more <= most_shared_bytes(capability)]

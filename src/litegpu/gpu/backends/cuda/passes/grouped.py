@@ -7,26 +7,33 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels.grouped import bundle_of
+from litegpu.gpu.backends.cuda.kernels import grouped
+from litegpu.gpu.backends.cuda.kernels.convolution import estimate
+from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.graph import Concat, Conv2D, Copy, DType, Graph, GraphBuilder, Node, Slice
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.view import padded
 
 #: Channels of a bundle of groups, at least and at most, and the bytes of all weights of a layer at most.
-_LEAST, _MOST, _MOST_BYTES = 64, 512, 10 << 20
+_LEAST, _MOST, _MOST_BYTES = 48, 512, 10 << 20
 #: Fitted to an H200, microseconds: the language's kernel does so many operations, and takes so long for each number
 #: that a thread adds and channel of a group; a convolution of tensor cores has so much to begin with and for each
 #: number that is added, and does so many operations.
 _PLAIN_RATE, _PLAIN_STEP = 22e6, 0.0107
 _START, _STEP, _RATE = 2.0, 0.0022, 250e6
-#: A bundle must be so much quicker by these estimates.
+#: What the kernel for groups takes at batch 64 over what it estimates: 1.1 to 1.9.
+_OWN = 1.2
+#: What a group by itself must gain over bundles, by these estimates, and what these must over the other kernels.
+_ALONE = 1.1
 _GAIN = 0.8
 
 
-def split_groups(graph: Graph) -> Graph:
+def split_groups(graph: Graph, features: Features) -> Graph:
     """The graph with convolutions of bundles of groups, whose weights are zero between groups, where they are quicker
     in float16. Each reads a slice of the channels and writes another: neither is copied."""
     builder = GraphBuilder(dict(graph.values), [])
     for node in graph.nodes:
-        bundle = _bundle(node, graph)
+        bundle = _bundle(node, graph, features)
         if bundle:
             _put(builder, node, bundle)
         else:
@@ -34,20 +41,24 @@ def split_groups(graph: Graph) -> Graph:
     return builder.graph(graph.inputs, graph.outputs) if len(builder.nodes) > len(graph.nodes) else graph
 
 
-def _bundle(node: Node, graph: Graph) -> int:
+def _bundle(node: Node, graph: Graph, features: Features) -> int:
     """How many groups are best done together; 0: the node stays as it is."""
     op = node.op
     if not isinstance(op, Conv2D) or op.groups == 1 or node.output in graph.outputs:
         return 0
     x, weights, y = (graph.values[v] for v in (*node.inputs, node.output))
     inner, outputs = weights.shape[3], y.shape[3] // op.groups
-    if bundle_of(inner, outputs, op.groups) and x.shape[3] % 8 == 0:
-        return 0  # a kernel of its own does these
     channelwise = all((v := graph.values[i]).is_constant and v.shape[:3] == (1, 1, 1) for i in node.operands)
     if weights.data is None or not channelwise or x.dtype is not DType.FLOAT32 or y.dtype is not DType.FLOAT32:
         return 0
     taps, pixels = math.prod(weights.shape[1:3]), math.prod(y.shape[:3])
     plain = max(2 * pixels * y.shape[3] * taps * inner / _PLAIN_RATE, _PLAIN_STEP * taps * inner**2)
+    if grouped.bundle_of(inner, outputs, op.groups) and x.shape[3] % 8 == 0:  # a kernel of its own does these
+        if min(inner, outputs) < _LEAST:
+            return 0
+        layer = Layer(op, padded(0, x.shape, DType.FLOAT16), weights.data, y.shape, True)
+        blocks = grouped.ranked(layer, features.compute_units)
+        plain = _OWN * grouped.cost(layer, blocks[0], features.compute_units) if blocks else plain
 
     def seconds(groups: int) -> float:
         """Of all bundles of so many groups."""
@@ -55,13 +66,18 @@ def _bundle(node: Node, graph: Graph) -> int:
         return op.groups // groups * max(_START + _STEP * depth, 2 * pixels * outputs * groups * depth / _RATE)
 
     fitting = [
-        n for n in range(2, op.groups + 1)
+        n for n in range(1, op.groups + 1)
         if op.groups % n == 0 and inner * n % 8 == outputs * n % 8 == 0
         and _LEAST <= inner * n <= _MOST and _LEAST <= outputs * n <= _MOST
         and 2 * taps * inner * n * y.shape[3] <= _MOST_BYTES
     ]  # fmt: skip
-    best = min(fitting, key=seconds, default=0)
-    return best if best and seconds(best) < _GAIN * plain else 0
+    best = min(fitting, key=lambda n: seconds(n) * (_ALONE if n == 1 else 1.0), default=0)
+    if not best or seconds(best) >= _GAIN * plain:
+        return 0
+    view = dataclasses.replace(padded(0, x.shape, DType.FLOAT16), shape=(*x.shape[:3], inner * best))
+    dense = np.zeros((outputs * best, *weights.shape[1:3], inner * best), np.float16)
+    part = Layer(dataclasses.replace(op, groups=1), view, dense, (*y.shape[:3], outputs * best), True)
+    return best if op.groups // best * estimate(part, features) < _GAIN * plain else 0
 
 
 def _put(builder: GraphBuilder, node: Node, bundle: int) -> None:
