@@ -34,6 +34,7 @@ CASES: dict[str, tuple[PatchTile, tuple[int, ...], tuple[int, int], int, bool]] 
     "odd outputs, what is left over": (PatchTile(1, 32, 2, 1, 4), (3, 21, 38, 4), (5, 4), 37, False),
     "halves": (PatchTile(2, 64, 4, 2, 1), (2, 24, 40, 12), (3, 5), 64, True),
     "halves, two by two": (PatchTile(1, 128, 4, 2, 2), (1, 30, 20, 96), (2, 2), 128, True),
+    "halves of three channels and a zero": (PatchTile(1, 96, 4, 2, 2), (2, 32, 40, 3), (8, 8), 96, True),
     "one channel": (PatchTile(1, 32, 1, 1, 4), (1, 40, 64, 1), (4, 8), 20, False),
 }  # fmt: skip
 
@@ -60,7 +61,7 @@ def built(tile: PatchTile, graph: Graph, features: Features) -> Any:
     """A program whose last convolution has that tile."""
 
     def only(layer: Layer, capability: int, units: int) -> list[PatchTile]:
-        return [tile] if patch._can(layer) else []
+        return [tile] if patch._can(layer.whole_pixels) else []
 
     with mock.patch.object(patch, "ranked", only), mock.patch.object(patch, "cost", lambda *_: 0.0):
         program = build_program(graph, features, "cuda", half=True)

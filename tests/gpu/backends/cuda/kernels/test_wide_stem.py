@@ -15,7 +15,20 @@ from litegpu.gpu.backends.cuda.kernels import wide_stem
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.wide_stem import WideStemBlock, WideStemPlan, packed, ranked
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Graph, GraphBuilder, IntegerConv2D, Literal, apply
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.graph import (
+    RESULT,
+    Arg,
+    Conv2D,
+    Copy,
+    DType,
+    Graph,
+    GraphBuilder,
+    IntegerConv2D,
+    Literal,
+    Transpose,
+    apply,
+)
 
 CASES = {
     "7x7, stride 2": ((2, 29, 32, 3), (40, 7, 7, 3), Conv2D((2, 2), padding=(3, 3))),
@@ -76,6 +89,32 @@ def test_cases(device, monkeypatch, case: str, kind: DType) -> None:
     assert "wide_stem" in {k.name for k in program.kernels}
     got = first_output(device, program, [x], graph.values[graph.outputs[0]].shape)
     want = expected(graph, {graph.inputs[0]: x})
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("case", ["7x7, stride 2", "3x3, stride 2", "3x3, stride 1"])
+def test_channels_were_in_front(device, monkeypatch, case: str) -> None:
+    """A copy makes halves of the picture, of four channels each of which the last is zero."""
+    if device.features.capability != 90:
+        pytest.skip("needs warpgroup products")
+    only(monkeypatch, WideStemBlock(2, 32))
+    (batch, height, width, channels), weights, op = CASES[case]
+    rng, builder = np.random.default_rng(3), GraphBuilder()
+    x = builder.value((batch, channels, height, width), DType.FLOAT32)
+    turned = builder.value((batch, height, width, channels), DType.FLOAT32)
+    builder.node(Copy((Transpose((0, 2, 3, 1)),)), [x], turned)
+    matrix = builder.constant(rng.standard_normal(weights) / np.sqrt(np.prod(weights[1:])))
+    y = builder.node(op, [turned, matrix], builder.value(shape_of(case), DType.FLOAT32))
+    out = builder.value((*shape_of(case)[:3], 8), DType.FLOAT32)
+    builder.node(Conv2D(), [y, builder.constant(rng.standard_normal((8, 1, 1, weights[0])))], out)
+    graph, given = builder.graph([x], [out]), rng.standard_normal((batch, channels, height, width)).astype(np.float32)
+    program = build_program(graph, dataclasses.replace(device.features, compute_units=2), "cuda", half=True)
+    (kernel,) = (k for k in program.kernels if k.name == "wide_stem")
+    assert "#define AS_THEY_ARE 1" in kernel.source
+    got = first_output(device, program, [given], graph.values[out].shape)
+    want = evaluate_graph(graph, [given])[0]
     assert np.isfinite(got).all()
     assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
 

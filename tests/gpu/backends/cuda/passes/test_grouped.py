@@ -52,7 +52,9 @@ def test_large_batches_have_narrower_bundles_without_copies() -> None:
     found = split_groups(network(7, 960, 10, 64), CUDA)
     assert widths(found) == [192] * 5 and sum(isinstance(n.op, Concat) for n in found.nodes) == 1
     assert len(place(found, half=True).graph.nodes) == 6
-    assert widths(split_groups(network(56, 128, 32, 64), CUDA)) == [128], "groups of few channels have a kernel of their own"
+    assert widths(split_groups(network(56, 128, 32, 64), CUDA)) == [128], (
+        "groups of few channels have a kernel of their own"
+    )
 
 
 @pytest.mark.parametrize(("size", "channels", "groups", "batch", "expected"), [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -171,6 +172,16 @@ class Layer:
     def outside(self) -> np.ndarray:
         """The byte that is read outside of the input, for a whole chunk."""
         return np.full(16, self.op.zero_point or 0, np.int16).astype(np.uint8).view(np.int8)
+
+    @functools.cached_property
+    def whole_pixels(self) -> Layer:
+        """The same of as many channels as pixels have where the last ones are padded with zeros, as of a picture whose
+        channels were in front: weights of these are zero."""
+        view, missing = self.source, self.source.quads * 4 - self.source.shape[3]
+        if not missing or not (view.vector and view.zero_padded and view.dtype is DType.FLOAT16) or self.op.groups > 1:
+            return self
+        source = dataclasses.replace(view, shape=(*view.shape[:3], view.quads * 4))
+        return dataclasses.replace(self, source=source, weights=np.pad(self.weights, [(0, 0)] * 3 + [(0, missing)]))
 
     def constants(self) -> dict[str, int | str]:
         """Those that all kernels have: the window, the input's size and view, the output's size."""

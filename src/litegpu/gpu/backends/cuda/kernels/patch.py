@@ -71,6 +71,7 @@ def divided(steps: int) -> list[PatchTile]:
 
 def ranked(layer: Layer, capability: int, units: int) -> list[PatchTile]:
     """The candidates that make sense, the cheapest first; none if the kernel cannot do the layer."""
+    layer = layer.whole_pixels
     if capability != WARPGROUP_CAPABILITY or not _can(layer):
         return []
     fitting = [tile for tile in (*candidates(), *divided(steps_of(layer))) if _fits(tile, layer)]
@@ -117,7 +118,7 @@ def _fits(tile: PatchTile, layer: Layer) -> bool:
 def cost(layer: Layer, tile: PatchTile, units: int) -> float:
     """Estimated microseconds: what is on its way at once fills its latency, or memory or products take longer. (From
     counts; not fitted to measurements.)"""
-    units = units or USUAL_UNITS
+    layer, units = layer.whole_pixels, units or USUAL_UNITS
     pixels, outputs, steps = math.prod(layer.shape[:3]), layer.shape[3], steps_of(layer)
     across = -(-outputs // tile.columns)
     groups = -(-pixels // tile.rows) * across
@@ -155,6 +156,7 @@ def packed(layer: Layer, tile: PatchTile) -> np.ndarray:
 
 def launch(ctx: KernelContext, layer: Layer, tile: PatchTile, where: Where | None = None) -> Launch:
     """The convolution with the given tile; see patch.cu for the constants."""
+    layer = layer.whole_pixels
     weights = packed(layer, tile)
     batch, height, width, outputs = layer.shape
     _, kh, kw, inputs = layer.weights.shape

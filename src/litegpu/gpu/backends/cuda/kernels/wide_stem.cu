@@ -10,7 +10,7 @@
 // Constants from the host: those of runs.cu and elements.cu; SOURCE LOAD (of an element of the input); BN; BY DOWN (blocks of
 // an image) BLOCKS WALKERS; LINES LINE_BYTES (of the input of a block, as it comes); PITCH (positions of a row) SPAN (of a
 // phase); PAIRS PLACES_OF_CHUNKS (positions, ascending); TILES_N; CONSUMERS; OUTSIDE (four bytes); OUT_H OUT_W H W; CHANNELS;
-// STRIDE_* PADDING_*; OFFSET PITCH_B PITCH_Y (elements, of the input's view); SHARED_BYTES. BATCH.
+// AS_THEY_ARE (the input is halves, four for each pixel); STRIDE_* PADDING_*; OFFSET PITCH_B PITCH_Y (elements, of the input's view); SHARED_BYTES. BATCH.
 constexpr unsigned AT_ONCE = 4 / BYTES;  // pixels of a position
 constexpr unsigned RAW_BYTES = LINES * LINE_BYTES, FORM_BYTES = STRIDE_Y * SPAN * 16;
 constexpr unsigned RAW = 128, FORMS = RAW + 2 * RAW_BYTES, WEIGHTS = FORMS + 2 * FORM_BYTES, WEIGHT_BYTES = PAIRS * 2 * BN * 16;
@@ -57,6 +57,9 @@ INLINE uint4 chunk_of(const SOURCE* line, int x, bool exists) {
 #pragma unroll
   for (int i = 0; i < 4; i++) v[i] = inside[i] ? v[i] : OUTSIDE;
   return uint4{v[0], v[1], v[2], v[3]};
+#elif AS_THEY_ARE
+  const uint2 a = *(const uint2*)(line + x * 4), b = *(const uint2*)(line + x * 4 + 4);
+  return uint4{inside[0] ? a.x : 0, inside[0] ? a.y : 0, inside[1] ? b.x : 0, inside[1] ? b.y : 0};
 #else
   float v[2][4] = {};
 #pragma unroll

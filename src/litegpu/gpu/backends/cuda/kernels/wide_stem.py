@@ -114,6 +114,7 @@ class WideStemPlan:
 
 def ranked(layer: Layer, capability: int, units: int) -> list[WideStemBlock]:
     """The blocks that fit, the cheapest first; none for what the kernel cannot do."""
+    layer = layer.whole_pixels
     if not _can(layer, capability):
         return []
     outputs = layer.shape[3]
@@ -155,7 +156,7 @@ def _can(layer: Layer, capability: int) -> bool:
 def cost(layer: Layer, block: WideStemBlock, units: int) -> float:
     """Estimated microseconds on a device of `units` multiprocessors. (From counts of instructions, beside 60
     measurements of 12 layers of a form in which positions took twice as long.)"""
-    plan, units = WideStemPlan(layer, block), units or USUAL_UNITS
+    plan, units = WideStemPlan(layer.whole_pixels, block), units or USUAL_UNITS
     batch, _, _, outputs = layer.shape
     across = -(-outputs // block.columns)
     rounds = math.ceil(batch * plan.down / max(1, min(batch * plan.down, units // across)))
@@ -189,6 +190,7 @@ def packed(layer: Layer, plan: WideStemPlan, run: int) -> np.ndarray:
 
 def launch(ctx: KernelContext, layer: Layer, block: WideStemBlock, where: Where | None = None) -> Launch:
     """The convolution by blocks; see wide_stem.cu for the constants."""
+    layer = layer.whole_pixels
     plan = WideStemPlan(layer, block)
     epilogue = runs.epilogue_of(ctx, layer, block.columns)
     batch, height, width, outputs = layer.shape
@@ -203,6 +205,7 @@ def launch(ctx: KernelContext, layer: Layer, block: WideStemBlock, where: Where 
         first[:outputs] += epilogue.first
     constants: dict[str, int | str] = {
         **layer.constants(), "CHANNELS": layer.weights.shape[3], "SOURCE": source, "LOAD(value)": load,
+        "AS_THEY_ARE": int(layer.source.dtype is DType.FLOAT16 and layer.source.shape[3] == CHANNELS),
         "BYTES": layer.size, "UNSIGNED": int(layer.source.dtype is DType.UINT8), "BN": block.columns, "BY": block.rows,
         "DOWN": plan.down, "BLOCKS": batch * plan.down, "WALKERS": walkers, "LINES": plan.lines,
         "LINE_BYTES": plan.line_bytes, "PITCH": plan.pitch, "SPAN": plan.span, "PAIRS": plan.pairs,
