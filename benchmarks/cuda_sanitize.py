@@ -42,6 +42,7 @@ KERNELS = {
     "pair": ("pair", "test_tiles or test_sizes"),
     "patch": ("patch", "random"),
     "persistent": ("persistent", "some_tiles and (residual or window) or test_whole"),
+    "places": ("places", "agrees"),
     "prologue": ("prologue", "float32_input or nan or strides or (few and relu)"),
     "row_norm": ("row_norm", "chosen or where_they_were or windows_of or (specialized and True-100)"),
     "rows": ("matvec", "(rows and 3-float) or (windows and op2) or beside"),

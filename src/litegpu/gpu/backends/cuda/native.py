@@ -34,6 +34,7 @@ from litegpu.gpu.backends.cuda.passes.mean import join_means
 from litegpu.gpu.backends.cuda.passes.moved import join_moves
 from litegpu.gpu.backends.cuda.passes.normed import join_normed
 from litegpu.gpu.backends.cuda.passes.pair import join_pairs
+from litegpu.gpu.backends.cuda.passes.places import join_places
 from litegpu.gpu.backends.cuda.passes.pooled import join_pooled
 from litegpu.gpu.backends.cuda.passes.prologue import join_prologues
 from litegpu.gpu.backends.cuda.passes.row_norm import join_row_norms
@@ -103,7 +104,8 @@ class CudaNative:
         graph = part_zero_points(join_inverted(graph, features, half))
         if not half:
             return graph
-        graph = join_prologues(join_separable(join_means(join_excitations(graph, features), features)))
+        graph = join_means(join_excitations(join_places(graph, features), features), features)
+        graph = join_prologues(join_separable(graph))
         graph = join_normed(join_pairs(join_row_norms(graph, features), features), features)
         return join_pooled(join_moves(graph), features)
 

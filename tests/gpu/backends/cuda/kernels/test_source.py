@@ -46,6 +46,7 @@ def test_every_kernel_is_looked_at() -> None:
         "pair.cu",
         "patch.cu",
         "persistent.cu",
+        "places.cu",
         "pool.cu",
         "separable.cu",
         "softmax.cu",

@@ -1,7 +1,8 @@
-"""The product of two values that are both computed: by tiles, in float16 on tensor cores or in exact float32."""
+"""The product of two values: by tiles, in float16 on tensor cores or in exact float32."""
 
 from __future__ import annotations
 
+from litegpu.gpu.backends.cuda.kernels import places
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import TileProduct, WorkgroupTile, candidates, cost, suits
@@ -15,9 +16,12 @@ LEAST_ROWS, LEAST_COLUMNS = 16, 8
 
 
 def build(ctx: KernelContext) -> list[Launch] | None:
-    """One launch; None for outputs that are too small for tiles, and factors that are not floats."""
+    """One launch; None for outputs that are too small for tiles, and factors that are not floats. A constant is a left
+    factor of places.py."""
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, MatMul)
+    if ctx.value(node.inputs[0]).is_constant:
+        return places.build(ctx)
     if any(ctx.value(v).is_constant for v in node.inputs):
         return None
     a, b = (ctx.views[v] for v in node.inputs)
