@@ -26,6 +26,7 @@ from litegpu.gpu.passes.siblings import join_siblings
 from litegpu.gpu.passes.softmax import join_softmax
 from litegpu.gpu.passes.split import split_reductions
 from litegpu.gpu.passes.spreading import spread_pixels
+from litegpu.gpu.passes.windows import split_windows
 
 
 def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
@@ -33,7 +34,8 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     `half`: intermediates will be float16."""
     graph = drop_repeats(fold_constants(drop_unused(graph)))
     graph = join_neighbours(turn_halves(join_slices(keep_channels_last(read_parts(join_copies(graph))))))
-    graph = join_instance_norm(simplify_products(join_softmax(absorb_border(absorb_padding(graph)))), features)
+    graph = absorb_border(split_windows(absorb_padding(graph)))
+    graph = join_instance_norm(simplify_products(join_softmax(graph)), features)
     for _ in range(2):  # what became one function may pass what its parts, of which one was read twice, could not
         graph = fuse_elementwise(fold_constants(raise_elementwise(graph)), features.max_buffers)
     graph = reread(join_layer_norm(graph), features.max_buffers)
