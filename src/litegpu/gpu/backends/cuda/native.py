@@ -26,6 +26,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     transpose,
 )
 from litegpu.gpu.backends.cuda.kernels.tile import COPYING_CAPABILITY, LEAST_CAPABILITY, most_shared_bytes
+from litegpu.gpu.backends.cuda.passes.affine import fold_affine
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
 from litegpu.gpu.backends.cuda.passes.excite import join_excitations
 from litegpu.gpu.backends.cuda.passes.grouped import split_groups
@@ -104,7 +105,7 @@ class CudaNative:
         graph = part_zero_points(join_inverted(graph, features, half))
         if not half:
             return graph
-        graph = join_means(join_excitations(join_places(graph, features), features), features)
+        graph = join_means(join_excitations(fold_affine(join_places(graph, features)), features), features)
         graph = join_prologues(join_separable(graph))
         graph = join_normed(join_pairs(join_row_norms(graph, features), features), features)
         return join_pooled(join_moves(graph), features)
