@@ -15,7 +15,7 @@ def network(op: Pool2D, size: int = 20, channels: int = 32, batch: int = 16) -> 
     b = GraphBuilder()
     x = b.value((batch, size, size, channels), DType.FLOAT32)
     out = [(size + 2 * p - k) // s + 1 for k, s, p in zip(op.window, op.stride, op.padding, strict=True)]
-    scale = b.constant(np.float32([2.0]).reshape(1, 1, 1, 1))
+    scale = b.constant(np.full((1, 1, 1, 1), 2, np.float32))
     y = b.value((batch, *out, channels), DType.FLOAT32)
     return b.graph([x], [b.node(op, [x], y, apply("mul", RESULT, Arg(1)), [scale])])
 

@@ -22,13 +22,13 @@ FEATURES = Features(
     float16=True, subgroups=True, subgroup_size=32, max_threads=1024, max_shared_bytes=48 << 10, max_buffers=64,
     max_groups=(1 << 31) - 1, max_binding_bytes=1 << 40, compute_units=100, native="cuda", capability=90,
 )  # fmt: skip
-#: Tile, positions (batch, heads), rows, depth, columns, whether something as large is added.
-CASES: dict[str, tuple[PlacesTile, tuple[int, int], int, int, int, bool]] = {
-    "all rows": (PlacesTile(4, 64, 3, 1), (1, 3), 196, 196, 128, True),
-    "a team for each block": (PlacesTile(1, 32, 2, 2), (2, 1), 196, 196, 96, False),
-    "two teams, many units": (PlacesTile(2, 64, 4, 1), (1, 5), 100, 49, 192, True),
-    "few rows": (PlacesTile(1, 64, 2, 1), (2, 2), 49, 200, 64, False),
-    "three teams": (PlacesTile(3, 32, 3, 1), (1, 2), 150, 256, 64, True),
+#: Tile, and of network(): positions (batch, heads), rows, depth, columns, whether something as large is added.
+CASES: dict[str, tuple[PlacesTile, Any]] = {
+    "all rows": (PlacesTile(4, 64, 3, 1), ((1, 3), 196, 196, 128, True)),
+    "a team for each block": (PlacesTile(1, 32, 2, 2), ((2, 1), 196, 196, 96, False)),
+    "two teams, many units": (PlacesTile(2, 64, 4, 1), ((1, 5), 100, 49, 192, True)),
+    "few rows": (PlacesTile(1, 64, 2, 1), ((2, 2), 49, 200, 64, False)),
+    "three teams": (PlacesTile(3, 32, 3, 1), ((1, 2), 150, 256, 64, True)),
 }
 
 
@@ -68,7 +68,7 @@ def built(tile: PlacesTile, graph: Graph, features: Features) -> Any:
 def test_agrees_with_numpy(device: Any, case: str) -> None:
     if device.features.capability != 90:
         pytest.skip("no warpgroup products")
-    tile, *sizes = CASES[case]
+    tile, sizes = CASES[case]
     graph, x = network(*sizes)
     program = built(tile, graph, dataclasses.replace(device.features, compute_units=2))
     got = first_output(device, program, [x], graph.values[graph.outputs[0]].shape)
@@ -79,7 +79,7 @@ def test_agrees_with_numpy(device: Any, case: str) -> None:
 
 def test_they_compile() -> None:
     kernels = []
-    for tile, *sizes in CASES.values():
+    for tile, sizes in CASES.values():
         program = built(tile, network(*sizes)[0], FEATURES)
         kernels += [k for k in program.kernels if k.name == "places_product"]
     assert all(compile_kernels(kernels, 90))

@@ -96,8 +96,10 @@ def _takes(reader: Node, v: int, graph: Graph, line: _Line) -> bool:
         return False
     if isinstance(reader.op, MatMul):
         return reader.op == MatMul() and graph.values[reader.inputs[0]].is_constant
-    data = graph.values[reader.inputs[1]].data if isinstance(reader.op, Conv2D) else None
-    if data is None or reader.op != Conv2D(reader.op.stride) or data.shape[1:3] != (1, 1):
+    if not isinstance(reader.op, Conv2D) or reader.op != Conv2D(reader.op.stride):
+        return False
+    data = graph.values[reader.inputs[1]].data
+    if data is None or data.shape[1:3] != (1, 1):
         return False
     return bool(np.abs(data * line[0]).max(initial=0) <= np.finfo(np.float16).max)
 
