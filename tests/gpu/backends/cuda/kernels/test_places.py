@@ -13,6 +13,7 @@ from first_output import first_output
 from litegpu.gpu.backends.cuda.compile import compile_kernels
 from litegpu.gpu.backends.cuda.kernels import places
 from litegpu.gpu.backends.cuda.kernels.places import PlacesTile, Sizes, can, packed, ranked
+from litegpu.gpu.backends.cuda.overlap import SHARED_BYTES
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Elementwise, Graph, GraphBuilder, MatMul, apply
@@ -57,7 +58,8 @@ def network(positions: tuple[int, int], rows: int, depth: int, columns: int, add
 
 
 def built(tile: PlacesTile, graph: Graph, features: Features) -> Any:
-    with mock.patch.object(places, "ranked", lambda *_: [tile]):
+    alone = mock.patch.object(places, "will_overlap", lambda graph: False)
+    with alone, mock.patch.object(places, "ranked", lambda *_: [tile]):
         program = build_program(graph, features, "cuda", half=True)
     assert "places_product" in {k.name for k in program.kernels}
     return program
@@ -92,6 +94,12 @@ def test_the_matrix_is_packed_as_threads_have_it() -> None:
     # block 1, depth 16 to 19, lane 4 * 3 + 1: rows 19 and 27, depths 18 and 19, then 26 and 27, which there are not
     assert found[1, 1, 13].tolist() == [matrix[19, 18], matrix[19, 19], matrix[27, 18], matrix[27, 19], 0, 0, 0, 0]
     assert not found[5:].any()
+
+
+def test_where_kernels_overlap_tiles_leave_room_for_others() -> None:
+    graph, _ = network((1, 1), 196, 196, 384, True)
+    (kernel,) = (k for k in build_program(graph, FEATURES, "cuda", half=True).kernels if k.name == "places_product")
+    assert kernel.shared_bytes <= SHARED_BYTES - 1024
 
 
 @pytest.mark.parametrize("sizes", [Sizes(64, 196, 196, 768, 1), Sizes(1, 196, 196, 384), Sizes(64, 49, 49, 512)])

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import MOST_WARPGROUP_SHARED_BYTES, USUAL_UNITS, WARPGROUP_CAPABILITY
+from litegpu.gpu.backends.cuda.overlap import SHARED_BYTES
 from litegpu.gpu.graph import DType, MatMul
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
@@ -20,6 +22,8 @@ TEAM = 64
 MOST_DEPTH = 256
 #: Rows at most: of the right factors, which are read anew for each workgroup's.
 MOST_ROWS = 512
+#: What every workgroup has of shared memory beside what it asks for.
+OWN_BYTES = 1024
 #: Registers of a thread beside its sums and its left factor.
 OTHER_REGISTERS = 44
 
@@ -58,7 +62,7 @@ class Sizes:
 
     def shared_bytes(self, tile: PlacesTile) -> int:
         """The left factor and the places of right ones, as places.cu lays them out."""
-        return 2 * self.whole_depth * (TEAM * tile.teams + tile.stages * tile.columns)
+        return 2 * self.whole_depth * (TEAM * tile.teams + tile.stages * tile.columns) + 16 * tile.stages
 
     def units(self, tile: PlacesTile) -> int:
         return self.positions * (self.columns // tile.columns)
@@ -103,11 +107,11 @@ def ranked(sizes: Sizes, units: int) -> list[PlacesTile]:
 def _fits(tile: PlacesTile, sizes: Sizes) -> bool:
     registers = min(255, 65536 // (tile.resident * tile.threads)) // 8 * 8
     needed = tile.columns // 2 + sizes.whole_depth // 4 + OTHER_REGISTERS
-    shared = tile.resident * (sizes.shared_bytes(tile) + 1024)
+    shared = tile.resident * (sizes.shared_bytes(tile) + OWN_BYTES)
     return (
         sizes.columns % tile.columns == 0
         and needed <= registers
-        and shared <= MOST_WARPGROUP_SHARED_BYTES + 1024
+        and shared <= MOST_WARPGROUP_SHARED_BYTES + OWN_BYTES
         and (tile.teams == 1 or sizes.rows > TEAM * (tile.teams - 1))
     )
 
@@ -155,6 +159,8 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     """One launch; None for what the kernel cannot do."""
     sizes = sizes_of(ctx)
     tiles = ranked(sizes, ctx.features.compute_units) if sizes else []
+    if sizes and will_overlap(ctx.graph):  # else the multiprocessors' memory would be divided anew for this kernel
+        tiles = [tile for tile in tiles if sizes.shared_bytes(tile) <= SHARED_BYTES - OWN_BYTES]
     if not sizes or not tiles:
         return None
     if ctx.tuner is None:
@@ -187,8 +193,8 @@ def launch(ctx: KernelContext, sizes: Sizes, tile: PlacesTile) -> Launch:
         "PITCH_HEAD": heads if view.shape[1] > 1 else 0, "PITCH_ROW": row, "SHARED_BYTES": sizes.shared_bytes(tile),
     }  # fmt: skip
     operands: Operands = {"w": packed(matrix[0, 0], tile), "x": view}
+    files = ("device.cu", "warpgroup.cu", "kept.cu", "pipeline.cu", "exchange.cu", "places.cu")
     return native_launch(
-        ctx, "places_product", ("device.cu", "warpgroup.cu", "kept.cu", "exchange.cu", "places.cu"), constants,
-        operands, label="places_product", workgroup=(tile.threads, 1, 1), dispatch=(groups * down, 1, 1),
-        shared_bytes=sizes.shared_bytes(tile), variant=str(tile), pixels=2,
+        ctx, "places_product", files, constants, operands, label="places_product", workgroup=(tile.threads, 1, 1),
+        dispatch=(groups * down, 1, 1), shared_bytes=sizes.shared_bytes(tile), variant=str(tile), pixels=2,
     )  # fmt: skip

@@ -10,6 +10,7 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels import grouped
 from litegpu.gpu.backends.cuda.kernels.convolution import estimate
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.backends.cuda.overlap import LITTLE_BYTES
 from litegpu.gpu.graph import Concat, Conv2D, Copy, DType, Graph, GraphBuilder, Node, Slice
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.view import padded
@@ -60,6 +61,10 @@ def _bundle(node: Node, graph: Graph, features: Features) -> int:
         blocks = grouped.ranked(layer, features.compute_units)
         plain = _OWN * grouped.cost(layer, blocks[0], features.compute_units) if blocks else plain
 
+    def is_little(parts: float) -> bool:
+        """Whether the work of one of so many parts is such that kernels would be made to overlap."""
+        return 2 * (math.prod(x.shape) + math.prod(y.shape)) <= parts * LITTLE_BYTES
+
     def seconds(groups: int) -> float:
         """Of all bundles of so many groups."""
         depth = taps * inner * groups
@@ -70,6 +75,7 @@ def _bundle(node: Node, graph: Graph, features: Features) -> int:
         if op.groups % n == 0 and inner * n % 8 == outputs * n % 8 == 0
         and _LEAST <= inner * n <= _MOST and _LEAST <= outputs * n <= _MOST
         and 2 * taps * inner * n * y.shape[3] <= _MOST_BYTES
+        and (n > 1 or is_little(1) or not is_little(op.groups))
     ]  # fmt: skip
     best = min(fitting, key=lambda n: seconds(n) * (_ALONE if n == 1 else 1.0), default=0)
     if not best or seconds(best) >= _GAIN * plain:
