@@ -99,9 +99,16 @@ def can(sizes: Sizes, capability: int) -> bool:
 
 
 def ranked(sizes: Sizes, units: int) -> list[PlacesTile]:
-    """The candidates that fit, the cheapest first."""
-    fitting = [tile for tile in candidates() if _fits(tile, sizes)]
-    return sorted(fitting, key=lambda tile: (cost(sizes, tile, units), tile.threads))
+    """The candidates that fit, the cheapest first; of those that are equal, the one that copies furthest ahead."""
+    fitting = [
+        tile for tile in candidates() if _fits(tile, sizes) and tile.stages <= max(2, _rounds(sizes, tile, units))
+    ]
+    return sorted(fitting, key=lambda tile: (cost(sizes, tile, units), tile.threads, -tile.stages))
+
+
+def _rounds(sizes: Sizes, tile: PlacesTile, units: int) -> int:
+    """Units of a workgroup, at most."""
+    return -(-sizes.units(tile) // sizes.groups(tile, units))
 
 
 def _fits(tile: PlacesTile, sizes: Sizes) -> bool:
@@ -120,7 +127,7 @@ def cost(sizes: Sizes, tile: PlacesTile, units: int) -> float:
     """Estimated microseconds on a device of `units` multiprocessors. (From counts; not fitted to measurements.)"""
     units = units or USUAL_UNITS
     groups, down = sizes.groups(tile, units), sizes.down(tile)
-    rounds = -(-sizes.units(tile) // groups)
+    rounds = _rounds(sizes, tile, units)
     sharing = min(tile.resident, -(-groups * down // units))  # of a multiprocessor
     rows = min(sizes.rows, TEAM * tile.teams)
     products = tile.teams * TEAM * tile.columns * sizes.whole_depth / 1600
