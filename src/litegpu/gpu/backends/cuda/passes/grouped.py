@@ -24,8 +24,10 @@ _PLAIN_RATE, _PLAIN_STEP = 22e6, 0.0107
 _START, _STEP, _RATE = 2.0, 0.0022, 250e6
 #: What the kernel for groups takes at batch 64 over what it estimates: 1.1 to 1.9.
 _OWN = 1.2
-#: What a group by itself must gain over bundles, by these estimates, and what these must over the other kernels.
-_ALONE = 1.1
+#: What a group by itself must gain over bundles by these estimates, and by those of kernels where no other kernel does
+#: groups.
+_ALONE, _CLEARLY = 1.1, 0.7
+#: What either must take of what the other kernels do.
 _GAIN = 0.8
 
 
@@ -54,7 +56,8 @@ def _bundle(node: Node, graph: Graph, features: Features) -> int:
         return 0
     taps, pixels = math.prod(weights.shape[1:3]), math.prod(y.shape[:3])
     plain = max(2 * pixels * y.shape[3] * taps * inner / _PLAIN_RATE, _PLAIN_STEP * taps * inner**2)
-    if grouped.bundle_of(inner, outputs, op.groups) and x.shape[3] % 8 == 0:  # a kernel of its own does these
+    own = bool(grouped.bundle_of(inner, outputs, op.groups)) and x.shape[3] % 8 == 0
+    if own:  # a kernel does these
         if min(inner, outputs) < _LEAST:
             return 0
         layer = Layer(op, padded(0, x.shape, DType.FLOAT16), weights.data, y.shape, True)
@@ -77,13 +80,19 @@ def _bundle(node: Node, graph: Graph, features: Features) -> int:
         and 2 * taps * inner * n * y.shape[3] <= _MOST_BYTES
         and (n > 1 or is_little(1) or not is_little(op.groups))
     ]  # fmt: skip
+
+    def estimated(groups: int) -> float:
+        """The same, by the estimates of the kernels."""
+        view = dataclasses.replace(padded(0, x.shape, DType.FLOAT16), shape=(*x.shape[:3], inner * groups))
+        dense = np.zeros((outputs * groups, *weights.shape[1:3], inner * groups), np.float16)
+        part = Layer(dataclasses.replace(op, groups=1), view, dense, (*y.shape[:3], outputs * groups), True)
+        return op.groups // groups * estimate(part, features)
+
     best = min(fitting, key=lambda n: seconds(n) * (_ALONE if n == 1 else 1.0), default=0)
-    if not best or seconds(best) >= _GAIN * plain:
-        return 0
-    view = dataclasses.replace(padded(0, x.shape, DType.FLOAT16), shape=(*x.shape[:3], inner * best))
-    dense = np.zeros((outputs * best, *weights.shape[1:3], inner * best), np.float16)
-    part = Layer(dataclasses.replace(op, groups=1), view, dense, (*y.shape[:3], outputs * best), True)
-    return best if op.groups // best * estimate(part, features) < _GAIN * plain else 0
+    wider = min((n for n in fitting if n > 1), key=seconds, default=0)
+    if best == 1 and wider and not own and estimated(1) >= _CLEARLY * estimated(wider):
+        best = wider
+    return best if best and max(seconds(best), estimated(best)) < _GAIN * plain else 0
 
 
 def _put(builder: GraphBuilder, node: Node, bundle: int) -> None:
