@@ -27,13 +27,16 @@ class Style:
 
     @property
     def limits(self) -> tuple[int, int]:
-        return (-128, 127) if self.kind is TensorType.INT8 else (0, 255)
+        limits = np.iinfo(self.dtype)
+        return int(limits.min), int(limits.max)
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(np.int8 if self.kind is TensorType.INT8 else np.uint8)
+        return np.dtype(self.kind.name.lower())
 
 
+#: Words of 16 bits, weights of 8 and biases of 64.
+WORDS = Style(TensorType.INT16)
 STYLES = {
     "int8": Style(TensorType.INT8),
     "int8, a scale a tensor": Style(TensorType.INT8, False),
@@ -96,6 +99,8 @@ def quantize(model: Model, ranges: dict[int, tuple[float, float]], style: Style)
     for t in floats:
         if (known := fixed.get(root(t.index))) is not None:
             scale, zero = known[0], known[1] + 128 + style.limits[0]
+            if style.kind is TensorType.INT16:
+                scale, zero = 2.0**-15, 0
         else:
             scale, zero = _placed(*found[root(t.index)], style)
         data = t.data
@@ -111,6 +116,8 @@ def quantize(model: Model, ranges: dict[int, tuple[float, float]], style: Style)
 def _placed(low: float, high: float, style: Style) -> tuple[float, int]:
     """Scale and zero point for a range with zero in it."""
     least, most = style.limits
+    if style.kind is TensorType.INT16:
+        return max(-low, high, 1e-3) / most, 0
     scale = max((high - low) / 255, 1e-3)
     return scale, int(np.clip(np.rint(least - low / scale), least, most))
 
@@ -130,15 +137,20 @@ def _weigh(op: Operator, tensors: list[Tensor], style: Style) -> None:
         along = [-1 if i == axis else 1 for i in range(weights.data.ndim)]
         values = np.clip(np.rint(weights.data / scales.reshape(along if style.filters else 1)), -127, 127)
         values, quantization = values.astype(np.int8), quantized(scales, 0, axis if style.filters else 0)
-    tensors[weights.index] = dataclasses.replace(weights, data=values, type=style.kind, quantization=quantization)
+    kind = TensorType.UINT8 if style.kind is TensorType.UINT8 else TensorType.INT8
+    tensors[weights.index] = dataclasses.replace(weights, data=values, type=kind, quantization=quantization)
     if len(op.inputs) <= bias or op.inputs[bias] < 0:
         return
     given, of = tensors[op.inputs[bias]], tensors[op.inputs[source]].quantization
     assert given.data is not None and of is not None
     sums = (scales * of.scales[0]).astype(np.float32)
     counts = np.clip(np.rint(given.data.astype(np.float64) / sums), -(2**30), 2**30).astype(np.int32)
+    wide = style.kind is TensorType.INT16
     tensors[given.index] = dataclasses.replace(
-        given, data=counts, type=TensorType.INT32, quantization=quantized(sums, 0, 0)
+        given,
+        data=counts.astype(np.int64) if wide else counts,
+        type=TensorType.INT64 if wide else TensorType.INT32,
+        quantization=quantized(sums, 0, 0),
     )
 
 

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 
 import numpy as np
-from quantized_networks import STYLES, Net, Style, quantize
+from quantized_networks import STYLES, WORDS, Net, Style, quantize
 
 from litegpu.model.builder import quantized
 from litegpu.model.serialize import write_model
@@ -23,11 +23,11 @@ _SIGNED = ("ABS", "NEG", "ELU")
 
 
 class Wild(Net):
-    """A network that grows at random. `signed`: its tensors are INT8."""
+    """A network that grows at random. `signed`: its tensors are INT8. `wide`: they are INT16."""
 
-    def __init__(self, seed: str, signed: bool) -> None:
+    def __init__(self, seed: str, signed: bool, wide: bool = False) -> None:
         super().__init__(seed, seed=random.Random(seed).getrandbits(32))
-        self.r, self.signed = random.Random(seed), signed
+        self.r, self.signed, self.wide = random.Random(seed), signed, wide
 
     # ----------------------------------------------------------------------------------------- pictures
 
@@ -37,6 +37,8 @@ class Wild(Net):
             self.resized, self.padded, self.moved, self.affine, self.pairwise, self.parted, self.wider, self.chosen,
             self.normalized,
         ]  # fmt: skip
+        if self.wide:
+            steps = [self.layer, self.layer, self.residual, self.function, self.branches, self.pooled, self.resized]
         for _ in range(self.r.randint(4, 9)):
             x = self.r.choice(steps)(x)
         return x
@@ -63,6 +65,8 @@ class Wild(Net):
     def function(self, x: X) -> X:
         r = self.r
         kind = r.choice((*_FUNCTIONS, "LEAKY_RELU", "PRELU", *(_SIGNED if self.signed else ())))
+        if self.wide:
+            kind = r.choice(("RELU", "RELU6", "LOGISTIC", "TANH", "SWISH", "GELU", "LEAKY_RELU"))
         if kind == "LEAKY_RELU":
             return self.apply(kind, [x], options=dict(alpha=r.choice((0.01, 0.1, 0.2, 0.3))))
         if kind == "PRELU":
@@ -217,6 +221,7 @@ class Wild(Net):
         r = self.r
         for i in range(r.randint(1, 3)):
             kind = r.choice(("classes", "classes", "map", "places", "boxes", "embedding", "largest", "sum"))
+            kind = r.choice(("classes", "map", "boxes")) if self.wide else kind
             if x.sample.ndim == 3 and kind in ("map", "boxes"):
                 kind = "classes"
             name = f"{kind}{i}"
@@ -275,12 +280,12 @@ class Wild(Net):
 
 
 def network(seed: str, style: str, ends: str = "same") -> bytes:
-    """A network in one of the STYLES of quantized_networks."""
-    kind = STYLES[style]
-    net = Wild(f"{seed} {style}", kind.kind is TensorType.INT8)
+    """A network in one of the STYLES of quantized_networks, or "words"."""
+    kind = WORDS if style == "words" else STYLES[style]
+    net = Wild(f"{seed} {style}", kind.kind is TensorType.INT8, kind.kind is TensorType.INT16)
     side = net.r.choice((9, 16, 17, 20))
     x = net.grow(net.layer(net.image("picture", side, side), net.r.choice((1, 2))))
-    if net.r.random() < 0.35 and x.sample.shape[1] * x.sample.shape[2] <= 200:
+    if not net.wide and net.r.random() < 0.35 and x.sample.shape[1] * x.sample.shape[2] <= 200:
         x = net.sequence(net.reshape(x, x.sample.shape[1] * x.sample.shape[2], x.channels))
     net.finish(x)
     model = quantize(net.builder.model(), net._ranges, kind)

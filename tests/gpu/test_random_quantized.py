@@ -23,21 +23,21 @@ from litegpu.model import read_model
 SAMPLE, ON_GPU, FULL = 6, 2, 200
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", [*STYLES, "words"])
 @pytest.mark.parametrize("seed", range(SAMPLE))
 def test_in_numpy(seed: int, style: str) -> None:
     _in_numpy(f"sample {seed}", style, seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", [*STYLES, "words"])
 def test_full(style: str) -> None:
     drawn = random.SystemRandom().getrandbits(32)
     for seed in range(FULL):
         _in_numpy(f"{drawn} {seed}", style, seed)
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", [*STYLES, "words"])
 @pytest.mark.parametrize("seed", range(ON_GPU))
 def test_on_webgpu(seed: int, style: str) -> None:
     require_gpu()
@@ -45,7 +45,7 @@ def test_on_webgpu(seed: int, style: str) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", [*STYLES, "words"])
 @pytest.mark.parametrize("seed", range(ON_GPU))
 def test_on_cuda(seed: int, style: str) -> None:
     require_cuda()

@@ -72,9 +72,8 @@ For all that run on the GPU:
   and REDUCE_PROD of int8 and uint8, TRANSPOSE_CONV with SAME padding and a window smaller than its stride,
   DEPTHWISE_CONV_2D with weights of 4 bits, convolutions whose weights the model computes, comparisons of numbers whose
   quantum is 1 or more, QUANTIZE of int8 to uint8 or back with another scale, and ADD, SUB, MUL, MEAN and SUM whose
-  result has a scale so small that the CPU overflows; of int16 TRANSPOSE_CONV, BATCH_MATMUL, DIV, REDUCE_PROD, SUM, ADD
-  of as many elements as do not divide by 16, and CONV_2D, DEPTHWISE_CONV_2D and FULLY_CONNECTED unless weights are
-  int8, the bias is int64 and sums fit in 32 bits.
+  result has a scale so small that the CPU overflows; of int16 TRANSPOSE_CONV, BATCH_MATMUL, DIV, REDUCE_PROD, SUM, and
+  CONV_2D, DEPTHWISE_CONV_2D and FULLY_CONNECTED unless weights are int8, the bias is int64 and sums fit in 32 bits.
 - In float16, what is compared with another computed value stays in float32, so that both are rounded alike; near ties
   (of ARG_MAX, TOPK_V2, max pooling with places) may fall otherwise than on the CPU in either precision.
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.graph import Apply, Arg, DType, Expr, Gather, Literal, substitute
+from litegpu.gpu.graph import Apply, Arg, DType, Expr, Gather, Literal, arguments, substitute
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower import fixed_point as fixed
 from litegpu.gpu.lower.activation import BOUNDS
@@ -281,8 +281,17 @@ def _summed(ctx: OpContext, operation: str, x: QuantizedOperand, y: QuantizedOpe
     total = _sum(ctx, operation, x.expr(Arg(0)), y.expr(Arg(1)), x.scale, y.scale, made)
     if total is None:
         return False
-    finish(ctx, total, [x.value, y.value])
+    operands = [x.value, y.value]
+    if 2 in arguments(total):
+        rest = np.arange(math.prod(ctx.output.shape)) >= math.prod(ctx.output.shape) - _rest(ctx)
+        operands.append(ctx.builder.constant(rest.astype(np.int32).reshape(ctx.output.shape)))
+    finish(ctx, total, operands)
     return True
+
+
+def _rest(ctx: OpContext) -> int:
+    """Elements of the output behind the last sixteen."""
+    return math.prod(ctx.output.shape) % 16
 
 
 def multiplied(ctx: OpContext, x: QuantizedOperand, y: QuantizedOperand, made: Grid) -> bool:
@@ -328,9 +337,10 @@ def _sum(ctx: OpContext, operation: str, a: Expr, b: Expr, x: np.float32, y: np.
     ]
     if ctx.lowering.integer and made.bits > 8 and operation == "add" and ctx.shape(0) == ctx.shape(1):
         # The CPU's kernel of AVX2 rounds the terms once, sixteen elements at a time, and what is left over twice.
-        by_sixteens = math.prod(ctx.shape(0)) % 16 == 0 and min(scales[:2]) / common > 2.0**-14
-        ctx.require(by_sixteens, NOT_KNOWN)
-        apart = [fixed.times_once(q, left, s / common) for q, s in zip((a, b), scales[:2], strict=True)]
+        ctx.require(min(scales[:2]) / common > 2.0**-14, NOT_KNOWN)
+        once = [fixed.times_once(q, left, s / common) for q, s in zip((a, b), scales[:2], strict=True)]
+        last = fn("ne", Arg(2), whole(0))
+        apart = [fn("select", last, t, o) for t, o in zip(apart, once, strict=True)] if _rest(ctx) else [*once]
     return fixed.times(fn(operation, *apart), common / ((1 << left) * made.scale))
 
 
