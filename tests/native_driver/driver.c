@@ -42,8 +42,10 @@ PUBLIC int query(stream *s) {
 }
 
 PUBLIC int write_number(stream *s, uint64_t place, uint32_t value, unsigned flags) {
+  pthread_mutex_lock(&lock);
   s->place = (volatile uint32_t *)(uintptr_t)place, s->value = value;
-  if (s->left == 0) query(s);
+  if (s->left == 0) asked(s);
+  pthread_mutex_unlock(&lock);
   return (int)flags;
 }
 

@@ -135,7 +135,8 @@ typedef struct rows {
   lane *lanes;
   turn *turns; /* by home */
   slab **slabs, **queue, **running;
-  int slabs_count, queued, runs, around_at, around_count, *around;
+  atomic_int slabs_count; /* which slabs there are may be looked at without the lock */
+  int queued, runs, around_at, around_count, *around;
   atomic_int expected;
   atomic_int free_lanes, room_sleepers;
   atomic_uint room;
