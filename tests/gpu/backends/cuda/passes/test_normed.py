@@ -39,8 +39,8 @@ AFFINE = apply("add", apply("mul", RESULT, Arg(1)), Arg(2))
 
 @pytest.fixture(autouse=True)
 def all_that_it_can(monkeypatch) -> None:
-    """Few rows, and all widths."""
-    monkeypatch.setattr(normed, "LEAST_ROWS", 1)
+    """All widths, of however many rows."""
+    monkeypatch.setattr(pointwise, "normed_pays", lambda rows, inputs, outputs, *_: normed.fits(outputs))
     monkeypatch.setattr(normed, "WIDTHS", (256, 192, 128))
     monkeypatch.setattr(normed, "MOST_PARTS", 4)
 
@@ -159,5 +159,15 @@ def test_what_is_joined(monkeypatch) -> None:
     assert kinds(network(shape, 256 * 5)[0]) == ["LayerNorm"]  # too many workgroups
     graph, _ = network(shape, 256)
     assert join_normed(graph, dataclasses.replace(CUDA, capability=80)) is graph
-    monkeypatch.setattr(normed, "LEAST_ROWS", 4096)
+    monkeypatch.setattr(pointwise, "normed_pays", lambda *_: False)
     assert kinds(graph) == ["LayerNorm"]
+
+
+def test_where_it_pays(monkeypatch) -> None:
+    """Large tiles fill all multiprocessors."""
+    monkeypatch.undo()
+    for inputs, outputs in ((512, 512), (2048, 512), (384, 384), (1536, 384)):
+        assert pointwise.normed_pays(8192, inputs, outputs, 1, CUDA)
+        assert not pointwise.normed_pays(128, inputs, outputs, 1, CUDA)
+    assert not pointwise.normed_pays(3000, 2048, 512, 1, CUDA)
+    assert not pointwise.normed_pays(8192, 2048, 768, 1, CUDA)  # three workgroups, or four, have a row

@@ -8,9 +8,7 @@ from litegpu.gpu.backends.cuda.kernels.source import float_text
 from litegpu.gpu.kernels.access import Operands, pack, pixel_pitch
 
 #: Workgroups that have a row together at most, and columns of each, as were measured.
-MOST_PARTS, WIDTHS = 2, (192,)
-#: Rows from which on it was measured.
-LEAST_ROWS = 4096
+MOST_PARTS, WIDTHS = 2, (256, 192)
 
 
 def parts_of(outputs: int, columns: int) -> int:
@@ -19,9 +17,9 @@ def parts_of(outputs: int, columns: int) -> int:
     return parts if columns in WIDTHS and outputs == parts * columns and parts <= MOST_PARTS else 0
 
 
-def pays(rows: int, outputs: int) -> bool:
-    """Whether it is quicker than a layer norm by itself."""
-    return rows >= LEAST_ROWS and any(parts_of(outputs, columns) for columns in WIDTHS)
+def fits(outputs: int) -> bool:
+    """Whether workgroups can have rows of so many results."""
+    return any(parts_of(outputs, columns) for columns in WIDTHS)
 
 
 def constants_of(norm: NormBehind | None, parts: int) -> dict[str, int | str]:

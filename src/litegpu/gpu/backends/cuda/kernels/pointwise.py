@@ -19,7 +19,14 @@ from litegpu.gpu.graph import Conv2D, DType, LayerNorm, PointwiseConv2D, Reshape
 from litegpu.gpu.kernels.access import Position
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 from litegpu.gpu.kernels.movement import Quad, no_table, origin, shapes_along
-from litegpu.gpu.lang import Kernel, KernelError, TracedValue
+from litegpu.gpu.lang import Features, Kernel, KernelError, TracedValue
+from litegpu.gpu.view import padded
+
+#: Of a tile whose results are normalised.
+ROWS = 128
+#: Microseconds of workgroups that tell each other what rows sum up to; of a layer norm's kernel, and for each number.
+EXCHANGE = 2.0
+NORM, NORM_EACH = 1.3, 4 / 3.6e6
 
 
 def where_moved(steps: Sequence[Step], shape: Shape, target: Shape) -> Where:
@@ -97,12 +104,26 @@ def _normed(ctx: KernelContext, norm: LayerNorm) -> Launch:
     return quickest(ctx.tuner, [specialized.launch(ctx, layer, tile) for tile in tiles[: ctx.tuner.most]])
 
 
+def normed_pays(rows: int, inputs: int, outputs: int, residuals: int, features: Features) -> bool:
+    """Whether a convolution of so many channels that normalises its results is estimated to take less than one that
+    does not and a layer norm behind it: its tiles are large."""
+    weights = np.broadcast_to(np.float32(0), (outputs, 1, 1, inputs))
+    source = padded(0, (1, 1, rows, inputs), DType.FLOAT16)
+    layer = Layer(Conv2D(), source, weights, (1, 1, rows, outputs), True, residuals, run=8)
+    units = features.compute_units
+    apart = specialized.ranked(layer, features.capability, units)
+    if not apart or not normed.fits(outputs):
+        return False
+    own = specialized.cost(layer, _that_have_rows(layer, units)[0], units) + EXCHANGE
+    return own < specialized.cost(layer, apart[0], units) + NORM + rows * outputs * NORM_EACH
+
+
 def _that_have_rows(layer: Layer, units: int) -> list[SpecializedTile]:
-    """Tiles of which a few have whole rows together, the cheapest first; where several workgroups share a
-    multiprocessor threads have too few registers."""
+    """Tiles of which a few have whole rows together, the cheapest first, of those that were measured: where several
+    workgroups share a multiprocessor threads have too few registers."""
     found = [
         tile
         for tile in specialized.candidates()
-        if tile.split == tile.resident == 1 and normed.parts_of(layer.shape[3], tile.columns)
+        if tile.split == tile.resident == 1 and tile.rows == ROWS and normed.parts_of(layer.shape[3], tile.columns)
     ]
     return sorted(found, key=lambda tile: (specialized.cost(layer, tile, units), tile.threads))

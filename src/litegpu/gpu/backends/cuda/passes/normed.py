@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import normed
+from litegpu.gpu.backends.cuda.kernels import pointwise
 from litegpu.gpu.backends.cuda.kernels.specialized import LEAST_HALVES
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
 from litegpu.gpu.graph import (
@@ -41,7 +41,7 @@ def join_normed(graph: Graph, features: Features) -> Graph:
     reads their sum."""
     if features.capability != WARPGROUP_CAPABILITY or not any(isinstance(n.op, LayerNorm) for n in graph.nodes):
         return graph
-    joining = _Joining(graph)
+    joining = _Joining(graph, features)
     gone = {v for node in joining.norms for v in joining.between(node)}
     norms = {node.output for node in joining.norms}
     nodes = [
@@ -54,8 +54,8 @@ def join_normed(graph: Graph, features: Features) -> Graph:
 
 
 class _Joining:
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.builder = graph, GraphBuilder(dict(graph.values), [])
+    def __init__(self, graph: Graph, features: Features) -> None:
+        self.graph, self.builder, self.features = graph, GraphBuilder(dict(graph.values), []), features
         self.consumers, self.producer = graph.consumers(), graph.producer()
         self.decided: Collection[int] = values_decided_on(graph)
         self.norms = [node for node in graph.nodes if self.fits(node)]
@@ -85,10 +85,15 @@ class _Joining:
             return False
         return (
             bool(np.all(np.abs(weights) <= np.finfo(np.float16).max))
-            and normed.pays(math.prod(shape[:3]), shape[3])
             and self.terms(conv) is not None
+            and self.pays(conv)
             and all(self.lies_in_rows(v) for v in (conv.inputs[0], node.output, *(self.residual(conv))))
         )
+
+    def pays(self, conv: Node) -> bool:
+        shape = self.graph.values[conv.output].shape
+        inputs, residuals = self.graph.values[conv.inputs[0]].shape[3], len(self.residual(conv))
+        return pointwise.normed_pays(math.prod(shape[:3]), inputs, shape[3], residuals, self.features)
 
     def is_affine(self, node: Node) -> bool:
         """Whether what is done with the normalised numbers needs constants of the channels alone."""
