@@ -322,7 +322,7 @@ def test_tables_of_what_xnnpack_crashes_on_come_from_the_other_kernels(scale: fl
     require_gpu()
     b, shape = ModelBuilder(), (1, 16, 16, 1)
     x = b.input("x", shape, TensorType.UINT8, quantization=quantized(scale, 121))
-    b.output(b.op("QUANTIZE", [x], shape, type=TensorType.INT8, quantization=quantized(0.025, -7)))
+    b.output(b.op("QUANTIZE", [x], shape, type=TensorType.UINT8, quantization=quantized(0.025, 121)))
     numbers = np.arange(256, dtype=np.uint8).reshape(shape)
     (found,) = run(on_gpu(b.build(), arithmetic="integer"), [numbers])
     np.testing.assert_array_equal(found, run(official(b.build()), [numbers])[0])
