@@ -238,3 +238,19 @@ def test_empty_tensors_of_two_words_are_left_to_the_cpu() -> None:
     gpu = on_gpu(b.build(), max_delegated_partitions=0)
     assert "'x' of shape [1, 0] is empty" in gpu.delegation_report().summary()
     assert run(gpu, [np.zeros((1, 0), np.int64), np.zeros((1, 1), np.int64)])[0].shape == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["LESS", "EQUAL", "GREATER_EQUAL"])
+def test_one_word_beside_a_constant_of_two(name: str) -> None:
+    """What 32 bits hold is compared with what they do not."""
+    require_gpu()
+    b = ModelBuilder()
+    x = b.input("x", (3,), TensorType.INT32)
+    wide = b.op("CAST", [x], shape=(3,), options=dict(in_data_type="INT32", out_data_type="INT64"), type=I64)
+    limits = b.constant(np.array([2**35, -(2**35), 5]), type=I64)
+    b.output(b.op(name, [wide, limits], shape=(3,), type=TensorType.BOOL))
+    interpreter = on_gpu(b.build(), max_delegated_partitions=0)
+    assert interpreter.delegation_report().fully_delegated, interpreter.delegation_report().summary()
+    for array in ([-7, -7, 5], [2**31 - 1, -(2**31), 6]):
+        given = [np.array(array, np.int32)]
+        np.testing.assert_array_equal(run(interpreter, given)[0], run(official(b.build()), given)[0])

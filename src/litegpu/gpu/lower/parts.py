@@ -17,7 +17,8 @@ from litegpu.gpu.graph import Arg, Concat, Copy, DType, Elementwise, Expr, Graph
 from litegpu.gpu.graph import apply as fn
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.fixed_point import whole
-from litegpu.gpu.lower.spans import wide
+from litegpu.gpu.lower.spans import is_beyond, wide
+from litegpu.model.ops.spans import IN_WORDS
 from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 
 #: What the parts of a tensor are.
@@ -64,8 +65,11 @@ class Parts:
 
     def concern(self, operator: Operator) -> bool:
         """Whether the parts of some tensor are to be computed with."""
-        return operator.name not in AT_ONCE and any(
-            t >= 0 and self.has(t) for t in (*operator.inputs, *operator.outputs)
+        if operator.name in AT_ONCE:
+            return False
+        tensors = [t for t in (*operator.inputs, *operator.outputs) if t >= 0]
+        return any(self.has(t) for t in tensors) or (
+            operator.name in IN_WORDS and any(is_beyond(self._tensor(t)) for t in operator.inputs if t >= 0)
         )
 
     def of(self, tensor: int) -> tuple[int, int]:

@@ -107,14 +107,14 @@ def _needs_words(subgraph: Subgraph, operator: Operator, found: set[int]) -> boo
     assert known is not None and known.gpu is not None
     if TensorType.FLOAT32 not in known.gpu.results:  # a shape
         return False
-    if not found.isdisjoint(data) or any(_is_beyond(subgraph.tensors[t]) for t in data):
+    if not found.isdisjoint(data) or any(is_beyond(subgraph.tensors[t]) for t in data):
         return True
     if operator.name == "CAST":
         return subgraph.tensors[operator.inputs[0]].type in _BEYOND
     return operator.name in IN_WORDS and (known.gpu.span_rule is None or beyond_words(subgraph, operator) is not None)
 
 
-def _is_beyond(tensor: Tensor) -> bool:
+def is_beyond(tensor: Tensor) -> bool:
     """Whether a constant of INT64 holds more than 32 bits."""
     return tensor.type is TensorType.INT64 and tensor.data is not None and not _fits(_held(tensor, {}))
 
