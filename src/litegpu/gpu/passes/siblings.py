@@ -82,9 +82,9 @@ def _part(node: Node, graph: Graph, producer: Mapping[int, Node]) -> _Part | Non
     if len(operands) < len(known):
         return None
     epilogue = node.epilogue
-    affine = _affine(epilogue, operands, shape[3])
-    if affine is not None and all(np.isfinite(a).all() for a in affine):
-        scale, shift = affine
+    parts = affine(epilogue, operands, shape[3])
+    if parts is not None and all(np.isfinite(a).all() for a in parts):
+        scale, shift = parts
         weights = (weights * scale.reshape(-1, 1, 1, 1)).astype(np.float32)
         epilogue, operands = apply("add", RESULT, Arg(1)), [shift.astype(np.float32)]
     copy = producer.get(node.inputs[0])
@@ -99,7 +99,7 @@ def _flat(data: np.ndarray) -> bool:
     return data.shape[:3] == (1, 1, 1)
 
 
-def _affine(expr: Expr, operands: list[np.ndarray], channels: int) -> tuple[np.ndarray, np.ndarray] | None:
+def affine(expr: Expr, operands: list[np.ndarray], channels: int) -> tuple[np.ndarray, np.ndarray] | None:
     """(factor, summand) for each channel if the expression does no more than multiply by the one and add the other."""
     match expr:
         case Arg(0):
@@ -109,7 +109,7 @@ def _affine(expr: Expr, operands: list[np.ndarray], channels: int) -> tuple[np.n
         case Literal(number):
             return np.zeros(channels), np.full(channels, float(number))
         case Apply(fn, arguments) if fn in ("add", "sub", "mul", "div", "neg"):
-            parts = [_affine(a, operands, channels) for a in arguments]
+            parts = [affine(a, operands, channels) for a in arguments]
             if any(p is None for p in parts):
                 return None
             (a, b), *rest = (p for p in parts if p is not None)

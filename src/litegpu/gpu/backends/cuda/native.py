@@ -39,8 +39,10 @@ from litegpu.gpu.backends.cuda.passes.places import join_places
 from litegpu.gpu.backends.cuda.passes.pooled import join_pooled
 from litegpu.gpu.backends.cuda.passes.prologue import join_prologues
 from litegpu.gpu.backends.cuda.passes.row_norm import join_row_norms
+from litegpu.gpu.backends.cuda.passes.scaled import join_scaled
 from litegpu.gpu.backends.cuda.passes.separable import join_separable
 from litegpu.gpu.backends.cuda.passes.shuffles import join_shuffles
+from litegpu.gpu.backends.cuda.passes.windows import join_windows
 from litegpu.gpu.backends.cuda.passes.zero_points import part_zero_points
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel
 from litegpu.gpu.lang.features import Features
@@ -101,7 +103,7 @@ class CudaNative:
         if features.capability < COPYING_CAPABILITY:
             return graph
         if half:
-            graph = join_shuffles(graph, features)
+            graph = join_shuffles(join_windows(join_scaled(graph, features), features), features)
         graph = part_zero_points(join_inverted(graph, features, half))
         if not half:
             return graph

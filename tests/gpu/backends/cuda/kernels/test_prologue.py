@@ -145,6 +145,18 @@ def test_tiles(device, monkeypatch, name: str, channels: int, tile) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("name", ["norm, relu", "norm, relu, gate"])
+@pytest.mark.parametrize("channels, depth", [(136, 256), (300, 512)])
+def test_steps_beyond_the_factors(device, monkeypatch, name: str, channels: int, depth: int) -> None:
+    """Deep steps, as where kernels overlap, end behind the channels: what is multiplied by zeros is a number."""
+    graph, inputs = network((1, 5, 7, channels), 36, EXPRESSIONS[name])
+    for other in (specialized, matvec):
+        monkeypatch.setattr(other, "ranked", lambda *_: [])
+    monkeypatch.setattr(convolution, "ranked", lambda *_: [WorkgroupTile(16, 16, depth, (1, 1, 8), 2)])
+    check(device, graph, inputs, kernel="tensor_convolution")
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("name", EXPRESSIONS)
 @pytest.mark.parametrize("shape", [(1, 1, 2, 300), (2, 1, 3, 41), (2, 2, 2, 12)], ids=str)
 def test_few_pixels(device, monkeypatch, name: str, shape) -> None:

@@ -32,6 +32,8 @@ typedef float Loaded;
 constexpr unsigned A_BYTES = BM * ROW_BYTES, STAGE_BYTES = (BM + BN) * ROW_BYTES, STEPS = DEPTH / BK;
 constexpr unsigned A_COPIES = (BM * CHUNKS + THREADS - 1) / THREADS, B_COPIES = (BN * CHUNKS + THREADS - 1) / THREADS;
 constexpr unsigned TAP_CHUNKS = (CHANNELS + PER_CHUNK - 1) / PER_CHUNK;
+// Steps whose copies are under way before the first products: all of them, if there is a place for each.
+constexpr unsigned EARLY = STEPS <= STAGES ? STEPS : STAGES - 1;
 static_assert(DEPTH % BK == 0, "the host pads the weights");
 
 #if WHOLE
@@ -176,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 
   // The weights are nobody's output: they may come while the kernel before this one still runs.
 #pragma unroll
-  for (unsigned s = 0; s < STAGES - 1; s++)
+  for (unsigned s = 0; s < EARLY; s++)
     if (s < STEPS) copy_weights(s, s);
 #ifdef PROLOGUE
 #if HALF
@@ -198,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
   channels.fetch(PROLOGUE, chunk * PER_CHUNK, pixel0 + thread / CHUNKS);
 #endif
 #pragma unroll
-  for (unsigned s = 0; s < STAGES - 1; s++) {
+  for (unsigned s = 0; s < EARLY; s++) {
 #if ACCESS == FLOATS
     if (s < STEPS) load_pixels(s), put_pixels(s);
 #else
@@ -209,11 +211,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
 
   Product product;
 #if defined PROLOGUE && HALF
-  copies_wait<STAGES - 2>();  // the factors, which others have copied
+  copies_wait<EARLY - 1>();  // the factors, which others have copied
   __syncthreads();
 #endif
   for (unsigned step = 0; step < STEPS; step++) {
-    copies_wait<STAGES - 2>();
+    copies_wait<EARLY - 1>();
 #ifdef PROLOGUE
     const unsigned own = (step * CHUNKS + chunk) * PER_CHUNK;
 #if HALF
@@ -241,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) NAME(const SOURCE* x, cons
     announce_copies();
 #endif
     __syncthreads();
-    const unsigned next = step + STAGES - 1;
+    const unsigned next = step + EARLY;
     if (next < STEPS) {
       copy_weights(next, next % STAGES);
 #if ACCESS == FLOATS

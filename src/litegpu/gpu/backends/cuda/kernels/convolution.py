@@ -142,7 +142,7 @@ def _overlapping(
 ) -> tuple[Callable[..., Launch], object]:
     """What launches the convolution, and with what, in a program whose kernels overlap: what was chosen, with an
     estimate, for kernels that have the device to themselves, or what is clearly faster there."""
-    if layer.prologue is not None:  # not measured
+    if layer.gate is not None:  # not measured
         return make, chosen
     units, capability = ctx.features.compute_units, ctx.features.capability
     found: list[_Option] = [
@@ -231,12 +231,12 @@ def settings(ctx: KernelContext, layer: Layer, tile: WorkgroupTile) -> Settings:
         **layer.constants(), "HALF": int(product.half), "SOURCE": source, "LOAD(value)": load, "VECTOR": layer.vector,
         **tile.constants(), "BK": _depth(layer, tile), "TILES_N": columns, "PIXELS": product.rows,
         "QUADS": -(-layer.shape[3] // 4), "DEPTH": weights.shape[1], "ACCESS": layer.access,
-        **constants_of(layer, tile.shared_bytes(True) if layer.half else None),
+        **constants_of(layer, tile.shared_bytes(True) if layer.half else None, tile.depth),
         **row_norm.constants_of(layer.norm),
     }  # fmt: skip
     if layer.access in ("POINTS", "FLOATS") and layer.pitch is not None:
         constants["PITCH_X"] = layer.pitch
-    operands: Operands = {"x": view, "w": weights, **operands_of(layer, halves=layer.half)}
+    operands: Operands = {"x": view, "w": weights, **operands_of(layer, halves=layer.half, step=tile.depth)}
     name = "tensor_convolution" if layer.half else "tiled_convolution"
     if layer.whole_numbers:
         constants |= {
@@ -247,5 +247,5 @@ def settings(ctx: KernelContext, layer: Layer, tile: WorkgroupTile) -> Settings:
         name = "byte_convolution"
     first, *others = tile.files
     files = (first, *row_norm.files_of(layer.norm), *others, "border.cu", *files_of(layer), "convolution.cu")
-    shared = tile.shared_bytes(product.half) + (factors_bytes(layer) if layer.half else 0)
+    shared = tile.shared_bytes(product.half) + (factors_bytes(layer, tile.depth) if layer.half else 0)
     return Settings(name, files, constants, operands, rows * columns, shared)

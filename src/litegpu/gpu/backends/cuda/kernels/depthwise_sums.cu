@@ -50,13 +50,18 @@ typedef float Number;
 
 constexpr int ROWS = ((TY - 1) * STRIDE_Y + (KERNEL_H - 1) * DILATION_Y) / STEP_Y + 1;
 constexpr int COLUMNS = ((TX - 1) * STRIDE_X + (KERNEL_W - 1) * DILATION_X) / STEP_X + 1;
-// Rows of weights that are loaded before anything else, and rows of inputs that are under way: what registers allow.
-INLINE constexpr int rows(int all, int words, int row) {
-  const int most = (words < 104 ? words : 104) / row;
+// Rows of weights that are loaded before anything else, and rows of inputs that are under way: what registers allow, at most
+// so many words of each.
+#ifndef TAP_WORDS
+#define TAP_WORDS 104
+#define INPUT_WORDS 104
+#endif
+INLINE constexpr int rows(int all, int words, int row, int limit) {
+  const int most = (words < limit ? words : limit) / row;
   return most < 1 ? 1 : most < all ? most : all;
 }
-constexpr int EARLY = rows(KERNEL_H, 128 - TX * TY * LANES, KERNEL_W * LANES);
-constexpr int AHEAD = rows(ROWS, 112 - TX * TY * LANES, COLUMNS * sizeof(Chunk) / 4);
+constexpr int EARLY = rows(KERNEL_H, 128 - TX * TY * LANES, KERNEL_W * LANES, TAP_WORDS);
+constexpr int AHEAD = rows(ROWS, 112 - TX * TY * LANES, COLUMNS * sizeof(Chunk) / 4, INPUT_WORDS);
 // Whether every input of every thread is inside of the image.
 INLINE constexpr bool inside(int out, int pixels, int stride, int span, int padding, int size) {
   return padding == 0 && (out - 1) / pixels * pixels * stride + span <= size;

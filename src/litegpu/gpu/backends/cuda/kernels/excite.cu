@@ -4,7 +4,7 @@
 //
 // Constants from the host: SOURCE, OFFSET PITCH_* (elements, of x's view); PIXELS QUADS (of x, of an image) WIDTH (pixels of a
 // line); RESULTS (of the first layer, SUMMED and zeros to a multiple of four), PARTS; TILE_QUADS (of a workgroup, a power of
-// two), TILE_PIXELS, GROUPS_C GROUPS_P (workgroups along these, then images); THREADS; EACH (weights of a thread); ROWS (of
+// two), TILE_PIXELS, GROUPS_C GROUPS_P (workgroups along these, then images); THREADS; EACH (weights of a thread, an even number); ROWS (of
 // threads that add up parts).
 #if HALF
 typedef uint2 Quad;
@@ -17,20 +17,27 @@ constexpr unsigned COLUMNS = RESULTS / 4, LOADS = (PARTS + ROWS - 1) / ROWS;
 static_assert(LANES >= 1 && LANES <= 32 && EACH * LANES >= RESULTS && ROWS * COLUMNS <= THREADS, "a gate belongs to a warp");
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-NAME(const SOURCE* x, const float4* parts, const float* inner_bias, const float* weights, const float* bias EPILOGUE_BUFFERS) {
+NAME(const SOURCE* x, const float4* parts, const float* inner_bias, const unsigned* weights, const float* bias EPILOGUE_BUFFERS) {
   __shared__ float4 summed[ROWS * COLUMNS];
   __shared__ float inside[EACH * LANES], gates[4 * TILE_QUADS];
   const unsigned thread = threadIdx.x, slice = blockIdx.x % GROUPS_C, image = blockIdx.x / (GROUPS_C * GROUPS_P);
   const unsigned first = blockIdx.x / GROUPS_C % GROUPS_P * TILE_PIXELS;
   const unsigned last = first + TILE_PIXELS < PIXELS ? first + TILE_PIXELS : PIXELS;
 
-  float factors[EACH];
+  unsigned factors[EACH / 2];
 #pragma unroll
-  for (unsigned i = 0; i < EACH; i++) factors[i] = weights[(slice * EACH + i) * THREADS + thread];
+  for (unsigned i = 0; i < EACH / 2; i++) factors[i] = weights[(slice * (EACH / 2) + i) * THREADS + thread];
   const float own_bias = bias[slice * (4 * TILE_QUADS) + thread / LANES];
   wait_for_predecessors();
   launch_dependents();
 
+  float4 sums[LOADS];
+  const bool adds = thread < ROWS * COLUMNS;
+#pragma unroll
+  for (unsigned i = 0; i < LOADS; i++)
+    sums[i] = adds && (PARTS % ROWS == 0 || thread / COLUMNS + i * ROWS < PARTS)
+                  ? parts[(unsigned long long)image * PARTS * COLUMNS + thread + i * (ROWS * COLUMNS)]
+                  : float4{};
   Quad values[ITEMS];
 #pragma unroll
   for (unsigned i = 0; i < ITEMS; i++) {
@@ -39,17 +46,10 @@ NAME(const SOURCE* x, const float4* parts, const float* inner_bias, const float*
       values[i] = *(const Quad*)(x + (OFFSET + (long long)image * PITCH_B + pixel / WIDTH * PITCH_Y + pixel % WIDTH * PITCH_X +
                                       4 * quad));
   }
-  if (thread < ROWS * COLUMNS) {
-    const float4* from = parts + (unsigned long long)image * PARTS * COLUMNS + thread;
-    float4 sum = from[0];
 #pragma unroll
-    for (unsigned i = 1; i < LOADS; i++) {
-      if (PARTS % ROWS && thread / COLUMNS + i * ROWS >= PARTS) continue;
-      const float4 more = from[i * (ROWS * COLUMNS)];
-      sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
-    }
-    summed[thread] = sum;
-  }
+  for (unsigned i = 1; i < LOADS; i++)
+    sums[0].x += sums[i].x, sums[0].y += sums[i].y, sums[0].z += sums[i].z, sums[0].w += sums[i].w;
+  if (adds) summed[thread] = sums[0];
   __syncthreads();
   for (unsigned result = thread; result < EACH * LANES; result += THREADS) {
     float sum = 0;
@@ -64,7 +64,8 @@ NAME(const SOURCE* x, const float4* parts, const float* inner_bias, const float*
   __syncthreads();
   float second = 0;
 #pragma unroll
-  for (unsigned i = 0; i < EACH; i++) second = fmaf(factors[i], inside[i * LANES + thread % LANES], second);
+  for (unsigned i = 0; i < EACH; i++)
+    second = fmaf(half_to_float((unsigned short)(factors[i / 2] >> i % 2 * 16)), inside[i * LANES + thread % LANES], second);
 #pragma unroll
   for (unsigned by = LANES / 2; by > 0; by /= 2) second += __shfl_xor_sync(0xffffffffu, second, by);
   if (thread % LANES == 0) gates[thread / LANES] = GATE(second + own_bias);

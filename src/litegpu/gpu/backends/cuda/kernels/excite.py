@@ -100,6 +100,7 @@ def _launch(ctx: KernelContext, tile: ExciteTile) -> Launch:
     groups, results = tile.groups(shape), inner_bias.shape[3]
     each, columns = tile.weights(results), parts.quads
     each += -(-max(0, 4 * columns - each * tile.lanes) // tile.lanes)
+    each += each % 2
     kind, _ = LOAD[x.dtype]
     constants: dict[str, int | str] = {
         "HALF": int(x.dtype is DType.FLOAT16), "SOURCE": kind, "OFFSET": x.offset, "PITCH_B": x.strides[0],
@@ -127,9 +128,9 @@ def _function(ctx: KernelContext, name: str, expr: Expr) -> Traced:
 
 
 def _packed(weights: np.ndarray, tile: ExciteTile, groups: int, each: int) -> np.ndarray:
-    """[C,1,1,S] as [group of channels, number of a thread's weight, channel of the group, lane]: weight i of a
-    lane is that of result i * lanes + lane."""
-    whole = np.zeros((groups * 4 * tile.quads, each * tile.lanes), np.float32)
+    """[C,1,1,S] as [group of channels, pair of a thread's weights, channel of the group, lane, of the pair]:
+    weight i of a lane is that of result i * lanes + lane."""
+    whole = np.zeros((groups * 4 * tile.quads, each * tile.lanes), np.float16)
     whole[: weights.shape[0], : weights.shape[3]] = weights.reshape(weights.shape[0], -1)
-    parts = whole.reshape(groups, 4 * tile.quads, each, tile.lanes)
-    return np.ascontiguousarray(parts.transpose(0, 2, 1, 3)).reshape(-1)
+    parts = whole.reshape(groups, 4 * tile.quads, each // 2, 2, tile.lanes)
+    return np.ascontiguousarray(parts.transpose(0, 2, 1, 4, 3)).reshape(-1)

@@ -230,7 +230,7 @@ def measured(estimate: Callable[..., float]) -> Callable[..., float]:
 
 def knows(layer: Layer) -> bool:
     """Whether these estimates are of layers that read their inputs like this one."""
-    return layer.access in ("POINTS", "WINDOW") and layer.prologue is None
+    return layer.access in ("POINTS", "WINDOW") and layer.gate is None
 
 
 def tiles(layer: Layer, product: tile.TileProduct, units: int) -> list[WorkgroupTile]:
@@ -238,7 +238,7 @@ def tiles(layer: Layer, product: tile.TileProduct, units: int) -> list[Workgroup
     if not knows(layer):
         return []
     found = [t for t in (*tile.candidates(True, product.capability), *more_tiles()) if tile.suits(t, product)]
-    found = [t for t in found if t.shared_bytes(True) + _OWN_BYTES <= SHARED_BYTES]
+    found = [t for t in found if t.shared_bytes(True) + factors_bytes(layer, t.depth) + _OWN_BYTES <= SHARED_BYTES]
     return sorted(found, key=lambda t: (tile_cost(layer, t, units), t.threads))
 
 
@@ -248,7 +248,7 @@ def divisions(layer: Layer, capability: int, units: int) -> list[SpecializedTile
         return []
     row = specialized.row_bytes(layer)
     found = specialized.that_suit(layer, capability, (*specialized.candidates(), *more_divisions()))
-    found = [t for t in found if t.shared_bytes(row) + _OWN_BYTES <= SHARED_BYTES]
+    found = [t for t in found if t.shared_bytes(row) + factors_bytes(layer) + _OWN_BYTES <= SHARED_BYTES]
     return sorted(found, key=lambda t: (specialized_cost(layer, t, units), t.threads))
 
 

@@ -11,7 +11,7 @@ from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer
 from litegpu.gpu.graph import DType
 from litegpu.gpu.kernels.access import Operands
 
-#: Factors are there for whole tiles: their number is a multiple of the largest depth of one.
+#: Factors are there for whole tiles: their number is a multiple of the usual depths of these, and of larger ones.
 WHOLE = 128
 #: A scale from which on the smallest half is nothing beside it.
 LEAST_SCALE = 2.0**-10
@@ -24,7 +24,7 @@ def files_of(layer: Layer) -> tuple[str, ...]:
     return () if layer.prologue is None else ("prologue.cu",)
 
 
-def constants_of(layer: Layer, factors_at: int | None = None) -> dict[str, int | str]:
+def constants_of(layer: Layer, factors_at: int | None = None, step: int = WHOLE) -> dict[str, int | str]:
     """As prologue.cu calls them, PIXELS excepted. `factors_at`: where in shared memory there is room for
     factors_bytes(), of a kernel that does its work on pairs of halves."""
     prologue, gate = layer.prologue, layer.gate
@@ -34,7 +34,7 @@ def constants_of(layer: Layer, factors_at: int | None = None) -> dict[str, int |
     found: dict[str, int | str] = {
         "SCALED": int(scaled), "GATED": int(gate is not None), "POSITIVE": int((low, high) == POSITIVE),
         "CLAMPED": int((low, high) != FREE), "LOWEST": _literal(low), "HIGHEST": _literal(high),
-        "IMAGE": layer.shape[1] * layer.shape[2], "FACTORS": _whole_channels(layer),
+        "IMAGE": layer.shape[1] * layer.shape[2], "FACTORS": _whole_channels(layer, step),
         "HALVES": int(factors_at is not None), "FACTORS_AT": factors_at or 0,
     }  # fmt: skip
     parameters = ", const float* __restrict__ channel_factors" if scaled else ""
@@ -54,11 +54,11 @@ def constants_of(layer: Layer, factors_at: int | None = None) -> dict[str, int |
     }  # fmt: skip
 
 
-def operands_of(layer: Layer, halves: bool = False) -> Operands:
+def operands_of(layer: Layer, halves: bool = False, step: int = WHOLE) -> Operands:
     """What the kernel's parameters PROLOGUE_BUFFERS are bound to."""
     prologue, found = layer.prologue, Operands()
     if prologue is not None and prologue.scale is not None and prologue.shift is not None:
-        factors = np.zeros((2, _whole_channels(layer)), np.float32)
+        factors = np.zeros((2, _whole_channels(layer, step)), np.float32)
         channels = layer.weights.shape[3]
         factors[0, :channels], factors[1, :channels] = prologue.scale, prologue.shift
         found["channel_factors"] = _in_halves(factors) if halves else factors
@@ -67,9 +67,9 @@ def operands_of(layer: Layer, halves: bool = False) -> Operands:
     return found
 
 
-def factors_bytes(layer: Layer) -> int:
+def factors_bytes(layer: Layer, step: int = WHOLE) -> int:
     """Of shared memory, for kernels that do their work on pairs of halves."""
-    return 8 * _whole_channels(layer) if layer.prologue is not None and layer.prologue.scale is not None else 0
+    return 8 * _whole_channels(layer, step) if layer.prologue is not None and layer.prologue.scale is not None else 0
 
 
 def instructions(layer: Layer) -> float:
@@ -83,8 +83,10 @@ def instructions(layer: Layer) -> float:
     return 0.9 + 1.5 * int(prologue.scale is not None) + clamping + int(gated)
 
 
-def _whole_channels(layer: Layer) -> int:
-    return -(-int(layer.weights.shape[3]) // WHOLE) * WHOLE
+def _whole_channels(layer: Layer, step: int) -> int:
+    """For steps of so many channels."""
+    whole = max(WHOLE, step)
+    return -(-int(layer.weights.shape[3]) // whole) * whole
 
 
 def _in_halves(factors: np.ndarray) -> np.ndarray:

@@ -4,13 +4,14 @@
 //
 // Constants from the host beside those of depthwise_sums.cu: STORES; WC WX WY (threads of a workgroup: along chunks, a power of
 // two, then blocks of pixels), GROUPS_C GROUPS_X GROUPS_Y (workgroups along these, then images); RESULTS (of the products, a
-// multiple of four, at most as many as threads); PARTS (of an image, at least as many as workgroups: others are zeros).
+// multiple of four), SCALE (of means); PARTS (of an image, at least as many as workgroups: others are zeros).
 constexpr unsigned THREADS = WC * WX * WY, WARPS = THREADS / 32, WIDE = WC * LANES;
-static_assert(THREADS % 32 == 0 && 32 % WC == 0 && RESULTS <= THREADS, "lanes of a warp with the same chunk add up");
+constexpr unsigned OWN = (RESULTS + THREADS - 1) / THREADS;  // results of a thread
+static_assert(THREADS % 32 == 0 && 32 % WC == 0, "lanes of a warp with the same chunk add up");
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-NAME(const SOURCE* x, const float4* w, const float4* bias, const float4* weights, float* parts EPILOGUE_BUFFERS) {
-  __shared__ float4 totals[WARPS][WIDE / 4];
+NAME(const SOURCE* x, const float4* w, const float4* bias, const uint2* weights, float* parts EPILOGUE_BUFFERS) {
+  __shared__ float4 totals[WARPS][WIDE / 4], whole[WIDE / 4];
   const unsigned thread = threadIdx.x, group = blockIdx.x;
   const unsigned chunk = group % GROUPS_C * WC + thread % WC;
   const unsigned ox0 = (group / GROUPS_C % GROUPS_X * WX + thread / WC % WX) * TX;
@@ -19,10 +20,15 @@ NAME(const SOURCE* x, const float4* w, const float4* bias, const float4* weights
   const bool real = chunk < CHUNKS && ox0 < OUT_W && oy0 < OUT_H;
 
   // As the taps, these are nobody's output.
-  float4 factors[WIDE / 4], biases[LANES / 4];
+  uint2 factors[OWN][WIDE / 4];
+  float4 biases[LANES / 4];
 #pragma unroll
-  for (unsigned i = 0; i < WIDE / 4; i++)
-    factors[i] = thread < RESULTS ? weights[(group % GROUPS_C * RESULTS + thread) * (WIDE / 4) + i] : float4{};
+  for (unsigned n = 0; n < OWN; n++)
+#pragma unroll
+    for (unsigned i = 0; i < WIDE / 4; i++) {
+      const unsigned result = thread + n * THREADS;
+      factors[n][i] = result < RESULTS ? weights[(group % GROUPS_C * (WIDE / 4) + i) * RESULTS + result] : uint2{};
+    }
 #pragma unroll
   for (unsigned q = 0; q < LANES / 4; q++) biases[q] = STORES && real ? bias[chunk * (LANES / 4) + q] : float4{};
   float sums[TY][TX][LANES] = {};
@@ -56,20 +62,28 @@ NAME(const SOURCE* x, const float4* w, const float4* bias, const float4* weights
 #pragma unroll
     for (unsigned q = 0; q < LANES / 4; q++) totals[thread / 32][thread % 32 * (LANES / 4) + q] = total[q];
   __syncthreads();
-  if (thread >= RESULTS) return;
-  float part = 0;
+  if (thread < WIDE) {
+    float sum = ((const float*)totals)[thread];
 #pragma unroll
-  for (unsigned i = 0; i < WIDE / 4; i++) {
-    float4 sum = totals[0][i];
-#pragma unroll
-    for (unsigned warp = 1; warp < WARPS; warp++) {
-      const float4 more = totals[warp][i];
-      sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
-    }
-    part = fmaf(factors[i].x, sum.x, fmaf(factors[i].y, sum.y, fmaf(factors[i].z, sum.z, fmaf(factors[i].w, sum.w, part))));
+    for (unsigned warp = 1; warp < WARPS; warp++) sum += ((const float*)totals)[warp * WIDE + thread];
+    ((float*)whole)[thread] = sum;
   }
+  __syncthreads();
   constexpr unsigned EACH = GROUPS_C * GROUPS_X * GROUPS_Y;
-  float* own = parts + (unsigned long long)image * PARTS * RESULTS + thread;
-  own[group % EACH * RESULTS] = part;
-  for (unsigned other = EACH + group % EACH; other < PARTS; other += EACH) own[other * RESULTS] = 0;
+#pragma unroll
+  for (unsigned n = 0; n < OWN; n++) {
+    const unsigned result = thread + n * THREADS;
+    if (result >= RESULTS) return;
+    float part = 0;
+#pragma unroll
+    for (unsigned i = 0; i < WIDE / 4; i++) {
+      float factor[4];
+      unpack(factors[n][i], factor);
+      const float4 sum = whole[i];
+      part = fmaf(factor[0], sum.x, fmaf(factor[1], sum.y, fmaf(factor[2], sum.z, fmaf(factor[3], sum.w, part))));
+    }
+    float* own = parts + (unsigned long long)image * PARTS * RESULTS + result;
+    own[group % EACH * RESULTS] = part * SCALE;
+    for (unsigned other = EACH + group % EACH; other < PARTS; other += EACH) own[other * RESULTS] = 0;
+  }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from litegpu.gpu.backends.cuda.kernels.depthwise import build as build_convoluti
 from litegpu.gpu.backends.cuda.kernels.depthwise_block import DepthwiseBlock
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.runs import RunEpilogue, nothing_stored
-from litegpu.gpu.backends.cuda.kernels.source import Traced, native_launch
+from litegpu.gpu.backends.cuda.kernels.source import Traced, float_text, native_launch
 from litegpu.gpu.graph import RESULT, Conv2D, DepthwiseConv2D, DType, Expr, Node, Squeeze
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch
@@ -26,6 +27,13 @@ from litegpu.gpu.view import View
 #: Channels of a workgroup: in registers, a thread has as many weights of the products.
 CHANNELS = (8, 16, 32, 64)
 THREADS = range(64, 512 + 1, 32)
+#: Registers for weights and inputs that are loaded ahead. (A workgroup with many finds no place beside those of the
+#: kernel in front, and waits until these end.)
+TAP_WORDS, INPUT_WORDS = 48, 64
+#: Registers of a workgroup and its results of a thread, at most.
+REGISTERS, OWN = 28 << 10, 2
+#: Threads along rows and columns.
+ACROSS = (1, 2, 4, 7, 8, 14, 16, 28)
 #: Microseconds that another part costs for each result: those who need the sums all read all of them. (An estimate: 130
 #: workgroups that read 16 KB each wait for about 0.4 us.)
 PART = 1e-4
@@ -87,21 +95,40 @@ def alone(source: View) -> Layer:
 
 def ranked(layer: Layer, results: int, units: int) -> list[DepthwiseBlock]:
     """The ways to divide it, the cheapest first; none if the kernel cannot do it."""
+    source = dataclasses.replace(layer.source, root=0)
+    return list(_ranked(layer.op, source, layer.weights.shape, layer.shape, results, units))
+
+
+@functools.lru_cache(maxsize=256)
+def _ranked(
+    op: Conv2D, source: View, window: tuple[int, ...], shape: tuple[int, ...], results: int, units: int
+) -> tuple[DepthwiseBlock, ...]:
+    layer = Layer(op, source, np.broadcast_to(np.float32(0), window), shape, source.dtype is DType.FLOAT16)
     found: list[tuple[float, int, DepthwiseBlock]] = []
     whole = -(-results // 4) * 4
-    _, out_h, out_w, channels = layer.shape
-    for (y, x), wide, down, across in itertools.product(
-        PIXELS, CHANNELS, (1, 2, 4, 7, 8, 14, 16, 28), (1, 2, 4, 7, 8, 14, 16, 28)
-    ):
-        for lanes in (4, 8) if layer.vector == 8 else (4,):
+    _, out_h, out_w, channels = shape
+    for (y, x), lanes in itertools.product(PIXELS, (4, 8) if layer.vector == 8 else (4,)):
+        if not is_small(layer, lanes, y, x):
+            continue
+        divisions = [
+            (down, across)
+            for down, across in itertools.product(ACROSS, ACROSS)
+            if (down - 1) * y < out_h and (across - 1) * x < out_w
+        ]
+        for wide, (down, across) in itertools.product(CHANNELS, divisions):
             block = DepthwiseBlock(lanes, y, x, wide // lanes, down, across)
-            if block.threads not in THREADS or whole > block.threads or not is_small(layer, lanes, y, x):
-                continue
-            if down * y >= out_h + y or across * x >= out_w + x or wide >= 2 * channels:
-                continue
-            found.append((cost(layer, block, units) + PART * whole * _parts(layer, block), block.threads, block))
-    found.sort(key=lambda way: way[:2])
-    return [block for _, _, block in found]
+            enough = whole <= OWN * block.threads and block.threads * _registers(layer, block, whole) <= REGISTERS
+            if block.threads in THREADS and enough and wide < 2 * channels:
+                found.append((cost(layer, block, units) + PART * whole * _parts(layer, block), block.threads, block))
+    return tuple(block for _, _, block in sorted(found, key=lambda way: way[:2]))
+
+
+def _registers(layer: Layer, block: DepthwiseBlock, results: int) -> int:
+    """Of a thread, about."""
+    _, kh, kw, _ = layer.weights.shape
+    taps = max(int(kw) * block.lanes, min(TAP_WORDS, int(kh * kw) * block.lanes))
+    weights = -(-results // block.threads) * (block.chunks * block.lanes // 2)
+    return 40 + taps + INPUT_WORDS // 2 + block.lanes * block.y * block.x + weights
 
 
 def parts_of(layer: Layer, results: int, units: int) -> int | None:
@@ -121,12 +148,13 @@ def _launch(ctx: KernelContext, layer: Layer, block: DepthwiseBlock, squeeze: No
     assert weights is not None and isinstance(squeeze.op, Squeeze)
     constants = {
         **constants_of(layer, block), "STORES": int(before is not None), "RESULTS": view.quads * 4,
-        "PARTS": squeeze.op.parts,
+        "PARTS": squeeze.op.parts, "TAP_WORDS": TAP_WORDS, "INPUT_WORDS": INPUT_WORDS,
+        "SCALE": float_text(1 / math.prod(layer.shape[1:3])),
     }  # fmt: skip
     wide = block.chunks * block.lanes
     operands: Operands = {
         "x": layer.source, "w": packed(layer), "bias": np.zeros(4, np.float32),
-        "weights": _packed(weights / math.prod(layer.shape[1:3]), view.quads * 4, groups[0], wide), "parts": view,
+        "weights": _packed(weights, view.quads * 4, groups[0], wide), "parts": view,
     }  # fmt: skip
     inner: Sequence[Traced] = ()
     runs: RunEpilogue | None = nothing_stored()
@@ -158,7 +186,7 @@ def function(ctx: KernelContext, name: str, expr: Expr) -> Traced:
 
 
 def _packed(weights: np.ndarray, results: int, groups: int, wide: int) -> np.ndarray:
-    """[S,1,1,C] as [group of channels, result, channel of the group], zeros where there is none."""
-    whole = np.zeros((results, groups * wide), np.float32)
+    """[S,1,1,C] as [group of channels, four channels of it, result, channel of these], zeros where there is none."""
+    whole = np.zeros((results, groups * wide), np.float16)
     whole[: weights.shape[0], : weights.shape[3]] = weights.reshape(weights.shape[0], -1)
-    return np.ascontiguousarray(whole.reshape(results, groups, wide).transpose(1, 0, 2)).reshape(-1)
+    return np.ascontiguousarray(whole.reshape(results, groups, wide // 4, 4).transpose(1, 2, 0, 3)).reshape(-1)

@@ -123,7 +123,8 @@ def is_mean(node: Node, v: int, graph: Graph) -> bool:
 def _layer(node: Node, graph: Graph) -> tuple[Expr, np.ndarray] | None:
     """The activation of a layer of one pixel, and its bias."""
     values = graph.values
-    if node.op != Conv2D() or values[node.inputs[1]].data is None or values[node.inputs[1]].shape[1:3] != (1, 1):
+    weights = values[node.inputs[1]].data if node.op == Conv2D() else None
+    if weights is None or weights.shape[1:3] != (1, 1) or not np.all(np.abs(weights) <= np.finfo(np.float16).max):
         return None
     numbers: dict[int, Expr] = {}  # single numbers among the operands
     others: list[int] = []

@@ -1,0 +1,129 @@
+"""A 1x1 convolution beside one of a larger window of the same value is done by that: zeros around its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from litegpu.gpu.backends.cuda.kernels import overlapped
+from litegpu.gpu.backends.cuda.kernels.biased import activation
+from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
+from litegpu.gpu.graph import RESULT, Arg, Concat, Conv2D, DType, Graph, GraphBuilder, Node, apply, substitute
+from litegpu.gpu.lang.features import Features
+
+#: Multiplications by zeros that take less than the launch that they save, about a microsecond. (SqueezeNet has 22 to 25
+#: million of them in each of eight blocks.)
+MOST_PRODUCTS = 4e7
+
+
+def join_windows(graph: Graph, features: Features) -> Graph:
+    """The graph with one convolution in place of two neighbours in a concatenation, in float16 where kernels overlap:
+    there, each launch less counts. An infinite input makes what a zero is multiplied with no number."""
+    if features.capability != WARPGROUP_CAPABILITY or not overlapped.will_overlap(graph):
+        return graph
+    producer, consumers = graph.producer(), graph.consumers()
+    pairs: dict[int, tuple[int, int]] = {}  # both values, by either
+    for node in graph.nodes:
+        if not isinstance(node.op, Concat) or node.op.axis != 3 or len(set(node.inputs)) < len(node.inputs):
+            continue
+        for a, b in pairwise(node.inputs):
+            if a not in pairs and all(v in producer and consumers[v] == [node] for v in (a, b)):
+                small, large = sorted((producer[a], producer[b]), key=lambda n: _taps(n, graph))
+                if _belongs(small, large, graph) and not {a, b} & set(graph.outputs):
+                    pairs[a] = pairs[b] = (a, b)
+    return _joined(graph, pairs, producer) if pairs else graph
+
+
+def _taps(node: Node, graph: Graph) -> int:
+    return math.prod(graph.values[node.inputs[1]].shape[1:3]) if isinstance(node.op, Conv2D) else 0
+
+
+def _belongs(small: Node, large: Node, graph: Graph) -> bool:
+    """Whether the larger one can do the other one's work."""
+    values = graph.values
+    if not isinstance(small.op, Conv2D) or not isinstance(large.op, Conv2D) or small.inputs[0] != large.inputs[0]:
+        return False
+    weights = [values[n.inputs[1]] for n in (small, large)]
+    plain = Conv2D(large.op.stride, large.op.dilation, large.op.padding)
+    first, second = activation(small, graph), activation(large, graph)
+    if large.op != plain or small.op != Conv2D(large.op.stride) or first is None or second is None:
+        return False
+    shapes = [values[n.output].shape for n in (small, large)]
+    zeros = math.prod(shapes[0]) * weights[0].shape[3] * (_taps(large, graph) - 1)
+    return (
+        all(w.data is not None for w in weights)
+        and weights[0].shape[1:3] == (1, 1)
+        and weights[1].shape[1:3] != (1, 1)
+        and first.expr == second.expr
+        and shapes[0][:3] == shapes[1][:3]
+        and all(values[n.output].dtype is DType.FLOAT32 for n in (small, large))
+        and _tap(large, graph) is not None
+        and zeros <= MOST_PRODUCTS
+    )
+
+
+def _tap(large: Node, graph: Graph) -> tuple[int, int] | None:
+    """The row and column of the window that lie on the pixel of a 1x1 convolution."""
+    assert isinstance(large.op, Conv2D)
+    op, window = large.op, graph.values[large.inputs[1]].shape[1:3]
+    at = [p // d for p, d in zip(op.padding, op.dilation, strict=True)]
+    whole = all(p % d == 0 and p // d < n for p, d, n in zip(op.padding, op.dilation, window, strict=True))
+    return (at[0], at[1]) if whole else None
+
+
+def _joined(graph: Graph, pairs: Mapping[int, tuple[int, int]], producer: Mapping[int, Node]) -> Graph:
+    builder = GraphBuilder(dict(graph.values), [])
+    made: dict[tuple[int, int], int] = {}
+    whole = {tuple(n.inputs): n.output for n in graph.nodes if isinstance(n.op, Concat)}
+    for node in graph.nodes:
+        pair = pairs.get(node.output)
+        if pair is not None:
+            if pair not in made:
+                nodes = [producer[v] for v in pair]
+                made[pair] = _put(builder, nodes, whole.get(pair))
+        elif isinstance(node.op, Concat) and node.output not in made.values():
+            inputs = tuple(_without_repeats(made[pairs[v]] if v in pairs else v for v in node.inputs))
+            builder.nodes.append(dataclasses.replace(node, inputs=inputs))
+        elif not isinstance(node.op, Concat):
+            builder.nodes.append(node)
+    return builder.graph(graph.inputs, graph.outputs)
+
+
+def _without_repeats(values: Iterator[int]) -> Iterator[int]:
+    last = -1
+    for v in values:
+        if v != last:
+            yield v
+        last = v
+
+
+def _put(builder: GraphBuilder, nodes: Sequence[Node], output: int | None) -> int:
+    """One convolution for both, in their order."""
+    graph = Graph(builder.values, (), (), ())
+    large = max(nodes, key=lambda n: _taps(n, graph))
+    tap = _tap(large, graph)
+    assert tap is not None
+    weights, biases = [], []
+    for node in nodes:
+        data, found = builder.values[node.inputs[1]].data, activation(node, graph)
+        assert data is not None and found is not None
+        if node is not large:
+            window = builder.values[large.inputs[1]].shape[1:3]
+            spread = np.zeros((data.shape[0], *window, data.shape[3]), np.float32)
+            spread[:, tap[0], tap[1]] = data[:, 0, 0]
+            data = spread
+        one = None if found.bias is None else builder.values[found.bias].data
+        weights.append(data)
+        biases.append(np.broadcast_to(np.float32(0) if one is None else one, (1, 1, 1, data.shape[0])))
+        expr = found.expr
+    if output is None:
+        shape = builder.values[large.output].shape
+        output = builder.value((*shape[:3], sum(map(len, weights))), DType.FLOAT32)
+    inputs = [large.inputs[0], builder.constant(np.concatenate(weights))]
+    bias = builder.constant(np.concatenate(biases, axis=3).astype(np.float32))
+    sources = tuple(sorted({s for node in nodes for s in node.sources}))
+    return builder.node(large.op, inputs, output, substitute(expr, {0: apply("add", RESULT, Arg(1))}), [bias], sources)

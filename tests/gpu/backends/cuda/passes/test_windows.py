@@ -1,0 +1,75 @@
+"""1x1 convolutions that a larger one beside them does, against the definition in NumPy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from litegpu.gpu.backends.cuda.kernels import overlapped
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.graph import RESULT, Arg, Concat, Conv2D, DType, Expr, Graph, GraphBuilder, apply
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.passes import optimise
+
+CUDA = Features(float16=True, native="cuda", capability=90, compute_units=132)
+RELU = apply("max", apply("add", RESULT, Arg(1)), 0.0)
+
+
+def network(
+    *, windows=(1, 3), stride=1, dilation=1, padding=1, more=0, size=9, outputs=16, batch=1, other: Expr = RELU,
+    also_read=False,
+) -> Graph:  # fmt: skip
+    """x -> convolutions with these windows, ReLU, side by side (and behind `more` channels of x)."""
+    rng, builder = np.random.default_rng(0), GraphBuilder()
+    x = builder.value((batch, size, size, 8), DType.FLOAT32)
+    width = (size - 1) // stride + 1
+    parts = []
+    for i, n in enumerate(windows):
+        op = Conv2D(
+            (stride, stride), (dilation, dilation) if n > 1 else (1, 1), (padding, padding) if n > 1 else (0, 0)
+        )
+        weights = builder.constant(rng.standard_normal((outputs, n, n, 8)).astype(np.float32))
+        bias = builder.constant(rng.standard_normal((1, 1, 1, outputs)).astype(np.float32))
+        out = builder.value((batch, width, width, outputs), DType.FLOAT32)
+        parts.append(builder.node(op, [x, weights], out, RELU if i else other, [bias]))
+    wide = builder.value((batch, width, width, outputs * len(parts) + more), DType.FLOAT32)
+    joined = builder.node(Concat(3), [*([x] if more else []), *parts], wide)
+    return builder.graph([x], [joined, *parts[:1]] if also_read else [joined])
+
+
+def convolutions(graph: Graph, features: Features = CUDA, half: bool = True) -> int:
+    """How many are left; the graph computes the same."""
+    optimised = optimise(graph, features, half)
+    inputs = [np.random.default_rng(1).standard_normal(graph.values[v].shape).astype(np.float32) for v in graph.inputs]
+    for got, want in zip(evaluate_graph(optimised, inputs), evaluate_graph(graph, inputs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    return sum(isinstance(n.op, Conv2D) for n in optimised.nodes)
+
+
+@pytest.mark.parametrize("case", [
+    {}, dict(windows=(3, 1)), dict(windows=(1, 5), padding=2), dict(stride=2), dict(dilation=2, padding=2),
+    dict(more=8), dict(windows=(3, 1, 3)), dict(windows=(1, 3, 1, 3)),
+])  # fmt: skip
+def test_neighbours_become_one(case: dict[str, object]) -> None:
+    windows = case.get("windows", (1, 3))
+    assert convolutions(network(**case)) == (len(windows) + 1) // 2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", [
+    dict(windows=(3, 3)), dict(other=apply("add", RESULT, Arg(1))), dict(also_read=True), dict(dilation=2, padding=1),
+    dict(size=80, outputs=96, batch=2),
+])  # fmt: skip
+def test_what_is_left_alone(case: dict[str, object]) -> None:
+    """Two large windows, other activations, a part that somebody else reads, no tap on the pixel, too much work."""
+    if "dilation" in case:
+        case = case | dict(size=11)
+    assert convolutions(network(**case)) == 2  # type: ignore[arg-type]
+
+
+def test_only_where_launches_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert convolutions(network(), half=False) == 2
+    assert convolutions(network(), replace(CUDA, capability=80)) == 2
+    monkeypatch.setattr(overlapped, "will_overlap", lambda graph: False)
+    assert convolutions(network()) == 2
