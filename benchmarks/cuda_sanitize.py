@@ -28,6 +28,7 @@ KERNELS = {
     "attention": ("attention", "vision or mask or nan"),
     "byte_convolution": ("byte_products", "test_tiles or (test_cases and (zero or four)) or turing"),
     "byte_depthwise": ("byte_depthwise", "test_cases and pixels1"),
+    "byte_inverted": ("byte_inverted", "first_layer or (test_inverted and shape0) or (separable and shape1)"),
     "byte_matvec": ("byte_matvec", "test_cases"),
     "byte_pool": ("pool", "test_cases"),
     "byte_softmax": ("softmax", "lanes_begin or odd_lengths or (test_rows and (shape0 or shape7))"),
