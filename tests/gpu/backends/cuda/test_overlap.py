@@ -8,7 +8,7 @@ import numpy as np
 
 from litegpu.gpu.backends.cuda.overlap import ALONE, MANY_GROUPS, SHARED_MEMORY_PERCENT, overlap_of
 from litegpu.gpu.build import build_program
-from litegpu.gpu.graph import Conv2D, Graph, GraphBuilder
+from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import Program
 
@@ -17,10 +17,10 @@ CUDA = Features(float16=True, native="cuda", capability=90, compute_units=132, m
 
 def layers(batch: int) -> Program:
     builder = GraphBuilder()
-    x = first = builder.value((batch, 32, 32, 64))
+    x = first = builder.value((batch, 32, 32, 64), DType.FLOAT32)
     for _ in range(3):
         weights = builder.constant(np.ones((64, 1, 1, 64), np.float32))
-        x = builder.node(Conv2D(), [x, weights], builder.value((batch, 32, 32, 64)))
+        x = builder.node(Conv2D(), [x, weights], builder.value((batch, 32, 32, 64), DType.FLOAT32))
     graph: Graph = builder.graph([first], [x])
     return build_program(graph, CUDA, "cuda", half=True)
 
