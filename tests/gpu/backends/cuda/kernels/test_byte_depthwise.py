@@ -24,6 +24,9 @@ CASES = {
     "2x4": ((1, 9, 10, 132), (2, 4), IntegerDepthwiseConv2D((1, 1), padding=(1, 2))),
     "4x2, strides 2 and 1": ((1, 14, 9, 8), (4, 2), IntegerDepthwiseConv2D((2, 1))),
     "1x1": ((1, 5, 6, 16), (1, 1), IntegerDepthwiseConv2D()),
+    "5x5": ((2, 7, 9, 20), (5, 5), IntegerDepthwiseConv2D(padding=(2, 2))),
+    "5x5, stride 2": ((1, 14, 15, 24), (5, 5), IntegerDepthwiseConv2D((2, 2), padding=(1, 2))),
+    "2x5, strides 2 and 1": ((1, 9, 11, 12), (2, 5), IntegerDepthwiseConv2D((2, 1), padding=(0, 1))),
 }
 
 
@@ -74,7 +77,8 @@ def layer_of(taps: tuple[int, int], op: Conv2D | None = None, most: int = 127, r
 def test_which_layers_it_does() -> None:
     assert ranked(layer_of((3, 3)), 90, 132) and ranked(layer_of((3, 3)), 75, 40)
     assert not ranked(layer_of((3, 3)), 60, 132)
-    assert not ranked(layer_of((5, 5)), 90, 132)
+    assert ranked(layer_of((5, 5)), 90, 132) and not ranked(layer_of((3, 6)), 90, 132)
+    assert not ranked(layer_of((6, 3)), 90, 132)
     assert not ranked(layer_of((3, 3), Conv2D(dilation=(2, 2))), 90, 132)
     assert not ranked(layer_of((3, 3), Conv2D((3, 3))), 90, 132)
     assert not ranked(layer_of((3, 3), most=128), 90, 132)  # differences to a zero point
@@ -83,7 +87,7 @@ def test_which_layers_it_does() -> None:
 
 def test_sharing() -> None:
     """Outputs whose taps are in the same four columns."""
-    assert [sharing(layer_of((1, n))) for n in (1, 2, 3, 4)] == [4, 3, 2, 1]
+    assert [sharing(layer_of((1, n))) for n in (1, 2, 3, 4, 5)] == [4, 3, 2, 1, 0]
     assert [sharing(layer_of((1, n), Conv2D((2, 2)))) for n in (1, 2, 3, 4)] == [2, 2, 1, 1]
 
 

@@ -1,15 +1,18 @@
-// Depthwise convolution of bytes by products of four at once: windows of up to four columns. A thread computes four
+// Depthwise convolution of bytes by products of four at once: windows of up to five columns. A thread computes four
 // channels of TY x TX neighbouring output pixels. It loads all its inputs, words of four channels, at once; four columns of
 // a row, turned about, are four words of a channel's taps each, which serve SHARING outputs, with the weights further
-// up in their word. What the epilogue does is as in runs.cu, with runs of four channels.
+// up in their word. Of five columns (WIDE) the taps are in two words, of which each output has its part in two fours that
+// lie side by side. What the epilogue does is as in runs.cu, with runs of four channels.
 //
 // Constants from the host: those of runs.cu (RUN 4, BN 16); UNSIGNED and OUTSIDE (the input's bytes; a word of what is
 // outside of it, signed); TX TY; WC WX WY (threads of a workgroup: along quads of channels, then blocks of pixels), GROUPS_C
 // GROUPS_X GROUPS_Y (workgroups along these, then images); OUT_H OUT_W H W; KERNEL_H SHARING STRIDE_* PADDING_*; OFFSET
 // PITCH_* (elements, of the input's view).
-constexpr int ROWS = (TY - 1) * STRIDE_Y + KERNEL_H, FOURS = (TX + SHARING - 1) / SHARING;  // of the input
-constexpr int NEXT = SHARING * STRIDE_X, COLUMNS = (FOURS - 1) * NEXT + 4;                  // from four to four, and of all
-constexpr int LAST = (TX - 1) * STRIDE_X + KERNEL_W;                                        // columns that count
+constexpr bool WIDE = KERNEL_W > 4;
+constexpr int LAST = (TX - 1) * STRIDE_X + KERNEL_W;  // columns that count
+constexpr int ROWS = (TY - 1) * STRIDE_Y + KERNEL_H, FOURS = WIDE ? (LAST + 3) / 4 : (TX + SHARING - 1) / SHARING;  // of the input
+constexpr int NEXT = WIDE ? 4 : SHARING * STRIDE_X, COLUMNS = (FOURS - 1) * NEXT + 4;  // from four to four, and of all
+static_assert(KERNEL_W <= 5, "taps in two words");
 
 // a, b, c, d are four columns of four channels; v[i] those of channel i.
 INLINE void turn_about(unsigned a, unsigned b, unsigned c, unsigned d, int (&v)[4]) {
@@ -17,6 +20,15 @@ INLINE void turn_about(unsigned a, unsigned b, unsigned c, unsigned d, int (&v)[
   const unsigned more = __byte_perm(a, b, 0x7362), last = __byte_perm(c, d, 0x7362);
   v[0] = (int)__byte_perm(ab, cd, 0x5410), v[1] = (int)__byte_perm(ab, cd, 0x7632);
   v[2] = (int)__byte_perm(more, last, 0x5410), v[3] = (int)__byte_perm(more, last, 0x7632);
+}
+
+INLINE int4 multiplied(const int (&v)[4], int4 w, int4 sum) {
+  return {__dp4a(v[0], w.x, sum.x), __dp4a(v[1], w.y, sum.y), __dp4a(v[2], w.z, sum.z), __dp4a(v[3], w.w, sum.w)};
+}
+// What two words of taps have in the first or the second of two fours, where they begin so many bits up in the first.
+INLINE int placed(int low, int high, int up, bool second) {
+  const unsigned long long both = (unsigned long long)(unsigned)high << 32 | (unsigned)low;
+  return (int)(unsigned)(both << up >> (second ? 32 : 0));
 }
 
 extern "C" __global__ void __launch_bounds__(WC * WX * WY)
@@ -27,10 +39,13 @@ NAME(const unsigned* x, const int4* w, const int4* corrections EPILOGUE_BUFFERS)
   const unsigned oy0 = (group / (GROUPS_C * GROUPS_X) % GROUPS_Y * WY + thread / (WC * WX)) * TY;
   const unsigned image = group / (GROUPS_C * GROUPS_X * GROUPS_Y);
   if (quad >= QUADS || ox0 >= OUT_W || oy0 >= OUT_H) return;
-  int4 taps[KERNEL_H];  // of four channels
+  int4 taps[KERNEL_H], others[WIDE ? KERNEL_H : 1];  // of four channels
   // The weights are nobody's output: they may come while the kernel before this one still runs.
 #pragma unroll
-  for (int ky = 0; ky < KERNEL_H; ky++) taps[ky] = w[ky * QUADS + quad];
+  for (int ky = 0; ky < KERNEL_H; ky++) {
+    taps[ky] = w[ky * QUADS + quad];
+    if (WIDE) others[WIDE ? ky : 0] = w[(KERNEL_H + ky) * QUADS + quad];
+  }
   wait_for_predecessors();
   launch_dependents();
   const Places places PLACES;
@@ -63,14 +78,23 @@ NAME(const unsigned* x, const int4* w, const int4* corrections EPILOGUE_BUFFERS)
         const int oy = (i - ky) / STRIDE_Y;
         if (i < ky || (i - ky) % STRIDE_Y || oy >= TY) continue;
 #pragma unroll
-        for (int share = 0; share < SHARING; share++) {
+        for (int ox = 0; ox < (WIDE ? TX : 0); ox++) {
+          const int from = ox * STRIDE_X / 4, up = ox * STRIDE_X % 4 * 8;
+          const bool second = four == from + 1;
+          if ((four != from && !second) || (second && up + 8 * KERNEL_W <= 32)) continue;
+          const int4 low = taps[ky], high = others[WIDE ? ky : 0];
+          const int4 part = {placed(low.x, high.x, up, second), placed(low.y, high.y, up, second),
+                             placed(low.z, high.z, up, second), placed(low.w, high.w, up, second)};
+          sums[oy][ox] = multiplied(v, part, sums[oy][ox]);
+        }
+#pragma unroll
+        for (int share = 0; share < (WIDE ? 0 : SHARING); share++) {
           if (four * SHARING + share >= TX) continue;
           int4& sum = sums[oy][four * SHARING + share];
           const int up = 8 * share * STRIDE_X;
-          sum.x = __dp4a(v[0], (int)((unsigned)taps[ky].x << up), sum.x);
-          sum.y = __dp4a(v[1], (int)((unsigned)taps[ky].y << up), sum.y);
-          sum.z = __dp4a(v[2], (int)((unsigned)taps[ky].z << up), sum.z);
-          sum.w = __dp4a(v[3], (int)((unsigned)taps[ky].w << up), sum.w);
+          const int4 part = {(int)((unsigned)taps[ky].x << up), (int)((unsigned)taps[ky].y << up),
+                             (int)((unsigned)taps[ky].z << up), (int)((unsigned)taps[ky].w << up)};
+          sum = multiplied(v, part, sum);
         }
       }
     }

@@ -18,6 +18,8 @@ from litegpu.gpu.kernels.context import KernelContext, Launch
 
 #: Taps that a word holds, and channels of a thread.
 WORD, LANES = 4, 4
+#: Of a row and a column of the window.
+MOST_TAPS = 5
 #: Rows and columns of the output pixels of a thread, and its inputs.
 PIXELS = ((1, 2), (2, 2), (2, 4), (4, 2), (4, 4), (7, 2), (1, 4))
 MOST_INPUTS = 80
@@ -41,20 +43,28 @@ def can(layer: Layer) -> bool:
     op, (_, kh, kw, _) = layer.op, layer.weights.shape
     return (
         layer.whole_numbers and layer.run > 0 and layer.residuals == 0 and layer.vector > 0
-        and max(kh, kw) <= WORD and op.dilation == (1, 1) and max(op.stride) <= 2
+        and max(kh, kw) <= MOST_TAPS and op.dilation == (1, 1) and max(op.stride) <= 2
         and bool(np.all((layer.weights >= -128) & (layer.weights <= 127)))
     )  # fmt: skip
 
 
 def sharing(layer: Layer) -> int:
-    """Outputs side by side whose taps of a row are in the same four columns."""
-    return int((WORD - layer.weights.shape[2]) // layer.op.stride[1]) + 1
+    """Outputs side by side whose taps of a row are in the same four columns; 0 if they are not in four."""
+    return int((WORD - layer.weights.shape[2]) // layer.op.stride[1]) + 1 if layer.weights.shape[2] <= WORD else 0
+
+
+def _fours(layer: Layer, x: int) -> tuple[int, int]:
+    """Columns that a thread turns about at once: how often, and from one to the next."""
+    share, across = sharing(layer), layer.op.stride[1]
+    if not share:
+        return -(-((x - 1) * across + layer.weights.shape[2]) // WORD), WORD
+    return -(-x // share), share * across
 
 
 def _inputs(layer: Layer, y: int, x: int) -> tuple[int, int]:
     """Rows and columns of inputs that a thread loads."""
-    fours = -(-x // sharing(layer))
-    across = (fours - 1) * sharing(layer) * layer.op.stride[1] + WORD
+    fours, following = _fours(layer, x)
+    across = (fours - 1) * following + WORD
     return (y - 1) * layer.op.stride[0] + layer.weights.shape[1], across
 
 
@@ -79,9 +89,10 @@ def cost(layer: Layer, block: DepthwiseBlock, units: int) -> float:
     units = units or USUAL_UNITS
     batch, out_h, out_w, channels = layer.shape
     rows, columns = _inputs(layer, block.y, block.x)
-    fours, pixels = -(-block.x // sharing(layer)), block.y * block.x
-    instructions = rows * (columns * 2.5 + fours * 8) + pixels * (6 * layer.weights.shape[1] * 1.3 + 24) + 90
-    registers = min(255, 40 + rows * columns + 4 * block.x * layer.weights.shape[1])
+    (fours, _), pixels = _fours(layer, block.x), block.y * block.x
+    words = 1 if sharing(layer) else 2  # of taps
+    instructions = rows * (columns * 2.5 + fours * 8) + pixels * (6 * layer.weights.shape[1] * 1.3 * words + 24) + 90
+    registers = min(255, 40 + rows * columns + 4 * block.x * layer.weights.shape[1] * words)
     groups, warps = math.prod(block.groups(layer)), -(-block.threads // 32)
     share = -(-groups // units)
     resident = max(1, min(32, 64 // warps, 65536 // (registers * 32 * warps)))
@@ -93,11 +104,13 @@ def cost(layer: Layer, block: DepthwiseBlock, units: int) -> float:
 
 
 def packed(layer: Layer) -> np.ndarray:
-    """[rows of the window, channels, taps], channels padded as the input's are, the taps of a row in a word."""
+    """[word, rows of the window, channels, taps], channels padded as the input's are, the taps of a row in one word or
+    two."""
     _, kh, kw, channels = layer.weights.shape
-    result = np.zeros((kh, layer.source.quads * LANES, WORD), np.int8)
+    words = -(-kw // WORD)
+    result = np.zeros((kh, layer.source.quads * LANES, words * WORD), np.int8)
     result[:, :channels, :kw] = layer.weights[0].transpose(0, 2, 1)
-    return result
+    return np.ascontiguousarray(result.reshape(kh, -1, words, WORD).transpose(2, 0, 1, 3))
 
 
 def launch(ctx: KernelContext, layer: Layer, block: DepthwiseBlock) -> Launch:

@@ -50,7 +50,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     by_words = byte_depthwise.ranked(layer, ctx.features.capability, units)
     options += [(byte_depthwise.cost(layer, block, units), byte_depthwise.launch, block) for block in by_words]
     waits = ctx.features.capability == WARPGROUP_CAPABILITY and overlapped.will_overlap(ctx.graph)
-    if by_words and ctx.tuner is None and waits:
+    if by_words and ctx.tuner is None and waits and byte_depthwise.sharing(layer):
         options = options[-len(by_words) :]  # MobileNet v2 at batch 1: 0.6 us less, ten times
     if not options:
         return None
