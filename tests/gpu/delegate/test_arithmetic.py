@@ -20,6 +20,7 @@ from litegpu.gpu.lang.features import Features
 from litegpu.model import read_model, with_batch
 from litegpu.model.builder import ModelBuilder, quantized
 from litegpu.model.types import TensorType
+from litegpu.zoo import build_model
 
 INT8 = TensorType.INT8
 
@@ -53,8 +54,8 @@ class Own:
     def __init__(self, of_bytes: bool) -> None:
         self.of_bytes = of_bytes
 
-    def multiplies_bytes(self, features: Features, products: float, elements: int) -> bool:
-        assert (products, elements) == (2 * 4096, 2)
+    def multiplies_bytes(self, features: Features, products: float, elements: int, tables: int, batch: int) -> bool:
+        assert (products, elements, tables, batch) == (2 * 4096, 2, 0, 1)
         return self.of_bytes
 
 
@@ -107,6 +108,16 @@ MEASURED = {
     "mobilenet_v2_1.0_224_quant": (False, False),
     "mobilenet_v1_0.75_192_quant": (False, False),
 }
+
+
+@pytest.mark.parametrize(("name", "first"), [
+    ("mobilenet_v2", True), ("mobilenet_v3", True), ("efficientnet_b0", False), ("efficientnet_v2_b0", False),
+])  # fmt: skip
+def test_auto_at_batch_1_goes_by_what_is_looked_up_as_well(name: str, first: bool) -> None:
+    """Swish takes a table; EfficientNet was slower in whole numbers."""
+    registry.of_language("cuda")
+    features = Features(float16=True, native="cuda", capability=90, compute_units=132, byte_products=True)
+    assert choose("auto", partition(build_model(name, quantized=True)), features, True).integer == first
 
 
 @pytest.mark.parametrize("name", MEASURED)

@@ -14,6 +14,8 @@ from litegpu.model.costs import op_costs
 from litegpu.model.types import Operator, Subgraph, TensorType
 
 _BYTES = (TensorType.INT8, TensorType.UINT8)
+#: Operators whose bytes are looked up, by kernels of their own.
+_BY_TABLES = ("LOGISTIC", "TANH", "GELU", "ELU", "EXP")
 #: What a multiplication with its addition takes beside one of float32: of float16 on tensor cores, and of bytes where
 #: the device has products of four at once, where these are spelt out, and on tensor cores. (With the instructions that
 #: convert and round, a product of four takes more than one.)
@@ -84,11 +86,21 @@ def _products(partition: Partition) -> float:
 
 def _cost_of_bytes(features: Features, partition: Partition) -> float:
     own, tensors = native.of(features), partition.subgraph.tensors
-    elements = sum(math.prod(tensors[t].shape) for o in partition.nodes for t in o.outputs if t >= 0)
+    sizes = [(o.name, math.prod(tensors[t].shape)) for o in partition.nodes for t in o.outputs if t >= 0]
+    elements, tables = sum(n for _, n in sizes), sum(n for name, n in sizes if name in _BY_TABLES)
     known = not any(_has_no_native_kernel(partition.subgraph, o) for o in partition.nodes)
-    if own is not None and known and own.multiplies_bytes(features, _products(partition), elements):
+    if (
+        own is not None
+        and known
+        and own.multiplies_bytes(features, _products(partition), elements, tables, _batch(partition))
+    ):
         return _BYTES_TENSOR
     return _BYTES_AT_ONCE if features.byte_products else _BYTES_SPELT_OUT
+
+
+def _batch(partition: Partition) -> int:
+    shapes = [partition.subgraph.tensors[t].shape for t in partition.inputs]
+    return max([shape[0] for shape in shapes if shape], default=1)
 
 
 def _has_no_native_kernel(subgraph: Subgraph, operator: Operator) -> bool:

@@ -27,9 +27,9 @@ class Native(Protocol):
         """Whether one kernel computes an attention faster than separate products do, of queries of `depth` numbers,
         values of `columns` and so many keys; None where the common rule holds."""
 
-    def multiplies_bytes(self, features: Features, products: float, elements: int) -> bool:
+    def multiplies_bytes(self, features: Features, products: float, elements: int, tables: int, batch: int) -> bool:
         """Whether there are kernels of whole numbers with which a model of so many multiplications, whose operators
-        compute so many elements, is faster than with those of float16."""
+        compute so many elements, so many of them by `tables`, for a `batch`, is faster than with those of float16."""
 
 
 _REGISTERED: dict[str, Callable[[], Native]] = {}

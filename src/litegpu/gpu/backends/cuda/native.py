@@ -48,11 +48,13 @@ from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel
 from litegpu.gpu.lang.features import Features
 
 #: Multiplications for each element that is computed from which on whole numbers are faster than float16, and the same
-#: for large batches, of so many multiplications. (One H200, whole numbers over float16 of the same file at batch 1 and
-#: 64: ResNet-50, 220 of them, 0.83 and 0.62; MobileNet v1, 113, 0.93 and 0.60; PoseNet, 116, 0.89 and 0.54; a small
-#: ResNet, 109, 0.90 and 0.76; MobileNet v3, 26, 0.99 and 0.78; EfficientNet B0, 16, 1.18 and 0.78; and of few
-#: multiplications in all, with 32 each 1.15 and 0.97, with 37 1.0 and 1.4.)
+#: for large batches, of so many multiplications, and for networks of so many for one image that look up few elements.
+#: (One H200, whole numbers over float16 of the same file at batch 1 and 64: ResNet-50, 220 of them, 0.83 and 0.62;
+#: MobileNet v1, 113, 0.93 and 0.60; PoseNet, 116, 0.89 and 0.54; a small ResNet, 109, 0.90 and 0.76; MobileNet v2, 34,
+#: 0.91; MobileNet v3, 26, 0.92 and 0.78; EfficientNet B0, 16, 1.18 and 0.78; and of few multiplications in all, with 32
+#: each 1.15 and 0.97, with 37 1.0 and 1.4.)
 MANY_EACH, MANY_EACH_OF_MANY, MANY_PRODUCTS = 60, 15, 1e10
+MANY_EACH_OF_SOME, SOME_PRODUCTS, FEW_TABLES = 25, 1e8, 0.1
 
 #: Keys up to which one kernel of the language takes no longer than native products.
 FEW_KEYS = 32
@@ -112,8 +114,10 @@ class CudaNative:
         graph = join_normed(join_pairs(join_row_norms(graph, features), features), features)
         return join_pooled(join_moves(graph), features)
 
-    def multiplies_bytes(self, features: Features, products: float, elements: int) -> bool:
+    def multiplies_bytes(self, features: Features, products: float, elements: int, tables: int, batch: int) -> bool:
         least = MANY_EACH_OF_MANY if products >= MANY_PRODUCTS else MANY_EACH
+        if products >= SOME_PRODUCTS * max(batch, 1) and tables <= FEW_TABLES * elements:
+            least = min(least, MANY_EACH_OF_SOME)
         return features.capability >= LEAST_CAPABILITY and products >= least * elements
 
     def attention_pays(self, depth: int, columns: int, keys: int, features: Features, half: bool) -> bool | None:

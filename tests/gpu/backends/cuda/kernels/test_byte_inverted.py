@@ -219,3 +219,15 @@ def test_joined_only_where_it_is_quicker(monkeypatch) -> None:
     assert kinds(1, 112, 2, 16, 96, 24) == apart
     assert kinds(64, 7, 1, 160, 960, 160) == apart
     assert kinds(1, 112, 1, 0, 32, 16) == apart[1:]
+
+
+def test_a_first_layer_where_kernels_overlap(monkeypatch) -> None:
+    """Joined with both behind it, but only to few outputs."""
+    monkeypatch.undo()
+    op, first = IntegerDepthwiseConv2D(padding=(1, 1)), ((3, 3), (2, 2), (0, 0))
+    for outputs, joined in ((16, True), (64, False)):
+        graph, _ = whole_network((1, 64, 64, 3), 32, op, outputs=outputs, first=first)
+        kinds = [type(node.op).__name__ for node in optimise(graph, CUDA, half=True).nodes]
+        assert kinds == (
+            ["IntegerInvertedConv2D"] if joined else ["IntegerConv2D", "IntegerDepthwiseConv2D", "IntegerConv2D"]
+        )
