@@ -12,7 +12,7 @@ from first_output import first_output
 
 from litegpu.gpu.backends.cuda.compile import compile_kernels
 from litegpu.gpu.backends.cuda.kernels import places
-from litegpu.gpu.backends.cuda.kernels.places import PlacesTile, Sizes, can, packed, ranked
+from litegpu.gpu.backends.cuda.kernels.places import PlacesSizes, PlacesTile, can, packed, ranked
 from litegpu.gpu.backends.cuda.overlap import SHARED_BYTES
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
@@ -102,15 +102,19 @@ def test_where_kernels_overlap_tiles_leave_room_for_others() -> None:
     assert kernel.shared_bytes <= SHARED_BYTES - 1024
 
 
-@pytest.mark.parametrize("sizes", [Sizes(64, 196, 196, 768, 1), Sizes(1, 196, 196, 384), Sizes(64, 49, 49, 512)])
-def test_tiles_fill_the_device(sizes: Sizes) -> None:
+@pytest.mark.parametrize(
+    "sizes", [PlacesSizes(64, 196, 196, 768, 1), PlacesSizes(1, 196, 196, 384), PlacesSizes(64, 49, 49, 512)]
+)
+def test_tiles_fill_the_device(sizes: PlacesSizes) -> None:
     best = ranked(sizes, 132)[0]
     assert can(sizes, 90) and not can(sizes, 80)
     assert sizes.groups(best, 132) * sizes.down(best) >= min(132, sizes.positions * sizes.columns // 32) // 2
     assert sizes.shared_bytes(best) <= 227 << 10
 
 
-@pytest.mark.parametrize("sizes", [Sizes(1, 196, 300, 64), Sizes(1, 20, 196, 64), Sizes(1, 196, 196, 72)])
-def test_what_is_left_to_others(sizes: Sizes) -> None:
+@pytest.mark.parametrize(
+    "sizes", [PlacesSizes(1, 196, 300, 64), PlacesSizes(1, 20, 196, 64), PlacesSizes(1, 196, 196, 72)]
+)
+def test_what_is_left_to_others(sizes: PlacesSizes) -> None:
     """Deep matrices, few rows, columns that are no whole tiles."""
     assert not can(sizes, 90)

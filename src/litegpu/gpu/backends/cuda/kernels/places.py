@@ -47,7 +47,7 @@ class PlacesTile:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class PlacesSizes:
     """`positions` times [rows, depth] by [depth, columns]; `residuals`: values as large as the output that are read."""
 
     positions: int
@@ -88,7 +88,7 @@ def candidates() -> tuple[PlacesTile, ...]:
     )
 
 
-def can(sizes: Sizes, capability: int) -> bool:
+def can(sizes: PlacesSizes, capability: int) -> bool:
     """Whether the kernel can do the product."""
     return (
         capability == WARPGROUP_CAPABILITY
@@ -98,7 +98,7 @@ def can(sizes: Sizes, capability: int) -> bool:
     )
 
 
-def ranked(sizes: Sizes, units: int) -> list[PlacesTile]:
+def ranked(sizes: PlacesSizes, units: int) -> list[PlacesTile]:
     """The candidates that fit, the cheapest first; of those that are equal, the one that copies furthest ahead."""
     fitting = [
         tile for tile in candidates() if _fits(tile, sizes) and tile.stages <= max(2, _rounds(sizes, tile, units))
@@ -106,12 +106,12 @@ def ranked(sizes: Sizes, units: int) -> list[PlacesTile]:
     return sorted(fitting, key=lambda tile: (cost(sizes, tile, units), tile.threads, -tile.stages))
 
 
-def _rounds(sizes: Sizes, tile: PlacesTile, units: int) -> int:
+def _rounds(sizes: PlacesSizes, tile: PlacesTile, units: int) -> int:
     """Units of a workgroup, at most."""
     return -(-sizes.units(tile) // sizes.groups(tile, units))
 
 
-def _fits(tile: PlacesTile, sizes: Sizes) -> bool:
+def _fits(tile: PlacesTile, sizes: PlacesSizes) -> bool:
     registers = min(255, 65536 // (tile.resident * tile.threads)) // 8 * 8
     needed = tile.columns // 2 + sizes.whole_depth // 4 + OTHER_REGISTERS
     shared = tile.resident * (sizes.shared_bytes(tile) + OWN_BYTES)
@@ -123,7 +123,7 @@ def _fits(tile: PlacesTile, sizes: Sizes) -> bool:
     )
 
 
-def cost(sizes: Sizes, tile: PlacesTile, units: int) -> float:
+def cost(sizes: PlacesSizes, tile: PlacesTile, units: int) -> float:
     """Estimated microseconds on a device of `units` multiprocessors. (From counts; not fitted to measurements.)"""
     units = units or USUAL_UNITS
     groups, down = sizes.groups(tile, units), sizes.down(tile)
@@ -142,7 +142,7 @@ def cost(sizes: Sizes, tile: PlacesTile, units: int) -> float:
     return float(1.0 + (((filling + rounds * unit) / 1700) ** 4 + (2 * moved / 4.0e6) ** 4) ** 0.25)
 
 
-def sizes_of(ctx: KernelContext) -> Sizes | None:
+def sizes_of(ctx: KernelContext) -> PlacesSizes | None:
     """Those of the node, if the kernel can do it."""
     op, (left, right) = ctx.node.op, ctx.node.inputs
     assert isinstance(op, MatMul)
@@ -153,7 +153,7 @@ def sizes_of(ctx: KernelContext) -> Sizes | None:
         return None
     batch, heads, rows, columns = ctx.output.shape
     residuals = sum(not ctx.value(v).is_constant and ctx.value(v).shape == ctx.output.shape for v in ctx.node.operands)
-    sizes = Sizes(batch * heads, rows, matrix.shape[3], columns, residuals)
+    sizes = PlacesSizes(batch * heads, rows, matrix.shape[3], columns, residuals)
     return sizes if can(sizes, ctx.features.capability) else None
 
 
@@ -185,7 +185,7 @@ def packed(matrix: np.ndarray, tile: PlacesTile) -> np.ndarray:
     return np.ascontiguousarray(parts.transpose(0, 3, 2, 5, 4, 1, 6)).reshape(len(whole) // 16, -1, 32, 8)
 
 
-def launch(ctx: KernelContext, sizes: Sizes, tile: PlacesTile) -> Launch:
+def launch(ctx: KernelContext, sizes: PlacesSizes, tile: PlacesTile) -> Launch:
     """The products with the given tile; see places.cu for the constants."""
     left, right = ctx.node.inputs
     matrix, view = ctx.value(left).data, ctx.views[right]

@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels.places import Sizes, can
+from litegpu.gpu.backends.cuda.kernels.places import PlacesSizes, can
 from litegpu.gpu.graph import (
     RESULT,
     Apply,
@@ -103,7 +103,7 @@ class _Search:
             return False
         if not (np.abs(weights.data) <= np.finfo(np.float16).max).all() or y.dtype is not DType.FLOAT32:
             return False
-        sizes = Sizes(x.shape[0] * x.shape[1], y.shape[3], x.shape[3], x.shape[2])
+        sizes = PlacesSizes(x.shape[0] * x.shape[1], y.shape[3], x.shape[3], x.shape[2])
         return can(sizes, self.features.capability) and all(
             values[v].data is not None and values[v].shape[:3] == (1, 1, 1) for v in node.operands
         )
