@@ -48,8 +48,8 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     units = ctx.features.compute_units
     options = [(cost(layer, block, units), launch, block) for block in ranked(layer, units)]
     by_words = byte_depthwise.ranked(layer, ctx.features.capability, units)
-    if ctx.tuner is None and not byte_depthwise.sharing(layer):
-        by_words = []  # windows of five columns: not measured, so only where that is done
+    if ctx.tuner is None and weights.shape[2] > byte_depthwise.MEASURED_TAPS:
+        by_words = []
     options += [(byte_depthwise.cost(layer, block, units), byte_depthwise.launch, block) for block in by_words]
     waits = ctx.features.capability == WARPGROUP_CAPABILITY and overlapped.will_overlap(ctx.graph)
     if by_words and ctx.tuner is None and waits:
