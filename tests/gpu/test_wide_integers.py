@@ -254,3 +254,38 @@ def test_one_word_beside_a_constant_of_two(name: str) -> None:
     for array in ([-7, -7, 5], [2**31 - 1, -(2**31), 6]):
         given = [np.array(array, np.int32)]
         np.testing.assert_array_equal(run(interpreter, given)[0], run(official(b.build()), given)[0])
+
+
+def far_apart(*shape: int) -> np.ndarray:
+    """Numbers that differ in either word, some not at all."""
+    rng = np.random.default_rng(3)
+    return rng.integers(-3, 4, shape) * 2**33 + rng.integers(-2, 3, shape) * (2**31 + 1)
+
+
+@pytest.mark.parametrize("shape, count", [((9,), 4), ((3, 5), 5), ((1, 2, 1, 2, 7), 3)], ids=str)
+def test_the_largest_by_two_words(shape: tuple[int, ...], count: int) -> None:
+    require_gpu()
+    b = ModelBuilder()
+    size = b.constant(np.array(count, np.int32))
+    made = (*shape[:-1], count)
+    x = b.input("x", shape, I64)
+    b.output(*b.op_multi("TOPK_V2", [x, size], [(made, I64), (made, TensorType.INT32)]))
+    interpreter = on_gpu(b.build(), max_delegated_partitions=0)
+    assert interpreter.delegation_report().fully_delegated, interpreter.delegation_report().summary()
+    array = far_apart(*shape)
+    for got, want in zip(run(interpreter, [array]), run(official(b.build()), [array]), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("count", [1, 6, 40])
+def test_what_is_unlike_by_two_words(count: int) -> None:
+    require_gpu()
+    b = ModelBuilder()
+    x = b.input("x", (count,), I64)
+    kinds = [((-1,), I64), ((count,), TensorType.INT32)]
+    b.output(*b.op_multi("UNIQUE", [x], kinds, dict(idx_out_type="INT32")))
+    interpreter = on_gpu(b.build(), max_delegated_partitions=0)
+    assert interpreter.delegation_report().fully_delegated, interpreter.delegation_report().summary()
+    array = far_apart(count)
+    for got, want in zip(run(interpreter, [array]), run(official(b.build()), [array]), strict=True):
+        np.testing.assert_array_equal(got, want)

@@ -127,6 +127,9 @@ class Parts:
 
     # ------------------------------------------------------------------------------------------------------------
 
+    def shape(self, tensor: int) -> tuple[int, ...]:
+        return tuple(self._tensor(tensor).shape)
+
     def computed(
         self, expr: Expr, given: Sequence[int], sources: Sequence[int] = (), type_: TensorType = TensorType.INT32
     ) -> int:

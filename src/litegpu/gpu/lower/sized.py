@@ -15,7 +15,7 @@ from litegpu.gpu.lower.context import OpContext
 from litegpu.gpu.lower.fixed_point import whole
 from litegpu.gpu.lower.registry import lowers
 from litegpu.model.ops.ordering import LONGEST
-from litegpu.model.types import Tensor, TensorType
+from litegpu.model.types import Tensor
 
 #: Elements of a row that are counted at once, and rows.
 _ROW, _MOST_ROWS = 256, 8192
@@ -64,7 +64,6 @@ def unique(ctx: OpContext) -> None:
     ctx.check_shape((rows,), values)
     ctx.check_shape((count,), which)
     ctx.require(count <= LONGEST, f"{count} elements: up to {LONGEST} are taken")
-    ctx.require(ctx.tensor(0).type is not TensorType.INT64, "INT64, of which it has no form of two words")
     row, column = (1, 1, 1, count), (1, 1, count, 1)
     numbers = [ctx.builder.constant(np.arange(count, dtype=np.int32).reshape(s)) for s in (row, column)]
     same = fn("logical_or", fn("eq", Arg(0), Arg(1)), fn("eq", Arg(2), Arg(3)))

@@ -68,7 +68,7 @@ def _entering(subgraph: Subgraph, numbers: set[int]) -> set[int]:
     used, alone = set(), set()  # alone: one word of these has to be enough
     for operator in reversed(subgraph.operators):
         given = numbers.intersection(_elements(operator))
-        if not _has_words(operator):
+        if not _has_words(operator) and _has_entry(operator):
             alone.update(numbers.intersection(operator.inputs))
         elif not alone.isdisjoint(operator.outputs):
             alone.update(given)

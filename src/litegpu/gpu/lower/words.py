@@ -10,7 +10,7 @@ import numpy as np
 
 from litegpu.gpu.graph import Arg, Expr, Literal
 from litegpu.gpu.graph import apply as fn
-from litegpu.gpu.lower import doubles
+from litegpu.gpu.lower import doubles, ordered_words
 from litegpu.gpu.lower.activation import ACTIVATIONS, BOUNDS
 from litegpu.gpu.lower.constants import Unsupported
 from litegpu.gpu.lower.fixed_point import turned, unsigned, whole
@@ -144,6 +144,12 @@ _COMPARED: dict[str, Callable[[Wide, Wide], Expr]] = {
 _UNARY: dict[str, Callable[[Wide], Wide]] = {"NEG": _negative, "ABS": _absolute, "SIGN": _sign}
 
 
+_ORDERED: dict[str, Callable[[ordered_words.Ordering], None]] = {
+    "TOPK_V2": ordered_words.largest,
+    "UNIQUE": ordered_words.unlike,
+}
+
+
 def _complex_product(a: Wide, b: Wide) -> Wide:
     real = fn("sub", fn("mul", a[0], b[0]), fn("mul", a[1], b[1]))
     return real, fn("add", fn("mul", a[0], b[1]), fn("mul", a[1], b[0]))
@@ -182,6 +188,8 @@ class Words:
             self._extreme()
         elif name == "REDUCE_PROD":
             self._product()
+        elif name in _ORDERED:
+            _ORDERED[name](self)
         else:
             assert name not in IN_WORDS
             return False
@@ -233,11 +241,11 @@ class Words:
         for t in self.operator.inputs:
             for part in self.parts.of(t):
                 if tuple(self._tensor(part).shape) != shape:
-                    part = self._made("BROADCAST_TO", (part, self._numbers(shape)), shape)
+                    part = self.made("BROADCAST_TO", (part, self.numbers(shape)), shape)
                 found.append(part)
         return tuple(found)
 
-    def _made(self, name: str, inputs: tuple[int, ...], shape: tuple[int, ...], **options: object) -> int:
+    def made(self, name: str, inputs: tuple[int, ...], shape: tuple[int, ...], **options: object) -> int:
         """What an operator on words gives."""
         made = self.parts.blank(shape, self._tensor(inputs[0]).type)
         self.parts.lowering.plain(Operator(self.operator.index, name, 0, 1, inputs, (made,), options))
@@ -313,7 +321,7 @@ class Words:
             raise Unsupported("the axes (input 1) are computed by the model: the GPU needs constants")
         return {int(a) % max(rank, 1) for a in axes.reshape(-1)}
 
-    def _numbers(self, values: Sequence[int]) -> int:
+    def numbers(self, values: Sequence[int]) -> int:
         return self.parts.blank((len(values),), TensorType.INT32, np.array(values, np.int32))
 
     def _product(self) -> None:
@@ -327,25 +335,25 @@ class Words:
         rows = math.prod(shape) // count
         if count > _MOST_FACTORS:
             raise Unsupported(f"{count} numbers of 64 bits in a product: up to {_MOST_FACTORS} are taken")
-        turned_ = [self._made("TRANSPOSE", (part, self._numbers(order)), moved) for part in pair]
-        words = [self._made("RESHAPE", (part, self._numbers((rows, count))), (rows, count)) for part in turned_]
+        turned_ = [self.made("TRANSPOSE", (part, self.numbers(order)), moved) for part in pair]
+        words = [self.made("RESHAPE", (part, self.numbers((rows, count))), (rows, count)) for part in turned_]
         while count > 1:
             half = (count + 1) // 2
             if count % 2:
                 words = [self._padded(part, (rows, count + 1), one) for part, one in zip(words, (1, 0), strict=True)]
             given = tuple(
-                self._made("SLICE", (part, self._numbers((0, at)), self._numbers((rows, half))), (rows, half))
+                self.made("SLICE", (part, self.numbers((0, at)), self.numbers((rows, half))), (rows, half))
                 for at in (0, half)
                 for part in words
             )
             words, count = [self.parts.computed(word, given, self._sources) for word in _times(_A, _B)], half
         sizes = tuple(self._output.shape)
-        self._give(Arg(0), Arg(1), tuple(self._made("RESHAPE", (w, self._numbers(sizes)), sizes) for w in words))
+        self._give(Arg(0), Arg(1), tuple(self.made("RESHAPE", (w, self.numbers(sizes)), sizes) for w in words))
 
     def _padded(self, part: int, shape: tuple[int, int], value: int) -> int:
         margins = self.parts.blank((2, 2), TensorType.INT32, np.array([[0, 0], [0, 1]], np.int32))
         fill = self.parts.blank((), TensorType.INT32, np.array(value, np.int32))
-        return self._made("PADV2", (part, margins, fill), shape)
+        return self.made("PADV2", (part, margins, fill), shape)
 
     def _extreme(self) -> None:
         """The high word of all, and of those that have it the low one; words compare as numbers without signs."""
@@ -353,8 +361,8 @@ class Words:
         name, shape = self.operator.name, tuple(self._tensor(low).shape)
         gone = self._axes(len(shape))
         kept = tuple(1 if i in gone else n for i, n in enumerate(shape))
-        top = self._made(name, (high, self.operator.inputs[1]), kept, keep_dims=True)
-        spread = self._made("BROADCAST_TO", (top, self._numbers(shape)), shape)
+        top = self.made(name, (high, self.operator.inputs[1]), kept, keep_dims=True)
+        spread = self.made("BROADCAST_TO", (top, self.numbers(shape)), shape)
         none = whole(-(2**31)) if name == "REDUCE_MAX" else whole(2**31 - 1)
         ordered = _choice(fn("eq", Arg(1), Arg(2)), turned(Arg(0)), none)
         candidates = self.parts.computed(ordered, (low, high, spread), self._sources)
