@@ -130,8 +130,9 @@ def test_branches_of_different_shapes_are_left_to_the_cpu() -> None:
     def all_(graph: Graph, v: list[int]) -> list[int]:
         return [graph.op("NEG", [v[0]], (4, 3))]
 
-    made = branch(model, model, truth, [x], [((4, 3), F32)], [((-1, 3), F32)], first, all_)
-    model.output(made[0])
+    untrue = model.op("LOGICAL_NOT", [truth], (), type=BOOL)
+    made = branch(model, model, untrue, [x], [((4, 3), F32)], [((-1, 3), F32)], first, all_)
+    model.output(model.op("TANH", [made[0]], (-1, 3), type=F32))
     compared(model.build(), delegated=False)
 
 

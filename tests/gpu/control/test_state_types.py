@@ -82,6 +82,13 @@ def test_states_of_any_shape(kind: TensorType, shape: tuple[int, ...]) -> None:
     compared(content, [[np.array(n, np.int64), *arrays] for n in (1, 7)], "webgpu")
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_large_constants_of_64_bits(known: bool) -> None:
+    """Their words are next to each other's."""
+    content, arrays = rounds(I64, (100,), known=known, constant=True)
+    compared(content, [arrays] if known else [[np.array(n, np.int64), *arrays] for n in (0, 3)])
+
+
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_results_of_branches(kind: TensorType) -> None:
     """Constants of 64 bits, and numbers of 64 bits that one word of 32 holds, among them."""
