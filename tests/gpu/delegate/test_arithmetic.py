@@ -98,6 +98,20 @@ def test_auto_stays_with_floats_where_products_are_in_groups(monkeypatch: pytest
         assert choose("auto", partition(m.build()), features, True).integer == integer
 
 
+@pytest.mark.parametrize("op", ["BATCH_MATMUL", "FULLY_CONNECTED"])
+def test_auto_stays_with_floats_where_both_matrices_are_computed(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "of", lambda features: Own(True))
+    monkeypatch.setattr(Own, "multiplies_bytes", lambda *_: True)
+    m = ModelBuilder()
+    operands = [m.input(name, (8, 8), INT8, quantization=quantized(0.1, 0)) for name in "xy"]
+    y = m.tensor((8, 8), INT8, "z", quantization=quantized(0.5, 0))
+    m.node(op, [*operands, None] if op == "FULLY_CONNECTED" else operands, [y])
+    m.output(y)
+    features = Features(byte_products=True, native="x")
+    assert not choose("auto", partition(m.build()), features, True).integer
+    assert choose("auto", partition(m.build()), features, False).integer  # beside float32
+
+
 #: Whether whole numbers were faster on an H200 at batch 1 and 64.
 MEASURED = {
     "mobilenet_v1_1.0_224_random_int8": (True, True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from litegpu.delegates.protocol import Partition
@@ -78,10 +79,10 @@ def _cost_of_floats(features: Features, half: bool) -> float:
     return _FLOAT16_TENSOR if half and native.of(features) is not None else _FLOAT32
 
 
-def _products(partition: Partition) -> float:
-    """Multiplications of an inference."""
+def _products(partition: Partition, asked: Callable[[Operator], bool] = lambda operator: True) -> float:
+    """Multiplications of an inference, of the operators asked for."""
     costs = {o.index: cost for o, cost in zip(partition.subgraph.operators, op_costs(partition.subgraph), strict=True)}
-    return sum(costs[o.index].flops for o in partition.nodes if o.index in costs) / 2
+    return sum(costs[o.index].flops for o in partition.nodes if o.index in costs and asked(o)) / 2
 
 
 def _cost_of_bytes(features: Features, partition: Partition) -> float:
@@ -89,13 +90,18 @@ def _cost_of_bytes(features: Features, partition: Partition) -> float:
     sizes = [(o.name, math.prod(tensors[t].shape)) for o in partition.nodes for t in o.outputs if t >= 0]
     elements, tables = sum(n for _, n in sizes), sum(n for name, n in sizes if name in _BY_TABLES)
     known = not any(_has_no_native_kernel(partition.subgraph, o) for o in partition.nodes)
-    if (
-        own is not None
-        and known
-        and own.multiplies_bytes(features, _products(partition), elements, tables, _batch(partition))
-    ):
-        return _BYTES_TENSOR
-    return _BYTES_AT_ONCE if features.byte_products else _BYTES_SPELT_OUT
+    by_language, products = _BYTES_AT_ONCE if features.byte_products else _BYTES_SPELT_OUT, _products(partition)
+    if own is None or not known or not own.multiplies_bytes(features, products, elements, tables, _batch(partition)):
+        return by_language
+    share = _products(partition, lambda o: _multiplies_computed(partition.subgraph, o)) / max(products, 1.0)
+    return share * by_language + (1 - share) * _BYTES_TENSOR
+
+
+def _multiplies_computed(subgraph: Subgraph, operator: Operator) -> bool:
+    """Whether both matrices of a product are computed by the model, for which there are no native kernels."""
+    if operator.name == "BATCH_MATMUL":
+        return True
+    return operator.name == "FULLY_CONNECTED" and not subgraph.tensors[operator.inputs[1]].is_constant
 
 
 def _batch(partition: Partition) -> int:
