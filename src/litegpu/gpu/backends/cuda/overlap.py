@@ -1,9 +1,6 @@
-"""Programmatic dependent launch: which kernels of a program overlap, and how a kernel waits."""
+"""Programmatic dependent launch: which programs' kernels overlap, and how a kernel waits."""
 
 from __future__ import annotations
-
-import math
-from dataclasses import dataclass
 
 from litegpu.gpu.program import Program
 
@@ -15,8 +12,6 @@ LITTLE_BYTES = 3 << 20
 #: what that is on an H200. The same for all: a kernel joins only one with the same division, and changing it empties
 #: the multiprocessor.
 SHARED_MEMORY_PERCENT, SHARED_BYTES = 50, 132 << 10
-#: Workgroups of a launch from which on it overlaps in other programs. (H200, batch 64.)
-MANY_GROUPS = 0
 
 #: Programmatic dependent launch (sm_90): this kernel may start before those that it depends on have ended, and lets
 #: its dependents start early. Nothing that another kernel writes may be touched before wait_for_predecessors().
@@ -31,41 +26,15 @@ PROGRAMMATIC_LAUNCH = """#ifdef PROGRAMMATIC_LAUNCH
 WAIT = "wait_for_predecessors();"
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """Of a program: whether kernels are compiled to wait by themselves, and launches that overlap with what is in front
-    of them those of `least` workgroups and more. `percent`: how the fast memory is divided, -1: as the driver sees fit.
-    `latency`: whether they overlap because starting and waiting is what takes time."""
-
-    waits: bool = False
-    least: float = math.inf
-    percent: int = -1
-    latency: bool = False
-
-
-#: No kernel starts before the one in front of it has ended.
-ALONE = Overlap()
-
-
-def overlap_of(program: Program) -> Overlap:
-    """Where the device can. Kernels in loops are not known one behind the other."""
-    if program.regions:
-        return ALONE
-    if latency_bound(program):
-        return Overlap(True, 0, SHARED_MEMORY_PERCENT, True)
-    return Overlap(True, MANY_GROUPS)
-
-
 def latency_bound(program: Program) -> bool:
-    """Whether most kernels touch so little memory that their time goes into starting and waiting: then it pays that all
-    divide the fast memory alike (on an H200, MobileNet v1 80 to 70 us at batch 1), else it does not (DeepLab v3, batch
-    64: 2.4 to 2.7 ms). Constants do not count, which kernels load before they wait (VGG-16 at batch 1: 223 to 200
-    us)."""
+    """Whether most kernels touch so little memory that their time goes into starting and waiting: then overlap pays
+    (on an H200, MobileNet v1 80 to 70 us at batch 1), else it does not (DeepLab v3, batch 64: 2.4 to 2.7 ms). Constants
+    do not count, which kernels load before they wait (VGG-16 at batch 1: 223 to 200 us)."""
     touched = [[b.size for b in d.bindings if b.space != "constants"] for d in program.dispatches]
     return mostly_little([sum(sizes) for sizes in touched])
 
 
 def mostly_little(touched: list[int]) -> bool:
-    """latency_bound() of the bytes that each kernel touches beside constants."""
+    """The same of the bytes that each kernel touches beside constants."""
     found, count = sorted(touched), len(touched)
     return count > 0 and found[(count - 1) // 2] + found[count // 2] <= 2 * LITTLE_BYTES  # the median

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,6 @@ from litegpu.gpu.backends.cuda.copy import MOST_BYTES, Helpers, copy_launch, wid
 from litegpu.gpu.backends.cuda.driver import checked
 from litegpu.gpu.backends.cuda.graph import CudaGraph, GraphLaunch, make_launch
 from litegpu.gpu.backends.cuda.memory import SessionMemory
-from litegpu.gpu.backends.cuda.overlap import Overlap
 from litegpu.gpu.program import Dispatch, Program, blocks
 
 #: What kernels read at once: arrays of the user's that they read in place begin and end at multiples of it.
@@ -35,11 +33,11 @@ class Recorder:
         kernels: Sequence[LoadedKernel],
         helpers: Helpers,
         stream: Any,
-        overlap: Overlap,
+        overlap: bool,
         setter: LoadedKernel | None = None,
     ) -> None:
-        """`kernels` of the program in order. `overlap`: which start before those in front of them have ended.
-        `setter`: what sets conditions, None if there are none or graphs cannot have them."""
+        """`kernels` of the program in order. `overlap`: kernels start before those in front of
+        them have ended. `setter`: what sets conditions, None if there are none or graphs cannot have them."""
         self._program = program
         self._memory = memory
         self._helpers = helpers
@@ -239,7 +237,7 @@ class Recorder:
 
     def _enqueue(self, launch: GraphLaunch) -> None:
         """Put a kernel on the stream: it overlaps with what is in front if that is a kernel as well."""
-        launch.enqueue(self._stream, overlap=self._after_kernel and math.prod(launch.groups) >= self._overlap.least)
+        launch.enqueue(self._stream, overlap=self._overlap and self._after_kernel)
         self._after_kernel = True
 
 
