@@ -137,6 +137,23 @@ def test_casts_of_64_bits() -> None:
     check(b, floats.astype(np.float32), numbers(*shape, spare=0))
 
 
+@pytest.mark.parametrize(
+    ("type_", "numbers"),
+    [
+        (TensorType.INT64, np.array([[1, -2, 2**40 + 1], [-(2**50), 2**62, 7]])),
+        (TensorType.INT32, np.array([[1, -2, 3], [2**30, -7, 0]], np.int32)),
+        (TensorType.UINT8, np.array([[1, 200, 3], [0, 255, 9]], np.uint8)),
+    ],
+)
+def test_casts_to_complex_numbers(type_: TensorType, numbers: np.ndarray) -> None:
+    """Beside the cast back to 32 bits, of the real part."""
+    b = ModelBuilder()
+    x = b.input("x", (2, 3), type_)
+    made = b.op("CAST", [x], (2, 3), type=TensorType.COMPLEX64)
+    b.output(made, b.op("CAST", [made], (2, 3), type=TensorType.FLOAT32))
+    check(b, numbers)
+
+
 def test_64_bits_are_moved() -> None:
     b, shape = ModelBuilder(), (2, 3, 4)
     x = b.input("x", shape, I64)

@@ -201,16 +201,27 @@ class Words:
             self._give(*_complex_product(_A, _B), self._both())
         elif self.operator.name != "CAST":
             return False
-        elif not self.parts.has(self.operator.inputs[0]):
-            real = self.parts.blank(tuple(self._output.shape), TensorType.FLOAT32)
-            self.parts.lowering.plain(dataclasses.replace(self.operator, outputs=(real,)))
-            self._give(Arg(0), Literal(0.0), (real,))
-        elif self.parts.has(self._output.index):
-            self._give(Arg(0), Arg(1), self.parts.of(self.operator.inputs[0]))
+        elif self._tensor(self.operator.inputs[0]).type is TensorType.COMPLEX64:
+            self._of_complex(*self.parts.of(self.operator.inputs[0]))
         else:
-            real = self.parts.of(self.operator.inputs[0])[0]
-            self.parts.lowering.plain(dataclasses.replace(self.operator, inputs=(real,)))
+            self._give(Arg(0), Literal(0.0), (self._as_float(self.operator.inputs[0]),))
         return True
+
+    def _of_complex(self, real: int, imaginary: int) -> None:
+        if self._output.type is TensorType.COMPLEX64:
+            self._give(Arg(0), Arg(1), (real, imaginary))
+        elif self.parts.has(self._output.index):
+            self._give(*_of_float(Arg(0)), (real,))
+        else:
+            self.parts.lowering.plain(dataclasses.replace(self.operator, inputs=(real,)))
+
+    def _as_float(self, tensor: int) -> int:
+        """FLOAT32 of a number of any type."""
+        if self.parts.has(tensor):
+            return self.parts.computed(_to_float(_A), self.parts.of(tensor), self._sources, TensorType.FLOAT32)
+        made = self.parts.blank(tuple(self._output.shape), TensorType.FLOAT32)
+        self.parts.lowering.plain(dataclasses.replace(self.operator, inputs=(tensor,), outputs=(made,)))
+        return made
 
     @property
     def _output(self) -> Tensor:
