@@ -93,6 +93,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const Element* x, 
         });
 #endif
       products_wait<1>();  // those of the step before are done: its tiles may be replaced
+#ifdef ROW_NORM
+      __syncwarp();  // all lanes have read
+#endif
       if (step > 0 && lane == 0) {
         barrier_arrive(EMPTY + 8 * before);
         if (last) barrier_arrive(GONE + 8 * (step - 1));
@@ -101,6 +104,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const Element* x, 
       if (++slot == STAGES) slot = 0, parity ^= 1;
     }
     products_wait<0>();
+#ifdef ROW_NORM
+    __syncwarp();
+#endif
     if (lane == 0) {
       barrier_arrive(EMPTY + 8 * before);
       if (last) barrier_arrive(GONE + 8 * (STEPS - 1));

@@ -83,7 +83,10 @@ NAME(const SOURCE* x, const Element* __restrict__ w EPILOGUE_BUFFERS) {
         for (unsigned i = 0; i < STEP / 16; i++) multiply_kept(sums, factors[i], matrix<STEP * 2>(second + i * 32), 1);
         end_products();
       }
-      if (!STAYING && lane == 0) barrier_arrive(FREE + 8 * slot);
+      if (!STAYING) {
+        __syncwarp();  // all lanes have read the bias
+        if (lane == 0) barrier_arrive(FREE + 8 * slot);
+      }
     }
     if (!live) continue;
     if (OVER) team_sync(1 + team, 128);  // nobody needs the rows any more
