@@ -18,7 +18,7 @@ from litegpu.gpu.graph.expression import (
     walk,
 )
 from litegpu.gpu.graph.movement import Mirror, Pad, Reshape, Slice, Step, Take, Tile, Transpose, step_shape
-from litegpu.gpu.graph.nodes import Graph, GraphBuilder, Node, Value, bhwc
+from litegpu.gpu.graph.nodes import Graph, GraphBuilder, Node, Value, bhwc, fits_half, sources_of
 from litegpu.gpu.graph.ops import (
     ArgReduce,
     Attention,
@@ -120,6 +120,8 @@ __all__ = [
     "apply",
     "arguments",
     "bhwc",
+    "fits_half",
+    "sources_of",
     "step_shape",
     "substitute",
     "tree_size",

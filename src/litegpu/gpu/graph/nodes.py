@@ -58,6 +58,16 @@ class Node:
         return self.inputs + self.operands
 
 
+def sources_of(*nodes: Node) -> tuple[int, ...]:
+    """The .tflite node numbers of all of them, each once, ascending."""
+    return tuple(sorted({source for node in nodes for source in node.sources}))
+
+
+def fits_half(numbers: np.ndarray) -> bool:
+    """Whether float16 has a finite number for each."""
+    return bool(np.all(np.abs(numbers) <= np.finfo(np.float16).max))
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """Values by id, and nodes in an order in which they can run."""

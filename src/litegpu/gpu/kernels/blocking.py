@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from litegpu.gpu.graph import DType, Shape
+from litegpu.gpu.graph import DType, Shape, fits_half
 from litegpu.gpu.kernels.access import Index, Operands, Sink, address, divide, remainder
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.kernels.expression import constant
@@ -385,7 +385,7 @@ def fit_bytes(pixels: int, array: np.ndarray) -> bool:
 
 def _half(ctx: KernelContext, array: np.ndarray) -> bool:
     views = [ctx.views[v] for v in (ctx.node.inputs[0], ctx.node.output) if v in ctx.views]
-    fits = bool(np.all(np.abs(array) <= np.finfo(np.float16).max))
+    fits = fits_half(array)
     return fits and any(v.dtype is DType.FLOAT16 for v in views)
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
-from litegpu.gpu.graph import Node
+from litegpu.gpu.graph import Node, sources_of
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import Launch, NativeKernel
 from litegpu.gpu.lang import Kernel, trace
@@ -124,5 +124,5 @@ def _one(members: Launches) -> tuple[Node, Launch]:
     groups = sum(math.prod(k.dispatch) for k in kernels)
     traced = trace(kernel, "joined", kernels[0].workgroup, (groups, 1, 1))
     label = "+".join(dict.fromkeys(launch.label for _, launch in members))
-    sources = tuple(sorted({s for node, _ in members for s in node.sources}))
+    sources = sources_of(*(node for node, _ in members))
     return dataclasses.replace(members[0][0], sources=sources), Launch(traced, operands, label)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from litegpu.gpu.evaluate import evaluate_expr
-from litegpu.gpu.graph import RESULT, Expr, Shape, apply
+from litegpu.gpu.graph import RESULT, Expr, Shape, apply, fits_half
 from litegpu.gpu.kernels.access import Operands, open_sink, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import evaluate
@@ -303,7 +303,7 @@ def _sigmoid_of(k: Kernel, x: TracedValue) -> TracedValue:
 def _weights(ctx: KernelContext, k: Kernel, operands: Operands, n: int, m: int) -> Memory:
     data = ctx.value(ctx.node.inputs[1]).data
     assert data is not None
-    half = ctx.half and bool(np.all(np.abs(data) <= np.finfo(np.float16).max))
+    half = ctx.half and fits_half(data)
     packed = packed_weights(data, n, m).astype(np.float16 if half else np.float32)
     operands["weights"] = packed
     return k.buffer("weights", f16x4 if half else f32x4, n * m, compute=f32x4, access="read")

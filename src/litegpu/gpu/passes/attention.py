@@ -26,6 +26,7 @@ from litegpu.gpu.graph import (
     Shape,
     Softmax,
     Value,
+    sources_of,
     substitute,
 )
 from litegpu.gpu.kernels import native
@@ -110,7 +111,7 @@ def _joined(
     mask = _mask(own_masks, [a for r in repeated for a in r or ()], values)
     if mask is None:
         return None
-    sources = tuple(sorted({*node.sources, *(s for n in (logits, *copies, weights) for s in n.sources)}))
+    sources = sources_of(node, logits, *copies, weights)
     op = Attention(scale * weights.op.beta, weights.op.beta)
     joined = Node(op, (*logits.inputs, node.inputs[1], *mask), node.output, node.epilogue, node.operands, sources)
     return joined, {n.output for n in (logits, *copies, weights)}

@@ -18,6 +18,7 @@ from litegpu.gpu.graph import (
     Node,
     Reduce,
     Resize2D,
+    sources_of,
     substitute,
     tree_size,
     walk,
@@ -166,7 +167,7 @@ def _append(producer: Node, node: Node) -> Node:
         epilogue=substitute(node.epilogue, replace),
         operands=tuple(operands),
         output=node.output,
-        sources=tuple(sorted({*producer.sources, *node.sources})),
+        sources=sources_of(producer, node),
     )
 
 
@@ -184,7 +185,7 @@ def _inline_operand(node: Node, value: int, producer: Node) -> Node:
         node,
         epilogue=substitute(node.epilogue, replace),
         operands=tuple(operands),
-        sources=tuple(sorted({*producer.sources, *node.sources})),
+        sources=sources_of(producer, node),
     )
 
 
@@ -198,7 +199,7 @@ def _inline_prologue(node: Node, value: int, producer: Node) -> Node:
         node,
         op=dataclasses.replace(node.op, prologue=substitute(node.op.prologue, replace)),
         inputs=tuple(inputs),
-        sources=tuple(sorted({*producer.sources, *node.sources})),
+        sources=sources_of(producer, node),
     )
 
 

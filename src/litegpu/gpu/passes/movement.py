@@ -33,6 +33,7 @@ from litegpu.gpu.graph import (
     Take,
     Tile,
     Transpose,
+    sources_of,
     step_shape,
 )
 from litegpu.gpu.passes.fold import drop_unused
@@ -83,7 +84,7 @@ def absorb_padding(graph: Graph) -> Graph:
                 and min(before + after) >= 0
                 and (op := _with_padding(node, around, graph, None if first else producer.get(source))) is not None
             ):
-                sources = tuple(sorted({*pad.sources, *node.sources}))
+                sources = sources_of(pad, node)
                 key = (source, tuple(first))
                 if first and key not in moved:
                     shape = graph.values[source].shape
@@ -206,7 +207,7 @@ def absorb_border(graph: Graph) -> Graph:
 
 def _reading_from(node: Node, op: Conv2D, before: Node) -> Node:
     """The convolution `node` as `op` on the input of `before`."""
-    inputs, sources = (before.inputs[0], *node.inputs[1:]), tuple(sorted({*before.sources, *node.sources}))
+    inputs, sources = (before.inputs[0], *node.inputs[1:]), sources_of(before, node)
     return dataclasses.replace(node, op=op, inputs=inputs, sources=sources)
 
 

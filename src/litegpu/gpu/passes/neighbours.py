@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from litegpu.gpu.graph import RESULT, Concat, Copy, Graph, GraphBuilder, Node, Slice, Step, step_shape
+from litegpu.gpu.graph import RESULT, Concat, Copy, Graph, GraphBuilder, Node, Slice, Step, sources_of, step_shape
 from litegpu.gpu.passes.movement import join_copies
 
 
@@ -43,7 +43,7 @@ def _joined(concat: Node, builder: GraphBuilder, producer: dict[int, Node]) -> t
         whole = not before and target == value.shape
         v = source if whole else builder.value(target, value.dtype, name=value.name)
         if not whole:
-            sources = tuple(sorted({n for w in inputs[i : i + 2] for n in producer[w].sources}))
+            sources = sources_of(*(producer[w] for w in inputs[i : i + 2]))
             copy = Node(Copy((*before, merged)), (source,), v, sources=sources)
             builder.nodes.append(copy)
             producer[v] = copy

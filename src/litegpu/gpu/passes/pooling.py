@@ -18,6 +18,7 @@ from litegpu.gpu.graph import (
     Literal,
     Node,
     Pool2D,
+    sources_of,
     substitute,
     walk,
 )
@@ -52,7 +53,7 @@ def average_first(graph: Graph) -> Graph:
         x = graph.values[before.inputs[0]]
         pooled = builder.value((*graph.values[node.output].shape[:3], x.shape[3]), x.dtype, name=x.name)
         builder.node(node.op, [x.id], pooled, sources=node.sources)
-        sources = tuple(sorted({*before.sources, *node.sources}))
+        sources = sources_of(before, node)
         inputs = (pooled, *before.inputs[1:])
         builder.nodes.append(dataclasses.replace(before, inputs=inputs, output=node.output, sources=sources))
     return builder.graph(graph.inputs, graph.outputs)
@@ -97,7 +98,7 @@ def _joint(before: Node, pool: Node, graph: Graph) -> Node | None:
         i: Arg(0) if v == x.id else Arg(1 + others.index(v)) for i, v in enumerate(before.operands)
     }
     prologue = substitute(before.epilogue, replace)
-    sources = tuple(sorted({*before.sources, *pool.sources}))
+    sources = sources_of(before, pool)
     return dataclasses.replace(
         pool, op=dataclasses.replace(op, prologue=prologue), inputs=(x.id, *others), sources=sources
     )

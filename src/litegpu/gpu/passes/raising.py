@@ -21,6 +21,7 @@ from litegpu.gpu.graph import (
     Reshape,
     Shape,
     Transpose,
+    sources_of,
 )
 from litegpu.gpu.passes.movement import join_copies
 from litegpu.gpu.view import follow, padded
@@ -71,7 +72,7 @@ class _Raising:
             operands = [v if o == producer.output else self.carried(o, producer, v, begin) for o in node.operands]
             begin += value.shape[producer.op.axis] if isinstance(producer.op, Concat) else 0
             self.put(dataclasses.replace(node, operands=tuple(operands), output=raised[-1]))
-        sources = tuple(sorted({*producer.sources, *node.sources}))
+        sources = sources_of(producer, node)
         self.put(dataclasses.replace(producer, inputs=tuple(raised), output=node.output, sources=sources))
 
     def before(self, node: Node) -> Node | None:

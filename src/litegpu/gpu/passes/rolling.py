@@ -18,6 +18,7 @@ from litegpu.gpu.graph import (
     Step,
     Take,
     Transpose,
+    sources_of,
     step_shape,
 )
 from litegpu.gpu.passes.movement import join_copies
@@ -34,7 +35,7 @@ def join_slices(graph: Graph) -> Graph:
         alone = all(consumers[v] == [node] and v not in graph.outputs for v in node.inputs)
         if chosen is not None and alone:
             source, steps = chosen
-            sources = tuple(sorted({i for n in (node, *(producer[v] for v in node.inputs)) for i in n.sources}))
+            sources = sources_of(node, *(producer[v] for v in node.inputs))
             node = dataclasses.replace(node, op=Copy(steps), inputs=(source,), sources=sources)
             found = True
         nodes.append(node)

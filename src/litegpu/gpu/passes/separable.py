@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from litegpu.gpu.graph import Conv2D, DepthwiseConv2D, DType, Graph, GraphBuilder, Node, SeparableConv2D
+from litegpu.gpu.graph import Conv2D, DepthwiseConv2D, DType, Graph, GraphBuilder, Node, SeparableConv2D, sources_of
 from litegpu.gpu.kernels.separable import MOST_TAPS, shared_bytes, tile_of
 from litegpu.gpu.lang.features import Features
 
@@ -75,5 +75,5 @@ def joint(depthwise: Node, pointwise: Node) -> Node:
         pointwise.output,
         pointwise.epilogue,
         pointwise.operands,
-        tuple(sorted({*depthwise.sources, *pointwise.sources})),
+        sources_of(depthwise, pointwise),
     )

@@ -23,6 +23,7 @@ from litegpu.gpu.graph import (
     Node,
     Slice,
     apply,
+    sources_of,
 )
 from litegpu.gpu.passes.movement import join_copies
 
@@ -134,7 +135,7 @@ def _put(builder: GraphBuilder, family: list[_Part]) -> None:
     together = zip(*(part.operands for part in family), strict=True)
     operands = [builder.constant(np.concatenate(each)) for each in together]
     whole = (*shape[:3], sum(sizes))
-    sources = tuple(sorted({i for part in family for i in part.node.sources}))
+    sources = sources_of(*(part.node for part in family))
     joined = builder.node(
         first.op, [first.inputs[0], weights], builder.value(whole, DType.FLOAT32), family[0].epilogue, operands, sources
     )

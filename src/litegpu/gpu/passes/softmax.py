@@ -14,6 +14,7 @@ from litegpu.gpu.graph import (
     Node,
     Reduce,
     Softmax,
+    sources_of,
 )
 
 _CHANNELS = (3,)
@@ -55,7 +56,7 @@ def join_softmax(graph: Graph) -> Graph:
         if not is_reduced(most, "max", x) or not closed or inner & set(graph.outputs):
             continue
         if value.dtype is DType.FLOAT32 and value.shape == graph.values[node.output].shape and not value.is_constant:
-            sources = tuple(sorted({n for v in own for n in producer[v].sources}))
+            sources = sources_of(*(producer[v] for v in own))
             joined[node.output] = Node(Softmax(), (x,), node.output, sources=sources)
             gone |= inner
     if not joined:

@@ -6,7 +6,19 @@ import dataclasses
 
 import numpy as np
 
-from litegpu.gpu.graph import RESULT, Concat, Conv2D, Copy, Graph, GraphBuilder, Node, Reshape, Shape, Transpose
+from litegpu.gpu.graph import (
+    RESULT,
+    Concat,
+    Conv2D,
+    Copy,
+    Graph,
+    GraphBuilder,
+    Node,
+    Reshape,
+    Shape,
+    Transpose,
+    sources_of,
+)
 
 #: Rows of pixels that a row becomes, at most: each is a convolution of its own.
 _MOST_ROWS = 3
@@ -74,7 +86,7 @@ def _put(builder: GraphBuilder, conv: Node, copy: Node) -> None:
     b, h, w, _ = source.shape
     rows, columns, channels = found.shape
     wide: Shape = (b * h, 1, w * columns, channels)
-    sources = tuple(sorted({*conv.sources, *copy.sources}))
+    sources = sources_of(conv, copy)
     parts = []
     for row in found.reshape(rows, -1):
         operands = []

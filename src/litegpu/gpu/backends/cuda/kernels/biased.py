@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from litegpu.gpu.graph import RESULT, Apply, Arg, Expr, Graph, Node, arguments
 
 
@@ -25,6 +27,12 @@ def activation(node: Node, graph: Graph) -> Activation | None:
     expr = without_bias(node.epilogue)
     channelwise = bias.is_constant and bias.shape in ((1, 1, 1, 1), (1, 1, 1, graph.values[node.output].shape[3]))
     return Activation(expr, bias.id) if channelwise and arguments(expr) <= {0} else None
+
+
+def bias_of(found: Activation, graph: Graph, channels: int) -> np.ndarray:
+    """Its bias, float32 [1, 1, 1, channels]; zeros if there is none."""
+    data = None if found.bias is None else graph.values[found.bias].data
+    return np.broadcast_to(np.float32(0) if data is None else data, (1, 1, 1, channels)).astype(np.float32)
 
 
 def without_bias(expr: Expr) -> Expr:

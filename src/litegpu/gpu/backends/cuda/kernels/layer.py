@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels.channelwise import Channelwise
-from litegpu.gpu.graph import Conv2D, DType, LayerNorm, Reshape, Step
+from litegpu.gpu.graph import Conv2D, DType, LayerNorm, Reshape, Step, fits_half
 from litegpu.gpu.kernels.blocking import fit_bytes
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.view import View, follow
@@ -27,7 +27,7 @@ BORDER = {"zero": "ZERO", "reflect": "REFLECT", "symmetric": "SYMMETRIC"}
 def is_half(ctx: KernelContext, source: View, weights: np.ndarray) -> bool | None:
     """Whether a convolution of `source` is to be done in float16 (with float32 sums) or else in float32; None if the
     native kernels can do neither."""
-    half = ctx.half and bool(np.all(np.abs(weights) <= np.finfo(np.float16).max))
+    half = ctx.half and fits_half(weights)
     if source.dtype in NARROW:
         return half
     return None if source.dtype not in LOAD or (source.dtype is DType.FLOAT16 and not half) else half

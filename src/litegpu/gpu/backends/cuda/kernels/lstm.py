@@ -13,7 +13,7 @@ from litegpu.gpu.backends.cuda.kernels.layer import LOAD
 from litegpu.gpu.backends.cuda.kernels.source import text_of
 from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
 from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_LAUNCH
-from litegpu.gpu.graph import RESULT, Custom, DType, apply
+from litegpu.gpu.graph import RESULT, Custom, DType, apply, fits_half
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeBuffer, NativeKernel
 from litegpu.gpu.kernels.lstm import GATES, Lstm
@@ -63,7 +63,7 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     if not isinstance(op, Lstm) or not _is_plain(ctx, op):
         return None
     weights = ctx.value(ctx.node.inputs[1]).data
-    half = ctx.half and weights is not None and bool(np.all(np.abs(weights) <= np.finfo(np.float16).max))
+    half = ctx.half and weights is not None and fits_half(weights)
     found = division(op.units, ctx.features.capability, half)
     return None if found is None else [launch(ctx, op, found)]
 

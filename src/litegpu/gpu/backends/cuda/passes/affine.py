@@ -20,6 +20,7 @@ from litegpu.gpu.graph import (
     MatMul,
     Node,
     apply,
+    fits_half,
     substitute,
 )
 from litegpu.gpu.passes.fold import drop_unused
@@ -101,7 +102,7 @@ def _takes(reader: Node, v: int, graph: Graph, line: _Line) -> bool:
     data = graph.values[reader.inputs[1]].data
     if data is None or data.shape[1:3] != (1, 1):
         return False
-    return bool(np.abs(data * line[0]).max(initial=0) <= np.finfo(np.float16).max)
+    return fits_half(data * line[0])
 
 
 def _into_convolution(builder: GraphBuilder, node: Node, line: _Line) -> Node:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from litegpu.gpu.graph import Apply, Arg, Conv2D, DType, Elementwise, Graph, GraphBuilder, Literal, Node
+from litegpu.gpu.graph import Apply, Arg, Conv2D, DType, Elementwise, Graph, GraphBuilder, Literal, Node, sources_of
 
 
 def join_entry(graph: Graph) -> Graph:
@@ -20,7 +20,7 @@ def join_entry(graph: Graph) -> Graph:
             continue
         assert isinstance(node.op, Conv2D)
         gone.add(before.output)
-        sources = tuple(sorted({*before.sources, *node.sources}))
+        sources = sources_of(before, node)
         op = dataclasses.replace(node.op, zero_point=zero_point)
         nodes.append(dataclasses.replace(node, op=op, inputs=(before.operands[0], node.inputs[1]), sources=sources))
     left = [node for node in nodes if node.output not in gone]

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import excite, overlapped, squeeze
-from litegpu.gpu.backends.cuda.kernels.biased import activation
+from litegpu.gpu.backends.cuda.kernels.biased import activation, bias_of
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
 from litegpu.gpu.graph import (
     RESULT,
@@ -28,6 +28,8 @@ from litegpu.gpu.graph import (
     Pool2D,
     Reduce,
     Squeeze,
+    fits_half,
+    sources_of,
     substitute,
 )
 from litegpu.gpu.lang.features import Features
@@ -70,13 +72,13 @@ def join_excitations(graph: Graph, features: Features) -> Graph:
             results = graph.values[weights].shape[0]
             parts = builder.value((x.shape[0], 1, block.parts, results), DType.FLOAT32)
             made[block.nodes[3].output] = builder.node(
-                Squeeze(block.parts), [x.id, weights], parts, sources=_sources(block.nodes[:2])
+                Squeeze(block.parts), [x.id, weights], parts, sources=sources_of(*block.nodes[:2])
             )
         elif node.output in last:
             block = last[node.output]
             biases = [builder.constant(bias) for bias in block.biases]
             inputs = [block.x, made[node.output], biases[0], block.nodes[2].inputs[1], biases[1]]
-            builder.node(Excite(block.inner, block.gate), inputs, node.output, sources=_sources(block.nodes[2:]))
+            builder.node(Excite(block.inner, block.gate), inputs, node.output, sources=sources_of(*block.nodes[2:]))
         elif node.output not in gone:
             builder.nodes.append(node)
     return builder.graph(graph.inputs, graph.outputs)
@@ -124,7 +126,7 @@ def _layer(node: Node, graph: Graph) -> tuple[Expr, np.ndarray] | None:
     """The activation of a layer of one pixel, and its bias."""
     values = graph.values
     weights = values[node.inputs[1]].data if node.op == Conv2D() else None
-    if weights is None or weights.shape[1:3] != (1, 1) or not np.all(np.abs(weights) <= np.finfo(np.float16).max):
+    if weights is None or weights.shape[1:3] != (1, 1) or not fits_half(weights):
         return None
     numbers: dict[int, Expr] = {}  # single numbers among the operands
     others: list[int] = []
@@ -139,10 +141,7 @@ def _layer(node: Node, graph: Graph) -> tuple[Expr, np.ndarray] | None:
     found = activation(plain, graph)
     if found is None or any(values[v].shape[1:3] != (1, 1) for v in (node.inputs[0], node.output)):
         return None
-    width = values[node.output].shape[3]
-    data = None if found.bias is None else values[found.bias].data
-    bias = np.broadcast_to(np.float32(0) if data is None else data, (1, 1, 1, width)).astype(np.float32)
-    return found.expr, bias
+    return found.expr, bias_of(found, graph, values[node.output].shape[3])
 
 
 def _lies_in_rows(v: int, graph: Graph, consumers: Mapping[int, Sequence[Node]], producer: Mapping[int, Node]) -> bool:
@@ -163,7 +162,3 @@ def _parts(v: int, first: Node, graph: Graph, producer: Mapping[int, Node], feat
             source = padded(0, values[node.inputs[0]].shape, DType.FLOAT16)
             layer = squeeze.window(node.op, source, weights, values[v].shape)
     return squeeze.parts_of(layer, results, units)
-
-
-def _sources(nodes: Sequence[Node]) -> tuple[int, ...]:
-    return tuple(sorted({s for node in nodes for s in node.sources}))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from litegpu.gpu.backends.cuda.kernels import byte_inverted_cost
-from litegpu.gpu.backends.cuda.kernels.biased import activation
+from litegpu.gpu.backends.cuda.kernels.biased import activation, bias_of
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape, cost, effort, ranked
 from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
@@ -28,6 +26,8 @@ from litegpu.gpu.graph import (
     InvertedConv2D,
     Node,
     Op,
+    fits_half,
+    sources_of,
 )
 from litegpu.gpu.lang.features import Features
 
@@ -136,7 +136,7 @@ def _is_pointwise(node: Node, graph: Graph) -> bool:
 
 def _is_half(graph: Graph, weights: int) -> bool:
     data = graph.values[weights].data
-    return data is not None and bool(np.all(np.abs(data) <= np.finfo(np.float16).max))
+    return data is not None and fits_half(data)
 
 
 def _quickest(graph: Graph, some: list[Node], last: Node | None, features: Features) -> list[Node]:
@@ -241,7 +241,7 @@ def _separable(depthwise: Node, last: Node, graph: Graph) -> bool:
 def _put(builder: GraphBuilder, graph: Graph, nodes: list[Node]) -> None:
     """One node instead of these."""
     end = nodes[-1]
-    sources = tuple(sorted({s for node in nodes for s in node.sources}))
+    sources = sources_of(*nodes)
     op: Op
     if isinstance(nodes[0].op, IntegerDepthwiseConv2D):
         op, inputs = inverted_integer.separable(builder, graph, nodes)
@@ -261,9 +261,7 @@ def _joined(builder: GraphBuilder, graph: Graph, nodes: list[Node]) -> tuple[Inv
         """What is done to the sum with the bias, and that."""
         found, wide = activation(node, graph), graph.values[node.output].shape[3]
         assert found is not None
-        data = None if found.bias is None else graph.values[found.bias].data
-        whole = np.broadcast_to(np.float32(0) if data is None else data, (1, 1, 1, wide))
-        return found.expr, builder.constant(whole.astype(np.float32))
+        return found.expr, builder.constant(bias_of(found, graph, wide))
 
     expanded, bias = parts(first)
     inputs = [first.inputs[0], first.inputs[1], bias, depthwise.inputs[1]]

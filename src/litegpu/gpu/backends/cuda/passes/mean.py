@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from litegpu.gpu.backends.cuda.kernels import mean, overlapped
-from litegpu.gpu.backends.cuda.kernels.biased import activation
+from litegpu.gpu.backends.cuda.kernels.biased import activation, bias_of
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
 from litegpu.gpu.backends.cuda.passes.excite import is_mean
-from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder, MeanConv2D, Node, PointwiseConv2D
+from litegpu.gpu.graph import (
+    Conv2D,
+    DType,
+    Graph,
+    GraphBuilder,
+    MeanConv2D,
+    Node,
+    PointwiseConv2D,
+    fits_half,
+    sources_of,
+)
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.decisions import values_decided_on
 from litegpu.gpu.view import padded
@@ -57,7 +65,7 @@ def _is_plain(node: Node, graph: Graph) -> bool:
     if node.op != Conv2D():
         return False
     data = graph.values[node.inputs[1]].data
-    return data is not None and data.shape[1:3] == (1, 1) and bool(np.all(np.abs(data) <= np.finfo(np.float16).max))
+    return data is not None and data.shape[1:3] == (1, 1) and fits_half(data)
 
 
 def _parts(node: Node, graph: Graph, producer: dict[int, Node], features: Features) -> int | None:
@@ -75,8 +83,7 @@ def _parts(node: Node, graph: Graph, producer: dict[int, Node], features: Featur
 def _put(builder: GraphBuilder, node: Node, mean_of: Node, parts: int, graph: Graph) -> int:
     found, outputs = activation(node, graph), graph.values[node.output].shape[3]
     assert found is not None
-    data = None if found.bias is None else graph.values[found.bias].data
-    bias = np.broadcast_to(np.float32(0) if data is None else data, (1, 1, 1, outputs)).astype(np.float32)
-    sources = tuple(sorted({*node.sources, *mean_of.sources}))
+    bias = bias_of(found, graph, outputs)
+    sources = sources_of(node, mean_of)
     out = builder.value((1, 1, parts, outputs), DType.FLOAT32)
     return builder.node(MeanConv2D(parts, found.expr), [*node.inputs, builder.constant(bias)], out, sources=sources)

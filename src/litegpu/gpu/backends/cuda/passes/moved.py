@@ -20,6 +20,8 @@ from litegpu.gpu.graph import (
     PointwiseConv2D,
     Value,
     arguments,
+    fits_half,
+    sources_of,
     substitute,
 )
 from litegpu.gpu.passes.decisions import values_decided_on
@@ -66,7 +68,7 @@ def _takes(node: Node, graph: Graph) -> bool:
 def _is_pointwise(weights: np.ndarray | None, x: Value) -> bool:
     if weights is None or weights.shape[1:] != (1, 1, x.shape[3]):
         return False
-    return bool(np.all(np.abs(weights) <= np.finfo(np.float16).max))
+    return fits_half(weights)
 
 
 def _joined(first: Node, copy: Node) -> Node:
@@ -78,7 +80,7 @@ def _joined(first: Node, copy: Node) -> Node:
         places[i] = Arg(operands.index(v) + 1)
     epilogue = substitute(copy.epilogue, {0: first.epilogue, **places})
     assert max(arguments(epilogue), default=0) <= len(operands)
-    steps, sources = copy.op.steps, tuple(sorted({*first.sources, *copy.sources}))
+    steps, sources = copy.op.steps, sources_of(first, copy)
     op: Op = PointwiseConv2D(moved=steps)
     if isinstance(first.op, LayerNorm):
         op = dataclasses.replace(first.op, moved=steps)

@@ -27,6 +27,8 @@ from litegpu.gpu.graph import (
     PointwiseConv2D,
     Reshape,
     arguments,
+    fits_half,
+    sources_of,
 )
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.decisions import values_decided_on
@@ -84,7 +86,7 @@ class _Joining:
         if weights is None or weights.shape[1:3] != (1, 1) or x.shape[:3] != shape[:3] or x.shape[3] < LEAST_HALVES:
             return False
         return (
-            bool(np.all(np.abs(weights) <= np.finfo(np.float16).max))
+            fits_half(weights)
             and self.terms(conv) is not None
             and self.pays(conv)
             and all(self.lies_in_rows(v) for v in (conv.inputs[0], node.output, *(self.residual(conv))))
@@ -155,7 +157,7 @@ class _Joining:
         if bias is None:
             bias = self.builder.constant(np.zeros((1, 1, 1, value.shape[3]), np.float32))
         inputs = (*conv.inputs[:2], bias, *(() if residual is None else (residual,)))
-        sources = tuple(sorted({*conv.sources, *node.sources}))
+        sources = sources_of(conv, node)
         op = PointwiseConv2D(behind=node.op)
         if len(between) == 1:
             return [Node(op, inputs, node.output, node.epilogue, node.operands, sources)]

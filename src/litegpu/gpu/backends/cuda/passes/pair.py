@@ -7,7 +7,17 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels.biased import activation
 from litegpu.gpu.backends.cuda.kernels.pair import MOST_DEPTH, WIDTHS, cost, ranked, sizes_of
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
-from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder, Node, PairConv2D, PointwiseConv2D
+from litegpu.gpu.graph import (
+    Conv2D,
+    DType,
+    Graph,
+    GraphBuilder,
+    Node,
+    PairConv2D,
+    PointwiseConv2D,
+    fits_half,
+    sources_of,
+)
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.decisions import values_decided_on
 
@@ -53,7 +63,7 @@ def _is_pointwise(node: Node, graph: Graph) -> bool:
         data is not None
         and data.shape[1:3] == (1, 1)
         and shapes[0] == shapes[1]
-        and bool(np.all(np.abs(data) <= np.finfo(np.float16).max))
+        and fits_half(data)
         and all(graph.values[v].dtype is DType.FLOAT32 for v in (node.inputs[0], node.output))
     )
 
@@ -111,5 +121,5 @@ def _joined(first: Node, last: Node, graph: Graph, builder: GraphBuilder) -> Nod
         filled = np.zeros((1, 1, 1, channels), np.float32) + (0.0 if data is None else data)
         bias = builder.constant(filled.astype(np.float32))
     inputs = (first.inputs[0], first.inputs[1], bias, last.inputs[1])
-    sources = tuple(sorted({*first.sources, *last.sources}))
+    sources = sources_of(first, last)
     return Node(_op(first, graph), inputs, last.output, last.epilogue, last.operands, sources)

@@ -20,6 +20,7 @@ from litegpu.gpu.graph import (
     GraphBuilder,
     MatMul,
     Node,
+    fits_half,
     substitute,
     walk,
 )
@@ -101,7 +102,7 @@ class _Search:
         x, y = values[node.inputs[0]], values[node.output]
         if weights.data is None or weights.shape[1:3] != (1, 1) or x.shape[:3] != y.shape[:3]:
             return False
-        if not (np.abs(weights.data) <= np.finfo(np.float16).max).all() or y.dtype is not DType.FLOAT32:
+        if not fits_half(weights.data) or y.dtype is not DType.FLOAT32:
             return False
         sizes = PlacesSizes(x.shape[0] * x.shape[1], y.shape[3], x.shape[3], x.shape[2])
         return can(sizes, self.features.capability) and all(

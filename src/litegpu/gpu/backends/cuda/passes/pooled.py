@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from litegpu.gpu.backends.cuda.kernels.pooled import SIDE, gain, layer_of
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
 from litegpu.gpu.graph import (
@@ -24,6 +22,8 @@ from litegpu.gpu.graph import (
     PooledConv2D,
     Reduce,
     arguments,
+    fits_half,
+    sources_of,
 )
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.decisions import values_decided_on
@@ -57,7 +57,7 @@ def join_pooled(graph: Graph, features: Features) -> Graph:
         before = pooled.get(node.output)
         if before is not None:
             assert isinstance(before.op, Conv2D)
-            sources = tuple(sorted({*before.sources, *node.sources}))
+            sources = sources_of(before, node)
             op = PooledConv2D(before.op)
             builder.nodes.append(Node(op, before.inputs, node.output, before.epilogue, before.operands, sources))
         elif node.output not in gone:
@@ -86,7 +86,7 @@ def _can(node: Node, producer: dict[int, Node], consumers: Mapping[int, Sequence
     joined = [x.id, *(v for n in joins if isinstance(n.op, Concat) for v in n.inputs)]
     return (
         weights is not None
-        and bool(np.all(np.abs(weights) <= np.finfo(np.float16).max))
+        and fits_half(weights)
         and x.dtype is DType.FLOAT32
         and x.shape[1] * x.shape[2] > 1
         and all(values[v].shape[3] % _CHUNK == 0 for v in joined)

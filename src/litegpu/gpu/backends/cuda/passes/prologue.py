@@ -19,6 +19,7 @@ from litegpu.gpu.graph import (
     GraphBuilder,
     Node,
     PointwiseConv2D,
+    fits_half,
     substitute,
 )
 
@@ -109,7 +110,7 @@ def _takes(node: Node, v: int, graph: Graph) -> bool:
         and inside
         and weights.data is not None
         and weights.shape[1:3] == (1, 1)
-        and bool(np.all(np.abs(weights.data) <= np.finfo(np.float16).max))
+        and fits_half(weights.data)
     )
 
 

@@ -33,6 +33,7 @@ from litegpu.gpu.graph import (
     Transpose,
     apply,
     arguments,
+    sources_of,
     substitute,
 )
 from litegpu.gpu.graph.movement import step_shape
@@ -204,7 +205,7 @@ class _Joining:
         if affine.shift is not None and affine.shift.any():
             shift = (exact * affine.shift).sum(axis=3).reshape(1, 1, 1, -1)
             epilogue, operands = self.shifted(node, shift)
-        sources = tuple(sorted({*norm.sources, *node.sources}))
+        sources = sources_of(norm, node)
         op, x = PointwiseConv2D(norm=norm.op, fetched=self.steps.get(v, ())), self.moved[v]
         if x in self.squares:
             scaled = self.builder.constant(self.windows(self.builder.values[scaled].data, self.squares[x]))

@@ -19,6 +19,7 @@ from litegpu.gpu.graph import (
     GraphBuilder,
     Node,
     apply,
+    sources_of,
     substitute,
 )
 from litegpu.gpu.lang.features import Features
@@ -102,5 +103,5 @@ def _put(
     added = (added if bias is None else added + bias).astype(np.float32)
     inputs = [x, builder.constant((weights * scale).astype(np.float32))]
     epilogue = substitute(found.expr, {0: apply("add", RESULT, Arg(1))})
-    sources = tuple(sorted({*before.sources, *node.sources}))
+    sources = sources_of(before, node)
     builder.node(node.op, inputs, node.output, epilogue, [builder.constant(added)], sources)

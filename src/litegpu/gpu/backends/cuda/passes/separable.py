@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
-from litegpu.gpu.graph import Graph, Node
+from litegpu.gpu.graph import Graph, Node, fits_half
 from litegpu.gpu.passes.separable import is_pair, join_pairs_where
 
 #: Each workgroup of the joint kernel computes the depthwise results for all outputs that it has, of which these are the
@@ -35,7 +33,7 @@ def can_join(depthwise: Node, pointwise: Node, graph: Graph) -> bool:
     weights = [values[node.inputs[1]].data for node in (depthwise, pointwise)]
     outputs, channels = values[pointwise.inputs[1]].shape[0], values[depthwise.output].shape[3]
     return (
-        all(w is not None and bool(np.all(np.abs(w) <= np.finfo(np.float16).max)) for w in weights)
+        all(w is not None and fits_half(w) for w in weights)
         and math.prod(values[pointwise.output].shape[:3]) >= LEAST_PIXELS
         and outputs <= MOST_OUTPUTS
         and channels <= MOST_CHANNELS

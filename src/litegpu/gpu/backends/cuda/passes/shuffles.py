@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import overlapped
-from litegpu.gpu.backends.cuda.kernels.biased import activation
+from litegpu.gpu.backends.cuda.kernels.biased import activation, bias_of
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
 from litegpu.gpu.evaluate.ops import evaluate_op
 from litegpu.gpu.graph import (
@@ -204,10 +204,7 @@ class _Shuffles:
         whole[..., place.channels] = weights
         if found is None:
             return place, whole, node.epilogue, np.zeros(0, np.float32)
-        data = None if found.bias is None else self.graph.values[found.bias].data
-        outputs = self.graph.values[node.output].shape[3]
-        bias = np.broadcast_to(np.float32(0) if data is None else data, (1, 1, 1, outputs)).astype(np.float32)
-        return place, whole, found.expr, bias
+        return place, whole, found.expr, bias_of(found, self.graph, self.graph.values[node.output].shape[3])
 
     def put_convolution(self, node: Node) -> None:
         place, weights, expr, bias = self.spread(node)

@@ -10,9 +10,21 @@ from itertools import pairwise
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import overlapped
-from litegpu.gpu.backends.cuda.kernels.biased import activation
+from litegpu.gpu.backends.cuda.kernels.biased import activation, bias_of
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
-from litegpu.gpu.graph import RESULT, Arg, Concat, Conv2D, DType, Graph, GraphBuilder, Node, apply, substitute
+from litegpu.gpu.graph import (
+    RESULT,
+    Arg,
+    Concat,
+    Conv2D,
+    DType,
+    Graph,
+    GraphBuilder,
+    Node,
+    apply,
+    sources_of,
+    substitute,
+)
 from litegpu.gpu.lang.features import Features
 
 #: Multiplications by zeros that take less than the launch that they save, about a microsecond. (SqueezeNet has 22 to 25
@@ -116,14 +128,13 @@ def _put(builder: GraphBuilder, nodes: Sequence[Node], output: int | None) -> in
             spread = np.zeros((data.shape[0], *window, data.shape[3]), np.float32)
             spread[:, tap[0], tap[1]] = data[:, 0, 0]
             data = spread
-        one = None if found.bias is None else builder.values[found.bias].data
         weights.append(data)
-        biases.append(np.broadcast_to(np.float32(0) if one is None else one, (1, 1, 1, data.shape[0])))
+        biases.append(bias_of(found, graph, data.shape[0]))
         expr = found.expr
     if output is None:
         shape = builder.values[large.output].shape
         output = builder.value((*shape[:3], sum(map(len, weights))), DType.FLOAT32)
     inputs = [large.inputs[0], builder.constant(np.concatenate(weights))]
-    bias = builder.constant(np.concatenate(biases, axis=3).astype(np.float32))
-    sources = tuple(sorted({s for node in nodes for s in node.sources}))
+    bias = builder.constant(np.concatenate(biases, axis=3))
+    sources = sources_of(*nodes)
     return builder.node(large.op, inputs, output, substitute(expr, {0: apply("add", RESULT, Arg(1))}), [bias], sources)
