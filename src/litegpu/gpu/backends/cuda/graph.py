@@ -76,14 +76,15 @@ def captured(stream: Any, enqueue: Callable[[], object]) -> Any:
     return checked(driver.cuStreamEndCapture(stream), "cuStreamEndCapture")
 
 
+_NOWHERE: Mapping[int, int] = types.MappingProxyType({})
+
+
 class CudaGraph:
     """An instantiated graph. The device's context must be current in every method."""
 
     executable: Any = None
     launches: Sequence[GraphLaunch] = ()  # whose arguments the owner wants kept
-    elsewhere: Mapping[int, int] = types.MappingProxyType(
-        {}
-    )  # outputs that it writes to the user's arrays -> addresses
+    elsewhere: Mapping[int, int] = _NOWHERE  # outputs that it writes to arrays of the user's -> addresses
 
     def __init__(self, stream: Any, enqueue: Callable[[], object]) -> None:
         """Of what `enqueue` puts on `stream`."""

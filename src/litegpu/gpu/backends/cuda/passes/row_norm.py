@@ -69,9 +69,8 @@ class _Joining:
         self.builder = GraphBuilder(dict(graph.values), [])
         self.consumers, self.producer = graph.consumers(), graph.producer()
         self.decided = values_decided_on(graph)  # such values stay in float32, of which these kernels know nothing
-        self.squares: dict[
-            int, Sequence[tuple[int, int]]
-        ] = {}  # by what is normalised: of whose copies nothing is left
+        #: By what is normalised: the squares that a copy joined, of which nothing is left.
+        self.squares: dict[int, Sequence[tuple[int, int]]] = {}
         self.norms: dict[int, tuple[Node, Channelwise]] = {}  # by their results, and by what these are moved to
         self.moved: dict[int, int] = {}  # what is moved -> x in the same places, or
         self.steps: dict[int, tuple[Step, ...]] = {}  # x where it was, and how it is to be moved
@@ -104,13 +103,10 @@ class _Joining:
         copy = self.producer[x]
         if not self.overlapping or self.consumers[x] != [node] or x in self.graph.outputs or x in node.operands:
             return False
-        if (
-            copy.inputs[0] in self.decided
-            or self.graph.values[copy.inputs[0]].is_constant
-            or self.lies_apart(copy.inputs[0])
-        ):
+        source = copy.inputs[0]
+        if source in self.decided or self.graph.values[source].is_constant or self.lies_apart(source):
             return False
-        found = squares(copy, self.graph.values[copy.inputs[0]].shape)
+        found = squares(copy, self.graph.values[source].shape)
         plain = all(self.takes(reader, node.output) for reader in self.consumers[node.output])
         if found is None or not plain:
             return False
