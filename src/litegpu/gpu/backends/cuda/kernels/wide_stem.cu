@@ -8,11 +8,11 @@
 // CONSUMERS warpgroups has its share of the block's 64s, and stores as runs.cu does.
 //
 // Constants from the host: those of runs.cu and elements.cu; SOURCE LOAD (of an element of the input); BN; BY DOWN (blocks of
-// an image) BLOCKS WALKERS; LINES LINE_BYTES (of the input of a block, as it comes); PITCH (positions of a row) SPAN (of a
+// an image) BLOCKS WALKERS; LINES LINE_BYTES (of the input of a block, as it comes) BESIDE_BYTES (behind it); PITCH (positions of a row) SPAN (of a
 // phase); PAIRS PLACES_OF_CHUNKS (positions, ascending); TILES_N; CONSUMERS; OUTSIDE (four bytes); OUT_H OUT_W H W; CHANNELS;
 // AS_THEY_ARE (the input is halves, four for each pixel); STRIDE_* PADDING_*; OFFSET PITCH_B PITCH_Y (elements, of the input's view); SHARED_BYTES. BATCH.
 constexpr unsigned AT_ONCE = 4 / BYTES;  // pixels of a position
-constexpr unsigned RAW_BYTES = LINES * LINE_BYTES, FORM_BYTES = STRIDE_Y * SPAN * 16;
+constexpr unsigned RAW_BYTES = LINES * LINE_BYTES + BESIDE_BYTES, FORM_BYTES = STRIDE_Y * SPAN * 16;
 constexpr unsigned RAW = 128, FORMS = RAW + 2 * RAW_BYTES, WEIGHTS = FORMS + 2 * FORM_BYTES, WEIGHT_BYTES = PAIRS * 2 * BN * 16;
 constexpr unsigned CAME = WEIGHTS + WEIGHT_BYTES, FULL = CAME + 16, EMPTY = FULL + 16, READY = EMPTY + 16;  // barriers
 constexpr unsigned FORMING = 128, THREADS = 128 * CONSUMERS + FORMING;
@@ -33,7 +33,7 @@ INLINE void fetch(const SOURCE* x, unsigned block, unsigned slot) {
 }
 
 // The chunk of a position whose first pixel is column x of a line that `exists`, or else of one that does not count. What is
-// read beside the line is somewhere in shared memory, and does not count either: no thread has to go another way.
+// read beside the line is another one or BESIDE it, and does not count either: no thread has to go another way.
 INLINE uint4 chunk_of(const SOURCE* line, int x, bool exists) {
   bool inside[AT_ONCE];
 #pragma unroll

@@ -20,7 +20,8 @@ CHANNELS, BULK = 4, 16
 #: Products of a tile are unrolled.
 MOST_PAIRS = 24
 CONSUMERS = 3
-#: Bytes of shared memory in front of the first line, where what is read beside it lies.
+#: Bytes of shared memory in front of the first line, and at least as many behind the last, where what is read beside
+#: them lies.
 MARGIN = 128
 COLUMNS = (32, 64, 96, 128)
 ROWS = (1, 2, 4, 6, 8, 12)
@@ -102,8 +103,18 @@ class WideStemPlan:
         return view.shape[2] * view.shape[3] * view.dtype.nbytes
 
     @property
+    def beside_bytes(self) -> int:
+        """Of shared memory behind a block's lines, where what is read beside the last of them lies: nothing else does,
+        so that nobody writes meanwhile."""
+        op, view = self.layer.op, self.layer.source
+        end = (self.pitch - 1) * op.stride[1] - op.padding[1] + 4 // self.layer.size
+        over = (end - view.shape[2]) * view.shape[3] * view.dtype.nbytes + BULK
+        return max(MARGIN, -(-over // BULK) * BULK)
+
+    @property
     def shared_bytes(self) -> int:
-        raw, forms = 2 * self.lines * self.line_bytes, 2 * self.layer.op.stride[0] * self.span * 16
+        raw = 2 * (self.lines * self.line_bytes + self.beside_bytes)
+        forms = 2 * self.layer.op.stride[0] * self.span * 16
         return MARGIN + raw + forms + self.pairs * 2 * self.block.columns * 16 + 64
 
     @property
@@ -208,7 +219,8 @@ def launch(ctx: KernelContext, layer: Layer, block: WideStemBlock, where: Where 
         "AS_THEY_ARE": int(layer.source.dtype is DType.FLOAT16 and layer.source.shape[3] == CHANNELS),
         "BYTES": layer.size, "UNSIGNED": int(layer.source.dtype is DType.UINT8), "BN": block.columns, "BY": block.rows,
         "DOWN": plan.down, "BLOCKS": batch * plan.down, "WALKERS": walkers, "LINES": plan.lines,
-        "LINE_BYTES": plan.line_bytes, "PITCH": plan.pitch, "SPAN": plan.span, "PAIRS": plan.pairs,
+        "LINE_BYTES": plan.line_bytes, "BESIDE_BYTES": plan.beside_bytes, "PITCH": plan.pitch,
+        "SPAN": plan.span, "PAIRS": plan.pairs,
         "PLACES_OF_CHUNKS": ", ".join(f"{place}u" for place, _, _ in plan.chunks), "TILES_N": across,
         "CONSUMERS": CONSUMERS, "OUTSIDE": f"{zero * 0x1010101}u", "PIXELS": batch * height * width,
         "QUADS": -(-outputs // 4), "SHARED_BYTES": plan.shared_bytes, "BATCH": batch,
