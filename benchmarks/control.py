@@ -1,16 +1,20 @@
 """Control flow on a GPU, beside the official CPU runtime: milliseconds of an inference, and the largest difference.
 
-    python benchmarks/control.py [--device cuda] [--steps 64] [--width 256] [--layers 4]
+    python benchmarks/control.py [--device cuda] [--steps 64] [--width 256] [--layers 4] [--calls]
 
 An LSTM as a WHILE over time; an encoder-decoder that decodes so many tokens in one WHILE, with its keys and values in
-resource variables; and the same that stops at the end token, which only the run decides. The CPU has as many threads
-as are quickest of 1, 2, 4 and 8.
+resource variables; the same that stops at the end token, which only the run decides; and one that keeps the best four
+of all continuations (beam search) until the best ends. The CPU has as many threads as are quickest of 1, 2, 4 and 8.
+--calls counts instead, on CUDA and without the library in C, what an inference asks of the driver: as much whatever
+the number of steps, where no step waits for the host.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import logging
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -139,6 +143,66 @@ def _handle(graph: SubgraphBuilder, name: str) -> int:
     return tensor
 
 
+def beam_search(
+    steps: int = 64, width: int = 256, words: int = 512, beams: int = 4, source: int = 32, *, stops: bool = True
+) -> bytes:
+    """x [source,width] -> tokens [beams,steps], scores [beams], how many steps: a recurrent decoder with attention."""
+    model = ModelBuilder("beam search")
+    x = model.input("x", (source, width))
+    memory = model.op("TANH", [Layers(model, width, 1).dense(x, source, width)], (source, width))
+    state: list[tuple[tuple[int, ...], TensorType]] = [
+        ((), I32), ((beams,), I32), ((beams, width), F32), ((beams, 1), F32), ((beams, steps), I32),
+        ((source, width), F32)
+    ]  # fmt: skip
+    condition, body = model.subgraph("condition"), model.subgraph("body")
+    step, token, *_ = (condition.input(f"c{i}", *one) for i, one in enumerate(state))
+    goes_on = condition.op("LESS", [step, condition.constant(np.array(steps, np.int32))], (), type=BOOL)
+    if stops:
+        best = condition.op(
+            "SLICE", [token, *(condition.constant(np.array([n], np.int32)) for n in (0, 1))], (1,), type=I32
+        )
+        best = condition.op("RESHAPE", [best, condition.constant(np.zeros(0, np.int32))], (), type=I32)
+        other = condition.op("NOT_EQUAL", [best, condition.constant(np.array(END, np.int32))], (), type=BOOL)
+        goes_on = condition.op("LOGICAL_AND", [goes_on, other], (), type=BOOL)
+    condition.output(goes_on)
+    body.output(*_extend(body, [body.input(f"b{i}", *one) for i, one in enumerate(state)], steps, width, words, beams,
+                         source))  # fmt: skip
+    only_first = np.where(np.arange(beams) == 0, 0, -1e9).reshape(beams, 1).astype(np.float32)
+    given = [np.array(0, np.int32), np.ones(beams, np.int32), np.zeros((beams, width), np.float32), only_first,
+             np.zeros((beams, steps), np.int32)]  # fmt: skip
+    options = dict(cond_subgraph_index=condition.index, body_subgraph_index=body.index)
+    made = model.op_multi("WHILE", [*map(model.constant, given), memory], state, options)
+    model.output(made[4], made[3], made[0])
+    return model.build()
+
+
+def _extend(
+    g: SubgraphBuilder, state: Sequence[int], steps: int, width: int, words: int, beams: int, source: int
+) -> list[int]:
+    """Of all beams with any word the best ones."""
+    step, token, hidden, scores, tokens, memory = state
+    made = Layers(g, width, 2)
+    number = lambda *values: g.constant(np.array(values, np.int32))  # noqa: E731
+    word = g.op("GATHER", [made.weights(words, width), token], (beams, width), dict(axis=0), type=F32)
+    hidden = g.op("TANH", [g.op("ADD", [made.dense(word, beams, width), made.dense(hidden, beams, width)],
+                                (beams, width))], (beams, width))  # fmt: skip
+    hidden = made.added(hidden, made.attention(hidden, beams, memory, memory, source), beams)
+    logits = g.op("LOG_SOFTMAX", [made.dense(hidden, beams, words)], (beams, words))
+    total = g.op("RESHAPE", [g.op("ADD", [logits, scores], (beams, words)), number(beams * words)], (beams * words,))
+    best, place = g.op_multi(
+        "TOPK_V2", [total, g.constant(np.array(beams, np.int32))], [((beams,), F32), ((beams,), I32)]
+    )
+    from_, token = (g.op(name, [place, g.constant(np.array(words, np.int32))], (beams,), type=I32)
+                    for name in ("FLOOR_DIV", "FLOOR_MOD"))  # fmt: skip
+    hidden = g.op("GATHER", [hidden, from_], (beams, width), dict(axis=0), type=F32)
+    tokens = g.op("GATHER", [tokens, from_], (beams, steps), dict(axis=0), type=I32)
+    here = g.op("EQUAL", [g.constant(np.arange(steps, dtype=np.int32).reshape(1, steps)), step], (1, steps), type=BOOL)
+    column = g.op("RESHAPE", [token, number(beams, 1)], (beams, 1), type=I32)
+    tokens = g.op("SELECT_V2", [here, column, tokens], (beams, steps), type=I32)
+    scores = g.op("RESHAPE", [best, number(beams, 1)], (beams, 1))
+    return [g.op("ADD", [step, g.constant(np.array(1, np.int32))], ()), token, hidden, scores, tokens, memory]
+
+
 def lstm(steps: int = 100, units: int = 128, features: int = 64) -> bytes:
     """x [steps,features] -> h [1,units]: one cell, again and again."""
     model = ModelBuilder("while lstm")
@@ -178,6 +242,39 @@ def median(action: Callable[[], object]) -> float:
     return statistics.median(found[2:])
 
 
+def calls_of(content: bytes) -> dict[str, int]:
+    """What the fourth inference asks of the CUDA driver, but how often whether it is done."""
+    from cuda.bindings import driver
+
+    from litegpu.gpu.backends.cuda.held import held_calls
+
+    counts: collections.Counter[str] = collections.Counter()
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def same(*given: Any) -> Any:
+            counts[name] += 1
+            return call(*given)
+
+        return same
+
+    held = held_calls()
+    wrapped = [(owner, name, getattr(owner, name)) for owner in (driver, held) for name in vars(owner)
+               if owner is held or name.startswith("cu")]  # fmt: skip
+    wrapped = [one for one in wrapped if callable(one[2]) and not isinstance(one[2], type)]
+    try:
+        for owner, name, call in wrapped:
+            setattr(owner, name, counted(name, call))
+        with litegpu.load(content, "cuda") as model:
+            x = np.zeros(tuple(model.interpreter.get_input_details()[0]["shape"]), np.float32)
+            for _ in range(4):
+                counts.clear()
+                model(x)
+            return {name: count for name, count in sorted(counts.items()) if "query" not in name.lower()}
+    finally:
+        for owner, name, call in wrapped:
+            setattr(owner, name, call)
+
+
 def on_cpu(content: bytes, x: np.ndarray) -> tuple[float, list[Any]]:
     """The quickest, and what a new interpreter gives first."""
     best, results = float("inf"), []
@@ -198,13 +295,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--calls", action="store_true", help="count the driver's calls")
     arguments = parser.parse_args()
     shape = dict(steps=arguments.steps, width=arguments.width, layers=arguments.layers)
     models = {
         "while lstm": lstm(),
         f"decoder, {arguments.steps} tokens": decoder(**shape),
         "decoder that stops": decoder(**shape, stops=True),
+        "beam search": beam_search(arguments.steps, arguments.width),
     }
+    if arguments.calls:
+        os.environ["LITEGPU_NATIVE"] = "0"  # whose calls are not seen from here
+        for name, content in models.items():
+            print(f"{name:24s} {calls_of(content)}")
+        return
     print(f"{'model':24s} {'GPU ms':>8s} {'CPU ms':>8s} {'ratio':>6s} {'build s':>8s} {'difference':>11s}  delegated")
     for name, content in models.items():
         started = time.perf_counter()
