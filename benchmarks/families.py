@@ -46,6 +46,7 @@ from litegpu.errors import LiteGpuError
 from litegpu.gpu.passes import optimise
 from litegpu.gpu.passes.costs import node_cost
 from litegpu.gpu.passes.layout import place
+from litegpu.limits import WORK_VARIABLE
 from litegpu.model import read_model, with_batch
 from litegpu.zoo import CATALOGUE, build_model
 
@@ -59,6 +60,7 @@ Row = dict[str, Any]
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _arguments(arguments)
+    os.environ.setdefault(WORK_VARIABLE, str(10**12))  # one layer of PSPNet's alone is more than the default
     table = Table(args.output, args.append)
     kinds = ["float16", "int8"] if args.int8 else ["float16"]
     cases = [(name, batch, kind) for name in args.models for batch in _batches(args, name) for kind in kinds]

@@ -80,18 +80,42 @@ STRANGERS = {
     "recommender": "module:torch_more.Recommender",
     "lstm": "module:torch_more.Lstm",
     "wavenet": "module:torch_more.WaveNet",
+    "alexnet": "alexnet",
+    "googlenet": "googlenet",
+    "inception_resnet_v2": "timm:inception_resnet_v2",
+    "seresnext50": "timm:seresnext50_32x4d",
+    "res2net50": "timm:res2net50_26w_4s",
+    "dpn92": "timm:dpn92",
+    "bit_resnet50": "timm:resnetv2_50x1_bit",
+    "nfnet_f0": "timm:dm_nfnet_f0",
+    "mixnet_s": "timm:mixnet_s",
+    "efficientnet_v2_s": "efficientnet_v2_s",
+    "dla34": "timm:dla34",
+    "pix2pix": "module:torch_generators.Pix2Pix",
+    "cyclegan": "module:torch_generators.CycleGan",
+    "srresnet": "module:torch_generators.SrResNet",
+    "rcan": "module:torch_generators.Rcan",
+    "diffusion": "module:torch_generators.Diffusion",
+    "stylegan": "module:torch_generators.StyleGan",
+    "pspnet": "module:torch_segmenting.PspNet",
+    "unet_plus": "module:torch_segmenting.UNetPlus",
+    "bisenet": "module:torch_segmenting.BiSeNet",
+    "hourglass": "module:torch_segmenting.Hourglass",
+    "yolov5s": "module:torch_segmenting.YoloV5",
 }
 NETWORKS = ZOO | STRANGERS
 RESOLUTION, LENGTH, VOCABULARY = 224, 128, 30522
 RESOLUTIONS = {
     **{"inception_v3": 299, "xception": 299, "mobilevit_xs": 256, "unet": 256, "yolo": 320, "edsr": 96},
     **{"cspdarknet53": 256, "efficientnet_b3": 300, "retinanet": 256, "linknet": 256, "yolox_s": 640, "dncnn": 128},
-    **{"esrgan": 64, "stylize": 256},
+    **{"esrgan": 64, "stylize": 256, "inception_resnet_v2": 299, "nfnet_f0": 192, "pix2pix": 256, "cyclegan": 256},
+    **{"srresnet": 64, "rcan": 64, "diffusion": 64, "pspnet": 240, "unet_plus": 256, "bisenet": 384},
+    **{"hourglass": 256, "yolov5s": 640},
 }
 #: (length, vocabulary)
 TOKENS = {"text_encoder": (LENGTH, VOCABULARY), "bert": (128, 8192), "gpt": (256, 8192), "recommender": (26, 20000)}
 #: What is neither a picture nor tokens: floats of this shape.
-FRAMES = {"dcgan": (100,), "pointnet": (1024, 3), "lstm": (128, 64), "wavenet": (4096, 1)}
+FRAMES = {"dcgan": (100,), "stylegan": (1, 512), "pointnet": (1024, 3), "lstm": (128, 64), "wavenet": (4096, 1)}
 CALLS, ROUNDS = 100, 3
 
 
@@ -171,6 +195,8 @@ def network(name: str) -> Any:
 
     if name == "inception_v3":
         return torchvision.models.inception_v3(aux_logits=False, init_weights=False)
+    if name == "googlenet":
+        return torchvision.models.googlenet(aux_logits=False, init_weights=False)
     if found.startswith("segmentation."):
         made = getattr(torchvision.models.segmentation, found[13:])
         return made(weights=None, weights_backbone=None, num_classes=21, aux_loss=False)

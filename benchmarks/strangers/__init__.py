@@ -3,7 +3,19 @@ measured by benchmarks/families.py. Seeded weights; activations in a healthy ran
 
 from __future__ import annotations
 
-from strangers import classifiers, dense, metaformers, pictures, residual, sandwiches, sequences, signals
+from strangers import (
+    branching,
+    classifiers,
+    dense,
+    generators,
+    metaformers,
+    pictures,
+    residual,
+    sandwiches,
+    segmenting,
+    sequences,
+    signals,
+)
 from strangers.layers import Builder
 
 #: Name -> what builds it; its keyword arguments are in its `options`.
@@ -16,6 +28,12 @@ NETWORKS: dict[str, Builder] = {
         *(residual.regnet_x_8gf, residual.regnet_y_8gf, residual.repvgg_a2, residual.cspdarknet53, residual.vovnet39),
         *(residual.efficientnet_b3, residual.efficientnet_lite0, residual.mobilenet_v4, residual.mobileone_s1),
         *(metaformers.convnext_v2, metaformers.poolformer_s12, metaformers.resmlp_12, metaformers.gmlp_s16),
+        *(branching.alexnet, branching.googlenet, branching.inception_resnet_v2, branching.seresnext50),
+        *(branching.res2net50, branching.dpn92, branching.bit_resnet50, branching.nfnet_f0, branching.mixnet_s),
+        *(branching.efficientnet_v2_s, branching.dla34),
+        *(generators.pix2pix, generators.cyclegan, generators.srresnet, generators.rcan, generators.diffusion),
+        *(generators.stylegan, segmenting.pspnet, segmenting.unet_plus, segmenting.bisenet, segmenting.hourglass),
+        *(segmenting.yolov5s,),
         *(pictures.unet, pictures.yolo, pictures.edsr, pictures.espcn, pictures.efficientdet),
         *(sequences.deit_tiny, sequences.mobilevit_xs, sequences.bert, sequences.gpt, sequences.wav2vec),
         *(dense.deeplab_resnet50, dense.retinanet, dense.linknet, dense.yolox_s, dense.dncnn, dense.esrgan),

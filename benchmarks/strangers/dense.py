@@ -10,7 +10,6 @@ from strangers.layers import StrangeLayers, of_frames, of_pictures, of_torch_pic
 from strangers.residual import resnet
 
 Tensor = NetworkTensor
-_ROWS = np.array([1, 2], np.int32)
 
 
 @of_torch_pictures("DeepLab v3 ResNet-50", pictures=1)
@@ -147,19 +146,9 @@ def stylize(net: StrangeLayers, x: Tensor, *, width: float = 1.0, depth: int = 5
     million parameters."""
 
     def norm(x: Tensor, activation: str = "RELU") -> Tensor:
-        left = net.op("SUB", [x, net.mean(x, _ROWS, keep=True)])
-        variance = net.mean(net.op("MUL", [left, left]), _ROWS, keep=True)
-        y = net.op("MUL", [left, net.op("RSQRT", [net.scale("ADD", variance, 1e-5)])])
-        y = net.scale("MUL", y, net.rng.uniform(0.7, 1.3, x.channels))
-        return net.activate(net.scale("ADD", y, net.rng.normal(0, 0.1, x.channels)), activation)
+        return net.activate(net.instance_norm(x), activation)
 
-    def conv(x: Tensor, filters: int, kernel: int = 3, stride: int = 1) -> Tensor:
-        edges = np.array([[0, 0], [kernel // 2] * 2, [kernel // 2] * 2, [0, 0]], np.int32)
-        x = net.apply("MIRROR_PAD", [x], [edges], dict(mode="REFLECT"))
-        weights = net._normal((filters, kernel, kernel, x.channels), kernel**2 * x.channels)
-        options = dict(stride_h=stride, stride_w=stride, padding="VALID")
-        return net.apply("CONV_2D", [x], [weights, net._bias(filters)], options)
-
+    conv = net.reflected
     x = norm(conv(x, wide(32, width), 9))
     for channels in (64, 128):
         x = norm(conv(x, wide(channels, width), 3, 2))

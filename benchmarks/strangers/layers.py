@@ -96,6 +96,17 @@ class StrangeLayers(Layers):
         options = dict(stride_h=stride, stride_w=stride, padding="SAME", depth_multiplier=1)
         return self.apply("DEPTHWISE_CONV_2D", [x], [weights, np.zeros(x.channels, np.float32)], options)
 
+    def reflected(self, x: NetworkTensor, filters: int, kernel: int = 3, stride: int = 1) -> NetworkTensor:
+        """CONV_2D with bias behind a MIRROR_PAD."""
+        edges = np.array([[0, 0], [kernel // 2] * 2, [kernel // 2] * 2, [0, 0]], np.int32)
+        x = self.apply("MIRROR_PAD", [x], [edges], dict(mode="REFLECT"))
+        weights = self._normal((filters, kernel, kernel, x.channels), kernel**2 * x.channels)
+        options = dict(stride_h=stride, stride_w=stride, padding="VALID")
+        return self.apply("CONV_2D", [x], [weights, self._bias(filters)], options)
+
+    def leaky(self, x: NetworkTensor, alpha: float = 0.2) -> NetworkTensor:
+        return self.apply("LEAKY_RELU", [x], options=dict(alpha=alpha))
+
     def transposed(self, x: NetworkTensor, filters: int, kernel: int = 2, stride: int = 2) -> NetworkTensor:
         """TRANSPOSE_CONV with bias."""
         _, height, width, channels = x.sample.shape
@@ -158,6 +169,27 @@ class StrangeLayers(Layers):
         y = self.op("MUL", [left, self.op("RSQRT", [self.scale("ADD", variance, epsilon)])])
         y = self.scale("MUL", self.reshape(y, n, d), self.rng.uniform(0.7, 1.3, d))
         return self.scale("ADD", y, self.rng.normal(0, 0.1, d))
+
+    def instance_norm(self, x: NetworkTensor, epsilon: float = 1e-5) -> NetworkTensor:
+        """Of pictures, over rows and columns, op by op."""
+        axes = np.array([1, 2], np.int32)
+        left = self.op("SUB", [x, self.mean(x, axes, keep=True)])
+        variance = self.mean(self.op("MUL", [left, left]), axes, keep=True)
+        y = self.op("MUL", [left, self.op("RSQRT", [self.scale("ADD", variance, epsilon)])])
+        y = self.scale("MUL", y, self.rng.uniform(0.7, 1.3, x.channels))
+        return self.scale("ADD", y, self.rng.normal(0, 0.1, x.channels))
+
+    def group_norm_of_keras(self, x: NetworkTensor, groups: int, epsilon: float = 1e-5) -> NetworkTensor:
+        """Of pictures: RESHAPE to five axes, moments over three of them, and a factor and a sum of these."""
+        _, height, width, channels = x.sample.shape
+        inner, axes = channels // groups, np.array([1, 2, 4], np.int32)
+        y = self.reshape(x, height, width, groups, inner)
+        mean = self.mean(y, axes, keep=True)
+        variance = self.mean(self.op("SQUARED_DIFFERENCE", [y, mean]), axes, keep=True)
+        gamma, beta = self.rng.uniform(0.7, 1.3, (groups, inner)), self.rng.normal(0, 0.1, (groups, inner))
+        factor = self.scale("MUL", self.op("RSQRT", [self.scale("ADD", variance, epsilon)]), gamma)
+        shift = self._constant_first("SUB", beta.astype(np.float32), self.op("MUL", [mean, factor]))
+        return self.reshape(self.op("ADD", [self.op("MUL", [y, factor]), shift]), height, width, channels)
 
     def hard_swish_apart(self, x: NetworkTensor) -> NetworkTensor:
         """x * clip(x + 3, 0, 6) / 6, op by op."""

@@ -21,11 +21,12 @@ def resnet(
     *,
     basic: bool = False,
     inner: int = 1,
+    groups: int = 1,
     gated: bool = False,
     dilated: bool = False,
 ) -> list[Tensor]:
-    """The results of four stages. `basic`: blocks of two 3x3 layers; `inner`: how much wider the 3x3 layers are;
-    `dilated`: the last two stages keep the resolution, as DeepLab has them."""
+    """The results of four stages. `basic`: blocks of two 3x3 layers; `inner`: how much wider the 3x3 layers are, of
+    `groups`; `dilated`: the last two stages keep the resolution, as DeepLab has them."""
     x = net.conv(x, wide(64, width), 7, 2, pad=3)
     x = net.max_pool(net.pad(x, 1, 1), 3, 2)
     stages, dilation = [], 1
@@ -45,7 +46,8 @@ def resnet(
                 y = net.conv(net.conv(x, channels, 3, stride, pad=pad), channels, 3, activation="NONE")
             else:
                 y = net.conv(x, inner * channels)
-                y = net.conv(y, inner * channels, 3, stride, pad=pad, dilation=dilation if block else before)
+                rate = dilation if block else before
+                y = net.conv(y, inner * channels, 3, stride, pad=pad, dilation=rate, groups=groups)
                 y = net.conv(y, outward, activation="NONE")
             y = net.gate(y, max(4, outward // 16), "RELU", flat=False) if gated else y
             x = net.add(y, shortcut, "RELU")
