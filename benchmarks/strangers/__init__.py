@@ -15,6 +15,10 @@ from strangers import (
     segmenting,
     sequences,
     signals,
+    sounds,
+    tables,
+    texts,
+    towers,
 )
 from strangers.layers import Builder
 
@@ -39,5 +43,11 @@ NETWORKS: dict[str, Builder] = {
         *(dense.deeplab_resnet50, dense.retinanet, dense.linknet, dense.yolox_s, dense.dncnn, dense.esrgan),
         *(dense.stylize, dense.dcgan, signals.pointnet, signals.recommender, signals.lstm, signals.wavenet),
         *(sequences.conformer, sequences.crnn, sequences.llama, sandwiches.sandwiches),
+        *(texts.distilbert, texts.albert, texts.mobilebert, texts.electra_small, texts.t5_encoder, texts.sentences),
+        *(texts.queries, texts.clip_text, texts.text_cnn, texts.fasttext, texts.gru_unrolled),
+        *(sounds.whisper_tiny, sounds.quartznet, sounds.ds_cnn, sounds.tc_resnet, sounds.yamnet, sounds.demucs),
+        *(sounds.hifigan, tables.autoencoder, tables.wide_mlp, tables.dlrm, tables.dcn, tables.ft_transformer),
+        *(tables.nbeats, tables.patchtst, tables.tcn, tables.st_gcn, tables.pointnet2),
+        *(towers.clip_image, towers.detr_decoder, towers.perceiver),
     )
 }

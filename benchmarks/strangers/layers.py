@@ -15,6 +15,7 @@ from litegpu.zoo.layers import Layers
 from litegpu.zoo.network import NetworkTensor
 
 Builder = Callable[..., bytes]
+_TYPES = {"float32": TensorType.FLOAT32, "int32": TensorType.INT32, "bool": TensorType.BOOL}
 
 
 class StrangeLayers(Layers):
@@ -38,8 +39,7 @@ class StrangeLayers(Layers):
             if isinstance(operand, np.ndarray):
                 tensors.append(builder.constant(operand))
                 continue
-            type_ = TensorType.INT32 if operand.sample.dtype == np.int32 else TensorType.FLOAT32
-            tensors.append(builder.input(f"x{len(given)}", operand.sample.shape, type_))
+            tensors.append(builder.input(f"x{len(given)}", operand.sample.shape, _TYPES[operand.sample.dtype.name]))
             given.append(operand.sample)
         builder.output(builder.op(operator, tensors, given[0].shape, options))
         interpreter = Interpreter(model_content=builder.build())
@@ -107,37 +107,61 @@ class StrangeLayers(Layers):
     def leaky(self, x: NetworkTensor, alpha: float = 0.2) -> NetworkTensor:
         return self.apply("LEAKY_RELU", [x], options=dict(alpha=alpha))
 
-    def transposed(self, x: NetworkTensor, filters: int, kernel: int = 2, stride: int = 2) -> NetworkTensor:
+    def transposed(
+        self,
+        x: NetworkTensor,
+        filters: int,
+        kernel: int | tuple[int, int] = 2,
+        stride: int | tuple[int, int] = 2,
+    ) -> NetworkTensor:
         """TRANSPOSE_CONV with bias."""
+        (high, wide), (down, across) = (one if isinstance(one, tuple) else (one, one) for one in (kernel, stride))
         _, height, width, channels = x.sample.shape
-        weights = self._normal((filters, kernel, kernel, channels), fan_in=channels * (kernel / stride) ** 2)
+        weights = self._normal((filters, high, wide, channels), fan_in=channels * high * wide / (down * across))
         bias = self._bias(filters)
-        options = dict(stride_h=stride, stride_w=stride, padding="SAME")
+        options = dict(stride_h=down, stride_w=across, padding="SAME")
 
         def shape(batch: int) -> np.ndarray:
-            return np.array([batch, height * stride, width * stride, filters], np.int32)
+            return np.array([batch, height * down, width * across, filters], np.int32)
 
         sample = self._run("TRANSPOSE_CONV", [shape(self.pictures), weights, x, bias], options)
         operands = [self.builder.constant(shape(self.batch)), self._constant(weights), x.tensor, self._constant(bias)]
         return self._made(self.builder.op("TRANSPOSE_CONV", operands, self.shape_of(sample), options), sample)
 
     def along(
-        self, x: NetworkTensor, filters: int, kernel: int, stride: int = 1, *, groups: int = 1, padding: str = "VALID"
+        self,
+        x: NetworkTensor,
+        filters: int,
+        kernel: int,
+        stride: int = 1,
+        *,
+        groups: int = 1,
+        dilation: int = 1,
+        padding: str = "VALID",
+        activation: str = "NONE",
     ) -> NetworkTensor:
         """Conv1d of [batch, n, d]: a CONV_2D of one row between RESHAPEs, with bias."""
         n, d = x.sample.shape[1:]
         weights = self._normal((filters, 1, kernel, d // groups), fan_in=kernel * d // groups)
-        options = dict(stride_h=1, stride_w=stride, padding=padding)
+        options = dict(stride_h=1, stride_w=stride, padding=padding, fused_activation_function=activation)
+        options |= dict(dilation_h_factor=1, dilation_w_factor=dilation) if dilation > 1 else {}
         y = self.apply("CONV_2D", [self.reshape(x, 1, n, d)], [weights, self._bias(filters)], options)
         return self.reshape(y, y.sample.shape[2], filters)
 
-    def depthwise_along(self, x: NetworkTensor, kernel: int) -> NetworkTensor:
+    def transposed_along(self, x: NetworkTensor, filters: int, kernel: int, stride: int) -> NetworkTensor:
+        """ConvTranspose1d of [batch, n, d] to [batch, n * stride, filters]: a TRANSPOSE_CONV of one row."""
+        n, d = x.sample.shape[1:]
+        row = self.reshape(x, 1, n, d)
+        return self.reshape(self.transposed(row, filters, (1, kernel), (1, stride)), n * stride, filters)
+
+    def depthwise_along(self, x: NetworkTensor, kernel: int, stride: int = 1) -> NetworkTensor:
         """A depthwise Conv1d of [batch, n, d] with its batch norm folded."""
         n, d = x.sample.shape[1:]
         weights = self._normal((1, 1, kernel, d), fan_in=kernel)
-        options = dict(stride_h=1, stride_w=1, padding="SAME", depth_multiplier=1)
+        # both strides are the same: the CPU's kernels for one row ask for it
+        options = dict(stride_h=stride, stride_w=stride, padding="SAME", depth_multiplier=1)
         y = self.apply("DEPTHWISE_CONV_2D", [self.reshape(x, 1, n, d)], [weights, self._bias(d)], options)
-        return self.reshape(y, n, d)
+        return self.reshape(y, y.sample.shape[2], d)
 
     # ------------------------------------------------------------------------------------------------ norms, gates
 
@@ -233,6 +257,26 @@ class StrangeLayers(Layers):
         weights = softmax(logits) if softmax else self.op("SOFTMAX", [logits], dict(beta=1.0))
         y = self.transpose(self.op("BATCH_MATMUL", [weights, v]), 0, 2, 1, 3)
         return self.dense(self.rows(y, n, d), d)
+
+    def attend(self, q: NetworkTensor, k: NetworkTensor, v: NetworkTensor, heads: int) -> NetworkTensor:
+        """Attention of [batch, n, d] to keys and values of any length [batch, m, d], each [..., d] already projected:
+        BATCH_MATMUL with turned keys, the factor as a MUL of the logits, SOFTMAX, BATCH_MATMUL."""
+        n, d = q.sample.shape[1:]
+        logits = self.op("BATCH_MATMUL", [self.heads(q, heads), self.heads(k, heads)], dict(adj_y=True))
+        weights = self.op("SOFTMAX", [self.scale("MUL", logits, (d // heads) ** -0.5)], dict(beta=1.0))
+        y = self.op("BATCH_MATMUL", [weights, self.heads(v, heads)])
+        return self.reshape(self.transpose(y, 0, 2, 1, 3), n, d)
+
+    def root_norm(self, x: NetworkTensor, epsilon: float = 1e-6) -> NetworkTensor:
+        """RMSNorm: over the root of the mean square, op by op, and a factor for each channel."""
+        axis = np.array([x.sample.ndim - 1], np.int32)
+        square = self.mean(self.op("MUL", [x, x]), axis, keep=True)
+        y = self.op("MUL", [x, self.op("RSQRT", [self.scale("ADD", square, epsilon)])])
+        return self.scale("MUL", y, self.rng.uniform(0.7, 1.3, x.channels))
+
+    def quick_gelu(self, x: NetworkTensor) -> NetworkTensor:
+        """x * sigmoid(1.702 x), op by op."""
+        return self.op("MUL", [x, self.op("LOGISTIC", [self.scale("MUL", x, 1.702)])])
 
     def turned(self, x: NetworkTensor) -> NetworkTensor:
         """The last two axes of four exchanged."""

@@ -69,13 +69,10 @@ def _places_apart(net: StrangeLayers, x: Tensor, d: int, depth: int) -> Tensor:
 def bert(net: StrangeLayers, tokens: Tensor, *, vocabulary: int, depth: int = 6, width: int = 512) -> None:
     """Devlin et al. 2018 through ONNX: norms by powers, roots and divisions, a mask from the tokens (0 is padding)
     that is added to the logits, softmax op by op; the first place's vector through TANH."""
-    build, n = net.builder, tokens.sample.shape[1]
+    n = tokens.sample.shape[1]
     x = net.gather(net.rng.normal(0, 1, (vocabulary, width)).astype(np.float32), tokens)
     x = net.norm_of_onnx(net.scale("ADD", x, net.rng.normal(0, 0.5, (1, n, width))))
-    there = build.op("NOT_EQUAL", [tokens.tensor, build.constant(np.int32(0))], (net.batch, n), type=TensorType.BOOL)
-    mask = net._made(build.op("CAST", [there], (net.batch, n), type=TensorType.FLOAT32), (tokens.sample != 0) * 1.0)
-    mask = net._made(mask.tensor, mask.sample.astype(np.float32))
-    mask = net.scale("MUL", net.scale("SUB", net.reshape(mask, 1, 1, n), 1), 10000)
+    mask = net.scale("MUL", net.scale("SUB", net.reshape(words(net, tokens), 1, 1, n), 1), 10000)
 
     def attention(x: Tensor) -> Tensor:
         q, k, v = (net.heads(net.dense(x, width), 8) for _ in range(3))
@@ -88,6 +85,14 @@ def bert(net: StrangeLayers, tokens: Tensor, *, vocabulary: int, depth: int = 6,
         x = net.norm_of_onnx(net.add(x, attention(x)))
         x = net.norm_of_onnx(net.add(x, net.dense(net.dense(x, 4 * width, "GELU"), width)))
     net.output("pooled", net.op("TANH", [net.dense(net.first(x), width)]).tensor)
+
+
+def words(net: StrangeLayers, tokens: Tensor) -> Tensor:
+    """1 where there is a token, 0 where there is padding (token 0): [batch, n]."""
+    build, shape = net.builder, (net.batch, tokens.sample.shape[1])
+    there = build.op("NOT_EQUAL", [tokens.tensor, build.constant(np.int32(0))], shape, type=TensorType.BOOL)
+    tensor = build.op("CAST", [there], shape, type=TensorType.FLOAT32)
+    return net._made(tensor, (tokens.sample != 0).astype(np.float32))
 
 
 @of_tokens("GPT-like", 256, 8192)
@@ -124,12 +129,6 @@ def llama(net: StrangeLayers, tokens: Tensor, *, vocabulary: int, depth: int = 6
     angles = np.arange(n)[:, None] / 10000 ** (np.arange(half) / half)
     cosine, sine = (np.concatenate([f(angles)] * 2, axis=1)[None, None] for f in (np.cos, np.sin))
 
-    def norm(y: Tensor) -> Tensor:
-        axis = np.array([y.sample.ndim - 1], np.int32)
-        square = net.mean(net.op("MUL", [y, y]), axis, keep=True)
-        y = net.op("MUL", [y, net.op("RSQRT", [net.scale("ADD", square, 1e-5)])])
-        return net.scale("MUL", y, net.rng.uniform(0.7, 1.3, y.channels))
-
     def turned(y: Tensor) -> Tensor:
         left, right = (net.span(y, 3, i * half, half) for i in range(2))
         other = net.join(net.op("NEG", [right]), left)
@@ -143,11 +142,11 @@ def llama(net: StrangeLayers, tokens: Tensor, *, vocabulary: int, depth: int = 6
         return net.dense(net.rows(net.transpose(z, 0, 2, 1, 3), n, width), width)
 
     for _ in range(depth):
-        x = net.add(x, attention(norm(x)))
-        y = norm(x)
+        x = net.add(x, attention(net.root_norm(x, 1e-5)))
+        y = net.root_norm(x, 1e-5)
         gated = net.op("MUL", [net.dense(y, 4 * width, "SWISH"), net.dense(y, 4 * width)])
         x = net.add(x, net.dense(gated, width))
-    net.output("logits", net.dense(norm(x), vocabulary).tensor)
+    net.output("logits", net.dense(net.root_norm(x, 1e-5), vocabulary).tensor)
 
 
 @of_frames("speech encoder", 8000, 1)

@@ -1,0 +1,126 @@
+"""Networks of sound: Whisper's encoder, separable and strided windows along time, a U-Net of samples, a vocoder."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from litegpu.zoo.network import NetworkTensor
+from strangers.classifiers import wide
+from strangers.layers import StrangeLayers, of_frames
+from strangers.sequences import lstm_layer
+
+Tensor = NetworkTensor
+
+
+@of_frames("Whisper tiny encoder", 3000, 80)
+def whisper_tiny(net: StrangeLayers, x: Tensor, *, depth: int = 4, width: int = 384) -> None:
+    """Radford et al. 2022 as ai-edge-torch writes it: 30 s of sound to 1500 vectors; 8.2 million parameters."""
+    for stride in (1, 2):
+        x = net.apply("PAD", [x], [np.array([[0, 0], [1, 1], [0, 0]], np.int32)])
+        x = net.activate(net.along(x, width, 3, stride), "GELU")
+    x = net.scale("ADD", x, net.rng.normal(0, 0.3, (1, *x.sample.shape[1:])))
+    for _ in range(depth):
+        y = net.norm_of_torch(x, 1e-5)
+        q, k, v = (net.dense(y, width) for _ in range(3))
+        x = net.add(x, net.dense(net.attend(q, k, v, 6), width))
+        x = net.add(x, net.dense(net.dense(net.norm_of_torch(x, 1e-5), 4 * width, "GELU"), width))
+    net.output("encoded", net.norm_of_torch(x, 1e-5).tensor)
+
+
+# (channels, window) of QuartzNet's blocks
+_QUARTZ = ((256, 33), (256, 39), (512, 51), (512, 63), (512, 75))
+
+
+@of_frames("QuartzNet 5x5", 400, 64)
+def quartznet(net: StrangeLayers, x: Tensor, *, width: float = 1.0, repeats: int = 5, classes: int = 29) -> None:
+    """Kriman et al. 2019: separable windows of up to 87 along time, residual sums; letters; 6.7 million parameters."""
+
+    def separate(x: Tensor, channels: int, kernel: int, stride: int = 1, activation: str = "RELU") -> Tensor:
+        y = net.depthwise_along(x, kernel, stride)
+        n, d = y.sample.shape[1:]
+        return net.reshape(net.conv(net.reshape(y, 1, n, d), channels, activation=activation), n, channels)
+
+    x = separate(x, wide(256, width), 33, 2)
+    for full, kernel in _QUARTZ:
+        channels, y = wide(full, width), x
+        for repeat in range(repeats):
+            y = separate(y, channels, kernel, activation="NONE" if repeat == repeats - 1 else "RELU")
+        x = net.add(y, net.along(x, channels, 1), "RELU")
+    x = net.along(separate(x, wide(512, width), 87), wide(1024, width), 1, activation="RELU")
+    net.output("letters", net.op("LOG_SOFTMAX", [net.along(x, classes, 1)]).tensor)
+
+
+@of_frames("DS-CNN", 49, 10)
+def ds_cnn(net: StrangeLayers, x: Tensor, *, width: float = 1.0, classes: int = 12) -> None:
+    """Zhang et al. 2017, the keyword network of MLPerf Tiny: a window of 10x4, four separable layers of 64; 24 thousand
+    parameters."""
+    x = net.conv(net.reshape(x, *x.sample.shape[1:], 1), wide(64, width), (10, 4), 2)
+    for _ in range(4):
+        x = net.conv(net.separate(x), wide(64, width))
+    net.classify(net.reshape(net.average_pool(x), x.channels), classes)
+
+
+@of_frames("TC-ResNet 8", 98, 40)
+def tc_resnet(net: StrangeLayers, x: Tensor, *, width: float = 1.5, classes: int = 12) -> None:
+    """Choi et al. 2019: keywords, with frequencies as channels and windows of 9 along time."""
+    x = net.along(x, int(16 * width), 3, padding="SAME")
+    for channels in (24, 32, 48):
+        filters = int(channels * width)
+        y = net.along(net.along(x, filters, 9, 2, padding="SAME", activation="RELU"), filters, 9, padding="SAME")
+        x = net.add(y, net.along(x, filters, 1, 2, padding="SAME", activation="RELU"), "RELU")
+    net.classify(net.mean(x, np.array([1], np.int32)), classes)
+
+
+@of_frames("YAMNet", 96, 64)
+def yamnet(net: StrangeLayers, x: Tensor, *, width: float = 1.0, classes: int = 521) -> None:
+    """Plakal and Ellis 2020: MobileNet v1 on a second of sound; 3.75 million parameters."""
+    x = net.conv(net.reshape(x, *x.sample.shape[1:], 1), wide(32, width), 3, 2)
+    strided = {1: 64, 2: 128, 3: 128, 4: 256, 5: 256, 6: 512, 12: 1024, 13: 1024}
+    for number in range(1, 14):
+        stride = 2 if number in (2, 4, 6, 12) else 1
+        x = net.conv(net.depthwise(x, stride, activation="RELU"), wide(strided.get(number, 512), width))
+    net.output("scores", net.op("LOGISTIC", [net.dense(net.mean(x), classes)]).tensor)
+
+
+@of_frames("Demucs", 16384, 1)
+def demucs(net: StrangeLayers, x: Tensor, *, width: int = 64, depth: int = 4) -> None:
+    """Défossez et al. 2020, for speech: strided windows of 8 samples and gated 1x1 layers down, an LSTM, and the same
+    up by transposed windows."""
+
+    def gated(x: Tensor) -> Tensor:
+        one, two = net.split(net.along(x, 2 * x.channels, 1), 2, axis=2)
+        return net.op("MUL", [one, net.op("LOGISTIC", [two])])
+
+    before = []
+    for level in range(depth):
+        x = gated(net.along(x, width << level, 8, 4, padding="SAME", activation="RELU"))
+        before.append(x)
+    x = lstm_layer(net, x, x.channels)
+    for level in reversed(range(depth)):
+        x = gated(net.add(x, before[level]))
+        x = net.transposed_along(x, (width << level) // 2 if level else 1, 8, 4)
+        x = net.activate(x, "RELU") if level else x
+    net.output("samples", x.tensor)
+
+
+@of_frames("HiFi-GAN", 64, 80)
+def hifigan(net: StrangeLayers, x: Tensor, *, width: int = 256) -> None:
+    """Kong et al. 2020: a spectrum to samples, 256 for each frame, by transposed windows and, at each rate, dilated ones
+    of 3, 7 and 11, whose mean goes on."""
+
+    def leaky(x: Tensor) -> Tensor:
+        return net.op("LEAKY_RELU", [x], dict(alpha=0.1))
+
+    x = net.along(x, width, 7, padding="SAME")
+    for number, (stride, kernel) in enumerate(((8, 16), (8, 16), (2, 4), (2, 4)), 1):
+        x = net.transposed_along(leaky(x), width >> number, kernel, stride)
+        total: Tensor | None = None
+        for window in (3, 7, 11):
+            y = x
+            for dilation in (1, 3, 5):
+                z = net.along(leaky(y), y.channels, window, dilation=dilation, padding="SAME")
+                y = net.add(y, net.along(leaky(z), y.channels, window, padding="SAME"))
+            total = y if total is None else net.add(total, y)
+        assert total is not None
+        x = net.scale("MUL", total, 1 / 3)
+    net.output("samples", net.op("TANH", [net.along(leaky(x), 1, 7, padding="SAME")]).tensor)
