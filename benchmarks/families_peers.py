@@ -102,6 +102,37 @@ STRANGERS = {
     "bisenet": "module:torch_segmenting.BiSeNet",
     "hourglass": "module:torch_segmenting.Hourglass",
     "yolov5s": "module:torch_segmenting.YoloV5",
+    "distilbert": "module:torch_texts.distilbert",
+    "albert": "module:torch_texts.albert",
+    "mobilebert": "module:torch_texts.MobileBert",
+    "electra_small": "module:torch_texts.electra_small",
+    "t5_encoder": "module:torch_texts.T5",
+    "sentences": "module:torch_texts.sentences",
+    "queries": "module:torch_texts.queries",
+    "clip_text": "module:torch_texts.ClipText",
+    "text_cnn": "module:torch_texts.TextCnn",
+    "fasttext": "module:torch_texts.FastText",
+    "gru_unrolled": "module:torch_texts.Gru",
+    "clip_image": "module:torch_texts.ClipImage",
+    "detr_decoder": "module:torch_texts.DetrDecoder",
+    "perceiver": "module:torch_texts.Perceiver",
+    "whisper_tiny": "module:torch_sounds.WhisperTiny",
+    "quartznet": "module:torch_sounds.QuartzNet",
+    "ds_cnn": "module:torch_sounds.DsCnn",
+    "tc_resnet": "module:torch_sounds.TcResNet",
+    "yamnet": "module:torch_sounds.YamNet",
+    "demucs": "module:torch_sounds.Demucs",
+    "hifigan": "module:torch_sounds.HifiGan",
+    "autoencoder": "module:torch_tables.autoencoder",
+    "wide_mlp": "module:torch_tables.wide_mlp",
+    "dlrm": "module:torch_tables.Dlrm",
+    "dcn": "module:torch_tables.Dcn",
+    "ft_transformer": "module:torch_tables.FtTransformer",
+    "nbeats": "module:torch_tables.Nbeats",
+    "patchtst": "module:torch_tables.PatchTst",
+    "tcn": "module:torch_tables.Tcn",
+    "st_gcn": "module:torch_tables.StGcn",
+    "pointnet2": "module:torch_tables.PointNet2",
 }
 NETWORKS = ZOO | STRANGERS
 RESOLUTION, LENGTH, VOCABULARY = 224, 128, 30522
@@ -113,9 +144,22 @@ RESOLUTIONS = {
     **{"hourglass": 256, "yolov5s": 640},
 }
 #: (length, vocabulary)
-TOKENS = {"text_encoder": (LENGTH, VOCABULARY), "bert": (128, 8192), "gpt": (256, 8192), "recommender": (26, 20000)}
+TOKENS = {
+    **{"text_encoder": (LENGTH, VOCABULARY), "bert": (128, 8192), "gpt": (256, 8192), "recommender": (26, 20000)},
+    **{"distilbert": (128, 30522), "albert": (128, 30000), "mobilebert": (128, 30522), "electra_small": (128, 30522)},
+    **{"t5_encoder": (128, 32128), "sentences": (512, 30522), "queries": (16, 30522), "clip_text": (77, 49408)},
+    **{"text_cnn": (100, 20000), "fasttext": (256, 50000), "gru_unrolled": (64, 20000)},
+    **{"dlrm": (39, 2000), "dcn": (39, 2000)},
+}
 #: What is neither a picture nor tokens: floats of this shape.
 FRAMES = {"dcgan": (100,), "stylegan": (1, 512), "pointnet": (1024, 3), "lstm": (128, 64), "wavenet": (4096, 1)}
+FRAMES = {
+    **{"dcgan": (100,), "pointnet": (1024, 3), "lstm": (128, 64), "wavenet": (4096, 1)},
+    **{"whisper_tiny": (3000, 80), "quartznet": (400, 64), "ds_cnn": (49, 10), "tc_resnet": (98, 40)},
+    **{"yamnet": (96, 64), "demucs": (16384, 1), "hifigan": (64, 80), "autoencoder": (1, 640), "wide_mlp": (1, 784)},
+    **{"ft_transformer": (1, 40), "nbeats": (1, 60), "patchtst": (512, 7), "tcn": (784, 1), "st_gcn": (300, 75)},
+    **{"pointnet2": (512, 192), "detr_decoder": (850, 256), "perceiver": (3136, 64)},
+}
 CALLS, ROUNDS = 100, 3
 
 

@@ -105,7 +105,7 @@ def demucs(net: StrangeLayers, x: Tensor, *, width: int = 64, depth: int = 4) ->
 
 @of_frames("HiFi-GAN", 64, 80)
 def hifigan(net: StrangeLayers, x: Tensor, *, width: int = 256) -> None:
-    """Kong et al. 2020: a spectrum to samples, 256 for each frame, by transposed windows and, at each rate, dilated ones
+    """Kong et al. 2020: a spectrum to samples, 256 a frame, by transposed windows and, at each rate, dilated ones
     of 3, 7 and 11, whose mean goes on."""
 
     def leaky(x: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def _vectors(net: StrangeLayers, fields: Tensor, vocabulary: int, size: int) -> 
 
 @of_tokens("DLRM", 39, 2000)
 def dlrm(net: StrangeLayers, fields: Tensor, *, vocabulary: int, width: int = 512) -> None:
-    """Naumov et al. 2019: 13 counts through layers, 26 rows of tables, the products of each two of these 27 vectors, and
+    """Naumov et al. 2019: 13 counts through layers, 26 rows of tables, the products of each two of these vectors, and
     layers again."""
     x = _counts(net, fields)
     for units in (width, width // 2, 64):
@@ -78,7 +78,7 @@ def dlrm(net: StrangeLayers, fields: Tensor, *, vocabulary: int, width: int = 51
 
 @of_tokens("DCN v2", 39, 2000)
 def dcn(net: StrangeLayers, fields: Tensor, *, vocabulary: int, width: int = 768, depth: int = 3) -> None:
-    """Wang et al. 2020: crossed layers, the first vector times a layer of the last, beside deep ones; of 845 numbers."""
+    """Wang et al. 2020: crossed layers, the first vector times a layer of the last, beside deep ones; 845 numbers."""
     first = x = net.join(_counts(net, fields), _vectors(net, fields, vocabulary, 32), axis=1)
     for _ in range(depth):
         x = net.add(net.op("MUL", [first, net.dense(x, first.channels)]), x)
@@ -186,8 +186,8 @@ def st_gcn(net: StrangeLayers, x: Tensor, *, width: int = 64, classes: int = 60)
 
 @of_frames("PointNet++", 512, 192)
 def pointnet2(net: StrangeLayers, x: Tensor, *, width: int = 64, classes: int = 40) -> None:
-    """Qi et al. 2017, its layers: 512 groups of 32 points, 1x1 convolutions and their largest values, twice. Which points
-    belong together is given: places and normals of each group."""
+    """Qi et al. 2017, its layers: 512 groups of 32 points, 1x1 convolutions and their largest values, twice. Which
+    points belong together is given: places and normals of each group."""
     x = net.reshape(x, x.sample.shape[1], 32, 6)
     for factor in (1, 1, 2):
         x = net.plain(x, width * factor, activation="RELU")

@@ -3,11 +3,12 @@ windows over words, bags of words, and a GRU."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from litegpu.model.types import TensorType
 from litegpu.zoo.network import NetworkTensor
-from strangers.classifiers import wide
 from strangers.layers import StrangeLayers, of_tokens
 from strangers.sequences import words
 
@@ -222,9 +223,7 @@ def gru_unrolled(net: StrangeLayers, tokens: Tensor, *, vocabulary: int, units: 
     for step in range(n):
         own = net.apply("FULLY_CONNECTED", [state], [weights, bias])
         new = net.reshape(net.span(given, 1, step, 1), 3 * units)
-        (reset, update, other), (r, u, o) = (
-            [net.span(y, 1, i * units, units) for i in range(3)] for y in (new, own)
-        )
+        (reset, update, other), (r, u, o) = ([net.span(y, 1, i * units, units) for i in range(3)] for y in (new, own))
         first = net.op("LOGISTIC", [net.add(reset, r)])
         second = net.op("LOGISTIC", [net.add(update, u)])
         fresh = net.op("TANH", [net.add(other, net.op("MUL", [first, o]))])
@@ -245,7 +244,7 @@ def _no_word(net: StrangeLayers, tokens: Tensor) -> Tensor:
     return net.reshape(NetworkTensor(none, tokens.sample == 0), 1, 1, n)
 
 
-def _three_products(net: StrangeLayers, x: Tensor, heads: int, added: object) -> Tensor:
+def _three_products(net: StrangeLayers, x: Tensor, heads: int, added: Callable[[Tensor], Tensor]) -> Tensor:
     """Attention as PyTorch's modules with a layer for each of queries, keys and values come out."""
     n, d = x.sample.shape[1:]
     q, k, v = (net.heads(net.dense(x, d), heads) for _ in range(3))

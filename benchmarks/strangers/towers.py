@@ -30,7 +30,7 @@ def clip_image(net: StrangeLayers, x: Tensor, *, depth: int = 12, width: int = 7
 
 @of_frames("DETR decoder", 850, 256)
 def detr_decoder(net: StrangeLayers, x: Tensor, *, width: int = 256, depth: int = 6, queries: int = 100) -> None:
-    """Carion et al. 2020: 100 questions that look at one another and at 25 x 34 places, six times; classes and boxes."""
+    """Carion et al. 2020: 100 questions that look at one another and at 25 x 34 places, six times; class and box."""
     n = x.sample.shape[1]
     places = net.rng.normal(0, 0.3, (1, n, x.channels))
     asked = net.rng.normal(0, 0.5, (1, queries, width))

@@ -94,6 +94,9 @@ PUBLISHED = {
     "res2net50": 25.7, "dpn92": 37.7, "bit_resnet50": 25.5, "nfnet_f0": 71.5, "mixnet_s": 4.13,
     "efficientnet_v2_s": 21.5, "dla34": 15.7, "pix2pix": 54.4, "cyclegan": 11.4, "srresnet": 1.54, "pspnet": 46.7,
     "unet_plus": 9.2, "bisenet": 13.4, "hourglass": 6.55, "yolov5s": 7.2,
+    "distilbert": 66.6, "albert": 11.7, "mobilebert": 24.6, "electra_small": 13.5,
+    "sentences": 22.7, "queries": 22.4, "clip_text": 63.4, "clip_image": 87.8, "whisper_tiny": 8.2, "quartznet": 6.7,
+    "yamnet": 3.75, "autoencoder": 0.267, "nbeats": 25.7, "st_gcn": 3.1, "perceiver": 14.1,
 }  # fmt: skip
 
 
