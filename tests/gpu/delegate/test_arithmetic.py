@@ -80,7 +80,14 @@ def test_auto_stays_with_floats_where_weights_have_a_zero_point(monkeypatch: pyt
     monkeypatch.setattr(native, "of", lambda features: Own(True))
     features = Features(byte_products=True, native="x")
     assert choose("auto", partition(layer()), features, True).integer
-    assert not choose("auto", partition(layer(weights_zero_point=3)), features, True).integer
+    found = choose("auto", partition(layer(weights_zero_point=3)), features, True)
+    assert not found.integer and "node 0 (FULLY_CONNECTED) has weights with zero points" in found.why
+
+
+def test_auto_says_that_there_is_little_to_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "of", lambda features: Own(False))
+    found = choose("auto", partition(layer()), Features(byte_products=True, native="x"), True)
+    assert "with 4096 multiplications for each element that is computed, whole numbers are" in found.why
 
 
 def test_auto_stays_with_floats_where_products_are_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,11 +37,10 @@ def choose(asked: str, partition: Partition, features: Features, half: bool) -> 
         return Arithmetic(False)
     if asked == "integer":
         return Arithmetic(True)
-    of_floats, of_bytes = _cost_of_floats(features, half), _cost_of_bytes(features, partition)
+    of_floats, (of_bytes, slow) = _cost_of_floats(features, half), _cost_of_bytes(features, partition)
     if of_bytes >= of_floats:
-        return Arithmetic(
-            False, _FLOAT + f": a product of bytes is estimated to take {of_bytes / of_floats:.2g} times as long here"
-        )
+        slow = slow or f"a product of bytes is estimated to take {of_bytes / of_floats:.2g} times as long here"
+        return Arithmetic(False, f"{_FLOAT}: {slow}")
     for operator in partition.nodes:
         reason = _reason(partition.subgraph, operator)
         if reason is not None:
@@ -52,7 +51,8 @@ def choose(asked: str, partition: Partition, features: Features, half: bool) -> 
 
 
 _FLOAT = (
-    "8-bit tensors are computed with as real numbers, a quantum or so from the CPU (arithmetic='integer' equals it)"
+    "8-bit tensors are computed with as real numbers, in each layer a quantum or so from the CPU's"
+    " (arithmetic='integer' equals them)"
 )
 _INTEGER = "8-bit tensors are computed with in whole numbers, as on the CPU"
 
@@ -85,16 +85,25 @@ def _products(partition: Partition, asked: Callable[[Operator], bool] = lambda o
     return sum(costs[o.index].flops for o in partition.nodes if o.index in costs and asked(o)) / 2
 
 
-def _cost_of_bytes(features: Features, partition: Partition) -> float:
+def _cost_of_bytes(features: Features, partition: Partition) -> tuple[float, str]:
+    """What a product takes, and why it is not one of the device's own kernels that are estimated to do it faster."""
     own, tensors = native.of(features), partition.subgraph.tensors
     sizes = [(o.name, math.prod(tensors[t].shape)) for o in partition.nodes for t in o.outputs if t >= 0]
     elements, tables = sum(n for _, n in sizes), sum(n for name, n in sizes if name in _BY_TABLES)
-    known = not any(_has_no_native_kernel(partition.subgraph, o) for o in partition.nodes)
     by_language, products = _BYTES_AT_ONCE if features.byte_products else _BYTES_SPELT_OUT, _products(partition)
-    if own is None or not known or not own.multiplies_bytes(features, products, elements, tables, _batch(partition)):
-        return by_language
+    if own is None:
+        return by_language, ""
+    slow = next((o for o in partition.nodes if _has_no_native_kernel(partition.subgraph, o)), None)
+    if slow is not None:
+        reason = (
+            "weights with zero points of their own or in groups, with which whole numbers are estimated to be slower"
+        )
+        return by_language, f"node {slow.index} ({slow.name}) has {reason} here"
+    if not own.multiplies_bytes(features, products, elements, tables, _batch(partition)):
+        each = f"{products / max(elements, 1):.0f} multiplications for each element that is computed"
+        return by_language, f"with {each}, whole numbers are estimated to be slower here"
     share = _products(partition, lambda o: _multiplies_computed(partition.subgraph, o)) / max(products, 1.0)
-    return share * by_language + (1 - share) * _BYTES_TENSOR
+    return share * by_language + (1 - share) * _BYTES_TENSOR, ""
 
 
 def _multiplies_computed(subgraph: Subgraph, operator: Operator) -> bool:
