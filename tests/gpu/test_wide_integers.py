@@ -10,6 +10,7 @@ from agreement import assert_keeps_alike, official, on_gpu, require_gpu, run
 from control_models import branch, handle, once
 
 import litegpu
+from litegpu.errors import InvokeError
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph.parts import as_typed
 from litegpu.gpu.lower import check_operator, lower_partition
@@ -201,19 +202,92 @@ def test_spectra_of_one_number_are_the_cpus() -> None:
 
 
 def test_what_has_no_form_of_two_words_keeps_one() -> None:
-    """What enters and is divided is looked at before the inference; a sum of it is the CPU's to divide."""
+    """The CPU has none of these: what enters is looked at before the inference; a sum of it is refused."""
+    require_gpu()
     b = ModelBuilder()
-    x = b.input("x", (4,), I64)
-    b.output(b.op("FLOOR_MOD", [x, b.constant(np.array(7, np.int64))], (4,), type=I64))
-    check(b, np.array([-9, 5, 1 << 30, 0], np.int64))
-    graph = b.graph()
-    assert check_operator(graph, graph.operators[0]) is None
+    x = b.input("x", (2, 3), I64)
+    b.output(b.op("ARG_MAX", [x, b.constant(1)], (2,), dict(output_type="INT64"), type=I64))
+    with on_gpu(b.build(), max_delegated_partitions=0) as interpreter:
+        found = run(interpreter, [np.array([[-9, 5, 1 << 30], [7, 0, 7]])])[0]
+        np.testing.assert_array_equal(found, [2, 0])
+        with pytest.raises(InvokeError, match="32 bits"):
+            run(interpreter, [np.array([[1 << 40, 0, 0], [0, 0, 0]])])
     b = ModelBuilder()
     total = b.op("MUL", [x := b.input("x", (4,), I64), x], (4,))
-    b.output(b.op("FLOOR_MOD", [total, b.constant(np.array(7, np.int64))], (4,), type=I64))
+    b.output(b.op("FLOOR_DIV", [total, b.constant(np.array(7, np.int64))], (4,), type=I64))
     graph = b.graph()
     assert [bool(check_operator(graph, o)) for o in graph.operators] == [False, True]
     assert "no form of two words" in str(check_operator(graph, graph.operators[1]))
+
+
+ENDS = [2**63 - 1, -(2**63) + 1, -(2**63), 2**62, 2**32, -(2**32), -1, 0]
+
+
+@pytest.mark.parametrize("divisor", [86_400_000, -7, 1, 2**31 - 1, 2**40 + 1, -(2**62)])
+def test_what_divisions_leave(divisor: int) -> None:
+    """Of the divisor's sign; by a number that 32 bits hold it is one word, of which places are taken."""
+    b, shape = ModelBuilder(), (7, 8)
+    x = b.input("x", shape, I64)
+    rest = b.op("FLOOR_MOD", [x, b.constant(np.array(divisor), type=I64)], shape, type=I64)
+    b.output(rest, b.op("EQUAL", [rest, b.constant(np.array(0), type=I64)], shape, type=TensorType.BOOL))
+    array = np.concatenate([numbers(6, 8, spare=0), [ENDS]])
+    array[0, 1:4] = divisor, -divisor, 2 * divisor % 2**62
+    check(b, array)
+
+
+def test_what_divisions_of_rows_leave() -> None:
+    b = ModelBuilder()
+    x, y = b.input("x", (5, 8), I64), b.input("y", (8,), I64)
+    b.output(b.op("FLOOR_MOD", [x, y], (5, 8), type=I64))
+    by = numbers(8, seed=4)
+    check(b, numbers(5, 8, spare=0), np.where(by == 0, 1, by))
+
+
+def test_places_that_divisions_give() -> None:
+    """Of times, the rows of a table of hours."""
+    b = ModelBuilder()
+    x = b.input("x", (6,), I64)
+    hour = b.op("FLOOR_MOD", [x, b.constant(np.array(24), type=I64)], (6,), type=I64)
+    table = b.constant(np.random.default_rng(1).standard_normal((24, 4)).astype(np.float32))
+    b.output(b.op("GATHER", [table, hour], (6, 4)))
+    check(b, np.array([1_700_000_000_000 + 77 * i for i in range(6)]))
+
+
+@pytest.mark.parametrize("axes", [(1,), (0, 2), ()], ids=str)
+@pytest.mark.parametrize("keep", [False, True])
+def test_means_of_64_bits(axes: tuple[int, ...], keep: bool) -> None:
+    """Towards zero."""
+    b, shape = ModelBuilder(), (3, 5, 4)
+    made = tuple(1 if i in axes else n for i, n in enumerate(shape) if keep or i not in axes)
+    x = b.input("x", shape, I64)
+    b.output(b.op("MEAN", [x, b.constant(np.array(axes, np.int32))], made, dict(keep_dims=keep), type=I64))
+    check(b, numbers(*shape, spare=5))
+
+
+def test_buckets_of_64_bits() -> None:
+    b = ModelBuilder()
+    x = b.input("x", (5, 9), I64)
+    b.output(b.op("BUCKETIZE", [x], (5, 9), dict(boundaries=[-1e12, 0.0, 3.0, 1e15]), type=TensorType.INT32))
+    check(b, numbers(5, 9))
+
+
+def test_the_bits_of_two_words() -> None:
+    b = ModelBuilder()
+    x, y = b.input("x", (2, 5), I64), b.input("y", (2, 5), I64)
+    double = b.op("BITCAST", [x], (2, 5), type=TensorType.FLOAT64)
+    pair = b.op("BITCAST", [y], (2, 5), type=TensorType.COMPLEX64)
+    b.output(b.op("STABLEHLO_AND", [x, y], (2, 5), type=I64), double, b.op("BITCAST", [pair], (2, 5), type=I64))
+    small = np.arange(10).reshape(2, 5) * 0x40000000_3F000000  # whose halves are no NaN
+    check(b, numbers(2, 5), small)
+
+
+def test_rows_of_a_table_of_any_type() -> None:
+    b = ModelBuilder()
+    at, x = b.input("at", (3,), TensorType.INT32), b.input("x", (4, 2), I64)
+    y = b.input("y", (4, 2), TensorType.UINT32)
+    rows = [b.op("EMBEDDING_LOOKUP", [at, t], (3, 2), type=k) for t, k in ((x, I64), (y, TensorType.UINT32))]
+    b.output(*rows)
+    check(b, np.array([2, 0, 3], np.int32), numbers(4, 2), numbers(4, 2).astype(np.uint32))
 
 
 def test_variables_of_two_words_stay_on_the_device() -> None:
@@ -279,14 +353,15 @@ def far_apart(*shape: int) -> np.ndarray:
     return rng.integers(-3, 4, shape) * 2**33 + rng.integers(-2, 3, shape) * (2**31 + 1)
 
 
+@pytest.mark.parametrize("places", [TensorType.INT32, TensorType.INT16])
 @pytest.mark.parametrize("shape, count", [((9,), 4), ((3, 5), 5), ((1, 2, 1, 2, 7), 3)], ids=str)
-def test_the_largest_by_two_words(shape: tuple[int, ...], count: int) -> None:
+def test_the_largest_by_two_words(shape: tuple[int, ...], count: int, places: TensorType) -> None:
     require_gpu()
     b = ModelBuilder()
     size = b.constant(np.array(count, np.int32))
     made = (*shape[:-1], count)
     x = b.input("x", shape, I64)
-    b.output(*b.op_multi("TOPK_V2", [x, size], [(made, I64), (made, TensorType.INT32)]))
+    b.output(*b.op_multi("TOPK_V2", [x, size], [(made, I64), (made, places)]))
     interpreter = on_gpu(b.build(), max_delegated_partitions=0)
     assert interpreter.delegation_report().fully_delegated, interpreter.delegation_report().summary()
     array = far_apart(*shape)

@@ -27,11 +27,11 @@ For all that run on the GPU:
   Any batch size.
 - Runtime tensors are float32 (float16 in memory with `precision_loss_allowed`) and, where the table says so, int32 or
   bool. Where it says int64, numbers of 64 bits are taken. They are two words of 32 bits where one may not hold them,
-  which is so for what moves elements, for sums, differences, products, comparisons, MAXIMUM, MINIMUM, NEG, SUM, CUMSUM,
-  REDUCE_MAX, REDUCE_MIN, REDUCE_PROD, TOPK_V2, UNIQUE (up to 2048) and CAST; else one is enough: what comes from
-  outside is looked at before each inference (an `InvokeError` names what is larger), and what is computed must lie
-  between numbers that are known beforehand. Other operators take int64 constants. Complex numbers are two floats, which
-  may be moved and multiplied.
+  which is so for what moves elements and for all that the CPU computes with 64 bits (UNIQUE up to 2048 elements;
+  REDUCE_WINDOW and what of StableHLO has a body stay on the CPU). Of FLOOR_DIV, ARG_MAX and ARG_MIN, which the CPU does
+  not have of int64, one word has to be enough: what comes from outside is looked at before each inference (an
+  `InvokeError` names what is larger), and what is computed must lie between numbers that are known beforehand. Other
+  operators take int64 constants. Complex numbers are two floats, which may be moved and multiplied.
   Float16, which is float32 on the GPU, is taken where the table says so, and by what takes int32 and bool both;
   arithmetic and CAST round to it. A model that computes bfloat16 runs in one piece on the CPU: the official interpreter
   hands such a tensor in or out only where the package ml_dtypes is imported, and its kernels of ADD, SUB, MUL, DIV, of

@@ -38,8 +38,8 @@ def largest(words: Ordering) -> None:
     values, places = operator.outputs
     made = parts.shape(values)
     rows, n, k = math.prod(shape[:-1]), shape[-1], made[-1]
-    if parts.lowering.subgraph.tensors[places].type is not TensorType.INT32:
-        raise Unsupported("the indices are not INT32")
+    if parts.lowering.subgraph.tensors[places].type not in (TensorType.INT32, TensorType.INT16):
+        raise Unsupported("the indices are neither INT32 nor INT16")
     flat = [words.made("RESHAPE", (w, words.numbers([rows, n])), (rows, n)) for w in (low, high)]
 
     def sorted_by(keys: int, count: int) -> int:

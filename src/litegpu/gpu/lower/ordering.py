@@ -58,7 +58,8 @@ def top_k(ctx: OpContext) -> None:
     values, indices = ctx.outputs
     for tensor in ctx.outputs:
         ctx.check_shape((*x[:-1], count), tensor)
-    ctx.require(indices.type is TensorType.INT32, f"the indices are {indices.type.name}: INT32 is taken")
+    taken = (TensorType.INT32, TensorType.INT16)
+    ctx.require(indices.type in taken, f"the indices are {indices.type.name}: INT32 or INT16 is taken")
     chosen = highest(ctx, ctx.value(0), rows, n, count)
     ctx.copy(chosen, [Reshape((rows, 1, count, 1), bhwc(indices.shape))], ctx.output_value(indices))
     ctx.add(Gather(rows, 1, n, 1, count), [ctx.value(0), chosen], ctx.output_value(values))

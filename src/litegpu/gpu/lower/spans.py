@@ -16,6 +16,8 @@ from litegpu.model.types import Operator, Subgraph, Tensor, TensorType
 #: Types of numbers that 32 bits may not hold as whole numbers with a sign.
 _BEYOND = (TensorType.FLOAT32, TensorType.FLOAT16, TensorType.FLOAT64, TensorType.UINT32)
 _INTEGERS = (TensorType.INT32, TensorType.INT64, TensorType.BOOL)
+#: One of these is taken by what takes elements, rather than places or sizes.
+_ELEMENTS = frozenset({TensorType.FLOAT32, TensorType.BOOL})
 #: Larger constants are not looked through.
 _MOST_ELEMENTS = 1 << 16
 
@@ -82,7 +84,7 @@ def _elements(operator: Operator) -> list[int]:
     known = find(operator)
     if known is None or known.gpu is None:
         return []
-    return [t for i, t in enumerate(operator.inputs) if t >= 0 and TensorType.FLOAT32 in known.gpu.types(i)]
+    return [t for i, t in enumerate(operator.inputs) if t >= 0 and not _ELEMENTS.isdisjoint(known.gpu.types(i))]
 
 
 def _is_wide_type(subgraph: Subgraph, tensor: int) -> bool:
@@ -105,9 +107,13 @@ def _needs_words(subgraph: Subgraph, operator: Operator, found: set[int]) -> boo
     """Whether the INT64 that an operator gives may be beyond 32 bits."""
     known, data = find(operator), _elements(operator)
     assert known is not None and known.gpu is not None
-    if TensorType.FLOAT32 not in known.gpu.results:  # a shape
+    if _ELEMENTS.isdisjoint(known.gpu.results):  # a shape
         return False
+    if operator.name == "FLOOR_MOD":
+        data = data[1:]  # within which what is left lies
     if not found.isdisjoint(data) or any(is_beyond(subgraph.tensors[t]) for t in data):
+        return True
+    if operator.name == "BITCAST":
         return True
     if operator.name == "CAST":
         return subgraph.tensors[operator.inputs[0]].type in _BEYOND

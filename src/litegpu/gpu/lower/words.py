@@ -10,10 +10,29 @@ import numpy as np
 
 from litegpu.gpu.graph import Arg, Expr, Literal
 from litegpu.gpu.graph import apply as fn
-from litegpu.gpu.lower import doubles, ordered_words
+from litegpu.gpu.lower import doubles, ordered_words, word_division
 from litegpu.gpu.lower.activation import ACTIVATIONS, BOUNDS
 from litegpu.gpu.lower.constants import Unsupported
-from litegpu.gpu.lower.fixed_point import turned, unsigned, whole
+from litegpu.gpu.lower.fixed_point import turned, whole
+from litegpu.gpu.lower.pairs import (
+    ZERO,
+    A,
+    B,
+    Wide,
+    absolute,
+    choice,
+    either,
+    equal,
+    less,
+    minus,
+    negative,
+    of_float,
+    plus,
+    shifted,
+    sign,
+    times,
+    to_float,
+)
 from litegpu.gpu.lower.parts import Parts
 from litegpu.gpu.lower.quantization import STORED
 from litegpu.gpu.lower.registry import find
@@ -22,132 +41,31 @@ from litegpu.model.types import Operator, Tensor, TensorType
 
 _MOVED_ALONE = frozenset({TensorType.FLOAT64, TensorType.UINT64})
 _NOT_DOUBLE = frozenset({TensorType.COMPLEX64, TensorType.UINT64})
-#: The low and the high word.
-Wide = tuple[Expr, Expr]
-
-_HALF, _MASK = whole(16), whole(0xFFFF)
-_ZERO, _ONE, _LOWEST = whole(0), whole(1), whole(-(2**31))
-#: The first and the second operand, as four arguments of an expression.
-_A: Wide = (Arg(0), Arg(1))
-_B: Wide = (Arg(2), Arg(3))
 #: Words are added up in parts of so many bits, of so many numbers at most, whose sums fit into a word.
 _LIMBS, _MOST = (11, 11, 10), 1 << 20
 _MOST_FACTORS = 1 << 16
 
-
-def _choice(condition: Expr, yes: Expr, no: Expr) -> Expr:
-    return fn("select", condition, yes, no)
-
-
-def _as_number(condition: Expr) -> Expr:
-    return _choice(condition, _ONE, _ZERO)
-
-
-def _below(a: Expr, b: Expr) -> Expr:
-    """Whether a word is less than another, both without signs."""
-    return fn("lt", turned(a), turned(b))
-
-
-def _plus(a: Wide, b: Wide) -> Wide:
-    low = fn("add", a[0], b[0])
-    return low, fn("add", fn("add", a[1], b[1]), _as_number(_below(low, a[0])))
-
-
-def _minus(a: Wide, b: Wide) -> Wide:
-    return fn("sub", a[0], b[0]), fn("sub", fn("sub", a[1], b[1]), _as_number(_below(a[0], b[0])))
-
-
-def _negative(a: Wide) -> Wide:
-    return _minus((_ZERO, _ZERO), a)
-
-
-def _upper(word: Expr) -> Expr:
-    return fn("bit_and", fn("shift_right", word, _HALF), _MASK)
-
-
-def _times(a: Wide, b: Wide) -> Wide:
-    """The low 64 bits; the low words are multiplied half by half."""
-    a0, a1, b0, b1 = fn("bit_and", a[0], _MASK), _upper(a[0]), fn("bit_and", b[0], _MASK), _upper(b[0])
-    middle = fn("add", fn("mul", a1, b0), _upper(fn("mul", a0, b0)))
-    other = fn("add", fn("mul", a0, b1), fn("bit_and", middle, _MASK))
-    carried = fn("add", fn("add", fn("mul", a1, b1), _upper(middle)), _upper(other))
-    crossed = fn("add", fn("mul", a[1], b[0]), fn("mul", a[0], b[1]))
-    return fn("mul", a[0], b[0]), fn("add", carried, crossed)
-
-
-def _less(a: Wide, b: Wide) -> Expr:
-    return _choice(fn("eq", a[1], b[1]), _below(a[0], b[0]), fn("lt", a[1], b[1]))
-
-
-def _equal(a: Wide, b: Wide) -> Expr:
-    return fn("logical_and", fn("eq", a[0], b[0]), fn("eq", a[1], b[1]))
-
-
-def _either(condition: Expr, a: Wide, b: Wide) -> Wide:
-    return _choice(condition, a[0], b[0]), _choice(condition, a[1], b[1])
-
-
-def _absolute(a: Wide) -> Wide:
-    return _either(fn("lt", a[1], _ZERO), _negative(a), a)
-
-
-def _sign(a: Wide) -> Wide:
-    negative = fn("shift_right", a[1], whole(31))
-    return _choice(_equal(a, (_ZERO, _ZERO)), _ZERO, _choice(fn("lt", a[1], _ZERO), whole(-1), _ONE)), negative
-
-
-def _shifted(word: Expr, bits: int) -> Wide:
-    """A word that is not negative, times a power of two."""
-    return (fn("shift_left", word, whole(bits)), fn("shift_right", word, whole(32 - bits))) if bits else (word, _ZERO)
-
-
-def _to_float(a: Wide) -> Expr:
-    """By the magnitude, so that small negative numbers stay exact."""
-    low, high = _absolute(a)
-    number = fn("add", fn("mul", unsigned(high), 2.0**32), unsigned(low))
-    return _choice(fn("lt", a[1], _ZERO), fn("neg", number), number)
-
-
-def _of_float(x: Expr) -> Wide:
-    """Towards zero, saturating, NaN to the largest number."""
-    size = fn("floor", fn("abs", x))
-    high = fn("floor", fn("mul", size, 2.0**-32))
-    low = fn("sub", size, fn("mul", high, 2.0**32))
-    upper = fn("floor", fn("mul", low, 2.0**-16))
-    lower = fn("sub", low, fn("mul", upper, 65536.0))
-    words = fn("add", fn("shift_left", fn("to_int32", upper), _HALF), fn("to_int32", lower)), fn("to_int32", high)
-    fits = fn("lt", size, 2.0**63)
-    negative = fn("lt", x, 0.0)
-    limit = _either(negative, (_ZERO, _LOWEST), (whole(-1), whole(2**31 - 1)))
-    return _either(fits, _either(negative, _negative(words), words), limit)
-
-
 _BINARY: dict[str, Callable[[Wide, Wide], Wide]] = {
-    "ADD": _plus,
-    "SUB": _minus,
-    "MUL": _times,
-    "MAXIMUM": lambda a, b: _either(_less(a, b), b, a),
-    "MINIMUM": lambda a, b: _either(_less(b, a), b, a),
+    "ADD": plus,
+    "SUB": minus,
+    "MUL": times,
+    "MAXIMUM": lambda a, b: either(less(a, b), b, a),
+    "MINIMUM": lambda a, b: either(less(b, a), b, a),
+    "STABLEHLO_AND": lambda a, b: (fn("bit_and", a[0], b[0]), fn("bit_and", a[1], b[1])),
 }
 _BINARY |= {
     f"STABLEHLO_{name}": _BINARY[short]
     for name, short in (("ADD", "ADD"), ("MULTIPLY", "MUL"), ("MAXIMUM", "MAXIMUM"), ("MINIMUM", "MINIMUM"))
 }
 _COMPARED: dict[str, Callable[[Wide, Wide], Expr]] = {
-    "EQUAL": _equal,
-    "NOT_EQUAL": lambda a, b: fn("logical_not", _equal(a, b)),
-    "LESS": _less,
-    "GREATER": lambda a, b: _less(b, a),
-    "LESS_EQUAL": lambda a, b: fn("logical_not", _less(b, a)),
-    "GREATER_EQUAL": lambda a, b: fn("logical_not", _less(a, b)),
+    "EQUAL": equal,
+    "NOT_EQUAL": lambda a, b: fn("logical_not", equal(a, b)),
+    "LESS": less,
+    "GREATER": lambda a, b: less(b, a),
+    "LESS_EQUAL": lambda a, b: fn("logical_not", less(b, a)),
+    "GREATER_EQUAL": lambda a, b: fn("logical_not", less(a, b)),
 }
-_UNARY: dict[str, Callable[[Wide], Wide]] = {"NEG": _negative, "ABS": _absolute, "SIGN": _sign}
-
-
-_ORDERED: dict[str, Callable[[ordered_words.Ordering], None]] = {
-    "TOPK_V2": ordered_words.largest,
-    "UNIQUE": ordered_words.unlike,
-}
+_UNARY: dict[str, Callable[[Wide], Wide]] = {"NEG": negative, "ABS": absolute, "SIGN": sign}
 
 
 def _complex_product(a: Wide, b: Wide) -> Wide:
@@ -168,16 +86,19 @@ class Words:
         if name == "CAST" and TensorType.FLOAT64 in types and types.isdisjoint(_NOT_DOUBLE):
             doubles.cast(self.parts, self.operator)
             return True
+        if name == "BITCAST" and {t.nbytes for t in types} == {8}:
+            self._recast()
+            return True
         if not types.isdisjoint(_MOVED_ALONE):
             return False
         if TensorType.COMPLEX64 in types:
             return self._complex()
         if name in _BINARY:
-            self._give(*self._activated(_BINARY[name](_A, _B)), self._both())
+            self.give(*self._activated(_BINARY[name](A, B)), self.both())
         elif name in _COMPARED:
-            self.parts.compute(self._output.index, _COMPARED[name](_A, _B), self._both(), self._sources)
+            self.parts.compute(self._output.index, _COMPARED[name](A, B), self.both(), self._sources)
         elif name in _UNARY:
-            self._give(*_UNARY[name](_A), self.parts.of(self.operator.inputs[0]))
+            self.give(*_UNARY[name](A), self.parts.of(self.operator.inputs[0]))
         elif name == "CAST":
             self._cast()
         elif name in ("SUM", "CUMSUM"):
@@ -188,37 +109,59 @@ class Words:
             self._extreme()
         elif name == "REDUCE_PROD":
             self._product()
-        elif name in _ORDERED:
-            _ORDERED[name](self)
+        elif name == "MEAN":
+            self._mean()
+        elif name == "BUCKETIZE":
+            number = self.parts.computed(
+                to_float(A), self.parts.of(self.operator.inputs[0]), self._sources, TensorType.FLOAT32
+            )
+            self.parts.lowering.plain(dataclasses.replace(self.operator, inputs=(number,)))
+        elif name == "TOPK_V2":
+            ordered_words.largest(self)
+        elif name == "UNIQUE":
+            ordered_words.unlike(self)
+        elif name == "FLOOR_MOD":
+            given = self.both()
+            self.give(Arg(0), Arg(1), word_division.divided(self.parts, given[:2], given[2:], self._sources)[1])
         else:
             assert name not in IN_WORDS
             return False
         return True
 
+    def _recast(self) -> None:
+        """The bits of one type of 64 bits as another's; parts of complex numbers are floats."""
+        given = self._tensor(self.operator.inputs[0]).type is TensorType.COMPLEX64
+        wanted = self._output.type is TensorType.COMPLEX64
+        pair: Wide = (Arg(0), Arg(1))
+        if given is not wanted:
+            function = "bits_to_int32" if given else "bits_to_float32"
+            pair = fn(function, pair[0]), fn(function, pair[1])
+        self.give(*pair, self.parts.of(self.operator.inputs[0]))
+
     def _complex(self) -> bool:
         """Products, and casts: of the real part, and to it."""
         if self.operator.name == "MUL":
-            self._give(*_complex_product(_A, _B), self._both())
+            self.give(*_complex_product(A, B), self.both())
         elif self.operator.name != "CAST":
             return False
         elif self._tensor(self.operator.inputs[0]).type is TensorType.COMPLEX64:
             self._of_complex(*self.parts.of(self.operator.inputs[0]))
         else:
-            self._give(Arg(0), Literal(0.0), (self._as_float(self.operator.inputs[0]),))
+            self.give(Arg(0), Literal(0.0), (self._as_float(self.operator.inputs[0]),))
         return True
 
     def _of_complex(self, real: int, imaginary: int) -> None:
         if self._output.type is TensorType.COMPLEX64:
-            self._give(Arg(0), Arg(1), (real, imaginary))
+            self.give(Arg(0), Arg(1), (real, imaginary))
         elif self.parts.has(self._output.index):
-            self._give(*_of_float(Arg(0)), (real,))
+            self.give(*of_float(Arg(0)), (real,))
         else:
             self.parts.lowering.plain(dataclasses.replace(self.operator, inputs=(real,)))
 
     def _as_float(self, tensor: int) -> int:
         """FLOAT32 of a number of any type."""
         if self.parts.has(tensor):
-            return self.parts.computed(_to_float(_A), self.parts.of(tensor), self._sources, TensorType.FLOAT32)
+            return self.parts.computed(to_float(A), self.parts.of(tensor), self._sources, TensorType.FLOAT32)
         made = self.parts.blank(tuple(self._output.shape), TensorType.FLOAT32)
         self.parts.lowering.plain(dataclasses.replace(self.operator, inputs=(tensor,), outputs=(made,)))
         return made
@@ -239,14 +182,17 @@ class Words:
         if code not in BOUNDS:
             raise Unsupported(f"the fused activation {ACTIVATIONS.get(code, code)} of INT64")
         low, high = (None if n is None else (whole(n), whole(-1 if n < 0 else 0)) for n in BOUNDS[code])
-        a = a if low is None else _either(_less(a, low), low, a)
-        return a if high is None else _either(_less(high, a), high, a)
+        a = a if low is None else either(less(a, low), low, a)
+        return a if high is None else either(less(high, a), high, a)
 
-    def _give(self, low: Expr, high: Expr, given: tuple[int, ...]) -> None:
-        for part, expr in zip(self.parts.made(self._output.index), (low, high), strict=True):
+    def give(self, low: Expr, high: Expr, given: tuple[int, ...]) -> None:
+        """Both words of the result, or the low one if it is known that this is enough."""
+        made = self._output.index
+        parts = self.parts.made(made) if self.parts.has(made) else (made,)
+        for part, expr in zip(parts, (low, high), strict=False):
             self.parts.compute(part, expr, given, self._sources)
 
-    def _both(self) -> tuple[int, ...]:
+    def both(self) -> tuple[int, ...]:
         """The parts of two operands, in the shape of the result."""
         shape, found = tuple(self._output.shape), []
         for t in self.operator.inputs:
@@ -269,25 +215,25 @@ class Words:
             return
         given = self._tensor(source)
         if given.type in (TensorType.FLOAT32, TensorType.FLOAT16):
-            self._give(*_of_float(Arg(0)), (source,))
+            self.give(*of_float(Arg(0)), (source,))
         elif given.type is TensorType.INT64:
             low, high = self.parts.of(source)
-            self._give(Arg(0), Arg(1), (low, high))
+            self.give(Arg(0), Arg(1), (low, high))
         else:
             low = self.parts.blank(given.shape, TensorType.INT32)
             self.parts.lowering.plain(dataclasses.replace(self.operator, outputs=(low,)))
             signed = given.type is not TensorType.UINT32
-            self._give(Arg(0), fn("shift_right", Arg(0), whole(31)) if signed else _ZERO, (low,))
+            self.give(Arg(0), fn("shift_right", Arg(0), whole(31)) if signed else ZERO, (low,))
 
     def _narrowed(self, source: int, target: Tensor) -> None:
         low, high = self.parts.of(source)
         if self.parts.has(target.index):
-            self._give(Arg(0), Arg(1), (low, high))
+            self.give(Arg(0), Arg(1), (low, high))
         elif target.type in (TensorType.FLOAT32, TensorType.FLOAT16):
-            number = self.parts.computed(_to_float(_A), (low, high), self._sources, TensorType.FLOAT32)
+            number = self.parts.computed(to_float(A), (low, high), self._sources, TensorType.FLOAT32)
             self.parts.lowering.plain(dataclasses.replace(self.operator, inputs=(number,)))
         elif target.type is TensorType.BOOL:
-            self.parts.compute(target.index, fn("logical_not", _equal(_A, (_ZERO, _ZERO))), (low, high), self._sources)
+            self.parts.compute(target.index, fn("logical_not", equal(A, (ZERO, ZERO))), (low, high), self._sources)
         elif target.type in STORED or target.type in (TensorType.INT32, TensorType.UINT32, TensorType.UINT16):
             self.parts.lowering.plain(dataclasses.replace(self.operator, inputs=(low,)))
         else:
@@ -298,32 +244,48 @@ class Words:
         shape, made = tuple(self._tensor(low).shape), tuple(self._output.shape)
         self._in_limbs(0, max(math.prod(shape) // max(math.prod(made), 1), max(shape, default=1)))
 
+    def _mean(self) -> None:
+        """Rounded towards zero, as by C++."""
+        low = self.parts.of(self.operator.inputs[0])[0]
+        shape, made = tuple(self._tensor(low).shape), tuple(self._output.shape)
+        count = math.prod(shape) // max(math.prod(made), 1)
+        total, sums = self._limbs(0, count, "SUM")
+        pair = tuple(self.parts.computed(word, sums, self._sources) for word in total)
+        by = tuple(self.made("BROADCAST_TO", (self.numbers(n), self.numbers(made)), made) for n in (count, 0))
+        self.give(Arg(0), Arg(1), word_division.toward_zero(self.parts, pair, by, self._sources))
+
     def _scattered(self) -> None:
         """Rows with one place add up."""
         self._in_limbs(1, math.prod(self._tensor(self.operator.inputs[0]).shape[:-1]))
 
     def _in_limbs(self, summed: int, count: int) -> None:
-        """An operator that adds, up to `count` numbers of the input `summed`: part by part; the parts put together."""
+        """An operator that adds, up to `count` numbers of the input `summed`."""
+        total, sums = self._limbs(summed, count, self.operator.name)
+        self.give(*total, sums)
+
+    def _limbs(self, summed: int, count: int, name: str) -> tuple[Wide, tuple[int, ...]]:
+        """The sum as an expression of the sums that the operator `name` gives of parts of the numbers."""
         low, high = self.parts.of(self.operator.inputs[summed])
         if count > _MOST:
             raise Unsupported(f"{count} numbers of 64 bits in a sum: up to {_MOST} are taken")
         sums, at = [], 0
         for bits in _LIMBS:
             limb = fn("bit_and", fn("shift_right", Arg(0), whole(at)), whole((1 << bits) - 1))
-            sums.append(self._again(summed, self.parts.computed(limb, (low,), self._sources)))
+            sums.append(self._again(summed, self.parts.computed(limb, (low,), self._sources), name))
             at += bits
-        sums.append(self._again(summed, high))
-        total: Wide = (_ZERO, Arg(3))
+        sums.append(self._again(summed, high, name))
+        total: Wide = (ZERO, Arg(3))
         for i, at in enumerate((0, _LIMBS[0], _LIMBS[0] + _LIMBS[1])):
-            total = _plus(_shifted(Arg(i), at), total)
-        self._give(*total, tuple(sums))
+            total = plus(shifted(Arg(i), at), total)
+        return total, tuple(sums)
 
-    def _again(self, place: int, part: int) -> int:
-        """The operator on one part of its input `place`."""
+    def _again(self, place: int, part: int, name: str) -> int:
+        """The operator, as `name`, on one part of its input `place`."""
         made = self.parts.blank(tuple(self._output.shape), TensorType.INT32)
         inputs = list(self.operator.inputs)
         inputs[place] = part
-        self.parts.lowering.plain(dataclasses.replace(self.operator, inputs=tuple(inputs), outputs=(made,)))
+        again = dataclasses.replace(self.operator, name=name, inputs=tuple(inputs), outputs=(made,))
+        self.parts.lowering.plain(again)
         return made
 
     def _axes(self, rank: int) -> set[int]:
@@ -332,8 +294,9 @@ class Words:
             raise Unsupported("the axes (input 1) are computed by the model: the GPU needs constants")
         return {int(a) % max(rank, 1) for a in axes.reshape(-1)}
 
-    def numbers(self, values: Sequence[int]) -> int:
-        return self.parts.blank((len(values),), TensorType.INT32, np.array(values, np.int32))
+    def numbers(self, values: Sequence[int] | int) -> int:
+        data = np.array(values, np.int32)
+        return self.parts.blank(data.shape, TensorType.INT32, data)
 
     def _product(self) -> None:
         """One half of what is multiplied times the other, until one number is left."""
@@ -357,9 +320,9 @@ class Words:
                 for at in (0, half)
                 for part in words
             )
-            words, count = [self.parts.computed(word, given, self._sources) for word in _times(_A, _B)], half
+            words, count = [self.parts.computed(word, given, self._sources) for word in times(A, B)], half
         sizes = tuple(self._output.shape)
-        self._give(Arg(0), Arg(1), tuple(self.made("RESHAPE", (w, self.numbers(sizes)), sizes) for w in words))
+        self.give(Arg(0), Arg(1), tuple(self.made("RESHAPE", (w, self.numbers(sizes)), sizes) for w in words))
 
     def _padded(self, part: int, shape: tuple[int, int], value: int) -> int:
         margins = self.parts.blank((2, 2), TensorType.INT32, np.array([[0, 0], [0, 1]], np.int32))
@@ -375,9 +338,9 @@ class Words:
         top = self.made(name, (high, self.operator.inputs[1]), kept, keep_dims=True)
         spread = self.made("BROADCAST_TO", (top, self.numbers(shape)), shape)
         none = whole(-(2**31)) if name == "REDUCE_MAX" else whole(2**31 - 1)
-        ordered = _choice(fn("eq", Arg(1), Arg(2)), turned(Arg(0)), none)
+        ordered = choice(fn("eq", Arg(1), Arg(2)), turned(Arg(0)), none)
         candidates = self.parts.computed(ordered, (low, high, spread), self._sources)
-        self._give(turned(Arg(0)), Arg(1), (self._again(0, candidates), self._again(0, high)))
+        self.give(turned(Arg(0)), Arg(1), (self._again(0, candidates, name), self._again(0, high, name)))
 
 
 def moved_inputs(operator: Operator) -> tuple[int, ...] | None:

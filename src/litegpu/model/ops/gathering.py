@@ -132,7 +132,7 @@ OPS = (
             notes="constant or runtime places"),
     ),
     Op(
-        "EMBEDDING_LOOKUP", "at:int32 x:float32|float16|uint8|int8|int4|int2|int16|int32 -> .", shape=_embedding_shape,
+        "EMBEDDING_LOOKUP", "at:int32 x:bytes|int4|int2 -> .", shape=_embedding_shape,
         batch=_lookup_batch, repeating=Repeating(0, _same_place), hazard=_embedding_hazard, has_weights=True,
         makes_like=1, moves="elements",
         gpu=Gpu(5, inputs=(INT32, ANY), outputs=ANY, counts=2, notes="a number out of range gives 0"),

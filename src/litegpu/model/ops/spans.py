@@ -17,7 +17,7 @@ IN_WORDS = frozenset({
     *("ADD", "SUB", "MUL", "MAXIMUM", "MINIMUM", "EQUAL", "NOT_EQUAL", "LESS", "LESS_EQUAL", "GREATER"),
     *("STABLEHLO_ADD", "STABLEHLO_MULTIPLY", "STABLEHLO_MAXIMUM", "STABLEHLO_MINIMUM"),
     *("GREATER_EQUAL", "NEG", "ABS", "SIGN", "CAST", "SUM", "CUMSUM", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD"),
-    *("SCATTER_ND", "TOPK_V2", "UNIQUE"),
+    *("SCATTER_ND", "TOPK_V2", "UNIQUE", "FLOOR_MOD", "MEAN", "BUCKETIZE", "STABLEHLO_AND"),
 })  # fmt: skip
 
 
@@ -44,6 +44,11 @@ def multiplied(given: Sequence[Span]) -> Span:
     first, second = given
     corners = [a * b for a in first for b in second]
     return min(corners), max(corners)
+
+
+def any_word(given: Sequence[Span]) -> Span:
+    """Words give a word."""
+    return WORD
 
 
 def numbered(given: Sequence[Span]) -> Span:

@@ -9,7 +9,7 @@ from litegpu.model.ops.checks import Tensors, require
 from litegpu.model.ops.record import ANY, BOOL, INT32, NUMBER, SIGNED, UNSIGNED, WHOLE, Gpu, Op
 from litegpu.model.ops.rules import EACH, alike_hazard, rows_alike, same_shape
 from litegpu.model.ops.shape_node import Shape, ShapeNode
-from litegpu.model.ops.spans import added, among, multiplied
+from litegpu.model.ops.spans import added, among, any_word, multiplied
 from litegpu.model.types import Operator
 
 
@@ -99,7 +99,8 @@ OPS = (
     ),
     Op(
         "STABLEHLO_AND", "a b -> =a", shape=same_shape, batch=rows_alike, repeating=EACH, shape_hazard=alike_hazard,
-        gpu=Gpu(1, inputs=(INT32 | BOOL, INT32 | BOOL), counts=2, quantized=False, small=WHOLE | UNSIGNED),
+        gpu=Gpu(1, inputs=(INT32 | BOOL, INT32 | BOOL), counts=2, quantized=False, small=WHOLE | UNSIGNED,
+            span=any_word),
     ),
     Op("STABLEHLO_BROADCAST_IN_DIM", "x -> .", moves="elements", stays=_NO_KERNEL),
     Op("STABLEHLO_CASE", "i:int32 x*:object -> .*:object", calls="branch", moves="elements", linked=_CASE),
