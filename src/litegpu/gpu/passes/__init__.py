@@ -11,6 +11,7 @@ from litegpu.gpu.passes.fold import drop_unused, fold_constants
 from litegpu.gpu.passes.fuse import fuse_elementwise
 from litegpu.gpu.passes.instance_norm import join_instance_norm
 from litegpu.gpu.passes.layer_norm import join_layer_norm
+from litegpu.gpu.passes.lookups import join_lookups
 from litegpu.gpu.passes.movement import absorb_border, absorb_padding, join_copies
 from litegpu.gpu.passes.neighbours import join_neighbours
 from litegpu.gpu.passes.parting import read_parts
@@ -33,7 +34,8 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     """The same function in less work: constants folded, copies joined, elementwise work fused, long sums split.
     `half`: intermediates will be float16."""
     graph = drop_repeats(fold_constants(drop_unused(graph)))
-    graph = join_neighbours(turn_halves(join_slices(keep_channels_last(read_parts(join_copies(graph))))))
+    graph = join_lookups(join_copies(graph), features.max_buffers)
+    graph = join_neighbours(turn_halves(join_slices(keep_channels_last(read_parts(graph)))))
     graph = absorb_border(split_windows(absorb_padding(graph)))
     graph = join_instance_norm(simplify_products(join_softmax(graph)), features)
     for _ in range(2):  # what became one function may pass what its parts, of which one was read twice, could not

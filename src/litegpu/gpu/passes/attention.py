@@ -25,6 +25,7 @@ from litegpu.gpu.graph import (
     Reshape,
     Shape,
     Softmax,
+    Tile,
     Value,
     sources_of,
     substitute,
@@ -48,14 +49,14 @@ def join_attention(graph: Graph, features: Features, half: bool) -> Graph:
     original, graph = graph, dataclasses.replace(graph, values=dict(graph.values))  # constants may be added
     producer, consumers = graph.producer(), graph.consumers()
     gone: set[int] = set()
-    nodes = []
+    nodes: list[Node] = []
     for node in graph.nodes:
         found = _joined(node, graph, producer, features, half)
         if found is not None:
             joined, inner = found
             if all(len(consumers[v]) == 1 and v not in graph.outputs for v in inner):
                 gone |= inner
-                node = joined
+                node = _with_queries_for_all(joined, graph.values, nodes)
         nodes.append(node)
     if not gone:
         return original
@@ -100,7 +101,8 @@ def _joined(
         pays = math.prod(values[logits.output].shape) <= MANY_LOGITS
     fits = (
         all(t.dtype is DType.FLOAT32 for t in (q, k, v))
-        and q.shape[:2] == lead == values[node.output].shape[:2]
+        and q.shape[:2] in (lead, (1, lead[1]))
+        and lead == values[node.output].shape[:2]
         and q.shape[3] <= MOST_DEPTH
         and v.shape[3] <= MOST_COLUMNS
         and v.shape[2] == k.shape[2]
@@ -115,6 +117,17 @@ def _joined(
     op = Attention(scale * weights.op.beta, weights.op.beta)
     joined = Node(op, (*logits.inputs, node.inputs[1], *mask), node.output, node.epilogue, node.operands, sources)
     return joined, {n.output for n in (logits, *copies, weights)}
+
+
+def _with_queries_for_all(node: Node, values: dict[int, Value], nodes: list[Node]) -> Node:
+    """The Attention with queries for each of the batch, where all have the same: those that a network has learnt. A
+    copy of them is added to the nodes."""
+    q, out = values[node.inputs[0]], values[node.output]
+    if q.shape[0] == out.shape[0]:
+        return node
+    every = GraphBuilder(values).value((out.shape[0], *q.shape[1:]), q.dtype, name=q.name)
+    nodes.append(Node(Copy((Tile((out.shape[0], 1, 1, 1)),)), (q.id,), every, sources=node.sources))
+    return dataclasses.replace(node, inputs=(every, *node.inputs[1:]))
 
 
 def _product(v: int, producer: dict[int, Node]) -> list[Node]:
