@@ -12,16 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from control_models import cached_decoder, loop, scalar, while_lstm
 
 import litegpu
 from litegpu import GpuDelegate
 from litegpu.choosing import auto, choice, records
+from litegpu.choosing.called import called
 from litegpu.choosing.candidate import CPU, Candidate, Measured, cpu_candidates, usable_cores
 from litegpu.choosing.predict import predicted
 from litegpu.device_choice import delegate_for
 from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.abilities import CallRates
 from litegpu.model import ModelBuilder, read_model
+from litegpu.model.types import TensorType
 
 GPU = Candidate("reference")
 ONE = Candidate(CPU)
@@ -148,6 +151,37 @@ def test_expectations_add_up() -> None:
     assert small_together > small  # threads have to be started
     part, all_of_it = predicted(wide, Candidate("cuda"), [1]), predicted(wide, Candidate("cuda"), [0, 1])
     assert part is not None and all_of_it is not None and part - all_of_it > alone / 2  # what is left to the CPU
+
+
+def test_what_a_loop_calls_is_counted() -> None:
+    """As often as it runs; a device takes longer where only the run knows how often that is."""
+
+    def expected(content: bytes) -> tuple[float, float]:
+        model = read_model(content)
+        work = called(model)
+        found = [predicted(model.main, one, range(9), called=work) for one in (ONE, Candidate("cuda"))]
+        assert None not in found
+        return found[0], found[1]  # type: ignore[return-value]
+
+    few, many = expected(while_lstm(4)), expected(while_lstm(400))
+    assert many[0] > 50 * few[0] and many[1] > 5 * few[1]
+    known, decided = (expected(until_none_is_left(constant)) for constant in (True, False))
+    assert decided[1] - known[1] > 300e-6 and decided[0] < 2 * known[0]
+    assert called(read_model(cached_decoder())) == {}  # its variables are no reason to look
+
+
+def until_none_is_left(constant: bool) -> bytes:
+    """A loop of sixteen rounds, or of as many as an input says."""
+    model = ModelBuilder()
+    count = scalar(model, 16) if constant else model.input("n", (), TensorType.INT32)
+    state: Any = [((), TensorType.INT32), ((3,), TensorType.FLOAT32)]
+    made = loop(
+        model, model, [count, model.input("x", (3,))], state,
+        lambda g, v: [g.op("GREATER", [v[0], scalar(g, 0)], (), type=TensorType.BOOL)],
+        lambda g, v: [g.op("SUB", [v[0], scalar(g, 1)], ()), g.op("TANH", [v[1]], (3,))],
+    )  # fmt: skip
+    model.output(made[1])
+    return bytes(model.build())
 
 
 # --------------------------------------------------------------------------------------------------- measurements

@@ -6,11 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from control_models import below, loop, one_more, scalar
 
 from litegpu import GpuDelegate, Interpreter
 from litegpu.choosing import shares as module
+from litegpu.choosing.called import called
 from litegpu.choosing.shares import quickest, shares
 from litegpu.gpu.backends.abilities import CallRates
+from litegpu.model.reader import read_model
+from litegpu.model.types import TensorType
 from litegpu.model.writer import ModelBuilder
 
 
@@ -59,6 +63,28 @@ def test_the_quickest_share(call: float, byte: float, wanted: int, monkeypatch: 
     best = quickest(found)
     assert best is not None and best.partitions == wanted
     assert best.seconds == min(share.seconds for share in found)
+
+
+def test_loops_count_with_what_they_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop between what the GPU does not take: where it is long, it is worth a partition."""
+    monkeypatch.setattr(module, "rates_of", lambda device: rates(200e-6))
+    wanted = []
+    for steps in (2, 3000):
+        model = ModelBuilder()
+        x = model.op("CUMSUM", [model.input("x", (8, 64)), model.constant(np.array(1, np.int32))], (8, 64))
+        state = [((), TensorType.INT32), ((8, 64), TensorType.FLOAT32)]
+        made = loop(model, model, [scalar(model, 0), x], state, below(steps),
+                    lambda g, v: [one_more(g, v[0]), g.op("TANH", [v[1]], (8, 64))])  # fmt: skip
+        model.output(model.op("CUMSUM", [made[1], model.constant(np.array(1, np.int32))], (8, 64)))
+        delegate = GpuDelegate(backend="reference", max_delegated_partitions=0)
+        with Interpreter(
+            model_content=model.build(), experimental_delegates=[OnlySome(delegate)], fallback="silent"
+        ) as interpreter:
+            work = called(read_model(model.build()))
+            best = quickest(shares(interpreter.graph, interpreter.preview_delegation(), "cuda", work))
+        assert best is not None
+        wanted.append(best.partitions)
+    assert wanted == [0, 1]
 
 
 def test_nothing_is_said_of_an_unknown_device() -> None:

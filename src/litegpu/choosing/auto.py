@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from litegpu.choosing.called import called
 from litegpu.choosing.candidate import CPU, Candidate, Measured
 from litegpu.choosing.choice import Choice, by_measurement, by_prediction, comparable
 from litegpu.choosing.records import recall
@@ -74,10 +75,11 @@ class Auto:
             return self._open(source, None, self._num_threads)
         gpu = Candidate(registry.name_of(self.delegate.open_device()), self._precision)
         cpu = Candidate(CPU, num_threads=self._num_threads)
-        choice = by_prediction(model.main, None, (gpu, cpu), batch)  # if the GPU took all of it
+        work = called(model)
+        choice = by_prediction(model.main, None, (gpu, cpu), batch, work)  # if the GPU took all of it
         if not choice.candidate.is_cpu:
             interpreter = self._open(source, self.delegate, self._num_threads)
-            choice = by_prediction(interpreter.graph, interpreter.delegation_report(), (gpu, cpu), batch)
+            choice = by_prediction(interpreter.graph, interpreter.delegation_report(), (gpu, cpu), batch, work)
             if not choice.candidate.is_cpu:
                 self._tell(choice)
                 self.used = self.delegate

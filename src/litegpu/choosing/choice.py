@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from litegpu.choosing.called import Called
 from litegpu.choosing.candidate import Candidate, Measured
-from litegpu.choosing.predict import predicted
+from litegpu.choosing.predict import NOTHING_CALLED, predicted
 from litegpu.delegates.report import DelegationReport
 from litegpu.model.types import Subgraph
 
@@ -45,15 +46,19 @@ def by_measurement(found: Sequence[Measured], batch: int = 1) -> Choice | None:
 
 
 def by_prediction(
-    graph: Subgraph, report: DelegationReport | None, candidates: Sequence[Candidate], batch: int = 1
+    graph: Subgraph,
+    report: DelegationReport | None,
+    candidates: Sequence[Candidate],
+    batch: int = 1,
+    called: Called = NOTHING_CALLED,
 ) -> Choice:
-    """The quickest by what the operators cost. `graph` has the shapes of a call with `batch` rows; `report`: which of
-    its nodes the GPU takes, None for all. A device that nothing is known of is taken to be quick."""
+    """The quickest by what the operators, and what they call, cost. `graph` has the shapes of a call with `batch` rows;
+    `report`: which of its nodes the GPU takes, None for all. A device that nothing is known of is taken to be quick."""
     nodes, partitions = set(range(len(graph.operators))), 1
     if report is not None:
         nodes = {index for one in report.partitions if one.owner != "CPU" for index in one.nodes}
         partitions = len(report.partitions)
-    expected = [(one, predicted(graph, one, nodes, partitions)) for one in candidates]
+    expected = [(one, predicted(graph, one, nodes, partitions, called)) for one in candidates]
     expected.sort(key=lambda pair: -1.0 if pair[1] is None else pair[1])
     (best, seconds), *rest = expected
     return Choice(best, seconds, tuple(rest), batch=batch)

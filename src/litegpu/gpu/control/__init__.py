@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from litegpu.gpu.control.checks import check_control, is_control
-from litegpu.gpu.control.costs import called_cost
+from litegpu.gpu.control.costs import CalledWork, called_cost, called_work
 
-__all__ = ["called_cost", "check_control", "is_control"]
+__all__ = ["CalledWork", "called_cost", "called_work", "check_control", "is_control"]

@@ -7,6 +7,7 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from litegpu.choosing.called import called
 from litegpu.choosing.shares import Share, shares
 from litegpu.delegates.cpu import OfficialOptions
 from litegpu.delegates.protocol import Delegate
@@ -16,6 +17,7 @@ from litegpu.errors import DeviceError, InvokeError
 from litegpu.gpu.backends import registry
 from litegpu.gpu.backends.abilities import Opener
 from litegpu.interpreter import Interpreter
+from litegpu.model.reader import read_model
 from litegpu.model.types import Model
 
 XNNPACK = "XNNPACK"
@@ -162,7 +164,7 @@ def _shares(model: str | os.PathLike[str] | bytes, delegate: Delegate) -> tuple[
     path = None if content is not None else os.fspath(model)
     with Interpreter(path, content, experimental_delegates=[unlimited], fallback="silent") as interpreter:
         report = interpreter.preview_delegation()
-        return shares(interpreter.graph, report, device)
+        return shares(interpreter.graph, report, device, called(read_model(model)))
 
 
 def _device(delegate: Delegate) -> tuple[TargetDevice | None, str | None]:
