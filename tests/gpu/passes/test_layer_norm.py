@@ -211,3 +211,14 @@ def test_a_mean_of_it_reads_it(axis: int) -> None:
     assert [type(n.op) for n in optimised.nodes] == [LayerNorm, Reduce]
     x = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
     np.testing.assert_allclose(evaluate_graph(optimised, [x])[0], evaluate_graph(graph, [x])[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", [by_moments, by_quotient])
+def test_a_sum_of_it_that_leaves_some_places_out_reads_it(way: Callable[[Steps], int]) -> None:
+    """As encoders of sentences sum the words that there are."""
+    b = Steps()
+    there = b.value((*SHAPE[:3], 1), DType.FLOAT32)
+    graph = b.graph([b.x, there], [b.mean(b.do("mul", way(b), there), 2)])
+    optimised = optimise(graph, Features())
+    assert [type(n.op) for n in optimised.nodes] == [LayerNorm, Reduce]
+    same(graph, optimised)

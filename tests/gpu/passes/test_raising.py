@@ -29,6 +29,7 @@ from litegpu.gpu.passes import optimise
 from litegpu.gpu.passes.raising import raise_elementwise
 
 RELU = apply("max", Arg(0), 0.0)
+ADD = apply("add", Arg(0), Arg(1))
 RNG = np.random.default_rng(0)
 
 
@@ -151,6 +152,20 @@ def test_constants_that_would_grow_stay_behind_a_reshape(constant: tuple[int, ..
     y = b.node(Elementwise(), (), value(b, 2, 5, 2, 8), apply("add", Arg(0), Arg(1)), [y, other])
     raised = raise_elementwise(b.graph([x], [y]))
     assert [type(n.op) for n in raised.nodes] == [Conv2D, Copy, Elementwise]
+
+
+def test_a_vector_for_each_place_reaches_a_convolution_along_time_whatever_the_batch() -> None:
+    """Rows of a picture of one row, seen as rows of a matrix for each of the batch: as many numbers as nobody looks at
+    one by one."""
+    b = GraphBuilder()
+    x = value(b, 1 << 12, 1, 200, 32)
+    y = b.node(Copy((Reshape((1 << 12, 1, 200, 32), (1, 1 << 12, 200, 32)),)), [convolution(b, x, 32)], 
+               value(b, 1, 1 << 12, 200, 32))  # fmt: skip
+    places = b.constant(RNG.standard_normal((200, 32)).astype(np.float32))
+    graph = b.graph([x], [b.node(Elementwise(), (), b.value(b.values[y].shape, DType.FLOAT32), ADD, [y, places])])
+    raised = raise_elementwise(graph)
+    assert [type(n.op) for n in raised.nodes] == [Conv2D, Elementwise, Copy]
+    assert raised.values[raised.nodes[1].operands[1]].shape == (1, 1, 200, 32)
 
 
 def test_values_stay_where_their_channels_do_not_fill_groups() -> None:

@@ -55,7 +55,7 @@ def join_layer_norm(graph: Graph) -> Graph:
 
 def _parted(last: Node, moments: _Moments, graph: Graph, builder: GraphBuilder) -> list[Node]:
     """The node, or if it reduces a function of x what computes that, and what reduces it."""
-    if not isinstance(last.op, Reduce) or moments.x not in last.inputs:
+    if not isinstance(last.op, Reduce) or not {moments.x, moments.centred} & {*last.inputs}:
         return [last]
     shape = graph.values[moments.x].shape
     sizes = [graph.values[v].shape for v in last.inputs]

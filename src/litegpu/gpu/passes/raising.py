@@ -163,6 +163,7 @@ class _Raising:
 def _behind(data: np.ndarray, target: Shape, source: Shape) -> np.ndarray | None:
     """A constant that broadcasts to `target`, for the same elements in the shape `source`; None if it would take more
     room there, or is not worth looking at."""
+    target, source = _without_lead(data.shape, target, source)
     if math.prod(target) > _LARGEST:
         return None
     whole = np.broadcast_to(data, target).reshape(source)
@@ -171,3 +172,13 @@ def _behind(data: np.ndarray, target: Shape, source: Shape) -> np.ndarray | None
         if whole.shape[axis] > 1 and np.array_equal(np.broadcast_to(first, whole.shape), whole, equal_nan=True):
             whole = first
     return whole if whole.size <= data.size else None
+
+
+def _without_lead(shape: Shape, target: Shape, source: Shape) -> tuple[Shape, Shape]:
+    """The two shapes with 1 for the axes in front over which a constant of `shape` is the same, a batch mostly."""
+    alike = next((i for i, n in enumerate(shape) if n != 1), len(shape))
+    for i in range(alike, 0, -1):
+        for j in range(len(source), 0, -1):
+            if math.prod(source[:j]) == math.prod(target[:i]):
+                return (*[1] * i, *target[i:]), (*[1] * j, *source[j:])
+    return target, source
