@@ -59,11 +59,12 @@ struct Thread {
   unsigned signal, parity, team, members;  // what else it waits for
   std::vector<Copy> copies;
 };
+constexpr unsigned MOST_THREADS = 8 << 10;  // of a cluster
 inline std::vector<Thread> threads;
 inline jmp_buf scheduler;
 inline Thread* current;
 inline uint3 group, grid;
-inline uint64_t slots[8192];
+inline uint64_t slots[MOST_THREADS];
 
 inline uint3 block() { return {group.x + current->rank, group.y, group.z}; }
 inline void pause() {
@@ -192,8 +193,8 @@ inline void cluster_store(float* at, unsigned rank, float value, unsigned bytes)
 
 namespace emulator {
 struct Operands { unsigned a[4], b[2]; };
-inline Operands operands[1024];
-inline unsigned addresses[1024];
+inline Operands operands[MOST_THREADS];
+inline unsigned addresses[MOST_THREADS];
 inline float half_of(unsigned word, unsigned i) { return half_to_float((unsigned short)(word >> 16 * i)); }
 }  // namespace emulator
 
@@ -570,6 +571,7 @@ inline void launch(void (*kernel)(void**), void** p, uint3 groups, uint3 size, u
   arguments = p;
   grid = groups;
   threads.resize(size.x * size.y * size.z * cluster);
+  if (threads.size() > MOST_THREADS) fail("a cluster has more threads than the emulator has room for");
   if (switching)
     for (Thread& t : threads) t.stack.resize(64 << 10);
   for (unsigned z = 0; z < groups.z; z++)
