@@ -162,16 +162,13 @@ def st_gcn(net: StrangeLayers, x: Tensor, *, width: int = 64, classes: int = 60)
     x = net.reshape(x, x.sample.shape[1], 25, 3)
     stages = ((1, 1), (1, 1), (1, 1), (1, 1), (2, 2), (2, 1), (2, 1), (4, 2), (4, 1), (4, 1))
     for number, (factor, stride) in enumerate(stages):
-        channels, total = width * factor, None
-        wide = net.plain(x, 3 * channels)
-        for part in range(3):
-            # joints by joints, from the left: a transposition on either side, as einsums come out
-            piece = net.transpose(net.span(wide, 3, part * channels, channels), 0, 1, 3, 2)
-            adjacency = np.abs(net._normal((25, 25), 25)).astype(np.float32)
-            own = net.apply("FULLY_CONNECTED", [piece], [adjacency], dict(keep_num_dims=True))
-            total = own if total is None else net.add(total, own)
-        assert total is not None
-        y = net.activate(net.transpose(total, 0, 1, 3, 2), "RELU")
+        channels = width * factor
+        # einsum("ntvkc,kvw->ntwc"): what is summed over comes last, as a product of matrices asks for it
+        t = x.sample.shape[1]
+        wide = net.transpose(net.reshape(net.plain(x, 3 * channels), t, 25, 3, channels), 0, 1, 4, 3, 2)
+        joints = np.abs(net._normal((25, 75), 75)).astype(np.float32)
+        mixed = net.apply("FULLY_CONNECTED", [net.reshape(wide, t, channels, 75)], [joints], dict(keep_num_dims=True))
+        y = net.activate(net.transpose(mixed, 0, 1, 3, 2), "RELU")
         weights = net._normal((channels, 9, 1, channels), 9 * channels)
         options = dict(stride_h=stride, stride_w=1, padding="SAME")
         y = net.apply("CONV_2D", [y], [weights, net._bias(channels)], options)

@@ -32,6 +32,7 @@ from litegpu.gpu.backends.cuda.passes.excite import join_excitations
 from litegpu.gpu.backends.cuda.passes.grouped import split_groups
 from litegpu.gpu.backends.cuda.passes.inverted import join_inverted
 from litegpu.gpu.backends.cuda.passes.mean import join_means
+from litegpu.gpu.backends.cuda.passes.mixing import join_mixing
 from litegpu.gpu.backends.cuda.passes.moved import join_moves
 from litegpu.gpu.backends.cuda.passes.normed import join_normed
 from litegpu.gpu.backends.cuda.passes.pair import join_pairs
@@ -109,7 +110,9 @@ class CudaNative:
         graph = part_zero_points(join_inverted(graph, features, half))
         if not half:
             return graph
-        graph = join_means(join_excitations(fold_affine(join_places(graph, features)), features), features)
+        graph = join_means(
+            join_excitations(fold_affine(join_places(join_mixing(graph, features), features)), features), features
+        )
         graph = join_prologues(join_separable(graph))
         graph = join_normed(join_pairs(join_row_norms(graph, features), features), features)
         return join_pooled(join_moves(graph), features)
