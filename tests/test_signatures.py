@@ -12,6 +12,7 @@ from control_models import around, random, three_signatures
 
 from litegpu import GpuDelegate, Interpreter
 from litegpu.errors import DelegateError, InvokeError, TensorError
+from litegpu.model import ModelBuilder
 
 
 def opened(content: bytes, **options: Any) -> Interpreter:
@@ -95,6 +96,27 @@ def test_programs_in_the_cache_are_those_of_their_signature(tmp_path: Any) -> No
         for key in ("a", "b"):
             found = interpreter.get_signature_runner(key)(x=value)["y"]
             np.testing.assert_array_equal(found, value * random(1, 8, seed=ord(key)))
+
+
+@pytest.mark.parametrize("count", [2, 900])
+def test_constants_that_a_signature_gives(count: int) -> None:
+    """Of a subgraph that is not the first, small ones and large ones; and its input, as it is."""
+    model = ModelBuilder()
+    x = model.input("x", (2,))
+    model.output(first := model.op("ABS", [x], (2,)))
+    model.signature("first", {"x": x}, {"o": first})
+    other = model.subgraph("other")
+    y = other.input("y", (count,))
+    given = other.constant(np.arange(count, dtype=np.float32))
+    negative = other.op("NEG", [y], (count,))
+    other.output(negative, given, y)
+    model.signature("second", {"y": y}, {"negative": negative, "given": given, "same": y}, other)
+    content = model.build()
+    array = np.random.default_rng(0).standard_normal(count).astype(np.float32)
+    with opened(content) as mine:
+        official = Official(model_content=content)
+        for _ in range(2):
+            same(mine.get_signature_runner("second")(y=array), official.get_signature_runner("second")(y=array))
 
 
 def test_closing_frees_the_signatures_too() -> None:

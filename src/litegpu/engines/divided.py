@@ -238,16 +238,13 @@ class Divided(Engine):
             self._set_official(index, value)
 
     def get(self, index: int, subgraph_index: int) -> Any:
-        if (
-            self.plan is not None
-            and subgraph_index == self.setup.source.model.entry
-            and self.setup.source.is_computed(index)
-        ):
+        is_entry = subgraph_index == self.setup.source.model.entry
+        if self.plan is not None and is_entry and self.setup.source.is_computed(index):
             return self.plan.copy(index)[()]
         tensor = self.setup.source.tensor(index, subgraph_index)
         if tensor is not None and tensor.type is TensorType.STRING and not tensor.is_constant:
             raise TensorError(f"Tensor {index} '{tensor.name}' holds no strings yet; set the inputs and invoke() first")
-        return self._get_official(index, subgraph_index)
+        return self._get_official(index, 0 if is_entry else subgraph_index)  # where what is run comes first
 
     def view(self, index: int) -> Any:
         if self.plan is not None and self.setup.source.is_computed(index):

@@ -68,9 +68,12 @@ def cut(
 
 def described(model: Model) -> bytes:
     """A model of the tensors of the subgraph that is run, its inputs and outputs, without anything that computes or any
-    large constant: for who asks an official interpreter about tensors alone."""
+    large constant that is no output: for who asks an official interpreter about tensors alone."""
+    read = frozenset(model.main.outputs)
     tensors = tuple(
-        dataclasses.replace(t, data=None, sparsity=None) if t.data is not None and t.data.nbytes > _SMALL else t
+        dataclasses.replace(t, data=None, sparsity=None)
+        if t.data is not None and t.data.nbytes > _SMALL and t.index not in read
+        else t
         for t in model.main.tensors
     )
     main = dataclasses.replace(model.main, index=0, tensors=tensors, operators=())
