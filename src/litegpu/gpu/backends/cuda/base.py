@@ -18,7 +18,7 @@ from litegpu.errors import DeviceError
 from litegpu.gpu.backends.contract import DeviceInfo
 from litegpu.gpu.backends.cuda.compile import compile_kernels
 from litegpu.gpu.backends.cuda.driver import CudaContext, checked, make_wait, synchronize
-from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions
+from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions, features_of
 from litegpu.gpu.backends.cuda.overlap import (
     PROGRAMMATIC_VARIABLE,
     SHARED_MEMORY_PERCENT,
@@ -26,14 +26,9 @@ from litegpu.gpu.backends.cuda.overlap import (
     latency_bound,
 )
 from litegpu.gpu.backends.cuda.requirements import CONDITIONAL, PROGRAMMATIC
-from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import KernelCode, Program
 
-#: What every device has without asking; a kernel may ask for more with KernelCode.shared_bytes.
-_PLAIN_SHARED_BYTES = 48 << 10
 _NUDGE_BYTES = 256
-_MAX_BUFFERS = 64  # of 512 pointers that fit in a kernel's 4 KiB of parameters
-_MAX_GROUPS = (1 << 31) - 1  # along x; what asks for more along y or z than 65535 does not get past the language
 
 
 class _Closes(Protocol):
@@ -53,7 +48,10 @@ class CudaDeviceBase:
         self.context: CudaContext | fork.Refusal = context
         #: Of the context, for native code, which makes it current by itself.
         self.address = context.address
-        self.features = self._features()
+        self.features = features_of(
+            found.capability, found.memory, threads=self.attribute("MAX_THREADS_PER_BLOCK"),
+            units=self.attribute("MULTIPROCESSOR_COUNT"), cache_bytes=self.attribute("L2_CACHE_SIZE"),
+        )  # fmt: skip
         driver_text = f"CUDA {versions.driver}, NVRTC {versions.nvrtc}"
         self.info = DeviceInfo(found.name, "cuda", driver_text, False, found.uuid)
         self.lost = False
@@ -143,27 +141,6 @@ class CudaDeviceBase:
         """A device attribute by the end of its name, such as "MULTIPROCESSOR_COUNT"."""
         which = getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
         return int(checked(driver.cuDeviceGetAttribute(which, self.handle), f"cuDeviceGetAttribute {name}"))
-
-    def _features(self) -> Features:
-        return Features(
-            float16=True,
-            subgroups=True,
-            subgroup_size=32,
-            linear_subgroups=True,
-            timestamps=True,
-            max_threads=self.attribute("MAX_THREADS_PER_BLOCK"),
-            max_shared_bytes=_PLAIN_SHARED_BYTES,
-            max_buffers=_MAX_BUFFERS,
-            max_groups=_MAX_GROUPS,
-            max_binding_bytes=self.found.memory,
-            max_buffer_bytes=self.found.memory,
-            storage_alignment=256,
-            compute_units=self.attribute("MULTIPROCESSOR_COUNT"),
-            cache_bytes=self.attribute("L2_CACHE_SIZE"),
-            byte_products=True,
-            native="cuda",
-            capability=self.found.capability,
-        )
 
 
 _Key = tuple[str, int, bytes, bool]

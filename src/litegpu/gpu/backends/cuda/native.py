@@ -25,7 +25,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     squeeze,
     transpose,
 )
-from litegpu.gpu.backends.cuda.kernels.tile import COPYING_CAPABILITY, LEAST_CAPABILITY, most_shared_bytes
+from litegpu.gpu.backends.cuda.kernels.tile import COPYING_CAPABILITY, LEAST_CAPABILITY, device_shared_bytes
 from litegpu.gpu.backends.cuda.passes.affine import fold_affine
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
 from litegpu.gpu.backends.cuda.passes.excite import join_excitations
@@ -92,9 +92,7 @@ class CudaNative:
         if capability < LEAST_CAPABILITY or type(ctx.node.op) not in _LAUNCHES:
             return None
         found = _LAUNCHES[type(ctx.node.op)](ctx)
-        if capability >= COPYING_CAPABILITY:
-            return found
-        fit = all(_shared(launch) <= most_shared_bytes(capability) for launch in found or ())
+        fit = all(_shared(launch) <= device_shared_bytes(capability) for launch in found or ())
         return found if fit else None
 
     def join_first(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:

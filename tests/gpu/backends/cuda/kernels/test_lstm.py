@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cuda_devices import GPUS
 
 from litegpu.gpu.backends.cuda.kernels import lstm
 from litegpu.gpu.build import build_program
@@ -113,6 +114,17 @@ def test_every_size_fits(units: int, half: bool) -> None:
     weights = np.arange(4 * units * units, dtype=np.float32) % 2000 + 1
     kept = lstm.packed(weights, units, found).astype(np.float32)
     np.testing.assert_array_equal(np.sort(kept[kept > 0]), np.sort(weights))
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("name", GPUS)
+def test_every_division_fits_on_the_device(name: str, half: bool) -> None:
+    """Blackwell of desktops has clusters and less shared memory than Hopper."""
+    for units in range(4, 641, 12):
+        found = lstm.division(units, GPUS[name].capability, half)
+        if found is not None:
+            shared = found.shared_weights + found.shared_outputs(lstm.MOST_SEQUENCES)
+            assert shared <= GPUS[name].shared << 10, (units, str(found))
 
 
 def test_up_to_256_units_fit_in_registers() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from litegpu.gpu.backends.cuda.halves import HALF_CONVERSIONS, INLINE
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD
 from litegpu.gpu.backends.cuda.kernels.source import text_of
-from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS
+from litegpu.gpu.backends.cuda.kernels.tile import USUAL_UNITS, device_shared_bytes
 from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_LAUNCH
 from litegpu.gpu.graph import RESULT, Custom, DType, apply, fits_half
 from litegpu.gpu.kernels.access import Operands
@@ -52,6 +52,10 @@ class LstmDivision:
         """Bytes of weights in shared memory."""
         return (self.chunks - self.in_registers) * self.threads * (8 if self.half else 16)
 
+    def shared_outputs(self, sequences: int) -> int:
+        """Bytes of the outputs of two steps, of so many sequences, in shared memory."""
+        return 2 * sequences * self.chunks * self.lanes * 4 * 4
+
     def __str__(self) -> str:
         return f"lstm {self.cluster} x {self.threads}, {self.lanes} lanes, {'half' if self.half else 'float'} weights"
 
@@ -75,7 +79,8 @@ def division(units: int, capability: int, half: bool = False) -> LstmDivision | 
     for cluster, lanes, narrow in itertools.product(clusters, (1, 2, 4, 8), (False, True) if half else (False,)):
         each, chunks = -(-units // cluster), -(-units // (4 * lanes))
         d = LstmDivision(cluster, lanes, each, chunks, min(chunks, MOST_REGISTERS // (2 if narrow else 4)), narrow)
-        shared = d.shared_weights == 0 or (capability >= CLUSTER_CAPABILITY and d.shared_weights <= MOST_SHARED_BYTES)
+        room = min(MOST_SHARED_BYTES, device_shared_bytes(capability) - d.shared_outputs(MOST_SEQUENCES))
+        shared = d.shared_weights == 0 or (capability >= CLUSTER_CAPABILITY and d.shared_weights <= room)
         if d.threads <= MOST_THREADS and shared and (cluster - 1) * each < units:
             candidates.append(d)
     return min(candidates, key=_cost, default=None)
@@ -107,7 +112,7 @@ def launch(ctx: KernelContext, op: Lstm, d: LstmDivision) -> Launch:
     operands: Operands = {"gates": gates, "weights": packed(weights, op.units, d), "output": output, "state": state}
     operands["out"] = out
     buffers = tuple(NativeBuffer(n, "read_write" if isinstance(v, View) else "read") for n, v in operands.items())
-    shared_bytes = 2 * each * d.chunks * d.lanes * 4 * 4 + d.shared_weights
+    shared_bytes = d.shared_outputs(each) + d.shared_weights
     dispatch = (-(-batch // each) * d.cluster, 1, 1)
     workgroup = (d.threads, 1, 1)
     text = "\n".join(parts) + "\n"

@@ -20,6 +20,15 @@ PREPARED = 1 / (128 * 1700)
 #: The compute capability that has warpgroup products (wgmma), and the shared memory that a workgroup can have there.
 WARPGROUP_CAPABILITY = 90
 MOST_WARPGROUP_SHARED_BYTES = 227 << 10
+#: The same where it is more than MOST_SHARED_BYTES, by compute capability: of data centres, and of Jetson boards.
+_LARGE_SHARED_BYTES = {80: 163 << 10, 87: 163 << 10} | dict.fromkeys(
+    (90, 100, 101, 103, 110), MOST_WARPGROUP_SHARED_BYTES
+)
+
+
+def device_shared_bytes(capability: int) -> int:
+    """Of a workgroup, at most, on devices of that compute capability; of unknown ones, what all have since 8.0."""
+    return _LARGE_SHARED_BYTES.get(capability, most_shared_bytes(capability))
 
 
 def most_shared_bytes(capability: int) -> int:
