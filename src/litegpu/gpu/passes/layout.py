@@ -184,7 +184,9 @@ class _Layout:
         view = follow(self.views[source.id], node.op.steps)
         if node.output in self.views:
             return view is not None and _same_place(view, self.views[node.output])
-        if view is None or not _is_good(view, self.consumers[node.output]):
+        if view is None or not (
+            _is_good(view, consumers := self.consumers[node.output]) or _is_byte(view, node, consumers)
+        ):
             return False
         self.views[node.output] = view
         return True
@@ -222,6 +224,11 @@ def _is_good(view: View, consumers: list[Node]) -> bool:
     """Whether reading through `view` costs its readers no more than a copy of their own would."""
     light = all(isinstance(n.op, (Elementwise, Copy, Concat)) for n in consumers)
     return light or (view.vector and view.strides[2] != 0)
+
+
+def _is_byte(view: View, node: Node, consumers: list[Node]) -> bool:
+    """Whether it is one byte of each pixel that only epilogues read."""
+    return view.dtype.is_narrow and view.shape[3] == 1 and not any(node.output in n.inputs for n in consumers)
 
 
 def _same_place(a: View, b: View) -> bool:

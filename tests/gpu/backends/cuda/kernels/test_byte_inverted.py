@@ -9,7 +9,7 @@ import pytest
 from byte_network import whole_network
 from first_output import first_output
 
-from litegpu.gpu.backends.cuda.kernels import byte_inverted, byte_inverted_cost
+from litegpu.gpu.backends.cuda.kernels import byte_inverted, byte_inverted_cost, byte_rests
 from litegpu.gpu.backends.cuda.passes import inverted as passes
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
@@ -99,6 +99,34 @@ def test_separable(device, monkeypatch, shape, outputs: int, stride, taps, paddi
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8])
+@pytest.mark.parametrize("shape, channels, outputs, stride, taps, first", [
+    ((2, 7, 9, 16), 48, 16, (1, 1), (3, 3), None), ((2, 6, 5, 12), 40, 24, (2, 2), (5, 5), None),
+    ((1, 13, 12, 24), 144, 0, (2, 1), (2, 3), None), ((1, 11, 16, 70), 150, 36, (1, 2), (3, 5), None),
+    ((2, 11, 12, 32), 0, 16, (1, 1), (3, 3), None), ((1, 10, 9, 20), 0, 24, (2, 2), (3, 3), None),
+    ((2, 22, 32, 3), 32, 16, (1, 1), (3, 3), ((3, 3), (2, 2), (0, 0))),
+    ((1, 12, 12, 1), 20, 8, (1, 1), (3, 3), ((4, 4), (2, 3), (1, 1))),
+])  # fmt: skip
+def test_weights_that_are_no_bytes(device, shape, channels: int, outputs: int, stride, taps, first, dtype) -> None:
+    """Bytes and rests, of all three layers."""
+    op = IntegerDepthwiseConv2D(stride, (1, 1), (taps[0] // 2, taps[1] // 2))
+    for outlying in (1, byte_rests.MOST_RESTS):
+        graph, x = whole_network(
+            shape, channels or shape[3], op, taps=taps, outputs=outputs, dtype=dtype, residual=outputs == shape[3],
+            expands=channels > 0, seed=outlying, first=first, outlying=outlying,
+        )  # fmt: skip
+        check(device, graph, x)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("expands", [True, False])
+def test_one_scale_for_all_channels(device, expands: bool) -> None:
+    op = IntegerDepthwiseConv2D(padding=(1, 1))
+    graph, x = whole_network((1, 7, 9, 16), 48 if expands else 16, op, outputs=16, expands=expands, alike=True)
+    check(device, graph, x)
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("expands", [True, False])
 @pytest.mark.parametrize("above", [(3, 0, 100, 77), (200, 31, 0, 0), (128, 255, 254, 3)])
 @pytest.mark.parametrize("changes, near, limits", [
@@ -181,6 +209,8 @@ def test_joined_only_what_the_kernel_computes() -> None:
     assert joined(alone) == ["IntegerDepthwiseConv2D"]
     dilated = dataclasses.replace(op, dilation=(2, 2))
     assert joined(whole_network((1, 9, 9, 32), 32, dilated, outputs=16, expands=False)[0]) == apart[1:]
+    for outlying, kinds in ((byte_rests.MOST_RESTS, ["IntegerInvertedConv2D"]), (byte_rests.MOST_RESTS + 1, apart)):
+        assert joined(whole_network((1, 5, 6, 8), 32, op, outputs=16, outlying=outlying)[0]) == kinds
     values = dict(alone.values)
     taps = values[alone.nodes[0].inputs[1]]
     values[taps.id] = dataclasses.replace(taps, data=np.full(taps.shape, 128, np.int32))  # no signed byte

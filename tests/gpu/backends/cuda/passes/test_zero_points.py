@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from first_output import first_output
 
-from litegpu.gpu.backends.cuda.passes.zero_points import part_zero_points
+from litegpu.gpu.backends.cuda.passes.zero_points import MOST_BESIDE, part_zero_points
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
 from litegpu.gpu.graph import Arg, DType, GraphBuilder, IntegerConv2D, apply
@@ -16,12 +17,16 @@ LARGEST = IntegerConv2D(zero_point=7, weights_zero_point=-128)  # of differences
 WINDOW = IntegerConv2D((2, 1), (1, 1), (1, 1), zero_point=130, weights_zero_point=21)
 
 
-def network(op: IntegerConv2D, kernel: int, channels: int):
+def network(op: IntegerConv2D, kernel: int, channels: int, most: int = 128, beyond: int = 0):
+    """`beyond`: places of filters with a weight that is no byte without its zero point."""
     rng = np.random.default_rng(0)
     builder = GraphBuilder()
     x = builder.value((2, 9, 9, channels), DType.UINT8)
-    weights = rng.integers(-128, 128, (16, kernel, kernel, channels)).astype(np.int8)
-    weights[0, 0, 0, 0] = 127
+    weights = rng.integers(-most, most, (16, kernel, kernel, channels)).astype(np.int8)
+    if most == 128:
+        weights[0, 0, 0, 0] = 127
+    far = 127 if op.weights_zero_point < 0 else -127
+    weights.reshape(16, -1)[rng.integers(0, 16, beyond), rng.permutation(kernel**2 * channels)[:beyond]] = far
     bias = builder.constant(rng.integers(-1000, 1000, 16).astype(np.int32))
     size = [(9 + 2 * op.padding[0] - kernel) // s + 1 for s in op.stride]
     y = builder.value((2, *size, 16), DType.INT32)
@@ -31,7 +36,7 @@ def network(op: IntegerConv2D, kernel: int, channels: int):
 
 
 @pytest.mark.parametrize(("op", "kernel", "nodes"), [(POINTS, 1, 1), (LARGEST, 1, 2), (WINDOW, 3, 2)])
-@pytest.mark.parametrize("channels", [3, 32])
+@pytest.mark.parametrize("channels", [5, 32])
 def test_same_sums(op: IntegerConv2D, kernel: int, nodes: int, channels: int) -> None:
     graph, x = network(op, kernel, channels)
     parted = part_zero_points(graph)
@@ -46,3 +51,34 @@ def test_native_kernels_do_it(op: IntegerConv2D, kernel: int, wanted: int) -> No
     program = build_program(graph, Features(native="cuda", capability=90), "cuda", half=True)
     assert len(program.dispatches) == wanted
     assert "convolution" not in {kernel.name for kernel in program.kernels}  # the language's
+
+
+FEW = IntegerConv2D(zero_point=7, weights_zero_point=-9)
+AROUND = IntegerConv2D((2, 1), (1, 2), (1, 2), zero_point=130, weights_zero_point=9)
+
+
+@pytest.mark.parametrize(("op", "kernel"), [(FEW, 1), (AROUND, 3)])
+def test_few_that_are_no_bytes_are_beside_the_sums(op: IntegerConv2D, kernel: int) -> None:
+    graph, x = network(op, kernel, 12, most=110, beyond=MOST_BESIDE)
+    parted = part_zero_points(graph)
+    assert [type(n.op).__name__ for n in parted.nodes] == ["Copy"] * MOST_BESIDE + ["IntegerConv2D"]
+    np.testing.assert_array_equal(evaluate_graph(parted, [x])[0], evaluate_graph(graph, [x])[0])
+    graph, x = network(op, kernel, 12, most=110, beyond=MOST_BESIDE + 1)
+    assert "Copy" not in [type(n.op).__name__ for n in part_zero_points(graph).nodes]
+
+
+@pytest.mark.parametrize(("op", "kernel", "wanted"), [(FEW, 1, 1), (AROUND, 3, 4)])
+def test_bytes_of_points_are_read_where_they_are(op: IntegerConv2D, kernel: int, wanted: int) -> None:
+    """A window sees pixels outside of the picture, which a copy has."""
+    graph, _ = network(op, kernel, 12, most=110, beyond=MOST_BESIDE)
+    assert len(build_program(graph, Features(native="cuda", capability=90), "cuda", half=True).dispatches) == wanted
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("op", "kernel"), [(FEW, 1), (AROUND, 3)])
+@pytest.mark.parametrize("channels", [12, 32])
+def test_native_kernels_add_what_few_weights_lack(device, op: IntegerConv2D, kernel: int, channels: int) -> None:
+    graph, x = network(op, kernel, channels, most=110, beyond=2)
+    (want,) = evaluate_graph(graph, [x])
+    program = build_program(graph, device.features, "cuda", half=True)
+    np.testing.assert_array_equal(first_output(device, program, [x], want.shape, np.int32), want)

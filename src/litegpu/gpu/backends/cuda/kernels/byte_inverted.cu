@@ -14,7 +14,8 @@
 // nothing (0), the upper one (1), both (2); *_OFFSET: what makes a signed byte of the nearest whole number, or 0 if that
 // is an unsigned one, none being below zero (*_POSITIVE). With STEM: STEM_H STEM_W STEM_STRIDE_* STEM_PADDING_*; IN_H IN_W
 // (of the input; H and W are those of what is expanded); PIXEL (bytes from pixel to pixel as they are copied). DEPTH has the
-// whole words of each row of its window, and then one byte more of each, if there is one.
+// whole words of each row of its window, and then one byte more of each, if there is one. *_RESTS, if there are any: F(...)
+// for each weight that no byte holds, as byte_rests.py lists them.
 //
 // The planes of 16 channels have those 4i and 4i + 1, and 4i + 2 and 4i + 3, so that the products leave four of them that
 // follow one another in one lane; without EXPANDS they are as they come, and the lane has 2i, 2i + 1, 8 + 2i and 9 + 2i.
@@ -242,6 +243,15 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
       expand<DEPTH>(sums, (t * 16 + lane % 16) * X_PITCH, lane, begins, [&](unsigned k, unsigned n) {
         return k < HELD ? held[k < HELD ? k : 0][n] : factors[(k * SIXTEENS + n) * 32];
       });
+#ifdef EXPANSION_RESTS
+#define F(SIXTEEN, Q, E, INPUT, REST) \
+  if (slice == SIXTEEN / SIXTEENS && q == Q) { \
+    sums[SIXTEEN % SIXTEENS][E / 2][E % 2] += REST * byte_at<UNSIGNED>((t * 16 + g) * X_PITCH + INPUT); \
+    sums[SIXTEEN % SIXTEENS][E / 2][E % 2 + 2] += REST * byte_at<UNSIGNED>((t * 16 + 8 + g) * X_PITCH + INPUT); \
+  }
+      EXPANSION_RESTS
+#undef F
+#endif
       const unsigned to = e0 + q / 2 * PLANE + (t * 16 + g) * 8 + q % 2 * 4;
 #pragma unroll
       for (unsigned h = 0; h < 2; h++) {
@@ -291,6 +301,14 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
         const unsigned from = e0 + (row * (LINE / 2) + strip * 8 + lane % 8) * 16 + group * 2 * PLANE;
         int sums[TY / 2][TURNS][2][4];
         multiply_window<LINE, PLANE, WINDOW_UNSIGNED>(sums, from, weights, middle_begin);
+#ifdef WINDOW_RESTS
+        const unsigned corner = e0 + (band * STRIDE_Y * LINE + (strip * STRIP + g * TURNS) * STRIDE_X) * 8 + group * 2 * PLANE;
+#define F(SIXTEEN, Q, E, KY, KX, REST) \
+  if (sixteen == SIXTEEN && q == Q) \
+    add_window_rest<LINE, WINDOW_UNSIGNED, E>(sums, corner + E / 2 * PLANE + (KY * LINE + KX) * 8 + 2 * Q + E % 2, REST);
+        WINDOW_RESTS
+#undef F
+#endif
 #pragma unroll
         for (unsigned w = 0; w < TURNS; w++) {
 #if PROJECTS
@@ -307,6 +325,18 @@ NAME(const SOURCE* x, const unsigned* __restrict__ taps, const int4* __restrict_
               multiply_half_onto<MIDDLE_POSITIVE>(total, int4{total[0], total[1], total[2], total[3]}, left[0], left[1],
                                                   n % 2 ? outwards[n / 2].y : outwards[n / 2].x);
             }
+#ifdef PROJECTION_RESTS
+#define F(SIXTEEN, Q, E, TILE, COLUMN, I, REST) \
+  if (sixteen == SIXTEEN) { \
+    const unsigned upper = __shfl_sync(~0u, left[0], lane / 4 * 4 + Q), lower = __shfl_sync(~0u, left[1], lane / 4 * 4 + Q); \
+    if (q == COLUMN) { \
+      totals[u][m][w][TILE][I] += REST * byte_of<MIDDLE_POSITIVE>(upper >> 8 * E); \
+      totals[u][m][w][TILE][I + 2] += REST * byte_of<MIDDLE_POSITIVE>(lower >> 8 * E); \
+    } \
+  }
+            PROJECTION_RESTS
+#undef F
+#endif
           }
 #else
 #pragma unroll

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from litegpu.gpu.backends.cuda.functions import packing
+from litegpu.gpu.backends.cuda.kernels import byte_rests
 from litegpu.gpu.backends.cuda.kernels.byte_inverted_cost import ByteInvertedBlock, ranked
 from litegpu.gpu.backends.cuda.kernels.inverted import in_order, padded, reordered
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape, StemShape
@@ -219,9 +220,11 @@ def launch(ctx: KernelContext, layer: ByteInvertedLayer, block: ByteInvertedBloc
         "x": view, "taps": tap_words(window, wide, expansion is not None),
         "middle_bias": channelwise(middle.begun() if middle else layer.correction, order),
     }  # fmt: skip
+    rests = {"WINDOW_RESTS": byte_rests.of_window(window.weights, order)}
     if expansion is not None:
         constants |= expansion.settings("EXPANDED")
-        rows = padded(expansion.weights, wide, -(-shape.depth // 32) * 32)
+        rests["EXPANSION_RESTS"] = byte_rests.of_expansion(expansion.weights, stored())
+        rows = padded(byte_rests.held(expansion.weights), wide, -(-shape.depth // 32) * 32)
         operands |= {
             "expansion": factors(reordered(rows, 0, expanded()), block.slice, 2),
             "bias": channelwise(expansion.begun(), stored()),
@@ -230,12 +233,14 @@ def launch(ctx: KernelContext, layer: ByteInvertedLayer, block: ByteInvertedBloc
     if middle is not None and layer.projection is not None:
         constants |= middle.settings("MIDDLE")
         columns = 8 * shape.out_tiles
-        rows = in_order(reordered(padded(layer.projection, columns, wide), 1, order), 0)
+        rests["PROJECTION_RESTS"] = byte_rests.of_projection(layer.projection, order)
+        rows = in_order(reordered(padded(byte_rests.held(layer.projection), columns, wide), 1, order), 0)
         operands |= {
             "middle_scale": channelwise(middle.scale.astype(np.float32), order),
             "projection": factors(rows, columns, 1),
             "corrections": np.concatenate([layer.correction, np.zeros(columns - len(layer.correction), np.int32)]),
         }
+    constants |= {name: rest for name, rest in rests.items() if rest}
     return native_launch(
         ctx, "byte_inverted_convolution", FILES, constants, operands,
         label="inverted_conv_2d", workgroup=(32 * block.warps, 1, 1),
@@ -292,7 +297,7 @@ def tap_words(window: Layer, wide: int, expanded: bool) -> np.ndarray:
     taps = np.zeros((wide, 2, kh, turns, pairs), np.int8)
     for column, turn, pair in itertools.product(range(2), range(turns), range(pairs)):
         if 0 <= (kx := 2 * pair + column - turn) < kw:
-            taps[:channels, column, :, turn, pair] = window.weights[0, :, kx].T
+            taps[:channels, column, :, turn, pair] = byte_rests.held(window.weights[0, :, kx]).T
     count = kh * turns * pairs
     words = np.zeros((wide, 2, -(-count // 4) * 4), np.int8)
     words[..., :count] = taps.reshape(wide, 2, count)

@@ -158,3 +158,17 @@ INLINE void multiply_window(int (&sums)[TY / 2][TURNS][2][4], unsigned from, con
             }
     }
 }
+
+// What a weight that no byte holds adds to sums.
+template <bool is_unsigned> INLINE int byte_of(unsigned word) { return is_unsigned ? (int)(word & 255) : (int)(signed char)word; }
+template <bool is_unsigned> INLINE int byte_at(unsigned at) { return byte_of<is_unsigned>(*(const unsigned char*)(shared + at)); }
+// Of the lane's element E of each pixel; `at`: what its first pixel reads.
+template <unsigned line, bool is_unsigned, unsigned E>
+INLINE void add_window_rest(int (&sums)[TY / 2][TURNS][2][4], unsigned at, int rest) {
+#pragma unroll
+  for (unsigned p = 0; p < TY; p++)
+#pragma unroll
+    for (unsigned w = 0; w < TURNS; w++)
+      sums[product_of(p)][w][E / 2][half_of_rows(p) * 2 + E % 2] +=
+          rest * byte_at<is_unsigned>(at + (p * STRIDE_Y * line + w * STRIDE_X) * 8);
+}

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from litegpu.gpu.backends.cuda.kernels import byte_rests
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import StemShape
 from litegpu.gpu.graph import (
     Apply,
     Arg,
     DepthwiseConv2D,
+    Expr,
     FirstWindow,
     Graph,
     GraphBuilder,
@@ -50,7 +52,7 @@ class Requantization:
 
 
 def requantization(node: Node, graph: Graph) -> Requantization | None:
-    """The node's epilogue as such, if that is what it is."""
+    """The node's epilogue as such, if that is what it is, perhaps with one scale for all channels or without a bias."""
     zero_point = 0
     match node.epilogue:
         case Apply("add", (Apply("nearest", (inside,)), Literal(z))):
@@ -66,18 +68,32 @@ def requantization(node: Node, graph: Graph) -> Requantization | None:
             return None
     if isinstance(scaled, Apply) and scaled.fn == "small":  # a hint
         (scaled,) = scaled.args
-    data = [graph.values[v].data for v in node.operands]
+    added: Expr = Literal(0.0)
+    match scaled:
+        case Apply("mul", (Apply("to_float32", (Apply("add", (Arg(0), added)),)), factor)):
+            pass
+        case Apply("mul", (Apply("to_float32", (Arg(0),)), factor)):
+            pass
+        case _:
+            return None
+    bias, scale = (_numbers(expr, node, graph) for expr in (added, factor))
+    if round(high) - round(low) > MOST_DIFFERENCE or bias is None or scale is None:
+        return None
     channels = graph.values[node.output].shape[3]
-    total = Apply("to_float32", (Apply("add", (Arg(0), Arg(1))),))
-    if scaled != Apply("mul", (total, Arg(2))) or len(data) != 2 or any(d is None for d in data):
-        return None
-    bias, scale = (d for d in data if d is not None)
-    if round(high) - round(low) > MOST_DIFFERENCE or any(
-        d.shape not in ((1, 1, 1, 1), (1, 1, 1, channels)) for d in (bias, scale)
-    ):
-        return None
     whole = [np.broadcast_to(d, (1, 1, 1, channels)).astype(np.float32) for d in (bias, scale)]
     return Requantization(whole[0], whole[1], low, high, zero_point)
+
+
+def _numbers(expr: Expr, node: Node, graph: Graph) -> np.ndarray | None:
+    """What that is of an epilogue, if it is known, for each channel or for all."""
+    match expr:
+        case Literal(value):
+            return np.full((1, 1, 1, 1), value)
+        case Arg(i) if 0 < i <= len(node.operands):
+            data = graph.values[node.operands[i - 1]].data
+            fits = data is not None and data.shape in ((1, 1, 1, 1), (1, 1, 1, graph.values[node.output].shape[3]))
+            return data if fits else None
+    return None
 
 
 def widens(first: Node, depthwise: Node, graph: Graph) -> bool:
@@ -215,7 +231,7 @@ def _is_pointwise(node: Node, graph: Graph) -> bool:
 
 def _is_exact(node: Node, graph: Graph, most: float, bias: np.ndarray, most_sum: float = MOST_SUM) -> bool:
     """Whether sums with inputs up to `most` are below `most_sum`, by default whole numbers that float32 holds, and
-    weights such that bytes do."""
+    weights such that bytes do, but for a few."""
     if graph.values[node.inputs[1]].data is None:
         return False
     signed = differences(node, graph)
@@ -223,4 +239,4 @@ def _is_exact(node: Node, graph: Graph, most: float, bias: np.ndarray, most_sum:
     axes = (1, 2) if isinstance(node.op, IntegerDepthwiseConv2D) else (1, 2, 3)
     sums = weights.sum(axes, dtype=np.float64)
     largest = float(np.max(sums, initial=0.0)) * most + float(np.max(np.abs(bias), initial=0.0))
-    return math.isfinite(largest) and largest < most_sum and bool(np.all((signed >= -128) & (signed <= 127)))
+    return math.isfinite(largest) and largest < most_sum and byte_rests.are_few(signed)
