@@ -10,19 +10,22 @@ from agreement import FLOAT16, FLOAT32, assert_agrees, official, on_gpu, require
 
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
-from litegpu.gpu.graph import Attention, Copy
+from litegpu.gpu.graph import Attention, Copy, Elementwise
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lower import lower_partition
 from litegpu.gpu.passes import optimise
 from litegpu.model import read_model
 from litegpu.model.builder import ModelBuilder
+from litegpu.model.types import TensorType
 
 
 def network(
-    lead=(2, 3), m=5, n=9, d=8, e=8, *, scale: str = "mul", masked=None, shared=False, learnt=False, pictures=0
-) -> bytes:
-    """`shared`: keys and values are those of all the batch, `learnt`: the queries are. With `pictures` the batch is the
-    windows of so many, each of which has a mask for each of its windows."""
+    lead=(2, 3), m=5, n=9, d=8, e=8, *, scale: str = "mul", masked=None, shared=False, learnt=False, pictures=0,
+    chosen="", low=-3e38,
+) -> bytes:  # fmt: skip
+    """`chosen`: what is left ("kept") or replaced by `low` ("hidden") of the logits is computed from words. `shared`:
+    keys and values are those of all the batch, `learnt`: the queries are. With `pictures` the batch is the windows of
+    so many, each of which has a mask for each of its windows."""
     b = ModelBuilder()
     q, k = (
         b.input("q", (1 if learnt else lead[0], lead[1], m, d)),
@@ -37,6 +40,13 @@ def network(
         logits = b.op("DIV", [logits, b.constant(np.array(d**0.5, np.float32))], whole)
     if masked is not None:
         logits = b.op("ADD", [logits, b.input("mask", masked)], whole)
+    if chosen:
+        words, places = b.input("words", (lead[0], n), TensorType.INT32), (lead[0], 1, 1, n)
+        operator = "EQUAL" if chosen == "hidden" else "NOT_EQUAL"
+        which = b.op(operator, [words, b.constant(np.int32(0))], (lead[0], n), type=TensorType.BOOL)
+        which = b.op("RESHAPE", [which, b.constant(np.array(places, np.int32))], places)
+        filled = b.constant(np.array(low, np.float32))
+        logits = b.op("SELECT_V2", [which, *([filled, logits] if chosen == "hidden" else [logits, filled])], whole)
     if pictures:
         rng = np.random.default_rng(1)
         bias = rng.standard_normal((1, lead[1], m, n)).astype(np.float32)
@@ -59,6 +69,7 @@ CASES: dict[str, dict[str, Any]] = {
     "beta": dict(scale="beta"), "masked": dict(masked=(2, 1, 5, 9)), "row mask": dict(masked=(1, 1, 1, 9)),
     "windows": dict(lead=(6, 2), pictures=3), "a window each": dict(lead=(3, 2), pictures=3),
     "windows of one picture": dict(lead=(4, 2), pictures=1), "shared keys": dict(shared=True),
+    "words": dict(lead=(3, 2), chosen="kept"), "padding": dict(lead=(3, 2), n=40, chosen="hidden", low=-1e9),
     "learnt queries": dict(learnt=True), "learnt and masked": dict(lead=(3, 2), learnt=True, masked=(3, 1, 1, 9)),
     "wide": dict(lead=(1, 1), m=3, n=40, d=64, e=100),
 }  # fmt: skip
@@ -67,13 +78,24 @@ CASES: dict[str, dict[str, Any]] = {
 def inputs_of(content: bytes, scale: float = 1.0) -> list[np.ndarray]:
     rng = np.random.default_rng(0)
     model = read_model(content).main
-    return [(rng.standard_normal(model.tensors[i].shape) * scale).astype(np.float32) for i in model.inputs]
+    return [
+        words(model.tensors[i].shape)
+        if model.tensors[i].type is TensorType.INT32
+        else (rng.standard_normal(model.tensors[i].shape) * scale).astype(np.float32)
+        for i in model.inputs
+    ]
+
+
+def words(shape: tuple[int, ...]) -> np.ndarray:
+    """Fewer in each sentence than in the one before, none in the last."""
+    count = np.linspace(shape[1], 0, shape[0]).astype(np.int32)[:, None]
+    return np.where(np.arange(shape[1]) < count, 7, 0).astype(np.int32)
 
 
 def joined(content: bytes, features: Features) -> bool:
     model = read_model(content).main
     graph = optimise(lower_partition(model, model.operators, model.inputs, model.outputs).graph, features)
-    return [type(n.op) for n in graph.nodes if not isinstance(n.op, Copy)] == [Attention]
+    return [type(n.op) for n in graph.nodes if not isinstance(n.op, (Copy, Elementwise))] == [Attention]
 
 
 @pytest.mark.parametrize("d, e, joins", [(256, 8, True), (257, 8, False), (8, 128, True), (8, 129, False)])
@@ -126,9 +148,13 @@ def test_without_a_positive_beta_it_is_not_joined(scale: str) -> None:
     assert_agrees(run(on_gpu(content), x)[0], run(official(content), x)[0], FLOAT32)
 
 
-def test_in_float16() -> None:
+@pytest.mark.parametrize(
+    "case", [dict(lead=(1, 4)), dict(lead=(3, 2), chosen="hidden"), dict(lead=(3, 2), chosen="kept")]
+)
+def test_in_float16(case: dict[str, Any]) -> None:
+    """A sentence without a word gives the mean of all values."""
     require_gpu()
-    content = network(lead=(1, 4), m=20, n=30, d=16, e=16)
+    content = network(m=20, n=30, d=16, e=16, **case)
     x = inputs_of(content)
     assert_agrees(run(on_gpu(content, precision_loss_allowed=True), x)[0], run(official(content), x)[0], FLOAT16)
 
@@ -178,3 +204,23 @@ def test_a_bias_and_a_mask_are_one(computed: bool) -> None:
     given = inputs_of(content)
     (want,), (got,) = run(official(content), given), run(on_gpu(content), given)
     assert_agrees(got, want, FLOAT32)
+
+
+def test_one_mask_for_all_that_choose_alike() -> None:
+    """And none where what is filled in may count, or where something else is added as well."""
+    b = ModelBuilder()
+    words = b.op(
+        "NOT_EQUAL", [b.input("w", (2, 9), TensorType.INT32), b.constant(np.int32(0))], (2, 9), type=TensorType.BOOL
+    )
+    words = b.op("RESHAPE", [words, b.constant(np.array((2, 1, 1, 9), np.int32))], (2, 1, 1, 9))
+    x, found = b.input("x", (2, 3, 9, 8)), []
+    for low in (-3e38, -1e9, -5.0):
+        logits = b.op("BATCH_MATMUL", [x, x], (2, 3, 9, 9), {"adj_y": True})
+        logits = b.op("SELECT_V2", [words, logits, b.constant(np.array(low, np.float32))], (2, 3, 9, 9))
+        x = b.op("BATCH_MATMUL", [b.op("SOFTMAX", [logits], (2, 3, 9, 9), {"beta": 1.0}), x], (2, 3, 9, 8))
+    b.output(x)
+    model = read_model(b.build()).main
+    graph = optimise(lower_partition(model, model.operators, model.inputs, model.outputs).graph, Features())
+    found = [n for n in graph.nodes if isinstance(n.op, Attention)]
+    assert len(found) == 2
+    assert len({n.inputs[3] for n in found}) == 1

@@ -16,6 +16,7 @@ from litegpu.gpu.graph import (
     Attention,
     Copy,
     DType,
+    Elementwise,
     Expr,
     Graph,
     GraphBuilder,
@@ -27,6 +28,8 @@ from litegpu.gpu.graph import (
     Softmax,
     Tile,
     Value,
+    apply,
+    arguments,
     sources_of,
     substitute,
 )
@@ -40,6 +43,8 @@ MOST_DEPTH, MOST_COLUMNS = 256, 128
 MANY_LOGITS = 1 << 17
 #: What is added to a logit of which nothing is to be left: float16 holds it, and the sum with the logit.
 HIDDEN = -30000.0
+#: The same where it is computed, which stays in float32: a logit plus this is this.
+LOWEST = -1e30
 #: Elements of a mask that is made of several.
 MOST_MASK = 1 << 22
 
@@ -50,13 +55,15 @@ def join_attention(graph: Graph, features: Features, half: bool) -> Graph:
     producer, consumers = graph.producer(), graph.consumers()
     gone: set[int] = set()
     nodes: list[Node] = []
+    masks: dict[_Choice, Node] = {}
     for node in graph.nodes:
         found = _joined(node, graph, producer, features, half)
         if found is not None:
-            joined, inner = found
+            joined, inner, choice = found
             if all(len(consumers[v]) == 1 and v not in graph.outputs for v in inner):
                 gone |= inner
                 node = _with_queries_for_all(joined, graph.values, nodes)
+                node = node if choice is None else _with_choice(node, choice, graph.values, nodes, masks)
         nodes.append(node)
     if not gone:
         return original
@@ -66,8 +73,9 @@ def join_attention(graph: Graph, features: Features, half: bool) -> Graph:
 
 def _joined(
     node: Node, graph: Graph, producer: dict[int, Node], features: Features, half: bool
-) -> tuple[Node, set[int]] | None:
-    """The Attention that ends in `node`, if it is the product of weights and values, and the values within it."""
+) -> tuple[Node, set[int], _Choice | None] | None:
+    """The Attention that ends in `node`, if it is the product of weights and values, the values within it, and a choice
+    that is yet to become its mask."""
     values = graph.values
     if node.op != MatMul() or node.inputs[0] not in producer:
         return None
@@ -87,6 +95,7 @@ def _joined(
         data = values[operand].data
         replace[i + 1] = Literal(float(data.reshape(-1)[0])) if data is not None and data.size == 1 else Arg(i + 1)
     epilogue, hidden = _chosen(substitute(logits.epilogue, replace), logits.operands, values)
+    epilogue, choice = (epilogue, None) if hidden else _computed_choice(epilogue, logits.operands)
     found = _scale(epilogue)
     if found is None:
         return None
@@ -111,12 +120,12 @@ def _joined(
         return None
     own_masks = [*(logits.operands[i - 1] for i in added), *hidden]
     mask = _mask(own_masks, [a for r in repeated for a in r or ()], values)
-    if mask is None:
+    if mask is None or (mask and choice is not None):
         return None
     sources = sources_of(node, logits, *copies, weights)
     op = Attention(scale * weights.op.beta, weights.op.beta)
     joined = Node(op, (*logits.inputs, node.inputs[1], *mask), node.output, node.epilogue, node.operands, sources)
-    return joined, {n.output for n in (logits, *copies, weights)}
+    return joined, {n.output for n in (logits, *copies, weights)}, choice
 
 
 def _with_queries_for_all(node: Node, values: dict[int, Value], nodes: list[Node]) -> Node:
@@ -128,6 +137,46 @@ def _with_queries_for_all(node: Node, values: dict[int, Value], nodes: list[Node
     every = GraphBuilder(values).value((out.shape[0], *q.shape[1:]), q.dtype, name=q.name)
     nodes.append(Node(Copy((Tile((out.shape[0], 1, 1, 1)),)), (q.id,), every, sources=node.sources))
     return dataclasses.replace(node, inputs=(every, *node.inputs[1:]))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """Which logits are left as they are, or (`hides`) which are not, by an expression of values."""
+
+    which: Expr
+    operands: tuple[int, ...]
+    hides: bool
+
+
+def _computed_choice(expr: Expr, operands: Sequence[int]) -> tuple[Expr, _Choice | None]:
+    """The logits without a choice by what is computed, as PyTorch fills in where there is no word, and that choice."""
+    match expr:
+        case Apply("select", (which, inner, Literal(low))):
+            hides = False
+        case Apply("select", (which, Literal(low), inner)):
+            hides = True
+        case _:
+            return expr, None
+    numbers = sorted(arguments(which))
+    if low > HIDDEN or 0 in numbers or not numbers:
+        return expr, None
+    places: dict[int, Expr] = {i: Arg(place) for place, i in enumerate(numbers)}
+    return inner, _Choice(substitute(which, places), tuple(operands[i - 1] for i in numbers), hides)
+
+
+def _with_choice(
+    node: Node, choice: _Choice, values: dict[int, Value], nodes: list[Node], masks: dict[_Choice, Node]
+) -> Node:
+    """The Attention with a mask that is computed of the choice, for all that make the same one: what is hidden is so
+    low that no logit changes it, so that all keys count alike where all are."""
+    if choice not in masks:
+        shape = np.broadcast_shapes(*(values[v].shape for v in choice.operands))
+        kept, hidden = Literal(0.0), Literal(LOWEST)
+        which = apply("select", choice.which, *((hidden, kept) if choice.hides else (kept, hidden)))
+        mask = GraphBuilder(values).value(shape, DType.FLOAT32)
+        masks[choice] = Node(Elementwise(), (), mask, which, choice.operands, node.sources)
+        nodes.append(masks[choice])
+    return dataclasses.replace(node, inputs=(*node.inputs, masks[choice].output))
 
 
 def _product(v: int, producer: dict[int, Node]) -> list[Node]:
