@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from agreement import official, on_gpu, require_gpu, run
+from ai_edge_litert.interpreter import Interpreter as Official
 
 from litegpu.gpu.evaluate import evaluate_graph
-from litegpu.gpu.lower import lower_partition
+from litegpu.gpu.lower import check_operator, lower_partition
 from litegpu.model.reader import read_model
 from litegpu.model.types import TensorType
 from litegpu.model.writer import ModelBuilder
@@ -66,6 +67,86 @@ def test_the_official_runtime_computes_little_with_bfloat16(name: str) -> None:
     with pytest.raises((RuntimeError, ValueError)):
         interpreter = official(brief(name))
         run(interpreter, [np.ones((1, 4, 4, 4), np.float32)])
+
+
+HALF = TensorType.FLOAT16
+UNARY = (
+    *(
+        "ABS",
+        "CEIL",
+        "COS",
+        "ELU",
+        "EXP",
+        "FLOOR",
+        "GELU",
+        "HARD_SWISH",
+        "LEAKY_RELU",
+        "LOG",
+        "LOGISTIC",
+        "NEG",
+        "RELU",
+    ),
+    *("RELU6", "RELU_N1_TO_1", "ROUND", "RSQRT", "SIN", "SQRT", "SQUARE", "TANH"),
+)
+BINARY = ("ADD", "SUB", "MUL", "DIV", "MAXIMUM", "MINIMUM", "SQUARED_DIFFERENCE", "BATCH_MATMUL")
+
+
+def wholly(content: bytes, *inputs: np.ndarray, far: float = 4e-3) -> None:
+    """As XNNPACK computes it, in fewer bits: nothing else of the official runtime knows most of these."""
+    require_gpu()
+    with on_gpu(content, max_delegated_partitions=0) as interpreter:
+        assert interpreter.delegation_report().fully_delegated, interpreter.delegation_report().summary()
+        found = run(interpreter, inputs)
+    reference = Official(model_content=content)
+    reference.allocate_tensors()
+    wanted = run(reference, inputs)
+    for a, w in zip(found, wanted, strict=True):
+        assert a.dtype == w.dtype
+        np.testing.assert_allclose(a.astype(np.float32), w.astype(np.float32), rtol=far, atol=far)
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_functions_of_halves(name: str) -> None:
+    b, shape = ModelBuilder(), (3, 40)
+    options = dict(alpha=0.25) if name == "LEAKY_RELU" else {}
+    b.output(b.op(name, [b.input("x", shape, HALF)], shape, options, type=HALF))
+    numbers = np.random.default_rng(0).uniform(-3, 3, shape).astype(np.float16)
+    wholly(b.build(), np.abs(numbers) + np.float16(0.5) if name in ("LOG", "SQRT", "RSQRT") else numbers)
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_two_operands_of_halves(name: str) -> None:
+    b, shape = ModelBuilder(), (6, 6)
+    b.output(b.op(name, [b.input("x", shape, HALF), b.input("y", shape, HALF)], shape, type=HALF))
+    x, y = np.random.default_rng(0).uniform(0.5, 2, (2, *shape)).astype(np.float16)
+    wholly(b.build(), x, y, far=1e-2)
+
+
+@pytest.mark.parametrize("bias", [np.float16, np.float32])
+def test_a_network_of_halves(bias: type) -> None:
+    """Activations, weights and all."""
+    rng, b = np.random.default_rng(0), ModelBuilder()
+
+    def weights(*shape: int, kind: type = np.float16) -> int:
+        return b.constant((rng.standard_normal(shape) / 4).astype(kind))
+
+    x = b.input("x", (1, 8, 8, 4), HALF)
+    windows = dict(padding="SAME", stride_h=2, stride_w=2)
+    h = b.op("CONV_2D", [x, weights(8, 3, 3, 4), weights(8, kind=bias)], (1, 4, 4, 8), windows, type=HALF)
+    h = b.op("HARD_SWISH", [h], (1, 4, 4, 8), type=HALF)
+    once = dict(padding="SAME", stride_h=1, stride_w=1, depth_multiplier=1)
+    h = b.op("DEPTHWISE_CONV_2D", [h, weights(1, 3, 3, 8), weights(8, kind=bias)], (1, 4, 4, 8), once, type=HALF)
+    h = b.op("MEAN", [h, b.constant(np.array([1, 2], np.int32))], (1, 8), type=HALF)
+    h = b.op("FULLY_CONNECTED", [h, weights(5, 8), weights(5, kind=bias)], (1, 5), type=HALF)
+    b.output(b.op("SOFTMAX", [h], (1, 5), dict(beta=1.0), type=HALF))
+    wholly(b.build(), rng.standard_normal((1, 8, 8, 4)).astype(np.float16), far=2e-3)
+
+
+def test_the_bits_of_halves_are_not_those_of_words() -> None:
+    b, shape = ModelBuilder(), (4,)
+    b.output(b.op("BITCAST", [b.input("x", shape, HALF)], shape, type=TensorType.INT16))
+    graph = b.graph()
+    assert check_operator(graph, graph.operators[0])
 
 
 @pytest.mark.parametrize("imported", [False, True])

@@ -56,7 +56,7 @@ CASES = {
         one("FLOOR_DIV", [((2,), TensorType.INT64), ((2,), TensorType.INT64)], (2,), type=TensorType.INT64),
         "may be from -2147483648 to 2147483648: the GPU has 32 bits",
     ),
-    "float16 input": (one("ABS", [((2,), TensorType.FLOAT16)], (2,)), "input 0 is FLOAT16 where FLOAT32"),
+    "bfloat16 input": (one("ABS", [((2,), TensorType.BFLOAT16)], (2,)), "input 0 is BFLOAT16 where FLOAT32"),
     "int32 exponents": (one("EXP", [((2,), I32)], (2,), type=I32), "input 0 is INT32"),
     "int32 angles": (one("ATAN2", [((2,), I32), ((2,), I32)], (2,), type=I32), "input 0 is INT32"),
     "mixed types": (one("ADD", [(2,), ((2,), I32)], (2,)), "FLOAT32 and INT32 are not taken together"),

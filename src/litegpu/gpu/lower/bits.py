@@ -16,7 +16,9 @@ _X, _Y = Arg(0), Arg(1)
 def bitcast(ctx: OpContext) -> None:
     ctx.check_shape(ctx.shape(0))
     source, target = ctx.dtype(0), ctx.output_type(ctx.output)
-    ctx.require(ctx.tensor(0).type.nbytes == ctx.output.type.nbytes, "numbers of different sizes")
+    sizes = {ctx.tensor(0).type.nbytes, ctx.output.type.nbytes}
+    ctx.require(len(sizes) == 1, "numbers of different sizes")
+    ctx.require(sizes == {4} or ctx.tensor(0).type is ctx.output.type, "numbers that are no words")
     if source is target:
         ctx.copy(ctx.value(0), [], ctx.output_value())
         return

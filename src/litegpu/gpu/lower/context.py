@@ -220,7 +220,7 @@ class OpContext:
         if t.type not in STORED:
             if t.type is TensorType.INT64 and self.gpu.span_rule is not None:
                 return TensorType.INT32
-            half = t.type is TensorType.FLOAT16 and (self.gpu.widens or types >= ANY)
+            half = t.type is TensorType.FLOAT16 and TensorType.FLOAT32 in types
             return TensorType.FLOAT32 if half else t.type
         if not self.lowering.quantization:
             raise Unsupported(f"{what} is {t.type.name}: quantization_enabled is False")
@@ -271,7 +271,7 @@ class OpContext:
 
     def rounds_to_half(self, t: Tensor) -> bool:
         """Whether a result of the operator is FLOAT16 that it computes, rather than moves."""
-        return self.gpu.widens and t.type is TensorType.FLOAT16
+        return t.type is TensorType.FLOAT16 and (self.gpu.widens or not self.gpu.results >= ANY)
 
     def keeps_bits(self, t: Tensor) -> bool:
         """Whether a result of the operator is integers of fewer bits than it computes with, rather than moves."""

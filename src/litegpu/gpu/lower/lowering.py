@@ -120,7 +120,8 @@ class Lowering(Values):
             del self.values[t.index]
             self.quantized.settle(t.index, value, grid, ctx.unit, ctx.gpu.halves, ctx.operator.index)
         elif grid is None and (ctx.rounds_to_half(t) or ctx.keeps_bits(t)):
-            kept = half(Arg(0)) if t.type is TensorType.FLOAT16 else lowest_bits(Arg(0), t.type)
+            number = Arg(0) if ctx.unit is None else fn("mul", Arg(0), ctx.unit)
+            kept = half(number) if t.type is TensorType.FLOAT16 else lowest_bits(Arg(0), t.type)
             result = self.builder.value(bhwc(t.shape), self.builder.values[value].dtype, name=t.name, tensor=t.index)
             self.builder.node(Elementwise(), (), result, kept, [value], (ctx.operator.index,))
             self.values[t.index] = result

@@ -62,7 +62,7 @@ OPS = (
     ),
     Op(
         "DEQUANTIZE", "x -> .", shape=same_shape, batch=pointwise, hazard=_widened_hazard, is_seam=True, widens=True,
-        makes=TensorType.FLOAT32, gpu=Gpu(6, quanta="linear", widens=True, notes="constants are folded"),
+        makes=TensorType.FLOAT32, gpu=Gpu(6, quanta="linear", notes="constants are folded"),
     ),
     Op(
         "FAKE_QUANT", "x:float32 -> .  ; num_bits:1..16", shape=same_shape, batch=pointwise,

@@ -143,7 +143,7 @@ OPS = (
         "ADD", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, aborts=_addition_aborts,
         folds="values",
         gpu=Gpu(6, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=added, quanta="reads", halves="up",
-            widens=True, small=INT16, notes="broadcasting"),
+            small=INT16, notes="broadcasting"),
     ),
     Op(
         "ADD_N", "x+ -> .", shape=_alike_shape, batch=rows_alike, repeating=EACH,
@@ -151,7 +151,7 @@ OPS = (
     ),
     Op(
         "ATAN2", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, shape_hazard=alike_hazard,
-        gpu=Gpu(1, inputs=(FLOAT, FLOAT), counts=2, joins="broadcast", quanta="reads", widens=True,
+        gpu=Gpu(1, inputs=(FLOAT, FLOAT), counts=2, joins="broadcast", quanta="reads",
             notes="inputs of one shape"),
     ),
     Op(
@@ -160,7 +160,7 @@ OPS = (
             small=UNSIGNED, notes="broadcasting"),
     ),
     Op("CEIL", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(1, quanta="reads")),
-    Op("COS", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, widens=True, quanta="reads")),
+    Op("COS", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
     Op(
         "DIV", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
         gpu=Gpu(2, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", quanta="reads",
@@ -173,7 +173,7 @@ OPS = (
         gpu=Gpu(5, inputs=(ANY, ANY), outputs=BOOL, counts=2, joins="broadcast", quanta="reads", notes="broadcasting"),
     ),
     Op("EXP", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
-    Op("FLOOR", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(2, widens=True, quanta="reads")),
+    Op("FLOOR", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(2, quanta="reads")),
     Op(
         "FLOOR_DIV", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
         gpu=Gpu(3, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=mirrored, quantized=False, quanta="reads",
@@ -186,19 +186,19 @@ OPS = (
     ),
     Op(
         "GELU", "x -> .", shape=same_shape, batch=pointwise,
-        gpu=Gpu(3, widens=True, quanta="reads", notes="exact and approximate (tanh) form"),
+        gpu=Gpu(3, quanta="reads", notes="exact and approximate (tanh) form"),
     ),
     Op(
         "GREATER", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, aborts=_comparison_aborts,
         folds="values", makes=TensorType.BOOL,
         gpu=Gpu(3, inputs=(NUMBER, NUMBER), outputs=BOOL, counts=2, joins="broadcast", span=told, quanta="reads",
-            widens=True, small=INT16, notes="broadcasting"),
+            small=INT16, notes="broadcasting"),
     ),
     Op(
         "GREATER_EQUAL", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH,
         aborts=_comparison_aborts, folds="values", makes=TensorType.BOOL,
         gpu=Gpu(3, inputs=(NUMBER, NUMBER), outputs=BOOL, counts=2, joins="broadcast", span=told, quanta="reads",
-            widens=True, small=INT16, notes="broadcasting"),
+            small=INT16, notes="broadcasting"),
     ),
     Op("HARD_SWISH", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(1, quanta="reads")),
     Op("LEAKY_RELU", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
@@ -206,13 +206,13 @@ OPS = (
         "LESS", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, aborts=_comparison_aborts,
         folds="values", makes=TensorType.BOOL,
         gpu=Gpu(3, inputs=(NUMBER, NUMBER), outputs=BOOL, counts=2, joins="broadcast", span=told, quanta="reads",
-            widens=True, small=INT16, notes="broadcasting"),
+            small=INT16, notes="broadcasting"),
     ),
     Op(
         "LESS_EQUAL", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH,
         aborts=_comparison_aborts, folds="values", makes=TensorType.BOOL,
         gpu=Gpu(3, inputs=(NUMBER, NUMBER), outputs=BOOL, counts=2, joins="broadcast", span=told, quanta="reads",
-            widens=True, small=INT16, notes="broadcasting"),
+            small=INT16, notes="broadcasting"),
     ),
     Op("LOG", "x -> .", shape=same_shape, batch=pointwise, hazard=_table_hazard, gpu=Gpu(2, quanta="reads")),
     Op(
@@ -229,27 +229,27 @@ OPS = (
         repeating=EACH, makes=TensorType.BOOL,
         gpu=Gpu(1, inputs=(BOOL, BOOL), counts=2, joins="broadcast", quanta="reads", notes="broadcasting"),
     ),
-    Op("LOGISTIC", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(3, widens=True, quanta="reads")),
+    Op("LOGISTIC", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(3, quanta="reads")),
     Op(
         "MAXIMUM", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
         table="MaximumMinimumOptions",
         gpu=Gpu(4, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=among, quanta="linear", grids="moved",
-            widens=True, small=WHOLE, notes="broadcasting"),
+            small=WHOLE, notes="broadcasting"),
     ),
     Op(
         "MINIMUM", "a b -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
         table="MaximumMinimumOptions",
         gpu=Gpu(4, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=among, quanta="linear", grids="moved",
-            widens=True, small=WHOLE, notes="broadcasting"),
+            small=WHOLE, notes="broadcasting"),
     ),
     Op(
         "MUL", "a b -> =a", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH, folds="values",
         gpu=Gpu(8, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=multiplied, quanta="reads",
-            widens=True, small=INT16 | UINT32, notes="broadcasting"),
+            small=INT16 | UINT32, notes="broadcasting"),
     ),
     Op(
         "NEG", "x -> .", shape=same_shape, batch=pointwise, folds="values",
-        gpu=Gpu(2, widens=True, small=SIGNED, inputs=(NUMBER,), quanta="linear", span=mirrored),
+        gpu=Gpu(2, small=SIGNED, inputs=(NUMBER,), quanta="linear", span=mirrored),
     ),
     Op(
         "NOT_EQUAL", "a:any b:any -> .", shape=broadcast_shape, batch=broadcast_rows, repeating=EACH,
@@ -274,7 +274,7 @@ OPS = (
         repeating=EACH, gpu=Gpu(1, inputs=(WHOLE, WHOLE), counts=2, joins="broadcast", quantized=False,
             small=UNSIGNED, notes="broadcasting"),
     ),
-    Op("ROUND", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(1, widens=True, quanta="reads")),
+    Op("ROUND", "x -> .", shape=same_shape, batch=pointwise, folds="values", gpu=Gpu(1, quanta="reads")),
     Op("RSQRT", "x -> .", shape=same_shape, batch=pointwise, hazard=_table_hazard, gpu=Gpu(3, quanta="reads")),
     Op(
         "SELECT", "p a:any b:any -> .", shape=_select_shape, batch=_select_batch, folds="values", passes_strings=True,
@@ -292,7 +292,7 @@ OPS = (
         "SIGN", "x -> .", shape=same_shape, batch=pointwise,
         gpu=Gpu(2, inputs=(NUMBER,), quanta="reads", span=mirrored),
     ),
-    Op("SIN", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, widens=True, quanta="reads")),
+    Op("SIN", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
     Op("SQRT", "x -> .", shape=same_shape, batch=pointwise, hazard=_table_hazard, gpu=Gpu(2, quanta="reads")),
     Op("SQUARE", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(2, quanta="reads")),
     Op(
@@ -306,7 +306,7 @@ OPS = (
         gpu=Gpu(5, inputs=(NUMBER, NUMBER), counts=2, joins="broadcast", span=subtracted, quanta="reads", halves="up",
             notes="broadcasting"),
     ),
-    Op("TANH", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(3, widens=True, quanta="reads")),
+    Op("TANH", "x -> .", shape=same_shape, batch=pointwise, gpu=Gpu(3, quanta="reads")),
     Op(
         "ZEROS_LIKE", "x:number|variant -> .", shape=same_shape, batch=pointwise, folds="values", moves="elements",
         gpu=Gpu(1, inputs=(NUMBER,), quantized=False, span=among),

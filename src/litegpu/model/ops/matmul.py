@@ -96,7 +96,7 @@ def _dense_version(given: Sequence[Shape | None], options: Mapping[str, Any]) ->
 # fmt: off
 OPS = (
     Op(
-        "BATCH_MATMUL", "a b -> .:float32|int8|int16|int32", shape=_product_shape, work=_product_work,
+        "BATCH_MATMUL", "a b -> .:float32|float16|int8|int16|int32", shape=_product_shape, work=_product_work,
         batch=_product_batch, hazard=_product_hazard, aborts=_product_aborts, has_weights=True, multiplies=True,
         gpu=Gpu(4, inputs=(FLOAT, FLOAT), counts=2, ranks=(2, MAX_RANK), joins="matrices", quanta="reads",
             notes="adj_x, adj_y, broadcasting of the leading axes; either side constant or runtime"),

@@ -78,7 +78,8 @@ class Gpu:
     #: (gpu/lower/ranks.py): "broadcast" one against the other, all of them or, "matrices", but for the last two; reduce
     #: the "axes" in input 1; choose "rows" of the first. The others go by the last axis or by the tensors' own shapes.
     joins: Literal["", "broadcast", "matrices", "axes", "rows"] = ""
-    #: Whether it takes FLOAT16 that the model computes, as all do that move whatever there is; it rounds what it gives.
+    #: Of what moves whatever there is: whether it computes new numbers all the same, so that FLOAT16, which is taken
+    #: wherever FLOAT32 is, has to be rounded.
     widens: bool = False
     #: Integers of less than 32 bits, or without a sign, that stand for nothing else and are taken for INT32, as by all
     #: that move whatever there is; of what it gives the lowest bits are kept.
