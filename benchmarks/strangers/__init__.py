@@ -6,6 +6,7 @@ from __future__ import annotations
 from strangers import (
     branching,
     classifiers,
+    decoders,
     dense,
     generators,
     metaformers,
@@ -49,5 +50,7 @@ NETWORKS: dict[str, Builder] = {
         *(sounds.hifigan, tables.autoencoder, tables.wide_mlp, tables.dlrm, tables.dcn, tables.ft_transformer),
         *(tables.nbeats, tables.patchtst, tables.tcn, tables.st_gcn, tables.pointnet2),
         *(towers.clip_image, towers.detr_decoder, towers.perceiver),
+        *(decoders.translator, decoders.grouped_queries, decoders.conformer_relative, decoders.informer),
+        *(decoders.decode_step,),
     )
 }

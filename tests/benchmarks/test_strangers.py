@@ -78,6 +78,11 @@ OWN: dict[str, dict[str, Any]] = {
     "clip_image": {"width": 48, "resolution": 64},
     "detr_decoder": {"width": 48, "length": 30, "queries": 10},
     "perceiver": {"width": 48, "length": 40, "queries": 12},
+    "translator": {"width": 48, "length": 20, "vocabulary": 200, "depth": 1},
+    "grouped_queries": {"width": 64, "length": 12, "vocabulary": 200},
+    "conformer_relative": {"width": 48, "length": 13, "depth": 1},
+    "informer": {"width": 48, "length": 12},
+    "decode_step": {"width": 64, "vocabulary": 200, "places": 12},
 }
 #: In float16 as well, where tests are to be quick.
 QUICK = {"xception", "yolo", "deit_tiny", "efficientdet", "conformer"}
