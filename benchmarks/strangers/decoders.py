@@ -52,8 +52,8 @@ def _part_of_tokens(net: StrangeLayers, tokens: Tensor, begin: int, size: int) -
 
 @of_tokens("grouped queries", 256, 8192)
 def grouped_queries(net: StrangeLayers, tokens: Tensor, *, vocabulary: int, depth: int = 6, width: int = 512) -> None:
-    """Ainslie et al. 2023 as PyTorch writes it: eight heads of queries for two of keys and values, which are repeated by
-    BROADCAST_TO; the mask falls with the distance, as ALiBi's (Press et al. 2021) does; the last place's vector."""
+    """Ainslie et al. 2023 as PyTorch writes it: eight heads of queries for two of keys and values, which BROADCAST_TO
+    repeats; the mask falls with the distance, as ALiBi's (Press et al. 2021) does; the last place's vector."""
     n, heads, groups = tokens.sample.shape[1], 8, 2
     size = width // heads
     x = net.gather(net.rng.normal(0, 1, (vocabulary, width)).astype(np.float32), tokens)

@@ -40,6 +40,8 @@ def network(
         logits = b.op("DIV", [logits, b.constant(np.array(d**0.5, np.float32))], whole)
     if masked is not None:
         logits = b.op("ADD", [logits, b.input("mask", masked)], whole)
+    if scale == "after":
+        logits = b.op("MUL", [logits, b.constant(np.array(d**-0.5, np.float32))], whole)
     if chosen:
         words, places = b.input("words", (lead[0], n), TensorType.INT32), (lead[0], 1, 1, n)
         operator = "EQUAL" if chosen == "hidden" else "NOT_EQUAL"
@@ -67,6 +69,7 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": dict(), "one key": dict(n=1), "odd": dict(lead=(1, 5), m=3, n=17, d=5, e=3), "one column": dict(d=1, e=1),
     "many keys": dict(lead=(1, 2), m=4, n=100, d=17, e=12), "divided": dict(scale="div"), "unscaled": dict(scale=""),
     "beta": dict(scale="beta"), "masked": dict(masked=(2, 1, 5, 9)), "row mask": dict(masked=(1, 1, 1, 9)),
+    "scaled with the mask": dict(lead=(2, 3), d=36, masked=(2, 3, 5, 9), scale="after"),
     "windows": dict(lead=(6, 2), pictures=3), "a window each": dict(lead=(3, 2), pictures=3),
     "windows of one picture": dict(lead=(4, 2), pictures=1), "shared keys": dict(shared=True),
     "words": dict(lead=(3, 2), chosen="kept"), "padding": dict(lead=(3, 2), n=40, chosen="hidden", low=-1e9),
@@ -224,3 +227,29 @@ def test_one_mask_for_all_that_choose_alike() -> None:
     found = [n for n in graph.nodes if isinstance(n.op, Attention)]
     assert len(found) == 2
     assert len({n.inputs[3] for n in found}) == 1
+
+
+def test_keys_and_values_that_several_heads_share() -> None:
+    """As PyTorch repeats them, and turns the keys: the copies are as they would be alone."""
+    b = ModelBuilder()
+    q, k, v = b.input("q", (2, 4, 5, 8)), b.input("k", (2, 2, 9, 8)), b.input("v", (2, 2, 9, 8))
+
+    def repeated(x: int) -> int:
+        for operator, shape in (
+            ("RESHAPE", (2, 2, 1, 9, 8)),
+            ("BROADCAST_TO", (2, 2, 2, 9, 8)),
+            ("RESHAPE", (2, 4, 9, 8)),
+        ):
+            x = b.op(operator, [x, b.constant(np.array(shape, np.int32))], shape)
+        return x
+
+    turned = b.op("TRANSPOSE", [repeated(k), b.constant(np.array((0, 1, 3, 2), np.int32))], (2, 4, 8, 9))
+    weights = b.op("SOFTMAX", [b.op("BATCH_MATMUL", [q, turned], (2, 4, 5, 9))], (2, 4, 5, 9), {"beta": 1.0})
+    b.output(b.op("BATCH_MATMUL", [weights, repeated(v)], (2, 4, 5, 8)))
+    content = b.build()
+    assert joined(content, Features())
+    x = inputs_of(content)
+    model = read_model(content).main
+    lowered = lower_partition(model, model.operators, model.inputs, model.outputs)
+    want = run(official(content), x)[0]
+    assert_agrees(evaluate_graph(optimise(lowered.graph, Features()), x)[0].reshape(want.shape), want, FLOAT32)

@@ -147,10 +147,12 @@ def test_what_is_no_softmax_stays() -> None:
         assert join_softmax(graph) is graph
 
 
-def test_scales_within_scales_are_multiplied_but_not_over_a_mask() -> None:
+def test_scales_within_scales_are_multiplied_those_over_a_mask_too() -> None:
     from litegpu.gpu.passes.attention import _scale
 
     double = Apply("div", (Apply("mul", (RESULT, Literal(3.0))), Literal(2.0)))
-    assert _scale(double) == (1.5, ())
-    assert _scale(apply("add", double, Arg(1))) == (1.5, (1,))
-    assert _scale(apply("mul", apply("add", RESULT, Arg(1)), 2.0)) is None
+    assert _scale(double) == (1.5, 1.0, ())
+    masked = apply("add", double, Arg(1))
+    assert _scale(masked) == (1.5, 1.0, (1,))
+    assert _scale(apply("mul", masked, 2.0)) == (3.0, 2.0, (1,))
+    assert _scale(apply("add", apply("mul", masked, 2.0), Arg(2))) is None  # of two masks one has a factor

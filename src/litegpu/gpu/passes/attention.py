@@ -95,13 +95,15 @@ def _joined(
         data = values[operand].data
         replace[i + 1] = Literal(float(data.reshape(-1)[0])) if data is not None and data.size == 1 else Arg(i + 1)
     epilogue, hidden = _chosen(substitute(logits.epilogue, replace), logits.operands, values)
-    epilogue, choice = (epilogue, None) if hidden else _computed_choice(epilogue, logits.operands)
+    epilogue, choice = (epilogue, None) if hidden else _computed_choice(epilogue, logits.operands, values)
     found = _scale(epilogue)
     if found is None:
         return None
-    scale, added = found
+    scale, beta, added = found
     if not math.isfinite(scale * weights.op.beta):
         return None
+    if beta != 1.0 and (not math.isfinite(beta * weights.op.beta) or hidden or choice is not None or any(repeated)):
+        return None  # masks of which one alone has a factor
     q, k, v = (values[i] for i in (*logits.inputs, node.inputs[1]))
     lead = values[logits.output].shape[:2]
     own = native.of(features)
@@ -123,7 +125,7 @@ def _joined(
     if mask is None or (mask and choice is not None):
         return None
     sources = sources_of(node, logits, *copies, weights)
-    op = Attention(scale * weights.op.beta, weights.op.beta)
+    op = Attention(scale * weights.op.beta, beta * weights.op.beta)
     joined = Node(op, (*logits.inputs, node.inputs[1], *mask), node.output, node.epilogue, node.operands, sources)
     return joined, {n.output for n in (logits, *copies, weights)}, choice
 
@@ -148,7 +150,7 @@ class _Choice:
     hides: bool
 
 
-def _computed_choice(expr: Expr, operands: Sequence[int]) -> tuple[Expr, _Choice | None]:
+def _computed_choice(expr: Expr, operands: Sequence[int], values: dict[int, Value]) -> tuple[Expr, _Choice | None]:
     """The logits without a choice by what is computed, as PyTorch fills in where there is no word, and that choice."""
     match expr:
         case Apply("select", (which, inner, Literal(low))):
@@ -158,7 +160,7 @@ def _computed_choice(expr: Expr, operands: Sequence[int]) -> tuple[Expr, _Choice
         case _:
             return expr, None
     numbers = sorted(arguments(which))
-    if low > HIDDEN or 0 in numbers or not numbers:
+    if low > HIDDEN or 0 in numbers or all(values[operands[i - 1]].is_constant for i in numbers):
         return expr, None
     places: dict[int, Expr] = {i: Arg(place) for place, i in enumerate(numbers)}
     return inner, _Choice(substitute(which, places), tuple(operands[i - 1] for i in numbers), hides)
@@ -195,10 +197,10 @@ def _repeated(copy: Node, values: dict[int, Value], shape: Shape) -> list[np.nda
         return None
     found = _scale(copy.epilogue)
     target = values[copy.output].shape
-    if found is None or found[0] != 1.0 or shape[0] % target[0] or math.prod(shape) // target[0] > MOST_MASK:
+    if found is None or found[:2] != (1.0, 1.0) or shape[0] % target[0] or math.prod(shape) // target[0] > MOST_MASK:
         return None if copy.epilogue != RESULT else []
     masks = []
-    for i in found[1]:
+    for i in found[2]:
         data = values[copy.operands[i - 1]].data
         if data is None or data.shape[0] != 1:
             return None
@@ -238,18 +240,23 @@ def _chosen(expr: Expr, operands: Sequence[int], values: dict[int, Value]) -> tu
     return inner, (GraphBuilder(values).constant(mask),)
 
 
-def _scale(expr: Expr) -> tuple[float, tuple[int, ...]] | None:
-    """(factor, numbers of the Args that are added to the products), None if anything else is done to them."""
+def _scale(expr: Expr) -> tuple[float, float, tuple[int, ...]] | None:
+    """(factor, factor of what is added, numbers of the Args that are added to the products), None if anything else is
+    done to them."""
     match expr:
         case Arg(0):
-            return 1.0, ()
-        case Apply("mul", (inner, Literal(factor))) | Apply("mul", (Literal(factor), inner)):
-            found = _scale(inner)
-            return (found[0] * float(factor), ()) if found is not None and not found[1] else None
-        case Apply("div", (inner, Literal(divisor))) if divisor:
-            found = _scale(inner)
-            return (found[0] / float(divisor), ()) if found is not None and not found[1] else None
+            return 1.0, 1.0, ()
+        case Apply("mul", (inner, Literal(number))) | Apply("mul", (Literal(number), inner)):
+            found, factor, divisor = _scale(inner), float(number), 1.0
+        case Apply("div", (inner, Literal(number))) if number:
+            found, factor, divisor = _scale(inner), 1.0, float(number)
         case Apply("add", (inner, Arg(mask))) | Apply("add", (Arg(mask), inner)) if mask:
             found = _scale(inner)
-            return None if found is None else (found[0], (*found[1], mask))
-    return None
+            alike = found is not None and (found[1] == 1.0 or not found[2])
+            return (found[0], 1.0, (*found[2], mask)) if found is not None and alike else None
+        case _:
+            return None
+    if found is None:
+        return None
+    scale, beta, masks = found
+    return scale * factor / divisor, beta * factor / divisor if masks else 1.0, masks

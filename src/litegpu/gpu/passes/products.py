@@ -107,7 +107,8 @@ def _turned(node: Node, builder: GraphBuilder, alone: _Alone) -> Node:
     if source.is_constant or source.dtype != turned.dtype or len(copy.op.steps) == 0:
         return node
     steps = simplify((*copy.op.steps, _EXCHANGE), source.shape)
-    if _is_read_well(source, copy.op.steps):
+    better = len(steps) < len(copy.op.steps) or _is_read_well(source, steps)
+    if _is_read_well(source, copy.op.steps) or not better:
         return node
     b, h, rows, columns = turned.shape
     value = builder.value((b, h, columns, rows), turned.dtype, name=turned.name)

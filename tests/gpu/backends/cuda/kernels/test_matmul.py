@@ -14,13 +14,17 @@ from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Expr, GraphBuilder, Ma
 HALF = pytest.mark.parametrize("half", [True, False], ids=["float16", "float32"])
 
 
-def network(a: tuple[int, ...], b: tuple[int, ...], op: MatMul, *, inner: str = "", fused: bool = False):
-    """a times b; those named in `inner` are doubled first, as intermediates, which float16 programs store in float16.
-    `fused`: plus a row, then RELU."""
+def network(a: tuple[int, ...], b: tuple[int, ...], op: MatMul, *, inner: str = "", fused: bool = False,
+            constant: str = ""):  # fmt: skip
+    """a times b; those named in `inner` are doubled first, as intermediates, which float16 programs store in float16,
+    the one named `constant` is one. `fused`: plus a row, then RELU."""
     rng = np.random.default_rng(0)
     builder = GraphBuilder()
     inputs, data, factors = [], [], []
     for name, shape in (("a", a), ("b", b)):
+        if name == constant:
+            factors.append(builder.constant(rng.standard_normal(shape).astype(np.float32)))
+            continue
         x = source = builder.value(shape, DType.FLOAT32)
         if name in inner:
             eye = builder.constant(2 * np.eye(shape[3], dtype=np.float32).reshape(shape[3], 1, 1, shape[3]))
@@ -74,6 +78,18 @@ def test_leading_axes(device, half: bool, leads) -> None:
     op = MatMul(False, True)
     lead_a, lead_b = leads
     check(device, network(*shapes(op, lead_a, lead_b, 17, 24, 9), op, inner="ab", fused=True), half)
+
+
+@pytest.mark.cuda
+@HALF
+@pytest.mark.parametrize("constant", ["a", "b"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_constants(device, half: bool, constant: str, transposed: bool) -> None:
+    """The same for all of the batch, as vectors for distances are, in chunks of the depth or not."""
+    op = MatMul(False, transposed)
+    leads = ((1, 3), (2, 3)) if constant == "a" else ((2, 3), (1, 3))
+    for k, n in ((36, 21), (16, 24)):
+        check(device, network(*shapes(op, *leads, 18, k, n), op, inner="ab", constant=constant), half)
 
 
 @pytest.mark.cuda

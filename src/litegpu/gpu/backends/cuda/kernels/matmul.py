@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from litegpu.gpu.backends.cuda.kernels import places
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.backends.cuda.kernels.tile import TileProduct, WorkgroupTile, candidates, cost, suits
-from litegpu.gpu.graph import DType, MatMul
+from litegpu.gpu.graph import DType, MatMul, fits_half
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
-from litegpu.gpu.view import View
+from litegpu.gpu.view import View, padded
 
 #: Rows and columns of an output from which tiles are worth it.
 LEAST_ROWS, LEAST_COLUMNS = 16, 8
 
 
 def build(ctx: KernelContext) -> list[Launch] | None:
-    """One launch; None for outputs that are too small for tiles, and factors that are not floats. A constant is a left
-    factor of places.py."""
+    """One launch; None for outputs that are too small for tiles, and factors that are not floats. A constant may be a
+    left factor of places.py."""
     op, node = ctx.node.op, ctx.node
     assert isinstance(op, MatMul)
-    if ctx.value(node.inputs[0]).is_constant:
-        return places.build(ctx)
-    if any(ctx.value(v).is_constant for v in node.inputs):
+    if ctx.value(node.inputs[0]).is_constant and (launches := places.build(ctx)):
+        return launches
+    if any(ctx.value(v).dtype is not DType.FLOAT32 for v in node.inputs if ctx.value(v).is_constant):
         return None
-    a, b = (ctx.views[v] for v in node.inputs)
+    a, b = (_view(ctx, v) for v in node.inputs)
     _, _, m, n = ctx.output.shape
     kinds = {a.dtype, b.dtype}
     if m < LEAST_ROWS or n < LEAST_COLUMNS or not kinds <= set(LOAD) or (DType.FLOAT16 in kinds and not ctx.half):
@@ -34,6 +36,21 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         return [launch(ctx, a, b, tiles[0])]
     launches = [launch(ctx, a, b, tile) for tile in tiles[: ctx.tuner.most]]
     return [quickest(ctx.tuner, launches)]
+
+
+def _view(ctx: KernelContext, v: int) -> View:
+    """Where a factor lies; of a constant, where it will lie in an array of its own."""
+    data = ctx.value(v).data
+    if data is None:
+        return ctx.views[v]
+    return padded(0, data.shape, DType.FLOAT16 if ctx.half and fits_half(data) else DType.FLOAT32)
+
+
+def _laid_out(data: np.ndarray, view: View) -> np.ndarray:
+    """A constant as its view has it."""
+    whole = np.zeros((*view.shape[:3], view.quads * 4), np.float16 if view.dtype is DType.FLOAT16 else np.float32)
+    whole[..., : view.shape[3]] = data
+    return whole
 
 
 def ranked(ctx: KernelContext, a: View, b: View) -> list[WorkgroupTile]:
@@ -65,7 +82,10 @@ def launch(ctx: KernelContext, a: View, b: View, tile: WorkgroupTile) -> Launch:
         "QUADS": -(-n // 4), "STEPS": -(-depth // tile.depth),
         **_side("A", a, ctx.half, op.transpose_a), **_side("B", b, ctx.half, not op.transpose_b),
     }  # fmt: skip
-    operands: Operands = {"a": a, "b": b}
+    operands: Operands = {
+        name: _laid_out(data, view) if (data := ctx.value(v).data) is not None else view
+        for name, view, v in zip("ab", (a, b), ctx.node.inputs, strict=True)
+    }
     name = "tensor_matmul" if ctx.half else "tiled_matmul"
     return native_launch(
         ctx, name, (*tile.files, "matmul.cu"), constants, operands, label="batch_matmul",
