@@ -105,7 +105,7 @@ class CudaNative:
             return graph
         if half:
             graph = join_shuffles(join_windows(join_scaled(graph, features), features), features)
-        graph = part_zero_points(join_inverted(graph, features, half))
+        graph = part_zero_points(join_inverted(graph, features, half), features)
         if not half:
             return graph
         graph = join_means(

@@ -4,8 +4,12 @@
 // reads once and keeps.
 //
 // Constants from the host: BYTES (of an input), RESULT_BYTES (1, 2 or 4, floats); BN PIXELS QUADS; RUN (channels: 8 or 16 bytes); PER_CHANNEL(each) and PER_PIXEL(each), what the epilogue
-// reads: each(type, name) for constants of the channels, each(name, pitch, offset) for values like the results, in quads;
+// reads: each(type, name) for constants of the channels, each(name, pitch, offset) for values like the results, in quads; if it
+// reads bytes of which a pixel has one, PER_PLACE(each), each(type, name, pitch, offset);
 // RESULT_PITCH RESULT_OFFSET; FINISH(own, i, more, sum, to): quad i of `own` channels, of a row `more`.
+#ifndef PER_PLACE
+#define PER_PLACE(each)
+#endif
 constexpr unsigned RUN_QUADS = RUN / 4, RUNS = BN / (4 * RUN), OWN = RUNS * RUN_QUADS;  // of a thread, in a row
 static_assert(BN % (4 * RUN) == 0, "columns");
 #if RESULT_BYTES == 1
@@ -32,6 +36,9 @@ struct Places {
 #define EACH(name, pitch, offset) const Quad* name;
   PER_PIXEL(EACH)
 #undef EACH
+#define EACH(type, name, pitch, offset) const type* name;
+  PER_PLACE(EACH)
+#undef EACH
   Quad* results;
 };
 // What it reads of so many quads of a thread's channels.
@@ -46,6 +53,9 @@ typedef ChannelsOf<OWN> Channels;
 struct Row {
 #define EACH(name, pitch, offset) Quad name[RUN_QUADS];
   PER_PIXEL(EACH)
+#undef EACH
+#define EACH(type, name, pitch, offset) int name;
+  PER_PLACE(EACH)
 #undef EACH
 };
 
@@ -105,6 +115,9 @@ INLINE Row load_row(const Places& at, unsigned pixel, unsigned quad) {
   Row row;
 #define EACH(name, pitch, offset) take(row.name, real ? *(const Run*)(at.name + (pixel * pitch + offset + quad)) : Run{});
   PER_PIXEL(EACH)
+#undef EACH
+#define EACH(type, name, pitch, offset) row.name = real ? at.name[pixel * pitch + offset] : 0;
+  PER_PLACE(EACH)
 #undef EACH
   return row;
 }

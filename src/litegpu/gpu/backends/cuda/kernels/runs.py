@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.backends.cuda.kernels.layer import NARROW, Layer
 from litegpu.gpu.backends.cuda.printer import print_cuda_function
-from litegpu.gpu.graph import RESULT, Apply, Arg, DType, Expr, Literal, arguments
+from litegpu.gpu.graph import RESULT, Apply, Arg, DType, Expr, IntegerConv2D, Literal, arguments
 from litegpu.gpu.kernels.access import Operands, byte_bounds, pack, pixel_pitch
 from litegpu.gpu.kernels.context import KernelContext
 from litegpu.gpu.kernels.expression import evaluate, unlimited
 from litegpu.gpu.kernels.terms import sum_type
-from litegpu.gpu.lang import Kernel, Memory, TracedValue, Type, f16x4, f32x4, i8x4, i32x4, u8x4, u32x4
+from litegpu.gpu.lang import Kernel, Memory, TracedValue, Type, f16x4, f32x4, i8x4, i32, i32x4, u8x4, u32x4
 from litegpu.gpu.lang.tracing import trace_function
 from litegpu.gpu.view import View
 
@@ -92,10 +92,18 @@ def _is_by_runs(ctx: KernelContext, run: int) -> bool:
                 return False
             continue
         view = ctx.views[value.id]
+        if _is_by_places(ctx, view):
+            continue
         like = value.shape == output.shape and view.dtype in _QUADS and view.dtype.nbytes == output.dtype.nbytes
         if not like or not _lies_by_runs(view, run):
             return False
     return True
+
+
+def _is_by_places(ctx: KernelContext, view: View) -> bool:
+    """Whether it is one byte of each of a convolution's results."""
+    known = isinstance(ctx.node.op, IntegerConv2D) and view.dtype.is_narrow
+    return known and view.shape == (*ctx.output.shape[:3], 1) and pixel_pitch(view) is not None
 
 
 def _lies_by_runs(view: View, run: int) -> bool:
@@ -137,6 +145,8 @@ def _made(ctx: KernelContext, run: int, expr: Expr, first: np.ndarray) -> RunEpi
         value, name = ctx.value(node.operands[i - 1]), f"e{i - 1}"
         if value.data is None:
             operands[name] = view = ctx.views[value.id]
+            if _is_by_places(ctx, view):
+                return k.splat(k.buffer(name, i32, 1)[0], 4)
             return _COMPUTED[view.dtype](quads(k, name, view.dtype)[0])
         kind = f32x4 if value.data.dtype == np.float32 else i32x4
         if value.data.size == 1:
@@ -159,21 +169,28 @@ def _made(ctx: KernelContext, run: int, expr: Expr, first: np.ndarray) -> RunEpi
     function = trace_function(finish, "finish", (sum_type(node.op),))
     printed = print_cuda_function(function, ctx.features)
     channels = {n: v for n, v in operands.items() if isinstance(v, np.ndarray)}
-    pixels = {n: v for n, v in operands.items() if isinstance(v, View)}
+    values = {n: v for n, v in operands.items() if isinstance(v, View)}
+    places = {n: v for n, v in values.items() if _is_by_places(ctx, v)}
+    pixels = {n: v for n, v in values.items() if n not in places}
     given = {n: f"own.{n} + i" for n in channels} | {n: f"more.{n} + q" for n in pixels} | {"results": "to"}
+    given |= {n: f"&more.{n}" for n in places}
     macros: dict[str, int | str] = {
         "RUN": run, "RESULT_BYTES": output.dtype.nbytes,
         "PER_CHANNEL(each)": " ".join(f"each({_kind(v)}, {n})" for n, v in channels.items()),
         "PER_PIXEL(each)": " ".join(f"each({n}, {pixel_pitch(v)}u / 4, {v.offset}u / 4)" for n, v in pixels.items()),
         "RESULT_PITCH": f"({pixel_pitch(output)}u / 4)", "RESULT_OFFSET": f"({output.offset}u / 4)",
         "FINISH(own, i, more, q, sum, to)": f"finish({', '.join(given[m.name] for m in function.buffers)}, sum)",
-        "PLACES": f"{{{', '.join([*channels, *pixels, 'results'])}}}",
+        "PLACES": f"{{{', '.join([*channels, *pixels, *places, 'results'])}}}",
     }  # fmt: skip
+    if places:
+        each = (f"each({NARROW[v.dtype]}, {n}, {pixel_pitch(v)}u, {v.offset}u)" for n, v in places.items())
+        macros["PER_PLACE(each)"] = " ".join(each)
     parameters = [f"const {_kind(v)}* __restrict__ {n}" for n, v in channels.items()]
-    parameters += [f"{_NAMES[output.dtype.nbytes]}* {n}" for n in (*pixels, "results")]
-    return RunEpilogue(
-        run, first, printed.definitions, macros, {**channels, **pixels, "results": output}, tuple(parameters), False
-    )
+    parameters += [f"{_NAMES[output.dtype.nbytes]}* {n}" for n in pixels]
+    parameters += [f"const {NARROW[v.dtype]}* {n}" for n, v in places.items()]
+    parameters.append(f"{_NAMES[output.dtype.nbytes]}* results")
+    bound: Operands = {**channels, **pixels, **places, "results": output}
+    return RunEpilogue(run, first, printed.definitions, macros, bound, tuple(parameters), False)
 
 
 def _kind(data: np.ndarray) -> str:

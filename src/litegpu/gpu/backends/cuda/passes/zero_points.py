@@ -27,6 +27,7 @@ from litegpu.gpu.graph import (
     substitute,
 )
 from litegpu.gpu.graph import apply as fn
+from litegpu.gpu.lang.features import Features
 
 #: What two signed bytes add up to at most.
 MOST = 254
@@ -34,7 +35,7 @@ MOST = 254
 MOST_BESIDE = 3
 
 
-def part_zero_points(graph: Graph) -> Graph:
+def part_zero_points(graph: Graph, features: Features) -> Graph:
     """The graph with weights w - z as bytes. Where few are none, what their rests add is added to the sums of the
     bytes next to them. Else there are two parts, each a byte, that are multiplied with the same pixel one after the
     other: a window of two taps at one place. Of larger windows sums of x * (w - z) are made of those of x * w, and z
@@ -51,7 +52,8 @@ def part_zero_points(graph: Graph) -> Graph:
         assert data is not None
         quanta = data.astype(np.int32) - op.weights_zero_point
         taps = np.argwhere((quanta != byte_rests.held(quanta)).any(axis=0))
-        if len(taps) <= MOST_BESIDE:
+        buffers = len({*node.inputs, *node.operands, node.output}) + 2 * len(taps)
+        if len(taps) <= MOST_BESIDE and buffers <= features.max_buffers:
             _put_beside(builder, node, op, quanta, taps)
         elif data.shape[1:3] == (1, 1) and quanta.max() <= MOST:
             _put_pair(builder, node, op, quanta)
@@ -62,7 +64,7 @@ def part_zero_points(graph: Graph) -> Graph:
 
 def _put_beside(builder: GraphBuilder, node: Node, op: IntegerConv2D, quanta: np.ndarray, taps: np.ndarray) -> None:
     """The bytes next to the weights, and beside their sums what the few `taps` add that have others."""
-    held, y = byte_rests.held(quanta), builder.values[node.output]
+    held = byte_rests.held(quanta)
     weights = builder.constant(held.astype(np.int8), narrow=True)
     operands = list(node.operands)
     total: Expr = RESULT
@@ -78,7 +80,6 @@ def _put_beside(builder: GraphBuilder, node: Node, op: IntegerConv2D, quanta: np
         node, op=plain, inputs=(node.inputs[0], weights), epilogue=epilogue, operands=tuple(operands)
     )
     builder.nodes.append(made)
-    assert y.shape[3] == held.shape[0]
 
 
 def _seen(builder: GraphBuilder, node: Node, op: IntegerConv2D, tap: tuple[int, int], channel: int) -> int:
