@@ -88,18 +88,18 @@ def test_run(reaching: Callable[..., Called], monkeypatch: pytest.MonkeyPatch) -
     assert plain == {
         "labels": None, "device": "auto", "precision": "float32",
         "arithmetic": "auto", "compare_with_cpu": True, "output": None,
-        "num_threads": None, "normalization": None,
+        "num_threads": None, "normalization": None, "signature": None,
     }  # fmt: skip
     found = reaching(
         target, "run", "m", "--image=a", "--image=b", "--labels=l", "--device=webgpu", "--precision=auto",
         "--arithmetic=float",
-        "--no-compare", "-o", "out", "--num-threads=4", "--std=2",
+        "--no-compare", "-o", "out", "--num-threads=4", "--std=2", "--signature=key",
     )  # fmt: skip
     assert found.pop("given") == (Path("m"), [Path("a"), Path("b")])
     assert found == {
         "labels": Path("l"), "device": "webgpu", "precision": "auto",
         "arithmetic": "float", "compare_with_cpu": False, "output": Path("out"),
-        "num_threads": 4, "normalization": Normalization(127.5, 2.0),
+        "num_threads": 4, "normalization": Normalization(127.5, 2.0), "signature": "key",
     }  # fmt: skip
     for problems in ((), ("no room",)):
         report = SimpleNamespace(problems=problems, as_dict=lambda: {"a": 1})
@@ -133,19 +133,19 @@ def test_inference_diff(reaching: Callable[..., Called], monkeypatch: pytest.Mon
     plain = {
         "delegate": "gpu", "precision": "float16", "arithmetic": "auto", "backend": "auto", "quantization": True,
         "max_delegated_partitions": 0, "num_threads": 1, "reference": "auto", "num_runs": None, "inputs": (), "seed": 0,
-        "max_relative_error": None, "per_op": False, "tolerance": None,
+        "max_relative_error": None, "per_op": False, "tolerance": None, "signature": None,
     }  # fmt: skip
     assert options("m") == options("--model_file=m") == plain
     found = options(
         "m", "--delegate=gpu", "--precision=auto",
         "--gpu_arithmetic=integer", "--gpu_backend=vulkan", "--gpu_experimental_enable_quant=false",
         "--max_delegated_partitions=3", "--num_threads=4", "--reference=builtin", "--num_runs=7", "--input=a",
-        "--input=x=b", "--seed=9", "--max_relative_error=0.5", "--per-op", "--tolerance=0.25",
+        "--input=x=b", "--seed=9", "--max_relative_error=0.5", "--per-op", "--tolerance=0.25", "--signature=key",
     )  # fmt: skip
     assert found == {
         "delegate": "gpu", "precision": "auto", "arithmetic": "integer", "backend": "vulkan", "quantization": False,
         "max_delegated_partitions": 3, "num_threads": 4, "reference": "builtin", "num_runs": 7, "inputs": ("a", "x=b"),
-        "seed": 9, "max_relative_error": 0.5, "per_op": True, "tolerance": 0.25,
+        "seed": 9, "max_relative_error": 0.5, "per_op": True, "tolerance": 0.25, "signature": "key",
     }  # fmt: skip
     for arguments, changed in (
         (["--use_xnnpack=1"], {"delegate": "xnnpack"}), (["--use_xnnpack=true"], {"delegate": "xnnpack"}),

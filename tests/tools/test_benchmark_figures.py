@@ -451,7 +451,7 @@ def test_what_is_read_around_the_runs(
         clock.now += 0.5
 
     opened = SimpleNamespace(
-        delegates=(), device=None, device_name="CPU", kernels=[], prepare=lambda: None, run=run,
+        delegates=(), device=None, is_software=False, device_name="CPU", kernels=[], prepare=lambda: None, run=run,
         report=NOTHING, startup=Startup(0.125), device_memory=SimpleNamespace(used=lambda: None),
         inputs=(np.zeros((3, 5), np.float32), np.zeros(7, np.int8)), interpreter=SimpleNamespace(graph=None),
         close=lambda: closed.append(True),

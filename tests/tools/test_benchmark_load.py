@@ -302,7 +302,7 @@ def test_on_all_gpus(graph: str, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--threads_concurrent=-1"], "threads_concurrent is -1"),
         (["--streams=5000"], "streams is 5000"),
         (["--arrival_rate=-2"], "arrival_rate is -2"),
-        (["--arrival_rate=nan"], "arrival_rate is nan"),
+        (["--arrival_rate=nan"], "arrival_rate is 'nan'"),
         (["--streams=2", "--batcher=true"], "leave out"),
         (["--arrival_rate=5", "--batcher=true", "--threads_concurrent=2"], "leave out"),
         (["--threads_concurrent=2", "--compare=cpu,gpu"], "not for a benchmark under load"),
@@ -324,7 +324,7 @@ def test_the_command(graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main([*common, "--arrival_rate=400", "--batcher", f"--html={page}", f"--plot={plots}"]) == 0
     text = capsys.readouterr().out
     assert "INFO: Load: 400 arrivals/s (open loop, Poisson), through a batcher of up to 64 rows, 2 ms, on CPU" in text
-    assert "from its scheduled arrival: p50=" in text and "INFO: Batcher: " in text
+    assert "from its scheduled arrival: p50=" in text and "INFO: Batcher, with the warm-up: " in text
     assert "Under load: tanh.tflite" in page.read_text() and "Batches" in page.read_text()
     assert {file.name for file in plots.iterdir()} == {"latencies.png", "load.png"}
     assert main([*common, "--threads_concurrent=2", "--json"]) == 0

@@ -17,7 +17,8 @@ from litegpu.tools.agreement import Agreement, judge
 from litegpu.tools.inference_diff import compare
 from litegpu.tools.inference_diff.compare import DiffOptions, DiffReport
 from litegpu.tools.inference_diff.difference_inputs import file_feeds, gaussian_feeds
-from litegpu.tools.inference_diff.measures import EDGES, Difference, histogram, measure, plain, summarise
+from litegpu.tools.inference_diff.measures import EDGES, Difference, histogram, measure, summarise
+from litegpu.tools.json_text import plain
 from litegpu.tools.statistics import Statistics
 
 FLOAT = {"name": "y", "dtype": np.float32, "quantization": (0.0, 0)}

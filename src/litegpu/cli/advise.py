@@ -34,11 +34,11 @@ def advise(
     tolerance: Annotated[
         float | None,
         typer.Option(
-            help="With --measure: the largest relative L2 distance from the CPU to recommend [default: 0.01]."
+            help="With --measure: the largest relative L2 distance from the CPU to recommend.", show_default="0.01"
         ),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="With --measure: rows of a batch for the throughput [default: 64].")
+        int | None, typer.Option(help="With --measure: rows of a batch for the throughput.", show_default="64")
     ] = None,
     delegate: Annotated[
         list[str] | None,
@@ -75,7 +75,7 @@ def advise(
     from litegpu.tools.outputs import all_of, require_writable
 
     if html is not None:
-        require_writable(html)
+        require_writable(html, read=[model])
     if not measure and (tolerance is not None or batch is not None):
         raise OptionError("--tolerance and --batch say how to measure: give --measure as well")
     advice = ask(

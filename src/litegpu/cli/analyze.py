@@ -61,7 +61,7 @@ def analyze(
 
     for path in (html, model_explorer, annotated):
         if path is not None:
-            require_writable(path)
+            require_writable(path, read=[model])
     gpu = GpuDelegate(precision=precision, **backend_options(device))
     others = [load_delegate(name) for name in delegate or ()]
     found = tool.analyze(model, delegate=gpu, rates=rates, measure=measure, others=others)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import signal
 import sys
@@ -16,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from litegpu.device_choice import device_words, is_device
+from litegpu.tools.json_text import json_text
 
 #: The exit status after Ctrl-C, as shells give it: 128 and the number of SIGINT.
 INTERRUPTED = 130
@@ -157,4 +157,4 @@ def with_ray_address(arguments: Sequence[str]) -> list[str]:
 
 def print_json(value: object) -> None:
     """Print one JSON object on standard output."""
-    print(json.dumps(value, indent=2, default=str))
+    print(json_text(value))

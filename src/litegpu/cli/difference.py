@@ -96,6 +96,9 @@ def inference_diff(
         float | None,
         typer.Option(help="With --per-op, the relative L2 error that deviates; 1e-5 in float32, 1e-2 in float16."),
     ] = None,
+    signature: Annotated[
+        str | None, typer.Option(help="Of a model with several: the key of the one to run.", show_default="the first")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Write a report as one HTML file.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Write the plots as PNG into this folder.")] = None,
     output_file_path: Annotated[
@@ -129,13 +132,17 @@ def inference_diff(
     path = model if model is not None else model_file
     if path is None:
         raise typer.BadParameter("no model was given: litegpu inference-diff MODEL, or --model_file=MODEL")
-    asked = [
-        name for name, value in (("gpu", use_gpu), ("xnnpack", use_xnnpack)) if value is not None and _is_true(value)
-    ]
+    given = {name: _is_true(value) for name, value in (("gpu", use_gpu), ("xnnpack", use_xnnpack)) if value is not None}
+    asked = [name for name, wanted in given.items() if wanted]
+    chosen = delegate or (asked[0] if asked else "gpu")
+    if any(wanted != (name == chosen) for name, wanted in given.items() if wanted or name == chosen):
+        raise OptionError("--delegate, --use_gpu and --use_xnnpack contradict one another: one delegate is compared")
+    if tolerance is not None and not per_op:
+        raise OptionError("--tolerance says which op deviates: give --per-op as well")
     allowed = _is_true(gpu_precision_loss_allowed)
     threads = num_interpreter_threads if num_interpreter_threads is not None else num_threads
     options = DiffOptions(
-        delegate=delegate or (asked[0] if asked else "gpu"),
+        delegate=chosen,
         precision=precision.value if precision else "float16" if allowed else "float32",
         arithmetic=gpu_arithmetic.value,
         backend=gpu_backend or "auto",
@@ -149,10 +156,11 @@ def inference_diff(
         max_relative_error=max_relative_error,
         per_op=per_op,
         tolerance=tolerance,
+        signature=signature,
     )
     for target in (html, output_file_path):
         if target is not None:
-            require_writable(target)
+            require_writable(target, read=[path])
     if plots is not None:
         require_folder(plots)
     report = compare(path, options)

@@ -106,7 +106,7 @@ def coco(
     allowlist_file: Annotated[Path | None, typer.Option(help="Ids of the images to evaluate, one a line.")] = None,
     num_images: NumImages = 0,
     anchors: Annotated[
-        Path | None, typer.Option(help="Of raw heads: .npy, float [n, 4] of centre y, x, height, width.")
+        Path | None, typer.Option(help="Of raw heads: .npy, float \\[n, 4] of centre y, x, height, width.")
     ] = None,
     max_detections: Annotated[int, typer.Option(help="Of raw heads, for an image.", min=1, max=MOST_ITEMS)] = 100,
     output_order: Annotated[

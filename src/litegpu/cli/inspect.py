@@ -26,7 +26,7 @@ def models(
 
     found = list_models(bundle)
     if not found:
-        raise OptionError(f"{bundle} is no bundle of models")
+        raise OptionError(f"{bundle} is no bundle of models: no .task file, and no .litertlm")
     if as_json:
         print_json({"models": [{"path": f"{bundle}/{m.name}", "bytes": m.size} for m in found]})
     else:

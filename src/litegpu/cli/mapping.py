@@ -99,7 +99,7 @@ def map_(
     if mean is not None or std is not None:
         normalization = Normalization(127.5 if mean is None else mean, 127.5 if std is None else std)
     if html is not None:
-        require_writable(html)
+        require_writable(html, read=[model, *inputs])
     columns = dict(_pair(text) for text in column or ())
     try:
         with heeding_sigterm():
@@ -120,7 +120,7 @@ def map_(
                 normalization=normalization,
                 dequantize=dequantize,
                 columns=columns,
-                num_threads=num_threads,
+                num_threads=None if num_threads == -1 else num_threads,
             )
     except KeyboardInterrupt as interrupt:
         print("litegpu: interrupted. The finished rows are kept: --resume goes on with the others.", file=sys.stderr)

@@ -35,6 +35,9 @@ def run(
     ] = None,
     mean: Annotated[float | None, typer.Option(help="Subtracted from pixels (0..255); 127.5 for float models.")] = None,
     std: Annotated[float | None, typer.Option(help="Then divided by; 127.5 for float models.")] = None,
+    signature: Annotated[
+        str | None, typer.Option(help="Of a model with several: the key of the one to run.", show_default="the first")
+    ] = None,
     html: Annotated[Path | None, typer.Option(help="Also write a page with all of it, the pictures too.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -59,7 +62,7 @@ def run(
     if mean is not None or std is not None:
         normalization = Normalization(127.5 if mean is None else mean, 127.5 if std is None else std)
     if html is not None:
-        require_writable(html)
+        require_writable(html, read=[model, *(image or ())])
     report = run_model(
         model,
         image or (),
@@ -69,8 +72,9 @@ def run(
         arithmetic=arithmetic.value,
         compare_with_cpu=compare,
         output=output,
-        num_threads=num_threads,
+        num_threads=None if num_threads == -1 else num_threads,
         normalization=normalization,
+        signature=signature,
     )
 
     def tell_problems() -> None:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from litegpu.cli.application import Json, Precision, app, print_json
+from litegpu.cli.application import Json, app, print_json
+
+
+class _Stored(StrEnum):
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+
 
 zoo_app = typer.Typer(help="Build example models offline.", no_args_is_help=True)
 app.add_typer(zoo_app, name="zoo")
@@ -34,7 +41,7 @@ def zoo_build(
     name: Annotated[str, typer.Argument(help="One of those that [bold]litegpu zoo list[/] shows.", show_default=False)],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="NAME.tflite by default.")] = None,
     seed: Annotated[int | None, typer.Option(help="Other weights.")] = None,
-    precision: Annotated[Precision | None, typer.Option(help="Of the weights in the file.")] = None,
+    precision: Annotated[_Stored | None, typer.Option(help="Of the weights in the file.")] = None,
     quantized: Annotated[bool, typer.Option("--quantized", help="int8 weights, activations, inputs.")] = False,
     batch: Annotated[int | None, typer.Option(help="Pictures at once.")] = None,
     width: Annotated[float | None, typer.Option(help="Width multiplier of the backbone.")] = None,

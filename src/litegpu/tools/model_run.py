@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from litegpu.delegates.report import CPU
-from litegpu.errors import OptionError
+from litegpu.errors import InvokeError, OptionError
 from litegpu.model.cut import cut
 from litegpu.model.inline import inline_composites
 from litegpu.model.reader import DTYPES, read_model
@@ -20,6 +20,7 @@ from litegpu.model.types import Subgraph
 from litegpu.session import load
 from litegpu.tools.agreement import Agreement, Verdict, compare, judge, step_of
 from litegpu.tools.drawing import draw
+from litegpu.tools.entered import entered
 from litegpu.tools.images import Normalization, image_to_tensor, load_image, save_image, takes_image
 from litegpu.tools.inference_diff.surgery import with_float_weights
 from litegpu.tools.inputs import made_up_inputs
@@ -73,7 +74,8 @@ class InputResult:
 class RunReport:
     """Everything that `litegpu run` found out. `wanted` is the device asked for; `device` is the GPU's name, or "CPU";
     `is_software`: the GPU is emulated on the CPU; `cpu` is None without a comparison. `hybrid_ops`: how many ops on the
-    GPU have 8-bit weights and float inputs. `problems`: what could not be written."""
+    GPU have 8-bit weights and float inputs. `problems`: what could not be written. `cpu_problem`: why the CPU could not
+    be compared with, though that was wanted. `signature`: the one that was asked for."""
 
     model: str
     wanted: str
@@ -86,6 +88,8 @@ class RunReport:
     inferences: tuple[InputResult, ...]
     hybrid_ops: int = 0
     problems: tuple[str, ...] = ()
+    cpu_problem: str = ""
+    signature: str | None = None
 
     @property
     def worst(self) -> float:
@@ -119,6 +123,8 @@ class RunReport:
             "worst_relative_l2": self.worst if self.cpu else None,
             "verdict": asdict(self.verdict) if self.cpu else None,
             "problems": list(self.problems),
+            "cpu_problem": self.cpu_problem,
+            "signature": self.signature,
             "inferences": [
                 {
                     "source": i.source,
@@ -147,6 +153,7 @@ def run_model(
     output: str | os.PathLike[str] | None = None,
     num_threads: int | None = None,
     normalization: Normalization | None = None,
+    signature: str | None = None,
 ) -> RunReport:
     """Run a model on each picture, or once on made-up input, and write a drawing of each picture's result.
 
@@ -156,14 +163,16 @@ def run_model(
         compare_with_cpu: also run on the CPU, unless that is all there is.
         output: the drawing's file, or with several pictures a folder; by default PICTURE-MODEL.png in this folder.
         normalization: of pixels; by default a guess by the input's type.
+        signature: the key of one of several; by default that of the file's first graph.
 
     Raises LiteGpuError for everything that the user can do wrong; a drawing that cannot be written is one of the
     report's problems.
     """
     names = read_labels(labels) if labels else []
     pictures = [(os.fspath(path), load_image(path)) for path in images]
-    targets = [_drawing_path(path, model, output, len(pictures)) for path, _ in pictures]
-    with _Opened(model, device, precision, num_threads, arithmetic) as chosen:
+    targets = _drawing_paths([path for path, _ in pictures], model, output)
+    content = entered(model, signature)
+    with _Opened(content, device, precision, num_threads, arithmetic) as chosen:
         if labels:
             require_fit(names, chosen.classes, labels)
         else:
@@ -178,13 +187,17 @@ def run_model(
         InputResult(source, how, interpret(arrays, details, shape, names))
         for source, (_, how), arrays in zip(sources, feeds, outputs, strict=True)
     ]
-    cpu, hybrid_ops = None, 0
+    cpu, hybrid_ops, wanted, cpu_problem = None, 0, None, ""
+    given = [arrays for arrays, _ in feeds]
     if compare_with_cpu and report.delegated:
-        given = [arrays for arrays, _ in feeds]
-        steps = _steps(model)
-        with _Opened(model, "cpu", "float32", num_threads) as reference:
-            wanted, cpu = reference.infer(given)
-        in_float, hybrid_ops = _with_float_weights(model, report)
+        try:
+            with _Opened(content, "cpu", "float32", num_threads) as reference:
+                wanted, cpu = reference.infer(given)
+        except InvokeError as error:  # what the GPU computed is a result all the same
+            cpu_problem = str(error)
+    if wanted is not None:
+        steps = _steps(content)
+        in_float, hybrid_ops = _with_float_weights(content, report)
         careful = wanted
         if hybrid_ops:
             with _Opened(in_float, "cpu", "float32", num_threads) as reference:
@@ -212,7 +225,7 @@ def run_model(
                 problems.append(str(problem))
     return RunReport(
         os.fspath(model), device, chosen.loaded.hardware, chosen.loaded.is_software, precision, report, timing, cpu,
-        tuple(inferences), hybrid_ops, tuple(problems),
+        tuple(inferences), hybrid_ops, tuple(problems), cpu_problem, signature,
     )  # fmt: skip
 
 
@@ -288,7 +301,7 @@ def takes_picture(model: str | os.PathLike[str]) -> bool:
     return any(t.type in DTYPES and takes_image({"shape": t.shape, "dtype": DTYPES[t.type]}) for t in inputs)
 
 
-def _steps(model: str | os.PathLike[str]) -> list[float]:
+def _steps(model: str | os.PathLike[str] | bytes) -> list[float]:
     """For each output of floats that are made of stored numbers how far two of these are apart, else 0."""
     main = read_model(model).main
     made = {t: o for o in main.operators for t in o.outputs}
@@ -302,7 +315,7 @@ def _steps(model: str | os.PathLike[str]) -> list[float]:
     return steps
 
 
-def _with_float_weights(model: str | os.PathLike[str], report: DelegationReport) -> tuple[bytes, int]:
+def _with_float_weights(model: str | os.PathLike[str] | bytes, report: DelegationReport) -> tuple[bytes, int]:
     """The model with float weights in those of its dynamic-range ops that run on the GPU, and how many these are."""
     whole = inline_composites(read_model(model))
     taken = {n.index for n in report.nodes if n.owner != CPU}
@@ -338,18 +351,30 @@ def _decision(got: Result, want: Result) -> str:
     return ""
 
 
-def _drawing_path(
-    image: str | os.PathLike[str], model: str | os.PathLike[str], output: str | os.PathLike[str] | None, count: int
-) -> Path:
-    name = f"{Path(image).stem}-{Path(model).stem}.png"
+def _drawing_paths(
+    images: Sequence[str], model: str | os.PathLike[str], output: str | os.PathLike[str] | None
+) -> list[Path]:
+    """A file for each picture's drawing: pictures of one name, from several folders, are numbered."""
+    stems: list[str] = []
+    for image in images:
+        stem, number = Path(image).stem, 2
+        while stem in stems:
+            stem, number = f"{Path(image).stem}-{number}", number + 1
+        stems.append(stem)
+    paths = [_drawing_path(stem, model, output, len(images)) for stem in stems]
+    for path in paths:
+        require_writable(path, read=[model, *images])
+    return paths
+
+
+def _drawing_path(stem: str, model: str | os.PathLike[str], output: str | os.PathLike[str] | None, count: int) -> Path:
+    name = f"{stem}-{Path(model).stem}.png"
     if output is None:
-        require_writable(name)
         return Path(name)
     target = Path(output)
     if target.suffix and not target.is_dir():
         if count > 1:
             raise OptionError(f"--output {target} is one file, but there are {count} pictures: give a folder")
-        require_writable(target)
         return target
     require_folder(target)
     return target / name

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from litegpu.errors import OptionError
 
 
-def require_writable(path: str | os.PathLike[str]) -> None:
-    """Raises OptionError if `path` cannot become, or be replaced by, a file; makes the folders that lead to it."""
+def require_writable(path: str | os.PathLike[str], *, read: Iterable[str | os.PathLike[str]] = ()) -> None:
+    """Raises OptionError if `path` cannot become, or be replaced by, a file, or is one that is to be `read`; makes the
+    folders that lead to it."""
     target = Path(path)
+    for source in read:
+        if _same_file(target, Path(source)):
+            raise OptionError(f"Cannot write {target}: it is what is read; give another name")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         existed = target.exists()
@@ -61,4 +65,13 @@ def all_of(show: Callable[[], object], *writes: Callable[[], object]) -> None:
 
 def require_folder(path: str | os.PathLike[str]) -> None:
     """Raises OptionError if `path` is no folder that files can be written into; makes it if it is not there."""
+    if Path(path).exists() and not Path(path).is_dir():
+        raise OptionError(f"Cannot write into {os.fspath(path)}: it is a file, not a folder")
     require_writable(Path(path) / ".litegpu")
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False

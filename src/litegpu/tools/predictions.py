@@ -96,7 +96,8 @@ class Pose:
 
 @dataclass(frozen=True)
 class TensorSummary:
-    """What an output holds, where nothing better is known."""
+    """What an output holds, where nothing better is known: figures of its finite numbers, NaN if it has none, and how
+    many of its numbers are NaN or infinite."""
 
     name: str
     shape: tuple[int, ...]
@@ -105,6 +106,7 @@ class TensorSummary:
     maximum: float
     mean: float
     deviation: float
+    not_finite: int = 0
 
 
 @dataclass(frozen=True)
@@ -217,7 +219,10 @@ def _detection(values: Sequence[np.ndarray], labels: Sequence[str]) -> Detection
     classes, scores = (rows[1], rows[0]) if swap else (rows[0], rows[1])
     shift = 1 if labels and labels[0] in ("???", "background") else 0
     found = []
-    for i in range(min(int(counts[0].item()), scores.shape[1])):
+    count = float(np.nan_to_num(counts[0], nan=0.0).item())
+    for i in range(int(min(count, scores.shape[1]))):
+        if not np.isfinite(classes[0, i]):  # what overflowed is no detection
+            continue
         index, (top, left, bottom, right) = int(classes[0, i]), boxes[0][0, i].tolist()
         entry = Labelled(index, _label(labels, index + shift), float(scores[0, i]))
         found.append(Box(top, left, bottom, right, entry))
@@ -246,13 +251,13 @@ def _listed_pose(rows: np.ndarray) -> Pose:
 
 
 def _summary(array: np.ndarray, detail: Mapping[str, Any]) -> TensorSummary:
-    numbers = array.astype(np.float64) if array.dtype.kind in "fiub" and array.size else np.full(1, np.nan)
-    return TensorSummary(
-        detail["name"],
-        tuple(array.shape),
-        np.dtype(detail["dtype"]).name,
-        *(float(f(numbers)) for f in (np.min, np.max, np.mean, np.std)),
+    numbers = array.astype(np.float64).ravel() if array.dtype.kind in "fiub" else np.empty(0)
+    finite = numbers[np.isfinite(numbers)]
+    low, high, mean, deviation = (
+        float(f(finite)) if finite.size else float("nan") for f in (np.min, np.max, np.mean, np.std)
     )
+    name, shape, kind = detail["name"], tuple(array.shape), np.dtype(detail["dtype"]).name
+    return TensorSummary(name, shape, kind, low, high, mean, deviation, numbers.size - finite.size)
 
 
 def _label(labels: Sequence[str], index: int) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from litegpu.tools.console import print_table, print_warning
+from litegpu.tools.entered import others_line
 from litegpu.tools.model_run import InputResult, RunReport
 from litegpu.tools.predictions import Classification, Detection, Picture, Pose, Result, Segmentation, Tensors
 
@@ -16,9 +19,9 @@ AGREEMENT = ("output: GPU beside CPU", "relative L2", "max abs")
 def print_report(report: RunReport) -> None:
     """The report for people, on stdout."""
     print(f"{report.model}: {report.delegation.summary()}")
-    line = device_line(report)
-    if line:
-        print(line)
+    for line in (device_line(report), others_line(report.model, report.signature, "--signature")):
+        if line:
+            print(line)
     print()
     print_table(PARTITIONS, partition_rows(report))
     print()
@@ -26,6 +29,9 @@ def print_report(report: RunReport) -> None:
     for inference in report.inferences:
         print()
         _print_inference(inference)
+    if report.cpu_problem:
+        print()
+        print_warning(no_comparison(report))
     if report.cpu:
         print()
         print(speed(report))
@@ -55,7 +61,7 @@ def timing_rows(report: RunReport) -> Rows:
     timings = [("GPU" if report.delegation.delegated else "CPU", report.timing)]
     timings += [("CPU", report.cpu)] if report.cpu else []
     return [
-        (name, *(f"{1e3 * seconds:.2f}" for seconds in (t.median, t.fastest, t.first, t.prepare)), str(t.runs))
+        (name, *(milliseconds(seconds) for seconds in (t.median, t.fastest, t.first, t.prepare)), str(t.runs))
         for name, t in timings
     ]
 
@@ -82,10 +88,16 @@ def result_table(result: Result) -> tuple[tuple[str, ...], Rows, str]:
         case Tensors(tensors):
             summaries = [
                 (t.name, str(list(t.shape)), t.dtype,
-                 *(f"{v:.5g}" for v in (t.minimum, t.maximum, t.mean, t.deviation)))
+                 *("-" if math.isnan(v) else f"{v:.5g}" for v in (t.minimum, t.maximum, t.mean, t.deviation)))
                 for t in tensors
             ]  # fmt: skip
-            return ("output", "shape", "type", "min", "max", "mean", "std"), summaries, ""
+            told = "; ".join(
+                f"{t.not_finite} of the {math.prod(t.shape)} numbers of '{t.name}' are NaN or infinite: "
+                "the figures are of the others"
+                for t in tensors
+                if t.not_finite
+            )
+            return ("output", "shape", "type", "min", "max", "mean", "std"), summaries, told
 
 
 def agreement_rows(inference: InputResult) -> Rows:
@@ -95,11 +107,23 @@ def agreement_rows(inference: InputResult) -> Rows:
 def speed(report: RunReport) -> str:
     """GPU beside CPU; the report has a comparison."""
     assert report.cpu is not None
-    gpu, cpu = report.timing.median * 1e3, report.cpu.median * 1e3
+    gpu, cpu = report.timing.median, report.cpu.median
     verdict = f"the GPU is {cpu / gpu:.1f} times as fast" if gpu <= cpu else f"the CPU is {gpu / cpu:.1f} times as fast"
     if report.is_software:
         verdict = "a software device: this says nothing about the speed of a GPU"
-    return f"speed: GPU {gpu:.2f} ms, CPU {cpu:.2f} ms; {verdict}"
+    return f"speed: GPU {milliseconds(gpu)} ms, CPU {milliseconds(cpu)} ms; {verdict}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Without the unit; what is small has more places, for no inference takes 0.00 ms."""
+    return f"{1e3 * seconds:.2f}" if seconds >= 1e-3 else f"{1e3 * seconds:.3f}"
+
+
+def no_comparison(report: RunReport) -> str:
+    """That the CPU's results are missing, and why; empty if they are not, or were not wanted."""
+    if not report.cpu_problem:
+        return ""
+    return f"agreement: not known, for the official CPU runtime cannot run this model: {report.cpu_problem}"
 
 
 def agreement(report: RunReport) -> tuple[str, bool]:

@@ -82,6 +82,11 @@ def log_result(log: Log, result: BenchmarkResult) -> None:
             log.info(f"+ RssFile + RssShmem : {files} MB")
 
 
+def software_line(device: str) -> str:
+    """What to know about the times of a GPU that is a program."""
+    return f"{device} is a program on the CPU: its times say nothing about a GPU's"
+
+
 def more_lines(result: BenchmarkResult) -> list[str]:
     """Spread, throughput, start-up, device memory and energy."""
     timing, rows = result.inference, []
@@ -91,6 +96,8 @@ def more_lines(result: BenchmarkResult) -> list[str]:
             f"p95={timing.percentile(95):.1f} p99={timing.percentile(99):.1f} std={timing.deviation:.1f}, "
             f"throughput: {number(result.throughput)} {'rows' if result.batch else 'inferences'}/s"
         )
+    if result.is_software:
+        rows.append(software_line(result.device))
     parts = ", ".join(f"{name} {seconds * 1e3:.1f}" for name, seconds in result.startup.parts().items() if seconds)
     rows.append(f"Start-up in ms: {parts}")
     if result.memory.device:

@@ -20,6 +20,7 @@ from litegpu.tools.benchmark.opening import signature_keys
 from litegpu.tools.benchmark.parse import CommandLine, parse_flags, suggestion, usage
 from litegpu.tools.benchmark.result import BenchmarkResult
 from litegpu.tools.benchmark.trace import trace
+from litegpu.tools.json_text import json_text
 from litegpu.tools.outputs import all_of, require_folder, require_writable, write_file
 
 HELP = f"""Usage: litegpu benchmark --graph=MODEL [--flag=value ...]
@@ -107,7 +108,7 @@ def _check_files(flags: BenchmarkFlags, report: ReportFlags) -> None:
     check_files(flags)
     for path in (report.html, report.trace):
         if path:
-            require_writable(path)
+            require_writable(path, read=[flags.graph])
     if report.plot:
         require_folder(report.plot)
 
@@ -125,7 +126,7 @@ def _single(flags: BenchmarkFlags, report: ReportFlags, log: Log) -> BenchmarkRe
             plot.write(f"{report.plot}/{name}.png")
 
     all_of(
-        lambda: print(json.dumps(result.as_dict(), indent=2)) if report.json else None,
+        lambda: print(json_text(result.as_dict())) if report.json else None,
         tell_problems,
         lambda: write_file(report.trace, json.dumps(trace(result))) if report.trace else None,
         lambda: result_page(result).write(report.html) if report.html else None,
@@ -155,7 +156,7 @@ def _compare(line: CommandLine, flags: BenchmarkFlags, log: Log) -> Comparison:
 
     def show() -> None:
         if report.json:
-            print(json.dumps(comparison.as_dict(), indent=2))
+            print(json_text(comparison.as_dict()))
             return
         if official:
             for text in official_summary(comparison, [c.label for c in found]):
@@ -194,7 +195,7 @@ def _load(line: CommandLine, flags: BenchmarkFlags, log: Log) -> None:
             plot.write(f"{report.plot}/{name}.png")
 
     all_of(
-        lambda: print(json.dumps(result.as_dict(), indent=2)) if report.json else tell(),
+        lambda: print(json_text(result.as_dict())) if report.json else tell(),
         lambda: load_page(result).write(report.html) if report.html else None,
         lambda: write_plots() if report.plot else None,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from litegpu.tools.benchmark.benchmark_text import software_line
 from litegpu.tools.benchmark.comparison import Comparison, Speedup
 from litegpu.tools.benchmark.result import BenchmarkResult
 
@@ -52,6 +53,7 @@ def notes(comparison: Comparison) -> list[str]:
                 f"energy of {result.label}{f', batch {result.batch}' if result.batch else ''}: "
                 f"{result.energy.per_inference * 1e3 / rows:.3g} mJ per {'row' if result.batch else 'inference'}"
             )
+    lines += [software_line(device) for device in sorted({r.device for r in comparison.results if r.is_software})]
     reasons = {r.energy_note for r in comparison.results if r.energy_note and r.device != "CPU"}
     lines += [f"energy: not measured: {reason}" for reason in sorted(reasons)]
     lines += [f"{label} failed: {reason}" for label, reason in comparison.failures]

@@ -92,7 +92,7 @@ def check_files(flags: BenchmarkFlags) -> None:
         flags.model_runtime_info_output_file if flags.export_model_runtime_info else "",
     ):
         if path:
-            require_writable(path)
+            require_writable(path, read=[flags.graph])
 
 
 def _give_profile(log: Log, result: BenchmarkResult) -> None:

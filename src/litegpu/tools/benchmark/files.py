@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from litegpu.tools import protobuf
 from litegpu.tools.benchmark.profile_text import profile_csv, profile_message, profile_text
 from litegpu.tools.benchmark.result import BenchmarkResult, profile_dict
 from litegpu.tools.benchmark.timing import Timing
+from litegpu.tools.json_text import json_text
 
 # TfLiteType's numbers, which differ from those in model files.
 _TYPES = {
@@ -34,7 +34,7 @@ def profile_content(result: BenchmarkResult, mode: str) -> bytes | str:
     if mode == "json":
         found = profile_dict(result.profile) if result.profile is not None else {}
         startup = {name: seconds * 1e3 for name, seconds in result.startup.parts().items()}
-        return json.dumps({"startup_ms": startup, **found}, indent=2) + "\n"
+        return json_text({"startup_ms": startup, **found}) + "\n"
     return profile_text(result) + "\n"
 
 

@@ -14,6 +14,8 @@ from litegpu.gpu.backends import registry
 _CALLERS = 16
 _MOST_CALLERS = 4096
 _MOST_ARRIVALS = 1e6
+#: Seconds between two runs, or configurations: longer ones are more than an operating system can sleep.
+LONGEST_PAUSE = 1e6
 
 
 def _flag(default: Any, label: str, meaning: str, kind: type | None = None) -> Any:
@@ -131,13 +133,19 @@ class ReportFlags:
     batch_sizes: str = _flag("", "Batch sizes", "1,4,16: each in turn")
     json: bool = _flag(False, "JSON", "print one JSON object instead of the log")
     html: str = _flag("", "HTML file", "write a report as one file")
-    plot: str = _flag("", "Folder of plots", "write the plots as PNG here")
+    plot: str = _flag("", "Folder of plots", "write the plots as PNG into this folder")
     trace: str = _flag("", "Trace file", "write a trace for Perfetto and chrome://tracing; implies enable_op_profiling")
     perf_options_list: str = _flag(
         "", "Performance options", "all, cpu, gpu or none: the official tool's set of configurations, and its summary"
     )
     option_benchmark_run_delay: float = _flag(-1.0, "Pause between configurations (s)", "0 or less: none")
     random_shuffle_benchmark_runs: bool = _flag(True, "Shuffle configurations", "in every round; false: in turn")
+
+    def check(self) -> None:
+        """Raises OptionError for a pause that is none."""
+        if self.option_benchmark_run_delay > LONGEST_PAUSE:
+            delay = self.option_benchmark_run_delay
+            raise OptionError(f"--option_benchmark_run_delay={delay:g} would wait for more than {LONGEST_PAUSE:g} s")
 
 
 @dataclass(frozen=True)

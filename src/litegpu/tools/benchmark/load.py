@@ -33,7 +33,8 @@ PERCENTILES = (50, 90, 95, 99, 99.9)
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What many callers saw. `rows`: of a call. `statistics`: the batcher's, during the measurement and the warm-up."""
+    """What many callers saw. `rows`: of a call. `statistics`: the batcher's, during the measurement and the warm-up.
+    `is_software`: the device is a program on the CPU."""
 
     model: str
     device: str
@@ -42,6 +43,7 @@ class LoadResult:
     calls: Calls
     stability: Stability | None
     statistics: BatcherStatistics | None
+    is_software: bool = False
 
     @property
     def throughput(self) -> float:
@@ -68,6 +70,7 @@ class LoadResult:
         return {
             "model": self.model,
             "device": self.device,
+            "is_software": self.is_software,
             "mode": self.load.mode,
             "threads": self.load.callers,
             "streams": self.load.streams,
@@ -106,12 +109,19 @@ def under_load(flags: BenchmarkFlags, asked: LoadFlags) -> LoadResult:
                 statistics = batcher.statistics
         else:
             calls, statistics = _of_model(model, arrays, asked, rule, warm), None
-        device = model.hardware
+        device, is_software = model.hardware, model.is_software
     if not calls.ends:
         raise calls.error or InvokeError("No call was answered: give --max_secs more time")
     rows = len(arrays[0]) if arrays[0].ndim else 1
     return LoadResult(
-        flags.graph, device, asked, rows, calls, stability(calls) if asked.arrival_rate else None, statistics
+        flags.graph,
+        device,
+        asked,
+        rows,
+        calls,
+        stability(calls) if asked.arrival_rate else None,
+        statistics,
+        is_software,
     )
 
 

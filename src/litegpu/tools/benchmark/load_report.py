@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from litegpu.report import Page, Plot, histogram, lines
+from litegpu.tools.benchmark.benchmark_text import software_line
 from litegpu.tools.benchmark.load import PERCENTILES, LoadResult
 
 _BINS = 40
@@ -25,8 +26,10 @@ def load_lines(result: LoadResult) -> tuple[list[str], list[str]]:
         f"Throughput: {result.throughput:.1f} calls/s{wanted}{rows}; {len(calls.ends)} calls in {calls.seconds:.3f} s",
         f"Latency in ms of a call, {counted}: {figures} max={result.milliseconds.max():.3f}",
     ]
+    if result.is_software:
+        found.append(software_line(result.device))
     if result.statistics is not None:
-        found += [f"Batcher: {line}" for line in str(result.statistics).splitlines()]
+        found += [f"Batcher, with the warm-up: {line}" for line in str(result.statistics).splitlines()]
     warnings = []
     if calls.failures:
         told = ", ".join(f"{count} {name}" for name, count in calls.failures.items())
@@ -71,7 +74,8 @@ def load_page(result: LoadResult) -> Page:
     figures: list[tuple[str, ...]] = [(f"p{p:g}", f"{result.percentile(p):.4g} ms") for p in (50, 99, 99.9)]
     figures.append(("calls per second", f"{result.throughput:.1f}"))
     if result.load.arrival_rate:
-        figures.append(("queue", "grows", "bad") if result.is_overload else ("queue", "stable", "good"))
+        known = ("queue", "stable", "good") if result.stability else ("queue", "too few calls", "")
+        figures.append(("queue", "grows", "bad") if result.is_overload else known)
     page.figures(figures)
     found, warnings = load_lines(result)
     for line in warnings:

@@ -77,6 +77,7 @@ class Measurement:
             label=self.label,
             flags=self.flags,
             device=opened.device_name,
+            is_software=opened.is_software,
             delegation=opened.report,
             model_megabytes=self.megabytes,
             startup=opened.startup,

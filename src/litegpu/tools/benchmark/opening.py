@@ -60,6 +60,11 @@ class Opened:
         info = self.device.info
         return f"{info.name} ({info.backend})"
 
+    @property
+    def is_software(self) -> bool:
+        """Whether the device is a program on the CPU."""
+        return bool(self.report.delegated and self.device is not None and self.device.info.is_software)
+
     def close(self) -> None:
         self.interpreter.close()
 

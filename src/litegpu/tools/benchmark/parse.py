@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, fields
@@ -11,11 +12,12 @@ from typing import Any
 from litegpu.delegate_registry import is_here
 from litegpu.errors import OptionError
 from litegpu.tools.benchmark.answers import DELEGATES, KNOWN
-from litegpu.tools.benchmark.flags import BenchmarkFlags, LoadFlags, ReportFlags
+from litegpu.tools.benchmark.flags import LONGEST_PAUSE, BenchmarkFlags, LoadFlags, ReportFlags
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _OFF = ("", "false", "0")
 _LARGEST = 2**31 - 1  # the official flags hold 32 bits
+_WIDEST = 1000  # characters of a column
 _PROFILE_MODES = ("stdout", "csv", "proto", "json")
 
 
@@ -76,6 +78,7 @@ def parse_flags(arguments: Sequence[str]) -> CommandLine:
         unknown.remove(words[0])
     report = ReportFlags(**_those_of(ReportFlags, values))
     load = LoadFlags(**_those_of(LoadFlags, values))
+    report.check()
     load.check()
     flags = checked(BenchmarkFlags(**_those_of(BenchmarkFlags, values)))
     return CommandLine(flags, report, load, tuple(values), tuple(unknown), tuple(answers))
@@ -119,6 +122,15 @@ def checked(flags: BenchmarkFlags) -> BenchmarkFlags:
         value = getattr(flags, field.name)
         if type(value) is int and abs(value) > _LARGEST and value != field.default:
             raise OptionError(f"--{field.name} is {value}; it must be from {-_LARGEST} to {_LARGEST}")
+        if type(value) is float and math.isnan(value):
+            raise OptionError(f"--{field.name} is nan; it must be a number of type float")
+        if field.name.endswith("_display_length") and not 0 <= value <= _WIDEST:
+            raise OptionError(f"--{field.name} is {value}; it must be from 0 to {_WIDEST}")
+    if flags.max_secs < 0:
+        raise OptionError(f"--max_secs is {flags.max_secs:g}: no run would be started; it must be 0 or more")
+    for name, seconds in (("run_delay", flags.run_delay), ("run_frequency", flags.pace)):
+        if seconds > LONGEST_PAUSE:
+            raise OptionError(f"--{name}={getattr(flags, name):g} would wait for more than {LONGEST_PAUSE:g} s")
     if flags.num_threads < -1 or flags.num_threads == 0:
         raise OptionError(f"--num_threads is {flags.num_threads}; it must be 1 or more, or -1")
     if flags.op_profiling_output_mode not in _PROFILE_MODES:
@@ -167,6 +179,9 @@ def _converted(name: str, text: str, kind: type) -> Any:
             raise OptionError(f"--{name} is {text!r}; it must be true, false, 1 or 0")
         return _BOOLEANS[text]
     try:
-        return kind(text)
+        value = kind(text)
+        if value != value:  # no loop ends, and none begins, by NaN
+            raise ValueError
+        return value
     except ValueError:
         raise OptionError(f"--{name} is {text!r}; it must be a number of type {kind.__name__}") from None

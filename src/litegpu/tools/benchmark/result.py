@@ -142,9 +142,9 @@ class Profile:
 
 @dataclass(frozen=True)
 class BenchmarkResult:
-    """One configuration. `label` names it, `device` is what runs it, `batch` the leading dimension of its inputs if it
-    was changed, `began` when it was begun to be opened, on the clock of Timing.ends, `graph` the main subgraph, with
-    the shapes that were run."""
+    """One configuration. `label` names it, `device` is what runs it, `is_software`: it is a program on the CPU,
+    `batch` the leading dimension of its inputs if it was changed, `began` when it was begun to be opened, on the clock
+    of Timing.ends, `graph` the main subgraph, with the shapes that were run."""
 
     label: str
     flags: BenchmarkFlags
@@ -162,6 +162,7 @@ class BenchmarkResult:
     input_bytes: int = 0
     began: float = 0.0
     graph: Subgraph | None = field(default=None, compare=False, repr=False)
+    is_software: bool = False
 
     @property
     def init(self) -> int:
@@ -184,6 +185,7 @@ class BenchmarkResult:
         return {
             "label": self.label,
             "device": self.device,
+            "is_software": self.is_software,
             "batch": self.batch,
             "flags": asdict(self.flags),
             "delegation": self.delegation.as_dict(),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from litegpu.tools.console import print_warning
 from litegpu.tools.evaluate.collecting import Collected
 from litegpu.tools.evaluate.data_set import DelegateResult, EvaluationReport
 from litegpu.tools.evaluate.preprocessing import Preprocessing
+from litegpu.tools.json_text import json_text
 from litegpu.tools.outputs import write_file
 from litegpu.tools.statistics import number
 from litegpu.visible import visible
@@ -49,7 +49,7 @@ class Presentation(ABC, Generic[Report]):
         if output is None:
             return files
         folder = Path(output)
-        files.append(write_bytes(folder / REPORT, json.dumps(report.as_dict(), indent=2).encode()))
+        files.append(write_bytes(folder / REPORT, json_text(report.as_dict()).encode()))
         own = self.write_figures(report, folder)
         collected = report.result.collected
         page = begin_page(self.title, report.data.task.model_file, collected)

@@ -15,11 +15,12 @@ from litegpu.delegate_registry import known_delegates, library_of, load_delegate
 from litegpu.delegates.elsewhere import recognised
 from litegpu.delegates.protocol import NamesDevice, OfficialDelegate
 from litegpu.device_choice import asked_for, backend_options, names_delegate
-from litegpu.errors import DelegateError, DelegateLoadError, OptionError
+from litegpu.errors import DelegateError, DelegateLoadError, InvokeError, OptionError
 from litegpu.gpu.delegate.options import GpuDelegateOptions
 from litegpu.interpreter import Interpreter, OpResolverType
 from litegpu.model.types import Model, Subgraph
 from litegpu.tools.console import progress
+from litegpu.tools.entered import entered
 from litegpu.tools.inference_diff.difference_inputs import Feed, file_feeds, gaussian_feeds
 from litegpu.tools.inference_diff.measures import (
     Difference,
@@ -27,11 +28,11 @@ from litegpu.tools.inference_diff.measures import (
     OutputDifference,
     histogram,
     measure,
-    plain,
     summarise,
 )
 from litegpu.tools.inference_diff.per_op import PerOpReport, analyse
 from litegpu.tools.inference_diff.recording import RecordingDelegate, Staging
+from litegpu.tools.json_text import plain
 from litegpu.tools.statistics import Statistics, microseconds
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class DiffOptions:
     max_relative_error: of any output; what is above fails.
     per_op, tolerance: also compare op by op, where a relative L2 error above `tolerance` deviates (by default 1e-5 in
         float32, 1e-2 in float16).
+    signature: the key of one of several; by default that of the file's first graph.
     """
 
     delegate: str = "gpu"
@@ -83,6 +85,7 @@ class DiffOptions:
     max_relative_error: float | None = None
     per_op: bool = False
     tolerance: float | None = None
+    signature: str | None = None
 
     def __post_init__(self) -> None:
         _check_delegate(self.delegate)
@@ -98,6 +101,8 @@ class DiffOptions:
                 raise OptionError(f"{name} is {value}; it must be 0 or more")
         if self.per_op and self.delegate != "gpu":
             raise OptionError("op by op is a comparison with the GPU: use delegate gpu")
+        if self.tolerance is not None and not self.per_op:
+            raise OptionError("the tolerance says which op deviates: ask for the comparison op by op as well")
 
     @property
     def reference_kernels(self) -> str:
@@ -166,10 +171,16 @@ def inference_diff(model: str | os.PathLike[str], options: DiffOptions | None = 
     options = options or DiffOptions()
     recording = _gpu(options) if options.delegate == "gpu" else None
     other = _other(options)
+    content = entered(model, options.signature)
     with contextlib.ExitStack() as stack:
-        reference = stack.enter_context(contextlib.closing(_opened(model, _RESOLVERS[options.reference_kernels])))
+        try:
+            reference = stack.enter_context(contextlib.closing(_opened(content, _RESOLVERS[options.reference_kernels])))
+        except InvokeError as error:
+            raise InvokeError(
+                f"The official CPU runtime, which is the reference, cannot run {os.fspath(model)}: {error}"
+            ) from None
         test = stack.enter_context(
-            contextlib.closing(_opened(model, _resolver(options), options.num_threads, recording or other))
+            contextlib.closing(_opened(content, _resolver(options), options.num_threads, recording or other))
         )
         report = test.delegation_report()
         if recording is not None and not report.delegated:

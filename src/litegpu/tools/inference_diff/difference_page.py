@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from litegpu.report import Page, Plot, graph_nodes, histogram, lines
+from litegpu.tools.entered import others_line
 from litegpu.tools.inference_diff.compare import DiffReport
 from litegpu.tools.inference_diff.difference_text import (
     NODE_COLUMNS,
@@ -16,6 +17,7 @@ from litegpu.tools.inference_diff.difference_text import (
     official_lines,
     output_row,
     reference,
+    says_nothing,
     tested,
 )
 from litegpu.tools.inference_diff.measures import EDGES, Histogram
@@ -36,6 +38,9 @@ def write_page(report: DiffReport, path: str | os.PathLike[str]) -> None:
         ("test", f"{report.test_latency.average / 1e3:.2f} ms", ""),
     ])  # fmt: skip
     page.text(f"{report.delegation.summary()}. Inputs: {report.inputs}.")
+    for line, state in ((others_line(report.model, report.options.signature), ""), (says_nothing(report), "bad")):
+        if line:
+            page.text(line, state)
     page.section("Outputs").table(OUTPUT_COLUMNS, [output_row(o) for o in report.outputs])
     for plot in histograms(report):
         page.plot(plot)

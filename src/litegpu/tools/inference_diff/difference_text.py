@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from litegpu.tools.console import print_table, print_warning
+from litegpu.tools.entered import others_line
 from litegpu.tools.inference_diff.compare import DELEGATES, DiffReport
 from litegpu.tools.inference_diff.measures import Difference, OutputDifference
 from litegpu.tools.inference_diff.per_op import NodeDifference, PerOpReport
@@ -35,6 +36,9 @@ def print_report(report: DiffReport) -> None:
     print()
     print(f"{report.model}: {report.delegation.summary() if report.options.delegate == 'gpu' else tested(report)}")
     print(f"test: {tested(report)}; reference: {reference(report)}; inputs: {report.inputs}")
+    others = others_line(report.model, report.options.signature, "--signature")
+    if others:
+        print(others)
     print()
     print_table(OUTPUT_COLUMNS, [output_row(o) for o in report.outputs])
     if report.per_op is not None:
@@ -45,7 +49,10 @@ def print_report(report: DiffReport) -> None:
 
 
 def print_verdict(report: DiffReport) -> None:
-    """Whether the limit holds."""
+    """Whether the limit holds, and whether it could have failed."""
+    empty = says_nothing(report)
+    if empty:
+        print_warning(empty)
     limit = report.options.max_relative_error
     worst = figure(report.worst)
     if limit is None:
@@ -54,6 +61,18 @@ def print_verdict(report: DiffReport) -> None:
         print(f"PASSED: relative L2 error {worst}, at most {limit:g}")
     else:
         print_warning(f"FAILED: relative L2 error {worst} is above {limit:g}")
+
+
+def says_nothing(report: DiffReport) -> str:
+    """Which outputs any program would have agreed with; empty if there are none."""
+    names = [f"'{o.name}'" for o in report.outputs if o.constant]
+    if not names:
+        return ""
+    every = "every output" if len(names) == len(report.outputs) else ", ".join(names)
+    return (
+        f"The reference gave one number throughout, or none that is finite, for {every}, in every run: that comparison "
+        "says nothing. Give inputs that make a difference (--input)"
+    )
 
 
 def tested(report: DiffReport) -> str:

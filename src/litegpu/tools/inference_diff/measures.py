@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from litegpu.tools.agreement import compare
+from litegpu.tools.json_text import plain
 from litegpu.tools.predictions import dequantized
 
 #: Edges of the histogram of absolute errors: two bins a decade. Smaller errors count as 1e-12, larger ones as 1e6.
@@ -26,7 +27,9 @@ class Difference:
     max_abs: the largest difference. cosine: of the angle between the two, 1 for two zeros.
     psnr: 20 log10((max - min of the reference) / root mean square error), in dB; infinite for equal tensors.
     top1: share of the rows whose highest score stands at a place that is highest in the reference too; None if the
-        tensor does not look like a classifier's.
+        tensor does not look like a classifier's. constant: the reference tells no right program from a wrong one (see
+        Agreement).
+    cosine, psnr and max_abs are of the elements that are finite, if NaN and infinities stand in the same places.
     """
 
     mean_error: float
@@ -36,6 +39,7 @@ class Difference:
     cosine: float
     psnr: float
     top1: float | None
+    constant: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,8 @@ class Histogram:
 @dataclass(frozen=True)
 class OutputDifference:
     """One output over all runs. avg_error and std_dev are the official tool's: mean and population standard deviation
-    of the runs' mean errors. The other measures are those of the worst run, top1 the mean of all runs."""
+    of the runs' mean errors. The other measures are those of the worst run, top1 the mean of all runs. `constant`: the
+    reference gave one number throughout in every run, or none that is finite: the comparison says nothing."""
 
     name: str
     dtype: str
@@ -68,6 +73,7 @@ class OutputDifference:
     psnr: float
     top1: float | None
     histogram: Histogram
+    constant: bool = False
 
     @property
     def avg_error(self) -> float:
@@ -105,9 +111,10 @@ def measure(got: np.ndarray, want: np.ndarray, detail: Mapping[str, Any]) -> Dif
         max_quanta=float(stored.max(initial=0)) if got.dtype.kind in "iu" and detail["quantization"][0] else None,
         relative_l2=agreement.relative_l2,
         max_abs=agreement.max_abs,
-        cosine=_cosine(test, reference),
-        psnr=_psnr(test, reference),
+        cosine=_cosine(*_finite(test, reference)),
+        psnr=_psnr(*_finite(test, reference)),
         top1=_top1(test, reference),
+        constant=agreement.constant,
     )
 
 
@@ -142,18 +149,8 @@ def summarise(
         psnr=min(r.psnr for r in runs),
         top1=sum(top1) / len(top1) if top1 else None,
         histogram=errors,
+        constant=all(r.constant for r in runs),
     )
-
-
-def plain(value: Any) -> Any:
-    """`value` with what JSON cannot say as strings."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value
 
 
 def _errors(got: np.ndarray, want: np.ndarray) -> np.ndarray:
@@ -162,6 +159,13 @@ def _errors(got: np.ndarray, want: np.ndarray) -> np.ndarray:
         error = np.abs(got - want)
     same = (got == want) | (np.isnan(got) & np.isnan(want))
     return np.where(same, 0.0, error)
+
+
+def _finite(got: np.ndarray, want: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The elements that are numbers, if the others are equal; else both as they are."""
+    both = np.isfinite(want) & np.isfinite(got)
+    same = np.array_equal(got[~both], want[~both], equal_nan=True)
+    return (got[both], want[both]) if same and both.any() else (got, want)
 
 
 def _cosine(got: np.ndarray, want: np.ndarray) -> float:

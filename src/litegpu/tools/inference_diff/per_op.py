@@ -29,8 +29,9 @@ from litegpu.tools.inference_diff import surgery
 from litegpu.tools.inference_diff.difference_inputs import Feed
 from litegpu.tools.inference_diff.exact import exact_results
 from litegpu.tools.inference_diff.fusion import Kernels, kernels_of, with_views
-from litegpu.tools.inference_diff.measures import Difference, measure, plain
+from litegpu.tools.inference_diff.measures import Difference, measure
 from litegpu.tools.inference_diff.recording import RecordingDelegate, Staging
+from litegpu.tools.json_text import plain
 
 if TYPE_CHECKING:
     from litegpu.delegates.report import DelegationReport
