@@ -62,6 +62,40 @@ def test_signatures_share_variables(limits: dict[str, int], backend: str) -> Non
         assert {"CALL_ONCE", "VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"} <= set(names)
 
 
+def counts(shape: tuple[int, ...]) -> bytes:
+    """A variable of INT64 that "add" reads and gives in two words; "reset" gives a constant, and "narrow" one word."""
+    b, kind = ModelBuilder(), TensorType.INT64
+    once(b, b, {"count": np.full(shape, 5, np.int64)})
+    variable, x = handle(b, "count"), b.input("x", shape, kind)
+    total = b.op("ADD", [b.op("READ_VARIABLE", [variable], shape, type=kind), x], shape, type=kind)
+    b.node("ASSIGN_VARIABLE", [variable, total], [])
+    b.output(total)
+    b.signature("add", {"x": x}, {"total": total})
+    for name in ("reset", "narrow"):
+        g = b.subgraph(name)
+        w = g.input("w", shape)
+        value = g.constant(np.full(shape, 7, np.int64))
+        if name == "narrow":
+            positive = g.op("GREATER", [w, g.constant(np.zeros((), np.float32))], shape, type=TensorType.BOOL)
+            value = g.op("CAST", [positive], shape, dict(in_data_type="BOOL", out_data_type="INT64"), type=kind)
+        g.node("ASSIGN_VARIABLE", [handle(g, "count"), value], [])
+        result = g.op("EXP", [w], shape)
+        g.output(result)
+        b.signature(name, {"w": w}, {"result": result}, g)
+    return b.build()
+
+
+@pytest.mark.parametrize("shape", [(), (3,)], ids=["one", "three"])
+@pytest.mark.parametrize("backend", ["reference", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_signatures_have_a_variable_in_one_word_or_in_two(backend: str, shape: tuple[int, ...]) -> None:
+    content = counts(shape)
+    interpreter, official = opened(content, backend=backend), Official(model_content=content)
+    for key in ("add", "add", "reset", "add", "narrow", "add", "add", "narrow", "reset", "narrow", "add"):
+        given = {"x": np.full(shape, 2**40 + 1)} if key == "add" else {"w": np.ones(shape, np.float32)}
+        same(interpreter.get_signature_runner(key)(**given), official.get_signature_runner(key)(**given))
+        assert interpreter.delegation_report(key).fully_delegated
+
+
 @pytest.mark.parametrize("backend", ["reference", "webgpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_variables_that_cannot_stay_pass_through_the_host(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where outputs are not read before they are asked for."""

@@ -256,6 +256,8 @@ class Plan:
         for state in self._states:
             place, tensor = self._homes.get(state.key), self._tensors[state.before]
             there = None if place is None else self._variables.on_device(state.key, place.device)
+            if there is not None and place is not None and not place.reads(there, tensor):
+                there = None
             if there is None:
                 self._inputs[state.before][...] = self._variables.value(state.key, tensor)
             elif there.owner is not self:
@@ -274,9 +276,10 @@ class Plan:
                 continue
             assert place.output is not None
             kernel, i = place.output
-            memory = kernel.output_buffer(i, self._tensors[state.after])
+            tensor = self._tensors[state.after]
+            memory, form = kernel.output_buffer(i, tensor), kernel.memory_form("output", i, tensor)
             fetch = functools.partial(self._fetched, kernel, i)
-            self._variables.leave(state.key, DeviceValue(memory, place.device, self, fetch, self.settle))
+            self._variables.leave(state.key, DeviceValue(memory, form, place.device, self, fetch, self.settle))
 
     def _fetched(self, kernel: SharesMemory, i: int) -> np.ndarray:
         """A copy of what is on a device."""

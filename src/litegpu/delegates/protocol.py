@@ -183,6 +183,9 @@ class SharesMemory(Protocol, metaclass=Ability):
         """Let memory, which may be the same for an input and an output, stand for input or output i (`kind` "input" or
         "output"), that is this tensor; None ends that. What is shared is not copied to or from the host."""
 
+    def memory_form(self, kind: str, i: int, tensor: Tensor) -> object:
+        """How the memory for an input or output has its elements: what has another form cannot be shared."""
+
     def output_buffer(self, i: int, tensor: Tensor) -> Any:
         """Memory that stands for output i from now on."""
 

@@ -24,10 +24,11 @@ log = logging.getLogger("litegpu")
 
 @dataclass(frozen=True, eq=False)
 class DeviceValue:
-    """A value in memory of a device. `owner`: whose last inference computed it; `fetch` gives it to the host, and
-    `settle` waits until it is there. Both raise DeviceError."""
+    """A value in memory of a device, in some form (see protocol.SharesMemory). `owner`: whose last inference computed
+    it; `fetch` gives it to the host, and `settle` waits until it is there. Both raise DeviceError."""
 
     memory: Any
+    form: object
     device: object
     owner: object
     fetch: Callable[[], np.ndarray]
@@ -100,13 +101,19 @@ class Home:
     inputs: tuple[tuple[SharesMemory, int], ...]
     output: tuple[SharesMemory, int] | None
 
+    def reads(self, there: DeviceValue, before: Tensor) -> bool:
+        """Whether the kernels read values of this form: numbers of 64 bits are one word or two."""
+        return all(kernel.memory_form("input", i, before) == there.form for kernel, i in self.inputs)
+
     def take(self, there: DeviceValue | None, before: Tensor, after: Tensor) -> None:
-        """Let the kernels use the memory in which the value is; without one the inputs come from the host."""
+        """Let the kernels use the memory in which the value is; without one the inputs come from the host. What they
+        give in another form goes to memory of their own."""
         for kernel, i in self.inputs:
             kernel.share("input", i, before, None if there is None else there.memory)
         if self.output is not None and there is not None:
             kernel, i = self.output
-            kernel.share("output", i, after, there.memory)
+            if kernel.memory_form("output", i, after) == there.form:
+                kernel.share("output", i, after, there.memory)
 
 
 def home(state: StateTensor, uses: Sequence[tuple[object, Sequence[int], Sequence[int]]]) -> Home | None:

@@ -351,6 +351,11 @@ class GpuKernel:
         elif self.bound.get((kind, i)) is not memory:
             self.bind(kind, i, tensor, memory)
 
+    def memory_form(self, kind: str, i: int, tensor: Tensor) -> object:
+        """See protocol.SharesMemory."""
+        port = (self.program.inputs if kind == "input" else self.program.outputs)[i]
+        return tensor.type, port.dtype, self.bound_shape(kind, i, tensor)
+
     def leave(self, outputs: Iterable[int]) -> None:
         """Of these outputs, those that are bound are copied to the arrays only by ensure_readable()."""
         self._left = frozenset(outputs)
