@@ -261,3 +261,13 @@ def test_a_first_layer_where_kernels_overlap(monkeypatch) -> None:
         assert kinds == (
             ["IntegerInvertedConv2D"] if joined else ["IntegerConv2D", "IntegerDepthwiseConv2D", "IntegerConv2D"]
         )
+
+
+@pytest.mark.parametrize("taps", [5, 11])
+def test_a_first_layer_that_no_block_fits(monkeypatch, taps: int) -> None:
+    """Many columns that a window reads fill the registers or the shared memory."""
+    monkeypatch.undo()
+    op = IntegerDepthwiseConv2D((2, 2), (1, 1), (taps // 2, taps // 2))
+    graph, _ = whole_network((1, 40, 40, 4), 64, op, taps=(taps, taps), outputs=16, first=((3, 3), (2, 2), (1, 1)))
+    kernels = build_program(graph, CUDA, "cuda", half=True).kernels
+    assert ("byte_inverted_convolution" in [k.name for k in kernels]) == (taps == 5)

@@ -146,7 +146,7 @@ def _quickest(graph: Graph, some: list[Node], last: Node | None, features: Featu
     opens = of_bytes and len(some) > 1 and graph.values[some[0].inputs[1]].shape[1:3] != (1, 1)
     if features.capability == WARPGROUP_CAPABILITY and will_overlap(graph):
         if opens and last and graph.values[last.output].shape[3] <= WAITING_OUTPUTS:
-            return [*some, last]
+            return [*some, last] if math.isfinite(_joint_bytes(graph, [*some, last], features)) else []
         return [] if of_bytes or len(some) == 1 else _quickest_where_kernels_overlap(graph, some, features)
     whole = [*some, last] if last else some
     ways: list[tuple[float, list[Node]]] = [(_apart(graph, whole), [])]
