@@ -91,6 +91,9 @@ STRANGERS = {
     "mixnet_s": "timm:mixnet_s",
     "efficientnet_v2_s": "efficientnet_v2_s",
     "dla34": "timm:dla34",
+    "levit_256": "timm:levit_256",
+    "efficientformer_l1": "timm:efficientformer_l1",
+    "edgenext_small": "timm:edgenext_small",
     "pix2pix": "module:torch_generators.Pix2Pix",
     "cyclegan": "module:torch_generators.CycleGan",
     "srresnet": "module:torch_generators.SrResNet",
@@ -141,7 +144,7 @@ RESOLUTIONS = {
     **{"cspdarknet53": 256, "efficientnet_b3": 300, "retinanet": 256, "linknet": 256, "yolox_s": 640, "dncnn": 128},
     **{"esrgan": 64, "stylize": 256, "inception_resnet_v2": 299, "nfnet_f0": 192, "pix2pix": 256, "cyclegan": 256},
     **{"srresnet": 64, "rcan": 64, "diffusion": 64, "pspnet": 240, "unet_plus": 256, "bisenet": 384},
-    **{"hourglass": 256, "yolov5s": 640},
+    **{"hourglass": 256, "yolov5s": 640, "edgenext_small": 256},
 }
 #: (length, vocabulary)
 TOKENS = {

@@ -144,7 +144,7 @@ def bit_resnet50(
     def norm(x: Tensor) -> Tensor:
         return net.activate(net.group_norm_of_keras(x, 32 if x.channels % 32 == 0 else 8), "RELU")
 
-    x = net.plain(net.pad(x, 3, 3), wide(64, width), 7, 2)
+    x = net.conv(x, wide(64, width), 7, 2, pad=3, activation="NONE")
     x = net.max_pool(net.pad(x, 1, 1), 3, 2)
     for stage, count in enumerate(blocks):
         narrow = wide(64, width) << stage

@@ -72,7 +72,7 @@ def xception(net: StrangeLayers, x: Tensor, *, width: float = 1.0, classes: int 
 @of_pictures("ResNet-50 v2")
 def resnet50_v2(net: StrangeLayers, x: Tensor, *, width: float = 1.0, classes: int = 1000) -> None:
     """He et al. 2016: batch norm and RELU in front of the convolutions; 25.5 million parameters."""
-    x = net.plain(net.pad(x, 3, 3), wide(64, width), 7, 2)
+    x = net.conv(x, wide(64, width), 7, 2, pad=3, activation="NONE")
     x = net.max_pool(net.pad(x, 1, 1), 3, 2)
     for stage, (filters, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3))):
         for block in range(blocks):

@@ -102,6 +102,7 @@ PUBLISHED = {
     "distilbert": 66.6, "albert": 11.7, "mobilebert": 24.6, "electra_small": 13.5,
     "sentences": 22.7, "queries": 22.4, "clip_text": 63.4, "clip_image": 87.8, "whisper_tiny": 8.2, "quartznet": 6.7,
     "yamnet": 3.75, "autoencoder": 0.267, "nbeats": 25.7, "st_gcn": 3.1, "perceiver": 14.1,
+    "levit_256": 19.1, "efficientformer_l1": 11.83, "edgenext_small": 5.58,
 }  # fmt: skip
 
 

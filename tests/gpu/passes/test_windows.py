@@ -42,6 +42,7 @@ def test_columns_first(op: Pool2D, monkeypatch: pytest.MonkeyPatch) -> None:
     (Pool2D("max", (13, 13), (1, 1), (6, 6)), 16, True), (Pool2D("max", (5, 5), (1, 1), (2, 2)), 1, False),
     (Pool2D("max", (3, 3), (2, 2), (1, 1)), 16, False), (Pool2D("average", (13, 13), (1, 1), (6, 6)), 16, False),
     (Pool2D("max", (1, 20), (1, 1)), 16, False),
+    (Pool2D("max", (3, 3), (1, 1), (1, 1)), 64, False),  # neighbours share columns: as many loads
 ])  # fmt: skip
 def test_which_pay(op: Pool2D, batch: int, split: bool) -> None:
     assert len(split_windows(network(op, 20, 256, batch)).nodes) == 1 + split

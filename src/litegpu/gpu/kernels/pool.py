@@ -28,8 +28,8 @@ from litegpu.gpu.kernels.expression import constant, evaluate
 from litegpu.gpu.lang import Kernel, TracedValue, f32, f32x4, i32, i32x4, trace, u32
 
 LOWEST = float(np.finfo(np.float32).min)
-#: Taps that are unrolled, and those of windows whose neighbours share what they load.
-UNROLLED, SHARED = 16, 32
+#: Taps that are unrolled, those of windows whose neighbours share what they load, and how many neighbours do.
+UNROLLED, SHARED, NEIGHBOURS = 16, 32, 4
 
 
 def build(ctx: KernelContext) -> list[Launch]:
@@ -39,9 +39,9 @@ def build(ctx: KernelContext) -> list[Launch]:
     assert isinstance(op, Pool2D)
     b, h, w, c = ctx.output.shape
     pixels, quads = b * h * w, -(-c // 4)
-    overlapping = op.window[1] > op.stride[1] and op.window[0] * op.window[1] <= SHARED
+    overlapping = share_columns(op)
     depth = 1 if overlapping else op.window[0] * op.window[1]
-    most = min(4, w) if overlapping else 1
+    most = min(NEIGHBOURS, w) if overlapping else 1
     tile = choose_tile(pixels, quads, depth, ctx.features, most_pixels=most, most_quads=1)
     blocks = row_blocks(ctx.output.shape, tile.pixels)
     operands: Operands = {}
@@ -50,6 +50,17 @@ def build(ctx: KernelContext) -> list[Launch]:
         ctx=ctx, op=op, tile=tile, blocks=blocks, operands=operands,
     )  # fmt: skip
     return [Launch(kernel, operands, f"{op.kind}_pool_2d")]
+
+
+def share_columns(op: Pool2D) -> bool:
+    """Whether neighbours are computed together, each column of cells once."""
+    return op.window[1] > op.stride[1] and op.window[0] * op.window[1] <= SHARED
+
+
+def loads(op: Pool2D) -> float:
+    """Of a result."""
+    (high, wide), across = op.window, op.stride[1]
+    return high * ((NEIGHBOURS - 1) * across + wide) / NEIGHBOURS if share_columns(op) else high * wide
 
 
 def _pool(k: Kernel, ctx: KernelContext, op: Pool2D, tile: ThreadTile, blocks: int, operands: Operands) -> None:

@@ -223,7 +223,7 @@ def _is_plain(copy: Node, graph: Graph) -> bool:
 def _is_good(view: View, consumers: list[Node]) -> bool:
     """Whether reading through `view` costs its readers no more than a copy of their own would."""
     light = all(isinstance(n.op, (Elementwise, Copy, Concat)) for n in consumers)
-    return light or (view.vector and view.strides[2] != 0)
+    return light or (view.vector and (view.strides[2] != 0 or view.shape[2] == 1))
 
 
 def _is_byte(view: View, node: Node, consumers: list[Node]) -> bool:
