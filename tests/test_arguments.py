@@ -36,6 +36,35 @@ def test_one_input(given: Any) -> None:
         np.testing.assert_array_equal(next(model.stream([given])), 2 * X)
 
 
+class Exchanged:
+    """An array in host memory that says so by DLPack alone."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+def test_dlpack_in_host_memory() -> None:
+    with adder(1) as model, model.batcher(2) as batcher:
+        for call in (model, batcher, lambda x: next(model.stream([x]))):
+            np.testing.assert_array_equal(call(Exchanged(X)), 2 * X)
+            with pytest.raises(TensorError):
+                call(Exchanged(X.astype(np.complex64)))
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4"])
+def test_types_of_libraries(name: str) -> None:
+    """Those that JAX brings: float32 holds all of their numbers."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    with adder(1) as model:
+        np.testing.assert_array_equal(model(X.astype(getattr(ml_dtypes, name))), 2 * X)
+
+
 def test_a_list_of_rows_is_a_batch() -> None:
     with adder(1) as model:
         np.testing.assert_array_equal(model([X[0], 2 * X[0]]), [2 * X[0], 4 * X[0]])

@@ -161,6 +161,64 @@ def test_a_bad_call_fails_alone(model: litegpu.LoadedModel, held: Held) -> None:
         assert all(is_right(future.result(60), x, y) for future in good)
 
 
+def test_callbacks_that_end_threads(model: litegpu.LoadedModel, held: Held) -> None:
+    """What a callback raises, SystemExit as well, is its own affair: the others of its batch are answered."""
+    with model.batcher(8) as batcher:
+        first = busy(batcher, held)
+        futures = [batcher.submit(*inputs(n)) for n in range(4)]
+        for future in [first, *futures[:2]]:
+            future.add_done_callback(lambda _: sys.exit(3))
+        seen: list[Any] = []
+        futures[0].add_done_callback(seen.append)
+        held.go.set()
+        assert all(is_right(future.result(60), *inputs(n)) for n, future in enumerate(futures))
+        assert is_right(batcher(*inputs(9), timeout=60), *inputs(9)) and seen == [futures[0]]
+
+
+def test_a_callback_cannot_wait_for_its_own_thread(model: litegpu.LoadedModel, held: Held) -> None:
+    """A call, close(), and a submit() that finds no room would wait for ever."""
+    batcher = model.batcher(2, max_waiting=2)
+    first = busy(batcher, held)
+    done = threading.Event()
+    found: list[Any] = []
+
+    def callback(_: Any) -> None:
+        held.on = False
+        if batcher._native is None:
+            with pytest.raises(InvokeError, match="cannot wait for another call of the batcher"):
+                batcher(*inputs(1))
+        with pytest.raises(QueueFullError):
+            for _ in range(60):
+                found.append(batcher.submit(*inputs(1)))
+        batcher.close()
+        done.set()
+
+    first.add_done_callback(callback)
+    held.go.set()
+    assert done.wait(60)
+    batcher.close()
+    assert found and all(is_right(future.result(60), *inputs(1)) for future in found)
+
+
+def test_no_memory_for_a_result(model: litegpu.LoadedModel, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    with model.batcher(8) as batcher:
+        first = busy(batcher, held)
+        futures = [batcher.submit(*inputs(n)) for n in range(4)]
+        made = batcher._lanes._result
+
+        def scarce(request: Any, results: Any) -> Any:
+            if request.future is futures[1]:
+                raise MemoryError("no room")
+            return made(request, results)
+
+        monkeypatch.setattr(batcher._lanes, "_result", scarce)
+        held.go.set()
+        with pytest.raises(InvokeError, match="no room"):
+            futures[1].result(60)
+        assert all(is_right(futures[n].result(60), *inputs(n)) for n in (0, 2, 3))
+        assert is_right(first.result(60), *inputs(0))
+
+
 def test_nan_is_the_callers_own(model: litegpu.LoadedModel) -> None:
     with model.batcher(8) as batcher:
         x, y = inputs(1)
@@ -460,11 +518,35 @@ def test_a_batch_in_the_file(device: str) -> None:
 @pytest.mark.parametrize(
     "options",
     [{"max_batch": 0}, {"max_batch": True}, {"max_delay_ms": -1}, {"max_delay_ms": float("nan")}, {"sizes": [99]},
-     {"max_waiting": 0}, {"when_full": "drop"}, {"nan_policy": "omit"}, {"ahead": 0}],
+     {"sizes": 5}, {"sizes": "12"}, {"max_waiting": 0}, {"when_full": "drop"}, {"nan_policy": "omit"}, {"ahead": 0}],
 )  # fmt: skip
 def test_options_that_cannot_be(model: litegpu.LoadedModel, options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=next(iter(options))):
         model.batcher(**options)
+
+
+def test_numbers_of_numpy(model: litegpu.LoadedModel) -> None:
+    size: Any = np.int64(2)
+    delay: Any = np.float32(1)
+    sizes: Any = np.array([1, 2])
+    with model.batcher(size, delay, max_waiting=size, ahead=size, sizes=sizes) as batcher:
+        assert batcher.sizes == (1, 2) and is_right(batcher(*inputs(1)), *inputs(1))
+        assert len(list(model.stream([inputs(1)] * 3, size))) == 3
+
+
+def test_a_size_that_cannot_be_fails_before_the_others_are_opened(
+    model: litegpu.LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[int] = []
+
+    def too_large(_: Any, batch: int) -> None:
+        opened.append(batch)
+        raise litegpu.ModelError("too large")
+
+    monkeypatch.setattr(type(model), "_for_batch", too_large)
+    with pytest.raises(litegpu.LiteGpuError):
+        model.batcher(64)
+    assert opened == [64]
 
 
 def test_of_a_closed_model() -> None:

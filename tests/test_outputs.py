@@ -64,6 +64,23 @@ def test_unknown_names(device: str) -> None:
             assert known in str(caught.value)
 
 
+def test_none_means_all() -> None:
+    with litegpu.load(network(), "cpu") as model:
+        assert len(model(X, outputs=None)) == len(next(model.stream([X], outputs=None))) == 3
+
+
+@pytest.mark.parametrize("outputs", [5, b"plus_1", [None], [0], 1.5])
+def test_what_is_no_name(outputs: Any) -> None:
+    with litegpu.load(network(signature=True), "cpu") as model:
+        runner = model.interpreter.get_signature_runner()
+        for call in (
+            lambda: model(X, outputs=outputs), lambda: model.stream([X], outputs=outputs),
+            lambda: runner(x=X, outputs=outputs),
+        ):  # fmt: skip
+            with pytest.raises(litegpu.TensorError, match=r"outputs is .*; it must be a name|There is no output"):
+                call()
+
+
 def test_an_input_of_that_name_is_an_input() -> None:
     with litegpu.load(network("outputs"), "cpu") as model:
         assert len(model(outputs=X)) == 3
@@ -77,8 +94,10 @@ def test_signatures(device: str) -> None:
         assert list(found) == ["plus_3"]
         np.testing.assert_array_equal(found["plus_3"], X + 3)
         assert set(runner(x=X)) == {"plus_1", "plus_2", "plus_3"}
-        with pytest.raises(litegpu.TensorError, match=r"Invalid output name \(scores\).*; it has plus_1"):
+        with pytest.raises(litegpu.TensorError, match="There is no output 'scores'; the model has plus_1"):
             runner(x=X, outputs=["scores"])
+        assert list(runner(x=X, outputs=iter(["plus_3"]))) == ["plus_3"]
+        assert len(runner(x=X, outputs=None)) == 3
 
 
 @pytest.mark.parametrize("device", DEVICES)

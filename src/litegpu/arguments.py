@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from litegpu.errors import TensorError
+from litegpu.errors import OptionError, TensorError
 
 
 def by_name(
@@ -45,15 +45,37 @@ def by_name(
     return values
 
 
+def count(name: str, value: object) -> int:
+    """An option that is a number, 1 or more, of Python's or of NumPy's; raises OptionError."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise OptionError(f"{name} is {value!r}; it must be a whole number, 1 or more")
+    return int(value)
+
+
+def chosen_outputs(outputs: str | Iterable[str] | None, known: Collection[str]) -> tuple[str, ...]:
+    """The names of the outputs that a call asks for: one name, several, or None for all. Raises TensorError."""
+    if outputs is None:
+        return tuple(known)
+    if isinstance(outputs, bytes) or not isinstance(outputs, Iterable):
+        raise TensorError(f"outputs is {outputs!r}; it must be a name or a list of names, of {', '.join(known)}")
+    names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
+    for name in names:
+        if not isinstance(name, str) or name not in known:
+            raise TensorError(f"There is no output {name!r}; the model has {', '.join(known)}")
+    return names
+
+
 def converted(name: str, value: Any, detail: Mapping[str, Any]) -> np.ndarray:
     """`value` in the input's type, of a shape that the input has or can be resized to; raises TensorError."""
     dtype = np.dtype(detail["dtype"])
     try:
-        given = np.asarray(value)
+        given = _array(value)
     except Exception as error:  # lists of unequal lengths, and what objects raise that cannot be arrays
         raise TensorError(f"Input '{name}' cannot be made an array: {type(error).__name__}: {error}") from error
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise TensorError(f"Input '{name}' has masked values, which the model cannot leave out: give .filled(...)")
+    if given.dtype != dtype and _is_a_librarys(given.dtype):  # bfloat16 and smaller ones of ml_dtypes, as JAX has them
+        given = given.astype(np.float32)
     array = given
     if given.dtype != dtype and dtype.kind not in "SO":
         if given.dtype.kind not in ("biufc" if dtype.kind == "c" else "biuf"):
@@ -77,6 +99,18 @@ def converted(name: str, value: Any, detail: Mapping[str, Any]) -> np.ndarray:
             "first dimension (the batch) and those that are -1 in its shape_signature can differ"
         )
     return array
+
+
+def _array(value: Any) -> np.ndarray:
+    """What NumPy makes of a value; of one that has nothing but DLPack (in host memory), its array."""
+    if hasattr(value, "__dlpack__") and not any(hasattr(value, name) for name in ("__array__", "__array_interface__")):
+        return np.from_dlpack(value)
+    return np.asarray(value)
+
+
+def _is_a_librarys(dtype: np.dtype[Any]) -> bool:
+    """Whether it is a type that a library has registered with NumPy, of numbers that float32 holds."""
+    return dtype.isbuiltin == 2 and np.can_cast(dtype, np.float32)
 
 
 def _listed(values: Sequence[Any], ranks: Sequence[int], expected: str) -> Sequence[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import contextlib
+import logging
 import math
 import threading
 import time
@@ -46,6 +47,11 @@ class InferenceFuture(concurrent.futures.Future[R], Generic[R]):
         self.wait(timeout)
         return super().exception(0)
 
+    def add_done_callback(self, fn: Callable[[concurrent.futures.Future[R]], object]) -> None:
+        """As the original one. Whatever `fn` raises in one of litegpu's threads is logged: a SystemExit would end that
+        thread, and with it the calls of others."""
+        super().add_done_callback(_outlived(fn))
+
     def cancel(self) -> bool:
         cancelled = super().cancel()
         if cancelled:
@@ -81,6 +87,22 @@ class InferenceFuture(concurrent.futures.Future[R], Generic[R]):
 
 
 _DONE = ("FINISHED", "CANCELLED", "CANCELLED_AND_NOTIFIED")
+
+
+def _outlived(callback: Callable[[Any], object]) -> Callable[[Any], object]:
+    """A callback that does not end the thread which calls it; the original Future sees to Exceptions alone."""
+
+    def call(future: concurrent.futures.Future[Any]) -> None:
+        try:
+            callback(future)
+        except Exception:
+            raise
+        except BaseException:
+            if threading.current_thread() is threading.main_thread():  # Ctrl-C
+                raise
+            logging.getLogger("concurrent.futures").exception("exception calling callback for %r", future)
+
+    return call
 
 
 class Background:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 
 from litegpu import fork
-from litegpu.arguments import by_name, converted
+from litegpu.arguments import by_name, chosen_outputs, converted
 from litegpu.boundary import typed, typed_errors
 from litegpu.delegates.protocol import NamesDevice
 from litegpu.delegates.report import DelegationReport
@@ -330,7 +330,7 @@ class LoadedModel:
         wholly on the GPU, or that keep variables, have one inference in flight, in a thread."""
         from litegpu.stream import stream
 
-        return stream(self, items, ahead, None if outputs is None else self._wanted(outputs))
+        return stream(self, items, ahead, self._wanted(outputs))
 
     def batcher(
         self,
@@ -601,13 +601,11 @@ class LoadedModel:
                 arrays[name] = converted(name, value, self._details[name])
         return arrays
 
-    def _wanted(self, outputs: str | Sequence[str]) -> Wanted:
-        """The outputs that a call asks for; raises TensorError for names that the model does not have."""
-        one = isinstance(outputs, str)
-        names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-        for name in names:
-            if name not in self._outputs:
-                raise TensorError(f"There is no output {name!r}; the model has {', '.join(self._outputs)}")
+    def _wanted(self, outputs: str | Iterable[str] | None) -> Wanted | None:
+        """The outputs that a call asks for, None for all; raises TensorError for names that the model does not have."""
+        if outputs is None:
+            return None
+        one, names = isinstance(outputs, str), chosen_outputs(outputs, self._outputs)
         return self._choices.setdefault((one, names), Wanted(names, one))
 
     def _as_result(self, arrays: Sequence[Any], wanted: Wanted | None = None) -> Any:

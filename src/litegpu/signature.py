@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, cast
 
+from litegpu.arguments import chosen_outputs
 from litegpu.boundary import typed_errors
 from litegpu.delegates.plan import Plan
 from litegpu.engines.engine import Engine, Setup
@@ -87,13 +88,9 @@ class SignatureRunner:
                 raise TensorError(f"Invalid Input name ({name}) for SignatureDef")
         return cast("dict[str, Any]", self._interpreter._exclusively(lambda: self._run(kwargs, wanted)))
 
-    def _wanted(self, outputs: Sequence[str]) -> dict[str, int]:
+    def _wanted(self, outputs: str | Iterable[str] | None) -> dict[str, int]:
         known = dict(self._outputs)
-        names = (outputs,) if isinstance(outputs, str) else outputs
-        for name in names:
-            if name not in known:
-                raise TensorError(f"Invalid output name ({name}) for SignatureDef; it has {', '.join(known)}")
-        return {name: known[name] for name in names}
+        return {name: known[name] for name in chosen_outputs(outputs, known)}
 
     def _run(self, kwargs: Mapping[str, Any], wanted: Mapping[str, int]) -> dict[str, Any]:
         """All of a cycle, in which no other thread uses the interpreter."""

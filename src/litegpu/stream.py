@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from litegpu import fork
+from litegpu.arguments import count
 from litegpu.background import Background
 from litegpu.delegates.report import DelegationReport
-from litegpu.errors import DeviceError, InvokeError, OptionError, TensorError
+from litegpu.errors import DeviceError, InvokeError, TensorError
 from litegpu.gpu.delegate.array_place import is_on_gpu
 from litegpu.model.state import has_resources
 from litegpu.replicas import named
@@ -65,9 +66,7 @@ class Streamed(Protocol):
 
 def stream(model: Streamed, items: Iterable[Any], ahead: int, wanted: Wanted | None = None) -> Iterator[Any]:
     """See LoadedModel.stream()."""
-    if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1:
-        raise OptionError(f"ahead is {ahead!r}; it must be 1 or more")
-    return _streamed(model, iter(items), ahead, wanted)
+    return _streamed(model, iter(items), count("ahead", ahead), wanted)
 
 
 def _streamed(model: Streamed, items: Iterator[Any], ahead: int, wanted: Wanted | None) -> Iterator[Any]:

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from litegpu import fork
-from litegpu.arguments import converted
+from litegpu.arguments import converted, count
 from litegpu.background import InferenceFuture
 from litegpu.batching.batch import Request, too_late
 from litegpu.batching.collector import Rules
@@ -24,7 +24,7 @@ from litegpu.batching.native_calls import NativeCalls, native_calls
 from litegpu.batching.sizes import AHEAD, AHEAD_IN_C, Replica, Sizable, chosen_sizes, rows_of_model
 from litegpu.batching.statistics import BatcherStatistics
 from litegpu.boundary import left_alone, typed_errors, typed_method
-from litegpu.errors import DeadlineError, OptionError, TensorError
+from litegpu.errors import DeadlineError, InvokeError, OptionError, TensorError
 from litegpu.gpu.delegate.array_place import is_on_gpu
 
 WHEN_FULL = ("wait", "raise")
@@ -66,13 +66,10 @@ class Batcher:
         ahead: int | None = None,
     ) -> None:
         """See LoadedModel.batcher()."""
-        _require_count("max_batch", max_batch)
-        if ahead is not None:
-            _require_count("ahead", ahead)
-        if not isinstance(max_delay_ms, int | float) or not 0 <= max_delay_ms < math.inf:
-            raise OptionError(f"max_delay_ms is {max_delay_ms!r}; it must be 0 or more")
-        most_waiting = 4 * max_batch if max_waiting is None else max_waiting
-        _require_count("max_waiting", most_waiting)
+        max_batch = count("max_batch", max_batch)
+        ahead = None if ahead is None else count("ahead", ahead)
+        max_delay = _delay(max_delay_ms)
+        most_waiting = 4 * max_batch if max_waiting is None else count("max_waiting", max_waiting)
         if when_full not in WHEN_FULL:
             raise OptionError(f"when_full is {when_full!r}; it must be one of {', '.join(WHEN_FULL)}")
         if nan_policy not in NAN_POLICIES:
@@ -91,7 +88,7 @@ class Batcher:
         try:
             for one in model.replicas:
                 replicas.append(Replica(one, self.sizes, ahead or AHEAD, ahead or AHEAD_IN_C, rows.types))
-            rules = Rules(max_batch, max_delay_ms / 1e3, most_waiting, self.sizes)
+            rules = Rules(max_batch, max_delay, most_waiting, self.sizes)
             if not self._refuses_nan:
                 self._native = native_calls(replicas, self.sizes, rules, rows, model._as_result, raises=not self._waits)
             self._lanes = Lanes(
@@ -130,6 +127,11 @@ class Batcher:
 
     @typed_method
     def _called_in_python(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], timeout: float | None) -> Any:
+        if self._lanes.answers_here:
+            raise InvokeError(
+                "A callback of a batcher's future cannot wait for another call of the batcher, as that might need the "
+                "thread that the callback runs in: give the call to submit()"
+            )
         request = self._request(args, kwargs, timeout, waited=True)
         try:
             self._enter(request)
@@ -268,6 +270,7 @@ class Batcher:
 
     def _enter(self, request: Request) -> None:
         """Into a batch, as soon as there is room."""
+        waits = self._waits and not self._lanes.answers_here
         while True:
             gate = threading.Lock()
             gate.acquire()
@@ -276,7 +279,7 @@ class Batcher:
                 with contextlib.suppress(RuntimeError):  # it is open
                     gate.release()
 
-            if self._lanes.place(request, told if self._waits else None):
+            if self._lanes.place(request, told if waits else None):
                 return
             left = self._left(request)
             with _Hope(self._lanes, told) as hope:
@@ -322,6 +325,14 @@ class _Hope:
             self._lanes.forget(self._told)
 
 
+def _delay(milliseconds: object) -> float:
+    """In seconds."""
+    found = float(milliseconds) if isinstance(milliseconds, numbers.Real) else -1.0
+    if not 0 <= found < math.inf:
+        raise OptionError(f"max_delay_ms is {milliseconds!r}; it must be 0 or more")
+    return found / 1e3
+
+
 def _seconds(timeout: object) -> float | None:
     """Those that a call is given; None for ever, as what no clock has counts."""
     if timeout is None:
@@ -330,8 +341,3 @@ def _seconds(timeout: object) -> float | None:
     if not seconds >= 0:
         raise OptionError(f"timeout is {timeout!r}; it must be 0 or more seconds")
     return seconds if seconds <= _LONGEST else None
-
-
-def _require_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise OptionError(f"{name} is {value!r}; it must be 1 or more")

@@ -80,6 +80,7 @@ class Lanes:
         self._drops = False  # what waits ends with an error
         self._forked_away = False
         self.counts = Counts()
+        self._answering: set[int] = set()  # threads that call callbacks
         slabs = [self._slab(lane.home) for lane in self._lanes]
         slabs += [self._slab(home) for home in range(len(replicas))]
         self._collector = Collector(rules, len(self._lanes), slabs, self._slab)
@@ -163,8 +164,13 @@ class Lanes:
         self._finish(drop=not drain)
         if not drain:
             leave(self._drop)  # no signal interrupts threads, so no call is forgotten
-        if wait:
+        if wait and not self.answers_here:
             self._join()
+
+    @property
+    def answers_here(self) -> bool:
+        """Whether this thread calls the callbacks of a batch, and so cannot wait for another, which might need it."""
+        return threading.get_ident() in self._answering
 
     def settle(self) -> None:
         """The end of the process: compute nothing more."""
@@ -297,8 +303,13 @@ class Lanes:
                 if request.gone:
                     self.counts.late += request.error is not None
                     self.counts.cancelled += request.error is None
-        for request in wanted:
-            self._answer(request, batch, error)
+        here = threading.get_ident()
+        self._answering.add(here)
+        try:
+            for request in wanted:
+                self._answer(request, batch, error)
+        finally:
+            self._answering.discard(here)
 
     def _computed(self, lane: _Lane, batch: SharedBatch, size: int) -> list[np.ndarray]:
         native = self._native
@@ -350,7 +361,12 @@ class Lanes:
             request.fail(too_late("when its batch had ended"))
         else:
             assert batch.results is not None
-            request.finish(self._result(request, batch.results))
+            try:
+                result = self._result(request, batch.results)
+            except BaseException as raised:  # no memory, say: this caller's alone
+                request.fail(raised)
+            else:
+                request.finish(result)
 
     def _result(self, request: Request, results: Sequence[np.ndarray]) -> Any:
         rows = [

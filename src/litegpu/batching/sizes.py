@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -84,6 +84,9 @@ def chosen_sizes(most: int, sizes: Sequence[int] | None) -> tuple[int, ...]:
     """The sizes to prepare, ascending: powers of two by default, and `most`. Raises OptionError."""
     if sizes is None:
         return (*(2**i for i in range(most.bit_length()) if 2**i < most), most)
+    if isinstance(sizes, str | bytes) or not isinstance(sizes, Iterable):
+        raise OptionError(f"sizes is {sizes!r}; it must be a list of numbers of rows")
+    sizes = list(sizes)
     wrong = [n for n in sizes if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 1 or n > most]
     if wrong:
         raise OptionError(f"sizes has {wrong[0]!r}; each must be from 1 to max_batch, {most}")
@@ -205,8 +208,8 @@ class Replica:
         self.models: list[Sizable] = []
         self.lanes: list[dict[int, Runner]] = []
         try:
-            for size in sizes:
-                self.models.append(model._for_batch(size))
+            for size in reversed(sizes):  # what does not fit fails at once
+                self.models.insert(0, model._for_batch(size))
             routes = [only_kernel(one) for one in self.models]
             self._device = next((route.kernel.device for route in routes if route is not None), None)
             count = ahead if all(route is not None for route in routes) else 1

@@ -6,6 +6,7 @@ import functools
 import math
 import mmap
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -108,7 +109,10 @@ def _open(path: str) -> memoryview:
 def _map(path: str) -> memoryview:
     try:
         with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):  # a pipe, as of <(curl ...), or a device
+                raise ModelError(f"Could not open '{path}'. It is no file; read what it gives, and open that as bytes.")
+            if status.st_size == 0:
                 raise ModelError(f"Could not open '{path}'. The file is empty; fetch or convert it again.")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except OSError as error:
