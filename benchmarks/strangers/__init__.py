@@ -53,6 +53,7 @@ NETWORKS: dict[str, Builder] = {
         *(tables.nbeats, tables.patchtst, tables.tcn, tables.st_gcn, tables.pointnet2),
         *(towers.clip_image, towers.detr_decoder, towers.perceiver),
         *(decoders.translator, decoders.grouped_queries, decoders.conformer_relative, decoders.informer),
-        *(decoders.decode_step,),
+        *(decoders.decode_step, texts.places_first, sounds.ecapa, sounds.conv_tasnet, sounds.codec, tables.tabnet),
+        *(tables.two_towers,),
     )
 }

@@ -124,3 +124,107 @@ def hifigan(net: StrangeLayers, x: Tensor, *, width: int = 256) -> None:
         assert total is not None
         x = net.scale("MUL", total, 1 / 3)
     net.output("samples", net.op("TANH", [net.along(leaky(x), 1, 7, padding="SAME")]).tensor)
+
+
+@of_frames("ECAPA-TDNN", 300, 80)
+def ecapa(net: StrangeLayers, x: Tensor, *, width: int = 512, classes: int = 192) -> None:
+    """Desplanques et al. 2020, who speaks: dilated windows in eight parts, each with the sum of those before it,
+    squeeze and excite along time, mean and deviation with attention over the frames."""
+
+    def window(x: Tensor, filters: int, kernel: int = 1, dilation: int = 1) -> Tensor:
+        n, d = x.sample.shape[1:]
+        if kernel == 1:
+            return net.reshape(net.conv(net.reshape(x, 1, n, d), filters), n, filters)
+        return net.along(x, filters, kernel, dilation=dilation, padding="SAME", activation="RELU")
+
+    def block(x: Tensor, dilation: int) -> Tensor:
+        parts = net.split(window(x, width), 8, axis=2)
+        done = [parts[0]]
+        for part in parts[1:]:
+            given = part if len(done) == 1 else net.add(part, done[-1])
+            done.append(window(given, width // 8, 3, dilation))
+        y = window(net.join(*done, axis=2), width)
+        gate = net.dense(net.mean(y, np.array([1], np.int32), keep=True), width // 4, "RELU")
+        return net.add(x, net.op("MUL", [y, net.op("LOGISTIC", [net.dense(gate, width)])]))
+
+    x = window(x, width, 5)
+    found = []
+    for dilation in (2, 3, 4):
+        x = block(x, dilation)
+        found.append(x)
+    x = window(net.join(*found, axis=2), 3 * width)
+    axis = np.array([1], np.int32)
+    y = net.dense(net.op("TANH", [net.dense(x, width // 4)]), 3 * width)
+    n = y.sample.shape[1]
+    weights = net.transpose(net.op("SOFTMAX", [net.transpose(y, 0, 2, 1)], dict(beta=1.0)), 0, 2, 1)
+    mean = net.apply("SUM", [net.op("MUL", [weights, x])], [axis], dict(keep_dims=False))
+    square = net.apply("SUM", [net.op("MUL", [weights, net.op("MUL", [x, x])])], [axis], dict(keep_dims=False))
+    left = net.scale("MAXIMUM", net.op("SUB", [square, net.op("MUL", [mean, mean])]), 1e-4)
+    assert n > 1
+    net.output("speaker", net.dense(net.join(mean, net.op("SQRT", [left]), axis=1), classes).tensor)
+
+
+@of_frames("Conv-TasNet", 8000, 1)
+def conv_tasnet(net: StrangeLayers, x: Tensor, *, width: int = 512, depth: int = 8, repeats: int = 2) -> None:
+    """Luo and Mesgarani 2018, who says what: short windows of samples, depthwise windows whose distance doubles with
+    norms over all of time and channels, a mask for each of two, and samples again."""
+    mixed = net.along(x, width, 16, 8, padding="SAME", activation="RELU")
+    n = mixed.sample.shape[1]
+
+    def norm(x: Tensor) -> Tensor:
+        axes = np.array([1, 2], np.int32)
+        left = net.op("SUB", [x, net.mean(x, axes, keep=True)])
+        variance = net.mean(net.op("MUL", [left, left]), axes, keep=True)
+        y = net.op("MUL", [left, net.op("RSQRT", [net.scale("ADD", variance, 1e-5)])])
+        y = net.scale("MUL", y, net.rng.uniform(0.7, 1.3, x.channels))
+        return net.scale("ADD", y, net.rng.normal(0, 0.1, x.channels))
+
+    def leaky(x: Tensor) -> Tensor:
+        return net.apply("PRELU", [x], [np.full((1, x.channels), 0.25, np.float32)])
+
+    def depthwise(x: Tensor, dilation: int) -> Tensor:
+        d = x.channels
+        options = dict(stride_h=1, stride_w=1, padding="SAME", depth_multiplier=1)
+        options |= dict(dilation_h_factor=1, dilation_w_factor=dilation)
+        weights = [net._normal((1, 1, 3, d), 3), net._bias(d)]
+        return net.reshape(net.apply("DEPTHWISE_CONV_2D", [net.reshape(x, 1, n, d)], weights, options), n, d)
+
+    y = net.along(norm(mixed), width // 4, 1)
+    skip: Tensor | None = None
+    for layer in range(repeats * depth):
+        z = norm(leaky(net.along(y, width, 1)))
+        z = norm(leaky(depthwise(z, 1 << layer % depth)))
+        past = net.along(z, width // 4, 1)
+        skip = past if skip is None else net.add(skip, past)
+        y = net.add(y, net.along(z, width // 4, 1))
+    assert skip is not None
+    masks = net.op("LOGISTIC", [net.along(leaky(skip), 2 * width, 1)])
+    parts = [net.op("MUL", [mixed, net.span(masks, 2, i * width, width)]) for i in range(2)]
+    net.output("voices", net.join(*(net.transposed_along(part, 1, 16, 8) for part in parts), axis=2).tensor)
+
+
+@of_frames("codec", 16000, 1)
+def codec(net: StrangeLayers, x: Tensor, *, width: int = 32) -> None:
+    """In the manner of SoundStream (Zeghidour et al. 2021) and DAC: residual windows with x + sin(ax)^2 / a, strided
+    ones, and the nearest of 1024 rows of a table, twice: its number and what is left."""
+
+    def snake(x: Tensor) -> Tensor:
+        scale = net.rng.uniform(0.5, 2, x.channels)
+        wave = net.op("SIN", [net.scale("MUL", x, scale)])
+        return net.add(x, net.scale("MUL", net.op("MUL", [wave, wave]), 1 / scale))
+
+    x = net.along(x, width, 7, padding="SAME")
+    for stride in (2, 4, 5, 8):
+        for dilation in (1, 3, 9):
+            y = net.along(snake(x), x.channels, 7, dilation=dilation, padding="SAME")
+            x = net.add(x, net.along(snake(y), x.channels, 1))
+        x = net.along(snake(x), 2 * x.channels, 2 * stride, stride, padding="SAME")
+    x = net.along(snake(x), 128, 3, padding="SAME")
+    for stage in range(2):
+        table = net.rng.normal(0, 1, (1024, 128)).astype(np.float32)
+        near = net.apply("FULLY_CONNECTED", [x], [table, -0.5 * (table**2).sum(1)], dict(keep_num_dims=True))
+        numbers, shape = near.sample.argmax(2).astype(np.int32), net.shape_of(near.sample)[:2]
+        tensor = net.builder.op("ARG_MAX", [near.tensor, net.builder.constant(np.int32(2))], shape)
+        net.output(f"numbers{stage}", tensor)
+        x = net.op("SUB", [x, net.gather(table, NetworkTensor(tensor, numbers))])
+    net.output("left", x.tensor)

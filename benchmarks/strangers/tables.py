@@ -8,6 +8,7 @@ import numpy as np
 from litegpu.model.types import TensorType
 from litegpu.zoo.network import NetworkTensor
 from strangers.layers import StrangeLayers, of_frames, of_tokens
+from strangers.sequences import words
 
 Tensor = NetworkTensor
 
@@ -206,3 +207,74 @@ def pointnet2(net: StrangeLayers, x: Tensor, *, width: int = 64, classes: int = 
     for factor in (8, 4):
         x = net.dense(x, width * factor, "RELU")
     net.classify(x, classes)
+
+
+@of_frames("TabNet", 1, 64)
+def tabnet(net: StrangeLayers, x: Tensor, *, width: int = 64, depth: int = 3, classes: int = 8) -> None:
+    """Arik and Pfister 2019: steps that each look at some of 64 numbers, chosen by a sparse softmax (sorted, summed up
+    and compared), and gated layers with halved sums."""
+    n = x.channels
+    x = net.reshape(x, n)
+    prior = net.constant(np.ones(n, np.float32))
+
+    def gated(y: Tensor, past: Tensor | None = None) -> Tensor:
+        one, two = net.split(net.dense(y, 2 * width), 2, axis=1)
+        z = net.op("MUL", [one, net.op("LOGISTIC", [two])])
+        return z if past is None else net.scale("MUL", net.add(z, past), 0.5**0.5)
+
+    def sparse(y: Tensor) -> Tensor:
+        build, shape = net.builder, net.shape_of(y.sample)
+        made = [(shape, TensorType.FLOAT32), (shape, TensorType.INT32)]
+        tensors = build.op_multi("TOPK_V2", [y.tensor, build.constant(np.int32(n))], made)
+        ordered = net._made(tensors[0], -np.sort(-y.sample, 1))
+        total = net.apply("CUMSUM", [ordered], [np.array(1, np.int32)])
+        ranks = np.arange(1, n + 1, dtype=np.float32)
+        larger = [net.scale("ADD", net.scale("MUL", ordered, ranks), 1).tensor, total.tensor]
+        there = build.op("GREATER", larger, shape, type=TensorType.BOOL)
+        chosen = (ordered.sample * ranks + 1 > total.sample).astype(np.float32)
+        inside = net._made(build.op("CAST", [there], shape, type=TensorType.FLOAT32), chosen)
+        axis = np.array([1], np.int32)
+        count = net.apply("SUM", [inside], [axis], dict(keep_dims=True))
+        sums = net.apply("SUM", [net.op("MUL", [ordered, inside])], [axis], dict(keep_dims=True))
+        level = net.op("DIV", [net.scale("SUB", sums, 1), count])
+        return net.activate(net.op("SUB", [y, level]), "RELU")
+
+    y = gated(gated(x))
+    total: Tensor | None = None
+    for _ in range(depth):
+        mask = sparse(net.op("MUL", [net.dense(net.span(y, 1, 0, width // 2), n), prior]))
+        prior = net.op("MUL", [prior, net.scale("ADD", net.op("NEG", [mask]), 1.3)])
+        y = gated(net.op("MUL", [x, mask]))
+        for _ in range(3):
+            y = gated(y, y)
+        part = net.activate(net.span(y, 1, width // 2, width // 2), "RELU")
+        total = part if total is None else net.add(total, part)
+    assert total is not None
+    net.classify(total, classes)
+
+
+@of_tokens("two towers", 102, 5000)
+def two_towers(net: StrangeLayers, fields: Tensor, *, vocabulary: int, width: int = 256) -> None:
+    """Covington et al. 2016: what somebody has seen, the mean of up to 100 vectors with a mask, who that is, and one
+    thing: the product of what two towers of layers make of these."""
+    build = net.builder
+
+    def part(begin: int, size: int) -> Tensor:
+        bounds = [build.constant(np.array(v, np.int32)) for v in ([0, begin], [-1, size])]
+        tensor = build.op("SLICE", [fields.tensor, *bounds], (net.batch, size))
+        return NetworkTensor(tensor, fields.sample[:, begin : begin + size])
+
+    things, people = (net.rng.normal(0, 1, (vocabulary, 64)).astype(np.float32) for _ in range(2))
+    seen = part(0, 100)
+    there = net.reshape(words(net, seen), 100, 1)
+    axis = np.array([1], np.int32)
+    total = net.apply("SUM", [net.op("MUL", [net.gather(things, seen), there])], [axis], dict(keep_dims=False))
+    count = net.scale("MAXIMUM", net.apply("SUM", [there], [axis], dict(keep_dims=False)), 1)
+    who, what = (net.reshape(net.gather(table, part(at, 1)), 64) for table, at in ((people, 100), (things, 101)))
+    towers = []
+    for x in (net.join(net.op("DIV", [total, count]), who, axis=1), what):
+        for units in (width, width // 2, 64):
+            x = net.dense(x, units, "RELU" if units != 64 else "NONE")
+        towers.append(x)
+    both = net.apply("SUM", [net.op("MUL", towers)], [axis], dict(keep_dims=True))
+    net.output("chance", net.op("LOGISTIC", [net.scale("MUL", both, 0.1)]).tensor)

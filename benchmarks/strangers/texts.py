@@ -252,3 +252,26 @@ def _three_products(net: StrangeLayers, x: Tensor, heads: int, added: Callable[[
     weights = net.op("SOFTMAX", [added(logits)], dict(beta=1.0))
     y = net.op("BATCH_MATMUL", [weights, v])
     return net.dense(net.reshape(net.transpose(y, 0, 2, 1, 3), n, d), d)
+
+
+@of_tokens("places first", 64, 8192)
+def places_first(net: StrangeLayers, tokens: Tensor, *, vocabulary: int, depth: int = 4, width: int = 256) -> None:
+    """As torch.nn.TransformerEncoder is without batch_first: places in front of the batch, heads within the batch, one
+    product for queries, keys and values, three axes; padding (token 0) replaces logits; the mean of all places."""
+    n, batch, heads = tokens.sample.shape[1], net.batch, 8 if width % 64 == 0 else 2
+    size, net.pictures = width // heads, net.batch  # so that samples have the shapes of what they are of
+    tokens = NetworkTensor(tokens.tensor, net.rng.integers(0, vocabulary, (batch, n)).astype(np.int32))
+    x = net.gather(net.rng.normal(0, 1, (vocabulary, width)).astype(np.float32), tokens)
+    x = net.transpose(net.scale("ADD", x, net.rng.normal(0, 0.5, (1, n, width))), 1, 0, 2)
+    hidden = _no_word(net, tokens)
+    for _ in range(depth):
+        y = net.dense(x, 3 * width)
+        parts = (net.rows(net.span(y, 2, i * width, width), batch * heads, size) for i in range(3))
+        q, k, v = (net.transpose(part, 1, 0, 2) for part in parts)
+        logits = net.op("BATCH_MATMUL", [net.scale("MUL", q, size**-0.5), k], dict(adj_y=True))
+        logits = net.call("SELECT_V2", [hidden, np.array(-3.4e38, np.float32), net.rows(logits, heads, n, n)])
+        weights = net.op("SOFTMAX", [net.rows(logits, n, n)], dict(beta=1.0))
+        z = net.transpose(net.op("BATCH_MATMUL", [weights, v]), 1, 0, 2)
+        x = net.norm_of_torch(net.add(x, net.dense(net.rows(z, batch, width), width)), 1e-5)
+        x = net.norm_of_torch(net.add(x, net.dense(net.dense(x, 4 * width, "RELU"), width)), 1e-5)
+    net.output("vector", net.mean(net.transpose(x, 1, 0, 2), np.array([1], np.int32)).tensor)

@@ -149,3 +149,20 @@ def test_memory_of_narrow_types_is_whole_words(count: int) -> None:
     assert packed(0, (1, 1, 1, count), DType.INT8, written=True).zero_padded  # one pixel has the rest of its last group
     assert packed(0, (1, 1, 1, count), DType.INT8).zero_padded == (count % 4 == 0)
     assert packed(0, (1, 1, 2, count), DType.INT8, written=True).zero_padded == (count % 4 == 0)
+
+
+def test_axes_that_were_one_for_a_while() -> None:
+    """Heads of a part of the channels, within the batch while they go to the front."""
+    places, batch, heads, size = 5, 3, 2, 4
+    source = (1, places, batch, 24)
+    steps: list[Step] = [
+        Slice((0, 0, 0, 8), (1, 1, 1, 1), (1, places, batch, heads * size)),
+        Reshape((1, places, batch, heads * size), (places, batch * heads, size)),
+        Transpose((1, 0, 2)),
+    ]
+    apart = Reshape((batch * heads, places, size), (batch, heads, places, size))
+    view = follow(padded(0, source, DType.FLOAT16), (*steps, apart))
+    assert view is not None
+    assert view.strides == (24, size, batch * 24, 1) and view.offset == 8
+    together = Reshape((batch * heads, places, size), (1, batch * heads, places, size))
+    assert follow(padded(0, source, DType.FLOAT16), (*steps, together)) is None

@@ -77,32 +77,39 @@ def packed(root: int, shape: Shape, dtype: DType, *, written: bool = False) -> V
 
 def follow(view: View, steps: tuple[Step, ...]) -> View | None:
     """The view through which a Copy with these steps reads `view`, or None if no strided window does it."""
-    axes = [_Axis(n, s, i == 3) for i, (n, s) in enumerate(zip(view.shape, view.strides, strict=True))]
+    axes: list[_Axes] = [(_Axis(n, s, i == 3),) for i, (n, s) in enumerate(zip(view.shape, view.strides, strict=True))]
     offset = view.offset
     for step in steps:
         match step:
             case Transpose(perm):
                 axes = [axes[p] for p in perm]
             case Slice(begin, stride, target):
-                offset += sum(b * a.stride for a, b in zip(axes, begin, strict=True))
-                axes = [
-                    _Axis(n, a.stride * k, a.last_channels and k == 1 and b % 4 == 0 and b + n == a.size)
-                    for a, b, k, n in zip(axes, begin, stride, target, strict=True)
-                ]
+                sliced: list[_Axes] = []
+                for parts, start, k, n in zip(axes, begin, stride, target, strict=True):
+                    if (start, k, n) == (0, 1, _size(parts)):
+                        sliced.append(parts)
+                        continue
+                    if len(parts) > 1:
+                        return None
+                    whole = parts[0]
+                    offset += start * whole.stride
+                    last = whole.last_channels and k == 1 and start % 4 == 0 and start + n == whole.size
+                    sliced.append((_Axis(n, whole.stride * k, last),))
+                axes = sliced
             case Tile(multiples):
-                if any(m > 1 and a.size > 1 for a, m in zip(axes, multiples, strict=True)):
+                if any(m > 1 and _size(parts) > 1 for parts, m in zip(axes, multiples, strict=True)):
                     return None
-                axes = [a if m == 1 else _Axis(m, 0, False) for a, m in zip(axes, multiples, strict=True)]
+                axes = [parts if m == 1 else (_Axis(m, 0, False),) for parts, m in zip(axes, multiples, strict=True)]
             case Reshape(_, target):
-                reshaped = _reshape(axes, target)
+                reshaped = _reshape([a for parts in axes for a in parts if a.size != 1], target)
                 if reshaped is None:
                     return None
                 axes = reshaped
             case _:
                 return None
-    if len(axes) != 4 or any(a.stride < 0 for a in axes):
+    if len(axes) != 4 or any(len(parts) > 1 or parts[0].stride < 0 for parts in axes):
         return None
-    b, y, x, c = axes
+    b, y, x, c = (parts[0] for parts in axes)
     return View(
         view.root,
         (b.size, y.size, x.size, c.size),
@@ -121,20 +128,20 @@ class _Axis:
     last_channels: bool  # the axis is the root's channels up to the last one, from a multiple of four
 
 
-def _reshape(axes: list[_Axis], target: Shape) -> list[_Axis] | None:
-    """The axes of a row-major reinterpretation, or None where the strides do not allow one."""
-    sources = [a for a in axes if a.size != 1]
-    result: list[_Axis] = []
-    i = 0
-    wanted: list[int] = []
-    for n in target:
-        if n == 1:
-            result.append(_Axis(1, 0, False))
-            continue
-        wanted.append(n)
-        result.append(_Axis(n, -1, False))  # the stride is filled in below
-    strides: list[tuple[int, bool]] = []
-    j = 0
+#: An axis; or several that together are one for the time being, as no stride goes through all of it.
+_Axes = tuple[_Axis, ...]
+
+
+def _size(parts: _Axes) -> int:
+    return math.prod(a.size for a in parts)
+
+
+def _reshape(sources: list[_Axis], target: Shape) -> list[_Axes] | None:
+    """The axes of a row-major reinterpretation of `sources`, none of which has the size 1, or None where the strides do
+    not allow one."""
+    wanted = [n for n in target if n != 1]
+    found: list[_Axes] = []
+    i = j = 0
     while i < len(sources) and j < len(wanted):
         first, out = i, j
         have, want = sources[i].size, wanted[j]
@@ -148,12 +155,36 @@ def _reshape(axes: list[_Axis], target: Shape) -> list[_Axis] | None:
         i, j = i + 1, j + 1
         group, sizes = sources[first:i], wanted[out:j]
         if any(a.stride != b.stride * b.size for a, b in itertools.pairwise(group)):
-            return None
+            apart = _divided(group, sizes)
+            if apart is None:
+                return None
+            found += apart
+            continue
         stride = group[-1].stride
-        found = []
+        parts: list[_Axes] = []
         for n in reversed(sizes):
-            found.append((stride, len(group) == len(sizes) == 1 and group[0].last_channels))
+            parts.append((_Axis(n, stride, len(group) == len(sizes) == 1 and group[0].last_channels),))
             stride *= n
-        strides += reversed(found)
-    filled = iter(strides)
-    return [a if a.size == 1 else _Axis(a.size, *next(filled)) for a in result]
+        found += reversed(parts)
+    filled = iter(found)
+    return [(_Axis(1, 0, False),) if n == 1 else next(filled) for n in target]
+
+
+def _divided(group: list[_Axis], sizes: list[int]) -> list[_Axes] | None:
+    """The axes of a group as those of other sizes, some of which they may be together, or None."""
+    left, found = list(group), []
+    for n in sizes:
+        parts: list[_Axis] = []
+        while (have := _size(tuple(parts))) < n:
+            a = left.pop(0)
+            if have * a.size > n:
+                if n % have or a.size % (n // have):
+                    return None
+                inner = a.size // (n // have)
+                left.insert(0, _Axis(inner, a.stride, False))
+                a = _Axis(n // have, a.stride * inner, False)
+            parts.append(a)
+        if _size(tuple(parts)) != n:
+            return None
+        found.append(tuple(parts))
+    return found

@@ -11,6 +11,7 @@ from litegpu.gpu.passes.fold import drop_unused, fold_constants
 from litegpu.gpu.passes.fuse import fuse_elementwise
 from litegpu.gpu.passes.instance_norm import join_instance_norm
 from litegpu.gpu.passes.layer_norm import join_layer_norm
+from litegpu.gpu.passes.leading import part_leads
 from litegpu.gpu.passes.lookups import join_lookups
 from litegpu.gpu.passes.movement import absorb_border, absorb_padding, join_copies
 from litegpu.gpu.passes.neighbours import join_neighbours
@@ -37,7 +38,7 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     graph = join_lookups(join_copies(graph), features.max_buffers)
     graph = join_neighbours(turn_halves(join_slices(keep_channels_last(read_parts(graph)))))
     graph = absorb_border(split_windows(absorb_padding(graph)))
-    graph = join_instance_norm(simplify_products(join_softmax(graph)), features)
+    graph = join_instance_norm(part_leads(simplify_products(join_softmax(graph))), features)
     for _ in range(2):  # what became one function may pass what its parts, of which one was read twice, could not
         graph = fuse_elementwise(fold_constants(raise_elementwise(graph)), features.max_buffers)
     graph = reread(join_layer_norm(graph), features.max_buffers)
