@@ -25,7 +25,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     squeeze,
     transpose,
 )
-from litegpu.gpu.backends.cuda.kernels.tile import COPYING_CAPABILITY, LEAST_CAPABILITY, device_shared_bytes
+from litegpu.gpu.backends.cuda.kernels.tile import LEAST_CAPABILITY, device_shared_bytes
 from litegpu.gpu.backends.cuda.passes.affine import fold_affine
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
 from litegpu.gpu.backends.cuda.passes.excite import join_excitations
@@ -96,12 +96,12 @@ class CudaNative:
         return found if fit else None
 
     def join_first(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
-        if features.capability < COPYING_CAPABILITY:
+        if features.capability < LEAST_CAPABILITY:
             return graph
         return join_entry(split_groups(graph, features) if half else graph)
 
     def join_last(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
-        if features.capability < COPYING_CAPABILITY:
+        if features.capability < LEAST_CAPABILITY:
             return graph
         if half:
             graph = join_shuffles(join_windows(join_scaled(graph, features), features), features)

@@ -51,8 +51,8 @@ CONDITIONAL = Requirement(
     nvrtc=(12, 3),
 )
 ASYNCHRONOUS = Requirement(
-    "tensor cores fed by asynchronous copies, and kernels of several layers",
-    "tensor cores fed through registers, layer by layer",
+    "tensor cores fed by asynchronous copies",
+    "tensor cores fed through registers",
     capability=80,
 )
 WARPGROUPS = Requirement(

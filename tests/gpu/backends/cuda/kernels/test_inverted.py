@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
+from cuda_devices import GPUS
 from first_output import first_output
 from gpu.backends.cuda.kernels.test_separable import network as separable_network
 
@@ -198,7 +200,7 @@ def test_joined_only_what_the_kernel_computes() -> None:
     (found,) = joined(network((1, 5, 6, 8), 32, op)[0])
     assert found == InvertedConv2D(op, ACTIVATIONS["relu6"])
     assert not joined(graph, half=False)
-    assert not joined(graph, dataclasses.replace(CUDA, capability=75))
+    assert not joined(graph, dataclasses.replace(CUDA, capability=70))
     assert not joined(graph, Features())
     assert not joined(network((1, 9, 9, 8), 32, DepthwiseConv2D(dilation=(2, 2)))[0])
     assert not joined(network((1, 5, 6, 8), 15, op)[0])
@@ -224,6 +226,19 @@ def test_joined_only_where_it_is_quicker(monkeypatch) -> None:
     assert kinds(1, 14, 112, 672, 0, "swish") == ["Conv2D", "DepthwiseConv2D"]
     assert kinds(64, 7, 160, 960, 160) == ["Conv2D", "DepthwiseConv2D", "Conv2D"]
     assert kinds(64, 14, 112, 672, 0, "swish") == ["Conv2D", "DepthwiseConv2D"]
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_gpu_joins_what_saves_most_traffic(monkeypatch, name: str) -> None:
+    """Also those with few multiprocessors, which have as little bandwidth; by blocks that fit there."""
+    monkeypatch.undo()
+    graph, _ = network((64, 56, 56, 24), 144, DepthwiseConv2D(padding=(1, 1)), outputs=24)
+    program = build_program(graph, GPUS[name].features, "cuda", half=True)
+    (kernel,) = (kernel for kernel in program.kernels if kernel.name == "inverted_convolution")
+    assert kernel.shared_bytes <= GPUS[name].shared << 10
+    (resident,) = map(int, re.findall(r"#define RESIDENT (\d+)", kernel.source))  # which registers are divided by
+    assert resident * (kernel.shared_bytes + 1024) <= max(GPUS[name].shared + 1, 65) << 10
+    assert resident * kernel.workgroup[0] <= (1024 if GPUS[name].capability == 75 else 1536)
 
 
 @pytest.mark.cuda

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cuda_devices import GPUS
 from first_output import first_output
 
 from litegpu.gpu.backends.cuda.kernels import mean, overlapped
@@ -109,10 +110,18 @@ def test_what_is_joined() -> None:
     assert means(network(3, 64, 128, 10, pooled=True)[0]) == 1
 
 
+@pytest.mark.parametrize("name", GPUS)
+def test_on_every_gpu(name: str) -> None:
+    """With tiles that have room there."""
+    assert means(network(7, 64, 128, 10)[0], GPUS[name].features) == 1
+    program = build_program(network(7, 64, 128, 10)[0], GPUS[name].features, "cuda", half=True)
+    assert all(kernel.shared_bytes <= GPUS[name].shared << 10 for kernel in program.kernels)
+
+
 def test_what_is_not() -> None:
     graph = network(7, 64, 128, 10)[0]
     assert means(graph, half=False) == 0
-    assert means(graph, Features(float16=True, native="cuda", capability=80, compute_units=108)) == 0
+    assert means(graph, Features(float16=True, native="cuda", capability=70, compute_units=80)) == 0
     assert means(network(7, 64, 128, 10, batch=2)[0]) == 0
     assert means(network(7, 64, 128, 10, also_read=True)[0]) == 0
     assert means(network(7, 60, 128, 10)[0]) == 0  # rows that are no whole chunks

@@ -262,7 +262,7 @@ def test_joined_only_where_a_kernel_is_and_pays() -> None:
     assert joint(graph) == 1
     for features, half in (
         (CUDA, False),
-        (dataclasses.replace(CUDA, capability=75), True),
+        (dataclasses.replace(CUDA, capability=70), True),
         (Features(), True),
     ):
         assert joint(graph, features, half) == 0

@@ -138,7 +138,7 @@ def test_joined_only_where_the_kernel_is_and_pays(monkeypatch) -> None:
         assert all(not isinstance(n.op, SeparableConv2D) for n in optimise(graph, CUDA, True).nodes)
     for features, half in (
         (CUDA, False),
-        (dataclasses.replace(CUDA, capability=75), True),
+        (dataclasses.replace(CUDA, capability=70), True),
         (Features(), True),
     ):
         assert all(not isinstance(n.op, SeparableConv2D) for n in optimise(graph, features, half).nodes)

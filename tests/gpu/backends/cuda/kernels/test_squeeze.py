@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cuda_devices import GPUS
 from first_output import first_output
 
 from litegpu.gpu.backends.cuda.kernels import excite, overlapped, squeeze
@@ -159,10 +160,15 @@ def test_what_is_joined() -> None:
     assert blocks(network((7, 7), 96, 4, depthwise=False, batch=2)[0]) == 1
 
 
+@pytest.mark.parametrize("name", GPUS)
+def test_on_every_gpu(name: str) -> None:
+    assert blocks(network((7, 7), 96, 4)[0], GPUS[name].features) == 1
+
+
 def test_what_is_not() -> None:
     graph = network((7, 7), 96, 4)[0]
     assert blocks(graph, half=False) == 0
-    assert blocks(graph, Features(float16=True, native="cuda", capability=80, compute_units=108)) == 0
+    assert blocks(graph, Features(float16=True, native="cuda", capability=70, compute_units=80)) == 0
     assert blocks(network((7, 7), 96, 4, read=True)[0]) == 0  # somebody else wants the mean
     assert blocks(network((56, 56), 96, 4, batch=64)[0]) == 0  # kernels that take longer than a launch
 

@@ -185,7 +185,7 @@ def launch(ctx: KernelContext, layer: ByteInvertedLayer, block: ByteInvertedBloc
     window, shape, view = layer.window, layer.shape, layer.window.source
     batch, out_h, out_w, outputs = window.shape
     across, down = -(-out_w // block.x), -(-out_h // block.y)
-    slices = -(-shape.channels // (block.slice * block.parts))
+    slices, resident = -(-shape.channels // (block.slice * block.parts)), block.resident(shape, ctx.features.capability)
     wide = slices * block.parts * block.slice
     constants: dict[str, int | str] = {
         **{f"{stage}_{name}": value for stage in ("EXPANDED", "MIDDLE") for name, value in NONE.items()},
@@ -193,7 +193,7 @@ def launch(ctx: KernelContext, layer: ByteInvertedLayer, block: ByteInvertedBloc
         "UNSIGNED": int(view.dtype is DType.UINT8), "VECTOR": window.vector,
         "CHANNELS": view.quads * 4 if window.vector else view.shape[3], "KERNEL_H": shape.window[0],
         "BY": block.y, "BX": block.x, "TY": block.rows, "WARPS": block.warps, "SLICE": block.slice, "SLICES": slices,
-        "PARTS": block.parts, "BUFFERS": block.buffers, "RESIDENT": block.resident(shape), "DEPTH": shape.depth,
+        "PARTS": block.parts, "BUFFERS": block.buffers, "RESIDENT": resident, "DEPTH": shape.depth,
         "TILES_Y": down, "TILES_X": across, "QUADS": -(-outputs // 4), "PROJECTS": int(shape.outputs > 0),
         "OUT_TILES": shape.out_tiles, "SHARED_BYTES": block.shared_bytes(shape),
         "EXPANDS": int(layer.expansion is not None),

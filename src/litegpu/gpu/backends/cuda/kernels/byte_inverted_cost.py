@@ -14,10 +14,13 @@ from litegpu.gpu.backends.cuda.kernels.inverted_cost import (
     fits,
 )
 from litegpu.gpu.backends.cuda.kernels.tile import (
-    MOST_SHARED_BYTES,
     MOST_WARPGROUP_SHARED_BYTES,
     USUAL_UNITS,
     WARPGROUP_CAPABILITY,
+    most_shared_bytes,
+    multiprocessor_shared_bytes,
+    multiprocessor_threads,
+    times_slower,
 )
 
 #: Of a quarter of a multiprocessor; and of a thread, so that warps enough are there.
@@ -69,18 +72,18 @@ class ByteInvertedBlock(InvertedBlock):
         window = 4 * self.rows * turns + 4 * (kh + 1) * -(-pairs // 2) + 2 * kh * turns * pairs + shape.out_tiles
         return kept + max(expanding, window) + 36
 
-    def resident(self, shape: InvertedShape) -> int:
-        fitting = (MOST_WARPGROUP_SHARED_BYTES + 1024) // (self.shared_bytes(shape) + 1024)
+    def resident(self, shape: InvertedShape, capability: int) -> int:
+        fitting = multiprocessor_shared_bytes(capability) // (self.shared_bytes(shape) + 1024)
         each = REGISTERS // (32 * -(-self.registers(shape) // 8) * 8)  # warps of a quarter of a multiprocessor
-        return max(1, min(fitting, each * 4 // self.warps, 1536 // (32 * self.warps)))
+        return max(1, min(fitting, each * 4 // self.warps, multiprocessor_threads(capability) // (32 * self.warps)))
 
 
 @functools.lru_cache(maxsize=512)
 def ranked(shape: InvertedShape, capability: int, units: int) -> tuple[ByteInvertedBlock, ...]:
     """The blocks that fit, the cheapest first; none if there are none."""
-    most = MOST_WARPGROUP_SHARED_BYTES if capability == WARPGROUP_CAPABILITY else MOST_SHARED_BYTES
+    most = MOST_WARPGROUP_SHARED_BYTES if capability == WARPGROUP_CAPABILITY else most_shared_bytes(capability)
     fitting = [b for b in candidates(shape, ByteInvertedBlock) if b.shared_bytes(shape) <= most and _fits(b, shape)]
-    return tuple(sorted(fitting, key=lambda b: cost(shape, b, units)))
+    return tuple(sorted(fitting, key=lambda b: cost(shape, b, capability, units)))
 
 
 def _fits(block: ByteInvertedBlock, shape: InvertedShape) -> bool:
@@ -89,9 +92,10 @@ def _fits(block: ByteInvertedBlock, shape: InvertedShape) -> bool:
     return small and block.registers(shape) <= MOST_REGISTERS and fits(block, shape)
 
 
-def cost(shape: InvertedShape, block: ByteInvertedBlock, units: int) -> float:
-    """Estimated microseconds on a device of `units` multiprocessors, as inverted_cost.cost() has it. (Fitted to 400
-    measurements of ten layers on an H200: the first choice takes 3% longer than the best one on average.)"""
+def cost(shape: InvertedShape, block: ByteInvertedBlock, capability: int, units: int) -> float:
+    """Estimated microseconds on a device of that compute capability with `units` multiprocessors, as
+    inverted_cost.cost() has it. (Fitted to 400 measurements of ten layers on an H200: the first choice takes 3% longer
+    than the best one on average.)"""
     units = units or USUAL_UNITS
     (kh, kw), down = shape.window, shape.stride[0]
     out_h, out_w = shape.out_size
@@ -118,12 +122,12 @@ def cost(shape: InvertedShape, block: ByteInvertedBlock, units: int) -> float:
         copied = block.raw_bytes(shape) / 160
     working = math.hypot(1.99 * issued, shared) * block.warps / 4 + copied
     share = -(-groups // units)
-    waves = max(1.0, groups / units / min(block.resident(shape), share))
+    waves = max(1.0, groups / units / min(block.resident(shape, capability), share))
     computing = ((share * working) ** 3.2 + (waves * alone) ** 3.2) ** (1 / 3.2) / CYCLES
     written = shape.outputs or shape.channels
     pixel = math.prod(shape.stem.stride) * shape.stem.pixel if shape.stem else shape.inputs or shape.channels
     read = math.prod(shape.size) * pixel * 1.2
-    moved = shape.batch * (read + out_h * out_w * written) / MEMORY
+    moved = shape.batch * (read + out_h * out_w * written) * times_slower(capability, units) / MEMORY
     return float(1.5 + (computing**3 + moved**3) ** (1 / 3))
 
 

@@ -37,6 +37,7 @@ from litegpu.gpu.backends.cuda.kernels.tile import (
     WorkgroupTile,
     cost,
     most_shared_bytes,
+    multiprocessor_shared_bytes,
     ranked,
     that_fit,
 )
@@ -172,12 +173,12 @@ def product_of(layer: Layer, capability: int) -> TileProduct:
     one warp each."""
     gathered, windowed = layer.access == "GATHER", layer.access == "WINDOW"
     rows, columns = math.prod(layer.shape[:3]), layer.shape[3]
+    shared = multiprocessor_shared_bytes(capability)
     prepared = instructions(layer) + (0.0 if layer.norm is None else row_norm.INSTRUCTIONS)
     if layer.whole_numbers:
-        return TileProduct(
-            rows, columns, -(-layer.depth // 2), True, gathered, windowed, min(capability, COPYING_CAPABILITY)
-        )
-    return TileProduct(rows, columns, layer.depth, layer.half, gathered, windowed, capability, prepared)
+        depth, warps = -(-layer.depth // 2), min(capability, COPYING_CAPABILITY)
+        return TileProduct(rows, columns, depth, True, gathered, windowed, warps, shared=shared)
+    return TileProduct(rows, columns, layer.depth, layer.half, gathered, windowed, capability, prepared, shared)
 
 
 def packed(layer: Layer, tile: WorkgroupTile) -> np.ndarray:

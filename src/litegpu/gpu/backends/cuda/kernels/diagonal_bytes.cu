@@ -1,6 +1,7 @@
 // More products of bytes by a warp: d = c + a times b, those of a unsigned or not. 16 x 32 times 32 x 8, and half as deep.
 template <bool is_unsigned>
 INLINE void multiply_bytes_onto(int (&d)[4], int4 c, const unsigned (&a)[4], unsigned b0, unsigned b1) {
+#if __CUDA_ARCH__ >= 800
 #define PRODUCT(kind) \
   asm volatile("mma.sync.aligned.m16n8k32.row.col.s32." kind ".s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, " \
                "{%10, %11, %12, %13};" \
@@ -11,9 +12,17 @@ INLINE void multiply_bytes_onto(int (&d)[4], int4 c, const unsigned (&a)[4], uns
   else
     PRODUCT("s8");
 #undef PRODUCT
+#else
+  d[0] = c.x, d[1] = c.y, d[2] = c.z, d[3] = c.w;
+  if (is_unsigned)
+    multiply_unsigned(d, a, b0, b1);
+  else
+    multiply(d, a, b0, b1);
+#endif
 }
 template <bool is_unsigned>
 INLINE void multiply_half_onto(int (&d)[4], int4 c, unsigned a0, unsigned a1, unsigned b) {
+#if __CUDA_ARCH__ >= 800
 #define PRODUCT(kind) \
   asm volatile("mma.sync.aligned.m16n8k16.row.col.s32." kind ".s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};" \
                : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) \
@@ -23,6 +32,16 @@ INLINE void multiply_half_onto(int (&d)[4], int4 c, unsigned a0, unsigned a1, un
   else
     PRODUCT("s8");
 #undef PRODUCT
+#else
+  d[0] = c.x, d[1] = c.y, d[2] = c.z, d[3] = c.w;
+  if (is_unsigned) {
+    multiply_unsigned_part(d[0], d[1], a0, b);
+    multiply_unsigned_part(d[2], d[3], a1, b);
+  } else {
+    multiply_part(d[0], d[1], a0, b);
+    multiply_part(d[2], d[3], a1, b);
+  }
+#endif
 }
 // Two 8x8 matrices of halves, the first two numbers of `r`; lane i below 16 gives where row i % 8 of matrix i / 8 begins.
 INLINE void load_two_matrices(unsigned (&r)[4], unsigned at) {

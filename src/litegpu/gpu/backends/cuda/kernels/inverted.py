@@ -110,13 +110,13 @@ def launch(ctx: KernelContext, layer: InvertedLayer, block: InvertedBlock) -> La
     op, window, shape, view = layer.op, layer.window, layer.shape, layer.window.source
     batch, out_h, out_w, outputs = window.shape
     across, down = -(-out_w // block.x), -(-out_h // block.y)
-    slices = -(-shape.channels // (block.slice * block.parts))
+    slices, resident = -(-shape.channels // (block.slice * block.parts)), block.resident(shape, ctx.features.capability)
     wide = slices * block.parts * block.slice
     constants: dict[str, int | str] = {
         **window.constants(), **layer.settings(), "VECTOR": min(window.vector, 8),
         "CHANNELS": view.quads * 4 if window.vector else shape.inputs or shape.channels, "KERNEL_H": shape.window[0],
         "BY": block.y, "BX": block.x, "TY": block.rows, "WARPS": block.warps, "SLICE": block.slice, "SLICES": slices,
-        "PARTS": block.parts, "BUFFERS": block.buffers, "RESIDENT": block.resident(shape), "DEPTH": shape.depth,
+        "PARTS": block.parts, "BUFFERS": block.buffers, "RESIDENT": resident, "DEPTH": shape.depth,
         "TILES_Y": down, "TILES_X": across, "QUADS": -(-outputs // 4), "PROJECTS": int(shape.outputs > 0),
         "OUT_TILES": shape.out_tiles, "SHARED_BYTES": block.shared_bytes(shape), "EXPANDS": int(shape.inputs > 0),
     }  # fmt: skip

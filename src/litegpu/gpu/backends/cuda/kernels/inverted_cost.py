@@ -10,10 +10,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from litegpu.gpu.backends.cuda.kernels.tile import (
-    MOST_SHARED_BYTES,
     MOST_WARPGROUP_SHARED_BYTES,
     USUAL_UNITS,
     WARPGROUP_CAPABILITY,
+    most_shared_bytes,
+    multiprocessor_shared_bytes,
+    multiprocessor_threads,
+    times_slower,
 )
 from litegpu.gpu.graph import Apply, Expr, walk
 
@@ -145,19 +148,21 @@ class InvertedBlock:
         window = 4 * self.rows + 2 * ((self.rows - 1) * down + kh + 1) + 2 * kh * kw + 2 * shape.out_tiles
         return kept + max(expanding, window) + 36
 
-    def resident(self, shape: InvertedShape) -> int:
+    def resident(self, shape: InvertedShape, capability: int) -> int:
         """Workgroups of a multiprocessor."""
         threads = 32 * self.warps
-        fitting = (MOST_WARPGROUP_SHARED_BYTES + 1024) // (self.shared_bytes(shape) + 1024)
-        return max(1, min(fitting, 65536 // (self.registers(shape) * threads), 1536 // threads))
+        fitting = multiprocessor_shared_bytes(capability) // (self.shared_bytes(shape) + 1024)
+        return max(
+            1, min(fitting, 65536 // (self.registers(shape) * threads), multiprocessor_threads(capability) // threads)
+        )
 
 
 @functools.lru_cache(maxsize=512)
 def ranked(shape: InvertedShape, capability: int, units: int) -> tuple[InvertedBlock, ...]:
     """The blocks that fit, the cheapest first; none if there are none."""
-    most = MOST_WARPGROUP_SHARED_BYTES if capability == WARPGROUP_CAPABILITY else MOST_SHARED_BYTES
+    most = MOST_WARPGROUP_SHARED_BYTES if capability == WARPGROUP_CAPABILITY else most_shared_bytes(capability)
     fitting = [b for b in candidates(shape, InvertedBlock) if b.shared_bytes(shape) <= most and fits(b, shape)]
-    return tuple(sorted(fitting, key=lambda b: cost(shape, b, units)))
+    return tuple(sorted(fitting, key=lambda b: cost(shape, b, capability, units)))
 
 
 def fits(block: InvertedBlock, shape: InvertedShape) -> bool:
@@ -203,11 +208,11 @@ def _ways(shape: InvertedShape, width: int) -> list[tuple[int, int]]:
     return [(n, buffers) for n in parts for buffers in (1, 2) if buffers == 1 or slices > n]
 
 
-def cost(shape: InvertedShape, block: InvertedBlock, units: int) -> float:
-    """Estimated microseconds on a device of `units` multiprocessors: instructions, products of tensor cores and bytes
-    of shared memory of all workgroups, of which the longest hides most of the others; beside that what a workgroup
-    waits for, by itself; and what the memory takes. (Fitted to 270 measurements of 30 layers on an H200: the first
-    choice takes 2% longer than the best one on average.)"""
+def cost(shape: InvertedShape, block: InvertedBlock, capability: int, units: int) -> float:
+    """Estimated microseconds on a device of that compute capability with `units` multiprocessors: instructions,
+    products of tensor cores and bytes of shared memory of all workgroups, of which the longest hides most of the
+    others; beside that what a workgroup waits for, by itself; and what the memory takes. (Fitted to 270 measurements of
+    30 layers on an H200: the first choice takes 2% longer than the best one on average.)"""
     units = units or USUAL_UNITS
     (kh, kw), down = shape.window, shape.stride[0]
     out_h, out_w = shape.out_size
@@ -234,13 +239,14 @@ def cost(shape: InvertedShape, block: InvertedBlock, units: int) -> float:
     chain += unit * (150 + 6.2 * products / block.rows + 43 * block.rows) + slices * eights * 96
     alone = 670 + chain + slices * 372 * (0.6 if block.buffers > 1 else 1)
     share = -(-groups // units)
-    waves = max(1.0, groups / units / min(block.resident(shape), share)) ** 0.87
+    waves = max(1.0, groups / units / min(block.resident(shape, capability), share)) ** 0.87
     computing = ((share * working) ** 1.4 + (waves * alone) ** 1.4) ** (1 / 1.4) / CYCLES
     written = shape.outputs or shape.channels
     moved = (
         2
         * shape.batch
         * (math.prod(shape.size) * (shape.inputs or shape.channels) * 1.2 + out_h * out_w * written)
+        * times_slower(capability, units)
         / MEMORY
     )
     return float(1.5 + (computing**3 + moved**3) ** (1 / 3))

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import places
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
-from litegpu.gpu.backends.cuda.kernels.tile import TileProduct, WorkgroupTile, candidates, cost, suits
+from litegpu.gpu.backends.cuda.kernels.tile import (
+    TileProduct,
+    WorkgroupTile,
+    candidates,
+    cost,
+    multiprocessor_shared_bytes,
+    suits,
+)
 from litegpu.gpu.graph import DType, MatMul, fits_half
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
@@ -60,11 +69,13 @@ def ranked(ctx: KernelContext, a: View, b: View) -> list[WorkgroupTile]:
     batch, heads, m, n = ctx.output.shape
     depth = a.shape[2 if op.transpose_a else 3]
     gathered = not (copied(a, ctx.half, op.transpose_a) and copied(b, ctx.half, not op.transpose_b))
-    one = TileProduct(m, n, depth, ctx.half, gathered, capability=ctx.features.capability)
+    capability = ctx.features.capability
+    shared = multiprocessor_shared_bytes(capability)
+    one = TileProduct(m, n, depth, ctx.half, gathered, capability=capability, shared=shared)
 
     def estimate(tile: WorkgroupTile) -> float:
         rows = batch * heads * (-(-m // tile.rows) * tile.rows)
-        return cost(TileProduct(rows, n, depth, ctx.half, gathered), tile, ctx.features.compute_units)
+        return cost(dataclasses.replace(one, rows=rows), tile, ctx.features.compute_units)
 
     sensible = [t for t in candidates(ctx.half, ctx.features.capability) if suits(t, one)]
     return sorted(sensible, key=lambda t: (estimate(t), t.threads))

@@ -9,7 +9,7 @@ from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.runs import nothing_stored
 from litegpu.gpu.backends.cuda.kernels.source import float_text, native_launch
 from litegpu.gpu.backends.cuda.kernels.squeeze import function
-from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY, WorkgroupTile
+from litegpu.gpu.backends.cuda.kernels.tile import WorkgroupTile, device_shared_bytes
 from litegpu.gpu.graph import Conv2D, MeanConv2D, Shape
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 from litegpu.gpu.view import View
@@ -26,7 +26,8 @@ def build(ctx: KernelContext) -> list[Launch]:
     weights = ctx.value(w).data
     assert weights is not None  # as the pass sees to
     layer = layer_of(ctx.views[x], weights, ctx.value(x).shape)
-    tiles = [t for t in ranked(layer, ctx.features.compute_units) if parts_of(layer, t) == op.parts]
+    fitting = ranked(layer, ctx.features.capability, ctx.features.compute_units)
+    tiles = [t for t in fitting if parts_of(layer, t) == op.parts]
     if ctx.tuner is None:
         return [_launch(ctx, layer, tiles[0])]
     return [quickest(ctx.tuner, [_launch(ctx, layer, tile) for tile in tiles[: ctx.tuner.most]])]
@@ -36,10 +37,11 @@ def layer_of(source: View, weights: np.ndarray, shape: Shape) -> Layer:
     return Layer(Conv2D(), source, weights, (*shape[:3], len(weights)), True)
 
 
-def ranked(layer: Layer, units: int) -> list[WorkgroupTile]:
+def ranked(layer: Layer, capability: int, units: int) -> list[WorkgroupTile]:
     """The cheapest tiles first; none if the kernel cannot do it."""
-    product = convolution.product_of(layer, WARPGROUP_CAPABILITY)
+    product, most = convolution.product_of(layer, capability), device_shared_bytes(capability)
     found = [t for t in overlapped.tiles(layer, product, units) if t.columns <= MOST_COLUMNS and 128 % t.columns == 0]
+    found = [t for t in found if t.shared_bytes(True) <= most]
     return sorted(found, key=lambda t: overlapped.tile_cost(layer, t, units) + PART * parts_of(layer, t))
 
 

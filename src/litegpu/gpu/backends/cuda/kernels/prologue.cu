@@ -47,8 +47,6 @@ template <unsigned count> INLINE void load_gates(Prologue p, unsigned image, uns
     return word; \
   }
 OF_PAIRS(multiply_pairs, "mul.rn.f16x2")
-OF_PAIRS(larger_of_pairs, "max.NaN.f16x2")
-OF_PAIRS(smaller_of_pairs, "min.NaN.f16x2")
 INLINE unsigned add_multiple(unsigned a, unsigned b, unsigned c) {
   unsigned word;
   asm("{fma.rn.f16x2 %0, %1, %2, %3;}" : "=r"(word) : "r"(a), "r"(b), "r"(c));
@@ -56,24 +54,35 @@ INLINE unsigned add_multiple(unsigned a, unsigned b, unsigned c) {
 }
 INLINE unsigned add_pairs(unsigned a, unsigned b, bool positive) {
   unsigned word;
+#if __CUDA_ARCH__ >= 800
   if (positive)
     asm("{fma.rn.relu.f16x2 %0, %1, %2, %3;}" : "=r"(word) : "r"(a), "r"(0x3c003c00u), "r"(b));
   else
     asm("{add.rn.f16x2 %0, %1, %2;}" : "=r"(word) : "r"(a), "r"(b));
+#else
+  asm("{add.rn.f16x2 %0, %1, %2;}" : "=r"(word) : "r"(a), "r"(b));
+  if (positive) word &= ~((word >> 15 & 0x10001u) * 0xffffu);  // no NaN that a sum gives has a sign
+#endif
   return word;
 }
+#endif
+#if __CUDA_ARCH__ >= 800
+OF_PAIRS(larger_of_pairs, "max.NaN.f16x2")
+OF_PAIRS(smaller_of_pairs, "min.NaN.f16x2")
 #else
-template <class F> unsigned of_pairs(unsigned a, unsigned b, F f) {
+template <class F> INLINE unsigned of_pairs(unsigned a, unsigned b, F f) {
   return pack_half2(f(half_to_float((unsigned short)a), half_to_float((unsigned short)b)),
                     f(half_to_float((unsigned short)(a >> 16)), half_to_float((unsigned short)(b >> 16))));
 }
-INLINE unsigned multiply_pairs(unsigned a, unsigned b) { return of_pairs(a, b, [](float x, float y) { return x * y; }); }
 INLINE unsigned larger_of_pairs(unsigned a, unsigned b) {
   return of_pairs(a, b, [](float x, float y) { return x < y ? y : x; });
 }
 INLINE unsigned smaller_of_pairs(unsigned a, unsigned b) {
   return of_pairs(a, b, [](float x, float y) { return x > y ? y : x; });
 }
+#endif
+#ifndef __CUDA_ARCH__
+INLINE unsigned multiply_pairs(unsigned a, unsigned b) { return of_pairs(a, b, [](float x, float y) { return x * y; }); }
 INLINE unsigned add_multiple(unsigned a, unsigned b, unsigned c) {
   return pack_half2(fmaf(half_to_float((unsigned short)a), half_to_float((unsigned short)b), half_to_float((unsigned short)c)),
                     fmaf(half_to_float((unsigned short)(a >> 16)), half_to_float((unsigned short)(b >> 16)),

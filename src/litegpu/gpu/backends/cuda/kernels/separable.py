@@ -11,7 +11,7 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels import inverted, inverted_cost
 from litegpu.gpu.backends.cuda.kernels.layer import LOAD, Layer
 from litegpu.gpu.backends.cuda.kernels.source import Traced, native_launch
-from litegpu.gpu.backends.cuda.kernels.tile import MOST_SHARED_BYTES, USUAL_UNITS, WorkgroupTile
+from litegpu.gpu.backends.cuda.kernels.tile import MOST_SHARED_BYTES, USUAL_UNITS, WorkgroupTile, that_fit
 from litegpu.gpu.graph import Conv2D, SeparableConv2D
 from litegpu.gpu.kernels.access import Operands, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
@@ -66,11 +66,13 @@ def build(ctx: KernelContext) -> list[Launch]:
     window = Layer(Conv2D(op.depthwise.stride, op.depthwise.dilation, op.depthwise.padding), view, taps,
                    ctx.output.shape, True)  # fmt: skip
     blocks = ranked(window, weights.shape[0], units)
+    blocks = [*that_fit(blocks, lambda b: shared_bytes(b, taps.shape[3]), ctx.features.capability)]
     if inverted.fits_separable(ctx):
         layer = inverted.InvertedLayer.of(ctx)
-        found = inverted_cost.ranked(layer.shape, ctx.features.capability, units)
+        capability = ctx.features.capability
+        found = inverted_cost.ranked(layer.shape, capability, units)
         least = GAIN * cost(window, weights.shape[0], blocks[0], units)
-        if found and inverted_cost.cost(layer.shape, found[0], units) < least:
+        if found and inverted_cost.cost(layer.shape, found[0], capability, units) < least:
             return [inverted.launch(ctx, layer, found[0])]
     if ctx.tuner is None:
         return [launch(ctx, window, weights, blocks[0])]

@@ -14,13 +14,14 @@ T = TypeVar("T")
 LEAST_CAPABILITY, COPYING_CAPABILITY = 75, 80
 #: Shared memory of a workgroup that every device with asynchronous copies has (sm_86: 99 KiB), and older ones.
 MOST_SHARED_BYTES, MOST_OLD_SHARED_BYTES = 99 << 10, 64 << 10
-USUAL_UNITS = 64
+USUAL_UNITS, MEASURED_UNITS = 64, 132
 #: Microseconds that an instruction for an element takes, where 128 threads have one at a time.
 PREPARED = 1 / (128 * 1700)
 #: The compute capability that has warpgroup products (wgmma), and the shared memory that a workgroup can have there.
 WARPGROUP_CAPABILITY = 90
 MOST_WARPGROUP_SHARED_BYTES = 227 << 10
 #: The same where it is more than MOST_SHARED_BYTES, by compute capability: of data centres, and of Jetson boards.
+_MULTIPROCESSOR_SHARED_BYTES = {75: 64 << 10}
 _LARGE_SHARED_BYTES = {80: 163 << 10, 87: 163 << 10} | dict.fromkeys(
     (90, 100, 101, 103, 110), MOST_WARPGROUP_SHARED_BYTES
 )
@@ -29,6 +30,23 @@ _LARGE_SHARED_BYTES = {80: 163 << 10, 87: 163 << 10} | dict.fromkeys(
 def device_shared_bytes(capability: int) -> int:
     """Of a workgroup, at most, on devices of that compute capability; of unknown ones, what all have since 8.0."""
     return _LARGE_SHARED_BYTES.get(capability, most_shared_bytes(capability))
+
+
+def multiprocessor_shared_bytes(capability: int) -> int:
+    """Of all workgroups that a multiprocessor has at once, each with a KiB of its own."""
+    return _MULTIPROCESSOR_SHARED_BYTES.get(capability, device_shared_bytes(capability) + 1024)
+
+
+def multiprocessor_threads(capability: int) -> int:
+    """That every multiprocessor can have at once, on devices of that compute capability or later."""
+    return 1536 if capability >= COPYING_CAPABILITY else 1024
+
+
+def times_slower(capability: int, units: int) -> float:
+    """How much longer all multiprocessors together take than those of the H200 on which work of a whole device was
+    measured. Others have at most as much bandwidth and arithmetic each, or little more; Hopper's smaller ones have the
+    same memory."""
+    return 1.0 if capability == WARPGROUP_CAPABILITY else MEASURED_UNITS / (units or MEASURED_UNITS)
 
 
 def most_shared_bytes(capability: int) -> int:
@@ -56,6 +74,7 @@ class TileProduct:
     windowed: bool = False  # where its rows lie has to be computed for every copy
     capability: int = COPYING_CAPABILITY  # of the device
     prepared: float = 0.0  # instructions for each element of the left factor before it is multiplied
+    shared: int = MOST_WARPGROUP_SHARED_BYTES + 1024  # bytes of a multiprocessor's shared memory
 
 
 @dataclass(frozen=True)
@@ -237,7 +256,7 @@ def cost(product: TileProduct, tile: WorkgroupTile, units: int) -> float:
     alone = r.start + steps * (max(waiting, working, copied) + preparing) + stored + r.finish
     busy = (steps * (r.barrier + copied + multiplied + prepared) + stored + r.group) * -(-groups // units)
     moved = product.rows * (product.depth + product.columns) * size * r.moved / units
-    fitting = max(1, (227 << 10) // (tile.shared_bytes(product.half) + 1024))
+    fitting = max(1, (product.shared - 1024) // (tile.shared_bytes(product.half) + 1024))
     resident = min(r.resident, fitting, max(1, r.threads // tile.threads))
     waves = max(1.0, groups / (units * resident))
     return float(max(alone * waves**r.waves, busy + moved))

@@ -10,7 +10,6 @@ import numpy as np
 
 from litegpu.gpu.backends.cuda.kernels import excite, overlapped, squeeze
 from litegpu.gpu.backends.cuda.kernels.biased import activation, bias_of
-from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
 from litegpu.gpu.graph import (
     RESULT,
     Apply,
@@ -52,8 +51,9 @@ class _Block:
 
 
 def join_excitations(graph: Graph, features: Features) -> Graph:
-    """The graph with Squeeze and Excite nodes in float16 where kernels overlap: there, each launch less counts."""
-    if features.capability != WARPGROUP_CAPABILITY or not overlapped.will_overlap(graph):
+    """The graph with Squeeze and Excite nodes in float16, of networks whose kernels wait for each other more than they
+    work: there, each launch less counts, whether kernels overlap or not, and values are as near as the second cache."""
+    if not overlapped.will_overlap(graph):
         return graph
     consumers, producer = graph.consumers(), graph.producer()
     found = [_block(node, graph, consumers, producer, features) for node in graph.nodes]

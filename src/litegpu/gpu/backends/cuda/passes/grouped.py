@@ -10,6 +10,7 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels import grouped
 from litegpu.gpu.backends.cuda.kernels.convolution import estimate
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.backends.cuda.kernels.tile import times_slower
 from litegpu.gpu.backends.cuda.overlap import LITTLE_BYTES
 from litegpu.gpu.graph import Concat, Conv2D, Copy, DType, Graph, GraphBuilder, Node, Slice
 from litegpu.gpu.lang.features import Features
@@ -55,7 +56,8 @@ def _bundle(node: Node, graph: Graph, features: Features) -> int:
     if weights.data is None or not channelwise or x.dtype is not DType.FLOAT32 or y.dtype is not DType.FLOAT32:
         return 0
     taps, pixels = math.prod(weights.shape[1:3]), math.prod(y.shape[:3])
-    plain = max(2 * pixels * y.shape[3] * taps * inner / _PLAIN_RATE, _PLAIN_STEP * taps * inner**2)
+    slower = times_slower(features.capability, features.compute_units)
+    plain = max(2 * slower * pixels * y.shape[3] * taps * inner / _PLAIN_RATE, _PLAIN_STEP * taps * inner**2)
     own = bool(grouped.bundle_of(inner, outputs, op.groups)) and x.shape[3] % 8 == 0
     if own:  # a kernel does these
         if min(inner, outputs) < _LEAST:
@@ -71,7 +73,8 @@ def _bundle(node: Node, graph: Graph, features: Features) -> int:
     def seconds(groups: int) -> float:
         """Of all bundles of so many groups."""
         depth = taps * inner * groups
-        return op.groups // groups * max(_START + _STEP * depth, 2 * pixels * outputs * groups * depth / _RATE)
+        multiplied = 2 * slower * pixels * outputs * groups * depth / _RATE
+        return op.groups // groups * max(_START + _STEP * depth, multiplied)
 
     fitting = [
         n for n in range(1, op.groups + 1)

@@ -9,7 +9,7 @@ from litegpu.gpu.backends.cuda.kernels import byte_inverted_cost
 from litegpu.gpu.backends.cuda.kernels.biased import activation, bias_of
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape, cost, effort, ranked
 from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
-from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
+from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY, times_slower
 from litegpu.gpu.backends.cuda.overlap import SHARED_BYTES
 from litegpu.gpu.backends.cuda.passes import inverted_integer
 from litegpu.gpu.backends.cuda.passes.separable import can_join
@@ -149,7 +149,7 @@ def _quickest(graph: Graph, some: list[Node], last: Node | None, features: Featu
             return [*some, last] if math.isfinite(_joint_bytes(graph, [*some, last], features)) else []
         return [] if of_bytes or len(some) == 1 else _quickest_where_kernels_overlap(graph, some, features)
     whole = [*some, last] if last else some
-    ways: list[tuple[float, list[Node]]] = [(_apart(graph, whole), [])]
+    ways: list[tuple[float, list[Node]]] = [(_apart(graph, whole, features), [])]
     # a first layer with no more than the depthwise one takes longer (112x112x32: 42.8 us, apart 38.2)
     joint = [some] * (len(some) > 1 and not opens) + [whole] * (last is not None)
     if last and len(some) > 1 and of_bytes:
@@ -157,7 +157,7 @@ def _quickest(graph: Graph, some: list[Node], last: Node | None, features: Featu
     for nodes in joint:
         others = [n for n in whole if all(n is not node for node in nodes)]
         gain = SEPARABLE_GAIN if isinstance(nodes[0].op, IntegerDepthwiseConv2D) else BYTES_GAIN if of_bytes else GAIN
-        ways.append((_joint(graph, nodes, features) / gain + _apart(graph, others), nodes))
+        ways.append((_joint(graph, nodes, features) / gain + _apart(graph, others, features), nodes))
     return min(ways, key=lambda way: way[0])[1]
 
 
@@ -173,7 +173,8 @@ def _quickest_where_kernels_overlap(graph: Graph, two: list[Node], features: Fea
         size = 2 * sum(math.prod(values[v].shape) for v in (node.inputs[0], node.output))
         points = isinstance(node.op, Conv2D)
         apart += WAITING[points] + size * WAITING_BYTE + WAITING_CHANNEL * points * values[node.inputs[0]].shape[3]
-    return two if cost(shape, blocks[0], features.compute_units) - AHEAD < apart else []
+    least = cost(shape, blocks[0], features.capability, features.compute_units)
+    return two if least - AHEAD < apart else []
 
 
 def _joint(graph: Graph, nodes: list[Node], features: Features) -> float:
@@ -182,7 +183,7 @@ def _joint(graph: Graph, nodes: list[Node], features: Features) -> float:
         return _joint_bytes(graph, nodes, features)
     shape = _shape(graph, nodes)
     blocks = ranked(shape, features.capability, features.compute_units)
-    return cost(shape, blocks[0], features.compute_units) if blocks else math.inf
+    return cost(shape, blocks[0], features.capability, features.compute_units) if blocks else math.inf
 
 
 def _shape(graph: Graph, nodes: list[Node]) -> InvertedShape:
@@ -211,13 +212,15 @@ def _joint_bytes(graph: Graph, nodes: list[Node], features: Features) -> float:
     more = [graph.values[last.inputs[1]].shape] * 2 if last is not depthwise else []
     shapes = [inputs, taps, taps, taps, *more]
     shape = InvertedShape.of(depthwise.op.stride, (0.0, 0.0), shapes, graph.values[last.output].shape, stem)
-    blocks = byte_inverted_cost.ranked(shape, features.capability, features.compute_units)
-    return byte_inverted_cost.cost(shape, blocks[0], features.compute_units) if blocks else math.inf
+    capability, units = features.capability, features.compute_units
+    blocks = byte_inverted_cost.ranked(shape, capability, units)
+    return byte_inverted_cost.cost(shape, blocks[0], capability, units) if blocks else math.inf
 
 
-def _apart(graph: Graph, nodes: list[Node]) -> float:
+def _apart(graph: Graph, nodes: list[Node], features: Features) -> float:
     """Estimated microseconds of the nodes as kernels of their own, or the last two in one, as separable.py has it."""
     values, total, nodes = graph.values, 0.0, list(nodes)
+    slower = times_slower(features.capability, features.compute_units)
     while nodes:
         node = end = nodes.pop(0)
         products, whole = 0, isinstance(node.op, (IntegerConv2D, IntegerDepthwiseConv2D))
@@ -230,7 +233,7 @@ def _apart(graph: Graph, nodes: list[Node]) -> float:
         if whole and not products and values[node.inputs[0]].shape[3] % 16:
             moving += sizes[0] * (PIECES - rates.near)
         begin = rates.begin[products > 0]
-        total += max(START, begin + moving, begin + products * rates.product)
+        total += max(START, begin + slower * moving, begin + slower * products * rates.product)
     return total
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from litegpu.gpu.backends.cuda.kernels import mean, overlapped
 from litegpu.gpu.backends.cuda.kernels.biased import activation, bias_of
-from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
 from litegpu.gpu.backends.cuda.passes.excite import is_mean
 from litegpu.gpu.graph import (
     Conv2D,
@@ -26,8 +25,9 @@ MOST_PIXELS = 200
 
 
 def join_means(graph: Graph, features: Features) -> Graph:
-    """The graph with MeanConv2D nodes, in float16 where kernels overlap: there, each launch less counts."""
-    if features.capability != WARPGROUP_CAPABILITY or not overlapped.will_overlap(graph):
+    """The graph with MeanConv2D nodes, in float16, of networks whose kernels wait for each other more than they work:
+    there, each launch less counts."""
+    if not overlapped.will_overlap(graph):
         return graph
     producer, consumers = graph.producer(), graph.consumers()
     found: dict[int, tuple[Node, Node, int]] = {}  # by the mean: it, the convolution and the parts
@@ -76,7 +76,7 @@ def _parts(node: Node, graph: Graph, producer: dict[int, Node], features: Featur
     if activation(node, graph) is None or x.dtype is not DType.FLOAT32 or x.shape[3] % 8:
         return None
     layer = mean.layer_of(padded(0, x.shape, DType.FLOAT16), weights, x.shape)
-    tiles = mean.ranked(layer, features.compute_units)
+    tiles = mean.ranked(layer, features.capability, features.compute_units)
     return mean.parts_of(layer, tiles[0]) if tiles else None
 
 

@@ -12,7 +12,7 @@ from litegpu.gpu.backends.cuda.kernels import columns, overlapped
 from litegpu.gpu.backends.cuda.kernels.channelwise import Channelwise, read_channelwise
 from litegpu.gpu.backends.cuda.kernels.matvec import MOST_ROWS
 from litegpu.gpu.backends.cuda.kernels.row_norm import EACH, INSTRUCTIONS
-from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY
+from litegpu.gpu.backends.cuda.kernels.tile import MEASURED_UNITS, WARPGROUP_CAPABILITY, times_slower
 from litegpu.gpu.backends.cuda.passes.patches import squares
 from litegpu.gpu.graph import (
     RESULT,
@@ -40,8 +40,8 @@ from litegpu.gpu.graph.movement import step_shape
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.decisions import values_decided_on
 
-#: Outputs of a workgroup, and multiprocessors.
-OUTPUTS, USUAL_UNITS = 128, 132
+#: Outputs of a workgroup.
+OUTPUTS = 128
 #: Microseconds of a layer norm's kernel: at least, and for each number that it reads and writes.
 START, MOVED = 1.3, 4 / 3.6e6
 #: Channels of a row that were measured to be worth it; and where kernels overlap, each row of which is read in shared
@@ -65,6 +65,7 @@ class _Joining:
     def __init__(self, graph: Graph, features: Features) -> None:
         self.graph = graph
         self.keeps_rows = features.capability == WARPGROUP_CAPABILITY  # columns.cu
+        self.share = times_slower(features.capability, features.compute_units)
         self.overlapping = self.keeps_rows and overlapped.will_overlap(graph)
         self.builder = GraphBuilder(dict(graph.values), [])
         self.consumers, self.producer = graph.consumers(), graph.producer()
@@ -134,7 +135,7 @@ class _Joining:
         if not readers:
             return False
         times = sum(-(-self.graph.values[reader.output].shape[3] // OUTPUTS) for reader in readers)
-        slower = times * INSTRUCTIONS * EACH / USUAL_UNITS
+        slower = times * INSTRUCTIONS * EACH / MEASURED_UNITS
         depth = self.graph.values[node.output].shape[3]
         wide = self.keeps_rows and all(self.is_wide(reader, numbers // depth, depth) for reader in readers)
         if depth > MOST_DEPTH and wide:
@@ -142,7 +143,7 @@ class _Joining:
         fetched = all(v == node.output or self.fetches(self.producer[v]) for v in copies)
         deep = numbers > MOST_ROWS * depth and fetched and self.overlapping
         few = depth <= (MOST_OVERLAPPING_DEPTH if deep else MOST_DEPTH)
-        return few and numbers * (1.3 * slower - MOVED) < START
+        return few and self.share * numbers * (1.3 * slower - MOVED) < START
 
     def is_wide(self, reader: Node, rows: int, depth: int) -> bool:
         """Whether a convolution is one that normalises its rows once for all columns."""
