@@ -119,6 +119,25 @@ def test_auto_stays_with_floats_where_both_matrices_are_computed(op: str, monkey
     assert choose("auto", partition(m.build()), features, False).integer  # beside float32
 
 
+def test_auto_counts_transposed_convolutions_at_the_price_of_the_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone it stays with floats, as a small part of a network it does not decide."""
+    monkeypatch.setattr(native, "of", lambda features: Own(True))
+    monkeypatch.setattr(Own, "multiplies_bytes", lambda *_: True)
+    features = Features(byte_products=True, native="x")
+    for before, integer in ((8, False), (512, True)):
+        m, wide = ModelBuilder(), quantized(0.1, 0)
+        x = m.input("x", (1, 4, 4, before), INT8, quantization=wide)
+        first = m.constant(np.full((512, 1, 1, before), 3, np.int8), "first", quantization=quantized(0.01, 0))
+        inside = m.tensor((1, 4, 4, 512), INT8, "inside", quantization=wide)
+        m.node("CONV_2D", [x, first, None], [inside], dict(stride_h=1, stride_w=1, padding="VALID"))
+        weights = m.constant(np.full((8, 2, 2, 512), 3, np.int8), "w", quantization=quantized(0.01, 0))
+        y = m.tensor((1, 8, 8, 8), INT8, "y", quantization=wide)
+        sizes = m.constant(np.array([1, 8, 8, 8], np.int32))
+        m.node("TRANSPOSE_CONV", [sizes, weights, inside], [y], dict(stride_h=2, stride_w=2, padding="SAME"))
+        m.output(y)
+        assert choose("auto", partition(m.build()), features, True).integer == integer
+
+
 #: Whether whole numbers were faster on an H200 at batch 1 and 64.
 MEASURED = {
     "mobilenet_v1_1.0_224_random_int8": (True, True),

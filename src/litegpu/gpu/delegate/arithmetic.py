@@ -102,13 +102,14 @@ def _cost_of_bytes(features: Features, partition: Partition) -> tuple[float, str
     if not own.multiplies_bytes(features, products, elements, tables, _batch(partition)):
         each = f"{products / max(elements, 1):.0f} multiplications for each element that is computed"
         return by_language, f"with {each}, whole numbers are estimated to be slower here"
-    share = _products(partition, lambda o: _multiplies_computed(partition.subgraph, o)) / max(products, 1.0)
+    share = _products(partition, lambda o: _by_language(partition.subgraph, o)) / max(products, 1.0)
     return share * by_language + (1 - share) * _BYTES_TENSOR, ""
 
 
-def _multiplies_computed(subgraph: Subgraph, operator: Operator) -> bool:
-    """Whether both matrices of a product are computed by the model, for which there are no native kernels."""
-    if operator.name == "BATCH_MATMUL":
+def _by_language(subgraph: Subgraph, operator: Operator) -> bool:
+    """Whether there are no native kernels of bytes: for transposed convolutions, and where the model computes both
+    matrices of a product."""
+    if operator.name in ("BATCH_MATMUL", "TRANSPOSE_CONV"):
         return True
     return operator.name == "FULLY_CONNECTED" and not subgraph.tensors[operator.inputs[1]].is_constant
 
