@@ -25,7 +25,7 @@ from litegpu.gpu.passes.rolling import join_slices
 from litegpu.gpu.passes.rotary import turn_halves
 from litegpu.gpu.passes.separable import join_waiting
 from litegpu.gpu.passes.siblings import join_siblings
-from litegpu.gpu.passes.softmax import join_softmax
+from litegpu.gpu.passes.softmax import join_softmax, reduce_softmax
 from litegpu.gpu.passes.split import split_reductions
 from litegpu.gpu.passes.spreading import spread_pixels
 from litegpu.gpu.passes.windows import split_windows
@@ -38,7 +38,7 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     graph = join_lookups(join_copies(graph), features.max_buffers)
     graph = join_neighbours(turn_halves(join_slices(keep_channels_last(read_parts(graph)))))
     graph = absorb_border(split_windows(absorb_padding(graph)))
-    graph = join_instance_norm(part_leads(simplify_products(join_softmax(graph))), features)
+    graph = join_instance_norm(part_leads(simplify_products(reduce_softmax(join_softmax(graph)))), features)
     for _ in range(2):  # what became one function may pass what its parts, of which one was read twice, could not
         graph = fuse_elementwise(fold_constants(raise_elementwise(graph)), features.max_buffers)
     graph = reread(join_layer_norm(graph), features.max_buffers)
