@@ -51,7 +51,8 @@ def imagenet(
     num_images: NumImages = 0,
     output_file_path: OutputFile = None,
     min_top1: Annotated[
-        float, typer.Option("--min-top1", help="The exit status is 1 if the top-1 accuracy is below this.")
+        float,
+        typer.Option("--min-top1", help="The exit status is 1 if the top-1 accuracy is below this.", min=0, max=1),
     ] = 0.0,
     how: Running = RUN_FLAGS,
     crop: Crop = 0.875,
@@ -117,7 +118,9 @@ def coco(
     drawings: Annotated[
         int, typer.Option(help="Images with the most mistakes to draw, in --output.", min=0, max=LARGEST)
     ] = 10,
-    min_map: Annotated[float, typer.Option("--min-map", help="The exit status is 1 if the mAP is below this.")] = 0.0,
+    min_map: Annotated[
+        float, typer.Option("--min-map", help="The exit status is 1 if the mAP is below this.", min=0, max=1)
+    ] = 0.0,
     how: Running = RUN_FLAGS,
     image: dict[str, Any] = PIXEL_FLAGS,
     as_json: Json = False,
@@ -172,7 +175,7 @@ def segmentation(
     ] = Upsampling.BILINEAR,
     num_images: NumImages = 0,
     min_iou: Annotated[
-        float, typer.Option("--min-iou", help="The exit status is 1 if the mean IoU is below this.")
+        float, typer.Option("--min-iou", help="The exit status is 1 if the mean IoU is below this.", min=0, max=1)
     ] = 0.0,
     how: Running = RUN_FLAGS,
     image: dict[str, Any] = PIXEL_FLAGS,
@@ -216,7 +219,7 @@ def pose(
         int, typer.Option(help="Images with the lowest OKS to draw, in --output.", min=0, max=LARGEST)
     ] = 10,
     min_oks: Annotated[
-        float, typer.Option("--min-oks", help="The exit status is 1 if the mean OKS is below this.")
+        float, typer.Option("--min-oks", help="The exit status is 1 if the mean OKS is below this.", min=0, max=1)
     ] = 0.0,
     how: Running = RUN_FLAGS,
     image: dict[str, Any] = PIXEL_FLAGS,

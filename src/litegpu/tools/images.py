@@ -76,11 +76,11 @@ def image_to_tensor(
     with the tensor's scale and zero point; without, the range of pixels becomes the range of the type. One channel is
     the luma (ITU-R 601), the fourth of four is zero; a batch repeats the picture.
     """
-    batch, height, width, channels = (int(n) for n in detail["shape"])
+    shape = [int(n) for n in detail["shape"]]
     if not takes_image(detail):
-        raise OptionError(
-            f"Input '{detail['name']}' of shape {[batch, height, width, channels]} does not look like a picture"
-        )
+        kind = np.dtype(detail["dtype"]).name
+        raise OptionError(f"Input '{detail['name']}', {kind} of shape {shape}, does not look like a picture")
+    batch, height, width, channels = shape
     resized = _with_channels(resize(pixels, height, width), channels)
     dtype = np.dtype(detail["dtype"])
     size = f"{pixels.shape[1]}x{pixels.shape[0]} resized to {width}x{height}"

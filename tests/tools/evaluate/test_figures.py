@@ -112,7 +112,7 @@ def test_rows_of_the_confusion_matrix_are_true_labels() -> None:
     assert matrix.tolist() == [[3, 1], [0, 9]]
     picture = confusion_picture(matrix, ["a", "b"])
     height, width = picture.shape[:2]
-    cell = 450  # the picture ends with two cells and 20 pixels
+    cell = 120  # the picture ends with two cells and 20 pixels
     pixels = [
         [picture[height - 20 - cell * (2 - r) + cell // 2, width - 20 - cell * (2 - c) + cell // 2] for c in (0, 1)]
         for r in (0, 1)

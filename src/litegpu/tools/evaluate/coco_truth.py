@@ -53,15 +53,16 @@ def read_instances(path: str | os.PathLike[str], folder: str | os.PathLike[str])
     """COCO's instances_*.json. Images without objects are kept, as the metric wants them. Raises OptionError for what
     is missing or contradicts itself."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             content = json.load(file)
     except OSError as error:
         raise OptionError(f"Cannot read the annotations {os.fspath(path)}: {error.strerror}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise OptionError(f"{os.fspath(path)} is no JSON: {str(error) or type(error).__name__}") from None
-    missing = [k for k in ("images", "annotations", "categories") if not isinstance(content, dict) or k not in content]
+    kept = content if isinstance(content, dict) else {}
+    missing = [k for k in ("images", "annotations", "categories") if not isinstance(kept.get(k), list)]
     if missing:
-        raise OptionError(f"{os.fspath(path)} is no COCO instances file: it has no {', '.join(missing)}")
+        raise OptionError(f"{os.fspath(path)} is no COCO instances file: it has no {', '.join(missing)} (lists)")
     try:
         return _from_instances(content, os.fspath(path), folder)
     except OptionError:

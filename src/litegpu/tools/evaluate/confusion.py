@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-_SIDE = 900  # of the matrix, in pixels
+_SIDE = 900  # of the matrix, in pixels, at most
+_LARGEST_CELL = 120
 _MOST_NAMED = 40  # classes that still have room for their labels
 _LONGEST = 22
 _INK, _GRID = (40, 44, 52), (225, 228, 233)
@@ -28,7 +29,7 @@ def confusion_picture(matrix: np.ndarray, labels: Sequence[str]) -> np.ndarray:
     larger the share of the row. The diagonal is green, mistakes are red."""
     count = len(labels)
     named = count <= _MOST_NAMED
-    cell = max(1, _SIDE // count)
+    cell = min(max(1, _SIDE // count), _LARGEST_CELL)
     side = cell * count
     margin, head = (9 * _LONGEST if named else 30), (9 * _LONGEST if named else 50)
     image = Image.new("RGB", (side + margin + 20, side + head + 20), "white")
@@ -36,7 +37,7 @@ def confusion_picture(matrix: np.ndarray, labels: Sequence[str]) -> np.ndarray:
     pen = ImageDraw.Draw(image)
     font = ImageFont.load_default(14)
     pen.rectangle((margin - 1, head - 1, margin + side, head + side), outline=_GRID)
-    pen.text((margin, 8), "columns: label put first; rows: true label", fill=_INK, font=font)
+    pen.text((8, 8), "columns: label put first; rows: true label", fill=_INK, font=font)
     if named:
         for i, label in enumerate(labels):
             short = label if len(label) <= _LONGEST else label[: _LONGEST - 2] + ".."

@@ -46,7 +46,7 @@ class Detector:
 @dataclass(frozen=True)
 class ReadDetections:
     """The four outputs of one image; `order`: places of boxes, classes, scores and count among them. `per_anchor`: rows
-    for each that the count counts."""
+    for each that the count counts. Rows with NaN or infinity, which overflow gives, are no detections."""
 
     order: tuple[int, ...]
     quantizations: Quantizations
@@ -55,13 +55,16 @@ class ReadDetections:
     def __call__(self, outputs: Sequence[np.ndarray], facts: Mapping[str, Any]) -> dict[str, Any]:
         real = [_real(array, q) for array, q in zip(outputs, self.quantizations, strict=True)]
         boxes, classes, scores, count = (real[i] for i in self.order)
-        rows = min(max(int(count.reshape(-1)[0]), 0) * self.per_anchor, classes.size)
+        counted = np.clip(np.nan_to_num(count.reshape(-1)[0]), 0, classes.size)
+        rows = min(int(counted) * self.per_anchor, classes.size)
+        boxes, classes, scores = boxes.reshape(-1, 4)[:rows], classes.reshape(-1)[:rows], scores.reshape(-1)[:rows]
+        sound = np.isfinite(boxes).all(axis=1) & np.isfinite(classes) & np.isfinite(scores)
         return {
             "height": facts["height"],
             "width": facts["width"],
-            "boxes": boxes.reshape(-1, 4)[:rows].tolist(),
-            "classes": [int(c) for c in classes.reshape(-1)[:rows]],
-            "scores": scores.reshape(-1)[:rows].tolist(),
+            "boxes": boxes[sound].tolist(),
+            "classes": [int(c) for c in classes[sound]],
+            "scores": scores[sound].tolist(),
         }
 
 
@@ -114,9 +117,15 @@ def read_detector(
     """
     graph = model.main
     last = graph.operators[-1] if graph.operators else None
-    if last is not None and last.name == _OP and set(graph.outputs) == set(last.outputs):
-        return _with_op(model, path, last, whole)
+    ends = last is not None and last.name == _OP and set(graph.outputs) == set(last.outputs)
     outputs = [graph.tensors[i] for i in graph.outputs]
+    if anchors and (ends or len(outputs) != 2):
+        raise OptionError(f"--anchors is for raw heads, but {path} {f'ends in {_OP}' if ends else 'has others'}")
+    if output_order and (ends or len(outputs) != 4):
+        raise OptionError(f"--output_order is for four outputs that {_OP} does not make; {path} has others")
+    if ends:
+        assert last is not None
+        return _with_op(model, path, last, whole)
     if len(outputs) == 4:
         order = _named_order(output_order or ",".join(_PARTS))
         return Detector(

@@ -136,7 +136,7 @@ def end_page(page: Page, preprocessing: Preprocessing, collected: Collected, fol
     options: Mapping[str, Any] = asdict(preprocessing)
     page.table(("preprocessing", "value"), [(name, str(value)) for name, value in options.items() if value is not None])
     place = collected.placement
-    page.text(f"{place.batch} images at once. {place.delegation.summary()}.")
+    page.text(f"Images at once: {place.batch}. {place.delegation.summary()}.")
     if collected.failed:
         rows = [(r.name, r.error) for r in collected.failed[:_ROWS]]
         page.table(("skipped image", "why"), rows, caption=f"{len(rows)} of {len(collected.failed)}")

@@ -112,9 +112,9 @@ class RecordFile:
         self._file.truncate(whole)
 
     def _check(self, found: Mapping[str, Any], fingerprint: Mapping[str, Any]) -> None:
-        names = [n for n in {**fingerprint, **found} if found.get(n) != fingerprint.get(n)]
-        if names:
-            differing = "; ".join(f"{n} was {_short(found.get(n))}, now {_short(fingerprint.get(n))}" for n in names)
+        changed = list(_differences(found, fingerprint))
+        if changed:
+            differing = "; ".join(f"{name} was {_short(before)}, now {_short(now)}" for name, before, now in changed)
             raise OptionError(
                 f"{self.path} holds the records of another evaluation ({differing}). Choose another output folder, or "
                 "begin anew with --restart"
@@ -150,6 +150,16 @@ def _from_json(entry: Mapping[str, Any]) -> Record:
     stamp = entry["stamp"]
     result, error = entry.get("result", {}), entry.get("error", "")
     return Record(entry["name"], (stamp[0], stamp[1]) if stamp else None, result, error, *entry["us"])
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """(name, before, now) of what differs; of mappings, what differs in them."""
+    for name in {**now, **before}:
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            yield from ((f"{one} of {name}", was, is_) for one, was, is_ in _differences(old, new))
+        elif old != new:
+            yield name, old, new
 
 
 def _short(value: Any) -> str:

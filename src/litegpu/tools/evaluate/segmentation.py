@@ -17,10 +17,11 @@ from litegpu.tools.evaluate.choice import DelegateChoice
 from litegpu.tools.evaluate.collecting import Collected, Running
 from litegpu.tools.evaluate.data_set import DataSet, DelegateResult, EvaluationReport
 from litegpu.tools.evaluate.evaluation import evaluate
-from litegpu.tools.evaluate.image_list import Item, item_of, list_images, pick, read_names
+from litegpu.tools.evaluate.image_list import Item, item_of, list_images, pick
 from litegpu.tools.evaluate.preprocessing import Preprocessing, UnreadableImage, bilinear, for_input
 from litegpu.tools.evaluate.shard import Read
 from litegpu.tools.images import undecodable
+from litegpu.tools.labels import read_labels
 
 UPSAMPLING = ("bilinear", "nearest")
 
@@ -172,7 +173,7 @@ class SegmentationData(DataSet[SegmentationTask, DelegateIou]):
         images = list_images(task.ground_truth_images_path)
         items = _with_masks(task, [images[i] for i in pick(len(images), (), task.num_images)])
         model = read_model(task.model_file)
-        labels = read_names(task.model_output_labels, "the model's labels") if task.model_output_labels else []
+        labels = read_labels(task.model_output_labels) if task.model_output_labels else []
         classes = _class_count(model, labels, task)
         preprocessing = for_input(model, **{"crop": 0.0, **task.preprocessing})
         if preprocessing.crop:

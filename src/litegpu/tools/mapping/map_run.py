@@ -110,6 +110,8 @@ def map_model(
     begun = time.perf_counter()
     if on_error not in ("skip", "fail"):
         raise OptionError(f'on_error is {on_error!r}; it must be "skip" or "fail"')
+    if num_threads is not None and num_threads < 1:
+        raise OptionError(f"num_threads is {num_threads}; it must be at least 1")
     devices = () if ray is not None else every_device(device)
     if len(devices) > 1 and workers is None:
         workers = len(devices)

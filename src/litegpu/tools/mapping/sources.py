@@ -183,7 +183,7 @@ class _ListPart(_PathsPart):
     def paths(self) -> Iterator[str]:
         folder = os.path.dirname(self._path)
         try:
-            with open(self._path, encoding="utf-8") as file:
+            with open(self._path, encoding="utf-8-sig") as file:
                 for line in file:
                     if line.strip():
                         yield os.path.join(folder, line.strip())
@@ -219,5 +219,5 @@ def _array_part(path: str, port: ItemPort) -> Part:
         return _RowsPart(path, len(array))
     raise OptionError(
         f"{path} has shape {list(array.shape)}; the model takes {list(port.shape)}, or rows of that: "
-        f"[any number, {', '.join(str(n) for n in port.shape)}]"
+        f"[{', '.join(('any number', *map(str, port.shape)))}]"
     )
