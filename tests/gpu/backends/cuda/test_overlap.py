@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.overlap import latency_bound
+from litegpu.gpu.backends.cuda.overlap import SHARED_BYTES, latency_bound, shared_memory_percent
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder
 from litegpu.gpu.lang.features import Features
@@ -26,6 +26,12 @@ def layers(batch: int, channels: int = 64) -> Program:
 
 def test_programs_of_little_work_overlap() -> None:
     assert latency_bound(layers(1))
+
+
+def test_kernels_that_overlap_have_the_same_division_of_memory() -> None:
+    """Hopper's is half; that of desktops' Blackwell has no more than some kernels need."""
+    assert shared_memory_percent(228 << 10) * (228 << 10) // 100 <= SHARED_BYTES
+    assert shared_memory_percent(100 << 10) == 100
 
 
 def test_programs_of_much_work_do_not() -> None:

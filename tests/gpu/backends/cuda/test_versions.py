@@ -137,7 +137,7 @@ def test_what_needs_which_driver() -> None:
     assert PROGRAMMATIC.missing(old, 90) == CONDITIONAL.missing(old, 75) == "driver 545 or later"
     assert PROGRAMMATIC.missing(new, 89) == "compute capability 9.0 or later" and PROGRAMMATIC.is_met(new, 120)
     assert CONDITIONAL.missing(CudaVersions("12.9", "12.1", ""), 80) == "NVRTC 12.3 or later"
-    assert WARPGROUPS.missing(new, 100) == WARPGROUPS.missing(new, 89) == "compute capability 9.0"
+    assert WARPGROUPS.missing(new, 100) == WARPGROUPS.missing(new, 89) == "compute capability 9.0, and no later one"
     assert [line.split(": ")[1][:2] for line in summary(old, 86)] == ["no", "no", "ye", "no"]
     assert tile.LEAST_CAPABILITY == LEAST_CAPABILITY and ASYNCHRONOUS.capability == tile.COPYING_CAPABILITY
     assert WARPGROUPS.capability == tile.WARPGROUP_CAPABILITY

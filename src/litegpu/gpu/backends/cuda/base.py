@@ -21,9 +21,9 @@ from litegpu.gpu.backends.cuda.driver import CudaContext, checked, make_wait, sy
 from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions, features_of
 from litegpu.gpu.backends.cuda.overlap import (
     PROGRAMMATIC_VARIABLE,
-    SHARED_MEMORY_PERCENT,
     WAIT,
     latency_bound,
+    shared_memory_percent,
 )
 from litegpu.gpu.backends.cuda.requirements import CONDITIONAL, PROGRAMMATIC
 from litegpu.gpu.program import KernelCode, Program
@@ -53,6 +53,7 @@ class CudaDeviceBase:
             units=self.attribute("MULTIPROCESSOR_COUNT"), cache_bytes=self.attribute("L2_CACHE_SIZE"),
         )  # fmt: skip
         driver_text = f"CUDA {versions.driver}, NVRTC {versions.nvrtc}"
+        self.shared_memory_percent = shared_memory_percent(self.attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"))
         self.info = DeviceInfo(found.name, "cuda", driver_text, False, found.uuid)
         self.lost = False
         #: Whether kernels may overlap by programmatic dependent launch where that should gain; sessions read it when
@@ -188,7 +189,7 @@ class LoadedKernel:
             )
         if programmatic:
             wanted = attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-            checked(driver.cuFuncSetAttribute(self.function, wanted, SHARED_MEMORY_PERCENT), what)
+            checked(driver.cuFuncSetAttribute(self.function, wanted, device.shared_memory_percent), what)
         # also makes a driver that loads lazily load the code now, which it must not while a graph is captured
         most = checked(
             driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, self.function), what

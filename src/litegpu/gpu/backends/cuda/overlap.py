@@ -12,6 +12,8 @@ LITTLE_BYTES = 3 << 20
 #: what that is on an H200. The same for all: a kernel joins only one with the same division, and changing it empties
 #: the multiprocessor.
 SHARED_MEMORY_PERCENT, SHARED_BYTES = 50, 132 << 10
+#: Shared memory of a multiprocessor that kernels may need nearly all of: there it is as much as there can be.
+SMALL_SHARED_BYTES = 100 << 10
 
 #: Programmatic dependent launch (sm_90): this kernel may start before those that it depends on have ended, and lets
 #: its dependents start early. Nothing that another kernel writes may be touched before wait_for_predecessors().
@@ -32,6 +34,11 @@ def latency_bound(program: Program) -> bool:
     do not count, which kernels load before they wait (VGG-16 at batch 1: 223 to 200 us)."""
     touched = [[b.size for b in d.bindings if b.space != "constants"] for d in program.dispatches]
     return mostly_little([sum(sizes) for sizes in touched])
+
+
+def shared_memory_percent(shared_bytes: int) -> int:
+    """The same on a device with so many bytes of shared memory in each multiprocessor."""
+    return 100 if shared_bytes <= SMALL_SHARED_BYTES else SHARED_MEMORY_PERCENT
 
 
 def mostly_little(touched: list[int]) -> bool:

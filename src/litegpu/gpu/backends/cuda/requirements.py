@@ -28,7 +28,7 @@ class Requirement:
     def missing(self, versions: CudaVersions, capability: int) -> str:
         """What it needs that is not there; empty if nothing."""
         if capability < self.capability or (self.only and capability != self.capability):
-            later = "" if self.only else " or later"
+            later = ", and no later one" if self.only else " or later"
             return f"compute capability {self.capability / 10}{later}"
         if _numbers(versions.driver) < self.driver:
             return f"driver {DRIVERS[self.driver]} or later"
