@@ -152,11 +152,12 @@ class Interpreter:
     def allocate_tensors(self) -> None:
         """Prepare to run with the present input shapes; delegates compile here. If nothing changed since the last call
         nothing happens. Raises InvokeError (a RuntimeError) if the model or its shapes are refused."""
-        if self._is_resized:
-            try:
+        try:
+            self._setup.source.check_present()
+            if self._is_resized:
                 check_demand(self.model.main, self._engine.input_shapes())
-            except ModelError as error:
-                raise InvokeError(str(error)) from None
+        except ModelError as error:
+            raise InvokeError(str(error)) from None
         self._engine = self._engine.allocate()
         for index, value in self._setup.freed.items():
             self._engine.set(index, value)
@@ -417,6 +418,7 @@ class Interpreter:
     def preview_delegation(self) -> DelegationReport:
         """What allocate_tensors() would delegate with the present input shapes, if every delegate can prepare what it
         accepts. Nothing is prepared, so no device is needed. Raises InvokeError if the shapes are refused."""
+        self._setup.source.check_present()
         self._engine.preview()
         return self._announcer.report
 

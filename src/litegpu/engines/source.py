@@ -13,6 +13,7 @@ from litegpu.errors import DelegateError, ModelError
 from litegpu.model.cut import described
 from litegpu.model.inline import inline_composites
 from litegpu.model.inputs import is_given
+from litegpu.model.mapping import check_mapped
 from litegpu.model.ops.operands import OBJECTS
 from litegpu.model.reader import read_model
 from litegpu.model.types import Model, Operator, Tensor, TensorType
@@ -53,16 +54,30 @@ class ModelSource:
 
     def create(self, options: OfficialOptions) -> Any:
         """A new official interpreter. Raises ModelError or DelegateError with the runtime's text."""
+        self.check_present()
         try:
             if self._path is not None and _identity(self._path) == self._identity:
                 created = options.create(self._path)
                 if _identity(self._path) == self._identity:
                     return created
-            return options.create(content=self._content)
+            return options.create(content=self._present_content)
         except RuntimeError as error:
             raise DelegateError(str(error)) from None
         except ValueError as error:
             raise ModelError(str(error)) from None
+
+    def check_present(self) -> None:
+        """Raises ModelError if the file has been cut since it was opened, before anything reads what is gone."""
+        check_mapped(self.model.content)
+
+    @functools.cached_property
+    def _present_content(self) -> bytes:
+        """Checked once more where the file was written into instead of replaced: what was mapped is what is there now.
+        Raises ModelError if that is no model any more."""
+        content = self._content
+        if self._path is not None and _identity(self._path)[1:3] == self._identity[1:3]:
+            read_model(content)
+        return content
 
     @functools.cached_property
     def _content(self) -> bytes:

@@ -7,7 +7,6 @@ name inside. Nothing is unpacked to disk; models that are stored as they are, ar
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import struct
 import zlib
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 from litegpu.boundary import reading, typed
 from litegpu.errors import ModelError
 from litegpu.limits import MEMORY_VARIABLE, limits
+from litegpu.model.mapping import map_file
 
 if TYPE_CHECKING:
     import zipfile  # takes 20 ms, which a plain model is not to wait for
@@ -47,7 +47,7 @@ def list_models(path: str | os.PathLike[str]) -> list[BundledModel]:
     for one whose inner bundles would unpack to more than 1 GiB (see litegpu.limits)."""
     where = os.fspath(path)
     with reading(f"'{where}'"):
-        content = _mapped(where)
+        content = map_file(where)
         return list(_models(content, where, 0, _Unpacking())) if _is_bundle(content) else []
 
 
@@ -80,16 +80,6 @@ def _split(path: str) -> tuple[str, str]:
         place, _, last = place.replace(os.sep, "/").rpartition("/")
         rest.insert(0, last)
     return (place, "/".join(rest)) if place and os.path.isfile(place) else (path, "")
-
-
-def _mapped(path: str) -> memoryview:
-    try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size == 0:
-                return memoryview(b"")
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except OSError as error:
-        raise ModelError(f"Could not open '{path}'. {error.strerror or error}; check the path.") from None
 
 
 def _is_bundle(content: memoryview) -> bool:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-import mmap
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +15,7 @@ from litegpu.errors import ModelError
 from litegpu.model import flatbuffer, schema
 from litegpu.model.bodies import with_bodies
 from litegpu.model.bundle import bundled_content
+from litegpu.model.mapping import map_file
 from litegpu.model.types import (
     Model,
     Operator,
@@ -103,20 +102,12 @@ def constant_bytes(type_: TensorType, shape: Sequence[int]) -> int | None:
 
 def _open(path: str) -> memoryview:
     bundled = bundled_content(path)
-    return _map(path) if bundled is None else bundled
-
-
-def _map(path: str) -> memoryview:
-    try:
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):  # a pipe, as of <(curl ...), or a device
-                raise ModelError(f"Could not open '{path}'. It is no file; read what it gives, and open that as bytes.")
-            if status.st_size == 0:
-                raise ModelError(f"Could not open '{path}'. The file is empty; fetch or convert it again.")
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except OSError as error:
-        raise ModelError(f"Could not open '{path}'. {error.strerror or error}; check the path.") from None
+    if bundled is not None:
+        return bundled
+    content = map_file(path)
+    if len(content) == 0:
+        raise ModelError(f"Could not open '{path}'. The file is empty; fetch or convert it again.")
+    return content
 
 
 def _advice(content: memoryview) -> str:

@@ -158,24 +158,28 @@ def _may_lack_outputs(operator: Operator) -> bool:
 
 
 def _check_large(subgraph: Subgraph) -> None:
-    for tensor in subgraph.tensors:
-        elements = math.prod(tensor.shape)
-        if tensor.is_constant or elements <= LARGE_ELEMENTS:
-            continue
-        neighbours = {
-            index
-            for operator in subgraph.operators
-            if tensor.index in operator.inputs or tensor.index in operator.outputs
-            for index in (*operator.inputs, *operator.outputs)
-            if index >= 0 and index != tensor.index
-        }
-        largest = max((math.prod(subgraph.tensors[index].shape) for index in neighbours), default=0)
-        scalars = {index for operator in subgraph.operators for index in _scalars(operator, subgraph)}
-        stated = all(
-            subgraph.tensors[index].shape or subgraph.tensors[index].is_constant or index in scalars
-            for index in neighbours
-        )
-        if stated and largest * LARGE_RATIO < elements:
+    tensors = subgraph.tensors
+    sizes = [0 if t.is_constant else math.prod(t.shape) for t in tensors]
+    if max(sizes, default=0) <= LARGE_ELEMENTS:
+        return
+    scalars = {index for operator in subgraph.operators for index in _scalars(operator, subgraph)}
+    beside: dict[int, int] = {}  # elements of the largest neighbour of each large tensor
+    unstated: set[int] = set()  # large tensors beside one whose shape is not in the file
+    for operator in subgraph.operators:
+        operands = {index for index in (*operator.inputs, *operator.outputs) if index >= 0}
+        by_size = sorted(operands, key=lambda index: math.prod(tensors[index].shape), reverse=True)
+        stated = all(tensors[i].shape or tensors[i].is_constant or i in scalars for i in operands)
+        for index in operands:
+            if sizes[index] <= LARGE_ELEMENTS:
+                continue
+            largest = next((math.prod(tensors[i].shape) for i in by_size[:2] if i != index), 0)
+            beside[index] = max(beside.get(index, 0), largest)
+            if not stated:
+                unstated.add(index)
+    for tensor in tensors:
+        elements = sizes[tensor.index]
+        largest = beside.get(tensor.index, 0)
+        if elements > LARGE_ELEMENTS and tensor.index not in unstated and largest * LARGE_RATIO < elements:
             raise ModelError(
                 f"{_named(tensor)} of shape {list(tensor.shape)} has {elements} elements, but what it is computed from "
                 f"and goes into has {largest} at most; {_CONVERT}"
@@ -211,13 +215,20 @@ def _check_calls(model: Model) -> None:
                         f"{len(model.subgraphs)}; {_CONVERT}"
                     )
         calls.append({index for operator in subgraph.operators for index in operator.subgraphs})
-    finished: set[int] = set()
-    while len(finished) < len(calls):
-        ready = [index for index, called in enumerate(calls) if index not in finished and called <= finished]
-        if not ready:
-            stuck = sorted(set(range(len(calls))) - finished)
-            raise ModelError(f"the subgraphs {stuck} call each other in a circle, which never ends; {_CONVERT}")
-        finished.update(ready)
+    callers: list[list[int]] = [[] for _ in calls]
+    for caller, called in enumerate(calls):
+        for index in called:
+            callers[index].append(caller)
+    waits = [len(called) for called in calls]  # for so many that it calls, which are not known to end yet
+    ready = [index for index, count in enumerate(waits) if count == 0]
+    for ended in ready:  # which grows while it is gone through
+        for caller in callers[ended]:
+            waits[caller] -= 1
+            if waits[caller] == 0:
+                ready.append(caller)
+    if len(ready) < len(calls):
+        stuck = [index for index, count in enumerate(waits) if count]
+        raise ModelError(f"the subgraphs {stuck} call each other in a circle, which never ends; {_CONVERT}")
 
 
 def _check_arguments(model: Model) -> None:
@@ -278,12 +289,20 @@ def _check_handed(
 def _check_resources(model: Model) -> None:
     """What READ_VARIABLE reads has been assigned: earlier in its subgraph, or in another, which may be called first.
     The runtime would follow a null pointer."""
-    assigned = {s.index: {_resource(s, o) for o in s.operators if o.name == "ASSIGN_VARIABLE"} for s in model.subgraphs}
-    for subgraph in model.subgraphs:
-        known = set().union(*(names for index, names in assigned.items() if index != subgraph.index))
+    assigned: dict[tuple[str, str] | None, set[int]] = {}  # the subgraphs that assign each
+    handles = [_handles(subgraph) for subgraph in model.subgraphs]
+    for subgraph, variables in zip(model.subgraphs, handles, strict=True):
         for operator in subgraph.operators:
-            name = _resource(subgraph, operator) if operator.name in ("ASSIGN_VARIABLE", "READ_VARIABLE") else None
-            if operator.name == "READ_VARIABLE" and name is not None and name not in known:
+            if operator.name == "ASSIGN_VARIABLE":
+                assigned.setdefault(variables.get(operator.inputs[0]), set()).add(subgraph.index)
+    for subgraph, variables in zip(model.subgraphs, handles, strict=True):
+        known: set[tuple[str, str] | None] = set()
+        for operator in subgraph.operators:
+            if operator.name not in ("ASSIGN_VARIABLE", "READ_VARIABLE"):
+                continue
+            name = variables.get(operator.inputs[0])
+            elsewhere = assigned.get(name, set()) - {subgraph.index}
+            if operator.name == "READ_VARIABLE" and name is not None and name not in known and not elsewhere:
                 raise ModelError(
                     f"subgraph {subgraph.index}: {_called(operator)} reads the variable '{name[1]}', to which nothing "
                     f"has assigned a value; {_CONVERT}"
@@ -297,12 +316,14 @@ def _check_resources(model: Model) -> None:
             known.add(name)
 
 
-def _resource(subgraph: Subgraph, operator: Operator) -> tuple[str, str] | None:
-    """The variable that an operator's handle stands for, None if another subgraph hands it in."""
-    handle = next((o for o in subgraph.operators if o.name == "VAR_HANDLE" and operator.inputs[0] in o.outputs), None)
-    if handle is None:
-        return None
-    return handle.options.get("container", ""), handle.options.get("shared_name", "")
+def _handles(subgraph: Subgraph) -> dict[int, tuple[str, str]]:
+    """The variable that each handle made in a subgraph stands for; what another subgraph hands in is not there."""
+    return {
+        output: (operator.options.get("container", ""), operator.options.get("shared_name", ""))
+        for operator in subgraph.operators
+        if operator.name == "VAR_HANDLE"
+        for output in operator.outputs
+    }
 
 
 def _check_signatures(model: Model) -> None:

@@ -232,7 +232,7 @@ def concatenation(ctx: OpContext) -> None:
     shapes = [ctx.shape(i) for i in range(len(ctx.operator.inputs))]
     for s in shapes:
         same = len(s) == rank and all(n == m for i, (n, m) in enumerate(zip(s, shapes[0], strict=True)) if i != axis)
-        ctx.require(same, f"shapes {[list(s) for s in shapes]} do not join along axis {axis}")
+        ctx.require(same, f"shapes {list(shapes[0])} and {list(s)} do not join along axis {axis}")
     ctx.check_shape(sum(s[axis] for s in shapes) if i == axis else n for i, n in enumerate(shapes[0]))
     if not _join_rescaled(ctx, shapes, axis):
         _join(ctx, [ctx.value(i) for i in range(len(shapes))], shapes, axis, activated=True)
