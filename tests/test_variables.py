@@ -340,3 +340,58 @@ def test_variables_after_a_fork() -> None:
     path = os.pathsep.join([str(here), *sys.path])
     done = subprocess.run([sys.executable, "-c", FORKING], env={**os.environ, "PYTHONPATH": path}, check=False)
     assert done.returncode == 0
+
+
+CONSTANTS = """
+import gc, os
+import numpy as np
+from control_models import F32, branch, handle, once, random
+from ai_edge_litert.interpreter import Interpreter as Official
+from litegpu import GpuDelegate, Interpreter
+from litegpu.model.types import TensorType
+from litegpu.model.writer import ModelBuilder
+
+I64 = TensorType.INT64 # which XNNPACK does not take
+
+def assigned(graph, v, values):
+    variable = handle(graph, "state")
+    graph.node("ASSIGN_VARIABLE", [variable, graph.constant(values)], [])
+    return [graph.op("READ_VARIABLE", [variable], (3,), type=I64), graph.op("NEG", [v[0]], (3,))]
+
+b = ModelBuilder()
+once(b, b, {"state": np.arange(3)})
+p, x = b.input("p", (), TensorType.BOOL), b.input("x", (3,))
+made = branch(b, b, p, [x], [((3,), F32)], [((3,), I64), ((3,), F32)],
+              lambda g, v: assigned(g, v, np.arange(3) + 2**40), lambda g, v: assigned(g, v, np.arange(3) - 7))
+b.output(*made, b.op("READ_VARIABLE", [handle(b, "state")], (3,), type=I64))
+content = b.build()
+for limits in ({}, dict(last_delegate_node_index=0)):
+    mine = Interpreter(model_content=content, experimental_delegates=[GpuDelegate(backend="reference", **limits)],
+                       fallback="silent")
+    official = Official(model_content=content)
+    for number in range(6):
+        found = []
+        for one in (mine, official):
+            one.allocate_tensors()
+            for detail, value in zip(one.get_input_details(), (np.array(number % 3 == 0), random(3, seed=number))):
+                one.set_tensor(detail["index"], value)
+            one.invoke()
+            found.append([one.get_tensor(detail["index"]) for detail in one.get_output_details()])
+        assert all(np.array_equal(a, w) for a, w in zip(*found)), (limits, number, found)
+    owners = {node.op: node.owner for node in mine.delegation_report().nodes}
+    assert (owners["IF"] == "CPU") == bool(limits), owners
+    mine.close()
+del mine, official
+gc.collect()
+print("right")
+"""
+
+
+def test_constants_that_branches_assign() -> None:
+    """Where the official IF runs them as well, which frees a constant that was reshaped."""
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path, "MALLOC_PERTURB_": "85"}
+    done = subprocess.run(
+        [sys.executable, "-c", CONSTANTS], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and done.stdout.endswith("right\n"), done.stdout + done.stderr[-2000:]

@@ -127,7 +127,7 @@ class _Rewriting:
 
     def _called(self, index: int, handles: Mapping[int, Key], keys: Mapping[Key, Tensor], truth: bool) -> int:
         graph = self.model.subgraphs[index]
-        made = _Body(self, graph, handles, keys)
+        made = _Body(self, graph, handles, keys, called=True)
         before = tuple(made.values.values())
         made.rewrite()
         plain = [t for t in graph.inputs if graph.tensors[t].type not in _OBJECTS]
@@ -207,14 +207,16 @@ class _Body:
         keys: Mapping[Key, Tensor],
         *,
         entered: bool = True,
+        called: bool = False,
     ) -> None:
-        """`entered`: the variables' values are inputs."""
+        """`entered`: the variables' values are inputs. `called`: by an IF or a WHILE."""
         self._rewriting = rewriting
         self._old = graph
         self._tensors = list(graph.tensors)
         self._handles = dict(handles)
         self._operators: list[Operator] = []
         self._once = graph is rewriting.model.main
+        self._called = called
         self.values: dict[Key, int] = {}
         for key, like in keys.items() if entered else ():
             self.values[key] = self._like(like, key[1])
@@ -244,13 +246,23 @@ class _Body:
                 if key not in self.values:
                     raise ModelError(f"the variable '{key[1]}' is read while it is initialized")
                 (target,) = operator.outputs
-                self._tensors[target] = _shaped_as(self._tensors[target], self._tensors[self.values[key]])
+                given = self._tensors[self.values[key]]
+                self._tensors[target] = _shaped_as(self._tensors[target], given)
+                if given.is_constant:
+                    self._tensors[target] = dataclasses.replace(self._tensors[target], data=given.data)
+                    return _emptied(operator)
                 return self._identity(operator, self.values[key], target)
             case "ASSIGN_VARIABLE":
                 key = _handle(self._handles, operator, operator.inputs[0])
                 source = operator.inputs[1]
                 self._rewriting.written.add(key)
                 self.values[key] = self._like(tensors[source], key[1])
+                given = self._tensors[source]
+                if given.is_constant and self._called:
+                    # the official IF frees what a branch gives if it is a constant that was reshaped
+                    made = self._tensors[self.values[key]]
+                    self._tensors[made.index] = dataclasses.replace(made, data=given.data)
+                    return _emptied(operator)
                 return self._identity(operator, source, self.values[key])
         if _calls(operator) in ("branch", "loop"):
             return self._call(operator)
