@@ -36,6 +36,7 @@ from litegpu.gpu.backends.cuda.passes.mixing import join_mixing
 from litegpu.gpu.backends.cuda.passes.moved import join_moves
 from litegpu.gpu.backends.cuda.passes.normed import join_normed
 from litegpu.gpu.backends.cuda.passes.pair import join_pairs
+from litegpu.gpu.backends.cuda.passes.phases import join_phases
 from litegpu.gpu.backends.cuda.passes.places import join_places
 from litegpu.gpu.backends.cuda.passes.pooled import join_pooled
 from litegpu.gpu.backends.cuda.passes.prologue import join_prologues
@@ -98,6 +99,7 @@ class CudaNative:
     def join_first(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
         if features.capability < LEAST_CAPABILITY:
             return graph
+        graph = join_phases(graph)
         return join_entry(split_groups(graph, features) if half else graph)
 
     def join_last(self, graph: graph.Graph, features: Features, half: bool) -> graph.Graph:
