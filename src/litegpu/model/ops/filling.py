@@ -114,7 +114,10 @@ _SEEDED = Gpu(
     notes="constant sizes; with a seed: the runtime's numbers, which a reset of variables begins anew; not in a "
     "loop or a branch",
 )  # fmt: skip
-_CHANCE = "chance: the runtime's generator goes on from inference to inference, so that nothing can be equal to it"
+_CHANCE = (
+    "chance: without a seed every time others are wanted, and with one the runtime compares with sums in double "
+    "precision, which GPUs lack, so that now and then another number would be drawn"
+)
 _OF_SHAPES = "it follows from shapes, which another batch changes as a whole"
 
 #: What has diagonals: of other types the official kernels end the process.
