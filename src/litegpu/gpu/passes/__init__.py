@@ -7,6 +7,7 @@ from litegpu.gpu.kernels import native
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.attention import join_attention
 from litegpu.gpu.passes.channels import keep_channels_last
+from litegpu.gpu.passes.dividing import divide_layers
 from litegpu.gpu.passes.fold import drop_unused, fold_constants
 from litegpu.gpu.passes.fuse import fuse_elementwise
 from litegpu.gpu.passes.instance_norm import join_instance_norm
@@ -28,6 +29,7 @@ from litegpu.gpu.passes.siblings import join_siblings
 from litegpu.gpu.passes.softmax import join_softmax, reduce_softmax
 from litegpu.gpu.passes.split import split_reductions
 from litegpu.gpu.passes.spreading import spread_pixels
+from litegpu.gpu.passes.squeezing import squeeze_first
 from litegpu.gpu.passes.windows import split_windows
 
 
@@ -38,7 +40,8 @@ def optimise(graph: Graph, features: Features, half: bool = False) -> Graph:
     graph = join_lookups(join_copies(graph), features.max_buffers)
     graph = join_neighbours(turn_halves(join_slices(keep_channels_last(read_parts(graph)))))
     graph = absorb_border(split_windows(absorb_padding(graph)))
-    graph = join_instance_norm(part_leads(simplify_products(reduce_softmax(join_softmax(graph)))), features)
+    graph = part_leads(simplify_products(reduce_softmax(join_softmax(graph))))
+    graph = join_instance_norm(squeeze_first(divide_layers(graph)), features)
     for _ in range(2):  # what became one function may pass what its parts, of which one was read twice, could not
         graph = fuse_elementwise(fold_constants(raise_elementwise(graph)), features.max_buffers)
     graph = reread(join_layer_norm(graph), features.max_buffers)
