@@ -24,6 +24,7 @@ from litegpu.gpu.graph import (
     sources_of,
 )
 from litegpu.gpu.passes.movement import join_copies
+from litegpu.gpu.passes.spreading import may_spread
 from litegpu.gpu.view import follow, padded
 
 #: Elements up to which a constant is looked at as a whole, to see what it is behind a reshape.
@@ -114,7 +115,14 @@ class _Raising:
         if not isinstance(producer.op, Copy) or not all(isinstance(s, (Reshape, Transpose)) for s in producer.op.steps):
             return False
         source = values[producer.inputs[0]]
-        return follow(padded(0, source.shape, source.dtype), producer.op.steps) is not None
+        view = follow(padded(0, source.shape, source.dtype), producer.op.steps)
+        return view is not None or self.becomes_pixels(producer)
+
+    def becomes_pixels(self, copy: Node) -> bool:
+        """Whether a convolution may write what is copied where it belongs, if nothing else is done on the way."""
+        place = self.place.get(copy.inputs[0]) if self.readers[copy.inputs[0]] == 1 else None
+        conv = None if place is None else self.nodes[place]
+        return conv is not None and may_spread(conv, copy, self.builder.values)
 
     def may_come(self, operand: int, producer: Node) -> bool:
         """Whether a further operand of the function can be had in front of `producer` at no cost."""

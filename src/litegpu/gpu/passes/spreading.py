@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from litegpu.gpu.graph import (
     Reshape,
     Shape,
     Transpose,
+    Value,
     sources_of,
 )
 
@@ -35,7 +37,7 @@ def spread_pixels(graph: Graph) -> Graph:
     for node in graph.nodes:
         conv = producer.get(node.inputs[0]) if isinstance(node.op, Copy) and node.epilogue == RESULT else None
         alone = conv is not None and consumers[conv.output] == [node] and conv.output not in graph.outputs
-        if conv is not None and alone and _order(node, graph) is not None and _may_be_divided(conv, graph):
+        if conv is not None and alone and may_spread(conv, node, graph.values):
             spread[conv.output] = node
     if not spread:
         return graph
@@ -49,11 +51,16 @@ def spread_pixels(graph: Graph) -> Graph:
     return builder.graph(graph.inputs, graph.outputs)
 
 
-def _order(copy: Node, graph: Graph) -> np.ndarray | None:
+def may_spread(conv: Node, copy: Node, values: Mapping[int, Value]) -> bool:
+    """Whether the copy makes pixels of the channels of `conv`, which may write them there if it is not read else."""
+    return _order(copy, values) is not None and _may_be_divided(conv, values)
+
+
+def _order(copy: Node, values: Mapping[int, Value]) -> np.ndarray | None:
     """[rows, columns, channels]: which channel of the source each channel of the pixels is, that one becomes; None if
     the copy does something else."""
     assert isinstance(copy.op, Copy)
-    source, target = (graph.values[v] for v in (copy.inputs[0], copy.output))
+    source, target = (values[v] for v in (copy.inputs[0], copy.output))
     match copy.op.steps:
         case (Reshape(_, apart), Transpose((0, 1, i, 2, j, k)), Reshape(_, _)) if len(apart) == 6:
             pass
@@ -69,18 +76,18 @@ def _order(copy: Node, graph: Graph) -> np.ndarray | None:
     return np.arange(source.shape[3]).reshape(apart[3:]).transpose(i - 3, j - 3, k - 3)
 
 
-def _may_be_divided(conv: Node, graph: Graph) -> bool:
+def _may_be_divided(conv: Node, values: Mapping[int, Value]) -> bool:
     """Whether each channel has its own weights and constants alone."""
-    if not isinstance(conv.op, Conv2D) or conv.op.groups > 1 or graph.values[conv.inputs[1]].data is None:
+    if not isinstance(conv.op, Conv2D) or conv.op.groups > 1 or values[conv.inputs[1]].data is None:
         return False
-    known = [graph.values[v] for v in conv.operands]
+    known = [values[v] for v in conv.operands]
     return all(v.data is not None and v.shape[:3] == (1, 1, 1) for v in known)
 
 
 def _put(builder: GraphBuilder, conv: Node, copy: Node) -> None:
     values = builder.values
     source, target = values[conv.output], values[copy.output]
-    found = _order(copy, Graph(values, (), (), ()))
+    found = _order(copy, values)
     weights = values[conv.inputs[1]].data
     assert found is not None and weights is not None
     b, h, w, _ = source.shape
