@@ -38,6 +38,7 @@ from litegpu.gpu.graph import (
     IntegerSoftmax,
     IntegerTransposeConv2D,
     InvertedConv2D,
+    JoinedMoments,
     LayerNorm,
     Lookup,
     MatMul,
@@ -177,10 +178,13 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             return np.asarray(left / np.sqrt((left * left).mean(3, keepdims=True) + epsilon), np.float32)
         case Moments(parts):
             return _moments(inputs[0].astype(np.float64), parts)
+        case JoinedMoments(pixels, groups):
+            return _joined_moments(inputs[0].astype(np.float64), pixels, groups)
         case InstanceNorm(epsilon):
-            x = inputs[0].astype(np.float64)
-            left = x - x.mean((1, 2), keepdims=True)
-            return np.asarray(left / np.sqrt((left * left).mean((1, 2), keepdims=True) + epsilon), np.float32)
+            x, moments = (a.astype(np.float64) for a in inputs)
+            whole = _joined_moments(moments, x.shape[1] * x.shape[2], x.shape[3])
+            deviation = np.sqrt(whole[:, :, 1:] / (x.shape[1] * x.shape[2]) + epsilon)
+            return np.asarray((x - whole[:, :, :1]) / deviation, np.float32)
         case Copy(steps):
             x = inputs[0]
             for step in steps:
@@ -202,6 +206,20 @@ def _moments(x: Array, parts: int) -> Array:
     means = np.stack([piece.mean(1) for piece in pieces], 1)
     squares = [((piece - means[:, i, None]) ** 2).sum(1) for i, piece in enumerate(pieces)]
     return np.asarray(np.stack([means, np.stack(squares, 1)], 2), np.float32)
+
+
+def _joined_moments(moments: Array, pixels: int, groups: int) -> Array:
+    """Of [B,parts,2,C]."""
+    batch, parts, _, channels = moments.shape
+    size = -(-pixels // parts)
+    counts = np.full((parts, 1, 1), size)
+    counts[-1] = pixels - size * (parts - 1)
+    means, squares = moments.reshape(batch, parts, 2, groups, -1).swapaxes(0, 2)[:2].swapaxes(1, 2)
+    each = channels // groups
+    mean = (means * counts).sum((1, 3), keepdims=True) / (pixels * each)
+    share = (squares + (means - mean) ** 2 * counts).sum((1, 3), keepdims=True) / each
+    whole = [np.broadcast_to(a, (batch, 1, groups, each)).reshape(batch, 1, 1, channels) for a in (mean, share)]
+    return np.asarray(np.concatenate(whole, 2), np.float32)
 
 
 def _integer_softmax(x: Array, table: Array, scale: np.float32) -> Array:

@@ -339,9 +339,19 @@ class Moments:
 
 
 @dataclass(frozen=True)
+class JoinedMoments:
+    """inputs: the Moments [B,parts,2,C] of `pixels` of an image -> [B,1,2,C], its Moments in one part, where each
+    channel has the mean of `groups` equal parts of the channels that it is one of, and the sum of the squares of what
+    is left there, divided by the channels that it has. Made by a pass, for devices with a kernel that does it."""
+
+    pixels: int
+    groups: int
+
+
+@dataclass(frozen=True)
 class InstanceNorm:
-    """inputs: x [B,H,W,C] and the Moments of it: (x - mean) / sqrt(variance + epsilon), with the mean and the variance
-    over H and W. Made by a pass."""
+    """inputs: x [B,H,W,C] and the Moments of it, or these joined: (x - mean) / sqrt(variance + epsilon), with the mean
+    and the variance over H and W that they tell. Made by a pass."""
 
     epsilon: float
 
@@ -397,7 +407,7 @@ Op = (
     Elementwise | Conv2D | DepthwiseConv2D | SeparableConv2D | PointwiseConv2D | PairConv2D | PooledConv2D
     | InvertedConv2D | MeanConv2D | Squeeze | Excite | TransposeConv2D
     | MatMul | Pool2D | Resize2D | Reduce | ArgReduce | LayerNorm | Moments
-    | InstanceNorm | Softmax
+    | JoinedMoments | InstanceNorm | Softmax
     | Attention | Copy | Concat | Gather | Custom
     | IntegerConv2D | IntegerDepthwiseConv2D | IntegerInvertedConv2D | IntegerSeparableConv2D | IntegerTransposeConv2D
     | IntegerMatMul | IntegerSoftmax | Lookup

@@ -27,6 +27,9 @@ class Native(Protocol):
         """Whether one kernel computes an attention faster than separate products do, of queries of `depth` numbers,
         values of `columns` and so many keys; None where the common rule holds."""
 
+    def joins_moments(self, features: Features) -> bool:
+        """Whether there is a kernel for JoinedMoments."""
+
     def multiplies_bytes(self, features: Features, products: float, elements: int, tables: int, batch: int) -> bool:
         """Whether there are kernels of whole numbers with which a model of so many multiplications, whose operators
         compute so many elements, so many of them by `tables`, for a `batch`, is faster than with those of float16."""

@@ -1,47 +1,60 @@
-"""Join what normalises each channel of an image over its pixels into two nodes: the moments, and all that is left."""
+"""Join what normalises each channel of an image over its pixels, or groups of them, into moments and all the rest."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
+
+import numpy as np
 
 from litegpu.gpu.graph import (
     RESULT,
     Apply,
     Arg,
+    Copy,
     DType,
     Elementwise,
     Expr,
     Graph,
     GraphBuilder,
     InstanceNorm,
+    JoinedMoments,
     Literal,
     Moments,
     Node,
     Reduce,
+    Reshape,
     apply,
     substitute,
     walk,
 )
+from litegpu.gpu.kernels import native
 from litegpu.gpu.kernels.instance_norm import choose_parts
 from litegpu.gpu.lang.features import Features
+from litegpu.gpu.passes.fold import drop_unused
 from litegpu.gpu.passes.normalised import DEVIATION, MEAN, X, normalised, root
 
 #: What stands for the variance while an expression is looked at.
 _VARIANCE = Arg(-4)
 #: Functions that an expression may grow to while elementwise nodes are put together.
 _LARGEST = 64
+#: The axes over which x [B,H*W,groups,C/groups] is averaged.
+_GROUPED = (1, 3)
+#: Elements from which on reading them once less is worth more than kernels that wait for one another.
+_LARGE = 1 << 22
 
 
 def join_instance_norm(graph: Graph, features: Features) -> Graph:
     """The graph with Moments and InstanceNorm for (x - mean) / sqrt(variance + epsilon) over height and width, before
     elementwise nodes are fused; what is computed of that by the same node is its epilogue. Two kernels do then what
     took five or six, each of which waits for the one before; where kernels may overlap (those of native backends),
-    that is no gain."""
-    if features.native:
+    that is no gain but for large images, which are read twice rather than three times. Those join the moments of parts
+    by a kernel of their own, JoinedMoments, and so those of groups of channels, whose elements lie apart in what is
+    computed of them otherwise."""
+    own = native.of(features)
+    if own is not None and not own.joins_moments(features):
         return graph
-    search = _Search(graph)
+    search = _Search(graph, own is not None)
     found = [norm for node in graph.nodes if (norm := search.norm(node)) is not None]
     if not found:
         return graph
@@ -53,14 +66,16 @@ def join_instance_norm(graph: Graph, features: Features) -> Graph:
             _put(builder, last[node.output], features)
         elif node.output not in gone:
             builder.nodes.append(node)
-    return builder.graph(graph.inputs, graph.outputs)
+    return drop_unused(builder.graph(graph.inputs, graph.outputs))
 
 
 @dataclass(frozen=True)
 class _Norm:
-    """What was found: x, the node that gives the result, what it computes of that, and the values in between."""
+    """What was found: x with its channels in `groups` (None: each by itself), the node that gives the result, what it
+    computes of that, and the values in between."""
 
     x: int
+    groups: int | None
     last: Node
     epsilon: float
     epilogue: Expr
@@ -70,17 +85,23 @@ class _Norm:
 
 
 class _Search:
-    def __init__(self, graph: Graph) -> None:
-        self.graph, self.producer, self.consumers = graph, graph.producer(), graph.consumers()
+    def __init__(self, graph: Graph, own: bool) -> None:
+        """`own`: the device has kernels that overlap, and one that joins moments."""
+        self.graph, self.producer, self.consumers, self.own = graph, graph.producer(), graph.consumers(), own
+        copies: dict[tuple[Copy, int], int] = {}  # those who read groups of channels may have a copy each
+        self.same = {
+            n.output: copies.setdefault((n.op, n.inputs[0]), n.output)
+            for n in graph.nodes
+            if isinstance(n.op, Copy) and n.epilogue == RESULT
+        }
 
     def norm(self, node: Node) -> _Norm | None:
         """The normalisation of which `node` is the mean."""
-        if _averaged(node) != RESULT or len(node.inputs) != 1:
+        axes = self.axes(node)
+        if axes is None:
             return None
-        x, mean = node.inputs[0], node.output
+        x, mean = self.same.get(node.inputs[0], node.inputs[0]), node.output
         value = self.graph.values[x]
-        if value.dtype is not DType.FLOAT32 or value.is_constant or math.prod(value.shape[1:3]) < 2:
-            return None
         variance: int | None = None
         found: dict[int, Expr] = {mean: MEAN}  # what is computed of the mean and the variance ...
         before: dict[int, frozenset[int]] = {mean: frozenset()}  # ... and the other values of `found` that it takes
@@ -90,23 +111,48 @@ class _Search:
                 continue
             through = frozenset(taken).union(*(before[v] for v in taken))
             if isinstance(later.op, Elementwise):
-                args = {i: X if v == x else found.get(v, Arg(v)) for i, v in enumerate(later.operands)}
+                args = {
+                    i: X if self.same.get(v, v) == x else found.get(v, Arg(v)) for i, v in enumerate(later.operands)
+                }
                 whole = substitute(later.epilogue, args)
                 if sum(isinstance(e, Apply) for e in walk(whole)) > _LARGEST:
                     continue
                 if variance is not None and self.graph.values[later.output].shape == value.shape:
-                    norm = self.judged(x, later, whole, through)
+                    norm = self.judged(x, axes, later, whole, through)
                     if norm is not None:
                         return norm
                 found[later.output], before[later.output] = whole, through
-            elif variance is None and (averaged := _averaged(later)) is not None:
-                args = {i: X if v == x else found.get(v, Arg(v)) for i, v in enumerate(later.inputs)}
+            elif variance is None and (averaged := _averaged(later, axes)) is not None:
+                args = {i: X if self.same.get(v, v) == x else found.get(v, Arg(v)) for i, v in enumerate(later.inputs)}
                 if root(substitute(averaged, args)) == apply("sub", X, MEAN):
                     variance = later.output
                     found[variance], before[variance] = _VARIANCE, through
         return None
 
-    def judged(self, x: int, last: Node, whole: Expr, gone: frozenset[int]) -> _Norm | None:
+    def axes(self, node: Node) -> tuple[int, ...] | None:
+        """Over which the node takes a mean, if that is one over the pixels, of channels each by itself, of all, or of
+        those of x [B,H*W,groups,C/groups], and kernels for it are worth while."""
+        x, axes = node.inputs[0] if len(node.inputs) == 1 else None, node.op.axes if isinstance(node.op, Reduce) else ()
+        if x is None or _averaged(node, axes) != RESULT:
+            return None
+        value = self.graph.values[x]
+        if value.dtype is not DType.FLOAT32 or value.is_constant or math.prod(value.shape[i] for i in axes) < 2:
+            return None
+        if self.own:
+            grouped = axes == _GROUPED and self.whole(x) is not None
+            return axes if grouped or (axes in ((1, 2), (1, 2, 3)) and value.elements >= _LARGE) else None
+        return axes if axes == (1, 2) else None
+
+    def whole(self, x: int) -> int | None:
+        """The value, its channels last, whose channels x [B,H*W,groups,C/groups] has in groups."""
+        copy, (_, _, groups, each) = self.producer.get(x), self.graph.values[x].shape
+        if copy is None or not isinstance(copy.op, Copy) or copy.epilogue != RESULT:
+            return None
+        source = self.graph.values[copy.inputs[0]]
+        reshaped = all(isinstance(step, Reshape) for step in copy.op.steps) and source.dtype is DType.FLOAT32
+        return source.id if reshaped and source.shape[3] == groups * each and not source.is_constant else None
+
+    def judged(self, x: int, axes: tuple[int, ...], last: Node, whole: Expr, gone: frozenset[int]) -> _Norm | None:
         """With `whole` as what `last` computes, of X, MEAN, _VARIANCE and Arg(v) for other values v, by way of the
         values `gone`: if it normalises x, and nobody else reads those."""
         if not all(n is last or n.output in gone for v in gone for n in self.consumers[v]):
@@ -124,14 +170,22 @@ class _Search:
         found = normalised(substitute(whole, places), operands, x, fn == "rsqrt", True)
         if found is None:
             return None
+        if axes == _GROUPED and any(v != x and not self.is_of_channels(v, x) for v in found[1]):
+            return None
+        groups = {(1, 2): None, (1, 2, 3): 1, _GROUPED: self.graph.values[x].shape[2]}[axes]
         sources = {i for v in (*gone, last.output) for i in self.producer[v].sources}
-        return _Norm(x, last, epsilon, found[0], tuple(found[1]), gone, tuple(sorted(sources)))
+        return _Norm(x, groups, last, epsilon, found[0], tuple(found[1]), gone, tuple(sorted(sources)))
+
+    def is_of_channels(self, v: int, x: int) -> bool:
+        """Whether it is a constant of the groups of x, and what is in them, alone."""
+        value = self.graph.values[v]
+        return value.data is not None and value.shape[:2] == (1, 1)
 
 
-def _averaged(node: Node) -> Expr | None:
-    """What the node takes the mean of over the pixels of each image, if it does no more than that."""
+def _averaged(node: Node, axes: tuple[int, ...]) -> Expr | None:
+    """What the node takes the mean of over these axes, if it does no more than that."""
     op = node.op
-    is_mean = isinstance(op, Reduce) and op.kind == "mean" and set(op.axes) == {1, 2} and node.epilogue == RESULT
+    is_mean = isinstance(op, Reduce) and op.kind == "mean" and set(op.axes) == set(axes) and node.epilogue == RESULT
     return op.prologue if is_mean and isinstance(op, Reduce) else None
 
 
@@ -157,17 +211,41 @@ def _number(expr: Expr, graph: Graph) -> float | None:
 
 
 def _put(builder: GraphBuilder, norm: _Norm, features: Features) -> None:
-    b, h, w, c = builder.values[norm.x].shape
+    values, last = builder.values, norm.last
+    x, target = norm.x, values[last.output].shape
+    apart = norm.groups is not None and norm.groups > 1  # its channels lie apart
+    operands = norm.operands
+    if apart:
+        x = _with_channels(builder, norm)
+        groups, each = target[2:]
+        operands = tuple(x if v == norm.x else _of_channels(builder, v, groups, each) for v in operands)
+    b, h, w, c = values[x].shape
     parts = choose_parts((b, h, w, c), features)
-    moments = builder.value((b, parts, 2, c), DType.FLOAT32)
-    builder.node(Moments(parts), [norm.x], moments, sources=norm.sources)
-    builder.nodes.append(
-        dataclasses.replace(
-            norm.last,
-            op=InstanceNorm(norm.epsilon),
-            inputs=(norm.x, moments),
-            epilogue=norm.epilogue,
-            operands=norm.operands,
-            sources=norm.sources,
-        )
-    )
+    moments = builder.node(Moments(parts), [x], builder.value((b, parts, 2, c), DType.FLOAT32), sources=norm.sources)
+    if features.native and (parts > 1 or norm.groups is not None):
+        joined = JoinedMoments(h * w, norm.groups or c)
+        moments = builder.node(joined, [moments], builder.value((b, 1, 2, c), DType.FLOAT32), sources=norm.sources)
+    result = builder.value((b, h, w, c), DType.FLOAT32, name=values[last.output].name) if apart else last.output
+    op = InstanceNorm(norm.epsilon)
+    builder.node(op, [x, moments], result, norm.epilogue, operands, norm.sources)
+    if apart:
+        builder.node(Copy((Reshape((b, h, w, c), target),)), [result], last.output, sources=last.sources)
+
+
+def _with_channels(builder: GraphBuilder, norm: _Norm) -> int:
+    """x [B,H*W,groups,C/groups] as [B,H,W,C]."""
+    producer = {node.output: node for node in builder.nodes}
+    source = builder.values[producer[norm.x].inputs[0]]
+    b, n, groups, each = builder.values[norm.x].shape
+    if source.shape[0] == b and source.shape[1] * source.shape[2] == n:
+        return source.id
+    shape = (b, 1, n, groups * each)
+    step = Reshape(source.shape, shape)
+    return builder.node(Copy((step,)), [source.id], builder.value(shape, DType.FLOAT32), sources=norm.sources)
+
+
+def _of_channels(builder: GraphBuilder, v: int, groups: int, each: int) -> int:
+    data = builder.values[v].data
+    assert data is not None
+    whole = np.broadcast_to(data, (1, 1, groups, each)).reshape(1, 1, 1, groups * each)
+    return v if data.size == 1 else builder.constant(whole, name=builder.values[v].name)

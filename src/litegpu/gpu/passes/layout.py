@@ -14,6 +14,7 @@ from litegpu.gpu.graph import (
     Elementwise,
     Graph,
     GraphBuilder,
+    JoinedMoments,
     MeanConv2D,
     Moments,
     Node,
@@ -29,6 +30,9 @@ from litegpu.gpu.graph import (
     step_shape,
 )
 from litegpu.gpu.view import View, follow, packed, padded
+
+#: Whose results are sums, which may exceed what float16 holds.
+_SUMS = (Reduce, Moments, JoinedMoments, Squeeze, MeanConv2D)
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +200,7 @@ class _Layout:
     def new_root(self, v: int, shared: bool = False) -> None:
         """Memory for value `v`, padded. `shared`: several nodes write its channels, nobody the padding."""
         value = self.builder.values[v]
-        reduced = v in self.producer and isinstance(self.producer[v].op, (Reduce, Moments, Squeeze, MeanConv2D))
+        reduced = v in self.producer and isinstance(self.producer[v].op, _SUMS)
         small = self.half and not reduced and v not in self.exact and _may_be_half(value)
         dtype = DType.FLOAT16 if small else value.dtype
         view = padded(len(self.roots), value.shape, dtype)

@@ -16,6 +16,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     lstm,
     matmul,
     mean,
+    moments,
     pair,
     pointwise,
     pool,
@@ -73,6 +74,7 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.IntegerSeparableConv2D: byte_inverted.build,
     graph.IntegerSoftmax: softmax.build,
     graph.InvertedConv2D: inverted.build,
+    graph.JoinedMoments: moments.build,
     graph.MatMul: matmul.build,
     graph.MeanConv2D: mean.build,
     graph.PairConv2D: pair.build,
@@ -116,6 +118,9 @@ class CudaNative:
         graph = join_prologues(join_separable(graph))
         graph = join_normed(join_pairs(join_row_norms(graph, features), features), features)
         return join_pooled(join_moves(graph), features)
+
+    def joins_moments(self, features: Features) -> bool:
+        return features.capability >= LEAST_CAPABILITY
 
     def multiplies_bytes(self, features: Features, products: float, elements: int, tables: int, batch: int) -> bool:
         least = MANY_EACH_OF_MANY if products >= MANY_PRODUCTS else MANY_EACH
