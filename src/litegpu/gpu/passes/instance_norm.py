@@ -40,17 +40,18 @@ _VARIANCE = Arg(-4)
 _LARGEST = 64
 #: The axes over which x [B,H*W,groups,C/groups] is averaged.
 _GROUPED = (1, 3)
-#: Elements from which on reading them once less is worth more than kernels that wait for one another.
-_LARGE = 1 << 22
+#: Elements from which on reading them once less is worth more than kernels that wait for one another, of norms that are
+#: not of groups. (Four million would do by the bytes that are read; until that is measured, none are so many.)
+_LARGE = math.inf
 
 
 def join_instance_norm(graph: Graph, features: Features) -> Graph:
     """The graph with Moments and InstanceNorm for (x - mean) / sqrt(variance + epsilon) over height and width, before
     elementwise nodes are fused; what is computed of that by the same node is its epilogue. Two kernels do then what
     took five or six, each of which waits for the one before; where kernels may overlap (those of native backends),
-    that is no gain but for large images, which are read twice rather than three times. Those join the moments of parts
-    by a kernel of their own, JoinedMoments, and so those of groups of channels, whose elements lie apart in what is
-    computed of them otherwise."""
+    that is no gain but for large images, which are read twice rather than three times, and for groups of channels,
+    whose elements lie apart in what is computed of them otherwise. Those join the moments of parts and of groups by a
+    kernel of their own, JoinedMoments."""
     own = native.of(features)
     if own is not None and not own.joins_moments(features):
         return graph
