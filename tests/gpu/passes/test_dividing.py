@@ -53,7 +53,7 @@ def dual_path(
     weights = b.constant(rng.standard_normal((whole, size, size, inputs)))
     bias = b.constant(rng.standard_normal((1, 6, 5, whole) if spread else (1, 1, 1, whole)))
     y = b.node(Conv2D(padding=(size // 2,) * 2), [x, weights], value(whole), BIAS, [bias], [1])
-    begin, parts = gap, []
+    begin, parts = gap, list[int]()
     for n in sizes:
         step = Slice((0, 0, 0, begin), (1, 1, 1, 1), (*pixels, n))
         parts.append(b.node(Copy((step,)), [y], value(n), sources=[2 + len(parts)]))
