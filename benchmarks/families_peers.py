@@ -136,6 +136,12 @@ STRANGERS = {
     "tcn": "module:torch_tables.Tcn",
     "st_gcn": "module:torch_tables.StGcn",
     "pointnet2": "module:torch_tables.PointNet2",
+    "translator": "module:torch_texts.Translator",
+    "grouped_queries": "module:torch_texts.GroupedQueries",
+    "places_first": "module:torch_texts.PlacesFirst",
+    "conformer_relative": "module:torch_sounds.conformer_relative",
+    "ecapa": "module:torch_sounds.Ecapa",
+    "conv_tasnet": "module:torch_sounds.ConvTasNet",
 }
 NETWORKS = ZOO | STRANGERS
 RESOLUTION, LENGTH, VOCABULARY = 224, 128, 30522
@@ -153,6 +159,7 @@ TOKENS = {
     **{"t5_encoder": (128, 32128), "sentences": (512, 30522), "queries": (16, 30522), "clip_text": (77, 49408)},
     **{"text_cnn": (100, 20000), "fasttext": (256, 50000), "gru_unrolled": (64, 20000)},
     **{"dlrm": (39, 2000), "dcn": (39, 2000)},
+    **{"translator": (128, 16384), "grouped_queries": (256, 8192), "places_first": (64, 8192)},
 }
 #: What is neither a picture nor tokens: floats of this shape.
 FRAMES = {"dcgan": (100,), "stylegan": (1, 512), "pointnet": (1024, 3), "lstm": (128, 64), "wavenet": (4096, 1)}
@@ -162,6 +169,7 @@ FRAMES = {
     **{"yamnet": (96, 64), "demucs": (16384, 1), "hifigan": (64, 80), "autoencoder": (1, 640), "wide_mlp": (1, 784)},
     **{"ft_transformer": (1, 40), "nbeats": (1, 60), "patchtst": (512, 7), "tcn": (784, 1), "st_gcn": (300, 75)},
     **{"pointnet2": (512, 192), "detr_decoder": (850, 256), "perceiver": (3136, 64)},
+    **{"conformer_relative": (250, 144), "ecapa": (300, 80), "conv_tasnet": (8000, 1)},
 }
 CALLS, ROUNDS = 100, 3
 

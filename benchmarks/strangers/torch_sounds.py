@@ -161,3 +161,115 @@ class HifiGan(nn.Module):
                 total = total + y
             x = total / 3
         return torch.tanh(self.last(functional.leaky_relu(x, 0.1))).transpose(1, 2)
+
+
+class Relative(nn.Module):
+    """A conformer's block with places relative to one another."""
+
+    def __init__(self, width: int = 144, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.forwards = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.SiLU(), nn.Linear(4 * width, width))
+            for _ in range(2)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.biases, self.far = (
+            nn.Parameter(torch.randn(2, width)),
+            nn.Parameter(torch.randn(1, heads, 499, width // heads)),
+        )
+        self.gate, self.window, self.last = (
+            nn.Linear(width, 2 * width),
+            along(width, width, 31, 1, width),
+            nn.Linear(width, width),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 0.5 * self.forwards[0](x)
+        q, k, v = self.qkv(self.norms[0](x)).chunk(3, -1)
+        u, w, k, v = (
+            y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (q + self.biases[0], q + self.biases[1], k, v)
+        )
+        moved = functional.pad(w @ self.far.transpose(2, 3), (1, 0))
+        b, h, n, m = moved.shape
+        moved = moved.reshape(b, h, m, n)[:, :, 1:].reshape(b, h, n, m - 1)[..., :n]
+        weights = ((u @ k.transpose(2, 3) + moved) * k.shape[-1] ** -0.5).softmax(-1)
+        x = x + self.out((weights @ v).transpose(1, 2).flatten(2))
+        y = functional.glu(self.gate(self.norms[1](x)), -1).transpose(1, 2)
+        x = x + self.last(functional.silu(self.window(y)).transpose(1, 2))
+        return self.norms[2](x + 0.5 * self.forwards[1](x))
+
+
+def conformer_relative() -> nn.Module:
+    return nn.Sequential(nn.Linear(144, 144), *(Relative() for _ in range(4)))
+
+
+class Ecapa(nn.Module):
+    def __init__(self, width: int = 512, classes: int = 192) -> None:
+        super().__init__()
+
+        def relu(inward: int, outward: int, kernel: int = 1, dilation: int = 1) -> Any:
+            return nn.Sequential(along(inward, outward, kernel, dilation=dilation), nn.ReLU())
+
+        self.first, self.joined = relu(80, width, 5), relu(3 * width, 3 * width)
+        self.before, self.after = (nn.ModuleList(relu(width, width) for _ in range(3)) for _ in range(2))
+        self.parts = nn.ModuleList(
+            nn.ModuleList(relu(width // 8, width // 8, 3, dilation) for _ in range(7)) for dilation in (2, 3, 4)
+        )
+        self.gates = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width // 4), nn.ReLU(), nn.Linear(width // 4, width), nn.Sigmoid())
+            for _ in range(3)
+        )
+        self.weights = nn.Sequential(
+            along(3 * width, width // 4), nn.Tanh(), along(width // 4, 3 * width), nn.Softmax(2)
+        )
+        self.last = nn.Linear(6 * width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, found = self.first(x.transpose(1, 2)), []
+        for before, parts, after, gate in zip(self.before, self.parts, self.after, self.gates, strict=True):
+            given = before(x).chunk(8, 1)
+            done = [given[0]]
+            for i, layer in enumerate(parts):
+                done.append(layer(given[i + 1] + done[-1] if i else given[1]))
+            y = after(torch.cat(done, 1))
+            x = x + y * gate(y.mean(2))[:, :, None]
+            found.append(x)
+        x = self.joined(torch.cat(found, 1))
+        weights = self.weights(x)
+        mean = (weights * x).sum(2)
+        left = (weights * x * x).sum(2) - mean * mean
+        return self.last(torch.cat([mean, left.clamp(min=1e-4).sqrt()], 1))
+
+
+class ConvTasNet(nn.Module):
+    def __init__(self, width: int = 512, depth: int = 8, repeats: int = 2) -> None:
+        super().__init__()
+        narrow, self.width = width // 4, width
+        self.first, self.norm, self.inward = (
+            nn.Conv1d(1, width, 16, 8, 4),
+            nn.GroupNorm(1, width),
+            nn.Conv1d(width, narrow, 1),
+        )
+        steps = [1 << i for _ in range(repeats) for i in range(depth)]
+        self.layers = nn.ModuleList(
+            nn.Sequential(
+                *(nn.Conv1d(narrow, width, 1), nn.PReLU(), nn.GroupNorm(1, width)),
+                *(along(width, width, 3, 1, width, n), nn.PReLU(), nn.GroupNorm(1, width)),
+            )
+            for n in steps
+        )
+        self.past, self.on = (nn.ModuleList(nn.Conv1d(width, narrow, 1) for _ in steps) for _ in range(2))
+        self.masks = nn.Sequential(nn.PReLU(), nn.Conv1d(narrow, 2 * width, 1), nn.Sigmoid())
+        self.last = nn.ModuleList(nn.ConvTranspose1d(width, 1, 16, 8, 4) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.first(x.transpose(1, 2)).relu()
+        y, skip = self.inward(self.norm(mixed)), 0
+        for layer, past, on in zip(self.layers, self.past, self.on, strict=True):
+            z = layer(y)
+            skip, y = skip + past(z), y + on(z)
+        masks = self.masks(skip).chunk(2, 1)
+        voices = [last(mixed * mask) for last, mask in zip(self.last, masks, strict=True)]
+        return torch.cat(voices, 1).transpose(1, 2)

@@ -315,3 +315,60 @@ class Perceiver(nn.Module):
         for block in self.blocks:
             y = block(y)
         return self.last(y.mean(1)).softmax(1)
+
+
+class Translator(nn.Module):
+    def __init__(self, width: int = 512, depth: int = 3, vocabulary: int = 16384) -> None:
+        super().__init__()
+        self.table, self.places = nn.Embedding(vocabulary, width), nn.Parameter(torch.randn(1, 64, width))
+        self.blocks = nn.ModuleList(Block(width, 8, gelu=functional.silu) for _ in range(2 * depth))
+        self.seen = nn.ModuleList(Attention(width, 8, joint=False) for _ in range(depth))
+        self.norms, self.last = nn.ModuleList(nn.LayerNorm(width) for _ in range(depth)), nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        source, target = tokens.chunk(2, 1)
+        x, y = (self.table(part) + self.places for part in (source, target))
+        mask = mask_of(source, x)
+        for block in self.blocks[: len(self.seen)]:
+            x = block(x, attn_mask=mask)
+        for block, seen, norm in zip(self.blocks[len(self.seen) :], self.seen, self.norms, strict=True):
+            y = block.first(y + block.attention(y, is_causal=True))
+            y = norm(y + seen(y, x, x, attn_mask=mask))
+            y = block.second(y + block.narrow(block.gelu(block.wide(y))))
+        return self.last(y)
+
+
+class GroupedQueries(nn.Module):
+    def __init__(self, width: int = 512, depth: int = 6, heads: int = 8, groups: int = 2, length: int = 256) -> None:
+        super().__init__()
+        self.heads, self.groups, size = heads, groups, width // heads
+        self.table = nn.Embedding(8192, width)
+        self.qkv = nn.ModuleList(nn.Linear(width, width + 2 * groups * size) for _ in range(depth))
+        self.out, self.narrow = (nn.ModuleList(nn.Linear(n, width) for _ in range(depth)) for n in (width, 2 * width))
+        self.gate, self.wide = (nn.ModuleList(nn.Linear(width, 2 * width) for _ in range(depth)) for _ in range(2))
+        self.norms = nn.ModuleList(nn.RMSNorm(width, 1e-6) for _ in range(2 * depth + 1))
+        self.mask = nn.Parameter(torch.randn(1, heads, length, length))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens)
+        for i, layer in enumerate(self.qkv):
+            parts = layer(self.norms[2 * i](x)).unflatten(-1, (self.heads + 2 * self.groups, -1)).transpose(1, 2)
+            q, k, v = parts.split([self.heads, self.groups, self.groups], 1)
+            k, v = (y.repeat_interleave(self.heads // self.groups, 1) for y in (k, v))
+            y = functional.scaled_dot_product_attention(q, k, v, attn_mask=self.mask)
+            x = x + self.out[i](y.transpose(1, 2).flatten(2))
+            y = self.norms[2 * i + 1](x)
+            x = x + self.narrow[i](functional.silu(self.gate[i](y)) * self.wide[i](y))
+        return self.norms[-1](x)[:, -1]
+
+
+class PlacesFirst(nn.Module):
+    def __init__(self, width: int = 256, depth: int = 4) -> None:
+        super().__init__()
+        self.embedding = Embedding(8192, 64, width, norm=False)
+        layer = nn.TransformerEncoderLayer(width, 8, 4 * width)
+        self.layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens).transpose(0, 1)
+        return self.layers(x, src_key_padding_mask=tokens == 0).mean(0)
