@@ -183,7 +183,8 @@ def test_turns_are_interleaved_and_their_first_run_does_not_count(clock: Clock) 
     calls.clear()
     turn = comparison._turn(both[0], 4)
     assert turn.count == 4 and calls == ["a"] * 5 and turn.median == pytest.approx(1000)
-    found = comparison._interleaved(both, False, 0.5, Log(silent=True))
+    found, interrupted = comparison._interleaved(both, False, 0.5, Log(silent=True))
+    assert not interrupted
     assert [len(turns) for turns in found] == [20, 20] and {t.count for t in found[0]} == {10}
     assert clock.slept == [0.5] * 40
     calls.clear()

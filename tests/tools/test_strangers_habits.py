@@ -20,6 +20,7 @@ from litegpu.errors import InvokeError, OptionError
 from litegpu.model.builder import ModelBuilder
 from litegpu.tools import run_text
 from litegpu.tools.benchmark.benchmark_text import software_line
+from litegpu.tools.benchmark.loop import InterruptedRuns, Rule, timed_runs
 from litegpu.tools.entered import others_line
 from litegpu.tools.inference_diff import DiffOptions, inference_diff
 from litegpu.tools.inference_diff.difference_text import says_nothing
@@ -312,3 +313,76 @@ def test_a_benchmark_of_a_program_says_so(classifier: Path, monkeypatch: pytest.
 def test_a_report_without_a_comparison_says_nothing_of_one(classifier: Path) -> None:
     report = run_model(classifier, device="cpu")
     assert isinstance(report, RunReport) and run_text.no_comparison(report) == ""
+
+
+# ---------------------------------------------------------------------------------------------------------- Ctrl-C
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt in the call of this number, of what is called in its place."""
+
+    def __init__(self, function: Any, number: int) -> None:
+        self.function, self.left = function, number
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return self.function(*arguments, **named)
+
+
+def test_timed_runs_that_are_interrupted_are_kept() -> None:
+    with pytest.raises(InterruptedRuns) as interrupt:
+        timed_runs(lambda: None, Interrupts(lambda: None, 4), Rule(10, 0.0, 10.0))
+    assert interrupt.value.timing.count == len(interrupt.value.timing.ends) == 3
+
+
+def test_a_benchmark_that_is_interrupted_tells_what_it_has(
+    classifier: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from litegpu.interpreter import Interpreter
+
+    monkeypatch.setattr(Interpreter, "invoke", _method(Interrupts(Interpreter.invoke, 8)))
+    given = (f"--graph={classifier}", "--num_runs=1000", "--min_secs=0", "--warmup_min_secs=0", "--warmup_runs=2")
+    assert call(monkeypatch, "benchmark", *given) == 130
+    told = capsys.readouterr()
+    assert "WARN: Interrupted: the figures are of the 5 timed runs until then" in told.out
+    assert "INFO: count=5 " in told.out and "litegpu: interrupted" in told.err
+
+
+def _method(interrupts: Any) -> Any:
+    def method(self: Any, *arguments: Any) -> Any:
+        return interrupts(self, *arguments)
+
+    return method
+
+
+def test_a_comparison_that_is_interrupted_tells_its_rounds(
+    classifier: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from litegpu.tools.benchmark import comparison
+
+    given = (f"--graph={classifier}", "--compare=cpu,cpu:threads=2", "--num_runs=1000", "--min_secs=0",
+             "--warmup_min_secs=0")  # fmt: skip
+    turn = comparison._turn
+    for turns, status in ((6, 130), (2, 130)):
+        monkeypatch.setattr(comparison, "_turn", Interrupts(turn, turns))
+        assert call(monkeypatch, "benchmark", *given) == status
+        told = capsys.readouterr().out
+        assert ("Interrupted: the figures are of the rounds until then" in told) == (turns == 6)
+        assert ("the median over 2 interleaved rounds" in told) == (turns == 6)
+
+
+def test_a_difference_that_is_interrupted_tells_its_runs(
+    classifier: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from litegpu.tools.inference_diff.measures import measure
+
+    target = "litegpu.tools.inference_diff.compare.measure"
+    monkeypatch.setattr(target, Interrupts(measure, 4))
+    assert call(monkeypatch, "inference-diff", str(classifier), "--delegate=cpu", "--num_runs=50") == 130
+    told = capsys.readouterr().out
+    assert "Interrupted: the figures are of the 3 runs until then" in told and "Num evaluation runs: 3" in told
+    monkeypatch.setattr(target, Interrupts(measure, 1))
+    assert call(monkeypatch, "inference-diff", str(classifier), "--delegate=cpu", "--num_runs=50") == 130
+    assert "OutputDiff" not in capsys.readouterr().out

@@ -122,6 +122,7 @@ def inference_diff(
     """
     from litegpu.tools.inference_diff import DiffOptions
     from litegpu.tools.inference_diff import inference_diff as compare
+    from litegpu.tools.inference_diff.compare import InterruptedDifference
     from litegpu.tools.inference_diff.difference_page import write_page, write_plots
     from litegpu.tools.inference_diff.difference_text import print_report
     from litegpu.tools.inference_diff.metrics_file import write_metrics
@@ -163,7 +164,11 @@ def inference_diff(
             require_writable(target, read=[path])
     if plots is not None:
         require_folder(plots)
-    report = compare(path, options)
+    try:
+        report = compare(path, options)
+    except InterruptedDifference as interrupt:
+        print_json(interrupt.report.as_dict()) if as_json else print_report(interrupt.report)
+        raise
     all_of(
         lambda: print_json(report.as_dict()) if as_json else print_report(report),
         lambda: write_metrics(report, output_file_path) if output_file_path is not None else None,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from litegpu.errors import OptionError
 from litegpu.tools.benchmark.benchmark_page import comparison_page, comparison_plots, result_page, result_plots
 from litegpu.tools.benchmark.benchmark_text import Log, log_parameters
-from litegpu.tools.benchmark.comparison import Comparison, run_comparison
+from litegpu.tools.benchmark.comparison import Comparison, InterruptedComparison, run_comparison
 from litegpu.tools.benchmark.comparison_text import official_summary, print_comparison
 from litegpu.tools.benchmark.configuration_run import check_files, run
 from litegpu.tools.benchmark.configurations import Configuration, batch_sizes, configurations, performance_options
@@ -145,14 +145,17 @@ def _compare(line: CommandLine, flags: BenchmarkFlags, log: Log) -> Comparison:
         found = configurations(flags, report.compare)
     else:
         found = [Configuration("gpu" if flags.use_gpu else "cpu", flags)]
-    comparison = run_comparison(
-        found,
-        batch_sizes(report.batch_sizes),
-        log,
-        shuffle=report.random_shuffle_benchmark_runs,
-        pause=report.option_benchmark_run_delay,
-        keep_going=official,
-    )
+    try:
+        comparison = run_comparison(
+            found,
+            batch_sizes(report.batch_sizes),
+            log,
+            shuffle=report.random_shuffle_benchmark_runs,
+            pause=report.option_benchmark_run_delay,
+            keep_going=official,
+        )
+    except InterruptedComparison as interrupt:
+        comparison = interrupt.comparison
 
     def show() -> None:
         if report.json:
@@ -162,6 +165,10 @@ def _compare(line: CommandLine, flags: BenchmarkFlags, log: Log) -> Comparison:
             for text in official_summary(comparison, [c.label for c in found]):
                 log.plain(text)
         print_comparison(comparison)
+
+    if comparison.interrupted:
+        show()
+        raise KeyboardInterrupt
 
     def write_plots() -> None:
         for name, plot in comparison_plots(comparison):

@@ -7,7 +7,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,12 +76,14 @@ class Speedup:
 @dataclass(frozen=True)
 class Comparison:
     """`results` by batch size, then by configuration; `speedups` beside the first configuration of the same batch size;
-    `failures` are (configuration, reason) of those that did not run."""
+    `failures` are (configuration, reason) of those that did not run. `interrupted`: Ctrl-C came before the last round;
+    the figures are of those before it."""
 
     model: str
     results: tuple[BenchmarkResult, ...]
     speedups: tuple[Speedup, ...]
     failures: tuple[tuple[str, str], ...] = ()
+    interrupted: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -100,8 +102,17 @@ class Comparison:
                 }
                 for s in self.speedups
             ],
+            "interrupted": self.interrupted,
             "failures": [{"label": label, "reason": reason} for label, reason in self.failures],
         }
+
+
+class InterruptedComparison(KeyboardInterrupt):
+    """Ctrl-C among the rounds; `comparison`: of those that were over."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        super().__init__()
+        self.comparison = comparison
 
 
 @typed
@@ -141,13 +152,17 @@ def run_comparison(
     keep_going: bool = False,
 ) -> Comparison:
     """compare_benchmarks(), with the official lines for each configuration in the log. `keep_going`: without the
-    configurations that cannot be opened; but if none can, the first one's error is raised."""
+    configurations that cannot be opened; but if none can, the first one's error is raised. Ctrl-C after a whole round
+    raises InterruptedComparison."""
     graph = found[0].flags.graph
     models = _batched(graph, batch_sizes)
     results: list[BenchmarkResult] = []
     speedups: list[Speedup] = []
     failures: dict[str, str] = {}
+    interrupted = False
     for batch, content in models:
+        if interrupted:
+            break
         with contextlib.ExitStack() as stack:
             measured: list[Measurement] = []
             for configuration in found:
@@ -166,13 +181,16 @@ def run_comparison(
                     continue
                 measured.append(stack.enter_context(measurement))
                 measurement.warm_up()
-            rounds = _interleaved(measured, shuffle, pause, log)
+            rounds, interrupted = _interleaved(measured, shuffle, pause, log)
             for measurement, timed in zip(measured, rounds, strict=True):
-                results.append(_result(measurement, timed))
+                results.append(_result(measurement, timed, interrupted))
                 ratio = median_ratio([t.median for t in rounds[0]], [t.median for t in timed]) if timed else None
                 if ratio is not None and measurement is not measured[0]:
                     speedups.append(_speedup(measurement.label, measured[0].label, batch, ratio, len(timed)))
-    return Comparison(graph, tuple(results), tuple(speedups), tuple(failures.items()))
+    comparison = Comparison(graph, tuple(results), tuple(speedups), tuple(failures.items()), interrupted)
+    if interrupted:
+        raise InterruptedComparison(comparison)
+    return comparison
 
 
 def _batched(graph: str, batch_sizes: Sequence[int]) -> list[tuple[int | None, bytes | None]]:
@@ -183,9 +201,12 @@ def _batched(graph: str, batch_sizes: Sequence[int]) -> list[tuple[int | None, b
     return [(batch, bytes(with_batch(model, batch).content)) for batch in batch_sizes]
 
 
-def _interleaved(measured: Sequence[Measurement], shuffle: bool, pause: float, log: Log) -> list[list[Timing]]:
-    """Each configuration's turns, one in each round. A turn is one run that is not counted, as the caches and the clock
-    of the device have to get used to it, and then runs for some time, at most a tenth of those wanted."""
+def _interleaved(
+    measured: Sequence[Measurement], shuffle: bool, pause: float, log: Log
+) -> tuple[list[list[Timing]], bool]:
+    """Each configuration's turns, one in each round, and whether Ctrl-C ended them after the first. A turn is one run
+    that is not counted, as the caches and the clock of the device have to get used to it, and then runs for some time,
+    at most a tenth of those wanted."""
     flags = measured[0].flags
     runs = [_runs_in_turn(m) for m in measured]
     found: list[list[Timing]] = [[] for _ in measured]
@@ -194,7 +215,7 @@ def _interleaved(measured: Sequence[Measurement], shuffle: bool, pause: float, l
     at_least, at_most = flags.min_secs * len(measured), flags.max_secs * len(measured)
     start = time.perf_counter()
     log.info(f"Running {len(measured)} configurations in turn, {wanted} rounds or more")
-    with progress_bar("interleaved runs") as redraw:
+    with progress_bar("interleaved runs") as redraw, _until_interrupted(found) as until:
         while (len(found[0]) < wanted or time.perf_counter() < start + at_least) and (
             time.perf_counter() <= start + at_most
         ):
@@ -207,7 +228,24 @@ def _interleaved(measured: Sequence[Measurement], shuffle: bool, pause: float, l
             if redraw is not None:
                 elapsed = time.perf_counter() - start
                 redraw(min(len(found[0]) / max(wanted, 1), elapsed / max(at_least, 1e-9)))
-    return found
+    whole = min(len(turns) for turns in found)
+    return [turns[:whole] for turns in found], until.interrupted
+
+
+class _Until:
+    interrupted = False
+
+
+@contextlib.contextmanager
+def _until_interrupted(found: Sequence[Sequence[Timing]]) -> Iterator[_Until]:
+    """Ctrl-C ends the block, if a whole round is over; else it is raised."""
+    until = _Until()
+    try:
+        yield until
+    except KeyboardInterrupt:
+        if not all(found):
+            raise
+        until.interrupted = True
 
 
 def _runs_in_turn(measurement: Measurement) -> int:
@@ -224,18 +262,18 @@ def _turn(measurement: Measurement, runs: int) -> Timing:
     return timed_runs(opened.prepare, opened.run, rule)
 
 
-def _result(measurement: Measurement, turns: Sequence[Timing]) -> BenchmarkResult:
+def _result(measurement: Measurement, turns: Sequence[Timing], interrupted: bool) -> BenchmarkResult:
     """All turns as one timing. Energy is that of more runs, without interruption, as the device's meter is slow."""
     seconds = tuple(s for turn in turns for s in turn.seconds)
     ends = tuple(e for turn in turns for e in turn.ends)
     energy, note = None, ""
-    if measurement.meter is not None:
+    if measurement.meter is not None and not interrupted:
         flags = measurement.flags
         silent = measurement.rule(0, min(max(flags.min_secs, 0.0), flags.max_secs))
         with EnergyWatch(measurement.meter) as watch:
             more = timed_runs(measurement.opened.prepare, measurement.opened.run, silent)
         energy, note = watch.energy(more.count)
-    profiled = profile(measurement.opened) if measurement.flags.enable_op_profiling else None
+    profiled = profile(measurement.opened) if measurement.flags.enable_op_profiling and not interrupted else None
     return measurement.result(Timing(seconds, ends), energy, note, profiled)
 
 

@@ -36,7 +36,7 @@ def table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
 
 def notes(comparison: Comparison) -> list[str]:
     """What the table means, and what went wrong."""
-    lines = []
+    lines = ["Interrupted: the figures are of the rounds until then"] if comparison.interrupted else []
     if comparison.speedups:
         first = comparison.speedups[0]
         lines.append(

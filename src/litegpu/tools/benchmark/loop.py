@@ -31,10 +31,21 @@ class Rule:
     pace: float = 0.0
 
 
+class InterruptedRuns(KeyboardInterrupt):
+    """Ctrl-C among timed runs; `timing`: those that were over."""
+
+    def __init__(self, timing: Timing) -> None:
+        super().__init__()
+        self.timing = timing
+
+
 def timed_runs(
     prepare: Callable[[], object], run: Callable[[], object], rule: Rule, redraw: Redraw | None = None
 ) -> Timing:
-    """Time run() again and again, with prepare() before each, outside the time. `redraw` is told the fraction done."""
+    """Time run() again and again, with prepare() before each, outside the time. `redraw` is told the fraction done.
+
+    Raises InterruptedRuns after Ctrl-C.
+    """
     clock = time.perf_counter
     durations, ends = array("d"), array("d")  # arrays keep no objects alive, so that the allocator has nothing to do
     keep, keep_end = durations.append, ends.append
@@ -43,20 +54,24 @@ def timed_runs(
     enough, limit = start + rule.at_least, start + rule.at_most
     sleeps = rule.delay > 0 or rule.pace > 0
     due = math.inf if redraw is None else start + _REDRAWN_AFTER
-    while (count < runs or now < enough) and now <= limit:
-        prepare()
-        begin = clock()
-        run()
-        now = clock()
-        keep(now - begin)
-        keep_end(now)
-        count += 1
-        if now >= due and redraw is not None:
-            redraw(min(count / max(runs, 1), (now - start) / max(rule.at_least, 1e-9)))
-            due = clock() + _REDRAWN_AFTER
-        if sleeps:
-            _sleep(rule, start + count * rule.pace - clock())
+    try:
+        while (count < runs or now < enough) and now <= limit:
+            prepare()
+            begin = clock()
+            run()
             now = clock()
+            keep(now - begin)
+            keep_end(now)
+            count += 1
+            if now >= due and redraw is not None:
+                redraw(min(count / max(runs, 1), (now - start) / max(rule.at_least, 1e-9)))
+                due = clock() + _REDRAWN_AFTER
+            if sleeps:
+                _sleep(rule, start + count * rule.pace - clock())
+                now = clock()
+    except KeyboardInterrupt:
+        whole = min(len(durations), len(ends))
+        raise InterruptedRuns(Timing(tuple(durations[:whole]), tuple(ends[:whole]))) from None
     return Timing(tuple(durations), tuple(ends))
 
 

@@ -10,7 +10,7 @@ from typing import Self
 from litegpu.tools.benchmark.benchmark_text import Log, log_delegation
 from litegpu.tools.benchmark.energy import meter_of
 from litegpu.tools.benchmark.flags import BenchmarkFlags
-from litegpu.tools.benchmark.loop import Rule, progress_bar, timed_runs
+from litegpu.tools.benchmark.loop import InterruptedRuns, Rule, progress_bar, timed_runs
 from litegpu.tools.benchmark.memory import allocated_on_device, peak_memory
 from litegpu.tools.benchmark.opening import Opened, open_model
 from litegpu.tools.benchmark.result import BenchmarkResult, Energy, MemoryUse, Profile
@@ -62,7 +62,12 @@ class Measurement:
             f"if exceeding {number(self.flags.max_secs)} seconds."
         )
         with progress_bar(f"{what} {self.label}".rstrip()) as redraw:
-            timing = timed_runs(self.opened.prepare, self.opened.run, self.rule(runs, at_least), redraw)
+            try:
+                timing = timed_runs(self.opened.prepare, self.opened.run, self.rule(runs, at_least), redraw)
+            except InterruptedRuns as interrupt:
+                self._log.warn(f"Interrupted: the figures are of the {interrupt.timing.count} {what} until then")
+                self._log.info(str(interrupt.timing.official))
+                raise
         self._log.info(str(timing.official))
         self._log.plain("")
         return timing

@@ -115,7 +115,7 @@ class DiffOptions:
 class DiffReport:
     """What came out. `device` is the GPU's name, or "CPU"; `is_software`: the GPU is emulated on the CPU; `half`:
     float16 was really used; `graph`: the model's, as it was divided. Latencies are microseconds of each invoke, after
-    one warm-up."""
+    one warm-up. `interrupted`: Ctrl-C came before the last run, and nothing is said op by op."""
 
     model: str
     options: DiffOptions
@@ -130,6 +130,7 @@ class DiffReport:
     test_latency: Statistics
     outputs: tuple[OutputDifference, ...]
     per_op: PerOpReport | None = None
+    interrupted: bool = False
 
     @property
     def worst(self) -> float:
@@ -158,6 +159,7 @@ class DiffReport:
             "outputs": [o.as_dict() for o in self.outputs],
             "worst_relative_l2": plain(self.worst),
             "passed": self.passed,
+            "interrupted": self.interrupted,
             "per_op": self.per_op.as_dict() if self.per_op else None,
         }
 
@@ -166,7 +168,7 @@ def inference_diff(model: str | os.PathLike[str], options: DiffOptions | None = 
     """Compare a model's outputs, and with `per_op` what its ops compute.
 
     Raises LiteGpuError for everything that can go wrong; DeviceError where no GPU works and DelegateError where it
-    takes no op of the model: the difference would be none, and mean nothing.
+    takes no op of the model: the difference would be none, and mean nothing. InterruptedDifference after Ctrl-C.
     """
     options = options or DiffOptions()
     recording = _gpu(options) if options.delegate == "gpu" else None
@@ -194,17 +196,24 @@ def inference_diff(model: str | os.PathLike[str], options: DiffOptions | None = 
         feeds, count, described = _feeds(reference, options)
         runs = _Runs(reference, test)
         worst: Feed | None = None
+        interrupted = False
         with progress() as bar:
             task = bar.add_task("runs", total=count)
-            for feed in feeds:
-                if runs.add(feed):
-                    worst = feed
-                bar.update(task, advance=1, refresh=True)
-        plain_outputs = _invoked(test, worst, 1)[0] if options.per_op and worst is not None else []
+            try:
+                for feed in feeds:
+                    if runs.add(feed):
+                        worst = feed
+                    bar.update(task, advance=1, refresh=True)
+            except KeyboardInterrupt:  # what was compared is told
+                if not runs.count:
+                    raise
+                interrupted = True
+        by_op = options.per_op and not interrupted
+        plain_outputs = _invoked(test, worst, 1)[0] if by_op and worst is not None else []
         programs = list(recording.programs) if recording is not None else []
         divided = test.model.with_main(test.graph)
     per_op = None
-    if options.per_op:
+    if by_op:
         assert recording is not None and worst is not None
         per_op = analyse(
             divided,
@@ -219,7 +228,7 @@ def inference_diff(model: str | os.PathLike[str], options: DiffOptions | None = 
             tolerance=options.tolerance if options.tolerance is not None else _tolerance(recording),
         )
     name, is_software = (_name(other), False) if recording is None else recording.device
-    return DiffReport(
+    found = DiffReport(
         model=os.fspath(model),
         options=options,
         device=name,
@@ -233,7 +242,19 @@ def inference_diff(model: str | os.PathLike[str], options: DiffOptions | None = 
         test_latency=microseconds(runs.test_seconds),
         outputs=runs.outputs(),
         per_op=per_op,
+        interrupted=interrupted,
     )
+    if interrupted:
+        raise InterruptedDifference(found)
+    return found
+
+
+class InterruptedDifference(KeyboardInterrupt):
+    """Ctrl-C among the runs; `report`: of those that were over."""
+
+    def __init__(self, report: DiffReport) -> None:
+        super().__init__()
+        self.report = report
 
 
 class _Runs:
@@ -256,13 +277,16 @@ class _Runs:
             _invoked(self.reference, feed, 1)
             _invoked(self.test, feed, 1)
         want, seconds = _invoked(self.reference, feed, _INVOKES)
-        self.reference_seconds += seconds
-        got, seconds = _invoked(self.test, feed, _INVOKES)
-        self.test_seconds += seconds
+        got, test_seconds = _invoked(self.test, feed, _INVOKES)
+        measured = [
+            (measure(test, reference, detail), histogram(test, reference, detail))
+            for test, reference, detail in zip(got, want, self._details, strict=True)
+        ]
+        self.reference_seconds += seconds  # nothing is kept of a run that is interrupted
+        self.test_seconds += test_seconds
         self.count += 1
         largest = 0.0
-        for i, (test, reference, detail) in enumerate(zip(got, want, self._details, strict=True)):
-            found, errors = measure(test, reference, detail), histogram(test, reference, detail)
+        for i, ((found, errors), reference) in enumerate(zip(measured, want, strict=True)):
             self._found[i].append(found)
             before = self._histograms[i]
             self._histograms[i] = errors if before is None else before + errors

@@ -50,6 +50,8 @@ def print_report(report: DiffReport) -> None:
 
 def print_verdict(report: DiffReport) -> None:
     """Whether the limit holds, and whether it could have failed."""
+    if report.interrupted:
+        print_warning(f"Interrupted: the figures are of the {report.num_runs} runs until then")
     empty = says_nothing(report)
     if empty:
         print_warning(empty)
