@@ -21,9 +21,10 @@ from litegpu.model.types import TensorType
 
 def network(
     lead=(2, 3), m=5, n=9, d=8, e=8, *, scale: str = "mul", masked=None, shared=False, learnt=False, pictures=0,
-    chosen="", low=-3e38,
+    chosen="", low=-3e38, expanded=False,
 ) -> bytes:  # fmt: skip
-    """`chosen`: what is left ("kept") or replaced by `low` ("hidden") of the logits is computed from words. `shared`:
+    """`chosen`: what is left ("kept") or replaced by `low` ("hidden") of the logits is computed from words, and
+    (`expanded`) repeated for each of them. `shared`:
     keys and values are those of all the batch, `learnt`: the queries are. With `pictures` the batch is the windows of
     so many, each of which has a mask for each of its windows."""
     b = ModelBuilder()
@@ -47,6 +48,8 @@ def network(
         operator = "EQUAL" if chosen == "hidden" else "NOT_EQUAL"
         which = b.op(operator, [words, b.constant(np.int32(0))], (lead[0], n), type=TensorType.BOOL)
         which = b.op("RESHAPE", [which, b.constant(np.array(places, np.int32))], places)
+        if expanded:
+            which = b.op("BROADCAST_TO", [which, b.constant(np.array(whole, np.int32))], whole)
         filled = b.constant(np.array(low, np.float32))
         logits = b.op("SELECT_V2", [which, *([filled, logits] if chosen == "hidden" else [logits, filled])], whole)
     if pictures:
@@ -253,3 +256,15 @@ def test_keys_and_values_that_several_heads_share() -> None:
     lowered = lower_partition(model, model.operators, model.inputs, model.outputs)
     want = run(official(content), x)[0]
     assert_agrees(evaluate_graph(optimise(lowered.graph, Features()), x)[0].reshape(want.shape), want, FLOAT32)
+
+
+def test_a_mask_that_is_repeated_for_each_logit_is_computed_once() -> None:
+    """As torch's masked_fill of an expanded mask comes out."""
+    content = network(lead=(3, 2), chosen="hidden", expanded=True)
+    model = read_model(content).main
+    graph = optimise(lower_partition(model, model.operators, model.inputs, model.outputs).graph, Features())
+    (found,) = (n for n in graph.nodes if isinstance(n.op, Attention))
+    assert graph.values[found.inputs[3]].shape == (3, 1, 1, 9)
+    x = inputs_of(content)
+    want = run(official(content), x)[0]
+    assert_agrees(evaluate_graph(graph, x)[0].reshape(want.shape), want, FLOAT32)

@@ -31,6 +31,7 @@ from litegpu.gpu.graph import (
     apply,
     arguments,
     sources_of,
+    step_shape,
     substitute,
 )
 from litegpu.gpu.kernels import native
@@ -63,7 +64,7 @@ def join_attention(graph: Graph, features: Features, half: bool) -> Graph:
             if all(len(consumers[v]) == 1 and v not in graph.outputs for v in inner):
                 gone |= inner
                 node = _with_queries_for_all(joined, graph.values, nodes)
-                node = node if choice is None else _with_choice(node, choice, graph.values, nodes, masks)
+                node = node if choice is None else _with_choice(node, choice, graph.values, nodes, masks, producer)
         nodes.append(node)
     if not gone:
         return original
@@ -167,18 +168,45 @@ def _computed_choice(expr: Expr, operands: Sequence[int], values: dict[int, Valu
 
 
 def _with_choice(
-    node: Node, choice: _Choice, values: dict[int, Value], nodes: list[Node], masks: dict[_Choice, Node]
+    node: Node,
+    choice: _Choice,
+    values: dict[int, Value],
+    nodes: list[Node],
+    masks: dict[_Choice, Node],
+    producer: dict[int, Node],
 ) -> Node:
     """The Attention with a mask that is computed of the choice, for all that make the same one: what is hidden is so
     low that no logit changes it, so that all keys count alike where all are."""
     if choice not in masks:
-        shape = np.broadcast_shapes(*(values[v].shape for v in choice.operands))
+        operands = tuple(_before_repeated(v, values, nodes, producer) for v in choice.operands)
+        shape = np.broadcast_shapes(*(values[v].shape for v in operands))
         kept, hidden = Literal(0.0), Literal(LOWEST)
         which = apply("select", choice.which, *((hidden, kept) if choice.hides else (kept, hidden)))
         mask = GraphBuilder(values).value(shape, DType.FLOAT32)
-        masks[choice] = Node(Elementwise(), (), mask, which, choice.operands, node.sources)
+        masks[choice] = Node(Elementwise(), (), mask, which, operands, node.sources)
         nodes.append(masks[choice])
     return dataclasses.replace(node, inputs=(*node.inputs, masks[choice].output))
+
+
+def _before_repeated(v: int, values: dict[int, Value], nodes: list[Node], producer: dict[int, Node]) -> int:
+    """The value that `v` repeats along axes of size one, as PyTorch's masks are for each head: it broadcasts too."""
+    copy = producer.get(v)
+    if copy is None or not isinstance(copy.op, Copy) or copy.epilogue != RESULT or not copy.op.steps:
+        return v
+    *before, last = copy.op.steps
+    if not isinstance(last, Tile) or len(last.multiples) != 4:
+        return v
+    source = values[copy.inputs[0]]
+    shape = source.shape
+    for step in before:
+        shape = step_shape(step, shape)
+    if any(n > 1 and times > 1 for n, times in zip(shape, last.multiples, strict=True)):
+        return v
+    if not before:
+        return source.id
+    once = GraphBuilder(values).value(shape, source.dtype, name=source.name)
+    nodes.append(dataclasses.replace(copy, op=Copy(tuple(before)), output=once))
+    return once
 
 
 def _product(v: int, producer: dict[int, Node]) -> list[Node]:
