@@ -33,8 +33,9 @@ For all that run on the GPU:
   `InvokeError` names what is larger), and what is computed must lie between numbers that are known beforehand. Other
   operators take int64 constants. Complex numbers are two floats, which may be moved and multiplied.
   Float16, which is float32 on the GPU, is taken wherever float32 is; arithmetic and CAST round to it. A model that
-  computes bfloat16 runs in one piece on the CPU: the official interpreter hands such a tensor in or out only where the
-  package ml_dtypes is imported, and its kernels of ADD, SUB, MUL, DIV, of products and of convolutions do not take it.
+  computes int4, which no converter writes, runs in one piece on the CPU, as one that computes bfloat16 does: the
+  official interpreter hands such a tensor in or out only where the package ml_dtypes is imported, and its kernels of
+  ADD, SUB, MUL, DIV, of products and of convolutions do not take it.
 - "real" stands for float32, or int8, uint8 or int16 with quantization parameters (one scale and zero point), unless the
   delegate has `quantization_enabled=False`. Results are rounded to what the output can hold, as part of the kernel that
   computes them. Inputs and outputs of the GPU's part of a model cross the bus as they are stored. Without quantization
