@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from litegpu.errors import OptionError
+from litegpu.tools.folder import kind_of
 from litegpu.tools.text_file import read_text
 
 RAW = ".rgb8"  # interleaved RGB bytes, already of the model's size
@@ -32,10 +33,10 @@ def list_images(folder: str | os.PathLike[str]) -> list[Item]:
     """
     try:
         with os.scandir(folder) as entries:
-            files = sorted((e for e in entries if not e.is_dir()), key=lambda e: os.fsencode(e.name))
+            files = sorted((e for e in entries if kind_of(e) != "folder"), key=lambda e: os.fsencode(e.name))
     except OSError as error:
         raise OptionError(f"Cannot list the images of {os.fspath(folder)}: {error.strerror}") from None
-    others = [e.name for e in files if Path(e.name).suffix.lower() not in EXTENSIONS]
+    others = [e.name for e in files if Path(e.name).suffix.lower() not in EXTENSIONS or kind_of(e) == "other"]
     if others:
         raise OptionError(
             f"{os.fspath(folder)} has {len(others)} files that are no images, such as {others[0]!r}: move them "

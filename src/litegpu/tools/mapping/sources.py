@@ -13,6 +13,7 @@ import numpy as np
 
 from litegpu.errors import OptionError
 from litegpu.tools.arrays import read_array
+from litegpu.tools.folder import kind_of
 from litegpu.tools.mapping.batched import Interface, ItemPort
 from litegpu.tools.mapping.items import Files, Item, Part, Rows, TableRows
 
@@ -161,17 +162,27 @@ class _FolderPart(_PathsPart):
         return _walk(self._folder)
 
 
-def _walk(folder: str) -> Iterator[str]:
+def _walk(folder: str, above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
+    """`above`: the folders that it lies in, which a link in it may lead back to."""
     try:
+        status = os.stat(folder)
         with os.scandir(folder) as entries:
             found = sorted(entries, key=lambda entry: entry.name)
     except OSError as error:
         raise OptionError(f"Cannot read the folder {folder}: {error.strerror}") from None
+    place = (status.st_dev, status.st_ino)
+    if place in above:
+        return
     for entry in found:
-        if entry.is_dir():
-            yield from _walk(entry.path)
-        elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES | {".npy"} and not entry.name.startswith("."):
+        kind = kind_of(entry)
+        if kind == "folder":
+            yield from _walk(entry.path, above | {place})
+        elif kind == "file" and _is_data(entry.name):
             yield entry.path
+
+
+def _is_data(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES | {".npy"} and not name.startswith(".")
 
 
 class _ListPart(_PathsPart):
