@@ -12,8 +12,8 @@ from litegpu.gpu.backends.cuda.kernels import convolution, overlapped
 @pytest.fixture(scope="module")
 def device(device: Any) -> Any:
     """A device that has the native kernels, or a skip."""
-    if device.features.capability < 75:
-        pytest.skip("needs compute capability 7.5")
+    if device.features.capability < 80:
+        pytest.skip("needs compute capability 8.0")
     return device
 
 
