@@ -11,6 +11,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -638,3 +639,51 @@ def test_a_file_that_is_replaced_meanwhile(tmp_path: Path) -> None:
     path.unlink()
     run(interpreter, 0)
     assert (run(interpreter, 1) == 1).all()
+
+
+_CUT = """
+    import sys
+    import numpy as np
+    import litegpu
+
+    def fails(action):
+        try:
+            action()
+        except (litegpu.ModelError, litegpu.InvokeError) as error:
+            assert "the model's file has been cut" in str(error), error
+        else:
+            raise AssertionError("no error")
+
+    path, device = sys.argv[1:]
+    x = np.ones((1, 32, 32, 3), np.float32)
+    model = litegpu.load(path, device)
+    before = model(x)
+    official, young = litegpu.Interpreter(path), litegpu.Interpreter(path)
+    official.allocate_tensors()
+    open(path, "wb").close()
+    for _ in range(2):
+        assert np.array_equal(model(x), before) and np.array_equal(next(model.stream([x])), before)
+        fails(lambda: model(np.repeat(x, 2, 0)))
+        fails(lambda: model.batcher(2))
+        fails(lambda: list(model.stream([np.repeat(x, 3, 0)])))
+    official.resize_tensor_input(0, (2, 32, 32, 3))
+    for action in (official.allocate_tensors, young.allocate_tensors, official.get_tensor_details,
+                   official.get_input_details, young.get_output_details, official.get_signature_list):
+        fails(action)
+    model.close()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="an open file cannot be cut there")
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_a_file_that_is_cut_meanwhile(tmp_path: Path, device: str) -> None:
+    """As by cp or a second download: what is gone of a mapped file cannot be read, which would end the process."""
+    path = tmp_path / "a.tflite"
+    model = ModelBuilder()
+    x = model.input("x", (1, 32, 32, 3))
+    weights = model.constant(np.random.default_rng(0).standard_normal((16, 3, 3, 3)).astype(np.float32))
+    options = dict(stride_w=8, stride_h=8)
+    bias = model.constant(np.zeros(16, np.float32))
+    model.output(model.op("CONV_2D", [x, weights, bias], (1, 4, 4, 16), options))
+    path.write_bytes(model.build())
+    subprocess.run([sys.executable, "-c", textwrap.dedent(_CUT), path, device], check=True, timeout=120)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -260,3 +261,38 @@ next(running)
         [sys.executable, "-c", code, str(Path(__file__).parent)], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr[-1500:]
+
+
+_LATE = """
+    import sys, threading, time
+    import numpy as np
+    import litegpu
+
+    def work():
+        threading.main_thread().join()
+        x = np.ones((1, 4), np.float32)
+        options = {} if sys.argv[2] == "cpu" else {"serialization_dir": "kept"}
+        model = litegpu.load(sys.argv[1], sys.argv[2], **options)
+        with model.batcher(2) as batcher:
+            results = [model(x), next(model.stream([x])), batcher(x), batcher.submit(x).result()]
+        model.interpreter.invoke_async().result()
+        print(len(results), "results")
+
+    threading.Thread(target=work).start()
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference", "webgpu"])
+def test_a_thread_that_works_on_when_the_main_thread_has_ended(device: str, tmp_path: Path) -> None:
+    """From then on Python starts no pool of threads, and its module cannot be imported any more."""
+    require_device(device)
+    b = ModelBuilder()
+    x = b.input("x", (1, 4))
+    large = b.constant(np.ones((4, 2 << 20), np.float32))  # hashed in several pieces
+    begin, end, strides = (b.constant(np.array(n, np.int32)) for n in ([0, 0], [1, 4], [1, 1]))
+    row = b.op("STRIDED_SLICE", [large, begin, end, strides], (1, 4))
+    b.output(b.op("ADD", [x, row], (1, 4)))
+    (tmp_path / "m.tflite").write_bytes(b.build())
+    command = [sys.executable, "-c", textwrap.dedent(_LATE), str(tmp_path / "m.tflite"), device]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout == "4 results\n" and "Traceback" not in done.stderr, done.stderr

@@ -41,6 +41,7 @@ from litegpu.errors import DelegateError, DelegateTypeError, InvokeError, ModelE
 from litegpu.model.inline import inline_composites
 from litegpu.model.inputs import is_given, without_value
 from litegpu.model.loops import check_loops
+from litegpu.model.mapping import check_mapped
 from litegpu.model.types import Model, Subgraph
 from litegpu.model.writer import write_model
 from litegpu.signature import SignatureRunner
@@ -309,8 +310,9 @@ class Interpreter:
 
     def get_tensor_details(self, subgraph_index: int = 0) -> list[dict[str, Any]]:
         """One dictionary per tensor of a subgraph. Raises TensorError (a ValueError) if there is no such subgraph."""
+        official = self._official
         try:
-            details = self._official.get_tensor_details(subgraph_index)
+            details = official.get_tensor_details(subgraph_index)
         except ValueError as error:
             raise TensorError(str(error)) from None
         return self._engine.described(details, subgraph_index)
@@ -502,7 +504,9 @@ class Interpreter:
 
     @property
     def _official(self) -> Any:
-        return self._engine.official
+        official = self._engine.official
+        check_mapped(self.model.content)  # where it reads names and signatures
+        return official
 
     @property
     def _interpreter(self) -> Any:
@@ -522,8 +526,9 @@ class Interpreter:
         count = len(self.model.subgraphs)
         if not 0 <= subgraph_index < count:
             raise TensorError(f"subgraph_index is {subgraph_index}, but there are {count} subgraphs")
+        official = self._official
         try:
-            detail = self._official._get_tensor_details(tensor_index, subgraph_index)
+            detail = official._get_tensor_details(tensor_index, subgraph_index)
         except ValueError as error:
             text = str(error)
             if "no shape" not in text and not self.runs_whole:
@@ -532,8 +537,9 @@ class Interpreter:
         return self._engine.described([detail], subgraph_index)[0]
 
     def _get_op_details(self, op_index: int) -> dict[str, Any]:
+        official = self._official
         try:
-            detail: dict[str, Any] = self._official._get_op_details(op_index)
+            detail: dict[str, Any] = official._get_op_details(op_index)
         except ValueError as error:
             raise TensorError(str(error)) from None
         return detail

@@ -25,6 +25,7 @@ from litegpu.gpu.delegate.array_place import backend_of, is_on_gpu
 from litegpu.interpreter import Interpreter
 from litegpu.model.batch import with_batch
 from litegpu.model.entry import signature_of, with_entry
+from litegpu.model.mapping import check_mapped
 from litegpu.model.reader import read_model
 from litegpu.model.state import has_resources
 from litegpu.replicas import Spread
@@ -434,6 +435,7 @@ class LoadedModel:
         def another() -> Slot:
             assert self._reopen is not None
             model = self.interpreter.model
+            check_mapped(model.content)
             with self.interpreter.own_operators():
                 other = self._reopen(bytes(model.content))
             for name, index in self._inputs.items():
@@ -623,6 +625,8 @@ class LoadedModel:
         changed = [name for name, array in arrays.items() if self._resizing or array.shape != before[name]]
         if not changed:
             return
+        if not self._resizing:
+            check_mapped(self.interpreter.model.content)  # first, as the model can go on with the present shapes
         self._resizing = True
         if not self._rebatch(arrays):
             self._resize_inputs({name: arrays[name].shape for name in changed}, before)

@@ -271,6 +271,15 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     assert folder.load("k") is None
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = CacheFolder(tmp_path)
+    os.mkfifo(tmp_path / "k.litegpu", 0o600)
+    assert folder.load("k") is None and "it is no file" in caplog.text
+    assert "is no file" in str(folder.list()[0].problem)
+    assert folder.store("k", example("k")) and folder.load("k") is not None
+
+
 def test_an_entry_under_another_key_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = CacheFolder(tmp_path)
     folder.store("a", example("a"))
@@ -533,6 +542,10 @@ def test_options() -> None:
         GpuDelegateOptions(model_token="", serialization_dir="x")
     with pytest.raises(OptionError, match="ENABLE_SERIALIZATION"):
         GpuDelegateOptions(experimental_flags=litegpu.ExperimentalFlags.ENABLE_SERIALIZATION)
+    wrong: Any
+    for wrong in (5, True, b"x", ["x"], "a\0b"):
+        with pytest.raises(OptionError, match=r"serialization_dir is .*; it must be the path of a folder"):
+            GpuDelegateOptions(serialization_dir=wrong)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -147,19 +146,6 @@ def test_missing_and_empty_files(tmp_path):
         read_model(tmp_path)
     with pytest.raises(ModelError):
         read_model(b"")
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
-def test_what_is_no_file(tmp_path):
-    """A pipe, as a shell's <(curl ...), is not called empty."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    holder = os.open(pipe, os.O_RDWR)  # else to open it waits
-    try:
-        with pytest.raises(ModelError, match="It is no file; read what it gives"):
-            read_model(pipe)
-    finally:
-        os.close(holder)
 
 
 def test_truncated_at_every_4_kb(models_dir):

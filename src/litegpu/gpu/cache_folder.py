@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -183,9 +184,10 @@ class CacheFolder:
 
 def _read_own(path: Path) -> bytes:
     """The content of a plain file of the user's. Raises EntryError for one that others can write, or OSError."""
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    flags = sum(getattr(os, name, 0) for name in ("O_RDONLY", "O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))
     with os.fdopen(os.open(path, flags), "rb") as file:
-        problem = distrust(os.fstat(file.fileno()))
+        status = os.fstat(file.fileno())
+        problem = distrust(status) if stat.S_ISREG(status.st_mode) else "is no file"
         if problem:
             raise EntryError(f"it {problem}")
         return file.read()

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from litegpu.errors import OptionError, TensorError
+from litegpu.model.mapping import check_mapped
 from litegpu.model.ops import Repeating, find
 from litegpu.model.ops.batch_node import BatchNode, Place, Repeat
 from litegpu.model.reader import read_model
@@ -37,6 +38,7 @@ def with_batch(model: Model | bytes, batch: int, *, inputs: Collection[int] | No
     carriers, old = _carriers(model.main, inputs)
     if old == batch:
         return model
+    check_mapped(model.content)
     main = rebatched(with_known_shapes(model.main), carriers, old, int(batch))
     changed = model.with_main(main)
     return dataclasses.replace(read_model(write_model(changed)), path=model.path)

@@ -6,6 +6,7 @@ import dataclasses
 
 from litegpu.errors import TensorError
 from litegpu.model.cut import recalled
+from litegpu.model.mapping import check_mapped
 from litegpu.model.serialize import write_model
 from litegpu.model.types import Model, Signature
 
@@ -21,6 +22,7 @@ def signature_of(model: Model, key: str) -> Signature:
 
 def with_entry(model: Model, subgraph: int) -> bytes:
     """The model with this subgraph and the first one exchanged; calls and signatures follow."""
+    check_mapped(model.content)
     numbers = {index: index for index in range(len(model.subgraphs))}
     numbers[0], numbers[subgraph] = subgraph, 0
     moved = tuple(

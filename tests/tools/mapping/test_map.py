@@ -641,6 +641,17 @@ def test_all_devices_have_a_process_each(adder: Path, tmp_path: Path, monkeypatc
     np.testing.assert_array_equal(numbers(rows(tmp_path / "o.parquet")), values + np.array([1, 2, 3], np.float32))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="links need rights there")
+def test_a_link_to_the_output_stays(adder: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "in.npy", np.ones((5, 3), np.float32))
+    (tmp_path / "large").mkdir()
+    (tmp_path / "o.parquet").symlink_to(tmp_path / "large" / "real.parquet")
+    for overwrite in (False, True):
+        map_model(adder, [tmp_path / "in.npy"], tmp_path / "o.parquet", device="cpu", overwrite=overwrite)
+        assert (tmp_path / "o.parquet").is_symlink() and len(rows(tmp_path / "large" / "real.parquet")) == 5
+    assert sorted(os.listdir(tmp_path)) == ["in.npy", "large", "o.parquet"]
+
+
 def test_workers_take_turns_with_numbered_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     class Two:
         def list_devices(self) -> list[str]:

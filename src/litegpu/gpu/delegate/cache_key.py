@@ -6,7 +6,6 @@ import functools
 import hashlib
 import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from litegpu import version
 from litegpu.delegates.protocol import Partition
 from litegpu.gpu.backends.abilities import Recompiles
 from litegpu.gpu.backends.contract import Device
+from litegpu.gpu.backends.in_threads import in_threads
 from litegpu.gpu.delegate.options import GpuDelegateOptions
 
 #: Models are hashed in pieces of so many bytes, side by side.
@@ -27,8 +27,7 @@ def fingerprint(content: bytes | memoryview) -> str:
     view = memoryview(content).cast("B")
     pieces = [view[i : i + _PIECE] for i in range(0, len(view), _PIECE)]
     if len(pieces) > 1:
-        with ThreadPoolExecutor(min(len(pieces), os.cpu_count() or 1, 8)) as pool:
-            digests = list(pool.map(_digest, pieces))
+        digests = in_threads(_digest, pieces, min(os.cpu_count() or 1, 8))
     else:
         digests = [_digest(piece) for piece in pieces]
     return hashlib.sha256(b"".join(digests)).hexdigest()[:32]

@@ -160,6 +160,8 @@ class GpuDelegateOptions:
             raise OptionError("model_token names a model in a cache: give serialization_dir too")
         if self.model_token is not None and not (isinstance(self.model_token, str) and self.model_token):
             raise OptionError(f"model_token is {self.model_token!r}; it must be a text that is not empty")
+        if not isinstance(self.serialization_dir, str | os.PathLike | None) or "\0" in str(self.serialization_dir):
+            raise OptionError(f"serialization_dir is {self.serialization_dir!r}; it must be the path of a folder")
         if self.experimental_flags & ExperimentalFlags.ENABLE_SERIALIZATION and self.serialization_dir is None:
             raise OptionError("experimental_flags has ENABLE_SERIALIZATION, but there is no serialization_dir")
         for name in ("max_delegated_partitions", "min_nodes_per_partition", "first_delegate_node_index"):

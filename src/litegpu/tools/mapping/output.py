@@ -38,7 +38,7 @@ class Output:
     def __init__(self, path: str | os.PathLike[str], ports: Sequence[ItemPort], origin: Mapping[str, Any]) -> None:
         """`origin`: what the results depend on, as plain data. Nothing is written yet."""
         self._arrow = import_pyarrow()
-        self._path = Path(path)
+        self._path = Path(os.path.realpath(path) if os.path.islink(path) else path)  # a link is not replaced
         self._is_file = self._path.suffix == ".parquet"
         self._folder = self._path.with_name(self._path.name + ".parts") if self._is_file else self._path
         self._ports = tuple(ports)
