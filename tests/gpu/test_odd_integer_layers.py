@@ -180,3 +180,27 @@ def test_left_to_the_cpu(op: str, kind: Kind) -> None:
 def _compare(layer: Layer, got: list[np.ndarray], seed: int) -> None:
     want = run(official(layer.content, OpResolverType.BUILTIN), layer.inputs)[0]
     np.testing.assert_array_equal(got[0].reshape(want.shape), want, err_msg=f"seed {seed}")
+
+
+@pytest.mark.parametrize("kind", [TensorType.UINT8, TensorType.INT8])
+def test_scales_are_multiplied_as_the_reference_kernels_do_it(kind: TensorType) -> None:
+    """Those of unsigned bytes as floats: sums next to halves show it."""
+    given, of_weights, made = (float(np.float32(s)) for s in (0.0235284827, 0.00683766231, 900.0))
+    dtype = np.dtype(kind.name.lower())
+    low = int(np.iinfo(dtype).min)
+    factors = given * of_weights / made, float(np.float32(given * of_weights)) / made
+    assert factors[0] != factors[1]
+    halves = np.arange(256)[:, None, None] - 0.5
+    sums = np.rint(halves / np.array(factors)[:, None] + np.arange(-2, 3)).reshape(-1).astype(np.int32)
+    m = ModelBuilder()
+    x = m.input("x", (1, 1, 1, 1), kind, quantization=quantized(given, low))
+    w = m.constant(np.full((sums.size, 1, 1, 1), 1, dtype), "w", quantization=quantized(of_weights, 0))
+    b = m.constant(sums, "b", quantization=quantized(float(np.float32(given * of_weights)), 0))
+    y = m.tensor((1, 1, 1, sums.size), kind, "y", quantization=quantized(made, low))
+    m.node("CONV_2D", [x, w, b], [y], dict(stride_h=1, stride_w=1, padding="VALID"))
+    m.output(y)
+    content, data = m.build(), np.full((1, 1, 1, 1), low, dtype)
+    (want,) = run(official(content, OpResolverType.BUILTIN_REF), [data])
+    main = read_model(content).main
+    plain = lower_partition(main, main.operators, main.inputs, main.outputs, integer=True, xnnpack=False).graph
+    np.testing.assert_array_equal(evaluate_graph(plain, [data])[0].reshape(want.shape), want)

@@ -107,7 +107,7 @@ def _of_bytes(
         return None
     factors = np.float32(given.scale) * scales / np.float32(made.scale)
     by_xnnpack = ctx.lowering.xnnpack and _fits_xnnpack(weights, array, factors, once)
-    doubles = float(given.scale) * scales.astype(np.float64) / float(made.scale)
+    doubles = _ratios(ctx, data, given.scale, scales, made.scale)
     if by_xnnpack or (once and not ctx.lowering.xnnpack):
         reach = _reach(ctx, bias, channels, array, factors, given)
         expr, operands = _rounded_once(ctx, bias, channels, factors, made, reach)
@@ -116,6 +116,14 @@ def _of_bytes(
         expr, operands = in_fixed_point(ctx, bias, channels, doubles, made, upwards=ctx.lowering.xnnpack)
     stored = (array + np.float32(zero)).astype(np.int8)
     return Product(ctx, kept.stored[ctx.tensor(data).index], stored, expr, operands, Zeros(given.zero, zero))
+
+
+def _ratios(ctx: OpContext, data: int, given: float, scales: Array, made: float) -> Array:
+    """What the runtime's own kernels make multipliers of: of unsigned bytes, from the product of both scales as a
+    float."""
+    if ctx.tensor(data).type is TensorType.UINT8:
+        return (np.float32(given) * scales.astype(np.float32)).astype(np.float64) / float(made)
+    return np.asarray(float(given) * scales.astype(np.float64) / float(made))
 
 
 def _fits_xnnpack(weights: Tensor, array: Array, factors: Array, dense: bool) -> bool:
@@ -183,7 +191,7 @@ def _finished(
     if unit is not None and grid is not None and scales is not None:
         ctx.unit = grid.scale
         if not ctx.lowering.xnnpack and grid.bits <= 8 and not once:
-            factors = unit * scales.astype(np.float64) / grid.scale
+            factors = _ratios(ctx, data, unit, scales, grid.scale)
             return in_fixed_point(ctx, bias, channels, factors, grid, fn("to_int32", fn("round", RESULT)))
         if ctx.has(bias):
             expr = with_array("add", _integer_bias(ctx, bias, channels))
