@@ -70,7 +70,7 @@ def test_files_round_trip_and_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="No such file"):
         load_image(tmp_path / "c.png")
     with pytest.raises(OptionError, match="Cannot write"):
-        save_image(tmp_path / "absent" / "a.png", PIXELS)
+        save_image(tmp_path / "a.png" / "b.png", PIXELS)
     with pytest.raises(OptionError, match="--std is 0"):
         Normalization(0, 0)
 

@@ -24,8 +24,9 @@ from litegpu.model.types import TensorType
 from litegpu.tools.evaluate.image_list import Item
 from litegpu.tools.evaluate.records import RecordFile
 from litegpu.tools.evaluate.shard import Record
-from litegpu.tools.outputs import all_of, write_file
+from litegpu.tools.outputs import all_of
 from litegpu.visible import in_line, visible
+from litegpu.whole_file import write_whole
 from litegpu.zoo import build_model
 
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
@@ -151,7 +152,7 @@ def test_all_of_does_all_and_tells_all(tmp_path: Path) -> None:
     with pytest.raises(BrokenPipeError):
         all_of(leave, lambda: done.append("written"))
     assert done[-1] == "written"
-    write_file(tmp_path / "new" / "file", "text")
+    write_whole(tmp_path / "new" / "file", "text")
     assert (tmp_path / "new" / "file").read_text() == "text"
 
 

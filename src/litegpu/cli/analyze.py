@@ -57,7 +57,8 @@ def analyze(
     from litegpu.model.inline import inline_composites
     from litegpu.model.reader import read_model
     from litegpu.tools import analyze as tool
-    from litegpu.tools.outputs import all_of, require_writable, write_file
+    from litegpu.tools.outputs import all_of, require_writable
+    from litegpu.whole_file import write_whole
 
     for path in (html, model_explorer, annotated):
         if path is not None:
@@ -69,9 +70,9 @@ def analyze(
         lambda: print_json(found.as_dict()) if as_json else tool.print_analysis(found),
         lambda: tool.write_graph_page(found, model, html) if html is not None else None,
         lambda: (
-            write_file(model_explorer, tool.node_data(found, inline_composites(read_model(model)).main))
+            write_whole(model_explorer, tool.node_data(found, inline_composites(read_model(model)).main))
             if model_explorer is not None
             else None
         ),
-        lambda: write_file(annotated, tool.annotated(found, model)) if annotated is not None else None,
+        lambda: write_whole(annotated, tool.annotated(found, model)) if annotated is not None else None,
     )

@@ -60,7 +60,8 @@ def zoo_build(
 
     litegpu zoo build resnet50 --quantized
     """
-    from litegpu.tools.outputs import require_writable, write_file
+    from litegpu.tools.outputs import require_writable
+    from litegpu.whole_file import write_whole
     from litegpu.zoo import build_model
 
     path = output or Path(f"{name}.tflite")
@@ -79,7 +80,7 @@ def zoo_build(
         length=length,
         vocabulary=vocabulary,
     )
-    write_file(path, content)
+    write_whole(path, content)
     print(f"{path}: {len(content) / 1e6:.1f} MB")
 
 

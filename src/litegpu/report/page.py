@@ -6,16 +6,15 @@ import base64
 import hashlib
 import os
 from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
 from typing import Any, Self
 
-from litegpu.errors import OptionError
 from litegpu.report import explorer, network
 from litegpu.report.explorer import Explored
 from litegpu.report.network import GraphNode
 from litegpu.report.plot import Plot
 from litegpu.report.style import style_sheet
 from litegpu.report.text import escape
+from litegpu.whole_file import write_whole
 
 _LARGEST_GRAPH = 600  # nodes; larger ones are listed only
 _LONG_CELL = 40  # characters from which on a cell may break
@@ -137,12 +136,7 @@ class Page:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the page, and the folders that lead to it. Raises OptionError where that cannot be."""
-        target = Path(path)
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(self.html(), encoding="utf-8")
-        except OSError as error:
-            raise OptionError(f"Cannot write {target}: {error.strerror or error}") from None
+        write_whole(path, self.html())
 
     def _add(self, part: str) -> Self:
         self._parts.append(part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from litegpu.errors import OptionError
 from litegpu.report.style import PALETTE
 from litegpu.report.text import escape
 from litegpu.visible import in_line
+from litegpu.whole_file import write_whole
 
 _SCALE = 2  # pixels of a PNG for a unit
 _FONT = 12
@@ -95,14 +97,12 @@ class Plot:
         target = Path(path)
         if target.suffix.lower() not in (".svg", ".png"):
             raise OptionError(f"{target}: a plot is written as .png or .svg")
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if target.suffix.lower() == ".svg":
-                target.write_text(self.svg(standalone=True), encoding="utf-8")
-            else:
-                self._image().save(target)
-        except OSError as error:
-            raise OptionError(f"Cannot write {target}: {error.strerror or error}") from None
+        if target.suffix.lower() == ".svg":
+            write_whole(target, self.svg(standalone=True))
+            return
+        content = io.BytesIO()
+        self._image().save(content, "PNG")
+        write_whole(target, content.getvalue())
 
     def _image(self) -> Any:
         from PIL import Image, ImageDraw, ImageFont

@@ -9,8 +9,9 @@ from litegpu.device_choice import best_gpu
 from litegpu.errors import DeviceError, OptionError
 from litegpu.tools.images import save_image
 from litegpu.tools.model_run import RunReport, run_model, takes_picture
-from litegpu.tools.outputs import require_folder, write_file
+from litegpu.tools.outputs import require_folder
 from litegpu.tools.run_text import print_report
+from litegpu.whole_file import write_whole
 from litegpu.zoo import build_model, draw_scene
 
 _NETWORKS = ("mobilenet_v1", "deeplab_v3")
@@ -56,6 +57,6 @@ def demonstrate(
 
 def _built(name: str, folder: Path) -> Path:
     path = folder / f"{name}.tflite"
-    write_file(path, build_model(name))
+    write_whole(path, build_model(name))
     print(f"built: {path} ({path.stat().st_size / 1e6:.1f} MB)")
     return path

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from litegpu.errors import OptionError
+from litegpu.whole_file import write_whole
 
 #: Formats whose pictures of one channel with 16 bits Pillow opens as 32.
 _SIXTEEN_BITS = frozenset({"PNG", "PPM"})
@@ -47,10 +48,14 @@ def decode_image(content: bytes) -> np.ndarray:
 
 def save_image(path: str | os.PathLike[str], pixels: np.ndarray) -> None:
     """Write uint8 RGB [height, width, 3]; the format follows from the file's name."""
+    suffix, content = os.path.splitext(path)[1].lower(), io.BytesIO()
+    kind = Image.registered_extensions().get(suffix)
     try:
-        Image.fromarray(pixels).save(path)
-    except (OSError, ValueError) as error:
-        raise OptionError(f"Cannot write the picture {os.fspath(path)}: {error}") from None
+        Image.fromarray(pixels).save(content, kind or suffix)
+    except (KeyError, OSError, ValueError) as error:
+        why = error if kind else f"Pillow writes no files that end in {suffix!r}"
+        raise OptionError(f"Cannot write the picture {os.fspath(path)}: {why}") from None
+    write_whole(path, content.getvalue())
 
 
 def resize(pixels: np.ndarray, height: int, width: int) -> np.ndarray:

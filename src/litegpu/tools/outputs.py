@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -25,21 +24,6 @@ def require_writable(path: str | os.PathLike[str], *, read: Iterable[str | os.Pa
         if not existed:
             target.unlink()
     except OSError as error:
-        raise OptionError(f"Cannot write {target}: {error.strerror or error}") from None
-
-
-def write_file(path: str | os.PathLike[str], content: bytes | str) -> None:
-    """Write a file, and the folders that lead to it. Raises OptionError; a new file that could not be written whole is
-    removed."""
-    target = Path(path)
-    existed = target.exists()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content.encode() if isinstance(content, str) else content)
-    except OSError as error:
-        if not existed:
-            with contextlib.suppress(OSError):
-                target.unlink(missing_ok=True)
         raise OptionError(f"Cannot write {target}: {error.strerror or error}") from None
 
 

@@ -21,7 +21,8 @@ from litegpu.tools.benchmark.parse import CommandLine, parse_flags, suggestion, 
 from litegpu.tools.benchmark.result import BenchmarkResult
 from litegpu.tools.benchmark.trace import trace
 from litegpu.tools.json_text import json_text
-from litegpu.tools.outputs import all_of, require_folder, require_writable, write_file
+from litegpu.tools.outputs import all_of, require_folder, require_writable
+from litegpu.whole_file import write_whole
 
 HELP = f"""Usage: litegpu benchmark --graph=MODEL [--flag=value ...]
 
@@ -128,7 +129,7 @@ def _single(flags: BenchmarkFlags, report: ReportFlags, log: Log) -> BenchmarkRe
     all_of(
         lambda: print(json_text(result.as_dict())) if report.json else None,
         tell_problems,
-        lambda: write_file(report.trace, json.dumps(trace(result))) if report.trace else None,
+        lambda: write_whole(report.trace, json.dumps(trace(result))) if report.trace else None,
         lambda: result_page(result).write(report.html) if report.html else None,
         lambda: write_plots() if report.plot else None,
     )

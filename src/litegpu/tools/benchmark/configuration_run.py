@@ -24,7 +24,8 @@ from litegpu.tools.benchmark.parse import flags_from
 from litegpu.tools.benchmark.profile import profile
 from litegpu.tools.benchmark.result import BenchmarkResult
 from litegpu.tools.benchmark.state import state_text
-from litegpu.tools.outputs import all_of, require_writable, write_file
+from litegpu.tools.outputs import all_of, require_writable
+from litegpu.whole_file import write_whole
 
 
 @typed
@@ -103,7 +104,7 @@ def _give_profile(log: Log, result: BenchmarkResult) -> None:
         mode, path = "csv", flags.profiling_output_csv_file
     content = profile_content(result, mode)
     if path:
-        write_file(path, content)
+        write_whole(path, content)
         log.info(f"Saved the op profile to: {path}")
     else:
         log.plain(str(content).rstrip("\n"))
@@ -114,9 +115,9 @@ def _write_outputs(measurement: Measurement) -> None:
     if (flags.output_filepath or flags.output_proto_filepath) and not flags.dry_run:
         outputs = opened.outputs()
         if flags.output_filepath:
-            write_file(flags.output_filepath, raw_outputs(outputs))
+            write_whole(flags.output_filepath, raw_outputs(outputs))
         if flags.output_proto_filepath:
-            write_file(flags.output_proto_filepath, example_message(outputs))
+            write_whole(flags.output_proto_filepath, example_message(outputs))
 
 
 def _write_runtime_info(measurement: Measurement, result: BenchmarkResult) -> None:
@@ -124,12 +125,12 @@ def _write_runtime_info(measurement: Measurement, result: BenchmarkResult) -> No
     if flags.export_model_runtime_info:
         graph = measurement.opened.interpreter.graph
         content = runtime_message(graph, result.delegation, Path(flags.graph).name)
-        write_file(flags.model_runtime_info_output_file, content)
+        write_whole(flags.model_runtime_info_output_file, content)
 
 
 def _write_result(log: Log, result: BenchmarkResult) -> None:
     path = result.flags.result_file_path
     if path:
         log.info(f"Saving benchmark result to: {path}")
-        write_file(path, result_message(result))
+        write_whole(path, result_message(result))
         log.info(f"Saved benchmark result to: {path}")

@@ -16,9 +16,9 @@ from litegpu.tools.evaluate.collecting import Collected
 from litegpu.tools.evaluate.data_set import DelegateResult, EvaluationReport
 from litegpu.tools.evaluate.preprocessing import Preprocessing
 from litegpu.tools.json_text import json_text
-from litegpu.tools.outputs import write_file
 from litegpu.tools.statistics import number
 from litegpu.visible import visible
+from litegpu.whole_file import write_whole
 
 REPORT, PAGE = "report.json", "report.html"
 _LISTED = 10  # images that failed
@@ -111,7 +111,7 @@ def share(value: float | None) -> str:
 
 def write_bytes(path: Path, content: bytes) -> Path:
     """A file of the report. Raises OptionError."""
-    write_file(path, content)
+    write_whole(path, content)
     return path
 
 
