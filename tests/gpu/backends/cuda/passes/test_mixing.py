@@ -37,6 +37,7 @@ def skeletons(
     channels_first: bool = False,
     read: bool = False,
     back: bool = True,
+    swapped: bool = False,
 ) -> Graph:
     """As einsums come out: channels for each part, the joints of all parts last, their layer, and the joints back."""
     rng, b = np.random.default_rng(0), GraphBuilder()
@@ -54,7 +55,7 @@ def skeletons(
     x = b.value((batch, frames, joints, inputs), DType.FLOAT32)
     wide = layer(x, parts * channels, BIASED)
     apart = Reshape(b.values[wide].shape, (batch, frames, joints, parts, channels))
-    turned = (0, 4, 1, 3, 2) if channels_first else (0, 1, 4, 3, 2)
+    turned = (0, 4, 1, 3, 2) if channels_first else (0, 1, 4, 2, 3) if swapped else (0, 1, 4, 3, 2)
     five = [(batch, frames, joints, parts, channels)[i] for i in turned]
     shape = (*five[:3], parts * joints)
     mixed = copy(wide, apart, Transpose(turned), Reshape(tuple(five), shape), shape=shape)
@@ -81,8 +82,8 @@ def test_joints_come_first(channels_first: bool, batch: int, inputs: int, kinds:
 
 @pytest.mark.parametrize(
     "graph",
-    [skeletons(read=True), skeletons(back=False), skeletons(inputs=30), skeletons(parts=1)],
-    ids=["read in between", "not moved back", "odd channels", "one part"],
+    [skeletons(read=True), skeletons(back=False), skeletons(inputs=30), skeletons(parts=1), skeletons(swapped=True)],
+    ids=["read in between", "not moved back", "odd channels", "one part", "parts of joints"],
 )
 def test_what_stays(graph: Graph) -> None:
     assert join_mixing(graph, HOPPER) is graph
