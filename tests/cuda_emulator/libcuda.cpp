@@ -11,6 +11,9 @@
 #include <map>
 #include <mutex>
 #include <set>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
 #include <vector>
 
 typedef int CUresult;
@@ -80,19 +83,74 @@ API cuCtxPopCurrent(Handle* c) {
 }
 API cuCtxGetCurrent(Handle* c) { *c = contexts.empty() ? nullptr : contexts.back(); return SUCCESS; }
 
+// A page that nobody may touch lies right behind device memory, and one in front of the pages that it takes. What is
+// freed may not be touched either. ALIGNMENT is what kernels' vectors and bulk copies need, less than a GPU's 256, so
+// that little behind the end goes unseen; what is written there, or in front, is seen when the memory is freed.
+namespace {
+constexpr size_t ALIGNMENT = 16, PAGE = 4096;
+constexpr unsigned char UNWRITTEN = 0xa5;
+struct sigaction before_us;
+
+size_t pages_of(size_t n) { return (n + PAGE - 1) / PAGE * PAGE; }
+
+void outside(int signal, siginfo_t* info, void* context) {
+  uintptr_t at = (uintptr_t)info->si_addr;
+  auto after = device_memory.upper_bound(at);
+  char text[200];
+  if (after != device_memory.begin()) {
+    auto [base, size] = *std::prev(after);
+    if (at >= base + size && at < base + size + 2 * PAGE) {
+      int length = snprintf(text, sizeof text, "emulated GPU: a kernel or copy touches byte %zu of a buffer of %zu\n",
+                            size_t(at - base), size);
+      if (write(2, text, length)) {}
+    }
+  }
+  if (after != device_memory.end() && after->first - at < 2 * PAGE) {
+    int length = snprintf(text, sizeof text, "emulated GPU: a kernel or copy touches %zu bytes before a buffer of %zu\n",
+                          size_t(after->first - at), after->second);
+    if (write(2, text, length)) {}
+  }
+  sigaction(signal, &before_us, nullptr);  // the instruction is tried again, and ends the process as it used to
+}
+
+bool untouched(const unsigned char* from, const unsigned char* to) {
+  while (from < to)
+    if (*from++ != UNWRITTEN) return false;
+  return true;
+}
+}  // namespace
+
 API cuMemAlloc(uintptr_t* p, size_t n) {
   IN_CONTEXT;
   if (n > size_t(8) << 30) return OUT_OF_MEMORY;
-  void* memory;
-  if (posix_memalign(&memory, 256, n)) return OUT_OF_MEMORY;
-  memset(memory, 0xa5, n);
-  device_memory[*p = (uintptr_t)memory] = n;
+  if (!n) return INVALID_VALUE;
+  static const int watched = [] {
+    struct sigaction ours = {};
+    ours.sa_sigaction = outside;
+    ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    return sigaction(SIGSEGV, &ours, &before_us);
+  }();
+  const size_t size = pages_of(n);
+  char* memory = (char*)mmap(nullptr, size + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return OUT_OF_MEMORY;
+  if (watched || mprotect(memory + PAGE, size, PROT_READ | PROT_WRITE)) return OUT_OF_MEMORY;
+  memset(memory + PAGE, UNWRITTEN, size);
+  *p = (uintptr_t)memory + PAGE + size - (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+  device_memory[*p] = n;
   return SUCCESS;
 }
 API cuMemFree(uintptr_t p) {
   IN_CONTEXT;
-  if (!device_memory.erase(p)) return INVALID_VALUE;
-  free((void*)p);
+  auto found = device_memory.find(p);
+  if (found == device_memory.end()) return INVALID_VALUE;
+  const size_t n = found->second;
+  unsigned char *first = (unsigned char*)(p / PAGE * PAGE), *end = first + pages_of(n);
+  if (!untouched(first, (unsigned char*)p) || !untouched((unsigned char*)p + n, end)) {
+    fprintf(stderr, "emulated GPU: something was written beside a buffer of %zu bytes\n", n);
+    abort();
+  }
+  device_memory.erase(found);
+  munmap(first - PAGE, end - first + 2 * PAGE);
   return SUCCESS;
 }
 API cuMemHostAlloc(void** p, size_t n, unsigned) {
