@@ -687,3 +687,18 @@ def test_a_file_that_is_cut_meanwhile(tmp_path: Path, device: str) -> None:
     model.output(model.op("CONV_2D", [x, weights, bias], (1, 4, 4, 16), options))
     path.write_bytes(model.build())
     subprocess.run([sys.executable, "-c", textwrap.dedent(_CUT), path, device], check=True, timeout=120)
+
+
+def test_a_failure_without_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the official runtime's where memory is lacking."""
+    model = ModelBuilder()
+    model.output(model.op("NEG", [model.input("x", (1, 3))], (1, 3)))
+    with litegpu.load(model.build(), "cpu") as loaded:
+        official = loaded.interpreter.official
+
+        def fails() -> None:
+            raise RuntimeError
+
+        monkeypatch.setattr(official, "invoke", fails)
+        with pytest.raises(litegpu.InvokeError, match="failed without saying why"):
+            loaded.interpreter.invoke()

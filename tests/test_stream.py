@@ -271,6 +271,14 @@ def test_arrays_of_empty_input(device: str) -> None:
             model.empty_input("w")
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("batch", [-1, 1.5, "2", True])
+def test_batches_that_no_array_has(device: str, batch: Any) -> None:
+    require_device(device)
+    with litegpu.load(network(), device) as model, pytest.raises(OptionError, match="batch is"):
+        model.empty_input("x", batch)
+
+
 @pytest.mark.parametrize("ahead", [0, -1, 1.5, True])
 def test_bad_options(ahead: Any) -> None:
     with litegpu.load(network(), "cpu") as model, pytest.raises(OptionError, match="ahead"):

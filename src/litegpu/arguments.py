@@ -45,10 +45,10 @@ def by_name(
     return values
 
 
-def count(name: str, value: object) -> int:
-    """An option that is a number, 1 or more, of Python's or of NumPy's; raises OptionError."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise OptionError(f"{name} is {value!r}; it must be a whole number, 1 or more")
+def count(name: str, value: object, least: int = 1) -> int:
+    """An option that is a number, `least` or more, of Python's or of NumPy's; raises OptionError."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise OptionError(f"{name} is {value!r}; it must be a whole number, {least} or more")
     return int(value)
 
 

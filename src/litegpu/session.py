@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 
 from litegpu import fork
-from litegpu.arguments import by_name, chosen_outputs, converted
+from litegpu.arguments import by_name, chosen_outputs, converted, count
 from litegpu.boundary import typed, typed_errors
 from litegpu.delegates.protocol import NamesDevice
 from litegpu.delegates.report import DelegationReport
@@ -379,14 +379,14 @@ class LoadedModel:
         """A new array for an input (the only one, if no name is given), of its shape, perhaps with another batch, and
         its type; its content is anything. With CUDA it lies in pinned memory: large arrays (from 2 MB) then go to the
         GPU without being copied on the host first, which stream() is twice as fast for. What was given to stream() must
-        not be changed before its result has come. Raises TensorError for an unknown name."""
+        not be changed before its result has come. Raises TensorError for an unknown name, OptionError for no batch."""
         if name is None and len(self._inputs) > 1:
             raise TensorError(f"The model has {len(self._inputs)} inputs, so give a name: {', '.join(self._inputs)}")
         if name is not None and name not in self._inputs:
             raise TensorError(f"There is no input '{name}'; the model has {', '.join(self._inputs)}")
         shape, dtype = self._expected[name or next(iter(self._inputs))]
         if batch is not None:
-            shape = (batch, *shape[1:])
+            shape = (count("batch", batch, 0), *shape[1:])
         if self._delegate is None or self.device != self._gpu:
             return np.empty(shape, dtype)
         device = self._delegate.open_device()

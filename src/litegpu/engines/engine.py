@@ -209,7 +209,13 @@ class Engine(abc.ABC):
             return text
         fresh = text.removeprefix(self._reported)
         self._reported = text
-        return fresh or text
+        return fresh or text or _SILENT
+
+
+#: In place of a reason, which it does not give where memory is lacking.
+_SILENT = (
+    "The official runtime failed without saying why: perhaps there is too little memory for tensors of these shapes."
+)
 
 
 def resized(setup: Setup, options: OfficialOptions, shapes: Shapes) -> Any:
