@@ -109,6 +109,15 @@ def test_the_page_has_the_graph_that_ran(several: Path, tmp_path: Path, monkeypa
     assert "TANH" in page.read_text() and "the model also has encode, both" in page.read_text()
 
 
+@pytest.mark.parametrize("tool", ["advise", "analyze"])
+def test_what_is_not_looked_at_is_told(tool: str, several: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    assert call(monkeypatch, tool, str(several)) == 0
+    line = "This is the signature encode; the model also has decode, both"
+    assert f"{line}, which are not looked at here\n" in capsys.readouterr().out
+    assert call(monkeypatch, tool, str(several), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["signature"] == line
+
+
 # ------------------------------------------------------------------------------------- results that are no numbers
 
 

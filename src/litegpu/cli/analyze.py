@@ -57,6 +57,7 @@ def analyze(
     from litegpu.model.inline import inline_composites
     from litegpu.model.reader import read_model
     from litegpu.tools import analyze as tool
+    from litegpu.tools.entered import others_line
     from litegpu.tools.outputs import all_of, require_writable
     from litegpu.whole_file import write_whole
 
@@ -66,8 +67,18 @@ def analyze(
     gpu = GpuDelegate(precision=precision, **backend_options(device))
     others = [load_delegate(name) for name in delegate or ()]
     found = tool.analyze(model, delegate=gpu, rates=rates, measure=measure, others=others)
+    signature = others_line(model)
+
+    def show() -> None:
+        if as_json:
+            print_json(found.as_dict() | {"signature": signature})
+            return
+        if signature:
+            print(f"{signature}, which are not looked at here")
+        tool.print_analysis(found)
+
     all_of(
-        lambda: print_json(found.as_dict()) if as_json else tool.print_analysis(found),
+        show,
         lambda: tool.write_graph_page(found, model, html) if html is not None else None,
         lambda: (
             write_whole(model_explorer, tool.node_data(found, inline_composites(read_model(model)).main))

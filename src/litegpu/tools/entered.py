@@ -18,7 +18,7 @@ def entered(model: str | os.PathLike[str], signature: str | None) -> str | os.Pa
     return with_entry(whole, subgraph) if subgraph else model
 
 
-def others_line(model: str | os.PathLike[str], signature: str | None = None, flag: str = "") -> str:
+def others_line(model: str | os.PathLike[str] | bytes, signature: str | None = None, flag: str = "") -> str:
     """Which of several signatures this is, that there are others, and the `flag` that chooses; empty for a model that
     has no others."""
     whole = read_model(model)

@@ -16,6 +16,7 @@ from litegpu.model.reader import read_model
 from litegpu.tools.advise import documented
 from litegpu.tools.advise.coverage import Coverage, delegate_coverage, xnnpack_coverage
 from litegpu.tools.advise.measuring import MeasuredWays
+from litegpu.tools.entered import others_line
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Advice:
     `row` is the documented row for the model's type, None where the documentation has none for it; `numerics` says how
     litegpu's GPU delegate computes such a model; `coverages` are the delegates that exist here, the CPU's XNNPACK last.
     `measurement`: what was measured, if that was asked for; the recommendation follows from it then.
+    `signature`: which of several this is about, in a sentence; the others are not looked at.
     """
 
     model: str
@@ -43,6 +45,7 @@ class Advice:
     coverages: tuple[Coverage, ...]
     recommendation: Recommendation
     measurement: MeasuredWays | None = None
+    signature: str = ""
 
     @property
     def fully_delegated(self) -> bool:
@@ -65,6 +68,7 @@ class Advice:
         kind = self.type.kind
         return {
             "model": self.model,
+            "signature": self.signature,
             "type": {
                 "kind": kind.name.lower(),
                 "text": kind.value,
@@ -119,6 +123,7 @@ def advise(
         coverages=(*asked, xnnpack_coverage(source, read)),
         recommendation=_recommend(asked) if measured is None else _by_measurement(measured),
         measurement=measured,
+        signature=others_line(source),
     )
 
 

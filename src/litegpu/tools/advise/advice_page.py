@@ -22,6 +22,8 @@ def write_page(advice: Advice, model: str | os.PathLike[str] | bytes, path: str 
         *((f"{c.delegate} takes", "?" if c.unknown else f"{c.taken}/{c.total}") for c in advice.coverages),
     ])  # fmt: skip
     page.text(" ".join(advice.recommendation.reasons))
+    if advice.signature:
+        page.text(f"{advice.signature}, which are not looked at here")
     if advice.measurement is not None:
         page.section("Measured on this machine")
         page.table(words.MEASURED_COLUMNS, words.measured_rows(advice.measurement))

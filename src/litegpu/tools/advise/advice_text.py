@@ -15,6 +15,8 @@ from litegpu.tools.console import print_table
 def print_advice(advice: Advice) -> None:
     """On stdout, the recommendation last."""
     print(f"{advice.model}: {advice.type.kind.value}")
+    if advice.signature:
+        print(f"{advice.signature}, which are not looked at here")
     for evidence in advice.type.evidence:
         print(f"  {evidence}")
     _print_documented(advice)
