@@ -224,12 +224,10 @@ class OpContext:
             return TensorType.FLOAT32 if half else t.type
         if not self.lowering.quantization:
             raise Unsupported(f"{what} is {t.type.name}: quantization_enabled is False")
+        if grid_of(t) is not None and not self.gpu.quantized:
+            raise Unsupported(f"{what} is {t.type.name} with quantization parameters, which are not taken")
         if grid_of(t) is not None:
-            if not self.gpu.quantized and t.type in types:
-                raise Unsupported(
-                    f"{what} is {t.type.name} with quantization parameters, where plain integers are taken"
-                )
-            return TensorType.FLOAT32 if self.gpu.quantized else t.type
+            return TensorType.FLOAT32
         return TensorType.INT32 if types >= ANY else t.type
 
     def require(self, condition: bool, reason: str) -> None:
