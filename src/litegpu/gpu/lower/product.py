@@ -17,6 +17,8 @@ from litegpu.gpu.lower.integers import quanta_of, rounded_once
 from litegpu.gpu.lower.quantization import Grid, grid_of
 from litegpu.model.types import Tensor, TensorType
 
+#: The power of two up to which products are rounded once.
+_MOST_ONCE = 15
 #: What the bias of quantized data and weights may be.
 _INTEGERS = (TensorType.INT32, TensorType.INT64)
 
@@ -108,20 +110,21 @@ def _of_bytes(
     factors = np.float32(given.scale) * scales / np.float32(made.scale)
     by_xnnpack = ctx.lowering.xnnpack and _fits_xnnpack(weights, array, factors, once)
     doubles = _ratios(ctx, data, given.scale, scales, made.scale)
-    if by_xnnpack or (once and not ctx.lowering.xnnpack):
+    if by_xnnpack:
         reach = _reach(ctx, bias, channels, array, factors, given)
         expr, operands = _rounded_once(ctx, bias, channels, factors, made, reach)
     else:
         ctx.require(by_gemm or not ctx.lowering.xnnpack, NOT_KNOWN)
-        expr, operands = in_fixed_point(ctx, bias, channels, doubles, made, upwards=ctx.lowering.xnnpack)
+        upwards = ctx.lowering.xnnpack
+        expr, operands = in_fixed_point(ctx, bias, channels, doubles, made, upwards=upwards, once=once and not upwards)
     stored = (array + np.float32(zero)).astype(np.int8)
     return Product(ctx, kept.stored[ctx.tensor(data).index], stored, expr, operands, Zeros(given.zero, zero))
 
 
 def _ratios(ctx: OpContext, data: int, given: float, scales: Array, made: float) -> Array:
-    """What the runtime's own kernels make multipliers of: of unsigned bytes, from the product of both scales as a
-    float."""
-    if ctx.tensor(data).type is TensorType.UINT8:
+    """What the runtime's own kernels make multipliers of: in convolutions of unsigned bytes, from the product of both
+    scales as a float."""
+    if ctx.tensor(data).type is TensorType.UINT8 and ctx.operator.name != "FULLY_CONNECTED":
         return (np.float32(given) * scales.astype(np.float32)).astype(np.float64) / float(made)
     return np.asarray(float(given) * scales.astype(np.float64) / float(made))
 
@@ -218,10 +221,11 @@ def in_fixed_point(
     expr: Expr = RESULT,
     *,
     upwards: bool = False,
+    once: bool = False,
 ) -> tuple[Expr, list[int]]:
     """The sums, which are `expr`, and the bias in whole numbers, times a multiplier of 31 bits for all or for each
-    channel. (The runtime's reference kernel of dense layers rounds once, as XNNPACK's do.) `upwards`: halves of the
-    second rounding are, as in the products of matrices (ruy, on x86) that the runtime's own kernels use."""
+    channel. `upwards`: halves of the second rounding are, as in the products of matrices (ruy, on x86) that the
+    runtime's own kernels use. `once`: there is but one, halves upwards, as in its reference kernel of dense layers."""
     operands: list[int] = []
 
     def argument(array: Array) -> Expr:
@@ -233,7 +237,10 @@ def in_fixed_point(
     if ctx.has(bias):
         expr = fn("add", expr, argument(_integer_bias(ctx, bias, channels)))
     multipliers, shifts = np.array([multiplier_of(float(f)) for f in factors.reshape(-1)]).T
-    if upwards:
+    if once:
+        ctx.require(shifts.max(initial=0) <= _MOST_ONCE, NOT_KNOWN)
+        expr = fn("fixed_mul_once", expr, argument(multipliers), argument(shifts))
+    elif upwards:
         right = np.maximum(-shifts, 0)
         high = fn("fixed_mul", expr, argument(multipliers), argument(np.maximum(shifts, 0)))
         expr = fn("shift_right", fn("add", high, argument((1 << right) >> 1)), argument(right))
