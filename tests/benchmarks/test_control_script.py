@@ -50,6 +50,11 @@ def test_decoders(script: Any, name: str, stops: bool) -> None:
 @pytest.mark.parametrize("name", ["lstm", "decoder", "beam_search"])
 def test_no_step_asks_the_driver_for_anything(script: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One launch of a graph, however many steps it has."""
+    pytest.importorskip("cuda.bindings", reason="no litegpu[cuda]")
+    from litegpu.gpu.backends.cuda.opening import available
+
+    if available() is not None:
+        pytest.skip(f"no CUDA device: {available()}")
     monkeypatch.setattr(native, "find", lambda: None)  # whose calls are not seen
     options = dict(steps=4, units=8, features=4) if name == "lstm" else dict(steps=4, width=16, words=40, source=5)
     build, more = getattr(script, name), {} if name == "lstm" else dict(stops=True)
