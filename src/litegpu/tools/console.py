@@ -16,7 +16,7 @@ _LEAST_TEXT = 8  # characters of a line of folded text
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on stdout, whole on a terminal of any width; columns whose cells are all numbers are aligned to the right.
+    """A table on stdout, whole on a terminal of any width; columns of numbers are aligned to the right.
     Each cell is one line, with what cannot be seen escaped."""
     columns, rows = [in_line(name) for name in columns], [[in_line(cell) for cell in row] for row in rows]
     right = [all(_is_number(row[i]) for row in rows) for i in range(len(columns))]
