@@ -500,6 +500,7 @@ def test_ctrl_c_in_an_inference(opened: Opened) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_while_the_graph_is_divided(opened: Opened) -> None:
+    opened(network())  # what the first one alone does, once for the process, is not counted
     counted = Interruptions()
     counted.during(lambda: opened(network()))
     for place in range(1, counted.count + 1, max(1, counted.count // 24)):
@@ -527,6 +528,30 @@ def test_a_signal_handler_that_raises(opened: Opened, monkeypatch: pytest.Monkey
             assert "litegpu: it was interrupted" in str(error)
             for _ in range(1000):
                 pass  # at the latest here
+
+
+def test_ctrl_c_is_not_lost_in_a_finalizer(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the garbage collector runs one while the runtime returns."""
+
+    class Interrupting(Lending):
+        def invoke(self, inputs: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+            raise KeyboardInterrupt
+
+    class Last:
+        def __del__(self) -> None:
+            with pytest.raises(RuntimeError, match="interrupted"):
+                interpreter.invoke()
+            finalized.append(True)
+
+    finalized: list[bool] = []
+    monkeypatch.setattr(GpuDelegate, "prepare", lambda _, partition: Interrupting(partition))
+    interpreter = opened(network())
+    last = Last()
+    with pytest.raises(KeyboardInterrupt):
+        del last
+        for _ in range(1000):
+            pass  # at the latest here
+    assert finalized
 
 
 # ------------------------------------------------------------------------------------------------------------ lifetimes
@@ -582,6 +607,7 @@ def test_ctrl_c_while_a_delegate_is_made(delegate: Callable[..., Any]) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_nothing_is_left_of_what_was_interrupted(opened: Opened, lending: list[Lending]) -> None:
+    opened(network())  # what the first one alone does, once for the process, is not counted
     counted = Interruptions()
     counted.during(lambda: opened(network()))
     for place in range(1, counted.count + 1, max(1, counted.count // 24)):

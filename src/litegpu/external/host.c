@@ -122,6 +122,7 @@ static struct python {
   int (*add_pending)(int (*)(void *), void *);
   object *none;
   object *create; /* address of a `creation` -> a function that prepares graphs, or a text: what is wrong */
+  object *finalizing; /* -> None, or something else where Python prints and drops what is raised */
 } python;
 
 static volatile int started = 0;
@@ -149,8 +150,12 @@ typedef struct kernel {
 /* What litegpu_replace() of this thread offers to kernel_init(), which the runtime calls in between. */
 static _Thread_local struct { kernel **made; int count; } offered;
 
+/* Not in a finalizer, which the garbage collector may happen to run in between, but as soon as that has ended. */
 static int raise_later(void *box) {
-  object **carried = box;
+  object **carried = box, *finalizing = python.call_nothing(python.finalizing);
+  bool waits = finalizing != NULL && finalizing != python.none;
+  if (finalizing != NULL) python.decref(finalizing);
+  if (waits && python.add_pending(raise_later, box) == 0) return 0;
   python.restore(carried[0], carried[1], carried[2]);
   free(carried);
   return -1;

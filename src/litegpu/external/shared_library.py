@@ -5,8 +5,10 @@ from __future__ import annotations
 import atexit
 import ctypes
 import math
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -62,7 +64,7 @@ class Preparation(ctypes.Structure):
     _fields_ = (("context", ctypes.c_void_p), ("delegate", ctypes.c_void_p))
 
 
-#: What host.c calls of Python, in its order; `none` and `create` follow.
+#: What host.c calls of Python, in its order; `none`, `create` and `finalizing` follow.
 _PYTHON = (
     "PyGILState_Ensure", "PyGILState_Release", "PyObject_CallNoArgs", "PyObject_CallOneArg", "PyLong_FromVoidPtr",
     "PyUnicode_AsUTF8", "PyCallable_Check", "Py_IncRef", "Py_DecRef", "PyErr_Fetch", "PyErr_Restore",
@@ -109,14 +111,25 @@ class Library:
     def start(self, create: Callable[[int], Any]) -> None:
         """From now on delegates are made by `create`, which gets the address of a Creation and gives a function, or a
         text that says what is wrong. Until Python ends, as late as atexit lets us know of that."""
-        table = (ctypes.c_void_p * (len(_PYTHON) + 2))()
+        own = (None, create, _finalizing)
+        table = (ctypes.c_void_p * (len(_PYTHON) + len(own)))()
         for i, name in enumerate(_PYTHON):
             table[i] = ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p).value
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(create))  # for good: the runtime may ask at any time
-        table[len(_PYTHON)], table[len(_PYTHON) + 1] = id(None), id(create)
+        table[len(_PYTHON) :] = [id(one) for one in own]
         if self._start(ctypes.addressof(table), ctypes.sizeof(table)) != 0:
             raise DelegateError(f"{self.path} is of another version of litegpu: remove it")
         atexit.register(self._start, None, 0)
+
+
+def _finalizing() -> bool | None:
+    """True within a finalizer: what is raised there is printed, and lost."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" or frame.f_globals.get("__name__") == "weakref":
+            return True
+        frame = frame.f_back
+    return None
 
 
 def numbers(values: Sequence[int]) -> Any:
