@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from litegpu import GpuDelegate, Interpreter
+from litegpu.limits import WORK_VARIABLE
 from litegpu.model import ModelBuilder
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -34,6 +35,7 @@ for b in batches.split(","):
 def families(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The benchmark, its networks on software Vulkan and its clock stopped at a millisecond."""
     monkeypatch.syspath_prepend(FOLDER)
+    monkeypatch.setenv(WORK_VARIABLE, str(10**12))  # or main() would set it for the tests that follow as well
     module = importlib.import_module("families")
 
     def opened(path: Path, options: dict[str, Any], folder: Path) -> tuple[Interpreter, GpuDelegate]:

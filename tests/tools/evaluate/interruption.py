@@ -13,22 +13,30 @@ from pathlib import Path
 from typing import Any
 
 _SECONDS = 120
+#: Of each Python of the command: opening that image takes as long as the test.
+_DISK = """
+import os, sys, time
+
+def wait(event, arguments):
+    if event == "open" and arguments[0] == os.environ["NO_ANSWER_FOR"]:
+        time.sleep(1000)
+
+sys.addaudithook(wait)
+"""
 
 
 def interrupted_and_resumed(arguments: Sequence[str], image: Path, folder: Path, workers: int) -> Mapping[str, Any]:
-    """Run `litegpu evaluate ARGUMENTS` until it waits for `image`, a pipe that nobody writes; press Ctrl-C; give
-    it the image, and run the command again. Gives the report of that, whose `reused` were known before.
-
-    The image is one of a copy of the data set: it is replaced for a while.
-    """
+    """Run `litegpu evaluate ARGUMENTS` until it waits for `image`, as from a disk that does not answer; press Ctrl-C,
+    and run the command again with a disk that does. Gives the report of that, whose `reused` were known before."""
     records = folder / "records-cpu.jsonl"
     command = [*(sys.executable, "-m", "litegpu", "evaluate"), *arguments, f"--workers={workers}", "-o", str(folder)]
-    content, times = image.read_bytes(), image.stat()
-    image.unlink()
-    os.mkfifo(image)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "sitecustomize.py").write_text(_DISK)
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": path, "NO_ANSWER_FOR": str(image)},
+    )  # fmt: skip
     try:
         known = _lines_when_quiet(process, records)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the decoding processes too
@@ -37,9 +45,7 @@ def interrupted_and_resumed(arguments: Sequence[str], image: Path, folder: Path,
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-        image.unlink()
-        image.write_bytes(content)
-        os.utime(image, ns=(times.st_atime_ns, times.st_mtime_ns))
+        (folder / "sitecustomize.py").unlink()
     assert process.returncode == 130, errors
     told = [line for line in errors.splitlines() if not line.startswith(("INFO", "WARNING"))]
     assert told == ["litegpu: interrupted; the same command goes on from here"], errors

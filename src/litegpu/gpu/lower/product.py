@@ -109,7 +109,7 @@ def _of_bytes(
         return None
     factors = np.float32(given.scale) * scales / np.float32(made.scale)
     by_xnnpack = ctx.lowering.xnnpack and _fits_xnnpack(weights, array, factors, once)
-    doubles = _ratios(ctx, data, given.scale, scales, made.scale)
+    doubles = _ratios(ctx, data, given.scale, scales, made.scale, once)
     if by_xnnpack:
         reach = _reach(ctx, bias, channels, array, factors, given)
         expr, operands = _rounded_once(ctx, bias, channels, factors, made, reach)
@@ -121,10 +121,10 @@ def _of_bytes(
     return Product(ctx, kept.stored[ctx.tensor(data).index], stored, expr, operands, Zeros(given.zero, zero))
 
 
-def _ratios(ctx: OpContext, data: int, given: float, scales: Array, made: float) -> Array:
+def _ratios(ctx: OpContext, data: int, given: float, scales: Array, made: float, dense: bool) -> Array:
     """What the runtime's own kernels make multipliers of: in convolutions of unsigned bytes, from the product of both
     scales as a float."""
-    if ctx.tensor(data).type is TensorType.UINT8 and ctx.operator.name != "FULLY_CONNECTED":
+    if ctx.tensor(data).type is TensorType.UINT8 and not dense:
         return (np.float32(given) * scales.astype(np.float32)).astype(np.float64) / float(made)
     return np.asarray(float(given) * scales.astype(np.float64) / float(made))
 
@@ -194,7 +194,7 @@ def _finished(
     if unit is not None and grid is not None and scales is not None:
         ctx.unit = grid.scale
         if not ctx.lowering.xnnpack and grid.bits <= 8 and not once:
-            factors = _ratios(ctx, data, unit, scales, grid.scale)
+            factors = _ratios(ctx, data, unit, scales, grid.scale, once)
             return in_fixed_point(ctx, bias, channels, factors, grid, fn("to_int32", fn("round", RESULT)))
         if ctx.has(bias):
             expr = with_array("add", _integer_bias(ctx, bias, channels))

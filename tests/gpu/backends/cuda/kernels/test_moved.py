@@ -103,7 +103,7 @@ def test_joined(case: str, residual: bool, norm: bool) -> None:
 
 def test_joined_only_where_a_kernel_is() -> None:
     graph, values = network(20, 12, CASES["shifted"])
-    for features, half in ((dataclasses.replace(CUDA, capability=75), True), (Features(), True), (CUDA, False)):
+    for features, half in ((dataclasses.replace(CUDA, capability=70), True), (Features(), True), (CUDA, False)):
         assert not joint(graph, values, features, half)
     assert not joint(*network(20, 12, CASES["windows"], also_read=True))
     mixed = (*picture(12), Take(1, (0, 2, 1, 3, 5, 4)))  # whose places would have to be looked up

@@ -66,7 +66,8 @@ def network(shape, outputs: int, expr: Apply, *, stride=(1, 1), one_gate=False, 
     x = builder.value(shape, DType.FLOAT32)
     g = builder.value((1 if one_gate else b, 1, 1, c), DType.FLOAT32)
     eye = builder.constant(np.eye(c, dtype=np.float32).reshape(c, 1, 1, c))
-    inner = builder.node(Conv2D(), [x, eye], builder.value(shape, DType.FLOAT32))
+    no_line = apply("max", RESULT, -1000.0)  # or the mean would be taken in front of it (passes/squeezing.py)
+    inner = builder.node(Conv2D(), [x, eye], builder.value(shape, DType.FLOAT32), no_line)
     gate = builder.node(Conv2D(), [g, eye], builder.value(builder.values[g].shape, DType.FLOAT32),
                         apply("sigmoid", RESULT))  # fmt: skip
     scale = builder.constant(rng.uniform(0.5, 2, (1, 1, 1, c)) * rng.choice([-1, 1], c))

@@ -43,6 +43,7 @@ def test_every_kernel_is_looked_at() -> None:
         "lstm.cu",
         "matmul.cu",
         "matvec.cu",
+        "moments.cu",
         "pair.cu",
         "patch.cu",
         "persistent.cu",

@@ -50,7 +50,7 @@ def network(
     size: tuple[int, int], channels: int, results: int, *, batch=1, taps=3, stride=1, depthwise=True, pooled=False,
     hard=False, read=False, seed=0,
 ) -> tuple[Graph, list[np.ndarray]]:  # fmt: skip
-    """x -> 1x1 convolution (-> depthwise convolution, swish) -> squeeze-and-excite -> 1x1 convolution."""
+    """x -> 1x1 convolution (-> depthwise convolution), swish -> squeeze-and-excite -> 1x1 convolution."""
     rng = np.random.default_rng(seed)
     builder = GraphBuilder()
 
@@ -62,7 +62,8 @@ def network(
 
     x = floats(batch, *size, channels)
     last = builder.node(Conv2D(), [x, constant(channels, 1, 1, channels, scale=channels**-0.5)],
-                        floats(batch, *size, channels), BIASED, [constant(1, 1, 1, channels)])  # fmt: skip
+                        floats(batch, *size, channels), BIASED if depthwise else SWISH,
+                        [constant(1, 1, 1, channels)])  # fmt: skip
     if depthwise:
         size = (-(-size[0] // stride), -(-size[1] // stride))
         op = DepthwiseConv2D((stride, stride), padding=((taps - 1) // 2,) * 2)
