@@ -76,6 +76,14 @@ class Split(nn.Module):
         return self.last(torch.cat(parts, 1))
 
 
+def aggregated(neck: Any, third: Tensor, fourth: Tensor, fifth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The levels after the path down and the one up again, by the layers `up`, `down` and `mixed` of the network."""
+    y = neck.up[0](torch.cat([functional.interpolate(fifth, scale_factor=2.0), fourth], 1))
+    fine = neck.up[1](torch.cat([functional.interpolate(y, scale_factor=2.0), third], 1))
+    middle = neck.mixed[0](torch.cat([neck.down[0](fine), y], 1))
+    return fine, middle, neck.mixed[1](torch.cat([neck.down[1](middle), fifth], 1))
+
+
 class Yolo(nn.Module):
     def __init__(self, classes: int = 80) -> None:
         super().__init__()
@@ -108,11 +116,7 @@ class Yolo(nn.Module):
         for _ in range(3):
             pools.append(functional.max_pool2d(pools[-1], 5, 1, 2))
         fifth = self.pooled(torch.cat(pools, 1))
-        y = self.up[0](torch.cat([functional.interpolate(fifth, scale_factor=2.0), fourth], 1))
-        fine = self.up[1](torch.cat([functional.interpolate(y, scale_factor=2.0), third], 1))
-        middle = self.mixed[0](torch.cat([self.down[0](fine), y], 1))
-        coarse = self.mixed[1](torch.cat([self.down[1](middle), fifth], 1))
-        levels = (fine, middle, coarse)
+        levels = aggregated(self, third, fourth, fifth)
         boxes = torch.cat([layer(v).flatten(2) for layer, v in zip(self.boxes, levels, strict=True)], 2)
         scores = torch.cat([layer(v).flatten(2) for layer, v in zip(self.scores, levels, strict=True)], 2)
         y = boxes.unflatten(1, (4, 16)).softmax(2)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from strangers.torch_modules import conv
+from strangers.torch_modules import aggregated, conv
 
 
 class RetinaNet(nn.Module):
@@ -100,12 +100,8 @@ class YoloX(nn.Module):
         fourth = self.fourth(third)
         x = self.narrow(fourth)
         fifth = self.fifth(torch.cat([x, *(functional.max_pool2d(x, n, 1, n // 2) for n in (5, 9, 13))], 1))
-        y = self.up[0](torch.cat([functional.interpolate(fifth, scale_factor=2.0), fourth], 1))
-        fine = self.up[1](torch.cat([functional.interpolate(y, scale_factor=2.0), third], 1))
-        middle = self.mixed[0](torch.cat([self.down[0](fine), y], 1))
-        coarse = self.mixed[1](torch.cat([self.down[1](middle), fifth], 1))
         rows = []
-        for i, level in enumerate((fine, middle, coarse)):
+        for i, level in enumerate(aggregated(self, third, fourth, fifth)):
             level = self.stems[i](level)
             boxes, scores = self.boxes[i](level), self.scores[i](level)
             parts = [self.last[i][0](boxes), self.last[i][1](boxes).sigmoid(), self.last[i][2](scores).sigmoid()]

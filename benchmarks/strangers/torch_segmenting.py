@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from strangers.torch_generators import Gate, plain
-from strangers.torch_modules import conv
+from strangers.torch_modules import aggregated, conv
 from strangers.torch_more import CrossStage
 
 
@@ -166,12 +166,8 @@ class YoloV5(nn.Module):
         for _ in range(3):
             pools.append(functional.max_pool2d(pools[-1], 5, 1, 2))
         fifth = self.pooled(torch.cat(pools, 1))
-        y = self.up[0](torch.cat([functional.interpolate(fifth, scale_factor=2.0), fourth], 1))
-        fine = self.up[1](torch.cat([functional.interpolate(y, scale_factor=2.0), third], 1))
-        middle = self.mixed[0](torch.cat([self.down[0](fine), y], 1))
-        coarse = self.mixed[1](torch.cat([self.down[1](middle), fifth], 1))
         rows = []
-        for i, level in enumerate((fine, middle, coarse)):
+        for i, level in enumerate(aggregated(self, third, fourth, fifth)):
             y = self.last[i](level).permute(0, 2, 3, 1)
             y = y.reshape(len(x), -1, 3, y.shape[3] // 3).sigmoid()
             centre = (2 * y[..., :2] + self.grids[i]) / y.shape[1] ** 0.5

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from litegpu.gpu.graph import (
     RESULT,
     Concat,
-    Conv2D,
     Copy,
     DType,
     Elementwise,
@@ -18,11 +16,10 @@ from litegpu.gpu.graph import (
     Slice,
     sources_of,
 )
+from litegpu.gpu.passes.by_channel import GROUP, can_be_divided, with_channels
 
 #: Parts that a convolution is divided into, at most: each reads the whole input.
 _MOST = 3
-#: Channels of a part come in groups of so many.
-_GROUP = 8
 
 
 def divide_layers(graph: Graph) -> Graph:
@@ -42,7 +39,8 @@ def divide_layers(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.output in found:
             for part in found[node.output]:
-                builder.nodes.append(_divided(builder, node, part))
+                channels, sources = range(part.begin, part.begin + part.size), sources_of(node, part.copy)
+                builder.nodes.append(with_channels(builder, node, channels, part.copy.output, sources))
         elif node.output not in gone:
             builder.nodes.append(node)
     return builder.graph(graph.inputs, graph.outputs)
@@ -88,18 +86,16 @@ class _Search:
     def may_be_divided(self, node: Node) -> bool:
         """Whether it is a convolution 1x1 each of whose channels has its own weights and constants alone."""
         values = self.graph.values
-        if not isinstance(node.op, Conv2D) or node.op.groups > 1 or node.output in self.graph.outputs:
+        if not can_be_divided(node, values) or node.output in self.graph.outputs:
             return False
-        weights, known = values[node.inputs[1]].data, [values[v].data for v in node.operands]
-        plain = weights is not None and weights.shape[1:3] == (1, 1) and values[node.output].dtype is DType.FLOAT32
-        return plain and all(d is not None and d.shape[:3] == (1, 1, 1) for d in known)
+        return values[node.inputs[1]].shape[1:3] == (1, 1) and values[node.output].dtype is DType.FLOAT32
 
     def part(self, copy: Node, shape: tuple[int, ...]) -> _Part | None:
         if not isinstance(copy.op, Copy) or copy.epilogue != RESULT or len(copy.op.steps) != 1:
             return None
         match copy.op.steps[0]:
             case Slice((0, 0, 0, begin), (1, 1, 1, 1), (b, h, w, size)) if (b, h, w) == shape[:3]:
-                return _Part(copy, begin, size) if size % _GROUP == 0 else None
+                return _Part(copy, begin, size) if size % GROUP == 0 else None
         return None
 
     def sum_of(self, part: _Part) -> int | None:
@@ -116,19 +112,3 @@ class _Search:
         """Whether all that becomes of it is a part of what others join."""
         readers = self.consumers[part.copy.output]
         return len(readers) == 1 and isinstance(readers[0].op, Concat) and readers[0].op.axis == 3
-
-
-def _divided(builder: GraphBuilder, node: Node, part: _Part) -> Node:
-    """The convolution of the part's channels."""
-
-    def own(v: int, axis: int) -> int:
-        data = builder.values[v].data
-        assert data is not None
-        return (
-            v if data.shape[axis] == 1 else builder.constant(data.take(range(part.begin, part.begin + part.size), axis))
-        )
-
-    inputs = (node.inputs[0], own(node.inputs[1], 0))
-    operands = tuple(own(v, 3) for v in node.operands)
-    sources = sources_of(node, part.copy)
-    return dataclasses.replace(node, inputs=inputs, operands=operands, output=part.copy.output, sources=sources)

@@ -10,7 +10,6 @@ import numpy as np
 
 from litegpu.gpu.graph import (
     RESULT,
-    Apply,
     Arg,
     Concat,
     Conv2D,
@@ -19,16 +18,13 @@ from litegpu.gpu.graph import (
     Expr,
     Graph,
     GraphBuilder,
-    Literal,
     Node,
     Slice,
     apply,
     sources_of,
 )
+from litegpu.gpu.passes.by_channel import GROUP, constants_of, line_of
 from litegpu.gpu.passes.movement import join_copies
-
-#: Channels come in groups of so many, so that a part of them is as good to read as the whole.
-_GROUP = 8
 
 
 def join_siblings(graph: Graph) -> Graph:
@@ -76,16 +72,13 @@ def _part(node: Node, graph: Graph, producer: Mapping[int, Node]) -> _Part | Non
     if not isinstance(node.op, Conv2D) or node.op.groups != 1 or node.op.zero_point is not None:
         return None
     weights, shape = values[node.inputs[1]].data, values[node.output].shape
-    known = [values[v].data for v in node.operands]
-    if weights is None or shape[3] % _GROUP or values[node.output].dtype is not DType.FLOAT32:
+    if weights is None or shape[3] % GROUP or values[node.output].dtype is not DType.FLOAT32:
         return None
-    operands = [np.broadcast_to(d, (1, 1, 1, shape[3])).reshape(-1) for d in known if d is not None and _flat(d)]
-    if len(operands) < len(known):
+    operands, line, epilogue = constants_of(node, values), line_of(node, values), node.epilogue
+    if operands is None:
         return None
-    epilogue = node.epilogue
-    parts = affine(epilogue, operands, shape[3])
-    if parts is not None and all(np.isfinite(a).all() for a in parts):
-        scale, shift = parts
+    if line is not None:
+        scale, shift = line
         weights = (weights * scale.reshape(-1, 1, 1, 1)).astype(np.float32)
         epilogue, operands = apply("add", RESULT, Arg(1)), [shift.astype(np.float32)]
     copy = producer.get(node.inputs[0])
@@ -94,36 +87,6 @@ def _part(node: Node, graph: Graph, producer: Mapping[int, Node]) -> _Part | Non
     kinds = tuple(operand.dtype.kind for operand in operands)
     key = (node.op, read, weights.shape[1:], shape[:3], epilogue, kinds)
     return _Part(node, weights, epilogue, tuple(operands), key)
-
-
-def _flat(data: np.ndarray) -> bool:
-    return data.shape[:3] == (1, 1, 1)
-
-
-def affine(expr: Expr, operands: list[np.ndarray], channels: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """(factor, summand) for each channel if the expression does no more than multiply by the one and add the other."""
-    match expr:
-        case Arg(0):
-            return np.ones(channels), np.zeros(channels)
-        case Arg(i):
-            return np.zeros(channels), operands[i - 1].astype(np.float64)
-        case Literal(number):
-            return np.zeros(channels), np.full(channels, float(number))
-        case Apply(fn, arguments) if fn in ("add", "sub", "mul", "div", "neg"):
-            parts = [affine(a, operands, channels) for a in arguments]
-            if any(p is None for p in parts):
-                return None
-            (a, b), *rest = (p for p in parts if p is not None)
-            if fn == "neg":
-                return -a, -b
-            ((c, d),) = rest
-            if fn in ("add", "sub"):
-                sign = 1 if fn == "add" else -1
-                return a + sign * c, b + sign * d
-            if fn == "div":
-                return None if c.any() or not d.all() else (a / d, b / d)
-            return None if a.any() and c.any() else (a * d + b * c, b * d)
-    return None
 
 
 def _put(builder: GraphBuilder, family: list[_Part]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy as np
 from litegpu.gpu.graph import (
     RESULT,
     Concat,
-    Conv2D,
     Copy,
     Graph,
     GraphBuilder,
@@ -21,11 +19,10 @@ from litegpu.gpu.graph import (
     Value,
     sources_of,
 )
+from litegpu.gpu.passes.by_channel import GROUP, can_be_divided, with_channels
 
 #: Rows of pixels that a row becomes, at most: each is a convolution of its own.
 _MOST_ROWS = 3
-#: Channels of a convolution come in groups of so many.
-_GROUP = 8
 
 
 def spread_pixels(graph: Graph) -> Graph:
@@ -53,7 +50,7 @@ def spread_pixels(graph: Graph) -> Graph:
 
 def may_spread(conv: Node, copy: Node, values: Mapping[int, Value]) -> bool:
     """Whether the copy makes pixels of the channels of `conv`, which may write them there if it is not read else."""
-    return _order(copy, values) is not None and _may_be_divided(conv, values)
+    return _order(copy, values) is not None and can_be_divided(conv, values)
 
 
 def _order(copy: Node, values: Mapping[int, Value]) -> np.ndarray | None:
@@ -71,17 +68,9 @@ def _order(copy: Node, values: Mapping[int, Value]) -> np.ndarray | None:
     fits = apart[:3] == (b, h, w) and target.shape == (b, h * rows, w * columns, channels)
     if not fits or source.dtype != target.dtype or not 1 < rows <= _MOST_ROWS:
         return None
-    if channels % 4 or columns * channels % _GROUP:
+    if channels % 4 or columns * channels % GROUP:
         return None
     return np.arange(source.shape[3]).reshape(apart[3:]).transpose(i - 3, j - 3, k - 3)
-
-
-def _may_be_divided(conv: Node, values: Mapping[int, Value]) -> bool:
-    """Whether each channel has its own weights and constants alone."""
-    if not isinstance(conv.op, Conv2D) or conv.op.groups > 1 or values[conv.inputs[1]].data is None:
-        return False
-    known = [values[v] for v in conv.operands]
-    return all(v.data is not None and v.shape[:3] == (1, 1, 1) for v in known)
 
 
 def _put(builder: GraphBuilder, conv: Node, copy: Node) -> None:
@@ -96,16 +85,8 @@ def _put(builder: GraphBuilder, conv: Node, copy: Node) -> None:
     sources = sources_of(conv, copy)
     parts = []
     for row in found.reshape(rows, -1):
-        operands = []
-        for v in conv.operands:
-            data = values[v].data
-            assert data is not None
-            operands.append(v if data.shape[3] == 1 else builder.constant(data[..., row]))
         part = builder.value((b, h, w, columns * channels), source.dtype, name=source.name)
-        inputs = (conv.inputs[0], builder.constant(weights[row]))
-        builder.nodes.append(
-            dataclasses.replace(conv, inputs=inputs, operands=tuple(operands), output=part, sources=sources)
-        )
+        builder.nodes.append(with_channels(builder, conv, row, part, sources))
         line = builder.value(wide, source.dtype)
         parts.append(builder.node(Copy((Reshape(values[part].shape, wide),)), [part], line, sources=sources))
     whole = (b * h, rows, *wide[2:])

@@ -23,7 +23,7 @@ from litegpu.gpu.graph import (
     substitute,
     walk,
 )
-from litegpu.gpu.passes.siblings import affine
+from litegpu.gpu.passes.by_channel import line_of
 
 
 def squeeze_first(graph: Graph) -> Graph:
@@ -112,18 +112,13 @@ class _Search:
     def layer(self, node: Node) -> tuple[np.ndarray, np.ndarray] | None:
         """The weights and the bias of a convolution 1x1 that does nothing else."""
         weights, values = self.weights(node), self.graph.values
-        x, known = values[node.inputs[0]] if node.inputs else None, [values[v].data for v in node.operands]
-        if weights is None or x is None or x.is_constant or x.dtype is not DType.FLOAT32:
+        line = None if weights is None else line_of(node, values)
+        if weights is None or line is None:
             return None
-        operands = [
-            np.broadcast_to(d, (1, 1, 1, len(weights))).reshape(-1)
-            for d in known
-            if d is not None and d.shape[:3] == (1, 1, 1)
-        ]
-        parts = affine(node.epilogue, operands, len(weights)) if len(operands) == len(known) else None
-        if parts is None or not all(np.isfinite(a).all() for a in parts):
+        x = values[node.inputs[0]]
+        if x.is_constant or x.dtype is not DType.FLOAT32:
             return None
-        scale, shift = parts
+        scale, shift = line
         return (weights * scale[:, None]).astype(np.float32), shift.astype(np.float32)
 
 

@@ -31,8 +31,8 @@ from litegpu.gpu.graph import (
     substitute,
 )
 from litegpu.gpu.lang.features import Features
+from litegpu.gpu.passes.by_channel import constants_of, line_of
 from litegpu.gpu.passes.fold import drop_unused
-from litegpu.gpu.passes.siblings import affine
 
 #: Joints times channels that are read, up to which one product does both.
 FEW = 128
@@ -109,18 +109,10 @@ class _Search:
         parts, channels, new, joints = sizes
         values = self.graph.values
         x = values[wide.inputs[0]]
-        known = [values[v].data for v in (wide.inputs[1], layer.inputs[1], *wide.operands, *layer.operands)]
-        if any(d is None for d in known) or any(
-            values[v].shape[:3] != (1, 1, 1) for v in (*wide.operands, *layer.operands)
-        ):
+        line = line_of(wide, values)
+        if line is None or constants_of(layer, values) is None:
             return None
         first, second = (np.asarray(values[n.inputs[1]].data)[:, 0, 0] for n in (wide, layer))
-        operands = [
-            np.broadcast_to(np.asarray(values[v].data), (1, 1, 1, parts * channels)).reshape(-1) for v in wide.operands
-        ]
-        line = affine(wide.epilogue, operands, parts * channels)
-        if line is None or not all(np.isfinite(part).all() for part in line):
-            return None
         scale, shift = line
         small = joints * x.shape[3] <= FEW
         positions = x.shape[0] * x.shape[1]

@@ -23,7 +23,7 @@ from litegpu.gpu.graph import (
     substitute,
 )
 from litegpu.gpu.lang.features import Features
-from litegpu.gpu.passes.siblings import affine
+from litegpu.gpu.passes.by_channel import affine
 
 #: Factors: with smaller ones what was given might be larger than a half can be, or with larger ones smaller.
 FACTORS = (2.0**-9, 2.0**6)
