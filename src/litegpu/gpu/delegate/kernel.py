@@ -574,7 +574,8 @@ class GpuKernel:
         attempt = self._attempt
         if attempt is None or not attempt.watching:
             return None
-        if self._giver is not None and not self.bound and self._giver.finite(all_finite):
+        reads_all = not any(kind == "output" for kind, _ in self.bound)
+        if self._giver is not None and reads_all and self._giver.finite(all_finite):
             return None
         results = fetch()
         if all_finite(results):

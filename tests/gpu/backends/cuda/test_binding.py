@@ -163,6 +163,61 @@ def test_both_sides(device: Any, opened: Any, kind: Any, wait: str, validation: 
     np.testing.assert_array_equal(target.get(), -numbers(8))
 
 
+LARGE = (1, 96, 96, 4)  # of float32: kernels look at such results
+
+
+def amplifier() -> bytes:
+    """Two 1x1 convolutions; what is between them does not fit float16 for inputs of 2e4 and more."""
+    b = ModelBuilder()
+    y = b.input("x", LARGE)
+    for factor in (4.0, 0.25):
+        weights = b.constant(factor * np.eye(4, dtype=np.float32).reshape(4, 1, 1, 4))
+        options = {"stride_w": 1, "stride_h": 1, "padding": 0}
+        y = b.op("CONV_2D", [y, weights, b.constant(np.zeros(4, np.float32))], LARGE, options)
+    b.output(y)
+    return b.build()
+
+
+def test_outputs_that_stay_on_the_gpu_are_not_looked_at(
+    device: Any, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody asks whether they are finite, and to read 128 KB or 500 MB again takes its time."""
+    from litegpu.gpu.backends.cuda.graph import GraphLaunch
+
+    launched, enqueue = [], GraphLaunch.enqueue
+
+    def noted(launch: Any, *args: Any, **options: Any) -> None:
+        launched.append(launch.label)
+        enqueue(launch, *args, **options)
+
+    interpreter, delegate, x, y = opened(amplifier(), precision="auto")
+    interpreter.set_allow_buffer_handle_output(True)
+    target = ByDLPack(device, np.zeros(LARGE, np.float32))
+    monkeypatch.setattr(GraphLaunch, "enqueue", noted)
+    interpreter.set_tensor(x, np.ones(LARGE, np.float32))
+    for _ in range(2):
+        interpreter.invoke()
+    assert any(label.startswith("look at") for label in launched)
+    delegate.bind_buffer_to_tensor(target, y)
+    launched.clear()
+    for _ in range(3):
+        interpreter.invoke()
+    assert not any(label.startswith("look at") for label in launched)
+    np.testing.assert_array_equal(target.get(), np.ones(LARGE, np.float32))
+
+
+def test_inferences_after_an_output_was_bound_are_looked_at_again(device: Any, opened: Any) -> None:
+    interpreter, delegate, x, y = opened(amplifier(), precision="auto")
+    interpreter.set_allow_buffer_handle_output(True)
+    delegate.bind_buffer_to_tensor(ByDLPack(device, np.zeros(LARGE, np.float32)), y)
+    interpreter.set_tensor(x, np.ones(LARGE, np.float32))
+    interpreter.invoke()
+    delegate.bind_buffer_to_tensor(None, y)
+    interpreter.set_tensor(x, np.full(LARGE, 3e4, np.float32))
+    interpreter.invoke()
+    np.testing.assert_allclose(interpreter.get_tensor(y), np.full(LARGE, 3e4), rtol=1e-5)
+
+
 def chain() -> bytes:
     """Whose input is read twice, and then its place used again."""
     b, shape = ModelBuilder(), (1, 4, 8, 4)

@@ -37,9 +37,8 @@ class Results:
         self.wanted: Collection[int] = ()  # as they were ordered
         self._ordered: tuple[int, ...] = ()
         self._coming: dict[int, np.ndarray | None] = {}  # blocks that are filled; None: the session's own memory
-        self.watched = False  # whether each inference is looked at
+        self.watched = False  # whether the outputs of each inference are looked at, but for those that are bound
         self._looks: list[GraphLaunch] = []
-        self._look = look
         self._looked_at: list[int] = []  # the outputs that these look at
         for index in sorted(memory.results):
             port = program.outputs[index]
@@ -85,21 +84,14 @@ class Results:
         if self.watched and self._looks:
             self._memory.not_finite[0] = 0
             for index, launch in zip(self._looked_at, self._looks, strict=True):
-                self._launch_for(index, launch).enqueue(stream)
+                if index not in self._bindings.outputs:
+                    launch.enqueue(stream)
         if self._coming:
             for index in [i for i in self._coming if i not in self._ordered]:
                 del self._coming[index]
         for index in self._ordered:
             if index not in self._bindings.outputs:
                 self._send(index, stream)
-
-    def _launch_for(self, index: int, usual: GraphLaunch) -> GraphLaunch:
-        """What looks at an output where it is now."""
-        port, place = self._program.outputs[index], self._memory.result(index)
-        if place == self._memory.place(port) or self._look is None:
-            return usual
-        word = self._memory.not_finite.ctypes.data
-        return look_launch(self._look, word, place, port.nbytes, usual.label)
 
     def give(self, index: int, stream: Any, wait: Callable[[], None]) -> np.ndarray:
         """Output `index` of the last inference, that has ended, as bytes of the caller's; `wait` waits for `stream`."""
