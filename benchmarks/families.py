@@ -11,14 +11,17 @@ the quantized networks beside the float16 ones (of paths: the files as they are)
 measured one by one. Ratios are
 litegpu's time over the peer's, with their geometric means for each batch.
 
---kernels N prints the slowest N kernels of each case with their share and their limit: what their operations and bytes
-take at the GPU's peak. --output DIR writes families.json; with --append rows of an earlier run stay, so that peers
-can be measured by a run of their own. Exit status 1 if a case failed; peers that fail are only reported.
+--kernels N prints, at last, the slowest N kernels of each case, of those with the largest ratio first, with their share
+and their limit: what their operations and bytes take at the GPU's peak. --output DIR writes families.json; with
+--append rows of an earlier run stay, so that peers can be measured by a run of their own. Exit status 1 if a case
+failed; peers that fail are only reported.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib
 import json
 import math
 import multiprocessing
@@ -68,6 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     batches = {} if args.no_peers else {name: _batches(args, name) for name in args.models}
     with tempfile.TemporaryDirectory() as folder, Peers(args.peer_python, batches, args.peer_timeout) as others:
         files = {} if args.peers_only else prepared(args, kinds, Path(folder))
+        if batches and not args.peers_only:
+            with contextlib.suppress(ImportError):  # which those say that need it
+                importlib.import_module("torch")  # takes seconds, while others compile
         others.compiled()  # nothing is measured beside that
         print(f"built in {time.perf_counter() - started:.1f} s", flush=True)
         failed = 0
@@ -81,6 +87,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(line(row), flush=True)
             table.write()
         others.measure(table.compare)
+        for case in sorted(files, key=lambda case: -table.ratio(*case)) if args.kernels else ():
+            if "gpu" in (row := table.row(*case, fresh=False)) and time.perf_counter() - started <= args.time_limit:
+                failed += look(files[case], row, args, Path(folder))
+                print(line(row), flush=True)
+                table.write()
     print("\n".join(summary(table.rows, args.batches)))
     print(f"{time.perf_counter() - started:.1f} s in all")
     return 1 if failed else 0
@@ -130,7 +141,8 @@ def prepared(args: argparse.Namespace, kinds: Sequence[str], folder: Path) -> di
     wanted.sort(key=lambda work: work[0] != "vgg16")  # which takes longest
     options = _options(args)
     found: dict[tuple[str, int, str], Path | str] = {}
-    with ProcessPoolExecutor(min(args.jobs, len(wanted)), multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(args.jobs, len(wanted)), spawn, _step_back) as pool:
         futures = {
             pool.submit(written, name, kind, _batches(args, name), folder, options): (name, kind)
             for name, kind in wanted
@@ -142,6 +154,12 @@ def prepared(args: argparse.Namespace, kinds: Sequence[str], folder: Path) -> di
                 files = dict.fromkeys(_batches(args, name), f"{type(error).__name__}: {error}")
             found |= {(name, batch, kind): file for batch, file in files.items()}
     return found
+
+
+def _step_back() -> None:
+    """Lets other processes go first: peers that compile take longest."""
+    with contextlib.suppress(AttributeError):
+        os.nice(10)
 
 
 def written(
@@ -202,18 +220,30 @@ def measure(path: Path | str, row: Row, args: argparse.Namespace, folder: Path) 
         started = time.perf_counter()
         interpreter, delegate = opened(path, _options(args), folder)
         kernel: Any = delegate.prepared[0].kernel()
-        session = kernel.session
-        row.update(ready=time.perf_counter() - started, kernels=len(session.program.dispatches))
+        row.update(ready=time.perf_counter() - started, kernels=len(kernel.session.program.dispatches))
         try:
             row["gpu"] = bound_seconds(interpreter, delegate, args.seconds)
-            if args.kernels:
-                row["slowest"] = slowest(path, session, args.kernels)
         finally:
             interpreter.close()
     except Exception as error:
         if not isinstance(error, (LiteGpuError, ValueError)):
             traceback.print_exc()
         row["failure"] = f"{type(error).__name__}: {error}"
+
+
+def look(path: Path | str, row: Row, args: argparse.Namespace, folder: Path) -> bool:
+    """Adds the slowest kernels of a case to its row; whether that failed."""
+    try:
+        interpreter, delegate = opened(Path(path), _options(args), folder)
+        try:
+            kernel: Any = delegate.prepared[0].kernel()
+            row["slowest"] = slowest(Path(path), kernel.session, args.kernels)
+        finally:
+            interpreter.close()
+    except Exception as error:
+        traceback.print_exc()
+        row["failure"] = f"{type(error).__name__}: {error}"
+    return "failure" in row
 
 
 def bound_seconds(interpreter: Interpreter, delegate: GpuDelegate, seconds: float) -> float:
@@ -300,6 +330,11 @@ class Table:
             row.clear()
             row.update(kept)
         return row
+
+    def ratio(self, model: str, batch: int, kind: str) -> float:
+        """Its time over the peer's, 0 if either is not known."""
+        row = self.row(model, batch, kind, fresh=False)
+        return float(row.get("gpu", 0.0) / row.get("torch_compile", math.inf))
 
     def compare(self, model: str, figure: peers.Figure) -> None:
         """Adds a figure of torch.compile's."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import selectors
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import families_peers
 import peers
@@ -21,15 +22,17 @@ class Peers:
         """`timeout`: seconds for all of them to compile."""
         self._timeout, self._deadline = timeout, time.monotonic() + timeout
         self._running: dict[str, subprocess.Popen[str]] = {}
+        self._complaints: dict[str, IO[str]] = {}
         environment = os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
         for name, wanted in batches.items():
             if name in families_peers.NETWORKS:
                 script = str(Path(families_peers.__file__))
+                self._complaints[name] = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (see _end)
                 self._running[name] = subprocess.Popen(
                     [python, script, name, "--batches", ",".join(map(str, wanted)), "--wait"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
+                    stderr=self._complaints[name],
                     text=True,
                     start_new_session=True,
                     env=environment,
@@ -46,7 +49,7 @@ class Peers:
         """Waits until all have compiled; those that have not by the deadline are ended, and told of."""
         for name, process in list(self._running.items()):
             if not _ready(process, self._deadline):
-                print(f"torch.compile {name}: did not compile within {self._timeout:.0f} s, or failed", flush=True)
+                print(f"torch.compile {name}: {self._why(name)}", flush=True)
                 self._end(name)
 
     def measure(self, add: Callable[[str, peers.Figure], None]) -> None:
@@ -62,7 +65,18 @@ class Peers:
                 print(f"torch.compile {name} b{figure.batch}: {1e3 * figure.seconds:.4f} ms", flush=True)
             self._end(name)
 
+    def _why(self, name: str) -> str:
+        """Why it has not compiled: the last that it complained of if it has ended."""
+        try:
+            self._running[name].wait(0.2)
+        except subprocess.TimeoutExpired:
+            return f"did not compile within {self._timeout:.0f} s"
+        self._complaints[name].seek(0)
+        said = [text.strip() for text in self._complaints[name] if text.strip()]
+        return f"did not compile: {said[-1][:200] if said else 'it ended without a word'}"
+
     def _end(self, name: str) -> None:
+        self._complaints.pop(name).close()
         process: subprocess.Popen[Any] = self._running.pop(name)
         peers.end(process)
         for pipe in (process.stdin, process.stdout):

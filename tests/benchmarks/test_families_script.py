@@ -114,6 +114,37 @@ def test_slowest_kernels_have_shares_and_limits(
     assert "75.0%" in families.line(row) and "(infx)" in families.line(row)
 
 
+def test_slowest_kernels_come_last_those_of_the_largest_ratio_first(
+    families: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(path: Any, row: dict[str, Any], args: Any, folder: Path) -> None:
+        row.update(ready=0.1, kernels=9, gpu=1e-3)
+
+    def look(path: Any, row: dict[str, Any], args: Any, folder: Path) -> bool:
+        row["slowest"] = [dict(label=f"conv_2d of {path}", seconds=1e-6, share=0.5, limit=1e-6)]
+        return False
+
+    class Others(families.Peers):
+        def __init__(self, *_: Any) -> None:
+            super().__init__("", {}, 0.0)
+
+        def measure(self, add: Any) -> None:
+            print("torch.compile")
+            add("vgg16", families.peers.Figure(1, "float16", "torch_compile", 1.25e-3))
+            add("resnet50", families.peers.Figure(1, "float16", "torch_compile", 1e-3))
+
+    for name, instead in (("measure", measure), ("look", look), ("Peers", Others), ("prepared", _named)):
+        monkeypatch.setattr(families, name, instead)
+    assert families.main(["--models", "vgg16,resnet50", "--batches", "1", "--only-batches", "--kernels", "3"]) == 0
+    text = capsys.readouterr().out
+    places = [text.index(word) for word in ("torch.compile", "conv_2d of resnet50", "conv_2d of vgg16")]
+    assert places == sorted(places) and text.index("vgg16 b1 float16: GPU") < places[0]
+
+
+def _named(args: Any, kinds: Any, folder: Path) -> Any:
+    return {(name, 1, "float16"): name for name in args.models}
+
+
 def test_failures_are_named_and_counted(
     families: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +169,7 @@ def test_peers_are_measured_one_by_one_and_join_earlier_figures(
     arguments = ["--models", "vgg16,resnet50", "--peers-only", "--output", str(tmp_path), "--append"]
     assert families.main([*arguments, "--peer-python", sys.executable, "--peer-timeout", "20"]) == 0
     text = capsys.readouterr().out
-    assert "torch.compile resnet50: did not compile" in text
+    assert "torch.compile resnet50: did not compile: RuntimeError: out of memory" in text
     assert "| vgg16 | 64 | 1.000 | 2.000 | 0.50 | 0.6000 | 0.60 |" in text
     assert "batch 64: geometric mean 0.500 of 1 networks, worst 0.500" in text
     found = json.loads((tmp_path / "families.json").read_text())
