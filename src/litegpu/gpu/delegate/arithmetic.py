@@ -87,23 +87,35 @@ def _products(partition: Partition, asked: Callable[[Operator], bool] = lambda o
 
 def _cost_of_bytes(features: Features, partition: Partition) -> tuple[float, str]:
     """What a product takes, and why it is not one of the device's own kernels that are estimated to do it faster."""
-    own, tensors = native.of(features), partition.subgraph.tensors
-    sizes = [(o.name, math.prod(tensors[t].shape)) for o in partition.nodes for t in o.outputs if t >= 0]
-    elements, tables = sum(n for _, n in sizes), sum(n for name, n in sizes if name in _BY_TABLES)
-    by_language, products = _BYTES_AT_ONCE if features.byte_products else _BYTES_SPELT_OUT, _products(partition)
+    own = native.of(features)
+    by_language = _BYTES_AT_ONCE if features.byte_products else _BYTES_SPELT_OUT
     if own is None:
         return by_language, ""
-    slow = next((o for o in partition.nodes if _has_no_native_kernel(partition.subgraph, o)), None)
-    if slow is not None:
-        reason = (
-            "weights with zero points of their own or in groups, with which whole numbers are estimated to be slower"
-        )
-        return by_language, f"node {slow.index} ({slow.name}) has {reason} here"
-    if not own.multiplies_bytes(features, products, elements, tables, _batch(partition)):
-        each = f"{products / max(elements, 1):.0f} multiplications for each element that is computed"
-        return by_language, f"with {each}, whole numbers are estimated to be slower here"
-    share = _products(partition, lambda o: _by_language(partition.subgraph, o)) / max(products, 1.0)
+    grouped = next((o for o in partition.nodes if _is_grouped(partition.subgraph, o)), None)
+    if grouped is not None:
+        reason = "products in groups, with which whole numbers are estimated to be slower here"
+        return by_language, f"node {grouped.index} ({grouped.name}) has {reason}"
+    old = next((o for o in partition.nodes if _has_zero_points(partition.subgraph, o)), None)
+    work = _work(partition, old is not None)
+    if not own.multiplies_bytes(features, work):
+        zero = f" and weights with zero points of their own in node {old.index} ({old.name})" if old is not None else ""
+        return by_language, f"with {_of_each(work)}{zero}, whole numbers are estimated to be slower here"
+    share = _products(partition, lambda o: _by_language(partition.subgraph, o)) / max(work.products, 1.0)
     return share * by_language + (1 - share) * _BYTES_TENSOR, ""
+
+
+def _work(partition: Partition, zero_points: bool) -> native.ByteWork:
+    tensors = partition.subgraph.tensors
+    sizes = [(o.name, math.prod(tensors[t].shape)) for o in partition.nodes for t in o.outputs if t >= 0]
+    elements, tables = sum(n for _, n in sizes), sum(n for name, n in sizes if name in _BY_TABLES)
+    products, operators = _products(partition), len(partition.nodes)
+    return native.ByteWork(products, elements, tables, operators, _batch(partition), zero_points)
+
+
+def _of_each(work: native.ByteWork) -> str:
+    """How large the model's operators are, for people."""
+    each, elements = work.products / max(work.elements, 1), work.elements / max(work.operators, 1)
+    return f"{each:.0f} multiplications for each element that is computed, {elements:,.0f} elements an operator"
 
 
 def _by_language(subgraph: Subgraph, operator: Operator) -> bool:
@@ -119,13 +131,19 @@ def _batch(partition: Partition) -> int:
     return max([shape[0] for shape in shapes if shape], default=1)
 
 
-def _has_no_native_kernel(subgraph: Subgraph, operator: Operator) -> bool:
-    """Of a product in groups, or whose weights are other than signed bytes by a scale, as files of old have them."""
-    if operator.name not in ("CONV_2D", "FULLY_CONNECTED"):
+def _is_grouped(subgraph: Subgraph, operator: Operator) -> bool:
+    """Whether it is a convolution in groups, of which there are no native kernels of bytes."""
+    if operator.name != "CONV_2D":
         return False
     given, weights = (subgraph.tensors[i] for i in operator.inputs[:2])
-    if operator.name == "CONV_2D" and given.shape[-1:] != weights.shape[-1:]:
-        return True
+    return given.shape[-1:] != weights.shape[-1:]
+
+
+def _has_zero_points(subgraph: Subgraph, operator: Operator) -> bool:
+    """Whether a product's weights are other than signed bytes by a scale, as files of old have them."""
+    if operator.name not in ("CONV_2D", "FULLY_CONNECTED"):
+        return False
+    weights = subgraph.tensors[operator.inputs[1]]
     if weights.type not in _BYTES or weights.quantization is None:
         return False
     return bool((weights.quantization.zero_points != (128 if weights.type is TensorType.UINT8 else 0)).any())

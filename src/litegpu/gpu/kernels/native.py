@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from litegpu.gpu.graph import Graph
     from litegpu.gpu.kernels.context import KernelContext, Launch
     from litegpu.gpu.lang.features import Features
+
+
+@dataclass(frozen=True)
+class ByteWork:
+    """What a model in whole numbers computes: multiplications, elements, how many of them by tables, operators, rows of
+    a batch; and whether some weights have zero points of their own."""
+
+    products: float
+    elements: int
+    tables: int
+    operators: int
+    batch: int
+    zero_points: bool = False
 
 
 class Native(Protocol):
@@ -30,9 +44,8 @@ class Native(Protocol):
     def joins_moments(self, features: Features) -> bool:
         """Whether there is a kernel for JoinedMoments."""
 
-    def multiplies_bytes(self, features: Features, products: float, elements: int, tables: int, batch: int) -> bool:
-        """Whether there are kernels of whole numbers with which a model of so many multiplications, whose operators
-        compute so many elements, so many of them by `tables`, for a `batch`, is faster than with those of float16."""
+    def multiplies_bytes(self, features: Features, work: ByteWork) -> bool:
+        """Whether there are kernels of whole numbers with which a model is faster than with those of float16."""
 
 
 _REGISTERED: dict[str, Callable[[], Native]] = {}

@@ -48,16 +48,16 @@ from litegpu.gpu.backends.cuda.passes.shuffles import join_shuffles
 from litegpu.gpu.backends.cuda.passes.windows import join_windows
 from litegpu.gpu.backends.cuda.passes.zero_points import part_zero_points
 from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel
+from litegpu.gpu.kernels.native import ByteWork
 from litegpu.gpu.lang.features import Features
 
-#: Multiplications for each element that is computed from which on whole numbers are faster than float16, and the same
-#: for large batches, of so many multiplications, and for networks of so many for one image that look up few elements.
-#: (One H200, whole numbers over float16 of the same file at batch 1 and 64: ResNet-50, 220 of them, 0.83 and 0.62;
-#: MobileNet v1, 113, 0.93 and 0.60; PoseNet, 116, 0.89 and 0.54; a small ResNet, 109, 0.90 and 0.76; MobileNet v2, 34,
-#: 0.91; MobileNet v3, 26, 0.92 and 0.78; EfficientNet B0, 16, 1.18 and 0.78; and of few multiplications in all, with 32
-#: each 1.15 and 0.97, with 37 1.0 and 1.4.)
-MANY_EACH, MANY_EACH_OF_MANY, MANY_PRODUCTS = 60, 15, 1e10
-MANY_EACH_OF_SOME, SOME_PRODUCTS, FEW_TABLES = 25, 1e8, 0.1
+#: Elements that an operator computes, on average, from which on kernels take longer than to be launched, and
+#: multiplications for each element from which on whole numbers are faster than float16 there; and below, where float16
+#: has fewer kernels, for networks of so many multiplications for one image that look up few elements, and for others.
+#: Weights with zero points take longer in whole numbers; below, that is more than bytes save.
+#: (Measured on an H200: tests/gpu/delegate/measured_arithmetic.py.)
+LARGE, MANY_EACH_OF_LARGE = 3e5, 15
+MANY_EACH_OF_SOME, SOME_PRODUCTS, FEW_TABLES, MANY_EACH = 25, 1e8, 0.1, 60
 
 #: Keys up to which one kernel of the language takes no longer than native products.
 FEW_KEYS = 32
@@ -122,11 +122,14 @@ class CudaNative:
     def joins_moments(self, features: Features) -> bool:
         return features.capability >= LEAST_CAPABILITY
 
-    def multiplies_bytes(self, features: Features, products: float, elements: int, tables: int, batch: int) -> bool:
-        least = MANY_EACH_OF_MANY if products >= MANY_PRODUCTS else MANY_EACH
-        if products >= SOME_PRODUCTS * max(batch, 1) and tables <= FEW_TABLES * elements:
-            least = min(least, MANY_EACH_OF_SOME)
-        return features.capability >= LEAST_CAPABILITY and products >= least * elements
+    def multiplies_bytes(self, features: Features, work: ByteWork) -> bool:
+        if features.capability < LEAST_CAPABILITY:
+            return False
+        if work.elements >= LARGE * work.operators:
+            return work.products >= MANY_EACH_OF_LARGE * work.elements
+        some = work.products >= SOME_PRODUCTS * max(work.batch, 1) and work.tables <= FEW_TABLES * work.elements
+        least = MANY_EACH_OF_SOME if some else MANY_EACH
+        return not work.zero_points and work.products >= least * work.elements
 
     def attention_pays(self, depth: int, columns: int, keys: int, features: Features, half: bool) -> bool | None:
         if features.capability < LEAST_CAPABILITY:
