@@ -22,7 +22,7 @@ from litegpu.gpu.graph import DType
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program, Region
 
 #: To be raised with every change of the format or of what a Program means.
-MAGIC = b"litegpu-entry-03"
+MAGIC = b"litegpu-entry-04"
 _CHECKSUM = 32
 _LENGTH = struct.Struct("<Q")
 _START = len(MAGIC) + _CHECKSUM + _LENGTH.size
@@ -70,6 +70,7 @@ def encode(entry: CacheEntry) -> list[bytes | memoryview]:
             "memory": (program.memory.arena, program.memory.unshared, program.memory.lower_bound),
             "in_float32": program.in_float32,
             "regions": [(r.kind, r.first, r.end, r.flag) for r in program.regions],
+            "note": program.note,
         },
         separators=(",", ":"),
     ).encode()
@@ -150,6 +151,7 @@ def _entry(header: Mapping[str, Any], room: memoryview) -> CacheEntry:
         tuple((name, reason) for name, reason in header["in_float32"]),
         _ports(header["variables"]),
         tuple(Region(kind, first, end, flag) for kind, first, end, flag in header["regions"]),
+        header["note"],
     )
     return CacheEntry(header["about"], program, tuple(bytes(blob) for blob in blobs[1 + count :]))
 

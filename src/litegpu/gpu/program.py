@@ -102,6 +102,7 @@ class Program:
     in_float32: tuple[tuple[str, str], ...] = ()  # values that float16 would spoil, by name, and why
     variables: tuple[Port, ...] = ()  # what stays in the arena from one inference to the next, zeros at first
     regions: tuple[Region, ...] = ()  # each before those within it
+    note: str = ""  # for the report: what was measured when it was chosen
 
 
 def blocks(program: Program) -> tuple[int | RegionBlock, ...]:

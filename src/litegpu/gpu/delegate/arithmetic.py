@@ -40,24 +40,31 @@ def choose(asked: str, partition: Partition, features: Features, half: bool) -> 
     of_floats, (of_bytes, slow) = _cost_of_floats(features, half), _cost_of_bytes(features, partition)
     if of_bytes >= of_floats:
         slow = slow or f"a product of bytes is estimated to take {of_bytes / of_floats:.2g} times as long here"
-        return Arithmetic(False, f"{_FLOAT}: {slow}")
+        return Arithmetic(False, f"{FLOAT}: {slow}")
     for operator in partition.nodes:
         reason = _reason(partition.subgraph, operator)
         if reason is not None:
-            return Arithmetic(False, f"{_FLOAT}: of node {operator.index} ({operator.name}), {reason}")
+            return Arithmetic(False, f"{FLOAT}: of node {operator.index} ({operator.name}), {reason}")
     return Arithmetic(
-        True, _INTEGER + f": a product of bytes is estimated to take {of_bytes / of_floats:.2g} of a float's time here"
+        True, INTEGER + f": a product of bytes is estimated to take {of_bytes / of_floats:.2g} of a float's time here"
     )
 
 
-_FLOAT = (
+#: What the report says of each.
+FLOAT = (
     "8-bit tensors are computed with as real numbers, in each layer a quantum or so from the CPU's"
     " (arithmetic='integer' equals them)"
 )
-_INTEGER = "8-bit tensors are computed with in whole numbers, as on the CPU"
+INTEGER = "8-bit tensors are computed with in whole numbers, as on the CPU"
 
 
 _REASONS: weakref.WeakKeyDictionary[Subgraph, dict[int, str | None]] = weakref.WeakKeyDictionary()
+
+
+def both_would_do(asked: str, partition: Partition) -> bool:
+    """Whether measurements may choose: every operator is known in whole numbers too."""
+    known = (_reason(partition.subgraph, operator) is None for operator in partition.nodes)
+    return asked == "auto" and _has(partition, *_BYTES) and all(known)
 
 
 def _reason(subgraph: Subgraph, operator: Operator) -> str | None:

@@ -22,12 +22,13 @@ from litegpu.gpu.cache_entry import CacheEntry
 from litegpu.gpu.cache_folder import CacheFolder, open_cache
 from litegpu.gpu.control import check_control, is_control
 from litegpu.gpu.delegate import fitting, prepared, slices
-from litegpu.gpu.delegate.arithmetic import choose
+from litegpu.gpu.delegate.arithmetic import both_would_do, choose
 from litegpu.gpu.delegate.cache_key import describe as describe_entry
 from litegpu.gpu.delegate.cache_key import fingerprint
 from litegpu.gpu.delegate.calibration import tensor_ranges
 from litegpu.gpu.delegate.images import ImageInput
 from litegpu.gpu.delegate.kernel import GpuKernel
+from litegpu.gpu.delegate.measured import quicker
 from litegpu.gpu.delegate.options import GpuDelegateOptions
 from litegpu.gpu.delegate.second_attempt import SecondAttempt, Told
 from litegpu.gpu.lang.features import Features
@@ -192,7 +193,7 @@ class GpuDelegate:
         kernel = GpuKernel(
             device, program, types, shapes, inputs, wait=self.options.wait_type, validation=self.options.validation,
             attempt=self._second_attempt(partition, device) if half else None,
-            why=choose(self.options.arithmetic, partition, device.features, half).why,
+            why=program.note or choose(self.options.arithmetic, partition, device.features, half).why,
         )  # fmt: skip
         if whole:
             self.prepared = [p for p in self.prepared if p.alive]
@@ -221,7 +222,12 @@ class GpuDelegate:
         from litegpu.gpu.build import describe
 
         tuner = device.tuner(self.options.tuning_level)
-        program = self._build(partition, device.features, device.target, half, ranges, tuner)
+        build = functools.partial(self._build, partition, device.features, device.target, half, ranges, tuner)
+        if tuner is not None and both_would_do(self.options.arithmetic, partition):
+            estimated = choose(self.options.arithmetic, partition, device.features, half).integer
+            program = quicker(device, lambda integer: build(integer=integer), estimated)
+        else:
+            program = build()
         debug.say(debug.GRAPH, "%s", describe(program))
         for kernel in program.kernels:
             debug.say(debug.KERNELS, "%s", kernel.source)
@@ -235,15 +241,18 @@ class GpuDelegate:
         half: bool,
         ranges: Mapping[int, tuple[float, float]],
         tuner: Tuner | None = None,
+        integer: bool | None = None,
     ) -> Program:
+        """`integer`: whether bytes are computed with in whole numbers, None to go by the option."""
         from litegpu.gpu.build import build_program  # with all kernels and passes, which a cached program needs not
 
-        arithmetic = choose(self.options.arithmetic, partition, features, half)
+        if integer is None:
+            integer = choose(self.options.arithmetic, partition, features, half).integer
         made = functools.partial(
             build_program, features=self._limited(features), target=target, half=half,
-            tuner=tuner, auto=self.options.precision == "auto", integer=arithmetic.integer,
+            tuner=tuner, auto=self.options.precision == "auto", integer=integer,
         )  # fmt: skip
-        lower = functools.partial(lower_partition, xnnpack=partition.xnnpack, integer=arithmetic.integer)
+        lower = functools.partial(lower_partition, xnnpack=partition.xnnpack, integer=integer)
         if any(is_control(o) for o in partition.nodes):
             from litegpu.gpu.control.linked import build_linked
 

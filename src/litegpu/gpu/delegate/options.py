@@ -80,8 +80,8 @@ class GpuDelegateOptions:
     arithmetic: of tensors of 8 bits. "integer": they stay bytes in memory, and are computed with in whole numbers, sums
         of 32 bits among them, as the official runtime does it on the CPU: results are equal to the last bit (so are
         those of 16 bits, or they are left to the CPU); floats between bytes stay in float32. "float": as real
-        numbers, within a quantum or so of an operator's result. "auto" takes the faster, by an estimate; the report
-        says which and why.
+        numbers, within a quantum or so of an operator's result. "auto" takes the faster, by an estimate, or with
+        `tuning` on CUDA by timing both; the report says which and why.
     inference_preference, inference_priority1, inference_priority2, inference_priority3, experimental_flags: as in the
         original's second structure; see the classes. Priority 1 must not be AUTO, priority 3 must be if priority 2 is,
         and none may come twice.
@@ -92,8 +92,8 @@ class GpuDelegateOptions:
     max_delegated_partitions: the largest so many partitions are taken; 0 means all.
     min_nodes_per_partition: partitions with fewer nodes stay on the CPU.
     tuning: "off" (kernels are chosen by estimates), "fast" or "full" (a few or many candidates are compiled and timed
-        on the device when a model is prepared: seconds, or minutes; only with CUDA does it make a difference). Never
-        changes what is computed beyond the order of sums.
+        on the device when a model is prepared: seconds, or minutes; only with CUDA does it make a difference). Changes
+        what is computed by the order of sums, and with arithmetic="auto" by the arithmetic that is taken, alone.
     validation: check every call to the GPU, to find mistakes of litegpu or of drivers: with CUDA kernels are launched
         one by one and awaited, so that an error names its kernel; with WebGPU the commands of every inference are
         recorded anew through the checked API. CUDA is then two to four times slower, WebGPU hardly.
