@@ -112,6 +112,7 @@ inline unsigned __ballot_sync(unsigned mask, bool v) {
 inline int __ffs(unsigned x) { return __builtin_ffs((int)x); }
 
 template <class T> T __ldg(const T* p) { return *p; }
+template <class T> void __stcs(T* p, T v) { *p = v; }
 template <class To, class From> To bits(From x) { To y; std::memcpy(&y, &x, sizeof(y)); return y; }
 inline unsigned __float_as_uint(float x) { return bits<unsigned>(x); }
 inline int __float_as_int(float x) { return bits<int>(x); }

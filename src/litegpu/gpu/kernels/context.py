@@ -41,6 +41,19 @@ class KernelContext:
     def output(self) -> Value:
         return self.graph.values[self.node.output]
 
+    @property
+    def streams(self) -> bool:
+        """Whether the results are the program's, which none of its kernels reads, and more than the device's cache
+        holds, where they would only take the place of what is read again."""
+        view = self.views[self.node.output]
+        if not 0 < self.features.cache_bytes < view.size * view.dtype.nbytes:
+            return False
+
+        def here(values: Collection[int]) -> bool:
+            return any(v in self.views and self.views[v].root == view.root for v in values)
+
+        return here(self.graph.outputs) and not any(here(node.reads) for node in self.graph.nodes)
+
 
 @dataclass(frozen=True)
 class NativeBuffer:

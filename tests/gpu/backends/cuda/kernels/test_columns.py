@@ -7,8 +7,9 @@ from itertools import cycle
 
 import numpy as np
 import pytest
+from first_output import first_output
 from gpu.backends.cuda.kernels.test_convolution import check as check_layer
-from gpu.backends.cuda.kernels.test_convolution import network
+from gpu.backends.cuda.kernels.test_convolution import expected, network
 from gpu.backends.cuda.kernels.test_row_norm import check as check_norm
 from gpu.backends.cuda.kernels.test_row_norm import network as network_with_norm
 from gpu.backends.cuda.kernels.test_specialized import layer_of
@@ -16,6 +17,7 @@ from gpu.backends.cuda.kernels.test_specialized import layer_of
 from litegpu.gpu.backends.cuda.kernels import columns, matvec, persistent, specialized
 from litegpu.gpu.backends.cuda.kernels.columns import ColumnTile, candidates, cost, groups_of, ranked
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder
 
 CASES = {
@@ -90,6 +92,31 @@ def test_results_in_float32(device, monkeypatch, case: str) -> None:
 
 
 @pytest.mark.cuda
+def test_large_results_are_streamed(device, monkeypatch) -> None:
+    """Those of the program that none of its kernels reads, if they are more than the cache holds."""
+    needs_warpgroups(device)
+    only(monkeypatch, ColumnTile(128, 64), 3)
+    graph, x = network((1, 21, 35, 72), (136, 1, 1, 72))
+    size = 4 * 21 * 35 * 136
+    builder = GraphBuilder(dict(graph.values), list(graph.nodes))
+    more = builder.node(Conv2D(), [graph.outputs[0], builder.constant(np.eye(136).reshape(136, 1, 1, 136))],
+                        builder.value((1, 21, 35, 136), DType.FLOAT32))  # fmt: skip
+    read = builder.graph(list(graph.inputs), [graph.outputs[0], more])
+
+    def streamed(graph: Graph, cache_bytes: int) -> bool:
+        features = dataclasses.replace(device.features, cache_bytes=cache_bytes)
+        program = build_program(graph, features, "cuda", half=True)
+        got = first_output(device, program, [x], graph.values[graph.outputs[0]].shape)
+        want = expected(graph, {graph.inputs[0]: x})
+        assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
+        *_, last = (k.source for k in program.kernels if k.name == "column_convolution")
+        return "#define STREAMED 1" in last
+
+    assert streamed(graph, size - 1) and not streamed(graph, size) and not streamed(graph, 0)
+    assert not streamed(read, size - 1)
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("groups", (1, 5, 7, 132))
 def test_units_are_divided(device, monkeypatch, groups: int) -> None:
     """Some workgroups begin with the last block of columns, or end with the first."""
@@ -141,7 +168,10 @@ def test_which_layers_it_does() -> None:
     tile = ranked(wide(), 90, 132)[0]
     assert cost(wide(), tile, 132) < cost(wide(rows=16384), tile, 132)
     assert not any(t.columns == 256 for t in ranked(wide(outputs=576), 90, 132))  # a third would be wasted
-    floats = dataclasses.replace(wide(), run=0, floats=4)
-    assert columns.can(floats, 90) and not ranked(floats, 90, 132)  # slower in a network
+    logits = dataclasses.replace(wide(outputs=8192, rows=16384), run=0, floats=4)
+    assert [t.columns for t in ranked(logits, 90, 132)] == [256, 192, 128]
+    assert cost(logits, ColumnTile(128, 256), 132) < specialized.cost(
+        logits, specialized.ranked(logits, 90, 132)[0], 132
+    )
     for other in (wide(depth=64), wide(depth=576), wide(outputs=384), dataclasses.replace(wide(), residuals=1)):
         assert columns.can(other, 90) and not ranked(other, 90, 132)  # not measured

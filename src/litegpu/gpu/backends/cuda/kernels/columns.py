@@ -98,7 +98,7 @@ def _is_known(layer: Layer) -> bool:
     """Whether the layer is as those that were measured."""
     outputs, _, _, inputs = layer.weights.shape
     known = DEPTHS[0] <= inputs <= DEPTHS[1] and outputs >= LEAST_OUTPUTS
-    return known and not layer.residuals and not layer.floats  # logits: 212 us by themselves, 290 in the network
+    return known and not layer.residuals
 
 
 def normalises(rows: int, depth: int, outputs: int) -> bool:
@@ -134,15 +134,18 @@ def groups_of(layer: Layer, tile: ColumnTile, units: int) -> int:
 
 def cost(layer: Layer, tile: ColumnTile, units: int) -> float:
     """Estimated microseconds on a device of `units` multiprocessors, beside the estimates of other kernels, which know
-    nothing of GELU either (which takes 1.2 to 1.4 times as long). From seven measurements of six layers."""
+    nothing of GELU either (which takes 1.2 to 1.4 times as long). From seven measurements of six layers, and of results
+    in float32 three of one."""
     row_bytes, steps = specialized.row_bytes(layer), specialized.steps_of(layer)
     blocks, across = units_of(layer, tile)
     rounds = -(-blocks * across // groups_of(layer, tile, units))
     multiplying = tile.rows * tile.columns * steps * row_bytes * 1.4e-7
-    storing = tile.columns * 0.0042
+    storing = tile.columns * 0.0042 + (0.6 if layer.floats else 0.0)
     copying = steps * tile.rows * row_bytes * (2e-5 if rounds > 1 else 8e-6)
     pixels, read = math.prod(layer.shape[:3]), layer.source.shape[3]
-    moving = pixels * (read + layer.shape[3] * (1 + layer.residuals)) * layer.size * 3.82e-5 / (units or USUAL_UNITS)
+    result = 4 if layer.floats else layer.size
+    bytes_of_pixel = read * layer.size + layer.shape[3] * (1 + layer.residuals) * result
+    moving = pixels * bytes_of_pixel * 3.82e-5 / (units or USUAL_UNITS)
     computing = 3.0 + copying + rounds * (multiplying + storing)
     return float((computing**8 + moving**8) ** 0.125)
 

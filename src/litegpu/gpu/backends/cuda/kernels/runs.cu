@@ -6,7 +6,8 @@
 // Constants from the host: BYTES (of an input), RESULT_BYTES (1, 2 or 4, floats); BN PIXELS QUADS; RUN (channels: 8 or 16 bytes); PER_CHANNEL(each) and PER_PIXEL(each), what the epilogue
 // reads: each(type, name) for constants of the channels, each(name, pitch, offset) for values like the results, in quads; if it
 // reads bytes of which a pixel has one, PER_PLACE(each), each(type, name, pitch, offset);
-// RESULT_PITCH RESULT_OFFSET; FINISH(own, i, more, sum, to): quad i of `own` channels, of a row `more`.
+// RESULT_PITCH RESULT_OFFSET; FINISH(own, i, more, sum, to): quad i of `own` channels, of a row `more`. STREAMED: no kernel
+// reads the results, which are to leave the cache before all else.
 #ifndef PER_PLACE
 #define PER_PLACE(each)
 #endif
@@ -131,7 +132,13 @@ INLINE void store_run(const Places& at, ChannelsOf<count>& own, unsigned first, 
     const Sum(&a)[4] = sums[q * 2], (&b)[4] = sums[q * 2 + 1];
     FINISH(own, first + q, row, q, (Four{a[half * 2], a[half * 2 + 1], b[half * 2], b[half * 2 + 1]}), quads + q);
   }
-  if (pixel < PIXELS && quad < QUADS) *(Run*)(at.results + (pixel * RESULT_PITCH + RESULT_OFFSET + quad)) = joined(quads);
+  if (pixel >= PIXELS || quad >= QUADS) return;
+  Run* const to = (Run*)(at.results + (pixel * RESULT_PITCH + RESULT_OFFSET + quad));
+#if STREAMED
+  __stcs(to, joined(quads));
+#else
+  *to = joined(quads);
+#endif
 }
 
 // Of all runs; `pixels` are those of the two rows, PIXELS and more for none.

@@ -175,7 +175,7 @@ def _made(ctx: KernelContext, run: int, expr: Expr, first: np.ndarray) -> RunEpi
     given = {n: f"own.{n} + i" for n in channels} | {n: f"more.{n} + q" for n in pixels} | {"results": "to"}
     given |= {n: f"&more.{n}" for n in places}
     macros: dict[str, int | str] = {
-        "RUN": run, "RESULT_BYTES": output.dtype.nbytes,
+        "RUN": run, "RESULT_BYTES": output.dtype.nbytes, "STREAMED": int(ctx.streams),
         "PER_CHANNEL(each)": " ".join(f"each({_kind(v)}, {n})" for n, v in channels.items()),
         "PER_PIXEL(each)": " ".join(f"each({n}, {pixel_pitch(v)}u / 4, {v.offset}u / 4)" for n, v in pixels.items()),
         "RESULT_PITCH": f"({pixel_pitch(output)}u / 4)", "RESULT_OFFSET": f"({output.offset}u / 4)",
