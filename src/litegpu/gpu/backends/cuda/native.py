@@ -51,13 +51,13 @@ from litegpu.gpu.kernels.context import KernelContext, Launch, NativeKernel
 from litegpu.gpu.kernels.native import ByteWork
 from litegpu.gpu.lang.features import Features
 
-#: Elements that an operator computes, on average, from which on kernels take longer than to be launched, and
-#: multiplications for each element from which on whole numbers are faster than float16 there; and below, where float16
-#: has fewer kernels, for networks of so many multiplications for one image that look up few elements, and for others.
-#: Weights with zero points take longer in whole numbers; below, that is more than bytes save.
-#: (Measured on an H200: tests/gpu/delegate/measured_arithmetic.py.)
-LARGE, MANY_EACH_OF_LARGE = 3e5, 15
-MANY_EACH_OF_SOME, SOME_PRODUCTS, FEW_TABLES, MANY_EACH = 25, 1e8, 0.1, 60
+#: Elements that an operator computes, on average, from which on kernels take longer than to be launched (and the same
+#: where weights have zero points, which take longer in whole numbers), and multiplications for each element from which
+#: on whole numbers are faster than float16 there.
+LARGE, LARGE_OF_ZERO_POINTS, MANY_EACH_OF_LARGE = 1e5, 3.7e5, 15
+#: The latter below, where float16 has fewer kernels: for networks of so many multiplications for one image that look up
+#: few elements, and for others. (Measured on an H200: tests/gpu/delegate/measured_arithmetic.py.)
+MANY_EACH_OF_SOME, SOME_PRODUCTS, FEW_TABLES, MANY_EACH = 25, 1e8, 0.02, 60
 
 #: Keys up to which one kernel of the language takes no longer than native products.
 FEW_KEYS = 32
@@ -125,7 +125,7 @@ class CudaNative:
     def multiplies_bytes(self, features: Features, work: ByteWork) -> bool:
         if features.capability < LEAST_CAPABILITY:
             return False
-        if work.elements >= LARGE * work.operators:
+        if work.elements >= (LARGE_OF_ZERO_POINTS if work.zero_points else LARGE) * work.operators:
             return work.products >= MANY_EACH_OF_LARGE * work.elements
         some = work.products >= SOME_PRODUCTS * max(work.batch, 1) and work.tables <= FEW_TABLES * work.elements
         least = MANY_EACH_OF_SOME if some else MANY_EACH

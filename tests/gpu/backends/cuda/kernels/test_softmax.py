@@ -13,6 +13,7 @@ from gpu.kernels.test_integer_softmax import softmax_model
 
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import RESULT, DType, Graph, GraphBuilder, IntegerSoftmax, apply
+from litegpu.gpu.lang.features import Features
 from litegpu.gpu.lower.fixed_point import whole
 from litegpu.model.types import TensorType
 
@@ -62,7 +63,18 @@ TABLES = {
     "usual": powers(0.07), "flat": powers(0.004), "steep": powers(0.9), "ones": np.ones(256, np.float32),
     "few digits": np.rint(powers(0.02) * 2**18) / 2**18, "ends": powers(3.0),
 }  # fmt: skip
-SHAPES = [(1, 1, 1, 1000), (1, 1, 7, 12), (2, 3, 100, 92), (1, 1, 1, 4), (1, 1, 3, 2048), (1, 1, 5, 132)]
+SHAPES = [
+    (1, 1, 1, 1000),
+    (1, 1, 7, 12),
+    (3, 1, 67, 8),
+    (1, 1, 66, 64),
+    (1, 1, 9000, 20),
+    (1, 2, 3, 68),
+    (2, 3, 100, 92),
+    (1, 1, 1, 4),
+    (1, 1, 3, 2048),
+    (1, 1, 5, 132),
+]
 
 
 @pytest.mark.cuda
@@ -100,3 +112,13 @@ def test_longer_rows_have_the_kernel_of_the_language(device) -> None:
     graph = network((1, 1, 1, 2052), DType.INT8, TABLES["usual"], 1 / 256)
     program = build_program(graph, device.features, "cuda", half=True)
     assert [program.kernels[d.kernel].name for d in program.dispatches] == ["integer_softmax"]
+
+
+def test_short_rows_have_a_thread_each() -> None:
+    """Of up to 64 channels; longer ones have a warp or more."""
+    features = Features(float16=True, native="cuda", capability=90, compute_units=132)
+    for channels, rows, workgroup, groups in ((64, 65, 64, 2), (12, 10**5, 256, 391), (68, 65, 128, 17)):
+        graph = network((1, 1, rows, channels), DType.INT8, TABLES["usual"], 1 / 256)
+        program = build_program(graph, features, "cuda", half=True)
+        (dispatch,) = program.dispatches
+        assert (program.kernels[dispatch.kernel].workgroup[0], dispatch.groups[0]) == (workgroup, groups)

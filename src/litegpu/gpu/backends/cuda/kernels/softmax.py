@@ -17,10 +17,12 @@ from litegpu.gpu.lang.kernel import Kernel
 MOST_EACH = 64
 #: Warps of a workgroup, which have a row together where it has so many channels and there are fewer rows than these.
 WARPS, LONG, MANY_ROWS = 4, 256, 2112
+#: Channels up to which a thread has a row; threads of a workgroup where there are few rows, and where there are many.
+SHORT, THREADS = 64, (64, 256)
 
 
 def build(ctx: KernelContext) -> list[Launch] | None:
-    """None for rows of more than 2048 channels; see softmax.cu for the constants."""
+    """None for rows of more than 2048 channels; see softmax.cu and short_softmax.cu for the constants."""
     op, shape = ctx.node.op, ctx.output.shape
     assert isinstance(op, IntegerSoftmax)
     rows, channels = math.prod(shape[:3]), shape[3]
@@ -36,13 +38,19 @@ def build(ctx: KernelContext) -> list[Launch] | None:
         return open_source(ctx, k, ctx.node.inputs[0], bound).quad(at.b, at.y, at.x, q)
 
     constants: dict[str, int | str] = {
-        "ROWS": rows, "CHANNELS": channels, "EACH": each, "WARPS": WARPS, "TEAM": team, "QUADS": -(-channels // 4),
-        "SCALE": float_text(op.scale),
+        "ROWS": rows, "CHANNELS": channels, "QUADS": -(-channels // 4), "SCALE": float_text(op.scale),
     }  # fmt: skip
+    if channels <= SHORT:
+        file, threads = "short_softmax.cu", THREADS[rows >= MANY_ROWS * WARPS]
+        groups = -(-rows // threads)
+        constants |= {"THREADS": threads}
+    else:
+        file, threads, groups = "softmax.cu", 32 * WARPS, -(-rows * team // WARPS)
+        constants |= {"EACH": each, "WARPS": WARPS, "TEAM": team}
     return [
         native_launch(
-            ctx, "softmax_of_bytes", ("softmax.cu",), constants, {"table": table.reshape(-1).astype(np.float32)},
-            label="softmax", workgroup=(32 * WARPS, 1, 1), dispatch=(-(-rows * team // WARPS), 1, 1),
+            ctx, "softmax_of_bytes", (file,), constants, {"table": table.reshape(-1).astype(np.float32)},
+            label="softmax", workgroup=(threads, 1, 1), dispatch=(groups, 1, 1),
             inner=Traced(ctx, "numbers", (u32, u32), numbers),
         )
     ]  # fmt: skip
