@@ -12,7 +12,6 @@ from litegpu.gpu.backends.cuda.kernels import (
     depthwise,
     excite,
     integer,
-    inverted,
     lstm,
     matmul,
     mean,
@@ -25,6 +24,7 @@ from litegpu.gpu.backends.cuda.kernels import (
     softmax,
     squeeze,
     transpose,
+    widening,
 )
 from litegpu.gpu.backends.cuda.kernels.tile import LEAST_CAPABILITY, device_shared_bytes
 from litegpu.gpu.backends.cuda.passes.affine import fold_affine
@@ -70,10 +70,10 @@ _LAUNCHES: dict[type[graph.Op], Callable[[KernelContext], list[Launch] | None]] 
     graph.Excite: excite.build,
     graph.IntegerConv2D: integer.build,
     graph.IntegerDepthwiseConv2D: depthwise.build,
-    graph.IntegerInvertedConv2D: byte_inverted.build,
+    graph.IntegerInvertedConv2D: widening.build_bytes,
     graph.IntegerSeparableConv2D: byte_inverted.build,
     graph.IntegerSoftmax: softmax.build,
-    graph.InvertedConv2D: inverted.build,
+    graph.InvertedConv2D: widening.build,
     graph.JoinedMoments: moments.build,
     graph.MatMul: matmul.build,
     graph.MeanConv2D: mean.build,

@@ -9,7 +9,7 @@ import pytest
 from byte_network import whole_network
 from first_output import first_output
 
-from litegpu.gpu.backends.cuda.kernels import byte_inverted, byte_inverted_cost, byte_rests
+from litegpu.gpu.backends.cuda.kernels import byte_inverted, byte_inverted_cost, byte_rests, widening
 from litegpu.gpu.backends.cuda.passes import inverted as passes
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
@@ -32,6 +32,7 @@ CUDA = Features(float16=True, native="cuda", capability=90, compute_units=132)
 def _always(monkeypatch) -> None:
     """Join whatever can be joined, all three if that is possible."""
     monkeypatch.setattr(passes, "_quickest", lambda graph, some, last, features: [*some, last] if last else some)
+    monkeypatch.setattr(widening, "pays", lambda shape, size, graph, features: False)
 
 
 def check(device, graph: Graph, x: np.ndarray) -> None:
@@ -246,6 +247,10 @@ def test_joined_only_where_it_is_quicker(monkeypatch) -> None:
     for layers in ((112, 2, 16, 96, 24), (56, 1, 24, 144, 24), (28, 1, 32, 192, 32)):
         assert kinds(64, *layers) == ["IntegerInvertedConv2D"]
     assert kinds(64, 112, 1, 0, 32, 16) == ["IntegerSeparableConv2D"]
+    for layers in ((112, 2, 16, 96, 24), (28, 1, 32, 192, 32), (7, 1, 160, 960, 160)):
+        assert kinds(1, *layers) == ["IntegerInvertedConv2D"]  # by clusters
+    assert kinds(1, 7, 1, 160, 960, 320) == apart
+    monkeypatch.setattr(widening, "pays", lambda shape, size, graph, features: False)
     assert kinds(1, 112, 2, 16, 96, 24) == apart
     assert kinds(64, 7, 1, 160, 960, 160) == apart
     assert kinds(1, 112, 1, 0, 32, 16) == apart[1:]

@@ -11,7 +11,7 @@ from cuda_devices import GPUS
 from first_output import first_output
 from gpu.backends.cuda.kernels.test_separable import network as separable_network
 
-from litegpu.gpu.backends.cuda.kernels import inverted, inverted_cost, separable
+from litegpu.gpu.backends.cuda.kernels import inverted, inverted_cost, separable, widening
 from litegpu.gpu.backends.cuda.passes import inverted as passes
 from litegpu.gpu.backends.cuda.passes import separable as joined_separable
 from litegpu.gpu.build import build_program
@@ -50,6 +50,7 @@ ACTIVATIONS: dict[str, Expr] = {
 def _always(monkeypatch) -> None:
     """Join whatever can be joined, all three if that is possible."""
     monkeypatch.setattr(passes, "_quickest", lambda graph, some, last, features: [*some, last] if last else some)
+    monkeypatch.setattr(widening, "pays", lambda shape, size, graph, features: False)
 
 
 def network(shape, channels, op, *, taps=(3, 3), outputs=0, act="relu6", direct=False, residual=False, seed=0):
@@ -222,7 +223,11 @@ def test_joined_only_where_it_is_quicker(monkeypatch) -> None:
 
     assert kinds(64, 56, 24, 144, 24) == ["InvertedConv2D"]
     assert kinds(64, 56, 24, 144, 0) == ["Conv2D", "DepthwiseConv2D"]  # whose results are as large
-    assert kinds(1, 56, 24, 144, 24) == ["InvertedConv2D", "Conv2D"]  # of kernels that overlap
+    assert kinds(1, 56, 24, 144, 24) == ["InvertedConv2D"]  # by clusters, where kernels overlap
+    assert kinds(1, 56, 24, 144, 24, "swish") == ["Conv2D", "DepthwiseConv2D", "Conv2D"]
+    assert kinds(1, 7, 160, 960, 160) == ["InvertedConv2D", "Conv2D"]
+    monkeypatch.setattr(widening, "pays", lambda shape, size, graph, features: False)
+    assert kinds(1, 56, 24, 144, 24) == ["InvertedConv2D", "Conv2D"]
     assert kinds(1, 14, 112, 672, 0, "swish") == ["Conv2D", "DepthwiseConv2D"]
     assert kinds(64, 7, 160, 960, 160) == ["Conv2D", "DepthwiseConv2D", "Conv2D"]
     assert kinds(64, 14, 112, 672, 0, "swish") == ["Conv2D", "DepthwiseConv2D"]

@@ -211,6 +211,12 @@ def separable(builder: GraphBuilder, graph: Graph, nodes: list[Node]) -> tuple[I
     return made, [depthwise.inputs[0], *map(builder.constant, data)]
 
 
+def are_bytes(node: Node, graph: Graph) -> bool:
+    """Whether the weights less their zero point are signed bytes, every one."""
+    found = differences(node, graph)
+    return np.array_equal(found, byte_rests.held(found))
+
+
 def differences(node: Node, graph: Graph) -> np.ndarray:
     """The weights less their zero point, as floats."""
     data = graph.values[node.inputs[1]].data

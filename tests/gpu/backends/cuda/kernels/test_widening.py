@@ -1,0 +1,175 @@
+"""Widening blocks of few pixels by clusters of workgroups: halves against NumPy, bytes equal to it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from byte_network import whole_network
+from first_output import first_output
+from gpu.backends.cuda.kernels.test_inverted import network
+
+from litegpu.gpu.backends.cuda.kernels import widening, widening_cost
+from litegpu.gpu.backends.cuda.kernels.widening_cost import WideningBlock
+from litegpu.gpu.backends.cuda.passes import inverted as passes
+from litegpu.gpu.build import build_program
+from litegpu.gpu.evaluate import evaluate_graph
+from litegpu.gpu.graph import (
+    RESULT,
+    Arg,
+    Conv2D,
+    DepthwiseConv2D,
+    DType,
+    Graph,
+    GraphBuilder,
+    IntegerDepthwiseConv2D,
+    apply,
+)
+
+
+@pytest.fixture(autouse=True)
+def _always(monkeypatch) -> None:
+    """Whatever the kernel can do it does."""
+    monkeypatch.setattr(widening_cost, "GAIN", -1e9)
+    monkeypatch.setattr(widening_cost, "KNOWN_TAPS", widening_cost.MOST_TAPS)
+    monkeypatch.setattr(widening_cost, "STEM_OUTPUTS", (64, 64))
+
+
+def check(device, graph: Graph, x: np.ndarray, *, exact: bool) -> None:
+    (want,) = evaluate_graph(graph, [x])
+    program = build_program(graph, device.features, "cuda", half=True)
+    assert "widening_block" in [k.name for k in program.kernels]
+    got = first_output(device, program, [x], want.shape, x.dtype.type)
+    if exact:
+        assert np.unique(want).size > 20
+        np.testing.assert_array_equal(got, want)
+    else:
+        assert np.isfinite(got).all()
+        assert np.linalg.norm(got - want) <= 3e-3 * np.linalg.norm(want)
+
+
+def use(monkeypatch, *blocks: WideningBlock) -> None:
+    monkeypatch.setattr(widening, "ranked", lambda shape, size, units: blocks)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("inputs, channels, outputs", [(8, 48, 24), (16, 36, 9), (24, 144, 24), (40, 96, 72)])
+@pytest.mark.parametrize("taps, stride, padding", [
+    ((3, 3), (1, 1), (1, 1)), ((3, 3), (2, 2), (0, 1)), ((5, 5), (1, 2), (2, 2)), ((2, 4), (2, 1), (1, 0)),
+])  # fmt: skip
+def test_halves(device, inputs: int, channels: int, outputs: int, taps, stride, padding) -> None:
+    op = DepthwiseConv2D(stride, (1, 1), padding)
+    residual = inputs == outputs and stride == (1, 1)
+    graph, x = network((2, 7, 9, inputs), channels, op, taps=taps, outputs=outputs, residual=residual)
+    check(device, graph, x, exact=False)
+
+
+BLOCKS = [
+    WideningBlock(8, 1, 14), WideningBlock(8, 4, 4, 16), WideningBlock(4, 2, 7, 32), WideningBlock(2, 8, 8, 16),
+    WideningBlock(1, 4, 8), WideningBlock(8, 7, 7, 16),
+]  # fmt: skip
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_blocks(device, monkeypatch, block: WideningBlock) -> None:
+    use(monkeypatch, block)
+    graph, x = network((2, 9, 10, 24), 200, DepthwiseConv2D(padding=(1, 1)), outputs=40, act="hard swish")
+    check(device, graph, x, exact=False)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8])
+@pytest.mark.parametrize("shape, channels, outputs, stride, taps", [
+    ((2, 7, 9, 16), 48, 16, (1, 1), (3, 3)), ((1, 9, 8, 8), 36, 12, (2, 2), (3, 3)),
+    ((1, 13, 12, 24), 144, 8, (2, 1), (2, 3)), ((1, 11, 16, 40), 150, 36, (1, 2), (3, 4)),
+    ((1, 7, 7, 96), 200, 96, (1, 1), (3, 3)),
+])  # fmt: skip
+def test_bytes(device, shape, channels, outputs: int, stride, taps, dtype: DType) -> None:
+    op = IntegerDepthwiseConv2D(stride, (1, 1), (taps[0] // 2, taps[1] // 2))
+    graph, x = whole_network(
+        shape, channels, op, taps=taps, outputs=outputs, dtype=dtype, residual=outputs == shape[3], seed=taps[0]
+    )
+    check(device, graph, x, exact=True)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("changes", [{"narrower": 37}, {"steep": 1e4}, {"far": 1 << 22}, {"above": (128, 255, 254, 3)}])
+def test_limits_of_bytes(device, changes) -> None:
+    op = IntegerDepthwiseConv2D((1, 1), (1, 1), (1, 1))
+    graph, x = whole_network((1, 9, 8, 16), 96, op, outputs=24, seed=3, **changes)
+    check(device, graph, x, exact="far" not in changes and "steep" not in changes)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_blocks_of_bytes(device, monkeypatch, block: WideningBlock) -> None:
+    use(monkeypatch, block)
+    op = IntegerDepthwiseConv2D((1, 1), (1, 1), (1, 1))
+    graph, x = whole_network((1, 12, 11, 32), 200, op, outputs=48, seed=1)
+    check(device, graph, x, exact=True)
+
+
+def stem_network(shape, first: Conv2D, taps: tuple[int, int], channels: int, op: DepthwiseConv2D, outputs: int):
+    """x -> a convolution with a window, bias, relu6 -> depthwise, bias, relu6 -> 1x1, bias."""
+    rng, builder = np.random.default_rng(channels), GraphBuilder()
+    expr = apply("min", apply("max", apply("add", RESULT, Arg(1)), 0.0), 6.0)
+
+    def layer(op, source: int, weights: np.ndarray, epilogue) -> int:
+        (b, *size, _), wide = builder.values[source].shape, weights.shape[3 if isinstance(op, DepthwiseConv2D) else 0]
+        sizes = [
+            (n + 2 * p - k) // s + 1 for n, p, k, s in zip(size, op.padding, weights.shape[1:3], op.stride, strict=True)
+        ]
+        bias = builder.constant(rng.standard_normal((1, 1, 1, wide)))
+        out = builder.value((b, *sizes, wide), DType.FLOAT32)
+        return builder.node(op, [source, builder.constant(weights)], out, epilogue, [bias])
+
+    x = builder.value(shape, DType.FLOAT32)
+    deep = taps[0] * taps[1] * shape[3]
+    wide = layer(first, x, rng.standard_normal((channels, *taps, shape[3])) / np.sqrt(deep), expr)
+    middle = layer(op, wide, rng.standard_normal((1, 3, 3, channels)) / 3, expr)
+    weights = rng.standard_normal((outputs, 1, 1, channels)) / np.sqrt(channels)
+    out = layer(Conv2D(), middle, weights, apply("add", RESULT, Arg(1)))
+    return builder.graph([x], [out]), rng.standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("shape, first, taps, channels, stride, outputs", [
+    ((2, 22, 32, 3), Conv2D((2, 2)), (3, 3), 32, 1, 16),
+    ((1, 19, 24, 3), Conv2D((2, 2), padding=(1, 1)), (3, 3), 24, 2, 40),
+    ((1, 13, 16, 4), Conv2D((2, 1), padding=(1, 0)), (2, 3), 48, 1, 64),
+    ((1, 12, 11, 1), Conv2D((1, 2)), (5, 4), 12, 1, 9),
+])  # fmt: skip
+def test_first_layer(device, shape, first: Conv2D, taps, channels: int, stride: int, outputs: int) -> None:
+    op = DepthwiseConv2D((stride, stride), padding=(1, 1))
+    graph, x = stem_network(shape, first, taps, channels, op, outputs)
+    check(device, graph, x, exact=False)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8])
+@pytest.mark.parametrize("shape, first, channels, outputs, stride", [
+    ((2, 22, 32, 3), ((3, 3), (2, 2), (0, 0)), 32, 16, (1, 1)),
+    ((1, 19, 24, 3), ((3, 3), (2, 2), (1, 1)), 16, 64, (2, 2)),
+    ((2, 13, 16, 4), ((2, 3), (2, 1), (1, 0)), 48, 24, (2, 2)),
+    ((1, 12, 12, 1), ((4, 4), (2, 3), (1, 1)), 20, 8, (1, 1)),
+])  # fmt: skip
+def test_first_layer_of_bytes(device, shape, first, channels, outputs: int, stride, dtype: DType) -> None:
+    op = IntegerDepthwiseConv2D(stride, (1, 1), (1, 1))
+    graph, x = whole_network(shape, channels, op, outputs=outputs, dtype=dtype, seed=channels, first=first)
+    check(device, graph, x, exact=True)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("outlying", [0, 1])
+def test_weights_that_are_no_bytes(device, monkeypatch, outlying: int) -> None:
+    """Of any of the three layers: those are for other kernels, also where something else has joined them."""
+    op = IntegerDepthwiseConv2D((1, 1), (1, 1), (1, 1))
+    graph, x = whole_network((1, 7, 9, 16), 48, op, outputs=16, outlying=outlying)
+    (want,) = evaluate_graph(graph, [x])
+    for joined in (False, True):
+        if joined:
+            monkeypatch.setattr(passes, "_quickest", lambda graph, some, last, features: [*some, last] if last else [])
+        program = build_program(graph, device.features, "cuda", half=True)
+        names = [k.name for k in program.kernels]
+        assert ("widening_block" in names, len(names) == 1) == (not outlying, joined or not outlying)
+        np.testing.assert_array_equal(first_output(device, program, [x], want.shape, x.dtype.type), want)
