@@ -223,6 +223,9 @@ def test_zero_points_are_added_before_the_shift() -> None:
         SpecializedTile(64, 96, 1, 3, 3),
         SpecializedTile(128, 128, 1, 3, 2),
         SpecializedTile(128, 192, 2, 4, 1),
+        SpecializedTile(128, 96, 2, 4, 1, in_turn=True),
+        SpecializedTile(128, 192, 2, 3, 1, in_turn=True),
+        SpecializedTile(256, 128, 2, 4, 1, in_turn=True),
         StayingTile(64, 96, 3, 2, 1, 0),
         StayingTile(64, 192, 2, 2, 1, 0),
     ],
@@ -240,6 +243,8 @@ def test_halves_of_points(device, monkeypatch, tile: SpecializedTile | StayingTi
     )
     monkeypatch.setattr(module, "cost", lambda *_: -1.0)
     monkeypatch.setattr(persistent, "lanes", lambda layer, tile, units: (3, 2.0))
+    groups_of = specialized.groups_of
+    monkeypatch.setattr(specialized, "groups_of", lambda *given: min(3 if given[1].in_turn else 99, groups_of(*given)))
     kernel = module.__name__.rpartition(".")[2] + "_convolution"
     if norm:
         graph, inputs = network_with_norm((3, 9, 11, 100), 136)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from first_output import first_output
@@ -11,7 +13,16 @@ from gpu.backends.cuda.kernels.test_convolution import expected, network
 from litegpu.gpu import view
 from litegpu.gpu.backends.cuda.kernels import convolution, halo, matvec, overlapped, specialized, tile, window
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
-from litegpu.gpu.backends.cuda.kernels.specialized import MOST_TAPS, SpecializedTile, candidates, cost, packed, ranked
+from litegpu.gpu.backends.cuda.kernels.specialized import (
+    MOST_TAPS,
+    SpecializedTile,
+    candidates,
+    cost,
+    groups_of,
+    packed,
+    ranked,
+    tiles_of,
+)
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Graph, GraphBuilder, IntegerConv2D, Literal, apply
 
@@ -139,6 +150,28 @@ def test_large_layers_take_it(monkeypatch) -> None:
 
     for layer, faster in ((large, True), (deep, True), (shallow, False)):
         assert (cost(layer, ranked(layer, 90, 132)[0], 132) < others(layer)) is faster
+
+
+def test_which_tiles_are_taken_in_turn() -> None:
+    """Wide ones of layers that are neither shallow nor deep, where there are more of them than multiprocessors."""
+
+    def points(depth: int, *, rows: int = 8192, **given) -> Layer:
+        return dataclasses.replace(layer_of((1, 1, rows, depth), (1536, 1, 1, depth)), run=8, **given)
+
+    def some(layer: Layer) -> bool:
+        return any(one.in_turn for one in ranked(layer, 90, 132))
+
+    found = ranked(points(768), 90, 132)
+    assert found[0].in_turn and str(found[0]).endswith("+")
+    for one in found:
+        wide, tiles = one.resident == 1 and one.split == 1 and one.columns >= 192, tiles_of(points(768), one)
+        assert one.in_turn == (wide and tiles > 132)
+        assert groups_of(points(768), one, 132) == (132 if one.in_turn else tiles * one.split)
+        if one.in_turn:
+            assert cost(points(768), one, 132) < cost(points(768), dataclasses.replace(one, in_turn=False), 132)
+    assert not some(points(832)) and not some(points(320)) and some(points(384)) and not some(points(768, rows=1024))
+    assert not some(dataclasses.replace(points(768), run=0))  # stored by way of shared memory
+    assert not some(points(768, side=2))
 
 
 def test_residuals_cost() -> None:

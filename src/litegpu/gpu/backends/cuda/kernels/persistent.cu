@@ -109,7 +109,7 @@ NAME(const Element* x, const Element* __restrict__ w MORE_BUFFERS EPILOGUE_BUFFE
     for (unsigned m = 0; m < ROWS; m++) normalise_rows(sums[m], moments[m]);
 #endif
 #if defined(RUN) && BN > 128
-    store_one_by_one(places, CORRECTIONS, sums, lane, column * (BN / 4), block * BM + warp % 4 * 16);
+    store_one_by_one<1>(places, CORRECTIONS, sums, lane, column * (BN / 4), block * BM + warp % 4 * 16);
 #elif defined(RUN)
 #pragma unroll
     for (unsigned m = 0; m < ROWS; m++)

@@ -158,20 +158,29 @@ INLINE void store_runs(const Places& at, Channels& own, const Row (&rows)[2][RUN
                 quad_of(quad0, lane, run));
 }
 // One run after the other, of `rows` times 64 rows of a warpgroup, for those who do not keep what the epilogue reads of the
-// channels; `pixel0` is that of a warp's first row.
-template <unsigned rows>
+// channels; `pixel0` is that of a warp's first row. What it reads of the rows is on its way for `together` runs at once: a
+// load is not moved in front of a store, as results may lie where others are read, so that one by one each run
+// waits as long as a load takes.
+template <unsigned together, unsigned rows>
 INLINE void store_one_by_one(const Places& at, const int4* corrections, const Sum (&sums)[rows][BN / 8][4], unsigned lane,
                              unsigned quad0, unsigned pixel0) {
 #pragma unroll
-  for (unsigned run = 0; run < RUNS; run++) {
-    const unsigned quad = quad_of(quad0, lane, run);
-    ChannelsOf<RUN_QUADS> own;
-    load_channels(own, at, corrections, lane, quad0, run);
-    Row read[rows * 2];
+  for (unsigned run0 = 0; run0 < RUNS; run0 += together) {
+    Row read[together][rows * 2];
 #pragma unroll
-    for (unsigned i = 0; i < rows * 2; i++) read[i] = load_row(at, pixel0 + i / 2 * 64 + lane / 4 + i % 2 * 8, quad);
+    for (unsigned run = run0; run < run0 + together && run < RUNS; run++)
 #pragma unroll
-    for (unsigned i = 0; i < rows * 2; i++)
-      store_run(at, own, 0, read[i], sums[i / 2] + run * RUN_QUADS * 2, i % 2, pixel0 + i / 2 * 64 + lane / 4 + i % 2 * 8, quad);
+      for (unsigned i = 0; i < rows * 2; i++)
+        read[run - run0][i] = load_row(at, pixel0 + i / 2 * 64 + lane / 4 + i % 2 * 8, quad_of(quad0, lane, run));
+#pragma unroll
+    for (unsigned run = run0; run < run0 + together && run < RUNS; run++) {
+      const unsigned quad = quad_of(quad0, lane, run);
+      ChannelsOf<RUN_QUADS> own;
+      load_channels(own, at, corrections, lane, quad0, run);
+#pragma unroll
+      for (unsigned i = 0; i < rows * 2; i++)
+        store_run(at, own, 0, read[run - run0][i], sums[i / 2] + run * RUN_QUADS * 2, i % 2,
+                  pixel0 + i / 2 * 64 + lane / 4 + i % 2 * 8, quad);
+    }
   }
 }

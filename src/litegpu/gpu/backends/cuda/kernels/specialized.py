@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,6 +27,9 @@ PREPARED = 2 / 1700
 #: comes so many microseconds later; from so many steps on, a second round that not all workgroups have takes as long as
 #: the first. (H200, VGG-16's layers at batch 64.)
 MANY_COPIES, CHANGE, DEEP = 2.0, 2.2, 36
+#: Workgroups that take tiles in turn: columns at least and steps, as were measured to gain, and how many microseconds
+#: sooner what the next tile multiplies is there.
+WIDE_IN_TURN, STEPS_IN_TURN, AHEAD = 192, range(6, 13), 1.0
 #: Bits of a word, one for each tap.
 MOST_TAPS = 32
 
@@ -34,7 +37,8 @@ MOST_TAPS = 32
 @dataclass(frozen=True)
 class SpecializedTile:
     """A workgroup computes rows x columns: `consumers` warpgroups multiply what other warps copy `stages` steps ahead.
-    `resident` workgroups share a multiprocessor; `split` workgroups, a cluster, divide the depth."""
+    `resident` workgroups share a multiprocessor; `split` workgroups, a cluster, divide the depth. `in_turn`: there are
+    no more workgroups than run at once, and they take one tile after the other."""
 
     rows: int
     columns: int
@@ -42,11 +46,11 @@ class SpecializedTile:
     stages: int
     resident: int
     split: int = 1
+    in_turn: bool = field(default=False, kw_only=True)
 
     def __str__(self) -> str:
-        return f"{self.rows}x{self.columns}-{self.consumers}s-{self.stages}-{self.resident}" + (
-            f"/{self.split}" if self.split > 1 else ""
-        )
+        more = f"/{self.split}" if self.split > 1 else "+" if self.in_turn else ""
+        return f"{self.rows}x{self.columns}-{self.consumers}s-{self.stages}-{self.resident}{more}"
 
     @property
     def copying(self) -> int:
@@ -95,7 +99,7 @@ def candidates() -> tuple[SpecializedTile, ...]:
 
 def ranked(layer: Layer, capability: int, units: int) -> list[SpecializedTile]:
     """The candidates that make sense, the cheapest first; none if the kernel cannot do the layer."""
-    sensible = that_suit(layer, capability, candidates())
+    sensible = [_in_turn(tile, layer, units) for tile in that_suit(layer, capability, candidates())]
     # of those that are equal, of bytes, the one of which more share a multiprocessor: all may run at once
     first = 1 if layer.whole_numbers else 0
     return sorted(sensible, key=lambda tile: (cost(layer, tile, units), -first * tile.resident, tile.threads))
@@ -106,6 +110,20 @@ def that_suit(layer: Layer, capability: int, tiles: Sequence[SpecializedTile]) -
     if not takes(layer, capability) or not (layer.whole_numbers or layer.depth >= LEAST_HALVES):
         return []
     return [tile for tile in tiles if _suits(tile, layer)]
+
+
+def _in_turn(tile: SpecializedTile, layer: Layer, units: int) -> SpecializedTile:
+    """The tile by workgroups that take one after the other, where there are more tiles than run at once and that was
+    measured to take less time: from so many columns on, of layers that are neither shallow nor deep."""
+    plain = layer.half and layer.prologue is None and layer.behind is None and layer.side == 1
+    wide = tile.resident == 1 and tile.columns >= WIDE_IN_TURN and steps_of(layer) in STEPS_IN_TURN
+    more = tiles_of(layer, tile) > (units or USUAL_UNITS)
+    return dataclasses.replace(tile, in_turn=True) if plain and wide and more and _run(layer, tile) else tile
+
+
+def tiles_of(layer: Layer, tile: SpecializedTile) -> int:
+    """Of all rows and columns."""
+    return -(-math.prod(layer.shape[:3]) // tile.rows) * -(-layer.shape[3] // tile.columns)
 
 
 def takes(layer: Layer, capability: int) -> bool:
@@ -153,7 +171,7 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
     pixels, outputs = math.prod(layer.shape[:3]), layer.shape[3]
     _, kh, kw, _ = layer.weights.shape
     units = units or USUAL_UNITS
-    groups = -(-pixels // tile.rows) * -(-outputs // tile.columns) * tile.split
+    groups = tiles_of(layer, tile) * tile.split
     steps, bytes_of_row = -(-steps_of(layer) // tile.split), row_bytes(layer)
     summing = row_norm.effort(layer.norm, tile.rows * bytes_of_row / layer.size)
     sums = tile.rows * tile.columns
@@ -165,17 +183,20 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
         rates = _FROM_REGISTERS
     issuing = 0.044 + rates.copy * copies + preparing / tile.copying
     multiplying = max(sums * bytes_of_row * 1.4e-7, (tile.rows + tile.columns) * bytes_of_row * 5.2e-7)
-    stored = sums * (rates.stored + rates.read * layer.residuals)
+    awaited = layer.residuals if tile.resident > 1 or not _run(layer, tile) else 0  # else they come together (TOGETHER)
+    stored = sums * (rates.stored + rates.read * awaited)
     slowest = max(issuing, multiplying, 0.129 / min(tile.stages - 1, steps))
     alone = rates.start + steps * slowest + stored / tile.consumers
     each = steps * (rates.step + multiplying + preparing / 256 + summing) + 0.0735 + rates.share * stored
     if tile.split > 1:  # to add up; and those of a cluster wait for each other
         alone, each = alone + 1.2, each + 0.2
     waves = max(1.0, groups / (units * tile.resident))
-    if waves > 2 and tile.resident == 1:
+    if waves > 2 and tile.resident == 1 and not tile.in_turn:
         alone += CHANGE
     computing = max(alone * waves**0.982, -(-groups // units) * each)
-    if 1 < waves < 2 and steps >= DEEP:
+    if tile.in_turn:
+        computing -= AHEAD * (waves - 1)
+    elif 1 < waves < 2 and steps >= DEEP:
         computing = max(computing, 2 * tile.resident * each)
     computing += max(0.0, groups / units - 1) if tile.split > 1 else 0.0
     batch, height, width, channels = layer.source.shape
@@ -200,6 +221,12 @@ class _Rates:
 
 _HALVES, _BYTES = _Rates(0.0218, 1.89e-4, 5.95e-5, 1.45), _Rates(0.0218, 2.22e-4, 1.21e-4, 1.06)
 _FROM_REGISTERS = _Rates(0.039, 1.68e-4, 1.64e-4, 0.75, 0.112, 0.272)
+
+
+def groups_of(layer: Layer, tile: SpecializedTile, units: int) -> int:
+    """Workgroups; those that take tiles in turn have a multiprocessor each."""
+    tiles = tiles_of(layer, tile)
+    return min(tiles, units or USUAL_UNITS) if tile.in_turn else tiles * tile.split
 
 
 def _run(layer: Layer, tile: SpecializedTile) -> int:
@@ -234,8 +261,7 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
         epilogue = runs.epilogue_of(ctx, layer, tile.columns)
         factors = dataclasses.replace(layer, weights=runs.columns_of(layer.weights, epilogue.run))
     weights = packed(factors, tile)
-    batch, height, width, outputs = layer.shape
-    pixels = batch * height * width
+    outputs = layer.shape[3]
     at_once = 1 if tile.split > 1 else 4 if tile.columns < 64 or layer.side > 1 else 8
     copy, multiply = tile.registers(layer.prologue is not None)
     shared, zero_point = tile.shared_bytes(row_bytes(layer)), layer.op.zero_point or 0
@@ -249,6 +275,9 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
     }  # fmt: skip
     if layer.side > 1:
         constants["SIDE"] = layer.side
+    groups = groups_of(layer, tile, ctx.features.compute_units)
+    if tile.in_turn:
+        constants |= {"TILES": tiles_of(layer, tile), "GROUPS": groups}
     operands: Operands = {"x": layer.source, "w": weights}
     if layer.whole_numbers:
         constants |= {"UNSIGNED": int(layer.source.dtype is DType.UINT8), "PADDED": int(zero_point != 0)}
@@ -263,7 +292,6 @@ def launch(ctx: KernelContext, layer: Layer, tile: SpecializedTile, where: Where
     more = (*row_norm.files_of(layer.norm), *(() if epilogue is None else ("runs.cu",)), *normed.files_of(layer.behind))
     more = (*more, "divided.cu") if tile.split > 1 else more
     files = (*shared_files, *files_of(layer), *more, "specialized.cu")
-    groups = -(-pixels // tile.rows) * weights.shape[0] * tile.split
     return native_launch(
         ctx, "specialized_convolution", files, constants, operands, label=label_of(ctx),
         workgroup=(tile.threads, 1, 1), dispatch=(groups, 1, 1),
