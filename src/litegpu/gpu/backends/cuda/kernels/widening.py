@@ -101,8 +101,8 @@ def _bytes(ctx: KernelContext, layer: ByteInvertedLayer, block: WideningBlock) -
     shape, view, first, middle = layer.shape, layer.window.source, layer.expansion, layer.middle
     assert first is not None and middle is not None and layer.projection is not None
     parts, before, between = _Parts(shape, block, 1), _offset(first), _offset(middle)
-    first_near, first_begun = _begun(first, first.zero_point)
-    middle_near, middle_begun = _begun(middle, before)
+    first_near, first_begun = begun(first, first.zero_point)
+    middle_near, middle_begun = begun(middle, before)
     kh, kw = shape.window
     taps = np.zeros((shape.channels, kh, MOST_COLUMNS), np.int8)
     taps[..., :kw] = layer.window.weights[0].transpose(2, 0, 1)
@@ -132,7 +132,7 @@ def _offset(stage: Stage) -> int:
     return -128 - round(stage.low)
 
 
-def _begun(stage: Stage, zero_point: int) -> tuple[bool, np.ndarray]:
+def begun(stage: Stage, zero_point: int) -> tuple[bool, np.ndarray]:
     """Whether a float's bits hold all of the sums of weights with bytes, and what sums begin with."""
     more = stage.bias - float(zero_point) * stage.weights.sum(1)
     near = np.max(255 * np.abs(stage.weights).sum(1) + np.abs(more), initial=0.0) < NEAR
