@@ -30,6 +30,7 @@ from litegpu.gpu.backends.cuda.kernels.tile import LEAST_CAPABILITY, device_shar
 from litegpu.gpu.backends.cuda.passes.affine import fold_affine
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
 from litegpu.gpu.backends.cuda.passes.excite import join_excitations
+from litegpu.gpu.backends.cuda.passes.few_outputs import split_few_outputs
 from litegpu.gpu.backends.cuda.passes.grouped import split_groups
 from litegpu.gpu.backends.cuda.passes.inverted import join_inverted
 from litegpu.gpu.backends.cuda.passes.mean import join_means
@@ -108,6 +109,7 @@ class CudaNative:
         if features.capability < LEAST_CAPABILITY:
             return graph
         if half:
+            graph = split_few_outputs(graph, features)
             graph = join_shuffles(join_windows(join_scaled(graph, features), features), features)
         graph = part_zero_points(join_inverted(graph, features, half), features)
         if not half:
