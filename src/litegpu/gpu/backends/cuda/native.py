@@ -28,6 +28,7 @@ from litegpu.gpu.backends.cuda.kernels import (
 )
 from litegpu.gpu.backends.cuda.kernels.tile import LEAST_CAPABILITY, device_shared_bytes
 from litegpu.gpu.backends.cuda.passes.affine import fold_affine
+from litegpu.gpu.backends.cuda.passes.enlarged import transpose_enlarged
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
 from litegpu.gpu.backends.cuda.passes.excite import join_excitations
 from litegpu.gpu.backends.cuda.passes.few_outputs import split_few_outputs
@@ -109,7 +110,7 @@ class CudaNative:
         if features.capability < LEAST_CAPABILITY:
             return graph
         if half:
-            graph = split_few_outputs(graph, features)
+            graph = transpose_enlarged(split_few_outputs(graph, features), features)
             graph = join_shuffles(join_windows(join_scaled(graph, features), features), features)
         graph = part_zero_points(join_inverted(graph, features, half), features)
         if not half:

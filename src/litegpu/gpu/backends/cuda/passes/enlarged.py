@@ -1,0 +1,85 @@
+"""A convolution behind a nearest-neighbour resize is a transposed one: taps that read the same pixel are added up, so
+there are fewer products, and each of its phases is an ordinary convolution."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+
+from litegpu.gpu.backends.cuda.kernels.convolution import estimate
+from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.backends.cuda.kernels.transpose import phases
+from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder, Node, TransposeConv2D, fits_half
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.view import padded
+
+#: What the phases must take of what one convolution does, by estimate.
+GAIN = 0.8
+#: Channels from which on phases have kernels that are fast.
+LEAST_CHANNELS = 16
+
+
+def transpose_enlarged(graph: Graph, features: Features) -> Graph:
+    """The graph with transposed convolutions where these are quicker in float16."""
+    found = {n.output: op for n in graph.nodes if (op := _transposed(n, graph)) and _gains(n, op, graph, features)}
+    if not found:
+        return graph
+    builder = GraphBuilder(dict(graph.values), [])
+    for node in graph.nodes:
+        if node.output in found:
+            data = graph.values[node.inputs[1]].data
+            assert isinstance(node.op, Conv2D) and data is not None
+            weights = builder.constant(_joined(data, node.op.upsample))
+            node = dataclasses.replace(node, op=found[node.output], inputs=(node.inputs[0], weights))
+        builder.nodes.append(node)
+    return builder.graph(graph.inputs, graph.outputs)
+
+
+def _transposed(node: Node, graph: Graph) -> TransposeConv2D | None:
+    """What the convolution is, if it is one behind a resize."""
+    op = node.op
+    if not isinstance(op, Conv2D) or op.upsample == (1, 1):
+        return None
+    x, weights = (graph.values[v] for v in node.inputs[:2])
+    if op != Conv2D(padding=op.padding, upsample=op.upsample) or weights.data is None or x.dtype is not DType.FLOAT32:
+        return None
+    window = weights.shape[1:3]
+    if (
+        window == (1, 1)
+        or not fits_half(_joined(weights.data, op.upsample))
+        or min(weights.shape[::3]) < LEAST_CHANNELS
+    ):
+        return None
+    # the last tap that reads a pixel, of the output that lies `padding` in front of it, is the window's first
+    down, across = (n - 1 - before for n, before in zip(window, op.padding, strict=True))
+    return TransposeConv2D(op.upsample, (down, across)) if min(down, across) >= 0 else None
+
+
+def _joined(weights: np.ndarray, times: tuple[int, int]) -> np.ndarray:
+    """The weights of the transposed convolution: tap m adds up taps n - 1 - m, ..., n - 1 - m + times - 1."""
+    outputs, rows, columns, inputs = weights.shape
+    found = np.zeros((outputs, rows + times[0] - 1, columns + times[1] - 1, inputs), np.float32)
+    for y, x in itertools.product(range(times[0]), range(times[1])):
+        found[:, y : y + rows, x : x + columns] += weights[:, ::-1, ::-1]
+    return found
+
+
+def _gains(node: Node, op: TransposeConv2D, graph: Graph, features: Features) -> bool:
+    x, weights, y = (graph.values[v] for v in (*node.inputs[:2], node.output))
+    assert isinstance(node.op, Conv2D) and weights.data is not None
+    source = padded(0, x.shape, DType.FLOAT16)
+    joined = _joined(weights.data, node.op.upsample)
+    parts = 0.0
+    for down, across in itertools.product(
+        *(phases(y.shape[i], joined.shape[i], op.stride[i - 1], op.padding[i - 1]) for i in (1, 2))
+    ):
+        part = joined[:, down.taps][:, :, across.taps]
+        if not math.prod(part.shape):
+            return False
+        shape = (y.shape[0], down.size, across.size, y.shape[3])
+        layer = Layer(Conv2D(padding=(down.padding, across.padding)), source, part, shape, True)
+        parts += estimate(layer, features)
+    return parts <= GAIN * estimate(Layer(node.op, source, weights.data, y.shape, True), features)
