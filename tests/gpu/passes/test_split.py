@@ -33,9 +33,24 @@ def test_same_result_in_two_steps(kind: str, axes: tuple[int, ...]) -> None:
     np.testing.assert_allclose(evaluate_graph(split, inputs)[0], evaluate_graph(graph, inputs)[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["mean", "max", "prod"])
+@pytest.mark.parametrize("shape", [(1, 3, 300, 1024), (2, 32, 130, 126), (1, 64, 128, 128)])
+def test_channels_first_where_a_batch_lies_in_rows(kind: str, shape: tuple[int, ...]) -> None:
+    """Norms over time and channels, of a batch of sounds."""
+    graph = graph_of(kind, (2, 3), shape)
+    split = split_reductions(graph)
+    assert [n.op.axes for n in split.nodes if isinstance(n.op, Reduce)] == [(3,), (2,)]
+    inputs = [np.random.default_rng(1).uniform(1.9, 2.1, graph.values[v].shape) for v in graph.inputs]
+    inputs[1] = inputs[1] - 1
+    np.testing.assert_allclose(evaluate_graph(split, inputs)[0], evaluate_graph(graph, inputs)[0], rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     "graph",
     [
+        graph_of("mean", (2, 3), (1, 3, 100, 1024)),  # soon done by all threads of a workgroup
+        graph_of("mean", (2, 3), (1, 300, 100, 1024)),  # many results
+        graph_of("mean", (2, 3), (1, 64, 1, 1 << 18)),  # one axis
         graph_of("mean", (1, 2), (1, 7, 7, 64)),  # soon done
         graph_of("mean", (2,), (1, 1, 9000, 4)),  # one axis
         graph_of("mean", (1, 2), (64, 64, 64, 64)),  # many results

@@ -31,6 +31,7 @@ from litegpu.gpu.lang import Kernel, Memory, TracedValue, Type, trace, vec
 _SERIAL_ITEMS = 16  # so few items per result are reduced by one thread
 _LOADS = 8  # of a thread, under way together
 _THREADS = 512  # of a workgroup, at most
+_MANY_ITEMS = 4096  # quads of channels, which a warp by itself takes long for
 _USUAL_UNITS = 16  # multiprocessors, where nobody knows
 
 
@@ -109,7 +110,8 @@ def _plan(ctx: KernelContext) -> _Plan:
     enough = 2 * (ctx.features.compute_units or _USUAL_UNITS)  # workgroups
     most = _power_above(-(-items // _LOADS))  # rows, each of some items
     if 3 in axes:
-        rows = min(32 if results >= 64 else threads, most)
+        few = results < 64 or (items >= _MANY_ITEMS and results < 4 * enough)
+        rows = min(threads if few else 32, most)
         columns = max(1, min(threads, 256) // rows)
         while columns > 1 and results // columns < enough:
             columns //= 2

@@ -40,6 +40,8 @@ _VARIANCE = Arg(-4)
 _LARGEST = 64
 #: The axes over which x [B,H*W,groups,C/groups] is averaged.
 _GROUPED = (1, 3)
+#: The same of what has its batch in rows: x [1,B,W,C].
+_ROWS = (2, 3)
 #: Elements from which on reading them once less is worth more than kernels that wait for one another, of norms that are
 #: not of groups. (Four million would do by the bytes that are read; until that is measured, none are so many.)
 _LARGE = math.inf
@@ -72,11 +74,12 @@ def join_instance_norm(graph: Graph, features: Features) -> Graph:
 
 @dataclass(frozen=True)
 class _Norm:
-    """What was found: x with its channels in `groups` (None: each by itself), the node that gives the result, what it
-    computes of that, and the values in between."""
+    """What was found: x with its channels in `groups` (None: each by itself), and perhaps its batch in `rows`, the node
+    that gives the result, what it computes of that, and the values in between."""
 
     x: int
     groups: int | None
+    rows: bool
     last: Node
     epsilon: float
     epilogue: Expr
@@ -141,7 +144,8 @@ class _Search:
             return None
         if self.own:
             grouped = axes == _GROUPED and self.whole(x) is not None
-            return axes if grouped or (axes in ((1, 2), (1, 2, 3)) and value.elements >= _LARGE) else None
+            whole = axes in ((1, 2), (1, 2, 3)) or (axes == _ROWS and value.shape[0] == 1)
+            return axes if grouped or (whole and value.elements >= _LARGE) else None
         return axes if axes == (1, 2) else None
 
     def whole(self, x: int) -> int | None:
@@ -173,9 +177,11 @@ class _Search:
             return None
         if axes == _GROUPED and any(v != x and not self.is_of_channels(v, x) for v in found[1]):
             return None
-        groups = {(1, 2): None, (1, 2, 3): 1, _GROUPED: self.graph.values[x].shape[2]}[axes]
+        if axes == _ROWS and any(v != x and self.graph.values[v].shape[:2] != (1, 1) for v in found[1]):
+            return None
+        groups = {(1, 2): None, (1, 2, 3): 1, _ROWS: 1, _GROUPED: self.graph.values[x].shape[2]}[axes]
         sources = {i for v in (*gone, last.output) for i in self.producer[v].sources}
-        return _Norm(x, groups, last, epsilon, found[0], tuple(found[1]), gone, tuple(sorted(sources)))
+        return _Norm(x, groups, axes == _ROWS, last, epsilon, found[0], tuple(found[1]), gone, tuple(sorted(sources)))
 
     def is_of_channels(self, v: int, x: int) -> bool:
         """Whether it is a constant of the groups of x, and what is in them, alone."""
@@ -220,16 +226,20 @@ def _put(builder: GraphBuilder, norm: _Norm, features: Features) -> None:
         x = _with_channels(builder, norm)
         groups, each = target[2:]
         operands = tuple(x if v == norm.x else _of_channels(builder, v, groups, each) for v in operands)
+    if norm.rows:
+        x = _with_batch(builder, norm)
+        operands = tuple(x if v == norm.x else v for v in operands)
     b, h, w, c = values[x].shape
     parts = choose_parts((b, h, w, c), features)
     moments = builder.node(Moments(parts), [x], builder.value((b, parts, 2, c), DType.FLOAT32), sources=norm.sources)
     if features.native and (parts > 1 or norm.groups is not None):
         joined = JoinedMoments(h * w, norm.groups or c)
         moments = builder.node(joined, [moments], builder.value((b, 1, 2, c), DType.FLOAT32), sources=norm.sources)
-    result = builder.value((b, h, w, c), DType.FLOAT32, name=values[last.output].name) if apart else last.output
+    moved = apart or norm.rows
+    result = builder.value((b, h, w, c), DType.FLOAT32, name=values[last.output].name) if moved else last.output
     op = InstanceNorm(norm.epsilon)
     builder.node(op, [x, moments], result, norm.epilogue, operands, norm.sources)
-    if apart:
+    if moved:
         builder.node(Copy((Reshape((b, h, w, c), target),)), [result], last.output, sources=last.sources)
 
 
@@ -243,6 +253,14 @@ def _with_channels(builder: GraphBuilder, norm: _Norm) -> int:
     shape = (b, 1, n, groups * each)
     step = Reshape(source.shape, shape)
     return builder.node(Copy((step,)), [source.id], builder.value(shape, DType.FLOAT32), sources=norm.sources)
+
+
+def _with_batch(builder: GraphBuilder, norm: _Norm) -> int:
+    """x [1,B,W,C] as [B,1,W,C]."""
+    _, b, w, c = shape = builder.values[norm.x].shape
+    step = Reshape(shape, (b, 1, w, c))
+    made = builder.value((b, 1, w, c), DType.FLOAT32)
+    return builder.node(Copy((step,)), [norm.x], made, sources=norm.sources)
 
 
 def _of_channels(builder: GraphBuilder, v: int, groups: int, each: int) -> int:

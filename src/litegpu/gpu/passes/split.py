@@ -11,38 +11,48 @@ from litegpu.gpu.graph import DType, Graph, GraphBuilder, Node, Reduce
 
 _FEW_RESULTS = 256  # four channels each; a workgroup each does not fill a large device
 _MANY_ITEMS = 4096  # below, one workgroup per result is done soon enough
+_MANY_FOR_ONE = 1 << 15  # of channels too, below which one workgroup for each result is done before two kernels are
+_TEAMS = 64  # results from which on fewer threads add up the channels of each (kernels/reduce.py)
 _RESULTS_OF_A_GROUP = 8  # at least: with fewer side by side, memory is read in pieces that are too short
 _MANY_QUADS = 1 << 21  # of all items: so many take longer on half of the multiprocessors than a second kernel does
 
 
 def split_reductions(graph: Graph, units: int = 0) -> Graph:
-    """Reduce over W first and then over H, where a reduction over both has many items and few results, on a device of
-    `units` multiprocessors (0: unknown). A mean of the rows' means is the mean, as all rows are equally long."""
+    """Reduce over W first and then over H, or over channels and then over W, where a reduction over both has many items
+    and few results, on a device of `units` multiprocessors (0: unknown). A mean of the rows' means is the mean, as all
+    rows are equally long."""
     builder = GraphBuilder(dict(graph.values), [])
     for node in graph.nodes:
-        if isinstance(node.op, Reduce) and _is_worth_it(graph, node, node.op, units):
+        last = _last_axis(graph, node, node.op, units) if isinstance(node.op, Reduce) else None
+        if last is not None:
+            assert isinstance(node.op, Reduce)
             shape = list(_domain(graph, node))
             for axis in node.op.axes:
-                if axis != 1:
+                if axis != last:
                     shape[axis] = 1
             rows = builder.value(shape, DType.FLOAT32)
-            first = dataclasses.replace(node.op, axes=tuple(a for a in node.op.axes if a != 1))
+            first = dataclasses.replace(node.op, axes=tuple(a for a in node.op.axes if a != last))
             builder.node(first, node.inputs, rows, sources=node.sources)
-            second = Reduce(node.op.kind, (1,))
+            second = Reduce(node.op.kind, (last,))
             builder.node(second, [rows], node.output, node.epilogue, node.operands, node.sources)
         else:
             builder.nodes.append(node)
     return builder.graph(graph.inputs, graph.outputs)
 
 
-def _is_worth_it(graph: Graph, node: Node, op: Reduce, units: int) -> bool:
-    if not {1, 2} <= set(op.axes) or any(graph.values[v].dtype is not DType.FLOAT32 for v in node.inputs):
-        return False
+def _last_axis(graph: Graph, node: Node, op: Reduce, units: int) -> int | None:
+    """What is left for the second of two reductions, if there are to be two."""
+    if any(graph.values[v].dtype is not DType.FLOAT32 for v in node.inputs):
+        return None
     b, h, w, c = (*_domain(graph, node)[:3], -(-_domain(graph, node)[3] // 4))
     items = math.prod(n for a, n in enumerate((b, h, w, c)) if a in op.axes)
     results = b * h * w * c // items
-    idle = results < _RESULTS_OF_A_GROUP * units and items * results >= _MANY_QUADS and 3 not in op.axes
-    return h > 1 and w > 1 and (idle or (items >= _MANY_ITEMS and results <= _FEW_RESULTS))
+    few = items >= _MANY_ITEMS and results <= _FEW_RESULTS
+    alone = items >= _MANY_FOR_ONE or results >= _TEAMS
+    if {1, 2} <= set(op.axes):
+        idle = results < _RESULTS_OF_A_GROUP * units and items * results >= _MANY_QUADS and 3 not in op.axes
+        return 1 if h > 1 and w > 1 and (idle or few) else None
+    return 2 if {2, 3} <= set(op.axes) and w > 1 and c > 1 and few and alone else None
 
 
 def _domain(graph: Graph, node: Node) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ from litegpu.gpu.backends.cuda.kernels import (
 )
 from litegpu.gpu.backends.cuda.kernels.tile import LEAST_CAPABILITY, device_shared_bytes
 from litegpu.gpu.backends.cuda.passes.affine import fold_affine
+from litegpu.gpu.backends.cuda.passes.borders import copy_borders
 from litegpu.gpu.backends.cuda.passes.enlarged import transpose_enlarged
 from litegpu.gpu.backends.cuda.passes.entry import join_entry
 from litegpu.gpu.backends.cuda.passes.excite import join_excitations
@@ -111,6 +112,7 @@ class CudaNative:
             return graph
         if half:
             graph = transpose_enlarged(split_few_outputs(graph, features), features)
+            graph = copy_borders(graph, features)
             graph = join_shuffles(join_windows(join_scaled(graph, features), features), features)
         graph = part_zero_points(join_inverted(graph, features, half), features)
         if not half:

@@ -10,7 +10,7 @@ from litegpu.gpu.backends.cuda.passes import enlarged
 from litegpu.gpu.backends.cuda.passes.enlarged import transpose_enlarged
 from litegpu.gpu.build import build_program
 from litegpu.gpu.evaluate import evaluate_graph
-from litegpu.gpu.graph import RESULT, Arg, Conv2D, DType, Graph, GraphBuilder, TransposeConv2D, apply
+from litegpu.gpu.graph import RESULT, Arg, Conv2D, Copy, DType, Graph, GraphBuilder, TransposeConv2D, apply
 from litegpu.gpu.lang.features import Features
 
 HOPPER = Features(float16=True, native="cuda", capability=90, compute_units=132)
@@ -42,6 +42,9 @@ CASES = {
     "no padding": layer(padding=(0, 0), shape=(8, 12)),
     "uneven": layer(window=(4, 4), padding=(2, 1), shape=(10, 13)),
     "residual": layer(residual=True),
+    "reflected": layer(border="reflect"),
+    "symmetric": layer(window=(5, 5), padding=(2, 2), border="symmetric"),
+    "reflected, rows": layer((3, 1), (5, 3), (2, 0), (15, 5), border="reflect"),
 }
 
 
@@ -58,7 +61,8 @@ def _always(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("graph", CASES.values(), ids=CASES)
 def test_they_compute_the_same(graph: Graph) -> None:
     found = transpose_enlarged(graph, HOPPER)
-    assert [type(n.op) for n in found.nodes] == [TransposeConv2D]
+    assert isinstance(found.nodes[-1].op, TransposeConv2D)
+    assert all(isinstance(n.op, Copy) for n in found.nodes[:-1])
     given = inputs(graph)
     np.testing.assert_allclose(evaluate_graph(found, given)[0], evaluate_graph(graph, given)[0], rtol=1e-4, atol=1e-5)
 
@@ -86,7 +90,7 @@ def test_they_run(name: str) -> None:
     "graph",
     [
         layer((1, 1), shape=(5, 7)),
-        layer(border="symmetric"),
+        layer(window=(5, 5), padding=(2, 2), border="reflect"),
         layer(window=(1, 1), padding=(0, 0)),
         layer(channels=8),
         layer(padding=(3, 3), shape=(14, 18)),

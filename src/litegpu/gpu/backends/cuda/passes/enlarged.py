@@ -12,6 +12,7 @@ import numpy as np
 from litegpu.gpu.backends.cuda.kernels.convolution import estimate
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.transpose import phases
+from litegpu.gpu.backends.cuda.passes.borders import mirrored
 from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder, Node, TransposeConv2D, fits_half
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.view import padded
@@ -33,7 +34,9 @@ def transpose_enlarged(graph: Graph, features: Features) -> Graph:
             data = graph.values[node.inputs[1]].data
             assert isinstance(node.op, Conv2D) and data is not None
             weights = builder.constant(_joined(data, node.op.upsample))
-            node = dataclasses.replace(node, op=found[node.output], inputs=(node.inputs[0], weights))
+            around = _around(node.op)
+            x = mirrored(builder, node, around, around, True) if any(around) else node.inputs[0]
+            node = dataclasses.replace(node, op=found[node.output], inputs=(x, weights))
         builder.nodes.append(node)
     return builder.graph(graph.inputs, graph.outputs)
 
@@ -43,19 +46,29 @@ def _transposed(node: Node, graph: Graph) -> TransposeConv2D | None:
     op = node.op
     if not isinstance(op, Conv2D) or op.upsample == (1, 1):
         return None
+    if op != Conv2D(padding=op.padding, upsample=op.upsample, border=op.border):
+        return None
+    if op.border == "reflect" and any(n >= times for n, times in zip(op.padding, op.upsample, strict=True)):
+        return None  # what lies outside is more than the outermost pixels
     x, weights = (graph.values[v] for v in node.inputs[:2])
-    if op != Conv2D(padding=op.padding, upsample=op.upsample) or weights.data is None or x.dtype is not DType.FLOAT32:
+    if weights.data is None or weights.shape[1:3] == (1, 1) or min(weights.shape[::3]) < LEAST_CHANNELS:
+        return None
+    if x.dtype is not DType.FLOAT32 or not fits_half(_joined(weights.data, op.upsample)):
         return None
     window = weights.shape[1:3]
-    if (
-        window == (1, 1)
-        or not fits_half(_joined(weights.data, op.upsample))
-        or min(weights.shape[::3]) < LEAST_CHANNELS
-    ):
-        return None
     # the last tap that reads a pixel, of the output that lies `padding` in front of it, is the window's first
-    down, across = (n - 1 - before for n, before in zip(window, op.padding, strict=True))
+    inside = [before - n * times for before, n, times in zip(op.padding, _around(op), op.upsample, strict=True)]
+    down, across = (n - 1 - before for n, before in zip(window, inside, strict=True))
     return TransposeConv2D(op.upsample, (down, across)) if min(down, across) >= 0 else None
+
+
+def _around(op: Conv2D) -> tuple[int, int]:
+    """Rows and columns by which its input is mirrored first: with the outermost ones twice, as a mirrored resize has
+    them."""
+    if op.border == "zero":
+        return 0, 0
+    down, across = (-(-n // times) for n, times in zip(op.padding, op.upsample, strict=True))
+    return down, across
 
 
 def _joined(weights: np.ndarray, times: tuple[int, int]) -> np.ndarray:
@@ -70,7 +83,8 @@ def _joined(weights: np.ndarray, times: tuple[int, int]) -> np.ndarray:
 def _gains(node: Node, op: TransposeConv2D, graph: Graph, features: Features) -> bool:
     x, weights, y = (graph.values[v] for v in (*node.inputs[:2], node.output))
     assert isinstance(node.op, Conv2D) and weights.data is not None
-    source = padded(0, x.shape, DType.FLOAT16)
+    more, (b, h, w, c) = _around(node.op), x.shape
+    source = padded(0, (b, h + 2 * more[0], w + 2 * more[1], c), DType.FLOAT16)
     joined = _joined(weights.data, node.op.upsample)
     parts = 0.0
     for down, across in itertools.product(
@@ -82,4 +96,5 @@ def _gains(node: Node, op: TransposeConv2D, graph: Graph, features: Features) ->
         shape = (y.shape[0], down.size, across.size, y.shape[3])
         layer = Layer(Conv2D(padding=(down.padding, across.padding)), source, part, shape, True)
         parts += estimate(layer, features)
+    source = padded(0, x.shape, DType.FLOAT16)
     return parts <= GAIN * estimate(Layer(node.op, source, weights.data, y.shape, True), features)

@@ -1,0 +1,76 @@
+"""A mirrored border is copied in front of a convolution where that lets kernels be used which know zeros alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from litegpu.gpu.backends.cuda.kernels.convolution import estimate
+from litegpu.gpu.backends.cuda.kernels.layer import Layer
+from litegpu.gpu.graph import Conv2D, Copy, DType, Graph, GraphBuilder, Mirror, Node, fits_half
+from litegpu.gpu.lang.features import Features
+from litegpu.gpu.view import padded
+
+#: Bytes in a microsecond, read or written, of a copy.
+COPIED = 3e6
+#: What convolutions with a mirrored border take of what is estimated. (H200: 16x64x64x128 by 3x3 51 us for 41.8.)
+MIRRORED = 1.2
+
+
+def copy_borders(graph: Graph, features: Features) -> Graph:
+    """The graph with copies in front of convolutions that are quicker without a border of their own in float16."""
+    found = {n.output for n in graph.nodes if _is_mirrored(n, graph) and _gains(n, graph, features)}
+    if not found:
+        return graph
+    builder = GraphBuilder(dict(graph.values), [])
+    for node in graph.nodes:
+        if node.output in found:
+            assert isinstance(node.op, Conv2D)
+            before, after = _around(node, graph)
+            source = mirrored(builder, node, before, after, node.op.border == "symmetric")
+            op = dataclasses.replace(node.op, padding=(0, 0), border="zero")
+            node = dataclasses.replace(node, op=op, inputs=(source, *node.inputs[1:]))
+        builder.nodes.append(node)
+    return builder.graph(graph.inputs, graph.outputs)
+
+
+def mirrored(
+    builder: GraphBuilder, node: Node, before: tuple[int, int], after: tuple[int, int], symmetric: bool
+) -> int:
+    """A copy of the node's first input with so many more rows and columns in front and behind."""
+    (b, h, w, c), kind = builder.values[node.inputs[0]].shape, builder.values[node.inputs[0]].dtype
+    value = builder.value((b, before[0] + h + after[0], before[1] + w + after[1], c), kind)
+    step = Mirror((0, *before, 0), (0, *after, 0), symmetric)
+    return builder.node(Copy((step,)), [node.inputs[0]], value, sources=node.sources)
+
+
+def _is_mirrored(node: Node, graph: Graph) -> bool:
+    op = node.op
+    if not isinstance(op, Conv2D) or op.border == "zero" or op.upsample != (1, 1):
+        return False
+    weights = graph.values[node.inputs[1]].data
+    return weights is not None and fits_half(weights) and graph.values[node.inputs[0]].dtype is DType.FLOAT32
+
+
+def _around(node: Node, graph: Graph) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Rows and columns that the convolution reads in front of its input, and behind."""
+    op = node.op
+    assert isinstance(op, Conv2D)
+    x, weights, y = (graph.values[v].shape for v in (*node.inputs[:2], node.output))
+    after = [
+        max(0, (y[i] - 1) * op.stride[i - 1] + (weights[i] - 1) * op.dilation[i - 1] + 1 - op.padding[i - 1] - x[i])
+        for i in (1, 2)
+    ]
+    return op.padding, (after[0], after[1])
+
+
+def _gains(node: Node, graph: Graph, features: Features) -> bool:
+    x, weights, y = (graph.values[v] for v in (*node.inputs[:2], node.output))
+    assert isinstance(node.op, Conv2D) and weights.data is not None
+    before, after = _around(node, graph)
+    (b, h, w, c) = x.shape
+    larger = (b, before[0] + h + after[0], before[1] + w + after[1], c)
+    now = estimate(Layer(node.op, padded(0, x.shape, DType.FLOAT16), weights.data, y.shape, True), features)
+    op = dataclasses.replace(node.op, padding=(0, 0), border="zero")
+    then = estimate(Layer(op, padded(0, larger, DType.FLOAT16), weights.data, y.shape, True), features)
+    return then + 2 * (math.prod(x.shape) + math.prod(larger)) / COPIED <= MIRRORED * now and then < now
