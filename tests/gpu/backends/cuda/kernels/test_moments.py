@@ -34,7 +34,7 @@ CUDA = Features(float16=True, native="cuda", capability=90, compute_units=132)
     ("shape", "parts", "groups"),
     [
         *(((2, 5, 6, 12), 1, 3), ((1, 9, 7, 64), 5, 32), ((3, 17, 19, 21), 4, 7), ((2, 4, 4, 21), 3, 21)),
-        *(((2, 6, 5, 132), 6, 2), ((1, 3, 3, 8), 9, 1)),
+        *(((2, 6, 5, 132), 6, 2), ((1, 3, 3, 8), 9, 1), ((3, 3, 4, 700), 4, 1), ((2, 1, 7, 1604), 2, 1)),
     ],
 )
 def test_moments_are_put_together(device: Any, shape: tuple[int, ...], parts: int, groups: int) -> None:
@@ -150,3 +150,17 @@ def test_large_images(axes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) ->
     assert [type(n.op) for n in found.nodes] == [Moments, *joined, InstanceNorm]
     data = np.random.default_rng(1).normal(2, 3, (2, 20, 30, 8)).astype(np.float32)
     np.testing.assert_allclose(evaluate_graph(found, [data])[0], evaluate_graph(graph, [data])[0], rtol=1e-4, atol=1e-4)
+
+
+def test_large_images_in_rows(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of sounds [1,B,W,C], each of which is normalised as a whole."""
+    graph = of_pixels((1, 3, 50, 24), (2, 3))
+    assert Moments not in {type(n.op) for n in optimise(graph, CUDA).nodes}
+    monkeypatch.setattr(instance_norm, "_LARGE", 3600)
+    found = optimise(graph, CUDA)
+    assert [type(n.op) for n in found.nodes if not isinstance(n.op, Copy)] == [Moments, JoinedMoments, InstanceNorm]
+    data = np.random.default_rng(1).normal(2, 3, (1, 3, 50, 24)).astype(np.float32)
+    (want,) = evaluate_graph(graph, [data])
+    np.testing.assert_allclose(evaluate_graph(found, [data])[0], want, rtol=1e-4, atol=1e-4)
+    on_gpu = first_output(device, build_program(graph, device.features, "cuda"), [data], data.shape)
+    np.testing.assert_allclose(on_gpu, want, rtol=1e-4, atol=1e-4)

@@ -7,8 +7,9 @@ from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.graph import RESULT, DType, JoinedMoments
 from litegpu.gpu.kernels.context import KernelContext, Launch
 
-#: Warps of a workgroup.
-WARPS = 4
+#: Threads of a workgroup in which each warp has a group of channels of its own, and of one that has one group, which are
+#: those of so many numbers and more.
+THREADS, TEAM, MANY = 128, 512, 2048
 
 
 def build(ctx: KernelContext) -> list[Launch] | None:
@@ -20,15 +21,18 @@ def build(ctx: KernelContext) -> list[Launch] | None:
     if not alike or ctx.node.epilogue != RESULT:
         return None
     size = -(-op.pixels // parts)
+    many = parts * channels // op.groups >= MANY
+    threads, team = (TEAM, TEAM) if many else (THREADS, 32)
     constants: dict[str, int | str] = {
         "PARTS": parts, "PART": size, "LAST": op.pixels - size * (parts - 1), "CHANNELS": channels // op.groups,
-        "GROUPS": op.groups, "IMAGES": images, "WARPS": WARPS,
+        "GROUPS": op.groups, "IMAGES": images, "THREADS": threads, "TEAM": team,
         "FROM": source.offset, "FROM_B": source.strides[0], "FROM_Y": source.strides[1], "FROM_X": source.strides[2],
         "TO": target.offset, "TO_B": target.strides[0], "TO_X": target.strides[2],
     }  # fmt: skip
     return [
         native_launch(
             ctx, "joined_moments", ("moments.cu",), constants, {"moments": source, "joined": target}, label="moments",
-            workgroup=(32 * WARPS, 1, 1), dispatch=(-(-images * op.groups // WARPS), 1, 1), runs=nothing_stored(),
+            workgroup=(threads, 1, 1), dispatch=(-(-images * op.groups * team // threads), 1, 1),
+            runs=nothing_stored(),
         )
     ]  # fmt: skip
