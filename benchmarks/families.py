@@ -141,8 +141,7 @@ def prepared(args: argparse.Namespace, kinds: Sequence[str], folder: Path) -> di
     wanted.sort(key=lambda work: work[0] != "vgg16")  # which takes longest
     options = _options(args)
     found: dict[tuple[str, int, str], Path | str] = {}
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(args.jobs, len(wanted)), spawn, _step_back) as pool:
+    with ProcessPoolExecutor(min(args.jobs, len(wanted)), multiprocessing.get_context("spawn")) as pool:
         futures = {
             pool.submit(written, name, kind, _batches(args, name), folder, options): (name, kind)
             for name, kind in wanted
@@ -152,14 +151,12 @@ def prepared(args: argparse.Namespace, kinds: Sequence[str], folder: Path) -> di
                 files = future.result()
             except Exception as error:
                 files = dict.fromkeys(_batches(args, name), f"{type(error).__name__}: {error}")
+            except BaseException:  # Ctrl-C, perhaps: the pool would wait for what is under way
+                for process in multiprocessing.active_children():
+                    process.kill()
+                raise
             found |= {(name, batch, kind): file for batch, file in files.items()}
     return found
-
-
-def _step_back() -> None:
-    """Lets other processes go first: peers that compile take longest."""
-    with contextlib.suppress(AttributeError):
-        os.nice(10)
 
 
 def written(

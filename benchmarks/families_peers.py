@@ -10,6 +10,7 @@ and measures after a line on its standard input: so that many can compile at onc
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import logging
 import os
@@ -181,6 +182,9 @@ def main() -> None:
     parser.add_argument("--batches", default="1,64")
     parser.add_argument("--wait", action="store_true")
     args = parser.parse_args()
+    if args.wait:
+        with contextlib.suppress(AttributeError):
+            os.nice(10)  # what litegpu's networks are built by goes first, and is done soon
     import torch
 
     logging.disable(logging.ERROR)

@@ -32,6 +32,7 @@ CASES = {
     "strided along one axis": ((2, 7, 11, 16), (40, 3, 5, 16), Conv2D((1, 2), padding=(0, 3)), False),
     "many outputs": ((1, 10, 11, 40), (136, 3, 3, 40), SAME, False),
     "wide": ((2, 5, 65, 16), (32, 3, 3, 16), SAME, False),
+    "a window's columns": ((2, 19, 5, 64), (32, 9, 1, 64), Conv2D(padding=(4, 0)), False),
 }
 #: Of a tile for each warpgroup and of one for all, with weights that stay and that come and go, all widths of pieces.
 SOME = (

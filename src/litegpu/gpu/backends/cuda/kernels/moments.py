@@ -7,8 +7,8 @@ from litegpu.gpu.backends.cuda.kernels.source import native_launch
 from litegpu.gpu.graph import RESULT, DType, JoinedMoments
 from litegpu.gpu.kernels.context import KernelContext, Launch
 
-#: Threads of a workgroup in which each warp has a group of channels of its own, and of one that has a single group, which
-#: are those of so many numbers and more.
+#: Threads of a workgroup in which each warp has a group of channels of its own, and of one that has a single group:
+#: those of so many numbers and more.
 THREADS, TEAM, MANY = 128, 512, 2048
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,8 +29,6 @@ OUTPUTS, MOST_TIMES = 128, 8
 #: Channels up to which gates are worth it: a step waits for those of its channels. (H200, 7x7x1152 to 192 at batch 1
 #: 5.3 us, about 4.3 apart.)
 MOST_GATED = 320
-#: Pixels, of the whole batch, from which on more channels are worth it, too: reading them once less counts more.
-MANY_PIXELS = math.inf
 #: The largest number that kernels keep as halves.
 LARGEST = 6e4
 
@@ -79,8 +76,7 @@ def _prologue(node: Node, graph: Graph, producer: dict[int, Node]) -> _Prologue 
         }
         expr = substitute(node.epilogue, places)
         done = read_channelwise(expr, [x, *(values[o] for o in others)])
-        few = x.shape[3] > MOST_GATED and math.prod(x.shape[:3]) < MANY_PIXELS
-        deep = done is not None and done.gate is not None and few
+        deep = done is not None and done.gate is not None and x.shape[3] > MOST_GATED
         if done is not None and not deep and _are_halves(done) and _lies_in_rows(v, graph, producer):
             return _Prologue(v, expr, others, node.sources)
     return None
