@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import importlib
 import json
 import math
@@ -143,6 +144,29 @@ def test_slowest_kernels_come_last_those_of_the_largest_ratio_first(
 
 def _named(args: Any, kinds: Any, folder: Path) -> Any:
     return {(name, 1, "float16"): name for name in args.models}
+
+
+def test_an_interrupt_ends_the_processes_that_build(
+    families: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool would wait for them."""
+    ended = []
+
+    class Pool(concurrent.futures.ThreadPoolExecutor):
+        def __init__(self, *_: Any) -> None:
+            super().__init__(1)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(families, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(families, "written", interrupted)
+    processes = [SimpleNamespace(kill=lambda: ended.append(1))] * 2
+    monkeypatch.setattr(families.multiprocessing, "active_children", lambda: processes)
+    args = families._arguments(["--models", "resnet50", "--no-peers"])
+    with pytest.raises(KeyboardInterrupt):
+        families.prepared(args, ["float16"], tmp_path)
+    assert ended == [1, 1]
 
 
 def test_failures_are_named_and_counted(
