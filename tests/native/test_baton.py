@@ -131,6 +131,45 @@ def test_a_short_call_keeps_the_lock(library: native.NativeLibrary) -> None:
     assert 5 < changes < len(order) / 10, (changes, len(order))
 
 
+def test_a_turn_among_short_calls_is_long(library: native.NativeLibrary) -> None:
+    """20 ms, where nobody else waits: as every change costs time."""
+    order: list[int] = []
+    stop = time.perf_counter() + 1
+
+    def work(number: int) -> None:
+        while time.perf_counter() < stop:
+            order.append(number)
+            library.work(5 * US, True)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(100)
+    try:
+        race(work, 3, 60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert sum(a != b for a, b in pairwise(order)) < 110
+
+
+def test_one_that_sleeps_between_short_calls_keeps_nobody_waiting(library: native.NativeLibrary) -> None:
+    """As if it kept the lock: they would come in turn, each for 5 ms or more, while the lock is nobody's."""
+    stop = time.perf_counter() + 1.5
+    late: list[float] = []
+
+    def work(number: int) -> None:
+        last = time.perf_counter()
+        while last < stop:
+            compute(900)
+            library.work(15 * US, True)
+            time.sleep(3e-4)
+            now = time.perf_counter()
+            if now - last > 0.06:
+                late.append(now - last)
+            last = now
+
+    race(work, 16, 60)
+    assert len(late) < 40, sorted(late)
+
+
 def test_one_that_ends_with_the_turn(library: native.NativeLibrary) -> None:
     """Threads end, or fail, after each call."""
     library.work(US)

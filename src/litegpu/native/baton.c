@@ -6,15 +6,20 @@
    wakes. Of those who wait for the turn a few are awake; the others sleep in a queue, and are woken ahead, while there
    are still some awake whose turns come before theirs. Who comes back while the turn is free takes it at once, so that
    the same few threads work on and on; every QUANTUM one of the sleepers joins them, for whom another falls asleep.
-   Who is away for less than SHORT keeps lock and turn for a QUANTUM, and has the next one woken AHEAD of its end; nobody
-   waits awake meanwhile, which would slow down a core's other half, and the first in the queue looks every GLANCE whether
-   that is so. Who was woken for a turn that another one got, and keeps, sleeps on in front of the others.
+   Who is away for less than SHORT keeps lock and turn for a QUANTUM, and has the next one woken AHEAD of its end. Where
+   threads wait, and all are of this kind, it lasts a LONG_TURN, beside which a change is little, some 0.2 ms in which
+   another processor's caches fill; or shorter, so that a ROUND of many threads does not take longer. Who sleeps, or waits
+   for a file, for most of the time between such calls does not keep the turn, as the lock is nobody's then. Nobody waits
+   awake meanwhile, which would slow down a core's other half; the first in the queue looks whether the turn is kept,
+   after a GLANCE, and then the more seldom the longer it has been, up to LAST_GLANCE. Who was woken for a turn that
+   another one got, and keeps, sleeps on in front of the others.
 
    Nothing here decides who holds Python's lock: Python does, and what is known of it here is a guess. It may be wrong
    without harm but for time: code that knows nothing of turns takes the lock and lets go of it (a sleep, a file, the end
    of a thread). So all waits end:
 
-   - who is awake and sees one turn last PATIENCE asks Python, and waits there: one thread at a time, as that is a turn;
+   - who is awake and sees one turn last PATIENCE, or SHORT_PATIENCE if whoever has it has slept before its call, asks
+     Python, and waits there: one thread at a time, as that is a turn;
    - who has been awake for LONGEST without a turn asks Python all the same;
    - who sleeps wakes up when the turn has not changed for NAP, and asks Python after MOST_SLEEP.
 
@@ -39,13 +44,18 @@
 #define MS (1000 * US)
 
 #define PATIENCE (400 * US)
+#define SHORT_PATIENCE (50 * US)
 #define LONGEST (8 * MS)
 #define NAP (50 * MS)
 #define MOST_SLEEP (500 * MS)
 #define QUANTUM (5 * MS)
+#define LONG_TURN (20 * MS)
+#define ROUND (320 * MS)
 #define AHEAD (150 * US)
 #define GLANCE (500 * US)
+#define LAST_GLANCE (4 * MS)
 #define SHORT (30 * US)
+#define LONG (100 * US)
 #define REST (60 * US)
 #define SLOW_SAVE (3 * US / 2)
 
@@ -66,14 +76,22 @@ static struct {
   _Atomic int64_t woke;   /* when somebody was woken last */
   _Atomic int64_t since;  /* when the thread that has the turn got it */
   _Atomic int64_t beat;   /* when it was seen last, if it keeps it */
+  _Atomic int64_t patience; /* how long others wait for it */
   _Atomic int awake;      /* who wait for the turn awake */
   _Atomic int busy;       /* threads that wait for anything awake */
   _Atomic int asleep;     /* in the queue */
   _Atomic int waking;     /* out of the queue, and not awake yet */
+  _Atomic int others;     /* who wait for the turn, and would not keep it or were woken for one in vain */
   pthread_mutex_t lock;   /* of the queue */
   sleeper *first, **last;
   int processors;
 } baton;
+
+/* Of the thread: whether its call is one that keeps turns, as far as they last; whether it sleeps between its calls, and
+   that was looked at for this one; when it was here last, and, unless its calls are close together, how long it had used a
+   processor then, else -1. */
+static _Thread_local int is_short, is_idle, has_looked;
+static _Thread_local int64_t was_here, had_used = -1;
 
 static _Atomic int64_t counts[COUNTS];
 
@@ -103,14 +121,29 @@ static void ask(void *state) {
   python.restore(state);
   uint64_t turn = atomic_load(&baton.turn);
   atomic_store_explicit(&baton.since, litegpu_now(), memory_order_relaxed);
+  atomic_store_explicit(&baton.patience, is_idle ? SHORT_PATIENCE : PATIENCE, memory_order_relaxed);
   while (!atomic_compare_exchange_weak(&baton.turn, &turn, (turn / STATES + 1) * STATES + HELD)) {}
+}
+
+static int64_t within(int64_t least, int64_t wanted, int64_t most) {
+  return wanted < least ? least : wanted > most ? most : wanted;
+}
+
+/* How long a turn may be kept. */
+static int64_t turn_length(void) {
+  int waiting = atomic_load(&baton.asleep) + atomic_load(&baton.waking) + atomic_load(&baton.awake);
+  if (waiting == 0 || atomic_load(&baton.others) > 0) return QUANTUM;
+  return within(QUANTUM, ROUND / (waiting + 1), LONG_TURN);
 }
 
 /* Whether somebody keeps the turn, and wakes us before that ends. */
 static int is_kept(int64_t now) {
   return atomic_load(&baton.turn) % STATES == HELD && now - atomic_load(&baton.beat) < PATIENCE &&
-         now - atomic_load(&baton.since) < QUANTUM - AHEAD;
+         now - atomic_load(&baton.since) < turn_length() - AHEAD;
 }
+
+/* When the first in the queue looks again: it has waited half as long as the one at work has worked, or less. */
+static int64_t glance(int64_t now) { return within(GLANCE, now - atomic_load(&baton.since), LAST_GLANCE); }
 
 static void futex(_Atomic uint32_t *word, int what, uint32_t value, int64_t most) {
   struct timespec time = {most / (1000 * MS), most % (1000 * MS)};
@@ -185,7 +218,7 @@ static void fall_asleep(int ahead, int64_t last) {
     int first = is_first(&own);
     /* Who let go before we were in the queue has woken nobody, and if nobody is awake, nobody will. */
     if (first && atomic_load(&baton.awake) + atomic_load(&baton.waking) == 0 && !is_kept(now)) break;
-    futex(&own.state, FUTEX_WAIT, ASLEEP, first && end - now > GLANCE ? GLANCE : end - now);
+    futex(&own.state, FUTEX_WAIT, ASLEEP, first && end - now > glance(now) ? glance(now) : end - now);
   }
   pthread_mutex_lock(&baton.lock);
   if (own.state != WOKEN) take_out(&own);
@@ -206,7 +239,8 @@ static int watch(int64_t most) {
     now = litegpu_now();
     if (turn != last) last = turn, seen = now;
     if (state == RESTING && now - atomic_load(&baton.rested) > REST && pass(turn, ASKING)) return 1;
-    if (state == HELD && now - seen > PATIENCE && now - atomic_load(&baton.beat) > PATIENCE && pass(turn, ASKING)) {
+    int64_t patience = atomic_load(&baton.patience);
+    if (state == HELD && now - seen > patience && now - atomic_load(&baton.beat) > patience && pass(turn, ASKING)) {
       count(STOLEN);
       return 1;
     }
@@ -214,12 +248,36 @@ static int watch(int64_t most) {
   }
 }
 
+static int64_t used(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return (int64_t)time.tv_sec * 1000 * MS + time.tv_nsec;
+}
+
+/* At the end of a call. */
+static void end_call(void) {
+  was_here = litegpu_now();
+  if (had_used >= 0) had_used = used();
+}
+
+/* At its beginning: see whether the thread has slept for most of the time since the last, if that is LONG ago. */
+static void begin_call(int64_t now) {
+  int64_t away = now - was_here, before = had_used;
+  was_here = now;
+  had_used = away < LONG ? -1 : used();
+  is_idle = before >= 0 && had_used >= 0 && 2 * (had_used - before) < away;
+}
+
 void litegpu_come_back(void *state) {
   uint64_t turn = atomic_load_explicit(&baton.turn, memory_order_acquire);
+  int other = !is_short;
+  is_short = 0;
   if (turn % STATES == FREE && pass(turn, ASKING)) {
     ask(state);
+    end_call();
     return;
   }
+  atomic_fetch_add(&baton.others, other);
   int most = baton.processors > 11 ? 4 : baton.processors > 3 ? 2 : 1, woken = 0;
   int64_t now = litegpu_now(), last = now + MOST_SLEEP, end = now + LONGEST;
   while ((now = litegpu_now()) < end) {
@@ -229,6 +287,7 @@ void litegpu_come_back(void *state) {
     atomic_fetch_sub(&baton.awake, 1);
     if (found || now > last) break;
     if (!woken || is_kept(litegpu_now())) {
+      if (woken && !other) other = 1, atomic_fetch_add(&baton.others, 1);
       fall_asleep(woken, last);
       woken = 1;
       end = litegpu_now() + LONGEST;
@@ -238,11 +297,15 @@ void litegpu_come_back(void *state) {
   }
   count(ASKED);
   ask(state);
+  atomic_fetch_sub(&baton.others, other);
+  end_call();
 }
 
 void *litegpu_leave(void) {
   uint64_t turn = atomic_load_explicit(&baton.turn, memory_order_relaxed); /* while the lock is ours */
   int64_t begin = litegpu_now();
+  if (!has_looked) begin_call(begin);
+  has_looked = 0;
   void *state = python.save();
   int64_t now = litegpu_now();
   if (turn % STATES == HELD) {
@@ -261,21 +324,31 @@ void *litegpu_leave(void) {
   return state;
 }
 
-int litegpu_keep(int64_t expected) {
-  if (expected <= 0 || expected > SHORT) return 0;
+static int keeps(int64_t now) {
   uint64_t turn = atomic_load_explicit(&baton.turn, memory_order_relaxed); /* the lock is ours, whatever this says */
   if (turn % STATES == ASKING) return 0;
-  int64_t now = litegpu_now();
   atomic_store_explicit(&baton.beat, now, memory_order_relaxed);
   if (turn % STATES != HELD) {
     atomic_store_explicit(&baton.since, now, memory_order_relaxed);
     return pass(turn, HELD);
   }
-  int64_t age = now - atomic_load_explicit(&baton.since, memory_order_relaxed);
-  if (age < QUANTUM - AHEAD) return 1;
+  int64_t age = now - atomic_load_explicit(&baton.since, memory_order_relaxed), length;
+  if (age < QUANTUM - AHEAD || age < (length = turn_length()) - AHEAD) return 1;
   int awake = atomic_load(&baton.awake) > 0;
-  if (!awake && atomic_load(&baton.asleep) > 0 && atomic_load(&baton.waking) == 0) wake();
-  return age < QUANTUM || (!awake && age < 2 * QUANTUM);
+  if (!awake && atomic_load(&baton.asleep) > 0 && atomic_load(&baton.waking) == 0) {
+    atomic_store(&baton.woke, now); /* litegpu_leave() need not wake one more */
+    wake();
+  }
+  return age < length || (!awake && age < 2 * length);
+}
+
+int litegpu_keep(int64_t expected) {
+  int64_t now = litegpu_now();
+  begin_call(now);
+  is_short = 0 < expected && expected <= SHORT && !is_idle;
+  int found = is_short && keeps(now);
+  has_looked = !found; /* litegpu_leave() is next, then */
+  return found;
 }
 
 void litegpu_baton_start(int processors) {
@@ -283,6 +356,7 @@ void litegpu_baton_start(int processors) {
   pthread_mutex_init(&baton.lock, NULL);
   baton.last = &baton.first;
   baton.processors = processors;
+  baton.patience = PATIENCE;
 }
 
 PUBLIC void litegpu_counts(int64_t found[COUNTS]) {
