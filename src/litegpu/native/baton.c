@@ -345,8 +345,8 @@ static int keeps(int64_t now) {
 int litegpu_keep(int64_t expected) {
   int64_t now = litegpu_now();
   begin_call(now);
-  is_short = 0 < expected && expected <= SHORT && !is_idle;
-  int found = is_short && keeps(now);
+  is_short = 0 < expected && expected <= SHORT;
+  int found = is_short && (is_idle || keeps(now)); /* who sleeps keeps the lock for the call, not the turn */
   has_looked = !found; /* litegpu_leave() is next, then */
   return found;
 }
