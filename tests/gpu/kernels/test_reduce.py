@@ -139,6 +139,7 @@ WARPS = Features(
         ((1, 70, 1, 610), (3,)),  # of a subgroup
         ((1, 3, 1, 3000), (3,)),  # of several
         ((1, 1, 1, 9001), (3,)),
+        ((1, 64, 1, 16400), (3,)),  # of all, though results are many
     ],
 )
 def test_teams(shape: Shape, axes: tuple[int, ...], kind: str, features: Features) -> None:
@@ -164,3 +165,20 @@ def test_few_results_of_many_pixels_have_many_rows() -> None:
 
     assert workgroup(1) == (4 * 128, 6)
     assert workgroup(64)[1] == 64 * 24 / 6
+
+
+def test_few_results_of_many_channels_have_all_threads_of_a_workgroup() -> None:
+    """A warp by itself would take long for each. Where results are many, or short, teams stay small."""
+    features = Features(max_threads=1024, compute_units=132)
+
+    def threads(results: int, channels: int) -> float:
+        """Of a result."""
+        builder = GraphBuilder()
+        x, y = builder.value((1, results, 1, channels), DType.FLOAT32), builder.value((1, results, 1, 1), DType.FLOAT32)
+        builder.node(Reduce("mean", (3,)), [x], y)
+        graph = builder.graph([x], [y])
+        launch = reduce.build(KernelContext(graph, graph.nodes[0], lay_out(graph), features))[0]
+        return launch.kernel.workgroup[0] * launch.kernel.dispatch[0] / results
+
+    assert threads(64, 1 << 16) == threads(1000, 1 << 16) == 512
+    assert threads(64, 4096) == threads(4096, 1 << 16) == 32

@@ -125,7 +125,8 @@ def test_other_devices_compute_groups_as_before() -> None:
     assert InstanceNorm not in kinds
 
 
-def of_pixels(shape: tuple[int, ...], axes: tuple[int, ...]) -> Graph:
+def of_pixels(shape: tuple[int, ...], axes: tuple[int, ...], factors: tuple[int, ...] = ()) -> Graph:
+    """x less its mean, by its deviation and constants of the shape `factors`."""
     b = GraphBuilder()
     x = b.value(shape, DType.FLOAT32)
     small = tuple(1 if i in axes else n for i, n in enumerate(shape))
@@ -135,7 +136,11 @@ def of_pixels(shape: tuple[int, ...], axes: tuple[int, ...]) -> Graph:
     v = b.node(Reduce("mean", axes), [square], b.value(small, DType.FLOAT32))
     inverse = apply("rsqrt", apply("add", Arg(0), 1e-3))
     d = b.node(Elementwise(), [], b.value(small, DType.FLOAT32), inverse, [v])
-    y = b.node(Elementwise(), [], b.value(shape, DType.FLOAT32), apply("mul", Arg(0), Arg(1)), [left, d])
+    operands, expr = [left, d], apply("mul", Arg(0), Arg(1))
+    if factors:
+        operands.append(b.constant(np.random.default_rng(2).uniform(1, 2, factors).astype(np.float32)))
+        expr = apply("mul", expr, Arg(2))
+    y = b.node(Elementwise(), [], b.value(shape, DType.FLOAT32), expr, operands)
     return b.graph([x], [y])
 
 
@@ -152,13 +157,17 @@ def test_large_images(axes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(evaluate_graph(found, [data])[0], evaluate_graph(graph, [data])[0], rtol=1e-4, atol=1e-4)
 
 
-def test_large_images_in_rows(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch of sounds [1,B,W,C], each of which is normalised as a whole."""
-    graph = of_pixels((1, 3, 50, 24), (2, 3))
+@pytest.mark.parametrize(("factors", "joined"), [((), True), ((1, 1, 1, 24), True), ((1, 3, 1, 1), False)])
+def test_large_images_in_rows(
+    device: Any, factors: tuple[int, ...], joined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of sounds [1,B,W,C], each of which is normalised as a whole; but not with factors of sounds."""
+    graph = of_pixels((1, 3, 50, 24), (2, 3), factors)
     assert Moments not in {type(n.op) for n in optimise(graph, CUDA).nodes}
     monkeypatch.setattr(instance_norm, "_LARGE", 3600)
     found = optimise(graph, CUDA)
-    assert [type(n.op) for n in found.nodes if not isinstance(n.op, Copy)] == [Moments, JoinedMoments, InstanceNorm]
+    kinds = [type(n.op) for n in found.nodes if not isinstance(n.op, Copy)]
+    assert kinds == [Moments, JoinedMoments, InstanceNorm] if joined else Moments not in kinds
     data = np.random.default_rng(1).normal(2, 3, (1, 3, 50, 24)).astype(np.float32)
     (want,) = evaluate_graph(graph, [data])
     np.testing.assert_allclose(evaluate_graph(found, [data])[0], want, rtol=1e-4, atol=1e-4)
