@@ -254,8 +254,12 @@ def test_keys_and_values_that_several_heads_share() -> None:
     x = inputs_of(content)
     model = read_model(content).main
     lowered = lower_partition(model, model.operators, model.inputs, model.outputs)
-    want = run(official(content), x)[0]
-    assert_agrees(evaluate_graph(optimise(lowered.graph, Features()), x)[0].reshape(want.shape), want, FLOAT32)
+    want, found = run(official(content), x)[0], optimise(lowered.graph, Features())
+    assert [type(n.op) for n in found.nodes] == [Attention]
+    assert [found.values[v].shape[1] for v in found.nodes[0].inputs] == [4, 2, 2]
+    assert_agrees(evaluate_graph(found, x)[0].reshape(want.shape), want, FLOAT32)
+    require_gpu()
+    assert_agrees(run(on_gpu(content), x)[0], want, FLOAT32)
 
 
 def test_a_mask_that_is_repeated_for_each_logit_is_computed_once() -> None:

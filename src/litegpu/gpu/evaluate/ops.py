@@ -151,6 +151,7 @@ def evaluate_op(op: Any, inputs: list[Array], shape: Shape) -> Array:
             return np.asarray(inputs[1].reshape(-1)[inputs[0].astype(np.int64) - lowest])
         case Attention(scale, beta):
             q, k, v = (x.astype(np.float64) for x in inputs[:3])
+            k, v = (np.repeat(x, shape[1] // x.shape[1], axis=1) for x in (k, v))
             logits = np.matmul(q, k.swapaxes(2, 3)) * scale
             if len(inputs) > 3:
                 logits += np.tile(inputs[3], (len(logits) // len(inputs[3]), 1, 1, 1)) * beta

@@ -258,8 +258,9 @@ class MatMul:
 @dataclass(frozen=True)
 class Attention:
     """inputs: q [B,H,M,D], k [B',H',N,D], v [B',H',N,E] and perhaps a mask that broadcasts to [B,H,M,N] -> [B,H,M,E]:
-    the softmax over N of scale * q k^T + beta * mask, times v. B' is B or 1, H' is H or 1. A mask with more than one
-    row of the batch may have fewer than B, a divisor of it: they come again and again. Made by a pass."""
+    the softmax over N of scale * q k^T + beta * mask, times v. B' is B or 1. H' divides H, for each of k and v by
+    itself: so many heads of queries side by side share one. A mask with more than one row of the batch may have fewer
+    than B, a divisor of it: they come again and again. Made by a pass."""
 
     scale: float = 1.0
     beta: float = 1.0

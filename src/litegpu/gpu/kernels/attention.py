@@ -6,7 +6,17 @@ import math
 import operator
 
 from litegpu.gpu.graph import Attention
-from litegpu.gpu.kernels.access import Index, Operands, Position, Source, mask, open_sink, open_source, remainder
+from litegpu.gpu.kernels.access import (
+    Index,
+    Operands,
+    Position,
+    Source,
+    divide,
+    mask,
+    open_sink,
+    open_source,
+    remainder,
+)
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.reduce import meet
 from litegpu.gpu.lang import Kernel, TracedValue, f32, f32x4, trace
@@ -40,7 +50,7 @@ def build(ctx: KernelContext) -> list[Launch]:
         sums = k.array(columns, k.const(0.0, f32x4))
 
         def step(number: TracedValue) -> None:
-            b, h = _leading(key, at.b, at.y)
+            b, h = _leading(key, at.b, at.y, shape[1])
             logit = k.dot(query[0], mask(k, key.quad(b, h, number, 0), depth, 0))
             for i in range(1, quads):
                 logit = logit + k.dot(query[i], mask(k, key.quad(b, h, number, i), depth, i))
@@ -54,7 +64,7 @@ def build(ctx: KernelContext) -> list[Launch]:
             # where nothing but -infinity came so far there is nothing to scale, and no difference to take
             base = k.select(now == -math.inf, 0.0, now)
             factor, weight = k.exp(before - base), k.exp(logit - base)
-            b, h = _leading(value, at.b, at.y)
+            b, h = _leading(value, at.b, at.y, shape[1])
             for i in range(columns):
                 sums[i] = k.fma(sums[i], k.splat(factor, 4), value.quad(b, h, number, i) * weight)
             total.set(k.fma(total.value, factor, weight))
@@ -84,5 +94,7 @@ def build(ctx: KernelContext) -> list[Launch]:
     return [Launch(traced, operands, "attention")]
 
 
-def _leading(source: Source, b: Index, h: Index) -> tuple[Index, Index]:
-    return (0 if source.view.shape[0] == 1 else b, 0 if source.view.shape[1] == 1 else h)
+def _leading(source: Source, b: Index, h: Index, heads: int) -> tuple[Index, Index]:
+    """Where the keys or values are of head `h` of so many."""
+    batch, own = source.view.shape[:2]
+    return (0 if batch == 1 else b, 0 if own == 1 else divide(h, heads // own))

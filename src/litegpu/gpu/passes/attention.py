@@ -36,6 +36,7 @@ from litegpu.gpu.graph import (
 )
 from litegpu.gpu.kernels import native
 from litegpu.gpu.lang.features import Features
+from litegpu.gpu.passes.fold import drop_unused
 
 #: Numbers of a query, and of a value, that a thread keeps in registers.
 MOST_DEPTH, MOST_COLUMNS = 256, 128
@@ -65,11 +66,12 @@ def join_attention(graph: Graph, features: Features, half: bool) -> Graph:
                 gone |= inner
                 node = _with_queries_for_all(joined, graph.values, nodes)
                 node = node if choice is None else _with_choice(node, choice, graph.values, nodes, masks, producer)
+                node = _with_shared_heads(node, graph.values, nodes, producer)
         nodes.append(node)
     if not gone:
         return original
     left = [node for node in nodes if node.output not in gone]
-    return GraphBuilder(dict(graph.values), left).graph(graph.inputs, graph.outputs)
+    return drop_unused(GraphBuilder(dict(graph.values), left).graph(graph.inputs, graph.outputs))
 
 
 def _joined(
@@ -140,6 +142,27 @@ def _with_queries_for_all(node: Node, values: dict[int, Value], nodes: list[Node
     every = GraphBuilder(values).value((out.shape[0], *q.shape[1:]), q.dtype, name=q.name)
     nodes.append(Node(Copy((Tile((out.shape[0], 1, 1, 1)),)), (q.id,), every, sources=node.sources))
     return dataclasses.replace(node, inputs=(every, *node.inputs[1:]))
+
+
+def _with_shared_heads(node: Node, values: dict[int, Value], nodes: list[Node], producer: dict[int, Node]) -> Node:
+    """The Attention with keys and values as they are before copies repeat them for several heads side by side; such
+    copies without that are added to the nodes."""
+    inputs = list(node.inputs)
+    for i in (1, 2):
+        copy = producer.get(inputs[i])
+        if copy is None or not isinstance(copy.op, Copy) or copy.epilogue != RESULT:
+            continue
+        before, heads = copy.op.steps[:-3], values[inputs[i]].shape[1]
+        match copy.op.steps[-3:]:
+            case (Reshape(whole, (b, shared, 1, n, size)), Tile((1, 1, times, 1, 1)), Reshape(_, target)) if (
+                whole == (b, shared, n, size) and target == (b, shared * times, n, size) and shared * times == heads
+            ):
+                once = values[copy.inputs[0]]
+                if before:
+                    once = values[GraphBuilder(values).value(whole, once.dtype, name=once.name)]
+                    nodes.append(dataclasses.replace(copy, op=Copy(before), output=once.id))
+                inputs[i] = once.id
+    return dataclasses.replace(node, inputs=tuple(inputs))
 
 
 @dataclasses.dataclass(frozen=True)

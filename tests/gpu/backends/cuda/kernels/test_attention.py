@@ -27,6 +27,7 @@ CASES: dict[str, dict[str, Any]] = {
     "odd intermediates": dict(m=10, n=70, d=20, e=9, inner="qkv"),
     "shared keys": dict(lead=(2, 2), m=9, n=65, d=16, e=16, shared=(1, 1)),
     "shared heads": dict(lead=(2, 3), m=9, n=65, d=16, e=16, shared=(2, 1)),
+    "heads of groups": dict(lead=(2, 6), m=9, n=65, d=16, e=16, shared=(2, 2)),
     "mask": dict(lead=(2, 2), m=9, n=65, d=16, e=16, mask=(2, 1, 9, 65)),
     "repeated mask": dict(lead=(6, 2), m=9, n=65, d=16, e=16, mask=(3, 2, 9, 65)),
     "row mask": dict(lead=(1, 2), m=20, n=65, d=16, e=16, mask=(1, 1, 1, 65)),

@@ -46,6 +46,7 @@ CASES: dict[str, tuple[AttentionTile, dict[str, Any]]] = {
     "80 wide": (AttentionTile(1, 80, 2, 1), dict(m=70, n=150, d=80, e=80)),
     "shared keys": (AttentionTile(1, 80, 1, 2), dict(lead=(2, 2), m=9, n=65, d=16, e=16, shared=(1, 1))),
     "shared heads": (AttentionTile(1, 96, 1, 2), dict(lead=(2, 3), m=9, n=65, d=16, e=16, shared=(2, 1))),
+    "heads of groups": (AttentionTile(1, 96, 1, 2), dict(lead=(2, 6), m=9, n=65, d=16, e=16, shared=(2, 2))),
     "mask": (AttentionTile(1, 80, 1, 2), dict(lead=(2, 2), m=9, n=65, d=16, e=16, mask=(2, 1, 9, 65))),
     "repeated mask": (AttentionTile(1, 80, 1, 2), dict(lead=(6, 2), m=9, n=65, d=16, e=16, mask=(3, 2, 9, 65))),
     "repeated constant mask": (

@@ -6,7 +6,7 @@
 // Constants from the host: WARPS_M WARPS_K STEP STAGES; DP EP (depth and columns, padded to a power of two); HEADS QUERIES KEYS
 // QUADS (of the output); TILES (workgroups along the queries); SCALE BETA (times log2 e); for Q_, K_ and V_: _TYPE,
 // _LOAD(value), _COPY (8 or 4 numbers at once, 1: four floats, or 0: one by one), _WIDTH (that can be read of a row), _OFFSET _PITCH_BATCH
-// _PITCH_HEAD _PITCH_ROW _PITCH_COLUMN; MASKED, and for the mask: MASK_CONSTANT MASK_PERIOD (of the batch) MASK_TYPE MASK_LOAD(value) MASK_OFFSET MASK_PITCH_*.
+// _PITCH_HEAD _PITCH_ROW _PITCH_COLUMN; K_SHARED V_SHARED (heads of queries that have one of keys, or values); MASKED, and for the mask: MASK_CONSTANT MASK_PERIOD (of the batch) MASK_TYPE MASK_LOAD(value) MASK_OFFSET MASK_PITCH_*.
 #define NOTHING __int_as_float(0xff800000)  // minus infinity, of which the exponential is 0
 constexpr unsigned THREADS = 32 * WARPS_M * WARPS_K, ROWS = 16 * WARPS_M, OWN = STEP / WARPS_K;
 constexpr unsigned STEPS = (KEYS + STEP - 1) / STEP, PLACES = STAGES < STEPS ? STAGES : STEPS;
@@ -69,8 +69,8 @@ NAME(const Q_TYPE* q, const K_TYPE* k, const V_TYPE* v MASK_PARAMETER EPILOGUE_B
   const unsigned tile = blockIdx.x % TILES, position = blockIdx.x / TILES, batch = position / HEADS, head = position % HEADS;
   const unsigned row0 = tile * ROWS, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const unsigned warp_m = warp % WARPS_M, warp_k = warp / WARPS_M;
-  const K_TYPE* const keys = k + batch * K_PITCH_BATCH + head * K_PITCH_HEAD + K_OFFSET;
-  const V_TYPE* const values = v + batch * V_PITCH_BATCH + head * V_PITCH_HEAD + V_OFFSET;
+  const K_TYPE* const keys = k + batch * K_PITCH_BATCH + head / K_SHARED * K_PITCH_HEAD + K_OFFSET;
+  const V_TYPE* const values = v + batch * V_PITCH_BATCH + head / V_SHARED * V_PITCH_HEAD + V_OFFSET;
 #if MASKED
   // What is added to a step's logits is read a step ahead; what is constant before the kernel in front of this one ends.
   float added[OWN / 8][4];

@@ -153,6 +153,7 @@ def _launch(ctx: KernelContext, division: AttentionDivision, mask: dict[str, int
         "QUADS": -(-columns // 4), "TILES": groups // (batch * heads),
         "SCALE": float_text(op.scale * math.log2(math.e)), "BETA": float_text(op.beta * math.log2(math.e)),
         **_side("Q", q), **_side("K", k), **_side("V", v), **mask,
+        "K_SHARED": heads // k.shape[1], "V_SHARED": heads // v.shape[1],
     }  # fmt: skip
     return native_launch(
         ctx, "flash_attention", ("device.cu", "attention.cu"), constants, operands, label="attention",

@@ -6,7 +6,8 @@
 //
 // Constants from the host: TEAMS STEP STAGES RESIDENT (workgroups on a multiprocessor); DEPTH COLUMNS (multiples of 16); HEADS QUERIES KEYS
 // QUADS (of the output); TILES (workgroups along the queries); SCALE BETA (times log2 e); POSITIVE (the scale is); for Q_,
-// K_ and V_: _WIDTH (that is copied of a row), _OFFSET _PITCH_BATCH _PITCH_HEAD _PITCH_ROW. MASK: 0; GIVEN, with MASK_PERIOD (of the batch) MASK_TYPE
+// K_ and V_: _WIDTH (that is copied of a row), _OFFSET _PITCH_BATCH _PITCH_HEAD _PITCH_ROW; K_SHARED V_SHARED (heads of queries
+// that have one of keys, or values). MASK: 0; GIVEN, with MASK_PERIOD (of the batch) MASK_TYPE
 // MASK_LOAD(value) MASK_OFFSET MASK_PITCH_*; or PACKED: halves in the order in which threads need them (_packed() of the
 // host), times BETA, minus infinity for keys that there are not. LIMITED: only so
 // many steps as `ends` has for each tile have a key that counts. CAUSAL: queries see the keys up to their own number and
@@ -84,8 +85,8 @@ NAME(const unsigned short* q, const unsigned short* k, const unsigned short* v M
 #else
   const unsigned own_steps = live ? steps : 0;
 #endif
-  const unsigned short* const keys = k + batch * K_PITCH_BATCH + head * K_PITCH_HEAD + K_OFFSET;
-  const unsigned short* const values = v + batch * V_PITCH_BATCH + head * V_PITCH_HEAD + V_OFFSET;
+  const unsigned short* const keys = k + batch * K_PITCH_BATCH + head / K_SHARED * K_PITCH_HEAD + K_OFFSET;
+  const unsigned short* const values = v + batch * V_PITCH_BATCH + head / V_SHARED * V_PITCH_HEAD + V_OFFSET;
   if (threadIdx.x == 0) {
     for (unsigned s = 0; s < STAGES; s++) {
       barrier_init(K_THERE + 8 * s, THREADS);

@@ -177,6 +177,7 @@ def launch(ctx: KernelContext, tile: AttentionTile, mask: dict[str, int | str], 
         "SHARED_BYTES": sizes.shared_bytes(tile), "SCALE": float_text(scale), "BETA": float_text(beta),
         "POSITIVE": int(scale > 0), "MASK": "GIVEN" if "mask" in operands else 0, "LIMITED": 0, "CAUSAL": 0,
         **_side("Q", q), **_side("K", k), **_side("V", v), **mask,
+        "K_SHARED": heads // k.shape[1], "V_SHARED": heads // v.shape[1],
     }  # fmt: skip
     if sizes.diagonal is not None:
         operands = {name: operand for name, operand in operands.items() if name != "mask"}
