@@ -30,14 +30,17 @@ CASES = {
 }
 
 
-def network(case: str, kind: DType) -> tuple[Graph, np.ndarray]:
+def network(case: str, kind: DType, rests: int = 0) -> tuple[Graph, np.ndarray]:
+    """`rests`: so many weights that are no signed bytes."""
     shape, taps, op = CASES[case]
     rng = np.random.default_rng(5)
     builder = GraphBuilder()
     zero_point = 3 if kind is DType.INT8 else 130
     size = [(n + 2 * p - k) // s + 1 for n, p, k, s in zip(shape[1:3], op.padding, taps, op.stride, strict=True)]
     x, out = builder.value(shape, kind), builder.value((shape[0], *size, shape[3]), kind)
-    weights = builder.constant(rng.integers(-128, 128, (1, *taps, shape[3])).astype(np.int32))
+    quanta = rng.integers(-128, 128, (1, *taps, shape[3])).astype(np.int32)
+    quanta.reshape(-1)[rng.permutation(quanta.size)[:rests]] = rng.choice([-255, -130, 128, 200, 255], rests)
+    weights = builder.constant(quanta)
     bias = builder.constant(rng.integers(-9999, 9999, (1, 1, 1, shape[3])).astype(np.int32))
     factor = builder.constant(rng.choice([0.0078125, 0.0031, 0.002], (1, 1, 1, shape[3])).astype(np.float32))
     expr = scaled(apply("add", RESULT, Arg(1)), zero_point, kind)
@@ -68,6 +71,23 @@ def test_cases(device, monkeypatch, case: str, kind: DType, pixels: tuple[int, i
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", [DType.INT8, DType.UINT8])
+@pytest.mark.parametrize("case", ["3x3", "3x3, stride 2", "4x2, strides 2 and 1", "5x5, stride 2"])
+@pytest.mark.parametrize("rests", [1, byte_depthwise.MOST_RESTS])
+def test_few_weights_that_are_no_bytes(device, monkeypatch, case: str, kind: DType, rests: int) -> None:
+    """As files of old have them, whose weights have a zero point."""
+    if device.features.capability < byte_depthwise.LEAST_CAPABILITY:
+        pytest.skip("needs products of four bytes")
+    monkeypatch.setattr(byte_depthwise, "cost", lambda layer, block, units: -1.0)
+    monkeypatch.setattr(byte_depthwise, "MEASURED_TAPS", byte_depthwise.MOST_TAPS)
+    graph, x = network(case, kind, rests)
+    program = build_program(graph, device.features, "cuda", half=False)
+    assert "byte_depthwise" in {k.name for k in program.kernels}
+    want = expected(graph, {graph.inputs[0]: x})
+    np.testing.assert_array_equal(first_output(device, program, [x], want.shape, x.dtype), want)
+
+
 def layer_of(taps: tuple[int, int], op: Conv2D | None = None, most: int = 127, run: int = 16) -> Layer:
     weights = np.full((1, *taps, 64), most, np.int32)
     return Layer(
@@ -83,6 +103,10 @@ def test_which_layers_it_does() -> None:
     assert not ranked(layer_of((3, 3), Conv2D(dilation=(2, 2))), 90, 132)
     assert not ranked(layer_of((3, 3), Conv2D((3, 3))), 90, 132)
     assert not ranked(layer_of((3, 3), most=128), 90, 132)  # differences to a zero point
+    for rests, taken in ((byte_depthwise.MOST_RESTS, True), (byte_depthwise.MOST_RESTS + 1, False)):
+        layer = layer_of((3, 3))
+        layer.weights.reshape(-1)[:rests] = 128
+        assert bool(ranked(layer, 90, 132)) == taken
     assert not ranked(layer_of((3, 3), run=0), 90, 132)
 
 

@@ -7,7 +7,8 @@
 // Constants from the host: those of runs.cu (RUN 4, BN 16); UNSIGNED and OUTSIDE (the input's bytes; a word of what is
 // outside of it, signed); TX TY; WC WX WY (threads of a workgroup: along quads of channels, then blocks of pixels), GROUPS_C
 // GROUPS_X GROUPS_Y (workgroups along these, then images); OUT_H OUT_W H W; KERNEL_H SHARING STRIDE_* PADDING_*; OFFSET
-// PITCH_* (elements, of the input's view).
+// PITCH_* (elements, of the input's view). RESTS, if there are any: F(quad, channel of it, KY, KX, rest) for each tap that no
+// signed byte holds (byte_rests.py).
 constexpr bool WIDE = KERNEL_W > 4;
 constexpr int LAST = (TX - 1) * STRIDE_X + KERNEL_W;  // columns that count
 constexpr int ROWS = (TY - 1) * STRIDE_Y + KERNEL_H, FOURS = WIDE ? (LAST + 3) / 4 : (TX + SHARING - 1) / SHARING;  // of the input
@@ -30,6 +31,10 @@ INLINE int placed(int low, int high, int up, bool second) {
   const unsigned long long both = (unsigned long long)(unsigned)high << 32 | (unsigned)low;
   return (int)(unsigned)(both << up >> (second ? 32 : 0));
 }
+
+// A byte of a word.
+INLINE int byte_of(unsigned word, int place) { return (int)(word << (24 - 8 * place)) >> 24; }
+INLINE int& part_of(int4& sum, int place) { return place == 0 ? sum.x : place == 1 ? sum.y : place == 2 ? sum.z : sum.w; }
 
 extern "C" __global__ void __launch_bounds__(WC * WX * WY)
 NAME(const unsigned* x, const int4* w, const int4* corrections EPILOGUE_BUFFERS) {
@@ -104,6 +109,12 @@ NAME(const unsigned* x, const int4* w, const int4* corrections EPILOGUE_BUFFERS)
 #pragma unroll
     for (int ox = 0; ox < TX; ox++) {
       if ((OUT_H % TY && oy0 + oy >= OUT_H) || (OUT_W % TX && ox0 + ox >= OUT_W)) continue;
+#ifdef RESTS
+#define F(QUAD, CHANNEL, KY, KX, REST) \
+  if (quad == QUAD) part_of(sums[oy][ox], CHANNEL) += byte_of(inputs[i - (KERNEL_H - 1) + KY][ox * STRIDE_X + KX], CHANNEL) * REST;
+      RESTS
+#undef F
+#endif
       Row row = {};
       Quad quads;
       FINISH(own, 0, row, 0, sums[oy][ox], &quads);

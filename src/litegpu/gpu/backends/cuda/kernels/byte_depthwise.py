@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.kernels import runs
+from litegpu.gpu.backends.cuda.kernels import byte_rests, runs
 from litegpu.gpu.backends.cuda.kernels.depthwise_block import DepthwiseBlock
 from litegpu.gpu.backends.cuda.kernels.layer import Layer
 from litegpu.gpu.backends.cuda.kernels.source import native_launch
@@ -24,6 +24,9 @@ MOST_TAPS, MEASURED_TAPS = 5, 4
 PIXELS = ((1, 2), (2, 2), (2, 4), (4, 2), (4, 4), (7, 2), (1, 4))
 MOST_INPUTS = 80
 MOST_THREADS = 256
+#: Weights that are no signed bytes: each adds some instructions for every output of a thread. (With five there are half
+#: as many as depthwise.cu has for such a layer.)
+MOST_RESTS = 5
 #: Compute capability that has the instruction.
 LEAST_CAPABILITY = 61
 
@@ -44,7 +47,7 @@ def can(layer: Layer) -> bool:
     return (
         layer.whole_numbers and layer.run > 0 and layer.residuals == 0 and layer.vector > 0
         and max(kh, kw) <= MOST_TAPS and op.dilation == (1, 1) and max(op.stride) <= 2
-        and bool(np.all((layer.weights >= -128) & (layer.weights <= 127)))
+        and byte_rests.are_few(layer.weights, MOST_RESTS)
     )  # fmt: skip
 
 
@@ -109,7 +112,7 @@ def packed(layer: Layer) -> np.ndarray:
     _, kh, kw, channels = layer.weights.shape
     words = -(-kw // WORD)
     result = np.zeros((kh, layer.source.quads * LANES, words * WORD), np.int8)
-    result[:, :channels, :kw] = layer.weights[0].transpose(0, 2, 1)
+    result[:, :channels, :kw] = byte_rests.held(layer.weights[0]).transpose(0, 2, 1)
     return np.ascontiguousarray(result.reshape(kh, -1, words, WORD).transpose(2, 0, 1, 3))
 
 
@@ -129,6 +132,9 @@ def launch(ctx: KernelContext, layer: Layer, block: DepthwiseBlock) -> Launch:
         "GROUPS_C": groups[0], "GROUPS_X": groups[1], "GROUPS_Y": groups[2],
         "QUADS": quads, "PIXELS": math.prod(layer.shape[:3]),
     }  # fmt: skip
+    rests = byte_rests.of_words(layer.weights)
+    if rests:
+        constants["RESTS"] = rests
     operands: Operands = {"x": layer.source, "w": packed(layer), "corrections": first}
     return native_launch(
         ctx, "byte_depthwise", ("elements.cu", "runs.cu", "byte_depthwise.cu"), constants, operands,

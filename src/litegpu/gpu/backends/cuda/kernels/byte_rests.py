@@ -18,9 +18,9 @@ def held(weights: np.ndarray) -> np.ndarray:
     return np.asarray(weights.clip(_LIMITS.min, _LIMITS.max))
 
 
-def are_few(weights: np.ndarray) -> bool:
-    """Whether so few are no bytes that byte_inverted.cu takes them."""
-    return bool(np.count_nonzero(weights - held(weights)) <= MOST_RESTS)
+def are_few(weights: np.ndarray, most: int = MOST_RESTS) -> bool:
+    """Whether no more than `most` are no bytes: by default, as byte_inverted.cu takes them."""
+    return bool(np.count_nonzero(weights - held(weights)) <= most)
 
 
 def of_expansion(weights: np.ndarray, order: np.ndarray) -> str:
@@ -34,6 +34,11 @@ def of_window(weights: np.ndarray, order: np.ndarray) -> str:
     """For WINDOW_RESTS, of weights [1, KH, KW, channels]."""
     found = ((_place(channel, order), (ky, kx), rest) for (_, ky, kx, channel), rest in _rests(weights))
     return _listed(found)
+
+
+def of_words(weights: np.ndarray) -> str:
+    """For RESTS of byte_depthwise.cu, of weights [1, KH, KW, channels]: four channels are a word."""
+    return _listed(((channel // 4, channel % 4), (ky, kx), rest) for (_, ky, kx, channel), rest in _rests(weights))
 
 
 def of_projection(weights: np.ndarray, order: np.ndarray) -> str:
@@ -50,7 +55,7 @@ def _rests(weights: np.ndarray) -> list[tuple[Ints, int]]:
     return [(tuple(map(int, place)), int(rests[tuple(place)])) for place in np.argwhere(rests)]
 
 
-def _place(channel: int, order: np.ndarray) -> tuple[int, int, int]:
+def _place(channel: int, order: np.ndarray) -> Ints:
     """The sixteen, the lane of four and its element."""
     place = int(np.flatnonzero(order == channel % 16)[0])
     return channel // 16, place // 4, place % 4
