@@ -55,7 +55,7 @@ KERNELS = {
     "tiles": ("convolution", "some or strided or (channels and taps1-12)"),
     "transpose": ("transpose", "case0 or case1 or case3"),
     "warpgroup_attention": ("warpgroup_attention", "random or nan"),
-    "widening": ("widening", "test_blocks or (test_bytes and shape0) or (first_layer and shape0)"),
+    "widening": ("widening", "test_blocks or (test_bytes and shape0)"),
     "wide_stem": ("wide_stem", "test_cases or test_whole"),
 }
 

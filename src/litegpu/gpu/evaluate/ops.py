@@ -28,7 +28,6 @@ from litegpu.gpu.graph import (
     Custom,
     DepthwiseConv2D,
     Excite,
-    FirstWindow,
     Gather,
     InstanceNorm,
     IntegerConv2D,
@@ -233,9 +232,8 @@ def _integer_softmax(x: Array, table: Array, scale: np.float32) -> Array:
 
 def _inverted(op: InvertedConv2D, inputs: list[Array], shape: Shape) -> Array:
     x, weights, bias, taps, *projection = inputs
-    convolution, size = _widening(op.first, x)
-    wide = (x.shape[0], *size, weights.shape[0])
-    expanded = np.broadcast_to(evaluate_expr(op.expanded, [conv2d(convolution, x, weights, wide) + bias]), wide)
+    wide = (*x.shape[:3], weights.shape[0])
+    expanded = np.broadcast_to(evaluate_expr(op.expanded, [conv2d(Conv2D(), x, weights, wide) + bias]), wide)
     sums = depthwise(op.depthwise, expanded, taps, (*shape[:3], wide[3]))
     if not projection:
         return sums
@@ -245,7 +243,9 @@ def _inverted(op: InvertedConv2D, inputs: list[Array], shape: Shape) -> Array:
 
 def _integer_inverted(op: IntegerInvertedConv2D, inputs: list[Array], shape: Shape) -> Array:
     x, weights, bias, scale, taps, *projection = inputs
-    convolution, size = _widening(op.first, x)
+    first = op.first
+    convolution = Conv2D(first.stride, padding=first.padding) if first else Conv2D()
+    size = first.size if first else x.shape[1:3]
     sums = conv2d(convolution, x - np.float32(op.zero_point), weights, (x.shape[0], *size, weights.shape[0]))
     expanded = _requantized(sums, bias, scale, op.bounds[0])
     sums = depthwise(op.depthwise, expanded, taps, (*shape[:3], weights.shape[0]))
@@ -253,11 +253,6 @@ def _integer_inverted(op: IntegerInvertedConv2D, inputs: list[Array], shape: Sha
         return sums
     middle = _requantized(sums, projection[0], projection[1], op.bounds[1])
     return integer_conv2d(IntegerConv2D(), middle, projection[2], shape)
-
-
-def _widening(first: FirstWindow | None, x: Array) -> tuple[Conv2D, tuple[int, ...]]:
-    """The convolution of x that widens, and how many rows and columns its results have."""
-    return (Conv2D(first.stride, padding=first.padding), first.size) if first else (Conv2D(), x.shape[1:3])
 
 
 def _integer_separable(op: IntegerSeparableConv2D, inputs: list[Array], shape: Shape) -> Array:

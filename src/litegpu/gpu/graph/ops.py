@@ -106,19 +106,9 @@ class PooledConv2D:
 
 
 @dataclass(frozen=True)
-class FirstWindow:
-    """Of a convolution that is no 1x1: its rows and columns of results, and how its window moves (see Conv2D)."""
-
-    size: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-
-
-@dataclass(frozen=True)
 class InvertedConv2D:
-    """inputs: x [B,H,W,I], weights [E,1,1,I] and bias [1,1,1,E] of a 1x1 convolution, or of one with another window,
-    `first`, which comes with the projection; depthwise weights [1,KH,KW,E]; and then perhaps, if the node projects, the
-    depthwise bias [1,1,1,E] and weights [O,1,1,E] of another 1x1.
+    """inputs: x [B,H,W,I], weights [E,1,1,I] and bias [1,1,1,E] of a 1x1 convolution, depthwise weights [1,KH,KW,E];
+    and then perhaps, if the node projects, the depthwise bias [1,1,1,E] and weights [O,1,1,E] of another 1x1.
     The first convolution, its bias and `expanded` of that (Arg(0)), the depthwise convolution (multiplier 1); its bias,
     `middle` of that (Arg(0)) and the second one, if it projects. Made by a pass, for devices with a kernel that does
     all of it."""
@@ -126,7 +116,6 @@ class InvertedConv2D:
     depthwise: DepthwiseConv2D
     expanded: Expr = RESULT
     middle: Expr = RESULT
-    first: FirstWindow | None = None
 
 
 @dataclass(frozen=True)
@@ -180,6 +169,15 @@ class IntegerDepthwiseConv2D:
     padding: tuple[int, int] = (0, 0)
     multiplier: int = 1
     zero_point: int = 0
+
+
+@dataclass(frozen=True)
+class FirstWindow:
+    """Of a convolution that is no 1x1: its rows and columns of results, and how its window moves (see Conv2D)."""
+
+    size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
 
 
 @dataclass(frozen=True)

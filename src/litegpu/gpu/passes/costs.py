@@ -57,11 +57,10 @@ def _flops(graph: Graph, node: Node) -> int:
         case SeparableConv2D():
             pixels = math.prod(graph.values[node.output].shape[:3])
             return 2 * (pixels * math.prod(shapes[1][1:]) + output * shapes[2][3])
-        case InvertedConv2D(first=first):
+        case InvertedConv2D():
             pixels = math.prod(graph.values[node.output].shape[:3])
             projected = output * shapes[5][3] if len(shapes) > 4 else 0
-            wide = shapes[0][0] * math.prod(first.size if first else shapes[0][1:3])
-            return 2 * (wide * math.prod(shapes[1]) + pixels * math.prod(shapes[3][1:]) + projected)
+            return 2 * (math.prod(shapes[0]) * shapes[1][0] + pixels * math.prod(shapes[3][1:]) + projected)
         case MeanConv2D():
             return 2 * math.prod(shapes[0]) * shapes[1][0]
         case Squeeze():

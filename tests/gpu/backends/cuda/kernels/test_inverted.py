@@ -225,6 +225,7 @@ def test_joined_only_where_it_is_quicker(monkeypatch) -> None:
     assert kinds(64, 56, 24, 144, 0) == ["Conv2D", "DepthwiseConv2D"]  # whose results are as large
     assert kinds(1, 56, 24, 144, 24) == ["InvertedConv2D"]  # by clusters, where kernels overlap
     assert kinds(1, 56, 24, 144, 24, "swish") == ["Conv2D", "DepthwiseConv2D", "Conv2D"]
+    assert kinds(1, 33, 16, 96, 16) == ["InvertedConv2D", "Conv2D"]  # sides that were not measured
     assert kinds(1, 7, 160, 960, 160) == ["InvertedConv2D", "Conv2D"]
     monkeypatch.setattr(widening, "pays", lambda shape, size, graph, features: False)
     assert kinds(1, 56, 24, 144, 24) == ["InvertedConv2D", "Conv2D"]

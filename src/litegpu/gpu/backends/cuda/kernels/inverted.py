@@ -13,7 +13,6 @@ from litegpu.gpu.backends.cuda.kernels.biased import without_bias
 from litegpu.gpu.backends.cuda.kernels.inverted_cost import (
     InvertedBlock,
     InvertedShape,
-    StemShape,
     effort,
     ranked,
 )
@@ -63,14 +62,10 @@ class InvertedLayer:
         depthwise, taps = op.depthwise, constants.pop(2)
         plain = Conv2D(depthwise.stride, depthwise.dilation, depthwise.padding)
         window = Layer(plain, ctx.views[node.inputs[0]], taps, ctx.output.shape, True)
-        x, stem = ctx.value(node.inputs[0]).shape, None
-        if op.first:
-            x = (x[0], *op.first.size, math.prod(constants[0].shape[1:]))
-            stem = StemShape(constants[0].shape[1:3], op.first.stride, constants[0].shape[3], 0)
-        shapes = [x, constants[0].shape, constants[1].shape, taps.shape]
+        shapes = [ctx.value(node.inputs[0]).shape, constants[0].shape, constants[1].shape, taps.shape]
         efforts = effort(op.expanded), effort(op.middle)
         last = [constants[-1].shape] * 2 if len(constants) > 3 else []
-        shape = InvertedShape.of(depthwise.stride, efforts, [*shapes, *last], ctx.output.shape, stem)
+        shape = InvertedShape.of(depthwise.stride, efforts, [*shapes, *last], ctx.output.shape)
         return cls(op, window, constants, shape)
 
     @classmethod

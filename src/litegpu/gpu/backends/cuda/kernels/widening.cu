@@ -9,11 +9,8 @@
 // multiple of SPLIT); TILES_Y TILES_X; QUADS; OUT_H OUT_W; H W CHANNELS; KERNEL_H KERNEL_W STRIDE_* PADDING_* (of the
 // window); OFFSET PITCH_* (elements, of the input's view); VECTOR (channels that are copied at once); EXPANDED(float4),
 // MIDDLE(float4): what is done to sums with their bias; of bytes *_LOW *_HIGH (limits of scaled sums), *_OFFSET (added to
-// the numbers nearest to these), *_NEAR (whether sums begin with the bits of MAGIC), OUTSIDE (a word of what is outside of the picture of wide channels), UNSIGNED (the input),
-// for windows of up to four columns. With a STEM the first convolution is none of points: STEM_H STEM_W STEM_STRIDE_*
-// STEM_PADDING_* of its window, IN_H IN_W of the input, of whose pixels PIXEL channels are multiplied as FACTOR(element),
-// and outside ZERO; DEPTH is that of all it sees, row by row RUN elements and behind all rows the one that each has beyond
-// these; H and W are those of what is widened.
+// the numbers nearest to these), *_NEAR (whether sums begin with the bits of MAGIC), OUTSIDE (a word of what is outside of
+// the picture of wide channels), UNSIGNED (the input), for windows of up to four columns.
 #if WHOLE
 typedef signed char Element;
 typedef int Sum;
@@ -95,7 +92,7 @@ INLINE void product(unsigned left, unsigned left_pitch, unsigned right, unsigned
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)  // two kernels beside each other
+extern "C" __global__ void __launch_bounds__(THREADS)
 #if SPLIT > 1
 __cluster_dims__(SPLIT, 1, 1)
 #endif
@@ -143,29 +140,6 @@ NAME(const SOURCE* x, const Element* __restrict__ w, Bias bias, const uint2* tap
   wait_for_predecessors();
   launch_dependents();
 
-#if STEM
-  for (unsigned i = thread; i < PLACES * STEM_H; i += THREADS) {  // a row of a place's window each
-    const unsigned at = i % PLACES, ky = i / PLACES;
-    const int y = (iy0 + (int)(at / COLUMNS)) * STEM_STRIDE_Y - STEM_PADDING_Y + (int)ky;
-    const int first = (ix0 + (int)(at % COLUMNS)) * STEM_STRIDE_X - STEM_PADDING_X;
-    Element values[STEM_W * PIXEL];
-#pragma unroll
-    for (int kx = 0; kx < STEM_W; kx++) {
-      const bool real = (unsigned)y < IN_H && (unsigned)(first + kx) < IN_W;
-      const SOURCE* const from = x + (real ? (long long)image * PITCH_B + y * PITCH_Y + (first + kx) * PITCH_X + OFFSET : 0);
-#pragma unroll
-      for (int c = 0; c < PIXEL; c++) {
-        const SOURCE element = real ? from[c * PITCH_C] : (SOURCE)ZERO;
-        values[kx * PIXEL + c] = (Element)FACTOR(element);
-      }
-    }
-    Element* const to = (Element*)(shared + X_AT + at * X_PITCH);
-#pragma unroll
-    for (unsigned c = 0; c < STEM_W * PIXEL; c++) to[c < RUN ? ky * RUN + c : STEM_H * RUN + ky] = values[c];
-    if (ky == STEM_H - 1)
-      for (unsigned c = STEM_H * STEM_W * PIXEL; c < DEPTH; c++) to[c] = 0;
-  }
-#else
   constexpr unsigned PIECES = DEPTH / VECTOR;
   for (unsigned i = thread; i < PLACES * PIECES; i += THREADS) {
     const unsigned at = i / PIECES, channel = i % PIECES * VECTOR;
@@ -173,11 +147,8 @@ NAME(const SOURCE* x, const Element* __restrict__ w, Bias bias, const uint2* tap
     const bool real = (unsigned)iy < H && (unsigned)ix < W && channel < CHANNELS;
     const SOURCE* const from = x + (real ? (long long)image * PITCH_B + iy * PITCH_Y + ix * PITCH_X + channel + OFFSET : 0);
     const unsigned to = X_AT + at * X_PITCH + channel * SIZE;
-    if (VECTOR * SIZE < 16) copy8(to, from, real);
-    else if (KEPT && real) copy_again(to, from);
-    else copy16(to, from, real);
+    if (VECTOR * SIZE == 16) copy16(to, from, real); else copy8(to, from, real);
   }
-#endif
   copies_commit();
   copies_wait<0>();
   __syncthreads();

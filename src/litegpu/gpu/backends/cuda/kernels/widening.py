@@ -25,7 +25,7 @@ from litegpu.gpu.backends.cuda.kernels.widening_cost import (
     whole_depth,
     whole_outputs,
 )
-from litegpu.gpu.graph import DType, Graph, IntegerInvertedConv2D, InvertedConv2D
+from litegpu.gpu.graph import DType, Graph
 from litegpu.gpu.kernels.access import Operands
 from litegpu.gpu.kernels.context import KernelContext, Launch, quickest
 from litegpu.gpu.lang.features import Features
@@ -41,7 +41,7 @@ def pays(shape: InvertedShape, size: int, graph: Graph, features: Features) -> b
     """Whether a block of elements of `size` bytes is best done by that kernel: where kernels overlap."""
     if features.capability != WARPGROUP_CAPABILITY or not will_overlap(graph):
         return False
-    return (shape.stem is not None or shape.inputs % LANES == 0) and is_quicker(shape, size, features.compute_units)
+    return shape.inputs % LANES == 0 and is_quicker(shape, size, features.compute_units)
 
 
 def build(ctx: KernelContext) -> list[Launch]:
@@ -63,10 +63,8 @@ def build_bytes(ctx: KernelContext) -> list[Launch]:
 
 def _is_best(ctx: KernelContext, shape: InvertedShape, size: int, window: Layer) -> bool:
     """Whether the kernel can read the node's input, and is the one for the node."""
-    if shape.stem and size == 2:
-        return True  # no other kernel is for such
     aligned = window.source.dtype is not DType.FLOAT32 and window.vector >= LANES
-    return (shape.stem is not None or aligned) and pays(shape, size, ctx.graph, ctx.features)
+    return aligned and pays(shape, size, ctx.graph, ctx.features)
 
 
 def _of_blocks(
@@ -90,9 +88,7 @@ def _halves(ctx: KernelContext, layer: InvertedLayer, block: WideningBlock) -> L
         "middle_bias": parts.wide(middle_bias.reshape(-1).astype(np.float32)),
         "projection": parts.projection(projection.reshape(shape.outputs, -1).astype(np.float16)),
     }  # fmt: skip
-    view = layer.window.source
-    factor = "element" if view.dtype is DType.FLOAT16 else "float_to_half(element)"
-    constants: dict[str, int | str] = {"SOURCE": LOAD[view.dtype][0], "FACTOR(element)": factor, "ZERO": 0}
+    constants: dict[str, int | str] = {"SOURCE": LOAD[layer.window.source.dtype][0]}
     inner = [function(ctx, "expanded", op.expanded), function(ctx, "middle", op.middle)]
     return _launch(ctx, layer.window, parts, constants, operands, inner)
 
@@ -119,7 +115,7 @@ def _bytes(ctx: KernelContext, layer: ByteInvertedLayer, block: WideningBlock) -
     }  # fmt: skip
     constants: dict[str, int | str] = {
         "SOURCE": NARROW[view.dtype], "UNSIGNED": int(view.dtype is DType.UINT8),
-        "OUTSIDE": f"{(before & 255) * 0x101}u", "FACTOR(element)": "element", "ZERO": layer.zero_point,
+        "OUTSIDE": f"{(before & 255) * 0x101}u",
     }  # fmt: skip
     for name, stage, near in ("EXPANDED", first, first_near), ("MIDDLE", middle, middle_near):
         limits = {f"{name}_LOW": f"{stage.low!r}f", f"{name}_HIGH": f"{stage.high!r}f"}
@@ -185,9 +181,6 @@ def _launch(
 ) -> Launch:
     """See widening.cu for the constants."""
     shape, block, view = parts.shape, parts.block, window.source
-    op, stem = ctx.node.op, parts.shape.stem
-    assert isinstance(op, (InvertedConv2D, IntegerInvertedConv2D))
-    first = op.first
     vector, own = window.vector, block.own(shape)
     down, across = -(-shape.out_size[0] // block.y), -(-shape.out_size[1] // block.x)
     shared = block.shared_bytes(shape, parts.size)
@@ -197,18 +190,8 @@ def _launch(
         "DEEP": whole_depth(own, parts.size), "DEPTH": whole_depth(shape.inputs, parts.size),
         "OUT": whole_outputs(shape),
         "TILES_Y": down, "TILES_X": across, "QUADS": -(-shape.outputs // 4), "CHANNELS": view.quads * 4,
-        "SHARED_BYTES": shared, "STEM": int(first is not None),
-        "KEPT": int(ctx.node.inputs[0] in ctx.node.operands),
+        "SHARED_BYTES": shared,
     }  # fmt: skip
-    if first and stem:
-        run = stem.window[1] * stem.pixel
-        settings |= {
-            "H": first.size[0], "W": first.size[1], "IN_H": view.shape[1], "IN_W": view.shape[2],
-            "STEM_H": stem.window[0], "STEM_W": stem.window[1], "PIXEL": stem.pixel,
-            "STEM_STRIDE_Y": stem.stride[0], "STEM_STRIDE_X": stem.stride[1],
-            "STEM_PADDING_Y": first.padding[0], "STEM_PADDING_X": first.padding[1],
-            "RUN": run - run % 4 if parts.size == 1 else run,
-        }  # fmt: skip
     return native_launch(
         ctx, "widening_block", FILES, settings, operands, label="inverted_conv_2d", workgroup=(block.threads, 1, 1),
         dispatch=(block.groups(shape), 1, 1), shared_bytes=shared, variant=str(block), inner=inner,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from litegpu.gpu.backends.cuda.kernels import byte_inverted_cost, widening
 from litegpu.gpu.backends.cuda.kernels.biased import activation, bias_of
-from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape, StemShape, cost, effort, ranked
+from litegpu.gpu.backends.cuda.kernels.inverted_cost import InvertedShape, cost, effort, ranked
 from litegpu.gpu.backends.cuda.kernels.overlapped import will_overlap
 from litegpu.gpu.backends.cuda.kernels.tile import WARPGROUP_CAPABILITY, times_slower
 from litegpu.gpu.backends.cuda.overlap import SHARED_BYTES
@@ -19,7 +19,6 @@ from litegpu.gpu.graph import (
     DepthwiseConv2D,
     DType,
     Expr,
-    FirstWindow,
     Graph,
     GraphBuilder,
     IntegerConv2D,
@@ -47,8 +46,6 @@ WAITING_INPUTS = 160
 #: And outputs up to which a first layer of bytes is joined there with the two behind it: MobileNet v2 takes 76.3 us in
 #: place of 77.8.
 WAITING_OUTPUTS = 16
-#: What a first layer's window sees at most.
-OPENING_DEPTH = 64
 
 
 @dataclass(frozen=True)
@@ -86,9 +83,8 @@ def join_inverted(graph: Graph, features: Features, half: bool) -> Graph:
             before = producer.get(first.inputs[0]) if first.inputs else None  # a sum reads operands alone
             depthwise = before is not None and isinstance(before.op, (DepthwiseConv2D, IntegerDepthwiseConv2D))
             belongs = before is not None and depthwise and len(consumers[before.output]) == 1  # see separable.py
-            opens = inverted_integer.opens if whole else _opens
-            opening = opens(first, node, graph) and (whole or _waits(graph, features))
-            some = [first, node] if not belongs and (opening or widens(first, node, graph)) else some
+            opens = whole and inverted_integer.opens(first, node, graph)
+            some = [first, node] if not belongs and (opens or widens(first, node, graph)) else some
         readers = consumers[node.output]
         last = readers[0] if len(readers) == 1 and projects(node, readers[0], graph) else None
         if len(some) == 1 and (not whole or last is None or not inverted_integer.is_window(node, graph)):
@@ -108,27 +104,9 @@ def join_inverted(graph: Graph, features: Features, half: bool) -> Graph:
 
 def _widens(first: Node, depthwise: Node, graph: Graph) -> bool:
     """Whether `first`, which nothing but `depthwise` reads, and that are such as can be joined."""
-    return _is_pointwise(first, graph) and _joins(first, depthwise, graph)
-
-
-def _opens(first: Node, depthwise: Node, graph: Graph) -> bool:
-    """The same of a first layer, of few taps and channels."""
-    op = first.op
-    if (
-        not isinstance(op, Conv2D)
-        or op != Conv2D(op.stride, padding=op.padding)
-        or not _is_half(graph, first.inputs[1])
-    ):
-        return False
-    _, kh, kw, inputs = graph.values[first.inputs[1]].shape
-    return (kh, kw) != (1, 1) and kh * kw * inputs <= OPENING_DEPTH and _joins(first, depthwise, graph)
-
-
-def _joins(first: Node, depthwise: Node, graph: Graph) -> bool:
-    """Whether the one can be expanded for the window of the other."""
     values, op = graph.values, depthwise.op
     assert isinstance(op, DepthwiseConv2D)
-    if first.output in graph.outputs:
+    if not _is_pointwise(first, graph) or first.output in graph.outputs:
         return False
     return (
         op.multiplier == 1
@@ -165,14 +143,13 @@ def _quickest(graph: Graph, some: list[Node], last: Node | None, features: Featu
     """Those of the nodes that are best joined, perhaps none. `some`: the depthwise one and perhaps, in front, the one
     that widens."""
     of_bytes = isinstance(some[-1].op, IntegerDepthwiseConv2D)
-    opens = len(some) > 1 and graph.values[some[0].inputs[1]].shape[1:3] != (1, 1)
-    if _waits(graph, features):
-        there = last and (not (of_bytes and opens) or math.isfinite(_joint_bytes(graph, [*some, last], features)))
-        if last and there and len(some) == 2 and _widening(graph, [*some, last], features):
+    opens = of_bytes and len(some) > 1 and graph.values[some[0].inputs[1]].shape[1:3] != (1, 1)
+    if features.capability == WARPGROUP_CAPABILITY and will_overlap(graph):
+        if opens and last and graph.values[last.output].shape[3] <= WAITING_OUTPUTS:
+            return [*some, last] if math.isfinite(_joint_bytes(graph, [*some, last], features)) else []
+        if last and len(some) == 2 and not opens and _widening(graph, [*some, last], features):
             return [*some, last]
-        if of_bytes and opens and last and there and graph.values[last.output].shape[3] <= WAITING_OUTPUTS:
-            return [*some, last]
-        return [] if of_bytes or opens or len(some) == 1 else _quickest_where_kernels_overlap(graph, some, features)
+        return [] if of_bytes or len(some) == 1 else _quickest_where_kernels_overlap(graph, some, features)
     whole = [*some, last] if last else some
     ways: list[tuple[float, list[Node]]] = [(_apart(graph, whole, features), [])]
     # a first layer with no more than the depthwise one takes longer (112x112x32: 42.8 us, apart 38.2)
@@ -184,11 +161,6 @@ def _quickest(graph: Graph, some: list[Node], last: Node | None, features: Featu
         gain = SEPARABLE_GAIN if isinstance(nodes[0].op, IntegerDepthwiseConv2D) else BYTES_GAIN if of_bytes else GAIN
         ways.append((_joint(graph, nodes, features) / gain + _apart(graph, others, features), nodes))
     return min(ways, key=lambda way: way[0])[1]
-
-
-def _waits(graph: Graph, features: Features) -> bool:
-    """Whether kernels overlap, on devices where that is known of them."""
-    return features.capability == WARPGROUP_CAPABILITY and will_overlap(graph)
 
 
 def _widening(graph: Graph, nodes: list[Node], features: Features) -> bool:
@@ -235,13 +207,7 @@ def _shape(graph: Graph, nodes: list[Node]) -> InvertedShape:
     found = activation(first, graph), activation(depthwise, graph)
     expanded, middle = (RESULT if a is None else a.expr for a in found)
     efforts = effort(expanded), effort(middle)
-    _, kh, kw, pixel = values[first.inputs[1]].shape
-    stem = None
-    if (kh, kw) != (1, 1):
-        assert isinstance(first.op, Conv2D)
-        stem = StemShape((kh, kw), first.op.stride, pixel, 0)
-        shapes[0] = (*values[first.output].shape[:3], kh * kw * pixel)
-    return InvertedShape.of(depthwise.op.stride, efforts, shapes, values[nodes[-1].output].shape, stem)
+    return InvertedShape.of(depthwise.op.stride, efforts, shapes, values[nodes[-1].output].shape)
 
 
 def _joint_bytes(graph: Graph, nodes: list[Node], features: Features) -> float:
@@ -321,9 +287,4 @@ def _joined(builder: GraphBuilder, graph: Graph, nodes: list[Node]) -> tuple[Inv
     if last:
         middle, bias = parts(depthwise)
         inputs += [bias, last[0].inputs[1]]
-    opening = None
-    if not _is_pointwise(first, graph):
-        assert isinstance(first.op, Conv2D)
-        size = graph.values[first.output].shape[1:3]
-        opening = FirstWindow((size[0], size[1]), first.op.stride, first.op.padding)
-    return InvertedConv2D(depthwise.op, expanded, middle, opening), inputs
+    return InvertedConv2D(depthwise.op, expanded, middle), inputs
