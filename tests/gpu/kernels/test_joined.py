@@ -8,7 +8,20 @@ import pytest
 from litegpu.gpu.backends import registry
 from litegpu.gpu.build import Frame, build_program
 from litegpu.gpu.evaluate import evaluate_graph
-from litegpu.gpu.graph import RESULT, Arg, Concat, Copy, DType, Elementwise, Gather, Graph, GraphBuilder, Slice, apply
+from litegpu.gpu.graph import (
+    RESULT,
+    Arg,
+    Concat,
+    Copy,
+    DType,
+    Elementwise,
+    Gather,
+    Graph,
+    GraphBuilder,
+    Resize2D,
+    Slice,
+    apply,
+)
 from litegpu.gpu.kernels.joined import MOST_PARTS
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.passes.movement import join_copies
@@ -94,6 +107,16 @@ def test_parts_that_share_a_quad_are_not_written_at_once() -> None:
         Gather(1, 1, 31, 1, 4), [joined, b.constant(np.array([[[[1, 6, 7, 30]]]], np.int32))], b.real((1, 1, 1, 4))
     )
     checked(b.graph([table, place, state], [rows]), ["gather", "copy", "gather"])
+
+
+@pytest.mark.parametrize("kinds", [("nearest", "nearest"), ("nearest", "bilinear"), ("bilinear", "bilinear")])
+@pytest.mark.parametrize("sizes", [(7, 9), (7, 7)])
+def test_each_resize_has_its_own_table(kinds: tuple[str, str], sizes: tuple[int, int]) -> None:
+    """They are looked up by a name that is the same in each."""
+    b = Body()
+    x = b.real((1, 4, 5, 3))
+    outputs = [b.node(Resize2D(kind), [x], b.real((1, n, n + 1, 3))) for kind, n in zip(kinds, sizes, strict=True)]
+    checked(b.graph([x], outputs), ["+".join(dict.fromkeys(f"resize_{kind}" for kind in kinds))])
 
 
 @pytest.mark.parametrize("buffers", [8, 4])

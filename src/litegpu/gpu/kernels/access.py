@@ -466,12 +466,30 @@ def declare(k: Kernel, name: str, view: View, lanes: int, operands: Operands, pa
         same = bound is packed if packed is not None else isinstance(bound, View) and bound.root == view.root
         if same and memory.storage == storage and memory.size == size:
             return memory
-    taken = {m.name for m in k.buffers}
-    name = next(n for n in (name, name + "s" if lanes == 1 else name + "v", *(f"{name}_{i}" for i in range(2, 99)))
-                if n not in taken)  # fmt: skip
+    name = _untaken(k, name, name + "s" if lanes == 1 else name + "v")
     operands[name] = view if packed is None else packed
     access = "read" if packed is not None else "read_write"
     return k.buffer(name, storage, size, compute=loaded, access=access)
+
+
+def declare_table(k: Kernel, name: str, table: np.ndarray, storage: Type, operands: Operands) -> Memory:
+    """The buffer of numbers that the kernel looks up; the same one again for equal numbers. A kernel may be several
+    nodes', each with tables of its own."""
+    for memory in k.buffers:
+        bound = operands.get(memory.name)
+        if not isinstance(bound, np.ndarray) or bound.dtype != table.dtype or memory.storage != storage:
+            continue
+        if np.array_equal(bound.reshape(-1), table.reshape(-1)):
+            return memory
+    name = _untaken(k, name)
+    operands[name] = table
+    return k.buffer(name, storage, table.nbytes // storage.nbytes, access="read")
+
+
+def _untaken(k: Kernel, *names: str) -> str:
+    """The first of the names that no buffer has, or one like the first."""
+    taken = {m.name for m in k.buffers}
+    return next(n for n in (*names, *(f"{names[0]}_{i}" for i in range(2, 99))) if n not in taken)
 
 
 def pack(constant: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from litegpu.gpu.graph import Copy, Reshape
-from litegpu.gpu.kernels.access import COMPUTE, Index, Operands, Position, Source, is_last, open_source
+from litegpu.gpu.kernels.access import COMPUTE, Index, Operands, Position, Source, declare_table, is_last, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.movement import Origin, Quad, moves_quads, origin, shapes_along
@@ -100,11 +100,4 @@ def four_channels(k: Kernel, at: Position, element: Callable[[Index], TracedValu
 
 
 def _look(k: Kernel, operands: Operands, table: tuple[int, ...], index: Index) -> TracedValue:
-    packed = np.array(table, np.uint32)
-    for memory in k.buffers:
-        bound = operands[memory.name]
-        if isinstance(bound, np.ndarray) and bound.dtype == np.uint32 and np.array_equal(bound, packed):
-            return memory[index]
-    name = f"t{len(k.buffers)}"
-    operands[name] = packed
-    return k.buffer(name, u32, packed.size, access="read")[index]
+    return declare_table(k, f"t{len(k.buffers)}", np.array(table, np.uint32), u32, operands)[index]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from litegpu.gpu.graph import IntegerSoftmax
-from litegpu.gpu.kernels.access import Index, Operands, Position, open_sink, open_source
+from litegpu.gpu.kernels.access import Index, Operands, Position, declare_table, open_sink, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.lang import Kernel, Memory, TracedValue, f32, f32x4, i32, trace, u32
 
@@ -108,8 +108,7 @@ def _share(k: Kernel, parts: TracedValue, inverse: TracedValue) -> TracedValue:
 def _table(ctx: KernelContext, k: Kernel, operands: Operands) -> Memory:
     data = ctx.value(ctx.node.inputs[1]).data
     assert data is not None
-    operands["table"] = data.reshape(-1).astype(np.float32)
-    return k.buffer("table", f32, 256, access="read")
+    return declare_table(k, "table", data.reshape(-1).astype(np.float32), f32, operands)
 
 
 def reciprocal(k: Kernel, x: TracedValue) -> TracedValue:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from litegpu.gpu.graph import Lookup
-from litegpu.gpu.kernels.access import Operands, Position, Sink, open_source
+from litegpu.gpu.kernels.access import Operands, Position, Sink, declare_table, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.expression import constant
 from litegpu.gpu.kernels.per_quad import per_quad
@@ -22,8 +22,8 @@ def build(ctx: KernelContext) -> list[Launch]:
 
     def body(k: Kernel, operands: Operands, sink: Sink, at: Position) -> None:
         source = open_source(ctx, k, ctx.node.inputs[0], operands)
-        operands["table"] = table.reshape(-1).astype(np.float32 if kind.is_float else np.int32)
-        memory = k.buffer("table", kind, 256, access="read")
+        numbers = table.reshape(-1).astype(np.float32 if kind.is_float else np.int32)
+        memory = declare_table(k, "table", numbers, kind, operands)
         found = source.read(at, spread=False) - constant(k, op.lowest, i32)
         places = k.bitcast(found, u32x4)
         sink.write(at, k.vec(*(memory[k.min(places[j], 255)] for j in range(4))))

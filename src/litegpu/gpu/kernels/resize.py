@@ -8,7 +8,7 @@ import numpy as np
 
 from litegpu.gpu.graph import Resize2D
 from litegpu.gpu.interpolation import XNNPACK_BITS, integer_table
-from litegpu.gpu.kernels.access import Operands, Position, open_source
+from litegpu.gpu.kernels.access import Operands, Position, declare_table, open_source
 from litegpu.gpu.kernels.context import KernelContext, Launch
 from litegpu.gpu.kernels.stream import streamed
 from litegpu.gpu.lang import Kernel, TracedValue, f32, f32x4, i32, i32x4, u32x4
@@ -111,7 +111,5 @@ def _entries(
     k: Kernel, ctx: KernelContext, operands: Operands, at: Position, table: np.ndarray
 ) -> tuple[TracedValue, TracedValue]:
     """The entries of this row and this column; those of the columns come after those of the rows."""
-    operands["table"] = table
-    known = [m for m in k.buffers if m.name == "table"]
-    memory = known[0] if known else k.buffer("table", u32x4, len(table), access="read")
+    memory = declare_table(k, "table", table, u32x4, operands)
     return memory[at.y], memory[at.x + ctx.output.shape[1]]
