@@ -132,6 +132,20 @@ class _Axis:
 _Axes = tuple[_Axis, ...]
 
 
+def inverse(steps: tuple[Step, ...]) -> tuple[Step, ...] | None:
+    """The movement back, if the steps only reshape and transpose."""
+    back: list[Step] = []
+    for step in steps:
+        match step:
+            case Reshape(source, target):
+                back.append(Reshape(target, source))
+            case Transpose(perm):
+                back.append(Transpose(tuple(perm.index(i) for i in range(len(perm)))))
+            case _:
+                return None
+    return tuple(reversed(back))
+
+
 def _size(parts: _Axes) -> int:
     return math.prod(a.size for a in parts)
 

@@ -18,6 +18,7 @@ from litegpu.gpu.graph import (
     Graph,
     GraphBuilder,
     Literal,
+    MatMul,
     Pad,
     Pool2D,
     Reshape,
@@ -256,3 +257,29 @@ def test_constants_of_other_types_that_no_shape_holds_stay_behind_a_reshape(dtyp
     raised = raise_elementwise(graph)
     assert [type(n.op) for n in raised.nodes] == [type(n.op) for n in graph.nodes]
     same(graph, raised)
+
+
+def heads_joined(size: int = 8, *, read: bool = False) -> Graph:
+    """The heads of a product side by side, and a function of each element; perhaps the product has another reader."""
+    b = GraphBuilder()
+    x, y = value(b, 2, 3, 5, 6), value(b, 2, 3, 6, size)
+    product = b.node(MatMul(), [x, y], value(b, 2, 3, 5, size))
+    steps = (Transpose((0, 2, 1, 3)), Reshape((2, 5, 3, size), (1, 2, 5, 3 * size)))
+    joined = b.node(Copy(steps), [product], value(b, 1, 2, 5, 3 * size))
+    result = b.node(Elementwise(), [], value(b, 1, 2, 5, 3 * size), RELU, [joined])
+    last = convolution(b, result, 8)
+    return b.graph([x, y], [last, product] if read else [last])
+
+
+def test_what_follows_heads_that_are_joined_belongs_to_their_product() -> None:
+    """LeViT's attentions: the product is written where its heads are side by side, so nothing is copied."""
+    graph = heads_joined()
+    after = raise_elementwise(graph)
+    assert [type(n.op) for n in after.nodes] == [MatMul, Elementwise, Copy, Conv2D]
+    same(graph, after)
+    assert kernels(graph) == 2
+
+
+@pytest.mark.parametrize("graph", [heads_joined(6), heads_joined(read=True)], ids=["parts of quads", "read twice"])
+def test_what_follows_heads_that_are_copied_stays(graph: Graph) -> None:
+    assert [type(n.op) for n in raise_elementwise(graph).nodes] == [MatMul, Copy, Elementwise, Conv2D]

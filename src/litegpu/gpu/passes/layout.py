@@ -20,16 +20,11 @@ from litegpu.gpu.graph import (
     Node,
     Op,
     Reduce,
-    Reshape,
-    Shape,
     Slice,
     Squeeze,
-    Step,
-    Transpose,
     Value,
-    step_shape,
 )
-from litegpu.gpu.view import View, follow, packed, padded
+from litegpu.gpu.view import View, follow, inverse, packed, padded
 
 #: Whose results are sums, which may exceed what float16 holds.
 _SUMS = (Reduce, Moments, JoinedMoments, Squeeze, MeanConv2D)
@@ -141,7 +136,7 @@ class _Layout:
         where its output is to be."""
         source, target = (self.builder.values[v] for v in (copy.inputs[0], copy.output))
         assert isinstance(copy.op, Copy)
-        back = _inverse(copy.op.steps, source.shape)
+        back = inverse(copy.op.steps)
         if not _is_plain(copy, self.graph) or back is None or len(self.consumers[source.id]) != 1:
             return False
         if source.shape[3] % 4 or target.shape[3] % 4 or isinstance(self.producer_op(source.id), (Copy, Concat)):
@@ -158,7 +153,7 @@ class _Layout:
         """Where the output's place is given, let the source of a reshape or transposition be written right there."""
         assert isinstance(copy.op, Copy)
         source = self.builder.values[copy.inputs[0]]
-        back = _inverse(copy.op.steps, source.shape)
+        back = inverse(copy.op.steps)
         if not _is_plain(copy, self.graph) or back is None:
             return
         view = follow(self.views[copy.output], back)
@@ -240,18 +235,3 @@ def _same_place(a: View, b: View) -> bool:
     return (a.root, a.shape, a.offset) == (b.root, b.shape, b.offset) and all(
         a.strides[i] == b.strides[i] for i in moving
     )
-
-
-def _inverse(steps: tuple[Step, ...], shape: Shape) -> tuple[Step, ...] | None:
-    """The movement back, if the steps only reshape and transpose a tensor of `shape`."""
-    back: list[Step] = []
-    for step in steps:
-        match step:
-            case Reshape(source, target):
-                back.append(Reshape(target, source))
-            case Transpose(perm):
-                back.append(Transpose(tuple(perm.index(i) for i in range(len(perm)))))
-            case _:
-                return None
-        shape = step_shape(step, shape)
-    return tuple(reversed(back))

@@ -25,7 +25,7 @@ from litegpu.gpu.graph import (
 )
 from litegpu.gpu.passes.movement import join_copies
 from litegpu.gpu.passes.spreading import may_spread
-from litegpu.gpu.view import follow, padded
+from litegpu.gpu.view import follow, inverse, padded
 
 #: Elements up to which a constant is looked at as a whole, to see what it is behind a reshape.
 _LARGEST = 1 << 24
@@ -116,13 +116,26 @@ class _Raising:
             return False
         source = values[producer.inputs[0]]
         view = follow(padded(0, source.shape, source.dtype), producer.op.steps)
-        return view is not None or self.becomes_pixels(producer)
+        return view is not None or self.becomes_pixels(producer) or self.is_written_so(producer)
 
     def becomes_pixels(self, copy: Node) -> bool:
         """Whether a convolution may write what is copied where it belongs, if nothing else is done on the way."""
         place = self.place.get(copy.inputs[0]) if self.readers[copy.inputs[0]] == 1 else None
         conv = None if place is None else self.nodes[place]
         return conv is not None and may_spread(conv, copy, self.builder.values)
+
+    def is_written_so(self, copy: Node) -> bool:
+        """Whether what computes the source may write it where the copy has it, if nothing else is done on the way: as
+        an attention writes its heads side by side."""
+        values, place = self.builder.values, self.place.get(copy.inputs[0])
+        source, target = (values[v] for v in (copy.inputs[0], copy.output))
+        computed = None if place is None or self.readers[source.id] != 1 else self.nodes[place]
+        if computed is None or isinstance(computed.op, (Copy, Concat)) or source.shape[3] % 4 or target.shape[3] % 4:
+            return False
+        assert isinstance(copy.op, Copy)
+        back = inverse(copy.op.steps)
+        written = None if back is None else follow(padded(0, target.shape, target.dtype), back)
+        return written is not None and written.vector
 
     def may_come(self, operand: int, producer: Node) -> bool:
         """Whether a further operand of the function can be had in front of `producer` at no cost."""
