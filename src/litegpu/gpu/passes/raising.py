@@ -130,7 +130,7 @@ class _Raising:
         values, place = self.builder.values, self.place.get(copy.inputs[0])
         source, target = (values[v] for v in (copy.inputs[0], copy.output))
         computed = None if place is None or self.readers[source.id] != 1 else self.nodes[place]
-        if computed is None or isinstance(computed.op, (Copy, Concat)) or source.shape[3] % 4 or target.shape[3] % 4:
+        if computed is None or isinstance(computed.op, (Copy, Concat)):
             return False
         assert isinstance(copy.op, Copy)
         back = inverse(copy.op.steps)
