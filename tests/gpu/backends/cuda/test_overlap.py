@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
-from litegpu.gpu.backends.cuda.overlap import SHARED_BYTES, latency_bound, shared_memory_percent
+from litegpu.gpu.backends.cuda.overlap import ALONE, LITTLE_BYTES, SHARED_BYTES, overlap_of, shared_memory_percent
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder
 from litegpu.gpu.lang.features import Features
@@ -24,8 +26,18 @@ def layers(batch: int, channels: int = 64) -> Program:
     return build_program(graph, CUDA, "cuda", half=True)
 
 
-def test_programs_of_little_work_overlap() -> None:
-    assert latency_bound(layers(1))
+def test_programs_of_little_work_divide_the_fast_memory_alike() -> None:
+    found = overlap_of(layers(1))
+    assert found.waits and found.latency
+    assert found.starts_early(1, 8, LITTLE_BYTES + 1)  # whatever the launch is
+
+
+def test_launches_of_much_work_start_early_where_they_are_spread_evenly_nevertheless() -> None:
+    found = overlap_of(layers(64))
+    assert found.waits and not found.latency
+    assert found.starts_early(2, 2, LITTLE_BYTES + 1)
+    assert not found.starts_early(2, 3, LITTLE_BYTES + 1)
+    assert found.starts_early(1, 8, LITTLE_BYTES)  # what it takes is to start
 
 
 def test_kernels_that_overlap_have_the_same_division_of_memory() -> None:
@@ -34,10 +46,13 @@ def test_kernels_that_overlap_have_the_same_division_of_memory() -> None:
     assert shared_memory_percent(100 << 10) == 100
 
 
-def test_programs_of_much_work_do_not() -> None:
-    assert not latency_bound(layers(64))
+def test_loops_do_not_overlap() -> None:
+    program = layers(64)
+    looping = dataclasses.replace(program, regions=(object(),))  # type: ignore[arg-type] # whatever it is
+    assert overlap_of(looping) == ALONE
+    assert not ALONE.starts_early(8, 1, 0)
 
 
 def test_weights_do_not_count() -> None:
     """Kernels load them before they wait."""
-    assert latency_bound(layers(1, 2048))
+    assert overlap_of(layers(1, 2048)).latency

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from litegpu.errors import DeviceError, OptionError, TensorError
+from litegpu.gpu.backends.cuda import overlap
 from litegpu.gpu.backends.cuda.overlap import PROGRAMMATIC_LAUNCH
 from litegpu.gpu.graph import DType
 from litegpu.gpu.program import Binding, Dispatch, KernelCode, MemoryReport, Port, Program
@@ -106,8 +107,8 @@ def test_a_text_that_does_not_wait_is_not_started_early(device: Any) -> None:
   if (i < 1000) y[i] = x[i] * c[0] + c[1];
 }"""
     program, ours = affine_chain(6, 1, 1, foreign), affine_chain(6, 1, 1)
-    assert device.overlaps(program) == device.programmatic
-    for one, waits in ((program, False), (ours, device.overlaps(ours))):
+    assert device.overlap(program).waits == device.programmatic
+    for one, waits in ((program, False), (ours, device.overlap(ours).waits)):
         session = device.session(one)
         assert {launch.kernel.waits for launch in session.recorder.launches} == {waits}
         for seed in range(20):
@@ -115,6 +116,27 @@ def test_a_text_that_does_not_wait_is_not_started_early(device: Any) -> None:
             np.testing.assert_array_equal(first, numbers(seed) + 1)
             np.testing.assert_array_equal(last, numbers(seed) + 6)
         session.close()
+
+
+def test_what_would_be_spread_unevenly_is_not_started_early(device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen small workgroups fit on one multiprocessor: where that matters they wait for all of them."""
+    if not device.programmatic:
+        pytest.skip("the driver is one without programmatic launch")
+    session = device.session(affine_chain(3, 2, 1))
+    assert all(launch.early for launch in session.recorder.launches)
+    session.close()
+    monkeypatch.setattr(overlap, "LITTLE_BYTES", 0)
+    session = device.session(affine_chain(3, 2, 1))
+    assert {launch.early for launch in session.recorder.launches} == {False}
+    assert {launch.kernel.waits for launch in session.recorder.launches} == {True}
+    last, _ = infer(session, numbers(0))
+    np.testing.assert_array_equal(last, 8 * numbers(0) + 7)
+    kernels = [launch.kernel for launch in session.recorder.launches]
+    monkeypatch.setattr(kernels[0], "resident", 1)
+    recorder = session.recorder
+    again = [recorder._launch(kernels[:1], dispatch) for dispatch in session.program.dispatches]
+    assert all(launch.early for launch in again)
+    session.close()
 
 
 @pytest.mark.skipif(not EMULATED, reason="a GPU does not tell what it was about to read")

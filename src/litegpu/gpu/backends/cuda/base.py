@@ -20,9 +20,11 @@ from litegpu.gpu.backends.cuda.compile import compile_kernels
 from litegpu.gpu.backends.cuda.driver import CudaContext, checked, make_wait, synchronize
 from litegpu.gpu.backends.cuda.info import CudaDeviceInfo, CudaVersions, features_of
 from litegpu.gpu.backends.cuda.overlap import (
+    ALONE,
     PROGRAMMATIC_VARIABLE,
     WAIT,
-    latency_bound,
+    Overlap,
+    overlap_of,
     shared_memory_percent,
 )
 from litegpu.gpu.backends.cuda.requirements import CONDITIONAL, PROGRAMMATIC
@@ -117,24 +119,24 @@ class CudaDeviceBase:
                 self._event = checked(driver.cuEventCreate(flags), "cuEventCreate")
             make_wait(self._event, later, earlier)
 
-    def overlaps(self, program: Program) -> bool:
-        """Whether the program's kernels overlap by programmatic dependent launch."""
-        return self.programmatic and latency_bound(program)
+    def overlap(self, program: Program) -> Overlap:
+        """Which of the program's kernels overlap by programmatic dependent launch."""
+        return overlap_of(program) if self.programmatic else ALONE
 
     def compile(self, kernels: Sequence[KernelCode], programmatic: bool) -> list[bytes]:
         """Images of the kernels, in order; see compile_kernels()."""
         return compile_kernels(kernels, self.found.capability, programmatic=programmatic)
 
-    def kernels(self, kernels: Sequence[KernelCode], programmatic: bool) -> list[LoadedKernel]:
+    def kernels(self, kernels: Sequence[KernelCode], overlap: Overlap = ALONE) -> list[LoadedKernel]:
         """The kernels compiled and loaded, in order; each is unloaded when no session uses it any more."""
-        images = self.compile(kernels, programmatic)
+        images = self.compile(kernels, overlap.waits)
         loaded = []
         with self._lock, self.context:
             for kernel, image in zip(kernels, images, strict=True):
-                key = (kernel.name, kernel.shared_bytes, image, programmatic)
+                key = (kernel.name, kernel.shared_bytes, image, overlap)
                 one = self._loaded.get(key)
                 if one is None:
-                    one = self._loaded[key] = LoadedKernel(self, kernel, image, programmatic)
+                    one = self._loaded[key] = LoadedKernel(self, kernel, image, overlap)
                 loaded.append(one)
         return loaded
 
@@ -144,7 +146,7 @@ class CudaDeviceBase:
         return int(checked(driver.cuDeviceGetAttribute(which, self.handle), f"cuDeviceGetAttribute {name}"))
 
 
-_Key = tuple[str, int, bytes, bool]
+_Key = tuple[str, int, bytes, Overlap]
 
 
 class _Module:
@@ -164,16 +166,16 @@ class _Module:
 
 
 class LoadedKernel:
-    """A kernel on a device, ready to be launched; `programmatic`: it overlaps with its neighbours. `waits`: its text
+    """A kernel on a device, ready to be launched; `overlap`: how it may with its neighbours. `waits`: its text
     waits for those in front of it by itself, without which it must not be started before they have ended.
 
     It has no finalizer: while one ran, another thread could still get the kernel from the device's weak dictionary,
     and would launch what is being unloaded."""
 
-    def __init__(self, device: CudaDeviceBase, kernel: KernelCode, image: bytes, programmatic: bool) -> None:
+    def __init__(self, device: CudaDeviceBase, kernel: KernelCode, image: bytes, overlap: Overlap) -> None:
         self.device = device
         self.name = kernel.name
-        self.waits = programmatic and WAIT in kernel.source
+        self.waits = overlap.waits and WAIT in kernel.source
         threads = kernel.workgroup[0] * kernel.workgroup[1] * kernel.workgroup[2]
         what = f"{device}: kernel {kernel.name!r}"
         self._module = _Module(device, image, f"{what} cannot be loaded")
@@ -187,12 +189,17 @@ class LoadedKernel:
                 driver.cuFuncSetAttribute(self.function, wanted, kernel.shared_bytes),
                 f"{what} cannot have {kernel.shared_bytes} bytes of shared memory",
             )
-        if programmatic:
+        if overlap.waits:
             wanted = attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-            checked(driver.cuFuncSetAttribute(self.function, wanted, device.shared_memory_percent), what)
+            percent = device.shared_memory_percent if overlap.latency else -1  # as the driver sees fit
+            checked(driver.cuFuncSetAttribute(self.function, wanted, percent), what)
         # also makes a driver that loads lazily load the code now, which it must not while a graph is captured
         most = checked(
             driver.cuFuncGetAttribute(attribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK, self.function), what
         )
         if threads > most:
             raise DeviceError(f"{what} needs too many registers for its {threads} threads: at most {most} can run")
+        self.resident = 1  # workgroups that fit on a multiprocessor; known where it matters
+        if overlap.waits and not overlap.latency:
+            resident = driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(self.function, threads, kernel.shared_bytes)
+            self.resident = int(checked(resident, what))

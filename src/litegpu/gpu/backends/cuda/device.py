@@ -80,13 +80,13 @@ class CudaDevice(CudaDeviceBase):
 
     def images(self, program: Program) -> list[bytes]:
         """See contract.Device."""
-        return self.compile(with_helpers(program), self.overlaps(program))
+        return self.compile(with_helpers(program), self.overlap(program).waits)
 
     def adopt(self, program: Program, images: Sequence[bytes]) -> None:
         """See contract.Device."""
         kernels = with_helpers(program)
         if len(kernels) == len(images):
-            adopt_images(kernels, images, self.found.capability, programmatic=self.overlaps(program))
+            adopt_images(kernels, images, self.found.capability, programmatic=self.overlap(program).waits)
 
     @property
     def way(self) -> object:

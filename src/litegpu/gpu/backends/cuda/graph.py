@@ -16,7 +16,8 @@ from litegpu.gpu.backends.cuda.driver import checked
 
 @dataclass(frozen=True)
 class GraphLaunch:
-    """One dispatch. `params` holds the pointers to the arguments, `arguments` the device addresses themselves."""
+    """One dispatch. `params` holds the pointers to the arguments, `arguments` the device addresses themselves. `early`:
+    whether it gains by being started before the kernel in front of it has ended, where it can be."""
 
     kernel: LoadedKernel
     groups: tuple[int, int, int]
@@ -25,6 +26,7 @@ class GraphLaunch:
     label: str
     params: Any
     arguments: Any
+    early: bool = True
 
     def enqueue(self, stream: Any, overlap: bool = False) -> None:
         """Put the kernel on the stream. `overlap`: where its text waits for the kernel in front of it by itself, it may
@@ -34,7 +36,7 @@ class GraphLaunch:
         config.blockDimX, config.blockDimY, config.blockDimZ = self.workgroup
         config.sharedMemBytes = self.shared_bytes
         config.hStream = stream
-        if overlap and self.kernel.waits:
+        if overlap and self.early and self.kernel.waits:
             attribute = driver.CUlaunchAttribute()
             attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1

@@ -1,8 +1,10 @@
-"""Programmatic dependent launch: which programs' kernels overlap, and how a kernel waits."""
+"""Programmatic dependent launch: which kernels of a program overlap, and how a kernel waits."""
 
 from __future__ import annotations
 
-from litegpu.gpu.program import Program
+from dataclasses import dataclass
+
+from litegpu.gpu.program import Dispatch, Program
 
 #: Set to 0, kernels do not overlap by programmatic dependent launch where the device can.
 PROGRAMMATIC_VARIABLE = "LITEGPU_CUDA_PROGRAMMATIC"
@@ -28,20 +30,55 @@ PROGRAMMATIC_LAUNCH = """#ifdef PROGRAMMATIC_LAUNCH
 WAIT = "wait_for_predecessors();"
 
 
+@dataclass(frozen=True)
+class Overlap:
+    """Of a program: whether its kernels are compiled to wait by themselves. `latency`: whether all of them overlap,
+    because starting and waiting is what takes time; then they divide the fast memory alike."""
+
+    waits: bool = False
+    latency: bool = False
+
+    def starts_early(self, share: int, resident: int, size: int) -> bool:
+        """Whether a launch may overlap with the one in front of it: of `share` workgroups for each multiprocessor if
+        they are spread evenly, of which `resident` fit on one, and which touches `size` bytes beside constants.
+
+        Workgroups that start early go where places come free first. If more fit on a multiprocessor than its share,
+        some have more and others fewer until the end, which costs more than the start of all but a small launch."""
+        return self.waits and (self.latency or resident <= share or size <= LITTLE_BYTES)
+
+
+#: No kernel starts before the one in front of it has ended.
+ALONE = Overlap()
+
+
+def overlap_of(program: Program) -> Overlap:
+    """Where the device can. Kernels in loops are not known one behind the other."""
+    if program.regions:
+        return ALONE
+    if latency_bound(program):
+        return Overlap(True, True)
+    return Overlap(True)
+
+
 def latency_bound(program: Program) -> bool:
-    """Whether most kernels touch so little memory that their time goes into starting and waiting: then overlap pays
-    (on an H200, MobileNet v1 80 to 70 us at batch 1), else it does not (DeepLab v3, batch 64: 2.4 to 2.7 ms). Constants
-    do not count, which kernels load before they wait (VGG-16 at batch 1: 223 to 200 us)."""
-    touched = [[b.size for b in d.bindings if b.space != "constants"] for d in program.dispatches]
-    return mostly_little([sum(sizes) for sizes in touched])
+    """Whether most kernels touch so little memory that their time goes into starting and waiting: then it pays that all
+    divide the fast memory alike (on an H200, MobileNet v1 80 to 70 us at batch 1), else it does not (DeepLab v3, batch
+    64: 2.4 to 2.7 ms). Constants do not count, which kernels load before they wait (VGG-16 at batch 1: 223 to 200
+    us)."""
+    return mostly_little([touched(dispatch) for dispatch in program.dispatches])
+
+
+def touched(dispatch: Dispatch) -> int:
+    """Bytes of its bindings that are not constants."""
+    return sum(b.size for b in dispatch.bindings if b.space != "constants")
 
 
 def shared_memory_percent(shared_bytes: int) -> int:
-    """The same on a device with so many bytes of shared memory in each multiprocessor."""
+    """SHARED_MEMORY_PERCENT on a device with so many bytes of shared memory in each multiprocessor."""
     return 100 if shared_bytes <= SMALL_SHARED_BYTES else SHARED_MEMORY_PERCENT
 
 
-def mostly_little(touched: list[int]) -> bool:
-    """The same of the bytes that each kernel touches beside constants."""
-    found, count = sorted(touched), len(touched)
+def mostly_little(sizes: list[int]) -> bool:
+    """latency_bound() of the bytes that each kernel touches beside constants."""
+    found, count = sorted(sizes), len(sizes)
     return count > 0 and found[(count - 1) // 2] + found[count // 2] <= 2 * LITTLE_BYTES  # the median

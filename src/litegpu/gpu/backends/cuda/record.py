@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cuda.bindings import driver
@@ -14,6 +16,7 @@ from litegpu.gpu.backends.cuda.copy import MOST_BYTES, Helpers, copy_launch, wid
 from litegpu.gpu.backends.cuda.driver import checked
 from litegpu.gpu.backends.cuda.graph import CudaGraph, GraphLaunch, make_launch
 from litegpu.gpu.backends.cuda.memory import SessionMemory
+from litegpu.gpu.backends.cuda.overlap import Overlap, touched
 from litegpu.gpu.program import Dispatch, Program, blocks
 
 #: What kernels read at once: arrays of the user's that they read in place begin and end at multiples of it.
@@ -33,11 +36,11 @@ class Recorder:
         kernels: Sequence[LoadedKernel],
         helpers: Helpers,
         stream: Any,
-        overlap: bool,
+        overlap: Overlap,
         setter: LoadedKernel | None = None,
     ) -> None:
-        """`kernels` of the program in order. `overlap`: kernels start before those in front of
-        them have ended. `setter`: what sets conditions, None if there are none or graphs cannot have them."""
+        """`kernels` of the program in order. `overlap`: which start before those in front of them have ended.
+        `setter`: what sets conditions, None if there are none or graphs cannot have them."""
         self._program = program
         self._memory = memory
         self._helpers = helpers
@@ -114,7 +117,8 @@ class Recorder:
         launch = self._copies.get((place, source))
         if launch is None:
             label = f"widening of input {port.name!r}"
-            launch = self._copies[place, source] = widen_launch(kernel, place, source, port.nbytes // 4, label)
+            launch = self._timed(widen_launch(kernel, place, source, port.nbytes // 4, label), port.nbytes)
+            self._copies[place, source] = launch
         return launch
 
     def _graph(self, ways: Ways) -> CudaGraph:
@@ -214,7 +218,14 @@ class Recorder:
     def _launch(self, kernels: Sequence[LoadedKernel], dispatch: Dispatch) -> GraphLaunch:
         code, loaded = self._program.kernels[dispatch.kernel], kernels[dispatch.kernel]
         addresses = [self._memory.address(b) for b in dispatch.bindings]
-        return make_launch(loaded, dispatch.groups, code.workgroup, code.shared_bytes, dispatch.label, addresses)
+        launch = make_launch(loaded, dispatch.groups, code.workgroup, code.shared_bytes, dispatch.label, addresses)
+        return self._timed(launch, touched(dispatch))
+
+    def _timed(self, launch: GraphLaunch, size: int) -> GraphLaunch:
+        """The launch, started early if it should be; it touches so many bytes."""
+        kernel, groups = launch.kernel, math.prod(launch.groups)
+        share = -(-groups // kernel.device.features.compute_units)
+        return replace(launch, early=self._overlap.starts_early(share, kernel.resident, size))
 
     def _enqueue_kernels(self, count: int, before: Sequence[GraphLaunch] = ()) -> None:
         self._after_kernel = False
@@ -232,12 +243,13 @@ class Recorder:
             return
         launch = self._copies.get((target, source))
         if launch is None:
-            launch = self._copies[target, source] = copy_launch(self._helpers.copy, target, source, nbytes, what)
+            launch = self._timed(copy_launch(self._helpers.copy, target, source, nbytes, what), 2 * nbytes)
+            self._copies[target, source] = launch
         self._enqueue(launch)
 
     def _enqueue(self, launch: GraphLaunch) -> None:
         """Put a kernel on the stream: it overlaps with what is in front if that is a kernel as well."""
-        launch.enqueue(self._stream, overlap=self._overlap and self._after_kernel)
+        launch.enqueue(self._stream, overlap=self._overlap.waits and self._after_kernel)
         self._after_kernel = True
 
 
@@ -248,5 +260,6 @@ def _moved(launches: Sequence[GraphLaunch], places: Sequence[tuple[int, int]], a
         old = found[i]
         addresses = list(old.arguments)
         addresses[argument] = address
-        found[i] = make_launch(old.kernel, old.groups, old.workgroup, old.shared_bytes, old.label, addresses)
+        moved = make_launch(old.kernel, old.groups, old.workgroup, old.shared_bytes, old.label, addresses)
+        found[i] = replace(moved, early=old.early)
     return found

@@ -198,7 +198,7 @@ class CudaSession(CudaSessionBase):
             self._check_usable()
             self._finish()
             with self.memory.same_variables():
-                if not self.overlap:
+                if not self.overlap.latency:
                     return [self._time_launch(launch) for launch in self.recorder.launches]
                 try:
                     return added_seconds(self._stream, self.recorder)

@@ -29,6 +29,7 @@ from litegpu.gpu.backends.cuda.inputs import Inputs
 from litegpu.gpu.backends.cuda.launching import BLOCKING_VARIABLE, Launcher
 from litegpu.gpu.backends.cuda.memory import SessionMemory
 from litegpu.gpu.backends.cuda.native_call import SessionParts
+from litegpu.gpu.backends.cuda.overlap import ALONE
 from litegpu.gpu.backends.cuda.plain_calls import PlainCalls, is_small
 from litegpu.gpu.backends.cuda.record import Recorder
 from litegpu.gpu.backends.cuda.registered import Registered
@@ -65,7 +66,7 @@ class CudaSessionBase:
         self._pools = pools
         self.program = program
         self.wait = wait
-        self.overlap = False
+        self.overlap = ALONE
         self._lock: Any = threading.RLock()
         fork.follow(self)
         self._closed = False
@@ -86,9 +87,9 @@ class CudaSessionBase:
             check_program(program, device.features, str(device))
             self._check_usable()
             started = time.perf_counter()
-            self.overlap = not program.regions and device.overlaps(program)
+            self.overlap = device.overlap(program)
             kernels = device.kernels(with_helpers(program), self.overlap)
-            setters = device.kernels(needed(program), False) if device.conditional else []
+            setters = device.kernels(needed(program)) if device.conditional else []
             self._stats["compile"] = time.perf_counter() - started
             with device.context:
                 self._build(kernels, setters)

@@ -57,12 +57,12 @@ class CudaTuner:
 
     def _load(self, codes: list[KernelCode]) -> list[Any]:
         try:
-            return list(self.device.kernels(codes, False))
+            return list(self.device.kernels(codes))
         except DeviceError:  # which of them?
             found: list[Any] = []
             for code in codes:
                 try:
-                    found += self.device.kernels([code], False)
+                    found += self.device.kernels([code])
                 except DeviceError as error:
                     log.debug("not a candidate: %s", error)
                     found.append(None)
