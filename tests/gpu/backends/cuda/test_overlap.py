@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 
 import numpy as np
 
-from litegpu.gpu.backends.cuda.overlap import ALONE, LITTLE_BYTES, SHARED_BYTES, overlap_of, shared_memory_percent
+from litegpu.gpu.backends.cuda.overlap import (
+    ALONE,
+    LITTLE_BYTES,
+    LITTLE_GROUP_BYTES,
+    MOST_MEAN_BYTES,
+    SHARED_BYTES,
+    Work,
+    overlap_of,
+    shared_memory_percent,
+    touched,
+    work_of,
+)
 from litegpu.gpu.build import build_program
 from litegpu.gpu.graph import Conv2D, DType, Graph, GraphBuilder
 from litegpu.gpu.lang.features import Features
 from litegpu.gpu.program import Program
 
 CUDA = Features(float16=True, native="cuda", capability=90, compute_units=132, max_buffers=64, max_buffer_bytes=1 << 34)
+
+
+#: Two workgroups for each of 132 multiprocessors.
+MUCH = Work(264, 40 << 20, 40 << 20)
 
 
 def layers(batch: int, channels: int = 64) -> Program:
@@ -29,15 +46,34 @@ def layers(batch: int, channels: int = 64) -> Program:
 def test_programs_of_little_work_divide_the_fast_memory_alike() -> None:
     found = overlap_of(layers(1))
     assert found.waits and found.latency
-    assert found.starts_early(1, 8, LITTLE_BYTES + 1)  # whatever the launch is
+    assert found.starts_early(MUCH, 8, 132)  # whatever the launch is
 
 
 def test_launches_of_much_work_start_early_where_they_are_spread_evenly_nevertheless() -> None:
     found = overlap_of(layers(64))
     assert found.waits and not found.latency
-    assert found.starts_early(2, 2, LITTLE_BYTES + 1)
-    assert not found.starts_early(2, 3, LITTLE_BYTES + 1)
-    assert found.starts_early(1, 8, LITTLE_BYTES)  # what it takes is to start
+    assert found.starts_early(MUCH, 2, 132)
+    assert not found.starts_early(MUCH, 3, 132)
+    little = Work(264, LITTLE_BYTES, LITTLE_GROUP_BYTES * 264)
+    assert found.starts_early(little, 8, 132)  # what it takes is to start
+    assert not found.starts_early(dataclasses.replace(little, touched=LITTLE_BYTES + 1), 8, 132)
+    # Constants of 2.5 MB for 252 workgroups: one multiprocessor fetches them for six.
+    assert not found.starts_early(dataclasses.replace(little, all_bytes=LITTLE_GROUP_BYTES * 264 + 1), 8, 132)
+
+
+def test_launches_of_more_work_do_not() -> None:
+    """What an early start gains is the same for each, and nothing beside what these take."""
+    program = layers(64)
+    mean = statistics.mean(touched(dispatch) for dispatch in program.dispatches)
+    many = layers(2 * math.ceil(64 * MOST_MEAN_BYTES / mean))
+    assert mean < MOST_MEAN_BYTES and overlap_of(many) == ALONE
+
+
+def test_work_counts_all_that_a_launch_touches() -> None:
+    program = layers(1)
+    works = [work_of(dispatch) for dispatch in program.dispatches]
+    assert all(w.groups >= 1 and w.all_bytes > w.touched > 0 for w in works)
+    assert [w.touched for w in works] == [touched(dispatch) for dispatch in program.dispatches]
 
 
 def test_kernels_that_overlap_have_the_same_division_of_memory() -> None:
@@ -50,7 +86,7 @@ def test_loops_do_not_overlap() -> None:
     program = layers(64)
     looping = dataclasses.replace(program, regions=(object(),))  # type: ignore[arg-type] # whatever it is
     assert overlap_of(looping) == ALONE
-    assert not ALONE.starts_early(8, 1, 0)
+    assert not ALONE.starts_early(Work(1000, 0, 0), 1, 132)
 
 
 def test_weights_do_not_count() -> None:

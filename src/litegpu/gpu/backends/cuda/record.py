@@ -16,7 +16,7 @@ from litegpu.gpu.backends.cuda.copy import MOST_BYTES, Helpers, copy_launch, wid
 from litegpu.gpu.backends.cuda.driver import checked
 from litegpu.gpu.backends.cuda.graph import CudaGraph, GraphLaunch, make_launch
 from litegpu.gpu.backends.cuda.memory import SessionMemory
-from litegpu.gpu.backends.cuda.overlap import Overlap, touched
+from litegpu.gpu.backends.cuda.overlap import Overlap, Work, work_of
 from litegpu.gpu.program import Dispatch, Program, blocks
 
 #: What kernels read at once: arrays of the user's that they read in place begin and end at multiples of it.
@@ -117,7 +117,7 @@ class Recorder:
         launch = self._copies.get((place, source))
         if launch is None:
             label = f"widening of input {port.name!r}"
-            launch = self._timed(widen_launch(kernel, place, source, port.nbytes // 4, label), port.nbytes)
+            launch = self._copying(widen_launch(kernel, place, source, port.nbytes // 4, label), port.nbytes)
             self._copies[place, source] = launch
         return launch
 
@@ -219,13 +219,16 @@ class Recorder:
         code, loaded = self._program.kernels[dispatch.kernel], kernels[dispatch.kernel]
         addresses = [self._memory.address(b) for b in dispatch.bindings]
         launch = make_launch(loaded, dispatch.groups, code.workgroup, code.shared_bytes, dispatch.label, addresses)
-        return self._timed(launch, touched(dispatch))
+        return self._timed(launch, work_of(dispatch))
 
-    def _timed(self, launch: GraphLaunch, size: int) -> GraphLaunch:
-        """The launch, started early if it should be; it touches so many bytes."""
-        kernel, groups = launch.kernel, math.prod(launch.groups)
-        share = -(-groups // kernel.device.features.compute_units)
-        return replace(launch, early=self._overlap.starts_early(share, kernel.resident, size))
+    def _timed(self, launch: GraphLaunch, work: Work) -> GraphLaunch:
+        """The launch, started early if it should be."""
+        units = launch.kernel.device.features.compute_units
+        return replace(launch, early=self._overlap.starts_early(work, launch.kernel.resident, units))
+
+    def _copying(self, launch: GraphLaunch, size: int) -> GraphLaunch:
+        """_timed() of a copy that touches so many bytes."""
+        return self._timed(launch, Work(math.prod(launch.groups), size, size))
 
     def _enqueue_kernels(self, count: int, before: Sequence[GraphLaunch] = ()) -> None:
         self._after_kernel = False
@@ -243,7 +246,7 @@ class Recorder:
             return
         launch = self._copies.get((target, source))
         if launch is None:
-            launch = self._timed(copy_launch(self._helpers.copy, target, source, nbytes, what), 2 * nbytes)
+            launch = self._copying(copy_launch(self._helpers.copy, target, source, nbytes, what), 2 * nbytes)
             self._copies[target, source] = launch
         self._enqueue(launch)
 
