@@ -173,5 +173,6 @@ def test_which_layers_it_does() -> None:
     assert cost(logits, ColumnTile(128, 256), 132) < specialized.cost(
         logits, specialized.ranked(logits, 90, 132)[0], 132
     )
+    assert not ranked(dataclasses.replace(wide(depth=512), run=0, floats=4), 90, 132)  # not measured
     for other in (wide(depth=64), wide(depth=576), wide(outputs=384), dataclasses.replace(wide(), residuals=1)):
         assert columns.can(other, 90) and not ranked(other, 90, 132)  # not measured

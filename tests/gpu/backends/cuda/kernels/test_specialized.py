@@ -164,12 +164,15 @@ def test_which_tiles_are_taken_in_turn() -> None:
     found = ranked(points(768), 90, 132)
     assert found[0].in_turn and str(found[0]).endswith("+")
     for one in found:
-        wide, tiles = one.resident == 1 and one.split == 1 and one.columns >= 192, tiles_of(points(768), one)
+        wide, tiles = one.resident == 1 and one.rows == 128 and one.columns >= 192, tiles_of(points(768), one)
         assert one.in_turn == (wide and tiles > 132)
         assert groups_of(points(768), one, 132) == (132 if one.in_turn else tiles * one.split)
         if one.in_turn:
             assert cost(points(768), one, 132) < cost(points(768), dataclasses.replace(one, in_turn=False), 132)
     assert not some(points(832)) and not some(points(320)) and some(points(384)) and not some(points(768, rows=1024))
+    assert not any(one.in_turn and one.columns == 192 for one in ranked(points(768, rows=20480), 90, 132))  # ten rounds
+    added = ranked(points(768, residuals=1), 90, 132)
+    assert {one.columns for one in added if one.in_turn} == {192}
     assert not some(dataclasses.replace(points(768), run=0))  # stored by way of shared memory
     assert not some(points(768, side=2))
 

@@ -22,6 +22,8 @@ COPYING = (128, 64)
 LEAST_STAGES, MOST_STAGES = 3, 12
 #: Channels of the input and of the output of which it was measured, without a residual.
 DEPTHS, LEAST_OUTPUTS = (192, 512), 576
+#: Channels of the input, of results in float32.
+MOST_OF_FLOATS = 384
 #: Rows that are normalised.
 LEAST_ROWS = 4096
 #: Registers of a thread beside its sums.
@@ -98,7 +100,7 @@ def _is_known(layer: Layer) -> bool:
     """Whether the layer is as those that were measured."""
     outputs, _, _, inputs = layer.weights.shape
     known = DEPTHS[0] <= inputs <= DEPTHS[1] and outputs >= LEAST_OUTPUTS
-    return known and not layer.residuals
+    return known and not layer.residuals and (not layer.floats or inputs <= MOST_OF_FLOATS)
 
 
 def normalises(rows: int, depth: int, outputs: int) -> bool:

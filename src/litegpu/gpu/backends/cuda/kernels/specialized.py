@@ -27,9 +27,9 @@ PREPARED = 2 / 1700
 #: comes so many microseconds later; from so many steps on, a second round that not all workgroups have takes as long as
 #: the first. (H200, VGG-16's layers at batch 64.)
 MANY_COPIES, CHANGE, DEEP = 2.0, 2.2, 36
-#: Workgroups that take tiles in turn: columns at least and steps, as were measured to gain, and how many microseconds
-#: sooner what the next tile multiplies is there.
-WIDE_IN_TURN, STEPS_IN_TURN, AHEAD = 192, range(6, 13), 1.0
+#: Workgroups that take tiles of 128 rows in turn: columns, steps, and tiles of each at most, as were measured to gain;
+#: how many microseconds sooner what the next tile multiplies is there.
+IN_TURN, STEPS_IN_TURN, MOST_IN_TURN, AHEAD = (192, 256), range(6, 13), 9, 1.0
 #: Bits of a word, one for each tap.
 MOST_TAPS = 32
 
@@ -114,11 +114,14 @@ def that_suit(layer: Layer, capability: int, tiles: Sequence[SpecializedTile]) -
 
 def _in_turn(tile: SpecializedTile, layer: Layer, units: int) -> SpecializedTile:
     """The tile by workgroups that take one after the other, where there are more tiles than run at once and that was
-    measured to take less time: from so many columns on, of layers that are neither shallow nor deep."""
+    measured to take less time: of layers that are neither shallow nor deep and fill their columns, with a residual the
+    narrower ones."""
     plain = layer.half and layer.prologue is None and layer.behind is None and layer.side == 1
-    wide = tile.resident == 1 and tile.columns >= WIDE_IN_TURN and steps_of(layer) in STEPS_IN_TURN
-    more = tiles_of(layer, tile) > (units or USUAL_UNITS)
-    return dataclasses.replace(tile, in_turn=True) if plain and wide and more and _run(layer, tile) else tile
+    columns = IN_TURN[:1] if layer.residuals else IN_TURN
+    wide = tile.resident == 1 and tile.rows == 128 and tile.columns in columns and steps_of(layer) in STEPS_IN_TURN
+    whole = layer.shape[3] % tile.columns == 0
+    more = 1 < tiles_of(layer, tile) / (units or USUAL_UNITS) <= MOST_IN_TURN
+    return dataclasses.replace(tile, in_turn=True) if plain and wide and whole and more and _run(layer, tile) else tile
 
 
 def tiles_of(layer: Layer, tile: SpecializedTile) -> int:
@@ -183,7 +186,7 @@ def cost(layer: Layer, tile: SpecializedTile, units: int) -> float:
         rates = _FROM_REGISTERS
     issuing = 0.044 + rates.copy * copies + preparing / tile.copying
     multiplying = max(sums * bytes_of_row * 1.4e-7, (tile.rows + tile.columns) * bytes_of_row * 5.2e-7)
-    awaited = layer.residuals if tile.resident > 1 or not _run(layer, tile) else 0  # else they come together (TOGETHER)
+    awaited = 0 if tile.in_turn else layer.residuals  # which come together there
     stored = sums * (rates.stored + rates.read * awaited)
     slowest = max(issuing, multiplying, 0.129 / min(tile.stages - 1, steps))
     alone = rates.start + steps * slowest + stored / tile.consumers
