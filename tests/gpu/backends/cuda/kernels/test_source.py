@@ -75,7 +75,7 @@ def test_a_kernel_waits_before_it_lets_others_start(name: str) -> None:
     if name in DIVIDED:  # by the warps that copy; those that multiply wait before they read operands
         expected.append(("  ", "wait_for_predecessors"))
         body = text[text.index(DIVIDED[name]) :]
-        stores = re.finditer(r"(STORE|store_)\w*\(", text)
+        stores = re.finditer(r"(STORE|store_)\w*(<\w+>)?\(", text)
         assert text.rindex("wait_for_predecessors") < min(m.start() for m in stores)
     assert calls == expected
     assert re.search(r"wait_for_predecessors\(\);\s+launch_dependents\(\);", body)
