@@ -65,7 +65,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const Element* x, 
   wait_for_predecessors();  // what the epilogue reads, and where results go
 #ifdef ROW_NORM
   RowMoments moments;
-  float2 factors = {};  // of the rows, as long as these stay
 #endif
   unsigned slot = 0, parity = 0;
   for (unsigned unit = first; unit < end; unit++) {
@@ -113,8 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME(const Element* x, 
       if (last) barrier_arrive(GONE + 8 * (STEPS - 1));
     }
 #ifdef ROW_NORM
-    if (fresh) factors = row_factors(moments);
-    normalise_rows(sums[0], factors);
+    normalise_rows(sums[0], moments);
 #endif
     store_one_by_one<1>(places, nullptr, sums, lane, unit % TILES_N * (BN / 4), block * BM + own + warp * 16);
   }

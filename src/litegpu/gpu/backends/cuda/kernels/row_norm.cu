@@ -48,17 +48,9 @@ INLINE float row_factor(float2 moments) {
   return NORM_SCALE * rsqrtf((variance < 0.0f ? 0.0f : variance) + EPSILON);
 }
 
-// Those of a lane's two rows.
-INLINE float2 row_factors(const RowMoments& moments) {
-  return float2{row_factor(moments.of(0)), row_factor(moments.of(1))};
-}
-
 // What a lane has of the results of 16 rows, by their factors.
-template <unsigned count> INLINE void normalise_rows(float (&sums)[count][4], float2 factors) {
-#pragma unroll
-  for (unsigned n = 0; n < count; n++)
-    sums[n][0] *= factors.x, sums[n][1] *= factors.x, sums[n][2] *= factors.y, sums[n][3] *= factors.y;
-}
 template <unsigned count> INLINE void normalise_rows(float (&sums)[count][4], const RowMoments& moments) {
-  normalise_rows(sums, row_factors(moments));
+  const float one = row_factor(moments.of(0)), other = row_factor(moments.of(1));
+#pragma unroll
+  for (unsigned n = 0; n < count; n++) sums[n][0] *= one, sums[n][1] *= one, sums[n][2] *= other, sums[n][3] *= other;
 }
